@@ -1,0 +1,74 @@
+"""The one record type that every reader fills and every table is made from. SI units only.
+
+A reader turns one log (or run folder) into one `Record`. What the log does not say stays None:
+no number is better than a guessed one. `origin` says where each fact came from.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+ORIGINS = ("log", "run.json", "sidecar", "flag", "from name")  # strongest evidence first
+
+
+def _empty() -> np.ndarray:
+    return np.empty(0)
+
+
+@dataclass
+class Failure:
+    """Why a run ended: `kind` (oom, nccl, node, timeout, cancelled, traceback ...) and its proof."""
+
+    kind: str
+    line_no: int
+    line: str
+
+
+@dataclass
+class Record:
+    """One run, as its log tells it.
+
+    Per-step arrays all have the same length, one entry per logged iteration in file order, NaN
+    where that line did not say: `iteration` (number), `step_s` (seconds per iteration), `loss`,
+    `grad_norm`, `tflops` (as printed, per GPU), `samples_per_s`, `tokens_per_s`, `skipped` (0 or
+    1). `interval` is how many iterations one entry averages over.
+    """
+
+    source: str
+    format: str
+    engine: str | None = None
+    iteration: np.ndarray = field(default_factory=_empty)
+    step_s: np.ndarray = field(default_factory=_empty)
+    loss: np.ndarray = field(default_factory=_empty)
+    grad_norm: np.ndarray = field(default_factory=_empty)
+    tflops: np.ndarray = field(default_factory=_empty)
+    samples_per_s: np.ndarray = field(default_factory=_empty)
+    tokens_per_s: np.ndarray = field(default_factory=_empty)
+    skipped: np.ndarray = field(default_factory=_empty)
+    interval: int = 1
+
+    planned_steps: int | None = None
+    completed: bool | None = None  # True only when the log itself proves it
+    failure: Failure | None = None
+
+    gpus: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    vpp: int | None = None
+    dp: int | None = None
+    micro_batch: int | None = None
+    global_batch: int | None = None
+    seq_len: int | None = None
+    model: dict[str, Any] = field(default_factory=dict)  # GPTConfig's names where known
+    params: float | None = None
+    precision: str | None = None
+    recompute: str | None = None
+    zero_stage: int | None = None
+    gpu_type: str | None = None
+    commit: str | None = None
+    oversubscribed: bool | None = None
+
+    origin: dict[str, str] = field(default_factory=dict)  # field -> one of ORIGINS
+    notes: list[str] = field(default_factory=list)  # contradictions, restarts, odd lines
+    extra: dict[str, Any] = field(default_factory=dict)  # what only this format has

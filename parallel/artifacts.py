@@ -1,0 +1,212 @@
+"""The run folder: what a run leaves behind, its one writer and its one reader. Torch-free.
+
+    run.json               the resolved settings, layout, versions, kernels, commit, host
+    train.log              the console, in Megatron-LM's iteration lines
+    steps.csv              one row per optimizer step, in full precision
+    training_metrics.json  the summary (schema 2.0), when the run completed
+    RUN_COMPLETE.txt       only when it truly completed
+    status.json            running, complete or failed, and why
+    attempts/<n>/          the files of earlier runs in the same folder; nothing is lost
+"""
+
+import csv
+import json
+import os
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from models.errors import UsageError
+
+STEP_COLUMNS = (
+    "step",
+    "step_s",
+    "loss",
+    "grad_norm",
+    "lr",
+    "loss_scale",
+    "skipped",
+    "tokens",
+)
+RUNNING, COMPLETE, FAILED = "running", "complete", "failed"
+
+
+def utc_now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never half of it."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(json.dumps(content, indent=2) + "\n")
+    os.replace(aside, path)
+
+
+class RunFolder:
+    """The writer. Rank 0 calls everything; any rank may call `fail`."""
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        self._log: TextIO | None = None
+        self._steps: TextIO | None = None
+
+    def begin(self, facts: dict[str, Any]) -> None:
+        """Move what an earlier attempt left aside, then write run.json and the first status.
+
+        Raises:
+            UsageError: the folder cannot be made or written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            earlier = [p for p in self.path.iterdir() if p.name != "attempts"]
+            # A job's own output file was opened by Slurm before we started: it stays.
+            earlier = [p for p in earlier if p.suffix not in (".out", ".err")]
+            if earlier:
+                attempts = self.path / "attempts"
+                aside = attempts / str(len(list(attempts.glob("*"))) + 1)
+                aside.mkdir(parents=True)
+                for old in earlier:
+                    old.rename(aside / old.name)
+            self._write_status(RUNNING, "", 0)
+            self.update(facts)
+            self._log = (self.path / "train.log").open("w", buffering=1)
+            self._steps = (self.path / "steps.csv").open("w", buffering=1, newline="")
+        except OSError as error:
+            raise UsageError(f"cannot write run folder {self.path}: {error.strerror}") from error
+        csv.writer(self._steps).writerow(STEP_COLUMNS)
+
+    def update(self, facts: dict[str, Any]) -> None:
+        """Replace run.json."""
+        write_json(self.path / "run.json", facts)
+
+    def log(self, line: str) -> None:
+        """Append a line to train.log."""
+        if self._log is not None:
+            self._log.write(line + "\n")
+
+    def step(self, row: dict[str, Any]) -> None:
+        """Append one optimizer step to steps.csv; an unknown value is empty."""
+        values = [row[name] for name in STEP_COLUMNS]
+        csv.writer(self._steps).writerow(
+            ["" if v is None else repr(v) if isinstance(v, float) else v for v in values]
+        )
+
+    def complete(self, metrics: dict[str, Any], marker: str) -> None:
+        """Write the metrics, the marker and, last, the status that says complete."""
+        write_json(self.path / "training_metrics.json", metrics)
+        (self.path / "RUN_COMPLETE.txt").write_text(marker + "\n")
+        self._write_status(COMPLETE, "", 0)
+        for stream in (self._log, self._steps):
+            stream.close()
+        self._log = self._steps = None
+
+    def fail(self, reason: str, rank: int) -> None:
+        """Say that the run failed. The first reason stays: later ones are its consequences."""
+        if self.path.is_dir() and read_status(self.path).get("state") in (None, RUNNING):
+            self._write_status(FAILED, reason, rank)
+            (self.path / "RUN_COMPLETE.txt").unlink(missing_ok=True)
+
+    def _write_status(self, state: str, reason: str, rank: int) -> None:
+        write_json(
+            self.path / "status.json",
+            {"state": state, "reason": reason, "rank": rank, "time_utc": utc_now()},
+        )
+
+
+def read_status(path: Path) -> dict[str, Any]:
+    """The run's status.json, or an empty dict where there is none (or half of one)."""
+    try:
+        return json.loads((Path(path) / "status.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+@dataclass
+class Run:
+    """What the reader found in a run folder.
+
+    state: complete, failed, running or unfinished (it says running, but the marker that only a
+    completed run has is missing and `reason` says what is).
+    facts: run.json. steps: one dict per optimizer step with STEP_COLUMNS, unknown values None.
+    metrics: training_metrics.json, empty when the run did not complete.
+    """
+
+    path: Path
+    state: str
+    reason: str
+    facts: dict[str, Any]
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.facts["run"]
+
+
+def read_run(path: Path) -> Run:
+    """Read one run folder.
+
+    Raises:
+        UsageError: no run.json, or a file that is damaged; it names the file and the line.
+    """
+    path = Path(path)
+    try:
+        facts = json.loads((path / "run.json").read_text())
+    except OSError as error:
+        raise UsageError(f"{path / 'run.json'}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"{path / 'run.json'} is damaged: {error}") from error
+    status = read_status(path)
+    state, reason = status.get("state", FAILED), status.get("reason", "no status.json")
+    if state == COMPLETE and not (path / "RUN_COMPLETE.txt").exists():
+        state, reason = FAILED, "status.json says complete, but RUN_COMPLETE.txt is missing"
+    run = Run(path, state, reason, facts, _read_steps(path / "steps.csv"))
+    if state == COMPLETE:
+        run.metrics = json.loads((path / "training_metrics.json").read_text())
+    return run
+
+
+def _read_steps(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    integers = {"step", "skipped", "tokens"}
+    steps = []
+    with path.open(newline="") as lines:
+        reader = csv.reader(lines)
+        header = next(reader, None)
+        if header != list(STEP_COLUMNS):
+            raise UsageError(f"{path}:1: expected columns {', '.join(STEP_COLUMNS)}")
+        for row in reader:
+            if len(row) != len(STEP_COLUMNS):
+                # Only a killed writer leaves a short row, and only as the last one.
+                if next(reader, None) is not None:
+                    raise UsageError(f"{path}:{reader.line_num - 1}: {len(row)} columns")
+                break
+            try:
+                steps.append(
+                    {
+                        name: None if text == "" else (int if name in integers else float)(text)
+                        for name, text in zip(STEP_COLUMNS, row, strict=True)
+                    }
+                )
+            except ValueError as error:
+                raise UsageError(f"{path}:{reader.line_num}: {error}") from error
+    return steps
+
+
+def find_runs(paths: list[Path]) -> list[Path]:
+    """The run folders at or below each path, in name order; earlier attempts are left out.
+
+    Raises:
+        UsageError: a path does not exist, or has no run folder at or below it.
+    """
+    found = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise UsageError(f"{path}: no such folder")
+        below = sorted(p.parent for p in path.rglob("run.json") if "attempts" not in p.parts)
+        if not below:
+            raise UsageError(f"{path}: no run folder here (a folder with run.json)")
+        found += below
+    return found

@@ -1,0 +1,131 @@
+"""The engines: what each can do (torch-free, for planning) and how to load one by name.
+
+An engine knows only how to run a step. Loop, clock, log line and run folder are train.py's.
+"""
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from parallel.spec import RunSpec
+
+    Batch = tuple[Tensor, Tensor]  # tokens and labels, each [micro_batch, seq_len], int64
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step reports, the same on every rank.
+
+    loss: mean cross-entropy over the tokens of the whole global batch, before the update.
+    grad_norm: L2 norm of the whole gradient before clipping; None when the step was skipped.
+    loss_scale: the scale the loss was multiplied with (1.0 without fp16).
+    skipped: the optimizer did not step, because fp16 gradients overflowed.
+    """
+
+    loss: float
+    grad_norm: float | None
+    loss_scale: float = 1.0
+    skipped: bool = False
+
+
+class Engine(Protocol):
+    """Built with (spec, device) after the process group exists; every rank calls every method."""
+
+    def step(self, batches: "Iterator[Batch]", lr: float) -> StepResult:
+        """Consume n_micro micro-batches of this dp rank and do one optimizer step."""
+
+    def evaluate(self, batches: "Iterator[Batch]", n: int) -> float:
+        """Mean loss over n micro-batches of every dp rank, without touching the weights."""
+
+    def describe(self) -> dict[str, Any]:
+        """Facts for run.json: kernels, versions, the library's own resolved config."""
+
+    def close(self) -> None:
+        """Free what must be freed before the process group is destroyed."""
+
+
+@dataclass(frozen=True)
+class Ability:
+    """What an engine can be asked for; anything else is refused with a sentence."""
+
+    module: str
+    summary: str
+    zero_stages: tuple[int, ...] = (0,)
+    recompute: tuple[str, ...] = ("none", "full")
+    offload: tuple[str, ...] = ("none",)
+    implementations: tuple[str, ...] = ("gpt",)
+    tp: bool = False
+    pp: bool = False
+    vpp: bool = False
+    sequence_parallel: bool = False
+
+
+ENGINES: dict[str, Ability] = {
+    "ddp": Ability(
+        module="parallel.engines.ddp",
+        summary="plain PyTorch, DistributedDataParallel when there is more than one rank",
+        implementations=("gpt", "hf"),
+    ),
+    "deepspeed_zero": Ability(
+        module="parallel.engines.deepspeed_zero",
+        summary="DeepSpeed's engine: ZeRO stage 0 to 3, offload; tp through megatron-core layers",
+        zero_stages=(0, 1, 2, 3),
+        offload=("none", "optimizer", "all"),
+        implementations=("gpt", "hf"),
+        tp=True,
+    ),
+    "deepspeed_pipe": Ability(
+        module="parallel.engines.deepspeed_pipe",
+        summary="DeepSpeed's PipelineModule over megatron-core's tensor-parallel layers",
+        zero_stages=(0, 1),
+        tp=True,
+        pp=True,
+    ),
+    "megatron": Ability(
+        module="parallel.engines.megatron",
+        summary="megatron-core: GPTModel, its DDP, 1F1B and interleaved schedules;"
+        " zero_stage 1 is its distributed optimizer",
+        zero_stages=(0, 1),
+        recompute=("none", "selective", "full"),
+        tp=True,
+        pp=True,
+        vpp=True,
+        sequence_parallel=True,
+    ),
+}
+
+
+def inabilities(spec: "RunSpec") -> list[str]:
+    """What `spec` asks of its engine that the engine does not do, in words."""
+    able, layout, name = ENGINES[spec.engine], spec.layout, spec.engine
+    found = []
+    for axis in ("tp", "pp", "vpp"):
+        if getattr(layout, axis) > 1 and not getattr(able, axis):
+            others = [e for e, a in ENGINES.items() if getattr(a, axis)]
+            found.append(
+                f"engine {name} has no {axis} (asked: {getattr(layout, axis)};"
+                f" engines with {axis}: {', '.join(others)})"
+            )
+    if layout.sequence_parallel and not able.sequence_parallel:
+        found.append(f"engine {name} has no sequence_parallel (megatron has)")
+    for what, value, known in (
+        ("zero_stage", layout.zero_stage, able.zero_stages),
+        ("recompute", layout.recompute, able.recompute),
+        ("offload", layout.offload, able.offload),
+        ("implementation", spec.implementation, able.implementations),
+    ):
+        if value not in known:
+            allowed = ", ".join(map(str, known))
+            found.append(f"engine {name} offers {what} {allowed}, not {value}")
+    if spec.implementation == "hf" and layout.tp > 1:
+        found.append(f"Hugging Face's GPT-2 has no tp (asked: {layout.tp})")
+    return found
+
+
+def load(spec: "RunSpec", device: "Any") -> Engine:
+    """Import the engine's module (and so its library) and build it on this rank."""
+    return importlib.import_module(ENGINES[spec.engine].module).build(spec, device)

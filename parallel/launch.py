@@ -1,0 +1,75 @@
+"""Which rank am I? The same answer under torchrun, the deepspeed launcher, srun or none. Torch-free."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from models.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Launch:
+    """This process's place: `rank` of `world_size`, `local_rank` on its node, and who said so."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    launcher: str
+
+
+def detect(environment: Mapping[str, str] = os.environ) -> Launch:
+    """Read the launcher's environment variables.
+
+    torchrun and the deepspeed launcher set RANK, WORLD_SIZE and LOCAL_RANK; a task that srun
+    started has SLURM_STEP_NUM_TASKS (a plain process inside an sbatch script has not, so it counts
+    as one process even when the job has many tasks).
+
+    Raises:
+        UsageError: RANK without WORLD_SIZE, or numbers that are none.
+    """
+    env = environment
+    try:
+        if "RANK" in env or "WORLD_SIZE" in env:
+            missing = [name for name in ("RANK", "WORLD_SIZE") if name not in env]
+            if missing:
+                raise UsageError(f"{missing[0]} is not set, but the other of RANK, WORLD_SIZE is")
+            by = "torchrun" if "TORCHELASTIC_RUN_ID" in env else "environment"
+            local = int(env.get("LOCAL_RANK", 0))
+            return Launch(int(env["RANK"]), int(env["WORLD_SIZE"]), local, by)
+        if int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+            return Launch(
+                int(env["SLURM_PROCID"]),
+                int(env["SLURM_STEP_NUM_TASKS"]),
+                int(env["SLURM_LOCALID"]),
+                "srun",
+            )
+    except (ValueError, KeyError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"cannot read the launcher's environment: {error}") from error
+    return Launch(0, 1, 0, "none")
+
+
+def rendezvous_environment(launch: Launch, environment: Mapping[str, str] = os.environ) -> dict:
+    """RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torch.distributed wants them.
+
+    Under srun the master is the step's first host and the port follows from the job and step id,
+    so that two jobs on one node do not meet.
+    """
+    found = {
+        "RANK": str(launch.rank),
+        "WORLD_SIZE": str(launch.world_size),
+        "LOCAL_RANK": str(launch.local_rank),
+        "MASTER_ADDR": environment.get("MASTER_ADDR", "127.0.0.1"),
+        "MASTER_PORT": environment.get("MASTER_PORT", "0"),
+    }
+    if launch.launcher == "srun" and "MASTER_ADDR" not in environment:
+        nodes = environment["SLURM_STEP_NODELIST"]
+        found["MASTER_ADDR"] = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes], check=True, capture_output=True, text=True
+        ).stdout.split()[0]
+    if launch.launcher == "srun" and "MASTER_PORT" not in environment:
+        job, step = int(environment["SLURM_JOB_ID"]), int(environment["SLURM_STEP_ID"])
+        found["MASTER_PORT"] = str(20000 + (job * 31 + step) % 20000)
+    return found

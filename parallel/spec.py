@@ -1,0 +1,330 @@
+"""A run, fully specified: every setting once, with its help text, its default and its checks.
+
+`RunSpec` is what a study file's tables and the command line's flags both become. Values are taken
+from, each overriding the one before: the defaults here, a DeepSpeed JSON, the study file, flags.
+Torch-free.
+"""
+
+import argparse
+import json
+import math
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from models.config import GPTConfig, preset
+from models.errors import UsageError
+from parallel.engines import ENGINES, inabilities
+from parallel.layout import OFFLOAD, RECOMPUTE, Layout, split_world
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+KERNELS = ("auto", "te", "apex", "torch")
+
+
+def _flag(default: Any, help: str, choices: tuple | None = None, kind: type | None = None) -> Any:
+    """A dataclass field that is also a command-line flag; `kind` where the default is None."""
+    kind = kind or type(default)
+    return field(default=default, metadata={"help": help, "choices": choices, "kind": kind})
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run. Build it with `resolve`, which fills in and checks; fields are the flags' names."""
+
+    engine: str = _flag("ddp", "what trains", tuple(ENGINES))
+    # the model
+    preset: str = _flag("tiny", "model sizes by name; the size flags below override them")
+    n_layer: int | None = _flag(None, "transformer blocks", kind=int)
+    hidden: int | None = _flag(None, "hidden size", kind=int)
+    n_head: int | None = _flag(None, "attention heads", kind=int)
+    ffn_hidden: int | None = _flag(None, "feed-forward size (4 x hidden)", kind=int)
+    vocab_size: int | None = _flag(None, "token ids; padded to a multiple of tp", kind=int)
+    max_seq_len: int | None = _flag(None, "learned positions", kind=int)
+    implementation: str = _flag(
+        "gpt", "whose model code: ours or Hugging Face's GPT-2", ("gpt", "hf")
+    )
+    # the split
+    gpus: int = _flag(1, "ranks, one per GPU; the launcher's world size where there is one")
+    tp: int = _flag(1, "tensor-parallel size")
+    pp: int = _flag(1, "pipeline-parallel size")
+    vpp: int = _flag(1, "model chunks per pipeline rank: above 1, interleaved 1F1B")
+    sequence_parallel: bool = _flag(False, "split norms and residuals over tp ranks")
+    zero_stage: int = _flag(0, "ZeRO stage; 1 is megatron's distributed optimizer")
+    offload: str = _flag("none", "keep in host memory: optimizer state, or all", OFFLOAD)
+    recompute: str = _flag("none", "activations to drop and recompute", RECOMPUTE)
+    micro_batch: int = _flag(1, "sequences per micro-batch and dp rank")
+    global_batch: int | None = _flag(None, "sequences per optimizer step, all ranks", kind=int)
+    grad_accum: int | None = _flag(None, "micro-batches per step; or give global_batch", kind=int)
+    # the training
+    seq_len: int | None = _flag(None, "tokens per sequence (the model's positions)", kind=int)
+    steps: int = _flag(20, "optimizer steps")
+    precision: str = _flag("fp32", "fp16 needs a GPU and scales the loss dynamically", PRECISIONS)
+    lr: float = _flag(3e-4, "peak learning rate")
+    min_lr: float = _flag(3e-5, "learning rate at the end of the cosine")
+    warmup_steps: int = _flag(0, "steps of linear warm-up to lr")
+    lr_schedule: str = _flag("cosine", "after the warm-up", ("cosine", "constant"))
+    weight_decay: float = _flag(0.1, "AdamW's, on matrices only: not on biases and norms")
+    beta1: float = _flag(0.9, "AdamW's first-moment decay")
+    beta2: float = _flag(0.95, "AdamW's second-moment decay")
+    adam_eps: float = _flag(1e-8, "AdamW's epsilon")
+    clip_grad: float = _flag(1.0, "largest gradient norm; 0 switches clipping off")
+    seed: int = _flag(1234, "of weights and data order")
+    # the data
+    data: str = _flag("data/stdlib", "folder of token files, a nanoGPT .bin or a megatron .bin/.idx")
+    eval_interval: int = _flag(0, "steps between validations; 0: once, at the end")
+    eval_batches: int = _flag(2, "micro-batches per dp rank in a validation; 0: never validate")
+    # the machine
+    device: str = _flag("auto", "auto is cuda where there is one", ("auto", "cpu", "cuda"))
+    kernels: str = _flag("auto", "auto: Transformer Engine, apex, PyTorch, in that order", KERNELS)
+    threads: int = _flag(1, "CPU threads per rank")
+    deepspeed_config: str | None = _flag(None, "DeepSpeed JSON; other settings override", kind=str)
+    profile: str = _flag("none", "torch: Chrome trace of steps 3 to 5, rank 0", ("none", "torch"))
+    log_interval: int = _flag(1, "steps between iteration lines")
+    timeout_s: float = _flag(600.0, "seconds a collective may wait before the run fails")
+
+    @cached_property
+    def model(self) -> GPTConfig:
+        return preset(
+            self.preset,
+            n_layer=self.n_layer,
+            hidden=self.hidden,
+            n_head=self.n_head,
+            ffn_hidden=self.ffn_hidden,
+            vocab_size=self.vocab_size,
+            max_seq_len=self.max_seq_len,
+        )
+
+    @cached_property
+    def layout(self) -> Layout:
+        assert self.grad_accum is not None, "resolve() fills in grad_accum"
+        return Layout(
+            dp=split_world(self.gpus, self.tp, self.pp),
+            tp=self.tp,
+            pp=self.pp,
+            vpp=self.vpp,
+            micro_batch=self.micro_batch,
+            n_micro=self.grad_accum,
+            sequence_parallel=self.sequence_parallel,
+            zero_stage=self.zero_stage,
+            recompute=self.recompute,
+            offload=self.offload,
+        )
+
+    @property
+    def name(self) -> str:
+        """What distinguishes the run's split, e.g. `megatron-tp2-pp2-dp2`: never stated twice."""
+        layout = self.layout
+        parts = [self.engine.replace("_", "-")]
+        parts += [f"{axis}{n}" for axis in ("tp", "pp", "vpp", "dp") if (n := getattr(layout, axis)) > 1]
+        if layout.sequence_parallel:
+            parts.append("sp")
+        if layout.zero_stage or self.engine == "deepspeed_zero":
+            parts.append(f"zero{layout.zero_stage}")
+        if layout.offload != "none":
+            parts.append(f"offload-{layout.offload}")
+        if layout.recompute != "none":
+            parts.append(f"recompute-{layout.recompute}")
+        if self.implementation != "gpt":
+            parts.append(self.implementation)
+        return "-".join(parts)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step over all ranks."""
+        return self.layout.global_batch * self.seq_len
+
+    def problems(self) -> list[str]:
+        """Every reason this run cannot start, with the numbers."""
+        found = self.layout.problems(self.model, self.seq_len) + inabilities(self)
+        if self.precision == "fp16" and self.device == "cpu":
+            found.append("fp16 needs a GPU; on CPU use fp32 or bf16")
+        for name in ("steps", "seq_len", "log_interval", "threads"):
+            if getattr(self, name) < 1:
+                found.append(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("warmup_steps", "weight_decay", "clip_grad", "min_lr", "eval_interval"):
+            if getattr(self, name) < 0:
+                found.append(f"{name} must not be negative, but is {getattr(self, name)}")
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            found.append(f"lr must be positive, not {self.lr}")
+        if self.min_lr > self.lr:
+            found.append(f"min_lr {self.min_lr:g} exceeds lr {self.lr:g}")
+        if self.kernels in ("te", "apex") and self.device == "cpu":
+            found.append(f"kernels {self.kernels} needs a GPU; on CPU use kernels torch")
+        return found
+
+    def settings(self) -> dict[str, Any]:
+        """All fields as plain data, for run.json."""
+        return asdict(self)
+
+
+def _kind_of(name: str) -> type:
+    return RunSpec.__dataclass_fields__[name].metadata["kind"]
+
+
+def _checked(name: str, value: Any, source: str) -> Any:
+    """`value` in the setting's type, or a UsageError that names where it came from."""
+    if name not in RunSpec.__dataclass_fields__:
+        known = ", ".join(f.name for f in fields(RunSpec))
+        raise UsageError(f"{source}: unknown setting {name!r}; known: {known}")
+    meta = RunSpec.__dataclass_fields__[name].metadata
+    kind, choices = meta["kind"], meta["choices"]
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if value is None and RunSpec.__dataclass_fields__[name].default is None:
+        return None
+    if type(value) is not kind:
+        raise UsageError(f"{source}: {name} must be a {kind.__name__}, not {value!r}")
+    if choices and value not in choices:
+        raise UsageError(f"{source}: {name} must be one of {', '.join(choices)}, not {value!r}")
+    return value
+
+
+def resolve(
+    *layers: tuple[str, dict[str, Any]], gpus: int | None = None, root: Path = Path(".")
+) -> RunSpec:
+    """Merge (source, settings) layers, the later overriding the earlier, into a checked RunSpec.
+
+    `gpus` is the launcher's world size, which must agree with what the layers say. A relative
+    `deepspeed_config` is looked for under `root`.
+
+    Raises:
+        UsageError: one line with every problem and its numbers.
+    """
+    merged: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    chosen = [given["deepspeed_config"] for _, given in layers if given.get("deepspeed_config")]
+    if chosen:
+        path = root / chosen[-1]
+        layers = ((str(path), from_deepspeed_json(read_deepspeed_json(path))), *layers)
+    for source, settings in layers:
+        for name, value in settings.items():
+            _checked(name, value, source)
+        # Of the batch settings, what this layer says wins over what an earlier one implied.
+        if "grad_accum" in settings and "global_batch" not in settings:
+            merged.pop("global_batch", None)
+        elif {"global_batch", "micro_batch"} & set(settings) and "global_batch" in (
+            merged | settings
+        ):
+            merged.pop("grad_accum", None)
+        for name, value in settings.items():
+            merged[name], sources[name] = _checked(name, value, source), source
+    if gpus is not None:
+        if merged.get("gpus", gpus) != gpus:
+            raise UsageError(
+                f"{sources['gpus']} asks for {merged['gpus']} ranks,"
+                f" but the launcher started {gpus}"
+            )
+        merged["gpus"] = gpus
+    draft = RunSpec(**merged)
+    merged["seq_len"] = draft.seq_len or draft.model.max_seq_len
+    merged["grad_accum"] = _grad_accum(draft)
+    merged["global_batch"] = (
+        split_world(draft.gpus, draft.tp, draft.pp) * draft.micro_batch * merged["grad_accum"]
+    )
+    spec = RunSpec(**merged)
+    if problems := spec.problems():
+        raise UsageError("; ".join(problems))
+    return spec
+
+
+def _grad_accum(draft: RunSpec) -> int:
+    """Micro-batches per dp rank and step, from global_batch where that is what was given."""
+    if draft.global_batch is None:
+        return 1 if draft.grad_accum is None else draft.grad_accum
+    dp = split_world(draft.gpus, draft.tp, draft.pp)
+    if draft.micro_batch < 1 or draft.global_batch % (dp * draft.micro_batch):
+        raise UsageError(
+            f"global_batch {draft.global_batch} is not a multiple of"
+            f" micro_batch {draft.micro_batch} x dp {dp} = {draft.micro_batch * dp}"
+        )
+    accum = draft.global_batch // (dp * draft.micro_batch)
+    if draft.grad_accum not in (None, accum):
+        raise UsageError(
+            f"global_batch {draft.global_batch} = micro_batch {draft.micro_batch} x dp {dp}"
+            f" x grad_accum {accum}, but grad_accum {draft.grad_accum} was asked for"
+        )
+    return accum
+
+
+def read_deepspeed_json(path: Path) -> dict[str, Any]:
+    """A DeepSpeed configuration file.
+
+    Raises:
+        UsageError: missing, or not a JSON object.
+    """
+    try:
+        config = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise UsageError(f"deepspeed_config {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"deepspeed_config {path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise UsageError(f"deepspeed_config {path} is not a JSON object")
+    return config
+
+
+def from_deepspeed_json(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings a DeepSpeed JSON states that are ours too; "auto" states nothing."""
+    zero = config.get("zero_optimization", {})
+    adam = config.get("optimizer", {}).get("params", {})
+    betas = adam.get("betas", (None, None))
+    offload = "none"
+    if zero.get("offload_optimizer", {}).get("device") == "cpu":
+        offload = "optimizer"
+    if zero.get("offload_param", {}).get("device") == "cpu":
+        offload = "all"
+    precision = next((p for p in ("bf16", "fp16") if config.get(p, {}).get("enabled") is True), None)
+    stated = {
+        "micro_batch": config.get("train_micro_batch_size_per_gpu"),
+        "global_batch": config.get("train_batch_size"),
+        "grad_accum": config.get("gradient_accumulation_steps"),
+        "clip_grad": config.get("gradient_clipping"),
+        "zero_stage": zero.get("stage"),
+        "offload": offload if "stage" in zero and offload != "none" else None,
+        "precision": precision,
+        "lr": adam.get("lr"),
+        "beta1": betas[0],
+        "beta2": betas[1],
+        "adam_eps": adam.get("eps"),
+        "weight_decay": adam.get("weight_decay"),
+    }
+    return {k: v for k, v in stated.items() if v is not None and v != "auto"}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag per setting; a flag that is not given leaves no trace in the namespace."""
+    groups = {
+        "engine": "what trains",
+        "preset": "the model",
+        "gpus": "the split (dp = gpus / (tp x pp))",
+        "seq_len": "the training",
+        "data": "the data",
+        "device": "the machine",
+    }
+    group = parser
+    for setting in fields(RunSpec):
+        if setting.name in groups:
+            group = parser.add_argument_group(groups[setting.name])
+        meta, flag = setting.metadata, "--" + setting.name.replace("_", "-")
+        assert setting.default is not MISSING
+        help = meta["help"]
+        if setting.default is not None:
+            help += f" (default: {setting.default})"
+        common = {"dest": setting.name, "default": argparse.SUPPRESS, "help": help}
+        if meta["kind"] is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+        else:
+            group.add_argument(
+                flag,
+                type=meta["kind"],
+                choices=meta["choices"],
+                metavar=None if meta["choices"] else meta["kind"].__name__.upper(),
+                **common,
+            )
+
+
+def from_flags(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings that flags gave, out of a namespace that may hold other things too."""
+    given = vars(arguments)
+    return {f.name: given[f.name] for f in fields(RunSpec) if f.name in given}

@@ -1,0 +1,1 @@
+"""Studies in, sbatch scripts out. Torch-free."""
