@@ -73,7 +73,7 @@ class RunSpec:
     # the data
     data: str = _flag("data/stdlib", "folder of token files, a nanoGPT .bin or a megatron .bin/.idx")
     eval_interval: int = _flag(0, "steps between validations; 0: once, at the end")
-    eval_batches: int = _flag(2, "micro-batches per dp rank in a validation; 0: never validate")
+    eval_steps: int = _flag(2, "global batches in a validation; 0: never validate")
     # the machine
     device: str = _flag("auto", "auto is cuda where there is one", ("auto", "cpu", "cuda"))
     kernels: str = _flag("auto", "auto: Transformer Engine, apex, PyTorch, in that order", KERNELS)

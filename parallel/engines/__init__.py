@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from parallel.spec import RunSpec
 
-    Batch = tuple[Tensor, Tensor]  # tokens and labels, each [micro_batch, seq_len], int64
+Batch = tuple[Any, Any]  # tokens and labels: torch tensors, each [micro_batch, seq_len], int64
 
 
 @dataclass(frozen=True)

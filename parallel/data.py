@@ -1,0 +1,323 @@
+"""Text into token files, and token files into batches.
+
+    python -m parallel.data                       the standard library's own source, byte by byte
+    python -m parallel.data --input corpus/ --tokenizer bpe --vocab-size 4096 --out data/corpus
+    python -m parallel.data --input corpus.txt --tokenizer path/to/gpt2 --out data/corpus
+
+A prepared folder holds `train.bin` and `val.bin` (nanoGPT's format: token ids, little-endian, no
+header; uint16, or uint32 above 65,536 ids) and `meta.json`. Training also reads a bare nanoGPT
+`.bin` (uint16) and a Megatron `.bin`/`.idx` pair (give the path without the suffix, or the .idx);
+of those, the last 5 % are held out for validation.
+
+Which sequences step t sees depends on (seed, t) alone, never on the layout.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from models.errors import UsageError
+from parallel.artifacts import write_json
+from parallel.layout import Layout
+
+DEFAULT_FOLDER = "data/stdlib"
+BYTE_VOCAB = 257  # 256 bytes and one end-of-document id
+HELD_OUT = 0.05  # the share of documents (or of a bare file's tokens) kept for validation
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One split: a long 1-D array of ids (usually a memory map) and where it came from."""
+
+    ids: np.ndarray
+    path: str
+    tokenizer: str
+    vocab_size: int | None  # None: a bare file does not say
+    sha256: str | None
+
+    def batch(self, offsets: np.ndarray, seq_len: int, limit: int) -> tuple[Tensor, Tensor]:
+        """Tokens and next-token labels, each [len(offsets), seq_len], int64.
+
+        Raises:
+            UsageError: an id is not below `limit`, the model's vocabulary.
+        """
+        rows = np.stack([self.ids[o : o + seq_len + 1] for o in offsets.tolist()]).astype(np.int64)
+        if (largest := int(rows.max())) >= limit:
+            raise UsageError(
+                f"{self.path} holds token id {largest}, but the model's vocabulary has"
+                f" {limit} ids; pass --vocab-size {largest + 1} or more"
+            )
+        both = torch.from_numpy(rows)
+        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+
+@dataclass(frozen=True)
+class Data:
+    train: Tokens
+    val: Tokens
+
+
+def load(path: Path | str, seq_len: int, vocab_size: int) -> Data:
+    """Open token files and check that a model of `vocab_size` ids can train on them.
+
+    Raises:
+        UsageError: nothing there, too short for one sequence, or ids beyond the vocabulary.
+    """
+    path = Path(path)
+    if path.is_dir():
+        data = _open_folder(path)
+    elif path.suffix == ".idx" or path.with_suffix(".idx").exists():
+        data = _open_megatron(path.with_suffix(""))
+    elif path.is_file():
+        data = _hold_out(np.memmap(path, dtype=np.uint16, mode="r"), path)
+    else:
+        hint = "; prepare it with: python -m parallel.data" if str(path) == DEFAULT_FOLDER else ""
+        raise UsageError(f"no token files at {path}{hint}")
+    for split, tokens in (("training", data.train), ("validation", data.val)):
+        if len(tokens.ids) <= seq_len:
+            raise UsageError(
+                f"the {split} split of {path} has {len(tokens.ids)} tokens,"
+                f" too few for one sequence of {seq_len} + 1"
+            )
+        if tokens.vocab_size is not None and tokens.vocab_size > vocab_size:
+            raise UsageError(
+                f"{path} was made with a tokenizer of {tokens.vocab_size} ids, but the model's"
+                f" vocabulary has {vocab_size}; pass --vocab-size {tokens.vocab_size}"
+            )
+    return data
+
+
+def _open_folder(path: Path) -> Data:
+    try:
+        meta = json.loads((path / "meta.json").read_text())
+        splits = {
+            split: np.memmap(path / f"{split}.bin", dtype=meta["dtype"], mode="r")
+            for split in ("train", "val")
+        }
+        return Data(
+            *(
+                Tokens(ids, str(path), meta["tokenizer"], meta["vocab_size"], meta["sha256"][split])
+                for split, ids in splits.items()
+            )
+        )
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from error
+    except (ValueError, KeyError) as error:
+        raise UsageError(f"{path} is damaged: {error}; prepare it again") from error
+
+
+def _open_megatron(prefix: Path) -> Data:
+    from parallel.cpu import import_megatron
+
+    import_megatron()
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    for suffix in (".bin", ".idx"):
+        if not prefix.with_name(prefix.name + suffix).exists():
+            raise UsageError(f"{prefix}{suffix}: no such file (a Megatron pair needs .bin and .idx)")
+    try:
+        dataset = IndexedDataset(str(prefix), mmap=True)
+    except (AssertionError, ValueError, KeyError) as error:
+        raise UsageError(f"{prefix}.idx is not a Megatron index: {error}") from error
+    # The documents lie one after the other in the .bin: the whole file is one array of ids.
+    ids = np.memmap(f"{prefix}.bin", dtype=dataset.index.dtype, mode="r")
+    return _hold_out(ids, prefix)
+
+
+def _hold_out(ids: np.ndarray, path: Path) -> Data:
+    cut = int(len(ids) * (1 - HELD_OUT))
+    train, val = (
+        Tokens(part, str(path), "unknown", None, None) for part in (ids[:cut], ids[cut:])
+    )
+    return Data(train, val)
+
+
+def offsets(n_tokens: int, seq_len: int, global_batch: int, seed: int, step: int) -> np.ndarray:
+    """Where each of the step's `global_batch` sequences starts, from (seed, step) alone."""
+    generator = np.random.Generator(np.random.Philox(key=[seed, step]))
+    return generator.integers(0, n_tokens - seq_len, size=global_batch)
+
+
+def batches(
+    tokens: Tokens, layout: Layout, seq_len: int, vocab_size: int, dp_rank: int, seed: int, step: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """This dp rank's n_micro micro-batches of the step: (tokens, labels), [micro_batch, seq_len].
+
+    Micro-batch m is rows [m * dp * micro_batch, ...) of the step's global batch, dp ranks side by
+    side, so every layout with the same global batch sees the same sequences.
+    """
+    starts = offsets(len(tokens.ids), seq_len, layout.global_batch, seed, step)
+    per_micro = starts.reshape(layout.n_micro, layout.dp, layout.micro_batch)
+    for micro in range(layout.n_micro):
+        yield tokens.batch(per_micro[micro, dp_rank], seq_len, vocab_size)
+
+
+# --- preparing -----------------------------------------------------------------------------------
+
+
+def stdlib_documents(limit_bytes: int = 16_000_000) -> list[Path]:
+    """The standard library's own modules, in name order: a corpus that is on every machine."""
+    root = Path(sysconfig.get_path("stdlib"))
+    skipped = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
+    found, total = [], 0
+    for path in sorted(root.rglob("*.py")):
+        if skipped.isdisjoint(path.relative_to(root).parts[:-1]) and total < limit_bytes:
+            found.append(path)
+            total += path.stat().st_size
+    return found
+
+
+def _documents(inputs: list[Path]) -> list[Path]:
+    if not inputs:
+        return stdlib_documents()
+    found: list[Path] = []
+    for path in inputs:
+        if path.is_dir():
+            found += sorted(p for p in path.rglob("*") if p.is_file())
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise UsageError(f"{path}: no such file or folder")
+    if not found:
+        raise UsageError(f"no files in {', '.join(map(str, inputs))}")
+    return found
+
+
+class _Bytes:
+    """The tokenizer that needs nothing: one id per byte, 256 between documents."""
+
+    name, vocab_size, end = "byte", BYTE_VOCAB, 256
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.frombuffer(text, dtype=np.uint8).astype(np.uint32)
+
+
+class _Subwords:
+    """A `tokenizers` or transformers tokenizer behind the same call."""
+
+    def __init__(self, name: str, vocab_size: int, end: int, encode):
+        self.name, self.vocab_size, self.end, self._encode = name, vocab_size, end, encode
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.asarray(self._encode(text.decode("utf-8", "replace")), dtype=np.uint32)
+
+
+def _train_bpe(documents: list[Path], vocab_size: int, out: Path) -> _Subwords:
+    from tokenizers import ByteLevelBPETokenizer
+
+    if vocab_size < BYTE_VOCAB:
+        raise UsageError(f"a byte-level BPE needs --vocab-size {BYTE_VOCAB} or more")
+    bpe = ByteLevelBPETokenizer()
+    bpe.train([str(d) for d in documents], vocab_size, show_progress=False, special_tokens=["<|endoftext|>"])
+    bpe.save(str(out / "tokenizer.json"))
+    end = bpe.token_to_id("<|endoftext|>")
+    return _Subwords("bpe", bpe.get_vocab_size(), end, lambda text: bpe.encode(text).ids)
+
+
+def _from_hugging_face(path: Path) -> _Subwords:
+    from models.hf import load_tokenizer
+
+    tokenizer = load_tokenizer(path)
+    end = tokenizer.eos_token_id
+    if end is None:
+        end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    if end is None:
+        raise UsageError(f"the tokenizer at {path} has no end-of-text token")
+    encode = lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]  # noqa: E731
+    return _Subwords(str(path), len(tokenizer), end, encode)
+
+
+def prepare(
+    out: Path, inputs: list[Path], tokenizer: str = "byte", vocab_size: int = 4096
+) -> dict:
+    """Tokenize documents into out/train.bin and out/val.bin, and describe them in out/meta.json.
+
+    Every 20th document is held out. meta.json is written last: a folder without it is not data.
+
+    Raises:
+        UsageError: an input or the tokenizer cannot be read, or there are too few documents.
+    """
+    documents = _documents(inputs)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "meta.json").unlink(missing_ok=True)
+    if tokenizer == "byte":
+        coder = _Bytes()
+    elif tokenizer == "bpe":
+        coder = _train_bpe(documents, vocab_size, out)
+    else:
+        coder = _from_hugging_face(Path(tokenizer))
+    dtype = "<u2" if coder.vocab_size <= 2**16 else "<u4"
+    every = round(1 / HELD_OUT)
+    hashes = {split: hashlib.sha256() for split in ("train", "val")}
+    counts = dict.fromkeys(hashes, 0)
+    files = {split: (out / f"{split}.bin").open("wb") for split in hashes}
+    quiet = not sys.stderr.isatty()
+    for number, document in enumerate(tqdm(documents, "tokenizing", unit="file", disable=quiet)):
+        ids = np.append(coder.encode(document.read_bytes()), np.uint32(coder.end))
+        # One file alone is cut, so that it too leaves something to validate on.
+        cut = int(len(ids) * (1 - HELD_OUT)) if len(documents) < every else None
+        parts = {"train": ids[:cut], "val": ids[cut:]} if cut is not None else {}
+        parts = parts or {"val" if number % every == every - 1 else "train": ids}
+        for split, part in parts.items():
+            block = part.astype(dtype).tobytes()
+            files[split].write(block)
+            hashes[split].update(block)
+            counts[split] += len(part)
+    for file in files.values():
+        file.close()
+    meta = {
+        "tokenizer": coder.name,
+        "vocab_size": coder.vocab_size,
+        "dtype": dtype,
+        "documents": len(documents),
+        "tokens": counts,
+        "sha256": {split: digest.hexdigest() for split, digest in hashes.items()},
+        "source": [str(p) for p in inputs] or "the Python standard library's source",
+    }
+    write_json(out / "meta.json", meta)
+    return meta
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m parallel.data",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--input", type=Path, nargs="+", default=[], metavar="PATH", help="text files or folders"
+    )
+    parser.add_argument("--out", type=Path, default=Path(DEFAULT_FOLDER), help="folder to write")
+    parser.add_argument(
+        "--tokenizer", default="byte", help="byte, bpe (trained here), or a local tokenizer's path"
+    )
+    parser.add_argument("--vocab-size", type=int, default=4096, help="ids of a BPE trained here")
+    parser.add_argument("--if-missing", action="store_true", help="do nothing if it is there")
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.if_missing and (arguments.out / "meta.json").exists():
+            return 0
+        meta = prepare(arguments.out, arguments.input, arguments.tokenizer, arguments.vocab_size)
+    except UsageError as error:
+        print(f"parallel.data: {error}", file=sys.stderr)
+        return 2
+    print(
+        f"{arguments.out}: {meta['documents']} documents, {meta['tokens']['train']:,} training and"
+        f" {meta['tokens']['val']:,} validation tokens, {meta['vocab_size']} ids"
+        f" ({meta['tokenizer']})"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Plain PyTorch: the reference GPT, DistributedDataParallel when there is more than one rank.
+
+fp32, or autocast to bf16/fp16 over fp32 weights; fp16 with torch's GradScaler.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from parallel.engines import Batch, StepResult
+from parallel.kernels import choose
+from parallel.optim import adamw, set_lr
+from parallel.reference import build_reference
+from parallel.spec import RunSpec
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def build(spec: RunSpec, device: torch.device) -> "DDPEngine":
+    return DDPEngine(spec, device)
+
+
+class DDPEngine:
+    def __init__(self, spec: RunSpec, device: torch.device):
+        self.spec, self.device = spec, device
+        self.kernels = choose(spec.kernels, device, offered=("torch",))
+        module = build_reference(spec).to(device)
+        self.model: nn.Module = module
+        if spec.layout.dp > 1:
+            ids = [device] if device.type == "cuda" else None
+            self.model = DistributedDataParallel(module, device_ids=ids)
+        self.parameters = list(module.parameters())
+        self.optimizer = adamw(self.parameters, spec, fused=device.type == "cuda")
+        self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
+
+    def _autocast(self) -> contextlib.AbstractContextManager:
+        dtype = DTYPES[self.spec.precision]
+        return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
+
+    def step(self, batches: Iterator[Batch], lr: float) -> StepResult:
+        n_micro, total = self.spec.layout.n_micro, torch.zeros((), device=self.device)
+        for micro, (tokens_BS, labels_BS) in enumerate(batches):
+            # DDP reduces gradients once, with the last micro-batch.
+            waits = micro + 1 < n_micro and self.spec.layout.dp > 1
+            with self.model.no_sync() if waits else contextlib.nullcontext():
+                with self._autocast():
+                    loss = self.model(tokens_BS, labels_BS) / n_micro
+                self.scaler.scale(loss).backward()
+            total += loss.detach()
+        self.scaler.unscale_(self.optimizer)
+        limit = self.spec.clip_grad or float("inf")
+        norm = float(nn.utils.clip_grad_norm_(self.parameters, limit))
+        set_lr(self.optimizer.param_groups, lr)
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        skipped = self.spec.precision == "fp16" and not norm < float("inf")
+        return StepResult(
+            self._mean(total), None if skipped else norm, scale, skipped
+        )
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterator[Batch], n: int) -> float:
+        total = torch.zeros((), device=self.device)
+        module = self.model.module if self.spec.layout.dp > 1 else self.model
+        for _ in range(n):
+            with self._autocast():
+                total += module(*next(batches)) / n
+        return self._mean(total)
+
+    def _mean(self, value: torch.Tensor) -> float:
+        """The mean over dp ranks of a scalar that is a mean on each."""
+        if self.spec.layout.dp > 1:
+            dist.all_reduce(value)
+        return float(value) / self.spec.layout.dp
+
+    def describe(self) -> dict[str, Any]:
+        return {"kernels": self.kernels, "scaled_dot_product_attention": True}
+
+    def close(self) -> None:
+        pass

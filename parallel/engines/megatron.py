@@ -1,0 +1,145 @@
+"""megatron-core: GPTModel, its DDP and distributed optimizer, its 1F1B and interleaved schedules."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from parallel import layers
+from parallel.engines import Batch, StepResult
+from parallel.kernels import choose
+from parallel.optim import set_lr
+from parallel.spec import RunSpec
+
+from megatron.core import parallel_state  # noqa: E402  isort: skip  (layers patches it on CPU)
+from megatron.core.distributed import (  # noqa: E402
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
+from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
+
+
+def build(spec: RunSpec, device: torch.device) -> "MegatronEngine":
+    return MegatronEngine(spec, device)
+
+
+class MegatronEngine:
+    def __init__(self, spec: RunSpec, device: torch.device):
+        self.spec, self.device, layout = spec, device, spec.layout
+        cuda = device.type == "cuda"
+        self.kernels = choose(spec.kernels, device, layers.KERNELS)
+        layers.init_groups(spec)
+        config = layers.transformer_config(spec, cuda)
+        ddp = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            overlap_grad_reduce=cuda and layout.dp > 1,
+            overlap_param_gather=cuda and layout.dp > 1 and layout.zero_stage == 1,
+            use_distributed_optimizer=layout.zero_stage == 1,
+        )
+        self.chunks = []
+        for chunk in range(layout.vpp):
+            vp_stage = chunk if layout.vpp > 1 else None
+            model = layers.gpt_model(
+                spec,
+                config,
+                self.kernels,
+                pre_process=parallel_state.is_pipeline_first_stage(False, vp_stage),
+                post_process=parallel_state.is_pipeline_last_stage(False, vp_stage),
+                vp_stage=vp_stage,
+            ).to(device)
+            self.chunks.append(DistributedDataParallel(config, ddp, model))
+        self.optimizer = get_megatron_optimizer(
+            OptimizerConfig(
+                optimizer="adam",
+                lr=spec.lr,
+                min_lr=spec.min_lr,
+                weight_decay=spec.weight_decay,
+                adam_beta1=spec.beta1,
+                adam_beta2=spec.beta2,
+                adam_eps=spec.adam_eps,
+                clip_grad=spec.clip_grad,
+                params_dtype=layers.DTYPES[spec.precision],
+                bf16=spec.precision == "bf16",
+                fp16=spec.precision == "fp16",
+                initial_loss_scale=2.0**16,
+                use_distributed_optimizer=layout.zero_stage == 1,
+                overlap_param_gather=ddp.overlap_param_gather,
+            ),
+            self.chunks,
+            use_gloo_process_groups=False,
+        )
+        for group in self.optimizer.param_groups:  # Megatron-LM's scheduler does this every step
+            group["weight_decay"] = spec.weight_decay * group["wd_mult"]
+        config.grad_scale_func = self.optimizer.scale_loss
+        config.finalize_model_grads_func = finalize_model_grads
+        if ddp.overlap_grad_reduce:
+            syncs = [chunk.no_sync for chunk in self.chunks]
+            config.no_sync_func = syncs if layout.vpp > 1 else syncs[0]
+        self.config, self.ddp_config = config, ddp
+        self.schedule = get_forward_backward_func()
+
+    def _run(self, batches: Iterator[Batch], n_micro: int, forward_only: bool) -> float:
+        """The schedule over n_micro micro-batches; their mean loss over all ranks."""
+        vpp = self.spec.layout.vpp
+        feeds = list(itertools.tee(batches, vpp))
+        losses = self.schedule(
+            forward_step_func=self._forward,
+            data_iterator=feeds if vpp > 1 else feeds[0],
+            model=self.chunks if vpp > 1 else self.chunks[0],
+            num_microbatches=n_micro,
+            seq_length=self.spec.seq_len,
+            micro_batch_size=self.spec.layout.micro_batch,
+            forward_only=forward_only,
+        )
+        # Only the last stage has losses; every tp and dp rank of it has its own copy or share.
+        mine = torch.stack([loss["loss"] for loss in losses]).mean() if losses else torch.zeros(())
+        total = mine.float().reshape(1).to(self.device)
+        dist.all_reduce(total)
+        return float(total) / (self.spec.layout.tp * self.spec.layout.dp)
+
+    def _forward(self, batches: Iterator[Batch], model: Any) -> tuple[Tensor, Any]:
+        tokens_BS, labels_BS = next(batches)
+        output = model(tokens_BS, layers.position_ids(tokens_BS), None, labels=labels_BS)
+        return output, _mean
+
+    def step(self, batches: Iterator[Batch], lr: float) -> StepResult:
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        loss = self._run(batches, self.spec.layout.n_micro, forward_only=False)
+        set_lr(self.optimizer.param_groups, lr)
+        scale = float(self.optimizer.get_loss_scale())
+        stepped, norm, _ = self.optimizer.step()
+        return StepResult(loss, float(norm) if stepped else None, scale, not stepped)
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterator[Batch], n: int) -> float:
+        for chunk in self.chunks:
+            chunk.eval()
+        loss = self._run(batches, n, forward_only=True)
+        for chunk in self.chunks:
+            chunk.train()
+        return loss
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kernels": self.kernels,
+            "schedule": self.schedule.__name__,
+            "overlap_grad_reduce": self.ddp_config.overlap_grad_reduce,
+            "batch_p2p_comm": self.config.batch_p2p_comm,
+        }
+
+    def close(self) -> None:
+        parallel_state.destroy_model_parallel()
+
+
+def _mean(losses_BS: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """megatron-core's loss function: what to differentiate, and what to report."""
+    loss = losses_BS.float().mean()
+    # A copy: the schedule divides what it differentiates in place.
+    return loss, {"loss": loss.detach().clone()}

@@ -1,0 +1,229 @@
+"""The GPT's layers out of megatron-core's tensor-parallel parts, with the reference GPT's weights.
+
+Shared by the engines that split tensors: `gpt_model` for those that take a whole (stage of a)
+model, `pipeline_layers` for DeepSpeed's PipelineModule. megatron-core's activations are
+[S, B, H]; tokens and labels stay [B, S].
+"""
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.config import LAYER_NORM_EPS, GPTConfig
+from models.gpt import gelu, init_parameter
+from parallel.cpu import import_megatron
+from parallel.spec import RunSpec
+
+import_megatron()
+
+from megatron.core import parallel_state, tensor_parallel  # noqa: E402
+from megatron.core.models.gpt import GPTModel  # noqa: E402
+from megatron.core.models.gpt.gpt_layer_specs import (  # noqa: E402
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules  # noqa: E402
+from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+
+KERNELS = ("te", "apex", "torch")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# megatron-core's name inside a layer -> the reference GPT's. Transformer Engine keeps the norms
+# inside the linear layers that follow them.
+_LAYER_NAMES = {
+    "input_layernorm.weight": "norm1.weight",
+    "input_layernorm.bias": "norm1.bias",
+    "self_attention.linear_qkv.layer_norm_weight": "norm1.weight",
+    "self_attention.linear_qkv.layer_norm_bias": "norm1.bias",
+    "self_attention.linear_qkv.weight": "attn.qkv.weight",
+    "self_attention.linear_qkv.bias": "attn.qkv.bias",
+    "self_attention.linear_proj.weight": "attn.out.weight",
+    "self_attention.linear_proj.bias": "attn.out.bias",
+    "pre_mlp_layernorm.weight": "norm2.weight",
+    "pre_mlp_layernorm.bias": "norm2.bias",
+    "mlp.linear_fc1.layer_norm_weight": "norm2.weight",
+    "mlp.linear_fc1.layer_norm_bias": "norm2.bias",
+    "mlp.linear_fc1.weight": "mlp.up.weight",
+    "mlp.linear_fc1.bias": "mlp.up.bias",
+    "mlp.linear_fc2.weight": "mlp.down.weight",
+    "mlp.linear_fc2.bias": "mlp.down.bias",
+}
+_TOP_NAMES = {
+    "embedding.word_embeddings.weight": "embedding.word.weight",
+    "embedding.position_embeddings.weight": "embedding.position.weight",
+    "decoder.final_layernorm.weight": "norm.weight",
+    "decoder.final_layernorm.bias": "norm.bias",
+    "output_layer.weight": "embedding.word.weight",
+}
+
+
+def init_groups(spec: RunSpec) -> None:
+    """Form megatron-core's process groups (ranks: tp fastest, then dp, then pp) and random state."""
+    # Megatron wants its tensor-parallel kernels in launch order on CUDA.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    layout = spec.layout
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        create_gloo_process_groups=False,
+        order="tp-cp-ep-dp-pp",
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(spec.seed)
+
+
+class SequenceParallelNorm(nn.LayerNorm):
+    """torch's LayerNorm for megatron-core's layers.
+
+    Its own wrapper refuses sequence parallelism. All that is needed is that the parameters say
+    they are replicated over tp ranks that each see a part of the sequence, so that megatron sums
+    their gradients.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any):
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        for parameter in self.parameters():
+            parameter.sequence_parallel = config.sequence_parallel
+
+
+def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
+    """megatron-core's configuration of the run's GPT."""
+    model, layout, dtype = spec.model, spec.layout, DTYPES[spec.precision]
+    recompute: dict[str, Any] = {}
+    if layout.recompute == "full":
+        recompute = {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
+    elif layout.recompute == "selective":
+        recompute = {"recompute_granularity": "selective"}
+    return TransformerConfig(
+        num_layers=model.n_layer,
+        hidden_size=model.hidden,
+        num_attention_heads=model.n_head,
+        ffn_hidden_size=model.ffn_hidden,
+        layernorm_epsilon=LAYER_NORM_EPS,
+        activation_func=gelu,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        sequence_parallel=layout.sequence_parallel,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=spec.precision == "bf16",
+        fp16=spec.precision == "fp16",
+        attention_softmax_in_fp32=True,
+        use_cpu_initialization=not cuda,
+        perform_initialization=False,  # `fill` does it, the same for every layout
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_dropout_fusion=cuda,
+        # Two messages between the same two ranks in one batch are told apart by order alone, which
+        # gloo does not keep: interleaving at pp 2 then trained on swapped gradients.
+        batch_p2p_comm=cuda and layout.vpp == 1,
+        overlap_p2p_comm=layout.vpp > 1,
+        **recompute,
+    )
+
+
+def block_submodules(config: TransformerConfig, kernels: str) -> TransformerBlockSubmodules:
+    """The layers of one pipeline stage from the chosen kernels (see parallel.kernels)."""
+    if kernels == "te":
+        from megatron.core.extensions.transformer_engine import TENorm
+
+        layer, norm = get_gpt_layer_with_transformer_engine_spec(), TENorm
+    else:
+        layer, norm = get_gpt_layer_local_spec(), SequenceParallelNorm
+        if kernels == "apex":
+            from megatron.core.fusions.fused_layer_norm import FusedLayerNorm as norm
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
+    stage = parallel_state.get_pipeline_model_parallel_world_size()
+    chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
+    return TransformerBlockSubmodules([layer] * (config.num_layers // (stage * chunks)), norm)
+
+
+def gpt_model(
+    spec: RunSpec,
+    config: TransformerConfig,
+    kernels: str,
+    pre_process: bool = True,
+    post_process: bool = True,
+    vp_stage: int | None = None,
+) -> GPTModel:
+    """megatron-core's GPTModel (one stage of it), with the reference weights filled in.
+
+    Called as model(tokens_BS, position_ids_BS, None, labels=labels_BS) -> losses [B, S].
+    """
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=block_submodules(config, kernels),
+        vocab_size=spec.model.padded_vocab(spec.layout.tp),
+        max_sequence_length=spec.model.max_seq_len,
+        pre_process=pre_process,
+        post_process=post_process,
+        share_embeddings_and_output_weights=True,
+        position_embedding_type="learned_absolute",
+        vp_stage=vp_stage,
+    )
+    if post_process:
+        model.output_layer.register_forward_hook(
+            lambda _, __, output: (mask_padding(output[0], spec.model), *output[1:])
+        )
+    fill(model, spec)
+    return model
+
+
+def position_ids(tokens_BS: Tensor) -> Tensor:
+    """0 .. S-1 for every sequence, [B, S]."""
+    return torch.arange(tokens_BS.size(1), device=tokens_BS.device).expand_as(tokens_BS)
+
+
+def mask_padding(logits: Tensor, model: GPTConfig) -> Tensor:
+    """Give the logits of padded vocabulary rows no probability; [.., V/tp], this tp rank's part."""
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    if model.padded_vocab(tp) == model.vocab_size:
+        return logits
+    first = parallel_state.get_tensor_model_parallel_rank() * logits.size(-1)
+    column = torch.arange(first, first + logits.size(-1), device=logits.device)
+    return logits.masked_fill(column >= model.vocab_size, torch.finfo(logits.dtype).min)
+
+
+def reference_part(spec: RunSpec, name: str, shape: torch.Size) -> tuple[Tensor, int | None]:
+    """This tp rank's part, of `shape`, of the reference parameter called `name`, fp32 on the CPU.
+
+    Also the dimension that is split over tp ranks, None for a parameter every rank has whole.
+    """
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    whole = init_parameter(spec.model, name, spec.seed)
+    if name == "embedding.word.weight":
+        missing = spec.model.padded_vocab(tp) - spec.model.vocab_size
+        whole = torch.cat([whole, torch.zeros(missing, spec.model.hidden)])
+    if whole.shape == shape:
+        return whole, None
+    (split,) = [d for d in range(whole.dim()) if whole.size(d) != shape[d]]
+    return whole.chunk(tp, dim=split)[rank], split
+
+
+@torch.no_grad()
+def fill(model: GPTModel, spec: RunSpec) -> None:
+    """Give a (stage of a) GPTModel the reference weights, in place."""
+    numbers = {name: layer.layer_number for name, layer in model.named_modules() if hasattr(layer, "layer_number")}
+    for name, parameter in model.named_parameters():
+        if name in _TOP_NAMES:
+            ours = _TOP_NAMES[name]
+        else:
+            layer, inner = name.split(".", 3)[2], name.split(".", 3)[3]
+            number = numbers[f"decoder.layers.{layer}"]  # counts from 1 over all stages
+            ours = f"blocks.{number - 1}.{_LAYER_NAMES[inner]}"
+        part, split = reference_part(spec, ours, parameter.shape)
+        parameter.copy_(part)
+        if split is not None and not getattr(parameter, "tensor_model_parallel", False):
+            # megatron marks its parameters while it initialises them, which we do instead. An
+            # unmarked one counts as a copy, and only tp rank 0's share enters the gradient norm.
+            tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, split, 1)

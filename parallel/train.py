@@ -1,0 +1,389 @@
+r"""Train one GPT, split as asked, through one engine.
+
+    torchrun --nproc-per-node 8 -m parallel.train --study slurm/parity.toml \
+        --run-name megatron-tp2-pp2-dp2
+    torchrun --nproc-per-node 2 -m parallel.train --engine ddp --preset small --steps 100
+    deepspeed --module parallel.train --engine deepspeed_zero --zero-stage 2 --preset gpt2-124m
+    srun --ntasks 8 python -m parallel.train --engine megatron --tp 4 --pp 2 --preset 1.7b
+    python -m parallel.train --engine megatron --gpus 512 --tp 8 --pp 8 --preset 175b --check
+
+dp follows from the number of ranks. Flags override the study, the study overrides a DeepSpeed JSON.
+The run folder (--out, default logs/<study>/<run>) gets run.json, train.log, steps.csv, and, when the
+run completes, training_metrics.json and RUN_COMPLETE.txt.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+STARTED = time.perf_counter()
+
+from models.errors import UsageError  # noqa: E402  (the clock starts before the imports)
+from models.flops import tflops_per_gpu  # noqa: E402
+from parallel import engines, facts, launch, spec, study, watch  # noqa: E402
+from parallel.artifacts import RunFolder  # noqa: E402
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m parallel.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--study", type=Path, metavar="TOML", help="a study file ...")
+    # Before Python 3.12.8, torchrun takes a bare --run for its own --run-path and stops.
+    parser.add_argument(
+        "--run-name", "--run", dest="run", metavar="NAME", help="... and which of its runs"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the run folder")
+    parser.add_argument("--check", action="store_true", help="print the resolved run; start nothing")
+    parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # deepspeed's
+    spec.add_flags(parser)
+    return parser.parse_args(argv)
+
+
+def choose(
+    arguments: argparse.Namespace, place: launch.Launch
+) -> tuple[spec.RunSpec, dict[str, Any], Path]:
+    """The run that the flags and the study ask for, its facts, and its folder."""
+    flags = spec.from_flags(arguments)
+    # --check may ask about 512 GPUs from a laptop; a real run has the ranks that were started.
+    gpus = None if arguments.check and place.launcher == "none" else place.world_size
+    if arguments.study is None:
+        if arguments.run is not None:
+            raise UsageError("--run-name names a run of a study: give --study too")
+        chosen = spec.resolve(("command line", flags), gpus=gpus)
+        study_name, run, baseline = None, chosen.name, None
+    else:
+        the_study = study.load_study(arguments.study)
+        if arguments.run is None:
+            raise UsageError(f"--run-name is missing; {arguments.study} has: {', '.join(the_study.settings)}")
+        chosen = the_study.run(arguments.run, flags, gpus)
+        study_name, run, baseline = the_study.name, arguments.run, the_study.baseline
+    folder = arguments.out or Path("logs") / (study_name or "runs") / run
+    return chosen, facts.run_facts(chosen, study_name, run, baseline, place), folder
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parse(argv)
+    rank = 0
+    try:
+        place = launch.detect()
+        rank = place.rank
+        run_spec, run_json, path = choose(arguments, place)
+        if arguments.check:
+            print(json.dumps({"run": run_json["run"], "folder": str(path), **run_json["spec"]}))
+            return 0
+        return train(run_spec, run_json, path, place)
+    except UsageError as error:
+        if rank == 0:
+            print(f"parallel.train: {error}", file=sys.stderr, flush=True)
+        return 2
+
+
+def train(run_spec: spec.RunSpec, run_json: dict[str, Any], path: Path, place: launch.Launch) -> int:
+    """Check what needs torch, form the process group, and run; 0 only when it truly completed.
+
+    Raises:
+        UsageError: the device or the data are not what the run needs; before any group is formed.
+    """
+    os.environ.update(launch.rendezvous_environment(place))
+    os.environ.setdefault("OMP_NUM_THREADS", str(run_spec.threads))
+    if run_spec.device == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+    import torch
+
+    from parallel import data
+
+    torch.set_num_threads(run_spec.threads)
+    device = choose_device(run_spec, place)
+    corpus = data.load(run_spec.data, run_spec.seq_len, run_spec.model.vocab_size)
+    run_json["data"] = {
+        "path": corpus.train.path,
+        "tokenizer": corpus.train.tokenizer,
+        "vocab_size": corpus.train.vocab_size,
+        "train_tokens": len(corpus.train.ids),
+        "val_tokens": len(corpus.val.ids),
+        "sha256": corpus.train.sha256,
+    }
+    run_json["host"] |= {
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "gpus_visible": torch.cuda.device_count() if device.type == "cuda" else 0,
+        "cuda": torch.version.cuda,
+    }
+    folder = RunFolder(path)
+    if place.rank == 0:
+        folder.begin(run_json)
+    joined = False
+    try:
+        init_process_group(run_spec, device, place)
+        joined = True
+        with watch.on_sigterm(lambda: folder.fail(f"SIGTERM (rank {place.rank})", place.rank)):
+            engine = engines.load(run_spec, device)
+            loop(run_spec, run_json, folder, engine, corpus, device, place)
+            engine.close()
+        torch.distributed.destroy_process_group()
+        return 0
+    except BaseException as error:  # whatever it was, the folder must say so before we die
+        if joined or place.rank == 0:
+            line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+            folder.fail(f"{type(error).__name__}: {line} (rank {place.rank})", place.rank)
+        if isinstance(error, UsageError):
+            print(f"parallel.train: {error}", file=sys.stderr)
+        else:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Not sys.exit: a collective that waits for us, or for a dead peer, must not keep us alive.
+        os._exit(2 if isinstance(error, UsageError) else 1)
+
+
+def choose_device(run_spec: spec.RunSpec, place: launch.Launch) -> Any:
+    """This rank's torch.device.
+
+    Raises:
+        UsageError: CUDA was asked for and is not there, or fp16 on a CPU.
+    """
+    import torch
+
+    there = torch.cuda.is_available()
+    if run_spec.device == "cuda" and not there:
+        raise UsageError("device cuda was asked for, but torch sees no GPU")
+    if run_spec.device == "cpu" or not there:
+        if run_spec.precision == "fp16":
+            raise UsageError("fp16 needs a GPU and torch sees none; use fp32 or bf16")
+        return torch.device("cpu")
+    visible = torch.cuda.device_count()
+    if place.local_rank >= visible:
+        raise UsageError(
+            f"local rank {place.local_rank} has no GPU: {visible} visible;"
+            " start one rank per GPU, or use --device cpu"
+        )
+    torch.cuda.set_device(place.local_rank)
+    return torch.device("cuda", place.local_rank)
+
+
+def init_process_group(run_spec: spec.RunSpec, device: Any, place: launch.Launch) -> None:
+    """gloo on CPU; on CUDA, NCCL for GPU tensors and gloo for the rest."""
+    import torch.distributed as dist
+
+    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    alone = {"store": dist.HashStore()} if place.world_size == 1 else {}
+    dist.init_process_group(
+        backend,
+        timeout=timedelta(seconds=run_spec.timeout_s),
+        rank=place.rank,
+        world_size=place.world_size,
+        **alone,
+    )
+
+
+def loop(
+    run_spec: spec.RunSpec,
+    run_json: dict[str, Any],
+    folder: RunFolder,
+    engine: engines.Engine,
+    corpus: Any,
+    device: Any,
+    place: launch.Launch,
+) -> None:
+    """Train for run_spec.steps optimizer steps; rank 0 logs and, at the end, says complete."""
+    import torch
+    from tqdm import tqdm
+
+    from parallel import data
+    from parallel.clock import Clock
+    from parallel.optim import lr_at
+
+    layout, seq_len, model = run_spec.layout, run_spec.seq_len, run_spec.model
+    dp_rank = layout.coords(place.rank)["dp"]
+    chief = place.rank == 0
+    on_terminal = chief and sys.stdout.isatty()
+    waited = [0.0]  # seconds rank 0 spent making batches
+
+    def batches(tokens: data.Tokens, step: int) -> Iterator[engines.Batch]:
+        made = data.batches(
+            tokens, layout, seq_len, model.vocab_size, dp_rank, run_spec.seed, step
+        )
+        while True:
+            before = time.perf_counter()
+            batch = next(made, None)
+            waited[0] += time.perf_counter() - before
+            if batch is None:
+                return
+            yield tuple(t.to(device, non_blocking=True) for t in batch)
+
+    def validate() -> float | None:
+        """Loss on held-out text; the same sequences every time."""
+        if run_spec.eval_steps == 0:
+            return None
+        held_out = itertools.chain.from_iterable(
+            batches(corpus.val, number) for number in range(run_spec.eval_steps)
+        )
+        return engine.evaluate(held_out, run_spec.eval_steps * layout.n_micro)
+
+    def say(line: str) -> None:
+        folder.log(line)
+        if on_terminal:
+            tqdm.write(line)
+        else:
+            print(line, flush=True)
+
+    if chief:
+        run_json["kernels"] = (described := engine.describe()).pop("kernels")
+        run_json["engine"] = described
+        folder.update(run_json)
+        for line in preamble(run_spec, run_json):
+            say(line)
+    bar = tqdm(total=run_spec.steps, desc=run_json["run"], unit="step", disable=not on_terminal)
+    profiler = start_profiler(run_spec, folder) if chief else contextlib.nullcontext()
+    rows: list[dict[str, Any]] = []
+    skipped = nans = 0
+    val_loss, train_s, since_line = None, 0.0, []
+    with profiler:
+        clock = Clock(device)
+        for step in range(run_spec.steps):
+            lr = lr_at(run_spec, step)
+            result = engine.step(batches(corpus.train, step), lr)
+            step_s = clock.lap()
+            train_s += step_s
+            skipped += result.skipped
+            nans += result.loss != result.loss
+            if chief:
+                row = {
+                    "step": step + 1,
+                    "step_s": step_s,
+                    "lr": lr,
+                    "skipped": int(result.skipped),
+                    "tokens": run_spec.tokens_per_step,
+                    "loss": result.loss,
+                    "grad_norm": result.grad_norm,
+                    "loss_scale": result.loss_scale,
+                }
+                rows.append(row)
+                folder.step(row)
+                since_line.append(row)
+                if (step + 1) % run_spec.log_interval == 0 or step + 1 == run_spec.steps:
+                    line = iteration_line(run_spec, since_line, skipped, nans)
+                    folder.log(line)
+                    if on_terminal:
+                        bar.set_postfix_str(f"loss {result.loss:.4f}")
+                    else:
+                        print(line, flush=True)
+                    since_line, skipped, nans = [], 0, 0
+                bar.update()
+            if hasattr(profiler, "step"):
+                profiler.step()
+            last = step + 1 == run_spec.steps
+            if last or (run_spec.eval_interval and (step + 1) % run_spec.eval_interval == 0):
+                val_loss = validate()
+                if chief and val_loss is not None:
+                    say(
+                        f" validation loss at iteration {step + 1} |"
+                        f" lm loss value: {val_loss:.6E} | lm loss PPL: {perplexity(val_loss):.6E} |"
+                    )
+                clock.lap()  # validation is not training time
+    bar.close()
+    torch.distributed.barrier()  # complete means: every rank got here
+    if chief:
+        metrics = facts.training_metrics(
+            run_json,
+            rows,
+            val_loss,
+            train_s,
+            wall_s=time.perf_counter() - STARTED,
+            data_s=waited[0],
+            peak_bytes=peak_bytes(device),
+        )
+        marker = facts.complete_marker(folder.path, metrics)
+        say(marker)
+        folder.complete(metrics, marker)
+
+
+def preamble(run_spec: spec.RunSpec, run_json: dict[str, Any]) -> list[str]:
+    """What the log says once, before the first iteration."""
+    model, layout = run_json["model"], run_json["layout"]
+    lines = [
+        f"run {run_json['run']}: engine {run_spec.engine}, {model['n_params']:,} parameters,"
+        f" tp {layout['tp']} pp {layout['pp']} vpp {layout['vpp']} dp {layout['dp']},"
+        f" {layout['n_micro']} micro-batches of {layout['micro_batch']},"
+        f" seq_len {run_spec.seq_len}, {run_spec.precision}",
+        f"kernels: {run_json['kernels']}",
+    ]
+    if model["padded_vocab"] != model["vocab_size"]:
+        lines.append(
+            f"vocabulary padded from {model['vocab_size']} to {model['padded_vocab']} rows for"
+            f" tp {layout['tp']}; the added logits are masked"
+        )
+    return lines
+
+
+def iteration_line(
+    run_spec: spec.RunSpec, rows: list[dict[str, Any]], skipped: int, nans: int
+) -> str:
+    """Megatron-LM's iteration line over `rows`, the steps since the last one."""
+    last = rows[-1]
+    step_s = sum(r["step_s"] for r in rows) / len(rows)
+    loss = sum(r["loss"] for r in rows) / len(rows)
+    tflops = tflops_per_gpu(
+        run_spec.model, run_spec.seq_len, run_spec.tokens_per_step, step_s, run_spec.gpus
+    )
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
+    norm = "" if last["grad_norm"] is None else f" grad norm: {last['grad_norm']:.3f} |"
+    return (
+        f" [{stamp}] iteration {last['step']:8d}/{run_spec.steps:8d} |"
+        f" consumed samples: {last['step'] * run_spec.layout.global_batch:12d} |"
+        f" elapsed time per iteration (ms): {step_s * 1000:.1f} |"
+        f" throughput per GPU (TFLOP/s/GPU): {tflops:.{1 if tflops >= 1 else 5}f} |"
+        f" learning rate: {last['lr']:.6E} |"
+        f" global batch size: {run_spec.layout.global_batch:5d} |"
+        f" lm loss: {loss:.6E} |"
+        f" loss scale: {last['loss_scale']:.1f} |{norm}"
+        f" number of skipped iterations: {skipped:3d} |"
+        f" number of nan iterations: {nans:3d} |"
+    )
+
+
+def perplexity(loss: float) -> float:
+    return 2.718281828459045 ** min(loss, 20.0)  # Megatron-LM caps it there too
+
+
+def peak_bytes(device: Any) -> int:
+    """Most memory this rank held: allocated on CUDA, resident on CPU."""
+    import resource
+
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def start_profiler(run_spec: spec.RunSpec, folder: RunFolder) -> Any:
+    """torch's profiler over steps 3 to 5, or nothing."""
+    if run_spec.profile == "none":
+        return contextlib.nullcontext()
+    import torch
+
+    (folder.path / "profiles").mkdir(exist_ok=True)
+    return torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1),
+        on_trace_ready=lambda p: p.export_chrome_trace(
+            str(folder.path / "profiles" / "trace_rank0.json")
+        ),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
