@@ -10,6 +10,8 @@ Shapes: B sequences, S positions, H hidden, N heads, D head size, F feed-forward
 
 import hashlib
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -160,8 +162,26 @@ def mean_loss(logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
     return F.cross_entropy(logits_BSV.flatten(0, 1).float(), labels_BS.flatten())
 
 
-def initialise(model: nn.Module, config: GPTConfig, seed: int) -> None:
+@torch.no_grad()
+def fill(
+    model: nn.Module,
+    value: Callable[[str, nn.Parameter], Tensor],
+    whole: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
+) -> None:
+    """Set every parameter of a model, in place, to value(name, parameter).
+
+    `whole` is entered around each: where parameters are partitioned (ZeRO-3) it gathers one, and
+    keeps what was written when it leaves.
+    """
+    for name, parameter in model.named_parameters():
+        with whole(parameter):
+            parameter.copy_(value(name, parameter))
+
+
+def initialise(
+    model: GPT,
+    seed: int,
+    whole: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
+) -> None:
     """Give a reference GPT its starting weights, in place."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(init_parameter(config, name, seed))
+    fill(model, lambda name, _: init_parameter(model.config, name, seed), whole)

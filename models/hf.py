@@ -3,14 +3,16 @@
 The only file that imports transformers.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from models.config import LAYER_NORM_EPS, GPTConfig
 from models.errors import UsageError
-from models.gpt import mean_loss
+from models.gpt import fill, init_parameter, mean_loss
 
 # Our parameter name inside a block -> GPT2LMHeadModel's. Its Conv1D stores [in, out].
 _BLOCK_NAMES = {
@@ -28,8 +30,7 @@ class HuggingFaceGPT2(nn.Module):
 
     def __init__(self, config: GPTConfig, recompute: bool = False):
         super().__init__()
-        from transformers import GPT2Config, GPT2LMHeadModel
-
+        self.config = config
         self.gpt2 = GPT2LMHeadModel(
             GPT2Config(
                 n_layer=config.n_layer,
@@ -86,8 +87,6 @@ def load_tokenizer(path: Path):
     Raises:
         UsageError: nothing there that transformers can read.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
     path = Path(path)
     try:
         if path.is_file():
@@ -98,16 +97,15 @@ def load_tokenizer(path: Path):
         raise UsageError(f"no tokenizer at {path}: {reason}") from error
 
 
-def tie(model: HuggingFaceGPT2) -> None:
-    """Tie the output layer to the word embedding again, after weights were replaced."""
-    model.gpt2.tie_weights()
+def initialise(
+    model: HuggingFaceGPT2,
+    seed: int,
+    whole: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
+) -> None:
+    """Give a HuggingFaceGPT2 the reference GPT's starting weights, in place."""
 
-
-@torch.no_grad()
-def initialise(model: nn.Module, config: GPTConfig, seed: int) -> None:
-    """Give a HuggingFaceGPT2 (not partitioned) the reference GPT's starting weights, in place."""
-    from models.gpt import init_parameter
-
-    for name, parameter in model.named_parameters():
+    def value(name: str, _: nn.Parameter) -> Tensor:
         ours = reference_name(name)
-        parameter.copy_(to_hugging_face(config, ours, init_parameter(config, ours, seed)))
+        return to_hugging_face(model.config, ours, init_parameter(model.config, ours, seed))
+
+    fill(model, value, whole)

@@ -6,13 +6,15 @@ model, `pipeline_layers` for DeepSpeed's PipelineModule. megatron-core's activat
 """
 
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from models.config import LAYER_NORM_EPS, GPTConfig
-from models.gpt import gelu, init_parameter
+from models.gpt import fill, gelu, init_parameter
 from parallel.cpu import import_megatron
 from parallel.spec import RunSpec
 
@@ -24,6 +26,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (  # noqa: E402
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
+from megatron.core.transformer.spec_utils import build_module  # noqa: E402
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
@@ -72,6 +75,20 @@ def init_groups(spec: RunSpec) -> None:
         order="tp-cp-ep-dp-pp",
     )
     tensor_parallel.model_parallel_cuda_manual_seed(spec.seed)
+
+
+class ModelParallelUnit:
+    """megatron-core's process groups under the names DeepSpeed asks its `mpu` for (pp = 1)."""
+
+    get_model_parallel_rank = staticmethod(parallel_state.get_tensor_model_parallel_rank)
+    get_model_parallel_world_size = staticmethod(parallel_state.get_tensor_model_parallel_world_size)
+    get_model_parallel_group = staticmethod(parallel_state.get_tensor_model_parallel_group)
+    get_tensor_model_parallel_rank = get_model_parallel_rank
+    get_tensor_model_parallel_world_size = get_model_parallel_world_size
+    get_tensor_model_parallel_group = get_model_parallel_group
+    get_data_parallel_rank = staticmethod(parallel_state.get_data_parallel_rank)
+    get_data_parallel_world_size = staticmethod(parallel_state.get_data_parallel_world_size)
+    get_data_parallel_group = staticmethod(parallel_state.get_data_parallel_group)
 
 
 class SequenceParallelNorm(nn.LayerNorm):
@@ -154,6 +171,7 @@ def gpt_model(
     pre_process: bool = True,
     post_process: bool = True,
     vp_stage: int | None = None,
+    whole: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
 ) -> GPTModel:
     """megatron-core's GPTModel (one stage of it), with the reference weights filled in.
 
@@ -174,7 +192,7 @@ def gpt_model(
         model.output_layer.register_forward_hook(
             lambda _, __, output: (mask_padding(output[0], spec.model), *output[1:])
         )
-    fill(model, spec)
+    initialise(model, spec, whole)
     return model
 
 
@@ -193,10 +211,11 @@ def mask_padding(logits: Tensor, model: GPTConfig) -> Tensor:
     return logits.masked_fill(column >= model.vocab_size, torch.finfo(logits.dtype).min)
 
 
-def reference_part(spec: RunSpec, name: str, shape: torch.Size) -> tuple[Tensor, int | None]:
-    """This tp rank's part, of `shape`, of the reference parameter called `name`, fp32 on the CPU.
+def reference_part(spec: RunSpec, name: str, parameter: nn.Parameter) -> Tensor:
+    """This tp rank's part of the reference parameter `name`, in `parameter`'s shape.
 
-    Also the dimension that is split over tp ranks, None for a parameter every rank has whole.
+    Marks a parameter that is split. megatron does so while it initialises, which we do instead;
+    an unmarked one counts as a copy, and only tp rank 0's share enters the gradient norm.
     """
     tp = parallel_state.get_tensor_model_parallel_world_size()
     rank = parallel_state.get_tensor_model_parallel_rank()
@@ -204,26 +223,115 @@ def reference_part(spec: RunSpec, name: str, shape: torch.Size) -> tuple[Tensor,
     if name == "embedding.word.weight":
         missing = spec.model.padded_vocab(tp) - spec.model.vocab_size
         whole = torch.cat([whole, torch.zeros(missing, spec.model.hidden)])
-    if whole.shape == shape:
-        return whole, None
-    (split,) = [d for d in range(whole.dim()) if whole.size(d) != shape[d]]
-    return whole.chunk(tp, dim=split)[rank], split
+    if whole.shape == parameter.shape:
+        return whole
+    (split,) = [d for d in range(whole.dim()) if whole.size(d) != parameter.size(d)]
+    if not getattr(parameter, "tensor_model_parallel", False):
+        tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, split, 1)
+    return whole.chunk(tp, dim=split)[rank]
 
 
-@torch.no_grad()
-def fill(model: GPTModel, spec: RunSpec) -> None:
-    """Give a (stage of a) GPTModel the reference weights, in place."""
-    numbers = {name: layer.layer_number for name, layer in model.named_modules() if hasattr(layer, "layer_number")}
-    for name, parameter in model.named_parameters():
+def initialise(
+    model: GPTModel,
+    spec: RunSpec,
+    whole: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
+) -> None:
+    """Give a (stage of a) GPTModel the reference weights, in place; `whole` as in gpt.fill."""
+    layers = {
+        name: module.layer_number - 1  # counts from 1 over all stages
+        for name, module in model.named_modules()
+        if name.startswith("decoder.layers.") and name.count(".") == 2
+    }
+
+    def value(name: str, parameter: nn.Parameter) -> Tensor:
         if name in _TOP_NAMES:
-            ours = _TOP_NAMES[name]
-        else:
-            layer, inner = name.split(".", 3)[2], name.split(".", 3)[3]
-            number = numbers[f"decoder.layers.{layer}"]  # counts from 1 over all stages
-            ours = f"blocks.{number - 1}.{_LAYER_NAMES[inner]}"
-        part, split = reference_part(spec, ours, parameter.shape)
-        parameter.copy_(part)
-        if split is not None and not getattr(parameter, "tensor_model_parallel", False):
-            # megatron marks its parameters while it initialises them, which we do instead. An
-            # unmarked one counts as a copy, and only tp rank 0's share enters the gradient norm.
-            tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, split, 1)
+            return reference_part(spec, _TOP_NAMES[name], parameter)
+        layer, inner = name.rsplit(".", name.count(".") - 2)[0], name.split(".", 3)[3]
+        return reference_part(spec, f"blocks.{layers[layer]}.{_LAYER_NAMES[inner]}", parameter)
+
+    fill(model, value, whole)
+
+
+# The same GPT as a list of layers, for DeepSpeed's PipelineModule, which builds only the layers of
+# its own stage. Between them travels one tensor, [S, B, H].
+
+
+class WordEmbedding(nn.Module):
+    """Tokens [B, S] to [S, B, H]; through `logits` also the output layer, tied by being the same."""
+
+    def __init__(self, spec: RunSpec, config: TransformerConfig):
+        super().__init__()
+        self.spec, rows = spec, spec.model.padded_vocab(spec.layout.tp)
+        self.embedding = tensor_parallel.VocabParallelEmbedding(
+            rows, spec.model.hidden, init_method=config.init_method, config=config
+        )
+        self.output = tensor_parallel.ColumnParallelLinear(
+            spec.model.hidden,
+            rows,
+            config=config,
+            init_method=config.init_method,
+            bias=False,
+            skip_weight_param_allocation=True,
+        )
+        fill(self, lambda _, p: reference_part(spec, "embedding.word.weight", p))
+
+    def forward(self, tokens_BS: Tensor) -> Tensor:
+        return self.embedding(tokens_BS).transpose(0, 1).contiguous()
+
+    def logits(self, x_SBH: Tensor) -> Tensor:
+        """This tp rank's logits, [S, B, V/tp]."""
+        logits_SBV, _ = self.output(x_SBH, weight=self.embedding.weight)
+        return mask_padding(logits_SBV, self.spec.model)
+
+
+class PositionEmbedding(nn.Module):
+    """Adds the learned positions to [S, B, H]."""
+
+    def __init__(self, spec: RunSpec, config: TransformerConfig):
+        super().__init__()
+        shape = (spec.model.max_seq_len, spec.model.hidden)
+        self.weight = nn.Parameter(torch.empty(shape, dtype=config.params_dtype))
+        fill(self, lambda _, p: reference_part(spec, "embedding.position.weight", p))
+
+    def forward(self, x_SBH: Tensor) -> Tensor:
+        return x_SBH + self.weight[: x_SBH.size(0), None, :]
+
+
+class Block(nn.Module):
+    """Transformer layer `index` (from 0, over the whole model), [S, B, H] to [S, B, H]."""
+
+    def __init__(self, spec: RunSpec, config: TransformerConfig, kernels: str, index: int):
+        super().__init__()
+        layer = block_submodules(config, kernels).layer_specs[0]
+        self.layer = build_module(layer, config=config, layer_number=index + 1)
+
+        def value(name: str, parameter: nn.Parameter) -> Tensor:
+            ours = _LAYER_NAMES[name.removeprefix("layer.")]
+            return reference_part(spec, f"blocks.{index}.{ours}", parameter)
+
+        fill(self, value)
+
+    def forward(self, x_SBH: Tensor) -> Tensor:
+        return self.layer(x_SBH, attention_mask=None)[0]
+
+
+class FinalNorm(nn.Module):
+    def __init__(self, spec: RunSpec, config: TransformerConfig, kernels: str):
+        super().__init__()
+        norm = block_submodules(config, kernels).layer_norm
+        self.norm = norm(config, config.hidden_size, eps=config.layernorm_epsilon)
+        fill(self, lambda name, p: reference_part(spec, name, p))
+
+    def forward(self, x_SBH: Tensor) -> Tensor:
+        return self.norm(x_SBH)
+
+
+def mean_loss(logits_SBV: Tensor, labels_BS: Tensor) -> Tensor:
+    """Mean cross-entropy of vocabulary-parallel logits [S, B, V/tp]; the same on every tp rank."""
+    labels_SB = labels_BS.transpose(0, 1).contiguous()
+    return tensor_parallel.vocab_parallel_cross_entropy(logits_SBV.float(), labels_SB).mean()
+
+
+def is_split(parameter: nn.Parameter) -> bool:
+    """Whether each tp rank holds a different part of this parameter."""
+    return getattr(parameter, "tensor_model_parallel", False)

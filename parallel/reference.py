@@ -1,20 +1,25 @@
 """The one-device model a data-parallel engine trains: ours or Hugging Face's, same weights."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 from torch import nn
 
 from models import gpt
 from parallel.spec import RunSpec
 
 
-def build_reference(spec: RunSpec) -> nn.Module:
-    """The run's model on the CPU in fp32, called as (tokens, labels) -> mean loss."""
+def build_reference(
+    spec: RunSpec, whole: Callable[[nn.Parameter], AbstractContextManager] = nullcontext
+) -> nn.Module:
+    """The run's model in fp32, called as (tokens, labels) -> mean loss; `whole` as in gpt.fill."""
     recompute = spec.recompute == "full"
     if spec.implementation == "hf":
         from models import hf
 
         model = hf.HuggingFaceGPT2(spec.model, recompute)
-        hf.initialise(model, spec.model, spec.seed)
+        hf.initialise(model, spec.seed, whole)
     else:
         model = gpt.GPT(spec.model, recompute)
-        gpt.initialise(model, spec.model, spec.seed)
+        gpt.initialise(model, spec.seed, whole)
     return model

@@ -20,6 +20,7 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -100,6 +101,11 @@ def train(run_spec: spec.RunSpec, run_json: dict[str, Any], path: Path, place: l
     os.environ.setdefault("OMP_NUM_THREADS", str(run_spec.threads))
     if run_spec.device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+    # What these libraries warn of is their own use of each other, once per rank and call site.
+    if not sys.warnoptions:
+        for library in ("torch", "deepspeed", "megatron", "transformers"):
+            warnings.filterwarnings("ignore", module=rf"{library}\.")
 
     import torch
 

@@ -1,0 +1,154 @@
+"""What DeepSpeed's two engines share: the JSON, the optimizer, the log noise. Imports deepspeed."""
+
+import contextlib
+import importlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from parallel.optim import param_groups
+from parallel.spec import RunSpec, read_deepspeed_json
+
+if not torch.cuda.is_available():
+    # Otherwise DeepSpeed guesses from what is installed; it must agree with our device.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("DS_LOG_LEVEL", "error")
+
+import deepspeed  # noqa: E402
+from deepspeed.utils import logger  # noqa: E402
+
+logger.setLevel(logging.ERROR)  # rank 0 prints its whole configuration otherwise
+if not torch.cuda.is_available():
+    # On CPU DeepSpeed compiles a shared-memory all-reduce in C++ (a minute, and a compiler) to use
+    # beside gloo. Every engine here communicates over gloo, so that their times compare.
+    # (By import_module: `deepspeed.comm.torch`, the attribute, is torch itself.)
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+
+
+def config(spec: RunSpec) -> dict[str, Any]:
+    """The DeepSpeed configuration: the user's JSON with the run's settings put over it."""
+    merged = read_deepspeed_json(Path(spec.deepspeed_config)) if spec.deepspeed_config else {}
+    # These two are ours: AdamW and the schedule are the same in every engine.
+    for ours in ("optimizer", "scheduler"):
+        merged.pop(ours, None)
+    layout = spec.layout
+    zero = {**merged.get("zero_optimization", {}), "stage": layout.zero_stage}
+    for key, where in (("offload_optimizer", ("optimizer", "all")), ("offload_param", ("all",))):
+        if layout.offload in where:
+            zero[key] = {**zero.get(key, {}), "device": "cpu"}
+        else:
+            zero.pop(key, None)
+    merged |= {
+        "train_batch_size": layout.global_batch,
+        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": layout.n_micro,
+        "gradient_clipping": spec.clip_grad,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,  # torch's AdamW
+        "zero_force_ds_cpu_optimizer": False,  # DeepSpeed's CPU Adam needs a C++ compiler
+        "steps_per_print": 10**9,  # train.py prints
+    }
+    for name in ("bf16", "fp16"):
+        merged[name] = {**merged.get(name, {}), "enabled": spec.precision == name}
+    if spec.precision == "bf16":
+        merged.setdefault("data_types", {"grad_accum_dtype": "fp32"})
+    if clips_itself(spec):
+        merged["gradient_clipping"] = 0.0
+    return merged
+
+
+def clips_itself(spec: RunSpec) -> bool:
+    """Whether DeepSpeed leaves the gradients to the plain optimizer: fp32 without ZeRO."""
+    return spec.precision == "fp32" and spec.layout.zero_stage == 0
+
+
+class ClippingAdamW(torch.optim.AdamW):
+    """AdamW that measures and clips the global gradient norm first.
+
+    Where no ZeRO or half-precision optimizer wraps AdamW, DeepSpeed (0.19) clips by itself, but it
+    reports no norm, counts the norms of later pipeline stages not at all and the tied embedding
+    twice. `counts(p)` says whether this rank's copy of p enters the norm, `group` holds the ranks
+    whose shares add up to one whole model (None: this rank has all of it).
+    """
+
+    def __init__(self, *args: Any, limit: float, counts: Callable, group: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.limit, self.counts, self.group = limit, counts, group
+        self._global_grad_norm: float | None = None  # where DeepSpeed's engine looks
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        grads = [p.grad for p in parameters if p.grad is not None]
+        counted = [p.grad for p in parameters if p.grad is not None and self.counts(p)]
+        device = grads[0].device
+        squares = [g.float().square().sum() for g in counted] or [torch.zeros((), device=device)]
+        total = torch.stack(squares).sum()
+        if self.group is not None:
+            dist.all_reduce(total, group=self.group)
+        self._global_grad_norm = float(total.sqrt())
+        if self.limit and self._global_grad_norm > self.limit:
+            scale = self.limit / (self._global_grad_norm + 1e-6)
+            torch._foreach_mul_(grads, scale)
+        super().step(closure)
+
+
+def optimizer(
+    parameters: Iterable[nn.Parameter],
+    spec: RunSpec,
+    counts: Callable[[nn.Parameter], bool] = lambda p: True,
+    group: Any = None,
+) -> torch.optim.Optimizer:
+    """The AdamW to hand to deepspeed.initialize."""
+    groups = param_groups(parameters, spec.weight_decay)
+    adam = {"lr": spec.lr, "betas": (spec.beta1, spec.beta2), "eps": spec.adam_eps}
+    if clips_itself(spec):
+        return ClippingAdamW(groups, limit=spec.clip_grad, counts=counts, group=group, **adam)
+    return torch.optim.AdamW(groups, **adam)
+
+
+def connect() -> None:
+    """Let DeepSpeed use the process group that is there already."""
+    deepspeed.init_distributed(dist_init_required=False, verbose=False)
+
+
+@contextlib.contextmanager
+def partitioned(spec: RunSpec, mpu: Any) -> Iterator[Callable]:
+    """Inside, with ZeRO-3, modules keep only this rank's share of each parameter once made.
+
+    So a model's own initialisation of weights, which comes after, would write to nothing and
+    training would start from noise. Yields what gathers one parameter to be written (see gpt.fill).
+    """
+    connect()
+    if spec.layout.zero_stage < 3:
+        yield contextlib.nullcontext
+        return
+    group = mpu.get_data_parallel_group() if mpu is not None else None
+    with deepspeed.zero.Init(config_dict_or_path=config(spec), data_parallel_group=group, mpu=mpu):
+        yield lambda parameter: deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)
+
+
+def initialize(spec: RunSpec, model: nn.Module, adam: torch.optim.Optimizer, mpu: Any) -> Any:
+    """deepspeed.initialize with AdamW handed in and no printing."""
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=adam,
+        config=config(spec),
+        mpu=mpu,
+        dist_init_required=False,
+    )
+    return engine
+
+
+def after_step(spec: RunSpec, engine: Any, skipped_before: int) -> tuple[float | None, float, bool]:
+    """Gradient norm, loss scale and whether fp16 skipped, of the step just taken."""
+    skipped = engine.skipped_steps > skipped_before
+    norm = engine.get_global_grad_norm()
+    scale = float(engine.optimizer.cur_scale) if spec.precision == "fp16" else 1.0
+    return None if skipped or norm is None else float(norm), scale, skipped

@@ -1,0 +1,87 @@
+"""DeepSpeed's PipelineModule over megatron-core's tensor-parallel layers; ZeRO stage 0 or 1."""
+
+import contextlib
+import io
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+
+from parallel import deepspeed_common as common
+from parallel import layers
+from parallel.engines import Batch, StepResult
+from parallel.kernels import choose
+from parallel.optim import set_lr
+from parallel.spec import RunSpec
+
+
+def build(spec: RunSpec, device: torch.device) -> "DeepSpeedPipeEngine":
+    return DeepSpeedPipeEngine(spec, device)
+
+
+class DeepSpeedPipeEngine:
+    def __init__(self, spec: RunSpec, device: torch.device):
+        self.spec, self.device, layout = spec, device, spec.layout
+        self.kernels = choose(spec.kernels, device, layers.KERNELS)
+        common.connect()
+        layers.init_groups(spec)
+        config, kernels = layers.transformer_config(spec, device.type == "cuda"), self.kernels
+        tied = partial(
+            TiedLayerSpec,
+            "word",
+            layers.WordEmbedding,
+            spec,
+            config,
+            tied_weight_attr="embedding.weight",
+        )
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints the list of its layers
+            module = PipelineModule(
+                [
+                    tied(),
+                    LayerSpec(layers.PositionEmbedding, spec, config),
+                    *(
+                        LayerSpec(layers.Block, spec, config, kernels, index)
+                        for index in range(spec.model.n_layer)
+                    ),
+                    LayerSpec(layers.FinalNorm, spec, config, kernels),
+                    tied(forward_fn=layers.WordEmbedding.logits),
+                ],
+                topology=PipeModelDataParallelTopology(layout.pp, layout.tp, layout.dp),
+                loss_fn=layers.mean_loss,
+                # Equal numbers of blocks per stage, as Megatron cuts; not of parameters.
+                partition_method="type:Block",
+                activation_checkpoint_interval=1 if layout.recompute == "full" else 0,
+                checkpointable_layers=["Block"],
+            )
+        grid = module.mpu()
+        adam = common.optimizer(
+            module.parameters(),
+            spec,
+            counts=lambda p: not getattr(p, "ds_pipe_replicated", False)
+            and (layers.is_split(p) or grid.get_slice_parallel_rank() == 0),
+            group=grid.get_model_parallel_group(),
+        )
+        self.engine = common.initialize(spec, module, adam, mpu=None)
+
+    def step(self, batches: Iterator[Batch], lr: float) -> StepResult:
+        skipped = self.engine.skipped_steps
+        set_lr(self.engine.optimizer.param_groups, lr)
+        loss = float(self.engine.train_batch(batches))
+        return StepResult(loss, *common.after_step(self.spec, self.engine, skipped))
+
+    def evaluate(self, batches: Iterator[Batch], n: int) -> float:
+        return float(self.engine.eval_batch(batches, num_micro_batches=n))
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kernels": self.kernels,
+            "optimizer": type(self.engine.optimizer).__name__,
+            "stage_boundaries": [int(p) for p in self.engine.module.parts],
+            "config": common.config(self.spec),
+        }
+
+    def close(self) -> None:
+        self.engine.destroy()

@@ -1,0 +1,100 @@
+"""DeepSpeed's engine: ZeRO stages 0 to 3 and offload, over our GPT, Hugging Face's, or a
+tensor-parallel one from megatron-core's layers."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from parallel import deepspeed_common as common
+from parallel.engines import Batch, StepResult
+from parallel.kernels import choose
+from parallel.optim import set_lr
+from parallel.reference import build_reference
+from parallel.spec import RunSpec
+
+
+def build(spec: RunSpec, device: torch.device) -> "DeepSpeedZeroEngine":
+    return DeepSpeedZeroEngine(spec, device)
+
+
+class TensorParallelGPT(nn.Module):
+    """megatron-core's GPTModel behind the reference model's call: (tokens, labels) -> mean loss."""
+
+    def __init__(self, spec: RunSpec, kernels: str, cuda: bool, whole: Any):
+        super().__init__()
+        from parallel import layers
+
+        config = layers.transformer_config(spec, cuda)
+        self.model = layers.gpt_model(spec, config, kernels, whole=whole)
+        self.position_ids = layers.position_ids
+
+    def forward(self, tokens_BS: Tensor, labels_BS: Tensor) -> Tensor:
+        losses_BS = self.model(tokens_BS, self.position_ids(tokens_BS), None, labels=labels_BS)
+        return losses_BS.float().mean()
+
+
+class DeepSpeedZeroEngine:
+    def __init__(self, spec: RunSpec, device: torch.device):
+        self.spec, self.device = spec, device
+        cuda, split = device.type == "cuda", spec.layout.tp > 1
+        mpu, offered, counts, group = None, ("torch",), lambda p: True, None
+        if split:
+            from parallel import layers
+
+            layers.init_groups(spec)
+            mpu, offered = layers.ModelParallelUnit(), layers.KERNELS
+            first = mpu.get_tensor_model_parallel_rank() == 0
+            counts, group = lambda p: first or layers.is_split(p), mpu.get_model_parallel_group()
+        self.kernels = choose(spec.kernels, device, offered)
+
+        if spec.implementation == "hf":
+            import models.hf  # noqa: F401  (before zero.Init patches what it imports)
+
+        with common.partitioned(spec, mpu) as whole:
+            if split:
+                model: nn.Module = TensorParallelGPT(spec, self.kernels, cuda, whole)
+            else:
+                model = build_reference(spec, whole)
+        adam = common.optimizer(model.parameters(), spec, counts, group)
+        self.engine = common.initialize(spec, model, adam, mpu)
+        self.dp_group = mpu.get_data_parallel_group() if split else None
+
+    def step(self, batches: Iterator[Batch], lr: float) -> StepResult:
+        skipped = self.engine.skipped_steps
+        set_lr(self.engine.optimizer.param_groups, lr)
+        total = torch.zeros((), device=self.device)
+        for tokens_BS, labels_BS in batches:
+            loss = self.engine(tokens_BS, labels_BS)
+            self.engine.backward(loss)
+            self.engine.step()  # an optimizer step only after the last micro-batch
+            total += loss.detach() / self.spec.layout.n_micro
+        return StepResult(self._mean(total), *common.after_step(self.spec, self.engine, skipped))
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterator[Batch], n: int) -> float:
+        self.engine.eval()
+        total = torch.zeros((), device=self.device)
+        for _ in range(n):
+            total += self.engine(*next(batches)) / n
+        self.engine.train()
+        return self._mean(total)
+
+    def _mean(self, value: Tensor) -> float:
+        dist.all_reduce(value, group=self.dp_group)
+        return float(value) / self.spec.layout.dp
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kernels": self.kernels,
+            "optimizer": type(self.engine.optimizer).__name__,
+            "config": common.config(self.spec),
+        }
+
+    def close(self) -> None:
+        with contextlib.suppress(AttributeError):  # DeepSpeed's is missing without ZeRO
+            self.engine.destroy()
+
