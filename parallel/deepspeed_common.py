@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from parallel import cpu
 from parallel.optim import param_groups
 from parallel.spec import RunSpec, read_deepspeed_json
 
@@ -19,6 +20,11 @@ if not torch.cuda.is_available():
     # Otherwise DeepSpeed guesses from what is installed; it must agree with our device.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("DS_LOG_LEVEL", "error")
+
+if not torch.cuda.is_available():
+    # Leaving zero.Init, DeepSpeed puts back torch's tensor factories as it found them when it was
+    # imported. megatron-core's layers need the redirected ones, so these come first.
+    cpu.patch()
 
 import deepspeed  # noqa: E402
 from deepspeed.utils import logger  # noqa: E402
@@ -56,7 +62,7 @@ def config(spec: RunSpec) -> dict[str, Any]:
     }
     for name in ("bf16", "fp16"):
         merged[name] = {**merged.get(name, {}), "enabled": spec.precision == name}
-    if spec.precision == "bf16":
+    if spec.precision == "bf16" and layout.zero_stage > 0:  # without ZeRO it cannot
         merged.setdefault("data_types", {"grad_accum_dtype": "fp32"})
     if clips_itself(spec):
         merged["gradient_clipping"] = 0.0

@@ -7,8 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
-from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
 from parallel import deepspeed_common as common
 from parallel import layers
@@ -16,6 +14,9 @@ from parallel.engines import Batch, StepResult
 from parallel.kernels import choose
 from parallel.optim import set_lr
 from parallel.spec import RunSpec
+
+from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec  # isort: skip  (after common)
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology  # isort: skip
 
 
 def build(spec: RunSpec, device: torch.device) -> "DeepSpeedPipeEngine":

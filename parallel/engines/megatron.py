@@ -22,6 +22,7 @@ from megatron.core.distributed import (  # noqa: E402
 )
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
+from megatron.core.transformer.module import Float16Module  # noqa: E402
 
 
 def build(spec: RunSpec, device: torch.device) -> "MegatronEngine":
@@ -52,6 +53,8 @@ class MegatronEngine:
                 post_process=parallel_state.is_pipeline_last_stage(False, vp_stage),
                 vp_stage=vp_stage,
             ).to(device)
+            if spec.precision != "fp32":
+                model = Float16Module(config, model)
             self.chunks.append(DistributedDataParallel(config, ddp, model))
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(
