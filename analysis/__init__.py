@@ -1,1 +1,1 @@
-"""Logs in, tables out; prediction and planning. Never loads torch, so it answers on a login node."""
+"""Logs in, tables out; prediction and planning. Never loads torch: it answers on login nodes."""

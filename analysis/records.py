@@ -18,7 +18,7 @@ def _empty() -> np.ndarray:
 
 @dataclass
 class Failure:
-    """Why a run ended: `kind` (oom, nccl, node, timeout, cancelled, traceback ...) and its proof."""
+    """Why a run ended: `kind` (oom, nccl, node, timeout, traceback ...) and its proof."""
 
     kind: str
     line_no: int

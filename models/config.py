@@ -74,7 +74,7 @@ def _jean_zay(n_layer: int, hidden: int) -> GPTConfig:
 PRESETS: dict[str, GPTConfig] = {
     # Small ones that train on a laptop's CPU. Byte-level text has 257 ids, an odd number on
     # purpose: every tensor-parallel split then exercises vocabulary padding.
-    "tiny": GPTConfig(n_layer=4, hidden=64, n_head=4, vocab_size=257, max_seq_len=64),
+    "tiny": GPTConfig(n_layer=4, hidden=128, n_head=4, vocab_size=257, max_seq_len=128),
     "small": GPTConfig(n_layer=4, hidden=256, n_head=8, vocab_size=257, max_seq_len=256),
     "base": GPTConfig(n_layer=8, hidden=512, n_head=8, vocab_size=257, max_seq_len=512),
     # Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", table 2.

@@ -26,7 +26,7 @@ _BLOCK_NAMES = {
 
 
 class HuggingFaceGPT2(nn.Module):
-    """`transformers.GPT2LMHeadModel` behind the reference model's call: (tokens, labels) -> loss."""
+    """`transformers.GPT2LMHeadModel` called like the reference model: (tokens, labels) -> loss."""
 
     def __init__(self, config: GPTConfig, recompute: bool = False):
         super().__init__()

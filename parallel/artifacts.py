@@ -1,12 +1,12 @@
 """The run folder: what a run leaves behind, its one writer and its one reader. Torch-free.
 
-    run.json               the resolved settings, layout, versions, kernels, commit, host
-    train.log              the console, in Megatron-LM's iteration lines
-    steps.csv              one row per optimizer step, in full precision
-    training_metrics.json  the summary (schema 2.0), when the run completed
-    RUN_COMPLETE.txt       only when it truly completed
-    status.json            running, complete or failed, and why
-    attempts/<n>/          the files of earlier runs in the same folder; nothing is lost
+run.json               the resolved settings, layout, versions, kernels, commit, host
+train.log              the console, in Megatron-LM's iteration lines
+steps.csv              one row per optimizer step, in full precision
+training_metrics.json  the summary (schema 2.0), when the run completed
+RUN_COMPLETE.txt       only when it truly completed
+status.json            running, complete or failed, and why
+attempts/<n>/          the files of earlier runs in the same folder; nothing is lost
 """
 
 import csv

@@ -124,7 +124,9 @@ def _open_megatron(prefix: Path) -> Data:
 
     for suffix in (".bin", ".idx"):
         if not prefix.with_name(prefix.name + suffix).exists():
-            raise UsageError(f"{prefix}{suffix}: no such file (a Megatron pair needs .bin and .idx)")
+            raise UsageError(
+                f"{prefix}{suffix}: no such file (a Megatron pair needs .bin and .idx)"
+            )
     try:
         dataset = IndexedDataset(str(prefix), mmap=True)
     except (AssertionError, ValueError, KeyError) as error:
@@ -136,9 +138,7 @@ def _open_megatron(prefix: Path) -> Data:
 
 def _hold_out(ids: np.ndarray, path: Path) -> Data:
     cut = int(len(ids) * (1 - HELD_OUT))
-    train, val = (
-        Tokens(part, str(path), "unknown", None, None) for part in (ids[:cut], ids[cut:])
-    )
+    train, val = (Tokens(part, str(path), "unknown", None, None) for part in (ids[:cut], ids[cut:]))
     return Data(train, val)
 
 
@@ -149,7 +149,13 @@ def offsets(n_tokens: int, seq_len: int, global_batch: int, seed: int, step: int
 
 
 def batches(
-    tokens: Tokens, layout: Layout, seq_len: int, vocab_size: int, dp_rank: int, seed: int, step: int
+    tokens: Tokens,
+    layout: Layout,
+    seq_len: int,
+    vocab_size: int,
+    dp_rank: int,
+    seed: int,
+    step: int,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """This dp rank's n_micro micro-batches of the step: (tokens, labels), [micro_batch, seq_len].
 
@@ -218,7 +224,12 @@ def _train_bpe(documents: list[Path], vocab_size: int, out: Path) -> _Subwords:
     if vocab_size < BYTE_VOCAB:
         raise UsageError(f"a byte-level BPE needs --vocab-size {BYTE_VOCAB} or more")
     bpe = ByteLevelBPETokenizer()
-    bpe.train([str(d) for d in documents], vocab_size, show_progress=False, special_tokens=["<|endoftext|>"])
+    bpe.train(
+        [str(d) for d in documents],
+        vocab_size,
+        show_progress=False,
+        special_tokens=["<|endoftext|>"],
+    )
     bpe.save(str(out / "tokenizer.json"))
     end = bpe.token_to_id("<|endoftext|>")
     return _Subwords("bpe", bpe.get_vocab_size(), end, lambda text: bpe.encode(text).ids)
@@ -237,9 +248,7 @@ def _from_hugging_face(path: Path) -> _Subwords:
     return _Subwords(str(path), len(tokenizer), end, encode)
 
 
-def prepare(
-    out: Path, inputs: list[Path], tokenizer: str = "byte", vocab_size: int = 4096
-) -> dict:
+def prepare(out: Path, inputs: list[Path], tokenizer: str = "byte", vocab_size: int = 4096) -> dict:
     """Tokenize documents into out/train.bin and out/val.bin, and describe them in out/meta.json.
 
     Every 20th document is held out. meta.json is written last: a folder without it is not data.

@@ -26,8 +26,8 @@ if not torch.cuda.is_available():
     # imported. megatron-core's layers need the redirected ones, so these come first.
     cpu.patch()
 
-import deepspeed  # noqa: E402
-from deepspeed.utils import logger  # noqa: E402
+import deepspeed
+from deepspeed.utils import logger
 
 logger.setLevel(logging.ERROR)  # rank 0 prints its whole configuration otherwise
 if not torch.cuda.is_available():

@@ -52,7 +52,9 @@ def choose(asked: str, device: torch.device, offered: Sequence[str]) -> str:
     """
     if asked == "auto":
         reasons = usable() if device.type == "cuda" else {"torch": ""}
-        return next(name for name in ("te", "apex", "torch") if name in offered and reasons.get(name) == "")
+        return next(
+            name for name in ("te", "apex", "torch") if name in offered and reasons.get(name) == ""
+        )
     if asked not in offered:
         raise UsageError(f"kernels {asked}: this engine has {', '.join(offered)}")
     if reason := usable()[asked]:

@@ -1,4 +1,4 @@
-"""Which rank am I? The same answer under torchrun, the deepspeed launcher, srun or none. Torch-free."""
+"""Which rank am I? Under torchrun, the deepspeed launcher, srun, or none of them. Torch-free."""
 
 import os
 import subprocess

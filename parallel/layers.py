@@ -63,7 +63,7 @@ _TOP_NAMES = {
 
 
 def init_groups(spec: RunSpec) -> None:
-    """Form megatron-core's process groups (ranks: tp fastest, then dp, then pp) and random state."""
+    """Form megatron-core's process groups (tp counts fastest, then dp, then pp) and random state."""
     # Megatron wants its tensor-parallel kernels in launch order on CUDA.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     layout = spec.layout
@@ -81,7 +81,9 @@ class ModelParallelUnit:
     """megatron-core's process groups under the names DeepSpeed asks its `mpu` for (pp = 1)."""
 
     get_model_parallel_rank = staticmethod(parallel_state.get_tensor_model_parallel_rank)
-    get_model_parallel_world_size = staticmethod(parallel_state.get_tensor_model_parallel_world_size)
+    get_model_parallel_world_size = staticmethod(
+        parallel_state.get_tensor_model_parallel_world_size
+    )
     get_model_parallel_group = staticmethod(parallel_state.get_tensor_model_parallel_group)
     get_tensor_model_parallel_rank = get_model_parallel_rank
     get_tensor_model_parallel_world_size = get_model_parallel_world_size
@@ -257,7 +259,7 @@ def initialise(
 
 
 class WordEmbedding(nn.Module):
-    """Tokens [B, S] to [S, B, H]; through `logits` also the output layer, tied by being the same."""
+    """Tokens [B, S] to [S, B, H]; its `logits` is the output layer, tied by being the same."""
 
     def __init__(self, spec: RunSpec, config: TransformerConfig):
         super().__init__()

@@ -71,7 +71,9 @@ class RunSpec:
     clip_grad: float = _flag(1.0, "largest gradient norm; 0 switches clipping off")
     seed: int = _flag(1234, "of weights and data order")
     # the data
-    data: str = _flag("data/stdlib", "folder of token files, a nanoGPT .bin or a megatron .bin/.idx")
+    data: str = _flag(
+        "data/stdlib", "folder of token files, a nanoGPT .bin or a megatron .bin/.idx"
+    )
     eval_interval: int = _flag(0, "steps between validations; 0: once, at the end")
     eval_steps: int = _flag(2, "global batches in a validation; 0: never validate")
     # the machine
@@ -116,7 +118,9 @@ class RunSpec:
         """What distinguishes the run's split, e.g. `megatron-tp2-pp2-dp2`: never stated twice."""
         layout = self.layout
         parts = [self.engine.replace("_", "-")]
-        parts += [f"{axis}{n}" for axis in ("tp", "pp", "vpp", "dp") if (n := getattr(layout, axis)) > 1]
+        parts += [
+            f"{axis}{n}" for axis in ("tp", "pp", "vpp", "dp") if (n := getattr(layout, axis)) > 1
+        ]
         if layout.sequence_parallel:
             parts.append("sp")
         if layout.zero_stage or self.engine == "deepspeed_zero":
@@ -274,7 +278,9 @@ def from_deepspeed_json(config: dict[str, Any]) -> dict[str, Any]:
         offload = "optimizer"
     if zero.get("offload_param", {}).get("device") == "cpu":
         offload = "all"
-    precision = next((p for p in ("bf16", "fp16") if config.get(p, {}).get("enabled") is True), None)
+    precision = next(
+        (p for p in ("bf16", "fp16") if config.get(p, {}).get("enabled") is True), None
+    )
     stated = {
         "micro_batch": config.get("train_micro_batch_size_per_gpu"),
         "global_batch": config.get("train_batch_size"),

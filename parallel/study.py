@@ -1,15 +1,15 @@
 """Studies: a TOML file that asks one question, and the runs that answer it. Torch-free.
 
-    question = "Does every engine train the same GPT?"
-    baseline = "ddp"            # the run that speedups and parity are measured against
+question = "Does every engine train the same GPT?"
+baseline = "ddp"            # the run that speedups and parity are measured against
 
-    [defaults]                  # settings of every run: the flags of parallel.train
-    preset = "tiny"
+[defaults]                  # settings of every run: the flags of parallel.train
+preset = "tiny"
 
-    [[run]]                     # one table per run; its name follows from its split
-    engine = "megatron"
-    gpus = 2
-    tp = 2
+[[run]]                     # one table per run; its name follows from its split
+engine = "megatron"
+gpus = 2
+tp = 2
 """
 
 import tomllib
@@ -31,7 +31,9 @@ class Study:
     baseline: str
     settings: dict[str, list[tuple[str, dict[str, Any]]]]  # run name -> layers for resolve()
 
-    def run(self, name: str, flags: dict[str, Any] | None = None, gpus: int | None = None) -> RunSpec:
+    def run(
+        self, name: str, flags: dict[str, Any] | None = None, gpus: int | None = None
+    ) -> RunSpec:
         """The run called `name`, with `flags` overriding the study's settings.
 
         Raises:

@@ -8,8 +8,8 @@ r"""Train one GPT, split as asked, through one engine.
     python -m parallel.train --engine megatron --gpus 512 --tp 8 --pp 8 --preset 175b --check
 
 dp follows from the number of ranks. Flags override the study, the study overrides a DeepSpeed JSON.
-The run folder (--out, default logs/<study>/<run>) gets run.json, train.log, steps.csv, and, when the
-run completes, training_metrics.json and RUN_COMPLETE.txt.
+The run folder (--out, default logs/<study>/<run>) gets run.json, train.log, steps.csv and, when
+the run completes, training_metrics.json and RUN_COMPLETE.txt.
 """
 
 import argparse
@@ -46,7 +46,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--run-name", "--run", dest="run", metavar="NAME", help="... and which of its runs"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run folder")
-    parser.add_argument("--check", action="store_true", help="print the resolved run; start nothing")
+    parser.add_argument(
+        "--check", action="store_true", help="print the resolved run; start nothing"
+    )
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # deepspeed's
     spec.add_flags(parser)
     return parser.parse_args(argv)
@@ -67,7 +69,9 @@ def choose(
     else:
         the_study = study.load_study(arguments.study)
         if arguments.run is None:
-            raise UsageError(f"--run-name is missing; {arguments.study} has: {', '.join(the_study.settings)}")
+            raise UsageError(
+                f"--run-name is missing; {arguments.study} has: {', '.join(the_study.settings)}"
+            )
         chosen = the_study.run(arguments.run, flags, gpus)
         study_name, run, baseline = the_study.name, arguments.run, the_study.baseline
     folder = arguments.out or Path("logs") / (study_name or "runs") / run
@@ -91,7 +95,9 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
 
-def train(run_spec: spec.RunSpec, run_json: dict[str, Any], path: Path, place: launch.Launch) -> int:
+def train(
+    run_spec: spec.RunSpec, run_json: dict[str, Any], path: Path, place: launch.Launch
+) -> int:
     """Check what needs torch, form the process group, and run; 0 only when it truly completed.
 
     Raises:
@@ -218,9 +224,7 @@ def loop(
     waited = [0.0]  # seconds rank 0 spent making batches
 
     def batches(tokens: data.Tokens, step: int) -> Iterator[engines.Batch]:
-        made = data.batches(
-            tokens, layout, seq_len, model.vocab_size, dp_rank, run_spec.seed, step
-        )
+        made = data.batches(tokens, layout, seq_len, model.vocab_size, dp_rank, run_spec.seed, step)
         while True:
             before = time.perf_counter()
             batch = next(made, None)
@@ -296,7 +300,8 @@ def loop(
                 if chief and val_loss is not None:
                     say(
                         f" validation loss at iteration {step + 1} |"
-                        f" lm loss value: {val_loss:.6E} | lm loss PPL: {perplexity(val_loss):.6E} |"
+                        f" lm loss value: {val_loss:.6E} |"
+                        f" lm loss PPL: {perplexity(val_loss):.6E} |"
                     )
                 clock.lap()  # validation is not training time
     bar.close()

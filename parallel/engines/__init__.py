@@ -121,6 +121,11 @@ def inabilities(spec: "RunSpec") -> list[str]:
             found.append(f"engine {name} offers {what} {allowed}, not {value}")
     if spec.implementation == "hf" and layout.tp > 1:
         found.append(f"Hugging Face's GPT-2 has no tp (asked: {layout.tp})")
+    if name == "deepspeed_zero" and spec.precision == "bf16" and layout.zero_stage == 0:
+        found.append(
+            "DeepSpeed without ZeRO updates the bf16 weights themselves, with no fp32 copy;"
+            " for bf16 use zero_stage 1, 2 or 3"
+        )
     return found
 
 

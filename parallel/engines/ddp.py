@@ -61,9 +61,7 @@ class DDPEngine:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         skipped = self.spec.precision == "fp16" and not norm < float("inf")
-        return StepResult(
-            self._mean(total), None if skipped else norm, scale, skipped
-        )
+        return StepResult(self._mean(total), None if skipped else norm, scale, skipped)
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:

@@ -61,8 +61,10 @@ class DeepSpeedPipeEngine:
         adam = common.optimizer(
             module.parameters(),
             spec,
-            counts=lambda p: not getattr(p, "ds_pipe_replicated", False)
-            and (layers.is_split(p) or grid.get_slice_parallel_rank() == 0),
+            counts=lambda p: (
+                not getattr(p, "ds_pipe_replicated", False)
+                and (layers.is_split(p) or grid.get_slice_parallel_rank() == 0)
+            ),
             group=grid.get_model_parallel_group(),
         )
         self.engine = common.initialize(spec, module, adam, mpu=None)

@@ -97,4 +97,3 @@ class DeepSpeedZeroEngine:
     def close(self) -> None:
         with contextlib.suppress(AttributeError):  # DeepSpeed's is missing without ZeRO
             self.engine.destroy()
-

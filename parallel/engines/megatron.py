@@ -1,4 +1,4 @@
-"""megatron-core: GPTModel, its DDP and distributed optimizer, its 1F1B and interleaved schedules."""
+"""megatron-core: GPTModel, its DDP and distributed optimizer, 1F1B and interleaved schedules."""
 
 import itertools
 from collections.abc import Iterator
@@ -6,6 +6,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
 from parallel import layers
@@ -13,16 +22,6 @@ from parallel.engines import Batch, StepResult
 from parallel.kernels import choose
 from parallel.optim import set_lr
 from parallel.spec import RunSpec
-
-from megatron.core import parallel_state  # noqa: E402  isort: skip  (layers patches it on CPU)
-from megatron.core.distributed import (  # noqa: E402
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
-from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
-from megatron.core.transformer.module import Float16Module  # noqa: E402
 
 
 def build(spec: RunSpec, device: torch.device) -> "MegatronEngine":

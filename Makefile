@@ -1,0 +1,49 @@
+# `make study` trains the first study and prints its tables; `make test` checks everything.
+# Both set themselves up: a virtual environment in .venv with the versions that setup.py pins.
+#
+# Without a GPU, PyTorch's CPU wheels save gigabytes:  make setup PIP_ARGS="--extra-index-url URL"
+
+PYTHON ?= python3
+PIP_ARGS ?=
+PY := .venv/bin/python
+STUDY ?= parity
+
+.PHONY: setup study test check format clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make study    train every engine and split on this machine, print the tables (10 minutes)"
+	@echo "make test     run the tests (15 minutes)"
+	@echo "make setup    only build .venv"
+	@echo "make check    only ruff: format and lint"
+	@echo "make format   let ruff format the code"
+	@echo "make clean    remove .venv (logs stay)"
+
+setup: .venv/installed
+
+.venv/installed: setup.py pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V); try: make setup PYTHON=python3.12" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --editable '.[test]'
+	@touch $@
+
+study: setup
+	$(PY) -m parallel.data --if-missing
+	$(PY) -m parallel.sweep slurm/$(STUDY).toml
+	$(PY) -m analysis.tflops logs/$(STUDY)
+	$(PY) -m analysis.parity logs/$(STUDY)
+
+test: setup check
+	$(PY) -m pytest
+
+check: setup
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+
+format: setup
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,113 @@
+"""Run a study on this machine, one run after the other, without Slurm. Torch-free.
+
+    python -m parallel.sweep slurm/parity.toml
+    python -m parallel.sweep slurm/parity.toml --only ddp megatron-pp2
+    python -m parallel.sweep slurm/parity.toml --fresh
+
+Each run is started by torchrun, one process per rank. A run that is already complete with the same
+settings and the same commit is not run again, so a sweep that was stopped goes on where it was;
+--fresh runs everything (earlier results move to <run>/attempts/). What a run printed is in
+<run>/console.out. The exit status is 1 when a run failed; the others still run.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tqdm import tqdm
+
+from models.errors import UsageError
+from parallel import artifacts, facts
+from parallel.artifacts import COMPLETE, RunFolder
+from parallel.spec import RunSpec
+from parallel.study import Study, load_study
+
+
+def is_done(folder: Path, spec: RunSpec, commit: dict) -> bool:
+    """Whether the folder holds this very run, complete, from an unchanged commit."""
+    if artifacts.read_status(folder).get("state") != COMPLETE:
+        return False
+    found = artifacts.read_run(folder).facts
+    return found["spec"] == spec.settings() and found["git"] == commit and commit["dirty"] is False
+
+
+def start(study: Study, name: str, spec: RunSpec, folder: Path) -> int:
+    """Run one run of the study to its end; its exit status."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(spec.gpus), "-m", "parallel.train"]
+    command += ["--study", str(study.path), "--run-name", name, "--out", str(folder)]
+    root = str(Path(__file__).resolve().parent.parent)
+    environment = os.environ | {
+        "OMP_NUM_THREADS": str(spec.threads),
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+    }
+    with (folder / "console.out").open("wb") as console:
+        status = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=subprocess.STDOUT,
+        ).returncode
+    if status and artifacts.read_status(folder).get("state") != COMPLETE:
+        RunFolder(folder).fail(f"exit status {status}", rank=-1)
+    return status
+
+
+def sweep(study: Study, names: list[str], out: Path, fresh: bool) -> list[str]:
+    """Run the named runs into out/<name>; the names of those that failed."""
+    commit = facts.git(Path(__file__).parent)
+    on_terminal = sys.stderr.isatty()
+    failed = []
+    bar = tqdm(names, desc=study.name, unit="run", disable=not on_terminal)
+    for number, name in enumerate(bar, start=1):
+        bar.set_postfix_str(name)
+        spec, folder = study.run(name), out / name
+        before = time.monotonic()
+        if not fresh and is_done(folder, spec, commit):
+            outcome = "already complete"
+        elif start(study, name, spec, folder) == 0:
+            outcome = f"complete in {time.monotonic() - before:.0f} s"
+        else:
+            failed.append(name)
+            reason = artifacts.read_status(folder).get("reason") or "no status"
+            outcome = f"FAILED: {reason} (see {folder / 'console.out'})"
+        line = f"[{number}/{len(names)}] {name}: {outcome}"
+        tqdm.write(line) if on_terminal else print(line, flush=True)
+    return failed
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m parallel.sweep",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("study", type=Path, metavar="TOML", help="the study file")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these runs of it")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: logs/<study>")
+    parser.add_argument("--fresh", action="store_true", help="run complete runs again, too")
+    arguments = parser.parse_args(argv)
+    try:
+        study = load_study(arguments.study)
+        names = arguments.only or list(study.settings)
+        for name in names:
+            study.run(name)  # every one is checked before the first starts
+        failed = sweep(study, names, arguments.out or Path("logs") / study.name, arguments.fresh)
+    except UsageError as error:
+        print(f"parallel.sweep: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("parallel.sweep: interrupted; run it again to go on", file=sys.stderr)
+        return 130
+    if failed:
+        print(f"{len(failed)} of {len(names)} runs failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+"""Packaging, and the one place where versions are pinned."""
+
+from setuptools import setup
+
+setup(
+    name="gpt-scaling-study",
+    version="0.1.0",
+    description="GPT training in 3D parallelism, measured: studies in, tables you can defend out",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=["models", "parallel", "parallel.engines", "slurm", "analysis", "analysis.readers"],
+    package_data={"slurm": ["*.toml"]},
+    install_requires=[
+        "torch==2.13.0",
+        "deepspeed==0.19.8",
+        "megatron-core==0.16.1",
+        "transformers==5.23.0",
+        "tokenizers==0.23.3",
+        "numpy==2.4.6",
+        "pandas==3.1.1",
+        "matplotlib==3.11.2",
+        "tqdm==4.70.1",
+    ],
+    extras_require={
+        "test": ["pytest==9.2.0", "hypothesis==6.170.15", "ruff==0.17.5"],
+    },
+)
