@@ -97,15 +97,20 @@ class RunFolder:
         write_json(self.path / "training_metrics.json", metrics)
         (self.path / "RUN_COMPLETE.txt").write_text(marker + "\n")
         self._write_status(COMPLETE, "", 0)
-        for stream in (self._log, self._steps):
-            stream.close()
-        self._log = self._steps = None
+        self.close()
 
     def fail(self, reason: str, rank: int) -> None:
         """Say that the run failed. The first reason stays: later ones are its consequences."""
         if self.path.is_dir() and read_status(self.path).get("state") in (None, RUNNING):
             self._write_status(FAILED, reason, rank)
             (self.path / "RUN_COMPLETE.txt").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the two growing files; what they hold is on disk already, line by line."""
+        for stream in (self._log, self._steps):
+            if stream is not None:
+                stream.close()
+        self._log = self._steps = None
 
     def _write_status(self, state: str, reason: str, rank: int) -> None:
         write_json(

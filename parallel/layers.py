@@ -63,7 +63,7 @@ _TOP_NAMES = {
 
 
 def init_groups(spec: RunSpec) -> None:
-    """Form megatron-core's process groups (tp counts fastest, then dp, then pp) and random state."""
+    """Form megatron-core's process groups (tp fastest, then dp, then pp) and random state."""
     # Megatron wants its tensor-parallel kernels in launch order on CUDA.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     layout = spec.layout

@@ -1,0 +1,152 @@
+"""Data: text becomes token files, other formats are read, and a step's sequences depend on
+(seed, step) alone."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from models.errors import UsageError
+from parallel import data
+from parallel.layout import Layout
+
+
+def corpus(tmp_path, n: int = 40):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for i in range(n):
+        (folder / f"{i:03}.txt").write_text(f"document {i}: " + "the quick brown fox. " * 20)
+    return folder
+
+
+def test_default_corpus_is_the_standard_library(tokens):
+    meta = json.loads((tokens / "meta.json").read_text())
+    assert meta["vocab_size"] == 257 and meta["tokenizer"] == "byte"
+    assert meta["tokens"]["train"] > 5_000_000
+    assert 0.01 < meta["tokens"]["val"] / meta["tokens"]["train"] < 0.15
+
+
+def test_bytes_come_back_as_the_text(tmp_path):
+    folder = corpus(tmp_path)
+    data.prepare(tmp_path / "out", [folder])
+    loaded = data.load(tmp_path / "out", seq_len=8, vocab_size=257)
+    first = bytes(loaded.train.ids[:11].astype(np.uint8))
+    assert first == b"document 0:"
+    assert (loaded.train.ids == 256).sum() + (loaded.val.ids == 256).sum() == 40
+
+
+def test_preparing_twice_gives_the_same_files(tmp_path):
+    folder = corpus(tmp_path)
+    one = data.prepare(tmp_path / "a", [folder])
+    two = data.prepare(tmp_path / "b", [folder])
+    assert one["sha256"] == two["sha256"]
+
+
+def test_one_file_is_cut_so_that_something_is_held_out(tmp_path):
+    (tmp_path / "one.txt").write_text("x" * 1000)
+    meta = data.prepare(tmp_path / "out", [tmp_path / "one.txt"])
+    assert meta["tokens"] == {"train": 950, "val": 51}
+
+
+def test_bpe_is_trained_here_and_reads_back(tmp_path):
+    folder = corpus(tmp_path)
+    meta = data.prepare(tmp_path / "out", [folder], tokenizer="bpe", vocab_size=300)
+    assert 257 < meta["vocab_size"] <= 300
+    loaded = data.load(tmp_path / "out", seq_len=8, vocab_size=300)
+    from tokenizers import Tokenizer
+
+    text = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).decode(
+        loaded.train.ids[:40].tolist()
+    )
+    assert "document 0: the quick brown fox." in text
+
+
+def test_a_hugging_face_tokenizer_from_a_local_path(tmp_path):
+    folder = corpus(tmp_path)
+    data.prepare(tmp_path / "bpe", [folder], tokenizer="bpe", vocab_size=300)
+    path = tmp_path / "bpe" / "tokenizer.json"
+    meta = data.prepare(tmp_path / "out", [folder], tokenizer=str(path))
+    again = data.load(tmp_path / "out", 8, 300).train.ids
+    assert np.array_equal(again, data.load(tmp_path / "bpe", 8, 300).train.ids)
+    assert meta["tokenizer"] == str(path)
+    with pytest.raises(UsageError, match="no tokenizer at .*nowhere"):
+        data.prepare(tmp_path / "x", [folder], tokenizer=str(tmp_path / "nowhere"))
+
+
+def test_nanogpt_bin_is_read(tmp_path):
+    ids = np.arange(1000, dtype=np.uint16) % 50
+    ids.tofile(tmp_path / "train.bin")
+    loaded = data.load(tmp_path / "train.bin", seq_len=8, vocab_size=50)
+    assert np.array_equal(np.concatenate([loaded.train.ids, loaded.val.ids]), ids)
+
+
+def test_megatron_indexed_pair_is_read(tmp_path):
+    from parallel.cpu import import_megatron
+
+    import_megatron()
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    builder = IndexedDatasetBuilder(str(tmp_path / "text_document.bin"), dtype=np.uint16)
+    documents = [np.arange(n) for n in (50, 70, 500)]
+    for document in documents:
+        builder.add_document(document, [len(document)])
+    builder.finalize(str(tmp_path / "text_document.idx"))
+    for path in (tmp_path / "text_document", tmp_path / "text_document.idx"):
+        loaded = data.load(path, seq_len=8, vocab_size=500)
+        both = np.concatenate([loaded.train.ids, loaded.val.ids])
+        assert np.array_equal(both, np.concatenate(documents))
+
+
+def batches_of(tokens, layout: Layout, seed: int = 1, step: int = 0) -> set[tuple]:
+    seen = []
+    for dp_rank in range(layout.dp):
+        for text, labels in data.batches(tokens, layout, 16, 257, dp_rank, seed, step):
+            assert text.shape == labels.shape == (layout.micro_batch, 16)
+            assert torch.equal(text[:, 1:], labels[:, :-1])
+            seen += [tuple(row.tolist()) for row in text]
+    assert len(seen) == layout.global_batch
+    return set(seen)
+
+
+def test_a_steps_sequences_do_not_depend_on_the_layout(tokens):
+    train = data.load(tokens, 16, 257).train
+    one = batches_of(train, Layout(micro_batch=16))
+    assert one == batches_of(train, Layout(dp=2, micro_batch=2, n_micro=4))
+    assert one == batches_of(train, Layout(dp=4, tp=2, pp=2, micro_batch=4))
+    assert one != batches_of(train, Layout(micro_batch=16), step=1)
+    assert one != batches_of(train, Layout(micro_batch=16), seed=2)
+
+
+def test_missing_data_says_how_to_make_it():
+    with pytest.raises(UsageError, match="no token files at nowhere$"):
+        data.load("nowhere", 8, 257)
+    if not data.Path(data.DEFAULT_FOLDER).exists():
+        with pytest.raises(UsageError, match="prepare it with: python -m parallel.data"):
+            data.load(data.DEFAULT_FOLDER, 8, 257)
+
+
+def test_ids_beyond_the_vocabulary_are_refused(tmp_path, tokens):
+    with pytest.raises(UsageError, match="tokenizer of 257 ids.*has 256; pass --vocab-size 257"):
+        data.load(tokens, 8, 256)
+    np.full(1000, 300, dtype=np.uint16).tofile(tmp_path / "bare.bin")
+    bare = data.load(tmp_path / "bare.bin", 8, 257).train
+    with pytest.raises(UsageError, match="token id 300, but the model's vocabulary has 257"):
+        bare.batch(np.array([0]), 8, 257)
+
+
+def test_too_little_text_is_refused(tmp_path):
+    (tmp_path / "short.txt").write_text("short")
+    data.prepare(tmp_path / "out", [tmp_path / "short.txt"])
+    with pytest.raises(UsageError, match="training split.* has 5 tokens, too few.*64"):
+        data.load(tmp_path / "out", 64, 257)
+
+
+def test_an_unfinished_folder_is_not_data(tmp_path):
+    data.prepare(tmp_path / "out", [corpus(tmp_path)])
+    (tmp_path / "out" / "meta.json").write_text("{")
+    with pytest.raises(UsageError, match="is damaged"):
+        data.load(tmp_path / "out", 8, 257)
+    (tmp_path / "out" / "meta.json").unlink()
+    with pytest.raises(UsageError, match="meta.json: No such file"):
+        data.load(tmp_path / "out", 8, 257)

@@ -1,0 +1,48 @@
+"""Rank and rendezvous under each launcher, from the environment it sets."""
+
+import pytest
+
+from models.errors import UsageError
+from parallel.launch import Launch, detect, rendezvous_environment
+
+SRUN = {
+    "SLURM_PROCID": "5",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_JOB_ID": "123",
+    "SLURM_STEP_ID": "0",
+    "MASTER_ADDR": "node1",
+}
+
+
+def test_each_launcher_is_understood():
+    torchrun = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "x"}
+    assert detect(torchrun) == Launch(3, 8, 1, "torchrun")
+    assert detect({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3"}).launcher == "environment"
+    assert detect(SRUN) == Launch(5, 8, 1, "srun")
+    assert detect({}) == Launch(0, 1, 0, "none")
+
+
+def test_torchrun_inside_srun_is_torchrun():
+    assert detect(SRUN | {"RANK": "0", "WORLD_SIZE": "2"}).world_size == 2
+
+
+def test_a_plain_process_in_an_sbatch_script_is_alone():
+    batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "1"}
+    assert detect(batch) == Launch(0, 1, 0, "none")
+
+
+def test_half_an_environment_is_refused():
+    with pytest.raises(UsageError, match="WORLD_SIZE is not set"):
+        detect({"RANK": "0"})
+    with pytest.raises(UsageError, match="cannot read the launcher's environment"):
+        detect({"RANK": "zero", "WORLD_SIZE": "2"})
+
+
+def test_two_jobs_on_a_node_do_not_meet():
+    ports = {
+        rendezvous_environment(detect(env), env)["MASTER_PORT"]
+        for job in range(100, 150)
+        if (env := SRUN | {"SLURM_JOB_ID": str(job)})
+    }
+    assert len(ports) == 50

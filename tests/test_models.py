@@ -1,0 +1,155 @@
+"""The GPT: published sizes, one arithmetic, and weights that depend on nothing but the seed."""
+
+import csv
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from models import gpt
+from models.config import PRESETS, GPTConfig, preset
+from models.errors import UsageError
+
+TINY = PRESETS["tiny"]
+
+
+# Parameters of the released GPT-2 checkpoints, counted in their state dicts with tied weights.
+@pytest.mark.parametrize(
+    ("name", "n_params"),
+    [
+        ("gpt2-124m", 124_439_808),
+        ("gpt2-355m", 354_823_168),
+        ("gpt2-774m", 774_030_080),
+        ("gpt2-1.5b", 1_557_611_200),
+    ],
+)
+def test_gpt2_presets_have_the_released_parameter_counts(name, n_params):
+    assert PRESETS[name].n_params == n_params
+
+
+# Narayanan et al. SC'21, table 1 and (175b) table 2, in billions as printed.
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("1.7b", "1.7"),
+        ("3.6b", "3.6"),
+        ("7.5b", "7.5"),
+        ("18b", "18.4"),
+        ("39b", "39.1"),
+        ("76b", "76.1"),
+        ("145b", "145.6"),
+        ("175b", "174.6"),
+        ("310b", "310.1"),
+        ("530b", "529.6"),
+        ("1t", "1008.0"),
+    ],
+)
+def test_sc21_presets_have_the_printed_parameter_counts(name, billions):
+    assert f"{PRESETS[name].n_params / 1e9:.1f}" == billions
+
+
+def test_msize_presets_are_the_published_shapes(shared):
+    text = (shared / "published" / "seed003_jeanzay_v100.csv").read_text()
+    rows = csv.DictReader(text.splitlines())
+    shapes = {
+        f"msize-{r['params_b']}b": (int(r["layers"]), int(r["hidden"]), int(r["heads"]))
+        for r in rows
+        if r["hidden"]
+    }
+    del shapes["msize-50b"]  # the 16 GB table's label for the shape that is 52B elsewhere
+    ours = {
+        name: (c.n_layer, c.hidden, c.n_head)
+        for name, c in PRESETS.items()
+        if name.startswith("msize-")
+    }
+    assert ours == shapes
+
+
+def test_msize_names_are_their_parameter_counts_but_for_the_two_known():
+    wrong = {
+        name
+        for name, c in PRESETS.items()
+        if name.startswith("msize-")
+        and abs(c.n_params / 1e9 - float(name[6:-1])) > 0.03 * float(name[6:-1])
+    }
+    assert wrong == {"msize-22b", "msize-78b"}
+
+
+def test_parameter_count_is_what_the_model_holds():
+    for config in (TINY, replace(TINY, ffn_hidden=96, n_layer=1)):
+        model = gpt.GPT(config)
+        assert sum(p.numel() for p in model.parameters()) == config.n_params
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        assert shapes == gpt.parameter_shapes(config)
+
+
+def test_sizes_that_do_not_fit_are_refused_with_the_numbers():
+    with pytest.raises(UsageError, match="hidden 100 is not a multiple of n_head 3"):
+        GPTConfig(n_layer=1, hidden=100, n_head=3)
+    with pytest.raises(UsageError, match="positive whole numbers.*'n_layer': 0"):
+        GPTConfig(n_layer=0, hidden=8, n_head=1)
+    with pytest.raises(UsageError, match="unknown preset 'huge'; known: tiny"):
+        preset("huge")
+
+
+def test_a_new_hidden_size_brings_its_own_ffn():
+    assert preset("gpt2-124m", hidden=1536).ffn_hidden == 4 * 1536
+    assert preset("gpt2-124m", hidden=1536, ffn_hidden=100).ffn_hidden == 100
+
+
+def test_padding_makes_the_vocabulary_a_multiple_of_tp():
+    assert [TINY.padded_vocab(tp) for tp in (1, 2, 3, 4)] == [257, 258, 258, 260]
+
+
+def test_model_is_causal():
+    model = gpt.GPT(TINY)
+    gpt.initialise(model, seed=0)
+    tokens = torch.randint(TINY.vocab_size, (1, 16))
+    changed = tokens.clone()
+    changed[0, 10] = (tokens[0, 10] + 1) % TINY.vocab_size
+    before, after = model.logits(tokens), model.logits(changed)
+    assert torch.equal(before[:, :10], after[:, :10])
+    assert not torch.allclose(before[:, 10:], after[:, 10:])
+
+
+def test_first_loss_is_the_logarithm_of_the_vocabulary():
+    model = gpt.GPT(TINY)
+    gpt.initialise(model, seed=0)
+    tokens, labels = torch.randint(TINY.vocab_size, (2, 8, 64))
+    assert abs(model(tokens, labels).item() - math.log(TINY.vocab_size)) < 0.05
+
+
+def test_recompute_changes_no_gradient():
+    tokens, labels = torch.randint(TINY.vocab_size, (2, 2, 32))
+    grads = []
+    for recompute in (False, True):
+        model = gpt.GPT(TINY, recompute)
+        gpt.initialise(model, seed=0)
+        model(tokens, labels).backward()
+        grads.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_starting_weights_depend_on_seed_and_name_alone():
+    name = "blocks.2.attn.qkv.weight"
+    first = gpt.init_parameter(TINY, name, seed=1)
+    torch.manual_seed(99)
+    assert torch.equal(first, gpt.init_parameter(TINY, name, seed=1))
+    assert not torch.equal(first, gpt.init_parameter(TINY, name, seed=2))
+    assert not torch.equal(first, gpt.init_parameter(TINY, "blocks.1.attn.qkv.weight", seed=1))
+    assert abs(float(first.std()) - 0.02) < 0.001
+    residual = gpt.init_parameter(TINY, "blocks.2.attn.out.weight", seed=1)
+    assert abs(float(residual.std()) - 0.02 / math.sqrt(2 * TINY.n_layer)) < 0.001
+
+
+def test_hugging_face_gpt2_is_the_same_model():
+    from models import hf
+
+    ours, theirs = gpt.GPT(TINY), hf.HuggingFaceGPT2(TINY)
+    gpt.initialise(ours, seed=3)
+    hf.initialise(theirs, seed=3)
+    tokens = torch.randint(TINY.vocab_size, (2, 64))
+    assert torch.allclose(ours.logits(tokens), theirs.gpt2(tokens).logits, atol=2e-6)
+    names = {hf.reference_name(name) for name, _ in theirs.named_parameters()}
+    assert names == set(gpt.parameter_shapes(TINY))

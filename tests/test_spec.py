@@ -1,0 +1,197 @@
+"""A run's settings: where each comes from, which wins, and what is refused."""
+
+import argparse
+import json
+
+import pytest
+
+from models.errors import UsageError
+from parallel.spec import RunSpec, add_flags, from_flags, resolve
+from parallel.study import load_study
+
+
+def flags(*words: str) -> dict:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    return from_flags(parser.parse_args(words))
+
+
+def test_only_flags_that_were_given_count():
+    assert flags("--tp", "2", "--sequence-parallel") == {"tp": 2, "sequence_parallel": True}
+    assert flags() == {}
+
+
+def test_every_setting_is_a_flag_with_help():
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    text = parser.format_help()
+    for name in RunSpec.__dataclass_fields__:
+        assert "--" + name.replace("_", "-") in text
+
+
+def test_later_layers_override_earlier_ones():
+    spec = resolve(
+        ("study", {"engine": "megatron", "tp": 2, "gpus": 4, "lr": 1e-3}), ("flags", {"lr": 5e-4})
+    )
+    assert (spec.tp, spec.layout.dp, spec.lr) == (2, 2, 5e-4)
+
+
+def test_accumulation_follows_from_the_global_batch_and_back():
+    spec = resolve(("flags", {"gpus": 2, "micro_batch": 2, "global_batch": 16}))
+    assert spec.grad_accum == 4
+    spec = resolve(("flags", {"gpus": 2, "micro_batch": 2, "grad_accum": 3}))
+    assert spec.global_batch == 12
+
+
+def test_a_flag_for_one_batch_setting_overrides_the_studys_other():
+    study = ("study", {"gpus": 2, "micro_batch": 2, "global_batch": 16})
+    assert resolve(study, ("flags", {"grad_accum": 1})).global_batch == 4
+    assert resolve(study, ("flags", {"micro_batch": 4})).grad_accum == 2
+
+
+def test_contradicting_batches_are_refused_with_the_numbers():
+    with pytest.raises(UsageError, match="7 is not a multiple of micro_batch 2 x dp 2 = 4"):
+        resolve(("flags", {"gpus": 2, "micro_batch": 2, "global_batch": 7}))
+    with pytest.raises(UsageError, match="grad_accum 4, but grad_accum 3 was asked"):
+        resolve(
+            ("flags", {"gpus": 2, "micro_batch": 2, "global_batch": 16, "grad_accum": 3}),
+        )
+
+
+def test_deepspeed_json_gives_what_nothing_else_does(tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text(
+        json.dumps(
+            {
+                "train_micro_batch_size_per_gpu": 4,
+                "gradient_accumulation_steps": 2,
+                "gradient_clipping": 0.5,
+                "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+                "bf16": {"enabled": True},
+                "optimizer": {"params": {"lr": 2e-4, "betas": [0.9, 0.99]}},
+                "train_batch_size": "auto",
+            }
+        )
+    )
+    json_layer = {"deepspeed_config": str(path), "engine": "deepspeed_zero", "gpus": 2}
+    spec = resolve(("study", json_layer))
+    assert (spec.micro_batch, spec.grad_accum, spec.global_batch) == (4, 2, 16)
+    assert (spec.zero_stage, spec.offload, spec.precision) == (2, "optimizer", "bf16")
+    assert (spec.clip_grad, spec.lr, spec.beta2) == (0.5, 2e-4, 0.99)
+    spec = resolve(("study", json_layer), ("flags", {"zero_stage": 1, "micro_batch": 1}))
+    assert (spec.zero_stage, spec.micro_batch, spec.lr) == (1, 1, 2e-4)
+
+
+def test_deepspeed_gets_the_users_json_with_our_values_over_it(tmp_path):
+    path = tmp_path / "ds.json"
+    zero = {"stage": 1, "reduce_bucket_size": 200000000}
+    path.write_text(json.dumps({"zero_optimization": zero, "wall_clock_breakdown": True}))
+    from parallel.deepspeed_common import config
+
+    spec = resolve(
+        (
+            "flags",
+            {"deepspeed_config": str(path), "engine": "deepspeed_zero", "zero_stage": 2, "gpus": 2},
+        )
+    )
+    made = config(spec)
+    assert made["zero_optimization"] == {"stage": 2, "reduce_bucket_size": 200000000}
+    assert made["wall_clock_breakdown"] is True
+    assert made["train_batch_size"] == 2
+
+
+def test_unreadable_deepspeed_json_is_named(tmp_path):
+    with pytest.raises(UsageError, match="nothing.json: No such file"):
+        resolve(("flags", {"deepspeed_config": str(tmp_path / "nothing.json")}))
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(UsageError, match="bad.json is not JSON"):
+        resolve(("flags", {"deepspeed_config": str(tmp_path / "bad.json")}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"preset": "gpt3"}, "unknown preset 'gpt3'; known: tiny"),
+        ({"tp": 2, "gpus": 2}, "engine ddp has no tp"),
+        ({"engine": "deepspeed_zero", "pp": 2, "gpus": 2}, "has no pp"),
+        ({"engine": "deepspeed_pipe", "zero_stage": 2}, "offers zero_stage 0, 1, not 2"),
+        ({"engine": "megatron", "implementation": "hf"}, "offers implementation gpt, not hf"),
+        ({"precision": "fp16", "device": "cpu"}, "fp16 needs a GPU"),
+        ({"steps": 0}, "steps must be at least 1, not 0"),
+        ({"steps": "many"}, "steps must be a int, not 'many'"),
+        ({"stepz": 3}, "unknown setting 'stepz'"),
+        ({"offload": "disk"}, "offload must be one of none, optimizer, all"),
+        ({"gpus": 3, "tp": 2, "engine": "megatron"}, "3 ranks cannot be split"),
+        ({"lr": -1.0}, "lr must be positive"),
+        ({"lr": 1e-5}, "min_lr 3e-05 exceeds lr 1e-05"),
+        ({"engine": "deepspeed_zero", "precision": "bf16"}, "for bf16 use zero_stage 1"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_line(settings, words):
+    with pytest.raises(UsageError) as caught:
+        resolve(("flags", settings))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_launchers_world_size_must_agree():
+    with pytest.raises(UsageError, match="asks for 4 ranks, but the launcher started 2"):
+        resolve(("study", {"gpus": 4}), gpus=2)
+
+
+def test_run_names_follow_from_the_split():
+    settings = {"engine": "megatron", "gpus": 8, "tp": 2, "pp": 2, "sequence_parallel": True}
+    assert resolve(("flags", settings)).name == "megatron-tp2-pp2-dp2-sp"
+    assert resolve(("flags", {})).name == "ddp"
+
+
+def study_file(tmp_path, text: str):
+    path = tmp_path / "a_study.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_study_is_its_defaults_and_its_runs(tmp_path):
+    path = study_file(
+        tmp_path,
+        'question = "?"\n[defaults]\nsteps = 7\n[[run]]\ngpus = 1\n[[run]]\ngpus = 2\nsteps = 3\n',
+    )
+    study = load_study(path)
+    assert (study.name, study.baseline, list(study.settings)) == (
+        "a_study",
+        "ddp",
+        ["ddp", "ddp-dp2"],
+    )
+    assert [study.run(name).steps for name in study.settings] == [7, 3]
+    assert study.run("ddp", flags={"steps": 1}).steps == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("question = ", "is not TOML"),
+        ('question = "?"', "has no [[run]] table"),
+        ("[[run]]\ngpus = 1", "asks no question"),
+        ('question = "?"\ncolour = 1\n[[run]]\n', "unknown colour"),
+        ('question = "?"\n[[run]]\n[[run]]\n', "[[run]] 2: a second run called ddp"),
+        ('question = "?"\n[[run]]\ntp = 2\ngpus = 2\n', "[[run]] 1: engine ddp has no tp"),
+        ('question = "?"\nbaseline = "x"\n[[run]]\n', "baseline 'x' is no run; it has: ddp"),
+    ],
+)
+def test_a_study_that_is_wrong_is_refused_with_its_place(tmp_path, text, words):
+    with pytest.raises(UsageError) as caught:
+        load_study(study_file(tmp_path, text))
+    assert words in str(caught.value) and "a_study.toml" in str(caught.value)
+
+
+def test_every_shipped_study_can_start():
+    from pathlib import Path
+
+    from tests.conftest import ROOT
+
+    studies = sorted(Path(ROOT, "slurm").glob("*.toml"))
+    assert studies
+    for path in studies:
+        study = load_study(path)
+        for name in study.settings:
+            study.run(name)

@@ -1,0 +1,76 @@
+"""The rules every engine shares: learning rate, weight decay, kernels, iteration line."""
+
+import sys
+import types
+
+import pytest
+import torch
+
+from models import gpt
+from models.config import PRESETS
+from models.errors import UsageError
+from parallel import kernels, train
+from parallel.optim import lr_at, param_groups
+from parallel.spec import resolve
+
+
+def test_learning_rate_warms_up_then_follows_the_cosine():
+    spec = resolve(("x", {"steps": 11, "warmup_steps": 4, "lr": 1e-3, "min_lr": 1e-4}))
+    rates = [lr_at(spec, step) for step in range(11)]
+    assert rates[:4] == [2.5e-4, 5e-4, 7.5e-4, 1e-3]
+    assert rates[4] == 1e-3 and rates[-1] == pytest.approx(1e-4)
+    assert rates[7] == pytest.approx((1e-3 + 1e-4) / 2)
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    constant = resolve(("x", {"lr_schedule": "constant", "steps": 5}))
+    assert {lr_at(constant, step) for step in range(5)} == {constant.lr}
+
+
+def test_biases_and_norms_are_not_decayed():
+    model = gpt.GPT(PRESETS["tiny"])
+    decayed, plain = param_groups(model.parameters(), weight_decay=0.1)
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert plain["weight_decay"] == 0.0 and decayed["weight_decay"] == 0.1
+    assert all("norm" in names[id(p)] or names[id(p)].endswith("bias") for p in plain["params"])
+    assert not any("norm" in names[id(p)] or "bias" in names[id(p)] for p in decayed["params"])
+    assert len(decayed["params"]) + len(plain["params"]) == len(names)
+
+
+def test_pypis_apex_does_not_count_as_kernels(monkeypatch):
+    impostor = types.ModuleType("apex")
+    monkeypatch.setitem(sys.modules, "apex", impostor)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert "does not work here" in kernels.usable()["apex"]
+
+
+def test_plain_pytorch_is_what_a_cpu_gets():
+    cpu = torch.device("cpu")
+    assert kernels.choose("auto", cpu, ("te", "apex", "torch")) == "torch"
+    with pytest.raises(UsageError, match="kernels te: this engine has torch"):
+        kernels.choose("te", cpu, ("torch",))
+
+
+def test_iteration_line_is_megatrons():
+    spec = resolve(("x", {"global_batch": 4, "steps": 20}))
+    row = {"step": 7, "step_s": 0.25, "loss": 5.5, "grad_norm": 1.25, "lr": 1e-3, "loss_scale": 1.0}
+    line = train.iteration_line(spec, [row], skipped=0, nans=0)
+    for piece in (
+        "] iteration        7/      20 |",
+        " consumed samples:           28 |",
+        " elapsed time per iteration (ms): 250.0 |",
+        " throughput per GPU (TFLOP/s/GPU): ",
+        " learning rate: 1.000000E-03 |",
+        " global batch size:     4 |",
+        " lm loss: 5.500000E+00 |",
+        " loss scale: 1.0 |",
+        " grad norm: 1.250 |",
+        " number of skipped iterations:   0 |",
+        " number of nan iterations:   0 |",
+    ):
+        assert piece in line
+
+
+def test_command_line_hides_secrets(monkeypatch):
+    from parallel import facts
+
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "x", "--api-token", "abc", "--lr=1"])
+    assert facts.command_line().endswith("-m x --api-token *** --lr=1")
