@@ -1,0 +1,110 @@
+"""A row shows a speedup only for the same work, and an efficiency only for ranks with own cores."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from analysis.tflops import main
+from models.flops import CONVENTIONS
+from tests.fixture_runs import TINY, facts, write
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def rows(capsys, *argv):
+    assert main([*map(str, argv), "--format", "csv"]) == 0
+    return {row["run"]: row for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
+
+
+def test_speedup_efficiency_and_tflops_follow_from_the_median_after_warmup(tmp_path, capsys):
+    write(tmp_path, facts("s", "ddp", engine="ddp"), step_s=0.5)
+    write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2), step_s=0.3)
+    found = rows(capsys, tmp_path)
+    one, two = found["ddp"], found["ddp-dp2"]
+    assert float(one["step_s"]) == pytest.approx(0.5, rel=2e-3)  # not the tenfold first step
+    assert float(two["speedup"]) == pytest.approx(0.5 / 0.3)
+    assert float(two["efficiency"]) == pytest.approx(0.5 / 0.3 / 2)
+    assert float(two["tokens_per_s"]) == pytest.approx(16 * 64 / float(two["step_s"]))
+    for convention, per_token in CONVENTIONS.items():
+        row = rows(capsys, tmp_path, "--convention", convention)["ddp-dp2"]
+        flops = per_token(TINY, 64, False) * 16 * 64
+        assert float(row["tflops"]) == pytest.approx(flops / float(row["step_s"]) / 2 / 1e12)
+
+
+def test_a_baseline_may_have_many_gpus(tmp_path, capsys):
+    for gpus, step_s in ((2, 0.4), (4, 0.25)):
+        write(tmp_path, facts("s", "ddp-dp2", engine="ddp", gpus=gpus), step_s=step_s)
+    row = rows(capsys, tmp_path)["ddp-dp4"]
+    assert float(row["speedup"]) == pytest.approx(1.6)
+    assert float(row["efficiency"]) == pytest.approx(0.8)
+
+
+def test_more_ranks_than_cores_is_labelled_and_has_no_efficiency(tmp_path, capsys):
+    write(tmp_path, facts("s", "ddp", cores=2, engine="ddp"))
+    write(tmp_path, facts("s", "ddp", cores=2, engine="ddp", gpus=4))
+    write(tmp_path, facts("s", "ddp", cores=2, engine="megatron", gpus=2, tp=2, threads=2))
+    found = rows(capsys, tmp_path)
+    assert found["ddp"]["efficiency"] == "1.0"
+    assert found["ddp-dp4"]["efficiency"] == ""
+    assert "oversubscribed: 4 ranks x 1 threads on 2 cores" in found["ddp-dp4"]["notes"]
+    assert "oversubscribed: 2 ranks x 2 threads" in found["megatron-tp2"]["notes"]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"global_batch": 32}, "global batch 32 here, 16 in the baseline"),
+        ({"n_layer": 8}, "model n_layer 8 here, 4 in the baseline"),
+        ({"precision": "bf16"}, "precision bf16 here, fp32 in the baseline"),
+        ({"recompute": "full"}, "recompute full here, none in the baseline"),
+        ({"seq_len": 32}, "sequence length 32 here, 64 in the baseline"),
+    ],
+)
+def test_other_work_is_an_invalid_comparison(tmp_path, capsys, change, what):
+    write(tmp_path, facts("s", "ddp", engine="ddp"))
+    other = facts("s", "ddp", engine="megatron", gpus=2, tp=2, **change)
+    write(tmp_path, other)
+    row = rows(capsys, tmp_path)[other["run"]]
+    assert row["speedup"] == row["efficiency"] == ""
+    assert f"invalid comparison: {what}" in row["notes"]
+
+
+def test_a_failed_run_keeps_its_row_and_unverified_runs_say_so(tmp_path, capsys):
+    write(tmp_path, facts("s", "ddp", engine="ddp"))
+    write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2), loss=[], fail="rank 1: out of memory")
+    found = rows(capsys, tmp_path)
+    assert found["ddp"]["parity"] == "equal"
+    assert found["ddp-dp2"]["parity"] == "not verified"
+    assert "rank 1: out of memory" in found["ddp-dp2"]["verdict"]
+    assert found["ddp-dp2"]["step_s"] == ""
+
+
+@pytest.mark.parametrize("how", [["-m", "analysis.tflops"], ["analysis/tflops.py"]])
+def test_help_answers_in_half_a_second(how):
+    best = 9.0
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, *how, "--help"], cwd=ROOT, check=True, capture_output=True)
+        best = min(best, time.perf_counter() - start)
+    assert best < 0.5
+
+
+def test_the_table_is_printed_in_every_format(tmp_path, capsys):
+    write(tmp_path, facts("s", "ddp", engine="ddp"))
+    for format in ("text", "markdown", "json"):
+        assert main([str(tmp_path), "--format", format, "--convention", "sc21"]) == 0
+        out = capsys.readouterr().out
+        assert "ddp" in out and ("sc21" in out or format == "json")
+    assert json.loads(out)[0]["run"] == "ddp"
+
+
+def test_nothing_to_read_is_one_line_and_exit_2(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 2
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
