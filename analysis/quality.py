@@ -1,9 +1,41 @@
-"""May I believe this run? Its verdict with the line that proves it, and its steady step time."""
+"""May I believe this run? Its verdict with the line that proves it, and its steady step time.
 
+    python -m analysis.quality PATH... [--window FIRST:LAST] [--rule seed] [--format json]
+
+One row per run: how it ended and the line that proves it, its steady step time with a 95 %
+interval, and what makes its numbers doubtful. `--window` states the iterations to use by the
+numbers that the log prints; `--rule seed` takes the mean of every iteration in whole seconds, as
+the Jean Zay one-liner did. `--format json` prints one object per run; unknown is null. Exits 2
+when nothing could be read.
+"""
+
+import argparse
 import math
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a script: find the rooms, not analysis/ itself
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import numpy as np
+
+from analysis.records import Record
+from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
+from models.errors import UsageError
+
+# A failure's kind as the readers name it -> the verdict.
+VERDICTS = {
+    "oom": "OOM",
+    "nccl": "communication error",
+    "node": "node failure",
+    "timeout": "timeout",
+    "cancelled": "cancelled",
+    "traceback": "traceback",
+}
+MANY_SKIPPED = 0.1  # share of skipped iterations that is worth a word; fp16 skips one or two
+EXPLODED = 1.5  # the loss at the end over the lowest it had been
 
 SPIKE_MADS = 5.0  # robust standard deviations above the median that make a step a spike
 SPIKE_SHARE = 0.05  # and at least this share above it, or a very even run has "spikes" of noise
@@ -76,34 +108,40 @@ def median_ci95(x: np.ndarray) -> tuple[float, float] | None:
 def steady(
     step_s: np.ndarray,
     skipped: np.ndarray | None = None,
+    iteration: np.ndarray | None = None,
     window: tuple[int, int] | None = None,
+    rule: str = "median",
 ) -> Steady | None:
     """THE steady step time, by which every table here is made; None where nothing was timed.
 
     1. Iterations without a time are left out, and so are those that skipped the optimizer (an
-       fp16 overflow), unless every one did. 2. The warm-up is found by `warmup_end` and dropped.
-    3. The median of the rest: spikes move it by a rank at most, and are counted. 4. Its interval
-    is `median_ci95`'s. `window` (first, last), 0-based and inclusive as logged, replaces 1 and 2.
+       fp16 overflow), unless every one did.
+    2. The warm-up is found by `warmup_end` and dropped.
+    3. The median of the rest: a spike (evaluation, checkpoint) moves it by one rank at most, and
+       is counted. Its interval is `median_ci95`'s.
+
+    `window` (first, last), inclusive, in the log's own iteration numbers, replaces 1 and 2.
+    `rule` "seed" is the Jean Zay one-liner's: the mean of all, cut to whole seconds.
     """
     step_s = np.asarray(step_s, dtype=float)
+    kept = np.isfinite(step_s)
     if window is not None:
-        x = step_s[window[0] : window[1] + 1]
-        x, first, settled = x[np.isfinite(x)], window[0], True
-    else:
-        kept = np.isfinite(step_s)
-        if skipped is not None and len(skipped) == len(step_s):
-            stepped = kept & ~(np.nan_to_num(np.asarray(skipped, dtype=float)) > 0)
-            kept = stepped if stepped.any() else kept
-        where = np.flatnonzero(kept)
-        x = step_s[where]
-        drop = warmup_end(x)
-        first = int(where[drop]) if len(where) else 0
-        settled = len(x) < 12 or drop < len(x) // 2 or _flat(x[drop:])
-        x = x[drop:]
-    if not len(x):
+        numbers = np.arange(len(step_s)) if iteration is None else np.asarray(iteration)
+        kept &= (numbers >= window[0]) & (numbers <= window[1])
+    elif rule != "seed" and skipped is not None and len(skipped) == len(step_s):
+        stepped = kept & ~(np.nan_to_num(np.asarray(skipped, dtype=float)) > 0)
+        kept = stepped if stepped.any() else kept
+    where = np.flatnonzero(kept)
+    if not len(where):
         return None
+    x = step_s[where]
+    if rule == "seed":
+        return Steady(float(int(x.mean())), len(x), None, int(where[0]), 0)
+    drop = 0 if window is not None else warmup_end(x)
+    settled = window is not None or len(x) < 12 or drop < len(x) // 2 or _flat(x[drop:])
+    x = x[drop:]
     spikes = int(np.sum(x > _spike_bound(x)))
-    return Steady(float(np.median(x)), len(x), median_ci95(x), first, spikes, settled)
+    return Steady(float(np.median(x)), len(x), median_ci95(x), int(where[drop]), spikes, settled)
 
 
 def _flat(x: np.ndarray) -> bool:
@@ -111,3 +149,253 @@ def _flat(x: np.ndarray) -> bool:
     half = len(x) // 2
     interval = median_ci95(x[:half])
     return interval is None or interval[0] <= float(np.median(x[half:]))
+
+
+@dataclass
+class Judgement:
+    """How a run ended, the line that proves it (0: no line does), and what is doubtful about it.
+
+    `reasons` says it all in words; `unfit` is True where a doubt makes the step time no result.
+    """
+
+    verdict: str
+    line_no: int = 0
+    proof: str = ""
+    flags: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    unfit: bool = False
+
+    @property
+    def reasons(self) -> list[str]:
+        where = f"line {self.line_no}: " if self.line_no else ""
+        return [f"{where}{self.proof}"] * bool(self.proof) + self.flags + self.notes
+
+
+def judge(record: Record, time: Steady | None = None) -> Judgement:
+    """The verdict and the quality flags of one run; `time` is its steady step time, if taken."""
+    judgement = _verdict(record)
+    judgement.flags, judgement.unfit = _flags(record, time)
+    judgement.notes += record.notes
+    return judgement
+
+
+def _verdict(record: Record) -> Judgement:
+    failure, state = record.failure, record.extra.get("state")
+    n, planned = len(record.step_s), record.planned_steps
+    finished = record.completed is True or (
+        record.completed is None and planned is not None and _last(record) >= planned
+    )
+    if finished:
+        proof = "" if planned is None else f"{planned} of {planned} iterations"
+        judgement = Judgement("complete", proof=proof)
+        if failure is not None:
+            judgement.notes.append(
+                f"after the run completed, line {failure.line_no}: {failure.line.strip()}"
+            )
+        return judgement
+    if failure is not None:
+        verdict = VERDICTS.get(failure.kind, failure.kind)
+        return Judgement(verdict, failure.line_no, failure.line.strip())
+    if state == "running":
+        return Judgement("running", proof="its status says running")
+    if n == 0 and not np.isfinite(record.samples_per_s).any():
+        return Judgement("no data", proof="no iteration was logged")
+    if planned is not None:
+        last = int(_last(record))
+        return Judgement("stopped early", proof=f"ended at iteration {last} of {planned}")
+    if record.completed is False:
+        return Judgement("stopped early", proof="it never says that it completed")
+    return Judgement("end unknown", proof="the log says neither how far it should go nor an end")
+
+
+def _last(record: Record) -> float:
+    """How many iterations the log reached, whether it counts from 0 or from 1."""
+    numbers = record.iteration[np.isfinite(record.iteration)]
+    if not len(numbers):
+        return 0.0
+    return float(numbers.max() + (numbers.min() == 0))
+
+
+def _flags(record: Record, time: Steady | None) -> tuple[list[str], bool]:
+    flags, unfit = [], False
+    n = len(record.step_s)
+    skipped = np.nan_to_num(record.skipped) > 0
+    if len(skipped) and skipped.all():
+        flags.append(f"all {len(skipped)} iterations skipped: no optimizer step was timed")
+        unfit = True
+    elif len(skipped) and skipped.mean() > MANY_SKIPPED:
+        flags.append(f"{int(skipped.sum())} of {len(skipped)} iterations skipped")
+    flags += _loss_flags(record)
+    norm = record.grad_norm[np.isfinite(record.grad_norm)]
+    if len(norm) and (norm == 0).any():
+        flags.append(f"grad norm is zero in {int((norm == 0).sum())} of {len(norm)} iterations")
+    if record.interval > 1:
+        flags.append(f"each entry averages {record.interval} iterations: their spread is hidden")
+    if time is not None:
+        if time.ci95 is None and n:
+            flags.append(f"too few points: {time.n} after the warm-up, 95 % needs {MIN_STEADY}")
+        if not time.settled:
+            flags.append("warm-up not over: the step time still falls in the last half")
+        if time.spikes:
+            flags.append(f"{time.spikes} of {time.n} steady iterations are spikes")
+    if record.oversubscribed:
+        flags.append("oversubscribed: more ranks than cores")
+    return flags, unfit
+
+
+def _loss_flags(record: Record) -> list[str]:
+    loss = record.loss
+    if not len(loss) or np.isnan(loss).all():
+        return [] if not record.extra.get("nan_iterations") else ["the loss is NaN"]
+    infinite = np.flatnonzero(np.isinf(loss))
+    if len(infinite):
+        numbers = record.iteration if len(record.iteration) == len(loss) else np.arange(len(loss))
+        return [f"the loss is not finite from iteration {int(numbers[infinite[0]])}"]
+    loss = loss[np.isfinite(loss)]
+    if len(loss) < 20:
+        return []
+    parts = [float(np.median(part)) for part in np.array_split(loss, 10)]
+    if parts[-1] > EXPLODED * min(parts[:-1]) and parts[-1] > parts[0] / 2:
+        return [f"exploding loss: {parts[-1]:.3g} at the end, {min(parts):.3g} before"]
+    return []
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _median(values: np.ndarray) -> float | None:
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else None
+
+
+def summary(
+    record: Record, window: tuple[int, int] | None = None, rule: str = "median"
+) -> dict[str, Any]:
+    """One run as plain data: what `--format json` prints. Unknown is None; seconds, tokens/s."""
+    time = steady(record.step_s, record.skipped, record.iteration, window, rule)
+    judgement = judge(record, time)
+    timed = record.step_s[np.isfinite(record.step_s)]
+    samples = tokens = None
+    if time is not None and time.step_s > 0 and record.global_batch:
+        samples = record.global_batch / time.step_s
+    samples = samples or _median(record.samples_per_s)
+    if samples and record.seq_len and time is not None and record.global_batch:
+        tokens = samples * record.seq_len
+    tokens = tokens or _median(record.tokens_per_s)
+    if tokens is None and samples and record.seq_len:
+        tokens = samples * record.seq_len
+    return {
+        "source": record.source,
+        "format": record.format,
+        "verdict": judgement.verdict,
+        "reasons": judgement.reasons,
+        "engine": record.engine,
+        "steps": len(record.step_s),
+        "step_s_mean": float(timed.mean()) if len(timed) else None,
+        "step_s_median": float(np.median(timed)) if len(timed) else None,
+        "step_s_min": float(timed.min()) if len(timed) else None,
+        "step_s_max": float(timed.max()) if len(timed) else None,
+        "steady_step_s": time and time.step_s,
+        "steady_n": time.n if time else 0,
+        "steady_ci95": list(time.ci95) if time and time.ci95 else None,
+        "tokens_per_s": _number(tokens),
+        "samples_per_s": _number(samples),
+        "printed_tflops": _median(record.tflops),
+        **{k: getattr(record, k) for k in ("gpus", "tp", "pp", "vpp", "dp")},
+        **{k: getattr(record, k) for k in ("micro_batch", "global_batch", "seq_len")},
+        "model": record.model,
+        "params": record.params,
+    }
+
+
+def table(records: list[Record], window: tuple[int, int] | None, rule: str) -> Table:
+    """The quality table: one row per run."""
+    from analysis.load import name_of  # here, because loading needs this module's verdicts
+
+    columns = [
+        Column("run", "run"),
+        Column("format", "format"),
+        Column("verdict", "verdict"),
+        Column("steps", "steps", "d"),
+        Column("steady_step_s", "s/iter", ".4g"),
+        Column("ci95", "95 % interval"),
+        Column("steady_n", "of", "d"),
+        Column("reasons", "reasons"),
+    ]
+    rows = []
+    for record in records:
+        row = summary(record, window, rule)
+        ci95 = row["steady_ci95"]
+        row["run"] = name_of(record)
+        row["ci95"] = f"{ci95[0]:.4g} .. {ci95[1]:.4g}" if ci95 else None
+        row["reasons"] = "; ".join(row["reasons"])
+        rows.append({c.key: row[c.key] for c in columns})
+    note = {
+        "median": "s/iter: median after the warm-up found in the data, of so many iterations",
+        "seed": "s/iter: mean of all iterations, cut to whole seconds (the seed rule)",
+    }[rule]
+    if window:
+        note = f"s/iter: median of iterations {window[0]} to {window[1]}"
+    return Table(columns, rows, notes=[note])
+
+
+def parse_window(text: str) -> tuple[int, int]:
+    """`FIRST:LAST` as two iteration numbers; argparse's `type`."""
+    first, colon, last = text.partition(":")
+    try:
+        if not colon or int(first) > int(last):
+            raise ValueError
+        return int(first), int(last)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST:LAST") from None
+
+
+def add_time_flags(parser: argparse.ArgumentParser) -> None:
+    """How the step time is taken: the flags that every command here shares."""
+    parser.add_argument(
+        "--window",
+        type=parse_window,
+        metavar="FIRST:LAST",
+        help="iterations to use, by the numbers in the log",
+    )
+    parser.add_argument(
+        "--rule",
+        choices=("median", "seed"),
+        default="median",
+        help="seed: mean of all, whole seconds",
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the verdicts of what is at the paths."""
+    from analysis.load import add_fact_flags, load
+
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.quality",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="log, run or folder")
+    add_time_flags(parser)
+    add_fact_flags(parser)
+    parser.add_argument("--format", choices=FORMATS, default="text")
+    arguments = parser.parse_args(argv)
+    try:
+        records, refused = load(arguments.paths, arguments)
+    except UsageError as error:
+        print(f"analysis.quality: {error}", file=sys.stderr)
+        return 2
+    for line in refused:
+        print(f"analysis.quality: {line}", file=sys.stderr)
+    if arguments.format == "json":
+        found = [summary(record, arguments.window, arguments.rule) for record in records]
+        print(json_objects(found), end="")
+        return 0
+    text = table(records, arguments.window, arguments.rule).render(arguments.format)
+    print(emphasise(text) if arguments.format == "text" else text, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

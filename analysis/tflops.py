@@ -6,7 +6,8 @@ Seconds per iteration are the median after the warm-up that is found in the data
 it instead, --rule seed takes the mean of everything). TFLOP/s per GPU are computed under the named
 FLOPs convention; what a log printed itself stands beside them and is never mixed in. A speedup is
 printed only where the fixed work is the baseline's, an efficiency only where every rank had cores
-of its own. A run that failed keeps its row and its reason. Exits 2 when nothing could be read.
+of its own, MFU only for a GPU whose peak is known. A run that failed keeps its row and its reason.
+`--format json` prints one object per run. Exits 2 when nothing could be read.
 """
 
 import argparse
@@ -17,14 +18,14 @@ from typing import Any
 if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-import numpy as np
-
 from analysis import scaling
-from analysis.load import load, name_of, oversubscribed
+from analysis.hardware import mfu
+from analysis.load import add_fact_flags, load, name_of
 from analysis.parity import verify
-from analysis.quality import Steady, steady
+from analysis.quality import Steady, add_time_flags, judge, steady, summary
+from analysis.readers.run_folder import oversubscribed
 from analysis.records import Record
-from analysis.tables import FORMATS, Column, Table, emphasise
+from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
 from models.config import GPTConfig
 from models.errors import UsageError
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
@@ -45,20 +46,28 @@ def config_of(record: Record) -> GPTConfig | None:
     return None
 
 
+def flops_per_token(record: Record, convention: str) -> float | None:
+    """FLOPs per token under `convention`, or None where a fact that it needs is missing."""
+    recompute = record.recompute == "full"
+    if convention == "seed":  # its rule is that recomputation is on, unless a log denies it
+        recompute = record.recompute in (None, "full")
+    elif convention == "sc21" and record.recompute is None:
+        return None
+    config = config_of(record)
+    # A size that is stated (52B) rather than counted is what these two multiply.
+    if record.params and convention in ("6n", "seed"):
+        return (8.0 if recompute else 6.0) * record.params
+    if config is None or not record.seq_len:
+        return None
+    return CONVENTIONS[convention](config, record.seq_len, recompute)
+
+
 def tflops_per_gpu(record: Record, step_s: float, convention: str) -> float | None:
     """TFLOP/s per GPU at `step_s` seconds per iteration, or None where a fact is missing."""
-    if not (record.gpus and record.global_batch and record.seq_len and step_s > 0):
+    per_token = flops_per_token(record, convention)
+    if not (per_token and record.gpus and record.global_batch and record.seq_len and step_s > 0):
         return None
-    recompute = record.recompute == "full"
-    config = config_of(record)
-    if config is not None:
-        per_token = CONVENTIONS[convention](config, record.seq_len, recompute)
-    elif record.params and convention in ("6n", "seed"):  # these two need nothing but P
-        per_token = (8.0 if convention == "seed" and recompute else 6.0) * record.params
-    else:
-        return None
-    tokens = record.global_batch * record.seq_len
-    return per_token * tokens / (step_s * record.gpus * 1e12)
+    return per_token * record.global_batch * record.seq_len / (step_s * record.gpus * 1e12)
 
 
 def _baseline_of(record: Record, records: list[Record], wanted: str | None) -> Record | None:
@@ -75,25 +84,20 @@ def _parity(records: list[Record], baseline: str | None) -> dict[str, str]:
     return {str(path): p.verdict for path, p in verify(runs, baseline).items()}
 
 
-def _state(record: Record) -> str:
-    if record.completed:
-        return "complete"
-    reason = record.extra.get("reason") or (record.failure.line if record.failure else "")
-    return f"{record.extra.get('state', 'unknown')}: {reason}".rstrip(": ")
-
-
 def rows(
     records: list[Record],
     convention: str = DEFAULT_CONVENTION,
     baseline: str | None = None,
     kind: str = "strong",
     window: tuple[int, int] | None = None,
+    rule: str = "median",
 ) -> list[dict[str, Any]]:
-    """One dict per record, with raw values; the table's rows."""
+    """One dict per record: `quality.summary`'s facts and what the table adds to them."""
     parity = _parity(records, baseline)
-    times = {id(r): steady(r.step_s, r.skipped, window) for r in records}
+    times = {id(r): steady(r.step_s, r.skipped, r.iteration, window, rule) for r in records}
     return [
-        _row(record, times, parity, _baseline_of(record, records, baseline), convention, kind)
+        summary(record, window, rule)
+        | _row(record, times, parity, _baseline_of(record, records, baseline), convention, kind)
         for record in records
     ]
 
@@ -107,42 +111,51 @@ def _row(
     kind: str,
 ) -> dict[str, Any]:
     time = times[id(record)]
-    notes = []
+    judgement = judge(record, time)
     row: dict[str, Any] = {
         "run": name_of(record),
-        "engine": record.engine,
-        **{k: getattr(record, k) for k in ("gpus", "tp", "pp", "vpp", "dp")},
-        "micro_batch": record.micro_batch,
-        "global_batch": record.global_batch,
+        "step_s": time and time.step_s,
+        "convention": convention,
+        **dict.fromkeys(("tflops", "mfu", "speedup", "efficiency")),
+        "parity": parity.get(record.source, "not verified").partition(":")[0],
     }
-    if time is not None:
-        row |= {"step_s": time.step_s, "ci95": time.ci95, "steady_n": time.n}
-        if record.global_batch and record.seq_len:
-            row["tokens_per_s"] = record.global_batch * record.seq_len / time.step_s
-        row["tflops"] = tflops_per_gpu(record, time.step_s, convention)
-    if np.isfinite(record.tflops).any():
-        row["printed_tflops"] = float(np.nanmedian(record.tflops))
+    notes = judgement.reasons if judgement.verdict != "complete" else judgement.flags
     crowded = oversubscribed(record.extra.get("facts", {}))
-    if crowded or record.oversubscribed:
-        notes.append(f"oversubscribed{': ' * bool(crowded)}{crowded}")
-    base = baseline and times[id(baseline)]
-    if base and time and record.gpus and baseline.gpus:
-        unfair = scaling.differences(record, baseline, kind)
-        if unfair:
-            notes.append("invalid comparison: " + "; ".join(unfair))
-        else:
-            row["speedup"], row["efficiency"] = scaling.speedup(
-                time.step_s, record.gpus, base.step_s, baseline.gpus, kind
-            )
-        if record.oversubscribed or baseline.oversubscribed:
-            row["efficiency"] = None
-            if not record.oversubscribed:
-                notes.append("the baseline is oversubscribed")
-    verdict = parity.get(record.source, "not verified")
-    row["parity"] = verdict.partition(":")[0]
-    row["verdict"] = _state(record)
+    notes = [
+        f"oversubscribed: {crowded}" if n.startswith("oversub") and crowded else n for n in notes
+    ]
+    if time is not None and not judgement.unfit:
+        row["tflops"] = tflops_per_gpu(record, time.step_s, convention)
+        row["mfu"], why = mfu(row["tflops"], record.gpu_type, record.precision, convention)
+        notes += [why] * ("above the peak" in why)
+        row["speedup"], row["efficiency"], why = _against(record, baseline, times, kind)
+        notes += why
     row["notes"] = "; ".join(notes)
     return row
+
+
+def _against(
+    record: Record, baseline: Record | None, times: dict[int, Steady | None], kind: str
+) -> tuple[float | None, float | None, list[str]]:
+    """(speedup, efficiency, why one of them is missing) of a run against its baseline."""
+    time, base = times[id(record)], baseline and times[id(baseline)]
+    if baseline is None:
+        return None, None, []
+    if base is None:
+        return None, None, [f"the baseline {name_of(baseline)} has no time"]
+    if not (time.step_s > 0 and base.step_s > 0):
+        return None, None, ["no time: less than one whole second"]
+    if not (record.gpus and baseline.gpus):
+        return None, None, ["number of GPUs unknown"]
+    unfair = scaling.differences(record, baseline, kind)
+    if unfair:
+        return None, None, ["invalid comparison: " + "; ".join(unfair)]
+    faster, efficiency = scaling.speedup(time.step_s, record.gpus, base.step_s, baseline.gpus, kind)
+    if record.oversubscribed:
+        return faster, None, []
+    if baseline.oversubscribed:
+        return faster, None, ["the baseline is oversubscribed"]
+    return faster, efficiency, []
 
 
 def table(
@@ -157,14 +170,15 @@ def table(
         Column("tokens_per_s", "tokens/s", ".0f"),
         Column("tflops", f"TFLOP/s/GPU ({convention})", ".3g"),
         Column("printed_tflops", "printed", ".3g"),
+        Column("mfu", "MFU", ".1%"),
         Column("speedup", "speedup", ".2f"),
         Column("efficiency", "efficiency", ".2f"),
         Column("parity", "parity"),
         Column("verdict", "verdict"),
         Column("notes", "notes"),
     ]
-    if all(row.get("printed_tflops") is None for row in found):
-        columns = [c for c in columns if c.key != "printed_tflops"]
+    empty = {k for k in ("printed_tflops", "mfu") if all(row[k] is None for row in found)}
+    columns = [c for c in columns if c.key not in empty]
     stated = ", ".join(baselines) or "none stated (--baseline NAME)"
     notes = [
         f"s/iter: median after warm-up. TFLOP/s: {convention} convention."
@@ -173,9 +187,24 @@ def table(
     return Table(columns, found, notes=notes)
 
 
-def _window(text: str) -> tuple[int, int]:
-    first, _, last = text.partition(":")
-    return int(first), int(last)
+def report(
+    paths: list[Path], convention: str = DEFAULT_CONVENTION, baseline: str | None = None
+) -> Table:
+    """The table of what is at the paths, for reports.
+
+    Raises:
+        UsageError: nothing could be read, or there is no such baseline.
+    """
+    records, _ = load(paths)
+    named = _check_baseline(records, baseline)
+    return table(rows(records, convention, baseline), convention, named)
+
+
+def _check_baseline(records: list[Record], baseline: str | None) -> list[str]:
+    if baseline and baseline not in map(name_of, records):
+        known = ", ".join(map(name_of, records))
+        raise UsageError(f"no run called {baseline!r}; there are: {known}")
+    return sorted({baseline or r.extra.get("baseline") for r in records} - {None})
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -185,32 +214,35 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run folder or study")
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="log, run or folder")
     parser.add_argument("--convention", choices=tuple(CONVENTIONS), default=DEFAULT_CONVENTION)
     parser.add_argument("--baseline", metavar="NAME", help="the run that speedups are against")
     parser.add_argument("--scaling", choices=("strong", "weak"), default="strong")
-    parser.add_argument(
-        "--window", type=_window, metavar="FIRST:LAST", help="logged iterations to use, from 0"
-    )
+    add_time_flags(parser)
+    add_fact_flags(parser)
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
     try:
-        records, refused = load(arguments.paths)
-        if arguments.baseline and arguments.baseline not in map(name_of, records):
-            known = ", ".join(map(name_of, records))
-            raise UsageError(f"no run called {arguments.baseline!r}; there are: {known}")
+        records, refused = load(arguments.paths, arguments)
+        named = _check_baseline(records, arguments.baseline)
     except UsageError as error:
         print(f"analysis.tflops: {error}", file=sys.stderr)
         return 2
     for line in refused:
         print(f"analysis.tflops: {line}", file=sys.stderr)
     found = rows(
-        records, arguments.convention, arguments.baseline, arguments.scaling, arguments.window
+        records,
+        arguments.convention,
+        arguments.baseline,
+        arguments.scaling,
+        arguments.window,
+        arguments.rule,
     )
-    named = {arguments.baseline or r.extra.get("baseline") for r in records} - {None}
-    text = table(found, arguments.convention, sorted(named), arguments.scaling).render(
-        arguments.format
-    )
+    if arguments.format == "json":
+        print(json_objects(found), end="")
+        return 0
+    shown = table(found, arguments.convention, named, arguments.scaling)
+    text = shown.render(arguments.format)
     print(emphasise(text) if arguments.format == "text" else text, end="")
     return 0
 

@@ -81,7 +81,8 @@ def test_a_failed_run_keeps_its_row_and_unverified_runs_say_so(tmp_path, capsys)
     found = rows(capsys, tmp_path)
     assert found["ddp"]["parity"] == "equal"
     assert found["ddp-dp2"]["parity"] == "not verified"
-    assert "rank 1: out of memory" in found["ddp-dp2"]["verdict"]
+    assert found["ddp-dp2"]["verdict"] == "OOM"
+    assert "rank 1: out of memory" in found["ddp-dp2"]["notes"]
     assert found["ddp-dp2"]["step_s"] == ""
 
 
