@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from models.errors import UsageError
+
 ORIGINS = ("log", "run.json", "sidecar", "flag", "from name")  # strongest evidence first
 
 
@@ -23,6 +25,17 @@ class Failure:
     kind: str
     line_no: int
     line: str
+
+
+class Refusal(UsageError):
+    """A file that cannot be read as a run. `source` names it, `reason` says why, in one line."""
+
+    def __init__(self, source: str, reason: str):
+        super().__init__(source, reason)  # both, so that it survives pickling between processes
+        self.source, self.reason = source, reason
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.reason}"
 
 
 @dataclass

@@ -6,22 +6,96 @@ from typing import Any
 import numpy as np
 
 from analysis.records import Failure, Record
-from parallel.artifacts import COMPLETE, FAILED, Run, read_run
+from parallel.artifacts import COMPLETE, FAILED, read_run
 
 FORMAT = "run folder"
 
-# The reason a run failed, as the engine said it -> the verdict's name.
+# What a failed run's own reason says -> the kind of failure.
 _KINDS = (
     ("oom", ("out of memory", "outofmemory")),
     ("nccl", ("nccl", "gloo", "timed out", "connection")),
-    ("timeout", ("time limit", "sigusr1")),
+    ("timeout", ("time limit",)),
     ("cancelled", ("keyboardinterrupt", "sigterm", "sigint", "cancelled")),
 )
+
+# GPTConfig's own; run.json's padded_vocab follows from tp and is no size of the model.
+_SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden")
+
+
+def read(path: Path) -> Record:
+    """Read one run folder.
+
+    Raises:
+        UsageError: no run.json, or a file that is damaged.
+    """
+    run = read_run(Path(path))
+    facts = run.facts
+    record = Record(source=str(path), format=FORMAT)
+
+    def column(name: str) -> np.ndarray:
+        return np.array([np.nan if s[name] is None else float(s[name]) for s in run.steps])
+
+    record.iteration = column("step")
+    record.step_s = column("step_s")
+    record.loss = column("loss")
+    record.grad_norm = column("grad_norm")
+    record.skipped = column("skipped")
+    record.tokens_per_s = column("tokens") / np.where(record.step_s > 0, record.step_s, np.nan)
+    for name, value in stated(facts).items():
+        if value is not None:
+            setattr(record, name, value)
+            record.origin[name] = "run.json"
+    if record.seq_len:
+        record.samples_per_s = record.tokens_per_s / record.seq_len
+    record.extra = {
+        "run": facts.get("run", run.path.name),
+        "study": facts.get("study"),
+        "baseline": facts.get("baseline"),
+        "state": run.state,
+        "facts": facts,
+        "metrics": run.metrics,
+    }
+    record.completed = run.state == COMPLETE
+    if run.state == FAILED:
+        reason = run.reason.lower()
+        kind = next((k for k, words in _KINDS if any(w in reason for w in words)), "traceback")
+        record.failure = Failure(kind, 1, run.reason)
+    elif run.state != COMPLETE:
+        record.notes.append(f"status.json says {run.state} {run.reason}".strip())
+    return record
+
+
+def stated(facts: dict[str, Any]) -> dict[str, Any]:
+    """Record's fields as run.json states them; None where it does not."""
+    spec, layout, host = (facts.get(part) or {} for part in ("spec", "layout", "host"))
+    model = facts.get("model") or {}
+    git = facts.get("git") or {}
+    commit = git.get("commit")
+    return {
+        "engine": spec.get("engine"),
+        "planned_steps": spec.get("steps"),
+        "gpus": layout.get("world_size"),
+        "tp": layout.get("tp"),
+        "pp": layout.get("pp"),
+        "vpp": layout.get("vpp"),
+        "dp": layout.get("dp"),
+        "micro_batch": layout.get("micro_batch"),
+        "global_batch": layout.get("global_batch"),
+        "seq_len": spec.get("seq_len"),
+        "zero_stage": layout.get("zero_stage"),
+        "recompute": layout.get("recompute"),
+        "precision": spec.get("precision"),
+        "params": model.get("n_params"),
+        "model": {k: model[k] for k in _SIZES if k in model} or None,
+        "gpu_type": host.get("gpu"),
+        "commit": commit and commit + ("+dirty" if git.get("dirty") else ""),
+        "oversubscribed": bool(oversubscribed(facts)),
+    }
 
 
 def oversubscribed(facts: dict[str, Any]) -> str:
     """Why the ranks had to share what they ran on, or "" when they did not (or nothing says)."""
-    host, layout, spec = facts.get("host", {}), facts.get("layout", {}), facts.get("spec", {})
+    spec, layout, host = (facts.get(part) or {} for part in ("spec", "layout", "host"))
     ranks = host.get("ranks_per_node") or layout.get("world_size")
     if not ranks:
         return ""
@@ -32,87 +106,3 @@ def oversubscribed(facts: dict[str, Any]) -> str:
     if not cores or ranks * threads <= cores:
         return ""
     return f"{ranks} ranks x {threads} threads on {cores} cores"
-
-
-def from_run(run: Run) -> Record:
-    """One of our own run folders as a Record; `extra` keeps run.json as "facts"."""
-    facts = run.facts
-    spec, layout, model = (facts.get(k) or {} for k in ("spec", "layout", "model"))
-    host, git = facts.get("host") or {}, facts.get("git") or {}
-
-    def column(name: str) -> np.ndarray:
-        return np.array([np.nan if s[name] is None else s[name] for s in run.steps], dtype=float)
-
-    step_s, tokens = column("step_s"), column("tokens")
-    commit = git.get("commit")
-    record = Record(
-        source=str(run.path),
-        format=FORMAT,
-        engine=spec.get("engine"),
-        iteration=column("step"),
-        step_s=step_s,
-        loss=column("loss"),
-        grad_norm=column("grad_norm"),
-        tokens_per_s=tokens / np.where(step_s > 0, step_s, np.nan),
-        skipped=column("skipped"),
-        planned_steps=spec.get("steps"),
-        completed=run.state == COMPLETE,
-        gpus=layout.get("world_size"),
-        **{k: layout.get(k) for k in ("tp", "pp", "vpp", "dp", "micro_batch", "global_batch")},
-        seq_len=spec.get("seq_len"),
-        model={
-            k: model[k]
-            for k in ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden")
-            if k in model
-        },
-        params=model.get("n_params"),
-        precision=spec.get("precision"),
-        recompute=layout.get("recompute"),
-        zero_stage=layout.get("zero_stage"),
-        gpu_type=host.get("gpu"),
-        commit=commit and commit + ("+dirty" if git.get("dirty") else ""),
-        oversubscribed=bool(oversubscribed(facts)),
-        extra={
-            "run": facts.get("run", run.path.name),
-            "study": facts.get("study"),
-            "baseline": facts.get("baseline"),
-            "state": run.state,
-            "reason": run.reason,
-            "facts": facts,
-        },
-    )
-    stated = (
-        "engine",
-        "gpus",
-        "tp",
-        "pp",
-        "vpp",
-        "dp",
-        "micro_batch",
-        "global_batch",
-        "seq_len",
-        "model",
-        "params",
-        "precision",
-        "recompute",
-        "zero_stage",
-        "gpu_type",
-        "commit",
-    )
-    record.origin = {name: "run.json" for name in stated if getattr(record, name) is not None}
-    if record.seq_len:
-        record.samples_per_s = record.tokens_per_s / record.seq_len
-    if run.state == FAILED:
-        reason = run.reason.lower()
-        kind = next((k for k, words in _KINDS if any(w in reason for w in words)), "traceback")
-        record.failure = Failure(kind, 0, run.reason)
-    return record
-
-
-def read(path: Path) -> Record:
-    """Read one run folder.
-
-    Raises:
-        UsageError: no run.json, or a file that is damaged.
-    """
-    return from_run(read_run(Path(path)))
