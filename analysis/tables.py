@@ -1,11 +1,14 @@
 """Tables: one type, printed as text, Markdown, CSV or JSON.
 
-    python analysis/tables.py --recompute FILE.md      print FILE with its TFLOPs column recomputed
+    python analysis/tables.py --recompute FILE.md [--in-place] [--seq-len 1024]
 
-`--recompute` follows the Jean Zay tables' rule (8 FLOPs per parameter and token, sequence length
-1024) and leaves everything else byte for byte as it was; a row that it cannot compute stays.
+`--recompute` prints FILE with the TFLOPs column of its tables computed again from their GPUs,
+size, global batch and seconds, by the Jean Zay tables' rule (8 FLOPs per parameter and token).
+Everything else stays byte for byte as it was, and so does a row that cannot be computed.
+`--in-place` writes it back instead. Exits 2 when FILE cannot be read.
 """
 
+import argparse
 import csv
 import io
 import json
@@ -13,7 +16,13 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+if not __package__:  # run as a script: find the rooms, not analysis/ itself
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from models.errors import UsageError
 
 FORMATS = ("text", "markdown", "csv", "json")
 UNKNOWN = "-"
@@ -134,3 +143,41 @@ def emphasise(text: str) -> str:
     for i in range(rule):
         lines[i] = f"\033[1m{lines[i]}\033[0m"
     return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print a Markdown file with its TFLOPs recomputed."""
+    from analysis.markdown import recompute_tflops
+
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.tables",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--recompute", type=Path, metavar="FILE.md", required=True)
+    parser.add_argument("--in-place", action="store_true", help="write FILE, print nothing")
+    parser.add_argument("--seq-len", type=int, default=1024, help="tokens per sequence")
+    arguments = parser.parse_args(argv)
+    try:
+        try:
+            old = arguments.recompute.read_bytes()
+        except OSError as error:
+            raise UsageError(f"{arguments.recompute}: {error.strerror}") from error
+        # latin-1 maps every byte to one character and back, so what is no UTF-8 survives too
+        new = recompute_tflops(old.decode("latin-1"), arguments.seq_len).encode("latin-1")
+        if not arguments.in_place:
+            sys.stdout.buffer.write(new)
+            sys.stdout.buffer.flush()
+        elif new != old:
+            try:
+                arguments.recompute.write_bytes(new)
+            except OSError as error:
+                raise UsageError(f"{arguments.recompute}: {error.strerror}") from error
+    except UsageError as error:
+        print(f"analysis.tables: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

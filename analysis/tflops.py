@@ -46,6 +46,13 @@ def config_of(record: Record) -> GPTConfig | None:
     return None
 
 
+def stated_size_tflops(
+    params: float, tokens: float, step_s: float, gpus: float, recompute: bool = True
+) -> float:
+    """The seed convention for a size that is stated (52e9) rather than counted from shapes."""
+    return (8.0 if recompute else 6.0) * params * tokens / (step_s * gpus * 1e12)
+
+
 def flops_per_token(record: Record, convention: str) -> float | None:
     """FLOPs per token under `convention`, or None where a fact that it needs is missing."""
     recompute = record.recompute == "full"
