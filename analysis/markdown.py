@@ -24,7 +24,7 @@ HEADINGS = {
     "micro_batch": ("mbs", "micbs", "microbatch"),
     "global_batch": ("gbs", "globbs", "globalbatch"),
     "seq_len": ("seq", "seqlen"),
-    "step_s": ("speed", "secondsperiteration", "steps", "siter"),
+    "step_s": ("speed", "secondsperiteration", "siter"),
     "tflops": ("tflops", "tflopspergpu"),
     "tokens_per_s": ("tokenssecglobal", "tokenssec", "tokenspers", "tokenss"),
     "wall_s": ("walltimes", "walltime", "totalwalltimesec"),
@@ -38,6 +38,8 @@ _BY_HEADING = {alias: name for name, aliases in HEADINGS.items() for alias in al
 def column_name(heading: str) -> str:
     """Our name for a heading; one that means nothing to us stays, in lower case."""
     plain = re.sub(r"[^a-z0-9]", "", heading.lower())
+    if heading in HEADINGS:
+        return heading
     return _BY_HEADING.get(plain, plain)
 
 
@@ -231,7 +233,9 @@ def _replace(line: str, cell: Cell, new: str) -> str:
     return line[:start] + new + line[cell.end :]
 
 
-def row_tflops(row: Row, seq_len: float | None, step_s: float | None = None) -> float | None:
+def row_tflops(
+    row: Row, seq_len: float | None, step_s: float | None = None, recompute: bool = True
+) -> float | None:
     """TFLOP/s per GPU of a row by the Jean Zay rule, or None where a number is missing."""
     from analysis.tflops import stated_size_tflops
 
@@ -239,7 +243,7 @@ def row_tflops(row: Row, seq_len: float | None, step_s: float | None = None) -> 
     step_s = step_s or row.number("step_s")
     if not (gpus and size and batch and step_s and seq_len):
         return None
-    return stated_size_tflops(size * 1e9, batch * seq_len, step_s, gpus)
+    return stated_size_tflops(size * 1e9, batch * seq_len, step_s, gpus, recompute)
 
 
 def find(document: Document, pattern: str, lines: tuple[int, int] | None = None) -> Iterator:
