@@ -62,10 +62,12 @@ class Log:
         """The whole file, decoded. Only for formats that are one document, such as JSON."""
         return self.slice(0, self.size).decode("utf-8", "replace")
 
-    def blocks(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, bytes]]:
+    def blocks(
+        self, start: int = 0, end: int | None = None, size: int = BLOCK
+    ) -> Iterator[tuple[int, bytes]]:
         """(offset, bytes) pieces of [start, end), each ending where a line does."""
         end = self.size if end is None else min(end, self.size)
-        size = BLOCK
+        usual = size
         while start < end:
             block = self.slice(start, min(start + size, end))
             if not block:
@@ -79,7 +81,7 @@ class Log:
                 block = block[:cut]
             yield start, block
             start += len(block)
-            size = BLOCK
+            size = usual
 
     def matches(
         self, pattern: re.Pattern[bytes], start: int = 0, end: int | None = None
