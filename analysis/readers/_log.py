@@ -25,6 +25,7 @@ class Log:
 
     def __init__(self, path: Path):
         self.path = Path(path)
+        self._contains: dict[bytes, bool] = {}
         try:
             if self.path.exists() and not self.path.is_file():
                 raise Refusal(str(path), "not a regular file")
@@ -91,9 +92,15 @@ class Log:
             for match in pattern.finditer(block):
                 yield offset + match.start(), match
 
-    def contains(self, marks: tuple[bytes, ...]) -> bool:
-        """Whether one of `marks` stands anywhere in the file."""
-        return any(mark in block for _, block in self.blocks() for mark in marks)
+    def contains(self, mark: bytes) -> bool:
+        """Whether `mark` stands anywhere in the file."""
+        if mark not in self._contains:
+            self._contains[mark] = (
+                mark in self.head
+                or mark in self.tail
+                or any(mark in block for _, block in self.blocks())
+            )
+        return self._contains[mark]
 
     def line_no(self, offset: int) -> int:
         """The line (from 1, counted in newlines as editors do) that holds the byte at `offset`."""
