@@ -29,7 +29,16 @@ from analysis.readers._settings import complete_from_elsewhere, header_of, read_
 from analysis.records import Record, Refusal
 from models.errors import UsageError
 
-_FORMATS = ("megatron",)
+_FORMATS = (
+    "nanotron",
+    "megatron",
+    "torchtitan",
+    "modded_nanogpt",
+    "nanochat",
+    "nanogpt",
+    "llmc",
+    "picotron",
+)
 UNKNOWN = "unknown"
 
 # In a folder, only these are taken for logs; a file named outright is always tried.
