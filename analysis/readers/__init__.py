@@ -5,7 +5,8 @@ that fits; `read_all` does so for whole folders, on several cores, and reports w
 One module reads one format. Each has
 
     FORMAT   the name that records and tables show
-    MARKS    byte strings; a file that holds one may hold this format's iterations
+    MARKS    tuples of byte strings; a file with all of one tuple may hold its iterations
+    EMBEDDED (optional) True where other formats' logs hold its lines too
     BANNERS  (optional) byte strings that name the tool even where no iteration was printed
     read     Log -> Record, whose arrays are empty when the marks stood in something else
 
@@ -16,17 +17,29 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from analysis.readers import run_folder
 from analysis.readers._log import Log
-from analysis.readers._settings import complete_from_elsewhere
+from analysis.readers._endings import judge_end
+from analysis.readers._settings import complete_from_elsewhere, header_of, read_header
 from analysis.records import Record, Refusal
 from models.errors import UsageError
 
-_FORMATS: tuple[str, ...] = ()
+_FORMATS = (
+    "nanotron",
+    "megatron",
+    "torchtitan",
+    "modded_nanogpt",
+    "nanochat",
+    "nanogpt",
+    "llmc",
+    "picotron",
+)
+UNKNOWN = "unknown"
 
 # In a folder, only these are taken for logs; a file named outright is always tried.
 _LOG_SUFFIXES = (".out", ".log", ".err", ".txt", ".json", ".jsonl")
@@ -55,17 +68,63 @@ def read(path: Path | str, flags: dict[str, Any] | None = None) -> Record:
 
 
 def _read_log(log: Log) -> Record:
-    failed = None
+    tried = []
     for reader in _candidates(log):
         record = reader.read(log)
         if len(record.iteration) or record.extra.get("whole_run"):
             return record
-        failed = failed or record
-    raise Refusal(str(log.path), "no format that is known: no iteration line of any reader")
+        tried.append(record)
+    if not tried:
+        tried = [Record(source=str(log.path), format=_named(log))]
+        judge_end(tried[0], log, [])
+    # A run that died before its first iteration is a run: its failure is what it shows.
+    failed = next((record for record in tried if record.failure), None)
+    if failed and failed.format != UNKNOWN:
+        read_header(failed, header_of(log, None))
+    if failed:
+        return failed
+    raise Refusal(str(log.path), _why_not(log, tried))
 
 
 def _candidates(log: Log) -> Iterator[ModuleType]:
-    return iter(())
+    """The readers whose marks the log holds: by its ends first, then by all of it."""
+    seen = set()
+    sample = log.head + log.tail
+    for whole in (False, True):
+        for reader in _readers():
+            if reader in seen:
+                continue
+            if whole:
+                marked = any(all(log.contains(m) for m in marks) for marks in reader.MARKS)
+            else:
+                marked = any(all(m in sample for m in marks) for marks in reader.MARKS)
+                if marked and getattr(reader, "EMBEDDED", False):
+                    break  # its lines stand in other formats' logs too: look at all of it
+            if marked:
+                seen.add(reader)
+                yield reader
+
+
+@cache
+def _readers() -> tuple[ModuleType, ...]:
+    return tuple(importlib.import_module(f"analysis.readers.{name}") for name in _FORMATS)
+
+
+def _named(log: Log) -> str:
+    """The format whose tool says its name in a log without iterations."""
+    for reader in _readers():
+        if any(log.contains(banner) for banner in getattr(reader, "BANNERS", ())):
+            return reader.FORMAT
+    return UNKNOWN
+
+
+def _why_not(log: Log, tried: list[Record]) -> str:
+    names = ", ".join(dict.fromkeys(r.format for r in tried if r.format != UNKNOWN))
+    if names:
+        return f"looks like {names}, but holds no iteration that could be read"
+    if b"it/s" in log.tail or b"s/it" in log.tail:
+        return "no format that is known: only progress bars, which print running rates"
+    return "no format that is known: no reader's iteration line stands in it"
 
 
 def find_logs(paths: Iterable[Path | str]) -> tuple[list[Path], list[Refusal]]:

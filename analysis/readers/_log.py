@@ -25,6 +25,7 @@ class Log:
 
     def __init__(self, path: Path):
         self.path = Path(path)
+        self._contains: dict[bytes, bool] = {}
         try:
             if self.path.exists() and not self.path.is_file():
                 raise Refusal(str(path), "not a regular file")
@@ -62,10 +63,12 @@ class Log:
         """The whole file, decoded. Only for formats that are one document, such as JSON."""
         return self.slice(0, self.size).decode("utf-8", "replace")
 
-    def blocks(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, bytes]]:
+    def blocks(
+        self, start: int = 0, end: int | None = None, size: int = BLOCK
+    ) -> Iterator[tuple[int, bytes]]:
         """(offset, bytes) pieces of [start, end), each ending where a line does."""
         end = self.size if end is None else min(end, self.size)
-        size = BLOCK
+        usual = size
         while start < end:
             block = self.slice(start, min(start + size, end))
             if not block:
@@ -79,7 +82,7 @@ class Log:
                 block = block[:cut]
             yield start, block
             start += len(block)
-            size = BLOCK
+            size = usual
 
     def matches(
         self, pattern: re.Pattern[bytes], start: int = 0, end: int | None = None
@@ -89,9 +92,15 @@ class Log:
             for match in pattern.finditer(block):
                 yield offset + match.start(), match
 
-    def contains(self, marks: tuple[bytes, ...]) -> bool:
-        """Whether one of `marks` stands anywhere in the file."""
-        return any(mark in block for _, block in self.blocks() for mark in marks)
+    def contains(self, mark: bytes) -> bool:
+        """Whether `mark` stands anywhere in the file."""
+        if mark not in self._contains:
+            self._contains[mark] = (
+                mark in self.head
+                or mark in self.tail
+                or any(mark in block for _, block in self.blocks())
+            )
+        return self._contains[mark]
 
     def line_no(self, offset: int) -> int:
         """The line (from 1, counted in newlines as editors do) that holds the byte at `offset`."""
