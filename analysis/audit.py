@@ -421,7 +421,7 @@ def audit_records(records: list[Record]) -> list[Finding]:
         for flag in judgement.flags:
             if "skipped: no optimizer step" in flag:
                 add("skipped", flag)
-            elif "loss" in flag or "grad norm is zero" in flag:
+            elif "loss" in flag:
                 add("loss", flag)
         sizes, cp = (record.tp, record.pp, record.dp), record.extra.get("cp") or 1
         if all(sizes) and record.gpus and record.gpus != sizes[0] * sizes[1] * sizes[2] * cp:
@@ -463,6 +463,8 @@ def _compared(members: list[tuple[Record, float]]) -> list[Finding]:
     for record, step_s in members:
         layout = [getattr(record, k) for k in ("engine", "gpus", "tp", "pp", "vpp", "dp")]
         rest = [record.micro_batch, record.zero_stage, record.recompute, record.extra.get("run")]
+        # A log says little of its experiment: only names that differ in digits are repeats.
+        rest.append(re.sub(r"\d+", "", Path(record.source).name))
         same[tuple(layout + rest)].append(step_s)
     for times in same.values():
         if len(times) > 1 and max(times) > FAR_APART * min(times):

@@ -33,12 +33,15 @@ VERDICTS = {
     "timeout": "timeout",
     "cancelled": "cancelled",
     "traceback": "traceback",
+    "launcher": "no data",
 }
 MANY_SKIPPED = 0.1  # share of skipped iterations that is worth a word; fp16 skips one or two
+UNEVEN = 0.2  # share of spikes above which the median hides how slow the run was
 EXPLODED = 1.5  # the loss at the end over the lowest it had been
 
 SPIKE_MADS = 5.0  # robust standard deviations above the median that make a step a spike
 SPIKE_SHARE = 0.05  # and at least this share above it, or a very even run has "spikes" of noise
+FALLEN = 0.02  # how much faster the second half may be before the warm-up is not over
 MIN_STEADY = 6  # the fewest points of which min and max bracket the median with 95 % confidence
 
 
@@ -48,7 +51,7 @@ class Steady:
 
     step_s: median seconds per iteration; n: how many logged iterations it is of; first: index of
     the first of them; spikes: how many of them are outliers above (evaluation, checkpoints).
-    settled: False when the step time still fell in the last half, so the warm-up was not over.
+    settled: False when its second half was still faster than its first: the warm-up was not over.
     """
 
     step_s: float
@@ -66,13 +69,14 @@ def _spike_bound(step_s: np.ndarray) -> float:
 
 
 def warmup_end(step_s: np.ndarray) -> int:
-    """How many iterations at the start are warm-up: the truncation that MSER chooses.
+    """How many iterations at the start are warm-up.
 
-    White 1997, "An effective truncation heuristic for bias reduction in simulation output": drop
-    the d first points that minimise the standard error of the mean of the rest, sum of squares /
-    (n - d)^2. Spikes are cut to the bound that the run's last half sets, so that a checkpoint
-    near the end does not count as noise that only a longer warm-up could outweigh. At most half
-    of the points are ever dropped: n // 2 means that the run may not have settled at all.
+    First the truncation that MSER chooses (White 1997, "An effective truncation heuristic for bias
+    reduction in simulation output"): the d, up to half of all, that minimises the standard error
+    of the mean of the rest, sum of squares / (n - d)^2. Spikes are cut to the bound that the last
+    half sets, so that a checkpoint near the end does not count as noise that only a longer warm-up
+    could outweigh. Then, because a warm-up is slow, only up to the last of these iterations that
+    is slow enough to be a spike of the rest: a run that slows down later keeps its fast start.
     """
     n = len(step_s)
     if n < 4:
@@ -81,7 +85,9 @@ def warmup_end(step_s: np.ndarray) -> int:
     left = np.arange(n, 0, -1)  # points that remain when d = 0, 1, ... are dropped
     total, squares = np.cumsum(x[::-1])[::-1], np.cumsum(x[::-1] ** 2)[::-1]
     error = (squares - total**2 / left) / left.astype(float) ** 2
-    return int(np.argmin(np.maximum(error[: n // 2 + 1], 0.0).round(18)))
+    d = int(np.argmin(np.maximum(error[: n // 2 + 1], 0.0).round(18)))
+    slow = np.flatnonzero(step_s[:d] > _spike_bound(step_s[d:]))
+    return int(slow[-1]) + 1 if len(slow) else 0
 
 
 def median_ci95(x: np.ndarray) -> tuple[float, float] | None:
@@ -138,17 +144,18 @@ def steady(
     if rule == "seed":
         return Steady(float(int(x.mean())), len(x), None, int(where[0]), 0)
     drop = 0 if window is not None else warmup_end(x)
-    settled = window is not None or len(x) < 12 or drop < len(x) // 2 or _flat(x[drop:])
     x = x[drop:]
+    settled = window is not None or len(x) < 2 * MIN_STEADY or not _falls(x)
     spikes = int(np.sum(x > _spike_bound(x)))
     return Steady(float(np.median(x)), len(x), median_ci95(x), int(where[drop]), spikes, settled)
 
 
-def _flat(x: np.ndarray) -> bool:
-    """Whether the second half's median lies within the first half's interval."""
+def _falls(x: np.ndarray) -> bool:
+    """Whether the second half is faster than the first by more than noise and by a share."""
     half = len(x) // 2
-    interval = median_ci95(x[:half])
-    return interval is None or interval[0] <= float(np.median(x[half:]))
+    interval, later = median_ci95(x[:half]), float(np.median(x[half:]))
+    share = later / float(np.median(x[:half]))
+    return interval is not None and later < interval[0] and share < 1 - FALLEN
 
 
 @dataclass
@@ -219,12 +226,14 @@ def _last(record: Record) -> float:
 def _flags(record: Record, time: Steady | None) -> tuple[list[str], bool]:
     flags, unfit = [], False
     n = len(record.step_s)
-    skipped = np.nan_to_num(record.skipped) > 0
-    if len(skipped) and skipped.all():
-        flags.append(f"all {len(skipped)} iterations skipped: no optimizer step was timed")
+    skipped = np.nan_to_num(record.skipped)
+    touched = int(np.sum(skipped > 0))
+    unit = "iterations" if record.interval == 1 else "entries"
+    if len(skipped) and (skipped >= record.interval).all():
+        flags.append(f"all {len(skipped)} {unit} skipped: no optimizer step was timed")
         unfit = True
-    elif len(skipped) and skipped.mean() > MANY_SKIPPED:
-        flags.append(f"{int(skipped.sum())} of {len(skipped)} iterations skipped")
+    elif touched > MANY_SKIPPED * len(skipped):
+        flags.append(f"{touched} of {len(skipped)} {unit} skipped the optimizer")
     flags += _loss_flags(record)
     norm = record.grad_norm[np.isfinite(record.grad_norm)]
     if len(norm) and (norm == 0).any():
@@ -235,8 +244,12 @@ def _flags(record: Record, time: Steady | None) -> tuple[list[str], bool]:
         if time.ci95 is None and n:
             flags.append(f"too few points: {time.n} after the warm-up, 95 % needs {MIN_STEADY}")
         if not time.settled:
-            flags.append("warm-up not over: the step time still falls in the last half")
-        if time.spikes:
+            flags.append("warm-up not over: the second half of the steady iterations is faster")
+        if time.spikes > UNEVEN * time.n:
+            flags.append(
+                f"uneven: {time.spikes} of {time.n} steady iterations are well above the median"
+            )
+        elif time.spikes:
             flags.append(f"{time.spikes} of {time.n} steady iterations are spikes")
     if record.oversubscribed:
         flags.append("oversubscribed: more ranks than cores")

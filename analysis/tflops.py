@@ -31,19 +31,31 @@ from models.errors import UsageError
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 from parallel.artifacts import read_run
 
+SAME_MODEL = 0.05  # parameters printed over those of a GPT of the printed shapes, less one
+
 
 def config_of(record: Record) -> GPTConfig | None:
-    """The model's sizes where the log gives enough of them; None rather than a guess."""
+    """The model as a GPT, where the log gives its sizes and nothing speaks against it being one.
+
+    Gated or grouped attention, experts and the like hide in logs whose shapes look like a GPT's;
+    their parameters do not: they must agree with the shapes, or, where none are printed, the
+    feed-forward size with the usual 4 x hidden. None otherwise: no number rather than a wrong one.
+    """
     known = {k: v for k, v in record.model.items() if k in GPTConfig.__dataclass_fields__}
-    if {"n_layer", "hidden", "vocab_size"} <= set(known):
-        known.setdefault("n_head", 1)  # no FLOPs or parameter count depends on it
-        if record.seq_len:
-            known.setdefault("max_seq_len", record.seq_len)
-        try:
-            return GPTConfig(**known)
-        except UsageError:
-            return None
-    return None
+    if not {"n_layer", "hidden", "vocab_size"} <= set(known):
+        return None
+    known.setdefault("n_head", 1)  # no FLOPs or parameter count depends on it
+    if record.seq_len:
+        known.setdefault("max_seq_len", record.seq_len)
+    try:
+        config = GPTConfig(**known)
+    except UsageError:
+        return None
+    if record.params is not None:
+        agrees = abs(record.params / config.n_params - 1) <= SAME_MODEL
+    else:
+        agrees = config.ffn_hidden == 4 * config.hidden
+    return config if agrees else None
 
 
 def stated_size_tflops(

@@ -59,7 +59,7 @@ def test_nothing_logged_is_no_data():
     ("arrays", "word"),
     [
         ({"skipped": np.ones(40)}, "all 40 iterations skipped: no optimizer step was timed"),
-        ({"skipped": np.arange(40) % 4 == 0}, "10 of 40 iterations skipped"),
+        ({"skipped": np.arange(40) % 4 == 0}, "10 of 40 iterations skipped the optimizer"),
         ({"loss": np.r_[np.full(39, 2.0), np.inf]}, "not finite from iteration 40"),
         ({"loss": np.r_[np.linspace(9, 2, 30), np.full(10, 7.5)]}, "exploding loss"),
         ({"grad_norm": np.zeros(40)}, "grad norm is zero in 40 of 40"),
