@@ -38,6 +38,15 @@ _FORMATS = (
     "nanogpt",
     "llmc",
     "picotron",
+    "training_metrics",
+    "megatron_golden",
+    "nemo",
+    "mlperf",
+    "fairseq",
+    "nsys",
+    "rank_epochs",
+    "deepspeed",
+    "hf_trainer",
 )
 UNKNOWN = "unknown"
 

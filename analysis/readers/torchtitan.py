@@ -22,7 +22,13 @@ MARKS = ((b"step:", b"tps: ", b"memory: "), (b"step:", b"wps: ", b"memory: "))
 BANNERS = (b"torchtitan", b"[titan]")
 
 _START = re.compile(
-    rb"(?<!\w)step:" + ANSI + rb" {0,8}(?P<iteration>\d{1,9})" + ANSI + rb" {1,8}" + ANSI + rb"loss:"
+    rb"(?<!\w)step:"
+    + ANSI
+    + rb" {0,8}(?P<iteration>\d{1,9})"
+    + ANSI
+    + rb" {1,8}"
+    + ANSI
+    + rb"loss:"
 )
 _FIELDS = {
     "loss": labelled(rb"loss"),
