@@ -84,7 +84,7 @@ _SETTING_TEXT = (
 _SETTING = re.compile(_SETTING_TEXT)
 _USING_WORLD = re.compile(rb"using world size: {0,3}(\d{1,7})")
 _USING_SIZES = re.compile(
-    rb"(data|tensor-model|pipeline-model|(?<!-)model)-parallel[- ]size: {0,3}(\d{1,7})"
+    rb"(?<![\w-])(data|tensor-model|pipeline-model|model)-parallel[- ]size: {0,3}(\d{1,7})"
 )
 _RANK_PARAMS = re.compile(
     rb"number of parameters on (?:\(tensor, pipeline\) )?model parallel rank"
