@@ -44,6 +44,14 @@ _SIZES = {
     "planned_steps": re.compile(rb"Total optimization steps = ([\d,]{1,12})"),
     "params": re.compile(rb"Number of trainable parameters = ([\d,]{1,20})"),
 }
+_OVERRIDES = re.compile(rb"config_overrides[= ]([^\s'\"]{1,300})")
+_OVERRIDE = re.compile(rb"(n_embd|n_head|n_layer|n_positions)=(\d{1,7})")
+_OVERRIDDEN = {
+    b"n_embd": "hidden",
+    b"n_head": "n_head",
+    b"n_layer": "n_layer",
+    b"n_positions": "max_seq_len",
+}
 
 
 def read(log: Log) -> Record:
@@ -62,6 +70,9 @@ def read(log: Log) -> Record:
     first = min([int(at) for at in offsets[:1]] + [at for at, _ in ends[:1]], default=None)
     header = header_of(log, first)
     facts = {name: find_int(pattern, header) for name, pattern in _SIZES.items()}
+    for overrides in _OVERRIDES.findall(header)[-1:]:  # they stand, whatever configs say later
+        for name, value in _OVERRIDE.findall(overrides):
+            facts[_OVERRIDDEN[name]] = int(value)
     state(record, facts, "log")
     read_header(record, header)
     if ends:

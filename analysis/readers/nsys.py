@@ -16,6 +16,7 @@ from analysis.readers._log import Log
 from analysis.records import Record
 
 FORMAT = "nsys stats"
+EMBEDDED = True
 MARKS = ((b"Time (%)", b"Total Time (ns)"),)
 
 _TITLE = re.compile(r"\*\* (.{1,120}?) \((\w{1,60})\):")
@@ -26,6 +27,8 @@ def read(log: Log) -> Record:
     """Read one file; `extra["tables"]` is report name -> rows, each a dict by column (times in
     seconds, `Time (%)` in percent)."""
     record = Record(source=str(log.path), format=FORMAT)
+    if b"Total Time (ns)" not in log.head:
+        return record  # a training log that was profiled: the tables at its end are not the run
     tables: dict[str, list[dict[str, float | str]]] = {}
     title, header, spans = None, "", None
     for line in log.text().replace("\r\n", "\n").split("\n"):

@@ -22,7 +22,8 @@ MARKS = ((b"step:", b"tps: ", b"memory: "), (b"step:", b"wps: ", b"memory: "))
 BANNERS = (b"torchtitan", b"[titan]")
 
 _START = re.compile(
-    WORD + rb"step:"
+    WORD
+    + rb"step:"
     + ANSI
     + rb" {0,8}(?P<iteration>\d{1,9})"
     + ANSI
