@@ -13,11 +13,14 @@ One module reads one format. Each has
 Formats are asked in `_FORMATS`' order: one that embeds another's lines comes before it.
 """
 
+import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,6 +41,15 @@ _FORMATS = (
     "nanogpt",
     "llmc",
     "picotron",
+    "training_metrics",
+    "megatron_golden",
+    "nemo",
+    "mlperf",
+    "fairseq",
+    "nsys",
+    "rank_epochs",
+    "deepspeed",
+    "hf_trainer",
 )
 UNKNOWN = "unknown"
 
@@ -75,7 +87,11 @@ def _read_log(log: Log) -> Record:
             return record
         tried.append(record)
     if not tried:
-        tried = [Record(source=str(log.path), format=_named(log))]
+        reader = _by_banner(log)
+        name = reader.FORMAT if reader else UNKNOWN
+        if reader and hasattr(reader, "dialect"):
+            name = reader.dialect(log.head + log.tail, b"")
+        tried = [Record(source=str(log.path), format=name)]
         judge_end(tried[0], log, [])
     # A run that died before its first iteration is a run: its failure is what it shows.
     failed = next((record for record in tried if record.failure), None)
@@ -110,12 +126,12 @@ def _readers() -> tuple[ModuleType, ...]:
     return tuple(importlib.import_module(f"analysis.readers.{name}") for name in _FORMATS)
 
 
-def _named(log: Log) -> str:
+def _by_banner(log: Log) -> ModuleType | None:
     """The format whose tool says its name in a log without iterations."""
     for reader in _readers():
         if any(log.contains(banner) for banner in getattr(reader, "BANNERS", ())):
-            return reader.FORMAT
-    return UNKNOWN
+            return reader
+    return None
 
 
 def _why_not(log: Log, tried: list[Record]) -> str:
@@ -178,11 +194,37 @@ def read_all(
     on a terminal, a line now and then elsewhere; None shows it when there are many files.
     """
     logs, refused = find_logs(paths)
-    done: Iterable[Record | Refusal] = (_attempt(path, flags) for path in logs)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    jobs = jobs or (cores if len(logs) >= _MANY else 1)
+    progress = len(logs) >= _MANY if progress is None else progress
+    one = partial(_attempt, flags=flags)
     records = []
-    for outcome in done:
-        (refused if isinstance(outcome, Refusal) else records).append(outcome)
+    with contextlib.ExitStack() as stack:
+        outcomes: Iterable[Record | Refusal] = map(one, logs)
+        if jobs > 1:
+            pool = stack.enter_context(ProcessPoolExecutor(jobs))
+            outcomes = pool.map(one, logs, chunksize=max(1, min(16, len(logs) // (4 * jobs))))
+        for outcome in _shown(outcomes, len(logs)) if progress else outcomes:
+            (refused if isinstance(outcome, Refusal) else records).append(outcome)
     return records, refused
+
+
+_MANY = 32  # files; fewer are read in this process, without a bar
+
+
+def _shown(outcomes: Iterable[Any], total: int) -> Iterator[Any]:
+    """Pass `outcomes` on and say on stderr how far they are."""
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        yield from tqdm(outcomes, total=total, unit="file", desc="reading")
+        return
+    said = time.monotonic()
+    for n, outcome in enumerate(outcomes, 1):
+        if time.monotonic() - said > 2 or n == total:
+            said = time.monotonic()
+            print(f"read {n} of {total} files", file=sys.stderr, flush=True)
+        yield outcome
 
 
 def _attempt(path: Path, flags: dict[str, Any] | None) -> Record | Refusal:

@@ -26,7 +26,9 @@ _NUMBER = re.compile(
     re.IGNORECASE,
 )
 _COUNT = re.compile(rb"(\d{1,12})[ \t]{0,16}/[ \t]{0,16}(\d{1,12})[ \t]{0,4}\Z")
-_ITERATION_OF = re.compile(rb"iteration[ :=]{1,16}(\d{1,12})[ \t]{0,16}/[ \t]{0,16}(\d{1,12})[ \t]*\|")
+_ITERATION_OF = re.compile(
+    rb"iteration[ :=]{1,16}(\d{1,12})[ \t]{0,16}/[ \t]{0,16}(\d{1,12})[ \t]*\|"
+)
 _PLAIN = re.compile(rb"[ \t]*-?(\d{1,8})(?:\.(\d{1,7}))?([eE][-+]\d\d)? ")
 
 

@@ -13,6 +13,8 @@ from analysis.readers._log import Log
 
 LINE = 4096  # no record is longer
 ANSI = rb"(?:\x1b\[[0-9;]{0,24}m)*"
+# Where a word may begin: not within another, but after a colour it may.
+WORD = rb"(?:(?<![\w.])|(?<=[0-9;\[]m))"
 NUMBER = rb"(-?(?:\d[\d,]{0,24}(?:\.\d{0,24})?|\.\d{1,24})(?:[eE][-+]?\d{1,3})?|-?nan|-?inf|-?NaN)"
 _SUFFIX = {b"": 1.0, b"K": 1e3, b"M": 1e6, b"G": 1e9, b"B": 1e9, b"T": 1e12, b"P": 1e15}
 _ANSI = re.compile(rb"\x1b\[[0-9;]{0,24}m")
@@ -32,8 +34,7 @@ def number(text: bytes | None) -> float:
 
 def labelled(label: bytes, after: bytes = rb"[:=] {0,8}") -> re.Pattern[bytes]:
     """The number (with K, M, G ... where there is one) that follows a label."""
-    return re.compile(rb"(?<![\w.])" + label + ANSI + after + ANSI + NUMBER.replace(
-        rb"-?NaN)", rb"-?NaN)([KMGBTP](?![A-Za-z]))?"))  # fmt: skip
+    return re.compile(WORD + label + ANSI + after + ANSI + NUMBER + rb"([KMGBTP](?![A-Za-z]))?")
 
 
 def lines(log: Log, start: re.Pattern[bytes]) -> Iterator[tuple[int, re.Match[bytes], bytes]]:

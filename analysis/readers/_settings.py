@@ -73,9 +73,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     ),
     "distributed_optimizer": ("use_distributed_optimizer",),
 }
-_NAMES = {
-    alias for table in (_ALIASES, _WORDS) for aliases in table.values() for alias in aliases
-}
+_NAMES = {alias for table in (_ALIASES, _WORDS) for aliases in table.values() for alias in aliases}
 # `name ..... 4`, `name: 4`, `"name": 4`, `args[name] = 4`, `--name 4`; a name is found whole.
 _SETTING_TEXT = (
     r"(?<![\w./])(?<![a-z]-)("
@@ -86,7 +84,7 @@ _SETTING_TEXT = (
 _SETTING = re.compile(_SETTING_TEXT)
 _USING_WORLD = re.compile(rb"using world size: {0,3}(\d{1,7})")
 _USING_SIZES = re.compile(
-    rb"(data|tensor-model|pipeline-model|(?<!-)model)-parallel[- ]size: {0,3}(\d{1,7})"
+    rb"(?<![\w-])(data|tensor-model|pipeline-model|model)-parallel[- ]size: {0,3}(\d{1,7})"
 )
 _RANK_PARAMS = re.compile(
     rb"number of parameters on (?:\(tensor, pipeline\) )?model parallel rank"
@@ -104,7 +102,10 @@ def read_header(record: Record, header: bytes) -> None:
     last: dict[str, bytes] = {}
     seen: dict[str, list[bytes]] = {}
     for match in _SETTING.finditer(header):
-        if match[1].endswith(b"world_size") and b"config.py:" in header[match.start() - 80 : match.start()]:
+        if (
+            match[1].endswith(b"world_size")
+            and b"config.py:" in header[match.start() - 80 : match.start()]
+        ):
             continue  # DeepSpeed's own world_size is the data-parallel one
         name = match[1].decode().replace("-", "_")
         last[name] = match[2]
@@ -249,7 +250,9 @@ def _known(facts: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def _in_name(words: str) -> re.Pattern[str]:
-    return re.compile(rf"(?:^|[^a-z0-9])(?:{words})[-_=]?(\d{{1,9}})(?![a-z0-9]|\.\d)", re.IGNORECASE)
+    return re.compile(
+        rf"(?:^|[^a-z0-9])(?:{words})[-_=]?(\d{{1,9}})(?![a-z0-9]|\.\d)", re.IGNORECASE
+    )
 
 
 _NAME_PATTERNS = {

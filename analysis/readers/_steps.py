@@ -72,7 +72,7 @@ def put_steps(
             f"{len(gaps)} gaps: the first after iteration {iteration[at]:.0f},"
             f" the next line is {iteration[at + 1]:.0f}"
         )
-    if size and iteration[0] > max(usual, 1):
+    if size and iteration[0] > 2 * usual:
         record.notes.append(f"resumed: the first iteration is {iteration[0]:.0f}")
     return [int(at) for at in offsets]
 

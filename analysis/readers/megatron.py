@@ -45,7 +45,7 @@ def read(log: Log) -> Record:
     first = int(table.offset[0]) if len(table.offset) else None
     header = header_of(log, first)
     line = log.slice(first - 200, first + 1500) if first is not None else b""
-    record.format = record.engine = _dialect(header, line)
+    record.format = record.engine = dialect(header, line)
     offsets = put_steps(record, table.columns, table.offset, log, averages=True)
     columns = table.columns
     if len(record.iteration):
@@ -73,7 +73,8 @@ def read(log: Log) -> Record:
     return record
 
 
-def _dialect(header: bytes, line: bytes) -> str:
+def dialect(header: bytes, line: bytes) -> str:
+    """Whose log it is, from the text before training and an iteration line (or nothing)."""
     for name, in_line, in_header in _DIALECTS:
         if any(mark in line for mark in in_line) or any(mark in header for mark in in_header):
             return name

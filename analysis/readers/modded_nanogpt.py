@@ -50,7 +50,7 @@ def read(log: Log) -> Record:
         state(record, {"planned_steps": int(planned[-1])}, "log")
         record.completed = bool(record.iteration[-1] >= planned[-1])
         record.notes.append("step times are differences of the cumulative train_time")
-        record.totals = {"step_s_mean": average / 1000, "train_s": time_ms[-1] / 1000}
+        record.totals = {"step_s_mean": average / 1000, "train_s": float(time_ms[-1]) / 1000}
         if val_loss is not None:
             record.totals["val_loss"] = val_loss
         if world := _WORLD.search(header_of(log, kept[0])):
