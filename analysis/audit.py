@@ -407,7 +407,7 @@ def _only(
 
 def audit_records(records: list[Record]) -> list[Finding]:
     """Everything about logs: runs that measured nothing, products that fail, commits, repeats."""
-    from analysis.quality import judge, steady
+    from analysis.quality import judge, timed
 
     found = []
     groups: dict[tuple, list[tuple[Record, float]]] = defaultdict(list)
@@ -416,7 +416,7 @@ def audit_records(records: list[Record]) -> list[Finding]:
         def add(kind: str, message: str, line: int = 0, file: str = record.source) -> None:
             found.append(Finding(file, line, kind, message))
 
-        time = steady(record.step_s, record.skipped, record.iteration)
+        time = timed(record)
         judgement = judge(record, time)
         for flag in judgement.flags:
             if "skipped: no optimizer step" in flag:

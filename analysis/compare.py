@@ -21,7 +21,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 
 import numpy as np
 
-from analysis.quality import Steady, add_time_flags, judge, steady
+from analysis.quality import Steady, add_time_flags, judge, step_times, timed
 from analysis.records import Record
 from analysis.scaling import differences
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
@@ -153,11 +153,11 @@ def _timed(paths: list[Path], arguments: argparse.Namespace) -> list[tuple[Recor
     records, refused = load(paths, arguments)
     found = []
     for record in records:
-        time = steady(record.step_s, record.skipped, record.iteration, arguments.window)
+        time = timed(record, arguments.window)
         if time is None or judge(record, time).unfit:
             refused.append(f"{record.source}: no iteration with an optimizer step was timed")
             continue
-        x = record.step_s[time.first :]
+        x = step_times(record)[time.first :]
         if arguments.window:
             numbers = record.iteration[time.first :]
             x = x[numbers <= arguments.window[1]]
@@ -187,12 +187,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments.repeats:
             records, refused = load(arguments.paths, arguments)
-            timed = [
-                (r, t)
-                for r in records
-                if (t := steady(r.step_s, r.skipped, r.iteration, arguments.window, arguments.rule))
-            ]
-            rows = repeats([r for r, _ in timed], [t for _, t in timed])
+            found = [(r, t) for r in records if (t := timed(r, arguments.window, arguments.rule))]
+            rows = repeats([r for r, _ in found], [t for _, t in found])
             text = Table(REPEAT_COLUMNS, rows, notes=refused).render(arguments.format)
             print(emphasise(text) if arguments.format == "text" else text, end="")
             return 0

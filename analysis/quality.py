@@ -13,6 +13,7 @@ import argparse
 import math
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,19 @@ def warmup_end(step_s: np.ndarray) -> int:
     return int(slow[-1]) + 1 if len(slow) else 0
 
 
+@cache
+def _median_rank(n: int) -> int:
+    """The largest k so that the k-th smallest and largest of n bracket the median at 95 %."""
+    if n > 1000:  # the normal approximation, exact to a rank from here on
+        return int(math.floor(n / 2 - 0.98 * math.sqrt(n)))
+    ways, tail, k = 1, 1, 0  # ways to have k points below the median, and up to k
+    while 2 * tail <= 0.05 * 2**n:
+        k += 1
+        ways = ways * (n - k + 1) // k
+        tail += ways
+    return max(k, 1)
+
+
 def median_ci95(x: np.ndarray) -> tuple[float, float] | None:
     """A 95 % interval on the median that assumes no distribution, from order statistics.
 
@@ -100,13 +114,7 @@ def median_ci95(x: np.ndarray) -> tuple[float, float] | None:
     n = len(x)
     if n < MIN_STEADY:
         return None
-    if n > 1000:  # the normal approximation, exact to a rank from here on
-        k = int(math.floor(n / 2 - 0.98 * math.sqrt(n)))
-    else:
-        tail, k = 0, 0
-        while (tail := tail + math.comb(n, k)) * 2 <= 0.05 * 2**n:
-            k += 1
-    k = max(k, 1)
+    k = _median_rank(n)
     ordered = np.sort(x)
     return float(ordered[k - 1]), float(ordered[n - k])
 
@@ -148,6 +156,32 @@ def steady(
     settled = window is not None or len(x) < 2 * MIN_STEADY or not _falls(x)
     spikes = int(np.sum(x > _spike_bound(x)))
     return Steady(float(np.median(x)), len(x), median_ci95(x), int(where[drop]), spikes, settled)
+
+
+def step_times(record: Record) -> np.ndarray:
+    """Seconds per optimizer step, one per logged entry.
+
+    As logged; or, where the log times micro-steps or prints no time but throughput, what the
+    global batch takes at the printed tokens or samples per second. Empty when neither is known.
+    """
+    micro = "micro_steps_per_step" in record.extra or "epochs" in record.extra
+    if np.isfinite(record.step_s).any() and not micro:
+        return record.step_s
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if record.global_batch and record.seq_len and np.isfinite(record.tokens_per_s).any():
+            step_s = record.global_batch * record.seq_len / record.tokens_per_s
+        elif record.global_batch and np.isfinite(record.samples_per_s).any():
+            step_s = record.global_batch / record.samples_per_s
+        else:
+            return np.empty(0)
+    return np.where(np.isfinite(step_s), step_s, np.nan)
+
+
+def timed(
+    record: Record, window: tuple[int, int] | None = None, rule: str = "median"
+) -> Steady | None:
+    """`steady` of a run's optimizer steps: how every command here takes a step time."""
+    return steady(step_times(record), record.skipped, record.iteration, window, rule)
 
 
 def _falls(x: np.ndarray) -> bool:
@@ -282,33 +316,25 @@ def _median(values: np.ndarray) -> float | None:
     return float(np.median(finite)) if len(finite) else None
 
 
-def summary(
-    record: Record, window: tuple[int, int] | None = None, rule: str = "median"
-) -> dict[str, Any]:
+def summary(record: Record, time: Steady | None, judgement: Judgement) -> dict[str, Any]:
     """One run as plain data: what `--format json` prints. Unknown is None; seconds, tokens/s."""
-    time = steady(record.step_s, record.skipped, record.iteration, window, rule)
-    judgement = judge(record, time)
-    timed = record.step_s[np.isfinite(record.step_s)]
+    logged = record.step_stats()
     samples = tokens = None
     if time is not None and time.step_s > 0 and record.global_batch:
         samples = record.global_batch / time.step_s
-    samples = samples or _median(record.samples_per_s)
-    if samples and record.seq_len and time is not None and record.global_batch:
-        tokens = samples * record.seq_len
-    tokens = tokens or _median(record.tokens_per_s)
-    if tokens is None and samples and record.seq_len:
-        tokens = samples * record.seq_len
+        tokens = samples * record.seq_len if record.seq_len else None
+    samples = samples or _median(record.samples_per_s) or record.totals.get("samples_per_s")
+    tokens = tokens or _median(record.tokens_per_s) or record.totals.get("tokens_per_s")
+    if samples and record.seq_len:
+        tokens = tokens or samples * record.seq_len
     return {
         "source": record.source,
         "format": record.format,
         "verdict": judgement.verdict,
         "reasons": judgement.reasons,
         "engine": record.engine,
-        "steps": len(record.step_s),
-        "step_s_mean": float(timed.mean()) if len(timed) else None,
-        "step_s_median": float(np.median(timed)) if len(timed) else None,
-        "step_s_min": float(timed.min()) if len(timed) else None,
-        "step_s_max": float(timed.max()) if len(timed) else None,
+        "steps": logged["n"],
+        **{f"step_s_{name}": logged[name] for name in ("mean", "median", "min", "max")},
         "steady_step_s": time and time.step_s,
         "steady_n": time.n if time else 0,
         "steady_ci95": list(time.ci95) if time and time.ci95 else None,
@@ -320,6 +346,13 @@ def summary(
         "model": record.model,
         "params": record.params,
     }
+
+
+def _summarised(
+    record: Record, window: tuple[int, int] | None = None, rule: str = "median"
+) -> dict[str, Any]:
+    time = timed(record, window, rule)
+    return summary(record, time, judge(record, time))
 
 
 def table(records: list[Record], window: tuple[int, int] | None, rule: str) -> Table:
@@ -338,7 +371,7 @@ def table(records: list[Record], window: tuple[int, int] | None, rule: str) -> T
     ]
     rows = []
     for record in records:
-        row = summary(record, window, rule)
+        row = _summarised(record, window, rule)
         ci95 = row["steady_ci95"]
         row["run"] = name_of(record)
         row["ci95"] = f"{ci95[0]:.4g} .. {ci95[1]:.4g}" if ci95 else None
@@ -402,7 +435,7 @@ def main(argv: list[str] | None = None) -> int:
     for line in refused:
         print(f"analysis.quality: {line}", file=sys.stderr)
     if arguments.format == "json":
-        found = [summary(record, arguments.window, arguments.rule) for record in records]
+        found = [_summarised(record, arguments.window, arguments.rule) for record in records]
         print(json_objects(found), end="")
         return 0
     text = table(records, arguments.window, arguments.rule).render(arguments.format)

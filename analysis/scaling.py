@@ -39,6 +39,8 @@ def differences(record: Record, baseline: Record, scaling: str = "strong") -> li
 
     def compare(name: str, mine: object, theirs: object) -> None:
         if mine is not None and theirs is not None and mine != theirs:
+            if name == "commit":
+                mine, theirs = str(mine)[:10], str(theirs)[:10]
             found.append(f"{WORDS.get(name, name)} {mine} here, {theirs} in the baseline")
 
     for size in sorted(set(record.model) & set(baseline.model)):
@@ -176,7 +178,7 @@ def table(rows: list[dict[str, Any]], share: float | None, scaling: str, baselin
 def main(argv: list[str] | None = None) -> int:
     """Print the scaling curve of what is at the paths."""
     from analysis.load import add_fact_flags, load, name_of
-    from analysis.quality import add_time_flags, judge, steady
+    from analysis.quality import add_time_flags, judge, timed
 
     parser = argparse.ArgumentParser(
         prog="python -m analysis.scaling",
@@ -192,28 +194,26 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         records, refused = load(arguments.paths, arguments)
-        timed, left_out = [], list(refused)
+        points, left_out = [], list(refused)
         for record in records:
-            time = steady(
-                record.step_s, record.skipped, record.iteration, arguments.window, arguments.rule
-            )
+            time = timed(record, arguments.window, arguments.rule)
             if time is None or not time.step_s > 0 or not record.gpus:
                 left_out.append(f"{name_of(record)}: no steady time or no number of GPUs")
             elif judge(record, time).unfit or record.oversubscribed:
                 left_out.append(f"{name_of(record)}: {'; '.join(judge(record, time).flags)}")
             else:
-                timed.append((record, Point(name_of(record), record.gpus, time.step_s)))
-        if not timed:
+                points.append((record, Point(name_of(record), record.gpus, time.step_s)))
+        if not points:
             raise UsageError("; ".join(left_out))
-        named = [r for r, p in timed if p.name == arguments.baseline]
+        named = [r for r, p in points if p.name == arguments.baseline]
         if arguments.baseline and not named:
             raise UsageError(
                 f"no timed run called {arguments.baseline!r};"
-                f" there are: {', '.join(p.name for _, p in timed)}"
+                f" there are: {', '.join(p.name for _, p in points)}"
             )
-        baseline = named[0] if named else min((r for r, _ in timed), key=lambda r: r.gpus)
+        baseline = named[0] if named else min((r for r, _ in points), key=lambda r: r.gpus)
         fair = []
-        for record, point in timed:
+        for record, point in points:
             if unfair := differences(record, baseline, arguments.scaling):
                 left_out.append(f"{point.name}: invalid comparison: {'; '.join(unfair)}")
             else:

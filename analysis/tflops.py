@@ -22,7 +22,7 @@ from analysis import scaling
 from analysis.hardware import mfu
 from analysis.load import add_fact_flags, load, name_of
 from analysis.parity import verify
-from analysis.quality import Steady, add_time_flags, judge, steady, summary
+from analysis.quality import Steady, add_time_flags, judge, summary, timed
 from analysis.readers.run_folder import oversubscribed
 from analysis.records import Record
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
@@ -113,10 +113,9 @@ def rows(
 ) -> list[dict[str, Any]]:
     """One dict per record: `quality.summary`'s facts and what the table adds to them."""
     parity = _parity(records, baseline)
-    times = {id(r): steady(r.step_s, r.skipped, r.iteration, window, rule) for r in records}
+    times = {id(r): timed(r, window, rule) for r in records}
     return [
-        summary(record, window, rule)
-        | _row(record, times, parity, _baseline_of(record, records, baseline), convention, kind)
+        _row(record, times, parity, _baseline_of(record, records, baseline), convention, kind)
         for record in records
     ]
 
@@ -132,6 +131,7 @@ def _row(
     time = times[id(record)]
     judgement = judge(record, time)
     row: dict[str, Any] = {
+        **summary(record, time, judgement),
         "run": name_of(record),
         "step_s": time and time.step_s,
         "convention": convention,

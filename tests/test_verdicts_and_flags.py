@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from analysis.quality import judge, main, steady, summary
+from analysis.quality import judge, main, steady, step_times, summary, timed
 from analysis.records import Failure, Record
 from tests.fixture_runs import facts, write
 
@@ -96,6 +96,15 @@ def test_json_is_one_object_per_run_with_exactly_these_keys(tmp_path, capsys):
 
 def test_printed_throughput_is_used_where_no_step_time_is_logged():
     run = Record("x.log", "test", samples_per_s=np.array([7.0, 8.0, 9.0]), seq_len=10)
-    assert summary(run)["samples_per_s"] == 8.0
-    assert summary(run)["tokens_per_s"] == 80.0
-    assert summary(run)["steady_step_s"] is None
+    known = summary(run, None, judge(run))
+    assert (known["samples_per_s"], known["tokens_per_s"]) == (8.0, 80.0)
+    assert known["steady_step_s"] is None
+    run.global_batch = 16
+    assert step_times(run).tolist() == [16 / 7, 2.0, 16 / 9]
+
+
+def test_micro_steps_are_no_optimizer_steps():
+    # Big Purple, one V100: 0.06299 s a micro-step, but 16 x 512 tokens at 29600.05 tokens/s.
+    run = Record("x.json", "test", step_s=np.array([0.06299]), tokens_per_s=np.array([29600.05]))
+    run.global_batch, run.seq_len, run.extra["micro_steps_per_step"] = 16, 512, 4
+    assert timed(run).step_s == pytest.approx(0.276756, rel=1e-5)
