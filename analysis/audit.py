@@ -331,7 +331,10 @@ def audit_ranks(lines: list[str], file: str) -> list[Finding]:
             continue
         slowest = max(ranks.values())
         each = " and ".join(f"{ranks[rank]:.2f}" for rank in sorted(ranks))
-        message = f"{name}: {mean:.2f} s is the mean of ranks at {each} s; the slowest decides"
+        message = (
+            f"{name}: " * bool(name)
+            + f"{mean:.2f} s is the mean of ranks at {each} s; the slowest decides"
+        )
         alone = epochs.get(re.sub(r"\d+$", "1", name), {}).get("alone")
         if alone:
             message += f" (speedup {alone / slowest:.2f}, not {alone / mean:.2f})"
@@ -518,6 +521,10 @@ def audit_paths(paths: list[Path], gpu: str | None = None) -> tuple[list[Finding
             records, left = load(logs)
             refused += left
             found += audit_records(records)
+            for record in records:
+                if record.extra.get("averages"):  # epochs that every rank printed
+                    text = Path(record.source).read_text(encoding="utf-8", errors="replace")
+                    found += audit_ranks(text.split("\n"), record.source)
             read += len(records)
         except UsageError as error:
             refused.append(str(error))

@@ -21,6 +21,8 @@ from models.flops import DEFAULT_CONVENTION
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from analysis.records import Record
+
 PHASES = ("compute", "communication", "data loading", "data movement")
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")  # Paul Tol, bright
 
@@ -144,6 +146,15 @@ def published(folder: Path) -> list[Path]:
         bars[f"b{batch}\n{gpus} GPU"] = dict(zip(PHASES, (slowest[k] for k in keys), strict=True))
     figure = phases(bars, "Where an epoch's time goes (slowest rank)")
     return written + save(figure, folder, "breakdown")
+
+
+def _phases(record: "Record") -> dict[str, float]:
+    """Seconds by phase where the log breaks its time down; {} where it does not."""
+    if ranks := record.extra.get("ranks"):
+        slowest = max(ranks, key=lambda rank: rank.get("epoch_s", 0.0))
+        keys = ("compute_s", "comm_s", "data_s", "move_s")
+        return {name: slowest.get(key, 0.0) for name, key in zip(PHASES, keys, strict=True)}
+    return {}
 
 
 def of_runs(paths: list[Path], folder: Path, baseline: str | None) -> list[Path]:

@@ -275,7 +275,7 @@ def _flags(record: Record, time: Steady | None) -> tuple[list[str], bool]:
     if record.interval > 1:
         flags.append(f"each entry averages {record.interval} iterations: their spread is hidden")
     if time is not None:
-        if time.ci95 is None and n:
+        if time.n < MIN_STEADY and n:
             flags.append(f"too few points: {time.n} after the warm-up, 95 % needs {MIN_STEADY}")
         if not time.settled:
             flags.append("warm-up not over: the second half of the steady iterations is faster")
@@ -377,13 +377,16 @@ def table(records: list[Record], window: tuple[int, int] | None, rule: str) -> T
         row["ci95"] = f"{ci95[0]:.4g} .. {ci95[1]:.4g}" if ci95 else None
         row["reasons"] = "; ".join(row["reasons"])
         rows.append({c.key: row[c.key] for c in columns})
-    note = {
-        "median": "s/iter: median after the warm-up found in the data, of so many iterations",
-        "seed": "s/iter: mean of all iterations, cut to whole seconds (the seed rule)",
-    }[rule]
+    return Table(columns, rows, notes=[f"s/iter: {describe_rule(window, rule)}"])
+
+
+def describe_rule(window: tuple[int, int] | None, rule: str) -> str:
+    """How a step time was taken, for a table's note."""
+    if rule == "seed":
+        return "mean of all iterations, cut to whole seconds (the seed rule)"
     if window:
-        note = f"s/iter: median of iterations {window[0]} to {window[1]}"
-    return Table(columns, rows, notes=[note])
+        return f"median of iterations {window[0]} to {window[1]}"
+    return "median after the warm-up that the data show"
 
 
 def parse_window(text: str) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from analysis import scaling
 from analysis.hardware import mfu
 from analysis.load import add_fact_flags, load, name_of
 from analysis.parity import verify
-from analysis.quality import Steady, add_time_flags, judge, summary, timed
+from analysis.quality import Steady, add_time_flags, describe_rule, judge, summary, timed
 from analysis.readers.run_folder import oversubscribed
 from analysis.records import Record
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
@@ -178,7 +178,11 @@ def _against(
 
 
 def table(
-    found: list[dict[str, Any]], convention: str, baselines: list[str], kind: str = "strong"
+    found: list[dict[str, Any]],
+    convention: str,
+    baselines: list[str],
+    kind: str = "strong",
+    step_rule: str = describe_rule(None, "median"),
 ) -> Table:
     """The scaling table."""
     columns = [
@@ -200,7 +204,7 @@ def table(
     columns = [c for c in columns if c.key not in empty]
     stated = ", ".join(baselines) or "none stated (--baseline NAME)"
     notes = [
-        f"s/iter: median after warm-up. TFLOP/s: {convention} convention."
+        f"s/iter: {step_rule}. TFLOP/s: {convention} convention."
         f" Speedup: {kind} scaling against {stated}."
     ]
     return Table(columns, found, notes=notes)
@@ -260,7 +264,8 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.format == "json":
         print(json_objects(found), end="")
         return 0
-    shown = table(found, arguments.convention, named, arguments.scaling)
+    step_rule = describe_rule(arguments.window, arguments.rule)
+    shown = table(found, arguments.convention, named, arguments.scaling, step_rule)
     text = shown.render(arguments.format)
     print(emphasise(text) if arguments.format == "text" else text, end="")
     return 0

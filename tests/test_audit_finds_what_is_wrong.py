@@ -134,3 +134,16 @@ def test_bad_files_are_named_and_the_rest_is_audited(tmp_path, capsys):
     good.write_text(TABLE.format(row="| 64 | 52B | 1 | 16 | 256 | 4 | 1024 | 129s | 52.8 |"))
     assert main([str(bad), str(good)]) == 0
     assert main([str(JEAN_ZAY), str(tmp_path / "nowhere.csv")]) == 1
+
+
+def test_a_raw_log_of_ranks_is_audited_too(tmp_path):
+    path = tmp_path / "epochs.log"
+    lines = ["Average metrics:", "    Total epoch time: 10.00 seconds"]
+    lines += ["    Training compute time: 9.00 seconds"]
+    for rank, seconds in ((0, 14.0), (1, 6.0)):
+        lines += [f"Rank {rank} Epoch 0 timing breakdown:"]
+        lines += [f"    Total epoch time: {seconds:.2f} seconds"]
+        lines += ["    Training compute time: 5.00 seconds"]
+    path.write_text("\n".join(lines) + "\n")
+    (finding,) = audit_paths([path])[0]
+    assert finding.message.startswith("10.00 s is the mean of ranks at 14.00 and 6.00 s")
