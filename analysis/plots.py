@@ -154,7 +154,9 @@ def _phases(record: "Record") -> dict[str, float]:
         slowest = max(ranks, key=lambda rank: rank.get("epoch_s", 0.0))
         keys = ("compute_s", "comm_s", "data_s", "move_s")
         return {name: slowest.get(key, 0.0) for name, key in zip(PHASES, keys, strict=True)}
-    return {}
+    # DeepSpeed's wall_clock_breakdown; its other timers are parts of these.
+    timers = record.extra.get("timers_s", {})
+    return {name: timers[name] for name in ("fwd", "bwd", "step") if name in timers}
 
 
 def of_runs(paths: list[Path], folder: Path, baseline: str | None) -> list[Path]:

@@ -10,6 +10,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from analysis import scaling
 from analysis.audit import Context, audit_rows
 from analysis.compare import REPEAT_COLUMNS, spread
@@ -128,8 +130,6 @@ def repeats() -> Table:
     rows = []
     for key, members in groups.items():
         if len(members) > 1:
-            import numpy as np
-
             gpus, size, tp, pp, dp, _, micro, batch = key[:8]
             split = f"{size}B on {gpus} GPUs, tp {tp} pp {pp} dp {dp}, mbs {micro}, gbs {batch}"
             about = ", ".join(text for text in (split, key[10], key[11]) if text)

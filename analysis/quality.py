@@ -241,7 +241,7 @@ def _verdict(record: Record) -> Judgement:
         return Judgement("running", proof="its status says running")
     if n == 0 and not np.isfinite(record.samples_per_s).any():
         return Judgement("no data", proof="no iteration was logged")
-    if planned is not None:
+    if planned is not None and _last(record) < planned:
         last = int(_last(record))
         return Judgement("stopped early", proof=f"ended at iteration {last} of {planned}")
     if record.completed is False:
@@ -274,6 +274,8 @@ def _flags(record: Record, time: Steady | None) -> tuple[list[str], bool]:
         flags.append(f"grad norm is zero in {int((norm == 0).sum())} of {len(norm)} iterations")
     if record.interval > 1:
         flags.append(f"each entry averages {record.interval} iterations: their spread is hidden")
+    if record.extra.get("running_average"):
+        flags.append("running averages are printed as iterations: their spread is hidden")
     if time is not None:
         if time.n < MIN_STEADY and n:
             flags.append(f"too few points: {time.n} after the warm-up, 95 % needs {MIN_STEADY}")

@@ -35,6 +35,7 @@ def test_differences_within_the_bars_are_equal(study):
     [
         ([*losses()[:-1], losses()[-1] + 3e-4], None, "loss by 3.0e-04 at step 20"),
         (None, [46.0] + [1.5 - 0.01 * i for i in range(1, 20)], "grad_norm by 3.0e+01 at step 1"),
+        (None, [1.5 * 1.0021] + [1.5 - 0.01 * i for i in range(1, 20)], "grad_norm by 2.1e-03"),
         ([*losses()[:-1], math.nan], None, "loss by inf at step 20"),
     ],
 )

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.tflops import main
+from analysis.records import Record
+from analysis.tflops import config_of, main, tflops_per_gpu
 from models.flops import CONVENTIONS
 from tests.fixture_runs import TINY, facts, write
 
@@ -109,6 +110,20 @@ def test_the_table_is_printed_in_every_format(tmp_path, capsys):
         out = capsys.readouterr().out
         assert "ddp" in out and ("sc21" in out or format == "json")
     assert json.loads(out)[0]["run"] == "ddp"
+
+
+def test_shapes_that_are_not_a_whole_gpt_have_no_tflops():
+    run = Record("x.log", "test", gpus=1, global_batch=8, seq_len=2048, recompute="none")
+    run.model = {"n_layer": 24, "hidden": 1024, "n_head": 16, "vocab_size": 50257}
+    dense = config_of(run)
+    assert tflops_per_gpu(run, 1.0, "megatron") > 0
+    run.params = 1.01 * dense.n_params  # a padded vocabulary
+    assert tflops_per_gpu(run, 1.0, "megatron") > 0
+    run.params = 3.2 * dense.n_params  # experts
+    assert tflops_per_gpu(run, 1.0, "megatron") is None
+    assert tflops_per_gpu(run, 1.0, "6n") == pytest.approx(6 * run.params * 8 * 2048 / 1e12)
+    run.params, run.model["ffn_hidden"] = None, 2816  # a gated MLP
+    assert tflops_per_gpu(run, 1.0, "megatron") is None
 
 
 def test_nothing_to_read_is_one_line_and_exit_2(tmp_path, capsys):

@@ -1,5 +1,7 @@
 """The steady step time finds the warm-up, stands spikes, and its interval covers the truth."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,16 @@ def test_the_interval_covers_the_median_nineteen_times_in_twenty():
             low, high = median_ci95(rng.lognormal(size=n))
             inside += low <= 1.0 <= high
         assert inside >= 935  # 950 less two standard errors
+
+
+@pytest.mark.parametrize("n", [6, 7, 10, 25, 100, 999])
+def test_its_rank_is_the_largest_that_covers_95_percent(n):
+    def coverage(k):  # P(k-th smallest <= median <= k-th largest), binomial(n, 1/2)
+        return 1 - 2 * sum(math.comb(n, i) for i in range(k)) / 2**n
+
+    low, high = median_ci95(np.arange(1, n + 1))
+    assert low == n + 1 - high
+    assert coverage(int(low) + 1) < 0.95 <= coverage(int(low))
 
 
 def test_fewer_than_six_points_have_no_interval():

@@ -45,6 +45,12 @@ def test_a_traceback_after_the_last_iteration_is_no_failure():
     assert "after the run completed, line 900: KeyError" in judgement.reasons
 
 
+def test_all_iterations_without_the_marker_of_completion_are_not_complete():
+    judgement = judge(record(planned_steps=40, completed=False))
+    assert judgement.verdict == "stopped early"
+    assert judgement.reasons == ["it never says that it completed"]
+
+
 def test_counting_from_zero_completes_one_number_earlier():
     from_zero = record(planned_steps=40)
     from_zero.iteration = np.arange(40)
