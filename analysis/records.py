@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from models.errors import UsageError
+
 ORIGINS = ("log", "run.json", "sidecar", "flag", "from name")  # strongest evidence first
 
 
@@ -23,6 +25,17 @@ class Failure:
     kind: str
     line_no: int
     line: str
+
+
+class Refusal(UsageError):
+    """A file that cannot be read as a run. `source` names it, `reason` says why, in one line."""
+
+    def __init__(self, source: str, reason: str):
+        super().__init__(source, reason)  # both, so that it survives pickling between processes
+        self.source, self.reason = source, reason
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.reason}"
 
 
 @dataclass
@@ -47,6 +60,9 @@ class Record:
     tokens_per_s: np.ndarray = field(default_factory=_empty)
     skipped: np.ndarray = field(default_factory=_empty)
     interval: int = 1
+    # What the log says once about all of the run: wall_s, samples_per_s, tokens_per_s, and
+    # step_s_mean, step_s_median ... where it prints statistics and no steps.
+    totals: dict[str, float] = field(default_factory=dict)
 
     planned_steps: int | None = None
     completed: bool | None = None  # True only when the log itself proves it
@@ -72,3 +88,16 @@ class Record:
     origin: dict[str, str] = field(default_factory=dict)  # field -> one of ORIGINS
     notes: list[str] = field(default_factory=list)  # contradictions, restarts, odd lines
     extra: dict[str, Any] = field(default_factory=dict)  # what only this format has
+
+    def step_stats(self) -> dict[str, float | int | None]:
+        """n, mean, median, min and max (seconds) over all logged steps; None where unknown.
+
+        A log that prints statistics of steps it does not show is taken at its word.
+        """
+        times = self.step_s[~np.isnan(self.step_s)]
+        found: dict[str, float | int | None] = {"n": len(self.iteration)}
+        for name in ("mean", "median", "min", "max"):
+            printed = self.totals.get(f"step_s_{name}")
+            measured = float(getattr(np, name)(times)) if len(times) else None
+            found[name] = measured if printed is None else printed
+        return found

@@ -1,0 +1,559 @@
+"""What cannot be true, or cannot be compared, in published tables (Markdown, CSV) and in logs.
+
+    python -m analysis.audit FILE... [--gpu NAME] [--format json]
+
+One line per finding, `FILE:LINE: what is wrong, with the numbers`. It looks for: tp x pp x dp that
+is not the number of GPUs; micro batch x accumulation x dp that is not the global batch; TFLOPs that
+do not follow from the seconds beside them; more than the GPU's peak; efficiency above 1; a mean
+over ranks reported as the time when the slowest rank decides it; a wall clock that holds more than
+the training; different commits compared; identical configurations far apart; and runs that never
+took an optimizer step. What a table does not say is not held against it, and rounding never is.
+Exits 0 without findings, 1 with, 2 when nothing could be read.
+"""
+
+import argparse
+import re
+import sys
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+if not __package__:  # run as a script: find the rooms, not analysis/ itself
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from analysis.hardware import find_gpu, peak_tflops
+from analysis.markdown import (
+    Document,
+    PublishedTable,
+    Row,
+    column_name,
+    find,
+    parse,
+    read_csv,
+    row_tflops,
+    unit_in_last_place,
+)
+from analysis.records import Record
+from analysis.tables import json_objects
+from models.config import GPTConfig
+from models.errors import UsageError
+from models.flops import CONVENTIONS
+
+FAR_APART = 1.2  # slowest over fastest of identical configurations that is worth a finding
+SLOWEST_RANK = 1.02  # slowest rank over the mean over ranks
+WALL_CLOCK = 1.01  # wall clock over the time that the counted tokens took
+AVERAGED = 0.002  # seconds and TFLOPs that were averaged apart do not divide exactly
+ABOVE_LINEAR = 1.005  # efficiency that rounding of speedups to 0.01 cannot explain
+
+# Columns that do not tell configurations apart: what was measured, when, and remarks.
+_MEASURED = {
+    "step_s", "tflops", "tokens_per_s", "mfu", "memgb", "gpum", "status", "date", "notes", "id",
+    "source", "table", "inferred", "speedup", "efficiency", "wall_s", "time_s",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: where it stands, its kind and the sentence with the numbers."""
+
+    file: str
+    line: int
+    kind: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a document says outside of a table's rows: None where it does not, or says two things.
+
+    rule: "8PT" where it states the seeds' formula; sizes are then exactly as printed.
+    """
+
+    tp: int | None = None
+    seq_len: float | None = None
+    rule: str = ""
+    gpu: str | None = None
+
+
+def audit_rows(table: PublishedTable, file: str, context: Context) -> list[Finding]:
+    """Findings about the rows of one table, each on its own."""
+    found = []
+    for row in table.rows:
+        for kind, message in (
+            ("gpus", _gpus(row, context)),
+            ("batch", _batch(row)),
+            ("tflops", _tflops(row, context)),
+            ("peak", _peak(row, context)),
+        ):
+            if message:
+                found.append(Finding(file, row.line_no, kind, message))
+    return found
+
+
+def _gpus(row: Row, context: Context) -> str:
+    gpus, pp, dp = (row.number(k) for k in ("gpus", "pp", "dp"))
+    tp, cp = row.number("tp") or context.tp, row.number("cp") or 1
+    if None in (gpus, pp, dp, tp) or gpus == tp * pp * dp * cp:
+        return ""
+    product = f"tp {tp:g} x pp {pp:g} x dp {dp:g}" + (f" x cp {cp:g}" if cp > 1 else "")
+    return f"{product} = {tp * pp * dp * cp:g}, but the row says {gpus:g} GPUs"
+
+
+def _batch(row: Row) -> str:
+    micro, dp, batch = (row.number(k) for k in ("micro_batch", "dp", "global_batch"))
+    gas = row.number("gas")
+    if None in (micro, dp, batch):
+        return ""
+    if gas is None:
+        if batch % (micro * dp) == 0:
+            return ""
+        return f"micro batch {micro:g} x dp {dp:g} does not divide the global batch {batch:g}"
+    if micro * gas * dp == batch:
+        return ""
+    return (
+        f"micro batch {micro:g} x accumulation {gas:g} x dp {dp:g} = {micro * gas * dp:g},"
+        f" but the row says a global batch of {batch:g}"
+    )
+
+
+def _tflops(row: Row, context: Context) -> str:
+    """A printed TFLOPs that no rounding of the printed seconds gives, where the rule is known."""
+    printed, step_s = row.number("tflops"), row.number("step_s")
+    if printed is None or not step_s:
+        return ""
+    per_second = _work(row, context)  # TFLOP per GPU and iteration
+    if per_second is None:
+        return ""
+    # Seconds may have been rounded or cut: 137 stands for 136.5 up to 138.
+    step = unit_in_last_place(row.text("step_s"))
+    half = 0.5 * unit_in_last_place(row.text("tflops"))
+    low = per_second / (step_s + step) - half
+    high = per_second / max(step_s - step / 2, 1e-12) + half
+    if low * (1 - AVERAGED) <= printed <= high * (1 + AVERAGED):
+        return ""
+    return f"TFLOPs {printed:g} do not follow: {step_s:g} s give {per_second / step_s:.1f}"
+
+
+def _work(row: Row, context: Context) -> float | None:
+    """TFLOP per GPU and iteration under the rule that the row or its document states."""
+    seq_len = row.number("seq_len") or context.seq_len
+    rule = row.text("tflopsformula") or context.rule
+    if "estimate" in rule:  # its author does not claim that it follows exactly
+        return None
+    if match := re.match(r"([68])PT", rule):
+        return row_tflops(row, seq_len, step_s=1.0, recompute=match[1] == "8")
+    if re.search(r"96\*?B\*?s\*?l\*?h\^2", rule):
+        names = {"n_layer": "layers", "hidden": "hidden", "vocab_size": "vocab"}
+        sizes = {ours: row.number(theirs) for ours, theirs in names.items()}
+        gpus, batch = row.number("gpus"), row.number("global_batch")
+        if None in sizes.values() or not (gpus and batch and seq_len):
+            return None
+        config = GPTConfig(
+            n_head=1, max_seq_len=int(seq_len), **{k: int(v) for k, v in sizes.items()}
+        )
+        per_token = CONVENTIONS["sc21"](config, int(seq_len), True)
+        return per_token * batch * seq_len / gpus / 1e12
+    return None
+
+
+def _peak(row: Row, context: Context) -> str:
+    printed = row.number("tflops")
+    name = context.gpu or f"{row.text('gputype')} {row.text('cluster')}".strip()
+    precision = row.text("precision").partition("_")[0] or "fp16"
+    peak = peak_tflops(name, precision)
+    if printed is None or peak is None or printed <= peak:
+        return ""
+    return f"TFLOPs {printed:g} are above the {find_gpu(name).name}'s peak of {peak:g}"
+
+
+def audit_repeats(table: PublishedTable, file: str) -> list[Finding]:
+    """Rows of one table that differ in nothing but what was measured, and differ much in that."""
+    groups = defaultdict(list)
+    for row in table.rows:
+        step_s = row.number("step_s")
+        if step_s:
+            key = tuple(
+                (name, _without_lint(cell.text))
+                for name, cell in row.cells.items()
+                if name not in _MEASURED or (name == "notes" and "=" in cell.text)
+            )
+            groups[key].append((step_s, row))
+    found = []
+    for repeats in groups.values():
+        times = [s for s, _ in repeats]
+        if len(times) > 1 and max(times) > FAR_APART * min(times):
+            listed = ", ".join(f"{s:g}" for s in times)
+            lines = ", ".join(str(row.line_no) for _, row in repeats)
+            found.append(
+                Finding(
+                    file,
+                    repeats[0][1].line_no,
+                    "repeats",
+                    f"identical configurations took {listed} s (lines {lines}):"
+                    f" the slowest is {max(times) / min(times):.2f} times the fastest",
+                )
+            )
+    return found
+
+
+def _without_lint(text: str) -> str:
+    return re.sub(r";?\s*LINT .*", "", text)
+
+
+def audit_speedups(table: PublishedTable, file: str) -> list[Finding]:
+    """Speedups and efficiencies above linear; also under a second row of headings."""
+    rows, columns = table.rows, dict.fromkeys(table.columns)
+    names = {name: name for name in columns}
+    if rows and any("speedup" in cell.text.lower() for cell in rows[0].cells.values()):
+        names = {name: column_name(cell.text) for name, cell in rows[0].cells.items()}
+        rows = rows[1:]
+    speedups = [name for name, meaning in names.items() if meaning == "speedup"]
+    efficiencies = [name for name, meaning in names.items() if meaning == "efficiency"]
+    found = []
+    for row in rows:
+        gpus = row.number("gpus") or _gpus_in_label(row)
+        if not gpus:
+            continue
+        for name in speedups:
+            speedup = row.number(name)
+            base = _baseline_gpus(rows, name)
+            if speedup and base and speedup * base / gpus > ABOVE_LINEAR:
+                found.append(
+                    Finding(
+                        file,
+                        row.line_no,
+                        "efficiency",
+                        f"speedup {speedup:g} on {gpus:g} GPUs is an efficiency of"
+                        f" {speedup * base / gpus:.2f}, above 1",
+                    )
+                )
+        for name in efficiencies:
+            efficiency = row.number(name)
+            if efficiency and efficiency > ABOVE_LINEAR:
+                found.append(
+                    Finding(
+                        file, row.line_no, "efficiency", f"efficiency {efficiency:g} is above 1"
+                    )
+                )
+    return found
+
+
+def _gpus_in_label(row: Row) -> float | None:
+    for cell in row.cells.values():
+        if match := re.search(r"\b(\d+)[ -]?x?[ -]?GPUs?\b", cell.text, re.IGNORECASE):
+            return float(match[1])
+    return None
+
+
+def _baseline_gpus(rows: list[Row], column: str) -> float | None:
+    """The GPUs of the row whose speedup is 1, which is what the others are against."""
+    for row in rows:
+        if row.number(column) == 1.0:
+            return row.number("gpus") or _gpus_in_label(row)
+    return None
+
+
+def audit_wall_clock(
+    table: PublishedTable, file: str, tokens: float | None = None
+) -> list[Finding]:
+    """Wall clocks longer than the tokens took at the tokens/s printed beside them."""
+    found = []
+    for row in table.rows:
+        rate, wall = row.number("tokens_per_s"), row.number("wall_s")
+        done = row.number("tokens") or tokens
+        if rate and wall and done and wall > WALL_CLOCK * done / rate:
+            found.append(
+                Finding(
+                    file,
+                    row.line_no,
+                    "wall clock",
+                    f"wall clock {wall:g} s, but {done:.0f} tokens at {rate:.2f}/s take"
+                    f" {done / rate:.2f} s: it includes evaluation or start-up",
+                )
+            )
+    return found
+
+
+def audit_commits(table: PublishedTable, file: str) -> list[Finding]:
+    """Rows of one published table (the `table` column) that were measured on different commits."""
+    groups = defaultdict(dict)
+    for row in table.rows:
+        if commit := row.text("commit"):
+            groups[row.text("table")].setdefault(commit[:7], row.line_no)
+    return [
+        Finding(
+            file,
+            min(commits.values()),
+            "commits",
+            f"runs of different commits are compared: {', '.join(commits)}",
+        )
+        for commits in groups.values()
+        if len(commits) > 1
+    ]
+
+
+_TOTAL = re.compile(r"Total epoch time: ([\d.]+) seconds")
+_RANK = re.compile(r"\bRank (\d+) Epoch (\d+) timing breakdown")
+_AVERAGE = re.compile(r"Average metrics")
+
+
+def audit_ranks(lines: list[str], file: str) -> list[Finding]:
+    """Means over ranks that stand for an epoch's time though a slower rank ended later.
+
+    Read from `Average metrics` and `Rank N Epoch M timing breakdown` blocks under headings whose
+    last number is that of the GPUs (`training_b64_g2`); speedups are against the block of the same
+    name on one GPU.
+    """
+    epochs: dict[str, dict] = {}
+    name, where, at = "", "alone", 0
+    for line_no, line in enumerate(lines, start=1):
+        if match := re.match(r"^#+ +(\S.*?)\s*$", line):
+            name, where = match[1], "alone"
+            epochs.setdefault(name, {"ranks": {}})
+        elif _AVERAGE.search(line):
+            where, at = "mean", line_no
+        elif match := _RANK.search(line):
+            where = int(match[1])
+        elif match := _TOTAL.search(line):
+            epoch, seconds = epochs.setdefault(name, {"ranks": {}}), float(match[1])
+            if isinstance(where, int):
+                epoch["ranks"][where] = seconds
+            else:
+                epoch[where] = seconds
+                epoch["line"] = at if where == "mean" else line_no
+    found = []
+    for name, epoch in epochs.items():
+        mean, ranks = epoch.get("mean"), epoch["ranks"]
+        if mean is None or len(ranks) < 2 or max(ranks.values()) <= SLOWEST_RANK * mean:
+            continue
+        slowest = max(ranks.values())
+        each = " and ".join(f"{ranks[rank]:.2f}" for rank in sorted(ranks))
+        message = (
+            f"{name}: " * bool(name)
+            + f"{mean:.2f} s is the mean of ranks at {each} s; the slowest decides"
+        )
+        alone = epochs.get(re.sub(r"\d+$", "1", name), {}).get("alone")
+        if alone:
+            message += f" (speedup {alone / slowest:.2f}, not {alone / mean:.2f})"
+        found.append(Finding(file, epoch["line"], "mean over ranks", message))
+    return found
+
+
+def audit_prose(document: Document) -> list[Finding]:
+    """Sentences that contradict their own numbers, and comparisons across commits."""
+    found, file = [], document.source
+    for line_no, line in document.prose:
+        if re.search(r"\bsub-?linear", line, re.IGNORECASE):
+            gpus = re.search(r"(\d+) GPUs?", line)
+            for value in re.findall(r"(\d+(?:\.\d+)?)x", line):
+                if gpus and float(value) > ABOVE_LINEAR * float(gpus[1]):
+                    message = f"{value}x on {gpus[1]} GPUs is not sub-linear: it is above linear"
+                    found.append(Finding(file, line_no, "efficiency", message))
+    commits: dict[str, int] = {}
+    for at, (line_no, line) in enumerate(document.prose):
+        near = " ".join(text for _, text in document.prose[max(at - 3, 0) : at + 1])
+        if re.search(r"\bcommits?\b", near, re.IGNORECASE):
+            for text in re.findall(r"`([0-9a-f]{7,40})`", line):
+                if re.search(r"\d", text) and re.search(r"[a-f]", text):
+                    commits.setdefault(text[:7], line_no)
+    if len(commits) > 1:
+        first = min(commits.values())
+        message = f"runs of different commits are compared: {', '.join(commits)}"
+        found.append(Finding(file, first, "commits", message))
+    return found
+
+
+def audit_document(text: str, file: str, gpu: str | None = None) -> list[Finding]:
+    """Everything about one Markdown document."""
+    document = parse(text, file)
+    found = audit_ranks(document.lines, file) + audit_prose(document)
+    for table in document.tables:
+        context = _context(document, table, gpu)
+        found += audit_rows(table, file, context) + audit_repeats(table, file)
+        found += audit_speedups(table, file)
+        found += audit_wall_clock(table, file, _only(document, r"tokens\w* ?[=:] ?([\d,]{4,})"))
+    return sorted(found, key=lambda f: f.line)
+
+
+def _context(document: Document, table: PublishedTable, gpu: str | None) -> Context:
+    tp = r"(?<![*\w])(?:TP|TP_SIZE) ?= ?(\d+)\b(?! ?\*)"  # not PP*TP=8*4
+    seq_len = r"(?i)\bseq(?:uence)?[ _]?len(?:gth)?`?\s*(?:is|=|:)\s*(\d+)"
+    # 8 = 4 passes (with recomputation) x 2 per multiply-add, as the seeds write it.
+    stated = next(find(document, r"\* ?4 ?\* ?2 ?\*"), None)
+    section_tp = _only(document, tp, table.section_lines, fences=True)
+    return Context(
+        tp=int(section_tp) if section_tp else None,
+        seq_len=_only(document, seq_len, table.section_lines) or _only(document, seq_len),
+        rule="8PT" if stated else "",
+        gpu=gpu,
+    )
+
+
+def _only(
+    document: Document,
+    pattern: str,
+    lines: tuple[int, int] | None = None,
+    fences: bool = False,
+) -> float | None:
+    """The one number that `pattern` finds in the prose (and code fences); None for two or none."""
+    if fences:
+        first, last = lines or (1, len(document.lines))
+        text = "\n".join(document.lines[first - 1 : last])
+        values = {float(m[1].replace(",", "")) for m in re.finditer(pattern, text)}
+    else:
+        values = {float(m[1].replace(",", "")) for _, m in find(document, pattern, lines)}
+    return values.pop() if len(values) == 1 else None
+
+
+def audit_records(records: list[Record]) -> list[Finding]:
+    """Everything about logs: runs that measured nothing, products that fail, commits, repeats."""
+    from analysis.quality import judge, timed
+
+    found = []
+    groups: dict[tuple, list[tuple[Record, float]]] = defaultdict(list)
+    for record in records:
+
+        def add(kind: str, message: str, line: int = 0, file: str = record.source) -> None:
+            found.append(Finding(file, line, kind, message))
+
+        time = timed(record)
+        judgement = judge(record, time)
+        for flag in judgement.flags:
+            if "skipped: no optimizer step" in flag:
+                add("skipped", flag)
+            elif "loss" in flag:
+                add("loss", flag)
+        sizes, cp = (record.tp, record.pp, record.dp), record.extra.get("cp") or 1
+        if all(sizes) and record.gpus and record.gpus != sizes[0] * sizes[1] * sizes[2] * cp:
+            product = sizes[0] * sizes[1] * sizes[2] * cp
+            add("gpus", f"tp x pp x dp = {product}, but the log says {record.gpus} GPUs")
+        if record.micro_batch and record.dp and record.global_batch:
+            if record.global_batch % (record.micro_batch * record.dp):
+                add(
+                    "batch",
+                    f"micro batch {record.micro_batch} x dp {record.dp} does not divide the"
+                    f" global batch {record.global_batch}",
+                )
+        peak = peak_tflops(record.gpu_type, record.precision)
+        printed = record.tflops[record.tflops > 0]
+        if peak and len(printed) and float(printed.max()) > peak:
+            add("peak", f"printed TFLOP/s {printed.max():.1f} are above the peak of {peak:g}")
+        if time is not None and not judgement.unfit and record.global_batch and record.gpus:
+            groups[_work_of(record)].append((record, time.step_s))
+    for members in groups.values():
+        found += _compared(members)
+    return found
+
+
+def _work_of(record: Record) -> tuple:
+    model = tuple(sorted(record.model.items()))
+    return (record.params, model, record.seq_len, record.global_batch, record.precision)
+
+
+def _compared(members: list[tuple[Record, float]]) -> list[Finding]:
+    """Findings about logs of the same work that were given together."""
+    found = []
+    first = members[0][0]
+    commits = {record.commit for record, _ in members if record.commit}
+    if len(commits) > 1:
+        listed = ", ".join(sorted(c[:7] for c in commits))
+        message = f"runs of different commits are compared: {listed}"
+        found.append(Finding(first.source, 0, "commits", message))
+    same = defaultdict(list)
+    for record, step_s in members:
+        layout = [getattr(record, k) for k in ("engine", "gpus", "tp", "pp", "vpp", "dp")]
+        rest = [record.micro_batch, record.zero_stage, record.recompute, record.extra.get("run")]
+        # A log says little of its experiment: only names that differ in digits are repeats.
+        rest.append(re.sub(r"\d+", "", Path(record.source).name))
+        same[tuple(layout + rest)].append(step_s)
+    for times in same.values():
+        if len(times) > 1 and max(times) > FAR_APART * min(times):
+            listed = ", ".join(f"{s:.4g}" for s in times)
+            message = f"identical configurations took {listed} s"
+            found.append(Finding(first.source, 0, "repeats", message))
+    return found
+
+
+_IS_MARKDOWN = re.compile(rb"(?m)^\s*\|(?:[ \t]*:?-+:?[ \t]*\|)+[ \t]*\r?$")
+
+
+def _is_document(path: Path) -> bool:
+    """Whether a file is a Markdown document: by its name, or by a table's rule and a heading."""
+    if path.suffix.lower() in (".md", ".markdown"):
+        return True
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(1 << 20)
+    except OSError:
+        return False
+    return bool(re.search(rb"(?m)^#{1,6} \S", head) and _IS_MARKDOWN.search(head))
+
+
+def audit_paths(paths: list[Path], gpu: str | None = None) -> tuple[list[Finding], list[str], int]:
+    """(findings, refusals, how many files were read) for tables and logs together."""
+    from analysis.load import load
+
+    found: list[Finding] = []
+    refused: list[str] = []
+    read, logs = 0, []
+    for path in paths:
+        try:
+            if path.suffix.lower() == ".csv":
+                table = read_csv(path)
+                context = Context(gpu=gpu)
+                found += audit_rows(table, str(path), context)
+                for check in (audit_repeats, audit_speedups, audit_wall_clock, audit_commits):
+                    found += check(table, str(path))
+                read += 1
+            elif path.is_file() and _is_document(path):
+                text = path.read_text(encoding="utf-8", errors="replace")
+                found += audit_document(text, str(path), gpu)
+                read += 1
+            else:
+                logs.append(path)
+        except UsageError as error:
+            refused.append(str(error))
+    if logs:
+        try:
+            records, left = load(logs)
+            refused += left
+            found += audit_records(records)
+            for record in records:
+                if record.extra.get("averages"):  # epochs that every rank printed
+                    text = Path(record.source).read_text(encoding="utf-8", errors="replace")
+                    found += audit_ranks(text.split("\n"), record.source)
+            read += len(records)
+        except UsageError as error:
+            refused.append(str(error))
+    return found, refused, read
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the findings."""
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.audit",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("paths", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--gpu", metavar="NAME", help="the card, where the tables do not say")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    arguments = parser.parse_args(argv)
+    found, refused, read = audit_paths(arguments.paths, arguments.gpu)
+    for line in refused:
+        print(f"analysis.audit: {line}", file=sys.stderr)
+    if not read:
+        return 2
+    if arguments.format == "json":
+        print(json_objects([asdict(finding) for finding in found]), end="")
+    else:
+        for finding in found:
+            print(finding)
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

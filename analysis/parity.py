@@ -1,0 +1,204 @@
+"""Did every split train the same model? Per-step losses and grad norms beside the baseline's.
+
+    python -m analysis.parity PATH... [--baseline NAME] [--check] [--format text|markdown|csv|json]
+
+A run is `equal` when at every step |loss - baseline loss| <= 2e-4, the grad norms differ by at
+most 2e-3 of the baseline's, and its first loss is within 0.3 of ln(vocabulary), which is what an
+untrained model must score. Only fp32 runs of the same model, data and schedule can be compared;
+of the others it says what differs. Exits 1 when a run DIFFERS (with --check also when one is not
+verified), 2 when nothing could be read.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a script: find the rooms, not analysis/ itself
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from analysis.tables import FORMATS, Column, Table, emphasise
+from models.errors import UsageError
+from parallel.artifacts import COMPLETE, Run, find_runs, read_run
+
+LOSS_BAR = 2e-4  # absolute, nats per token
+GRAD_NORM_BAR = 2e-3  # relative to the baseline's
+FIRST_LOSS_BAR = 0.3  # from ln(vocabulary)
+
+# The settings that decide what is computed, not how it is split.
+SCHEDULE = (
+    "precision", "seq_len", "steps", "seed", "lr", "min_lr", "warmup_steps", "lr_schedule",
+    "weight_decay", "beta1", "beta2", "adam_eps", "clip_grad",
+)  # fmt: skip
+SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden")
+
+
+@dataclass(frozen=True)
+class Parity:
+    """One run beside its baseline. The differences are None where they could not be taken."""
+
+    run: str
+    verdict: str  # "equal", "DIFFERS: ..." or "not verified: ..."
+    steps: int = 0
+    max_loss_diff: float | None = None
+    max_grad_norm_diff: float | None = None
+    first_loss: float | None = None
+    ln_vocab: float | None = None
+
+    @property
+    def equal(self) -> bool:
+        return self.verdict == "equal"
+
+    @property
+    def differs(self) -> bool:
+        return self.verdict.startswith("DIFFERS")
+
+
+def _work(run: Run) -> dict[str, Any]:
+    """What must be equal for the losses to be comparable."""
+    facts = run.facts
+    spec, model = facts.get("spec") or {}, facts.get("model") or {}
+    return {
+        **{name: spec.get(name) for name in SCHEDULE},
+        **{f"model {name}": model.get(name) for name in SIZES},
+        "global_batch": (facts.get("layout") or {}).get("global_batch"),
+        "data sha256": (facts.get("data") or {}).get("sha256"),
+    }
+
+
+def compare(run: Run, baseline: Run | None) -> Parity:
+    """Compare one run with its baseline, step by step in full precision."""
+    name = run.name
+    if run.state != COMPLETE:
+        return Parity(name, f"not verified: the run is {run.state}: {run.reason}".rstrip(": "))
+    if baseline is None:
+        return Parity(name, "not verified: there is no baseline run")
+    if baseline.state != COMPLETE:
+        return Parity(name, f"not verified: the baseline {baseline.name} is {baseline.state}")
+    mine, theirs = _work(run), _work(baseline)
+    if mine["precision"] != "fp32":
+        return Parity(name, f"not verified: precision {mine['precision']}, only fp32 is compared")
+    unequal = [f"{k} {mine[k]}, baseline {theirs[k]}" for k in mine if mine[k] != theirs[k]]
+    if unequal:
+        return Parity(name, "not verified: " + "; ".join(unequal))
+    missing = [k for k, value in mine.items() if value is None]
+    if missing:
+        return Parity(name, f"not verified: run.json does not say {', '.join(missing)}")
+    if [s["step"] for s in run.steps] != [s["step"] for s in baseline.steps] or not run.steps:
+        return Parity(
+            name,
+            f"not verified: {len(run.steps)} steps recorded, {len(baseline.steps)} in the baseline",
+        )
+    for of in (run, baseline):
+        for step in of.steps:
+            if step["loss"] is None or step["grad_norm"] is None:
+                what = "loss" if step["loss"] is None else "grad norm"
+                return Parity(name, f"not verified: {of.name} has no {what} at step {step['step']}")
+    return _judge(run, baseline, math.log(mine["model vocab_size"]))
+
+
+def _judge(run: Run, baseline: Run, ln_vocab: float) -> Parity:
+    wrong = []
+    worst: dict[str, tuple[float, int]] = {}
+    for what, relative, bar in (("loss", False, LOSS_BAR), ("grad_norm", True, GRAD_NORM_BAR)):
+        worst[what] = (0.0, run.steps[0]["step"])
+        for mine, theirs in zip(run.steps, baseline.steps, strict=True):
+            difference = _difference(mine[what], theirs[what], relative)
+            if difference > worst[what][0]:
+                worst[what] = (difference, mine["step"])
+        size, step = worst[what]
+        if size > bar:
+            kind = "relative " if relative else ""
+            wrong.append(f"{kind}{what} by {size:.1e} at step {step} (bar {bar:g})")
+    first = run.steps[0]["loss"]
+    if not abs(first - ln_vocab) <= FIRST_LOSS_BAR:
+        wrong.append(f"first loss {first:.3f} is not ln(vocab) = {ln_vocab:.3f}")
+    return Parity(
+        run.name,
+        "DIFFERS: " + "; ".join(wrong) if wrong else "equal",
+        len(run.steps),
+        worst["loss"][0],
+        worst["grad_norm"][0],
+        first,
+        ln_vocab,
+    )
+
+
+def _difference(mine: float, theirs: float, relative: bool) -> float:
+    """|mine - theirs|, over |theirs| where relative; NaN anywhere is infinitely far away."""
+    if not (math.isfinite(mine) and math.isfinite(theirs)):
+        return math.inf
+    difference = abs(mine - theirs)
+    if relative and difference:
+        return difference / abs(theirs) if theirs else math.inf
+    return difference
+
+
+def verify(runs: Iterable[Run], baseline: str | None = None) -> dict[Path, Parity]:
+    """Every run beside the baseline of its own study, by folder.
+
+    `baseline` names the run to compare with; without it, the one that each run.json names.
+    """
+    runs = list(runs)
+    named = {(run.facts.get("study"), run.name): run for run in runs}
+    found = {}
+    for run in runs:
+        wanted = baseline or run.facts.get("baseline")
+        found[run.path] = compare(run, named.get((run.facts.get("study"), wanted)))
+    return found
+
+
+def table(parities: Iterable[Parity], baseline: str | None = None) -> Table:
+    """The parity table."""
+    columns = [
+        Column("run", "run"),
+        Column("steps", "steps", "d"),
+        Column("max_loss_diff", "max |loss - baseline|", ".1e"),
+        Column("max_grad_norm_diff", "max grad norm diff (rel)", ".1e"),
+        Column("first_loss", "first loss", ".4f"),
+        Column("ln_vocab", "ln(vocab)", ".4f"),
+        Column("verdict", "verdict"),
+    ]
+    rows = [{c.key: getattr(p, c.key) for c in columns} for p in parities]
+    note = (
+        f"bars: loss {LOSS_BAR:g} nats, grad norm {GRAD_NORM_BAR:g} relative, first loss within"
+        f" {FIRST_LOSS_BAR:g} of ln(vocab)"
+    )
+    if baseline:
+        note += f"; baseline: {baseline}"
+    return Table(columns, rows, notes=[note])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the parity table; 0 when no run differs, 1 when one does, 2 for a user's mistake."""
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.parity",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run folder or study")
+    parser.add_argument("--baseline", metavar="NAME", help="the run to compare with")
+    parser.add_argument("--check", action="store_true", help="exit 1 when one is not verified too")
+    parser.add_argument("--format", choices=FORMATS, default="text")
+    arguments = parser.parse_args(argv)
+    try:
+        runs = [read_run(path) for path in find_runs(arguments.paths)]
+        if arguments.baseline and arguments.baseline not in {run.name for run in runs}:
+            known = ", ".join(run.name for run in runs)
+            raise UsageError(f"no run called {arguments.baseline!r}; there are: {known}")
+    except UsageError as error:
+        print(f"analysis.parity: {error}", file=sys.stderr)
+        return 2
+    parities = list(verify(runs, arguments.baseline).values())
+    baselines = {arguments.baseline or run.facts.get("baseline") for run in runs} - {None}
+    text = table(parities, ", ".join(sorted(baselines))).render(arguments.format)
+    print(emphasise(text) if arguments.format == "text" else text, end="")
+    failed = (lambda p: not p.equal) if arguments.check else (lambda p: p.differs)
+    return int(any(map(failed, parities)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""Pictures of the tables, as PNG and SVG.
+
+    python -m analysis.plots [PATH...] [--out docs/plots] [--baseline NAME]
+
+With paths: speedup, TFLOP/s and phases of these runs. Without: those of the published tables. The
+speedup has its ideal line and, where a size was measured more than once, its spread from slowest
+to fastest. Exits 2 when there is nothing to draw.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if not __package__:  # run as a script: find the rooms, not analysis/ itself
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from models.errors import UsageError
+from models.flops import DEFAULT_CONVENTION
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from analysis.records import Record
+
+PHASES = ("compute", "communication", "data loading", "data movement")
+_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")  # Paul Tol, bright
+
+
+def _figure(title: str) -> "tuple[Figure, Any]":
+    import matplotlib
+
+    matplotlib.use("Agg")
+    # The same data must give the same file: no time stamp, no random ids, text as text.
+    matplotlib.rcParams.update({"svg.hashsalt": "3d", "svg.fonttype": "none"})
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title)
+    axes.set_prop_cycle(color=_COLOURS)
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
+    """Write NAME.png and NAME.svg; the SVG is the same bytes for the same data."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    figure.savefig(paths[0], dpi=144, metadata={"Software": None})
+    figure.savefig(paths[1], metadata={"Date": None})
+    return paths
+
+
+def speedup(series: dict[str, list[dict[str, Any]]], title: str) -> "Figure":
+    """Speedup against GPUs: rows of `scaling.curve` by label, with the ideal line.
+
+    A bar spans the slowest to the fastest repeat of a size; without repeats there is none.
+    """
+    figure, axes = _figure(title)
+    sizes = [row["gpus"] for rows in series.values() for row in rows]
+    smallest, largest = min(sizes), max(sizes)
+    for label, rows in series.items():
+        gpus = [row["gpus"] for row in rows]
+        base = rows[0]["speedup"] * rows[0]["step_s"]
+        faster = [row["speedup"] for row in rows]
+        axes.plot(gpus, faster, "o-", label=label)
+        colour = axes.lines[-1].get_color()
+        for row in rows:
+            if row.get("n", 1) > 1:
+                span = [base / row["slowest_s"], base / row["fastest_s"]]
+                axes.plot([row["gpus"]] * 2, span, "_-", color=colour, markersize=10)
+    ideal = [smallest, largest]
+    axes.plot(ideal, [g / smallest for g in ideal], "--", color="#888888", label="ideal")
+    axes.set_xlabel("GPUs")
+    axes.set_ylabel(f"speedup over {smallest:g}")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    return figure
+
+
+def tflops(points: dict[str, list[tuple[float, float]]], title: str, convention: str) -> "Figure":
+    """TFLOP/s per GPU against GPUs, (gpus, tflops) by label; the convention is on the axis."""
+    figure, axes = _figure(title)
+    for label, pairs in points.items():
+        axes.plot(*zip(*sorted(pairs), strict=True), "o", label=label)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("GPUs")
+    axes.set_ylabel(f"TFLOP/s per GPU ({convention})")
+    axes.legend()
+    return figure
+
+
+def phases(bars: dict[str, dict[str, float]], title: str) -> "Figure":
+    """Where the time goes: stacked seconds by phase, one bar a label."""
+    figure, axes = _figure(title)
+    bottom = [0.0] * len(bars)
+    names = list(dict.fromkeys(name for parts in bars.values() for name in parts))
+    for colour, name in zip(_COLOURS * 3, names, strict=False):
+        heights = [parts.get(name, 0.0) for parts in bars.values()]
+        axes.bar(list(bars), heights, bottom=bottom, label=name, color=colour)
+        bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
+    axes.set_ylabel("seconds")
+    axes.legend()
+    return figure
+
+
+def published(folder: Path) -> list[Path]:
+    """The pictures of logs/published."""
+    from analysis import published as data
+    from analysis.scaling import Point, curve
+
+    big = data.big_purple().rows
+    series = {
+        "GPT-2 124M, V100, Big Purple": curve(
+            [Point("", int(row["gpus"]), row["step_s"]) for row in big], 1
+        )[0]
+    }
+    found = data.epochs()
+    for batch in (64, 128):
+        points = []
+        for (of, gpus), ranks in sorted(found.items()):
+            if of == batch:
+                slowest = max(s["total_s"] for rank, s in ranks.items() if rank != "mean")
+                points.append(Point("", gpus, slowest))
+        series[f"GPT epochs, batch {batch}, slowest rank"] = curve(points, 1)[0]
+    written = save(speedup(series, "Published strong scaling, recomputed"), folder, "speedup")
+    rows = data.jean_zay(1, 10**6).rows
+    parts: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row.get("megatron"):
+            engine = row["remarks"].split(";")[0]
+            label = "Hugging Face" if engine.startswith("HF") else engine.split(" 1.1.5")[0]
+            label = "with DeepSpeed" if "DeepSpeed" in engine and "HF" not in engine else label
+            label = "Megatron-LM" if label.startswith("Megatron") else label
+            parts.setdefault(label, []).append((row["gpus"], row["megatron"]))
+    figure = tflops(parts, "GPT-2 7.5B to 206B on Jean Zay's V100s", DEFAULT_CONVENTION)
+    written += save(figure, folder, "tflops")
+    bars = {}
+    for (batch, gpus), ranks in sorted(found.items()):
+        slowest = max((s for r, s in ranks.items() if r != "mean"), key=lambda s: s["total_s"])
+        keys = ("compute_s", "comm_s", "loading_s", "movement_s")
+        bars[f"b{batch}\n{gpus} GPU"] = dict(zip(PHASES, (slowest[k] for k in keys), strict=True))
+    figure = phases(bars, "Where an epoch's time goes (slowest rank)")
+    return written + save(figure, folder, "breakdown")
+
+
+def _phases(record: "Record") -> dict[str, float]:
+    """Seconds by phase where the log breaks its time down; {} where it does not."""
+    if ranks := record.extra.get("ranks"):
+        slowest = max(ranks, key=lambda rank: rank.get("epoch_s", 0.0))
+        keys = ("compute_s", "comm_s", "data_s", "move_s")
+        return {name: slowest.get(key, 0.0) for name, key in zip(PHASES, keys, strict=True)}
+    # DeepSpeed's wall_clock_breakdown; its other timers are parts of these.
+    timers = record.extra.get("timers_s", {})
+    return {name: timers[name] for name in ("fwd", "bwd", "step") if name in timers}
+
+
+def of_runs(paths: list[Path], folder: Path, baseline: str | None) -> list[Path]:
+    """The pictures of runs and logs.
+
+    Raises:
+        UsageError: nothing could be read, or nothing of it can be drawn.
+    """
+    from analysis.load import load, name_of
+    from analysis.tflops import rows as scaling_rows
+
+    records, _ = load(paths)
+    rows = scaling_rows(records, baseline=baseline)
+    written = []
+    by_engine: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row["tflops"] and row["gpus"]:
+            by_engine.setdefault(row["engine"] or "unknown", []).append(
+                (row["gpus"], row["tflops"])
+            )
+    if by_engine:
+        figure = tflops(by_engine, "TFLOP/s per GPU", DEFAULT_CONVENTION)
+        written += save(figure, folder, "tflops")
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["speedup"] and row["efficiency"]:  # oversubscribed rows have no efficiency
+            curves.setdefault(row["engine"] or "unknown", []).append(row)
+    for label, found in curves.items():
+        curves[label] = sorted(found, key=lambda row: row["gpus"])
+    if curves:
+        written += save(speedup(curves, "Strong scaling"), folder, "speedup")
+    bars = {name_of(record): parts for record in records if (parts := record.extra.get("phases_s"))}
+    if bars:
+        written += save(phases(bars, "Where a step's time goes"), folder, "breakdown")
+    if not written:
+        raise UsageError("no run here has a number of GPUs and a steady time: nothing to draw")
+    return written
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Draw the pictures and name the files."""
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.plots",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="logs, runs, folders")
+    parser.add_argument("--out", type=Path, default=Path("docs/plots"), metavar="FOLDER")
+    parser.add_argument("--baseline", metavar="NAME", help="the run that speedups are against")
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.paths:
+            written = of_runs(arguments.paths, arguments.out, arguments.baseline)
+        else:
+            written = published(arguments.out)
+    except UsageError as error:
+        print(f"analysis.plots: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"analysis.plots: {arguments.out}: {error.strerror}", file=sys.stderr)
+        return 2
+    print(*written, sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

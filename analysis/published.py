@@ -1,0 +1,379 @@
+"""Tables that others published, beside what their own numbers give: functions of logs/published.
+
+Each function returns a Table made from the transcribed facts alone; `analysis.report` puts them
+into Markdown, `analysis.plots` draws from the same rows.
+"""
+
+import csv
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis import scaling
+from analysis.audit import Context, audit_rows
+from analysis.compare import REPEAT_COLUMNS, spread
+from analysis.hardware import mfu
+from analysis.markdown import Row, read_csv, row_tflops
+from analysis.tables import Column, Table
+from models.config import GPTConfig
+from models.errors import UsageError
+from models.flops import CONVENTIONS, tflops_per_gpu
+
+FOLDER = Path(__file__).resolve().parent.parent / "logs" / "published"
+JEAN_ZAY = "seed003_jeanzay_v100.csv"
+DATA_PARALLEL = "gpt2_data_parallel.csv"
+EPOCHS = "gpt_epochs.csv"
+
+
+def _rows(name: str) -> list[Row]:
+    return read_csv(FOLDER / name).rows
+
+
+def _config(row: Row) -> GPTConfig | None:
+    """The model's sizes where the row has them."""
+    names = {"n_layer": "layers", "hidden": "hidden", "vocab_size": "vocab", "n_head": "heads"}
+    sizes = {ours: row.number(theirs) for ours, theirs in names.items()}
+    seq_len = row.number("seq_len")
+    if None in sizes.values() or not seq_len:
+        return None
+    return GPTConfig(max_seq_len=int(seq_len), **{k: int(v) for k, v in sizes.items()})
+
+
+def _line(row: Row) -> int:
+    """The line of the published document that the row was transcribed from."""
+    return int(re.match(r"line (\d+)", row.text("table"))[1])
+
+
+def jean_zay(first: int, last: int) -> Table:
+    """The Jean Zay V100 rows from the document's lines `first` to `last`, recomputed.
+
+    `published` is as printed; `8P tokens` its own rule on its own seconds; `megatron` model FLOPs
+    from the shapes, which leave recomputation out, and MFU is theirs over the V100's peak.
+
+    Raises:
+        UsageError: no row stands on these lines.
+    """
+    source = read_csv(FOLDER / JEAN_ZAY)
+    findings = defaultdict(list)
+    for finding in audit_rows(source, JEAN_ZAY, Context()):
+        findings[finding.line].append(finding.message)
+    rows = []
+    for row in source.rows:
+        if not first <= _line(row) <= last:
+            continue
+        step_s, gpus, batch = (row.number(k) for k in ("step_s", "gpus", "global_batch"))
+        config, seq_len = _config(row), row.number("seq_len")
+        found: dict[str, Any] = {
+            name: row.number(name)
+            for name in ("gpus", "params_b", "tp", "pp", "dp", "micro_batch", "gas", "global_batch")
+        }
+        found |= {
+            "line": _line(row),
+            "step_s": step_s,
+            "published": row.number("tflops"),
+            "recomputed": row_tflops(row, seq_len),
+            "status": row.text("status"),
+        }
+        if config and step_s and batch:
+            tokens = batch * seq_len
+            found["megatron"] = tflops_per_gpu(config, int(seq_len), tokens, step_s, int(gpus))
+            gpu = f"{row.text('gputype')} {row.text('cluster')}"
+            found["mfu"], _ = mfu(found["megatron"], gpu, row.text("precision"), "megatron")
+        remarks = [text for text in (row.text("engine"), _settings(row)) if text]
+        remarks += findings[row.line_no]
+        if found["status"] != "ok":
+            remarks.append(found["status"])
+        found["remarks"] = "; ".join(remarks)
+        rows.append(found)
+    if not rows:
+        raise UsageError(f"{JEAN_ZAY} has no row from lines {first} to {last}")
+    columns = [
+        Column("line", "line", "d"),
+        Column("gpus", "GPUs", ".0f"),
+        Column("params_b", "size (B)", "g"),
+        *(Column(k, k.upper(), ".0f") for k in ("tp", "pp", "dp")),
+        Column("gas", "GAS", ".0f"),
+        Column("micro_batch", "MBS", ".0f"),
+        Column("global_batch", "GBS", ".0f"),
+        Column("step_s", "s/iter", "g"),
+        Column("published", "TFLOPs published", ".1f"),
+        Column("recomputed", "recomputed (8P tokens)", ".1f"),
+        Column("megatron", "model TFLOP/s (megatron)", ".1f"),
+        Column("mfu", "MFU", ".1%"),
+        Column("remarks", "remarks"),
+    ]
+    return Table([c for c in columns if any(r.get(c.key) is not None for r in rows)], rows)
+
+
+def _settings(row: Row) -> str:
+    """What else the row says about its run: date, ZeRO, bucket size and the like."""
+    said = [re.sub(r";?\s*LINT .*", "", row.text("notes"))]
+    said += [f"ZeRO-{row.text('zerostage')}"] if row.text("zerostage") else []
+    said += [f"offload {row.text('offload')}"] if row.text("offload") not in ("", "none") else []
+    said += [row.text("date")]
+    return "; ".join(text for text in said if text and not text.startswith("LINT"))
+
+
+def repeats() -> Table:
+    """Identical configurations that the Jean Zay tables measured more than once."""
+    groups = defaultdict(list)
+    for row in _rows(JEAN_ZAY):
+        names = ("gpus", "params_b", "tp", "pp", "dp", "gas", "micro_batch", "global_batch")
+        rest = ("zerostage", "offload", "engine")
+        notes = re.sub(r";?\s*LINT .*|ID [\d.]+;?|log file name.*", "", row.text("notes"))
+        if row.number("step_s"):
+            key = (*(row.text(k) for k in (*names, *rest)), notes.strip(" ;"))
+            groups[key].append(row)
+    rows = []
+    for key, members in groups.items():
+        if len(members) > 1:
+            gpus, size, tp, pp, dp, _, micro, batch = key[:8]
+            split = f"{size}B on {gpus} GPUs, tp {tp} pp {pp} dp {dp}, mbs {micro}, gbs {batch}"
+            about = ", ".join(text for text in (split, key[10], key[11]) if text)
+            lines = ", ".join(str(_line(m)) for m in members)
+            seconds = np.array([m.number("step_s") for m in members])
+            rows.append({"configuration": about, **spread(seconds), "lines": lines})
+    return Table([*REPEAT_COLUMNS, Column("lines", "lines")], rows)
+
+
+def checkpoints() -> Table:
+    """The time to save a checkpoint, and what that is per billion parameters."""
+    rows = [
+        {
+            "nodes": row.number("nodes"),
+            "gpus": row.number("gpus"),
+            "params_b": row.number("params_b"),
+            "save_s": row.number("savems") / 1000,
+            # 14 bytes per parameter: 2 of weights, 12 of optimizer state and fp32 copy
+            "gb_per_s": 14 * row.number("params_b") / (row.number("savems") / 1000),
+        }
+        for row in _rows("seed003_checkpoint_save.csv")
+    ]
+    columns = [
+        Column("nodes", "nodes", ".0f"),
+        Column("gpus", "GPUs", ".0f"),
+        Column("params_b", "size (B)", "g"),
+        Column("save_s", "seconds (published)", ".2f"),
+        Column("gb_per_s", "GB/s at 14 bytes per parameter", ".1f"),
+    ]
+    return Table(columns, rows)
+
+
+def big_purple() -> Table:
+    """The 1/2/4-GPU fixed-work table: speedups from its own tokens/s and from its wall clock."""
+    rows, base = [], None
+    for row in _rows(DATA_PARALLEL):
+        if row.number("efficiency") is None:
+            continue
+        base = base or row
+        gpus, rate = row.number("gpus"), row.number("tokens_per_s")
+        step_s, base_s = 1 / rate, 1 / base.number("tokens_per_s")
+        faster, efficiency = scaling.speedup(step_s, gpus, base_s, base.number("gpus"))
+        changed = [k for k in ("precision", "engine", "commit") if row.text(k) != base.text(k)]
+        rows.append(
+            {
+                "gpus": gpus,
+                "tokens_per_s": rate,
+                "wall_s": row.number("wall_s"),
+                "train_s": row.number("tokens") / rate,
+                "published": row.number("speedup"),
+                "published_efficiency": row.number("efficiency"),
+                "speedup": faster,
+                "efficiency": efficiency,
+                "wall_speedup": base.number("wall_s") / row.number("wall_s"),
+                "serial": scaling.karp_flatt(faster, gpus / base.number("gpus")),
+                "step_s": row.number("epochs") / row.number("optimizersteps"),
+                "remarks": f"invalid comparison: {', '.join(changed)} differ" if changed else "",
+            }
+        )
+    columns = [
+        Column("gpus", "GPUs", ".0f"),
+        Column("tokens_per_s", "tokens/s", ".2f"),
+        Column("wall_s", "wall s", ".2f"),
+        Column("train_s", "of which training", ".2f"),
+        Column("published", "speedup published", ".2f"),
+        Column("speedup", "recomputed", ".2f"),
+        Column("wall_speedup", "by wall clock", ".2f"),
+        Column("published_efficiency", "efficiency published", ".2f"),
+        Column("efficiency", "recomputed", ".2f"),
+        Column("serial", "serial share (Karp-Flatt)", ".3f"),
+        Column("remarks", "remarks"),
+    ]
+    share = scaling.fit_amdahl([(r["gpus"], r["speedup"]) for r in rows if r["gpus"] > 1])
+    return Table(columns, rows, notes=[f"Amdahl's law fits a serial share of {share:.3f}"])
+
+
+def t4() -> Table:
+    """The 1x and 4x T4 epoch times, both printed as approximate."""
+    found = [r for r in _rows(DATA_PARALLEL) if r.text("gputype") == "T4"]
+    base = found[0]
+    rows = []
+    for row in found:
+        faster, efficiency = scaling.speedup(
+            row.number("wall_s"), row.number("gpus"), base.number("wall_s"), base.number("gpus")
+        )
+        rows.append(
+            {
+                "run": row.text("run"),
+                "wall_s": row.number("wall_s"),
+                "published": row.number("speedup"),
+                "speedup": faster,
+                "efficiency": efficiency,
+                "saved": 1 - 1 / faster,
+            }
+        )
+    columns = [
+        Column("run", "run"),
+        Column("wall_s", "seconds (about)", ".0f"),
+        Column("published", "speedup published", ".1f"),
+        Column("speedup", "recomputed", ".2f"),
+        Column("efficiency", "efficiency", ".2f"),
+        Column("saved", "time saved", ".0%"),
+    ]
+    return Table(columns, rows, notes=["published: 71% less time, 3.5x"])
+
+
+def bucket_ab() -> Table:
+    """The A/B of DeepSpeed's bucket size: +19.5 % published, on two commits and one run each."""
+    a, b = [r for r in _rows(DATA_PARALLEL) if r.text("table").startswith("Performance")]
+    rows = [
+        {
+            "run": row.text("run"),
+            "tokens_per_s": row.number("tokens_per_s"),
+            "train_s": row.number("tokens") / row.number("tokens_per_s"),
+            "wall_s": row.number("wall_s"),
+            "gain": row.number("tokens_per_s") / a.number("tokens_per_s") - 1,
+            "wall_gain": a.number("wall_s") / row.number("wall_s") - 1,
+            "commit": row.text("commit")[:7],
+        }
+        for row in (a, b)
+    ]
+    columns = [
+        Column("run", "run"),
+        Column("tokens_per_s", "tokens/s", ".2f"),
+        Column("gain", "gain recomputed (published +19.5 %)", "+.1%"),
+        Column("wall_s", "wall s", ".2f"),
+        Column("wall_gain", "gain by wall clock", "+.1%"),
+        Column("train_s", "of which training", ".2f"),
+        Column("commit", "commit"),
+    ]
+    notes = [
+        f"invalid comparison: commit {a.text('commit')[:7]} and {b.text('commit')[:7]}",
+        "one run each: nothing says how far apart two identical runs are",
+    ]
+    return Table(columns, rows, notes=notes)
+
+
+def epochs() -> dict[tuple[int, int], dict[str, dict[str, float]]]:
+    """(batch, GPUs) -> rank (or "mean") -> seconds by phase, of the per-epoch breakdowns."""
+    found: dict[tuple[int, int], dict[str, dict[str, float]]] = defaultdict(dict)
+    try:
+        with (FOLDER / EPOCHS).open(newline="") as lines:
+            for row in csv.DictReader(lines):
+                seconds = {k: float(v) for k, v in row.items() if k.endswith("_s")}
+                found[int(row["batch"]), int(row["gpus"])][row["rank"]] = seconds
+    except OSError as error:
+        raise UsageError(f"{FOLDER / EPOCHS}: {error.strerror}") from error
+    return found
+
+
+def _slowest(ranks: dict[str, dict[str, float]]) -> dict[str, float]:
+    return max((s for rank, s in ranks.items() if rank != "mean"), key=lambda s: s["total_s"])
+
+
+def epoch_speedups() -> Table:
+    """Speedups from the mean over ranks, as published, and from the slowest rank, which decides."""
+    found, rows = epochs(), []
+    for (batch, gpus), ranks in sorted(found.items()):
+        alone = _slowest(found[batch, 1])["total_s"]
+        mean = ranks.get("mean", _slowest(ranks))["total_s"]
+        slowest = _slowest(ranks)["total_s"]
+        rows.append(
+            {
+                "batch": batch,
+                "gpus": gpus,
+                "mean_s": mean,
+                "published": alone / mean,
+                "slowest_s": slowest,
+                "speedup": alone / slowest,
+                "efficiency": alone / slowest / gpus,
+                "serial": scaling.karp_flatt(alone / slowest, gpus),
+            }
+        )
+    columns = [
+        Column("batch", "batch", "d"),
+        Column("gpus", "GPUs", "d"),
+        Column("mean_s", "published s (mean of ranks)", ".2f"),
+        Column("published", "speedup published", ".2f"),
+        Column("slowest_s", "slowest rank s", ".2f"),
+        Column("speedup", "recomputed", ".2f"),
+        Column("efficiency", "efficiency", ".2f"),
+        Column("serial", "serial share (Karp-Flatt)", ".3f"),
+    ]
+    return Table(columns, rows)
+
+
+def epoch_phases() -> Table:
+    """Compute and communication: the mean over ranks, as published, and the slowest rank's."""
+    rows = []
+    for (batch, gpus), ranks in sorted(epochs().items()):
+        mean, slowest = ranks.get("mean", _slowest(ranks)), _slowest(ranks)
+        rows.append(
+            {
+                "batch": batch,
+                "gpus": gpus,
+                "compute_s": mean["compute_s"],
+                "comm_s": mean["comm_s"],
+                "ratio": mean["compute_s"] / mean["comm_s"],
+                "slowest_compute_s": slowest["compute_s"],
+                "slowest_comm_s": slowest["comm_s"],
+                "share": slowest["comm_s"] / slowest["total_s"],
+            }
+        )
+    columns = [
+        Column("batch", "batch", "d"),
+        Column("gpus", "GPUs", "d"),
+        Column("compute_s", "compute s published", ".2f"),
+        Column("comm_s", "comm s published", ".2f"),
+        Column("ratio", "ratio", ".0f"),
+        Column("slowest_compute_s", "compute s, slowest rank", ".2f"),
+        Column("slowest_comm_s", "comm s, slowest rank", ".2f"),
+        Column("share", "comm share", ".1%"),
+    ]
+    return Table(columns, rows)
+
+
+def sc21_days() -> Table:
+    """SC'21 table 2: days for 300 billion tokens, published and from equation 3 and its TFLOP/s."""
+    rows = []
+    for row in _rows("narayanan_sc21_table2.csv"):
+        config = _config_sc21(row)
+        rate = row.number("tflops") * 1e12 * row.number("gpus")
+        per_token = CONVENTIONS["sc21"](config, 2048, True)
+        rows.append(
+            {
+                "engine": row.text("engine"),
+                "params_b": row.number("params_b"),
+                "gpus": row.number("gpus"),
+                "tflops": row.number("tflops"),
+                "published": float(re.search(r"300B tokens (\d+) days", row.text("notes"))[1]),
+                "days": 300e9 * per_token / rate / 86400,
+            }
+        )
+    columns = [
+        Column("engine", "engine"),
+        Column("params_b", "size (B)", "g"),
+        Column("gpus", "GPUs", ".0f"),
+        Column("tflops", "TFLOP/s/GPU published", ".0f"),
+        Column("published", "days published", ".0f"),
+        Column("days", "recomputed (sc21)", ".1f"),
+    ]
+    return Table(columns, rows)
+
+
+def _config_sc21(row: Row) -> GPTConfig:
+    sizes = [int(row.number(k)) for k in ("layers", "hidden", "heads")]
+    return GPTConfig(*sizes, vocab_size=51200, max_seq_len=2048)

@@ -1,0 +1,452 @@
+"""May I believe this run? Its verdict with the line that proves it, and its steady step time.
+
+    python -m analysis.quality PATH... [--window FIRST:LAST] [--rule seed] [--format json]
+
+One row per run: how it ended and the line that proves it, its steady step time with a 95 %
+interval, and what makes its numbers doubtful. `--window` states the iterations to use by the
+numbers that the log prints; `--rule seed` takes the mean of every iteration in whole seconds, as
+the Jean Zay one-liner did. `--format json` prints one object per run; unknown is null. Exits 2
+when nothing could be read.
+"""
+
+import argparse
+import math
+import sys
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a script: find the rooms, not analysis/ itself
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import numpy as np
+
+from analysis.records import Record
+from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
+from models.errors import UsageError
+
+# A failure's kind as the readers name it -> the verdict.
+VERDICTS = {
+    "oom": "OOM",
+    "nccl": "communication error",
+    "node": "node failure",
+    "timeout": "timeout",
+    "cancelled": "cancelled",
+    "traceback": "traceback",
+    "launcher": "no data",
+}
+MANY_SKIPPED = 0.1  # share of skipped iterations that is worth a word; fp16 skips one or two
+UNEVEN = 0.2  # share of spikes above which the median hides how slow the run was
+EXPLODED = 1.5  # the loss at the end over the lowest it had been
+
+SPIKE_MADS = 5.0  # robust standard deviations above the median that make a step a spike
+SPIKE_SHARE = 0.05  # and at least this share above it, or a very even run has "spikes" of noise
+FALLEN = 0.02  # how much faster the second half may be before the warm-up is not over
+MIN_STEADY = 6  # the fewest points of which min and max bracket the median with 95 % confidence
+
+
+@dataclass(frozen=True)
+class Steady:
+    """A steady step time. `ci95` is None where there are too few points for one.
+
+    step_s: median seconds per iteration; n: how many logged iterations it is of; first: index of
+    the first of them; spikes: how many of them are outliers above (evaluation, checkpoints).
+    settled: False when its second half was still faster than its first: the warm-up was not over.
+    """
+
+    step_s: float
+    n: int
+    ci95: tuple[float, float] | None
+    first: int
+    spikes: int
+    settled: bool = True
+
+
+def _spike_bound(step_s: np.ndarray) -> float:
+    middle = float(np.median(step_s))
+    mad = 1.4826 * float(np.median(np.abs(step_s - middle)))
+    return middle + max(SPIKE_MADS * mad, SPIKE_SHARE * middle)
+
+
+def warmup_end(step_s: np.ndarray) -> int:
+    """How many iterations at the start are warm-up.
+
+    First the truncation that MSER chooses (White 1997, "An effective truncation heuristic for bias
+    reduction in simulation output"): the d, up to half of all, that minimises the standard error
+    of the mean of the rest, sum of squares / (n - d)^2. Spikes are cut to the bound that the last
+    half sets, so that a checkpoint near the end does not count as noise that only a longer warm-up
+    could outweigh. Then, because a warm-up is slow, only up to the last of these iterations that
+    is slow enough to be a spike of the rest: a run that slows down later keeps its fast start.
+    """
+    n = len(step_s)
+    if n < 4:
+        return min(1, n - 1) if n > 1 else 0  # the first iteration compiles and allocates
+    x = np.minimum(step_s, _spike_bound(step_s[n // 2 :]))
+    left = np.arange(n, 0, -1)  # points that remain when d = 0, 1, ... are dropped
+    total, squares = np.cumsum(x[::-1])[::-1], np.cumsum(x[::-1] ** 2)[::-1]
+    error = (squares - total**2 / left) / left.astype(float) ** 2
+    d = int(np.argmin(np.maximum(error[: n // 2 + 1], 0.0).round(18)))
+    slow = np.flatnonzero(step_s[:d] > _spike_bound(step_s[d:]))
+    return int(slow[-1]) + 1 if len(slow) else 0
+
+
+@cache
+def _median_rank(n: int) -> int:
+    """The largest k so that the k-th smallest and largest of n bracket the median at 95 %."""
+    if n > 1000:  # the normal approximation, exact to a rank from here on
+        return int(math.floor(n / 2 - 0.98 * math.sqrt(n)))
+    ways, tail, k = 1, 1, 0  # ways to have k points below the median, and up to k
+    while 2 * tail <= 0.05 * 2**n:
+        k += 1
+        ways = ways * (n - k + 1) // k
+        tail += ways
+    return max(k, 1)
+
+
+def median_ci95(x: np.ndarray) -> tuple[float, float] | None:
+    """A 95 % interval on the median that assumes no distribution, from order statistics.
+
+    The number of n independent points below the median is binomial(n, 1/2); the interval is from
+    the k-th smallest to the k-th largest with the largest k whose coverage is at least 95 %.
+    None below six points: even the whole range then covers less than 95 %.
+    """
+    n = len(x)
+    if n < MIN_STEADY:
+        return None
+    k = _median_rank(n)
+    ordered = np.sort(x)
+    return float(ordered[k - 1]), float(ordered[n - k])
+
+
+def steady(
+    step_s: np.ndarray,
+    skipped: np.ndarray | None = None,
+    iteration: np.ndarray | None = None,
+    window: tuple[int, int] | None = None,
+    rule: str = "median",
+) -> Steady | None:
+    """THE steady step time, by which every table here is made; None where nothing was timed.
+
+    1. Iterations without a time are left out, and so are those that skipped the optimizer (an
+       fp16 overflow), unless every one did.
+    2. The warm-up is found by `warmup_end` and dropped.
+    3. The median of the rest: a spike (evaluation, checkpoint) moves it by one rank at most, and
+       is counted. Its interval is `median_ci95`'s.
+
+    `window` (first, last), inclusive, in the log's own iteration numbers, replaces 1 and 2.
+    `rule` "seed" is the Jean Zay one-liner's: the mean of all, cut to whole seconds.
+    """
+    step_s = np.asarray(step_s, dtype=float)
+    kept = np.isfinite(step_s)
+    if window is not None:
+        numbers = np.arange(len(step_s)) if iteration is None else np.asarray(iteration)
+        kept &= (numbers >= window[0]) & (numbers <= window[1])
+    elif rule != "seed" and skipped is not None and len(skipped) == len(step_s):
+        stepped = kept & ~(np.nan_to_num(np.asarray(skipped, dtype=float)) > 0)
+        kept = stepped if stepped.any() else kept
+    where = np.flatnonzero(kept)
+    if not len(where):
+        return None
+    x = step_s[where]
+    if rule == "seed":
+        return Steady(float(int(x.mean())), len(x), None, int(where[0]), 0)
+    drop = 0 if window is not None else warmup_end(x)
+    x = x[drop:]
+    settled = window is not None or len(x) < 2 * MIN_STEADY or not _falls(x)
+    spikes = int(np.sum(x > _spike_bound(x)))
+    return Steady(float(np.median(x)), len(x), median_ci95(x), int(where[drop]), spikes, settled)
+
+
+def step_times(record: Record) -> np.ndarray:
+    """Seconds per optimizer step, one per logged entry.
+
+    As logged; or, where the log times micro-steps or prints no time but throughput, what the
+    global batch takes at the printed tokens or samples per second. Empty when neither is known.
+    """
+    micro = "micro_steps_per_step" in record.extra or "epochs" in record.extra
+    if np.isfinite(record.step_s).any() and not micro:
+        return record.step_s
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if record.global_batch and record.seq_len and np.isfinite(record.tokens_per_s).any():
+            step_s = record.global_batch * record.seq_len / record.tokens_per_s
+        elif record.global_batch and np.isfinite(record.samples_per_s).any():
+            step_s = record.global_batch / record.samples_per_s
+        else:
+            return np.empty(0)
+    return np.where(np.isfinite(step_s), step_s, np.nan)
+
+
+def timed(
+    record: Record, window: tuple[int, int] | None = None, rule: str = "median"
+) -> Steady | None:
+    """`steady` of a run's optimizer steps: how every command here takes a step time."""
+    return steady(step_times(record), record.skipped, record.iteration, window, rule)
+
+
+def _falls(x: np.ndarray) -> bool:
+    """Whether the second half is faster than the first by more than noise and by a share."""
+    half = len(x) // 2
+    interval, later = median_ci95(x[:half]), float(np.median(x[half:]))
+    share = later / float(np.median(x[:half]))
+    return interval is not None and later < interval[0] and share < 1 - FALLEN
+
+
+@dataclass
+class Judgement:
+    """How a run ended, the line that proves it (0: no line does), and what is doubtful about it.
+
+    `reasons` says it all in words; `unfit` is True where a doubt makes the step time no result.
+    """
+
+    verdict: str
+    line_no: int = 0
+    proof: str = ""
+    flags: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    unfit: bool = False
+
+    @property
+    def reasons(self) -> list[str]:
+        where = f"line {self.line_no}: " if self.line_no else ""
+        return [f"{where}{self.proof}"] * bool(self.proof) + self.flags + self.notes
+
+
+def judge(record: Record, time: Steady | None = None) -> Judgement:
+    """The verdict and the quality flags of one run; `time` is its steady step time, if taken."""
+    judgement = _verdict(record)
+    judgement.flags, judgement.unfit = _flags(record, time)
+    judgement.notes += record.notes
+    return judgement
+
+
+def _verdict(record: Record) -> Judgement:
+    failure, state = record.failure, record.extra.get("state")
+    n, planned = len(record.step_s), record.planned_steps
+    finished = record.completed is True or (
+        record.completed is None and planned is not None and _last(record) >= planned
+    )
+    if finished:
+        proof = "" if planned is None else f"{planned} of {planned} iterations"
+        judgement = Judgement("complete", proof=proof)
+        if failure is not None:
+            judgement.notes.append(
+                f"after the run completed, line {failure.line_no}: {failure.line.strip()}"
+            )
+        return judgement
+    if failure is not None:
+        verdict = VERDICTS.get(failure.kind, failure.kind)
+        return Judgement(verdict, failure.line_no, failure.line.strip())
+    if state == "running":
+        return Judgement("running", proof="its status says running")
+    if n == 0 and not np.isfinite(record.samples_per_s).any():
+        return Judgement("no data", proof="no iteration was logged")
+    if planned is not None and _last(record) < planned:
+        last = int(_last(record))
+        return Judgement("stopped early", proof=f"ended at iteration {last} of {planned}")
+    if record.completed is False:
+        return Judgement("stopped early", proof="it never says that it completed")
+    return Judgement("end unknown", proof="the log says neither how far it should go nor an end")
+
+
+def _last(record: Record) -> float:
+    """How many iterations the log reached, whether it counts from 0 or from 1."""
+    numbers = record.iteration[np.isfinite(record.iteration)]
+    if not len(numbers):
+        return 0.0
+    return float(numbers.max() + (numbers.min() == 0))
+
+
+def _flags(record: Record, time: Steady | None) -> tuple[list[str], bool]:
+    flags, unfit = [], False
+    n = len(record.step_s)
+    skipped = np.nan_to_num(record.skipped)
+    touched = int(np.sum(skipped > 0))
+    unit = "iterations" if record.interval == 1 else "entries"
+    if len(skipped) and (skipped >= record.interval).all():
+        flags.append(f"all {len(skipped)} {unit} skipped: no optimizer step was timed")
+        unfit = True
+    elif touched > MANY_SKIPPED * len(skipped):
+        flags.append(f"{touched} of {len(skipped)} {unit} skipped the optimizer")
+    flags += _loss_flags(record)
+    norm = record.grad_norm[np.isfinite(record.grad_norm)]
+    if len(norm) and (norm == 0).any():
+        flags.append(f"grad norm is zero in {int((norm == 0).sum())} of {len(norm)} iterations")
+    if record.interval > 1:
+        flags.append(f"each entry averages {record.interval} iterations: their spread is hidden")
+    if record.extra.get("running_average"):
+        flags.append("running averages are printed as iterations: their spread is hidden")
+    if time is not None:
+        if time.n < MIN_STEADY and n:
+            flags.append(f"too few points: {time.n} after the warm-up, 95 % needs {MIN_STEADY}")
+        if not time.settled:
+            flags.append("warm-up not over: the second half of the steady iterations is faster")
+        if time.spikes > UNEVEN * time.n:
+            flags.append(
+                f"uneven: {time.spikes} of {time.n} steady iterations are well above the median"
+            )
+        elif time.spikes:
+            flags.append(f"{time.spikes} of {time.n} steady iterations are spikes")
+    if record.oversubscribed:
+        flags.append("oversubscribed: more ranks than cores")
+    return flags, unfit
+
+
+def _loss_flags(record: Record) -> list[str]:
+    loss = record.loss
+    if not len(loss) or np.isnan(loss).all():
+        return [] if not record.extra.get("nan_iterations") else ["the loss is NaN"]
+    infinite = np.flatnonzero(np.isinf(loss))
+    if len(infinite):
+        numbers = record.iteration if len(record.iteration) == len(loss) else np.arange(len(loss))
+        return [f"the loss is not finite from iteration {int(numbers[infinite[0]])}"]
+    loss = loss[np.isfinite(loss)]
+    if len(loss) < 20:
+        return []
+    parts = [float(np.median(part)) for part in np.array_split(loss, 10)]
+    if parts[-1] > EXPLODED * min(parts[:-1]) and parts[-1] > parts[0] / 2:
+        return [f"exploding loss: {parts[-1]:.3g} at the end, {min(parts):.3g} before"]
+    return []
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _median(values: np.ndarray) -> float | None:
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else None
+
+
+def summary(record: Record, time: Steady | None, judgement: Judgement) -> dict[str, Any]:
+    """One run as plain data: what `--format json` prints. Unknown is None; seconds, tokens/s."""
+    logged = record.step_stats()
+    samples = tokens = None
+    if time is not None and time.step_s > 0 and record.global_batch:
+        samples = record.global_batch / time.step_s
+        tokens = samples * record.seq_len if record.seq_len else None
+    samples = samples or _median(record.samples_per_s) or record.totals.get("samples_per_s")
+    tokens = tokens or _median(record.tokens_per_s) or record.totals.get("tokens_per_s")
+    if samples and record.seq_len:
+        tokens = tokens or samples * record.seq_len
+    return {
+        "source": record.source,
+        "format": record.format,
+        "verdict": judgement.verdict,
+        "reasons": judgement.reasons,
+        "engine": record.engine,
+        "steps": logged["n"],
+        **{f"step_s_{name}": logged[name] for name in ("mean", "median", "min", "max")},
+        "steady_step_s": time and time.step_s,
+        "steady_n": time.n if time else 0,
+        "steady_ci95": list(time.ci95) if time and time.ci95 else None,
+        "tokens_per_s": _number(tokens),
+        "samples_per_s": _number(samples),
+        "printed_tflops": _median(record.tflops),
+        **{k: getattr(record, k) for k in ("gpus", "tp", "pp", "vpp", "dp")},
+        **{k: getattr(record, k) for k in ("micro_batch", "global_batch", "seq_len")},
+        "model": record.model,
+        "params": record.params,
+    }
+
+
+def _summarised(
+    record: Record, window: tuple[int, int] | None = None, rule: str = "median"
+) -> dict[str, Any]:
+    time = timed(record, window, rule)
+    return summary(record, time, judge(record, time))
+
+
+def table(records: list[Record], window: tuple[int, int] | None, rule: str) -> Table:
+    """The quality table: one row per run."""
+    from analysis.load import name_of  # here, because loading needs this module's verdicts
+
+    columns = [
+        Column("run", "run"),
+        Column("format", "format"),
+        Column("verdict", "verdict"),
+        Column("steps", "steps", "d"),
+        Column("steady_step_s", "s/iter", ".4g"),
+        Column("ci95", "95 % interval"),
+        Column("steady_n", "of", "d"),
+        Column("reasons", "reasons"),
+    ]
+    rows = []
+    for record in records:
+        row = _summarised(record, window, rule)
+        ci95 = row["steady_ci95"]
+        row["run"] = name_of(record)
+        row["ci95"] = f"{ci95[0]:.4g} .. {ci95[1]:.4g}" if ci95 else None
+        row["reasons"] = "; ".join(row["reasons"])
+        rows.append({c.key: row[c.key] for c in columns})
+    return Table(columns, rows, notes=[f"s/iter: {describe_rule(window, rule)}"])
+
+
+def describe_rule(window: tuple[int, int] | None, rule: str) -> str:
+    """How a step time was taken, for a table's note."""
+    if rule == "seed":
+        return "mean of all iterations, cut to whole seconds (the seed rule)"
+    if window:
+        return f"median of iterations {window[0]} to {window[1]}"
+    return "median after the warm-up that the data show"
+
+
+def parse_window(text: str) -> tuple[int, int]:
+    """`FIRST:LAST` as two iteration numbers; argparse's `type`."""
+    first, colon, last = text.partition(":")
+    try:
+        if not colon or int(first) > int(last):
+            raise ValueError
+        return int(first), int(last)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST:LAST") from None
+
+
+def add_time_flags(parser: argparse.ArgumentParser) -> None:
+    """How the step time is taken: the flags that every command here shares."""
+    parser.add_argument(
+        "--window",
+        type=parse_window,
+        metavar="FIRST:LAST",
+        help="iterations to use, by the numbers in the log",
+    )
+    parser.add_argument(
+        "--rule",
+        choices=("median", "seed"),
+        default="median",
+        help="seed: mean of all, whole seconds",
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the verdicts of what is at the paths."""
+    from analysis.load import add_fact_flags, load
+
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.quality",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="log, run or folder")
+    add_time_flags(parser)
+    add_fact_flags(parser)
+    parser.add_argument("--format", choices=FORMATS, default="text")
+    arguments = parser.parse_args(argv)
+    try:
+        records, refused = load(arguments.paths, arguments)
+    except UsageError as error:
+        print(f"analysis.quality: {error}", file=sys.stderr)
+        return 2
+    for line in refused:
+        print(f"analysis.quality: {line}", file=sys.stderr)
+    if arguments.format == "json":
+        found = [_summarised(record, arguments.window, arguments.rule) for record in records]
+        print(json_objects(found), end="")
+        return 0
+    text = table(records, arguments.window, arguments.rule).render(arguments.format)
+    print(emphasise(text) if arguments.format == "text" else text, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,304 @@
+"""Megatron's iteration line, thousands at a time.
+
+    iteration        7/    1000 | consumed samples:  7168 | elapsed time per iteration (ms): 128.9 | ...
+
+Its fields stand between bars. One pass over a block finds the bars; a field is known by the eight
+bytes that follow its bar, compared as one 64-bit number; digits are parsed eight at a time in
+64-bit words (SWAR). So a line costs some tens of numpy operations shared by the whole block and
+no Python at all. Every fast step checks itself, row by row: a row that does not look like the
+block's first (a `current/average` pair, a unit, `nan`) is read by a regular expression instead.
+"""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.readers._log import Log
+
+BLOCK = 4 << 20
+_PIECE = 1 << 18  # the pass for the bars stays in the L2 cache
+_PAD = 64  # so that looking a little back or ahead never leaves the buffer
+_BAR, _SPACE, _DOT, _SLASH, _MINUS = b"| ./-"
+
+_NUMBER = re.compile(
+    rb"[:=][ \t]{0,16}(-?(?:\d{1,15}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?|-?nan|-?inf)",
+    re.IGNORECASE,
+)
+_COUNT = re.compile(rb"(\d{1,12})[ \t]{0,16}/[ \t]{0,16}(\d{1,12})[ \t]{0,4}\Z")
+_ITERATION_OF = re.compile(
+    rb"iteration[ :=]{1,16}(\d{1,12})[ \t]{0,16}/[ \t]{0,16}(\d{1,12})[ \t]*\|"
+)
+_PLAIN = re.compile(rb"[ \t]*-?(\d{1,8})(?:\.(\d{1,7}))?([eE][-+]\d\d)? ")
+
+
+def _key(text: str) -> int:
+    return int.from_bytes(text.encode()[:8].ljust(8), "little")
+
+
+def _keys(*labels: str) -> np.ndarray:
+    """Labels as 64-bit numbers, in the spellings `lm loss`, `lm-loss` and `lm_loss`."""
+    spelled = {s.replace(" ", c) if " " in s.rstrip() else s for s in labels for c in " _-"}
+    return np.array(sorted({_key(s) for s in spelled}), np.uint64)
+
+
+_ELAPSED = _keys("elapsed time")
+_TIME_PER = _keys("time per")
+_BEFORE_ELAPSED = _keys("consumed samples", "skipped samples")
+_ITERATION = _keys("iteration")
+
+# Column -> the first eight bytes of its label (and, where two labels share them, the next eight).
+_FIELDS: dict[str, tuple[np.ndarray, np.ndarray | None]] = {
+    "loss": (_keys("lm loss:", "lm loss="), None),
+    "grad_norm": (_keys("grad norm"), None),
+    "tflops": (_keys("throughput", "TFLOPs: ", "TFLOPs=", "approx flops", "[LM]TFLOPs"), None),
+    "samples_per_s": (_keys("samples per second"), None),
+    "tokens_per_s_per_gpu": (_keys("tokens per gpu", "tokens per GPU"), None),
+    "skipped": (_keys("number of skipped"), _keys("f skipped")),
+    "nan": (_keys("number of nan"), _keys("f nan it")),
+    "global_batch": (_keys("global batch"), None),
+    "seq_len": (_keys("actual seqlen"), None),
+}
+
+
+@dataclass
+class Table:
+    """All iteration lines of a log, in file order.
+
+    columns: per line `iteration`, `planned`, `step_s` (seconds) and _FIELDS, NaN where the line is
+    silent. offset: where in the file each line's first bar is. pairs: lines that printed
+    current/average.
+    """
+
+    columns: dict[str, np.ndarray]
+    offset: np.ndarray
+    pairs: int
+
+
+def scan(log: Log) -> Table:
+    """Read every iteration line of a log; memory does not grow with the file."""
+    parts: list[dict[str, np.ndarray]] = []
+    pairs = 0
+    for start, block in log.blocks(size=BLOCK):
+        found = _Block(block).records()
+        if found is not None:
+            columns, n_pairs = found
+            columns["offset"] += start
+            parts.append(columns)
+            pairs += n_pairs
+    names = ["iteration", "planned", "step_s", *_FIELDS, "offset"]
+    columns = {
+        name: np.concatenate([part[name] for part in parts]) if parts else np.empty(0)
+        for name in names
+    }
+    return Table(columns, columns.pop("offset").astype(np.int64), pairs)
+
+
+class _Block:
+    """Some whole lines, padded with newlines on both sides."""
+
+    def __init__(self, block: bytes):
+        self.data = block
+        padding = b"\n" * _PAD
+        self.bytes = np.frombuffer(padding + block + padding, np.uint8)
+        # The same bytes as overlapping 64-bit words: words[i] holds bytes i..i+7.
+        self.words = np.ndarray(len(self.bytes) - 7, "<u8", self.bytes.data, strides=(1,))
+
+    def records(self) -> tuple[dict[str, np.ndarray], int] | None:
+        bars = self._bars()
+        if len(bars) < 2:
+            return None
+        label = bars + 1 + (self.bytes[bars + 1] == _SPACE)
+        key = self.words[label]
+        elapsed = np.flatnonzero(np.isin(key, _ELAPSED))
+        elapsed = elapsed[elapsed < len(bars) - 1]
+        elapsed = elapsed[np.isin(self.words[label[elapsed] + 8], _TIME_PER)]
+        if not len(elapsed):
+            return None
+        step, pairs = self._values(bars, label, elapsed)
+        # The unit is in the label: "(ms):", "_ms=", or "(s):".
+        unit_s = self._in_seconds(bars, label, elapsed)
+        n = len(elapsed)
+        columns = {"step_s": np.where(unit_s, step, step / 1000)}
+        first = self._first_bar(key, elapsed)
+        columns["iteration"], columns["planned"] = self._iteration(bars, first, elapsed)
+        columns["offset"] = (bars[first] - _PAD).astype(np.float64)
+        for name, (keys, further) in _FIELDS.items():
+            where = np.flatnonzero(np.isin(key, keys))
+            if further is not None:
+                where = where[np.isin(self.words[label[where] + 8], further)]
+            columns[name] = np.full(n, np.nan)
+            where = where[where < len(bars) - 1]
+            if not len(where):
+                continue
+            owner = np.searchsorted(elapsed, where) - 1
+            near = (owner >= 0) & (bars[where] - bars[elapsed[owner]] < 4096)
+            where, owner = where[near], owner[near]
+            fresh = np.diff(owner, prepend=-1) != 0
+            where, owner = where[fresh], owner[fresh]
+            columns[name][owner], _ = self._values(bars, label, where)
+        self._samples_before(bars, first, key, columns)
+        whole = ~np.isnan(columns["step_s"]) & ~np.isnan(columns["iteration"])
+        if not whole.all():
+            columns = {name: column[whole] for name, column in columns.items()}
+        return columns, pairs
+
+    def _bars(self) -> np.ndarray:
+        mask = np.empty(_PIECE, bool)
+        found = []
+        for start in range(0, len(self.bytes), _PIECE):
+            piece = self.bytes[start : start + _PIECE]
+            np.equal(piece, _BAR, out=mask[: len(piece)])
+            here = np.flatnonzero(mask[: len(piece)])
+            here += start
+            found.append(here)
+        return np.concatenate(found)
+
+    def _first_bar(self, key: np.ndarray, elapsed: np.ndarray) -> np.ndarray:
+        """The bar that ends `iteration N/ M`: consumed samples or tokens may follow it."""
+        first = elapsed
+        for _ in range(4):
+            back = np.isin(key[first - 1], _BEFORE_ELAPSED) & (first > 0)
+            if not back.any():
+                break
+            first = first - back
+        return first
+
+    def _iteration(
+        self, bars: np.ndarray, first: np.ndarray, elapsed: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Number and planned number of iterations, from `N/ M` before each `first` bar."""
+        end = bars[first] - 1
+        text = self._text(int(end[0]) - 40, int(end[0]))
+        iteration, planned = np.full(len(first), np.nan), np.full(len(first), np.nan)
+        good = np.zeros(len(first), bool)
+        if match := _COUNT.search(text):
+            slash = end - (len(text) - text.rindex(b"/"))
+            total, n_total = self._digits(end)
+            number, n_number = self._digits(slash)
+            good = (self.bytes[slash] == _SLASH) & (self.bytes[end] == _SPACE)
+            good &= (n_total > 0) & (n_number > 0) & (n_total < 8) & (n_number < 8)
+            iteration[good], planned[good] = number[good], total[good]
+        for row in np.flatnonzero(~good):
+            bar = int(bars[elapsed[row]])
+            if stated := _ITERATION_OF.findall(self._text(bar - 400, bar)):
+                iteration[row], planned[row] = map(float, stated[-1])
+        return iteration, planned
+
+    def _samples_before(
+        self,
+        bars: np.ndarray,
+        first: np.ndarray,
+        key: np.ndarray,
+        columns: dict[str, np.ndarray],
+    ) -> None:
+        """GPT-NeoX opens its line with ` samples/sec: 757.0 | iteration ...`."""
+        if b"samples/sec:" not in self.data:
+            return
+        for row, bar in enumerate(first.tolist()):
+            if bar and np.isin(key[bar - 1], _ITERATION):
+                before = self._text(int(bars[bar - 1]) - 40, int(bars[bar - 1]))
+                at = before.rfind(b"samples/sec:")
+                if at >= 0 and (match := _NUMBER.search(before, at)):
+                    columns["samples_per_s"][row] = float(match[1])
+
+    def _in_seconds(self, bars: np.ndarray, label: np.ndarray, where: np.ndarray) -> np.ndarray:
+        """Which elapsed times are in seconds: `(s):`, where most are `(ms):` or `_ms=`."""
+        at = label[where] + len("elapsed time per iteration ")
+        opened = self.bytes[at] == ord("(")
+        return self.bytes[at + opened] == ord("s")
+
+    def _values(
+        self, bars: np.ndarray, label: np.ndarray, where: np.ndarray
+    ) -> tuple[np.ndarray, int]:
+        """The number of each field `where` (indices of bars); and how many were pairs.
+
+        NaN where the field says nan or nothing that is a number, or was cut.
+        """
+        start, end = label[where], bars[where + 1]
+        values = np.full(len(where), np.nan)
+        good = np.zeros(len(where), bool)
+        text = self._text(int(start[0]), int(end[0]))
+        separator = max(text.find(b":"), text.find(b"="))
+        layout = _PLAIN.fullmatch(text, separator + 1) if separator >= 0 else None
+        if layout:
+            values, good = self._plain(start + separator + 1, end - 1, layout)
+            # The label must be the first row's, as far as its last eight bytes tell.
+            tail = self.words[start + separator - 7]
+            good &= (tail == tail[0]) & (self.bytes[end - 1] == _SPACE)
+        pairs = 0
+        for row in np.flatnonzero(~good).tolist():
+            text = self._text(int(start[row]), min(int(end[row]), int(start[row]) + 120))
+            cut = int(end[row]) - int(start[row]) > 120 or b"\n" in text
+            match = None if cut else _NUMBER.search(text)
+            values[row] = float(match[1]) if match else np.nan
+            pairs += bool(match) and text[match.end() : match.end() + 1] == b"/"
+        return values, pairs
+
+    def _plain(
+        self, start: np.ndarray, end: np.ndarray, layout: re.Match[bytes]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers written as `layout` in [start, end): values, and which of them are sure."""
+        decimals, exponent = len(layout[2] or b""), bool(layout[3])
+        scale = np.ones(len(end))
+        good = np.ones(len(end), bool)
+        if exponent:
+            power, digits = self._digits(end)
+            sign = self.bytes[end - 3]
+            good = (digits == 2) & ((self.bytes[end - 4] | 32) == ord("e"))
+            good &= (sign == ord("+")) | (sign == _MINUS)
+            power = np.minimum(power, 99).astype(np.int64)
+            scale = _POWERS[np.where(sign == _MINUS, -power, power)]
+            end = end - 4
+        if decimals:
+            fraction, digits = self._digits(end)
+            good &= (digits == decimals) & (self.bytes[end - decimals - 1] == _DOT)
+            end = end - decimals - 1
+        whole, digits = self._digits(end)
+        good &= (digits > 0) & (digits < 8)
+        begin = end - digits
+        before = self.bytes[begin - 1]
+        negative = before == _MINUS
+        blank = (before == _SPACE) | (begin == start) | negative
+        good &= blank & (begin >= start) & (begin - start < 24)
+        values = whole.astype(np.float64)
+        if decimals:
+            values = (values * 10**decimals + fraction) / 10**decimals
+        if exponent:
+            values *= scale
+        return np.where(negative, -values, values), good
+
+    def _digits(self, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The digits that end before `end`, at most eight: their number and their count.
+
+        Eight ASCII digits in one little-endian word, the last one in the highest byte (Lemire,
+        "Quickly parsing eight digits", 2018); what stands before them is masked to zero.
+        """
+        word = self.words[end - 8] ^ _ZEROS  # a digit's byte is now 0..9
+        other = (((word & _LOW_BITS) + _TO_TEN) | word) & _HIGH_BITS  # bit 7: it is none
+        other = (other >> _U7) * _U255
+        # Clear all below the highest byte that is no digit: fill downwards from it.
+        below = other | (other >> _U8)
+        below |= below >> _U16
+        below |= below >> _U32
+        word &= ~below
+        count = 8 - (np.bitwise_count(below) >> 3).astype(np.int64)
+        word = (word * _U10 + (word >> _U8)) & _PAIRS
+        word = (word * _U100 + (word >> _U16)) & _QUADS
+        word = (word * _U10000 + (word >> _U32)) & _LOW_HALF
+        return word, count
+
+    def _text(self, start: int, end: int) -> bytes:
+        return self.data[max(start - _PAD, 0) : max(end - _PAD, 0)]
+
+
+_POWERS = np.array([float(f"1e{i if i < 100 else i - 200}") for i in range(200)])  # [-3] is 1e-3
+_U7, _U8, _U10, _U16, _U32 = (np.uint64(n) for n in (7, 8, 10, 16, 32))
+_U100, _U255, _U10000 = (np.uint64(n) for n in (100, 255, 10000))
+_ZEROS = np.uint64(0x3030303030303030)
+_TO_TEN = np.uint64(0x7676767676767676)
+_LOW_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
+_HIGH_BITS = np.uint64(0x8080808080808080)
+_PAIRS = np.uint64(0x00FF00FF00FF00FF)
+_QUADS = np.uint64(0x0000FFFF0000FFFF)
+_LOW_HALF = np.uint64(0x00000000FFFFFFFF)

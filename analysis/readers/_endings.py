@@ -1,0 +1,140 @@
+"""How a run ended: the line that proves it."""
+
+import re
+
+from analysis.readers._log import Log
+from analysis.records import Failure, Record
+
+# Kinds whose evidence is the cause even where something else is printed before it.
+_CAUSES: dict[str, tuple[bytes, ...]] = {
+    "oom": (
+        b"CUDA out of memory",
+        b"HIP out of memory",
+        b"OutOfMemoryError",
+        b"CUDA error: out of memory",
+        b"oom-kill",
+        b"oom_kill",
+        b"Out Of Memory",
+    ),
+    "node": (
+        b"DUE TO NODE FAIL",
+        b"NODE_FAIL",
+        b"uncorrectable ECC error",
+        b"fallen off the bus",
+        b"lost connection to node",
+        b"Node failure on",
+    ),
+    "timeout": (
+        b"DUE TO TIME LIMIT",
+        b"PBS: job killed: walltime",
+        b"TERM_RUNLIMIT",
+        b"DUE TO TIMELIMIT",
+    ),
+}
+# Of these the first one counts.
+_SIGNS: dict[str, tuple[bytes, ...]] = {
+    "nccl": (
+        b"NCCL error",
+        b"ncclSystemError",
+        b"ncclInternalError",
+        b"ncclRemoteError",
+        b"ncclUnhandledCudaError",
+        b"DistBackendError",
+        b"Watchdog caught collective operation timeout",
+        b"Some NCCL operations have failed or timed out",
+        b"RCCL error",
+        b"Connection reset by peer",
+        b"Connection closed by peer",
+        b"Socket Timeout",
+        b"/gloo/transport/",
+        b"MPI_ABORT was invoked",
+    ),
+    "cancelled": (
+        b" CANCELLED AT ",
+        b" CANCELLED ***",
+        b"KeyboardInterrupt",
+        b"SIGTERM",
+        b"Received 15 death signal",
+        b"DUE TO PREEMPTION",
+    ),
+}
+_TRACEBACK = (
+    b"Traceback (most recent call last)",
+    b"Fatal Python error",
+    b"Segmentation fault",
+    b"terminate called after throwing",
+)
+_RAISED = re.compile(rb"(?<![\w.])(?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception): ")
+_LAUNCHER = re.compile(
+    rb"^[^\r\n]{0,200}?(?:\[ERROR\]|\berror:|\bERROR:|command not found|No such file)[^\r\n]{0,200}",
+    re.MULTILINE,
+)
+_LINES_BACK = 4  # ranks are interleaved: the failing one may print before the last iteration line
+
+
+def judge_end(record: Record, log: Log, offsets: list[int], trained: bool = True) -> None:
+    """Set `failure`, from what stands after the last record, and settle `completed`.
+
+    offsets: where the records are. A traceback after a completed run is noted, but no failure.
+    """
+    failure = None
+    for back in (1, _LINES_BACK):
+        start = offsets[-min(back, len(offsets))] if offsets else 0
+        if failure := find_failure(log, start):
+            break
+        if not offsets or record.completed:
+            break
+    if failure is None and not offsets:
+        failure = _launcher_error(log)
+    if failure and record.completed:
+        record.notes.append(
+            f"line {failure.line_no}: {failure.kind} after the run had completed: {failure.line}"
+        )
+    else:
+        record.failure = failure
+
+
+def find_failure(log: Log, start: int = 0) -> Failure | None:
+    """The evidence at or after `start`: a cause first, then whichever sign comes first."""
+    for kind, needles in _CAUSES.items():
+        if (at := _first(log, needles, start)) is not None:
+            return _failure(log, kind, at)
+    signs = {kind: _first(log, needles, start) for kind, needles in _SIGNS.items()}
+    found = [(at, kind) for kind, at in signs.items() if at is not None]
+    sign = min(found, default=None)
+    traceback = _first(log, _TRACEBACK, start)
+    if traceback is None:
+        return _failure(log, sign[1], sign[0]) if sign else None
+    if sign is None:
+        return _failure(log, "traceback", traceback)
+    # What a traceback raised may be the sign itself; if it raised something else, that came first.
+    if traceback < sign[0]:
+        for at, match in log.matches(_RAISED, traceback, min(sign[0], traceback + (1 << 20))):
+            if not any(needle in match[0] for needle in _SIGNS[sign[1]]):
+                line_end = log.slice(at, at + 400).split(b"\n")[0]
+                if at + len(line_end) < sign[0]:
+                    return _failure(log, "traceback", traceback)
+    return _failure(log, sign[1], sign[0])
+
+
+def _first(log: Log, needles: tuple[bytes, ...], start: int) -> int | None:
+    for offset, block in log.blocks(start):
+        at = [i for needle in needles if (i := block.find(needle)) >= 0]
+        if at:
+            return offset + min(at)
+    return None
+
+
+def _failure(log: Log, kind: str, at: int) -> Failure:
+    before = log.slice(at - 300, at)
+    begin = at - (len(before) - 1 - max(before.rfind(b"\n"), before.rfind(b"\r")))
+    line = re.split(rb"[\r\n]", log.slice(begin, at + 300))[0]
+    text = line.replace(b"\0", b"").decode("utf-8", "replace").strip()
+    return Failure(kind, log.line_no(at), text[:300])
+
+
+def _launcher_error(log: Log) -> Failure | None:
+    """The first line that says error, where nothing was trained at all."""
+    for at, match in log.matches(_LAUNCHER):
+        return _failure(log, "launcher", at + len(match[0]) - 1)
+    return None

@@ -1,0 +1,116 @@
+"""From the lines a log printed to the steps a run took: duplicates out, restarts and gaps noted."""
+
+import re
+
+import numpy as np
+
+from analysis.readers._log import Log
+from analysis.records import Record
+
+PER_STEP = (
+    "iteration",
+    "step_s",
+    "loss",
+    "grad_norm",
+    "tflops",
+    "samples_per_s",
+    "tokens_per_s",
+    "skipped",
+)
+
+# Who printed a line: srun -l, torchrun --tee, torch's and Primus's loggers, pdsh's host names.
+_WHO = re.compile(
+    rb"\[default(\d+)\]|\[?rank[-= ]?(\d+)|^ ?(\d{1,5}): |^([A-Za-z][\w.-]{0,60}): ", re.IGNORECASE
+)
+
+
+def put_steps(
+    record: Record,
+    columns: dict[str, np.ndarray],
+    offsets: np.ndarray,
+    log: Log,
+    averages: bool = False,
+) -> list[int]:
+    """Fill the per-step arrays; returns the kept lines' offsets.
+
+    A line that repeats another (same iteration, time and loss) is dropped. Where several ranks
+    print the same iterations, one of them is kept. averages: an entry is the mean over the
+    iterations since the last one, so that the spacing is `record.interval`.
+    """
+    size = len(offsets)
+    columns = {k: np.asarray(v, float) for k, v in columns.items()}
+    for name in PER_STEP:
+        columns.setdefault(name, np.full(size, np.nan))
+    iteration = columns["iteration"]
+    if size and (np.diff(iteration) <= 0).any():
+        keep = _without_repeats(columns, np.asarray(offsets), log, record)
+        columns = {k: v[keep] for k, v in columns.items()}
+        offsets = np.asarray(offsets)[keep]
+        iteration = columns["iteration"]
+    for name in PER_STEP:
+        setattr(record, name, columns[name])
+    steps = np.diff(iteration)
+    forward = steps[steps > 0]
+    usual = int(np.median(forward)) if len(forward) else 1
+    if averages and usual > 1:
+        record.interval = usual
+    back = np.flatnonzero(steps <= 0)
+    record.extra["restarts"] = len(back)
+    for at in back[:3].tolist():
+        record.notes.append(
+            f"line {log.line_no(int(offsets[at + 1]))}: iterations go back from"
+            f" {iteration[at]:.0f} to {iteration[at + 1]:.0f}"
+        )
+    if len(back) > 3:
+        record.notes.append(f"iterations go back {len(back)} times in all")
+    gaps = np.flatnonzero(steps > usual)
+    # A log that starts at 0 or 1 and goes on at 10, 20 ... has no gap.
+    gaps = gaps[(gaps > 0) | (steps[gaps] > usual + 1)] if len(gaps) else gaps
+    if len(gaps):
+        at = int(gaps[0])
+        record.notes.append(
+            f"{len(gaps)} gaps: the first after iteration {iteration[at]:.0f},"
+            f" the next line is {iteration[at + 1]:.0f}"
+        )
+    if size and iteration[0] > 2 * usual:
+        record.notes.append(f"resumed: the first iteration is {iteration[0]:.0f}")
+    return [int(at) for at in offsets]
+
+
+def _without_repeats(
+    columns: dict[str, np.ndarray], offsets: np.ndarray, log: Log, record: Record
+) -> np.ndarray:
+    """Indices of the lines to keep, in file order."""
+    rows = np.column_stack([np.nan_to_num(columns[k], nan=-1.0) for k in PER_STEP[:3]])
+    _, first = np.unique(rows, axis=0, return_index=True)
+    keep = np.sort(first)
+    if dropped := len(offsets) - len(keep):
+        record.notes.append(f"{dropped} duplicate lines dropped")
+    iteration = columns["iteration"]
+    if not (np.diff(iteration[keep]) <= 0).any():
+        return keep
+    who = np.array([_speaker(log, int(at)) for at in offsets[keep]])
+    speakers, counts = np.unique(who, return_counts=True)
+    if len(speakers) > 1:
+        chief = speakers[np.argmax(counts)]
+        mine = keep[who == chief]
+        for other in speakers[speakers != chief]:
+            theirs = keep[who == other]
+            shared = np.isin(iteration[theirs], iteration[mine]).mean()
+            if shared < 0.5 or theirs[0] > mine[-1] or theirs[-1] < mine[0]:
+                mine = np.sort(np.concatenate([mine, theirs]))
+        if dropped := len(keep) - len(mine):
+            record.notes.append(f"{dropped} lines of other ranks dropped: {chief} is kept")
+        keep = mine
+    # The same iteration at once again, but measured by another: the first one stays.
+    again = np.flatnonzero(np.diff(iteration[keep]) == 0) + 1
+    if len(again):
+        record.notes.append(f"{len(again)} lines repeat an iteration with other values: dropped")
+    return np.delete(keep, again)
+
+
+def _speaker(log: Log, offset: int) -> str:
+    before = log.slice(offset - 300, offset)
+    line = before[max(before.rfind(b"\n"), before.rfind(b"\r")) + 1 :]
+    match = _WHO.search(re.sub(rb"\x1b\[[0-9;]{0,20}m", b"", line))
+    return match[0].decode("utf-8", "replace") if match else ""

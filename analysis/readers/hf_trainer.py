@@ -1,0 +1,139 @@
+"""Hugging Face Trainer: its console, all_results.json and trainer_state.json.
+
+    {'loss': 2.5893, 'learning_rate': 5e-06, 'epoch': 0.01}
+    {'train_runtime': 919.097, 'train_samples_per_second': 1.088, 'train_steps_per_second': 0.017}
+      train_runtime            = 0:15:19.02
+
+The loss lines carry no step and no time; the end line, one per rank, is about the whole run. The
+mean step time is the runtime over the number of optimizer steps, where both are said.
+"""
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+
+from analysis.readers._endings import judge_end
+from analysis.readers._lines import NUMBER, find_int, labelled, number, table
+from analysis.readers._log import Log
+from analysis.readers._settings import header_of, read_header, state
+from analysis.readers._steps import put_steps
+from analysis.records import Record
+
+FORMAT = "HF Trainer"
+MARKS = ((b"train_runtime",), (b"{'loss': ", b"'learning_rate': "), (b'"log_history"',))
+EMBEDDED = True
+BANNERS = (b"***** Running training *****",)
+
+_LOSS = re.compile(rb"\{'loss': '?" + NUMBER.replace(b"(", b"(?P<loss>", 1))
+_LOSS_FIELDS = {"grad_norm": labelled(rb"grad_norm'", rb": '?")}
+_END = re.compile(rb"\{'train_runtime': '?([\d.]{1,20})[^\r\n{}]{0,600}\}")
+_RATE = {
+    "samples_per_s": re.compile(rb"'train_samples_per_second': '?([\d.e+-]{1,24})"),
+    "steps_per_s": re.compile(rb"'train_steps_per_second': '?([\d.e+-]{1,24})"),
+    "loss": re.compile(rb"'train_loss': '?(-?[\d.e+-]{1,24})"),
+}
+_CLOCK = re.compile(
+    rb"train_runtime {1,40}= {1,20}(?:(\d{1,4}) days?, )?(\d{1,4}):(\d{2}):(\d{2}(?:\.\d{1,9})?)"
+)
+_TABLE_RATE = re.compile(rb"train_samples_per_second {1,40}= {1,20}([\d.]{1,20})")
+_SIZES = {
+    "micro_batch": re.compile(rb"Instantaneous batch size per device = ([\d,]{1,9})"),
+    "global_batch": re.compile(rb"Total train batch size \(w\. [^)]{1,60}\) = ([\d,]{1,9})"),
+    "planned_steps": re.compile(rb"Total optimization steps = ([\d,]{1,12})"),
+    "params": re.compile(rb"Number of trainable parameters = ([\d,]{1,20})"),
+}
+_OVERRIDES = re.compile(rb"config_overrides[= ]([^\s'\"]{1,300})")
+_OVERRIDE = re.compile(rb"(n_embd|n_head|n_layer|n_positions)=(\d{1,7})")
+_OVERRIDDEN = {
+    b"n_embd": "hidden",
+    b"n_head": "n_head",
+    b"n_layer": "n_layer",
+    b"n_positions": "max_seq_len",
+}
+
+
+def read(log: Log) -> Record:
+    """Read one log. The totals are filled where an end line stands in it."""
+    record = Record(source=str(log.path), format=FORMAT, engine=FORMAT)
+    if log.head.lstrip()[:1] == b"{" and log.head.lstrip()[:2] != b"{'":
+        try:
+            _document(record, json.loads(log.text()))
+            return record
+        except ValueError:
+            record.notes.append("opens like a JSON document, but is none: read as a console log")
+    columns, offsets = table(log, _LOSS, _LOSS_FIELDS)
+    columns["iteration"] = np.arange(1.0, len(offsets) + 1)
+    ends = [(at, match) for at, match in log.matches(_END)]
+    kept = put_steps(record, columns, offsets, log)
+    first = min([int(at) for at in offsets[:1]] + [at for at, _ in ends[:1]], default=None)
+    header = header_of(log, first)
+    facts = {name: find_int(pattern, header) for name, pattern in _SIZES.items()}
+    for overrides in _OVERRIDES.findall(header)[-1:]:  # they stand, whatever configs say later
+        for name, value in _OVERRIDE.findall(overrides):
+            facts[_OVERRIDDEN[name]] = int(value)
+    state(record, facts, "log")
+    read_header(record, header)
+    if ends:
+        _end_lines(record, [match for _, match in ends])
+    else:
+        _end_table(record, log)
+    if record.totals:
+        record.completed = True
+        record.extra["whole_run"] = True
+        _mean_step(record)
+    judge_end(record, log, kept or [at for at, _ in ends])
+    return record
+
+
+def _end_lines(record: Record, ends: list[re.Match[bytes]]) -> None:
+    """One line per rank; they tell the same run, so their mean is its rate, the longest its time."""
+    record.totals["wall_s"] = max(number(match[1]) for match in ends)
+    for name, pattern in _RATE.items():
+        values = [number(found[1]) for match in ends if (found := pattern.search(match[0]))]
+        if values:
+            record.totals[name] = float(np.mean(values))
+    record.extra["end_lines"] = len(ends)
+
+
+def _end_table(record: Record, log: Log) -> None:
+    if not log.contains(b"train_runtime  "):
+        return
+    for _, match in log.matches(_CLOCK):
+        days, hours, minutes, seconds = (number(match[i]) if match[i] else 0.0 for i in range(1, 5))
+        record.totals["wall_s"] = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    for _, match in log.matches(_TABLE_RATE):
+        record.totals["samples_per_s"] = number(match[1])
+
+
+def _mean_step(record: Record) -> None:
+    if record.planned_steps and "wall_s" in record.totals:
+        record.totals["step_s_mean"] = record.totals["wall_s"] / record.planned_steps
+        record.notes.append("the mean step time is the runtime over the number of steps")
+
+
+def _document(record: Record, content: dict[str, Any]) -> None:
+    """all_results.json, train_results.json, or trainer_state.json with its log_history."""
+    history = content.get("log_history", [])
+    rows = [row for row in history if "loss" in row and "step" in row]
+    record.iteration = np.array([row["step"] for row in rows], float)
+    record.loss = np.array([row["loss"] for row in rows], float)
+    record.grad_norm = np.array([row.get("grad_norm") or np.nan for row in rows], float)
+    empty = np.full(len(rows), np.nan)
+    record.step_s = record.tflops = record.samples_per_s = empty
+    record.tokens_per_s = record.skipped = empty
+    ends = [row for row in [*history, content] if "train_runtime" in row]
+    if ends:
+        end = ends[-1]
+        record.totals["wall_s"] = float(end["train_runtime"])
+        if "train_samples_per_second" in end:
+            record.totals["samples_per_s"] = float(end["train_samples_per_second"])
+        record.completed = True
+        record.extra["whole_run"] = True
+    facts = {
+        "planned_steps": content.get("max_steps") or (ends[-1].get("step") if ends else None),
+        "micro_batch": content.get("train_batch_size"),
+    }
+    state(record, facts, "log")
+    _mean_step(record)

@@ -1,0 +1,59 @@
+"""modded-nanogpt: `step:11/5100 train_loss:7.01 train_time:139ms step_avg:139.11ms`.
+
+train_time is cumulative and step_avg a running mean, so a step's time is the difference of two
+train_times. The steps whose step_avg is `nan` are the ones the script itself does not count (it
+compiles in them and then restarts its clock). The log opens with the script's source, which
+prints the same words with braces where numbers stand.
+"""
+
+import re
+
+import numpy as np
+
+from analysis.readers._endings import judge_end
+from analysis.readers._lines import NUMBER, lines, number
+from analysis.readers._log import Log
+from analysis.readers._settings import header_of, state
+from analysis.readers._steps import put_steps
+from analysis.records import Record
+
+FORMAT = "modded-nanogpt"
+MARKS = ((b"train_time:", b"step_avg:"),)
+
+_STEP = re.compile(
+    rb"(?<!\w)step:(\d{1,9})/(\d{1,9}) (?:(train|val)_loss:" + NUMBER + rb" )?"
+    rb"train_time:(\d{1,12})ms step_avg:" + NUMBER + rb"ms"
+)  # fmt: skip
+_WORLD = re.compile(rb"(?<!\w)world_size ?[:=] ?(\d{1,5})")
+
+
+def read(log: Log) -> Record:
+    """Read one log; without a step line the arrays are empty."""
+    record = Record(source=str(log.path), format=FORMAT, engine=FORMAT)
+    rows, offsets, val_loss, average = [], [], None, float("nan")
+    for offset, match, _ in lines(log, _STEP):
+        average = number(match[6])
+        if match[3] == b"val":
+            val_loss = number(match[4])
+            continue
+        rows.append([number(match[i]) for i in (1, 2, 4, 5, 6)])
+        offsets.append(offset)
+    iteration, planned, loss, time_ms, averages = np.array(rows, float).reshape(-1, 5).T
+    step_s = np.diff(time_ms, prepend=np.nan) / 1000
+    if len(iteration) and iteration[0] == 1 and averages[0] == averages[0]:
+        step_s[0] = time_ms[0] / 1000
+    step_s[np.isnan(averages) | (step_s < 0)] = np.nan
+    kept = put_steps(
+        record, {"iteration": iteration, "loss": loss, "step_s": step_s}, np.array(offsets), log
+    )
+    if kept:
+        state(record, {"planned_steps": int(planned[-1])}, "log")
+        record.completed = bool(record.iteration[-1] >= planned[-1])
+        record.notes.append("step times are differences of the cumulative train_time")
+        record.totals = {"step_s_mean": average / 1000, "train_s": float(time_ms[-1]) / 1000}
+        if val_loss is not None:
+            record.totals["val_loss"] = val_loss
+        if world := _WORLD.search(header_of(log, kept[0])):
+            state(record, {"gpus": int(world[1])}, "log")
+    judge_end(record, log, kept)
+    return record

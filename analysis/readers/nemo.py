@@ -1,0 +1,129 @@
+"""NeMo: DLLogger's JSON and text lines, NeMo 2's console, Lightning's bar.
+
+    DLLL {"type": "LOG", "step": 0, "data": {"reduced_train_loss": 11.06, "train_step_timing in s": 107.3}}
+    DLL 2025-06-11 05:23:04 - 18 reduced_train_loss : 9.04 ... train_step_timing in s : 27.49  epoch : 0
+    Training epoch 0, iteration 1/99 | lr: 1e-4 | global_step: 1 | reduced_train_loss: 11.03 | train_step_timing in s: 61.9
+    Epoch 0: :  95%|███| 19/20 [09:07<00:28, ..., global_step=18.00, ..., train_step_timing in s=27.50]
+
+The surest kind that a log holds is read. NeMo's step timer prints the mean of its last few steps
+(five by default), so a slow first step lingers; it is noted.
+"""
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+
+from analysis.readers._endings import judge_end
+from analysis.readers._lines import find_int, labelled, table
+from analysis.readers._log import Log
+from analysis.readers._settings import MODEL_SIZES, header_of, read_header, state
+from analysis.readers._steps import put_steps
+from analysis.records import Record
+
+FORMAT = "NeMo"
+MARKS = ((b"train_step_timing in s",),)
+BANNERS = (b"nemo_logging:",)
+
+_JSON = re.compile(rb"(?m)^.{0,80}?DLLL (\{[^\r\n]{1,20000}\})[ \t]*\r?$")
+_DLL = re.compile(rb"DLL \d{4}-\d\d-\d\d [\d:.]{8,16} - (?P<iteration>\d{1,9}) ")
+_CONSOLE = re.compile(rb"Training epoch \d{1,9}, iteration \d{1,9}/(?P<last>\d{1,9}) \|")
+_BAR = re.compile(rb"\[[\d:]{4,12}<[\d:?]{1,12}(?=,[^\r\n\]]{0,600}train_step_timing in s=)")
+_VALUE = rb" ?[:=] ?"
+_FIELDS = {
+    "global_step": labelled(rb"global_step", _VALUE),
+    "step_s": labelled(rb"train_step_timing in s", _VALUE),
+    "loss": labelled(rb"reduced_train_loss", _VALUE),
+    "grad_norm": labelled(rb"grad_norm", _VALUE),
+    "tflops": labelled(rb"TFLOPS_per_GPU", _VALUE),
+}
+_PLANNED = re.compile(rb"max_steps['\"]?[:=] ?(\d{1,9})")
+_NODES = re.compile(rb"(?<!\w)num_nodes['\"]?[:=] ?(\d{1,6})")
+_DEVICES = re.compile(rb"(?<!\w)devices['\"]?[:=] ?(\d{1,4})")
+_CONFIG = {  # DLLogger's parameter line -> Record's fields
+    "cfg/tensor_model_parallel_size": "tp",
+    "cfg/pipeline_model_parallel_size": "pp",
+    "cfg/virtual_pipeline_model_parallel_size": "vpp",
+    "cfg/micro_batch_size": "micro_batch",
+    "cfg/global_batch_size": "global_batch",
+    "cfg/encoder_seq_length": "seq_len",
+    "cfg/num_layers": "n_layer",
+    "cfg/hidden_size": "hidden",
+    "cfg/ffn_hidden_size": "ffn_hidden",
+    "cfg/num_attention_heads": "n_head",
+    "cfg/max_position_embeddings": "max_seq_len",
+    "trainer/max_steps": "planned_steps",
+}
+
+
+def read(log: Log) -> Record:
+    """Read one log; without a timed step the arrays are empty."""
+    record = Record(source=str(log.path), format=FORMAT, engine=FORMAT)
+    columns, offsets = _dllogger(log, record) if log.contains(b"DLLL {") else ({}, np.empty(0))
+    for start in (_DLL, _CONSOLE, _BAR):
+        if len(offsets):
+            break
+        columns, offsets = table(log, start, _FIELDS)
+        timed = ~np.isnan(columns["step_s"])
+        columns = {name: values[timed] for name, values in columns.items()}
+        offsets = offsets[timed]
+        columns.setdefault("iteration", columns["global_step"])
+        if start is _BAR and len(offsets):
+            # The bar is redrawn, also with the last step's numbers: the first drawing counts.
+            changed = np.diff(columns["iteration"], prepend=-1) != 0
+            columns = {name: values[changed] for name, values in columns.items()}
+            offsets = offsets[changed]
+            record.notes.append("read from the progress bar, which prints few digits")
+    header = header_of(log, int(offsets[0]) if len(offsets) else None)
+    kept = put_steps(record, columns, offsets, log)
+    record.extra["running_average"] = True
+    if kept:
+        record.notes.append("step times are NeMo's running means of the last few steps")
+        nodes, devices = find_int(_NODES, header), find_int(_DEVICES, header)
+        gpus = nodes * devices if nodes and devices else None
+        state(record, {"planned_steps": find_int(_PLANNED, header), "gpus": gpus}, "log")
+    read_header(record, header)
+    if kept:
+        after = log.slice(kept[-1], kept[-1] + (1 << 16))
+        record.completed = b"`Trainer.fit` stopped: `max_" in after or None
+        if record.planned_steps and record.iteration[-1] >= record.planned_steps - 1:
+            record.completed = True
+    judge_end(record, log, kept)
+    return record
+
+
+def _dllogger(log: Log, record: Record) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    rows: list[list[float]] = []
+    offsets: list[int] = []
+    broken = 0
+    for offset, match in log.matches(_JSON):
+        try:
+            line = json.loads(match[1])
+        except ValueError:
+            broken += 1
+            continue
+        data = line.get("data") or {}
+        if line.get("step") == "PARAMETER":
+            _parameters(record, data)
+        elif "train_step_timing in s" in data and isinstance(line.get("step"), int):
+            names = ("train_step_timing in s", "reduced_train_loss", "grad_norm")
+            rows.append([line["step"], *(float(data.get(name) or np.nan) for name in names)])
+            offsets.append(offset)
+    if broken:
+        record.notes.append(f"{broken} DLLogger lines are not JSON")
+    columns = np.array(rows, float).reshape(-1, 4).T
+    names = ("iteration", "step_s", "loss", "grad_norm")
+    return dict(zip(names, columns, strict=True)), np.array(offsets, np.int64)
+
+
+def _parameters(record: Record, data: dict[str, Any]) -> None:
+    facts = {f: data[k] for k, f in _CONFIG.items() if isinstance(data.get(k), int)}
+    nodes, devices = data.get("trainer/num_nodes"), data.get("trainer/devices")
+    if isinstance(nodes, int) and isinstance(devices, int):
+        facts["gpus"] = nodes * devices
+    for name, value in facts.items():  # the last parameter line before training wins
+        if name in MODEL_SIZES:
+            record.model[name] = value
+        else:
+            setattr(record, name, value)

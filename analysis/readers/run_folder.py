@@ -1,0 +1,108 @@
+"""Our own run folder: facts from run.json, steps from steps.csv, the end from status.json."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.records import Failure, Record
+from parallel.artifacts import COMPLETE, FAILED, read_run
+
+FORMAT = "run folder"
+
+# What a failed run's own reason says -> the kind of failure.
+_KINDS = (
+    ("oom", ("out of memory", "outofmemory")),
+    ("nccl", ("nccl", "gloo", "timed out", "connection")),
+    ("timeout", ("time limit",)),
+    ("cancelled", ("keyboardinterrupt", "sigterm", "sigint", "cancelled")),
+)
+
+# GPTConfig's own; run.json's padded_vocab follows from tp and is no size of the model.
+_SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden")
+
+
+def read(path: Path) -> Record:
+    """Read one run folder.
+
+    Raises:
+        UsageError: no run.json, or a file that is damaged.
+    """
+    run = read_run(Path(path))
+    facts = run.facts
+    record = Record(source=str(path), format=FORMAT)
+
+    def column(name: str) -> np.ndarray:
+        return np.array([np.nan if s[name] is None else float(s[name]) for s in run.steps])
+
+    record.iteration = column("step")
+    record.step_s = column("step_s")
+    record.loss = column("loss")
+    record.grad_norm = column("grad_norm")
+    record.skipped = column("skipped")
+    record.tokens_per_s = column("tokens") / np.where(record.step_s > 0, record.step_s, np.nan)
+    for name, value in stated(facts).items():
+        if value is not None:
+            setattr(record, name, value)
+            record.origin[name] = "run.json"
+    if record.seq_len:
+        record.samples_per_s = record.tokens_per_s / record.seq_len
+    record.extra = {
+        "run": facts.get("run", run.path.name),
+        "study": facts.get("study"),
+        "baseline": facts.get("baseline"),
+        "state": run.state,
+        "facts": facts,
+        "metrics": run.metrics,
+    }
+    record.completed = run.state == COMPLETE
+    if run.state == FAILED:
+        reason = run.reason.lower()
+        kind = next((k for k, words in _KINDS if any(w in reason for w in words)), "traceback")
+        record.failure = Failure(kind, 1, run.reason)
+    elif run.state != COMPLETE:
+        record.notes.append(f"status.json says {run.state} {run.reason}".strip())
+    return record
+
+
+def stated(facts: dict[str, Any]) -> dict[str, Any]:
+    """Record's fields as run.json states them; None where it does not."""
+    spec, layout, host = (facts.get(part) or {} for part in ("spec", "layout", "host"))
+    model = facts.get("model") or {}
+    git = facts.get("git") or {}
+    commit = git.get("commit")
+    return {
+        "engine": spec.get("engine"),
+        "planned_steps": spec.get("steps"),
+        "gpus": layout.get("world_size"),
+        "tp": layout.get("tp"),
+        "pp": layout.get("pp"),
+        "vpp": layout.get("vpp"),
+        "dp": layout.get("dp"),
+        "micro_batch": layout.get("micro_batch"),
+        "global_batch": layout.get("global_batch"),
+        "seq_len": spec.get("seq_len"),
+        "zero_stage": layout.get("zero_stage"),
+        "recompute": layout.get("recompute"),
+        "precision": spec.get("precision"),
+        "params": model.get("n_params"),
+        "model": {k: model[k] for k in _SIZES if k in model} or None,
+        "gpu_type": host.get("gpu"),
+        "commit": commit and commit + ("+dirty" if git.get("dirty") else ""),
+        "oversubscribed": bool(oversubscribed(facts)),
+    }
+
+
+def oversubscribed(facts: dict[str, Any]) -> str:
+    """Why the ranks had to share what they ran on, or "" when they did not (or nothing says)."""
+    spec, layout, host = (facts.get(part) or {} for part in ("spec", "layout", "host"))
+    ranks = host.get("ranks_per_node") or layout.get("world_size")
+    if not ranks:
+        return ""
+    if host.get("gpu"):
+        visible = host.get("gpus_visible")
+        return f"{ranks} ranks on {visible} GPUs" if visible and ranks > visible else ""
+    cores, threads = host.get("cores"), spec.get("threads") or 1
+    if not cores or ranks * threads <= cores:
+        return ""
+    return f"{ranks} ranks x {threads} threads on {cores} cores"

@@ -1,0 +1,130 @@
+"""training_metrics.json (schema 2.0 and the older short form) and RUN_COMPLETE.txt.
+
+One entry per epoch. Schema 2.0's step times are of micro-steps, which is a step's time only where
+nothing is accumulated; its statistics are kept as printed.
+"""
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+
+from analysis.readers._lines import number
+from analysis.readers._log import Log
+from analysis.readers._settings import state
+from analysis.records import Record, Refusal
+
+FORMAT = "training_metrics.json"
+MARKS = (
+    (b'"schema_version"', b'"epochs"', b'"training_config"'),
+    (b'"train_time_per_epoch"',),
+    (b"RUN_COMPLETE ", b"tokens_per_sec="),
+)
+
+_SIZES = re.compile(r"(n_layer|n_head|n_embd)=(\d{1,7})")
+_MARKER = re.compile(rb"(?<!\w)(\w{1,40})=([^\s]{1,500})")
+
+
+def read(log: Log) -> Record:
+    """Read one file.
+
+    Raises:
+        Refusal: it is damaged, or is not such a document after all.
+    """
+    record = Record(source=str(log.path), format=FORMAT)
+    if b"RUN_COMPLETE " in log.head and b"{" not in log.head[:1]:
+        said = dict(_MARKER.findall(log.head))
+        record.totals["tokens_per_s"] = number(said.get(b"tokens_per_sec"))
+        record.totals["wall_s"] = number(said.get(b"total_wall_time_sec"))
+        if said.get(b"world_size", b"").isdigit():
+            state(record, {"gpus": int(said[b"world_size"])}, "log")
+        record.format, record.completed = "RUN_COMPLETE.txt", True
+        record.extra["whole_run"] = True
+        return record
+    try:
+        content = json.loads(log.text())
+    except ValueError as error:
+        raise Refusal(str(log.path), f"damaged {FORMAT}: {error}") from error
+    if not isinstance(content, dict):
+        raise Refusal(str(log.path), f"not a {FORMAT}: no JSON object")
+    (_short if "train_time_per_epoch" in content else _schema_2)(record, content)
+    record.extra["whole_run"] = True
+    return record
+
+
+def _fill(record: Record, n: int, **columns: list[Any]) -> None:
+    for name in ("iteration", "step_s", "loss", "grad_norm", "tflops", "samples_per_s"):
+        setattr(record, name, np.full(n, np.nan))
+    record.tokens_per_s = record.skipped = np.full(n, np.nan)
+    for name, values in columns.items():
+        known = [np.nan if value is None else float(value) for value in values]
+        setattr(record, name, np.array(known, float))
+
+
+def _short(record: Record, content: dict[str, Any]) -> None:
+    times = content["train_time_per_epoch"]
+    losses = (content.get("train_loss_per_epoch") or []) + [None] * len(times)
+    rates = (content.get("train_throughput") or []) + [None] * len(times)
+    _fill(
+        record,
+        len(times),
+        iteration=list(range(1, len(times) + 1)),
+        loss=losses[: len(times)],
+        tokens_per_s=rates[: len(times)],
+    )
+    record.extra["epoch_s"] = [float(t) for t in times]
+    record.totals["wall_s"] = float(sum(times))
+    if gpus := content.get("gpus_tested"):
+        state(record, {"gpus": int(gpus[-1])}, "log")
+    record.notes.append("one entry per epoch; no step time in this form")
+    record.completed = True
+
+
+def _schema_2(record: Record, content: dict[str, Any]) -> None:
+    config, hardware = content.get("training_config") or {}, content.get("hardware") or {}
+    epochs = content.get("epochs") or []
+    _fill(
+        record,
+        len(epochs),
+        iteration=[e.get("epoch_idx", i + 1) for i, e in enumerate(epochs)],
+        step_s=[e.get("step_time_mean_sec") for e in epochs],
+        loss=[e.get("train_loss_avg_global") for e in epochs],
+        tokens_per_s=[e.get("tokens_per_sec_global") for e in epochs],
+    )
+    accumulated = config.get("grad_accum_steps")
+    for name, key in (("median", "step_time_p50_sec"), ("p95", "step_time_p95_sec")):
+        values = [e[key] for e in epochs if e.get(key) is not None]
+        if values:
+            record.totals[f"step_s_{name}"] = float(np.mean(values))
+    summary = content.get("summary") or {}
+    if summary.get("total_wall_time_sec") is not None:
+        record.totals["wall_s"] = float(summary["total_wall_time_sec"])
+    if summary.get("mean_tokens_per_sec_global") is not None:
+        record.totals["tokens_per_s"] = float(summary["mean_tokens_per_sec_global"])
+    sizes = dict(_SIZES.findall(str(config.get("model_size"))))
+    facts = {
+        "engine": "DeepSpeed" if config.get("deepspeed_enabled") else None,
+        "gpus": hardware.get("world_size"),
+        "gpu_type": hardware.get("gpu_name"),
+        "micro_batch": config.get("micro_batch_size_per_gpu"),
+        "global_batch": config.get("global_batch_size"),
+        "seq_len": config.get("seq_len"),
+        "zero_stage": config.get("zero_stage"),
+        "commit": content.get("git_commit"),
+        "n_layer": int(sizes["n_layer"]) if "n_layer" in sizes else None,
+        "n_head": int(sizes["n_head"]) if "n_head" in sizes else None,
+        "hidden": int(sizes["n_embd"]) if "n_embd" in sizes else None,
+    }
+    precision = str(config.get("precision") or "").split("_")[0]
+    facts["precision"] = precision if precision in ("fp32", "bf16", "fp16", "fp8") else None
+    state(record, facts, "log")
+    record.extra["epochs"] = epochs
+    if accumulated and accumulated > 1:
+        record.extra["micro_steps_per_step"] = accumulated
+        record.notes.append(
+            f"step times are of micro-steps; {accumulated} are accumulated to one optimizer step"
+        )
+    if len(epochs):
+        record.notes.append("one entry per epoch: the mean over its micro-steps")
+    record.completed = bool((content.get("completion") or {}).get("printed_marker", True))

@@ -1,0 +1,178 @@
+"""Tables in Markdown that cannot drift: marked blocks, regenerated from data.
+
+    python -m analysis.report FILE.md... [--check]
+
+A block stands between `<!-- report: NAME ARGUMENTS -->` and `<!-- /report -->`; what is between
+them is written by this command and by nobody else. NAME is one of
+
+    tflops PATH [--convention C] [--baseline NAME]    the scaling table of runs
+    parity PATH                                       their parity table
+    audit PATH...                                     what is wrong with published tables
+    jeanzay FIRST-LAST                                published rows of these lines, recomputed
+    repeats | checkpoints | big-purple | t4 | bucket-ab | epochs | phases | sc21-days
+
+Paths are relative to the repository. `--check` writes nothing and exits 1 when a file is stale.
+Exits 2 when a file, a block or its data cannot be read.
+"""
+
+import argparse
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+if not __package__:  # run as a script: find the rooms, not analysis/ itself
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from models.errors import UsageError
+from models.flops import CONVENTIONS, DEFAULT_CONVENTION
+
+ROOT = Path(__file__).resolve().parent.parent
+_OPEN = re.compile(r"^<!-- report: (\S.*?) -->[ \t]*$")
+_CLOSE = "<!-- /report -->"
+
+
+def _tflops(arguments: list[str]) -> str:
+    from analysis.tflops import report
+
+    parser = _Parser("tflops")
+    parser.add_argument("paths", nargs="+", type=Path)
+    parser.add_argument("--convention", choices=tuple(CONVENTIONS), default=DEFAULT_CONVENTION)
+    parser.add_argument("--baseline")
+    given = parser.parse_args(arguments)
+    paths = [ROOT / path for path in given.paths]
+    return report(paths, given.convention, given.baseline).render("markdown")
+
+
+def _parity(arguments: list[str]) -> str:
+    from analysis.parity import table, verify
+    from parallel.artifacts import find_runs, read_run
+
+    runs = [read_run(path) for path in find_runs([ROOT / path for path in arguments])]
+    baselines = sorted({run.facts.get("baseline") for run in runs} - {None})
+    return table(verify(runs).values(), ", ".join(baselines)).render("markdown")
+
+
+def _audit(arguments: list[str]) -> str:
+    from analysis.audit import audit_paths
+
+    found, refused, _ = audit_paths([ROOT / path for path in arguments])
+    if refused:
+        raise UsageError("; ".join(refused))
+    lines = [str(f).replace(f"{ROOT}/", "") for f in found]
+    return "".join(f"- {line}\n" for line in lines) or "- nothing\n"
+
+
+def _jean_zay(arguments: list[str]) -> str:
+    from analysis.published import jean_zay
+
+    match = re.fullmatch(r"(\d+)-(\d+)", " ".join(arguments))
+    if not match:
+        raise UsageError(f"jeanzay wants FIRST-LAST, not {' '.join(arguments)!r}")
+    return jean_zay(int(match[1]), int(match[2])).render("markdown")
+
+
+def _published(name: str) -> Callable[[list[str]], str]:
+    def block(arguments: list[str]) -> str:
+        from analysis import published
+
+        if arguments:
+            raise UsageError(f"this report takes no argument, not {' '.join(arguments)!r}")
+        return getattr(published, name)().render("markdown")
+
+    return block
+
+
+REPORTS: dict[str, Callable[[list[str]], str]] = {
+    "tflops": _tflops,
+    "parity": _parity,
+    "audit": _audit,
+    "jeanzay": _jean_zay,
+    "repeats": _published("repeats"),
+    "checkpoints": _published("checkpoints"),
+    "big-purple": _published("big_purple"),
+    "t4": _published("t4"),
+    "bucket-ab": _published("bucket_ab"),
+    "epochs": _published("epoch_speedups"),
+    "phases": _published("epoch_phases"),
+    "sc21-days": _published("sc21_days"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """A block's arguments: a mistake is a UsageError, not the command's own usage."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog=prog, add_help=False)
+
+    def error(self, message: str) -> None:
+        raise UsageError(f"{self.prog}: {message}")
+
+
+def regenerate(text: str, source: str = "") -> str:
+    """`text` with every marked block written anew; what is outside of them stays as it is.
+
+    Raises:
+        UsageError: a block that is unknown, not closed or without data; it names file and line.
+    """
+    out: list[str] = []
+    lines = iter(enumerate(text.split("\n"), start=1))
+    for line_no, line in lines:
+        out.append(line)
+        match = _OPEN.match(line)
+        if not match:
+            continue
+        name, *arguments = shlex.split(match[1])
+        where = f"{source}:{line_no}"
+        if name not in REPORTS:
+            raise UsageError(f"{where}: unknown report {name!r}; known: {', '.join(REPORTS)}")
+        for _, inside in lines:
+            if inside.rstrip() == _CLOSE:
+                break
+            if _OPEN.match(inside):
+                raise UsageError(f"{where}: this report is not closed before the next one")
+        else:
+            raise UsageError(f"{where}: this report is not closed by {_CLOSE}")
+        try:
+            out += ["", *REPORTS[name](arguments).rstrip("\n").split("\n"), "", _CLOSE]
+        except UsageError as error:
+            raise UsageError(f"{where}: {error}") from error
+    return "\n".join(out)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Regenerate the files, or say which are stale."""
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE.md")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when stale")
+    arguments = parser.parse_args(argv)
+    status = 0
+    for path in arguments.files:
+        try:
+            try:
+                old = path.read_text()
+            except (OSError, UnicodeDecodeError) as error:
+                reason = getattr(error, "strerror", None) or error
+                raise UsageError(f"{path}: {reason}") from error
+            new = regenerate(old, str(path))
+        except UsageError as error:
+            print(f"analysis.report: {error}", file=sys.stderr)
+            return 2
+        if new == old:
+            continue
+        if arguments.check:
+            print(f"{path} is stale: run python -m analysis.report {path}")
+            status = 1
+        else:
+            path.write_text(new)
+            print(f"{path}: written")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

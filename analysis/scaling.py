@@ -1,0 +1,233 @@
+"""Strong and weak scaling against a stated baseline, which may itself have many GPUs.
+
+    python -m analysis.scaling PATH... [--baseline NAME] [--scaling weak] [--format markdown]
+
+One row per number of GPUs: the median over the repeats at that size with their spread, speedup,
+efficiency and Karp and Flatt's serial share; below, the serial share that Amdahl's law (strong)
+or Gustafson's (weak) fits to all rows. A run whose fixed work is not the baseline's is left out of
+the fit and says what differs. Exits 2 when nothing could be read.
+"""
+
+import argparse
+import statistics
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a script: find the rooms, not analysis/ itself
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from analysis.records import Record
+from analysis.tables import FORMATS, Column, Table, emphasise
+from models.errors import UsageError
+
+# What must be equal for a ratio of two step times to say something about the split alone.
+FIXED = ("precision", "recompute", "commit")
+WORDS = {"seq_len": "sequence length", "global_batch": "global batch"}
+
+
+def differences(record: Record, baseline: Record, scaling: str = "strong") -> list[str]:
+    """What of the fixed work differs between the two runs; empty when the comparison is fair.
+
+    `strong`: the same model, sequence length and global batch. `weak`: the same model, sequence
+    length and batch per GPU. Either: the same precision, recomputation and commit. What neither
+    log states cannot be held against them; what only one states is unknown, not different.
+    """
+    found = []
+
+    def compare(name: str, mine: object, theirs: object) -> None:
+        if mine is not None and theirs is not None and mine != theirs:
+            if name == "commit":
+                mine, theirs = str(mine)[:10], str(theirs)[:10]
+            found.append(f"{WORDS.get(name, name)} {mine} here, {theirs} in the baseline")
+
+    for size in sorted(set(record.model) & set(baseline.model)):
+        compare(f"model {size}", record.model[size], baseline.model[size])
+    if not (record.model and baseline.model):
+        compare("parameters", record.params, baseline.params)
+    compare("seq_len", record.seq_len, baseline.seq_len)
+    if scaling == "strong":
+        compare("global_batch", record.global_batch, baseline.global_batch)
+    else:
+        compare("batch per GPU", batch_per_gpu(record), batch_per_gpu(baseline))
+    for name in FIXED:
+        compare(name, getattr(record, name), getattr(baseline, name))
+    return found
+
+
+def batch_per_gpu(record: Record) -> float | None:
+    """Sequences per GPU and step."""
+    if record.global_batch is None or not record.gpus:
+        return None
+    return record.global_batch / record.gpus
+
+
+def speedup(
+    step_s: float,
+    gpus: int,
+    baseline_step_s: float,
+    baseline_gpus: int,
+    scaling: str = "strong",
+) -> tuple[float, float]:
+    """(speedup, efficiency) against a baseline of `baseline_gpus` GPUs.
+
+    Strong (Amdahl 1967): the time ratio, over the ratio of GPUs. Weak (Gustafson 1988): the work
+    grew with the GPUs, so the time ratio is the efficiency, and times the ratio of GPUs the scaled
+    speedup.
+    """
+    times, ratio = baseline_step_s / step_s, gpus / baseline_gpus
+    return (times, times / ratio) if scaling == "strong" else (times * ratio, times)
+
+
+def karp_flatt(speedup: float, ratio: float) -> float | None:
+    """The experimentally determined serial fraction, (1/S - 1/p) / (1 - 1/p), p = `ratio` > 1.
+
+    Karp & Flatt 1990, "Measuring parallel processor performance". Growing with p: overhead grows.
+    Negative: the speedup is above linear.
+    """
+    return None if ratio <= 1 else (1 / speedup - 1 / ratio) / (1 - 1 / ratio)
+
+
+def fit_amdahl(points: list[tuple[float, float]]) -> float | None:
+    """The serial share f of Amdahl 1967, 1/S = f + (1 - f)/p, by least squares over (p, S)."""
+    x = [1 - 1 / p for p, _ in points]
+    y = [1 / s - 1 / p for p, s in points]
+    square = sum(a * a for a in x)
+    return sum(a * b for a, b in zip(x, y, strict=True)) / square if square else None
+
+
+def fit_gustafson(points: list[tuple[float, float]]) -> float | None:
+    """The serial share f of Gustafson 1988, S = p - f (p - 1), by least squares over (p, S)."""
+    x = [p - 1 for p, _ in points]
+    y = [p - s for p, s in points]
+    square = sum(a * a for a in x)
+    return sum(a * b for a, b in zip(x, y, strict=True)) / square if square else None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One timed run: enough to scale by."""
+
+    name: str
+    gpus: int
+    step_s: float
+
+
+def curve(
+    points: list[Point], baseline_gpus: int, scaling: str = "strong"
+) -> tuple[list[dict[str, Any]], float | None]:
+    """(one row per number of GPUs, fitted serial share) of repeats at several sizes.
+
+    Rows: gpus, n repeats, step_s (their median), spread ((max - min) / median), speedup,
+    efficiency, serial (Karp-Flatt). The baseline is the median at `baseline_gpus`.
+
+    Raises:
+        UsageError: no point at `baseline_gpus`.
+    """
+    sizes = defaultdict(list)
+    for point in points:
+        sizes[point.gpus].append(point.step_s)
+    if baseline_gpus not in sizes:
+        raise UsageError(f"no run on {baseline_gpus} GPUs to be the baseline")
+    base = statistics.median(sizes[baseline_gpus])
+    rows, fitted = [], []
+    for gpus, times in sorted(sizes.items()):
+        step_s = statistics.median(times)
+        faster, efficiency = speedup(step_s, gpus, base, baseline_gpus, scaling)
+        ratio = gpus / baseline_gpus
+        rows.append(
+            {
+                "gpus": gpus,
+                "n": len(times),
+                "step_s": step_s,
+                "spread": (max(times) - min(times)) / step_s if len(times) > 1 else None,
+                "fastest_s": min(times),
+                "slowest_s": max(times),
+                "speedup": faster,
+                "efficiency": efficiency,
+                "serial": karp_flatt(faster, ratio),
+            }
+        )
+        if ratio > 1:
+            fitted.append((ratio, faster))
+    return rows, (fit_amdahl if scaling == "strong" else fit_gustafson)(fitted)
+
+
+def table(rows: list[dict[str, Any]], share: float | None, scaling: str, baseline: str) -> Table:
+    """The scaling curve as a table."""
+    columns = [
+        Column("gpus", "GPUs", "d"),
+        Column("n", "runs", "d"),
+        Column("step_s", "s/iter", ".4g"),
+        Column("spread", "spread", ".1%"),
+        Column("speedup", "speedup", ".2f"),
+        Column("efficiency", "efficiency", ".2f"),
+        Column("serial", "serial share (Karp-Flatt)", ".3f"),
+    ]
+    law = {"strong": "Amdahl", "weak": "Gustafson"}[scaling]
+    notes = [f"{scaling} scaling against {baseline}; spread: (slowest - fastest) / median"]
+    if share is not None:
+        notes.append(f"{law}'s law fits a serial share of {share:.3f}")
+        if share < 0:
+            notes[-1] += ": above linear, which no serial share explains"
+    return Table(columns, rows, notes=notes)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the scaling curve of what is at the paths."""
+    from analysis.load import add_fact_flags, load, name_of
+    from analysis.quality import add_time_flags, judge, timed
+
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.scaling",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="log, run or folder")
+    parser.add_argument("--baseline", metavar="NAME", help="default: the run with fewest GPUs")
+    parser.add_argument("--scaling", choices=("strong", "weak"), default="strong")
+    add_time_flags(parser)
+    add_fact_flags(parser)
+    parser.add_argument("--format", choices=FORMATS, default="text")
+    arguments = parser.parse_args(argv)
+    try:
+        records, refused = load(arguments.paths, arguments)
+        points, left_out = [], list(refused)
+        for record in records:
+            time = timed(record, arguments.window, arguments.rule)
+            if time is None or not time.step_s > 0 or not record.gpus:
+                left_out.append(f"{name_of(record)}: no steady time or no number of GPUs")
+            elif judge(record, time).unfit or record.oversubscribed:
+                left_out.append(f"{name_of(record)}: {'; '.join(judge(record, time).flags)}")
+            else:
+                points.append((record, Point(name_of(record), record.gpus, time.step_s)))
+        if not points:
+            raise UsageError("; ".join(left_out))
+        named = [r for r, p in points if p.name == arguments.baseline]
+        if arguments.baseline and not named:
+            raise UsageError(
+                f"no timed run called {arguments.baseline!r};"
+                f" there are: {', '.join(p.name for _, p in points)}"
+            )
+        baseline = named[0] if named else min((r for r, _ in points), key=lambda r: r.gpus)
+        fair = []
+        for record, point in points:
+            if unfair := differences(record, baseline, arguments.scaling):
+                left_out.append(f"{point.name}: invalid comparison: {'; '.join(unfair)}")
+            else:
+                fair.append(point)
+        rows, share = curve(fair, baseline.gpus, arguments.scaling)
+    except UsageError as error:
+        print(f"analysis.scaling: {error}", file=sys.stderr)
+        return 2
+    shown = table(rows, share, arguments.scaling, f"{name_of(baseline)} ({baseline.gpus} GPUs)")
+    shown.notes += [f"left out: {line}" for line in left_out]
+    text = shown.render(arguments.format)
+    print(emphasise(text) if arguments.format == "text" else text, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

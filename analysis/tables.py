@@ -1,0 +1,183 @@
+"""Tables: one type, printed as text, Markdown, CSV or JSON.
+
+    python analysis/tables.py --recompute FILE.md [--in-place] [--seq-len 1024]
+
+`--recompute` prints FILE with the TFLOPs column of its tables computed again from their GPUs,
+size, global batch and seconds, by the Jean Zay tables' rule (8 FLOPs per parameter and token).
+Everything else stays byte for byte as it was, and so does a row that cannot be computed.
+`--in-place` writes it back instead. Exits 2 when FILE cannot be read.
+"""
+
+import argparse
+import csv
+import io
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a script: find the rooms, not analysis/ itself
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from models.errors import UsageError
+
+FORMATS = ("text", "markdown", "csv", "json")
+UNKNOWN = "-"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: the rows' key, its heading, and a format spec for numbers (words stay)."""
+
+    key: str
+    heading: str
+    spec: str = ""
+
+
+@dataclass
+class Table:
+    """Rows are dicts with raw values; None is unknown. `notes` are printed below the rows."""
+
+    columns: Sequence[Column]
+    rows: list[dict[str, Any]]
+    title: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def render(self, format: str = "text") -> str:
+        """The table as a string that ends with a newline."""
+        return {"text": _text, "markdown": _markdown, "csv": _csv, "json": _json}[format](self)
+
+
+def cell(value: Any, spec: str = "") -> str:
+    """A value as it is printed: unknown is `-`, never a guess."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return UNKNOWN
+    if spec and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return format(value, spec)
+    return str(value)
+
+
+def _cells(table: Table) -> list[list[str]]:
+    return [[cell(row.get(c.key), c.spec) for c in table.columns] for row in table.rows]
+
+
+def _numeric(column: Column, rows: Iterable[dict[str, Any]]) -> bool:
+    return bool(column.spec) or all(
+        isinstance(row.get(column.key), (int, float, type(None))) for row in rows
+    )
+
+
+def _text(table: Table) -> str:
+    headings, body = [c.heading for c in table.columns], _cells(table)
+    widths = [max(map(len, column)) for column in zip(headings, *body, strict=True)]
+    right = [_numeric(c, table.rows) for c in table.columns]
+
+    def line(cells: list[str]) -> str:
+        padded = (
+            text.rjust(width) if to_right else text.ljust(width)
+            for text, width, to_right in zip(cells, widths, right, strict=True)
+        )
+        return "  ".join(padded).rstrip()
+
+    rule = "  ".join("-" * width for width in widths)
+    lines = [table.title] if table.title else []
+    lines += [line(headings), rule, *map(line, body), *table.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown(table: Table) -> str:
+    right = [_numeric(c, table.rows) for c in table.columns]
+
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |"
+
+    lines = [f"**{table.title}**", ""] if table.title else []
+    lines += [line(c.heading for c in table.columns)]
+    lines += ["| " + " | ".join("---:" if r else "---" for r in right) + " |"]
+    lines += map(line, _cells(table))
+    if table.notes:
+        lines += ["", *(f"- {note}" for note in table.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _csv(table: Table) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(c.key for c in table.columns)
+    for row in table.rows:
+        values = (row.get(c.key) for c in table.columns)
+        writer.writerow("" if v is None else v for v in values)
+    return out.getvalue()
+
+
+def _json(table: Table) -> str:
+    return json_objects(
+        [{c.key: row.get(c.key) for c in table.columns} | row for row in table.rows]
+    )
+
+
+def json_objects(rows: list[dict[str, Any]]) -> str:
+    """A JSON list, one object a line; what is not a finite number is null."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: clean(v) for k, v in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [clean(v) for v in value]
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
+        return value
+
+    return "[\n" + ",\n".join(json.dumps(clean(row)) for row in rows) + "\n]\n"
+
+
+def emphasise(text: str) -> str:
+    """The heading line in bold on a terminal, as it is elsewhere."""
+    if not sys.stdout.isatty():
+        return text
+    lines = text.split("\n")
+    rule = next((i for i, line in enumerate(lines) if line.startswith("--")), 0)
+    for i in range(rule):
+        lines[i] = f"\033[1m{lines[i]}\033[0m"
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print a Markdown file with its TFLOPs recomputed."""
+    from analysis.markdown import recompute_tflops
+
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.tables",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--recompute", type=Path, metavar="FILE.md", required=True)
+    parser.add_argument("--in-place", action="store_true", help="write FILE, print nothing")
+    parser.add_argument("--seq-len", type=int, default=1024, help="tokens per sequence")
+    arguments = parser.parse_args(argv)
+    try:
+        try:
+            old = arguments.recompute.read_bytes()
+        except OSError as error:
+            raise UsageError(f"{arguments.recompute}: {error.strerror}") from error
+        # latin-1 maps every byte to one character and back, so what is no UTF-8 survives too
+        new = recompute_tflops(old.decode("latin-1"), arguments.seq_len).encode("latin-1")
+        if not arguments.in_place:
+            sys.stdout.buffer.write(new)
+            sys.stdout.buffer.flush()
+        elif new != old:
+            try:
+                arguments.recompute.write_bytes(new)
+            except OSError as error:
+                raise UsageError(f"{arguments.recompute}: {error.strerror}") from error
+    except UsageError as error:
+        print(f"analysis.tables: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+"""Training runs in, one trustworthy row each out: seconds, tokens/s, TFLOP/s, speedup, efficiency.
+
+    python analysis/tflops.py PATH... [--convention NAME] [--baseline NAME] [--scaling weak]
+
+Seconds per iteration are the median after the warm-up that is found in the data (--window states
+it instead, --rule seed takes the mean of everything). TFLOP/s per GPU are computed under the named
+FLOPs convention; what a log printed itself stands beside them and is never mixed in. A speedup is
+printed only where the fixed work is the baseline's, an efficiency only where every rank had cores
+of its own, MFU only for a GPU whose peak is known. A run that failed keeps its row and its reason.
+`--format json` prints one object per run. Exits 2 when nothing could be read.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a script: find the rooms, not analysis/ itself
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from analysis import scaling
+from analysis.hardware import mfu
+from analysis.load import add_fact_flags, load, name_of
+from analysis.parity import verify
+from analysis.quality import Steady, add_time_flags, describe_rule, judge, summary, timed
+from analysis.readers.run_folder import oversubscribed
+from analysis.records import Record
+from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
+from models.config import GPTConfig
+from models.errors import UsageError
+from models.flops import CONVENTIONS, DEFAULT_CONVENTION
+from parallel.artifacts import read_run
+
+SAME_MODEL = 0.05  # parameters printed over those of a GPT of the printed shapes, less one
+
+
+def config_of(record: Record) -> GPTConfig | None:
+    """The model as a GPT, where the log gives its sizes and nothing speaks against it being one.
+
+    Gated or grouped attention, experts and the like hide in logs whose shapes look like a GPT's;
+    their parameters do not: they must agree with the shapes, or, where none are printed, the
+    feed-forward size with the usual 4 x hidden. None otherwise: no number rather than a wrong one.
+    """
+    known = {k: v for k, v in record.model.items() if k in GPTConfig.__dataclass_fields__}
+    if not {"n_layer", "hidden", "vocab_size"} <= set(known):
+        return None
+    known.setdefault("n_head", 1)  # no FLOPs or parameter count depends on it
+    if record.seq_len:
+        known.setdefault("max_seq_len", record.seq_len)
+    try:
+        config = GPTConfig(**known)
+    except UsageError:
+        return None
+    if record.params is not None:
+        agrees = abs(record.params / config.n_params - 1) <= SAME_MODEL
+    else:
+        agrees = config.ffn_hidden == 4 * config.hidden
+    return config if agrees else None
+
+
+def stated_size_tflops(
+    params: float, tokens: float, step_s: float, gpus: float, recompute: bool = True
+) -> float:
+    """The seed convention for a size that is stated (52e9) rather than counted from shapes."""
+    return (8.0 if recompute else 6.0) * params * tokens / (step_s * gpus * 1e12)
+
+
+def flops_per_token(record: Record, convention: str) -> float | None:
+    """FLOPs per token under `convention`, or None where a fact that it needs is missing."""
+    recompute = record.recompute == "full"
+    if convention == "seed":  # its rule is that recomputation is on, unless a log denies it
+        recompute = record.recompute in (None, "full")
+    elif convention == "sc21" and record.recompute is None:
+        return None
+    config = config_of(record)
+    # A size that is stated (52B) rather than counted is what these two multiply.
+    if record.params and convention in ("6n", "seed"):
+        return (8.0 if recompute else 6.0) * record.params
+    if config is None or not record.seq_len:
+        return None
+    return CONVENTIONS[convention](config, record.seq_len, recompute)
+
+
+def tflops_per_gpu(record: Record, step_s: float, convention: str) -> float | None:
+    """TFLOP/s per GPU at `step_s` seconds per iteration, or None where a fact is missing."""
+    per_token = flops_per_token(record, convention)
+    if not (per_token and record.gpus and record.global_batch and record.seq_len and step_s > 0):
+        return None
+    return per_token * record.global_batch * record.seq_len / (step_s * record.gpus * 1e12)
+
+
+def _baseline_of(record: Record, records: list[Record], wanted: str | None) -> Record | None:
+    name = wanted or record.extra.get("baseline")
+    same_study = [r for r in records if r.extra.get("study") == record.extra.get("study")]
+    return next((r for r in same_study if name and name_of(r) == name), None) or next(
+        (r for r in records if wanted and name_of(r) == wanted), None
+    )
+
+
+def _parity(records: list[Record], baseline: str | None) -> dict[str, str]:
+    """source -> verdict, for the records that are run folders of ours."""
+    runs = [read_run(Path(r.source)) for r in records if r.format == "run folder"]
+    return {str(path): p.verdict for path, p in verify(runs, baseline).items()}
+
+
+def rows(
+    records: list[Record],
+    convention: str = DEFAULT_CONVENTION,
+    baseline: str | None = None,
+    kind: str = "strong",
+    window: tuple[int, int] | None = None,
+    rule: str = "median",
+) -> list[dict[str, Any]]:
+    """One dict per record: `quality.summary`'s facts and what the table adds to them."""
+    parity = _parity(records, baseline)
+    times = {id(r): timed(r, window, rule) for r in records}
+    return [
+        _row(record, times, parity, _baseline_of(record, records, baseline), convention, kind)
+        for record in records
+    ]
+
+
+def _row(
+    record: Record,
+    times: dict[int, Steady | None],
+    parity: dict[str, str],
+    baseline: Record | None,
+    convention: str,
+    kind: str,
+) -> dict[str, Any]:
+    time = times[id(record)]
+    judgement = judge(record, time)
+    row: dict[str, Any] = {
+        **summary(record, time, judgement),
+        "run": name_of(record),
+        "step_s": time and time.step_s,
+        "convention": convention,
+        **dict.fromkeys(("tflops", "mfu", "speedup", "efficiency")),
+        "parity": parity.get(record.source, "not verified").partition(":")[0],
+    }
+    notes = judgement.reasons if judgement.verdict != "complete" else judgement.flags
+    crowded = oversubscribed(record.extra.get("facts", {}))
+    notes = [
+        f"oversubscribed: {crowded}" if n.startswith("oversub") and crowded else n for n in notes
+    ]
+    if time is not None and not judgement.unfit:
+        row["tflops"] = tflops_per_gpu(record, time.step_s, convention)
+        row["mfu"], why = mfu(row["tflops"], record.gpu_type, record.precision, convention)
+        notes += [why] * ("above the peak" in why)
+        row["speedup"], row["efficiency"], why = _against(record, baseline, times, kind)
+        notes += why
+    row["notes"] = "; ".join(notes)
+    return row
+
+
+def _against(
+    record: Record, baseline: Record | None, times: dict[int, Steady | None], kind: str
+) -> tuple[float | None, float | None, list[str]]:
+    """(speedup, efficiency, why one of them is missing) of a run against its baseline."""
+    time, base = times[id(record)], baseline and times[id(baseline)]
+    if baseline is None:
+        return None, None, []
+    if base is None:
+        return None, None, [f"the baseline {name_of(baseline)} has no time"]
+    if not (time.step_s > 0 and base.step_s > 0):
+        return None, None, ["no time: less than one whole second"]
+    if not (record.gpus and baseline.gpus):
+        return None, None, ["number of GPUs unknown"]
+    unfair = scaling.differences(record, baseline, kind)
+    if unfair:
+        return None, None, ["invalid comparison: " + "; ".join(unfair)]
+    faster, efficiency = scaling.speedup(time.step_s, record.gpus, base.step_s, baseline.gpus, kind)
+    if record.oversubscribed:
+        return faster, None, []
+    if baseline.oversubscribed:
+        return faster, None, ["the baseline is oversubscribed"]
+    return faster, efficiency, []
+
+
+def table(
+    found: list[dict[str, Any]],
+    convention: str,
+    baselines: list[str],
+    kind: str = "strong",
+    step_rule: str = describe_rule(None, "median"),
+) -> Table:
+    """The scaling table."""
+    columns = [
+        Column("run", "run"),
+        Column("engine", "engine"),
+        *(Column(k, k, "d") for k in ("gpus", "tp", "pp", "vpp", "dp")),
+        Column("step_s", "s/iter", ".4g"),
+        Column("tokens_per_s", "tokens/s", ".0f"),
+        Column("tflops", f"TFLOP/s/GPU ({convention})", ".3g"),
+        Column("printed_tflops", "printed", ".3g"),
+        Column("mfu", "MFU", ".1%"),
+        Column("speedup", "speedup", ".2f"),
+        Column("efficiency", "efficiency", ".2f"),
+        Column("parity", "parity"),
+        Column("verdict", "verdict"),
+        Column("notes", "notes"),
+    ]
+    empty = {k for k in ("printed_tflops", "mfu") if all(row[k] is None for row in found)}
+    columns = [c for c in columns if c.key not in empty]
+    stated = ", ".join(baselines) or "none stated (--baseline NAME)"
+    notes = [
+        f"s/iter: {step_rule}. TFLOP/s: {convention} convention."
+        f" Speedup: {kind} scaling against {stated}."
+    ]
+    return Table(columns, found, notes=notes)
+
+
+def report(
+    paths: list[Path], convention: str = DEFAULT_CONVENTION, baseline: str | None = None
+) -> Table:
+    """The table of what is at the paths, for reports.
+
+    Raises:
+        UsageError: nothing could be read, or there is no such baseline.
+    """
+    records, _ = load(paths)
+    named = _check_baseline(records, baseline)
+    return table(rows(records, convention, baseline), convention, named)
+
+
+def _check_baseline(records: list[Record], baseline: str | None) -> list[str]:
+    if baseline and baseline not in map(name_of, records):
+        known = ", ".join(map(name_of, records))
+        raise UsageError(f"no run called {baseline!r}; there are: {known}")
+    return sorted({baseline or r.extra.get("baseline") for r in records} - {None})
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the scaling table of what is at the paths."""
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.tflops",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="log, run or folder")
+    parser.add_argument("--convention", choices=tuple(CONVENTIONS), default=DEFAULT_CONVENTION)
+    parser.add_argument("--baseline", metavar="NAME", help="the run that speedups are against")
+    parser.add_argument("--scaling", choices=("strong", "weak"), default="strong")
+    add_time_flags(parser)
+    add_fact_flags(parser)
+    parser.add_argument("--format", choices=FORMATS, default="text")
+    arguments = parser.parse_args(argv)
+    try:
+        records, refused = load(arguments.paths, arguments)
+        named = _check_baseline(records, arguments.baseline)
+    except UsageError as error:
+        print(f"analysis.tflops: {error}", file=sys.stderr)
+        return 2
+    for line in refused:
+        print(f"analysis.tflops: {line}", file=sys.stderr)
+    found = rows(
+        records,
+        arguments.convention,
+        arguments.baseline,
+        arguments.scaling,
+        arguments.window,
+        arguments.rule,
+    )
+    if arguments.format == "json":
+        print(json_objects(found), end="")
+        return 0
+    step_rule = describe_rule(arguments.window, arguments.rule)
+    shown = table(found, arguments.convention, named, arguments.scaling, step_rule)
+    text = shown.render(arguments.format)
+    print(emphasise(text) if arguments.format == "text" else text, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

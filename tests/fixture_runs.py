@@ -1,0 +1,83 @@
+"""Small run folders for tests, written by the one writer there is."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from models.config import preset
+from parallel.artifacts import RunFolder
+from parallel.spec import resolve
+
+TINY = preset("tiny")
+
+
+def facts(study: str, baseline: str | None, cores: int = 8, **settings: Any) -> dict[str, Any]:
+    """run.json of a run with these settings, as the trainer writes it."""
+    defaults = {"preset": "tiny", "steps": 20, "global_batch": 16, "device": "cpu"}
+    spec = resolve(("test", defaults | settings))
+    layout = spec.layout
+    return {
+        "schema_version": "1",
+        "study": study,
+        "run": spec.name,
+        "baseline": baseline,
+        "spec": spec.settings(),
+        "layout": {
+            **{k: getattr(layout, k) for k in ("dp", "tp", "pp", "vpp", "micro_batch", "n_micro")},
+            "zero_stage": layout.zero_stage,
+            "recompute": layout.recompute,
+            "world_size": layout.world_size,
+            "global_batch": layout.global_batch,
+        },
+        "model": {
+            **{k: getattr(spec.model, k) for k in ("n_layer", "hidden", "n_head", "vocab_size")},
+            "max_seq_len": spec.model.max_seq_len,
+            "ffn_hidden": spec.model.ffn_hidden,
+            "n_params": spec.model.n_params,
+        },
+        "data": {"sha256": "d" * 64},
+        "host": {"cores": cores, "gpu": None, "ranks_per_node": layout.world_size},
+        "git": {"commit": "c" * 40, "dirty": False},
+    }
+
+
+def losses(n: int = 20) -> list[float]:
+    """A plausible loss curve that starts at ln(vocab)."""
+    return [math.log(TINY.vocab_size) - 0.05 * step for step in range(n)]
+
+
+def write(
+    root: Path,
+    about: dict[str, Any],
+    step_s: float = 0.5,
+    loss: list[float] | None = None,
+    grad_norm: list[float] | None = None,
+    fail: str = "",
+) -> Path:
+    """Write one run folder below `root`; with `fail`, one that broke after its steps."""
+    path = root / about["run"]
+    folder = RunFolder(path)
+    folder.begin(about)
+    loss = losses() if loss is None else loss
+    grad_norm = [1.5 - 0.01 * i for i in range(len(loss))] if grad_norm is None else grad_norm
+    spec = about["spec"]
+    for i, (one_loss, norm) in enumerate(zip(loss, grad_norm, strict=True)):
+        folder.step(
+            {
+                "step": i + 1,
+                "step_s": 10 * step_s if i == 0 else step_s * (1 + 0.001 * (i % 3)),
+                "loss": one_loss,
+                "grad_norm": norm,
+                "lr": spec["lr"],
+                "loss_scale": 1.0,
+                "skipped": 0,
+                "tokens": spec["global_batch"] * spec["seq_len"],
+            }
+        )
+    if fail:
+        folder.fail(fail, 0)
+        for stream in (folder._log, folder._steps):  # a failing process ends; this one goes on
+            stream.close()
+    else:
+        folder.complete({"schema_version": "2.0"}, "complete")
+    return path

@@ -1,0 +1,86 @@
+"""A run is equal only when losses, grad norms and the first loss all are the baseline's."""
+
+import math
+
+import pytest
+
+from analysis.parity import main, verify
+from parallel.artifacts import find_runs, read_run
+from tests.fixture_runs import facts, losses, write
+
+
+def verdicts(root):
+    return {p.run: p.verdict for p in verify(map(read_run, find_runs([root]))).values()}
+
+
+@pytest.fixture
+def study(tmp_path):
+    write(tmp_path, facts("s", "ddp", engine="ddp"))
+    return tmp_path
+
+
+def test_differences_within_the_bars_are_equal(study):
+    write(
+        study,
+        facts("s", "ddp", engine="ddp", gpus=2),
+        loss=[x + 1.9e-4 for x in losses()],
+        grad_norm=[(1.5 - 0.01 * i) * 1.0019 for i in range(20)],
+    )
+    assert set(verdicts(study).values()) == {"equal"}
+    assert main([str(study), "--check"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("loss", "grad_norm", "word"),
+    [
+        ([*losses()[:-1], losses()[-1] + 3e-4], None, "loss by 3.0e-04 at step 20"),
+        (None, [46.0] + [1.5 - 0.01 * i for i in range(1, 20)], "grad_norm by 3.0e+01 at step 1"),
+        (None, [1.5 * 1.0021] + [1.5 - 0.01 * i for i in range(1, 20)], "grad_norm by 2.1e-03"),
+        ([*losses()[:-1], math.nan], None, "loss by inf at step 20"),
+    ],
+)
+def test_beyond_a_bar_differs_and_names_the_step(study, loss, grad_norm, word):
+    write(study, facts("s", "ddp", engine="ddp", gpus=2), loss=loss, grad_norm=grad_norm)
+    verdict = verdicts(study)["ddp-dp2"]
+    assert verdict.startswith("DIFFERS") and word in verdict
+    assert main([str(study)]) == 1
+
+
+def test_equal_weights_that_were_never_initialised_are_not_equal(tmp_path):
+    high = [87.0 - 0.05 * i for i in range(20)]
+    for gpus in (1, 2):
+        write(tmp_path, facts("s", "ddp", engine="ddp", gpus=gpus), loss=high)
+    assert all(
+        "first loss 87.000 is not ln(vocab) = 5.549" in v for v in verdicts(tmp_path).values()
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"lr": 1e-3}, "lr 0.001, baseline 0.0003"),
+        ({"global_batch": 32}, "global_batch 32, baseline 16"),
+        ({"precision": "bf16"}, "precision bf16"),
+        ({"n_layer": 8}, "model n_layer 8, baseline 4"),
+    ],
+)
+def test_what_cannot_be_compared_is_not_verified_and_says_why(study, change, word):
+    write(study, facts("s", "ddp", engine="ddp", gpus=2, **change))
+    verdict = verdicts(study)["ddp-dp2"]
+    assert verdict.startswith("not verified") and word in verdict
+    assert main([str(study)]) == 0
+    assert main([str(study), "--check"]) == 1
+
+
+def test_a_failed_run_and_a_short_one_are_not_verified(study):
+    write(study, facts("s", "ddp", engine="ddp", gpus=2), fail="rank 1 died")
+    write(study, facts("s", "ddp", engine="megatron", gpus=2, tp=2), loss=losses(19))
+    found = verdicts(study)
+    assert "failed: rank 1 died" in found["ddp-dp2"]
+    assert "19 steps recorded, 20 in the baseline" in found["megatron-tp2"]
+
+
+def test_a_missing_path_or_baseline_is_one_line_and_exit_2(study, capsys):
+    assert main([str(study / "nowhere")]) == 2
+    assert main([str(study), "--baseline", "nobody"]) == 2
+    assert capsys.readouterr().err.count("\n") == 2

@@ -1,0 +1,124 @@
+"""Published numbers follow from published facts under the convention that each was made with."""
+
+import csv
+import math
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from analysis import published
+from analysis.markdown import parse, recompute_tflops
+from analysis.tables import main
+from models.config import PRESETS, GPTConfig
+from models.flops import CONVENTIONS
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared"))
+SEED = next((SHARED / "seeds").glob("003_*.txt"), None) if (SHARED / "seeds").is_dir() else None
+
+
+def test_sc21_table_2s_days_follow_from_equation_3():
+    rows = published.sc21_days().rows
+    assert len(rows) == 12
+    for row in rows:  # TFLOP/s are printed to 1, which is worth about a day where they are low
+        half = 0.5 + row["days"] * 0.5 / row["tflops"]
+        assert abs(row["days"] - row["published"]) <= half, row
+
+
+def test_sc21_table_1s_aggregates_are_its_tflops_times_its_gpus():
+    with (published.FOLDER / "narayanan_sc21_table1.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    presets = [c for name, c in PRESETS.items() if c.vocab_size == 51200 and name != "175b"]
+    assert len(rows) == len(presets) == 10
+    for row, config in zip(rows, presets, strict=True):
+        petaflops = float(re.search(r"([\d.]+) aggregate", row["notes"])[1])
+        tflops, gpus = float(row["tflops_per_gpu"]), int(row["gpus"])
+        # Both printed: the product agrees to the rounding of either.
+        assert abs(tflops * gpus / 1000 - petaflops) <= 0.5 * gpus / 1000 + 0.05
+        assert (int(row["layers"]), int(row["hidden"])) == (config.n_layer, config.hidden)
+
+
+def test_sc21_convention_is_equation_3_as_printed():
+    # 96 B s l h^2 (1 + s/(6h) + V/(16 l h)), Narayanan et al. SC'21.
+    config = GPTConfig(96, 12288, 96, vocab_size=51200, max_seq_len=2048)
+    L, h, s, V = 96, 12288, 2048, 51200
+    printed = 96 * s * L * h**2 * (1 + s / (6 * h) + V / (16 * L * h))
+    assert math.isclose(CONVENTIONS["sc21"](config, s, True) * s, printed, rel_tol=1e-12)
+
+
+def test_the_v100_tables_tflops_follow_but_for_three():
+    off = [
+        row["line"]
+        for row in published.jean_zay(1, 1000).rows
+        if row["published"] and abs(row["recomputed"] - row["published"]) > 0.15
+    ]
+    assert off == [180, 213, 433]
+
+
+def test_the_1_2_4_gpu_table_and_the_ab_follow():
+    for row in published.big_purple().rows:
+        assert round(row["speedup"], 2) == row["published"]
+        assert row["efficiency"] == pytest.approx(row["published_efficiency"], abs=0.005)
+    assert round(published.bucket_ab().rows[1]["gain"], 3) == 0.195
+    assert round(published.t4().rows[1]["saved"], 2) == 0.71
+
+
+def test_the_epoch_speedups_follow_from_means_and_fall_with_the_slowest_rank():
+    rows = {(r["batch"], r["gpus"]): r for r in published.epoch_speedups().rows}
+    printed = {(64, 2): 2.04, (64, 4): 2.71, (128, 2): 2.21, (128, 4): 4.25}
+    honest = {(64, 2): 1.61, (64, 4): 2.68, (128, 2): 1.75, (128, 4): 2.95}
+    for key in printed:
+        assert round(rows[key]["published"], 2) == printed[key]
+        assert round(rows[key]["speedup"], 2) == honest[key]
+
+
+LINES = """before |  a | b |
+| GPUs | Size | DP | Glob-BS | Speed | TFlops | Notes |
+| ---: | ---: | -: | ------: | ----: | -----: | ----: |
+|   64 | 52B  |  1 |    1024 | 137s  |   46.7 | 06-10 |\r
+|   16 | 7.5B |  1 |       4 | 0.661s |   99.9 | 1\t |
+|   64 | 52B  | 64 |    1408 | OOM   |        |       |
+|   64 | 52B  |  1 |    1024 | 137s  | n/a    | 06-10 |
+|      |      |    |         |       |        |       |
+```
+|   64 | 52B  |  1 |    1024 | 137s  |   46.7 | 06-10 |
+```
+after\xff"""
+
+
+def test_recompute_changes_the_tflops_cells_and_nothing_else():
+    new = recompute_tflops(LINES).split("\n")
+    old = LINES.split("\n")
+    assert new[3] == old[3].replace("46.7", "49.7")
+    assert new[4] == old[4].replace("99.9", "23.2")
+    assert new[:3] + new[5:] == old[:3] + old[5:]
+    assert recompute_tflops("\n".join(new)) == "\n".join(new)
+
+
+@pytest.mark.skipif(SEED is None, reason=f"no published documents at {SHARED}")
+def test_recompute_does_what_the_perl_did_on_every_row_that_it_knew(capsysbinary):
+    assert main(["--recompute", str(SEED)]) == 0
+    new = capsysbinary.readouterr().out.decode("latin-1").split("\n")
+    old = SEED.read_bytes().decode("latin-1").split("\n")
+    rule = re.compile(r"^(\| +(\d+) +\| +(\d+)B.*? +(\d+) +\| +([\d\.]+)s) +\| +[\d\.]+ +(.*?)$")
+    known = 0
+    for before, after in zip(old, new, strict=True):
+        if match := rule.match(before):
+            known += 1
+            size, batch, seconds, gpus = (float(match[i]) for i in (3, 4, 5, 2))
+            perl = f"{size * 4 * 2 * 1024 * batch / (seconds * gpus * 1e3):.1f}"
+            assert after.split() == f"{match[1]} | {perl} {match[6]}".split()
+    assert known == 58
+    assert sum(a != b for a, b in zip(old, new, strict=True)) == 6
+    assert len(parse("\n".join(new)).tables) == len(parse("\n".join(old)).tables) == 17
+
+
+def test_recompute_writes_in_place_or_says_why_not(tmp_path, capsys):
+    path = tmp_path / "x.md"
+    path.write_bytes(LINES.encode("latin-1"))
+    assert main(["--recompute", str(path), "--in-place"]) == 0
+    assert b"49.7" in path.read_bytes() and path.read_bytes().endswith(b"\xff")
+    assert main(["--recompute", str(tmp_path / "nowhere.md")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,82 @@
+"""Marked blocks are a function of the data: they are current here, and a stale one is an error."""
+
+from pathlib import Path
+
+import pytest
+
+from analysis import plots, report
+from models.errors import UsageError
+from tests.fixture_runs import facts, write
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def marked():
+    return [p for p in (ROOT / "README.md", ROOT / "logs" / "README.md") if p.is_file()]
+
+
+@pytest.mark.parametrize("path", marked(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_table_of_the_repository_is_current(path):
+    assert report.main(["--check", str(path)]) == 0
+
+
+def test_a_changed_number_is_stale_until_it_is_written_again(tmp_path, capsys):
+    path = tmp_path / "x.md"
+    path.write_text("a\n<!-- report: t4 -->\nold\n<!-- /report -->\nb\n")
+    assert report.main(["--check", str(path)]) == 1
+    assert report.main([str(path)]) == 0
+    assert report.main(["--check", str(path)]) == 0
+    text = path.read_text()
+    assert text.startswith("a\n<!-- report: t4 -->\n") and text.endswith("<!-- /report -->\nb\n")
+    assert "| Optimized (4x T4s) | 650 | 3.5 | 3.48 |" in text
+    path.write_text(text.replace("3.48", "3.49"))
+    assert report.main(["--check", str(path)]) == 1
+    assert "is stale" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        ("<!-- report: nothing -->\n<!-- /report -->", "x.md:2: unknown report 'nothing'"),
+        ("<!-- report: t4 -->", "not closed by"),
+        ("<!-- report: t4 -->\n<!-- report: t4 -->\n<!-- /report -->", "before the next"),
+        ("<!-- report: jeanzay 1-2 -->\n<!-- /report -->", "no row from lines 1 to 2"),
+        ("<!-- report: tflops nowhere -->\n<!-- /report -->", "nowhere"),
+        ("<!-- report: tflops --convention x y -->\n<!-- /report -->", "invalid choice"),
+    ],
+)
+def test_a_block_that_cannot_be_written_names_its_line(block, words):
+    with pytest.raises(UsageError, match="x.md:2") as error:
+        report.regenerate(f"title\n{block}\n", "x.md")
+    assert words in str(error.value)
+
+
+def test_runs_make_blocks_too(tmp_path, monkeypatch):
+    write(tmp_path / "logs", facts("s", "ddp", engine="ddp"))
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    text = "<!-- report: tflops logs -->\n<!-- /report -->\n<!-- report: parity logs -->\n"
+    new = report.regenerate(text + "<!-- /report -->", "x.md")
+    assert "| ddp | ddp | 1 | 1 |" in new and "equal" in new
+    assert str(tmp_path) not in new
+
+
+def test_pictures_are_drawn_as_png_and_svg_and_the_svg_repeats(tmp_path):
+    first = plots.published(tmp_path / "a")
+    second = plots.published(tmp_path / "b")
+    assert [p.name for p in first] == [
+        f"{name}.{kind}" for name in ("speedup", "tflops", "breakdown") for kind in ("png", "svg")
+    ]
+    for a, b in zip(first, second, strict=True):
+        assert a.stat().st_size > 1000
+        if a.suffix == ".svg":
+            assert a.read_bytes() == b.read_bytes()
+
+
+def test_pictures_of_runs_and_of_nothing(tmp_path, capsys):
+    runs = tmp_path / "runs"
+    write(runs, facts("s", "ddp", engine="ddp"))
+    write(runs, facts("s", "ddp", engine="ddp", gpus=2), step_s=0.3)
+    assert plots.main([str(runs), "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "speedup.svg").is_file()
+    assert plots.main([str(tmp_path / "nowhere")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

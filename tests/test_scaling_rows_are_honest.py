@@ -1,0 +1,132 @@
+"""A row shows a speedup only for the same work, and an efficiency only for ranks with own cores."""
+
+import csv
+import io
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis.records import Record
+from analysis.tflops import config_of, main, tflops_per_gpu
+from models.flops import CONVENTIONS
+from tests.fixture_runs import TINY, facts, write
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def rows(capsys, *argv):
+    assert main([*map(str, argv), "--format", "csv"]) == 0
+    return {row["run"]: row for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
+
+
+def test_speedup_efficiency_and_tflops_follow_from_the_median_after_warmup(tmp_path, capsys):
+    write(tmp_path, facts("s", "ddp", engine="ddp"), step_s=0.5)
+    write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2), step_s=0.3)
+    found = rows(capsys, tmp_path)
+    one, two = found["ddp"], found["ddp-dp2"]
+    assert float(one["step_s"]) == pytest.approx(0.5, rel=2e-3)  # not the tenfold first step
+    assert float(two["speedup"]) == pytest.approx(0.5 / 0.3)
+    assert float(two["efficiency"]) == pytest.approx(0.5 / 0.3 / 2)
+    assert float(two["tokens_per_s"]) == pytest.approx(16 * 64 / float(two["step_s"]))
+    for convention, per_token in CONVENTIONS.items():
+        row = rows(capsys, tmp_path, "--convention", convention)["ddp-dp2"]
+        flops = per_token(TINY, 64, False) * 16 * 64
+        assert float(row["tflops"]) == pytest.approx(flops / float(row["step_s"]) / 2 / 1e12)
+
+
+def test_a_baseline_may_have_many_gpus(tmp_path, capsys):
+    for gpus, step_s in ((2, 0.4), (4, 0.25)):
+        write(tmp_path, facts("s", "ddp-dp2", engine="ddp", gpus=gpus), step_s=step_s)
+    row = rows(capsys, tmp_path)["ddp-dp4"]
+    assert float(row["speedup"]) == pytest.approx(1.6)
+    assert float(row["efficiency"]) == pytest.approx(0.8)
+
+
+def test_more_ranks_than_cores_is_labelled_and_has_no_efficiency(tmp_path, capsys):
+    write(tmp_path, facts("s", "ddp", cores=2, engine="ddp"))
+    write(tmp_path, facts("s", "ddp", cores=2, engine="ddp", gpus=4))
+    write(tmp_path, facts("s", "ddp", cores=2, engine="megatron", gpus=2, tp=2, threads=2))
+    found = rows(capsys, tmp_path)
+    assert found["ddp"]["efficiency"] == "1.0"
+    assert found["ddp-dp4"]["efficiency"] == ""
+    assert "oversubscribed: 4 ranks x 1 threads on 2 cores" in found["ddp-dp4"]["notes"]
+    assert "oversubscribed: 2 ranks x 2 threads" in found["megatron-tp2"]["notes"]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"global_batch": 32}, "global batch 32 here, 16 in the baseline"),
+        ({"n_layer": 8}, "model n_layer 8 here, 4 in the baseline"),
+        ({"precision": "bf16"}, "precision bf16 here, fp32 in the baseline"),
+        ({"recompute": "full"}, "recompute full here, none in the baseline"),
+        ({"seq_len": 32}, "sequence length 32 here, 64 in the baseline"),
+    ],
+)
+def test_other_work_is_an_invalid_comparison(tmp_path, capsys, change, what):
+    write(tmp_path, facts("s", "ddp", engine="ddp"))
+    other = facts("s", "ddp", engine="megatron", gpus=2, tp=2, **change)
+    write(tmp_path, other)
+    row = rows(capsys, tmp_path)[other["run"]]
+    assert row["speedup"] == row["efficiency"] == ""
+    assert f"invalid comparison: {what}" in row["notes"]
+
+
+def test_a_failed_run_keeps_its_row_and_unverified_runs_say_so(tmp_path, capsys):
+    write(tmp_path, facts("s", "ddp", engine="ddp"))
+    write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2), loss=[], fail="rank 1: out of memory")
+    found = rows(capsys, tmp_path)
+    assert found["ddp"]["parity"] == "equal"
+    assert found["ddp-dp2"]["parity"] == "not verified"
+    assert found["ddp-dp2"]["verdict"] == "OOM"
+    assert "rank 1: out of memory" in found["ddp-dp2"]["notes"]
+    assert found["ddp-dp2"]["step_s"] == ""
+
+
+@pytest.mark.parametrize("how", [["-m", "analysis.tflops"], ["analysis/tflops.py"]])
+def test_help_answers_in_half_a_second_and_without_torch(how):
+    def children():  # CPU seconds: what the machine does besides is not ours
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    before = children()
+    subprocess.run([sys.executable, *how, "--help"], cwd=ROOT, check=True, capture_output=True)
+    assert children() - before < 0.5
+    loaded = "import sys, analysis.tflops; print('torch' in sys.modules, 'pandas' in sys.modules)"
+    out = subprocess.run(
+        [sys.executable, "-c", loaded], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert out.stdout.split() == ["False", "False"]
+
+
+def test_the_table_is_printed_in_every_format(tmp_path, capsys):
+    write(tmp_path, facts("s", "ddp", engine="ddp"))
+    for format in ("text", "markdown", "json"):
+        assert main([str(tmp_path), "--format", format, "--convention", "sc21"]) == 0
+        out = capsys.readouterr().out
+        assert "ddp" in out and ("sc21" in out or format == "json")
+    assert json.loads(out)[0]["run"] == "ddp"
+
+
+def test_shapes_that_are_not_a_whole_gpt_have_no_tflops():
+    run = Record("x.log", "test", gpus=1, global_batch=8, seq_len=2048, recompute="none")
+    run.model = {"n_layer": 24, "hidden": 1024, "n_head": 16, "vocab_size": 50257}
+    dense = config_of(run)
+    assert tflops_per_gpu(run, 1.0, "megatron") > 0
+    run.params = 1.01 * dense.n_params  # a padded vocabulary
+    assert tflops_per_gpu(run, 1.0, "megatron") > 0
+    run.params = 3.2 * dense.n_params  # experts
+    assert tflops_per_gpu(run, 1.0, "megatron") is None
+    assert tflops_per_gpu(run, 1.0, "6n") == pytest.approx(6 * run.params * 8 * 2048 / 1e12)
+    run.params, run.model["ffn_hidden"] = None, 2816  # a gated MLP
+    assert tflops_per_gpu(run, 1.0, "megatron") is None
+
+
+def test_nothing_to_read_is_one_line_and_exit_2(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 2
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert capsys.readouterr().err.count("\n") == 2

@@ -1,0 +1,116 @@
+"""A run's verdict names its proof, and doubtful numbers say what is doubtful about them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from analysis.quality import judge, main, steady, step_times, summary, timed
+from analysis.records import Failure, Record
+from tests.fixture_runs import facts, write
+
+KEYS = """source format verdict reasons engine steps step_s_mean step_s_median step_s_min step_s_max
+steady_step_s steady_n steady_ci95 tokens_per_s samples_per_s printed_tflops gpus tp pp vpp dp
+micro_batch global_batch seq_len model params""".split()
+
+
+def record(n=40, **known):
+    return Record("x.log", "test", iteration=np.arange(1, n + 1), step_s=np.full(n, 1.0), **known)
+
+
+@pytest.mark.parametrize(
+    ("known", "verdict"),
+    [
+        ({"planned_steps": 40}, "complete"),
+        ({"planned_steps": 41}, "stopped early"),
+        ({}, "end unknown"),
+        ({"planned_steps": 99, "failure": Failure("oom", 7, "CUDA out of memory")}, "OOM"),
+        ({"failure": Failure("nccl", 7, "ncclSystemError")}, "communication error"),
+        ({"failure": Failure("node", 7, "Node failure on r1i0n3")}, "node failure"),
+        ({"failure": Failure("timeout", 7, "DUE TO TIME LIMIT")}, "timeout"),
+        ({"failure": Failure("cancelled", 7, "CANCELLED AT")}, "cancelled"),
+        ({"failure": Failure("traceback", 7, "KeyError")}, "traceback"),
+    ],
+)
+def test_each_end_has_its_verdict_and_its_line(known, verdict):
+    judgement = judge(record(**known))
+    assert judgement.verdict == verdict
+    if "failure" in known:
+        assert judgement.reasons[0] == f"line 7: {known['failure'].line}"
+
+
+def test_a_traceback_after_the_last_iteration_is_no_failure():
+    judgement = judge(record(planned_steps=40, failure=Failure("traceback", 900, "KeyError")))
+    assert judgement.verdict == "complete"
+    assert "after the run completed, line 900: KeyError" in judgement.reasons
+
+
+def test_all_iterations_without_the_marker_of_completion_are_not_complete():
+    judgement = judge(record(planned_steps=40, completed=False))
+    assert judgement.verdict == "stopped early"
+    assert judgement.reasons == ["it never says that it completed"]
+
+
+def test_counting_from_zero_completes_one_number_earlier():
+    from_zero = record(planned_steps=40)
+    from_zero.iteration = np.arange(40)
+    assert judge(from_zero).verdict == "complete"
+
+
+def test_nothing_logged_is_no_data():
+    assert judge(Record("x.log", "test")).verdict == "no data"
+
+
+@pytest.mark.parametrize(
+    ("arrays", "word"),
+    [
+        ({"skipped": np.ones(40)}, "all 40 iterations skipped: no optimizer step was timed"),
+        ({"skipped": np.arange(40) % 4 == 0}, "10 of 40 iterations skipped the optimizer"),
+        ({"loss": np.r_[np.full(39, 2.0), np.inf]}, "not finite from iteration 40"),
+        ({"loss": np.r_[np.linspace(9, 2, 30), np.full(10, 7.5)]}, "exploding loss"),
+        ({"grad_norm": np.zeros(40)}, "grad norm is zero in 40 of 40"),
+        ({"interval": 10}, "averages 10 iterations"),
+        ({"oversubscribed": True}, "oversubscribed"),
+        ({"step_s": np.linspace(9.0, 1.0, 40)}, "warm-up not over"),
+        ({"step_s": np.where(np.arange(40) % 10 == 9, 8.0, 1.0)}, "are spikes"),
+    ],
+)
+def test_each_doubt_has_its_flag(arrays, word):
+    run = record(planned_steps=40)
+    for name, values in arrays.items():
+        setattr(run, name, values)
+    flags = judge(run, steady(run.step_s, run.skipped, run.iteration)).flags
+    assert any(word in flag for flag in flags), flags
+
+
+def test_a_good_run_has_no_flag():
+    rng = np.random.default_rng(0)
+    run = record(
+        planned_steps=40, loss=np.linspace(9, 2, 40), grad_norm=np.ones(40), skipped=np.zeros(40)
+    )
+    run.step_s = 1 + 0.01 * rng.standard_normal(40)
+    assert judge(run, steady(run.step_s)).flags == []
+
+
+def test_json_is_one_object_per_run_with_exactly_these_keys(tmp_path, capsys):
+    write(tmp_path, facts("s", "ddp", engine="ddp"))
+    assert main([str(tmp_path), "--format", "json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)
+    assert list(run) == KEYS
+    assert run["verdict"] == "complete" and run["printed_tflops"] is None
+
+
+def test_printed_throughput_is_used_where_no_step_time_is_logged():
+    run = Record("x.log", "test", samples_per_s=np.array([7.0, 8.0, 9.0]), seq_len=10)
+    known = summary(run, None, judge(run))
+    assert (known["samples_per_s"], known["tokens_per_s"]) == (8.0, 80.0)
+    assert known["steady_step_s"] is None
+    run.global_batch = 16
+    assert step_times(run).tolist() == [16 / 7, 2.0, 16 / 9]
+
+
+def test_micro_steps_are_no_optimizer_steps():
+    # Big Purple, one V100: 0.06299 s a micro-step, but 16 x 512 tokens at 29600.05 tokens/s.
+    run = Record("x.json", "test", step_s=np.array([0.06299]), tokens_per_s=np.array([29600.05]))
+    run.global_batch, run.seq_len, run.extra["micro_steps_per_step"] = 16, 512, 4
+    assert timed(run).step_s == pytest.approx(0.276756, rel=1e-5)
