@@ -1,0 +1,167 @@
+"""What goes wrong: a user's mistake is one line and exit 2; a dead rank ends the run as failed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from parallel.artifacts import read_run, read_status
+from tests.conftest import ROOT, run_module
+
+TRAIN = "parallel.train"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--preset", "gpt5"], "unknown preset 'gpt5'"),
+        (["--engine", "ddp", "--gpus", "4"], "asks for 4 ranks, but the launcher started 1"),
+        (["--global-batch", "7", "--micro-batch", "2"], "7 is not a multiple of micro_batch 2"),
+        (["--data", "nowhere"], "no token files at nowhere"),
+        (["--precision", "fp16", "--device", "cpu"], "fp16 needs a GPU"),
+        (["--engine", "megatron", "--preset", "gpt2-1.5b", "--tp", "2"], "cannot be split"),
+        (["--study", "slurm/nothing.toml"], "slurm/nothing.toml: No such file"),
+        (["--study", "slurm/parity.toml", "--run-name", "x"], "no run 'x'; it has: ddp"),
+        (["--run-name", "ddp"], "give --study too"),
+        (["--device", "cuda"], "torch sees no GPU"),
+        (["--seq-len", "1000"], "seq_len 1000 exceeds the model's 128 positions"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_exit_2(flags, words, tmp_path):
+    if "cuda" in flags:
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU here, so asking for one is no mistake")
+    done = run_module(TRAIN, "--out", str(tmp_path / "run"), *flags)
+    assert done.returncode == 2
+    assert words in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tokens, tmp_path):
+    flags = ["--data", str(tokens), "--vocab-size", "200", "--out", str(tmp_path / "run")]
+    done = run_module(TRAIN, *flags)
+    assert done.returncode == 2 and "tokenizer of 257 ids" in done.stderr
+    assert done.stderr.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+def test_of_many_ranks_one_speaks(tmp_path):
+    done = run_module(TRAIN, "--tp", "3", "--out", str(tmp_path / "run"), ranks=2)
+    assert done.returncode != 0
+    assert done.stderr.count("parallel.train: 2 ranks cannot be split into tp 3") == 1
+    assert "Traceback" not in done.stdout and not (tmp_path / "run").exists()
+
+
+def test_25_heads_are_refused_in_words_for_every_tp(tmp_path):
+    for tp in ("2", "4", "8"):
+        flags = ["--engine", "megatron", "--preset", "gpt2-1.5b", "--tp", tp, "--gpus", tp]
+        done = run_module(TRAIN, "--check", *flags)
+        assert done.returncode == 2
+        assert f"tp {tp} does not divide the 25 attention heads" in done.stderr
+
+
+def test_check_answers_for_a_cluster_from_a_laptop():
+    flags = ["--engine", "megatron", "--preset", "175b", "--gpus", "512", "--tp", "8", "--pp", "8"]
+    done = run_module(TRAIN, "--check", *flags, "--global-batch", "1536")
+    assert done.returncode == 0 and '"run": "megatron-tp8-pp8-dp8"' in done.stdout
+
+
+def wait_for(condition, seconds: float, what: str):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.1)
+    pytest.fail(f"waited {seconds} s for {what}")
+
+
+def start_long_run(folder, tokens, engine: str, ranks: int, *flags: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={ranks}", "-m", TRAIN, "--engine", engine, "--steps", "100000"]
+    command += ["--data", str(tokens), "--out", str(folder), "--device", "cpu", *flags]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def rank_process(launcher: subprocess.Popen, rank: int) -> psutil.Process:
+    for child in psutil.Process(launcher.pid).children(recursive=True):
+        if child.environ().get("RANK") == str(rank) and TRAIN in " ".join(child.cmdline()):
+            return child
+    raise AssertionError(f"no process of rank {rank}")
+
+
+def steps_so_far(folder) -> int:
+    path = folder / "steps.csv"
+    return path.read_text().count("\n") - 1 if path.exists() else 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "victim"),
+    [
+        ("ddp", [], 1),
+        ("ddp", [], 0),
+        ("megatron", ["--pp", "2"], 1),
+        ("deepspeed_pipe", ["--pp", "2"], 0),
+    ],
+)
+def test_a_rank_that_dies_ends_the_run_as_failed(engine, flags, victim, tokens, tmp_path):
+    folder = tmp_path / "run"
+    launcher = start_long_run(folder, tokens, engine, 2, *flags)
+    try:
+        wait_for(lambda: steps_so_far(folder) >= 3, 120, "three steps")
+        ranks = [rank_process(launcher, rank) for rank in (0, 1)]
+        ranks[victim].kill()
+        assert launcher.wait(timeout=90) != 0
+    finally:
+        launcher.stderr.close()
+        if launcher.poll() is None:
+            os.killpg(launcher.pid, signal.SIGKILL)
+            launcher.wait()
+    assert not any(process.is_running() for process in ranks)
+    run = read_run(folder)
+    assert run.state == "failed" and run.reason
+    assert not (folder / "RUN_COMPLETE.txt").exists()
+    assert len(run.steps) >= 3  # nothing that was measured is lost
+
+
+def test_sigterm_is_heard_and_written_down(tokens, tmp_path):
+    folder = tmp_path / "run"
+    launcher = start_long_run(folder, tokens, "ddp", 2)
+    try:
+        wait_for(lambda: steps_so_far(folder) >= 1, 120, "a step")
+        launcher.terminate()
+        assert launcher.wait(timeout=60) != 0
+    finally:
+        launcher.stderr.close()
+        if launcher.poll() is None:
+            os.killpg(launcher.pid, signal.SIGKILL)
+            launcher.wait()
+    status = read_status(folder)
+    assert status["state"] == "failed" and "SIGTERM" in status["reason"]
+
+
+def test_an_exception_in_one_rank_is_the_runs_reason(tokens, tmp_path):
+    """Ids that exceed the vocabulary are found only when a bare file's batch holds one."""
+    import numpy as np
+
+    ids = np.zeros(4000, dtype=np.uint16)
+    ids[2000:] = 400
+    ids.tofile(tmp_path / "bare.bin")
+    flags = ["--data", str(tmp_path / "bare.bin"), "--out", str(tmp_path / "run"), "--steps", "50"]
+    done = run_module(TRAIN, *flags, "--global-batch", "8", "--device", "cpu")
+    assert done.returncode == 2
+    assert "token id 400" in done.stderr and "Traceback" not in done.stderr
+    assert "token id 400" in read_run(tmp_path / "run").reason

@@ -1,0 +1,78 @@
+"""Other launchers than torchrun start the same program."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parallel.artifacts import read_run
+from tests.conftest import ROOT, run_module
+
+SMALL = ["--preset", "tiny", "--max-seq-len", "32", "--steps", "3", "--device", "cpu"]
+
+
+def test_no_launcher_is_one_rank(tokens, tmp_path):
+    flags = ["--data", str(tokens), "--out", str(tmp_path / "run")]
+    done = run_module("parallel.train", *SMALL, *flags)
+    assert done.returncode == 0, done.stderr
+    run = read_run(tmp_path / "run")
+    assert run.state == "complete" and run.facts["launcher"] == "none"
+
+
+def test_the_deepspeed_launcher_starts_it(tokens, tmp_path):
+    launcher = Path(sys.executable).with_name("deepspeed")
+    command = [str(launcher), "--num_gpus", "2", "--no_local_rank", "--module", "parallel.train"]
+    command += ["--engine", "deepspeed_zero", "--zero-stage", "1", *SMALL]
+    command += ["--data", str(tokens), "--out", str(tmp_path / "run")]
+    environment = os.environ | {
+        "DS_ACCELERATOR": "cpu",
+        "PATH": f"{launcher.parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = read_run(tmp_path / "run")
+    assert run.state == "complete" and run.facts["layout"]["dp"] == 2
+
+
+def test_what_srun_sets_is_enough(tokens, tmp_path):
+    """Two processes with the variables srun gives its tasks find each other."""
+    command = [sys.executable, "-m", "parallel.train", "--engine", "ddp", *SMALL]
+    command += ["--data", str(tokens), "--out", str(tmp_path / "run")]
+    environment = os.environ | {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_STEP_ID": "0",
+        "MASTER_ADDR": "127.0.0.1",
+    }
+    ranks = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+            stdout=subprocess.DEVNULL,
+        )
+        for rank in range(2)
+    ]
+    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
+    run = read_run(tmp_path / "run")
+    assert run.state == "complete" and run.facts["launcher"] == "srun"
+    assert run.facts["layout"]["dp"] == 2
+
+
+@pytest.mark.skipif(
+    shutil.which("srun") is None
+    or subprocess.run(["squeue"], capture_output=True, check=False).returncode != 0,
+    reason="no Slurm answers here (srun and a running slurmctld are needed)",
+)
+def test_srun_starts_it(tokens, tmp_path):
+    command = ["srun", "--ntasks=2", "--overcommit", sys.executable, "-m", "parallel.train"]
+    command += ["--engine", "ddp", *SMALL, "--data", str(tokens), "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = read_run(tmp_path / "run")
+    assert run.state == "complete" and run.facts["launcher"] == "srun"

@@ -1,0 +1,118 @@
+"""The same GPT, whatever the engine and the split: every run of the first study, trained here.
+
+fp32, 20 optimizer steps of clipped AdamW. At every step the loss is within 2e-4 of the one-process
+baseline's, the gradient norm within 2e-3 of it (relative), and the first loss within 0.3 of
+ln(vocabulary). Gradient norms are compared because a loss can look sane on wrong gradients.
+"""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from parallel import sweep
+from parallel.artifacts import Run, read_run
+from parallel.study import load_study
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.slow
+
+STUDIES = {
+    "first": ROOT / "slurm" / "parity.toml",
+    "more": ROOT / "tests" / "studies" / "more_splits.toml",
+}
+ROWS = [(key, run) for key, path in STUDIES.items() for run in load_study(path).settings]
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, tokens) -> dict[tuple[str, str], Path]:
+    """Where each row's run folder is; trained on first use, once per session."""
+    folders = {}
+    for key, path in STUDIES.items():
+        copy = tmp_path_factory.mktemp("study") / path.name
+        copy.write_text(path.read_text().replace("[defaults]", f'[defaults]\ndata = "{tokens}"'))
+        out = tmp_path_factory.mktemp(key)
+        study = load_study(copy)
+        sweep.sweep(study, list(study.settings), out, fresh=True)
+        folders |= {(key, run): out / run for run in study.settings}
+    return folders
+
+
+def baseline_of(key: str, trained: dict) -> Run:
+    return read_run(trained[key, load_study(STUDIES[key]).baseline])
+
+
+@pytest.mark.parametrize(("key", "name"), ROWS)
+def test_every_split_trains_the_same_model(key, name, trained):
+    run, baseline = read_run(trained[key, name]), baseline_of(key, trained)
+    assert run.state == "complete", run.reason
+    assert len(run.steps) == len(baseline.steps) == 20
+    for ours, theirs in zip(run.steps, baseline.steps, strict=True):
+        assert abs(ours["loss"] - theirs["loss"]) <= 2e-4
+        assert abs(ours["grad_norm"] / theirs["grad_norm"] - 1) <= 2e-3
+    assert abs(run.steps[0]["loss"] - math.log(257)) <= 0.3
+
+
+@pytest.mark.parametrize(("key", "name"), ROWS)
+def test_validation_loss_does_not_depend_on_the_split(key, name, trained):
+    ours, theirs = (
+        r.metrics["summary"]["best_val_loss"]
+        for r in (read_run(trained[key, name]), baseline_of(key, trained))
+    )
+    assert abs(ours - theirs) <= 2e-4
+
+
+def test_the_run_learns_and_is_clipped(trained):
+    steps = baseline_of("first", trained).steps
+    assert steps[-1]["loss"] < steps[0]["loss"] - 0.5
+    assert max(step["grad_norm"] for step in steps) > 1.0  # so that clipping was exercised
+
+
+def test_a_run_folder_says_what_ran(trained):
+    run = read_run(trained["first", "megatron-tp2-pp2-dp2"])
+    facts = run.facts
+    assert facts["layout"]["world_size"] == 8 and facts["baseline"] == "ddp"
+    assert facts["model"]["vocab_size"] == 257 and facts["model"]["padded_vocab"] == 258
+    assert facts["kernels"] == "torch" and facts["versions"]["megatron-core"]
+    log = (run.path / "train.log").read_text()
+    assert log.count("elapsed time per iteration (ms)") == 20
+    assert "vocabulary padded from 257 to 258 rows for tp 2" in log
+    epoch = run.metrics["epochs"][0]
+    assert epoch["optimizer_steps"] == 20 and epoch["micro_steps"] == 20 * 4
+    assert epoch["tokens_processed_global"] == 20 * 16 * 128
+    assert run.metrics["schema_version"] == "2.0"
+
+
+def test_the_tables_say_equal_for_every_row(trained, capsys):
+    from analysis import parity, tflops
+
+    folder = str(trained["first", "ddp"].parent)
+    assert parity.main(["--check", folder]) == 0
+    assert "DIFFERS" not in capsys.readouterr().out
+    assert tflops.main([folder]) == 0
+    out = capsys.readouterr().out
+    for key, name in ROWS:
+        if key == "first":
+            assert name in out
+    assert "not verified" not in out
+
+
+def test_a_model_that_differs_is_noticed(trained, tmp_path, capsys):
+    """The bar can be missed: training on another seed is not the same model."""
+    import shutil
+
+    from analysis import parity
+    from tests.conftest import run_module
+
+    shutil.copytree(trained["first", "ddp"], tmp_path / "ddp")
+    other = tmp_path / "ddp-dp2"
+    shutil.copytree(trained["first", "ddp-dp2"], other)
+    rows = (other / "steps.csv").read_text().splitlines()
+    cells = rows[7].split(",")
+    cells[3] = repr(float(cells[3]) * 1.0021)
+    rows[7] = ",".join(cells)
+    (other / "steps.csv").write_text("\n".join(rows) + "\n")
+    done = run_module("analysis.parity", str(tmp_path))
+    assert done.returncode == 1 and "DIFFERS" in done.stdout
+    assert parity.main([str(tmp_path / "ddp")]) == 0
+    capsys.readouterr()
