@@ -34,6 +34,7 @@ _V100 = (
 _A100 = (
     f"NVIDIA A100 datasheet, {_NVIDIA}/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf"
 )
+_A10 = f"NVIDIA A10 datasheet, {_NVIDIA}/a10/pdf/a10-datasheet.pdf"
 _H100 = (
     "NVIDIA H100 datasheet (sparse figures halved),"
     " https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet"
