@@ -114,11 +114,8 @@ def published(folder: Path) -> list[Path]:
     from analysis.scaling import Point, curve
 
     big = data.big_purple().rows
-    series = {
-        "GPT-2 124M, V100, Big Purple": curve(
-            [Point("", int(row["gpus"]), row["step_s"]) for row in big], 1
-        )[0]
-    }
+    points = [Point("", int(row["gpus"]), row["step_s"]) for row in big]
+    series = {"GPT-2 124M, V100, Big Purple": curve(points, points[0])[0]}
     found = data.epochs()
     for batch in (64, 128):
         points = []
@@ -126,7 +123,7 @@ def published(folder: Path) -> list[Path]:
             if of == batch:
                 slowest = max(s["total_s"] for rank, s in ranks.items() if rank != "mean")
                 points.append(Point("", gpus, slowest))
-        series[f"GPT epochs, batch {batch}, slowest rank"] = curve(points, 1)[0]
+        series[f"GPT epochs, batch {batch}, slowest rank"] = curve(points, points[0])[0]
     written = save(speedup(series, "Published strong scaling, recomputed"), folder, "speedup")
     rows = data.jean_zay(1, 10**6).rows
     parts: dict[str, list[tuple[float, float]]] = {}
