@@ -181,8 +181,9 @@ def of_runs(paths: list[Path], folder: Path, baseline: str | None) -> list[Path]
     for row in rows:
         if row["speedup"] and row["efficiency"]:  # oversubscribed rows have no efficiency
             curves.setdefault(row["engine"] or "unknown", []).append(row)
-    for label, found in curves.items():
-        curves[label] = sorted(found, key=lambda row: row["gpus"])
+    for label, found in curves.items():  # the fastest split of each size
+        best = {row["gpus"]: row for row in sorted(found, key=lambda row: row["speedup"])}
+        curves[label] = [best[gpus] for gpus in sorted(best)]
     if curves:
         written += save(speedup(curves, "Strong scaling"), folder, "speedup")
     bars = {name_of(record): parts for record in records if (parts := record.extra.get("phases_s"))}
