@@ -16,7 +16,7 @@ import numpy as np
 
 from analysis.readers._log import Log
 
-BLOCK = 4 << 20
+BLOCK = 1 << 21
 _PIECE = 1 << 18  # the pass for the bars stays in the L2 cache
 _PAD = 64  # so that looking a little back or ahead never leaves the buffer
 _BAR, _SPACE, _DOT, _SLASH, _MINUS = b"| ./-"
@@ -29,7 +29,18 @@ _COUNT = re.compile(rb"(\d{1,12})[ \t]{0,16}/[ \t]{0,16}(\d{1,12})[ \t]{0,4}\Z")
 _ITERATION_OF = re.compile(
     rb"iteration[ :=]{1,16}(\d{1,12})[ \t]{0,16}/[ \t]{0,16}(\d{1,12})[ \t]*\|"
 )
-_PLAIN = re.compile(rb"[ \t]*-?(\d{1,8})(?:\.(\d{1,7}))?([eE][-+]\d\d)? ")
+_PLAIN = re.compile(rb"[ \t]*-?(\d{1,8})(?:\.(\d{1,7}))?([eE][-+]\d\d)?(/[\d.]{1,16}|[A-Za-z%]{1,12})? ")
+
+
+_LAST_NUMBER = re.compile(_PLAIN.pattern + rb"\Z")
+
+
+def _among(words: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Which of `words` are one of the few `keys`."""
+    found = words == keys[0]
+    for key in keys[1:]:
+        found |= words == key
+    return found
 
 
 def _key(text: str) -> int:
@@ -79,8 +90,8 @@ def scan(log: Log) -> Table:
     """Read every iteration line of a log; memory does not grow with the file."""
     parts: list[dict[str, np.ndarray]] = []
     pairs = 0
-    for start, block in log.blocks(size=BLOCK):
-        found = _Block(block).records()
+    for start, buffer, length in log.blocks_into(_PAD, BLOCK):
+        found = _Block(buffer, length).records()
         if found is not None:
             columns, n_pairs = found
             columns["offset"] += start
@@ -94,15 +105,17 @@ def scan(log: Log) -> Table:
     return Table(columns, columns.pop("offset").astype(np.int64), pairs)
 
 
-class _Block:
-    """Some whole lines, padded with newlines on both sides."""
+_ROUNDS = 12  # layouts per field and block that are read together
 
-    def __init__(self, block: bytes):
-        self.data = block
-        padding = b"\n" * _PAD
-        self.bytes = np.frombuffer(padding + block + padding, np.uint8)
+
+class _Block:
+    """Some whole lines: buffer[_PAD : _PAD + length], with _PAD newlines on both sides."""
+
+    def __init__(self, buffer: bytearray, length: int):
+        self.data = buffer
+        self.bytes = np.frombuffer(buffer, np.uint8, length + 2 * _PAD)
         # The same bytes as overlapping 64-bit words: words[i] holds bytes i..i+7.
-        self.words = np.ndarray(len(self.bytes) - 7, "<u8", self.bytes.data, strides=(1,))
+        self.words = np.ndarray(len(self.bytes) - 7, "<u8", buffer, strides=(1,))
 
     def records(self) -> tuple[dict[str, np.ndarray], int] | None:
         bars = self._bars()
@@ -110,13 +123,14 @@ class _Block:
             return None
         label = bars + 1 + (self.bytes[bars + 1] == _SPACE)
         key = self.words[label]
-        elapsed = np.flatnonzero(np.isin(key, _ELAPSED))
+        elapsed = np.flatnonzero(_among(key, _ELAPSED))
         elapsed = elapsed[elapsed < len(bars) - 1]
-        elapsed = elapsed[np.isin(self.words[label[elapsed] + 8], _TIME_PER)]
+        elapsed = elapsed[_among(self.words[label[elapsed] + 8], _TIME_PER)]
         if not len(elapsed):
             return None
         step, pairs = self._values(bars, label, elapsed)
         # The unit is in the label: "(ms):", "_ms=", or "(s):".
+        owner_of = np.cumsum(np.bincount(elapsed, minlength=len(bars))) - 1  # bar -> its line
         unit_s = self._in_seconds(bars, label, elapsed)
         n = len(elapsed)
         columns = {"step_s": np.where(unit_s, step, step / 1000)}
@@ -124,14 +138,14 @@ class _Block:
         columns["iteration"], columns["planned"] = self._iteration(bars, first, elapsed)
         columns["offset"] = (bars[first] - _PAD).astype(np.float64)
         for name, (keys, further) in _FIELDS.items():
-            where = np.flatnonzero(np.isin(key, keys))
+            where = np.flatnonzero(_among(key, keys))
             if further is not None:
-                where = where[np.isin(self.words[label[where] + 8], further)]
+                where = where[_among(self.words[label[where] + 8], further)]
             columns[name] = np.full(n, np.nan)
             where = where[where < len(bars) - 1]
             if not len(where):
                 continue
-            owner = np.searchsorted(elapsed, where) - 1
+            owner = owner_of[where]
             near = (owner >= 0) & (bars[where] - bars[elapsed[owner]] < 4096)
             where, owner = where[near], owner[near]
             fresh = np.diff(owner, prepend=-1) != 0
@@ -158,7 +172,7 @@ class _Block:
         """The bar that ends `iteration N/ M`: consumed samples or tokens may follow it."""
         first = elapsed
         for _ in range(4):
-            back = np.isin(key[first - 1], _BEFORE_ELAPSED) & (first > 0)
+            back = _among(key[first - 1], _BEFORE_ELAPSED) & (first > 0)
             if not back.any():
                 break
             first = first - back
@@ -172,7 +186,7 @@ class _Block:
         text = self._text(int(end[0]) - 40, int(end[0]))
         iteration, planned = np.full(len(first), np.nan), np.full(len(first), np.nan)
         good = np.zeros(len(first), bool)
-        if match := _COUNT.search(text):
+        if _COUNT.search(text):
             slash = end - (len(text) - text.rindex(b"/"))
             total, n_total = self._digits(end)
             number, n_number = self._digits(slash)
@@ -193,14 +207,18 @@ class _Block:
         columns: dict[str, np.ndarray],
     ) -> None:
         """GPT-NeoX opens its line with ` samples/sec: 757.0 | iteration ...`."""
-        if b"samples/sec:" not in self.data:
-            return
-        for row, bar in enumerate(first.tolist()):
-            if bar and np.isin(key[bar - 1], _ITERATION):
-                before = self._text(int(bars[bar - 1]) - 40, int(bars[bar - 1]))
-                at = before.rfind(b"samples/sec:")
-                if at >= 0 and (match := _NUMBER.search(before, at)):
-                    columns["samples_per_s"][row] = float(match[1])
+        if b"samples/sec:" not in self._text(int(bars[first[0]]) - 200, int(bars[first[0]])):
+            return  # the first line tells
+        rows = np.flatnonzero((first > 0) & _among(key[first - 1], _ITERATION))
+        end = bars[first[rows] - 1] - 1
+        values, good = np.full(len(rows), np.nan), np.zeros(len(rows), bool)
+        if len(rows) and (layout := _LAST_NUMBER.search(self._text(int(end[0]) - 24, int(end[0]) + 1))):
+            values, good = self._plain(end - 20, end, layout)
+        for row in np.flatnonzero(~good).tolist():
+            before = self._text(int(end[row]) - 40, int(end[row]) + 1)
+            match = _NUMBER.search(before, max(before.rfind(b"samples/sec:"), 0))
+            values[row] = float(match[1]) if match else np.nan
+        columns["samples_per_s"][rows] = values
 
     def _in_seconds(self, bars: np.ndarray, label: np.ndarray, where: np.ndarray) -> np.ndarray:
         """Which elapsed times are in seconds: `(s):`, where most are `(ms):` or `_ms=`."""
@@ -217,17 +235,32 @@ class _Block:
         """
         start, end = label[where], bars[where + 1]
         values = np.full(len(where), np.nan)
-        good = np.zeros(len(where), bool)
-        text = self._text(int(start[0]), int(end[0]))
-        separator = max(text.find(b":"), text.find(b"="))
-        layout = _PLAIN.fullmatch(text, separator + 1) if separator >= 0 else None
-        if layout:
-            values, good = self._plain(start + separator + 1, end - 1, layout)
-            # The label must be the first row's, as far as its last eight bytes tell.
-            tail = self.words[start + separator - 7]
-            good &= (tail == tail[0]) & (self.bytes[end - 1] == _SPACE)
+        left = np.arange(len(where))
         pairs = 0
-        for row in np.flatnonzero(~good).tolist():
+        # Each round reads the rows that are laid out like the first one left: most, or all of them.
+        for _ in range(_ROUNDS):
+            if not len(left):
+                break
+            text = self._text(int(start[left[0]]), int(end[left[0]]))
+            separator = max(text.find(b":"), text.find(b"="))
+            layout = _PLAIN.fullmatch(text, separator + 1) if separator >= 0 else None
+            if layout is None:
+                break
+            suffix = layout[4] or b""
+            begin, stop = start[left] + separator + 1, end[left] - 1 - len(suffix)
+            read, good = self._plain(begin, stop, layout)
+            # The label must be this row's, as far as its last eight bytes tell, and so the unit.
+            tail = self.words[begin - 8]
+            good &= (tail == tail[0]) & (self.bytes[end[left] - 1] == _SPACE)
+            pair = suffix[:1] == b"/"
+            for i, byte in enumerate(suffix[:1] if pair else suffix):
+                good &= self.bytes[stop + i] == byte
+            values[left[good]] = read[good]
+            pairs += pair * int(good.sum())
+            if not good[0]:
+                break
+            left = left[~good]
+        for row in left.tolist():
             text = self._text(int(start[row]), min(int(end[row]), int(start[row]) + 120))
             cut = int(end[row]) - int(start[row]) > 120 or b"\n" in text
             match = None if cut else _NUMBER.search(text)
@@ -289,7 +322,7 @@ class _Block:
         return word, count
 
     def _text(self, start: int, end: int) -> bytes:
-        return self.data[max(start - _PAD, 0) : max(end - _PAD, 0)]
+        return bytes(self.data[max(start, _PAD) : max(end, _PAD)])
 
 
 _POWERS = np.array([float(f"1e{i if i < 100 else i - 200}") for i in range(200)])  # [-3] is 1e-3
