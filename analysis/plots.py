@@ -74,6 +74,7 @@ def speedup(series: dict[str, list[dict[str, Any]]], title: str) -> "Figure":
     axes.plot(ideal, [g / smallest for g in ideal], "--", color="#888888", label="ideal")
     axes.set_xlabel("GPUs")
     axes.set_ylabel(f"speedup over {smallest:g}")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.legend()
