@@ -23,7 +23,7 @@ import numpy as np
 
 from analysis.quality import Steady, add_time_flags, judge, step_times, timed
 from analysis.records import Record
-from analysis.scaling import differences
+from analysis.scaling import AXES, configuration, differences
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
 from models.errors import UsageError
 
@@ -95,7 +95,7 @@ def repeats(records: list[Record], times: list[Steady]) -> list[dict[str, Any]]:
     """One row per configuration: how many runs, and how far apart they are."""
     groups = defaultdict(list)
     for record, time in zip(records, times, strict=True):
-        groups[_configuration(record)].append((record, time.step_s))
+        groups[configuration(record)].append((record, time.step_s))
     rows = []
     for members in groups.values():
         record, seconds = members[0][0], np.array([s for _, s in members])
@@ -129,16 +129,9 @@ REPEAT_COLUMNS = (
     Column("spread", "spread", ".1%"),
 )
 
-_AXES = ("engine", "gpus", "tp", "pp", "vpp", "dp", "micro_batch", "global_batch", "seq_len")
-
-
-def _configuration(record: Record) -> tuple:
-    facts = [getattr(record, k) for k in (*_AXES, "precision", "recompute", "zero_stage")]
-    return (*facts, record.params, tuple(sorted(record.model.items())), record.extra.get("run"))
-
 
 def _describe(record: Record) -> str:
-    said = [f"{k} {v}" for k in _AXES if (v := getattr(record, k)) is not None]
+    said = [f"{k} {v}" for k in AXES if (v := getattr(record, k)) is not None]
     return ", ".join(said) or record.format
 
 

@@ -26,9 +26,19 @@ def _half(value: float, **other: float) -> dict[str, float]:
     return {"fp16": value, "bf16": value, **other}
 
 
-_V100 = "NVIDIA Tesla V100 datasheet, 2020-01"
-_A100 = "NVIDIA A100 Tensor Core GPU datasheet, 2021-06"
-_H100 = "NVIDIA H100 Tensor Core GPU datasheet (sheet's sparse figures halved)"
+_NVIDIA = "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center"
+_V100 = (
+    "NVIDIA V100 datasheet, https://images.nvidia.com/content/technologies/volta/pdf/"
+    "volta-v100-datasheet-update-us-1165301-r5.pdf"
+)
+_A100 = (
+    f"NVIDIA A100 datasheet, {_NVIDIA}/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf"
+)
+_A10 = f"NVIDIA A10 datasheet, {_NVIDIA}/a10/pdf/a10-datasheet.pdf"
+_H100 = (
+    "NVIDIA H100 datasheet (sparse figures halved),"
+    " https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet"
+)
 _H200 = "NVIDIA H200 Tensor Core GPU datasheet (sheet's sparse figures halved)"
 _ADA = "NVIDIA L4 / L40S datasheet (sparse figures halved where only they are printed)"
 _AMD_CDNA3 = "AMD Instinct MI300X / MI325X data sheet"
@@ -45,7 +55,12 @@ GPUS = (
     Gpu("V100 PCIe", r"\bV100[- ]PCIE", {"fp16": 112.0, "fp32": 14.0}, _V100),
     Gpu("A100", r"\bA100\b", _half(312.0, tf32=156.0, fp32=19.5), _A100),
     Gpu("A800", r"\bA800\b", _half(312.0, tf32=156.0, fp32=19.5), "NVIDIA A800 datasheet"),
-    Gpu("A10", r"\bA10\b", _half(125.0, tf32=62.5, fp32=31.2), "NVIDIA A10 datasheet"),
+    Gpu(
+        "A10",
+        r"\bA10\b",
+        _half(125.0, tf32=62.5, fp32=31.2),
+        f"NVIDIA A10 datasheet, {_NVIDIA}/a10/pdf/a10-datasheet.pdf",
+    ),
     Gpu("A40", r"\bA40\b", _half(149.7, tf32=74.8, fp32=37.4), "NVIDIA A40 datasheet"),
     Gpu("H100 PCIe", r"\bH100[- ]PCIE", _half(756.0, tf32=378.0, fp8=1513.0, fp32=51.0), _H100),
     Gpu("H100 NVL", r"\bH100[- ]NVL", _half(835.0, tf32=417.0, fp8=1670.0, fp32=60.0), _H100),

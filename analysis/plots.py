@@ -74,6 +74,7 @@ def speedup(series: dict[str, list[dict[str, Any]]], title: str) -> "Figure":
     axes.plot(ideal, [g / smallest for g in ideal], "--", color="#888888", label="ideal")
     axes.set_xlabel("GPUs")
     axes.set_ylabel(f"speedup over {smallest:g}")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.legend()
@@ -114,11 +115,8 @@ def published(folder: Path) -> list[Path]:
     from analysis.scaling import Point, curve
 
     big = data.big_purple().rows
-    series = {
-        "GPT-2 124M, V100, Big Purple": curve(
-            [Point("", int(row["gpus"]), row["step_s"]) for row in big], 1
-        )[0]
-    }
+    points = [Point("", int(row["gpus"]), row["step_s"]) for row in big]
+    series = {"GPT-2 124M, V100, Big Purple": curve(points, points[0])[0]}
     found = data.epochs()
     for batch in (64, 128):
         points = []
@@ -126,7 +124,7 @@ def published(folder: Path) -> list[Path]:
             if of == batch:
                 slowest = max(s["total_s"] for rank, s in ranks.items() if rank != "mean")
                 points.append(Point("", gpus, slowest))
-        series[f"GPT epochs, batch {batch}, slowest rank"] = curve(points, 1)[0]
+        series[f"GPT epochs, batch {batch}, slowest rank"] = curve(points, points[0])[0]
     written = save(speedup(series, "Published strong scaling, recomputed"), folder, "speedup")
     rows = data.jean_zay(1, 10**6).rows
     parts: dict[str, list[tuple[float, float]]] = {}
@@ -184,8 +182,9 @@ def of_runs(paths: list[Path], folder: Path, baseline: str | None) -> list[Path]
     for row in rows:
         if row["speedup"] and row["efficiency"]:  # oversubscribed rows have no efficiency
             curves.setdefault(row["engine"] or "unknown", []).append(row)
-    for label, found in curves.items():
-        curves[label] = sorted(found, key=lambda row: row["gpus"])
+    for label, found in curves.items():  # the fastest split of each size
+        best = {row["gpus"]: row for row in sorted(found, key=lambda row: row["speedup"])}
+        curves[label] = [best[gpus] for gpus in sorted(best)]
     if curves:
         written += save(speedup(curves, "Strong scaling"), folder, "speedup")
     bars = {name_of(record): parts for record in records if (parts := record.extra.get("phases_s"))}

@@ -106,39 +106,49 @@ def fit_gustafson(points: list[tuple[float, float]]) -> float | None:
     return sum(a * b for a, b in zip(x, y, strict=True)) / square if square else None
 
 
+AXES = ("engine", "gpus", "tp", "pp", "vpp", "dp", "micro_batch", "global_batch", "seq_len")
+
+
+def configuration(record: Record) -> tuple:
+    """What two runs must share to be repeats of each other."""
+    facts = [getattr(record, k) for k in (*AXES, "precision", "recompute", "zero_stage")]
+    return (*facts, record.params, tuple(sorted(record.model.items())), record.extra.get("run"))
+
+
 @dataclass(frozen=True)
 class Point:
-    """One timed run: enough to scale by."""
+    """One timed run: enough to scale by. Points of one configuration are repeats."""
 
     name: str
     gpus: int
     step_s: float
+    configuration: tuple = ()
 
 
 def curve(
-    points: list[Point], baseline_gpus: int, scaling: str = "strong"
+    points: list[Point], baseline: Point, scaling: str = "strong"
 ) -> tuple[list[dict[str, Any]], float | None]:
-    """(one row per number of GPUs, fitted serial share) of repeats at several sizes.
+    """(one row per configuration, fitted serial share) of repeats at several sizes.
 
-    Rows: gpus, n repeats, step_s (their median), spread ((max - min) / median), speedup,
-    efficiency, serial (Karp-Flatt). The baseline is the median at `baseline_gpus`.
-
-    Raises:
-        UsageError: no point at `baseline_gpus`.
+    Rows: run, gpus, n repeats, step_s (their median), spread ((slowest - fastest) / median),
+    speedup, efficiency, serial (Karp-Flatt). The baseline's own repeats are what it is against.
+    The fit is to the fastest configuration of each size: a law is about what the machine can do.
     """
-    sizes = defaultdict(list)
+    groups = defaultdict(list)
     for point in points:
-        sizes[point.gpus].append(point.step_s)
-    if baseline_gpus not in sizes:
-        raise UsageError(f"no run on {baseline_gpus} GPUs to be the baseline")
-    base = statistics.median(sizes[baseline_gpus])
-    rows, fitted = [], []
-    for gpus, times in sorted(sizes.items()):
+        groups[point.gpus, point.configuration].append(point)
+    alike = groups.get((baseline.gpus, baseline.configuration), [baseline])
+    base = statistics.median(p.step_s for p in alike)
+    rows = []
+    best: dict[float, float] = {}
+    for (gpus, _), repeats in sorted(groups.items(), key=lambda g: (g[0][0], g[1][0].name)):
+        times = [p.step_s for p in repeats]
         step_s = statistics.median(times)
-        faster, efficiency = speedup(step_s, gpus, base, baseline_gpus, scaling)
-        ratio = gpus / baseline_gpus
+        faster, efficiency = speedup(step_s, gpus, base, baseline.gpus, scaling)
+        ratio = gpus / baseline.gpus
         rows.append(
             {
+                "run": repeats[0].name,
                 "gpus": gpus,
                 "n": len(times),
                 "step_s": step_s,
@@ -151,13 +161,14 @@ def curve(
             }
         )
         if ratio > 1:
-            fitted.append((ratio, faster))
-    return rows, (fit_amdahl if scaling == "strong" else fit_gustafson)(fitted)
+            best[ratio] = max(faster, best.get(ratio, 0.0))
+    return rows, (fit_amdahl if scaling == "strong" else fit_gustafson)(list(best.items()))
 
 
 def table(rows: list[dict[str, Any]], share: float | None, scaling: str, baseline: str) -> Table:
     """The scaling curve as a table."""
     columns = [
+        Column("run", "run"),
         Column("gpus", "GPUs", "d"),
         Column("n", "runs", "d"),
         Column("step_s", "s/iter", ".4g"),
@@ -169,7 +180,7 @@ def table(rows: list[dict[str, Any]], share: float | None, scaling: str, baselin
     law = {"strong": "Amdahl", "weak": "Gustafson"}[scaling]
     notes = [f"{scaling} scaling against {baseline}; spread: (slowest - fastest) / median"]
     if share is not None:
-        notes.append(f"{law}'s law fits a serial share of {share:.3f}")
+        notes.append(f"{law}'s law, at each size's fastest, fits a serial share of {share:.3f}")
         if share < 0:
             notes[-1] += ": above linear, which no serial share explains"
     return Table(columns, rows, notes=notes)
@@ -202,23 +213,24 @@ def main(argv: list[str] | None = None) -> int:
             elif judge(record, time).unfit or record.oversubscribed:
                 left_out.append(f"{name_of(record)}: {'; '.join(judge(record, time).flags)}")
             else:
-                points.append((record, Point(name_of(record), record.gpus, time.step_s)))
+                point = Point(name_of(record), record.gpus, time.step_s, configuration(record))
+                points.append((record, point))
         if not points:
             raise UsageError("; ".join(left_out))
-        named = [r for r, p in points if p.name == arguments.baseline]
+        named = [pair for pair in points if pair[1].name == arguments.baseline]
         if arguments.baseline and not named:
             raise UsageError(
                 f"no timed run called {arguments.baseline!r};"
                 f" there are: {', '.join(p.name for _, p in points)}"
             )
-        baseline = named[0] if named else min((r for r, _ in points), key=lambda r: r.gpus)
+        baseline, start = min(named or points, key=lambda pair: pair[1].gpus)
         fair = []
         for record, point in points:
             if unfair := differences(record, baseline, arguments.scaling):
                 left_out.append(f"{point.name}: invalid comparison: {'; '.join(unfair)}")
             else:
                 fair.append(point)
-        rows, share = curve(fair, baseline.gpus, arguments.scaling)
+        rows, share = curve(fair, start, arguments.scaling)
     except UsageError as error:
         print(f"analysis.scaling: {error}", file=sys.stderr)
         return 2

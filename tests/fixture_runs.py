@@ -1,19 +1,20 @@
 """Small run folders for tests, written by the one writer there is."""
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from models.config import preset
+from models.config import GPTConfig
 from parallel.artifacts import RunFolder
 from parallel.spec import resolve
 
-TINY = preset("tiny")
+TINY = GPTConfig(n_layer=4, hidden=64, n_head=4, vocab_size=257, max_seq_len=64)
 
 
 def facts(study: str, baseline: str | None, cores: int = 8, **settings: Any) -> dict[str, Any]:
     """run.json of a run with these settings, as the trainer writes it."""
-    defaults = {"preset": "tiny", "steps": 20, "global_batch": 16, "device": "cpu"}
+    defaults = asdict(TINY) | {"steps": 20, "global_batch": 16, "device": "cpu"}
     spec = resolve(("test", defaults | settings))
     layout = spec.layout
     return {

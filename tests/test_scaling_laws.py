@@ -11,7 +11,6 @@ from analysis.scaling import (
     main,
     speedup,
 )
-from models.errors import UsageError
 from tests.fixture_runs import facts, write
 
 
@@ -37,20 +36,29 @@ def test_strong_and_weak_efficiency_are_ideal_where_they_should_be():
 def test_the_published_1_2_4_gpu_table_follows():
     # NYU Big Purple, V100, seconds per iteration: 3.41x at efficiency 0.85 on four GPUs.
     seconds = {1: 0.276756, 2: 0.142994, 4: 0.081277}
-    rows, share = curve([Point(str(n), n, s) for n, s in seconds.items()], 1)
+    points = [Point(str(n), n, s) for n, s in seconds.items()]
+    rows, share = curve(points, points[0])
     assert [round(r["speedup"], 2) for r in rows] == [1.0, 1.94, 3.41]
     assert [round(r["efficiency"], 2) for r in rows] == [1.0, 0.97, 0.85]
     assert 0 < share < 0.1
 
 
-def test_repeats_at_one_size_become_a_median_and_a_spread():
-    points = [Point("a", 1, 1.0), Point("b", 2, 0.5), Point("c", 2, 0.7), Point("d", 2, 0.6)]
-    rows, _ = curve(points, 1)
-    assert rows[1]["n"] == 3
-    assert rows[1]["step_s"] == 0.6
-    assert rows[1]["spread"] == pytest.approx(1 / 3)
-    with pytest.raises(UsageError):
-        curve(points, 3)
+def test_repeats_become_a_median_and_a_spread_but_other_splits_do_not():
+    tp2 = [Point("tp2", 2, x, ("tp2",)) for x in (0.5, 0.7, 0.6)]
+    points = [Point("one", 1, 1.0), *tp2, Point("pp2", 2, 0.8, ("pp2",))]
+    rows, share = curve(points, points[0])
+    found = {row["run"]: row for row in rows}
+    assert list(found) == ["one", "pp2", "tp2"]
+    assert (found["tp2"]["n"], found["tp2"]["step_s"]) == (3, 0.6)
+    assert found["tp2"]["spread"] == pytest.approx(1 / 3)
+    assert (found["pp2"]["n"], found["pp2"]["spread"]) == (1, None)
+    assert share == pytest.approx(karp_flatt(1 / 0.6, 2))  # the fastest split of two GPUs
+
+
+def test_an_unknown_baseline_is_named(tmp_path, capsys):
+    write(tmp_path, facts("s", "ddp", engine="ddp"))
+    assert main([str(tmp_path), "--baseline", "nobody"]) == 2
+    assert "no timed run called 'nobody'; there are: ddp" in capsys.readouterr().err
 
 
 def test_weak_scaling_wants_equal_work_per_gpu(tmp_path, capsys):

@@ -85,7 +85,8 @@ def _read_log(log: Log) -> Record:
         record = reader.read(log)
         if len(record.iteration) or record.extra.get("whole_run"):
             return record
-        tried.append(record)
+        if not getattr(reader, "EMBEDDED", False):
+            tried.append(record)
     if not tried:
         reader = _by_banner(log)
         name = reader.FORMAT if reader else UNKNOWN

@@ -16,7 +16,7 @@ import numpy as np
 
 from analysis.readers._log import Log
 
-BLOCK = 4 << 20
+BLOCK = 1 << 22
 _PIECE = 1 << 18  # the pass for the bars stays in the L2 cache
 _PAD = 64  # so that looking a little back or ahead never leaves the buffer
 _BAR, _SPACE, _DOT, _SLASH, _MINUS = b"| ./-"
@@ -29,7 +29,20 @@ _COUNT = re.compile(rb"(\d{1,12})[ \t]{0,16}/[ \t]{0,16}(\d{1,12})[ \t]{0,4}\Z")
 _ITERATION_OF = re.compile(
     rb"iteration[ :=]{1,16}(\d{1,12})[ \t]{0,16}/[ \t]{0,16}(\d{1,12})[ \t]*\|"
 )
-_PLAIN = re.compile(rb"[ \t]*-?(\d{1,8})(?:\.(\d{1,7}))?([eE][-+]\d\d)? ")
+_PLAIN = re.compile(
+    rb"[ \t]*-?(\d{1,8})(?:\.(\d{1,7}))?([eE][-+]\d\d)?(/[\d.]{1,16}|[A-Za-z%]{1,12})?( {1,3})"
+)
+
+
+_LAST_NUMBER = re.compile(_PLAIN.pattern + rb"\Z")
+
+
+def _among(words: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Which of `words` are one of the few `keys`."""
+    found = words == keys[0]
+    for key in keys[1:]:
+        found |= words == key
+    return found
 
 
 def _key(text: str) -> int:
@@ -76,72 +89,112 @@ class Table:
 
 
 def scan(log: Log) -> Table:
-    """Read every iteration line of a log; memory does not grow with the file."""
-    parts: list[dict[str, np.ndarray]] = []
-    pairs = 0
-    for start, block in log.blocks(size=BLOCK):
-        found = _Block(block).records()
-        if found is not None:
-            columns, n_pairs = found
-            columns["offset"] += start
-            parts.append(columns)
-            pairs += n_pairs
-    names = ["iteration", "planned", "step_s", *_FIELDS, "offset"]
-    columns = {
-        name: np.concatenate([part[name] for part in parts]) if parts else np.empty(0)
-        for name in names
-    }
-    return Table(columns, columns.pop("offset").astype(np.int64), pairs)
+    """Read every iteration line of a log.
+
+    Memory is a buffer and what the lines say: after the first _MANY_LINES in single precision,
+    and a column that no line fills takes none.
+    """
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
+    offsets: list[np.ndarray] = []
+    pairs = lines = 0
+    for start, buffer, length in log.blocks_into(_PAD, BLOCK):
+        found = _Block(buffer, length).records()
+        if found is None:
+            continue
+        columns, offset, n_pairs = found
+        offsets.append(offset + start)
+        lines += len(offset)
+        pairs += n_pairs
+        for name, column in columns.items():
+            if column is None:
+                column = _nothing(len(offset))
+            elif lines > _MANY_LINES:
+                column = column.astype(np.float32)
+            parts[name].append(column)
+    dtype = np.float32 if lines > _MANY_LINES else np.float64
+    columns = {}
+    for name in _COLUMNS:
+        pieces = parts.pop(name)
+        if all(piece.strides == (0,) for piece in pieces):
+            columns[name] = _nothing(lines)
+        else:
+            columns[name] = np.concatenate(pieces, dtype=dtype)
+    offset = np.concatenate(offsets) if offsets else np.empty(0, np.int64)
+    return Table(columns, offset, pairs)
+
+
+_MANY_LINES = 1_000_000
+_COLUMNS = ("iteration", "planned", "step_s", *_FIELDS)
+
+
+def _nothing(n: int) -> np.ndarray:
+    """n times NaN, in the memory of one."""
+    return np.broadcast_to(np.float32("nan"), (n,))
+
+
+_WORTH_A_ROUND = 32  # rows; fewer are read one by one
 
 
 class _Block:
-    """Some whole lines, padded with newlines on both sides."""
+    """Some whole lines: buffer[_PAD : _PAD + length], with _PAD newlines on both sides."""
 
-    def __init__(self, block: bytes):
-        self.data = block
-        padding = b"\n" * _PAD
-        self.bytes = np.frombuffer(padding + block + padding, np.uint8)
+    def __init__(self, buffer: bytearray, length: int):
+        self.data = buffer
+        self.bytes = np.frombuffer(buffer, np.uint8, length + 2 * _PAD)
         # The same bytes as overlapping 64-bit words: words[i] holds bytes i..i+7.
-        self.words = np.ndarray(len(self.bytes) - 7, "<u8", self.bytes.data, strides=(1,))
+        self.words = np.ndarray(len(self.bytes) - 7, "<u8", buffer, strides=(1,))
 
-    def records(self) -> tuple[dict[str, np.ndarray], int] | None:
+    def records(self) -> tuple[dict[str, np.ndarray | None], np.ndarray, int] | None:
+        """The columns (None where no line has it), where the lines are, and how many print pairs."""
         bars = self._bars()
         if len(bars) < 2:
             return None
-        label = bars + 1 + (self.bytes[bars + 1] == _SPACE)
+        label = bars + 1
+        label += self.bytes[label] == _SPACE
         key = self.words[label]
-        elapsed = np.flatnonzero(np.isin(key, _ELAPSED))
-        elapsed = elapsed[elapsed < len(bars) - 1]
-        elapsed = elapsed[np.isin(self.words[label[elapsed] + 8], _TIME_PER)]
+        elapsed = np.flatnonzero(_among(key[:-1], _ELAPSED))
+        elapsed = elapsed[_among(self.words[label[elapsed] + 8], _TIME_PER)]
         if not len(elapsed):
             return None
+        of_line = np.zeros(len(bars), np.int32)
+        of_line[elapsed] = 1
+        of_line = np.cumsum(of_line, dtype=np.int32) - 1  # which line's each bar is
         step, pairs = self._values(bars, label, elapsed)
-        # The unit is in the label: "(ms):", "_ms=", or "(s):".
-        unit_s = self._in_seconds(bars, label, elapsed)
-        n = len(elapsed)
-        columns = {"step_s": np.where(unit_s, step, step / 1000)}
+        if not self._in_seconds(label[elapsed[:1]])[0]:
+            step /= 1000
+            if (other := self._in_seconds(label[elapsed])).any():
+                step[other] *= 1000
+        elif not (other := self._in_seconds(label[elapsed])).all():
+            step[~other] /= 1000
+        columns: dict[str, np.ndarray | None] = {"step_s": step}
         first = self._first_bar(key, elapsed)
         columns["iteration"], columns["planned"] = self._iteration(bars, first, elapsed)
-        columns["offset"] = (bars[first] - _PAD).astype(np.float64)
         for name, (keys, further) in _FIELDS.items():
-            where = np.flatnonzero(np.isin(key, keys))
+            columns[name] = None
+            where = np.flatnonzero(_among(key[:-1], keys))
             if further is not None:
-                where = where[np.isin(self.words[label[where] + 8], further)]
-            columns[name] = np.full(n, np.nan)
-            where = where[where < len(bars) - 1]
+                where = where[_among(self.words[label[where] + 8], further)]
             if not len(where):
                 continue
-            owner = np.searchsorted(elapsed, where) - 1
-            near = (owner >= 0) & (bars[where] - bars[elapsed[owner]] < 4096)
-            where, owner = where[near], owner[near]
-            fresh = np.diff(owner, prepend=-1) != 0
-            where, owner = where[fresh], owner[fresh]
-            columns[name][owner], _ = self._values(bars, label, where)
+            line = of_line[where]
+            ours = line >= 0
+            ours[1:] &= line[1:] != line[:-1]
+            ours &= bars[where] - bars[elapsed[line]] < 4096
+            if not ours.all():
+                where, line = where[ours], line[ours]
+            values, _ = self._values(bars, label, where)
+            if len(where) < len(elapsed):
+                columns[name] = np.full(len(elapsed), np.nan)
+                columns[name][line] = values
+            else:
+                columns[name] = values
         self._samples_before(bars, first, key, columns)
-        whole = ~np.isnan(columns["step_s"]) & ~np.isnan(columns["iteration"])
+        offset = bars[first] - _PAD
+        whole = ~(np.isnan(step) | np.isnan(columns["iteration"]))
         if not whole.all():
-            columns = {name: column[whole] for name, column in columns.items()}
-        return columns, pairs
+            offset = offset[whole]
+            columns = {k: c if c is None else c[whole] for k, c in columns.items()}
+        return columns, offset, pairs
 
     def _bars(self) -> np.ndarray:
         mask = np.empty(_PIECE, bool)
@@ -158,7 +211,7 @@ class _Block:
         """The bar that ends `iteration N/ M`: consumed samples or tokens may follow it."""
         first = elapsed
         for _ in range(4):
-            back = np.isin(key[first - 1], _BEFORE_ELAPSED) & (first > 0)
+            back = _among(key[first - 1], _BEFORE_ELAPSED) & (first > 0)
             if not back.any():
                 break
             first = first - back
@@ -172,7 +225,7 @@ class _Block:
         text = self._text(int(end[0]) - 40, int(end[0]))
         iteration, planned = np.full(len(first), np.nan), np.full(len(first), np.nan)
         good = np.zeros(len(first), bool)
-        if match := _COUNT.search(text):
+        if _COUNT.search(text):
             slash = end - (len(text) - text.rindex(b"/"))
             total, n_total = self._digits(end)
             number, n_number = self._digits(slash)
@@ -190,21 +243,30 @@ class _Block:
         bars: np.ndarray,
         first: np.ndarray,
         key: np.ndarray,
-        columns: dict[str, np.ndarray],
+        columns: dict[str, np.ndarray | None],
     ) -> None:
         """GPT-NeoX opens its line with ` samples/sec: 757.0 | iteration ...`."""
-        if b"samples/sec:" not in self.data:
+        rows = np.flatnonzero((first > 0) & _among(key[first - 1], _ITERATION))
+        if not len(rows):
             return
-        for row, bar in enumerate(first.tolist()):
-            if bar and np.isin(key[bar - 1], _ITERATION):
-                before = self._text(int(bars[bar - 1]) - 40, int(bars[bar - 1]))
-                at = before.rfind(b"samples/sec:")
-                if at >= 0 and (match := _NUMBER.search(before, at)):
-                    columns["samples_per_s"][row] = float(match[1])
+        end = bars[first[rows] - 1] - 1
+        text = self._text(int(end[0]) - 40, int(end[0]) + 1)
+        if b"samples/sec:" not in text:
+            return  # two lines that run into one another
+        values, good = np.full(len(rows), np.nan), np.zeros(len(rows), bool)
+        if layout := _LAST_NUMBER.search(text):
+            values, good = self._plain(end - 20, end, layout)
+        for row in np.flatnonzero(~good).tolist():
+            before = self._text(int(end[row]) - 40, int(end[row]) + 1)
+            match = _NUMBER.search(before, max(before.rfind(b"samples/sec:"), 0))
+            values[row] = float(match[1]) if match else np.nan
+        if columns["samples_per_s"] is None:
+            columns["samples_per_s"] = np.full(len(first), np.nan)
+        columns["samples_per_s"][rows] = values
 
-    def _in_seconds(self, bars: np.ndarray, label: np.ndarray, where: np.ndarray) -> np.ndarray:
+    def _in_seconds(self, label: np.ndarray) -> np.ndarray:
         """Which elapsed times are in seconds: `(s):`, where most are `(ms):` or `_ms=`."""
-        at = label[where] + len("elapsed time per iteration ")
+        at = label + len("elapsed time per iteration ")
         opened = self.bytes[at] == ord("(")
         return self.bytes[at + opened] == ord("s")
 
@@ -217,17 +279,40 @@ class _Block:
         """
         start, end = label[where], bars[where + 1]
         values = np.full(len(where), np.nan)
-        good = np.zeros(len(where), bool)
-        text = self._text(int(start[0]), int(end[0]))
-        separator = max(text.find(b":"), text.find(b"="))
-        layout = _PLAIN.fullmatch(text, separator + 1) if separator >= 0 else None
-        if layout:
-            values, good = self._plain(start + separator + 1, end - 1, layout)
-            # The label must be the first row's, as far as its last eight bytes tell.
-            tail = self.words[start + separator - 7]
-            good &= (tail == tail[0]) & (self.bytes[end - 1] == _SPACE)
-        pairs = 0
-        for row in np.flatnonzero(~good).tolist():
+        left = np.arange(len(where))
+        pairs, odd = 0, []
+        # Each round reads the rows that are laid out like the first one left: most, or all of them.
+        while len(left) >= _WORTH_A_ROUND:
+            text = self._text(int(start[left[0]]), int(end[left[0]]))
+            separator = max(text.find(b":"), text.find(b"="))
+            layout = _PLAIN.fullmatch(text, separator + 1) if separator >= 0 else None
+            if layout is None:
+                odd.append(left[0])
+                left = left[1:]
+                if len(odd) > 8:
+                    break
+                continue
+            if len(text) - separator < 8 and len(left) == len(where):
+                # A field that never changes, such as the skipped iterations, is read once.
+                word = self.words[end - 8]
+                if (word == word[0]).all():
+                    return np.full(len(where), float(text[separator + 1 :])), 0
+            suffix = layout[4] or b""
+            begin = start[left] + separator + 1
+            stop = end[left] - len(layout[5]) - len(suffix)
+            read, good = self._plain(begin, stop, layout)
+            # The label must be this row's, as far as its last eight bytes tell, and so the unit.
+            tail = self.words[begin - 8]
+            good &= (tail == tail[0]) & (self.bytes[end[left] - 1] == _SPACE)
+            pair = suffix[:1] == b"/"
+            for i, byte in enumerate(suffix[:1] if pair else suffix):
+                good &= self.bytes[stop + i] == byte
+            values[left[good]] = read[good]
+            pairs += pair * int(good.sum())
+            if not good[0]:
+                break
+            left = left[~good]
+        for row in [*odd, *left]:
             text = self._text(int(start[row]), min(int(end[row]), int(start[row]) + 120))
             cut = int(end[row]) - int(start[row]) > 120 or b"\n" in text
             match = None if cut else _NUMBER.search(text)
@@ -240,15 +325,16 @@ class _Block:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Numbers written as `layout` in [start, end): values, and which of them are sure."""
         decimals, exponent = len(layout[2] or b""), bool(layout[3])
-        scale = np.ones(len(end))
+        power = -decimals
         good = np.ones(len(end), bool)
         if exponent:
-            power, digits = self._digits(end)
+            size, digits = self._digits(end)
             sign = self.bytes[end - 3]
             good = (digits == 2) & ((self.bytes[end - 4] | 32) == ord("e"))
             good &= (sign == ord("+")) | (sign == _MINUS)
-            power = np.minimum(power, 99).astype(np.int64)
-            scale = _POWERS[np.where(sign == _MINUS, -power, power)]
+            size = np.minimum(size, 22).astype(np.int64)
+            good &= size < 16
+            power = np.where(sign == _MINUS, -size, size) - decimals
             end = end - 4
         if decimals:
             fraction, digits = self._digits(end)
@@ -261,11 +347,16 @@ class _Block:
         negative = before == _MINUS
         blank = (before == _SPACE) | (begin == start) | negative
         good &= blank & (begin >= start) & (begin - start < 24)
+        # An integer below 2**53 over (or times) a power of ten up to 10**22: rounded once, so
+        # it is the very number that float() makes of the text.
         values = whole.astype(np.float64)
         if decimals:
-            values = (values * 10**decimals + fraction) / 10**decimals
+            values = values * 10.0**decimals + fraction
         if exponent:
-            values *= scale
+            scale = _POWERS[np.abs(power)]
+            values = np.where(power < 0, values / scale, values * scale)
+        elif decimals:
+            values /= 10.0**decimals
         return np.where(negative, -values, values), good
 
     def _digits(self, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -289,10 +380,10 @@ class _Block:
         return word, count
 
     def _text(self, start: int, end: int) -> bytes:
-        return self.data[max(start - _PAD, 0) : max(end - _PAD, 0)]
+        return bytes(self.data[max(start, _PAD) : max(end, _PAD)])
 
 
-_POWERS = np.array([float(f"1e{i if i < 100 else i - 200}") for i in range(200)])  # [-3] is 1e-3
+_POWERS = np.array([float(f"1e{i}") for i in range(23)])
 _U7, _U8, _U10, _U16, _U32 = (np.uint64(n) for n in (7, 8, 10, 16, 32))
 _U100, _U255, _U10000 = (np.uint64(n) for n in (100, 255, 10000))
 _ZEROS = np.uint64(0x3030303030303030)

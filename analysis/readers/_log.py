@@ -84,6 +84,31 @@ class Log:
             start += len(block)
             size = usual
 
+    def blocks_into(self, margin: int, size: int) -> Iterator[tuple[int, bytearray, int]]:
+        """(offset, buffer, length) pieces of the file, each ending where a line does.
+
+        The piece is buffer[margin : margin + length], with newlines on both sides of it. The
+        buffer is used again for the next piece: fresh memory for each costs more than reading.
+        """
+        start, buffer = 0, bytearray(b"\n" * (size + 2 * margin))
+        while start < self.size:
+            room = len(buffer) - 2 * margin
+            view = memoryview(buffer)
+            length = os.preadv(self._file.fileno(), [view[margin : margin + room]], start)
+            if length == 0:
+                return  # the file shrank under us
+            end = margin + length
+            if start + length < self.size:
+                cut = max(buffer.rfind(b"\n", margin, end), buffer.rfind(b"\r", margin, end)) + 1
+                if cut == 0 and room < LONGEST_LINE:
+                    buffer = bytearray(b"\n" * (2 * room + 2 * margin))
+                    continue
+                end = cut or buffer.rfind(b" ", margin, end) + 1 or end
+            view[end : end + margin] = b"\n" * margin
+            view.release()
+            yield start, buffer, end - margin
+            start += end - margin
+
     def matches(
         self, pattern: re.Pattern[bytes], start: int = 0, end: int | None = None
     ) -> Iterator[tuple[int, re.Match[bytes]]]:

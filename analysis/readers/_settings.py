@@ -118,7 +118,8 @@ def read_header(record: Record, header: bytes) -> None:
             if last.get(alias, b"").isdigit():
                 facts[field] = int(last[alias])
                 given = [v for v in seen[alias] if v.isdigit()]
-                if len(given) > 1 and field != "gpus":
+                known = record.model.get(field) or getattr(record, field, None)
+                if len(given) > 1 and field != "gpus" and known is None:
                     said = ", ".join(v.decode() for v in given)
                     record.notes.append(
                         f"contradiction: {alias} is given as {said};"

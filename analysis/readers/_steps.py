@@ -31,13 +31,14 @@ def put_steps(
     log: Log,
     averages: bool = False,
 ) -> list[int]:
-    """Fill the per-step arrays; returns the kept lines' offsets.
+    """Fill the per-step arrays; returns where the log's last few lines are, for `judge_end`.
 
     A line that repeats another (same iteration, time and loss) is dropped. Where several ranks
     print the same iterations, one of them is kept. averages: an entry is the mean over the
     iterations since the last one, so that the spacing is `record.interval`.
     """
     size = len(offsets)
+    last_lines = [int(at) for at in offsets[-4:]]
     columns = {k: np.asarray(v, float) for k, v in columns.items()}
     for name in PER_STEP:
         columns.setdefault(name, np.full(size, np.nan))
@@ -74,7 +75,7 @@ def put_steps(
         )
     if size and iteration[0] > 2 * usual:
         record.notes.append(f"resumed: the first iteration is {iteration[0]:.0f}")
-    return [int(at) for at in offsets]
+    return last_lines
 
 
 def _without_repeats(

@@ -46,8 +46,9 @@ def read(log: Log) -> Record:
     whole = columns["iteration"] == columns["iteration"]
     columns = {name: values[whole] for name, values in columns.items()}
     columns["samples_per_s"] = columns.pop("batch") * columns.pop("ups")
-    offsets = put_steps(record, columns, offsets[whole], log, averages=True)
-    header = header_of(log, offsets[0] if offsets else None)
+    offsets = offsets[whole]
+    header = header_of(log, int(offsets[0]) if len(offsets) else None)
+    offsets = put_steps(record, columns, offsets, log, averages=True)
     facts = {"gpus": find_int(_WORLD, header), "planned_steps": find_int(_STEPS, header)}
     state(record, facts, "log")
     read_header(record, header)

@@ -1,0 +1,607 @@
+"""Every log format is read, whatever stands around its lines; what is no log is refused."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from analysis.readers import _bars, read, read_all
+from analysis.readers._log import Log
+from analysis.readers._settings import from_name
+from analysis.records import Refusal
+
+
+def megatron(iteration, ms=1000.0, planned=100, loss=2.5, consumed=True, extra=""):
+    samples = f" consumed samples: {iteration * 8:12d} |" if consumed else ""
+    return (
+        f" iteration {iteration:8d}/{planned:8d} |{samples} elapsed time per iteration (ms):"
+        f" {ms:.1f} | learning rate: 1.000E-04 | global batch size: {8:5d} |"
+        f" lm loss: {loss:.6E} | loss scale: 1.0 | grad norm: 1.250 |{extra}"
+        f" number of skipped iterations: {0:3d} | number of nan iterations: {0:3d} |\n"
+    )
+
+
+RUN = "".join(megatron(i, ms=1000.0 + i, loss=3.0 - i / 100) for i in range(1, 41))
+
+
+@pytest.fixture
+def log(tmp_path):
+    def write(content, name="job.out"):
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write
+
+
+def times(record):
+    return record.step_s.tolist()
+
+
+# --- one line of each format ---------------------------------------------------------------
+
+FORMATS = {
+    "Megatron-LM": (
+        megatron(7, 2500.0, extra=" throughput per GPU (TFLOP/s/GPU): 140.5 |"),
+        {"iteration": 7, "step_s": 2.5, "loss": 2.5, "grad_norm": 1.25, "tflops": 140.5},
+    ),
+    "Megatron-LM without samples": (
+        megatron(7, 2500.0, consumed=False),
+        {"iteration": 7, "step_s": 2.5, "loss": 2.5},
+    ),
+    "Megatron-LM in seconds": (
+        megatron(7, 104.8).replace("(ms)", "(s)"),
+        {"iteration": 7, "step_s": 104.8},
+    ),
+    "Megatron-LM current/average": (
+        megatron(7, 2500.0).replace("2500.0", "2500.0/2100.0"),
+        {"iteration": 7, "step_s": 2.5},
+    ),
+    "lm-loss": (megatron(7).replace("lm loss", "lm-loss"), {"loss": 2.5}),
+    "Megatron-DeepSpeed": (
+        " iteration       10/  171661 | consumed samples:         2560 | consumed tokens:  5242880 |"
+        " elapsed time per iteration (ms): 810.1 | learning rate: 9.3E-08 | global batch size:   256"
+        " |reserve_length:   256 | lm loss: 1.078335E+01 | samples per second: 26.942 | TFLOPs: 47.61"
+        " |\n",
+        {"iteration": 10, "step_s": 0.8101, "loss": 10.78335, "samples_per_s": 26.942}
+        | {"tflops": 47.61},
+    ),
+    "Megatron-DeepSpeed key=value": (
+        "[2024-06-21 10:50:42][INFO][training:1609] -  iteration=       3/  317892 |"
+        " consumed_samples=         768 | consumed_tokens=     3145728 |"
+        " elapsed_time_per_iteration_ms=108893.2 | learning_rate=1.88743e-08 |"
+        " global_batch_size=  768 | lm loss=11.133188 | loss_scale=1.0 | actual_seqlen= 4096 |"
+        " number_of_skipped_iterations=  0 | samples_per_second=7.053 | TFLOPs=26.49 |\n",
+        {"iteration": 3, "step_s": 108.8932, "loss": 11.133188, "samples_per_s": 7.053},
+    ),
+    "GPT-NeoX": (
+        " samples/sec: 206.693 | iteration        1/     512 | elapsed time per iteration (ms):"
+        " 2477.1 | learning rate: 1.0E-05 | approx flops per GPU: 13.3TFLOPS |"
+        " lm_loss: 1.106431E+01 | number of skipped iterations:   1 |\n",
+        {"iteration": 1, "step_s": 2.4771, "tflops": 13.3, "loss": 11.06431, "skipped": 1}
+        | {"samples_per_s": 206.693},
+    ),
+    "DeepSpeed pipeline": (
+        "steps: 10 loss: 5.4321 iter time (s): 0.688 samples/sec: 743.1\n",
+        {"iteration": 10, "loss": 5.4321, "step_s": 0.688, "samples_per_s": 743.1},
+    ),
+    "DeepSpeed throughput": (
+        "[INFO] [timer.py:199:stop] epoch=0/micro_step=40/global_step=10,"
+        " RunningAvgSamplesPerSec=173.4, CurrSamplesPerSec=171.9, MemAllocated=3.96GB\n",
+        {"iteration": 10, "samples_per_s": 171.9},
+    ),
+    "DeepSpeed early throughput": (
+        "[INFO] 0/100, SamplesPerSec=15.9\n",
+        {"iteration": 100, "samples_per_s": 15.9},
+    ),
+    "DeepSpeed-Chat": (
+        "|E2E latency=7.99s |Gather latency=0.00s (0.00%) |CurSamplesPerSec=8.01 "
+        "|AvgSamplesPerSec=8.01\n",
+        {"iteration": 1, "step_s": 7.99, "samples_per_s": 8.01},
+    ),
+    "HF Trainer": (
+        "{'loss': 2.5893, 'grad_norm': 0.5, 'learning_rate': 5e-06, 'epoch': 0.01}\n",
+        {"iteration": 1, "loss": 2.5893, "grad_norm": 0.5},
+    ),
+    "torchtitan": (
+        "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=1\n"
+        "[rank0]:[titan] - root - INFO - \x1b[31mstep: 10  \x1b[32mloss:  7.94975  "
+        "\x1b[38;2;180;60;0mgrad_norm: 38.7500  \x1b[38;2;54;234;195mmemory: 168.10GiB(94.25%)  "
+        "\x1b[34mtps: 6,922  \x1b[36mtflops: 650.69  \x1b[35mmfu: 28.92%\x1b[39m\n",
+        {"iteration": 10, "loss": 7.94975, "tokens_per_s": 8 * 6922, "tflops": 650.69},
+    ),
+    "nanoGPT": (
+        "iter 10: loss 9.3704, time 2954.35ms, mfu 22.79%\n",
+        {"iteration": 10, "loss": 9.3704, "step_s": 2.95435},
+    ),
+    "nanochat": (
+        "step 00122/21400 (0.57%) | loss: 3.5 | grad norm: 0.25 | lrm: 1.00 | dt: 5.04ms |"
+        " tok/sec: 25,388 | mfu: 0.00 | total time: 0.01m\n",
+        {"iteration": 122, "loss": 3.5, "step_s": 0.00504, "tokens_per_s": 25388},
+    ),
+    "llm.c": (
+        "step    2/18865 | loss 10.96 (+nanz)| norm 15.2 (+nanz)| lr 1.71e-06 | 1250.10 ms |"
+        " 49.1% bf16 MFU | 419000 tok/s\n",
+        {"iteration": 2, "loss": 10.96, "step_s": 1.2501, "tokens_per_s": 419000},
+    ),
+    "nanotron": (
+        "08/31/2024 14:37:31 [INFO|DP=0|PP=0|TP=0]: iteration: 2 / 15 | consumed_tokens: 1.02K |"
+        " elapsed_time_per_iteration_ms: 4.71K | tokens_per_sec: 43.2K |"
+        " tokens_per_sec_per_gpu: 43.2K | lm_loss: 5.29 | model_tflops_per_gpu: 0.00744 |"
+        " grad_norm: 3.29\n",
+        {"iteration": 2, "step_s": 4.71, "tokens_per_s": 43200, "loss": 5.29, "tflops": 0.00744},
+    ),
+    "picotron": (
+        "[rank 0] Step: 3     | Loss: 10.9000 | Global batch size:   16.4K | Tokens/s:    8.2K |"
+        " Tokens/s/GPU:    4.1K | Tokens:   49.2K | MFU: 20.00% | Memory usage: 12.30GB\n",
+        {"iteration": 3, "loss": 10.9, "step_s": 2.0, "tokens_per_s": 8200},
+    ),
+    "NeMo DLLogger": (
+        'DLLL {"type": "LOG", "step": 4, "data": {"reduced_train_loss": 11.0,'
+        ' "train_step_timing in s": 27.5, "grad_norm": 3.0}}\n',
+        {"iteration": 4, "step_s": 27.5, "loss": 11.0, "grad_norm": 3.0},
+    ),
+    "NeMo text": (
+        "DLL 2025-06-11 05:23:04.369397 - 18 reduced_train_loss : 9.04  global_step : 18.0"
+        "  grad_norm : 10.5  train_step_timing in s : 27.49  epoch : 0 \n",
+        {"iteration": 18, "step_s": 27.49, "loss": 9.04, "grad_norm": 10.5},
+    ),
+    "NeMo 2 console": (
+        "Training epoch 0, iteration 28/99 | lr: 5.6e-06 | global_batch_size: 32 |"
+        " global_step: 28 | reduced_train_loss: 2.778 | train_step_timing in s: 0.189\n",
+        {"iteration": 28, "step_s": 0.189, "loss": 2.778},
+    ),
+    "NeMo bar": (
+        "Epoch 0: :  95%|###| 19/20 [09:07<00:28, v_num=None, reduced_train_loss=9.270,"
+        " global_step=17.00, consumed_samples=9216.0, train_step_timing in s=27.50]\n",
+        {"iteration": 17, "step_s": 27.5, "loss": 9.27},
+    ),
+    "fairseq": (
+        '[2022-03-28 18:18:15,310][train_inner][INFO] - {"epoch": 1, "update": 0.288, "loss":'
+        ' "9.427", "wps": "25389.4", "ups": "0.22", "bsz": "404.6", "num_updates": "200",'
+        ' "gnorm": "1.459"}\n',
+        {"iteration": 200, "loss": 9.427, "tokens_per_s": 25389.4, "grad_norm": 1.459},
+    ),
+    "fairseq simple": (
+        "| INFO | train_inner | epoch 001:    200 / 694 loss=9.427, ppl=689, wps=25389.4, ups=0.22,"
+        " wpb=113094, bsz=404.6, num_updates=200, lr=3e-06, gnorm=1.459\n",
+        {"iteration": 200, "loss": 9.427, "tokens_per_s": 25389.4, "grad_norm": 1.459},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_line_of_each_format_is_read(log, kind):
+    line, expected = FORMATS[kind]
+    record = read(log(line))
+    assert len(record.iteration) == 1
+    found = {name: getattr(record, name)[0] for name in expected}
+    assert found == pytest.approx(expected)
+
+
+def test_differences_of_a_cumulative_clock_are_step_times(log):
+    source = 'print(f"step:{step}/{n} train_time:{ms:.0f}ms step_avg:{ms/(step):.2f}ms")\n'
+    lines = "step:1/3 train_loss:9.1 train_time:35000ms step_avg:nanms\n" + "".join(
+        f"step:{i}/3 train_loss:9.0 train_time:{100 * i}ms step_avg:100.00ms\n" for i in (2, 3)
+    )
+    record = read(log(source + lines))
+    assert record.iteration.tolist() == [1, 2, 3]
+    assert np.isnan(record.step_s[:2]).all() and record.step_s[2] == 0.1
+    assert record.step_stats()["mean"] == 0.1 and record.completed
+
+
+def test_one_end_line_per_rank_is_one_run(log):
+    line = "{{'train_runtime': {}, 'train_samples_per_second': 2.0, 'epoch': 1.0}}\n"
+    text = "  Total optimization steps = 16\n" + line.format(160.0) + line.format(159.5)
+    record = read(log(text))
+    assert record.totals["wall_s"] == 160.0 and record.totals["samples_per_s"] == 2.0
+    assert record.step_stats()["mean"] == 10.0
+
+
+def test_a_runtime_in_hours_minutes_seconds_is_read(log):
+    text = (
+        "***** train metrics *****\n  train_runtime            = 1:15:19.02\n"
+        "  train_samples_per_second =      1.088\n"
+    )
+    record = read(log(text))
+    assert record.totals == pytest.approx({"wall_s": 4519.02, "samples_per_s": 1.088})
+
+
+def test_trainer_state_json_is_read(log):
+    history = [{"step": 10, "loss": 2.5}, {"step": 20, "train_runtime": 40.0}]
+    record = read(log(json.dumps({"log_history": history, "max_steps": 20}), "trainer_state.json"))
+    assert record.loss.tolist() == [2.5] and record.step_stats()["mean"] == 2.0
+
+
+def test_golden_values_leave_out_what_is_not_a_number(log):
+    def series(values):
+        return {"start_step": 1, "end_step": 3, "step_interval": 1, "values": values}
+
+    content = {
+        "lm loss": series({"1": 10.5, "2": 10.4, "3": 10.3}),
+        "iteration-time": series({"1": "nan", "2": 8.5, "3": 0.95}),
+    }
+    record = read(log(json.dumps(content), "golden.json"))
+    assert record.iteration.tolist() == [2, 3] and times(record) == [8.5, 0.95]
+
+
+def test_mlperf_times_the_run(log):
+    def entry(ms, key, value=None, **metadata):
+        line = {"time_ms": ms, "key": key, "value": value, "metadata": metadata}
+        return f":::MLLOG {json.dumps(line)}\n"
+
+    text = (
+        entry(1000, "global_batch_size", 768)
+        + entry(2000, "run_start")
+        + entry(62000, "run_stop", status="success")
+        + entry(62001, "tracked_stats", {"throughput": 7520.5})
+    )
+    record = read(log(text))
+    assert record.totals == {"wall_s": 60.0, "samples_per_s": 7520.5}
+    assert record.completed and record.global_batch == 768
+
+
+def test_an_epoch_lasts_as_long_as_its_slowest_rank(log):
+    text = (
+        "Average metrics:\n    Total epoch time: 1095.70 seconds\n"
+        "    Training compute time: 1047.59 seconds\n"
+        "    Rank 0 Epoch 0 timing breakdown:\n        Total epoch time: 1384.64 seconds\n"
+        "    Rank 1 Epoch 0 timing breakdown:\n        Total epoch time: 806.75 seconds\n"
+    )
+    record = read(log(text))
+    assert record.totals["epoch_s_slowest_rank"] == 1384.64 and record.gpus == 2
+    assert any("mean over ranks" in note for note in record.notes)
+
+
+def test_the_short_form_of_training_metrics_is_read(log):
+    content = {"train_time_per_epoch": [22.0, 16.0], "train_throughput": [14494.0, 19205.0]}
+    record = read(log(json.dumps(content), "training_metrics.json"))
+    assert record.totals["wall_s"] == 38.0 and record.tokens_per_s.tolist() == [14494.0, 19205.0]
+
+
+def test_digits_grouped_as_in_india_are_read(log):
+    text = (
+        " ** NVTX Range Summary (nvtx_sum):\n\n"
+        " Time (%)   Total Time (ns)    Instances  Style    Range     \n"
+        " --------  ------------------  ---------  -------  ----------\n"
+        "     53.9  27,65,96,75,62,725     14,244  PushPop  :backward \n\n"
+        "     12.0  62,14,25,70,603 \n"
+    )
+    rows = read(log(text)).extra["tables"]["nvtx_sum"]
+    assert rows == [
+        {"Time (%)": 53.9, "Total Time (s)": 2765.967562725, "Instances": 14244.0}
+        | {"Style": "PushPop", "Range": ":backward"}
+    ]
+
+
+def test_wall_clock_breakdown_timers_are_averaged(log):
+    text = "".join(
+        f"[Rank 0] rank=0 time (ms) | forward: {ms} | backward: 300.00 | step: 4.50\n"
+        f"steps: {i} loss: 5.0 iter time (s): 0.6 samples/sec: 743.1\n"
+        for i, ms in ((1, 100.0), (2, 200.0))
+    )
+    timers = read(log(text)).extra["timers_s"]
+    assert timers == pytest.approx({"forward": 0.15, "backward": 0.3, "step": 0.0045})
+
+
+# --- what stands around the lines ----------------------------------------------------------
+
+PREFIXES = (
+    b"1: ",
+    b"vm-07: ",
+    b"[default7]:",
+    b"2024-05-14 10:22:15,123 INFO ",
+    b"\x1b[32m[rank-7/8]\x1b[0m ",
+    b"\xff\xfe\x00 ",
+)
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("ending", (b"\n", b"\r\n"))
+def test_prefixes_and_line_endings_change_nothing(log, prefix, ending):
+    lines = RUN.encode().splitlines()
+    record = read(log(b"".join(prefix + line + ending for line in lines)))
+    assert times(record) == times(read(log(RUN, "plain.out")))
+
+
+def test_two_records_on_one_line_are_two(log):
+    record = read(log(megatron(1, 1000.0).rstrip("\n") + megatron(2, 1100.0)))
+    assert record.iteration.tolist() == [1, 2] and times(record) == [1.0, 1.1]
+
+
+def test_progress_bars_nul_blocks_and_noise_change_nothing(log):
+    noise = b"\r 10%|# | 1/10 [00:01<00:09]\r" + b"\0" * 5000 + b"\xc3\x28 | a | b: 3 |\n"
+    content = b"".join(line + b"\n" + noise for line in RUN.encode().splitlines())
+    assert times(read(log(content))) == times(read(log(RUN, "plain.out")))
+
+
+def test_a_cut_last_line_is_left_out(log):
+    whole = megatron(1) + megatron(2)
+    for cut in (60, 90, 120):
+        record = read(log(whole + megatron(3, 1234.5)[:cut], f"{cut}.out"))
+        known = record.iteration.tolist()
+        assert known in ([1, 2], [1, 2, 3]) and set(times(record)) <= {1.0, 1.2345}
+
+
+@pytest.mark.parametrize("kind", ("nanoGPT", "nanotron", "torchtitan", "DeepSpeed pipeline"))
+def test_a_cut_number_is_no_number(log, kind):
+    line, expected = FORMATS[kind]
+    for cut in range(len(line) - 1):
+        try:
+            record = read(log(line + line[:cut], "cut.out"))
+        except Refusal:
+            continue
+        for name, value in expected.items():
+            known = getattr(record, name)[:2]
+            assert np.isnan(known[-1]) or known[-1] == pytest.approx(value), (cut, name)
+
+
+def test_duplicate_lines_count_once(log):
+    doubled = "".join(line + line for line in RUN.splitlines(keepends=True))
+    record = read(log(doubled))
+    assert times(record) == times(read(log(RUN, "plain.out")))
+    assert any("duplicate" in note for note in record.notes)
+
+
+def test_interleaved_ranks_give_one_of_them(log):
+    lines = "".join(f"{rank}:{megatron(i, 1000.0 + rank)}" for i in range(1, 9) for rank in (0, 1))
+    record = read(log(lines))
+    assert record.iteration.tolist() == list(range(1, 9)) and set(times(record)) == {1.0}
+
+
+def test_a_restart_keeps_both_passes_and_says_where(log):
+    first = "".join(megatron(i, 1000.0) for i in range(1, 7))
+    again = "".join(megatron(i, 1200.0) for i in range(4, 9))
+    record = read(log(first + "restarting\n" + again))
+    assert record.iteration.tolist() == [1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8]
+    assert record.extra["restarts"] == 1
+    assert "line 8: iterations go back from 6 to 4" in record.notes
+
+
+def test_resumed_runs_gaps_and_intervals_are_noted(log):
+    resumed = read(log("".join(megatron(i, 1000.0 + i) for i in (50, 51, 52, 60)), "a.out"))
+    assert any("resumed" in n for n in resumed.notes) and any("gap" in n for n in resumed.notes)
+    every_ten = read(log("".join(megatron(i, 1000.0 + i) for i in (10, 20, 30)), "b.out"))
+    assert every_ten.interval == 10 and not every_ten.notes
+
+
+def test_source_code_in_a_log_is_not_read(log):
+    source = (
+        'log_string = " iteration {:8d}/{:8d} | elapsed time per iteration (ms): {:.1f} |"\n'
+        "print(f' | lm loss: {loss:.6E} | grad norm: {norm:.3f} |')\n"
+    )
+    assert times(read(log(source + RUN + source))) == times(read(log(RUN, "plain.out")))
+
+
+def test_the_last_dump_before_training_wins_and_the_contradiction_is_noted(log):
+    dumps = "  seq_length .................... 8192\n  seq_length .................... 4096\n"
+    record = read(log(dumps + RUN + "  seq_length .................... 1024\n"))
+    assert record.seq_len == 4096
+    assert any("contradiction" in note and "8192" in note for note in record.notes)
+
+
+DUMPS = {
+    "dots": "1:   {} ........................ {}\n",
+    "yaml": "    {}: {}\n",
+    "assignment": "[Adapter] known_args[{}] = {}\x1b[0m\n",
+    "json": '    "{}": {},\n',
+    "neox": "  {} .............. {}.........................updated\n",
+}
+
+
+@pytest.mark.parametrize("form", DUMPS)
+def test_argument_dumps_of_every_form_are_read(log, form):
+    arguments = {
+        "world_size": 64,
+        "tensor_model_parallel_size": 4,
+        "pipeline_model_parallel_size": 8,
+        "micro_batch_size": 2,
+        "global_batch_size": 1024,
+        "seq_length": 2048,
+        "num_layers": 48,
+        "hidden_size": 8192,
+    }
+    text = "".join(DUMPS[form].format(*item) for item in arguments.items())
+    record = read(log(text + RUN))
+    found = (record.gpus, record.tp, record.pp, record.micro_batch, record.seq_len)
+    assert found == (64, 4, 8, 2, 2048)
+    assert record.model == {"n_layer": 48, "hidden": 8192}
+    assert record.origin["tp"] == "log"
+
+
+def test_parameters_are_summed_only_when_every_rank_printed_its_share(log):
+    share = " > number of parameters on (tensor, pipeline) model parallel rank ({}, {}): 1000\n"
+    sizes = "  tensor_model_parallel_size .... 2\n  pipeline_model_parallel_size .... 2\n"
+    all_four = "".join(share.format(t, p) for t in (0, 1) for p in (0, 1))
+    assert read(log(sizes + all_four + RUN)).params == 4000
+    assert read(log(sizes + share.format(0, 0) + RUN, "one.out")).params is None
+
+
+# --- how it ended --------------------------------------------------------------------------
+
+ENDINGS = {
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB": "oom",
+    "slurmstepd: error: *** STEP 1 ON n1 CANCELLED AT 2021-05-24 DUE TO TIME LIMIT ***": "timeout",
+    "slurmstepd: error: *** STEP 1 ON n1 CANCELLED AT 2021-05-23T08:46:02 ***": "cancelled",
+    "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2021-05-23 DUE TO NODE FAILURE ***": "node",
+    "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:1, unhandled system error": "nccl",
+    "KeyboardInterrupt": "cancelled",
+    "Traceback (most recent call last):\nValueError: no": "traceback",
+}
+
+
+@pytest.mark.parametrize("line", ENDINGS)
+def test_the_line_that_proves_how_a_run_ended_is_found(log, line):
+    record = read(log(RUN + line + "\n"))
+    assert record.failure.kind == ENDINGS[line] and record.failure.line_no == 41
+
+
+def test_a_traceback_that_interrupts_nccl_is_the_nccl_error(log):
+    text = "Traceback (most recent call last):\n  File x\nRuntimeError: NCCL error in: y\n"
+    assert read(log(RUN + text)).failure.kind == "nccl"
+    text = "Traceback (most recent call last):\nValueError: bad\n" + "NCCL error: peer gone\n"
+    assert read(log(RUN + text, "value.out")).failure.kind == "traceback"
+
+
+def test_a_traceback_after_completion_is_no_failure(log):
+    finished = "".join(megatron(i, 1000.0 + i, planned=40) for i in range(1, 41))
+    record = read(log(finished + "Traceback (most recent call last):\nOSError: plots\n"))
+    assert record.completed and record.failure is None
+    assert any("after the run had completed" in note for note in record.notes)
+
+
+def test_a_run_that_died_before_its_first_iteration_is_a_run(log):
+    text = "using world size: 16\n  seq_length ........ 2048\nCUDA out of memory. Tried\n"
+    record = read(log(text))
+    assert record.format == "Megatron-LM" and record.failure.line_no == 3
+    assert record.gpus == 16 and record.seq_len == 2048 and len(record.iteration) == 0
+
+
+# --- values from elsewhere -----------------------------------------------------------------
+
+
+def test_a_name_is_the_weakest_origin(log):
+    name = "61B-megatron-mbs-2-pp16-dp-1-gas-512-200977.out"
+    assert from_name(name) == {
+        "params": 61e9,
+        "micro_batch": 2,
+        "pp": 16,
+        "dp": 1,
+        "global_batch": 1024,
+    }
+    record = read(log("  micro_batch_size ...... 4\n" + RUN, name), flags={"dp": 2})
+    assert (record.micro_batch, record.origin["micro_batch"]) == (4, "log")
+    assert (record.dp, record.origin["dp"]) == (2, "flag")
+    assert (record.pp, record.origin["pp"]) == (16, "from name")
+
+
+def test_a_sidecar_fills_what_the_log_does_not_say(log):
+    path = log("  micro_batch_size ...... 4\n" + RUN)
+    path.with_name("job.out.toml").write_text("gpus = 64\nmicro_batch = 8\nhidden = 1024\n")
+    record = read(path)
+    assert (record.gpus, record.origin["gpus"]) == (64, "sidecar")
+    assert record.micro_batch == 4 and record.model["hidden"] == 1024
+    assert "micro_batch: log says 4, sidecar says 8" in record.notes
+
+
+def test_an_unknown_sidecar_key_is_refused(log):
+    path = log(RUN)
+    path.with_name("job.out.toml").write_text("gpu = 64\n")
+    with pytest.raises(Refusal, match="unknown key gpu"):
+        read(path)
+
+
+# --- bad input -----------------------------------------------------------------------------
+
+BAD = {
+    "empty": (b"", "empty file"),
+    "prose": (b"Nothing was trained here.\n", "no format that is known"),
+    "bars": (b"\r 10%|# | 1/10 [00:01<00:09, 1.2it/s]", "only progress bars"),
+    "cut golden": (
+        b'{"iteration-time": {"start_step": 1, "step_interval": 1, "values": {',
+        "damaged",
+    ),
+    "cut metrics": (b'{"train_time_per_epoch": [22.1', "damaged"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_cannot_be_read_is_refused_in_one_line(log, kind):
+    content, reason = BAD[kind]
+    path = log(content)
+    with pytest.raises(Refusal, match=reason) as refusal:
+        read(path)
+    assert str(refusal.value).startswith(str(path)) and "\n" not in str(refusal.value)
+
+
+def test_the_rest_of_a_batch_is_still_read(log, tmp_path):
+    log(RUN, "good.out")
+    log("", "empty.log")
+    (tmp_path / "none").mkdir()
+    records, refused = read_all([tmp_path, tmp_path / "none", tmp_path / "missing.out"])
+    assert [r.source for r in records] == [str(tmp_path / "good.out")]
+    causes = {str(r.source).split("/")[-1]: r.reason for r in refused}
+    assert causes["empty.log"] == "empty file"
+    assert causes["none"] == "no logs in this folder"
+    assert causes["missing.out"] == "No such file or directory"
+
+
+def test_several_processes_read_the_same(log, tmp_path):
+    for i in range(6):
+        log(RUN, f"{i}.out")
+    log("", "empty.log")
+    one, two = (read_all([tmp_path], jobs=jobs) for jobs in (1, 2))
+    assert [r.source for r in one[0]] == [r.source for r in two[0]]
+    assert [times(r) for r in one[0]] == [times(r) for r in two[0]]
+    assert [str(r) for r in one[1]] == [str(r) for r in two[1]]
+
+
+# --- speed and size ------------------------------------------------------------------------
+
+
+def seconds(action):
+    start = time.process_time()
+    action()
+    return time.process_time() - start
+
+
+def attempt(path):
+    try:
+        return read(path)
+    except Refusal:
+        return None
+
+
+PIECES = (
+    "| ", "iteration ", "elapsed time per iteration (ms): ", "step: ", "loss: ", "tps: ", "memory: ",
+    "1", "1,", ".", "e+", " ", "=", "/", "train_time:", "step_avg:", "DLLL {", ":::MLLOG {", "'loss': ",
+    "{'train_runtime': 1", "train_step_timing in s", "[00:00<00:00,", "num_updates", "wps", "ups",
+    "consumed samples: ", "SamplesPerSec=", "0/1, ", "\x1b[32m", "\x1b[", "using world size: 1",
+    "micro_batch_size", "....", "Total epoch time: 1", "Training compute time:", "Error: ", "error",
+    "Traceback (most recent call last)", "Tokens/s/GPU: ", "Step: 1 | ", "time_per_iteration_ms: ",
+)  # fmt: skip
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=6))
+def test_no_scan_is_quadratic(tmp_path, pieces):
+    """Eight times the text takes about eight times as long, with or without line ends."""
+    unit = "".join(pieces)
+    small = unit * (20_000 // len(unit) + 1)
+    a, b = tmp_path / "a.out", tmp_path / "b.out"
+    a.write_text(small)
+    b.write_text(small * 8)
+    attempt(a)  # what is compiled and imported once does not count
+    base = min(seconds(lambda: attempt(a)) for _ in range(2))
+    assert seconds(lambda: attempt(b)) < 20 * base + 0.5
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    ms=st.lists(st.decimals(0, 9_999_999, places=1), min_size=1, max_size=80),
+    loss=st.decimals(-20, 20, places=6),
+    names=st.sampled_from(("", "1: ", "rank | x | ")),
+)
+def test_vectorised_digits_are_the_digits(tmp_path_factory, ms, loss, names):
+    """Every number read eight digits at a time is the one that float() makes of its text."""
+    path = tmp_path_factory.mktemp("digits") / "log.out"
+    lines = (names + megatron(i, float(v), loss=float(loss)) for i, v in enumerate(ms, 1))
+    path.write_text("".join(lines))
+    with Log(path) as log:
+        table = _bars.scan(log)
+    assert table.columns["step_s"].tolist() == [float(f"{float(v):.1f}") / 1000 for v in ms]
+    assert table.columns["loss"].tolist() == [float(f"{float(loss):.6E}")] * len(ms)
+
+
+def test_a_line_of_50_megabytes_is_read(log):
+    filler = "x" * 5000
+    lines = (megatron(i, 1000.0 + i).rstrip("\n") + filler for i in range(1, 10_001))
+    path = log("".join(lines))
+    assert path.stat().st_size > 50e6
+    assert seconds(lambda: attempt(path)) < 20
+    assert len(read(path).iteration) == 10_000

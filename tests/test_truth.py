@@ -1,0 +1,111 @@
+"""The readers agree with values that were computed independently from real logs.
+
+The logs are published beside the repository, not in it; without them these tests say so and skip.
+"""
+
+import csv
+import math
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from analysis.readers import read
+from analysis.records import Refusal
+
+SHARED = Path(os.environ.get("SCALING_SHARED", Path(__file__).parents[2] / "shared"))
+TRUTH = SHARED / "logs" / "truth.csv"
+TOLERANCE = 0.002
+
+# Files that hold no training step with a time or a rate, and what their refusal must say.
+REFUSED = {
+    "awslabs+awsome-distributed-training/slurm-esm1nv-train-102.out": "no iteration",
+    "deepspeedai+DeepSpeedExamples/fast_io__model_checkpoint__log_9_21_22__gpt2-unfused.txt": "no",
+    "hpcaitech+ColossalAI/vilt_vanilla.txt": "only progress bars",
+}
+
+
+@cache
+def truth() -> list[dict[str, str]]:
+    if not TRUTH.exists():
+        return []
+    with TRUTH.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+needs_logs = pytest.mark.skipif(not TRUTH.exists(), reason=f"no real logs at {TRUTH.parent}")
+rows = pytest.mark.parametrize(
+    "row", [r for r in truth() if r["path"] not in REFUSED], ids=lambda row: row["path"]
+)
+
+
+def close(measured: float | None, printed: str) -> bool:
+    return measured is not None and math.isclose(measured, float(printed), rel_tol=TOLERANCE)
+
+
+@needs_logs
+@rows
+def test_count_mean_median_min_and_max_agree(row):
+    stats = read(TRUTH.parent / row["path"]).step_stats()
+    # Where no line carries an iteration number, the lines themselves are counted.
+    assert stats["n"] == int(row["n_iters"]) or not int(row["n_iters"])
+    if not int(row["n_iters"]):
+        assert stats["n"] == int(row["n_iter_lines"])
+    for name in ("mean", "median", "min", "max"):
+        if row[f"{name}_s"]:
+            assert close(stats[name], row[f"{name}_s"]), name
+
+
+@needs_logs
+@rows
+def test_the_layout_agrees(row):
+    record = read(TRUTH.parent / row["path"])
+    names = {
+        "world": "gpus",
+        "tp": "tp",
+        "pp": "pp",
+        "dp": "dp",
+        "mbs": "micro_batch",
+        "gbs": "global_batch",
+        "seq": "seq_len",
+        "planned_iters": "planned_steps",
+    }
+    for column, field in names.items():
+        if row[column]:
+            assert getattr(record, field) == int(row[column]), field
+
+
+@needs_logs
+@rows
+def test_the_line_that_proves_a_failure_agrees(row):
+    record = read(TRUTH.parent / row["path"])
+    if row["failed"] == "no":
+        assert record.failure is None
+    else:
+        assert record.failure.line_no == int(row["fail_line_no"])
+
+
+@needs_logs
+@rows
+def test_printed_tflops_and_parameters_agree(row):
+    record = read(TRUTH.parent / row["path"])
+    if row["tflops_mean"]:
+        assert close(record.tflops.mean(), row["tflops_mean"])
+    if "ranks=" in row["params_printed"]:
+        assert record.params == int(row["params_printed"].split("ranks=")[1].split()[0])
+
+
+@needs_logs
+@pytest.mark.parametrize("path", REFUSED)
+def test_a_file_without_steps_is_refused_with_its_reason(path):
+    with pytest.raises(Refusal, match=REFUSED[path]):
+        read(TRUTH.parent / path)
+
+
+@needs_logs
+def test_the_rank_breakdowns_keep_the_slowest_rank_apart_from_the_mean():
+    runs = read(next((SHARED / "seeds").glob("004_*.txt"))).extra["runs"]
+    two_gpus = runs["training_b64_g2"]["totals"]
+    assert two_gpus["epoch_s_mean_of_ranks"] == 1095.70
+    assert two_gpus["epoch_s_slowest_rank"] == 1384.64
