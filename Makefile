@@ -8,14 +8,15 @@ PIP_ARGS ?=
 PY := .venv/bin/python
 STUDY ?= parity
 
-.PHONY: setup study test check format clean
+.PHONY: help setup study report test check format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make study    train every engine and split on this machine, print the tables (10 minutes)"
 	@echo "make test     run the tests (15 minutes)"
 	@echo "make setup    only build .venv"
-	@echo "make check    only ruff: format and lint"
+	@echo "make check    only what is fast: format, lint, and that no table in Markdown is stale"
+	@echo "make report   write the tables and pictures of README.md and logs/README.md again"
 	@echo "make format   let ruff format the code"
 	@echo "make clean    remove .venv (logs stay)"
 
@@ -32,7 +33,11 @@ study: setup
 	$(PY) -m parallel.data --if-missing
 	$(PY) -m parallel.sweep slurm/$(STUDY).toml
 	$(PY) -m analysis.tflops logs/$(STUDY)
-	$(PY) -m analysis.parity logs/$(STUDY)
+	$(PY) -m analysis.parity --check logs/$(STUDY)
+
+report: setup
+	$(PY) -m analysis.report README.md logs/README.md
+	$(PY) -m analysis.plots
 
 test: setup check
 	$(PY) -m pytest
@@ -40,6 +45,7 @@ test: setup check
 check: setup
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
+	$(PY) -m analysis.report --check README.md logs/README.md
 
 format: setup
 	$(PY) -m ruff format .

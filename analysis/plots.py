@@ -1,6 +1,6 @@
 """Pictures of the tables, as PNG and SVG.
 
-    python -m analysis.plots [PATH...] [--out docs/plots] [--baseline NAME]
+    python -m analysis.plots [PATH...] [--out logs/plots] [--baseline NAME]
 
 With paths: speedup, TFLOP/s and phases of these runs. Without: those of the published tables. The
 speedup has its ideal line and, where a size was measured more than once, its spread from slowest
@@ -203,7 +203,7 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="logs, runs, folders")
-    parser.add_argument("--out", type=Path, default=Path("docs/plots"), metavar="FOLDER")
+    parser.add_argument("--out", type=Path, default=Path("logs/plots"), metavar="FOLDER")
     parser.add_argument("--baseline", metavar="NAME", help="the run that speedups are against")
     arguments = parser.parse_args(argv)
     try:

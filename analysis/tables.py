@@ -17,7 +17,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas
 
 if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
@@ -49,6 +52,12 @@ class Table:
     def render(self, format: str = "text") -> str:
         """The table as a string that ends with a newline."""
         return {"text": _text, "markdown": _markdown, "csv": _csv, "json": _json}[format](self)
+
+    def frame(self) -> "pandas.DataFrame":
+        """The rows as a pandas DataFrame, raw values under the columns' keys."""
+        import pandas  # here, because it takes longer to load than a table to print
+
+        return pandas.DataFrame(self.rows, columns=[c.key for c in self.columns])
 
 
 def cell(value: Any, spec: str = "") -> str:

@@ -22,6 +22,7 @@ def on_sigterm(say: Callable[[], None]) -> Iterator[None]:
             if number[0] == signal.SIGTERM:
                 say()
                 os._exit(128 + signal.SIGTERM)
+        os.close(reader)
 
     threading.Thread(target=listen, daemon=True).start()
     old_handler = signal.signal(signal.SIGTERM, lambda *_: None)

@@ -67,9 +67,11 @@ class DDPEngine:
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:
         total = torch.zeros((), device=self.device)
         module = self.model.module if self.spec.layout.dp > 1 else self.model
+        module.eval()
         for _ in range(n):
             with self._autocast():
                 total += module(*next(batches)) / n
+        module.train()
         return self._mean(total)
 
     def _mean(self, value: torch.Tensor) -> float:
