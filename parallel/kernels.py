@@ -45,7 +45,7 @@ def _first_line(error: Exception) -> str:
 
 
 def choose(asked: str, device: torch.device, offered: Sequence[str]) -> str:
-    """The kernel set to use, of those the engine has code for ("te", "apex", "torch").
+    """The kernel set to use, of those `offered` (the engine has code for), best first.
 
     Raises:
         UsageError: the one that was asked for is not offered or does not work; with the reason.

@@ -30,7 +30,6 @@ from megatron.core.transformer.spec_utils import build_module  # noqa: E402
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
-KERNELS = ("te", "apex", "torch")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # megatron-core's name inside a layer -> the reference GPT's. Transformer Engine keeps the norms

@@ -6,8 +6,8 @@
 
 Each run is started by torchrun, one process per rank. A run that is already complete with the same
 settings and the same commit (nothing changed since) is not run again, so a sweep that was stopped
-goes on where it was; --fresh runs everything (earlier results move to <run>/attempts/). What a run printed is in
-<run>/console.out. The exit status is 1 when a run failed; the others still run.
+goes on where it was; --fresh runs everything (earlier results move to <run>/attempts/). What a run
+printed is in <run>/console.out. The exit status is 1 when a run failed; the others still run.
 """
 
 import argparse

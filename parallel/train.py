@@ -106,7 +106,8 @@ def train(
     os.environ.update(launch.rendezvous_environment(place))
     os.environ.setdefault("OMP_NUM_THREADS", str(run_spec.threads))
     if run_spec.device == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        # Where there are GPUs they must not be seen at all: the libraries take what they see.
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 
     # What these libraries warn of is their own use of each other, once per rank and call site.
     if not sys.warnoptions:
@@ -115,7 +116,7 @@ def train(
 
     import torch
 
-    from parallel import data
+    from parallel import data, kernels
 
     torch.set_num_threads(run_spec.threads)
     device = choose_device(run_spec, place)
@@ -133,6 +134,7 @@ def train(
         "gpus_visible": torch.cuda.device_count() if device.type == "cuda" else 0,
         "cuda": torch.version.cuda,
     }
+    run_json["kernels"] = kernels.choose(run_spec.kernels, device, engines.kernels_of(run_spec))
     folder = RunFolder(path)
     if place.rank == 0:
         folder.begin(run_json)
@@ -141,7 +143,7 @@ def train(
         init_process_group(run_spec, device, place)
         joined = True
         with watch.on_sigterm(lambda: folder.fail(f"SIGTERM (rank {place.rank})", place.rank)):
-            engine = engines.load(run_spec, device)
+            engine = engines.load(run_spec, device, run_json["kernels"])
             loop(run_spec, run_json, folder, engine, corpus, device, place)
             engine.close()
         torch.distributed.destroy_process_group()
@@ -250,8 +252,7 @@ def loop(
             print(line, flush=True)
 
     if chief:
-        run_json["kernels"] = (described := engine.describe()).pop("kernels")
-        run_json["engine"] = described
+        run_json["engine"] = engine.describe()
         folder.update(run_json)
         for line in preamble(run_spec, run_json):
             say(line)

@@ -31,7 +31,7 @@ class StepResult:
 
 
 class Engine(Protocol):
-    """Built with (spec, device) after the process group exists; every rank calls every method."""
+    """Built with (spec, device, kernels) once the process group exists; all ranks call everything."""
 
     def step(self, batches: "Iterator[Batch]", lr: float) -> StepResult:
         """Consume n_micro micro-batches of this dp rank and do one optimizer step."""
@@ -40,7 +40,7 @@ class Engine(Protocol):
         """Mean loss over n micro-batches of every dp rank, without touching the weights."""
 
     def describe(self) -> dict[str, Any]:
-        """Facts for run.json: kernels, versions, the library's own resolved config."""
+        """Facts for run.json: what the library resolved for itself."""
 
     def close(self) -> None:
         """Free what must be freed before the process group is destroyed."""
@@ -56,11 +56,14 @@ class Ability:
     recompute: tuple[str, ...] = ("none", "full")
     offload: tuple[str, ...] = ("none",)
     implementations: tuple[str, ...] = ("gpt",)
+    kernels: tuple[str, ...] = ("torch",)
     tp: bool = False
     pp: bool = False
     vpp: bool = False
     sequence_parallel: bool = False
 
+
+_MEGATRON_KERNELS = ("te", "apex", "torch")  # what megatron-core's layers can be made of
 
 ENGINES: dict[str, Ability] = {
     "ddp": Ability(
@@ -74,12 +77,14 @@ ENGINES: dict[str, Ability] = {
         zero_stages=(0, 1, 2, 3),
         offload=("none", "optimizer", "all"),
         implementations=("gpt", "hf"),
+        kernels=_MEGATRON_KERNELS,  # with tp > 1
         tp=True,
     ),
     "deepspeed_pipe": Ability(
         module="parallel.engines.deepspeed_pipe",
         summary="DeepSpeed's PipelineModule over megatron-core's tensor-parallel layers",
         zero_stages=(0, 1),
+        kernels=_MEGATRON_KERNELS,
         tp=True,
         pp=True,
     ),
@@ -89,6 +94,7 @@ ENGINES: dict[str, Ability] = {
         " zero_stage 1 is its distributed optimizer",
         zero_stages=(0, 1),
         recompute=("none", "selective", "full"),
+        kernels=_MEGATRON_KERNELS,
         tp=True,
         pp=True,
         vpp=True,
@@ -129,6 +135,14 @@ def inabilities(spec: "RunSpec") -> list[str]:
     return found
 
 
-def load(spec: "RunSpec", device: "Any") -> Engine:
+def kernels_of(spec: "RunSpec") -> tuple[str, ...]:
+    """The kernel sets that `spec`'s engine has code for, best first."""
+    if spec.engine == "deepspeed_zero" and spec.layout.tp == 1:
+        return ("torch",)  # the reference model, not megatron-core's layers
+    return ENGINES[spec.engine].kernels
+
+
+def load(spec: "RunSpec", device: Any, kernels: str) -> Engine:
     """Import the engine's module (and so its library) and build it on this rank."""
-    return importlib.import_module(ENGINES[spec.engine].module).build(spec, device)
+    module = importlib.import_module(ENGINES[spec.engine].module)
+    return module.build(spec, device, kernels)

@@ -11,7 +11,6 @@ import torch
 from parallel import deepspeed_common as common
 from parallel import layers
 from parallel.engines import Batch, StepResult
-from parallel.kernels import choose
 from parallel.optim import set_lr
 from parallel.spec import RunSpec
 
@@ -19,17 +18,12 @@ from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec  # isort: sk
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology  # isort: skip
 
 
-def build(spec: RunSpec, device: torch.device) -> "DeepSpeedPipeEngine":
-    return DeepSpeedPipeEngine(spec, device)
-
-
 class DeepSpeedPipeEngine:
-    def __init__(self, spec: RunSpec, device: torch.device):
+    def __init__(self, spec: RunSpec, device: torch.device, kernels: str):
         self.spec, self.device, layout = spec, device, spec.layout
-        self.kernels = choose(spec.kernels, device, layers.KERNELS)
         common.connect()
         layers.init_groups(spec)
-        config, kernels = layers.transformer_config(spec, device.type == "cuda"), self.kernels
+        config = layers.transformer_config(spec, device.type == "cuda")
         tied = partial(
             TiedLayerSpec,
             "word",
@@ -80,7 +74,6 @@ class DeepSpeedPipeEngine:
 
     def describe(self) -> dict[str, Any]:
         return {
-            "kernels": self.kernels,
             "optimizer": type(self.engine.optimizer).__name__,
             "stage_boundaries": [int(p) for p in self.engine.module.parts],
             "config": common.config(self.spec),
@@ -88,3 +81,6 @@ class DeepSpeedPipeEngine:
 
     def close(self) -> None:
         self.engine.destroy()
+
+
+build = DeepSpeedPipeEngine

@@ -11,14 +11,9 @@ from torch import Tensor, nn
 
 from parallel import deepspeed_common as common
 from parallel.engines import Batch, StepResult
-from parallel.kernels import choose
 from parallel.optim import set_lr
 from parallel.reference import build_reference
 from parallel.spec import RunSpec
-
-
-def build(spec: RunSpec, device: torch.device) -> "DeepSpeedZeroEngine":
-    return DeepSpeedZeroEngine(spec, device)
 
 
 class TensorParallelGPT(nn.Module):
@@ -38,25 +33,24 @@ class TensorParallelGPT(nn.Module):
 
 
 class DeepSpeedZeroEngine:
-    def __init__(self, spec: RunSpec, device: torch.device):
+    def __init__(self, spec: RunSpec, device: torch.device, kernels: str):
         self.spec, self.device = spec, device
         cuda, split = device.type == "cuda", spec.layout.tp > 1
-        mpu, offered, counts, group = None, ("torch",), lambda p: True, None
+        mpu, counts, group = None, lambda p: True, None
         if split:
             from parallel import layers
 
             layers.init_groups(spec)
-            mpu, offered = layers.ModelParallelUnit(), layers.KERNELS
+            mpu = layers.ModelParallelUnit()
             first = mpu.get_tensor_model_parallel_rank() == 0
             counts, group = lambda p: first or layers.is_split(p), mpu.get_model_parallel_group()
-        self.kernels = choose(spec.kernels, device, offered)
 
         if spec.implementation == "hf":
             import models.hf  # noqa: F401  (before zero.Init patches what it imports)
 
         with common.partitioned(spec, mpu) as whole:
             if split:
-                model: nn.Module = TensorParallelGPT(spec, self.kernels, cuda, whole)
+                model: nn.Module = TensorParallelGPT(spec, kernels, cuda, whole)
             else:
                 model = build_reference(spec, whole)
         adam = common.optimizer(model.parameters(), spec, counts, group)
@@ -89,7 +83,6 @@ class DeepSpeedZeroEngine:
 
     def describe(self) -> dict[str, Any]:
         return {
-            "kernels": self.kernels,
             "optimizer": type(self.engine.optimizer).__name__,
             "config": common.config(self.spec),
         }
@@ -97,3 +90,6 @@ class DeepSpeedZeroEngine:
     def close(self) -> None:
         with contextlib.suppress(AttributeError):  # DeepSpeed's is missing without ZeRO
             self.engine.destroy()
+
+
+build = DeepSpeedZeroEngine

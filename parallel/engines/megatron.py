@@ -19,20 +19,14 @@ from torch import Tensor
 
 from parallel import layers
 from parallel.engines import Batch, StepResult
-from parallel.kernels import choose
 from parallel.optim import set_lr
 from parallel.spec import RunSpec
 
 
-def build(spec: RunSpec, device: torch.device) -> "MegatronEngine":
-    return MegatronEngine(spec, device)
-
-
 class MegatronEngine:
-    def __init__(self, spec: RunSpec, device: torch.device):
+    def __init__(self, spec: RunSpec, device: torch.device, kernels: str):
         self.spec, self.device, layout = spec, device, spec.layout
         cuda = device.type == "cuda"
-        self.kernels = choose(spec.kernels, device, layers.KERNELS)
         layers.init_groups(spec)
         config = layers.transformer_config(spec, cuda)
         ddp = DistributedDataParallelConfig(
@@ -47,7 +41,7 @@ class MegatronEngine:
             model = layers.gpt_model(
                 spec,
                 config,
-                self.kernels,
+                kernels,
                 pre_process=parallel_state.is_pipeline_first_stage(False, vp_stage),
                 post_process=parallel_state.is_pipeline_last_stage(False, vp_stage),
                 vp_stage=vp_stage,
@@ -130,7 +124,6 @@ class MegatronEngine:
 
     def describe(self) -> dict[str, Any]:
         return {
-            "kernels": self.kernels,
             "schedule": self.schedule.__name__,
             "overlap_grad_reduce": self.ddp_config.overlap_grad_reduce,
             "batch_p2p_comm": self.config.batch_p2p_comm,
@@ -145,3 +138,6 @@ def _mean(losses_BS: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     loss = losses_BS.float().mean()
     # A copy: the schedule divides what it differentiates in place.
     return loss, {"loss": loss.detach().clone()}
+
+
+build = MegatronEngine
