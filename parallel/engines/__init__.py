@@ -31,7 +31,7 @@ class StepResult:
 
 
 class Engine(Protocol):
-    """Built with (spec, device, kernels) once the process group exists; all ranks call everything."""
+    """Built with (spec, device, kernels) once the process group exists; all ranks call it alike."""
 
     def step(self, batches: "Iterator[Batch]", lr: float) -> StepResult:
         """Consume n_micro micro-batches of this dp rank and do one optimizer step."""
