@@ -16,7 +16,7 @@ import numpy as np
 
 from analysis.readers._log import Log
 
-BLOCK = 1 << 22
+BLOCK = 1 << 23
 _PIECE = 1 << 18  # the pass for the bars stays in the L2 cache
 _PAD = 64  # so that looking a little back or ahead never leaves the buffer
 _BAR, _SPACE, _DOT, _SLASH, _MINUS = b"| ./-"
@@ -156,9 +156,7 @@ class _Block:
         elapsed = elapsed[_among(self.words[label[elapsed] + 8], _TIME_PER)]
         if not len(elapsed):
             return None
-        of_line = np.zeros(len(bars), np.int32)
-        of_line[elapsed] = 1
-        of_line = np.cumsum(of_line, dtype=np.int32) - 1  # which line's each bar is
+        of_line = None  # which line's each bar is, when it is needed
         step, pairs = self._values(bars, label, elapsed)
         if not self._in_seconds(label[elapsed[:1]])[0]:
             step /= 1000
@@ -171,16 +169,19 @@ class _Block:
         columns["iteration"], columns["planned"] = self._iteration(bars, first, elapsed)
         for name, (keys, further) in _FIELDS.items():
             columns[name] = None
-            where = np.flatnonzero(_among(key[:-1], keys))
-            if further is not None:
-                where = where[_among(self.words[label[where] + 8], further)]
-            if not len(where):
-                continue
-            line = of_line[where]
-            ours = line >= 0
-            ours[1:] &= line[1:] != line[:-1]
-            ours &= bars[where] - bars[elapsed[line]] < 4096
-            if not ours.all():
+            where, line = self._places(key, label, elapsed, keys, further)
+            if line is None:  # not every line has it at the same place
+                where = np.flatnonzero(_among(key[:-1], keys))
+                if further is not None:
+                    where = where[_among(self.words[label[where] + 8], further)]
+                if not len(where):
+                    continue
+                if of_line is None:
+                    of_line = np.cumsum(np.bincount(elapsed, minlength=len(bars))) - 1
+                line = of_line[where]
+                ours = line >= 0
+                ours[1:] &= line[1:] != line[:-1]
+                ours &= bars[where] - bars[elapsed[line]] < 4096
                 where, line = where[ours], line[ours]
             values, _ = self._values(bars, label, where)
             if len(where) < len(elapsed):
@@ -195,6 +196,25 @@ class _Block:
             offset = offset[whole]
             columns = {k: c if c is None else c[whole] for k, c in columns.items()}
         return columns, offset, pairs
+
+    def _places(
+        self,
+        key: np.ndarray,
+        label: np.ndarray,
+        elapsed: np.ndarray,
+        keys: np.ndarray,
+        further: np.ndarray | None,
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """A field's bars, where it is as many bars behind the elapsed time in every line."""
+        stop = elapsed[1] if len(elapsed) > 1 else len(key) - 1
+        for place in np.flatnonzero(_among(key[elapsed[0] : stop], keys)):
+            where = np.minimum(elapsed + place, len(key) - 2)
+            fits = _among(key[where], keys)
+            if further is not None:
+                fits &= _among(self.words[label[where] + 8], further)
+            if fits.all():
+                return where, np.arange(len(elapsed))
+        return elapsed, None
 
     def _bars(self) -> np.ndarray:
         mask = np.empty(_PIECE, bool)

@@ -78,12 +78,24 @@ def put_steps(
     return last_lines
 
 
+def _hash(columns: dict[str, np.ndarray]) -> np.ndarray:
+    """64 bits of every line's iteration, time and loss: sorting them is quick, and a million
+    different lines have the same in one log out of ten million."""
+    mixed = np.zeros(len(columns["iteration"]), np.uint64)
+    for name in PER_STEP[:3]:
+        mixed ^= columns[name].astype(np.float64).view(np.uint64)
+        mixed *= np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= mixed >> np.uint64(32)
+    return mixed
+
+
 def _without_repeats(
     columns: dict[str, np.ndarray], offsets: np.ndarray, log: Log, record: Record
 ) -> np.ndarray:
     """Indices of the lines to keep, in file order."""
-    rows = np.column_stack([np.nan_to_num(columns[k], nan=-1.0) for k in PER_STEP[:3]])
-    _, first = np.unique(rows, axis=0, return_index=True)
+    _, first = np.unique(_hash(columns), return_index=True)
     keep = np.sort(first)
     if dropped := len(offsets) - len(keep):
         record.notes.append(f"{dropped} duplicate lines dropped")
