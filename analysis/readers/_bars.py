@@ -1,6 +1,6 @@
 """Megatron's iteration line, thousands at a time.
 
-    iteration        7/    1000 | consumed samples:  7168 | elapsed time per iteration (ms): 128.9 | ...
+    iteration        7/    1000 | consumed samples: 7168 | elapsed time per iteration (ms): 128.9 |
 
 Its fields stand between bars. One pass over a block finds the bars; a field is known by the eight
 bytes that follow its bar, compared as one 64-bit number; digits are parsed eight at a time in
@@ -22,7 +22,7 @@ _PAD = 64  # so that looking a little back or ahead never leaves the buffer
 _BAR, _SPACE, _DOT, _SLASH, _MINUS = b"| ./-"
 
 _NUMBER = re.compile(
-    rb"[:=][ \t]{0,16}(-?(?:\d{1,15}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?|-?nan|-?inf)",
+    rb"(?<!\{)[:=][ \t]{0,16}(-?(?:\d{1,15}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?|-?nan|-?inf)",
     re.IGNORECASE,
 )
 _COUNT = re.compile(rb"(\d{1,12})[ \t]{0,16}/[ \t]{0,16}(\d{1,12})[ \t]{0,4}\Z")
@@ -145,7 +145,7 @@ class _Block:
         self.words = np.ndarray(len(self.bytes) - 7, "<u8", buffer, strides=(1,))
 
     def records(self) -> tuple[dict[str, np.ndarray | None], np.ndarray, int] | None:
-        """The columns (None where no line has it), where the lines are, and how many print pairs."""
+        """The columns (None where no line has it), the lines' places, and how many print pairs."""
         bars = self._bars()
         if len(bars) < 2:
             return None
@@ -254,7 +254,8 @@ class _Block:
             iteration[good], planned[good] = number[good], total[good]
         for row in np.flatnonzero(~good):
             bar = int(bars[elapsed[row]])
-            if stated := _ITERATION_OF.findall(self._text(bar - 400, bar)):
+            line = self._text(bar - 400, bar).rpartition(b"\n")[2]
+            if stated := _ITERATION_OF.findall(line):
                 iteration[row], planned[row] = map(float, stated[-1])
         return iteration, planned
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from analysis.records import Refusal
 
 BLOCK = 1 << 20  # fits a core's L2 cache, which the vectorised readers live from
@@ -129,4 +131,8 @@ class Log:
 
     def line_no(self, offset: int) -> int:
         """The line (from 1, counted in newlines as editors do) that holds the byte at `offset`."""
-        return 1 + sum(block.count(b"\n") for _, block in self.blocks(0, offset))
+        at, lines = 0, 1
+        while at < offset and (block := self.slice(at, min(at + (1 << 18), offset))):
+            lines += np.count_nonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+            at += len(block)
+        return int(lines)

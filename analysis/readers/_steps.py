@@ -56,13 +56,13 @@ def put_steps(
         record.interval = usual
     back = np.flatnonzero(steps <= 0)
     record.extra["restarts"] = len(back)
-    for at in back[:3].tolist():
+    if len(back):
+        at = int(back[0])
         record.notes.append(
             f"line {log.line_no(int(offsets[at + 1]))}: iterations go back from"
             f" {iteration[at]:.0f} to {iteration[at + 1]:.0f}"
+            + (f"; they do so {len(back)} times" if len(back) > 1 else "")
         )
-    if len(back) > 3:
-        record.notes.append(f"iterations go back {len(back)} times in all")
     gaps = np.flatnonzero(steps > usual)
     # A log that starts at 0 or 1 and goes on at 10, 20 ... has no gap.
     gaps = gaps[(gaps > 0) | (steps[gaps] > usual + 1)] if len(gaps) else gaps
