@@ -22,12 +22,13 @@ _PAD = 64  # so that looking a little back or ahead never leaves the buffer
 _BAR, _SPACE, _DOT, _SLASH, _MINUS = b"| ./-"
 
 _NUMBER = re.compile(
-    rb"(?<!\{)[:=][ \t]{0,16}(-?(?:\d{1,15}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?|-?nan|-?inf)",
+    rb"(?<!\{)[:=][ \t]{0,16}"
+    rb"(-?(?:\d{1,15}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?|-?nan|-?inf)",
     re.IGNORECASE,
 )
 _COUNT = re.compile(rb"(\d{1,12})[ \t]{0,16}/[ \t]{0,16}(\d{1,12})[ \t]{0,4}\Z")
 _ITERATION_OF = re.compile(
-    rb"iteration[ :=]{1,16}(\d{1,12})[ \t]{0,16}/[ \t]{0,16}(\d{1,12})[ \t]*\|"
+    rb"iteration[ :=]{1,16}(\d{1,12})[ \t]{0,16}/[ \t]{0,16}(\d{1,12})[ \t]{0,16}\|"
 )
 _PLAIN = re.compile(
     rb"[ \t]*-?(\d{1,8})(?:\.(\d{1,7}))?([eE][-+]\d\d)?(/[\d.]{1,16}|[A-Za-z%]{1,12})?( {1,3})"
