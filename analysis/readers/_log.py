@@ -92,7 +92,7 @@ class Log:
         The piece is buffer[margin : margin + length], with newlines on both sides of it. The
         buffer is used again for the next piece: fresh memory for each costs more than reading.
         """
-        start, buffer = 0, bytearray(b"\n" * (size + 2 * margin))
+        start, buffer = 0, bytearray(min(size, self.size) + 2 * margin)
         while start < self.size:
             room = len(buffer) - 2 * margin
             view = memoryview(buffer)
@@ -103,10 +103,10 @@ class Log:
             if start + length < self.size:
                 cut = max(buffer.rfind(b"\n", margin, end), buffer.rfind(b"\r", margin, end)) + 1
                 if cut == 0 and room < LONGEST_LINE:
-                    buffer = bytearray(b"\n" * (2 * room + 2 * margin))
+                    buffer = bytearray(2 * room + 2 * margin)
                     continue
                 end = cut or buffer.rfind(b" ", margin, end) + 1 or end
-            view[end : end + margin] = b"\n" * margin
+            view[:margin] = view[end : end + margin] = b"\n" * margin
             view.release()
             yield start, buffer, end - margin
             start += end - margin
