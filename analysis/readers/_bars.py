@@ -10,6 +10,7 @@ block's first (a `current/average` pair, a unit, `nan`) is read by a regular exp
 """
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,45 +93,49 @@ class Table:
 def scan(log: Log) -> Table:
     """Read every iteration line of a log.
 
-    Memory is a buffer and what the lines say: after the first _MANY_LINES in single precision,
-    and a column that no line fills takes none.
+    Two threads share a large one: numpy works outside the interpreter's lock. Memory is their
+    buffers and what the lines say: in single precision in a log beyond _HUGE bytes, and a column
+    that no line fills takes none.
     """
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
-    offsets: list[np.ndarray] = []
-    pairs = lines = 0
-    for start, buffer, length in log.blocks_into(_PAD, BLOCK):
-        found = _Block(buffer, length).records()
-        if found is None:
-            continue
-        columns, offset, n_pairs = found
-        offsets.append(offset + start)
-        lines += len(offset)
-        pairs += n_pairs
-        for name, column in columns.items():
-            if column is None:
-                column = _nothing(len(offset))
-            elif lines > _MANY_LINES:
-                column = column.astype(np.float32)
-            parts[name].append(column)
-    dtype = np.float32 if lines > _MANY_LINES else np.float64
+    dtype = np.float32 if log.size > _HUGE else np.float64
+    halves = log.halves(_LARGE)
+    with ThreadPoolExecutor(len(halves)) as pool:
+        found = [*pool.map(lambda half: _scan(log, *half, dtype), halves)]
+    pieces = [piece for half in found for piece in half]
+    del found
+    lines = sum(len(offset) for _, offset, _ in pieces)
     columns = {}
     for name in _COLUMNS:
-        pieces = parts.pop(name)
-        if all(piece.strides == (0,) for piece in pieces):
-            columns[name] = _nothing(lines)
+        parts = [found.pop(name) for found, _, _ in pieces]
+        if all(part is None for part in parts):
+            columns[name] = np.broadcast_to(np.array(np.nan, dtype), (lines,))
         else:
-            columns[name] = np.concatenate(pieces, dtype=dtype)
+            filled = zip(parts, pieces, strict=True)
+            columns[name] = np.concatenate(
+                [np.full(len(p[1]), np.nan, dtype) if c is None else c for c, p in filled]
+            )
+    offsets = [offset for _, offset, _ in pieces]
     offset = np.concatenate(offsets) if offsets else np.empty(0, np.int64)
-    return Table(columns, offset, pairs)
+    return Table(columns, offset, sum(pairs for _, _, pairs in pieces))
 
 
-_MANY_LINES = 1_000_000
+Piece = tuple[dict[str, np.ndarray | None], np.ndarray, int]
+
+
+def _scan(log: Log, start: int, end: int, dtype: type) -> list[Piece]:
+    """What `_Block.records` finds in [start, end), block by block, with offsets in the file."""
+    pieces: list[Piece] = []
+    for at, buffer, length in log.blocks_into(_PAD, BLOCK, start, end):
+        if found := _Block(buffer, length).records():
+            columns, offset, pairs = found
+            columns = {k: c if c is None else c.astype(dtype) for k, c in columns.items()}
+            pieces.append((columns, offset + at, pairs))
+    return pieces
+
+
+_LARGE = 64 << 20
+_HUGE = 512 << 20
 _COLUMNS = ("iteration", "planned", "step_s", *_FIELDS)
-
-
-def _nothing(n: int) -> np.ndarray:
-    """n times NaN, in the memory of one."""
-    return np.broadcast_to(np.float32("nan"), (n,))
 
 
 _WORTH_A_ROUND = 32  # rows; fewer are read one by one
