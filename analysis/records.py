@@ -20,7 +20,8 @@ def _empty() -> np.ndarray:
 
 @dataclass
 class Failure:
-    """Why a run ended: `kind` (oom, nccl, node, timeout, traceback ...) and its proof."""
+    """Why a run ended, and the line that proves it. `kind` is oom, nccl, node, timeout, cancelled,
+    traceback, launcher (nothing was trained) or aborted."""
 
     kind: str
     line_no: int

@@ -62,10 +62,10 @@ FORMATS = {
     ),
     "lm-loss": (megatron(7).replace("lm loss", "lm-loss"), {"loss": 2.5}),
     "Megatron-DeepSpeed": (
-        " iteration       10/  171661 | consumed samples:         2560 | consumed tokens:  5242880 |"
-        " elapsed time per iteration (ms): 810.1 | learning rate: 9.3E-08 | global batch size:   256"
-        " |reserve_length:   256 | lm loss: 1.078335E+01 | samples per second: 26.942 | TFLOPs: 47.61"
-        " |\n",
+        " iteration       10/  171661 | consumed samples:      2560 | consumed tokens:  5242880 |"
+        " elapsed time per iteration (ms): 810.1 | learning rate: 9.3E-08 | global batch size: 256"
+        " |reserve_length:   256 | lm loss: 1.078335E+01 | samples per second: 26.942 |"
+        " TFLOPs: 47.61 |\n",
         {"iteration": 10, "step_s": 0.8101, "loss": 10.78335, "samples_per_s": 26.942}
         | {"tflops": 47.61},
     ),
@@ -556,8 +556,10 @@ def attempt(path):
 
 
 PIECES = (
-    "| ", "iteration ", "elapsed time per iteration (ms): ", "step: ", "loss: ", "tps: ", "memory: ",
-    "1", "1,", ".", "e+", " ", "=", "/", "train_time:", "step_avg:", "DLLL {", ":::MLLOG {", "'loss': ",
+    "| ", "iteration ", "elapsed time per iteration (ms): ", "step: ", "loss: ", "tps: ",
+    "memory: ",
+    "1", "1,", ".", "e+", " ", "=", "/", "train_time:", "step_avg:", "DLLL {", ":::MLLOG {",
+    "'loss': ",
     "{'train_runtime': 1", "train_step_timing in s", "[00:00<00:00,", "num_updates", "wps", "ups",
     "consumed samples: ", "SamplesPerSec=", "0/1, ", "\x1b[32m", "\x1b[", "using world size: 1",
     "micro_batch_size", "....", "Total epoch time: 1", "Training compute time:", "Error: ", "error",

@@ -26,8 +26,8 @@ from types import ModuleType
 from typing import Any
 
 from analysis.readers import run_folder
-from analysis.readers._log import Log
 from analysis.readers._endings import judge_end
+from analysis.readers._log import Log
 from analysis.readers._settings import complete_from_elsewhere, header_of, read_header
 from analysis.records import Record, Refusal
 from models.errors import UsageError

@@ -1,6 +1,6 @@
 """Megatron's iteration line, thousands at a time.
 
-    iteration        7/    1000 | consumed samples:  7168 | elapsed time per iteration (ms): 128.9 | ...
+    iteration        7/    1000 | consumed samples: 7168 | elapsed time per iteration (ms): 128.9 |
 
 Its fields stand between bars. One pass over a block finds the bars; a field is known by the eight
 bytes that follow its bar, compared as one 64-bit number; digits are parsed eight at a time in
@@ -10,24 +10,26 @@ block's first (a `current/average` pair, a unit, `nan`) is read by a regular exp
 """
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
 from analysis.readers._log import Log
 
-BLOCK = 1 << 22
+BLOCK = 1 << 23
 _PIECE = 1 << 18  # the pass for the bars stays in the L2 cache
 _PAD = 64  # so that looking a little back or ahead never leaves the buffer
 _BAR, _SPACE, _DOT, _SLASH, _MINUS = b"| ./-"
 
 _NUMBER = re.compile(
-    rb"[:=][ \t]{0,16}(-?(?:\d{1,15}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?|-?nan|-?inf)",
+    rb"(?<!\{)[:=][ \t]{0,16}"
+    rb"(-?(?:\d{1,15}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?|-?nan|-?inf)",
     re.IGNORECASE,
 )
 _COUNT = re.compile(rb"(\d{1,12})[ \t]{0,16}/[ \t]{0,16}(\d{1,12})[ \t]{0,4}\Z")
 _ITERATION_OF = re.compile(
-    rb"iteration[ :=]{1,16}(\d{1,12})[ \t]{0,16}/[ \t]{0,16}(\d{1,12})[ \t]*\|"
+    rb"iteration[ :=]{1,16}(\d{1,12})[ \t]{0,16}/[ \t]{0,16}(\d{1,12})[ \t]{0,16}\|"
 )
 _PLAIN = re.compile(
     rb"[ \t]*-?(\d{1,8})(?:\.(\d{1,7}))?([eE][-+]\d\d)?(/[\d.]{1,16}|[A-Za-z%]{1,12})?( {1,3})"
@@ -91,45 +93,49 @@ class Table:
 def scan(log: Log) -> Table:
     """Read every iteration line of a log.
 
-    Memory is a buffer and what the lines say: after the first _MANY_LINES in single precision,
-    and a column that no line fills takes none.
+    Two threads share a large one: numpy works outside the interpreter's lock. Memory is their
+    buffers and what the lines say: in single precision in a log beyond _HUGE bytes, and a column
+    that no line fills takes none.
     """
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
-    offsets: list[np.ndarray] = []
-    pairs = lines = 0
-    for start, buffer, length in log.blocks_into(_PAD, BLOCK):
-        found = _Block(buffer, length).records()
-        if found is None:
-            continue
-        columns, offset, n_pairs = found
-        offsets.append(offset + start)
-        lines += len(offset)
-        pairs += n_pairs
-        for name, column in columns.items():
-            if column is None:
-                column = _nothing(len(offset))
-            elif lines > _MANY_LINES:
-                column = column.astype(np.float32)
-            parts[name].append(column)
-    dtype = np.float32 if lines > _MANY_LINES else np.float64
+    dtype = np.float32 if log.size > _HUGE else np.float64
+    halves = log.halves(_LARGE)
+    with ThreadPoolExecutor(len(halves)) as pool:
+        found = [*pool.map(lambda half: _scan(log, *half, dtype), halves)]
+    pieces = [piece for half in found for piece in half]
+    del found
+    lines = sum(len(offset) for _, offset, _ in pieces)
     columns = {}
     for name in _COLUMNS:
-        pieces = parts.pop(name)
-        if all(piece.strides == (0,) for piece in pieces):
-            columns[name] = _nothing(lines)
+        parts = [found.pop(name) for found, _, _ in pieces]
+        if all(part is None for part in parts):
+            columns[name] = np.broadcast_to(np.array(np.nan, dtype), (lines,))
         else:
-            columns[name] = np.concatenate(pieces, dtype=dtype)
+            filled = zip(parts, pieces, strict=True)
+            columns[name] = np.concatenate(
+                [np.full(len(p[1]), np.nan, dtype) if c is None else c for c, p in filled]
+            )
+    offsets = [offset for _, offset, _ in pieces]
     offset = np.concatenate(offsets) if offsets else np.empty(0, np.int64)
-    return Table(columns, offset, pairs)
+    return Table(columns, offset, sum(pairs for _, _, pairs in pieces))
 
 
-_MANY_LINES = 1_000_000
+Piece = tuple[dict[str, np.ndarray | None], np.ndarray, int]
+
+
+def _scan(log: Log, start: int, end: int, dtype: type) -> list[Piece]:
+    """What `_Block.records` finds in [start, end), block by block, with offsets in the file."""
+    pieces: list[Piece] = []
+    for at, buffer, length in log.blocks_into(_PAD, BLOCK, start, end):
+        if found := _Block(buffer, length).records():
+            columns, offset, pairs = found
+            columns = {k: c if c is None else c.astype(dtype) for k, c in columns.items()}
+            pieces.append((columns, offset + at, pairs))
+    return pieces
+
+
+_LARGE = 64 << 20
+_HUGE = 512 << 20
 _COLUMNS = ("iteration", "planned", "step_s", *_FIELDS)
-
-
-def _nothing(n: int) -> np.ndarray:
-    """n times NaN, in the memory of one."""
-    return np.broadcast_to(np.float32("nan"), (n,))
 
 
 _WORTH_A_ROUND = 32  # rows; fewer are read one by one
@@ -145,7 +151,7 @@ class _Block:
         self.words = np.ndarray(len(self.bytes) - 7, "<u8", buffer, strides=(1,))
 
     def records(self) -> tuple[dict[str, np.ndarray | None], np.ndarray, int] | None:
-        """The columns (None where no line has it), where the lines are, and how many print pairs."""
+        """The columns (None where no line has it), the lines' places, and how many print pairs."""
         bars = self._bars()
         if len(bars) < 2:
             return None
@@ -156,9 +162,7 @@ class _Block:
         elapsed = elapsed[_among(self.words[label[elapsed] + 8], _TIME_PER)]
         if not len(elapsed):
             return None
-        of_line = np.zeros(len(bars), np.int32)
-        of_line[elapsed] = 1
-        of_line = np.cumsum(of_line, dtype=np.int32) - 1  # which line's each bar is
+        of_line = None  # which line's each bar is, when it is needed
         step, pairs = self._values(bars, label, elapsed)
         if not self._in_seconds(label[elapsed[:1]])[0]:
             step /= 1000
@@ -171,16 +175,19 @@ class _Block:
         columns["iteration"], columns["planned"] = self._iteration(bars, first, elapsed)
         for name, (keys, further) in _FIELDS.items():
             columns[name] = None
-            where = np.flatnonzero(_among(key[:-1], keys))
-            if further is not None:
-                where = where[_among(self.words[label[where] + 8], further)]
-            if not len(where):
-                continue
-            line = of_line[where]
-            ours = line >= 0
-            ours[1:] &= line[1:] != line[:-1]
-            ours &= bars[where] - bars[elapsed[line]] < 4096
-            if not ours.all():
+            where, line = self._places(key, label, elapsed, keys, further)
+            if line is None:  # not every line has it at the same place
+                where = np.flatnonzero(_among(key[:-1], keys))
+                if further is not None:
+                    where = where[_among(self.words[label[where] + 8], further)]
+                if not len(where):
+                    continue
+                if of_line is None:
+                    of_line = np.cumsum(np.bincount(elapsed, minlength=len(bars))) - 1
+                line = of_line[where]
+                ours = line >= 0
+                ours[1:] &= line[1:] != line[:-1]
+                ours &= bars[where] - bars[elapsed[line]] < 4096
                 where, line = where[ours], line[ours]
             values, _ = self._values(bars, label, where)
             if len(where) < len(elapsed):
@@ -195,6 +202,25 @@ class _Block:
             offset = offset[whole]
             columns = {k: c if c is None else c[whole] for k, c in columns.items()}
         return columns, offset, pairs
+
+    def _places(
+        self,
+        key: np.ndarray,
+        label: np.ndarray,
+        elapsed: np.ndarray,
+        keys: np.ndarray,
+        further: np.ndarray | None,
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """A field's bars, where it is as many bars behind the elapsed time in every line."""
+        stop = elapsed[1] if len(elapsed) > 1 else len(key) - 1
+        for place in np.flatnonzero(_among(key[elapsed[0] : stop], keys)):
+            where = np.minimum(elapsed + place, len(key) - 2)
+            fits = _among(key[where], keys)
+            if further is not None:
+                fits &= _among(self.words[label[where] + 8], further)
+            if fits.all():
+                return where, np.arange(len(elapsed))
+        return elapsed, None
 
     def _bars(self) -> np.ndarray:
         mask = np.empty(_PIECE, bool)
@@ -234,7 +260,8 @@ class _Block:
             iteration[good], planned[good] = number[good], total[good]
         for row in np.flatnonzero(~good):
             bar = int(bars[elapsed[row]])
-            if stated := _ITERATION_OF.findall(self._text(bar - 400, bar)):
+            line = self._text(bar - 400, bar).rpartition(b"\n")[2]
+            if stated := _ITERATION_OF.findall(line):
                 iteration[row], planned[row] = map(float, stated[-1])
         return iteration, planned
 

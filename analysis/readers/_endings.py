@@ -66,7 +66,8 @@ _TRACEBACK = (
 )
 _RAISED = re.compile(rb"(?<![\w.])(?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception): ")
 _LAUNCHER = re.compile(
-    rb"^[^\r\n]{0,200}?(?:\[ERROR\]|\berror:|\bERROR:|command not found|No such file)[^\r\n]{0,200}",
+    rb"^[^\r\n]{0,200}?(?:\[ERROR\]|\berror:|\bERROR:|command not found|No such file)"
+    rb"[^\r\n]{0,200}",
     re.MULTILINE,
 )
 _LINES_BACK = 4  # ranks are interleaved: the failing one may print before the last iteration line

@@ -85,7 +85,5 @@ def plain(text: bytes) -> bytes:
 
 def find_int(pattern: re.Pattern[bytes], text: bytes) -> int | None:
     """The last match's first group as an integer: what is said last before training counts."""
-    found = None
-    for found in pattern.finditer(text):
-        pass
-    return int(found[1].replace(b",", b"").replace(b"_", b"")) if found else None
+    found = pattern.findall(text)
+    return int(found[-1].replace(b",", b"").replace(b"_", b"")) if found else None

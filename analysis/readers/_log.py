@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from analysis.records import Refusal
 
 BLOCK = 1 << 20  # fits a core's L2 cache, which the vectorised readers live from
@@ -84,30 +86,41 @@ class Log:
             start += len(block)
             size = usual
 
-    def blocks_into(self, margin: int, size: int) -> Iterator[tuple[int, bytearray, int]]:
-        """(offset, buffer, length) pieces of the file, each ending where a line does.
+    def blocks_into(
+        self, margin: int, size: int, start: int = 0, end: int | None = None
+    ) -> Iterator[tuple[int, bytearray, int]]:
+        """(offset, buffer, length) pieces of [start, end), each ending where a line does.
 
         The piece is buffer[margin : margin + length], with newlines on both sides of it. The
         buffer is used again for the next piece: fresh memory for each costs more than reading.
         """
-        start, buffer = 0, bytearray(b"\n" * (size + 2 * margin))
-        while start < self.size:
-            room = len(buffer) - 2 * margin
+        last = self.size if end is None else end
+        buffer = bytearray(min(size, last - start) + 2 * margin)
+        while start < last:
+            room = min(len(buffer) - 2 * margin, last - start)
             view = memoryview(buffer)
             length = os.preadv(self._file.fileno(), [view[margin : margin + room]], start)
             if length == 0:
                 return  # the file shrank under us
             end = margin + length
-            if start + length < self.size:
-                cut = max(buffer.rfind(b"\n", margin, end), buffer.rfind(b"\r", margin, end)) + 1
+            if start + length < last:
+                cut = buffer.rfind(b"\n", margin, end) + 1 or buffer.rfind(b"\r", margin, end) + 1
                 if cut == 0 and room < LONGEST_LINE:
-                    buffer = bytearray(b"\n" * (2 * room + 2 * margin))
+                    buffer = bytearray(2 * room + 2 * margin)
                     continue
                 end = cut or buffer.rfind(b" ", margin, end) + 1 or end
-            view[end : end + margin] = b"\n" * margin
+            view[:margin] = view[end : end + margin] = b"\n" * margin
             view.release()
             yield start, buffer, end - margin
             start += end - margin
+
+    def halves(self, least: int) -> list[tuple[int, int]]:
+        """Two parts that meet at a line's end, or all of a file of fewer than `least` bytes."""
+        middle = self.size // 2
+        at = self.slice(middle, middle + BLOCK).find(b"\n") if self.size >= least else -1
+        if at < 0:
+            return [(0, self.size)]
+        return [(0, middle + at + 1), (middle + at + 1, self.size)]
 
     def matches(
         self, pattern: re.Pattern[bytes], start: int = 0, end: int | None = None
@@ -129,4 +142,8 @@ class Log:
 
     def line_no(self, offset: int) -> int:
         """The line (from 1, counted in newlines as editors do) that holds the byte at `offset`."""
-        return 1 + sum(block.count(b"\n") for _, block in self.blocks(0, offset))
+        at, lines = 0, 1
+        while at < offset and (block := self.slice(at, min(at + (1 << 18), offset))):
+            lines += np.count_nonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+            at += len(block)
+        return int(lines)

@@ -1,10 +1,10 @@
 """DeepSpeed's own lines, where the training script prints nothing better.
 
-    steps: 10 loss: 5.4321 iter time (s): 0.688 samples/sec: 743.1                     (pipeline engine)
-    epoch=0/micro_step=10/global_step=10, RunningAvgSamplesPerSec=173.4, CurrSamplesPerSec=171.9, ...
+    steps: 10 loss: 5.4321 iter time (s): 0.688 samples/sec: 743.1       (pipeline engine)
+    epoch=0/micro_step=10/global_step=10, RunningAvgSamplesPerSec=173.4, CurrSamplesPerSec=171.9
     0/4, RunningAvgSamplesPerSec=16.1, CurrSamplesPerSec=15.7        0/100, SamplesPerSec=15.9
-    |E2E latency=7.99s |Gather latency=0.00s ... |CurSamplesPerSec=8.01 |AvgSamplesPerSec=8.01   (chat)
-    rank=0 time (ms) | forward: 1251.98 | backward: 509.27 | step: 5.56          (wall_clock_breakdown)
+    |E2E latency=7.99s |Gather latency=0.00s ... |CurSamplesPerSec=8.01 |Avg...=8.01   (chat)
+    rank=0 time (ms) | forward: 1251.98 | backward: 509.27 | step: 5.56   (wall_clock_breakdown)
 
 The surest kind that a log holds is read: a step time, else the current samples per second, else
 the running average, which is no measurement of one step and is noted.

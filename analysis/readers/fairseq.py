@@ -1,7 +1,7 @@
 """fairseq: its JSON lines and its `simple` lines, of the inner training loop.
 
-    [train_inner][INFO] - {"epoch": 1, "loss": "9.427", "wps": "25389.4", "num_updates": "200", ...}
-    | INFO | train_inner | epoch 001:  200 / 694 loss=9.427, ppl=689, wps=25389.4, ..., num_updates=200, ...
+    [train_inner][INFO] - {"epoch": 1, "loss": "9.427", "wps": "25389.4", ...}
+    | INFO | train_inner | epoch 001:  200 / 694 loss=9.427, ppl=689, wps=25389.4, ...
 
 Words (tokens) per second are averaged since the line before; no step time is printed.
 """

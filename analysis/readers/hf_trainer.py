@@ -88,7 +88,7 @@ def read(log: Log) -> Record:
 
 
 def _end_lines(record: Record, ends: list[re.Match[bytes]]) -> None:
-    """One line per rank; they tell the same run, so their mean is its rate, the longest its time."""
+    """One line per rank, all of the same run: their mean is its rate, the longest its time."""
     record.totals["wall_s"] = max(number(match[1]) for match in ends)
     for name, pattern in _RATE.items():
         values = [number(found[1]) for match in ends if (found := pattern.search(match[0]))]

@@ -1,6 +1,6 @@
 """llm.c: its console and its main.log.
 
-step    2/18865 | loss 10.96 (+nanz)| norm 15.2 (+nanz)| lr 1.71e-06 | 1250.10 ms | 49.1% bf16 MFU | 419000 tok/s
+step    2/18865 | loss 10.96 (+nanz)| norm 15.2 (+nanz)| ... | 1250.10 ms | ... | 419000 tok/s
 s:1 trl:10.9598 lr:0.000002 norm:15.24            (main.log: losses only, no time)
 """
 

@@ -2,8 +2,8 @@
 GPT-NeoX, Megatron-Bridge and our own engines.
 
      iteration        1/    1000 | elapsed time per iteration (ms): 121899.8 | learning rate: ...
-     iteration=       4/  317892 | consumed_samples= 3072 | elapsed_time_per_iteration_ms=49871.4 | ...
-     samples/sec: 206.693 | iteration        1/     512 | elapsed time per iteration (ms): 2477.1 | ...
+     iteration=       4/  317892 | consumed_samples= 3072 | elapsed_time_per_iteration_ms=49871.4 |
+     samples/sec: 206.693 | iteration        1/     512 | elapsed time per iteration (ms): 2477.1 |
 
 The grammar is one (fields between bars, `_bars`), the dialects are a table.
 """

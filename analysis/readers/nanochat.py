@@ -1,6 +1,6 @@
 """nanochat and its ancestor build-nanogpt.
 
-step 00010/21400 (0.05%) | loss: 9.1 | grad norm: 0.4 | lrm: 1.00 | dt: 5.04ms | tok/sec: 25,388 | mfu: 0.00
+step 00010/21400 (0.05%) | loss: 9.1 | grad norm: 0.4 | lrm: 1.00 | dt: 5.04ms | tok/sec: 25,388
 step    12 | loss: 9.3 | lr 6.0e-04 | norm: 1.2 | dt: 95.21ms | tok/sec: 172000.10
 """
 

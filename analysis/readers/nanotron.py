@@ -1,4 +1,4 @@
-"""nanotron: `iteration: 1 / 15 | consumed_tokens: 512 | elapsed_time_per_iteration_ms: 4.71K | ...`.
+"""nanotron: `iteration: 1 / 15 | consumed_tokens: 512 | elapsed_time_per_iteration_ms: 4.71K |`.
 
 Numbers keep three digits and carry K, M, G or T. Newer versions say `time_per_iteration_ms`.
 """

@@ -1,9 +1,9 @@
 """NeMo: DLLogger's JSON and text lines, NeMo 2's console, Lightning's bar.
 
-    DLLL {"type": "LOG", "step": 0, "data": {"reduced_train_loss": 11.06, "train_step_timing in s": 107.3}}
-    DLL 2025-06-11 05:23:04 - 18 reduced_train_loss : 9.04 ... train_step_timing in s : 27.49  epoch : 0
-    Training epoch 0, iteration 1/99 | lr: 1e-4 | global_step: 1 | reduced_train_loss: 11.03 | train_step_timing in s: 61.9
-    Epoch 0: :  95%|███| 19/20 [09:07<00:28, ..., global_step=18.00, ..., train_step_timing in s=27.50]
+    DLLL {"type": "LOG", "step": 0, "data": {"train_step_timing in s": 107.3, ...}}
+    DLL 2025-06-11 05:23:04 - 18 reduced_train_loss : 9.04 ... train_step_timing in s : 27.49
+    Training epoch 0, iteration 1/99 | lr: 1e-4 | ... | train_step_timing in s: 61.9
+    Epoch 0: :  95%|███| 19/20 [09:07<00:28, global_step=18.00, ..., train_step_timing in s=27.50]
 
 The surest kind that a log holds is read. NeMo's step timer prints the mean of its last few steps
 (five by default), so a slow first step lingers; it is noted.

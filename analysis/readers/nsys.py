@@ -4,7 +4,7 @@
 
      Time (%)   Total Time (ns)    Instances     Avg (ns)     ...     Style           Range
      --------  ------------------  ---------  --------------  ...
-         53.9  27,65,96,75,62,725     14,244  19,41,84,748.9  ...  PushPop  :DeepSpeedEngine.backward
+         53.9  27,65,96,75,62,725     14,244  19,41,84,748.9  ...  PushPop  :backward
 
 The dashes say where columns are. Digits are grouped by the reader's locale, 2,765 or 27,65: commas
 carry nothing. A profile has no steps: its tables are in `extra["tables"]`.

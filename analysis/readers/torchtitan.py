@@ -1,6 +1,6 @@
 """torchtitan.
 
-    step: 10  loss:  7.94975  grad_norm: 38.7500  memory: 168.10GiB(94.25%)  tps: 6,922  tflops: 650.69  mfu: 28.92%
+    step: 10  loss:  7.94975  grad_norm: 38.7500  memory: 168.10GiB(94.25%)  tps: 6,922  ...
 
 Coloured or not; early versions print `wps` for `tps`. Both are per device, averaged since the line
 before; no step time is printed, so it follows from them where batch and GPUs are known.
