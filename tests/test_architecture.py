@@ -1,9 +1,6 @@
 """The house: who may import whom, read from the source with ast."""
 
 import ast
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -125,19 +122,3 @@ def test_no_engine_loads_another_engines_library(engine):
 def test_every_module_says_what_it_is():
     missing = [str(p) for p in sources() if not ast.get_docstring(ast.parse(p.read_text()))]
     assert not missing
-
-
-def test_analysis_answers_in_half_a_second_without_torch():
-    code = (
-        "import sys; from analysis import tflops\n"
-        "try: tflops.main(['--help'])\n"
-        "except SystemExit: pass\n"
-        "sys.exit('torch' in sys.modules)"
-    )
-    seconds = []
-    for _ in range(3):  # the fastest of three: the machine may be busy, the command is not slower
-        before = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True)
-        seconds.append(time.perf_counter() - before)
-        assert done.returncode == 0, done.stderr.decode()
-    assert min(seconds) < 0.5
