@@ -138,16 +138,17 @@ def _difference(mine: float, theirs: float, relative: bool) -> float:
 
 
 def verify(runs: Iterable[Run], baseline: str | None = None) -> dict[Path, Parity]:
-    """Every run beside the baseline of its own study, by folder.
+    """Every run beside the baseline of its own study in the same folder, by folder.
 
     `baseline` names the run to compare with; without it, the one that each run.json names.
     """
     runs = list(runs)
-    named = {(run.facts.get("study"), run.name): run for run in runs}
+    named = {(run.path.parent, run.facts.get("study"), run.name): run for run in runs}
     found = {}
     for run in runs:
         wanted = baseline or run.facts.get("baseline")
-        found[run.path] = compare(run, named.get((run.facts.get("study"), wanted)))
+        of = named.get((run.path.parent, run.facts.get("study"), wanted))
+        found[run.path] = compare(run, of)
     return found
 
 
@@ -185,13 +186,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
     try:
-        runs = [read_run(path) for path in find_runs(arguments.paths)]
+        runs, damaged = [], []
+        for path in find_runs(arguments.paths):
+            try:
+                runs.append(read_run(path))
+            except UsageError as error:  # the others are still reported
+                damaged.append(str(error))
+        if not runs:
+            raise UsageError("; ".join(damaged))
         if arguments.baseline and arguments.baseline not in {run.name for run in runs}:
             known = ", ".join(run.name for run in runs)
             raise UsageError(f"no run called {arguments.baseline!r}; there are: {known}")
     except UsageError as error:
         print(f"analysis.parity: {error}", file=sys.stderr)
         return 2
+    for line in damaged:
+        print(f"analysis.parity: {line}", file=sys.stderr)
     parities = list(verify(runs, arguments.baseline).values())
     baselines = {arguments.baseline or run.facts.get("baseline") for run in runs} - {None}
     text = table(parities, ", ".join(sorted(baselines))).render(arguments.format)

@@ -294,8 +294,10 @@ def _flags(record: Record, time: Steady | None) -> tuple[list[str], bool]:
 
 def _loss_flags(record: Record) -> list[str]:
     loss = record.loss
+    if nans := record.extra.get("nan_iterations"):
+        return [f"the loss is NaN in {nans} of {len(loss)} iterations"]
     if not len(loss) or np.isnan(loss).all():
-        return [] if not record.extra.get("nan_iterations") else ["the loss is NaN"]
+        return []
     infinite = np.flatnonzero(np.isinf(loss))
     if len(infinite):
         numbers = record.iteration if len(record.iteration) == len(loss) else np.arange(len(loss))

@@ -24,16 +24,16 @@ from analysis.tables import FORMATS, Column, Table, emphasise
 from models.errors import UsageError
 
 # What must be equal for a ratio of two step times to say something about the split alone.
-FIXED = ("precision", "recompute", "commit")
-WORDS = {"seq_len": "sequence length", "global_batch": "global batch"}
+FIXED = ("precision", "recompute", "commit", "gpu_type")
+WORDS = {"seq_len": "sequence length", "global_batch": "global batch", "gpu_type": "processor"}
 
 
 def differences(record: Record, baseline: Record, scaling: str = "strong") -> list[str]:
     """What of the fixed work differs between the two runs; empty when the comparison is fair.
 
     `strong`: the same model, sequence length and global batch. `weak`: the same model, sequence
-    length and batch per GPU. Either: the same precision, recomputation and commit. What neither
-    log states cannot be held against them; what only one states is unknown, not different.
+    length and batch per GPU. Either: the same precision, recomputation, commit and processor. What
+    neither log states cannot be held against them; what only one states is unknown, not different.
     """
     found = []
 

@@ -75,7 +75,7 @@ def flops_per_token(record: Record, convention: str) -> float | None:
     config = config_of(record)
     # A size that is stated (52B) rather than counted is what these two multiply.
     if record.params and convention in ("6n", "seed"):
-        return (8.0 if recompute else 6.0) * record.params
+        return (8.0 if recompute and convention == "seed" else 6.0) * record.params
     if config is None or not record.seq_len:
         return None
     return CONVENTIONS[convention](config, record.seq_len, recompute)
@@ -91,7 +91,9 @@ def tflops_per_gpu(record: Record, step_s: float, convention: str) -> float | No
 
 def _baseline_of(record: Record, records: list[Record], wanted: str | None) -> Record | None:
     name = wanted or record.extra.get("baseline")
-    same_study = [r for r in records if r.extra.get("study") == record.extra.get("study")]
+    # One study may lie there twice, from two machines: the baseline is the run's neighbour.
+    beside = [r for r in records if Path(r.source).parent == Path(record.source).parent]
+    same_study = [r for r in beside if r.extra.get("study") == record.extra.get("study")]
     return next((r for r in same_study if name and name_of(r) == name), None) or next(
         (r for r in records if wanted and name_of(r) == wanted), None
     )

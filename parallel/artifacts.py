@@ -11,7 +11,9 @@ attempts/<n>/          the files of earlier runs in the same folder; nothing is 
 
 import csv
 import json
+import math
 import os
+import platform
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,8 +41,19 @@ def utc_now() -> str:
 def write_json(path: Path, content: Any) -> None:
     """Write JSON so that a reader sees the old file or the new one, never half of it."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(json.dumps(content, indent=2) + "\n")
+    aside.write_text(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
     os.replace(aside, path)
+
+
+def _finite(content: Any) -> Any:
+    """`content` with null for NaN and infinities, which are not JSON."""
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    return content
 
 
 class RunFolder:
@@ -58,16 +71,7 @@ class RunFolder:
             UsageError: the folder cannot be made or written.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            earlier = [p for p in self.path.iterdir() if p.name != "attempts"]
-            # A job's own output file was opened by Slurm before we started: it stays.
-            earlier = [p for p in earlier if p.suffix not in (".out", ".err")]
-            if earlier:
-                attempts = self.path / "attempts"
-                aside = attempts / str(len(list(attempts.glob("*"))) + 1)
-                aside.mkdir(parents=True)
-                for old in earlier:
-                    old.rename(aside / old.name)
+            self.set_aside()
             self._write_status(RUNNING, "", 0)
             self.update(facts)
             self._log = (self.path / "train.log").open("w", buffering=1)
@@ -75,6 +79,19 @@ class RunFolder:
         except OSError as error:
             raise UsageError(f"cannot write run folder {self.path}: {error.strerror}") from error
         csv.writer(self._steps).writerow(STEP_COLUMNS)
+
+    def set_aside(self) -> None:
+        """Make the folder, and move what an earlier attempt left in it to attempts/<n>/."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        earlier = [p for p in self.path.iterdir() if p.name != "attempts"]
+        # A job's own output file was opened before we started (by Slurm, or a sweep): it stays.
+        earlier = [p for p in earlier if p.suffix not in (".out", ".err")]
+        if earlier:
+            attempts = self.path / "attempts"
+            aside = attempts / str(len(list(attempts.glob("*"))) + 1)
+            aside.mkdir(parents=True)
+            for old in earlier:
+                old.rename(aside / old.name)
 
     def update(self, facts: dict[str, Any]) -> None:
         """Replace run.json."""
@@ -115,7 +132,14 @@ class RunFolder:
     def _write_status(self, state: str, reason: str, rank: int) -> None:
         write_json(
             self.path / "status.json",
-            {"state": state, "reason": reason, "rank": rank, "time_utc": utc_now()},
+            {
+                "state": state,
+                "reason": reason,
+                "rank": rank,
+                "time_utc": utc_now(),
+                "host": platform.node(),
+                "pid": os.getpid(),
+            },
         )
 
 
@@ -131,8 +155,8 @@ def read_status(path: Path) -> dict[str, Any]:
 class Run:
     """What the reader found in a run folder.
 
-    state: complete, failed, running or unfinished (it says running, but the marker that only a
-    completed run has is missing and `reason` says what is).
+    state: complete, failed or running. A run that says it is running, but whose process on this
+    host is gone, died without a word: it is failed, and `reason` says so.
     facts: run.json. steps: one dict per optimizer step with STEP_COLUMNS, unknown values None.
     metrics: training_metrics.json, empty when the run did not complete.
     """
@@ -162,14 +186,37 @@ def read_run(path: Path) -> Run:
         raise UsageError(f"{path / 'run.json'}: {error.strerror}") from error
     except ValueError as error:
         raise UsageError(f"{path / 'run.json'} is damaged: {error}") from error
+    if not isinstance(facts, dict) or "run" not in facts:
+        raise UsageError(f"{path / 'run.json'} is damaged: it names no run")
     status = read_status(path)
     state, reason = status.get("state", FAILED), status.get("reason", "no status.json")
-    if state == COMPLETE and not (path / "RUN_COMPLETE.txt").exists():
-        state, reason = FAILED, "status.json says complete, but RUN_COMPLETE.txt is missing"
+    missing = [
+        name for name in ("RUN_COMPLETE.txt", "training_metrics.json") if not (path / name).exists()
+    ]
+    if state == COMPLETE and missing:
+        state, reason = FAILED, f"status.json says complete, but {missing[0]} is missing"
+    if state == RUNNING and _is_gone(status):
+        state, reason = FAILED, "the process is gone and left no word (killed?)"
     run = Run(path, state, reason, facts, _read_steps(path / "steps.csv"))
     if state == COMPLETE:
-        run.metrics = json.loads((path / "training_metrics.json").read_text())
+        try:
+            run.metrics = json.loads((path / "training_metrics.json").read_text())
+        except ValueError as error:
+            raise UsageError(f"{path / 'training_metrics.json'} is damaged: {error}") from error
     return run
+
+
+def _is_gone(status: dict[str, Any]) -> bool:
+    """Whether the process that wrote a status ran on this host and no longer does."""
+    if status.get("host") != platform.node() or not isinstance(status.get("pid"), int):
+        return False
+    try:
+        os.kill(status["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
 
 
 def _read_steps(path: Path) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,13 +53,32 @@ class Tokens:
             UsageError: an id is not below `limit`, the model's vocabulary.
         """
         rows = np.stack([self.ids[o : o + seq_len + 1] for o in offsets.tolist()]).astype(np.int64)
-        if (largest := int(rows.max())) >= limit:
+        self.check(int(rows.max()), limit)
+        both = torch.from_numpy(rows)
+        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+    def check(self, largest: int, limit: int) -> None:
+        """Refuse an id that the embedding table has no row for."""
+        if largest >= limit:
             raise UsageError(
                 f"{self.path} holds token id {largest}, but the model's vocabulary has"
                 f" {limit} ids; pass --vocab-size {largest + 1} or more"
             )
-        both = torch.from_numpy(rows)
-        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+    def _blocks(self) -> Iterator[np.ndarray]:
+        step = 1 << 24
+        return (self.ids[at : at + step] for at in range(0, len(self.ids), step))
+
+    def largest(self) -> int:
+        """The largest id in all of it."""
+        return max(int(block.max()) for block in self._blocks())
+
+    def digest(self) -> str:
+        """SHA-256 of the ids, for files that bring none."""
+        digest = hashlib.sha256()
+        for block in self._blocks():
+            digest.update(np.ascontiguousarray(block))
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -76,10 +96,10 @@ def load(path: Path | str, seq_len: int, vocab_size: int) -> Data:
     path = Path(path)
     if path.is_dir():
         data = _open_folder(path)
-    elif path.suffix == ".idx" or path.with_suffix(".idx").exists():
-        data = _open_megatron(path.with_suffix(""))
+    elif path.suffix == ".idx" or Path(f"{path}.idx").exists():
+        data = _open_megatron(path.with_suffix("") if path.suffix == ".idx" else path)
     elif path.is_file():
-        data = _hold_out(np.memmap(path, dtype=np.uint16, mode="r"), path)
+        data = _open_bare(path)
     else:
         hint = "; prepare it with: python -m parallel.data" if str(path) == DEFAULT_FOLDER else ""
         raise UsageError(f"no token files at {path}{hint}")
@@ -94,26 +114,51 @@ def load(path: Path | str, seq_len: int, vocab_size: int) -> Data:
                 f"{path} was made with a tokenizer of {tokens.vocab_size} ids, but the model's"
                 f" vocabulary has {vocab_size}; pass --vocab-size {tokens.vocab_size}"
             )
+        if tokens.vocab_size is None:  # a bare file does not say: look
+            tokens.check(tokens.largest(), vocab_size)
     return data
 
 
+def _memory_map(path: Path, dtype: Any) -> np.ndarray:
+    try:
+        return np.memmap(path, dtype=dtype, mode="r")
+    except (ValueError, TypeError) as error:
+        size = path.stat().st_size
+        raise UsageError(f"{path}: {size} bytes are no {dtype} token ids: {error}") from error
+
+
 def _open_folder(path: Path) -> Data:
+    if not (path / "meta.json").exists() and (path / "train.bin").exists():
+        return _open_pair(path / "train.bin", path / "val.bin")  # nanoGPT's own folder
     try:
         meta = json.loads((path / "meta.json").read_text())
-        splits = {
-            split: np.memmap(path / f"{split}.bin", dtype=meta["dtype"], mode="r")
-            for split in ("train", "val")
-        }
-        return Data(
-            *(
-                Tokens(ids, str(path), meta["tokenizer"], meta["vocab_size"], meta["sha256"][split])
-                for split, ids in splits.items()
-            )
+        known = (str(path), meta["tokenizer"], meta["vocab_size"])
+        train, val = (
+            Tokens(_memory_map(path / f"{s}.bin", meta["dtype"]), *known, meta["sha256"][s])
+            for s in ("train", "val")
         )
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, UsageError):
+            raise
         raise UsageError(f"{path} is damaged: {error}; prepare it again") from error
+    return Data(train, val)
+
+
+def _open_bare(path: Path) -> Data:
+    if (path.parent / "meta.json").exists():
+        raise UsageError(f"{path} belongs to the prepared folder {path.parent}: give that")
+    return _open_pair(path, path.with_name("val.bin") if path.name == "train.bin" else None)
+
+
+def _open_pair(train: Path, val: Path | None) -> Data:
+    """nanoGPT's uint16 files; without a val.bin the end of the other is held out."""
+    ids = _memory_map(train, np.uint16)
+    if val is None or not val.exists():
+        return _hold_out(ids, train)
+    parts = ((ids, train), (_memory_map(val, np.uint16), val))
+    return Data(*(Tokens(part, str(path), "unknown", None, None) for part, path in parts))
 
 
 def _open_megatron(prefix: Path) -> Data:
@@ -123,17 +168,21 @@ def _open_megatron(prefix: Path) -> Data:
     from megatron.core.datasets.indexed_dataset import IndexedDataset
 
     for suffix in (".bin", ".idx"):
-        if not prefix.with_name(prefix.name + suffix).exists():
+        if not Path(f"{prefix}{suffix}").exists():
             raise UsageError(
                 f"{prefix}{suffix}: no such file (a Megatron pair needs .bin and .idx)"
             )
+    # Looked at first: given less than its header, the reader breaks noisily when it is discarded.
+    with Path(f"{prefix}.idx").open("rb") as index:
+        if not (head := index.read(34)).startswith(b"MMIDIDX\x00\x00") or len(head) < 34:
+            raise UsageError(f"{prefix}.idx is not a Megatron index: its header is {head[:9]!r}")
     try:
-        dataset = IndexedDataset(str(prefix), mmap=True)
-    except (AssertionError, ValueError, KeyError) as error:
-        raise UsageError(f"{prefix}.idx is not a Megatron index: {error}") from error
+        dtype = IndexedDataset(str(prefix), mmap=True).index.dtype
+    except Exception as error:  # it asserts, unpacks and maps: any of these is a bad file
+        reason = str(error).strip() or type(error).__name__
+        raise UsageError(f"{prefix}.idx is not a Megatron index: {reason}") from error
     # The documents lie one after the other in the .bin: the whole file is one array of ids.
-    ids = np.memmap(f"{prefix}.bin", dtype=dataset.index.dtype, mode="r")
-    return _hold_out(ids, prefix)
+    return _hold_out(_memory_map(Path(f"{prefix}.bin"), dtype), prefix)
 
 
 def _hold_out(ids: np.ndarray, path: Path) -> Data:
@@ -251,14 +300,18 @@ def _from_hugging_face(path: Path) -> _Subwords:
 def prepare(out: Path, inputs: list[Path], tokenizer: str = "byte", vocab_size: int = 4096) -> dict:
     """Tokenize documents into out/train.bin and out/val.bin, and describe them in out/meta.json.
 
-    Every 20th document is held out. meta.json is written last: a folder without it is not data.
+    Every 20th document is held out. The files get their names when all of them are whole.
 
     Raises:
         UsageError: an input or the tokenizer cannot be read, or there are too few documents.
     """
     documents = _documents(inputs)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "meta.json").unlink(missing_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for stale in ("meta.json", "train.bin", "val.bin"):
+            (out / stale).unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}") from error
     if tokenizer == "byte":
         coder = _Bytes()
     elif tokenizer == "bpe":
@@ -269,7 +322,7 @@ def prepare(out: Path, inputs: list[Path], tokenizer: str = "byte", vocab_size: 
     every = round(1 / HELD_OUT)
     hashes = {split: hashlib.sha256() for split in ("train", "val")}
     counts = dict.fromkeys(hashes, 0)
-    files = {split: (out / f"{split}.bin").open("wb") for split in hashes}
+    files = {split: (out / f"{split}.bin.partial").open("wb") for split in hashes}
     quiet = not sys.stderr.isatty()
     for number, document in enumerate(tqdm(documents, "tokenizing", unit="file", disable=quiet)):
         ids = np.append(coder.encode(document.read_bytes()), np.uint32(coder.end))
@@ -294,6 +347,8 @@ def prepare(out: Path, inputs: list[Path], tokenizer: str = "byte", vocab_size: 
         "source": [str(p) for p in inputs] or "the Python standard library's source",
     }
     write_json(out / "meta.json", meta)
+    for split in hashes:
+        (out / f"{split}.bin.partial").rename(out / f"{split}.bin")
     return meta
 
 

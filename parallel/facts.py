@@ -3,6 +3,7 @@
 Torch-free: versions come from package metadata, not from imports.
 """
 
+import hashlib
 import os
 import platform
 import re
@@ -82,6 +83,18 @@ def command_line() -> str:
     return SECRET.sub(r"\1\2***", " ".join([Path(sys.executable).name, *sys.orig_argv[1:]]))
 
 
+def inputs(spec: RunSpec) -> dict[str, str | None]:
+    """SHA-256 of the small files a run depends on and git may not know; None without one."""
+    found: dict[str, str | None] = {}
+    for name, path in (
+        ("deepspeed_config", spec.deepspeed_config),
+        ("data", Path(spec.data) / "meta.json"),
+    ):
+        there = path is not None and Path(path).is_file()
+        found[name] = hashlib.sha256(Path(path).read_bytes()).hexdigest() if there else None
+    return found
+
+
 def run_facts(
     spec: RunSpec, study: str | None, run: str, baseline: str | None, launch: Launch
 ) -> dict[str, Any]:
@@ -111,8 +124,9 @@ def run_facts(
             "platform": platform.platform(),
             "cpu": cpu_name(),
             "cores": cores(),
-            "ranks_per_node": int(os.environ.get("LOCAL_WORLD_SIZE", layout.world_size)),
+            "ranks_per_node": launch.local_world_size,
         },
+        "inputs": inputs(spec),
         "scheduler": scheduler(),
         "git": git(Path(__file__).parent),
         "launcher": launch.launcher,
@@ -124,6 +138,7 @@ def training_metrics(
     facts: dict[str, Any],
     steps: list[dict[str, Any]],
     val_loss: float | None,
+    best_val_loss: float | None,
     train_s: float,
     wall_s: float,
     data_s: float,
@@ -133,9 +148,10 @@ def training_metrics(
 
     Args:
         steps: rows of steps.csv.
+        val_loss, best_val_loss: the last validation's loss and the lowest; None without one.
         train_s: seconds of training alone, without start-up and validation.
         wall_s: seconds from the program's start.
-        data_s: seconds rank 0 waited for data.
+        data_s: seconds rank 0 waited for training data.
         peak_bytes: most memory of rank 0: allocated on CUDA, resident on CPU.
     """
     spec, layout, host = facts["spec"], facts["layout"], facts["host"]
@@ -209,7 +225,7 @@ def training_metrics(
         "epochs": [epoch],
         "summary": {
             "total_wall_time_sec": wall_s,
-            "best_val_loss": val_loss,
+            "best_val_loss": best_val_loss,
             "mean_tokens_per_sec_global": tokens / train_s,
         },
         "completion": {

@@ -1,6 +1,7 @@
 """Which rank am I? Under torchrun, the deepspeed launcher, srun, or none of them. Torch-free."""
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,11 +11,13 @@ from models.errors import UsageError
 
 @dataclass(frozen=True)
 class Launch:
-    """This process's place: `rank` of `world_size`, `local_rank` on its node, and who said so."""
+    """This process's place: `rank` of `world_size`, `local_rank` of the `local_world_size` on its
+    node, and who said so."""
 
     rank: int
     world_size: int
     local_rank: int
+    local_world_size: int
     launcher: str
 
 
@@ -35,20 +38,22 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
             if missing:
                 raise UsageError(f"{missing[0]} is not set, but the other of RANK, WORLD_SIZE is")
             by = "torchrun" if "TORCHELASTIC_RUN_ID" in env else "environment"
-            local = int(env.get("LOCAL_RANK", 0))
-            return Launch(int(env["RANK"]), int(env["WORLD_SIZE"]), local, by)
+            rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
+            # The deepspeed launcher calls it LOCAL_SIZE.
+            on_node = int(env.get("LOCAL_WORLD_SIZE", env.get("LOCAL_SIZE", world)))
+            return Launch(rank, world, int(env.get("LOCAL_RANK", 0)), on_node, by)
         if int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+            world = int(env["SLURM_STEP_NUM_TASKS"])
+            # Like "8(x2)" or "8,4": the first node's number of tasks.
+            on_node = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", str(world)))
             return Launch(
-                int(env["SLURM_PROCID"]),
-                int(env["SLURM_STEP_NUM_TASKS"]),
-                int(env["SLURM_LOCALID"]),
-                "srun",
+                int(env["SLURM_PROCID"]), world, int(env["SLURM_LOCALID"]), int(on_node[0]), "srun"
             )
     except (ValueError, KeyError) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"cannot read the launcher's environment: {error}") from error
-    return Launch(0, 1, 0, "none")
+    return Launch(0, 1, 0, 1, "none")
 
 
 def rendezvous_environment(launch: Launch, environment: Mapping[str, str] = os.environ) -> dict:

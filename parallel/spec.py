@@ -146,11 +146,18 @@ class RunSpec:
         for name in ("steps", "seq_len", "log_interval", "threads"):
             if getattr(self, name) < 1:
                 found.append(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("warmup_steps", "weight_decay", "clip_grad", "min_lr", "eval_interval"):
-            if getattr(self, name) < 0:
-                found.append(f"{name} must not be negative, but is {getattr(self, name)}")
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            found.append(f"lr must be positive, not {self.lr}")
+        for name in (
+            *("warmup_steps", "weight_decay", "clip_grad", "min_lr", "adam_eps"),
+            *("eval_interval", "eval_steps"),
+        ):
+            if not 0 <= getattr(self, name) < math.inf:
+                found.append(f"{name} must be 0 or more, but is {getattr(self, name)}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                found.append(f"{name} must be at least 0 and below 1, but is {getattr(self, name)}")
+        for name in ("lr", "timeout_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                found.append(f"{name} must be positive, not {getattr(self, name)}")
         if self.min_lr > self.lr:
             found.append(f"min_lr {self.min_lr:g} exceeds lr {self.lr:g}")
         if self.kernels in ("te", "apex") and self.device == "cpu":
@@ -184,13 +191,11 @@ def _checked(name: str, value: Any, source: str) -> Any:
     return value
 
 
-def resolve(
-    *layers: tuple[str, dict[str, Any]], gpus: int | None = None, root: Path = Path(".")
-) -> RunSpec:
+def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> RunSpec:
     """Merge (source, settings) layers, the later overriding the earlier, into a checked RunSpec.
 
-    `gpus` is the launcher's world size, which must agree with what the layers say. A relative
-    `deepspeed_config` is looked for under `root`.
+    `gpus` is the launcher's world size, which must agree with what the layers say. Relative paths
+    are relative to the working directory, wherever the layer that names them is.
 
     Raises:
         UsageError: one line with every problem and its numbers.
@@ -199,8 +204,8 @@ def resolve(
     sources: dict[str, str] = {}
     chosen = [given["deepspeed_config"] for _, given in layers if given.get("deepspeed_config")]
     if chosen:
-        path = root / chosen[-1]
-        layers = ((str(path), from_deepspeed_json(read_deepspeed_json(path))), *layers)
+        path = chosen[-1]
+        layers = ((path, from_deepspeed_json(read_deepspeed_json(Path(path)), path)), *layers)
     for source, settings in layers:
         for name, value in settings.items():
             _checked(name, value, source)
@@ -221,7 +226,7 @@ def resolve(
             )
         merged["gpus"] = gpus
     draft = RunSpec(**merged)
-    merged["seq_len"] = draft.seq_len or draft.model.max_seq_len
+    merged["seq_len"] = draft.model.max_seq_len if draft.seq_len is None else draft.seq_len
     merged["grad_accum"] = _grad_accum(draft)
     merged["global_batch"] = (
         split_world(draft.gpus, draft.tp, draft.pp) * draft.micro_batch * merged["grad_accum"]
@@ -268,30 +273,46 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
     return config
 
 
-def from_deepspeed_json(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings a DeepSpeed JSON states that are ours too; "auto" states nothing."""
-    zero = config.get("zero_optimization", {})
-    adam = config.get("optimizer", {}).get("params", {})
-    betas = adam.get("betas", (None, None))
-    offload = "none"
-    if zero.get("offload_optimizer", {}).get("device") == "cpu":
-        offload = "optimizer"
-    if zero.get("offload_param", {}).get("device") == "cpu":
-        offload = "all"
-    precision = next(
-        (p for p in ("bf16", "fp16") if config.get(p, {}).get("enabled") is True), None
-    )
+def from_deepspeed_json(config: dict[str, Any], source: str) -> dict[str, Any]:
+    """The settings a DeepSpeed JSON states that are ours too; "auto" states nothing.
+
+    Raises:
+        UsageError: a section is not what DeepSpeed takes, or asks for what is not offered here.
+    """
+
+    def section(name: str, within: dict[str, Any] = config) -> dict[str, Any]:
+        found = within.get(name, {})
+        if not isinstance(found, dict):
+            raise UsageError(f"{source}: {name} must be an object, not {json.dumps(found)}")
+        return found
+
+    zero, optimizer = section("zero_optimization"), section("optimizer")
+    adam = section("params", optimizer)
+    if optimizer.get("type", "AdamW").lower() not in ("adam", "adamw"):
+        raise UsageError(
+            f"{source}: optimizer {optimizer['type']}, but every engine here trains with AdamW"
+        )
+    betas = adam.get("betas", "auto")
+    if betas != "auto" and not (isinstance(betas, list) and len(betas) == 2):
+        raise UsageError(f"{source}: betas must be two numbers, not {json.dumps(betas)}")
+    offload = None
+    for name, ours in (("offload_optimizer", "optimizer"), ("offload_param", "all")):
+        device = section(name, zero).get("device", "none")
+        if device not in ("none", "cpu"):
+            raise UsageError(f"{source}: {name} to {device}; only cpu is offered here")
+        offload = ours if device == "cpu" else offload
+    enabled = [p for p in ("bf16", "fp16") if section(p).get("enabled") is True]
     stated = {
         "micro_batch": config.get("train_micro_batch_size_per_gpu"),
         "global_batch": config.get("train_batch_size"),
         "grad_accum": config.get("gradient_accumulation_steps"),
         "clip_grad": config.get("gradient_clipping"),
         "zero_stage": zero.get("stage"),
-        "offload": offload if "stage" in zero and offload != "none" else None,
-        "precision": precision,
+        "offload": offload,
+        "precision": enabled[0] if enabled else None,
         "lr": adam.get("lr"),
-        "beta1": betas[0],
-        "beta2": betas[1],
+        "beta1": betas[0] if betas != "auto" else None,
+        "beta2": betas[1] if betas != "auto" else None,
         "adam_eps": adam.get("eps"),
         "weight_decay": adam.get("weight_decay"),
     }

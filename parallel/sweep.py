@@ -22,6 +22,7 @@ from tqdm import tqdm
 from models.errors import UsageError
 from parallel import artifacts, facts
 from parallel.artifacts import COMPLETE, RunFolder
+from parallel.launch import Launch
 from parallel.spec import RunSpec
 from parallel.study import Study, load_study
 
@@ -31,12 +32,14 @@ def is_done(folder: Path, spec: RunSpec, commit: dict) -> bool:
     if artifacts.read_status(folder).get("state") != COMPLETE:
         return False
     found = artifacts.read_run(folder).facts
-    return found["spec"] == spec.settings() and found["git"] == commit and commit["dirty"] is False
+    same = found["spec"] == spec.settings() and found.get("inputs") == facts.inputs(spec)
+    return same and found["git"] == commit and commit["dirty"] is False
 
 
 def start(study: Study, name: str, spec: RunSpec, folder: Path) -> int:
     """Run one run of the study to its end; its exit status."""
-    folder.mkdir(parents=True, exist_ok=True)
+    run_folder = RunFolder(folder)
+    run_folder.set_aside()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(spec.gpus), "-m", "parallel.train"]
     command += ["--study", str(study.path), "--run-name", name, "--out", str(folder)]
@@ -53,9 +56,21 @@ def start(study: Study, name: str, spec: RunSpec, folder: Path) -> int:
             stdout=console,
             stderr=subprocess.STDOUT,
         ).returncode
-    if status and artifacts.read_status(folder).get("state") != COMPLETE:
-        RunFolder(folder).fail(f"exit status {status}", rank=-1)
+    if status and not (folder / "run.json").exists():
+        # Refused before it began: the table must show it all the same.
+        place = Launch(0, spec.gpus, 0, spec.gpus, "sweep")
+        run_folder.begin(facts.run_facts(spec, study.name, name, study.baseline, place))
+        run_folder.close()
+    if status:
+        run_folder.fail(last_words(folder / "console.out") or f"exit status {status}", rank=-1)
     return status
+
+
+def last_words(console: Path) -> str:
+    """The trainer's own line about why it stopped, or nothing."""
+    lines = console.read_text(errors="replace").splitlines()
+    said = [line for line in lines if line.startswith("parallel.train: ")]
+    return said[-1].removeprefix("parallel.train: ") if said else ""
 
 
 def sweep(study: Study, names: list[str], out: Path, fresh: bool) -> list[str]:

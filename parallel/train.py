@@ -73,6 +73,11 @@ def choose(
                 f"--run-name is missing; {arguments.study} has: {', '.join(the_study.settings)}"
             )
         chosen = the_study.run(arguments.run, flags, gpus)
+        if flags and chosen != the_study.run(arguments.run, gpus=gpus) and not arguments.out:
+            raise UsageError(
+                f"the flags make another run than {arguments.study}'s {arguments.run};"
+                " say where it goes with --out DIR"
+            )
         study_name, run, baseline = the_study.name, arguments.run, the_study.baseline
     folder = arguments.out or Path("logs") / (study_name or "runs") / run
     return chosen, facts.run_facts(chosen, study_name, run, baseline, place), folder
@@ -80,17 +85,18 @@ def choose(
 
 def main(argv: list[str] | None = None) -> int:
     arguments = parse(argv)
-    rank = 0
+    local_rank = 0
     try:
         place = launch.detect()
-        rank = place.rank
+        local_rank = place.local_rank
         run_spec, run_json, path = choose(arguments, place)
         if arguments.check:
             print(json.dumps({"run": run_json["run"], "folder": str(path), **run_json["spec"]}))
             return 0
         return train(run_spec, run_json, path, place)
     except UsageError as error:
-        if rank == 0:
+        # Once per node, for what a node lacks (its data, say) another may have.
+        if local_rank == 0:
             print(f"parallel.train: {error}", file=sys.stderr, flush=True)
         return 2
 
@@ -127,29 +133,31 @@ def train(
         "vocab_size": corpus.train.vocab_size,
         "train_tokens": len(corpus.train.ids),
         "val_tokens": len(corpus.val.ids),
-        "sha256": corpus.train.sha256,
+        "sha256": corpus.train.sha256 or (corpus.train.digest() if place.rank == 0 else None),
     }
     run_json["host"] |= {
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        "gpus_visible": torch.cuda.device_count() if device.type == "cuda" else 0,
+        "gpus_visible": gpus_on_node(place) if device.type == "cuda" else 0,
         "cuda": torch.version.cuda,
     }
     run_json["kernels"] = kernels.choose(run_spec.kernels, device, engines.kernels_of(run_spec))
     folder = RunFolder(path)
     if place.rank == 0:
         folder.begin(run_json)
-    joined = False
+    began = place.rank == 0  # the others know that the folder is there when they have met rank 0
     try:
-        init_process_group(run_spec, device, place)
-        joined = True
-        with watch.on_sigterm(lambda: folder.fail(f"SIGTERM (rank {place.rank})", place.rank)):
+        with watch.on_sigterm(
+            lambda: began and folder.fail(f"SIGTERM (rank {place.rank})", place.rank)
+        ):
+            init_process_group(run_spec, device, place)
+            began = True
             engine = engines.load(run_spec, device, run_json["kernels"])
             loop(run_spec, run_json, folder, engine, corpus, device, place)
             engine.close()
         torch.distributed.destroy_process_group()
         return 0
     except BaseException as error:  # whatever it was, the folder must say so before we die
-        if joined or place.rank == 0:
+        if began:
             line = str(error).strip().splitlines()[0] if str(error).strip() else ""
             folder.fail(f"{type(error).__name__}: {line} (rank {place.rank})", place.rank)
         if isinstance(error, UsageError):
@@ -177,14 +185,22 @@ def choose_device(run_spec: spec.RunSpec, place: launch.Launch) -> Any:
         if run_spec.precision == "fp16":
             raise UsageError("fp16 needs a GPU and torch sees none; use fp32 or bf16")
         return torch.device("cpu")
-    visible = torch.cuda.device_count()
-    if place.local_rank >= visible:
+    if place.local_world_size > (visible := gpus_on_node(place)):
         raise UsageError(
-            f"local rank {place.local_rank} has no GPU: {visible} visible;"
+            f"{place.local_world_size} ranks on this node, but {visible} GPUs visible;"
             " start one rank per GPU, or use --device cpu"
         )
-    torch.cuda.set_device(place.local_rank)
-    return torch.device("cuda", place.local_rank)
+    index = place.local_rank if torch.cuda.device_count() > 1 else 0
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def gpus_on_node(place: launch.Launch) -> int:
+    """GPUs that this node's ranks have; srun --gpus-per-task=1 shows each task its own alone."""
+    import torch
+
+    visible = torch.cuda.device_count()
+    return place.local_world_size if place.launcher == "srun" and visible == 1 else visible
 
 
 def init_process_group(run_spec: spec.RunSpec, device: Any, place: launch.Launch) -> None:
@@ -260,7 +276,7 @@ def loop(
     profiler = start_profiler(run_spec, folder) if chief else contextlib.nullcontext()
     rows: list[dict[str, Any]] = []
     skipped = nans = 0
-    val_loss, train_s, since_line = None, 0.0, []
+    train_s, since_line, val_losses = 0.0, [], []
     with profiler:
         clock = Clock(device)
         for step in range(run_spec.steps):
@@ -297,7 +313,11 @@ def loop(
                 profiler.step()
             last = step + 1 == run_spec.steps
             if last or (run_spec.eval_interval and (step + 1) % run_spec.eval_interval == 0):
+                waited_for_training = waited[0]
                 val_loss = validate()
+                waited[0] = waited_for_training
+                if val_loss is not None:
+                    val_losses.append(val_loss)
                 if chief and val_loss is not None:
                     say(
                         f" validation loss at iteration {step + 1} |"
@@ -311,8 +331,9 @@ def loop(
         metrics = facts.training_metrics(
             run_json,
             rows,
-            val_loss,
-            train_s,
+            val_loss=val_losses[-1] if val_losses else None,
+            best_val_loss=min(val_losses, default=None),
+            train_s=train_s,
             wall_s=time.perf_counter() - STARTED,
             data_s=waited[0],
             peak_bytes=peak_bytes(device),
@@ -332,6 +353,11 @@ def preamble(run_spec: spec.RunSpec, run_json: dict[str, Any]) -> list[str]:
         f" seq_len {run_spec.seq_len}, {run_spec.precision}",
         f"kernels: {run_json['kernels']}",
     ]
+    if run_spec.deepspeed_config:
+        lines.append(
+            f"from {run_spec.deepspeed_config}: all but its optimizer and scheduler; AdamW and the"
+            " run's own schedule are the same in every engine"
+        )
     if model["padded_vocab"] != model["vocab_size"]:
         lines.append(
             f"vocabulary padded from {model['vocab_size']} to {model['padded_vocab']} rows for"

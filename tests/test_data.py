@@ -130,9 +130,12 @@ def test_ids_beyond_the_vocabulary_are_refused(tmp_path, tokens):
     with pytest.raises(UsageError, match="tokenizer of 257 ids.*has 256; pass --vocab-size 257"):
         data.load(tokens, 8, 256)
     np.full(1000, 300, dtype=np.uint16).tofile(tmp_path / "bare.bin")
-    bare = data.load(tmp_path / "bare.bin", 8, 257).train
+    with pytest.raises(UsageError, match="token id 300, but the model's vocabulary has 257"):
+        data.load(tmp_path / "bare.bin", 8, 257)
+    bare = data.load(tmp_path / "bare.bin", 8, 301).train
     with pytest.raises(UsageError, match="token id 300, but the model's vocabulary has 257"):
         bare.batch(np.array([0]), 8, 257)
+    assert bare.digest() == data.load(tmp_path / "bare.bin", 8, 301).train.digest()
 
 
 def test_too_little_text_is_refused(tmp_path):
@@ -147,6 +150,42 @@ def test_an_unfinished_folder_is_not_data(tmp_path):
     (tmp_path / "out" / "meta.json").write_text("{")
     with pytest.raises(UsageError, match="is damaged"):
         data.load(tmp_path / "out", 8, 257)
-    (tmp_path / "out" / "meta.json").unlink()
+
+
+def test_an_interrupted_preparation_leaves_nothing_that_looks_like_data(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(data, "write_json", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        data.prepare(tmp_path / "out", [corpus(tmp_path)])
     with pytest.raises(UsageError, match="meta.json: No such file"):
         data.load(tmp_path / "out", 8, 257)
+
+
+def test_nanogpts_own_folder_is_read_with_its_held_out_part(tmp_path):
+    (np.arange(500, dtype=np.uint16) % 50).tofile(tmp_path / "train.bin")
+    np.full(100, 7, dtype=np.uint16).tofile(tmp_path / "val.bin")
+    for path in (tmp_path, tmp_path / "train.bin"):
+        loaded = data.load(path, 8, 50)
+        assert len(loaded.train.ids) == 500 and set(loaded.val.ids) == {7}
+
+
+def test_a_file_of_a_prepared_folder_is_not_read_as_something_else(tmp_path):
+    data.prepare(tmp_path / "out", [corpus(tmp_path)])
+    with pytest.raises(UsageError, match="belongs to the prepared folder"):
+        data.load(tmp_path / "out" / "train.bin", 8, 257)
+
+
+@pytest.mark.parametrize("content", [b"", b"abc"])
+def test_bytes_that_are_no_token_ids_are_named(tmp_path, content):
+    (tmp_path / "odd.bin").write_bytes(content)
+    with pytest.raises(UsageError, match=f"odd.bin: {len(content)} bytes are no"):
+        data.load(tmp_path / "odd.bin", 8, 257)
+
+
+def test_a_damaged_megatron_index_is_named_and_dots_in_names_are_allowed(tmp_path):
+    np.zeros(100, dtype=np.uint16).tofile(tmp_path / "c4.en_text.bin")
+    (tmp_path / "c4.en_text.idx").write_bytes(b"MMIDIDX")
+    with pytest.raises(UsageError, match="c4.en_text.idx is not a Megatron index"):
+        data.load(tmp_path / "c4.en_text", 8, 257)

@@ -153,15 +153,53 @@ def test_sigterm_is_heard_and_written_down(tokens, tmp_path):
     assert status["state"] == "failed" and "SIGTERM" in status["reason"]
 
 
-def test_an_exception_in_one_rank_is_the_runs_reason(tokens, tmp_path):
-    """Ids that exceed the vocabulary are found only when a bare file's batch holds one."""
+def test_ids_beyond_the_vocabulary_of_a_bare_file_are_found_before_anything_starts(tmp_path):
     import numpy as np
 
     ids = np.zeros(4000, dtype=np.uint16)
-    ids[2000:] = 400
+    ids[3000] = 400
     ids.tofile(tmp_path / "bare.bin")
-    flags = ["--data", str(tmp_path / "bare.bin"), "--out", str(tmp_path / "run"), "--steps", "50"]
-    done = run_module(TRAIN, *flags, "--global-batch", "8", "--device", "cpu")
-    assert done.returncode == 2
-    assert "token id 400" in done.stderr and "Traceback" not in done.stderr
-    assert "token id 400" in read_run(tmp_path / "run").reason
+    flags = ["--data", str(tmp_path / "bare.bin"), "--out", str(tmp_path / "run")]
+    done = run_module(TRAIN, *flags, "--device", "cpu")
+    assert done.returncode == 2 and "token id 400" in done.stderr
+    assert done.stderr.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+def test_a_run_killed_without_a_word_is_not_running_for_ever(tokens, tmp_path):
+    """One rank, SIGKILL: nobody is left to write it down, so the reader looks for the process."""
+    folder = tmp_path / "run"
+    launcher = start_long_run(folder, tokens, "ddp", 1)
+    try:
+        wait_for(lambda: steps_so_far(folder) >= 1, 120, "a step")
+        assert read_run(folder).state == "running"
+        rank_process(launcher, 0).kill()
+        assert launcher.wait(timeout=60) != 0
+    finally:
+        launcher.stderr.close()
+        if launcher.poll() is None:
+            os.killpg(launcher.pid, signal.SIGKILL)
+            launcher.wait()
+    run = read_run(folder)
+    assert run.state == "failed" and "gone" in run.reason
+
+
+def test_a_refused_rerun_does_not_leave_the_old_result_in_its_place(tokens, tmp_path):
+    from parallel import sweep
+
+    study = tmp_path / "small.toml"
+    text = 'question = "?"\n[defaults]\nmax_seq_len = 32\nsteps = 2\ndevice = "cpu"\n'
+    study.write_text(f'{text}data = "{tokens}"\n[[run]]\n')
+    assert sweep.main([str(study), "--out", str(tmp_path / "out")]) == 0
+    assert read_run(tmp_path / "out" / "ddp").state == "complete"
+    study.write_text(f'{text}data = "nowhere"\n[[run]]\n')
+    assert sweep.main([str(study), "--out", str(tmp_path / "out")]) == 1
+    run = read_run(tmp_path / "out" / "ddp")
+    assert (run.state, run.reason) == ("failed", "no token files at nowhere")
+    assert read_run(tmp_path / "out" / "ddp" / "attempts" / "1").state == "complete"
+
+
+def test_flags_that_make_another_run_than_the_studys_need_a_place_of_their_own():
+    flags = ["--study", "slurm/parity.toml", "--run-name", "ddp", "--steps", "3", "--check"]
+    done = run_module(TRAIN, *flags)
+    assert done.returncode == 2 and "say where it goes with --out DIR" in done.stderr
+    assert run_module(TRAIN, *flags, "--out", "elsewhere").returncode == 0

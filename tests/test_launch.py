@@ -9,6 +9,7 @@ SRUN = {
     "SLURM_PROCID": "5",
     "SLURM_STEP_NUM_TASKS": "8",
     "SLURM_LOCALID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
     "SLURM_JOB_ID": "123",
     "SLURM_STEP_ID": "0",
     "MASTER_ADDR": "node1",
@@ -16,11 +17,14 @@ SRUN = {
 
 
 def test_each_launcher_is_understood():
-    torchrun = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "x"}
-    assert detect(torchrun) == Launch(3, 8, 1, "torchrun")
-    assert detect({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3"}).launcher == "environment"
-    assert detect(SRUN) == Launch(5, 8, 1, "srun")
-    assert detect({}) == Launch(0, 1, 0, "none")
+    torchrun = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+    torchrun |= {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
+    assert detect(torchrun) == Launch(3, 8, 1, 2, "torchrun")
+    assert detect({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_SIZE": "4"}) == Launch(
+        3, 8, 3, 4, "environment"
+    )
+    assert detect(SRUN) == Launch(5, 8, 1, 4, "srun")
+    assert detect({}) == Launch(0, 1, 0, 1, "none")
 
 
 def test_torchrun_inside_srun_is_torchrun():
@@ -29,7 +33,7 @@ def test_torchrun_inside_srun_is_torchrun():
 
 def test_a_plain_process_in_an_sbatch_script_is_alone():
     batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "1"}
-    assert detect(batch) == Launch(0, 1, 0, "none")
+    assert detect(batch) == Launch(0, 1, 0, 1, "none")
 
 
 def test_half_an_environment_is_refused():

@@ -98,7 +98,7 @@ def test_the_tables_say_equal_for_every_row(trained, capsys):
 
 
 def test_a_model_that_differs_is_noticed(trained, tmp_path, capsys):
-    """The bar can be missed: training on another seed is not the same model."""
+    """The bar can be missed: one gradient norm that is 0.21 % off is not the same model."""
     import shutil
 
     from analysis import parity

@@ -130,3 +130,46 @@ def test_nothing_to_read_is_one_line_and_exit_2(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert main([str(tmp_path / "nowhere")]) == 2
     assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_another_machines_run_is_no_baseline(tmp_path, capsys):
+    """One study run on two machines: each run is measured against its neighbour."""
+    about = facts("s", "ddp", engine="ddp")
+    write(tmp_path / "cpu", about, step_s=0.5)
+    about["host"] |= {"gpu": "NVIDIA H200", "gpus_visible": 1}
+    write(tmp_path / "h200", about, step_s=0.005)
+    assert main([str(tmp_path), "--format", "json"]) == 0
+    assert [row["speedup"] for row in json.loads(capsys.readouterr().out)] == [1.0, 1.0]
+    mixed = facts("s", "ddp", engine="ddp", gpus=2)
+    mixed["host"]["cpu"] = "a processor"
+    baseline = facts("s", "ddp", engine="ddp")
+    baseline["host"]["cpu"] = "another processor"
+    write(tmp_path / "two" / "x", mixed)
+    write(tmp_path / "two" / "x", baseline)
+    row = rows(capsys, tmp_path / "two" / "x")["ddp-dp2"]
+    assert row["speedup"] == ""
+    assert "processor a processor here, another processor in the baseline" in row["notes"]
+
+
+def test_six_n_does_not_count_recomputation(tmp_path, capsys):
+    write(tmp_path, facts("s", "ddp", engine="ddp"), step_s=0.5)
+    write(tmp_path, facts("s", "ddp", engine="ddp", recompute="full"), step_s=0.5)
+    found = rows(capsys, tmp_path, "--convention", "6n")
+    assert found["ddp"]["tflops"] == found["ddp-recompute-full"]["tflops"]
+
+
+def test_a_loss_that_became_nan_is_flagged(tmp_path, capsys):
+    write(tmp_path, facts("s", "ddp", engine="ddp"), loss=[5.5] * 10 + [float("nan")] * 10)
+    assert "the loss is NaN in 10 of 20 iterations" in rows(capsys, tmp_path)["ddp"]["notes"]
+
+
+def test_one_damaged_folder_does_not_hide_the_others(tmp_path, capsys):
+    from analysis import parity
+
+    write(tmp_path, facts("s", "ddp", engine="ddp"))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{}")
+    for command in (main, parity.main):
+        assert command([str(tmp_path)]) == 0
+        said = capsys.readouterr()
+        assert "ddp" in said.out and "it names no run" in said.err

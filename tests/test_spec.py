@@ -125,6 +125,11 @@ def test_unreadable_deepspeed_json_is_named(tmp_path):
         ({"lr": -1.0}, "lr must be positive"),
         ({"lr": 1e-5}, "min_lr 3e-05 exceeds lr 1e-05"),
         ({"engine": "deepspeed_zero", "precision": "bf16"}, "for bf16 use zero_stage 1"),
+        ({"eval_steps": -3}, "eval_steps must be 0 or more, but is -3"),
+        ({"beta1": 1.5}, "beta1 must be at least 0 and below 1"),
+        ({"clip_grad": float("nan")}, "clip_grad must be 0 or more, but is nan"),
+        ({"timeout_s": 0.0}, "timeout_s must be positive"),
+        ({"seq_len": 0}, "seq_len must be at least 1, not 0"),
     ],
 )
 def test_what_cannot_run_is_refused_in_one_line(settings, words):
@@ -132,6 +137,30 @@ def test_what_cannot_run_is_refused_in_one_line(settings, words):
         resolve(("flags", settings))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"bf16": True}, "bf16 must be an object, not true"),
+        ({"optimizer": None}, "optimizer must be an object, not null"),
+        ({"zero_optimization": [1]}, "zero_optimization must be an object"),
+        ({"optimizer": {"params": {"betas": [0.9]}}}, "betas must be two numbers"),
+        (
+            {"optimizer": {"type": "Lamb"}},
+            "optimizer Lamb, but every engine here trains with AdamW",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}},
+            "offload_optimizer to nvme; only cpu is offered here",
+        ),
+    ],
+)
+def test_a_deepspeed_json_that_asks_for_something_else_is_refused(tmp_path, content, words):
+    (tmp_path / "ds.json").write_text(json.dumps(content))
+    with pytest.raises(UsageError) as caught:
+        resolve(("flags", {"deepspeed_config": str(tmp_path / "ds.json")}))
+    assert words in str(caught.value) and "ds.json" in str(caught.value)
 
 
 def test_the_launchers_world_size_must_agree():

@@ -36,10 +36,16 @@ def test_biases_and_norms_are_not_decayed():
 
 
 def test_pypis_apex_does_not_count_as_kernels(monkeypatch):
-    impostor = types.ModuleType("apex")
-    monkeypatch.setitem(sys.modules, "apex", impostor)
+    """Even with a compiled module of the right name beside it: the layer norm must run."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in ("apex", "fused_layer_norm_cuda"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     assert "does not work here" in kernels.usable()["apex"]
+    real = types.ModuleType("apex.normalization")
+    real.FusedLayerNorm = lambda size: types.SimpleNamespace(cuda=lambda: lambda x: x)
+    monkeypatch.setitem(sys.modules, "apex.normalization", real)
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: None)
+    assert kernels.usable()["apex"] == ""
 
 
 def test_plain_pytorch_is_what_a_cpu_gets():

@@ -1,5 +1,6 @@
 """Our own run folder: facts from run.json, steps from steps.csv, the end from status.json."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ def read(path: Path) -> Record:
         "state": run.state,
         "facts": facts,
         "metrics": run.metrics,
+        # An empty cell is unknown; a NaN was the loss.
+        "nan_iterations": sum(s["loss"] is not None and math.isnan(s["loss"]) for s in run.steps),
     }
     record.completed = run.state == COMPLETE
     if run.state == FAILED:
@@ -87,7 +90,7 @@ def stated(facts: dict[str, Any]) -> dict[str, Any]:
         "precision": spec.get("precision"),
         "params": model.get("n_params"),
         "model": {k: model[k] for k in _SIZES if k in model} or None,
-        "gpu_type": host.get("gpu"),
+        "gpu_type": host.get("gpu") or host.get("cpu"),
         "commit": commit and commit + ("+dirty" if git.get("dirty") else ""),
         "oversubscribed": bool(oversubscribed(facts)),
     }
