@@ -107,7 +107,8 @@ def scan(log: Log) -> Table:
     columns = {}
     for name in _COLUMNS:
         parts = [found.pop(name) for found, _, _ in pieces]
-        values = {float(part[0]) if part.strides == (0,) else None for part in parts}
+        # As text, for one nan is no other.
+        values = {str(part[0]) if part.strides == (0,) else None for part in parts}
         if not parts or (len(values) == 1 and None not in values):
             columns[name] = _constant(parts[0][0] if parts else dtype("nan"), lines)
         else:
@@ -127,6 +128,8 @@ def _scan(log: Log, start: int, end: int, dtype: type) -> list[Piece]:
     for at, buffer, length in log.blocks_into(_PAD, BLOCK, start, end):
         if found := _Block(buffer, length).records():
             columns, offset, pairs = found
+            if not len(offset):
+                continue
             for name, column in columns.items():
                 if column is None or (column[:1] == column).all():
                     value = dtype("nan") if column is None else dtype(column[0])
