@@ -10,7 +10,6 @@ machine and on who else uses it. Perl only averages one column; the reader fills
 import argparse
 import itertools
 import random
-import resource
 import shutil
 import statistics
 import subprocess
@@ -73,14 +72,13 @@ def noise_line(rng: random.Random) -> str:
     return f"NCCL INFO Channel {rng.randrange(32):02d} : {rng.randrange(64)}[1b000] via P2P/IPC\n"
 
 
-def text(rng: random.Random, size: int, share: float) -> Iterator[str]:
+def text(
+    rng: random.Random, dialect: int, numbers: Iterator[int], size: int, share: float
+) -> Iterator[str]:
     """About `size` bytes of log, of which iteration lines are about `share`."""
     written = lines = 0
-    dialect = rng.randrange(3)
-    for i in itertools.count(1):
-        if written >= size:
-            return
-        line = iteration_line(rng, dialect, i)
+    while written < size:
+        line = iteration_line(rng, dialect, next(numbers))
         written += len(line)
         lines += len(line)
         yield line
@@ -91,11 +89,11 @@ def text(rng: random.Random, size: int, share: float) -> Iterator[str]:
 
 
 def make(path: Path, mb: int, share: float, seed: int) -> None:
-    """A log of `mb` megabytes; beyond 64 the same text comes again with other iterations."""
-    rng = random.Random(seed)
+    """A log of `mb` megabytes, in one dialect up to 64 MB and in all of them beyond."""
+    rng, numbers = random.Random(seed), itertools.count(1)
     with path.open("w") as out:
-        for _ in range(max(1, mb // 64)):
-            out.writelines(text(rng, min(mb, 64) << 20, share))
+        for part in range(max(1, mb // 64)):
+            out.writelines(text(rng, (seed + part) % 3, numbers, min(mb, 64) << 20, share))
 
 
 def seconds(action: Callable[[], object]) -> float:
@@ -169,8 +167,10 @@ def measure(folder: Path, arguments: argparse.Namespace) -> None:
 
 
 def print_peak(path: str) -> int:
+    """Linux's own count: ru_maxrss would begin with what the parent process had."""
     read(path)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+    status = Path("/proc/self/status").read_text()
+    print(int(status.split("VmHWM:")[1].split()[0]) // 1024)
     return 0
 
 

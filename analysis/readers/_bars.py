@@ -95,7 +95,7 @@ def scan(log: Log) -> Table:
 
     Two threads share a large one: numpy works outside the interpreter's lock. Memory is their
     buffers and what the lines say: in single precision in a log beyond _HUGE bytes, and a column
-    that no line fills takes none.
+    that never changes takes none.
     """
     dtype = np.float32 if log.size > _HUGE else np.float64
     halves = log.halves(_LARGE)
@@ -107,13 +107,13 @@ def scan(log: Log) -> Table:
     columns = {}
     for name in _COLUMNS:
         parts = [found.pop(name) for found, _, _ in pieces]
-        if all(part is None for part in parts):
-            columns[name] = np.broadcast_to(np.array(np.nan, dtype), (lines,))
+        # As text, for one nan is no other.
+        values = {str(part[0]) if part.strides == (0,) else None for part in parts}
+        if not parts or (len(values) == 1 and None not in values):
+            columns[name] = _constant(parts[0][0] if parts else dtype("nan"), lines)
         else:
-            filled = zip(parts, pieces, strict=True)
-            columns[name] = np.concatenate(
-                [np.full(len(p[1]), np.nan, dtype) if c is None else c for c, p in filled]
-            )
+            columns[name] = np.concatenate(parts)
+        del parts
     offsets = [offset for _, offset, _ in pieces]
     offset = np.concatenate(offsets) if offsets else np.empty(0, np.int64)
     return Table(columns, offset, sum(pairs for _, _, pairs in pieces))
@@ -128,9 +128,21 @@ def _scan(log: Log, start: int, end: int, dtype: type) -> list[Piece]:
     for at, buffer, length in log.blocks_into(_PAD, BLOCK, start, end):
         if found := _Block(buffer, length).records():
             columns, offset, pairs = found
-            columns = {k: c if c is None else c.astype(dtype) for k, c in columns.items()}
+            if not len(offset):
+                continue
+            for name, column in columns.items():
+                if column is None or (column[:1] == column).all():
+                    value = dtype("nan") if column is None else dtype(column[0])
+                    columns[name] = _constant(value, len(offset))
+                else:
+                    columns[name] = column.astype(dtype)
             pieces.append((columns, offset + at, pairs))
     return pieces
+
+
+def _constant(value: np.floating, n: int) -> np.ndarray:
+    """n times the same, in the memory of one."""
+    return np.broadcast_to(np.array(value), (n,))
 
 
 _LARGE = 64 << 20

@@ -23,6 +23,8 @@ _WHO = re.compile(
     rb"\[default(\d+)\]|\[?rank[-= ]?(\d+)|^ ?(\d{1,5}): |^([A-Za-z][\w.-]{0,60}): ", re.IGNORECASE
 )
 
+_ENOUGH = 100_000
+
 
 def put_steps(
     record: Record,
@@ -50,7 +52,8 @@ def put_steps(
     for name in PER_STEP:
         setattr(record, name, columns[name])
     steps = np.diff(iteration)
-    forward = steps[steps > 0]
+    # The first thousands tell the usual spacing of a log of millions, without copies of it.
+    forward = steps[:_ENOUGH][steps[:_ENOUGH] > 0]
     usual = int(np.median(forward)) if len(forward) else 1
     if averages and usual > 1:
         record.interval = usual
