@@ -1,0 +1,63 @@
+"""The loop around an engine: what is logged when, validation, the profiler, the progress bar."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+from parallel.artifacts import read_run
+from tests.conftest import ROOT, run_module
+
+SMALL = ["--max-seq-len", "32", "--device", "cpu"]
+
+
+def test_lines_validations_and_traces_come_when_asked_for(tokens, tmp_path):
+    flags = ["--steps", "7", "--log-interval", "3", "--eval-interval", "2", "--profile", "torch"]
+    out = ["--data", str(tokens), "--out", str(tmp_path / "run"), "--clip-grad", "0"]
+    done = run_module("parallel.train", *SMALL, *flags, *out)
+    assert done.returncode == 0, done.stderr
+    run = read_run(tmp_path / "run")
+    log = (run.path / "train.log").read_text()
+    lines = [line for line in log.splitlines() if "elapsed time per iteration" in line]
+    assert [int(line.split("iteration")[1].split("/")[0]) for line in lines] == [3, 6, 7]
+    assert lines == [line for line in done.stdout.splitlines() if "elapsed time" in line]
+    validations = [
+        float(line.split("lm loss value:")[1].split("|")[0])
+        for line in log.splitlines()
+        if "validation loss" in line
+    ]
+    assert len(validations) == 4  # after 2, 4, 6 and at the end
+    best = run.metrics["summary"]["best_val_loss"]
+    assert abs(best - min(validations)) < 1e-6
+    assert len(run.steps) == 7 and all(step["grad_norm"] > 0 for step in run.steps)
+    trace = json.loads((run.path / "profiles" / "trace_rank0.json").read_text())
+    assert trace["traceEvents"]
+
+
+def test_a_loss_that_is_not_a_number_is_still_json(tokens, tmp_path):
+    flags = ["--lr", "1e30", "--min-lr", "0", "--clip-grad", "0", "--steps", "4"]
+    out = ["--data", str(tokens), "--out", str(tmp_path / "run")]
+    assert run_module("parallel.train", *SMALL, *flags, *out).returncode == 0
+    text = (tmp_path / "run" / "training_metrics.json").read_text()
+    assert json.loads(text, parse_constant=lambda name: 1 / 0)["epochs"]
+
+
+def test_a_terminal_gets_a_progress_bar_and_the_log_keeps_its_lines(tokens, tmp_path):
+    master, slave = pty.openpty()
+    subprocess.run(["stty", "cols", "120", "rows", "40"], stdin=slave, check=True)
+    command = [sys.executable, "-m", "parallel.train", *SMALL, "--steps", "20"]
+    command += ["--data", str(tokens), "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=slave, stdout=slave, stderr=slave)
+    os.close(slave)
+    shown = b""
+    try:
+        while block := os.read(master, 65536):
+            shown += block
+    except OSError:  # how a terminal says that the other side is gone
+        pass
+    finally:
+        os.close(master)
+    assert process.wait(timeout=60) == 0
+    assert b"20/20 [" in shown and b"elapsed time per iteration" not in shown
+    assert (tmp_path / "run" / "train.log").read_text().count("elapsed time per iteration") == 20
