@@ -60,8 +60,9 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             earlier = [p for p in self.path.iterdir() if p.name != "attempts"]
-            # A job's own output file was opened by Slurm before we started: it stays.
+            # What a job writes beside us (<jobid>.out, <jobid>.env ...) began before us: it stays.
             earlier = [p for p in earlier if p.suffix not in (".out", ".err")]
+            earlier = [p for p in earlier if not p.name.split(".")[0].isdigit()]
             if earlier:
                 attempts = self.path / "attempts"
                 aside = attempts / str(len(list(attempts.glob("*"))) + 1)
