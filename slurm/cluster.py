@@ -11,6 +11,7 @@ commands of this package find this cluster by themselves; for sbatch and squeue 
 """
 
 import argparse
+import contextlib
 import os
 import secrets
 import shutil
@@ -191,6 +192,21 @@ def start_node(name: str, folder: Path = HOME) -> None:
     start(["slurmd", "-N", name], folder / "slurm.conf")
 
 
+def strays(conf: Path) -> list[int]:
+    """What the slurmd of a stopped node left running: step daemons and processes of jobs."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (process / "environ").read_bytes().split(b"\0")
+            name = (process / "comm").read_text().strip()
+        except OSError:
+            continue
+        in_job = any(variable.startswith(b"SLURM_JOB_ID=") for variable in variables)
+        if f"SLURM_CONF={conf}".encode() in variables and (in_job or name == "slurmstepd"):
+            found.append(int(process.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
 def down(folder: Path = HOME) -> None:
     """Cancel every job and stop the daemons of this folder, and nothing else."""
     if alive(folder):
@@ -203,8 +219,9 @@ def down(folder: Path = HOME) -> None:
             time.sleep(0.2)
     pids = [pid_of(path) for path in sorted(folder.glob("*.pid"), reverse=True)]
     pids = [pid for pid in pids if pid is not None]
-    for pid in pids:
-        os.kill(pid, signal.SIGTERM)
+    for pid in [*pids, *strays(folder / "slurm.conf")]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM if pid in pids else signal.SIGKILL)
     for _ in range(50):
         if not any(Path(f"/proc/{pid}").exists() for pid in pids):
             break
