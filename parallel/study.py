@@ -309,9 +309,11 @@ def _name_all(points: list[_Point]) -> dict[str, _Point]:
         for name in candidates
         if any(len({getattr(p.spec, name) for p in group}) > 1 for group in groups.values())
     ]
+    if "global_batch" in telling and "grad_accum" in telling:
+        telling.remove("grad_accum")  # it follows
     named: dict[str, _Point] = {}
     for point in points:
-        parts = [point.spec.name, *(_tag(name, getattr(point.spec, name)) for name in telling)]
+        parts = [point.spec.name, *(_tag(name, point.spec) for name in telling)]
         name = "-".join(part for part in (*parts, point.label, point.repeat) if part)
         if name in named:
             raise UsageError(f"{point.source}: a second run called {name}")
@@ -319,10 +321,13 @@ def _name_all(points: list[_Point]) -> dict[str, _Point]:
     return named
 
 
-def _tag(name: str, value: Any) -> str:
-    """The part of a run's name that says `value`, in letters that are safe in any file name."""
+def _tag(name: str, spec: RunSpec) -> str:
+    """The part of a run's name that says one setting, in letters that are safe in any file name."""
+    value = getattr(spec, name)
+    if name == "preset" and spec.model != preset(value):  # sizes of its own: not that model
+        value = f"{spec.model.n_params / 1e9:.3g}b"
     if value is None:
-        return f"no-{name}" if SHORT.get(name) != "" else ""
+        return ""
     if isinstance(value, bool):
         return name if value else f"no-{name}"
     text = Path(value).stem if name == "deepspeed_config" else format(value, "g" * (name == "lr"))

@@ -148,13 +148,14 @@ def up(nodes: int, folder: Path = HOME) -> Path:
 
 def start(command: list[str], conf: Path) -> None:
     """Start a daemon, which goes to the background by itself."""
-    done = subprocess.run(
-        command,
-        env=os.environ | {"SLURM_CONF": str(conf)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=(conf.parent / "start.log").open("ab"),
-    )
+    with (conf.parent / "start.log").open("ab") as said:
+        done = subprocess.run(
+            command,
+            env=os.environ | {"SLURM_CONF": str(conf)},
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+        )
     if done.returncode:
         down(conf.parent)
         raise UsageError(f"{command[0]} did not start; see {conf.parent}/*.log")

@@ -68,6 +68,24 @@ def test_excludes_includes_branches_and_repeats(tmp_path):
     assert study.slurm["ddp-dp2"] == {}
 
 
+def test_names_say_what_tells_runs_apart_and_nothing_else(tmp_path):
+    study = study_of(
+        tmp_path,
+        """[[sweep]]
+        product = { global_batch = [8, 16], micro_batch = [2] }
+        include = [{ grad_accum = 32, global_batch = 32, n_layer = 6, hidden = 64 }]
+        [[sweep]]
+        defaults = { global_batch = 8, micro_batch = 2, label = "again" }
+        """,
+    )
+    assert list(study.settings) == [
+        "ddp-mbs2-gbs8",
+        "ddp-mbs2-gbs16",
+        "ddp-layers6-hidden64-mbs1-gbs32",
+        "ddp-mbs2-gbs8-again",
+    ]
+
+
 IMPOSSIBLE = """[[sweep]]
 defaults = { engine = "megatron" }
 product = { tp = [1, 3, 4], gpus = [2, 4, 6] }
