@@ -318,7 +318,8 @@ if [[ $TORCHRUN_LOGS == 1 ]]; then
   torchrun+=(--log-dir "$folder/$job.torchrun" --redirects 3 --tee 3)
 fi
 if [[ $DIST_DEBUG == 1 ]]; then
-  export TORCH_DISTRIBUTED_DEBUG=DETAIL TORCH_CPP_LOG_LEVEL=INFO
+  # Not DETAIL unless asked for: it checks every collective, and with gloo on CPU ranks crash.
+  export TORCH_DISTRIBUTED_DEBUG="${{TORCH_DISTRIBUTED_DEBUG:-INFO}}" TORCH_CPP_LOG_LEVEL=INFO
 fi
 if [[ $NSYS == 1 ]] && have nsys "the profile"; then
   mkdir -p -- "$folder/$job.profiles"

@@ -98,6 +98,13 @@ def test_each_end_is_told_from_the_others(tmp_path, kind):
     assert row.state == expected and row.line
 
 
+def test_an_exit_status_is_explained_by_what_the_launcher_saw(tmp_path):
+    log = "  traceback : Signal 11 (SIGSEGV) received by PID 30567\n"
+    folder = folder_of(tmp_path, "failed", "exit status 1", log)
+    row = judge("run", folder, 10, Job(9, "FAILED", "1:0"), 9)
+    assert row.line == "exit status 1: traceback : Signal 11 (SIGSEGV) received by PID 30567"
+
+
 def test_a_run_that_never_started_is_missing(tmp_path):
     row = judge("run", tmp_path / "nothing", 10, None, None)
     assert (row.state, row.line) == ("missing", "never started")
