@@ -84,8 +84,10 @@ class RunFolder:
         """Make the folder, and move what an earlier attempt left in it to attempts/<n>/."""
         self.path.mkdir(parents=True, exist_ok=True)
         earlier = [p for p in self.path.iterdir() if p.name != "attempts"]
-        # A job's own output file was opened before we started (by Slurm, or a sweep): it stays.
+        # What a job or a sweep writes beside us (console.out, <jobid>.env ...) began before us: it
+        # stays.
         earlier = [p for p in earlier if p.suffix not in (".out", ".err")]
+        earlier = [p for p in earlier if not p.name.split(".")[0].isdigit()]
         if earlier:
             attempts = self.path / "attempts"
             aside = attempts / str(len(list(attempts.glob("*"))) + 1)

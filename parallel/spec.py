@@ -173,8 +173,12 @@ def _kind_of(name: str) -> type:
     return RunSpec.__dataclass_fields__[name].metadata["kind"]
 
 
-def _checked(name: str, value: Any, source: str) -> Any:
-    """`value` in the setting's type, or a UsageError that names where it came from."""
+def check_setting(name: str, value: Any, source: str) -> Any:
+    """`value` in the setting's type.
+
+    Raises:
+        UsageError: no such setting, or not its type or one of its choices; it names the source.
+    """
     if name not in RunSpec.__dataclass_fields__:
         known = ", ".join(f.name for f in fields(RunSpec))
         raise UsageError(f"{source}: unknown setting {name!r}; known: {known}")
@@ -208,7 +212,7 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
         layers = ((path, from_deepspeed_json(read_deepspeed_json(Path(path)), path)), *layers)
     for source, settings in layers:
         for name, value in settings.items():
-            _checked(name, value, source)
+            check_setting(name, value, source)
         # Of the batch settings, what this layer says wins over what an earlier one implied.
         if "grad_accum" in settings and "global_batch" not in settings:
             merged.pop("global_batch", None)
@@ -217,7 +221,7 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
         ):
             merged.pop("grad_accum", None)
         for name, value in settings.items():
-            merged[name], sources[name] = _checked(name, value, source), source
+            merged[name], sources[name] = check_setting(name, value, source), source
     if gpus is not None:
         if merged.get("gpus", gpus) != gpus:
             raise UsageError(

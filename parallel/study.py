@@ -2,34 +2,85 @@
 
 question = "Does every engine train the same GPT?"
 baseline = "ddp"            # the run that speedups and parity are measured against
+cluster = "local-test"      # of slurm/clusters.toml; `nodes` counts its nodes
+
+[slurm]                     # what slurm.render needs beyond the run: time, environment, nsys ...
+time = "00:10:00"
 
 [defaults]                  # settings of every run: the flags of parallel.train
 preset = "tiny"
 
-[[run]]                     # one table per run; its name follows from its split
+[[run]]                     # one table per run; it must be able to start
 engine = "megatron"
 gpus = 2
 tp = 2
+
+[[sweep]]                   # many runs: every combination of product's values and zip's rows
+repeats = 3                 # each point three times: ...-r1, ...-r2, ...-r3
+defaults = { engine = "megatron", micro_batch = 2 }
+product = { tp = [1, 2, 4], pp = [1, 2] }
+zip = { nodes = [1, 2, 4], global_batch = [16, 32, 64] }
+exclude = [{ tp = 4, pp = 2 }, { nodes = [2, 4], tp = 1 }]
+include = [{ engine = "ddp", nodes = 1 }]
+slurm = { time = "00:30:00" }
+
+A point of a sweep that cannot run is left out and its reasons are kept; so a study may ask for a
+whole grid. A run is named after its split, then after whatever else tells it from the others.
+Besides the settings, a point may have `nodes` (in place of gpus) and `label` (a word in its name).
 """
 
+import itertools
+import re
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from models.config import preset
 from models.errors import UsageError
-from parallel.spec import RunSpec, resolve
+from parallel import clusters
+from parallel.clusters import Cluster
+from parallel.spec import RunSpec, check_setting, resolve
+
+Layers = list[tuple[str, dict[str, Any]]]  # (source, settings), for resolve()
+STUDY_KEYS = {"question", "baseline", "cluster", "slurm", "defaults", "run", "sweep"}
+SWEEP_KEYS = {"repeats", "defaults", "product", "zip", "exclude", "include", "slurm"}
+BESIDE = ("nodes", "label", "slurm")  # what a point may hold that is no setting of a run
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+# What RunSpec.name tells already (gpus follows from the split's sizes), or what never names a run.
+IN_NAME = {"engine", "gpus", "tp", "pp", "vpp", "sequence_parallel", "zero_stage", "offload"}
+IN_NAME |= {"recompute", "implementation"}
+SHORT = {
+    "micro_batch": "mbs",
+    "global_batch": "gbs",
+    "grad_accum": "gas",
+    "seq_len": "seq",
+    "n_layer": "layers",
+    "n_head": "heads",
+    "vocab_size": "vocab",
+    "preset": "",
+    "precision": "",
+    "deepspeed_config": "",
+}
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study file: its name (the file's stem), question, baseline and the settings of its runs."""
+    """A study file: its name (the file's stem), question, baseline and the settings of its runs.
+
+    left_out: (what the point was, why it cannot run) for every impossible point of a sweep.
+    """
 
     name: str
     path: Path
     question: str
     baseline: str
-    settings: dict[str, list[tuple[str, dict[str, Any]]]]  # run name -> layers for resolve()
+    settings: dict[str, Layers]  # run name -> layers for resolve()
+    specs: dict[str, RunSpec] = field(default_factory=dict, repr=False)
+    slurm: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    cluster: Cluster | None = None
+    left_out: list[tuple[str, str]] = field(default_factory=list)
 
     def run(
         self, name: str, flags: dict[str, Any] | None = None, gpus: int | None = None
@@ -41,11 +92,27 @@ class Study:
         """
         if name not in self.settings:
             raise UsageError(f"{self.path}: no run {name!r}; it has: {', '.join(self.settings)}")
+        if not flags and gpus in (None, self.specs[name].gpus):
+            return self.specs[name]
         return resolve(*self.settings[name], ("command line", flags or {}), gpus=gpus)
 
 
-def load_study(path: Path | str) -> Study:
+@dataclass(frozen=True)
+class _Point:
+    """A run before it has a name."""
+
+    spec: RunSpec
+    layers: Layers
+    slurm: dict[str, Any]
+    label: str
+    repeat: str  # "r1" where the point is repeated
+    source: str
+
+
+def load_study(path: Path | str, cluster: str | None = None, strict: bool = False) -> Study:
     """Read and check a study file.
+
+    `cluster` overrides the study's own. With `strict`, an impossible point of a sweep is an error.
 
     Raises:
         UsageError: unreadable, not TOML, a key that is not known, two runs of one name, a baseline
@@ -58,27 +125,210 @@ def load_study(path: Path | str) -> Study:
         raise UsageError(f"study {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"study {path} is not TOML: {error}") from error
-    if unknown := set(table) - {"question", "baseline", "defaults", "run"}:
+    if unknown := set(table) - STUDY_KEYS:
         raise UsageError(f"study {path}: unknown {', '.join(sorted(unknown))}")
-    if not isinstance(table.get("run"), list) or not table["run"]:
-        raise UsageError(f"study {path} has no [[run]] table")
+    for kind in ("run", "sweep"):
+        if not isinstance(table.get(kind, []), list):
+            raise UsageError(f"study {path}: write [[{kind}]], not [{kind}]")
+    if not table.get("run") and not table.get("sweep"):
+        raise UsageError(f"study {path} has no [[run]] table and no [[sweep]]")
     if not isinstance(table.get("question"), str):
         raise UsageError(f"study {path} asks no question (question = ...)")
-    settings: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-    for number, run in enumerate(table["run"], start=1):
+    for kind in ("slurm", "defaults"):
+        if not isinstance(table.get(kind, {}), dict):
+            raise UsageError(f"study {path}: {kind} is no table")
+    chosen = cluster or table.get("cluster")
+    where = clusters.cluster(chosen) if chosen else None
+    points: list[_Point] = []
+    left_out: list[tuple[str, str]] = []
+    _read_runs(path, table, where, points)
+    _read_sweeps(path, table, where, points, left_out)
+    if left_out and (strict or not points):
+        reasons = "; ".join(f"{what}: {why}" for what, why in left_out)
+        raise UsageError(f"study {path}: {len(left_out)} points cannot run: {reasons}")
+    named = _name_all(points)
+    baseline = table.get("baseline", next(iter(named)))
+    if baseline not in named:
+        raise UsageError(
+            f"study {path}: baseline {baseline!r} is no run; it has: {', '.join(named)}"
+        )
+    return Study(
+        path.stem,
+        path,
+        table["question"],
+        baseline,
+        settings={name: point.layers for name, point in named.items()},
+        specs={name: point.spec for name, point in named.items()},
+        slurm={name: point.slurm for name, point in named.items()},
+        cluster=where,
+        left_out=left_out,
+    )
+
+
+def _read_runs(path: Path, table: dict, where: Cluster | None, points: list[_Point]) -> None:
+    defaults = (f"{path} [defaults]", table.get("defaults", {}))
+    for number, run in enumerate(table.get("run", []), start=1):
         source = f"{path} [[run]] {number}"
-        layers = [(f"{path} [defaults]", table.get("defaults", {})), (source, run)]
         try:
-            name = resolve(*layers).name
+            points.append(_point([defaults, (source, run)], table.get("slurm", {}), where, source))
         except UsageError as error:
             message = str(error)
             raise UsageError(message if str(path) in message else f"{source}: {message}") from error
-        if name in settings:
-            raise UsageError(f"{source}: a second run called {name}")
-        settings[name] = layers
-    baseline = table.get("baseline", next(iter(settings)))
-    if baseline not in settings:
-        raise UsageError(
-            f"study {path}: baseline {baseline!r} is no run; it has: {', '.join(settings)}"
-        )
-    return Study(path.stem, path, table["question"], baseline, settings)
+
+
+def _read_sweeps(
+    path: Path,
+    table: dict,
+    where: Cluster | None,
+    points: list[_Point],
+    left_out: list[tuple[str, str]],
+) -> None:
+    defaults = (f"{path} [defaults]", table.get("defaults", {}))
+    for number, sweep in enumerate(table.get("sweep", []), start=1):
+        source = f"{path} [[sweep]] {number}"
+        if not isinstance(sweep, dict):
+            raise UsageError(f"{source} is no table")
+        if unknown := set(sweep) - SWEEP_KEYS:
+            raise UsageError(f"{source}: unknown {', '.join(sorted(unknown))}")
+        slurm = table.get("slurm", {}) | sweep.get("slurm", {})
+        repeats = sweep.get("repeats", 1)
+        if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats < 1:
+            raise UsageError(f"{source}: repeats must be a whole number above 0, not {repeats!r}")
+        branch = (f"{source} defaults", sweep.get("defaults", {}))
+        for given in _points(sweep, source):
+            layers = [defaults, branch, (source, given)]
+            for origin, settings in layers:
+                check_settings(settings, origin)
+            try:
+                point = _point(layers, slurm, where, source)
+            except UsageError as error:
+                what = ", ".join(f"{k} {v}" for k, v in given.items()) or "the only point"
+                left_out.append((f"{source.removeprefix(f'{path} ')}: {what}", str(error)))
+                continue
+            for repeat in range(1, repeats + 1):
+                tag = f"r{repeat}" if repeats > 1 else ""
+                points.append(
+                    _Point(point.spec, point.layers, point.slurm, point.label, tag, source)
+                )
+
+
+def _points(sweep: dict[str, Any], source: str) -> Iterator[dict[str, Any]]:
+    """The settings of each point of a sweep, in the order the file gives."""
+    product, zipped = sweep.get("product", {}), sweep.get("zip", {})
+    for kind in ("product", "zip"):
+        for name, values in sweep.get(kind, {}).items():
+            if not isinstance(values, list) or not values:
+                raise UsageError(f"{source}: {kind} {name} must be a list of values")
+    if both := set(product) & set(zipped):
+        raise UsageError(f"{source}: {', '.join(sorted(both))} in both product and zip")
+    if len(lengths := {name: len(values) for name, values in zipped.items()}) and (
+        len(set(lengths.values())) > 1
+    ):
+        raise UsageError(f"{source}: zip's lists differ in length: {lengths}")
+    for kind in ("exclude", "include"):
+        if not all(isinstance(given, dict) for given in sweep.get(kind, [])):
+            raise UsageError(f"{source}: {kind} must be a list of tables")
+    excludes, axes = sweep.get("exclude", []), set(product) | set(zipped)
+    for exclude in excludes:
+        if unknown := set(exclude) - axes:
+            raise UsageError(f"{source}: exclude names {', '.join(sorted(unknown))}, no axis here")
+    rows = [dict(zip(zipped, row, strict=True)) for row in zip(*zipped.values(), strict=True)]
+    for values in itertools.product(*product.values()) if axes else ():
+        for row in rows or [{}]:
+            point = dict(zip(product, values, strict=True)) | row
+            if not any(_matches(point, exclude) for exclude in excludes):
+                yield point
+    yield from sweep.get("include", [] if axes else [{}])
+
+
+def _matches(point: dict[str, Any], pattern: dict[str, Any]) -> bool:
+    return all(
+        point[name] in (wanted if isinstance(wanted, list) else [wanted])
+        for name, wanted in pattern.items()
+    )
+
+
+def check_settings(settings: Any, source: str) -> None:
+    """Refuse what is wrong wherever it stands: an unknown setting, a wrong type, an unknown name.
+
+    Raises:
+        UsageError: so that a typo is never taken for a point that cannot run.
+    """
+    if not isinstance(settings, dict):
+        raise UsageError(f"{source} is no table")
+    for name, value in settings.items():
+        if name == "nodes" and (isinstance(value, bool) or not isinstance(value, int)):
+            raise UsageError(f"{source}: nodes must be an int, not {value!r}")
+        if name == "label" and not (isinstance(value, str) and LABEL.fullmatch(value)):
+            raise UsageError(f"{source}: label {value!r} is no word for a name")
+        if name not in BESIDE:
+            check_setting(name, value, source)
+        if name == "preset":
+            preset(value)
+
+
+def _point(layers: Layers, slurm: dict[str, Any], where: Cluster | None, source: str) -> _Point:
+    """A run that can start, out of its layers.
+
+    Raises:
+        UsageError: every reason why it cannot.
+    """
+    label, plain = "", []
+    for origin, settings in layers:
+        check_settings(settings, origin)
+        label = settings.get("label", label)
+        slurm = slurm | settings.get("slurm", {})
+        kept = {name: value for name, value in settings.items() if name not in BESIDE}
+        if "nodes" in settings:
+            if where is None:
+                raise UsageError(f"{origin}: nodes needs a cluster (cluster = ... or --cluster)")
+            if "gpus" in settings:
+                raise UsageError(f"{origin}: nodes and gpus say the same: give one")
+            kept["gpus"] = settings["nodes"] * where.gpus_per_node
+        plain.append((origin, kept))
+    spec = resolve(*plain)
+    if where is not None:
+        if problems := where.problems(spec, bool(slurm.get("tp_across_nodes", False))):
+            raise UsageError("; ".join(problems))
+    return _Point(spec, plain, slurm, label, "", source)
+
+
+def _name_all(points: list[_Point]) -> dict[str, _Point]:
+    """Each point by its name: the split, the label, what else tells runs apart, the repeat.
+
+    Raises:
+        UsageError: two points that nothing tells apart.
+    """
+    groups: dict[tuple[str, str], list[_Point]] = {}
+    for point in points:
+        groups.setdefault((point.spec.name, point.label), []).append(point)
+    stated = {name for point in points for _, settings in point.layers for name in settings}
+    candidates = [f.name for f in fields(RunSpec) if f.name in stated - IN_NAME]
+    telling = [
+        name
+        for name in candidates
+        if any(len({getattr(p.spec, name) for p in group}) > 1 for group in groups.values())
+    ]
+    if "global_batch" in telling and "grad_accum" in telling:
+        telling.remove("grad_accum")  # it follows
+    named: dict[str, _Point] = {}
+    for point in points:
+        parts = [point.spec.name, *(_tag(name, point.spec) for name in telling)]
+        name = "-".join(part for part in (*parts, point.label, point.repeat) if part)
+        if name in named:
+            raise UsageError(f"{point.source}: a second run called {name}")
+        named[name] = point
+    return named
+
+
+def _tag(name: str, spec: RunSpec) -> str:
+    """The part of a run's name that says one setting, in letters that are safe in any file name."""
+    value = getattr(spec, name)
+    if name == "preset" and spec.model != preset(value):  # sizes of its own: not that model
+        value = f"{spec.model.n_params / 1e9:.3g}b"
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return name if value else f"no-{name}"
+    text = Path(value).stem if name == "deepspeed_config" else format(value, "g" * (name == "lr"))
+    return re.sub(r"[^A-Za-z0-9.+-]+", "_", SHORT.get(name, name) + text).strip("_-.")

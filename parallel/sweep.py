@@ -43,6 +43,8 @@ def start(study: Study, name: str, spec: RunSpec, folder: Path) -> int:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(spec.gpus), "-m", "parallel.train"]
     command += ["--study", str(study.path), "--run-name", name, "--out", str(folder)]
+    if study.cluster is not None:
+        command += ["--cluster", study.cluster.name]
     root = str(Path(__file__).resolve().parent.parent)
     environment = os.environ | {
         "OMP_NUM_THREADS": str(spec.threads),
@@ -104,11 +106,14 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("study", type=Path, metavar="TOML", help="the study file")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these runs of it")
+    parser.add_argument("--cluster", metavar="NAME", help="whose nodes the study counts")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: logs/<study>")
     parser.add_argument("--fresh", action="store_true", help="run complete runs again, too")
     arguments = parser.parse_args(argv)
     try:
-        study = load_study(arguments.study)
+        study = load_study(arguments.study, arguments.cluster)
+        for what, why in study.left_out:
+            print(f"left out: {what}: {why}", flush=True)
         names = arguments.only or list(study.settings)
         for name in names:
             study.run(name)  # every one is checked before the first starts

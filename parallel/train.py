@@ -45,6 +45,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--run-name", "--run", dest="run", metavar="NAME", help="... and which of its runs"
     )
+    parser.add_argument(
+        "--cluster", metavar="NAME", help="whose nodes the study counts (default: the study's own)"
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run folder")
     parser.add_argument(
         "--check", action="store_true", help="print the resolved run; start nothing"
@@ -67,7 +70,7 @@ def choose(
         chosen = spec.resolve(("command line", flags), gpus=gpus)
         study_name, run, baseline = None, chosen.name, None
     else:
-        the_study = study.load_study(arguments.study)
+        the_study = study.load_study(arguments.study, arguments.cluster)
         if arguments.run is None:
             raise UsageError(
                 f"--run-name is missing; {arguments.study} has: {', '.join(the_study.settings)}"

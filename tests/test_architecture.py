@@ -96,7 +96,17 @@ def reachable(start: Path) -> set[str]:
     [p for p in sources() if p.relative_to(ROOT).parts[0] in ("analysis", "slurm")]
     + [
         ROOT / "parallel" / f"{name}.py"
-        for name in ("layout", "spec", "study", "artifacts", "launch", "sweep", "facts", "watch")
+        for name in (
+            "layout",
+            "spec",
+            "study",
+            "artifacts",
+            "launch",
+            "sweep",
+            "facts",
+            "watch",
+            "clusters",
+        )
     ]
     + [ROOT / "parallel/engines/__init__.py"],
     ids=lambda p: str(p.relative_to(ROOT)),

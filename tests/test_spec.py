@@ -211,16 +211,3 @@ def test_a_study_that_is_wrong_is_refused_with_its_place(tmp_path, text, words):
     with pytest.raises(UsageError) as caught:
         load_study(study_file(tmp_path, text))
     assert words in str(caught.value) and "a_study.toml" in str(caught.value)
-
-
-def test_every_shipped_study_can_start():
-    from pathlib import Path
-
-    from tests.conftest import ROOT
-
-    studies = sorted(Path(ROOT, "slurm").glob("*.toml"))
-    assert studies
-    for path in studies:
-        study = load_study(path)
-        for name in study.settings:
-            study.run(name)

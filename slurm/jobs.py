@@ -1,0 +1,259 @@
+"""What became of each run: Slurm and the run folder asked together, a constant number of times.
+
+Slurm forgets jobs (in minutes, where there is no accounting) and the run folder knows nothing of a
+node that died. So: squeue and, where accounting exists, sacct are asked once each for all jobs of
+this user; what is final is written beside the run (<jobid>.state), where it outlives that memory.
+"""
+
+import json
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote as percent_encode
+
+from parallel import artifacts
+from parallel.study import Study
+from slurm import cluster
+from slurm.render import ROOT
+
+PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"}
+PENDING |= {"SPECIAL_EXIT"}
+ACTIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
+ENDS = {"OUT_OF_MEMORY": "OOM", "TIMEOUT": "timeout", "DEADLINE": "timeout"}
+ENDS |= {"NODE_FAIL": "node failure", "BOOT_FAIL": "node failure"}
+ENDS |= {"CANCELLED": "cancelled", "PREEMPTED": "cancelled", "REVOKED": "cancelled"}
+FAILURES = ("OOM", "timeout", "node failure", "cancelled", "failed")
+
+# What a job's log says of its end, the surest first. slurmstepd and srun write these lines.
+EVIDENCE = (
+    (
+        "OOM",
+        r"oom[-_]kill|exceeded memory limit|Exceeded job memory|: Out Of Memory|CUDA out of memory"
+        r"|OutOfMemoryError|DefaultCPUAllocator: can't allocate|MemoryError",
+    ),
+    ("timeout", r"DUE TO TIME LIMIT|^slurm: time limit"),
+    ("node failure", r"DUE TO NODE FAILURE|srun: error: Node failure|Node failure on"),
+    ("cancelled", r"\*\*\* (?:JOB|STEP) .*CANCELLED AT|^slurm: SIGTERM"),
+)
+PATTERNS = [(kind, re.compile(pattern, re.MULTILINE)) for kind, pattern in EVIDENCE]
+ERROR = re.compile(r"^.*Signal \d+ \(SIG\w+\) received.*$|^\S*Error: .*$", re.MULTILINE)
+COMPLAINT = re.compile(r"^.*(?:Error|error:|FAILED|Killed).*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as Slurm tells it. exit: its own status and the signal that ended it, as in 0:125."""
+
+    job_id: int
+    state: str
+    exit: str = ""
+    reason: str = ""
+    name: str = ""
+    comment: str = ""
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run: what it is doing or how it ended, and the line that proves it."""
+
+    run: str
+    state: str
+    job_id: int | None
+    step: int
+    steps: int
+    eta_s: float | None
+    line: str
+
+
+def environment() -> dict[str, str]:
+    """For Slurm's commands: no variables of a job we may be in, and the test cluster if it is up
+    and there is no other."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+    conf = os.environ.get("SLURM_CONF")
+    if conf is None and not Path("/etc/slurm/slurm.conf").exists() and cluster.alive():
+        conf = str(cluster.HOME / "slurm.conf")
+    return kept | ({"SLURM_CONF": conf} if conf else {})
+
+
+def ask(command: list[str]) -> str | None:
+    """What a Slurm command prints; None where it is absent or fails."""
+    try:
+        done = subprocess.run(
+            command, env=environment(), capture_output=True, text=True, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+QUEUE = ("JobID", "State", "exit_code", "Reason", "Name", "Comment", "WorkDir")
+ACCOUNTS = ("JobIDRaw", "State", "ExitCode", "Reason", "JobName", "Comment", "WorkDir")
+
+
+def ask_slurm() -> dict[int, Job] | None:
+    """Every job of this user that Slurm knows, by id; None where no Slurm answers.
+
+    Two questions, however many jobs: squeue for those that wait, run or ended lately, sacct for
+    those that ended within a month.
+    """
+    wanted = ",".join(f"{column}:|" for column in QUEUE)
+    queue = ask(["squeue", "--noheader", "--me", "--states=all", f"--Format={wanted}"])
+    accounts = ask(
+        ["sacct", "-X", "-n", "-P", "--starttime=now-30days", f"--format={','.join(ACCOUNTS)}"]
+    )
+    if queue is None and accounts is None:
+        return None
+    jobs = parse(accounts or "")
+    jobs.update(parse(queue or "", of_queue=True))  # squeue is the fresher
+    return jobs
+
+
+def parse(text: str, of_queue: bool = False) -> dict[int, Job]:
+    """Jobs from lines of |-separated columns; a line that is none is skipped."""
+    jobs = {}
+    for line in text.splitlines():
+        job_id, *columns = line.split("|")
+        if not job_id.strip().isdigit() or len(columns) < 6:
+            continue
+        state, status, reason, name, comment, folder = (c.strip() for c in columns[:6])
+        if of_queue and status.isdigit():  # as wait() gives it
+            status = f"{int(status) >> 8}:{int(status) & 127}"
+        jobs[int(job_id)] = Job(
+            int(job_id), state.split()[0] if state else "", status, reason, name, comment, folder
+        )
+    return jobs
+
+
+def job_ids(folder: Path) -> list[int]:
+    """The jobs that left something in a run folder (<jobid>.out, <jobid>.submitted ...)."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return sorted({int(first) for name in names if (first := name.split(".")[0]).isdigit()})
+
+
+def tail(path: Path, size: int = 65536) -> str:
+    """The end of a file; empty where there is none."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - size))
+            return stream.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def progress(folder: Path) -> tuple[int, float | None]:
+    """Steps done, and the mean of the last ten steps' seconds where there are any."""
+    times, step = [], 0
+    for line in tail(folder / "steps.csv", 4096).split("\n")[:-1][-10:]:
+        columns = line.split(",")
+        if columns[0].isdigit() and len(columns) > 1:
+            try:
+                times.append(float(columns[1]))
+            except ValueError:
+                continue
+            step = int(columns[0])
+    return step, sum(times) / len(times) if times else None
+
+
+def remember(folder: Path, job: Job | None, job_id: int | None) -> Job | None:
+    """The job as Slurm knows it, written down once it has ended; else as it was written down."""
+    if job_id is None:
+        return None
+    path = folder / f"{job_id}.state"
+    if job is None:
+        try:
+            return Job(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+    if job.state not in PENDING | ACTIVE and folder.is_dir() and not path.exists():
+        artifacts.write_json(path, {"job_id": job_id, "state": job.state, "exit": job.exit})
+    return job
+
+
+def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | None) -> Row:
+    """What became of a run, from its last job and its folder. `job` None: Slurm knows none."""
+    step, step_s = progress(folder)
+    status = artifacts.read_status(folder)
+    says, why = status.get("state"), status.get("reason", "")
+
+    def row(state: str, line: str) -> Row:
+        eta = (steps - step) * step_s if state == "running" and step_s is not None else None
+        return Row(run, state, job_id, step, steps, eta, " ".join(line.split())[:300])
+
+    if job is not None and job.state in PENDING:
+        return row("pending", f"Slurm: {job.state} {job.reason}")
+    if job is not None and job.state in ACTIVE:
+        return row("running", f"Slurm: {job.state}")
+    killed = job is not None and (job.state == "OUT_OF_MEMORY" or job.exit == "0:125")
+    slurm_says = f"Slurm: {job.state} {job.exit}" if job is not None else ""
+    if says == artifacts.COMPLETE and (folder / "RUN_COMPLETE.txt").exists():
+        if killed and ran_by(folder) == job_id:
+            return row("OOM", f"{slurm_says}, though RUN_COMPLETE.txt is there")
+        return row("complete", "RUN_COMPLETE.txt")
+    if job_id is None and says is None:
+        return row("missing", "never started")
+    if killed:
+        return row("OOM", slurm_says)
+    if why.startswith("time limit"):
+        return row("timeout", why)
+    if job is not None and job.state in ENDS:
+        return row(ENDS[job.state], slurm_says)
+    logs = [folder / f"{job_id}.out", *sorted(folder.glob(f"{job_id}.restart*.out"))]
+    text = tail(logs[-1]) if job_id is not None else ""
+    for kind, pattern in PATTERNS:
+        if match := pattern.search(text) or pattern.search(why):
+            source = match.string
+            start = source.rfind("\n", 0, match.start()) + 1
+            return row(kind, source[start:].split("\n", 1)[0])
+    if says == artifacts.RUNNING and job_id is None:
+        return row("running", "the run folder says so; no job of Slurm")
+    if says == artifacts.FAILED and why:
+        # The script saw no more than an exit status; what the launcher saw is in the log.
+        seen = ERROR.search(text) if why.startswith("exit status") else None
+        return row("failed", f"{why}: {seen[0].strip()}" if seen else why)
+    if says == artifacts.RUNNING and job is None and not (folder / f"{job_id}.exit").exists():
+        return row("failed", f"Slurm no longer knows job {job_id}, which left no exit status")
+    line = next(iter(COMPLAINT.findall(text)), "") or slurm_says or "no status and no log"
+    return row("failed", line)
+
+
+def ran_by(folder: Path) -> int | None:
+    """The job whose results are in the folder."""
+    try:
+        found = json.loads((folder / "run.json").read_text())["scheduler"].get("job_id")
+        return None if found is None else int(found)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def rows(study: Study, logs: Path) -> tuple[list[Row], bool]:
+    """One row per run of the study, and whether a Slurm answered."""
+    jobs = ask_slurm()
+    known = jobs or {}
+    comment = percent_encode(study.name, safe="")
+    # A job that was submitted by hand and still waits has left nothing in its folder yet.
+    queued: dict[str, int] = {}
+    for job in known.values():
+        if job.comment == comment and job.folder == str(ROOT) and job.state in PENDING | ACTIVE:
+            queued[job.name] = max(job.job_id, queued.get(job.name, 0))
+    found = []
+    for name, spec in study.specs.items():
+        folder = logs / study.name / name
+        ids = job_ids(folder) + ([queued[name]] if name in queued else [])
+        active = [i for i in ids if i in known and known[i].state in PENDING | ACTIVE]
+        job_id = max(active or ids, default=None)
+        job = remember(folder, known.get(job_id), job_id)
+        if jobs is None and job is None and job_id is not None:
+            says = artifacts.read_status(folder).get("state")
+            if says == artifacts.RUNNING or (says is None):
+                step, _ = progress(folder)
+                line = "no Slurm answers; it was submitted"
+                found.append(Row(name, "unknown", job_id, step, spec.steps, None, line))
+                continue
+        found.append(judge(name, folder, spec.steps, job, job_id))
+    return found, jobs is not None

@@ -1,0 +1,426 @@
+r"""Render a study to sbatch scripts: slurm/<study>/<run>.slurm.
+
+    python -m slurm.render slurm/layouts.toml
+    python -m slurm.render slurm/layouts.toml --cluster dgx-a100 --dry-run
+    sbatch slurm/layouts/megatron-tp2-pp2.slurm
+    sbatch slurm/layouts/*.slurm
+    for script in slurm/layouts/*.slurm; do sbatch "$script"; done
+
+Points that cannot run are listed with their reasons and left out; --strict refuses them instead.
+Slurm itself takes one script and hands it the other names as arguments; the script then submits
+those, once. Submit from the repository's root: paths in the scripts are relative to it.
+"""
+
+import argparse
+import re
+import shlex
+import sys
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote as percent_encode
+
+from models.errors import UsageError
+from parallel.clusters import OPTION, Cluster, check_environment
+from parallel.spec import RunSpec
+from parallel.study import Study, load_study
+
+ROOT = Path(__file__).resolve().parent.parent
+MARK = "# Rendered by python -m slurm.render"
+SWITCHES = ("nsys", "nccl_logs", "torchrun_logs", "dist_debug")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a study's [slurm] table asks for, beyond the run itself.
+
+    time: the limit, as Slurm writes it. The four switches leave proof beside the run; at submission
+    the environment variable of the same name in capitals (NSYS=1 sbatch ...) overrides each.
+    """
+
+    time: str = ""
+    memory: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    nsys: bool = False
+    nccl_logs: bool = False
+    torchrun_logs: bool = False
+    dist_debug: bool = False
+    requeue: bool = False
+    tp_across_nodes: bool = False
+    budget_gpu_hours: float = 1000.0
+
+
+def ask_of(table: dict[str, Any], source: str) -> Ask:
+    """The [slurm] table, checked.
+
+    Raises:
+        UsageError: an unknown key, a value of another type, or one that no #SBATCH line can hold.
+    """
+    known = {f.name: f.type for f in fields(Ask)}
+    if unknown := set(table) - set(known):
+        raise UsageError(f"{source} [slurm]: unknown {', '.join(sorted(unknown))}")
+    for name, value in table.items():
+        kind = {bool: bool, str: str, float: (int, float)}.get(known[name], dict)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise UsageError(f"{source} [slurm]: {name} cannot be {value!r}")
+        if name in ("time", "memory") and not OPTION.fullmatch(value):
+            raise UsageError(f"{source} [slurm]: {name} {value!r} cannot stand in an #SBATCH line")
+    check_environment(table.get("environment", {}), f"{source} [slurm]")
+    return Ask(**table)
+
+
+def seconds(limit: str) -> int:
+    """A Slurm time limit: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
+
+    Raises:
+        UsageError: it is none of these, or zero.
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit)
+    if not match:
+        raise UsageError(f"time limit {limit!r} is not Slurm's: H:M:S or D-H:M:S")
+    days, *rest = match.groups()
+    numbers = [int(n) for n in rest if n is not None]
+    if days is None and len(numbers) < 3:  # M or M:S
+        numbers = [0, *numbers]
+    hours, minutes, secs = (numbers + [0, 0])[:3]
+    total = int(days or 0) * 86400 + hours * 3600 + minutes * 60 + secs
+    if total == 0:
+        raise UsageError(f"time limit {limit!r} is no time")
+    return total
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run's place on a cluster: what Slurm is asked for."""
+
+    run: str
+    nodes: int
+    ranks_per_node: int
+    time: str
+    gpu_hours: float  # in the worst case: until the time limit, of all GPUs that are ours alone
+
+
+def job_of(study: Study, name: str, cluster: Cluster) -> Job:
+    """The nodes, ranks and worst cost of one run."""
+    spec, ask = study.specs[name], ask_of(study.slurm[name], str(study.path))
+    time = ask.time or cluster.time
+    nodes = cluster.nodes(spec.gpus)
+    ours = nodes * cluster.gpus_per_node if "--exclusive" in cluster.options else spec.gpus
+    return Job(name, nodes, spec.gpus // nodes, time, ours * seconds(time) / 3600)
+
+
+def script_folder(study: Study) -> Path:
+    """Where the study's scripts are: beside the study file, in a folder of its name."""
+    return study.path.parent / study.name
+
+
+def cluster_of(study: Study) -> Cluster:
+    """Raises: UsageError: neither the study nor the command line names a cluster."""
+    if study.cluster is None:
+        raise UsageError(f"study {study.path} names no cluster: add cluster = ... or --cluster")
+    return study.cluster
+
+
+def words(text: str) -> str:
+    """Text for a comment: on one line, in printable ASCII, whatever it was."""
+    return text.encode("unicode_escape").decode("ascii")
+
+
+def shell_path(path: str) -> str:
+    """A path as a shell word in which ${NAME} alone is expanded."""
+    parts = re.split(r"(\$\{[A-Za-z_][A-Za-z0-9_]*\})", path)
+    return "".join(
+        f'"${{{part[2:-1]}:?}}"' if number % 2 else shlex.quote(part) if part else ""
+        for number, part in enumerate(parts)
+    )
+
+
+def shown(path: Path) -> str:
+    """A path relative to the repository's root where it lies below it."""
+    path = path.absolute()
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+def summary(spec: RunSpec) -> str:
+    layout = spec.layout
+    sizes = " ".join(f"{axis}{getattr(layout, axis)}" for axis in ("tp", "pp", "vpp", "dp"))
+    return (
+        f"{spec.engine}, {spec.model.n_params / 1e9:.3g}B parameters, {sizes},"
+        f" {layout.n_micro} x {layout.micro_batch} x dp {layout.dp}"
+        f" = {layout.global_batch} sequences of {spec.seq_len}, {spec.precision},"
+        f" {spec.steps} steps"
+    )
+
+
+def render(study: Study, name: str, cluster: Cluster, logs: Path = Path("logs")) -> str:
+    """The sbatch script of one run; the same arguments always give the same text.
+
+    Raises:
+        UsageError: a value that no #SBATCH line can hold.
+    """
+    spec = study.specs[name]
+    ask = ask_of(study.slurm[name], str(study.path))
+    job = job_of(study, name, cluster)
+    share = cluster.cores_per_node * job.ranks_per_node // cluster.gpus_per_node
+    lead = max(10, min(120, seconds(job.time) // 5))
+    if not OPTION.fullmatch(str(logs)):
+        raise UsageError(f"logs folder {str(logs)!r} cannot stand in an #SBATCH line")
+    request = {"gres": f"--gres=gpu:{job.ranks_per_node}", "none": ""}.get(
+        cluster.gpu_request, f"--gpus-per-node={job.ranks_per_node}"
+    )
+    memory = ask.memory or cluster.memory
+    options = [
+        f"--job-name={name}",
+        f"--comment={percent_encode(study.name, safe='')}",  # by it slurm.status knows the study
+        f"--account={cluster.account}" if cluster.account else "",
+        f"--partition={cluster.partition}" if cluster.partition else "",
+        f"--qos={cluster.qos}" if cluster.qos else "",
+        f"--constraint={cluster.constraint}" if cluster.constraint else "",
+        f"--nodes={job.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={max(1, share)}",
+        request,
+        f"--mem={memory}" if memory else "",
+        *cluster.options,
+        f"--time={job.time}",
+        f"--signal=B:USR1@{lead}",
+        "--requeue" if ask.requeue else "--no-requeue",
+        "--open-mode=append",
+        f"--output={logs}/%x-%j.out",
+    ]
+    environment = cluster.environment | cluster.network | ask.environment
+    set_up = [f"module load {shlex.quote(module)}" for module in cluster.modules]
+    set_up += [f"export {key}={shlex.quote(value)}" for key, value in environment.items()]
+    if cluster.scratch:
+        set_up += [
+            f"scratch={shell_path(cluster.scratch)}",
+            'export TORCH_EXTENSIONS_DIR="$scratch/torch_extensions"',
+            'export TRITON_CACHE_DIR="$scratch/triton"',
+        ]
+    values = {
+        "run": name,
+        "study_file": shown(study.path),
+        "cluster": cluster.name,
+        "own": shown(script_folder(study) / f"{name}.slurm"),
+        "logs": str(logs),
+        "folder": str(logs / study.name / name),
+    }
+    return BODY.format(
+        options="\n".join(f"#SBATCH {option}" for option in options if option),
+        mark=MARK,
+        source=words(shown(study.path)),
+        question=words(study.question),
+        summary=words(summary(spec)),
+        values="\n".join(f"{key}={shlex.quote(value)}" for key, value in values.items()),
+        ranks=job.ranks_per_node,
+        switches="\n".join(
+            f': "${{{switch.upper()}:={int(getattr(ask, switch))}}}"' for switch in SWITCHES
+        ),
+        lead=lead,
+        set_up="\n".join(set_up) or ": # this cluster needs nothing more",
+    )
+
+
+# bash, with {{ and }} for its own braces. Values from a study or a cluster come in through
+# shlex.quote alone, so they are data whatever they hold.
+BODY = r"""#!/bin/bash
+{options}
+
+{mark} {source}
+# {question}
+# {summary}
+set -uo pipefail
+
+{values}
+ranks={ranks} # on each node
+python=${{PYTHON:-.venv/bin/python}}
+job=${{SLURM_JOB_ID:?submit this script with sbatch}}
+restart=${{SLURM_RESTART_COUNT:-0}}
+{switches}
+
+if [[ ! -f $study_file ]]; then
+  printf 'not the repository (no %s here): submit from its root\n' "$study_file" >&2
+  exit 2
+fi
+
+# Slurm opened this job's log before there was a folder for it. It stays open when it moves in.
+mkdir -p -- "$folder"
+log=$folder/$job.out
+((restart == 0)) || log=$folder/$job.restart$restart.out
+mv -n -- "$logs/$SLURM_JOB_NAME-$job.out" "$log" 2>/dev/null
+
+# A job that Slurm restarted after it had done its work does not do it again.
+if ((restart > 0)) && [[ -f $folder/$job.exit && -f $folder/RUN_COMPLETE.txt ]]; then
+  echo "slurm: already complete before restart $restart"
+  exit 0
+fi
+
+# "sbatch slurm/<study>/*.slurm" names this script to Slurm and the others to us: submit them, once.
+submit_others() (
+  for name in "${{!SLURM_@}}"; do # the others are not part of this job
+    [[ $name == SLURM_CONF ]] || unset "$name"
+  done
+  declare -A seen=()
+  for script in "$@"; do
+    [[ -z ${{seen[$script]:-}} && ! $script -ef $own ]] || continue
+    seen[$script]=1
+    if [[ $script == *.slurm && -f $script ]]; then
+      sbatch -- "$script"
+    else
+      printf 'slurm: not submitted, no script: %q\n' "$script"
+    fi
+  done
+)
+if (($# > 0)) && mkdir -- "$folder/$job.others" 2>/dev/null; then
+  submit_others "$@"
+fi
+
+{set_up}
+export PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
+export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-1}}"
+
+# The environment, less what looks like a secret; the job as Slurm sees it; this very script.
+env -0 | sort -z | grep -zviE '^[^=]*(token|secret|passw|key|credential|auth)[^=]*=' |
+  sed -zE 's#://[^/@]*@#://***@#g' | tr '\0' '\n' >"$folder/$job.env"
+scontrol show job "$job" >"$folder/$job.job"
+cp -- "$0" "$folder/$job.slurm"
+
+# The first node is the master. A test cluster's node names are in no DNS; there Slurm knows where.
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+if ! getent hosts "$MASTER_ADDR" >/dev/null; then
+  MASTER_ADDR=$(scontrol show node "$MASTER_ADDR" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
+fi
+# Below the kernel's ephemeral ports, far from the ports of other jobs on this node, and not taken.
+MASTER_PORT=$((20000 + (job * 7 + restart) % 12000))
+while (exec 3<>"/dev/tcp/$MASTER_ADDR/$MASTER_PORT") 2>/dev/null; do
+  MASTER_PORT=$((MASTER_PORT + 1))
+done
+export MASTER_ADDR MASTER_PORT
+
+have() {{ # whether a tool is here; else it says what is skipped
+  command -v "$1" >/dev/null || {{ echo "slurm: skipped $2: no $1 here"; return 1; }}
+}}
+launch=()
+torchrun=(
+  "$python" -m torch.distributed.run "--nnodes=$SLURM_JOB_NUM_NODES" "--nproc-per-node=$ranks"
+  --max-restarts=0 --rdzv-backend=c10d "--rdzv-id=$job.$restart"
+  "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"
+)
+if [[ $NCCL_LOGS == 1 ]]; then
+  mkdir -p -- "$folder/$job.nccl"
+  export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH
+  export NCCL_DEBUG_FILE="$PWD/$folder/$job.nccl/nccl_rank_%h_%p.log"
+  export NCCL_TOPO_DUMP_FILE="$PWD/$folder/$job.nccl/nccl_topo.xml"
+  have ibstat ibstat.txt && ibstat >"$folder/$job.nccl/ibstat.txt"
+  have nvidia-smi topo.txt && nvidia-smi topo -m >"$folder/$job.nccl/topo.txt"
+fi
+if [[ $TORCHRUN_LOGS == 1 ]]; then
+  torchrun+=(--log-dir "$folder/$job.torchrun" --redirects 3 --tee 3)
+fi
+if [[ $DIST_DEBUG == 1 ]]; then
+  # Not DETAIL unless asked for: it checks every collective, and with gloo on CPU ranks crash.
+  export TORCH_DISTRIBUTED_DEBUG="${{TORCH_DISTRIBUTED_DEBUG:-INFO}}" TORCH_CPP_LOG_LEVEL=INFO
+fi
+if [[ $NSYS == 1 ]] && have nsys "the profile"; then
+  mkdir -p -- "$folder/$job.profiles"
+  launch=(nsys profile "--trace=cuda,nvtx,osrt" --force-overwrite=true
+    "--output=$folder/$job.profiles/nsys_${{job}}_%h")
+fi
+
+# shellcheck disable=SC2317 # the traps call it
+stop() {{ # tell the run folder why, then let every rank save and end
+  echo "slurm: $1"
+  "$python" -m slurm.mark "$folder" "$1"
+  kill -TERM "$step" 2>/dev/null
+}}
+step=
+trap 'stop "time limit: stopped {lead} s or more before it"' USR1
+trap 'stop "SIGTERM: cancelled or preempted"' TERM
+
+srun "--nodes=$SLURM_JOB_NUM_NODES" "--ntasks=$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+  "--cpus-per-task=${{SLURM_CPUS_PER_TASK:-1}}" --kill-on-bad-exit=1 \
+  "${{launch[@]}}" "${{torchrun[@]}}" -m parallel.train \
+  --study "$study_file" --cluster "$cluster" --run-name "$run" --out "$folder" &
+step=$!
+status=0
+wait "$step" || status=$?
+while kill -0 "$step" 2>/dev/null; do # a signal interrupted wait: the step is still ending
+  status=0
+  wait "$step" || status=$?
+done
+
+for report in "$folder/$job.profiles"/*.nsys-rep; do
+  [[ -f $report ]] || continue
+  host=${{report##*_}}
+  nsys stats "$report" >"$folder/$job.profiles/nsys_stats_${{host%.nsys-rep}}.txt"
+done
+if ((status != 0)); then
+  "$python" -m slurm.mark "$folder" "exit status $status"
+fi
+printf '%s\n' "$status" >"$folder/$job.exit"
+exit "$status"
+"""
+
+
+def estimate(study: Study, names: list[str]) -> tuple[list[Job], float]:
+    """What the named runs cost at worst: each job, and GPU-hours in total."""
+    jobs = [job_of(study, name, cluster_of(study)) for name in names]
+    return jobs, sum(job.gpu_hours for job in jobs)
+
+
+def tell(study: Study, jobs: list[Job], total: float) -> list[str]:
+    """The presubmit estimate and what is left out, as lines."""
+    wide = max((len(job.run) for job in jobs), default=3)
+    lines = [f"{'run':{wide}}  nodes  ranks/node  time limit   GPU-hours at worst"]
+    lines += [
+        f"{job.run:{wide}}  {job.nodes:5}  {job.ranks_per_node:10}  {job.time:>10}"
+        f"  {job.gpu_hours:19.2f}"
+        for job in jobs
+    ]
+    lines.append(f"{len(jobs)} runs on {cluster_of(study).name}: {total:.2f} GPU-hours at worst")
+    lines += [f"left out: {what}: {why}" for what, why in study.left_out]
+    return lines
+
+
+def write(study: Study, logs: Path = Path("logs")) -> list[Path]:
+    """Write every script, and remove those of runs that the study no longer has."""
+    folder, cluster = script_folder(study), cluster_of(study)
+    texts = {name: render(study, name, cluster, logs) for name in study.settings}
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.slurm"):
+        if old.stem not in texts and MARK in old.read_text():
+            old.unlink()
+    paths = []
+    for name, text in texts.items():
+        paths.append(folder / f"{name}.slurm")
+        paths[-1].write_text(text)
+    return paths
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m slurm.render",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("study", type=Path, metavar="TOML", help="the study file")
+    parser.add_argument("--cluster", metavar="NAME", help="of slurm/clusters.toml")
+    parser.add_argument("--logs", type=Path, default=Path("logs"), metavar="DIR")
+    parser.add_argument("--strict", action="store_true", help="refuse what cannot run")
+    parser.add_argument("--dry-run", action="store_true", help="write nothing; print the estimate")
+    arguments = parser.parse_args(argv)
+    try:
+        study = load_study(arguments.study, arguments.cluster, arguments.strict)
+        jobs, total = estimate(study, list(study.settings))
+        print("\n".join(tell(study, jobs, total)))
+        if not arguments.dry_run:
+            paths = write(study, arguments.logs)
+            print(f"wrote {len(paths)} scripts to {shown(script_folder(study))}/")
+    except UsageError as error:
+        print(f"slurm.render: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""Rendered scripts: committed as rendered, valid shell, and never run what a value says."""
+
+import os
+import shutil
+import subprocess
+import time
+from dataclasses import replace
+
+import pytest
+
+from models.errors import UsageError
+from parallel.clusters import cluster, cluster_of
+from parallel.study import load_study
+from slurm.render import MARK, job_of, main, render, script_folder, seconds, write
+from tests.conftest import ROOT
+
+STUDIES = [p for p in sorted((ROOT / "slurm").glob("*.toml")) if p.name != "clusters.toml"]
+RENDERED = [p for p in STUDIES if load_study(p).cluster is not None]
+
+
+@pytest.mark.parametrize("path", RENDERED, ids=lambda p: p.stem)
+def test_what_is_committed_is_what_the_study_renders_to(path):
+    study = load_study(path)
+    committed = {p.stem: p.read_text() for p in script_folder(study).glob("*.slurm")}
+    assert committed == {name: render(study, name, study.cluster) for name in study.settings}
+
+
+def test_every_script_passes_shellcheck():
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not here (apt-get install shellcheck)")
+    scripts = sorted(map(str, (ROOT / "slurm").glob("*/*.slurm")))
+    assert scripts
+    done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[:2000]
+
+
+def test_the_header_asks_for_what_the_run_needs(tmp_path):
+    path = tmp_path / "dgx.toml"
+    path.write_text(
+        'question = "?"\ncluster = "jean-zay-v100-32g"\n[slurm]\ntime = "00:20:00"\n'
+        '[[run]]\nengine = "megatron"\npreset = "1.7b"\ngpus = 8\ntp = 4\nglobal_batch = 8\n'
+    )
+    study = load_study(path)
+    text = render(study, "megatron-tp4-dp2", study.cluster)
+    header = [line.removeprefix("#SBATCH ") for line in text.splitlines() if "#SBATCH" in line]
+    assert header == [
+        "--job-name=megatron-tp4-dp2",
+        "--comment=dgx",
+        "--partition=gpu_p13",
+        "--constraint=v100-32g",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=40",
+        "--gres=gpu:4",
+        "--hint=nomultithread",
+        "--exclusive",
+        "--time=00:20:00",
+        "--signal=B:USR1@120",
+        "--no-requeue",
+        "--open-mode=append",
+        "--output=logs/%x-%j.out",
+    ]
+    assert text.startswith("#!/bin/bash\n#SBATCH")
+    assert job_of(study, "megatron-tp4-dp2", study.cluster).gpu_hours == pytest.approx(8 / 3)
+
+
+HOSTILE = [
+    "a b",
+    "it's",
+    'say "x"',
+    "$(touch pwned)",
+    "`touch pwned`",
+    "a\ntouch pwned",
+    "; touch pwned",
+    "*",
+]
+
+
+@pytest.mark.parametrize("word", HOSTILE)
+def test_no_value_ever_runs(tmp_path, word):
+    """Run the script up to srun, for which a harmless stand-in is put in the path."""
+    base = {"description": word, "gpus_per_node": 2, "cores_per_node": 2}
+    values = {"environment": {"EVIL": word}, "network": {"NET": word}, "modules": [word]}
+    values["scratch"] = "${HOME}/" + word
+    where = cluster_of("hostile", base | values, "test")
+    (tmp_path / "logs").mkdir()
+    path = tmp_path / f"{word}.toml"
+    quoted = word.encode("unicode_escape").decode().replace('"', '\\"')
+    path.write_text(
+        f'question = "{quoted}"\n[slurm]\nenvironment = {{ MINE = "{quoted}" }}\n[[run]]\n'
+    )
+    study = replace(load_study(path), cluster=where)
+    text = render(study, "ddp", where)
+    assert text.count("#SBATCH") == 11  # no value has made a line of its own
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    seen = 'printf "%s\\0" "$EVIL" "$NET" "$MINE" "$TRITON_CACHE_DIR" "$@" >"$SEEN"\n'
+    for tool, body in {"srun": seen, "scontrol": "echo localhost\n", "python": ""}.items():
+        (tools / tool).write_text(f"#!/bin/bash\n{body}")
+        (tools / tool).chmod(0o755)
+    script = tmp_path / "job.slurm"
+    script.write_text(text)
+    environment = {
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "HOME": "/home/me",
+        "PYTHON": str(tools / "python"),
+        "SEEN": str(tmp_path / "seen"),
+        "SLURM_JOB_ID": "77",
+        "SLURM_JOB_NAME": "ddp",
+        "SLURM_JOB_NODELIST": "localhost",
+        "SLURM_JOB_NUM_NODES": "1",
+    }
+    done = subprocess.run(
+        ["bash", str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.rglob("pwned"))
+    given = (tmp_path / "seen").read_text().split("\0")
+    assert given[:4] == [word, word, word, f"/home/me/{word}/triton"]
+    assert given[given.index("--study") + 1] == str(path)
+    assert (tmp_path / "logs" / word / "ddp" / "77.exit").read_text() == "0\n"
+
+
+def test_a_hostile_logs_folder_is_refused():
+    study = load_study(ROOT / "slurm/layouts.toml")
+    with pytest.raises(UsageError, match="cannot stand in an #SBATCH line"):
+        render(study, "ddp-dp4", study.cluster, logs="a b\n#SBATCH --nodes=99")
+
+
+@pytest.mark.parametrize(
+    ("limit", "total"),
+    [("90", 5400), ("10:30", 630), ("01:00:00", 3600), ("1-12", 129600), ("2-01:30:00", 178200)],
+)
+def test_time_limits_are_read_as_slurm_reads_them(limit, total):
+    assert seconds(limit) == total
+
+
+def test_a_wrong_time_limit_is_refused():
+    for limit in ("soon", "0", "1:2:3:4", ""):
+        with pytest.raises(UsageError, match="time limit"):
+            seconds(limit)
+
+
+def test_two_thousand_scripts_render_in_two_seconds(tmp_path):
+    path = tmp_path / "many.toml"
+    path.write_text(
+        'question = "?"\ncluster = "local-test"\n[[sweep]]\n'
+        f"product = {{ seed = {list(range(2000))} }}\n"
+    )
+    before = time.perf_counter()
+    study = load_study(path)
+    paths = write(study)
+    assert time.perf_counter() - before < 2 and len(paths) == 2000
+
+
+def test_scripts_of_runs_that_are_gone_are_removed_and_others_kept(tmp_path):
+    path = tmp_path / "few.toml"
+    path.write_text('question = "?"\ncluster = "local-test"\n[[run]]\ngpus = 1\n')
+    folder = tmp_path / "few"
+    folder.mkdir()
+    (folder / "gone.slurm").write_text(f"{MARK} few.toml\n")
+    (folder / "mine.slurm").write_text("my own\n")
+    assert main([str(path)]) == 0
+    assert sorted(p.name for p in folder.iterdir()) == ["ddp.slurm", "mine.slurm"]
+
+
+def test_dry_run_writes_nothing_and_says_what_it_costs(tmp_path, capsys):
+    path = tmp_path / "few.toml"
+    path.write_text(
+        'question = "?"\ncluster = "dgx-h200"\n[slurm]\ntime = "02:00:00"\n'
+        "[[sweep]]\nproduct = { nodes = [1, 2], tp = [1, 3] }\ndefaults = { engine = 'megatron' }\n"
+    )
+    assert main([str(path), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "2 runs on dgx-h200: 48.00 GPU-hours at worst" in out
+    assert out.count("left out: [[sweep]] 1:") == 2 and not (tmp_path / "few").exists()
+    assert main([str(path), "--strict"]) == 2
+    assert main([str(ROOT / "slurm/parity.toml")]) == 2
+    assert "names no cluster" in capsys.readouterr().err
+    assert cluster("dgx-h200").nodes(16) == 2

@@ -1,0 +1,189 @@
+"""On a real Slurm (slurmctld, four slurmd, munge): sweeps train, and each failure is told apart."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from parallel.study import load_study
+from slurm import cluster, jobs, submit
+from slurm.render import render, script_folder, write
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    """A cluster of its own, and the environment that jobs need."""
+    if missing := cluster.missing_packages():
+        pytest.skip(f"Slurm is not here (apt-get install {' '.join(missing)})")
+    if os.geteuid() != 0:
+        pytest.skip("the test cluster needs root")
+    folder = tmp_path_factory.mktemp("slurm")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("SLURM_CONF", str(cluster.up(4, folder)))
+    patch.setenv("PYTHON", sys.executable)
+    yield folder
+    cluster.down(folder)
+    patch.undo()
+
+
+def study_at(tmp_path: Path, tokens: Path, text: str):
+    path = tmp_path / "real.toml"
+    path.write_text(
+        'question = "?"\ncluster = "local-test"\n[slurm]\nmemory = "1900M"\n[defaults]\n'
+        f'preset = "tiny"\nmax_seq_len = 16\ndevice = "cpu"\ndata = "{tokens}"\n'
+        f"log_interval = 50\neval_steps = 0\n{text}"
+    )
+    return load_study(path)
+
+
+def states(study, logs: Path) -> dict[str, jobs.Row]:
+    found, answered = jobs.rows(study, logs)
+    assert answered
+    return {row.run: row for row in found}
+
+
+def wait_for(condition, seconds: float, what: str):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(1)
+    pytest.fail(f"waited {seconds} s for {what}")
+
+
+def test_sbatch_with_many_scripts_submits_each_once_and_they_train(slurm, tokens, tmp_path):
+    """Two nodes, tp 2 x pp 2, through both libraries; the second script only as an argument."""
+    study = study_at(
+        tmp_path,
+        tokens,
+        "steps = 2\n[[sweep]]\ndefaults = { nodes = 2, tp = 2, pp = 2, grad_accum = 2 }\n"
+        "product = { engine = ['megatron', 'deepspeed_pipe'] }\n",
+    )
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    scripts = [str(path) for path in write(study, logs)]
+    sent = ["sbatch", *scripts, scripts[1], scripts[0]]
+    subprocess.run(sent, cwd=ROOT, env=jobs.environment(), check=True, capture_output=True)
+
+    def ended():
+        return all(row.state not in ("pending", "running", "missing") for row in rows().values())
+
+    def rows():
+        return states(study, logs)
+
+    wait_for(ended, 240, "both runs")
+    assert {name: row.state for name, row in rows().items()} == {
+        "megatron-tp2-pp2": "complete",
+        "deepspeed-pipe-tp2-pp2": "complete",
+    }
+    assert [len(jobs.job_ids(logs / "real" / name)) for name in study.settings] == [1, 1]
+    assert (script_folder(study) / "megatron-tp2-pp2.slurm").read_text() == render(
+        study, "megatron-tp2-pp2", study.cluster, logs
+    )
+    folder = logs / "real" / "megatron-tp2-pp2"
+    job_id = jobs.job_ids(folder)[0]
+    assert (folder / f"{job_id}.exit").read_text() == "0\n"
+    assert "SLURM_JOB_NODELIST" in (folder / f"{job_id}.env").read_text()
+    assert not list(logs.glob("*.out"))  # the log has moved in
+    table = subprocess.run(
+        [sys.executable, "analysis/tflops.py", str(logs)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert table.returncode == 0 and table.stdout.count("complete") == 2, table.stdout
+
+
+LONG = """steps = 1000000
+[[sweep]]
+defaults = { engine = "ddp", label = "limit" }
+slurm = { time = "00:01:00" }
+[[sweep]]
+defaults = { engine = "ddp", label = "cancel" }
+[[sweep]]
+defaults = { engine = "ddp", gpus = 2, label = "crash" }
+[[sweep]]
+defaults = { engine = "ddp", gpus = 4, label = "node" }
+[[sweep]]
+defaults = { engine = "ddp", label = "memory", threads = 1 }
+slurm = { memory = "150M" }
+"""
+
+
+def test_each_failure_is_produced_and_told_from_the_others(slurm, tokens, tmp_path):
+    study = study_at(tmp_path, tokens, LONG)
+    logs = tmp_path / "logs"
+    assert submit.main([str(study.path), "--logs", str(logs), "--yes"]) == 0
+    trained: set[str] = set()
+
+    def all_train():
+        rows = states(study, logs)
+        trained.update(name for name, row in rows.items() if row.step > 0)
+        return {"ddp-cancel", "ddp-dp2-crash", "ddp-dp4-node"} <= trained
+
+    wait_for(all_train, 300, "the runs to train")
+    rows = states(study, logs)
+    asked = ["scancel", str(rows["ddp-cancel"].job_id)]
+    subprocess.run(asked, env=jobs.environment(), check=True)
+    os.kill(rank_process(rows["ddp-dp2-crash"].job_id, rank=1), signal.SIGKILL)
+    held = ["squeue", "--noheader", "--format=%N", f"--job={rows['ddp-dp4-node'].job_id}"]
+    nodes = subprocess.run(held, env=jobs.environment(), capture_output=True, text=True).stdout
+    names = ["scontrol", "show", "hostnames", nodes.strip()]
+    last = subprocess.run(names, env=jobs.environment(), capture_output=True, text=True)
+    cluster.stop_node(last.stdout.split()[-1], slurm)
+
+    def ended():
+        return all(row.state not in ("pending", "running") for row in states(study, logs).values())
+
+    wait_for(ended, 240, "every run to end")
+    rows = states(study, logs)
+    assert {name: row.state for name, row in rows.items()} == {
+        "ddp-limit": "timeout",
+        "ddp-cancel": "cancelled",
+        "ddp-dp2-crash": "failed",
+        "ddp-dp4-node": "node failure",
+        "ddp-memory": "OOM",
+    }, rows
+    assert all(row.line for row in rows.values())
+    cluster.start_node(last.stdout.split()[-1], slurm)
+
+
+def rank_process(job_id: int, rank: int) -> int:
+    """The process of a rank of a job."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (process / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if {f"SLURM_JOB_ID={job_id}".encode(), f"RANK={rank}".encode()} <= set(variables):
+            return int(process.name)
+    raise AssertionError(f"no rank {rank} of job {job_id}")
+
+
+def test_exit_0_125_is_out_of_memory_though_the_script_says_0(slurm, tmp_path):
+    if not cluster.CGROUP_MEMORY.is_dir():
+        pytest.skip("Slurm sees a batch step's memory only through cgroups (v1) here")
+    path = tmp_path / "memory.toml"
+    path.write_text('question = "?"\ncluster = "local-test"\n[[run]]\n')
+    study, logs = load_study(path), tmp_path / "logs"
+    folder = logs / "memory" / "ddp"
+    folder.mkdir(parents=True)
+    script = tmp_path / "eat.slurm"
+    script.write_text(
+        f"#!/bin/bash\n#SBATCH --job-name=ddp --comment=memory --mem=100M\n"
+        f"#SBATCH --output={folder}/%j.out\n"
+        "python3 -c 'x = bytearray(500_000_000)'\nexit 0\n"
+    )
+    sent = ["sbatch", "--parsable", str(script)]
+    done = subprocess.run(sent, env=jobs.environment(), capture_output=True, text=True, check=True)
+    (folder / f"{done.stdout.strip()}.submitted").touch()
+    row = wait_for(
+        lambda: (found := states(study, logs)["ddp"]).state not in ("pending", "running") and found,
+        60,
+        "the job",
+    )
+    assert (row.state, row.line) == ("OOM", "Slurm: OUT_OF_MEMORY 0:125")

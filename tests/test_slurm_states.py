@@ -1,0 +1,212 @@
+"""What became of a run: Slurm's columns, the run folder's files and the log, without a Slurm."""
+
+import json
+import os
+import subprocess
+import time
+
+import pytest
+
+from parallel.artifacts import RunFolder
+from parallel.study import load_study
+from slurm import cancel, cluster, jobs, status, submit
+from slurm.jobs import Job, judge, parse
+
+QUEUE = (
+    "12|OUT_OF_MEMORY|253|OutOfMemory|a|grid|/r|\n"
+    "13|FAILED|256|NonZeroExitCode|b|grid|/r|\n"
+    "14_3|RUNNING|0|None|array|grid|/r|\n"
+    "slurm_load_jobs error: something\n"
+    "15|PENDING|0|Dependency|c||/r|\n"
+)
+
+
+def test_squeue_is_read_by_column_and_exit_codes_as_wait_gives_them():
+    found = parse(QUEUE, of_queue=True)
+    assert list(found) == [12, 13, 15]
+    assert (found[12].exit, found[13].exit) == ("0:125", "1:0")
+    assert found[15].state == "PENDING" and found[15].reason == "Dependency"
+
+
+def test_sacct_is_read_and_who_cancelled_is_no_state():
+    found = parse("7|CANCELLED by 1000|0:15|None|a|grid|/r\n8|COMPLETED|0:0|None|b|grid|/r\n")
+    assert (found[7].state, found[7].exit, found[8].state) == ("CANCELLED", "0:15", "COMPLETED")
+
+
+def folder_of(tmp_path, state: str | None = None, reason: str = "", log: str = ""):
+    folder = tmp_path / "run"
+    folder.mkdir(exist_ok=True)
+    (folder / "9.out").write_text(log)
+    if state:
+        RunFolder(folder)._write_status(state, reason, 0)
+    if state == "complete":
+        (folder / "RUN_COMPLETE.txt").write_text("[Rank 0] RUN_COMPLETE\n")
+        (folder / "run.json").write_text(json.dumps({"scheduler": {"job_id": "9"}}))
+    return folder
+
+
+KINDS = {
+    # name: (Slurm's state and exit or None, status.json, its reason, the log, what it is)
+    "complete": (("COMPLETED", "0:0"), "complete", "", "", "complete"),
+    "complete, Slurm forgot": (None, "complete", "", "", "complete"),
+    "0:125 is not success": (("COMPLETED", "0:125"), "complete", "", "", "OOM"),
+    "0:125": (("OUT_OF_MEMORY", "0:125"), "running", "", "", "OOM"),
+    "one task's OOM": (
+        ("FAILED", "1:0"),
+        "failed",
+        "exit status 1",
+        "step\nslurmstepd: error: Detected 1 oom-kill event(s) in StepId=5.0.\n",
+        "OOM",
+    ),
+    "CUDA": (("FAILED", "1:0"), "failed", "OutOfMemoryError: CUDA out of memory. ...", "", "OOM"),
+    "time limit": (("TIMEOUT", "0:1"), "running", "", "", "timeout"),
+    "time limit, it stopped itself": (
+        ("FAILED", "143:0"),
+        "failed",
+        "time limit: stopped 60 s or more before it",
+        "*** STEP 9.0 ON node1 CANCELLED AT 2026 ***",
+        "timeout",
+    ),
+    "time limit, Slurm forgot": (
+        None,
+        "running",
+        "",
+        "slurmstepd: error: *** JOB 9 ON node1 CANCELLED AT 2026 DUE TO TIME LIMIT ***\n",
+        "timeout",
+    ),
+    "scancel": (("CANCELLED", "0:15"), "failed", "SIGTERM (rank 0)", "", "cancelled"),
+    "dead node": (("NODE_FAIL", "0:0"), "running", "", "", "node failure"),
+    "a rank crashed": (
+        ("FAILED", "1:0"),
+        "failed",
+        "RuntimeError: boom (rank 1)",
+        "RuntimeError: boom\n",
+        "failed",
+    ),
+    "no folder status": (("FAILED", "2:0"), None, "", "parallel.train: error: no data\n", "failed"),
+    "exit 0 without the marker": (("COMPLETED", "0:0"), "running", "", "", "failed"),
+    "requeued": (("PENDING", "0:0"), "failed", "SIGTERM (rank 0)", "", "pending"),
+    "running": (("RUNNING", "0:0"), "running", "", "", "running"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_end_is_told_from_the_others(tmp_path, kind):
+    slurm, state, reason, log, expected = KINDS[kind]
+    job = Job(9, *slurm) if slurm else None
+    row = judge("run", folder_of(tmp_path, state, reason, log), 10, job, 9)
+    assert row.state == expected and row.line
+
+
+def test_an_exit_status_is_explained_by_what_the_launcher_saw(tmp_path):
+    log = "  traceback : Signal 11 (SIGSEGV) received by PID 30567\n"
+    folder = folder_of(tmp_path, "failed", "exit status 1", log)
+    row = judge("run", folder, 10, Job(9, "FAILED", "1:0"), 9)
+    assert row.line == "exit status 1: traceback : Signal 11 (SIGSEGV) received by PID 30567"
+
+
+def test_a_run_that_never_started_is_missing(tmp_path):
+    row = judge("run", tmp_path / "nothing", 10, None, None)
+    assert (row.state, row.line) == ("missing", "never started")
+
+
+def test_progress_and_time_left_come_from_the_steps(tmp_path):
+    folder = folder_of(tmp_path, "running")
+    (folder / "steps.csv").write_text("step,step_s,loss\n1,9.0,1\n2,2.0,1\n3,4.0,1\n4,1")
+    row = judge("run", folder, 10, Job(9, "RUNNING"), 9)
+    assert (row.step, row.eta_s) == (3, 7 * 5.0)
+    assert status.duration(row.eta_s) == "0:00:35" and status.duration(None) == "-"
+
+
+def test_what_slurm_forgets_was_written_down(tmp_path):
+    folder = folder_of(tmp_path, "running")
+    jobs.remember(folder, Job(9, "NODE_FAIL", "0:0"), 9)
+    row = judge("run", folder, 10, jobs.remember(folder, None, 9), 9)
+    assert row.state == "node failure"
+
+
+@pytest.fixture
+def many(tmp_path, monkeypatch):
+    """A study of 2,000 runs that have ended or run, and a squeue and sacct that count calls."""
+    path = tmp_path / "many.toml"
+    path.write_text(
+        'question = "?"\ncluster = "local-test"\n[[sweep]]\n'
+        f"product = {{ seed = {list(range(2000))} }}\n"
+    )
+    logs, lines = tmp_path / "logs", []
+    for number, name in enumerate(load_study(path).settings, start=1):
+        folder = logs / "many" / name
+        folder.mkdir(parents=True)
+        (folder / f"{number}.out").write_text("RuntimeError: boom\n")
+        (folder / "steps.csv").write_text("step,step_s\n" + "1,0.5\n" * 20)
+        (folder / "status.json").write_text('{"state": "running", "reason": ""}')
+        state = ("RUNNING", "FAILED", "TIMEOUT", "PENDING")[number % 4]
+        lines.append(f"{number}|{state}|0|None|{name}|many|/r|")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tmp_path / "queue").write_text("\n".join(lines) + "\n")
+    for tool, body in {
+        "squeue": f"cat {tmp_path}/queue",
+        "sacct": "exit 1",
+        "sbatch": "echo 99999",
+        "scancel": f'printf "%s\\n" "$@" >{tmp_path}/cancelled',
+    }.items():
+        (tools / tool).write_text(f"#!/bin/bash\necho {tool} >>{tmp_path}/calls\n{body}\n")
+        (tools / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    return path, logs, tmp_path
+
+
+def test_two_thousand_runs_ask_slurm_twice_and_answer_in_three_seconds(many, capsys):
+    path, logs, tmp_path = many
+    before = time.perf_counter()
+    assert status.main([str(path), "--logs", str(logs)]) == 1
+    assert time.perf_counter() - before < 3
+    assert (tmp_path / "calls").read_text().split() == ["squeue", "sacct"]
+    out = capsys.readouterr().out
+    assert "500 running" in out and "500 timeout" in out and "500 pending" in out
+
+
+def test_submitting_again_never_duplicates_what_waits_or_runs(many, capsys):
+    path, logs, tmp_path = many
+    assert submit.main([str(path), "--logs", str(logs), "--only", "missing"]) == 0
+    assert "nothing to submit" in capsys.readouterr().out
+    names = list(load_study(path).settings)[:8]  # jobs 1 to 8: two of each state
+    assert submit.main([str(path), "--logs", str(logs), "--yes", "--only", *names]) == 0
+    assert (tmp_path / "calls").read_text().split().count("sbatch") == 4
+    assert cancel.main([str(path), "--logs", str(logs), "--only", *names]) == 0
+    asked = (tmp_path / "cancelled").read_text().split()
+    assert sorted(asked) == ["3", "4", "7", "8"]  # PENDING and RUNNING
+
+
+def test_a_budget_is_kept_where_nobody_can_be_asked(many, capsys):
+    path, logs, tmp_path = many
+    flags = [str(path), "--logs", str(logs), "--only", "failed", "--budget", "1"]
+    assert submit.main(flags) == 2
+    assert "GPU-hours at worst exceed the budget of 1" in capsys.readouterr().err
+    assert "sbatch" not in (tmp_path / "calls").read_text()
+
+
+def test_without_slurm_the_folders_speak_and_nothing_is_submitted(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    path = tmp_path / "one.toml"
+    path.write_text('question = "?"\ncluster = "local-test"\n[[run]]\n')
+    folder = tmp_path / "logs" / "one" / "ddp"
+    folder.mkdir(parents=True)
+    (folder / "4.submitted").touch()
+    assert status.main([str(path), "--logs", str(tmp_path / "logs")]) == 0
+    said = capsys.readouterr()
+    assert "no Slurm answers" in said.err and "unknown" in said.out
+    assert submit.main([str(path), "--logs", str(tmp_path / "logs")]) == 2
+    assert cluster.missing_packages() == ["munge", "slurm-wlm"]
+    assert cluster.main(["up", "--folder", str(tmp_path / "c")]) == 2
+    assert "apt-get install munge slurm-wlm" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["render", "submit", "status", "cancel", "cluster"])
+def test_every_command_says_how_it_is_used(command):
+    module = __import__(f"slurm.{command}", fromlist=["main"])
+    with pytest.raises(SystemExit) as ended:
+        module.main(["--help"])
+    assert ended.value.code == 0
+    assert subprocess.list2cmdline([f"slurm.{command}"]) in module.__doc__
