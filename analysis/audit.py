@@ -69,7 +69,7 @@ class Finding:
 class Context:
     """What a document says outside of a table's rows: None where it does not, or says two things.
 
-    rule: "8PT" where it states the seeds' formula; sizes are then exactly as printed.
+    rule: "8PT" where it states the Jean Zay study's formula; sizes are then exactly as printed.
     """
 
     tp: int | None = None
@@ -381,7 +381,7 @@ def audit_document(text: str, file: str, gpu: str | None = None) -> list[Finding
 def _context(document: Document, table: PublishedTable, gpu: str | None) -> Context:
     tp = r"(?<![*\w])(?:TP|TP_SIZE) ?= ?(\d+)\b(?! ?\*)"  # not PP*TP=8*4
     seq_len = r"(?i)\bseq(?:uence)?[ _]?len(?:gth)?`?\s*(?:is|=|:)\s*(\d+)"
-    # 8 = 4 passes (with recomputation) x 2 per multiply-add, as the seeds write it.
+    # 8 = 4 passes (with recomputation) x 2 per multiply-add, as the Jean Zay study writes it.
     stated = next(find(document, r"\* ?4 ?\* ?2 ?\*"), None)
     section_tp = _only(document, tp, table.section_lines, fences=True)
     return Context(

@@ -44,8 +44,8 @@ class GPTConfig:
     def n_params(self) -> int:
         """Trained parameters, the tied embedding counted once, no padding.
 
-        L(4h^2 + 2hf + 9h + f) + (V + S + 2)h, which for f = 4h is the seeds' and Megatron's
-        L(12h^2 + 13h) + Vh + Sh + 2h.
+        L(4h^2 + 2hf + 9h + f) + (V + S + 2)h, which for f = 4h is L(12h^2 + 13h) + Vh + Sh + 2h,
+        the formula of Megatron-LM and of the Jean Zay study.
         """
         h, f = self.hidden, self.ffn_hidden
         block = 4 * h * h + 2 * h * f + 9 * h + f

@@ -238,7 +238,7 @@ def training_metrics(
 
 
 def complete_marker(folder: Path, metrics: dict[str, Any]) -> str:
-    """The line of RUN_COMPLETE.txt, as the seeds' runs print it."""
+    """The line of RUN_COMPLETE.txt, in the form of the published GPT-2 study's."""
     return (
         f"[Rank 0] RUN_COMPLETE run_dir={folder}"
         f" world_size={metrics['hardware']['world_size']}"
