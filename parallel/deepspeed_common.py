@@ -77,10 +77,11 @@ def clips_itself(spec: RunSpec) -> bool:
 class ClippingAdamW(torch.optim.AdamW):
     """AdamW that measures and clips the global gradient norm first.
 
-    Where no ZeRO or half-precision optimizer wraps AdamW, DeepSpeed (0.19) clips by itself, but it
-    reports no norm, counts the norms of later pipeline stages not at all and the tied embedding
-    twice. `counts(p)` says whether this rank's copy of p enters the norm, `group` holds the ranks
-    whose shares add up to one whole model (None: this rank has all of it).
+    Where no ZeRO or half-precision optimizer wraps AdamW, DeepSpeed (0.19) clips by itself, but its
+    `clip_grad_norm_` hands out no norm, leaves out what later pipeline stages hold undivided by tp
+    and does not ask whether a parameter is the tied embedding's second copy. `counts(p)` says
+    whether this rank's copy of p enters the norm; `group` holds the ranks whose shares add up to
+    one whole model (None: this rank has all of it).
     """
 
     def __init__(self, *args: Any, limit: float, counts: Callable, group: Any, **kwargs: Any):

@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 STARTED = time.perf_counter()
 
@@ -34,8 +34,15 @@ from parallel import engines, facts, launch, spec, study, watch  # noqa: E402
 from parallel.artifacts import RunFolder  # noqa: E402
 
 
+class Parser(argparse.ArgumentParser):
+    """argparse, but a mistake is one line here too, not a page of usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"parallel.train: {message} (--help lists the flags)\n")
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m parallel.train",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

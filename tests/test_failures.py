@@ -28,6 +28,10 @@ TRAIN = "parallel.train"
         (["--study", "slurm/parity.toml", "--run-name", "x"], "no run 'x'; it has: ddp"),
         (["--run-name", "ddp"], "give --study too"),
         (["--device", "cuda"], "torch sees no GPU"),
+        (["--engine", "horovod"], "invalid choice: 'horovod'"),
+        (["--precision", "fp8"], "invalid choice: 'fp8'"),
+        (["--cp", "2"], "unrecognized arguments: --cp 2"),
+        (["--steps", "many"], "invalid int value: 'many'"),
         (["--seq-len", "1000"], "seq_len 1000 exceeds the model's 128 positions"),
     ],
 )
