@@ -120,9 +120,12 @@ def test_progress_and_time_left_come_from_the_steps(tmp_path):
 
 def test_what_slurm_forgets_was_written_down(tmp_path):
     folder = folder_of(tmp_path, "running")
-    jobs.remember(folder, Job(9, "NODE_FAIL", "0:0"), 9)
-    row = judge("run", folder, 10, jobs.remember(folder, None, 9), 9)
+    job = Job(9, "NODE_FAIL", "0:0")
+    jobs.remember(folder, job, judge("run", folder, 10, job, 9), "")
+    row = judge("run", folder, 10, jobs.recall(folder, 9), 9)
     assert row.state == "node failure"
+    jobs.remember(folder, Job(9, "PENDING"), row, "")  # scontrol requeue
+    assert jobs.recall(folder, 9) is None
 
 
 @pytest.fixture
