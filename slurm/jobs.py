@@ -177,8 +177,14 @@ def remember(folder: Path, job: Job, row: Row, planned: str) -> None:
 
 def restarts(folder: Path, job_id: int) -> int:
     """How often Slurm restarted a job, by what it left."""
-    found = (re.fullmatch(rf"{job_id}\.restart(\d+)\.out", p.name) for p in folder.glob("*.out"))
-    return max((int(match[1]) for match in found if match), default=0)
+    prefix, suffix = f"{job_id}.restart", ".out"
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return 0
+    left = [n for n in names if n.startswith(prefix) and n.endswith(suffix)]
+    numbers = [n.removeprefix(prefix).removesuffix(suffix) for n in left]
+    return max((int(n) for n in numbers if n.isdigit()), default=0)
 
 
 def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | None) -> Row:

@@ -148,10 +148,10 @@ def test_two_thousand_scripts_render_in_two_seconds(tmp_path):
         'question = "?"\ncluster = "local-test"\n[[sweep]]\n'
         f"product = {{ seed = {list(range(2000))} }}\n"
     )
-    before = time.perf_counter()
+    before = time.process_time()  # of this process: others may want the same cores
     study = load_study(path)
     paths = write(study)
-    assert time.perf_counter() - before < 2 and len(paths) == 2000
+    assert time.process_time() - before < 2 and len(paths) == 2000
 
 
 def test_scripts_of_runs_that_are_gone_are_removed_and_others_kept(tmp_path):
