@@ -148,6 +148,7 @@ def up(nodes: int, folder: Path = HOME, accounting: bool = False) -> Path:
             track="cgroup" if cgroups else "linuxproc",
             task="cgroup" if cgroups else "none",
             storage="slurmdbd\nAccountingStorageHost=127.0.0.1\nAccountingStoreFlags=job_comment"
+            f"\nAccountingStoragePass={folder}/munge.socket"
             f"\nAccountingStoragePort={port + nodes + 1}"
             if accounting
             else "none",
