@@ -226,7 +226,7 @@ def stored_tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """
     try:
         with safe_open(path, framework="pt") as stored:
-            parts = {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118
+            parts = {name: stored.get_slice(name) for name in stored.keys()}
             return {n: (part.get_dtype(), tuple(part.get_shape())) for n, part in parts.items()}
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from error
