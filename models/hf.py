@@ -17,7 +17,7 @@ vocabulary   our weights hold one row for every id and none for padding. Rows be
              vocab_size are cut on import; where config.json counts the padding too (50304 for
              50257 ids), --vocab-size 50257 cuts it. Keeping more rows than there are, or fewer
              than the tokenizer beside has ids, is refused. An export is never padded.
-tokenizer    the files of one beside the weights go along, unread; --tokenizer names another (a
+tokenizer    the files of one beside the weights go along as they are; --tokenizer names another (a
              folder or a tokenizer.json), whose end-of-text id goes into config.json.
 refused      in one line with the numbers: another architecture (rotary positions, RMSNorm, ...),
              activation, LayerNorm epsilon or attention scale, an output layer that is not tied,
