@@ -7,6 +7,7 @@ them is written by this command and by nobody else. NAME is one of
 
     tflops PATH [--convention C] [--baseline NAME]    the scaling table of runs
     parity PATH                                       their parity table
+    saves PATH...                                     what runs' checkpoints cost
     audit PATH...                                     what is wrong with published tables
     jeanzay FIRST-LAST                                published rows of these lines, recomputed
     repeats | checkpoints | big-purple | t4 | bucket-ab | epochs | phases | sc21-days
@@ -54,6 +55,12 @@ def _parity(arguments: list[str]) -> str:
     return table(verify(runs).values(), ", ".join(baselines)).render("markdown")
 
 
+def _saves(arguments: list[str]) -> str:
+    from analysis.checkpoints import report
+
+    return report([ROOT / path for path in arguments]).render("markdown")
+
+
 def _audit(arguments: list[str]) -> str:
     from analysis.audit import audit_paths
 
@@ -87,6 +94,7 @@ def _published(name: str) -> Callable[[list[str]], str]:
 REPORTS: dict[str, Callable[[list[str]], str]] = {
     "tflops": _tflops,
     "parity": _parity,
+    "saves": _saves,
     "audit": _audit,
     "jeanzay": _jean_zay,
     "repeats": _published("repeats"),
