@@ -319,7 +319,8 @@ def find_weights(path: Path) -> Path:
     below = [p for p in below if not p.name.startswith(".") and _is_weights(p)]
     if not below:
         raise UsageError(
-            f"{path}: no weights-only folder ({TENSORS} and our {CONFIG}) is or lies in here"
+            f"{path}: no weights-only folder here; full checkpoints give one:"
+            f" python -m parallel.checkpoint export {path / 'checkpoints'} OUT"
         )
     return max(below, key=_step)
 
