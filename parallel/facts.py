@@ -107,6 +107,7 @@ def run_facts(
         "baseline": baseline,
         "command_line": command_line(),
         "spec": spec.settings(),
+        "work": spec.work,
         "layout": asdict(layout)
         | {
             "world_size": layout.world_size,

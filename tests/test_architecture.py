@@ -106,6 +106,7 @@ def reachable(start: Path) -> set[str]:
             "facts",
             "watch",
             "clusters",
+            "work",
         )
     ]
     + [ROOT / "parallel/engines/__init__.py"],
