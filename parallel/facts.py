@@ -96,14 +96,22 @@ def inputs(spec: RunSpec) -> dict[str, str | None]:
 
 
 def run_facts(
-    spec: RunSpec, study: str | None, run: str, baseline: str | None, launch: Launch
+    spec: RunSpec,
+    study: str | None,
+    run: str,
+    baseline: str | None,
+    launch: Launch,
+    repeat_of: tuple[str, int] | None = None,
 ) -> dict[str, Any]:
-    """run.json as far as it is known before torch is loaded."""
+    """run.json as far as it is known before torch is loaded; `repeat_of` is Study.repeat_of's."""
     layout = spec.layout
+    configuration, repeat = repeat_of or (run, None)
     return {
         "schema_version": "1",
         "study": study,
         "run": run,
+        "configuration": configuration,
+        "repeat": repeat,
         "baseline": baseline,
         "command_line": command_line(),
         "spec": spec.settings(),

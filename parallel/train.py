@@ -75,7 +75,7 @@ def choose(
         if arguments.run is not None:
             raise UsageError("--run-name names a run of a study: give --study too")
         chosen = spec.resolve(("command line", flags), gpus=gpus)
-        study_name, run, baseline = None, chosen.name, None
+        study_name, run, baseline, repeat_of = None, chosen.name, None, None
     else:
         the_study = study.load_study(arguments.study, arguments.cluster)
         if arguments.run is None:
@@ -89,8 +89,9 @@ def choose(
                 " say where it goes with --out DIR"
             )
         study_name, run, baseline = the_study.name, arguments.run, the_study.baseline
+        repeat_of = the_study.repeat_of.get(run)
     folder = arguments.out or Path("logs") / (study_name or "runs") / run
-    return chosen, facts.run_facts(chosen, study_name, run, baseline, place), folder
+    return chosen, facts.run_facts(chosen, study_name, run, baseline, place, repeat_of), folder
 
 
 def main(argv: list[str] | None = None) -> int:
