@@ -24,12 +24,13 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 
 import numpy as np
 
-from analysis.quality import Steady, add_time_flags, judge, step_times, timed
+from analysis.quality import add_time_flags, judge, step_times, timed
 from analysis.records import Record
 from analysis.repeats import log_ratio
 from analysis.scaling import AXES, configuration, differences, named
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
 from models.errors import UsageError
+from parallel.steady import Steady
 
 RESAMPLES = 10_000
 _Run = tuple[Record, np.ndarray]  # a run and its steady step times

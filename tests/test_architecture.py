@@ -107,6 +107,9 @@ def reachable(start: Path) -> set[str]:
             "watch",
             "clusters",
             "work",
+            "steady",
+            "metrics",
+            "meters",
         )
     ]
     + [ROOT / "parallel/engines/__init__.py"],
