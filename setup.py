@@ -9,7 +9,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=["models", "parallel", "parallel.engines", "slurm", "analysis", "analysis.readers"],
-    package_data={"slurm": ["*.toml"]},
+    package_data={"slurm": ["*.toml"], "parallel": ["*.json"]},
     install_requires=[
         "torch==2.13.0",
         "deepspeed==0.19.8",
@@ -23,6 +23,11 @@ setup(
         "tqdm==4.70.1",
     ],
     extras_require={
-        "test": ["pytest==9.2.0", "hypothesis==6.170.15", "ruff==0.17.5"],
+        "test": [
+            "pytest==9.2.0",
+            "hypothesis==6.170.15",
+            "jsonschema==4.26.0",
+            "ruff==0.17.5",
+        ],
     },
 )

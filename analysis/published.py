@@ -15,12 +15,12 @@ import numpy as np
 from analysis import scaling
 from analysis.audit import Context, audit_rows
 from analysis.compare import REPEAT_COLUMNS, spread
-from analysis.hardware import mfu
 from analysis.markdown import Row, read_csv, row_tflops
 from analysis.tables import Column, Table
 from models.config import GPTConfig
 from models.errors import UsageError
 from models.flops import CONVENTIONS, tflops_per_gpu
+from models.hardware import mfu
 from models.storage import checkpoint_bytes, state_bytes, weights_bytes
 
 FOLDER = Path(__file__).resolve().parent.parent / "logs" / "published"

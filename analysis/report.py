@@ -8,6 +8,8 @@ them is written by this command and by nobody else. NAME is one of
     tflops PATH [--convention C] [--baseline NAME]    the scaling table of runs
     parity PATH                                       their parity table
     saves PATH...                                     what runs' checkpoints cost
+    compare PATH...                                   a study's configurations and its baseline
+    scaling PATH... [--baseline NAME]                 the curve over repeats
     audit PATH...                                     what is wrong with published tables
     jeanzay FIRST-LAST                                published rows of these lines, recomputed
     repeats | checkpoints | big-purple | t4 | bucket-ab | epochs | phases | sc21-days
@@ -61,6 +63,22 @@ def _saves(arguments: list[str]) -> str:
     return report([ROOT / path for path in arguments]).render("markdown")
 
 
+def _compare(arguments: list[str]) -> str:
+    from analysis.compare import report
+
+    return report([ROOT / path for path in arguments]).render("markdown")
+
+
+def _scaling(arguments: list[str]) -> str:
+    from analysis.scaling import report
+
+    parser = _Parser("scaling")
+    parser.add_argument("paths", nargs="+", type=Path)
+    parser.add_argument("--baseline")
+    given = parser.parse_args(arguments)
+    return report([ROOT / path for path in given.paths], given.baseline).render("markdown")
+
+
 def _audit(arguments: list[str]) -> str:
     from analysis.audit import audit_paths
 
@@ -95,6 +113,8 @@ REPORTS: dict[str, Callable[[list[str]], str]] = {
     "tflops": _tflops,
     "parity": _parity,
     "saves": _saves,
+    "compare": _compare,
+    "scaling": _scaling,
     "audit": _audit,
     "jeanzay": _jean_zay,
     "repeats": _published("repeats"),
