@@ -64,6 +64,8 @@ ReturnToService=2
 MinJobAge=604800
 AccountingStorageType=accounting_storage/{storage}
 MaxJobCount=20000
+# Two clusters on one machine share the cgroups' names, which are those of nodes and jobs.
+FirstJobId={first_job}
 SchedulerParameters=sched_interval=2,bf_interval=5
 NodeName=node[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={first}-{last} \
 CPUs=2 RealMemory=4000 State=UNKNOWN
@@ -148,6 +150,7 @@ def up(nodes: int, folder: Path = HOME, accounting: bool = False) -> Path:
             last=port + nodes,
             track="cgroup" if cgroups else "linuxproc",
             task="cgroup" if cgroups else "none",
+            first_job=1000 * (100 + secrets.randbelow(900)) + 1,
             storage="slurmdbd\nAccountingStorageHost=127.0.0.1\nAccountingStoreFlags=job_comment"
             f"\nAccountingStoragePass={folder}/munge.socket"
             f"\nAccountingStoragePort={port + nodes + 1}"
