@@ -13,7 +13,6 @@ the run completes, training_metrics.json and RUN_COMPLETE.txt.
 """
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
@@ -241,7 +240,7 @@ def loop(
     import torch
     from tqdm import tqdm
 
-    from parallel import data
+    from parallel import data, profiler, ranges
     from parallel.clock import Clock
     from parallel.optim import lr_at
 
@@ -255,11 +254,14 @@ def loop(
         made = data.batches(tokens, layout, seq_len, model.vocab_size, dp_rank, run_spec.seed, step)
         while True:
             before = time.perf_counter()
-            batch = next(made, None)
+            with ranges.region("data"):
+                batch = next(made, None)
             waited[0] += time.perf_counter() - before
             if batch is None:
                 return
-            yield tuple(t.to(device, non_blocking=True) for t in batch)
+            with ranges.region("move"):
+                moved = tuple(t.to(device, non_blocking=True) for t in batch)
+            yield moved
 
     def validate() -> float | None:
         """Loss on held-out text; the same sequences every time."""
@@ -268,7 +270,8 @@ def loop(
         held_out = itertools.chain.from_iterable(
             batches(corpus.val, number) for number in range(run_spec.eval_steps)
         )
-        return engine.evaluate(held_out, run_spec.eval_steps * layout.n_micro)
+        with ranges.validation():
+            return engine.evaluate(held_out, run_spec.eval_steps * layout.n_micro)
 
     def say(line: str) -> None:
         folder.log(line)
@@ -283,11 +286,13 @@ def loop(
         for line in preamble(run_spec, run_json):
             say(line)
     bar = tqdm(total=run_spec.steps, desc=run_json["run"], unit="step", disable=not on_terminal)
-    profiler = start_profiler(run_spec, folder) if chief else contextlib.nullcontext()
+    # Inside `nsys profile` the ranges are there without being asked for.
+    mode = run_spec.profile_mode
+    mode = "nvtx" if mode == "none" and run_json["profiler"] else mode
     rows: list[dict[str, Any]] = []
     skipped = nans = 0
     train_s, since_line, val_losses = 0.0, [], []
-    with profiler:
+    with profiler.attach(run_spec, mode, device, place.rank, folder.path) as profile:
         clock = Clock(device)
         for step in range(run_spec.steps):
             lr = lr_at(run_spec, step)
@@ -319,8 +324,6 @@ def loop(
                         print(line, flush=True)
                     since_line, skipped, nans = [], 0, 0
                 bar.update()
-            if hasattr(profiler, "step"):
-                profiler.step()
             last = step + 1 == run_spec.steps
             if last or (run_spec.eval_interval and (step + 1) % run_spec.eval_interval == 0):
                 waited_for_training = waited[0]
@@ -335,6 +338,7 @@ def loop(
                         f" lm loss PPL: {perplexity(val_loss):.6E} |"
                     )
                 clock.lap()  # validation is not training time
+            profile.step()
     bar.close()
     torch.distributed.barrier()  # complete means: every rank got here
     if chief:
@@ -416,21 +420,6 @@ def peak_bytes(device: Any) -> int:
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def start_profiler(run_spec: spec.RunSpec, folder: RunFolder) -> Any:
-    """torch's profiler over steps 3 to 5, or nothing."""
-    if run_spec.profile == "none":
-        return contextlib.nullcontext()
-    import torch
-
-    (folder.path / "profiles").mkdir(exist_ok=True)
-    return torch.profiler.profile(
-        schedule=torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1),
-        on_trace_ready=lambda p: p.export_chrome_trace(
-            str(folder.path / "profiles" / "trace_rank0.json")
-        ),
-    )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from parallel.engines import Batch, StepResult
 from parallel.optim import adamw, set_lr
+from parallel.ranges import region
 from parallel.reference import build_reference
 from parallel.spec import RunSpec
 
@@ -42,18 +43,20 @@ class DDPEngine:
             # DDP reduces gradients once, with the last micro-batch.
             waits = micro + 1 < n_micro and self.spec.layout.dp > 1
             with self.model.no_sync() if waits else contextlib.nullcontext():
-                with self._autocast():
+                with region("forward"), self._autocast():
                     loss = self.model(tokens_BS, labels_BS) / n_micro
-                self.scaler.scale(loss).backward()
+                with region("backward"):
+                    self.scaler.scale(loss).backward()
             total += loss.detach()
-        self.scaler.unscale_(self.optimizer)
-        limit = self.spec.clip_grad or float("inf")
-        norm = float(nn.utils.clip_grad_norm_(self.parameters, limit))
-        set_lr(self.optimizer.param_groups, lr)
-        scale = self.scaler.get_scale()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        with region("optimizer"):
+            self.scaler.unscale_(self.optimizer)
+            limit = self.spec.clip_grad or float("inf")
+            norm = float(nn.utils.clip_grad_norm_(self.parameters, limit))
+            set_lr(self.optimizer.param_groups, lr)
+            scale = self.scaler.get_scale()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
         skipped = self.spec.precision == "fp16" and not norm < float("inf")
         return StepResult(self._mean(total), None if skipped else norm, scale, skipped)
 
@@ -63,8 +66,9 @@ class DDPEngine:
         module = self.model.module if self.spec.layout.dp > 1 else self.model
         module.eval()
         for _ in range(n):
-            with self._autocast():
-                total += module(*next(batches)) / n
+            batch = next(batches)
+            with region("forward"), self._autocast():
+                total += module(*batch) / n
         module.train()
         return self._mean(total)
 
