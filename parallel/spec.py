@@ -80,6 +80,7 @@ class RunSpec:
     # the machine
     device: str = _flag("auto", "auto is cuda where there is one", ("auto", "cpu", "cuda"))
     kernels: str = _flag("auto", "auto: Transformer Engine, apex, PyTorch, in that order", KERNELS)
+    compile: bool = _flag(False, "torch.compile the model (ddp; on CPU it needs a C++ compiler)")
     threads: int = _flag(1, "CPU threads per rank")
     deepspeed_config: str | None = _flag(None, "DeepSpeed JSON; other settings override", kind=str)
     profile_mode: str = _flag(

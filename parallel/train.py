@@ -29,7 +29,7 @@ STARTED = time.perf_counter()
 
 from models.errors import UsageError  # noqa: E402  (the clock starts before the imports)
 from models.flops import tflops_per_gpu  # noqa: E402
-from parallel import engines, facts, launch, spec, study, watch  # noqa: E402
+from parallel import engines, facts, heap, launch, spec, study, watch  # noqa: E402
 from parallel.artifacts import RunFolder  # noqa: E402
 
 
@@ -123,6 +123,7 @@ def train(
     if run_spec.device == "cpu":
         # Where there are GPUs they must not be seen at all: the libraries take what they see.
         os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+        heap.keep()
 
     # What these libraries warn of is their own use of each other, once per rank and call site.
     if not sys.warnoptions:
@@ -135,6 +136,8 @@ def train(
 
     torch.set_num_threads(run_spec.threads)
     device = choose_device(run_spec, place)
+    if run_spec.compile:
+        kernels.check_compiler(device)
     corpus = data.load(run_spec.data, run_spec.seq_len, run_spec.model.vocab_size)
     run_json["data"] = {
         "path": corpus.train.path,
