@@ -48,7 +48,7 @@ class _Idle:
 
 @contextmanager
 def attach(spec: RunSpec, mode: str, device: torch.device, rank: int, folder: Path) -> Iterator:
-    """Profile this rank as `mode` ("none", "nvtx", "torch") says; call `.step()` after each step."""
+    """Profile this rank as `mode` (none, nvtx or torch) says; call `.step()` after each step."""
     if mode == "none" or (mode == "torch" and rank not in profiled_ranks(spec)):
         yield _Idle()
         return
