@@ -82,6 +82,7 @@ class RunSpec:
     threads: int = _flag(1, "CPU threads per rank")
     deepspeed_config: str | None = _flag(None, "DeepSpeed JSON; other settings override", kind=str)
     profile: str = _flag("none", "torch: Chrome trace of steps 3 to 5, rank 0", ("none", "torch"))
+    breakdown: bool = _flag(False, "where each rank's time goes, per iteration line (breakdown/)")
     log_interval: int = _flag(1, "steps between iteration lines")
     timeout_s: float = _flag(600.0, "seconds a collective may wait before the run fails")
 

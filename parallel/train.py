@@ -132,7 +132,7 @@ def train(
 
     import torch
 
-    from parallel import data, kernels
+    from parallel import breakdown, data, kernels
 
     torch.set_num_threads(run_spec.threads)
     device = choose_device(run_spec, place)
@@ -161,8 +161,9 @@ def train(
         ):
             init_process_group(run_spec, device, place)
             began = True
+            books = breakdown.start(run_spec, device, place.rank, folder.path)
             engine = engines.load(run_spec, device, run_json["kernels"])
-            loop(run_spec, run_json, folder, engine, corpus, device, place)
+            loop(run_spec, run_json, folder, engine, corpus, device, place, books)
             engine.close()
         torch.distributed.destroy_process_group()
         return 0
@@ -236,12 +237,13 @@ def loop(
     corpus: Any,
     device: Any,
     place: launch.Launch,
+    books: Any,
 ) -> None:
     """Train for run_spec.steps optimizer steps; rank 0 logs and, at the end, says complete."""
     import torch
     from tqdm import tqdm
 
-    from parallel import data
+    from parallel import breakdown, data
     from parallel.clock import Clock
     from parallel.optim import lr_at
 
@@ -255,11 +257,14 @@ def loop(
         made = data.batches(tokens, layout, seq_len, model.vocab_size, dp_rank, run_spec.seed, step)
         while True:
             before = time.perf_counter()
-            batch = next(made, None)
+            with breakdown.region("data"):
+                batch = next(made, None)
             waited[0] += time.perf_counter() - before
             if batch is None:
                 return
-            yield tuple(t.to(device, non_blocking=True) for t in batch)
+            with breakdown.region("move"):
+                moved = tuple(t.to(device, non_blocking=True) for t in batch)
+            yield moved
 
     def validate() -> float | None:
         """Loss on held-out text; the same sequences every time."""
@@ -289,10 +294,14 @@ def loop(
     train_s, since_line, val_losses = 0.0, [], []
     with profiler:
         clock = Clock(device)
+        if books:
+            books.forget()  # the engine was built
         for step in range(run_spec.steps):
             lr = lr_at(run_spec, step)
             result = engine.step(batches(corpus.train, step), lr)
             step_s = clock.lap()
+            if books:
+                books.lap(step_s)
             train_s += step_s
             skipped += result.skipped
             nans += result.loss != result.loss
@@ -335,6 +344,8 @@ def loop(
                         f" lm loss PPL: {perplexity(val_loss):.6E} |"
                     )
                 clock.lap()  # validation is not training time
+                if books:
+                    books.forget()
     bar.close()
     torch.distributed.barrier()  # complete means: every rank got here
     if chief:

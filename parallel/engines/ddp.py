@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from parallel.breakdown import ddp_hook, region
 from parallel.engines import Batch, StepResult
 from parallel.optim import adamw, set_lr
 from parallel.reference import build_reference
@@ -28,6 +29,8 @@ class DDPEngine:
         if spec.layout.dp > 1:
             ids = [device] if device.type == "cuda" else None
             self.model = DistributedDataParallel(module, device_ids=ids)
+            if hook := ddp_hook():
+                self.model.register_comm_hook(None, hook)
         self.parameters = list(module.parameters())
         self.optimizer = adamw(self.parameters, spec, fused=device.type == "cuda")
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
@@ -42,18 +45,20 @@ class DDPEngine:
             # DDP reduces gradients once, with the last micro-batch.
             waits = micro + 1 < n_micro and self.spec.layout.dp > 1
             with self.model.no_sync() if waits else contextlib.nullcontext():
-                with self._autocast():
+                with region("forward"), self._autocast():
                     loss = self.model(tokens_BS, labels_BS) / n_micro
-                self.scaler.scale(loss).backward()
+                with region("backward"):
+                    self.scaler.scale(loss).backward()
             total += loss.detach()
-        self.scaler.unscale_(self.optimizer)
-        limit = self.spec.clip_grad or float("inf")
-        norm = float(nn.utils.clip_grad_norm_(self.parameters, limit))
-        set_lr(self.optimizer.param_groups, lr)
-        scale = self.scaler.get_scale()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        with region("optimizer"):
+            self.scaler.unscale_(self.optimizer)
+            limit = self.spec.clip_grad or float("inf")
+            norm = float(nn.utils.clip_grad_norm_(self.parameters, limit))
+            set_lr(self.optimizer.param_groups, lr)
+            scale = self.scaler.get_scale()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
         skipped = self.spec.precision == "fp16" and not norm < float("inf")
         return StepResult(self._mean(total), None if skipped else norm, scale, skipped)
 

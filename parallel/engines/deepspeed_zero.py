@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parallel import deepspeed_common as common
+from parallel.breakdown import region
 from parallel.engines import Batch, StepResult
 from parallel.optim import set_lr
 from parallel.reference import build_reference
@@ -62,9 +63,12 @@ class DeepSpeedZeroEngine:
         set_lr(self.engine.optimizer.param_groups, lr)
         total = torch.zeros((), device=self.device)
         for tokens_BS, labels_BS in batches:
-            loss = self.engine(tokens_BS, labels_BS)
-            self.engine.backward(loss)
-            self.engine.step()  # an optimizer step only after the last micro-batch
+            with region("forward"):
+                loss = self.engine(tokens_BS, labels_BS)
+            with region("backward"):
+                self.engine.backward(loss)
+            with region("optimizer"):
+                self.engine.step()  # an optimizer step only after the last micro-batch
             total += loss.detach() / self.spec.layout.n_micro
         return StepResult(self._mean(total), *common.after_step(self.spec, self.engine, skipped))
 
