@@ -326,14 +326,14 @@ class Breakdown:
         finally:
             self.leave(name)
         if work is not None and n > 1:
-            self._works[work] = "p2p" if kind in ("send", "recv") and axis == "pp" else name
-            if asynchronous:
-                self._watch(work, axis, began)
+            unwatched = asynchronous and not self._watch(work, axis, began)
+            name = "p2p" if kind in ("send", "recv") and axis == "pp" else name
+            self._works[work] = (name, began if unwatched else None)
         return work
 
     def wait(self, original: Callable, work: Work, args: Any, kw: Any) -> Any:
         """Wait for a call, timed."""
-        name = self._works.get(work)
+        name, began = self._works.get(work, (None, None))
         if name is None:
             return original(work, *args, **kw)
         self.enter(name)
@@ -341,15 +341,25 @@ class Breakdown:
             return original(work, *args, **kw)
         finally:
             self.leave(name)
+            if began is not None:
+                self._under_way.append((name[:-1], began, time.perf_counter()))
 
-    def _watch(self, work: Work, axis: str, began: float) -> None:
-        """Learn when an asynchronous collective is done, from the thread that does it."""
+    def _watch(self, work: Work, axis: str, began: float) -> bool:
+        """Learn when an asynchronous collective is done, from the thread that does it, if we can.
+
+        gloo cannot say for a reduce-scatter; it then counts as under way until it was waited for.
+        """
         if self._cuda:
             self._unknown.add(axis)
-            return
-        work.get_future().add_done_callback(
+            return True
+        try:
+            future = work.get_future()
+        except RuntimeError:
+            return False
+        future.add_done_callback(
             lambda _: self._under_way.append((axis, began, time.perf_counter()))
         )
+        return True
 
     def _axis(self, group: ProcessGroup, peer: int | None) -> tuple[str, int]:
         """(axis, number of ranks) of a group, or of a message to rank `peer` of it."""
@@ -428,3 +438,45 @@ def _transfer_s(spec: RunSpec, device: torch.device, rank: int) -> float:
             best = min(best, time.perf_counter() - began)
         found = max(found, best / 2)
     return found
+
+
+def epoch_lines(
+    ranks: dict[int, list[dict[str, Any]]], epoch: int, loss: float, val_loss: float | None
+) -> list[str]:
+    """The per-rank epoch report that the GPT-2 study of 2024 printed, from `read_breakdown`'s rows.
+
+    Compute is forward, backward and optimizer; communication is the exposed time of all axes; the
+    bubble and the rest, which that study did not tell apart from them, have lines of their own.
+    """
+
+    def seconds(rows: list[dict[str, Any]]) -> dict[str, float]:
+        def total(*names: str) -> float:
+            return sum(row[f"{name}_s"] for row in rows for name in names)
+
+        return {
+            "Total epoch": total("elapsed"),
+            "Data loading": total("data"),
+            "Data movement": total("move"),
+            "Training compute": total("forward", "backward", "optimizer"),
+            "Training communication": total(*AXES),
+            "Pipeline bubble": total("bubble"),
+            "Other": total("other"),
+            "Forward": total("forward"),
+            "Backward": total("backward"),
+            "Optimizer": total("optimizer"),
+        }
+
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S,000", time.localtime())
+    each = {rank: seconds(rows) for rank, rows in sorted(ranks.items())}
+    lines = [f"{stamp} - Average metrics:"]
+    for name in next(iter(each.values()), {}):
+        mean = sum(one[name] for one in each.values()) / len(each)
+        lines.append(f"    {name} time: {mean:.4f} seconds")
+    lines.append(f"    Train loss: {loss:.4f}")
+    if val_loss is not None:
+        lines.append(f"    Val loss: {val_loss:.4f}")
+    for rank, one in each.items():
+        lines += [f"{stamp} - Rank {rank} -", f"    Rank {rank} Epoch {epoch} timing breakdown:"]
+        lines.append(f"        Average Loss: {loss:.4f}")
+        lines += [f"        {name} time: {value:.4f} seconds" for name, value in one.items()]
+    return lines

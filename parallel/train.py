@@ -31,7 +31,7 @@ STARTED = time.perf_counter()
 from models.errors import UsageError  # noqa: E402  (the clock starts before the imports)
 from models.flops import tflops_per_gpu  # noqa: E402
 from parallel import engines, facts, launch, spec, study, watch  # noqa: E402
-from parallel.artifacts import RunFolder  # noqa: E402
+from parallel.artifacts import RunFolder, read_breakdown  # noqa: E402
 
 
 class Parser(argparse.ArgumentParser):
@@ -348,6 +348,12 @@ def loop(
                     books.forget()
     bar.close()
     torch.distributed.barrier()  # complete means: every rank got here
+    if chief and books:
+        every_rank, _ = read_breakdown(folder.path, place.world_size)
+        loss = sum(row["loss"] for row in rows) / len(rows)
+        val_loss = val_losses[-1] if val_losses else None
+        for line in breakdown.epoch_lines(every_rank, 0, loss, val_loss):
+            say(line)
     if chief:
         metrics = facts.training_metrics(
             run_json,
