@@ -77,7 +77,8 @@ def _tensor(spec: RunSpec, rank: int) -> Volume:
 
     Sequence parallelism (Korthikanti et al. 2022, section 4.2.2) makes an all-gather and a
     reduce-scatter of each, and gathers the input of every column-parallel layer once more for its
-    weight's gradient. Full recomputation repeats the layers' forward part.
+    weight's gradient; the word embedding stays an all-reduce, for the position embedding is added
+    before the sequence is cut. Full recomputation repeats the layers' forward part.
     """
     layout, n = spec.layout, spec.layout.tp
     stage, m = layout.coords(rank)["pp"], layout.n_micro
@@ -90,11 +91,12 @@ def _tensor(spec: RunSpec, rank: int) -> Volume:
         # Per layer forward 2 + 2; backward per column-parallel layer the input again and the
         # scattered gradient, per row-parallel layer the gathered gradient.
         gathers = layers * (6 + again) + first * 1 + last * 2
-        scatters = layers * (4 + again) + first * 1 + last * 1
+        scatters = layers * (4 + again) + last * 1
+        volume.add("all_reduce", n, hidden, m * first)
         volume.add("all_gather", n, hidden, m * gathers)
         volume.add("reduce_scatter", n, hidden, m * scatters)
-        # What every tp rank holds whole but sees with a part of the sequence: norms and the biases
-        # after row-parallel layers, and the position embedding. Once a step, in fp32.
+        # What every tp rank holds whole but sees with a part of the sequence, norms and the biases
+        # after row-parallel layers: once a step, in fp32.
         h = spec.model.hidden
         whole = layers * 6 * h + last * 2 * h
         volume.add("all_reduce", n, GRAD_BYTES * whole)
