@@ -185,7 +185,8 @@ def start(spec: RunSpec, device: torch.device, rank: int, folder: Path) -> "Brea
 
 
 class Breakdown:
-    """This rank's books. `lap` closes a step; every `spec.log_interval` steps make a row."""
+    """This rank's books. `lap` closes a step; a row is written with every iteration line, and at the
+    end of an epoch."""
 
     def __init__(self, spec: RunSpec, device: torch.device, rank: int, folder: Path):
         self.spec, self.layout, self.rank = spec, spec.layout, rank
@@ -196,7 +197,6 @@ class Breakdown:
         self._spare_events: list[Any] = []
         self._works: Any = weakref.WeakKeyDictionary()  # what was issued -> its region
         self._file = BreakdownFile(folder, rank)
-        self._steps = 0
         self._new_window()
         self.forget()
 
@@ -224,14 +224,15 @@ class Breakdown:
             if self._stack.pop() == name:
                 return
 
-    def lap(self, step_s: float) -> None:
-        """Close the books of one optimizer step that took `step_s` by the loop's clock."""
+    def lap(self, step: int, step_s: float) -> None:
+        """Close the books of optimizer step `step` (from 1), `step_s` long by the loop's clock."""
         self._marks.append((self._stack[-1], self._now()))
         self._settle()
         self._elapsed_s += step_s
-        self._steps += 1
-        if self._steps % self.spec.log_interval == 0 or self._steps == self.spec.steps:
-            self._file.write(self._row())
+        self._first = self._first or step
+        ends = (self.spec.log_interval, steps_per_epoch(self.spec))
+        if step == self.spec.steps or any(step % end == 0 for end in ends):
+            self._file.write(self._row(step))
             self._new_window()
 
     def forget(self) -> None:
@@ -274,18 +275,18 @@ class Breakdown:
             ended[axis] = max(end, ended[axis])
 
     def _new_window(self) -> None:
-        self._first, self._elapsed_s = self._steps + 1, 0.0
+        self._first, self._elapsed_s = 0, 0.0
         self._seconds: dict[str, float] = defaultdict(float)
         self._sums: dict[tuple[str, str], float] = defaultdict(int)
         self._waited: dict[str, float] = defaultdict(float)  # exposed time of asynchronous calls
         self._async_s: dict[str, float] = defaultdict(float)  # in which one was under way
         self._unknown: set[str] = set()
 
-    def _row(self) -> dict[str, Any]:
+    def _row(self, step: int) -> dict[str, Any]:
         row: dict[str, Any] = {
             "rank": self.rank,
             "first_step": self._first,
-            "last_step": self._steps,
+            "last_step": step,
             "elapsed_s": self._elapsed_s,
             "transfer_s": self.transfer_s,
         }
@@ -440,15 +441,41 @@ def _transfer_s(spec: RunSpec, device: torch.device, rank: int) -> float:
     return found
 
 
-def epoch_lines(
-    ranks: dict[int, list[dict[str, Any]]], epoch: int, loss: float, val_loss: float | None
-) -> list[str]:
-    """The per-rank epoch report that the GPT-2 study of 2024 printed, from `read_breakdown`'s rows.
+def steps_per_epoch(spec: RunSpec) -> int:
+    """Optimizer steps of an epoch, as parallel/metrics.py counts them; all, without --epochs."""
+    return -(-spec.steps // (spec.epochs or 1))
 
+
+def epoch_lines(
+    spec: RunSpec,
+    ranks: dict[int, list[dict[str, Any]]],
+    steps: list[dict[str, Any]],
+    validations: list[tuple[int, float]],
+) -> list[str]:
+    """The per-rank epoch reports that the GPT-2 study of 2024 printed.
+
+    `ranks`: read_breakdown's rows; `steps`: steps.csv's; `validations`: (steps done, loss).
     Compute is forward, backward and optimizer; communication is the exposed time of all axes; the
     bubble and the rest, which that study did not tell apart from them, have lines of their own.
     """
+    lines, size = [], steps_per_epoch(spec)
+    for epoch, first in enumerate(range(0, spec.steps, size)):
 
+        def within(step: int, first: int = first) -> bool:
+            return first < step <= first + size
+
+        loss = [row["loss"] for row in steps if within(row["step"])]
+        val_loss = [loss for step, loss in validations if within(step)]
+        windows = {r: [w for w in rows if within(w["last_step"])] for r, rows in ranks.items()}
+        if loss and all(windows.values()):
+            mean = sum(loss) / len(loss)
+            lines += _epoch_lines(windows, epoch, mean, val_loss[-1] if val_loss else None)
+    return lines
+
+
+def _epoch_lines(
+    ranks: dict[int, list[dict[str, Any]]], epoch: int, loss: float, val_loss: float | None
+) -> list[str]:
     def seconds(rows: list[dict[str, Any]]) -> dict[str, float]:
         def total(*names: str) -> float:
             return sum(row[f"{name}_s"] for row in rows for name in names)
