@@ -1,6 +1,7 @@
 """Where a step's time goes, on every rank: one stack of regions, and every message counted.
 
-Off unless `--breakdown`: then `region` is a test of one global, and nothing is wrapped.
+Off unless the run asks for it (`--breakdown`): only then does anything listen to the regions that
+the loop and the engines mark (parallel/ranges.py), and only then are process groups wrapped.
 
 **Time.** At every moment exactly one region is open, the innermost; entering one pauses the one
 around it. So the categories are exclusive and add up:
@@ -42,7 +43,6 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
 
+from parallel import ranges
 from parallel.artifacts import AXES, CATEGORIES, BreakdownFile
 from parallel.layout import Layout
 from parallel.spec import RunSpec
@@ -88,25 +89,6 @@ _CALLS = {
 }
 
 _active: "Breakdown | None" = None
-_NOTHING = nullcontext()
-
-
-def region(name: str) -> AbstractContextManager:
-    """What is inside is `name`, one of CATEGORIES; nothing at all when no breakdown is on."""
-    return _NOTHING if _active is None else _Region(_active, name)
-
-
-def timed(name: str, function: Callable) -> Callable:
-    """`function` inside region `name`; itself when no breakdown is on."""
-    if _active is None:
-        return function
-
-    @wraps(function)
-    def within(*args: Any, **kwargs: Any) -> Any:
-        with region(name):
-            return function(*args, **kwargs)
-
-    return within
 
 
 def name_group(group: ProcessGroup | None, axis: str) -> None:
@@ -135,58 +117,19 @@ def ddp_hook() -> Callable | None:
     return hook
 
 
-class MegatronTimers:
-    """megatron-core's own hook (`config.timers`): its marks become our regions."""
-
-    def __init__(self) -> None:
-        self._regions = {"forward-compute": "forward", "backward-compute": "backward"}
-
-    def __call__(self, name: str, log_level: int = 0) -> "_MegatronTimer":
-        return _MegatronTimer(self._regions.get(name))
-
-
-class _MegatronTimer:
-    def __init__(self, name: str | None):
-        self._name = name
-
-    def start(self, barrier: bool = False) -> None:
-        if self._name and _active is not None:
-            _active.enter(self._name)
-
-    def stop(self, barrier: bool = False) -> None:
-        if self._name and _active is not None:
-            _active.leave(self._name)
-
-
-def megatron_timers() -> MegatronTimers | None:
-    """What to put into megatron-core's config.timers: None when no breakdown is on."""
-    return None if _active is None else MegatronTimers()
-
-
-class _Region:
-    def __init__(self, books: "Breakdown", name: str):
-        self._books, self._name = books, name
-
-    def __enter__(self) -> None:
-        self._books.enter(self._name)
-
-    def __exit__(self, *_: object) -> None:
-        self._books.leave(self._name)
-
-
 def start(spec: RunSpec, device: torch.device, rank: int, folder: Path) -> "Breakdown | None":
     """Begin to keep this rank's books, where the run asks for it. Before the engine is built."""
     global _active
     if not spec.breakdown:
         return None
     _active = Breakdown(spec, device, rank, folder)
+    ranges.listeners.append(_active)
     _wrap_process_groups()
     return _active
 
 
 class Breakdown:
-    """This rank's books. `lap` closes a step; a row is written with every iteration line, and at the
-    end of an epoch."""
+    """This rank's books. `lap` closes a step; each iteration line and each epoch makes a row."""
 
     def __init__(self, spec: RunSpec, device: torch.device, rank: int, folder: Path):
         self.spec, self.layout, self.rank = spec, spec.layout, rank

@@ -244,7 +244,7 @@ def loop(
     """Train for run_spec.steps optimizer steps; rank 0 logs and, at the end, says complete."""
     from tqdm import tqdm
 
-    from parallel import breakdown, data, meters
+    from parallel import breakdown, data, meters, ranges
     from parallel.clock import Clock
     from parallel.optim import lr_at
 
@@ -258,12 +258,12 @@ def loop(
         made = data.batches(tokens, layout, seq_len, model.vocab_size, dp_rank, run_spec.seed, step)
         while True:
             before = time.perf_counter()
-            with breakdown.region("data"):
+            with ranges.region("data"):
                 batch = next(made, None)
             waited[0] += time.perf_counter() - before
             if batch is None:
                 return
-            with breakdown.region("move"):
+            with ranges.region("move"):
                 moved = tuple(t.to(device, non_blocking=True) for t in batch)
             yield moved
 

@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from parallel.breakdown import ddp_hook, region
+from parallel.breakdown import ddp_hook
 from parallel.engines import Batch, StepResult
 from parallel.optim import adamw, set_lr
+from parallel.ranges import region
 from parallel.reference import build_reference
 from parallel.spec import RunSpec
 
@@ -68,8 +69,9 @@ class DDPEngine:
         module = self.model.module if self.spec.layout.dp > 1 else self.model
         module.eval()
         for _ in range(n):
-            with self._autocast():
-                total += module(*next(batches)) / n
+            batch = next(batches)
+            with region("forward"), self._autocast():
+                total += module(*batch) / n
         module.train()
         return self._mean(total)
 

@@ -10,9 +10,10 @@ import torch
 
 from parallel import deepspeed_common as common
 from parallel import layers
-from parallel.breakdown import name_group, timed
+from parallel.breakdown import name_group
 from parallel.engines import Batch, StepResult
 from parallel.optim import set_lr
+from parallel.ranges import timed
 from parallel.spec import RunSpec
 
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec  # isort: skip  (after common)

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parallel import deepspeed_common as common
-from parallel.breakdown import region
 from parallel.engines import Batch, StepResult
 from parallel.optim import set_lr
+from parallel.ranges import region
 from parallel.reference import build_reference
 from parallel.spec import RunSpec
 
@@ -77,7 +77,9 @@ class DeepSpeedZeroEngine:
         self.engine.eval()
         total = torch.zeros((), device=self.device)
         for _ in range(n):
-            total += self.engine(*next(batches)) / n
+            batch = next(batches)
+            with region("forward"):
+                total += self.engine(*batch) / n
         self.engine.train()
         return self._mean(total)
 
