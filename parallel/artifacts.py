@@ -9,6 +9,9 @@ RUN_COMPLETE.txt       only when it truly completed
 breakdown/rank<r>.csv  with --breakdown: where the time went, one row per window of steps
 status.json            running, complete or failed, and why
 attempts/<n>/          the files of earlier runs in the same folder; nothing is lost
+<jobid>.submitted      what the job was to run, before there is a run.json
+<jobid>.state          how the job ended, once slurm.status has asked Slurm
+<jobid>[.restart<n>].* what the job's script left: its log, environment, exit status ...
 """
 
 import csv
@@ -48,6 +51,7 @@ BREAKDOWN_COLUMNS = (
     *(f"{axis}_{what}" for axis in AXES for what in ("calls", "bytes", "wire_bytes", "total_s")),
 )
 RUNNING, COMPLETE, FAILED = "running", "complete", "failed"
+PENDING = "pending"  # no file says so: a job was submitted, and no more
 
 
 def utc_now() -> str:
@@ -142,6 +146,12 @@ class RunFolder:
             self._write_status(FAILED, reason, rank)
             (self.path / "RUN_COMPLETE.txt").unlink(missing_ok=True)
 
+    def explain(self, reason: str) -> None:
+        """Say why the run was stopped, where its ranks saw no more than a SIGTERM."""
+        status = read_status(self.path)
+        if status.get("state") == FAILED and str(status.get("reason")).startswith("SIGTERM"):
+            self._write_status(FAILED, reason, status.get("rank", -1))
+
     def close(self) -> None:
         """Close the two growing files; what they hold is on disk already, line by line."""
         for stream in (self._log, self._steps):
@@ -217,13 +227,51 @@ def read_status(path: Path) -> dict[str, Any]:
         return {}
 
 
+def job_ids(path: Path) -> list[int]:
+    """The Slurm jobs that ran or wait to run here (<jobid>.out, <jobid>.submitted ...), in order.
+
+    A job that found nothing to do left <jobid>.skipped and does not count.
+    """
+    try:
+        parts = [name.split(".") for name in os.listdir(path)]
+    except OSError:
+        return []
+    jobs = {int(first) for first, *_ in parts if first.isdigit()}
+    return sorted(jobs - {int(p[0]) for p in parts if p[0].isdigit() and p[-1] == "skipped"})
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A small JSON file; an empty dict where there is none (or half of one)."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether a run left something to read in a folder, be it only what it was to run."""
+    return (path / "run.json").is_file() or _submitted(path) is not None
+
+
+def _submitted(path: Path) -> int | None:
+    """The last job that left word of what it was to run."""
+    names = (p.name.split(".")[0] for p in path.glob("[0-9]*.submitted") if p.stat().st_size)
+    return max((int(name) for name in names if name.isdigit()), default=None)
+
+
 @dataclass
 class Run:
     """What the reader found in a run folder.
 
-    state: complete, failed or running. A run that says it is running, but whose process on this
-    host is gone, died without a word: it is failed, and `reason` says so.
-    facts: run.json. steps: one dict per optimizer step with STEP_COLUMNS, unknown values None.
+    state: complete, failed or running; pending where a job was submitted and nothing came of it
+    yet. A run that says it is running, but whose process on this host is gone, died without a
+    word: it is failed, and `reason` says so.
+    verdict: the kind of failure, where Slurm was asked (slurm.status); its word is the last one,
+    for a dead node leaves none in the folder.
+    later: what became of a later job that came to no run.
+    facts: run.json, or what the job was to run where it died before there was one.
+    steps: one dict per optimizer step with STEP_COLUMNS, unknown values None.
     metrics: training_metrics.json, empty when the run did not complete.
     """
 
@@ -233,6 +281,8 @@ class Run:
     facts: dict[str, Any]
     steps: list[dict[str, Any]] = field(default_factory=list)
     metrics: dict[str, Any] = field(default_factory=dict)
+    verdict: str = ""
+    later: str = ""
 
     @property
     def name(self) -> str:
@@ -249,6 +299,8 @@ def read_run(path: Path) -> Run:
     try:
         facts = json.loads((path / "run.json").read_text())
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and is_run_folder(path):
+            return _read_job(path)
         raise UsageError(f"{path / 'run.json'}: {error.strerror}") from error
     except ValueError as error:
         raise UsageError(f"{path / 'run.json'} is damaged: {error}") from error
@@ -264,12 +316,45 @@ def read_run(path: Path) -> Run:
     if state == RUNNING and _is_gone(status):
         state, reason = FAILED, "the process is gone and left no word (killed?)"
     run = Run(path, state, reason, facts, _read_steps(path / "steps.csv"))
+    _ask_jobs(run)
+    state = run.state
     if state == COMPLETE:
         try:
             run.metrics = json.loads((path / "training_metrics.json").read_text())
         except ValueError as error:
             raise UsageError(f"{path / 'training_metrics.json'} is damaged: {error}") from error
     return run
+
+
+def _read_job(path: Path) -> Run:
+    """A job that died before it had a run.json, or that has not started."""
+    job = _submitted(path)
+    facts = read_json(path / f"{job}.submitted")
+    if "run" not in facts:
+        raise UsageError(f"{path / f'{job}.submitted'} is damaged: it names no run")
+    status, end = read_status(path), read_json(path / f"{job}.state")
+    run = Run(path, PENDING, f"job {job} was submitted", facts)
+    if end.get("verdict"):
+        run.state, run.reason, run.verdict = FAILED, str(end.get("line")), str(end["verdict"])
+    elif status:
+        run.state, run.reason = FAILED, str(status.get("reason"))
+    elif (path / f"{job}.out").exists():
+        run.state, run.reason = RUNNING, f"job {job} has started"
+    return run
+
+
+def _ask_jobs(run: Run) -> None:
+    """Let what Slurm said of the run's jobs have the last word."""
+    scheduler = run.facts.get("scheduler")
+    ran_by = str(scheduler.get("job_id")) if isinstance(scheduler, dict) else ""
+    end = read_json(run.path / f"{ran_by}.state")
+    if end.get("verdict") and (run.state in (RUNNING, FAILED) or end["verdict"] == "OOM"):
+        run.state, run.reason, run.verdict = FAILED, str(end.get("line")), str(end["verdict"])
+    last = max(job_ids(run.path), default=0)
+    if ran_by.isdigit() and last > int(ran_by):
+        end = read_json(run.path / f"{last}.state")
+        if end.get("verdict"):
+            run.later = f"job {last}, after this one: {end['verdict']}: {end.get('line')}"
 
 
 def _is_gone(status: dict[str, Any]) -> bool:
@@ -319,7 +404,8 @@ def _read_rows(
 
 
 def find_runs(paths: list[Path]) -> list[Path]:
-    """The run folders at or below each path, in name order; earlier attempts are left out.
+    """The run folders at or below each path, in name order; earlier attempts are left out, and
+    jobs that died before there was a run.
 
     Raises:
         UsageError: a path does not exist, or has no run folder at or below it.
