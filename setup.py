@@ -16,6 +16,7 @@ setup(
         "megatron-core==0.16.1",
         "transformers==5.23.0",
         "tokenizers==0.23.3",
+        "safetensors==0.8.0",
         "numpy==2.4.6",
         "pandas==3.1.1",
         "matplotlib==3.11.2",

@@ -7,6 +7,7 @@ them is written by this command and by nobody else. NAME is one of
 
     tflops PATH [--convention C] [--baseline NAME]    the scaling table of runs
     parity PATH                                       their parity table
+    saves PATH...                                     what runs' checkpoints cost
     compare PATH...                                   a study's configurations and its baseline
     scaling PATH... [--baseline NAME]                 the curve over repeats
     audit PATH...                                     what is wrong with published tables
@@ -54,6 +55,12 @@ def _parity(arguments: list[str]) -> str:
     runs = [read_run(path) for path in find_runs([ROOT / path for path in arguments])]
     baselines = sorted({run.facts.get("baseline") for run in runs} - {None})
     return table(verify(runs).values(), ", ".join(baselines)).render("markdown")
+
+
+def _saves(arguments: list[str]) -> str:
+    from analysis.checkpoints import report
+
+    return report([ROOT / path for path in arguments]).render("markdown")
 
 
 def _compare(arguments: list[str]) -> str:
@@ -105,6 +112,7 @@ def _published(name: str) -> Callable[[list[str]], str]:
 REPORTS: dict[str, Callable[[list[str]], str]] = {
     "tflops": _tflops,
     "parity": _parity,
+    "saves": _saves,
     "compare": _compare,
     "scaling": _scaling,
     "audit": _audit,
