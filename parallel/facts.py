@@ -141,7 +141,7 @@ def training_metrics(
     best_val_loss: float | None,
     train_s: float,
     wall_s: float,
-    data_s: float,
+    data_s: float | None,
     peak_bytes: int,
 ) -> dict[str, Any]:
     """training_metrics.json, schema 2.0.
@@ -151,7 +151,7 @@ def training_metrics(
         val_loss, best_val_loss: the last validation's loss and the lowest; None without one.
         train_s: seconds of training alone, without start-up and validation.
         wall_s: seconds from the program's start.
-        data_s: seconds rank 0 waited for training data.
+        data_s: seconds rank 0 waited for training data; None where earlier attempts did not say.
         peak_bytes: most memory of rank 0: allocated on CUDA, resident on CPU.
     """
     spec, layout, host = facts["spec"], facts["layout"], facts["host"]
@@ -174,7 +174,9 @@ def training_metrics(
         "step_time_mean_sec": statistics.fmean(times),
         "step_time_p50_sec": statistics.median(times),
         "step_time_p95_sec": times[min(len(times) - 1, int(0.95 * len(times)))],
-        "dataload_time_mean_sec": data_s / (len(steps) * layout["n_micro"]),
+        "dataload_time_mean_sec": (
+            None if data_s is None else data_s / (len(steps) * layout["n_micro"])
+        ),
     }
     model = facts["model"]
     return {

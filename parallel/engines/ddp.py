@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from parallel.checkpoint import State, adam_step, adam_tensors, hold, set_adam_step, share
 from parallel.engines import Batch, StepResult
 from parallel.optim import adamw, set_lr
 from parallel.reference import build_reference
@@ -23,7 +24,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class DDPEngine:
     def __init__(self, spec: RunSpec, device: torch.device, kernels: str):
         self.spec, self.device = spec, device
-        module = build_reference(spec).to(device)
+        self.module = module = build_reference(spec).to(device)
         self.model: nn.Module = module
         if spec.layout.dp > 1:
             ids = [device] if device.type == "cuda" else None
@@ -60,12 +61,11 @@ class DDPEngine:
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:
         total = torch.zeros((), device=self.device)
-        module = self.model.module if self.spec.layout.dp > 1 else self.model
-        module.eval()
+        self.module.eval()
         for _ in range(n):
             with self._autocast():
-                total += module(*next(batches)) / n
-        module.train()
+                total += self.module(*next(batches)) / n
+        self.module.train()
         return self._mean(total)
 
     def _mean(self, value: torch.Tensor) -> float:
@@ -73,6 +73,24 @@ class DDPEngine:
         if self.spec.layout.dp > 1:
             dist.all_reduce(value)
         return float(value) / self.spec.layout.dp
+
+    def state(self) -> State:
+        layout = self.spec.layout
+        rank = dist.get_rank()
+        held = []
+        for name, p in self.module.named_parameters():
+            tensors, origin = adam_tensors(self.optimizer, p), (0,) * p.dim()
+            copies = share(layout, rank, split=True, partitioned=False)
+            held += hold(name, tuple(p.shape), origin, tuple(p.shape), 0, tensors, copies)
+        found = self.scaler.state_dict()
+        scaler = {"scale": found["scale"], "good_steps": found["_growth_tracker"]} if found else {}
+        return State(held, adam_step(self.optimizer), scaler)
+
+    def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
+        set_adam_step(self.optimizer, adam_step)
+        if scaler and self.scaler.is_enabled():
+            carried = {"scale": scaler["scale"], "_growth_tracker": int(scaler["good_steps"])}
+            self.scaler.load_state_dict(self.scaler.state_dict() | carried)
 
     def describe(self) -> dict[str, Any]:
         return {"attention": "torch scaled_dot_product_attention"}
