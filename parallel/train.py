@@ -367,6 +367,8 @@ def loop(
     train_s, since_line, val_losses = 0.0, [], []
     with profiler, dog:
         watch.forget(hang)
+        if source is not None:
+            say(f" loading checkpoint from {source}")
         first = saver.load(source)
         report()
         if chief and "attempts" in run_json:

@@ -11,17 +11,20 @@ import gc
 import json
 import os
 import sys
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
-import torch
-import torch.distributed as dist
+warnings.simplefilter("ignore")  # the libraries' use of each other
 
-from parallel import data, engines, saved
-from parallel.checkpoint import KINDS, Checkpointer
-from parallel.optim import lr_at
-from parallel.spec import RunSpec, resolve
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+from parallel import data, engines, saved  # noqa: E402
+from parallel.checkpoint import KINDS, Checkpointer  # noqa: E402
+from parallel.optim import lr_at  # noqa: E402
+from parallel.spec import RunSpec, resolve  # noqa: E402
 
 SIZES = {"n_layer": 4, "hidden": 32, "n_head": 4, "vocab_size": 257, "max_seq_len": 16}
 RULES = {"steps": 4, "lr": 1e-2, "min_lr": 1e-3, "warmup_steps": 1, "global_batch": 8}
@@ -63,6 +66,11 @@ def train(spec: RunSpec, corpus: data.Data, load: Path | None) -> dict:
     engine.close()
     if "megatron.core" in sys.modules:
         sys.modules["megatron.core"].parallel_state.destroy_model_parallel()
+    if "deepspeed" in sys.modules:
+        groups = sys.modules["deepspeed"].utils.groups
+        for cached in [n for n in vars(groups) if n == "mpu" or (n[0] == "_" and n.isupper())]:
+            if not isinstance(getattr(groups, cached), dict):
+                setattr(groups, cached, None)
     del engine, saver
     gc.collect()
     return SimpleNamespace(curve=curve, bits=held, first=first)
@@ -85,7 +93,7 @@ def main() -> None:
         dist.all_gather_object(votes, equal)
         found["straight"][name], found["same"][name] = straight.curve, again.curve
         found["bits"][name] = all(votes)
-        if name != names[0]:
+        if name != names[0] and spec.implementation == "gpt":
             crossed = train(spec, corpus, Path(specs[names[0]].save) / saved.name_of(2))
             found["crossed"][name] = crossed.curve
     # And back: what the last one saved, in the first.

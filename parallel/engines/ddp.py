@@ -88,9 +88,21 @@ class DDPEngine:
 
     def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
         set_adam_step(self.optimizer, adam_step)
+        if self.spec.layout.dp > 1 and adam_step:
+            self._rehearse()
         if scaler and self.scaler.is_enabled():
             carried = {"scale": scaler["scale"], "_growth_tracker": int(scaler["good_steps"])}
             self.scaler.load_state_dict(self.scaler.state_dict() | carried)
+
+    def _rehearse(self) -> None:
+        """One backward pass for nothing: after its first, DDP regroups the gradients that it sums
+        together, and a run that goes on must sum in the same order as one that never stopped."""
+        shape = (self.spec.micro_batch, self.spec.seq_len)
+        tokens_BS = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        with self._autocast():
+            loss = self.model(tokens_BS, tokens_BS)
+        loss.backward()
+        self.optimizer.zero_grad(set_to_none=True)
 
     def describe(self) -> dict[str, Any]:
         return {"attention": "torch scaled_dot_product_attention"}
