@@ -7,7 +7,8 @@
 Each run is started by torchrun, one process per rank. A run that is already complete with the same
 settings and the same commit (nothing changed since) is not run again, so a sweep that was stopped
 goes on where it was; --fresh runs everything (earlier results move to <run>/attempts/). What a run
-printed is in <run>/console.out. The exit status is 1 when a run failed; the others still run.
+printed is in <run>/console.out. A run with save_interval that was stopped goes on from its newest
+checkpoint, here and, up to --max-restarts times, by itself when it fails. The exit status is 1 when a run failed; the others still run.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from models.errors import UsageError
-from parallel import artifacts, facts
+from parallel import artifacts, facts, saved
 from parallel.artifacts import COMPLETE, RunFolder
 from parallel.launch import Launch
 from parallel.spec import RunSpec
@@ -36,10 +37,15 @@ def is_done(folder: Path, spec: RunSpec, commit: dict) -> bool:
     return same and found["git"] == commit and commit["dirty"] is False
 
 
-def start(study: Study, name: str, spec: RunSpec, folder: Path) -> int:
-    """Run one run of the study to its end; its exit status."""
+def start(study: Study, name: str, spec: RunSpec, folder: Path, max_restarts: int = 0) -> int:
+    """Run one run of the study to its end; its exit status.
+
+    One that fails or is interrupted, and has a checkpoint, is started again up to `max_restarts`
+    times.
+    """
     run_folder = RunFolder(folder)
-    run_folder.set_aside()
+    if not saved.resumable(folder, spec.settings()):
+        run_folder.set_aside()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(spec.gpus), "-m", "parallel.train"]
     command += ["--study", str(study.path), "--run-name", name, "--out", str(folder)]
@@ -50,14 +56,18 @@ def start(study: Study, name: str, spec: RunSpec, folder: Path) -> int:
         "OMP_NUM_THREADS": str(spec.threads),
         "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
     }
-    with (folder / "console.out").open("wb") as console:
-        status = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=console,
-            stderr=subprocess.STDOUT,
-        ).returncode
+    (folder / "console.out").unlink(missing_ok=True)
+    for _ in range(1 + max_restarts):
+        with (folder / "console.out").open("ab") as console:
+            status = subprocess.run(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+            ).returncode
+        if status == 0 or not saved.resumable(folder, spec.settings()):
+            break
     if status and not (folder / "run.json").exists():
         # Refused before it began: the table must show it all the same.
         place = Launch(0, spec.gpus, 0, spec.gpus, "sweep")
@@ -75,7 +85,9 @@ def last_words(console: Path) -> str:
     return said[-1].removeprefix("parallel.train: ") if said else ""
 
 
-def sweep(study: Study, names: list[str], out: Path, fresh: bool) -> list[str]:
+def sweep(
+    study: Study, names: list[str], out: Path, fresh: bool, max_restarts: int = 0
+) -> list[str]:
     """Run the named runs into out/<name>; the names of those that failed."""
     commit = facts.git(Path(__file__).parent)
     on_terminal = sys.stderr.isatty()
@@ -87,7 +99,7 @@ def sweep(study: Study, names: list[str], out: Path, fresh: bool) -> list[str]:
         before = time.monotonic()
         if not fresh and is_done(folder, spec, commit):
             outcome = "already complete"
-        elif start(study, name, spec, folder) == 0:
+        elif start(study, name, spec, folder, max_restarts) == 0:
             outcome = f"complete in {time.monotonic() - before:.0f} s"
         else:
             failed.append(name)
@@ -109,6 +121,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--cluster", metavar="NAME", help="whose nodes the study counts")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: logs/<study>")
     parser.add_argument("--fresh", action="store_true", help="run complete runs again, too")
+    parser.add_argument(
+        "--max-restarts", type=int, default=0, metavar="N", help="of a run that has a checkpoint"
+    )
     arguments = parser.parse_args(argv)
     try:
         study = load_study(arguments.study, arguments.cluster)
@@ -117,7 +132,8 @@ def main(argv: list[str] | None = None) -> int:
         names = arguments.only or list(study.settings)
         for name in names:
             study.run(name)  # every one is checked before the first starts
-        failed = sweep(study, names, arguments.out or Path("logs") / study.name, arguments.fresh)
+        out = arguments.out or Path("logs") / study.name
+        failed = sweep(study, names, out, arguments.fresh, arguments.max_restarts)
     except UsageError as error:
         print(f"parallel.sweep: {error}", file=sys.stderr)
         return 2
