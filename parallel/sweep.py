@@ -6,9 +6,10 @@
 
 Each run is started by torchrun, one process per rank. A run that is already complete with the same
 settings and the same commit (nothing changed since) is not run again, so a sweep that was stopped
-goes on where it was; --fresh runs everything (earlier results move to <run>/attempts/). What a run
-printed is in <run>/console.out. A run with save_interval that was stopped goes on from its newest
-checkpoint, here and, up to --max-restarts times, by itself when it fails. The exit status is 1 when a run failed; the others still run.
+goes on where it was; --fresh runs everything (earlier results move to <run>/attempts/). A run with
+save_interval that was stopped goes on from its newest checkpoint, and by itself, up to
+--max-restarts times, when it fails. What a run printed is in <run>/console.out. The exit status is
+1 when a run failed; the others still run.
 """
 
 import argparse
