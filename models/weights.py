@@ -62,12 +62,14 @@ def write_weights(
     tensor: Callable[[str], Tensor],
     dtype: str = "bf16",
     facts: dict[str, Any] | None = None,
+    beside: Iterable[Path] = (),
 ) -> int:
     """Write a weights-only folder and return its bytes.
 
     tensor(name) gives each of `models.gpt.parameter_shapes(config)`, whole, on any device; it is
     asked for one at a time and in that order, so that only one need ever be whole in memory.
-    A folder of that name is replaced when the new one is complete.
+    `facts` are added to config.json, the files `beside` (a tokenizer's) are copied along. A folder
+    of that name is replaced when the new one is complete.
 
     Raises:
         UsageError: the folder cannot be written (disk full ...); nothing is left behind.
@@ -92,6 +94,7 @@ def write_weights(
             "safetensors": {"bytes": size, "crc32": crc32},
             **(facts or {}),
         }
+        copy_beside(beside, aside)
         return size + write_text(aside / CONFIG, json.dumps(described, indent=2) + "\n")
 
 
@@ -138,7 +141,9 @@ class Aside:
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
-        self.aside = self.folder.with_name(f".{self.folder.name}.{os.getpid()}.partial")
+        # One name, whoever writes: what a killed writer left is cleared by the next.
+        self.aside = self.folder.with_name(f".{self.folder.name}.partial")
+        self.old = self.folder.with_name(f".{self.folder.name}.old")
 
     def __enter__(self) -> Path:
         try:
@@ -152,12 +157,12 @@ class Aside:
         try:
             if error is None:
                 sync(self.aside)
-                old = self.folder.with_name(f".{self.folder.name}.{os.getpid()}.old")
+                shutil.rmtree(self.old, ignore_errors=True)
                 if self.folder.exists():
-                    self.folder.rename(old)
+                    self.folder.rename(self.old)
                 self.aside.rename(self.folder)
                 sync(self.folder.parent)
-                shutil.rmtree(old, ignore_errors=True)
+                shutil.rmtree(self.old, ignore_errors=True)
         except OSError as failed:
             error = failed
         if error is not None:
@@ -183,6 +188,13 @@ def write_text(path: Path, text: str) -> int:
     path.write_text(text)
     sync(path)
     return path.stat().st_size
+
+
+def copy_beside(files: Iterable[Path], folder: Path) -> None:
+    """Copy files byte for byte and sync them."""
+    for file in files:
+        shutil.copyfile(file, folder / file.name)
+        sync(folder / file.name)
 
 
 def write_safetensors(

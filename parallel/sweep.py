@@ -10,13 +10,19 @@ goes on where it was; --fresh runs everything (earlier results move to <run>/att
 save_interval that was stopped goes on from its newest checkpoint, and by itself, up to
 --max-restarts times, when it fails. What a run printed is in <run>/console.out. The exit status is
 1 when a run failed; the others still run.
+
+At the end, `python -m analysis.scaling_report` writes scaling_report.json beside the runs: what a
+comparison is, and when it is invalid, is known in analysis alone, so it is asked as a command and
+nothing of it is imported.
 """
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tqdm import tqdm
@@ -38,11 +44,26 @@ def is_done(folder: Path, spec: RunSpec, commit: dict) -> bool:
     return same and found["git"] == commit and commit["dirty"] is False
 
 
-def start(study: Study, name: str, spec: RunSpec, folder: Path, max_restarts: int = 0) -> int:
+def steps_done(folder: Path) -> int:
+    """Optimizer steps in steps.csv so far."""
+    try:
+        return max((folder / "steps.csv").read_bytes().count(b"\n") - 1, 0)
+    except OSError:
+        return 0
+
+
+def start(
+    study: Study,
+    name: str,
+    spec: RunSpec,
+    folder: Path,
+    advance: Callable[[int], None] | None,
+    max_restarts: int = 0,
+) -> int:
     """Run one run of the study to its end; its exit status.
 
-    One that fails or is interrupted, and has a checkpoint, is started again up to `max_restarts`
-    times.
+    `advance`, where somebody watches, is told once a second how many steps there were since.
+    One that fails or is interrupted, and has a checkpoint, goes on up to `max_restarts` times.
     """
     run_folder = RunFolder(folder)
     if not saved.resumable(folder, spec.settings()):
@@ -58,21 +79,37 @@ def start(study: Study, name: str, spec: RunSpec, folder: Path, max_restarts: in
         "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
     }
     (folder / "console.out").unlink(missing_ok=True)
+    done = 0
     for _ in range(1 + max_restarts):
-        with (folder / "console.out").open("ab") as console:
-            status = subprocess.run(
+        with (
+            (folder / "console.out").open("ab") as console,
+            subprocess.Popen(
                 command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
-            ).returncode
+            ) as process,
+        ):
+            try:
+                while advance is not None and process.poll() is None:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(timeout=1)
+                    advance((now := steps_done(folder)) - done)
+                    done = now
+                status = process.wait()
+            except BaseException:  # Ctrl-C: the launcher got it too and ends its ranks
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=10)
+                process.kill()
+                raise
         if status == 0 or not saved.resumable(folder, spec.settings()):
             break
     if status and not (folder / "run.json").exists():
         # Refused before it began: the table must show it all the same.
         place = Launch(0, spec.gpus, 0, spec.gpus, "sweep")
-        run_folder.begin(facts.run_facts(spec, study.name, name, study.baseline, place))
+        repeat_of = study.repeat_of.get(name)
+        run_folder.begin(facts.run_facts(spec, study.name, name, study.baseline, place, repeat_of))
         run_folder.close()
     if status:
         run_folder.fail(last_words(folder / "console.out") or f"exit status {status}", rank=-1)
@@ -89,26 +126,42 @@ def last_words(console: Path) -> str:
 def sweep(
     study: Study, names: list[str], out: Path, fresh: bool, max_restarts: int = 0
 ) -> list[str]:
-    """Run the named runs into out/<name>; the names of those that failed."""
+    """Run the named runs into out/<name>, in this order; the names of those that failed.
+
+    On a terminal there is one bar for the whole sweep, which counts optimizer steps of all runs.
+    """
     commit = facts.git(Path(__file__).parent)
     on_terminal = sys.stderr.isatty()
     failed = []
-    bar = tqdm(names, desc=study.name, unit="run", disable=not on_terminal)
-    for number, name in enumerate(bar, start=1):
-        bar.set_postfix_str(name)
-        spec, folder = study.run(name), out / name
-        before = time.monotonic()
-        if not fresh and is_done(folder, spec, commit):
-            outcome = "already complete"
-        elif start(study, name, spec, folder, max_restarts) == 0:
-            outcome = f"complete in {time.monotonic() - before:.0f} s"
-        else:
-            failed.append(name)
-            reason = artifacts.read_status(folder).get("reason") or "no status"
-            outcome = f"FAILED: {reason} (see {folder / 'console.out'})"
-        line = f"[{number}/{len(names)}] {name}: {outcome}"
-        tqdm.write(line) if on_terminal else print(line, flush=True)
+    total = sum(study.run(name).steps for name in names)
+    with tqdm(total=total, desc=study.name, unit="step", disable=not on_terminal) as bar:
+        watch = bar.update if on_terminal else None
+        for number, name in enumerate(names, start=1):
+            bar.set_postfix_str(f"{number}/{len(names)} {name}")
+            spec, folder = study.run(name), out / name
+            before, expected = time.monotonic(), bar.n + spec.steps
+            if not fresh and is_done(folder, spec, commit):
+                outcome = "already complete"
+            elif start(study, name, spec, folder, watch, max_restarts) == 0:
+                outcome = f"complete in {time.monotonic() - before:.0f} s"
+            else:
+                failed.append(name)
+                reason = artifacts.read_status(folder).get("reason") or "no status"
+                outcome = f"FAILED: {reason} (see {folder / 'console.out'})"
+            bar.update(expected - bar.n)  # also for what failed or was there already
+            line = f"[{number}/{len(names)}] {name}: {outcome}"
+            tqdm.write(line) if on_terminal else print(line, flush=True)
     return failed
+
+
+def report(out: Path) -> None:
+    """Have analysis write out/scaling_report.json; its one line says what it found."""
+    root = Path(__file__).resolve().parent.parent
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+    }
+    command = [sys.executable, "-m", "analysis.scaling_report", str(out)]
+    subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -135,6 +188,7 @@ def main(argv: list[str] | None = None) -> int:
             study.run(name)  # every one is checked before the first starts
         out = arguments.out or Path("logs") / study.name
         failed = sweep(study, names, out, arguments.fresh, arguments.max_restarts)
+        report(out)
     except UsageError as error:
         print(f"parallel.sweep: {error}", file=sys.stderr)
         return 2

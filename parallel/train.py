@@ -34,7 +34,16 @@ STARTED = time.perf_counter()
 
 from models.errors import UsageError  # noqa: E402  (the clock starts before the imports)
 from models.flops import tflops_per_gpu  # noqa: E402
-from parallel import engines, facts, launch, saved, spec, study, watch  # noqa: E402
+from parallel import (  # noqa: E402
+    engines,
+    facts,
+    launch,
+    metrics,
+    saved,
+    spec,
+    study,
+    watch,
+)
 from parallel.artifacts import RunFolder, read_run  # noqa: E402
 
 TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: interrupted, and saved
@@ -81,7 +90,7 @@ def choose(
         if arguments.run is not None:
             raise UsageError("--run-name names a run of a study: give --study too")
         chosen = spec.resolve(("command line", flags), gpus=gpus)
-        study_name, run, baseline = None, chosen.name, None
+        study_name, run, baseline, repeat_of = None, chosen.name, None, None
     else:
         the_study = study.load_study(arguments.study, arguments.cluster)
         if arguments.run is None:
@@ -95,8 +104,9 @@ def choose(
                 " say where it goes with --out DIR"
             )
         study_name, run, baseline = the_study.name, arguments.run, the_study.baseline
+        repeat_of = the_study.repeat_of.get(run)
     folder = arguments.out or Path("logs") / (study_name or "runs") / run
-    return chosen, facts.run_facts(chosen, study_name, run, baseline, place), folder
+    return chosen, facts.run_facts(chosen, study_name, run, baseline, place, repeat_of), folder
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -159,7 +169,10 @@ def train(
     }
     run_json["kernels"] = kernels.choose(run_spec.kernels, device, engines.kernels_of(run_spec))
     folder = RunFolder(path)
-    source = begin(run_spec, run_json, folder) if place.rank == 0 else None
+    source = None
+    if place.rank == 0:
+        source = begin(run_spec, run_json, folder)
+        folder.launcher(facts.launcher_metadata(place))
     began = place.rank == 0  # the others know that the folder is there when they have met rank 0
     grace_s = run_spec.save_grace_s if run_spec.save_interval else None
     try:
@@ -278,10 +291,9 @@ def loop(
 
     source: rank 0's checkpoint to go on from. False when interrupted, with the state saved.
     """
-    import torch
     from tqdm import tqdm
 
-    from parallel import data
+    from parallel import data, meters
     from parallel.checkpoint import Checkpointer
     from parallel.clock import Clock
     from parallel.optim import lr_at
@@ -325,7 +337,7 @@ def loop(
         val_loss = validate()
         waited[0] = waited_for_training
         if val_loss is not None:
-            val_losses.append(val_loss)
+            validations.append((step, val_loss))
         if chief and val_loss is not None:
             say(
                 f" validation loss at iteration {step} |"
@@ -364,7 +376,8 @@ def loop(
     profiler = start_profiler(run_spec, folder) if chief else contextlib.nullcontext()
     rows: list[dict[str, Any]] = []
     skipped = nans = 0
-    train_s, since_line, val_losses = 0.0, [], []
+    since_line, validations = [], []
+    evaluation_s = checkpoint_s = earlier_s = 0.0
     with profiler, dog:
         watch.forget(hang)
         if source is not None:
@@ -373,16 +386,17 @@ def loop(
         report()
         if chief and "attempts" in run_json:
             rows = [row for row in read_run(folder.path).steps if row["step"] <= first]
-            train_s = sum(row["step_s"] for row in rows)
+            earlier_s = sum(row["step_s"] for row in rows)
         bar.update(first)
         if first == run_spec.steps:
             check(first)
         clock = Clock(device)
+        energy = meters.Energy(meters.visible_gpus(device))
+        startup_s = time.perf_counter() - STARTED
         for step in range(first, run_spec.steps):
             lr = lr_at(run_spec, step)
             result = engine.step(batches(corpus.train, step), lr)
             step_s = clock.lap()
-            train_s += step_s
             skipped += result.skipped
             nans += result.loss != result.loss
             if chief:
@@ -412,9 +426,12 @@ def loop(
                 profiler.step()
             last = step + 1 == run_spec.steps
             if last or (run_spec.eval_interval and (step + 1) % run_spec.eval_interval == 0):
+                energy.count()
                 check(step + 1)
-                clock.lap()  # validation is not training time
+                evaluation_s += clock.lap()  # validation is not training time
+                energy.skip()
             if run_spec.save_interval:
+                energy.count()
                 stop = saver.agree(bool(asked.signal)) and not last
                 if stop or saver.due(step + 1):
                     if chief:
@@ -430,23 +447,28 @@ def loop(
                         say(f" interrupted by {reason}; the same command goes on")
                         folder.interrupt(reason)
                     return False
-                clock.lap()  # nor is saving
+                checkpoint_s += clock.lap()  # nor is saving
+                energy.skip()
     bar.close()
-    torch.distributed.barrier()  # complete means: every rank got here
+    peak = meters.peak_memory(device)
+    peak_all = meters.most_of_all_ranks(peak)  # complete means: every rank got here
     if chief:
-        metrics = facts.training_metrics(
-            run_json,
-            rows,
-            val_loss=val_losses[-1] if val_losses else None,
-            best_val_loss=min(val_losses, default=None),
-            train_s=train_s,
-            wall_s=time.perf_counter() - STARTED,
+        measured = metrics.Measured(
+            startup_s=startup_s,
+            evaluation_s=evaluation_s,
+            checkpoint_s=checkpoint_s,
+            wall_s=time.perf_counter() - STARTED + earlier_s,
             data_s=None if "attempts" in run_json else waited[0],
-            peak_bytes=peak_bytes(device),
+            peak=peak,
+            peak_all=peak_all,
+            validations=validations,
+            energy_j=energy.joules,
+            energy_source=energy.source,
         )
-        marker = facts.complete_marker(folder.path, metrics)
+        found = metrics.training_metrics(run_json, rows, measured)
+        marker = metrics.complete_marker(folder.path, found)
         say(marker)
-        folder.complete(metrics, marker)
+        folder.complete(found, marker)
     return True
 
 
@@ -502,18 +524,6 @@ def iteration_line(
 
 def perplexity(loss: float) -> float:
     return 2.718281828459045 ** min(loss, 20.0)  # Megatron-LM caps it there too
-
-
-def peak_bytes(device: Any) -> int:
-    """Most memory this rank held: allocated on CUDA, resident on CPU."""
-    import resource
-
-    import torch
-
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def start_profiler(run_spec: spec.RunSpec, folder: RunFolder) -> Any:

@@ -107,6 +107,10 @@ def reachable(start: Path) -> set[str]:
             "watch",
             "saved",
             "clusters",
+            "work",
+            "steady",
+            "metrics",
+            "meters",
         )
     ]
     + [ROOT / "parallel/engines/__init__.py"],
