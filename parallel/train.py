@@ -17,7 +17,6 @@ goes on from the newest checkpoint of a stopped attempt.
 """
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
@@ -37,6 +36,7 @@ from models.flops import tflops_per_gpu  # noqa: E402
 from parallel import (  # noqa: E402
     engines,
     facts,
+    heap,
     launch,
     metrics,
     saved,
@@ -153,6 +153,10 @@ def train(
 
     torch.set_num_threads(run_spec.threads)
     device = choose_device(run_spec, place)
+    if device.type == "cpu":
+        heap.keep()
+    if run_spec.compile:
+        kernels.check_compiler(device)
     corpus = data.load(run_spec.data, run_spec.seq_len, run_spec.model.vocab_size)
     run_json["data"] = {
         "path": corpus.train.path,
@@ -293,7 +297,7 @@ def loop(
     """
     from tqdm import tqdm
 
-    from parallel import data, meters
+    from parallel import data, meters, profiler, ranges
     from parallel.checkpoint import Checkpointer
     from parallel.clock import Clock
     from parallel.optim import lr_at
@@ -308,12 +312,15 @@ def loop(
         made = data.batches(tokens, layout, seq_len, model.vocab_size, dp_rank, run_spec.seed, step)
         while True:
             before = time.perf_counter()
-            batch = next(made, None)
+            with ranges.region("data"):
+                batch = next(made, None)
             waited[0] += time.perf_counter() - before
             dog.tick()
             if batch is None:
                 return
-            yield tuple(t.to(device, non_blocking=True) for t in batch)
+            with ranges.region("move"):
+                moved = tuple(t.to(device, non_blocking=True) for t in batch)
+            yield moved
 
     def validate() -> float | None:
         """Loss on held-out text; the same sequences every time."""
@@ -322,7 +329,8 @@ def loop(
         held_out = itertools.chain.from_iterable(
             batches(corpus.val, number) for number in range(run_spec.eval_steps)
         )
-        return engine.evaluate(held_out, run_spec.eval_steps * layout.n_micro)
+        with ranges.validation():
+            return engine.evaluate(held_out, run_spec.eval_steps * layout.n_micro)
 
     def say(line: str) -> None:
         folder.log(line)
@@ -373,12 +381,14 @@ def loop(
         engine, run_spec, run_json, save_to, place.rank, place.world_size, dog.tick
     )
     bar = tqdm(total=run_spec.steps, desc=run_json["run"], unit="step", disable=not on_terminal)
-    profiler = start_profiler(run_spec, folder) if chief else contextlib.nullcontext()
+    # Inside `nsys profile` the ranges are there without being asked for.
+    mode = run_spec.profile_mode
+    mode = "nvtx" if mode == "none" and run_json["profiler"] else mode
     rows: list[dict[str, Any]] = []
     skipped = nans = 0
     since_line, validations = [], []
     evaluation_s = checkpoint_s = earlier_s = 0.0
-    with profiler, dog:
+    with dog, profiler.attach(run_spec, mode, device, place.rank, folder.path) as profile:
         watch.forget(hang)
         if source is not None:
             say(f" loading checkpoint from {source}")
@@ -422,14 +432,13 @@ def loop(
                         print(line, flush=True)
                     since_line, skipped, nans = [], 0, 0
                 bar.update()
-            if hasattr(profiler, "step"):
-                profiler.step()
             last = step + 1 == run_spec.steps
             if last or (run_spec.eval_interval and (step + 1) % run_spec.eval_interval == 0):
                 energy.count()
                 check(step + 1)
                 evaluation_s += clock.lap()  # validation is not training time
                 energy.skip()
+            profile.step()
             if run_spec.save_interval:
                 energy.count()
                 stop = saver.agree(bool(asked.signal)) and not last
@@ -524,21 +533,6 @@ def iteration_line(
 
 def perplexity(loss: float) -> float:
     return 2.718281828459045 ** min(loss, 20.0)  # Megatron-LM caps it there too
-
-
-def start_profiler(run_spec: spec.RunSpec, folder: RunFolder) -> Any:
-    """torch's profiler over steps 3 to 5, or nothing."""
-    if run_spec.profile == "none":
-        return contextlib.nullcontext()
-    import torch
-
-    (folder.path / "profiles").mkdir(exist_ok=True)
-    return torch.profiler.profile(
-        schedule=torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1),
-        on_trace_ready=lambda p: p.export_chrome_trace(
-            str(folder.path / "profiles" / "trace_rank0.json")
-        ),
-    )
 
 
 if __name__ == "__main__":

@@ -14,9 +14,11 @@ from parallel import layers
 from parallel.checkpoint import State, share
 from parallel.engines import Batch, StepResult
 from parallel.optim import set_lr
+from parallel.ranges import timed
 from parallel.spec import RunSpec
 
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec  # isort: skip  (after common)
+from deepspeed.runtime.pipe import schedule  # isort: skip
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology  # isort: skip
 
 
@@ -64,6 +66,14 @@ class DeepSpeedPipeEngine:
             group=grid.get_model_parallel_group(),
         )
         self.engine = common.initialize(spec, module, adam, mpu=None)
+        self.engine._INSTRUCTION_MAP = self.engine._INSTRUCTION_MAP | {
+            instruction: timed(part, self.engine._INSTRUCTION_MAP[instruction])
+            for instruction, part in (
+                (schedule.ForwardPass, "forward"),
+                (schedule.BackwardPass, "backward"),
+                (schedule.OptimizerStep, "optimizer"),
+            )
+        }
 
     def step(self, batches: Iterator[Batch], lr: float) -> StepResult:
         skipped = self.engine.skipped_steps
