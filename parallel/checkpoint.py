@@ -517,12 +517,12 @@ class Checkpointer:
         if self.rank == 0:
             if problem:
                 shutil.rmtree(aside, ignore_errors=True)
-            self._note("save", step, path, began, blocked_s, total_s, size, problem)
+            self._note("save", step, path, blocked_s, total_s, size, problem)
             if not problem:
                 self._after(step, Path(path))
         self._gather(None)  # nobody trains on while rank 0 still deletes or exports
 
-    def _note(self, event, step, path, began, blocked_s, total_s, size, problem) -> None:
+    def _note(self, event, step, path, blocked_s, total_s, size, problem) -> None:
         blocked_s = total_s if blocked_s is None else blocked_s
         self._events.append(Event(event, step, path, blocked_s, total_s, size, self.world, problem))
 
@@ -593,10 +593,11 @@ class Checkpointer:
 
             problem = _attempt(write)
             took = time.perf_counter() - began
-            self._note("export", step, str(out), began, None, took, size, problem)
+            blocked_s = 0.0 if spec.async_save else None
+            self._note("export", step, str(out), blocked_s, took, size, problem)
         problem = _attempt(saved.retain, self.save_to, spec.keep_last, spec.keep_every)
         if problem:
-            self._note("delete", step, str(self.save_to), 0.0, 0.0, 0.0, 0, problem)
+            self._note("delete", step, str(self.save_to), 0.0, 0.0, 0, problem)
 
     # loading
 
@@ -622,7 +623,7 @@ class Checkpointer:
             if not problem:
                 break
             problems.append(problem)
-            self._note("load", saved.step_of(folder), str(folder), began, None, 0.0, 0, problem)
+            self._note("load", saved.step_of(folder), str(folder), None, 0.0, 0, problem)
             if not self.spec.load_previous:
                 break
         if problem:
@@ -642,7 +643,7 @@ class Checkpointer:
         self._gather(None)
         size = sum(entry["bytes"] for entry in manifest["files"])
         took = time.perf_counter() - began
-        self._note("load", manifest["step"], str(folder), began, None, took, size, "")
+        self._note("load", manifest["step"], str(folder), None, took, size, "")
         return manifest["step"]
 
     def _checked(self, folder: Path) -> tuple[dict[str, Any], str]:
@@ -682,7 +683,7 @@ class Checkpointer:
         self._gather(None)
         size = (folder / "model.safetensors").stat().st_size
         took = time.perf_counter() - began
-        self._note("load", 0, str(folder), began, None, took, size, "")
+        self._note("load", 0, str(folder), None, took, size, "")
         return 0
 
     def agree(self, wanted: bool) -> bool:
