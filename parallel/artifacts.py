@@ -4,21 +4,26 @@ run.json               the resolved settings, layout, versions, kernels, commit,
 launcher_metadata.json who started it, where, with what environment (secrets removed)
 train.log              the console, in Megatron-LM's iteration lines
 steps.csv              one row per optimizer step, in full precision
+checkpoints.csv        one row per checkpoint saved, loaded or exported
+checkpoints/           the checkpoints themselves (parallel/saved.py)
 training_metrics.json  the summary (schema 2.0), when the run completed
 RUN_COMPLETE.txt       only when it truly completed
 breakdown/rank<r>.csv  with --breakdown: where the time went, one row per window of steps
-status.json            running, complete or failed, and why
+status.json            running, complete, interrupted (saved, to be gone on with) or failed, and why
 attempts/<n>/          the files of earlier runs in the same folder; nothing is lost
 <jobid>.submitted      what the job was to run, before there is a run.json
 <jobid>.state          how the job ended, once slurm.status has asked Slurm
 <jobid>[.restart<n>].* what the job's script left: its log, environment, exit status ...
 """
 
+import contextlib
 import csv
+import errno
 import json
 import math
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,7 +55,8 @@ BREAKDOWN_COLUMNS = (
     *(f"{name}_s" for name in CATEGORIES),
     *(f"{axis}_{what}" for axis in AXES for what in ("calls", "bytes", "wire_bytes", "total_s")),
 )
-RUNNING, COMPLETE, FAILED = "running", "complete", "failed"
+CHECKPOINT_COLUMNS = ("event", "step", "blocked_s", "total_s", "bytes", "ranks")
+RUNNING, COMPLETE, INTERRUPTED, FAILED = "running", "complete", "interrupted", "failed"
 PENDING = "pending"  # no file says so: a job was submitted, and no more
 
 
@@ -84,23 +90,30 @@ class RunFolder:
         self._log: TextIO | None = None
         self._steps: TextIO | None = None
 
-    def begin(self, facts: dict[str, Any]) -> None:
+    def begin(self, facts: dict[str, Any], go_on: bool = False) -> Path | None:
         """Move what an earlier attempt left aside, then write run.json and the first status.
+
+        With `go_on` nothing moves: this attempt continues the files of the one before. Otherwise
+        returns where the earlier attempt is now, if there was one.
 
         Raises:
             UsageError: the folder cannot be made or written.
         """
         try:
-            self.set_aside()
+            aside = None if go_on else self.set_aside()
             self._write_status(RUNNING, "", 0)
             self.update(facts)
-            self._log = (self.path / "train.log").open("w", buffering=1)
-            self._steps = (self.path / "steps.csv").open("w", buffering=1, newline="")
+            for name in ("train.log", "steps.csv"):
+                _end_line(self.path / name)
+            self._log = (self.path / "train.log").open("a", buffering=1)
+            self._steps = (self.path / "steps.csv").open("a", buffering=1, newline="")
         except OSError as error:
             raise UsageError(f"cannot write run folder {self.path}: {error.strerror}") from error
-        csv.writer(self._steps).writerow(STEP_COLUMNS)
+        if self._steps.tell() == 0:
+            csv.writer(self._steps).writerow(STEP_COLUMNS)
+        return aside
 
-    def set_aside(self) -> None:
+    def set_aside(self) -> Path | None:
         """Make the folder, and move what an earlier attempt left in it to attempts/<n>/."""
         self.path.mkdir(parents=True, exist_ok=True)
         earlier = [p for p in self.path.iterdir() if p.name != "attempts"]
@@ -108,12 +121,14 @@ class RunFolder:
         # stays.
         earlier = [p for p in earlier if p.suffix not in (".out", ".err")]
         earlier = [p for p in earlier if not p.name.split(".")[0].isdigit()]
-        if earlier:
-            attempts = self.path / "attempts"
-            aside = attempts / str(len(list(attempts.glob("*"))) + 1)
-            aside.mkdir(parents=True)
-            for old in earlier:
-                old.rename(aside / old.name)
+        if not earlier:
+            return None
+        attempts = self.path / "attempts"
+        aside = attempts / str(len(list(attempts.glob("*"))) + 1)
+        aside.mkdir(parents=True)
+        for old in earlier:
+            old.rename(aside / old.name)
+        return aside
 
     def update(self, facts: dict[str, Any]) -> None:
         """Replace run.json."""
@@ -126,12 +141,24 @@ class RunFolder:
     def log(self, line: str) -> None:
         """Append a line to train.log."""
         if self._log is not None:
-            self._log.write(line + "\n")
+            with _disk_may_be_full():
+                self._log.write(line + "\n")
 
     def step(self, row: dict[str, Any]) -> None:
         """Append one optimizer step to steps.csv; an unknown value is empty."""
         values = [row[name] for name in STEP_COLUMNS]
-        csv.writer(self._steps).writerow(map(_cell, values))
+        with _disk_may_be_full():
+            csv.writer(self._steps).writerow(map(_cell, values))
+
+    def checkpoint(self, row: dict[str, Any]) -> None:
+        """Append one save, load or export to checkpoints.csv."""
+        path = self.path / "checkpoints.csv"
+        with _disk_may_be_full():
+            _end_line(path)
+            with path.open("a", newline="") as file:
+                if file.tell() == 0:
+                    csv.writer(file).writerow(CHECKPOINT_COLUMNS)
+                csv.writer(file).writerow([row[name] for name in CHECKPOINT_COLUMNS])
 
     def complete(self, metrics: dict[str, Any], marker: str) -> None:
         """Write the metrics, the marker and, last, the status that says complete."""
@@ -151,6 +178,11 @@ class RunFolder:
         status = read_status(self.path)
         if status.get("state") == FAILED and str(status.get("reason")).startswith("SIGTERM"):
             self._write_status(FAILED, reason, status.get("rank", -1))
+
+    def interrupt(self, reason: str) -> None:
+        """Say that the run was stopped, and can be gone on with."""
+        self._write_status(INTERRUPTED, reason, 0)
+        self.close()
 
     def close(self) -> None:
         """Close the two growing files; what they hold is on disk already, line by line."""
@@ -219,6 +251,33 @@ def read_breakdown(
     return ranks, problems
 
 
+@contextlib.contextmanager
+def _disk_may_be_full() -> Iterator[None]:
+    """A line that a full disk does not take stays in its buffer, and training goes on; it is
+    written with a later one, or the end of the run fails for it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+
+
+def _end_line(path: Path) -> None:
+    """Take away the half line that a killed writer left at the end of a file."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        at = file.seek(0, os.SEEK_END)
+        while at > 0:
+            first = max(0, at - 4096)
+            file.seek(first)
+            if (newline := file.read(at - first).rfind(b"\n")) >= 0:
+                at = first + newline + 1
+                break
+            at = first
+        file.truncate(at)
+
+
 def read_status(path: Path) -> dict[str, Any]:
     """The run's status.json, or an empty dict where there is none (or half of one)."""
     try:
@@ -264,14 +323,15 @@ def _submitted(path: Path) -> int | None:
 class Run:
     """What the reader found in a run folder.
 
-    state: complete, failed or running; pending where a job was submitted and nothing came of it
-    yet. A run that says it is running, but whose process on this host is gone, died without a
+    state: complete, failed, interrupted or running; pending where a job was submitted and nothing
+    came of it yet. A run that says it is running, but whose process on this host is gone, died without a
     word: it is failed, and `reason` says so.
     verdict: the kind of failure, where Slurm was asked (slurm.status); its word is the last one,
     for a dead node leaves none in the folder.
     later: what became of a later job that came to no run.
     facts: run.json, or what the job was to run where it died before there was one.
-    steps: one dict per optimizer step with STEP_COLUMNS, unknown values None.
+    steps: one dict per optimizer step with STEP_COLUMNS, unknown values None; of a step
+    that was run again after a kill, the last.
     metrics: training_metrics.json, empty when the run did not complete.
     """
 
@@ -373,7 +433,9 @@ def _is_gone(status: dict[str, Any]) -> bool:
 def _read_steps(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
-    return _read_rows(path, STEP_COLUMNS, ("step", "skipped", "tokens"))
+    steps = _read_rows(path, STEP_COLUMNS, ("step", "skipped", "tokens"))
+    # After a kill, the steps since the last checkpoint are run again.
+    return sorted({step["step"]: step for step in steps}.values(), key=lambda step: step["step"])
 
 
 def _read_rows(
