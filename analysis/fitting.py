@@ -1,0 +1,150 @@
+"""Constants of the time model: their priors, and the robust fit that moves them.
+
+Every constant is positive and fitted as a logarithm. A prior is a centre and a width in log: what
+is known before any run of the cluster was seen. The fit minimises the soft-l1 loss of log(predicted
+/ measured) over the calibration rows plus the squared distance from the priors in widths.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from analysis import timemodel
+from analysis.timemodel import Machine
+from parallel.columns import Array, Columns
+
+MAX_ROWS = 20
+NOISE = 0.04  # of one run's log time, before any was seen
+
+# name: (centre, width in log). Centres are per unit of the data sheet's rate, or seconds.
+PRIORS: dict[str, tuple[float, float]] = {
+    "gemm": (0.75, 0.15),
+    "sat": (128.0, 0.7),
+    "align": (0.3, 0.7),
+    "attn": (0.3, 0.5),
+    "mem": (0.8, 0.2),
+    "launch": (0.3e-3, 0.7),
+    "link": (0.75, 0.2),
+    "latency": (3e-5, 0.7),
+    "network": (0.5, 0.5),
+    "p2p": (1.0, 0.7),
+    "exposed": (0.7, 0.7),
+    "step": (0.03, 1.0),
+    "micro": (2e-3, 0.8),
+    "jitter": (0.005, 1.0),
+    "zero": (0.7, 0.7),
+}
+NAMES = tuple(PRIORS)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Fitted constants. covariance: of their logs; sigma: robust scale of the log residuals."""
+
+    constants: dict[str, float]
+    covariance: np.ndarray
+    sigma: float
+    n: int
+    residuals: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    def seconds(self, x: Columns, machine: Machine) -> Array:
+        return timemodel.seconds(x, machine, self.constants)
+
+    def spread(self, x: Columns, machine: Machine) -> Array:
+        """Standard deviation of log seconds: the residuals' and the constants' together."""
+        grad = _jacobian(x, machine, np.log([self.constants[n] for n in NAMES]))
+        return np.sqrt(self.sigma**2 + np.einsum("ij,jk,ik->i", grad, self.covariance, grad))
+
+
+def _log_seconds(x: Columns, machine: Machine, theta: np.ndarray) -> Array:
+    return np.log(timemodel.seconds(x, machine, dict(zip(NAMES, np.exp(theta), strict=True))))
+
+
+def _jacobian(x: Columns, machine: Machine, theta: np.ndarray, step: float = 1e-4) -> np.ndarray:
+    base = _log_seconds(x, machine, theta)
+    columns = []
+    for i in range(len(theta)):
+        moved = theta.copy()
+        moved[i] += step
+        columns.append((_log_seconds(x, machine, moved) - base) / step)
+    return np.stack(columns, axis=1)
+
+
+def prior_fit(priors: dict[str, tuple[float, float]] = PRIORS) -> Fit:
+    """What is believed before any run was seen."""
+    widths = np.array([priors[n][1] for n in NAMES])
+    return Fit({n: priors[n][0] for n in NAMES}, np.diag(widths**2), 0.08, 0)
+
+
+def fit(
+    x: Columns,
+    machine: Machine,
+    measured: Array,
+    priors: dict[str, tuple[float, float]] = PRIORS,
+) -> Fit:
+    """Constants from the measured seconds of a few runs."""
+    from scipy.optimize import least_squares  # 0.2 s to load: only where something is fitted
+
+    if not len(measured):
+        return prior_fit(priors)
+    centre = np.log([priors[n][0] for n in NAMES])
+    width = np.array([priors[n][1] for n in NAMES])
+    wanted = np.log(measured)
+    n = len(measured)
+
+    def loss(z: np.ndarray) -> np.ndarray:
+        """soft_l1 on the data rows only, as a square root so that least_squares may square it."""
+        r = (_log_seconds(x, machine, centre + z * width) - wanted) / NOISE
+        robust = np.sign(r) * np.sqrt(2 * (np.sqrt(1 + r * r) - 1) + 1e-12)
+        return np.concatenate([robust, z])
+
+    def slopes(z: np.ndarray) -> np.ndarray:
+        theta = centre + z * width
+        r = (_log_seconds(x, machine, theta) - wanted) / NOISE
+        robust = np.sqrt(2 * (np.sqrt(1 + r * r) - 1) + 1e-12)
+        dr = np.abs(r) / (np.sqrt(1 + r * r) * robust)
+        grad = _jacobian(x, machine, theta) * width / NOISE
+        return np.concatenate([grad * dr[:, None], np.eye(len(z))])
+
+    found = least_squares(loss, np.zeros(len(centre)), jac=slopes, bounds=(-4, 4), max_nfev=60)
+    theta = centre + found.x * width
+    residuals = _log_seconds(x, machine, theta) - wanted
+    grad = _jacobian(x, machine, theta)
+    weight = 1 / NOISE**2
+    information = weight * grad.T @ grad + np.diag(1 / width**2)
+    covariance = np.linalg.inv(information)
+    # Effective parameters: trace of the hat matrix; what is left over estimates the noise.
+    used = np.trace(weight * grad @ covariance @ grad.T)
+    scale = 1.4826 * np.median(np.abs(residuals)) * np.sqrt(n / max(n - used, n / 4, 1))
+    sigma = np.sqrt((n * scale**2 + 5 * NOISE**2) / (n + 5))
+    return Fit(dict(zip(NAMES, np.exp(theta), strict=True)), covariance, float(sigma), n, residuals)
+
+
+def features(x: Columns) -> np.ndarray:
+    """What tells runs apart before they ran, (n, k), each column of unit spread."""
+    raw = [
+        np.log2(v)
+        for v in (x.hidden, x.layers, x.tp, x.pp, x.dp, x.micro_batch, x.n_micro, x.gpus, x.vpp)
+    ]
+    raw += [x.hidden / x.tp % 64 != 0, x.hidden / x.heads % 64 != 0, x.heads / x.tp]
+    raw += [3.0 * (x.zero_stage == 3), x.recompute, x.sequence_parallel, x.offload]
+    table = np.stack([np.asarray(v, float) for v in raw], axis=1)
+    spread = table.std(axis=0)
+    return table[:, spread > 0] / spread[spread > 0] if (spread > 0).any() else table[:, :1]
+
+
+def choose(x: Columns, count: int) -> np.ndarray:
+    """Indices of `count` rows that differ most from each other: farthest-point sampling.
+
+    It looks at the layouts alone, never at their times: these are the runs one would queue.
+    """
+    n = len(x)
+    if n <= count:
+        return np.arange(n)
+    table = features(x)
+    chosen = [int(np.argmin(((table - table.mean(axis=0)) ** 2).sum(axis=1)))]
+    distance = ((table - table[chosen[0]]) ** 2).sum(axis=1)
+    while len(chosen) < count:
+        chosen.append(int(np.argmax(distance)))
+        distance = np.minimum(distance, ((table - table[chosen[-1]]) ** 2).sum(axis=1))
+    return np.array(chosen)
