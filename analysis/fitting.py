@@ -24,14 +24,14 @@ PRIORS: dict[str, tuple[float, float]] = {
     "attn": (0.3, 0.5),
     "mem": (0.8, 0.2),
     "launch": (0.3e-3, 0.7),
-    "link": (0.75, 0.2),
-    "latency": (3e-5, 0.7),
-    "network": (0.5, 0.5),
+    "link": (0.75, 0.4),
+    "latency": (3e-5, 1.0),
+    "network": (0.8, 0.5),
     "p2p": (1.0, 0.7),
     "exposed": (0.7, 0.7),
     "step": (0.03, 1.0),
     "micro": (2e-3, 0.8),
-    "jitter": (0.005, 1.0),
+    "engine": (1.05, 0.07),
     "zero": (0.7, 0.7),
 }
 NAMES = tuple(PRIORS)

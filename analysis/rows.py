@@ -37,6 +37,7 @@ class Rows:
     gpu_memory_gb: np.ndarray
     status: list[str]
     fit: np.ndarray
+    guessed: np.ndarray
     model: list[tuple[int, int]]
     engine: list[str]
     cluster: list[str]
@@ -83,7 +84,7 @@ def _derive(row: dict[str, str]) -> dict:
     pp = known["pp"]
     if not hidden and not params:
         raise ValueError("no model sizes (hidden, layers or params_b)")
-    inferred = not (hidden and layers)
+    inferred = not hidden
     if not hidden:  # GPTs of this size are about 128 times as wide as deep
         hidden = 128.0 * round((params * 1e9 / 12 / 128**2 * 1.0) ** (1 / 3))
     if not layers:
@@ -220,6 +221,7 @@ def read_rows(paths: list[Path]) -> Rows:
         gpu_memory_gb=np.array([_number(r, "gpu_mem_gb") or math.nan for r, _, _ in found]),
         status=status,
         fit=np.array(["LINT" not in (r.get("notes") or "") for r, _, _ in found]),
+        guessed=np.array([s["_inferred"] for _, s, _ in found]),
         model=[(int(s["layers"]), int(s["hidden"])) for _, s, _ in found],
         engine=[r.get("engine") or "" for r, _, _ in found],
         cluster=[r.get("cluster") or "" for r, _, _ in found],
@@ -232,12 +234,14 @@ MACHINE_FIELDS = ("peak", "memory_rate", "link", "network", "mesh")
 
 
 def healthy(rows: Rows) -> np.ndarray:
-    """Whether no row with at least as much to do was 1.3 times as fast, bool (n,).
+    """Whether no row that had no less to do was 1.3 times as fast, bool (n,).
 
-    Work on the same split of the same model only grows with the micro-batch and their number; and
-    throughput does not fall when both grow. What breaks either met a slow network (or a warm-up).
+    On one split of one model, time only grows with the micro-batch and with their number; and the
+    time of a sequence and pipeline slot, t / (b (m + (pp - 1) / vpp)), does not grow with either.
+    What breaks one of these met a slow network (or a warm-up), which no layout explains.
     """
     x, t = rows.x, rows.measured
+    slot = t / (x.micro_batch * (x.n_micro + (x.pp - 1) / x.vpp))
     groups: dict[tuple, list[int]] = {}
     for i in range(len(t)):
         if np.isfinite(t[i]) and rows.fit[i]:
@@ -250,7 +254,6 @@ def healthy(rows: Rows) -> np.ndarray:
             for j in group:
                 more = x.micro_batch[j] >= x.micro_batch[i] and x.n_micro[j] >= x.n_micro[i]
                 less = x.micro_batch[j] <= x.micro_batch[i] and x.n_micro[j] <= x.n_micro[i]
-                work = x.micro_batch[i] * x.n_micro[i] / (x.micro_batch[j] * x.n_micro[j])
-                if (more and t[i] > SLOW * t[j]) or (less and t[i] / work > SLOW * t[j]):
+                if (more and t[i] > SLOW * t[j]) or (less and slot[i] > SLOW * slot[j]):
                     good[i] = False
     return good

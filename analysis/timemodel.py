@@ -15,7 +15,10 @@ import numpy as np
 from parallel.columns import Array, Columns
 
 FULL, SELECTIVE = 2, 1
-SHARPNESS = 4.0  # how hard the larger of GPU time and launch time wins; infinity would be max()
+CROWD = 0.3
+HOST_SPREAD = 0.05
+GAP = 0.5
+SHARPNESS = 8.0  # how hard the larger of GPU time and launch time wins; infinity would be max()
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,9 @@ def tensor_parallel(x: Columns, machine: Machine, c: dict) -> Array:
 
 
 def launch(x: Columns, c: dict) -> Array:
-    """Host seconds to launch one layer, all passes (backward launches about as much as forward)."""
-    return c["launch"] * (passes(x) - 1.0) * np.where(x.tp > 1, 1.15, 1.0)
+    """Host seconds to launch one layer, all passes (backward launches about as much as forward);
+    the ranks of a tp group wait for their slowest host at each collective."""
+    return c["launch"] * (passes(x) - 1.0) * (1.0 + HOST_SPREAD * (x.tp - 1))
 
 
 def layer(x: Columns, machine: Machine, c: dict) -> Array:
@@ -115,6 +119,7 @@ def layer(x: Columns, machine: Machine, c: dict) -> Array:
     gpu = passes(x) * (gemms(x, machine, c) + elementwise(x, machine, c))
     gpu = gpu + np.where(x.recompute > 0, 4.0, 3.0) * core
     gpu = gpu + tensor_parallel(x, machine, c)
+    gpu = gpu + GAP * c["launch"] * (passes(x) - 1.0)  # kernels start and drain one by one
     return (gpu**SHARPNESS + launch(x, c) ** SHARPNESS) ** (1 / SHARPNESS)
 
 
@@ -122,7 +127,7 @@ def logits(x: Columns, machine: Machine, c: dict) -> Array:
     """The output layer and the loss of one micro-batch, forward and backward: never recomputed."""
     m = x.micro_batch * x.seq
     gemm = 3.0 * _gemm(m, np.ceil(x.vocab / x.tp / 128) * 128, x.hidden, machine, c)
-    loss = 4.0 * 6.0 * m * x.vocab / x.tp / (machine.memory_rate * c["mem"])  # fp32, six passes
+    loss = 60.0 * m * x.vocab / x.tp / (machine.memory_rate * c["mem"])  # fp32, about ten passes
     return gemm + loss
 
 
@@ -157,7 +162,8 @@ def p2p(x: Columns, machine: Machine, c: dict) -> Array:
     Every GPU of a node sends at once, so each has its share of the node's network.
     """
     volume = 2.0 * x.micro_batch * x.seq * x.hidden * x.width
-    volume = volume / np.where(x.sequence_parallel | (x.vpp > 1), x.tp, 1)  # scatter-gather [N 4.1]
+    scattered = x.sequence_parallel | ~x.deepspeed  # Megatron's scatter-gather [N 4.1]
+    volume = volume / np.where(scattered, x.tp, 1)
     inside = x.gpus <= x.gpus_per_node
     rate = np.where(
         inside, machine.link * c["link"], machine.network * c["network"] / x.gpus_per_node
@@ -174,19 +180,39 @@ def parameters(x: Columns) -> Array:
     return np.maximum(middle * block, ends) / x.tp
 
 
+def ring_rate(x: Columns, machine: Machine, c: dict) -> Array:
+    """Bytes/s of one data-parallel ring.
+
+    Inside a node the links. Beyond it the node's network, shared by the rings that run beside it;
+    one ring alone does not fill all adapters (hence the square root), and a ring over more nodes is
+    slower: to the power -0.3, as Jean Zay's all-reduce went from 10.6 to 6.9 GB/s between 4 and 16
+    nodes and ZeRO-3's gathers on Selene by 1.6 between 48 and 280.
+    """
+    inside = x.tp * x.dp <= x.gpus_per_node
+    together = np.clip(x.gpus_per_node // x.tp, 1, x.dp)  # ranks of the group that share a node
+    alone = np.sqrt(together / np.minimum(x.gpus_per_node, x.gpus))
+    crowd = np.maximum(x.dp / together, 1.0) ** -CROWD
+    rate = machine.network * c["network"] * alone * crowd
+    return np.where(inside, machine.link * c["link"], np.minimum(rate, machine.link * c["link"]))
+
+
 def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     """Gradient all-reduce (ring, 2 (n-1)/n), or ZeRO's reduce-scatter and all-gathers [R 7], that
     shows after overlap. ZeRO-3 gathers the weights in forward and backward of every micro-batch."""
-    inside = x.tp * x.dp <= x.gpus_per_node
-    together = np.clip(x.gpus_per_node // x.tp, 1, x.dp)  # ranks of the group that share a node
-    ring = machine.network * c["network"] * together / x.gpus_per_node
-    ring = np.where(inside, machine.link * c["link"], np.minimum(ring, machine.link * c["link"]))
     share = (x.dp - 1) / x.dp * parameters(x)
     grads = 2.0 * share * x.grad_width
     gathers = np.where(x.deepspeed & (x.zero_stage > 0), share * x.width, 0.0)
-    once = (grads + gathers) / ring * c["exposed"]
-    zero3 = share * (2.0 * x.width + x.grad_width) / ring * x.n_micro * c["zero"]
+    rate = ring_rate(x, machine, c)
+    once = (grads + gathers) / rate * c["exposed"]
+    zero3 = share * (2.0 * x.width + x.grad_width) / rate * x.n_micro * c["zero"]
     return np.where(x.zero_stage == 3, zero3, once)
+
+
+def tied_embedding(x: Columns, machine: Machine, c: dict) -> Array:
+    """The all-reduce of the embedding's gradient between the first and the last stage."""
+    volume = x.vocab * x.hidden / x.tp * x.grad_width
+    rate = machine.network * c["network"] / x.gpus_per_node
+    return np.where((x.pp > 1) & (x.zero_stage < 3), volume / rate, 0.0)
 
 
 def optimizer(x: Columns, machine: Machine, c: dict) -> Array:
@@ -206,12 +232,13 @@ def terms(x: Columns, machine: Machine, c: dict) -> dict[str, Array]:
     """Every additive term of a step in seconds; their sum is the prediction."""
     slowest, mean = stages(x, machine, c)
     send = p2p(x, machine, c)
-    wait = 1.0 + c["jitter"] * np.log2(nodes(x))
+    wait = np.where(x.deepspeed, c["engine"], 1.0)
     return {
         "compute": x.n_micro * slowest * wait,
         "bubble": (x.pp - 1) * (mean + send) / x.vpp * wait,
         "p2p": x.n_micro * send * wait,
-        "data_parallel": data_parallel(x, machine, c) * wait,
+        "data_parallel": data_parallel(x, machine, c),
+        "embedding": tied_embedding(x, machine, c),
         "optimizer": optimizer(x, machine, c),
     }
 
