@@ -25,6 +25,7 @@ PRIORS: dict[str, tuple[float, float]] = {
     "mem": (0.8, 0.2),
     "launch": (0.3e-3, 0.7),
     "link": (0.75, 0.4),
+    "gap": (0.3e-3, 1.0),
     "latency": (3e-5, 1.0),
     "network": (0.8, 0.5),
     "p2p": (1.0, 0.7),
@@ -32,7 +33,6 @@ PRIORS: dict[str, tuple[float, float]] = {
     "step": (0.03, 1.0),
     "micro": (2e-3, 0.8),
     "engine": (1.05, 0.07),
-    "zero": (0.7, 0.7),
 }
 NAMES = tuple(PRIORS)
 

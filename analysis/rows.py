@@ -18,6 +18,7 @@ from models.errors import UsageError
 from parallel.columns import Columns, columns
 
 NEEDED = ("gpu_type", "gpus", "hidden", "tp", "pp", "micro_batch", "seconds_per_iteration")
+WARM_UP = re.compile(r"first iteration|\bwarm-?up iteration", re.IGNORECASE)
 SLOW = 1.3  # a row this much slower than one that had no less to do met something we do not model
 
 
@@ -38,6 +39,7 @@ class Rows:
     status: list[str]
     fit: np.ndarray
     guessed: np.ndarray
+    steady: np.ndarray
     model: list[tuple[int, int]]
     engine: list[str]
     cluster: list[str]
@@ -221,6 +223,7 @@ def read_rows(paths: list[Path]) -> Rows:
         gpu_memory_gb=np.array([_number(r, "gpu_mem_gb") or math.nan for r, _, _ in found]),
         status=status,
         fit=np.array(["LINT" not in (r.get("notes") or "") for r, _, _ in found]),
+        steady=np.array([not WARM_UP.search(r.get("notes") or "") for r, _, _ in found]),
         guessed=np.array([s["_inferred"] for _, s, _ in found]),
         model=[(int(s["layers"]), int(s["hidden"])) for _, s, _ in found],
         engine=[r.get("engine") or "" for r, _, _ in found],

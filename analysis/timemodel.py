@@ -16,8 +16,8 @@ from parallel.columns import Array, Columns
 
 FULL, SELECTIVE = 2, 1
 CROWD = 0.3
+HOST_RATE = 2e9  # bytes/s of a rank's share of CPU Adam and PCIe (the Jean Zay offload rows)
 HOST_SPREAD = 0.05
-GAP = 0.5
 SHARPNESS = 8.0  # how hard the larger of GPU time and launch time wins; infinity would be max()
 
 
@@ -119,7 +119,7 @@ def layer(x: Columns, machine: Machine, c: dict) -> Array:
     gpu = passes(x) * (gemms(x, machine, c) + elementwise(x, machine, c))
     gpu = gpu + np.where(x.recompute > 0, 4.0, 3.0) * core
     gpu = gpu + tensor_parallel(x, machine, c)
-    gpu = gpu + GAP * c["launch"] * (passes(x) - 1.0)  # kernels start and drain one by one
+    gpu = gpu + c["gap"] * passes(x)  # kernels start and drain one by one
     return (gpu**SHARPNESS + launch(x, c) ** SHARPNESS) ** (1 / SHARPNESS)
 
 
@@ -204,7 +204,7 @@ def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     gathers = np.where(x.deepspeed & (x.zero_stage > 0), share * x.width, 0.0)
     rate = ring_rate(x, machine, c)
     once = (grads + gathers) / rate * c["exposed"]
-    zero3 = share * (2.0 * x.width + x.grad_width) / rate * x.n_micro * c["zero"]
+    zero3 = share * (2.0 * x.width + x.grad_width) / rate * x.n_micro * c["exposed"]
     return np.where(x.zero_stage == 3, zero3, once)
 
 
@@ -220,7 +220,7 @@ def optimizer(x: Columns, machine: Machine, c: dict) -> Array:
     step: gradient norm, scaler, logging."""
     shards = np.where(x.zero_stage > 0, x.dp, 1)
     move = 30.0 * parameters(x) / shards / (machine.memory_rate * c["mem"])
-    host = 30.0 * parameters(x) / shards / 20e9 * (x.offload > 0)  # PCIe and host memory
+    host = 30.0 * parameters(x) / shards / HOST_RATE * (x.offload > 0)
     return move + host + c["step"]
 
 
