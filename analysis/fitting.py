@@ -23,7 +23,7 @@ PRIORS: dict[str, tuple[float, float]] = {
     "align": (0.3, 0.7),
     "attn": (0.3, 0.5),
     "mem": (0.8, 0.2),
-    "launch": (0.3e-3, 0.7),
+    "launch": (0.5e-3, 0.7),
     "link": (0.75, 0.4),
     "gap": (0.3e-3, 1.0),
     "latency": (3e-5, 1.0),
@@ -52,7 +52,7 @@ class Fit:
 
     def spread(self, x: Columns, machine: Machine) -> Array:
         """Standard deviation of log seconds: the residuals' and the constants' together."""
-        grad = _jacobian(x, machine, np.log([self.constants[n] for n in NAMES]))
+        _, grad = _with_slopes(x, machine, np.log([self.constants[n] for n in NAMES]))
         return np.sqrt(self.sigma**2 + np.einsum("ij,jk,ik->i", grad, self.covariance, grad))
 
 
@@ -60,14 +60,14 @@ def _log_seconds(x: Columns, machine: Machine, theta: np.ndarray) -> Array:
     return np.log(timemodel.seconds(x, machine, dict(zip(NAMES, np.exp(theta), strict=True))))
 
 
-def _jacobian(x: Columns, machine: Machine, theta: np.ndarray, step: float = 1e-4) -> np.ndarray:
-    base = _log_seconds(x, machine, theta)
-    columns = []
-    for i in range(len(theta)):
-        moved = theta.copy()
-        moved[i] += step
-        columns.append((_log_seconds(x, machine, moved) - base) / step)
-    return np.stack(columns, axis=1)
+def _with_slopes(
+    x: Columns, machine: Machine, theta: np.ndarray, step: float = 1e-4
+) -> tuple[Array, np.ndarray]:
+    """Log seconds (n,) and their slopes (n, constants); all constants moved in one evaluation."""
+    moved = theta + step * np.vstack([np.zeros(len(theta)), np.eye(len(theta))])
+    constants = {name: np.exp(moved[:, i])[:, None] for i, name in enumerate(NAMES)}
+    logs = np.log(timemodel.seconds(x, machine, constants))
+    return logs[0], ((logs[1:] - logs[0]) / step).T
 
 
 def prior_fit(priors: dict[str, tuple[float, float]] = PRIORS) -> Fit:
@@ -92,24 +92,43 @@ def fit(
     wanted = np.log(measured)
     n = len(measured)
 
-    def loss(z: np.ndarray) -> np.ndarray:
+    seen: dict[bytes, tuple[np.ndarray, np.ndarray]] = {}
+
+    def evaluate(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """soft_l1 on the data rows only, as a square root so that least_squares may square it."""
-        r = (_log_seconds(x, machine, centre + z * width) - wanted) / NOISE
-        robust = np.sign(r) * np.sqrt(2 * (np.sqrt(1 + r * r) - 1) + 1e-12)
-        return np.concatenate([robust, z])
+        key = z.tobytes()
+        if key not in seen:
+            seen.clear()
+            logs, grad = _with_slopes(x, machine, centre + z * width)
+            r = (logs - wanted) / NOISE
+            robust = np.sqrt(2 * (np.sqrt(1 + r * r) - 1) + 1e-12)
+            slope = np.abs(r) / (np.sqrt(1 + r * r) * robust)
+            rows = np.concatenate([np.sign(r) * robust, z])
+            seen[key] = rows, np.concatenate(
+                [grad * width / NOISE * slope[:, None], np.eye(len(z))]
+            )
+        return seen[key]
 
-    def slopes(z: np.ndarray) -> np.ndarray:
-        theta = centre + z * width
-        r = (_log_seconds(x, machine, theta) - wanted) / NOISE
-        robust = np.sqrt(2 * (np.sqrt(1 + r * r) - 1) + 1e-12)
-        dr = np.abs(r) / (np.sqrt(1 + r * r) * robust)
-        grad = _jacobian(x, machine, theta) * width / NOISE
-        return np.concatenate([grad * dr[:, None], np.eye(len(z))])
-
-    found = least_squares(loss, np.zeros(len(centre)), jac=slopes, bounds=(-4, 4), max_nfev=60)
+    # A host that launches too slowly to matter gives no slope to follow: start from both sides.
+    starts = [np.zeros(len(centre)), np.where(np.array(NAMES) == "launch", 1.5, 0.0)]
+    found = min(
+        (
+            least_squares(
+                lambda z: evaluate(z)[0],
+                start,
+                jac=lambda z: evaluate(z)[1],
+                bounds=(-4, 4),
+                max_nfev=40,
+                ftol=1e-4,
+                xtol=1e-4,
+            )
+            for start in starts
+        ),
+        key=lambda solution: solution.cost,
+    )
     theta = centre + found.x * width
-    residuals = _log_seconds(x, machine, theta) - wanted
-    grad = _jacobian(x, machine, theta)
+    logs, grad = _with_slopes(x, machine, theta)
+    residuals = logs - wanted
     weight = 1 / NOISE**2
     information = weight * grad.T @ grad + np.diag(1 / width**2)
     covariance = np.linalg.inv(information)
@@ -134,7 +153,7 @@ def features(x: Columns) -> np.ndarray:
 
 
 def choose(x: Columns, count: int) -> np.ndarray:
-    """Indices of `count` rows that differ most from each other: farthest-point sampling.
+    """Indices of `count` rows that stand for all: k-means from farthest points, nearest to means.
 
     It looks at the layouts alone, never at their times: these are the runs one would queue.
     """
@@ -142,9 +161,18 @@ def choose(x: Columns, count: int) -> np.ndarray:
     if n <= count:
         return np.arange(n)
     table = features(x)
-    chosen = [int(np.argmin(((table - table.mean(axis=0)) ** 2).sum(axis=1)))]
-    distance = ((table - table[chosen[0]]) ** 2).sum(axis=1)
+
+    def squared(points: np.ndarray) -> np.ndarray:
+        return ((table[:, None, :] - points[None, :, :]) ** 2).sum(axis=2)
+
+    chosen = [int(np.argmin(squared(table.mean(axis=0)[None])))]
     while len(chosen) < count:
-        chosen.append(int(np.argmax(distance)))
-        distance = np.minimum(distance, ((table - table[chosen[-1]]) ** 2).sum(axis=1))
-    return np.array(chosen)
+        chosen.append(int(np.argmax(squared(table[chosen]).min(axis=1))))
+    centres = table[chosen]
+    for _ in range(20):
+        nearest = np.argmin(squared(centres), axis=1)
+        members = [table[nearest == k] for k in range(count)]
+        centres = np.stack(
+            [m.mean(axis=0) if len(m) else c for m, c in zip(members, centres, strict=True)]
+        )
+    return np.unique(np.argmin(squared(centres), axis=0))
