@@ -7,12 +7,12 @@ taken as usual where that is harmless (vocabulary 51,200), else the row is left 
 import csv
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
 
-from analysis.hardware import machine_of
+from analysis.hardware import machine_of, planning_gpu
 from analysis.timemodel import Machine
 from models.errors import UsageError
 from parallel.columns import Columns, columns
@@ -44,7 +44,18 @@ class Rows:
     engine: list[str]
     cluster: list[str]
     gpu: list[str]
+    cluster_key: list[str]
     left_out: list[tuple[str, str]] = field(default_factory=list)
+
+    def layout(self, i: int) -> dict[str, int]:
+        """The split of row i, for a table."""
+        names = ("tp", "pp", "vpp", "dp", "micro_batch")
+        return {name: int(getattr(self.x, name)[i]) for name in names}
+
+    def key(self, i: int) -> tuple:
+        """Equal for rows that are repeats of one run."""
+        numbers = tuple(float(getattr(self.x, f.name)[i]) for f in fields(Columns))
+        return (*numbers, self.cluster_key[i], self.status[i])
 
 
 def _number(row: dict[str, str], key: str) -> float | None:
@@ -217,7 +228,7 @@ def read_rows(paths: list[Path]) -> Rows:
     return Rows(
         ids=[r["id"] for r, _, _ in found],
         x=columns(**settings),
-        machine=Machine(*(np.array([getattr(m, n) for m in machines]) for n in MACHINE_FIELDS)),
+        machine=Machine.stack(machines),
         measured=np.where(ok, np.array([t for _, _, t in found]), np.nan),
         memory_gb=np.array([_number(r, "mem_gb") or math.nan for r, _, _ in found]),
         gpu_memory_gb=np.array([_number(r, "gpu_mem_gb") or math.nan for r, _, _ in found]),
@@ -229,11 +240,12 @@ def read_rows(paths: list[Path]) -> Rows:
         engine=[r.get("engine") or "" for r, _, _ in found],
         cluster=[r.get("cluster") or "" for r, _, _ in found],
         gpu=[r.get("gpu_type") or "" for r, _, _ in found],
+        cluster_key=[
+            f"{planning_gpu(r.get('gpu_type')).name} {(r.get('cluster') or '').split(' ')[0]}"
+            for r, _, _ in found
+        ],
         left_out=left_out,
     )
-
-
-MACHINE_FIELDS = ("peak", "memory_rate", "link", "network", "mesh")
 
 
 def healthy(rows: Rows) -> np.ndarray:

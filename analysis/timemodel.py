@@ -8,7 +8,7 @@ Sources: [N] Narayanan et al. SC'21, arXiv 2104.04473. [K] Korthikanti et al. 20
 2205.05198. [R] Rajbhandari et al. 2020 (ZeRO), arXiv 1910.02054.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -34,6 +34,15 @@ class Machine:
     link: Array | float
     network: Array | float
     mesh: Array | bool = False
+
+    def take(self, chosen: Array) -> "Machine":
+        """The rows that an index chooses, of fields that are arrays."""
+        return Machine(*(getattr(self, f.name)[chosen] for f in fields(self)))
+
+    @classmethod
+    def stack(cls, machines: list["Machine"]) -> "Machine":
+        """One machine a row."""
+        return cls(*(np.array([getattr(m, f.name) for m in machines]) for f in fields(cls)))
 
 
 def passes(x: Columns) -> Array:
