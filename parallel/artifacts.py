@@ -1,6 +1,7 @@
 """The run folder: what a run leaves behind, its one writer and its one reader. Torch-free.
 
 run.json               the resolved settings, layout, versions, kernels, commit, host
+launcher_metadata.json who started it, where, with what environment (secrets removed)
 train.log              the console, in Megatron-LM's iteration lines
 steps.csv              one row per optimizer step, in full precision
 training_metrics.json  the summary (schema 2.0), when the run completed
@@ -98,6 +99,10 @@ class RunFolder:
     def update(self, facts: dict[str, Any]) -> None:
         """Replace run.json."""
         write_json(self.path / "run.json", facts)
+
+    def launcher(self, metadata: dict[str, Any]) -> None:
+        """Write launcher_metadata.json."""
+        write_json(self.path / "launcher_metadata.json", metadata)
 
     def log(self, line: str) -> None:
         """Append a line to train.log."""

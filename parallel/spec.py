@@ -17,15 +17,22 @@ from models.config import GPTConfig, preset
 from models.errors import UsageError
 from parallel.engines import ENGINES, inabilities
 from parallel.layout import OFFLOAD, RECOMPUTE, Layout, split_world
+from parallel.work import WORK, steps_of
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 KERNELS = ("auto", "te", "apex", "torch")
 
 
-def _flag(default: Any, help: str, choices: tuple | None = None, kind: type | None = None) -> Any:
+def _flag(
+    default: Any,
+    help: str,
+    choices: tuple | None = None,
+    kind: type | None = None,
+    alias: str | None = None,
+) -> Any:
     """A dataclass field that is also a command-line flag; `kind` where the default is None."""
-    kind = kind or type(default)
-    return field(default=default, metadata={"help": help, "choices": choices, "kind": kind})
+    meta = {"help": help, "choices": choices, "kind": kind or type(default), "alias": alias}
+    return field(default=default, metadata=meta)
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,12 @@ class RunSpec:
     grad_accum: int | None = _flag(None, "micro-batches per step; or give global_batch", kind=int)
     # the training
     seq_len: int | None = _flag(None, "tokens per sequence (the model's positions)", kind=int)
-    steps: int = _flag(20, "optimizer steps")
+    steps: int = _flag(20, "optimizer steps, never micro-steps", alias="--max-train-steps")
+    epochs: int | None = _flag(None, "train so many whole passes' worth instead", kind=int)
+    train_tokens: int | None = _flag(None, "a budget of tokens instead, all ranks", kind=int)
+    enforce_global_batch_size: bool = _flag(
+        False, "refuse a run whose batch is not the global_batch that was stated anywhere"
+    )
     precision: str = _flag("fp32", "fp16 needs a GPU and scales the loss dynamically", PRECISIONS)
     lr: float = _flag(3e-4, "peak learning rate")
     min_lr: float = _flag(3e-5, "learning rate at the end of the cosine")
@@ -138,13 +150,23 @@ class RunSpec:
         """Tokens of one optimizer step over all ranks."""
         return self.layout.global_batch * self.seq_len
 
+    @property
+    def work(self) -> dict[str, int]:
+        """The fixed work, counted in each unit so that none is taken for another."""
+        return {
+            "optimizer_steps": self.steps,
+            "micro_steps": self.steps * self.layout.n_micro,
+            "tokens_per_optimizer_step": self.tokens_per_step,
+            "tokens": self.steps * self.tokens_per_step,
+        }
+
     def problems(self) -> list[str]:
         """Every reason this run cannot start, with the numbers."""
         found = self.layout.problems(self.model, self.seq_len) + inabilities(self)
         if self.precision == "fp16" and self.device == "cpu":
             found.append("fp16 needs a GPU; on CPU use fp32 or bf16")
-        for name in ("steps", "seq_len", "log_interval", "threads"):
-            if getattr(self, name) < 1:
+        for name in ("steps", "epochs", "train_tokens", "seq_len", "log_interval", "threads"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 found.append(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in (
             *("warmup_steps", "weight_decay", "clip_grad", "min_lr", "adam_eps"),
@@ -220,6 +242,9 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
             merged | settings
         ):
             merged.pop("grad_accum", None)
+        if set(WORK) & set(settings):
+            for name in WORK:
+                merged.pop(name, None)
         for name, value in settings.items():
             merged[name], sources[name] = check_setting(name, value, source), source
     if gpus is not None:
@@ -235,10 +260,31 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
     merged["global_batch"] = (
         split_world(draft.gpus, draft.tp, draft.pp) * draft.micro_batch * merged["grad_accum"]
     )
+    given = {name: merged[name] for name in WORK if merged.get(name) is not None}
+    if given and min(given.values()) > 0 and min(merged["global_batch"], merged["seq_len"]) > 0:
+        per_step = merged["global_batch"] * merged["seq_len"]
+        merged["steps"] = steps_of(given, per_step, draft.data)
     spec = RunSpec(**merged)
-    if problems := spec.problems():
+    if problems := spec.problems() + _other_batches(spec, layers):
         raise UsageError("; ".join(problems))
     return spec
+
+
+def _other_batches(spec: RunSpec, layers: tuple[tuple[str, dict[str, Any]], ...]) -> list[str]:
+    """With enforce_global_batch_size: each layer's global_batch that is not this run's."""
+    if not spec.enforce_global_batch_size:
+        return []
+    stated = [(s, given["global_batch"]) for s, given in layers if given.get("global_batch")]
+    if not stated:
+        return ["enforce_global_batch_size: nothing states a global_batch to enforce"]
+    layout = spec.layout
+    return [
+        f"enforce_global_batch_size: {source} states global_batch {wanted}, but this run would have"
+        f" micro_batch {layout.micro_batch} x dp {layout.dp} x grad_accum {layout.n_micro}"
+        f" = {layout.global_batch}"
+        for source, wanted in stated
+        if wanted != layout.global_batch
+    ]
 
 
 def _grad_accum(draft: RunSpec) -> int:
@@ -343,11 +389,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         if setting.default is not None:
             help += f" (default: {setting.default})"
         common = {"dest": setting.name, "default": argparse.SUPPRESS, "help": help}
+        names = [flag, meta["alias"]] if meta["alias"] else [flag]
         if meta["kind"] is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+            group.add_argument(*names, action=argparse.BooleanOptionalAction, **common)
         else:
             group.add_argument(
-                flag,
+                *names,
                 type=meta["kind"],
                 choices=meta["choices"],
                 metavar=None if meta["choices"] else meta["kind"].__name__.upper(),

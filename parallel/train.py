@@ -30,7 +30,7 @@ STARTED = time.perf_counter()
 
 from models.errors import UsageError  # noqa: E402  (the clock starts before the imports)
 from models.flops import tflops_per_gpu  # noqa: E402
-from parallel import engines, facts, launch, spec, study, watch  # noqa: E402
+from parallel import engines, facts, launch, metrics, spec, study, watch  # noqa: E402
 from parallel.artifacts import RunFolder  # noqa: E402
 
 
@@ -75,7 +75,7 @@ def choose(
         if arguments.run is not None:
             raise UsageError("--run-name names a run of a study: give --study too")
         chosen = spec.resolve(("command line", flags), gpus=gpus)
-        study_name, run, baseline = None, chosen.name, None
+        study_name, run, baseline, repeat_of = None, chosen.name, None, None
     else:
         the_study = study.load_study(arguments.study, arguments.cluster)
         if arguments.run is None:
@@ -89,8 +89,9 @@ def choose(
                 " say where it goes with --out DIR"
             )
         study_name, run, baseline = the_study.name, arguments.run, the_study.baseline
+        repeat_of = the_study.repeat_of.get(run)
     folder = arguments.out or Path("logs") / (study_name or "runs") / run
-    return chosen, facts.run_facts(chosen, study_name, run, baseline, place), folder
+    return chosen, facts.run_facts(chosen, study_name, run, baseline, place, repeat_of), folder
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -154,6 +155,7 @@ def train(
     folder = RunFolder(path)
     if place.rank == 0:
         folder.begin(run_json)
+        folder.launcher(facts.launcher_metadata(place))
     began = place.rank == 0  # the others know that the folder is there when they have met rank 0
     try:
         with watch.on_sigterm(
@@ -238,10 +240,9 @@ def loop(
     place: launch.Launch,
 ) -> None:
     """Train for run_spec.steps optimizer steps; rank 0 logs and, at the end, says complete."""
-    import torch
     from tqdm import tqdm
 
-    from parallel import data
+    from parallel import data, meters
     from parallel.clock import Clock
     from parallel.optim import lr_at
 
@@ -286,14 +287,16 @@ def loop(
     profiler = start_profiler(run_spec, folder) if chief else contextlib.nullcontext()
     rows: list[dict[str, Any]] = []
     skipped = nans = 0
-    train_s, since_line, val_losses = 0.0, [], []
+    since_line, validations = [], []
+    evaluation_s = 0.0
     with profiler:
         clock = Clock(device)
+        energy = meters.Energy(meters.visible_gpus(device))
+        startup_s = time.perf_counter() - STARTED
         for step in range(run_spec.steps):
             lr = lr_at(run_spec, step)
             result = engine.step(batches(corpus.train, step), lr)
             step_s = clock.lap()
-            train_s += step_s
             skipped += result.skipped
             nans += result.loss != result.loss
             if chief:
@@ -323,34 +326,40 @@ def loop(
                 profiler.step()
             last = step + 1 == run_spec.steps
             if last or (run_spec.eval_interval and (step + 1) % run_spec.eval_interval == 0):
+                energy.count()
                 waited_for_training = waited[0]
                 val_loss = validate()
                 waited[0] = waited_for_training
                 if val_loss is not None:
-                    val_losses.append(val_loss)
+                    validations.append((step + 1, val_loss))
                 if chief and val_loss is not None:
                     say(
                         f" validation loss at iteration {step + 1} |"
                         f" lm loss value: {val_loss:.6E} |"
                         f" lm loss PPL: {perplexity(val_loss):.6E} |"
                     )
-                clock.lap()  # validation is not training time
+                evaluation_s += clock.lap()  # validation is not training time
+                energy.skip()
     bar.close()
-    torch.distributed.barrier()  # complete means: every rank got here
+    peak = meters.peak_memory(device)
+    peak_all = meters.most_of_all_ranks(peak)  # complete means: every rank got here
     if chief:
-        metrics = facts.training_metrics(
-            run_json,
-            rows,
-            val_loss=val_losses[-1] if val_losses else None,
-            best_val_loss=min(val_losses, default=None),
-            train_s=train_s,
+        measured = metrics.Measured(
+            startup_s=startup_s,
+            evaluation_s=evaluation_s,
+            checkpoint_s=0.0,
             wall_s=time.perf_counter() - STARTED,
             data_s=waited[0],
-            peak_bytes=peak_bytes(device),
+            peak=peak,
+            peak_all=peak_all,
+            validations=validations,
+            energy_j=energy.joules,
+            energy_source=energy.source,
         )
-        marker = facts.complete_marker(folder.path, metrics)
+        found = metrics.training_metrics(run_json, rows, measured)
+        marker = metrics.complete_marker(folder.path, found)
         say(marker)
-        folder.complete(metrics, marker)
+        folder.complete(found, marker)
 
 
 def preamble(run_spec: spec.RunSpec, run_json: dict[str, Any]) -> list[str]:
@@ -404,18 +413,6 @@ def iteration_line(
 
 def perplexity(loss: float) -> float:
     return 2.718281828459045 ** min(loss, 20.0)  # Megatron-LM caps it there too
-
-
-def peak_bytes(device: Any) -> int:
-    """Most memory this rank held: allocated on CUDA, resident on CPU."""
-    import resource
-
-    import torch
-
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def start_profiler(run_spec: spec.RunSpec, folder: RunFolder) -> Any:
