@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.hardware import machine_of, planning_gpu
-from analysis.timemodel import Machine
+from analysis.timemodel import Machine, machine_of
 from models.errors import UsageError
+from models.hardware import planning_gpu
 from parallel.columns import Columns, columns
 
 NEEDED = ("gpu_type", "gpus", "hidden", "tp", "pp", "micro_batch", "seconds_per_iteration")

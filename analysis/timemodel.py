@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from models.hardware import LINKS, network_rate, planning_gpu
 from parallel.columns import Array, Columns
 
 FULL, SELECTIVE = 2, 1
@@ -43,6 +44,23 @@ class Machine:
     def stack(cls, machines: list["Machine"]) -> "Machine":
         """One machine a row."""
         return cls(*(np.array([getattr(m, f.name) for m in machines]) for f in fields(cls)))
+
+
+def machine_of(
+    gpu: str | None, cluster: str | None, gpus_per_node: float, width: int = 2
+) -> Machine:
+    """The machine of a card by name; the network from the cluster's description where it says.
+
+    Raises:
+        UsageError: no such card.
+    """
+    card = planning_gpu(gpu)
+    links = LINKS[card.name]
+    peak = card.peaks.get("fp16", 0.0)
+    if width == 4:
+        peak = card.peaks.get("tf32", card.peaks.get("fp32", peak / 8))
+    network = network_rate(cluster) or links.network * float(gpus_per_node)
+    return Machine(peak * 1e12, links.memory_rate, links.link, network, links.mesh)
 
 
 def passes(x: Columns) -> Array:

@@ -7,7 +7,6 @@ apart, never with sparsity. A name must identify one card: "H100" alone is an SX
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from models.errors import UsageError
 
@@ -193,20 +192,3 @@ def network_rate(cluster: str | None) -> float | None:
     if found := re.search(r"\b(EDR|HDR|NDR|Omni-Path|OPA)\b", text):
         return GBITS[found[1]] / 8 * 1e9
     return None
-
-
-def machine_of(gpu: str | None, cluster: str | None, gpus_per_node: float, width: int = 2) -> Any:
-    """The `Machine` of a card by name, the network from the cluster's description if that says.
-
-    Raises:
-        UsageError: no such card.
-    """
-    from analysis.timemodel import Machine
-
-    card = planning_gpu(gpu)
-    links = LINKS[card.name]
-    peak = card.peaks.get("fp16") if width == 2 else card.peaks.get("tf32", card.peaks.get("fp32"))
-    network = network_rate(cluster) or links.network * float(gpus_per_node)
-    return Machine(
-        (peak or card.peaks["fp16"] / 2) * 1e12, links.memory_rate, links.link, network, links.mesh
-    )
