@@ -18,19 +18,19 @@ NOISE = 0.04  # of one run's log time, before any was seen
 
 # name: (centre, width in log). Centres are per unit of the data sheet's rate, or seconds.
 PRIORS: dict[str, tuple[float, float]] = {
-    "gemm": (0.75, 0.15),
-    "sat": (128.0, 0.7),
+    "gemm": (0.82, 0.15),
+    "sat": (120.0, 0.7),
     "align": (0.3, 0.7),
-    "attn": (0.3, 0.5),
-    "mem": (0.8, 0.2),
-    "launch": (0.5e-3, 0.7),
-    "link": (0.75, 0.4),
+    "attn": (0.42, 0.5),
+    "mem": (0.95, 0.2),
+    "launch": (0.6e-3, 0.7),
+    "link": (0.8, 0.4),
     "gap": (0.3e-3, 1.0),
     "latency": (3e-5, 1.0),
     "network": (0.8, 0.5),
-    "p2p": (1.0, 0.7),
-    "exposed": (0.7, 0.7),
-    "step": (0.03, 1.0),
+    "p2p": (0.7, 0.7),
+    "exposed": (1.2, 0.7),
+    "step": (0.02, 1.0),
     "micro": (2e-3, 0.8),
     "engine": (1.05, 0.07),
 }

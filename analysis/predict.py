@@ -161,6 +161,85 @@ def _fill(rows, index, fit, predicted, spread, n_fit) -> None:
     n_fit[index] = fit.n
 
 
+def fit_memory(rows: Rows, chosen: np.ndarray) -> tuple[dict[str, float], float]:
+    """(memory constants, spread of log gigabytes) from rows with published peaks."""
+    from scipy.optimize import least_squares
+
+    names = list(memory.CONSTANTS)
+    centre = np.log([memory.CONSTANTS[n] for n in names])
+    width = np.array([0.4, 0.08])
+    if not len(chosen):
+        return dict(memory.CONSTANTS), 0.15
+    x, wanted = rows.x.take(chosen), np.log(rows.memory_gb[chosen])
+
+    def residuals(z: np.ndarray) -> np.ndarray:
+        constants = dict(zip(names, np.exp(centre + z * width), strict=True))
+        r = (np.log(memory.first_rank(x, constants) / memory.GB) - wanted) / 0.05
+        robust = np.sign(r) * np.sqrt(2 * (np.sqrt(1 + r * r) - 1) + 1e-12)
+        return np.concatenate([robust, z])
+
+    z = least_squares(residuals, np.zeros(len(names))).x
+    constants = dict(zip(names, np.exp(centre + z * width), strict=True))
+    errors = np.log(memory.first_rank(x, constants) / memory.GB) - wanted
+    n = len(chosen)
+    scale = 1.4826 * np.median(np.abs(errors))
+    return constants, float(np.sqrt((n * scale**2 + 5 * 0.05**2) / (n + 5)))
+
+
+def validate_memory(rows: Rows, calibrate_rows: int, split: str) -> tuple[Validation, dict]:
+    """Predict the gigabytes of every row that has them, and which rows do not fit.
+
+    Raises:
+        UsageError: nothing to score.
+    """
+    n = len(rows.ids)
+    why = [""] * n
+    for i in range(n):
+        if not rows.fit[i]:
+            why[i] = "LINT: the published row contradicts itself"
+        elif rows.status[i] != "ok" or not np.isfinite(rows.memory_gb[i]):
+            why[i] = f"no measured memory ({rows.status[i]})"
+        elif rows.guessed[i]:
+            why[i] = "width of the model not published"
+    scored = np.array([not w for w in why])
+    index = np.flatnonzero(scored)
+    if not len(index):
+        raise UsageError("no row has memory that can be scored")
+    predicted, spread, full = (np.full(n, np.nan) for _ in range(3))
+    n_fit = np.zeros(n, int)
+    keys = np.array(rows.cluster_key)
+    for cluster in sorted(set(rows.cluster_key)):
+        here = index[keys[index] == cluster]
+        others = np.flatnonzero((keys == cluster) & ~scored)
+        pairs = folds(rows, here, split) if len(here) else []
+        for known, unknown in [*pairs, (here, others)]:
+            count = calibrate_rows if len(known) else 0
+            chosen = known[fitting.choose(rows.x.take(known), count)] if count else known[:0]
+            constants, sigma = fit_memory(rows, chosen)
+            x = rows.x.take(unknown)
+            predicted[unknown] = memory.first_rank(x, constants) / memory.GB
+            full[unknown] = memory.peak(x, constants) / memory.GB
+            spread[unknown], n_fit[unknown] = sigma, len(chosen)
+    known_size = np.isfinite(rows.gpu_memory_gb) & ~rows.guessed
+    refuses = full > usable_gb(rows.gpu_memory_gb)
+    status = np.array(rows.status)
+    oom, ran = known_size & (status == "OOM"), known_size & (status == "ok") & rows.fit
+    refused = {
+        "oom": int(oom.sum()),
+        "oom_refused": int((oom & refuses).sum()),
+        "ran": int(ran.sum()),
+        "ran_refused": int((ran & refuses).sum()),
+        "wrong": [rows.ids[i] for i in np.flatnonzero((oom & ~refuses) | (ran & refuses))],
+    }
+    return Validation(rows, index, scored, why, predicted, spread, n_fit), refused
+
+
+def usable_gb(card: np.ndarray | float) -> np.ndarray | float:
+    """Gigabytes (1e9) of a card sold as `card` GB: it has as many GiB, less 1 % for ECC and the
+    driver."""
+    return card * 2**30 / 1e9 * 0.99
+
+
 def summary(found: Validation, what: str = "time") -> dict[str, Any]:
     """MAPE, n, coverage, noise, choice and every row, as JSON prints them."""
     rows, i = found.rows, found.index

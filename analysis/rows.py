@@ -133,6 +133,8 @@ def _derive(row: dict[str, str]) -> dict:
     offload = (row.get("offload") or "none").lower()
     off = 0 if offload in ("", "none", "no", "0") else 2 if "param" in offload else 1
     zero = _number(row, "zero_stage")
+    if zero is None and re.search(r"Megatron-DeepSpeed", engine):
+        zero = 1.0  # what its launch scripts set; 1.3B would not fit 16 GB without
     return {
         "layers": layers,
         "hidden": hidden,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from models.hardware import LINKS, network_rate, planning_gpu
+from models.memory import params, stage_layers
 from parallel.columns import Array, Columns
 
 FULL, SELECTIVE = 2, 1
@@ -158,22 +159,6 @@ def logits(x: Columns, machine: Machine, c: dict) -> Array:
     return gemm + loss
 
 
-def stage_layers(x: Columns) -> tuple[Array, Array, Array]:
-    """Layers of the (first, fullest middle, last) stage.
-
-    Where pp divides the layers, equal. Where it divides layers + 2, embedding and logits count as
-    a layer each (the BLOOM rule, `--pp-partition-method type:transformer|embedding`). Otherwise the
-    first stages take one more (DeepSpeed's partition_uniform).
-    """
-    even = x.layers % x.pp == 0
-    balanced = ~even & ((x.layers + 2) % x.pp == 0) & (x.pp > 1)
-    per = x.layers / x.pp
-    most = np.where(even, per, np.where(balanced, (x.layers + 2) / x.pp, np.ceil(per)))
-    first = np.where(balanced, most - 1, most)
-    last = np.where(even, per, np.where(balanced, most - 1, np.floor(per)))
-    return first, np.where(x.pp > 2, most, np.maximum(first, last)), last
-
-
 def stages(x: Columns, machine: Machine, c: dict) -> tuple[Array, Array]:
     """(slowest, mean) stage's seconds per micro-batch, forward and backward."""
     one, head = layer(x, machine, c), logits(x, machine, c)
@@ -200,11 +185,8 @@ def p2p(x: Columns, machine: Machine, c: dict) -> Array:
 
 def parameters(x: Columns) -> Array:
     """Trained parameters of the fullest rank: its share of layers and, at an end, the embedding."""
-    head = x.hidden / x.heads
-    block = x.hidden * (2.0 * x.hidden + 2.0 * head * x.kv_heads) + x.hidden * x.ffn * (2 + x.glu)
     first, middle, last = stage_layers(x)
-    ends = np.maximum(first, last) * block + x.vocab * x.hidden
-    return np.maximum(middle * block, ends) / x.tp
+    return np.maximum(params(x, middle, False), params(x, np.maximum(first, last), True))
 
 
 def ring_rate(x: Columns, machine: Machine, c: dict) -> Array:
