@@ -221,7 +221,7 @@ def validate_memory(rows: Rows, calibrate_rows: int, split: str) -> tuple[Valida
             full[unknown] = memory.peak(x, constants) / memory.GB
             spread[unknown], n_fit[unknown] = sigma, len(chosen)
     known_size = np.isfinite(rows.gpu_memory_gb) & ~rows.guessed
-    refuses = full > usable_gb(rows.gpu_memory_gb)
+    refuses = full > rows.gpu_memory_gb
     status = np.array(rows.status)
     oom, ran = known_size & (status == "OOM"), known_size & (status == "ok") & rows.fit
     refused = {
@@ -232,12 +232,6 @@ def validate_memory(rows: Rows, calibrate_rows: int, split: str) -> tuple[Valida
         "wrong": [rows.ids[i] for i in np.flatnonzero((oom & ~refuses) | (ran & refuses))],
     }
     return Validation(rows, index, scored, why, predicted, spread, n_fit), refused
-
-
-def usable_gb(card: np.ndarray | float) -> np.ndarray | float:
-    """Gigabytes (1e9) of a card sold as `card` GB: it has as many GiB, less 1 % for ECC and the
-    driver."""
-    return card * 2**30 / 1e9 * 0.99
 
 
 def summary(found: Validation, what: str = "time") -> dict[str, Any]:
@@ -317,6 +311,7 @@ def table(result: dict[str, Any], what: str = "time") -> Table:
         notes.append(
             f"out of memory: {said['oom_refused']} of {said['oom']} refused;"
             f" ran: {said['ran_refused']} of {said['ran']} refused"
+            + (f"; wrong: {', '.join(said['wrong'])}" if said["wrong"] else "")
         )
     notes += [f"left out {row['id']}: {row['reason']}" for row in result["left_out"]]
     return Table(columns, result["rows"], notes=notes)

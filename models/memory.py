@@ -54,7 +54,8 @@ def states(x: Any, n: np.ndarray) -> dict[str, np.ndarray]:
     gradients, 3 also weights.
 
     Adam in mixed precision holds a master weight and two moments in fp32 (12 bytes); in fp32 two
-    moments. DeepSpeed's optimizer also holds its shard of gradients in fp32 while it steps, and
+    moments. DeepSpeed's fp16 optimizer also holds its shard of gradients in fp32 (stage 3 steps in
+    sub-groups and holds little), and
     beside a bf16 engine's fp32 accumulator the bf16 gradients live on.
     """
     zero = x.zero_stage
@@ -62,7 +63,9 @@ def states(x: Any, n: np.ndarray) -> dict[str, np.ndarray]:
     mixed = x.width < 4
     both = x.deepspeed & (x.grad_width > x.width)
     per_grad = x.grad_width + np.where(both, x.width, 0)
-    per_optimizer = np.where(mixed, 12.0, 8.0) + np.where(x.deepspeed & mixed, 4.0, 0.0)
+    per_optimizer = np.where(mixed, 12.0, 8.0) + np.where(
+        x.deepspeed & mixed & (zero < 3) & ~both, 4.0, 0.0
+    )
     live = np.minimum(n, LIVE) * x.width * (zero == 3)
     return {
         "weights": n * x.width / shard(3) * np.where(x.offload == 2, 0.0, 1.0) + live,
@@ -89,18 +92,26 @@ def kept_per_layer(x: Any) -> np.ndarray:
     """What one layer keeps from forward to backward under its recompute policy."""
     everything = layer_activations(x)
     selective = everything - np.where(x.flash, 0.0, 1.0) * scores(x)
-    spread = x.sequence_parallel | (x.deepspeed & (x.zero_stage == 3))  # partitioned activations
-    edge = x.micro_batch * x.seq * x.hidden * x.width / np.where(spread, x.tp, 1.0)
+    edge = x.micro_batch * x.seq * x.hidden * x.width / np.where(x.sequence_parallel, x.tp, 1.0)
+    edge = np.where(_on_host(x), 0.0, edge)
     return np.select([x.recompute == FULL, x.recompute == SELECTIVE], [edge, selective], everything)
+
+
+def _on_host(x: Any) -> np.ndarray:
+    """Megatron-DeepSpeed's ZeRO-3 keeps activation checkpoints in host memory (--checkpoint-in-cpu
+    of its scripts): its published runs on Jean Zay hold micro-batches that fit no other way."""
+    return x.deepspeed & (x.zero_stage == 3) & (x.recompute == FULL)
 
 
 def in_flight(x: Any) -> tuple[np.ndarray, np.ndarray]:
     """Micro-batches' worth of a stage's layers that (the first, the last) stage holds at its peak.
 
-    1F1B: min(pp, n_micro) and 1. Interleaved: 1 + (pp - 1) / (pp vpp) times pp on the first [K 4].
+    1F1B: min(pp, n_micro) and 1 (2 in DeepSpeed, TrainSchedule.num_pipe_buffers). Interleaved:
+    1 + (pp - 1) / (pp vpp) times pp on the first [K 4].
     """
     deep = x.pp * (1.0 + np.where(x.vpp > 1, (x.pp - 1.0) / (x.pp * x.vpp), 0.0))
     last = np.where(x.vpp > 1, (x.pp * (x.vpp - 1.0) + 1.0) / x.vpp, 1.0)
+    last = np.where(x.deepspeed & (x.pp > 1), np.maximum(last, 2.0), last)
     return np.minimum(deep, x.n_micro), np.minimum(last, x.n_micro)
 
 
@@ -143,6 +154,8 @@ def parts(x: Any, stage: str = "first", constants: dict[str, Any] | None = None)
     n = params(x, layers, ends)
     kept = activations(x, layers, flying) * c["fragments"]
     head = logits(x) * (alone | (stage == "last")) * c["fragments"]
+    # Where checkpoints leave, what a layer works on and the logits take turns.
+    head = np.where(_on_host(x), np.maximum(head - kept, 0.0), head)
     return states(x, n) | {
         "activations": kept,
         "logits": head,
