@@ -324,8 +324,8 @@ class Run:
     """What the reader found in a run folder.
 
     state: complete, failed, interrupted or running; pending where a job was submitted and nothing
-    came of it yet. A run that says it is running, but whose process on this host is gone, died without a
-    word: it is failed, and `reason` says so.
+    came of it yet. A run that says it is running, but whose process on this host is gone, died
+    without a word: it is failed, and `reason` says so.
     verdict: the kind of failure, where Slurm was asked (slurm.status); its word is the last one,
     for a dead node leaves none in the folder.
     later: what became of a later job that came to no run.
