@@ -30,7 +30,7 @@ STARTED = time.perf_counter()
 from models.errors import UsageError  # noqa: E402  (the clock starts before the imports)
 from models.flops import tflops_per_gpu  # noqa: E402
 from parallel import engines, facts, heap, launch, metrics, spec, study, watch  # noqa: E402
-from parallel.artifacts import RunFolder  # noqa: E402
+from parallel.artifacts import RunFolder, read_breakdown  # noqa: E402
 
 
 class Parser(argparse.ArgumentParser):
@@ -132,7 +132,7 @@ def train(
 
     import torch
 
-    from parallel import data, kernels
+    from parallel import breakdown, data, kernels
 
     torch.set_num_threads(run_spec.threads)
     device = choose_device(run_spec, place)
@@ -166,8 +166,9 @@ def train(
         ):
             init_process_group(run_spec, device, place)
             began = True
+            books = breakdown.start(run_spec, device, place.rank, folder.path)
             engine = engines.load(run_spec, device, run_json["kernels"])
-            loop(run_spec, run_json, folder, engine, corpus, device, place)
+            loop(run_spec, run_json, folder, engine, corpus, device, place, books)
             engine.close()
         torch.distributed.destroy_process_group()
         return 0
@@ -241,11 +242,12 @@ def loop(
     corpus: Any,
     device: Any,
     place: launch.Launch,
+    books: Any,
 ) -> None:
     """Train for run_spec.steps optimizer steps; rank 0 logs and, at the end, says complete."""
     from tqdm import tqdm
 
-    from parallel import data, meters, profiler, ranges
+    from parallel import breakdown, data, meters, profiler, ranges
     from parallel.clock import Clock
     from parallel.optim import lr_at
 
@@ -300,12 +302,16 @@ def loop(
     evaluation_s = 0.0
     with profiler.attach(run_spec, mode, device, place.rank, folder.path) as profile:
         clock = Clock(device)
+        if books:
+            books.forget()  # the engine was built
         energy = meters.Energy(meters.visible_gpus(device))
         startup_s = time.perf_counter() - STARTED
         for step in range(run_spec.steps):
             lr = lr_at(run_spec, step)
             result = engine.step(batches(corpus.train, step), lr)
             step_s = clock.lap()
+            if books:
+                books.lap(step + 1, step_s)
             skipped += result.skipped
             nans += result.loss != result.loss
             if chief:
@@ -347,10 +353,16 @@ def loop(
                     )
                 evaluation_s += clock.lap()  # validation is not training time
                 energy.skip()
+                if books:
+                    books.forget()
             profile.step()
     bar.close()
     peak = meters.peak_memory(device)
     peak_all = meters.most_of_all_ranks(peak)  # complete means: every rank got here
+    if chief and books:
+        every_rank, _ = read_breakdown(folder.path, place.world_size)
+        for line in breakdown.epoch_lines(run_spec, every_rank, rows, validations):
+            say(line)
     if chief:
         measured = metrics.Measured(
             startup_s=startup_s,

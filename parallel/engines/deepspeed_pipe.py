@@ -10,6 +10,7 @@ import torch
 
 from parallel import deepspeed_common as common
 from parallel import layers
+from parallel.breakdown import name_group
 from parallel.engines import Batch, StepResult
 from parallel.optim import set_lr
 from parallel.ranges import timed
@@ -64,6 +65,8 @@ class DeepSpeedPipeEngine:
             group=grid.get_model_parallel_group(),
         )
         self.engine = common.initialize(spec, module, adam, mpu=None)
+        for tied_weights in module.tied_comms.values():
+            name_group(tied_weights["group"], "embedding")
         self.engine._INSTRUCTION_MAP = self.engine._INSTRUCTION_MAP | {
             instruction: timed(part, self.engine._INSTRUCTION_MAP[instruction])
             for instruction, part in (
