@@ -120,6 +120,7 @@ def _schema_2(record: Record, content: dict[str, Any]) -> None:
     facts["precision"] = precision if precision in ("fp32", "bf16", "fp16", "fp8") else None
     state(record, facts, "log")
     record.extra["epochs"] = epochs
+    record.extra["profiler"] = content.get("profiler")
     if accumulated and accumulated > 1:
         record.extra["micro_steps_per_step"] = accumulated
         record.notes.append(
