@@ -21,6 +21,7 @@ from parallel.work import WORK, steps_of
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 KERNELS = ("auto", "te", "apex", "torch")
+PROFILE_MODES = ("none", "nvtx", "torch")
 
 
 def _flag(
@@ -91,9 +92,14 @@ class RunSpec:
     # the machine
     device: str = _flag("auto", "auto is cuda where there is one", ("auto", "cpu", "cuda"))
     kernels: str = _flag("auto", "auto: Transformer Engine, apex, PyTorch, in that order", KERNELS)
+    compile: bool = _flag(False, "torch.compile the model (ddp; on CPU it needs a C++ compiler)")
     threads: int = _flag(1, "CPU threads per rank")
     deepspeed_config: str | None = _flag(None, "DeepSpeed JSON; other settings override", kind=str)
-    profile: str = _flag("none", "torch: Chrome trace of steps 3 to 5, rank 0", ("none", "torch"))
+    profile_mode: str = _flag(
+        "none", "nvtx: ranges for nsys; torch: ranges and a Chrome trace", PROFILE_MODES
+    )
+    profile_steps: str = _flag("3-5", "the steps that torch's trace holds, FIRST-LAST or one")
+    profile_ranks: str = _flag("0", "the ranks that write one: all, or numbers with commas")
     breakdown: bool = _flag(False, "where each rank's time goes, per iteration line (breakdown/)")
     log_interval: int = _flag(1, "steps between iteration lines")
     timeout_s: float = _flag(600.0, "seconds a collective may wait before the run fails")
@@ -185,11 +191,52 @@ class RunSpec:
             found.append(f"min_lr {self.min_lr:g} exceeds lr {self.lr:g}")
         if self.kernels in ("te", "apex") and self.device == "cpu":
             found.append(f"kernels {self.kernels} needs a GPU; on CPU use kernels torch")
+        if self.profile_mode == "torch":
+            found += _profile_problems(self)
         return found
 
     def settings(self) -> dict[str, Any]:
         """All fields as plain data, for run.json."""
         return asdict(self)
+
+
+def profiled_steps(spec: RunSpec) -> tuple[int, int]:
+    """The first and last step, from 1, that torch's profiler records.
+
+    Raises:
+        ValueError: not FIRST-LAST and not one number.
+    """
+    first, dash, last = spec.profile_steps.partition("-")
+    return int(first), int(last if dash else first)
+
+
+def profiled_ranks(spec: RunSpec) -> tuple[int, ...]:
+    """The ranks that write a torch trace.
+
+    Raises:
+        ValueError: neither `all` nor numbers with commas.
+    """
+    if spec.profile_ranks == "all":
+        return tuple(range(spec.gpus))
+    return tuple(map(int, spec.profile_ranks.split(",")))
+
+
+def _profile_problems(spec: RunSpec) -> list[str]:
+    found = []
+    try:
+        first, last = profiled_steps(spec)
+        if not 1 <= first <= last <= spec.steps:
+            found.append(
+                f"profile_steps {spec.profile_steps} is not within steps 1 to {spec.steps}"
+            )
+    except ValueError:
+        found.append(f"profile_steps must be FIRST-LAST or one number, not {spec.profile_steps!r}")
+    try:
+        if absent := [rank for rank in profiled_ranks(spec) if not 0 <= rank < spec.gpus]:
+            found.append(f"profile_ranks asks for rank {absent[0]}, but there are {spec.gpus}")
+    except ValueError:
+        found.append(f"profile_ranks must be all or numbers, not {spec.profile_ranks!r}")
+    return found
 
 
 def _kind_of(name: str) -> type:

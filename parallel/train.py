@@ -13,7 +13,6 @@ the run completes, training_metrics.json and RUN_COMPLETE.txt.
 """
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
@@ -30,7 +29,7 @@ STARTED = time.perf_counter()
 
 from models.errors import UsageError  # noqa: E402  (the clock starts before the imports)
 from models.flops import tflops_per_gpu  # noqa: E402
-from parallel import engines, facts, launch, metrics, spec, study, watch  # noqa: E402
+from parallel import engines, facts, heap, launch, metrics, spec, study, watch  # noqa: E402
 from parallel.artifacts import RunFolder, read_breakdown  # noqa: E402
 
 
@@ -137,6 +136,10 @@ def train(
 
     torch.set_num_threads(run_spec.threads)
     device = choose_device(run_spec, place)
+    if device.type == "cpu":
+        heap.keep()
+    if run_spec.compile:
+        kernels.check_compiler(device)
     corpus = data.load(run_spec.data, run_spec.seq_len, run_spec.model.vocab_size)
     run_json["data"] = {
         "path": corpus.train.path,
@@ -244,7 +247,7 @@ def loop(
     """Train for run_spec.steps optimizer steps; rank 0 logs and, at the end, says complete."""
     from tqdm import tqdm
 
-    from parallel import breakdown, data, meters, ranges
+    from parallel import breakdown, data, meters, profiler, ranges
     from parallel.clock import Clock
     from parallel.optim import lr_at
 
@@ -274,7 +277,8 @@ def loop(
         held_out = itertools.chain.from_iterable(
             batches(corpus.val, number) for number in range(run_spec.eval_steps)
         )
-        return engine.evaluate(held_out, run_spec.eval_steps * layout.n_micro)
+        with ranges.validation():
+            return engine.evaluate(held_out, run_spec.eval_steps * layout.n_micro)
 
     def say(line: str) -> None:
         folder.log(line)
@@ -289,12 +293,14 @@ def loop(
         for line in preamble(run_spec, run_json):
             say(line)
     bar = tqdm(total=run_spec.steps, desc=run_json["run"], unit="step", disable=not on_terminal)
-    profiler = start_profiler(run_spec, folder) if chief else contextlib.nullcontext()
+    # Inside `nsys profile` the ranges are there without being asked for.
+    mode = run_spec.profile_mode
+    mode = "nvtx" if mode == "none" and run_json["profiler"] else mode
     rows: list[dict[str, Any]] = []
     skipped = nans = 0
     since_line, validations = [], []
     evaluation_s = 0.0
-    with profiler:
+    with profiler.attach(run_spec, mode, device, place.rank, folder.path) as profile:
         clock = Clock(device)
         if books:
             books.forget()  # the engine was built
@@ -331,8 +337,6 @@ def loop(
                         print(line, flush=True)
                     since_line, skipped, nans = [], 0, 0
                 bar.update()
-            if hasattr(profiler, "step"):
-                profiler.step()
             last = step + 1 == run_spec.steps
             if last or (run_spec.eval_interval and (step + 1) % run_spec.eval_interval == 0):
                 energy.count()
@@ -351,6 +355,7 @@ def loop(
                 energy.skip()
                 if books:
                     books.forget()
+            profile.step()
     bar.close()
     peak = meters.peak_memory(device)
     peak_all = meters.most_of_all_ranks(peak)  # complete means: every rank got here
@@ -430,21 +435,6 @@ def iteration_line(
 
 def perplexity(loss: float) -> float:
     return 2.718281828459045 ** min(loss, 20.0)  # Megatron-LM caps it there too
-
-
-def start_profiler(run_spec: spec.RunSpec, folder: RunFolder) -> Any:
-    """torch's profiler over steps 3 to 5, or nothing."""
-    if run_spec.profile == "none":
-        return contextlib.nullcontext()
-    import torch
-
-    (folder.path / "profiles").mkdir(exist_ok=True)
-    return torch.profiler.profile(
-        schedule=torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1),
-        on_trace_ready=lambda p: p.export_chrome_trace(
-            str(folder.path / "profiles" / "trace_rank0.json")
-        ),
-    )
 
 
 if __name__ == "__main__":

@@ -29,11 +29,16 @@ class DDPEngine:
         self.model: nn.Module = module
         if spec.layout.dp > 1:
             ids = [device] if device.type == "cuda" else None
-            self.model = DistributedDataParallel(module, device_ids=ids)
+            # Gradients live in the buckets that are reduced: one copy less of each.
+            self.model = DistributedDataParallel(
+                module, device_ids=ids, gradient_as_bucket_view=True
+            )
             if hook := ddp_hook():
                 self.model.register_comm_hook(None, hook)
+        if spec.compile:
+            self.model.compile()
         self.parameters = list(module.parameters())
-        self.optimizer = adamw(self.parameters, spec, fused=device.type == "cuda")
+        self.optimizer = adamw(self.parameters, spec, fused=True)
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
 
     def _autocast(self) -> contextlib.AbstractContextManager:
