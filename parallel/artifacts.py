@@ -9,6 +9,7 @@ checkpoints/           the checkpoints themselves (parallel/saved.py)
 training_metrics.json  the summary (schema 2.0), when the run completed
 RUN_COMPLETE.txt       only when it truly completed
 breakdown/rank<r>.csv  with --breakdown: where the time went, one row per window of steps
+breakdown/epochs.log   the same per epoch and rank, as it was printed
 status.json            running, complete, interrupted (saved, to be gone on with) or failed, and why
 attempts/<n>/          the files of earlier runs in the same folder; nothing is lost
 <jobid>.submitted      what the job was to run, before there is a run.json
@@ -160,6 +161,10 @@ class RunFolder:
                     csv.writer(file).writerow(CHECKPOINT_COLUMNS)
                 csv.writer(file).writerow([row[name] for name in CHECKPOINT_COLUMNS])
 
+    def epochs(self, lines: list[str]) -> None:
+        """Write breakdown/epochs.log."""
+        (self.path / "breakdown" / "epochs.log").write_text("\n".join(lines) + "\n")
+
     def complete(self, metrics: dict[str, Any], marker: str) -> None:
         """Write the metrics, the marker and, last, the status that says complete."""
         write_json(self.path / "training_metrics.json", metrics)
@@ -209,14 +214,15 @@ class BreakdownFile:
     """The writer of one rank's breakdown/rank<r>.csv; each row is on disk when it is written."""
 
     def __init__(self, folder: Path, rank: int):
-        path = Path(folder) / "breakdown" / f"rank{rank}.csv"
-        path.parent.mkdir(exist_ok=True)
-        self._lines = path.open("w", buffering=1, newline="")
-        csv.writer(self._lines).writerow(BREAKDOWN_COLUMNS)
+        self._path = Path(folder) / "breakdown" / f"rank{rank}.csv"
+        self._path.parent.mkdir(exist_ok=True)
+        with self._path.open("w", newline="") as lines:
+            csv.writer(lines).writerow(BREAKDOWN_COLUMNS)
 
     def write(self, row: dict[str, Any]) -> None:
         """Append one window; an unknown value is empty."""
-        csv.writer(self._lines).writerow(map(_cell, (row[name] for name in BREAKDOWN_COLUMNS)))
+        with self._path.open("a", newline="") as lines:
+            csv.writer(lines).writerow(map(_cell, (row[name] for name in BREAKDOWN_COLUMNS)))
 
 
 def _cell(value: Any) -> Any:

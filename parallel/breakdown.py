@@ -58,7 +58,7 @@ from parallel.spec import RunSpec
 from parallel.volumes import wire_bytes
 
 CONTROL_BYTES = 64
-CALIBRATIONS = 8
+CALIBRATIONS = 32
 
 # ProcessGroup's method -> (the kind of collective, which argument is the payload).
 _CALLS = {

@@ -474,7 +474,9 @@ def loop(
     peak_all = meters.most_of_all_ranks(peak)  # complete means: every rank got here
     if chief and books:
         every_rank, _ = read_breakdown(folder.path, place.world_size)
-        for line in breakdown.epoch_lines(run_spec, every_rank, rows, validations):
+        lines = breakdown.epoch_lines(run_spec, every_rank, rows, validations)
+        folder.epochs(lines)
+        for line in lines:
             say(line)
     if chief:
         measured = metrics.Measured(

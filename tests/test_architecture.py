@@ -102,6 +102,8 @@ def reachable(start: Path) -> set[str]:
             "study",
             "artifacts",
             "launch",
+            "ranges",
+            "volumes",
             "sweep",
             "facts",
             "watch",
