@@ -117,6 +117,7 @@ class RunSpec:
     )
     profile_steps: str = _flag("3-5", "the steps that torch's trace holds, FIRST-LAST or one")
     profile_ranks: str = _flag("0", "the ranks that write one: all, or numbers with commas")
+    breakdown: bool = _flag(False, "where each rank's time goes, per iteration line (breakdown/)")
     log_interval: int = _flag(1, "steps between iteration lines")
     timeout_s: float = _flag(600.0, "seconds a collective may wait before the run fails")
     hang_s: float | None = _flag(

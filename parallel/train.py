@@ -44,7 +44,7 @@ from parallel import (  # noqa: E402
     study,
     watch,
 )
-from parallel.artifacts import RunFolder, read_run  # noqa: E402
+from parallel.artifacts import RunFolder, read_breakdown, read_run  # noqa: E402
 
 TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: interrupted, and saved
 
@@ -149,7 +149,7 @@ def train(
 
     import torch
 
-    from parallel import data, kernels
+    from parallel import breakdown, data, kernels
 
     torch.set_num_threads(run_spec.threads)
     device = choose_device(run_spec, place)
@@ -185,8 +185,11 @@ def train(
         ) as asked:
             init_process_group(run_spec, device, place)
             began = True
+            books = breakdown.start(run_spec, device, place.rank, folder.path)
             engine = engines.load(run_spec, device, run_json["kernels"])
-            done = loop(run_spec, run_json, folder, engine, corpus, device, place, source, asked)
+            done = loop(
+                run_spec, run_json, folder, engine, corpus, device, place, books, source, asked
+            )
             engine.close()
         torch.distributed.destroy_process_group()
         return 0 if done else TRY_AGAIN
@@ -288,16 +291,18 @@ def loop(
     corpus: Any,
     device: Any,
     place: launch.Launch,
+    books: Any,
     source: Path | None,
     asked: watch.Interruption,
 ) -> bool:
     """Train for run_spec.steps optimizer steps; rank 0 logs and, at the end, says complete.
 
-    source: rank 0's checkpoint to go on from. False when interrupted, with the state saved.
+    books: the breakdown of time, or None. source: rank 0's checkpoint to go on from.
+    False when interrupted, with the state saved.
     """
     from tqdm import tqdm
 
-    from parallel import data, meters, profiler, ranges
+    from parallel import breakdown, data, meters, profiler, ranges
     from parallel.checkpoint import Checkpointer
     from parallel.clock import Clock
     from parallel.optim import lr_at
@@ -401,12 +406,16 @@ def loop(
         if first == run_spec.steps:
             check(first)
         clock = Clock(device)
+        if books:
+            books.forget()  # the engine was built
         energy = meters.Energy(meters.visible_gpus(device))
         startup_s = time.perf_counter() - STARTED
         for step in range(first, run_spec.steps):
             lr = lr_at(run_spec, step)
             result = engine.step(batches(corpus.train, step), lr)
             step_s = clock.lap()
+            if books:
+                books.lap(step + 1, step_s)
             skipped += result.skipped
             nans += result.loss != result.loss
             if chief:
@@ -438,6 +447,8 @@ def loop(
                 check(step + 1)
                 evaluation_s += clock.lap()  # validation is not training time
                 energy.skip()
+                if books:
+                    books.forget()
             profile.step()
             if run_spec.save_interval:
                 energy.count()
@@ -461,6 +472,10 @@ def loop(
     bar.close()
     peak = meters.peak_memory(device)
     peak_all = meters.most_of_all_ranks(peak)  # complete means: every rank got here
+    if chief and books:
+        every_rank, _ = read_breakdown(folder.path, place.world_size)
+        for line in breakdown.epoch_lines(run_spec, every_rank, rows, validations):
+            say(line)
     if chief:
         measured = metrics.Measured(
             startup_s=startup_s,

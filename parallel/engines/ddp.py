@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from parallel.breakdown import ddp_hook
 from parallel.checkpoint import State, adam_step, adam_tensors, hold, set_adam_step, share
 from parallel.engines import Batch, StepResult
 from parallel.optim import adamw, set_lr
@@ -33,6 +34,8 @@ class DDPEngine:
             self.model = DistributedDataParallel(
                 module, device_ids=ids, gradient_as_bucket_view=True
             )
+            if hook := ddp_hook():
+                self.model.register_comm_hook(None, hook)
         if spec.compile:
             self.model.compile()
         self.parameters = list(module.parameters())

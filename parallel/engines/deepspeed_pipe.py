@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from parallel import deepspeed_common as common
 from parallel import layers
+from parallel.breakdown import name_group
 from parallel.checkpoint import State, share
 from parallel.engines import Batch, StepResult
 from parallel.optim import set_lr
@@ -66,6 +67,8 @@ class DeepSpeedPipeEngine:
             group=grid.get_model_parallel_group(),
         )
         self.engine = common.initialize(spec, module, adam, mpu=None)
+        for tied_weights in module.tied_comms.values():
+            name_group(tied_weights["group"], "embedding")
         self.engine._INSTRUCTION_MAP = self.engine._INSTRUCTION_MAP | {
             instruction: timed(part, self.engine._INSTRUCTION_MAP[instruction])
             for instruction, part in (

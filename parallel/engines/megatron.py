@@ -18,6 +18,7 @@ from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
 from parallel import layers
+from parallel.breakdown import name_group
 from parallel.checkpoint import State, adam_step, adam_tensors, hold, set_adam_step, share
 from parallel.engines import Batch, StepResult
 from parallel.optim import set_lr
@@ -74,6 +75,7 @@ class MegatronEngine:
         for group in self.optimizer.param_groups:  # Megatron-LM's scheduler does this every step
             group["weight_decay"] = spec.weight_decay * group["wd_mult"]
         config.timers = MegatronTimers()
+        name_group(parallel_state.get_embedding_group(check_initialized=False), "embedding")
         config.grad_scale_func = self.optimizer.scale_loss
         config.finalize_model_grads_func = finalize_model_grads
         if ddp.overlap_grad_reduce:
