@@ -32,6 +32,8 @@ STEP_COLUMNS = (
     "skipped",
     "tokens",
 )
+SCHEMA_VERSION = "1"  # of run.json
+METRICS_VERSION = "2.0"  # of training_metrics.json
 RUNNING, COMPLETE, FAILED = "running", "complete", "failed"
 
 
@@ -195,6 +197,11 @@ def read_run(path: Path) -> Run:
         raise UsageError(f"{path / 'run.json'} is damaged: {error}") from error
     if not isinstance(facts, dict) or "run" not in facts:
         raise UsageError(f"{path / 'run.json'} is damaged: it names no run")
+    if facts.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
+        raise UsageError(
+            f"{path / 'run.json'}: schema_version {facts['schema_version']!r} is not known"
+            f" ({SCHEMA_VERSION!r} is)"
+        )
     status = read_status(path)
     state, reason = status.get("state", FAILED), status.get("reason", "no status.json")
     missing = [
@@ -210,7 +217,25 @@ def read_run(path: Path) -> Run:
             run.metrics = json.loads((path / "training_metrics.json").read_text())
         except ValueError as error:
             raise UsageError(f"{path / 'training_metrics.json'} is damaged: {error}") from error
+        _check_metrics(run)
     return run
+
+
+def _check_metrics(run: Run) -> None:
+    """Refuse metrics of a schema that is not known, or of another number of ranks.
+
+    Raises:
+        UsageError: it names the file and both values.
+    """
+    path, version = run.path / "training_metrics.json", run.metrics.get("schema_version")
+    if version != METRICS_VERSION:
+        raise UsageError(
+            f"{path}: schema_version {version!r} is not known ({METRICS_VERSION!r} is)"
+        )
+    ranks = run.metrics.get("hardware", {}).get("world_size")
+    started = (run.facts.get("layout") or {}).get("world_size")
+    if None not in (ranks, started) and ranks != started:
+        raise UsageError(f"{path}: {ranks} ranks, but run.json started {started}")
 
 
 def _is_gone(status: dict[str, Any]) -> bool:
