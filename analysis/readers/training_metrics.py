@@ -6,6 +6,7 @@ nothing is accumulated; its statistics are kept as printed.
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from analysis.readers._lines import number
 from analysis.readers._log import Log
 from analysis.readers._settings import state
 from analysis.records import Record, Refusal
+from parallel.artifacts import METRICS_VERSION
 
 FORMAT = "training_metrics.json"
 MARKS = (
@@ -48,6 +50,13 @@ def read(log: Log) -> Record:
         raise Refusal(str(log.path), f"damaged {FORMAT}: {error}") from error
     if not isinstance(content, dict):
         raise Refusal(str(log.path), f"not a {FORMAT}: no JSON object")
+    version = content.get("schema_version")
+    if "train_time_per_epoch" in content and "epochs" in content:
+        raise Refusal(str(log.path), "mixed schemas: both the short form's fields and schema 2.0's")
+    if "train_time_per_epoch" not in content and version != METRICS_VERSION:
+        raise Refusal(
+            str(log.path), f"schema_version {version!r} is not known ({METRICS_VERSION!r} is)"
+        )
     (_short if "train_time_per_epoch" in content else _schema_2)(record, content)
     record.extra["whole_run"] = True
     return record
@@ -128,4 +137,11 @@ def _schema_2(record: Record, content: dict[str, Any]) -> None:
         )
     if len(epochs):
         record.notes.append("one entry per epoch: the mean over its micro-steps")
-    record.completed = bool((content.get("completion") or {}).get("printed_marker", True))
+    completion = content.get("completion") or {}
+    record.completed = bool(completion.get("printed_marker", True))
+    marker = completion.get("run_complete_file")
+    # Only a file that still has its own name lies in the run's own folder.
+    path = Path(record.source)
+    if path.name == FORMAT and marker and not (path.parent / marker).exists():
+        record.completed = False
+        record.notes.append(f"no completion marker: {marker} is not beside it")
