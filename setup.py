@@ -9,19 +9,25 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=["models", "parallel", "parallel.engines", "slurm", "analysis", "analysis.readers"],
-    package_data={"slurm": ["*.toml"]},
+    package_data={"slurm": ["*.toml"], "parallel": ["*.json"]},
     install_requires=[
         "torch==2.13.0",
         "deepspeed==0.19.8",
         "megatron-core==0.16.1",
         "transformers==5.23.0",
         "tokenizers==0.23.3",
+        "safetensors==0.8.0",
         "numpy==2.4.6",
         "pandas==3.1.1",
         "matplotlib==3.11.2",
         "tqdm==4.70.1",
     ],
     extras_require={
-        "test": ["pytest==9.2.0", "hypothesis==6.170.15", "ruff==0.17.5"],
+        "test": [
+            "pytest==9.2.0",
+            "hypothesis==6.170.15",
+            "jsonschema==4.26.0",
+            "ruff==0.17.5",
+        ],
     },
 )

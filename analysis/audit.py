@@ -21,7 +21,6 @@ from pathlib import Path
 if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from analysis.hardware import find_gpu, peak_tflops
 from analysis.markdown import (
     Document,
     PublishedTable,
@@ -38,6 +37,7 @@ from analysis.tables import json_objects
 from models.config import GPTConfig
 from models.errors import UsageError
 from models.flops import CONVENTIONS
+from models.hardware import find_gpu, peak_tflops
 
 FAR_APART = 1.2  # slowest over fastest of identical configurations that is worth a finding
 SLOWEST_RANK = 1.02  # slowest rank over the mean over ranks

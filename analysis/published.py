@@ -15,17 +15,19 @@ import numpy as np
 from analysis import scaling
 from analysis.audit import Context, audit_rows
 from analysis.compare import REPEAT_COLUMNS, spread
-from analysis.hardware import mfu
 from analysis.markdown import Row, read_csv, row_tflops
 from analysis.tables import Column, Table
 from models.config import GPTConfig
 from models.errors import UsageError
 from models.flops import CONVENTIONS, tflops_per_gpu
+from models.hardware import mfu
+from models.storage import checkpoint_bytes, state_bytes, weights_bytes
 
 FOLDER = Path(__file__).resolve().parent.parent / "logs" / "published"
 JEAN_ZAY = "seed003_jeanzay_v100.csv"
 DATA_PARALLEL = "gpt2_data_parallel.csv"
 EPOCHS = "gpt_epochs.csv"
+CHECKPOINTS = "seed003_checkpoint_save.csv"
 
 
 def _rows(name: str) -> list[Row]:
@@ -139,25 +141,38 @@ def repeats() -> Table:
     return Table([*REPEAT_COLUMNS, Column("lines", "lines")], rows)
 
 
-def checkpoints() -> Table:
-    """The time to save a checkpoint, and what that is per billion parameters."""
-    rows = [
-        {
-            "nodes": row.number("nodes"),
-            "gpus": row.number("gpus"),
-            "params_b": row.number("params_b"),
-            "save_s": row.number("savems") / 1000,
-            # 14 bytes per parameter: 2 of weights, 12 of optimizer state and fp32 copy
-            "gb_per_s": 14 * row.number("params_b") / (row.number("savems") / 1000),
-        }
-        for row in _rows("seed003_checkpoint_save.csv")
-    ]
+def checkpoints(path: Path = FOLDER / CHECKPOINTS) -> Table:
+    """The time to save a checkpoint, and the bytes and rates that follow at 2 + 12 per parameter.
+
+    Raises:
+        UsageError: it is no table of saves.
+    """
+    rows = []
+    for row in read_csv(path, ("gpus", "params_b", "savems")).rows:
+        gpus, size, save_ms = (row.number(k) for k in ("gpus", "params_b", "savems"))
+        known = size and save_ms
+        rate = checkpoint_bytes(size) / (save_ms / 1000) if known else None
+        rows.append(
+            {
+                "nodes": row.number("nodes"),
+                "gpus": gpus,
+                "params_b": size,
+                "save_ms": save_ms,
+                "weights_tb": weights_bytes(size) / 1000 if size else None,
+                "state_tb": state_bytes(size) / 1000 if size else None,
+                "gb_per_s": rate,
+                "gb_per_s_per_gpu": rate / gpus if rate and gpus else None,
+            }
+        )
     columns = [
         Column("nodes", "nodes", ".0f"),
         Column("gpus", "GPUs", ".0f"),
         Column("params_b", "size (B)", "g"),
-        Column("save_s", "seconds (published)", ".2f"),
-        Column("gb_per_s", "GB/s at 14 bytes per parameter", ".1f"),
+        Column("save_ms", "ms (published)", ".2f"),
+        Column("weights_tb", "weights TB (2P)", ".3f"),
+        Column("state_tb", "state TB (12P)", ".3f"),
+        Column("gb_per_s", "GB/s", ".1f"),
+        Column("gb_per_s_per_gpu", "GB/s per GPU", ".3f"),
     ]
     return Table(columns, rows)
 

@@ -13,7 +13,6 @@ import argparse
 import math
 import sys
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import numpy as np
 from analysis.records import Record
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
 from models.errors import UsageError
+from parallel.steady import MIN_STEADY, Steady, steady
 
 # A failure's kind as the readers name it -> the verdict.
 VERDICTS = {
@@ -39,123 +39,6 @@ VERDICTS = {
 MANY_SKIPPED = 0.1  # share of skipped iterations that is worth a word; fp16 skips one or two
 UNEVEN = 0.2  # share of spikes above which the median hides how slow the run was
 EXPLODED = 1.5  # the loss at the end over the lowest it had been
-
-SPIKE_MADS = 5.0  # robust standard deviations above the median that make a step a spike
-SPIKE_SHARE = 0.05  # and at least this share above it, or a very even run has "spikes" of noise
-FALLEN = 0.02  # how much faster the second half may be before the warm-up is not over
-MIN_STEADY = 6  # the fewest points of which min and max bracket the median with 95 % confidence
-
-
-@dataclass(frozen=True)
-class Steady:
-    """A steady step time. `ci95` is None where there are too few points for one.
-
-    step_s: median seconds per iteration; n: how many logged iterations it is of; first: index of
-    the first of them; spikes: how many of them are outliers above (evaluation, checkpoints).
-    settled: False when its second half was still faster than its first: the warm-up was not over.
-    """
-
-    step_s: float
-    n: int
-    ci95: tuple[float, float] | None
-    first: int
-    spikes: int
-    settled: bool = True
-
-
-def _spike_bound(step_s: np.ndarray) -> float:
-    middle = float(np.median(step_s))
-    mad = 1.4826 * float(np.median(np.abs(step_s - middle)))
-    return middle + max(SPIKE_MADS * mad, SPIKE_SHARE * middle)
-
-
-def warmup_end(step_s: np.ndarray) -> int:
-    """How many iterations at the start are warm-up.
-
-    First the truncation that MSER chooses (White 1997, "An effective truncation heuristic for bias
-    reduction in simulation output"): the d, up to half of all, that minimises the standard error
-    of the mean of the rest, sum of squares / (n - d)^2. Spikes are cut to the bound that the last
-    half sets, so that a checkpoint near the end does not count as noise that only a longer warm-up
-    could outweigh. Then, because a warm-up is slow, only up to the last of these iterations that
-    is slow enough to be a spike of the rest: a run that slows down later keeps its fast start.
-    """
-    n = len(step_s)
-    if n < 4:
-        return min(1, n - 1) if n > 1 else 0  # the first iteration compiles and allocates
-    x = np.minimum(step_s, _spike_bound(step_s[n // 2 :]))
-    left = np.arange(n, 0, -1)  # points that remain when d = 0, 1, ... are dropped
-    total, squares = np.cumsum(x[::-1])[::-1], np.cumsum(x[::-1] ** 2)[::-1]
-    error = (squares - total**2 / left) / left.astype(float) ** 2
-    d = int(np.argmin(np.maximum(error[: n // 2 + 1], 0.0).round(18)))
-    slow = np.flatnonzero(step_s[:d] > _spike_bound(step_s[d:]))
-    return int(slow[-1]) + 1 if len(slow) else 0
-
-
-@cache
-def _median_rank(n: int) -> int:
-    """The largest k so that the k-th smallest and largest of n bracket the median at 95 %."""
-    if n > 1000:  # the normal approximation, exact to a rank from here on
-        return int(math.floor(n / 2 - 0.98 * math.sqrt(n)))
-    ways, tail, k = 1, 1, 0  # ways to have k points below the median, and up to k
-    while 2 * tail <= 0.05 * 2**n:
-        k += 1
-        ways = ways * (n - k + 1) // k
-        tail += ways
-    return max(k, 1)
-
-
-def median_ci95(x: np.ndarray) -> tuple[float, float] | None:
-    """A 95 % interval on the median that assumes no distribution, from order statistics.
-
-    The number of n independent points below the median is binomial(n, 1/2); the interval is from
-    the k-th smallest to the k-th largest with the largest k whose coverage is at least 95 %.
-    None below six points: even the whole range then covers less than 95 %.
-    """
-    n = len(x)
-    if n < MIN_STEADY:
-        return None
-    k = _median_rank(n)
-    ordered = np.sort(x)
-    return float(ordered[k - 1]), float(ordered[n - k])
-
-
-def steady(
-    step_s: np.ndarray,
-    skipped: np.ndarray | None = None,
-    iteration: np.ndarray | None = None,
-    window: tuple[int, int] | None = None,
-    rule: str = "median",
-) -> Steady | None:
-    """THE steady step time, by which every table here is made; None where nothing was timed.
-
-    1. Iterations without a time are left out, and so are those that skipped the optimizer (an
-       fp16 overflow), unless every one did.
-    2. The warm-up is found by `warmup_end` and dropped.
-    3. The median of the rest: a spike (evaluation, checkpoint) moves it by one rank at most, and
-       is counted. Its interval is `median_ci95`'s.
-
-    `window` (first, last), inclusive, in the log's own iteration numbers, replaces 1 and 2.
-    `rule` "seed" is the Jean Zay one-liner's: the mean of all, cut to whole seconds.
-    """
-    step_s = np.asarray(step_s, dtype=float)
-    kept = np.isfinite(step_s)
-    if window is not None:
-        numbers = np.arange(len(step_s)) if iteration is None else np.asarray(iteration)
-        kept &= (numbers >= window[0]) & (numbers <= window[1])
-    elif rule != "seed" and skipped is not None and len(skipped) == len(step_s):
-        stepped = kept & ~(np.nan_to_num(np.asarray(skipped, dtype=float)) > 0)
-        kept = stepped if stepped.any() else kept
-    where = np.flatnonzero(kept)
-    if not len(where):
-        return None
-    x = step_s[where]
-    if rule == "seed":
-        return Steady(float(int(x.mean())), len(x), None, int(where[0]), 0)
-    drop = 0 if window is not None else warmup_end(x)
-    x = x[drop:]
-    settled = window is not None or len(x) < 2 * MIN_STEADY or not _falls(x)
-    spikes = int(np.sum(x > _spike_bound(x)))
-    return Steady(float(np.median(x)), len(x), median_ci95(x), int(where[drop]), spikes, settled)
 
 
 def step_times(record: Record) -> np.ndarray:
@@ -182,14 +65,6 @@ def timed(
 ) -> Steady | None:
     """`steady` of a run's optimizer steps: how every command here takes a step time."""
     return steady(step_times(record), record.skipped, record.iteration, window, rule)
-
-
-def _falls(x: np.ndarray) -> bool:
-    """Whether the second half is faster than the first by more than noise and by a share."""
-    half = len(x) // 2
-    interval, later = median_ci95(x[:half]), float(np.median(x[half:]))
-    share = later / float(np.median(x[:half]))
-    return interval is not None and later < interval[0] and share < 1 - FALLEN
 
 
 @dataclass

@@ -7,6 +7,9 @@ them is written by this command and by nobody else. NAME is one of
 
     tflops PATH [--convention C] [--baseline NAME]    the scaling table of runs
     parity PATH                                       their parity table
+    saves PATH...                                     what runs' checkpoints cost
+    compare PATH...                                   a study's configurations and its baseline
+    scaling PATH... [--baseline NAME]                 the curve over repeats
     audit PATH...                                     what is wrong with published tables
     jeanzay FIRST-LAST                                published rows of these lines, recomputed
     repeats | checkpoints | big-purple | t4 | bucket-ab | epochs | phases | sc21-days
@@ -54,6 +57,28 @@ def _parity(arguments: list[str]) -> str:
     return table(verify(runs).values(), ", ".join(baselines)).render("markdown")
 
 
+def _saves(arguments: list[str]) -> str:
+    from analysis.checkpoints import report
+
+    return report([ROOT / path for path in arguments]).render("markdown")
+
+
+def _compare(arguments: list[str]) -> str:
+    from analysis.compare import report
+
+    return report([ROOT / path for path in arguments]).render("markdown")
+
+
+def _scaling(arguments: list[str]) -> str:
+    from analysis.scaling import report
+
+    parser = _Parser("scaling")
+    parser.add_argument("paths", nargs="+", type=Path)
+    parser.add_argument("--baseline")
+    given = parser.parse_args(arguments)
+    return report([ROOT / path for path in given.paths], given.baseline).render("markdown")
+
+
 def _audit(arguments: list[str]) -> str:
     from analysis.audit import audit_paths
 
@@ -87,6 +112,9 @@ def _published(name: str) -> Callable[[list[str]], str]:
 REPORTS: dict[str, Callable[[list[str]], str]] = {
     "tflops": _tflops,
     "parity": _parity,
+    "saves": _saves,
+    "compare": _compare,
+    "scaling": _scaling,
     "audit": _audit,
     "jeanzay": _jean_zay,
     "repeats": _published("repeats"),

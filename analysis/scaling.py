@@ -12,7 +12,7 @@ import argparse
 import statistics
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,12 @@ AXES = ("engine", "gpus", "tp", "pp", "vpp", "dp", "micro_batch", "global_batch"
 def configuration(record: Record) -> tuple:
     """What two runs must share to be repeats of each other."""
     facts = [getattr(record, k) for k in (*AXES, "precision", "recompute", "zero_stage")]
-    return (*facts, record.params, tuple(sorted(record.model.items())), record.extra.get("run"))
+    return (*facts, record.params, tuple(sorted(record.model.items())), named(record))
+
+
+def named(record: Record) -> str | None:
+    """What a study calls the configuration: the run's name without its repeat."""
+    return record.extra.get("configuration") or record.extra.get("run")
 
 
 @dataclass(frozen=True)
@@ -186,10 +191,56 @@ def table(rows: list[dict[str, Any]], share: float | None, scaling: str, baselin
     return Table(columns, rows, notes=notes)
 
 
+def report(
+    paths: list[Path],
+    baseline: str | None = None,
+    scaling: str = "strong",
+    arguments: argparse.Namespace | None = None,
+) -> Table:
+    """The scaling curve of what is at the paths; `arguments` may hold time and fact flags.
+
+    Raises:
+        UsageError: nothing could be read or timed, or there is no such baseline.
+    """
+    from analysis.load import load, name_of
+    from analysis.quality import judge, timed
+
+    window, rule = getattr(arguments, "window", None), getattr(arguments, "rule", "median")
+    records, refused = load(paths, arguments)
+    points, left_out = [], list(refused)
+    for record in records:
+        time = timed(record, window, rule)
+        if time is None or not time.step_s > 0 or not record.gpus:
+            left_out.append(f"{name_of(record)}: no steady time or no number of GPUs")
+        elif judge(record, time).unfit or record.oversubscribed:
+            left_out.append(f"{name_of(record)}: {'; '.join(judge(record, time).flags)}")
+        else:
+            point = Point(name_of(record), record.gpus, time.step_s, configuration(record))
+            points.append((record, point))
+    if not points:
+        raise UsageError("; ".join(left_out))
+    wanted = [pair for pair in points if baseline in (pair[1].name, named(pair[0]))]
+    if baseline and not wanted:
+        raise UsageError(
+            f"no timed run called {baseline!r}; there are: {', '.join(p.name for _, p in points)}"
+        )
+    base, start = min(wanted or points, key=lambda pair: pair[1].gpus)
+    fair = []
+    for record, point in points:
+        if unfair := differences(record, base, scaling):
+            left_out.append(f"{point.name}: invalid comparison: {'; '.join(unfair)}")
+        else:
+            fair.append(replace(point, name=named(record) or point.name))
+    rows, share = curve(fair, replace(start, name=named(base) or start.name), scaling)
+    shown = table(rows, share, scaling, f"{named(base) or name_of(base)} ({base.gpus} GPUs)")
+    shown.notes += [f"left out: {line}" for line in left_out]
+    return shown
+
+
 def main(argv: list[str] | None = None) -> int:
     """Print the scaling curve of what is at the paths."""
-    from analysis.load import add_fact_flags, load, name_of
-    from analysis.quality import add_time_flags, judge, timed
+    from analysis.load import add_fact_flags
+    from analysis.quality import add_time_flags
 
     parser = argparse.ArgumentParser(
         prog="python -m analysis.scaling",
@@ -204,38 +255,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
     try:
-        records, refused = load(arguments.paths, arguments)
-        points, left_out = [], list(refused)
-        for record in records:
-            time = timed(record, arguments.window, arguments.rule)
-            if time is None or not time.step_s > 0 or not record.gpus:
-                left_out.append(f"{name_of(record)}: no steady time or no number of GPUs")
-            elif judge(record, time).unfit or record.oversubscribed:
-                left_out.append(f"{name_of(record)}: {'; '.join(judge(record, time).flags)}")
-            else:
-                point = Point(name_of(record), record.gpus, time.step_s, configuration(record))
-                points.append((record, point))
-        if not points:
-            raise UsageError("; ".join(left_out))
-        named = [pair for pair in points if pair[1].name == arguments.baseline]
-        if arguments.baseline and not named:
-            raise UsageError(
-                f"no timed run called {arguments.baseline!r};"
-                f" there are: {', '.join(p.name for _, p in points)}"
-            )
-        baseline, start = min(named or points, key=lambda pair: pair[1].gpus)
-        fair = []
-        for record, point in points:
-            if unfair := differences(record, baseline, arguments.scaling):
-                left_out.append(f"{point.name}: invalid comparison: {'; '.join(unfair)}")
-            else:
-                fair.append(point)
-        rows, share = curve(fair, start, arguments.scaling)
+        shown = report(arguments.paths, arguments.baseline, arguments.scaling, arguments=arguments)
     except UsageError as error:
         print(f"analysis.scaling: {error}", file=sys.stderr)
         return 2
-    shown = table(rows, share, arguments.scaling, f"{name_of(baseline)} ({baseline.gpus} GPUs)")
-    shown.notes += [f"left out: {line}" for line in left_out]
     text = shown.render(arguments.format)
     print(emphasise(text) if arguments.format == "text" else text, end="")
     return 0

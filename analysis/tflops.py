@@ -19,17 +19,18 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from analysis import scaling
-from analysis.hardware import mfu
 from analysis.load import add_fact_flags, load, name_of
 from analysis.parity import verify
-from analysis.quality import Steady, add_time_flags, describe_rule, judge, summary, timed
+from analysis.quality import add_time_flags, describe_rule, judge, summary, timed
 from analysis.readers.run_folder import oversubscribed
 from analysis.records import Record
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
 from models.config import GPTConfig
 from models.errors import UsageError
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
+from models.hardware import mfu
 from parallel.artifacts import read_run
+from parallel.steady import Steady
 
 SAME_MODEL = 0.05  # parameters printed over those of a GPT of the printed shapes, less one
 

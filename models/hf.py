@@ -1,8 +1,37 @@
-"""Hugging Face: the GPT-2 model class with our starting weights, and tokenizers from a local path.
+"""Hugging Face: GPT-2 directories in and out, its model class with our weights, its tokenizers.
 
-The only file that imports transformers.
+    python -m models.hf import GPT2_DIR FOLDER [--dtype D] [--vocab-size N]
+    python -m models.hf export RUN|FOLDER GPT2_DIR [--dtype D] [--tokenizer PATH]
+
+`import` turns a GPT-2 directory (config.json and model.safetensors, in one file or with an index)
+into a weights-only folder, from which training starts on any engine and layout. `export` turns
+the newest weights-only export of a run, or such a folder, into a directory that
+`GPT2LMHeadModel.from_pretrained` loads and generates text with. In fp32 the logits agree to 1e-4;
+in bf16 they are what 8 bits of mantissa leave.
+
+    python -m models.hf import ~/gpt2 data/gpt2-weights
+    python -m models.hf export logs/parity/ddp out/ddp --tokenizer ~/gpt2
+
+dtype        fp32, bf16 or fp16; without it, what is stored.
+vocabulary   our weights hold one row for every id and none for padding. Rows beyond config.json's
+             vocab_size are cut on import; where config.json counts the padding too (50304 for
+             50257 ids), --vocab-size 50257 cuts it. Keeping more rows than there are, or fewer
+             than the tokenizer beside has ids, is refused. An export is never padded.
+tokenizer    the files of one beside the weights go along as they are; --tokenizer names another (a
+             folder or a tokenizer.json), whose end-of-text id goes into config.json.
+refused      in one line with the numbers: another architecture (rotary positions, RMSNorm, ...),
+             activation, LayerNorm epsilon or attention scale, an output layer that is not tied,
+             tensors that do not fit config.json; and pickles (pytorch_model.bin), which can run
+             code when they are read: where you trust one, load it with transformers and save it
+             again with save_pretrained().
+ignored      dropout: our GPT trains without.
+
+A folder is written aside and renamed when it is whole; one that exists is never overwritten.
+The only file that imports transformers. Exits 2 when it refuses.
 """
 
+import argparse
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -10,19 +39,19 @@ from pathlib import Path
 from torch import Tensor, nn
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from models.config import LAYER_NORM_EPS, GPTConfig
+from models.config import GPTConfig
 from models.errors import UsageError
 from models.gpt import fill, init_parameter, mean_loss
-
-# Our parameter name inside a block -> GPT2LMHeadModel's. Its Conv1D stores [in, out].
-_BLOCK_NAMES = {
-    "norm1": "ln_1",
-    "attn.qkv": "attn.c_attn",
-    "attn.out": "attn.c_proj",
-    "norm2": "ln_2",
-    "mlp.up": "mlp.c_fc",
-    "mlp.down": "mlp.c_proj",
-}
+from models.hf_files import (
+    export_gpt2,
+    find_weights,
+    hugging_face_config,
+    import_gpt2,
+    reference_name,
+    to_hugging_face,
+    tokenizer_files,
+)
+from models.storage import BYTES
 
 
 class HuggingFaceGPT2(nn.Module):
@@ -31,54 +60,12 @@ class HuggingFaceGPT2(nn.Module):
     def __init__(self, config: GPTConfig, recompute: bool = False):
         super().__init__()
         self.config = config
-        self.gpt2 = GPT2LMHeadModel(
-            GPT2Config(
-                n_layer=config.n_layer,
-                n_embd=config.hidden,
-                n_head=config.n_head,
-                n_inner=config.ffn_hidden,
-                vocab_size=config.vocab_size,
-                n_positions=config.max_seq_len,
-                layer_norm_epsilon=LAYER_NORM_EPS,
-                activation_function="gelu_new",
-                embd_pdrop=0.0,
-                attn_pdrop=0.0,
-                resid_pdrop=0.0,
-                use_cache=False,
-                bos_token_id=None,
-                eos_token_id=None,
-            )
-        )
+        self.gpt2 = GPT2LMHeadModel(GPT2Config(**hugging_face_config(config), use_cache=False))
         if recompute:
             self.gpt2.gradient_checkpointing_enable({"use_reentrant": False})
 
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor) -> Tensor:
         return mean_loss(self.gpt2(tokens_BS).logits, labels_BS)
-
-
-def reference_name(name: str) -> str:
-    """The reference GPT's name of the parameter that HuggingFaceGPT2 calls `name`."""
-    name = name.removeprefix("gpt2.").removeprefix("transformer.")
-    top = {"wte": "embedding.word", "wpe": "embedding.position", "ln_f": "norm"}
-    stem, kind = name.rsplit(".", 1)
-    if stem in top:
-        return f"{top[stem]}.{kind}"
-    _, index, inner = stem.split(".", 2)
-    ours = {theirs: ours for ours, theirs in _BLOCK_NAMES.items()}[inner]
-    return f"blocks.{index}.{ours}.{kind}"
-
-
-def to_hugging_face(config: GPTConfig, name: str, value: Tensor) -> Tensor:
-    """Reshape a reference parameter (named `name`, whole) to the layout GPT2LMHeadModel uses.
-
-    qkv rows go from head by head to all q, all k, all v; block matrices are transposed.
-    """
-    if ".attn.qkv." in name:
-        by_head = value.view(config.n_head, 3, config.head_dim, *value.shape[1:])
-        value = by_head.transpose(0, 1).reshape(value.shape)
-    if name.startswith("blocks.") and value.dim() == 2:
-        value = value.t()
-    return value.contiguous()
 
 
 def load_tokenizer(path: Path):
@@ -89,6 +76,8 @@ def load_tokenizer(path: Path):
     """
     path = Path(path)
     try:
+        if not path.is_file() and tokenizer_files(path) == [path / "tokenizer.json"]:
+            path = path / "tokenizer.json"
         if path.is_file():
             return PreTrainedTokenizerFast(tokenizer_file=str(path))
         return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
@@ -109,3 +98,69 @@ def initialise(
         return to_hugging_face(model.config, ours, init_parameter(model.config, ours, seed))
 
     fill(model, value, whole)
+
+
+def _tokenizer(path: Path) -> tuple[list[Path], int | None, int | None]:
+    """(its files, how many ids it has, its end-of-text id) of the tokenizer at a path, if any."""
+    files = tokenizer_files(path)
+    if not files:
+        return [], None, None
+    tokenizer = load_tokenizer(path)
+    vocabulary = tokenizer.get_vocab()
+    end = tokenizer.eos_token_id
+    if end is None:
+        end = vocabulary.get("<|endoftext|>")
+    return files, max(vocabulary.values()) + 1, end
+
+
+def _import(arguments: argparse.Namespace) -> str:
+    files, ids, _ = _tokenizer(arguments.source)
+    weights, remarks = import_gpt2(
+        arguments.source, arguments.out, arguments.dtype, arguments.vocab_size, files, ids
+    )
+    config = weights.config
+    sizes = f"{config.n_layer} layers, hidden {config.hidden}, {config.n_head} heads"
+    said = f"{arguments.out}: {config.n_params:,} parameters in {weights.dtype}, {sizes}"
+    return "\n".join([f"{said}, {config.vocab_size} ids", *remarks])
+
+
+def _export(arguments: argparse.Namespace) -> str:
+    if arguments.tokenizer and not tokenizer_files(arguments.tokenizer):
+        raise UsageError(f"no tokenizer at {arguments.tokenizer}")
+    source = find_weights(arguments.source)
+    files, ids, end = _tokenizer(arguments.tokenizer or source)
+    config = export_gpt2(source, arguments.out, arguments.dtype, files, ids, end)
+    return f"{arguments.out}: {config.n_params:,} parameters from {source}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Import or export, and say what was written."""
+    parser = argparse.ArgumentParser(
+        prog="python -m models.hf",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="import|export")
+    importing = commands.add_parser("import", help="a GPT-2 directory to a weights-only folder")
+    importing.add_argument("source", type=Path, metavar="GPT2_DIR")
+    importing.add_argument("out", type=Path, metavar="FOLDER")
+    importing.add_argument("--vocab-size", type=int, metavar="N", help="embedding rows to keep")
+    importing.set_defaults(run=_import)
+    exporting = commands.add_parser("export", help="a run or weights folder to a GPT-2 directory")
+    exporting.add_argument("source", type=Path, metavar="RUN|FOLDER")
+    exporting.add_argument("out", type=Path, metavar="GPT2_DIR")
+    exporting.add_argument("--tokenizer", type=Path, metavar="PATH", help="one to send along")
+    exporting.set_defaults(run=_export)
+    for command in (importing, exporting):
+        command.add_argument("--dtype", choices=tuple(BYTES), help="default: what is stored")
+    arguments = parser.parse_args(argv)
+    try:
+        print(arguments.run(arguments))
+    except UsageError as error:
+        print(f"models.hf: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

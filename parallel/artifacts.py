@@ -1,10 +1,12 @@
 """The run folder: what a run leaves behind, its one writer and its one reader. Torch-free.
 
 run.json               the resolved settings, layout, versions, kernels, commit, host
+launcher_metadata.json who started it, where, with what environment (secrets removed)
 train.log              the console, in Megatron-LM's iteration lines
 steps.csv              one row per optimizer step, in full precision
 training_metrics.json  the summary (schema 2.0), when the run completed
 RUN_COMPLETE.txt       only when it truly completed
+breakdown/rank<r>.csv  with --breakdown: where the time went, one row per window of steps
 status.json            running, complete or failed, and why
 attempts/<n>/          the files of earlier runs in the same folder; nothing is lost
 """
@@ -30,6 +32,20 @@ STEP_COLUMNS = (
     "loss_scale",
     "skipped",
     "tokens",
+)
+# A breakdown's rows; parallel/breakdown.py says what each is. Exclusive, they add up to elapsed_s.
+AXES = ("tp", "dp", "pp", "embedding", "mixed", "control")
+CATEGORIES = ("data", "move", "forward", "backward", "optimizer", *AXES, "bubble", "other")
+_BREAKDOWN_COUNTS = (
+    "rank",
+    "first_step",
+    "last_step",
+    *(f"{a}_{c}" for a in AXES for c in ("calls", "bytes")),
+)
+BREAKDOWN_COLUMNS = (
+    *("rank", "first_step", "last_step", "elapsed_s", "transfer_s"),
+    *(f"{name}_s" for name in CATEGORIES),
+    *(f"{axis}_{what}" for axis in AXES for what in ("calls", "bytes", "wire_bytes", "total_s")),
 )
 RUNNING, COMPLETE, FAILED = "running", "complete", "failed"
 
@@ -99,6 +115,10 @@ class RunFolder:
         """Replace run.json."""
         write_json(self.path / "run.json", facts)
 
+    def launcher(self, metadata: dict[str, Any]) -> None:
+        """Write launcher_metadata.json."""
+        write_json(self.path / "launcher_metadata.json", metadata)
+
     def log(self, line: str) -> None:
         """Append a line to train.log."""
         if self._log is not None:
@@ -107,9 +127,7 @@ class RunFolder:
     def step(self, row: dict[str, Any]) -> None:
         """Append one optimizer step to steps.csv; an unknown value is empty."""
         values = [row[name] for name in STEP_COLUMNS]
-        csv.writer(self._steps).writerow(
-            ["" if v is None else repr(v) if isinstance(v, float) else v for v in values]
-        )
+        csv.writer(self._steps).writerow(map(_cell, values))
 
     def complete(self, metrics: dict[str, Any], marker: str) -> None:
         """Write the metrics, the marker and, last, the status that says complete."""
@@ -143,6 +161,52 @@ class RunFolder:
                 "pid": os.getpid(),
             },
         )
+
+
+class BreakdownFile:
+    """The writer of one rank's breakdown/rank<r>.csv; each row is on disk when it is written."""
+
+    def __init__(self, folder: Path, rank: int):
+        path = Path(folder) / "breakdown" / f"rank{rank}.csv"
+        path.parent.mkdir(exist_ok=True)
+        self._lines = path.open("w", buffering=1, newline="")
+        csv.writer(self._lines).writerow(BREAKDOWN_COLUMNS)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Append one window; an unknown value is empty."""
+        csv.writer(self._lines).writerow(map(_cell, (row[name] for name in BREAKDOWN_COLUMNS)))
+
+
+def _cell(value: Any) -> Any:
+    return "" if value is None else repr(value) if isinstance(value, float) else value
+
+
+def read_breakdown(
+    path: Path, world_size: int
+) -> tuple[dict[int, list[dict[str, Any]]], list[str]]:
+    """({rank: one dict per window with BREAKDOWN_COLUMNS}, one line per file that is no use).
+
+    A rank without a file, or with one that is damaged or has no row, is left out and named. A last
+    row that is cut short, which a killed writer leaves, is left out alone.
+    """
+    folder = Path(path) / "breakdown"
+    ranks: dict[int, list[dict[str, Any]]] = {}
+    problems = []
+    missing = [r for r in range(world_size) if not (folder / f"rank{r}.csv").exists()]
+    if missing:
+        problems.append(f"{folder}: no rows of rank {', '.join(map(str, missing))}")
+    for rank in sorted(set(range(world_size)) - set(missing)):
+        file = folder / f"rank{rank}.csv"
+        try:
+            rows = _read_rows(file, BREAKDOWN_COLUMNS, _BREAKDOWN_COUNTS)
+        except UsageError as error:
+            problems.append(str(error))
+            continue
+        if rows:
+            ranks[rank] = rows
+        else:
+            problems.append(f"{file}: no row")
+    return ranks, problems
 
 
 def read_status(path: Path) -> dict[str, Any]:
@@ -224,29 +288,34 @@ def _is_gone(status: dict[str, Any]) -> bool:
 def _read_steps(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
-    integers = {"step", "skipped", "tokens"}
-    steps = []
+    return _read_rows(path, STEP_COLUMNS, ("step", "skipped", "tokens"))
+
+
+def _read_rows(
+    path: Path, columns: tuple[str, ...], integers: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    rows = []
     with path.open(newline="") as lines:
         reader = csv.reader(lines)
         header = next(reader, None)
-        if header != list(STEP_COLUMNS):
-            raise UsageError(f"{path}:1: expected columns {', '.join(STEP_COLUMNS)}")
+        if header != list(columns):
+            raise UsageError(f"{path}:1: expected columns {', '.join(columns)}")
         for row in reader:
-            if len(row) != len(STEP_COLUMNS):
+            if len(row) != len(columns):
                 # Only a killed writer leaves a short row, and only as the last one.
                 if next(reader, None) is not None:
                     raise UsageError(f"{path}:{reader.line_num - 1}: {len(row)} columns")
                 break
             try:
-                steps.append(
+                rows.append(
                     {
                         name: None if text == "" else (int if name in integers else float)(text)
-                        for name, text in zip(STEP_COLUMNS, row, strict=True)
+                        for name, text in zip(columns, row, strict=True)
                     }
                 )
             except ValueError as error:
                 raise UsageError(f"{path}:{reader.line_num}: {error}") from error
-    return steps
+    return rows
 
 
 def find_runs(paths: list[Path]) -> list[Path]:

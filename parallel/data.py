@@ -30,10 +30,10 @@ from tqdm import tqdm
 from models.errors import UsageError
 from parallel.artifacts import write_json
 from parallel.layout import Layout
+from parallel.work import HELD_OUT, held_out_from
 
 DEFAULT_FOLDER = "data/stdlib"
 BYTE_VOCAB = 257  # 256 bytes and one end-of-document id
-HELD_OUT = 0.05  # the share of documents (or of a bare file's tokens) kept for validation
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def _open_megatron(prefix: Path) -> Data:
 
 
 def _hold_out(ids: np.ndarray, path: Path) -> Data:
-    cut = int(len(ids) * (1 - HELD_OUT))
+    cut = held_out_from(len(ids))
     train, val = (Tokens(part, str(path), "unknown", None, None) for part in (ids[:cut], ids[cut:]))
     return Data(train, val)
 

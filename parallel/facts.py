@@ -1,4 +1,4 @@
-"""What run.json and training_metrics.json say about a run: software, machine, commit, summary.
+"""What run.json and launcher_metadata.json say about a run: software, machine, commit, launcher.
 
 Torch-free: versions come from package metadata, not from imports.
 """
@@ -7,9 +7,9 @@ import hashlib
 import os
 import platform
 import re
-import statistics
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +20,12 @@ from parallel.launch import Launch
 from parallel.spec import RunSpec
 
 PACKAGES = ("torch", "deepspeed", "megatron-core", "transformers", "numpy", "transformer-engine")
+# Prefixes of environment variables worth telling: launchers, libraries, threads, devices, Slurm.
+TELLING = ("SLURM_", "NCCL_", "GLOO_", "CUDA_", "NVIDIA_", "ROCR_", "HIP_", "TORCH", "PYTORCH_")
+TELLING += ("DS_", "OMP_", "MKL_", "KMP_", "ONEDNN_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
+TELLING += ("GROUP_", "ROLE_", "UCX_", "FI_", "MALLOC_", "LD_PRELOAD", "PYTHONHASHSEED")
+SECRET_NAME = re.compile(r"(?i)token|secret|passw|key|credential|auth|cookie|jwt|cert")
+URL_PASSWORD = re.compile(r"://[^/@\s]+@")
 SECRET = re.compile(r"(?i)(--?\S*(?:token|password|secret|key)\S*)([= ])(\S+)")
 
 
@@ -64,9 +70,7 @@ def cpu_name() -> str:
 
 
 def scheduler(environment: dict[str, str] | os._Environ = os.environ) -> dict[str, str | None]:
-    """Slurm's facts about the job, or {"type": "none"}."""
-    if "SLURM_JOB_ID" not in environment:
-        return {"type": "none"}
+    """Slurm's facts about the job; without Slurm type is "none" and all of them are None."""
     names = {
         "job_id": "SLURM_JOB_ID",
         "nodelist": "SLURM_JOB_NODELIST",
@@ -75,12 +79,64 @@ def scheduler(environment: dict[str, str] | os._Environ = os.environ) -> dict[st
         "localid": "SLURM_LOCALID",
         "partition": "SLURM_JOB_PARTITION",
     }
-    return {"type": "slurm"} | {ours: environment.get(theirs) for ours, theirs in names.items()}
+    kind = "slurm" if "SLURM_JOB_ID" in environment else "none"
+    return {"type": kind} | {ours: environment.get(theirs) for ours, theirs in names.items()}
 
 
 def command_line() -> str:
     """The command as typed, with the values of secret-looking flags removed."""
     return SECRET.sub(r"\1\2***", " ".join([Path(sys.executable).name, *sys.orig_argv[1:]]))
+
+
+def profiler(
+    spec: RunSpec, environment: dict[str, str] | os._Environ = os.environ
+) -> dict[str, str] | None:
+    """The profiler that the run is slowed by, or None: such a run is not a timing.
+
+    Nsight Systems sets NSYS_PROFILING_SESSION_ID for what it runs.
+    """
+    tools = ["nsys"] if "NSYS_PROFILING_SESSION_ID" in environment else []
+    if spec.profile_mode == "torch":
+        return {
+            "tool": " and ".join([*tools, "torch"]),
+            "steps": spec.profile_steps,
+            "ranks": spec.profile_ranks,
+        }
+    if tools or spec.profile_mode == "nvtx":
+        return {"tool": (tools or ["nvtx"])[0], "steps": "all", "ranks": "all"}
+    return None
+
+
+def environment_facts(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that can change how a run is started or how fast it is, secrets removed.
+
+    Only names with a prefix that is known to matter; of these, a value whose name sounds secret, or
+    that holds a password in an address, is not told.
+    """
+    told = {}
+    for name in sorted(environment):
+        if name.startswith(TELLING):
+            value = URL_PASSWORD.sub("://***@", environment[name])
+            told[name] = "***" if SECRET_NAME.search(name) else value
+    return told
+
+
+def launcher_metadata(launch: Launch) -> dict[str, Any]:
+    """launcher_metadata.json: who started rank 0, where, with what environment."""
+    return {
+        "schema_version": "1",
+        "launcher": launch.launcher,
+        "rank": launch.rank,
+        "world_size": launch.world_size,
+        "ranks_per_node": launch.local_world_size,
+        "host": {"hostname": platform.node(), "platform": platform.platform(), "cores": cores()},
+        "python": sys.executable,
+        "working_directory": os.getcwd(),
+        "command_line": command_line(),
+        "environment": environment_facts(),
+        "scheduler": scheduler(),
+        "timestamp_utc": utc_now(),
+    }
 
 
 def inputs(spec: RunSpec) -> dict[str, str | None]:
@@ -96,17 +152,26 @@ def inputs(spec: RunSpec) -> dict[str, str | None]:
 
 
 def run_facts(
-    spec: RunSpec, study: str | None, run: str, baseline: str | None, launch: Launch
+    spec: RunSpec,
+    study: str | None,
+    run: str,
+    baseline: str | None,
+    launch: Launch,
+    repeat_of: tuple[str, int] | None = None,
 ) -> dict[str, Any]:
-    """run.json as far as it is known before torch is loaded."""
+    """run.json as far as it is known before torch is loaded; `repeat_of` is Study.repeat_of's."""
     layout = spec.layout
+    configuration, repeat = repeat_of or (run, None)
     return {
         "schema_version": "1",
         "study": study,
         "run": run,
+        "configuration": configuration,
+        "repeat": repeat,
         "baseline": baseline,
         "command_line": command_line(),
         "spec": spec.settings(),
+        "work": spec.work,
         "layout": asdict(layout)
         | {
             "world_size": layout.world_size,
@@ -127,122 +192,9 @@ def run_facts(
             "ranks_per_node": launch.local_world_size,
         },
         "inputs": inputs(spec),
+        "profiler": profiler(spec),
         "scheduler": scheduler(),
         "git": git(Path(__file__).parent),
         "launcher": launch.launcher,
         "started_utc": utc_now(),
     }
-
-
-def training_metrics(
-    facts: dict[str, Any],
-    steps: list[dict[str, Any]],
-    val_loss: float | None,
-    best_val_loss: float | None,
-    train_s: float,
-    wall_s: float,
-    data_s: float,
-    peak_bytes: int,
-) -> dict[str, Any]:
-    """training_metrics.json, schema 2.0.
-
-    Args:
-        steps: rows of steps.csv.
-        val_loss, best_val_loss: the last validation's loss and the lowest; None without one.
-        train_s: seconds of training alone, without start-up and validation.
-        wall_s: seconds from the program's start.
-        data_s: seconds rank 0 waited for training data.
-        peak_bytes: most memory of rank 0: allocated on CUDA, resident on CPU.
-    """
-    spec, layout, host = facts["spec"], facts["layout"], facts["host"]
-    tokens = sum(s["tokens"] for s in steps)
-    times = sorted(s["step_s"] for s in steps)
-    losses = [s["loss"] for s in steps]
-    on_gpu = host["gpu"] is not None
-    epoch = {
-        "epoch_idx": 1,
-        "epoch_wall_time_sec": train_s,
-        "steps": len(steps) * layout["n_micro"],
-        "micro_steps": len(steps) * layout["n_micro"],
-        "optimizer_steps": len(steps),
-        "tokens_processed_global": tokens,
-        "tokens_per_sec_global": tokens / train_s,
-        "train_loss_avg_global": statistics.fmean(losses),
-        "val_loss_avg_global": val_loss,
-        "max_cuda_mem_allocated_bytes_rank0": peak_bytes if on_gpu else None,
-        "max_resident_bytes_rank0": None if on_gpu else peak_bytes,
-        "step_time_mean_sec": statistics.fmean(times),
-        "step_time_p50_sec": statistics.median(times),
-        "step_time_p95_sec": times[min(len(times) - 1, int(0.95 * len(times)))],
-        "dataload_time_mean_sec": data_s / (len(steps) * layout["n_micro"]),
-    }
-    model = facts["model"]
-    return {
-        "schema_version": "2.0",
-        "run_id": f"{facts['started_utc'].replace('-', '').replace(':', '')}-{facts['run']}",
-        "timestamp_utc": facts["started_utc"],
-        "git_commit": facts["git"]["commit"],
-        "command_line": facts["command_line"],
-        "env": {
-            "python_version": facts["versions"]["python"],
-            "torch_version": facts["versions"]["torch"],
-            "transformers_version": facts["versions"]["transformers"],
-            "deepspeed_version": facts["versions"]["deepspeed"],
-            "cuda_version": host["cuda"],
-        },
-        "host": {"hostname": host["hostname"], "os": host["platform"]},
-        "hardware": {
-            "gpu_name": host["gpu"],
-            "gpu_count_visible": host["gpus_visible"],
-            "world_size": layout["world_size"],
-            "cuda_version": host["cuda"],
-            "cluster": os.environ.get("SLURM_CLUSTER_NAME"),
-        },
-        "training_config": {
-            "model_name": spec["preset"],
-            "model_size": f"n_layer={model['n_layer']}, n_head={model['n_head']},"
-            f" n_embd={model['hidden']}",
-            "seq_len": spec["seq_len"],
-            "epochs": 1,
-            "micro_batch_size_per_gpu": layout["micro_batch"],
-            "grad_accum_steps": layout["n_micro"],
-            "global_batch_size": layout["global_batch"],
-            "lr": spec["lr"],
-            "optimizer": "AdamW",
-            "precision": spec["precision"],
-            "deepspeed_enabled": spec["engine"].startswith("deepspeed"),
-            "zero_stage": layout["zero_stage"],
-            "dataset_name": facts["data"]["path"],
-            "dataset_subset_sizes": {
-                "train": facts["data"]["train_tokens"],
-                "val": facts["data"]["val_tokens"],
-            },
-        },
-        "schema_notes": {
-            "steps": "Deprecated; use micro_steps and optimizer_steps for clarity.",
-            "dataset_subset_sizes": "tokens",
-        },
-        "epochs": [epoch],
-        "summary": {
-            "total_wall_time_sec": wall_s,
-            "best_val_loss": best_val_loss,
-            "mean_tokens_per_sec_global": tokens / train_s,
-        },
-        "completion": {
-            "run_complete_file": "RUN_COMPLETE.txt",
-            "printed_marker": True,
-            "timestamp_utc": utc_now(),
-        },
-        "scheduler": facts["scheduler"],
-    }
-
-
-def complete_marker(folder: Path, metrics: dict[str, Any]) -> str:
-    """The line of RUN_COMPLETE.txt, in the form of the published GPT-2 study's."""
-    return (
-        f"[Rank 0] RUN_COMPLETE run_dir={folder}"
-        f" world_size={metrics['hardware']['world_size']}"
-        f" tokens_per_sec={metrics['summary']['mean_tokens_per_sec_global']}"
-        f" total_wall_time_sec={metrics['summary']['total_wall_time_sec']}"
-        f" timestamp_utc={metrics['completion']['timestamp_utc']}"
-    )

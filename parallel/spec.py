@@ -17,15 +17,23 @@ from models.config import GPTConfig, preset
 from models.errors import UsageError
 from parallel.engines import ENGINES, inabilities
 from parallel.layout import OFFLOAD, RECOMPUTE, Layout, split_world
+from parallel.work import WORK, steps_of
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 KERNELS = ("auto", "te", "apex", "torch")
+PROFILE_MODES = ("none", "nvtx", "torch")
 
 
-def _flag(default: Any, help: str, choices: tuple | None = None, kind: type | None = None) -> Any:
+def _flag(
+    default: Any,
+    help: str,
+    choices: tuple | None = None,
+    kind: type | None = None,
+    alias: str | None = None,
+) -> Any:
     """A dataclass field that is also a command-line flag; `kind` where the default is None."""
-    kind = kind or type(default)
-    return field(default=default, metadata={"help": help, "choices": choices, "kind": kind})
+    meta = {"help": help, "choices": choices, "kind": kind or type(default), "alias": alias}
+    return field(default=default, metadata=meta)
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,12 @@ class RunSpec:
     grad_accum: int | None = _flag(None, "micro-batches per step; or give global_batch", kind=int)
     # the training
     seq_len: int | None = _flag(None, "tokens per sequence (the model's positions)", kind=int)
-    steps: int = _flag(20, "optimizer steps")
+    steps: int = _flag(20, "optimizer steps, never micro-steps", alias="--max-train-steps")
+    epochs: int | None = _flag(None, "train so many whole passes' worth instead", kind=int)
+    train_tokens: int | None = _flag(None, "a budget of tokens instead, all ranks", kind=int)
+    enforce_global_batch_size: bool = _flag(
+        False, "refuse a run whose batch is not the global_batch that was stated anywhere"
+    )
     precision: str = _flag("fp32", "fp16 needs a GPU and scales the loss dynamically", PRECISIONS)
     lr: float = _flag(3e-4, "peak learning rate")
     min_lr: float = _flag(3e-5, "learning rate at the end of the cosine")
@@ -79,9 +92,15 @@ class RunSpec:
     # the machine
     device: str = _flag("auto", "auto is cuda where there is one", ("auto", "cpu", "cuda"))
     kernels: str = _flag("auto", "auto: Transformer Engine, apex, PyTorch, in that order", KERNELS)
+    compile: bool = _flag(False, "torch.compile the model (ddp; on CPU it needs a C++ compiler)")
     threads: int = _flag(1, "CPU threads per rank")
     deepspeed_config: str | None = _flag(None, "DeepSpeed JSON; other settings override", kind=str)
-    profile: str = _flag("none", "torch: Chrome trace of steps 3 to 5, rank 0", ("none", "torch"))
+    profile_mode: str = _flag(
+        "none", "nvtx: ranges for nsys; torch: ranges and a Chrome trace", PROFILE_MODES
+    )
+    profile_steps: str = _flag("3-5", "the steps that torch's trace holds, FIRST-LAST or one")
+    profile_ranks: str = _flag("0", "the ranks that write one: all, or numbers with commas")
+    breakdown: bool = _flag(False, "where each rank's time goes, per iteration line (breakdown/)")
     log_interval: int = _flag(1, "steps between iteration lines")
     timeout_s: float = _flag(600.0, "seconds a collective may wait before the run fails")
 
@@ -138,13 +157,23 @@ class RunSpec:
         """Tokens of one optimizer step over all ranks."""
         return self.layout.global_batch * self.seq_len
 
+    @property
+    def work(self) -> dict[str, int]:
+        """The fixed work, counted in each unit so that none is taken for another."""
+        return {
+            "optimizer_steps": self.steps,
+            "micro_steps": self.steps * self.layout.n_micro,
+            "tokens_per_optimizer_step": self.tokens_per_step,
+            "tokens": self.steps * self.tokens_per_step,
+        }
+
     def problems(self) -> list[str]:
         """Every reason this run cannot start, with the numbers."""
         found = self.layout.problems(self.model, self.seq_len) + inabilities(self)
         if self.precision == "fp16" and self.device == "cpu":
             found.append("fp16 needs a GPU; on CPU use fp32 or bf16")
-        for name in ("steps", "seq_len", "log_interval", "threads"):
-            if getattr(self, name) < 1:
+        for name in ("steps", "epochs", "train_tokens", "seq_len", "log_interval", "threads"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 found.append(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in (
             *("warmup_steps", "weight_decay", "clip_grad", "min_lr", "adam_eps"),
@@ -162,11 +191,52 @@ class RunSpec:
             found.append(f"min_lr {self.min_lr:g} exceeds lr {self.lr:g}")
         if self.kernels in ("te", "apex") and self.device == "cpu":
             found.append(f"kernels {self.kernels} needs a GPU; on CPU use kernels torch")
+        if self.profile_mode == "torch":
+            found += _profile_problems(self)
         return found
 
     def settings(self) -> dict[str, Any]:
         """All fields as plain data, for run.json."""
         return asdict(self)
+
+
+def profiled_steps(spec: RunSpec) -> tuple[int, int]:
+    """The first and last step, from 1, that torch's profiler records.
+
+    Raises:
+        ValueError: not FIRST-LAST and not one number.
+    """
+    first, dash, last = spec.profile_steps.partition("-")
+    return int(first), int(last if dash else first)
+
+
+def profiled_ranks(spec: RunSpec) -> tuple[int, ...]:
+    """The ranks that write a torch trace.
+
+    Raises:
+        ValueError: neither `all` nor numbers with commas.
+    """
+    if spec.profile_ranks == "all":
+        return tuple(range(spec.gpus))
+    return tuple(map(int, spec.profile_ranks.split(",")))
+
+
+def _profile_problems(spec: RunSpec) -> list[str]:
+    found = []
+    try:
+        first, last = profiled_steps(spec)
+        if not 1 <= first <= last <= spec.steps:
+            found.append(
+                f"profile_steps {spec.profile_steps} is not within steps 1 to {spec.steps}"
+            )
+    except ValueError:
+        found.append(f"profile_steps must be FIRST-LAST or one number, not {spec.profile_steps!r}")
+    try:
+        if absent := [rank for rank in profiled_ranks(spec) if not 0 <= rank < spec.gpus]:
+            found.append(f"profile_ranks asks for rank {absent[0]}, but there are {spec.gpus}")
+    except ValueError:
+        found.append(f"profile_ranks must be all or numbers, not {spec.profile_ranks!r}")
+    return found
 
 
 def _kind_of(name: str) -> type:
@@ -220,6 +290,9 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
             merged | settings
         ):
             merged.pop("grad_accum", None)
+        if set(WORK) & set(settings):
+            for name in WORK:
+                merged.pop(name, None)
         for name, value in settings.items():
             merged[name], sources[name] = check_setting(name, value, source), source
     if gpus is not None:
@@ -235,10 +308,31 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
     merged["global_batch"] = (
         split_world(draft.gpus, draft.tp, draft.pp) * draft.micro_batch * merged["grad_accum"]
     )
+    given = {name: merged[name] for name in WORK if merged.get(name) is not None}
+    if given and min(given.values()) > 0 and min(merged["global_batch"], merged["seq_len"]) > 0:
+        per_step = merged["global_batch"] * merged["seq_len"]
+        merged["steps"] = steps_of(given, per_step, draft.data)
     spec = RunSpec(**merged)
-    if problems := spec.problems():
+    if problems := spec.problems() + _other_batches(spec, layers):
         raise UsageError("; ".join(problems))
     return spec
+
+
+def _other_batches(spec: RunSpec, layers: tuple[tuple[str, dict[str, Any]], ...]) -> list[str]:
+    """With enforce_global_batch_size: each layer's global_batch that is not this run's."""
+    if not spec.enforce_global_batch_size:
+        return []
+    stated = [(s, given["global_batch"]) for s, given in layers if given.get("global_batch")]
+    if not stated:
+        return ["enforce_global_batch_size: nothing states a global_batch to enforce"]
+    layout = spec.layout
+    return [
+        f"enforce_global_batch_size: {source} states global_batch {wanted}, but this run would have"
+        f" micro_batch {layout.micro_batch} x dp {layout.dp} x grad_accum {layout.n_micro}"
+        f" = {layout.global_batch}"
+        for source, wanted in stated
+        if wanted != layout.global_batch
+    ]
 
 
 def _grad_accum(draft: RunSpec) -> int:
@@ -343,11 +437,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         if setting.default is not None:
             help += f" (default: {setting.default})"
         common = {"dest": setting.name, "default": argparse.SUPPRESS, "help": help}
+        names = [flag, meta["alias"]] if meta["alias"] else [flag]
         if meta["kind"] is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+            group.add_argument(*names, action=argparse.BooleanOptionalAction, **common)
         else:
             group.add_argument(
-                flag,
+                *names,
                 type=meta["kind"],
                 choices=meta["choices"],
                 metavar=None if meta["choices"] else meta["kind"].__name__.upper(),

@@ -16,7 +16,7 @@ gpus = 2
 tp = 2
 
 [[sweep]]                   # many runs: every combination of product's values and zip's rows
-repeats = 3                 # each point three times: ...-r1, ...-r2, ...-r3
+repeats = 3                 # each point three times: ...-r1, ...-r2, ...-r3, A B A B A B
 defaults = { engine = "megatron", micro_batch = 2 }
 product = { tp = [1, 2, 4], pp = [1, 2] }
 zip = { nodes = [1, 2, 4], global_batch = [16, 32, 64] }
@@ -26,6 +26,8 @@ slurm = { time = "00:30:00" }
 
 A point of a sweep that cannot run is left out and its reasons are kept; so a study may ask for a
 whole grid. A run is named after its split, then after whatever else tells it from the others.
+Repeats are interleaved over the whole study, so that a machine that warms up or gets busier does so
+for every configuration alike; `baseline` may name a configuration, which means its first repeat.
 Besides the settings, a point may have `nodes` (in place of gpus) and `label` (a word in its name).
 """
 
@@ -33,7 +35,7 @@ import itertools
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,7 @@ SHORT = {
 class Study:
     """A study file: its name (the file's stem), question, baseline and the settings of its runs.
 
+    repeat_of: (configuration, number of the repeat from 1) of every run that is one of several.
     left_out: (what the point was, why it cannot run) for every impossible point of a sweep.
     """
 
@@ -80,6 +83,7 @@ class Study:
     specs: dict[str, RunSpec] = field(default_factory=dict, repr=False)
     slurm: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
     cluster: Cluster | None = None
+    repeat_of: dict[str, tuple[str, int]] = field(default_factory=dict, repr=False)
     left_out: list[tuple[str, str]] = field(default_factory=list)
 
     def run(
@@ -105,7 +109,7 @@ class _Point:
     layers: Layers
     slurm: dict[str, Any]
     label: str
-    repeat: str  # "r1" where the point is repeated
+    repeat: int  # from 1, where the point is repeated; 0 where it is not
     source: str
 
 
@@ -146,8 +150,11 @@ def load_study(path: Path | str, cluster: str | None = None, strict: bool = Fals
     if left_out and (strict or not points):
         reasons = "; ".join(f"{what}: {why}" for what, why in left_out)
         raise UsageError(f"study {path}: {len(left_out)} points cannot run: {reasons}")
-    named = _name_all(points)
+    # A B A B: sorting is stable, so each round keeps the file's order.
+    named, repeat_of = _name_all(sorted(points, key=lambda point: max(point.repeat, 1)))
     baseline = table.get("baseline", next(iter(named)))
+    if baseline not in named and repeat_of.get(f"{baseline}-r1") == (baseline, 1):
+        baseline = f"{baseline}-r1"
     if baseline not in named:
         raise UsageError(
             f"study {path}: baseline {baseline!r} is no run; it has: {', '.join(named)}"
@@ -161,6 +168,7 @@ def load_study(path: Path | str, cluster: str | None = None, strict: bool = Fals
         specs={name: point.spec for name, point in named.items()},
         slurm={name: point.slurm for name, point in named.items()},
         cluster=where,
+        repeat_of=repeat_of,
         left_out=left_out,
     )
 
@@ -206,10 +214,7 @@ def _read_sweeps(
                 left_out.append((f"{source.removeprefix(f'{path} ')}: {what}", str(error)))
                 continue
             for repeat in range(1, repeats + 1):
-                tag = f"r{repeat}" if repeats > 1 else ""
-                points.append(
-                    _Point(point.spec, point.layers, point.slurm, point.label, tag, source)
-                )
+                points.append(replace(point, repeat=repeat if repeats > 1 else 0))
 
 
 def _points(sweep: dict[str, Any], source: str) -> Iterator[dict[str, Any]]:
@@ -290,11 +295,12 @@ def _point(layers: Layers, slurm: dict[str, Any], where: Cluster | None, source:
     if where is not None:
         if problems := where.problems(spec, bool(slurm.get("tp_across_nodes", False))):
             raise UsageError("; ".join(problems))
-    return _Point(spec, plain, slurm, label, "", source)
+    return _Point(spec, plain, slurm, label, 0, source)
 
 
-def _name_all(points: list[_Point]) -> dict[str, _Point]:
-    """Each point by its name: the split, the label, what else tells runs apart, the repeat.
+def _name_all(points: list[_Point]) -> tuple[dict[str, _Point], dict[str, tuple[str, int]]]:
+    """Each point by its name: the split, the label, what else tells runs apart, the repeat; and
+    (configuration, repeat) of those that are repeats.
 
     Raises:
         UsageError: two points that nothing tells apart.
@@ -312,13 +318,17 @@ def _name_all(points: list[_Point]) -> dict[str, _Point]:
     if "global_batch" in telling and "grad_accum" in telling:
         telling.remove("grad_accum")  # it follows
     named: dict[str, _Point] = {}
+    repeat_of: dict[str, tuple[str, int]] = {}
     for point in points:
-        parts = [point.spec.name, *(_tag(name, point.spec) for name in telling)]
-        name = "-".join(part for part in (*parts, point.label, point.repeat) if part)
+        parts = [point.spec.name, *(_tag(name, point.spec) for name in telling), point.label]
+        name = configuration = "-".join(part for part in parts if part)
+        if point.repeat:
+            name = f"{configuration}-r{point.repeat}"
+            repeat_of[name] = (configuration, point.repeat)
         if name in named:
             raise UsageError(f"{point.source}: a second run called {name}")
         named[name] = point
-    return named
+    return named, repeat_of
 
 
 def _tag(name: str, spec: RunSpec) -> str:

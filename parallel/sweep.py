@@ -8,13 +8,19 @@ Each run is started by torchrun, one process per rank. A run that is already com
 settings and the same commit (nothing changed since) is not run again, so a sweep that was stopped
 goes on where it was; --fresh runs everything (earlier results move to <run>/attempts/). What a run
 printed is in <run>/console.out. The exit status is 1 when a run failed; the others still run.
+
+At the end, `python -m analysis.scaling_report` writes scaling_report.json beside the runs: what a
+comparison is, and when it is invalid, is known in analysis alone, so it is asked as a command and
+nothing of it is imported.
 """
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tqdm import tqdm
@@ -36,8 +42,21 @@ def is_done(folder: Path, spec: RunSpec, commit: dict) -> bool:
     return same and found["git"] == commit and commit["dirty"] is False
 
 
-def start(study: Study, name: str, spec: RunSpec, folder: Path) -> int:
-    """Run one run of the study to its end; its exit status."""
+def steps_done(folder: Path) -> int:
+    """Optimizer steps in steps.csv so far."""
+    try:
+        return max((folder / "steps.csv").read_bytes().count(b"\n") - 1, 0)
+    except OSError:
+        return 0
+
+
+def start(
+    study: Study, name: str, spec: RunSpec, folder: Path, advance: Callable[[int], None] | None
+) -> int:
+    """Run one run of the study to its end; its exit status.
+
+    `advance`, where somebody watches, is told once a second how many steps there were since.
+    """
     run_folder = RunFolder(folder)
     run_folder.set_aside()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -50,18 +69,34 @@ def start(study: Study, name: str, spec: RunSpec, folder: Path) -> int:
         "OMP_NUM_THREADS": str(spec.threads),
         "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
     }
-    with (folder / "console.out").open("wb") as console:
-        status = subprocess.run(
+    done = 0
+    with (
+        (folder / "console.out").open("wb") as console,
+        subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=subprocess.STDOUT,
-        ).returncode
+        ) as process,
+    ):
+        try:
+            while advance is not None and process.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=1)
+                advance((now := steps_done(folder)) - done)
+                done = now
+            status = process.wait()
+        except BaseException:  # Ctrl-C: the launcher got it too and ends its ranks
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
+            process.kill()
+            raise
     if status and not (folder / "run.json").exists():
         # Refused before it began: the table must show it all the same.
         place = Launch(0, spec.gpus, 0, spec.gpus, "sweep")
-        run_folder.begin(facts.run_facts(spec, study.name, name, study.baseline, place))
+        repeat_of = study.repeat_of.get(name)
+        run_folder.begin(facts.run_facts(spec, study.name, name, study.baseline, place, repeat_of))
         run_folder.close()
     if status:
         run_folder.fail(last_words(folder / "console.out") or f"exit status {status}", rank=-1)
@@ -76,26 +111,41 @@ def last_words(console: Path) -> str:
 
 
 def sweep(study: Study, names: list[str], out: Path, fresh: bool) -> list[str]:
-    """Run the named runs into out/<name>; the names of those that failed."""
+    """Run the named runs into out/<name>, in this order; the names of those that failed.
+
+    On a terminal there is one bar for the whole sweep, which counts optimizer steps of all runs.
+    """
     commit = facts.git(Path(__file__).parent)
     on_terminal = sys.stderr.isatty()
     failed = []
-    bar = tqdm(names, desc=study.name, unit="run", disable=not on_terminal)
-    for number, name in enumerate(bar, start=1):
-        bar.set_postfix_str(name)
-        spec, folder = study.run(name), out / name
-        before = time.monotonic()
-        if not fresh and is_done(folder, spec, commit):
-            outcome = "already complete"
-        elif start(study, name, spec, folder) == 0:
-            outcome = f"complete in {time.monotonic() - before:.0f} s"
-        else:
-            failed.append(name)
-            reason = artifacts.read_status(folder).get("reason") or "no status"
-            outcome = f"FAILED: {reason} (see {folder / 'console.out'})"
-        line = f"[{number}/{len(names)}] {name}: {outcome}"
-        tqdm.write(line) if on_terminal else print(line, flush=True)
+    total = sum(study.run(name).steps for name in names)
+    with tqdm(total=total, desc=study.name, unit="step", disable=not on_terminal) as bar:
+        for number, name in enumerate(names, start=1):
+            bar.set_postfix_str(f"{number}/{len(names)} {name}")
+            spec, folder = study.run(name), out / name
+            before, expected = time.monotonic(), bar.n + spec.steps
+            if not fresh and is_done(folder, spec, commit):
+                outcome = "already complete"
+            elif start(study, name, spec, folder, bar.update if on_terminal else None) == 0:
+                outcome = f"complete in {time.monotonic() - before:.0f} s"
+            else:
+                failed.append(name)
+                reason = artifacts.read_status(folder).get("reason") or "no status"
+                outcome = f"FAILED: {reason} (see {folder / 'console.out'})"
+            bar.update(expected - bar.n)  # also for what failed or was there already
+            line = f"[{number}/{len(names)}] {name}: {outcome}"
+            tqdm.write(line) if on_terminal else print(line, flush=True)
     return failed
+
+
+def report(out: Path) -> None:
+    """Have analysis write out/scaling_report.json; its one line says what it found."""
+    root = Path(__file__).resolve().parent.parent
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+    }
+    command = [sys.executable, "-m", "analysis.scaling_report", str(out)]
+    subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -117,7 +167,9 @@ def main(argv: list[str] | None = None) -> int:
         names = arguments.only or list(study.settings)
         for name in names:
             study.run(name)  # every one is checked before the first starts
-        failed = sweep(study, names, arguments.out or Path("logs") / study.name, arguments.fresh)
+        out = arguments.out or Path("logs") / study.name
+        failed = sweep(study, names, out, arguments.fresh)
+        report(out)
     except UsageError as error:
         print(f"parallel.sweep: {error}", file=sys.stderr)
         return 2

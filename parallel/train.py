@@ -13,7 +13,6 @@ the run completes, training_metrics.json and RUN_COMPLETE.txt.
 """
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
@@ -30,8 +29,8 @@ STARTED = time.perf_counter()
 
 from models.errors import UsageError  # noqa: E402  (the clock starts before the imports)
 from models.flops import tflops_per_gpu  # noqa: E402
-from parallel import engines, facts, launch, spec, study, watch  # noqa: E402
-from parallel.artifacts import RunFolder  # noqa: E402
+from parallel import engines, facts, heap, launch, metrics, spec, study, watch  # noqa: E402
+from parallel.artifacts import RunFolder, read_breakdown  # noqa: E402
 
 
 class Parser(argparse.ArgumentParser):
@@ -75,7 +74,7 @@ def choose(
         if arguments.run is not None:
             raise UsageError("--run-name names a run of a study: give --study too")
         chosen = spec.resolve(("command line", flags), gpus=gpus)
-        study_name, run, baseline = None, chosen.name, None
+        study_name, run, baseline, repeat_of = None, chosen.name, None, None
     else:
         the_study = study.load_study(arguments.study, arguments.cluster)
         if arguments.run is None:
@@ -89,8 +88,9 @@ def choose(
                 " say where it goes with --out DIR"
             )
         study_name, run, baseline = the_study.name, arguments.run, the_study.baseline
+        repeat_of = the_study.repeat_of.get(run)
     folder = arguments.out or Path("logs") / (study_name or "runs") / run
-    return chosen, facts.run_facts(chosen, study_name, run, baseline, place), folder
+    return chosen, facts.run_facts(chosen, study_name, run, baseline, place, repeat_of), folder
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -132,10 +132,14 @@ def train(
 
     import torch
 
-    from parallel import data, kernels
+    from parallel import breakdown, data, kernels
 
     torch.set_num_threads(run_spec.threads)
     device = choose_device(run_spec, place)
+    if device.type == "cpu":
+        heap.keep()
+    if run_spec.compile:
+        kernels.check_compiler(device)
     corpus = data.load(run_spec.data, run_spec.seq_len, run_spec.model.vocab_size)
     run_json["data"] = {
         "path": corpus.train.path,
@@ -154,6 +158,7 @@ def train(
     folder = RunFolder(path)
     if place.rank == 0:
         folder.begin(run_json)
+        folder.launcher(facts.launcher_metadata(place))
     began = place.rank == 0  # the others know that the folder is there when they have met rank 0
     try:
         with watch.on_sigterm(
@@ -161,8 +166,9 @@ def train(
         ):
             init_process_group(run_spec, device, place)
             began = True
+            books = breakdown.start(run_spec, device, place.rank, folder.path)
             engine = engines.load(run_spec, device, run_json["kernels"])
-            loop(run_spec, run_json, folder, engine, corpus, device, place)
+            loop(run_spec, run_json, folder, engine, corpus, device, place, books)
             engine.close()
         torch.distributed.destroy_process_group()
         return 0
@@ -236,12 +242,12 @@ def loop(
     corpus: Any,
     device: Any,
     place: launch.Launch,
+    books: Any,
 ) -> None:
     """Train for run_spec.steps optimizer steps; rank 0 logs and, at the end, says complete."""
-    import torch
     from tqdm import tqdm
 
-    from parallel import data
+    from parallel import breakdown, data, meters, profiler, ranges
     from parallel.clock import Clock
     from parallel.optim import lr_at
 
@@ -255,11 +261,14 @@ def loop(
         made = data.batches(tokens, layout, seq_len, model.vocab_size, dp_rank, run_spec.seed, step)
         while True:
             before = time.perf_counter()
-            batch = next(made, None)
+            with ranges.region("data"):
+                batch = next(made, None)
             waited[0] += time.perf_counter() - before
             if batch is None:
                 return
-            yield tuple(t.to(device, non_blocking=True) for t in batch)
+            with ranges.region("move"):
+                moved = tuple(t.to(device, non_blocking=True) for t in batch)
+            yield moved
 
     def validate() -> float | None:
         """Loss on held-out text; the same sequences every time."""
@@ -268,7 +277,8 @@ def loop(
         held_out = itertools.chain.from_iterable(
             batches(corpus.val, number) for number in range(run_spec.eval_steps)
         )
-        return engine.evaluate(held_out, run_spec.eval_steps * layout.n_micro)
+        with ranges.validation():
+            return engine.evaluate(held_out, run_spec.eval_steps * layout.n_micro)
 
     def say(line: str) -> None:
         folder.log(line)
@@ -283,17 +293,25 @@ def loop(
         for line in preamble(run_spec, run_json):
             say(line)
     bar = tqdm(total=run_spec.steps, desc=run_json["run"], unit="step", disable=not on_terminal)
-    profiler = start_profiler(run_spec, folder) if chief else contextlib.nullcontext()
+    # Inside `nsys profile` the ranges are there without being asked for.
+    mode = run_spec.profile_mode
+    mode = "nvtx" if mode == "none" and run_json["profiler"] else mode
     rows: list[dict[str, Any]] = []
     skipped = nans = 0
-    train_s, since_line, val_losses = 0.0, [], []
-    with profiler:
+    since_line, validations = [], []
+    evaluation_s = 0.0
+    with profiler.attach(run_spec, mode, device, place.rank, folder.path) as profile:
         clock = Clock(device)
+        if books:
+            books.forget()  # the engine was built
+        energy = meters.Energy(meters.visible_gpus(device))
+        startup_s = time.perf_counter() - STARTED
         for step in range(run_spec.steps):
             lr = lr_at(run_spec, step)
             result = engine.step(batches(corpus.train, step), lr)
             step_s = clock.lap()
-            train_s += step_s
+            if books:
+                books.lap(step + 1, step_s)
             skipped += result.skipped
             nans += result.loss != result.loss
             if chief:
@@ -319,38 +337,49 @@ def loop(
                         print(line, flush=True)
                     since_line, skipped, nans = [], 0, 0
                 bar.update()
-            if hasattr(profiler, "step"):
-                profiler.step()
             last = step + 1 == run_spec.steps
             if last or (run_spec.eval_interval and (step + 1) % run_spec.eval_interval == 0):
+                energy.count()
                 waited_for_training = waited[0]
                 val_loss = validate()
                 waited[0] = waited_for_training
                 if val_loss is not None:
-                    val_losses.append(val_loss)
+                    validations.append((step + 1, val_loss))
                 if chief and val_loss is not None:
                     say(
                         f" validation loss at iteration {step + 1} |"
                         f" lm loss value: {val_loss:.6E} |"
                         f" lm loss PPL: {perplexity(val_loss):.6E} |"
                     )
-                clock.lap()  # validation is not training time
+                evaluation_s += clock.lap()  # validation is not training time
+                energy.skip()
+                if books:
+                    books.forget()
+            profile.step()
     bar.close()
-    torch.distributed.barrier()  # complete means: every rank got here
+    peak = meters.peak_memory(device)
+    peak_all = meters.most_of_all_ranks(peak)  # complete means: every rank got here
+    if chief and books:
+        every_rank, _ = read_breakdown(folder.path, place.world_size)
+        for line in breakdown.epoch_lines(run_spec, every_rank, rows, validations):
+            say(line)
     if chief:
-        metrics = facts.training_metrics(
-            run_json,
-            rows,
-            val_loss=val_losses[-1] if val_losses else None,
-            best_val_loss=min(val_losses, default=None),
-            train_s=train_s,
+        measured = metrics.Measured(
+            startup_s=startup_s,
+            evaluation_s=evaluation_s,
+            checkpoint_s=0.0,
             wall_s=time.perf_counter() - STARTED,
             data_s=waited[0],
-            peak_bytes=peak_bytes(device),
+            peak=peak,
+            peak_all=peak_all,
+            validations=validations,
+            energy_j=energy.joules,
+            energy_source=energy.source,
         )
-        marker = facts.complete_marker(folder.path, metrics)
+        found = metrics.training_metrics(run_json, rows, measured)
+        marker = metrics.complete_marker(folder.path, found)
         say(marker)
-        folder.complete(metrics, marker)
+        folder.complete(found, marker)
 
 
 def preamble(run_spec: spec.RunSpec, run_json: dict[str, Any]) -> list[str]:
@@ -404,33 +433,6 @@ def iteration_line(
 
 def perplexity(loss: float) -> float:
     return 2.718281828459045 ** min(loss, 20.0)  # Megatron-LM caps it there too
-
-
-def peak_bytes(device: Any) -> int:
-    """Most memory this rank held: allocated on CUDA, resident on CPU."""
-    import resource
-
-    import torch
-
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def start_profiler(run_spec: spec.RunSpec, folder: RunFolder) -> Any:
-    """torch's profiler over steps 3 to 5, or nothing."""
-    if run_spec.profile == "none":
-        return contextlib.nullcontext()
-    import torch
-
-    (folder.path / "profiles").mkdir(exist_ok=True)
-    return torch.profiler.profile(
-        schedule=torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1),
-        on_trace_ready=lambda p: p.export_chrome_trace(
-            str(folder.path / "profiles" / "trace_rank0.json")
-        ),
-    )
 
 
 if __name__ == "__main__":

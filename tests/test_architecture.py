@@ -106,6 +106,10 @@ def reachable(start: Path) -> set[str]:
             "facts",
             "watch",
             "clusters",
+            "work",
+            "steady",
+            "metrics",
+            "meters",
         )
     ]
     + [ROOT / "parallel/engines/__init__.py"],

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from analysis.quality import judge, main, steady, step_times, summary, timed
+from analysis.quality import judge, main, step_times, summary, timed
 from analysis.records import Failure, Record
+from parallel.steady import steady
 from tests.fixture_runs import facts, write
 
 KEYS = """source format verdict reasons engine steps step_s_mean step_s_median step_s_min step_s_max

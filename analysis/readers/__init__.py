@@ -55,7 +55,7 @@ UNKNOWN = "unknown"
 
 # In a folder, only these are taken for logs; a file named outright is always tried.
 _LOG_SUFFIXES = (".out", ".log", ".err", ".txt", ".json", ".jsonl")
-_NOT_LOGS = ("run.json", "status.json")
+_NOT_LOGS = ("run.json", "status.json", "launcher_metadata.json", "scaling_report.json")
 
 
 def read(path: Path | str, flags: dict[str, Any] | None = None) -> Record:

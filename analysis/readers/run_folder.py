@@ -50,6 +50,8 @@ def read(path: Path) -> Record:
         record.samples_per_s = record.tokens_per_s / record.seq_len
     record.extra = {
         "run": facts.get("run", run.path.name),
+        "configuration": facts.get("configuration") or facts.get("run"),
+        "repeat": facts.get("repeat"),
         "study": facts.get("study"),
         "baseline": facts.get("baseline"),
         "state": run.state,

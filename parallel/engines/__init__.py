@@ -61,6 +61,7 @@ class Ability:
     pp: bool = False
     vpp: bool = False
     sequence_parallel: bool = False
+    compile: bool = False
 
 
 _MEGATRON_KERNELS = ("te", "apex", "torch")  # what megatron-core's layers can be made of
@@ -70,6 +71,7 @@ ENGINES: dict[str, Ability] = {
         module="parallel.engines.ddp",
         summary="plain PyTorch, DistributedDataParallel when there is more than one rank",
         implementations=("gpt", "hf"),
+        compile=True,
     ),
     "deepspeed_zero": Ability(
         module="parallel.engines.deepspeed_zero",
@@ -125,6 +127,8 @@ def inabilities(spec: "RunSpec") -> list[str]:
         if value not in known:
             allowed = ", ".join(map(str, known))
             found.append(f"engine {name} offers {what} {allowed}, not {value}")
+    if spec.compile and not able.compile:
+        found.append(f"engine {name} does not compile its model (ddp does)")
     if spec.implementation == "hf" and layout.tp > 1:
         found.append(f"Hugging Face's GPT-2 has no tp (asked: {layout.tp})")
     if name == "deepspeed_zero" and spec.precision == "bf16" and layout.zero_stage == 0:

@@ -12,8 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from parallel.breakdown import ddp_hook
 from parallel.engines import Batch, StepResult
 from parallel.optim import adamw, set_lr
+from parallel.ranges import region
 from parallel.reference import build_reference
 from parallel.spec import RunSpec
 
@@ -27,9 +29,16 @@ class DDPEngine:
         self.model: nn.Module = module
         if spec.layout.dp > 1:
             ids = [device] if device.type == "cuda" else None
-            self.model = DistributedDataParallel(module, device_ids=ids)
+            # Gradients live in the buckets that are reduced: one copy less of each.
+            self.model = DistributedDataParallel(
+                module, device_ids=ids, gradient_as_bucket_view=True
+            )
+            if hook := ddp_hook():
+                self.model.register_comm_hook(None, hook)
+        if spec.compile:
+            self.model.compile()
         self.parameters = list(module.parameters())
-        self.optimizer = adamw(self.parameters, spec, fused=device.type == "cuda")
+        self.optimizer = adamw(self.parameters, spec, fused=True)
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
 
     def _autocast(self) -> contextlib.AbstractContextManager:
@@ -42,18 +51,20 @@ class DDPEngine:
             # DDP reduces gradients once, with the last micro-batch.
             waits = micro + 1 < n_micro and self.spec.layout.dp > 1
             with self.model.no_sync() if waits else contextlib.nullcontext():
-                with self._autocast():
+                with region("forward"), self._autocast():
                     loss = self.model(tokens_BS, labels_BS) / n_micro
-                self.scaler.scale(loss).backward()
+                with region("backward"):
+                    self.scaler.scale(loss).backward()
             total += loss.detach()
-        self.scaler.unscale_(self.optimizer)
-        limit = self.spec.clip_grad or float("inf")
-        norm = float(nn.utils.clip_grad_norm_(self.parameters, limit))
-        set_lr(self.optimizer.param_groups, lr)
-        scale = self.scaler.get_scale()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        with region("optimizer"):
+            self.scaler.unscale_(self.optimizer)
+            limit = self.spec.clip_grad or float("inf")
+            norm = float(nn.utils.clip_grad_norm_(self.parameters, limit))
+            set_lr(self.optimizer.param_groups, lr)
+            scale = self.scaler.get_scale()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
         skipped = self.spec.precision == "fp16" and not norm < float("inf")
         return StepResult(self._mean(total), None if skipped else norm, scale, skipped)
 
@@ -63,8 +74,9 @@ class DDPEngine:
         module = self.model.module if self.spec.layout.dp > 1 else self.model
         module.eval()
         for _ in range(n):
-            with self._autocast():
-                total += module(*next(batches)) / n
+            batch = next(batches)
+            with region("forward"), self._autocast():
+                total += module(*batch) / n
         module.train()
         return self._mean(total)
 

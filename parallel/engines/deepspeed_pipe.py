@@ -10,11 +10,14 @@ import torch
 
 from parallel import deepspeed_common as common
 from parallel import layers
+from parallel.breakdown import name_group
 from parallel.engines import Batch, StepResult
 from parallel.optim import set_lr
+from parallel.ranges import timed
 from parallel.spec import RunSpec
 
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec  # isort: skip  (after common)
+from deepspeed.runtime.pipe import schedule  # isort: skip
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology  # isort: skip
 
 
@@ -62,6 +65,16 @@ class DeepSpeedPipeEngine:
             group=grid.get_model_parallel_group(),
         )
         self.engine = common.initialize(spec, module, adam, mpu=None)
+        for tied_weights in module.tied_comms.values():
+            name_group(tied_weights["group"], "embedding")
+        self.engine._INSTRUCTION_MAP = self.engine._INSTRUCTION_MAP | {
+            instruction: timed(part, self.engine._INSTRUCTION_MAP[instruction])
+            for instruction, part in (
+                (schedule.ForwardPass, "forward"),
+                (schedule.BackwardPass, "backward"),
+                (schedule.OptimizerStep, "optimizer"),
+            )
+        }
 
     def step(self, batches: Iterator[Batch], lr: float) -> StepResult:
         skipped = self.engine.skipped_steps

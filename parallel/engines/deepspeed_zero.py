@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from parallel import deepspeed_common as common
 from parallel.engines import Batch, StepResult
 from parallel.optim import set_lr
+from parallel.ranges import region
 from parallel.reference import build_reference
 from parallel.spec import RunSpec
 
@@ -62,9 +63,12 @@ class DeepSpeedZeroEngine:
         set_lr(self.engine.optimizer.param_groups, lr)
         total = torch.zeros((), device=self.device)
         for tokens_BS, labels_BS in batches:
-            loss = self.engine(tokens_BS, labels_BS)
-            self.engine.backward(loss)
-            self.engine.step()  # an optimizer step only after the last micro-batch
+            with region("forward"):
+                loss = self.engine(tokens_BS, labels_BS)
+            with region("backward"):
+                self.engine.backward(loss)
+            with region("optimizer"):
+                self.engine.step()  # an optimizer step only after the last micro-batch
             total += loss.detach() / self.spec.layout.n_micro
         return StepResult(self._mean(total), *common.after_step(self.spec, self.engine, skipped))
 
@@ -73,7 +77,9 @@ class DeepSpeedZeroEngine:
         self.engine.eval()
         total = torch.zeros((), device=self.device)
         for _ in range(n):
-            total += self.engine(*next(batches)) / n
+            batch = next(batches)
+            with region("forward"):
+                total += self.engine(*batch) / n
         self.engine.train()
         return self._mean(total)
 

@@ -18,8 +18,10 @@ from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
 from parallel import layers
+from parallel.breakdown import name_group
 from parallel.engines import Batch, StepResult
 from parallel.optim import set_lr
+from parallel.ranges import MegatronTimers, region
 from parallel.spec import RunSpec
 
 
@@ -71,6 +73,8 @@ class MegatronEngine:
         )
         for group in self.optimizer.param_groups:  # Megatron-LM's scheduler does this every step
             group["weight_decay"] = spec.weight_decay * group["wd_mult"]
+        config.timers = MegatronTimers()
+        name_group(parallel_state.get_embedding_group(check_initialized=False), "embedding")
         config.grad_scale_func = self.optimizer.scale_loss
         config.finalize_model_grads_func = finalize_model_grads
         if ddp.overlap_grad_reduce:
@@ -104,13 +108,15 @@ class MegatronEngine:
         return output, _mean
 
     def step(self, batches: Iterator[Batch], lr: float) -> StepResult:
-        for chunk in self.chunks:
-            chunk.zero_grad_buffer()
-        self.optimizer.zero_grad()
+        with region("optimizer"):
+            for chunk in self.chunks:
+                chunk.zero_grad_buffer()
+            self.optimizer.zero_grad()
         loss = self._run(batches, self.spec.layout.n_micro, forward_only=False)
         set_lr(self.optimizer.param_groups, lr)
         scale = float(self.optimizer.get_loss_scale())
-        stepped, norm, _ = self.optimizer.step()
+        with region("optimizer"):
+            stepped, norm, _ = self.optimizer.step()
         return StepResult(loss, float(norm) if stepped else None, scale, not stepped)
 
     @torch.no_grad()

@@ -1,0 +1,211 @@
+"""What saving and loading cost: seconds, bytes, GB/s, and the share of time that saving took.
+
+    python -m analysis.checkpoints PATH... [--bytes-per-param B] [--format markdown]
+
+PATH is a run folder (its checkpoints.csv is read), a study, or a log of Megatron-LM,
+Megatron-DeepSpeed, DeepSpeed, GPT-NeoX, torchtitan or fairseq. One row for each run and kind of
+event: how many, the median seconds that training waited (blocked) and until it was on disk
+(total), the median bytes, and bytes over total seconds, in all and for each rank. The share is the
+waiting over the waiting and the logged steps together.
+
+No log says its bytes: `--bytes-per-param 14` states them for checkpoints of 2 bytes of weights and
+12 of fp32 state, where the number of parameters is known. What is not known prints `-`.
+A published table (a CSV with a column save_ms, as logs/published/seed003_checkpoint_save.csv) is
+printed with what its rows give. Exits 2 when nothing could be read.
+"""
+
+import argparse
+import csv
+import sys
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a script: find the rooms, not analysis/ itself
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import numpy as np
+
+from analysis.load import add_fact_flags, load, name_of
+from analysis.readers import run_folder
+from analysis.readers._checkpoints import Event, scan
+from analysis.readers._log import Log
+from analysis.records import Record
+from analysis.tables import FORMATS, Column, Table, emphasise
+from analysis.tflops import config_of
+from models.errors import UsageError
+
+COLUMNS = ("event", "step", "blocked_s", "total_s", "bytes", "ranks")
+KINDS = ("save", "export", "load")
+
+
+def read_events(path: Path) -> list[Event]:
+    """A run folder's checkpoints.csv; [] where the run wrote none. Rows cut short are left out.
+
+    Raises:
+        UsageError: it is damaged; it names the line.
+    """
+    try:
+        rows = list(csv.reader(path.read_text().splitlines()))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {error}") from error
+    if not rows or not set(COLUMNS) <= set(rows[0]):
+        raise UsageError(f"{path}:1: expected columns {', '.join(COLUMNS)}")
+    events = []
+    for line_no, row in enumerate(rows[1:], 2):
+        if len(row) < len(rows[0]):
+            continue  # of a writer that was killed
+        cells = dict(zip(rows[0], row, strict=False))
+        try:
+            numbers = [float(cells[name]) if cells[name] else None for name in COLUMNS[1:]]
+        except ValueError as error:
+            raise UsageError(f"{path}:{line_no}: {error}") from error
+        step, blocked_s, total_s, size, ranks = numbers
+        events.append(Event(cells["event"], _int(step), blocked_s, total_s, size, _int(ranks)))
+    return events
+
+
+def _int(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def events_of(record: Record) -> list[Event]:
+    """The saves and loads of a run.
+
+    Raises:
+        UsageError: its checkpoints.csv is damaged.
+    """
+    if record.format == run_folder.FORMAT:
+        return read_events(Path(record.source) / "checkpoints.csv")
+    with Log(Path(record.source)) as log:
+        return scan(log)
+
+
+def rows(record: Record, bytes_per_param: float | None = None) -> list[dict[str, Any]]:
+    """One dict for each kind of event in the run; none where it neither saved nor loaded."""
+    events = events_of(record)
+    config = config_of(record)
+    params = record.params or (config and config.n_params)
+    stated = params * bytes_per_param if params and bytes_per_param else None
+    trained_s = float(np.nansum(record.step_s)) * record.interval
+    waited_s = sum(event.blocked_s or 0.0 for event in events)
+    found = []
+    for kind in [*KINDS, *sorted({event.kind for event in events} - set(KINDS))]:
+        mine = [event for event in events if event.kind == kind]
+        if not mine:
+            continue
+        full = stated if kind != "export" else None
+        size = [full if event.bytes is None else event.bytes for event in mine]
+        rates = [
+            b / e.total_s if b and e.total_s else None for b, e in zip(size, mine, strict=True)
+        ]
+        ranks = _median([event.ranks for event in mine]) or record.gpus
+        rate = _median(rates)
+        blocked = [event.blocked_s for event in mine]
+        known = trained_s > 0 and None not in blocked
+        found.append(
+            {
+                "run": name_of(record),
+                "source": record.source,
+                "event": kind,
+                "n": len(mine),
+                "ranks": ranks,
+                "blocked_s": _median(blocked),
+                "total_s": _median([event.total_s for event in mine]),
+                "bytes": _median(size),
+                "gb": _giga(_median(size)),
+                "gb_per_s": _giga(rate),
+                "gb_per_s_per_rank": _giga(rate / ranks) if rate and ranks else None,
+                "share": sum(blocked) / (trained_s + waited_s) if known else None,
+            }
+        )
+    return found
+
+
+def _median(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
+
+
+def _giga(value: float | None) -> float | None:
+    return None if value is None else value / 1e9
+
+
+def table(records: list[Record], bytes_per_param: float | None = None) -> tuple[Table, list[str]]:
+    """The table of saves and loads, and the names of the runs that have none."""
+    found, silent = [], []
+    for record in records:
+        of_run = rows(record, bytes_per_param)
+        found += of_run
+        silent += [name_of(record)] * (not of_run)
+    columns = [
+        Column("run", "run"),
+        Column("event", "event"),
+        Column("n", "n", "d"),
+        Column("ranks", "ranks", ".0f"),
+        Column("blocked_s", "blocked s", ".4g"),
+        Column("total_s", "total s", ".4g"),
+        Column("gb", "GB", ".4g"),
+        Column("gb_per_s", "GB/s", ".3g"),
+        Column("gb_per_s_per_rank", "GB/s/rank", ".3g"),
+        Column("share", "share of time", ".1%"),
+    ]
+    notes = ["medians over the events; the share counts waiting, over waiting and logged steps"]
+    if bytes_per_param and any(row["gb"] for row in found):
+        notes.append(f"bytes of logs: {bytes_per_param:g} per parameter, as stated")
+    return Table(columns, found, notes=notes), silent
+
+
+def report(paths: list[Path], bytes_per_param: float | None = None) -> Table:
+    """The table of what is at the paths, for reports.
+
+    Raises:
+        UsageError: nothing could be read.
+    """
+    return table(load(paths)[0], bytes_per_param)[0]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the table of what is at the paths."""
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.checkpoints",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run, log, folder, CSV")
+    parser.add_argument(
+        "--bytes-per-param", type=float, metavar="B", help="of a checkpoint in logs"
+    )
+    add_fact_flags(parser)
+    parser.add_argument("--format", choices=FORMATS, default="text")
+    arguments = parser.parse_args(argv)
+    published = [path for path in arguments.paths if path.suffix == ".csv"]
+    others = [path for path in arguments.paths if path not in published]
+    try:
+        tables = []
+        if published:
+            from analysis.published import checkpoints
+
+            tables += [checkpoints(path) for path in published]
+        if others:
+            records, refused = load(others, arguments)
+            shown, silent = table(records, arguments.bytes_per_param)
+            for line in refused:
+                print(f"analysis.checkpoints: {line}", file=sys.stderr)
+            if silent:
+                print(
+                    f"analysis.checkpoints: no checkpoint in {', '.join(silent)}", file=sys.stderr
+                )
+            tables.append(shown)
+    except UsageError as error:
+        print(f"analysis.checkpoints: {error}", file=sys.stderr)
+        return 2
+    for shown in tables:
+        text = shown.render(arguments.format)
+        print(emphasise(text) if arguments.format == "text" else text, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""What repeats of a run say: their mean, its interval, and the ratio of two configurations' times.
+
+Runs, not iterations, are the independent things: what changes from one start to the next (which
+cores, which memory, what else the machine does) is common to all iterations of a run.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+CONFIDENCE = 0.95
+
+
+def _within(theta: float, df: int) -> float:
+    """P(|T| < t) for Student's t with whole `df` degrees of freedom, t = sqrt(df) tan(theta).
+
+    Abramowitz and Stegun 1964, "Handbook of Mathematical Functions", 26.7.3 and 26.7.4.
+    """
+    square, total, term = math.cos(theta) ** 2, 0.0, 1.0
+    if df % 2:
+        for k in range((df - 1) // 2):
+            total, term = total + term, term * square * (2 * k + 2) / (2 * k + 3)
+        return 2 / math.pi * (theta + math.sin(theta) * math.cos(theta) * total)
+    for k in range(df // 2):
+        total, term = total + term, term * square * (2 * k + 1) / (2 * k + 2)
+    return math.sin(theta) * total
+
+
+@cache
+def student_t95(df: int) -> float:
+    """The t that |T| stays below in 95 % of cases, by bisection; `df` >= 1."""
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, df) < CONFIDENCE else (low, middle)
+    return math.sqrt(df) * math.tan(low)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """n values: mean, sample standard deviation and the mean's 95 % interval (Student's t).
+
+    stdev and interval are None for one value: nothing is known about how far apart repeats are.
+    """
+
+    n: int
+    mean: float
+    stdev: float | None
+    ci95: tuple[float, float] | None
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """The spread of one value or more."""
+    n, mean = len(values), statistics.fmean(values)
+    if n < 2:
+        return Spread(n, mean, None, None)
+    stdev = statistics.stdev(values)
+    half = student_t95(n - 1) * stdev / math.sqrt(n)
+    return Spread(n, mean, stdev, (mean - half, mean + half))
+
+
+def log_ratio(
+    a: Sequence[float], b: Sequence[float], paired: bool = False
+) -> tuple[float, float, float]:
+    """(ln(a/b), low, high) of two sides' times, two or more runs each, at 95 % by Student's t.
+
+    `paired`: a[i] and b[i] ran one after the other (A B A B), so what drifts slowly cancels in each
+    pair. Otherwise Welch's unequal variances (Welch 1947), degrees of freedom rounded down.
+    Logarithms, because speeds differ by factors: the interval of a/b is then that of b/a inverted.
+    """
+    x, y = [math.log(v) for v in a], [math.log(v) for v in b]
+    if paired:
+        found = spread_of([p - q for p, q in zip(x, y, strict=True)])
+        assert found.ci95 is not None, "two pairs at least"
+        return found.mean, *found.ci95
+    middle = statistics.fmean(x) - statistics.fmean(y)
+    u, v = statistics.variance(x) / len(x), statistics.variance(y) / len(y)
+    if u + v == 0:
+        return middle, middle, middle
+    df = (u + v) ** 2 / (u**2 / (len(x) - 1) + v**2 / (len(y) - 1))
+    half = student_t95(max(1, int(df))) * math.sqrt(u + v)
+    return middle, middle - half, middle + half

@@ -1,0 +1,191 @@
+"""What saving cost, from run folders, logs and published tables; what is not said is `-`."""
+
+import csv
+import json
+
+import pytest
+
+from analysis.checkpoints import COLUMNS, main, read_events, report, rows
+from analysis.published import checkpoints
+from analysis.readers import read
+from analysis.readers._checkpoints import Event, scan
+from analysis.readers._log import Log
+from models.errors import UsageError
+from tests.conftest import ROOT
+
+ITERATION = (
+    " iteration {:8d}/ 4 | elapsed time per iteration (ms): 1000.0 | global batch size: 4 |\n"
+)
+
+
+def events(tmp_path, text: str) -> list[Event]:
+    path = tmp_path / "train.log"
+    path.write_text(text)
+    with Log(path) as log:
+        return scan(log)
+
+
+def times(found: list[Event]) -> list[tuple]:
+    return [(e.kind, e.step, e.blocked_s, e.total_s) for e in found]
+
+
+def test_megatron_timers_old_and_new(tmp_path):
+    old = """saving checkpoint at iteration   33241 to /ckpt
+[2021-08-08 01:00:00,100] [INFO] [logging.py:68:log_dist] [Rank 0] Saving model checkpoint: /ckpt
+  successfully saved checkpoint at iteration   33241 to /ckpt
+time (ms) | save-checkpoint: 57514.53
+"""
+    new = """saving checkpoint at iteration       1 to ./checkpoints/gpt-2
+  successfully saved checkpoint at iteration       1 to ./checkpoints/gpt-2
+(min, max) time across ranks (ms):
+    save-checkpoint ................................: (21027.08, 21027.18)
+(min, max) time across ranks (ms):
+    load-checkpoint ................................: (17352.38, 17353.07)
+"""
+    assert times(events(tmp_path, old)) == [("save", 33241, 57.51453, 57.51453)]
+    assert times(events(tmp_path, new)) == [
+        ("save", 1, 21.02718, 21.02718),
+        ("load", None, 17.35307, 17.35307),
+    ]
+
+
+def test_a_load_that_found_nothing_is_no_load(tmp_path):
+    text = """WARNING: could not find the metadata file /ckpt/latest_checkpointed_iteration.txt
+    will not load any checkpoints and will start from random
+time (ms) | load-checkpoint: 0.46
+time (ms) | load-checkpoint: 812.00
+"""
+    assert times(events(tmp_path, text)) == [("load", None, 0.812, 0.812)]
+
+
+def test_a_save_behind_the_training_blocks_for_less_than_it_takes(tmp_path):
+    text = """[2025-01-01 00:00:00] saving checkpoint at iteration     100 to /ckpt
+  scheduled an async checkpoint save at iteration     100 to /ckpt
+    save-checkpoint ................................: (1500.00, 1600.00)
+[2025-01-01 00:00:41] successfully saved checkpoint from iteration     100 to /ckpt
+"""
+    assert times(events(tmp_path, text)) == [("save", 100, 1.6, 41.0)]
+
+
+def test_other_formats(tmp_path):
+    titan = "[rank{}]:2025-04-01 00:25:5{},616 - root - INFO - {}\n"
+    first = titan.format(0, 4, "Saving the checkpoint.")
+    done = [titan.format(r, 9, "Finished saving the checkpoint in 5.53 seconds.") for r in (0, 1)]
+    loaded = titan.format(0, 1, "Finished loading the checkpoint in 3.20 seconds.")
+    assert times(events(tmp_path, loaded + first + "".join(done))) == [
+        ("load", None, 3.2, 3.2),
+        ("save", None, 5.53, 5.53),
+    ]
+    nanogpt = "saving checkpoint to out\nstep 10: train loss 4.2\nsaving checkpoint to out\n"
+    assert times(events(tmp_path, nanogpt)) == [("save", None, None, None)] * 2
+
+
+def test_a_killed_save_has_no_time(tmp_path):
+    text = "saving checkpoint at iteration 5 to /c\nsaving checkpoint at iteration 9 to /c\n"
+    text += "time (ms) | save-checkpoint: 2000.00\n"
+    assert times(events(tmp_path, text)) == [("save", 5, None, None), ("save", 9, 2.0, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [  # read by eye from the lines: 05:49:01 to 05:52:36, and so on
+        ("AMD-AGI+Primus/log.txt", ("save", 1, 215.0)),
+        ("EleutherAI+gpt-neox/70M_512step_59807359.out", ("save", 2, None)),
+        ("EleutherAI+gpt-neox/debug_0_62691629.out", ("load", 1, 71.963)),
+        ("facebookresearch+fairseq/examples__wav2vec__first_try.out", ("save", 25, None)),
+        ("bigscience-workshop+bigscience/meg_gpt2_perf_n16.out", None),  # loaded nothing
+    ],
+)
+def test_real_logs(shared, log, expected):
+    with Log(shared / "logs" / log) as opened:
+        found = scan(opened)
+    if expected is None:
+        assert found == []
+        return
+    kind, n, seconds = expected
+    assert [e.kind for e in found] == [kind] * n
+    assert all(e.total_s > 0 for e in found)
+    assert seconds is None or found[0].total_s == pytest.approx(seconds, abs=1e-3)
+
+
+def write_csv(path, lines: list[tuple]) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([COLUMNS, *lines])
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder of 10 steps of 2 s that saved twice, exported once and loaded once."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    facts = {"run": "r", "layout": {"world_size": 4}, "model": {"n_params": 1000}}
+    (folder / "run.json").write_text(json.dumps(facts))
+    steps = "step,step_s,loss,grad_norm,lr,loss_scale,skipped,tokens\n"
+    steps += "".join(f"{i},2.0,5.0,1.0,0.001,,0,64\n" for i in range(1, 11))
+    (folder / "steps.csv").write_text(steps)
+    saves = [("save", 5, 1.0, 4.0, 8e9, 4), ("save", 10, 3.0, 4.0, 8e9, 4)]
+    others = [("export", 10, 1.0, 1.0, 1e9, 4), ("load", 0, 5.0, 5.0, 8e9, 4)]
+    write_csv(folder / "checkpoints.csv", saves + others)
+    return folder
+
+
+def test_a_run_folders_rates_and_share(run):
+    by_event = {row["event"]: row for row in rows(read(run))}
+    save = by_event["save"]
+    assert (save["n"], save["ranks"], save["blocked_s"], save["total_s"]) == (2, 4, 2.0, 4.0)
+    assert (save["gb"], save["gb_per_s"], save["gb_per_s_per_rank"]) == (8.0, 2.0, 0.5)
+    assert save["share"] == pytest.approx(4 / (20 + 10))  # steps 20 s; all waiting 10 s
+    assert by_event["export"]["share"] == pytest.approx(1 / 30)
+    assert by_event["load"]["gb_per_s"] == 1.6
+
+
+def test_a_row_cut_by_a_kill_is_left_out_and_a_damaged_one_is_named(run):
+    path = run / "checkpoints.csv"
+    whole = path.read_text()
+    path.write_text(whole + "save,15,\nsave,20,1.0,4.0,8000,4\nsa")
+    assert [event.step for event in read_events(path)] == [5, 10, 10, 0, 20]
+    path.write_text(whole.replace("save,5,1.0", "save,5,one"))
+    with pytest.raises(UsageError, match="checkpoints.csv:2: .*'one'"):
+        read_events(path)
+    path.write_text("event,step\n")
+    with pytest.raises(UsageError, match="checkpoints.csv:1: expected columns"):
+        read_events(path)
+
+
+def test_unknown_bytes_print_a_dash_unless_they_are_stated(tmp_path, capsys):
+    log = tmp_path / "megatron.log"
+    log.write_text(
+        "using world size: 8, data-parallel-size: 8\n"
+        + ITERATION.format(1)
+        + ITERATION.format(2)
+        + "saving checkpoint at iteration 2 to /c\ntime (ms) | save-checkpoint: 2000.00\n"
+    )
+    (row,) = report([log]).rows
+    assert (row["n"], row["total_s"], row["gb"], row["gb_per_s"]) == (1, 2.0, None, None)
+    assert row["share"] == 0.5
+    line = report([log]).render("markdown").splitlines()[2]
+    assert line == "| megatron.log | save | 1 | 8 | 2 | 2 | - | - | - | 50.0% |"
+    arguments = [str(log), "--params", "1e9", "--bytes-per-param", "14", "--format", "json"]
+    assert main(arguments) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["gb"], row["gb_per_s"], row["gb_per_s_per_rank"]) == (14.0, 7.0, 0.875)
+
+
+def test_the_published_table_is_regenerated_with_its_rates(shared, capsys):
+    source = shared / "published" / "seed003_checkpoint_save.csv"
+    with source.open() as lines:
+        published = list(csv.DictReader(lines))
+    found = checkpoints().rows
+    assert [(r["nodes"], r["params_b"], r["save_ms"]) for r in found] == [
+        (float(r["nodes"]), float(r["params_b"]), float(r["save_ms"])) for r in published
+    ]
+    seeds = next((shared / "seeds").glob("003_*.txt")).read_text()
+    for row in found:  # as the document prints it
+        assert f"{row['nodes']:.0f} | {row['params_b']:g}B" in seeds
+        assert f"| {row['save_ms']:9.2f} |" in seeds
+        total = row["weights_tb"] + row["state_tb"]
+        assert row["gb_per_s"] == pytest.approx(total * 1e6 / row["save_ms"])
+        assert row["gb_per_s_per_gpu"] == pytest.approx(row["gb_per_s"] / row["gpus"])
+    assert main([str(source)]) == 0
+    assert capsys.readouterr().out.count("\n") == len(published) + 2
+    assert main([str(ROOT / "logs/published/gpt_epochs.csv")]) == 2

@@ -1,0 +1,235 @@
+"""Weights go to Hugging Face's GPT-2 and back: the same logits, and what cannot go is refused."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+from models import gpt, hf
+from models.config import PRESETS, GPTConfig
+from models.errors import UsageError
+from models.hf_files import export_gpt2, find_weights, import_gpt2
+from models.weights import read_weights, write_weights
+
+SMALL = GPTConfig(n_layer=2, hidden=32, n_head=4, vocab_size=61, max_seq_len=16, ffn_hidden=96)
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def weights_of(config: GPTConfig, folder, dtype: str = "fp32") -> gpt.GPT:
+    """A reference GPT with random weights everywhere (biases too), written to `folder`."""
+    model = gpt.GPT(config).eval()
+    gpt.fill(model, lambda _, p: torch.randn_like(p) * 0.05)
+    write_weights(folder, config, model.state_dict().__getitem__, dtype)
+    return model
+
+
+def theirs(folder, **changes) -> GPT2LMHeadModel:
+    """A random GPT-2 of Hugging Face's, saved by Hugging Face."""
+    sizes = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 61, "n_positions": 16}
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    model = GPT2LMHeadModel(GPT2Config(**sizes | ends | changes)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.05)
+    model.save_pretrained(folder)
+    return model
+
+
+def ours(folder) -> gpt.GPT:
+    weights = read_weights(folder)
+    model = gpt.GPT(weights.config).eval()
+    gpt.fill(model, lambda name, _: weights.tensor(name))
+    return model
+
+
+@torch.no_grad()
+def assert_same_logits(reference: gpt.GPT, hugging_face: GPT2LMHeadModel, seq_len: int = 16):
+    tokens = torch.randint(reference.config.vocab_size, (2, seq_len))
+    expected = reference.logits(tokens)
+    found = hugging_face(tokens).logits[..., : reference.config.vocab_size]
+    assert (found - expected).abs().max() < 1e-4
+    assert expected.std() > 0.01
+
+
+def test_an_exported_model_loads_in_transformers_with_the_same_logits(tmp_path):
+    model = weights_of(SMALL, tmp_path / "weights")
+    export_gpt2(tmp_path / "weights", tmp_path / "gpt2")
+    assert_same_logits(model, GPT2LMHeadModel.from_pretrained(tmp_path / "gpt2").eval())
+
+
+def test_an_imported_model_has_the_same_logits_and_comes_back_bit_for_bit(tmp_path):
+    model = theirs(tmp_path / "gpt2")
+    import_gpt2(tmp_path / "gpt2", tmp_path / "weights")
+    assert_same_logits(ours(tmp_path / "weights"), model)
+    export_gpt2(tmp_path / "weights", tmp_path / "again")
+    before, after = (load_file(tmp_path / d / "model.safetensors") for d in ("gpt2", "again"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_gpt2_124m_of_the_true_shapes_goes_both_ways(tmp_path):
+    config = PRESETS["gpt2-124m"]
+    model = weights_of(config, tmp_path / "weights")
+    export_gpt2(tmp_path / "weights", tmp_path / "gpt2")
+    exported, report = GPT2LMHeadModel.from_pretrained(tmp_path / "gpt2", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert exported.num_parameters() == config.n_params == 124_439_808
+    assert_same_logits(model, exported.eval(), seq_len=8)
+    import_gpt2(tmp_path / "gpt2", tmp_path / "back")
+    files = [tmp_path / d / "model.safetensors" for d in ("weights", "back")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_the_command_exports_a_runs_newest_weights_with_a_tokenizer_and_they_generate(
+    tmp_path, capsys
+):
+    from tokenizers import ByteLevelBPETokenizer
+
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator(["the cat sat on the mat"] * 3, 270, special_tokens=["<|endoftext|>"])
+    (tmp_path / "tokenizer").mkdir()
+    bpe.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    ids = bpe.get_vocab_size()
+    run = tmp_path / "run"
+    weights_of(replace(SMALL, vocab_size=ids), run / "checkpoints" / "weights-00000009")
+    newest = weights_of(
+        replace(SMALL, vocab_size=ids), run / "checkpoints" / "weights-00000010", "bf16"
+    )
+    arguments = ["export", str(run), str(tmp_path / "gpt2")]
+    arguments += ["--tokenizer", str(tmp_path / "tokenizer"), "--dtype", "fp32"]
+    assert hf.main(arguments) == 0
+    assert "weights-00000010" in capsys.readouterr().out
+    model = GPT2LMHeadModel.from_pretrained(tmp_path / "gpt2")
+    stored = model.state_dict()["transformer.wpe.weight"]
+    assert torch.equal(stored, newest.embedding.position.weight.bfloat16().float())
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "gpt2")
+    prompt = tokenizer("the cat", return_tensors="pt")
+    out = model.generate(
+        **prompt, max_new_tokens=5, min_new_tokens=5, do_sample=False, pad_token_id=0
+    )
+    text = tokenizer.decode(out[0])
+    assert text.startswith("the cat") and len(out[0]) == prompt["input_ids"].shape[1] + 5
+    assert model.config.eos_token_id == bpe.token_to_id("<|endoftext|>")
+    # and the tokenizer comes along when it is imported again
+    assert hf.main(["import", str(tmp_path / "gpt2"), str(tmp_path / "back")]) == 0
+    original = (tmp_path / "tokenizer" / "tokenizer.json").read_bytes()
+    assert (tmp_path / "back" / "tokenizer.json").read_bytes() == original
+
+
+def test_a_padded_vocabulary_is_cut_on_import(tmp_path):
+    model = theirs(tmp_path / "gpt2", vocab_size=64)
+    weights, remarks = import_gpt2(tmp_path / "gpt2", tmp_path / "weights", vocab_size=61)
+    assert weights.config.vocab_size == 61
+    assert remarks == ["cut 3 of 64 embedding rows: 61 ids are kept"]
+    assert_same_logits(ours(tmp_path / "weights"), model)
+    # rows that config.json does not count are padding too
+    config = json.loads((tmp_path / "gpt2" / "config.json").read_text())
+    (tmp_path / "gpt2" / "config.json").write_text(json.dumps(config | {"vocab_size": 60}))
+    assert import_gpt2(tmp_path / "gpt2", tmp_path / "w60")[0].config.vocab_size == 60
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (
+            {"activation_function": "relu"},
+            "activation_function is 'relu', but our GPT has the tanh",
+        ),
+        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+        ({"n_head": 3}, "hidden 32 is not a multiple of n_head 3"),
+        ({"n_inner": 96}, r"h.0.mlp.c_fc.weight is \[32, 128\], not \[32, 96\]"),
+        ({"n_layer": 3}, "transformer.h.2.ln_1.weight is missing"),
+        ({"n_layer": 1}, "transformer.h.1.attn.c_attn.bias is unknown"),
+        ({"vocab_size": 70}, "the embedding has 61 rows for a vocabulary of 70"),
+        ({"model_type": "gpt_neox", "rotary_pct": 1}, "'gpt_neox' with rotary positions is not"),
+    ],
+)
+def test_what_our_gpt_cannot_express_is_refused_in_one_line(tmp_path, changes, why):
+    theirs(tmp_path / "gpt2")
+    config = json.loads((tmp_path / "gpt2" / "config.json").read_text())
+    (tmp_path / "gpt2" / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(UsageError, match=why) as refused:
+        import_gpt2(tmp_path / "gpt2", tmp_path / "weights")
+    assert "\n" not in str(refused.value)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["gpt2"]
+
+
+def test_an_output_layer_that_is_not_tied_is_refused_and_one_that_repeats_it_is_not(tmp_path):
+    theirs(tmp_path / "gpt2")
+    path = tmp_path / "gpt2" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
+    save_file(tensors, path, metadata={"format": "pt"})
+    import_gpt2(tmp_path / "gpt2", tmp_path / "weights")
+    tensors["lm_head.weight"][0, 0] += 1
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(UsageError, match="lm_head.weight differs from wte.weight"):
+        import_gpt2(tmp_path / "gpt2", tmp_path / "weights2")
+
+
+def test_old_names_and_several_files_are_read(tmp_path):
+    model = theirs(tmp_path / "gpt2")
+    path = tmp_path / "gpt2" / "model.safetensors"
+    # as the released GPT-2 names them: no prefix, and the causal masks in the file
+    tensors = {n.removeprefix("transformer."): t for n, t in load_file(path).items()}
+    tensors["h.0.attn.bias"] = torch.ones(1, 1, 16, 16)
+    path.unlink()
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[:9], "b.safetensors": names[9:]}
+    for part, inside in parts.items():
+        save_file({n: tensors[n] for n in inside}, tmp_path / "gpt2" / part)
+    index = {"weight_map": {n: part for part, inside in parts.items() for n in inside}}
+    (tmp_path / "gpt2" / "model.safetensors.index.json").write_text(json.dumps(index))
+    import_gpt2(tmp_path / "gpt2", tmp_path / "weights")
+    assert_same_logits(ours(tmp_path / "weights"), model)
+
+
+class Malicious:
+    def __reduce__(self):
+        return os.mkdir, (os.environ["PICKLE_RAN"],)
+
+
+@pytest.mark.parametrize("direction", ["import", "export"])
+def test_a_pickle_is_refused_with_what_to_do_and_never_runs(
+    tmp_path, monkeypatch, capsys, direction
+):
+    monkeypatch.setenv("PICKLE_RAN", str(tmp_path / "ran"))
+    folder = tmp_path / "folder"
+    if direction == "import":
+        theirs(folder)
+    else:
+        weights_of(SMALL, folder)
+    (folder / "model.safetensors").unlink()
+    torch.save(Malicious(), folder / "pytorch_model.bin")
+    capsys.readouterr()
+    assert hf.main([direction, str(folder), str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "holds pickles (pytorch_model.bin)" in said and "save_pretrained" in said
+    assert said.count("\n") == 1 and not (tmp_path / "ran").exists()
+    torch.load(folder / "pytorch_model.bin", weights_only=False)  # it is a pickle that would run
+    assert (tmp_path / "ran").exists()
+
+
+def test_what_is_no_source_or_exists_already_is_refused(tmp_path):
+    weights_of(SMALL, tmp_path / "weights")
+    theirs(tmp_path / "gpt2")
+    with pytest.raises(UsageError, match="weights exists already"):
+        export_gpt2(tmp_path / "weights", tmp_path / "weights")
+    with pytest.raises(UsageError, match="is a weights-only folder of ours already"):
+        import_gpt2(tmp_path / "weights", tmp_path / "again")
+    with pytest.raises(UsageError, match="no such folder"):
+        find_weights(tmp_path / "nothing")
+    with pytest.raises(UsageError, match="no weights-only folder"):
+        find_weights(tmp_path / "gpt2")
+    with pytest.raises(UsageError, match="--vocab-size 62 is more than the 61 rows"):
+        import_gpt2(tmp_path / "gpt2", tmp_path / "again", vocab_size=62)
+    with pytest.raises(UsageError, match="the tokenizer has 62 ids, but the model has 61"):
+        import_gpt2(tmp_path / "gpt2", tmp_path / "again", tokenizer_ids=62)

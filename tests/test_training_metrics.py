@@ -1,0 +1,162 @@
+"""training_metrics.json is the published schema 2.0, field for field, and times never mix."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from parallel import facts, meters
+from parallel.artifacts import read_run
+from tests.conftest import ROOT, run_module
+from tests.fixture_runs import facts as run_facts
+
+SCHEMA = json.loads((ROOT / "parallel" / "training_metrics.schema.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def ours(tokens, tmp_path_factory) -> dict:
+    out = tmp_path_factory.mktemp("run") / "ddp-dp2"
+    flags = ["--max-seq-len", "16", "--n-layer", "1", "--hidden", "32", "--device", "cpu"]
+    flags += ["--global-batch", "8", "--steps", "12", "--eval-interval", "4", "--data", str(tokens)]
+    done = run_module("parallel.train", *flags, "--out", str(out), ranks=2, HF_TOKEN="hf_12345")
+    assert done.returncode == 0, done.stderr
+    return {"path": out, "metrics": read_run(out).metrics, "steps": read_run(out).steps}
+
+
+def paths(content: object, at: str = "") -> dict[str, set[str]]:
+    """Every key path and the types found there; list items share one path."""
+    if isinstance(content, dict):
+        inside = [paths(value, f"{at}.{key}") for key, value in content.items()]
+    elif isinstance(content, list):
+        inside = [paths(value, f"{at}[]") for value in content]
+    else:
+        kind = "number" if type(content) in (int, float) else type(content).__name__
+        return {at: {kind}}
+    found: dict[str, set[str]] = {}
+    for one in inside:
+        for path, kinds in one.items():
+            found.setdefault(path, set()).update(kinds)
+    return found
+
+
+def documented(schema: dict, at: str = "") -> set[str]:
+    found = set() if at == "" else {at}
+    for key, inner in schema.get("properties", {}).items():
+        found |= documented(inner, f"{at}.{key}")
+    return found | (documented(schema["items"], f"{at}[]") if "items" in schema else set())
+
+
+def test_ours_validates_and_the_schema_names_every_field_of_it(ours):
+    jsonschema.validate(ours["metrics"], SCHEMA)
+    leaves = set(paths(ours["metrics"])) - {"." + k for k in SCHEMA["properties"]}
+    assert {p for p in leaves if ".schema_notes." not in p} <= documented(SCHEMA)
+    assert not set(documented(SCHEMA)) - set(paths(ours["metrics"])) - _branches(ours["metrics"])
+
+
+def _branches(content: object, at: str = "") -> set[str]:
+    """Key paths of what holds something itself."""
+    if isinstance(content, dict):
+        return {at}.union(*(_branches(v, f"{at}.{k}") for k, v in content.items()))
+    if isinstance(content, list):
+        return {at}.union(*(_branches(v, f"{at}[]") for v in content))
+    return set()
+
+
+def test_the_published_examples_validate_and_ours_has_every_field_of_them(ours, shared):
+    mine = paths(ours["metrics"])
+    examples = sorted(shared.glob("logs/kadamrahul18+GPT2-Optimization/*training_metrics.json"))
+    assert len(examples) >= 5
+    for example in examples:
+        theirs = json.loads(example.read_text())
+        jsonschema.validate(theirs, SCHEMA)
+        for path, kinds in paths(theirs).items():
+            # null stands for what this machine has not: a GPU, Slurm, a DeepSpeed JSON.
+            assert path in mine and mine[path] <= kinds | {"NoneType"}, (example.name, path)
+
+
+def test_the_times_add_up_and_throughput_counts_training_alone(ours):
+    summary, steps = ours["metrics"]["summary"], ours["steps"]
+    parts = ["startup", "training", "evaluation", "checkpoint", "other"]
+    total = sum(summary[f"{part}_time_sec"] for part in parts)
+    assert total == pytest.approx(summary["total_wall_time_sec"])
+    training = sum(step["step_s"] for step in steps)
+    assert summary["training_time_sec"] == pytest.approx(training)
+    assert summary["evaluation_time_sec"] > 0 and summary["startup_time_sec"] > 1
+    assert 0 <= summary["other_time_sec"] < 0.1 * summary["total_wall_time_sec"]
+    rate = sum(step["tokens"] for step in steps) / training
+    assert summary["mean_tokens_per_sec_global"] == pytest.approx(rate)
+
+
+def test_micro_steps_and_optimizer_steps_are_told_apart(ours):
+    (epoch,) = ours["metrics"]["epochs"]
+    assert (epoch["micro_steps"], epoch["optimizer_steps"]) == (48, 12)
+    assert epoch["tokens_processed_global"] == 12 * 8 * 16
+    assert epoch["optimizer_step_time_p50_sec"] == pytest.approx(4 * epoch["step_time_p50_sec"])
+
+
+def test_epochs_are_entries_with_their_own_validation(tmp_path):
+    from parallel.metrics import Measured, training_metrics
+
+    about = run_facts("s", None) | {
+        "started_utc": "2026-01-01T00:00:00Z",
+        "command_line": "",
+        "versions": dict.fromkeys(("python", "torch", "transformers", "deepspeed")),
+        "inputs": {"deepspeed_config": None},
+        "scheduler": facts.scheduler({}),
+        "data": {"path": "d", "train_tokens": 1, "val_tokens": 1},
+    }
+    about["host"] |= {"hostname": "h", "platform": "p", "cuda": None, "gpus_visible": 0}
+    about["host"]["gpu"] = "NVIDIA A100-SXM4-80GB"
+    about["spec"] |= {"epochs": 2, "steps": 6, "precision": "bf16"}
+    rows = [
+        {"step": i + 1, "step_s": 1e-6, "tokens": 10, "loss": float(i), "skipped": 0}
+        for i in range(6)
+    ]
+    measured = Measured(1.0, 1.0, 0.0, 20.0, None, {}, {}, [(3, 2.0), (6, 3.0)])
+    found = training_metrics(about, rows, measured)
+    assert [e["val_loss_avg_global"] for e in found["epochs"]] == [2.0, 3.0]
+    assert [e["optimizer_steps"] for e in found["epochs"]] == [3, 3]
+    assert [e["train_loss_avg_global"] for e in found["epochs"]] == [1.0, 4.0]
+    summary = found["summary"]
+    assert summary["mfu"] is None and "above the peak" in summary["mfu_note"]
+    slow = training_metrics(about, [row | {"step_s": 1.0} for row in rows], measured)["summary"]
+    assert slow["mfu"] == pytest.approx(slow["tflops_per_gpu"] / 312.0)
+
+
+def test_launcher_metadata_tells_the_launcher_and_no_secret(ours):
+    text = (ours["path"] / "launcher_metadata.json").read_text()
+    told = json.loads(text)
+    assert told["launcher"] == "torchrun" and told["world_size"] == 2
+    assert told["environment"]["OMP_NUM_THREADS"] == "1"
+    assert "hf_12345" not in text
+    assert facts.environment_facts(
+        {"SLURM_JWT": "abc", "NCCL_DEBUG": "INFO", "HOME": "/h", "CUDA_PROXY": "http://u:p@h/"}
+    ) == {"SLURM_JWT": "***", "NCCL_DEBUG": "INFO", "CUDA_PROXY": "http://***@h/"}
+    assert facts.scheduler({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"})["job_id"] == "7"
+
+
+def package(folder: Path, name: str, energy_uj: int) -> None:
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / name / "energy_uj").write_text(f"{energy_uj}\n")
+    (folder / name / "max_energy_range_uj").write_text("1000000000\n")
+
+
+def test_energy_counts_whole_packages_over_a_wrap_and_only_while_training(tmp_path):
+    package(tmp_path, "intel-rapl:0", 999_000_000)
+    package(tmp_path, "intel-rapl:0:0", 5)  # its cores, counted already
+    package(tmp_path, "intel-rapl:1", 10_000_000)
+    energy = meters.Energy([], tmp_path)
+    package(tmp_path, "intel-rapl:0", 2_000_000)  # 3 J, over the wrap
+    package(tmp_path, "intel-rapl:1", 14_000_000)  # 4 J
+    energy.count()
+    package(tmp_path, "intel-rapl:1", 90_000_000)
+    energy.skip()
+    assert energy.joules == pytest.approx(7.0)
+    assert energy.source == "RAPL, 2 packages of rank 0's node"
+
+
+def test_no_counter_is_no_number(tmp_path):
+    energy = meters.Energy([], tmp_path)
+    energy.count()
+    assert energy.joules is None and energy.source.startswith("none")

@@ -1,0 +1,136 @@
+"""A weights-only folder is whole or not there, says so when it was altered, and costs 2 bytes."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from models import gpt
+from models.config import PRESETS, GPTConfig
+from models.errors import UsageError
+from models.storage import checkpoint_bytes, state_bytes, weights_bytes
+from models.weights import read_weights, write_weights
+from tests.conftest import ROOT
+
+CONFIG = GPTConfig(n_layer=2, hidden=32, n_head=4, vocab_size=61, max_seq_len=16)
+
+
+def starting(name: str) -> torch.Tensor:
+    return gpt.init_parameter(CONFIG, name, seed=1)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    write_weights(tmp_path / "weights", CONFIG, starting, "fp32", {"step": 7})
+    return tmp_path / "weights"
+
+
+def test_the_tensors_are_the_reference_models_and_the_library_reads_them(folder):
+    model = gpt.GPT(CONFIG)
+    model.load_state_dict(load_file(folder / "model.safetensors"))  # names and shapes, strictly
+    weights = read_weights(folder)
+    assert (weights.config, weights.dtype, weights.facts) == (CONFIG, "fp32", {"step": 7})
+    assert all(torch.equal(value, starting(name)) for name, value in weights.tensors())
+    assert all(torch.equal(p, starting(name)) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_bytes_are_what_was_predicted(tmp_path, dtype):
+    config = PRESETS["tiny"]
+    model = gpt.GPT(config)
+    written = write_weights(tmp_path / "w", config, model.state_dict().__getitem__, dtype)
+    on_disk = sum(p.stat().st_size for p in (tmp_path / "w").iterdir())
+    predicted = weights_bytes(config.n_params, dtype)
+    assert written == on_disk
+    assert predicted < written < predicted + 12_000  # two headers
+
+
+def test_the_published_split_is_2_and_12_bytes_per_parameter(shared):
+    """181B on 256 GPUs: 0.34TB (1.4GB per file and GPU) and 2.00TB (8.0GB), 2.4TB in all."""
+    published = next((shared / "seeds").glob("003_*.txt")).read_text()
+    weights, state = (
+        float(re.search(rf"([\d.]+)TB in {name}", published)[1])
+        for name in ("PP layer states", "optimizer states")
+    )
+    total = float(re.search(r"a total ([\d.]+)TB per checkpoint", published)[1])
+    tebi = 2**40  # as du prints
+    assert weights_bytes(181e9) / tebi == pytest.approx(weights, rel=0.05)
+    assert state_bytes(181e9) / tebi == pytest.approx(state, rel=0.05)
+    assert checkpoint_bytes(181e9) / tebi == pytest.approx(total, rel=0.05)
+    assert checkpoint_bytes(181e9, None) == state_bytes(181e9)
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        (lambda f: flip(f / "model.safetensors", -1), "its bytes have changed"),
+        (lambda f: flip(f / "model.safetensors", 3000), "its bytes have changed"),
+        (lambda f: os.truncate(f / "model.safetensors", 5000), "is damaged: 5000 bytes, written"),
+        (lambda f: (f / "model.safetensors").unlink(), "model.safetensors: No such file"),
+        (lambda f: (f / "config.json").unlink(), "config.json: No such file"),
+        (lambda f: os.truncate(f / "config.json", 50), "config.json is damaged"),
+        (lambda f: (f / "config.json").write_text("{}"), "no weights-only folder of ours"),
+    ],
+)
+def test_an_altered_folder_is_refused_and_the_file_named(folder, harm, why):
+    harm(folder)
+    with pytest.raises(UsageError, match=why) as refused:
+        read_weights(folder)
+    assert str(folder) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_model_of_other_sizes_is_refused_with_the_numbers(folder):
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text.replace('"vocab_size": 61', '"vocab_size": 62'))
+    with pytest.raises(UsageError, match=r"embedding.word.weight is \[61, 32\], not \[62, 32\]"):
+        read_weights(folder)
+    with pytest.raises(ValueError, match="norm.bias is "):
+        shapes = gpt.parameter_shapes(CONFIG)
+        wrong = {n: torch.zeros(s if n != "norm.bias" else 3) for n, s in shapes.items()}
+        write_weights(folder, CONFIG, wrong.__getitem__)
+
+
+def test_a_full_disk_leaves_the_old_folder_and_nothing_else(folder, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    before = (folder / "model.safetensors").read_bytes()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UsageError, match="weights: No space left on device"):
+        write_weights(folder, CONFIG, lambda name: starting(name) + 1)
+    assert [p.name for p in folder.parent.iterdir()] == ["weights"]
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_a_kill_while_writing_leaves_the_old_folder(folder):
+    """SIGKILL in the middle of the tensors: the name still holds what it held."""
+    script = f"""
+import os, signal
+from models import gpt
+from models.config import GPTConfig
+from models.weights import write_weights
+config = {CONFIG!r}
+def tensor(name):
+    if name == "norm.bias":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return gpt.init_parameter(config, name, seed=2)
+write_weights({str(folder)!r}, config, tensor, "fp32")
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    assert all(torch.equal(value, starting(name)) for name, value in read_weights(folder).tensors())
+    assert sorted(p.name for p in folder.parent.iterdir()) == [".weights.partial", "weights"]
+    write_weights(folder, CONFIG, starting)  # the next writer clears what the killed one left
+    assert [p.name for p in folder.parent.iterdir()] == ["weights"]
