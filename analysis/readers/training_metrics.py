@@ -35,8 +35,8 @@ def read(log: Log) -> Record:
         Refusal: it is damaged, or is not such a document after all.
     """
     record = Record(source=str(log.path), format=FORMAT)
-    if b"RUN_COMPLETE " in log.head and b"{" not in log.head[:1]:
-        said = dict(_MARKER.findall(log.head))
+    if b"tokens_per_sec=" in log.head + log.tail:
+        said = dict(_MARKER.findall(log.head + log.tail))
         record.totals["tokens_per_s"] = number(said.get(b"tokens_per_sec"))
         record.totals["wall_s"] = number(said.get(b"total_wall_time_sec"))
         if said.get(b"world_size", b"").isdigit():
