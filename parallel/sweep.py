@@ -7,8 +7,10 @@
 Each run is started by torchrun, one process per rank. A run that is already complete with the same
 settings and the same commit (nothing changed since) is not run again, so a sweep that was stopped
 goes on where it was. Repeats are interleaved, and with --srun inside an allocation all of them run
-on the same nodes; --fresh runs everything (earlier results move to <run>/attempts/). What a run
-printed is in <run>/console.out. The exit status is 1 when a run failed; the others still run.
+on the same nodes; --fresh runs everything (earlier results move to <run>/attempts/). A run with
+save_interval that was stopped goes on from its newest checkpoint, and by itself, up to
+--max-restarts times, when it fails. What a run printed is in <run>/console.out. The exit status is
+1 when a run failed; the others still run.
 
 At the end, `python -m analysis.scaling_report` writes scaling_report.json beside the runs: what a
 comparison is, and when it is invalid, is known in analysis alone, so it is asked as a command and
@@ -27,7 +29,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from models.errors import UsageError
-from parallel import artifacts, facts
+from parallel import artifacts, facts, saved
 from parallel.artifacts import COMPLETE, RunFolder
 from parallel.launch import Launch
 from parallel.spec import RunSpec
@@ -72,42 +74,49 @@ def start(
     folder: Path,
     srun: bool = False,
     advance: Callable[[int], None] | None = None,
+    max_restarts: int = 0,
 ) -> int:
     """Run one run of the study to its end; its exit status.
 
     `advance`, where somebody watches, is told once a second how many steps there were since.
+    One that fails or is interrupted, and has a checkpoint, goes on up to `max_restarts` times.
     """
     run_folder = RunFolder(folder)
-    run_folder.set_aside()
+    if not saved.resumable(folder, spec.settings()):
+        run_folder.set_aside()
     command = command_of(study, name, folder, srun)
     root = str(Path(__file__).resolve().parent.parent)
     environment = os.environ | {
         "OMP_NUM_THREADS": str(spec.threads),
         "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
     }
+    (folder / "console.out").unlink(missing_ok=True)
     done = 0
-    with (
-        (folder / "console.out").open("wb") as console,
-        subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=console,
-            stderr=subprocess.STDOUT,
-        ) as process,
-    ):
-        try:
-            while advance is not None and process.poll() is None:
+    for _ in range(1 + max_restarts):
+        with (
+            (folder / "console.out").open("ab") as console,
+            subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+            ) as process,
+        ):
+            try:
+                while advance is not None and process.poll() is None:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(timeout=1)
+                    advance((now := steps_done(folder)) - done)
+                    done = now
+                status = process.wait()
+            except BaseException:  # Ctrl-C: the launcher got it too and ends its ranks
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=1)
-                advance((now := steps_done(folder)) - done)
-                done = now
-            status = process.wait()
-        except BaseException:  # Ctrl-C: the launcher got it too and ends its ranks
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=10)
-            process.kill()
-            raise
+                    process.wait(timeout=10)
+                process.kill()
+                raise
+        if status == 0 or not saved.resumable(folder, spec.settings()):
+            break
     if status and not (folder / "run.json").exists():
         # Refused before it began: the table must show it all the same.
         place = Launch(0, spec.gpus, 0, spec.gpus, "sweep")
@@ -126,7 +135,14 @@ def last_words(console: Path) -> str:
     return said[-1].removeprefix("parallel.train: ") if said else ""
 
 
-def sweep(study: Study, names: list[str], out: Path, fresh: bool, srun: bool = False) -> list[str]:
+def sweep(
+    study: Study,
+    names: list[str],
+    out: Path,
+    fresh: bool,
+    srun: bool = False,
+    max_restarts: int = 0,
+) -> list[str]:
     """Run the named runs into out/<name>, in this order; the names of those that failed.
 
     On a terminal there is one bar for the whole sweep, which counts optimizer steps of all runs.
@@ -143,7 +159,7 @@ def sweep(study: Study, names: list[str], out: Path, fresh: bool, srun: bool = F
             before, expected = time.monotonic(), bar.n + spec.steps
             if not fresh and is_done(folder, spec, commit):
                 outcome = "already complete"
-            elif start(study, name, spec, folder, srun, advance) == 0:
+            elif start(study, name, spec, folder, srun, advance, max_restarts) == 0:
                 outcome = f"complete in {time.monotonic() - before:.0f} s"
             else:
                 failed.append(name)
@@ -179,6 +195,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--srun", action="store_true", help="start ranks by srun, inside an allocation"
     )
+    parser.add_argument(
+        "--max-restarts", type=int, default=0, metavar="N", help="of a run that has a checkpoint"
+    )
     arguments = parser.parse_args(argv)
     try:
         study = load_study(arguments.study, arguments.cluster)
@@ -188,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
         for name in names:
             study.run(name)  # every one is checked before the first starts
         out = arguments.out or Path("logs") / study.name
-        failed = sweep(study, names, out, arguments.fresh, arguments.srun)
+        failed = sweep(study, names, out, arguments.fresh, arguments.srun, arguments.max_restarts)
         report(out)
     except UsageError as error:
         print(f"parallel.sweep: {error}", file=sys.stderr)
