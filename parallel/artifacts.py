@@ -400,6 +400,24 @@ def read_run(path: Path) -> Run:
     return run
 
 
+def _check_metrics(run: Run) -> None:
+    """Refuse metrics of a schema that is not known, or of another number of ranks.
+
+    Raises:
+        UsageError: it names the file and both values.
+    """
+    path = run.path / "training_metrics.json"
+    version = run.metrics.get("schema_version", METRICS_VERSION)
+    if version != METRICS_VERSION:
+        raise UsageError(
+            f"{path}: schema_version {version!r} is not known ({METRICS_VERSION!r} is)"
+        )
+    ranks = run.metrics.get("hardware", {}).get("world_size")
+    started = (run.facts.get("layout") or {}).get("world_size")
+    if None not in (ranks, started) and ranks != started:
+        raise UsageError(f"{path}: {ranks} ranks, but run.json started {started}")
+
+
 def _read_job(path: Path) -> Run:
     """A job that died before it had a run.json, or that has not started."""
     job = _submitted(path)
@@ -429,23 +447,6 @@ def _ask_jobs(run: Run) -> None:
         end = read_json(run.path / f"{last}.state")
         if end.get("verdict"):
             run.later = f"job {last}, after this one: {end['verdict']}: {end.get('line')}"
-
-
-def _check_metrics(run: Run) -> None:
-    """Refuse metrics of a schema that is not known, or of another number of ranks.
-
-    Raises:
-        UsageError: it names the file and both values.
-    """
-    path, version = run.path / "training_metrics.json", run.metrics.get("schema_version")
-    if version != METRICS_VERSION:
-        raise UsageError(
-            f"{path}: schema_version {version!r} is not known ({METRICS_VERSION!r} is)"
-        )
-    ranks = run.metrics.get("hardware", {}).get("world_size")
-    started = (run.facts.get("layout") or {}).get("world_size")
-    if None not in (ranks, started) and ranks != started:
-        raise UsageError(f"{path}: {ranks} ranks, but run.json started {started}")
 
 
 def _is_gone(status: dict[str, Any]) -> bool:
