@@ -73,10 +73,10 @@ def test_a_study_is_compared_with_its_baseline_by_pairs_and_only_at_one_commit(t
         run = {"run": f"b-r{number}", "configuration": "b", "repeat": number}
         write(tmp_path, about | run | {"git": {"commit": "e" * 40, "dirty": True}}, step_s=step_s)
     assert compare.main([str(tmp_path), "--format", "json"]) == 1
-    said = json.loads(capsys.readouterr().out)
+    (said,) = json.loads(capsys.readouterr().out)
     assert said["verdict"] is None and "commit" in said["doubts"][0] and said["differ"] == ["seed"]
     assert compare.main([str(tmp_path), "--any-commit", "--format", "json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    (said,) = json.loads(capsys.readouterr().out)
     assert (said["a"], said["b"], said["unit"]) == ("ddp", "b", "pairs of runs")
     assert said["verdict"].startswith("B is faster by 10") and said["ratio"] == pytest.approx(
         1.1, 1e-2
