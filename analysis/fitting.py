@@ -105,8 +105,9 @@ def fit(
             robust = np.sqrt(2 * (np.sqrt(1 + r * r) - 1) + 1e-12)
             slope = np.abs(r) / (np.sqrt(1 + r * r) * robust)
             rows = np.concatenate([np.sign(r) * robust, z])
-            seen[key] = rows, np.concatenate(
-                [grad * width / NOISE * slope[:, None], np.eye(len(z))]
+            seen[key] = (
+                rows,
+                np.concatenate([grad * width / NOISE * slope[:, None], np.eye(len(z))]),
             )
         return seen[key]
 

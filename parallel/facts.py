@@ -88,6 +88,25 @@ def command_line() -> str:
     return SECRET.sub(r"\1\2***", " ".join([Path(sys.executable).name, *sys.orig_argv[1:]]))
 
 
+def profiler(
+    spec: RunSpec, environment: dict[str, str] | os._Environ = os.environ
+) -> dict[str, str] | None:
+    """The profiler that the run is slowed by, or None: such a run is not a timing.
+
+    Nsight Systems sets NSYS_PROFILING_SESSION_ID for what it runs.
+    """
+    tools = ["nsys"] if "NSYS_PROFILING_SESSION_ID" in environment else []
+    if spec.profile_mode == "torch":
+        return {
+            "tool": " and ".join([*tools, "torch"]),
+            "steps": spec.profile_steps,
+            "ranks": spec.profile_ranks,
+        }
+    if tools or spec.profile_mode == "nvtx":
+        return {"tool": (tools or ["nvtx"])[0], "steps": "all", "ranks": "all"}
+    return None
+
+
 def environment_facts(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables that can change how a run is started or how fast it is, secrets removed.
 
@@ -132,6 +151,20 @@ def inputs(spec: RunSpec) -> dict[str, str | None]:
     return found
 
 
+def planned(spec: RunSpec, study: str, run: str, baseline: str) -> dict[str, Any]:
+    """The little of run.json that a job can say before it starts: what it was to train, and how."""
+    layout = spec.layout
+    split = ("world_size", "tp", "pp", "vpp", "dp", "micro_batch", "global_batch")
+    return {
+        "study": study,
+        "run": run,
+        "baseline": baseline,
+        "spec": {name: getattr(spec, name) for name in ("engine", "steps", "seq_len", "precision")},
+        "layout": {name: getattr(layout, name) for name in (*split, "zero_stage", "recompute")},
+        "model": {"n_params": spec.model.n_params},
+    }
+
+
 def run_facts(
     spec: RunSpec,
     study: str | None,
@@ -173,6 +206,7 @@ def run_facts(
             "ranks_per_node": launch.local_world_size,
         },
         "inputs": inputs(spec),
+        "profiler": profiler(spec),
         "scheduler": scheduler(),
         "git": git(Path(__file__).parent),
         "launcher": launch.launcher,

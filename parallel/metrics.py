@@ -135,6 +135,7 @@ def training_metrics(
             "timestamp_utc": utc_now(),
         },
         "scheduler": facts["scheduler"],
+        "profiler": facts.get("profiler"),  # not null: slowed by it, not a timing
     }
 
 

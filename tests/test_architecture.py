@@ -105,6 +105,7 @@ def reachable(start: Path) -> set[str]:
             "sweep",
             "facts",
             "watch",
+            "saved",
             "clusters",
             "work",
             "steady",
