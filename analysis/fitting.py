@@ -14,7 +14,8 @@ from analysis.timemodel import Machine
 from parallel.columns import Array, Columns
 
 MAX_ROWS = 20
-NOISE = 0.04  # of one run's log time, before any was seen
+NOISE = 0.045  # of one run's log time, before any was seen
+UNSEEN = 0.07  # spread expected of rows that were not fitted
 
 # name: (centre, width in log). Centres are per unit of the data sheet's rate, or seconds.
 PRIORS: dict[str, tuple[float, float]] = {
@@ -136,7 +137,8 @@ def fit(
     # Effective parameters: trace of the hat matrix; what is left over estimates the noise.
     used = np.trace(weight * grad @ covariance @ grad.T)
     scale = 1.4826 * np.median(np.abs(residuals)) * np.sqrt(n / max(n - used, n / 4, 1))
-    sigma = np.sqrt((n * scale**2 + 5 * NOISE**2) / (n + 5))
+    sigma = np.sqrt((n * scale**2 + 5 * UNSEEN**2) / (n + 5))
+    covariance = np.linalg.inv(grad.T @ grad / sigma**2 + np.diag(1 / width**2))
     return Fit(dict(zip(NAMES, np.exp(theta), strict=True)), covariance, float(sigma), n, residuals)
 
 

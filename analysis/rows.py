@@ -9,9 +9,11 @@ import math
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from analysis.records import Record
 from analysis.timemodel import Machine, machine_of
 from models.errors import UsageError
 from models.hardware import planning_gpu
@@ -46,6 +48,19 @@ class Rows:
     gpu: list[str]
     cluster_key: list[str]
     left_out: list[tuple[str, str]] = field(default_factory=list)
+
+    def take(self, index: np.ndarray) -> "Rows":
+        """The rows that an index chooses."""
+        kept: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name == "left_out":
+                kept[f.name] = value
+            elif isinstance(value, list):
+                kept[f.name] = [value[i] for i in index]
+            else:
+                kept[f.name] = value.take(index)
+        return Rows(**kept)
 
     def layout(self, i: int) -> dict[str, int]:
         """The split of row i, for a table."""
@@ -274,3 +289,90 @@ def healthy(rows: Rows) -> np.ndarray:
                 if (more and t[i] > SLOW * t[j]) or (less and slot[i] > SLOW * slot[j]):
                     good[i] = False
     return good
+
+
+def settings_of(record: Record, cpu: bool = False) -> dict[str, Any]:
+    """A run's settings as `columns` takes them.
+
+    Raises:
+        ValueError: a fact that the model needs is not in the log.
+    """
+    model = record.model
+    if missing := [k for k in ("n_layer", "hidden", "n_head") if not model.get(k)]:
+        raise ValueError(f"no {', '.join(missing)}")
+    if not (record.gpus and record.global_batch and record.seq_len):
+        raise ValueError("no number of GPUs, global batch or sequence length")
+    tp, pp = record.tp or 1, record.pp or 1
+    dp = record.dp or max(1, record.gpus // (tp * pp))
+    micro = record.micro_batch or 1
+    precision = record.precision or "fp32"
+    width = 4 if precision == "fp32" else 2
+    stage = int(getattr(record, "zero_stage", None) or 0)
+    offload = str(getattr(record, "extra", {}).get("facts", {}).get("offload", "none"))
+    return {
+        "layers": model["n_layer"],
+        "hidden": model["hidden"],
+        "heads": model["n_head"],
+        "ffn": model.get("ffn_hidden") or 4 * model["hidden"],
+        "vocab": model.get("vocab_size") or 51200,
+        "seq": record.seq_len,
+        "tp": tp,
+        "pp": pp,
+        "vpp": record.vpp or 1,
+        "dp": dp,
+        "micro_batch": micro,
+        "n_micro": max(1, round(record.global_batch / micro / dp)),
+        "zero_stage": stage,
+        "recompute": ("none", "selective", "full").index(record.recompute or "none"),
+        "sequence_parallel": bool(getattr(record, "sequence_parallel", False)),
+        "offload": ("none", "optimizer", "all").index(offload) if offload else 0,
+        "width": width,
+        "grad_width": 4 if precision == "bf16" else width,
+        "flash": cpu,
+        "gpus_per_node": (record.gpus or 1) if cpu else 8,
+        "deepspeed": "deepspeed" in (record.engine or "").lower(),
+    }
+
+
+def rows_of_runs(paths: list[Path], cpu: bool = True) -> Rows:
+    """Run folders and logs with a steady time, as rows of this machine.
+
+    Raises:
+        UsageError: nothing with a time.
+    """
+    from analysis.load import load, name_of
+    from analysis.quality import timed
+
+    records, refused = load(paths)
+    found, left_out = [], [(line.split(":")[0], line) for line in refused]
+    for record in records:
+        time = timed(record)
+        try:
+            if time is None or not time.step_s > 0:
+                raise ValueError("no steady step time")
+            found.append((name_of(record), settings_of(record, cpu), time.step_s, record))
+        except ValueError as error:
+            left_out.append((name_of(record), str(error)))
+    if not found:
+        raise UsageError("no run with a time and all its settings")
+    n = len(found)
+    nan = np.full(n, np.nan)
+    machine = Machine(1e12, 1e10, 1e9, 1e9, False).spread(n)
+    return Rows(
+        ids=[name for name, *_ in found],
+        x=columns(**{k: np.array([s[k] for _, s, *_ in found]) for k in found[0][1]}),
+        machine=machine,
+        measured=np.array([t for *_, t, _ in found]),
+        memory_gb=nan,
+        gpu_memory_gb=nan,
+        status=["ok"] * n,
+        fit=np.ones(n, bool),
+        guessed=np.zeros(n, bool),
+        steady=np.ones(n, bool),
+        model=[(s["layers"], s["hidden"]) for _, s, *_ in found],
+        engine=[r.engine or "" for *_, r in found],
+        cluster=["here"] * n,
+        gpu=[r.gpu_type or "" for *_, r in found],
+        cluster_key=["here"] * n,
+        left_out=left_out,
+    )
