@@ -8,7 +8,7 @@ PIP_ARGS ?=
 PY := .venv/bin/python
 STUDY ?= parity
 
-.PHONY: help setup study report test check format clean
+.PHONY: help setup study render report test check format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make setup    only build .venv"
 	@echo "make check    only what is fast: format, lint, and that no table in Markdown is stale"
 	@echo "make report   write the tables and pictures of README.md and logs/README.md again"
+	@echo "make render   write slurm/<study>/*.slurm of every study again"
 	@echo "make format   let ruff format the code"
 	@echo "make clean    remove .venv (logs stay)"
 
@@ -34,6 +35,9 @@ study: setup
 	$(PY) -m parallel.sweep slurm/$(STUDY).toml
 	$(PY) -m analysis.tflops logs/$(STUDY)
 	$(PY) -m analysis.parity --check logs/$(STUDY)
+
+render: setup
+	$(PY) -m slurm.render slurm/*.toml
 
 report: setup
 	$(PY) -m analysis.report README.md logs/README.md

@@ -112,6 +112,8 @@ def _verdict(record: Record) -> Judgement:
     if failure is not None:
         verdict = VERDICTS.get(failure.kind, failure.kind)
         return Judgement(verdict, failure.line_no, failure.line.strip())
+    if state == "pending":
+        return Judgement("pending")
     if state == "running":
         return Judgement("running", proof="its status says running")
     if n == 0 and not np.isfinite(record.samples_per_s).any():

@@ -4,19 +4,27 @@ run.json               the resolved settings, layout, versions, kernels, commit,
 launcher_metadata.json who started it, where, with what environment (secrets removed)
 train.log              the console, in Megatron-LM's iteration lines
 steps.csv              one row per optimizer step, in full precision
+checkpoints.csv        one row per checkpoint saved, loaded or exported
+checkpoints/           the checkpoints themselves (parallel/saved.py)
 training_metrics.json  the summary (schema 2.0), when the run completed
 RUN_COMPLETE.txt       only when it truly completed
 breakdown/rank<r>.csv  with --breakdown: where the time went, one row per window of steps
 breakdown/epochs.log   the same per epoch and rank, as it was printed
-status.json            running, complete or failed, and why
+status.json            running, complete, interrupted (saved, to be gone on with) or failed, and why
 attempts/<n>/          the files of earlier runs in the same folder; nothing is lost
+<jobid>.submitted      what the job was to run, before there is a run.json
+<jobid>.state          how the job ended, once slurm.status has asked Slurm
+<jobid>[.restart<n>].* what the job's script left: its log, environment, exit status ...
 """
 
+import contextlib
 import csv
+import errno
 import json
 import math
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,7 +56,9 @@ BREAKDOWN_COLUMNS = (
     *(f"{name}_s" for name in CATEGORIES),
     *(f"{axis}_{what}" for axis in AXES for what in ("calls", "bytes", "wire_bytes", "total_s")),
 )
-RUNNING, COMPLETE, FAILED = "running", "complete", "failed"
+CHECKPOINT_COLUMNS = ("event", "step", "blocked_s", "total_s", "bytes", "ranks")
+RUNNING, COMPLETE, INTERRUPTED, FAILED = "running", "complete", "interrupted", "failed"
+PENDING = "pending"  # no file says so: a job was submitted, and no more
 
 
 def utc_now() -> str:
@@ -81,23 +91,30 @@ class RunFolder:
         self._log: TextIO | None = None
         self._steps: TextIO | None = None
 
-    def begin(self, facts: dict[str, Any]) -> None:
+    def begin(self, facts: dict[str, Any], go_on: bool = False) -> Path | None:
         """Move what an earlier attempt left aside, then write run.json and the first status.
+
+        With `go_on` nothing moves: this attempt continues the files of the one before. Otherwise
+        returns where the earlier attempt is now, if there was one.
 
         Raises:
             UsageError: the folder cannot be made or written.
         """
         try:
-            self.set_aside()
+            aside = None if go_on else self.set_aside()
             self._write_status(RUNNING, "", 0)
             self.update(facts)
-            self._log = (self.path / "train.log").open("w", buffering=1)
-            self._steps = (self.path / "steps.csv").open("w", buffering=1, newline="")
+            for name in ("train.log", "steps.csv"):
+                _end_line(self.path / name)
+            self._log = (self.path / "train.log").open("a", buffering=1)
+            self._steps = (self.path / "steps.csv").open("a", buffering=1, newline="")
         except OSError as error:
             raise UsageError(f"cannot write run folder {self.path}: {error.strerror}") from error
-        csv.writer(self._steps).writerow(STEP_COLUMNS)
+        if self._steps.tell() == 0:
+            csv.writer(self._steps).writerow(STEP_COLUMNS)
+        return aside
 
-    def set_aside(self) -> None:
+    def set_aside(self) -> Path | None:
         """Make the folder, and move what an earlier attempt left in it to attempts/<n>/."""
         self.path.mkdir(parents=True, exist_ok=True)
         earlier = [p for p in self.path.iterdir() if p.name != "attempts"]
@@ -105,12 +122,14 @@ class RunFolder:
         # stays.
         earlier = [p for p in earlier if p.suffix not in (".out", ".err")]
         earlier = [p for p in earlier if not p.name.split(".")[0].isdigit()]
-        if earlier:
-            attempts = self.path / "attempts"
-            aside = attempts / str(len(list(attempts.glob("*"))) + 1)
-            aside.mkdir(parents=True)
-            for old in earlier:
-                old.rename(aside / old.name)
+        if not earlier:
+            return None
+        attempts = self.path / "attempts"
+        aside = attempts / str(len(list(attempts.glob("*"))) + 1)
+        aside.mkdir(parents=True)
+        for old in earlier:
+            old.rename(aside / old.name)
+        return aside
 
     def update(self, facts: dict[str, Any]) -> None:
         """Replace run.json."""
@@ -123,12 +142,24 @@ class RunFolder:
     def log(self, line: str) -> None:
         """Append a line to train.log."""
         if self._log is not None:
-            self._log.write(line + "\n")
+            with _disk_may_be_full():
+                self._log.write(line + "\n")
 
     def step(self, row: dict[str, Any]) -> None:
         """Append one optimizer step to steps.csv; an unknown value is empty."""
         values = [row[name] for name in STEP_COLUMNS]
-        csv.writer(self._steps).writerow(map(_cell, values))
+        with _disk_may_be_full():
+            csv.writer(self._steps).writerow(map(_cell, values))
+
+    def checkpoint(self, row: dict[str, Any]) -> None:
+        """Append one save, load or export to checkpoints.csv."""
+        path = self.path / "checkpoints.csv"
+        with _disk_may_be_full():
+            _end_line(path)
+            with path.open("a", newline="") as file:
+                if file.tell() == 0:
+                    csv.writer(file).writerow(CHECKPOINT_COLUMNS)
+                csv.writer(file).writerow([row[name] for name in CHECKPOINT_COLUMNS])
 
     def epochs(self, lines: list[str]) -> None:
         """Write breakdown/epochs.log."""
@@ -146,6 +177,17 @@ class RunFolder:
         if self.path.is_dir() and read_status(self.path).get("state") in (None, RUNNING):
             self._write_status(FAILED, reason, rank)
             (self.path / "RUN_COMPLETE.txt").unlink(missing_ok=True)
+
+    def explain(self, reason: str) -> None:
+        """Say why the run was stopped, where its ranks saw no more than a SIGTERM."""
+        status = read_status(self.path)
+        if status.get("state") == FAILED and str(status.get("reason")).startswith("SIGTERM"):
+            self._write_status(FAILED, reason, status.get("rank", -1))
+
+    def interrupt(self, reason: str) -> None:
+        """Say that the run was stopped, and can be gone on with."""
+        self._write_status(INTERRUPTED, reason, 0)
+        self.close()
 
     def close(self) -> None:
         """Close the two growing files; what they hold is on disk already, line by line."""
@@ -174,8 +216,10 @@ class BreakdownFile:
     def __init__(self, folder: Path, rank: int):
         self._path = Path(folder) / "breakdown" / f"rank{rank}.csv"
         self._path.parent.mkdir(exist_ok=True)
-        with self._path.open("w", newline="") as lines:
-            csv.writer(lines).writerow(BREAKDOWN_COLUMNS)
+        _end_line(self._path)  # a run that goes on keeps its rows
+        with self._path.open("a", newline="") as lines:
+            if lines.tell() == 0:
+                csv.writer(lines).writerow(BREAKDOWN_COLUMNS)
 
     def write(self, row: dict[str, Any]) -> None:
         """Append one window; an unknown value is empty."""
@@ -204,7 +248,7 @@ def read_breakdown(
     for rank in sorted(set(range(world_size)) - set(missing)):
         file = folder / f"rank{rank}.csv"
         try:
-            rows = _read_rows(file, BREAKDOWN_COLUMNS, _BREAKDOWN_COUNTS)
+            rows = _last_told(_read_rows(file, BREAKDOWN_COLUMNS, _BREAKDOWN_COUNTS))
         except UsageError as error:
             problems.append(str(error))
             continue
@@ -215,6 +259,43 @@ def read_breakdown(
     return ranks, problems
 
 
+@contextlib.contextmanager
+def _disk_may_be_full() -> Iterator[None]:
+    """A line that a full disk does not take stays in its buffer, and training goes on; it is
+    written with a later one, or the end of the run fails for it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+
+
+def _last_told(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Windows without those that an attempt which went on from an older checkpoint ran again."""
+    kept: list[dict[str, Any]] = []
+    for window in windows:
+        while kept and kept[-1]["last_step"] >= window["first_step"]:
+            kept.pop()
+        kept.append(window)
+    return kept
+
+
+def _end_line(path: Path) -> None:
+    """Take away the half line that a killed writer left at the end of a file."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        at = file.seek(0, os.SEEK_END)
+        while at > 0:
+            first = max(0, at - 4096)
+            file.seek(first)
+            if (newline := file.read(at - first).rfind(b"\n")) >= 0:
+                at = first + newline + 1
+                break
+            at = first
+        file.truncate(at)
+
+
 def read_status(path: Path) -> dict[str, Any]:
     """The run's status.json, or an empty dict where there is none (or half of one)."""
     try:
@@ -223,13 +304,52 @@ def read_status(path: Path) -> dict[str, Any]:
         return {}
 
 
+def job_ids(path: Path) -> list[int]:
+    """The Slurm jobs that ran or wait to run here (<jobid>.out, <jobid>.submitted ...), in order.
+
+    A job that found nothing to do left <jobid>.skipped and does not count.
+    """
+    try:
+        parts = [name.split(".") for name in os.listdir(path)]
+    except OSError:
+        return []
+    jobs = {int(first) for first, *_ in parts if first.isdigit()}
+    return sorted(jobs - {int(p[0]) for p in parts if p[0].isdigit() and p[-1] == "skipped"})
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A small JSON file; an empty dict where there is none (or half of one)."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether a run left something to read in a folder, be it only what it was to run."""
+    return (path / "run.json").is_file() or _submitted(path) is not None
+
+
+def _submitted(path: Path) -> int | None:
+    """The last job that left word of what it was to run."""
+    names = (p.name.split(".")[0] for p in path.glob("[0-9]*.submitted") if p.stat().st_size)
+    return max((int(name) for name in names if name.isdigit()), default=None)
+
+
 @dataclass
 class Run:
     """What the reader found in a run folder.
 
-    state: complete, failed or running. A run that says it is running, but whose process on this
-    host is gone, died without a word: it is failed, and `reason` says so.
-    facts: run.json. steps: one dict per optimizer step with STEP_COLUMNS, unknown values None.
+    state: complete, failed, interrupted or running; pending where a job was submitted and nothing
+    came of it yet. A run that says it is running, but whose process on this host is gone, died
+    without a word: it is failed, and `reason` says so.
+    verdict: the kind of failure, where Slurm was asked (slurm.status); its word is the last one,
+    for a dead node leaves none in the folder.
+    later: what became of a later job that came to no run.
+    facts: run.json, or what the job was to run where it died before there was one.
+    steps: one dict per optimizer step with STEP_COLUMNS, unknown values None; of a step
+    that was run again after a kill, the last.
     metrics: training_metrics.json, empty when the run did not complete.
     """
 
@@ -239,6 +359,8 @@ class Run:
     facts: dict[str, Any]
     steps: list[dict[str, Any]] = field(default_factory=list)
     metrics: dict[str, Any] = field(default_factory=dict)
+    verdict: str = ""
+    later: str = ""
 
     @property
     def name(self) -> str:
@@ -255,6 +377,8 @@ def read_run(path: Path) -> Run:
     try:
         facts = json.loads((path / "run.json").read_text())
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and is_run_folder(path):
+            return _read_job(path)
         raise UsageError(f"{path / 'run.json'}: {error.strerror}") from error
     except ValueError as error:
         raise UsageError(f"{path / 'run.json'} is damaged: {error}") from error
@@ -270,12 +394,45 @@ def read_run(path: Path) -> Run:
     if state == RUNNING and _is_gone(status):
         state, reason = FAILED, "the process is gone and left no word (killed?)"
     run = Run(path, state, reason, facts, _read_steps(path / "steps.csv"))
+    _ask_jobs(run)
+    state = run.state
     if state == COMPLETE:
         try:
             run.metrics = json.loads((path / "training_metrics.json").read_text())
         except ValueError as error:
             raise UsageError(f"{path / 'training_metrics.json'} is damaged: {error}") from error
     return run
+
+
+def _read_job(path: Path) -> Run:
+    """A job that died before it had a run.json, or that has not started."""
+    job = _submitted(path)
+    facts = read_json(path / f"{job}.submitted")
+    if "run" not in facts:
+        raise UsageError(f"{path / f'{job}.submitted'} is damaged: it names no run")
+    status, end = read_status(path), read_json(path / f"{job}.state")
+    run = Run(path, PENDING, f"job {job} was submitted", facts)
+    if end.get("verdict"):
+        run.state, run.reason, run.verdict = FAILED, str(end.get("line")), str(end["verdict"])
+    elif status:
+        run.state, run.reason = FAILED, str(status.get("reason"))
+    elif (path / f"{job}.out").exists():
+        run.state, run.reason = RUNNING, f"job {job} has started"
+    return run
+
+
+def _ask_jobs(run: Run) -> None:
+    """Let what Slurm said of the run's jobs have the last word."""
+    scheduler = run.facts.get("scheduler")
+    ran_by = str(scheduler.get("job_id")) if isinstance(scheduler, dict) else ""
+    end = read_json(run.path / f"{ran_by}.state")
+    if end.get("verdict") and (run.state in (RUNNING, FAILED) or end["verdict"] == "OOM"):
+        run.state, run.reason, run.verdict = FAILED, str(end.get("line")), str(end["verdict"])
+    last = max(job_ids(run.path), default=0)
+    if ran_by.isdigit() and last > int(ran_by):
+        end = read_json(run.path / f"{last}.state")
+        if end.get("verdict"):
+            run.later = f"job {last}, after this one: {end['verdict']}: {end.get('line')}"
 
 
 def _is_gone(status: dict[str, Any]) -> bool:
@@ -294,7 +451,9 @@ def _is_gone(status: dict[str, Any]) -> bool:
 def _read_steps(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
-    return _read_rows(path, STEP_COLUMNS, ("step", "skipped", "tokens"))
+    steps = _read_rows(path, STEP_COLUMNS, ("step", "skipped", "tokens"))
+    # After a kill, the steps since the last checkpoint are run again.
+    return sorted({step["step"]: step for step in steps}.values(), key=lambda step: step["step"])
 
 
 def _read_rows(
@@ -325,7 +484,8 @@ def _read_rows(
 
 
 def find_runs(paths: list[Path]) -> list[Path]:
-    """The run folders at or below each path, in name order; earlier attempts are left out.
+    """The run folders at or below each path, in name order; earlier attempts are left out, and
+    jobs that died before there was a run.
 
     Raises:
         UsageError: a path does not exist, or has no run folder at or below it.

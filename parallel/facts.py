@@ -151,6 +151,20 @@ def inputs(spec: RunSpec) -> dict[str, str | None]:
     return found
 
 
+def planned(spec: RunSpec, study: str, run: str, baseline: str) -> dict[str, Any]:
+    """The little of run.json that a job can say before it starts: what it was to train, and how."""
+    layout = spec.layout
+    split = ("world_size", "tp", "pp", "vpp", "dp", "micro_batch", "global_batch")
+    return {
+        "study": study,
+        "run": run,
+        "baseline": baseline,
+        "spec": {name: getattr(spec, name) for name in ("engine", "steps", "seq_len", "precision")},
+        "layout": {name: getattr(layout, name) for name in (*split, "zero_stage", "recompute")},
+        "model": {"n_params": spec.model.n_params},
+    }
+
+
 def run_facts(
     spec: RunSpec,
     study: str | None,

@@ -89,6 +89,23 @@ class RunSpec:
     )
     eval_interval: int = _flag(0, "steps between validations; 0: once, at the end")
     eval_steps: int = _flag(2, "global batches in a validation; 0: never validate")
+    # checkpoints
+    save_interval: int = _flag(
+        0, "steps between checkpoints, and one at the end and at a signal; 0: save nothing"
+    )
+    save: str | None = _flag(None, "folder for them (default: <run folder>/checkpoints)", kind=str)
+    load: str | None = _flag(
+        None,
+        "go on from this checkpoint, or from a folder's newest; or start from weights alone",
+        kind=str,
+    )
+    load_previous: bool = _flag(False, "where a checkpoint is damaged, take the one before")
+    resume: bool = _flag(True, "go on where a stopped attempt of this run left a checkpoint")
+    keep_last: int = _flag(2, "newest checkpoints to keep; 0: all")
+    keep_every: int = _flag(0, "keep those whose step this divides, too; 0: none")
+    export_weights: int = _flag(0, "steps between bf16 weights-only exports; 0: none")
+    async_save: bool = _flag(False, "train on while a copy of the state is being written")
+    save_grace_s: float = _flag(25.0, "seconds from SIGTERM in which to save before giving up")
     # the machine
     device: str = _flag("auto", "auto is cuda where there is one", ("auto", "cpu", "cuda"))
     kernels: str = _flag("auto", "auto: Transformer Engine, apex, PyTorch, in that order", KERNELS)
@@ -103,6 +120,12 @@ class RunSpec:
     breakdown: bool = _flag(False, "where each rank's time goes, per iteration line (breakdown/)")
     log_interval: int = _flag(1, "steps between iteration lines")
     timeout_s: float = _flag(600.0, "seconds a collective may wait before the run fails")
+    hang_s: float | None = _flag(
+        None,
+        "seconds without progress after which the run ends and names the rank that hangs"
+        " (default: half of timeout_s)",
+        kind=float,
+    )
 
     @cached_property
     def model(self) -> GPTConfig:
@@ -158,6 +181,11 @@ class RunSpec:
         return self.layout.global_batch * self.seq_len
 
     @property
+    def hang_after_s(self) -> float:
+        """Seconds without progress that the watchdog allows."""
+        return self.timeout_s / 2 if self.hang_s is None else self.hang_s
+
+    @property
     def work(self) -> dict[str, int]:
         """The fixed work, counted in each unit so that none is taken for another."""
         return {
@@ -178,15 +206,25 @@ class RunSpec:
         for name in (
             *("warmup_steps", "weight_decay", "clip_grad", "min_lr", "adam_eps"),
             *("eval_interval", "eval_steps"),
+            *("save_interval", "keep_last", "keep_every", "export_weights"),
         ):
             if not 0 <= getattr(self, name) < math.inf:
                 found.append(f"{name} must be 0 or more, but is {getattr(self, name)}")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 found.append(f"{name} must be at least 0 and below 1, but is {getattr(self, name)}")
-        for name in ("lr", "timeout_s"):
+        for name in ("lr", "timeout_s", "save_grace_s", "hang_after_s"):
             if not 0 < getattr(self, name) < math.inf:
                 found.append(f"{name} must be positive, not {getattr(self, name)}")
+        if self.export_weights and not self.save_interval:
+            found.append("export_weights are taken from checkpoints: give save_interval too")
+        if self.export_weights and self.save_interval and self.export_weights % self.save_interval:
+            found.append(
+                f"export_weights {self.export_weights} must be a multiple of"
+                f" save_interval {self.save_interval}"
+            )
+        if self.export_weights and self.implementation == "hf":
+            found.append("export_weights are of our GPT, not of implementation hf")
         if self.min_lr > self.lr:
             found.append(f"min_lr {self.min_lr:g} exceeds lr {self.lr:g}")
         if self.kernels in ("te", "apex") and self.device == "cpu":
@@ -425,6 +463,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "gpus": "the split (dp = gpus / (tp x pp))",
         "seq_len": "the training",
         "data": "the data",
+        "save_interval": "checkpoints",
         "device": "the machine",
     }
     group = parser

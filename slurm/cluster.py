@@ -1,6 +1,7 @@
 """A real Slurm on this machine, to try a sweep before spending an allocation.
 
     python -m slurm.cluster up [--nodes 4]      then: export SLURM_CONF=... as it says
+    python -m slurm.cluster up --accounting     with slurmdbd and MariaDB behind it, for sacct
     python -m slurm.cluster down
     python -m slurm.cluster stop-node node3     a node that dies, to see what happens
 
@@ -27,6 +28,7 @@ from models.errors import UsageError
 HOME = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "scaling-study-slurm"
 TOOLS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "sbatch": "slurm-wlm"}
 TOOLS |= {"munged": "munge", "scontrol": "slurm-wlm"}
+ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server"}
 CGROUP_MEMORY = Path("/sys/fs/cgroup/memory")
 
 CONF = """\
@@ -57,8 +59,9 @@ KillWait=5
 MpiDefault=none
 SwitchType=switch/none
 ReturnToService=2
-# No accounting database: the controller itself remembers jobs, for a week.
+# The controller itself remembers jobs for a week: there need be no accounting database.
 MinJobAge=604800
+AccountingStorageType=accounting_storage/{storage}
 MaxJobCount=20000
 SchedulerParameters=sched_interval=2,bf_interval=5
 NodeName=node[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={first}-{last} \
@@ -67,9 +70,28 @@ PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def missing_packages() -> list[str]:
-    """Debian packages without which there is no local cluster."""
-    return sorted({package for tool, package in TOOLS.items() if shutil.which(tool) is None})
+DBD_CONF = """\
+DbdHost={host}
+DbdAddr=127.0.0.1
+DbdPort={dbd_port}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+PidFile={folder}/slurmdbd.pid
+LogFile={folder}/slurmdbd.log
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={sql_port}
+StorageUser=slurm
+StoragePass={password}
+StorageLoc=slurm
+"""
+
+
+def missing_packages(accounting: bool = False) -> list[str]:
+    """Debian packages without which there is no local cluster, or none with accounting."""
+    tools = TOOLS | ACCOUNTING if accounting else TOOLS
+    return sorted({package for tool, package in tools.items() if shutil.which(tool) is None})
 
 
 def free_port(first: int, count: int) -> int:
@@ -85,13 +107,15 @@ def free_port(first: int, count: int) -> int:
         first = taken[-1] + 1
 
 
-def up(nodes: int, folder: Path = HOME) -> Path:
+def up(nodes: int, folder: Path = HOME, accounting: bool = False) -> Path:
     """Start the cluster and wait until its nodes are idle; the path of its slurm.conf.
+
+    With `accounting`, slurmdbd and a MariaDB of its own keep what sacct asks for.
 
     Raises:
         UsageError: something is not installed, is up already, or does not start.
     """
-    if missing := missing_packages():
+    if missing := missing_packages(accounting):
         raise UsageError(
             f"Slurm is not here: apt-get update && apt-get install {' '.join(missing)}"
         )
@@ -101,18 +125,21 @@ def up(nodes: int, folder: Path = HOME) -> Path:
         raise UsageError(f"a cluster is up in {folder}: python -m slurm.cluster down")
     if nodes < 1:
         raise UsageError(f"--nodes must be positive, not {nodes}")
+    if folder.exists() and any(folder.iterdir()) and not (folder / "slurm.conf").exists():
+        raise UsageError(f"{folder} holds something else than a test cluster: give another")
     shutil.rmtree(folder, ignore_errors=True)
     for part in ("state", "spool"):
         (folder / part).mkdir(parents=True)
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o400)
-    port = free_port(17817, nodes + 1)
+    port = free_port(17817, nodes + 3)
+    host = socket.gethostname().split(".")[0]
     cgroups = CGROUP_MEMORY.is_dir() and os.access(CGROUP_MEMORY, os.W_OK)
     conf = folder / "slurm.conf"
     conf.write_text(
         CONF.format(
-            host=socket.gethostname().split(".")[0],
+            host=host,
             folder=folder,
             nodes=nodes,
             port=port,
@@ -120,6 +147,11 @@ def up(nodes: int, folder: Path = HOME) -> Path:
             last=port + nodes,
             track="cgroup" if cgroups else "linuxproc",
             task="cgroup" if cgroups else "none",
+            storage="slurmdbd\nAccountingStorageHost=127.0.0.1\nAccountingStoreFlags=job_comment"
+            f"\nAccountingStoragePass={folder}/munge.socket"
+            f"\nAccountingStoragePort={port + nodes + 1}"
+            if accounting
+            else "none",
             over="" if cgroups else "JobAcctGatherParams=OverMemoryKill\n",
         )
     )
@@ -130,10 +162,17 @@ def up(nodes: int, folder: Path = HOME) -> Path:
     )
     munged = ["munged", "--force", f"--socket={folder}/munge.socket", f"--key-file={key}"]
     munged += [f"--log-file={folder}/munged.log", f"--pid-file={folder}/munged.pid"]
-    start([*munged, f"--seed-file={folder}/munge.seed"], conf)
-    start(["slurmctld", "-c"], conf)
-    for number in range(1, nodes + 1):
-        start(["slurmd", "-N", f"node{number}"], conf)
+    daemons = [["slurmctld", "-c"]]
+    daemons += [["slurmd", "-N", f"node{number}"] for number in range(1, nodes + 1)]
+    try:
+        start([*munged, f"--seed-file={folder}/munge.seed"], conf)
+        if accounting:
+            start_accounting(folder, conf, host, port + nodes + 1)
+        for daemon in daemons:
+            start(daemon, conf)
+    except UsageError:
+        down(folder)
+        raise
     for _ in range(100):
         asked = ["sinfo", "--noheader", "--Node", "--format=%T"]
         done = subprocess.run(
@@ -157,18 +196,57 @@ def start(command: list[str], conf: Path) -> None:
             stderr=said,
         )
     if done.returncode:
-        down(conf.parent)
         raise UsageError(f"{command[0]} did not start; see {conf.parent}/*.log")
+
+
+def start_accounting(folder: Path, conf: Path, host: str, port: int) -> None:
+    """slurmdbd on `port` and, on the next one, a MariaDB of its own."""
+    password = secrets.token_hex(16)
+    said = {"host": host, "folder": folder, "dbd_port": port, "sql_port": port + 1}
+    dbd_conf = folder / "slurmdbd.conf"
+    dbd_conf.touch(0o600)
+    dbd_conf.write_text(DBD_CONF.format(**said, password=password))
+    sql = folder / "init.sql"
+    sql.touch(0o600)
+    sql.write_text(
+        f"CREATE USER slurm@'127.0.0.1' IDENTIFIED BY '{password}';\n"
+        "GRANT ALL ON slurm.* TO slurm@'127.0.0.1';\n"
+    )
+    data = ["--no-defaults", f"--datadir={folder}/mariadb", "--user=root"]
+    start(["mariadb-install-db", *data, "--skip-test-db"], conf)
+    mariadbd = ["mariadbd", *data, f"--port={port + 1}", "--bind-address=127.0.0.1"]
+    mariadbd += [f"--socket={folder}/mariadb.socket", f"--pid-file={folder}/mariadbd.pid"]
+    mariadbd += [f"--init-file={sql}", f"--log-error={folder}/mariadbd.log"]
+    # It alone does not go to the background by itself.
+    quiet = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.DEVNULL,
+    }
+    subprocess.Popen(mariadbd, start_new_session=True, **quiet)
+    await_port(port + 1, "mariadbd", folder)
+    start(["slurmdbd"], conf)
+    await_port(port, "slurmdbd", folder)
+
+
+def await_port(port: int, daemon: str, folder: Path) -> None:
+    """Wait until a daemon listens; raises UsageError after a minute."""
+    for _ in range(300):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise UsageError(f"{daemon} does not listen; see {folder}/*.log")
 
 
 def pid_of(path: Path) -> int | None:
     """The process in a pid file, if it lives and is the daemon that the file names."""
     try:
         pid = int(path.read_text())
-        name = Path(f"/proc/{pid}/comm").read_text().strip()
     except (OSError, ValueError):
         return None
-    return pid if path.stem.split("-")[0].startswith(name) else None
+    name = name_of(pid)
+    return pid if name and path.stem.split("-")[0].startswith(name) else None
 
 
 def alive(folder: Path = HOME) -> bool:
@@ -177,7 +255,8 @@ def alive(folder: Path = HOME) -> bool:
 
 
 def stop_node(name: str, folder: Path = HOME) -> None:
-    """Kill one slurmd, as when a node dies; what it started keeps running, unseen by Slurm.
+    """Take a node away, as when it loses power: its slurmd is killed, and what that started is
+    frozen, so that its peers hear no farewell.
 
     Raises:
         UsageError: no such node is up.
@@ -186,26 +265,65 @@ def stop_node(name: str, folder: Path = HOME) -> None:
     if pid is None:
         raise UsageError(f"no slurmd of {name} runs in {folder}")
     os.kill(pid, signal.SIGKILL)
+    for lost in tasks_of(name, folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(lost, signal.SIGSTOP)
 
 
 def start_node(name: str, folder: Path = HOME) -> None:
-    """Bring back a node that was stopped."""
+    """Bring back a node that was stopped; what it had frozen is gone."""
+    if not alive(folder):
+        raise UsageError(f"no cluster is up in {folder}")
+    if pid_of(folder / f"slurmd-{name}.pid") is not None:
+        raise UsageError(f"{name} is up")
+    for lost in tasks_of(name, folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(lost, signal.SIGKILL)
     start(["slurmd", "-N", name], folder / "slurm.conf")
 
 
-def strays(conf: Path) -> list[int]:
-    """What the slurmd of a stopped node left running: step daemons and processes of jobs."""
-    found = []
+def tasks_of(node: str, folder: Path) -> list[int]:
+    """What runs on a node: the step daemons first, then the tasks."""
+    said = f"SLURMD_NODENAME={node}".encode()
+    tasks = [pid for pid, about in of_cluster(folder / "slurm.conf").items() if said in about]
+    parents = {parent_of(task) for task in tasks}
+    return [p for p in parents if p is not None and name_of(p) == "slurmstepd"] + tasks
+
+
+def of_cluster(conf: Path) -> dict[int, list[bytes]]:
+    """Every process whose environment names this slurm.conf, and that environment."""
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):
             variables = (process / "environ").read_bytes().split(b"\0")
-            name = (process / "comm").read_text().strip()
-        except OSError:
-            continue
-        in_job = any(variable.startswith(b"SLURM_JOB_ID=") for variable in variables)
-        if f"SLURM_CONF={conf}".encode() in variables and (in_job or name == "slurmstepd"):
-            found.append(int(process.name))
-    return [pid for pid in found if pid != os.getpid()]
+            if f"SLURM_CONF={conf}".encode() in variables and int(process.name) != os.getpid():
+                found[int(process.name)] = variables
+    return found
+
+
+def name_of(pid: int) -> str:
+    """The process's name; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def parent_of(pid: int) -> int | None:
+    """The process's parent; None where it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+def strays(conf: Path) -> list[int]:
+    """What jobs left running: step daemons and processes of jobs."""
+    return [
+        pid
+        for pid, variables in of_cluster(conf).items()
+        if name_of(pid) == "slurmstepd" or any(v.startswith(b"SLURM_JOB_ID=") for v in variables)
+    ]
 
 
 def down(folder: Path = HOME) -> None:
@@ -238,12 +356,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("do", choices=("up", "down", "stop-node", "start-node"))
     parser.add_argument("node", nargs="?", help="for stop-node and start-node")
     parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--accounting", action="store_true", help="with slurmdbd and MariaDB")
     parser.add_argument("--folder", type=Path, default=HOME, metavar="DIR")
     arguments = parser.parse_args(argv)
     folder = arguments.folder.absolute()
     try:
         if arguments.do == "up":
-            conf = up(arguments.nodes, folder)
+            conf = up(arguments.nodes, folder, arguments.accounting)
             print(f"{arguments.nodes} nodes are up. For sbatch, squeue and the like:")
             print(f"  export SLURM_CONF={conf}")
         elif arguments.do == "down":

@@ -2,7 +2,8 @@
 
 Slurm forgets jobs (in minutes, where there is no accounting) and the run folder knows nothing of a
 node that died. So: squeue and, where accounting exists, sacct are asked once each for all jobs of
-this user; what is final is written beside the run (<jobid>.state), where it outlives that memory.
+this user; what is final is written beside the run (<jobid>.state), where it outlives that memory
+and from where the tables of analysis/ take it.
 """
 
 import json
@@ -11,12 +12,11 @@ import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote as percent_encode
 
 from parallel import artifacts
 from parallel.study import Study
 from slurm import cluster
-from slurm.render import ROOT
+from slurm.render import ROOT, comment_of, planned_text
 
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"}
 PENDING |= {"SPECIAL_EXIT"}
@@ -24,7 +24,8 @@ ACTIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_O
 ENDS = {"OUT_OF_MEMORY": "OOM", "TIMEOUT": "timeout", "DEADLINE": "timeout"}
 ENDS |= {"NODE_FAIL": "node failure", "BOOT_FAIL": "node failure"}
 ENDS |= {"CANCELLED": "cancelled", "PREEMPTED": "cancelled", "REVOKED": "cancelled"}
-FAILURES = ("OOM", "timeout", "node failure", "cancelled", "failed")
+INTERRUPTED = "interrupted"  # stopped from outside, but it has saved and can go on
+FAILURES = ("OOM", "timeout", "node failure", "cancelled", INTERRUPTED, "failed")
 
 # What a job's log says of its end, the surest first. slurmstepd and srun write these lines.
 EVIDENCE = (
@@ -127,15 +128,6 @@ def parse(text: str, of_queue: bool = False) -> dict[int, Job]:
     return jobs
 
 
-def job_ids(folder: Path) -> list[int]:
-    """The jobs that left something in a run folder (<jobid>.out, <jobid>.submitted ...)."""
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
-    return sorted({int(first) for name in names if (first := name.split(".")[0]).isdigit()})
-
-
 def tail(path: Path, size: int = 65536) -> str:
     """The end of a file; empty where there is none."""
     try:
@@ -160,26 +152,49 @@ def progress(folder: Path) -> tuple[int, float | None]:
     return step, sum(times) / len(times) if times else None
 
 
-def remember(folder: Path, job: Job | None, job_id: int | None) -> Job | None:
-    """The job as Slurm knows it, written down once it has ended; else as it was written down."""
-    if job_id is None:
-        return None
-    path = folder / f"{job_id}.state"
-    if job is None:
-        try:
-            return Job(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):
-            return None
-    if job.state not in PENDING | ACTIVE and folder.is_dir() and not path.exists():
-        artifacts.write_json(path, {"job_id": job_id, "state": job.state, "exit": job.exit})
-    return job
+def recall(folder: Path, job_id: int) -> Job | None:
+    """A job that Slurm has forgotten, as it was written down."""
+    noted = artifacts.read_json(folder / f"{job_id}.state")
+    known = {name: noted[name] for name in ("job_id", "state", "exit") if name in noted}
+    return Job(**known) if len(known) == 3 else None
+
+
+def remember(folder: Path, job: Job, row: Row, planned: str) -> None:
+    """Write down how a job ended; for one that never started, what it was to run as well."""
+    path = folder / f"{job.job_id}.state"
+    if job.state in PENDING | ACTIVE:
+        path.unlink(missing_ok=True)  # it had ended, and Slurm was told to restart it
+        return
+    verdict = row.state if row.state in FAILURES else ""
+    end = {"job_id": job.job_id, "state": job.state, "exit": job.exit}
+    end |= {"verdict": verdict, "line": row.line}
+    if artifacts.read_json(path) != end:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not artifacts.is_run_folder(folder):
+            (folder / f"{job.job_id}.submitted").write_text(planned + "\n")
+        artifacts.write_json(path, end)
+
+
+def restarts(folder: Path, job_id: int) -> int:
+    """How often Slurm restarted a job, by what it left."""
+    prefix, suffix = f"{job_id}.restart", ".out"
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return 0
+    left = [n for n in names if n.startswith(prefix) and n.endswith(suffix)]
+    numbers = [n.removeprefix(prefix).removesuffix(suffix) for n in left]
+    return max((int(n) for n in numbers if n.isdigit()), default=0)
 
 
 def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | None) -> Row:
     """What became of a run, from its last job and its folder. `job` None: Slurm knows none."""
     step, step_s = progress(folder)
     status = artifacts.read_status(folder)
-    says, why = status.get("state"), status.get("reason", "")
+    says, why = status.get("state"), str(status.get("reason", ""))
+    ran = ran_by(folder)
+    if says != artifacts.COMPLETE and None not in (ran, job_id) and ran != job_id:
+        says, why, step, step_s = None, "", 0, None  # an earlier job's; ours came to no run
 
     def row(state: str, line: str) -> Row:
         eta = (steps - step) * step_s if state == "running" and step_s is not None else None
@@ -187,24 +202,27 @@ def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | Non
 
     if job is not None and job.state in PENDING:
         return row("pending", f"Slurm: {job.state} {job.reason}")
+    again = restarts(folder, job_id) if job_id is not None else 0
     if job is not None and job.state in ACTIVE:
-        return row("running", f"Slurm: {job.state}")
+        return row("running", f"Slurm: {job.state}" + (f", restart {again}" if again else ""))
     killed = job is not None and (job.state == "OUT_OF_MEMORY" or job.exit == "0:125")
     slurm_says = f"Slurm: {job.state} {job.exit}" if job is not None else ""
     if says == artifacts.COMPLETE and (folder / "RUN_COMPLETE.txt").exists():
-        if killed and ran_by(folder) == job_id:
+        if killed and ran == job_id:
             return row("OOM", f"{slurm_says}, though RUN_COMPLETE.txt is there")
         return row("complete", "RUN_COMPLETE.txt")
     if job_id is None and says is None:
         return row("missing", "never started")
     if killed:
         return row("OOM", slurm_says)
+    if says == INTERRUPTED:
+        return row(INTERRUPTED, why or "status.json says so")
     if why.startswith("time limit"):
         return row("timeout", why)
     if job is not None and job.state in ENDS:
         return row(ENDS[job.state], slurm_says)
-    logs = [folder / f"{job_id}.out", *sorted(folder.glob(f"{job_id}.restart*.out"))]
-    text = tail(logs[-1]) if job_id is not None else ""
+    attempt = f"{job_id}.restart{again}" if again else f"{job_id}"
+    text = tail(folder / f"{attempt}.out") if job_id is not None else ""
     for kind, pattern in PATTERNS:
         if match := pattern.search(text) or pattern.search(why):
             source = match.string
@@ -216,7 +234,7 @@ def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | Non
         # The script saw no more than an exit status; what the launcher saw is in the log.
         seen = ERROR.search(text) if why.startswith("exit status") else None
         return row("failed", f"{why}: {seen[0].strip()}" if seen else why)
-    if says == artifacts.RUNNING and job is None and not (folder / f"{job_id}.exit").exists():
+    if says == artifacts.RUNNING and job is None and not (folder / f"{attempt}.exit").exists():
         return row("failed", f"Slurm no longer knows job {job_id}, which left no exit status")
     line = next(iter(COMPLAINT.findall(text)), "") or slurm_says or "no status and no log"
     return row("failed", line)
@@ -235,25 +253,28 @@ def rows(study: Study, logs: Path) -> tuple[list[Row], bool]:
     """One row per run of the study, and whether a Slurm answered."""
     jobs = ask_slurm()
     known = jobs or {}
-    comment = percent_encode(study.name, safe="")
-    # A job that was submitted by hand and still waits has left nothing in its folder yet.
-    queued: dict[str, int] = {}
+    comment = comment_of(study)
+    # A job that was submitted by hand and never started has left nothing in its folder.
+    unseen: dict[str, list[int]] = {}
     for job in known.values():
-        if job.comment == comment and job.folder == str(ROOT) and job.state in PENDING | ACTIVE:
-            queued[job.name] = max(job.job_id, queued.get(job.name, 0))
+        if job.comment == comment and job.folder == str(ROOT) and job.state != "COMPLETED":
+            unseen.setdefault(job.name, []).append(job.job_id)
     found = []
     for name, spec in study.specs.items():
         folder = logs / study.name / name
-        ids = job_ids(folder) + ([queued[name]] if name in queued else [])
+        ids = artifacts.job_ids(folder)
+        ids += [i for i in unseen.get(name, ()) if i > max(ids, default=0)]
         active = [i for i in ids if i in known and known[i].state in PENDING | ACTIVE]
         job_id = max(active or ids, default=None)
-        job = remember(folder, known.get(job_id), job_id)
+        job = None if job_id is None else known.get(job_id) or recall(folder, job_id)
         if jobs is None and job is None and job_id is not None:
             says = artifacts.read_status(folder).get("state")
-            if says == artifacts.RUNNING or (says is None):
+            if says in (artifacts.RUNNING, None):
                 step, _ = progress(folder)
                 line = "no Slurm answers; it was submitted"
                 found.append(Row(name, "unknown", job_id, step, spec.steps, None, line))
                 continue
         found.append(judge(name, folder, spec.steps, job, job_id))
+        if job is not None:
+            remember(folder, job, found[-1], planned_text(study, name))
     return found, jobs is not None

@@ -1,6 +1,7 @@
 """Say in a run folder why its run ended: python -m slurm.mark FOLDER REASON (the scripts do).
 
-The first reason stays, and a run that is complete stays complete.
+The first reason stays, but that ranks were sent SIGTERM is no reason: the script knows whose it
+was. A run that is complete stays complete, and one that was interrupted and saved stays so.
 """
 
 import sys
@@ -11,7 +12,9 @@ from parallel.artifacts import RunFolder
 
 def main(argv: list[str] | None = None) -> int:
     folder, reason = sys.argv[1:] if argv is None else argv
-    RunFolder(Path(folder)).fail(reason, rank=-1)
+    run = RunFolder(Path(folder))
+    run.explain(reason)
+    run.fail(reason, rank=-1)
     return 0
 
 

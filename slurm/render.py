@@ -1,6 +1,7 @@
 r"""Render a study to sbatch scripts: slurm/<study>/<run>.slurm.
 
     python -m slurm.render slurm/layouts.toml
+    python -m slurm.render slurm/*.toml                        # or: make render
     python -m slurm.render slurm/layouts.toml --cluster dgx-a100 --dry-run
     sbatch slurm/layouts/megatron-tp2-pp2.slurm
     sbatch slurm/layouts/*.slurm
@@ -8,10 +9,12 @@ r"""Render a study to sbatch scripts: slurm/<study>/<run>.slurm.
 
 Points that cannot run are listed with their reasons and left out; --strict refuses them instead.
 Slurm itself takes one script and hands it the other names as arguments; the script then submits
-those, once. Submit from the repository's root: paths in the scripts are relative to it.
+those, once, and of such a list only what is not complete yet runs. Submit from the repository's
+root: paths in the scripts are relative to it.
 """
 
 import argparse
+import json
 import re
 import shlex
 import sys
@@ -21,7 +24,8 @@ from typing import Any
 from urllib.parse import quote as percent_encode
 
 from models.errors import UsageError
-from parallel.clusters import OPTION, Cluster, check_environment
+from parallel.clusters import CLUSTERS, OPTION, Cluster, check_environment
+from parallel.facts import planned
 from parallel.spec import RunSpec
 from parallel.study import Study, load_study
 
@@ -141,6 +145,16 @@ def shown(path: Path) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
+def comment_of(study: Study) -> str:
+    """The job's comment: by it and its name slurm.status knows whose job it is."""
+    return percent_encode(study.name, safe="")
+
+
+def planned_text(study: Study, name: str) -> str:
+    """<jobid>.submitted: what the run is, for a job that may die before it has a run.json."""
+    return json.dumps(planned(study.specs[name], study.name, name, study.baseline))
+
+
 def summary(spec: RunSpec) -> str:
     layout = spec.layout
     sizes = " ".join(f"{axis}{getattr(layout, axis)}" for axis in ("tp", "pp", "vpp", "dp"))
@@ -171,7 +185,7 @@ def render(study: Study, name: str, cluster: Cluster, logs: Path = Path("logs"))
     memory = ask.memory or cluster.memory
     options = [
         f"--job-name={name}",
-        f"--comment={percent_encode(study.name, safe='')}",  # by it slurm.status knows the study
+        f"--comment={comment_of(study)}",
         f"--account={cluster.account}" if cluster.account else "",
         f"--partition={cluster.partition}" if cluster.partition else "",
         f"--qos={cluster.qos}" if cluster.qos else "",
@@ -204,6 +218,8 @@ def render(study: Study, name: str, cluster: Cluster, logs: Path = Path("logs"))
         "own": shown(script_folder(study) / f"{name}.slurm"),
         "logs": str(logs),
         "folder": str(logs / study.name / name),
+        "comment": comment_of(study),
+        "planned": planned_text(study, name),
     }
     return BODY.format(
         options="\n".join(f"#SBATCH {option}" for option in options if option),
@@ -217,6 +233,7 @@ def render(study: Study, name: str, cluster: Cluster, logs: Path = Path("logs"))
             f': "${{{switch.upper()}:={int(getattr(ask, switch))}}}"' for switch in SWITCHES
         ),
         lead=lead,
+        patience=lead * 2 // 3,
         set_up="\n".join(set_up) or ": # this cluster needs nothing more",
     )
 
@@ -245,17 +262,12 @@ fi
 
 # Slurm opened this job's log before there was a folder for it. It stays open when it moves in.
 mkdir -p -- "$folder"
-log=$folder/$job.out
-((restart == 0)) || log=$folder/$job.restart$restart.out
-mv -n -- "$logs/$SLURM_JOB_NAME-$job.out" "$log" 2>/dev/null
-
-# A job that Slurm restarted after it had done its work does not do it again.
-if ((restart > 0)) && [[ -f $folder/$job.exit && -f $folder/RUN_COMPLETE.txt ]]; then
-  echo "slurm: already complete before restart $restart"
-  exit 0
-fi
+attempt=$job
+((restart == 0)) || attempt=$job.restart$restart
+mv -n -- "$logs/$SLURM_JOB_NAME-$job.out" "$folder/$attempt.out" 2>/dev/null
 
 # "sbatch slurm/<study>/*.slurm" names this script to Slurm and the others to us: submit them, once.
+# Each is given its own name, by which it knows that it is one of a list.
 submit_others() (
   for name in "${{!SLURM_@}}"; do # the others are not part of this job
     [[ $name == SLURM_CONF ]] || unset "$name"
@@ -265,7 +277,7 @@ submit_others() (
     [[ -z ${{seen[$script]:-}} && ! $script -ef $own ]] || continue
     seen[$script]=1
     if [[ $script == *.slurm && -f $script ]]; then
-      sbatch -- "$script"
+      sbatch -- "$script" "$script"
     else
       printf 'slurm: not submitted, no script: %q\n' "$script"
     fi
@@ -275,15 +287,34 @@ if (($# > 0)) && mkdir -- "$folder/$job.others" 2>/dev/null; then
   submit_others "$@"
 fi
 
+# Two jobs never share a run folder; a list runs only what is not complete; and a job that Slurm
+# restarted after it had done its work does not do it again.
+skip() {{
+  echo "slurm: not run: $1"
+  ((restart > 0)) || mv -n -- "$folder/$attempt.out" "$folder/$job.skipped" 2>/dev/null
+  exit 0
+}}
+while IFS='|' read -r id its_comment where; do
+  [[ $id =~ ^[0-9]+$ && $its_comment == "$comment" && $where -ef . ]] || continue
+  ((restart == 0 && id >= job)) || ((id == job)) || skip "job $id is running it"
+done < <(squeue --noheader --me --states=RUNNING --name="$run" --format='%i|%k|%Z' 2>/dev/null)
+if [[ -f $folder/RUN_COMPLETE.txt ]]; then
+  (($# == 0)) || ((restart > 0)) || skip "it is complete (to run it again, submit it alone)"
+  if ((restart > 0)) && grep -qsx 0 "$folder/$job.exit" "$folder/$job.restart"*.exit; then
+    skip "complete before restart $restart"
+  fi
+fi
+printf '%s\n' "$planned" >"$folder/$job.submitted"
+
 {set_up}
 export PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
 export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-1}}"
 
 # The environment, less what looks like a secret; the job as Slurm sees it; this very script.
 env -0 | sort -z | grep -zviE '^[^=]*(token|secret|passw|key|credential|auth)[^=]*=' |
-  sed -zE 's#://[^/@]*@#://***@#g' | tr '\0' '\n' >"$folder/$job.env"
-scontrol show job "$job" >"$folder/$job.job"
-cp -- "$0" "$folder/$job.slurm"
+  sed -zE 's#://[^/@]*@#://***@#g' | tr '\0' '\n' >"$folder/$attempt.env"
+scontrol show job "$job" >"$folder/$attempt.job"
+cp -- "$0" "$folder/$attempt.slurm"
 
 # The first node is the master. A test cluster's node names are in no DNS; there Slurm knows where.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -307,39 +338,49 @@ torchrun=(
   "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"
 )
 if [[ $NCCL_LOGS == 1 ]]; then
-  mkdir -p -- "$folder/$job.nccl"
+  mkdir -p -- "$folder/$attempt.nccl"
   export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH
-  export NCCL_DEBUG_FILE="$PWD/$folder/$job.nccl/nccl_rank_%h_%p.log"
-  export NCCL_TOPO_DUMP_FILE="$PWD/$folder/$job.nccl/nccl_topo.xml"
-  have ibstat ibstat.txt && ibstat >"$folder/$job.nccl/ibstat.txt"
-  have nvidia-smi topo.txt && nvidia-smi topo -m >"$folder/$job.nccl/topo.txt"
+  export NCCL_DEBUG_FILE="$PWD/$folder/$attempt.nccl/nccl_rank_%h_%p.log"
+  export NCCL_TOPO_DUMP_FILE="$PWD/$folder/$attempt.nccl/nccl_topo.xml"
+  have ibstat ibstat.txt && ibstat >"$folder/$attempt.nccl/ibstat.txt"
+  have nvidia-smi topo.txt && nvidia-smi topo -m >"$folder/$attempt.nccl/topo.txt"
 fi
 if [[ $TORCHRUN_LOGS == 1 ]]; then
-  torchrun+=(--log-dir "$folder/$job.torchrun" --redirects 3 --tee 3)
+  torchrun+=(--log-dir "$folder/$attempt.torchrun" --redirects 3 --tee 3)
 fi
 if [[ $DIST_DEBUG == 1 ]]; then
   # Not DETAIL unless asked for: it checks every collective, and with gloo on CPU ranks crash.
   export TORCH_DISTRIBUTED_DEBUG="${{TORCH_DISTRIBUTED_DEBUG:-INFO}}" TORCH_CPP_LOG_LEVEL=INFO
 fi
 if [[ $NSYS == 1 ]] && have nsys "the profile"; then
-  mkdir -p -- "$folder/$job.profiles"
+  mkdir -p -- "$folder/$attempt.profiles"
   launch=(nsys profile "--trace=cuda,nvtx,osrt" --force-overwrite=true
-    "--output=$folder/$job.profiles/nsys_${{job}}_%h")
+    "--output=$folder/$attempt.profiles/nsys_${{job}}_%h")
 fi
 
+# Before the time limit every rank hears SIGUSR1, may save and end; who is deaf to it hears SIGTERM
+# when two thirds of what is left are over. torchrun itself ignores SIGUSR1, and so do its workers
+# until they say otherwise; on SIGTERM it gives them 30 s.
+deaf=(bash -c 'trap "" USR1; exec "$@"' bash)
 # shellcheck disable=SC2317 # the traps call it
-stop() {{ # tell the run folder why, then let every rank save and end
-  echo "slurm: $1"
-  "$python" -m slurm.mark "$folder" "$1"
-  kill -TERM "$step" 2>/dev/null
+stop() {{
+  stopped=${{stopped:-$2}}
+  echo "slurm: $2"
+  kill "-$1" "$step" 2>/dev/null
 }}
-step=
-trap 'stop "time limit: stopped {lead} s or more before it"' USR1
-trap 'stop "SIGTERM: cancelled or preempted"' TERM
+# shellcheck disable=SC2317
+before_the_limit() {{
+  stop USR1 "time limit: stopped {lead} s or more before it"
+  (sleep {patience}; kill -TERM "$step" 2>/dev/null) &
+  patience=$!
+}}
+step="" stopped="" patience=""
+trap before_the_limit USR1
+trap 'stop TERM "SIGTERM: cancelled, preempted or requeued"' TERM
 
 srun "--nodes=$SLURM_JOB_NUM_NODES" "--ntasks=$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   "--cpus-per-task=${{SLURM_CPUS_PER_TASK:-1}}" --kill-on-bad-exit=1 \
-  "${{launch[@]}}" "${{torchrun[@]}}" -m parallel.train \
+  "${{deaf[@]}}" "${{launch[@]}}" "${{torchrun[@]}}" -m parallel.train \
   --study "$study_file" --cluster "$cluster" --run-name "$run" --out "$folder" &
 step=$!
 status=0
@@ -348,16 +389,17 @@ while kill -0 "$step" 2>/dev/null; do # a signal interrupted wait: the step is s
   status=0
   wait "$step" || status=$?
 done
+[[ -z $patience ]] || kill "$patience" 2>/dev/null
 
-for report in "$folder/$job.profiles"/*.nsys-rep; do
+for report in "$folder/$attempt.profiles"/*.nsys-rep; do
   [[ -f $report ]] || continue
   host=${{report##*_}}
-  nsys stats "$report" >"$folder/$job.profiles/nsys_stats_${{host%.nsys-rep}}.txt"
+  nsys stats "$report" >"$folder/$attempt.profiles/nsys_stats_${{host%.nsys-rep}}.txt"
 done
 if ((status != 0)); then
-  "$python" -m slurm.mark "$folder" "exit status $status"
+  "$python" -m slurm.mark "$folder" "${{stopped:-exit status $status}}"
 fi
-printf '%s\n' "$status" >"$folder/$job.exit"
+printf '%s\n' "$status" >"$folder/$attempt.exit"
 exit "$status"
 """
 
@@ -403,19 +445,24 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("study", type=Path, metavar="TOML", help="the study file")
+    parser.add_argument("studies", type=Path, metavar="TOML", nargs="+", help="study files")
     parser.add_argument("--cluster", metavar="NAME", help="of slurm/clusters.toml")
     parser.add_argument("--logs", type=Path, default=Path("logs"), metavar="DIR")
     parser.add_argument("--strict", action="store_true", help="refuse what cannot run")
     parser.add_argument("--dry-run", action="store_true", help="write nothing; print the estimate")
     arguments = parser.parse_args(argv)
     try:
-        study = load_study(arguments.study, arguments.cluster, arguments.strict)
-        jobs, total = estimate(study, list(study.settings))
-        print("\n".join(tell(study, jobs, total)))
-        if not arguments.dry_run:
-            paths = write(study, arguments.logs)
-            print(f"wrote {len(paths)} scripts to {shown(script_folder(study))}/")
+        for path in arguments.studies:
+            if path.resolve() == CLUSTERS and len(arguments.studies) > 1:
+                continue  # slurm/*.toml names it too
+            study = load_study(path, arguments.cluster, arguments.strict)
+            jobs, total = estimate(study, list(study.settings))
+            if len(arguments.studies) > 1:
+                print(f"{shown(path)}:")
+            print("\n".join(tell(study, jobs, total)))
+            if not arguments.dry_run:
+                paths = write(study, arguments.logs)
+                print(f"wrote {len(paths)} scripts to {shown(script_folder(study))}/")
     except UsageError as error:
         print(f"slurm.render: {error}", file=sys.stderr)
         return 2

@@ -6,7 +6,9 @@
     python -m slurm.submit slurm/layouts.toml --max-running 2 --yes
 
 It renders the scripts, says what they cost at worst, submits and returns; nothing stays behind on
-the login node. --max-running chains the jobs: each waits for the one that many places before it.
+the login node. --max-running chains the jobs: each waits for the one that many places before it,
+jobs of the study that wait or run already included. (Not a job array, whose tasks would all have to
+ask for the same nodes and time.)
 Above the study's budget (budget_gpu_hours in [slurm], or --budget) it asks, or needs --yes.
 """
 
@@ -14,12 +16,13 @@ import argparse
 import fcntl
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from models.errors import UsageError
 from parallel.study import Study, load_study
 from slurm import jobs
-from slurm.render import ROOT, ask_of, estimate, script_folder, tell, write
+from slurm.render import ROOT, ask_of, estimate, planned_text, script_folder, tell, write
 
 
 def choose(study: Study, found: list[jobs.Row], only: list[str] | None) -> list[str]:
@@ -42,20 +45,30 @@ def choose(study: Study, found: list[jobs.Row], only: list[str] | None) -> list[
 
 
 def submit(
-    study: Study, names: list[str], logs: Path, after: str | None, max_running: int | None
+    study: Study,
+    names: list[str],
+    logs: Path,
+    after: str | None = None,
+    max_running: int | None = None,
+    active: Sequence[int] = (),
 ) -> list[tuple[str, int]]:
     """Hand the scripts to sbatch in order; (run, job id) of each.
+
+    With max_running, each job waits for the end of the one that many places before it; `active`,
+    the study's jobs that wait or run already, come first.
 
     Raises:
         UsageError: sbatch refused one; those before it are submitted, and it says so.
     """
     done: list[tuple[str, int]] = []
+    chain = sorted(active)
     for name in names:
         waits = [after if ":" in after else f"afterany:{after}"] if after else []
-        if max_running and len(done) >= max_running:
-            waits.append(f"afterany:{done[-max_running][1]}")
+        if max_running and len(chain) >= max_running:
+            waits.append(f"afterany:{chain[-max_running]}")
         command = ["sbatch", "--parsable", f"--chdir={ROOT}"]
-        command += [f"--dependency={','.join(waits)}"] if waits else []
+        # A job whose dependency can no longer be met would wait for ever.
+        command += [f"--dependency={','.join(waits)}", "--kill-on-invalid-dep=yes"] * bool(waits)
         script = script_folder(study).absolute() / f"{name}.slurm"
         folder = logs / study.name / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,9 +85,19 @@ def submit(
                 f" {' '.join(sent.stderr.split())}"
             )
         job_id = int(sent.stdout.split(";")[0])
-        (folder / f"{job_id}.submitted").touch()
+        (folder / f"{job_id}.submitted").write_text(planned_text(study, name) + "\n")
         done.append((name, job_id))
+        chain.append(job_id)
     return done
+
+
+def agreed(question: str) -> bool:
+    """Whether the user says yes; the end of the input is a no."""
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:
+        print()
+        return False
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -121,9 +144,12 @@ def main(argv: list[str] | None = None) -> int:
                 says = f"{total:.1f} GPU-hours at worst exceed the budget of {budget:g}"
                 if not sys.stdin.isatty():
                     raise UsageError(f"{says}: give --yes, or --budget")
-                if input(f"{says}. Submit? [y/N] ").strip().lower() not in ("y", "yes"):
+                if not agreed(f"{says}. Submit? [y/N] "):
                     raise UsageError("nothing was submitted")
-            for name, job_id in submit(study, names, logs, arguments.after, arguments.max_running):
+            active = [row.job_id for row in found if row.state in ("pending", "running")]
+            active = [job_id for job_id in active if job_id is not None]
+            waits = arguments.after, arguments.max_running, active
+            for name, job_id in submit(study, names, logs, *waits):
                 print(f"submitted {name}: job {job_id}")
     except UsageError as error:
         print(f"slurm.submit: {error}", file=sys.stderr)

@@ -107,6 +107,7 @@ def reachable(start: Path) -> set[str]:
             "sweep",
             "facts",
             "watch",
+            "saved",
             "clusters",
             "work",
             "steady",

@@ -95,7 +95,8 @@ def test_no_value_ever_runs(tmp_path, word):
     tools = tmp_path / "bin"
     tools.mkdir()
     seen = 'printf "%s\\0" "$EVIL" "$NET" "$MINE" "$TRITON_CACHE_DIR" "$@" >"$SEEN"\n'
-    for tool, body in {"srun": seen, "scontrol": "echo localhost\n", "python": ""}.items():
+    fakes = {"srun": seen, "scontrol": "echo localhost\n", "python": "", "squeue": ""}
+    for tool, body in fakes.items():
         (tools / tool).write_text(f"#!/bin/bash\n{body}")
         (tools / tool).chmod(0o755)
     script = tmp_path / "job.slurm"
@@ -147,10 +148,10 @@ def test_two_thousand_scripts_render_in_two_seconds(tmp_path):
         'question = "?"\ncluster = "local-test"\n[[sweep]]\n'
         f"product = {{ seed = {list(range(2000))} }}\n"
     )
-    before = time.perf_counter()
+    before = time.process_time()  # of this process: others may want the same cores
     study = load_study(path)
     paths = write(study)
-    assert time.perf_counter() - before < 2 and len(paths) == 2000
+    assert time.process_time() - before < 2 and len(paths) == 2000
 
 
 def test_scripts_of_runs_that_are_gone_are_removed_and_others_kept(tmp_path):
@@ -175,6 +176,7 @@ def test_dry_run_writes_nothing_and_says_what_it_costs(tmp_path, capsys):
     assert "2 runs on dgx-h200: 48.00 GPU-hours at worst" in out
     assert out.count("left out: [[sweep]] 1:") == 2 and not (tmp_path / "few").exists()
     assert main([str(path), "--strict"]) == 2
-    assert main([str(ROOT / "slurm/parity.toml")]) == 2
+    path.write_text('question = "?"\n[[run]]\n')
+    assert main([str(path)]) == 2
     assert "names no cluster" in capsys.readouterr().err
     assert cluster("dgx-h200").nodes(16) == 2

@@ -31,6 +31,7 @@ from analysis.readers._log import Log
 from analysis.readers._settings import complete_from_elsewhere, header_of, read_header
 from analysis.records import Record, Refusal
 from models.errors import UsageError
+from parallel.artifacts import is_run_folder
 
 _FORMATS = (
     "nanotron",
@@ -160,7 +161,7 @@ def find_logs(paths: Iterable[Path | str]) -> tuple[list[Path], list[Refusal]]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    if (folder / "run.json").is_file():
+    if is_run_folder(folder):
         yield folder
         return
     try:

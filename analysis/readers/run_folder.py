@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from analysis.records import Failure, Record
-from parallel.artifacts import COMPLETE, FAILED, read_run
+from parallel.artifacts import COMPLETE, FAILED, PENDING, read_run
 
 FORMAT = "run folder"
 
 # What a failed run's own reason says -> the kind of failure.
+_VERDICTS = {"OOM": "oom", "timeout": "timeout", "node failure": "node", "cancelled": "cancelled"}
 _KINDS = (
     ("oom", ("out of memory", "outofmemory")),
     ("nccl", ("nccl", "gloo", "timed out", "connection")),
@@ -64,9 +65,13 @@ def read(path: Path) -> Record:
     if run.state == FAILED:
         reason = run.reason.lower()
         kind = next((k for k, words in _KINDS if any(w in reason for w in words)), "traceback")
+        kind = _VERDICTS.get(run.verdict, kind)
         record.failure = Failure(kind, 1, run.reason)
+    elif run.state == PENDING:
+        record.notes.append(run.reason)
     elif run.state != COMPLETE:
         record.notes.append(f"status.json says {run.state} {run.reason}".strip())
+    record.notes += [run.later] * bool(run.later)
     return record
 
 

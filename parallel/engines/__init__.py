@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from parallel.checkpoint import State
     from parallel.spec import RunSpec
 
 Batch = tuple[Any, Any]  # tokens and labels: torch tensors, each [micro_batch, seq_len], int64
@@ -38,6 +39,12 @@ class Engine(Protocol):
 
     def evaluate(self, batches: "Iterator[Batch]", n: int) -> float:
         """Mean loss over n micro-batches of every dp rank, without touching the weights."""
+
+    def state(self) -> "State":
+        """What this rank trains, as live tensors: read to be saved, filled to be restored."""
+
+    def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
+        """The tensors of `state` have been filled: take over what is derived from them."""
 
     def describe(self) -> dict[str, Any]:
         """Facts for run.json: what the library resolved for itself."""

@@ -7,10 +7,12 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from parallel import deepspeed_common as common
 from parallel import layers
 from parallel.breakdown import name_group
+from parallel.checkpoint import State, share
 from parallel.engines import Batch, StepResult
 from parallel.optim import set_lr
 from parallel.ranges import timed
@@ -84,6 +86,19 @@ class DeepSpeedPipeEngine:
 
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:
         return float(self.engine.eval_batch(batches, num_micro_batches=n))
+
+    def state(self) -> State:
+        layout, rank = self.spec.layout, dist.get_rank()
+
+        def place(p: torch.nn.Parameter, partitioned: bool) -> dict[str, Any]:
+            copies = share(layout, rank, layers.is_split(p), partitioned)
+            copies = (0, 0) if layers.is_tied_copy(p, layout, rank) else copies
+            return {**p.reference, "share": copies}
+
+        return common.state(self.spec, self.engine, place, layers.random_tracker())
+
+    def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
+        common.restore(self.spec, self.engine, adam_step, scaler)
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parallel import deepspeed_common as common
+from parallel.checkpoint import State, share
 from parallel.engines import Batch, StepResult
 from parallel.optim import set_lr
 from parallel.ranges import region
@@ -86,6 +87,28 @@ class DeepSpeedZeroEngine:
     def _mean(self, value: Tensor) -> float:
         dist.all_reduce(value, group=self.dp_group)
         return float(value) / self.spec.layout.dp
+
+    def state(self) -> State:
+        layout, rank, tracker = self.spec.layout, dist.get_rank(), None
+        names = {id(p): name for name, p in self.engine.module.named_parameters()}
+        if layout.tp > 1:
+            from parallel import layers
+
+            tracker = layers.random_tracker()
+
+        def place(p: nn.Parameter, partitioned: bool) -> dict[str, Any]:
+            if layout.tp > 1:
+                split, where = layers.is_split(p), p.reference
+            else:
+                shape, split = tuple(getattr(p, "ds_shape", p.shape)), True
+                origin = (0,) * len(shape)
+                where = {"name": names[id(p)], "shape": shape, "offset": origin, "part": shape}
+            return {**where, "share": share(layout, rank, split, partitioned)}
+
+        return common.state(self.spec, self.engine, place, tracker)
+
+    def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
+        common.restore(self.spec, self.engine, adam_step, scaler)
 
     def describe(self) -> dict[str, Any]:
         return {
