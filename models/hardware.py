@@ -61,7 +61,7 @@ GPUS = (
         "A10",
         r"\bA10\b",
         _half(125.0, tf32=62.5, fp32=31.2),
-        f"NVIDIA A10 datasheet, {_NVIDIA}/a10/pdf/a10-datasheet.pdf",
+        _A10,
     ),
     Gpu("A40", r"\bA40\b", _half(149.7, tf32=74.8, fp32=37.4), "NVIDIA A40 datasheet"),
     Gpu("H100 PCIe", r"\bH100[- ]PCIE", _half(756.0, tf32=378.0, fp8=1513.0, fp32=51.0), _H100),

@@ -42,6 +42,8 @@ STEP_COLUMNS = (
     "skipped",
     "tokens",
 )
+SCHEMA_VERSION = "1"  # of run.json
+METRICS_VERSION = "2.0"  # of training_metrics.json
 # A breakdown's rows; parallel/breakdown.py says what each is. Exclusive, they add up to elapsed_s.
 AXES = ("tp", "dp", "pp", "embedding", "mixed", "control")
 CATEGORIES = ("data", "move", "forward", "backward", "optimizer", *AXES, "bubble", "other")
@@ -384,6 +386,11 @@ def read_run(path: Path) -> Run:
         raise UsageError(f"{path / 'run.json'} is damaged: {error}") from error
     if not isinstance(facts, dict) or "run" not in facts:
         raise UsageError(f"{path / 'run.json'} is damaged: it names no run")
+    if facts.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
+        raise UsageError(
+            f"{path / 'run.json'}: schema_version {facts['schema_version']!r} is not known"
+            f" ({SCHEMA_VERSION!r} is)"
+        )
     status = read_status(path)
     state, reason = status.get("state", FAILED), status.get("reason", "no status.json")
     missing = [
@@ -401,7 +408,26 @@ def read_run(path: Path) -> Run:
             run.metrics = json.loads((path / "training_metrics.json").read_text())
         except ValueError as error:
             raise UsageError(f"{path / 'training_metrics.json'} is damaged: {error}") from error
+        _check_metrics(run)
     return run
+
+
+def _check_metrics(run: Run) -> None:
+    """Refuse metrics of a schema that is not known, or of another number of ranks.
+
+    Raises:
+        UsageError: it names the file and both values.
+    """
+    path = run.path / "training_metrics.json"
+    version = run.metrics.get("schema_version", METRICS_VERSION)
+    if version != METRICS_VERSION:
+        raise UsageError(
+            f"{path}: schema_version {version!r} is not known ({METRICS_VERSION!r} is)"
+        )
+    ranks = run.metrics.get("hardware", {}).get("world_size")
+    started = (run.facts.get("layout") or {}).get("world_size")
+    if None not in (ranks, started) and ranks != started:
+        raise UsageError(f"{path}: {ranks} ranks, but run.json started {started}")
 
 
 def _read_job(path: Path) -> Run:

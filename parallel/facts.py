@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from parallel.artifacts import utc_now
+from parallel.artifacts import SCHEMA_VERSION, utc_now
 from parallel.launch import Launch
 from parallel.spec import RunSpec
 
@@ -177,7 +177,7 @@ def run_facts(
     layout = spec.layout
     configuration, repeat = repeat_of or (run, None)
     return {
-        "schema_version": "1",
+        "schema_version": SCHEMA_VERSION,
         "study": study,
         "run": run,
         "configuration": configuration,

@@ -13,7 +13,8 @@ from parallel.artifacts import RunFolder
 def main(argv: list[str] | None = None) -> int:
     folder, reason = sys.argv[1:] if argv is None else argv
     run = RunFolder(Path(folder))
-    run.explain(reason)
+    if not reason.startswith("exit status"):
+        run.explain(reason)
     run.fail(reason, rank=-1)
     return 0
 

@@ -358,10 +358,8 @@ if [[ $NSYS == 1 ]] && have nsys "the profile"; then
     "--output=$folder/$attempt.profiles/nsys_${{job}}_%h")
 fi
 
-# Before the time limit every rank hears SIGUSR1, may save and end; who is deaf to it hears SIGTERM
-# when two thirds of what is left are over. torchrun itself ignores SIGUSR1, and so do its workers
-# until they say otherwise; on SIGTERM it gives them 30 s.
-deaf=(bash -c 'trap "" USR1; exec "$@"' bash)
+# Before the time limit every rank hears SIGUSR1 (slurm.node passes it on), may save and end; who is
+# deaf to it hears SIGTERM when two thirds of what is left are over.
 # shellcheck disable=SC2317 # the traps call it
 stop() {{
   stopped=${{stopped:-$2}}
@@ -380,7 +378,7 @@ trap 'stop TERM "SIGTERM: cancelled, preempted or requeued"' TERM
 
 srun "--nodes=$SLURM_JOB_NUM_NODES" "--ntasks=$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   "--cpus-per-task=${{SLURM_CPUS_PER_TASK:-1}}" --kill-on-bad-exit=1 \
-  "${{deaf[@]}}" "${{launch[@]}}" "${{torchrun[@]}}" -m parallel.train \
+  "$python" -m slurm.node "${{launch[@]}}" "${{torchrun[@]}}" -m parallel.train \
   --study "$study_file" --cluster "$cluster" --run-name "$run" --out "$folder" &
 step=$!
 status=0

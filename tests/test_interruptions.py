@@ -45,7 +45,7 @@ def test_signals_save_and_the_same_command_goes_on_to_the_same_curve(tokens, tmp
     """SIGTERM to the launcher, then SIGUSR1 to one rank, as Slurm sends it before the limit."""
     alone, folder = tmp_path / "alone", tmp_path / "run"
     flags = ["--save-interval", "100000", "--lr-schedule", "constant"]
-    launcher = start(folder, tokens, 600, *flags)
+    launcher = start(folder, tokens, 250, *flags)
     try:
         wait_for(lambda: steps_so_far(folder) >= 3, 120, "three steps")
         launcher.terminate()
@@ -55,7 +55,7 @@ def test_signals_save_and_the_same_command_goes_on_to_the_same_curve(tokens, tmp
         assert status["state"] == artifacts.INTERRUPTED
         assert status["reason"] == f"SIGTERM, saved step {first[-1]}"
 
-        launcher = start(folder, tokens, 600, *flags)
+        launcher = start(folder, tokens, 250, *flags)
         wait_for(lambda: steps_so_far(folder) >= first[-1] + 3, 120, "three steps more")
         rank_process(launcher, 1).send_signal(signal.SIGUSR1)
         assert launcher.wait(timeout=60) != 0
@@ -64,16 +64,16 @@ def test_signals_save_and_the_same_command_goes_on_to_the_same_curve(tokens, tmp
         assert "saved step" in read_status(folder)["reason"]
         assert read_status(folder)["state"] == artifacts.INTERRUPTED
 
-        assert start(folder, tokens, 600, *flags).wait(timeout=120) == 0
-        assert start(alone, tokens, 600, "--lr-schedule", "constant").wait(timeout=120) == 0
+        assert start(folder, tokens, 250, *flags).wait(timeout=120) == 0
+        assert start(alone, tokens, 250, "--lr-schedule", "constant").wait(timeout=120) == 0
     finally:
         end(launcher)
     run, other = read_run(folder), read_run(alone)
     assert run.state == artifacts.COMPLETE and len(run.facts["attempts"]) == 2
-    assert len(run.steps) == 600
+    assert len(run.steps) == 250
     for key in ("step", "loss", "grad_norm", "lr"):
         assert [s[key] for s in run.steps] == [s[key] for s in other.steps]
-    assert run.metrics["epochs"][0]["optimizer_steps"] == 600
+    assert run.metrics["epochs"][0]["optimizer_steps"] == 250
     log = (folder / "train.log").read_text()
     assert log.count("successfully loaded checkpoint") == 2
 
@@ -144,6 +144,7 @@ def a_stopped_run(folder: Path, spec, state: str) -> None:
     run.begin({"run": "ddp", "spec": spec.settings()})
     (folder / "checkpoints" / saved.name_of(2)).mkdir(parents=True)
     run.fail("killed", 0) if state == artifacts.FAILED else run.interrupt("SIGTERM")
+    run.close()
 
 
 @pytest.mark.parametrize("restarts", [0, 2])
@@ -162,11 +163,11 @@ def test_a_sweep_restarts_what_has_a_checkpoint_so_often_and_no_more(
             folder = tmp_path / "out" / "ddp"
             go_on = saved.resumable(folder, study.run("ddp").settings())
             assert go_on == (len(started) > 1)
-            RunFolder(folder).begin(
-                {"run": "ddp", "spec": study.run("ddp").settings()}, go_on=go_on
-            )
+            run = RunFolder(folder)
+            run.begin({"run": "ddp", "spec": study.run("ddp").settings()}, go_on=go_on)
+            run.close()
             (folder / "checkpoints" / saved.name_of(2)).mkdir(parents=True, exist_ok=True)
-            RunFolder(folder).fail("killed", 0)
+            run.fail("killed", 0)
 
         wait = poll = lambda self, **_: 1
         __enter__ = lambda self: self  # noqa: E731

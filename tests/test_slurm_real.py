@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from parallel.artifacts import RunFolder
 from parallel.study import load_study
 from slurm import cluster, jobs, submit
 from slurm.render import render, script_folder, write
@@ -33,8 +34,8 @@ def slurm(tmp_path_factory):
     patch.undo()
 
 
-def study_at(tmp_path: Path, tokens: Path, text: str):
-    path = tmp_path / "real.toml"
+def study_at(tmp_path: Path, tokens: Path, text: str, name: str = "real"):
+    path = tmp_path / f"{name}.toml"
     path.write_text(
         'question = "?"\ncluster = "local-test"\n[slurm]\nmemory = "1900M"\n[defaults]\n'
         f'preset = "tiny"\nmax_seq_len = 16\ndevice = "cpu"\ndata = "{tokens}"\n'
@@ -130,11 +131,8 @@ def test_each_failure_is_produced_and_told_from_the_others(slurm, tokens, tmp_pa
     asked = ["scancel", str(rows["ddp-cancel"].job_id)]
     subprocess.run(asked, env=jobs.environment(), check=True)
     os.kill(rank_process(rows["ddp-dp2-crash"].job_id, rank=1), signal.SIGKILL)
-    held = ["squeue", "--noheader", "--format=%N", f"--job={rows['ddp-dp4-node'].job_id}"]
-    nodes = subprocess.run(held, env=jobs.environment(), capture_output=True, text=True).stdout
-    names = ["scontrol", "show", "hostnames", nodes.strip()]
-    last = subprocess.run(names, env=jobs.environment(), capture_output=True, text=True)
-    cluster.stop_node(last.stdout.split()[-1], slurm)
+    last = nodes_of(rows["ddp-dp4-node"].job_id)[-1]
+    cluster.stop_node(last, slurm)
 
     def ended():
         return all(row.state not in ("pending", "running") for row in states(study, logs).values())
@@ -149,7 +147,7 @@ def test_each_failure_is_produced_and_told_from_the_others(slurm, tokens, tmp_pa
         "ddp-memory": "OOM",
     }, rows
     assert all(row.line for row in rows.values())
-    cluster.start_node(last.stdout.split()[-1], slurm)
+    cluster.start_node(last, slurm)
 
 
 def rank_process(job_id: int, rank: int) -> int:
@@ -162,6 +160,136 @@ def rank_process(job_id: int, rank: int) -> int:
         if {f"SLURM_JOB_ID={job_id}".encode(), f"RANK={rank}".encode()} <= set(variables):
             return int(process.name)
     raise AssertionError(f"no rank {rank} of job {job_id}")
+
+
+def wrapped(tmp_path: Path, monkeypatch) -> None:
+    """Let the scripts start tests/slurm_worker.py in place of parallel.train."""
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/bash\nexec {sys.executable} "${{@/parallel.train/tests.slurm_worker}}"\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setenv("PYTHON", str(python))
+
+
+REQUEUED = """[[sweep]]
+defaults = { engine = "ddp", gpus = 2, label = "lost" }
+slurm = { requeue = true }
+[[sweep]]
+defaults = { engine = "ddp", gpus = 2, label = "again" }
+slurm = { requeue = true }
+[[sweep]]
+defaults = { engine = "ddp", gpus = 4, label = "limit" }
+slurm = { time = "00:01:00" }
+"""
+
+
+def test_a_requeued_run_keeps_its_first_attempt_and_a_signal_comes_before_the_limit(
+    slurm, tokens, tmp_path, monkeypatch
+):
+    """One run loses its node, one is told to start again, one nears its time limit."""
+    wrapped(tmp_path, monkeypatch)
+    study = study_at(tmp_path, tokens, REQUEUED, "requeued")
+    logs = tmp_path / "logs"
+    assert submit.main([str(study.path), "--logs", str(logs), "--yes"]) == 0
+    lost, again, limit = study.settings
+
+    def folder(run: str) -> Path:
+        return logs / "requeued" / run
+
+    wait_for(lambda: all(row.step > 0 for row in states(study, logs).values()), 120, "all to train")
+    rows = states(study, logs)
+    node = nodes_of(rows[lost].job_id)[0]
+    slurm_says("scontrol", "requeue", str(rows[again].job_id))
+    cluster.stop_node(node, slurm)
+
+    def ended():
+        return all(row.state not in ("pending", "running") for row in states(study, logs).values())
+
+    wait_for(ended, 240, "the end of all three")
+    rows = states(study, logs)
+    assert {name: row.state for name, row in rows.items()} == {
+        lost: "complete",
+        again: "complete",
+        limit: "interrupted",
+    }, rows
+    assert rows[limit].line == "SIGUSR1, saved step 1"
+    heard = sorted(p.name for p in folder(limit).glob("heard.*"))
+    assert heard == ["heard.0", "heard.1", "heard.2", "heard.3"]
+    for run in (lost, again):
+        job_id = rows[run].job_id
+        names = {p.name for p in folder(run).iterdir()}
+        for suffix in ("out", "env", "job", "slurm"):
+            assert {f"{job_id}.{suffix}", f"{job_id}.restart1.{suffix}"} <= names
+        assert (folder(run) / "attempts/1/steps.csv").read_text().count("\n") > 1
+        assert (folder(run) / "steps.csv").read_text().count("\n") == 6
+        assert (folder(run) / f"{job_id}.restart1.exit").read_text() == "0\n"
+    cluster.start_node(node, slurm)
+
+
+def slurm_says(*command: str) -> str:
+    done = subprocess.run(
+        command, env=jobs.environment(), cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def nodes_of(job_id: int) -> list[str]:
+    held = slurm_says("squeue", "--noheader", "--format=%N", f"--job={job_id}")
+    return slurm_says("scontrol", "show", "hostnames", held.strip()).split()
+
+
+def test_two_jobs_never_share_a_run_folder_and_a_list_runs_what_is_not_complete(
+    slurm, tokens, tmp_path, monkeypatch
+):
+    wrapped(tmp_path, monkeypatch)
+    study = study_at(tmp_path, tokens, '[[run]]\nengine = "ddp"\n', "twice")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (script,) = map(str, write(study, logs))
+    first = int(slurm_says("sbatch", "--parsable", script))
+    wait_for(lambda: states(study, logs)["ddp"].step > 0, 60, "the run to train")
+    second = int(slurm_says("sbatch", "--parsable", "--wait", script))
+    folder = logs / "twice" / "ddp"
+    assert f"not run: job {first} is running it" in (folder / f"{second}.skipped").read_text()
+    assert states(study, logs)["ddp"].job_id == first
+    slurm_says("scancel", str(first))
+    wait_for(lambda: states(study, logs)["ddp"].state == "cancelled", 60, "the end")
+    RunFolder(folder).complete({"schema_version": "2.0"}, "[Rank 0] RUN_COMPLETE")
+    third = int(slurm_says("sbatch", "--parsable", "--wait", script, script))
+    assert "not run: it is complete" in (folder / f"{third}.skipped").read_text()
+
+
+def test_sacct_answers_where_squeue_has_forgotten(tmp_path, monkeypatch):
+    if missing := cluster.missing_packages(accounting=True):
+        pytest.skip(f"no accounting here (apt-get install {' '.join(missing)})")
+    if os.geteuid() != 0:
+        pytest.skip("the test cluster needs root")
+    folder = tmp_path / "slurm"
+    monkeypatch.setenv("SLURM_CONF", str(cluster.up(1, folder, accounting=True)))
+    try:
+        logs = f"--output={tmp_path}/%x.out"
+        ended = {"well": "exit 0", "badly": "exit 3", "told": "sleep 300"}
+        for name, what in ended.items():
+            slurm_says("sbatch", f"--job-name={name}", "--comment=c%20d", logs, f"--wrap={what}")
+        ask = jobs.ask
+        monkeypatch.setattr(jobs, "ask", lambda c: None if c[0] == "squeue" else ask(c))
+
+        def told():
+            return [j.job_id for j in jobs.ask_slurm().values() if j.state == "RUNNING"]
+
+        slurm_says("scancel", str(wait_for(told, 60, "the last to run")[0]))
+
+        def known():
+            found = {job.name: job for job in jobs.ask_slurm().values()}
+            return found.get("told", jobs.Job(0, "")).state == "CANCELLED" and found
+
+        found = wait_for(known, 60, "sacct to know")
+        assert (found["well"].state, found["well"].exit) == ("COMPLETED", "0:0")
+        assert (found["badly"].state, found["badly"].exit) == ("FAILED", "3:0")
+        assert found["well"].comment == "c%20d" and found["well"].folder == str(ROOT)
+    finally:
+        cluster.down(folder)
 
 
 def test_exit_0_125_is_out_of_memory_though_the_script_says_0(slurm, tmp_path):

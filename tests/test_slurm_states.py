@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 import subprocess
+import sys
 import time
 
 import pytest
 
-from parallel.artifacts import RunFolder
+from analysis import tflops
+from parallel.artifacts import RunFolder, read_status
 from parallel.study import load_study
-from slurm import cancel, cluster, jobs, status, submit
+from slurm import cancel, cluster, jobs, mark, status, submit
 from slurm.jobs import Job, judge, parse
 
 QUEUE = (
@@ -28,9 +31,25 @@ def test_squeue_is_read_by_column_and_exit_codes_as_wait_gives_them():
     assert found[15].state == "PENDING" and found[15].reason == "Dependency"
 
 
+# As sacct -X -n -P of Slurm 22.05 with slurmdbd printed it, asked for jobs.ACCOUNTS.
+SACCT = """\
+1|COMPLETED|0:0|None|ok|grid%20x|/tmp/i
+2|FAILED|3:0|None|bad|grid%20x|/tmp/i
+3|OUT_OF_MEMORY|0:125|None|oom|grid%20x|/tmp/i
+4|CANCELLED by 0|0:0|None|cancel|grid%20x|/tmp/i
+"""
+
+
 def test_sacct_is_read_and_who_cancelled_is_no_state():
-    found = parse("7|CANCELLED by 1000|0:15|None|a|grid|/r\n8|COMPLETED|0:0|None|b|grid|/r\n")
-    assert (found[7].state, found[7].exit, found[8].state) == ("CANCELLED", "0:15", "COMPLETED")
+    found = parse(SACCT)
+    assert [job.state for job in found.values()] == [
+        "COMPLETED",
+        "FAILED",
+        "OUT_OF_MEMORY",
+        "CANCELLED",
+    ]
+    assert (found[2].exit, found[3].exit, found[4].name) == ("3:0", "0:125", "cancel")
+    assert (found[1].comment, found[1].folder) == ("grid%20x", "/tmp/i")
 
 
 def folder_of(tmp_path, state: str | None = None, reason: str = "", log: str = ""):
@@ -85,6 +104,14 @@ KINDS = {
     ),
     "no folder status": (("FAILED", "2:0"), None, "", "parallel.train: error: no data\n", "failed"),
     "exit 0 without the marker": (("COMPLETED", "0:0"), "running", "", "", "failed"),
+    "interrupted": (("FAILED", "1:0"), "interrupted", "SIGUSR1, saved step 5", "", "interrupted"),
+    "interrupted by scancel": (
+        ("CANCELLED", "0:15"),
+        "interrupted",
+        "SIGTERM, saved step 5",
+        "",
+        "interrupted",
+    ),
     "requeued": (("PENDING", "0:0"), "failed", "SIGTERM (rank 0)", "", "pending"),
     "running": (("RUNNING", "0:0"), "running", "", "", "running"),
 }
@@ -103,6 +130,46 @@ def test_an_exit_status_is_explained_by_what_the_launcher_saw(tmp_path):
     folder = folder_of(tmp_path, "failed", "exit status 1", log)
     row = judge("run", folder, 10, Job(9, "FAILED", "1:0"), 9)
     assert row.line == "exit status 1: traceback : Signal 11 (SIGSEGV) received by PID 30567"
+
+
+def test_what_an_earlier_job_left_says_nothing_of_a_later_one(tmp_path):
+    folder = folder_of(tmp_path, "failed", "RuntimeError: boom (rank 1)")
+    (folder / "run.json").write_text(json.dumps({"scheduler": {"job_id": "9"}}))
+    (folder / "10.out").write_text("python: No such file or directory\nsrun: error: node1\n")
+    row = judge("run", folder, 10, Job(10, "FAILED", "1:0"), 10)
+    assert (row.state, row.line) == ("failed", "srun: error: node1")
+    row = judge("run", folder, 10, Job(10, "NODE_FAIL", "0:0"), 10)
+    assert row.state == "node failure"
+
+
+def test_a_restarted_job_is_told_by_its_last_attempt(tmp_path):
+    folder = folder_of(tmp_path, "running", log="slurm: SIGTERM: cancelled or requeued\n")
+    for number in (1, 2, 10):
+        (folder / f"9.restart{number}.out").write_text("step\n")
+    (folder / "9.restart10.out").write_text("ValueError: the last attempt\n")
+    row = judge("run", folder, 10, Job(9, "FAILED", "1:0"), 9)
+    assert (row.state, row.line) == ("failed", "ValueError: the last attempt")
+    running = judge("run", folder, 10, Job(9, "RUNNING"), 9)
+    assert running.line == "Slurm: RUNNING, restart 10"
+
+
+def test_a_job_that_found_nothing_to_do_is_no_attempt(tmp_path):
+    folder = folder_of(tmp_path, "complete")
+    (folder / "12.skipped").write_text("slurm: not run: it is complete\n")
+    assert jobs.artifacts.job_ids(folder) == [9]
+
+
+def test_the_script_knows_whose_sigterm_it_was(tmp_path):
+    folder = folder_of(tmp_path, "failed", "SIGTERM (rank 0)")
+    mark.main([str(folder), "exit status 143"])
+    assert read_status(folder)["reason"].startswith("SIGTERM")
+    mark.main([str(folder), "time limit: stopped 60 s or more before it"])
+    assert read_status(folder)["reason"].startswith("time limit")
+    mark.main([str(folder), "exit status 1"])
+    assert read_status(folder)["reason"].startswith("time limit")
+    folder = folder_of(tmp_path, "interrupted", "SIGUSR1, saved step 5")
+    mark.main([str(folder), "time limit: stopped 60 s or more before it"])
+    assert read_status(folder)["state"] == "interrupted"
 
 
 def test_a_run_that_never_started_is_missing(tmp_path):
@@ -145,19 +212,25 @@ def many(tmp_path, monkeypatch):
         (folder / "status.json").write_text('{"state": "running", "reason": ""}')
         state = ("RUNNING", "FAILED", "TIMEOUT", "PENDING")[number % 4]
         lines.append(f"{number}|{state}|0|None|{name}|many|/r|")
+    stand_in(tmp_path, monkeypatch, lines)
+    return path, logs, tmp_path
+
+
+def stand_in(tmp_path, monkeypatch, queue):
+    """A squeue that prints these lines, an sbatch and a scancel that note what they were given."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    (tmp_path / "queue").write_text("\n".join(lines) + "\n")
+    (tmp_path / "queue").write_text("\n".join(queue) + "\n")
+    count = f"$(grep -c sbatch {tmp_path}/calls)"
     for tool, body in {
         "squeue": f"cat {tmp_path}/queue",
         "sacct": "exit 1",
-        "sbatch": "echo 99999",
+        "sbatch": f'echo "$*" >>{tmp_path}/sent; echo $((90000 + {count}))',
         "scancel": f'printf "%s\\n" "$@" >{tmp_path}/cancelled',
     }.items():
         (tools / tool).write_text(f"#!/bin/bash\necho {tool} >>{tmp_path}/calls\n{body}\n")
         (tools / tool).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    return path, logs, tmp_path
 
 
 def test_two_thousand_runs_ask_slurm_twice_and_answer_in_three_seconds(many, capsys):
@@ -188,6 +261,69 @@ def test_a_budget_is_kept_where_nobody_can_be_asked(many, capsys):
     assert submit.main(flags) == 2
     assert "GPU-hours at worst exceed the budget of 1" in capsys.readouterr().err
     assert "sbatch" not in (tmp_path / "calls").read_text()
+
+
+@pytest.fixture
+def four(tmp_path, monkeypatch):
+    """A study of four runs, of which one runs and one was cancelled before it started."""
+    path = tmp_path / "four.toml"
+    path.write_text(
+        'question = "?"\ncluster = "local-test"\n[slurm]\nbudget_gpu_hours = 0.1\n[[sweep]]\n'
+        "defaults = { engine = 'megatron', gpus = 2, tp = 2 }\n"
+        "product = { seed = [1, 2, 3, 4] }\n"
+    )
+    queue = [
+        f"7|RUNNING|0|None|megatron-tp2-seed1|four|{jobs.ROOT}|",
+        f"8|CANCELLED|0|None|megatron-tp2-seed2|four|{jobs.ROOT}|",
+        "9|CANCELLED|0|None|megatron-tp2-seed3|four|/another/clone|",
+    ]
+    stand_in(tmp_path, monkeypatch, queue)
+    return path, tmp_path / "logs", tmp_path
+
+
+def test_a_job_that_never_started_is_a_row_of_the_table_too(four, capsys):
+    path, logs, _ = four
+    assert status.main([str(path), "--logs", str(logs)]) == 1
+    said = capsys.readouterr().out
+    assert "1 running" in said and "1 cancelled" in said and "2 missing" in said
+    assert tflops.main([str(logs / "four"), "--format", "json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["run"], row["verdict"]) == ("megatron-tp2-seed2", "cancelled")
+    assert row["reasons"] == ["line 1: Slurm: CANCELLED 0:0"]
+    assert (row["engine"], row["gpus"], row["tp"]) == ("megatron", 2, 2)
+
+
+def test_at_most_n_run_at_a_time_those_that_run_already_included(four, capsys):
+    path, logs, tmp_path = four
+    flags = [str(path), "--logs", str(logs), "--yes", "--max-running", "2", "--after", "5"]
+    assert submit.main(flags) == 0
+    sent = (tmp_path / "sent").read_text().splitlines()
+    waits = [re.search(r"--dependency=(\S+)", line)[1] for line in sent]
+    # 7 runs: the first may run beside it, the second waits for it, the third for the first.
+    assert waits == ["afterany:5", "afterany:5,afterany:7", "afterany:5,afterany:90001"]
+    assert all("--kill-on-invalid-dep=yes" in line for line in sent)
+    assert len(list((logs / "four").glob("*/9000*.submitted"))) == 3
+    capsys.readouterr()
+    assert tflops.main([str(logs / "four"), "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["verdict"] for row in rows] == ["pending"] * 3
+
+
+@pytest.mark.parametrize(("answer", "submitted"), [("y\n", True), ("\n", False), ("\4", False)])
+def test_above_the_budget_the_user_is_asked(four, answer, submitted):
+    """On a terminal: yes submits, anything else and the end of the input do not."""
+    path, logs, tmp_path = four
+    keyboard, terminal = os.openpty()
+    command = [sys.executable, "-m", "slurm.submit", str(path), "--logs", str(logs)]
+    asking = subprocess.Popen(
+        command, cwd=jobs.ROOT, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    os.write(keyboard, answer.encode())
+    out, err = asking.communicate(timeout=60)
+    assert b"GPU-hours at worst exceed the budget of 0.1. Submit? [y/N]" in out
+    assert (tmp_path / "sent").exists() is submitted
+    assert asking.returncode == (0 if submitted else 2), err
+    assert submitted or err.splitlines() == [b"slurm.submit: nothing was submitted"]
 
 
 def test_without_slurm_the_folders_speak_and_nothing_is_submitted(tmp_path, monkeypatch, capsys):

