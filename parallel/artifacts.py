@@ -218,8 +218,10 @@ class BreakdownFile:
     def __init__(self, folder: Path, rank: int):
         self._path = Path(folder) / "breakdown" / f"rank{rank}.csv"
         self._path.parent.mkdir(exist_ok=True)
-        with self._path.open("w", newline="") as lines:
-            csv.writer(lines).writerow(BREAKDOWN_COLUMNS)
+        _end_line(self._path)  # a run that goes on keeps its rows
+        with self._path.open("a", newline="") as lines:
+            if lines.tell() == 0:
+                csv.writer(lines).writerow(BREAKDOWN_COLUMNS)
 
     def write(self, row: dict[str, Any]) -> None:
         """Append one window; an unknown value is empty."""
@@ -248,7 +250,7 @@ def read_breakdown(
     for rank in sorted(set(range(world_size)) - set(missing)):
         file = folder / f"rank{rank}.csv"
         try:
-            rows = _read_rows(file, BREAKDOWN_COLUMNS, _BREAKDOWN_COUNTS)
+            rows = _last_told(_read_rows(file, BREAKDOWN_COLUMNS, _BREAKDOWN_COUNTS))
         except UsageError as error:
             problems.append(str(error))
             continue
@@ -268,6 +270,16 @@ def _disk_may_be_full() -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
+
+
+def _last_told(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Windows without those that an attempt which went on from an older checkpoint ran again."""
+    kept: list[dict[str, Any]] = []
+    for window in windows:
+        while kept and kept[-1]["last_step"] >= window["first_step"]:
+            kept.pop()
+        kept.append(window)
+    return kept
 
 
 def _end_line(path: Path) -> None:

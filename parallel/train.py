@@ -469,6 +469,8 @@ def loop(
                     return False
                 checkpoint_s += clock.lap()  # nor is saving
                 energy.skip()
+                if books:
+                    books.forget()
     bar.close()
     peak = meters.peak_memory(device)
     peak_all = meters.most_of_all_ranks(peak)  # complete means: every rank got here

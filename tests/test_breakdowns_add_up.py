@@ -227,6 +227,19 @@ def test_the_epoch_report_is_read_back(tmp_path):
     assert [average["val_loss"] for average in record.extra["averages"]] == [3.5, 2.5]
 
 
+def test_a_run_that_goes_on_keeps_its_rows_and_tells_repeated_steps_once(tmp_path):
+    for first, last, seconds in ((1, 5, 1.0), (4, 8, 2.0)):  # killed in step 6, saved after step 3
+        file = BreakdownFile(tmp_path, 0)
+        for step in range(first, last + 1):
+            row = dict.fromkeys(BREAKDOWN_COLUMNS, 0)
+            file.write(row | {"first_step": step, "last_step": step, "elapsed_s": seconds})
+        path = tmp_path / "breakdown" / "rank0.csv"
+        path.write_text(path.read_text() + "0,6,")
+    rows = read_breakdown(tmp_path, 1)[0][0]
+    assert [row["last_step"] for row in rows] == list(range(1, 9))
+    assert [row["elapsed_s"] for row in rows] == [1.0] * 3 + [2.0] * 5
+
+
 def test_the_csv_is_what_the_columns_say(tmp_path):
     path = write_run(tmp_path, 1)
     with (path / "breakdown" / "rank0.csv").open() as lines:
