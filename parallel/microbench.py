@@ -41,8 +41,8 @@ def _all_reduce(rank: int, processes: int, port: int, seconds: float, found: obj
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     data = torch.ones((64 if cuda else 4) * 2**20 // 4, device=device)
     dist.all_reduce(data)
-    start, n = time.perf_counter(), 0
-    for n in range(1, 21):  # a fixed number: ranks must agree on when to stop
+    start, n = time.perf_counter(), 20  # a fixed number: ranks must agree on when to stop
+    for _ in range(n):
         dist.all_reduce(data)
     if cuda:
         torch.cuda.synchronize()
