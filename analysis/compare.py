@@ -160,8 +160,10 @@ def _timed(paths: list[Path], arguments: argparse.Namespace | None = None) -> li
     found = []
     for record in records:
         time = timed(record, window)
-        if time is None or judge(record, time).unfit:
-            refused.append(f"{record.source}: no iteration with an optimizer step was timed")
+        judgement = judge(record, time)
+        if time is None or judgement.unfit:
+            why = "; ".join(judgement.flags if judgement.unfit else ["no step was timed"])
+            refused.append(f"{record.source}: {why}")
             continue
         x = step_times(record)[time.first :]
         if window:

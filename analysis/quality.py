@@ -63,7 +63,12 @@ def step_times(record: Record) -> np.ndarray:
 def timed(
     record: Record, window: tuple[int, int] | None = None, rule: str = "median"
 ) -> Steady | None:
-    """`steady` of a run's optimizer steps: how every command here takes a step time."""
+    """`steady` of a run's optimizer steps: how every command here takes a step time.
+
+    None where nothing was timed, or under a profiler, which slows what it watches.
+    """
+    if record.extra.get("profiler"):
+        return None
     return steady(step_times(record), record.skipped, record.iteration, window, rule)
 
 
@@ -136,6 +141,9 @@ def _last(record: Record) -> float:
 
 def _flags(record: Record, time: Steady | None) -> tuple[list[str], bool]:
     flags, unfit = [], False
+    if profiler := record.extra.get("profiler"):
+        flags.append(f"profiled with {profiler['tool']}: not a timing")
+        unfit = True
     n = len(record.step_s)
     skipped = np.nan_to_num(record.skipped)
     touched = int(np.sum(skipped > 0))
@@ -208,6 +216,8 @@ def summary(record: Record, time: Steady | None, judgement: Judgement) -> dict[s
     tokens = tokens or _median(record.tokens_per_s) or record.totals.get("tokens_per_s")
     if samples and record.seq_len:
         tokens = tokens or samples * record.seq_len
+    if record.extra.get("profiler"):
+        samples = tokens = None
     return {
         "source": record.source,
         "format": record.format,

@@ -210,10 +210,10 @@ def report(
     points, left_out = [], list(refused)
     for record in records:
         time = timed(record, window, rule)
-        if time is None or not time.step_s > 0 or not record.gpus:
-            left_out.append(f"{name_of(record)}: no steady time or no number of GPUs")
-        elif judge(record, time).unfit or record.oversubscribed:
+        if judge(record, time).unfit or record.oversubscribed:
             left_out.append(f"{name_of(record)}: {'; '.join(judge(record, time).flags)}")
+        elif time is None or not time.step_s > 0 or not record.gpus:
+            left_out.append(f"{name_of(record)}: no steady time or no number of GPUs")
         else:
             point = Point(name_of(record), record.gpus, time.step_s, configuration(record))
             points.append((record, point))

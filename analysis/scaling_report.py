@@ -43,10 +43,10 @@ def gather(records: list[Record]) -> tuple[list[list[Timed]], list[str]]:
         judgement = judge(record, time)
         if judgement.verdict != "complete":
             left_out.append(f"{name_of(record)}: {judgement.verdict}: {judgement.proof}")
-        elif time is None or not time.step_s > 0 or not record.gpus:
-            left_out.append(f"{name_of(record)}: no steady time or no number of GPUs")
         elif judgement.unfit:
             left_out.append(f"{name_of(record)}: {'; '.join(judgement.flags)}")
+        elif time is None or not time.step_s > 0 or not record.gpus:
+            left_out.append(f"{name_of(record)}: no steady time or no number of GPUs")
         else:
             groups[configuration(record)].append((record, time.step_s))
     return list(groups.values()), left_out

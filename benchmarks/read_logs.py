@@ -113,7 +113,7 @@ def beside_perl(path: Path, what: str) -> None:
     gb = path.stat().st_size / 1e9
     print(
         f"{what}: {theirs / ours:.2f} x the one-liner's speed"
-        f" ({gb / ours:.2f} against {gb / theirs:.2f} GB/s)"
+        f" ({gb / ours:.2f} against {gb / theirs:.2f} GB/s); bar: 2 x and 1 GB/s"
     )
 
 
@@ -152,7 +152,8 @@ def measure(folder: Path, arguments: argparse.Namespace) -> None:
             make(log, arguments.big_mb, share, seed=2)
             command = [sys.executable, __file__, "--peak", str(log)]
             peak = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            print(f"{arguments.big_mb} MB, {share:.0%} iteration lines: {peak.strip()} MB resident")
+            what = f"{arguments.big_mb} MB, {share:.0%} iteration lines"
+            print(f"{what}: {peak.strip()} MB resident; bar: 300")
             log.unlink()
     if arguments.files:
         batch = folder / "batch"
@@ -163,7 +164,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> None:
         for i in range(len(first), arguments.files):
             shutil.copy(first[i % len(first)], batch / f"{i}.out")
         elapsed = seconds(lambda: read_all([batch], jobs=2))
-        print(f"{arguments.files} logs of 1 MB in 2 processes: {elapsed:.1f} s")
+        print(f"{arguments.files} logs of 1 MB in 2 processes: {elapsed:.1f} s; bar: 10")
 
 
 def print_peak(path: str) -> int:

@@ -85,7 +85,10 @@ class Embedding(nn.Module):
 
     def forward(self, tokens_BS: Tensor) -> Tensor:
         position_S = torch.arange(tokens_BS.size(1), device=tokens_BS.device)
-        return self.word(tokens_BS) + self.position(position_S)
+        # The word table is the output layer too, whose gradient is dense. On a CPU, adding this
+        # one's few rows to it saves writing and reading a [V, H] that is nearly all zeros.
+        few = tokens_BS.device.type == "cpu" and not torch.compiler.is_compiling()
+        return F.embedding(tokens_BS, self.word.weight, sparse=few) + self.position(position_S)
 
 
 class Attention(nn.Module):

@@ -8,6 +8,8 @@ apart, never with sparsity. A name must identify one card: "H100" alone is an SX
 import re
 from dataclasses import dataclass
 
+from models.errors import UsageError
+
 # Model FLOPs only: what MFU is defined on. sc21 and seed count recomputation, which is HFU.
 MODEL_FLOPS = ("megatron", "palm", "6n")
 
@@ -59,7 +61,7 @@ GPUS = (
         "A10",
         r"\bA10\b",
         _half(125.0, tf32=62.5, fp32=31.2),
-        f"NVIDIA A10 datasheet, {_NVIDIA}/a10/pdf/a10-datasheet.pdf",
+        _A10,
     ),
     Gpu("A40", r"\bA40\b", _half(149.7, tf32=74.8, fp32=37.4), "NVIDIA A40 datasheet"),
     Gpu("H100 PCIe", r"\bH100[- ]PCIE", _half(756.0, tf32=378.0, fp8=1513.0, fp32=51.0), _H100),
@@ -115,3 +117,78 @@ def mfu(
     if convention not in MODEL_FLOPS:
         return None, f"the {convention} convention counts recomputation: no MFU"
     return tflops / peak, ""
+
+
+@dataclass(frozen=True)
+class Links:
+    """Bytes per second of one card's memory, its links to the others of a node, and its share of
+    the node's network; bytes of memory. All from the maker's sheet, one direction."""
+
+    memory_rate: float
+    link: float
+    network: float
+    memory_gb: float
+    mesh: bool = False
+
+
+# The same sheets as the peaks above. Network: of the maker's own reference node (DGX), per GPU.
+LINKS = {
+    "T4": Links(320e9, 12e9, 3e9, 16),
+    "P100 SXM2": Links(732e9, 60e9, 6e9, 16, mesh=True),
+    "V100 SXM2": Links(900e9, 150e9, 6.25e9, 32, mesh=True),
+    "V100S PCIe": Links(1134e9, 12e9, 6.25e9, 32),
+    "V100 PCIe": Links(900e9, 12e9, 6.25e9, 32),
+    "A100": Links(2039e9, 300e9, 25e9, 80),
+    "A800": Links(2039e9, 200e9, 25e9, 80),
+    "A10": Links(600e9, 24e9, 6e9, 24),
+    "A40": Links(696e9, 24e9, 6e9, 48),
+    "H100 PCIe": Links(2000e9, 48e9, 50e9, 80),
+    "H100 NVL": Links(3900e9, 48e9, 50e9, 94),
+    "H100 SXM": Links(3350e9, 450e9, 50e9, 80),
+    "H200 NVL": Links(4800e9, 450e9, 50e9, 141),
+    "H200": Links(4800e9, 450e9, 50e9, 141),
+    "L4": Links(300e9, 24e9, 3e9, 24),
+    "L40S": Links(864e9, 24e9, 6e9, 48),
+    "GB200": Links(8000e9, 900e9, 50e9, 186),
+    "B200": Links(8000e9, 900e9, 50e9, 180),
+    "MI250X": Links(3277e9, 150e9, 25e9, 128),
+    "MI300X": Links(5300e9, 448e9, 50e9, 192),
+    "MI325X": Links(6000e9, 448e9, 50e9, 256),
+    "MI350X": Links(8000e9, 538e9, 50e9, 288),
+    "MI355X": Links(8000e9, 538e9, 50e9, 288),
+}
+# A bare name in a published table nearly always means the card of the maker's own servers.
+USUAL = {"V100": "V100 SXM2", "H100": "H100 SXM", "A100": "A100", "P100": "P100 SXM2"}
+GBITS = {"EDR": 100, "HDR": 200, "NDR": 400, "Omni-Path": 100, "OPA": 100}
+
+
+def planning_gpu(name: str | None) -> Gpu:
+    """The card to plan with: as `find_gpu`, but a bare V100 or H100 is the SXM one.
+
+    Raises:
+        UsageError: no such card, with the known ones.
+    """
+    known = ", ".join(g.name for g in GPUS)
+    if not name:
+        raise UsageError(f"no GPU type; known: {known}")
+    bare = re.match(r"\s*(?:NVIDIA\s+)?([A-Z]+\d+[A-Z]?)", name, re.IGNORECASE)
+    usual = USUAL.get(bare[1].upper(), "") if bare else ""
+    found = find_gpu(name) or next((g for g in GPUS if g.name == usual), None)
+    if found is None:
+        raise UsageError(f"unknown GPU {name!r}; known: {known}")
+    return found
+
+
+def network_rate(cluster: str | None) -> float | None:
+    """Bytes/s of a node's network from a description that states it, else None.
+
+    "800 Gbps InfiniBand per node", "8x HDR InfiniBand per node", "4 Omni-Path links/node".
+    """
+    text = cluster or ""
+    if found := re.search(r"(\d+(?:\.\d+)?)\s*Gb(?:ps|it/s|/s)", text):
+        return float(found[1]) / 8 * 1e9
+    if found := re.search(r"(\d+)\s*x?\s*(EDR|HDR|NDR|Omni-Path|OPA)", text):
+        return int(found[1]) * GBITS[found[2]] / 8 * 1e9
+    if found := re.search(r"\b(EDR|HDR|NDR|Omni-Path|OPA)\b", text):
+        return GBITS[found[1]] / 8 * 1e9
+    return None

@@ -4,20 +4,27 @@ run.json               the resolved settings, layout, versions, kernels, commit,
 launcher_metadata.json who started it, where, with what environment (secrets removed)
 train.log              the console, in Megatron-LM's iteration lines
 steps.csv              one row per optimizer step, in full precision
+checkpoints.csv        one row per checkpoint saved, loaded or exported
+checkpoints/           the checkpoints themselves (parallel/saved.py)
 training_metrics.json  the summary (schema 2.0), when the run completed
 RUN_COMPLETE.txt       only when it truly completed
-status.json            running, complete or failed, and why
+breakdown/rank<r>.csv  with --breakdown: where the time went, one row per window of steps
+breakdown/epochs.log   the same per epoch and rank, as it was printed
+status.json            running, complete, interrupted (saved, to be gone on with) or failed, and why
 attempts/<n>/          the files of earlier runs in the same folder; nothing is lost
 <jobid>.submitted      what the job was to run, before there is a run.json
 <jobid>.state          how the job ended, once slurm.status has asked Slurm
 <jobid>[.restart<n>].* what the job's script left: its log, environment, exit status ...
 """
 
+import contextlib
 import csv
+import errno
 import json
 import math
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +42,24 @@ STEP_COLUMNS = (
     "skipped",
     "tokens",
 )
-RUNNING, COMPLETE, FAILED = "running", "complete", "failed"
+SCHEMA_VERSION = "1"  # of run.json
+METRICS_VERSION = "2.0"  # of training_metrics.json
+# A breakdown's rows; parallel/breakdown.py says what each is. Exclusive, they add up to elapsed_s.
+AXES = ("tp", "dp", "pp", "embedding", "mixed", "control")
+CATEGORIES = ("data", "move", "forward", "backward", "optimizer", *AXES, "bubble", "other")
+_BREAKDOWN_COUNTS = (
+    "rank",
+    "first_step",
+    "last_step",
+    *(f"{a}_{c}" for a in AXES for c in ("calls", "bytes")),
+)
+BREAKDOWN_COLUMNS = (
+    *("rank", "first_step", "last_step", "elapsed_s", "transfer_s"),
+    *(f"{name}_s" for name in CATEGORIES),
+    *(f"{axis}_{what}" for axis in AXES for what in ("calls", "bytes", "wire_bytes", "total_s")),
+)
+CHECKPOINT_COLUMNS = ("event", "step", "blocked_s", "total_s", "bytes", "ranks")
+RUNNING, COMPLETE, INTERRUPTED, FAILED = "running", "complete", "interrupted", "failed"
 PENDING = "pending"  # no file says so: a job was submitted, and no more
 
 
@@ -69,23 +93,30 @@ class RunFolder:
         self._log: TextIO | None = None
         self._steps: TextIO | None = None
 
-    def begin(self, facts: dict[str, Any]) -> None:
+    def begin(self, facts: dict[str, Any], go_on: bool = False) -> Path | None:
         """Move what an earlier attempt left aside, then write run.json and the first status.
+
+        With `go_on` nothing moves: this attempt continues the files of the one before. Otherwise
+        returns where the earlier attempt is now, if there was one.
 
         Raises:
             UsageError: the folder cannot be made or written.
         """
         try:
-            self.set_aside()
+            aside = None if go_on else self.set_aside()
             self._write_status(RUNNING, "", 0)
             self.update(facts)
-            self._log = (self.path / "train.log").open("w", buffering=1)
-            self._steps = (self.path / "steps.csv").open("w", buffering=1, newline="")
+            for name in ("train.log", "steps.csv"):
+                _end_line(self.path / name)
+            self._log = (self.path / "train.log").open("a", buffering=1)
+            self._steps = (self.path / "steps.csv").open("a", buffering=1, newline="")
         except OSError as error:
             raise UsageError(f"cannot write run folder {self.path}: {error.strerror}") from error
-        csv.writer(self._steps).writerow(STEP_COLUMNS)
+        if self._steps.tell() == 0:
+            csv.writer(self._steps).writerow(STEP_COLUMNS)
+        return aside
 
-    def set_aside(self) -> None:
+    def set_aside(self) -> Path | None:
         """Make the folder, and move what an earlier attempt left in it to attempts/<n>/."""
         self.path.mkdir(parents=True, exist_ok=True)
         earlier = [p for p in self.path.iterdir() if p.name != "attempts"]
@@ -93,12 +124,14 @@ class RunFolder:
         # stays.
         earlier = [p for p in earlier if p.suffix not in (".out", ".err")]
         earlier = [p for p in earlier if not p.name.split(".")[0].isdigit()]
-        if earlier:
-            attempts = self.path / "attempts"
-            aside = attempts / str(len(list(attempts.glob("*"))) + 1)
-            aside.mkdir(parents=True)
-            for old in earlier:
-                old.rename(aside / old.name)
+        if not earlier:
+            return None
+        attempts = self.path / "attempts"
+        aside = attempts / str(len(list(attempts.glob("*"))) + 1)
+        aside.mkdir(parents=True)
+        for old in earlier:
+            old.rename(aside / old.name)
+        return aside
 
     def update(self, facts: dict[str, Any]) -> None:
         """Replace run.json."""
@@ -111,14 +144,28 @@ class RunFolder:
     def log(self, line: str) -> None:
         """Append a line to train.log."""
         if self._log is not None:
-            self._log.write(line + "\n")
+            with _disk_may_be_full():
+                self._log.write(line + "\n")
 
     def step(self, row: dict[str, Any]) -> None:
         """Append one optimizer step to steps.csv; an unknown value is empty."""
         values = [row[name] for name in STEP_COLUMNS]
-        csv.writer(self._steps).writerow(
-            ["" if v is None else repr(v) if isinstance(v, float) else v for v in values]
-        )
+        with _disk_may_be_full():
+            csv.writer(self._steps).writerow(map(_cell, values))
+
+    def checkpoint(self, row: dict[str, Any]) -> None:
+        """Append one save, load or export to checkpoints.csv."""
+        path = self.path / "checkpoints.csv"
+        with _disk_may_be_full():
+            _end_line(path)
+            with path.open("a", newline="") as file:
+                if file.tell() == 0:
+                    csv.writer(file).writerow(CHECKPOINT_COLUMNS)
+                csv.writer(file).writerow([row[name] for name in CHECKPOINT_COLUMNS])
+
+    def epochs(self, lines: list[str]) -> None:
+        """Write breakdown/epochs.log."""
+        (self.path / "breakdown" / "epochs.log").write_text("\n".join(lines) + "\n")
 
     def complete(self, metrics: dict[str, Any], marker: str) -> None:
         """Write the metrics, the marker and, last, the status that says complete."""
@@ -139,6 +186,11 @@ class RunFolder:
         if status.get("state") == FAILED and str(status.get("reason")).startswith("SIGTERM"):
             self._write_status(FAILED, reason, status.get("rank", -1))
 
+    def interrupt(self, reason: str) -> None:
+        """Say that the run was stopped, and can be gone on with."""
+        self._write_status(INTERRUPTED, reason, 0)
+        self.close()
+
     def close(self) -> None:
         """Close the two growing files; what they hold is on disk already, line by line."""
         for stream in (self._log, self._steps):
@@ -158,6 +210,92 @@ class RunFolder:
                 "pid": os.getpid(),
             },
         )
+
+
+class BreakdownFile:
+    """The writer of one rank's breakdown/rank<r>.csv; each row is on disk when it is written."""
+
+    def __init__(self, folder: Path, rank: int):
+        self._path = Path(folder) / "breakdown" / f"rank{rank}.csv"
+        self._path.parent.mkdir(exist_ok=True)
+        _end_line(self._path)  # a run that goes on keeps its rows
+        with self._path.open("a", newline="") as lines:
+            if lines.tell() == 0:
+                csv.writer(lines).writerow(BREAKDOWN_COLUMNS)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Append one window; an unknown value is empty."""
+        with self._path.open("a", newline="") as lines:
+            csv.writer(lines).writerow(map(_cell, (row[name] for name in BREAKDOWN_COLUMNS)))
+
+
+def _cell(value: Any) -> Any:
+    return "" if value is None else repr(value) if isinstance(value, float) else value
+
+
+def read_breakdown(
+    path: Path, world_size: int
+) -> tuple[dict[int, list[dict[str, Any]]], list[str]]:
+    """({rank: one dict per window with BREAKDOWN_COLUMNS}, one line per file that is no use).
+
+    A rank without a file, or with one that is damaged or has no row, is left out and named. A last
+    row that is cut short, which a killed writer leaves, is left out alone.
+    """
+    folder = Path(path) / "breakdown"
+    ranks: dict[int, list[dict[str, Any]]] = {}
+    problems = []
+    missing = [r for r in range(world_size) if not (folder / f"rank{r}.csv").exists()]
+    if missing:
+        problems.append(f"{folder}: no rows of rank {', '.join(map(str, missing))}")
+    for rank in sorted(set(range(world_size)) - set(missing)):
+        file = folder / f"rank{rank}.csv"
+        try:
+            rows = _last_told(_read_rows(file, BREAKDOWN_COLUMNS, _BREAKDOWN_COUNTS))
+        except UsageError as error:
+            problems.append(str(error))
+            continue
+        if rows:
+            ranks[rank] = rows
+        else:
+            problems.append(f"{file}: no row")
+    return ranks, problems
+
+
+@contextlib.contextmanager
+def _disk_may_be_full() -> Iterator[None]:
+    """A line that a full disk does not take stays in its buffer, and training goes on; it is
+    written with a later one, or the end of the run fails for it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+
+
+def _last_told(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Windows without those that an attempt which went on from an older checkpoint ran again."""
+    kept: list[dict[str, Any]] = []
+    for window in windows:
+        while kept and kept[-1]["last_step"] >= window["first_step"]:
+            kept.pop()
+        kept.append(window)
+    return kept
+
+
+def _end_line(path: Path) -> None:
+    """Take away the half line that a killed writer left at the end of a file."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        at = file.seek(0, os.SEEK_END)
+        while at > 0:
+            first = max(0, at - 4096)
+            file.seek(first)
+            if (newline := file.read(at - first).rfind(b"\n")) >= 0:
+                at = first + newline + 1
+                break
+            at = first
+        file.truncate(at)
 
 
 def read_status(path: Path) -> dict[str, Any]:
@@ -205,14 +343,15 @@ def _submitted(path: Path) -> int | None:
 class Run:
     """What the reader found in a run folder.
 
-    state: complete, failed or running; pending where a job was submitted and nothing came of it
-    yet. A run that says it is running, but whose process on this host is gone, died without a
-    word: it is failed, and `reason` says so.
+    state: complete, failed, interrupted or running; pending where a job was submitted and nothing
+    came of it yet. A run that says it is running, but whose process on this host is gone, died
+    without a word: it is failed, and `reason` says so.
     verdict: the kind of failure, where Slurm was asked (slurm.status); its word is the last one,
     for a dead node leaves none in the folder.
     later: what became of a later job that came to no run.
     facts: run.json, or what the job was to run where it died before there was one.
-    steps: one dict per optimizer step with STEP_COLUMNS, unknown values None.
+    steps: one dict per optimizer step with STEP_COLUMNS, unknown values None; of a step
+    that was run again after a kill, the last.
     metrics: training_metrics.json, empty when the run did not complete.
     """
 
@@ -247,6 +386,11 @@ def read_run(path: Path) -> Run:
         raise UsageError(f"{path / 'run.json'} is damaged: {error}") from error
     if not isinstance(facts, dict) or "run" not in facts:
         raise UsageError(f"{path / 'run.json'} is damaged: it names no run")
+    if facts.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
+        raise UsageError(
+            f"{path / 'run.json'}: schema_version {facts['schema_version']!r} is not known"
+            f" ({SCHEMA_VERSION!r} is)"
+        )
     status = read_status(path)
     state, reason = status.get("state", FAILED), status.get("reason", "no status.json")
     missing = [
@@ -264,7 +408,26 @@ def read_run(path: Path) -> Run:
             run.metrics = json.loads((path / "training_metrics.json").read_text())
         except ValueError as error:
             raise UsageError(f"{path / 'training_metrics.json'} is damaged: {error}") from error
+        _check_metrics(run)
     return run
+
+
+def _check_metrics(run: Run) -> None:
+    """Refuse metrics of a schema that is not known, or of another number of ranks.
+
+    Raises:
+        UsageError: it names the file and both values.
+    """
+    path = run.path / "training_metrics.json"
+    version = run.metrics.get("schema_version", METRICS_VERSION)
+    if version != METRICS_VERSION:
+        raise UsageError(
+            f"{path}: schema_version {version!r} is not known ({METRICS_VERSION!r} is)"
+        )
+    ranks = run.metrics.get("hardware", {}).get("world_size")
+    started = (run.facts.get("layout") or {}).get("world_size")
+    if None not in (ranks, started) and ranks != started:
+        raise UsageError(f"{path}: {ranks} ranks, but run.json started {started}")
 
 
 def _read_job(path: Path) -> Run:
@@ -314,29 +477,36 @@ def _is_gone(status: dict[str, Any]) -> bool:
 def _read_steps(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
-    integers = {"step", "skipped", "tokens"}
-    steps = []
+    steps = _read_rows(path, STEP_COLUMNS, ("step", "skipped", "tokens"))
+    # After a kill, the steps since the last checkpoint are run again.
+    return sorted({step["step"]: step for step in steps}.values(), key=lambda step: step["step"])
+
+
+def _read_rows(
+    path: Path, columns: tuple[str, ...], integers: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    rows = []
     with path.open(newline="") as lines:
         reader = csv.reader(lines)
         header = next(reader, None)
-        if header != list(STEP_COLUMNS):
-            raise UsageError(f"{path}:1: expected columns {', '.join(STEP_COLUMNS)}")
+        if header != list(columns):
+            raise UsageError(f"{path}:1: expected columns {', '.join(columns)}")
         for row in reader:
-            if len(row) != len(STEP_COLUMNS):
+            if len(row) != len(columns):
                 # Only a killed writer leaves a short row, and only as the last one.
                 if next(reader, None) is not None:
                     raise UsageError(f"{path}:{reader.line_num - 1}: {len(row)} columns")
                 break
             try:
-                steps.append(
+                rows.append(
                     {
                         name: None if text == "" else (int if name in integers else float)(text)
-                        for name, text in zip(STEP_COLUMNS, row, strict=True)
+                        for name, text in zip(columns, row, strict=True)
                     }
                 )
             except ValueError as error:
                 raise UsageError(f"{path}:{reader.line_num}: {error}") from error
-    return steps
+    return rows
 
 
 def find_runs(paths: list[Path]) -> list[Path]:

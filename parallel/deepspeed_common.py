@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from parallel import cpu
+from parallel.checkpoint import State, adam_step, adam_tensors, hold, set_adam_step
 from parallel.optim import param_groups
 from parallel.spec import RunSpec, read_deepspeed_json
 
@@ -159,3 +160,78 @@ def after_step(spec: RunSpec, engine: Any, skipped_before: int) -> tuple[float |
     norm = engine.get_global_grad_norm()
     scale = float(engine.optimizer.cur_scale) if spec.precision == "fp16" else 1.0
     return None if skipped or norm is None else float(norm), scale, skipped
+
+
+def _masters(spec: RunSpec, engine: Any) -> Iterator[tuple[nn.Parameter, dict, int]]:
+    """This rank's parameters, the fp32 tensors that train them, and where in them these begin.
+
+    ZeRO and bf16 train flat partitions of all parameters one after the other.
+    """
+    outer = engine.optimizer
+    adam = inner(engine)
+    if spec.layout.zero_stage == 3:
+        for p in engine.module.parameters():
+            group, at, n = outer.grad_position[outer.get_param_id(p)]
+            start = dist.get_rank(p.ds_process_group) * n
+            flat = adam_tensors(adam, outer.fp32_partitioned_groups_flat[group])
+            n = min(n, p.ds_numel - start)  # the last partitions are padded
+            if n > 0:
+                yield p, {kind: t.detach()[at : at + n] for kind, t in flat.items()}, start
+    elif hasattr(outer, "update_lp_params"):  # ZeRO 1 and 2, and DeepSpeed's bf16 optimizer
+        for p in engine.module.parameters():
+            if (mapping := p._hp_mapping) is not None:
+                (partition,) = adam.param_groups[mapping.param_group_index]["params"]
+                at, n = mapping.hp_fragment_address.start, mapping.hp_fragment_address.numel
+                flat = adam_tensors(adam, partition)
+                cut = {kind: t.detach()[at : at + n] for kind, t in flat.items()}
+                yield p, cut, mapping.lp_fragment_address.start
+    elif outer is adam:
+        for p in engine.module.parameters():
+            yield p, adam_tensors(adam, p), 0
+    else:  # fp16 without ZeRO
+        for halves, masters in zip(outer.fp16_groups, outer.fp32_groups, strict=True):
+            for p, master in zip(halves, masters, strict=True):
+                yield p, adam_tensors(adam, master), 0
+
+
+def inner(engine: Any) -> torch.optim.Optimizer:
+    """The AdamW inside whatever DeepSpeed wrapped it in."""
+    outer = engine.optimizer
+    return outer if isinstance(outer, torch.optim.Optimizer) else outer.optimizer
+
+
+def state(spec: RunSpec, engine: Any, place: Callable, tracker: Any) -> State:
+    """The engine's state; place(parameter, partitioned) is where it lies in the whole model."""
+    partitioned = spec.layout.zero_stage > 0 or hasattr(engine.optimizer, "update_lp_params")
+    held = []
+    for p, tensors, start in _masters(spec, engine):
+        held += hold(**place(p, partitioned), start=start, tensors=tensors)
+    scaler = {}
+    if spec.precision == "fp16":
+        found = getattr(engine.optimizer, "loss_scaler", engine.optimizer)
+        good = found.cur_iter - found.last_overflow_iter - 1
+        scaler = {"scale": float(found.cur_scale), "good_steps": max(0, int(good))}
+    return State(held, adam_step(inner(engine)), scaler, tracker)
+
+
+@torch.no_grad()
+def restore(spec: RunSpec, engine: Any, step: int, scaler: dict[str, float]) -> None:
+    """Bring the weights that the model computes with in line with the fp32 ones, just filled."""
+    outer = engine.optimizer
+    set_adam_step(inner(engine), step)
+    if scaler and spec.precision == "fp16":
+        found = getattr(outer, "loss_scaler", outer)
+        found.cur_scale = scaler["scale"]
+        found.last_overflow_iter, found.cur_iter = -1, int(scaler["good_steps"])
+    if spec.layout.zero_stage == 3:
+        outer._partition_all_parameters()
+        for group in range(len(outer.fp32_partitioned_groups_flat)):
+            outer._reassign_or_swap_out_partitioned_parameters(group)
+        if outer.persistent_parameters:
+            outer.persistent_parameters[0].all_gather(outer.persistent_parameters)
+    elif hasattr(outer, "update_lp_params"):
+        outer.update_lp_params()
+    elif outer is not inner(engine):
+        for halves, masters in zip(outer.fp16_groups, outer.fp32_groups, strict=True):
+            for p, master in zip(halves, masters, strict=True):
+                p.data.copy_(master.data)

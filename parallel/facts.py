@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from parallel.artifacts import utc_now
+from parallel.artifacts import SCHEMA_VERSION, utc_now
 from parallel.launch import Launch
 from parallel.spec import RunSpec
 
@@ -88,6 +88,25 @@ def command_line() -> str:
     return SECRET.sub(r"\1\2***", " ".join([Path(sys.executable).name, *sys.orig_argv[1:]]))
 
 
+def profiler(
+    spec: RunSpec, environment: dict[str, str] | os._Environ = os.environ
+) -> dict[str, str] | None:
+    """The profiler that the run is slowed by, or None: such a run is not a timing.
+
+    Nsight Systems sets NSYS_PROFILING_SESSION_ID for what it runs.
+    """
+    tools = ["nsys"] if "NSYS_PROFILING_SESSION_ID" in environment else []
+    if spec.profile_mode == "torch":
+        return {
+            "tool": " and ".join([*tools, "torch"]),
+            "steps": spec.profile_steps,
+            "ranks": spec.profile_ranks,
+        }
+    if tools or spec.profile_mode == "nvtx":
+        return {"tool": (tools or ["nvtx"])[0], "steps": "all", "ranks": "all"}
+    return None
+
+
 def environment_facts(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables that can change how a run is started or how fast it is, secrets removed.
 
@@ -158,7 +177,7 @@ def run_facts(
     layout = spec.layout
     configuration, repeat = repeat_of or (run, None)
     return {
-        "schema_version": "1",
+        "schema_version": SCHEMA_VERSION,
         "study": study,
         "run": run,
         "configuration": configuration,
@@ -187,6 +206,7 @@ def run_facts(
             "ranks_per_node": launch.local_world_size,
         },
         "inputs": inputs(spec),
+        "profiler": profiler(spec),
         "scheduler": scheduler(),
         "git": git(Path(__file__).parent),
         "launcher": launch.launcher,

@@ -5,6 +5,8 @@ has a compiled layer norm that runs. The only file that probes for either librar
 """
 
 import importlib
+import os
+import shutil
 from collections.abc import Sequence
 
 import torch
@@ -60,3 +62,14 @@ def choose(asked: str, device: torch.device, offered: Sequence[str]) -> str:
     if reason := usable()[asked]:
         raise UsageError(f"kernels {asked}: {reason}")
     return asked
+
+
+def check_compiler(device: torch.device) -> None:
+    """See that torch.compile can work here: on a CPU it writes C++.
+
+    Raises:
+        UsageError: there is no compiler for it.
+    """
+    compiler = os.environ.get("CXX", "g++")
+    if device.type == "cpu" and shutil.which(compiler) is None:
+        raise UsageError(f"compile needs a C++ compiler on a CPU, and there is no {compiler} here")

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from models.config import LAYER_NORM_EPS, GPTConfig
-from models.gpt import fill, gelu, init_parameter
+from models.gpt import fill, gelu, init_parameter, parameter_shapes
 from parallel.cpu import import_megatron
+from parallel.layout import Layout
 from parallel.spec import RunSpec
 
 import_megatron()
@@ -224,6 +225,10 @@ def reference_part(spec: RunSpec, name: str, parameter: nn.Parameter) -> Tensor:
     if name == "embedding.word.weight":
         missing = spec.model.padded_vocab(tp) - spec.model.vocab_size
         whole = torch.cat([whole, torch.zeros(missing, spec.model.hidden)])
+    shape, local = parameter_shapes(spec.model)[name], tuple(parameter.shape)
+    at = (rank * n if n != w else 0 for n, w in zip(local, whole.shape, strict=True))
+    # What a checkpoint calls it (parallel/checkpoint.py, hold).
+    parameter.reference = {"name": name, "shape": shape, "offset": tuple(at), "part": local}
     if whole.shape == parameter.shape:
         return whole
     (split,) = [d for d in range(whole.dim()) if whole.size(d) != parameter.size(d)]
@@ -331,6 +336,17 @@ def mean_loss(logits_SBV: Tensor, labels_BS: Tensor) -> Tensor:
     """Mean cross-entropy of vocabulary-parallel logits [S, B, V/tp]; the same on every tp rank."""
     labels_SB = labels_BS.transpose(0, 1).contiguous()
     return tensor_parallel.vocab_parallel_cross_entropy(logits_SBV.float(), labels_SB).mean()
+
+
+def random_tracker() -> Any:
+    """megatron-core's named random states."""
+    return tensor_parallel.get_cuda_rng_tracker()
+
+
+def is_tied_copy(parameter: nn.Parameter, layout: Layout, rank: int) -> bool:
+    """Whether it is the last stage's copy of the word embedding, which the first stage has."""
+    last = layout.pp > 1 and layout.coords(rank)["pp"] == layout.pp - 1
+    return last and parameter.reference["name"] == "embedding.word.weight"
 
 
 def is_split(parameter: nn.Parameter) -> bool:

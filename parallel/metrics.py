@@ -18,10 +18,9 @@ import numpy as np
 from models.config import GPTConfig
 from models.flops import DEFAULT_CONVENTION, tflops_per_gpu
 from models.hardware import mfu
-from parallel.artifacts import utc_now
+from parallel.artifacts import METRICS_VERSION, utc_now
 from parallel.steady import steady
 
-SCHEMA_VERSION = "2.0"
 NOTES = {
     "steps": "Deprecated; use micro_steps and optimizer_steps for clarity.",
     "step_time": "step_time_* are of micro-steps: an optimizer step's time over its"
@@ -69,7 +68,7 @@ def training_metrics(
     per_epoch = -(-len(steps) // epochs)
     validations = measured.validations
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": METRICS_VERSION,
         "run_id": f"{facts['started_utc'].replace('-', '').replace(':', '')}-{facts['run']}",
         "timestamp_utc": facts["started_utc"],
         "git_commit": facts["git"]["commit"],
@@ -135,6 +134,7 @@ def training_metrics(
             "timestamp_utc": utc_now(),
         },
         "scheduler": facts["scheduler"],
+        "profiler": facts.get("profiler"),  # not null: slowed by it, not a timing
     }
 
 

@@ -42,7 +42,11 @@ def param_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> lis
 
 
 def adamw(parameters: Iterable[nn.Parameter], spec: RunSpec, fused: bool) -> torch.optim.AdamW:
-    """torch's AdamW over `param_groups` with the run's betas and epsilon."""
+    """torch's AdamW over `param_groups` with the run's betas and epsilon.
+
+    Fused, it passes once over weights, gradients and moments, on CPU too, where the default makes a
+    dozen passes: on one core that was a quarter of a GPT-2 124M step of 512 tokens.
+    """
     return torch.optim.AdamW(
         param_groups(parameters, spec.weight_decay),
         lr=spec.lr,

@@ -21,6 +21,7 @@ from parallel.work import WORK, steps_of
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 KERNELS = ("auto", "te", "apex", "torch")
+PROFILE_MODES = ("none", "nvtx", "torch")
 
 
 def _flag(
@@ -88,14 +89,43 @@ class RunSpec:
     )
     eval_interval: int = _flag(0, "steps between validations; 0: once, at the end")
     eval_steps: int = _flag(2, "global batches in a validation; 0: never validate")
+    # checkpoints
+    save_interval: int = _flag(
+        0, "steps between checkpoints, and one at the end and at a signal; 0: save nothing"
+    )
+    save: str | None = _flag(None, "folder for them (default: <run folder>/checkpoints)", kind=str)
+    load: str | None = _flag(
+        None,
+        "go on from this checkpoint, or from a folder's newest; or start from weights alone",
+        kind=str,
+    )
+    load_previous: bool = _flag(False, "where a checkpoint is damaged, take the one before")
+    resume: bool = _flag(True, "go on where a stopped attempt of this run left a checkpoint")
+    keep_last: int = _flag(2, "newest checkpoints to keep; 0: all")
+    keep_every: int = _flag(0, "keep those whose step this divides, too; 0: none")
+    export_weights: int = _flag(0, "steps between bf16 weights-only exports; 0: none")
+    async_save: bool = _flag(False, "train on while a copy of the state is being written")
+    save_grace_s: float = _flag(25.0, "seconds from SIGTERM in which to save before giving up")
     # the machine
     device: str = _flag("auto", "auto is cuda where there is one", ("auto", "cpu", "cuda"))
     kernels: str = _flag("auto", "auto: Transformer Engine, apex, PyTorch, in that order", KERNELS)
+    compile: bool = _flag(False, "torch.compile the model (ddp; on CPU it needs a C++ compiler)")
     threads: int = _flag(1, "CPU threads per rank")
     deepspeed_config: str | None = _flag(None, "DeepSpeed JSON; other settings override", kind=str)
-    profile: str = _flag("none", "torch: Chrome trace of steps 3 to 5, rank 0", ("none", "torch"))
+    profile_mode: str = _flag(
+        "none", "nvtx: ranges for nsys; torch: ranges and a Chrome trace", PROFILE_MODES
+    )
+    profile_steps: str = _flag("3-5", "the steps that torch's trace holds, FIRST-LAST or one")
+    profile_ranks: str = _flag("0", "the ranks that write one: all, or numbers with commas")
+    breakdown: bool = _flag(False, "where each rank's time goes, per iteration line (breakdown/)")
     log_interval: int = _flag(1, "steps between iteration lines")
     timeout_s: float = _flag(600.0, "seconds a collective may wait before the run fails")
+    hang_s: float | None = _flag(
+        None,
+        "seconds without progress after which the run ends and names the rank that hangs"
+        " (default: half of timeout_s)",
+        kind=float,
+    )
 
     @cached_property
     def model(self) -> GPTConfig:
@@ -151,6 +181,11 @@ class RunSpec:
         return self.layout.global_batch * self.seq_len
 
     @property
+    def hang_after_s(self) -> float:
+        """Seconds without progress that the watchdog allows."""
+        return self.timeout_s / 2 if self.hang_s is None else self.hang_s
+
+    @property
     def work(self) -> dict[str, int]:
         """The fixed work, counted in each unit so that none is taken for another."""
         return {
@@ -171,24 +206,75 @@ class RunSpec:
         for name in (
             *("warmup_steps", "weight_decay", "clip_grad", "min_lr", "adam_eps"),
             *("eval_interval", "eval_steps"),
+            *("save_interval", "keep_last", "keep_every", "export_weights"),
         ):
             if not 0 <= getattr(self, name) < math.inf:
                 found.append(f"{name} must be 0 or more, but is {getattr(self, name)}")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 found.append(f"{name} must be at least 0 and below 1, but is {getattr(self, name)}")
-        for name in ("lr", "timeout_s"):
+        for name in ("lr", "timeout_s", "save_grace_s", "hang_after_s"):
             if not 0 < getattr(self, name) < math.inf:
                 found.append(f"{name} must be positive, not {getattr(self, name)}")
+        if self.export_weights and not self.save_interval:
+            found.append("export_weights are taken from checkpoints: give save_interval too")
+        if self.export_weights and self.save_interval and self.export_weights % self.save_interval:
+            found.append(
+                f"export_weights {self.export_weights} must be a multiple of"
+                f" save_interval {self.save_interval}"
+            )
+        if self.export_weights and self.implementation == "hf":
+            found.append("export_weights are of our GPT, not of implementation hf")
         if self.min_lr > self.lr:
             found.append(f"min_lr {self.min_lr:g} exceeds lr {self.lr:g}")
         if self.kernels in ("te", "apex") and self.device == "cpu":
             found.append(f"kernels {self.kernels} needs a GPU; on CPU use kernels torch")
+        if self.profile_mode == "torch":
+            found += _profile_problems(self)
         return found
 
     def settings(self) -> dict[str, Any]:
         """All fields as plain data, for run.json."""
         return asdict(self)
+
+
+def profiled_steps(spec: RunSpec) -> tuple[int, int]:
+    """The first and last step, from 1, that torch's profiler records.
+
+    Raises:
+        ValueError: not FIRST-LAST and not one number.
+    """
+    first, dash, last = spec.profile_steps.partition("-")
+    return int(first), int(last if dash else first)
+
+
+def profiled_ranks(spec: RunSpec) -> tuple[int, ...]:
+    """The ranks that write a torch trace.
+
+    Raises:
+        ValueError: neither `all` nor numbers with commas.
+    """
+    if spec.profile_ranks == "all":
+        return tuple(range(spec.gpus))
+    return tuple(map(int, spec.profile_ranks.split(",")))
+
+
+def _profile_problems(spec: RunSpec) -> list[str]:
+    found = []
+    try:
+        first, last = profiled_steps(spec)
+        if not 1 <= first <= last <= spec.steps:
+            found.append(
+                f"profile_steps {spec.profile_steps} is not within steps 1 to {spec.steps}"
+            )
+    except ValueError:
+        found.append(f"profile_steps must be FIRST-LAST or one number, not {spec.profile_steps!r}")
+    try:
+        if absent := [rank for rank in profiled_ranks(spec) if not 0 <= rank < spec.gpus]:
+            found.append(f"profile_ranks asks for rank {absent[0]}, but there are {spec.gpus}")
+    except ValueError:
+        found.append(f"profile_ranks must be all or numbers, not {spec.profile_ranks!r}")
+    return found
 
 
 def _kind_of(name: str) -> type:
@@ -377,6 +463,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "gpus": "the split (dp = gpus / (tp x pp))",
         "seq_len": "the training",
         "data": "the data",
+        "save_interval": "checkpoints",
         "device": "the machine",
     }
     group = parser

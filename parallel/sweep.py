@@ -6,8 +6,11 @@
 
 Each run is started by torchrun, one process per rank. A run that is already complete with the same
 settings and the same commit (nothing changed since) is not run again, so a sweep that was stopped
-goes on where it was; --fresh runs everything (earlier results move to <run>/attempts/). What a run
-printed is in <run>/console.out. The exit status is 1 when a run failed; the others still run.
+goes on where it was. Repeats are interleaved, and with --srun inside an allocation all of them run
+on the same nodes; --fresh runs everything (earlier results move to <run>/attempts/). A run with
+save_interval that was stopped goes on from its newest checkpoint, and by itself, up to
+--max-restarts times, when it fails. What a run printed is in <run>/console.out. The exit status is
+1 when a run failed; the others still run.
 
 At the end, `python -m analysis.scaling_report` writes scaling_report.json beside the runs: what a
 comparison is, and when it is invalid, is known in analysis alone, so it is asked as a command and
@@ -26,7 +29,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from models.errors import UsageError
-from parallel import artifacts, facts
+from parallel import artifacts, facts, saved
 from parallel.artifacts import COMPLETE, RunFolder
 from parallel.launch import Launch
 from parallel.spec import RunSpec
@@ -50,48 +53,70 @@ def steps_done(folder: Path) -> int:
         return 0
 
 
+def command_of(study: Study, name: str, folder: Path, srun: bool) -> list[str]:
+    """What starts the run: torchrun on this machine, or srun over the allocation's nodes."""
+    spec = study.run(name)
+    if srun:
+        nodes = study.cluster.nodes(spec.gpus) if study.cluster is not None else 1
+        command = ["srun", "--nodes", str(nodes), "--ntasks", str(spec.gpus), sys.executable]
+    else:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(spec.gpus)]
+    command += ["-m", "parallel.train", "--study", str(study.path), "--run-name", name]
+    command += ["--out", str(folder)]
+    return command + (["--cluster", study.cluster.name] if study.cluster is not None else [])
+
+
 def start(
-    study: Study, name: str, spec: RunSpec, folder: Path, advance: Callable[[int], None] | None
+    study: Study,
+    name: str,
+    spec: RunSpec,
+    folder: Path,
+    srun: bool = False,
+    advance: Callable[[int], None] | None = None,
+    max_restarts: int = 0,
 ) -> int:
     """Run one run of the study to its end; its exit status.
 
     `advance`, where somebody watches, is told once a second how many steps there were since.
+    One that fails or is interrupted, and has a checkpoint, goes on up to `max_restarts` times.
     """
     run_folder = RunFolder(folder)
-    run_folder.set_aside()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(spec.gpus), "-m", "parallel.train"]
-    command += ["--study", str(study.path), "--run-name", name, "--out", str(folder)]
-    if study.cluster is not None:
-        command += ["--cluster", study.cluster.name]
+    if not saved.resumable(folder, spec.settings()):
+        run_folder.set_aside()
+    command = command_of(study, name, folder, srun)
     root = str(Path(__file__).resolve().parent.parent)
     environment = os.environ | {
         "OMP_NUM_THREADS": str(spec.threads),
         "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
     }
+    (folder / "console.out").unlink(missing_ok=True)
     done = 0
-    with (
-        (folder / "console.out").open("wb") as console,
-        subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=console,
-            stderr=subprocess.STDOUT,
-        ) as process,
-    ):
-        try:
-            while advance is not None and process.poll() is None:
+    for _ in range(1 + max_restarts):
+        with (
+            (folder / "console.out").open("ab") as console,
+            subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+            ) as process,
+        ):
+            try:
+                while advance is not None and process.poll() is None:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(timeout=1)
+                    advance((now := steps_done(folder)) - done)
+                    done = now
+                status = process.wait()
+            except BaseException:  # Ctrl-C: the launcher got it too and ends its ranks
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=1)
-                advance((now := steps_done(folder)) - done)
-                done = now
-            status = process.wait()
-        except BaseException:  # Ctrl-C: the launcher got it too and ends its ranks
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=10)
-            process.kill()
-            raise
+                    process.wait(timeout=10)
+                process.kill()
+                raise
+        if status == 0 or not saved.resumable(folder, spec.settings()):
+            break
     if status and not (folder / "run.json").exists():
         # Refused before it began: the table must show it all the same.
         place = Launch(0, spec.gpus, 0, spec.gpus, "sweep")
@@ -110,23 +135,31 @@ def last_words(console: Path) -> str:
     return said[-1].removeprefix("parallel.train: ") if said else ""
 
 
-def sweep(study: Study, names: list[str], out: Path, fresh: bool) -> list[str]:
+def sweep(
+    study: Study,
+    names: list[str],
+    out: Path,
+    fresh: bool,
+    srun: bool = False,
+    max_restarts: int = 0,
+) -> list[str]:
     """Run the named runs into out/<name>, in this order; the names of those that failed.
 
     On a terminal there is one bar for the whole sweep, which counts optimizer steps of all runs.
     """
     commit = facts.git(Path(__file__).parent)
     on_terminal = sys.stderr.isatty()
-    failed = []
+    failed: list[str] = []
     total = sum(study.run(name).steps for name in names)
     with tqdm(total=total, desc=study.name, unit="step", disable=not on_terminal) as bar:
+        advance = bar.update if on_terminal else None
         for number, name in enumerate(names, start=1):
             bar.set_postfix_str(f"{number}/{len(names)} {name}")
             spec, folder = study.run(name), out / name
             before, expected = time.monotonic(), bar.n + spec.steps
             if not fresh and is_done(folder, spec, commit):
                 outcome = "already complete"
-            elif start(study, name, spec, folder, bar.update if on_terminal else None) == 0:
+            elif start(study, name, spec, folder, srun, advance, max_restarts) == 0:
                 outcome = f"complete in {time.monotonic() - before:.0f} s"
             else:
                 failed.append(name)
@@ -159,6 +192,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--cluster", metavar="NAME", help="whose nodes the study counts")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: logs/<study>")
     parser.add_argument("--fresh", action="store_true", help="run complete runs again, too")
+    parser.add_argument(
+        "--srun", action="store_true", help="start ranks by srun, inside an allocation"
+    )
+    parser.add_argument(
+        "--max-restarts", type=int, default=0, metavar="N", help="of a run that has a checkpoint"
+    )
     arguments = parser.parse_args(argv)
     try:
         study = load_study(arguments.study, arguments.cluster)
@@ -168,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
         for name in names:
             study.run(name)  # every one is checked before the first starts
         out = arguments.out or Path("logs") / study.name
-        failed = sweep(study, names, out, arguments.fresh)
+        failed = sweep(study, names, out, arguments.fresh, arguments.srun, arguments.max_restarts)
         report(out)
     except UsageError as error:
         print(f"parallel.sweep: {error}", file=sys.stderr)

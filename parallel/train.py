@@ -10,10 +10,13 @@ r"""Train one GPT, split as asked, through one engine.
 dp follows from the number of ranks. Flags override the study, the study overrides a DeepSpeed JSON.
 The run folder (--out, default logs/<study>/<run>) gets run.json, train.log, steps.csv and, when
 the run completes, training_metrics.json and RUN_COMPLETE.txt.
+
+With --save-interval the state is saved every so many steps, at the end, and when SIGTERM or SIGUSR1
+comes; then the exit status is 75 (try again) and status.json says interrupted. The same command
+goes on from the newest checkpoint of a stopped attempt.
 """
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
@@ -30,8 +33,20 @@ STARTED = time.perf_counter()
 
 from models.errors import UsageError  # noqa: E402  (the clock starts before the imports)
 from models.flops import tflops_per_gpu  # noqa: E402
-from parallel import engines, facts, launch, metrics, spec, study, watch  # noqa: E402
-from parallel.artifacts import RunFolder  # noqa: E402
+from parallel import (  # noqa: E402
+    engines,
+    facts,
+    heap,
+    launch,
+    metrics,
+    saved,
+    spec,
+    study,
+    watch,
+)
+from parallel.artifacts import RunFolder, read_breakdown, read_run  # noqa: E402
+
+TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: interrupted, and saved
 
 
 class Parser(argparse.ArgumentParser):
@@ -115,7 +130,8 @@ def main(argv: list[str] | None = None) -> int:
 def train(
     run_spec: spec.RunSpec, run_json: dict[str, Any], path: Path, place: launch.Launch
 ) -> int:
-    """Check what needs torch, form the process group, and run; 0 only when it truly completed.
+    """Check what needs torch, form the process group, and run; 0 only when it truly completed,
+    TRY_AGAIN when it was interrupted and its state saved.
 
     Raises:
         UsageError: the device or the data are not what the run needs; before any group is formed.
@@ -133,10 +149,14 @@ def train(
 
     import torch
 
-    from parallel import data, kernels
+    from parallel import breakdown, data, kernels
 
     torch.set_num_threads(run_spec.threads)
     device = choose_device(run_spec, place)
+    if device.type == "cpu":
+        heap.keep()
+    if run_spec.compile:
+        kernels.check_compiler(device)
     corpus = data.load(run_spec.data, run_spec.seq_len, run_spec.model.vocab_size)
     run_json["data"] = {
         "path": corpus.train.path,
@@ -153,21 +173,26 @@ def train(
     }
     run_json["kernels"] = kernels.choose(run_spec.kernels, device, engines.kernels_of(run_spec))
     folder = RunFolder(path)
+    source = None
     if place.rank == 0:
-        folder.begin(run_json)
+        source = begin(run_spec, run_json, folder)
         folder.launcher(facts.launcher_metadata(place))
     began = place.rank == 0  # the others know that the folder is there when they have met rank 0
+    grace_s = run_spec.save_grace_s if run_spec.save_interval else None
     try:
-        with watch.on_sigterm(
-            lambda: began and folder.fail(f"SIGTERM (rank {place.rank})", place.rank)
-        ):
+        with watch.on_signals(
+            lambda what: began and folder.fail(f"{what} (rank {place.rank})", place.rank), grace_s
+        ) as asked:
             init_process_group(run_spec, device, place)
             began = True
+            books = breakdown.start(run_spec, device, place.rank, folder.path)
             engine = engines.load(run_spec, device, run_json["kernels"])
-            loop(run_spec, run_json, folder, engine, corpus, device, place)
+            done = loop(
+                run_spec, run_json, folder, engine, corpus, device, place, books, source, asked
+            )
             engine.close()
         torch.distributed.destroy_process_group()
-        return 0
+        return 0 if done else TRY_AGAIN
     except BaseException as error:  # whatever it was, the folder must say so before we die
         if began:
             line = str(error).strip().splitlines()[0] if str(error).strip() else ""
@@ -180,6 +205,34 @@ def train(
         sys.stderr.flush()
         # Not sys.exit: a collective that waits for us, or for a dead peer, must not keep us alive.
         os._exit(2 if isinstance(error, UsageError) else 1)
+
+
+def begin(run_spec: spec.RunSpec, run_json: dict[str, Any], folder: RunFolder) -> Path | None:
+    """Begin the run folder; the checkpoint, or folder of checkpoints, to go on from, if any.
+
+    Raises:
+        UsageError: the folder to save to holds another run's checkpoints.
+    """
+    settings, save = run_spec.settings(), saved.save_folder(folder.path, run_spec.settings())
+    if saved.resumable(folder.path, settings):
+        before = read_run(folder.path)
+        ended = {"started_utc": before.facts["started_utc"], "reason": before.reason}
+        run_json["attempts"] = [*before.facts.get("attempts", []), ended]
+        folder.begin(run_json, go_on=True)
+        return save
+    load = None if run_spec.load is None else Path(run_spec.load).absolute()
+    inside = folder.path.absolute()
+    if run_spec.save and run_spec.save_interval and saved.steps_in(save):
+        if load not in (save.absolute(), *save.absolute().iterdir()):
+            raise UsageError(
+                f"{save} holds checkpoints already; go on from them with --load, or give another"
+                " --save"
+            )
+    aside = folder.begin(run_json)
+    if load is not None and aside is not None and load.is_relative_to(inside):
+        moved = aside / load.relative_to(inside)  # it was of the attempt just set aside
+        load = moved if moved.exists() else load
+    return load
 
 
 def choose_device(run_spec: spec.RunSpec, place: launch.Launch) -> Any:
@@ -238,11 +291,19 @@ def loop(
     corpus: Any,
     device: Any,
     place: launch.Launch,
-) -> None:
-    """Train for run_spec.steps optimizer steps; rank 0 logs and, at the end, says complete."""
+    books: Any,
+    source: Path | None,
+    asked: watch.Interruption,
+) -> bool:
+    """Train for run_spec.steps optimizer steps; rank 0 logs and, at the end, says complete.
+
+    books: the breakdown of time, or None. source: rank 0's checkpoint to go on from.
+    False when interrupted, with the state saved.
+    """
     from tqdm import tqdm
 
-    from parallel import data, meters
+    from parallel import breakdown, data, meters, profiler, ranges
+    from parallel.checkpoint import Checkpointer
     from parallel.clock import Clock
     from parallel.optim import lr_at
 
@@ -256,11 +317,15 @@ def loop(
         made = data.batches(tokens, layout, seq_len, model.vocab_size, dp_rank, run_spec.seed, step)
         while True:
             before = time.perf_counter()
-            batch = next(made, None)
+            with ranges.region("data"):
+                batch = next(made, None)
             waited[0] += time.perf_counter() - before
+            dog.tick()
             if batch is None:
                 return
-            yield tuple(t.to(device, non_blocking=True) for t in batch)
+            with ranges.region("move"):
+                moved = tuple(t.to(device, non_blocking=True) for t in batch)
+            yield moved
 
     def validate() -> float | None:
         """Loss on held-out text; the same sequences every time."""
@@ -269,7 +334,8 @@ def loop(
         held_out = itertools.chain.from_iterable(
             batches(corpus.val, number) for number in range(run_spec.eval_steps)
         )
-        return engine.evaluate(held_out, run_spec.eval_steps * layout.n_micro)
+        with ranges.validation():
+            return engine.evaluate(held_out, run_spec.eval_steps * layout.n_micro)
 
     def say(line: str) -> None:
         folder.log(line)
@@ -278,25 +344,78 @@ def loop(
         else:
             print(line, flush=True)
 
+    def check(step: int) -> None:
+        """Validate after `step` steps, and say so."""
+        waited_for_training = waited[0]
+        val_loss = validate()
+        waited[0] = waited_for_training
+        if val_loss is not None:
+            validations.append((step, val_loss))
+        if chief and val_loss is not None:
+            say(
+                f" validation loss at iteration {step} |"
+                f" lm loss value: {val_loss:.6E} |"
+                f" lm loss PPL: {perplexity(val_loss):.6E} |"
+            )
+
+    def report() -> str:
+        """Say which saves and loads have ended; what went wrong with the last, if it did."""
+        problem = ""
+        for event in saver.events():
+            problem = event.problem
+            say(event.line())
+            if not problem:
+                folder.checkpoint(vars(event))
+        return problem
+
     if chief:
         run_json["engine"] = engine.describe()
         folder.update(run_json)
         for line in preamble(run_spec, run_json):
             say(line)
+    hang = folder.path / "hang"
+    dog = watch.Watchdog(
+        hang,
+        place.rank,
+        place.world_size,
+        run_spec.hang_after_s,
+        lambda reason: folder.fail(reason, place.rank),
+    )
+    save_to = saved.save_folder(folder.path, run_spec.settings())
+    saver = Checkpointer(
+        engine, run_spec, run_json, save_to, place.rank, place.world_size, dog.tick
+    )
     bar = tqdm(total=run_spec.steps, desc=run_json["run"], unit="step", disable=not on_terminal)
-    profiler = start_profiler(run_spec, folder) if chief else contextlib.nullcontext()
+    # Inside `nsys profile` the ranges are there without being asked for.
+    mode = run_spec.profile_mode
+    mode = "nvtx" if mode == "none" and run_json["profiler"] else mode
     rows: list[dict[str, Any]] = []
     skipped = nans = 0
     since_line, validations = [], []
-    evaluation_s = 0.0
-    with profiler:
+    evaluation_s = checkpoint_s = earlier_s = 0.0
+    with dog, profiler.attach(run_spec, mode, device, place.rank, folder.path) as profile:
+        watch.forget(hang)
+        if source is not None:
+            say(f" loading checkpoint from {source}")
+        first = saver.load(source)
+        report()
+        if chief and "attempts" in run_json:
+            rows = [row for row in read_run(folder.path).steps if row["step"] <= first]
+            earlier_s = sum(row["step_s"] for row in rows)
+        bar.update(first)
+        if first == run_spec.steps:
+            check(first)
         clock = Clock(device)
+        if books:
+            books.forget()  # the engine was built
         energy = meters.Energy(meters.visible_gpus(device))
         startup_s = time.perf_counter() - STARTED
-        for step in range(run_spec.steps):
+        for step in range(first, run_spec.steps):
             lr = lr_at(run_spec, step)
             result = engine.step(batches(corpus.train, step), lr)
             step_s = clock.lap()
+            if books:
+                books.lap(step + 1, step_s)
             skipped += result.skipped
             nans += result.loss != result.loss
             if chief:
@@ -322,34 +441,52 @@ def loop(
                         print(line, flush=True)
                     since_line, skipped, nans = [], 0, 0
                 bar.update()
-            if hasattr(profiler, "step"):
-                profiler.step()
             last = step + 1 == run_spec.steps
             if last or (run_spec.eval_interval and (step + 1) % run_spec.eval_interval == 0):
                 energy.count()
-                waited_for_training = waited[0]
-                val_loss = validate()
-                waited[0] = waited_for_training
-                if val_loss is not None:
-                    validations.append((step + 1, val_loss))
-                if chief and val_loss is not None:
-                    say(
-                        f" validation loss at iteration {step + 1} |"
-                        f" lm loss value: {val_loss:.6E} |"
-                        f" lm loss PPL: {perplexity(val_loss):.6E} |"
-                    )
+                check(step + 1)
                 evaluation_s += clock.lap()  # validation is not training time
                 energy.skip()
+                if books:
+                    books.forget()
+            profile.step()
+            if run_spec.save_interval:
+                energy.count()
+                stop = saver.agree(bool(asked.signal)) and not last
+                if stop or saver.due(step + 1):
+                    if chief:
+                        say(f" saving checkpoint at iteration {step + 1} to {save_to}")
+                    saver.save(step + 1)
+                if stop or last:
+                    saver.wait()
+                problem = report()
+                if stop:
+                    if chief:
+                        what = f"could not save: {problem}" if problem else f"saved step {step + 1}"
+                        reason = f"{asked.signal or 'a signal to another rank'}, {what}"
+                        say(f" interrupted by {reason}; the same command goes on")
+                        folder.interrupt(reason)
+                    return False
+                checkpoint_s += clock.lap()  # nor is saving
+                energy.skip()
+                if books:
+                    books.forget()
     bar.close()
     peak = meters.peak_memory(device)
     peak_all = meters.most_of_all_ranks(peak)  # complete means: every rank got here
+    if chief and books:
+        every_rank, _ = read_breakdown(folder.path, place.world_size)
+        lines = breakdown.epoch_lines(run_spec, every_rank, rows, validations)
+        folder.epochs(lines)
+        for line in lines:
+            say(line)
     if chief:
         measured = metrics.Measured(
             startup_s=startup_s,
             evaluation_s=evaluation_s,
-            checkpoint_s=0.0,
-            wall_s=time.perf_counter() - STARTED,
-            data_s=waited[0],
+            checkpoint_s=checkpoint_s,
+            wall_s=time.perf_counter() - STARTED + earlier_s,
+            data_s=None if "attempts" in run_json else waited[0],
             peak=peak,
             peak_all=peak_all,
             validations=validations,
@@ -360,6 +497,7 @@ def loop(
         marker = metrics.complete_marker(folder.path, found)
         say(marker)
         folder.complete(found, marker)
+    return True
 
 
 def preamble(run_spec: spec.RunSpec, run_json: dict[str, Any]) -> list[str]:
@@ -371,6 +509,7 @@ def preamble(run_spec: spec.RunSpec, run_json: dict[str, Any]) -> list[str]:
         f" {layout['n_micro']} micro-batches of {layout['micro_batch']},"
         f" seq_len {run_spec.seq_len}, {run_spec.precision}",
         f"kernels: {run_json['kernels']}",
+        f"watchdog: no progress for {run_spec.hang_after_s:g} s ends the run",
     ]
     if run_spec.deepspeed_config:
         lines.append(
@@ -413,21 +552,6 @@ def iteration_line(
 
 def perplexity(loss: float) -> float:
     return 2.718281828459045 ** min(loss, 20.0)  # Megatron-LM caps it there too
-
-
-def start_profiler(run_spec: spec.RunSpec, folder: RunFolder) -> Any:
-    """torch's profiler over steps 3 to 5, or nothing."""
-    if run_spec.profile == "none":
-        return contextlib.nullcontext()
-    import torch
-
-    (folder.path / "profiles").mkdir(exist_ok=True)
-    return torch.profiler.profile(
-        schedule=torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1),
-        on_trace_ready=lambda p: p.export_chrome_trace(
-            str(folder.path / "profiles" / "trace_rank0.json")
-        ),
-    )
 
 
 if __name__ == "__main__":

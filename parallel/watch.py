@@ -1,35 +1,171 @@
-"""SIGTERM, heard even while the main thread waits inside a collective. Torch-free."""
+"""Signals, heard even while the main thread waits inside a collective, and the watchdog that says
+which rank hangs, and where. Torch-free.
+"""
 
 import contextlib
+import faulthandler
+import json
 import os
+import shutil
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Interruption:
+    """What asked the run to stop: a signal's name, "" while nothing has."""
+
+    signal: str = ""
 
 
 @contextlib.contextmanager
-def on_sigterm(say: Callable[[], None]) -> Iterator[None]:
-    """Inside the block, SIGTERM runs `say` on another thread and ends the process with 143.
+def on_signals(say: Callable[[str], None], grace_s: float | None = None) -> Iterator[Interruption]:
+    """Inside the block, SIGTERM runs say("SIGTERM") on another thread and ends the process with
+    143. With `grace_s`, that long after it, for the run to notice the yielded Interruption at the
+    next step, save and leave by itself; SIGUSR1, which Slurm is asked to send some time before the
+    limit, is noticed too and ends nothing by force.
 
     A plain Python handler would wait until the main thread returns from C++, which it may never
     do when the peer it waits for is dead; the wakeup file descriptor is written by C at once.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
+    asked = Interruption()
+
+    def end() -> None:
+        say("SIGTERM")
+        os._exit(128 + signal.SIGTERM)
 
     def listen() -> None:
         while number := os.read(reader, 1):
+            if number[0] not in (signal.SIGTERM, signal.SIGUSR1):
+                continue
+            if grace_s is not None:
+                asked.signal = asked.signal or signal.Signals(number[0]).name
             if number[0] == signal.SIGTERM:
-                say()
-                os._exit(128 + signal.SIGTERM)
+                if grace_s is None:
+                    end()
+                timer = threading.Timer(grace_s, end)
+                timer.daemon = True
+                timer.start()
         os.close(reader)
 
     threading.Thread(target=listen, daemon=True).start()
-    old_handler = signal.signal(signal.SIGTERM, lambda *_: None)
+    handled = (signal.SIGTERM, signal.SIGUSR1)
+    old_handlers = [signal.signal(number, lambda *_: None) for number in handled]
     old_descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
-        yield
+        yield asked
     finally:
         signal.set_wakeup_fd(old_descriptor)
-        signal.signal(signal.SIGTERM, old_handler)
+        for number, handler in zip(handled, old_handlers, strict=True):
+            signal.signal(number, handler)
         os.close(writer)  # ends the listener
+
+
+class Watchdog:
+    """Ends the run when no rank gets on for `limit_s`, saying which one hangs, and where.
+
+    When one rank hangs, all wait for it. So each rank that has not called `tick` for `limit_s`
+    writes where it is (all its threads) into `folder`, waits a while for the others to do the same
+    and reads them: a rank that wrote nothing is stopped or dead; else it is the one that is not
+    waiting for others; else the one that got on least. Until then nothing is written or sent.
+    """
+
+    def __init__(
+        self, folder: Path, rank: int, world: int, limit_s: float, say: Callable[[str], None]
+    ):
+        self.folder, self.rank, self.world = folder, rank, world
+        self.limit_s, self._say = limit_s, say
+        self._ticks, self._last = 0, time.monotonic()
+        self._stop = threading.Event()
+
+    def tick(self) -> None:
+        """This rank got on."""
+        self._ticks += 1
+        self._last = time.monotonic()
+
+    def __enter__(self) -> "Watchdog":
+        self.tick()
+        threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._stop.set()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(min(1.0, self.limit_s / 10)):
+            if time.monotonic() - self._last < self.limit_s:
+                continue
+            seen = self._ticks
+            mine = self._report()
+            # The others began to wait up to a step later than we did.
+            waited = self._stop.wait(max(1.0, self.limit_s / 4))
+            if waited or self._ticks != seen:  # it went on after all
+                mine.unlink(missing_ok=True)
+                continue
+            reason = verdict(_reports(self.folder), self.world, self.limit_s)
+            self._say(reason)
+            print(f"parallel.train: {reason} (stacks: {self.folder})", file=sys.stderr, flush=True)
+            os._exit(1)
+
+    def _report(self) -> Path:
+        """Write where this rank is; atomically, so that nobody reads half of it."""
+        frames, frame = [], sys._current_frames().get(threading.main_thread().ident)
+        while frame is not None:
+            frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            frame = frame.f_back
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"rank-{self.rank:05d}.txt"
+        aside = path.with_suffix(".partial")
+        told = {"rank": self.rank, "ticks": self._ticks, "at": _place(frames)}
+        with aside.open("w") as file:
+            print(json.dumps(told | {"waits": _waits(frames)}), file=file, flush=True)
+            faulthandler.dump_traceback(file)
+        aside.rename(path)
+        return path
+
+
+def _waits(frames: list[tuple[str, int, str]]) -> bool:
+    """Whether a stack (innermost first) is inside a collective: there one waits for others."""
+    signs = ("torch/distributed/", "deepspeed/comm/", "torch/autograd/graph.py")
+    return any(sign in file for file, _, _ in frames for sign in signs)
+
+
+def _place(frames: list[tuple[str, int, str]]) -> str:
+    """Where a stack (innermost first) is: its innermost line, and the innermost one of ours."""
+    root = str(Path(__file__).resolve().parent.parent) + os.sep
+    ours = [frame for frame in frames if frame[0].startswith(root)]
+    shown = dict.fromkeys([frames[0], *ours[:1]] if frames else [])
+    return ", in ".join(f"{file.removeprefix(root)}:{at} {name}" for file, at, name in shown)
+
+
+def _reports(folder: Path) -> list[dict]:
+    return [json.loads(p.open().readline()) for p in sorted(folder.glob("rank-*.txt"))]
+
+
+def verdict(reports: list[dict], world: int, limit_s: float) -> str:
+    """Which rank hangs, and where, from what the ranks that still answer wrote."""
+    silent = sorted(set(range(world)) - {r["rank"] for r in reports})
+    waiting = "; ".join(f"rank {r['rank']} is at {r['at']}" for r in reports[:8])
+    head = f"no progress for {limit_s:g} s"
+    if silent:
+        names = ", ".join(map(str, silent[:8])) + (" ..." if len(silent) > 8 else "")
+        return f"{head}: rank {names} hangs and does not answer (stopped?); {waiting}"
+    busy = [r for r in reports if not r["waits"]]
+    if busy and len(busy) < len(reports):
+        return f"{head}: " + "; ".join(f"rank {r['rank']} hangs at {r['at']}" for r in busy[:8])
+    if len({r["ticks"] for r in reports}) > 1:
+        last = min(reports, key=lambda r: r["ticks"])
+        return f"{head}: rank {last['rank']} is furthest behind, at {last['at']}; {waiting}"
+    return f"{head}; {waiting}"
+
+
+def forget(folder: Path) -> None:
+    """Remove the reports of an earlier attempt."""
+    shutil.rmtree(folder, ignore_errors=True)

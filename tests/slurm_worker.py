@@ -33,7 +33,7 @@ def main() -> int:
         if chief:
             chief.step(dict.fromkeys(STEP_COLUMNS) | {"step": step + 1, "step_s": 0.2})
     if chief:
-        chief.complete({}, "[Rank 0] RUN_COMPLETE")
+        chief.complete({"schema_version": "2.0"}, "[Rank 0] RUN_COMPLETE")
     return 0
 
 

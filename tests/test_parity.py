@@ -3,6 +3,9 @@
 fp32, 20 optimizer steps of clipped AdamW. At every step the loss is within 2e-4 of the one-process
 baseline's, the gradient norm within 2e-3 of it (relative), and the first loss within 0.3 of
 ln(vocabulary). Gradient norms are compared because a loss can look sane on wrong gradients.
+
+Each runs with its time broken down, which must change nothing; what the ranks sent is compared
+with the closed formulas.
 """
 
 import math
@@ -11,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from parallel import sweep
-from parallel.artifacts import Run, read_run
+from parallel.artifacts import AXES, CATEGORIES, Run, read_breakdown, read_run
+from parallel.spec import RunSpec
 from parallel.study import load_study
+from parallel.volumes import step_volumes
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
@@ -27,7 +32,8 @@ ROWS = [(key, run) for key, path in STUDIES.items() for run in load_study(path).
 def train_all(path: Path, tokens: Path, out: Path) -> dict[str, Path]:
     """Train every run of a study on `tokens` into out/<run>; the folders by run name."""
     copy = out / path.name
-    copy.write_text(path.read_text().replace("[defaults]", f'[defaults]\ndata = "{tokens}"'))
+    ours = f'[defaults]\ndata = "{tokens}"\nbreakdown = true'
+    copy.write_text(path.read_text().replace("[defaults]", ours))
     study = load_study(copy)
     sweep.sweep(study, list(study.settings), out, fresh=True)
     return {run: out / run for run in study.settings}
@@ -65,6 +71,43 @@ def test_validation_loss_does_not_depend_on_the_split(key, name, trained):
         for r in (read_run(trained[key, name]), baseline_of(key, trained))
     )
     assert abs(ours - theirs) <= 2e-4
+
+
+def breakdown_of(folder: Path) -> tuple[RunSpec, dict[int, list[dict]]]:
+    spec = RunSpec(**read_run(folder).facts["spec"])
+    ranks, problems = read_breakdown(folder, spec.gpus)
+    assert problems == [] and len(ranks) == spec.gpus
+    return spec, ranks
+
+
+@pytest.mark.parametrize(("key", "name"), ROWS)
+def test_every_rank_sends_what_the_formulas_say(key, name, trained):
+    spec, ranks = breakdown_of(trained[key, name])
+    for rank, rows in ranks.items():
+        expected = step_volumes(spec, rank)
+        for row in rows[1:]:  # a first step also agrees on shapes and buckets
+            for axis in set(AXES) - {"control"}:
+                sent = [row[f"{axis}_{what}"] for what in ("calls", "bytes", "wire_bytes")]
+                if axis not in expected:
+                    assert sent == [0, 0, 0], axis
+                    continue
+                volume = expected[axis]
+                assert volume.calls in (None, sent[0]), axis
+                assert sent[1:] == [volume.bytes, pytest.approx(volume.wire_bytes)], axis
+
+
+@pytest.mark.parametrize(("key", "name"), ROWS)
+def test_the_parts_of_a_step_add_up_to_it(key, name, trained):
+    spec, ranks = breakdown_of(trained[key, name])
+    for rows in ranks.values():
+        assert [row["last_step"] for row in rows] == list(range(1, 21))
+        for row in rows:
+            parts = sum(row[f"{part}_s"] for part in CATEGORIES)
+            assert parts == pytest.approx(row["elapsed_s"], rel=0.02)
+        worked = {part for part in CATEGORIES if any(row[f"{part}_s"] for row in rows)}
+        assert {"forward", "backward", "optimizer", "data", "other"} <= worked
+        assert ("bubble" in worked) == (spec.layout.pp > 1)
+        assert ("tp" in worked) == (spec.layout.tp > 1)
 
 
 def test_the_run_learns_and_is_clipped(trained):

@@ -1,6 +1,7 @@
 """Every log format is read, whatever stands around its lines; what is no log is refused."""
 
 import json
+import re
 import time
 
 import numpy as np
@@ -307,6 +308,48 @@ def test_prefixes_and_line_endings_change_nothing(log, prefix, ending):
     assert times(record) == times(read(log(RUN, "plain.out")))
 
 
+NOISE = (
+    b"",
+    b"\0" * 4096 + b"\n",
+    b"\xff\xfe caf\xe9 | a | b: 3 |\n",
+    b"\r 9%|# | 1/9 [00:01<00:09]\r",
+    b"time (ms) | forward: 812.31 | backward: 1623.87\n",
+    b"loss: {loss} iter {i}/{n} |\n",
+)
+NUMBERED = ("Megatron-LM", "Megatron-LM in seconds", "Megatron-DeepSpeed", "GPT-NeoX", "nanotron")
+NUMBERED += ("DeepSpeed pipeline", "torchtitan", "nanoGPT", "nanochat", "llm.c", "picotron")
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    kind=st.sampled_from(NUMBERED),
+    prefix=st.sampled_from((b"", *PREFIXES)),
+    ending=st.sampled_from((b"\n", b"\r\n", b"   \n", b"\x1b[0m\n")),
+    noise=st.sampled_from(NOISE),
+    n=st.integers(1, 80),
+)
+def test_what_stands_around_the_lines_changes_no_statistic(log, kind, prefix, ending, noise, n):
+    line, expected = FORMATS[kind]
+    *before, last = line.encode().splitlines()
+    number = re.search(rb"(?:iteration|[Ss]teps?|iter)\W{1,20}0*(%d)" % expected["iteration"], last)
+
+    def lines(prefix, ending, noise):
+        for text in before:
+            yield prefix + text + ending
+        for i in range(1000, 1000 + n):
+            numbered = last[: number.start(1)] + b"%d" % i + last[number.end(1) :]
+            yield prefix + numbered + ending + noise
+
+    plain = read(log(b"".join(lines(b"", b"\n", b"")), "plain.out"))
+    found = read(log(b"".join(lines(prefix, ending, noise)), "found.out"))
+    assert len(plain.iteration) == n
+    assert found.step_stats() == plain.step_stats() and found.gpus == plain.gpus
+    for name in set(expected) - {"iteration", "step_s"}:
+        np.testing.assert_array_equal(getattr(found, name), getattr(plain, name))
+
+
 def test_two_records_on_one_line_are_two(log):
     record = read(log(megatron(1, 1000.0).rstrip("\n") + megatron(2, 1100.0)))
     assert record.iteration.tolist() == [1, 2] and times(record) == [1.0, 1.1]
@@ -410,6 +453,21 @@ def test_argument_dumps_of_every_form_are_read(log, form):
     assert found == (64, 4, 8, 2, 2048)
     assert record.model == {"n_layer": 48, "hidden": 8192}
     assert record.origin["tp"] == "log"
+
+
+def test_the_padded_vocabulary_is_the_models(log):
+    said = " > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)\n"
+    assert read(log("  padded_vocab_size ..... None\n" + said + RUN)).model == {"vocab_size": 50304}
+
+
+def test_settings_stand_before_megabytes_of_warnings_too(log):
+    warnings = "NCCL INFO Channel 00 : 0[1b000] via P2P/IPC\n" * 60_000
+    assert read(log("  seq_length ...... 2048\n" + warnings + RUN)).seq_len == 2048
+
+
+def test_a_byte_order_mark_changes_nothing(log):
+    content = json.dumps({"train_time_per_epoch": [22.0], "train_throughput": [14494.0]})
+    assert read(log("\ufeff" + content, "metrics.json")).totals["wall_s"] == 22.0
 
 
 def test_parameters_are_summed_only_when_every_rank_printed_its_share(log):

@@ -68,7 +68,7 @@ def test_a_second_attempt_moves_the_first_aside(tmp_path):
 def test_complete_without_its_marker_is_not_complete(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.begin(FACTS)
-    folder.complete({}, "RUN_COMPLETE")
+    folder.complete({"schema_version": "2.0"}, "RUN_COMPLETE")
     (tmp_path / "run" / "RUN_COMPLETE.txt").unlink()
     assert read_run(tmp_path / "run").state == "failed"
 
@@ -76,7 +76,7 @@ def test_complete_without_its_marker_is_not_complete(tmp_path):
 def test_a_failure_after_completion_does_not_unmake_it(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.begin(FACTS)
-    folder.complete({}, "RUN_COMPLETE")
+    folder.complete({"schema_version": "2.0"}, "RUN_COMPLETE")
     folder.fail("teardown", rank=3)
     assert read_run(tmp_path / "run").state == "complete"
 

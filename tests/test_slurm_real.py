@@ -255,7 +255,7 @@ def test_two_jobs_never_share_a_run_folder_and_a_list_runs_what_is_not_complete(
     assert states(study, logs)["ddp"].job_id == first
     slurm_says("scancel", str(first))
     wait_for(lambda: states(study, logs)["ddp"].state == "cancelled", 60, "the end")
-    RunFolder(folder).complete({}, "[Rank 0] RUN_COMPLETE")
+    RunFolder(folder).complete({"schema_version": "2.0"}, "[Rank 0] RUN_COMPLETE")
     third = int(slurm_says("sbatch", "--parsable", "--wait", script, script))
     assert "not run: it is complete" in (folder / f"{third}.skipped").read_text()
 

@@ -13,7 +13,16 @@ SMALL = ["--max-seq-len", "32", "--device", "cpu"]
 
 
 def test_lines_validations_and_traces_come_when_asked_for(tokens, tmp_path):
-    flags = ["--steps", "7", "--log-interval", "3", "--eval-interval", "2", "--profile", "torch"]
+    flags = [
+        "--steps",
+        "7",
+        "--log-interval",
+        "3",
+        "--eval-interval",
+        "2",
+        "--profile-mode",
+        "torch",
+    ]
     out = ["--data", str(tokens), "--out", str(tmp_path / "run"), "--clip-grad", "0"]
     done = run_module("parallel.train", *SMALL, *flags, *out)
     assert done.returncode == 0, done.stderr

@@ -63,7 +63,7 @@ class Log:
 
     def text(self) -> str:
         """The whole file, decoded. Only for formats that are one document, such as JSON."""
-        return self.slice(0, self.size).decode("utf-8", "replace")
+        return self.slice(0, self.size).decode("utf-8-sig", "replace")
 
     def blocks(
         self, start: int = 0, end: int | None = None, size: int = BLOCK

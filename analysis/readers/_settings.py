@@ -90,8 +90,10 @@ _RANK_PARAMS = re.compile(
     rb"number of parameters on (?:\(tensor, pipeline\) )?model parallel rank"
     rb" {1,3}(\([\d, ]{1,20}\)|\d{1,6}): {0,3}(\d{1,15})"
 )
+# Megatron counts FLOPs and parameters with the padded size.
+_PADDED_VOCAB = re.compile(rb"padded vocab \(size: (\d{1,9})\) with (\d{1,9}) dummy tokens")
 _TOTAL_PARAMS = re.compile(rb"TOTAL_PARAMS=(\d{1,15})")
-_HEADER = 1 << 20  # what stands before training and is read for settings: the megabyte before it
+_HEADER = 1 << 19
 
 
 def read_header(record: Record, header: bytes) -> None:
@@ -126,6 +128,8 @@ def read_header(record: Record, header: bytes) -> None:
                         f" {facts[field]}, the last before training, is used"
                     )
                 break
+    if padded := _PADDED_VOCAB.findall(header):
+        facts["vocab_size"] = sum(map(int, padded[-1]))
     facts.update(_world(header))
     if facts.get("pp") == 0:  # GPT-NeoX's way to say that there is no pipeline
         facts["pp"] = 1
@@ -186,9 +190,11 @@ def _params(header: bytes, facts: dict[str, Any]) -> int | None:
 
 
 def header_of(log: Log, first: int | None) -> bytes:
-    """The text before the first record, at most _HEADER bytes of it, nearest to training first."""
+    """The text before the first record; of a long one, its first and its last _HEADER bytes."""
     end = log.size if first is None else first
-    return log.slice(end - _HEADER, end)
+    if end <= 2 * _HEADER:
+        return log.slice(0, end)
+    return log.slice(0, _HEADER) + b"\n" + log.slice(end - _HEADER, end)
 
 
 def state(record: Record, facts: dict[str, Any], origin: str) -> None:

@@ -23,7 +23,9 @@ _CONSOLE_FIELDS = {
     "ms": re.compile(rb"\| {0,4}" + NUMBER + rb" ms"),
     "tokens_per_s": re.compile(rb"\| {0,4}" + NUMBER + rb" tok/s"),
 }
-_MAIN = re.compile(rb"(?m)^s:(?P<iteration>\d{1,9}) trl:" + NUMBER.replace(b"(", b"(?P<loss>", 1))
+_MAIN = re.compile(
+    rb"(?<![\w:])s:(?P<iteration>\d{1,9}) trl:" + NUMBER.replace(b"(", b"(?P<loss>", 1)
+)
 _MAIN_FIELDS = {"grad_norm": labelled(rb"norm")}
 
 

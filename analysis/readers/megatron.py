@@ -46,8 +46,9 @@ def read(log: Log) -> Record:
     header = header_of(log, first)
     line = log.slice(first - 200, first + 1500) if first is not None else b""
     record.format = record.engine = dialect(header, line)
-    offsets = put_steps(record, table.columns, table.offset, log, averages=True)
     columns = table.columns
+    columns["tokens_per_s"] = columns.pop("tokens_per_s_per_gpu")
+    offsets = put_steps(record, columns, table.offset, log, averages=True)
     if len(record.iteration):
         record.planned_steps = int(columns["planned"][-1])
         record.origin["planned_steps"] = "log"
@@ -66,9 +67,8 @@ def read(log: Log) -> Record:
     if len(nan := columns["nan"]):
         record.extra["nan_iterations"] = int(np.nansum(nan))
     read_header(record, header)
-    per_gpu = columns["tokens_per_s_per_gpu"]
-    if record.gpus and len(per_gpu) == len(record.iteration) and not np.isnan(per_gpu).all():
-        record.tokens_per_s = per_gpu * record.gpus
+    if not np.isnan(record.tokens_per_s).all():
+        record.tokens_per_s = record.tokens_per_s * (record.gpus or np.nan)
     judge_end(record, log, offsets)
     return record
 

@@ -56,6 +56,7 @@ def read(path: Path) -> Record:
         "study": facts.get("study"),
         "baseline": facts.get("baseline"),
         "state": run.state,
+        "profiler": facts.get("profiler"),
         "facts": facts,
         "metrics": run.metrics,
         # An empty cell is unknown; a NaN was the loss.

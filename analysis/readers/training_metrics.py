@@ -6,6 +6,7 @@ nothing is accumulated; its statistics are kept as printed.
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from analysis.readers._lines import number
 from analysis.readers._log import Log
 from analysis.readers._settings import state
 from analysis.records import Record, Refusal
+from parallel.artifacts import METRICS_VERSION
 
 FORMAT = "training_metrics.json"
 MARKS = (
@@ -33,8 +35,8 @@ def read(log: Log) -> Record:
         Refusal: it is damaged, or is not such a document after all.
     """
     record = Record(source=str(log.path), format=FORMAT)
-    if b"RUN_COMPLETE " in log.head and b"{" not in log.head[:1]:
-        said = dict(_MARKER.findall(log.head))
+    if b"tokens_per_sec=" in log.head + log.tail:
+        said = dict(_MARKER.findall(log.head + log.tail))
         record.totals["tokens_per_s"] = number(said.get(b"tokens_per_sec"))
         record.totals["wall_s"] = number(said.get(b"total_wall_time_sec"))
         if said.get(b"world_size", b"").isdigit():
@@ -48,6 +50,13 @@ def read(log: Log) -> Record:
         raise Refusal(str(log.path), f"damaged {FORMAT}: {error}") from error
     if not isinstance(content, dict):
         raise Refusal(str(log.path), f"not a {FORMAT}: no JSON object")
+    version = content.get("schema_version")
+    if "train_time_per_epoch" in content and "epochs" in content:
+        raise Refusal(str(log.path), "mixed schemas: both the short form's fields and schema 2.0's")
+    if "train_time_per_epoch" not in content and version != METRICS_VERSION:
+        raise Refusal(
+            str(log.path), f"schema_version {version!r} is not known ({METRICS_VERSION!r} is)"
+        )
     (_short if "train_time_per_epoch" in content else _schema_2)(record, content)
     record.extra["whole_run"] = True
     return record
@@ -120,6 +129,7 @@ def _schema_2(record: Record, content: dict[str, Any]) -> None:
     facts["precision"] = precision if precision in ("fp32", "bf16", "fp16", "fp8") else None
     state(record, facts, "log")
     record.extra["epochs"] = epochs
+    record.extra["profiler"] = content.get("profiler")
     if accumulated and accumulated > 1:
         record.extra["micro_steps_per_step"] = accumulated
         record.notes.append(
@@ -127,4 +137,11 @@ def _schema_2(record: Record, content: dict[str, Any]) -> None:
         )
     if len(epochs):
         record.notes.append("one entry per epoch: the mean over its micro-steps")
-    record.completed = bool((content.get("completion") or {}).get("printed_marker", True))
+    completion = content.get("completion") or {}
+    record.completed = bool(completion.get("printed_marker", True))
+    marker = completion.get("run_complete_file")
+    # Only a file that still has its own name lies in the run's own folder.
+    path = Path(record.source)
+    if path.name == FORMAT and marker and not (path.parent / marker).exists():
+        record.completed = False
+        record.notes.append(f"no completion marker: {marker} is not beside it")

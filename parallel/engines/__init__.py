@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from parallel.checkpoint import State
     from parallel.spec import RunSpec
 
 Batch = tuple[Any, Any]  # tokens and labels: torch tensors, each [micro_batch, seq_len], int64
@@ -39,6 +40,12 @@ class Engine(Protocol):
     def evaluate(self, batches: "Iterator[Batch]", n: int) -> float:
         """Mean loss over n micro-batches of every dp rank, without touching the weights."""
 
+    def state(self) -> "State":
+        """What this rank trains, as live tensors: read to be saved, filled to be restored."""
+
+    def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
+        """The tensors of `state` have been filled: take over what is derived from them."""
+
     def describe(self) -> dict[str, Any]:
         """Facts for run.json: what the library resolved for itself."""
 
@@ -61,6 +68,7 @@ class Ability:
     pp: bool = False
     vpp: bool = False
     sequence_parallel: bool = False
+    compile: bool = False
 
 
 _MEGATRON_KERNELS = ("te", "apex", "torch")  # what megatron-core's layers can be made of
@@ -70,6 +78,7 @@ ENGINES: dict[str, Ability] = {
         module="parallel.engines.ddp",
         summary="plain PyTorch, DistributedDataParallel when there is more than one rank",
         implementations=("gpt", "hf"),
+        compile=True,
     ),
     "deepspeed_zero": Ability(
         module="parallel.engines.deepspeed_zero",
@@ -125,6 +134,8 @@ def inabilities(spec: "RunSpec") -> list[str]:
         if value not in known:
             allowed = ", ".join(map(str, known))
             found.append(f"engine {name} offers {what} {allowed}, not {value}")
+    if spec.compile and not able.compile:
+        found.append(f"engine {name} does not compile its model (ddp does)")
     if spec.implementation == "hf" and layout.tp > 1:
         found.append(f"Hugging Face's GPT-2 has no tp (asked: {layout.tp})")
     if name == "deepspeed_zero" and spec.precision == "bf16" and layout.zero_stage == 0:

@@ -12,8 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from parallel.breakdown import ddp_hook
+from parallel.checkpoint import State, adam_step, adam_tensors, hold, set_adam_step, share
 from parallel.engines import Batch, StepResult
 from parallel.optim import adamw, set_lr
+from parallel.ranges import region
 from parallel.reference import build_reference
 from parallel.spec import RunSpec
 
@@ -23,13 +26,20 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class DDPEngine:
     def __init__(self, spec: RunSpec, device: torch.device, kernels: str):
         self.spec, self.device = spec, device
-        module = build_reference(spec).to(device)
+        self.module = module = build_reference(spec).to(device)
         self.model: nn.Module = module
         if spec.layout.dp > 1:
             ids = [device] if device.type == "cuda" else None
-            self.model = DistributedDataParallel(module, device_ids=ids)
+            # Gradients live in the buckets that are reduced: one copy less of each.
+            self.model = DistributedDataParallel(
+                module, device_ids=ids, gradient_as_bucket_view=True
+            )
+            if hook := ddp_hook():
+                self.model.register_comm_hook(None, hook)
+        if spec.compile:
+            self.model.compile()
         self.parameters = list(module.parameters())
-        self.optimizer = adamw(self.parameters, spec, fused=device.type == "cuda")
+        self.optimizer = adamw(self.parameters, spec, fused=True)
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
 
     def _autocast(self) -> contextlib.AbstractContextManager:
@@ -42,30 +52,32 @@ class DDPEngine:
             # DDP reduces gradients once, with the last micro-batch.
             waits = micro + 1 < n_micro and self.spec.layout.dp > 1
             with self.model.no_sync() if waits else contextlib.nullcontext():
-                with self._autocast():
+                with region("forward"), self._autocast():
                     loss = self.model(tokens_BS, labels_BS) / n_micro
-                self.scaler.scale(loss).backward()
+                with region("backward"):
+                    self.scaler.scale(loss).backward()
             total += loss.detach()
-        self.scaler.unscale_(self.optimizer)
-        limit = self.spec.clip_grad or float("inf")
-        norm = float(nn.utils.clip_grad_norm_(self.parameters, limit))
-        set_lr(self.optimizer.param_groups, lr)
-        scale = self.scaler.get_scale()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        with region("optimizer"):
+            self.scaler.unscale_(self.optimizer)
+            limit = self.spec.clip_grad or float("inf")
+            norm = float(nn.utils.clip_grad_norm_(self.parameters, limit))
+            set_lr(self.optimizer.param_groups, lr)
+            scale = self.scaler.get_scale()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
         skipped = self.spec.precision == "fp16" and not norm < float("inf")
         return StepResult(self._mean(total), None if skipped else norm, scale, skipped)
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:
         total = torch.zeros((), device=self.device)
-        module = self.model.module if self.spec.layout.dp > 1 else self.model
-        module.eval()
+        self.module.eval()
         for _ in range(n):
-            with self._autocast():
-                total += module(*next(batches)) / n
-        module.train()
+            batch = next(batches)
+            with region("forward"), self._autocast():
+                total += self.module(*batch) / n
+        self.module.train()
         return self._mean(total)
 
     def _mean(self, value: torch.Tensor) -> float:
@@ -73,6 +85,36 @@ class DDPEngine:
         if self.spec.layout.dp > 1:
             dist.all_reduce(value)
         return float(value) / self.spec.layout.dp
+
+    def state(self) -> State:
+        layout = self.spec.layout
+        rank = dist.get_rank()
+        held = []
+        for name, p in self.module.named_parameters():
+            tensors, origin = adam_tensors(self.optimizer, p), (0,) * p.dim()
+            copies = share(layout, rank, split=True, partitioned=False)
+            held += hold(name, tuple(p.shape), origin, tuple(p.shape), 0, tensors, copies)
+        found = self.scaler.state_dict()
+        scaler = {"scale": found["scale"], "good_steps": found["_growth_tracker"]} if found else {}
+        return State(held, adam_step(self.optimizer), scaler)
+
+    def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
+        set_adam_step(self.optimizer, adam_step)
+        if self.spec.layout.dp > 1 and adam_step:
+            self._rehearse()
+        if scaler and self.scaler.is_enabled():
+            carried = {"scale": scaler["scale"], "_growth_tracker": int(scaler["good_steps"])}
+            self.scaler.load_state_dict(self.scaler.state_dict() | carried)
+
+    def _rehearse(self) -> None:
+        """One backward pass for nothing: after its first, DDP regroups the gradients that it sums
+        together, and a run that goes on must sum in the same order as one that never stopped."""
+        shape = (self.spec.micro_batch, self.spec.seq_len)
+        tokens_BS = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        with self._autocast():
+            loss = self.model(tokens_BS, tokens_BS)
+        loss.backward()
+        self.optimizer.zero_grad(set_to_none=True)
 
     def describe(self) -> dict[str, Any]:
         return {"attention": "torch scaled_dot_product_attention"}

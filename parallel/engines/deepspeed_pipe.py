@@ -7,14 +7,19 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from parallel import deepspeed_common as common
 from parallel import layers
+from parallel.breakdown import name_group
+from parallel.checkpoint import State, share
 from parallel.engines import Batch, StepResult
 from parallel.optim import set_lr
+from parallel.ranges import timed
 from parallel.spec import RunSpec
 
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec  # isort: skip  (after common)
+from deepspeed.runtime.pipe import schedule  # isort: skip
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology  # isort: skip
 
 
@@ -62,6 +67,16 @@ class DeepSpeedPipeEngine:
             group=grid.get_model_parallel_group(),
         )
         self.engine = common.initialize(spec, module, adam, mpu=None)
+        for tied_weights in module.tied_comms.values():
+            name_group(tied_weights["group"], "embedding")
+        self.engine._INSTRUCTION_MAP = self.engine._INSTRUCTION_MAP | {
+            instruction: timed(part, self.engine._INSTRUCTION_MAP[instruction])
+            for instruction, part in (
+                (schedule.ForwardPass, "forward"),
+                (schedule.BackwardPass, "backward"),
+                (schedule.OptimizerStep, "optimizer"),
+            )
+        }
 
     def step(self, batches: Iterator[Batch], lr: float) -> StepResult:
         skipped = self.engine.skipped_steps
@@ -71,6 +86,19 @@ class DeepSpeedPipeEngine:
 
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:
         return float(self.engine.eval_batch(batches, num_micro_batches=n))
+
+    def state(self) -> State:
+        layout, rank = self.spec.layout, dist.get_rank()
+
+        def place(p: torch.nn.Parameter, partitioned: bool) -> dict[str, Any]:
+            copies = share(layout, rank, layers.is_split(p), partitioned)
+            copies = (0, 0) if layers.is_tied_copy(p, layout, rank) else copies
+            return {**p.reference, "share": copies}
+
+        return common.state(self.spec, self.engine, place, layers.random_tracker())
+
+    def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
+        common.restore(self.spec, self.engine, adam_step, scaler)
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -10,8 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parallel import deepspeed_common as common
+from parallel.checkpoint import State, share
 from parallel.engines import Batch, StepResult
 from parallel.optim import set_lr
+from parallel.ranges import region
 from parallel.reference import build_reference
 from parallel.spec import RunSpec
 
@@ -62,9 +64,12 @@ class DeepSpeedZeroEngine:
         set_lr(self.engine.optimizer.param_groups, lr)
         total = torch.zeros((), device=self.device)
         for tokens_BS, labels_BS in batches:
-            loss = self.engine(tokens_BS, labels_BS)
-            self.engine.backward(loss)
-            self.engine.step()  # an optimizer step only after the last micro-batch
+            with region("forward"):
+                loss = self.engine(tokens_BS, labels_BS)
+            with region("backward"):
+                self.engine.backward(loss)
+            with region("optimizer"):
+                self.engine.step()  # an optimizer step only after the last micro-batch
             total += loss.detach() / self.spec.layout.n_micro
         return StepResult(self._mean(total), *common.after_step(self.spec, self.engine, skipped))
 
@@ -73,13 +78,37 @@ class DeepSpeedZeroEngine:
         self.engine.eval()
         total = torch.zeros((), device=self.device)
         for _ in range(n):
-            total += self.engine(*next(batches)) / n
+            batch = next(batches)
+            with region("forward"):
+                total += self.engine(*batch) / n
         self.engine.train()
         return self._mean(total)
 
     def _mean(self, value: Tensor) -> float:
         dist.all_reduce(value, group=self.dp_group)
         return float(value) / self.spec.layout.dp
+
+    def state(self) -> State:
+        layout, rank, tracker = self.spec.layout, dist.get_rank(), None
+        names = {id(p): name for name, p in self.engine.module.named_parameters()}
+        if layout.tp > 1:
+            from parallel import layers
+
+            tracker = layers.random_tracker()
+
+        def place(p: nn.Parameter, partitioned: bool) -> dict[str, Any]:
+            if layout.tp > 1:
+                split, where = layers.is_split(p), p.reference
+            else:
+                shape, split = tuple(getattr(p, "ds_shape", p.shape)), True
+                origin = (0,) * len(shape)
+                where = {"name": names[id(p)], "shape": shape, "offset": origin, "part": shape}
+            return {**where, "share": share(layout, rank, split, partitioned)}
+
+        return common.state(self.spec, self.engine, place, tracker)
+
+    def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
+        common.restore(self.spec, self.engine, adam_step, scaler)
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -18,8 +18,11 @@ from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
 from parallel import layers
+from parallel.breakdown import name_group
+from parallel.checkpoint import State, adam_step, adam_tensors, hold, set_adam_step, share
 from parallel.engines import Batch, StepResult
 from parallel.optim import set_lr
+from parallel.ranges import MegatronTimers, region
 from parallel.spec import RunSpec
 
 
@@ -71,6 +74,8 @@ class MegatronEngine:
         )
         for group in self.optimizer.param_groups:  # Megatron-LM's scheduler does this every step
             group["weight_decay"] = spec.weight_decay * group["wd_mult"]
+        config.timers = MegatronTimers()
+        name_group(parallel_state.get_embedding_group(check_initialized=False), "embedding")
         config.grad_scale_func = self.optimizer.scale_loss
         config.finalize_model_grads_func = finalize_model_grads
         if ddp.overlap_grad_reduce:
@@ -104,13 +109,15 @@ class MegatronEngine:
         return output, _mean
 
     def step(self, batches: Iterator[Batch], lr: float) -> StepResult:
-        for chunk in self.chunks:
-            chunk.zero_grad_buffer()
-        self.optimizer.zero_grad()
+        with region("optimizer"):
+            for chunk in self.chunks:
+                chunk.zero_grad_buffer()
+            self.optimizer.zero_grad()
         loss = self._run(batches, self.spec.layout.n_micro, forward_only=False)
         set_lr(self.optimizer.param_groups, lr)
         scale = float(self.optimizer.get_loss_scale())
-        stepped, norm, _ = self.optimizer.step()
+        with region("optimizer"):
+            stepped, norm, _ = self.optimizer.step()
         return StepResult(loss, float(norm) if stepped else None, scale, not stepped)
 
     @torch.no_grad()
@@ -121,6 +128,56 @@ class MegatronEngine:
         for chunk in self.chunks:
             chunk.train()
         return loss
+
+    def _optimizers(self) -> list[Any]:
+        return getattr(self.optimizer, "chained_optimizers", [self.optimizer])
+
+    def state(self) -> State:
+        layout, rank, held, step = self.spec.layout, dist.get_rank(), [], 0
+        partitioned = layout.zero_stage == 1
+        for optimizer in self._optimizers():
+            adam = optimizer.optimizer
+            for p, master, start in self._masters(optimizer):
+                copies = share(layout, rank, layers.is_split(p), partitioned)
+                if layers.is_tied_copy(p, layout, rank):
+                    copies = (0, 0)
+                held += hold(
+                    **p.reference, start=start, tensors=adam_tensors(adam, master), share=copies
+                )
+            step = max(step, adam_step(adam))
+        scaler = {}
+        if self.spec.precision == "fp16":
+            found = self._optimizers()[0].grad_scaler.state_dict()
+            scaler = {"scale": float(found["scale"]), "good_steps": int(found["growth_tracker"])}
+        return State(held, step, scaler, layers.random_tracker())
+
+    def _masters(self, optimizer: Any) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """Parameters, the fp32 tensor that Adam updates (of) each, and where in it that begins."""
+        if self.spec.layout.zero_stage == 1:
+            for p, (group, order) in optimizer.model_param_group_index_map.items():
+                start = optimizer._get_model_param_range_map(p)["param"].start
+                yield p, optimizer.optimizer.param_groups[group]["params"][order], start
+            return
+        updated = {id(p) for g in optimizer.optimizer.param_groups for p in g["params"]}
+        for p in (p for chunk in self.chunks for p in chunk.parameters()):
+            master = getattr(p, "main_param", p)
+            if id(master) in updated:
+                yield p, master, 0
+
+    @torch.no_grad()
+    def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
+        for optimizer in self._optimizers():
+            set_adam_step(optimizer.optimizer, adam_step)
+            if self.spec.precision != "fp32" or self.spec.layout.zero_stage == 1:
+                optimizer._copy_main_params_to_model_params()
+            if scaler and self.spec.precision == "fp16":
+                found = optimizer.grad_scaler.state_dict()
+                found["scale"].fill_(scaler["scale"])
+                found["growth_tracker"] = int(scaler["good_steps"])
+                optimizer.grad_scaler.load_state_dict(found)
+        if self.spec.layout.zero_stage == 1:
+            for chunk in self.chunks:
+                chunk.start_param_sync(force_sync=True)
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,362 @@
+"""Where each rank's time went, what it sent, and where a split's efficiency was lost.
+
+    python -m analysis.breakdown PATH... [--baseline NAME] [--scaling weak] [--format markdown]
+
+PATH is a run folder of a run with `--breakdown`, or a folder of them. Three tables, per step, over
+the windows after the warm-up:
+
+- every category's time on its slowest rank, the mean over ranks, and the spread (slowest -
+  fastest); the step's time is the slowest rank's;
+- tensor-, pipeline- and data-parallel messages: calls, bytes, exposed and hidden time, and whether
+  the bytes are those of the closed formula (parallel/volumes.py);
+- the efficiency that was lost against the baseline, decomposed.
+
+What each category means is written in parallel/breakdown.py. A rank without rows, or a damaged
+file, is named; the others are still reported. Exits 2 when nothing could be read.
+"""
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a script: find the rooms, not analysis/ itself
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from analysis.records import Record
+from analysis.tables import FORMATS, Column, Table, emphasise
+from models.errors import UsageError
+from parallel.artifacts import AXES, CATEGORIES, Run, find_runs, read_breakdown, read_run
+from parallel.spec import RunSpec
+from parallel.volumes import step_volumes
+
+COLLECTIVE = tuple(axis for axis in AXES if axis != "pp")
+COMPUTE = ("forward", "backward", "optimizer")
+
+
+@dataclass
+class Breakdown:
+    """One run's breakdown. `ranks`: {rank: its columns' means per step}, over `steps` steps.
+
+    A column that is unknown in some window is None.
+    """
+
+    run: Run
+    spec: RunSpec
+    record: Record
+    ranks: dict[int, dict[str, float | None]]
+    steps: int
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.run.name
+
+    @property
+    def whole(self) -> bool:
+        """Whether every rank is there."""
+        return len(self.ranks) == self.spec.layout.world_size
+
+    @property
+    def step_s(self) -> float:
+        """Seconds per step, of the slowest rank."""
+        return max(row["elapsed_s"] for row in self.ranks.values())
+
+    def mean(self, *columns: str) -> float:
+        """Mean over ranks of the sum of columns."""
+        return sum(row[c] for row in self.ranks.values() for c in columns) / len(self.ranks)
+
+
+def read(path: Path) -> tuple[Breakdown | None, list[str]]:
+    """One run folder's breakdown, and one line for each thing that could not be read."""
+    from analysis.quality import timed
+    from analysis.readers import run_folder
+
+    try:
+        run = read_run(path)
+        record = run_folder.read(path)
+        spec = RunSpec(**run.facts["spec"])
+    except UsageError as error:
+        return None, [str(error)]
+    except (KeyError, TypeError) as error:
+        return None, [f"{path / 'run.json'}: not this version's settings ({error})"]
+    if not (path / "breakdown").is_dir():
+        return None, [f"{path}: no breakdown (the run had no --breakdown)"]
+    ranks, problems = read_breakdown(path, spec.layout.world_size)
+    if not ranks:
+        return None, problems
+    time = timed(record)
+    # Without a steady part, everything but the first window, where there is more.
+    start = 2 if time is None else max(2, int(record.iteration[time.first]))
+    found = Breakdown(run, spec, record, {}, 0)
+    last = min(rows[-1]["last_step"] for rows in ranks.values())  # a killed run: what all have
+    for rank, rows in ranks.items():
+        rows = [row for row in rows if row["last_step"] <= last]
+        used = [row for row in rows if row["first_step"] >= start] or rows[1:] or rows
+        if not used:
+            problems.append(f"{path / 'breakdown'}: rank {rank} has no window that all have")
+            continue
+        steps = sum(row["last_step"] - row["first_step"] + 1 for row in used)
+        found.steps = steps
+        found.ranks[rank] = {
+            column: None
+            if any(row[column] is None for row in used)
+            else sum(row[column] for row in used) / steps
+            for column in used[0]
+            if column not in ("rank", "first_step", "last_step", "transfer_s")
+        }
+    if problems and found.ranks:
+        found.notes.append(f"{len(found.ranks)} of {spec.layout.world_size} ranks")
+    if run.state != "complete":
+        found.notes.append(f"the run is {run.state}")
+    return (found if found.ranks else None), problems
+
+
+def times(found: Iterable[Breakdown]) -> Table:
+    """Every category of every run: slowest rank, mean and spread over ranks, share of the step."""
+    rows = []
+    for one in found:
+        for name in ("elapsed", *CATEGORIES):
+            each = {rank: row[f"{name}_s"] for rank, row in one.ranks.items()}
+            if name != "elapsed" and not any(each.values()):
+                continue
+            slowest = max(each, key=lambda rank: each[rank])
+            mean = one.mean(f"{name}_s")
+            rows.append(
+                {
+                    "run": one.name,
+                    "category": "step" if name == "elapsed" else name,
+                    "slowest_s": each[slowest],
+                    "rank": slowest,
+                    "mean_s": mean,
+                    "spread_s": max(each.values()) - min(each.values()),
+                    "share": mean / one.mean("elapsed_s"),
+                }
+            )
+    columns = [
+        Column("run", "run"),
+        Column("category", "category"),
+        Column("slowest_s", "s/step, slowest rank", ".4g"),
+        Column("rank", "rank", "d"),
+        Column("mean_s", "mean of ranks", ".4g"),
+        Column("spread_s", "spread", ".2g"),
+        Column("share", "share", ".1%"),
+    ]
+    notes = [f"{one.name}: {note}" for one in found for note in one.notes]
+    return Table(columns, rows, "Time per step", notes)
+
+
+def messages(found: Iterable[Breakdown]) -> Table:
+    """Every axis that sends: calls and bytes per step of the rank that sends most, and times."""
+    rows = []
+    for one in found:
+        for axis in AXES:
+            senders = [r for r, row in one.ranks.items() if row[f"{axis}_calls"]]
+            if not senders:
+                continue
+            most = max(senders, key=lambda rank: one.ranks[rank][f"{axis}_wire_bytes"])
+            row = one.ranks[most]
+            exposed = {rank: one.ranks[rank][f"{axis}_s"] for rank in senders}
+            totals = [one.ranks[rank][f"{axis}_total_s"] for rank in senders]
+            known = None not in totals
+            hidden = sum(totals) - sum(exposed.values()) if known else None
+            rows.append(
+                {
+                    "run": one.name,
+                    "axis": axis,
+                    "calls": row[f"{axis}_calls"],
+                    "mb": row[f"{axis}_bytes"] / 1e6,
+                    "wire_mb": row[f"{axis}_wire_bytes"] / 1e6,
+                    "formula": None if axis == "control" else agreement(one, axis),
+                    "exposed_s": max(exposed.values()),
+                    "mean_s": sum(exposed.values()) / len(senders),
+                    "total_s": sum(totals) / len(senders) if known else None,
+                    "hidden": hidden / sum(totals) if known and sum(totals) else None,
+                }
+            )
+    columns = [
+        Column("run", "run"),
+        Column("axis", "axis"),
+        Column("calls", "calls/step", "g"),
+        Column("mb", "MB/step", ".4g"),
+        Column("wire_mb", "MB sent/step", ".4g"),
+        Column("formula", "formula"),
+        Column("exposed_s", "exposed s, slowest rank", ".4g"),
+        Column("mean_s", "mean of ranks", ".4g"),
+        Column("total_s", "under way s", ".4g"),
+        Column("hidden", "hidden", ".1%"),
+    ]
+    return Table(columns, rows, "Messages per step and rank")
+
+
+def agreement(one: Breakdown, axis: str) -> str | None:
+    """Whether every rank sent along `axis` what the closed formula says: `equal`, or how not."""
+    for rank, row in one.ranks.items():
+        expected = step_volumes(one.spec, rank)
+        volume = expected.get(axis)
+        if volume is None:
+            if axis in expected:
+                return None  # no formula is known
+            if row[f"{axis}_bytes"]:
+                return f"rank {rank} should send nothing"
+        elif abs(row[f"{axis}_wire_bytes"] - volume.wire_bytes) > 1e-6 * volume.wire_bytes:
+            return f"rank {rank} should send {volume.wire_bytes / 1e6:.4g} MB"
+    return "equal"
+
+
+def groups(one: Breakdown, axis: str) -> Iterable[list[int]]:
+    """The ranks that wait for each other in collectives along an axis."""
+    apart: dict[Any, list[int]] = defaultdict(list)
+    among: dict[str, Callable[[dict[str, int]], tuple]] = {
+        "tp": lambda c: (c["dp"], c["pp"]),
+        "dp": lambda c: (c["tp"], c["pp"]),
+        "embedding": lambda c: (c["tp"], c["dp"]),
+    }
+    for rank, row in one.ranks.items():
+        if axis != "embedding" or row["embedding_calls"]:
+            key = among.get(axis, lambda _: ())(one.spec.layout.coords(rank))
+            apart[key].append(rank)
+    return apart.values()
+
+
+def parts(one: Breakdown) -> dict[str, float]:
+    """Seconds per step of a run's slowest rank, in parts that add up to it.
+
+    bubble, pp: the mean over ranks. tp, dp, other communication (embedding, mixed, control): what
+    the rank that waited least in each group spent in it, for the rest of its partners' time there
+    is waiting for it; that waiting, and what the slowest rank's step exceeds the mean by, is load
+    imbalance. compute: forward, backward, optimizer. other: the rest.
+    """
+    n = len(one.ranks)
+    least = {
+        axis: sum(
+            len(ranks) * min(one.ranks[r][f"{axis}_s"] for r in ranks)
+            for ranks in groups(one, axis)
+        )
+        / n
+        for axis in COLLECTIVE
+    }
+    found = {
+        "compute": one.mean(*(f"{name}_s" for name in COMPUTE)),
+        "bubble": one.mean("bubble_s"),
+        "tp": least["tp"],
+        "dp": least["dp"],
+        "pp": one.mean("pp_s"),
+        "other communication": sum(least[a] for a in ("embedding", "mixed", "control")),
+        "imbalance": sum(one.mean(f"{a}_s") - least[a] for a in COLLECTIVE)
+        + (one.step_s - one.mean("elapsed_s")),
+    }
+    return found | {"other": one.step_s - sum(found.values())}
+
+
+def lost(one: Breakdown, base: Breakdown, scaling: str = "strong") -> dict[str, float]:
+    """The efficiency that a run lost against its baseline, in shares that add up to it.
+
+    Efficiency is T0 n0 / (T n) (strong; weak: T0 / T), so 1 - efficiency is the share of the run's
+    step that the baseline's, divided over the GPUs, does not explain. Each part is its seconds
+    less the baseline's own, divided the same way, over the run's step time. A negative share is a
+    gain.
+    """
+    ratio = base.spec.layout.world_size / one.spec.layout.world_size if scaling == "strong" else 1.0
+    mine, theirs = parts(one), parts(base)
+    return {name: (mine[name] - ratio * theirs[name]) / one.step_s for name in mine}
+
+
+def losses(found: list[Breakdown], baseline: str | None, scaling: str) -> Table:
+    """The efficiency-loss decomposition of every run beside its baseline.
+
+    Raises:
+        UsageError: no breakdown of a run called `baseline`.
+    """
+    from analysis.scaling import differences, speedup
+
+    if baseline and baseline not in {one.name for one in found}:
+        known = ", ".join(one.name for one in found)
+        raise UsageError(f"no breakdown of a run called {baseline!r}; there are: {known}")
+    rows, notes = [], []
+    names: list[str] = []
+    for one in found:
+        wanted = baseline or one.run.facts.get("baseline")
+        base = next((b for b in found if b.name == wanted and _same_place(one, b, baseline)), None)
+        if base is one:
+            continue
+        why = ""
+        if base is None:
+            why = f"no breakdown of the baseline {wanted}" if wanted else "no baseline (--baseline)"
+        elif not (one.whole and base.whole):
+            why = "needs every rank"
+        elif unfair := differences(one.record, base.record, scaling):
+            why = f"invalid comparison: {'; '.join(unfair)}"
+        elif one.record.oversubscribed:
+            why = "oversubscribed: more ranks than cores or GPUs"
+        if why:
+            notes.append(f"{one.name}: {why}")
+            continue
+        shares = lost(one, base, scaling)
+        _, efficiency = speedup(
+            one.step_s, one.spec.gpus, base.step_s, base.spec.gpus, scaling=scaling
+        )
+        names = list(shares)
+        rows.append(
+            {"run": one.name, "gpus": one.spec.gpus, "efficiency": efficiency}
+            | {"lost": 1 - efficiency, "baseline": base.name}
+            | shares
+        )
+    columns = [
+        Column("run", "run"),
+        Column("gpus", "gpus", "d"),
+        Column("efficiency", "efficiency", ".3f"),
+        Column("lost", "lost", ".3f"),
+        *(Column(name, name, ".3f") for name in names),
+        Column("baseline", "baseline"),
+    ]
+    notes.insert(0, "lost = 1 - efficiency = the sum of the columns after it; negative: a gain")
+    return Table(columns, rows, f"Efficiency lost ({scaling} scaling)", notes)
+
+
+def _same_place(one: Breakdown, base: Breakdown, named: str | None) -> bool:
+    """A baseline that the run itself names is its own study's, beside it."""
+    return bool(named) or one.run.path.parent == base.run.path.parent
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the three tables of what is at the paths."""
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.breakdown",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run folder or study")
+    parser.add_argument("--baseline", metavar="NAME", help="default: the one each run.json names")
+    parser.add_argument("--scaling", choices=("strong", "weak"), default="strong")
+    parser.add_argument("--format", choices=FORMATS, default="text")
+    arguments = parser.parse_args(argv)
+    try:
+        found, problems = [], []
+        for path in find_runs(arguments.paths):
+            one, unread = read(path)
+            problems += unread
+            if one is not None:
+                found.append(one)
+        if not found:
+            raise UsageError("; ".join(problems))
+        tables = [
+            times(found),
+            messages(found),
+            losses(found, arguments.baseline, arguments.scaling),
+        ]
+    except UsageError as error:
+        print(f"analysis.breakdown: {error}", file=sys.stderr)
+        return 2
+    for line in problems:
+        print(f"analysis.breakdown: {line}", file=sys.stderr)
+    text = "\n".join(table.render(arguments.format) for table in tables)
+    print(emphasise(text) if arguments.format == "text" else text, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""Constants of the time model: their priors, and the robust fit that moves them.
+
+Every constant is positive and fitted as a logarithm. A prior is a centre and a width in log: what
+is known before any run of the cluster was seen. The fit minimises the soft-l1 loss of log(predicted
+/ measured) over the calibration rows plus the squared distance from the priors in widths.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from analysis import timemodel
+from analysis.timemodel import Machine
+from parallel.columns import Array, Columns
+
+MAX_ROWS = 20
+NOISE = 0.045  # of one run's log time, before any was seen
+UNSEEN = 0.07  # spread expected of rows that were not fitted
+
+# name: (centre, width in log). Centres are per unit of the data sheet's rate, or seconds.
+PRIORS: dict[str, tuple[float, float]] = {
+    "gemm": (0.82, 0.15),
+    "sat": (120.0, 0.7),
+    "align": (0.3, 0.7),
+    "attn": (0.42, 0.5),
+    "mem": (0.95, 0.2),
+    "launch": (0.6e-3, 0.7),
+    "link": (0.8, 0.4),
+    "gap": (0.3e-3, 1.0),
+    "latency": (3e-5, 1.0),
+    "network": (0.8, 0.5),
+    "p2p": (0.7, 0.7),
+    "exposed": (1.2, 0.7),
+    "step": (0.02, 1.0),
+    "micro": (2e-3, 0.8),
+    "engine": (1.05, 0.07),
+}
+NAMES = tuple(PRIORS)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Fitted constants. covariance: of their logs; sigma: robust scale of the log residuals."""
+
+    constants: dict[str, float]
+    covariance: np.ndarray
+    sigma: float
+    n: int
+    residuals: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    def seconds(self, x: Columns, machine: Machine) -> Array:
+        return timemodel.seconds(x, machine, self.constants)
+
+    def spread(self, x: Columns, machine: Machine) -> Array:
+        """Standard deviation of log seconds: the residuals' and the constants' together."""
+        _, grad = _with_slopes(x, machine, np.log([self.constants[n] for n in NAMES]))
+        return np.sqrt(self.sigma**2 + np.einsum("ij,jk,ik->i", grad, self.covariance, grad))
+
+
+def _log_seconds(x: Columns, machine: Machine, theta: np.ndarray) -> Array:
+    return np.log(timemodel.seconds(x, machine, dict(zip(NAMES, np.exp(theta), strict=True))))
+
+
+def _with_slopes(
+    x: Columns, machine: Machine, theta: np.ndarray, step: float = 1e-4
+) -> tuple[Array, np.ndarray]:
+    """Log seconds (n,) and their slopes (n, constants); all constants moved in one evaluation."""
+    moved = theta + step * np.vstack([np.zeros(len(theta)), np.eye(len(theta))])
+    constants = {name: np.exp(moved[:, i])[:, None] for i, name in enumerate(NAMES)}
+    logs = np.log(timemodel.seconds(x, machine, constants))
+    return logs[0], ((logs[1:] - logs[0]) / step).T
+
+
+def prior_fit(priors: dict[str, tuple[float, float]] = PRIORS) -> Fit:
+    """What is believed before any run was seen."""
+    widths = np.array([priors[n][1] for n in NAMES])
+    return Fit({n: priors[n][0] for n in NAMES}, np.diag(widths**2), 0.08, 0)
+
+
+def fit(
+    x: Columns,
+    machine: Machine,
+    measured: Array,
+    priors: dict[str, tuple[float, float]] = PRIORS,
+) -> Fit:
+    """Constants from the measured seconds of a few runs."""
+    from scipy.optimize import least_squares  # 0.2 s to load: only where something is fitted
+
+    if not len(measured):
+        return prior_fit(priors)
+    centre = np.log([priors[n][0] for n in NAMES])
+    width = np.array([priors[n][1] for n in NAMES])
+    wanted = np.log(measured)
+    n = len(measured)
+
+    seen: dict[bytes, tuple[np.ndarray, np.ndarray]] = {}
+
+    def evaluate(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """soft_l1 on the data rows only, as a square root so that least_squares may square it."""
+        key = z.tobytes()
+        if key not in seen:
+            seen.clear()
+            logs, grad = _with_slopes(x, machine, centre + z * width)
+            r = (logs - wanted) / NOISE
+            robust = np.sqrt(2 * (np.sqrt(1 + r * r) - 1) + 1e-12)
+            slope = np.abs(r) / (np.sqrt(1 + r * r) * robust)
+            rows = np.concatenate([np.sign(r) * robust, z])
+            seen[key] = (
+                rows,
+                np.concatenate([grad * width / NOISE * slope[:, None], np.eye(len(z))]),
+            )
+        return seen[key]
+
+    # A host that launches too slowly to matter gives no slope to follow: start from both sides.
+    starts = [np.zeros(len(centre)), np.where(np.array(NAMES) == "launch", 1.5, 0.0)]
+    found = min(
+        (
+            least_squares(
+                lambda z: evaluate(z)[0],
+                start,
+                jac=lambda z: evaluate(z)[1],
+                bounds=(-4, 4),
+                max_nfev=40,
+                ftol=1e-4,
+                xtol=1e-4,
+            )
+            for start in starts
+        ),
+        key=lambda solution: solution.cost,
+    )
+    theta = centre + found.x * width
+    logs, grad = _with_slopes(x, machine, theta)
+    residuals = logs - wanted
+    weight = 1 / NOISE**2
+    information = weight * grad.T @ grad + np.diag(1 / width**2)
+    covariance = np.linalg.inv(information)
+    # Effective parameters: trace of the hat matrix; what is left over estimates the noise.
+    used = np.trace(weight * grad @ covariance @ grad.T)
+    scale = 1.4826 * np.median(np.abs(residuals)) * np.sqrt(n / max(n - used, n / 4, 1))
+    sigma = np.sqrt((n * scale**2 + 5 * UNSEEN**2) / (n + 5))
+    covariance = np.linalg.inv(grad.T @ grad / sigma**2 + np.diag(1 / width**2))
+    return Fit(dict(zip(NAMES, np.exp(theta), strict=True)), covariance, float(sigma), n, residuals)
+
+
+def features(x: Columns) -> np.ndarray:
+    """What tells runs apart before they ran, (n, k), each column of unit spread."""
+    raw = [
+        np.log2(v)
+        for v in (x.hidden, x.layers, x.tp, x.pp, x.dp, x.micro_batch, x.n_micro, x.gpus, x.vpp)
+    ]
+    raw += [x.hidden / x.tp % 64 != 0, x.hidden / x.heads % 64 != 0, x.heads / x.tp]
+    raw += [3.0 * (x.zero_stage == 3), x.recompute, x.sequence_parallel, x.offload]
+    table = np.stack([np.asarray(v, float) for v in raw], axis=1)
+    spread = table.std(axis=0)
+    return table[:, spread > 0] / spread[spread > 0] if (spread > 0).any() else table[:, :1]
+
+
+def choose(x: Columns, count: int) -> np.ndarray:
+    """Indices of `count` rows that stand for all: k-means from farthest points, nearest to means.
+
+    It looks at the layouts alone, never at their times: these are the runs one would queue.
+    """
+    n = len(x)
+    if n <= count:
+        return np.arange(n)
+    table = features(x)
+
+    def squared(points: np.ndarray) -> np.ndarray:
+        return ((table[:, None, :] - points[None, :, :]) ** 2).sum(axis=2)
+
+    chosen = [int(np.argmin(squared(table.mean(axis=0)[None])))]
+    while len(chosen) < count:
+        chosen.append(int(np.argmax(squared(table[chosen]).min(axis=1))))
+    centres = table[chosen]
+    for _ in range(20):
+        nearest = np.argmin(squared(centres), axis=1)
+        members = [table[nearest == k] for k in range(count)]
+        centres = np.stack(
+            [m.mean(axis=0) if len(m) else c for m, c in zip(members, centres, strict=True)]
+        )
+    return np.unique(np.argmin(squared(centres), axis=0))

@@ -1,0 +1,407 @@
+"""One training step of the ddp engine beside Hugging Face's GPT-2 and a plain loop; and dp 2.
+
+    python benchmarks/train_step.py [--precisions fp32,bf16] [--modes eager,compile] [--rounds 3]
+    python benchmarks/train_step.py --dp [--precisions fp32] [--global-batch 8] [--seq-len 256]
+
+The same model from the same weights, batch, precision, clipping and fused AdamW for
+
+ours   the `ddp` engine with one rank, as `parallel.train` starts it
+hf     transformers' GPT2LMHeadModel in a loop of a dozen lines
+plain  a GPT as nanoGPT writes it (below), in the same loop
+
+Every run is a process of its own on core 0 with one thread, in turn: a round runs each once. A
+run's step time is the median of its timed steps; a ratio is of two runs of one round, so that what
+else the machine does touches both; printed are the median round and the lowest and highest. The
+share is of the best matrix product of the same precision that one core did here, by the `megatron`
+convention. `--same-heap` gives every contender the memory setting that ours has
+(parallel/heap.py), to see what it is worth. `cpu s` is processor time per step: where it is much
+less than the seconds, the machine was busy and the round says little.
+
+`--dp` compares two ranks on two cores with one on one core, the same global batch: the efficiency
+is the ratio of their step times, over two.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from analysis.tables import Column, Table
+from models.errors import UsageError
+from models.flops import CONVENTIONS
+from parallel.spec import RunSpec, resolve
+
+CONTENDERS = ("ours", "hf", "plain")
+LR = 3e-4
+
+
+def spec_of(job: dict[str, Any]) -> RunSpec:
+    """The run that a job describes."""
+    settings = {k: job[k] for k in ("preset", "n_layer", "seq_len", "precision", "micro_batch")}
+    return resolve(
+        ("benchmark", settings | {"device": "cpu", "global_batch": job["global_batch"]}),
+        ("job", {"compile": job["mode"] == "compile", "warmup_steps": 0}),
+        gpus=job["ranks"],
+    )
+
+
+# --- in the child ---------------------------------------------------------------------------------
+
+
+def plain_gpt(config: Any) -> Any:
+    """A GPT-2 as nanoGPT writes it: fused qkv split in three, tied head, cross-entropy inside."""
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c_attn = nn.Linear(config.hidden, 3 * config.hidden)
+            self.c_proj = nn.Linear(config.hidden, config.hidden)
+
+        def forward(self, x):
+            B, T, C = x.size()
+            heads = (B, T, config.n_head, C // config.n_head)
+            q, k, v = (part.view(heads).transpose(1, 2) for part in self.c_attn(x).split(C, dim=2))
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return self.c_proj(y.transpose(1, 2).contiguous().view(B, T, C))
+
+    class MLP(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c_fc = nn.Linear(config.hidden, config.ffn_hidden)
+            self.gelu = nn.GELU(approximate="tanh")
+            self.c_proj = nn.Linear(config.ffn_hidden, config.hidden)
+
+        def forward(self, x):
+            return self.c_proj(self.gelu(self.c_fc(x)))
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ln_1 = nn.LayerNorm(config.hidden)
+            self.attn = Attention()
+            self.ln_2 = nn.LayerNorm(config.hidden)
+            self.mlp = MLP()
+
+        def forward(self, x):
+            x = x + self.attn(self.ln_1(x))
+            return x + self.mlp(self.ln_2(x))
+
+    class GPT(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wte = nn.Embedding(config.vocab_size, config.hidden)
+            self.wpe = nn.Embedding(config.max_seq_len, config.hidden)
+            self.h = nn.ModuleList(Block() for _ in range(config.n_layer))
+            self.ln_f = nn.LayerNorm(config.hidden)
+            self.lm_head = nn.Linear(config.hidden, config.vocab_size, bias=False)
+            self.lm_head.weight = self.wte.weight
+
+        def forward(self, idx, targets):
+            pos = torch.arange(idx.size(1), device=idx.device)
+            x = self.wte(idx) + self.wpe(pos)
+            for block in self.h:
+                x = block(x)
+            logits = self.lm_head(self.ln_f(x))
+            return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))
+
+    return GPT()
+
+
+def plain_weights(model: Any, spec: RunSpec) -> None:
+    """The run's starting weights; a GPT-2's parameters come in the order of ours."""
+    import torch
+
+    from models.gpt import init_parameter, parameter_shapes
+    from models.hf import to_hugging_face
+
+    names = parameter_shapes(spec.model)
+    with torch.no_grad():
+        for parameter, name in zip(model.parameters(), names, strict=True):
+            value = init_parameter(spec.model, name, spec.seed)
+            value = to_hugging_face(spec.model, name, value)
+            parameter.copy_(value.t() if name.startswith("blocks.") and value.dim() == 2 else value)
+
+
+def loop(model: Any, spec: RunSpec) -> Callable[[list], float]:
+    """The dozen lines: one step over micro-batches, as one writes it without a framework."""
+    import torch
+
+    from parallel.optim import adamw
+
+    parameters = list(model.parameters())
+    optimizer = adamw(parameters, spec, fused=True)
+    if spec.compile:
+        model = torch.compile(model)
+    bf16 = spec.precision == "bf16"
+
+    def step(batches: list) -> float:
+        total = 0.0
+        for tokens, labels in batches:
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                loss = model(tokens, labels) / len(batches)
+            loss.backward()
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(parameters, spec.clip_grad)
+        for group in optimizer.param_groups:
+            group["lr"] = LR
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return total
+
+    return step
+
+
+def contender(job: dict[str, Any], spec: RunSpec) -> Callable[[list], float]:
+    """The step of one contender: micro-batches in, loss out."""
+    import torch
+
+    if job["contender"] == "ours":
+        import torch.distributed as dist
+
+        from parallel import engines
+
+        dist.init_process_group(
+            "gloo", init_method=job["store"], rank=job["rank"], world_size=job["ranks"]
+        )
+        engine = engines.load(spec, torch.device("cpu"), "torch")
+        return lambda batches: engine.step(iter(batches), LR).loss
+    if job["contender"] == "hf":
+        from models import hf
+
+        model = hf.HuggingFaceGPT2(spec.model)
+        hf.initialise(model, spec.seed)
+    else:
+        model = plain_gpt(spec.model)
+        plain_weights(model, spec)
+    return loop(model, spec)
+
+
+def child(job: dict[str, Any]) -> dict[str, Any]:
+    """One run in this process: seconds and processor seconds of each timed step, losses."""
+    os.sched_setaffinity(0, {job["core"]})
+    if job["contender"] == "ours" or job["same_heap"]:
+        from parallel import heap
+
+        heap.keep()
+    import torch
+
+    torch.set_num_threads(1)
+    spec = spec_of(job)
+    if job["contender"] == "peak":
+        return {"flops": matmul_flops(torch, spec.precision)}
+    step = contender(job, spec)
+    vocab, layout = spec.model.vocab_size, spec.layout
+    generator = torch.Generator().manual_seed(job["rank"])
+    batches = []
+    for _ in range(layout.n_micro):
+        ids = torch.randint(
+            vocab, (layout.micro_batch, spec.seq_len + 1), generator=generator, dtype=torch.int64
+        )
+        batches.append((ids[:, :-1].contiguous(), ids[:, 1:].contiguous()))
+    seconds, cpu, losses = [], [], []
+    for _ in range(job["warmup"] + job["steps"]):
+        before, cpu_before = time.perf_counter(), time.process_time()
+        losses.append(step(batches))
+        seconds.append(time.perf_counter() - before)
+        cpu.append(time.process_time() - cpu_before)
+    return {"seconds": seconds[job["warmup"] :], "cpu": cpu[job["warmup"] :], "losses": losses}
+
+
+def matmul_flops(torch: Any, precision: str) -> float:
+    """The most FLOP/s that one core did in a matrix product of this precision, of a few shapes."""
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    best = 0.0
+    for m, k, n in ((2048, 2048, 2048), (1024, 768, 3072), (1024, 3072, 768)):
+        a, b = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
+        for _ in range(6):
+            before = time.perf_counter()
+            torch.nn.functional.linear(a, b)
+            best = max(best, 2 * m * k * n / (time.perf_counter() - before))
+    return best
+
+
+# --- in the parent --------------------------------------------------------------------------------
+
+
+def run(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """One run, a process per rank on cores 0, 1, ...; what each rank measured.
+
+    Raises:
+        UsageError: a rank failed; its last line.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--child", json.dumps(job | extra)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            )
+            for rank in range(job["ranks"])
+            if (extra := {"rank": rank, "core": rank, "store": f"file://{folder}/store"})
+        ]
+        outcomes = [rank.communicate() for rank in ranks]
+    for rank, (_, errors) in zip(ranks, outcomes, strict=True):
+        if rank.returncode:
+            last = (errors.strip().splitlines() or ["no word"])[-1]
+            raise UsageError(f"{job['contender']} {job['precision']} {job['mode']}: {last}")
+    return [json.loads(out.strip().splitlines()[-1]) for out, _ in outcomes]
+
+
+def step_s(outcome: list[dict[str, Any]], what: str = "seconds") -> float:
+    """Median step of the slowest rank."""
+    return max(statistics.median(rank[what]) for rank in outcome)
+
+
+def told(values: list[float]) -> str:
+    """The median, and the range where there are several."""
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    return f"{statistics.median(values):.3f} ({min(values):.3f}..{max(values):.3f})"
+
+
+def same_model(rounds: list[dict[str, list]], precision: str) -> None:
+    """The losses of all contenders, step by step: they trained the same model.
+
+    Raises:
+        UsageError: they did not.
+    """
+    bar = 1e-3 if precision == "fp32" else 5e-2
+    losses = {name: outcome[0]["losses"] for name, outcome in rounds[0].items()}
+    first = losses["ours"]
+    for name, other in losses.items():
+        apart = max(abs(a - b) for a, b in zip(first, other, strict=True))
+        if apart > bar:
+            raise UsageError(f"{name} trains another model: losses are {apart:.3g} apart")
+
+
+def compare(job: dict[str, Any], rounds: int) -> list[dict[str, Any]]:
+    """Rows of one precision and mode: every contender, and ours against the best of the others."""
+    tokens = job["global_batch"] * job["seq_len"]
+    spec = spec_of(job | {"mode": "eager"})
+    flops = CONVENTIONS["megatron"](spec.model, spec.seq_len, False) * tokens
+    peak = run(job | {"contender": "peak"})[0]["flops"]
+    outcomes = []
+    for number in range(rounds):
+        order = CONTENDERS[number % 3 :] + CONTENDERS[: number % 3]
+        outcomes.append({name: run(job | {"contender": name}) for name in order})
+        shown = ", ".join(f"{n} {step_s(o):.3f} s" for n, o in sorted(outcomes[-1].items()))
+        print(f"{job['precision']} {job['mode']} round {number + 1}: {shown}", file=sys.stderr)
+    same_model(outcomes, job["precision"])
+    rows = []
+    for name in CONTENDERS:
+        times = [step_s(o[name]) for o in outcomes]
+        ratios = [step_s(o[name]) / step_s(o["ours"]) for o in outcomes]
+        cpu_ratios = [step_s(o[name], "cpu") / step_s(o["ours"], "cpu") for o in outcomes]
+        seconds = statistics.median(times)
+        rows.append(
+            {
+                "precision": job["precision"],
+                "mode": job["mode"],
+                "contender": name,
+                "step_s": seconds,
+                "cpu_s": statistics.median(step_s(o[name], "cpu") for o in outcomes),
+                "tokens_per_s": tokens / seconds,
+                "share": flops / min(times) / peak,
+                "ours_over": None if name == "ours" else told(ratios),
+                "ours_over_cpu": None if name == "ours" else told(cpu_ratios),
+            }
+        )
+    return rows
+
+
+def data_parallel(job: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """One rank on one core and two on two, in turn, the same global batch."""
+    one, two, efficiencies = [], [], []
+    for number in range(rounds):
+        pair = {}
+        for ranks in (1, 2) if number % 2 == 0 else (2, 1):
+            pair[ranks] = run(job | {"contender": "ours", "ranks": ranks})
+        one.append(step_s(pair[1]))
+        two.append(step_s(pair[2]))
+        efficiencies.append(one[-1] / two[-1] / 2)
+        print(f"round {number + 1}: {one[-1]:.3f} s, {two[-1]:.3f} s", file=sys.stderr)
+    return {
+        "precision": job["precision"],
+        "mode": job["mode"],
+        "one_s": statistics.median(one),
+        "two_s": statistics.median(two),
+        "efficiency": told(efficiencies),
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python benchmarks/train_step.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--preset", default="gpt2-124m")
+    parser.add_argument("--n-layer", type=int, help="fewer blocks, where time is short")
+    parser.add_argument("--seq-len", type=int, default=128)
+    parser.add_argument("--micro-batch", type=int, default=2)
+    parser.add_argument("--global-batch", type=int, help="default: one micro-batch; with --dp, 8")
+    parser.add_argument("--precisions", default="fp32,bf16")
+    parser.add_argument("--modes", default="eager", help="eager,compile")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4, help="timed steps of a run")
+    parser.add_argument("--warmup", type=int, default=1, help="steps before them")
+    parser.add_argument("--same-heap", action="store_true")
+    parser.add_argument("--dp", action="store_true", help="two ranks beside one")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.child:
+        print(json.dumps(child(json.loads(arguments.child))))
+        return 0
+    job = {k: getattr(arguments, k) for k in ("preset", "seq_len", "micro_batch")}
+    job |= {k: getattr(arguments, k) for k in ("steps", "warmup", "same_heap")}
+    job |= {"n_layer": arguments.n_layer, "ranks": 1, "rank": 0, "core": 0}
+    job["global_batch"] = arguments.global_batch or (8 if arguments.dp else arguments.micro_batch)
+    rows = []
+    try:
+        for precision in arguments.precisions.split(","):
+            for mode in arguments.modes.split(","):
+                one = job | {"precision": precision, "mode": mode}
+                spec_of(one | {"mode": "eager"})
+                if arguments.dp:
+                    rows.append(data_parallel(one, arguments.rounds))
+                else:
+                    rows += compare(one, arguments.rounds)
+    except UsageError as error:
+        print(f"train_step: {error}", file=sys.stderr)
+        return 2
+    columns = [Column("precision", "precision"), Column("mode", "mode")]
+    if arguments.dp:
+        columns += [Column("one_s", "1 rank s", ".3f"), Column("two_s", "2 ranks s", ".3f")]
+        columns += [Column("efficiency", "efficiency")]
+    else:
+        columns += [
+            Column("contender", "contender"),
+            Column("step_s", "s/step", ".3f"),
+            Column("cpu_s", "cpu s", ".3f"),
+            Column("tokens_per_s", "tokens/s", ".0f"),
+            Column("share", "of matmul peak", ".0%"),
+            Column("ours_over", "ours is x times it"),
+            Column("ours_over_cpu", "by cpu s"),
+        ]
+    layers = f", {arguments.n_layer} blocks" if arguments.n_layer else ""
+    note = f"{arguments.preset}{layers}, {job['global_batch']} x {arguments.seq_len} tokens a step"
+    print(Table(columns, rows, notes=[f"{note}, {arguments.rounds} rounds"]).render(), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

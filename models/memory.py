@@ -1,0 +1,176 @@
+"""Bytes of GPU memory of one training step, part by part, on the first and on the fullest rank.
+
+`x` holds sizes and splits as numpy arrays of one length (or numbers) under the names of
+parallel.columns.Columns: layers, hidden, heads, kv_heads, ffn, glu, vocab, seq, tp, pp, vpp, dp,
+micro_batch, n_micro, zero_stage, recompute (0 none, 1 selective, 2 full), sequence_parallel,
+offload (0 none, 1 optimizer, 2 all), width, grad_width, flash, deepspeed. Letters: b sequences of a
+micro-batch, s sequence length, h hidden, a heads, t tp, V vocabulary.
+
+Sources: [K] Korthikanti et al. 2022, arXiv 2205.05198 (activations). [R] Rajbhandari et al. 2020,
+arXiv 1910.02054 (ZeRO). [N] Narayanan et al. 2021, arXiv 2104.04473 (schedules).
+"""
+
+from typing import Any
+
+import numpy as np
+
+FULL, SELECTIVE = 2, 1
+GB = 1e9
+BUCKET = 5e8  # elements of DeepSpeed's default reduce and all-gather buckets
+LIVE = 1e9  # elements: DeepSpeed's default stage3_max_live_parameters
+# What no formula gives: CUDA context, NCCL's buffers, workspaces; and the allocator's fragments.
+CONSTANTS = {"library_gb": 4.5, "fragments": 1.05}
+
+
+def stage_layers(x: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Layers of the (first, fullest middle, last) stage.
+
+    Where pp divides the layers, equal. Where it divides layers + 2, embedding and logits count as
+    a layer each (the BLOOM rule). Otherwise the first stages take one more (DeepSpeed's
+    partition_uniform). A middle stage exists from pp 3.
+    """
+    even = x.layers % x.pp == 0
+    balanced = ~even & ((x.layers + 2) % x.pp == 0) & (x.pp > 1)
+    per = x.layers / x.pp
+    most = np.where(even, per, np.where(balanced, (x.layers + 2) / x.pp, np.ceil(per)))
+    first = np.where(balanced, most - 1, most)
+    last = np.where(even, per, np.where(balanced, most - 1, np.floor(per)))
+    return first, np.where(x.pp > 2, most, np.maximum(first, last)), last
+
+
+def layer_params(x: Any) -> np.ndarray:
+    """Weights of one layer's matrices, whole: 12 h^2 for a GPT."""
+    head = x.hidden / x.heads
+    return x.hidden * (2.0 * x.hidden + 2.0 * head * x.kv_heads) + x.hidden * x.ffn * (2.0 + x.glu)
+
+
+def params(x: Any, layers: np.ndarray, embedding: np.ndarray | bool) -> np.ndarray:
+    """Parameters a rank computes with: its layers and, at an end, the word embedding."""
+    return (layers * layer_params(x) + embedding * 1.0 * x.vocab * x.hidden) / x.tp
+
+
+def states(x: Any, n: np.ndarray) -> dict[str, np.ndarray]:
+    """Weights, gradients and optimizer of n parameters [R 5]: stage 1 shards the optimizer, 2 also
+    gradients, 3 also weights.
+
+    Adam in mixed precision holds a master weight and two moments in fp32 (12 bytes); in fp32 two
+    moments. DeepSpeed's fp16 optimizer also holds its shard of gradients in fp32 (stage 3 steps in
+    sub-groups and holds little), and
+    beside a bf16 engine's fp32 accumulator the bf16 gradients live on.
+    """
+    zero = x.zero_stage
+    shard = lambda stage: np.where(zero >= stage, x.dp, 1)  # noqa: E731
+    mixed = x.width < 4
+    both = x.deepspeed & (x.grad_width > x.width)
+    per_grad = x.grad_width + np.where(both, x.width, 0)
+    per_optimizer = np.where(mixed, 12.0, 8.0) + np.where(
+        x.deepspeed & mixed & (zero < 3) & ~both, 4.0, 0.0
+    )
+    live = np.minimum(n, LIVE) * x.width * (zero == 3)
+    return {
+        "weights": n * x.width / shard(3) * np.where(x.offload == 2, 0.0, 1.0) + live,
+        "gradients": n * per_grad / shard(2) * np.where((x.offload > 0) & (zero > 1), 0.1, 1.0),
+        "optimizer": n * per_optimizer / shard(1) * np.where(x.offload > 0, 0.0, 1.0),
+    }
+
+
+def layer_activations(x: Any) -> np.ndarray:
+    """What backward needs of one layer, nothing recomputed: s b h (10 + 24/t + 5 a s / (h t)),
+    with sequence parallelism all of it over t [K eq. 1, 2, 4]; flash keeps no s x s scores."""
+    sbh = 1.0 * x.micro_batch * x.seq * x.hidden * x.width / 2
+    whole = 10.0 / np.where(x.sequence_parallel, x.tp, 1)
+    split = (8.0 + 4.0 * x.ffn / x.hidden * (1 + 0.5 * x.glu)) / x.tp
+    return sbh * (whole + split) + np.where(x.flash, 0.0, 1.0) * scores(x)
+
+
+def scores(x: Any) -> np.ndarray:
+    """The s x s part of a layer: softmax in and out and the dropout mask, 5 a s^2 b / t [K]."""
+    return 5.0 * x.heads * x.seq * 1.0 * x.seq * x.micro_batch / x.tp * x.width / 2
+
+
+def kept_per_layer(x: Any) -> np.ndarray:
+    """What one layer keeps from forward to backward under its recompute policy."""
+    everything = layer_activations(x)
+    selective = everything - np.where(x.flash, 0.0, 1.0) * scores(x)
+    edge = x.micro_batch * x.seq * x.hidden * x.width / np.where(x.sequence_parallel, x.tp, 1.0)
+    edge = np.where(_on_host(x), 0.0, edge)
+    return np.select([x.recompute == FULL, x.recompute == SELECTIVE], [edge, selective], everything)
+
+
+def _on_host(x: Any) -> np.ndarray:
+    """Megatron-DeepSpeed's ZeRO-3 keeps activation checkpoints in host memory (--checkpoint-in-cpu
+    of its scripts): its published runs on Jean Zay hold micro-batches that fit no other way."""
+    return x.deepspeed & (x.zero_stage == 3) & (x.recompute == FULL)
+
+
+def in_flight(x: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Micro-batches' worth of a stage's layers that (the first, the last) stage holds at its peak.
+
+    1F1B: min(pp, n_micro) and 1 (2 in DeepSpeed, TrainSchedule.num_pipe_buffers). Interleaved:
+    1 + (pp - 1) / (pp vpp) times pp on the first [K 4].
+    """
+    deep = x.pp * (1.0 + np.where(x.vpp > 1, (x.pp - 1.0) / (x.pp * x.vpp), 0.0))
+    last = np.where(x.vpp > 1, (x.pp * (x.vpp - 1.0) + 1.0) / x.vpp, 1.0)
+    last = np.where(x.deepspeed & (x.pp > 1), np.maximum(last, 2.0), last)
+    return np.minimum(deep, x.n_micro), np.minimum(last, x.n_micro)
+
+
+def activations(x: Any, layers: np.ndarray, flying: np.ndarray) -> np.ndarray:
+    """Kept activations, and the one layer that is being recomputed."""
+    working = np.select(
+        [x.recompute == FULL, x.recompute == SELECTIVE],
+        [layer_activations(x), np.where(x.flash, 0.0, 1.0) * scores(x)],
+        0.0,
+    )
+    return layers * flying * kept_per_layer(x) + working
+
+
+def logits(x: Any) -> np.ndarray:
+    """The output layer's s b V / t values: in compute precision, in fp32, and their gradient."""
+    return 1.0 * x.micro_batch * x.seq * x.vocab / x.tp * (2.0 * x.width + 4.0)
+
+
+def buckets(x: Any) -> np.ndarray:
+    """DeepSpeed's ZeRO engine (not its pipeline) reduces and gathers through buckets, three of
+    5e8 elements at most; Megatron works in place."""
+    n = params(x, x.layers / x.pp, True)
+    engine = x.deepspeed & (x.zero_stage > 0) & (x.pp == 1)
+    return np.where(engine, 3.0 * np.minimum(n, BUCKET) * x.width, 0.0)
+
+
+def parts(x: Any, stage: str = "first", constants: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Bytes by part on a rank of the "first", "middle" or "last" pipeline stage."""
+    c = CONSTANTS | (constants or {})
+    first, middle, last = stage_layers(x)
+    early, late = in_flight(x)
+    alone = x.pp == 1
+    layers = {"first": first, "middle": middle, "last": last}[stage]
+    flying = {
+        "first": early,
+        "middle": np.maximum(np.minimum(early, x.n_micro) - 1.0, np.where(alone, 1.0, late)),
+        "last": late,
+    }[stage]
+    ends = (stage != "middle") | alone
+    n = params(x, layers, ends)
+    kept = activations(x, layers, flying) * c["fragments"]
+    head = logits(x) * (alone | (stage == "last")) * c["fragments"]
+    # Where checkpoints leave, what a layer works on and the logits take turns.
+    head = np.where(_on_host(x), np.maximum(head - kept, 0.0), head)
+    return states(x, n) | {
+        "activations": kept,
+        "logits": head,
+        "buckets": buckets(x),
+        "library": c["library_gb"] * GB + 0.0 * n,
+    }
+
+
+def first_rank(x: Any, constants: dict[str, Any] | None = None) -> np.ndarray:
+    """Peak bytes of rank 0, the one whose memory logs print."""
+    return sum(parts(x, "first", constants).values())
+
+
+def peak(x: Any, constants: dict[str, Any] | None = None) -> np.ndarray:
+    """Peak bytes of the fullest rank: what must fit."""
+    totals = [sum(parts(x, stage, constants).values()) for stage in ("first", "middle", "last")]
+    totals[1] = np.where(x.pp > 2, totals[1], 0.0)
+    return np.max(np.stack(np.broadcast_arrays(*totals)), axis=0)

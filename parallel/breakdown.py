@@ -1,0 +1,452 @@
+"""Where a step's time goes, on every rank: one stack of regions, and every message counted.
+
+Off unless the run asks for it (`--breakdown`): only then does anything listen to the regions that
+the loop and the engines mark (parallel/ranges.py), and only then are process groups wrapped.
+
+**Time.** At every moment exactly one region is open, the innermost; entering one pauses the one
+around it. So the categories are exclusive and add up:
+
+data       making batches (the loop's iterator)
+move       handing them to the device
+forward    the model's forward pass; what recomputation repeats of it is backward
+backward   automatic differentiation, without the communication that happens inside it
+optimizer  unscaling, norm, clipping, update, clearing gradients
+tp dp pp embedding mixed   *exposed* communication: this thread was blocked in a call, or in the
+           wait for one (on CUDA: the compute stream was). An axis is told by its process group: tp,
+           dp and pp groups vary in that coordinate alone; `embedding` ties the first and last
+           pipeline stage's copies; `mixed` spans several axes. Waiting for a slower rank is in it.
+control    exposed too: messages of at most 64 bytes, whoever sends them (losses, norms, overflow
+           flags) and barriers. Here a rank waits for the slowest of all.
+bubble     blocked in a point-to-point message for longer than it needs to travel. A message of the
+           step's size between neighbouring stages is timed before training (`transfer_s`, the best
+           of several); a wait is pp communication up to that, and pipeline bubble beyond.
+other      the rest, timed like the others: it is the region that is open when no other is.
+
+On a CPU this is the clock of the thread. On CUDA an event is recorded in the compute stream at
+every change of region, and read after the loop has synchronised as it always does, at the end of
+a step: a category is what the compute stream spent between the events, idle or not, and nothing
+waits that did not before. Collectives that a library puts on a stream of its own are exposed only
+where the compute stream waits for them inside a call we see.
+
+**Messages.** Every call that Python makes goes through torch's `ProcessGroup`, however a library
+imported it, so that class is what is wrapped. C++ callers are not seen: DDP's reducer gets a hook
+that does, in Python, what it does itself, and what it leaves is the waiting of its last bucket.
+calls      collectives entered, and messages sent (receiving one is not a call)
+bytes      their payload; wire_bytes: what this rank sends, `volumes.wire_bytes`
+exposed_s  as above
+total_s    time in which at least one call was under way, waited for or not; what overlap hid is
+           total_s - exposed_s. A point-to-point message counts transfer_s, or its exposed time
+           where that is longer. Unknown where CUDA hides an asynchronous call.
+"""
+
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, Work
+
+from parallel import ranges
+from parallel.artifacts import AXES, CATEGORIES, BreakdownFile
+from parallel.layout import Layout
+from parallel.spec import RunSpec
+from parallel.volumes import wire_bytes
+
+CONTROL_BYTES = 64
+CALIBRATIONS = 32
+
+# ProcessGroup's method -> (the kind of collective, which argument is the payload).
+_CALLS = {
+    "allreduce": ("all_reduce", 0),
+    "allreduce_coalesced": ("all_reduce", 0),
+    "broadcast": ("broadcast", 0),
+    "reduce": ("reduce", 0),
+    "allgather": ("all_gather", 0),
+    "_allgather_base": ("all_gather", 0),
+    "allgather_coalesced": ("all_gather", 0),
+    "allgather_into_tensor_coalesced": ("all_gather", 0),
+    "all_gather_single": ("all_gather", 0),
+    "all_gather_single_coalesced": ("all_gather", 0),
+    "reduce_scatter": ("reduce_scatter", 1),
+    "_reduce_scatter_base": ("reduce_scatter", 1),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 1),
+    "reduce_scatter_single": ("reduce_scatter", 1),
+    "reduce_scatter_single_coalesced": ("reduce_scatter", 1),
+    "alltoall": ("all_to_all", 1),
+    "alltoall_base": ("all_to_all", 1),
+    "all_to_all_single": ("all_to_all", 1),
+    "gather": ("gather", 1),
+    "scatter": ("scatter", 0),
+    "send": ("send", 0),
+    "recv": ("recv", 0),
+    "barrier": ("barrier", 0),
+    "_end_coalescing": ("end", 0),  # the work of what a coalescing manager collected for NCCL
+}
+
+_active: "Breakdown | None" = None
+
+
+def name_group(group: ProcessGroup | None, axis: str) -> None:
+    """Messages over this group are `axis`, whatever its ranks are."""
+    if _active is not None and group is not None:
+        _active.axis_of_group[group.group_name] = axis
+
+
+def ddp_hook() -> Callable | None:
+    """A communication hook for DistributedDataParallel, or None when no breakdown is on.
+
+    It does what the reducer does without one: divide, all-reduce, bucket by bucket. After the last
+    bucket's call nothing is left of the backward pass but waiting.
+    """
+    if _active is None:
+        return None
+    books = _active
+
+    def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        mean = bucket.buffer().mul_(1.0 / dist.get_world_size())
+        done = dist.all_reduce(mean, async_op=True).get_future()
+        if bucket.is_last():
+            books.enter("dp~")  # left when the backward region around it is
+        return done.then(lambda f: f.value()[0])
+
+    return hook
+
+
+def start(spec: RunSpec, device: torch.device, rank: int, folder: Path) -> "Breakdown | None":
+    """Begin to keep this rank's books, where the run asks for it. Before the engine is built."""
+    global _active
+    if not spec.breakdown:
+        return None
+    _active = Breakdown(spec, device, rank, folder)
+    ranges.listeners.append(_active)
+    _wrap_process_groups()
+    return _active
+
+
+class Breakdown:
+    """This rank's books. `lap` closes a step; each iteration line and each epoch makes a row."""
+
+    def __init__(self, spec: RunSpec, device: torch.device, rank: int, folder: Path):
+        self.spec, self.layout, self.rank = spec, spec.layout, rank
+        self.axis_of_group: dict[str, str] = {}
+        self.transfer_s = _transfer_s(spec, device, rank) if self.layout.pp > 1 else 0.0
+        self._cuda = device.type == "cuda"
+        self._stream = torch.cuda.current_stream(device) if self._cuda else None
+        self._spare_events: list[Any] = []
+        self._works: Any = weakref.WeakKeyDictionary()  # what was issued -> its region
+        self._file = BreakdownFile(folder, rank)
+        self._new_window()
+        self.forget()
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def _now(self) -> Any:
+        """The moment: seconds of the host, or an event in the compute stream."""
+        if not self._cuda:
+            return time.perf_counter()
+        pool = self._spare_events
+        event = pool.pop() if pool else torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
+
+    def enter(self, name: str) -> None:
+        """Open a region; the one around it pauses. Backward runs in a thread of its own on CUDA,
+        while the thread that called it is blocked: one stack serves both."""
+        self._marks.append((self._stack[-1], self._now()))
+        self._stack.append(name)
+
+    def leave(self, name: str) -> None:
+        """Close the innermost region of this name and what was left open inside it."""
+        while len(self._stack) > 1:
+            self._marks.append((self._stack[-1], self._now()))
+            if self._stack.pop() == name:
+                return
+
+    def lap(self, step: int, step_s: float) -> None:
+        """Close the books of optimizer step `step` (from 1), `step_s` long by the loop's clock."""
+        self._marks.append((self._stack[-1], self._now()))
+        self._settle()
+        self._elapsed_s += step_s
+        self._first = self._first or step
+        ends = (self.spec.log_interval, steps_per_epoch(self.spec))
+        if step == self.spec.steps or any(step % end == 0 for end in ends):
+            self._file.write(self._row(step))
+            self._new_window()
+
+    def forget(self) -> None:
+        """Leave out what happened since the last lap: it was not training."""
+        self._marks: list[tuple[str, Any]] = []
+        self._calls: list[tuple[str, int, float]] = []
+        self._under_way: list[tuple[str, float, float]] = []
+        self._stack = ["other"]
+        self._last = self._now()
+
+    def _settle(self) -> None:
+        """Turn the marks and messages of the step into the window's sums."""
+        last = self._last
+        if self._cuda:
+            self._marks[-1][1].synchronize()
+        for name, now in self._marks:
+            seconds = last.elapsed_time(now) / 1000 if self._cuda else now - last
+            if self._cuda:
+                self._spare_events.append(last)
+            if name == "p2p":
+                travel = min(seconds, self.transfer_s)
+                self._seconds["pp"] += travel
+                self._seconds["bubble"] += seconds - travel
+            elif name.endswith("~"):
+                self._seconds[name[:-1]] += seconds
+                self._waited[name[:-1]] += seconds
+            else:
+                self._seconds[name] += seconds
+            last = now
+        self._marks, self._last = [], last
+        for axis, payload, sent in self._calls:
+            self._sums[axis, "calls"] += 1
+            self._sums[axis, "bytes"] += payload
+            self._sums[axis, "wire_bytes"] += sent
+        self._calls = []
+        done, self._under_way = self._under_way, []
+        ended: dict[str, float] = defaultdict(float)
+        for axis, began, end in sorted(done, key=lambda call: call[1]):
+            self._async_s[axis] += max(0.0, end - max(began, ended[axis]))
+            ended[axis] = max(end, ended[axis])
+
+    def _new_window(self) -> None:
+        self._first, self._elapsed_s = 0, 0.0
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._sums: dict[tuple[str, str], float] = defaultdict(int)
+        self._waited: dict[str, float] = defaultdict(float)  # exposed time of asynchronous calls
+        self._async_s: dict[str, float] = defaultdict(float)  # in which one was under way
+        self._unknown: set[str] = set()
+
+    def _row(self, step: int) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "rank": self.rank,
+            "first_step": self._first,
+            "last_step": step,
+            "elapsed_s": self._elapsed_s,
+            "transfer_s": self.transfer_s,
+        }
+        row |= {f"{name}_s": self._seconds[name] for name in CATEGORIES}
+        for axis in AXES:
+            row |= {f"{axis}_{what}": self._sums[axis, what] for what in ("calls", "bytes")}
+            row[f"{axis}_wire_bytes"] = self._sums[axis, "wire_bytes"]
+            row[f"{axis}_total_s"] = self._total_s(axis)
+        return row
+
+    def _total_s(self, axis: str) -> float | None:
+        exposed = self._seconds[axis]
+        if axis in self._unknown:
+            return None
+        if axis == "pp":
+            return max(exposed, self._sums["pp", "calls"] * self.transfer_s)
+        return max(exposed, exposed - self._waited[axis] + self._async_s[axis])
+
+    # --- messages --------------------------------------------------------------------------------
+
+    def call(
+        self, original: Callable, kind: str, which: int, group: Any, args: Any, kw: Any
+    ) -> Any:
+        """Make one of ProcessGroup's calls, counted and timed."""
+        given = (*args, *kw.values())
+        payload = 0 if kind in ("barrier", "end") else _nbytes(given[which])
+        axis, n = self._axis(group, given[1] if kind in ("send", "recv") else None)
+        if n > 1 and payload <= CONTROL_BYTES and kind != "end":
+            axis = "control"
+        if n > 1 and kind not in ("recv", "end"):
+            self._calls.append((axis, payload, wire_bytes(kind, n, payload)))
+        asynchronous = bool(given) and getattr(given[-1], "asyncOp", False)
+        name = f"{axis}~" if asynchronous else axis
+        began = time.perf_counter()
+        self.enter(name)
+        try:
+            work = original(group, *args, **kw)
+        finally:
+            self.leave(name)
+        if work is not None and n > 1:
+            unwatched = asynchronous and not self._watch(work, axis, began)
+            name = "p2p" if kind in ("send", "recv") and axis == "pp" else name
+            self._works[work] = (name, began if unwatched else None)
+        return work
+
+    def wait(self, original: Callable, work: Work, args: Any, kw: Any) -> Any:
+        """Wait for a call, timed."""
+        name, began = self._works.get(work, (None, None))
+        if name is None:
+            return original(work, *args, **kw)
+        self.enter(name)
+        try:
+            return original(work, *args, **kw)
+        finally:
+            self.leave(name)
+            if began is not None:
+                self._under_way.append((name[:-1], began, time.perf_counter()))
+
+    def _watch(self, work: Work, axis: str, began: float) -> bool:
+        """Learn when an asynchronous collective is done, from the thread that does it, if we can.
+
+        gloo cannot say for a reduce-scatter; it then counts as under way until it was waited for.
+        """
+        if self._cuda:
+            self._unknown.add(axis)
+            return True
+        try:
+            future = work.get_future()
+        except RuntimeError:
+            return False
+        future.add_done_callback(
+            lambda _: self._under_way.append((axis, began, time.perf_counter()))
+        )
+        return True
+
+    def _axis(self, group: ProcessGroup, peer: int | None) -> tuple[str, int]:
+        """(axis, number of ranks) of a group, or of a message to rank `peer` of it."""
+        if peer is not None:
+            ranks = [self.rank, dist.get_global_rank(group, peer)]
+            return axis_of(self.layout, ranks), 2
+        name = group.group_name
+        if name not in self.axis_of_group:
+            self.axis_of_group[name] = axis_of(self.layout, dist.get_process_group_ranks(group))
+        return self.axis_of_group[name], group.size()
+
+
+def axis_of(layout: Layout, ranks: Iterable[int]) -> str:
+    """The axis along which these ranks differ; `mixed` when there are several."""
+    coords = [layout.coords(rank) for rank in ranks]
+    axes = [axis for axis in ("tp", "dp", "pp") if len({c[axis] for c in coords}) > 1]
+    return axes[0] if len(axes) == 1 else "mixed" if axes else "control"
+
+
+def _nbytes(tensors: Any) -> int:
+    """Bytes of a tensor, or of all tensors in nested lists."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors.numel() * tensors.element_size()
+    return sum(_nbytes(t) for t in tensors)
+
+
+def _wrap_process_groups() -> None:
+    """Let every call of a process group, and every wait for one, go through the books."""
+    for method, (kind, which) in _CALLS.items():
+        if original := getattr(ProcessGroup, method, None):
+            setattr(ProcessGroup, method, _counted(original, kind, which))
+    wait = Work.wait
+
+    @wraps(wait)
+    def timed_wait(work: Work, *args: Any, **kw: Any) -> Any:
+        return wait(work, *args, **kw) if _active is None else _active.wait(wait, work, args, kw)
+
+    Work.wait = timed_wait
+
+
+def _counted(original: Callable, kind: str, which: int) -> Callable:
+    @wraps(original)
+    def call(group: ProcessGroup, *args: Any, **kw: Any) -> Any:
+        if _active is None:
+            return original(group, *args, **kw)
+        return _active.call(original, kind, which, group, args, kw)
+
+    return call
+
+
+def _transfer_s(spec: RunSpec, device: torch.device, rank: int) -> float:
+    """Seconds that an activation needs between neighbouring stages: half the best round trip.
+
+    All ranks call it, before training. The slower of a middle stage's two neighbours counts.
+    """
+    layout = spec.layout
+    size = 4 if spec.precision == "fp32" else 2
+    n_bytes = layout.micro_batch * spec.seq_len * spec.model.hidden * size
+    if layout.sequence_parallel:
+        n_bytes //= layout.tp
+    message = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
+    stage, apart = layout.coords(rank)["pp"], layout.tp * layout.dp
+    found = 0.0
+    for first in (0, 1):  # pairs of stages (0, 1), (2, 3), ... and then (1, 2), (3, 4), ...
+        leads = stage % 2 == first
+        peer = rank + apart if leads else rank - apart
+        if not 0 <= peer < layout.world_size:
+            continue
+        best = float("inf")
+        for _ in range(CALIBRATIONS):
+            began = time.perf_counter()
+            for sends in (leads, not leads):
+                dist.send(message, peer) if sends else dist.recv(message, peer)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            best = min(best, time.perf_counter() - began)
+        found = max(found, best / 2)
+    return found
+
+
+def steps_per_epoch(spec: RunSpec) -> int:
+    """Optimizer steps of an epoch, as parallel/metrics.py counts them; all, without --epochs."""
+    return -(-spec.steps // (spec.epochs or 1))
+
+
+def epoch_lines(
+    spec: RunSpec,
+    ranks: dict[int, list[dict[str, Any]]],
+    steps: list[dict[str, Any]],
+    validations: list[tuple[int, float]],
+) -> list[str]:
+    """The per-rank epoch reports that the GPT-2 study of 2024 printed.
+
+    `ranks`: read_breakdown's rows; `steps`: steps.csv's; `validations`: (steps done, loss).
+    Compute is forward, backward and optimizer; communication is the exposed time of all axes; the
+    bubble and the rest, which that study did not tell apart from them, have lines of their own.
+    """
+    lines, size = [], steps_per_epoch(spec)
+    for epoch, first in enumerate(range(0, spec.steps, size)):
+
+        def within(step: int, first: int = first) -> bool:
+            return first < step <= first + size
+
+        loss = [row["loss"] for row in steps if within(row["step"])]
+        val_loss = [loss for step, loss in validations if within(step)]
+        windows = {r: [w for w in rows if within(w["last_step"])] for r, rows in ranks.items()}
+        if loss and all(windows.values()):
+            mean = sum(loss) / len(loss)
+            lines += _epoch_lines(windows, epoch, mean, val_loss[-1] if val_loss else None)
+    return lines
+
+
+def _epoch_lines(
+    ranks: dict[int, list[dict[str, Any]]], epoch: int, loss: float, val_loss: float | None
+) -> list[str]:
+    def seconds(rows: list[dict[str, Any]]) -> dict[str, float]:
+        def total(*names: str) -> float:
+            return sum(row[f"{name}_s"] for row in rows for name in names)
+
+        return {
+            "Total epoch": total("elapsed"),
+            "Data loading": total("data"),
+            "Data movement": total("move"),
+            "Training compute": total("forward", "backward", "optimizer"),
+            "Training communication": total(*AXES),
+            "Pipeline bubble": total("bubble"),
+            "Other": total("other"),
+            "Forward": total("forward"),
+            "Backward": total("backward"),
+            "Optimizer": total("optimizer"),
+        }
+
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S,000", time.localtime())
+    each = {rank: seconds(rows) for rank, rows in sorted(ranks.items())}
+    lines = [f"{stamp} - Average metrics:"]
+    for name in next(iter(each.values()), {}):
+        mean = sum(one[name] for one in each.values()) / len(each)
+        lines.append(f"    {name} time: {mean:.4f} seconds")
+    lines.append(f"    Train loss: {loss:.4f}")
+    if val_loss is not None:
+        lines.append(f"    Val loss: {val_loss:.4f}")
+    for rank, one in each.items():
+        lines += [f"{stamp} - Rank {rank} -", f"    Rank {rank} Epoch {epoch} timing breakdown:"]
+        lines.append(f"        Average Loss: {loss:.4f}")
+        lines += [f"        {name} time: {value:.4f} seconds" for name, value in one.items()]
+    return lines

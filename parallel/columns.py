@@ -1,0 +1,136 @@
+"""Layouts as columns: a hundred thousand ways to split a step, each setting one numpy array.
+
+The planner and the time and memory models work on these; `problems` says the same, in bulk, as
+`Layout.problems` says of one layout.
+"""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from models.config import GPTConfig
+from parallel.layout import OFFLOAD, RECOMPUTE, Layout
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Models, layouts and machines of n training steps; every field is an array of length n.
+
+    recompute and offload count as their position in `RECOMPUTE` and `OFFLOAD`. width is the bytes
+    of a weight in compute (2 or 4), grad_width those of an accumulated gradient, flash whether
+    attention runs in one kernel that never stores its s x s scores. engine_zero: ZeRO by
+    DeepSpeed's engine rather than by Megatron's optimizer.
+    """
+
+    layers: Array
+    hidden: Array
+    heads: Array
+    kv_heads: Array
+    ffn: Array
+    glu: Array
+    vocab: Array
+    seq: Array
+    tp: Array
+    pp: Array
+    vpp: Array
+    dp: Array
+    micro_batch: Array
+    n_micro: Array
+    zero_stage: Array
+    recompute: Array
+    sequence_parallel: Array
+    offload: Array
+    width: Array
+    grad_width: Array
+    flash: Array
+    gpus_per_node: Array
+    deepspeed: Array
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def take(self, chosen: Array) -> "Columns":
+        """The rows that an index or a mask chooses."""
+        return Columns(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
+
+    @property
+    def gpus(self) -> Array:
+        return self.tp * self.pp * self.dp
+
+    @property
+    def global_batch(self) -> Array:
+        return self.dp * self.micro_batch * self.n_micro
+
+    @property
+    def bubble(self) -> Array:
+        """(pp - 1) / (vpp * n_micro), as in `Layout.bubble`."""
+        return (self.pp - 1) / (self.vpp * self.n_micro)
+
+    def layout(self, i: int) -> Layout:
+        """Row i as one Layout."""
+        return Layout(
+            dp=int(self.dp[i]),
+            tp=int(self.tp[i]),
+            pp=int(self.pp[i]),
+            vpp=int(self.vpp[i]),
+            micro_batch=int(self.micro_batch[i]),
+            n_micro=int(self.n_micro[i]),
+            sequence_parallel=bool(self.sequence_parallel[i]),
+            zero_stage=int(self.zero_stage[i]),
+            recompute=RECOMPUTE[int(self.recompute[i])],
+            offload=OFFLOAD[int(self.offload[i])],
+        )
+
+
+def columns(config: GPTConfig | None = None, **given: object) -> Columns:
+    """Columns from scalars and arrays, broadcast together; what is not given has its usual value.
+
+    `config` gives the model's sizes, of which any may be given instead.
+    """
+    sizes = {}
+    if config is not None:
+        sizes = {
+            "layers": config.n_layer,
+            "hidden": config.hidden,
+            "heads": config.n_head,
+            "ffn": config.ffn_hidden,
+            "vocab": config.vocab_size,
+            "seq": config.max_seq_len,
+        }
+    usual = {name: 1 for name in ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro")}
+    usual |= {name: 0 for name in ("zero_stage", "recompute", "offload", "glu")}
+    usual |= {"sequence_parallel": False, "flash": False, "deepspeed": False, "width": 2}
+    usual |= {"gpus_per_node": 8}
+    values = usual | sizes | given
+    values.setdefault("ffn", 4 * np.asarray(values["hidden"]))
+    values.setdefault("kv_heads", values["heads"])
+    values.setdefault("grad_width", values["width"])
+    names = [f.name for f in fields(Columns)]
+    if unknown := set(values) - set(names):
+        raise TypeError(f"no such columns: {sorted(unknown)}")
+    arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(values[n])) for n in names))
+    flags = ("glu", "flash", "deepspeed", "sequence_parallel")
+    return Columns(
+        **{
+            name: array.astype(bool if name in flags else np.int64)
+            for name, array in zip(names, arrays, strict=True)
+        }
+    )
+
+
+def possible(x: Columns, max_seq_len: Array | int | None = None) -> Array:
+    """Whether each row can run at all: what `Layout.problems` finds no fault with, bool (n,).
+
+    The layers-divide rule is Megatron's; tests compare both on random layouts.
+    """
+    limit = x.seq if max_seq_len is None else max_seq_len
+    bad = (x.heads % x.tp != 0) | (x.ffn % x.tp != 0) | (x.layers % (x.pp * x.vpp) != 0)
+    bad |= (x.vpp > 1) & ((x.pp < 2) | (x.n_micro % x.pp != 0))
+    bad |= x.sequence_parallel & ((x.tp < 2) | (x.seq % x.tp != 0))
+    bad |= x.seq > limit
+    bad |= (x.offload == OFFLOAD.index("all")) & (x.zero_stage != 3)
+    bad |= (x.offload == OFFLOAD.index("optimizer")) & (x.zero_stage < 1)
+    bad |= x.tp > x.gpus_per_node
+    return ~bad

@@ -1,0 +1,255 @@
+"""Checkpoints on disk: names, manifests, what is good, what to load, what to keep. Torch-free.
+
+<save>/step-00000010/        one checkpoint: there whole, or not at all
+    rank-00000.safetensors   the pieces of parameters and AdamW moments that this rank wrote, fp32
+    manifest.json            format, step, layout, settings, commit, data position, loss scaler, and
+                             every file's size, CRC-32 and pieces; its own CRC-32 is in it
+<save>/weights-00000010/     a weights-only export (models/weights.py)
+<save>/latest                the newest good checkpoint's name, written last
+
+A checkpoint is written into a hidden sibling (`.step-00000010.partial`), synced and renamed, so a
+folder that has its name was whole; what is damaged later is found by size and checksum before
+anything is loaded. CRC-32 finds accidents, not forgeries; SHA-256 would be slower than many disks.
+Nothing is ever unpickled: the tensors are safetensors, the rest is JSON.
+"""
+
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from models.errors import UsageError
+from parallel.artifacts import FAILED, INTERRUPTED, RUNNING, read_run, read_status
+
+FORMAT = "gpt-checkpoint-1"
+MANIFEST, LATEST = "manifest.json", "latest"
+_NAME = re.compile(r"step-(\d{8,})")
+# Settings that may change between a run's attempts without making it another run.
+_CIRCUMSTANCES = frozenset(
+    "save save_interval save_grace_s async_save load load_previous resume keep_last keep_every"
+    " export_weights log_interval eval_interval eval_steps profile threads timeout_s hang_s".split()
+)
+
+
+class Damaged(UsageError):
+    """A checkpoint that is not what was written; the message names the file."""
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def step_of(folder: Path) -> int | None:
+    """The step that a checkpoint's folder name states, None for other names."""
+    match = _NAME.fullmatch(folder.name)
+    return int(match[1]) if match else None
+
+
+def steps_in(save: Path) -> list[int]:
+    """Steps of the checkpoints in a folder, ascending."""
+    if not save.is_dir():
+        return []
+    return sorted(step for path in save.iterdir() if (step := step_of(path)) is not None)
+
+
+# --- the manifest --------------------------------------------------------------------------------
+
+
+def _own_crc32(manifest: dict[str, Any]) -> int:
+    body = {key: value for key, value in manifest.items() if key != "crc32"}
+    return zlib.crc32(json.dumps(body, sort_keys=True).encode())
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write and sync folder/manifest.json."""
+    manifest = json.loads(json.dumps(manifest))  # as it will be read: lists, string keys
+    manifest["crc32"] = _own_crc32(manifest)
+    write_synced(folder / MANIFEST, json.dumps(manifest) + "\n")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint.
+
+    Raises:
+        Damaged: it is missing, torn or altered, or of another format.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+    except OSError as error:
+        raise Damaged(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise Damaged(f"{path} is damaged: {error}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise Damaged(f"{path} describes no checkpoint of ours ({FORMAT})")
+    if manifest.get("crc32") != _own_crc32(manifest):
+        raise Damaged(f"{path} is damaged: its bytes have changed since they were written")
+    return manifest
+
+
+def damage(folder: Path, files: Iterable[dict[str, Any]], tick: Callable = lambda: None) -> str:
+    """What is wrong with the first bad file of a manifest's `files`, or "" when all are good."""
+    for entry in files:
+        path = folder / entry["path"]
+        try:
+            size, crc32 = path.stat().st_size, 0
+            if size != entry["bytes"]:
+                return f"{path} is damaged: it has {size} bytes, {entry['bytes']} were written"
+            with path.open("rb") as file:
+                while block := file.read(1 << 23):
+                    crc32 = zlib.crc32(block, crc32)
+                    tick()
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+        if crc32 != entry["crc32"]:
+            return f"{path} is damaged: its bytes have changed since they were written"
+    return ""
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are all as they were written.
+
+    Raises:
+        Damaged: they are not; it names the first bad file.
+    """
+    manifest = read_manifest(folder)
+    if problem := damage(folder, manifest["files"]):
+        raise Damaged(problem)
+    return manifest
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or a folder's names, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Replace a small file by one that is on disk."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def begin(save: Path, step: int) -> Path:
+    """An empty hidden folder to write the checkpoint of `step` into."""
+    aside = save / f".{name_of(step)}.partial"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    return aside
+
+
+def publish(aside: Path, save: Path, step: int) -> Path:
+    """Give a written, synced folder its name, and then write `latest`."""
+    folder = save / name_of(step)
+    sync(aside)
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():  # saved again after an earlier one was gone on from
+        folder.rename(old)
+    aside.rename(folder)
+    sync(save)
+    shutil.rmtree(old, ignore_errors=True)
+    write_synced(save / LATEST, folder.name + "\n")
+    return folder
+
+
+def _remove(folder: Path) -> None:
+    """Delete a checkpoint; its name goes first, so that half of it is never taken for all."""
+    if folder.exists():
+        doomed = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(doomed, ignore_errors=True)
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+
+
+def tidy(save: Path) -> None:
+    """Remove what a killed writer left half-written or half-deleted."""
+    for pattern in (".step-*", ".weights-*", f".{LATEST}.*", f".{MANIFEST}.*"):
+        for left in save.glob(pattern):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def retain(save: Path, keep_last: int, keep_every: int) -> list[int]:
+    """Delete all but the newest `keep_last` checkpoints (0: keep all) and every step that
+    `keep_every` divides (0: none); the deleted steps."""
+    steps = steps_in(save)
+    if keep_last == 0:
+        return []
+    doomed = [s for s in steps[:-keep_last] if not (keep_every and s % keep_every == 0)]
+    for step in doomed:
+        _remove(save / name_of(step))
+    return doomed
+
+
+# --- choosing what to load -----------------------------------------------------------------------
+
+
+def candidates(path: Path) -> list[Path]:
+    """The checkpoints that `--load path` may mean, the preferred one first.
+
+    A checkpoint stands for itself and, after it, for the earlier ones beside it; a folder of
+    checkpoints for its newest. A folder that `latest` names is tried even where it is gone, so that
+    the loss is noticed. A weights-only folder stands for itself.
+
+    Raises:
+        UsageError: nothing there.
+    """
+    path = Path(path)
+    own = step_of(path)
+    if own is None and (path / "config.json").exists():
+        return [path]
+    save = path.parent if own is not None else path
+    steps = {s for s in steps_in(save) if own is None or s <= own}
+    if own is not None:
+        steps.add(own)
+    elif (save / LATEST).exists():
+        said = step_of(Path((save / LATEST).read_text(errors="replace").strip()))
+        steps |= {said} if said is not None else set()
+    if not steps or not save.is_dir() or (own is not None and not path.exists()):
+        raise UsageError(f"no checkpoint at {path}")
+    return [save / name_of(s) for s in sorted(steps, reverse=True)]
+
+
+def same_run(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """Whether two runs' settings describe the same training."""
+    differ = {k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k)}
+    return differ <= _CIRCUMSTANCES
+
+
+def save_folder(run_folder: Path, settings: dict[str, Any]) -> Path:
+    """Where a run with these settings keeps its checkpoints."""
+    return Path(settings["save"]) if settings.get("save") else run_folder / "checkpoints"
+
+
+def resumable(run_folder: Path, settings: dict[str, Any]) -> bool:
+    """Whether the folder holds a stopped attempt of this very run, with a checkpoint to go on from.
+
+    A complete run is not resumed, nor one whose settings differ.
+    """
+    save = save_folder(run_folder, settings)
+    if not settings.get("resume") or not settings.get("save_interval") or not steps_in(save):
+        return False
+    if read_status(run_folder).get("state") not in (RUNNING, FAILED, INTERRUPTED):
+        return False
+    try:
+        return same_run(settings, read_run(run_folder).facts["spec"])
+    except (UsageError, KeyError):
+        return False

@@ -1,0 +1,109 @@
+"""Run under torchrun with 4 ranks by test_checkpoints_resume.py: trains, saves, loads, trains on.
+
+    torchrun --nproc-per-node 4 tests/checkpoint_worker.py OUT TOKENS FIRST...
+
+Each FIRST is `engine:tp=2,pp=2`: trained for 4 steps, saved after 2. Then every FIRST is built anew
+from its own checkpoint and trains steps 3 and 4 again, and so it is from the first one's. Prints
+one JSON line: {"straight": {name: [[loss, norm], ...]}, "same": ..., "crossed": ...}.
+"""
+
+import gc
+import json
+import os
+import sys
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+warnings.simplefilter("ignore")  # the libraries' use of each other
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+from parallel import data, engines, saved  # noqa: E402
+from parallel.checkpoint import KINDS, Checkpointer  # noqa: E402
+from parallel.optim import lr_at  # noqa: E402
+from parallel.spec import RunSpec, resolve  # noqa: E402
+
+SIZES = {"n_layer": 4, "hidden": 32, "n_head": 4, "vocab_size": 257, "max_seq_len": 16}
+RULES = {"steps": 4, "lr": 1e-2, "min_lr": 1e-3, "warmup_steps": 1, "global_batch": 8}
+
+
+def spec_of(name: str, out: Path, tokens: str) -> RunSpec:
+    engine, _, words = name.partition(":")
+    chosen = {"engine": engine, "device": "cpu", "data": tokens, **SIZES, **RULES}
+    for word in filter(None, words.split(",")):
+        key, value = word.split("=")
+        chosen[key] = int(value) if value.isdigit() else value
+    folder = str(out / name.replace(":", "-").replace(",", "-").replace("=", ""))
+    chosen |= {"save_interval": 2, "save": folder, "keep_last": 0}
+    return resolve(("test", chosen), gpus=dist.get_world_size())
+
+
+def bits(engine: engines.Engine) -> list[torch.Tensor]:
+    return [h.tensors[k].clone() for h in engine.state().held for k in KINDS]
+
+
+def train(spec: RunSpec, corpus: data.Data, load: Path | None) -> dict:
+    """Losses and norms of the steps run, and what the engine held in the end."""
+    rank = dist.get_rank()
+    engine = engines.load(spec, torch.device("cpu"), "torch")
+    facts = {"run": spec.name, "git": {"commit": None}, "data": {"path": spec.data, "sha256": None}}
+    saver = Checkpointer(engine, spec, facts, Path(spec.save), rank, spec.gpus)
+    first, curve = saver.load(load), []
+    dp_rank = spec.layout.coords(rank)["dp"]
+    for step in range(first, spec.steps):
+        made = data.batches(corpus.train, spec.layout, spec.seq_len, 257, dp_rank, spec.seed, step)
+        result = engine.step(made, lr_at(spec, step))
+        curve.append([result.loss, result.grad_norm])
+        if load is None and saver.due(step + 1):
+            saver.save(step + 1)
+    saver.wait()
+    problems = [e.problem for e in saver.events() if e.problem]
+    assert not problems, problems
+    held = bits(engine)
+    engine.close()
+    if "megatron.core" in sys.modules:
+        sys.modules["megatron.core"].parallel_state.destroy_model_parallel()
+    if "deepspeed" in sys.modules:
+        groups = sys.modules["deepspeed"].utils.groups
+        for cached in [n for n in vars(groups) if n == "mpu" or (n[0] == "_" and n.isupper())]:
+            if not isinstance(getattr(groups, cached), dict):
+                setattr(groups, cached, None)
+    del engine, saver
+    gc.collect()
+    return SimpleNamespace(curve=curve, bits=held, first=first)
+
+
+def main() -> None:
+    out, tokens, names = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    corpus = data.load(tokens, SIZES["max_seq_len"], SIZES["vocab_size"])
+    found: dict = {"straight": {}, "same": {}, "crossed": {}, "bits": {}}
+    specs = {name: spec_of(name, out, tokens) for name in names}
+    for name, spec in specs.items():
+        straight = train(spec, corpus, None)
+        again = train(spec, corpus, Path(spec.save) / saved.name_of(2))
+        equal = len(again.bits) == len(straight.bits) and all(
+            torch.equal(a, b) for a, b in zip(again.bits, straight.bits, strict=True)
+        )
+        votes = [None] * spec.gpus
+        dist.all_gather_object(votes, equal)
+        found["straight"][name], found["same"][name] = straight.curve, again.curve
+        found["bits"][name] = all(votes)
+        if name != names[0] and spec.implementation == "gpt":
+            crossed = train(spec, corpus, Path(specs[names[0]].save) / saved.name_of(2))
+            found["crossed"][name] = crossed.curve
+    # And back: what the last one saved, in the first.
+    back = train(specs[names[0]], corpus, Path(specs[names[-1]].save) / saved.name_of(2))
+    found["crossed"][names[0]] = back.curve
+    if dist.get_rank() == 0:
+        print(json.dumps(found), flush=True)
+    dist.barrier()
+    os._exit(0)  # destructors of a dozen engines need not run
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""A breakdown's parts are exclusive and add up, and so do the parts of a lost efficiency."""
+
+import csv
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from analysis import breakdown as tables
+from analysis import readers
+from analysis.scaling import speedup
+from parallel import breakdown, ranges
+from parallel.artifacts import AXES, BREAKDOWN_COLUMNS, CATEGORIES, BreakdownFile, read_breakdown
+from parallel.spec import resolve
+from parallel.volumes import step_volumes, wire_bytes
+from tests import fixture_runs
+
+
+def settings(**given):
+    return resolve(("test", {"preset": "tiny", "device": "cpu", "global_batch": 16} | given))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only `clock(seconds)` moves."""
+    now = [0.0]
+    monkeypatch.setattr(breakdown.time, "perf_counter", lambda: now[0])
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    return sleep
+
+
+def test_an_inner_region_pauses_the_outer_one(clock, tmp_path, monkeypatch):
+    books = breakdown.Breakdown(settings(steps=2), torch.device("cpu"), 0, tmp_path)
+    monkeypatch.setattr(ranges, "listeners", [books])
+    for step in (1, 2):
+        clock(1)
+        with ranges.region("forward"):
+            clock(2)
+            with ranges.region("data"):
+                clock(4)
+            clock(8)
+        with ranges.region("backward"):
+            clock(16)
+            books.enter("dp~")  # DDP's last bucket: nothing closes it but the end of backward
+            clock(32)
+        clock(64)
+        books.lap(step, 127.0)
+        clock(1000)  # a validation
+        books.forget()
+    rows = read_breakdown(tmp_path, 1)[0][0]
+    assert [row["first_step"] for row in rows] == [1, 2]
+    for row in rows:
+        seconds = {name: row[f"{name}_s"] for name in CATEGORIES if row[f"{name}_s"]}
+        assert seconds == {"other": 65, "forward": 10, "data": 4, "backward": 16, "dp": 32}
+        assert sum(seconds.values()) == row["elapsed_s"]
+
+
+def test_waiting_longer_than_a_message_travels_is_bubble(clock, tmp_path):
+    books = breakdown.Breakdown(settings(steps=1), torch.device("cpu"), 0, tmp_path)
+    books.transfer_s = 2.0
+    for waited in (1, 5):
+        books.enter("p2p")
+        clock(waited)
+        books.leave("p2p")
+    books.lap(1, 6.0)
+    row = read_breakdown(tmp_path, 1)[0][0][0]
+    assert (row["pp_s"], row["bubble_s"], row["other_s"]) == (1 + 2, 3, 0)
+
+
+def test_off_means_that_nothing_listens_and_nothing_is_wrapped(tmp_path):
+    call = torch.distributed.ProcessGroup.allreduce
+    assert breakdown.start(settings(), torch.device("cpu"), 0, tmp_path) is None
+    assert ranges.listeners == [] and breakdown.ddp_hook() is None
+    assert torch.distributed.ProcessGroup.allreduce is call
+    assert not (tmp_path / "breakdown").exists()
+
+
+def test_axes_are_told_by_the_ranks_that_differ():
+    layout = settings(engine="megatron", gpus=8, tp=2, pp=2).layout
+    axes = {"tp": [0, 1], "dp": [1, 3], "pp": [0, 4], "mixed": range(8), "control": [5]}
+    for axis, group in axes.items():
+        assert breakdown.axis_of(layout, group) == axis
+
+
+def test_ring_volumes():
+    assert wire_bytes("all_reduce", 4, 1000) == 2 * wire_bytes("all_gather", 4, 1000) == 1500
+    assert wire_bytes("send", 2, 1000) == 1000
+
+
+def test_volumes_of_a_large_model_by_hand():
+    """Megatron's own numbers: 4 all-reduces of b*s*h in bf16 per layer and micro-batch."""
+    spec = settings(
+        engine="megatron", preset="1.7b", gpus=8, tp=4, pp=2, micro_batch=2, precision="bf16"
+    )
+    hidden = 2 * 2048 * 2304 * 2
+    first, last = step_volumes(spec, 0), step_volumes(spec, 7)
+    assert first["tp"].bytes == 8 * hidden * (12 * 4 + 1)
+    assert last["tp"].bytes == 8 * (hidden * (12 * 4 + 1) + 3 * 2 * 2048 * 4)
+    assert first["pp"].bytes == last["pp"].bytes == 8 * hidden
+    assert "dp" not in first and first["embedding"].bytes == 51200 // 4 * 2304 * 4
+
+
+def test_no_formula_is_better_than_a_guessed_one():
+    spec = settings(engine="deepspeed_zero", gpus=2, zero_stage=3, preset="gpt2-124m")
+    assert step_volumes(spec, 0) == {"dp": None}
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def write_run(root, seed, gpus=1, step_s=1.0, **split):
+    """A run folder with a breakdown of random parts that add up to about `step_s`."""
+    draw = random.Random(seed)
+    engine = "megatron" if split else "ddp"
+    about = fixture_runs.facts("s", "ddp", engine=engine, gpus=gpus, **split)
+    path = fixture_runs.write(root, about, step_s)
+    for rank in range(gpus):
+        file = BreakdownFile(path, rank)
+        for step in range(1, 21):
+            row = dict.fromkeys(BREAKDOWN_COLUMNS, 0)
+            row |= {"rank": rank, "first_step": step, "last_step": step}
+            row |= {
+                f"{part}_s": draw.random() * step_s / len(CATEGORIES) * 2 for part in CATEGORIES
+            }
+            row |= {f"{axis}_total_s": row[f"{axis}_s"] * 1.5 for axis in AXES}
+            row |= {f"{axis}_calls": 1 for axis in AXES}
+            parts = sum(row[f"{part}_s"] for part in CATEGORIES)
+            row["elapsed_s"] = parts * draw.uniform(0.99, 1.01)
+            file.write(row)
+    return path
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("scaling", ["strong", "weak"])
+def test_the_parts_of_a_lost_efficiency_sum_to_it(tmp_path, seed, scaling):
+    base, _ = tables.read(write_run(tmp_path, seed))
+    one, _ = tables.read(write_run(tmp_path, seed + 100, gpus=8, step_s=0.3, tp=2, pp=2))
+    _, efficiency = speedup(one.step_s, 8, base.step_s, 1, scaling)
+    shares = tables.lost(one, base, scaling)
+    assert sum(shares.values()) == pytest.approx(1 - efficiency, abs=1e-9)
+    assert shares["imbalance"] > 0 and shares["tp"] != 0 and shares["bubble"] != 0
+    assert sum(tables.parts(one).values()) == pytest.approx(one.step_s)
+
+
+def test_waiting_for_a_slow_rank_is_imbalance_not_communication(tmp_path):
+    """Of two dp ranks one computes 1 s longer; the other spends that second in the all-reduce."""
+    path = fixture_runs.write(tmp_path, fixture_runs.facts("s", None, engine="ddp", gpus=2))
+    for rank, (compute, blocked) in enumerate([(4.0, 0.5), (3.0, 1.5)]):
+        file = BreakdownFile(path, rank)
+        row = dict.fromkeys(BREAKDOWN_COLUMNS, 0)
+        row |= {"rank": rank, "forward_s": compute, "dp_s": blocked, "elapsed_s": 4.5}
+        for step in (1, 2, 3):
+            file.write(row | {"first_step": step, "last_step": step})
+    found = tables.parts(tables.read(path)[0])
+    assert found["dp"] == 0.5 and found["imbalance"] == 0.5 and found["compute"] == 3.5
+    assert sum(found.values()) == 4.5
+
+
+def test_the_slowest_rank_is_the_time(tmp_path, capsys):
+    one, _ = tables.read(write_run(tmp_path, 1, gpus=2))
+    (step,) = [row for row in tables.times([one]).rows if row["category"] == "step"]
+    each = [row["elapsed_s"] for row in one.ranks.values()]
+    assert step["slowest_s"] == max(each) and step["spread_s"] == max(each) - min(each)
+    assert min(each) < step["mean_s"] < max(each)
+    assert tables.main([str(tmp_path), "--baseline", "ddp-dp2"]) == 0
+    assert "Messages per step and rank" in capsys.readouterr().out
+
+
+def test_what_is_missing_or_torn_is_named_and_the_rest_reported(tmp_path, capsys):
+    write_run(tmp_path, 1)
+    two = write_run(tmp_path, 2, gpus=2)
+    eight = write_run(tmp_path, 3, gpus=8, tp=2, pp=2)
+    (two / "breakdown" / "rank1.csv").unlink()
+    torn = eight / "breakdown" / "rank3.csv"
+    torn.write_text(torn.read_text()[:-20])  # a killed writer's last row
+    damaged = eight / "breakdown" / "rank5.csv"
+    damaged.write_text(damaged.read_text().replace("0.", "x.", 1))
+    fixture_runs.write(tmp_path, fixture_runs.facts("s", "ddp", engine="ddp", gpus=4))
+    assert tables.main([str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert any("ddp-dp2/breakdown: no rows of rank 1" in line for line in lines)
+    assert any("rank5.csv:2" in line for line in lines)
+    assert any("ddp-dp4: no breakdown" in line for line in lines)
+    assert len(lines) == 3
+    assert "ddp-dp2: 1 of 2 ranks" in out and "ddp-dp2: needs every rank" in out
+    one, _ = tables.read(eight)
+    assert sorted(one.ranks) == [0, 1, 2, 3, 4, 6, 7]
+
+
+def test_nothing_readable_is_one_line_and_exit_2(tmp_path, capsys):
+    path = write_run(tmp_path, 1)
+    (path / "breakdown" / "rank0.csv").write_text("not,these,columns\n")
+    assert tables.main([str(path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+# --- the 2024 study's epoch report ----------------------------------------------------------------
+
+
+def test_the_epoch_report_is_read_back(tmp_path):
+    path = write_run(tmp_path, 1, gpus=2)
+    spec = replace(settings(gpus=2, steps=20), epochs=2)
+    ranks, _ = read_breakdown(path, 2)
+    steps = [{"step": step, "loss": float(step)} for step in range(1, 21)]
+    lines = breakdown.epoch_lines(spec, ranks, steps, [(10, 3.5), (20, 2.5)])
+    log = tmp_path / "epochs.log"
+    log.write_text("\n".join(lines) + "\n")
+    record = readers.read(log)
+    assert record.format == "rank epochs" and record.gpus == 2
+    assert [(r["rank"], r["epoch"]) for r in record.extra["ranks"]] == [
+        (rank, epoch) for epoch, rank in itertools.product((0, 1), (0, 1))
+    ]
+    first = record.extra["ranks"][0]
+    rows = ranks[0][:10]
+    assert first["epoch_s"] == pytest.approx(sum(r["elapsed_s"] for r in rows), abs=1e-4)
+    compute = sum(r["forward_s"] + r["backward_s"] + r["optimizer_s"] for r in rows)
+    assert first["compute_s"] == pytest.approx(compute, abs=1e-4)
+    comm = sum(r[f"{axis}_s"] for r in rows for axis in AXES)
+    assert first["comm_s"] == pytest.approx(comm, abs=1e-4)
+    assert first["train_loss"] == 5.5
+    assert [average["val_loss"] for average in record.extra["averages"]] == [3.5, 2.5]
+
+
+def test_a_run_that_goes_on_keeps_its_rows_and_tells_repeated_steps_once(tmp_path):
+    for first, last, seconds in ((1, 5, 1.0), (4, 8, 2.0)):  # killed in step 6, saved after step 3
+        file = BreakdownFile(tmp_path, 0)
+        for step in range(first, last + 1):
+            row = dict.fromkeys(BREAKDOWN_COLUMNS, 0)
+            file.write(row | {"first_step": step, "last_step": step, "elapsed_s": seconds})
+        path = tmp_path / "breakdown" / "rank0.csv"
+        path.write_text(path.read_text() + "0,6,")
+    rows = read_breakdown(tmp_path, 1)[0][0]
+    assert [row["last_step"] for row in rows] == list(range(1, 9))
+    assert [row["elapsed_s"] for row in rows] == [1.0] * 3 + [2.0] * 5
+
+
+def test_the_csv_is_what_the_columns_say(tmp_path):
+    path = write_run(tmp_path, 1)
+    with (path / "breakdown" / "rank0.csv").open() as lines:
+        assert next(csv.reader(lines)) == list(BREAKDOWN_COLUMNS)

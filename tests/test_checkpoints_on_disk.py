@@ -1,0 +1,346 @@
+"""A checkpoint is whole or absent, what is damaged is found and named, and nothing is unpickled.
+
+One process, an engine that is a few tensors: the disk is what is tested here.
+"""
+
+import errno
+import json
+import math
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.config import preset
+from models.gpt import parameter_shapes
+from models.weights import read_weights
+from parallel import checkpoint, saved
+from parallel.checkpoint import KINDS, Checkpointer, Reader, State, hold
+from parallel.saved import Damaged
+from parallel.spec import resolve
+
+SIZES = {"n_layer": 1, "hidden": 8, "n_head": 2, "vocab_size": 11, "max_seq_len": 4}
+FACTS = {"run": "r", "git": {"commit": "c"}, "data": {"path": "d", "sha256": "s"}}
+
+
+class Engine:
+    """Holds the whole model; its values say how many steps it has taken."""
+
+    def __init__(self, value: float = 0.0):
+        shapes = parameter_shapes(preset("tiny", **SIZES))
+        self.tensors = {n: {k: torch.zeros(s) for k in KINDS} for n, s in shapes.items()}
+        self.adam_step = 0
+        self.set(value)
+
+    def set(self, value: float) -> None:
+        for number, name in enumerate(self.tensors):
+            for kind, tensor in self.tensors[name].items():
+                tensor.copy_(torch.arange(tensor.numel()).view_as(tensor) + number)
+                tensor.add_(value * (1 + KINDS.index(kind)))
+
+    def state(self) -> State:
+        held = []
+        for name, tensors in self.tensors.items():
+            shape = tuple(tensors["param"].shape)
+            held += hold(name, shape, (0,) * len(shape), shape, 0, tensors)
+        return State(held, self.adam_step)
+
+    def restore(self, adam_step: int, scaler: dict) -> None:
+        self.adam_step = adam_step
+
+
+def saver_of(engine: Engine, save: Path, **chosen) -> Checkpointer:
+    wanted = {**SIZES, "save_interval": 1, "keep_last": 0, "steps": 100, **chosen}
+    return Checkpointer(engine, resolve(("test", wanted)), FACTS, save, 0, 1)
+
+
+def save_some(save: Path, steps: list[int], **chosen) -> Checkpointer:
+    engine = Engine()
+    saver = saver_of(engine, save, **chosen)
+    for step in steps:
+        engine.set(step)
+        engine.adam_step = step
+        saver.save(step)
+    saver.wait()
+    return saver
+
+
+def equal(one: Engine, other: Engine) -> bool:
+    return all(
+        torch.equal(one.tensors[n][k], other.tensors[n][k]) for n in one.tensors for k in KINDS
+    )
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_what_was_saved_comes_back(behind, tmp_path):
+    save_some(tmp_path, [1, 2], async_save=behind)
+    assert (tmp_path / "latest").read_text() == "step-00000002\n"
+    engine = Engine()
+    saver = saver_of(engine, tmp_path)
+    assert saver.load(tmp_path) == 2 and engine.adam_step == 2
+    assert equal(engine, Engine(2.0))
+    assert saver.load(tmp_path / "step-00000001") == 1 and equal(engine, Engine(1.0))
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_training_on_does_not_change_what_is_being_saved_behind_it(tmp_path):
+    engine = Engine(1.0)
+    saver = saver_of(engine, tmp_path, async_save=True)
+    saver.save(1)
+    engine.set(7.0)
+    saver.wait()
+    saver_of(again := Engine(), tmp_path).load(tmp_path)
+    assert equal(again, Engine(1.0))
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) * 2 // 3] ^= 4
+    path.write_bytes(content)
+
+
+def tear(path: Path) -> None:
+    """The size is right, but the end never reached the disk."""
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
+
+
+RANK, MANIFEST = "rank-00000.safetensors", "manifest.json"
+
+
+@pytest.mark.parametrize("hurt", [truncate, flip, tear, Path.unlink])
+@pytest.mark.parametrize("name", [RANK, MANIFEST])
+def test_damage_is_found_named_and_gone_around_when_asked(hurt, name, tmp_path):
+    save_some(tmp_path, [1, 2])
+    hurt(tmp_path / "step-00000002" / name)
+    engine = Engine()
+    with pytest.raises(Damaged, match=f"step-00000002/{name}.*--load-previous"):
+        saver_of(engine, tmp_path).load(tmp_path)
+    assert equal(engine, Engine())  # nothing was loaded before all of it was looked at
+    saver = saver_of(engine, tmp_path, load_previous=True)
+    assert saver.load(tmp_path) == 1 and equal(engine, Engine(1.0))
+    assert name in saver.events()[0].line()
+
+
+def test_a_checkpoint_that_latest_names_and_is_gone_is_missed(tmp_path):
+    save_some(tmp_path, [1, 2])
+    for path in (tmp_path / "step-00000002").iterdir():
+        path.unlink()
+    (tmp_path / "step-00000002").rmdir()
+    with pytest.raises(Damaged, match="step-00000002"):
+        saver_of(Engine(), tmp_path).load(tmp_path)
+    assert saver_of(Engine(), tmp_path, load_previous=True).load(tmp_path) == 1
+
+
+def test_when_all_are_damaged_all_are_named(tmp_path):
+    save_some(tmp_path, [1, 2])
+    for step in (1, 2):
+        flip(tmp_path / saved.name_of(step) / RANK)
+    with pytest.raises(Damaged, match="step-00000002.*step-00000001"):
+        saver_of(Engine(), tmp_path, load_previous=True).load(tmp_path)
+
+
+def test_verify_names_what_is_damaged(tmp_path, capsys):
+    save_some(tmp_path, [1, 2])
+    assert checkpoint.main(["verify", str(tmp_path)]) == 0
+    flip(tmp_path / "step-00000001" / RANK)
+    assert checkpoint.main(["verify", str(tmp_path)]) == 1
+    assert f"step-00000001/{RANK} is damaged" in capsys.readouterr().out
+    assert checkpoint.main(["verify", str(tmp_path / "nowhere")]) == 2
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_full_disk_ends_the_save_and_not_the_run(behind, tmp_path, monkeypatch):
+    saver = save_some(tmp_path, [1], async_save=behind)
+
+    def full(*_):
+        (tmp_path / ".step-00000002.partial" / RANK).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device", RANK)
+
+    saver.events()
+    monkeypatch.setattr(checkpoint, "write_file", full)
+    saver.save(2)
+    saver.wait()
+    (event,) = saver.events()
+    assert "could not save" in event.line() and "No space left" in event.line()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-00000001"]
+    assert saver_of(Engine(), tmp_path).load(tmp_path) == 1
+    monkeypatch.undo()
+    saver.save(3)
+    saver.wait()
+    assert saved.steps_in(tmp_path) == [1, 3]
+
+
+def test_a_disk_without_room_is_not_even_begun_to_be_filled(tmp_path, monkeypatch):
+    saver = saver_of(Engine(), tmp_path)
+    usage = SimpleNamespace(free=saver.predicted_bytes() - 1)
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: usage)
+    saver.save(1)
+    assert "bytes are needed" in saver.events()[0].line()
+    assert saved.steps_in(tmp_path) == []
+
+
+def test_a_file_too_large_for_the_disk_is_a_full_disk(tmp_path):
+    """The real thing, from the kernel: a limit on file size."""
+    import resource
+    import signal
+
+    saver = save_some(tmp_path, [1])
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    heard = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, old[1]))
+    try:
+        saver.save(2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, heard)
+    assert [e.problem != "" for e in saver.events()] == [False, True]
+    assert saver_of(Engine(), tmp_path).load(tmp_path) == 1
+
+
+def test_what_a_killed_writer_left_is_tidied_and_never_loaded(tmp_path):
+    save_some(tmp_path, [1])
+    partial = saved.begin(tmp_path, 2)
+    (partial / RANK).write_bytes(b"half")
+    (tmp_path / ".step-00000000.old").mkdir()
+    saver = saver_of(Engine(), tmp_path)
+    assert saver.load(tmp_path) == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-00000001"]
+
+
+def test_retention_keeps_the_last_and_every_nth(tmp_path):
+    save_some(tmp_path, list(range(1, 10)), keep_last=2, keep_every=4)
+    assert saved.steps_in(tmp_path) == [4, 8, 9]
+    assert not list(tmp_path.glob(".step*"))
+
+
+class Bomb:
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def test_a_pickle_in_the_folder_is_not_executed(tmp_path):
+    save_some(tmp_path / "ck", [1, 2])
+    folder, exploded = tmp_path / "ck" / "step-00000002", tmp_path / "exploded"
+    bomb = pickle.dumps(Bomb(exploded))
+    pickle.loads(pickle.dumps(Bomb(tmp_path / "works")))
+    assert (tmp_path / "works").exists()  # so it would have
+    for name in ("model.pt", "rank-00000.pt", "pytorch_model.bin"):
+        (folder / name).write_bytes(bomb)
+    assert saver_of(Engine(), tmp_path).load(folder) == 2
+    # In the place of the tensors, with the sizes and checksums of a manifest forged to fit.
+    (folder / RANK).write_bytes(bomb)
+    manifest = saved.read_manifest(folder)
+    manifest["files"][0] |= {"bytes": len(bomb), "crc32": saved.zlib.crc32(bomb)}
+    saved.write_manifest(folder, manifest)
+    with pytest.raises(Damaged, match="no safetensors file"):
+        saver_of(Engine(), tmp_path).load(folder)
+    # And as the manifest itself, or a file elsewhere.
+    manifest["files"][0]["path"] = "../../bomb"
+    saved.write_manifest(folder, manifest)
+    (tmp_path / "bomb").write_bytes(bomb)
+    with pytest.raises(Damaged, match="names a file elsewhere"):
+        saver_of(Engine(), tmp_path).load(folder)
+    (folder / MANIFEST).write_bytes(bomb)
+    with pytest.raises(Damaged, match=MANIFEST):
+        saver_of(Engine(), tmp_path).load(folder)
+    assert not exploded.exists()
+
+
+def test_sizes_are_predicted_and_checked(tmp_path):
+    saver = save_some(tmp_path, [1])
+    n_params = preset("tiny", **SIZES).n_params
+    assert saver.predicted_bytes() == 12 * n_params
+    manifest = saved.read_manifest(tmp_path / "step-00000001")
+    assert manifest["state_bytes"] == 12 * n_params
+    on_disk = (tmp_path / "step-00000001" / RANK).stat().st_size
+    assert 12 * n_params < on_disk < 12 * n_params + 30_000  # a header, and random states
+
+    engine = Engine()
+    del engine.tensors["norm.bias"]
+    saver = saver_of(engine, tmp_path / "less")
+    saver.save(1)
+    assert "predicted were" in saver.events()[0].problem
+    assert saved.steps_in(tmp_path / "less") == []
+
+
+def test_weights_alone_are_exported_and_start_a_new_training(tmp_path):
+    saver = save_some(tmp_path, [2], export_weights=2)
+    assert [e.event for e in saver.events()] == ["save", "export"]
+    weights = read_weights(tmp_path / "weights-00000002")
+    assert weights.dtype == "bf16" and weights.facts["step"] == 2
+    tensors = dict(weights.tensors())
+    engine = Engine()
+    assert saver_of(engine, tmp_path).load(tmp_path / "weights-00000002") == 0
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, Engine(2.0).tensors[name]["param"].bfloat16())
+        assert torch.equal(tensor.float(), engine.tensors[name]["param"])
+    out = str(tmp_path / "fp32")
+    assert checkpoint.main(["export", str(tmp_path), out, "--dtype", "fp32"]) == 0
+    exact = dict(read_weights(Path(out)).tensors())
+    assert all(torch.equal(v, Engine(2.0).tensors[n]["param"]) for n, v in exact.items())
+
+
+def test_another_models_checkpoint_is_refused_in_words(tmp_path):
+    save_some(tmp_path, [1])
+    other = saver_of(Engine(), tmp_path, hidden=16)
+    with pytest.raises(checkpoint.UsageError, match="hidden 8 not 16"):
+        other.load(tmp_path)
+    with pytest.raises(checkpoint.UsageError, match="no checkpoint at"):
+        other.load(tmp_path / "step-00000009")
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_cut_reads_back_as_any_other(data, tmp_path_factory):
+    """Pieces written by one layout (boxes along one dimension, runs of elements in each, rows that
+    pad the vocabulary) give every part of another exactly."""
+    shape = data.draw(st.tuples(st.integers(1, 7), st.integers(1, 6)))
+    whole = torch.randn(shape)
+
+    def boxes(parts: int, dim: int):
+        n = -(-shape[dim] // parts)  # padded
+        for index in range(parts):
+            offset = tuple(index * n if d == dim else 0 for d in (0, 1))
+            yield offset, tuple(n if d == dim else shape[d] for d in (0, 1))
+
+    def pieces(parts: int, dim: int, runs: int):
+        padded = torch.zeros(shape[0] + 10, shape[1] + 10)
+        padded[: shape[0], : shape[1]] = whole
+        for offset, part in boxes(parts, dim):
+            box = padded[offset[0] : offset[0] + part[0], offset[1] : offset[1] + part[1]]
+            flat = box.reshape(-1)
+            cuts = sorted(data.draw(st.integers(0, flat.numel())) for _ in range(runs - 1))
+            for a, b in zip([0, *cuts], [*cuts, flat.numel()], strict=True):
+                tensors = {k: flat[a:b] * (1 + i) for i, k in enumerate(KINDS)}
+                yield from hold("w", shape, offset, part, a, tensors)
+
+    def layout():
+        parts = data.draw(st.integers(1, shape[0]))
+        # megatron pads the vocabulary's rows only; other dimensions are divided exactly
+        dim = data.draw(st.sampled_from((0, 1)))
+        parts = parts if dim == 0 else math.gcd(parts, shape[1])
+        return list(pieces(parts, dim, data.draw(st.integers(1, 3))))
+
+    folder = tmp_path_factory.mktemp("cut")
+    files = []
+    for number, piece in enumerate(layout()):
+        files.append(checkpoint.write_file(folder / f"f{number}.safetensors", [piece], {}))
+    reader = Reader(folder, json.loads(json.dumps({"files": files})))
+    for piece in layout():
+        for kind in KINDS:
+            wanted = piece.tensors[kind].clone()
+            piece.tensors[kind] = torch.full_like(wanted, math.nan)
+            reader.fill(piece, kind)
+            assert torch.equal(piece.tensors[kind], wanted)

@@ -1,0 +1,91 @@
+"""A run that goes on from a checkpoint is the run that never stopped; so is another layout's or
+another engine's, within what engines differ by anyway."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from parallel import saved
+from tests.conftest import ROOT, run_module
+
+pytestmark = pytest.mark.slow
+
+# The first writes the checkpoint that the others go on from; the last one's goes back to the first.
+NAMES = (
+    "megatron:tp=2,pp=2",
+    "deepspeed_pipe:pp=2,tp=2",
+    "ddp",
+    "deepspeed_zero:zero_stage=3",
+    "deepspeed_zero:tp=2,zero_stage=1",
+    "megatron:pp=4",
+    "megatron:tp=4",
+    "megatron:pp=2,zero_stage=1",
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, tokens):
+    """What tests/checkpoint_worker.py found, on 4 ranks, and where its checkpoints are."""
+    out = tmp_path_factory.mktemp("resume")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node=4", "tests/checkpoint_worker.py", str(out), str(tokens), *NAMES]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = [x for x in done.stdout.splitlines() if x.startswith('{"straight"')]
+    return out, json.loads(line)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_layout_goes_on_bit_for_bit(name, trained):
+    _, found = trained
+    assert found["same"][name] == found["straight"][name][2:]
+    assert found["bits"][name]  # weights and both moments of every rank, after the last step
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_layout_and_engine_go_on_with_the_same_curve(name, trained):
+    _, found = trained
+    straight = found["straight"][NAMES[0]][2:]
+    for ours, theirs in zip(found["crossed"][name], straight, strict=True):
+        assert abs(ours[0] - theirs[0]) <= 2e-4
+        assert abs(ours[1] / theirs[1] - 1) <= 2e-3
+    # Without the moments it would be another curve: the bar can be missed.
+    assert abs(straight[1][0] - straight[0][0]) > 0.1
+
+
+def test_one_process_goes_on_from_four_and_the_moments_matter(trained, tokens, tmp_path):
+    out, found = trained
+    folder = out / "megatron-tp2-pp2"
+    flags = ["--n-layer", "4", "--hidden", "32", "--n-head", "4", "--vocab-size", "257"]
+    flags += ["--max-seq-len", "16", "--steps", "4", "--lr", "1e-2", "--min-lr", "1e-3"]
+    flags += ["--warmup-steps", "1", "--global-batch", "8", "--device", "cpu"]
+    flags += ["--data", str(tokens), "--out", str(tmp_path / "run")]
+    load = str(folder / saved.name_of(2))
+    done = run_module("parallel.train", *flags, "--load", load)
+    assert done.returncode == 0, done.stderr
+    rows = (tmp_path / "run" / "steps.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[0] for row in rows] == ["3", "4"]
+    for row, theirs in zip(rows, found["straight"][NAMES[0]][2:], strict=True):
+        assert abs(float(row.split(",")[2]) - theirs[0]) <= 2e-4
+    events = (tmp_path / "run" / "checkpoints.csv").read_text().splitlines()
+    assert events[0] == "event,step,blocked_s,total_s,bytes,ranks"
+    assert events[1].startswith("load,2,")
+
+
+def test_a_manifest_says_what_it_is(trained):
+    out, _ = trained
+    manifest = saved.verify(out / "megatron-tp2-pp2" / saved.name_of(2))
+    assert manifest["layout"]["tp"] == manifest["layout"]["pp"] == 2
+    assert manifest["adam_step"] == manifest["data"]["next_step"] == 2
+    assert manifest["state_bytes"] == 12 * manifest["n_params"]
+    assert len(manifest["files"]) == manifest["world_size"] == 4

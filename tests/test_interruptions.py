@@ -1,0 +1,218 @@
+"""Signals save and interrupt, the same command goes on, and a rank that hangs is named."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from parallel import artifacts, saved, sweep, watch
+from parallel.artifacts import RunFolder, read_run, read_status
+from tests.conftest import ROOT
+from tests.test_failures import rank_process, steps_so_far, wait_for
+
+TRAIN = "parallel.train"
+SMALL = ["--n-layer", "1", "--hidden", "16", "--n-head", "2", "--max-seq-len", "16"]
+SMALL += ["--eval-steps", "1", "--device", "cpu", "--global-batch", "4"]
+
+
+def start(folder: Path, tokens: Path, steps: int, *flags: str, ranks: int = 2):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={ranks}", "-m", TRAIN, *SMALL, "--steps", str(steps)]
+    command += ["--data", str(tokens), "--out", str(folder), *flags]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def end(launcher: subprocess.Popen) -> None:
+    if launcher.poll() is None:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+
+
+def test_signals_save_and_the_same_command_goes_on_to_the_same_curve(tokens, tmp_path):
+    """SIGTERM to the launcher, then SIGUSR1 to one rank, as Slurm sends it before the limit."""
+    alone, folder = tmp_path / "alone", tmp_path / "run"
+    flags = ["--save-interval", "100000", "--lr-schedule", "constant"]
+    launcher = start(folder, tokens, 250, *flags)
+    try:
+        wait_for(lambda: steps_so_far(folder) >= 3, 120, "three steps")
+        launcher.terminate()
+        assert launcher.wait(timeout=60) != 0
+        first = saved.steps_in(folder / "checkpoints")
+        status = read_status(folder)
+        assert status["state"] == artifacts.INTERRUPTED
+        assert status["reason"] == f"SIGTERM, saved step {first[-1]}"
+
+        launcher = start(folder, tokens, 250, *flags)
+        wait_for(lambda: steps_so_far(folder) >= first[-1] + 3, 120, "three steps more")
+        rank_process(launcher, 1).send_signal(signal.SIGUSR1)
+        assert launcher.wait(timeout=60) != 0
+        second = saved.steps_in(folder / "checkpoints")
+        assert second[-1] > first[-1]
+        assert "saved step" in read_status(folder)["reason"]
+        assert read_status(folder)["state"] == artifacts.INTERRUPTED
+
+        assert start(folder, tokens, 250, *flags).wait(timeout=120) == 0
+        assert start(alone, tokens, 250, "--lr-schedule", "constant").wait(timeout=120) == 0
+    finally:
+        end(launcher)
+    run, other = read_run(folder), read_run(alone)
+    assert run.state == artifacts.COMPLETE and len(run.facts["attempts"]) == 2
+    assert len(run.steps) == 250
+    for key in ("step", "loss", "grad_norm", "lr"):
+        assert [s[key] for s in run.steps] == [s[key] for s in other.steps]
+    assert run.metrics["epochs"][0]["optimizer_steps"] == 250
+    log = (folder / "train.log").read_text()
+    assert log.count("successfully loaded checkpoint") == 2
+
+
+def test_a_rank_that_hangs_is_named(tokens, tmp_path):
+    folder = tmp_path / "run"
+    launcher = start(folder, tokens, 1_000_000, "--hang-s", "4")
+    try:
+        wait_for(lambda: steps_so_far(folder) >= 3, 120, "three steps")
+        victim = rank_process(launcher, 1)
+        victim.suspend()
+        wait_for(lambda: read_status(folder)["state"] == artifacts.FAILED, 60, "the watchdog")
+        victim.kill()
+        assert launcher.wait(timeout=60) != 0
+    finally:
+        end(launcher)
+    reason = read_status(folder)["reason"]
+    assert "no progress for 4 s: rank 1 hangs and does not answer" in reason
+    assert "rank 0 is at" in reason and "ddp.py" in reason
+    assert "Thread" in (folder / "hang" / "rank-00000.txt").read_text()
+
+
+def test_a_rank_stuck_in_python_is_named_with_its_line(tmp_path):
+    """Two processes: one waits (in what counts as a collective), one sleeps in its own code."""
+    waits = tmp_path / "torch" / "distributed"
+    waits.mkdir(parents=True)
+    (waits / "waiting.py").write_text("import time\ndef all_reduce():\n    time.sleep(60)\n")
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "sys.path.insert(0, sys.argv[2])\n"
+        "from waiting import all_reduce\n"
+        "from parallel.watch import Watchdog\n"
+        "def read_slowly():\n    time.sleep(60)\n"
+        "rank = int(sys.argv[1])\n"
+        "say = lambda reason: print(reason, flush=True)\n"
+        "with Watchdog(Path(sys.argv[3]), rank, 2, 1.0, say):\n"
+        "    all_reduce() if rank else read_slowly()\n"
+    )
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(rank), str(waits), str(tmp_path / "hang")],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    said = [rank.communicate(timeout=30)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    assert all("rank 0 hangs at <string>:7 read_slowly" in line for line in said), said
+
+
+def test_a_watchdog_does_not_bark_while_there_is_progress(tmp_path):
+    def bark(reason: str) -> None:
+        raise AssertionError(reason)
+
+    with watch.Watchdog(tmp_path / "hang", 0, 1, 0.3, bark) as dog:
+        for _ in range(10):
+            time.sleep(0.1)
+            dog.tick()
+    assert not (tmp_path / "hang").exists()
+
+
+def a_stopped_run(folder: Path, spec, state: str) -> None:
+    run = RunFolder(folder)
+    run.begin({"run": "ddp", "spec": spec.settings()})
+    (folder / "checkpoints" / saved.name_of(2)).mkdir(parents=True)
+    run.fail("killed", 0) if state == artifacts.FAILED else run.interrupt("SIGTERM")
+    run.close()
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_a_sweep_restarts_what_has_a_checkpoint_so_often_and_no_more(
+    restarts, tokens, tmp_path, monkeypatch
+):
+    from parallel.study import load_study
+
+    path = tmp_path / "study.toml"
+    path.write_text(f'question = "?"\n[defaults]\nsave_interval = 2\ndata = "{tokens}"\n[[run]]\n')
+    study, started = load_study(path), []
+
+    class Fails:
+        def __init__(self, command, **_):
+            started.append(command)
+            folder = tmp_path / "out" / "ddp"
+            go_on = saved.resumable(folder, study.run("ddp").settings())
+            assert go_on == (len(started) > 1)
+            run = RunFolder(folder)
+            run.begin({"run": "ddp", "spec": study.run("ddp").settings()}, go_on=go_on)
+            run.close()
+            (folder / "checkpoints" / saved.name_of(2)).mkdir(parents=True, exist_ok=True)
+            run.fail("killed", 0)
+
+        wait = poll = lambda self, **_: 1
+        __enter__ = lambda self: self  # noqa: E731
+        __exit__ = lambda self, *_: None  # noqa: E731
+
+    fake = SimpleNamespace(**{**vars(subprocess), "Popen": Fails})
+    monkeypatch.setattr(sweep, "subprocess", fake)
+    failed = sweep.sweep(study, ["ddp"], tmp_path / "out", False, max_restarts=restarts)
+    assert failed == ["ddp"] and len(started) == 1 + restarts
+
+
+def test_only_a_stopped_attempt_of_the_same_run_is_gone_on_with(tokens, tmp_path):
+    from parallel.spec import resolve
+
+    spec = resolve(("test", {"save_interval": 2}))
+    a_stopped_run(tmp_path / "run", spec, artifacts.INTERRUPTED)
+
+    def goes_on(**changed) -> bool:
+        again = resolve(("test", {"save_interval": 2, **changed}))
+        return saved.resumable(tmp_path / "run", again.settings())
+
+    assert goes_on() and goes_on(save_interval=5) and goes_on(log_interval=3)
+    assert not goes_on(lr=1e-2) and not goes_on(resume=False) and not goes_on(save_interval=0)
+    RunFolder(tmp_path / "run")._write_status(artifacts.COMPLETE, "", 0)
+    assert not goes_on()
+
+
+def test_a_line_cut_short_by_a_kill_is_taken_away_before_the_next(tmp_path):
+    from parallel.spec import resolve
+
+    spec = resolve(("test", {"save_interval": 2}))
+    a_stopped_run(tmp_path / "run", spec, artifacts.FAILED)
+    row = {"step": 1, "step_s": 1.0, "loss": 2.0, "grad_norm": 1.0, "lr": 1.0}
+    row |= {"loss_scale": 1.0, "skipped": 0, "tokens": 4}
+    folder = RunFolder(tmp_path / "run")
+    for step, loss in ((1, 9.0), (2, 8.0), (3, 7.0)):
+        if step == 1:
+            folder.begin({"run": "ddp"}, go_on=True)
+        folder.step(row | {"step": step, "loss": loss})
+    folder.close()
+    with (tmp_path / "run" / "steps.csv").open("a") as file:
+        file.write("4,0.1,6.")
+    folder.begin({"run": "ddp"}, go_on=True)
+    for step, loss in ((3, 7.0), (4, 6.0)):
+        folder.step(row | {"step": step, "loss": loss})
+    folder.close()
+    steps = read_run(tmp_path / "run").steps
+    assert [(s["step"], s["loss"]) for s in steps] == [(1, 9.0), (2, 8.0), (3, 7.0), (4, 6.0)]

@@ -1,0 +1,217 @@
+"""Profiles: nsys text, nsys SQLite and torch traces give their own figures, or one line why not."""
+
+import gzip
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from analysis import profile, scaling_report, tflops
+from analysis.records import Refusal
+from parallel import facts
+from parallel.spec import resolve
+from tests import fixture_runs
+from tests.conftest import run_module
+
+# Rows of the published GPT-2 study's second profile, nsys_stats_gn-0013.txt (200 MB buckets).
+SECOND = """\
+ ** NVTX Range Summary (nvtx_sum):
+
+ Time (%)  Total Time (ns)  Instances   Style                  Range
+ --------  ---------------  ---------  -------  ------------------------------------
+     24.5  62,14,25,70,603        320  PushPop  :train/backward
+     24.5  62,13,38,03,775        320  PushPop  :DeepSpeedEngine.backward
+     16.8  42,59,24,66,395        320  PushPop  :DeepSpeedEngine.allreduce_gradients
+      8.3  21,12,30,57,501        520  PushPop  NCCL:ncclAllReduce
+
+"""
+
+
+def test_the_first_published_profile_keeps_its_figures(shared):
+    file = "kadamrahul18+GPT2-Optimization/baseline_2026-01-26__nsys_stats_gn-0011.txt"
+    found = profile.read_profile(shared / "logs" / file)
+    assert found["all_reduce"]["name"] == ":DeepSpeedEngine.allreduce_gradients"
+    assert found["all_reduce"]["share"] == pytest.approx(0.408)
+    assert found["all_reduce"]["calls"] == found["all_reduce"]["kernel_instances"] == 42_748
+    assert found["backward"]["share"] == pytest.approx(0.539)
+    assert found["backward"]["total_s"] == pytest.approx(2765.967562725)
+    assert found["counts"]["ranges"] == 14244 * 2 + 15680 + 42748 + 8 + 14212 + 8 + 788 + 8 + 4
+
+
+def test_the_second_published_profile_keeps_its_figures(tmp_path):
+    (tmp_path / "nsys.txt").write_text(SECOND)
+    found = profile.read_profile(tmp_path / "nsys.txt")
+    assert found["all_reduce"]["share"] == pytest.approx(0.168)
+    assert found["all_reduce"]["calls"] == 520
+    assert found["backward"]["name"] == ":train/backward"
+
+
+def export(path: Path) -> Path:
+    """An Nsight Systems export: a domain, three ranges (one never closed), three kernels."""
+    base = sqlite3.connect(path)
+    base.executescript("""
+        CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT NOT NULL);
+        CREATE TABLE NVTX_EVENTS (start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL,
+            text TEXT, globalTid INTEGER, domainId INTEGER, textId INTEGER);
+        CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER NOT NULL, end INTEGER NOT NULL,
+            demangledName INTEGER NOT NULL, shortName INTEGER NOT NULL);
+        INSERT INTO StringIds VALUES (1, 'ncclAllReduce'), (2, 'ncclDevKernel_AllReduce_Sum'),
+            (3, 'gemm');
+        INSERT INTO NVTX_EVENTS VALUES (0, NULL, 75, 'NCCL', 16777216, 1, NULL),
+            (0, 600, 59, 'train/backward', 16777216, 0, NULL),
+            (100, 300, 59, NULL, 16777216, 1, 1), (300, 400, 59, NULL, 16777216, 1, 1),
+            (900, NULL, 60, 'train/forward', 16777216, 0, NULL),
+            (500, NULL, 34, 'a mark, no range', 16777216, 0, NULL),
+            (1000, 1000, 59, 'end', 16777216, 0, NULL);
+        INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (0, 300, 2, 2), (0, 600, 3, 3),
+            (600, 700, 3, 3);
+    """)
+    base.commit()
+    base.close()
+    return path
+
+
+def test_a_sqlite_export_gives_what_nsys_stats_would(tmp_path):
+    found = profile.read_profile(export(tmp_path / "nsys.sqlite"))
+    total_s = {e["name"]: (e["instances"], e["total_s"]) for e in found["ranges"]}
+    assert total_s == {
+        ":train/backward": (1, pytest.approx(600e-9)),
+        "NCCL:ncclAllReduce": (2, pytest.approx(300e-9)),
+        ":train/forward": (1, pytest.approx(100e-9)),
+        ":end": (1, 0),
+    }
+    assert found["backward"]["share"] == pytest.approx(0.6)
+    assert found["all_reduce"]["calls"] == 2
+    assert found["all_reduce"]["kernel_share"] == pytest.approx(0.3)
+    assert [e["instances"] for e in found["kernels"]] == [2, 1]
+
+
+def event(category: str, name: str, start: float, us: float, thread: int = 1) -> dict:
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "ts": start,
+        "dur": us,
+        "pid": 1,
+        "tid": thread,
+    }
+
+
+TRACE = [
+    event("user_annotation", "ProfilerStep#3", 0, 100),
+    event("user_annotation", "train/backward", 10, 60),
+    event("user_annotation", "gloo:all_reduce", 20, 20, thread=2),
+    event("cpu_op", "aten::linear", 10, 30),
+    event("cpu_op", "aten::mm", 15, 20),
+    event("cpu_op", "aten::mm", 50, 10),
+]
+
+
+def test_a_torch_trace_counts_an_operators_own_time(tmp_path):
+    path = tmp_path / "trace_rank3.json.gz"
+    path.write_bytes(
+        gzip.compress(json.dumps({"traceEvents": TRACE, "distributedInfo": {"rank": 3}}).encode())
+    )
+    found = profile.read_profile(path)
+    assert (found["rank"], found["steps"], found["profiled_s"]) == (3, 1, pytest.approx(100e-6))
+    own = {e["name"]: e["total_s"] for e in found["operators"]}
+    assert own == {"aten::mm": pytest.approx(30e-6), "aten::linear": pytest.approx(10e-6)}
+    assert found["backward"]["of_time"] == pytest.approx(0.6)
+    assert found["all_reduce"]["share"] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("cut.txt", SECOND.encode()[:-30], "truncated: line 8 ends inside a row of nvtx_sum"),
+        ("headless.txt", "\n".join(SECOND.splitlines()[:4]).encode() + b"\n\n", "has no rows"),
+        ("cut.json", json.dumps({"traceEvents": TRACE}).encode()[:-20], "truncated or no JSON"),
+        ("cut.json.gz", gzip.compress(b"[" * 999)[:-9], "truncated or no JSON"),
+        ("other.json", b'{"a": 1}', "no torch trace"),
+        ("empty.json", b"", "empty file"),
+        ("notes.txt", b"remember the milk\n", "no profile that is known"),
+        ("cut.sqlite", None, "truncated"),
+    ],
+)
+def test_a_cut_or_unknown_profile_is_one_line_and_the_rest_is_read(
+    name, content, why, tmp_path, capsys
+):
+    for run in ("bad", "good"):
+        (tmp_path / run / "profiles").mkdir(parents=True)
+    if content is None:
+        content = export(tmp_path / "whole.sqlite").read_bytes()[:-4096]
+    (tmp_path / "bad" / "profiles" / name).write_bytes(content)
+    (tmp_path / "good" / "profiles" / "nsys_stats_a.txt").write_text(SECOND)
+    with pytest.raises(Refusal):
+        profile.read_profile(tmp_path / "bad" / "profiles" / name)
+    assert profile.main([str(tmp_path / "bad"), str(tmp_path / "good")]) == 2
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1 and name in said.err and why in said.err
+    assert "16.8%" in said.out
+    summary = json.loads((tmp_path / "good" / "profiles" / profile.SUMMARY).read_text())
+    assert summary["profiles"][0]["all_reduce"]["calls"] == 520
+    assert not (tmp_path / "bad" / "profiles" / profile.SUMMARY).exists()
+
+
+def test_a_run_without_a_profile_is_one_line(tmp_path, capsys):
+    assert profile.main([str(tmp_path)]) == 2
+    assert "no profile here" in capsys.readouterr().err
+
+
+def test_a_profiled_run_is_in_no_headline(tmp_path, capsys):
+    spec = resolve(("test", {"profile_mode": "torch"}))
+    assert facts.profiler(spec, {}) == {"tool": "torch", "steps": "3-5", "ranks": "0"}
+    assert facts.profiler(resolve(), {}) is None
+    assert facts.profiler(resolve(), {"NSYS_PROFILING_SESSION_ID": "7"})["tool"] == "nsys"
+    plain = fixture_runs.facts("study", "ddp")
+    marked = fixture_runs.facts("study", "ddp", gpus=2) | {"profiler": facts.profiler(spec, {})}
+    for about in (plain, marked):
+        fixture_runs.write(tmp_path, about)
+    one, two = tflops.report([tmp_path]).rows
+    assert one["speedup"] == 1.0 and "profiled" not in one["notes"]
+    assert "profiled with torch: not a timing" in two["notes"]
+    for name in ("step_s", "tokens_per_s", "tflops", "mfu", "speedup", "efficiency"):
+        assert two[name] is None, name
+    assert scaling_report.main([str(tmp_path)]) == 0
+    report = json.loads((tmp_path / scaling_report.FILE).read_text())
+    assert [c["gpus"] for c in report["configurations"]] == [1]
+    assert "profiled with torch" in report["left_out"][0]
+    marked["run"], plain["run"], plain["baseline"] = "ddp", "other", "ddp"
+    for about in (plain, marked):
+        fixture_runs.write(tmp_path / "as-baseline", about)
+    rows = {row["run"]: row for row in tflops.report([tmp_path / "as-baseline"]).rows}
+    assert rows["other"]["speedup"] is None and "has no time" in rows["other"]["notes"]
+
+
+def test_every_rank_traces_its_ranges(tokens, tmp_path):
+    flags = ["--max-seq-len", "32", "--device", "cpu", "--steps", "3", "--eval-steps", "1"]
+    flags += ["--profile-mode", "torch", "--profile-steps", "2-3", "--profile-ranks", "all"]
+    out = ["--data", str(tokens), "--out", str(tmp_path / "run")]
+    done = run_module("parallel.train", *flags, *out, ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert profile.main([str(tmp_path / "run")]) == 0
+    summary = json.loads((tmp_path / "run" / "profiles" / profile.SUMMARY).read_text())
+    assert [p["rank"] for p in summary["profiles"]] == [0, 1]
+    for found in summary["profiles"]:
+        counted = {e["name"]: e["instances"] for e in found["ranges"]}
+        assert counted["train/forward"] == counted["train/backward"] == 2
+        assert counted["train/optimizer"] == 2 and counted["val/forward"] == 1
+        assert found["all_reduce"]["calls"] >= 2 and found["steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "why"),
+    [
+        ("profile_steps", "3-50", "not within steps 1 to 20"),
+        ("profile_steps", "a-b", "FIRST-LAST"),
+        ("profile_ranks", "1", "there are 1"),
+        ("profile_ranks", "some", "all or numbers"),
+    ],
+)
+def test_steps_and_ranks_that_are_not_there_are_refused(setting, value, why):
+    from models.errors import UsageError
+
+    with pytest.raises(UsageError, match=why):
+        resolve(("test", {"profile_mode": "torch", setting: value}))

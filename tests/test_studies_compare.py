@@ -1,0 +1,122 @@
+"""Repeats of a study become one report and one verdict; what is unfit is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis import compare, scaling_report
+from analysis.readers import read_all
+from analysis.repeats import log_ratio, student_t95
+from parallel.study import load_study
+from parallel.sweep import command_of
+from tests.conftest import ROOT
+from tests.fixture_runs import facts, write
+
+
+def repeats(folder: Path, times: dict[int, list[float]], **changes) -> None:
+    """Runs ddp-r1 ... on one GPU and ddp-dp2-r1 ... on two, and so on."""
+    for gpus, seconds in times.items():
+        for number, step_s in enumerate(seconds, start=1):
+            about = facts("s", "ddp-r1", engine="ddp", gpus=gpus)
+            about |= {"configuration": about["run"], "repeat": number}
+            about["run"] += f"-r{number}"
+            write(folder, about | changes, step_s=step_s)
+
+
+def report_of(folder: Path) -> dict:
+    assert scaling_report.main([str(folder)]) == 0
+    return json.loads((folder / "scaling_report.json").read_text())
+
+
+def test_the_report_has_each_configuration_with_its_interval(tmp_path):
+    repeats(tmp_path, {1: [1.0, 1.1, 0.9], 2: [0.5, 0.55, 0.45]})
+    found = report_of(tmp_path)
+    one, two = found["configurations"]
+    assert (found["baseline"], found["scaling"], found["left_out"]) == ("ddp", "strong", [])
+    assert (one["n"], two["n"], two["runs"][0]) == (3, 3, "ddp-dp2-r1")
+    assert two["speedup_vs_1gpu"] == pytest.approx(2.0)
+    assert two["scaling_efficiency"] == pytest.approx(1.0)
+    step = one["step_s"]
+    half = student_t95(2) * step["stdev"] / 3**0.5
+    assert step["ci95"] == pytest.approx([step["mean"] - half, step["mean"] + half])
+    assert scaling_report.main([str(tmp_path)]) == 0  # its own report is no log
+
+
+def test_other_commits_are_an_invalid_comparison_and_failed_runs_are_named(tmp_path):
+    repeats(tmp_path, {1: [1.0]})
+    repeats(tmp_path, {2: [0.5]}, git={"commit": "e" * 40, "dirty": False})
+    write(tmp_path, facts("s", "ddp-r1", engine="ddp", gpus=4), fail="SIGTERM (rank 1)")
+    found = report_of(tmp_path)
+    assert (
+        "commit eeeeeeeeee here, cccccccccc" in found["configurations"][1]["invalid_comparison"][0]
+    )
+    assert found["configurations"][1]["speedup_vs_1gpu"] is None
+    assert found["left_out"] == ["ddp-dp4: cancelled: SIGTERM (rank 1)"]
+
+
+def test_students_t_is_the_printed_tables():
+    known = {1: 12.706, 2: 4.303, 3: 3.182, 9: 2.262, 30: 2.042, 120: 1.980}
+    assert {df: round(student_t95(df), 3) for df in known} == known
+
+
+def test_pairs_cancel_what_drifts():
+    a = [1.00, 1.20, 1.40, 1.60]
+    b = [x / 1.05 for x in a]
+    assert log_ratio(a, b, paired=True)[1] > 0 > log_ratio(a, b)[1]
+
+
+def test_a_study_is_compared_with_its_baseline_by_pairs_and_only_at_one_commit(tmp_path, capsys):
+    repeats(tmp_path, {1: [1.0, 1.2, 1.4]})
+    about = facts("s", "ddp-r1", engine="ddp", seed=7)
+    for number, step_s in enumerate([0.91, 1.09, 1.27], start=1):
+        run = {"run": f"b-r{number}", "configuration": "b", "repeat": number}
+        write(tmp_path, about | run | {"git": {"commit": "e" * 40, "dirty": True}}, step_s=step_s)
+    assert compare.main([str(tmp_path), "--format", "json"]) == 1
+    (said,) = json.loads(capsys.readouterr().out)
+    assert said["verdict"] is None and "commit" in said["doubts"][0] and said["differ"] == ["seed"]
+    assert compare.main([str(tmp_path), "--any-commit", "--format", "json"]) == 0
+    (said,) = json.loads(capsys.readouterr().out)
+    assert (said["a"], said["b"], said["unit"]) == ("ddp", "b", "pairs of runs")
+    assert said["verdict"].startswith("B is faster by 10") and said["ratio"] == pytest.approx(
+        1.1, 1e-2
+    )
+    assert "changed working tree" in said["doubts"][0]
+
+
+def test_every_bad_metrics_file_is_one_line_and_the_others_are_reported(tmp_path, shared):
+    good = shared / "logs/kadamrahul18+GPT2-Optimization/1gpu__training_metrics.json"
+    content = json.loads(good.read_text())
+    for name, changes in {
+        "good": {},
+        "unmarked": {},
+        "future": {"schema_version": "3.0"},
+        "mixed": {"train_time_per_epoch": [1.0]},
+    }.items():
+        (tmp_path / name).mkdir()
+        text = json.dumps(content | changes)
+        (tmp_path / name / "training_metrics.json").write_text(text)
+    (tmp_path / "good" / "RUN_COMPLETE.txt").write_text("RUN_COMPLETE tokens_per_sec=1\n")
+    ours = write(tmp_path, facts("s", None, engine="ddp"))
+    metrics = {"schema_version": "2.0", "hardware": {"world_size": 8}}
+    (ours / "training_metrics.json").write_text(json.dumps(metrics))
+    records, refused = read_all([tmp_path])
+    assert sorted(Path(r.source).parent.name for r in records if r.format.startswith("tr")) == [
+        "good",
+        "unmarked",
+    ]
+    unmarked = next(r for r in records if "unmarked" in r.source)
+    assert unmarked.completed is False and "RUN_COMPLETE.txt is not beside" in unmarked.notes[-1]
+    reasons = "\n".join(map(str, refused))
+    assert len(refused) == 3
+    assert "schema_version '3.0' is not known" in reasons and "mixed schemas" in reasons
+    assert "8 ranks, but run.json started 1" in reasons
+
+
+def test_the_bucket_studies_interleave_and_run_in_one_allocation():
+    study = load_study(ROOT / "slurm/2-core_bucket_ab.toml")
+    rounds = [study.repeat_of[name][1] for name in study.settings]
+    assert rounds == sorted(rounds) and len(rounds) == 12
+    nodes = load_study(ROOT / "slurm/gpt2-two-nodes_bucket_ab.toml")
+    command = command_of(nodes, nodes.baseline, Path("out"), srun=True)
+    assert command[:5] == ["srun", "--nodes", "2", "--ntasks", "8"]
