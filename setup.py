@@ -20,6 +20,7 @@ setup(
         "numpy==2.4.6",
         "pandas==3.1.1",
         "matplotlib==3.11.2",
+        "scipy==1.17.1",
         "tqdm==4.70.1",
     ],
     extras_require={

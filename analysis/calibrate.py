@@ -39,7 +39,7 @@ HERE_PRIORS = fitting.PRIORS | {
     "latency": (5e-4, 1.5),
     "step": (0.01, 1.0),
     "micro": (3e-3, 1.0),
-    "engine": (1.05, 0.2),
+    "engine": (1.5, 0.5),
 }
 
 
@@ -65,8 +65,10 @@ def calibrate_here(
         measured["flops"], measured["memory_rate"], measured["link"], measured["link"], False
     )
     chosen = fitting.choose(rows.x, count)
+    # Ranks that share a core take turns: their seconds count as much shorter ones on cores of
+    # their own.
     many = machine.spread(len(chosen))
-    fit = fitting.fit(rows.x.take(chosen), many, rows.measured[chosen], HERE_PRIORS)
+    fit = fitting.fit(rows.x.take(chosen), many, rows.measured[chosen] / rows.crowd[chosen], HERE_PRIORS)
     return fit, chosen, machine
 
 
@@ -183,7 +185,7 @@ def _here(arguments: argparse.Namespace, out: Path) -> Table:
         raise UsageError(f"{len(rows.ids)} runs with a time: {arguments.fit} to fit and no other")
     measured = measure_here()
     fit, chosen, machine = calibrate_here(rows, arguments.fit, measured)
-    predicted = fit.seconds(rows.x, machine.spread(len(rows.ids)))
+    predicted = fit.seconds(rows.x, machine.spread(len(rows.ids))) * rows.crowd
     said = _said(predicted / rows.measured - 1, set(chosen.tolist()))
     facts = {"gpu": "this machine", "gpus_per_node": 2, "gpu_memory_gb": measured["memory_gb"]}
     constants = {"library_gb": 0.6, "fragments": 1.05}

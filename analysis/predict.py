@@ -28,10 +28,11 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 import numpy as np
 
 from analysis import fitting
-from analysis.rows import Rows, healthy, read_rows
+from analysis.rows import Rows, crowding, healthy, read_rows, settings_of
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
 from models import memory
 from models.errors import UsageError
+from parallel.columns import columns
 
 SPLITS = ("random", "leave-model-out", "leave-tp-out", "leave-one-out")
 INTERVAL = 1.2816  # standard deviations that hold the middle 80 % of a normal distribution
@@ -315,6 +316,25 @@ def table(result: dict[str, Any], what: str = "time") -> Table:
         )
     notes += [f"left out {row['id']}: {row['reason']}" for row in result["left_out"]]
     return Table(columns, result["rows"], notes=notes)
+
+
+def beside(records: list[Any], calibration: Any) -> list[float | None]:
+    """Predicted seconds of runs that were read from logs; None where their facts do not suffice."""
+    here = calibration.machine_override is not None
+    found: list[float | None] = []
+    for record in records:
+        try:
+            settings = settings_of(record, here)
+        except ValueError:
+            found.append(None)
+            continue
+        if not here:
+            settings |= {"gpus_per_node": calibration.gpus_per_node, "flash": calibration.flash}
+        x = columns(**settings)
+        machine = calibration.machine(settings["width"])
+        crowd = crowding(record) if here else 1.0
+        found.append(float(np.ravel(calibration.fit.seconds(x, machine))[0]) * crowd)
+    return found
 
 
 def main(argv: list[str] | None = None) -> int:

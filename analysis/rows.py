@@ -18,6 +18,7 @@ from analysis.timemodel import Machine, machine_of
 from models.errors import UsageError
 from models.hardware import planning_gpu
 from parallel.columns import Columns, columns
+from parallel.layout import OFFLOAD, RECOMPUTE
 
 NEEDED = ("gpu_type", "gpus", "hidden", "tp", "pp", "micro_batch", "seconds_per_iteration")
 WARM_UP = re.compile(r"first iteration|\bwarm-?up iteration", re.IGNORECASE)
@@ -29,12 +30,13 @@ class Rows:
     """The rows that can be modelled, and why the others cannot.
 
     measured: seconds per step, nan where there is none. memory_gb likewise. status: ok, OOM ...
-    fit: may be learnt from (not marked LINT). model: (layers, hidden) of each row, for splits.
+    crowd: how many threads shared a core. fit: may be learnt from (not marked LINT). model: (layers, hidden) of each row, for splits.
     """
 
     ids: list[str]
     x: Columns
     machine: Machine
+    crowd: np.ndarray
     measured: np.ndarray
     memory_gb: np.ndarray
     gpu_memory_gb: np.ndarray
@@ -246,6 +248,7 @@ def read_rows(paths: list[Path]) -> Rows:
         ids=[r["id"] for r, _, _ in found],
         x=columns(**settings),
         machine=Machine.stack(machines),
+        crowd=np.ones(len(found)),
         measured=np.where(ok, np.array([t for _, _, t in found]), np.nan),
         memory_gb=np.array([_number(r, "mem_gb") or math.nan for r, _, _ in found]),
         gpu_memory_gb=np.array([_number(r, "gpu_mem_gb") or math.nan for r, _, _ in found]),
@@ -307,8 +310,12 @@ def settings_of(record: Record, cpu: bool = False) -> dict[str, Any]:
     micro = record.micro_batch or 1
     precision = record.precision or "fp32"
     width = 4 if precision == "fp32" else 2
-    stage = int(getattr(record, "zero_stage", None) or 0)
-    offload = str(getattr(record, "extra", {}).get("facts", {}).get("offload", "none"))
+    layout = (record.extra.get("facts") or {}).get("layout") or {}
+    engine = (record.engine or "").lower()
+    # Of our own engines, those on megatron-core's layers are the other kind; see "engine".
+    other = "deepspeed" in engine
+    if cpu:
+        other = engine in ("megatron", "deepspeed_pipe") or (engine == "deepspeed_zero" and tp > 1)
     return {
         "layers": model["n_layer"],
         "hidden": model["hidden"],
@@ -322,16 +329,26 @@ def settings_of(record: Record, cpu: bool = False) -> dict[str, Any]:
         "dp": dp,
         "micro_batch": micro,
         "n_micro": max(1, round(record.global_batch / micro / dp)),
-        "zero_stage": stage,
-        "recompute": ("none", "selective", "full").index(record.recompute or "none"),
-        "sequence_parallel": bool(getattr(record, "sequence_parallel", False)),
-        "offload": ("none", "optimizer", "all").index(offload) if offload else 0,
+        "zero_stage": record.zero_stage or 0,
+        "recompute": RECOMPUTE.index(record.recompute or "none"),
+        "sequence_parallel": bool(layout.get("sequence_parallel")),
+        "offload": OFFLOAD.index(layout.get("offload") or "none"),
         "width": width,
         "grad_width": 4 if precision == "bf16" else width,
         "flash": cpu,
         "gpus_per_node": (record.gpus or 1) if cpu else 8,
-        "deepspeed": "deepspeed" in (record.engine or "").lower(),
+        "deepspeed": other,
     }
+
+
+def crowding(record: Record) -> float:
+    """Ranks' threads per core where there are more of them than cores, else 1."""
+    facts = record.extra.get("facts") or {}
+    host, spec = facts.get("host") or {}, facts.get("spec") or {}
+    ranks = host.get("ranks_per_node") or record.gpus or 1
+    if host.get("gpu") or not host.get("cores"):
+        return 1.0
+    return max(1.0, ranks * (spec.get("threads") or 1) / host["cores"])
 
 
 def rows_of_runs(paths: list[Path], cpu: bool = True) -> Rows:
@@ -363,6 +380,7 @@ def rows_of_runs(paths: list[Path], cpu: bool = True) -> Rows:
         x=columns(**{k: np.array([s[k] for _, s, *_ in found]) for k in found[0][1]}),
         machine=machine,
         measured=np.array([t for *_, t, _ in found]),
+        crowd=np.array([crowding(r) for *_, r in found]),
         memory_gb=nan,
         gpu_memory_gb=nan,
         status=["ok"] * n,

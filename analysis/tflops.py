@@ -193,6 +193,8 @@ def table(
         Column("engine", "engine"),
         *(Column(k, k, "d") for k in ("gpus", "tp", "pp", "vpp", "dp")),
         Column("step_s", "s/iter", ".4g"),
+        Column("predicted_s", "predicted s/iter", ".4g"),
+        Column("predicted_error", "error", "+.1%"),
         Column("tokens_per_s", "tokens/s", ".0f"),
         Column("tflops", f"TFLOP/s/GPU ({convention})", ".3g"),
         Column("printed_tflops", "printed", ".3g"),
@@ -203,7 +205,8 @@ def table(
         Column("verdict", "verdict"),
         Column("notes", "notes"),
     ]
-    empty = {k for k in ("printed_tflops", "mfu") if all(row[k] is None for row in found)}
+    seldom = ("printed_tflops", "mfu", "predicted_s", "predicted_error")
+    empty = {k for k in seldom if all(row.get(k) is None for row in found)}
     columns = [c for c in columns if c.key not in empty]
     stated = ", ".join(baselines) or "none stated (--baseline NAME)"
     notes = [
@@ -233,6 +236,19 @@ def _check_baseline(records: list[Record], baseline: str | None) -> list[str]:
     return sorted({baseline or r.extra.get("baseline") for r in records} - {None})
 
 
+def _predicted(records: list[Record], cluster: str | None) -> list[float | None]:
+    """Predicted seconds of each run on a calibrated cluster; None without one.
+
+    Raises:
+        UsageError: no such calibration.
+    """
+    if not cluster:
+        return [None] * len(records)
+    from analysis import calibration, predict
+
+    return predict.beside(records, calibration.load_calibration(cluster))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Print the scaling table of what is at the paths."""
     parser = argparse.ArgumentParser(
@@ -246,11 +262,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--scaling", choices=("strong", "weak"), default="strong")
     add_time_flags(parser)
     add_fact_flags(parser)
+    parser.add_argument("--predict", metavar="CLUSTER", help="predicted beside measured; or FILE")
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
     try:
         records, refused = load(arguments.paths, arguments)
         named = _check_baseline(records, arguments.baseline)
+        predicted = _predicted(records, arguments.predict)
     except UsageError as error:
         print(f"analysis.tflops: {error}", file=sys.stderr)
         return 2
@@ -264,6 +282,10 @@ def main(argv: list[str] | None = None) -> int:
         arguments.window,
         arguments.rule,
     )
+    for row, seconds in zip(found, predicted, strict=True):
+        row["predicted_s"] = seconds
+        if seconds and row["step_s"]:
+            row["predicted_error"] = seconds / row["step_s"] - 1
     if arguments.format == "json":
         print(json_objects(found), end="")
         return 0

@@ -216,8 +216,11 @@ def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     grads = 2.0 * share * x.grad_width
     gathers = np.where(x.deepspeed & (x.zero_stage > 0), share * x.width, 0.0)
     rate = ring_rate(x, machine, c)
-    once = (grads + gathers) / rate * c["exposed"]
-    zero3 = share * (2.0 * x.width + x.grad_width) / rate * x.n_micro * c["exposed"]
+    # DeepSpeed's stage 2 cannot accumulate whole gradients: it reduces every micro-batch.
+    times = np.where(x.zero_stage == 2, x.n_micro, 1)
+    once = (grads * times + gathers) / rate * c["exposed"]
+    calls = 3.0 * x.n_micro * x.layers * (x.dp > 1) * c["latency"]
+    zero3 = calls + share * (2.0 * x.width + x.grad_width) / rate * x.n_micro * c["exposed"]
     return np.where(x.zero_stage == 3, zero3, once)
 
 

@@ -1,0 +1,566 @@
+"""Which layouts fit a model on a cluster, how fast each would be, and why the others do not fit.
+
+    python -m analysis.plan --model 175b --cluster selene --gpus 512 --global-batch 1536
+    python -m analysis.plan --model 1t --gpu "H100 SXM" --gpus 10000 --global-batch 10000
+    python -m analysis.plan ... --why tp=8,pp=8,micro_batch=1 [--png FILE]
+    python -m analysis.plan ... --study slurm/planned.toml --top 5
+    python -m analysis.plan ... --scale FILE.png     # efficiency against GPUs, 8 to 16,384
+
+Every split of the GPUs by tp, pp, vpp and dp, every micro-batch, recompute policy, ZeRO stage and
+sequence parallelism is tried. What is printed is predicted, not measured; the interval holds 80 %.
+A cluster is a name (of analysis/calibrations or slurm/clusters.toml) or a calibration file.
+"""
+
+import argparse
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a script: find the rooms, not analysis/ itself
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import numpy as np
+
+from analysis import timemodel
+from analysis.calibration import Calibration, from_data_sheet, load_calibration
+from analysis.tables import FORMATS, Column, Table, emphasise
+from models import memory
+from models.config import GPTConfig, preset
+from models.errors import UsageError
+from models.flops import tflops_per_gpu
+from parallel.columns import Columns, columns, possible
+from parallel.layout import RECOMPUTE
+
+INTERVAL = 1.2816
+WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2}
+KEYS = ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage", "recompute")
+SCALE = tuple(2**i for i in range(3, 15))
+
+
+def divisors(n: int) -> list[int]:
+    """Whole numbers that divide n, ascending."""
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return small + [n // d for d in reversed(small) if d * d != n]
+
+
+def space(
+    config: GPTConfig,
+    cluster: Calibration,
+    gpus: int,
+    global_batch: int,
+    seq_len: int,
+    precision: str = "bf16",
+    flash: bool | None = None,
+    max_tp: int | None = None,
+    min_micro: int = 1,
+) -> Columns:
+    """Every layout of the model on that many GPUs, one row each; impossible ones are left out.
+
+    ZeRO 2 and 3 are DeepSpeed's, which has neither pipeline nor sequence parallelism with them.
+
+    Raises:
+        UsageError: no split of the GPUs and the batch exists; with the numbers.
+    """
+    if gpus < 1 or global_batch < 1:
+        raise UsageError(f"gpus {gpus} and global batch {global_batch} must be positive")
+    if seq_len > config.max_seq_len:
+        raise UsageError(f"seq_len {seq_len} exceeds the model's {config.max_seq_len} positions")
+    if cluster.max_gpus and gpus > cluster.max_gpus:
+        raise UsageError(f"{gpus} GPUs exceed the {cluster.max_gpus} of {cluster.name}")
+    most_tp = min(max_tp or cluster.gpus_per_node, cluster.gpus_per_node)
+    tps = [
+        t
+        for t in divisors(gpus)
+        if t <= most_tp and config.n_head % t == 0 and config.ffn_hidden % t == 0
+    ]
+    splits, batch_misfit, too_many = [], 0, 0
+    for tp in tps:
+        for pp in divisors(gpus // tp):
+            if config.n_layer % pp:
+                continue
+            dp = gpus // (tp * pp)
+            if global_batch % dp:
+                batch_misfit += 1
+                too_many += dp > global_batch
+                continue
+            for micro in divisors(global_batch // dp):
+                n_micro = global_batch // dp // micro
+                if n_micro < min_micro:
+                    continue
+                for vpp in divisors(config.n_layer // pp):
+                    if vpp == 1 or (pp > 1 and n_micro % pp == 0):
+                        splits.append((tp, pp, vpp, dp, micro, n_micro))
+    if not splits:
+        most = max(tps, default=1) * config.n_layer * global_batch
+        why = (
+            f"its {config.n_layer} layers, tp up to {most_tp} and a global batch of"
+            f" {global_batch} occupy at most {most} GPUs, in divisors of {gpus}"
+        )
+        if batch_misfit:
+            why += f"; {batch_misfit} splits leave a dp that does not divide {global_batch}"
+        raise UsageError(f"no layout of {gpus} GPUs: {why}")
+    table = np.array(splits)
+    policies = [
+        (recompute, zero, sp)
+        for recompute in range(3)
+        for zero in range(4)
+        for sp in ((0, 1) if zero < 2 else (0,))
+    ]
+    n, k = len(table), len(policies)
+    rows, policy = np.repeat(table, k, axis=0), np.tile(np.array(policies), (n, 1))
+    width = WIDTHS[precision]
+    x = columns(
+        config,
+        seq=seq_len,
+        tp=rows[:, 0],
+        pp=rows[:, 1],
+        vpp=rows[:, 2],
+        dp=rows[:, 3],
+        micro_batch=rows[:, 4],
+        n_micro=rows[:, 5],
+        recompute=policy[:, 0],
+        zero_stage=policy[:, 1],
+        sequence_parallel=policy[:, 2] > 0,
+        width=width,
+        grad_width=4 if precision == "bf16" else width,
+        flash=cluster.flash if flash is None else flash,
+        gpus_per_node=cluster.gpus_per_node,
+        deepspeed=policy[:, 1] > 1,
+    )
+    keep = possible(x, config.max_seq_len)
+    keep &= ~((x.zero_stage > 1) & (x.pp > 1))  # DeepSpeed: no ZeRO 2 or 3 with its pipeline
+    keep &= ~((x.zero_stage > 0) & (x.dp == 1))  # nothing to shard over: the same as stage 0
+    return x.take(keep)
+
+
+def usable_bytes(cluster: Calibration, margin: float) -> float:
+    """Bytes that a step may take on the fullest rank."""
+    return cluster.gpu_memory_gb * memory.GB * (1.0 - margin)
+
+
+def refusals(x: Columns, used: np.ndarray, cluster: Calibration, margin: float) -> list[str]:
+    """In words, why layouts do not fit: by tp x pp, the least any of them needs and its main part."""
+    limit = usable_bytes(cluster, margin)
+    said = []
+    for tp, pp in sorted({(int(t), int(p)) for t, p in zip(x.tp, x.pp, strict=True)}):
+        here = np.flatnonzero((x.tp == tp) & (x.pp == pp))
+        if (used[here] <= limit).any():
+            continue
+        least = here[np.argmin(used[here])]
+        pieces = _parts(x.take(np.array([least])), cluster)
+        part, size = max(pieces.items(), key=lambda item: item[1])
+        said.append(
+            f"tp {tp} x pp {pp}: all {len(here)} layouts need more than {limit / 1e9:.0f} GB, the"
+            f" least {used[least] / 1e9:.1f} GB ({_name(x, least)}), of it {size:.1f} GB {part}"
+        )
+    return said
+
+
+def _parts(x: Columns, cluster: Calibration) -> dict[str, float]:
+    """Gigabytes by part on the fullest rank of a single layout."""
+    every = [memory.parts(x, stage, cluster.memory) for stage in ("first", "middle", "last")]
+    if x.pp[0] < 3:
+        every.pop(1)
+    fullest = max(every, key=lambda parts: float(sum(parts.values())[0]))
+    return {name: float(np.asarray(v).ravel()[0]) / memory.GB for name, v in fullest.items()}
+
+
+def _name(x: Columns, i: int) -> str:
+    words = f"micro-batch {x.micro_batch[i]}, recompute {RECOMPUTE[x.recompute[i]]}"
+    return f"{words}, ZeRO {x.zero_stage[i]}" + ", sp" * bool(x.sequence_parallel[i])
+
+
+def rank(x: Columns, cluster: Calibration, margin: float) -> tuple[np.ndarray, ...]:
+    """(seconds, peak bytes, rows that fit from the fastest on)."""
+    machine = cluster.machine(int(x.width[0]))
+    seconds = cluster.fit.seconds(x, machine)
+    used = memory.peak(x, cluster.memory)
+    fits = np.flatnonzero(used <= usable_bytes(cluster, margin))
+    return seconds, used, fits[np.argsort(seconds[fits], kind="stable")]
+
+
+def rows_of(
+    x: Columns, order: np.ndarray, cluster: Calibration, config: GPTConfig
+) -> list[dict[str, Any]]:
+    """What is printed of the chosen layouts."""
+    part = x.take(order)
+    machine = cluster.machine(int(x.width[0])).spread(len(order))
+    terms = {
+        k: np.broadcast_to(v, (len(order),))
+        for k, v in timemodel.terms(part, machine, cluster.fit.constants).items()
+    }
+    seconds = sum(terms.values())
+    spread = cluster.fit.spread(part, machine)
+    used = memory.peak(part, cluster.memory) / memory.GB
+    collectives = timemodel.tensor_parallel(part, machine, cluster.fit.constants)
+    tp_s = part.n_micro * collectives * part.layers / part.pp
+    found = []
+    for i in range(len(order)):
+        layout = part.layout(i)
+        tokens = layout.global_batch * int(part.seq[i])
+        t = float(seconds[i])
+        found.append(
+            {
+                "rank": i + 1,
+                **{k: getattr(layout, k) for k in KEYS},
+                "sequence_parallel": "yes" if layout.sequence_parallel else "",
+                "predicted_s": t,
+                "low_s": t * float(np.exp(-INTERVAL * spread[i])),
+                "high_s": t * float(np.exp(INTERVAL * spread[i])),
+                "tflops": tflops_per_gpu(
+                    config, int(part.seq[i]), tokens, t, layout.world_size, "megatron"
+                ),
+                "memory_gb": float(used[i]),
+                "bubble": float(terms["bubble"][i] / t),
+                "communication": float(
+                    (tp_s[i] + terms["p2p"][i] + terms["data_parallel"][i] + terms["embedding"][i])
+                    / t
+                ),
+            }
+        )
+    return found
+
+
+def table(found: list[dict[str, Any]], notes: list[str]) -> Table:
+    """The ranked table."""
+    heading = {"micro_batch": "mbs", "n_micro": "micro-batches", "zero_stage": "ZeRO"}
+    columns_ = [Column("rank", "#", "d")]
+    columns_ += [Column(k, heading.get(k, k), "" if k == "recompute" else "d") for k in KEYS]
+    columns_ += [
+        Column("sequence_parallel", "sp"),
+        Column("predicted_s", "predicted s/iter", ".4g"),
+        Column("low_s", "low", ".4g"),
+        Column("high_s", "high", ".4g"),
+        Column("tflops", "TFLOP/s/GPU", ".4g"),
+        Column("memory_gb", "GB", ".1f"),
+        Column("bubble", "bubble", ".1%"),
+        Column("communication", "communication", ".1%"),
+    ]
+    return Table(columns_, found, notes=notes)
+
+
+def parse_layout(text: str) -> dict[str, int]:
+    """"tp=8,pp=8,micro_batch=1" as numbers; recompute by name.
+
+    Raises:
+        UsageError: an unknown name or a value that is none.
+    """
+    known = {*KEYS, "sequence_parallel"}
+    wanted = {}
+    for piece in filter(None, re.split(r"[,\s]+", text)):
+        key, _, value = piece.partition("=")
+        if key not in known:
+            raise UsageError(f"--why: unknown {key!r}; known: {', '.join(sorted(known))}")
+        if key == "recompute" and value in RECOMPUTE:
+            wanted[key] = RECOMPUTE.index(value)
+        elif value.isdigit() and key != "recompute":
+            wanted[key] = int(value)
+        else:
+            raise UsageError(f"--why: {key} cannot be {value!r}")
+    return wanted
+
+
+def why(
+    x: Columns, seconds: np.ndarray, used: np.ndarray, wanted: dict[str, int]
+) -> int:
+    """The fastest row that has the wanted settings.
+
+    Raises:
+        UsageError: no layout has them.
+    """
+    match = np.ones(len(x), bool)
+    for key, value in wanted.items():
+        match &= getattr(x, key) == value
+    rows = np.flatnonzero(match)
+    if not len(rows):
+        said = ", ".join(f"{k} {v}" for k, v in wanted.items())
+        raise UsageError(f"--why: no possible layout has {said}")
+    return int(rows[np.argmin(seconds[rows])])
+
+
+def explained(x: Columns, i: int, cluster: Calibration) -> tuple[dict, dict]:
+    """(seconds by term, gigabytes by part) of one layout; compute is told apart."""
+    one = x.take(np.array([i]))
+    machine = cluster.machine(int(x.width[0]))
+    c = cluster.fit.constants
+    terms = {k: float(np.ravel(v)[0]) for k, v in timemodel.terms(one, machine, c).items()}
+    collectives = timemodel.tensor_parallel(one, machine, c) * one.layers / one.pp * one.n_micro
+    tp_s = min(float(np.ravel(collectives)[0]), terms["compute"])
+    split = {"kernels": terms.pop("compute") - tp_s, "tensor parallel": tp_s} | terms
+    return split, _parts(one, cluster)
+
+
+def bars(values: dict[str, float], unit: str, width: int = 40) -> str:
+    """One bar a line, longest first."""
+    total = sum(values.values())
+    longest = max(*values.values(), 1e-12)
+    lines = [
+        f"  {name:<16} {value:>9.4g} {unit} {value / total:>5.1%}"
+        f" {'#' * round(width * value / longest)}"
+        for name, value in sorted(values.items(), key=lambda item: -item[1])
+    ]
+    return "\n".join([*lines, f"  {'sum':<16} {total:>9.4g} {unit}"]) + "\n"
+
+
+def bars_png(time: dict[str, float], gigabytes: dict[str, float], title: str, path: Path) -> None:
+    """The same two bar charts as a picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4))
+    for axis, values, unit in zip(axes, (time, gigabytes), ("s", "GB"), strict=True):
+        ordered = sorted(values.items(), key=lambda item: item[1])
+        axis.barh([k for k, _ in ordered], [v for _, v in ordered], color="tab:blue")
+        axis.set_xlabel(f"predicted {unit}, sum {sum(values.values()):.4g} {unit}")
+    figure.suptitle(title)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def scale(
+    config: GPTConfig, cluster: Calibration, per_gpu: float, settings: dict[str, Any], margin: float
+) -> list[dict[str, Any]]:
+    """The best layout at each power of two of GPUs from 8 to 16,384, the batch growing with them
+    (weak scaling): efficiency is TFLOP/s per GPU over the best of all sizes."""
+    found = []
+    for gpus in SCALE:
+        batch = max(1, round(per_gpu * gpus))
+        try:
+            x = space(config, cluster, gpus, batch, **settings)
+        except UsageError:
+            continue
+        _, _, order = rank(x, cluster, margin)
+        if len(order):
+            best = rows_of(x, order[:1], cluster, config)[0]
+            found.append({"gpus": gpus, "global_batch": batch} | best)
+    top = max((row["tflops"] for row in found), default=1.0)
+    return [row | {"efficiency": row["tflops"] / top} for row in found]
+
+
+def scale_png(found: list[dict[str, Any]], title: str, path: Path) -> None:
+    """Efficiency against GPUs, with the interval, labelled predicted."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    gpus = [row["gpus"] for row in found]
+    middle = np.array([row["efficiency"] for row in found])
+    low = middle * np.array([row["predicted_s"] / row["high_s"] for row in found])
+    high = middle * np.array([row["predicted_s"] / row["low_s"] for row in found])
+    figure, axis = pyplot.subplots(figsize=(7, 4.5))
+    axis.fill_between(gpus, low, high, alpha=0.2, label="80 % interval")
+    axis.plot(gpus, middle, "o-", label="predicted")
+    axis.set_xscale("log", base=2)
+    axis.set_xlim(SCALE[0], SCALE[-1])
+    axis.set_ylim(0, None)
+    axis.set_xlabel("GPUs")
+    axis.set_ylabel("predicted efficiency (TFLOP/s per GPU over the best)")
+    axis.set_title(f"{title} (predicted, not measured)")
+    axis.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def study_toml(
+    found: list[dict[str, Any]],
+    model: dict[str, Any],
+    gpus: int,
+    global_batch: int,
+    seq_len: int,
+    precision: str,
+    cluster: str | None,
+) -> str:
+    """The layouts as a study file: what `parallel.study` reads and `slurm.render` renders."""
+    lines = [
+        "# Written by: python -m analysis.plan --study. Times in it are predicted, not measured.",
+        'question = "Are these layouts as fast as predicted?"',
+    ]
+    if cluster:
+        lines.append(f'cluster = "{cluster}"')
+    settings = model | {
+        "gpus": gpus,
+        "global_batch": global_batch,
+        "seq_len": seq_len,
+        "precision": precision,
+        "steps": 20,
+        "eval_steps": 0,
+    }
+    lines += ["", "[defaults]"]
+    lines += [f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}" for k, v in settings.items()]
+    for row in found:
+        engine = "megatron" if row["zero_stage"] < 2 else "deepspeed_zero"
+        lines += [
+            "",
+            f"[[run]] # predicted {row['predicted_s']:.4g} s, {row['memory_gb']:.1f} GB",
+            f'engine = "{engine}"',
+        ]
+        lines += [f"{k} = {row[k]}" for k in ("tp", "pp", "vpp", "micro_batch", "zero_stage")]
+        lines.append(f'recompute = "{row["recompute"]}"')
+        if row["sequence_parallel"]:
+            lines.append("sequence_parallel = true")
+        lines.append(f'label = "plan{row["rank"]}"')
+    return "\n".join(lines) + "\n"
+
+
+def runnable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows that the engines here can run (deepspeed_zero recomputes all or nothing)."""
+    return [r for r in rows if r["zero_stage"] < 2 or r["recompute"] != "selective"]
+
+
+def _config(arguments: argparse.Namespace) -> tuple[GPTConfig, dict[str, Any]]:
+    """(model, its settings in a study)."""
+    sizes = {
+        "n_layer": arguments.n_layer,
+        "hidden": arguments.hidden,
+        "n_head": arguments.n_head,
+        "vocab_size": arguments.vocab_size,
+        "max_seq_len": arguments.seq_len,
+    }
+    given = {k: v for k, v in sizes.items() if v is not None}
+    return preset(arguments.model, **sizes), {"preset": arguments.model} | given
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Plan, print."""
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.plan",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", default="175b", metavar="PRESET", help="models/config.py")
+    for size in ("n-layer", "hidden", "n-head", "vocab-size", "seq-len"):
+        parser.add_argument(f"--{size}", type=int, metavar="N", help="overrides the preset's")
+    parser.add_argument("--cluster", metavar="NAME|FILE")
+    parser.add_argument("--gpu", metavar="NAME", help="a card, where there is no cluster")
+    parser.add_argument("--gpus-per-node", type=int, default=8, metavar="N")
+    parser.add_argument("--gpus", type=int, required=True, metavar="N")
+    parser.add_argument("--global-batch", type=int, required=True, metavar="N")
+    parser.add_argument("--precision", choices=tuple(WIDTHS), default="bf16")
+    parser.add_argument("--flash", action=argparse.BooleanOptionalAction, help="flash attention")
+    parser.add_argument("--max-tp", type=int, metavar="N")
+    parser.add_argument("--min-micro-batches", type=int, default=1, metavar="N")
+    parser.add_argument("--margin", type=float, default=0.06, help="of memory left free (0.06)")
+    parser.add_argument("--top", type=int, default=10, metavar="N")
+    parser.add_argument("--why", metavar="LAYOUT", help="explain one: tp=8,pp=8,micro_batch=1")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="of --why")
+    parser.add_argument("--study", type=Path, metavar="FILE", help="write the top as a study")
+    parser.add_argument("--scale", type=Path, metavar="FILE", help="PNG of efficiency over GPUs")
+    parser.add_argument("--format", choices=FORMATS, default="text")
+    arguments = parser.parse_args(argv)
+    try:
+        return _plan(arguments)
+    except UsageError as error:
+        print(f"analysis.plan: {error}", file=sys.stderr)
+        return 2
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    if bool(arguments.cluster) == bool(arguments.gpu):
+        raise UsageError("say where: --cluster NAME or --gpu NAME, one of them")
+    if not 0 <= arguments.margin < 1:
+        raise UsageError(f"--margin {arguments.margin} is no part of memory (0 to 1)")
+    config, model = _config(arguments)
+    if arguments.gpu:
+        cluster = from_data_sheet(arguments.gpu, arguments.gpus_per_node)
+    else:
+        cluster = load_calibration(arguments.cluster)
+    seq_len = arguments.seq_len or config.max_seq_len
+    settings = {
+        "seq_len": seq_len,
+        "precision": arguments.precision,
+        "flash": arguments.flash,
+        "max_tp": arguments.max_tp,
+        "min_micro": arguments.min_micro_batches,
+    }
+    x = space(config, cluster, arguments.gpus, arguments.global_batch, **settings)
+    seconds, used, order = rank(x, cluster, arguments.margin)
+    if arguments.why:
+        return _explain(arguments, x, seconds, used, cluster, config)
+    if not len(order):
+        least = int(np.argmin(used))
+        raise UsageError(
+            f"{config.n_params / 1e9:.1f}B parameters do not fit on {arguments.gpus} GPUs: the"
+            f" least of {len(x)} layouts needs {used[least] / 1e9:.1f} GB of"
+            f" {usable_bytes(cluster, arguments.margin) / 1e9:.1f} GB (tp {x.tp[least]}, pp"
+            f" {x.pp[least]}, {_name(x, least)})"
+        )
+    found = rows_of(x, order[: arguments.top], cluster, config)
+    flying = "flash" if x.flash[0] else "unfused"
+    notes = [
+        f"predicted for {cluster.name}: {cluster.source}; {flying} attention; 80 % interval",
+        f"{len(order)} of {len(x)} possible layouts fit"
+        f" {usable_bytes(cluster, arguments.margin) / 1e9:.1f} GB",
+        *refusals(x, used, cluster, arguments.margin),
+    ]
+    if arguments.study:
+        kept = runnable(found)
+        known = arguments.cluster if arguments.cluster in _slurm_clusters() else None
+        text = study_toml(
+            kept,
+            model,
+            arguments.gpus,
+            arguments.global_batch,
+            seq_len,
+            arguments.precision,
+            known,
+        )
+        _write(arguments.study, text)
+        print(f"analysis.plan: wrote {len(kept)} runs to {arguments.study}", file=sys.stderr)
+    if arguments.scale:
+        share = arguments.global_batch / arguments.gpus
+        curve = scale(config, cluster, share, settings, arguments.margin)
+        scale_png(curve, f"{config.n_params / 1e9:.0f}B on {cluster.name}", arguments.scale)
+        columns_ = [Column("gpus", "gpus", "d"), Column("global_batch", "global batch", "d")]
+        columns_ += [Column(k, k, "d") for k in ("tp", "pp", "dp", "micro_batch")]
+        columns_ += [
+            Column("predicted_s", "predicted s/iter", ".4g"),
+            Column("tflops", "TFLOP/s/GPU", ".4g"),
+            Column("efficiency", "predicted efficiency", ".1%"),
+        ]
+        print(Table(columns_, curve).render(arguments.format))
+    text = table(found, notes).render(arguments.format)
+    print(emphasise(text) if arguments.format == "text" else text, end="")
+    return 0
+
+
+def _slurm_clusters() -> set[str]:
+    from parallel.clusters import load_clusters
+
+    return set(load_clusters())
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+
+
+def _explain(arguments, x, seconds, used, cluster, config) -> int:
+    i = why(x, seconds, used, parse_layout(arguments.why))
+    time, gigabytes = explained(x, i, cluster)
+    limit = usable_bytes(cluster, arguments.margin)
+    verdict = "fits" if used[i] <= limit else "does NOT fit"
+    layout = x.layout(i)
+    title = (
+        f"tp {layout.tp} pp {layout.pp} vpp {layout.vpp} dp {layout.dp}, {_name(x, i)},"
+        f" {layout.n_micro} micro-batches"
+    )
+    print(f"{title}\npredicted {seconds[i]:.4g} s per iteration:")
+    print(bars(time, "s"), end="")
+    print(f"predicted {used[i] / 1e9:.1f} GB on the fullest rank, {verdict} {limit / 1e9:.1f} GB:")
+    print(bars(gigabytes, "GB"), end="")
+    if arguments.png:
+        bars_png(time, gigabytes, f"{title} (predicted)", arguments.png)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""The planner: every possible layout and no other, fast, ranked, refused in words."""
+
+import time
+
+import numpy as np
+import pytest
+
+from analysis import plan
+from analysis.calibration import from_data_sheet, load_calibration, names
+from models.config import PRESETS
+from parallel.columns import columns, possible
+from parallel.layout import OFFLOAD, RECOMPUTE, Layout
+from parallel.study import load_study
+
+PLAN = ["--cluster", "selene", "--gpus", "64", "--global-batch", "64", "--model", "18b"]
+
+
+def test_possible_is_what_layout_problems_says():
+    rng = np.random.default_rng(0)
+    n = 4000
+    config = PRESETS["145b"]  # 80 layers, 96 heads
+    given = {
+        "tp": rng.choice([1, 2, 3, 5, 8, 16], n),
+        "pp": rng.choice([1, 2, 3, 4, 8], n),
+        "vpp": rng.choice([1, 2, 5], n),
+        "dp": rng.choice([1, 2], n),
+        "micro_batch": rng.choice([1, 2], n),
+        "n_micro": rng.choice([1, 4, 6, 8], n),
+        "zero_stage": rng.choice(4, n),
+        "recompute": rng.choice(3, n),
+        "sequence_parallel": rng.choice([False, True], n),
+        "offload": rng.choice(3, n),
+    }
+    x = columns(config, **given)
+    fine = possible(x, config.max_seq_len)
+    for i in range(n):
+        kept = {k: v[i].item() for k, v in given.items()}
+        kept["recompute"], kept["offload"] = RECOMPUTE[kept["recompute"]], OFFLOAD[kept["offload"]]
+        assert fine[i] == (not Layout(**kept).problems(config, 2048, 8))
+        assert x.bubble[i] == Layout(**kept).bubble
+    assert 0 < fine.sum() < n
+
+
+def test_175b_on_512_gpus_is_planned_in_a_second():
+    cluster = load_calibration("selene")
+    started = time.perf_counter()
+    x = plan.space(PRESETS["175b"], cluster, 512, 1536, 2048)
+    seconds, _, order = plan.rank(x, cluster, 0.06)
+    took = time.perf_counter() - started
+    assert len(x) > 3000 and len(order) > 100
+    assert (np.diff(seconds[order]) >= 0).all()
+    assert (x.gpus == 512).all() and (x.global_batch == 1536).all()
+    assert took < 4.0  # under 1 s on a quiet core
+
+
+def test_a_trillion_on_ten_thousand_gpus():
+    cluster = load_calibration("selene")
+    x = plan.space(PRESETS["1t"], cluster, 10000, 10000, 2048)
+    _, _, order = plan.rank(x, cluster, 0.06)
+    assert len(order)
+
+
+@pytest.mark.parametrize("format", ["text", "markdown", "csv", "json"])
+def test_every_format_is_printed(format, capsys):
+    assert plan.main([*PLAN, "--format", format, "--top", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "predicted" in out
+
+
+def test_what_does_not_fit_is_said_in_words(capsys):
+    assert plan.main(["--cluster", "selene", "--gpus", "64", "--global-batch", "64"]) == 0
+    out = capsys.readouterr().out
+    assert "layouts need more than 75 GB, the least" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--gpu", "X9000", "--gpus", "8", "--global-batch", "8"], "unknown GPU 'X9000'"),
+        (["--cluster", "nowhere", "--gpus", "8", "--global-batch", "8"], "no cluster"),
+        (["--cluster", "selene", "--gpus", "512", "--global-batch", "7"], "does not divide 7"),
+        (
+            ["--cluster", "selene", "--gpus", "16384", "--global-batch", "1", "--model", "1.7b"],
+            "occupy at most",
+        ),
+        (["--cluster", "selene", "--gpus", "8", "--global-batch", "8"], "do not fit on 8 GPUs"),
+    ],
+)
+def test_a_wrong_plan_is_one_line(flags, said, capsys):
+    assert plan.main(flags) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+
+
+def test_why_adds_up_to_the_prediction(capsys):
+    cluster = load_calibration("selene")
+    x = plan.space(PRESETS["175b"], cluster, 512, 1536, 2048)
+    seconds, used, order = plan.rank(x, cluster, 0.06)
+    time_s, gigabytes = plan.explained(x, int(order[0]), cluster)
+    assert sum(time_s.values()) == pytest.approx(seconds[order[0]])
+    assert sum(gigabytes.values()) == pytest.approx(used[order[0]] / 1e9)
+    assert plan.main([*PLAN, "--why", "tp=8,recompute=full"]) == 0
+    assert "fits" in capsys.readouterr().out
+    assert plan.main([*PLAN, "--why", "tp=7"]) == 2
+
+
+def test_the_top_is_a_study_that_renders(tmp_path, capsys):
+    path = tmp_path / "planned.toml"
+    assert plan.main([*PLAN, "--study", str(path), "--top", "4"]) == 0
+    study = load_study(path, cluster="dgx-a100")
+    assert len(study.specs) == 4
+    assert all(spec.gpus == 64 and spec.global_batch == 64 for spec in study.specs.values())
+
+
+def test_every_committed_calibration_reads():
+    for name in names():
+        found = load_calibration(name)
+        assert found.fit.covariance.shape == (15, 15)
+    assert from_data_sheet("H100 SXM").flash
+
+
+def test_efficiency_over_gpus_is_drawn(tmp_path, capsys):
+    out = tmp_path / "scale.png"
+    assert plan.main([*PLAN, "--scale", str(out), "--top", "1"]) == 0
+    assert out.stat().st_size > 5000
+    assert "predicted efficiency" in capsys.readouterr().out

@@ -1,0 +1,115 @@
+"""Held-out errors of the time model on published runs, and that nothing held out was learnt from."""
+
+import json
+
+import numpy as np
+import pytest
+
+from analysis import fitting, predict, rows, timemodel
+from models.errors import UsageError
+
+
+def validate(shared, capsys, *names, split="random", count=20):
+    files = [str(shared / "published" / f"{name}.csv") for name in names]
+    flags = ["--split", split, "--calibrate-rows", str(count), "--format", "json"]
+    assert predict.main(["--validate", *files, *flags]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+# The bars; what falls short of them is stated in the README.
+BARS = [
+    (("bigscience_tr11_a100",), 0.05),
+    (("vtrain_multi_a100",), 0.07),
+    (("bigscience_tr3m_1b3_v100",), 0.04),
+    (("seed003_jeanzay_v100",), 0.08),
+]
+
+
+@pytest.mark.parametrize(("names", "bar"), BARS, ids=lambda v: v[0] if isinstance(v, tuple) else "")
+def test_held_out_error(shared, capsys, names, bar):
+    found = validate(shared, capsys, *names)
+    assert found["mape"] <= bar
+    assert found["calibration_rows_at_most"] <= 20
+    assert found["n"] == sum(row["scored"] for row in found["rows"])
+
+
+def test_at_most_fifteen_constants():
+    assert len(fitting.NAMES) <= 15
+
+
+def test_a_row_does_not_influence_its_own_prediction(shared):
+    """Scaling the times of a fold's rows leaves their predictions where they were."""
+    path = shared / "published" / "vtrain_multi_a100.csv"
+    table = rows.read_rows([path])
+    index = np.arange(len(table.ids))
+    known, unknown = predict.folds(table, index, "leave-model-out")[0]
+    assert not set(known) & set(unknown)
+    assert {table.model[i] for i in known} & {table.model[i] for i in unknown} == set()
+    before = predict.fit_some(table, known, 20).constants
+    table.measured[unknown] *= 3.0
+    assert predict.fit_some(table, known, 20).constants == before
+
+
+def test_lint_rows_are_shown_and_not_scored(shared, capsys):
+    found = validate(shared, capsys, "seed003_jeanzay_v100", count=0)
+    lint = [row for row in found["rows"] if row["note"].startswith("LINT")]
+    assert lint and not any(row["scored"] for row in lint)
+
+
+def test_repeat_noise_is_the_best_that_one_number_can_do(tmp_path):
+    """Identical 52B runs at 129, 217, 125 and 225 s: about 21 %."""
+    header = (
+        "id,cluster,gpu_type,gpus,layers,hidden,heads,tp,pp,micro_batch,global_batch,"
+        "seconds_per_iteration"
+    )
+    lines = [
+        f"r{t},Jean Zay,V100,64,64,8192,32,4,16,4,1024,{t}" for t in (129, 217, 125, 225)
+    ]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join([header, *lines]) + "\n")
+    table = rows.read_rows([path])
+    noise, n = predict.repeat_noise(table, np.arange(4), table.measured)
+    assert n == 4
+    assert noise == pytest.approx(0.21, abs=0.01)
+    assert rows.healthy(table).tolist() == [True, False, True, False]
+
+
+def test_a_missing_column_is_one_line(tmp_path, capsys):
+    path = tmp_path / "rows.csv"
+    path.write_text("id,gpus\na,8\n")
+    assert predict.main(["--validate", str(path)]) == 2
+    assert "missing columns: gpu_type, hidden" in capsys.readouterr().err
+
+
+def test_an_unknown_card_is_left_out_with_its_reason(tmp_path):
+    path = tmp_path / "rows.csv"
+    names = "id,gpu_type,gpus,layers,hidden,tp,pp,micro_batch,global_batch,seconds_per_iteration"
+    path.write_text(f"{names}\na,X9000,8,24,2048,1,1,1,8,1.0\n")
+    with pytest.raises(UsageError, match="unknown GPU 'X9000'"):
+        rows.read_rows([path])
+
+
+def test_the_fit_recovers_constants_that_made_the_times():
+    rng = np.random.default_rng(0)
+    n = 60
+    from parallel.columns import columns
+
+    x = columns(
+        layers=rng.choice([24, 48], n),
+        hidden=rng.choice([2048, 4096, 8192], n),
+        heads=32,
+        vocab=51200,
+        seq=2048,
+        tp=rng.choice([1, 2, 4, 8], n),
+        pp=rng.choice([1, 2, 4], n),
+        dp=rng.choice([1, 4, 16], n),
+        micro_batch=rng.choice([1, 2, 4], n),
+        n_micro=rng.choice([8, 32], n),
+        recompute=2,
+    )
+    machine = timemodel.machine_of("A100-SXM", "8x HDR InfiniBand", 8).spread(n)
+    truth = {k: v[0] for k, v in fitting.PRIORS.items()} | {"gemm": 0.6, "link": 0.5}
+    times = timemodel.seconds(x, machine, truth)
+    fit = fitting.fit(x, machine, times)
+    assert fit.constants["gemm"] == pytest.approx(0.6, rel=0.05)
+    assert np.abs(fit.seconds(x, machine) / times - 1).max() < 0.02
