@@ -68,7 +68,9 @@ def calibrate_here(
     # Ranks that share a core take turns: their seconds count as much shorter ones on cores of
     # their own.
     many = machine.spread(len(chosen))
-    fit = fitting.fit(rows.x.take(chosen), many, rows.measured[chosen] / rows.crowd[chosen], HERE_PRIORS)
+    fit = fitting.fit(
+        rows.x.take(chosen), many, rows.measured[chosen] / rows.crowd[chosen], HERE_PRIORS
+    )
     return fit, chosen, machine
 
 

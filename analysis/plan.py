@@ -141,7 +141,7 @@ def usable_bytes(cluster: Calibration, margin: float) -> float:
 
 
 def refusals(x: Columns, used: np.ndarray, cluster: Calibration, margin: float) -> list[str]:
-    """In words, why layouts do not fit: by tp x pp, the least any of them needs and its main part."""
+    """In words, why layouts do not fit: by tp x pp, the least any needs and its main part."""
     limit = usable_bytes(cluster, margin)
     said = []
     for tp, pp in sorted({(int(t), int(p)) for t, p in zip(x.tp, x.pp, strict=True)}):
@@ -242,7 +242,7 @@ def table(found: list[dict[str, Any]], notes: list[str]) -> Table:
 
 
 def parse_layout(text: str) -> dict[str, int]:
-    """"tp=8,pp=8,micro_batch=1" as numbers; recompute by name.
+    """Numbers of a text such as tp=8,pp=8,micro_batch=1; recompute by name.
 
     Raises:
         UsageError: an unknown name or a value that is none.
@@ -262,9 +262,7 @@ def parse_layout(text: str) -> dict[str, int]:
     return wanted
 
 
-def why(
-    x: Columns, seconds: np.ndarray, used: np.ndarray, wanted: dict[str, int]
-) -> int:
+def why(x: Columns, seconds: np.ndarray, used: np.ndarray, wanted: dict[str, int]) -> int:
     """The fastest row that has the wanted settings.
 
     Raises:

@@ -30,7 +30,8 @@ class Rows:
     """The rows that can be modelled, and why the others cannot.
 
     measured: seconds per step, nan where there is none. memory_gb likewise. status: ok, OOM ...
-    crowd: how many threads shared a core. fit: may be learnt from (not marked LINT). model: (layers, hidden) of each row, for splits.
+    crowd: how many threads shared a core. fit: may be learnt from (not marked LINT).
+    model: (layers, hidden) of each row, for splits.
     """
 
     ids: list[str]

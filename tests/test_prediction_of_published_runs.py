@@ -1,4 +1,4 @@
-"""Held-out errors of the time model on published runs, and that nothing held out was learnt from."""
+"""Held-out errors of the time model on published runs; nothing held out was learnt from."""
 
 import json
 
@@ -62,9 +62,7 @@ def test_repeat_noise_is_the_best_that_one_number_can_do(tmp_path):
         "id,cluster,gpu_type,gpus,layers,hidden,heads,tp,pp,micro_batch,global_batch,"
         "seconds_per_iteration"
     )
-    lines = [
-        f"r{t},Jean Zay,V100,64,64,8192,32,4,16,4,1024,{t}" for t in (129, 217, 125, 225)
-    ]
+    lines = [f"r{t},Jean Zay,V100,64,64,8192,32,4,16,4,1024,{t}" for t in (129, 217, 125, 225)]
     path = tmp_path / "rows.csv"
     path.write_text("\n".join([header, *lines]) + "\n")
     table = rows.read_rows([path])
