@@ -140,7 +140,8 @@ def _waits(frames: list[tuple[str, int, str]]) -> bool:
 def _place(frames: list[tuple[str, int, str]]) -> str:
     """Where a stack (innermost first) is: its innermost line, and the innermost one of ours."""
     root = str(Path(__file__).resolve().parent.parent) + os.sep
-    ours = [frame for frame in frames if frame[0].startswith(root)]
+    # By room, for the virtual environment, with torch in it, may lie inside the repository too.
+    ours = [f for f in frames if f[0].startswith((root + "parallel/", root + "models/"))]
     shown = dict.fromkeys([frames[0], *ours[:1]] if frames else [])
     return ", in ".join(f"{file.removeprefix(root)}:{at} {name}" for file, at, name in shown)
 

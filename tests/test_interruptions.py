@@ -128,6 +128,18 @@ def test_a_rank_stuck_in_python_is_named_with_its_line(tmp_path):
     assert all("rank 0 hangs at <string>:7 read_slowly" in line for line in said), said
 
 
+def test_the_place_is_the_innermost_line_and_the_innermost_of_this_repository():
+    torch = (str(ROOT / ".venv/lib/python3/site-packages/torch/autograd/graph.py"), 8, "backward")
+    step = (str(ROOT / "parallel/engines/ddp.py"), 7, "step")
+    loop = (str(ROOT / "parallel/train.py"), 6, "loop")
+    place = watch._place([torch, step, loop])
+    assert (
+        place
+        == f"{torch[0].removeprefix(f'{ROOT}/')}:8 backward, in parallel/engines/ddp.py:7 step"
+    )
+    assert watch._place([step, loop]) == "parallel/engines/ddp.py:7 step"
+
+
 def test_a_watchdog_does_not_bark_while_there_is_progress(tmp_path):
     def bark(reason: str) -> None:
         raise AssertionError(reason)
