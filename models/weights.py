@@ -98,8 +98,11 @@ def write_weights(
         return size + write_text(aside / CONFIG, json.dumps(described, indent=2) + "\n")
 
 
-def read_weights(folder: Path | str, verify: bool = True) -> Weights:
-    """Open a weights-only folder; with `verify` its checksum is computed first.
+def read_weights(
+    folder: Path | str, verify: bool = True, tick: Callable[[], None] = lambda: None
+) -> Weights:
+    """Open a weights-only folder; with `verify` its checksum is computed first, with a `tick` for
+    every few megabytes.
 
     Raises:
         UsageError: missing, torn, altered, or not such a folder; it names the file and the numbers.
@@ -120,7 +123,7 @@ def read_weights(folder: Path | str, verify: bool = True) -> Weights:
     path = folder / TENSORS
     if path.stat().st_size != size:
         raise UsageError(f"{path} is damaged: {path.stat().st_size} bytes, written were {size}")
-    if verify and _crc32(path) != crc32:
+    if verify and _crc32(path, tick) != crc32:
         raise UsageError(f"{path} is damaged: its bytes have changed since they were written")
     shapes = {name: shape for name, (_, shape) in stored_tensors(path).items()}
     if problems := differing(shapes, parameter_shapes(config)):
@@ -293,9 +296,10 @@ def differing(found: dict[str, tuple], wanted: dict[str, tuple], shown: int = 3)
     return "; ".join(problems[:shown]) + more
 
 
-def _crc32(path: Path) -> int:
+def _crc32(path: Path, tick: Callable[[], None]) -> int:
     crc32 = 0
     with path.open("rb") as file:
         while block := file.read(1 << 22):
             crc32 = zlib.crc32(block, crc32)
+            tick()
     return crc32

@@ -132,9 +132,11 @@ class Watchdog:
 
 
 def _waits(frames: list[tuple[str, int, str]]) -> bool:
-    """Whether a stack (innermost first) is inside a collective: there one waits for others."""
+    """Whether a stack (innermost first) is where one waits for others: in a collective, or in
+    parallel/checkpoint.py's `wait_for_others`."""
     signs = ("torch/distributed/", "deepspeed/comm/", "torch/autograd/graph.py")
-    return any(sign in file for file, _, _ in frames for sign in signs)
+    named = any(name == "wait_for_others" for _, _, name in frames)
+    return named or any(sign in file for file, _, _ in frames for sign in signs)
 
 
 def _place(frames: list[tuple[str, int, str]]) -> str:
