@@ -26,7 +26,7 @@ from torch import Tensor
 from models.config import GPTConfig
 from models.errors import UsageError
 from models.gpt import parameter_shapes
-from models.storage import BYTES
+from models.storage import BYTES, sync
 
 TENSORS, CONFIG = "model.safetensors", "config.json"
 FORMAT = "gpt-weights-1"
@@ -175,15 +175,6 @@ class Aside:
 
     def _refusal(self, error: OSError) -> UsageError:
         return UsageError(f"cannot write {self.folder}: {error.strerror or error}")
-
-
-def sync(path: Path) -> None:
-    """Bring a file, or a folder's names, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def write_text(path: Path, text: str) -> int:
