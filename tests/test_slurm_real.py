@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from parallel import artifacts
 from parallel.artifacts import RunFolder
 from parallel.study import load_study
 from slurm import cluster, jobs, submit
@@ -84,12 +85,12 @@ def test_sbatch_with_many_scripts_submits_each_once_and_they_train(slurm, tokens
         "megatron-tp2-pp2": "complete",
         "deepspeed-pipe-tp2-pp2": "complete",
     }
-    assert [len(jobs.job_ids(logs / "real" / name)) for name in study.settings] == [1, 1]
+    assert [len(artifacts.job_ids(logs / "real" / name)) for name in study.settings] == [1, 1]
     assert (script_folder(study) / "megatron-tp2-pp2.slurm").read_text() == render(
         study, "megatron-tp2-pp2", study.cluster, logs
     )
     folder = logs / "real" / "megatron-tp2-pp2"
-    job_id = jobs.job_ids(folder)[0]
+    job_id = artifacts.job_ids(folder)[0]
     assert (folder / f"{job_id}.exit").read_text() == "0\n"
     assert "SLURM_JOB_NODELIST" in (folder / f"{job_id}.env").read_text()
     assert not list(logs.glob("*.out"))  # the log has moved in
@@ -276,7 +277,8 @@ def test_sacct_answers_where_squeue_has_forgotten(tmp_path, monkeypatch):
         monkeypatch.setattr(jobs, "ask", lambda c: None if c[0] == "squeue" else ask(c))
 
         def told():
-            return [j.job_id for j in jobs.ask_slurm().values() if j.state == "RUNNING"]
+            found = jobs.ask_slurm().values()
+            return [j.job_id for j in found if j.name == "told" and j.state == "RUNNING"]
 
         slurm_says("scancel", str(wait_for(told, 60, "the last to run")[0]))
 
