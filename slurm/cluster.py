@@ -7,8 +7,9 @@
 
 One slurmctld, one munged and a slurmd for each node, all in one folder (--folder, default
 ~/.cache/scaling-study-slurm); nothing outside it is written. The nodes are node1, node2 ... with 2
-cores each, whatever the machine has. Needs root: only root may start jobs as other users. The
-commands of this package find this cluster by themselves; for sbatch and squeue set SLURM_CONF.
+cores and the machine's whole memory each, whatever it has. Needs root: only root may start jobs as
+other users. The commands of this package find this cluster by themselves; for sbatch and squeue set
+SLURM_CONF.
 """
 
 import argparse
@@ -68,7 +69,7 @@ MaxJobCount=20000
 FirstJobId={first_job}
 SchedulerParameters=sched_interval=2,bf_interval=5
 NodeName=node[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={first}-{last} \
-CPUs=2 RealMemory=4000 State=UNKNOWN
+CPUs=2 RealMemory={memory} State=UNKNOWN
 PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -146,6 +147,7 @@ def up(nodes: int, folder: Path = HOME, accounting: bool = False) -> Path:
             folder=folder,
             nodes=nodes,
             port=port,
+            memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20,
             first=port + 1,
             last=port + nodes,
             track="cgroup" if cgroups else "linuxproc",
