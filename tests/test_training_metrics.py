@@ -1,7 +1,9 @@
 """training_metrics.json is the published schema 2.0, field for field, and times never mix."""
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -178,6 +180,26 @@ def test_energy_counts_whole_packages_over_a_wrap_and_only_while_training(tmp_pa
     energy.skip()
     assert energy.joules == pytest.approx(7.0)
     assert energy.source == "RAPL, 2 packages of rank 0's node"
+
+
+def test_energy_of_gpus_is_nvmls_in_joules(monkeypatch):
+    millijoules = {"GPU-a": 1000, "GPU-b": 5000}
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: millijoules[handle],
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    energy = meters.Energy(["GPU-a", "GPU-b"])
+    millijoules |= {"GPU-a": 3000, "GPU-b": 6500}
+    energy.count()
+    assert energy.joules == pytest.approx(3.5)
+    assert energy.source == "NVML, 2 GPUs that rank 0 sees"
+    del millijoules["GPU-b"]  # it fell off the bus: no number, and training goes on
+    energy.count()
+    assert energy.joules is None and energy.source.startswith("none (KeyError")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert meters.Energy(["GPU-a"]).source.startswith("none (NVML: ")
 
 
 def test_no_counter_is_no_number(tmp_path):
