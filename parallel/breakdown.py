@@ -450,4 +450,8 @@ def _epoch_lines(
         lines += [f"{stamp} - Rank {rank} -", f"    Rank {rank} Epoch {epoch} timing breakdown:"]
         lines.append(f"        Average Loss: {loss:.4f}")
         lines += [f"        {name} time: {value:.4f} seconds" for name, value in one.items()]
+    if val_loss is not None:
+        lines.append(
+            f"{stamp} - Rank 0 - Epoch {epoch}: train loss {loss:.4f}, val loss {val_loss:.4f}"
+        )
     return lines
