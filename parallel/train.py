@@ -473,8 +473,10 @@ def loop(
     bar.close()
     peak = meters.peak_memory(device)
     peak_all = meters.most_of_all_ranks(peak)  # complete means: every rank got here
+    exposed_s = None
     if chief and books:
         every_rank, _ = read_breakdown(folder.path, place.world_size)
+        exposed_s = metrics.exposed_s(every_rank, place.world_size)
         lines = breakdown.epoch_lines(run_spec, every_rank, rows, validations)
         folder.epochs(lines)
         for line in lines:
@@ -489,6 +491,7 @@ def loop(
             peak=peak,
             peak_all=peak_all,
             validations=validations,
+            exposed_communication_s=exposed_s,
             energy_j=energy.joules,
             energy_source=energy.source,
         )
