@@ -3,12 +3,12 @@
     python benchmarks/resume.py --out /tmp/resume
 
 Every run is preset tiny in fp32, 20 steps, started by torchrun as a user would. First, for each
-engine, 20 steps straight beside 10, SIGKILL of everything and 10 by the same command: losses, norms
-and learning rates, and what the last checkpoint holds (weights, both moments, random states), must
-be the same bit for bit. Then what megatron saved after 10 steps at tp 2, pp 2, dp 2 goes on at other
-layouts and engines, and from engine to engine and back; losses and norms must stay within the
-parity bars of the run that never stopped. Prints Markdown, also to <out>/result.md; exit status 1
-when a bar is missed. Stopped, it goes on where it was.
+engine, 20 steps straight beside 10, SIGKILL of everything and 10 by the same command: losses,
+norms and learning rates, and what the last checkpoint holds (weights, both moments, random
+states), must be the same bit for bit. Then what megatron saved after 10 steps at tp 2, pp 2, dp 2
+goes on at other layouts and engines, and from engine to engine and back; losses and norms must stay
+within the parity bars of the run that never stopped. Prints Markdown, also to <out>/result.md; exit
+status 1 when a bar is missed. Stopped, it goes on where it was.
 """
 
 import argparse

@@ -81,7 +81,8 @@ class State:
     """An engine's training state: its pieces and what is not a tensor.
 
     adam_step: AdamW's step count (skipped steps do not count).
-    scaler: fp16's {"scale", "good_steps"}; empty otherwise.
+    scaler: fp16's {"scale", "good_steps"} and, where an engine lets some overflows pass before it
+        lowers the scale, how many it will yet ("hysteresis"); empty otherwise.
     tracker: megatron-core's named random states, where there are any (get_states, set_states).
     """
 
@@ -370,6 +371,13 @@ def export(
 
 def _as_bytes(values: Any) -> Tensor:
     return torch.from_numpy(np.frombuffer(np.asarray(values).tobytes(), np.uint8).copy())
+
+
+def seed_random(seed: int) -> None:
+    """Start every random state of this process from a seed."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
 
 
 def random_states(tracker: Any) -> dict[str, Tensor]:
