@@ -186,7 +186,7 @@ def wait_and_kill(
                 break  # there was nothing to load
             time.sleep(0.002)
         time.sleep(lasts_s * moment)
-    now = phase_of(log.text())
+    now = "complete" if process.poll() is not None else phase_of(log.text())
     for victim in victims:
         try:
             victim.kill()
@@ -260,6 +260,8 @@ def one_kill(folder: Path, engine: str, steps: int, number: int, seed: str, flag
         problems.append(f"processes left: {[p.pid for p in left]}")
     if open_ports:
         problems.append(f"ports left: {open_ports}")
+    if phase == "complete" and read_status(folder).get("state") != "complete":
+        problems.append(f"it ended by itself, with exit status {status}")
     problems += damage_in(save, before, log.text())
     return {
         "engine": engine,
