@@ -364,8 +364,7 @@ def loop(
         for event in saver.events():
             problem = event.problem
             say(event.line())
-            if not problem:
-                folder.checkpoint(vars(event))
+            folder.checkpoint(vars(event))
         return problem
 
     if chief:
@@ -496,10 +495,15 @@ def loop(
             energy_j=energy.joules,
             energy_source=energy.source,
         )
+        n_saves, failed = folder.saves()
         found = metrics.training_metrics(run_json, rows, measured)
+        found["summary"] |= {"saves": n_saves, "failed_saves": len(failed)}
+        remark = (
+            f"{len(failed)} of {n_saves} saves failed, the last: {failed[-1]}" if failed else ""
+        )
         marker = metrics.complete_marker(folder.path, found)
         say(marker)
-        folder.complete(found, marker)
+        folder.complete(found, marker, remark)
     return True
 
 
