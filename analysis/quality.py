@@ -174,6 +174,9 @@ def _flags(record: Record, time: Steady | None) -> tuple[list[str], bool]:
             flags.append(f"{time.spikes} of {time.n} steady iterations are spikes")
     if record.oversubscribed:
         flags.append("oversubscribed: more ranks than cores")
+    guessed = [name for name, origin in record.origin.items() if origin == "from name"]
+    if guessed:
+        flags.append("from name: " + ", ".join(f"{k} {getattr(record, k):g}" for k in guessed))
     return flags, unfit
 
 
@@ -203,6 +206,14 @@ def _number(value: float | None) -> float | None:
 def _median(values: np.ndarray) -> float | None:
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if len(finite) else None
+
+
+# The keys of `summary`, in the order that JSON prints them.
+SUMMARY = tuple(
+    """source format verdict reasons engine steps step_s_mean step_s_median step_s_min step_s_max
+    steady_step_s steady_n steady_ci95 tokens_per_s samples_per_s printed_tflops gpus tp pp vpp dp
+    micro_batch global_batch seq_len model params""".split()
+)
 
 
 def summary(record: Record, time: Steady | None, judgement: Judgement) -> dict[str, Any]:
