@@ -108,6 +108,7 @@ PRESETS: dict[str, GPTConfig] = {
     "msize-78b": _jean_zay(64, 10240),
     "msize-97b": _jean_zay(64, 11264),
     "msize-116b": _jean_zay(64, 12288),
+    "msize-181b": _jean_zay(64, 15360),
     "msize-206b": _jean_zay(64, 16384),
 }
 

@@ -7,8 +7,9 @@
 
 One slurmctld, one munged and a slurmd for each node, all in one folder (--folder, default
 ~/.cache/scaling-study-slurm); nothing outside it is written. The nodes are node1, node2 ... with 2
-cores each, whatever the machine has. Needs root: only root may start jobs as other users. The
-commands of this package find this cluster by themselves; for sbatch and squeue set SLURM_CONF.
+cores and the machine's whole memory each, whatever it has. Needs root: only root may start jobs as
+other users. The commands of this package find this cluster by themselves; for sbatch and squeue set
+SLURM_CONF.
 """
 
 import argparse
@@ -68,7 +69,7 @@ MaxJobCount=20000
 FirstJobId={first_job}
 SchedulerParameters=sched_interval=2,bf_interval=5
 NodeName=node[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={first}-{last} \
-CPUs=2 RealMemory=4000 State=UNKNOWN
+CPUs=2 RealMemory={memory} State=UNKNOWN
 PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -146,6 +147,7 @@ def up(nodes: int, folder: Path = HOME, accounting: bool = False) -> Path:
             folder=folder,
             nodes=nodes,
             port=port,
+            memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20,
             first=port + 1,
             last=port + nodes,
             track="cgroup" if cgroups else "linuxproc",
@@ -221,13 +223,7 @@ def start_accounting(folder: Path, conf: Path, host: str, port: int) -> None:
     mariadbd = ["mariadbd", *data, f"--port={port + 1}", "--bind-address=127.0.0.1"]
     mariadbd += [f"--socket={folder}/mariadb.socket", f"--pid-file={folder}/mariadbd.pid"]
     mariadbd += [f"--init-file={sql}", f"--log-error={folder}/mariadbd.log"]
-    # It alone does not go to the background by itself.
-    quiet = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.DEVNULL,
-        "stderr": subprocess.DEVNULL,
-    }
-    subprocess.Popen(mariadbd, start_new_session=True, **quiet)
+    start(["setsid", "--fork", *mariadbd], conf)  # it alone does not go to the background by itself
     await_port(port + 1, "mariadbd", folder)
     start(["slurmdbd"], conf)
     await_port(port, "slurmdbd", folder)
@@ -250,7 +246,8 @@ def pid_of(path: Path) -> int | None:
     except (OSError, ValueError):
         return None
     name = name_of(pid)
-    return pid if name and path.stem.split("-")[0].startswith(name) else None
+    lives = name and parent_of(pid) is not None
+    return pid if lives and path.stem.split("-")[0].startswith(name) else None
 
 
 def alive(folder: Path = HOME) -> bool:
@@ -314,11 +311,12 @@ def name_of(pid: int) -> str:
 
 
 def parent_of(pid: int) -> int | None:
-    """The process's parent; None where it is gone."""
+    """The process's parent; None where it is gone, or dead and not yet waited for."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
     except OSError:
         return None
+    return None if state == "Z" else int(parent)
 
 
 def strays(conf: Path) -> list[int]:
@@ -340,15 +338,26 @@ def down(folder: Path = HOME) -> None:
             if not subprocess.run(asked, env=environment, capture_output=True).stdout:
                 break
             time.sleep(0.2)
-    pids = [pid_of(path) for path in sorted(folder.glob("*.pid"), reverse=True)]
-    pids = [pid for pid in pids if pid is not None]
-    for pid in [*pids, *strays(folder / "slurm.conf")]:
+    conf = folder / "slurm.conf"
+    for pid in strays(conf):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM if pid in pids else signal.SIGKILL)
-    for _ in range(50):
-        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
-            break
-        time.sleep(0.2)
+            os.kill(pid, signal.SIGKILL)
+    end([pid for path in folder.glob("*.pid") if path.stem != "mariadbd" and (pid := pid_of(path))])
+    # Last, for slurmdbd writes to it; and without its pid file, which it writes late.
+    end([pid for pid in of_cluster(conf) if name_of(pid) == "mariadbd"])
+
+
+def end(pids: list[int]) -> None:
+    """Ask processes to end, and after ten seconds make them."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        for _ in range(100):
+            pids = [pid for pid in pids if parent_of(pid) is not None]
+            if not pids:
+                return
+            time.sleep(0.1)
 
 
 def main(argv: list[str] | None = None) -> int:

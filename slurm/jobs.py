@@ -215,8 +215,9 @@ def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | Non
         return row("missing", "never started")
     if killed:
         return row("OOM", slurm_says)
-    if says == INTERRUPTED:
-        return row(INTERRUPTED, why or "status.json says so")
+    if says == INTERRUPTED:  # and saved, which scancel's victim may have as well
+        ended = "cancelled" if job is not None and job.state == "CANCELLED" else INTERRUPTED
+        return row(ended, "; ".join(filter(None, (why, slurm_says))) or "status.json says so")
     if why.startswith("time limit"):
         return row("timeout", why)
     if job is not None and job.state in ENDS:

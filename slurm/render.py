@@ -38,8 +38,10 @@ SWITCHES = ("nsys", "nccl_logs", "torchrun_logs", "dist_debug")
 class Ask:
     """What a study's [slurm] table asks for, beyond the run itself.
 
-    time: the limit, as Slurm writes it. The four switches leave proof beside the run; at submission
-    the environment variable of the same name in capitals (NSYS=1 sbatch ...) overrides each.
+    time: the limit, as Slurm writes it. requeue: start again when a node dies, and when a run with
+    save_interval has saved before its limit; it goes on from there. The four switches leave proof
+    beside the run; at submission the environment variable of the same name in capitals (NSYS=1
+    sbatch ...) overrides each.
     """
 
     time: str = ""
@@ -232,6 +234,7 @@ def render(study: Study, name: str, cluster: Cluster, logs: Path = Path("logs"))
         switches="\n".join(
             f': "${{{switch.upper()}:={int(getattr(ask, switch))}}}"' for switch in SWITCHES
         ),
+        requeue=int(ask.requeue),
         lead=lead,
         patience=lead * 2 // 3,
         set_up="\n".join(set_up) or ": # this cluster needs nothing more",
@@ -250,6 +253,7 @@ set -uo pipefail
 
 {values}
 ranks={ranks} # on each node
+requeue={requeue}
 python=${{PYTHON:-.venv/bin/python}}
 job=${{SLURM_JOB_ID:?submit this script with sbatch}}
 restart=${{SLURM_RESTART_COUNT:-0}}
@@ -311,7 +315,7 @@ export PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
 export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-1}}"
 
 # The environment, less what looks like a secret; the job as Slurm sees it; this very script.
-env -0 | sort -z | grep -zviE '^[^=]*(token|secret|passw|key|credential|auth)[^=]*=' |
+env -0 | sort -z | grep -zviE '^[^=]*(token|secret|passw|key|credential|auth|cookie|jwt)[^=]*=' |
   sed -zE 's#://[^/@]*@#://***@#g' | tr '\0' '\n' >"$folder/$attempt.env"
 scontrol show job "$job" >"$folder/$attempt.job"
 cp -- "$0" "$folder/$attempt.slurm"
@@ -396,8 +400,18 @@ for report in "$folder/$attempt.profiles"/*.nsys-rep; do
 done
 if ((status != 0)); then
   "$python" -m slurm.mark "$folder" "${{stopped:-exit status $status}}"
+  # torchrun says 1 whatever its ranks said; theirs is 75 (try again) where they stopped and saved.
+  if [[ $folder/status.json -nt $folder/$attempt.env ]] &&
+    grep -qsF '"state": "interrupted"' "$folder/status.json"; then
+    status=75
+  fi
 fi
 printf '%s\n' "$status" >"$folder/$attempt.exit"
+# Whoever got on and saved before the limit goes on from there, where the study wants it.
+if ((requeue && status == 75)) && [[ $stopped == "time limit"* ]] &&
+  [[ $folder/steps.csv -nt $folder/$attempt.env ]]; then
+  scontrol requeue "$job"
+fi
 exit "$status"
 """
 

@@ -1,4 +1,4 @@
-"""On a real Slurm (slurmctld, four slurmd, munge): sweeps train, and each failure is told apart."""
+"""On a real Slurm (slurmctld, slurmd, munge): sweeps train, and each failure is told apart."""
 
 import os
 import signal
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from parallel import artifacts
 from parallel.artifacts import RunFolder
 from parallel.study import load_study
 from slurm import cluster, jobs, submit
@@ -27,7 +28,7 @@ def slurm(tmp_path_factory):
         pytest.skip("the test cluster needs root")
     folder = tmp_path_factory.mktemp("slurm")
     patch = pytest.MonkeyPatch()
-    patch.setenv("SLURM_CONF", str(cluster.up(4, folder)))
+    patch.setenv("SLURM_CONF", str(cluster.up(10, folder)))
     patch.setenv("PYTHON", sys.executable)
     yield folder
     cluster.down(folder)
@@ -59,7 +60,9 @@ def wait_for(condition, seconds: float, what: str):
     pytest.fail(f"waited {seconds} s for {what}")
 
 
-def test_sbatch_with_many_scripts_submits_each_once_and_they_train(slurm, tokens, tmp_path):
+def test_sbatch_with_many_scripts_submits_each_once_and_they_train(
+    slurm, requeued, tokens, tmp_path
+):
     """Two nodes, tp 2 x pp 2, through both libraries; the second script only as an argument."""
     study = study_at(
         tmp_path,
@@ -84,12 +87,12 @@ def test_sbatch_with_many_scripts_submits_each_once_and_they_train(slurm, tokens
         "megatron-tp2-pp2": "complete",
         "deepspeed-pipe-tp2-pp2": "complete",
     }
-    assert [len(jobs.job_ids(logs / "real" / name)) for name in study.settings] == [1, 1]
+    assert [len(artifacts.job_ids(logs / "real" / name)) for name in study.settings] == [1, 1]
     assert (script_folder(study) / "megatron-tp2-pp2.slurm").read_text() == render(
         study, "megatron-tp2-pp2", study.cluster, logs
     )
     folder = logs / "real" / "megatron-tp2-pp2"
-    job_id = jobs.job_ids(folder)[0]
+    job_id = artifacts.job_ids(folder)[0]
     assert (folder / f"{job_id}.exit").read_text() == "0\n"
     assert "SLURM_JOB_NODELIST" in (folder / f"{job_id}.env").read_text()
     assert not list(logs.glob("*.out"))  # the log has moved in
@@ -181,42 +184,54 @@ slurm = { requeue = true }
 [[sweep]]
 defaults = { engine = "ddp", gpus = 4, label = "limit" }
 slurm = { time = "00:01:00" }
+[[sweep]]
+defaults = { engine = "ddp", gpus = 2, label = "goes-on" }
+slurm = { time = "00:01:00", requeue = true }
 """
 
 
+@pytest.fixture(scope="module")
+def requeued(slurm, tokens, tmp_path_factory):
+    """Runs of tests/slurm_worker.py: one loses its node, one is told to start again, two near their
+    time limit while the tests that ask for this train; and the node that was lost."""
+    tmp_path = tmp_path_factory.mktemp("requeued")
+    study, logs = study_at(tmp_path, tokens, REQUEUED, "requeued"), tmp_path / "logs"
+    with pytest.MonkeyPatch.context() as patch:
+        wrapped(tmp_path, patch)
+        assert submit.main([str(study.path), "--logs", str(logs), "--yes"]) == 0
+    wait_for(lambda: all(row.step > 0 for row in states(study, logs).values()), 120, "all to train")
+    rows = states(study, logs)
+    lost, again, *_ = study.settings
+    node = nodes_of(rows[lost].job_id)[0]
+    slurm_says("scontrol", "requeue", str(rows[again].job_id))
+    cluster.stop_node(node, slurm)
+    return study, logs, node
+
+
 def test_a_requeued_run_keeps_its_first_attempt_and_a_signal_comes_before_the_limit(
-    slurm, tokens, tmp_path, monkeypatch
+    slurm, requeued
 ):
-    """One run loses its node, one is told to start again, one nears its time limit."""
-    wrapped(tmp_path, monkeypatch)
-    study = study_at(tmp_path, tokens, REQUEUED, "requeued")
-    logs = tmp_path / "logs"
-    assert submit.main([str(study.path), "--logs", str(logs), "--yes"]) == 0
-    lost, again, limit = study.settings
+    study, logs, node = requeued
+    lost, again, limit, goes_on = study.settings
 
     def folder(run: str) -> Path:
         return logs / "requeued" / run
 
-    wait_for(lambda: all(row.step > 0 for row in states(study, logs).values()), 120, "all to train")
-    rows = states(study, logs)
-    node = nodes_of(rows[lost].job_id)[0]
-    slurm_says("scontrol", "requeue", str(rows[again].job_id))
-    cluster.stop_node(node, slurm)
-
     def ended():
         return all(row.state not in ("pending", "running") for row in states(study, logs).values())
 
-    wait_for(ended, 240, "the end of all three")
+    wait_for(ended, 240, "the end of all four")
     rows = states(study, logs)
     assert {name: row.state for name, row in rows.items()} == {
         lost: "complete",
         again: "complete",
         limit: "interrupted",
+        goes_on: "complete",
     }, rows
-    assert rows[limit].line == "SIGUSR1, saved step 1"
+    assert rows[limit].line.startswith("SIGUSR1, saved step 1; Slurm: FAILED 75:0")
     heard = sorted(p.name for p in folder(limit).glob("heard.*"))
     assert heard == ["heard.0", "heard.1", "heard.2", "heard.3"]
-    for run in (lost, again):
+    for run in (lost, again, goes_on):
         job_id = rows[run].job_id
         names = {p.name for p in folder(run).iterdir()}
         for suffix in ("out", "env", "job", "slurm"):
@@ -224,6 +239,9 @@ def test_a_requeued_run_keeps_its_first_attempt_and_a_signal_comes_before_the_li
         assert (folder(run) / "attempts/1/steps.csv").read_text().count("\n") > 1
         assert (folder(run) / "steps.csv").read_text().count("\n") == 6
         assert (folder(run) / f"{job_id}.restart1.exit").read_text() == "0\n"
+    # torchrun said 1 of ranks that had saved and said 75: try again.
+    for run in (limit, goes_on):
+        assert (folder(run) / f"{rows[run].job_id}.exit").read_text() == "75\n"
     cluster.start_node(node, slurm)
 
 
@@ -276,7 +294,8 @@ def test_sacct_answers_where_squeue_has_forgotten(tmp_path, monkeypatch):
         monkeypatch.setattr(jobs, "ask", lambda c: None if c[0] == "squeue" else ask(c))
 
         def told():
-            return [j.job_id for j in jobs.ask_slurm().values() if j.state == "RUNNING"]
+            found = jobs.ask_slurm().values()
+            return [j.job_id for j in found if j.name == "told" and j.state == "RUNNING"]
 
         slurm_says("scancel", str(wait_for(told, 60, "the last to run")[0]))
 

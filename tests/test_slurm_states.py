@@ -105,8 +105,15 @@ KINDS = {
     "no folder status": (("FAILED", "2:0"), None, "", "parallel.train: error: no data\n", "failed"),
     "exit 0 without the marker": (("COMPLETED", "0:0"), "running", "", "", "failed"),
     "interrupted": (("FAILED", "1:0"), "interrupted", "SIGUSR1, saved step 5", "", "interrupted"),
-    "interrupted by scancel": (
+    "scancel, and saved": (
         ("CANCELLED", "0:15"),
+        "interrupted",
+        "SIGTERM, saved step 5",
+        "",
+        "cancelled",
+    ),
+    "preempted, and saved": (
+        ("PREEMPTED", "0:15"),
         "interrupted",
         "SIGTERM, saved step 5",
         "",

@@ -40,9 +40,7 @@ def labelled(label: bytes, after: bytes = rb"[:=] {0,8}") -> re.Pattern[bytes]:
     return re.compile(WORD + label + ANSI + after + ANSI + NUMBER + rb"([KMGBTP](?![A-Za-z]))?")
 
 
-def lines(
-    log: Log, start: re.Pattern[bytes]
-) -> Iterator[tuple[int, re.Match[bytes], bytes, bool]]:
+def lines(log: Log, start: re.Pattern[bytes]) -> Iterator[tuple[int, re.Match[bytes], bytes, bool]]:
     """(offset, match, text, cut) of every record: from where `start` matches to the end of its
     line, or to the next record where two stand on one line. cut: the file ends in this record
     without a line's end, so a number right there may have lost digits."""

@@ -35,9 +35,7 @@ _PIPE_FIELDS = {
     "step_s": labelled(rb"iter time \(s\)"),
     "samples_per_s": labelled(rb"samples/sec"),
 }
-_CHAT = re.compile(
-    rb"(?:\|E2E latency=|End-to-End => Latency: )(?P<step_s>[\d.]{1,16})s(?: ?\||,)"
-)
+_CHAT = re.compile(rb"(?:\|E2E latency=|End-to-End => Latency: )(?P<step_s>[\d.]{1,16})s(?: ?\||,)")
 _CHAT_FIELDS = {"samples_per_s": labelled(rb"(?:CurSamplesPerSec|Samples/sec)")}
 _CHAT_STEP = re.compile(rb"[Ee]poch: \d{1,6} ?\| ?[Ss]tep: \d{1,9} ?\|[^\r\n]{0,300}")
 _THROUGHPUT = re.compile(

@@ -53,9 +53,7 @@ def read(log: Log) -> Record:
     columns, offsets = table(log, _START, _FIELDS)
     epoch, within, updates = (columns.pop(name) for name in ("epoch", "within", "updates"))
     counted = (epoch - 1) * updates + within  # where its updates are not numbered
-    columns["iteration"] = np.where(
-        np.isnan(columns["iteration"]), counted, columns["iteration"]
-    )
+    columns["iteration"] = np.where(np.isnan(columns["iteration"]), counted, columns["iteration"])
     whole = columns["iteration"] == columns["iteration"]
     columns = {name: values[whole] for name, values in columns.items()}
     columns["samples_per_s"] = columns.pop("batch") * columns.pop("ups")

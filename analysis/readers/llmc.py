@@ -26,9 +26,7 @@ _CONSOLE_FIELDS = {
     "ms": re.compile(rb"[|(] {0,4}" + NUMBER + rb" ms"),
     "tokens_per_s": re.compile(rb"[|,] {0,4}" + NUMBER + rb" tok/s"),
 }
-_MAIN = re.compile(
-    WORD + rb"s:(?P<iteration>\d{1,9}) trl:" + NUMBER.replace(b"(", b"(?P<loss>", 1)
-)
+_MAIN = re.compile(WORD + rb"s:(?P<iteration>\d{1,9}) trl:" + NUMBER.replace(b"(", b"(?P<loss>", 1))
 _MAIN_FIELDS = {"grad_norm": labelled(rb"norm")}
 
 
