@@ -3,7 +3,7 @@
     {"lm loss": {"start_step": 1, "end_step": 50, "step_interval": 5, "values": {"1": 10.49, ...}},
      "iteration-time": {...}}
 
-    {"0": {"lm loss": 11.89, "elapsed time per iteration (ms)": 284.2, ...}, ...}   (Megatron-Bridge)
+    {"0": {"lm loss": 11.89, "elapsed time per iteration (ms)": 284.2}, ...}   (Megatron-Bridge)
 
 Older files list the values without their iteration. Steps are sampled, not averaged.
 """
