@@ -432,6 +432,8 @@ def tell(study: Study, jobs: list[Job], total: float) -> list[str]:
         for job in jobs
     ]
     lines.append(f"{len(jobs)} runs on {cluster_of(study).name}: {total:.2f} GPU-hours at worst")
+    if any(study.slurm[job.run].get("requeue") for job in jobs):
+        lines.append("with requeue, each restart may cost as much again")
     lines += [f"left out: {what}: {why}" for what, why in study.left_out]
     return lines
 
