@@ -188,6 +188,8 @@ slurm = { time = "00:01:00" }
 defaults = { engine = "ddp", gpus = 2, label = "goes-on" }
 slurm = { time = "00:01:00", requeue = true }
 """
+HOSTILE = """it's $(touch pwned) "now"
+#SBATCH --nodes=99"""
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +197,7 @@ def requeued(slurm, tokens, tmp_path_factory):
     """Runs of tests/slurm_worker.py: one loses its node, one is told to start again, two near their
     time limit while the tests that ask for this train; and the node that was lost."""
     tmp_path = tmp_path_factory.mktemp("requeued")
-    study, logs = study_at(tmp_path, tokens, REQUEUED, "requeued"), tmp_path / "logs"
+    study, logs = study_at(tmp_path, tokens, REQUEUED, HOSTILE), tmp_path / "logs"
     with pytest.MonkeyPatch.context() as patch:
         wrapped(tmp_path, patch)
         assert submit.main([str(study.path), "--logs", str(logs), "--yes"]) == 0
@@ -215,7 +217,7 @@ def test_a_requeued_run_keeps_its_first_attempt_and_a_signal_comes_before_the_li
     lost, again, limit, goes_on = study.settings
 
     def folder(run: str) -> Path:
-        return logs / "requeued" / run
+        return logs / HOSTILE / run
 
     def ended():
         return all(row.state not in ("pending", "running") for row in states(study, logs).values())
@@ -242,6 +244,7 @@ def test_a_requeued_run_keeps_its_first_attempt_and_a_signal_comes_before_the_li
     # torchrun said 1 of ranks that had saved and said 75: try again.
     for run in (limit, goes_on):
         assert (folder(run) / f"{rows[run].job_id}.exit").read_text() == "75\n"
+    assert not [*ROOT.glob("pwned"), *logs.parent.rglob("pwned")]
     cluster.start_node(node, slurm)
 
 
