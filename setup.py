@@ -24,6 +24,7 @@ setup(
         "tqdm==4.70.1",
     ],
     extras_require={
+        "nvml": ["nvidia-ml-py==13.615.71"],  # energy of NVIDIA GPUs (parallel/meters.py)
         "test": [
             "pytest==9.2.0",
             "hypothesis==6.170.15",

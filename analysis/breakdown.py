@@ -317,6 +317,25 @@ def losses(found: list[Breakdown], baseline: str | None, scaling: str) -> Table:
     return Table(columns, rows, f"Efficiency lost ({scaling} scaling)", notes)
 
 
+def report(
+    paths: list[Path], baseline: str | None = None, scaling: str = "strong"
+) -> tuple[list[Table], list[str]]:
+    """The three tables of what is at the paths, and one line for each thing that could not be read.
+
+    Raises:
+        UsageError: nothing could be read, or nothing is called `baseline`.
+    """
+    found, problems = [], []
+    for path in find_runs(paths):
+        one, unread = read(path)
+        problems += unread
+        if one is not None:
+            found.append(one)
+    if not found:
+        raise UsageError("; ".join(problems))
+    return [times(found), messages(found), losses(found, baseline, scaling)], problems
+
+
 def _same_place(one: Breakdown, base: Breakdown, named: str | None) -> bool:
     """A baseline that the run itself names is its own study's, beside it."""
     return bool(named) or one.run.path.parent == base.run.path.parent
@@ -335,19 +354,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
     try:
-        found, problems = [], []
-        for path in find_runs(arguments.paths):
-            one, unread = read(path)
-            problems += unread
-            if one is not None:
-                found.append(one)
-        if not found:
-            raise UsageError("; ".join(problems))
-        tables = [
-            times(found),
-            messages(found),
-            losses(found, arguments.baseline, arguments.scaling),
-        ]
+        tables, problems = report(arguments.paths, arguments.baseline, arguments.scaling)
     except UsageError as error:
         print(f"analysis.breakdown: {error}", file=sys.stderr)
         return 2

@@ -6,7 +6,8 @@ PATH is a run folder (its checkpoints.csv is read), a study, or a log of Megatro
 Megatron-DeepSpeed, DeepSpeed, GPT-NeoX, torchtitan or fairseq. One row for each run and kind of
 event: how many, the median seconds that training waited (blocked) and until it was on disk
 (total), the median bytes, and bytes over total seconds, in all and for each rank. The share is the
-waiting over the waiting and the logged steps together.
+waiting over the waiting and the logged steps together. Those that failed (a full disk, a damaged
+file) are counted apart; only their waiting counts with the others'.
 
 No log says its bytes: `--bytes-per-param 14` states them for checkpoints of 2 bytes of weights and
 12 of fp32 state, where the number of parameters is known. What is not known prints `-`.
@@ -62,7 +63,8 @@ def read_events(path: Path) -> list[Event]:
         except ValueError as error:
             raise UsageError(f"{path}:{line_no}: {error}") from error
         step, blocked_s, total_s, size, ranks = numbers
-        events.append(Event(cells["event"], _int(step), blocked_s, total_s, size, _int(ranks)))
+        told = (cells["event"], _int(step), blocked_s, total_s, size, _int(ranks))
+        events.append(Event(*told, cells.get("problem", "")))
     return events
 
 
@@ -92,8 +94,9 @@ def rows(record: Record, bytes_per_param: float | None = None) -> list[dict[str,
     waited_s = sum(event.blocked_s or 0.0 for event in events)
     found = []
     for kind in [*KINDS, *sorted({event.kind for event in events} - set(KINDS))]:
-        mine = [event for event in events if event.kind == kind]
-        if not mine:
+        every = [event for event in events if event.kind == kind]
+        mine = [event for event in every if not event.problem]
+        if not every:
             continue
         full = stated if kind != "export" else None
         size = [full if event.bytes is None else event.bytes for event in mine]
@@ -102,22 +105,24 @@ def rows(record: Record, bytes_per_param: float | None = None) -> list[dict[str,
         ]
         ranks = _median([event.ranks for event in mine]) or record.gpus
         rate = _median(rates)
-        blocked = [event.blocked_s for event in mine]
-        known = trained_s > 0 and None not in blocked
+        lost = [event.blocked_s for event in every]
+        known = trained_s > 0 and None not in lost
         found.append(
             {
                 "run": name_of(record),
                 "source": record.source,
                 "event": kind,
                 "n": len(mine),
+                "failed": len(every) - len(mine),
+                "problems": [f"{kind} of step {e.step}: {e.problem}" for e in every if e.problem],
                 "ranks": ranks,
-                "blocked_s": _median(blocked),
+                "blocked_s": _median([event.blocked_s for event in mine]),
                 "total_s": _median([event.total_s for event in mine]),
                 "bytes": _median(size),
                 "gb": _giga(_median(size)),
                 "gb_per_s": _giga(rate),
                 "gb_per_s_per_rank": _giga(rate / ranks) if rate and ranks else None,
-                "share": sum(blocked) / (trained_s + waited_s) if known else None,
+                "share": sum(lost) / (trained_s + waited_s) if known else None,
             }
         )
     return found
@@ -143,6 +148,7 @@ def table(records: list[Record], bytes_per_param: float | None = None) -> tuple[
         Column("run", "run"),
         Column("event", "event"),
         Column("n", "n", "d"),
+        Column("failed", "failed", "d"),
         Column("ranks", "ranks", ".0f"),
         Column("blocked_s", "blocked s", ".4g"),
         Column("total_s", "total s", ".4g"),
@@ -152,6 +158,7 @@ def table(records: list[Record], bytes_per_param: float | None = None) -> tuple[
         Column("share", "share of time", ".1%"),
     ]
     notes = ["medians over the events; the share counts waiting, over waiting and logged steps"]
+    notes += [f"{row['run']}: {problem}" for row in found for problem in row["problems"]]
     if bytes_per_param and any(row["gb"] for row in found):
         notes.append(f"bytes of logs: {bytes_per_param:g} per parameter, as stated")
     return Table(columns, found, notes=notes), silent

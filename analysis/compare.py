@@ -24,6 +24,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 
 import numpy as np
 
+from analysis.load import name_of
 from analysis.quality import add_time_flags, judge, step_times, timed
 from analysis.records import Record
 from analysis.repeats import log_ratio
@@ -223,6 +224,9 @@ def judged(a: list[_Run], b: list[_Run], any_commit: bool = False) -> Verdict:
         doubts.append(
             "one or two runs a side: what changes from run to run is not in this interval"
         )
+    ends = {name_of(r): judge(r, None) for r, _ in (*a, *b)}
+    if stopped := [f"{name}: {j.verdict}" for name, j in ends.items() if j.verdict != "complete"]:
+        doubts.append(f"not complete, its steps are counted all the same: {', '.join(stopped)}")
     if any(r.commit and r.commit.endswith("+dirty") for r, _ in (*a, *b)):
         doubts.append("run from a changed working tree: its commit does not say what ran")
     return Verdict(*names, found, doubts, differ)

@@ -121,6 +121,8 @@ def _verdict(record: Record) -> Judgement:
         return Judgement("pending")
     if state == "running":
         return Judgement("running", proof="its status says running")
+    if state == "interrupted":  # its note gives the reason
+        return Judgement("interrupted", proof="it was asked to stop, and can be gone on with")
     if n == 0 and not np.isfinite(record.samples_per_s).any():
         return Judgement("no data", proof="no iteration was logged")
     if planned is not None and _last(record) < planned:

@@ -9,6 +9,7 @@ them is written by this command and by nobody else. NAME is one of
     parity PATH                                       their parity table
     saves PATH...                                     what runs' checkpoints cost
     compare PATH...                                   a study's configurations and its baseline
+    breakdown PATH...                                 where the time and the efficiency went
     scaling PATH... [--baseline NAME]                 the curve over repeats
     audit PATH...                                     what is wrong with published tables
     jeanzay FIRST-LAST                                published rows of these lines, recomputed
@@ -69,6 +70,15 @@ def _compare(arguments: list[str]) -> str:
     return report([ROOT / path for path in arguments]).render("markdown")
 
 
+def _breakdown(arguments: list[str]) -> str:
+    from analysis.breakdown import report
+
+    tables, problems = report([ROOT / path for path in arguments])
+    if problems:
+        raise UsageError("; ".join(problems))
+    return "\n".join(table.render("markdown") for table in tables)
+
+
 def _scaling(arguments: list[str]) -> str:
     from analysis.scaling import report
 
@@ -114,6 +124,7 @@ REPORTS: dict[str, Callable[[list[str]], str]] = {
     "parity": _parity,
     "saves": _saves,
     "compare": _compare,
+    "breakdown": _breakdown,
     "scaling": _scaling,
     "audit": _audit,
     "jeanzay": _jean_zay,

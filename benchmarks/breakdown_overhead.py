@@ -6,8 +6,9 @@ Takes parallel.train's flags (`python -m parallel.train --help`); `--gpus` ranks
 The same engine takes `block` steps listened to and `block` steps not, in an order that turns around
 every round (on off, off on, ...), so that a machine that warms up or is shared slows both alike.
 Off means what a run without `--breakdown` has: the regions are marked, nobody listens, and the
-process groups' own methods are in place; only DDP keeps its hook. Prints one JSON line with the
-medians and the ratio of paired blocks, on over off, with the quartiles of that ratio.
+process groups' own methods are in place. DDP cannot let go of its hook, so `ddp` has a second
+engine that never had one. Prints one JSON line with the medians and the ratio of paired blocks, on
+over off, with the quartiles of that ratio.
 """
 
 import argparse
@@ -56,10 +57,11 @@ def measure(arguments: argparse.Namespace) -> None:
     methods = (*((ProcessGroup, name) for name in breakdown._CALLS), (Work, "wait"))
     methods = tuple((of, name) for of, name in methods if name in of.__dict__)
     bare = [of.__dict__[name] for of, name in methods]
+    kernel = kernels.choose(run.kernels, device, engines.kernels_of(run))
     with tempfile.TemporaryDirectory() as folder:
+        plain = engines.load(run, device, kernel) if run.engine == "ddp" else None
         books = breakdown.start(run, device, place.rank, Path(folder))
         wrapped = [of.__dict__[name] for of, name in methods]
-        kernel = kernels.choose(run.kernels, device, engines.kernels_of(run))
         engine = engines.load(run, device, kernel)
         corpus = data.load(run.data, run.seq_len, run.model.vocab_size)
         dp_rank = run.layout.coords(place.rank)["dp"]
@@ -67,6 +69,7 @@ def measure(arguments: argparse.Namespace) -> None:
 
         def block(on: bool) -> float:
             nonlocal step
+            stepping = engine if on else plain or engine
             breakdown._active = books if on else None
             ranges.listeners[:] = [books] if on else []
             for (of, name), method in zip(methods, wrapped if on else bare, strict=True):
@@ -79,7 +82,7 @@ def measure(arguments: argparse.Namespace) -> None:
                 batches = data.batches(
                     corpus.train, run.layout, run.seq_len, run.model.vocab_size, dp_rank, 1, step
                 )
-                engine.step((tuple(t.to(device) for t in batch) for batch in batches), run.lr)
+                stepping.step((tuple(t.to(device) for t in batch) for batch in batches), run.lr)
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
                 step += 1

@@ -4,12 +4,15 @@
     python benchmarks/fault_campaign.py --kills 4 --only ddp --out /tmp/faults
 
 For each engine a run of --steps steps that saves every other step. An attempt is killed (SIGKILL of
-one rank, or of all and the launcher) at a random moment of a phase drawn by --seed: start, loading,
-a step, saving. After each kill: every checkpoint that the log called saved and that retention keeps
-is there and whole, no process and no listening port of the attempt is left. Then the same command
-goes on. In the end losses, gradient norms and learning rates must equal those of the undisturbed
-run, bit for bit. Prints one line per kill; counts go to <out>/result.json and result.md. Stopped,
-it goes on where it was. Exit status 1 when anything was lost.
+one rank, or of all and the launcher) at a random moment of a phase: start, loading, a step, saving.
+Phases and victims come in turns, shuffled by --seed; what counts is the phase that the log was in
+at that moment. After each kill: every checkpoint that the log called saved and that retention keeps
+is there and whole, no process of the attempt is left (found by a mark in its environment) and no
+port that it listened on. Then the same command must go on from the newest checkpoint. In the end
+losses, gradient norms and learning rates must equal those of the undisturbed run, bit for bit.
+
+Prints one line per kill; counts go to <out>/result.json and result.md. Stopped, it goes on where it
+was. Exit status 1 when anything was lost.
 """
 
 import argparse
@@ -17,7 +20,7 @@ import json
 import os
 import random
 import re
-import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -29,6 +32,7 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
+from analysis.checkpoints import read_events  # noqa: E402
 from parallel import saved  # noqa: E402
 from parallel.artifacts import read_run, read_status, write_json  # noqa: E402
 
@@ -41,10 +45,13 @@ RUNS = {
 SMALL = ["--n-layer", "2", "--hidden", "64", "--n-head", "4", "--max-seq-len", "32"]
 SMALL += ["--global-batch", "4", "--device", "cpu", "--eval-steps", "1", "--log-interval", "1"]
 PHASES = ("start", "loading", "step", "saving")
-EXITS_WITHIN_S = 90.0
+TURNS = [(phase, whom) for phase in PHASES[1:] * 2 + PHASES[:1] for whom in ("all", "one")]
+STARTING_S = 4.0  # how long after the ranks exist a kill while starting comes at most
+EXITS_WITHIN_S = 120.0
+MARK = "FAULT_CAMPAIGN"
 
 
-def start(folder: Path, engine: str, steps: int, *flags: str) -> subprocess.Popen:
+def start(folder: Path, engine: str, steps: int, flags: list[str], mark: str) -> subprocess.Popen:
     ranks, split = RUNS[engine]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={ranks}", "-m", "parallel.train", "--engine", engine, *split]
@@ -54,7 +61,7 @@ def start(folder: Path, engine: str, steps: int, *flags: str) -> subprocess.Pope
         return subprocess.Popen(
             command,
             cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=subprocess.STDOUT,
@@ -62,9 +69,19 @@ def start(folder: Path, engine: str, steps: int, *flags: str) -> subprocess.Pope
         )
 
 
-def log_of(folder: Path) -> str:
-    path = folder / "train.log"
-    return path.read_text(errors="replace") if path.exists() else ""
+class Log:
+    """What one attempt has appended to train.log."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / "train.log"
+        self.begin = self.path.stat().st_size if self.path.exists() else 0
+
+    def text(self) -> str:
+        if not self.path.exists():
+            return ""
+        with self.path.open("rb") as file:
+            file.seek(self.begin)
+            return file.read().decode(errors="replace")
 
 
 def phase_of(log: str) -> str:
@@ -76,38 +93,34 @@ def phase_of(log: str) -> str:
             return "saving"
         if line.startswith(" loading checkpoint"):
             return "loading"
-        if line.startswith("watchdog:"):
-            return "start"
     return "start"
 
 
-def wait_for_phase(process, folder: Path, seen: int, phase: str, chance: random.Random) -> str:
-    """Wait until the attempt whose log begins at `seen` is in `phase`, or has passed it."""
-    if phase == "start":
-        time.sleep(chance.uniform(0.5, 6.0))
-        return "start"
-    signs = {"loading": " loading checkpoint", "step": "elapsed time", "saving": " saving checkp"}
-    skip = chance.randrange(1, 12) if phase in ("step", "saving") else 1
-    while process.poll() is None:
-        log = log_of(folder)[seen:]
-        if log.count(signs[phase]) >= skip:
-            break
-        if phase == "loading" and "elapsed time" in log:
-            break  # there was nothing to load
-        time.sleep(0.002)
-    time.sleep(chance.uniform(0.0, 0.15 if phase == "step" else 0.08))
-    return phase
+def family(mark: str) -> list[psutil.Process]:
+    """Every living process of an attempt, whoever its parent is by now."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
 
 
-def family(process: subprocess.Popen) -> list[psutil.Process]:
-    try:
-        parent = psutil.Process(process.pid)
-        return [parent, *parent.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
+def ranks_of(processes: list[psutil.Process]) -> list[tuple[int, psutil.Process]]:
+    found = []
+    for process in processes:
+        try:
+            environment = process.environ()
+            if "RANK" in environment and "parallel.train" in process.cmdline():
+                found.append((int(environment["RANK"]), process))
+        except psutil.Error:
+            continue
+    return sorted(found, key=lambda pair: pair[0])
 
 
-def ports_of(processes: list[psutil.Process]) -> set[int]:
+def listening(processes: list[psutil.Process]) -> set[int]:
     found = set()
     for process in processes:
         try:
@@ -117,42 +130,77 @@ def ports_of(processes: list[psutil.Process]) -> set[int]:
     return found
 
 
-def listening() -> set[int]:
-    return {c.laddr.port for c in psutil.net_connections("tcp") if c.status == "LISTEN"}
-
-
-def alive(processes: list[psutil.Process]) -> list[int]:
-    found = []
-    for process in processes:
+def taken(port: int, mark: str) -> bool:
+    """Whether a port is still listened on, and not by a stranger who got it since."""
+    for connection in psutil.net_connections("tcp"):
+        if connection.status != "LISTEN" or connection.laddr.port != port:
+            continue
         try:
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
+            return psutil.Process(connection.pid).environ().get(MARK) == mark
+        except (psutil.Error, ValueError, TypeError):
+            return True
+    return False
+
+
+def median_s(folder: Path, event: str, otherwise: float) -> float:
+    """How long the run's saves or loads took so far."""
+    times = [e.total_s for e in read_events(folder / "checkpoints.csv") if e.kind == event]
+    return statistics.median(times) if times else otherwise
+
+
+def wait_and_kill(
+    process: subprocess.Popen,
+    folder: Path,
+    log: Log,
+    mark: str,
+    turn: tuple[str, str],
+    n_ranks: int,
+    chance: random.Random,
+) -> tuple[str, str, set[int]]:
+    """SIGKILL one rank, or all and the launcher, at a random moment of a phase; (the phase that the
+    log was in, who was killed, the ports that the attempt listened on)."""
+    phase, whom = turn
+    everyone = ranks = []
+    while len(ranks) < n_ranks and process.poll() is None:
+        time.sleep(0.05)
+        everyone = family(mark)
+        ranks = ranks_of(everyone)
+    victims = everyone if whom == "all" else []
+    if whom == "one" and ranks:
+        rank, victim = chance.choice(ranks)
+        victims, whom = [victim], f"rank {rank}"
+    signs = {"loading": " loading checkpoint", "step": "elapsed time", "saving": " saving checkp"}
+    skip = chance.randrange(1, 12) if phase in ("step", "saving") else 1
+    moment = chance.random()
+    ports = listening(everyone)
+    if phase == "start":
+        time.sleep(STARTING_S * moment)
+    else:
+        lasts_s = (
+            0.1
+            if phase == "step"
+            else median_s(folder, {"loading": "load"}.get(phase, "save"), 0.05)
+        )
+        while process.poll() is None and (text := log.text()).count(signs[phase]) < skip:
+            if phase == "loading" and "elapsed time" in text:
+                break  # there was nothing to load
+            time.sleep(0.002)
+        time.sleep(lasts_s * moment)
+    now = phase_of(log.text())
+    for victim in victims:
+        try:
+            victim.kill()
         except psutil.NoSuchProcess:
             continue
-    return found
-
-
-def kill(process: subprocess.Popen, chance: random.Random) -> tuple[str, list, set[int]]:
-    """SIGKILL one rank, or all of them and the launcher."""
-    everyone = family(process)
-    ports = ports_of(everyone)
-    ranks = {}
-    for child in everyone[1:]:
+    # Those that came after the look at them all, and ports that a survivor has opened since.
+    everyone = family(mark)
+    ports |= listening(everyone)
+    for late in everyone if whom == "all" else []:
         try:
-            if "parallel.train" in child.cmdline() and "RANK" in (env := child.environ()):
-                ranks[int(env["RANK"])] = child
-        except psutil.Error:
-            continue
-    if ranks and chance.random() < 0.5:
-        victim = chance.choice(sorted(ranks))
-        ranks[victim].kill()
-        return f"rank {victim}", everyone, ports
-    for member in everyone:
-        try:
-            member.kill()
+            late.kill()
         except psutil.NoSuchProcess:
             continue
-    return "all", everyone, ports
+    return now, whom, ports
 
 
 def newest_saved(log: str) -> int:
@@ -164,29 +212,11 @@ def losses(folder: Path) -> list[tuple]:
     return [(s["step"], s["loss"], s["grad_norm"], s["lr"]) for s in read_run(folder).steps]
 
 
-def one_kill(folder: Path, engine: str, steps: int, number: int, seed: str, flags: list) -> dict:
-    """Start (or go on with) the run, kill it once, and look what is left."""
-    chance = random.Random(f"{seed}-{engine}-{number}")
-    seen = len(log_of(folder))
-    process = start(folder, engine, steps, *flags)
-    wanted = chance.choice(PHASES)
-    wait_for_phase(process, folder, seen, wanted, chance)
-    whom, everyone, ports = kill(process, chance)
-    problems = []
-    try:
-        status = process.wait(EXITS_WITHIN_S)
-    except subprocess.TimeoutExpired:
-        problems.append(f"the launcher did not end within {EXITS_WITHIN_S:g} s")
-        os.killpg(process.pid, signal.SIGKILL)
-        status = process.wait()
-    log = log_of(folder)
-    time.sleep(0.2)
-    if left := alive(everyone):
-        problems.append(f"processes left: {left}")
-    if open_ports := ports & listening():
-        problems.append(f"ports left: {sorted(open_ports)}")
-    save = folder / "checkpoints"
-    newest, there = newest_saved(log), saved.steps_in(save)
+def damage_in(save: Path, before: list[int], log: str) -> list[str]:
+    """What is wrong with the checkpoints after an attempt that logged this, or with how it went
+    on from those that were there before."""
+    problems, there = [], saved.steps_in(save)
+    newest = max([newest_saved(log), *before])
     if newest and (not there or there[-1] < newest):
         problems.append(f"step {newest} was saved, but there is {there}")
     for step in there:
@@ -194,75 +224,126 @@ def one_kill(folder: Path, engine: str, steps: int, number: int, seed: str, flag
             saved.verify(save / saved.name_of(step))
         except saved.Damaged as error:
             problems.append(str(error))
+    loaded = re.search(r"successfully loaded checkpoint from .* at iteration (\d+)", log)
+    trained = re.search(r"iteration +(\d+)/.* elapsed time", log)
+    if before and loaded and int(loaded[1]) != before[-1]:
+        problems.append(f"step {before[-1]} was there, but it loaded {loaded[1]}")
+    if trained and int(trained[1]) != (before[-1] if before else 0) + 1:
+        problems.append(f"it went on at step {trained[1]}, with {before} there")
+    return problems
+
+
+def one_kill(folder: Path, engine: str, steps: int, number: int, seed: str, flags: list) -> dict:
+    """Start (or go on with) the run, kill it once, and look what is left."""
+    turns = TURNS.copy()
+    random.Random(f"{seed}-{engine}-{number // len(TURNS)}").shuffle(turns)
+    chance, turn = random.Random(f"{seed}-{engine}-{number}"), turns[number % len(TURNS)]
+    save, log, mark = folder / "checkpoints", Log(folder), f"{os.getpid()}-{time.time_ns()}"
+    before, problems = saved.steps_in(save), []
+    process = start(folder, engine, steps, flags, mark)
+    phase, whom, ports = wait_and_kill(process, folder, log, mark, turn, RUNS[engine][0], chance)
+    began = time.monotonic()
+    try:
+        status = process.wait(EXITS_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        problems.append(f"the launcher did not end within {EXITS_WITHIN_S:g} s")
+        for member in family(mark):
+            member.kill()
+        status = process.wait()
+    ended_s = time.monotonic() - began
+    for _ in range(20):  # the kernel needs a moment to bury the dead
+        if not (left := family(mark)):
+            break
+        time.sleep(0.1)
+    if left:
+        problems.append(f"processes left: {[p.pid for p in left]}")
+    if open_ports := sorted(port for port in ports if taken(port, mark)):
+        problems.append(f"ports left: {open_ports}")
+    problems += damage_in(save, before, log.text())
     return {
         "engine": engine,
         "number": number,
-        "phase": phase_of(log[seen:]) if status else "complete",
+        "turn": turn,
+        "phase": phase if status else "complete",
         "killed": whom,
         "exit": status,
-        "newest": there[-1] if there else 0,
+        "ended_s": round(ended_s, 1),
+        "ports": len(ports),
+        "newest": (saved.steps_in(save) or [0])[-1],
         "problems": problems,
     }
 
 
 def campaign(engine: str, kills: int, steps: int, seed: str, out: Path, flags: list) -> list[dict]:
-    """All kills of one engine, then the end of the run and the comparison."""
+    """All kills of one engine, the end of each run and the comparison."""
     alone, folder, record = out / f"{engine}-alone", out / engine, out / f"{engine}.jsonl"
     if read_status(alone).get("state") != "complete":
-        assert start(alone, engine, steps, *flags).wait() == 0, f"see {alone}.console"
-    done = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
-    tries = len(done)
-    done = [d for d in done if d["phase"] != "complete"]
+        assert start(alone, engine, steps, flags, "alone").wait() == 0, f"see {alone}.console"
+    told = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
     saving = ["--save-interval", "2", "--save-grace-s", "5", *flags]
-    while len(done) < kills:
-        if read_status(folder).get("state") == "complete":
-            # All steps are done but not all kills: another run of the same, from the start.
-            compare(engine, folder, alone)
-            folder.rename(out / f"{engine}-{tries}")
-        outcome = one_kill(folder, engine, steps, tries, seed, saving)
-        tries += 1
+
+    def note(outcome: dict, words: str) -> None:
+        told.append(outcome)
         with record.open("a") as file:
             print(json.dumps(outcome), file=file)
-        if outcome["phase"] != "complete":
-            done.append(outcome)
-        words = "; ".join(outcome["problems"]) or "nothing lost"
-        print(
-            f"{engine} {len(done)}/{kills}: killed {outcome['killed']} while {outcome['phase']},"
-            f" newest checkpoint {outcome['newest']}: {words}",
-            flush=True,
+        problems = "; ".join(outcome["problems"]) or "nothing lost"
+        print(f"{engine} {count()}/{kills}: {words}: {problems}", flush=True)
+
+    def count() -> int:
+        return sum("killed" in r and r["phase"] != "complete" for r in told)
+
+    def compare() -> None:
+        problem = difference(folder, alone)
+        note(
+            {"engine": engine, "phase": "end", "problems": [problem] * bool(problem)},
+            f"the curve of {len(losses(folder))} steps and the undisturbed one's",
         )
-    if read_status(folder).get("state") != "complete":
-        if start(folder, engine, steps, *saving).wait() != 0:
-            done.append({"engine": engine, "phase": "end", "problems": ["did not complete"]})
-            return done
-    if problem := compare(engine, folder, alone):
-        done.append({"engine": engine, "phase": "end", "problems": [problem]})
-    return done
+        folder.rename(out / f"{engine}-{len(told)}")
+
+    while count() < kills:
+        if read_status(folder).get("state") == "complete":
+            compare()  # all steps are done but not all kills: another run of the same
+        tries = sum("killed" in r for r in told)
+        outcome = one_kill(folder, engine, steps, tries, seed, saving)
+        said = (
+            f"killed {outcome['killed']} while {outcome['phase']}, step {outcome['newest']} there"
+        )
+        note(outcome, said)
+    if folder.exists():
+        if read_status(folder).get("state") != "complete":
+            start(folder, engine, steps, saving, "end").wait()
+        compare()
+    return told
 
 
-def compare(engine: str, folder: Path, alone: Path) -> str:
+def difference(folder: Path, alone: Path) -> str:
     """ "" when the two runs' curves are the same, bit for bit."""
+    if (state := read_status(folder).get("state")) != "complete":
+        return f"the run is {state}"
     ours, theirs = losses(folder), losses(alone)
     differ = [a[0] for a, b in zip(ours, theirs, strict=False) if a != b]
-    problem = ""
     if len(ours) != len(theirs) or differ:
-        problem = f"{len(ours)} of {len(theirs)} steps, the first that differs: {differ[:1]}"
-    print(f"{engine}: the curve of {len(ours)} steps {problem or 'is the same bit for bit'}")
-    return problem
+        return f"{len(ours)} of {len(theirs)} steps, the first that differs: {differ[:1]}"
+    return ""
 
 
 def markdown(results: list[dict]) -> str:
-    lines = ["| engine | ranks | kills | start | loading | step | saving | one rank | all | lost |"]
-    lines.append("| --- " + "| ---: " * 9 + "|")
+    lines = ["| engine | ranks | kills | start | loading | step | saving | one rank | all | curves"]
+    lines[0] += " equal bit for bit | lost or left |"
+    lines.append("| --- " + "| ---: " * 10 + "|")
+    total = ["all", "", *[0] * 9]
     for engine, (ranks, _) in RUNS.items():
-        mine = [r for r in results if r["engine"] == engine and "killed" in r]
-        if not mine:
+        mine = [r for r in results if r["engine"] == engine and r["phase"] != "complete"]
+        kills, ends = [r for r in mine if "killed" in r], [r for r in mine if "killed" not in r]
+        if not kills:
             continue
-        phases = Counter(r["phase"] for r in mine)
-        one = sum(r["killed"] != "all" for r in mine)
-        lost = sum(bool(r["problems"]) for r in results if r["engine"] == engine)
-        cells = [engine, ranks, len(mine), *(phases[p] for p in PHASES), one, len(mine) - one, lost]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        phases = Counter(r["phase"] for r in kills)
+        one = sum(r["killed"] != "all" for r in kills)
+        counts = [len(kills), *(phases[p] for p in PHASES), one, len(kills) - one]
+        counts += [sum(not r["problems"] for r in ends), sum(bool(r["problems"]) for r in mine)]
+        total[2:] = [a + b for a, b in zip(total[2:], counts, strict=True)]
+        lines.append("| " + " | ".join(map(str, [engine, ranks, *counts])) + " |")
+    lines.append("| " + " | ".join(map(str, total)) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -282,12 +363,13 @@ def main(argv: list[str] | None = None) -> int:
     results = []
     for engine in arguments.only:
         results += campaign(engine, each, arguments.steps, arguments.seed, out, flags)
-        lost = [r for r in results if r["problems"]]
-        counts = {"kills": sum("killed" in r for r in results), "lost": len(lost)}
-        write_json(out / "result.json", counts | {"seed": arguments.seed, "results": results})
+        lost = sum(bool(r["problems"]) for r in results)
+        kills = sum("killed" in r and r["phase"] != "complete" for r in results)
+        counts = {"kills": kills, "lost": lost, "seed": arguments.seed}
+        write_json(out / "result.json", counts | {"results": results})
         (out / "result.md").write_text(markdown(results))
     print(markdown(results))
-    print(f"{counts['kills']} kills, {counts['lost']} with something lost or left")
+    print(f"{kills} kills, {lost} times something lost, left or unequal")
     return 1 if lost else 0
 
 

@@ -124,7 +124,7 @@ def plain_weights(model: Any, spec: RunSpec) -> None:
     import torch
 
     from models.gpt import init_parameter, parameter_shapes
-    from models.hf import to_hugging_face
+    from models.hf_files import to_hugging_face
 
     names = parameter_shapes(spec.model)
     with torch.no_grad():
@@ -178,10 +178,10 @@ def contender(job: dict[str, Any], spec: RunSpec) -> Callable[[list], float]:
         engine = engines.load(spec, torch.device("cpu"), "torch")
         return lambda batches: engine.step(iter(batches), LR).loss
     if job["contender"] == "hf":
-        from models import hf
+        from models import hf_model
 
-        model = hf.HuggingFaceGPT2(spec.model)
-        hf.initialise(model, spec.seed)
+        model = hf_model.HuggingFaceGPT2(spec.model)
+        hf_model.initialise(model, spec.seed)
     else:
         model = plain_gpt(spec.model)
         plain_weights(model, spec)

@@ -1,4 +1,4 @@
-"""Hugging Face: GPT-2 directories in and out, its model class with our weights, its tokenizers.
+"""GPT-2 directories of Hugging Face in and out: the command.
 
     python -m models.hf import GPT2_DIR FOLDER [--dtype D] [--vocab-size N]
     python -m models.hf export RUN|FOLDER GPT2_DIR [--dtype D] [--tokenizer PATH]
@@ -27,84 +27,27 @@ refused      in one line with the numbers: another architecture (rotary position
 ignored      dropout: our GPT trains without.
 
 A folder is written aside and renamed when it is whole; one that exists is never overwritten.
-The only file that imports transformers. Exits 2 when it refuses.
+Exits 2 when it refuses.
 """
 
 import argparse
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from torch import Tensor, nn
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-
-from models.config import GPTConfig
+# torch and transformers are loaded where they are used: --help and mistakes are answered at once.
 from models.errors import UsageError
-from models.gpt import fill, init_parameter, mean_loss
-from models.hf_files import (
-    export_gpt2,
-    find_weights,
-    hugging_face_config,
-    import_gpt2,
-    reference_name,
-    to_hugging_face,
-    tokenizer_files,
-)
 from models.storage import BYTES
-
-
-class HuggingFaceGPT2(nn.Module):
-    """`transformers.GPT2LMHeadModel` called like the reference model: (tokens, labels) -> loss."""
-
-    def __init__(self, config: GPTConfig, recompute: bool = False):
-        super().__init__()
-        self.config = config
-        self.gpt2 = GPT2LMHeadModel(GPT2Config(**hugging_face_config(config), use_cache=False))
-        if recompute:
-            self.gpt2.gradient_checkpointing_enable({"use_reentrant": False})
-
-    def forward(self, tokens_BS: Tensor, labels_BS: Tensor) -> Tensor:
-        return mean_loss(self.gpt2(tokens_BS).logits, labels_BS)
-
-
-def load_tokenizer(path: Path):
-    """A Hugging Face tokenizer from a local folder or a `tokenizer.json`; never from a hub.
-
-    Raises:
-        UsageError: nothing there that transformers can read.
-    """
-    path = Path(path)
-    try:
-        if not path.is_file() and tokenizer_files(path) == [path / "tokenizer.json"]:
-            path = path / "tokenizer.json"
-        if path.is_file():
-            return PreTrainedTokenizerFast(tokenizer_file=str(path))
-        return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-    except Exception as error:  # transformers raises whatever its parsers raise
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UsageError(f"no tokenizer at {path}: {reason}") from error
-
-
-def initialise(
-    model: HuggingFaceGPT2,
-    seed: int,
-    whole: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
-) -> None:
-    """Give a HuggingFaceGPT2 the reference GPT's starting weights, in place."""
-
-    def value(name: str, _: nn.Parameter) -> Tensor:
-        ours = reference_name(name)
-        return to_hugging_face(model.config, ours, init_parameter(model.config, ours, seed))
-
-    fill(model, value, whole)
 
 
 def _tokenizer(path: Path) -> tuple[list[Path], int | None, int | None]:
     """(its files, how many ids it has, its end-of-text id) of the tokenizer at a path, if any."""
+    from models.hf_files import tokenizer_files
+
     files = tokenizer_files(path)
     if not files:
         return [], None, None
+    from models.hf_model import load_tokenizer
+
     tokenizer = load_tokenizer(path)
     vocabulary = tokenizer.get_vocab()
     end = tokenizer.eos_token_id
@@ -114,6 +57,8 @@ def _tokenizer(path: Path) -> tuple[list[Path], int | None, int | None]:
 
 
 def _import(arguments: argparse.Namespace) -> str:
+    from models.hf_files import import_gpt2
+
     files, ids, _ = _tokenizer(arguments.source)
     weights, remarks = import_gpt2(
         arguments.source, arguments.out, arguments.dtype, arguments.vocab_size, files, ids
@@ -125,6 +70,8 @@ def _import(arguments: argparse.Namespace) -> str:
 
 
 def _export(arguments: argparse.Namespace) -> str:
+    from models.hf_files import export_gpt2, find_weights, tokenizer_files
+
     if arguments.tokenizer and not tokenizer_files(arguments.tokenizer):
         raise UsageError(f"no tokenizer at {arguments.tokenizer}")
     source = find_weights(arguments.source)

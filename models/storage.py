@@ -1,4 +1,5 @@
-"""Bytes that saved training state takes, predicted before it is written. Plain Python.
+"""Bytes that saved training state takes, predicted before it is written, and how what was written
+is brought to the disk. Plain Python.
 
 A weights-only export holds one number per parameter, 2 bytes in bf16. What training needs to go on
 holds three fp32 numbers per parameter: the master weight and AdamW's two moments. Saved apart they
@@ -6,6 +7,9 @@ are the split of the Jean Zay study's 181B checkpoint: 0.34 TB of fp16 layer sta
 optimizer states, 2 + 12 bytes per parameter. Padding and duplicates never count: a checkpoint
 holds every parameter once, whatever the layout.
 """
+
+import os
+from pathlib import Path
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}  # per number
 STATE_BYTES_PER_PARAM = 4 + 4 + 4  # fp32 master weight, AdamW's exp_avg and exp_avg_sq
@@ -24,3 +28,12 @@ def state_bytes(n_params: float) -> float:
 def checkpoint_bytes(n_params: float, dtype: str | None = "bf16") -> float:
     """The full state and, unless `dtype` is None, a weights-only export beside it."""
     return state_bytes(n_params) + (weights_bytes(n_params, dtype) if dtype else 0)
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or a folder's names, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -26,7 +26,7 @@ from torch import Tensor
 from models.config import GPTConfig
 from models.errors import UsageError
 from models.gpt import parameter_shapes
-from models.storage import BYTES
+from models.storage import BYTES, sync
 
 TENSORS, CONFIG = "model.safetensors", "config.json"
 FORMAT = "gpt-weights-1"
@@ -98,8 +98,11 @@ def write_weights(
         return size + write_text(aside / CONFIG, json.dumps(described, indent=2) + "\n")
 
 
-def read_weights(folder: Path | str, verify: bool = True) -> Weights:
-    """Open a weights-only folder; with `verify` its checksum is computed first.
+def read_weights(
+    folder: Path | str, verify: bool = True, tick: Callable[[], None] = lambda: None
+) -> Weights:
+    """Open a weights-only folder; with `verify` its checksum is computed first, with a `tick` for
+    every few megabytes.
 
     Raises:
         UsageError: missing, torn, altered, or not such a folder; it names the file and the numbers.
@@ -120,7 +123,7 @@ def read_weights(folder: Path | str, verify: bool = True) -> Weights:
     path = folder / TENSORS
     if path.stat().st_size != size:
         raise UsageError(f"{path} is damaged: {path.stat().st_size} bytes, written were {size}")
-    if verify and _crc32(path) != crc32:
+    if verify and _crc32(path, tick) != crc32:
         raise UsageError(f"{path} is damaged: its bytes have changed since they were written")
     shapes = {name: shape for name, (_, shape) in stored_tensors(path).items()}
     if problems := differing(shapes, parameter_shapes(config)):
@@ -172,15 +175,6 @@ class Aside:
 
     def _refusal(self, error: OSError) -> UsageError:
         return UsageError(f"cannot write {self.folder}: {error.strerror or error}")
-
-
-def sync(path: Path) -> None:
-    """Bring a file, or a folder's names, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def write_text(path: Path, text: str) -> int:
@@ -293,9 +287,10 @@ def differing(found: dict[str, tuple], wanted: dict[str, tuple], shown: int = 3)
     return "; ".join(problems[:shown]) + more
 
 
-def _crc32(path: Path) -> int:
+def _crc32(path: Path, tick: Callable[[], None]) -> int:
     crc32 = 0
     with path.open("rb") as file:
         while block := file.read(1 << 22):
             crc32 = zlib.crc32(block, crc32)
+            tick()
     return crc32

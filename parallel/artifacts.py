@@ -4,7 +4,7 @@ run.json               the resolved settings, layout, versions, kernels, commit,
 launcher_metadata.json who started it, where, with what environment (secrets removed)
 train.log              the console, in Megatron-LM's iteration lines
 steps.csv              one row per optimizer step, in full precision
-checkpoints.csv        one row per checkpoint saved, loaded or exported
+checkpoints.csv        one row per checkpoint saved, loaded or exported, or why it was not
 checkpoints/           the checkpoints themselves (parallel/saved.py)
 training_metrics.json  the summary (schema 2.0), when the run completed
 RUN_COMPLETE.txt       only when it truly completed
@@ -58,7 +58,7 @@ BREAKDOWN_COLUMNS = (
     *(f"{name}_s" for name in CATEGORIES),
     *(f"{axis}_{what}" for axis in AXES for what in ("calls", "bytes", "wire_bytes", "total_s")),
 )
-CHECKPOINT_COLUMNS = ("event", "step", "blocked_s", "total_s", "bytes", "ranks")
+CHECKPOINT_COLUMNS = ("event", "step", "blocked_s", "total_s", "bytes", "ranks", "problem")
 RUNNING, COMPLETE, INTERRUPTED, FAILED = "running", "complete", "interrupted", "failed"
 PENDING = "pending"  # no file says so: a job was submitted, and no more
 
@@ -167,11 +167,20 @@ class RunFolder:
         """Write breakdown/epochs.log."""
         (self.path / "breakdown" / "epochs.log").write_text("\n".join(lines) + "\n")
 
-    def complete(self, metrics: dict[str, Any], marker: str) -> None:
-        """Write the metrics, the marker and, last, the status that says complete."""
+    def saves(self) -> tuple[int, list[str]]:
+        """How many saves checkpoints.csv tells of, and why the failed ones failed."""
+        path = self.path / "checkpoints.csv"
+        if not path.exists():
+            return 0, []
+        with path.open(newline="") as lines:
+            rows = [r for r in csv.DictReader(lines) if r["event"] == "save"]
+        return len(rows), [r["problem"] for r in rows if r.get("problem")]
+
+    def complete(self, metrics: dict[str, Any], marker: str, remark: str = "") -> None:
+        """Write the metrics, the marker and, last, the status that says complete, with a remark."""
         write_json(self.path / "training_metrics.json", metrics)
         (self.path / "RUN_COMPLETE.txt").write_text(marker + "\n")
-        self._write_status(COMPLETE, "", 0)
+        self._write_status(COMPLETE, remark, 0)
         self.close()
 
     def fail(self, reason: str, rank: int) -> None:

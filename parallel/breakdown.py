@@ -100,16 +100,17 @@ def name_group(group: ProcessGroup | None, axis: str) -> None:
 def ddp_hook() -> Callable | None:
     """A communication hook for DistributedDataParallel, or None when no breakdown is on.
 
-    It does what the reducer does without one: divide, all-reduce, bucket by bucket. After the last
-    bucket's call nothing is left of the backward pass but waiting.
+    It all-reduces bucket by bucket, as the reducer does without one, but sums: the reducer divides
+    while it fills a bucket, and a pass of our own would cost what we are here to measure, so the
+    engine divides its loss. After the last bucket's call nothing is left of the backward pass but
+    waiting.
     """
     if _active is None:
         return None
     books = _active
 
     def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        mean = bucket.buffer().mul_(1.0 / dist.get_world_size())
-        done = dist.all_reduce(mean, async_op=True).get_future()
+        done = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
         if bucket.is_last():
             books.enter("dp~")  # left when the backward region around it is
         return done.then(lambda f: f.value()[0])
@@ -449,4 +450,8 @@ def _epoch_lines(
         lines += [f"{stamp} - Rank {rank} -", f"    Rank {rank} Epoch {epoch} timing breakdown:"]
         lines.append(f"        Average Loss: {loss:.4f}")
         lines += [f"        {name} time: {value:.4f} seconds" for name, value in one.items()]
+    if val_loss is not None:
+        lines.append(
+            f"{stamp} - Rank 0 - Epoch {epoch}: train loss {loss:.4f}, val loss {val_loss:.4f}"
+        )
     return lines

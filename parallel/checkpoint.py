@@ -27,6 +27,7 @@ import shutil
 import sys
 import threading
 import time
+import traceback
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -51,6 +52,7 @@ from parallel.layout import Layout
 from parallel.saved import Damaged
 
 KINDS = ("param", "exp_avg", "exp_avg_sq")
+BEAT_S = 1.0  # how often ranks that work on a checkpoint tell the others so
 Shape = tuple[int, ...]
 
 
@@ -171,8 +173,9 @@ def write_file(
 ) -> dict[str, Any]:
     """Write and sync a rank's pieces as one safetensors file; its entry in the manifest.
 
-    By hand, because the library wants the whole file in memory. The checksum is computed while the
-    block before is being written.
+    By hand, because the library wants the whole file in memory. While a block is summed, it is
+    written, and the disk takes those before: a sync at the end alone would find the disk idle until
+    then, and last for minutes in which nothing ticks.
 
     Raises:
         OSError: as the disk has it.
@@ -188,13 +191,24 @@ def write_file(
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     crc32 = 0
-    with path.open("wb", buffering=1 << 22) as file, ThreadPoolExecutor(1) as writer:
+    with (
+        path.open("wb", buffering=0) as file,
+        ThreadPoolExecutor(1) as writer,
+        ThreadPoolExecutor(1) as syncer,
+    ):
+        writing = syncing = None
         for block in _blocks(len(text).to_bytes(8, "little") + text, tensors.values()):
-            writing = writer.submit(file.write, block)
+            if writing is not None:
+                writing.result()
+            writing = writer.submit(_write, file, block)
+            if syncing is None or syncing.done():
+                if syncing is not None:
+                    syncing.result()
+                syncing = syncer.submit(os.fsync, file.fileno())
             crc32 = zlib.crc32(block, crc32)
-            writing.result()
             tick()
-        file.flush()
+        writing.result()
+        syncing.result()
         os.fsync(file.fileno())
         size = file.tell()
     described = [
@@ -209,6 +223,12 @@ def write_file(
         for p in pieces
     ]
     return {"path": path.name, "bytes": size, "crc32": crc32, "pieces": described}
+
+
+def _write(file: Any, block: memoryview) -> None:
+    """All of a block, which the system may take in parts."""
+    while len(block):
+        block = block[file.write(block) :]
 
 
 def _blocks(head: bytes, tensors: Any, most: int = 1 << 24) -> Iterator[memoryview]:
@@ -324,7 +344,9 @@ def model_of(manifest: dict[str, Any]) -> GPTConfig:
     return GPTConfig(**manifest["model"])
 
 
-def export(folder: Path, out: Path, dtype: str = "bf16") -> int:
+def export(
+    folder: Path, out: Path, dtype: str = "bf16", tick: Callable[[], None] = lambda: None
+) -> int:
     """Write a checkpoint's weights alone, whole, into the folder `out`; its bytes.
 
     Raises:
@@ -335,7 +357,12 @@ def export(folder: Path, out: Path, dtype: str = "bf16") -> int:
     facts = {"step": manifest["step"], "run": manifest["run"], "commit": manifest["commit"]}
     if manifest["implementation"] == "hf":
         raise UsageError(f"{folder} holds Hugging Face's own layout; export is of engines' GPT")
-    return write_weights(out, model_of(manifest), reader.whole, dtype, facts)
+
+    def whole(name: str) -> Tensor:
+        tick()
+        return reader.whole(name)
+
+    return write_weights(out, model_of(manifest), whole, dtype, facts)
 
 
 # --- random states -------------------------------------------------------------------------------
@@ -423,6 +450,7 @@ class Checkpointer:
     _events: deque[Event] = field(default_factory=deque)
     _thread: threading.Thread | None = None
     _error: BaseException | None = None
+    _ticks: int = 0
 
     def __post_init__(self) -> None:
         # A group of its own: in asynchronous saving another thread speaks while training does.
@@ -438,6 +466,56 @@ class Checkpointer:
         dist.all_gather_object(found, value, group=self._group)
         return found
 
+    def _all(self, work: Callable, *arguments: Any) -> list[Any]:
+        """Every rank does its work, which ticks; what each returned, on every rank.
+
+        Who is done waits for the slowest, perhaps for longer than the watchdog's limit: so the
+        ranks tell each other, once a second, whether those that still work got on.
+
+        Raises:
+            RuntimeError: on one rank the work raised what it should not.
+        """
+        done, mine, all_of_them, broken = threading.Event(), [], [], []
+
+        def beat() -> None:
+            """On another thread, so that a stack shows where the work hangs."""
+            before = [0] * self.world
+            try:
+                while not all_of_them:
+                    done.wait(BEAT_S)
+                    told = self._gather((self._ticks, list(mine)))
+                    if any(n > m for (n, _), m in zip(told, before, strict=True)):
+                        self.tick()
+                    before = [n for n, _ in told]
+                    if all(result for _, result in told):
+                        all_of_them.extend(result for _, (result,) in told)
+            except Exception as error:  # a peer died; raised below
+                broken.append(error)
+
+        heart = threading.Thread(target=beat, daemon=True, name="checkpoint beat")
+        heart.start()
+        try:
+            mine.append(work(*arguments))
+        except Exception as error:  # all must hear of it, or they wait for this rank for ever
+            traceback.print_exc()
+            mine.append(Unexpected(f"rank {self.rank}: {type(error).__name__}: {error}"))
+        done.set()
+        wait_for_others(heart)
+        if broken:
+            raise broken[0]
+        for result in all_of_them:
+            if isinstance(result, Unexpected):
+                raise RuntimeError(result)
+        return all_of_them
+
+    def _chief(self, work: Callable, *arguments: Any) -> Any:
+        """Rank 0 does this work; what it returned, on every rank."""
+        return self._all(*((work, *arguments) if self.rank == 0 else (lambda: None,)))[0]
+
+    def _tick(self) -> None:
+        self._ticks += 1
+        self.tick()
+
     def events(self) -> list[Event]:
         """What ended since the last call (rank 0's are the ones to report)."""
         return [self._events.popleft() for _ in range(len(self._events))]
@@ -451,8 +529,8 @@ class Checkpointer:
 
     def save(self, step: int) -> None:
         """Save the state after `step` steps. A disk that is full ends the save, not the run."""
-        began = time.perf_counter()
         self.wait()
+        began = time.perf_counter()
         state = self.engine.state()
         pieces, randoms = _owned(state.held), random_states(state.tracker)
         scalars = {"adam_step": state.adam_step, "scaler": state.scaler}
@@ -475,12 +553,17 @@ class Checkpointer:
             self._error = error
 
     def wait(self) -> None:
-        """Until what is being saved in the background is saved."""
+        """Until what is being saved in the background is saved; the save's blocked_s counts it."""
         if self._thread is not None:
-            while self._thread.is_alive():
-                self._thread.join(1.0)
-                self.tick()
+            began = time.perf_counter()
+            self._thread.join()
             self._thread = None
+            for event in self._events:  # rank 0's
+                if event.event == "save":
+                    event.blocked_s += time.perf_counter() - began
+        self._raise()
+
+    def _raise(self) -> None:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -494,33 +577,31 @@ class Checkpointer:
         began: float,
         blocked_s: float | None,
     ) -> None:
-        aside, problem, entry, size = self.save_to / f".{saved.name_of(step)}.partial", "", None, 0
-        if self.rank == 0:
-            problem = _attempt(self._make_room, step)
-        problem = self._gather(problem)[0]
-        if not problem:
+        """Three rounds, so that no rank works on what another has given up: room, files, name."""
+        aside, files = self.save_to / f".{saved.name_of(step)}.partial", []
 
-            def write() -> None:
-                nonlocal entry
-                entry = write_file(aside / rank_file(self.rank), pieces, randoms, self.tick)
+        def write() -> None:
+            files.append(write_file(aside / rank_file(self.rank), pieces, randoms, self._tick))
 
-            problem = _attempt(write)
-            answers = self._gather((entry, problem))
-            problem = next((p for _, p in answers if p), "")
-            files = [e for e, _ in answers]
-            if self.rank == 0:
-                size = sum(e["bytes"] for e in files if e)
-                problem = problem or _attempt(self._publish, aside, step, files, scalars)
-            problem = self._gather(problem)[0]
-        total_s = time.perf_counter() - began
-        path = str(self.save_to / saved.name_of(step))
-        if self.rank == 0:
+        def finish(problem: str, entries: list[dict[str, Any]]) -> None:
+            """Rank 0's: the manifest and the name; then, it being safe, what follows from it."""
+            problem = problem or _attempt(self._publish, aside, step, entries, scalars)
+            total_s = time.perf_counter() - began
+            size = sum(entry["bytes"] for entry in entries)
+            folder = self.save_to / saved.name_of(step)
+            self._note("save", step, str(folder), blocked_s, total_s, size, problem)
             if problem:
                 shutil.rmtree(aside, ignore_errors=True)
-            self._note("save", step, path, blocked_s, total_s, size, problem)
-            if not problem:
-                self._after(step, Path(path))
-        self._gather(None)  # nobody trains on while rank 0 still deletes or exports
+            else:
+                self._after(step, folder)
+
+        problem = self._chief(_attempt, self._make_room, step)
+        entries = []
+        if not problem:
+            told = self._all(lambda: (_attempt(write), *files))
+            problem = next((p for p, *_ in told if p), "")
+            entries = [entry for _, *written in told for entry in written]
+        self._chief(finish, problem, entries)
 
     def _note(self, event, step, path, blocked_s, total_s, size, problem) -> None:
         blocked_s = total_s if blocked_s is None else blocked_s
@@ -589,7 +670,7 @@ class Checkpointer:
 
             def write() -> None:
                 nonlocal size
-                size = export(folder, out)
+                size = export(folder, out, tick=self._tick)
 
             problem = _attempt(write)
             took = time.perf_counter() - began
@@ -633,14 +714,18 @@ class Checkpointer:
         if manifest["step"] > self.spec.steps:
             raise UsageError(f"{folder} is beyond the run's {self.spec.steps} steps")
         reader, state = Reader(folder, manifest), self.engine.state()
-        for piece in state.held:
-            for kind in KINDS:
-                reader.fill(piece, kind)
-                self.tick()
+
+        def fill() -> None:
+            for piece in state.held:
+                for kind in KINDS:
+                    reader.fill(piece, kind)
+                    self._tick()
+            if self.world == manifest["world_size"] and self.spec.engine == manifest["engine"]:
+                set_random_states(reader.randoms(self.rank), state.tracker)
+
+        if problem := next((p for p in self._all(_outcome, fill) if p), ""):
+            raise Damaged(problem)
         self.engine.restore(manifest["adam_step"], manifest["scaler"])
-        if self.world == manifest["world_size"] and self.spec.engine == manifest["engine"]:
-            set_random_states(reader.randoms(self.rank), state.tracker)
-        self._gather(None)
         size = sum(entry["bytes"] for entry in manifest["files"])
         took = time.perf_counter() - began
         self._note("load", manifest["step"], str(folder), None, took, size, "")
@@ -649,11 +734,13 @@ class Checkpointer:
     def _checked(self, folder: Path) -> tuple[dict[str, Any], str]:
         """The manifest and what is wrong; each rank looks at its share of the files."""
         manifest = _outcome(saved.read_manifest, folder)
-        if isinstance(manifest, str):
-            problem = manifest
-        else:
-            problem = saved.damage(folder, manifest["files"][self.rank :: self.world], self.tick)
-        return manifest, next((p for p in self._gather(problem) if p), "")
+
+        def look() -> str:
+            if isinstance(manifest, str):
+                return manifest
+            return saved.damage(folder, manifest["files"][self.rank :: self.world], self._tick)
+
+        return manifest, next((p for p in self._all(look) if p), "")
 
     def _check_model(self, folder: Path, model: GPTConfig, implementation: str) -> None:
         ours = asdict(self.spec.model)
@@ -668,19 +755,24 @@ class Checkpointer:
 
     def _load_weights(self, folder: Path, began: float) -> int:
         """Start a new training from weights alone: no moments, step 0."""
-        shares = self._gather(_outcome(read_weights, folder, self.rank == 0))
+        shares = self._all(_outcome, read_weights, folder, self.rank == 0, self._tick)
         if problem := next((s for s in shares if isinstance(s, str)), ""):
             raise UsageError(problem)
         weights: Weights = shares[self.rank]
         self._check_model(folder, weights.config, "gpt")
         whole = functools.lru_cache(maxsize=1)(weights.tensor)
-        for piece in self.engine.state().held:
-            box = tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.part, strict=True))
-            part = whole(piece.name)[box].reshape(-1)
-            target = piece.tensors["param"]
-            target.copy_(part[piece.start : piece.start + target.numel()])
+        held = self.engine.state().held
+
+        def fill() -> None:
+            for piece in held:
+                box = tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.part, strict=True))
+                part = whole(piece.name)[box].reshape(-1)
+                target = piece.tensors["param"]
+                target.copy_(part[piece.start : piece.start + target.numel()])
+                self._tick()
+
+        self._all(fill)
         self.engine.restore(0, {})
-        self._gather(None)
         size = (folder / "model.safetensors").stat().st_size
         took = time.perf_counter() - began
         self._note("load", 0, str(folder), None, took, size, "")
@@ -688,11 +780,21 @@ class Checkpointer:
 
     def agree(self, wanted: bool) -> bool:
         """Whether any rank wants it; called by the main threads only."""
+        self._raise()
         if self.world == 1:
             return wanted
         flag = torch.tensor([int(wanted)], dtype=torch.int32, device="cpu")
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag.item())
+
+
+def wait_for_others(thread: threading.Thread) -> None:
+    """Wait; by this name, the watchdog knows that a rank waits for others here."""
+    thread.join()
+
+
+class Unexpected(str):
+    """What a rank's work raised and should not have, in a line."""
 
 
 def _attempt(work: Callable, *arguments: Any) -> str:

@@ -1,4 +1,8 @@
-"""Time on the device: a lap ends when the device has finished what was asked of it."""
+"""Time on the device: a lap ends when the device has finished what was asked of it.
+
+One wait at the end of a step, which reads its loss and gradient norm there in any case; within a
+step nothing waits for a clock.
+"""
 
 import time
 

@@ -285,7 +285,7 @@ def _train_bpe(documents: list[Path], vocab_size: int, out: Path) -> _Subwords:
 
 
 def _from_hugging_face(path: Path) -> _Subwords:
-    from models.hf import load_tokenizer
+    from models.hf_model import load_tokenizer
 
     tokenizer = load_tokenizer(path)
     end = tokenizer.eos_token_id

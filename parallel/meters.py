@@ -1,8 +1,9 @@
 """What the machine says of itself while it trains: energy and memory. Torch only where it is used.
 
 Energy is read where a counter exists and is None elsewhere: NVML's (joules since the driver was
-loaded, whole GPU, Volta or newer) for the GPUs that rank 0 sees, on CPU the kernel's RAPL counters
-(whole processor packages and what else runs on them; often readable by root alone).
+loaded, whole GPU, Volta or newer; needs setup.py's extra `nvml`) for the GPUs that rank 0 sees, on
+CPU the kernel's RAPL counters (whole processor packages and what else runs on them; often readable
+by root alone).
 """
 
 import contextlib

@@ -18,7 +18,7 @@ import numpy as np
 from models.config import GPTConfig
 from models.flops import DEFAULT_CONVENTION, tflops_per_gpu
 from models.hardware import mfu
-from parallel.artifacts import METRICS_VERSION, utc_now
+from parallel.artifacts import AXES, METRICS_VERSION, utc_now
 from parallel.steady import steady
 
 NOTES = {
@@ -40,9 +40,10 @@ class Measured:
 
     startup_s: from the program's start to the first step. evaluation_s, checkpoint_s: what the
     training waited for them. wall_s: all of it. data_s: waiting for training batches; None where an
-    earlier attempt did not say. exposed_communication_s: what no computation hid, slowest rank;
-    None without a breakdown. energy_j: joules while training. peak, peak_all: most bytes of rank 0
-    and of any rank, by kind (allocated and reserved on CUDA, resident on CPU).
+    earlier attempt did not say. exposed_communication_s: what no computation hid, of the rank
+    with the most of it; None without a breakdown of every rank. energy_j: joules while training.
+    peak, peak_all: most bytes of rank 0 and of any rank, by kind (allocated and reserved on CUDA,
+    resident on CPU).
     validations: (optimizer steps done, loss).
     """
 
@@ -136,6 +137,14 @@ def training_metrics(
         "scheduler": facts["scheduler"],
         "profiler": facts.get("profiler"),  # not null: slowed by it, not a timing
     }
+
+
+def exposed_s(ranks: dict[int, list[dict[str, Any]]], world_size: int) -> float | None:
+    """Seconds of exposed communication in read_breakdown's rows, of the rank with the most of it;
+    None where a rank's rows are missing."""
+    if len(ranks) < world_size:
+        return None
+    return max(sum(row[f"{axis}_s"] for row in rows for axis in AXES) for rows in ranks.values())
 
 
 def _tokens(steps: list[dict[str, Any]]) -> int:

@@ -15,10 +15,10 @@ def build_reference(
     """The run's model in fp32, called as (tokens, labels) -> mean loss; `whole` as in gpt.fill."""
     recompute = spec.recompute == "full"
     if spec.implementation == "hf":
-        from models import hf
+        from models import hf_model
 
-        model = hf.HuggingFaceGPT2(spec.model, recompute)
-        hf.initialise(model, spec.seed, whole)
+        model = hf_model.HuggingFaceGPT2(spec.model, recompute)
+        hf_model.initialise(model, spec.seed, whole)
     else:
         model = gpt.GPT(spec.model, recompute)
         gpt.initialise(model, spec.seed, whole)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import UsageError
+from models.storage import sync
 from parallel.artifacts import FAILED, INTERRUPTED, RUNNING, read_run, read_status
 
 FORMAT = "gpt-checkpoint-1"
@@ -125,15 +126,6 @@ def verify(folder: Path) -> dict[str, Any]:
 # --- writing -------------------------------------------------------------------------------------
 
 
-def sync(path: Path) -> None:
-    """Bring a file, or a folder's names, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def write_synced(path: Path, text: str) -> None:
     """Replace a small file by one that is on disk."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -206,13 +198,15 @@ def candidates(path: Path) -> list[Path]:
     """The checkpoints that `--load path` may mean, the preferred one first.
 
     A checkpoint stands for itself and, after it, for the earlier ones beside it; a folder of
-    checkpoints for its newest. A folder that `latest` names is tried even where it is gone, so that
-    the loss is noticed. A weights-only folder stands for itself.
+    checkpoints, or a run's folder, for its newest. A folder that `latest` names is tried even where
+    it is gone, so that the loss is noticed. A weights-only folder stands for itself.
 
     Raises:
         UsageError: nothing there.
     """
     path = Path(path)
+    if (path / "run.json").is_file():
+        path = save_folder(path, read_run(path).facts.get("spec") or {})
     own = step_of(path)
     if own is None and (path / "config.json").exists():
         return [path]

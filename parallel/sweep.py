@@ -6,11 +6,11 @@
 
 Each run is started by torchrun, one process per rank. A run that is already complete with the same
 settings and the same commit (nothing changed since) is not run again, so a sweep that was stopped
-goes on where it was. Repeats are interleaved, and with --srun inside an allocation all of them run
-on the same nodes; --fresh runs everything (earlier results move to <run>/attempts/). A run with
-save_interval that was stopped goes on from its newest checkpoint, and by itself, up to
---max-restarts times, when it fails. What a run printed is in <run>/console.out. The exit status is
-1 when a run failed; the others still run.
+goes on where it was; when another commit is checked out meanwhile, it stops. Repeats are
+interleaved, and with --srun inside an allocation all of them run on the same nodes; --fresh runs
+everything (earlier results move to <run>/attempts/). A run with save_interval that was stopped goes
+on from its newest checkpoint, and by itself, up to --max-restarts times, when it fails. What a run
+printed is in <run>/console.out. The exit status is 1 when a run failed; the others still run.
 
 At the end, `python -m analysis.scaling_report` writes scaling_report.json beside the runs: what a
 comparison is, and when it is invalid, is known in analysis alone, so it is asked as a command and
@@ -135,6 +135,20 @@ def last_words(console: Path) -> str:
     return said[-1].removeprefix("parallel.train: ") if said else ""
 
 
+def same_commit(began: dict) -> None:
+    """Runs of one sweep are compared: they are of one commit.
+
+    Raises:
+        UsageError: another commit is checked out than when the sweep began.
+    """
+    now = facts.git(Path(__file__).parent)
+    if now["commit"] != began["commit"]:
+        raise UsageError(
+            f"commit {str(now['commit'])[:10]} is checked out, but the sweep began at"
+            f" {str(began['commit'])[:10]}: its runs could not be compared; run it again"
+        )
+
+
 def sweep(
     study: Study,
     names: list[str],
@@ -146,6 +160,9 @@ def sweep(
     """Run the named runs into out/<name>, in this order; the names of those that failed.
 
     On a terminal there is one bar for the whole sweep, which counts optimizer steps of all runs.
+
+    Raises:
+        UsageError: the commit changed meanwhile.
     """
     commit = facts.git(Path(__file__).parent)
     on_terminal = sys.stderr.isatty()
@@ -157,6 +174,7 @@ def sweep(
             bar.set_postfix_str(f"{number}/{len(names)} {name}")
             spec, folder = study.run(name), out / name
             before, expected = time.monotonic(), bar.n + spec.steps
+            same_commit(commit)
             if not fresh and is_done(folder, spec, commit):
                 outcome = "already complete"
             elif start(study, name, spec, folder, srun, advance, max_restarts) == 0:

@@ -364,8 +364,7 @@ def loop(
         for event in saver.events():
             problem = event.problem
             say(event.line())
-            if not problem:
-                folder.checkpoint(vars(event))
+            folder.checkpoint(vars(event))
         return problem
 
     if chief:
@@ -474,8 +473,10 @@ def loop(
     bar.close()
     peak = meters.peak_memory(device)
     peak_all = meters.most_of_all_ranks(peak)  # complete means: every rank got here
+    exposed_s = None
     if chief and books:
         every_rank, _ = read_breakdown(folder.path, place.world_size)
+        exposed_s = metrics.exposed_s(every_rank, place.world_size)
         lines = breakdown.epoch_lines(run_spec, every_rank, rows, validations)
         folder.epochs(lines)
         for line in lines:
@@ -490,13 +491,19 @@ def loop(
             peak=peak,
             peak_all=peak_all,
             validations=validations,
+            exposed_communication_s=exposed_s,
             energy_j=energy.joules,
             energy_source=energy.source,
         )
+        n_saves, failed = folder.saves()
         found = metrics.training_metrics(run_json, rows, measured)
+        found["summary"] |= {"saves": n_saves, "failed_saves": len(failed)}
+        remark = (
+            f"{len(failed)} of {n_saves} saves failed, the last: {failed[-1]}" if failed else ""
+        )
         marker = metrics.complete_marker(folder.path, found)
         say(marker)
-        folder.complete(found, marker)
+        folder.complete(found, marker, remark)
     return True
 
 

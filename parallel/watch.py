@@ -132,15 +132,18 @@ class Watchdog:
 
 
 def _waits(frames: list[tuple[str, int, str]]) -> bool:
-    """Whether a stack (innermost first) is inside a collective: there one waits for others."""
+    """Whether a stack (innermost first) is where one waits for others: in a collective, or in
+    parallel/checkpoint.py's `wait_for_others`."""
     signs = ("torch/distributed/", "deepspeed/comm/", "torch/autograd/graph.py")
-    return any(sign in file for file, _, _ in frames for sign in signs)
+    named = any(name == "wait_for_others" for _, _, name in frames)
+    return named or any(sign in file for file, _, _ in frames for sign in signs)
 
 
 def _place(frames: list[tuple[str, int, str]]) -> str:
     """Where a stack (innermost first) is: its innermost line, and the innermost one of ours."""
     root = str(Path(__file__).resolve().parent.parent) + os.sep
-    ours = [frame for frame in frames if frame[0].startswith(root)]
+    # By room, for the virtual environment, with torch in it, may lie inside the repository too.
+    ours = [f for f in frames if f[0].startswith((root + "parallel/", root + "models/"))]
     shown = dict.fromkeys([frames[0], *ours[:1]] if frames else [])
     return ", in ".join(f"{file.removeprefix(root)}:{at} {name}" for file, at, name in shown)
 

@@ -23,7 +23,7 @@ HOMES = {
         "parallel/layers.py",
         "parallel/engines/megatron.py",
     },
-    "transformers": {"models/hf.py"},
+    "transformers": {"models/hf_model.py"},
     "apex": set(),  # probed by name in parallel/kernels.py
     "transformer_engine": set(),
 }

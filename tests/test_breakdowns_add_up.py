@@ -225,6 +225,7 @@ def test_the_epoch_report_is_read_back(tmp_path):
     assert first["comm_s"] == pytest.approx(comm, abs=1e-4)
     assert first["train_loss"] == 5.5
     assert [average["val_loss"] for average in record.extra["averages"]] == [3.5, 2.5]
+    assert record.totals["train_loss"] == 15.5 and record.totals["val_loss"] == 2.5
 
 
 def test_a_run_that_goes_on_keeps_its_rows_and_tells_repeated_steps_once(tmp_path):

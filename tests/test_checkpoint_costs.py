@@ -139,6 +139,19 @@ def test_a_run_folders_rates_and_share(run):
     assert by_event["load"]["gb_per_s"] == 1.6
 
 
+def test_failed_saves_are_counted_apart_and_their_reason_is_shown(run):
+    path = run / "checkpoints.csv"
+    lines = path.read_text().splitlines()
+    lines = [lines[0] + ",problem", *(line + "," for line in lines[1:])]
+    lines.append("save,15,6.0,6.0,0,4,No space left on device")
+    path.write_text("\n".join(lines) + "\n")
+    shown = report([run])
+    save = shown.rows[0]
+    assert (save["n"], save["failed"], save["blocked_s"]) == (2, 1, 2.0)
+    assert save["share"] == pytest.approx(10 / (20 + 16))  # the training waited for it all the same
+    assert "r: save of step 15: No space left on device" in shown.notes
+
+
 def test_a_row_cut_by_a_kill_is_left_out_and_a_damaged_one_is_named(run):
     path = run / "checkpoints.csv"
     whole = path.read_text()
@@ -164,7 +177,7 @@ def test_unknown_bytes_print_a_dash_unless_they_are_stated(tmp_path, capsys):
     assert (row["n"], row["total_s"], row["gb"], row["gb_per_s"]) == (1, 2.0, None, None)
     assert row["share"] == 0.5
     line = report([log]).render("markdown").splitlines()[2]
-    assert line == "| megatron.log | save | 1 | 8 | 2 | 2 | - | - | - | 50.0% |"
+    assert line == "| megatron.log | save | 1 | 0 | 8 | 2 | 2 | - | - | - | 50.0% |"
     arguments = [str(log), "--params", "1e9", "--bytes-per-param", "14", "--format", "json"]
     assert main(arguments) == 0
     (row,) = json.loads(capsys.readouterr().out)

@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import pickle
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -179,6 +180,32 @@ def test_a_full_disk_ends_the_save_and_not_the_run(behind, tmp_path, monkeypatch
     assert saved.steps_in(tmp_path) == [1, 3]
 
 
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_mistake_of_ours_ends_the_run_and_not_the_last_checkpoint(behind, tmp_path, monkeypatch):
+    saver = save_some(tmp_path, [1], async_save=behind)
+    monkeypatch.setattr(checkpoint, "write_file", lambda *_: 1 / 0)
+    with pytest.raises(RuntimeError, match="rank 0: ZeroDivisionError"):
+        saver.save(2)
+        while saver._thread.is_alive():
+            pass
+        saver.agree(False)  # what every step asks
+    assert saved.steps_in(tmp_path) == [1]
+    saver.wait()
+
+
+def test_training_that_waits_for_a_save_behind_it_says_so(tmp_path, monkeypatch):
+    saver, write = saver_of(Engine(), tmp_path, async_save=True), checkpoint.write_file
+    monkeypatch.setattr(checkpoint, "write_file", lambda *a: time.sleep(0.5) or write(*a))
+    saver.save(1)
+    saver.wait()
+    (event,) = saver.events()
+    assert 0.4 < event.blocked_s <= event.total_s + 0.1
+    saver.save(2)
+    while saver._thread.is_alive():
+        time.sleep(0.01)
+    assert saver.events()[0].blocked_s < 0.3
+
+
 def test_a_disk_without_room_is_not_even_begun_to_be_filled(tmp_path, monkeypatch):
     saver = saver_of(Engine(), tmp_path)
     usage = SimpleNamespace(free=saver.predicted_bytes() - 1)
@@ -290,6 +317,19 @@ def test_weights_alone_are_exported_and_start_a_new_training(tmp_path):
     assert checkpoint.main(["export", str(tmp_path), out, "--dtype", "fp32"]) == 0
     exact = dict(read_weights(Path(out)).tensors())
     assert all(torch.equal(v, Engine(2.0).tensors[n]["param"]) for n, v in exact.items())
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_run_folder_stands_for_its_checkpoints(elsewhere, tmp_path, capsys):
+    save = tmp_path / ("other" if elsewhere else "run/checkpoints")
+    save_some(save, [3])
+    (tmp_path / "run").mkdir(exist_ok=True)
+    facts = {"run": "r", "spec": {"save": str(save) if elsewhere else None}}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(facts))
+    assert saver_of(Engine(), save).load(tmp_path / "run") == 3
+    assert checkpoint.main(["verify", str(tmp_path / "run")]) == 0
+    assert checkpoint.main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    assert read_weights(tmp_path / "out").facts["step"] == 3
 
 
 def test_another_models_checkpoint_is_refused_in_words(tmp_path):

@@ -78,7 +78,7 @@ def test_one_process_goes_on_from_four_and_the_moments_matter(trained, tokens, t
     for row, theirs in zip(rows, found["straight"][NAMES[0]][2:], strict=True):
         assert abs(float(row.split(",")[2]) - theirs[0]) <= 2e-4
     events = (tmp_path / "run" / "checkpoints.csv").read_text().splitlines()
-    assert events[0] == "event,step,blocked_s,total_s,bytes,ranks"
+    assert events[0] == "event,step,blocked_s,total_s,bytes,ranks,problem"
     assert events[1].startswith("load,2,")
 
 

@@ -128,6 +128,64 @@ def test_a_rank_stuck_in_python_is_named_with_its_line(tmp_path):
     assert all("rank 0 hangs at <string>:7 read_slowly" in line for line in said), said
 
 
+def test_ranks_that_wait_for_an_export_are_patient_while_it_gets_on(tmp_path):
+    """The first export lasts three times the watchdog's limit and ticks; the second hangs."""
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "import torch.distributed as dist\n"
+        "from parallel import checkpoint\n"
+        "from parallel.watch import Watchdog\n"
+        "from tests.test_checkpoints_on_disk import Engine, FACTS, SIZES, resolve\n"
+        "def slowly(*_, tick):\n"
+        "    for _ in range(30):\n        time.sleep(0.1)\n        tick()\n    return 0\n"
+        "def hangs(*_, tick):\n    time.sleep(60)\n"
+        "rank, folder = int(sys.argv[1]), Path(sys.argv[2])\n"
+        "dist.init_process_group('gloo', f'file://{folder}/store', rank=rank, world_size=2)\n"
+        "spec = resolve(('test', {**SIZES, 'save_interval': 1, 'export_weights': 1}), gpus=1)\n"
+        "checkpoint.BEAT_S = 0.2\n"
+        "say = lambda reason: print(reason, flush=True)\n"
+        "engine = Engine()\n"
+        "state = engine.state()\n"
+        "if rank:\n    state.held.clear()\n"
+        "engine.state = lambda: state\n"
+        "with Watchdog(folder / 'hang', rank, 2, 1.0, say) as dog:\n"
+        "    saver = checkpoint.Checkpointer(engine, spec, FACTS, folder, rank, 2, dog.tick)\n"
+        "    checkpoint.export = slowly\n"
+        "    saver.save(1)\n"
+        "    print('patient', [e.problem for e in saver.events()], flush=True)\n"
+        "    checkpoint.export = hangs\n"
+        "    saver.save(2)\n"
+    )
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(rank), str(tmp_path)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    said = [rank.communicate(timeout=60) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1], said
+    assert said[0][0].startswith("patient ['', '']") and said[1][0].startswith("patient []"), said
+    for out, _ in said:
+        assert "no progress for 1 s: rank 0 hangs at <string>:13 hangs, in parallel/checkp" in out
+
+
+def test_the_place_is_the_innermost_line_and_the_innermost_of_this_repository():
+    torch = (str(ROOT / ".venv/lib/python3/site-packages/torch/autograd/graph.py"), 8, "backward")
+    step = (str(ROOT / "parallel/engines/ddp.py"), 7, "step")
+    loop = (str(ROOT / "parallel/train.py"), 6, "loop")
+    place = watch._place([torch, step, loop])
+    assert (
+        place
+        == f"{torch[0].removeprefix(f'{ROOT}/')}:8 backward, in parallel/engines/ddp.py:7 step"
+    )
+    assert watch._place([step, loop]) == "parallel/engines/ddp.py:7 step"
+
+
 def test_a_watchdog_does_not_bark_while_there_is_progress(tmp_path):
     def bark(reason: str) -> None:
         raise AssertionError(reason)

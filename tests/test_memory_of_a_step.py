@@ -47,7 +47,7 @@ def test_zero_shards_what_rajbhandari_says():
     x = columns(PRESETS["tiny"], dp=64, zero_stage=np.arange(4))
     gigabytes = sum(memory.states(x, 7.5e9 * np.ones(4)).values()) / 1e9
     live = np.array([0, 0, 0, 2.0])  # the layers that are gathered while they run
-    assert gigabytes - live == pytest.approx([120, 31.4, 16.6, 1.9], rel=0.01)
+    assert gigabytes - live == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.06)  # as printed
 
 
 def test_full_recompute_keeps_one_input_a_layer():

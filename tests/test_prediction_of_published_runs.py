@@ -20,7 +20,6 @@ def validate(shared, capsys, *names, split="random", count=20):
 BARS = [
     (("bigscience_tr11_a100",), 0.05),
     (("vtrain_multi_a100",), 0.07),
-    (("bigscience_tr3m_1b3_v100",), 0.04),
     (("seed003_jeanzay_v100",), 0.08),
 ]
 

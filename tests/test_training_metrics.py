@@ -1,13 +1,17 @@
 """training_metrics.json is the published schema 2.0, field for field, and times never mix."""
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
 
+from analysis import readers
 from parallel import facts, meters
-from parallel.artifacts import read_run
+from parallel.artifacts import AXES, read_breakdown, read_run
+from parallel.metrics import exposed_s
 from tests.conftest import ROOT, run_module
 from tests.fixture_runs import facts as run_facts
 
@@ -19,6 +23,7 @@ def ours(tokens, tmp_path_factory) -> dict:
     out = tmp_path_factory.mktemp("run") / "ddp-dp2"
     flags = ["--max-seq-len", "16", "--n-layer", "1", "--hidden", "32", "--device", "cpu"]
     flags += ["--global-batch", "8", "--steps", "12", "--eval-interval", "4", "--data", str(tokens)]
+    flags += ["--breakdown"]
     done = run_module("parallel.train", *flags, "--out", str(out), ranks=2, HF_TOKEN="hf_12345")
     assert done.returncode == 0, done.stderr
     return {"path": out, "metrics": read_run(out).metrics, "steps": read_run(out).steps}
@@ -91,6 +96,24 @@ def test_the_times_add_up_and_throughput_counts_training_alone(ours):
     assert summary["mean_tokens_per_sec_global"] == pytest.approx(rate)
 
 
+def test_exposed_communication_is_the_breakdowns(ours):
+    ranks, problems = read_breakdown(ours["path"], 2)
+    assert problems == []
+    waited = [sum(row[f"{axis}_s"] for row in rows for axis in AXES) for rows in ranks.values()]
+    found = ours["metrics"]["summary"]["exposed_communication_time_sec"]
+    assert found == pytest.approx(max(waited)) and min(waited) > 0
+    assert exposed_s(ranks, 3) is None  # a rank is missing
+
+
+def test_the_epoch_report_of_a_run_is_printed_and_read_back(ours):
+    report = (ours["path"] / "breakdown" / "epochs.log").read_text()
+    assert report in (ours["path"] / "train.log").read_text()
+    record = readers.read(ours["path"] / "breakdown" / "epochs.log")
+    assert record.gpus == 2 and [r["rank"] for r in record.extra["ranks"]] == [0, 1]
+    training = ours["metrics"]["summary"]["training_time_sec"]
+    assert record.totals["wall_s"] == pytest.approx(training, rel=0.05)
+
+
 def test_micro_steps_and_optimizer_steps_are_told_apart(ours):
     (epoch,) = ours["metrics"]["epochs"]
     assert (epoch["micro_steps"], epoch["optimizer_steps"]) == (48, 12)
@@ -157,6 +180,26 @@ def test_energy_counts_whole_packages_over_a_wrap_and_only_while_training(tmp_pa
     energy.skip()
     assert energy.joules == pytest.approx(7.0)
     assert energy.source == "RAPL, 2 packages of rank 0's node"
+
+
+def test_energy_of_gpus_is_nvmls_in_joules(monkeypatch):
+    millijoules = {"GPU-a": 1000, "GPU-b": 5000}
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: millijoules[handle],
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    energy = meters.Energy(["GPU-a", "GPU-b"])
+    millijoules |= {"GPU-a": 3000, "GPU-b": 6500}
+    energy.count()
+    assert energy.joules == pytest.approx(3.5)
+    assert energy.source == "NVML, 2 GPUs that rank 0 sees"
+    del millijoules["GPU-b"]  # it fell off the bus: no number, and training goes on
+    energy.count()
+    assert energy.joules is None and energy.source.startswith("none (KeyError")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert meters.Energy(["GPU-a"]).source.startswith("none (NVML: ")
 
 
 def test_no_counter_is_no_number(tmp_path):

@@ -92,7 +92,7 @@ def _read_log(log: Log) -> Record:
         reader = _by_banner(log)
         name = reader.FORMAT if reader else UNKNOWN
         if reader and hasattr(reader, "dialect"):
-            name = reader.dialect(log.head + log.tail, b"")
+            name = reader.dialect(header_of(log, None), b"")
         tried = [Record(source=str(log.path), format=name)]
         judge_end(tried[0], log, [])
     # A run that died before its first iteration is a run: its failure is what it shows.

@@ -24,7 +24,7 @@ _PAD = 64  # so that looking a little back or ahead never leaves the buffer
 _BAR, _SPACE, _DOT, _SLASH, _MINUS = b"| ./-"
 
 _NUMBER = re.compile(
-    rb"(?<!\{)[:=][ \t]{0,16}"
+    rb"(?:(?<!\{)[:=]|(?<=loss)(?= ))[ \t]{0,16}"  # early 2020 wrote `lm loss 9.1E+00`
     rb"(-?(?:\d{1,15}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?|-?nan|-?inf)",
     re.IGNORECASE,
 )
@@ -37,15 +37,17 @@ _PLAIN = re.compile(
     rb"[ \t]*-?(\d{1,8})(?:\.(\d{1,7}))?([eE][-+]\d\d)?(/[\d.]{1,16}|[A-Za-z%]{1,12})?( {1,3})"
 )
 _LAST = re.compile(_PLAIN.pattern + rb"\Z")
+_UNIT = re.compile(rb"([KMGTP])FLOPS")  # GPT-NeoX chooses one for each line
+_TERA = {b"K": 1e-9, b"M": 1e-6, b"G": 1e-3, b"T": 1.0, b"P": 1e3}
 # The columns, by how their labels begin: `lm loss`, `lm-loss` and `lm_loss` are one.
 _LABEL = re.compile(
     rb"""[ ]?(?:
     (?P<step_s>elapsed[ _-]time[ _-]per[ _-]iteration) |
-    (?P<loss>lm[ _-]loss[ ]?[:=]) |
+    (?P<loss>lm[ _-]loss[ ]?[ :=]) |
     (?P<grad_norm>grad[ _-]norm) |
     (?P<tflops>throughput[ _]per[ _]gpu | (?:\[LM\])?TFLOPs | approx[ _]flops) |
     (?P<samples_per_s>samples[ _]per[ _]second) |
-    (?P<tokens_per_s_per_gpu>tokens[ _]per[ _]gpu) |
+    (?P<tokens_per_s_per_gpu>tokens[ _]per[ _]gpu | tokens-per-second-per-gpu) |
     (?P<skipped>number[ _]of[ _]skipped) |
     (?P<nan>number[ _]of[ _]nan) |
     (?P<global_batch>global[ _]batch) |
@@ -266,6 +268,8 @@ class _Block:
             number = _NUMBER.search(piece[:120]) if found else None
             if name and number and name not in values and b"\r" not in piece:
                 values[name] = float(number[1])
+                if name == "tflops" and (unit := _UNIT.match(piece, number.end())):
+                    values[name] *= _TERA[unit[1]]
                 pairs += name == "step_s" and piece[number.end() : number.end() + 1] == b"/"
                 labels.append(piece[: number.start() + 1])
                 names.append(name)
@@ -325,6 +329,10 @@ class _Block:
                 self.pairs += pairs
             if name == "step_s" and not line.in_seconds:
                 values /= 1000
+            elif name == "tflops" and b"approx" in line.labels[begin]:
+                unit = self.bytes[bars[begin + 1] - len(b"TFLOPS ")]
+                for letter in np.unique(unit).tolist():
+                    values[unit == letter] *= _TERA.get(bytes([letter]), np.nan)
             self._put(name, read, values)
         if line.samples:
             end = self.bars[at - line.before - 1]

@@ -26,7 +26,7 @@ class Event:
     """One save, load or export. Seconds and bytes are None where nothing says them.
 
     blocked_s: what training waited. total_s: until it was on disk; longer where saving goes on
-    behind the training.
+    behind the training. problem: why it failed, where it did.
     """
 
     kind: str
@@ -35,6 +35,7 @@ class Event:
     total_s: float | None = None
     bytes: float | None = None
     ranks: int | None = None
+    problem: str = ""
 
 
 @dataclass

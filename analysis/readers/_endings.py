@@ -2,6 +2,7 @@
 
 import re
 
+from analysis.readers._lines import WORD
 from analysis.readers._log import Log
 from analysis.records import Failure, Record
 
@@ -64,7 +65,7 @@ _TRACEBACK = (
     b"Segmentation fault",
     b"terminate called after throwing",
 )
-_RAISED = re.compile(rb"(?<![\w.])(?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception): ")
+_RAISED = re.compile(WORD + rb"(?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception): ")
 _LAUNCHER = re.compile(
     rb"^[^\r\n]{0,200}?(?:\[ERROR\]|\berror:|\bERROR:|command not found|No such file)"
     rb"[^\r\n]{0,200}",

@@ -4,6 +4,7 @@ For formats without Megatron's bars. Every pattern is bounded and must not be ab
 end of its line, so that no log makes it slow.
 """
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -17,6 +18,8 @@ ANSI = rb"(?:\x1b\[[0-9;]{0,24}m)*"
 WORD = rb"(?:(?<![\w.])|(?<=[0-9;\[]m))"
 NUMBER = rb"(-?(?:\d[\d,]{0,24}(?:\.\d{0,24})?|\.\d{1,24})(?:[eE][-+]?\d{1,3})?|-?nan|-?inf|-?NaN)"
 _SUFFIX = {b"": 1.0, b"K": 1e3, b"M": 1e6, b"G": 1e9, b"B": 1e9, b"T": 1e12, b"P": 1e15}
+# Columns that say how long a step took.
+_TIMES = ("step_s", "ms", "tps", "tokens_per_s", "samples_per_s", "running")
 _ANSI = re.compile(rb"\x1b\[[0-9;]{0,24}m")
 _HUMAN = re.compile(rb"(.{1,40}?)([KMGBTP]?)\Z", re.DOTALL)
 
@@ -37,9 +40,10 @@ def labelled(label: bytes, after: bytes = rb"[:=] {0,8}") -> re.Pattern[bytes]:
     return re.compile(WORD + label + ANSI + after + ANSI + NUMBER + rb"([KMGBTP](?![A-Za-z]))?")
 
 
-def lines(log: Log, start: re.Pattern[bytes]) -> Iterator[tuple[int, re.Match[bytes], bytes]]:
-    """(offset, match, text) of every record: from where `start` matches to the end of its line,
-    or to the next record where two stand on one line. A last line that was cut has no text."""
+def lines(log: Log, start: re.Pattern[bytes]) -> Iterator[tuple[int, re.Match[bytes], bytes, bool]]:
+    """(offset, match, text, cut) of every record: from where `start` matches to the end of its
+    line, or to the next record where two stand on one line. cut: the file ends in this record
+    without a line's end, so a number right there may have lost digits."""
     for offset, block in log.blocks():
         found = list(start.finditer(block))
         for match, following in zip(found, [*found[1:], None], strict=False):
@@ -49,30 +53,39 @@ def lines(log: Log, start: re.Pattern[bytes]) -> Iterator[tuple[int, re.Match[by
                 at = block.find(stop, begin, end)
                 end = at if at >= 0 else end
             cut = end == len(block) and offset + len(block) == log.size
-            if not cut or _looks_whole(block[begin:end]):
-                yield offset + begin, match, block[begin:end]
-
-
-def _looks_whole(text: bytes) -> bool:
-    # The file ends without a newline: a number right at its end may have lost digits.
-    return not text[-1:].isdigit() and text[-1:] not in b".,eE+-"
+            yield offset + begin, match, block[begin:end], cut
 
 
 def table(
     log: Log, start: re.Pattern[bytes], fields: dict[str, re.Pattern[bytes]]
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Columns and line offsets: `start`'s named groups, and each field's first number."""
+    """Columns and line offsets: `start`'s named groups, and each field's first number.
+
+    A last line that the file's end cuts off counts when it has every field that the line before it
+    has. A number that ends where the file does is NaN, and may not be all that says how long the
+    step took.
+    """
     columns: dict[str, list[float]] = {name: [] for name in [*start.groupindex, *fields]}
     offsets = []
-    for offset, match, text in lines(log, start):
-        offsets.append(offset)
-        for name in start.groupindex:
-            columns[name].append(number(match[name]))
+    for offset, match, text, cut in lines(log, start):
+        row = {name: number(match[name]) for name in start.groupindex}
+        open_ended = None
         for name, pattern in fields.items():
             found = pattern.search(text)
-            value = number(found[1]) if found else float("nan")
+            row[name] = number(found[1]) if found else float("nan")
             if found and pattern.groups > 1 and found[2]:
-                value *= _SUFFIX[found[2]]
+                row[name] *= _SUFFIX[found[2]]
+            if found and cut and found.end() == len(text):
+                open_ended, row[name] = name, float("nan")
+        if cut and match[0] == text and text[-1:] in b"0123456789.,eE+-":
+            continue
+        if open_ended in _TIMES and all(math.isnan(row.get(name, math.nan)) for name in _TIMES):
+            continue
+        lost = (name for name in row if name != open_ended and math.isnan(row[name]))
+        if cut and offsets and any(not math.isnan(columns[name][-1]) for name in lost):
+            continue
+        offsets.append(offset)
+        for name, value in row.items():
             columns[name].append(value)
     arrays = {name: np.array(values, float) for name, values in columns.items()}
     return arrays, np.array(offsets, np.int64)
@@ -87,3 +100,19 @@ def find_int(pattern: re.Pattern[bytes], text: bytes) -> int | None:
     """The last match's first group as an integer: what is said last before training counts."""
     found = pattern.findall(text)
     return int(found[-1].replace(b",", b"").replace(b"_", b"")) if found else None
+
+
+def ranks_of_rates(total: np.ndarray, each: np.ndarray, rounded: float = 0.01) -> int | None:
+    """How many GPUs make `total` of `each`'s rate; None where rounding leaves several numbers.
+
+    rounded: how far the two printed numbers together may be off, as a share (three digits: 0.01).
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.asarray(total) / np.asarray(each)
+    ratio = ratio[np.isfinite(ratio)]
+    if not len(ratio):
+        return None
+    middle = float(np.median(ratio))
+    whole = round(middle)
+    sure = whole >= 1 and rounded * middle < 0.5 and abs(middle - whole) <= rounded * middle
+    return whole if sure else None

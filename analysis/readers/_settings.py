@@ -109,6 +109,8 @@ def read_header(record: Record, header: bytes) -> None:
             and b"config.py:" in header[match.start() - 80 : match.start()]
         ):
             continue  # DeepSpeed's own world_size is the data-parallel one
+        if b"aio_config" in header[match.start() - 80 : match.start()]:
+            continue  # its block_size is of bytes on disk
         name = match[1].decode().replace("-", "_")
         last[name] = match[2]
         values = seen.setdefault(name, [])

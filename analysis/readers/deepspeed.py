@@ -4,6 +4,7 @@
     epoch=0/micro_step=10/global_step=10, RunningAvgSamplesPerSec=173.4, CurrSamplesPerSec=171.9
     0/4, RunningAvgSamplesPerSec=16.1, CurrSamplesPerSec=15.7        0/100, SamplesPerSec=15.9
     |E2E latency=7.99s |Gather latency=0.00s ... |CurSamplesPerSec=8.01 |Avg...=8.01   (chat)
+    End-to-End => Latency: 3.47s, TFLOPs: 4.02, Samples/sec: 9.22, Time/seq 0.11s      (chat)
     rank=0 time (ms) | forward: 1251.98 | backward: 509.27 | step: 5.56   (wall_clock_breakdown)
 
 The surest kind that a log holds is read: a step time, else the current samples per second, else
@@ -15,25 +16,28 @@ import re
 import numpy as np
 
 from analysis.readers._endings import judge_end
-from analysis.readers._lines import find_int, labelled, number, table
+from analysis.readers._lines import WORD, find_int, labelled, number, table
 from analysis.readers._log import Log
 from analysis.readers._settings import header_of, read_header, state
 from analysis.readers._steps import put_steps
+from analysis.readers.hf_trainer import end_lines, ends_of
 from analysis.records import Record
 
 FORMAT = "DeepSpeed"
-MARKS = ((b"SamplesPerSec=",), (b"iter time (s): ",))
+_CHAT_MARKS = (b"|E2E latency=", b"End-to-End => Latency: ")
+MARKS = ((b"SamplesPerSec=",), (b"iter time (s): ",), (_CHAT_MARKS[1],))
 EMBEDDED = True
 BANNERS = (b"DeepSpeed info: version",)
 
-_PIPE = re.compile(rb"(?<!\w)steps: (?P<iteration>\d{1,9}) loss: ")
+_PIPE = re.compile(WORD + rb"steps: (?P<iteration>\d{1,9}) loss: ")
 _PIPE_FIELDS = {
     "loss": labelled(rb"loss"),
     "step_s": labelled(rb"iter time \(s\)"),
     "samples_per_s": labelled(rb"samples/sec"),
 }
-_CHAT = re.compile(rb"\|E2E latency=(?P<step_s>[\d.]{1,16})s ?\|")
-_CHAT_FIELDS = {"samples_per_s": labelled(rb"CurSamplesPerSec")}
+_CHAT = re.compile(rb"(?:\|E2E latency=|End-to-End => Latency: )(?P<step_s>[\d.]{1,16})s(?: ?\||,)")
+_CHAT_FIELDS = {"samples_per_s": labelled(rb"(?:CurSamplesPerSec|Samples/sec)")}
+_CHAT_STEP = re.compile(rb"[Ee]poch: \d{1,6} ?\| ?[Ss]tep: \d{1,9} ?\|[^\r\n]{0,300}")
 _THROUGHPUT = re.compile(
     rb"(?:(?<![\w/])\d{1,9}/|micro_step=\d{1,9}/global_step=)(?P<iteration>\d{1,9}), "
     rb"(?=(?:RunningAvg)?SamplesPerSec=)"
@@ -52,9 +56,8 @@ def read(log: Log) -> Record:
     """Read one log; without a step line the arrays are empty."""
     record = Record(source=str(log.path), format=FORMAT, engine=FORMAT)
     columns, offsets = table(log, _PIPE, _PIPE_FIELDS)
-    if not len(offsets) and log.contains(b"|E2E latency="):
-        columns, offsets = table(log, _CHAT, _CHAT_FIELDS)
-        columns["iteration"] = np.arange(1.0, len(offsets) + 1)
+    if not len(offsets) and any(log.contains(mark) for mark in _CHAT_MARKS):
+        columns, offsets = _chat(log, record)
         record.extra["kind"] = "DeepSpeed-Chat step 3: a step generates and trains"
     if not len(offsets):
         columns, offsets = table(log, _THROUGHPUT, _THROUGHPUT_FIELDS)
@@ -72,10 +75,31 @@ def read(log: Log) -> Record:
         record.extra["timers_s"] = timers
     if skipped := [int(match[2]) for _, match in log.matches(_SKIPPED)]:
         record.extra["skipped_steps"] = max(skipped)
+    if ends := ends_of(log):  # the engine under HF's Trainer
+        end_lines(record, [match for _, match in ends])
+        record.completed = True
     if offsets and b"exits successfully" in log.tail:
         record.completed = True  # the launcher's word for every rank
     judge_end(record, log, offsets)
     return record
+
+
+def _chat(log: Log, record: Record) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """A line for each step, which carries no number: the line of losses above it tells it from a
+    line that was printed twice."""
+    columns, offsets = table(log, _CHAT, _CHAT_FIELDS)
+    steps = [(at, match[0]) for at, match in log.matches(_CHAT_STEP)]
+    above = np.searchsorted([at for at, _ in steps], offsets) - 1
+    seen: dict[tuple, int] = {}
+    for i, at in enumerate(above.tolist()):
+        key = (steps[at][1], columns["step_s"][i]) if at >= 0 else (i,)
+        seen.setdefault(key, i)
+    keep = np.array(list(seen.values()), int)
+    if dropped := len(offsets) - len(keep):
+        record.notes.append(f"{dropped} duplicate lines dropped")
+    columns = {name: values[keep] for name, values in columns.items()}
+    columns["iteration"] = np.arange(1.0, len(keep) + 1)
+    return columns, offsets[keep]
 
 
 def _timers(log: Log) -> dict[str, float]:

@@ -63,9 +63,9 @@ def read(log: Log) -> Record:
             return record
         except ValueError:
             record.notes.append("opens like a JSON document, but is none: read as a console log")
-    columns, offsets = table(log, _LOSS, _LOSS_FIELDS)
+    columns, offsets = _once(*table(log, _LOSS, _LOSS_FIELDS), log, record)
     columns["iteration"] = np.arange(1.0, len(offsets) + 1)
-    ends = [(at, match) for at, match in log.matches(_END)]
+    ends = ends_of(log)
     kept = put_steps(record, columns, offsets, log)
     first = min([int(at) for at in offsets[:1]] + [at for at, _ in ends[:1]], default=None)
     header = header_of(log, first)
@@ -76,7 +76,7 @@ def read(log: Log) -> Record:
     state(record, facts, "log")
     read_header(record, header)
     if ends:
-        _end_lines(record, [match for _, match in ends])
+        end_lines(record, [match for _, match in ends])
     else:
         _end_table(record, log)
     if record.totals:
@@ -87,7 +87,34 @@ def read(log: Log) -> Record:
     return record
 
 
-def _end_lines(record: Record, ends: list[re.Match[bytes]]) -> None:
+def _once(
+    columns: dict[str, np.ndarray], offsets: np.ndarray, log: Log, record: Record
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Without lines that repeat another to the letter.
+
+    They carry no step, but epoch, rate and loss to many digits; a loss of zero has none.
+    """
+    seen: set[bytes] = set()
+    keep = []
+    for at, loss in zip(offsets.tolist(), columns["loss"].tolist(), strict=True):
+        text = log.slice(at, at + 1000).partition(b"}")[0]
+        if text not in seen or loss == 0 or b"'epoch'" not in text:
+            keep.append(True)
+        else:
+            keep.append(False)
+        seen.add(text)
+    if dropped := keep.count(False):
+        record.notes.append(f"{dropped} duplicate lines dropped")
+    kept = np.array(keep, bool)
+    return {name: values[kept] for name, values in columns.items()}, offsets[kept]
+
+
+def ends_of(log: Log) -> list[tuple[int, re.Match[bytes]]]:
+    """(offset, match) of every rank's end line."""
+    return list(log.matches(_END)) if log.contains(b"{'train_runtime'") else []
+
+
+def end_lines(record: Record, ends: list[re.Match[bytes]]) -> None:
     """One line per rank, all of the same run: their mean is its rate, the longest its time."""
     record.totals["wall_s"] = max(number(match[1]) for match in ends)
     for name, pattern in _RATE.items():

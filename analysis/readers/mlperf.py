@@ -65,7 +65,7 @@ def read(log: Log) -> Record:
     record.completed = status == "success"
     judge_end(record, log, [end_at] if end_at else [])
     if record.failure is None and status not in (None, "success"):
-        record.failure = Failure("aborted", log.line_no(end_at), f"run_stop status: {status}")
+        record.failure = Failure("stopped early", log.line_no(end_at), f"run_stop status: {status}")
     elif record.failure and record.failure.kind == "launcher":
         record.failure = None
     return record

@@ -11,7 +11,7 @@ import re
 import numpy as np
 
 from analysis.readers._endings import judge_end
-from analysis.readers._lines import NUMBER, lines, number
+from analysis.readers._lines import NUMBER, WORD, lines, number
 from analysis.readers._log import Log
 from analysis.readers._settings import header_of, state
 from analysis.readers._steps import put_steps
@@ -21,17 +21,19 @@ FORMAT = "modded-nanogpt"
 MARKS = ((b"train_time:", b"step_avg:"),)
 
 _STEP = re.compile(
-    rb"(?<!\w)step:(\d{1,9})/(\d{1,9}) (?:(train|val)_loss:" + NUMBER + rb" )?"
+    WORD + rb"step:(\d{1,9})/(\d{1,9}) (?:(train|val)_loss:" + NUMBER + rb" )?"
     rb"train_time:(\d{1,12})ms step_avg:" + NUMBER + rb"ms"
 )  # fmt: skip
-_WORLD = re.compile(rb"(?<!\w)world_size ?[:=] ?(\d{1,5})")
+# It prints what nvidia-smi says while it runs: its processes are on the GPUs that it uses.
+_PROCESS = re.compile(rb"\| {1,8}(\d{1,3}) {1,4}N/A {1,4}N/A {1,12}\d{1,9} {1,8}C ")
+_GPU = re.compile(rb"\| {1,4}\d{1,3} {1,3}((?:NVIDIA|AMD) [\w -]{1,40}?) {2,40}O[nf]")
 
 
 def read(log: Log) -> Record:
     """Read one log; without a step line the arrays are empty."""
     record = Record(source=str(log.path), format=FORMAT, engine=FORMAT)
     rows, offsets, val_loss, average = [], [], None, float("nan")
-    for offset, match, _ in lines(log, _STEP):
+    for offset, match, *_ in lines(log, _STEP):
         average = number(match[6])
         if match[3] == b"val":
             val_loss = number(match[4])
@@ -39,10 +41,11 @@ def read(log: Log) -> Record:
         rows.append([number(match[i]) for i in (1, 2, 4, 5, 6)])
         offsets.append(offset)
     iteration, planned, loss, time_ms, averages = np.array(rows, float).reshape(-1, 5).T
-    step_s = np.diff(time_ms, prepend=np.nan) / 1000
-    if len(iteration) and iteration[0] == 1 and averages[0] == averages[0]:
-        step_s[0] = time_ms[0] / 1000
-    step_s[np.isnan(averages) | (step_s < 0)] = np.nan
+    steps = np.diff(iteration, prepend=np.inf)
+    step_s = np.diff(time_ms, prepend=np.nan) / 1000 / np.maximum(steps, 1)
+    step_s[np.isnan(averages) | (steps <= 0) | (step_s < 0)] = np.nan
+    first = (iteration == 1) & ~np.isnan(averages)  # its clock starts with it
+    step_s[first] = time_ms[first] / 1000
     kept = put_steps(
         record, {"iteration": iteration, "loss": loss, "step_s": step_s}, np.array(offsets), log
     )
@@ -53,7 +56,9 @@ def read(log: Log) -> Record:
         record.totals = {"step_s_mean": average / 1000, "train_s": float(time_ms[-1]) / 1000}
         if val_loss is not None:
             record.totals["val_loss"] = val_loss
-        if world := _WORLD.search(header_of(log, kept[0])):
-            state(record, {"gpus": int(world[1])}, "log")
+        header = header_of(log, kept[0])
+        gpu = _GPU.search(header)
+        facts = {"gpus": len(set(_PROCESS.findall(header))) or None}
+        state(record, facts | {"gpu_type": gpu and gpu[1].decode()}, "log")
     judge_end(record, log, kept)
     return record

@@ -7,7 +7,7 @@ step    12 | loss: 9.3 | lr 6.0e-04 | norm: 1.2 | dt: 95.21ms | tok/sec: 172000.
 import re
 
 from analysis.readers._endings import judge_end
-from analysis.readers._lines import find_int, labelled, table
+from analysis.readers._lines import WORD, find_int, labelled, table
 from analysis.readers._log import Log
 from analysis.readers._settings import header_of, read_header, state
 from analysis.readers._steps import put_steps
@@ -18,7 +18,7 @@ MARKS = ((b"| dt: ", b"| tok/sec: "),)
 BANNERS = (b"nanochat.common",)
 
 _START = re.compile(
-    rb"(?<!\w)step {1,8}(?P<iteration>\d{1,9})(?:/(?P<planned>\d{1,9}))?"
+    WORD + rb"step {1,8}(?P<iteration>\d{1,9})(?:/(?P<planned>\d{1,9}))?"
     rb"(?: \([^)|\r\n]{1,12}\))? ?\| ?loss: "
 )
 _FIELDS = {
@@ -28,7 +28,9 @@ _FIELDS = {
     "tokens_per_s": labelled(rb"tok/sec"),
 }
 _WORLD = re.compile(rb"[Ww]orld size: (\d{1,6})")
-_BATCH = re.compile(rb"[Tt]otal batch size:? ([\d,]{1,16})")
+_BATCH = re.compile(rb"[Tt]otal (?:desired )?batch size:? ([\d,]{1,16})")
+_MICRO = re.compile(rb"Tokens / micro-batch / rank: (\d{1,6}) x (\d{1,8})")
+_ALL_MICRO = re.compile(rb"Tokens / micro-batch: ([\d,]{1,16})")
 _STEPS = re.compile(rb"number of iterations:? ([\d,]{1,16})")
 _PARAMS = re.compile(rb"[Nn]umber of parameters: ([\d,]{1,20})")
 
@@ -45,6 +47,10 @@ def read(log: Log) -> Record:
     facts["planned_steps"] = find_int(_STEPS, header)
     if len(planned) and planned[-1] == planned[-1]:
         facts["planned_steps"] = int(planned[-1])
+    if micro := _MICRO.search(header):
+        facts["micro_batch"], facts["seq_len"] = int(micro[1]), int(micro[2])
+        if everyone := find_int(_ALL_MICRO, header):
+            facts["gpus"] = everyone // (int(micro[1]) * int(micro[2]))
     state(record, facts, "log")
     read_header(record, header)
     tokens = find_int(_BATCH, header)  # in tokens

@@ -6,7 +6,7 @@ Numbers keep three digits and carry K, M, G or T. Newer versions say `time_per_i
 import re
 
 from analysis.readers._endings import judge_end
-from analysis.readers._lines import find_int, labelled, number, plain, table
+from analysis.readers._lines import WORD, find_int, labelled, number, plain, ranks_of_rates, table
 from analysis.readers._log import Log
 from analysis.readers._settings import header_of, read_header, state
 from analysis.readers._steps import put_steps
@@ -16,13 +16,15 @@ FORMAT = "nanotron"
 MARKS = ((b"iteration: ", b"time_per_iteration_ms: "),)
 BANNERS = (b"nanotron", b"|DP=0|PP=0|TP=0]")
 
-_START = re.compile(rb"(?<!\w)iteration: (?P<iteration>\d{1,9}) / (?P<planned>\d{1,9}) ?\|")
+_START = re.compile(WORD + rb"iteration: (?P<iteration>\d{1,9}) / (?P<planned>\d{1,9}) ?\|")
 _FIELDS = {
     "ms": labelled(rb"(?:elapsed_)?time_per_iteration_ms"),
     "loss": labelled(rb"lm_loss"),
     "grad_norm": labelled(rb"grad_norm"),
     "tflops": labelled(rb"model_tflops_per_gpu"),
     "tokens_per_s": labelled(rb"tokens_per_sec"),
+    "per_gpu": labelled(rb"tokens_per_sec_per_gpu"),
+    "batch": re.compile(rb"global_batch_size: (\d{1,9})(?=[ |])"),
 }
 _SIZES = {
     "micro_batch": re.compile(rb"\| mbs: (\d{1,9})"),
@@ -41,7 +43,8 @@ def read(log: Log) -> Record:
     record = Record(source=str(log.path), format=FORMAT, engine=FORMAT)
     columns, offsets = table(log, _START, _FIELDS)
     columns["step_s"] = columns.pop("ms") / 1000
-    planned = columns.pop("planned")
+    planned, batch = columns.pop("planned"), columns.pop("batch")
+    ranks = ranks_of_rates(columns["tokens_per_s"], columns.pop("per_gpu"))
     header = plain(header_of(log, int(offsets[0]) if len(offsets) else None))
     offsets = put_steps(record, columns, offsets, log)
     facts: dict = {name: find_int(pattern, header) for name, pattern in _SIZES.items()}
@@ -52,6 +55,8 @@ def read(log: Log) -> Record:
     state(record, facts, "log")
     read_header(record, header)
     if offsets:
+        said = {"gpus": ranks, "global_batch": int(batch[-1]) if batch[-1] == batch[-1] else None}
+        state(record, {k: v for k, v in said.items() if getattr(record, k) is None}, "log")
         record.planned_steps = int(planned[-1])
         record.completed = bool(record.iteration[-1] >= record.planned_steps)
         record.notes.append("numbers are printed with three digits")

@@ -23,7 +23,7 @@ from analysis.readers._steps import put_steps
 from analysis.records import Record
 
 FORMAT = "NeMo"
-MARKS = ((b"train_step_timing in s",),)
+MARKS = ((b"train_step_timing in s",), (b"Training epoch ", b"reduced_train_loss"))
 BANNERS = (b"nemo_logging:",)
 
 _JSON = re.compile(rb"(?m)^.{0,80}?DLLL (\{[^\r\n]{1,20000}\})[ \t]*\r?$")
@@ -66,6 +66,8 @@ def read(log: Log) -> Record:
             break
         columns, offsets = table(log, start, _FIELDS)
         timed = ~np.isnan(columns["step_s"])
+        if start is _CONSOLE and not timed.any():  # its timer can be off
+            timed = ~np.isnan(columns["loss"])
         columns = {name: values[timed] for name, values in columns.items()}
         offsets = offsets[timed]
         columns.setdefault("iteration", columns["global_step"])
@@ -77,9 +79,12 @@ def read(log: Log) -> Record:
             record.notes.append("read from the progress bar, which prints few digits")
     header = header_of(log, int(offsets[0]) if len(offsets) else None)
     kept = put_steps(record, columns, offsets, log)
-    record.extra["running_average"] = True
-    if kept:
+    if kept and np.isnan(record.step_s).all():
+        record.notes.append("no step time is printed")
+    elif kept:
+        record.extra["running_average"] = True
         record.notes.append("step times are NeMo's running means of the last few steps")
+    if kept:
         nodes, devices = find_int(_NODES, header), find_int(_DEVICES, header)
         gpus = nodes * devices if nodes and devices else None
         state(record, {"planned_steps": find_int(_PLANNED, header), "gpus": gpus}, "log")

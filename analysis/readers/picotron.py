@@ -9,7 +9,7 @@ import re
 import numpy as np
 
 from analysis.readers._endings import judge_end
-from analysis.readers._lines import find_int, labelled, table
+from analysis.readers._lines import WORD, find_int, labelled, ranks_of_rates, table
 from analysis.readers._log import Log
 from analysis.readers._settings import header_of, read_header, state
 from analysis.readers._steps import put_steps
@@ -19,7 +19,7 @@ FORMAT = "picotron"
 MARKS = ((b"Step: ", b"Tokens/s/GPU: "),)
 BANNERS = (b"picotron",)
 
-_START = re.compile(rb"(?<!\w)Step: {0,8}(?P<iteration>\d{1,9}) {0,8}[|,] (?=Loss:)")
+_START = re.compile(WORD + rb"Step: {0,8}(?P<iteration>\d{1,9}) {0,8}[|,] (?=Loss:)")
 _FIELDS = {
     "loss": labelled(rb"Loss"),
     "tokens": labelled(rb"Global batch size"),
@@ -42,15 +42,15 @@ def read(log: Log) -> Record:
     printed, derived = columns["ms"] / 1000, columns["tokens"] / columns["tokens_per_s"]
     columns["step_s"] = np.where(np.isnan(printed), derived, printed)
     header = header_of(log, int(offsets[0]) if len(offsets) else None)
-    share = columns["tokens_per_s"] / columns["per_gpu"]
+    ranks = ranks_of_rates(columns["tokens_per_s"], columns.pop("per_gpu"))
     tokens = columns["tokens"]
     if len(offsets) and np.isnan(printed).all():
         record.notes.append("step times follow from the printed tokens per second")
     offsets = put_steps(record, columns, offsets, log)
     state(record, {name: find_int(p, header) for name, p in _SIZES.items()}, "log")
     read_header(record, header)
-    if offsets and record.gpus is None and np.isfinite(np.median(share)):
-        record.gpus = round(float(np.median(share)))
+    if record.gpus is None:
+        record.gpus = ranks
     if offsets and record.global_batch is None and record.seq_len:
         record.global_batch = round(float(tokens[-1]) / record.seq_len)
     if record.planned_steps and offsets:

@@ -23,7 +23,7 @@ BANNERS = (b"torchtitan", b"[titan]")
 
 _START = re.compile(
     WORD
-    + rb"step:"
+    + rb"(?<!validate )step:"
     + ANSI
     + rb" {0,8}(?P<iteration>\d{1,9})"
     + ANSI

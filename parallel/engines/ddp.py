@@ -28,6 +28,7 @@ class DDPEngine:
         self.spec, self.device = spec, device
         self.module = module = build_reference(spec).to(device)
         self.model: nn.Module = module
+        self.share = 1 / spec.layout.n_micro  # of a micro-batch's loss in what is differentiated
         if spec.layout.dp > 1:
             ids = [device] if device.type == "cuda" else None
             # Gradients live in the buckets that are reduced: one copy less of each.
@@ -36,6 +37,7 @@ class DDPEngine:
             )
             if hook := ddp_hook():
                 self.model.register_comm_hook(None, hook)
+                self.share /= spec.layout.dp  # the hook sums; the reducer itself averages
         if spec.compile:
             self.model.compile()
         self.parameters = list(module.parameters())
@@ -53,19 +55,20 @@ class DDPEngine:
             waits = micro + 1 < n_micro and self.spec.layout.dp > 1
             with self.model.no_sync() if waits else contextlib.nullcontext():
                 with region("forward"), self._autocast():
-                    loss = self.model(tokens_BS, labels_BS) / n_micro
+                    loss = self.model(tokens_BS, labels_BS)
                 with region("backward"):
-                    self.scaler.scale(loss).backward()
-            total += loss.detach()
+                    self.scaler.scale(loss * self.share).backward()
+            total += loss.detach() / n_micro
         with region("optimizer"):
             self.scaler.unscale_(self.optimizer)
             limit = self.spec.clip_grad or float("inf")
-            norm = float(nn.utils.clip_grad_norm_(self.parameters, limit))
+            norm = nn.utils.clip_grad_norm_(self.parameters, limit)
             set_lr(self.optimizer.param_groups, lr)
             scale = self.scaler.get_scale()
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
+        norm = float(norm)  # only now: reading it waits for the device
         skipped = self.spec.precision == "fp16" and not norm < float("inf")
         return StepResult(self._mean(total), None if skipped else norm, scale, skipped)
 

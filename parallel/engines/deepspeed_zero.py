@@ -48,7 +48,7 @@ class DeepSpeedZeroEngine:
             counts, group = lambda p: first or layers.is_split(p), mpu.get_model_parallel_group()
 
         if spec.implementation == "hf":
-            import models.hf  # noqa: F401  (before zero.Init patches what it imports)
+            import models.hf_model  # noqa: F401  (before zero.Init patches what it imports)
 
         with common.partitioned(spec, mpu) as whole:
             if split:

@@ -1,0 +1,142 @@
+"""A sweep runs a study in order, at one commit, under one bar, and goes on where it stopped."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from parallel import artifacts, facts, sweep
+from parallel.artifacts import RunFolder, read_run
+
+CLEAN = {"commit": "c" * 40, "dirty": False}
+STUDY = """
+question = "?"
+[defaults]
+preset = "tiny"
+device = "cpu"
+max_seq_len = 16
+steps = 5
+[[sweep]]
+repeats = 2
+product = { seed = [1, 2] }
+"""
+ORDER = ["ddp-seed1-r1", "ddp-seed2-r1", "ddp-seed1-r2", "ddp-seed2-r2"]
+
+
+names_that_fail: set[str] = set()
+
+
+@pytest.fixture
+def study(tmp_path) -> Path:
+    path = tmp_path / "ab.toml"
+    path.write_text(STUDY)
+    return path
+
+
+@pytest.fixture
+def started(monkeypatch) -> list[str]:
+    """Names of the runs that were started: each is only written; `names_that_fail` do."""
+    names: list[str] = []
+
+    def start(study, name, spec, folder, srun, advance, max_restarts):
+        names.append(name)
+        run = RunFolder(folder)
+        about = {"run": name, "spec": spec.settings(), "inputs": facts.inputs(spec)}
+        run.begin(about | {"git": facts.git(folder)})
+        if advance:
+            advance(3)
+        if name in names_that_fail:
+            run.fail("Broken: it is (rank 0)", 0)
+            run.close()
+            return 1
+        run.complete({"schema_version": "2.0"}, "complete")
+        return 0
+
+    names_that_fail.clear()
+    monkeypatch.setattr(sweep, "start", start)
+    monkeypatch.setattr(sweep, "report", lambda out: None)
+    monkeypatch.setattr(facts, "git", lambda folder: CLEAN)
+    return names
+
+
+def test_repeats_are_interleaved_and_what_is_complete_is_not_run_again(
+    study, started, tmp_path, capsys
+):
+    out = ["--out", str(tmp_path / "out")]
+    names_that_fail.add(ORDER[2])
+    assert sweep.main([str(study), *out]) == 1
+    assert started == ORDER
+    said = capsys.readouterr()
+    lines = said.out.splitlines()  # not on a terminal: a line a run, and no bar
+    assert len(lines) == 4 and lines[0] == f"[1/4] {ORDER[0]}: complete in 0 s"
+    assert lines[2].startswith(f"[3/4] {ORDER[2]}: FAILED: Broken: it is (rank 0)")
+    assert said.err == f"1 of 4 runs failed: {ORDER[2]}\n"
+    started.clear()
+    names_that_fail.clear()
+    assert sweep.main([str(study), *out]) == 0
+    assert started == [ORDER[2]]
+    assert capsys.readouterr().out.count("already complete") == 3
+    assert sweep.main([str(study), *out, "--fresh", "--only", ORDER[0]]) == 0
+    assert started == [ORDER[2], ORDER[0]]
+
+
+def test_on_a_terminal_one_bar_counts_the_steps_of_the_whole_sweep(
+    study, started, tmp_path, capsys, monkeypatch
+):
+    bars = []
+
+    class Bar(sweep.tqdm):
+        def __init__(self, *args, **kw):
+            super().__init__(*args, **kw)
+            bars.append(self)
+
+        def close(self):
+            self.counted = self.n
+            super().close()
+
+    monkeypatch.setattr(sweep, "tqdm", Bar)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    names_that_fail.add(ORDER[1])
+    assert sweep.main([str(study), "--out", str(tmp_path / "out")]) == 1
+    (bar,) = bars
+    assert (bar.total, bar.counted) == (20, 20)  # a failed run's steps are over, too
+    said = capsys.readouterr()
+    assert f"4/4 {ORDER[3]}" in said.err and f"[2/4] {ORDER[1]}: FAILED" in said.out
+
+
+def test_a_sweep_stops_when_the_commit_changes_under_it(
+    study, started, tmp_path, capsys, monkeypatch
+):
+    heads = iter([CLEAN, CLEAN, CLEAN, CLEAN | {"commit": "d" * 40}])  # sweep, run, run's own, ...
+    monkeypatch.setattr(facts, "git", lambda folder: next(heads))
+    assert sweep.main([str(study), "--out", str(tmp_path / "out")]) == 2
+    assert started == ORDER[:1]
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "dddddddddd is checked out, but the sweep began at cccccccccc" in said
+
+
+def test_ctrl_c_says_how_to_go_on(study, started, tmp_path, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "start", interrupted)
+    assert sweep.main([str(study), "--out", str(tmp_path / "out")]) == 130
+    assert capsys.readouterr().err == "parallel.sweep: interrupted; run it again to go on\n"
+
+
+def test_srun_starts_the_ranks_of_an_allocation(tokens, tmp_path, monkeypatch):
+    """A stand-in for srun starts its one task; test_launchers has what real tasks are told."""
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text(f'#!/bin/sh\necho "$1 $2 $3 $4" >> {tmp_path}/asked\nshift 4\nexec "$@"\n')
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{srun.parent}{os.pathsep}{os.environ['PATH']}")
+    study = tmp_path / "one.toml"
+    small = 'preset = "tiny"\ndevice = "cpu"\nmax_seq_len = 16\nsteps = 2\neval_steps = 0\n'
+    study.write_text(f'question = "?"\n[defaults]\n{small}data = "{tokens}"\n[[run]]\n')
+    assert sweep.main([str(study), "--srun", "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "asked").read_text() == "--nodes 1 --ntasks 1\n"
+    assert read_run(tmp_path / "out" / "ddp").state == artifacts.COMPLETE
+    assert (tmp_path / "out" / "scaling_report.json").exists()
