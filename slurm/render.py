@@ -399,7 +399,7 @@ for report in "$folder/$attempt.profiles"/*.nsys-rep; do
   nsys stats "$report" >"$folder/$attempt.profiles/nsys_stats_${{host%.nsys-rep}}.txt"
 done
 if ((status != 0)); then
-  "$python" -m slurm.mark "$folder" "${{stopped:-exit status $status}}"
+  "$python" -m slurm.mark "$folder" "${{stopped:-exit status $status}}" "$folder/$attempt.out"
   # torchrun says 1 whatever its ranks said; theirs is 75 (try again) where they stopped and saved.
   if [[ $folder/status.json -nt $folder/$attempt.env ]] &&
     grep -qsF '"state": "interrupted"' "$folder/status.json"; then

@@ -1,5 +1,6 @@
 """On a real Slurm (slurmctld, slurmd, munge): sweeps train, and each failure is told apart."""
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis import tflops
 from parallel import artifacts
 from parallel.artifacts import RunFolder
 from parallel.study import load_study
@@ -118,7 +120,7 @@ slurm = { memory = "150M" }
 """
 
 
-def test_each_failure_is_produced_and_told_from_the_others(slurm, tokens, tmp_path):
+def test_each_failure_is_produced_and_told_from_the_others(slurm, tokens, tmp_path, capsys):
     study = study_at(tmp_path, tokens, LONG)
     logs = tmp_path / "logs"
     assert submit.main([str(study.path), "--logs", str(logs), "--yes"]) == 0
@@ -150,6 +152,12 @@ def test_each_failure_is_produced_and_told_from_the_others(slurm, tokens, tmp_pa
         "ddp-memory": "OOM",
     }, rows
     assert all(row.line for row in rows.values())
+    capsys.readouterr()
+    assert tflops.main([str(logs), "--format", "json"]) == 0
+    verdicts = {row["run"]: row["verdict"] for row in json.loads(capsys.readouterr().out)}
+    crash = verdicts.pop("ddp-dp2-crash")
+    assert crash in ("traceback", "communication error"), crash  # as its peer saw it, or torchrun
+    assert verdicts == {name: rows[name].state for name in verdicts} and len(verdicts) == 4
     cluster.start_node(last, slurm)
 
 

@@ -132,11 +132,21 @@ def test_each_end_is_told_from_the_others(tmp_path, kind):
     assert row.state == expected and row.line
 
 
-def test_an_exit_status_is_explained_by_what_the_launcher_saw(tmp_path):
-    log = "  traceback : Signal 11 (SIGSEGV) received by PID 30567\n"
-    folder = folder_of(tmp_path, "failed", "exit status 1", log)
-    row = judge("run", folder, 10, Job(9, "FAILED", "1:0"), 9)
-    assert row.line == "exit status 1: traceback : Signal 11 (SIGSEGV) received by PID 30567"
+@pytest.mark.parametrize(
+    ("before", "log", "reason"),
+    [
+        ("", "  traceback : Signal 11 (SIGSEGV) received by PID 3\n", "Signal 11 (SIGSEGV)"),
+        ("", "x.errors.ChildFailedError: \nKeyError: 'a'\n", "KeyError: 'a'"),
+        ("SIGTERM (rank 0)", "OSError: peer\nSignal 9 (SIGKILL) received by PID 3", "Signal 9 "),
+        ("", "", "exit status 1"),
+    ],
+)
+def test_an_exit_status_is_explained_by_what_the_launcher_saw(tmp_path, before, log, reason):
+    """Above all where a rank died and torchrun ended the others: nobody cancelled that run."""
+    folder = folder_of(tmp_path, "failed" if before else "running", before, log)
+    mark.main([str(folder), "exit status 1", str(folder / "9.out")])
+    assert reason in read_status(folder)["reason"]
+    assert judge("run", folder, 10, Job(9, "FAILED", "1:0"), 9).state == "failed"
 
 
 def test_what_an_earlier_job_left_says_nothing_of_a_later_one(tmp_path):
@@ -168,14 +178,14 @@ def test_a_job_that_found_nothing_to_do_is_no_attempt(tmp_path):
 
 def test_the_script_knows_whose_sigterm_it_was(tmp_path):
     folder = folder_of(tmp_path, "failed", "SIGTERM (rank 0)")
-    mark.main([str(folder), "exit status 143"])
+    mark.main([str(folder), "exit status 143", str(folder / "9.out")])
     assert read_status(folder)["reason"].startswith("SIGTERM")
-    mark.main([str(folder), "time limit: stopped 60 s or more before it"])
+    mark.main([str(folder), "time limit: stopped 60 s or more before it", str(folder / "9.out")])
     assert read_status(folder)["reason"].startswith("time limit")
-    mark.main([str(folder), "exit status 1"])
+    mark.main([str(folder), "exit status 1", str(folder / "9.out")])
     assert read_status(folder)["reason"].startswith("time limit")
     folder = folder_of(tmp_path, "interrupted", "SIGUSR1, saved step 5")
-    mark.main([str(folder), "time limit: stopped 60 s or more before it"])
+    mark.main([str(folder), "time limit: stopped 60 s or more before it", str(folder / "9.out")])
     assert read_status(folder)["state"] == "interrupted"
 
 
