@@ -251,7 +251,7 @@ def rows(study: Study, logs: Path) -> tuple[list[Row], bool]:
     """One row per run of the study, and whether a Slurm answered."""
     jobs = ask_slurm()
     known = jobs or {}
-    comment = comment_of(study)
+    comment = comment_of(study, logs)
     # A job that was submitted by hand and never started has left nothing in its folder.
     unseen: dict[str, list[int]] = {}
     for job in known.values():

@@ -14,6 +14,7 @@ from parallel.artifacts import RunFolder, read_status
 from parallel.study import load_study
 from slurm import cancel, cluster, jobs, mark, status, submit
 from slurm.jobs import Job, judge, parse
+from slurm.render import comment_of
 
 QUEUE = (
     "12|OUT_OF_MEMORY|253|OutOfMemory|a|grid|/r|\n"
@@ -289,10 +290,12 @@ def four(tmp_path, monkeypatch):
         "defaults = { engine = 'megatron', gpus = 2, tp = 2 }\n"
         "product = { seed = [1, 2, 3, 4] }\n"
     )
+    ours = comment_of(load_study(path), tmp_path / "logs")
     queue = [
-        f"7|RUNNING|0|None|megatron-tp2-seed1|four|{jobs.ROOT}|",
-        f"8|CANCELLED|0|None|megatron-tp2-seed2|four|{jobs.ROOT}|",
-        "9|CANCELLED|0|None|megatron-tp2-seed3|four|/another/clone|",
+        f"7|RUNNING|0|None|megatron-tp2-seed1|{ours}|{jobs.ROOT}|",
+        f"8|CANCELLED|0|None|megatron-tp2-seed2|{ours}|{jobs.ROOT}|",
+        f"9|CANCELLED|0|None|megatron-tp2-seed3|{ours}|/another/clone|",
+        f"10|CANCELLED|0|None|megatron-tp2-seed3|four|{jobs.ROOT}|",  # of the usual folder
     ]
     stand_in(tmp_path, monkeypatch, queue)
     return path, tmp_path / "logs", tmp_path
