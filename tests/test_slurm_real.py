@@ -63,7 +63,7 @@ def wait_for(condition, seconds: float, what: str):
 
 
 def test_sbatch_with_many_scripts_submits_each_once_and_they_train(
-    slurm, requeued, tokens, tmp_path
+    slurm, requeued, limited, tokens, tmp_path
 ):
     """Two nodes, tp 2 x pp 2, through both libraries; the second script only as an argument."""
     study = study_at(
@@ -106,9 +106,6 @@ def test_sbatch_with_many_scripts_submits_each_once_and_they_train(
 
 LONG = """steps = 1000000
 [[sweep]]
-defaults = { engine = "ddp", label = "limit" }
-slurm = { time = "00:01:00" }
-[[sweep]]
 defaults = { engine = "ddp", label = "cancel" }
 [[sweep]]
 defaults = { engine = "ddp", gpus = 2, label = "crash" }
@@ -120,7 +117,19 @@ slurm = { memory = "150M" }
 """
 
 
-def test_each_failure_is_produced_and_told_from_the_others(slurm, tokens, tmp_path, capsys):
+@pytest.fixture(scope="module")
+def limited(slurm, tokens, tmp_path_factory):
+    """A run that trains, and saves nothing, until its time limit ends it while others train."""
+    tmp_path = tmp_path_factory.mktemp("limited")
+    text = 'steps = 1000000\n[[sweep]]\nslurm = { time = "00:01:00" }\n'
+    study, logs = study_at(tmp_path, tokens, text, "limited"), tmp_path / "logs"
+    assert submit.main([str(study.path), "--logs", str(logs), "--yes"]) == 0
+    return study, logs
+
+
+def test_each_failure_is_produced_and_told_from_the_others(
+    slurm, limited, tokens, tmp_path, capsys
+):
     study = study_at(tmp_path, tokens, LONG)
     logs = tmp_path / "logs"
     assert submit.main([str(study.path), "--logs", str(logs), "--yes"]) == 0
@@ -139,13 +148,16 @@ def test_each_failure_is_produced_and_told_from_the_others(slurm, tokens, tmp_pa
     last = nodes_of(rows["ddp-dp4-node"].job_id)[-1]
     cluster.stop_node(last, slurm)
 
+    def both():
+        return states(*limited) | states(study, logs)
+
     def ended():
-        return all(row.state not in ("pending", "running") for row in states(study, logs).values())
+        return all(row.state not in ("pending", "running") for row in both().values())
 
     wait_for(ended, 240, "every run to end")
-    rows = states(study, logs)
+    rows = both()
     assert {name: row.state for name, row in rows.items()} == {
-        "ddp-limit": "timeout",
+        "ddp": "timeout",
         "ddp-cancel": "cancelled",
         "ddp-dp2-crash": "failed",
         "ddp-dp4-node": "node failure",
@@ -153,7 +165,7 @@ def test_each_failure_is_produced_and_told_from_the_others(slurm, tokens, tmp_pa
     }, rows
     assert all(row.line for row in rows.values())
     capsys.readouterr()
-    assert tflops.main([str(logs), "--format", "json"]) == 0
+    assert tflops.main([str(logs), str(limited[1]), "--format", "json"]) == 0
     verdicts = {row["run"]: row["verdict"] for row in json.loads(capsys.readouterr().out)}
     crash = verdicts.pop("ddp-dp2-crash")
     assert crash in ("traceback", "communication error"), crash  # as its peer saw it, or torchrun
