@@ -10,6 +10,7 @@ import time
 import pytest
 
 from analysis import tflops
+from parallel import facts
 from parallel.artifacts import RunFolder, read_status
 from parallel.study import load_study
 from slurm import cancel, cluster, jobs, mark, status, submit
@@ -360,6 +361,13 @@ def test_without_slurm_the_folders_speak_and_nothing_is_submitted(tmp_path, monk
     assert cluster.missing_packages() == ["munge", "slurm-wlm"]
     assert cluster.main(["up", "--folder", str(tmp_path / "c")]) == 2
     assert "apt-get install munge slurm-wlm" in capsys.readouterr().err
+
+
+def test_ranks_on_nodes_of_the_test_cluster_share_one_machine():
+    """So that a table says oversubscribed of 8 ranks on four such nodes."""
+    name = re.search(r"^ClusterName=(.*)$", cluster.CONF, re.MULTILINE)[1]
+    assert facts.one_machine({"SLURM_CLUSTER_NAME": name})
+    assert not facts.one_machine({"SLURM_CLUSTER_NAME": "jean-zay"}) and not facts.one_machine({})
 
 
 @pytest.mark.parametrize("command", ["render", "submit", "status", "cancel", "cluster"])
