@@ -74,13 +74,16 @@ class Log:
 
     def __init__(self, folder: Path):
         self.path = folder / "train.log"
-        self.begin = self.path.stat().st_size if self.path.exists() else 0
+        found = self.path.stat() if self.path.exists() else None
+        self.begin, self.file = (found.st_size, found.st_ino) if found else (0, None)
 
     def text(self) -> str:
         if not self.path.exists():
             return ""
         with self.path.open("rb") as file:
-            file.seek(self.begin)
+            # An attempt that begins anew, for nothing was saved, has a log of its own.
+            anew = os.fstat(file.fileno()).st_ino != self.file
+            file.seek(0 if anew else self.begin)
             return file.read().decode(errors="replace")
 
 
