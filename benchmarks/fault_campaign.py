@@ -300,9 +300,10 @@ def campaign(engine: str, kills: int, steps: int, seed: str, out: Path, flags: l
 
     def compare() -> None:
         problem = difference(folder, alone)
+        same = "DIFFERS from" if problem else "is bit for bit"
         note(
             {"engine": engine, "phase": "end", "problems": [problem] * bool(problem)},
-            f"the curve of {len(losses(folder))} steps and the undisturbed one's",
+            f"the curve of {len(losses(folder))} steps {same} the undisturbed one",
         )
         folder.rename(out / f"{engine}-{len(told)}")
 
