@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from analysis.quality import judge
+from analysis.readers import read
 from parallel import artifacts, saved, sweep, watch
 from parallel.artifacts import RunFolder, read_run, read_status
 from tests.conftest import ROOT
@@ -54,6 +56,7 @@ def test_signals_save_and_the_same_command_goes_on_to_the_same_curve(tokens, tmp
         status = read_status(folder)
         assert status["state"] == artifacts.INTERRUPTED
         assert status["reason"] == f"SIGTERM, saved step {first[-1]}"
+        assert judge(read(folder)).verdict == "interrupted"
 
         launcher = start(folder, tokens, 250, *flags)
         wait_for(lambda: steps_so_far(folder) >= first[-1] + 3, 120, "three steps more")
