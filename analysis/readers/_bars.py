@@ -134,6 +134,8 @@ class _Found:
         self.columns["offset"] = np.empty(room, np.min_scalar_type(size))
 
     def add(self, columns: dict[str, np.ndarray | None], offset: np.ndarray, pairs: int) -> None:
+        if not len(offset):
+            return
         start, self.n = self.n, self.n + len(offset)
         self.pairs += pairs
         self.columns["offset"][start : self.n] = offset
@@ -152,13 +154,67 @@ class _Found:
 
 
 def _scan(log: Log, start: int, end: int, dtype: type) -> _Found:
-    """What `_Block.records` finds in [start, end), with offsets in the file."""
+    """What `_Block.records` finds in [start, end), with offsets in the file.
+
+    Where iteration lines are far between, they are copied together and read many at a time.
+    """
     found = _Found((end - start) // _SHORTEST + 1, dtype, log.size)
+    kept = _Kept(found)
     for at, buffer, length in log.blocks_into(_PAD, BLOCK, start, end):
-        columns, offset, pairs = _Block(buffer, length).records() or (None, (), 0)
-        if len(offset):
-            found.add(columns, offset + at, pairs)
+        block = _Block(buffer, length)
+        n = len(block.elapsed)
+        if n * _USUAL < _SPARSE * length:
+            kept.add(block, at)
+        elif n:
+            kept.read()
+            found.add(*block.records(at))
+    kept.read()
     return found
+
+
+_USUAL, _SPARSE = 400, 0.3  # bytes of a line; the share of a block that is worth no copy
+
+
+class _Kept:
+    """Iteration lines of many blocks, copied behind each other, and where they come from."""
+
+    def __init__(self, found: _Found):
+        self.found = found
+        self._clear()
+
+    def _clear(self) -> None:
+        self.pieces: list[bytes] = [b"\n" * _PAD]
+        self.size, self.starts, self.origins = 0, [], []
+
+    def add(self, block: "_Block", at: int) -> None:
+        """Keep the lines of a block that begins at `at` in the file."""
+        data, done = block.data, _PAD
+        for bar in block.bars[block.elapsed].tolist():
+            if bar < done:
+                continue  # the second record of a line that was kept
+            begin = max(data.rfind(b"\n", max(bar - _AHEAD, done), bar) + 1, bar - _AHEAD, done)
+            done = data.find(b"\n", bar, min(bar + _LONGEST, block.end)) + 1
+            done = done or min(bar + _LONGEST, block.end)
+            self.starts.append(self.size)
+            self.origins.append(at + begin - _PAD)
+            self.pieces += (data[begin:done], b"\n")
+            self.size += done - begin + 1
+        if self.size > BLOCK:
+            self.read()
+
+    def read(self) -> None:
+        """Read what was kept, and forget it."""
+        if not self.size:
+            return
+        block = _Block(bytearray(b"".join([*self.pieces, b"\n" * _PAD])), self.size)
+        columns, offset, pairs = block.records(0)
+        line = np.searchsorted(self.starts, offset, "right") - 1
+        offset = offset + (np.array(self.origins) - np.array(self.starts))[line]
+        self.found.add(columns, offset, pairs)
+        self._clear()
+
+
+_AHEAD, _LONGEST = 400, 4096  # how far before and after its first bar a line is looked at
 
 
 _WORTH_A_ROUND = 32  # rows; fewer are read one by one
@@ -193,16 +249,13 @@ class _Block:
         self.bytes = np.frombuffer(buffer, np.uint8, length + 2 * _PAD)
         # The same bytes as overlapping 64-bit words: words[i] holds bytes i..i+7.
         self.words = np.ndarray(len(self.bytes) - 7, "<u8", buffer, strides=(1,))
-
-    def records(self) -> tuple[dict[str, np.ndarray | None], np.ndarray, int] | None:
-        """The columns (None where no line has it), the lines' places, and how many print pairs."""
         self.bars = self._bars()
-        if len(self.bars) < 2:
-            return None
-        self.elapsed = self._elapsed()
+        self.elapsed = self._elapsed() if len(self.bars) > 1 else np.empty(0, int)
+
+    def records(self, at: int) -> tuple[dict[str, np.ndarray | None], np.ndarray, int]:
+        """The columns (None where no line has it), the lines' places in the file, in which the
+        block begins `at`, and how many print pairs."""
         n = len(self.elapsed)
-        if not n:
-            return None
         self.columns: dict[str, np.ndarray | None] = dict.fromkeys(_COLUMNS)
         self.first = self.bars[self.elapsed]  # the bar that ends `iteration N/ M`
         self.pairs = 0
@@ -213,10 +266,10 @@ class _Block:
             left = self._read_alike(left)
         for row in left.tolist():
             self._read_one(row)
-        columns, offset = self.columns, self.first - _PAD
+        columns, offset = self.columns, self.first + (at - _PAD)
         step, iteration = columns["step_s"], columns["iteration"]
         if step is None or iteration is None:
-            return None
+            return {}, np.empty(0, int), 0
         whole = ~(np.isnan(step) | np.isnan(iteration))
         if not whole.all():
             offset = offset[whole]
@@ -247,12 +300,12 @@ class _Block:
     def _line(self, row: int) -> _Line:
         """One line, by regular expressions."""
         bar = int(self.bars[self.elapsed[row]])
-        stop = min(bar + 4096, self.end)
+        stop = min(bar + _LONGEST, self.end)
         if row + 1 < len(self.elapsed):
             stop = min(stop, int(self.bars[self.elapsed[row + 1]]))
         newline = self.data.find(b"\n", bar, stop) + 1
         *closed, tail = self._text(bar + 1, newline or stop).split(b"|")
-        ahead = self._text(bar - 400, bar).rpartition(b"\n")[2].split(b"|")
+        ahead = self._text(bar - _AHEAD, bar).rpartition(b"\n")[2].split(b"|")
         iteration, before, samples = None, 0, None
         for back, piece in enumerate(reversed(ahead[-5:])):
             if iteration := _ITERATION.search(piece):

@@ -75,10 +75,22 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "distributed_optimizer": ("use_distributed_optimizer",),
 }
 _NAMES = {alias for table in (_ALIASES, _WORDS) for aliases in table.values() for alias in aliases}
+
+
+def _any_of(words: set[str]) -> str:
+    """A regular expression for one of `words`, by their common beginnings: it fails soonest."""
+    tails: dict[str, set[str]] = {}
+    for word in sorted(words - {""}):
+        tails.setdefault(word[0], set()).add(word[1:])
+    ways = ["[-_]" + _any_of(t) if c == "_" else c + _any_of(t) for c, t in tails.items()]
+    body = ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})" if ways else ""
+    return f"(?:{body})?" if body and "" in words else body
+
+
 # `name ..... 4`, `name: 4`, `"name": 4`, `args[name] = 4`, `--name 4`; a name is found whole.
 _SETTING_TEXT = (
-    r"(?<![\w./])(?<![a-z]-)("
-    + "|".join(a.replace("_", "[-_]") for a in sorted(_NAMES, key=len, reverse=True))
+    r"\b(?<![./])(?<![a-z]-)("
+    + _any_of(_NAMES)
     + r""")['"\]]{0,2}[ \t]{0,3}(?:\.{2,80}|[:=]|[ \t])[ \t]{0,16}['"]?"""
     r"(\d{1,15}(?![\d.]\d|\w)|None|null|[A-Za-z][\w.]{0,30})"
 ).encode()
