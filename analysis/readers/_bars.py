@@ -188,18 +188,23 @@ class _Kept:
 
     def add(self, block: "_Block", at: int) -> None:
         """Keep the lines of a block that begins at `at` in the file."""
-        data, done = block.data, _PAD
+        data, done, size, pieces = block.data, _PAD, self.size, self.pieces
         for bar in block.bars[block.elapsed].tolist():
             if bar < done:
                 continue  # the second record of a line that was kept
-            begin = max(data.rfind(b"\n", max(bar - _AHEAD, done), bar) + 1, bar - _AHEAD, done)
-            done = data.find(b"\n", bar, min(bar + _LONGEST, block.end)) + 1
-            done = done or min(bar + _LONGEST, block.end)
-            self.starts.append(self.size)
-            self.origins.append(at + begin - _PAD)
-            self.pieces += (data[begin:done], b"\n")
-            self.size += done - begin + 1
-        if self.size > BLOCK:
+            far = bar - _AHEAD if bar - _AHEAD > done else done
+            begin = data.rfind(b"\n", far, bar) + 1 or far
+            done = data.find(b"\n", bar, bar + _LONGEST) + 1
+            if not done:
+                done = min(bar + _LONGEST, block.end)
+                pieces.append(data[begin:done] + b"\n")
+            else:
+                pieces.append(data[begin:done])
+            self.starts.append(size)
+            self.origins.append(begin + at)
+            size += len(pieces[-1])
+        self.size = size
+        if size > BLOCK:
             self.read()
 
     def read(self) -> None:
@@ -209,7 +214,7 @@ class _Kept:
         block = _Block(bytearray(b"".join([*self.pieces, b"\n" * _PAD])), self.size)
         columns, offset, pairs = block.records(0)
         line = np.searchsorted(self.starts, offset, "right") - 1
-        offset = offset + (np.array(self.origins) - np.array(self.starts))[line]
+        offset = offset + (np.array(self.origins) - _PAD - np.array(self.starts))[line]
         self.found.add(columns, offset, pairs)
         self._clear()
 
@@ -218,7 +223,7 @@ _AHEAD, _LONGEST = 400, 4096  # how far before and after its first bar a line is
 
 
 _WORTH_A_ROUND = 32  # rows; fewer are read one by one
-_ROUNDS = 24  # kinds of lines in one block that are read together; what is left, one by one
+_ROUNDS = 64  # kinds of lines in one block that are read together; what is left, one by one
 
 
 @dataclass(frozen=True)
@@ -260,10 +265,17 @@ class _Block:
         self.first = self.bars[self.elapsed]  # the bar that ends `iteration N/ M`
         self.pairs = 0
         left = np.arange(n)
+        # The labels behind the next two bars tell most kinds of lines apart.
+        kind = self.words[self.bars[np.minimum(self.elapsed + 1, len(self.bars) - 1)] + 1].copy()
+        kind ^= self.words[self.bars[np.minimum(self.elapsed + 2, len(self.bars) - 1)] + 1] << _U8
         for _ in range(_ROUNDS):
             if len(left) < _WORTH_A_ROUND:
                 break
-            left = self._read_alike(left)
+            alike = kind[left] == kind[left[0]]
+            if alike.sum() < _WORTH_A_ROUND:
+                left = self._read_alike(left)
+            else:
+                left = np.concatenate([left[~alike], self._read_alike(left[alike])])
         for row in left.tolist():
             self._read_one(row)
         columns, offset = self.columns, self.first + (at - _PAD)
