@@ -23,7 +23,7 @@ _START = re.compile(
 )  # fmt: skip
 _TOKENS = re.compile(rb"tokens per iteration will be: ([\d,]{1,20})")
 _PARAMS = re.compile(rb"number of parameters: ([\d.,]{1,16}[KMBG]?)")
-_STEPS = re.compile(rb"(?<!\w)max_iters {0,3}= {0,3}(\d{1,9})")
+_STEPS = re.compile(rb"max_iters(?<!\wmax_iters) {0,3}= {0,3}(\d{1,9})")
 
 
 def read(log: Log) -> Record:
