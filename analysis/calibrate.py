@@ -64,7 +64,7 @@ def calibrate_here(
     machine = Machine(
         measured["flops"], measured["memory_rate"], measured["link"], measured["link"], False
     )
-    chosen = fitting.choose(rows.x, count)
+    chosen = fitting.choose(rows.x, machine.spread(len(rows.ids)), count)
     # Ranks that share a core take turns: their seconds count as much shorter ones on cores of
     # their own.
     many = machine.spread(len(chosen))
@@ -152,14 +152,16 @@ def _published(arguments: argparse.Namespace, out: Path) -> Table:
     index = np.flatnonzero(good)
     if not len(index):
         raise UsageError("no row to fit")
-    chosen = index[fitting.choose(rows.x.take(index), arguments.rows)]
+    chosen = index[fitting.choose(rows.x.take(index), rows.machine.take(index), arguments.rows)]
     fit = fitting.fit(rows.x.take(chosen), rows.machine.take(chosen), rows.measured[chosen])
     predicted = np.where(good, fit.seconds(rows.x, rows.machine), np.nan)
     with_memory = np.flatnonzero(
         rows.fit & ~rows.guessed & np.isfinite(rows.memory_gb) & (np.array(rows.status) == "ok")
     )
     picked = (
-        with_memory[fitting.choose(rows.x.take(with_memory), arguments.rows)]
+        with_memory[
+            fitting.choose(rows.x.take(with_memory), rows.machine.take(with_memory), arguments.rows)
+        ]
         if len(with_memory) > 2
         else with_memory[:0]
     )

@@ -14,7 +14,8 @@ from analysis.timemodel import Machine
 from parallel.columns import Array, Columns
 
 MAX_ROWS = 20
-NOISE = 0.045  # of one run's log time, before any was seen
+NOISE = 0.035  # of one run's log time, before any was seen
+UNMODELLED = 0.1  # spread of log time that no constant explains
 UNSEEN = 0.07  # spread expected of rows that were not fitted
 
 # name: (centre, width in log). Centres are per unit of the data sheet's rate, or seconds.
@@ -27,9 +28,9 @@ PRIORS: dict[str, tuple[float, float]] = {
     "launch": (0.6e-3, 0.7),
     "link": (0.8, 0.4),
     "gap": (0.3e-3, 1.0),
-    "latency": (3e-5, 1.0),
+    "latency": (3e-5, 1.5),
     "network": (0.8, 0.5),
-    "p2p": (0.7, 0.7),
+    "head": (1.0, 0.4),
     "exposed": (1.2, 0.7),
     "step": (0.02, 1.0),
     "micro": (2e-3, 0.8),
@@ -134,10 +135,12 @@ def fit(
     weight = 1 / NOISE**2
     information = weight * grad.T @ grad + np.diag(1 / width**2)
     covariance = np.linalg.inv(information)
-    # Effective parameters: trace of the hat matrix; what is left over estimates the noise.
-    used = np.trace(weight * grad @ covariance @ grad.T)
-    scale = 1.4826 * np.median(np.abs(residuals)) * np.sqrt(n / max(n - used, n / 4, 1))
-    sigma = np.sqrt((n * scale**2 + 5 * UNSEEN**2) / (n + 5))
+    # What each row's error would be, had it been left out (its leverage taken out): their middle
+    # 80 % says how wide the interval is, with a few rows' worth of what is usual.
+    leverage = weight * np.einsum("ij,jk,ik->i", grad, covariance, grad)
+    unseen = np.abs(residuals) / (1.0 - np.minimum(leverage, 0.9))
+    scale = np.quantile(unseen, 0.8) / 1.2816
+    sigma = np.sqrt((n * scale**2 + 3 * UNSEEN**2) / (n + 3))
     covariance = np.linalg.inv(grad.T @ grad / sigma**2 + np.diag(1 / width**2))
     return Fit(dict(zip(NAMES, np.exp(theta), strict=True)), covariance, float(sigma), n, residuals)
 
@@ -155,27 +158,28 @@ def features(x: Columns) -> np.ndarray:
     return table[:, spread > 0] / spread[spread > 0] if (spread > 0).any() else table[:, :1]
 
 
-def choose(x: Columns, count: int) -> np.ndarray:
-    """Indices of `count` rows that stand for all: k-means from farthest points, nearest to means.
+def choose(x: Columns, machine: Machine, count: int) -> np.ndarray:
+    """Indices of `count` rows to calibrate with: those that leave least unknown of all rows.
 
-    It looks at the layouts alone, never at their times: these are the runs one would queue.
+    Before any run, log times of rows i and j covary by the priors' slopes and by what no constant
+    explains, alike for alike layouts. The rows are taken one by one, each the one whose
+    measurement shrinks the variance of all the most. Their times are never looked at: these are
+    the runs one would queue.
     """
     n = len(x)
     if n <= count:
         return np.arange(n)
+    theta = np.log([PRIORS[name][0] for name in NAMES])
+    slopes = _with_slopes(x, machine, theta)[1] * np.array([PRIORS[name][1] for name in NAMES])
     table = features(x)
-
-    def squared(points: np.ndarray) -> np.ndarray:
-        return ((table[:, None, :] - points[None, :, :]) ** 2).sum(axis=2)
-
-    chosen = [int(np.argmin(squared(table.mean(axis=0)[None])))]
-    while len(chosen) < count:
-        chosen.append(int(np.argmax(squared(table[chosen]).min(axis=1))))
-    centres = table[chosen]
-    for _ in range(20):
-        nearest = np.argmin(squared(centres), axis=1)
-        members = [table[nearest == k] for k in range(count)]
-        centres = np.stack(
-            [m.mean(axis=0) if len(m) else c for m, c in zip(members, centres, strict=True)]
-        )
-    return np.unique(np.argmin(squared(centres), axis=0))
+    apart = ((table[:, None, :] - table[None, :, :]) ** 2).mean(axis=2)
+    covariance = slopes @ slopes.T + UNMODELLED**2 * np.exp(-2.0 * apart)
+    chosen: list[int] = []
+    for _ in range(count):
+        gain = (covariance**2).sum(axis=0) / (np.diag(covariance) + NOISE**2)
+        gain[chosen] = -1.0
+        best = int(np.argmax(gain))
+        chosen.append(best)
+        known = covariance[:, best]
+        covariance = covariance - np.outer(known, known) / (known[best] + NOISE**2)
+    return np.sort(chosen)

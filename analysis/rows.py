@@ -270,22 +270,28 @@ def read_rows(paths: list[Path]) -> Rows:
 
 
 def healthy(rows: Rows) -> np.ndarray:
-    """Whether no row that had no less to do was 1.3 times as fast, bool (n,).
+    """False for the runs that met a slow network, bool (n,).
 
-    On one split of one model, time only grows with the micro-batch and with their number; and the
-    time of a sequence and pipeline slot, t / (b (m + (pp - 1) / vpp)), does not grow with either.
-    What breaks one of these met a slow network (or a warm-up), which no layout explains.
+    Only on a cluster whose own repeats prove such days: two identical runs 1.3 times apart (Jean
+    Zay's V100 nodes: 129 and 217 s). There a run is slow when one with no less to do was 1.3 times
+    as fast: on one split of one model, time only grows with the micro-batch and with their number;
+    and t / (b (m + (pp - 1) / vpp)), the time of a sequence and pipeline slot, with neither.
     """
     x, t = rows.x, rows.measured
     slot = t / (x.micro_batch * (x.n_micro + (x.pp - 1) / x.vpp))
     groups: dict[tuple, list[int]] = {}
+    same: dict[tuple, list[int]] = {}
     for i in range(len(t)):
-        if np.isfinite(t[i]) and rows.fit[i]:
+        if np.isfinite(t[i]) and rows.fit[i] and rows.steady[i]:
             key = (*rows.model[i], int(x.heads[i]), int(x.seq[i]), int(x.tp[i]), int(x.pp[i]))
             key += (int(x.vpp[i]), int(x.dp[i]), int(x.zero_stage[i]) == 3, int(x.recompute[i]))
             groups.setdefault(key + (rows.cluster[i],), []).append(i)
+            same.setdefault(rows.key(i), []).append(i)
+    unsteady = {rows.cluster[g[0]] for g in same.values() if t[g].max() > SLOW * t[g].min()}
     good = np.ones(len(t), bool)
     for group in groups.values():
+        if rows.cluster[group[0]] not in unsteady:
+            continue
         for i in group:
             for j in group:
                 more = x.micro_batch[j] >= x.micro_batch[i] and x.n_micro[j] >= x.n_micro[i]

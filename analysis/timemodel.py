@@ -17,10 +17,11 @@ from models.memory import params, stage_layers
 from parallel.columns import Array, Columns
 
 FULL, SELECTIVE = 2, 1
-CROWD = 0.3
+CROWD = 0.3  # a ring over more nodes is slower, to this power
 HOST_RATE = 2e9  # bytes/s of a rank's share of CPU Adam and PCIe (the Jean Zay offload rows)
-HOST_SPREAD = 0.05
-SHARPNESS = 8.0  # how hard the larger of GPU time and launch time wins; infinity would be max()
+HOST_SPREAD = 0.04  # of launching, per further rank of a tp group
+SHOWN = 0.6  # of p2p: the part that no computation hides
+SHARPNESS = 5.0  # how hard the larger of GPU time and launch time wins; infinity would be max()
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def logits(x: Columns, machine: Machine, c: dict) -> Array:
     m = x.micro_batch * x.seq
     gemm = 3.0 * _gemm(m, np.ceil(x.vocab / x.tp / 128) * 128, x.hidden, machine, c)
     loss = 60.0 * m * x.vocab / x.tp / (machine.memory_rate * c["mem"])  # fp32, about ten passes
-    return gemm + loss
+    return (gemm + loss) * c["head"]
 
 
 def stages(x: Columns, machine: Machine, c: dict) -> tuple[Array, Array]:
@@ -184,7 +185,7 @@ def p2p(x: Columns, machine: Machine, c: dict) -> Array:
     rate = np.where(
         inside, machine.link * c["link"], machine.network * c["network"] / x.gpus_per_node
     )
-    return (x.pp > 1) * x.vpp * volume / rate * c["p2p"]
+    return (x.pp > 1) * x.vpp * volume / rate * SHOWN
 
 
 def parameters(x: Columns) -> Array:
