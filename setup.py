@@ -29,6 +29,7 @@ setup(
             "pytest==9.2.0",
             "hypothesis==6.170.15",
             "jsonschema==4.26.0",
+            "psutil==7.2.2",  # the fault campaign too
             "ruff==0.17.5",
         ],
     },

@@ -74,13 +74,16 @@ class Log:
 
     def __init__(self, folder: Path):
         self.path = folder / "train.log"
-        self.begin = self.path.stat().st_size if self.path.exists() else 0
+        found = self.path.stat() if self.path.exists() else None
+        self.begin, self.file = (found.st_size, found.st_ino) if found else (0, None)
 
     def text(self) -> str:
         if not self.path.exists():
             return ""
         with self.path.open("rb") as file:
-            file.seek(self.begin)
+            # An attempt that begins anew, for nothing was saved, has a log of its own.
+            anew = os.fstat(file.fileno()).st_ino != self.file
+            file.seek(0 if anew else self.begin)
             return file.read().decode(errors="replace")
 
 
@@ -186,7 +189,7 @@ def wait_and_kill(
                 break  # there was nothing to load
             time.sleep(0.002)
         time.sleep(lasts_s * moment)
-    now = phase_of(log.text())
+    now = "complete" if process.poll() is not None else phase_of(log.text())
     for victim in victims:
         try:
             victim.kill()
@@ -260,6 +263,8 @@ def one_kill(folder: Path, engine: str, steps: int, number: int, seed: str, flag
         problems.append(f"processes left: {[p.pid for p in left]}")
     if open_ports:
         problems.append(f"ports left: {open_ports}")
+    if phase == "complete" and read_status(folder).get("state") != "complete":
+        problems.append(f"it ended by itself, with exit status {status}")
     problems += damage_in(save, before, log.text())
     return {
         "engine": engine,
@@ -295,9 +300,10 @@ def campaign(engine: str, kills: int, steps: int, seed: str, out: Path, flags: l
 
     def compare() -> None:
         problem = difference(folder, alone)
+        same = "DIFFERS from" if problem else "is bit for bit"
         note(
             {"engine": engine, "phase": "end", "problems": [problem] * bool(problem)},
-            f"the curve of {len(losses(folder))} steps and the undisturbed one's",
+            f"the curve of {len(losses(folder))} steps {same} the undisturbed one",
         )
         folder.rename(out / f"{engine}-{len(told)}")
 

@@ -156,12 +156,35 @@ def initialize(spec: RunSpec, model: nn.Module, adam: torch.optim.Optimizer, mpu
     return engine
 
 
-def after_step(spec: RunSpec, engine: Any, skipped_before: int) -> tuple[float | None, float, bool]:
+def scaled(spec: RunSpec, engine: Any, loss: torch.Tensor) -> torch.Tensor:
+    """The loss, with its gradient multiplied by fp16's scale where DeepSpeed does not do it.
+
+    Without ZeRO, 0.19 divides the gradients by the scale but multiplies no loss with it.
+    """
+    if spec.precision == "fp16" and spec.layout.zero_stage == 0 and loss.requires_grad:
+        scale = _scaler(engine).cur_scale
+        loss.register_hook(lambda gradient: gradient * scale)
+    return loss
+
+
+def before_step(spec: RunSpec, engine: Any) -> tuple[int, float]:
+    """What `after_step` must know: how many steps fp16 has skipped, and its scale."""
+    scale = float(_scaler(engine).cur_scale) if spec.precision == "fp16" else 1.0
+    return engine.skipped_steps, scale
+
+
+def after_step(
+    spec: RunSpec, engine: Any, before: tuple[int, float]
+) -> tuple[float | None, float, bool]:
     """Gradient norm, loss scale and whether fp16 skipped, of the step just taken."""
+    skipped_before, scale = before
     skipped = engine.skipped_steps > skipped_before
     norm = engine.get_global_grad_norm()
-    scale = float(_scaler(engine).cur_scale) if spec.precision == "fp16" else 1.0
-    return None if skipped or norm is None else float(norm), scale, skipped
+    if skipped or norm is None:
+        return None, scale, skipped
+    if spec.precision == "fp16" and spec.layout.zero_stage == 0:
+        norm /= scale  # only ZeRO takes the scale off the norm that it tells
+    return float(norm), scale, skipped
 
 
 def _masters(spec: RunSpec, engine: Any) -> Iterator[tuple[nn.Parameter, dict, int]]:

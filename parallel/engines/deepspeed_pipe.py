@@ -50,7 +50,7 @@ class DeepSpeedPipeEngine:
                     tied(forward_fn=layers.WordEmbedding.logits),
                 ],
                 topology=PipeModelDataParallelTopology(layout.pp, layout.tp, layout.dp),
-                loss_fn=layers.mean_loss,
+                loss_fn=self._loss,
                 # Equal numbers of blocks per stage, as Megatron cuts; not of parameters.
                 partition_method="type:Block",
                 activation_checkpoint_interval=1 if layout.recompute == "full" else 0,
@@ -78,11 +78,14 @@ class DeepSpeedPipeEngine:
             )
         }
 
+    def _loss(self, logits_SBV: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
+        return common.scaled(self.spec, self.engine, layers.mean_loss(logits_SBV, labels_BS))
+
     def step(self, batches: Iterator[Batch], lr: float) -> StepResult:
-        skipped = self.engine.skipped_steps
+        before = common.before_step(self.spec, self.engine)
         set_lr(self.engine.optimizer.param_groups, lr)
         loss = float(self.engine.train_batch(batches))
-        return StepResult(loss, *common.after_step(self.spec, self.engine, skipped))
+        return StepResult(loss, *common.after_step(self.spec, self.engine, before))
 
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:
         return float(self.engine.eval_batch(batches, num_micro_batches=n))

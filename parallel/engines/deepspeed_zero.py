@@ -60,18 +60,18 @@ class DeepSpeedZeroEngine:
         self.dp_group = mpu.get_data_parallel_group() if split else None
 
     def step(self, batches: Iterator[Batch], lr: float) -> StepResult:
-        skipped = self.engine.skipped_steps
+        before = common.before_step(self.spec, self.engine)
         set_lr(self.engine.optimizer.param_groups, lr)
         total = torch.zeros((), device=self.device)
         for tokens_BS, labels_BS in batches:
             with region("forward"):
-                loss = self.engine(tokens_BS, labels_BS)
+                loss = common.scaled(self.spec, self.engine, self.engine(tokens_BS, labels_BS))
             with region("backward"):
                 self.engine.backward(loss)
             with region("optimizer"):
                 self.engine.step()  # an optimizer step only after the last micro-batch
             total += loss.detach() / self.spec.layout.n_micro
-        return StepResult(self._mean(total), *common.after_step(self.spec, self.engine, skipped))
+        return StepResult(self._mean(total), *common.after_step(self.spec, self.engine, before))
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:
