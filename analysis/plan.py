@@ -152,8 +152,8 @@ def refusals(x: Columns, used: np.ndarray, cluster: Calibration, margin: float) 
         pieces = _parts(x.take(np.array([least])), cluster)
         part, size = max(pieces.items(), key=lambda item: item[1])
         said.append(
-            f"tp {tp} x pp {pp}: all {len(here)} layouts need more than {limit / 1e9:.0f} GB, the"
-            f" least {used[least] / 1e9:.1f} GB ({_name(x, least)}), of it {size:.1f} GB {part}"
+            f"tp {tp} x pp {pp}: all {len(here)} layouts need more than {limit / memory.GB:.0f} GB, the"
+            f" least {used[least] / memory.GB:.1f} GB ({_name(x, least)}), of it {size:.1f} GB {part}"
         )
     return said
 
@@ -485,8 +485,8 @@ def _plan(arguments: argparse.Namespace) -> int:
         least = int(np.argmin(used))
         raise UsageError(
             f"{config.n_params / 1e9:.1f}B parameters do not fit on {arguments.gpus} GPUs: the"
-            f" least of {len(x)} layouts needs {used[least] / 1e9:.1f} GB of"
-            f" {usable_bytes(cluster, arguments.margin) / 1e9:.1f} GB (tp {x.tp[least]}, pp"
+            f" least of {len(x)} layouts needs {used[least] / memory.GB:.1f} GB of"
+            f" {usable_bytes(cluster, arguments.margin) / memory.GB:.1f} GB (tp {x.tp[least]}, pp"
             f" {x.pp[least]}, {_name(x, least)})"
         )
     found = rows_of(x, order[: arguments.top], cluster, config)
@@ -494,7 +494,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     notes = [
         f"predicted for {cluster.name}: {cluster.source}; {flying} attention; 80 % interval",
         f"{len(order)} of {len(x)} possible layouts fit"
-        f" {usable_bytes(cluster, arguments.margin) / 1e9:.1f} GB",
+        f" {usable_bytes(cluster, arguments.margin) / memory.GB:.1f} GB",
         *refusals(x, used, cluster, arguments.margin),
     ]
     if arguments.study:
@@ -553,7 +553,9 @@ def _explain(arguments, x, seconds, used, cluster, config) -> int:
     )
     print(f"{title}\npredicted {seconds[i]:.4g} s per iteration:")
     print(bars(time, "s"), end="")
-    print(f"predicted {used[i] / 1e9:.1f} GB on the fullest rank, {verdict} {limit / 1e9:.1f} GB:")
+    print(
+        f"predicted {used[i] / memory.GB:.1f} GB on the fullest rank, {verdict} {limit / memory.GB:.1f} GB:"
+    )
     print(bars(gigabytes, "GB"), end="")
     if arguments.png:
         bars_png(time, gigabytes, f"{title} (predicted)", arguments.png)

@@ -151,7 +151,8 @@ def fit_some(rows: Rows, known: np.ndarray, count: int) -> fitting.Fit:
     """Constants fitted on at most `count` of the known rows."""
     if count <= 0 or not len(known):
         return fitting.prior_fit()
-    chosen = known[fitting.choose(rows.x.take(known), rows.machine.take(known), count)]
+    x, machine = rows.x.take(known), rows.machine.take(known)
+    chosen = known[fitting.choose(x, count, fitting.slopes(x, machine))]
     return fitting.fit(rows.x.take(chosen), rows.machine.take(chosen), rows.measured[chosen])
 
 
@@ -215,11 +216,7 @@ def validate_memory(rows: Rows, calibrate_rows: int, split: str) -> tuple[Valida
         pairs = folds(rows, here, split) if len(here) else []
         for known, unknown in [*pairs, (here, others)]:
             count = calibrate_rows if len(known) else 0
-            chosen = (
-                known[fitting.choose(rows.x.take(known), rows.machine.take(known), count)]
-                if count
-                else known[:0]
-            )
+            chosen = known[fitting.choose(rows.x.take(known), count)] if count else known[:0]
             constants, sigma = fit_memory(rows, chosen)
             x = rows.x.take(unknown)
             predicted[unknown] = memory.first_rank(x, constants) / memory.GB

@@ -7,6 +7,7 @@ import pytest
 
 from analysis import plan
 from analysis.calibration import from_data_sheet, load_calibration, names
+from models import memory
 from models.config import PRESETS
 from parallel.columns import columns, possible
 from parallel.layout import OFFLOAD, RECOMPUTE, Layout
@@ -98,7 +99,7 @@ def test_why_adds_up_to_the_prediction(capsys):
     seconds, used, order = plan.rank(x, cluster, 0.06)
     time_s, gigabytes = plan.explained(x, int(order[0]), cluster)
     assert sum(time_s.values()) == pytest.approx(seconds[order[0]])
-    assert sum(gigabytes.values()) == pytest.approx(used[order[0]] / 1e9)
+    assert sum(gigabytes.values()) == pytest.approx(used[order[0]] / memory.GB)
     assert plan.main([*PLAN, "--why", "tp=8,recompute=full"]) == 0
     assert "fits" in capsys.readouterr().out
     assert plan.main([*PLAN, "--why", "tp=7"]) == 2
