@@ -217,16 +217,22 @@ def table(
 
 
 def report(
-    paths: list[Path], convention: str = DEFAULT_CONVENTION, baseline: str | None = None
+    paths: list[Path],
+    convention: str = DEFAULT_CONVENTION,
+    baseline: str | None = None,
+    predict: str | None = None,
 ) -> Table:
-    """The table of what is at the paths, for reports.
+    """The table of what is at the paths, for reports; predicted beside measured on a `predict`ed
+    cluster.
 
     Raises:
-        UsageError: nothing could be read, or there is no such baseline.
+        UsageError: nothing could be read, or there is no such baseline or calibration.
     """
     records, _ = load(paths)
     named = _check_baseline(records, baseline)
-    return table(rows(records, convention, baseline), convention, named)
+    found = rows(records, convention, baseline)
+    _beside(found, _predicted(records, predict))
+    return table(found, convention, named)
 
 
 def _check_baseline(records: list[Record], baseline: str | None) -> list[str]:
@@ -247,6 +253,14 @@ def _predicted(records: list[Record], cluster: str | None) -> list[float | None]
     from analysis import calibration, predict
 
     return predict.beside(records, calibration.load_calibration(cluster))
+
+
+def _beside(found: list[dict[str, Any]], predicted: list[float | None]) -> None:
+    """Predicted seconds and their signed error into the rows."""
+    for row, seconds in zip(found, predicted, strict=True):
+        row["predicted_s"] = seconds
+        if seconds and row["step_s"]:
+            row["predicted_error"] = seconds / row["step_s"] - 1
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -282,10 +296,7 @@ def main(argv: list[str] | None = None) -> int:
         arguments.window,
         arguments.rule,
     )
-    for row, seconds in zip(found, predicted, strict=True):
-        row["predicted_s"] = seconds
-        if seconds and row["step_s"]:
-            row["predicted_error"] = seconds / row["step_s"] - 1
+    _beside(found, predicted)
     if arguments.format == "json":
         print(json_objects(found), end="")
         return 0
