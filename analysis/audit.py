@@ -54,7 +54,8 @@ _MEASURED = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: where it stands, its kind and the sentence with the numbers."""
+    """One thing that is wrong: where it stands (line 0: no single one), its kind, and the sentence
+    with the numbers."""
 
     file: str
     line: int
@@ -62,7 +63,8 @@ class Finding:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.message}"
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where}: {self.message}"
 
 
 @dataclass(frozen=True)
@@ -510,12 +512,16 @@ def audit_paths(paths: list[Path], gpu: str | None = None) -> tuple[list[Finding
                 read += 1
             elif path.is_file() and _is_document(path):
                 text = path.read_text(encoding="utf-8", errors="replace")
+                if not text.strip():
+                    raise UsageError(f"{path}: empty file")
                 found += audit_document(text, str(path), gpu)
                 read += 1
             else:
                 logs.append(path)
         except UsageError as error:
             refused.append(str(error))
+        except OSError as error:
+            refused.append(f"{path}: {error.strerror}")
     if logs:
         try:
             records, left = load(logs)

@@ -5,6 +5,7 @@ place, so that one of them can be rewritten and nothing else.
 """
 
 import csv
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -185,21 +186,35 @@ def read_csv(path: Path, needed: tuple[str, ...] = ("gpus",)) -> PublishedTable:
     """
     try:
         with Path(path).open(newline="", encoding="utf-8", errors="replace") as lines:
-            reader = csv.reader(lines)
-            headings = next(reader, [])
+            reader = csv.reader(lines, strict=True)
+            headings = next(reader, None)
+            if headings is None:
+                raise UsageError(f"{path}: empty file")
             columns: list[str] = []
             for heading in headings:
                 columns.append(_unique(column_name(heading), columns))
             missing = [name for name in needed if name not in columns]
             if missing:
                 raise UsageError(f"{path}: no column {', '.join(missing)} in this CSV")
-            rows = []
+            rows, width = [], len(columns)
             for cells in reader:
+                width = len(cells)
                 cells = [Cell(text.strip()) for text in cells]
                 rows.append(Row(reader.line_num, dict(zip(columns, cells, strict=False))))
+            if width < len(columns) and not _ends_in_newline(path):
+                raise UsageError(
+                    f"{path}: truncated: line {reader.line_num} ends after {width} of"
+                    f" {len(columns)} columns"
+                )
     except (OSError, csv.Error) as error:
         raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     return PublishedTable(1, columns, rows)
+
+
+def _ends_in_newline(path: Path) -> bool:
+    with Path(path).open("rb") as stream:
+        stream.seek(-1, os.SEEK_END)
+        return stream.read() == b"\n"
 
 
 def recompute_tflops(text: str, seq_len: int = 1024) -> str:
@@ -208,11 +223,16 @@ def recompute_tflops(text: str, seq_len: int = 1024) -> str:
     The Jean Zay tables' rule, 8 FLOPs per parameter and token with the size as the row states it.
     A cell keeps its width where the number fits; a row without one of size, global batch, GPUs and
     seconds (or without a number in its TFLOPs cell, such as OOM) stays as it is.
+
+    Raises:
+        UsageError: there is no table with these columns.
     """
     document = parse(text)
-    for table in document.tables:
-        if not {"gpus", "params_b", "global_batch", "step_s", "tflops"} <= set(table.columns):
-            continue
+    needed = {"gpus", "params_b", "global_batch", "step_s", "tflops"}
+    tables = [table for table in document.tables if needed <= set(table.columns)]
+    if not tables:
+        raise UsageError("no table with GPUs, size, GBS, seconds (Speed) and TFLOPs columns")
+    for table in tables:
         for row in table.rows:
             computed = row_tflops(row, seq_len)
             cell = row.cells.get("tflops")

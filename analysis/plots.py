@@ -218,7 +218,7 @@ def of_runs(paths: list[Path], folder: Path, baseline: str | None) -> list[Path]
         curves[label] = [best[gpus] for gpus in sorted(best)]
     if curves:
         written += save(speedup(curves, "Strong scaling"), folder, "speedup")
-    bars = {name_of(record): parts for record in records if (parts := record.extra.get("phases_s"))}
+    bars = {name_of(record): parts for record in records if (parts := _phases(record))}
     if bars:
         written += save(phases(bars, "Where a step's time goes"), folder, "breakdown")
     if not written:

@@ -21,6 +21,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 
 import numpy as np
 
+from analysis.readers._log import Log
 from analysis.records import Record
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
 from models.errors import UsageError
@@ -107,8 +108,10 @@ def _verdict(record: Record) -> Judgement:
         record.completed is None and planned is not None and _last(record) >= planned
     )
     if finished:
-        proof = "" if planned is None else f"{planned} of {planned} iterations"
-        judgement = Judgement("complete", proof=proof)
+        proof = "it says that it completed"
+        if planned is not None:
+            proof = f"{planned} of {planned} iterations"
+        judgement = Judgement("complete", _last_line(record), proof)
         if failure is not None:
             judgement.notes.append(
                 f"after the run completed, line {failure.line_no}: {failure.line.strip()}"
@@ -124,13 +127,25 @@ def _verdict(record: Record) -> Judgement:
     if state == "interrupted":  # its note gives the reason
         return Judgement("interrupted", proof="it was asked to stop, and can be gone on with")
     if n == 0 and not np.isfinite(record.samples_per_s).any():
+        if tables := record.extra.get("tables"):
+            return Judgement("no data", proof=f"a profile, without steps: {', '.join(tables)}")
         return Judgement("no data", proof="no iteration was logged")
     if planned is not None and _last(record) < planned:
-        last = int(_last(record))
-        return Judgement("stopped early", proof=f"ended at iteration {last} of {planned}")
+        last = int(record.iteration[np.isfinite(record.iteration)].max())
+        proof = f"ended at iteration {last} of {planned}"
+        return Judgement("stopped early", _last_line(record), proof)
     if record.completed is False:
-        return Judgement("stopped early", proof="it never says that it completed")
+        return Judgement("stopped early", _last_line(record), "it never says that it completed")
     return Judgement("end unknown", proof="the log says neither how far it should go nor an end")
+
+
+def _last_line(record: Record) -> int:
+    """The line of what was logged last, which is as far as the run got; 0 where there is none."""
+    at = record.extra.get("last_at")
+    if at is None:
+        return 0
+    with Log(Path(record.source)) as log:
+        return log.line_no(at)
 
 
 def _last(record: Record) -> float:
@@ -176,6 +191,9 @@ def _flags(record: Record, time: Steady | None) -> tuple[list[str], bool]:
             flags.append(f"{time.spikes} of {time.n} steady iterations are spikes")
     if record.oversubscribed:
         flags.append("oversubscribed: more ranks than cores")
+    guessed = [name for name, origin in record.origin.items() if origin == "from name"]
+    if guessed:
+        flags.append("from name: " + ", ".join(f"{k} {getattr(record, k):g}" for k in guessed))
     return flags, unfit
 
 
@@ -205,6 +223,14 @@ def _number(value: float | None) -> float | None:
 def _median(values: np.ndarray) -> float | None:
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if len(finite) else None
+
+
+# The keys of `summary`, in the order that JSON prints them.
+SUMMARY = tuple(
+    """source format verdict reasons engine steps step_s_mean step_s_median step_s_min step_s_max
+    steady_step_s steady_n steady_ci95 tokens_per_s samples_per_s printed_tflops gpus tp pp vpp dp
+    micro_batch global_batch seq_len model params""".split()
+)
 
 
 def summary(record: Record, time: Steady | None, judgement: Judgement) -> dict[str, Any]:

@@ -5,7 +5,7 @@
 `--recompute` prints FILE with the TFLOPs column of its tables computed again from their GPUs,
 size, global batch and seconds, by the Jean Zay tables' rule (8 FLOPs per parameter and token).
 Everything else stays byte for byte as it was, and so does a row that cannot be computed.
-`--in-place` writes it back instead. Exits 2 when FILE cannot be read.
+`--in-place` writes it back instead. Exits 2 when FILE cannot be read or has no such table.
 """
 
 import argparse
@@ -173,7 +173,10 @@ def main(argv: list[str] | None = None) -> int:
         except OSError as error:
             raise UsageError(f"{arguments.recompute}: {error.strerror}") from error
         # latin-1 maps every byte to one character and back, so what is no UTF-8 survives too
-        new = recompute_tflops(old.decode("latin-1"), arguments.seq_len).encode("latin-1")
+        try:
+            new = recompute_tflops(old.decode("latin-1"), arguments.seq_len).encode("latin-1")
+        except UsageError as error:
+            raise UsageError(f"{arguments.recompute}: {error}") from error
         if not arguments.in_place:
             sys.stdout.buffer.write(new)
             sys.stdout.buffer.flush()

@@ -7,7 +7,13 @@ it instead, --rule seed takes the mean of everything). TFLOP/s per GPU are compu
 FLOPs convention; what a log printed itself stands beside them and is never mixed in. A speedup is
 printed only where the fixed work is the baseline's, an efficiency only where every rank had cores
 of its own, MFU only for a GPU whose peak is known. A run that failed keeps its row and its reason.
-`--format json` prints one object per run. Exits 2 when nothing could be read.
+
+`--format json` prints one object per run; unknown is null. source, format, verdict and reasons;
+engine; steps and step_s_mean, _median, _min and _max over all logged steps; steady_step_s, steady_n
+and steady_ci95; tokens_per_s, samples_per_s and printed_tflops; gpus, tp, pp, vpp, dp, micro_batch,
+global_batch, seq_len, model, params. Then what this table adds: run, origin (of what the log does
+not say itself), convention, tflops, mfu, speedup, efficiency and parity, and with --predict
+predicted_s and predicted_error. Exits 2 when nothing could be read.
 """
 
 import argparse
@@ -21,7 +27,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 from analysis import scaling
 from analysis.load import add_fact_flags, load, name_of
 from analysis.parity import verify
-from analysis.quality import add_time_flags, describe_rule, judge, summary, timed
+from analysis.quality import SUMMARY, add_time_flags, describe_rule, judge, summary, timed
 from analysis.readers.run_folder import oversubscribed
 from analysis.records import Record
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
@@ -32,6 +38,8 @@ from models.hardware import mfu
 from parallel.artifacts import read_run
 from parallel.steady import Steady
 
+# What `--format json` adds to the keys of `quality.summary`.
+ADDED = ("run", "origin", "convention", "tflops", "mfu", "speedup", "efficiency", "parity")
 SAME_MODEL = 0.05  # parameters printed over those of a GPT of the printed shapes, less one
 
 
@@ -136,6 +144,7 @@ def _row(
     row: dict[str, Any] = {
         **summary(record, time, judgement),
         "run": name_of(record),
+        "origin": {k: origin for k, origin in record.origin.items() if origin != "log"},
         "step_s": time and time.step_s,
         "convention": convention,
         **dict.fromkeys(("tflops", "mfu", "speedup", "efficiency")),
@@ -149,9 +158,10 @@ def _row(
     if time is not None and not judgement.unfit:
         row["tflops"] = tflops_per_gpu(record, time.step_s, convention)
         row["mfu"], why = mfu(row["tflops"], record.gpu_type, record.precision, convention)
-        notes += [why] * ("above the peak" in why)
+        doubts = [why] * ("above the peak" in why)
         row["speedup"], row["efficiency"], why = _against(record, baseline, times, kind)
-        notes += why
+        doubts += why
+        notes, row["reasons"] = notes + doubts, row["reasons"] + doubts
     row["notes"] = "; ".join(notes)
     return row
 
@@ -298,7 +308,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     _beside(found, predicted)
     if arguments.format == "json":
-        print(json_objects(found), end="")
+        keys = [*SUMMARY, *ADDED, *(["predicted_s", "predicted_error"] * bool(arguments.predict))]
+        print(json_objects([{k: row.get(k) for k in keys} for row in found]), end="")
         return 0
     step_rule = describe_rule(arguments.window, arguments.rule)
     shown = table(found, arguments.convention, named, arguments.scaling, step_rule)

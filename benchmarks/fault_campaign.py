@@ -251,13 +251,14 @@ def one_kill(folder: Path, engine: str, steps: int, number: int, seed: str, flag
             member.kill()
         status = process.wait()
     ended_s = time.monotonic() - began
-    for _ in range(20):  # the kernel needs a moment to bury the dead
-        if not (left := family(mark)):
+    for _ in range(50):  # the kernel buries the dead bit by bit: their memory first, then sockets
+        left, open_ports = family(mark), sorted(port for port in ports if taken(port, mark))
+        if not left and not open_ports:
             break
         time.sleep(0.1)
     if left:
         problems.append(f"processes left: {[p.pid for p in left]}")
-    if open_ports := sorted(port for port in ports if taken(port, mark)):
+    if open_ports:
         problems.append(f"ports left: {open_ports}")
     problems += damage_in(save, before, log.text())
     return {

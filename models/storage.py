@@ -9,7 +9,11 @@ holds every parameter once, whatever the layout.
 """
 
 import os
+import zlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}  # per number
 STATE_BYTES_PER_PARAM = 4 + 4 + 4  # fp32 master weight, AdamW's exp_avg and exp_avg_sq
@@ -37,3 +41,45 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def write_blocks(
+    path: Path, blocks: Iterable[bytes | memoryview], tick: Callable[[], None] = lambda: None
+) -> tuple[int, int]:
+    """Write blocks of bytes to a file that is on disk when this returns: (bytes, CRC-32).
+
+    While a block is summed it is being written, and the disk takes those before: one sync at the
+    end would find the disk idle until then, and last for minutes in which nothing ticks.
+
+    Raises:
+        OSError: as the disk has it.
+    """
+    size = crc32 = 0
+    writing = syncing = None
+    with (
+        path.open("wb", buffering=0) as file,
+        ThreadPoolExecutor(1) as writer,
+        ThreadPoolExecutor(1) as syncer,
+    ):
+        for block in blocks:
+            if writing is not None:
+                writing.result()
+            writing = writer.submit(_write, file, memoryview(block))
+            if syncing is None or syncing.done():
+                if syncing is not None:
+                    syncing.result()
+                syncing = syncer.submit(os.fsync, file.fileno())
+            crc32 = zlib.crc32(block, crc32)
+            size += len(block)
+            tick()
+        for pending in (writing, syncing):
+            if pending is not None:
+                pending.result()
+        os.fsync(file.fileno())
+    return size, crc32
+
+
+def _write(file: BinaryIO, block: memoryview) -> None:
+    """All of a block, which the system may take in parts."""
+    while len(block):
+        block = block[file.write(block) :]

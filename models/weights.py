@@ -10,7 +10,6 @@ or not at all. Nothing in it is ever unpickled.
 """
 
 import json
-import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +25,7 @@ from torch import Tensor
 from models.config import GPTConfig
 from models.errors import UsageError
 from models.gpt import parameter_shapes
-from models.storage import BYTES, sync
+from models.storage import BYTES, sync, write_blocks
 
 TENSORS, CONFIG = "model.safetensors", "config.json"
 FORMAT = "gpt-weights-1"
@@ -214,14 +213,7 @@ def write_safetensors(
             for value in values
         ),
     )
-    crc32 = 0
-    with path.open("wb") as file:
-        for block in blocks:
-            file.write(block)
-            crc32 = zlib.crc32(block, crc32)
-        file.flush()
-        os.fsync(file.fileno())
-        return file.tell(), crc32
+    return write_blocks(path, blocks)
 
 
 def stored_tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -21,17 +21,14 @@ import contextlib
 import functools
 import json
 import math
-import os
 import random
 import shutil
 import sys
 import threading
 import time
 import traceback
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +41,7 @@ from torch import Tensor
 
 from models.config import GPTConfig
 from models.errors import UsageError
-from models.storage import state_bytes
+from models.storage import state_bytes, write_blocks
 from models.weights import Weights, read_weights, write_weights
 from parallel import saved
 from parallel.artifacts import utc_now
@@ -81,7 +78,8 @@ class State:
     """An engine's training state: its pieces and what is not a tensor.
 
     adam_step: AdamW's step count (skipped steps do not count).
-    scaler: fp16's {"scale", "good_steps"}; empty otherwise.
+    scaler: fp16's {"scale", "good_steps"} and, where an engine lets some overflows pass before it
+        lowers the scale, how many it will yet ("hysteresis"); empty otherwise.
     tracker: megatron-core's named random states, where there are any (get_states, set_states).
     """
 
@@ -173,9 +171,7 @@ def write_file(
 ) -> dict[str, Any]:
     """Write and sync a rank's pieces as one safetensors file; its entry in the manifest.
 
-    By hand, because the library wants the whole file in memory. While a block is summed, it is
-    written, and the disk takes those before: a sync at the end alone would find the disk idle until
-    then, and last for minutes in which nothing ticks.
+    By hand, because the library wants the whole file in memory.
 
     Raises:
         OSError: as the disk has it.
@@ -190,27 +186,8 @@ def write_file(
         header[name] = {"dtype": code, "shape": [tensor.numel()], "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    crc32 = 0
-    with (
-        path.open("wb", buffering=0) as file,
-        ThreadPoolExecutor(1) as writer,
-        ThreadPoolExecutor(1) as syncer,
-    ):
-        writing = syncing = None
-        for block in _blocks(len(text).to_bytes(8, "little") + text, tensors.values()):
-            if writing is not None:
-                writing.result()
-            writing = writer.submit(_write, file, block)
-            if syncing is None or syncing.done():
-                if syncing is not None:
-                    syncing.result()
-                syncing = syncer.submit(os.fsync, file.fileno())
-            crc32 = zlib.crc32(block, crc32)
-            tick()
-        writing.result()
-        syncing.result()
-        os.fsync(file.fileno())
-        size = file.tell()
+    blocks = _blocks(len(text).to_bytes(8, "little") + text, tensors.values())
+    size, crc32 = write_blocks(path, blocks, tick)
     described = [
         {
             "name": p.name,
@@ -223,12 +200,6 @@ def write_file(
         for p in pieces
     ]
     return {"path": path.name, "bytes": size, "crc32": crc32, "pieces": described}
-
-
-def _write(file: Any, block: memoryview) -> None:
-    """All of a block, which the system may take in parts."""
-    while len(block):
-        block = block[file.write(block) :]
 
 
 def _blocks(head: bytes, tensors: Any, most: int = 1 << 24) -> Iterator[memoryview]:
@@ -305,6 +276,8 @@ class Reader:
     def part(self, name: str, kind: str, offset: Shape, shape: Shape) -> Tensor:
         """Any part of a parameter, or of a moment of it, put together on the CPU."""
         found, covered = torch.empty(shape), 0
+        if self._fill(name, kind, (offset, shape), 0, found.view(-1)) == found.numel():
+            return found
         boxes = {(tuple(p["offset"]), tuple(p["part"])) for _, p in self.pieces.get(name, [])}
         for theirs_at, theirs_shape in sorted(boxes):
             spans = [
@@ -370,6 +343,13 @@ def export(
 
 def _as_bytes(values: Any) -> Tensor:
     return torch.from_numpy(np.frombuffer(np.asarray(values).tobytes(), np.uint8).copy())
+
+
+def seed_random(seed: int) -> None:
+    """Start every random state of this process from a seed."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
 
 
 def random_states(tracker: Any) -> dict[str, Tensor]:

@@ -151,6 +151,8 @@ def initialize(spec: RunSpec, model: nn.Module, adam: torch.optim.Optimizer, mpu
         mpu=mpu,
         dist_init_required=False,
     )
+    if spec.precision == "fp16" and spec.layout.zero_stage == 0:
+        set_adam_step(inner(engine), 0)  # it steps once, without gradients, to make the moments
     return engine
 
 
@@ -158,7 +160,7 @@ def after_step(spec: RunSpec, engine: Any, skipped_before: int) -> tuple[float |
     """Gradient norm, loss scale and whether fp16 skipped, of the step just taken."""
     skipped = engine.skipped_steps > skipped_before
     norm = engine.get_global_grad_norm()
-    scale = float(engine.optimizer.cur_scale) if spec.precision == "fp16" else 1.0
+    scale = float(_scaler(engine).cur_scale) if spec.precision == "fp16" else 1.0
     return None if skipped or norm is None else float(norm), scale, skipped
 
 
@@ -200,6 +202,12 @@ def inner(engine: Any) -> torch.optim.Optimizer:
     return outer if isinstance(outer, torch.optim.Optimizer) else outer.optimizer
 
 
+def _scaler(engine: Any) -> Any:
+    """What keeps fp16's scale and counts: an object with ZeRO, else the optimizer's settings."""
+    outer = engine.optimizer
+    return outer.loss_scaler if hasattr(outer, "loss_scaler") else outer.loss_scale_config
+
+
 def state(spec: RunSpec, engine: Any, place: Callable, tracker: Any) -> State:
     """The engine's state; place(parameter, partitioned) is where it lies in the whole model."""
     partitioned = spec.layout.zero_stage > 0 or hasattr(engine.optimizer, "update_lp_params")
@@ -208,9 +216,11 @@ def state(spec: RunSpec, engine: Any, place: Callable, tracker: Any) -> State:
         held += hold(**place(p, partitioned), start=start, tensors=tensors)
     scaler = {}
     if spec.precision == "fp16":
-        found = getattr(engine.optimizer, "loss_scaler", engine.optimizer)
+        found = _scaler(engine)
         good = found.cur_iter - found.last_overflow_iter - 1
         scaler = {"scale": float(found.cur_scale), "good_steps": max(0, int(good))}
+        if hasattr(found, "cur_hysteresis"):
+            scaler["hysteresis"] = int(found.cur_hysteresis)
     return State(held, adam_step(inner(engine)), scaler, tracker)
 
 
@@ -220,9 +230,11 @@ def restore(spec: RunSpec, engine: Any, step: int, scaler: dict[str, float]) -> 
     outer = engine.optimizer
     set_adam_step(inner(engine), step)
     if scaler and spec.precision == "fp16":
-        found = getattr(outer, "loss_scaler", outer)
+        found = _scaler(engine)
         found.cur_scale = scaler["scale"]
         found.last_overflow_iter, found.cur_iter = -1, int(scaler["good_steps"])
+        if "hysteresis" in scaler and hasattr(found, "cur_hysteresis"):
+            found.cur_hysteresis = int(scaler["hysteresis"])
     if spec.layout.zero_stage == 3:
         outer._partition_all_parameters()
         for group in range(len(outer.fp32_partitioned_groups_flat)):

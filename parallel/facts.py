@@ -83,6 +83,11 @@ def scheduler(environment: dict[str, str] | os._Environ = os.environ) -> dict[st
     return {"type": kind} | {ours: environment.get(theirs) for ours, theirs in names.items()}
 
 
+def one_machine(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the nodes are those of slurm.cluster, which are all this machine."""
+    return environment.get("SLURM_CLUSTER_NAME") == "local-test"
+
+
 def command_line() -> str:
     """The command as typed, with the values of secret-looking flags removed."""
     return SECRET.sub(r"\1\2***", " ".join([Path(sys.executable).name, *sys.orig_argv[1:]]))
@@ -203,7 +208,7 @@ def run_facts(
             "platform": platform.platform(),
             "cpu": cpu_name(),
             "cores": cores(),
-            "ranks_per_node": launch.local_world_size,
+            "ranks_per_node": launch.world_size if one_machine() else launch.local_world_size,
         },
         "inputs": inputs(spec),
         "profiler": profiler(spec),

@@ -149,9 +149,11 @@ def train(
 
     import torch
 
-    from parallel import breakdown, data, kernels
+    from parallel import breakdown, checkpoint, data, kernels
 
     torch.set_num_threads(run_spec.threads)
+    # Nothing draws from these after the start, but a run must not differ from itself by them.
+    checkpoint.seed_random(run_spec.seed + place.rank)
     device = choose_device(run_spec, place)
     if device.type == "cpu":
         heap.keep()

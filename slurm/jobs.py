@@ -39,7 +39,6 @@ EVIDENCE = (
     ("cancelled", r"\*\*\* (?:JOB|STEP) .*CANCELLED AT|^slurm: SIGTERM"),
 )
 PATTERNS = [(kind, re.compile(pattern, re.MULTILINE)) for kind, pattern in EVIDENCE]
-ERROR = re.compile(r"^.*Signal \d+ \(SIG\w+\) received.*$|^\S*Error: .*$", re.MULTILINE)
 COMPLAINT = re.compile(r"^.*(?:Error|error:|FAILED|Killed).*$", re.MULTILINE)
 
 
@@ -232,9 +231,7 @@ def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | Non
     if says == artifacts.RUNNING and job_id is None:
         return row("running", "the run folder says so; no job of Slurm")
     if says == artifacts.FAILED and why:
-        # The script saw no more than an exit status; what the launcher saw is in the log.
-        seen = ERROR.search(text) if why.startswith("exit status") else None
-        return row("failed", f"{why}: {seen[0].strip()}" if seen else why)
+        return row("failed", why)
     if says == artifacts.RUNNING and job is None and not (folder / f"{attempt}.exit").exists():
         return row("failed", f"Slurm no longer knows job {job_id}, which left no exit status")
     line = next(iter(COMPLAINT.findall(text)), "") or slurm_says or "no status and no log"
@@ -254,7 +251,7 @@ def rows(study: Study, logs: Path) -> tuple[list[Row], bool]:
     """One row per run of the study, and whether a Slurm answered."""
     jobs = ask_slurm()
     known = jobs or {}
-    comment = comment_of(study)
+    comment = comment_of(study, logs)
     # A job that was submitted by hand and never started has left nothing in its folder.
     unseen: dict[str, list[int]] = {}
     for job in known.values():

@@ -42,10 +42,9 @@ def main(argv: list[str] | None = None) -> int:
     child = subprocess.Popen(command)
 
     def tell_ranks(*_) -> None:
-        for pid in below(child.pid):
-            if hears(pid, signal.SIGUSR1):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGUSR1)
+        for pid in [pid for pid in below(child.pid) if hears(pid, signal.SIGUSR1)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
 
     signal.signal(signal.SIGUSR1, tell_ranks)
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())

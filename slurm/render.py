@@ -147,9 +147,12 @@ def shown(path: Path) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
-def comment_of(study: Study) -> str:
-    """The job's comment: by it and its name slurm.status knows whose job it is."""
-    return percent_encode(study.name, safe="")
+def comment_of(study: Study, logs: Path) -> str:
+    """The job's comment: by it and its name slurm.status knows whose job it is. `logs` is told
+    where it is not the usual folder."""
+    place = shown(ROOT / logs)
+    text = study.name if place == "logs" else f"{study.name} in {place}"
+    return percent_encode(text, safe="")
 
 
 def planned_text(study: Study, name: str) -> str:
@@ -185,9 +188,10 @@ def render(study: Study, name: str, cluster: Cluster, logs: Path = Path("logs"))
         cluster.gpu_request, f"--gpus-per-node={job.ranks_per_node}"
     )
     memory = ask.memory or cluster.memory
+    comment = comment_of(study, logs)
     options = [
         f"--job-name={name}",
-        f"--comment={comment_of(study)}",
+        f"--comment={comment}",
         f"--account={cluster.account}" if cluster.account else "",
         f"--partition={cluster.partition}" if cluster.partition else "",
         f"--qos={cluster.qos}" if cluster.qos else "",
@@ -220,7 +224,7 @@ def render(study: Study, name: str, cluster: Cluster, logs: Path = Path("logs"))
         "own": shown(script_folder(study) / f"{name}.slurm"),
         "logs": str(logs),
         "folder": str(logs / study.name / name),
-        "comment": comment_of(study),
+        "comment": comment,
         "planned": planned_text(study, name),
     }
     return BODY.format(
@@ -399,7 +403,7 @@ for report in "$folder/$attempt.profiles"/*.nsys-rep; do
   nsys stats "$report" >"$folder/$attempt.profiles/nsys_stats_${{host%.nsys-rep}}.txt"
 done
 if ((status != 0)); then
-  "$python" -m slurm.mark "$folder" "${{stopped:-exit status $status}}"
+  "$python" -m slurm.mark "$folder" "${{stopped:-exit status $status}}" "$folder/$attempt.out"
   # torchrun says 1 whatever its ranks said; theirs is 75 (try again) where they stopped and saved.
   if [[ $folder/status.json -nt $folder/$attempt.env ]] &&
     grep -qsF '"state": "interrupted"' "$folder/status.json"; then
@@ -432,6 +436,8 @@ def tell(study: Study, jobs: list[Job], total: float) -> list[str]:
         for job in jobs
     ]
     lines.append(f"{len(jobs)} runs on {cluster_of(study).name}: {total:.2f} GPU-hours at worst")
+    if any(study.slurm[job.run].get("requeue") for job in jobs):
+        lines.append("with requeue, each restart may cost as much again")
     lines += [f"left out: {what}: {why}" for what, why in study.left_out]
     return lines
 

@@ -3,7 +3,8 @@
     python -m slurm.status slurm/layouts.toml
 
 pending, running (iteration k/n and the time left), complete, OOM, timeout, node failure, cancelled,
-failed or missing, with the line that proves it. Slurm is asked twice, however many runs there are.
+interrupted (saved, and can go on), failed or missing, with the line that proves it. Slurm is asked
+twice, however many runs there are.
 The exit status is 1 when a run failed in any way.
 """
 

@@ -1,10 +1,11 @@
-"""Run under torchrun with 4 ranks by test_checkpoints_resume.py: trains, saves, loads, trains on.
+"""Run under torchrun by test_checkpoints_resume.py: trains, saves, loads, trains on.
 
     torchrun --nproc-per-node 4 tests/checkpoint_worker.py OUT TOKENS FIRST...
 
 Each FIRST is `engine:tp=2,pp=2`: trained for 4 steps, saved after 2. Then every FIRST is built anew
-from its own checkpoint and trains steps 3 and 4 again, and so it is from the first one's. Prints
-one JSON line: {"straight": {name: [[loss, norm], ...]}, "same": ..., "crossed": ...}.
+from its own checkpoint and trains steps 3 and 4 again, and so it is (in fp32) from the first one's.
+In fp16 training starts with a scale that overflows. Prints one JSON line:
+{"straight": {name: [[loss, norm, scale], ...]}, "same": ..., "crossed": ..., "scaler": ...}.
 """
 
 import gc
@@ -32,7 +33,7 @@ RULES = {"steps": 4, "lr": 1e-2, "min_lr": 1e-3, "warmup_steps": 1, "global_batc
 
 def spec_of(name: str, out: Path, tokens: str) -> RunSpec:
     engine, _, words = name.partition(":")
-    chosen = {"engine": engine, "device": "cpu", "data": tokens, **SIZES, **RULES}
+    chosen = {"engine": engine, "device": "auto", "data": tokens, **SIZES, **RULES}
     for word in filter(None, words.split(",")):
         key, value = word.split("=")
         chosen[key] = int(value) if value.isdigit() else value
@@ -51,14 +52,18 @@ def train(spec: RunSpec, corpus: data.Data, load: Path | None) -> dict:
     engine = engines.load(spec, torch.device("cpu"), "torch")
     facts = {"run": spec.name, "git": {"commit": None}, "data": {"path": spec.data, "sha256": None}}
     saver = Checkpointer(engine, spec, facts, Path(spec.save), rank, spec.gpus)
+    if spec.precision == "fp16" and load is None:
+        engine.restore(0, {"scale": 2.0**34, "good_steps": 3})
     first, curve = saver.load(load), []
+    scaler = engine.state().scaler
     dp_rank = spec.layout.coords(rank)["dp"]
     for step in range(first, spec.steps):
         made = data.batches(corpus.train, spec.layout, spec.seq_len, 257, dp_rank, spec.seed, step)
         result = engine.step(made, lr_at(spec, step))
-        curve.append([result.loss, result.grad_norm])
+        curve.append([result.loss, result.grad_norm, result.loss_scale])
         if load is None and saver.due(step + 1):
             saver.save(step + 1)
+            scaler = engine.state().scaler if step + 1 == 2 else scaler
     saver.wait()
     problems = [e.problem for e in saver.events() if e.problem]
     assert not problems, problems
@@ -73,15 +78,20 @@ def train(spec: RunSpec, corpus: data.Data, load: Path | None) -> dict:
                 setattr(groups, cached, None)
     del engine, saver
     gc.collect()
-    return SimpleNamespace(curve=curve, bits=held, first=first)
+    return SimpleNamespace(curve=curve, bits=held, first=first, scaler=scaler)
 
 
 def main() -> None:
     out, tokens, names = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     torch.set_num_threads(1)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if any("fp16" in name for name in names):  # what torch can do here, DeepSpeed does not ask
+        from deepspeed.accelerator import get_accelerator
+
+        get_accelerator().is_fp16_supported = lambda: True
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     corpus = data.load(tokens, SIZES["max_seq_len"], SIZES["vocab_size"])
-    found: dict = {"straight": {}, "same": {}, "crossed": {}, "bits": {}}
+    found: dict = {"straight": {}, "same": {}, "crossed": {}, "bits": {}, "scaler": {}}
     specs = {name: spec_of(name, out, tokens) for name in names}
     for name, spec in specs.items():
         straight = train(spec, corpus, None)
@@ -93,12 +103,15 @@ def main() -> None:
         dist.all_gather_object(votes, equal)
         found["straight"][name], found["same"][name] = straight.curve, again.curve
         found["bits"][name] = all(votes)
+        found["scaler"][name] = [straight.scaler, again.scaler]
+        if spec.precision == "fp16":
+            continue
         if name != names[0] and spec.implementation == "gpt":
             crossed = train(spec, corpus, Path(specs[names[0]].save) / saved.name_of(2))
             found["crossed"][name] = crossed.curve
-    # And back: what the last one saved, in the first.
-    back = train(specs[names[0]], corpus, Path(specs[names[-1]].save) / saved.name_of(2))
-    found["crossed"][names[0]] = back.curve
+    if specs[names[0]].precision == "fp32":  # and back: what the last one saved, in the first
+        back = train(specs[names[0]], corpus, Path(specs[names[-1]].save) / saved.name_of(2))
+        found["crossed"][names[0]] = back.curve
     if dist.get_rank() == 0:
         print(json.dumps(found), flush=True)
     dist.barrier()

@@ -26,23 +26,28 @@ NAMES = (
 )
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, tokens):
-    """What tests/checkpoint_worker.py found, on 4 ranks, and where its checkpoints are."""
-    out = tmp_path_factory.mktemp("resume")
+def work(ranks: int, out, tokens, *names: str) -> dict:
+    """What tests/checkpoint_worker.py found."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node=4", "tests/checkpoint_worker.py", str(out), str(tokens), *NAMES]
+    command += [f"--nproc-per-node={ranks}", "tests/checkpoint_worker.py", str(out), str(tokens)]
     done = subprocess.run(
-        command,
+        [*command, *names],
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"},
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = [x for x in done.stdout.splitlines() if x.startswith('{"straight"')]
-    return out, json.loads(line)
+    return json.loads(line)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, tokens):
+    """What was found on 4 ranks, and where the checkpoints are."""
+    out = tmp_path_factory.mktemp("resume")
+    return out, work(4, out, tokens, *NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,6 +66,22 @@ def test_another_layout_and_engine_go_on_with_the_same_curve(name, trained):
         assert abs(ours[1] / theirs[1] - 1) <= 2e-3
     # Without the moments it would be another curve: the bar can be missed.
     assert abs(straight[1][0] - straight[0][0]) > 0.1
+
+
+def test_the_loss_scaler_goes_on_as_it_was(tokens, tmp_path):
+    """fp16 on a CPU, one process: two steps overflow, then the run is saved, and two come after."""
+    engines = ("ddp", "deepspeed_zero:zero_stage=1", "deepspeed_pipe", "megatron")
+    names = [f"{e}{',' if ':' in e else ':'}precision=fp16" for e in engines]
+    found = work(1, tmp_path, tokens, *names)
+    for name in names:
+        straight, (before, after) = found["straight"][name], found["scaler"][name]
+        assert before == after and before["scale"] > 1, name
+        if "pipe" not in name:  # without ZeRO, DeepSpeed scales no loss on a CPU
+            assert straight[0][1] is straight[1][1] is None, name  # skipped
+        assert found["same"][name] == straight[2:], name
+        assert found["bits"][name], name
+    assert found["scaler"][names[0]][0] == {"scale": 2.0**32, "good_steps": 0}
+    assert "hysteresis" in found["scaler"][names[-1]][1]
 
 
 def test_one_process_goes_on_from_four_and_the_moments_matter(trained, tokens, tmp_path):

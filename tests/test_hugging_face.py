@@ -14,6 +14,8 @@ from models.config import PRESETS, GPTConfig
 from models.errors import UsageError
 from models.hf_files import export_gpt2, find_weights, import_gpt2
 from models.weights import read_weights, write_weights
+from parallel.artifacts import read_run
+from tests.conftest import run_module
 
 SMALL = GPTConfig(n_layer=2, hidden=32, n_head=4, vocab_size=61, max_seq_len=16, ffn_hidden=96)
 
@@ -190,6 +192,27 @@ def test_old_names_and_several_files_are_read(tmp_path):
     (tmp_path / "gpt2" / "model.safetensors.index.json").write_text(json.dumps(index))
     import_gpt2(tmp_path / "gpt2", tmp_path / "weights")
     assert_same_logits(ours(tmp_path / "weights"), model)
+
+
+@pytest.mark.slow
+def test_a_trained_run_goes_to_transformers_and_back_and_trains_on(tokens, tmp_path):
+    run, out, back, again = (tmp_path / name for name in ("run", "gpt2", "weights", "again"))
+    flags = ["--n-layer", "1", "--hidden", "32", "--n-head", "2", "--max-seq-len", "32"]
+    flags += ["--global-batch", "8", "--device", "cpu", "--data", str(tokens), "--eval-steps", "0"]
+    flags += ["--lr", "1e-2", "--min-lr", "1e-2", "--warmup-steps", "1"]
+    saving = ["--save-interval", "40", "--export-weights", "40"]
+    done = run_module("parallel.train", *flags, *saving, "--steps", "40", "--out", str(run))
+    assert done.returncode == 0, done.stderr
+    assert hf.main(["export", str(run), str(out)]) == 0
+    exported = GPT2LMHeadModel.from_pretrained(out, dtype=torch.float32).eval()
+    assert exported.generate(torch.tensor([[72, 101]]), max_new_tokens=4).shape == (1, 6)
+    assert hf.main(["import", str(out), str(back)]) == 0
+    assert_same_logits(ours(back), exported)
+    loading = ["--load", str(back), "--steps", "1"]
+    done = run_module("parallel.train", *flags, *loading, "--out", str(again))
+    assert done.returncode == 0, done.stderr
+    first, goes_on = read_run(run).steps, read_run(again).steps
+    assert goes_on[0]["step"] == 1 and goes_on[0]["loss"] < first[0]["loss"] - 1
 
 
 class Malicious:

@@ -61,6 +61,15 @@ FORMATS = {
         megatron(7, 2500.0).replace("2500.0", "2500.0/2100.0"),
         {"iteration": 7, "step_s": 2.5},
     ),
+    "Megatron-LM of early 2020": (
+        " iteration      100/  320000 | elapsed time per iteration (ms): 528.9 | learning rate"
+        " 1.500E-04 | lm loss 9.312345E+00 | loss scale 65536.0 |\n",
+        {"iteration": 100, "step_s": 0.5289, "loss": 9.312345},
+    ),
+    "Megatron-LM without bars": (
+        "iteration 5/30 elapsed time per iteration (ms): 10.5 global batch size: 8\n",
+        {"iteration": 5, "step_s": 0.0105},
+    ),
     "lm-loss": (megatron(7).replace("lm loss", "lm-loss"), {"loss": 2.5}),
     "Megatron-DeepSpeed": (
         " iteration       10/  171661 | consumed samples:      2560 | consumed tokens:  5242880 |"
@@ -78,6 +87,17 @@ FORMATS = {
         " number_of_skipped_iterations=  0 | samples_per_second=7.053 | TFLOPs=26.49 |\n",
         {"iteration": 3, "step_s": 108.8932, "loss": 11.133188, "samples_per_s": 7.053},
     ),
+    "Megatron-DeepSpeed tokens per GPU": (
+        " iteration      199/  317892 | elapsed time per iteration (ms): 14287.5 | lm loss:"
+        " 5.905366E+00 | actual seqlen:  4096 | samples per second: 53.753 | tokens per gpu per"
+        " second (tgs): 1146.731 | TFLOPs: 33.44 |\n",
+        {"iteration": 199, "step_s": 14.2875, "tokens_per_s": 192 * 1146.731, "tflops": 33.44},
+    ),
+    "GPT-NeoX in GFLOPS": (
+        " samples/sec: 7.799 | iteration       35/   10000 | elapsed time per iteration (ms):"
+        " 4203.1 | approx flops per GPU: 912.9GFLOPS | lm_loss: 1.118665E+01 |\n",
+        {"iteration": 35, "tflops": 0.9129, "samples_per_s": 7.799},
+    ),
     "GPT-NeoX": (
         " samples/sec: 206.693 | iteration        1/     512 | elapsed time per iteration (ms):"
         " 2477.1 | learning rate: 1.0E-05 | approx flops per GPU: 13.3TFLOPS |"
@@ -88,6 +108,11 @@ FORMATS = {
     "DeepSpeed pipeline": (
         "steps: 10 loss: 5.4321 iter time (s): 0.688 samples/sec: 743.1\n",
         {"iteration": 10, "loss": 5.4321, "step_s": 0.688, "samples_per_s": 743.1},
+    ),
+    "DeepSpeed pipeline of experts": (
+        "steps: 200 loss: 5.5508 lm loss: 5.5103 moe loss: 0.0405 iter time (s): 0.936"
+        " samples/sec: 136.706\n",
+        {"iteration": 200, "loss": 5.5508, "step_s": 0.936, "samples_per_s": 136.706},
     ),
     "DeepSpeed throughput": (
         "[INFO] [timer.py:199:stop] epoch=0/micro_step=40/global_step=10,"
@@ -102,6 +127,10 @@ FORMATS = {
         "|E2E latency=7.99s |Gather latency=0.00s (0.00%) |CurSamplesPerSec=8.01 "
         "|AvgSamplesPerSec=8.01\n",
         {"iteration": 1, "step_s": 7.99, "samples_per_s": 8.01},
+    ),
+    "DeepSpeed-Chat today": (
+        "End-to-End => Latency: 3.47s, TFLOPs: 4.02, Samples/sec: 9.22, Time/seq 0.11s\n",
+        {"iteration": 1, "step_s": 3.47, "samples_per_s": 9.22},
     ),
     "HF Trainer": (
         "{'loss': 2.5893, 'grad_norm': 0.5, 'learning_rate': 5e-06, 'epoch': 0.01}\n",
@@ -128,6 +157,10 @@ FORMATS = {
         " 49.1% bf16 MFU | 419000 tok/s\n",
         {"iteration": 2, "loss": 10.96, "step_s": 1.2501, "tokens_per_s": 419000},
     ),
+    "llm.c of early 2024": (
+        "step 2/74: train loss 4.031242 (77.378867 ms, 52934 tok/s)\n",
+        {"iteration": 2, "loss": 4.031242, "step_s": 0.077378867, "tokens_per_s": 52934},
+    ),
     "nanotron": (
         "08/31/2024 14:37:31 [INFO|DP=0|PP=0|TP=0]: iteration: 2 / 15 | consumed_tokens: 1.02K |"
         " elapsed_time_per_iteration_ms: 4.71K | tokens_per_sec: 43.2K |"
@@ -139,6 +172,11 @@ FORMATS = {
         "[rank 0] Step: 3     | Loss: 10.9000 | Global batch size:   16.4K | Tokens/s:    8.2K |"
         " Tokens/s/GPU:    4.1K | Tokens:   49.2K | MFU: 20.00% | Memory usage: 12.30GB\n",
         {"iteration": 3, "loss": 10.9, "step_s": 2.0, "tokens_per_s": 8200},
+    ),
+    "picotron with commas": (
+        "[rank 0] Step: 2, Loss: 10.8000, Global batch size: 16.4K, Tokens/s: 8.2K,"
+        " Tokens/s/GPU: 4.1K, Tokens: 32.8K/1.0M, Memory usage: 12.30GB\n",
+        {"iteration": 2, "loss": 10.8, "step_s": 2.0, "tokens_per_s": 8200},
     ),
     "NeMo DLLogger": (
         'DLLL {"type": "LOG", "step": 4, "data": {"reduced_train_loss": 11.0,'
@@ -155,6 +193,11 @@ FORMATS = {
         " global_step: 28 | reduced_train_loss: 2.778 | train_step_timing in s: 0.189\n",
         {"iteration": 28, "step_s": 0.189, "loss": 2.778},
     ),
+    "NeMo 2 console without its timer": (
+        "Training epoch 0, iteration 1/9 | lr: 0.0006 | global_step: 1 |"
+        " reduced_train_loss: 9.761\n",
+        {"iteration": 1, "loss": 9.761},
+    ),
     "NeMo bar": (
         "Epoch 0: :  95%|###| 19/20 [09:07<00:28, v_num=None, reduced_train_loss=9.270,"
         " global_step=17.00, consumed_samples=9216.0, train_step_timing in s=27.50]\n",
@@ -165,6 +208,15 @@ FORMATS = {
         ' "9.427", "wps": "25389.4", "ups": "0.22", "bsz": "404.6", "num_updates": "200",'
         ' "gnorm": "1.459"}\n',
         {"iteration": 200, "loss": 9.427, "tokens_per_s": 25389.4, "grad_norm": 1.459},
+    ),
+    "fairseq bare JSON": (
+        '{"epoch": 27, "update": 26.267, "loss": "8.206", "wps": "1195.4", "ups": "1.62", "bsz":'
+        ' "46.4", "num_updates": "33700", "gnorm": "1.833"}\n',
+        {"iteration": 33700, "loss": 8.206, "tokens_per_s": 1195.4},
+    ),
+    "fairseq of 2018": (
+        "| epoch 010:   2000 / 8223 loss=1.27 (1.50), wps=962, wpb=908, bsz=32, gnorm=2.1427\n",
+        {"iteration": 9 * 8223 + 2000, "loss": 1.27, "tokens_per_s": 962},
     ),
     "fairseq simple": (
         "| INFO | train_inner | epoch 001:    200 / 694 loss=9.427, ppl=689, wps=25389.4, ups=0.22,"
@@ -194,6 +246,17 @@ def test_differences_of_a_cumulative_clock_are_step_times(log):
     assert record.step_stats()["mean"] == 0.1 and record.completed
 
 
+def test_gpus_are_those_with_a_process_when_all_have_one(log):
+    smi = "|   {i}  NVIDIA H100 80GB HBM3          On  |   00000000:61:00.0 Off |\n"
+    process = "|    {i}   N/A  N/A           9168{i}      C   /usr/bin/python3      1508MiB |\n"
+    source = "    def __init__(self, params, rank=0, world_size=1):\n"
+    line = "step:1/1 train_time:139ms step_avg:139.11ms\n"
+    cards = source + "".join(smi.format(i=i) for i in (0, 1))
+    both = cards + "".join(process.format(i=i) for i in (0, 1))
+    assert read(log(both + line)).gpus == 2
+    assert read(log(cards + process.format(i=1) + line, "late.out")).gpus is None
+
+
 def test_one_end_line_per_rank_is_one_run(log):
     line = "{{'train_runtime': {}, 'train_samples_per_second': 2.0, 'epoch': 1.0}}\n"
     text = "  Total optimization steps = 16\n" + line.format(160.0) + line.format(159.5)
@@ -215,6 +278,14 @@ def test_trainer_state_json_is_read(log):
     history = [{"step": 10, "loss": 2.5}, {"step": 20, "train_runtime": 40.0}]
     record = read(log(json.dumps({"log_history": history, "max_steps": 20}), "trainer_state.json"))
     assert record.loss.tolist() == [2.5] and record.step_stats()["mean"] == 2.0
+
+
+def test_golden_values_by_step_are_read(log):
+    content = {
+        str(i): {"lm loss": 9.0 - i, "elapsed time per iteration (ms)": 200.0} for i in (0, 1)
+    }
+    record = read(log(json.dumps(content | {"alloc": 81.9}), "golden.json"))
+    assert record.iteration.tolist() == [0, 1] and times(record) == [0.2, 0.2]
 
 
 def test_golden_values_leave_out_what_is_not_a_number(log):
@@ -297,6 +368,7 @@ PREFIXES = (
     b"2024-05-14 10:22:15,123 INFO ",
     b"\x1b[32m[rank-7/8]\x1b[0m ",
     b"\xff\xfe\x00 ",
+    b"\x1b[32m",
 )
 
 
@@ -380,6 +452,43 @@ def test_a_cut_number_is_no_number(log, kind):
         for name, value in expected.items():
             known = getattr(record, name)[:2]
             assert np.isnan(known[-1]) or known[-1] == pytest.approx(value), (cut, name)
+
+
+def test_a_last_line_without_its_newline_counts_when_every_field_is_there(log):
+    numbers = {
+        "nanotron": "n: 2",
+        "nanoGPT": "iter 10",
+        "nanochat": "00122",
+        "torchtitan": "step: 10",
+    }
+    for kind, number in numbers.items():
+        line, _ = FORMATS[kind]
+        last = line.splitlines(keepends=True)[-1].replace(number, number[:-1] + "9")
+        record = read(log(line + last[:-1], "end.out"))
+        assert len(record.loss) == 2 and not np.isnan(record.loss).any(), kind
+
+
+def test_a_validation_is_no_step(log):
+    line, _ = FORMATS["torchtitan"]
+    check = "validate step: 15  loss:  9.1234  memory: 27.11GiB(34.28%)  tps: 17,232\n"
+    assert read(log(line + check)).iteration.tolist() == [10]
+
+
+@pytest.mark.parametrize(
+    "twice", (lambda text: text * 2, lambda text: re.sub("(.*\n)", r"\1\1", text))
+)
+def test_lines_without_a_number_count_once_too(log, twice):
+    losses = "".join(f"{{'loss': 2.{i}, 'learning_rate': 5e-06, 'epoch': 0.{i}}}\n" for i in "123")
+    chat = "".join(
+        f"epoch: 0|step: {i}|ppo_ep: 1|\n|E2E latency=3.80s |x=1 |CurSamplesPerSec=8.0\n"
+        for i in range(3)
+    )
+    for text in (losses, chat):
+        assert (
+            len(read(log(twice(text))).iteration)
+            == len(read(log(text, "plain.out")).iteration)
+            == 3
+        )
 
 
 def test_duplicate_lines_count_once(log):

@@ -1,6 +1,5 @@
 """Rendered scripts: committed as rendered, valid shell, and never run what a value says."""
 
-import os
 import re
 import shlex
 import shutil
@@ -87,6 +86,34 @@ HOSTILE = [
 ]
 
 
+def run_script(tmp_path, text: str, tools: dict[str, str], **variables: str):
+    """Run a script outside Slurm, with stand-ins for the tools that it calls."""
+    folder = tmp_path / "bin"
+    folder.mkdir(exist_ok=True)
+    fakes = {"scontrol": "echo localhost\n", "python": "", "squeue": ""} | tools
+    for tool, body in fakes.items():
+        (folder / tool).write_text(f"#!/bin/bash\n{body}")
+        (folder / tool).chmod(0o755)
+    script = tmp_path / "job.slurm"
+    script.write_text(text)
+    environment = {
+        "PATH": f"{folder}:/usr/bin:/bin",
+        "HOME": "/home/me",
+        "PYTHON": str(folder / "python"),
+        "SLURM_JOB_ID": "77",
+        "SLURM_JOB_NAME": "ddp",
+        "SLURM_JOB_NODELIST": "localhost",
+        "SLURM_JOB_NUM_NODES": "1",
+    }
+    return subprocess.run(
+        ["bash", str(script)],
+        cwd=tmp_path,
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+    )
+
+
 @pytest.mark.parametrize("word", HOSTILE)
 def test_no_value_ever_runs(tmp_path, word):
     """Run the script up to srun, for which a harmless stand-in is put in the path."""
@@ -103,34 +130,56 @@ def test_no_value_ever_runs(tmp_path, word):
     study = replace(load_study(path), cluster=where)
     text = render(study, "ddp", where)
     assert text.count("#SBATCH") == 11  # no value has made a line of its own
-    tools = tmp_path / "bin"
-    tools.mkdir()
     seen = 'printf "%s\\0" "$EVIL" "$NET" "$MINE" "$TRITON_CACHE_DIR" "$@" >"$SEEN"\n'
-    fakes = {"srun": seen, "scontrol": "echo localhost\n", "python": "", "squeue": ""}
-    for tool, body in fakes.items():
-        (tools / tool).write_text(f"#!/bin/bash\n{body}")
-        (tools / tool).chmod(0o755)
-    script = tmp_path / "job.slurm"
-    script.write_text(text)
-    environment = {
-        "PATH": f"{tools}:{os.environ['PATH']}",
-        "HOME": "/home/me",
-        "PYTHON": str(tools / "python"),
-        "SEEN": str(tmp_path / "seen"),
-        "SLURM_JOB_ID": "77",
-        "SLURM_JOB_NAME": "ddp",
-        "SLURM_JOB_NODELIST": "localhost",
-        "SLURM_JOB_NUM_NODES": "1",
-    }
-    done = subprocess.run(
-        ["bash", str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    done = run_script(tmp_path, text, {"srun": seen}, SEEN=str(tmp_path / "seen"))
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.rglob("pwned"))
     given = (tmp_path / "seen").read_text().split("\0")
     assert given[:4] == [word, word, word, f"/home/me/{word}/triton"]
     assert given[given.index("--study") + 1] == str(path)
     assert (tmp_path / "logs" / word / "ddp" / "77.exit").read_text() == "0\n"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_proof_is_left_when_asked_for_and_a_tool_that_is_absent_is_noted(tmp_path, there):
+    path = tmp_path / "proof.toml"
+    path.write_text('question = "?"\ncluster = "local-test"\n[[run]]\n')
+    study = load_study(path)
+    folder = tmp_path / "logs" / "proof" / "ddp"
+    tools = {
+        "srun": f'printf "%s\\n" "$@" "debug=$TORCH_DISTRIBUTED_DEBUG" "nccl=$NCCL_DEBUG"'
+        f' "$NCCL_DEBUG_FILE" "$NCCL_TOPO_DUMP_FILE" >{tmp_path}/seen\n'
+        f"if [[ -d {folder}/77.profiles ]]; then touch {folder}/77.profiles/nsys_77_n1.nsys-rep; fi"
+    }
+    if there:
+        tools |= {"nsys": 'echo "$1 of ${2##*/}"', "ibstat": "echo mlx5_0"}
+        tools |= {"nvidia-smi": "echo $*"}
+    switches = dict.fromkeys(("NSYS", "NCCL_LOGS", "TORCHRUN_LOGS", "DIST_DEBUG"), "1")
+    done = run_script(tmp_path, render(study, "ddp", study.cluster), tools, **switches)
+    assert done.returncode == 0, done.stderr
+    seen = (tmp_path / "seen").read_text().splitlines()
+    assert seen[seen.index("--log-dir") + 1] == "logs/proof/ddp/77.torchrun"
+    assert {"debug=INFO", "nccl=INFO", f"{folder}/77.nccl/nccl_topo.xml"} <= set(seen)
+    assert f"{folder}/77.nccl/nccl_rank_%h_%p.log" in seen
+    skipped = [line for line in done.stdout.splitlines() if line.startswith("slurm: skipped")]
+    left = {p.name: p.read_text() for p in folder.glob("77.*/*.txt")}
+    if there:
+        assert seen[seen.index("nsys") + 1] == "profile" and not skipped
+        assert left == {
+            "ibstat.txt": "mlx5_0\n",
+            "topo.txt": "topo -m\n",
+            "nsys_stats_n1.txt": "stats of nsys_77_n1.nsys-rep\n",
+        }
+    else:
+        assert "nsys" not in seen and not left and len(skipped) == 3
+        assert "slurm: skipped the profile: no nsys here" in skipped
+    (tmp_path / "seen").unlink()
+    run_script(tmp_path, render(study, "ddp", study.cluster), tools, SLURM_JOB_ID="78")
+    seen = (tmp_path / "seen").read_text().splitlines()
+    assert "nsys" not in seen and "--log-dir" not in seen and "debug=" in seen
+    assert {p.name for p in folder.glob("78.*")} == {
+        f"78.{kind}" for kind in ("env", "exit", "job", "slurm", "submitted")
+    }
 
 
 def test_a_hostile_logs_folder_is_refused():

@@ -1,5 +1,6 @@
 """On a real Slurm (slurmctld, slurmd, munge): sweeps train, and each failure is told apart."""
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis import tflops
 from parallel import artifacts
 from parallel.artifacts import RunFolder
 from parallel.study import load_study
@@ -61,7 +63,7 @@ def wait_for(condition, seconds: float, what: str):
 
 
 def test_sbatch_with_many_scripts_submits_each_once_and_they_train(
-    slurm, requeued, tokens, tmp_path
+    slurm, requeued, limited, tokens, tmp_path
 ):
     """Two nodes, tp 2 x pp 2, through both libraries; the second script only as an argument."""
     study = study_at(
@@ -104,9 +106,6 @@ def test_sbatch_with_many_scripts_submits_each_once_and_they_train(
 
 LONG = """steps = 1000000
 [[sweep]]
-defaults = { engine = "ddp", label = "limit" }
-slurm = { time = "00:01:00" }
-[[sweep]]
 defaults = { engine = "ddp", label = "cancel" }
 [[sweep]]
 defaults = { engine = "ddp", gpus = 2, label = "crash" }
@@ -118,7 +117,19 @@ slurm = { memory = "150M" }
 """
 
 
-def test_each_failure_is_produced_and_told_from_the_others(slurm, tokens, tmp_path):
+@pytest.fixture(scope="module")
+def limited(slurm, tokens, tmp_path_factory):
+    """A run that trains, and saves nothing, until its time limit ends it while others train."""
+    tmp_path = tmp_path_factory.mktemp("limited")
+    text = 'steps = 1000000\n[[sweep]]\nslurm = { time = "00:01:00" }\n'
+    study, logs = study_at(tmp_path, tokens, text, "limited"), tmp_path / "logs"
+    assert submit.main([str(study.path), "--logs", str(logs), "--yes"]) == 0
+    return study, logs
+
+
+def test_each_failure_is_produced_and_told_from_the_others(
+    slurm, limited, tokens, tmp_path, capsys
+):
     study = study_at(tmp_path, tokens, LONG)
     logs = tmp_path / "logs"
     assert submit.main([str(study.path), "--logs", str(logs), "--yes"]) == 0
@@ -137,19 +148,28 @@ def test_each_failure_is_produced_and_told_from_the_others(slurm, tokens, tmp_pa
     last = nodes_of(rows["ddp-dp4-node"].job_id)[-1]
     cluster.stop_node(last, slurm)
 
+    def both():
+        return states(*limited) | states(study, logs)
+
     def ended():
-        return all(row.state not in ("pending", "running") for row in states(study, logs).values())
+        return all(row.state not in ("pending", "running") for row in both().values())
 
     wait_for(ended, 240, "every run to end")
-    rows = states(study, logs)
+    rows = both()
     assert {name: row.state for name, row in rows.items()} == {
-        "ddp-limit": "timeout",
+        "ddp": "timeout",
         "ddp-cancel": "cancelled",
         "ddp-dp2-crash": "failed",
         "ddp-dp4-node": "node failure",
         "ddp-memory": "OOM",
     }, rows
     assert all(row.line for row in rows.values())
+    capsys.readouterr()
+    assert tflops.main([str(logs), str(limited[1]), "--format", "json"]) == 0
+    verdicts = {row["run"]: row["verdict"] for row in json.loads(capsys.readouterr().out)}
+    crash = verdicts.pop("ddp-dp2-crash")
+    assert crash in ("traceback", "communication error"), crash  # as its peer saw it, or torchrun
+    assert verdicts == {name: rows[name].state for name in verdicts} and len(verdicts) == 4
     cluster.start_node(last, slurm)
 
 
@@ -188,6 +208,8 @@ slurm = { time = "00:01:00" }
 defaults = { engine = "ddp", gpus = 2, label = "goes-on" }
 slurm = { time = "00:01:00", requeue = true }
 """
+HOSTILE = """it's $(touch pwned) "now"
+#SBATCH --nodes=99"""
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +217,7 @@ def requeued(slurm, tokens, tmp_path_factory):
     """Runs of tests/slurm_worker.py: one loses its node, one is told to start again, two near their
     time limit while the tests that ask for this train; and the node that was lost."""
     tmp_path = tmp_path_factory.mktemp("requeued")
-    study, logs = study_at(tmp_path, tokens, REQUEUED, "requeued"), tmp_path / "logs"
+    study, logs = study_at(tmp_path, tokens, REQUEUED, HOSTILE), tmp_path / "logs"
     with pytest.MonkeyPatch.context() as patch:
         wrapped(tmp_path, patch)
         assert submit.main([str(study.path), "--logs", str(logs), "--yes"]) == 0
@@ -215,7 +237,7 @@ def test_a_requeued_run_keeps_its_first_attempt_and_a_signal_comes_before_the_li
     lost, again, limit, goes_on = study.settings
 
     def folder(run: str) -> Path:
-        return logs / "requeued" / run
+        return logs / HOSTILE / run
 
     def ended():
         return all(row.state not in ("pending", "running") for row in states(study, logs).values())
@@ -242,6 +264,7 @@ def test_a_requeued_run_keeps_its_first_attempt_and_a_signal_comes_before_the_li
     # torchrun said 1 of ranks that had saved and said 75: try again.
     for run in (limit, goes_on):
         assert (folder(run) / f"{rows[run].job_id}.exit").read_text() == "75\n"
+    assert not [*ROOT.glob("pwned"), *logs.parent.rglob("pwned")]
     cluster.start_node(node, slurm)
 
 

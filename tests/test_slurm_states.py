@@ -10,10 +10,12 @@ import time
 import pytest
 
 from analysis import tflops
+from parallel import facts
 from parallel.artifacts import RunFolder, read_status
 from parallel.study import load_study
 from slurm import cancel, cluster, jobs, mark, status, submit
 from slurm.jobs import Job, judge, parse
+from slurm.render import comment_of
 
 QUEUE = (
     "12|OUT_OF_MEMORY|253|OutOfMemory|a|grid|/r|\n"
@@ -132,11 +134,21 @@ def test_each_end_is_told_from_the_others(tmp_path, kind):
     assert row.state == expected and row.line
 
 
-def test_an_exit_status_is_explained_by_what_the_launcher_saw(tmp_path):
-    log = "  traceback : Signal 11 (SIGSEGV) received by PID 30567\n"
-    folder = folder_of(tmp_path, "failed", "exit status 1", log)
-    row = judge("run", folder, 10, Job(9, "FAILED", "1:0"), 9)
-    assert row.line == "exit status 1: traceback : Signal 11 (SIGSEGV) received by PID 30567"
+@pytest.mark.parametrize(
+    ("before", "log", "reason"),
+    [
+        ("", "  traceback : Signal 11 (SIGSEGV) received by PID 3\n", "Signal 11 (SIGSEGV)"),
+        ("", "x.errors.ChildFailedError: \nKeyError: 'a'\n", "KeyError: 'a'"),
+        ("SIGTERM (rank 0)", "OSError: peer\nSignal 9 (SIGKILL) received by PID 3", "Signal 9 "),
+        ("", "", "exit status 1"),
+    ],
+)
+def test_an_exit_status_is_explained_by_what_the_launcher_saw(tmp_path, before, log, reason):
+    """Above all where a rank died and torchrun ended the others: nobody cancelled that run."""
+    folder = folder_of(tmp_path, "failed" if before else "running", before, log)
+    mark.main([str(folder), "exit status 1", str(folder / "9.out")])
+    assert reason in read_status(folder)["reason"]
+    assert judge("run", folder, 10, Job(9, "FAILED", "1:0"), 9).state == "failed"
 
 
 def test_what_an_earlier_job_left_says_nothing_of_a_later_one(tmp_path):
@@ -168,14 +180,14 @@ def test_a_job_that_found_nothing_to_do_is_no_attempt(tmp_path):
 
 def test_the_script_knows_whose_sigterm_it_was(tmp_path):
     folder = folder_of(tmp_path, "failed", "SIGTERM (rank 0)")
-    mark.main([str(folder), "exit status 143"])
+    mark.main([str(folder), "exit status 143", str(folder / "9.out")])
     assert read_status(folder)["reason"].startswith("SIGTERM")
-    mark.main([str(folder), "time limit: stopped 60 s or more before it"])
+    mark.main([str(folder), "time limit: stopped 60 s or more before it", str(folder / "9.out")])
     assert read_status(folder)["reason"].startswith("time limit")
-    mark.main([str(folder), "exit status 1"])
+    mark.main([str(folder), "exit status 1", str(folder / "9.out")])
     assert read_status(folder)["reason"].startswith("time limit")
     folder = folder_of(tmp_path, "interrupted", "SIGUSR1, saved step 5")
-    mark.main([str(folder), "time limit: stopped 60 s or more before it"])
+    mark.main([str(folder), "time limit: stopped 60 s or more before it", str(folder / "9.out")])
     assert read_status(folder)["state"] == "interrupted"
 
 
@@ -279,10 +291,12 @@ def four(tmp_path, monkeypatch):
         "defaults = { engine = 'megatron', gpus = 2, tp = 2 }\n"
         "product = { seed = [1, 2, 3, 4] }\n"
     )
+    ours = comment_of(load_study(path), tmp_path / "logs")
     queue = [
-        f"7|RUNNING|0|None|megatron-tp2-seed1|four|{jobs.ROOT}|",
-        f"8|CANCELLED|0|None|megatron-tp2-seed2|four|{jobs.ROOT}|",
-        "9|CANCELLED|0|None|megatron-tp2-seed3|four|/another/clone|",
+        f"7|RUNNING|0|None|megatron-tp2-seed1|{ours}|{jobs.ROOT}|",
+        f"8|CANCELLED|0|None|megatron-tp2-seed2|{ours}|{jobs.ROOT}|",
+        f"9|CANCELLED|0|None|megatron-tp2-seed3|{ours}|/another/clone|",
+        f"10|CANCELLED|0|None|megatron-tp2-seed3|four|{jobs.ROOT}|",  # of the usual folder
     ]
     stand_in(tmp_path, monkeypatch, queue)
     return path, tmp_path / "logs", tmp_path
@@ -347,6 +361,13 @@ def test_without_slurm_the_folders_speak_and_nothing_is_submitted(tmp_path, monk
     assert cluster.missing_packages() == ["munge", "slurm-wlm"]
     assert cluster.main(["up", "--folder", str(tmp_path / "c")]) == 2
     assert "apt-get install munge slurm-wlm" in capsys.readouterr().err
+
+
+def test_ranks_on_nodes_of_the_test_cluster_share_one_machine():
+    """So that a table says oversubscribed of 8 ranks on four such nodes."""
+    name = re.search(r"^ClusterName=(.*)$", cluster.CONF, re.MULTILINE)[1]
+    assert facts.one_machine({"SLURM_CLUSTER_NAME": name})
+    assert not facts.one_machine({"SLURM_CLUSTER_NAME": "jean-zay"}) and not facts.one_machine({})
 
 
 @pytest.mark.parametrize("command", ["render", "submit", "status", "cancel", "cluster"])

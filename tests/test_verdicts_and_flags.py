@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from analysis import tflops
 from analysis.quality import judge, main, step_times, summary, timed
 from analysis.records import Failure, Record
 from parallel.steady import steady
@@ -99,6 +100,18 @@ def test_json_is_one_object_per_run_with_exactly_these_keys(tmp_path, capsys):
     (run,) = json.loads(capsys.readouterr().out)
     assert list(run) == KEYS
     assert run["verdict"] == "complete" and run["printed_tflops"] is None
+
+
+def test_the_scaling_tables_json_adds_to_these_keys_and_marks_what_a_name_said(tmp_path, capsys):
+    line = " iteration {}/ 9 | elapsed time per iteration (ms): 1000.0 | lm loss: 2.0E+00 |\n"
+    path = tmp_path / "2B-mbs-2-pp4-dp-1-gas-8.out"
+    path.write_text("".join(line.format(i) for i in range(1, 10)))
+    assert tflops.main([str(path), "--format", "json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)
+    assert list(run)[: len(KEYS)] == KEYS and list(run)[len(KEYS) :] == list(tflops.ADDED)
+    assert run["origin"]["pp"] == "from name" and run["tp"] is None
+    assert any("from name: " in r and "pp 4" in r for r in run["reasons"])
+    assert run["reasons"][0] == "line 9: 9 of 9 iterations"
 
 
 def test_printed_throughput_is_used_where_no_step_time_is_logged():

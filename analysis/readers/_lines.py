@@ -93,7 +93,7 @@ def table(
 
 def plain(text: bytes) -> bytes:
     """Without colours."""
-    return _ANSI.sub(b"", text)
+    return _ANSI.sub(b"", text) if b"\x1b" in text else text
 
 
 def find_int(pattern: re.Pattern[bytes], text: bytes) -> int | None:

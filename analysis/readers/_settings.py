@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from analysis.readers._lines import plain
 from analysis.readers._log import Log
 from analysis.records import Record, Refusal
 
@@ -192,11 +193,12 @@ def _params(header: bytes, facts: dict[str, Any]) -> int | None:
 
 
 def header_of(log: Log, first: int | None) -> bytes:
-    """The text before the first record; of a long one, its first and its last _HEADER bytes."""
+    """The text before the first record, without colours; of a long one, its first and its last
+    _HEADER bytes."""
     end = log.size if first is None else first
     if end <= 2 * _HEADER:
-        return log.slice(0, end)
-    return log.slice(0, _HEADER) + b"\n" + log.slice(end - _HEADER, end)
+        return plain(log.slice(0, end))
+    return plain(log.slice(0, _HEADER) + b"\n" + log.slice(end - _HEADER, end))
 
 
 def state(record: Record, facts: dict[str, Any], origin: str) -> None:

@@ -51,6 +51,8 @@ def put_steps(
         iteration = columns["iteration"]
     for name in PER_STEP:
         setattr(record, name, columns[name])
+    if size:
+        record.extra["last_at"] = int(offsets[-1])
     steps = np.diff(iteration)
     # The first thousands tell the usual spacing of a log of millions, without copies of it.
     forward = steps[:_ENOUGH][steps[:_ENOUGH] > 0]

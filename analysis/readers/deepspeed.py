@@ -80,6 +80,7 @@ def read(log: Log) -> Record:
         record.completed = True
     if offsets and b"exits successfully" in log.tail:
         record.completed = True  # the launcher's word for every rank
+        record.extra["last_at"] = log.size - len(log.tail) + log.tail.rindex(b"exits successfully")
     judge_end(record, log, offsets)
     return record
 

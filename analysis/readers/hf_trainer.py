@@ -79,6 +79,8 @@ def read(log: Log) -> Record:
         end_lines(record, [match for _, match in ends])
     else:
         _end_table(record, log)
+    if ends:
+        record.extra["last_at"] = ends[-1][0]
     if record.totals:
         record.completed = True
         record.extra["whole_run"] = True

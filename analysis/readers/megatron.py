@@ -62,7 +62,10 @@ def read(log: Log) -> Record:
     record = Record(source=str(log.path), format=FORMAT)
     first = int(found.offset[0]) if len(found.offset) else None
     header = header_of(log, first)
-    line = log.slice(first - 200, first + 1500) if first is not None else b""
+    line = b""
+    if first is not None:
+        line = log.slice(first - 400, first).rpartition(b"\n")[2]
+        line += log.slice(first, first + 1500).partition(b"\n")[0]
     record.format = record.engine = dialect(header, line)
     columns = found.columns
     columns["tokens_per_s"] = columns.pop("tokens_per_s_per_gpu")

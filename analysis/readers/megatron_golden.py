@@ -3,6 +3,8 @@
     {"lm loss": {"start_step": 1, "end_step": 50, "step_interval": 5, "values": {"1": 10.49, ...}},
      "iteration-time": {...}}
 
+    {"0": {"lm loss": 11.89, "elapsed time per iteration (ms)": 284.2}, ...}   (Megatron-Bridge)
+
 Older files list the values without their iteration. Steps are sampled, not averaged.
 """
 
@@ -16,8 +18,17 @@ from analysis.readers._steps import PER_STEP
 from analysis.records import Record, Refusal
 
 FORMAT = "Megatron-LM golden values"
-MARKS = ((b'"start_step"', b'"step_interval"', b'"values"'), (b'"lm loss"', b'"start_step"'))
+MARKS = (
+    (b'"start_step"', b'"step_interval"', b'"values"'),
+    (b'"lm loss"', b'"start_step"'),
+    (b'"lm loss"', b'"elapsed time per iteration (ms)"'),
+)
 
+_BY_STEP = (
+    ("step_s", "elapsed time per iteration (ms)", 1e-3),
+    ("loss", "lm loss", 1.0),
+    ("tflops", "GPU utilization", 1.0),  # in TFLOP/s
+)
 _COLUMNS = {
     "step_s": ("iteration-time", "iteration_timing"),
     "loss": ("lm loss", "lm-loss"),
@@ -37,6 +48,10 @@ def read(log: Log) -> Record:
         raise Refusal(str(log.path), f"damaged golden values: {error}") from error
     record = Record(source=str(log.path), format=FORMAT, engine="Megatron-LM")
     series = {name: _series(content, keys) for name, keys in _COLUMNS.items()}
+    by_step = {int(k): v for k, v in content.items() if k.isdigit() and isinstance(v, dict)}
+    for name, key, unit in _BY_STEP if by_step else ():
+        values = {step: row.get(key) for step, row in by_step.items()}
+        series[name] = {step: value * unit for step, value in values.items() if value is not None}
     steps = sorted(series["step_s"] or series["loss"])
     for name in PER_STEP:
         values = series.get(name, {})

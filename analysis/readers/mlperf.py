@@ -63,6 +63,8 @@ def read(log: Log) -> Record:
         record.totals["loss"] = losses[-1]
     record.extra["status"] = status
     record.completed = status == "success"
+    if end_at:
+        record.extra["last_at"] = end_at
     judge_end(record, log, [end_at] if end_at else [])
     if record.failure is None and status not in (None, "success"):
         record.failure = Failure("stopped early", log.line_no(end_at), f"run_stop status: {status}")

@@ -24,7 +24,7 @@ _STEP = re.compile(
     WORD + rb"step:(\d{1,9})/(\d{1,9}) (?:(train|val)_loss:" + NUMBER + rb" )?"
     rb"train_time:(\d{1,12})ms step_avg:" + NUMBER + rb"ms"
 )  # fmt: skip
-# It prints what nvidia-smi says while it runs: its processes are on the GPUs that it uses.
+# It prints what nvidia-smi says as it starts: the machine's GPUs, and which have its processes.
 _PROCESS = re.compile(rb"\| {1,8}(\d{1,3}) {1,4}N/A {1,4}N/A {1,12}\d{1,9} {1,8}C ")
 _GPU = re.compile(rb"\| {1,4}\d{1,3} {1,3}((?:NVIDIA|AMD) [\w -]{1,40}?) {2,40}O[nf]")
 
@@ -57,8 +57,8 @@ def read(log: Log) -> Record:
         if val_loss is not None:
             record.totals["val_loss"] = val_loss
         header = header_of(log, kept[0])
-        gpu = _GPU.search(header)
-        facts = {"gpus": len(set(_PROCESS.findall(header))) or None}
-        state(record, facts | {"gpu_type": gpu and gpu[1].decode()}, "log")
+        cards, busy = _GPU.findall(header), set(_PROCESS.findall(header))
+        facts = {"gpus": len(cards) if len(busy) == len(cards) else None}  # else some came later
+        state(record, facts | {"gpu_type": cards[0].decode() if cards else None}, "log")
     judge_end(record, log, kept)
     return record

@@ -6,7 +6,7 @@ Numbers keep three digits and carry K, M, G or T. Newer versions say `time_per_i
 import re
 
 from analysis.readers._endings import judge_end
-from analysis.readers._lines import WORD, find_int, labelled, number, plain, ranks_of_rates, table
+from analysis.readers._lines import WORD, find_int, labelled, number, ranks_of_rates, table
 from analysis.readers._log import Log
 from analysis.readers._settings import header_of, read_header, state
 from analysis.readers._steps import put_steps
@@ -45,7 +45,7 @@ def read(log: Log) -> Record:
     columns["step_s"] = columns.pop("ms") / 1000
     planned, batch = columns.pop("planned"), columns.pop("batch")
     ranks = ranks_of_rates(columns["tokens_per_s"], columns.pop("per_gpu"))
-    header = plain(header_of(log, int(offsets[0]) if len(offsets) else None))
+    header = header_of(log, int(offsets[0]) if len(offsets) else None)
     offsets = put_steps(record, columns, offsets, log)
     facts: dict = {name: find_int(pattern, header) for name, pattern in _SIZES.items()}
     if params := _PARAMS.search(header):

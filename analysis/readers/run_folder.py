@@ -66,7 +66,8 @@ def read(path: Path) -> Record:
     if run.state == FAILED:
         reason = run.reason.lower()
         kind = next((k for k, words in _KINDS if any(w in reason for w in words)), "traceback")
-        kind = _VERDICTS.get(run.verdict, kind)
+        if run.verdict:  # where Slurm says "failed", nobody cancelled: its peer died before a rank
+            kind = _VERDICTS.get(run.verdict, "traceback" if kind == "cancelled" else kind)
         record.failure = Failure(kind, 1, run.reason)
     elif run.state == PENDING:
         record.notes.append(run.reason)

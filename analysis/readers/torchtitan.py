@@ -11,7 +11,7 @@ import re
 import numpy as np
 
 from analysis.readers._endings import judge_end
-from analysis.readers._lines import ANSI, WORD, find_int, labelled, plain, table
+from analysis.readers._lines import ANSI, WORD, find_int, labelled, table
 from analysis.readers._log import Log
 from analysis.readers._settings import header_of, read_header, state
 from analysis.readers._steps import put_steps
@@ -54,7 +54,7 @@ def read(log: Log) -> Record:
     """Read one log; without a step line the arrays are empty."""
     record = Record(source=str(log.path), format=FORMAT, engine=FORMAT)
     columns, found = table(log, _START, _FIELDS)
-    header = plain(header_of(log, int(found[0]) if len(found) else None))
+    header = header_of(log, int(found[0]) if len(found) else None)
     facts = {name: find_int(pattern, header) for name, pattern in _TRAINER.items()}
     state(record, facts | _mesh(header), "log")
     read_header(record, header)

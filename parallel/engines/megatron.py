@@ -149,6 +149,7 @@ class MegatronEngine:
         if self.spec.precision == "fp16":
             found = self._optimizers()[0].grad_scaler.state_dict()
             scaler = {"scale": float(found["scale"]), "good_steps": int(found["growth_tracker"])}
+            scaler["hysteresis"] = int(found["hysteresis_tracker"])
         return State(held, step, scaler, layers.random_tracker())
 
     def _masters(self, optimizer: Any) -> Iterator[tuple[Tensor, Tensor, int]]:
@@ -174,6 +175,8 @@ class MegatronEngine:
                 found = optimizer.grad_scaler.state_dict()
                 found["scale"].fill_(scaler["scale"])
                 found["growth_tracker"] = int(scaler["good_steps"])
+                left = scaler.get("hysteresis", found["hysteresis_tracker"])
+                found["hysteresis_tracker"] = int(left)
                 optimizer.grad_scaler.load_state_dict(found)
         if self.spec.layout.zero_stage == 1:
             for chunk in self.chunks:
