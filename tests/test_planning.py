@@ -146,5 +146,6 @@ def test_predicted_stands_beside_measured(capsys):
     runs = str(Path(__file__).parent.parent / "logs" / "2-core-cpu" / "parity")
     assert tflops.main([runs, "--predict", "2-core-cpu", "--format", "json"]) == 0
     for row in json.loads(capsys.readouterr().out):
-        assert row["predicted_error"] == pytest.approx(row["predicted_s"] / row["step_s"] - 1)
+        wanted = row["predicted_s"] / row["steady_step_s"] - 1
+        assert row["predicted_error"] == pytest.approx(wanted)
     assert tflops.main([runs, "--predict", "nowhere"]) == 2
