@@ -116,7 +116,7 @@ def jean_zay(first: int, last: int) -> Table:
         Column("micro_batch", "MBS", ".0f"),
         Column("global_batch", "GBS", ".0f"),
         Column("step_s", "s/iter", "g"),
-        Column("predicted", "predicted s/iter", ".3g"),
+        Column("predicted", "predicted s/iter (held out)", ".3g"),
         Column("error", "error", "+.0%"),
         Column("published", "TFLOPs published", ".1f"),
         Column("recomputed", "recomputed (8P tokens)", ".1f"),

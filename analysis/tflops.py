@@ -242,7 +242,9 @@ def report(
     named = _check_baseline(records, baseline)
     found = rows(records, convention, baseline)
     _beside(found, _predicted(records, predict))
-    return table(found, convention, named)
+    shown = table(found, convention, named)
+    shown.notes.extend(_provenance(predict))
+    return shown
 
 
 def _check_baseline(records: list[Record], baseline: str | None) -> list[str]:
@@ -263,6 +265,15 @@ def _predicted(records: list[Record], cluster: str | None) -> list[float | None]
     from analysis import calibration, predict
 
     return predict.beside(records, calibration.load_calibration(cluster))
+
+
+def _provenance(cluster: str | None) -> list[str]:
+    """What the predictions were made of: some of the rows shown may be those that were fitted."""
+    if not cluster:
+        return []
+    from analysis.calibration import load_calibration
+
+    return [f"predicted, not measured, by {load_calibration(cluster).source}"]
 
 
 def _beside(found: list[dict[str, Any]], predicted: list[float | None]) -> None:
@@ -313,6 +324,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     step_rule = describe_rule(arguments.window, arguments.rule)
     shown = table(found, arguments.convention, named, arguments.scaling, step_rule)
+    shown.notes.extend(_provenance(arguments.predict))
     text = shown.render(arguments.format)
     print(emphasise(text) if arguments.format == "text" else text, end="")
     return 0
