@@ -39,7 +39,7 @@ HERE_PRIORS = fitting.PRIORS | {
     "latency": (5e-4, 1.5),
     "step": (0.01, 1.0),
     "micro": (3e-3, 1.0),
-    "engine": (1.5, 0.5),
+    "engine": (2.2, 0.3),  # megatron-core layers beside plain ones
 }
 
 
@@ -64,7 +64,8 @@ def calibrate_here(
     machine = Machine(
         measured["flops"], measured["memory_rate"], measured["link"], measured["link"], False
     )
-    chosen = fitting.choose(rows.x, machine.spread(len(rows.ids)), count)
+    slopes = fitting.slopes(rows.x, machine.spread(len(rows.ids)), HERE_PRIORS)
+    chosen = fitting.choose(rows.x, count, slopes)
     # Ranks that share a core take turns: their seconds count as much shorter ones on cores of
     # their own.
     many = machine.spread(len(chosen))
@@ -152,16 +153,15 @@ def _published(arguments: argparse.Namespace, out: Path) -> Table:
     index = np.flatnonzero(good)
     if not len(index):
         raise UsageError("no row to fit")
-    chosen = index[fitting.choose(rows.x.take(index), rows.machine.take(index), arguments.rows)]
+    x, machine = rows.x.take(index), rows.machine.take(index)
+    chosen = index[fitting.choose(x, arguments.rows, fitting.slopes(x, machine))]
     fit = fitting.fit(rows.x.take(chosen), rows.machine.take(chosen), rows.measured[chosen])
     predicted = np.where(good, fit.seconds(rows.x, rows.machine), np.nan)
     with_memory = np.flatnonzero(
         rows.fit & ~rows.guessed & np.isfinite(rows.memory_gb) & (np.array(rows.status) == "ok")
     )
     picked = (
-        with_memory[
-            fitting.choose(rows.x.take(with_memory), rows.machine.take(with_memory), arguments.rows)
-        ]
+        with_memory[fitting.choose(rows.x.take(with_memory), arguments.rows)]
         if len(with_memory) > 2
         else with_memory[:0]
     )

@@ -14,7 +14,7 @@ from analysis.timemodel import Machine
 from parallel.columns import Array, Columns
 
 MAX_ROWS = 20
-NOISE = 0.035  # of one run's log time, before any was seen
+NOISE = 0.04  # of one run's log time, before any was seen
 UNMODELLED = 0.1  # spread of log time that no constant explains
 UNSEEN = 0.07  # spread expected of rows that were not fitted
 
@@ -158,22 +158,30 @@ def features(x: Columns) -> np.ndarray:
     return table[:, spread > 0] / spread[spread > 0] if (spread > 0).any() else table[:, :1]
 
 
-def choose(x: Columns, machine: Machine, count: int) -> np.ndarray:
+def slopes(
+    x: Columns, machine: Machine, priors: dict[str, tuple[float, float]] = PRIORS
+) -> np.ndarray:
+    """How far each prior's width moves each row's log time, (n, constants)."""
+    theta = np.log([priors[name][0] for name in NAMES])
+    return _with_slopes(x, machine, theta)[1] * np.array([priors[name][1] for name in NAMES])
+
+
+def choose(x: Columns, count: int, known_of: np.ndarray | None = None) -> np.ndarray:
     """Indices of `count` rows to calibrate with: those that leave least unknown of all rows.
 
-    Before any run, log times of rows i and j covary by the priors' slopes and by what no constant
-    explains, alike for alike layouts. The rows are taken one by one, each the one whose
+    Before any run, log times of rows i and j covary by the priors (known_of: `slopes`) and by what
+    no constant explains, alike for alike layouts. The rows are taken one by one, each the one whose
     measurement shrinks the variance of all the most. Their times are never looked at: these are
     the runs one would queue.
     """
     n = len(x)
     if n <= count:
         return np.arange(n)
-    theta = np.log([PRIORS[name][0] for name in NAMES])
-    slopes = _with_slopes(x, machine, theta)[1] * np.array([PRIORS[name][1] for name in NAMES])
     table = features(x)
     apart = ((table[:, None, :] - table[None, :, :]) ** 2).mean(axis=2)
-    covariance = slopes @ slopes.T + UNMODELLED**2 * np.exp(-2.0 * apart)
+    covariance = UNMODELLED**2 * np.exp(-2.0 * apart)
+    if known_of is not None:
+        covariance = covariance + known_of @ known_of.T
     chosen: list[int] = []
     for _ in range(count):
         gain = (covariance**2).sum(axis=0) / (np.diag(covariance) + NOISE**2)

@@ -1,7 +1,7 @@
 """Which layouts fit a model on a cluster, how fast each would be, and why the others do not fit.
 
     python -m analysis.plan --model 175b --cluster selene --gpus 512 --global-batch 1536
-    python -m analysis.plan --model 1t --gpu "H100 SXM" --gpus 10000 --global-batch 10000
+    python -m analysis.plan --model 1t --cluster selene --gpus 10000 --leave 16 --global-batch 9984
     python -m analysis.plan ... --why tp=8,pp=8,micro_batch=1 [--png FILE]
     python -m analysis.plan ... --study slurm/planned.toml --top 5
     python -m analysis.plan ... --scale FILE.png     # efficiency against GPUs, 8 to 16,384
@@ -12,6 +12,8 @@ A cluster is a name (of analysis/calibrations or slurm/clusters.toml) or a calib
 """
 
 import argparse
+import contextlib
+import io
 import math
 import re
 import sys
@@ -34,6 +36,7 @@ from parallel.columns import Columns, columns, possible
 from parallel.layout import RECOMPUTE
 
 INTERVAL = 1.2816
+MARGIN = 0.06  # of memory, left free
 WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2}
 KEYS = ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage", "recompute")
 SCALE = tuple(2**i for i in range(3, 15))
@@ -55,8 +58,11 @@ def space(
     flash: bool | None = None,
     max_tp: int | None = None,
     min_micro: int = 1,
+    leave: int = 0,
 ) -> Columns:
     """Every layout of the model on that many GPUs, one row each; impossible ones are left out.
+
+    `leave` GPUs at most stay idle: 10,000 have few divisors, 9,984 have many.
 
     ZeRO 2 and 3 are DeepSpeed's, which has neither pipeline nor sequence parallelism with them.
 
@@ -71,20 +77,17 @@ def space(
         raise UsageError(f"{gpus} GPUs exceed the {cluster.max_gpus} of {cluster.name}")
     most_tp = min(max_tp or cluster.gpus_per_node, cluster.gpus_per_node)
     tps = [
-        t
-        for t in divisors(gpus)
-        if t <= most_tp and config.n_head % t == 0 and config.ffn_hidden % t == 0
+        t for t in range(1, most_tp + 1) if config.n_head % t == 0 and config.ffn_hidden % t == 0
     ]
-    splits, batch_misfit, too_many = [], 0, 0
+    splits, batch_misfit = [], 0
     for tp in tps:
-        for pp in divisors(gpus // tp):
-            if config.n_layer % pp:
+        for pp in divisors(config.n_layer):
+            most, least = gpus // (tp * pp), -(-(gpus - leave) // (tp * pp))
+            fitting = [dp for dp in range(most, max(least, 1) - 1, -1) if global_batch % dp == 0]
+            batch_misfit += most >= least and not fitting
+            if not fitting:
                 continue
-            dp = gpus // (tp * pp)
-            if global_batch % dp:
-                batch_misfit += 1
-                too_many += dp > global_batch
-                continue
+            dp = fitting[0]
             for micro in divisors(global_batch // dp):
                 n_micro = global_batch // dp // micro
                 if n_micro < min_micro:
@@ -141,19 +144,25 @@ def usable_bytes(cluster: Calibration, margin: float) -> float:
 
 
 def refusals(x: Columns, used: np.ndarray, cluster: Calibration, margin: float) -> list[str]:
-    """In words, why layouts do not fit: by tp x pp, the least any needs and its main part."""
+    """In words, why layouts do not fit: by tp, at which pp none does, the least that any of them
+    needs and its main part."""
     limit = usable_bytes(cluster, margin)
     said = []
-    for tp, pp in sorted({(int(t), int(p)) for t, p in zip(x.tp, x.pp, strict=True)}):
-        here = np.flatnonzero((x.tp == tp) & (x.pp == pp))
-        if (used[here] <= limit).any():
+    for tp in sorted(set(x.tp.tolist())):
+        full = [
+            pp
+            for pp in sorted(set(x.pp[x.tp == tp].tolist()))
+            if (used[(x.tp == tp) & (x.pp == pp)] > limit).all()
+        ]
+        here = np.flatnonzero((x.tp == tp) & np.isin(x.pp, full))
+        if not len(here):
             continue
         least = here[np.argmin(used[here])]
-        pieces = _parts(x.take(np.array([least])), cluster)
-        part, size = max(pieces.items(), key=lambda item: item[1])
+        part, size = max(_parts(x.take(np.array([least])), cluster).items(), key=lambda p: p[1])
         said.append(
-            f"tp {tp} x pp {pp}: all {len(here)} layouts need more than {limit / 1e9:.0f} GB, the"
-            f" least {used[least] / 1e9:.1f} GB ({_name(x, least)}), of it {size:.1f} GB {part}"
+            f"tp {tp} x pp {', '.join(map(str, full))}: all {len(here)} layouts need more than"
+            f" {limit / memory.GB:.0f} GB, the least {used[least] / memory.GB:.1f} GB (pp"
+            f" {x.pp[least]}, {_name(x, least)}), of it {size:.1f} GB {part}"
         )
     return said
 
@@ -340,32 +349,6 @@ def scale(
     return [row | {"efficiency": row["tflops"] / top} for row in found]
 
 
-def scale_png(found: list[dict[str, Any]], title: str, path: Path) -> None:
-    """Efficiency against GPUs, with the interval, labelled predicted."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    gpus = [row["gpus"] for row in found]
-    middle = np.array([row["efficiency"] for row in found])
-    low = middle * np.array([row["predicted_s"] / row["high_s"] for row in found])
-    high = middle * np.array([row["predicted_s"] / row["low_s"] for row in found])
-    figure, axis = pyplot.subplots(figsize=(7, 4.5))
-    axis.fill_between(gpus, low, high, alpha=0.2, label="80 % interval")
-    axis.plot(gpus, middle, "o-", label="predicted")
-    axis.set_xscale("log", base=2)
-    axis.set_xlim(SCALE[0], SCALE[-1])
-    axis.set_ylim(0, None)
-    axis.set_xlabel("GPUs")
-    axis.set_ylabel("predicted efficiency (TFLOP/s per GPU over the best)")
-    axis.set_title(f"{title} (predicted, not measured)")
-    axis.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
 def study_toml(
     found: list[dict[str, Any]],
     model: dict[str, Any],
@@ -425,6 +408,20 @@ def _config(arguments: argparse.Namespace) -> tuple[GPTConfig, dict[str, Any]]:
     return preset(arguments.model, **sizes), {"preset": arguments.model} | given
 
 
+def rendered(argv: list[str]) -> str:
+    """What the command prints, for reports.
+
+    Raises:
+        UsageError: it refuses.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(argv)
+    if status:
+        raise UsageError(err.getvalue().strip())
+    return out.getvalue()
+
+
 def main(argv: list[str] | None = None) -> int:
     """Plan, print."""
     parser = argparse.ArgumentParser(
@@ -444,12 +441,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--flash", action=argparse.BooleanOptionalAction, help="flash attention")
     parser.add_argument("--max-tp", type=int, metavar="N")
     parser.add_argument("--min-micro-batches", type=int, default=1, metavar="N")
-    parser.add_argument("--margin", type=float, default=0.06, help="of memory left free (0.06)")
+    parser.add_argument("--leave", type=int, default=0, metavar="N", help="GPUs that may stay idle")
+    parser.add_argument("--margin", type=float, default=MARGIN, help="of memory left free (0.06)")
     parser.add_argument("--top", type=int, default=10, metavar="N")
     parser.add_argument("--why", metavar="LAYOUT", help="explain one: tp=8,pp=8,micro_batch=1")
     parser.add_argument("--png", type=Path, metavar="FILE", help="of --why")
     parser.add_argument("--study", type=Path, metavar="FILE", help="write the top as a study")
-    parser.add_argument("--scale", type=Path, metavar="FILE", help="PNG of efficiency over GPUs")
+    parser.add_argument(
+        "--scale", type=Path, metavar="FILE", help="efficiency over GPUs; a PNG, or -"
+    )
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
     try:
@@ -476,6 +476,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         "flash": arguments.flash,
         "max_tp": arguments.max_tp,
         "min_micro": arguments.min_micro_batches,
+        "leave": arguments.leave,
     }
     x = space(config, cluster, arguments.gpus, arguments.global_batch, **settings)
     seconds, used, order = rank(x, cluster, arguments.margin)
@@ -485,8 +486,8 @@ def _plan(arguments: argparse.Namespace) -> int:
         least = int(np.argmin(used))
         raise UsageError(
             f"{config.n_params / 1e9:.1f}B parameters do not fit on {arguments.gpus} GPUs: the"
-            f" least of {len(x)} layouts needs {used[least] / 1e9:.1f} GB of"
-            f" {usable_bytes(cluster, arguments.margin) / 1e9:.1f} GB (tp {x.tp[least]}, pp"
+            f" least of {len(x)} layouts needs {used[least] / memory.GB:.1f} GB of"
+            f" {usable_bytes(cluster, arguments.margin) / memory.GB:.1f} GB (tp {x.tp[least]}, pp"
             f" {x.pp[least]}, {_name(x, least)})"
         )
     found = rows_of(x, order[: arguments.top], cluster, config)
@@ -494,7 +495,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     notes = [
         f"predicted for {cluster.name}: {cluster.source}; {flying} attention; 80 % interval",
         f"{len(order)} of {len(x)} possible layouts fit"
-        f" {usable_bytes(cluster, arguments.margin) / 1e9:.1f} GB",
+        f" {usable_bytes(cluster, arguments.margin) / memory.GB:.1f} GB",
         *refusals(x, used, cluster, arguments.margin),
     ]
     if arguments.study:
@@ -514,7 +515,11 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.scale:
         share = arguments.global_batch / arguments.gpus
         curve = scale(config, cluster, share, settings, arguments.margin)
-        scale_png(curve, f"{config.n_params / 1e9:.0f}B on {cluster.name}", arguments.scale)
+        if str(arguments.scale) != "-":
+            from analysis.plots import planned
+
+            title = f"{config.n_params / 1e9:.0f}B on {cluster.name}"
+            planned(curve, title).savefig(arguments.scale, dpi=144)
         columns_ = [Column("gpus", "gpus", "d"), Column("global_batch", "global batch", "d")]
         columns_ += [Column(k, k, "d") for k in ("tp", "pp", "dp", "micro_batch")]
         columns_ += [
@@ -522,7 +527,8 @@ def _plan(arguments: argparse.Namespace) -> int:
             Column("tflops", "TFLOP/s/GPU", ".4g"),
             Column("efficiency", "predicted efficiency", ".1%"),
         ]
-        print(Table(columns_, curve).render(arguments.format))
+        print(Table(columns_, curve).render(arguments.format), end="")
+        return 0
     text = table(found, notes).render(arguments.format)
     print(emphasise(text) if arguments.format == "text" else text, end="")
     return 0
@@ -553,7 +559,10 @@ def _explain(arguments, x, seconds, used, cluster, config) -> int:
     )
     print(f"{title}\npredicted {seconds[i]:.4g} s per iteration:")
     print(bars(time, "s"), end="")
-    print(f"predicted {used[i] / 1e9:.1f} GB on the fullest rank, {verdict} {limit / 1e9:.1f} GB:")
+    print(
+        f"predicted {used[i] / memory.GB:.1f} GB on the fullest rank, {verdict}"
+        f" {limit / memory.GB:.1f} GB:"
+    )
     print(bars(gigabytes, "GB"), end="")
     if arguments.png:
         bars_png(time, gigabytes, f"{title} (predicted)", arguments.png)

@@ -109,8 +109,38 @@ def phases(bars: dict[str, dict[str, float]], title: str) -> "Figure":
     return figure
 
 
+def planned(found: list[dict[str, Any]], title: str) -> "Figure":
+    """Predicted efficiency against GPUs: rows of `plan.scale`, with the 80 % interval."""
+    figure, axes = _figure(f"{title} (predicted, not measured)")
+    gpus = [row["gpus"] for row in found]
+    low, high = (
+        [row["efficiency"] * row["predicted_s"] / row[edge] for row in found]
+        for edge in ("high_s", "low_s")
+    )
+    axes.fill_between(gpus, low, high, alpha=0.2, label="80 % interval")
+    axes.plot(gpus, [row["efficiency"] for row in found], "o-", label="predicted")
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(8, 16384)
+    axes.set_ylim(0, None)
+    axes.set_xlabel("GPUs")
+    axes.set_ylabel("TFLOP/s per GPU over the best of all sizes")
+    axes.legend()
+    return figure
+
+
+def _planned() -> "Figure":
+    """18B parameters on Selene, three sequences a GPU, the best layout at each size."""
+    from analysis import plan
+    from analysis.calibration import load_calibration
+    from models.config import PRESETS
+
+    settings = {"seq_len": 2048}
+    curve = plan.scale(PRESETS["18b"], load_calibration("selene"), 3.0, settings, plan.MARGIN)
+    return planned(curve, "GPT 18B on Selene, three sequences a GPU")
+
+
 def published(folder: Path) -> list[Path]:
-    """The pictures of logs/published."""
+    """The pictures of logs/published, and what the planner makes of them."""
     from analysis import published as data
     from analysis.scaling import Point, curve
 
@@ -143,7 +173,8 @@ def published(folder: Path) -> list[Path]:
         keys = ("compute_s", "comm_s", "loading_s", "movement_s")
         bars[f"b{batch}\n{gpus} GPU"] = dict(zip(PHASES, (slowest[k] for k in keys), strict=True))
     figure = phases(bars, "Where an epoch's time goes (slowest rank)")
-    return written + save(figure, folder, "breakdown")
+    written += save(figure, folder, "breakdown")
+    return written + save(_planned(), folder, "planned")
 
 
 def _phases(record: "Record") -> dict[str, float]:

@@ -7,6 +7,7 @@ into Markdown, `analysis.plots` draws from the same rows.
 import csv
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,22 @@ def _line(row: Row) -> int:
     return int(re.match(r"line (\d+)", row.text("table"))[1])
 
 
+@cache
+def _held_out(name: str) -> dict[str, float]:
+    """Predicted seconds of a published table's rows, each from a fit that never saw it."""
+    from analysis.predict import validate_time
+    from analysis.rows import read_rows
+
+    found = validate_time(read_rows([FOLDER / name]), 20, "random")
+    return dict(zip(found.rows.ids, map(float, found.predicted), strict=True))
+
+
 def jean_zay(first: int, last: int) -> Table:
     """The Jean Zay V100 rows from the document's lines `first` to `last`, recomputed.
 
     `published` is as printed; `8P tokens` its own rule on its own seconds; `megatron` model FLOPs
     from the shapes, which leave recomputation out, and MFU is theirs over the V100's peak.
+    `predicted` is held out: analysis.predict's time model, fitted on at most 20 other rows.
 
     Raises:
         UsageError: no row stands on these lines.
@@ -89,6 +101,9 @@ def jean_zay(first: int, last: int) -> Table:
         if found["status"] != "ok":
             remarks.append(found["status"])
         found["remarks"] = "; ".join(remarks)
+        found["predicted"] = _held_out(JEAN_ZAY).get(row.text("id") or "")
+        if found["predicted"] and step_s:
+            found["error"] = found["predicted"] / step_s - 1
         rows.append(found)
     if not rows:
         raise UsageError(f"{JEAN_ZAY} has no row from lines {first} to {last}")
@@ -101,6 +116,8 @@ def jean_zay(first: int, last: int) -> Table:
         Column("micro_batch", "MBS", ".0f"),
         Column("global_batch", "GBS", ".0f"),
         Column("step_s", "s/iter", "g"),
+        Column("predicted", "predicted s/iter (held out)", ".3g"),
+        Column("error", "error", "+.0%"),
         Column("published", "TFLOPs published", ".1f"),
         Column("recomputed", "recomputed (8P tokens)", ".1f"),
         Column("megatron", "model TFLOP/s (megatron)", ".1f"),

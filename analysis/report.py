@@ -5,7 +5,9 @@
 A block stands between `<!-- report: NAME ARGUMENTS -->` and `<!-- /report -->`; what is between
 them is written by this command and by nobody else. NAME is one of
 
-    tflops PATH [--convention C] [--baseline NAME]    the scaling table of runs
+    tflops PATH [--convention C] [--baseline NAME] [--predict CLUSTER]    the scaling table of runs
+    plan ARGUMENTS                                    what analysis.plan prints
+    validation                                        held-out errors on the published tables here
     parity PATH                                       their parity table
     saves PATH...                                     what runs' checkpoints cost
     compare PATH...                                   a study's configurations and its baseline
@@ -44,9 +46,22 @@ def _tflops(arguments: list[str]) -> str:
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--convention", choices=tuple(CONVENTIONS), default=DEFAULT_CONVENTION)
     parser.add_argument("--baseline")
+    parser.add_argument("--predict")
     given = parser.parse_args(arguments)
     paths = [ROOT / path for path in given.paths]
-    return report(paths, given.convention, given.baseline).render("markdown")
+    return report(paths, given.convention, given.baseline, given.predict).render("markdown")
+
+
+def _plan(arguments: list[str]) -> str:
+    from analysis.plan import rendered
+
+    return rendered([*arguments, "--format", "markdown"])
+
+
+def _validation(arguments: list[str]) -> str:
+    from analysis.predict import published
+
+    return published().render("markdown")
 
 
 def _parity(arguments: list[str]) -> str:
@@ -122,6 +137,8 @@ def _published(name: str) -> Callable[[list[str]], str]:
 REPORTS: dict[str, Callable[[list[str]], str]] = {
     "tflops": _tflops,
     "parity": _parity,
+    "plan": _plan,
+    "validation": _validation,
     "saves": _saves,
     "compare": _compare,
     "breakdown": _breakdown,

@@ -227,16 +227,24 @@ def table(
 
 
 def report(
-    paths: list[Path], convention: str = DEFAULT_CONVENTION, baseline: str | None = None
+    paths: list[Path],
+    convention: str = DEFAULT_CONVENTION,
+    baseline: str | None = None,
+    predict: str | None = None,
 ) -> Table:
-    """The table of what is at the paths, for reports.
+    """The table of what is at the paths, for reports; predicted beside measured on a `predict`ed
+    cluster.
 
     Raises:
-        UsageError: nothing could be read, or there is no such baseline.
+        UsageError: nothing could be read, or there is no such baseline or calibration.
     """
     records, _ = load(paths)
     named = _check_baseline(records, baseline)
-    return table(rows(records, convention, baseline), convention, named)
+    found = rows(records, convention, baseline)
+    _beside(found, _predicted(records, predict))
+    shown = table(found, convention, named)
+    shown.notes.extend(_provenance(predict))
+    return shown
 
 
 def _check_baseline(records: list[Record], baseline: str | None) -> list[str]:
@@ -257,6 +265,23 @@ def _predicted(records: list[Record], cluster: str | None) -> list[float | None]
     from analysis import calibration, predict
 
     return predict.beside(records, calibration.load_calibration(cluster))
+
+
+def _provenance(cluster: str | None) -> list[str]:
+    """What the predictions were made of: some of the rows shown may be those that were fitted."""
+    if not cluster:
+        return []
+    from analysis.calibration import load_calibration
+
+    return [f"predicted, not measured, by {load_calibration(cluster).source}"]
+
+
+def _beside(found: list[dict[str, Any]], predicted: list[float | None]) -> None:
+    """Predicted seconds and their signed error into the rows."""
+    for row, seconds in zip(found, predicted, strict=True):
+        row["predicted_s"] = seconds
+        if seconds and row["step_s"]:
+            row["predicted_error"] = seconds / row["step_s"] - 1
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -292,16 +317,14 @@ def main(argv: list[str] | None = None) -> int:
         arguments.window,
         arguments.rule,
     )
-    for row, seconds in zip(found, predicted, strict=True):
-        row["predicted_s"] = seconds
-        if seconds and row["step_s"]:
-            row["predicted_error"] = seconds / row["step_s"] - 1
+    _beside(found, predicted)
     if arguments.format == "json":
         keys = [*SUMMARY, *ADDED, *(["predicted_s", "predicted_error"] * bool(arguments.predict))]
         print(json_objects([{k: row.get(k) for k in keys} for row in found]), end="")
         return 0
     step_rule = describe_rule(arguments.window, arguments.rule)
     shown = table(found, arguments.convention, named, arguments.scaling, step_rule)
+    shown.notes.extend(_provenance(arguments.predict))
     text = shown.render(arguments.format)
     print(emphasise(text) if arguments.format == "text" else text, end="")
     return 0

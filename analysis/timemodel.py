@@ -20,7 +20,7 @@ FULL, SELECTIVE = 2, 1
 CROWD = 0.3  # a ring over more nodes is slower, to this power
 HOST_RATE = 2e9  # bytes/s of a rank's share of CPU Adam and PCIe (the Jean Zay offload rows)
 HOST_SPREAD = 0.04  # of launching, per further rank of a tp group
-SHOWN = 0.6  # of p2p: the part that no computation hides
+SHOWN = 0.4  # of p2p: the part that no computation hides
 SHARPNESS = 5.0  # how hard the larger of GPU time and launch time wins; infinity would be max()
 
 

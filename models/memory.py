@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 FULL, SELECTIVE = 2, 1
-GB = 1e9
+GB = 2.0**30  # what cards have and tools print as a GB
 BUCKET = 5e8  # elements of DeepSpeed's default reduce and all-gather buckets
 LIVE = 1e9  # elements: DeepSpeed's default stage3_max_live_parameters
 # What no formula gives: CUDA context, NCCL's buffers, workspaces; and the allocator's fragments.
-CONSTANTS = {"library_gb": 4.5, "fragments": 1.05}
+CONSTANTS = {"library_gb": 4.2, "fragments": 1.05}
 
 
 def stage_layers(x: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

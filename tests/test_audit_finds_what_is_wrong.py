@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis import tables
 from analysis.audit import audit_document, audit_paths, main
 from analysis.markdown import read_csv
 
@@ -147,3 +148,22 @@ def test_a_raw_log_of_ranks_is_audited_too(tmp_path):
     path.write_text("\n".join(lines) + "\n")
     (finding,) = audit_paths([path])[0]
     assert finding.message.startswith("10.00 s is the mean of ranks at 14.00 and 6.00 s")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "cause"),
+    [
+        ("t.csv", "", "empty file"),
+        ("t.csv", "a,b\n1,2\n", "no column gpus in this CSV"),
+        ("t.csv", 'gpus,tflops\n"8', "unexpected end of data"),
+        ("t.csv", "gpus,tp,pp\n8,1", "truncated: line 2 ends after 2 of 3 columns"),
+        ("t.md", "", "empty file"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_one_line_and_exit_2(tmp_path, capsys, name, content, cause):
+    path = tmp_path / name
+    path.write_text(content)
+    assert main([str(path)]) == 2
+    assert capsys.readouterr().err == f"analysis.audit: {path}: {cause}\n"
+    assert tables.main(["--recompute", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"analysis.tables: {path}: no table with GPUs")

@@ -1,16 +1,20 @@
 """The planner: every possible layout and no other, fast, ranked, refused in words."""
 
+import json
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from analysis import plan
 from analysis.calibration import from_data_sheet, load_calibration, names
+from models import memory
 from models.config import PRESETS
 from parallel.columns import columns, possible
 from parallel.layout import OFFLOAD, RECOMPUTE, Layout
 from parallel.study import load_study
+from slurm import render
 
 PLAN = ["--cluster", "selene", "--gpus", "64", "--global-batch", "64", "--model", "18b"]
 
@@ -50,7 +54,7 @@ def test_175b_on_512_gpus_is_planned_in_a_second():
     assert len(x) > 3000 and len(order) > 100
     assert (np.diff(seconds[order]) >= 0).all()
     assert (x.gpus == 512).all() and (x.global_batch == 1536).all()
-    assert took < 4.0  # under 1 s on a quiet core
+    assert took < 1.0
 
 
 def test_a_trillion_on_ten_thousand_gpus():
@@ -98,7 +102,7 @@ def test_why_adds_up_to_the_prediction(capsys):
     seconds, used, order = plan.rank(x, cluster, 0.06)
     time_s, gigabytes = plan.explained(x, int(order[0]), cluster)
     assert sum(time_s.values()) == pytest.approx(seconds[order[0]])
-    assert sum(gigabytes.values()) == pytest.approx(used[order[0]] / 1e9)
+    assert sum(gigabytes.values()) == pytest.approx(used[order[0]] / memory.GB)
     assert plan.main([*PLAN, "--why", "tp=8,recompute=full"]) == 0
     assert "fits" in capsys.readouterr().out
     assert plan.main([*PLAN, "--why", "tp=7"]) == 2
@@ -108,6 +112,7 @@ def test_the_top_is_a_study_that_renders(tmp_path, capsys):
     path = tmp_path / "planned.toml"
     assert plan.main([*PLAN, "--study", str(path), "--top", "4"]) == 0
     study = load_study(path, cluster="dgx-a100")
+    assert render.main([str(path), "--cluster", "dgx-a100", "--dry-run", "--strict"]) == 0
     assert len(study.specs) == 4
     assert all(spec.gpus == 64 and spec.global_batch == 64 for spec in study.specs.values())
 
@@ -124,3 +129,23 @@ def test_efficiency_over_gpus_is_drawn(tmp_path, capsys):
     assert plan.main([*PLAN, "--scale", str(out), "--top", "1"]) == 0
     assert out.stat().st_size > 5000
     assert "predicted efficiency" in capsys.readouterr().out
+
+
+def test_gpus_may_stay_idle_when_they_divide_badly():
+    cluster = load_calibration("selene")
+    all_used = plan.space(PRESETS["1t"], cluster, 10000, 9984 * 625, 2048)
+    some_idle = plan.space(PRESETS["1t"], cluster, 10000, 9984, 2048, leave=16)
+    assert (all_used.gpus == 10000).all()
+    assert ((some_idle.gpus >= 9984) & (some_idle.gpus <= 10000)).all()
+    assert (some_idle.pp == 32).any() and not (all_used.pp == 32).any()
+
+
+def test_predicted_stands_beside_measured(capsys):
+    from analysis import tflops
+
+    runs = str(Path(__file__).parent.parent / "logs" / "2-core-cpu" / "parity")
+    assert tflops.main([runs, "--predict", "2-core-cpu", "--format", "json"]) == 0
+    for row in json.loads(capsys.readouterr().out):
+        wanted = row["predicted_s"] / row["steady_step_s"] - 1
+        assert row["predicted_error"] == pytest.approx(wanted)
+    assert tflops.main([runs, "--predict", "nowhere"]) == 2

@@ -16,20 +16,43 @@ def validate(shared, capsys, *names, split="random", count=20):
     return json.loads(capsys.readouterr().out)
 
 
-# The bars; what falls short of them is stated in the README.
+# Bars on the mean absolute error. (VTrain's single-node table, 949 host-bound runs, is at 6.2 %.)
+SELENE = ("narayanan_sc21_table1", "narayanan_sc21_table2", "korthikanti22")
 BARS = [
-    (("bigscience_tr11_a100",), 0.05),
-    (("vtrain_multi_a100",), 0.07),
-    (("seed003_jeanzay_v100",), 0.08),
+    (("bigscience_tr11_a100",), "random", 0.05),
+    (SELENE, "leave-one-out", 0.04),
+    (("vtrain_multi_a100",), "random", 0.07),
+    (("bigscience_tr3m_1b3_v100",), "random", 0.04),
+    (("seed003_jeanzay_v100",), "random", 0.08),
 ]
 
 
-@pytest.mark.parametrize(("names", "bar"), BARS, ids=lambda v: v[0] if isinstance(v, tuple) else "")
-def test_held_out_error(shared, capsys, names, bar):
-    found = validate(shared, capsys, *names)
+@pytest.mark.parametrize(("names", "split", "bar"), BARS, ids=lambda v: str(v)[:24])
+def test_held_out_error(shared, capsys, names, split, bar):
+    found = validate(shared, capsys, *names, split=split)
     assert found["mape"] <= bar
     assert found["calibration_rows_at_most"] <= 20
     assert found["n"] == sum(row["scored"] for row in found["rows"])
+    assert found["coverage80"] >= 0.7
+
+
+@pytest.mark.parametrize("split", ["leave-model-out", "leave-tp-out"])
+@pytest.mark.parametrize("name", ["bigscience_tr11_a100", "seed003_jeanzay_v100"])
+def test_extrapolation_is_little_worse_than_interpolation(shared, capsys, name, split):
+    inside = validate(shared, capsys, name)["mape"]
+    assert validate(shared, capsys, name, split=split)["mape"] <= 1.5 * inside
+
+
+@pytest.mark.parametrize(("count", "bar"), [(10, 0.10), (0, 0.20)])
+def test_few_runs_or_none_still_predict(shared, capsys, count, bar):
+    for name in ("bigscience_tr11_a100", "vtrain_multi_a100", "seed003_jeanzay_v100"):
+        assert validate(shared, capsys, name, count=count)["mape"] <= bar
+
+
+def test_only_a_network_with_proven_slow_days_loses_rows(shared):
+    """Rows are left out as slow only where identical runs of the cluster differ by 1.3."""
+    for name in ("bigscience_tr11_a100", "vtrain_multi_a100", "vtrain_single_a100"):
+        assert rows.healthy(rows.read_rows([shared / "published" / f"{name}.csv"])).all()
 
 
 def test_at_most_fifteen_constants():

@@ -206,7 +206,7 @@ defaults = { engine = "ddp", gpus = 4, label = "limit" }
 slurm = { time = "00:01:00" }
 [[sweep]]
 defaults = { engine = "ddp", gpus = 2, label = "goes-on" }
-slurm = { time = "00:01:00", requeue = true }
+slurm = { requeue = true }
 """
 HOSTILE = """it's $(touch pwned) "now"
 #SBATCH --nodes=99"""
@@ -214,8 +214,9 @@ HOSTILE = """it's $(touch pwned) "now"
 
 @pytest.fixture(scope="module")
 def requeued(slurm, tokens, tmp_path_factory):
-    """Runs of tests/slurm_worker.py: one loses its node, one is told to start again, two near their
-    time limit while the tests that ask for this train; and the node that was lost."""
+    """Runs of tests/slurm_worker.py: one loses its node, one is told to start again, one nears its
+    time limit while the tests that ask for this train, one is told that it does; and the node that
+    was lost."""
     tmp_path = tmp_path_factory.mktemp("requeued")
     study, logs = study_at(tmp_path, tokens, REQUEUED, HOSTILE), tmp_path / "logs"
     with pytest.MonkeyPatch.context() as patch:
@@ -223,8 +224,9 @@ def requeued(slurm, tokens, tmp_path_factory):
         assert submit.main([str(study.path), "--logs", str(logs), "--yes"]) == 0
     wait_for(lambda: all(row.step > 0 for row in states(study, logs).values()), 120, "all to train")
     rows = states(study, logs)
-    lost, again, *_ = study.settings
+    lost, again, _, goes_on = study.settings
     node = nodes_of(rows[lost].job_id)[0]
+    slurm_says("scancel", "--signal=USR1", "--batch", str(rows[goes_on].job_id))
     slurm_says("scontrol", "requeue", str(rows[again].job_id))
     cluster.stop_node(node, slurm)
     return study, logs, node

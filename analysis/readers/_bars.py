@@ -134,6 +134,8 @@ class _Found:
         self.columns["offset"] = np.empty(room, np.min_scalar_type(size))
 
     def add(self, columns: dict[str, np.ndarray | None], offset: np.ndarray, pairs: int) -> None:
+        if not len(offset):
+            return
         start, self.n = self.n, self.n + len(offset)
         self.pairs += pairs
         self.columns["offset"][start : self.n] = offset
@@ -152,17 +154,76 @@ class _Found:
 
 
 def _scan(log: Log, start: int, end: int, dtype: type) -> _Found:
-    """What `_Block.records` finds in [start, end), with offsets in the file."""
+    """What `_Block.records` finds in [start, end), with offsets in the file.
+
+    Where iteration lines are far between, they are copied together and read many at a time.
+    """
     found = _Found((end - start) // _SHORTEST + 1, dtype, log.size)
+    kept = _Kept(found)
     for at, buffer, length in log.blocks_into(_PAD, BLOCK, start, end):
-        columns, offset, pairs = _Block(buffer, length).records() or (None, (), 0)
-        if len(offset):
-            found.add(columns, offset + at, pairs)
+        block = _Block(buffer, length)
+        n = len(block.elapsed)
+        if n * _USUAL < _SPARSE * length:
+            kept.add(block, at)
+        elif n:
+            kept.read()
+            found.add(*block.records(at))
+    kept.read()
     return found
 
 
+_USUAL, _SPARSE = 400, 0.3  # bytes of a line; the share of a block that is worth no copy
+
+
+class _Kept:
+    """Iteration lines of many blocks, copied behind each other, and where they come from."""
+
+    def __init__(self, found: _Found):
+        self.found = found
+        self._clear()
+
+    def _clear(self) -> None:
+        self.pieces: list[bytes] = [b"\n" * _PAD]
+        self.size, self.starts, self.origins = 0, [], []
+
+    def add(self, block: "_Block", at: int) -> None:
+        """Keep the lines of a block that begins at `at` in the file."""
+        data, done, size, pieces = block.data, _PAD, self.size, self.pieces
+        for bar in block.bars[block.elapsed].tolist():
+            if bar < done:
+                continue  # the second record of a line that was kept
+            far = bar - _AHEAD if bar - _AHEAD > done else done
+            begin = data.rfind(b"\n", far, bar) + 1 or far
+            done = data.find(b"\n", bar, bar + _LONGEST) + 1
+            if not done:
+                done = min(bar + _LONGEST, block.end)
+                pieces.append(data[begin:done] + b"\n")
+            else:
+                pieces.append(data[begin:done])
+            self.starts.append(size)
+            self.origins.append(begin + at)
+            size += len(pieces[-1])
+        self.size = size
+        if size > BLOCK:
+            self.read()
+
+    def read(self) -> None:
+        """Read what was kept, and forget it."""
+        if not self.size:
+            return
+        block = _Block(bytearray(b"".join([*self.pieces, b"\n" * _PAD])), self.size)
+        columns, offset, pairs = block.records(0)
+        line = np.searchsorted(self.starts, offset, "right") - 1
+        offset = offset + (np.array(self.origins) - _PAD - np.array(self.starts))[line]
+        self.found.add(columns, offset, pairs)
+        self._clear()
+
+
+_AHEAD, _LONGEST = 400, 4096  # how far before and after its first bar a line is looked at
+
+
 _WORTH_A_ROUND = 32  # rows; fewer are read one by one
-_ROUNDS = 24  # kinds of lines in one block that are read together; what is left, one by one
+_ROUNDS = 64  # kinds of lines in one block that are read together; what is left, one by one
 
 
 @dataclass(frozen=True)
@@ -193,30 +254,34 @@ class _Block:
         self.bytes = np.frombuffer(buffer, np.uint8, length + 2 * _PAD)
         # The same bytes as overlapping 64-bit words: words[i] holds bytes i..i+7.
         self.words = np.ndarray(len(self.bytes) - 7, "<u8", buffer, strides=(1,))
-
-    def records(self) -> tuple[dict[str, np.ndarray | None], np.ndarray, int] | None:
-        """The columns (None where no line has it), the lines' places, and how many print pairs."""
         self.bars = self._bars()
-        if len(self.bars) < 2:
-            return None
-        self.elapsed = self._elapsed()
+        self.elapsed = self._elapsed() if len(self.bars) > 1 else np.empty(0, int)
+
+    def records(self, at: int) -> tuple[dict[str, np.ndarray | None], np.ndarray, int]:
+        """The columns (None where no line has it), the lines' places in the file, in which the
+        block begins `at`, and how many print pairs."""
         n = len(self.elapsed)
-        if not n:
-            return None
         self.columns: dict[str, np.ndarray | None] = dict.fromkeys(_COLUMNS)
         self.first = self.bars[self.elapsed]  # the bar that ends `iteration N/ M`
         self.pairs = 0
         left = np.arange(n)
+        # The labels behind the next two bars tell most kinds of lines apart.
+        kind = self.words[self.bars[np.minimum(self.elapsed + 1, len(self.bars) - 1)] + 1].copy()
+        kind ^= self.words[self.bars[np.minimum(self.elapsed + 2, len(self.bars) - 1)] + 1] << _U8
         for _ in range(_ROUNDS):
             if len(left) < _WORTH_A_ROUND:
                 break
-            left = self._read_alike(left)
+            alike = kind[left] == kind[left[0]]
+            if alike.sum() < _WORTH_A_ROUND:
+                left = self._read_alike(left)
+            else:
+                left = np.concatenate([left[~alike], self._read_alike(left[alike])])
         for row in left.tolist():
             self._read_one(row)
-        columns, offset = self.columns, self.first - _PAD
+        columns, offset = self.columns, self.first + (at - _PAD)
         step, iteration = columns["step_s"], columns["iteration"]
         if step is None or iteration is None:
-            return None
+            return {}, np.empty(0, int), 0
         whole = ~(np.isnan(step) | np.isnan(iteration))
         if not whole.all():
             offset = offset[whole]
@@ -247,12 +312,12 @@ class _Block:
     def _line(self, row: int) -> _Line:
         """One line, by regular expressions."""
         bar = int(self.bars[self.elapsed[row]])
-        stop = min(bar + 4096, self.end)
+        stop = min(bar + _LONGEST, self.end)
         if row + 1 < len(self.elapsed):
             stop = min(stop, int(self.bars[self.elapsed[row + 1]]))
         newline = self.data.find(b"\n", bar, stop) + 1
         *closed, tail = self._text(bar + 1, newline or stop).split(b"|")
-        ahead = self._text(bar - 400, bar).rpartition(b"\n")[2].split(b"|")
+        ahead = self._text(bar - _AHEAD, bar).rpartition(b"\n")[2].split(b"|")
         iteration, before, samples = None, 0, None
         for back, piece in enumerate(reversed(ahead[-5:])):
             if iteration := _ITERATION.search(piece):

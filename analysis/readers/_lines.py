@@ -24,8 +24,17 @@ _ANSI = re.compile(rb"\x1b\[[0-9;]{0,24}m")
 _HUMAN = re.compile(rb"(.{1,40}?)([KMGBTP]?)\Z", re.DOTALL)
 
 
+def word(literal: bytes) -> bytes:
+    """A pattern for `literal` where a word may begin; starting with it, it is found quickest."""
+    return literal + rb"(?:(?<![\w.]" + literal + rb")|(?<=[0-9;\[]m" + literal + rb"))"
+
+
 def number(text: bytes | None) -> float:
     """`1,340`, `4.71K`, `1.2e-05`, `nan`: the number; NaN for None and for what is none."""
+    try:
+        return float(text or b"nan")
+    except ValueError:
+        pass
     match = _HUMAN.match(text.strip()) if text else None
     if match is None:
         return float("nan")

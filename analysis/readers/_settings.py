@@ -7,8 +7,11 @@ that says something else leaves a note, never a change.
 import json
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from analysis.readers._lines import plain
 from analysis.readers._log import Log
@@ -75,14 +78,57 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "distributed_optimizer": ("use_distributed_optimizer",),
 }
 _NAMES = {alias for table in (_ALIASES, _WORDS) for aliases in table.values() for alias in aliases}
+
+
+def _any_of(words: set[str]) -> str:
+    """A regular expression for one of `words`, by their common beginnings: it fails soonest."""
+    tails: dict[str, set[str]] = {}
+    for word in sorted(words - {""}):
+        tails.setdefault(word[0], set()).add(word[1:])
+    ways = ["[-_]" + _any_of(t) if c == "_" else c + _any_of(t) for c, t in tails.items()]
+    body = ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})" if ways else ""
+    return f"(?:{body})?" if body and "" in words else body
+
+
 # `name ..... 4`, `name: 4`, `"name": 4`, `args[name] = 4`, `--name 4`; a name is found whole.
 _SETTING_TEXT = (
-    r"(?<![\w./])(?<![a-z]-)("
-    + "|".join(a.replace("_", "[-_]") for a in sorted(_NAMES, key=len, reverse=True))
+    r"\b(?<![./])(?<![a-z]-)("
+    + _any_of(_NAMES)
     + r""")['"\]]{0,2}[ \t]{0,3}(?:\.{2,80}|[:=]|[ \t])[ \t]{0,16}['"]?"""
     r"(\d{1,15}(?![\d.]\d|\w)|None|null|[A-Za-z][\w.]{0,30})"
 ).encode()
 _SETTING = re.compile(_SETTING_TEXT)
+
+
+# Bytes by what they may be: 1 stands before a name, 2 begins one.
+_KINDS = bytes(
+    2 if chr(i) in {name[0] for name in _NAMES} else re.match(rb"[^\w./]", bytes([i])) is not None
+    for i in range(256)
+)
+_BEGINNINGS = np.unique(
+    [
+        int.from_bytes(name.replace("_", dash)[:3].encode(), "little")
+        for name in _NAMES
+        for dash in "_-"
+    ]
+)
+
+
+def _settings_in(text: bytes) -> Iterator[re.Match[bytes]]:
+    """What _SETTING finds: numpy picks the few places where a name may begin."""
+    padded = b"\n" + text + b"\0\0"
+    data, kind = np.frombuffer(padded, np.uint8), np.frombuffer(padded.translate(_KINDS), np.uint8)
+    starts = np.flatnonzero((kind[:-3] == 1) & (kind[1:-2] == 2))
+    three = (
+        data[starts + 1] | data[starts + 2].astype(int) << 8 | data[starts + 3].astype(int) << 16
+    )
+    end = 0
+    for at in starts[np.isin(three, _BEGINNINGS)].tolist():
+        if at >= end and (match := _SETTING.match(text, at)):
+            end = match.end()
+            yield match
+
+
 _USING_WORLD = re.compile(rb"using world size: {0,3}(\d{1,7})")
 _USING_SIZES = re.compile(
     rb"(?<![\w-])(data|tensor-model|pipeline-model|model)-parallel[- ]size: {0,3}(\d{1,7})"
@@ -104,7 +150,7 @@ def read_header(record: Record, header: bytes) -> None:
     """
     last: dict[str, bytes] = {}
     seen: dict[str, list[bytes]] = {}
-    for match in _SETTING.finditer(header):
+    for match in _settings_in(header):
         if (
             match[1].endswith(b"world_size")
             and b"config.py:" in header[match.start() - 80 : match.start()]

@@ -16,7 +16,7 @@ import re
 import numpy as np
 
 from analysis.readers._endings import judge_end
-from analysis.readers._lines import WORD, find_int, labelled, number, table
+from analysis.readers._lines import find_int, labelled, number, table, word
 from analysis.readers._log import Log
 from analysis.readers._settings import header_of, read_header, state
 from analysis.readers._steps import put_steps
@@ -29,7 +29,7 @@ MARKS = ((b"SamplesPerSec=",), (b"iter time (s): ",), (_CHAT_MARKS[1],))
 EMBEDDED = True
 BANNERS = (b"DeepSpeed info: version",)
 
-_PIPE = re.compile(WORD + rb"steps: (?P<iteration>\d{1,9}) loss: ")
+_PIPE = re.compile(word(b"steps: ") + rb"(?P<iteration>\d{1,9}) loss: ")
 _PIPE_FIELDS = {
     "loss": labelled(rb"loss"),
     "step_s": labelled(rb"iter time \(s\)"),

@@ -8,7 +8,7 @@ s:1 trl:10.9598 lr:0.000002 norm:15.24            (main.log: losses only, no tim
 import re
 
 from analysis.readers._endings import judge_end
-from analysis.readers._lines import NUMBER, WORD, labelled, table
+from analysis.readers._lines import NUMBER, labelled, table, word
 from analysis.readers._log import Log
 from analysis.readers._settings import state
 from analysis.readers._steps import put_steps
@@ -18,7 +18,8 @@ FORMAT = "llm.c"
 MARKS = ((b"s:", b" trl:"), (b"step ", b"tok/s", b"| loss "), (b"step ", b"tok/s", b"train loss "))
 
 _CONSOLE = re.compile(
-    WORD + rb"step {1,8}(?P<iteration>\d{1,9})/(?P<planned>\d{1,9})(?: \||:) (?:train )?(?=loss )"
+    word(b"step ")
+    + rb" {0,7}(?P<iteration>\d{1,9})/(?P<planned>\d{1,9})(?: \||:) (?:train )?(?=loss )"
 )
 _CONSOLE_FIELDS = {
     "loss": labelled(rb"loss", rb" {1,3}"),
@@ -26,7 +27,9 @@ _CONSOLE_FIELDS = {
     "ms": re.compile(rb"[|(] {0,4}" + NUMBER + rb" ms"),
     "tokens_per_s": re.compile(rb"[|,] {0,4}" + NUMBER + rb" tok/s"),
 }
-_MAIN = re.compile(WORD + rb"s:(?P<iteration>\d{1,9}) trl:" + NUMBER.replace(b"(", b"(?P<loss>", 1))
+_MAIN = re.compile(
+    word(b"s:") + rb"(?P<iteration>\d{1,9}) trl:" + NUMBER.replace(b"(", b"(?P<loss>", 1)
+)
 _MAIN_FIELDS = {"grad_norm": labelled(rb"norm")}
 
 

@@ -11,7 +11,7 @@ import re
 import numpy as np
 
 from analysis.readers._endings import judge_end
-from analysis.readers._lines import NUMBER, WORD, lines, number
+from analysis.readers._lines import NUMBER, lines, number, word
 from analysis.readers._log import Log
 from analysis.readers._settings import header_of, state
 from analysis.readers._steps import put_steps
@@ -21,7 +21,7 @@ FORMAT = "modded-nanogpt"
 MARKS = ((b"train_time:", b"step_avg:"),)
 
 _STEP = re.compile(
-    WORD + rb"step:(\d{1,9})/(\d{1,9}) (?:(train|val)_loss:" + NUMBER + rb" )?"
+    word(b"step:") + rb"(\d{1,9})/(\d{1,9}) (?:(train|val)_loss:" + NUMBER + rb" )?"
     rb"train_time:(\d{1,12})ms step_avg:" + NUMBER + rb"ms"
 )  # fmt: skip
 # It prints what nvidia-smi says as it starts: the machine's GPUs, and which have its processes.

@@ -7,7 +7,7 @@ step    12 | loss: 9.3 | lr 6.0e-04 | norm: 1.2 | dt: 95.21ms | tok/sec: 172000.
 import re
 
 from analysis.readers._endings import judge_end
-from analysis.readers._lines import WORD, find_int, labelled, table
+from analysis.readers._lines import find_int, labelled, table, word
 from analysis.readers._log import Log
 from analysis.readers._settings import header_of, read_header, state
 from analysis.readers._steps import put_steps
@@ -18,7 +18,7 @@ MARKS = ((b"| dt: ", b"| tok/sec: "),)
 BANNERS = (b"nanochat.common",)
 
 _START = re.compile(
-    WORD + rb"step {1,8}(?P<iteration>\d{1,9})(?:/(?P<planned>\d{1,9}))?"
+    word(b"step ") + rb" {0,7}(?P<iteration>\d{1,9})(?:/(?P<planned>\d{1,9}))?"
     rb"(?: \([^)|\r\n]{1,12}\))? ?\| ?loss: "
 )
 _FIELDS = {

@@ -7,7 +7,7 @@ where one fell into it.
 import re
 
 from analysis.readers._endings import judge_end
-from analysis.readers._lines import NUMBER, WORD, find_int, number, table
+from analysis.readers._lines import NUMBER, find_int, number, table, word
 from analysis.readers._log import Log
 from analysis.readers._settings import header_of, read_header, state
 from analysis.readers._steps import put_steps
@@ -18,12 +18,12 @@ MARKS = ((b"iter ", b": loss ", b"ms, mfu "), (b"iter ", b": loss ", b", time ")
 BANNERS = (b"tokens per iteration will be:",)
 
 _START = re.compile(
-    WORD + rb"iter (?P<iteration>\d{1,9}): loss " + NUMBER.replace(rb"(", rb"(?P<loss>", 1)
+    word(b"iter ") + rb"(?P<iteration>\d{1,9}): loss " + NUMBER.replace(rb"(", rb"(?P<loss>", 1)
     + rb", time (?P<ms>[\d.]{1,20})ms"
 )  # fmt: skip
 _TOKENS = re.compile(rb"tokens per iteration will be: ([\d,]{1,20})")
 _PARAMS = re.compile(rb"number of parameters: ([\d.,]{1,16}[KMBG]?)")
-_STEPS = re.compile(rb"(?<!\w)max_iters {0,3}= {0,3}(\d{1,9})")
+_STEPS = re.compile(rb"max_iters(?<!\wmax_iters) {0,3}= {0,3}(\d{1,9})")
 
 
 def read(log: Log) -> Record:

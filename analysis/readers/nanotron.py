@@ -6,7 +6,7 @@ Numbers keep three digits and carry K, M, G or T. Newer versions say `time_per_i
 import re
 
 from analysis.readers._endings import judge_end
-from analysis.readers._lines import WORD, find_int, labelled, number, ranks_of_rates, table
+from analysis.readers._lines import find_int, labelled, number, ranks_of_rates, table, word
 from analysis.readers._log import Log
 from analysis.readers._settings import header_of, read_header, state
 from analysis.readers._steps import put_steps
@@ -16,7 +16,7 @@ FORMAT = "nanotron"
 MARKS = ((b"iteration: ", b"time_per_iteration_ms: "),)
 BANNERS = (b"nanotron", b"|DP=0|PP=0|TP=0]")
 
-_START = re.compile(WORD + rb"iteration: (?P<iteration>\d{1,9}) / (?P<planned>\d{1,9}) ?\|")
+_START = re.compile(word(b"iteration:") + rb" (?P<iteration>\d{1,9}) / (?P<planned>\d{1,9}) ?\|")
 _FIELDS = {
     "ms": labelled(rb"(?:elapsed_)?time_per_iteration_ms"),
     "loss": labelled(rb"lm_loss"),

@@ -39,8 +39,8 @@ _FIELDS = {
     "tflops": labelled(rb"TFLOPS_per_GPU", _VALUE),
 }
 _PLANNED = re.compile(rb"max_steps['\"]?[:=] ?(\d{1,9})")
-_NODES = re.compile(rb"(?<!\w)num_nodes['\"]?[:=] ?(\d{1,6})")
-_DEVICES = re.compile(rb"(?<!\w)devices['\"]?[:=] ?(\d{1,4})")
+_NODES = re.compile(rb"num_nodes(?<!\wnum_nodes)['\"]?[:=] ?(\d{1,6})")
+_DEVICES = re.compile(rb"devices(?<!\wdevices)['\"]?[:=] ?(\d{1,4})")
 _CONFIG = {  # DLLogger's parameter line -> Record's fields
     "cfg/tensor_model_parallel_size": "tp",
     "cfg/pipeline_model_parallel_size": "pp",

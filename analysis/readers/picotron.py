@@ -9,7 +9,7 @@ import re
 import numpy as np
 
 from analysis.readers._endings import judge_end
-from analysis.readers._lines import WORD, find_int, labelled, ranks_of_rates, table
+from analysis.readers._lines import find_int, labelled, ranks_of_rates, table, word
 from analysis.readers._log import Log
 from analysis.readers._settings import header_of, read_header, state
 from analysis.readers._steps import put_steps
@@ -19,7 +19,7 @@ FORMAT = "picotron"
 MARKS = ((b"Step: ", b"Tokens/s/GPU: "),)
 BANNERS = (b"picotron",)
 
-_START = re.compile(WORD + rb"Step: {0,8}(?P<iteration>\d{1,9}) {0,8}[|,] (?=Loss:)")
+_START = re.compile(word(b"Step:") + rb" {0,8}(?P<iteration>\d{1,9}) {0,8}[|,] (?=Loss:)")
 _FIELDS = {
     "loss": labelled(rb"Loss"),
     "tokens": labelled(rb"Global batch size"),

@@ -11,7 +11,7 @@ import re
 import numpy as np
 
 from analysis.readers._endings import judge_end
-from analysis.readers._lines import ANSI, WORD, find_int, labelled, table
+from analysis.readers._lines import ANSI, find_int, labelled, table, word
 from analysis.readers._log import Log
 from analysis.readers._settings import header_of, read_header, state
 from analysis.readers._steps import put_steps
@@ -22,8 +22,8 @@ MARKS = ((b"step:", b"tps: ", b"memory: "), (b"step:", b"wps: ", b"memory: "))
 BANNERS = (b"torchtitan", b"[titan]")
 
 _START = re.compile(
-    WORD
-    + rb"(?<!validate )step:"
+    word(b"step:")
+    + rb"(?<!validate step:)"
     + ANSI
     + rb" {0,8}(?P<iteration>\d{1,9})"
     + ANSI
