@@ -63,6 +63,10 @@ def test_msize_presets_are_the_published_shapes(shared):
         for name, c in PRESETS.items()
         if name.startswith("msize-")
     }
+    # 181B is in the checkpoint-save table alone, by size: a shape that holds as many parameters.
+    billions = PRESETS["msize-181b"].n_params / 1e9
+    assert billions == pytest.approx(181, rel=0.01)
+    assert ours.pop("msize-181b") == (64, 15360, 32)
     assert ours == shapes
 
 
