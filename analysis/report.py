@@ -14,6 +14,7 @@ them is written by this command and by nobody else. NAME is one of
     breakdown PATH...                                 where the time and the efficiency went
     scaling PATH... [--baseline NAME]                 the curve over repeats
     audit PATH...                                     what is wrong with published tables
+    file PATH                                         a Markdown table that a benchmark wrote
     jeanzay FIRST-LAST                                published rows of these lines, recomputed
     repeats | checkpoints | big-purple | t4 | bucket-ab | epochs | phases | sc21-days
 
@@ -114,6 +115,16 @@ def _audit(arguments: list[str]) -> str:
     return "".join(f"- {line}\n" for line in lines) or "- nothing\n"
 
 
+def _file(arguments: list[str]) -> str:
+    if len(arguments) != 1:
+        raise UsageError(f"file takes one path, not {' '.join(arguments)!r}")
+    path = ROOT / arguments[0]
+    try:
+        return path.read_text().strip() + "\n"
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+
+
 def _jean_zay(arguments: list[str]) -> str:
     from analysis.published import jean_zay
 
@@ -144,6 +155,7 @@ REPORTS: dict[str, Callable[[list[str]], str]] = {
     "breakdown": _breakdown,
     "scaling": _scaling,
     "audit": _audit,
+    "file": _file,
     "jeanzay": _jean_zay,
     "repeats": _published("repeats"),
     "checkpoints": _published("checkpoints"),

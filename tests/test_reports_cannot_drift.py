@@ -41,6 +41,7 @@ def test_a_changed_number_is_stale_until_it_is_written_again(tmp_path, capsys):
         ("<!-- report: t4 -->", "not closed by"),
         ("<!-- report: t4 -->\n<!-- report: t4 -->\n<!-- /report -->", "before the next"),
         ("<!-- report: jeanzay 1-2 -->\n<!-- /report -->", "no row from lines 1 to 2"),
+        ("<!-- report: file nowhere.md -->\n<!-- /report -->", "nowhere.md"),
         ("<!-- report: tflops nowhere -->\n<!-- /report -->", "nowhere"),
         ("<!-- report: tflops --convention x y -->\n<!-- /report -->", "invalid choice"),
     ],
