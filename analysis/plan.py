@@ -27,6 +27,7 @@ import numpy as np
 
 from analysis import timemodel
 from analysis.calibration import Calibration, from_data_sheet, load_calibration
+from analysis.rows import host_columns
 from analysis.tables import FORMATS, Column, Table, emphasise
 from models import memory
 from models.config import GPTConfig, preset
@@ -46,6 +47,18 @@ def divisors(n: int) -> list[int]:
     """Whole numbers that divide n, ascending."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return small + [n // d for d in reversed(small) if d * d != n]
+
+
+def engine_of(zero_stage: int) -> str:
+    """The engine that a study runs a layout with."""
+    return "megatron" if zero_stage < 2 else "deepspeed_zero"
+
+
+def crowd(x: Columns, cluster: Calibration) -> np.ndarray:
+    """Ranks per core, (n,): more than 1 only on a host CPU, whose cores count as its GPUs."""
+    if cluster.machine_override is None:
+        return np.ones(len(x))
+    return np.maximum(1.0, x.gpus / cluster.gpus_per_node)
 
 
 def space(
@@ -114,6 +127,16 @@ def space(
     n, k = len(table), len(policies)
     rows, policy = np.repeat(table, k, axis=0), np.tile(np.array(policies), (n, 1))
     width = WIDTHS[precision]
+    kind = {
+        "flash": cluster.flash,
+        "gpus_per_node": cluster.gpus_per_node,
+        "deepspeed": policy[:, 1] > 1,
+    }
+    if cluster.machine_override is not None:
+        engines = [engine_of(stage) for stage in policy[:, 1]]
+        kind = host_columns(engines, rows[:, 0], rows[:, 0] * rows[:, 1] * rows[:, 3])
+    if flash is not None:
+        kind["flash"] = flash
     x = columns(
         config,
         seq=seq_len,
@@ -128,9 +151,7 @@ def space(
         sequence_parallel=policy[:, 2] > 0,
         width=width,
         grad_width=4 if precision == "bf16" else width,
-        flash=cluster.flash if flash is None else flash,
-        gpus_per_node=cluster.gpus_per_node,
-        deepspeed=policy[:, 1] > 1,
+        **kind,
     )
     keep = possible(x, config.max_seq_len)
     keep &= ~((x.zero_stage > 1) & (x.pp > 1))  # DeepSpeed: no ZeRO 2 or 3 with its pipeline
@@ -184,7 +205,7 @@ def _name(x: Columns, i: int) -> str:
 def rank(x: Columns, cluster: Calibration, margin: float) -> tuple[np.ndarray, ...]:
     """(seconds, peak bytes, rows that fit from the fastest on)."""
     machine = cluster.machine(int(x.width[0]))
-    seconds = cluster.fit.seconds(x, machine)
+    seconds = cluster.fit.seconds(x, machine) * crowd(x, cluster)
     used = memory.peak(x, cluster.memory)
     fits = np.flatnonzero(used <= usable_bytes(cluster, margin))
     return seconds, used, fits[np.argsort(seconds[fits], kind="stable")]
@@ -196,15 +217,16 @@ def rows_of(
     """What is printed of the chosen layouts."""
     part = x.take(order)
     machine = cluster.machine(int(x.width[0])).spread(len(order))
+    crowded = crowd(part, cluster)
     terms = {
-        k: np.broadcast_to(v, (len(order),))
+        k: np.broadcast_to(v, (len(order),)) * crowded
         for k, v in timemodel.terms(part, machine, cluster.fit.constants).items()
     }
     seconds = sum(terms.values())
     spread = cluster.fit.spread(part, machine)
     used = memory.peak(part, cluster.memory) / memory.GB
     collectives = timemodel.tensor_parallel(part, machine, cluster.fit.constants)
-    tp_s = part.n_micro * collectives * part.layers / part.pp
+    tp_s = part.n_micro * collectives * part.layers / part.pp * crowded
     found = []
     for i in range(len(order)):
         layout = part.layout(i)
@@ -292,8 +314,12 @@ def explained(x: Columns, i: int, cluster: Calibration) -> tuple[dict, dict]:
     one = x.take(np.array([i]))
     machine = cluster.machine(int(x.width[0]))
     c = cluster.fit.constants
-    terms = {k: float(np.ravel(v)[0]) for k, v in timemodel.terms(one, machine, c).items()}
+    crowded = crowd(one, cluster)
+    terms = {
+        k: float(np.ravel(v * crowded)[0]) for k, v in timemodel.terms(one, machine, c).items()
+    }
     collectives = timemodel.tensor_parallel(one, machine, c) * one.layers / one.pp * one.n_micro
+    collectives = collectives * crowded
     tp_s = min(float(np.ravel(collectives)[0]), terms["compute"])
     split = {"kernels": terms.pop("compute") - tp_s, "tensor parallel": tp_s} | terms
     return split, _parts(one, cluster)
@@ -376,7 +402,7 @@ def study_toml(
     lines += ["", "[defaults]"]
     lines += [f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}" for k, v in settings.items()]
     for row in found:
-        engine = "megatron" if row["zero_stage"] < 2 else "deepspeed_zero"
+        engine = engine_of(row["zero_stage"])
         lines += [
             "",
             f"[[run]] # predicted {row['predicted_s']:.4g} s, {row['memory_gb']:.1f} GB",

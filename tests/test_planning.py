@@ -149,3 +149,20 @@ def test_predicted_stands_beside_measured(capsys):
         wanted = row["predicted_s"] / row["steady_step_s"] - 1
         assert row["predicted_error"] == pytest.approx(wanted)
     assert tflops.main([runs, "--predict", "nowhere"]) == 2
+
+
+@pytest.mark.parametrize("name", ["megatron-tp2", "megatron-pp2", "megatron-tp2-pp2-dp2"])
+def test_the_plan_predicts_what_the_parity_table_does(name):
+    from analysis.load import load
+    from analysis.predict import beside
+
+    folder = Path(__file__).parent.parent / "logs" / "2-core-cpu" / "parity" / name
+    (record,), _ = load([folder])
+    cluster = load_calibration("2-core-cpu")
+    config = PRESETS["tiny"]
+    x = plan.space(config, cluster, record.gpus, 16, config.max_seq_len, "fp32")
+    seconds, _, _ = plan.rank(x, cluster, 0.06)
+    wanted = {"tp": record.tp, "pp": record.pp, "micro_batch": 2, "vpp": 1, "zero_stage": 0}
+    row = plan.why(x, seconds, seconds, wanted | {"recompute": 0, "sequence_parallel": 0})
+    assert seconds[row] == pytest.approx(beside([record], cluster)[0])
+    assert sum(plan.explained(x, row, cluster)[0].values()) == pytest.approx(seconds[row])
