@@ -134,6 +134,11 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     out = arguments.out or calibration.FOLDER / f"{arguments.name}.toml"
     try:
+        for flag in ("rows", "fit"):
+            if getattr(arguments, flag) < 1:
+                raise UsageError(f"--{flag} must be positive, not {getattr(arguments, flag)}")
+        if not out.parent.is_dir():  # known before a minute of measuring
+            raise UsageError(f"{out}: no folder {out.parent}")
         if arguments.published:
             table = _published(arguments, out)
         else:

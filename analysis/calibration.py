@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 
 from analysis.fitting import NAMES, Fit, prior_fit
+from analysis.tables import writing
 from analysis.timemodel import Machine, machine_of
 from models import memory
 from models.errors import UsageError
-from models.hardware import LINKS, planning_gpu
+from models.hardware import LINKS, find_gpu, planning_gpu
 from parallel.clusters import load_clusters
 
+# FlashAttention's kernels need compute capability 8.0 (Ampere) or CDNA 2: these cards are older.
+UNFUSED = ("T4", "P100 SXM2", "V100 SXM2", "V100S PCIe", "V100 PCIe")
 FOLDER = Path(__file__).resolve().parent / "calibrations"
 
 
@@ -54,6 +57,15 @@ def _with_cards() -> dict[str, Any]:
     return {name: c for name, c in load_clusters().items() if c.gpu}
 
 
+def fits_of(gpu: str) -> list[str]:
+    """Committed calibrations of the same card."""
+    card, found = planning_gpu(gpu), []
+    for path in sorted(FOLDER.glob("*.toml")):
+        other = find_gpu(tomllib.loads(path.read_text())["gpu"])
+        found += [path.stem] if other == card else []
+    return found
+
+
 def load_calibration(wanted: str) -> Calibration:
     """A calibration by name or file.
 
@@ -81,7 +93,6 @@ def from_data_sheet(
         UsageError: unknown card.
     """
     card = planning_gpu(gpu)
-    new = card.name.startswith(("H", "B", "GB", "MI3", "A100"))
     return Calibration(
         name or card.name,
         gpu,
@@ -89,8 +100,8 @@ def from_data_sheet(
         memory_gb or LINKS[card.name].memory_gb,
         "",
         prior_fit(),
-        flash=new,
-        source="data sheet and priors, no run",
+        flash=card.name not in UNFUSED,
+        source="data sheet and priors, no run of this card was compared",
     )
 
 
@@ -101,6 +112,8 @@ def _read(path: Path) -> Calibration:
         raise UsageError(f"calibration {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"calibration {path} is not TOML: {error}") from error
+    if missing := [k for k in ("gpu", "constants", "fit") if k not in table]:
+        raise UsageError(f"{path} is no calibration: it has no {', '.join(missing)}")
     try:
         constants = {n: float(table["constants"][n]) for n in NAMES}
         fit = Fit(
@@ -157,4 +170,5 @@ def write(
     lines += ["rows = [", *(f'  "{row}",' for row in rows), "]", "covariance = ["]
     for row in fit.covariance:
         lines.append("  [" + ", ".join(f"{v:.4g}" for v in row) + "],")
-    path.write_text("\n".join([*lines, "]"]) + "\n")
+    with writing(path):
+        path.write_text("\n".join([*lines, "]"]) + "\n")

@@ -26,12 +26,14 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 import numpy as np
 
 from analysis import timemodel
-from analysis.calibration import Calibration, from_data_sheet, load_calibration
-from analysis.tables import FORMATS, Column, Table, emphasise
+from analysis.calibration import Calibration, fits_of, from_data_sheet, load_calibration
+from analysis.rows import host_columns
+from analysis.tables import FORMATS, Column, Table, emphasise, writing
 from models import memory
 from models.config import GPTConfig, preset
 from models.errors import UsageError
 from models.flops import tflops_per_gpu
+from models.hardware import planning_gpu
 from parallel.columns import Columns, columns, possible
 from parallel.layout import RECOMPUTE
 
@@ -39,6 +41,7 @@ INTERVAL = 1.2816
 MARGIN = 0.06  # of memory, left free
 WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2}
 KEYS = ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage", "recompute")
+STEPS = 20  # of a planned run
 SCALE = tuple(2**i for i in range(3, 15))
 
 
@@ -46,6 +49,18 @@ def divisors(n: int) -> list[int]:
     """Whole numbers that divide n, ascending."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return small + [n // d for d in reversed(small) if d * d != n]
+
+
+def engine_of(zero_stage: int) -> str:
+    """The engine that a study runs a layout with."""
+    return "megatron" if zero_stage < 2 else "deepspeed_zero"
+
+
+def crowd(x: Columns, cluster: Calibration) -> np.ndarray:
+    """Ranks per core, (n,): more than 1 only on a host CPU, whose cores count as its GPUs."""
+    if cluster.machine_override is None:
+        return np.ones(len(x))
+    return np.maximum(1.0, x.gpus / cluster.gpus_per_node)
 
 
 def space(
@@ -114,6 +129,16 @@ def space(
     n, k = len(table), len(policies)
     rows, policy = np.repeat(table, k, axis=0), np.tile(np.array(policies), (n, 1))
     width = WIDTHS[precision]
+    kind = {
+        "flash": cluster.flash,
+        "gpus_per_node": cluster.gpus_per_node,
+        "deepspeed": policy[:, 1] > 1,
+    }
+    if cluster.machine_override is not None:
+        engines = [engine_of(stage) for stage in policy[:, 1]]
+        kind = host_columns(engines, rows[:, 0], rows[:, 0] * rows[:, 1] * rows[:, 3])
+    if flash is not None:
+        kind["flash"] = flash
     x = columns(
         config,
         seq=seq_len,
@@ -128,9 +153,7 @@ def space(
         sequence_parallel=policy[:, 2] > 0,
         width=width,
         grad_width=4 if precision == "bf16" else width,
-        flash=cluster.flash if flash is None else flash,
-        gpus_per_node=cluster.gpus_per_node,
-        deepspeed=policy[:, 1] > 1,
+        **kind,
     )
     keep = possible(x, config.max_seq_len)
     keep &= ~((x.zero_stage > 1) & (x.pp > 1))  # DeepSpeed: no ZeRO 2 or 3 with its pipeline
@@ -184,10 +207,24 @@ def _name(x: Columns, i: int) -> str:
 def rank(x: Columns, cluster: Calibration, margin: float) -> tuple[np.ndarray, ...]:
     """(seconds, peak bytes, rows that fit from the fastest on)."""
     machine = cluster.machine(int(x.width[0]))
-    seconds = cluster.fit.seconds(x, machine)
+    seconds = cluster.fit.seconds(x, machine) * crowd(x, cluster)
     used = memory.peak(x, cluster.memory)
     fits = np.flatnonzero(used <= usable_bytes(cluster, margin))
     return seconds, used, fits[np.argsort(seconds[fits], kind="stable")]
+
+
+def undominated(x: Columns, used: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """The rows of `order` without those that another recompute policy beats in both time and
+    memory: under flash, selective recomputes what was never stored."""
+    names = ("tp", "pp", "vpp", "dp", "micro_batch", "zero_stage", "sequence_parallel")
+    split = zip(*(getattr(x, name)[order].tolist() for name in names), strict=True)
+    least: dict[tuple, float] = {}
+    kept = []
+    for i, key in zip(order.tolist(), split, strict=True):
+        if used[i] < least.get(key, math.inf):
+            least[key] = used[i]
+            kept.append(i)
+    return np.array(kept, int)
 
 
 def rows_of(
@@ -196,15 +233,16 @@ def rows_of(
     """What is printed of the chosen layouts."""
     part = x.take(order)
     machine = cluster.machine(int(x.width[0])).spread(len(order))
+    crowded = crowd(part, cluster)
     terms = {
-        k: np.broadcast_to(v, (len(order),))
+        k: np.broadcast_to(v, (len(order),)) * crowded
         for k, v in timemodel.terms(part, machine, cluster.fit.constants).items()
     }
     seconds = sum(terms.values())
     spread = cluster.fit.spread(part, machine)
     used = memory.peak(part, cluster.memory) / memory.GB
     collectives = timemodel.tensor_parallel(part, machine, cluster.fit.constants)
-    tp_s = part.n_micro * collectives * part.layers / part.pp
+    tp_s = part.n_micro * collectives * part.layers / part.pp * crowded
     found = []
     for i in range(len(order)):
         layout = part.layout(i)
@@ -250,6 +288,12 @@ def table(found: list[dict[str, Any]], notes: list[str]) -> Table:
     return Table(columns_, found, notes=notes)
 
 
+WORDS = {
+    "recompute": {name: i for i, name in enumerate(RECOMPUTE)},
+    "sequence_parallel": {"yes": 1, "no": 0, "1": 1, "0": 0},
+}
+
+
 def parse_layout(text: str) -> dict[str, int]:
     """Numbers of a text such as tp=8,pp=8,micro_batch=1; recompute by name.
 
@@ -262,17 +306,25 @@ def parse_layout(text: str) -> dict[str, int]:
         key, _, value = piece.partition("=")
         if key not in known:
             raise UsageError(f"--why: unknown {key!r}; known: {', '.join(sorted(known))}")
-        if key == "recompute" and value in RECOMPUTE:
-            wanted[key] = RECOMPUTE.index(value)
-        elif value.isdigit() and key != "recompute":
+        words = WORDS.get(key, {})
+        if value in words:
+            wanted[key] = words[value]
+        elif value.isdecimal() and value.isascii() and key != "recompute":
             wanted[key] = int(value)
         else:
-            raise UsageError(f"--why: {key} cannot be {value!r}")
+            allowed = ", ".join(words) or "a whole number"
+            raise UsageError(f"--why: {key} cannot be {value!r}, only {allowed}")
     return wanted
 
 
-def why(x: Columns, seconds: np.ndarray, used: np.ndarray, wanted: dict[str, int]) -> int:
-    """The fastest row that has the wanted settings.
+def _word(key: str, value: int) -> str:
+    return next((word for word, v in WORDS.get(key, {}).items() if v == value), str(int(value)))
+
+
+def why(
+    x: Columns, seconds: np.ndarray, used: np.ndarray, wanted: dict[str, int], limit: float
+) -> int:
+    """The fastest row that has the wanted settings and fits; if none fits, the fastest.
 
     Raises:
         UsageError: no layout has them.
@@ -282,8 +334,14 @@ def why(x: Columns, seconds: np.ndarray, used: np.ndarray, wanted: dict[str, int
         match &= getattr(x, key) == value
     rows = np.flatnonzero(match)
     if not len(rows):
-        said = ", ".join(f"{k} {v}" for k, v in wanted.items())
-        raise UsageError(f"--why: no possible layout has {said}")
+        said = ", ".join(f"{k} {_word(k, v)}" for k, v in wanted.items())
+        values = {k: sorted(set(getattr(x, k).tolist())) for k in wanted}
+        there = "; ".join(
+            f"{k} {', '.join(_word(k, v) for v in found)}" for k, found in values.items()
+        )
+        raise UsageError(f"--why: no possible layout has {said}; there are: {there}")
+    if (used[rows] <= limit).any():
+        rows = rows[used[rows] <= limit]
     return int(rows[np.argmin(seconds[rows])])
 
 
@@ -292,8 +350,12 @@ def explained(x: Columns, i: int, cluster: Calibration) -> tuple[dict, dict]:
     one = x.take(np.array([i]))
     machine = cluster.machine(int(x.width[0]))
     c = cluster.fit.constants
-    terms = {k: float(np.ravel(v)[0]) for k, v in timemodel.terms(one, machine, c).items()}
+    crowded = crowd(one, cluster)
+    terms = {
+        k: float(np.ravel(v * crowded)[0]) for k, v in timemodel.terms(one, machine, c).items()
+    }
     collectives = timemodel.tensor_parallel(one, machine, c) * one.layers / one.pp * one.n_micro
+    collectives = collectives * crowded
     tp_s = min(float(np.ravel(collectives)[0]), terms["compute"])
     split = {"kernels": terms.pop("compute") - tp_s, "tensor parallel": tp_s} | terms
     return split, _parts(one, cluster)
@@ -325,7 +387,8 @@ def bars_png(time: dict[str, float], gigabytes: dict[str, float], title: str, pa
         axis.set_xlabel(f"predicted {unit}, sum {sum(values.values()):.4g} {unit}")
     figure.suptitle(title)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    with writing(path):
+        figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
 
@@ -349,6 +412,13 @@ def scale(
     return [row | {"efficiency": row["tflops"] / top} for row in found]
 
 
+def time_limit(high_s: float) -> str:
+    """A Slurm limit for a planned run, H:MM:SS: twice its steps at the interval's high end, and ten
+    minutes to start and to end."""
+    minutes = 10 + math.ceil(2 * STEPS * high_s / 60)
+    return f"{minutes // 60}:{minutes % 60:02}:00"
+
+
 def study_toml(
     found: list[dict[str, Any]],
     model: dict[str, Any],
@@ -370,13 +440,13 @@ def study_toml(
         "global_batch": global_batch,
         "seq_len": seq_len,
         "precision": precision,
-        "steps": 20,
+        "steps": STEPS,
         "eval_steps": 0,
     }
     lines += ["", "[defaults]"]
     lines += [f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}" for k, v in settings.items()]
     for row in found:
-        engine = "megatron" if row["zero_stage"] < 2 else "deepspeed_zero"
+        engine = engine_of(row["zero_stage"])
         lines += [
             "",
             f"[[run]] # predicted {row['predicted_s']:.4g} s, {row['memory_gb']:.1f} GB",
@@ -387,6 +457,7 @@ def study_toml(
         if row["sequence_parallel"]:
             lines.append("sequence_parallel = true")
         lines.append(f'label = "plan{row["rank"]}"')
+        lines.append(f'slurm = {{ time = "{time_limit(row["high_s"])}" }}')
     return "\n".join(lines) + "\n"
 
 
@@ -434,10 +505,12 @@ def main(argv: list[str] | None = None) -> int:
         parser.add_argument(f"--{size}", type=int, metavar="N", help="overrides the preset's")
     parser.add_argument("--cluster", metavar="NAME|FILE")
     parser.add_argument("--gpu", metavar="NAME", help="a card, where there is no cluster")
-    parser.add_argument("--gpus-per-node", type=int, default=8, metavar="N")
+    parser.add_argument("--gpus-per-node", type=int, metavar="N", help="of --gpu (8)")
     parser.add_argument("--gpus", type=int, required=True, metavar="N")
     parser.add_argument("--global-batch", type=int, required=True, metavar="N")
-    parser.add_argument("--precision", choices=tuple(WIDTHS), default="bf16")
+    parser.add_argument(
+        "--precision", choices=tuple(WIDTHS), help="bf16; fp16 on a card without; fp32 on a CPU"
+    )
     parser.add_argument("--flash", action=argparse.BooleanOptionalAction, help="flash attention")
     parser.add_argument("--max-tp", type=int, metavar="N")
     parser.add_argument("--min-micro-batches", type=int, default=1, metavar="N")
@@ -459,20 +532,56 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
 
+def _check_flags(arguments: argparse.Namespace) -> None:
+    """Raises: UsageError: a number below its least, or a flag that would be ignored."""
+    numbers = ("gpus", "global_batch", "gpus_per_node", "max_tp", "min_micro_batches", "top")
+    for name in (*numbers, "n_layer", "hidden", "n_head", "vocab_size", "seq_len", "leave"):
+        value, least = getattr(arguments, name), 0 if name == "leave" else 1
+        if value is not None and value < least:
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(f"{flag} must be at least {least}, not {value}")
+    if arguments.png and not arguments.why:
+        raise UsageError("--png draws one layout: say which with --why (or take --scale FILE.png)")
+    if arguments.why and arguments.format != "text":
+        raise UsageError(f"--why prints text only, no {arguments.format}")
+    if arguments.why and (arguments.scale or arguments.study):
+        raise UsageError("--why explains one layout: no --scale and no --study with it")
+    if arguments.cluster and arguments.gpus_per_node:
+        raise UsageError("--gpus-per-node goes with --gpu: a cluster knows its own")
+
+
+def _precision(wanted: str | None, cluster: Calibration) -> str:
+    """What to plan in: bf16 where the card has it, else fp16; fp32 on a host CPU.
+
+    Raises:
+        UsageError: bf16 on a card without it.
+    """
+    if cluster.machine_override is not None:
+        return wanted or "fp32"
+    card = planning_gpu(cluster.gpu)
+    if "bf16" in card.peaks:
+        return wanted or "bf16"
+    if wanted == "bf16":
+        raise UsageError(f"the {card.name} of {cluster.name} has no bf16: --precision fp16 or fp32")
+    return wanted or "fp16"
+
+
 def _plan(arguments: argparse.Namespace) -> int:
     if bool(arguments.cluster) == bool(arguments.gpu):
         raise UsageError("say where: --cluster NAME or --gpu NAME, one of them")
+    _check_flags(arguments)
     if not 0 <= arguments.margin < 1:
         raise UsageError(f"--margin {arguments.margin} is no part of memory (0 to 1)")
     config, model = _config(arguments)
     if arguments.gpu:
-        cluster = from_data_sheet(arguments.gpu, arguments.gpus_per_node)
+        cluster = from_data_sheet(arguments.gpu, arguments.gpus_per_node or 8)
     else:
         cluster = load_calibration(arguments.cluster)
     seq_len = arguments.seq_len or config.max_seq_len
+    precision = _precision(arguments.precision, cluster)
     settings = {
         "seq_len": seq_len,
-        "precision": arguments.precision,
+        "precision": precision,
         "flash": arguments.flash,
         "max_tp": arguments.max_tp,
         "min_micro": arguments.min_micro_batches,
@@ -490,10 +599,13 @@ def _plan(arguments: argparse.Namespace) -> int:
             f" {usable_bytes(cluster, arguments.margin) / memory.GB:.1f} GB (tp {x.tp[least]}, pp"
             f" {x.pp[least]}, {_name(x, least)})"
         )
-    found = rows_of(x, order[: arguments.top], cluster, config)
+    best = undominated(x, used, order)
+    found = rows_of(x, best[: arguments.top], cluster, config)
     flying = "flash" if x.flash[0] else "unfused"
     notes = [
-        f"predicted for {cluster.name}: {cluster.source}; {flying} attention; 80 % interval",
+        f"predicted for {cluster.name}: {cluster.source}; {precision}; {flying} attention;"
+        " 80 % interval",
+        *_warnings(arguments, cluster),
         f"{len(order)} of {len(x)} possible layouts fit"
         f" {usable_bytes(cluster, arguments.margin) / memory.GB:.1f} GB",
         *refusals(x, used, cluster, arguments.margin),
@@ -507,11 +619,19 @@ def _plan(arguments: argparse.Namespace) -> int:
             arguments.gpus,
             arguments.global_batch,
             seq_len,
-            arguments.precision,
+            precision,
             known,
         )
-        _write(arguments.study, text)
+        with writing(arguments.study):
+            arguments.study.write_text(text)
         print(f"analysis.plan: wrote {len(kept)} runs to {arguments.study}", file=sys.stderr)
+        if known is None:
+            where = arguments.cluster or arguments.gpu
+            print(
+                f"analysis.plan: {where} is no Slurm cluster: render with --cluster NAME, one of"
+                f" {', '.join(sorted(_slurm_clusters()))}",
+                file=sys.stderr,
+            )
     if arguments.scale:
         share = arguments.global_batch / arguments.gpus
         curve = scale(config, cluster, share, settings, arguments.margin)
@@ -519,7 +639,8 @@ def _plan(arguments: argparse.Namespace) -> int:
             from analysis.plots import planned
 
             title = f"{config.n_params / 1e9:.0f}B on {cluster.name}"
-            planned(curve, title).savefig(arguments.scale, dpi=144)
+            with writing(arguments.scale):
+                planned(curve, title).savefig(arguments.scale, dpi=144)
         columns_ = [Column("gpus", "gpus", "d"), Column("global_batch", "global batch", "d")]
         columns_ += [Column(k, k, "d") for k in ("tp", "pp", "dp", "micro_batch")]
         columns_ += [
@@ -527,11 +648,26 @@ def _plan(arguments: argparse.Namespace) -> int:
             Column("tflops", "TFLOP/s/GPU", ".4g"),
             Column("efficiency", "predicted efficiency", ".1%"),
         ]
-        print(Table(columns_, curve).render(arguments.format), end="")
+        notes = [
+            "predicted efficiency: TFLOP/s/GPU over the best size's; the batch grows with the GPUs"
+            f" ({share:g} sequences each), which is weak scaling"
+        ]
+        print(Table(columns_, curve, notes=notes).render(arguments.format), end="")
         return 0
     text = table(found, notes).render(arguments.format)
     print(emphasise(text) if arguments.format == "text" else text, end="")
     return 0
+
+
+def _warnings(arguments: argparse.Namespace, cluster: Calibration) -> list[str]:
+    """What the fit behind a plan has not seen, in words."""
+    said = []
+    if arguments.flash is not None and arguments.flash != cluster.flash and cluster.fit.n:
+        other = "flash" if arguments.flash else "unfused"
+        said.append(f"no run of this fit had {other} attention: its time is the model's alone")
+    if not cluster.fit.n and (fits := fits_of(cluster.gpu)):
+        said.append(f"a fit of this card exists: {', '.join(fits)}")
+    return said
 
 
 def _slurm_clusters() -> set[str]:
@@ -540,18 +676,13 @@ def _slurm_clusters() -> set[str]:
     return set(load_clusters())
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
-
-
 def _explain(arguments, x, seconds, used, cluster, config) -> int:
-    i = why(x, seconds, used, parse_layout(arguments.why))
-    time, gigabytes = explained(x, i, cluster)
     limit = usable_bytes(cluster, arguments.margin)
-    verdict = "fits" if used[i] <= limit else "does NOT fit"
+    i = why(x, seconds, used, parse_layout(arguments.why), limit)
+    time, gigabytes = explained(x, i, cluster)
+    verdict = (
+        "fits" if used[i] <= limit else "does NOT fit (and no layout with these settings does)"
+    )
     layout = x.layout(i)
     title = (
         f"tp {layout.tp} pp {layout.pp} vpp {layout.vpp} dp {layout.dp}, {_name(x, i)},"

@@ -2,9 +2,13 @@
 
     python -m analysis.predict --validate FILE.csv... [--calibrate-rows 20]
         [--split random|leave-model-out|leave-tp-out|leave-one-out] [--memory]
-        [--calibration NAME|FILE] [--format text|markdown|csv|json]
+        [--format text|markdown|csv|json]
 
-FILE has the columns of logs/published (README there). Each row is predicted by constants fitted on
+FILE is a CSV that must have the columns gpu_type, gpus, hidden, tp, pp, micro_batch and
+seconds_per_iteration; it may have id, cluster, gpu_mem_gb, gpus_per_node, params_b, layers, heads,
+kv_heads, ffn, glu, vocab, seq, vpp, dp, cp, global_batch, gas, zero_stage, offload, act_recompute,
+seq_parallel, precision, engine, tokens_per_s, tflops_per_gpu, tflops_formula, mem_gb, status and
+notes (as the files of logs/published have). Each row is predicted by constants fitted on
 at most --calibrate-rows other rows of its cluster: of the other folds (random: five; up to 31 rows,
 each row alone), of other model sizes, or of other tensor-parallel sizes. Which rows are fitted is
 chosen from their layouts, never from their times. --calibrate-rows 0 uses the data sheet's priors.

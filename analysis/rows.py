@@ -321,9 +321,7 @@ def settings_of(record: Record, cpu: bool = False) -> dict[str, Any]:
     engine = (record.engine or "").lower()
     # Of our own engines, those on megatron-core's layers are the other kind; see "engine".
     other = "deepspeed" in engine
-    if cpu:
-        other = engine in ("megatron", "deepspeed_pipe") or (engine == "deepspeed_zero" and tp > 1)
-    return {
+    settings = {
         "layers": model["n_layer"],
         "hidden": model["hidden"],
         "heads": model["n_head"],
@@ -342,10 +340,23 @@ def settings_of(record: Record, cpu: bool = False) -> dict[str, Any]:
         "offload": OFFLOAD.index(layout.get("offload") or "none"),
         "width": width,
         "grad_width": 4 if precision == "bf16" else width,
-        "flash": cpu,
-        "gpus_per_node": (record.gpus or 1) if cpu else 8,
+        "flash": False,
+        "gpus_per_node": 8,
         "deepspeed": other,
     }
+    return settings | host_columns(engine, tp, record.gpus) if cpu else settings
+
+
+def host_columns(engine: Any, tp: Any, gpus: Any) -> dict[str, Any]:
+    """The columns that only a fit of this machine's own runs sets; scalars or arrays.
+
+    Its ranks share one node, its attention is fused, and "deepspeed" marks the engines that run
+    megatron-core's layers: the factor `engine` of the fit.
+    """
+    engine, tp = np.asarray(engine), np.asarray(tp)
+    core = np.isin(engine, ("megatron", "deepspeed_pipe"))
+    core = core | ((engine == "deepspeed_zero") & (tp > 1))
+    return {"flash": True, "gpus_per_node": gpus, "deepspeed": core}
 
 
 def crowding(record: Record) -> float:

@@ -15,8 +15,10 @@ from pathlib import Path
 if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from analysis.tables import writing
 from models.errors import UsageError
 
+MOST_STAGES, MOST_EVENTS = 1024, 200_000  # what is simulated in seconds
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 Task = tuple[str, int, int]  # ("F" or "B", micro-batch, chunk)
 
@@ -93,6 +95,13 @@ def simulate(
     Raises:
         UsageError: no such schedule; RuntimeError (ours): the order deadlocks.
     """
+    if min(pp, n_micro, vpp) < 1:
+        raise UsageError(f"pp {pp}, micro-batches {n_micro} and vpp {vpp} must be positive")
+    if pp > MOST_STAGES or 2 * pp * n_micro * vpp > MOST_EVENTS:
+        raise UsageError(
+            f"pp {pp} with {2 * pp * n_micro * vpp} events is too much to simulate: at most pp"
+            f" {MOST_STAGES} and {MOST_EVENTS} events (2 pp n_micro vpp)"
+        )
     f = forward_s if isinstance(forward_s, list) else [forward_s] * pp
     b = backward_s if isinstance(backward_s, list) else [backward_s] * pp
     queues = [order(schedule, stage, pp, n_micro, vpp) for stage in range(pp)]
@@ -179,7 +188,8 @@ def draw(events: list[Event], pp: int, title: str, path: Path) -> None:
     axis.set_xlabel("time (forward of one chunk = 1)")
     axis.set_title(title)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    with writing(path):
+        figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
 
@@ -199,16 +209,18 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     pp, n, vpp = arguments.pp, arguments.micro_batches, arguments.vpp
     try:
+        if not 0 < arguments.backward <= 100:
+            raise UsageError(f"--backward {arguments.backward:g} must be above 0 and at most 100")
         events = simulate(arguments.schedule, pp, n, vpp, 1.0, arguments.backward)
+        formula = (pp - 1) / (vpp * n)
+        said = f"makespan {makespan(events):g}, bubble {bubble(events):.4f}, formula {formula:.4f}"
+        print(text(events, pp), end="")
+        print(said)
+        if arguments.png:
+            draw(events, pp, f"{arguments.schedule}, pp {pp}, vpp {vpp}: {said}", arguments.png)
     except UsageError as error:
         print(f"analysis.schedule: {error}", file=sys.stderr)
         return 2
-    formula = (pp - 1) / (vpp * n)
-    said = f"makespan {makespan(events):g}, bubble {bubble(events):.4f}, formula {formula:.4f}"
-    print(text(events, pp), end="")
-    print(said)
-    if arguments.png:
-        draw(events, pp, f"{arguments.schedule}, pp {pp}, vpp {vpp}: {said}", arguments.png)
     return 0
 
 

@@ -9,12 +9,13 @@ Everything else stays byte for byte as it was, and so does a row that cannot be 
 """
 
 import argparse
+import contextlib
 import csv
 import io
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,17 @@ from models.errors import UsageError
 
 FORMATS = ("text", "markdown", "csv", "json")
 UNKNOWN = "-"
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises: UsageError: what is written inside cannot be, with the path and the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:  # a picture's suffix that matplotlib does not know
+        raise UsageError(f"{path}: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,16 @@ def test_what_does_not_fit_is_said_in_words(capsys):
             "occupy at most",
         ),
         (["--cluster", "selene", "--gpus", "8", "--global-batch", "8"], "do not fit on 8 GPUs"),
+        (["--gpu", "T4", "--gpus", "8", "--global-batch", "8", "--precision", "bf16"], "no bf16"),
+        ([*PLAN, "--top", "0"], "--top must be at least 1"),
+        ([*PLAN, "--max-tp", "0"], "--max-tp must be at least 1"),
+        ([*PLAN, "--png", "x.png"], "--why"),
+        ([*PLAN, "--why", "tp=8", "--format", "json"], "text only"),
+        ([*PLAN, "--gpus-per-node", "4"], "goes with --gpu"),
+        ([*PLAN, "--why", "recompute=some"], "only none, selective, full"),
+        ([*PLAN, "--why", "tp=3"], "there are: tp 1, 2, 4, 8"),
+        ([*PLAN, "--scale", "/no/such/folder/x.png"], "/no/such/folder/x.png: No such file"),
+        (["--cluster", "slurm/parity.toml", *PLAN[2:]], "no calibration: it has no gpu, constants"),
     ],
 )
 def test_a_wrong_plan_is_one_line(flags, said, capsys):
@@ -108,12 +118,44 @@ def test_why_adds_up_to_the_prediction(capsys):
     assert plan.main([*PLAN, "--why", "tp=7"]) == 2
 
 
+def test_why_explains_a_layout_that_fits_where_one_does(capsys):
+    assert plan.main([*PLAN, "--why", "tp=8,pp=1,sequence_parallel=no"]) == 0
+    assert "rank, fits" in capsys.readouterr().out
+    assert plan.main([*PLAN[:-1], "175b", "--why", "tp=1,zero_stage=0"]) == 0
+    assert "does NOT fit (and no layout" in capsys.readouterr().out
+
+
+def test_a_card_without_bf16_is_planned_in_fp16_and_the_note_says_what_is_unknown(capsys):
+    sizes = ["--gpus", "16", "--global-batch", "64", "--model", "1.7b", "--top", "1"]
+    assert plan.main(["--cluster", "jean-zay-v100-16g", *sizes]) == 0
+    out = capsys.readouterr().out
+    assert "no run of this card was compared; fp16; unfused" in out
+    assert "a fit of this card exists: jean-zay-v100" in out
+    assert plan.main([*PLAN, "--flash"]) == 0
+    out = capsys.readouterr().out
+    assert "; bf16; flash" in out and "no run of this fit had flash attention" in out
+    assert all(from_data_sheet(card).flash for card in ("A800", "A10", "L4", "L40S", "B200"))
+    assert not from_data_sheet("V100").flash
+
+
+def test_selective_recomputation_is_not_offered_where_it_saves_nothing():
+    cluster = load_calibration("selene")
+    x = plan.space(PRESETS["18b"], cluster, 64, 64, 2048, flash=True)
+    _, used, order = plan.rank(x, cluster, 0.06)
+    kept = plan.undominated(x, used, order)
+    assert (x.recompute[order] == 1).any() and not (x.recompute[kept] == 1).any()
+    assert (x.recompute[kept] == 2).any() and kept[0] == order[0]
+
+
 def test_the_top_is_a_study_that_renders(tmp_path, capsys):
     path = tmp_path / "planned.toml"
     assert plan.main([*PLAN, "--study", str(path), "--top", "4"]) == 0
     study = load_study(path, cluster="dgx-a100")
     assert render.main([str(path), "--cluster", "dgx-a100", "--dry-run", "--strict"]) == 0
+    assert "selene is no Slurm cluster: render with --cluster NAME" in capsys.readouterr().err
     assert len(study.specs) == 4
+    assert plan.time_limit(1.0) == "0:11:00" and plan.time_limit(90.0) == "1:10:00"
+    assert all(ask["time"] == "0:12:00" for ask in study.slurm.values())
     assert all(spec.gpus == 64 and spec.global_batch == 64 for spec in study.specs.values())
 
 
@@ -149,3 +191,21 @@ def test_predicted_stands_beside_measured(capsys):
         wanted = row["predicted_s"] / row["steady_step_s"] - 1
         assert row["predicted_error"] == pytest.approx(wanted)
     assert tflops.main([runs, "--predict", "nowhere"]) == 2
+
+
+@pytest.mark.parametrize("name", ["megatron-tp2", "megatron-pp2", "megatron-tp2-pp2-dp2"])
+def test_the_plan_predicts_what_the_parity_table_does(name):
+    from analysis.load import load
+    from analysis.predict import beside
+
+    folder = Path(__file__).parent.parent / "logs" / "2-core-cpu" / "parity" / name
+    (record,), _ = load([folder])
+    cluster = load_calibration("2-core-cpu")
+    config = PRESETS["tiny"]
+    x = plan.space(config, cluster, record.gpus, 16, config.max_seq_len, "fp32")
+    seconds, _, _ = plan.rank(x, cluster, 0.06)
+    wanted = {"tp": record.tp, "pp": record.pp, "micro_batch": 2, "vpp": 1, "zero_stage": 0}
+    wanted |= {"recompute": 0, "sequence_parallel": 0}
+    row = plan.why(x, seconds, seconds, wanted, np.inf)
+    assert seconds[row] == pytest.approx(beside([record], cluster)[0])
+    assert sum(plan.explained(x, row, cluster)[0].values()) == pytest.approx(seconds[row])

@@ -48,6 +48,20 @@ def test_interleaving_needs_whole_groups():
         schedule.simulate("interleaved", 4, 6, 2)
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--pp", "0"], "must be positive"),
+        (["--pp", "1000000", "--micro-batches", "2"], "at most pp 1024 and 200000 events"),
+        (["--png", "/no/such/folder/x.png"], "No such file"),
+    ],
+)
+def test_what_cannot_be_simulated_or_drawn_is_one_line(flags, said, capsys):
+    assert schedule.main(flags) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+
+
 def test_the_picture_is_drawn(tmp_path):
     out = tmp_path / "pipeline.png"
     assert schedule.main(["--pp", "4", "--micro-batches", "8", "--png", str(out)]) == 0
