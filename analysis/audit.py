@@ -494,13 +494,19 @@ def _is_document(path: Path) -> bool:
     return bool(re.search(rb"(?m)^#{1,6} \S", head) and _IS_MARKDOWN.search(head))
 
 
-def audit_paths(paths: list[Path], gpu: str | None = None) -> tuple[list[Finding], list[str], int]:
-    """(findings, refusals, how many files were read) for tables and logs together."""
+def audit_paths(
+    paths: list[Path], gpu: str | None = None
+) -> tuple[list[Finding], list[str], dict[str, int]]:
+    """(findings, refusals, rows checked in each file that was read) for tables and logs together.
+
+    A log counts as one row.
+    """
     from analysis.load import load
 
     found: list[Finding] = []
     refused: list[str] = []
-    read, logs = 0, []
+    checked: dict[str, int] = {}
+    logs = []
     for path in paths:
         try:
             if path.suffix.lower() == ".csv":
@@ -509,13 +515,13 @@ def audit_paths(paths: list[Path], gpu: str | None = None) -> tuple[list[Finding
                 found += audit_rows(table, str(path), context)
                 for check in (audit_repeats, audit_speedups, audit_wall_clock, audit_commits):
                     found += check(table, str(path))
-                read += 1
+                checked[str(path)] = len(table.rows)
             elif path.is_file() and _is_document(path):
                 text = path.read_text(encoding="utf-8", errors="replace")
                 if not text.strip():
                     raise UsageError(f"{path}: empty file")
                 found += audit_document(text, str(path), gpu)
-                read += 1
+                checked[str(path)] = sum(len(t.rows) for t in parse(text, str(path)).tables)
             else:
                 logs.append(path)
         except UsageError as error:
@@ -531,10 +537,10 @@ def audit_paths(paths: list[Path], gpu: str | None = None) -> tuple[list[Finding
                 if record.extra.get("averages"):  # epochs that every rank printed
                     text = Path(record.source).read_text(encoding="utf-8", errors="replace")
                     found += audit_ranks(text.split("\n"), record.source)
-            read += len(records)
+            checked |= {record.source: 1 for record in records}
         except UsageError as error:
             refused.append(str(error))
-    return found, refused, read
+    return found, refused, checked
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -548,16 +554,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--gpu", metavar="NAME", help="the card, where the tables do not say")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     arguments = parser.parse_args(argv)
-    found, refused, read = audit_paths(arguments.paths, arguments.gpu)
+    found, refused, checked = audit_paths(arguments.paths, arguments.gpu)
     for line in refused:
         print(f"analysis.audit: {line}", file=sys.stderr)
-    if not read:
+    if not checked:
         return 2
     if arguments.format == "json":
         print(json_objects([asdict(finding) for finding in found]), end="")
     else:
         for finding in found:
             print(finding)
+        if not found:
+            count = sum(checked.values())
+            rows = "row of a table or log" if count == 1 else "rows of tables and logs"
+            print(f"{count} {rows} checked, nothing found" if count else "nothing to audit")
     return int(bool(found))
 
 

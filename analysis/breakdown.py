@@ -19,7 +19,7 @@ import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from parallel.volumes import step_volumes
 
 COLLECTIVE = tuple(axis for axis in AXES if axis != "pp")
 COMPUTE = ("forward", "backward", "optimizer")
+WITHOUT = "no breakdown (the run had no --breakdown)"
 
 
 @dataclass
@@ -78,13 +79,15 @@ def read(path: Path) -> tuple[Breakdown | None, list[str]]:
     try:
         run = read_run(path)
         record = run_folder.read(path)
-        spec = RunSpec(**run.facts["spec"])
+        if not (path / "breakdown").is_dir():
+            return None, [f"{path}: {WITHOUT}"]
+        settings = run.facts["spec"]
+        # Another version's settings, that this one does not have, are nothing that is read here.
+        spec = RunSpec(**{f.name: settings[f.name] for f in fields(RunSpec) if f.name in settings})
     except UsageError as error:
         return None, [str(error)]
     except (KeyError, TypeError) as error:
         return None, [f"{path / 'run.json'}: not this version's settings ({error})"]
-    if not (path / "breakdown").is_dir():
-        return None, [f"{path}: no breakdown (the run had no --breakdown)"]
     ranks, problems = read_breakdown(path, spec.layout.world_size)
     if not ranks:
         return None, problems
@@ -332,6 +335,9 @@ def report(
         if one is not None:
             found.append(one)
     if not found:
+        if len(problems) > 1 and all(line.endswith(WITHOUT) for line in problems):
+            where = ", ".join(map(str, paths))
+            problems = [f"{where}: none of {len(problems)} runs has a breakdown (--breakdown)"]
         raise UsageError("; ".join(problems))
     return [times(found), messages(found), losses(found, baseline, scaling)], problems
 

@@ -28,7 +28,7 @@ from analysis.load import name_of
 from analysis.quality import add_time_flags, judge, step_times, timed
 from analysis.records import Record
 from analysis.repeats import log_ratio
-from analysis.scaling import AXES, configuration, differences, named
+from analysis.scaling import AXES, add_commit_flag, configuration, differences, named
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
 from models.errors import UsageError
 from parallel.steady import Steady
@@ -145,7 +145,12 @@ REPEAT_COLUMNS = (
 
 def _describe(record: Record) -> str:
     said = [f"{k} {v}" for k in AXES if (v := getattr(record, k)) is not None]
-    return ", ".join(said) or record.format
+    said += [f"zero {record.zero_stage}"] * bool(record.zero_stage)
+    said += [f"recompute {record.recompute}"] * (record.recompute not in (None, "none"))
+    layout = (record.extra.get("facts") or {}).get("layout") or {}
+    said += ["sp"] * bool(layout.get("sequence_parallel"))
+    about = ", ".join(said) or record.format
+    return f"{name}: {about}" if (name := named(record)) else about
 
 
 def _timed(paths: list[Path], arguments: argparse.Namespace | None = None) -> list[_Run]:
@@ -207,9 +212,9 @@ def judged(a: list[_Run], b: list[_Run], any_commit: bool = False) -> Verdict:
     first, names = a[0][0], [named(side[0][0]) or side[0][0].source for side in (a, b)]
     specs = [(side[0][0].extra.get("facts") or {}).get("spec") or {} for side in (a, b)]
     differ = [k for k in specs[0] if k in specs[1] and specs[0][k] != specs[1][k]]
-    unfair = dict.fromkeys(d for r, _ in (*a, *b) for d in differences(r, first))
-    if any_commit:
-        unfair = [d for d in unfair if not d.startswith("commit ")]
+    unfair = dict.fromkeys(
+        d for r, _ in (*a, *b) for d in differences(r, first, any_commit=any_commit)
+    )
     if unfair:
         return Verdict(*names, None, [f"invalid comparison: {'; '.join(unfair)}"], differ)
     order = [[r.extra.get("repeat") for r, _ in side] for side in (a, b)]
@@ -265,7 +270,7 @@ def table(verdicts: list[Verdict]) -> Table:
                 "unit": found and found.unit,
                 "ratio": found and 1 + found.gain,
                 "ci95": low_high and "{:.3f} .. {:.3f}".format(*low_high),
-                "verdict": "; ".join([found.verdict] * bool(found) + verdict.doubts),
+                "verdict": "; ".join(([found.verdict] if found else []) + verdict.doubts),
             }
         )
     columns = [
@@ -299,9 +304,7 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="A B, or a study")
-    parser.add_argument(
-        "--any-commit", action="store_true", help="compare runs of different commits, too"
-    )
+    add_commit_flag(parser)
     parser.add_argument("--repeats", action="store_true", help="n and spread of identical runs")
     add_time_flags(parser)
     add_fact_flags(parser)

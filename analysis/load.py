@@ -1,6 +1,8 @@
 """Paths in, records out, for every command here: the readers' door and the flags for it."""
 
 import argparse
+import functools
+import math
 from pathlib import Path
 
 from analysis.readers import read_all
@@ -15,7 +17,19 @@ def add_fact_flags(parser: argparse.ArgumentParser) -> None:
     for name in (*SETTINGS, *MODEL_SIZES):
         kind = int if name in (*INTEGERS, *MODEL_SIZES) else float if name == "params" else str
         flag = "--" + name.replace("_", "-")
-        group.add_argument(flag, type=kind, dest=f"fact_{name}", metavar=kind.__name__.upper())
+        checked = kind if kind is str else functools.partial(_size, kind, name == "zero_stage")
+        group.add_argument(flag, type=checked, dest=f"fact_{name}", metavar=kind.__name__.upper())
+
+
+def _size(kind: type, may_be_zero: bool, text: str) -> float:
+    """A number above 0 (or, `may_be_zero`, not below it); argparse's `type`."""
+    try:
+        value = kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not (0 < value < math.inf or (may_be_zero and value == 0)):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
 
 
 def load(

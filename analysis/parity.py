@@ -71,32 +71,32 @@ def _work(run: Run) -> dict[str, Any]:
 
 def compare(run: Run, baseline: Run | None) -> Parity:
     """Compare one run with its baseline, step by step in full precision."""
-    name = run.name
+
+    def unverified(why: str) -> Parity:
+        return Parity(run.name, f"not verified: {why}", len(run.steps))
+
     if run.state != COMPLETE:
-        return Parity(name, f"not verified: the run is {run.state}: {run.reason}".rstrip(": "))
+        return unverified(f"the run is {run.state}: {run.reason}".rstrip(": "))
     if baseline is None:
-        return Parity(name, "not verified: there is no baseline run")
+        return unverified("there is no baseline run here (--baseline NAME names one)")
     if baseline.state != COMPLETE:
-        return Parity(name, f"not verified: the baseline {baseline.name} is {baseline.state}")
+        return unverified(f"the baseline {baseline.name} is {baseline.state}")
     mine, theirs = _work(run), _work(baseline)
     if mine["precision"] != "fp32":
-        return Parity(name, f"not verified: precision {mine['precision']}, only fp32 is compared")
+        return unverified(f"precision {mine['precision']}, only fp32 is compared")
     unequal = [f"{k} {mine[k]}, baseline {theirs[k]}" for k in mine if mine[k] != theirs[k]]
     if unequal:
-        return Parity(name, "not verified: " + "; ".join(unequal))
+        return unverified("; ".join(unequal))
     missing = [k for k, value in mine.items() if value is None]
     if missing:
-        return Parity(name, f"not verified: run.json does not say {', '.join(missing)}")
+        return unverified(f"run.json does not say {', '.join(missing)}")
     if [s["step"] for s in run.steps] != [s["step"] for s in baseline.steps] or not run.steps:
-        return Parity(
-            name,
-            f"not verified: {len(run.steps)} steps recorded, {len(baseline.steps)} in the baseline",
-        )
+        return unverified(f"{len(run.steps)} steps recorded, {len(baseline.steps)} in the baseline")
     for of in (run, baseline):
         for step in of.steps:
             if step["loss"] is None or step["grad_norm"] is None:
                 what = "loss" if step["loss"] is None else "grad norm"
-                return Parity(name, f"not verified: {of.name} has no {what} at step {step['step']}")
+                return unverified(f"{of.name} has no {what} at step {step['step']}")
     return _judge(run, baseline, math.log(mine["model vocab_size"]))
 
 

@@ -4,8 +4,9 @@
 
 One row per number of GPUs: the median over the repeats at that size with their spread, speedup,
 efficiency and Karp and Flatt's serial share; below, the serial share that Amdahl's law (strong)
-or Gustafson's (weak) fits to all rows. A run whose fixed work is not the baseline's is left out of
-the fit and says what differs. Exits 2 when nothing could be read.
+or Gustafson's (weak) fits to all rows. A run whose fixed work is not the baseline's, or whose
+commit is not (unless --any-commit), is left out of the fit and says what differs. Exits 2 when
+nothing could be read.
 """
 
 import argparse
@@ -25,14 +26,25 @@ from models.errors import UsageError
 
 # What must be equal for a ratio of two step times to say something about the split alone.
 FIXED = ("precision", "recompute", "commit", "gpu_type")
+ANY_COMMIT = "runs of different commits are compared, too (--any-commit)"  # a table's note
 WORDS = {"seq_len": "sequence length", "global_batch": "global batch", "gpu_type": "processor"}
 
 
-def differences(record: Record, baseline: Record, scaling: str = "strong") -> list[str]:
+def add_commit_flag(parser: argparse.ArgumentParser) -> None:
+    """The flag that lets `differences` overlook the commit."""
+    parser.add_argument(
+        "--any-commit", action="store_true", help="compare runs of different commits, too"
+    )
+
+
+def differences(
+    record: Record, baseline: Record, scaling: str = "strong", any_commit: bool = False
+) -> list[str]:
     """What of the fixed work differs between the two runs; empty when the comparison is fair.
 
     `strong`: the same model, sequence length and global batch. `weak`: the same model, sequence
-    length and batch per GPU. Either: the same precision, recomputation, commit and processor. What
+    length and batch per GPU. Either: the same precision, recomputation, processor and (unless
+    `any_commit`) commit. What
     neither log states cannot be held against them; what only one states is unknown, not different.
     """
     found = []
@@ -53,6 +65,8 @@ def differences(record: Record, baseline: Record, scaling: str = "strong") -> li
     else:
         compare("batch per GPU", batch_per_gpu(record), batch_per_gpu(baseline))
     for name in FIXED:
+        if any_commit and name == "commit":
+            continue
         compare(name, getattr(record, name), getattr(baseline, name))
     return found
 
@@ -197,7 +211,7 @@ def report(
     scaling: str = "strong",
     arguments: argparse.Namespace | None = None,
 ) -> Table:
-    """The scaling curve of what is at the paths; `arguments` may hold time and fact flags.
+    """The scaling curve of what is at the paths; `arguments` may hold the flags.
 
     Raises:
         UsageError: nothing could be read or timed, or there is no such baseline.
@@ -206,6 +220,7 @@ def report(
     from analysis.quality import judge, timed
 
     window, rule = getattr(arguments, "window", None), getattr(arguments, "rule", "median")
+    any_commit = getattr(arguments, "any_commit", False)
     records, refused = load(paths, arguments)
     points, left_out = [], list(refused)
     for record in records:
@@ -227,12 +242,13 @@ def report(
     base, start = min(wanted or points, key=lambda pair: pair[1].gpus)
     fair = []
     for record, point in points:
-        if unfair := differences(record, base, scaling):
+        if unfair := differences(record, base, scaling, any_commit):
             left_out.append(f"{point.name}: invalid comparison: {'; '.join(unfair)}")
         else:
             fair.append(replace(point, name=named(record) or point.name))
     rows, share = curve(fair, replace(start, name=named(base) or start.name), scaling)
     shown = table(rows, share, scaling, f"{named(base) or name_of(base)} ({base.gpus} GPUs)")
+    shown.notes += [ANY_COMMIT] * any_commit
     shown.notes += [f"left out: {line}" for line in left_out]
     return shown
 
@@ -250,6 +266,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="log, run or folder")
     parser.add_argument("--baseline", metavar="NAME", help="default: the run with fewest GPUs")
     parser.add_argument("--scaling", choices=("strong", "weak"), default="strong")
+    add_commit_flag(parser)
     add_time_flags(parser)
     add_fact_flags(parser)
     parser.add_argument("--format", choices=FORMATS, default="text")

@@ -5,8 +5,9 @@
 Seconds per iteration are the median after the warm-up that is found in the data (--window states
 it instead, --rule seed takes the mean of everything). TFLOP/s per GPU are computed under the named
 FLOPs convention; what a log printed itself stands beside them and is never mixed in. A speedup is
-printed only where the fixed work is the baseline's, an efficiency only where every rank had cores
-of its own, MFU only for a GPU whose peak is known. A run that failed keeps its row and its reason.
+printed only where the fixed work and (unless --any-commit) the commit are the baseline's, an
+efficiency only where every rank had cores of its own, MFU only for a GPU whose peak is known. A run
+that failed keeps its row and its reason.
 
 `--format json` prints one object per run; unknown is null. source, format, verdict and reasons;
 engine; steps and step_s_mean, _median, _min and _max over all logged steps; steady_step_s, steady_n
@@ -121,12 +122,21 @@ def rows(
     kind: str = "strong",
     window: tuple[int, int] | None = None,
     rule: str = "median",
+    any_commit: bool = False,
 ) -> list[dict[str, Any]]:
     """One dict per record: `quality.summary`'s facts and what the table adds to them."""
     parity = _parity(records, baseline)
     times = {id(r): timed(r, window, rule) for r in records}
     return [
-        _row(record, times, parity, _baseline_of(record, records, baseline), convention, kind)
+        _row(
+            record,
+            times,
+            parity,
+            _baseline_of(record, records, baseline),
+            convention,
+            kind,
+            any_commit,
+        )
         for record in records
     ]
 
@@ -138,6 +148,7 @@ def _row(
     baseline: Record | None,
     convention: str,
     kind: str,
+    any_commit: bool,
 ) -> dict[str, Any]:
     time = times[id(record)]
     judgement = judge(record, time)
@@ -159,7 +170,7 @@ def _row(
         row["tflops"] = tflops_per_gpu(record, time.step_s, convention)
         row["mfu"], why = mfu(row["tflops"], record.gpu_type, record.precision, convention)
         doubts = [why] * ("above the peak" in why)
-        row["speedup"], row["efficiency"], why = _against(record, baseline, times, kind)
+        row["speedup"], row["efficiency"], why = _against(record, baseline, times, kind, any_commit)
         doubts += why
         notes, row["reasons"] = notes + doubts, row["reasons"] + doubts
     row["notes"] = "; ".join(notes)
@@ -167,7 +178,11 @@ def _row(
 
 
 def _against(
-    record: Record, baseline: Record | None, times: dict[int, Steady | None], kind: str
+    record: Record,
+    baseline: Record | None,
+    times: dict[int, Steady | None],
+    kind: str,
+    any_commit: bool,
 ) -> tuple[float | None, float | None, list[str]]:
     """(speedup, efficiency, why one of them is missing) of a run against its baseline."""
     time, base = times[id(record)], baseline and times[id(baseline)]
@@ -179,7 +194,7 @@ def _against(
         return None, None, ["no time: less than one whole second"]
     if not (record.gpus and baseline.gpus):
         return None, None, ["number of GPUs unknown"]
-    unfair = scaling.differences(record, baseline, kind)
+    unfair = scaling.differences(record, baseline, kind, any_commit)
     if unfair:
         return None, None, ["invalid comparison: " + "; ".join(unfair)]
     faster, efficiency = scaling.speedup(time.step_s, record.gpus, base.step_s, baseline.gpus, kind)
@@ -295,6 +310,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--convention", choices=tuple(CONVENTIONS), default=DEFAULT_CONVENTION)
     parser.add_argument("--baseline", metavar="NAME", help="the run that speedups are against")
     parser.add_argument("--scaling", choices=("strong", "weak"), default="strong")
+    scaling.add_commit_flag(parser)
     add_time_flags(parser)
     add_fact_flags(parser)
     parser.add_argument("--predict", metavar="CLUSTER", help="predicted beside measured; or FILE")
@@ -316,6 +332,7 @@ def main(argv: list[str] | None = None) -> int:
         arguments.scaling,
         arguments.window,
         arguments.rule,
+        arguments.any_commit,
     )
     _beside(found, predicted)
     if arguments.format == "json":
@@ -324,6 +341,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     step_rule = describe_rule(arguments.window, arguments.rule)
     shown = table(found, arguments.convention, named, arguments.scaling, step_rule)
+    shown.notes.extend([scaling.ANY_COMMIT] * arguments.any_commit)
     shown.notes.extend(_provenance(arguments.predict))
     text = shown.render(arguments.format)
     print(emphasise(text) if arguments.format == "text" else text, end="")

@@ -12,6 +12,8 @@ of those, the last 5 % are held out for validation.
 Which sequences step t sees depends on (seed, t) alone, never on the layout.
 """
 
+from __future__ import annotations
+
 import argparse
 import hashlib
 import json
@@ -20,17 +22,18 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from models.errors import UsageError
 from parallel.artifacts import write_json
 from parallel.layout import Layout
 from parallel.work import HELD_OUT, held_out_from
+
+if TYPE_CHECKING:  # torch takes seconds to load: --help and preparing do without
+    from torch import Tensor
 
 DEFAULT_FOLDER = "data/stdlib"
 BYTE_VOCAB = 257  # 256 bytes and one end-of-document id
@@ -52,6 +55,8 @@ class Tokens:
         Raises:
             UsageError: an id is not below `limit`, the model's vocabulary.
         """
+        import torch
+
         rows = np.stack([self.ids[o : o + seq_len + 1] for o in offsets.tolist()]).astype(np.int64)
         self.check(int(rows.max()), limit)
         both = torch.from_numpy(rows)

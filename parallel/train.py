@@ -213,7 +213,8 @@ def begin(run_spec: spec.RunSpec, run_json: dict[str, Any], folder: RunFolder) -
     """Begin the run folder; the checkpoint, or folder of checkpoints, to go on from, if any.
 
     Raises:
-        UsageError: the folder to save to holds another run's checkpoints.
+        UsageError: the folder to save to holds another run's checkpoints, or there is no checkpoint
+            to load.
     """
     settings, save = run_spec.settings(), saved.save_folder(folder.path, run_spec.settings())
     if saved.resumable(folder.path, settings):
@@ -230,6 +231,8 @@ def begin(run_spec: spec.RunSpec, run_json: dict[str, Any], folder: RunFolder) -
                 f"{save} holds checkpoints already; go on from them with --load, or give another"
                 " --save"
             )
+    if load is not None:
+        saved.candidates(load)  # nothing there: say so before there is a folder
     aside = folder.begin(run_json)
     if load is not None and aside is not None and load.is_relative_to(inside):
         moved = aside / load.relative_to(inside)  # it was of the attempt just set aside

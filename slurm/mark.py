@@ -7,6 +7,7 @@ was, or torchrun said in the log which rank had died before it ended the others.
 complete stays complete, and one that was interrupted and saved stays so.
 """
 
+import argparse
 import re
 import sys
 from pathlib import Path
@@ -19,10 +20,18 @@ ERROR = re.compile(r"^(?!\S*ChildFailedError)\S*Error: .*$", re.MULTILINE)
 
 
 def main(argv: list[str] | None = None) -> int:
-    folder, reason, log = sys.argv[1:] if argv is None else argv
-    run = RunFolder(Path(folder))
+    parser = argparse.ArgumentParser(
+        prog="python -m slurm.mark",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("reason", metavar="REASON")
+    parser.add_argument("log", type=Path, metavar="LOG")
+    arguments = parser.parse_args(argv)
+    run, reason = RunFolder(arguments.folder), arguments.reason
     if reason.startswith("exit status"):
-        text = tail(Path(log))
+        text = tail(arguments.log)
         seen = SIGNAL.search(text)
         reason += f": {seen[0]}" if seen else ""
         if seen:

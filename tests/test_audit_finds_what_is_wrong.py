@@ -167,3 +167,14 @@ def test_a_table_that_cannot_be_read_is_one_line_and_exit_2(tmp_path, capsys, na
     assert capsys.readouterr().err == f"analysis.audit: {path}: {cause}\n"
     assert tables.main(["--recompute", str(path)]) == 2
     assert capsys.readouterr().err.startswith(f"analysis.tables: {path}: no table with GPUs")
+
+
+def test_nothing_found_is_told_from_nothing_to_audit(tmp_path, capsys):
+    (tmp_path / "none.md").write_text("# Words\n\nand no table\n")
+    (tmp_path / "good.md").write_text(
+        "| GPUs | TP | PP | DP |\n|---|---|---|---|\n| 8 | 2 | 2 | 2 |\n"
+    )
+    assert main([str(tmp_path / "none.md")]) == 0
+    assert capsys.readouterr().out == "nothing to audit\n"
+    assert main([str(tmp_path / "good.md")]) == 0
+    assert capsys.readouterr().out.startswith("1 row of a table or log checked")

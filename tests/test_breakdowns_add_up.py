@@ -245,3 +245,13 @@ def test_the_csv_is_what_the_columns_say(tmp_path):
     path = write_run(tmp_path, 1)
     with (path / "breakdown" / "rank0.csv").open() as lines:
         assert next(csv.reader(lines)) == list(BREAKDOWN_COLUMNS)
+
+
+def test_runs_without_a_breakdown_say_so_whatever_version_wrote_them(tmp_path, capsys):
+    for gpus in (1, 2):
+        about = fixture_runs.facts("s", None, gpus=gpus)
+        about["spec"]["of_another_version"] = 1
+        fixture_runs.write(tmp_path, about)
+    assert tables.main([str(tmp_path)]) == 2
+    assert "none of 2 runs has a breakdown" in capsys.readouterr().err
+    assert tables.read(tmp_path / "ddp")[1] == [f"{tmp_path / 'ddp'}: {tables.WITHOUT}"]

@@ -54,6 +54,14 @@ def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tokens, tmp_path):
     assert done.stderr.count("\n") == 1 and not (tmp_path / "run").exists()
 
 
+def test_nothing_to_load_is_said_before_there_is_a_folder(tokens, tmp_path):
+    flags = ["--data", str(tokens), "--device", "cpu", "--load", str(tmp_path / "nowhere")]
+    done = run_module(TRAIN, *flags, "--out", str(tmp_path / "run"))
+    assert done.returncode == 2 and "no checkpoint at" in done.stderr
+    assert done.stderr.count("\n") == 1 and not done.stdout
+    assert not (tmp_path / "run").exists()
+
+
 def test_of_many_ranks_one_speaks(tmp_path):
     done = run_module(TRAIN, "--tp", "3", "--out", str(tmp_path / "run"), ranks=2)
     assert done.returncode != 0

@@ -1,5 +1,6 @@
 """A run is equal only when losses, grad norms and the first loss all are the baseline's."""
 
+import json
 import math
 
 import pytest
@@ -84,3 +85,10 @@ def test_a_missing_path_or_baseline_is_one_line_and_exit_2(study, capsys):
     assert main([str(study / "nowhere")]) == 2
     assert main([str(study), "--baseline", "nobody"]) == 2
     assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_without_a_baseline_the_flag_is_named_and_the_steps_are_counted(tmp_path, capsys):
+    write(tmp_path, facts("s", None))
+    assert main([str(tmp_path), "--format", "json"]) == 0
+    (said,) = json.loads(capsys.readouterr().out)
+    assert said["steps"] == 20 and "--baseline" in said["verdict"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import compare, scaling_report
+from analysis import compare, scaling, scaling_report, tflops
 from analysis.readers import read_all
 from analysis.repeats import log_ratio, student_t95
 from parallel.study import load_study
@@ -55,6 +55,29 @@ def test_other_commits_are_an_invalid_comparison_and_failed_runs_are_named(tmp_p
     assert found["left_out"] == ["ddp-dp4: cancelled: SIGTERM (rank 1)"]
 
 
+def test_other_commits_have_a_speedup_only_where_asked_for_and_the_table_says_so(tmp_path, capsys):
+    repeats(tmp_path, {1: [1.0]})
+    repeats(tmp_path, {2: [0.5]}, git={"commit": "e" * 40, "dirty": False})
+    for command in (tflops, scaling):
+        arguments = [str(tmp_path), "--baseline", "ddp-r1"]
+        assert command.main(arguments) == 0
+        assert "invalid comparison: commit" in capsys.readouterr().out
+        assert command.main([*arguments, "--any-commit"]) == 0
+        said = capsys.readouterr().out
+        assert "invalid" not in said and " 2.00 " in said and scaling.ANY_COMMIT in said
+
+
+def test_identical_rows_are_not_printed_for_different_configurations(tmp_path, capsys):
+    for settings in ({}, {"sequence_parallel": True}, {"zero_stage": 1, "gpus": 4}):
+        about = facts("s", None, engine="megatron", tp=2, **({"gpus": 2} | settings))
+        about["layout"]["sequence_parallel"] = about["spec"]["sequence_parallel"]
+        write(tmp_path, about)
+    assert compare.main([str(tmp_path), "--repeats", "--format", "json"]) == 0
+    said = [row["configuration"] for row in json.loads(capsys.readouterr().out)]
+    assert len(set(said)) == 3 and sum(s.endswith(", sp") for s in said) == 1
+    assert sum("zero 1" in s for s in said) == 1
+
+
 def test_students_t_is_the_printed_tables():
     known = {1: 12.706, 2: 4.303, 3: 3.182, 9: 2.262, 30: 2.042, 120: 1.980}
     assert {df: round(student_t95(df), 3) for df in known} == known
@@ -75,6 +98,8 @@ def test_a_study_is_compared_with_its_baseline_by_pairs_and_only_at_one_commit(t
     assert compare.main([str(tmp_path), "--format", "json"]) == 1
     (said,) = json.loads(capsys.readouterr().out)
     assert said["verdict"] is None and "commit" in said["doubts"][0] and said["differ"] == ["seed"]
+    assert compare.main([str(tmp_path)]) == 1
+    assert "invalid comparison: commit" in capsys.readouterr().out
     assert compare.main([str(tmp_path), "--any-commit", "--format", "json"]) == 0
     (said,) = json.loads(capsys.readouterr().out)
     assert (said["a"], said["b"], said["unit"]) == ("ddp", "b", "pairs of runs")

@@ -128,3 +128,23 @@ def test_micro_steps_are_no_optimizer_steps():
     run = Record("x.json", "test", step_s=np.array([0.06299]), tokens_per_s=np.array([29600.05]))
     run.global_batch, run.seq_len, run.extra["micro_steps_per_step"] = 16, 512, 4
     assert timed(run).step_s == pytest.approx(0.276756, rel=1e-5)
+
+
+def test_an_end_that_nobody_saw_is_no_traceback(tmp_path, capsys):
+    for name in ("ddp", "ddp-dp2"):
+        write(tmp_path, facts("s", None, gpus=1 + (name != "ddp")))
+    for file in (tmp_path / "ddp").iterdir():
+        file.name == "run.json" or file.unlink()
+    (tmp_path / "ddp-dp2" / "RUN_COMPLETE.txt").unlink()
+    assert main([str(tmp_path), "--format", "json"]) == 0
+    none, some = json.loads(capsys.readouterr().out)
+    assert (none["verdict"], some["verdict"]) == ("no data", "stopped early")
+    assert "no status.json" in none["reasons"]
+    assert "RUN_COMPLETE.txt is missing" in some["reasons"][-1]
+
+
+def test_a_size_that_cannot_be_is_refused(tmp_path, capsys):
+    for flag, value in (("--gpus", "0"), ("--tp", "-3"), ("--params", "0"), ("--seq-len", "x")):
+        with pytest.raises(SystemExit, match="2"):
+            tflops.main([str(tmp_path), flag, value])
+        assert f"argument {flag}" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from analysis.records import Failure, Record
-from parallel.artifacts import COMPLETE, FAILED, PENDING, read_run
+from parallel.artifacts import COMPLETE, FAILED, PENDING, read_run, read_status
 
 FORMAT = "run folder"
 
@@ -63,7 +63,9 @@ def read(path: Path) -> Record:
         "nan_iterations": sum(s["loss"] is not None and math.isnan(s["loss"]) for s in run.steps),
     }
     record.completed = run.state == COMPLETE
-    if run.state == FAILED:
+    if run.state == FAILED and not (run.verdict or read_status(run.path).get("state") == FAILED):
+        record.notes.append(run.reason)  # nobody saw how it ended: how far it came is the verdict
+    elif run.state == FAILED:
         reason = run.reason.lower()
         kind = next((k for k, words in _KINDS if any(w in reason for w in words)), "traceback")
         if run.verdict:  # where Slurm says "failed", nobody cancelled: its peer died before a rank
