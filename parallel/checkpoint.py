@@ -363,7 +363,9 @@ def random_states(tracker: Any) -> dict[str, Tensor]:
     _, keys, position, has_gauss, gauss = np.random.get_state()
     found["numpy"] = _as_bytes(np.array([*keys, position, has_gauss], np.uint32))
     if tracker is not None:
-        found |= {f"tracker/{name}": state for name, state in tracker.get_states().items()}
+        # In one order, so that the same states are the same bytes in a run that went on.
+        states = sorted(tracker.get_states().items())
+        found |= {f"tracker/{name}": state for name, state in states}
     return found
 
 
