@@ -5,7 +5,6 @@
 its card's data sheet and the priors of analysis/fitting.py.
 """
 
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from analysis.tables import writing
 from analysis.timemodel import Machine, machine_of
 from models import memory
 from models.errors import UsageError
+from models.files import read_toml
 from models.hardware import LINKS, find_gpu, planning_gpu
 from parallel.clusters import load_clusters
 
@@ -61,7 +61,7 @@ def fits_of(gpu: str) -> list[str]:
     """Committed calibrations of the same card."""
     card, found = planning_gpu(gpu), []
     for path in sorted(FOLDER.glob("*.toml")):
-        other = find_gpu(tomllib.loads(path.read_text())["gpu"])
+        other = find_gpu(read_toml(path, "calibration")["gpu"])
         found += [path.stem] if other == card else []
     return found
 
@@ -106,12 +106,7 @@ def from_data_sheet(
 
 
 def _read(path: Path) -> Calibration:
-    try:
-        table = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"calibration {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"calibration {path} is not TOML: {error}") from error
+    table = read_toml(path, "calibration")
     if missing := [k for k in ("gpu", "constants", "fit") if k not in table]:
         raise UsageError(f"{path} is no calibration: it has no {', '.join(missing)}")
     try:

@@ -15,7 +15,9 @@ import numpy as np
 
 from analysis.records import Record
 from analysis.timemodel import Machine, machine_of
+from models.config import GPTConfig
 from models.errors import UsageError
+from models.flops import sc21
 from models.hardware import planning_gpu
 from parallel.columns import Columns, columns
 from parallel.layout import OFFLOAD, RECOMPUTE
@@ -83,12 +85,6 @@ def _number(row: dict[str, str], key: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-def sc21_flops(layers: float, hidden: float, vocab: float, seq: float, sequences: float) -> float:
-    """Narayanan et al. SC'21 equation 3, of a step with recomputation."""
-    h = hidden
-    return 96.0 * sequences * seq * layers * h * h * (1 + seq / (6 * h) + vocab / (16 * layers * h))
 
 
 def _recompute(row: dict[str, str]) -> int:
@@ -194,9 +190,8 @@ def _seconds(row: dict[str, str], s: dict) -> float:
     rate, formula = _number(row, "tflops_per_gpu"), row.get("tflops_formula") or ""
     gpus = s["dp"] * s["tp"] * s["pp"]
     if rate and re.search(r"96|eq\.?3", formula):
-        return sc21_flops(s["layers"], s["hidden"], s["vocab"], s["seq"], sequences) / (
-            rate * 1e12 * gpus
-        )
+        shape = GPTConfig(int(s["layers"]), int(s["hidden"]), 1, int(s["vocab"]), int(s["seq"]))
+        return sc21(shape, shape.max_seq_len, recompute=True) * tokens / (rate * 1e12 * gpus)
     params = _number(row, "params_b")
     if rate and params and (found := re.search(r"([68])\s*PT", formula)):
         return int(found[1]) * params * 1e9 * tokens / (rate * 1e12 * gpus)

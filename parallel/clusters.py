@@ -1,12 +1,12 @@
 """The clusters that runs are planned for: slurm/clusters.toml, read and checked. Torch-free."""
 
 import re
-import tomllib
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 
 from models.errors import UsageError
+from models.files import read_toml
 from parallel.spec import RunSpec
 
 CLUSTERS = Path(__file__).resolve().parent.parent / "slurm" / "clusters.toml"
@@ -98,12 +98,7 @@ def load_clusters(path: Path = CLUSTERS) -> dict[str, Cluster]:
     Raises:
         UsageError: unreadable, not TOML, or a key or value that is not what it should be.
     """
-    try:
-        table = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"clusters {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"clusters {path} is not TOML: {error}") from error
+    table = read_toml(path, "clusters")
     return {name: cluster_of(name, facts, str(path)) for name, facts in table.items()}
 
 

@@ -33,7 +33,6 @@ Besides the settings, a point may have `nodes` (in place of gpus) and `label` (a
 
 import itertools
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -41,6 +40,7 @@ from typing import Any
 
 from models.config import preset
 from models.errors import UsageError
+from models.files import read_toml
 from parallel import clusters
 from parallel.clusters import Cluster
 from parallel.spec import RunSpec, check_setting, resolve
@@ -123,12 +123,7 @@ def load_study(path: Path | str, cluster: str | None = None, strict: bool = Fals
             that is no run, or a run that cannot start.
     """
     path = Path(path)
-    try:
-        table = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"study {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"study {path} is not TOML: {error}") from error
+    table = read_toml(path, "study")
     if unknown := set(table) - STUDY_KEYS:
         raise UsageError(f"study {path}: unknown {', '.join(sorted(unknown))}")
     for kind in ("run", "sweep"):

@@ -3,10 +3,14 @@
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
+TRAIN = "parallel.train"
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared"))
 
@@ -33,6 +37,47 @@ def run_module(*arguments: str, ranks: int = 0, timeout: float = 300, **environm
         text=True,
         timeout=timeout,
     )
+
+
+def start_training(
+    folder: Path, tokens: Path, ranks: int, *flags: str, stderr: int = subprocess.DEVNULL
+) -> subprocess.Popen:
+    """torchrun of parallel.train, in a session of its own; the test ends it."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={ranks}", "-m", TRAIN, *flags]
+    return subprocess.Popen(
+        [*command, "--data", str(tokens), "--out", str(folder)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def rank_process(launcher: subprocess.Popen, rank: int) -> psutil.Process:
+    """The process of a rank that the launcher started."""
+    for child in psutil.Process(launcher.pid).children(recursive=True):
+        if child.environ().get("RANK") == str(rank) and TRAIN in " ".join(child.cmdline()):
+            return child
+    raise AssertionError(f"no process of rank {rank}")
+
+
+def steps_so_far(folder: Path) -> int:
+    path = folder / "steps.csv"
+    return path.read_text().count("\n") - 1 if path.exists() else 0
+
+
+def wait_for(condition: Callable, seconds: float, what: str, every: float = 0.1):
+    """What the condition gives as soon as it is true; the test fails when it never is."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(every)
+    pytest.fail(f"waited {seconds} s for {what}")
 
 
 @pytest.fixture(scope="session")

@@ -3,16 +3,18 @@
 import os
 import signal
 import subprocess
-import sys
-import time
 
-import psutil
 import pytest
 
 from parallel.artifacts import read_run, read_status
-from tests.conftest import ROOT, run_module
-
-TRAIN = "parallel.train"
+from tests.conftest import (
+    TRAIN,
+    rank_process,
+    run_module,
+    start_training,
+    steps_so_far,
+    wait_for,
+)
 
 
 @pytest.mark.parametrize(
@@ -83,41 +85,9 @@ def test_check_answers_for_a_cluster_from_a_laptop():
     assert done.returncode == 0 and '"run": "megatron-tp8-pp8-dp8"' in done.stdout
 
 
-def wait_for(condition, seconds: float, what: str):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if value := condition():
-            return value
-        time.sleep(0.1)
-    pytest.fail(f"waited {seconds} s for {what}")
-
-
 def start_long_run(folder, tokens, engine: str, ranks: int, *flags: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={ranks}", "-m", TRAIN, "--engine", engine, "--steps", "100000"]
-    command += ["--data", str(tokens), "--out", str(folder), "--device", "cpu", *flags]
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def rank_process(launcher: subprocess.Popen, rank: int) -> psutil.Process:
-    for child in psutil.Process(launcher.pid).children(recursive=True):
-        if child.environ().get("RANK") == str(rank) and TRAIN in " ".join(child.cmdline()):
-            return child
-    raise AssertionError(f"no process of rank {rank}")
-
-
-def steps_so_far(folder) -> int:
-    path = folder / "steps.csv"
-    return path.read_text().count("\n") - 1 if path.exists() else 0
+    flags = ("--engine", engine, "--steps", "100000", "--device", "cpu", *flags)
+    return start_training(folder, tokens, ranks, *flags, stderr=subprocess.PIPE)
 
 
 @pytest.mark.parametrize(

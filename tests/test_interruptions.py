@@ -14,27 +14,14 @@ from analysis.quality import judge
 from analysis.readers import read
 from parallel import artifacts, saved, sweep, watch
 from parallel.artifacts import RunFolder, read_run, read_status
-from tests.conftest import ROOT
-from tests.test_failures import rank_process, steps_so_far, wait_for
+from tests.conftest import ROOT, rank_process, start_training, steps_so_far, wait_for
 
-TRAIN = "parallel.train"
 SMALL = ["--n-layer", "1", "--hidden", "16", "--n-head", "2", "--max-seq-len", "16"]
 SMALL += ["--eval-steps", "1", "--device", "cpu", "--global-batch", "4"]
 
 
 def start(folder: Path, tokens: Path, steps: int, *flags: str, ranks: int = 2):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={ranks}", "-m", TRAIN, *SMALL, "--steps", str(steps)]
-    command += ["--data", str(tokens), "--out", str(folder), *flags]
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    return start_training(folder, tokens, ranks, *SMALL, "--steps", str(steps), *flags)
 
 
 def end(launcher: subprocess.Popen) -> None:

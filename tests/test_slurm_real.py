@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from parallel.artifacts import RunFolder
 from parallel.study import load_study
 from slurm import cluster, jobs, submit
 from slurm.render import render, script_folder, write
-from tests.conftest import ROOT
+from tests.conftest import ROOT, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -51,15 +50,6 @@ def states(study, logs: Path) -> dict[str, jobs.Row]:
     found, answered = jobs.rows(study, logs)
     assert answered
     return {row.run: row for row in found}
-
-
-def wait_for(condition, seconds: float, what: str):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if value := condition():
-            return value
-        time.sleep(1)
-    pytest.fail(f"waited {seconds} s for {what}")
 
 
 def test_sbatch_with_many_scripts_submits_each_once_and_they_train(
