@@ -88,14 +88,21 @@ def test_a_failed_run_keeps_its_row_and_unverified_runs_say_so(tmp_path, capsys)
 
 
 @pytest.mark.parametrize("how", [["-m", "analysis.tflops"], ["analysis/tflops.py"]])
-def test_help_answers_in_half_a_second_and_without_torch(how):
-    def children():  # CPU seconds: what the machine does besides is not ours
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return used.ru_utime + used.ru_stime
+def test_help_costs_little_more_than_numpy_and_does_without_torch(how):
+    """Half a second is 2.5 times what numpy alone takes to load, and so it is on a slow machine."""
 
-    before = children()
-    subprocess.run([sys.executable, *how, "--help"], cwd=ROOT, check=True, capture_output=True)
-    assert children() - before < 0.5
+    def cpu_s(
+        *command,
+    ):  # CPU seconds, the best of three: what the machine does besides is not ours
+        def once():
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+        return min(once() for _ in range(3))
+
+    assert cpu_s(*how, "--help") < 2.5 * cpu_s("-c", "import numpy")
     loaded = "import sys, analysis.tflops; print('torch' in sys.modules, 'pandas' in sys.modules)"
     out = subprocess.run(
         [sys.executable, "-c", loaded], cwd=ROOT, check=True, capture_output=True, text=True

@@ -19,7 +19,6 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
@@ -204,6 +203,8 @@ def read_all(
     with contextlib.ExitStack() as stack:
         outcomes: Iterable[Record | Refusal] = map(one, logs)
         if jobs > 1:
+            from concurrent.futures import ProcessPoolExecutor  # slow to load, seldom needed
+
             pool = stack.enter_context(ProcessPoolExecutor(jobs))
             outcomes = pool.map(one, logs, chunksize=max(1, min(16, len(logs) // (4 * jobs))))
         for outcome in _shown(outcomes, len(logs)) if progress else outcomes:

@@ -105,13 +105,10 @@ _KINDS = bytes(
     2 if chr(i) in {name[0] for name in _NAMES} else re.match(rb"[^\w./]", bytes([i])) is not None
     for i in range(256)
 )
-_BEGINNINGS = np.unique(
-    [
-        int.from_bytes(name.replace("_", dash)[:3].encode(), "little")
-        for name in _NAMES
-        for dash in "_-"
-    ]
-)
+_BEGINNINGS = [
+    int.from_bytes(start, "little")
+    for start in {name.replace("_", dash)[:3].encode() for name in _NAMES for dash in "_-"}
+]
 
 
 def _settings_in(text: bytes) -> Iterator[re.Match[bytes]]:
