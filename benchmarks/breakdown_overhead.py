@@ -3,12 +3,13 @@
     python benchmarks/breakdown_overhead.py [--engine megatron --tp 2 ...] [--rounds 20 --block 5]
 
 Takes parallel.train's flags (`python -m parallel.train --help`); `--gpus` ranks are started here.
-The same engine takes `block` steps listened to and `block` steps not, in an order that turns around
-every round (on off, off on, ...), so that a machine that warms up or is shared slows both alike.
-Off means what a run without `--breakdown` has: the regions are marked, nobody listens, and the
-process groups' own methods are in place. DDP cannot let go of its hook, so `ddp` has a second
-engine that never had one. Prints one JSON line with the medians and the ratio of paired blocks, on
-over off, with the quartiles of that ratio.
+The same engine takes `block` steps listened to and twice `block` steps not, in an order that turns
+around every round, so that a machine that warms up or is shared slows all alike. Off means what a
+run without `--breakdown` has: the regions are marked, nobody listens, and the process groups' own
+methods are in place. DDP cannot let go of its hook, so `ddp` has two more engines that never had
+one. Prints one JSON line: the median times, and the ratio of each round's blocks, on over off and,
+as what this machine shows where nothing differs, again over off, each with its quartiles and the
+95 % interval of its median. Many short blocks (--rounds 300 --block 1) narrow these.
 """
 
 import argparse
@@ -33,7 +34,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=20, help="pairs of blocks")
+    parser.add_argument("--rounds", type=int, default=20, help="of three blocks")
     parser.add_argument("--block", type=int, default=5, help="optimizer steps of a block")
     spec.add_flags(parser)
     return parser.parse_args(argv)
@@ -41,14 +42,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def measure(arguments: argparse.Namespace) -> None:
     """One rank: build the engine with a breakdown, then step with and without it."""
+    import numpy as np
     import torch
     import torch.distributed as dist
     from torch.distributed import ProcessGroup, Work
 
     from parallel import breakdown, data, engines, kernels, launch, ranges, train
+    from parallel.steady import median_ci95
 
     given = spec.from_flags(arguments) | {"breakdown": True, "eval_steps": 0}
-    given["steps"] = 2 * arguments.block * (arguments.rounds + 1)
+    given["steps"] = 3 * arguments.block * (arguments.rounds + 1)
     place = launch.detect()
     run = spec.resolve(("command line", given), gpus=place.world_size)
     torch.set_num_threads(run.threads)
@@ -59,17 +62,19 @@ def measure(arguments: argparse.Namespace) -> None:
     bare = [of.__dict__[name] for of, name in methods]
     kernel = kernels.choose(run.kernels, device, engines.kernels_of(run))
     with tempfile.TemporaryDirectory() as folder:
-        plain = engines.load(run, device, kernel) if run.engine == "ddp" else None
+        bare_engine = engines.load(run, device, kernel) if run.engine == "ddp" else None
+        bare_again = engines.load(run, device, kernel) if run.engine == "ddp" else None
         books = breakdown.start(run, device, place.rank, Path(folder))
         wrapped = [of.__dict__[name] for of, name in methods]
         engine = engines.load(run, device, kernel)
         corpus = data.load(run.data, run.seq_len, run.model.vocab_size)
         dp_rank = run.layout.coords(place.rank)["dp"]
+        stepping_in = {"on": engine, "off": bare_engine or engine, "again": bare_again or engine}
         step = 0
 
-        def block(on: bool) -> float:
+        def block(how: str) -> float:
             nonlocal step
-            stepping = engine if on else plain or engine
+            on, stepping = how == "on", stepping_in[how]
             breakdown._active = books if on else None
             ranges.listeners[:] = [books] if on else []
             for (of, name), method in zip(methods, wrapped if on else bare, strict=True):
@@ -90,26 +95,28 @@ def measure(arguments: argparse.Namespace) -> None:
                     books.lap(step, time.perf_counter() - before)
             return (time.perf_counter() - began) / arguments.block
 
-        block(True), block(False)  # warm up
-        times: dict[bool, list[float]] = {True: [], False: []}
-        for number in range(arguments.rounds):
-            for on in (True, False) if number % 2 else (False, True):
-                times[on].append(block(on))
+        times: dict[str, list[float]] = {how: [] for how in stepping_in}
+        for number in range(arguments.rounds + 1):
+            for how in sorted(times, reverse=bool(number % 2)):
+                took = block(how)
+                if number:  # the first round warms up
+                    times[how].append(took)
         breakdown._active = None
         ranges.listeners.clear()
         engine.close()
     if place.rank == 0:
-        ratios = [on / off for on, off in zip(times[True], times[False], strict=True)]
-        low, median, high = statistics.quantiles(ratios, n=4)
-        found = {
-            "run": run.name,
-            "rounds": arguments.rounds,
-            "block": arguments.block,
-            "on_s": statistics.median(times[True]),
-            "off_s": statistics.median(times[False]),
-            "ratio": median,
-            "ratio_quartiles": [low, high],
-        }
+        found: dict[str, object] = {"run": run.name, "rounds": arguments.rounds}
+        found |= {"block": arguments.block}
+        found |= {f"{how}_s": statistics.median(taken) for how, taken in times.items()}
+        for how in ("on", "again"):
+            ratios = np.array(times[how]) / np.array(times["off"])
+            low, median, high = np.quantile(ratios, (0.25, 0.5, 0.75)).round(4).tolist()
+            interval = [round(end, 4) for end in median_ci95(ratios) or ()]
+            found[f"{how}_over_off"] = {
+                "median": median,
+                "ci95": interval,
+                "quartiles": [low, high],
+            }
         print(json.dumps(found), flush=True)
     dist.destroy_process_group()
 
