@@ -3,16 +3,18 @@
     python benchmarks/breakdown_overhead.py [--engine megatron --tp 2 ...] [--rounds 20 --block 5]
 
 Takes parallel.train's flags (`python -m parallel.train --help`); `--gpus` ranks are started here.
-The same engine takes `block` steps listened to and twice `block` steps not, in an order that turns
-around every round, so that a machine that warms up or is shared slows all alike. Off means what a
-run without `--breakdown` has: the regions are marked, nobody listens, and the process groups' own
-methods are in place. DDP cannot let go of its hook, so `ddp` has two more engines that never had
-one. Prints one JSON line: the median times, and the ratio of each round's blocks, on over off and,
-as what this machine shows where nothing differs, again over off, each with its quartiles and the
-95 % interval of its median. Many short blocks (--rounds 300 --block 1) narrow these.
+The same engine takes `block` steps listened to and twice `block` steps not, in every order in turn,
+so that a machine that warms up or is shared slows all alike. Off means what a run without
+`--breakdown` has: the regions are marked, nobody listens, and the process groups' own methods are
+in place. DDP cannot let go of its hook, so `ddp` has two more engines that never had one. Prints
+one JSON line: the median times, and the ratio of each round's blocks, on over the mean of the two
+off and, as what this machine shows where nothing differs, the second off over the first, each with
+its quartiles and the 95 % interval of its median. Many short blocks (--rounds 300 --block 1) narrow
+these.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -96,8 +98,9 @@ def measure(arguments: argparse.Namespace) -> None:
             return (time.perf_counter() - began) / arguments.block
 
         times: dict[str, list[float]] = {how: [] for how in stepping_in}
+        orders = list(itertools.permutations(times))
         for number in range(arguments.rounds + 1):
-            for how in sorted(times, reverse=bool(number % 2)):
+            for how in orders[number % len(orders)]:
                 took = block(how)
                 if number:  # the first round warms up
                     times[how].append(took)
@@ -108,11 +111,11 @@ def measure(arguments: argparse.Namespace) -> None:
         found: dict[str, object] = {"run": run.name, "rounds": arguments.rounds}
         found |= {"block": arguments.block}
         found |= {f"{how}_s": statistics.median(taken) for how, taken in times.items()}
-        for how in ("on", "again"):
-            ratios = np.array(times[how]) / np.array(times["off"])
+        on, off, again = (np.array(times[how]) for how in ("on", "off", "again"))
+        for name, ratios in {"on": on / ((off + again) / 2), "again": again / off}.items():
             low, median, high = np.quantile(ratios, (0.25, 0.5, 0.75)).round(4).tolist()
             interval = [round(end, 4) for end in median_ci95(ratios) or ()]
-            found[f"{how}_over_off"] = {
+            found[f"{name}_over_off"] = {
                 "median": median,
                 "ci95": interval,
                 "quartiles": [low, high],
