@@ -35,8 +35,11 @@ calls      collectives entered, and messages sent (receiving one is not a call)
 bytes      their payload; wire_bytes: what this rank sends, `volumes.wire_bytes`
 exposed_s  as above
 total_s    time in which at least one call was under way, waited for or not; what overlap hid is
-           total_s - exposed_s. A point-to-point message counts transfer_s, or its exposed time
-           where that is longer. Unknown where CUDA hides an asynchronous call.
+           total_s - exposed_s. An asynchronous call is over when it is seen to be: at the next
+           region or call, or in the wait (a callback would say when, but it holds up what it
+           measures: 2 % of a tensor-parallel step on gloo). A point-to-point message counts
+           transfer_s, or its exposed time where that is longer. Unknown where CUDA hides an
+           asynchronous call.
 """
 
 import time
@@ -110,10 +113,15 @@ def ddp_hook() -> Callable | None:
     books = _active
 
     def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        done = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
         if bucket.is_last():
             books.enter("dp~")  # left when the backward region around it is
-        return done.then(lambda f: f.value()[0])
+
+        def reduced(future: torch.futures.Future) -> torch.Tensor:
+            books.over(work)
+            return future.value()[0]
+
+        return work.get_future().then(reduced)
 
     return hook
 
@@ -140,6 +148,7 @@ class Breakdown:
         self._stream = torch.cuda.current_stream(device) if self._cuda else None
         self._spare_events: list[Any] = []
         self._works: Any = weakref.WeakKeyDictionary()  # what was issued -> its region
+        self._flying: dict[Work, tuple[str, float]] = {}  # under way -> its axis, when it began
         self._file = BreakdownFile(folder, rank)
         self._new_window()
         self.forget()
@@ -160,11 +169,13 @@ class Breakdown:
         while the thread that called it is blocked: one stack serves both."""
         self._marks.append((self._stack[-1], self._now()))
         self._stack.append(name)
+        self._look()
 
     def leave(self, name: str) -> None:
         """Close the innermost region of this name and what was left open inside it."""
         while len(self._stack) > 1:
             self._marks.append((self._stack[-1], self._now()))
+            self._look()
             if self._stack.pop() == name:
                 return
 
@@ -184,6 +195,7 @@ class Breakdown:
         self._marks: list[tuple[str, Any]] = []
         self._calls: list[tuple[str, int, float]] = []
         self._under_way: list[tuple[str, float, float]] = []
+        self._flying.clear()
         self._stack = ["other"]
         self._last = self._now()
 
@@ -271,40 +283,35 @@ class Breakdown:
         finally:
             self.leave(name)
         if work is not None and n > 1:
-            unwatched = asynchronous and not self._watch(work, axis, began)
-            name = "p2p" if kind in ("send", "recv") and axis == "pp" else name
-            self._works[work] = (name, began if unwatched else None)
+            if asynchronous and self._cuda:
+                self._unknown.add(axis)
+            elif asynchronous:
+                self._flying[work] = (axis, began)
+            self._works[work] = "p2p" if kind in ("send", "recv") and axis == "pp" else name
         return work
 
     def wait(self, original: Callable, work: Work, args: Any, kw: Any) -> Any:
         """Wait for a call, timed."""
-        name, began = self._works.get(work, (None, None))
+        name = self._works.get(work)
         if name is None:
             return original(work, *args, **kw)
         self.enter(name)
         try:
             return original(work, *args, **kw)
         finally:
+            self.over(work)
             self.leave(name)
-            if began is not None:
-                self._under_way.append((name[:-1], began, time.perf_counter()))
 
-    def _watch(self, work: Work, axis: str, began: float) -> bool:
-        """Learn when an asynchronous collective is done, from the thread that does it, if we can.
+    def over(self, work: Work) -> None:
+        """An asynchronous call is done."""
+        if flown := self._flying.pop(work, None):
+            self._under_way.append((*flown, time.perf_counter()))
 
-        gloo cannot say for a reduce-scatter; it then counts as under way until it was waited for.
-        """
-        if self._cuda:
-            self._unknown.add(axis)
-            return True
-        try:
-            future = work.get_future()
-        except RuntimeError:
-            return False
-        future.add_done_callback(
-            lambda _: self._under_way.append((axis, began, time.perf_counter()))
-        )
-        return True
+    def _look(self) -> None:
+        """See which asynchronous calls are done; DDP's say so themselves, from another thread."""
+        for work in list(self._flying):
+            if work.is_completed():
+                self.over(work)
 
     def _axis(self, group: ProcessGroup, peer: int | None) -> tuple[str, int]:
         """(axis, number of ranks) of a group, or of a message to rank `peer` of it."""
