@@ -20,8 +20,9 @@ class Columns:
 
     recompute and offload count as their position in `RECOMPUTE` and `OFFLOAD`. width is the bytes
     of a weight in compute (2 or 4), grad_width those of an accumulated gradient, flash whether
-    attention runs in one kernel that never stores its s x s scores. engine_zero: ZeRO by
-    DeepSpeed's engine rather than by Megatron's optimizer.
+    attention runs in one kernel that never stores its s x s scores, deepspeed whether DeepSpeed's
+    engine runs the step rather than Megatron's or PyTorch's. slower: whether the step costs a fit's
+    factor `engine` more; that is DeepSpeed's, unless said otherwise.
     """
 
     layers: Array
@@ -47,6 +48,7 @@ class Columns:
     flash: Array
     gpus_per_node: Array
     deepspeed: Array
+    slower: Array
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -107,11 +109,12 @@ def columns(config: GPTConfig | None = None, **given: object) -> Columns:
     values.setdefault("ffn", 4 * np.asarray(values["hidden"]))
     values.setdefault("kv_heads", values["heads"])
     values.setdefault("grad_width", values["width"])
+    values.setdefault("slower", values["deepspeed"])
     names = [f.name for f in fields(Columns)]
     if unknown := set(values) - set(names):
         raise TypeError(f"no such columns: {sorted(unknown)}")
     arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(values[n])) for n in names))
-    flags = ("glu", "flash", "deepspeed", "sequence_parallel")
+    flags = ("glu", "flash", "deepspeed", "slower", "sequence_parallel")
     return Columns(
         **{
             name: array.astype(bool if name in flags else np.int64)
