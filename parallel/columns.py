@@ -5,11 +5,15 @@ The planner and the time and memory models work on these; `problems` says the sa
 """
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from models.config import GPTConfig
 from parallel.layout import OFFLOAD, RECOMPUTE, Layout
+
+if TYPE_CHECKING:
+    from parallel.spec import RunSpec
 
 Array = np.ndarray
 
@@ -120,6 +124,23 @@ def columns(config: GPTConfig | None = None, **given: object) -> Columns:
             name: array.astype(bool if name in flags else np.int64)
             for name, array in zip(names, arrays, strict=True)
         }
+    )
+
+
+def columns_of(spec: "RunSpec") -> Columns:
+    """A run's settings as one row; of the machine it knows nothing."""
+    layout = spec.layout
+    width = 4 if spec.precision == "fp32" else 2
+    sizes = ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage", "sequence_parallel")
+    return columns(
+        spec.model,
+        seq=spec.seq_len,
+        **{name: getattr(layout, name) for name in sizes},
+        recompute=RECOMPUTE.index(layout.recompute),
+        offload=OFFLOAD.index(layout.offload),
+        width=width,
+        grad_width=4 if spec.precision == "bf16" else width,
+        deepspeed=spec.engine.startswith("deepspeed"),
     )
 
 

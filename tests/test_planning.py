@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis import plan
+from analysis import plan, prune
 from analysis.calibration import FOLDER, from_data_sheet, load_calibration, names
 from models import memory
 from models.config import PRESETS
@@ -213,6 +213,40 @@ def test_the_top_is_a_study_that_renders(tmp_path, capsys):
     assert plan.time_limit(1.0) == "0:11:00" and plan.time_limit(90.0) == "1:10:00"
     assert all(ask["time"] == "0:12:00" for ask in study.slurm.values())
     assert all(spec.gpus == 64 and spec.global_batch == 64 for spec in study.specs.values())
+
+
+def test_a_study_is_pruned_as_it_was_planned(tmp_path, capsys):
+    path = tmp_path / "planned.toml"
+    assert plan.main([*PLAN, "--study", str(path), "--top", "4", "--format", "csv"]) == 0
+    planned = [line.split(",") for line in capsys.readouterr().out.splitlines()]
+    seconds = [float(row[planned[0].index("predicted_s")]) for row in planned[1:]]
+    shown = prune.report(path, "selene")
+    assert [row["predicted_s"] for row in shown.rows] == pytest.approx(seconds)
+    names = [row["run"] for row in shown.rows]
+    assert shown.notes[-1].endswith(f"slurm.submit {path} --only {' '.join(names)}")
+    assert prune.main([str(path), "--cluster", "selene", "--top", "1"]) == 0
+    assert f"1 of 4 runs kept: python -m slurm.submit {path} --only {names[0]}\n" in (
+        capsys.readouterr().out
+    )
+
+
+def test_what_does_not_fit_is_pruned(tmp_path, capsys):
+    path = tmp_path / "large.toml"
+    path.write_text(
+        'question = "?"\n[[run]]\npreset = "175b"\nengine = "megatron"\ngpus = 8\ntp = 8\n'
+    )
+    assert prune.main([str(path), "--cluster", "selene"]) == 0
+    out = capsys.readouterr().out
+    assert "has 75.2" in out and "none of 1 runs fits: nothing to submit" in out
+    for flags, said in (
+        ([str(path)], "names no cluster"),
+        ([str(path), "--cluster", "nowhere"], "no cluster or calibration"),
+        ([str(path), "--cluster", "selene", "--top", "0"], "--top must be at least 1"),
+        (["no.toml"], "No such file"),
+    ):
+        assert prune.main(flags) == 2
+        err = capsys.readouterr().err
+        assert said in err and err.count("\n") == 1
 
 
 def test_every_committed_calibration_reads():
