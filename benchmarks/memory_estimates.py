@@ -4,10 +4,10 @@
 
 Prints Markdown tables: model states by ZeRO stage and offload beside DeepSpeed's own estimators;
 weights, optimizer and activations beside Megatron-LM's closed formula; activations beside the
-published ones of Korthikanti et al.; and, for every engine, the bytes of all tensors that two ranks
-of a small GPT in fp32 hold after a backward pass or an update, whichever is more, beside
-`models.memory.states`. DeepSpeed's buckets are made small for it: they hide what a small model
-holds, being allocated whole (5e8 elements each). Two minutes.
+published ones of Korthikanti et al.; the peaks that CPU runs of logs/ recorded; and, for every
+engine, the bytes of all tensors that two ranks of a small GPT in fp32 hold after a backward pass or
+an update, whichever is more, beside `models.memory.states`. DeepSpeed's buckets are made small for
+it: they hide what a small model holds, being allocated whole (5e8 elements each). Two minutes.
 """
 
 import argparse
@@ -27,16 +27,20 @@ sys.path[0] = str(ROOT)
 
 import numpy as np  # noqa: E402
 
+from analysis.load import load, name_of  # noqa: E402
 from analysis.markdown import read_csv  # noqa: E402
+from analysis.rows import settings_of  # noqa: E402
 from analysis.tables import Column, Table, writing  # noqa: E402
 from models import memory  # noqa: E402
 from models.config import PRESETS, GPTConfig  # noqa: E402
 from models.errors import UsageError  # noqa: E402
+from parallel.artifacts import read_run  # noqa: E402
 from parallel.columns import Columns, columns, columns_of  # noqa: E402
 from parallel.layout import OFFLOAD, RECOMPUTE  # noqa: E402
 from parallel.spec import RunSpec, resolve  # noqa: E402
 
 KORTHIKANTI = ROOT / "logs" / "published" / "korthikanti22_fig7_activation_pct.csv"
+PEAKS = [ROOT / "logs" / "2-core-cpu" / name for name in ("parity", "2-core-gpt2-124m-fp32")]
 # Large beside its biases, norms and positions, which the formulas leave out: 2 % of it.
 SMALL = {"n_layer": 4, "hidden": 256, "n_head": 4, "vocab_size": 512, "max_seq_len": 32}
 HELD = (  # settings of two-rank runs: every engine, every ZeRO stage, tp and pp
@@ -375,6 +379,42 @@ def held_table(rows: list[dict[str, Any]]) -> Table:
     )
 
 
+def peaks(paths: list[Path]) -> Table:
+    """The formula of rank 0 without its library constant, beside the most memory that the process
+    of a run on CPU had (`max_resident_bytes_rank0` of its metrics)."""
+    rows = []
+    for record in load(paths)[0]:
+        measured = read_run(Path(record.source)).metrics["epochs"][-1]["max_resident_bytes_rank0"]
+        x = columns(**settings_of(record) | {"flash": True})  # as scaled_dot_product_attention
+        ours = float(memory.first_rank(x, {"library_gb": 0.0})[0])
+        rows.append(
+            {
+                "run": name_of(record),
+                "precision": record.precision,
+                "params": record.params and record.params / 1e6,
+                "ours": ours / memory.GB,
+                "measured": measured / memory.GB,
+                "rest": (measured - ours) / memory.GB,
+            }
+        )
+    return Table(
+        [
+            Column("run", "run"),
+            Column("precision", "precision"),
+            Column("params", "parameters (M)", ".1f"),
+            Column("ours", "formula GB", ".3f"),
+            Column("measured", "peak GB", ".3f"),
+            Column("rest", "rest GB", ".3f"),
+        ],
+        rows,
+        "Peak resident memory of rank 0's process, 2-core CPU",
+        [
+            "rest: what the formula leaves to its library constant: the interpreter, PyTorch and"
+            " the engine's libraries, gloo, the allocator; the smallest runs show little else"
+        ],
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
     """Print or write the tables."""
     parser = argparse.ArgumentParser(
@@ -390,7 +430,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     try:
         tables = [deepspeed_states(), megatron_parts(), korthikanti()]
-        text = "\n".join(t.render("markdown") for t in [*tables, held_table(held_rows())])
+        text = "\n".join(
+            t.render("markdown") for t in [*tables, peaks(PEAKS), held_table(held_rows())]
+        )
         if arguments.out:
             with writing(arguments.out):
                 arguments.out.write_text(text)
