@@ -43,16 +43,18 @@ KORTHIKANTI = ROOT / "logs" / "published" / "korthikanti22_fig7_activation_pct.c
 PEAKS = [ROOT / "logs" / "2-core-cpu" / name for name in ("parity", "2-core-gpt2-124m-fp32")]
 # Large beside its biases, norms and positions, which the formulas leave out: 2 % of it.
 SMALL = {"n_layer": 4, "hidden": 256, "n_head": 4, "vocab_size": 512, "max_seq_len": 32}
-HELD = (  # settings of two-rank runs: every engine, every ZeRO stage, tp and pp
+# Settings of two-rank runs: every engine, every ZeRO stage, tp and pp. Of a pipeline one
+# micro-batch, so that after its backward pass no other's activations are there.
+HELD = (
     {"engine": "ddp"},
     {"engine": "deepspeed_zero", "zero_stage": 1},
     {"engine": "deepspeed_zero", "zero_stage": 2},
     {"engine": "deepspeed_zero", "zero_stage": 3},
-    {"engine": "deepspeed_pipe", "pp": 2},
+    {"engine": "deepspeed_pipe", "pp": 2, "global_batch": 1},
     {"engine": "deepspeed_pipe", "zero_stage": 1},
     {"engine": "megatron", "zero_stage": 1},
     {"engine": "megatron", "tp": 2},
-    {"engine": "megatron", "pp": 2},
+    {"engine": "megatron", "pp": 2, "global_batch": 1},
 )
 
 
