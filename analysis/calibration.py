@@ -105,34 +105,78 @@ def from_data_sheet(
     )
 
 
+def _number(path: Path, table: dict[str, Any], name: str, or_zero: bool = False) -> float:
+    """The positive (`or_zero`: or 0), finite number called `name`.
+
+    Raises:
+        UsageError: it is missing or something else.
+    """
+    if name not in table:
+        raise UsageError(f"calibration {path} has no {name}")
+    value = table[name]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if 0 < value < np.inf or (or_zero and value == 0):
+            return float(value)
+    raise UsageError(f"calibration {path}: {name} must be a positive number, not {value!r}")
+
+
+def _section(path: Path, table: dict[str, Any], name: str) -> dict[str, Any]:
+    if not isinstance(table.get(name, {}), dict):
+        raise UsageError(f"calibration {path}: {name} is no table")
+    return table.get(name, {})
+
+
 def _read(path: Path) -> Calibration:
+    """Raises: UsageError: what the file holds is no calibration, with the first thing wrong."""
     table = read_toml(path, "calibration")
     if missing := [k for k in ("gpu", "constants", "fit") if k not in table]:
         raise UsageError(f"{path} is no calibration: it has no {', '.join(missing)}")
+    for name, kind in (("gpu", str), ("network", str), ("flash", bool), ("max_gpus", int)):
+        if not isinstance(table.get(name, kind()), kind):
+            raise UsageError(f"calibration {path}: {name} cannot be {table[name]!r}")
+    constants, fitted, held, rates = (
+        _section(path, table, name) for name in ("constants", "fit", "memory", "machine")
+    )
+    if unknown := sorted(set(held) - set(memory.CONSTANTS)):
+        raise UsageError(
+            f"calibration {path}: unknown memory constant {', '.join(unknown)};"
+            f" known: {', '.join(memory.CONSTANTS)}"
+        )
     try:
-        constants = {n: float(table["constants"][n]) for n in NAMES}
-        fit = Fit(
-            constants,
-            np.array(table["fit"]["covariance"], float),
-            float(table["fit"]["sigma"]),
-            int(table["fit"]["n"]),
+        covariance = np.array(fitted.get("covariance"), float)
+    except (TypeError, ValueError):
+        covariance = np.zeros(0)
+    if covariance.shape != (len(NAMES), len(NAMES)) or not np.isfinite(covariance).all():
+        raise UsageError(
+            f"calibration {path}: covariance is no {len(NAMES)} x {len(NAMES)} table of numbers"
         )
-        override = table.get("machine")
-        return Calibration(
-            path.stem,
-            table["gpu"],
-            int(table["gpus_per_node"]),
-            float(table["gpu_memory_gb"]),
-            table.get("network", ""),
-            fit,
-            memory.CONSTANTS | table.get("memory", {}),
-            bool(table.get("flash", False)),
-            table.get("max_gpus"),
-            f"{path.name}: {fit.n} runs, {table['fit'].get('report', '')}",
-            Machine(**override) if override else None,
+    fit = Fit(
+        {name: _number(path, constants, name) for name in NAMES},
+        covariance,
+        _number(path, fitted, "sigma", or_zero=True),
+        int(_number(path, fitted, "n", or_zero=True)),
+    )
+    override = None
+    if rates:
+        needed = ("peak", "memory_rate", "link", "network")
+        override = Machine(
+            *(_number(path, rates, name) for name in needed), rates.get("mesh", False)
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"calibration {path}: {type(error).__name__} {error}") from error
+    else:
+        planning_gpu(table["gpu"])
+    return Calibration(
+        path.stem,
+        table["gpu"],
+        int(_number(path, table, "gpus_per_node")),
+        _number(path, table, "gpu_memory_gb"),
+        table.get("network", ""),
+        fit,
+        memory.CONSTANTS | {name: _number(path, held, name, or_zero=True) for name in held},
+        table.get("flash", False),
+        table.get("max_gpus"),
+        f"{path.name}: {fit.n} runs, {fitted.get('report', '')}",
+        override,
+    )
 
 
 def write(

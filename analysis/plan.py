@@ -2,7 +2,7 @@
 
     python -m analysis.plan --model 175b --cluster selene --gpus 512 --global-batch 1536
     python -m analysis.plan --model 1t --cluster selene --gpus 10000 --leave 16 --global-batch 9984
-    python -m analysis.plan ... --why tp=8,pp=8,micro_batch=1 [--png FILE]
+    python -m analysis.plan ... --why tp=8,pp=8,mbs=1 [--png FILE]
     python -m analysis.plan ... --study slurm/planned.toml --top 5
     python -m analysis.plan ... --scale FILE.png     # efficiency against GPUs, 8 to 16,384
 
@@ -41,6 +41,12 @@ INTERVAL = 1.2816
 MARGIN = 0.06  # of memory, left free
 WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2}
 KEYS = ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage", "recompute")
+HEADINGS = {  # of the table; --why takes them, too
+    "micro_batch": "mbs",
+    "n_micro": "micro-batches",
+    "zero_stage": "ZeRO",
+    "sequence_parallel": "sp",
+}
 STEPS = 20  # of a planned run
 SCALE = tuple(2**i for i in range(3, 15))
 
@@ -52,8 +58,34 @@ def divisors(n: int) -> list[int]:
 
 
 def engine_of(zero_stage: int) -> str:
-    """The engine that a study runs a layout with."""
+    """The engine that a plan means: ZeRO 2 and 3 are DeepSpeed's, all else is Megatron's."""
     return "megatron" if zero_stage < 2 else "deepspeed_zero"
+
+
+def no_layout(
+    config: GPTConfig, gpus: int, global_batch: int, tps: list[int], min_micro: int, leave: int
+) -> str:
+    """In one line, why no split of the GPUs and the batch exists, and what would."""
+    most_dp, tp = global_batch // min_micro, max(tps)
+    least = f" with {min_micro} micro-batches or more" if min_micro > 1 else ""
+    if not most_dp:
+        return f"a global batch of {global_batch} has no {min_micro} micro-batches"
+    if gpus - leave > tp * config.n_layer * most_dp:
+        return (
+            f"{gpus} GPUs are too many for a global batch of {global_batch}{least}: at most tp"
+            f" {tp} x pp {config.n_layer} (the layers) x dp {most_dp} ="
+            f" {tp * config.n_layer * most_dp}"
+        )
+    splits = [tp * pp for tp in tps for pp in divisors(config.n_layer)]
+    dps = sorted({gpus // split for split in splits if gpus % split == 0})
+    batches = [dp * max(global_batch // dp + more, min_micro) for dp in dps for more in (0, 1)]
+    near = sorted(set(batches), key=lambda batch: abs(batch - global_batch))[:2]
+    shown = ", ".join(map(str, dps if len(dps) < 8 else [*dps[:3], "...", *dps[-2:]]))
+    return (
+        f"no layout of {gpus} GPUs: the dp that tp and pp leave ({shown}) do not divide a global"
+        f" batch of {global_batch}{least}; {' or '.join(map(str, sorted(near)))} would do, or"
+        " --leave N for up to N idle GPUs"
+    )
 
 
 def crowd(x: Columns, cluster: Calibration) -> np.ndarray:
@@ -79,7 +111,8 @@ def space(
 
     `leave` GPUs at most stay idle: 10,000 have few divisors, 9,984 have many.
 
-    ZeRO 2 and 3 are DeepSpeed's, which has neither pipeline nor sequence parallelism with them.
+    ZeRO 2 and 3 are DeepSpeed's, which has neither pipeline nor sequence parallelism with them, nor
+    selective recomputation.
 
     Raises:
         UsageError: no split of the GPUs and the batch exists; with the numbers.
@@ -94,12 +127,11 @@ def space(
     tps = [
         t for t in range(1, most_tp + 1) if config.n_head % t == 0 and config.ffn_hidden % t == 0
     ]
-    splits, batch_misfit = [], 0
+    splits = []
     for tp in tps:
         for pp in divisors(config.n_layer):
             most, least = gpus // (tp * pp), -(-(gpus - leave) // (tp * pp))
             fitting = [dp for dp in range(most, max(least, 1) - 1, -1) if global_batch % dp == 0]
-            batch_misfit += most >= least and not fitting
             if not fitting:
                 continue
             dp = fitting[0]
@@ -111,20 +143,14 @@ def space(
                     if vpp == 1 or (pp > 1 and n_micro % pp == 0):
                         splits.append((tp, pp, vpp, dp, micro, n_micro))
     if not splits:
-        most = max(tps, default=1) * config.n_layer * global_batch
-        why = (
-            f"its {config.n_layer} layers, tp up to {most_tp} and a global batch of"
-            f" {global_batch} occupy at most {most} GPUs, in divisors of {gpus}"
-        )
-        if batch_misfit:
-            why += f"; {batch_misfit} splits leave a dp that does not divide {global_batch}"
-        raise UsageError(f"no layout of {gpus} GPUs: {why}")
+        raise UsageError(no_layout(config, gpus, global_batch, tps, min_micro, leave))
     table = np.array(splits)
     policies = [
         (recompute, zero, sp)
         for recompute in range(3)
         for zero in range(4)
         for sp in ((0, 1) if zero < 2 else (0,))
+        if not (zero > 1 and RECOMPUTE[recompute] == "selective")
     ]
     n, k = len(table), len(policies)
     rows, policy = np.repeat(table, k, axis=0), np.tile(np.array(policies), (n, 1))
@@ -136,7 +162,7 @@ def space(
     }
     if cluster.machine_override is not None:
         engines = [engine_of(stage) for stage in policy[:, 1]]
-        kind = host_columns(engines, rows[:, 0], rows[:, 0] * rows[:, 1] * rows[:, 3])
+        kind |= host_columns(engines, rows[:, 0], rows[:, 0] * rows[:, 1] * rows[:, 3])
     if flash is not None:
         kind["flash"] = flash
     x = columns(
@@ -161,15 +187,16 @@ def space(
     return x.take(keep)
 
 
-def usable_bytes(cluster: Calibration, margin: float) -> float:
-    """Bytes that a step may take on the fullest rank."""
-    return cluster.gpu_memory_gb * memory.GB * (1.0 - margin)
+def usable_bytes(x: Columns, cluster: Calibration, margin: float) -> float:
+    """Bytes that a step may take on the fullest rank; a host's memory is shared by all ranks."""
+    ranks = 1 if cluster.machine_override is None else int(x.gpus.max())
+    return cluster.gpu_memory_gb * memory.GB * (1.0 - margin) / ranks
 
 
 def refusals(x: Columns, used: np.ndarray, cluster: Calibration, margin: float) -> list[str]:
     """In words, why layouts do not fit: by tp, at which pp none does, the least that any of them
     needs and its main part."""
-    limit = usable_bytes(cluster, margin)
+    limit = usable_bytes(x, cluster, margin)
     said = []
     for tp in sorted(set(x.tp.tolist())):
         full = [
@@ -209,7 +236,7 @@ def rank(x: Columns, cluster: Calibration, margin: float) -> tuple[np.ndarray, .
     machine = cluster.machine(int(x.width[0]))
     seconds = cluster.fit.seconds(x, machine) * crowd(x, cluster)
     used = memory.peak(x, cluster.memory)
-    fits = np.flatnonzero(used <= usable_bytes(cluster, margin))
+    fits = np.flatnonzero(used <= usable_bytes(x, cluster, margin))
     return seconds, used, fits[np.argsort(seconds[fits], kind="stable")]
 
 
@@ -251,6 +278,7 @@ def rows_of(
         found.append(
             {
                 "rank": i + 1,
+                "engine": engine_of(layout.zero_stage),
                 **{k: getattr(layout, k) for k in KEYS},
                 "sequence_parallel": "yes" if layout.sequence_parallel else "",
                 "predicted_s": t,
@@ -272,15 +300,14 @@ def rows_of(
 
 def table(found: list[dict[str, Any]], notes: list[str]) -> Table:
     """The ranked table."""
-    heading = {"micro_batch": "mbs", "n_micro": "micro-batches", "zero_stage": "ZeRO"}
-    columns_ = [Column("rank", "#", "d")]
-    columns_ += [Column(k, heading.get(k, k), "" if k == "recompute" else "d") for k in KEYS]
+    columns_ = [Column("rank", "#", "d"), Column("engine", "engine")]
+    columns_ += [Column(k, HEADINGS.get(k, k), "" if k == "recompute" else "d") for k in KEYS]
     columns_ += [
-        Column("sequence_parallel", "sp"),
-        Column("predicted_s", "predicted s/iter", ".4g"),
-        Column("low_s", "low", ".4g"),
-        Column("high_s", "high", ".4g"),
-        Column("tflops", "TFLOP/s/GPU", ".4g"),
+        Column("sequence_parallel", HEADINGS["sequence_parallel"]),
+        Column("predicted_s", "predicted s/iter", "#.4g"),
+        Column("low_s", "low", "#.4g"),
+        Column("high_s", "high", "#.4g"),
+        Column("tflops", "TFLOP/s/GPU", "#.4g"),
         Column("memory_gb", "GB", ".1f"),
         Column("bubble", "bubble", ".1%"),
         Column("communication", "communication", ".1%"),
@@ -295,15 +322,17 @@ WORDS = {
 
 
 def parse_layout(text: str) -> dict[str, int]:
-    """Numbers of a text such as tp=8,pp=8,micro_batch=1; recompute by name.
+    """Numbers of a text such as tp=8,pp=8,mbs=1; names as in the table or in a study.
 
     Raises:
         UsageError: an unknown name or a value that is none.
     """
     known = {*KEYS, "sequence_parallel"}
+    by_heading = {heading.lower(): key for key, heading in HEADINGS.items()}
     wanted = {}
     for piece in filter(None, re.split(r"[,\s]+", text)):
-        key, _, value = piece.partition("=")
+        name, _, value = piece.partition("=")
+        key = by_heading.get(name.lower(), name)
         if key not in known:
             raise UsageError(f"--why: unknown {key!r}; known: {', '.join(sorted(known))}")
         words = WORDS.get(key, {})
@@ -366,9 +395,10 @@ def bars(values: dict[str, float], unit: str, width: int = 40) -> str:
     total = sum(values.values())
     longest = max(*values.values(), 1e-12)
     lines = [
-        f"  {name:<16} {value:>9.4g} {unit} {value / total:>5.1%}"
+        f"  {name.replace('_', ' '):<16} {value:>9.4g} {unit} {value / total:>5.1%}"
         f" {'#' * round(width * value / longest)}"
         for name, value in sorted(values.items(), key=lambda item: -item[1])
+        if value > 0
     ]
     return "\n".join([*lines, f"  {'sum':<16} {total:>9.4g} {unit}"]) + "\n"
 
@@ -446,11 +476,10 @@ def study_toml(
     lines += ["", "[defaults]"]
     lines += [f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}" for k, v in settings.items()]
     for row in found:
-        engine = engine_of(row["zero_stage"])
         lines += [
             "",
             f"[[run]] # predicted {row['predicted_s']:.4g} s, {row['memory_gb']:.1f} GB",
-            f'engine = "{engine}"',
+            f'engine = "{row["engine"]}"',
         ]
         lines += [f"{k} = {row[k]}" for k in ("tp", "pp", "vpp", "micro_batch", "zero_stage")]
         lines.append(f'recompute = "{row["recompute"]}"')
@@ -459,11 +488,6 @@ def study_toml(
         lines.append(f'label = "plan{row["rank"]}"')
         lines.append(f'slurm = {{ time = "{time_limit(row["high_s"])}" }}')
     return "\n".join(lines) + "\n"
-
-
-def runnable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows that the engines here can run (deepspeed_zero recomputes all or nothing)."""
-    return [r for r in rows if r["zero_stage"] < 2 or r["recompute"] != "selective"]
 
 
 def _config(arguments: argparse.Namespace) -> tuple[GPTConfig, dict[str, Any]]:
@@ -503,21 +527,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", default="175b", metavar="PRESET", help="models/config.py")
     for size in ("n-layer", "hidden", "n-head", "vocab-size", "seq-len"):
         parser.add_argument(f"--{size}", type=int, metavar="N", help="overrides the preset's")
-    parser.add_argument("--cluster", metavar="NAME|FILE")
+    parser.add_argument("--cluster", metavar="NAME|FILE", help="a wrong NAME lists all")
     parser.add_argument("--gpu", metavar="NAME", help="a card, where there is no cluster")
     parser.add_argument("--gpus-per-node", type=int, metavar="N", help="of --gpu (8)")
     parser.add_argument("--gpus", type=int, required=True, metavar="N")
-    parser.add_argument("--global-batch", type=int, required=True, metavar="N")
+    parser.add_argument("--global-batch", type=int, required=True, metavar="N", help="sequences")
     parser.add_argument(
         "--precision", choices=tuple(WIDTHS), help="bf16; fp16 on a card without; fp32 on a CPU"
     )
     parser.add_argument("--flash", action=argparse.BooleanOptionalAction, help="flash attention")
-    parser.add_argument("--max-tp", type=int, metavar="N")
-    parser.add_argument("--min-micro-batches", type=int, default=1, metavar="N")
+    parser.add_argument("--max-tp", type=int, metavar="N", help="a node's GPUs")
+    parser.add_argument("--min-micro-batches", type=int, default=1, metavar="N", help="a step")
     parser.add_argument("--leave", type=int, default=0, metavar="N", help="GPUs that may stay idle")
     parser.add_argument("--margin", type=float, default=MARGIN, help="of memory left free (0.06)")
-    parser.add_argument("--top", type=int, default=10, metavar="N")
-    parser.add_argument("--why", metavar="LAYOUT", help="explain one: tp=8,pp=8,micro_batch=1")
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="layouts shown (10)")
+    parser.add_argument("--why", metavar="LAYOUT", help="explain one: tp=8,pp=8,mbs=1")
     parser.add_argument("--png", type=Path, metavar="FILE", help="of --why")
     parser.add_argument("--study", type=Path, metavar="FILE", help="write the top as a study")
     parser.add_argument(
@@ -540,11 +564,11 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         if value is not None and value < least:
             flag = "--" + name.replace("_", "-")
             raise UsageError(f"{flag} must be at least {least}, not {value}")
-    if arguments.png and not arguments.why:
+    if arguments.png and arguments.why is None:
         raise UsageError("--png draws one layout: say which with --why (or take --scale FILE.png)")
-    if arguments.why and arguments.format != "text":
+    if arguments.why is not None and arguments.format != "text":
         raise UsageError(f"--why prints text only, no {arguments.format}")
-    if arguments.why and (arguments.scale or arguments.study):
+    if arguments.why is not None and (arguments.scale or arguments.study):
         raise UsageError("--why explains one layout: no --scale and no --study with it")
     if arguments.cluster and arguments.gpus_per_node:
         raise UsageError("--gpus-per-node goes with --gpu: a cluster knows its own")
@@ -589,32 +613,31 @@ def _plan(arguments: argparse.Namespace) -> int:
     }
     x = space(config, cluster, arguments.gpus, arguments.global_batch, **settings)
     seconds, used, order = rank(x, cluster, arguments.margin)
-    if arguments.why:
+    limit = usable_bytes(x, cluster, arguments.margin)
+    if arguments.why is not None:
         return _explain(arguments, x, seconds, used, cluster, config)
     if not len(order):
         least = int(np.argmin(used))
         raise UsageError(
-            f"{config.n_params / 1e9:.1f}B parameters do not fit on {arguments.gpus} GPUs: the"
-            f" least of {len(x)} layouts needs {used[least] / memory.GB:.1f} GB of"
-            f" {usable_bytes(cluster, arguments.margin) / memory.GB:.1f} GB (tp {x.tp[least]}, pp"
-            f" {x.pp[least]}, {_name(x, least)})"
+            f"{config.n_params / 1e9:.1f}B parameters do not fit on {arguments.gpus} GPUs of"
+            f" {limit / memory.GB:.1f} GB: the least of {len(x)} layouts needs"
+            f" {used[least] / memory.GB:.1f} GB (tp {x.tp[least]}, pp {x.pp[least]},"
+            f" {_name(x, least)})"
         )
     best = undominated(x, used, order)
     found = rows_of(x, best[: arguments.top], cluster, config)
     flying = "flash" if x.flash[0] else "unfused"
     notes = [
-        f"predicted for {cluster.name}: {cluster.source}; {precision}; {flying} attention;"
-        " 80 % interval",
+        f"predicted, not measured, for {cluster.name} ({cluster.source}) in {precision} with"
+        f" {flying} attention; low to high hold 80 %",
         *_warnings(arguments, cluster),
-        f"{len(order)} of {len(x)} possible layouts fit"
-        f" {usable_bytes(cluster, arguments.margin) / memory.GB:.1f} GB",
+        f"{len(order)} of {len(x)} possible layouts fit in {limit / memory.GB:.1f} GB",
         *refusals(x, used, cluster, arguments.margin),
     ]
     if arguments.study:
-        kept = runnable(found)
         known = arguments.cluster if arguments.cluster in _slurm_clusters() else None
         text = study_toml(
-            kept,
+            found,
             model,
             arguments.gpus,
             arguments.global_batch,
@@ -624,7 +647,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         )
         with writing(arguments.study):
             arguments.study.write_text(text)
-        print(f"analysis.plan: wrote {len(kept)} runs to {arguments.study}", file=sys.stderr)
+        print(f"analysis.plan: wrote {len(found)} runs to {arguments.study}", file=sys.stderr)
         if known is None:
             where = arguments.cluster or arguments.gpu
             print(
@@ -641,11 +664,11 @@ def _plan(arguments: argparse.Namespace) -> int:
             title = f"{config.n_params / 1e9:.0f}B on {cluster.name}"
             with writing(arguments.scale):
                 planned(curve, title).savefig(arguments.scale, dpi=144)
-        columns_ = [Column("gpus", "gpus", "d"), Column("global_batch", "global batch", "d")]
-        columns_ += [Column(k, k, "d") for k in ("tp", "pp", "dp", "micro_batch")]
+        columns_ = [Column("gpus", "GPUs", "d"), Column("global_batch", "global batch", "d")]
+        columns_ += [Column(k, HEADINGS.get(k, k), "d") for k in ("tp", "pp", "dp", "micro_batch")]
         columns_ += [
-            Column("predicted_s", "predicted s/iter", ".4g"),
-            Column("tflops", "TFLOP/s/GPU", ".4g"),
+            Column("predicted_s", "predicted s/iter", "#.4g"),
+            Column("tflops", "predicted TFLOP/s/GPU", "#.4g"),
             Column("efficiency", "predicted efficiency", ".1%"),
         ]
         notes = [
@@ -677,15 +700,16 @@ def _slurm_clusters() -> set[str]:
 
 
 def _explain(arguments, x, seconds, used, cluster, config) -> int:
-    limit = usable_bytes(cluster, arguments.margin)
+    limit = usable_bytes(x, cluster, arguments.margin)
     i = why(x, seconds, used, parse_layout(arguments.why), limit)
     time, gigabytes = explained(x, i, cluster)
     verdict = (
-        "fits" if used[i] <= limit else "does NOT fit (and no layout with these settings does)"
+        "fits in" if used[i] <= limit else "does NOT fit (nor does any with these settings) in"
     )
     layout = x.layout(i)
     title = (
-        f"tp {layout.tp} pp {layout.pp} vpp {layout.vpp} dp {layout.dp}, {_name(x, i)},"
+        f"{engine_of(layout.zero_stage)}: tp {layout.tp} pp {layout.pp} vpp {layout.vpp} dp"
+        f" {layout.dp}, {_name(x, i)},"
         f" {layout.n_micro} micro-batches"
     )
     print(f"{title}\npredicted {seconds[i]:.4g} s per iteration:")

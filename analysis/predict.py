@@ -31,7 +31,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 
 import numpy as np
 
-from analysis import fitting
+from analysis import fitting, repeats
 from analysis.rows import Rows, crowding, healthy, read_rows, settings_of
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
 from models import memory
@@ -58,18 +58,11 @@ def folds(rows: Rows, index: np.ndarray, split: str) -> list[tuple[np.ndarray, n
 
 
 def repeat_noise(rows: Rows, index: np.ndarray, values: np.ndarray) -> tuple[float | None, int]:
-    """(least MAPE on runs that were identical, number of such runs).
-
-    The best single prediction p of values t minimises mean |p / t - 1|: one of the values.
-    """
+    """`repeats.repeat_noise` of the rows that are repeats of one run."""
     groups: dict[tuple, list[float]] = {}
     for i in index:
         groups.setdefault(rows.key(i), []).append(float(values[i]))
-    errors: list[float] = []
-    for t in (np.array(g) for g in groups.values() if len(g) > 1):
-        best = min((np.abs(p / t - 1) for p in t), key=np.sum)
-        errors += list(best)
-    return (float(np.mean(errors)), len(errors)) if errors else (None, 0)
+    return repeats.repeat_noise(groups.values())
 
 
 def choice(rows: Rows, index: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
@@ -250,7 +243,7 @@ def summary(found: Validation, what: str = "time") -> dict[str, Any]:
     timed = np.flatnonzero(np.isfinite(error))
     unlike = np.array([why.startswith("slow network") for why in found.why_not])
     slow = np.flatnonzero((found.scored | unlike) & np.isfinite(error))
-    noise, repeats = repeat_noise(rows, i, truth)
+    noise, repeated = repeat_noise(rows, i, truth)
     noise_all, _ = repeat_noise(rows, timed, truth)
     shown = []
     for k in range(len(rows.ids)):
@@ -279,7 +272,7 @@ def summary(found: Validation, what: str = "time") -> dict[str, Any]:
         "n_all": len(timed),
         "calibration_rows_at_most": int(found.n_fit[i].max()),
         "repeat_noise": noise,
-        "repeat_rows": repeats,
+        "repeat_rows": repeated,
         "repeat_noise_all": noise_all,
         **({"choice": choice(rows, i, found.predicted)} if what == "time" else {}),
         "left_out": [{"id": name, "reason": reason} for name, reason in rows.left_out],

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from analysis import scaling
+from analysis import beside, scaling
 from analysis.audit import Context, audit_rows
 from analysis.compare import REPEAT_COLUMNS, spread
+from analysis.fitting import MAX_ROWS
 from analysis.markdown import Row, read_csv, row_tflops
 from analysis.tables import Column, Table
-from models.config import GPTConfig
+from models.config import PRESETS, GPTConfig
 from models.errors import UsageError
 from models.flops import CONVENTIONS, tflops_per_gpu
 from models.hardware import mfu
@@ -29,6 +30,9 @@ JEAN_ZAY = "seed003_jeanzay_v100.csv"
 DATA_PARALLEL = "gpt2_data_parallel.csv"
 EPOCHS = "gpt_epochs.csv"
 CHECKPOINTS = "seed003_checkpoint_save.csv"
+BIG_PURPLE = "big-purple-v100"  # of slurm/clusters.toml
+SC21 = ("narayanan_sc21_table1.csv", "narayanan_sc21_table2.csv")
+HELD_OUT = "predicted s/iter (held out)"
 
 
 def _rows(name: str) -> list[Row]:
@@ -51,13 +55,55 @@ def _line(row: Row) -> int:
 
 
 @cache
-def _held_out(name: str) -> dict[str, float]:
-    """Predicted seconds of a published table's rows, each from a fit that never saw it."""
+def _held_out(*names: str) -> dict[str, tuple[float, float]]:
+    """(predicted, measured) seconds of a cluster's published rows, each from a fit that never saw
+    it; nan where there is none."""
     from analysis.predict import validate_time
     from analysis.rows import read_rows
 
-    found = validate_time(read_rows([FOLDER / name]), 20, "random")
-    return dict(zip(found.rows.ids, map(float, found.predicted), strict=True))
+    found = validate_time(read_rows([FOLDER / name for name in names]), MAX_ROWS, "random")
+    pairs = zip(found.predicted, found.rows.measured, strict=True)
+    return {row: tuple(map(float, pair)) for row, pair in zip(found.rows.ids, pairs, strict=True)}
+
+
+def _held_out_by(cluster: str) -> str:
+    return f"a fit on {MAX_ROWS} other rows of {cluster} at most, which never saw the row"
+
+
+@cache
+def _by_data_sheet(cluster: str) -> dict[str, float]:
+    """Predicted seconds per step of the GPT-2 124M rows of a cluster that nobody calibrated.
+
+    DeepSpeed's runs were ZeRO 1, as the studies of slurm/ that cover them.
+    """
+    from analysis.calibration import load_calibration
+    from parallel.columns import columns
+
+    where = load_calibration(cluster)
+    found = {}
+    for row in _rows(DATA_PARALLEL):
+        sizes = {k: row.number(k) for k in ("dp", "micro_batch", "gas", "seq_len")}
+        if None in sizes.values():
+            continue
+        deepspeed = row.text("engine") == "DeepSpeed"
+        x = columns(
+            PRESETS["gpt2-124m"],
+            seq=sizes["seq_len"],
+            dp=sizes["dp"],
+            micro_batch=sizes["micro_batch"],
+            n_micro=sizes["gas"],
+            zero_stage=int(deepspeed),
+            deepspeed=deepspeed,
+            flash=where.flash,
+            gpus_per_node=where.gpus_per_node,
+        )
+        found[row.text("run")] = float(where.fit.seconds(x, where.machine())[0])
+    return found
+
+
+def _big_purple_by() -> str:
+    source = beside.source(BIG_PURPLE)
+    return f"{source}; there is no calibration of Big Purple"
 
 
 def jean_zay(first: int, last: int) -> Table:
@@ -74,7 +120,7 @@ def jean_zay(first: int, last: int) -> Table:
     findings = defaultdict(list)
     for finding in audit_rows(source, JEAN_ZAY, Context()):
         findings[finding.line].append(finding.message)
-    rows = []
+    rows, pairs = [], []
     for row in source.rows:
         if not first <= _line(row) <= last:
             continue
@@ -101,10 +147,10 @@ def jean_zay(first: int, last: int) -> Table:
         if found["status"] != "ok":
             remarks.append(found["status"])
         found["remarks"] = "; ".join(remarks)
-        found["predicted"] = _held_out(JEAN_ZAY).get(row.text("id") or "")
-        if found["predicted"] and step_s:
-            found["error"] = found["predicted"] / step_s - 1
+        found["predicted_s"], _ = _held_out(JEAN_ZAY).get(row.text("id") or "", (None, None))
+        found["predicted_error"] = beside.error(found["predicted_s"], step_s)
         rows.append(found)
+        pairs.append((_configuration(row), found["predicted_s"], step_s))
     if not rows:
         raise UsageError(f"{JEAN_ZAY} has no row from lines {first} to {last}")
     columns = [
@@ -116,15 +162,23 @@ def jean_zay(first: int, last: int) -> Table:
         Column("micro_batch", "MBS", ".0f"),
         Column("global_batch", "GBS", ".0f"),
         Column("step_s", "s/iter", "g"),
-        Column("predicted", "predicted s/iter (held out)", ".3g"),
-        Column("error", "error", "+.0%"),
+        *beside.columns(HELD_OUT),
         Column("published", "TFLOPs published", ".1f"),
         Column("recomputed", "recomputed (8P tokens)", ".1f"),
         Column("megatron", "model TFLOP/s (megatron)", ".1f"),
         Column("mfu", "MFU", ".1%"),
         Column("remarks", "remarks"),
     ]
-    return Table([c for c in columns if any(r.get(c.key) is not None for r in rows)], rows)
+    shown = [c for c in columns if any(r.get(c.key) is not None for r in rows)]
+    return Table(shown, rows, notes=beside.notes(_held_out_by("Jean Zay's V100s"), pairs))
+
+
+def _configuration(row: Row) -> tuple[str, ...]:
+    """What two Jean Zay rows must share to be repeats of each other."""
+    names = ("gpus", "params_b", "tp", "pp", "dp", "gas", "micro_batch", "global_batch")
+    notes = re.sub(r";?\s*LINT .*|ID [\d.]+;?|log file name.*", "", row.text("notes"))
+    rest = (row.text(k) for k in ("zerostage", "offload", "engine"))
+    return (*(row.text(k) for k in names), *rest, notes.strip(" ;"))
 
 
 def _settings(row: Row) -> str:
@@ -140,12 +194,8 @@ def repeats() -> Table:
     """Identical configurations that the Jean Zay tables measured more than once."""
     groups = defaultdict(list)
     for row in _rows(JEAN_ZAY):
-        names = ("gpus", "params_b", "tp", "pp", "dp", "gas", "micro_batch", "global_batch")
-        rest = ("zerostage", "offload", "engine")
-        notes = re.sub(r";?\s*LINT .*|ID [\d.]+;?|log file name.*", "", row.text("notes"))
         if row.number("step_s"):
-            key = (*(row.text(k) for k in (*names, *rest)), notes.strip(" ;"))
-            groups[key].append(row)
+            groups[_configuration(row)].append(row)
     rows = []
     for key, members in groups.items():
         if len(members) > 1:
@@ -204,6 +254,8 @@ def big_purple() -> Table:
         gpus, rate = row.number("gpus"), row.number("tokens_per_s")
         step_s, base_s = 1 / rate, 1 / base.number("tokens_per_s")
         faster, efficiency = scaling.speedup(step_s, gpus, base_s, base.number("gpus"))
+        measured = row.number("epochs") / row.number("optimizersteps")
+        predicted = _by_data_sheet(BIG_PURPLE)[row.text("run")]
         changed = [k for k in ("precision", "engine", "commit") if row.text(k) != base.text(k)]
         rows.append(
             {
@@ -217,7 +269,9 @@ def big_purple() -> Table:
                 "efficiency": efficiency,
                 "wall_speedup": base.number("wall_s") / row.number("wall_s"),
                 "serial": scaling.karp_flatt(faster, gpus / base.number("gpus")),
-                "step_s": row.number("epochs") / row.number("optimizersteps"),
+                "step_s": measured,
+                "predicted_s": predicted,
+                "predicted_error": beside.error(predicted, measured),
                 "remarks": f"invalid comparison: {', '.join(changed)} differ" if changed else "",
             }
         )
@@ -226,6 +280,8 @@ def big_purple() -> Table:
         Column("tokens_per_s", "tokens/s", ".2f"),
         Column("wall_s", "wall s", ".2f"),
         Column("train_s", "of which training", ".2f"),
+        Column("step_s", "s/iter", ".4g"),
+        *beside.columns(),
         Column("published", "speedup published", ".2f"),
         Column("speedup", "recomputed", ".2f"),
         Column("wall_speedup", "by wall clock", ".2f"),
@@ -235,7 +291,9 @@ def big_purple() -> Table:
         Column("remarks", "remarks"),
     ]
     share = scaling.fit_amdahl([(r["gpus"], r["speedup"]) for r in rows if r["gpus"] > 1])
-    return Table(columns, rows, notes=[f"Amdahl's law fits a serial share of {share:.3f}"])
+    notes = [f"Amdahl's law fits a serial share of {share:.3f}"]
+    pairs = [(r["gpus"], r["predicted_s"], r["step_s"]) for r in rows]
+    return Table(columns, rows, notes=notes + beside.notes(_big_purple_by(), pairs))
 
 
 def t4() -> Table:
@@ -265,7 +323,9 @@ def t4() -> Table:
         Column("efficiency", "efficiency", ".2f"),
         Column("saved", "time saved", ".0%"),
     ]
-    return Table(columns, rows, notes=["published: 71% less time, 3.5x"])
+    notes = ["published: 71% less time, 3.5x"]
+    notes.append("nothing is predicted: neither the batch nor the steps of an epoch are published")
+    return Table(columns, rows, notes=notes)
 
 
 def bucket_ab() -> Table:
@@ -279,10 +339,13 @@ def bucket_ab() -> Table:
             "wall_s": row.number("wall_s"),
             "gain": row.number("tokens_per_s") / a.number("tokens_per_s") - 1,
             "wall_gain": a.number("wall_s") / row.number("wall_s") - 1,
+            "step_s": row.number("epochs") / row.number("optimizersteps"),
             "commit": row.text("commit")[:7],
         }
         for row in (a, b)
     ]
+    predicted = _by_data_sheet(BIG_PURPLE)
+    beside.fill(rows, [predicted[row["run"]] for row in rows], "step_s")
     columns = [
         Column("run", "run"),
         Column("tokens_per_s", "tokens/s", ".2f"),
@@ -290,11 +353,14 @@ def bucket_ab() -> Table:
         Column("wall_s", "wall s", ".2f"),
         Column("wall_gain", "gain by wall clock", "+.1%"),
         Column("train_s", "of which training", ".2f"),
+        Column("step_s", "s/iter", ".4g"),
+        *beside.columns(),
         Column("commit", "commit"),
     ]
     notes = [
         f"invalid comparison: commit {a.text('commit')[:7]} and {b.text('commit')[:7]}",
         "one run each: nothing says how far apart two identical runs are",
+        *beside.notes(_big_purple_by(), [(r["run"], r["predicted_s"], r["step_s"]) for r in rows]),
     ]
     return Table(columns, rows, notes=notes)
 
@@ -345,7 +411,8 @@ def epoch_speedups() -> Table:
         Column("efficiency", "efficiency", ".2f"),
         Column("serial", "serial share (Karp-Flatt)", ".3f"),
     ]
-    return Table(columns, rows)
+    notes = ["nothing is predicted: neither model, sequence length nor GPU is published"]
+    return Table(columns, rows, notes=notes)
 
 
 def epoch_phases() -> Table:
@@ -379,12 +446,16 @@ def epoch_phases() -> Table:
 
 
 def sc21_days() -> Table:
-    """SC'21 table 2: days for 300 billion tokens, published and from equation 3 and its TFLOP/s."""
-    rows = []
-    for row in _rows("narayanan_sc21_table2.csv"):
+    """SC'21 table 2: days for 300 billion tokens, published, from equation 3 and its TFLOP/s, and
+    predicted."""
+    rows, pairs = [], []
+    for row in _rows(SC21[1]):
         config = _config_sc21(row)
         rate = row.number("tflops") * 1e12 * row.number("gpus")
         per_token = CONVENTIONS["sc21"](config, 2048, True)
+        predicted_s, measured_s = _held_out(*SC21)[row.text("id")]
+        days = 300e9 * per_token / rate / 86400
+        pairs.append((row.text("id"), predicted_s, measured_s))
         rows.append(
             {
                 "engine": row.text("engine"),
@@ -392,7 +463,9 @@ def sc21_days() -> Table:
                 "gpus": row.number("gpus"),
                 "tflops": row.number("tflops"),
                 "published": float(re.search(r"300B tokens (\d+) days", row.text("notes"))[1]),
-                "days": 300e9 * per_token / rate / 86400,
+                "days": days,
+                "predicted_days": days * predicted_s / measured_s,
+                "predicted_error": beside.error(predicted_s, measured_s),
             }
         )
     columns = [
@@ -402,8 +475,38 @@ def sc21_days() -> Table:
         Column("tflops", "TFLOP/s/GPU published", ".0f"),
         Column("published", "days published", ".0f"),
         Column("days", "recomputed (sc21)", ".1f"),
+        *beside.columns("predicted days (held out)", "predicted_days", ".1f"),
     ]
-    return Table(columns, rows)
+    return Table(columns, rows, notes=beside.notes(_held_out_by("Selene"), pairs))
+
+
+def sc21_weak() -> Table:
+    """SC'21 table 1: model and GPUs grow together; seconds by equation 3 and the published TFLOP/s,
+    and predicted."""
+    rows, pairs = [], []
+    for row in _rows(SC21[0]):
+        predicted_s, measured_s = _held_out(*SC21)[row.text("id")]
+        pairs.append((row.text("id"), predicted_s, measured_s))
+        names = ("params_b", "gpus", "tp", "pp", "dp", "global_batch")
+        rows.append(
+            {
+                **{name: row.number(name) for name in names},
+                "tflops": row.number("tflops"),
+                "step_s": measured_s,
+                "predicted_s": predicted_s,
+                "predicted_error": beside.error(predicted_s, measured_s),
+            }
+        )
+    columns = [
+        Column("params_b", "size (B)", "g"),
+        Column("gpus", "GPUs", ".0f"),
+        *(Column(k, k, ".0f") for k in ("tp", "pp", "dp")),
+        Column("global_batch", "global batch", ".0f"),
+        Column("tflops", "TFLOP/s/GPU published", ".0f"),
+        Column("step_s", "s/iter (sc21)", ".4g"),
+        *beside.columns(HELD_OUT),
+    ]
+    return Table(columns, rows, notes=beside.notes(_held_out_by("Selene"), pairs))
 
 
 def _config_sc21(row: Row) -> GPTConfig:

@@ -12,11 +12,11 @@ them is written by this command and by nobody else. NAME is one of
     saves PATH...                                     what runs' checkpoints cost
     compare PATH...                                   a study's configurations and its baseline
     breakdown PATH...                                 where the time and the efficiency went
-    scaling PATH... [--baseline NAME]                 the curve over repeats
+    scaling PATH... [--baseline NAME] [--predict CLUSTER]    the curve over repeats
     audit PATH...                                     what is wrong with published tables
     file PATH                                         a Markdown table that a benchmark wrote
     jeanzay FIRST-LAST                                published rows of these lines, recomputed
-    repeats | checkpoints | big-purple | t4 | bucket-ab | epochs | phases | sc21-days
+    repeats | checkpoints | big-purple | t4 | bucket-ab | epochs | phases | sc21-days | sc21-weak
 
 Paths are relative to the repository. `--check` writes nothing and exits 1 when a file is stale.
 Exits 2 when a file, a block or its data cannot be read.
@@ -101,8 +101,10 @@ def _scaling(arguments: list[str]) -> str:
     parser = _Parser("scaling")
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--baseline")
+    parser.add_argument("--predict")
     given = parser.parse_args(arguments)
-    return report([ROOT / path for path in given.paths], given.baseline).render("markdown")
+    paths = [ROOT / path for path in given.paths]
+    return report(paths, given.baseline, arguments=given).render("markdown")
 
 
 def _audit(arguments: list[str]) -> str:
@@ -165,6 +167,7 @@ REPORTS: dict[str, Callable[[list[str]], str]] = {
     "epochs": _published("epoch_speedups"),
     "phases": _published("epoch_phases"),
     "sc21-days": _published("sc21_days"),
+    "sc21-weak": _published("sc21_weak"),
 }
 
 

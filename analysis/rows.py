@@ -314,8 +314,6 @@ def settings_of(record: Record, cpu: bool = False) -> dict[str, Any]:
     width = 4 if precision == "fp32" else 2
     layout = (record.extra.get("facts") or {}).get("layout") or {}
     engine = (record.engine or "").lower()
-    # Of our own engines, those on megatron-core's layers are the other kind; see "engine".
-    other = "deepspeed" in engine
     settings = {
         "layers": model["n_layer"],
         "hidden": model["hidden"],
@@ -337,7 +335,7 @@ def settings_of(record: Record, cpu: bool = False) -> dict[str, Any]:
         "grad_width": 4 if precision == "bf16" else width,
         "flash": False,
         "gpus_per_node": 8,
-        "deepspeed": other,
+        "deepspeed": "deepspeed" in engine,
     }
     return settings | host_columns(engine, tp, record.gpus) if cpu else settings
 
@@ -345,13 +343,13 @@ def settings_of(record: Record, cpu: bool = False) -> dict[str, Any]:
 def host_columns(engine: Any, tp: Any, gpus: Any) -> dict[str, Any]:
     """The columns that only a fit of this machine's own runs sets; scalars or arrays.
 
-    Its ranks share one node, its attention is fused, and "deepspeed" marks the engines that run
-    megatron-core's layers: the factor `engine` of the fit.
+    Its ranks share one node, its attention is fused, and those that run megatron-core's layers,
+    rather than plain ones, are the slower engines: the factor `engine` of the fit.
     """
     engine, tp = np.asarray(engine), np.asarray(tp)
     core = np.isin(engine, ("megatron", "deepspeed_pipe"))
     core = core | ((engine == "deepspeed_zero") & (tp > 1))
-    return {"flash": True, "gpus_per_node": gpus, "deepspeed": core}
+    return {"flash": True, "gpus_per_node": gpus, "slower": core}
 
 
 def crowding(record: Record) -> float:

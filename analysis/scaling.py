@@ -1,6 +1,6 @@
 """Strong and weak scaling against a stated baseline, which may itself have many GPUs.
 
-    python -m analysis.scaling PATH... [--baseline NAME] [--scaling weak] [--format markdown]
+    python -m analysis.scaling PATH... [--baseline NAME] [--scaling weak] [--predict CLUSTER]
 
 One row per number of GPUs: the median over the repeats at that size with their spread, speedup,
 efficiency and Karp and Flatt's serial share; below, the serial share that Amdahl's law (strong)
@@ -20,6 +20,7 @@ from typing import Any
 if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from analysis import beside
 from analysis.records import Record
 from analysis.tables import FORMATS, Column, Table, emphasise
 from models.errors import UsageError
@@ -142,6 +143,7 @@ class Point:
     gpus: int
     step_s: float
     configuration: tuple = ()
+    predicted_s: float | None = None
 
 
 def curve(
@@ -174,6 +176,8 @@ def curve(
                 "spread": (max(times) - min(times)) / step_s if len(times) > 1 else None,
                 "fastest_s": min(times),
                 "slowest_s": max(times),
+                "predicted_s": repeats[0].predicted_s,
+                "predicted_error": beside.error(repeats[0].predicted_s, step_s),
                 "speedup": faster,
                 "efficiency": efficiency,
                 "serial": karp_flatt(faster, ratio),
@@ -192,6 +196,7 @@ def table(rows: list[dict[str, Any]], share: float | None, scaling: str, baselin
         Column("n", "runs", "d"),
         Column("step_s", "s/iter", ".4g"),
         Column("spread", "spread", ".1%"),
+        *(beside.columns() if any(row["predicted_s"] for row in rows) else ()),
         Column("speedup", "speedup", ".2f"),
         Column("efficiency", "efficiency", ".2f"),
         Column("serial", "serial share (Karp-Flatt)", ".3f"),
@@ -221,16 +226,19 @@ def report(
 
     window, rule = getattr(arguments, "window", None), getattr(arguments, "rule", "median")
     any_commit = getattr(arguments, "any_commit", False)
+    predict = getattr(arguments, "predict", None)
     records, refused = load(paths, arguments)
     points, left_out = [], list(refused)
-    for record in records:
+    for record, predicted_s in zip(records, beside.seconds(records, predict), strict=True):
         time = timed(record, window, rule)
         if judge(record, time).unfit or record.oversubscribed:
             left_out.append(f"{name_of(record)}: {'; '.join(judge(record, time).flags)}")
         elif time is None or not time.step_s > 0 or not record.gpus:
             left_out.append(f"{name_of(record)}: no steady time or no number of GPUs")
         else:
-            point = Point(name_of(record), record.gpus, time.step_s, configuration(record))
+            point = Point(
+                name_of(record), record.gpus, time.step_s, configuration(record), predicted_s
+            )
             points.append((record, point))
     if not points:
         raise UsageError("; ".join(left_out))
@@ -248,6 +256,9 @@ def report(
             fair.append(replace(point, name=named(record) or point.name))
     rows, share = curve(fair, replace(start, name=named(base) or start.name), scaling)
     shown = table(rows, share, scaling, f"{named(base) or name_of(base)} ({base.gpus} GPUs)")
+    if predict:
+        pairs = [(point.configuration, point.predicted_s, point.step_s) for point in fair]
+        shown.notes += beside.notes(beside.source(predict), pairs)
     shown.notes += [ANY_COMMIT] * any_commit
     shown.notes += [f"left out: {line}" for line in left_out]
     return shown
@@ -269,6 +280,7 @@ def main(argv: list[str] | None = None) -> int:
     add_commit_flag(parser)
     add_time_flags(parser)
     add_fact_flags(parser)
+    beside.add_flag(parser)
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
     try:

@@ -1,11 +1,14 @@
 """Every configuration of a study beside its baseline, for machines: scaling_report.json.
 
-    python -m analysis.scaling_report logs/STUDY [--baseline NAME] [--scaling weak] [--out FILE]
+    python -m analysis.scaling_report logs/STUDY [--baseline NAME] [--scaling weak]
+        [--predict CLUSTER] [--out FILE]
 
 One entry per configuration: n runs, mean, stdev, median and the mean's 95 % interval (Student's t
 over the runs) of the steady step time and tokens/s; speedup_vs_1gpu and scaling_efficiency from the
 medians, as analysis.scaling has them; or invalid_comparison with what differs. speedup_vs_1gpu is
-null where the baseline itself has more GPUs; speedup_vs_baseline is then what there is. What could
+null where the baseline itself has more GPUs; speedup_vs_baseline is then what there is. With
+--predict, predicted_by says what predicted_s of an entry was made of, and predicted_error is
+predicted over the measured median, less one. What could
 not be used is in left_out, one line each. The scaling is weak where only the batch per GPU is the
 same everywhere, else strong. parallel.sweep asks for this file at its end; after Slurm's jobs it is
 this command. Exits 2 when nothing could be read.
@@ -22,6 +25,7 @@ from typing import Any
 if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from analysis import beside
 from analysis.load import load, name_of
 from analysis.quality import describe_rule, judge, timed
 from analysis.records import Record
@@ -64,11 +68,12 @@ def report(
     refused: list[str],
     baseline: str | None = None,
     kind: str | None = None,
+    predict: str | None = None,
 ) -> dict[str, Any]:
-    """The content of scaling_report.json.
+    """The content of scaling_report.json; predicted beside measured on a `predict`ed cluster.
 
     Raises:
-        UsageError: no run can be used, or none is called `baseline`.
+        UsageError: no run can be used, none is called `baseline`, or there is no such cluster.
     """
     groups, left_out = gather(records)
     if not groups:
@@ -84,6 +89,12 @@ def report(
             left_out.append(f"the study's baseline {wanted} has no time")
     kind = kind or kind_of(groups)
     groups.sort(key=lambda g: (g[0][0].gpus, str(named(g[0][0]))))
+    entries = [_entry(group, base, kind) for group in groups]
+    if predict:
+        predicted = beside.seconds([group[0][0] for group in groups], predict)
+        for entry, seconds in zip(entries, predicted, strict=True):
+            entry["predicted_s"] = seconds
+            entry["predicted_error"] = beside.error(seconds, entry["step_s"]["median"])
     return {
         "schema_version": "1",
         "study": base[0][0].extra.get("study"),
@@ -92,7 +103,8 @@ def report(
         "baseline": named(base[0][0]) or name_of(base[0][0]),
         "step_time_rule": describe_rule(None, "median"),
         "confidence": "95 %, Student's t over the runs",
-        "configurations": [_entry(group, base, kind) for group in groups],
+        **({"predicted_by": beside.source(predict)} if predict else {}),
+        "configurations": entries,
         "left_out": left_out + refused,
     }
 
@@ -145,11 +157,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, metavar="DIR", help="a study's runs")
     parser.add_argument("--baseline", metavar="NAME", help="default: the study's own")
     parser.add_argument("--scaling", choices=("strong", "weak"), help="default: what the runs are")
+    beside.add_flag(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"default: DIR/{FILE}")
     arguments = parser.parse_args(argv)
     try:
         records, refused = load([arguments.folder])
-        found = report(records, refused, arguments.baseline, arguments.scaling)
+        found = report(records, refused, arguments.baseline, arguments.scaling, arguments.predict)
         out = arguments.out or arguments.folder / FILE
         try:
             write_json(out, found)

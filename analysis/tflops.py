@@ -25,7 +25,7 @@ from typing import Any
 if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from analysis import scaling
+from analysis import beside, scaling
 from analysis.load import add_fact_flags, load, name_of
 from analysis.parity import verify
 from analysis.quality import SUMMARY, add_time_flags, describe_rule, judge, summary, timed
@@ -218,8 +218,7 @@ def table(
         Column("engine", "engine"),
         *(Column(k, k, "d") for k in ("gpus", "tp", "pp", "vpp", "dp")),
         Column("step_s", "s/iter", ".4g"),
-        Column("predicted_s", "predicted s/iter", ".4g"),
-        Column("predicted_error", "error", "+.1%"),
+        *beside.columns(),
         Column("tokens_per_s", "tokens/s", ".0f"),
         Column("tflops", f"TFLOP/s/GPU ({convention})", ".3g"),
         Column("printed_tflops", "printed", ".3g"),
@@ -256,9 +255,9 @@ def report(
     records, _ = load(paths)
     named = _check_baseline(records, baseline)
     found = rows(records, convention, baseline)
-    _beside(found, _predicted(records, predict))
+    beside.fill(found, beside.seconds(records, predict), "step_s")
     shown = table(found, convention, named)
-    shown.notes.extend(_provenance(predict))
+    shown.notes.extend(_provenance(predict, records, found))
     return shown
 
 
@@ -269,34 +268,17 @@ def _check_baseline(records: list[Record], baseline: str | None) -> list[str]:
     return sorted({baseline or r.extra.get("baseline") for r in records} - {None})
 
 
-def _predicted(records: list[Record], cluster: str | None) -> list[float | None]:
-    """Predicted seconds of each run on a calibrated cluster; None without one.
-
-    Raises:
-        UsageError: no such calibration.
-    """
-    if not cluster:
-        return [None] * len(records)
-    from analysis import calibration, predict
-
-    return predict.beside(records, calibration.load_calibration(cluster))
-
-
-def _provenance(cluster: str | None) -> list[str]:
-    """What the predictions were made of: some of the rows shown may be those that were fitted."""
+def _provenance(
+    cluster: str | None, records: list[Record], found: list[dict[str, Any]]
+) -> list[str]:
+    """What the predictions were made of and are worth, where there are any."""
     if not cluster:
         return []
-    from analysis.calibration import load_calibration
-
-    return [f"predicted, not measured, by {load_calibration(cluster).source}"]
-
-
-def _beside(found: list[dict[str, Any]], predicted: list[float | None]) -> None:
-    """Predicted seconds and their signed error into the rows."""
-    for row, seconds in zip(found, predicted, strict=True):
-        row["predicted_s"] = seconds
-        if seconds and row["step_s"]:
-            row["predicted_error"] = seconds / row["step_s"] - 1
+    pairs = [
+        (scaling.configuration(record), row["predicted_s"], row["step_s"])
+        for record, row in zip(records, found, strict=True)
+    ]
+    return beside.notes(beside.source(cluster), pairs)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -313,13 +295,13 @@ def main(argv: list[str] | None = None) -> int:
     scaling.add_commit_flag(parser)
     add_time_flags(parser)
     add_fact_flags(parser)
-    parser.add_argument("--predict", metavar="CLUSTER", help="predicted beside measured; or FILE")
+    beside.add_flag(parser)
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
     try:
         records, refused = load(arguments.paths, arguments)
         named = _check_baseline(records, arguments.baseline)
-        predicted = _predicted(records, arguments.predict)
+        predicted = beside.seconds(records, arguments.predict)
     except UsageError as error:
         print(f"analysis.tflops: {error}", file=sys.stderr)
         return 2
@@ -334,7 +316,7 @@ def main(argv: list[str] | None = None) -> int:
         arguments.rule,
         arguments.any_commit,
     )
-    _beside(found, predicted)
+    beside.fill(found, predicted, "step_s")
     if arguments.format == "json":
         keys = [*SUMMARY, *ADDED, *(["predicted_s", "predicted_error"] * bool(arguments.predict))]
         print(json_objects([{k: row.get(k) for k in keys} for row in found]), end="")
@@ -342,7 +324,7 @@ def main(argv: list[str] | None = None) -> int:
     step_rule = describe_rule(arguments.window, arguments.rule)
     shown = table(found, arguments.convention, named, arguments.scaling, step_rule)
     shown.notes.extend([scaling.ANY_COMMIT] * arguments.any_commit)
-    shown.notes.extend(_provenance(arguments.predict))
+    shown.notes.extend(_provenance(arguments.predict, records, found))
     text = shown.render(arguments.format)
     print(emphasise(text) if arguments.format == "text" else text, end="")
     return 0

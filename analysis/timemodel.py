@@ -249,7 +249,7 @@ def terms(x: Columns, machine: Machine, c: dict) -> dict[str, Array]:
     """Every additive term of a step in seconds; their sum is the prediction."""
     slowest, mean = stages(x, machine, c)
     send = p2p(x, machine, c)
-    wait = np.where(x.deepspeed, c["engine"], 1.0)
+    wait = np.where(x.slower, c["engine"], 1.0)
     return {
         "compute": x.n_micro * slowest * wait,
         "bubble": (x.pp - 1) * (mean + send) / x.vpp * wait,

@@ -55,8 +55,9 @@ def states(x: Any, n: np.ndarray) -> dict[str, np.ndarray]:
 
     Adam in mixed precision holds a master weight and two moments in fp32 (12 bytes); in fp32 two
     moments. DeepSpeed's fp16 optimizer also holds its shard of gradients in fp32 (stage 3 steps in
-    sub-groups and holds little), and
-    beside a bf16 engine's fp32 accumulator the bf16 gradients live on.
+    sub-groups and holds little), and beside a bf16 engine's fp32 accumulator the bf16 gradients
+    live on. In fp32, too, its ZeRO copies the shard of weights, and of gradients once those are
+    sharded (benchmarks/memory_estimates.py counts what it holds).
     """
     zero = x.zero_stage
     shard = lambda stage: np.where(zero >= stage, x.dp, 1)  # noqa: E731
@@ -66,6 +67,8 @@ def states(x: Any, n: np.ndarray) -> dict[str, np.ndarray]:
     per_optimizer = np.where(mixed, 12.0, 8.0) + np.where(
         x.deepspeed & mixed & (zero < 3) & ~both, 4.0, 0.0
     )
+    copies = np.where(zero > 1, 8.0, 4.0) * (x.deepspeed & ~mixed & (zero > 0))
+    per_optimizer = per_optimizer + copies
     live = np.minimum(n, LIVE) * x.width * (zero == 3)
     return {
         "weights": n * x.width / shard(3) * np.where(x.offload == 2, 0.0, 1.0) + live,

@@ -5,11 +5,15 @@ The planner and the time and memory models work on these; `problems` says the sa
 """
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from models.config import GPTConfig
 from parallel.layout import OFFLOAD, RECOMPUTE, Layout
+
+if TYPE_CHECKING:
+    from parallel.spec import RunSpec
 
 Array = np.ndarray
 
@@ -20,8 +24,9 @@ class Columns:
 
     recompute and offload count as their position in `RECOMPUTE` and `OFFLOAD`. width is the bytes
     of a weight in compute (2 or 4), grad_width those of an accumulated gradient, flash whether
-    attention runs in one kernel that never stores its s x s scores. engine_zero: ZeRO by
-    DeepSpeed's engine rather than by Megatron's optimizer.
+    attention runs in one kernel that never stores its s x s scores, deepspeed whether DeepSpeed's
+    engine runs the step rather than Megatron's or PyTorch's. slower: whether the step costs a fit's
+    factor `engine` more; that is DeepSpeed's, unless said otherwise.
     """
 
     layers: Array
@@ -47,6 +52,7 @@ class Columns:
     flash: Array
     gpus_per_node: Array
     deepspeed: Array
+    slower: Array
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -107,16 +113,34 @@ def columns(config: GPTConfig | None = None, **given: object) -> Columns:
     values.setdefault("ffn", 4 * np.asarray(values["hidden"]))
     values.setdefault("kv_heads", values["heads"])
     values.setdefault("grad_width", values["width"])
+    values.setdefault("slower", values["deepspeed"])
     names = [f.name for f in fields(Columns)]
     if unknown := set(values) - set(names):
         raise TypeError(f"no such columns: {sorted(unknown)}")
     arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(values[n])) for n in names))
-    flags = ("glu", "flash", "deepspeed", "sequence_parallel")
+    flags = ("glu", "flash", "deepspeed", "slower", "sequence_parallel")
     return Columns(
         **{
             name: array.astype(bool if name in flags else np.int64)
             for name, array in zip(names, arrays, strict=True)
         }
+    )
+
+
+def columns_of(spec: "RunSpec") -> Columns:
+    """A run's settings as one row; of the machine it knows nothing."""
+    layout = spec.layout
+    width = 4 if spec.precision == "fp32" else 2
+    sizes = ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage", "sequence_parallel")
+    return columns(
+        spec.model,
+        seq=spec.seq_len,
+        **{name: getattr(layout, name) for name in sizes},
+        recompute=RECOMPUTE.index(layout.recompute),
+        offload=OFFLOAD.index(layout.offload),
+        width=width,
+        grad_width=4 if spec.precision == "bf16" else width,
+        deepspeed=spec.engine.startswith("deepspeed"),
     )
 
 

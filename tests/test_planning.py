@@ -1,14 +1,13 @@
 """The planner: every possible layout and no other, fast, ranked, refused in words."""
 
-import json
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from analysis import plan
-from analysis.calibration import from_data_sheet, load_calibration, names
+from analysis import plan, prune
+from analysis.calibration import FOLDER, from_data_sheet, load_calibration, names
 from models import memory
 from models.config import PRESETS
 from parallel.columns import columns, possible
@@ -82,12 +81,19 @@ def test_what_does_not_fit_is_said_in_words(capsys):
     [
         (["--gpu", "X9000", "--gpus", "8", "--global-batch", "8"], "unknown GPU 'X9000'"),
         (["--cluster", "nowhere", "--gpus", "8", "--global-batch", "8"], "no cluster"),
-        (["--cluster", "selene", "--gpus", "512", "--global-batch", "7"], "does not divide 7"),
+        (
+            ["--cluster", "selene", "--gpus", "512", "--global-batch", "1537"],
+            "do not divide a global batch of 1537; 1536 or 1538 would do",
+        ),
+        (
+            ["--cluster", "selene", "--gpus", "8", "--global-batch", "8", "--min-micro", "9"],
+            "a global batch of 8 has no 9 micro-batches",
+        ),
         (
             ["--cluster", "selene", "--gpus", "16384", "--global-batch", "1", "--model", "1.7b"],
-            "occupy at most",
+            "too many for a global batch of 1: at most tp 8 x pp 24 (the layers) x dp 1 = 192",
         ),
-        (["--cluster", "selene", "--gpus", "8", "--global-batch", "8"], "do not fit on 8 GPUs"),
+        (["--cluster", "selene", "--gpus", "8", "--global-batch", "8"], "do not fit on 8 GPUs of"),
         (["--gpu", "T4", "--gpus", "8", "--global-batch", "8", "--precision", "bf16"], "no bf16"),
         ([*PLAN, "--top", "0"], "--top must be at least 1"),
         ([*PLAN, "--max-tp", "0"], "--max-tp must be at least 1"),
@@ -106,6 +112,55 @@ def test_a_wrong_plan_is_one_line(flags, said, capsys):
     assert said in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("line", "wrong", "said"),
+    [
+        ("gemm = ", "gemn = 1.0", "has no gemm"),
+        ("gemm = ", "gemm = -1.0", "gemm must be a positive number, not -1.0"),
+        ("gemm = ", "gemm = nan", "gemm must be a positive number, not nan"),
+        ("gpu = ", 'gpu = "X9"', "unknown GPU 'X9'"),
+        ("gpu = ", "gpu = 5", "gpu cannot be 5"),
+        ("network = ", "network = 7", "network cannot be 7"),
+        ("flash = ", 'flash = "no"', "flash cannot be 'no'"),
+        ("gpus_per_node = ", "gpus_per_node = 0", "gpus_per_node must be a positive number"),
+        ("gpu_memory_gb = ", 'gpu_memory_gb = "80 GB"', "gpu_memory_gb must be a positive number"),
+        ("library_gb = ", "libary_gb = 4", "unknown memory constant libary_gb; known: library_gb"),
+        ("[constants]", "constants = 3\n[other]", "constants is no table"),
+        ("covariance = [", "covariance = [ [1, 2], ", "covariance is no 15 x 15 table"),
+        ("gpu = ", "gpu = ", "is not TOML"),
+    ],
+)
+def test_a_mistake_in_a_cluster_file_is_one_line(line, wrong, said, tmp_path, capsys):
+    lines = (FOLDER / "selene.toml").read_text().split("\n")
+    at = next(i for i, text in enumerate(lines) if text.startswith(line))
+    path = tmp_path / "mine.toml"
+    path.write_text("\n".join([*lines[:at], wrong, *lines[at + 1 :]]))
+    assert plan.main([*PLAN, "--cluster", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+
+
+def test_every_layout_names_its_engine_which_can_run_it():
+    cluster = load_calibration("selene")
+    x = plan.space(PRESETS["18b"], cluster, 64, 64, 2048)
+    for i in range(len(x)):
+        engine = plan.engine_of(int(x.zero_stage[i]))
+        assert bool(x.deepspeed[i]) == engine.startswith("deepspeed")
+    sharded = x.zero_stage > 1
+    assert sharded.any() and set(x.recompute[sharded].tolist()) == {0, 2}
+
+
+def test_a_host_keeps_its_engines_apart_and_shares_its_memory():
+    """Megatron's layouts have Megatron's memory on a CPU too, whatever engine the time is of."""
+    host, config = load_calibration("2-core-cpu"), PRESETS["tiny"]
+    x = plan.space(config, host, 2, 16, config.max_seq_len, "fp32")
+    megatron = x.zero_stage < 2
+    assert x.slower[megatron].all() and not x.deepspeed[megatron].any()
+    assert x.deepspeed[~megatron].all()
+    assert not memory.buckets(x)[megatron].any() and memory.buckets(x)[~megatron].all()
+    assert plan.usable_bytes(x, host, 0.0) == host.gpu_memory_gb * memory.GB / 2
+
+
 def test_why_adds_up_to_the_prediction(capsys):
     cluster = load_calibration("selene")
     x = plan.space(PRESETS["175b"], cluster, 512, 1536, 2048)
@@ -115,25 +170,26 @@ def test_why_adds_up_to_the_prediction(capsys):
     assert sum(gigabytes.values()) == pytest.approx(used[order[0]] / memory.GB)
     assert plan.main([*PLAN, "--why", "tp=8,recompute=full"]) == 0
     assert "fits" in capsys.readouterr().out
+    assert plan.main([*PLAN, "--why", "tp=8,mbs=1,sp=yes,ZeRO=1"]) == 0
     assert plan.main([*PLAN, "--why", "tp=7"]) == 2
 
 
 def test_why_explains_a_layout_that_fits_where_one_does(capsys):
     assert plan.main([*PLAN, "--why", "tp=8,pp=1,sequence_parallel=no"]) == 0
-    assert "rank, fits" in capsys.readouterr().out
+    assert "rank, fits in" in capsys.readouterr().out
     assert plan.main([*PLAN[:-1], "175b", "--why", "tp=1,zero_stage=0"]) == 0
-    assert "does NOT fit (and no layout" in capsys.readouterr().out
+    assert "does NOT fit (nor does any" in capsys.readouterr().out
 
 
 def test_a_card_without_bf16_is_planned_in_fp16_and_the_note_says_what_is_unknown(capsys):
     sizes = ["--gpus", "16", "--global-batch", "64", "--model", "1.7b", "--top", "1"]
     assert plan.main(["--cluster", "jean-zay-v100-16g", *sizes]) == 0
     out = capsys.readouterr().out
-    assert "no run of this card was compared; fp16; unfused" in out
+    assert "no run of this card was compared) in fp16 with unfused" in out
     assert "a fit of this card exists: jean-zay-v100" in out
     assert plan.main([*PLAN, "--flash"]) == 0
     out = capsys.readouterr().out
-    assert "; bf16; flash" in out and "no run of this fit had flash attention" in out
+    assert "in bf16 with flash" in out and "no run of this fit had flash attention" in out
     assert all(from_data_sheet(card).flash for card in ("A800", "A10", "L4", "L40S", "B200"))
     assert not from_data_sheet("V100").flash
 
@@ -159,6 +215,40 @@ def test_the_top_is_a_study_that_renders(tmp_path, capsys):
     assert all(spec.gpus == 64 and spec.global_batch == 64 for spec in study.specs.values())
 
 
+def test_a_study_is_pruned_as_it_was_planned(tmp_path, capsys):
+    path = tmp_path / "planned.toml"
+    assert plan.main([*PLAN, "--study", str(path), "--top", "4", "--format", "csv"]) == 0
+    planned = [line.split(",") for line in capsys.readouterr().out.splitlines()]
+    seconds = [float(row[planned[0].index("predicted_s")]) for row in planned[1:]]
+    shown = prune.report(path, "selene")
+    assert [row["predicted_s"] for row in shown.rows] == pytest.approx(seconds)
+    names = [row["run"] for row in shown.rows]
+    assert shown.notes[-1].endswith(f"slurm.submit {path} --only {' '.join(names)}")
+    assert prune.main([str(path), "--cluster", "selene", "--top", "1"]) == 0
+    assert f"1 of 4 runs kept: python -m slurm.submit {path} --only {names[0]}\n" in (
+        capsys.readouterr().out
+    )
+
+
+def test_what_does_not_fit_is_pruned(tmp_path, capsys):
+    path = tmp_path / "large.toml"
+    path.write_text(
+        'question = "?"\n[[run]]\npreset = "175b"\nengine = "megatron"\ngpus = 8\ntp = 8\n'
+    )
+    assert prune.main([str(path), "--cluster", "selene"]) == 0
+    out = capsys.readouterr().out
+    assert "has 75.2" in out and "none of 1 runs fits: nothing to submit" in out
+    for flags, said in (
+        ([str(path)], "names no cluster"),
+        ([str(path), "--cluster", "nowhere"], "no cluster or calibration"),
+        ([str(path), "--cluster", "selene", "--top", "0"], "--top must be at least 1"),
+        (["no.toml"], "No such file"),
+    ):
+        assert prune.main(flags) == 2
+        err = capsys.readouterr().err
+        assert said in err and err.count("\n") == 1
+
+
 def test_every_committed_calibration_reads():
     for name in names():
         found = load_calibration(name)
@@ -180,17 +270,6 @@ def test_gpus_may_stay_idle_when_they_divide_badly():
     assert (all_used.gpus == 10000).all()
     assert ((some_idle.gpus >= 9984) & (some_idle.gpus <= 10000)).all()
     assert (some_idle.pp == 32).any() and not (all_used.pp == 32).any()
-
-
-def test_predicted_stands_beside_measured(capsys):
-    from analysis import tflops
-
-    runs = str(Path(__file__).parent.parent / "logs" / "2-core-cpu" / "parity")
-    assert tflops.main([runs, "--predict", "2-core-cpu", "--format", "json"]) == 0
-    for row in json.loads(capsys.readouterr().out):
-        wanted = row["predicted_s"] / row["steady_step_s"] - 1
-        assert row["predicted_error"] == pytest.approx(wanted)
-    assert tflops.main([runs, "--predict", "nowhere"]) == 2
 
 
 @pytest.mark.parametrize("name", ["megatron-tp2", "megatron-pp2", "megatron-tp2-pp2-dp2"])

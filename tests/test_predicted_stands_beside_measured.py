@@ -1,0 +1,88 @@
+"""Every scaling table shows predicted beside measured, with one sign and with what it is worth."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis import beside, published, scaling, scaling_report, tflops
+from analysis.repeats import repeat_noise
+
+RUNS = Path(__file__).parent.parent / "logs" / "2-core-cpu" / "parity"
+HERE = ["--predict", "2-core-cpu"]
+
+
+def test_the_sign_says_who_was_slower():
+    assert beside.error(2.0, 1.0) == 1.0 and beside.error(1.0, 2.0) == -0.5
+    assert beside.error(None, 1.0) is None and beside.error(1.0, None) is None
+
+
+def test_repeat_noise_is_the_least_that_any_prediction_can_reach():
+    """Jean Zay's four identical 52B runs, seconds: no single number is nearer than 21.6 %."""
+    assert repeat_noise([[129, 217, 125, 225], [1.0]]) == (pytest.approx(0.2160, abs=1e-4), 4)
+    assert repeat_noise([[1.0], [2.0]]) == (None, 0)
+    (said,) = beside.notes("a fit", [("a", 110.0, 100.0), ("a", 110.0, 100.0), ("b", None, 1.0)])
+    assert said == (
+        "predicted, not measured, by a fit; here MAPE 10.0%, n = 2; repeat noise 0.0%"
+        " (2 repeated runs)"
+    )
+    (said,) = beside.notes("a fit", [("a", 90.0, 100.0)])
+    assert said.endswith("here MAPE 10.0%, n = 1; no run repeated")
+
+
+def test_in_the_table_of_runs(capsys):
+    assert tflops.main([str(RUNS), *HERE, "--format", "json"]) == 0
+    for row in json.loads(capsys.readouterr().out):
+        wanted = row["predicted_s"] / row["steady_step_s"] - 1
+        assert row["predicted_error"] == pytest.approx(wanted)
+    assert tflops.main([str(RUNS / "ddp"), *HERE]) == 0
+    assert "predicted, not measured, by 2-core-cpu" in capsys.readouterr().out
+    assert tflops.main([str(RUNS), "--predict", "nowhere"]) == 2
+
+
+def test_in_the_scaling_curve(capsys):
+    runs = [str(RUNS / "ddp"), str(RUNS / "ddp-dp2")]
+    assert scaling.main([*runs, *HERE, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["gpus"] for row in rows] == [1, 2]
+    for row in rows:
+        assert row["predicted_error"] == pytest.approx(row["predicted_s"] / row["step_s"] - 1)
+    assert scaling.main([*runs, *HERE]) == 0
+    out = capsys.readouterr().out
+    assert "predicted s/iter" in out and "predicted, not measured, by 2-core-cpu" in out
+    assert scaling.main(runs) == 0
+    assert "predicted" not in capsys.readouterr().out
+    assert scaling.main([*runs, "--predict", "nowhere"]) == 2
+
+
+def test_in_the_scaling_report(tmp_path, capsys):
+    out = tmp_path / "report.json"
+    assert scaling_report.main([str(RUNS), *HERE, "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert found["predicted_by"].startswith("2-core-cpu (2-core-cpu.toml: 5 runs")
+    for entry in found["configurations"]:
+        wanted = entry["predicted_s"] / entry["step_s"]["median"] - 1
+        assert entry["predicted_error"] == pytest.approx(wanted)
+    assert scaling_report.main([str(RUNS), "--out", str(out)]) == 0
+    assert "predicted" not in out.read_text()
+    assert scaling_report.main([str(RUNS), "--predict", "nowhere", "--out", str(out)]) == 2
+
+
+def test_in_the_published_tables():
+    """Held out where the cluster has a fit, by the data sheet where it has none, else in words."""
+    for shown, cluster in (
+        (published.jean_zay(73, 77), "Jean Zay"),
+        (published.sc21_days(), "Selene"),
+        (published.sc21_weak(), "Selene"),
+    ):
+        assert all(abs(row["predicted_error"]) < 0.2 for row in shown.rows)
+        assert f"rows of {cluster}" in shown.notes[-1] and "never saw" in shown.notes[-1]
+    for row in published.sc21_days().rows:
+        assert row["predicted_days"] / row["days"] - 1 == pytest.approx(row["predicted_error"])
+    for shown in (published.big_purple(), published.bucket_ab()):
+        assert "no run of this card was compared" in shown.notes[-1]
+        assert "no calibration of Big Purple" in shown.notes[-1]
+        for row in shown.rows:
+            assert row["predicted_error"] == pytest.approx(row["predicted_s"] / row["step_s"] - 1)
+    for shown in (published.t4(), published.epoch_speedups()):
+        assert "nothing is predicted: neither" in shown.notes[-1]
