@@ -77,10 +77,19 @@ def test_states_are_deepspeeds():
 
 
 @pytest.mark.parametrize(
-    "settings", memory_estimates.HELD, ids=lambda s: "-".join(f"{k}{v}" for k, v in s.items())
+    "settings",
+    [
+        {"engine": "ddp"},
+        {"engine": "deepspeed_zero", "zero_stage": 2},
+        {"engine": "deepspeed_zero", "zero_stage": 3},
+        {"engine": "deepspeed_pipe", "zero_stage": 1},
+        {"engine": "megatron", "tp": 2},
+    ],
+    ids=lambda s: "-".join(f"{k}{v}" for k, v in s.items()),
 )
 def test_every_engine_holds_what_the_formula_says(settings):
-    """Bytes of all tensors of a rank; the formula leaves out biases, norms and positions."""
+    """Bytes of all tensors of a rank; the formula leaves out biases, norms and positions. Each
+    launch takes a quarter of a minute, so the other splits are the benchmark's alone."""
     (row,) = memory_estimates.held_rows([settings])
     assert -0.03 < row["error"] <= 0.0, row
 
