@@ -182,6 +182,60 @@ def test_proof_is_left_when_asked_for_and_a_tool_that_is_absent_is_noted(tmp_pat
     }
 
 
+def attempt(tmp_path, restart: int, max_restarts: int = 2):
+    """A restart of a job that gains one step and hears of its time limit, as the script runs it."""
+    path = tmp_path / "again.toml"
+    path.write_text(
+        'question = "?"\ncluster = "local-test"\n[slurm]\nrequeue = true\n'
+        f"max_restarts = {max_restarts}\n[[run]]\nsave_interval = 1\n"
+    )
+    study, folder = load_study(path), tmp_path / "logs" / "again" / "ddp"
+    tools = {
+        "scontrol": f"[[ $1 != requeue ]] || touch {tmp_path}/requeued\necho localhost\n",
+        "srun": f"trap '' USR1\nkill -USR1 $PPID\nsleep 0.2\ntouch {tmp_path}/trained\necho 1 >{folder}/steps.csv"
+        f"""\necho '{{"state": "interrupted"}}' >{folder}/status.json\nexit 1\n""",
+        "python": f'echo "$*" >>{tmp_path}/marked\n',
+    }
+    text = render(study, "ddp", study.cluster)
+    done = run_script(tmp_path, text, tools, SLURM_RESTART_COUNT=str(restart))
+    seen = [name for name in ("trained", "requeued") if (tmp_path / name).exists()]
+    return done, seen
+
+
+@pytest.mark.parametrize(
+    ("restart", "max_restarts", "seen", "says"),
+    [
+        (0, 2, ["trained", "requeued"], ""),
+        (1, 2, ["trained", "requeued"], ""),
+        (2, 2, ["trained"], "slurm: not started again: restarted 2 times already"),
+        (3, 2, [], "slurm: not run: restarted 2 times already"),  # Slurm's own, for a lost node
+        (0, 0, ["trained"], "slurm: not started again: restarted 0 times already"),
+    ],
+)
+def test_a_run_that_gains_a_step_per_time_limit_is_not_restarted_for_ever(
+    restart, max_restarts, seen, says, tmp_path
+):
+    done, happened = attempt(tmp_path, restart, max_restarts)
+    assert (done.returncode, happened) == (75, seen), done.stderr
+    assert says in done.stdout and (says or "max_restarts" not in done.stdout)
+    if not seen:
+        assert "slurm.mark" in (tmp_path / "marked").read_text()
+
+
+def test_restarts_are_in_the_estimate(tmp_path, capsys):
+    path = tmp_path / "few.toml"
+    path.write_text(
+        'question = "?"\ncluster = "dgx-h200"\n[slurm]\ntime = "01:00:00"\nrequeue = true\n'
+        "[[run]]\nnodes = 1\n"
+    )
+    assert main([str(path), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "32.00 GPU-hours at worst" in out and "up to 3 restarts of a run are counted" in out
+    path.write_text(path.read_text().replace("requeue = true", "max_restarts = -1"))
+    assert main([str(path), "--dry-run"]) == 2
+    assert "max_restarts cannot be -1" in capsys.readouterr().err
+
+
 def test_a_hostile_logs_folder_is_refused():
     study = load_study(ROOT / "slurm/layouts.toml")
     with pytest.raises(UsageError, match="cannot stand in an #SBATCH line"):
