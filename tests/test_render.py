@@ -192,8 +192,9 @@ def attempt(tmp_path, restart: int, max_restarts: int = 2):
     study, folder = load_study(path), tmp_path / "logs" / "again" / "ddp"
     tools = {
         "scontrol": f"[[ $1 != requeue ]] || touch {tmp_path}/requeued\necho localhost\n",
-        "srun": f"trap '' USR1\nkill -USR1 $PPID\nsleep 0.2\ntouch {tmp_path}/trained\necho 1 >{folder}/steps.csv"
-        f"""\necho '{{"state": "interrupted"}}' >{folder}/status.json\nexit 1\n""",
+        "srun": f"trap '' USR1\nkill -USR1 $PPID\nsleep 0.2\ntouch {tmp_path}/trained\n"
+        f"cd {folder}\necho 1 >steps.csv\n"
+        """echo '{"state": "interrupted"}' >status.json\nexit 1\n""",
         "python": f'echo "$*" >>{tmp_path}/marked\n',
     }
     text = render(study, "ddp", study.cluster)
