@@ -3,7 +3,7 @@
     python benchmarks/save_speed.py [--mib 512] [--repeats 7] [--out DIR]
 
 Writes the same bytes twice in each repeat, first the one and then the other in turn: a checkpoint
-through parallel/checkpoint.py as a run writes it (checksum, fsync of file and folders, manifest,
+through parallel/checkpointer.py as a run writes it (checksum, fsync of file and folders, manifest,
 rename, `latest`), and its largest file's bytes again as one plain file (write in 16 MiB blocks from
 memory, fsync). Both are removed before the next, and one save that is not counted comes first.
 Prints one line per repeat, and the ratio of the median times; the exit status is 1 when it is below
@@ -24,7 +24,7 @@ sys.path[0] = str(ROOT)
 import torch  # noqa: E402
 
 from models.gpt import parameter_shapes  # noqa: E402
-from parallel.checkpoint import KINDS, Checkpointer, State, hold  # noqa: E402
+from parallel.checkpointer import KINDS, Checkpointer, State, hold  # noqa: E402
 from parallel.saved import name_of  # noqa: E402
 from parallel.spec import resolve  # noqa: E402
 

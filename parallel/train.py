@@ -149,11 +149,11 @@ def train(
 
     import torch
 
-    from parallel import breakdown, checkpoint, data, kernels
+    from parallel import breakdown, checkpointer, data, kernels
 
     torch.set_num_threads(run_spec.threads)
     # Nothing draws from these after the start, but a run must not differ from itself by them.
-    checkpoint.seed_random(run_spec.seed + place.rank)
+    checkpointer.seed_random(run_spec.seed + place.rank)
     device = choose_device(run_spec, place)
     if device.type == "cpu":
         heap.keep()
@@ -308,7 +308,7 @@ def loop(
     from tqdm import tqdm
 
     from parallel import breakdown, data, meters, profiler, ranges
-    from parallel.checkpoint import Checkpointer
+    from parallel.checkpointer import Checkpointer
     from parallel.clock import Clock
     from parallel.optim import lr_at
 

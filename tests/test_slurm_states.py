@@ -13,7 +13,7 @@ from analysis import tflops
 from parallel import facts
 from parallel.artifacts import RunFolder, read_status
 from parallel.study import load_study
-from slurm import cancel, cluster, jobs, mark, status, submit
+from slurm import cancel, cluster, jobs, mark, node, status, submit
 from slurm.jobs import Job, judge, parse
 from slurm.render import comment_of
 
@@ -370,7 +370,13 @@ def test_ranks_on_nodes_of_the_test_cluster_share_one_machine():
     assert not facts.one_machine({"SLURM_CLUSTER_NAME": "jean-zay"}) and not facts.one_machine({})
 
 
-@pytest.mark.parametrize("command", ["render", "submit", "status", "cancel", "cluster"])
+def test_a_command_for_a_node_is_no_option(capsys):
+    assert node.main(["--help"]) == 0
+    assert "python -m slurm.node COMMAND" in capsys.readouterr().out
+    assert node.main([]) == 2
+
+
+@pytest.mark.parametrize("command", ["render", "submit", "status", "cancel", "cluster", "mark"])
 def test_every_command_says_how_it_is_used(command):
     module = __import__(f"slurm.{command}", fromlist=["main"])
     with pytest.raises(SystemExit) as ended:
