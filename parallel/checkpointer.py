@@ -678,7 +678,7 @@ class Checkpointer:
             took = time.perf_counter() - began
             blocked_s = 0.0 if spec.async_save else None
             self._note("export", step, str(out), blocked_s, took, size, problem)
-        problem = _attempt(saved.retain, self.save_to, spec.keep_last, spec.keep_every)
+        problem = _attempt(saved.retain, self.save_to, step, spec.keep_last, spec.keep_every)
         if problem:
             self._note("delete", step, str(self.save_to), 0.0, 0.0, 0, problem)
 

@@ -249,6 +249,23 @@ def test_retention_keeps_the_last_and_every_nth(tmp_path):
     assert not list(tmp_path.glob(".step*"))
 
 
+def test_what_was_just_saved_is_kept_though_later_ones_were_damaged(tmp_path):
+    save_some(tmp_path, [4, 9, 10])
+    for step in (9, 10):
+        flip(tmp_path / saved.name_of(step) / RANK)
+    engine = Engine()
+    saver = saver_of(engine, tmp_path, keep_last=2, load_previous=True)
+    assert saver.load(tmp_path) == 4
+    for step in (6, 8, 10):
+        engine.set(step)
+        saver.save(step)
+        again = saver_of(Engine(), tmp_path, load_previous=True)
+        assert again.load(tmp_path) == step
+    assert saved.steps_in(tmp_path) == [9, 10]
+    saver.save(12)
+    assert saved.steps_in(tmp_path) == [10, 12]
+
+
 class Bomb:
     def __init__(self, path: Path):
         self.path = path

@@ -238,6 +238,7 @@ def test_only_a_stopped_attempt_of_the_same_run_is_gone_on_with(tokens, tmp_path
         return saved.resumable(tmp_path / "run", again.settings())
 
     assert goes_on() and goes_on(save_interval=5) and goes_on(log_interval=3)
+    assert not goes_on(load="elsewhere/step-00000002")
     assert not goes_on(lr=1e-2) and not goes_on(resume=False) and not goes_on(save_interval=0)
     RunFolder(tmp_path / "run")._write_status(artifacts.COMPLETE, "", 0)
     assert not goes_on()
