@@ -13,11 +13,11 @@ fsync). That is done for
     export         python -m parallel.checkpoint export: the same, after every byte is verified
     export dcp     the same with --format dcp: all three fp32 tensors per parameter
 
-What was written is removed before the next, one of each that is not counted comes first, and an even
-number of repeats has each order as often. Prints
-a line per repeat and, last, a Markdown table, also to <out>/result.md: ratio is the time of the
-plain write over ours, the median of the pairs and their quartiles; the exit status is 1 when the
-save's is below 0.7. One rank: ranks on one disk share it alike.
+What was written is removed before the next, one of each that is not counted comes first, and an
+even number of repeats has each order as often. Prints a line per repeat and, last, a Markdown
+table, also to <out>/result.md: ratio is the time of the plain write over ours, the median of the
+pairs and their quartiles; the exit status is 1 when the save's is below 0.7. One rank: ranks on one
+disk share it alike.
 """
 
 import argparse

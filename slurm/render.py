@@ -283,6 +283,8 @@ mv -n -- "$logs/$SLURM_JOB_NAME-$job.out" "$folder/$attempt.out" 2>/dev/null
 # "sbatch slurm/<study>/*.slurm" names this script to Slurm and the others to us: submit them, once.
 # Each is given its own name, by which it knows that it is one of a list.
 submit_others() (
+  export SBATCH_ACCOUNT="${{SBATCH_ACCOUNT:-${{SLURM_JOB_ACCOUNT:-}}}}" # as of sbatch --account
+  [[ -n $SBATCH_ACCOUNT ]] || unset SBATCH_ACCOUNT
   for name in "${{!SLURM_@}}"; do # the others are not part of this job
     [[ $name == SLURM_CONF ]] || unset "$name"
   done
@@ -320,7 +322,7 @@ if [[ -f $folder/RUN_COMPLETE.txt ]]; then
 fi
 if ((restart > max_restarts)); then # Slurm's own restarts, as of a lost node, count too
   echo "slurm: not run: restarted $max_restarts times already (max_restarts)"
-  "$python" -m slurm.mark "$folder" "restarted $max_restarts times already" "$folder/$attempt.out"
+  "$python" -m slurm.mark "$folder" "max_restarts: $max_restarts used up" "$folder/$attempt.out"
   echo 75 >"$folder/$attempt.exit"
   exit 75
 fi
@@ -454,23 +456,29 @@ def tell(study: Study, jobs: list[Job], total: float) -> list[str]:
     lines.append(f"{len(jobs)} runs on {cluster_of(study).name}: {total:.2f} GPU-hours at worst")
     asked = [ask_of(study.slurm[job.run], str(study.path)) for job in jobs]
     if most := max((ask.max_restarts for ask in asked if ask.requeue), default=0):
-        lines.append(f"with requeue, up to {most} restarts of a run are counted (max_restarts)")
+        lines.append(f"with requeue, max_restarts are counted: {most} of a run at most")
     lines += [f"left out: {what}: {why}" for what, why in study.left_out]
     return lines
 
 
 def write(study: Study, logs: Path = Path("logs")) -> list[Path]:
-    """Write every script, and remove those of runs that the study no longer has."""
+    """Write every script, and remove those of runs that the study no longer has.
+
+    Raises:
+        UsageError: they cannot be written.
+    """
     folder, cluster = script_folder(study), cluster_of(study)
     texts = {name: render(study, name, cluster, logs) for name in study.settings}
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.slurm"):
-        if old.stem not in texts and MARK in old.read_text():
-            old.unlink()
-    paths = []
-    for name, text in texts.items():
-        paths.append(folder / f"{name}.slurm")
-        paths[-1].write_text(text)
+    paths = [folder / f"{name}.slurm" for name in texts]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("*.slurm"):
+            if old.stem not in texts and MARK in old.read_text():
+                old.unlink()
+        for path in paths:
+            path.write_text(texts[path.stem])
+    except OSError as error:
+        raise UsageError(f"cannot write {error.filename}: {error.strerror}") from error
     return paths
 
 

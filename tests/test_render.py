@@ -86,7 +86,7 @@ HOSTILE = [
 ]
 
 
-def run_script(tmp_path, text: str, tools: dict[str, str], **variables: str):
+def run_script(tmp_path, text: str, tools: dict[str, str], *arguments: str, **variables: str):
     """Run a script outside Slurm, with stand-ins for the tools that it calls."""
     folder = tmp_path / "bin"
     folder.mkdir(exist_ok=True)
@@ -106,7 +106,7 @@ def run_script(tmp_path, text: str, tools: dict[str, str], **variables: str):
         "SLURM_JOB_NUM_NODES": "1",
     }
     return subprocess.run(
-        ["bash", str(script)],
+        ["bash", str(script), *arguments],
         cwd=tmp_path,
         env=environment | variables,
         capture_output=True,
@@ -223,6 +223,37 @@ def test_a_run_that_gains_a_step_per_time_limit_is_not_restarted_for_ever(
         assert "slurm.mark" in (tmp_path / "marked").read_text()
 
 
+@pytest.mark.parametrize("account", ["", "its@own $(touch pwned)"])
+def test_the_others_are_submitted_once_with_the_account_of_the_first(account, tmp_path):
+    path = tmp_path / "list.toml"
+    path.write_text(
+        'question = "?"\ncluster = "local-test"\n[[sweep]]\nproduct = { seed = [1, 2] }\n'
+    )
+    study = load_study(path)
+    own, other = map(str, write(study))
+    sbatch = f'echo "${{SBATCH_ACCOUNT-none}} ${{SLURM_JOB_ID-none}} $*" >>{tmp_path}/sent\n'
+    text = render(study, "ddp-seed1", study.cluster)
+    given = {"SLURM_JOB_ACCOUNT": account, "SLURM_JOB_NAME": "ddp-seed1"}
+    tools = {"sbatch": sbatch, "srun": ""}
+    said = ""
+    for _ in range(2):  # a restart does not submit them again
+        done = run_script(tmp_path, text, tools, own, other, "gone.slurm", other, **given)
+        assert done.returncode == 0, done.stderr
+        said += done.stdout
+    sent = (tmp_path / "sent").read_text()
+    assert sent == f"{account or 'none'} none -- {other} {other}\n"
+    assert "slurm: not submitted, no script: gone.slurm" in said
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def test_what_cannot_be_written_is_said_in_a_line(tmp_path, capsys):
+    path = tmp_path / "few.toml"
+    path.write_text('question = "?"\ncluster = "local-test"\n[[run]]\n')
+    (tmp_path / "few").touch()
+    assert main([str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"slurm.render: cannot write {tmp_path}/few: ")
+
+
 def test_restarts_are_in_the_estimate(tmp_path, capsys):
     path = tmp_path / "few.toml"
     path.write_text(
@@ -231,7 +262,9 @@ def test_restarts_are_in_the_estimate(tmp_path, capsys):
     )
     assert main([str(path), "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "32.00 GPU-hours at worst" in out and "up to 3 restarts of a run are counted" in out
+    assert (
+        "32.00 GPU-hours at worst" in out and "max_restarts are counted: 3 of a run at most" in out
+    )
     path.write_text(path.read_text().replace("requeue = true", "max_restarts = -1"))
     assert main([str(path), "--dry-run"]) == 2
     assert "max_restarts cannot be -1" in capsys.readouterr().err

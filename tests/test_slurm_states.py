@@ -267,6 +267,11 @@ def test_submitting_again_never_duplicates_what_waits_or_runs(many, capsys):
     assert submit.main([str(path), "--logs", str(logs), "--only", "missing"]) == 0
     assert "nothing to submit" in capsys.readouterr().out
     names = list(load_study(path).settings)[:8]  # jobs 1 to 8: two of each state
+    assert submit.main([str(path), "--logs", str(logs), "--only", "missing", names[3]]) == 0
+    assert "nothing to submit" in capsys.readouterr().out  # job 4 runs
+    nobodys = ["--logs", str(tmp_path / "queue"), "--only", "missing"]
+    assert submit.main([str(path), *nobodys]) == 2
+    assert capsys.readouterr().err == f"slurm.submit: {tmp_path}/queue/many: Not a directory\n"
     assert submit.main([str(path), "--logs", str(logs), "--yes", "--only", *names]) == 0
     assert (tmp_path / "calls").read_text().split().count("sbatch") == 4
     assert cancel.main([str(path), "--logs", str(logs), "--only", *names]) == 0

@@ -155,6 +155,7 @@ def test_a_size_that_cannot_be_is_refused(tmp_path, capsys):
     ("reason", "verdict"),
     [
         ("exit status 1", "stopped early"),
+        ("max_restarts: 3 used up", "stopped early"),
         ("exit status 1: Signal 11 (SIGSEGV) received by PID 3", "traceback"),
         ("exit status 1: KeyError: 'a'", "traceback"),
     ],

@@ -21,7 +21,9 @@ _KINDS = (
     ("cancelled", ("keyboardinterrupt", "sigterm", "sigint", "cancelled")),
 )
 # What a script or Slurm says who saw that a run ended, and not of what.
-_UNPROVEN = re.compile(r"exit status \d+|Slurm: .*|Slurm no longer .*|no status and no log")
+_UNPROVEN = re.compile(
+    r"exit status \d+|max_restarts: .*|Slurm: .*|Slurm no longer .*|no status and no log"
+)
 
 # GPTConfig's own; run.json's padded_vocab follows from tp and is no size of the model.
 _SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden")
