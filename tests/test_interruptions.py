@@ -45,7 +45,7 @@ def test_signals_save_and_the_same_command_goes_on_to_the_same_curve(tokens, tmp
         assert status["reason"] == f"SIGTERM, saved step {first[-1]}"
         assert judge(read(folder)).verdict == "interrupted"
 
-        launcher = start(folder, tokens, 250, *flags)
+        launcher = start(folder, tokens, 250, *flags, "--async-save")
         wait_for(lambda: steps_so_far(folder) >= first[-1] + 3, 120, "three steps more")
         rank_process(launcher, 1).send_signal(signal.SIGUSR1)
         assert launcher.wait(timeout=60) != 0
@@ -162,6 +162,53 @@ def test_ranks_that_wait_for_an_export_are_patient_while_it_gets_on(tmp_path):
     assert said[0][0].startswith("patient ['', '']") and said[1][0].startswith("patient []"), said
     for out, _ in said:
         assert "no progress for 1 s: rank 0 hangs at <string>:13 hangs, in parallel/checkp" in out
+
+
+def test_one_ranks_full_disk_ends_the_save_of_all_and_not_the_run(tmp_path):
+    """Each of two ranks holds half; on the second the kernel lets no file grow beyond 4 kB."""
+    program = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "import torch.distributed as dist\n"
+        "from parallel.checkpointer import Checkpointer\n"
+        "from tests.test_checkpoints_on_disk import Engine, FACTS, SIZES, resolve\n"
+        "rank, folder = int(sys.argv[1]), Path(sys.argv[2])\n"
+        "dist.init_process_group('gloo', f'file://{folder}/store', rank=rank, world_size=2)\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "free = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
+        "for behind in (False, True):\n"
+        "    engine = Engine(1.0)\n"
+        "    state = engine.state()\n"
+        "    state.held = state.held[rank::2]\n"
+        "    engine.state = lambda: state\n"
+        "    settings = {**SIZES, 'save_interval': 1, 'keep_last': 0, 'async_save': behind}\n"
+        "    spec = resolve(('test', settings), gpus=1)\n"
+        "    saver = Checkpointer(engine, spec, FACTS, folder / str(behind), rank, 2)\n"
+        "    for step in (1, 2, 3):\n"
+        "        limit = (4096, free[1]) if rank and step == 2 else free\n"
+        "        resource.setrlimit(resource.RLIMIT_FSIZE, limit)\n"
+        "        saver.save(step)\n"
+        "        saver.wait()\n"
+        "    print([e.problem for e in saver.events()], flush=True)\n"
+    )
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(rank), str(tmp_path)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    said = [rank.communicate(timeout=60) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert said[0][0] == "['', 'File too large', '']\n" * 2 and said[1][0] == "[]\n[]\n", said
+    for behind in ("False", "True"):
+        assert saved.steps_in(tmp_path / behind) == [1, 3]
+        assert not list((tmp_path / behind).glob(".step*"))
+        for step in (1, 3):
+            assert len(saved.verify(tmp_path / behind / saved.name_of(step))["files"]) == 2
 
 
 def test_the_place_is_the_innermost_line_and_the_innermost_of_this_repository():
