@@ -18,11 +18,28 @@ from pathlib import Path
 # torch is loaded where it is used: --help, verify and mistakes are answered at once.
 from models.errors import UsageError
 from parallel import saved
+from parallel.artifacts import read_json
+
+
+def _verify(folder: Path) -> None:
+    """Raises: saved.Damaged: a checkpoint, or a weights-only folder, is not what was written."""
+    if saved.step_of(folder) is not None:
+        saved.verify(folder)
+        return
+    stated = read_json(folder / "config.json").get("safetensors")
+    if not isinstance(stated, dict):
+        raise saved.Damaged(f"{folder / 'config.json'} describes no weights-only folder of ours")
+    if problem := saved.damage(folder, [{"path": "model.safetensors", **stated}]):
+        raise saved.Damaged(problem)
 
 
 def _export(arguments: argparse.Namespace) -> str:
     """Export a checkpoint and say what was written."""
     folder = saved.candidates(arguments.path)[0]
+    if saved.step_of(folder) is None:
+        raise UsageError(
+            f"{folder} holds weights alone already; python -m models.hf export reads it"
+        )
     saved.verify(folder)
     if arguments.format == "dcp":
         if arguments.dtype not in (None, "fp32"):
@@ -62,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
             own = saved.step_of(path) is not None
             for folder in saved.candidates(path)[: 1 if own else None]:
                 try:
-                    saved.verify(folder)
+                    _verify(folder)
                     print(f"{folder}: good")
                 except saved.Damaged as damaged:
                     bad += 1

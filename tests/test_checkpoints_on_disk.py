@@ -319,7 +319,7 @@ def test_sizes_are_predicted_and_checked(tmp_path):
     assert saved.steps_in(tmp_path / "less") == []
 
 
-def test_weights_alone_are_exported_and_start_a_new_training(tmp_path):
+def test_weights_alone_are_exported_and_start_a_new_training(tmp_path, capsys):
     saver = save_some(tmp_path, [2], export_weights=2)
     assert [e.event for e in saver.events()] == ["save", "export"]
     weights = read_weights(tmp_path / "weights-00000002")
@@ -334,6 +334,16 @@ def test_weights_alone_are_exported_and_start_a_new_training(tmp_path):
     assert checkpoint.main(["export", str(tmp_path), out, "--dtype", "fp32"]) == 0
     exact = dict(read_weights(Path(out)).tensors())
     assert all(torch.equal(v, Engine(2.0).tensors[n]["param"]) for n, v in exact.items())
+    capsys.readouterr()
+    assert checkpoint.main(["verify", out]) == 0
+    assert capsys.readouterr().out == f"{out}: good\n"
+    assert checkpoint.main(["export", out, str(tmp_path / "again")]) == 2
+    assert "holds weights alone already" in capsys.readouterr().err
+    flip(Path(out) / "model.safetensors")
+    assert checkpoint.main(["verify", out]) == 1
+    assert "model.safetensors is damaged" in capsys.readouterr().out
+    (Path(out) / "config.json").write_text("{}")
+    assert checkpoint.main(["verify", out]) == 1
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # dcp.load's, without a group
