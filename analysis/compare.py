@@ -28,7 +28,7 @@ from analysis.load import name_of
 from analysis.quality import add_time_flags, judge, step_times, timed
 from analysis.records import Record
 from analysis.repeats import log_ratio
-from analysis.scaling import AXES, add_commit_flag, configuration, differences, named
+from analysis.scaling import ANY_COMMIT, AXES, add_commit_flag, configuration, differences, named
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
 from models.errors import UsageError
 from parallel.steady import Steady
@@ -256,8 +256,8 @@ def against_baseline(runs: list[_Run], any_commit: bool = False) -> list[Verdict
     return [judged(groups[base], groups[k], any_commit) for k in sorted(groups) if k != base]
 
 
-def table(verdicts: list[Verdict]) -> Table:
-    """One row per comparison."""
+def table(verdicts: list[Verdict], any_commit: bool = False) -> Table:
+    """One row per comparison; a note says where `any_commit` let commits differ."""
     rows = []
     for verdict in verdicts:
         found = verdict.found
@@ -282,7 +282,8 @@ def table(verdicts: list[Verdict]) -> Table:
         Column("ci95", "95 % interval"),
         Column("verdict", "verdict"),
     ]
-    return Table(columns, rows, notes=["step times: median after the warm-up that the data show"])
+    notes = ["step times: median after the warm-up that the data show"]
+    return Table(columns, rows, notes=notes + [ANY_COMMIT] * any_commit)
 
 
 def report(paths: list[Path]) -> Table:
@@ -331,10 +332,10 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.format == "json":
         print(json_objects([verdict.as_dict() for verdict in verdicts]), end="")
     elif len(sides) == 1:
-        text = table(verdicts).render(arguments.format)
+        text = table(verdicts, arguments.any_commit).render(arguments.format)
         print(emphasise(text) if arguments.format == "text" else text, end="")
     else:
-        print("\n".join(verdicts[0].lines()))
+        print("\n".join(verdicts[0].lines() + [ANY_COMMIT] * arguments.any_commit))
     return 0 if all(verdict.found for verdict in verdicts) else 1
 
 

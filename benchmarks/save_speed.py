@@ -1,21 +1,34 @@
-"""How fast is a checkpoint written beside a plain sequential write to the same disk?
+"""How fast is a checkpoint saved and exported beside a plain sequential write to the same disk?
 
-    python benchmarks/save_speed.py [--mib 512] [--repeats 7] [--out DIR]
+    python benchmarks/save_speed.py [--mib 512] [--repeats 8] [--out DIR]
 
-Writes the same bytes twice in each repeat, first the one and then the other in turn: a checkpoint
-through parallel/checkpoint.py as a run writes it (checksum, fsync of file and folders, manifest,
-rename, `latest`), and its largest file's bytes again as one plain file (write in 16 MiB blocks from
-memory, fsync). Both are removed before the next, and one save that is not counted comes first.
-Prints one line per repeat, and the ratio of the median times; the exit status is 1 when it is below
-0.7. One rank: ranks on one disk share it alike.
+Each repeat writes the same bytes twice, first the one and then the other in turn: what is written
+here, and its largest file's bytes again as one plain file (write in 16 MiB blocks from memory,
+fsync). That is done for
+
+    save           a checkpoint as a run saves it: checksum, fsync of file and folders, manifest,
+                   rename, `latest`
+    weights        --export-weights: the checkpoint is read (from the page cache, as it has just
+                   been written), cast to bf16 and written with its checksum
+    export         python -m parallel.checkpoint export: the same, after every byte is verified
+    export dcp     the same with --format dcp: all three fp32 tensors per parameter
+
+What was written is removed before the next, one of each that is not counted comes first, and an
+even number of repeats has each order as often. Prints a line per repeat and, last, a Markdown
+table, also to <out>/result.md: ratio is the time of the plain write over ours, the median of the
+pairs and their quartiles; the exit status is 1 when the save's is below 0.7. One rank: ranks on one
+disk share it alike.
 """
 
 import argparse
+import contextlib
+import io
 import os
 import shutil
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,8 +37,8 @@ sys.path[0] = str(ROOT)
 import torch  # noqa: E402
 
 from models.gpt import parameter_shapes  # noqa: E402
-from parallel.checkpoint import KINDS, Checkpointer, State, hold  # noqa: E402
-from parallel.saved import name_of  # noqa: E402
+from parallel import checkpoint  # noqa: E402
+from parallel.checkpointer import KINDS, Checkpointer, State, export, hold  # noqa: E402
 from parallel.spec import resolve  # noqa: E402
 
 BAR = 0.7
@@ -59,12 +72,41 @@ def plain(path: Path, content: memoryview) -> float:
     return took
 
 
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that it takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def command(*arguments: object) -> None:
+    """parallel.checkpoint, as it is called."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        if checkpoint.main([str(argument) for argument in arguments]):
+            raise SystemExit(f"parallel.checkpoint {arguments} failed")
+
+
+def table(times: dict[str, list[tuple[float, float]]], sizes: dict[str, int], n_params: int) -> str:
+    """What was measured, as Markdown; times: (ours, plain) in seconds."""
+    head = "| what | bytes per parameter | GB | GB/s | plain write GB/s | ratio | quartiles |\n"
+    lines = [head, "| --- | ---: | ---: | ---: | ---: | ---: | --- |\n"]
+    for name, pairs in times.items():
+        gb = sizes[name] / 1e9
+        ours_s, plain_s = (statistics.median(side) for side in zip(*pairs, strict=True))
+        low, middle, high = statistics.quantiles([p / o for o, p in pairs], method="inclusive")
+        lines.append(
+            f"| {name} | {sizes[name] / n_params:.1f} | {gb:.3f} | {gb / ours_s:.2f}"
+            f" | {gb / plain_s:.2f} | {middle:.2f} | {low:.2f} .. {high:.2f} |\n"
+        )
+    return "".join(lines)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--mib", type=int, default=512, help="size of the checkpoint")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--out", type=Path, default=Path("/tmp/save_speed"), metavar="DIR")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -73,43 +115,48 @@ def main(argv: list[str] | None = None) -> int:
     spec = resolve(("benchmark", {**sizes, "save_interval": 1}))
     facts = {"run": "save-speed", "git": {"commit": None}, "data": {"path": "", "sha256": None}}
     shutil.rmtree(arguments.out, ignore_errors=True)
-    arguments.out.mkdir(parents=True)
-    saver = Checkpointer(Engine(spec), spec, facts, arguments.out / "checkpoints", 0, 1)
+    target, engine = arguments.out / "written", Engine(spec)
 
-    def save(step: int) -> float:
-        """Seconds to save a checkpoint, which is removed."""
-        saver.save(step)
-        (event,) = saver.events()
-        if event.problem:
-            raise SystemExit(event.line())
-        if not content:
-            (file,) = (saver.save_to / name_of(step)).glob("rank-*")
-            content.append(memoryview(file.read_bytes()))
-        shutil.rmtree(saver.save_to)
-        return event.total_s
+    def save(to: Path) -> None:
+        to.mkdir(parents=True)
+        saver = Checkpointer(engine, spec, facts, to, 0, 1)
+        saver.save(1)
+        if problem := saver.events()[0].problem:
+            raise SystemExit(problem)
 
-    content: list[memoryview] = []
-    save(0)
-    gb = len(content[0]) / 1e9
-    saves, plains = [], []
+    save(arguments.out / "source")
+    (source,) = (arguments.out / "source").glob("step-*")
+    works: dict[str, Callable[[], object]] = {
+        "save": lambda: save(target),
+        "weights": lambda: export(source, target),
+        "export": lambda: command("export", source, target),
+        "export dcp": lambda: command("export", source, target, "--format", "dcp"),
+    }
+    contents: dict[str, memoryview] = {}
+    for name, work in works.items():
+        work()
+        largest = max(target.rglob("*"), key=lambda path: path.stat().st_size)
+        contents[name] = memoryview(largest.read_bytes())
+        shutil.rmtree(target)
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
     for repeat in range(1, arguments.repeats + 1):
-        for ours in (True, False) if repeat % 2 else (False, True):
-            if ours:
-                saves.append(save(repeat))
-            else:
-                plains.append(plain(arguments.out / "plain", content[0]))
-        print(
-            f"{repeat}: {gb:.3f} GB: checkpoint {gb / saves[-1]:.2f} GB/s,"
-            f" plain {gb / plains[-1]:.2f} GB/s, ratio {plains[-1] / saves[-1]:.2f}",
-            flush=True,
-        )
-    shutil.rmtree(arguments.out)
-    ours_s, plain_s = statistics.median(saves), statistics.median(plains)
-    ratio = plain_s / ours_s
-    print(
-        f"median of {arguments.repeats}: checkpoint {gb / ours_s:.2f} GB/s,"
-        f" plain {gb / plain_s:.2f} GB/s, ratio {ratio:.2f} (bar {BAR})"
-    )
+        for name, work in works.items():
+            pair = [0.0, 0.0]
+            for ours in (True, False) if repeat % 2 else (False, True):
+                if ours:
+                    pair[0] = timed(work)
+                    shutil.rmtree(target)
+                else:
+                    pair[1] = plain(arguments.out / "plain", contents[name])
+            times[name].append((pair[0], pair[1]))
+        said = (f"{name} {p / o:.2f}" for name, pairs in times.items() for o, p in pairs[-1:])
+        print(f"{repeat}: plain write over ours: {', '.join(said)}", flush=True)
+    text = table(times, {n: len(c) for n, c in contents.items()}, spec.model.n_params)
+    shutil.rmtree(arguments.out / "source")
+    (arguments.out / "result.md").write_text(text)
+    print("\n" + text, end="")
+    ratio = statistics.median(p / o for o, p in times["save"])
+    print(f"save: ratio {ratio:.2f} (bar {BAR})")
     return 0 if ratio >= BAR else 1
 
 

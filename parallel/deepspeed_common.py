@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from parallel import cpu
-from parallel.checkpoint import State, adam_step, adam_tensors, hold, set_adam_step
+from parallel.checkpointer import State, adam_step, adam_tensors, hold, set_adam_step
 from parallel.optim import param_groups
 from parallel.spec import RunSpec, read_deepspeed_json
 

@@ -227,7 +227,7 @@ def reference_part(spec: RunSpec, name: str, parameter: nn.Parameter) -> Tensor:
         whole = torch.cat([whole, torch.zeros(missing, spec.model.hidden)])
     shape, local = parameter_shapes(spec.model)[name], tuple(parameter.shape)
     at = (rank * n if n != w else 0 for n, w in zip(local, whole.shape, strict=True))
-    # What a checkpoint calls it (parallel/checkpoint.py, hold).
+    # What a checkpoint calls it (parallel/checkpointer.py, hold).
     parameter.reference = {"name": name, "shape": shape, "offset": tuple(at), "part": local}
     if whole.shape == parameter.shape:
         return whole

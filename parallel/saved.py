@@ -179,10 +179,14 @@ def tidy(save: Path) -> None:
             shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
-def retain(save: Path, keep_last: int, keep_every: int) -> list[int]:
-    """Delete all but the newest `keep_last` checkpoints (0: keep all) and every step that
-    `keep_every` divides (0: none); the deleted steps."""
-    steps = steps_in(save)
+def retain(save: Path, step: int, keep_last: int, keep_every: int) -> list[int]:
+    """Once `step` is saved: delete all but the newest `keep_last` checkpoints (0: keep all) and
+    every step that `keep_every` divides (0: none); the deleted steps.
+
+    A later one than `step` was damaged, for training went on from before it: it is none of the
+    newest, and left as it is until training gets there.
+    """
+    steps = [s for s in steps_in(save) if s <= step]
     if keep_last == 0:
         return []
     doomed = [s for s in steps[:-keep_last] if not (keep_every and s % keep_every == 0)]
@@ -236,7 +240,8 @@ def save_folder(run_folder: Path, settings: dict[str, Any]) -> Path:
 def resumable(run_folder: Path, settings: dict[str, Any]) -> bool:
     """Whether the folder holds a stopped attempt of this very run, with a checkpoint to go on from.
 
-    A complete run is not resumed, nor one whose settings differ.
+    A complete run is not resumed, nor one whose settings differ, nor where another checkpoint is
+    now asked for (load) than the attempt began from.
     """
     save = save_folder(run_folder, settings)
     if not settings.get("resume") or not settings.get("save_interval") or not steps_in(save):
@@ -244,6 +249,8 @@ def resumable(run_folder: Path, settings: dict[str, Any]) -> bool:
     if read_status(run_folder).get("state") not in (RUNNING, FAILED, INTERRUPTED):
         return False
     try:
-        return same_run(settings, read_run(run_folder).facts["spec"])
+        before = read_run(run_folder).facts["spec"]
+        asked = settings.get("load") in (None, before.get("load"))
+        return asked and same_run(settings, before)
     except (UsageError, KeyError):
         return False

@@ -149,11 +149,11 @@ def train(
 
     import torch
 
-    from parallel import breakdown, checkpoint, data, kernels
+    from parallel import breakdown, checkpointer, data, kernels
 
     torch.set_num_threads(run_spec.threads)
     # Nothing draws from these after the start, but a run must not differ from itself by them.
-    checkpoint.seed_random(run_spec.seed + place.rank)
+    checkpointer.seed_random(run_spec.seed + place.rank)
     device = choose_device(run_spec, place)
     if device.type == "cpu":
         heap.keep()
@@ -213,8 +213,8 @@ def begin(run_spec: spec.RunSpec, run_json: dict[str, Any], folder: RunFolder) -
     """Begin the run folder; the checkpoint, or folder of checkpoints, to go on from, if any.
 
     Raises:
-        UsageError: the folder to save to holds another run's checkpoints, or there is no checkpoint
-            to load.
+        UsageError: the folder to save to holds another run's checkpoints, or later ones than the
+            one to load, which would be taken for this run's; or there is none to load.
     """
     settings, save = run_spec.settings(), saved.save_folder(folder.path, run_spec.settings())
     if saved.resumable(folder.path, settings):
@@ -229,6 +229,12 @@ def begin(run_spec: spec.RunSpec, run_json: dict[str, Any], folder: RunFolder) -
         if load not in (save.absolute(), *save.absolute().iterdir()):
             raise UsageError(
                 f"{save} holds checkpoints already; go on from them with --load, or give another"
+                " --save"
+            )
+        own, newest = saved.step_of(load), saved.steps_in(save)[-1]
+        if own is not None and own < newest:
+            raise UsageError(
+                f"{save} holds checkpoints to step {newest}; to go on from step {own}, give another"
                 " --save"
             )
     if load is not None:
@@ -308,7 +314,7 @@ def loop(
     from tqdm import tqdm
 
     from parallel import breakdown, data, meters, profiler, ranges
-    from parallel.checkpoint import Checkpointer
+    from parallel.checkpointer import Checkpointer
     from parallel.clock import Clock
     from parallel.optim import lr_at
 

@@ -133,7 +133,7 @@ class Watchdog:
 
 def _waits(frames: list[tuple[str, int, str]]) -> bool:
     """Whether a stack (innermost first) is where one waits for others: in a collective, or in
-    parallel/checkpoint.py's `wait_for_others`."""
+    parallel/checkpointer.py's `wait_for_others`."""
     signs = ("torch/distributed/", "deepspeed/comm/", "torch/autograd/graph.py")
     named = any(name == "wait_for_others" for _, _, name in frames)
     return named or any(sign in file for file, _, _ in frames for sign in signs)

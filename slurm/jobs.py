@@ -6,6 +6,7 @@ this user; what is final is written beside the run (<jobid>.state), where it out
 and from where the tables of analysis/ take it.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -196,7 +197,7 @@ def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | Non
         says, why, step, step_s = None, "", 0, None  # an earlier job's; ours came to no run
 
     def row(state: str, line: str) -> Row:
-        eta = (steps - step) * step_s if state == "running" and step_s is not None else None
+        eta = max(0, steps - step) * step_s if state == "running" and step_s is not None else None
         return Row(run, state, job_id, step, steps, eta, " ".join(line.split())[:300])
 
     if job is not None and job.state in PENDING:
@@ -274,5 +275,6 @@ def rows(study: Study, logs: Path) -> tuple[list[Row], bool]:
                 continue
         found.append(judge(name, folder, spec.steps, job, job_id))
         if job is not None:
-            remember(folder, job, found[-1], planned_text(study, name))
+            with contextlib.suppress(OSError):  # another's logs, or a full disk: it is told anyway
+                remember(folder, job, found[-1], planned_text(study, name))
     return found, jobs is not None

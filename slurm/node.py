@@ -37,6 +37,9 @@ def hears(pid: int, number: int) -> bool:
 
 def main(argv: list[str] | None = None) -> int:
     command = sys.argv[1:] if argv is None else argv
+    if not command or command[0].startswith("-"):
+        print(__doc__)
+        return 0 if command in (["-h"], ["--help"]) else 2
     # Ignored here, so ignored by the command and all below it until they say otherwise.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     child = subprocess.Popen(command)

@@ -39,9 +39,9 @@ class Ask:
     """What a study's [slurm] table asks for, beyond the run itself.
 
     time: the limit, as Slurm writes it. requeue: start again when a node dies, and when a run with
-    save_interval has saved before its limit; it goes on from there. The four switches leave proof
-    beside the run; at submission the environment variable of the same name in capitals (NSYS=1
-    sbatch ...) overrides each.
+    save_interval has saved before its limit; it goes on from there. max_restarts: how often at
+    most, whoever restarts it. The four switches leave proof beside the run; at submission the
+    environment variable of the same name in capitals (NSYS=1 sbatch ...) overrides each.
     """
 
     time: str = ""
@@ -52,6 +52,7 @@ class Ask:
     torchrun_logs: bool = False
     dist_debug: bool = False
     requeue: bool = False
+    max_restarts: int = 3
     tp_across_nodes: bool = False
     budget_gpu_hours: float = 1000.0
 
@@ -66,8 +67,10 @@ def ask_of(table: dict[str, Any], source: str) -> Ask:
     if unknown := set(table) - set(known):
         raise UsageError(f"{source} [slurm]: unknown {', '.join(sorted(unknown))}")
     for name, value in table.items():
-        kind = {bool: bool, str: str, float: (int, float)}.get(known[name], dict)
+        kind = {bool: bool, int: int, str: str, float: (int, float)}.get(known[name], dict)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise UsageError(f"{source} [slurm]: {name} cannot be {value!r}")
+        if name in ("max_restarts", "budget_gpu_hours") and value < 0:
             raise UsageError(f"{source} [slurm]: {name} cannot be {value!r}")
         if name in ("time", "memory") and not OPTION.fullmatch(value):
             raise UsageError(f"{source} [slurm]: {name} {value!r} cannot stand in an #SBATCH line")
@@ -103,7 +106,7 @@ class Job:
     nodes: int
     ranks_per_node: int
     time: str
-    gpu_hours: float  # in the worst case: until the time limit, of all GPUs that are ours alone
+    gpu_hours: float  # of all GPUs that are ours alone, until the time limit of the last restart
 
 
 def job_of(study: Study, name: str, cluster: Cluster) -> Job:
@@ -112,7 +115,8 @@ def job_of(study: Study, name: str, cluster: Cluster) -> Job:
     time = ask.time or cluster.time
     nodes = cluster.nodes(spec.gpus)
     ours = nodes * cluster.gpus_per_node if "--exclusive" in cluster.options else spec.gpus
-    return Job(name, nodes, spec.gpus // nodes, time, ours * seconds(time) / 3600)
+    attempts = 1 + ask.max_restarts if ask.requeue else 1
+    return Job(name, nodes, spec.gpus // nodes, time, attempts * ours * seconds(time) / 3600)
 
 
 def script_folder(study: Study) -> Path:
@@ -239,6 +243,7 @@ def render(study: Study, name: str, cluster: Cluster, logs: Path = Path("logs"))
             f': "${{{switch.upper()}:={int(getattr(ask, switch))}}}"' for switch in SWITCHES
         ),
         requeue=int(ask.requeue),
+        max_restarts=ask.max_restarts,
         lead=lead,
         patience=lead * 2 // 3,
         set_up="\n".join(set_up) or ": # this cluster needs nothing more",
@@ -258,6 +263,7 @@ set -uo pipefail
 {values}
 ranks={ranks} # on each node
 requeue={requeue}
+max_restarts={max_restarts}
 python=${{PYTHON:-.venv/bin/python}}
 job=${{SLURM_JOB_ID:?submit this script with sbatch}}
 restart=${{SLURM_RESTART_COUNT:-0}}
@@ -277,6 +283,8 @@ mv -n -- "$logs/$SLURM_JOB_NAME-$job.out" "$folder/$attempt.out" 2>/dev/null
 # "sbatch slurm/<study>/*.slurm" names this script to Slurm and the others to us: submit them, once.
 # Each is given its own name, by which it knows that it is one of a list.
 submit_others() (
+  export SBATCH_ACCOUNT="${{SBATCH_ACCOUNT:-${{SLURM_JOB_ACCOUNT:-}}}}" # as of sbatch --account
+  [[ -n $SBATCH_ACCOUNT ]] || unset SBATCH_ACCOUNT
   for name in "${{!SLURM_@}}"; do # the others are not part of this job
     [[ $name == SLURM_CONF ]] || unset "$name"
   done
@@ -311,6 +319,12 @@ if [[ -f $folder/RUN_COMPLETE.txt ]]; then
   if ((restart > 0)) && grep -qsx 0 "$folder/$job.exit" "$folder/$job.restart"*.exit; then
     skip "complete before restart $restart"
   fi
+fi
+if ((restart > max_restarts)); then # Slurm's own restarts, as of a lost node, count too
+  echo "slurm: not run: restarted $max_restarts times already (max_restarts)"
+  "$python" -m slurm.mark "$folder" "max_restarts: $max_restarts used up" "$folder/$attempt.out"
+  echo 75 >"$folder/$attempt.exit"
+  exit 75
 fi
 printf '%s\n' "$planned" >"$folder/$job.submitted"
 
@@ -377,7 +391,7 @@ stop() {{
 # shellcheck disable=SC2317
 before_the_limit() {{
   stop USR1 "time limit: stopped {lead} s or more before it"
-  (sleep {patience}; kill -TERM "$step" 2>/dev/null) &
+  (sleep {patience}; kill -TERM "$step") &>/dev/null &
   patience=$!
 }}
 step="" stopped="" patience=""
@@ -414,7 +428,11 @@ printf '%s\n' "$status" >"$folder/$attempt.exit"
 # Whoever got on and saved before the limit goes on from there, where the study wants it.
 if ((requeue && status == 75)) && [[ $stopped == "time limit"* ]] &&
   [[ $folder/steps.csv -nt $folder/$attempt.env ]]; then
-  scontrol requeue "$job"
+  if ((restart < max_restarts)); then
+    scontrol requeue "$job"
+  else
+    echo "slurm: not started again: restarted $max_restarts times already (max_restarts)"
+  fi
 fi
 exit "$status"
 """
@@ -436,24 +454,31 @@ def tell(study: Study, jobs: list[Job], total: float) -> list[str]:
         for job in jobs
     ]
     lines.append(f"{len(jobs)} runs on {cluster_of(study).name}: {total:.2f} GPU-hours at worst")
-    if any(study.slurm[job.run].get("requeue") for job in jobs):
-        lines.append("with requeue, each restart may cost as much again")
+    asked = [ask_of(study.slurm[job.run], str(study.path)) for job in jobs]
+    if most := max((ask.max_restarts for ask in asked if ask.requeue), default=0):
+        lines.append(f"with requeue, max_restarts are counted: {most} of a run at most")
     lines += [f"left out: {what}: {why}" for what, why in study.left_out]
     return lines
 
 
 def write(study: Study, logs: Path = Path("logs")) -> list[Path]:
-    """Write every script, and remove those of runs that the study no longer has."""
+    """Write every script, and remove those of runs that the study no longer has.
+
+    Raises:
+        UsageError: they cannot be written.
+    """
     folder, cluster = script_folder(study), cluster_of(study)
     texts = {name: render(study, name, cluster, logs) for name in study.settings}
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.slurm"):
-        if old.stem not in texts and MARK in old.read_text():
-            old.unlink()
-    paths = []
-    for name, text in texts.items():
-        paths.append(folder / f"{name}.slurm")
-        paths[-1].write_text(text)
+    paths = [folder / f"{name}.slurm" for name in texts]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("*.slurm"):
+            if old.stem not in texts and MARK in old.read_text():
+                old.unlink()
+        for path in paths:
+            path.write_text(texts[path.stem])
+    except OSError as error:
+        raise UsageError(f"cannot write {error.filename}: {error.strerror}") from error
     return paths
 
 

@@ -35,13 +35,15 @@ def choose(study: Study, found: list[jobs.Row], only: list[str] | None) -> list[
     ]
     if only is None:
         return startable
-    if only == ["failed"]:
-        return [name for name in startable if open_runs[name] in jobs.FAILURES]
-    if only == ["missing"]:
-        return [name for name in startable if open_runs[name] == "missing"]
-    for name in only:
+    for name in set(only) - {"failed", "missing"}:
         study.run(name)  # or a UsageError that lists the names
-    return [name for name in startable if name in only]
+    return [
+        name
+        for name in startable
+        if name in only
+        or ("failed" in only and open_runs[name] in jobs.FAILURES)
+        or ("missing" in only and open_runs[name] == "missing")
+    ]
 
 
 def submit(
@@ -107,7 +109,9 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("study", type=Path, metavar="TOML", help="the study file")
-    parser.add_argument("--only", nargs="+", metavar="WHICH", help="failed, missing, or names")
+    parser.add_argument(
+        "--only", nargs="+", metavar="WHICH", help="failed, missing, names, or several of them"
+    )
     parser.add_argument("--after", metavar="JOB", help="a job id, or a dependency as afterok:4711")
     parser.add_argument("--max-running", type=int, metavar="N", help="at most N at a time")
     parser.add_argument("--budget", type=float, metavar="GPU-HOURS", help="above it, ask")
@@ -153,6 +157,9 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"submitted {name}: job {job_id}")
     except UsageError as error:
         print(f"slurm.submit: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"slurm.submit: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     return 0
 

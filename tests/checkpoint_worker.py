@@ -23,7 +23,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from parallel import data, engines, saved  # noqa: E402
-from parallel.checkpoint import KINDS, Checkpointer  # noqa: E402
+from parallel.checkpointer import KINDS, Checkpointer  # noqa: E402
 from parallel.optim import lr_at  # noqa: E402
 from parallel.spec import RunSpec, resolve  # noqa: E402
 

@@ -108,6 +108,7 @@ def reachable(start: Path) -> set[str]:
             "facts",
             "watch",
             "saved",
+            "checkpoint",
             "clusters",
             "work",
             "steady",

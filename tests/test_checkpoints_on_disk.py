@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from models.config import preset
 from models.gpt import parameter_shapes
 from models.weights import read_weights
-from parallel import checkpoint, saved
-from parallel.checkpoint import KINDS, Checkpointer, Reader, State, hold
+from parallel import checkpoint, checkpointer, saved
+from parallel.checkpointer import KINDS, Checkpointer, Reader, State, hold
 from parallel.saved import Damaged
 from parallel.spec import resolve
 
@@ -167,7 +167,7 @@ def test_a_full_disk_ends_the_save_and_not_the_run(behind, tmp_path, monkeypatch
         raise OSError(errno.ENOSPC, "No space left on device", RANK)
 
     saver.events()
-    monkeypatch.setattr(checkpoint, "write_file", full)
+    monkeypatch.setattr(checkpointer, "write_file", full)
     saver.save(2)
     saver.wait()
     (event,) = saver.events()
@@ -183,7 +183,7 @@ def test_a_full_disk_ends_the_save_and_not_the_run(behind, tmp_path, monkeypatch
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_mistake_of_ours_ends_the_run_and_not_the_last_checkpoint(behind, tmp_path, monkeypatch):
     saver = save_some(tmp_path, [1], async_save=behind)
-    monkeypatch.setattr(checkpoint, "write_file", lambda *_: 1 / 0)
+    monkeypatch.setattr(checkpointer, "write_file", lambda *_: 1 / 0)
     with pytest.raises(RuntimeError, match="rank 0: ZeroDivisionError"):
         saver.save(2)
         while saver._thread.is_alive():
@@ -194,8 +194,8 @@ def test_a_mistake_of_ours_ends_the_run_and_not_the_last_checkpoint(behind, tmp_
 
 
 def test_training_that_waits_for_a_save_behind_it_says_so(tmp_path, monkeypatch):
-    saver, write = saver_of(Engine(), tmp_path, async_save=True), checkpoint.write_file
-    monkeypatch.setattr(checkpoint, "write_file", lambda *a: time.sleep(0.5) or write(*a))
+    saver, write = saver_of(Engine(), tmp_path, async_save=True), checkpointer.write_file
+    monkeypatch.setattr(checkpointer, "write_file", lambda *a: time.sleep(0.5) or write(*a))
     saver.save(1)
     saver.wait()
     (event,) = saver.events()
@@ -209,7 +209,7 @@ def test_training_that_waits_for_a_save_behind_it_says_so(tmp_path, monkeypatch)
 def test_a_disk_without_room_is_not_even_begun_to_be_filled(tmp_path, monkeypatch):
     saver = saver_of(Engine(), tmp_path)
     usage = SimpleNamespace(free=saver.predicted_bytes() - 1)
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(checkpointer.shutil, "disk_usage", lambda _: usage)
     saver.save(1)
     assert "bytes are needed" in saver.events()[0].line()
     assert saved.steps_in(tmp_path) == []
@@ -247,6 +247,23 @@ def test_retention_keeps_the_last_and_every_nth(tmp_path):
     save_some(tmp_path, list(range(1, 10)), keep_last=2, keep_every=4)
     assert saved.steps_in(tmp_path) == [4, 8, 9]
     assert not list(tmp_path.glob(".step*"))
+
+
+def test_what_was_just_saved_is_kept_though_later_ones_were_damaged(tmp_path):
+    save_some(tmp_path, [4, 9, 10])
+    for step in (9, 10):
+        flip(tmp_path / saved.name_of(step) / RANK)
+    engine = Engine()
+    saver = saver_of(engine, tmp_path, keep_last=2, load_previous=True)
+    assert saver.load(tmp_path) == 4
+    for step in (6, 8, 10):
+        engine.set(step)
+        saver.save(step)
+        again = saver_of(Engine(), tmp_path, load_previous=True)
+        assert again.load(tmp_path) == step
+    assert saved.steps_in(tmp_path) == [9, 10]
+    saver.save(12)
+    assert saved.steps_in(tmp_path) == [10, 12]
 
 
 class Bomb:
@@ -302,7 +319,7 @@ def test_sizes_are_predicted_and_checked(tmp_path):
     assert saved.steps_in(tmp_path / "less") == []
 
 
-def test_weights_alone_are_exported_and_start_a_new_training(tmp_path):
+def test_weights_alone_are_exported_and_start_a_new_training(tmp_path, capsys):
     saver = save_some(tmp_path, [2], export_weights=2)
     assert [e.event for e in saver.events()] == ["save", "export"]
     weights = read_weights(tmp_path / "weights-00000002")
@@ -317,6 +334,62 @@ def test_weights_alone_are_exported_and_start_a_new_training(tmp_path):
     assert checkpoint.main(["export", str(tmp_path), out, "--dtype", "fp32"]) == 0
     exact = dict(read_weights(Path(out)).tensors())
     assert all(torch.equal(v, Engine(2.0).tensors[n]["param"]) for n, v in exact.items())
+    capsys.readouterr()
+    assert checkpoint.main(["verify", out]) == 0
+    assert capsys.readouterr().out == f"{out}: good\n"
+    assert checkpoint.main(["export", out, str(tmp_path / "again")]) == 2
+    assert "holds weights alone already" in capsys.readouterr().err
+    flip(Path(out) / "model.safetensors")
+    assert checkpoint.main(["verify", out]) == 1
+    assert "model.safetensors is damaged" in capsys.readouterr().out
+    (Path(out) / "config.json").write_text("{}")
+    assert checkpoint.main(["verify", out]) == 1
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # dcp.load's, without a group
+def test_a_dcp_folder_is_what_pytorch_reads(tmp_path, capsys):
+    """Into plain tensors, without a process group."""
+    import torch.distributed.checkpoint as dcp
+
+    save_some(tmp_path / "ck", [1, 2])
+    out = tmp_path / "dcp"
+    assert checkpoint.main(["export", str(tmp_path / "ck"), str(out), "--format", "dcp"]) == 0
+    said = capsys.readouterr().out
+    assert f"{sum(p.stat().st_size for p in out.iterdir())} bytes" in said
+    held = Engine(2.0).tensors
+    found = {
+        "model": {name: torch.empty_like(t["param"]) for name, t in held.items()},
+        "optimizer": {
+            "state": {n: {k: torch.empty_like(t[k]) for k in KINDS[1:]} for n, t in held.items()},
+            "step": torch.tensor(-1),
+        },
+        "step": torch.tensor(-1),
+    }
+    dcp.load(found, checkpoint_id=out, no_dist=True)
+    for name, tensors in held.items():
+        assert torch.equal(found["model"][name], tensors["param"])
+        for kind in KINDS[1:]:
+            assert torch.equal(found["optimizer"]["state"][name][kind], tensors[kind])
+    manifest = saved.read_manifest(tmp_path / "ck" / "step-00000002")
+    assert int(found["step"]) == 2 and int(found["optimizer"]["step"]) == manifest["adam_step"]
+    stored = dcp.FileSystemReader(out).read_metadata().state_dict_metadata
+    assert len(stored) == 3 * len(held) + 2  # and nothing else
+
+
+def test_a_dcp_export_that_fails_leaves_nothing_behind(tmp_path, capsys, monkeypatch):
+    save_some(tmp_path / "ck", [1])
+    export = ["export", str(tmp_path / "ck"), str(tmp_path / "out"), "--format", "dcp"]
+    assert checkpoint.main([*export, "--dtype", "bf16"]) == 2
+    assert "in fp32, not bf16" in capsys.readouterr().err
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Reader, "whole", full)
+    assert checkpoint.main(export) == 2
+    said = capsys.readouterr().err
+    assert "cannot write" in said and "No space left" in said and said.count("\n") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["ck"]
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -376,7 +449,7 @@ def test_any_cut_reads_back_as_any_other(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("cut")
     files = []
     for number, piece in enumerate(layout()):
-        files.append(checkpoint.write_file(folder / f"f{number}.safetensors", [piece], {}))
+        files.append(checkpointer.write_file(folder / f"f{number}.safetensors", [piece], {}))
     reader = Reader(folder, json.loads(json.dumps({"files": files})))
     for piece in layout():
         for kind in KINDS:

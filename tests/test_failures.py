@@ -64,6 +64,22 @@ def test_nothing_to_load_is_said_before_there_is_a_folder(tokens, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_checkpoints_of_another_training_are_not_mixed_with_ours(tokens, tmp_path):
+    """A folder of checkpoints is gone on from, at its end; or another one is given."""
+    save = tmp_path / "ck"
+    for step in (2, 4):
+        (save / f"step-{step:08d}").mkdir(parents=True)
+    flags = ["--data", str(tokens), "--device", "cpu", "--save-interval", "2", "--save", str(save)]
+    flags += ["--out", str(tmp_path / "run")]
+    for load, says in (
+        ([], "holds checkpoints already"),
+        (["--load", str(save / "step-00000002")], "to step 4; to go on from step 2, give another"),
+    ):
+        done = run_module(TRAIN, *flags, *load)
+        assert done.returncode == 2 and says in done.stderr
+        assert done.stderr.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
 def test_of_many_ranks_one_speaks(tmp_path):
     done = run_module(TRAIN, "--tp", "3", "--out", str(tmp_path / "run"), ranks=2)
     assert done.returncode != 0

@@ -45,7 +45,7 @@ def test_signals_save_and_the_same_command_goes_on_to_the_same_curve(tokens, tmp
         assert status["reason"] == f"SIGTERM, saved step {first[-1]}"
         assert judge(read(folder)).verdict == "interrupted"
 
-        launcher = start(folder, tokens, 250, *flags)
+        launcher = start(folder, tokens, 250, *flags, "--async-save")
         wait_for(lambda: steps_so_far(folder) >= first[-1] + 3, 120, "three steps more")
         rank_process(launcher, 1).send_signal(signal.SIGUSR1)
         assert launcher.wait(timeout=60) != 0
@@ -124,7 +124,7 @@ def test_ranks_that_wait_for_an_export_are_patient_while_it_gets_on(tmp_path):
         "import sys, time\n"
         "from pathlib import Path\n"
         "import torch.distributed as dist\n"
-        "from parallel import checkpoint\n"
+        "from parallel import checkpointer\n"
         "from parallel.watch import Watchdog\n"
         "from tests.test_checkpoints_on_disk import Engine, FACTS, SIZES, resolve\n"
         "def slowly(*_, tick):\n"
@@ -133,18 +133,18 @@ def test_ranks_that_wait_for_an_export_are_patient_while_it_gets_on(tmp_path):
         "rank, folder = int(sys.argv[1]), Path(sys.argv[2])\n"
         "dist.init_process_group('gloo', f'file://{folder}/store', rank=rank, world_size=2)\n"
         "spec = resolve(('test', {**SIZES, 'save_interval': 1, 'export_weights': 1}), gpus=1)\n"
-        "checkpoint.BEAT_S = 0.2\n"
+        "checkpointer.BEAT_S = 0.2\n"
         "say = lambda reason: print(reason, flush=True)\n"
         "engine = Engine()\n"
         "state = engine.state()\n"
         "if rank:\n    state.held.clear()\n"
         "engine.state = lambda: state\n"
         "with Watchdog(folder / 'hang', rank, 2, 1.0, say) as dog:\n"
-        "    saver = checkpoint.Checkpointer(engine, spec, FACTS, folder, rank, 2, dog.tick)\n"
-        "    checkpoint.export = slowly\n"
+        "    saver = checkpointer.Checkpointer(engine, spec, FACTS, folder, rank, 2, dog.tick)\n"
+        "    checkpointer.export = slowly\n"
         "    saver.save(1)\n"
         "    print('patient', [e.problem for e in saver.events()], flush=True)\n"
-        "    checkpoint.export = hangs\n"
+        "    checkpointer.export = hangs\n"
         "    saver.save(2)\n"
     )
     ranks = [
@@ -162,6 +162,53 @@ def test_ranks_that_wait_for_an_export_are_patient_while_it_gets_on(tmp_path):
     assert said[0][0].startswith("patient ['', '']") and said[1][0].startswith("patient []"), said
     for out, _ in said:
         assert "no progress for 1 s: rank 0 hangs at <string>:13 hangs, in parallel/checkp" in out
+
+
+def test_one_ranks_full_disk_ends_the_save_of_all_and_not_the_run(tmp_path):
+    """Each of two ranks holds half; on the second the kernel lets no file grow beyond 4 kB."""
+    program = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "import torch.distributed as dist\n"
+        "from parallel.checkpointer import Checkpointer\n"
+        "from tests.test_checkpoints_on_disk import Engine, FACTS, SIZES, resolve\n"
+        "rank, folder = int(sys.argv[1]), Path(sys.argv[2])\n"
+        "dist.init_process_group('gloo', f'file://{folder}/store', rank=rank, world_size=2)\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "free = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
+        "for behind in (False, True):\n"
+        "    engine = Engine(1.0)\n"
+        "    state = engine.state()\n"
+        "    state.held = state.held[rank::2]\n"
+        "    engine.state = lambda: state\n"
+        "    settings = {**SIZES, 'save_interval': 1, 'keep_last': 0, 'async_save': behind}\n"
+        "    spec = resolve(('test', settings), gpus=1)\n"
+        "    saver = Checkpointer(engine, spec, FACTS, folder / str(behind), rank, 2)\n"
+        "    for step in (1, 2, 3):\n"
+        "        limit = (4096, free[1]) if rank and step == 2 else free\n"
+        "        resource.setrlimit(resource.RLIMIT_FSIZE, limit)\n"
+        "        saver.save(step)\n"
+        "        saver.wait()\n"
+        "    print([e.problem for e in saver.events()], flush=True)\n"
+    )
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(rank), str(tmp_path)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    said = [rank.communicate(timeout=60) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert said[0][0] == "['', 'File too large', '']\n" * 2 and said[1][0] == "[]\n[]\n", said
+    for behind in ("False", "True"):
+        assert saved.steps_in(tmp_path / behind) == [1, 3]
+        assert not list((tmp_path / behind).glob(".step*"))
+        for step in (1, 3):
+            assert len(saved.verify(tmp_path / behind / saved.name_of(step))["files"]) == 2
 
 
 def test_the_place_is_the_innermost_line_and_the_innermost_of_this_repository():
@@ -238,6 +285,7 @@ def test_only_a_stopped_attempt_of_the_same_run_is_gone_on_with(tokens, tmp_path
         return saved.resumable(tmp_path / "run", again.settings())
 
     assert goes_on() and goes_on(save_interval=5) and goes_on(log_interval=3)
+    assert not goes_on(load="elsewhere/step-00000002")
     assert not goes_on(lr=1e-2) and not goes_on(resume=False) and not goes_on(save_interval=0)
     RunFolder(tmp_path / "run")._write_status(artifacts.COMPLETE, "", 0)
     assert not goes_on()

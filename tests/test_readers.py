@@ -246,6 +246,18 @@ def test_differences_of_a_cumulative_clock_are_step_times(log):
     assert record.step_stats()["mean"] == 0.1 and record.completed
 
 
+def test_a_lone_list_of_nemos_step_times_is_read(log):
+    line = "{}: [NeMo I 2025-06-11 05:23:31 nemo_logging:393] train_step_timing in s: [{}]\n"
+    record = read(log(line.format(0, "52.33, 39.9, x") + line.format(1, "52.33, 39.9, 35.75")))
+    assert record.format == "NeMo" and times(record) == [52.33, 39.9, 35.75]
+    assert record.iteration.tolist() == [0, 1, 2]
+    assert "only the list of step times is there" in " ".join(record.notes)
+    bar = FORMATS["NeMo bar"][0]
+    assert times(read(log(bar + line.format(0, "27.5, 1.0"), "both.out"))) == [27.5]
+    with pytest.raises(Refusal, match="looks like NeMo, but holds no iteration"):
+        read(log(line.format(0, "52.33, 39.9")[:-8], "cut.out"))
+
+
 def test_gpus_are_those_with_a_process_when_all_have_one(log):
     smi = "|   {i}  NVIDIA H100 80GB HBM3          On  |   00000000:61:00.0 Off |\n"
     process = "|    {i}   N/A  N/A           9168{i}      C   /usr/bin/python3      1508MiB |\n"

@@ -86,7 +86,7 @@ HOSTILE = [
 ]
 
 
-def run_script(tmp_path, text: str, tools: dict[str, str], **variables: str):
+def run_script(tmp_path, text: str, tools: dict[str, str], *arguments: str, **variables: str):
     """Run a script outside Slurm, with stand-ins for the tools that it calls."""
     folder = tmp_path / "bin"
     folder.mkdir(exist_ok=True)
@@ -106,7 +106,7 @@ def run_script(tmp_path, text: str, tools: dict[str, str], **variables: str):
         "SLURM_JOB_NUM_NODES": "1",
     }
     return subprocess.run(
-        ["bash", str(script)],
+        ["bash", str(script), *arguments],
         cwd=tmp_path,
         env=environment | variables,
         capture_output=True,
@@ -180,6 +180,94 @@ def test_proof_is_left_when_asked_for_and_a_tool_that_is_absent_is_noted(tmp_pat
     assert {p.name for p in folder.glob("78.*")} == {
         f"78.{kind}" for kind in ("env", "exit", "job", "slurm", "submitted")
     }
+
+
+def attempt(tmp_path, restart: int, max_restarts: int = 2):
+    """A restart of a job that gains one step and hears of its time limit, as the script runs it."""
+    path = tmp_path / "again.toml"
+    path.write_text(
+        'question = "?"\ncluster = "local-test"\n[slurm]\nrequeue = true\n'
+        f"max_restarts = {max_restarts}\n[[run]]\nsave_interval = 1\n"
+    )
+    study, folder = load_study(path), tmp_path / "logs" / "again" / "ddp"
+    tools = {
+        "scontrol": f"[[ $1 != requeue ]] || touch {tmp_path}/requeued\necho localhost\n",
+        "srun": f"trap '' USR1\nkill -USR1 $PPID\nsleep 0.2\ntouch {tmp_path}/trained\n"
+        f"cd {folder}\necho 1 >steps.csv\n"
+        """echo '{"state": "interrupted"}' >status.json\nexit 1\n""",
+        "python": f'echo "$*" >>{tmp_path}/marked\n',
+    }
+    text = render(study, "ddp", study.cluster)
+    done = run_script(tmp_path, text, tools, SLURM_RESTART_COUNT=str(restart))
+    seen = [name for name in ("trained", "requeued") if (tmp_path / name).exists()]
+    return done, seen
+
+
+@pytest.mark.parametrize(
+    ("restart", "max_restarts", "seen", "says"),
+    [
+        (0, 2, ["trained", "requeued"], ""),
+        (1, 2, ["trained", "requeued"], ""),
+        (2, 2, ["trained"], "slurm: not started again: restarted 2 times already"),
+        (3, 2, [], "slurm: not run: restarted 2 times already"),  # Slurm's own, for a lost node
+        (0, 0, ["trained"], "slurm: not started again: restarted 0 times already"),
+    ],
+)
+def test_a_run_that_gains_a_step_per_time_limit_is_not_restarted_for_ever(
+    restart, max_restarts, seen, says, tmp_path
+):
+    done, happened = attempt(tmp_path, restart, max_restarts)
+    assert (done.returncode, happened) == (75, seen), done.stderr
+    assert says in done.stdout and (says or "max_restarts" not in done.stdout)
+    if not seen:
+        assert "slurm.mark" in (tmp_path / "marked").read_text()
+
+
+@pytest.mark.parametrize("account", ["", "its@own $(touch pwned)"])
+def test_the_others_are_submitted_once_with_the_account_of_the_first(account, tmp_path):
+    path = tmp_path / "list.toml"
+    path.write_text(
+        'question = "?"\ncluster = "local-test"\n[[sweep]]\nproduct = { seed = [1, 2] }\n'
+    )
+    study = load_study(path)
+    own, other = map(str, write(study))
+    sbatch = f'echo "${{SBATCH_ACCOUNT-none}} ${{SLURM_JOB_ID-none}} $*" >>{tmp_path}/sent\n'
+    text = render(study, "ddp-seed1", study.cluster)
+    given = {"SLURM_JOB_ACCOUNT": account, "SLURM_JOB_NAME": "ddp-seed1"}
+    tools = {"sbatch": sbatch, "srun": ""}
+    said = ""
+    for _ in range(2):  # a restart does not submit them again
+        done = run_script(tmp_path, text, tools, own, other, "gone.slurm", other, **given)
+        assert done.returncode == 0, done.stderr
+        said += done.stdout
+    sent = (tmp_path / "sent").read_text()
+    assert sent == f"{account or 'none'} none -- {other} {other}\n"
+    assert "slurm: not submitted, no script: gone.slurm" in said
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def test_what_cannot_be_written_is_said_in_a_line(tmp_path, capsys):
+    path = tmp_path / "few.toml"
+    path.write_text('question = "?"\ncluster = "local-test"\n[[run]]\n')
+    (tmp_path / "few").touch()
+    assert main([str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"slurm.render: cannot write {tmp_path}/few: ")
+
+
+def test_restarts_are_in_the_estimate(tmp_path, capsys):
+    path = tmp_path / "few.toml"
+    path.write_text(
+        'question = "?"\ncluster = "dgx-h200"\n[slurm]\ntime = "01:00:00"\nrequeue = true\n'
+        "[[run]]\nnodes = 1\n"
+    )
+    assert main([str(path), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "32.00 GPU-hours at worst" in out and "max_restarts are counted: 3 of a run at most" in out
+    )
+    path.write_text(path.read_text().replace("requeue = true", "max_restarts = -1"))
+    assert main([str(path), "--dry-run"]) == 2
+    assert "max_restarts cannot be -1" in capsys.readouterr().err
 
 
 def test_a_hostile_logs_folder_is_refused():

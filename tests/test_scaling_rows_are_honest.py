@@ -87,7 +87,9 @@ def test_a_failed_run_keeps_its_row_and_unverified_runs_say_so(tmp_path, capsys)
     assert found["ddp-dp2"]["step_s"] == ""
 
 
-@pytest.mark.parametrize("how", [["-m", "analysis.tflops"], ["analysis/tflops.py"]])
+@pytest.mark.parametrize(
+    "how", [["-m", "analysis.tflops"], ["analysis/tflops.py"], ["-m", "parallel.checkpoint"]]
+)
 def test_help_costs_little_more_than_numpy_and_does_without_torch(how):
     """Half a second is 2.5 times what numpy alone takes to load, and so it is on a slow machine."""
 

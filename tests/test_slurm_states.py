@@ -13,7 +13,7 @@ from analysis import tflops
 from parallel import facts
 from parallel.artifacts import RunFolder, read_status
 from parallel.study import load_study
-from slurm import cancel, cluster, jobs, mark, status, submit
+from slurm import cancel, cluster, jobs, mark, node, status, submit
 from slurm.jobs import Job, judge, parse
 from slurm.render import comment_of
 
@@ -267,6 +267,11 @@ def test_submitting_again_never_duplicates_what_waits_or_runs(many, capsys):
     assert submit.main([str(path), "--logs", str(logs), "--only", "missing"]) == 0
     assert "nothing to submit" in capsys.readouterr().out
     names = list(load_study(path).settings)[:8]  # jobs 1 to 8: two of each state
+    assert submit.main([str(path), "--logs", str(logs), "--only", "missing", names[3]]) == 0
+    assert "nothing to submit" in capsys.readouterr().out  # job 4 runs
+    nobodys = ["--logs", str(tmp_path / "queue"), "--only", "missing"]
+    assert submit.main([str(path), *nobodys]) == 2
+    assert capsys.readouterr().err == f"slurm.submit: {tmp_path}/queue/many: Not a directory\n"
     assert submit.main([str(path), "--logs", str(logs), "--yes", "--only", *names]) == 0
     assert (tmp_path / "calls").read_text().split().count("sbatch") == 4
     assert cancel.main([str(path), "--logs", str(logs), "--only", *names]) == 0
@@ -370,7 +375,13 @@ def test_ranks_on_nodes_of_the_test_cluster_share_one_machine():
     assert not facts.one_machine({"SLURM_CLUSTER_NAME": "jean-zay"}) and not facts.one_machine({})
 
 
-@pytest.mark.parametrize("command", ["render", "submit", "status", "cancel", "cluster"])
+def test_a_command_for_a_node_is_no_option(capsys):
+    assert node.main(["--help"]) == 0
+    assert "python -m slurm.node COMMAND" in capsys.readouterr().out
+    assert node.main([]) == 2
+
+
+@pytest.mark.parametrize("command", ["render", "submit", "status", "cancel", "cluster", "mark"])
 def test_every_command_says_how_it_is_used(command):
     module = __import__(f"slurm.{command}", fromlist=["main"])
     with pytest.raises(SystemExit) as ended:

@@ -107,6 +107,12 @@ def test_a_study_is_compared_with_its_baseline_by_pairs_and_only_at_one_commit(t
         1.1, 1e-2
     )
     assert "changed working tree" in said["doubts"][0]
+    sides = [str(tmp_path / "ddp-r1"), str(tmp_path / "b-r1")]
+    for paths in ([str(tmp_path)], sides):
+        assert compare.main([*paths, "--any-commit"]) == 0
+        assert scaling.ANY_COMMIT in capsys.readouterr().out
+    assert compare.main([sides[0], sides[0]]) == 0
+    assert scaling.ANY_COMMIT not in capsys.readouterr().out
 
 
 def test_a_comparison_says_which_side_did_not_complete(tmp_path, capsys):

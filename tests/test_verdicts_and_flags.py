@@ -7,6 +7,7 @@ import pytest
 
 from analysis import tflops
 from analysis.quality import judge, main, step_times, summary, timed
+from analysis.readers import read
 from analysis.records import Failure, Record
 from parallel.steady import steady
 from tests.fixture_runs import facts, write
@@ -148,3 +149,25 @@ def test_a_size_that_cannot_be_is_refused(tmp_path, capsys):
         with pytest.raises(SystemExit, match="2"):
             tflops.main([str(tmp_path), flag, value])
         assert f"argument {flag}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("reason", "verdict"),
+    [
+        ("exit status 1", "stopped early"),
+        ("max_restarts: 3 used up", "stopped early"),
+        ("exit status 1: Signal 11 (SIGSEGV) received by PID 3", "traceback"),
+        ("exit status 1: KeyError: 'a'", "traceback"),
+    ],
+)
+@pytest.mark.parametrize("asked", [False, True])  # whether slurm.status has noted Slurm's word
+def test_an_exit_status_alone_proves_no_traceback(reason, verdict, asked, tmp_path):
+    about = facts("study", None, steps=40) | {"scheduler": {"job_id": "9"}}
+    folder = write(tmp_path, about, fail=reason)
+    if asked:
+        state = {"job_id": 9, "state": "FAILED", "exit": "1:0", "verdict": "failed", "line": reason}
+        (folder / "9.state").write_text(json.dumps(state))
+    judgement = judge(read(folder))
+    assert judgement.verdict == verdict
+    assert any(said.endswith(reason) for said in judgement.reasons)
+    assert verdict == "traceback" or judgement.proof == "ended at iteration 20 of 40"

@@ -1,6 +1,7 @@
 """Our own run folder: facts from run.json, steps from steps.csv, the end from status.json."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ _KINDS = (
     ("nccl", ("nccl", "gloo", "timed out", "connection")),
     ("timeout", ("time limit",)),
     ("cancelled", ("keyboardinterrupt", "sigterm", "sigint", "cancelled")),
+)
+# What a script or Slurm says who saw that a run ended, and not of what.
+_UNPROVEN = re.compile(
+    r"exit status \d+|max_restarts: .*|Slurm: .*|Slurm no longer .*|no status and no log"
 )
 
 # GPTConfig's own; run.json's padded_vocab follows from tp and is no size of the model.
@@ -63,7 +68,9 @@ def read(path: Path) -> Record:
         "nan_iterations": sum(s["loss"] is not None and math.isnan(s["loss"]) for s in run.steps),
     }
     record.completed = run.state == COMPLETE
-    if run.state == FAILED and not (run.verdict or read_status(run.path).get("state") == FAILED):
+    unseen = not (run.verdict or read_status(run.path).get("state") == FAILED)
+    unproven = run.verdict not in _VERDICTS and _UNPROVEN.fullmatch(run.reason)
+    if run.state == FAILED and (unseen or unproven):
         record.notes.append(run.reason)  # nobody saw how it ended: how far it came is the verdict
     elif run.state == FAILED:
         reason = run.reason.lower()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from parallel.checkpoint import State
+    from parallel.checkpointer import State
     from parallel.spec import RunSpec
 
 Batch = tuple[Any, Any]  # tokens and labels: torch tensors, each [micro_batch, seq_len], int64

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from parallel.breakdown import ddp_hook
-from parallel.checkpoint import State, adam_step, adam_tensors, hold, set_adam_step, share
+from parallel.checkpointer import State, adam_step, adam_tensors, hold, set_adam_step, share
 from parallel.engines import Batch, StepResult
 from parallel.optim import adamw, set_lr
 from parallel.ranges import region

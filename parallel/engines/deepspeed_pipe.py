@@ -12,7 +12,7 @@ import torch.distributed as dist
 from parallel import deepspeed_common as common
 from parallel import layers
 from parallel.breakdown import name_group
-from parallel.checkpoint import State, share
+from parallel.checkpointer import State, share
 from parallel.engines import Batch, StepResult
 from parallel.optim import set_lr
 from parallel.ranges import timed

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parallel import deepspeed_common as common
-from parallel.checkpoint import State, share
+from parallel.checkpointer import State, share
 from parallel.engines import Batch, StepResult
 from parallel.optim import set_lr
 from parallel.ranges import region

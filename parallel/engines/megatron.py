@@ -19,7 +19,7 @@ from torch import Tensor
 
 from parallel import layers
 from parallel.breakdown import name_group
-from parallel.checkpoint import State, adam_step, adam_tensors, hold, set_adam_step, share
+from parallel.checkpointer import State, adam_step, adam_tensors, hold, set_adam_step, share
 from parallel.engines import Batch, StepResult
 from parallel.optim import set_lr
 from parallel.ranges import MegatronTimers, region
