@@ -514,11 +514,11 @@ def test_a_restart_keeps_both_passes_and_says_where(log):
 
 
 def test_lines_close_together_and_far_between_read_the_same(log):
-    lines = [megatron(i, 1000.0 + i, planned=20000) for i in range(1, 15001)]
+    lines = [megatron(i, 1000.0 + i, planned=25000) for i in range(1, 25001)]
     close = read(log("".join(lines), "close.out"))
     far = read(log(("a warning\n" * 150).join(lines), "far.out"))
-    assert close.iteration.tolist() == list(range(1, 15001))
-    assert times(close) == [(1000.0 + i) / 1000 for i in range(1, 15001)]
+    assert close.iteration.tolist() == list(range(1, 25001))
+    assert times(close) == [(1000.0 + i) / 1000 for i in range(1, 25001)]
     for name in ("iteration", "step_s", "loss", "skipped"):
         assert getattr(far, name).tolist() == getattr(close, name).tolist()
 

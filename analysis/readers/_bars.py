@@ -18,8 +18,7 @@ import numpy as np
 
 from analysis.readers._log import Log
 
-BLOCK = 1 << 21  # with what is looked up in it, it stays near the core
-_TOGETHER = 1 << 22  # bytes of lines that were far between
+BLOCK = 1 << 23
 _PIECE = 1 << 18  # the pass for the bars stays in the L2 cache
 _PAD = 64  # so that looking a little back or ahead never leaves the buffer
 _BAR, _SPACE, _DOT, _SLASH, _MINUS = b"| ./-"
@@ -173,7 +172,7 @@ def _scan(log: Log, start: int, end: int, dtype: type) -> _Found:
     return found
 
 
-_FEW = 1000  # lines in a block; fewer are not worth their own rounds over every kind of line
+_FEW = 3000  # lines in a block; fewer are not worth their own rounds over every kind of line
 
 
 class _Kept:
@@ -206,7 +205,7 @@ class _Kept:
         self.pieces += pieces
         self.origins += origins
         self.size += sum(map(len, pieces))
-        if self.size > _TOGETHER:
+        if self.size > BLOCK:
             self.read()
 
     def read(self) -> None:
