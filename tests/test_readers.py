@@ -525,6 +525,26 @@ def test_a_restart_keeps_both_passes_and_says_where(log):
     assert "line 8: iterations go back from 6 to 4" in record.notes
 
 
+def test_lines_close_together_and_far_between_read_the_same(log):
+    lines = [megatron(i, 1000.0 + i, planned=25000) for i in range(1, 25001)]
+    close = read(log("".join(lines), "close.out"))
+    far = read(log(("a warning\n" * 150).join(lines), "far.out"))
+    assert close.iteration.tolist() == list(range(1, 25001))
+    assert times(close) == [(1000.0 + i) / 1000 for i in range(1, 25001)]
+    for name in ("iteration", "step_s", "loss", "skipped"):
+        assert getattr(far, name).tolist() == getattr(close, name).tolist()
+
+
+def test_runs_that_print_other_fields_before_the_time_are_all_read(log):
+    tokens = " | consumed tokens:       2048 | elapsed"
+    other = [megatron(i).replace(" | elapsed", tokens) for i in range(101, 201)]
+    lines = [
+        line for pair in zip(map(megatron, range(1, 101)), other, strict=True) for line in pair
+    ]
+    record = read(log("".join(lines)))
+    assert sorted(record.iteration.tolist()) == list(range(1, 201))
+
+
 def test_resumed_runs_gaps_and_intervals_are_noted(log):
     resumed = read(log("".join(megatron(i, 1000.0 + i) for i in (50, 51, 52, 60)), "a.out"))
     assert any("resumed" in n for n in resumed.notes) and any("gap" in n for n in resumed.notes)
