@@ -19,6 +19,7 @@ from parallel.columns import Array, Columns
 FULL, SELECTIVE = 2, 1
 CROWD = 0.3  # a ring over more nodes is slower, to this power
 HOST_RATE = 2e9  # bytes/s of a rank's share of CPU Adam and PCIe (the Jean Zay offload rows)
+PLAIN_SOFTMAX = 0.2  # of launching: cast, scale, mask, softmax, cast back instead of one kernel
 HOST_SPREAD = 0.04  # of launching, per further rank of a tp group
 SHOWN = 0.4  # of p2p: the part that no computation hides
 SHARPNESS = 5.0  # how hard the larger of GPU time and launch time wins; infinity would be max()
@@ -140,10 +141,17 @@ def tensor_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     return n_all_reduce * once * (x.tp > 1)
 
 
+def fused_softmax(x: Columns) -> Array:
+    """Whether Megatron's softmax kernel takes the scores: it wants b a / t in fours (its
+    fused_softmax.py, is_kernel_available)."""
+    return x.flash | (x.micro_batch * x.heads / x.tp % 4 == 0)
+
+
 def launch(x: Columns, c: dict) -> Array:
     """Host seconds to launch one layer, all passes (backward launches about as much as forward);
     the ranks of a tp group wait for their slowest host at each collective."""
-    return c["launch"] * (passes(x) - 1.0) * (1.0 + HOST_SPREAD * (x.tp - 1))
+    plain = 1.0 + np.where(fused_softmax(x), 0.0, PLAIN_SOFTMAX)
+    return c["launch"] * plain * (passes(x) - 1.0) * (1.0 + HOST_SPREAD * (x.tp - 1))
 
 
 def layer(x: Columns, machine: Machine, c: dict) -> Array:
