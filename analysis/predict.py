@@ -32,6 +32,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 import numpy as np
 
 from analysis import fitting
+from analysis.collectives import measured_on
 from analysis.rows import Rows, crowding, healthy, read_rows, settings_of
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
 from models import memory
@@ -157,7 +158,9 @@ def fit_some(rows: Rows, known: np.ndarray, count: int) -> fitting.Fit:
         return fitting.prior_fit()
     x, machine = rows.x.take(known), rows.machine.take(known)
     chosen = known[fitting.choose(x, count, fitting.slopes(x, machine))]
-    return fitting.fit(rows.x.take(chosen), rows.machine.take(chosen), rows.measured[chosen])
+    table = measured_on(rows.cluster_key[known[0]])
+    x, machine = rows.x.take(chosen), rows.machine.take(chosen)
+    return fitting.fit(x, machine, rows.measured[chosen], table=table)
 
 
 def _fill(rows, index, fit, predicted, spread, n_fit) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from analysis.collectives import cluster_key
 from analysis.records import Record
 from analysis.timemodel import Machine, machine_of
 from models.config import GPTConfig
 from models.errors import UsageError
 from models.flops import sc21
-from models.hardware import planning_gpu
 from parallel.columns import Columns, columns
 from parallel.layout import OFFLOAD, RECOMPUTE
 
@@ -256,10 +256,7 @@ def read_rows(paths: list[Path]) -> Rows:
         engine=[r.get("engine") or "" for r, _, _ in found],
         cluster=[r.get("cluster") or "" for r, _, _ in found],
         gpu=[r.get("gpu_type") or "" for r, _, _ in found],
-        cluster_key=[
-            f"{planning_gpu(r.get('gpu_type')).name} {(r.get('cluster') or '').split(' ')[0]}"
-            for r, _, _ in found
-        ],
+        cluster_key=[cluster_key(r.get("gpu_type"), r.get("cluster")) for r, _, _ in found],
         left_out=left_out,
     )
 
