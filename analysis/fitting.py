@@ -115,17 +115,16 @@ def fit(
             seen.clear()
             theta = centre + z * width
             logs, grad = _with_slopes(x, machine, theta)
-            r = (logs - wanted) / NOISE
-            robust = np.sqrt(2 * (np.sqrt(1 + r * r) - 1) + 1e-12)
-            slope = np.abs(r) / (np.sqrt(1 + r * r) * robust)
-            rows = [np.sign(r) * robust, z]
-            jacobian = [grad * width / NOISE * slope[:, None], np.eye(len(z))]
+            r, drdz = (logs - wanted) / NOISE, grad * width / NOISE
             if table is not None:
                 logs, grad = _slopes(lambda c: table.seconds(alone, c), theta)
                 noise = TABLE_NOISE * np.sqrt(max(1.0, len(logs) / TABLE_RUNS))
-                rows.append((logs - np.log(table.measured)) / noise)
-                jacobian.append(grad * width / noise)
-            seen[key] = np.concatenate(rows), np.concatenate(jacobian)
+                r = np.concatenate([r, (logs - np.log(table.measured)) / noise])
+                drdz = np.concatenate([drdz, grad * width / noise])
+            robust = np.sqrt(2 * (np.sqrt(1 + r * r) - 1) + 1e-12)
+            slope = np.abs(r) / (np.sqrt(1 + r * r) * robust)
+            rows = np.concatenate([np.sign(r) * robust, z])
+            seen[key] = rows, np.concatenate([drdz * slope[:, None], np.eye(len(z))])
         return seen[key]
 
     # A host that launches too slowly to matter gives no slope to follow: start from both sides.
