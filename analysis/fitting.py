@@ -35,7 +35,7 @@ PRIORS: dict[str, tuple[float, float]] = {
     "network": (0.8, 0.5),
     "head": (1.0, 0.4),
     "exposed": (1.2, 0.7),
-    "step": (0.02, 1.0),
+    "step": (0.01, 1.5),
     "micro": (2e-3, 0.8),
     "engine": (1.05, 0.07),
 }
