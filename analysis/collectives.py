@@ -25,9 +25,7 @@ class AllReduces:
 
     def seconds(self, machine: Machine, constants: dict) -> np.ndarray:
         """What the time model says of them on a cluster's machine."""
-        return timemodel.all_reduce(
-            self.ranks, self.size, self.gpus_per_node, machine, constants
-        )
+        return timemodel.all_reduce(self.ranks, self.size, self.gpus_per_node, machine, constants)
 
 
 def cluster_key(gpu: str | None, cluster: str | None) -> str:

@@ -208,6 +208,8 @@ def validate_memory(rows: Rows, calibrate_rows: int, split: str) -> tuple[Valida
             why[i] = "LINT: the published row contradicts itself"
         elif rows.status[i] != "ok" or not np.isfinite(rows.memory_gb[i]):
             why[i] = f"no measured memory ({rows.status[i]})"
+        elif rows.memory_gb[i] >= rows.gpu_memory_gb[i]:
+            why[i] = "the whole card: what the allocator took, not what the step needs"
         elif rows.guessed[i]:
             why[i] = "width of the model not published"
     scored = np.array([not w for w in why])

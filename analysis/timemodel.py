@@ -21,7 +21,7 @@ CROWD = 0.3  # a ring over more nodes is slower, to this power (Jean Zay: 10.6 G
 HOST_RATE = 2e9  # bytes/s of a rank's share of CPU Adam and PCIe (the Jean Zay offload rows)
 PLAIN_SOFTMAX = 0.2  # of launching: cast, scale, mask, softmax, cast back instead of one kernel
 HOST_SPREAD = 0.04  # of launching, per further rank of a tp group
-SENT = 0.8  # of a node's network, by stages that all send at once: pairs, unlike the ring of an all-reduce
+SENT = 0.8  # of a node's network, by stages that send in pairs, unlike an all-reduce's ring
 SHOWN = 0.4  # of p2p: the part that no computation hides
 SHARPNESS = 5.0  # how hard the larger of GPU time and launch time wins; infinity would be max()
 
@@ -206,9 +206,7 @@ def p2p(x: Columns, machine: Machine, c: dict) -> Array:
     scattered = x.sequence_parallel | ~x.deepspeed  # Megatron's scatter-gather [N 4.1]
     volume = volume / np.where(scattered, x.tp, 1)
     inside = x.gpus <= x.gpus_per_node
-    rate = np.where(
-        inside, machine.link * c["link"], machine.network * SENT / x.gpus_per_node
-    )
+    rate = np.where(inside, machine.link * c["link"], machine.network * SENT / x.gpus_per_node)
     return (x.pp > 1) * x.vpp * volume / rate * SHOWN
 
 
