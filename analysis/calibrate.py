@@ -45,7 +45,10 @@ HERE_PRIORS = fitting.PRIORS | {
 }
 
 
-def measure_here(processes: int = 2, timeout_s: float = 120.0) -> dict[str, float]:
+HERE_CORES = 2  # each counts as a GPU
+
+
+def measure_here(processes: int = HERE_CORES, timeout_s: float = 120.0) -> dict[str, float]:
     """FLOP/s, memory and all-reduce rates of this machine.
 
     Raises:
@@ -64,7 +67,7 @@ def calibrate_here(
 ) -> tuple[fitting.Fit, np.ndarray, Machine]:
     """(fit, which rows it saw, machine) of this machine's run folders."""
     machine = Machine(
-        measured["flops"], measured["memory_rate"], measured["link"], measured["link"], False
+        *(measured[k] for k in ("flops", "memory_rate", "link", "link")), False, HERE_CORES
     )
     slopes = fitting.slopes(rows.x, machine.spread(len(rows.ids)), HERE_PRIORS)
     chosen = fitting.choose(rows.x, count, slopes)
@@ -204,7 +207,11 @@ def _here(arguments: argparse.Namespace, out: Path) -> Table:
     fit, chosen, machine = calibrate_here(rows, arguments.fit, measured)
     predicted = fit.seconds(rows.x, machine.spread(len(rows.ids))) * rows.crowd
     said = _said(predicted / rows.measured - 1, set(chosen.tolist()))
-    facts = {"gpu": "this machine", "gpus_per_node": 2, "gpu_memory_gb": measured["memory_gb"]}
+    facts = {
+        "gpu": "this machine",
+        "gpus_per_node": HERE_CORES,
+        "gpu_memory_gb": measured["memory_gb"],
+    }
     constants = {"library_gb": 0.6, "fragments": 1.05}
     names = [rows.ids[i] for i in chosen]
     calibration.write(out, facts, fit, constants, said, names, machine)

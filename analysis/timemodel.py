@@ -31,7 +31,8 @@ class Machine:
     """What a GPU and its links are, from data sheets: FLOP/s and bytes/s per GPU, or per node.
 
     mesh: GPUs of a node are wired pairwise (V100), so that n of N GPUs own (n-1)/(N-1) of the
-    links; False for a switch. Fields are arrays (n,) or scalars.
+    links; False for a switch. cores: of a host CPU whose ranks share them. Fields are arrays (n,)
+    or scalars.
     """
 
     peak: Array | float
@@ -39,6 +40,7 @@ class Machine:
     link: Array | float
     network: Array | float
     mesh: Array | bool = False
+    cores: Array | float = np.inf
 
     def take(self, chosen: Array) -> "Machine":
         """The rows that an index chooses, of fields that are arrays."""
@@ -268,13 +270,18 @@ def nodes(x: Columns) -> Array:
 
 
 def terms(x: Columns, machine: Machine, c: dict) -> dict[str, Array]:
-    """Every additive term of a step in seconds; their sum is the prediction."""
+    """Every additive term of a step in seconds; their sum is the prediction.
+
+    Ranks that share a core take turns: their seconds count that many times, but not those of a
+    stage that waits, for its core works for another. These are seconds before that counting.
+    """
     slowest, mean = stages(x, machine, c)
     send = p2p(x, machine, c)
     wait = np.where(x.deepspeed, c["engine"], 1.0)
+    ranks_per_core = np.maximum(x.gpus / machine.cores, 1.0)
     return {
         "compute": x.n_micro * slowest * wait,
-        "bubble": (x.pp - 1) * (mean + send) / x.vpp * wait,
+        "bubble": (x.pp - 1) * (mean + send) / x.vpp * wait / ranks_per_core,
         "p2p": x.n_micro * send * wait,
         "data_parallel": data_parallel(x, machine, c),
         "embedding": tied_embedding(x, machine, c),
