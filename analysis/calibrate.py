@@ -169,9 +169,8 @@ def _published(arguments: argparse.Namespace, out: Path) -> Table:
     x, machine = rows.x.take(chosen), rows.machine.take(chosen)
     fit = fitting.fit(x, machine, rows.measured[chosen], table=table)
     predicted = np.where(good, fit.seconds(rows.x, rows.machine), np.nan)
-    measured_gb = np.isfinite(rows.memory_gb) & ~(rows.memory_gb >= rows.gpu_memory_gb)
     with_memory = np.flatnonzero(
-        rows.fit & ~rows.guessed & measured_gb & (np.array(rows.status) == "ok")
+        rows.fit & ~rows.guessed & predict.told(rows) & (np.array(rows.status) == "ok")
     )
     picked = (
         with_memory[fitting.choose(rows.x.take(with_memory), arguments.rows)]

@@ -170,6 +170,12 @@ def _fill(rows, index, fit, predicted, spread, n_fit) -> None:
     n_fit[index] = fit.n
 
 
+def told(rows: Rows) -> np.ndarray:
+    """Rows whose gigabytes say what a step needs, bool (n,): a reading of the whole card says what
+    the allocator took."""
+    return np.isfinite(rows.memory_gb) & ~(rows.memory_gb >= rows.gpu_memory_gb)
+
+
 def fit_memory(rows: Rows, chosen: np.ndarray) -> tuple[dict[str, float], float]:
     """(memory constants, spread of log gigabytes) from rows with published peaks."""
     from scipy.optimize import least_squares
@@ -208,8 +214,6 @@ def validate_memory(rows: Rows, calibrate_rows: int, split: str) -> tuple[Valida
             why[i] = "LINT: the published row contradicts itself"
         elif rows.status[i] != "ok" or not np.isfinite(rows.memory_gb[i]):
             why[i] = f"no measured memory ({rows.status[i]})"
-        elif rows.memory_gb[i] >= rows.gpu_memory_gb[i]:
-            why[i] = "the whole card: what the allocator took, not what the step needs"
         elif rows.guessed[i]:
             why[i] = "width of the model not published"
     scored = np.array([not w for w in why])
@@ -224,6 +228,7 @@ def validate_memory(rows: Rows, calibrate_rows: int, split: str) -> tuple[Valida
         others = np.flatnonzero((keys == cluster) & ~scored)
         pairs = folds(rows, here, split) if len(here) else []
         for known, unknown in [*pairs, (here, others)]:
+            known = known[told(rows)[known]]
             count = calibrate_rows if len(known) else 0
             chosen = known[fitting.choose(rows.x.take(known), count)] if count else known[:0]
             constants, sigma = fit_memory(rows, chosen)
