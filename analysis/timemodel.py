@@ -70,7 +70,8 @@ def machine_of(
     if width == 4:
         peak = card.peaks.get("tf32", card.peaks.get("fp32", peak / 8))
     network = network_rate(cluster) or links.network * float(gpus_per_node)
-    return Machine(peak * 1e12, links.memory_rate, links.link, network, links.mesh)
+    mesh = links.mesh and gpus_per_node <= 8  # sixteen V100s are a DGX-2, which has a switch
+    return Machine(peak * 1e12, links.memory_rate, links.link, network, mesh)
 
 
 def passes(x: Columns) -> Array:
