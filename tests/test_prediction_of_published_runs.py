@@ -105,16 +105,16 @@ def test_softmax_is_one_kernel_where_heads_and_micro_batch_make_fours():
 
 
 def test_all_reduces_of_a_cluster_move_its_constants():
-    """VTrain's measured all-reduces are given back by a fit of them, and not by the priors."""
-    table = collectives.measured_on("A100 vTrain")
+    """Jean Zay's measured all-reduces are given back by a fit of them, and not by the priors."""
+    table = collectives.measured_on("V100 SXM2 Jean")
     assert collectives.measured_on("A100 Nowhere") is None
-    machine = timemodel.machine_of("A100", "vTrain testbed", 8).spread(1)
+    machine = timemodel.machine_of("V100", "Jean Zay (Omni-Path)", 4).spread(1)
     nothing = columns(PRESETS["tiny"]).take(np.zeros(0, int))
     fit = fitting.fit(nothing, machine, np.zeros(0), table=table)
     error = {}
     for name, constants in (("fit", fit.constants), ("prior", fitting.prior_fit().constants)):
         error[name] = np.abs(table.seconds(machine, constants) / table.measured - 1).mean()
-    assert error["fit"] < 0.15 < error["prior"]
+    assert error["fit"] < 0.1 < 0.2 < error["prior"]
     assert fit.constants["gemm"] == pytest.approx(fitting.PRIORS["gemm"][0])
 
 
