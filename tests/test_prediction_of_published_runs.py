@@ -194,3 +194,15 @@ def test_the_fit_recovers_constants_that_made_the_times():
     fit = fitting.fit(x, machine, times)
     assert fit.constants["gemm"] == pytest.approx(0.6, rel=0.05)
     assert np.abs(fit.seconds(x, machine) / times - 1).max() < 0.02
+
+
+def test_a_stage_that_waits_leaves_its_core_to_another_rank():
+    """Four ranks on two cores: every term counts twice (by the callers), the bubble once."""
+    x = columns(PRESETS["tiny"], tp=2, pp=2, micro_batch=2, n_micro=8)
+    machine = timemodel.Machine(1e11, 1e10, 1e9, 1e9)
+    shared_cores = timemodel.Machine(1e11, 1e10, 1e9, 1e9, cores=2)
+    constants = fitting.prior_fit().constants
+    alone = timemodel.terms(x, machine, constants)
+    crowded = timemodel.terms(x, shared_cores, constants)
+    assert crowded["bubble"] == pytest.approx(alone["bubble"] / 2)
+    assert crowded["compute"] == pytest.approx(alone["compute"])
