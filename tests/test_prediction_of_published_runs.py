@@ -63,7 +63,7 @@ def test_few_runs_or_none_still_predict(shared, capsys, count, bar):
         assert validate(shared, capsys, name, count=count)["mape"] <= bar
 
 
-# Tables that no prior or setting was chosen on: (name, MAPE after 10 runs, after none).
+# Tables that no prior was chosen on: (name, MAPE after 10 runs, after none).
 @pytest.mark.parametrize(
     ("name", "ten", "none"),
     [
