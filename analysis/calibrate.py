@@ -4,7 +4,8 @@
     python -m analysis.calibrate --here RUN_FOLDER... [--fit 5] --name NAME
 
 --published fits at most --rows rows of a table with the columns of logs/published, chosen by their
-layouts, and reports the error on the others. --here measures a matrix product, memory and an
+layouts, and the cluster's published all-reduces (logs/published/all_reduce.csv), and reports the
+error on the others. --here measures a matrix product, memory and an
 all-reduce (python -m parallel.microbench, in a process of its own), fits --fit of the run folders
 and predicts the others. Both write analysis/calibrations/NAME.toml, or --out FILE.
 """
@@ -21,6 +22,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 import numpy as np
 
 from analysis import calibration, fitting, predict
+from analysis.collectives import measured_on
 from analysis.rows import Rows, healthy, read_rows, rows_of_runs
 from analysis.tables import FORMATS, Column, Table, emphasise
 from analysis.timemodel import Machine
@@ -43,7 +45,10 @@ HERE_PRIORS = fitting.PRIORS | {
 }
 
 
-def measure_here(processes: int = 2, timeout_s: float = 120.0) -> dict[str, float]:
+HERE_CORES = 2  # each counts as a GPU
+
+
+def measure_here(processes: int = HERE_CORES, timeout_s: float = 120.0) -> dict[str, float]:
     """FLOP/s, memory and all-reduce rates of this machine.
 
     Raises:
@@ -62,7 +67,7 @@ def calibrate_here(
 ) -> tuple[fitting.Fit, np.ndarray, Machine]:
     """(fit, which rows it saw, machine) of this machine's run folders."""
     machine = Machine(
-        measured["flops"], measured["memory_rate"], measured["link"], measured["link"], False
+        *(measured[k] for k in ("flops", "memory_rate", "link", "link")), False, HERE_CORES
     )
     slopes = fitting.slopes(rows.x, machine.spread(len(rows.ids)), HERE_PRIORS)
     chosen = fitting.choose(rows.x, count, slopes)
@@ -160,10 +165,12 @@ def _published(arguments: argparse.Namespace, out: Path) -> Table:
         raise UsageError("no row to fit")
     x, machine = rows.x.take(index), rows.machine.take(index)
     chosen = index[fitting.choose(x, arguments.rows, fitting.slopes(x, machine))]
-    fit = fitting.fit(rows.x.take(chosen), rows.machine.take(chosen), rows.measured[chosen])
+    table = measured_on(rows.cluster_key[chosen[0]])
+    x, machine = rows.x.take(chosen), rows.machine.take(chosen)
+    fit = fitting.fit(x, machine, rows.measured[chosen], table=table)
     predicted = np.where(good, fit.seconds(rows.x, rows.machine), np.nan)
     with_memory = np.flatnonzero(
-        rows.fit & ~rows.guessed & np.isfinite(rows.memory_gb) & (np.array(rows.status) == "ok")
+        rows.fit & ~rows.guessed & predict.told(rows) & (np.array(rows.status) == "ok")
     )
     picked = (
         with_memory[fitting.choose(rows.x.take(with_memory), arguments.rows)]
@@ -184,6 +191,9 @@ def _published(arguments: argparse.Namespace, out: Path) -> Table:
     places = {int(k): n for n, k in enumerate(index)}
     seen = np.array([places[int(k)] for k in chosen])
     said = _said((predicted / rows.measured - 1)[index], set(seen.tolist()))
+    if table is not None:
+        error = table.seconds(machine.take(np.zeros(1, int)), fit.constants) / table.measured - 1
+        said += f"; all-reduces: MAPE {np.mean(np.abs(error)):.0%}, n = {len(error)}"
     calibration.write(out, facts, fit, constants, said, [rows.ids[i] for i in chosen])
     return report(rows.take(index), predicted[index], seen)
 
@@ -196,7 +206,11 @@ def _here(arguments: argparse.Namespace, out: Path) -> Table:
     fit, chosen, machine = calibrate_here(rows, arguments.fit, measured)
     predicted = fit.seconds(rows.x, machine.spread(len(rows.ids))) * rows.crowd
     said = _said(predicted / rows.measured - 1, set(chosen.tolist()))
-    facts = {"gpu": "this machine", "gpus_per_node": 2, "gpu_memory_gb": measured["memory_gb"]}
+    facts = {
+        "gpu": "this machine",
+        "gpus_per_node": HERE_CORES,
+        "gpu_memory_gb": measured["memory_gb"],
+    }
     constants = {"library_gb": 0.6, "fragments": 1.05}
     names = [rows.ids[i] for i in chosen]
     calibration.write(out, facts, fit, constants, said, names, machine)

@@ -204,7 +204,7 @@ def write(
         lines += ["", "[machine]  # measured here: FLOP/s and bytes/s"]
         for key in ("peak", "memory_rate", "link", "network"):
             lines.append(f"{key} = {float(getattr(machine, key)):.6g}")
-        lines.append(f"mesh = {value(bool(machine.mesh))}")
+        lines += [f"mesh = {value(bool(machine.mesh))}", f"cores = {machine.cores}"]
     lines += ["", "[fit]", f"n = {fit.n}", f"sigma = {fit.sigma:.4f}", f'report = "{report}"']
     lines += ["rows = [", *(f'  "{row}",' for row in rows), "]", "covariance = ["]
     for row in fit.covariance:

@@ -5,16 +5,19 @@ is known before any run of the cluster was seen. The fit minimises the soft-l1 l
 / measured) over the calibration rows plus the squared distance from the priors in widths.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from analysis import timemodel
+from analysis.collectives import AllReduces
 from analysis.timemodel import Machine
 from parallel.columns import Array, Columns
 
 MAX_ROWS = 20
 NOISE = 0.04  # of one run's log time, before any was seen
+TABLE_NOISE, TABLE_RUNS = 0.15, 3  # of an all-reduce in a step beside one alone; a table's weight
 UNMODELLED = 0.1  # spread of log time that no constant explains
 UNSEEN = 0.07  # spread expected of rows that were not fitted
 
@@ -32,7 +35,7 @@ PRIORS: dict[str, tuple[float, float]] = {
     "network": (0.8, 0.5),
     "head": (1.0, 0.4),
     "exposed": (1.2, 0.7),
-    "step": (0.02, 1.0),
+    "step": (0.01, 1.5),
     "micro": (2e-3, 0.8),
     "engine": (1.05, 0.07),
 }
@@ -62,14 +65,18 @@ def _log_seconds(x: Columns, machine: Machine, theta: np.ndarray) -> Array:
     return np.log(timemodel.seconds(x, machine, dict(zip(NAMES, np.exp(theta), strict=True))))
 
 
-def _with_slopes(
-    x: Columns, machine: Machine, theta: np.ndarray, step: float = 1e-4
+def _slopes(
+    seconds: Callable[[dict], Array], theta: np.ndarray, step: float = 1e-4
 ) -> tuple[Array, np.ndarray]:
     """Log seconds (n,) and their slopes (n, constants); all constants moved in one evaluation."""
     moved = theta + step * np.vstack([np.zeros(len(theta)), np.eye(len(theta))])
     constants = {name: np.exp(moved[:, i])[:, None] for i, name in enumerate(NAMES)}
-    logs = np.log(timemodel.seconds(x, machine, constants))
+    logs = np.log(seconds(constants))
     return logs[0], ((logs[1:] - logs[0]) / step).T
+
+
+def _with_slopes(x: Columns, machine: Machine, theta: np.ndarray) -> tuple[Array, np.ndarray]:
+    return _slopes(lambda c: timemodel.seconds(x, machine, c), theta)
 
 
 def prior_fit(priors: dict[str, tuple[float, float]] = PRIORS) -> Fit:
@@ -83,16 +90,21 @@ def fit(
     machine: Machine,
     measured: Array,
     priors: dict[str, tuple[float, float]] = PRIORS,
+    table: AllReduces | None = None,
 ) -> Fit:
-    """Constants from the measured seconds of a few runs."""
+    """Constants from the measured seconds of a few runs and of the cluster's all-reduces, if any.
+
+    The points of a table err together (it was taken on idle links): they weigh as `TABLE_RUNS`.
+    """
     from scipy.optimize import least_squares  # 0.2 s to load: only where something is fitted
 
-    if not len(measured):
+    if not len(measured) and table is None:
         return prior_fit(priors)
     centre = np.log([priors[n][0] for n in NAMES])
     width = np.array([priors[n][1] for n in NAMES])
     wanted = np.log(measured)
     n = len(measured)
+    alone = machine.take(np.zeros(1, int))  # the cluster's machine; a table has one
 
     seen: dict[bytes, tuple[np.ndarray, np.ndarray]] = {}
 
@@ -101,15 +113,18 @@ def fit(
         key = z.tobytes()
         if key not in seen:
             seen.clear()
-            logs, grad = _with_slopes(x, machine, centre + z * width)
-            r = (logs - wanted) / NOISE
+            theta = centre + z * width
+            logs, grad = _with_slopes(x, machine, theta)
+            r, drdz = (logs - wanted) / NOISE, grad * width / NOISE
+            if table is not None:
+                logs, grad = _slopes(lambda c: table.seconds(alone, c), theta)
+                noise = TABLE_NOISE * np.sqrt(max(1.0, len(logs) / TABLE_RUNS))
+                r = np.concatenate([r, (logs - np.log(table.measured)) / noise])
+                drdz = np.concatenate([drdz, grad * width / noise])
             robust = np.sqrt(2 * (np.sqrt(1 + r * r) - 1) + 1e-12)
             slope = np.abs(r) / (np.sqrt(1 + r * r) * robust)
             rows = np.concatenate([np.sign(r) * robust, z])
-            seen[key] = (
-                rows,
-                np.concatenate([grad * width / NOISE * slope[:, None], np.eye(len(z))]),
-            )
+            seen[key] = rows, np.concatenate([drdz * slope[:, None], np.eye(len(z))])
         return seen[key]
 
     # A host that launches too slowly to matter gives no slope to follow: start from both sides.
@@ -133,15 +148,20 @@ def fit(
     logs, grad = _with_slopes(x, machine, theta)
     residuals = logs - wanted
     weight = 1 / NOISE**2
-    information = weight * grad.T @ grad + np.diag(1 / width**2)
+    known = np.diag(1 / width**2)
+    if table is not None:
+        _, of_table = _slopes(lambda c: table.seconds(alone, c), theta)
+        noise = TABLE_NOISE * np.sqrt(max(1.0, len(of_table) / TABLE_RUNS))
+        known = known + of_table.T @ of_table / noise**2
+    information = weight * grad.T @ grad + known
     covariance = np.linalg.inv(information)
     # What each row's error would be, had it been left out (its leverage taken out): their middle
     # 80 % says how wide the interval is, with a few rows' worth of what is usual.
     leverage = weight * np.einsum("ij,jk,ik->i", grad, covariance, grad)
     unseen = np.abs(residuals) / (1.0 - np.minimum(leverage, 0.9))
-    scale = np.quantile(unseen, 0.8) / 1.2816
+    scale = np.quantile(unseen, 0.8) / 1.2816 if n else 0.0
     sigma = np.sqrt((n * scale**2 + 3 * UNSEEN**2) / (n + 3))
-    covariance = np.linalg.inv(grad.T @ grad / sigma**2 + np.diag(1 / width**2))
+    covariance = np.linalg.inv(grad.T @ grad / sigma**2 + known)
     return Fit(dict(zip(NAMES, np.exp(theta), strict=True)), covariance, float(sigma), n, residuals)
 
 

@@ -32,6 +32,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 import numpy as np
 
 from analysis import fitting, repeats
+from analysis.collectives import measured_on
 from analysis.rows import Rows, crowding, healthy, read_rows, settings_of
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
 from models import memory
@@ -150,7 +151,9 @@ def fit_some(rows: Rows, known: np.ndarray, count: int) -> fitting.Fit:
         return fitting.prior_fit()
     x, machine = rows.x.take(known), rows.machine.take(known)
     chosen = known[fitting.choose(x, count, fitting.slopes(x, machine))]
-    return fitting.fit(rows.x.take(chosen), rows.machine.take(chosen), rows.measured[chosen])
+    table = measured_on(rows.cluster_key[known[0]])
+    x, machine = rows.x.take(chosen), rows.machine.take(chosen)
+    return fitting.fit(x, machine, rows.measured[chosen], table=table)
 
 
 def _fill(rows, index, fit, predicted, spread, n_fit) -> None:
@@ -158,6 +161,12 @@ def _fill(rows, index, fit, predicted, spread, n_fit) -> None:
     predicted[index] = fit.seconds(x, machine)
     spread[index] = fit.spread(x, machine)
     n_fit[index] = fit.n
+
+
+def told(rows: Rows) -> np.ndarray:
+    """Rows whose gigabytes say what a step needs, bool (n,): a reading of the whole card says what
+    the allocator took."""
+    return np.isfinite(rows.memory_gb) & ~(rows.memory_gb >= rows.gpu_memory_gb)
 
 
 def fit_memory(rows: Rows, chosen: np.ndarray) -> tuple[dict[str, float], float]:
@@ -212,6 +221,7 @@ def validate_memory(rows: Rows, calibrate_rows: int, split: str) -> tuple[Valida
         others = np.flatnonzero((keys == cluster) & ~scored)
         pairs = folds(rows, here, split) if len(here) else []
         for known, unknown in [*pairs, (here, others)]:
+            known = known[told(rows)[known]]
             count = calibrate_rows if len(known) else 0
             chosen = known[fitting.choose(rows.x.take(known), count)] if count else known[:0]
             constants, sigma = fit_memory(rows, chosen)

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from analysis.collectives import cluster_key
 from analysis.records import Record
 from analysis.timemodel import Machine, machine_of
 from models.config import GPTConfig
 from models.errors import UsageError
 from models.flops import sc21
-from models.hardware import planning_gpu
 from parallel.columns import Columns, columns
 from parallel.layout import OFFLOAD, RECOMPUTE
 
@@ -127,6 +127,8 @@ def _derive(row: dict[str, str]) -> dict:
     micro = known["micro_batch"]
     if not micro and batch and gas:
         micro = batch / gas / dp
+    if not micro and batch and pp == 1:  # no accumulation is stated
+        micro = batch / dp
     micro = micro or 1.0
     if not batch and not gas:
         if pp == 1:
@@ -149,6 +151,10 @@ def _derive(row: dict[str, str]) -> dict:
     zero = _number(row, "zero_stage")
     if zero is None and re.search(r"Megatron-DeepSpeed", engine):
         zero = 1.0  # what its launch scripts set; 1.3B would not fit 16 GB without
+    if layers + 2 < pp:  # embedding and logits may each have a stage (BLOOM)
+        raise ValueError(f"{layers:g} layers cannot fill {pp:g} stages")
+    if (zero or 0) > 1 and pp > 1:
+        raise ValueError(f"ZeRO-{zero:g} cannot run with {pp:g} pipeline stages")
     return {
         "layers": layers,
         "hidden": hidden,
@@ -256,10 +262,7 @@ def read_rows(paths: list[Path]) -> Rows:
         engine=[r.get("engine") or "" for r, _, _ in found],
         cluster=[r.get("cluster") or "" for r, _, _ in found],
         gpu=[r.get("gpu_type") or "" for r, _, _ in found],
-        cluster_key=[
-            f"{planning_gpu(r.get('gpu_type')).name} {(r.get('cluster') or '').split(' ')[0]}"
-            for r, _, _ in found
-        ],
+        cluster_key=[cluster_key(r.get("gpu_type"), r.get("cluster")) for r, _, _ in found],
         left_out=left_out,
     )
 

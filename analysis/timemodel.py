@@ -17,9 +17,11 @@ from models.memory import params, stage_layers
 from parallel.columns import Array, Columns
 
 FULL, SELECTIVE = 2, 1
-CROWD = 0.3  # a ring over more nodes is slower, to this power
+CROWD = 0.3  # a ring over more nodes is slower, to this power (Jean Zay: 10.6 GB/s on 4, 6.9 on 16)
 HOST_RATE = 2e9  # bytes/s of a rank's share of CPU Adam and PCIe (the Jean Zay offload rows)
+PLAIN_SOFTMAX = 0.2  # of launching: cast, scale, mask, softmax, cast back instead of one kernel
 HOST_SPREAD = 0.04  # of launching, per further rank of a tp group
+SENT = 0.8  # of a node's network, by stages that send in pairs, unlike an all-reduce's ring
 SHOWN = 0.4  # of p2p: the part that no computation hides
 SHARPNESS = 5.0  # how hard the larger of GPU time and launch time wins; infinity would be max()
 
@@ -29,7 +31,8 @@ class Machine:
     """What a GPU and its links are, from data sheets: FLOP/s and bytes/s per GPU, or per node.
 
     mesh: GPUs of a node are wired pairwise (V100), so that n of N GPUs own (n-1)/(N-1) of the
-    links; False for a switch. Fields are arrays (n,) or scalars.
+    links; False for a switch. cores: of a host CPU whose ranks share them. Fields are arrays (n,)
+    or scalars.
     """
 
     peak: Array | float
@@ -37,6 +40,7 @@ class Machine:
     link: Array | float
     network: Array | float
     mesh: Array | bool = False
+    cores: Array | float = np.inf
 
     def take(self, chosen: Array) -> "Machine":
         """The rows that an index chooses, of fields that are arrays."""
@@ -66,7 +70,8 @@ def machine_of(
     if width == 4:
         peak = card.peaks.get("tf32", card.peaks.get("fp32", peak / 8))
     network = network_rate(cluster) or links.network * float(gpus_per_node)
-    return Machine(peak * 1e12, links.memory_rate, links.link, network, links.mesh)
+    mesh = links.mesh and gpus_per_node <= 8  # sixteen V100s are a DGX-2, which has a switch
+    return Machine(peak * 1e12, links.memory_rate, links.link, network, mesh)
 
 
 def passes(x: Columns) -> Array:
@@ -121,13 +126,29 @@ def elementwise(x: Columns, machine: Machine, c: dict) -> Array:
     return (whole + split) / (machine.memory_rate * c["mem"])
 
 
-def link_rate(x: Columns, machine: Machine, c: dict) -> Array:
-    """All-reduce bus bandwidth of a tp group: NVLink inside a node, the node's share beyond it."""
-    n = np.minimum(x.tp, x.gpus_per_node)
-    wired = np.where(machine.mesh, np.maximum(n - 1, 1) / np.maximum(x.gpus_per_node - 1, 1), 1.0)
-    inside = machine.link * c["link"] * wired
-    outside = machine.network * c["network"]
-    return np.where(x.tp > x.gpus_per_node, np.minimum(inside, outside), inside)
+def inside_rate(n: Array, gpus_per_node: Array, machine: Machine, c: dict) -> Array:
+    """All-reduce bus bandwidth of n GPUs of one node: of pairwise wires they own only some."""
+    wired = np.where(machine.mesh, np.maximum(n - 1, 1) / np.maximum(gpus_per_node - 1, 1), 1.0)
+    return machine.link * c["link"] * np.minimum(wired, 1.0)
+
+
+def outside_rate(n_nodes: Array, machine: Machine, c: dict) -> Array:
+    """The same of whole nodes: a ring over more of them is slower."""
+    return machine.network * c["network"] * np.maximum(n_nodes, 1.0) ** -CROWD
+
+
+def latency(n: Array, c: dict) -> Array:
+    """Seconds of a collective of n ranks before its bytes count; c["latency"] is that of two."""
+    return c["latency"] * (1.0 + np.log2(np.maximum(n, 1.0))) / 2.0
+
+
+def all_reduce(n: Array, size: Array, gpus_per_node: Array, machine: Machine, c: dict) -> Array:
+    """Seconds of one all-reduce of `size` bytes over n GPUs that fill their nodes, nothing else
+    running: what nccl-tests measures. Ring: 2 (n-1)/n of the bytes over the bus bandwidth."""
+    inside = inside_rate(np.minimum(n, gpus_per_node), gpus_per_node, machine, c)
+    outside = np.minimum(inside, outside_rate(n / gpus_per_node, machine, c))
+    rate = np.where(n > gpus_per_node, outside, inside)
+    return latency(n, c) + 2.0 * (n - 1) / n * size / rate
 
 
 def tensor_parallel(x: Columns, machine: Machine, c: dict) -> Array:
@@ -135,15 +156,21 @@ def tensor_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     backward [N 2.3], again in recomputation; with sequence parallelism the same bytes as
     all-gather and reduce-scatter [K 4.2]. Ring: 2 (n-1)/n of the bytes."""
     n_all_reduce = np.where(x.recompute == FULL, 6.0, 4.0)
-    volume = 2.0 * (x.tp - 1) / x.tp * x.micro_batch * x.seq * x.hidden * x.width
-    once = volume / link_rate(x, machine, c) + c["latency"]
-    return n_all_reduce * once * (x.tp > 1)
+    size = 1.0 * x.micro_batch * x.seq * x.hidden * x.width
+    return n_all_reduce * all_reduce(x.tp, size, x.gpus_per_node, machine, c) * (x.tp > 1)
+
+
+def fused_softmax(x: Columns) -> Array:
+    """Whether Megatron's softmax kernel takes the scores: it wants b a / t in fours (its
+    fused_softmax.py, is_kernel_available)."""
+    return x.flash | (x.micro_batch * x.heads / x.tp % 4 == 0)
 
 
 def launch(x: Columns, c: dict) -> Array:
     """Host seconds to launch one layer, all passes (backward launches about as much as forward);
     the ranks of a tp group wait for their slowest host at each collective."""
-    return c["launch"] * (passes(x) - 1.0) * (1.0 + HOST_SPREAD * (x.tp - 1))
+    plain = 1.0 + np.where(fused_softmax(x), 0.0, PLAIN_SOFTMAX)
+    return c["launch"] * plain * (passes(x) - 1.0) * (1.0 + HOST_SPREAD * (x.tp - 1))
 
 
 def layer(x: Columns, machine: Machine, c: dict) -> Array:
@@ -182,9 +209,7 @@ def p2p(x: Columns, machine: Machine, c: dict) -> Array:
     scattered = x.sequence_parallel | ~x.deepspeed  # Megatron's scatter-gather [N 4.1]
     volume = volume / np.where(scattered, x.tp, 1)
     inside = x.gpus <= x.gpus_per_node
-    rate = np.where(
-        inside, machine.link * c["link"], machine.network * c["network"] / x.gpus_per_node
-    )
+    rate = np.where(inside, machine.link * c["link"], machine.network * SENT / x.gpus_per_node)
     return (x.pp > 1) * x.vpp * volume / rate * SHOWN
 
 
@@ -205,9 +230,9 @@ def ring_rate(x: Columns, machine: Machine, c: dict) -> Array:
     inside = x.tp * x.dp <= x.gpus_per_node
     together = np.clip(x.gpus_per_node // x.tp, 1, x.dp)  # ranks of the group that share a node
     alone = np.sqrt(together / np.minimum(x.gpus_per_node, x.gpus))
-    crowd = np.maximum(x.dp / together, 1.0) ** -CROWD
-    rate = machine.network * c["network"] * alone * crowd
-    return np.where(inside, machine.link * c["link"], np.minimum(rate, machine.link * c["link"]))
+    rate = outside_rate(x.dp / together, machine, c) * alone
+    within = inside_rate(x.tp * x.dp, x.gpus_per_node, machine, c)
+    return np.where(inside, within, np.minimum(rate, within))
 
 
 def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
@@ -220,7 +245,7 @@ def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     # DeepSpeed's stage 2 cannot accumulate whole gradients: it reduces every micro-batch.
     times = np.where(x.zero_stage == 2, x.n_micro, 1)
     once = (grads * times + gathers) / rate * c["exposed"]
-    calls = 3.0 * x.n_micro * x.layers * (x.dp > 1) * c["latency"]
+    calls = 3.0 * x.n_micro * x.layers * (x.dp > 1) * latency(x.dp, c)
     zero3 = calls + share * (2.0 * x.width + x.grad_width) / rate * x.n_micro * c["exposed"]
     return np.where(x.zero_stage == 3, zero3, once)
 
@@ -246,13 +271,18 @@ def nodes(x: Columns) -> Array:
 
 
 def terms(x: Columns, machine: Machine, c: dict) -> dict[str, Array]:
-    """Every additive term of a step in seconds; their sum is the prediction."""
+    """Every additive term of a step in seconds; their sum is the prediction.
+
+    Ranks that share a core take turns: their seconds count that many times, but not those of a
+    stage that waits, for its core works for another. These are seconds before that counting.
+    """
     slowest, mean = stages(x, machine, c)
     send = p2p(x, machine, c)
     wait = np.where(x.slower, c["engine"], 1.0)
+    ranks_per_core = np.maximum(x.gpus / machine.cores, 1.0)
     return {
         "compute": x.n_micro * slowest * wait,
-        "bubble": (x.pp - 1) * (mean + send) / x.vpp * wait,
+        "bubble": (x.pp - 1) * (mean + send) / x.vpp * wait / ranks_per_core,
         "p2p": x.n_micro * send * wait,
         "data_parallel": data_parallel(x, machine, c),
         "embedding": tied_embedding(x, machine, c),
