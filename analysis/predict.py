@@ -36,6 +36,7 @@ from analysis.rows import Rows, crowding, healthy, read_rows, settings_of
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
 from models import memory
 from models.errors import UsageError
+from models.hardware import planning_gpu
 from parallel.columns import columns
 
 SPLITS = ("random", "leave-model-out", "leave-tp-out", "leave-one-out")
@@ -139,25 +140,29 @@ def validate_time(rows: Rows, calibrate_rows: int, split: str) -> Validation:
     for cluster in sorted(set(rows.cluster_key)):
         here = index[keys[index] == cluster]
         others = np.flatnonzero((keys == cluster) & ~scored)
+        card = planning_gpu(rows.gpu[np.flatnonzero(keys == cluster)[0]]).name
         if not len(here):  # nothing to learn from: the priors say what they can
             pairs = []
         else:
             pairs = folds(rows, here, split)
         for known, unknown in pairs:
-            fit = fit_some(rows, known, calibrate_rows)
+            fit = fit_some(rows, known, calibrate_rows, card)
             _fill(rows, unknown, fit, predicted, spread, n_fit)
         if len(others):  # shown beside the scored ones
-            _fill(rows, others, fit_some(rows, here, calibrate_rows), predicted, spread, n_fit)
+            fit = fit_some(rows, here, calibrate_rows, card)
+            _fill(rows, others, fit, predicted, spread, n_fit)
     return Validation(rows, index, scored, why, predicted, spread, n_fit)
 
 
-def fit_some(rows: Rows, known: np.ndarray, count: int) -> fitting.Fit:
-    """Constants fitted on at most `count` of the known rows."""
+def fit_some(rows: Rows, known: np.ndarray, count: int, card: str) -> fitting.Fit:
+    """Constants of a card (its name in models.hardware) from at most `count` of the known rows."""
+    priors = fitting.priors_of(card)
     if count <= 0 or not len(known):
-        return fitting.prior_fit()
+        return fitting.prior_fit(priors)
     x, machine = rows.x.take(known), rows.machine.take(known)
-    chosen = known[fitting.choose(x, count, fitting.slopes(x, machine))]
-    return fitting.fit(rows.x.take(chosen), rows.machine.take(chosen), rows.measured[chosen])
+    chosen = known[fitting.choose(x, count, fitting.slopes(x, machine, priors))]
+    x, machine = rows.x.take(chosen), rows.machine.take(chosen)
+    return fitting.fit(x, machine, rows.measured[chosen], priors)
 
 
 def _fill(rows, index, fit, predicted, spread, n_fit) -> None:
@@ -292,7 +297,7 @@ def table(result: dict[str, Any], what: str = "time") -> Table:
     unit = "s" if what == "time" else "gb"
     columns = [
         Column("id", "row"),
-        *(Column(k, k, "d") for k in ("gpus", "tp", "pp", "vpp", "dp", "micro_batch")),
+        *(Column(k, k, "g") for k in ("gpus", "tp", "pp", "vpp", "dp", "micro_batch")),
         Column(f"measured_{unit}", f"measured {unit}", ".4g"),
         Column(f"predicted_{unit}", f"predicted {unit}", ".4g"),
         Column("error", "error", "+.1%"),

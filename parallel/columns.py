@@ -20,8 +20,8 @@ class Columns:
 
     recompute and offload count as their position in `RECOMPUTE` and `OFFLOAD`. width is the bytes
     of a weight in compute (2 or 4), grad_width those of an accumulated gradient, flash whether
-    attention runs in one kernel that never stores its s x s scores. engine_zero: ZeRO by
-    DeepSpeed's engine rather than by Megatron's optimizer.
+    attention runs in one kernel that never stores its s x s scores. micro_batch is a fraction where
+    the ranks of a context-parallel group share a sequence: each counts as a data-parallel rank.
     """
 
     layers: Array
@@ -111,10 +111,11 @@ def columns(config: GPTConfig | None = None, **given: object) -> Columns:
     if unknown := set(values) - set(names):
         raise TypeError(f"no such columns: {sorted(unknown)}")
     arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(values[n])) for n in names))
-    flags = ("glu", "flash", "deepspeed", "sequence_parallel")
+    kinds = dict.fromkeys(("glu", "flash", "deepspeed", "sequence_parallel"), bool)
+    kinds["micro_batch"] = arrays[names.index("micro_batch")].dtype
     return Columns(
         **{
-            name: array.astype(bool if name in flags else np.int64)
+            name: array.astype(kinds.get(name, np.int64))
             for name, array in zip(names, arrays, strict=True)
         }
     )
