@@ -45,7 +45,7 @@ NAMES = tuple(PRIORS)
 # its generation overlap data-parallel traffic with backward (Megatron-LM's README says how).
 _HOPPER = {
     "gemm": (0.76, 0.1),
-    "attn": (0.27, 0.5),
+    "attn": (0.27, 0.6),
     "mem": (0.87, 0.15),
     "link": (1.05, 0.4),
     "network": (1.0, 0.5),

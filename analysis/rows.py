@@ -24,6 +24,7 @@ from parallel.layout import OFFLOAD, RECOMPUTE
 
 NEEDED = ("gpu_type", "gpus", "hidden", "tp", "pp", "micro_batch", "seconds_per_iteration")
 WARM_UP = re.compile(r"first iteration|\bwarm-?up iteration", re.IGNORECASE)
+BF16_GRADIENTS = re.compile(r"gradients in bf16", re.IGNORECASE)
 SLOW = 1.3  # a row this much slower than one that had no less to do met something we do not model
 
 
@@ -150,7 +151,9 @@ def _derive(row: dict[str, str]) -> dict:
         re.search(r"torchtitan|nanotron|picotron|nemo|core|flash", engine, re.IGNORECASE)
     )
     ds = bool(re.search(r"deepspeed", engine, re.IGNORECASE))
-    grad_width = 4 if precision.startswith("bf16") and not (ds and False) else width
+    grad_width = 4 if precision.startswith("bf16") else width  # engines accumulate bf16 in fp32
+    if BF16_GRADIENTS.search(row.get("notes") or ""):
+        grad_width = 2
     offload = (row.get("offload") or "none").lower()
     off = 0 if offload in ("", "none", "no", "0") else 2 if "param" in offload else 1
     zero = _number(row, "zero_stage")
