@@ -154,9 +154,7 @@ def validate_time(rows: Rows, calibrate_rows: int, split: str) -> Validation:
     return Validation(rows, index, scored, why, predicted, spread, n_fit)
 
 
-def fit_some(
-    rows: Rows, known: np.ndarray, count: int, card: str | None = None
-) -> fitting.Fit:
+def fit_some(rows: Rows, known: np.ndarray, count: int, card: str | None = None) -> fitting.Fit:
     """Constants from at most `count` of the known rows, over the priors of a card (a name of
     models.hardware; theirs, unless there are none and it is given)."""
     priors = fitting.priors_of(card or planning_gpu(rows.gpu[known[0]]).name)
