@@ -111,6 +111,16 @@ def test_a_context_parallel_group_shares_its_sequences(tmp_path):
     assert shared.layout(0)["micro_batch"] == 0.5
 
 
+@pytest.mark.parametrize(("card", "share"), [("MI300X", 1 / 7), ("V100", 1 / 7), ("H100", 1.0)])
+def test_two_cards_of_a_mesh_have_one_of_its_links(card, share):
+    from parallel.columns import columns
+
+    x = columns(layers=2, hidden=64, heads=2, vocab=64, seq=64, tp=np.array([2, 8]))
+    machine = timemodel.machine_of(card, "", 8)
+    two, eight = timemodel.link_rate(x, machine, {"link": 1.0, "network": 1.0})
+    assert two / eight == pytest.approx(share)
+
+
 def test_fp8_is_refused_and_bf16_gradients_are_read(tmp_path):
     with pytest.raises(UsageError, match="fp8 speeds its GEMMs up and nothing else"):
         one_row(tmp_path, precision="fp8")
