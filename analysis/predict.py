@@ -13,8 +13,9 @@ at most --calibrate-rows other rows of its cluster: of the other folds (random: 
 each row alone), of other model sizes, or of other tensor-parallel sizes. Which rows are fitted is
 chosen from their layouts, never from their times. --calibrate-rows 0 uses the data sheet's priors.
 
-Ranks of a context-parallel group (cp) count as data-parallel ranks with a part of a micro-batch each.
-"gradients in bf16" in the notes halves their bytes. FP8 is not modelled: such rows are left out.
+Ranks of a context-parallel group (cp) count as data-parallel ranks, each with a part of a
+micro-batch. Gradients of bf16 rows are fp32, unless the notes say "gradients in bf16". FP8 is not
+modelled: such rows are left out.
 
 Rows marked LINT, first iterations and rows whose model has no published width are not scored; nor
 are those on a slow network: a row 1.3 times slower than one with no less to do (both MAPEs are
