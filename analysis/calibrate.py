@@ -97,7 +97,7 @@ def report(rows: Rows, predicted: np.ndarray, chosen: np.ndarray) -> Table:
     ]
     columns = [
         Column("id", "run"),
-        *(Column(k, k, "d") for k in ("tp", "pp", "vpp", "dp", "micro_batch")),
+        *(Column(k, k, "g") for k in ("tp", "pp", "vpp", "dp", "micro_batch")),
         Column("measured_s", "measured s", ".4g"),
         Column("predicted_s", "predicted s", ".4g"),
         Column("error", "error", "+.1%"),
@@ -164,10 +164,12 @@ def _published(arguments: argparse.Namespace, out: Path) -> Table:
     if not len(index):
         raise UsageError("no row to fit")
     x, machine = rows.x.take(index), rows.machine.take(index)
-    chosen = index[fitting.choose(x, arguments.rows, fitting.slopes(x, machine))]
+    card = planning_gpu(rows.gpu[index[0]])
+    priors = fitting.priors_of(card.name)
+    chosen = index[fitting.choose(x, arguments.rows, fitting.slopes(x, machine, priors))]
     table = measured_on(rows.cluster_key[chosen[0]])
     x, machine = rows.x.take(chosen), rows.machine.take(chosen)
-    fit = fitting.fit(x, machine, rows.measured[chosen], table=table)
+    fit = fitting.fit(x, machine, rows.measured[chosen], priors, table)
     predicted = np.where(good, fit.seconds(rows.x, rows.machine), np.nan)
     with_memory = np.flatnonzero(
         rows.fit & ~rows.guessed & predict.told(rows) & (np.array(rows.status) == "ok")
@@ -179,7 +181,6 @@ def _published(arguments: argparse.Namespace, out: Path) -> Table:
     )
     constants, _ = predict.fit_memory(rows, picked)
     first = int(chosen[0])
-    card = planning_gpu(rows.gpu[first])
     sizes = rows.gpu_memory_gb[np.isfinite(rows.gpu_memory_gb)]
     facts = {
         "gpu": card.name,

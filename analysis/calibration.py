@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.fitting import NAMES, Fit, prior_fit
+from analysis.fitting import NAMES, Fit, prior_fit, priors_of
 from analysis.tables import writing
 from analysis.timemodel import Machine, machine_of
 from models import memory
@@ -99,7 +99,7 @@ def from_data_sheet(
         gpus_per_node,
         memory_gb or LINKS[card.name].memory_gb,
         "",
-        prior_fit(),
+        prior_fit(priors_of(card.name)),
         flash=card.name not in UNFUSED,
         source="data sheet and priors, no run of this card was compared",
     )

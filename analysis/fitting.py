@@ -41,6 +41,26 @@ PRIORS: dict[str, tuple[float, float]] = {
 }
 NAMES = tuple(PRIORS)
 
+# What is known of one card beyond that: of an 8-GPU H100 node, that the switch adds, so that an
+# all-reduce exceeds one direction's link (479 GB/s of 450), 2.9 of 3.35 TB/s in STREAM, 328 of 989
+# TFLOP/s in FlashAttention 2 forward (backward is slower), GEMMs at 0.70 of the FP8 peak, where the
+# power limit rules (Azure ND H100 v5: samuel-bohman/AI-benchmarking-guide@26d18e9458). Engines of
+# its generation overlap data-parallel traffic with backward (Megatron-LM's README says how).
+_HOPPER = {
+    "gemm": (0.76, 0.1),
+    "attn": (0.27, 0.6),
+    "mem": (0.87, 0.15),
+    "link": (1.05, 0.4),
+    "network": (1.0, 0.5),
+    "exposed": (0.4, 0.9),
+}
+CARDS: dict[str, dict[str, tuple[float, float]]] = {"H100 SXM": _HOPPER, "H200": _HOPPER}
+
+
+def priors_of(card: str) -> dict[str, tuple[float, float]]:
+    """The priors of a card by its name in models.hardware: everybody's, where nothing is known."""
+    return PRIORS | CARDS.get(card, {})
+
 
 @dataclass(frozen=True)
 class Fit:

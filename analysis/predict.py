@@ -13,6 +13,10 @@ at most --calibrate-rows other rows of its cluster: of the other folds (random: 
 each row alone), of other model sizes, or of other tensor-parallel sizes. Which rows are fitted is
 chosen from their layouts, never from their times. --calibrate-rows 0 uses the data sheet's priors.
 
+Ranks of a context-parallel group (cp) count as data-parallel ranks, each with a part of a
+micro-batch. Gradients of bf16 rows are fp32, unless the notes say "gradients in bf16". FP8 is not
+modelled: such rows are left out.
+
 Rows marked LINT, first iterations and rows whose model has no published width are not scored; nor
 are those on a slow network: a row 1.3 times slower than one with no less to do (both MAPEs are
 printed). `repeat noise` is the least MAPE that any prediction can reach on identical runs. `choice`
@@ -37,6 +41,7 @@ from analysis.rows import Rows, crowding, healthy, read_rows, settings_of
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
 from models import memory
 from models.errors import UsageError
+from models.hardware import planning_gpu
 from parallel.columns import columns
 
 SPLITS = ("random", "leave-model-out", "leave-tp-out", "leave-one-out")
@@ -133,27 +138,31 @@ def validate_time(rows: Rows, calibrate_rows: int, split: str) -> Validation:
     for cluster in sorted(set(rows.cluster_key)):
         here = index[keys[index] == cluster]
         others = np.flatnonzero((keys == cluster) & ~scored)
+        card = planning_gpu(rows.gpu[np.flatnonzero(keys == cluster)[0]]).name
         if not len(here):  # nothing to learn from: the priors say what they can
             pairs = []
         else:
             pairs = folds(rows, here, split)
         for known, unknown in pairs:
-            fit = fit_some(rows, known, calibrate_rows)
+            fit = fit_some(rows, known, calibrate_rows, card)
             _fill(rows, unknown, fit, predicted, spread, n_fit)
         if len(others):  # shown beside the scored ones
-            _fill(rows, others, fit_some(rows, here, calibrate_rows), predicted, spread, n_fit)
+            fit = fit_some(rows, here, calibrate_rows, card)
+            _fill(rows, others, fit, predicted, spread, n_fit)
     return Validation(rows, index, scored, why, predicted, spread, n_fit)
 
 
-def fit_some(rows: Rows, known: np.ndarray, count: int) -> fitting.Fit:
-    """Constants fitted on at most `count` of the known rows."""
+def fit_some(rows: Rows, known: np.ndarray, count: int, card: str | None = None) -> fitting.Fit:
+    """Constants from at most `count` of the known rows, over the priors of a card (a name of
+    models.hardware; theirs, unless there are none and it is given)."""
+    priors = fitting.priors_of(card or planning_gpu(rows.gpu[known[0]]).name)
     if count <= 0 or not len(known):
-        return fitting.prior_fit()
+        return fitting.prior_fit(priors)
     x, machine = rows.x.take(known), rows.machine.take(known)
-    chosen = known[fitting.choose(x, count, fitting.slopes(x, machine))]
+    chosen = known[fitting.choose(x, count, fitting.slopes(x, machine, priors))]
     table = measured_on(rows.cluster_key[known[0]])
     x, machine = rows.x.take(chosen), rows.machine.take(chosen)
-    return fitting.fit(x, machine, rows.measured[chosen], table=table)
+    return fitting.fit(x, machine, rows.measured[chosen], priors, table)
 
 
 def _fill(rows, index, fit, predicted, spread, n_fit) -> None:
@@ -295,7 +304,7 @@ def table(result: dict[str, Any], what: str = "time") -> Table:
     unit = "s" if what == "time" else "gb"
     columns = [
         Column("id", "row"),
-        *(Column(k, k, "d") for k in ("gpus", "tp", "pp", "vpp", "dp", "micro_batch")),
+        *(Column(k, k, "g") for k in ("gpus", "tp", "pp", "vpp", "dp", "micro_batch")),
         Column(f"measured_{unit}", f"measured {unit}", ".4g"),
         Column(f"predicted_{unit}", f"predicted {unit}", ".4g"),
         Column("error", "error", "+.1%"),
@@ -336,6 +345,7 @@ def published() -> Table:
     sets = {
         "Selene, SC'21 tables 1 and 2": ["narayanan_sc21_table1.csv", "narayanan_sc21_table2.csv"],
         "Jean Zay V100, healthy network": ["seed003_jeanzay_v100.csv"],
+        "DGX H100, NeMo in bf16": ["dgx_h100.csv"],
     }
     found = []
     for name, files in sets.items():

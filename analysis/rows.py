@@ -24,6 +24,7 @@ from parallel.layout import OFFLOAD, RECOMPUTE
 
 NEEDED = ("gpu_type", "gpus", "hidden", "tp", "pp", "micro_batch", "seconds_per_iteration")
 WARM_UP = re.compile(r"first iteration|\bwarm-?up iteration", re.IGNORECASE)
+BF16_GRADIENTS = re.compile(r"gradients in bf16", re.IGNORECASE)
 SLOW = 1.3  # a row this much slower than one that had no less to do met something we do not model
 
 
@@ -67,10 +68,10 @@ class Rows:
                 kept[f.name] = value.take(index)
         return Rows(**kept)
 
-    def layout(self, i: int) -> dict[str, int]:
+    def layout(self, i: int) -> dict[str, float]:
         """The split of row i, for a table."""
-        names = ("tp", "pp", "vpp", "dp", "micro_batch")
-        return {name: int(getattr(self.x, name)[i]) for name in names}
+        split = {name: int(getattr(self.x, name)[i]) for name in ("tp", "pp", "vpp", "dp")}
+        return split | {"micro_batch": float(self.x.micro_batch[i])}
 
     def key(self, i: int) -> tuple:
         """Equal for rows that are repeats of one run."""
@@ -119,10 +120,12 @@ def _derive(row: dict[str, str]) -> dict:
         layers = max(layers, pp)
     heads = known["heads"] or max(1, round(hidden / 128))
     gpus = known["gpus"]
-    dp = _number(row, "dp") or gpus / (known["tp"] * pp)
-    dp = gpus / (known["tp"] * pp * (_number(row, "cp") or 1))
+    cp = _number(row, "cp") or 1.0
+    dp = gpus / (known["tp"] * pp * cp)
     if dp < 1 or dp % 1:
-        raise ValueError(f"gpus {gpus:g} is no multiple of tp {known['tp']:g} x pp {pp:g}")
+        raise ValueError(
+            f"gpus {gpus:g} is no multiple of tp {known['tp']:g} x pp {pp:g} x cp {cp:g}"
+        )
     batch, gas = _number(row, "global_batch"), _number(row, "gas")
     micro = known["micro_batch"]
     if not micro and batch and gas:
@@ -137,15 +140,22 @@ def _derive(row: dict[str, str]) -> dict:
             raise ValueError("no global_batch and no gas")
     n_micro = batch / micro / dp if batch else gas
     n_micro = max(1.0, round(n_micro))
+    # A context-parallel group shares its sequences and reduces its gradients as data-parallel ranks
+    # do: cp times as many of those, each with 1/cp of a micro-batch (attention of all of s, too).
+    dp, micro = dp * cp, micro / cp
     engine = row.get("engine") or ""
     precision = (row.get("precision") or "fp16").lower()
+    if "fp8" in precision:
+        raise ValueError("fp8 speeds its GEMMs up and nothing else, which is not modelled")
     width = 4 if re.search(r"fp32|float32|tf32", precision) else 2
     glu = str(row.get("glu") or "").strip().lower() in ("1", "1.0", "true", "yes", "swiglu")
     modern = bool(re.search(r"H100|H200|H800|B200|MI3", row.get("gpu_type") or "")) or bool(
         re.search(r"torchtitan|nanotron|picotron|nemo|core|flash", engine, re.IGNORECASE)
     )
     ds = bool(re.search(r"deepspeed", engine, re.IGNORECASE))
-    grad_width = 4 if precision.startswith("bf16") and not (ds and False) else width
+    grad_width = 4 if precision.startswith("bf16") else width  # engines accumulate bf16 in fp32
+    if BF16_GRADIENTS.search(row.get("notes") or ""):
+        grad_width = 2
     offload = (row.get("offload") or "none").lower()
     off = 0 if offload in ("", "none", "no", "0") else 2 if "param" in offload else 1
     zero = _number(row, "zero_stage")

@@ -152,10 +152,10 @@ LINKS = {
     "GB200": Links(8000e9, 900e9, 50e9, 186),
     "B200": Links(8000e9, 900e9, 50e9, 180),
     "MI250X": Links(3277e9, 150e9, 25e9, 128),
-    "MI300X": Links(5300e9, 448e9, 50e9, 192),
-    "MI325X": Links(6000e9, 448e9, 50e9, 256),
-    "MI350X": Links(8000e9, 538e9, 50e9, 288),
-    "MI355X": Links(8000e9, 538e9, 50e9, 288),
+    "MI300X": Links(5300e9, 448e9, 50e9, 192, mesh=True),  # seven links, one to each other card
+    "MI325X": Links(6000e9, 448e9, 50e9, 256, mesh=True),
+    "MI350X": Links(8000e9, 538e9, 50e9, 288, mesh=True),
+    "MI355X": Links(8000e9, 538e9, 50e9, 288, mesh=True),
 }
 # A bare name in a published table nearly always means the card of the maker's own servers.
 USUAL = {"V100": "V100 SXM2", "H100": "H100 SXM", "A100": "A100", "P100": "P100 SXM2"}

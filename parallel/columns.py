@@ -26,7 +26,8 @@ class Columns:
     of a weight in compute (2 or 4), grad_width those of an accumulated gradient, flash whether
     attention runs in one kernel that never stores its s x s scores, deepspeed whether DeepSpeed's
     engine runs the step rather than Megatron's or PyTorch's. slower: whether the step costs a fit's
-    factor `engine` more; that is DeepSpeed's, unless said otherwise.
+    factor `engine` more; that is DeepSpeed's, unless said otherwise. micro_batch is a fraction
+    where the ranks of a context-parallel group share a sequence: each is a data-parallel rank.
     """
 
     layers: Array
@@ -118,10 +119,11 @@ def columns(config: GPTConfig | None = None, **given: object) -> Columns:
     if unknown := set(values) - set(names):
         raise TypeError(f"no such columns: {sorted(unknown)}")
     arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(values[n])) for n in names))
-    flags = ("glu", "flash", "deepspeed", "slower", "sequence_parallel")
+    kinds = dict.fromkeys(("glu", "flash", "deepspeed", "slower", "sequence_parallel"), bool)
+    kinds["micro_batch"] = arrays[names.index("micro_batch")].dtype
     return Columns(
         **{
-            name: array.astype(bool if name in flags else np.int64)
+            name: array.astype(kinds.get(name, np.int64))
             for name, array in zip(names, arrays, strict=True)
         }
     )

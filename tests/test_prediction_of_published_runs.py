@@ -1,14 +1,18 @@
 """Held-out errors of the time model on published runs; nothing held out was learnt from."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from analysis import collectives, fitting, predict, rows, timemodel
+from analysis import calibration, collectives, fitting, predict, rows, timemodel
 from models.config import PRESETS
 from models.errors import UsageError
+from models.files import read_toml
 from parallel.columns import columns
+
+PUBLISHED = Path(__file__).resolve().parent.parent / "logs" / "published"
 
 
 def validate(shared, capsys, *names, split="random", count=20):
@@ -86,6 +90,78 @@ def test_what_cannot_have_run_is_left_out(shared):
     assert left["bigscience_gpt2_16gb_v100-006"] == "ZeRO-3 cannot run with 16 pipeline stages"
     tr11 = rows.read_rows([shared / "published" / "bigscience_tr11_a100.csv"])
     assert not tr11.left_out  # 70 layers, embedding and logits over 72 stages
+
+
+@pytest.mark.parametrize("name", ["dgx_h100", "llm_foundry_h100", "megatron_readme_h100"])
+@pytest.mark.parametrize(("count", "bar"), [(10, 0.05), (0, 0.20)])
+def test_few_runs_or_none_predict_an_h100(capsys, name, count, bar):
+    """Three engines on H100s: the card's priors alone, and ten runs of the same cluster."""
+    flags = ["--calibrate-rows", str(count), "--format", "json"]
+    assert predict.main(["--validate", str(PUBLISHED / f"{name}.csv"), *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["mape"] <= bar
+    assert found["coverage80"] >= 0.7
+
+
+def test_memory_of_the_h100_runs(capsys):
+    """Both published peaks within 5 %, and of 94 runs that ran one is refused (a 340B model)."""
+    flags = ["--memory", "--calibrate-rows", "0", "--format", "json"]
+    assert predict.main(["--validate", str(PUBLISHED / "dgx_h100.csv"), *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["n"] == 2 and found["mape"] <= 0.05
+    assert found["refused"]["ran"] == 94 and found["refused"]["ran_refused"] <= 1
+
+
+def test_the_h100_calibration_does_what_its_report_says():
+    """The committed constants, on the committed rows, have the errors that the file prints."""
+    facts = read_toml(calibration.FOLDER / "dgx-h100.toml", "calibration")["fit"]
+    fit = calibration.load_calibration("dgx-h100").fit
+    table = rows.read_rows([PUBLISHED / "dgx_h100.csv"])
+    error = np.abs(fit.seconds(table.x, table.machine) / table.measured - 1)
+    fitted = np.isin(table.ids, facts["rows"])
+    assert fitted.sum() == facts["n"] == 20
+    others = error[~fitted]
+    assert facts["report"] == (
+        f"fitted runs: MAPE {error[fitted].mean():.1%}, n = 20; others: MAPE {others.mean():.1%},"
+        f" n = {len(others)}, worst {others.max():.0%}"
+    )
+
+
+def one_row(tmp_path, **changed):
+    row = {
+        "id": "a", "gpu_type": "H100 SXM", "gpus": 64, "layers": 80, "hidden": 8192, "heads": 64,
+        "seq": 8192, "tp": 4, "pp": 4, "vpp": 5, "cp": 1, "micro_batch": 2, "global_batch": 128,
+        "precision": "bf16", "engine": "NeMo", "seconds_per_iteration": 14.7, "notes": "",
+    } | changed  # fmt: skip
+    path = tmp_path / "rows.csv"
+    path.write_text(f"{','.join(row)}\n{','.join(map(str, row.values()))}\n")
+    return rows.read_rows([path])
+
+
+def test_a_context_parallel_group_shares_its_sequences(tmp_path):
+    """cp 2 halves a micro-batch over twice the ranks: the batch, the GPUs and the number of
+    micro-batches of a replica stay what they are."""
+    alone, shared = one_row(tmp_path), one_row(tmp_path, cp=2, micro_batch=1)
+    assert shared.x.micro_batch.tolist() == [0.5] and shared.x.dp.tolist() == [4]
+    assert shared.x.gpus == alone.x.gpus == 64
+    assert shared.x.global_batch == alone.x.global_batch == 128
+    assert shared.x.n_micro.tolist() == [64]
+    assert shared.layout(0)["micro_batch"] == 0.5
+
+
+@pytest.mark.parametrize(("card", "share"), [("MI300X", 1 / 7), ("V100", 1 / 7), ("H100", 1.0)])
+def test_two_cards_of_a_mesh_have_one_of_its_links(card, share):
+    x = columns(layers=2, hidden=64, heads=2, vocab=64, seq=64, tp=np.array([2, 8]))
+    machine = timemodel.machine_of(card, "", 8)
+    two, eight = timemodel.link_rate(x, machine, {"link": 1.0, "network": 1.0})
+    assert two / eight == pytest.approx(share)
+
+
+def test_fp8_is_refused_and_bf16_gradients_are_read(tmp_path):
+    with pytest.raises(UsageError, match="fp8 speeds its GEMMs up and nothing else"):
+        one_row(tmp_path, precision="fp8")
+    assert one_row(tmp_path).x.grad_width.tolist() == [4]
+    assert one_row(tmp_path, notes="gradients in bf16").x.grad_width.tolist() == [2]
 
 
 def test_only_a_network_with_proven_slow_days_loses_rows(shared):
