@@ -14,8 +14,8 @@ each row alone), of other model sizes, or of other tensor-parallel sizes. Which 
 chosen from their layouts, never from their times. --calibrate-rows 0 uses the data sheet's priors.
 
 Ranks of a context-parallel group (cp) count as data-parallel ranks, each with a part of a
-micro-batch. Gradients of bf16 rows are fp32, unless the notes say "gradients in bf16". FP8 is not
-modelled: such rows are left out.
+micro-batch. Gradients of bf16 rows are fp32, unless the notes say "gradients in bf16". FP8 speeds
+up the layers' four GEMMs and nothing else; its memory is not modelled, and not judged.
 
 Rows marked LINT, first iterations and rows whose model has no published width are not scored; nor
 are those on a slow network: a row 1.3 times slower than one with no less to do (both MAPEs are
@@ -174,8 +174,13 @@ def _fill(rows, index, fit, predicted, spread, n_fit) -> None:
 
 def told(rows: Rows) -> np.ndarray:
     """Rows whose gigabytes say what a step needs, bool (n,): a reading of the whole card says what
-    the allocator took."""
-    return np.isfinite(rows.memory_gb) & ~(rows.memory_gb >= rows.gpu_memory_gb)
+    the allocator took, and what fp8 keeps of a GEMM's inputs (a byte, or both copies) is open."""
+    return np.isfinite(rows.memory_gb) & ~(rows.memory_gb >= rows.gpu_memory_gb) & ~in_fp8(rows)
+
+
+def in_fp8(rows: Rows) -> np.ndarray:
+    """Rows whose layers' GEMMs run in fp8, bool (n,)."""
+    return np.broadcast_to(rows.machine.linear, len(rows.ids)) > 0
 
 
 def fit_memory(rows: Rows, chosen: np.ndarray) -> tuple[dict[str, float], float]:
@@ -211,9 +216,12 @@ def validate_memory(rows: Rows, calibrate_rows: int, split: str) -> tuple[Valida
     """
     n = len(rows.ids)
     why = [""] * n
+    fp8 = in_fp8(rows)
     for i in range(n):
         if not rows.fit[i]:
             why[i] = "LINT: the published row contradicts itself"
+        elif fp8[i]:
+            why[i] = "memory of fp8 is not modelled"
         elif rows.status[i] != "ok" or not np.isfinite(rows.memory_gb[i]):
             why[i] = f"no measured memory ({rows.status[i]})"
         elif rows.guessed[i]:
@@ -238,7 +246,7 @@ def validate_memory(rows: Rows, calibrate_rows: int, split: str) -> tuple[Valida
             predicted[unknown] = memory.first_rank(x, constants) / memory.GB
             full[unknown] = memory.peak(x, constants) / memory.GB
             spread[unknown], n_fit[unknown] = sigma, len(chosen)
-    known_size = np.isfinite(rows.gpu_memory_gb) & ~rows.guessed
+    known_size = np.isfinite(rows.gpu_memory_gb) & ~rows.guessed & ~fp8
     refuses = full > rows.gpu_memory_gb
     status = np.array(rows.status)
     oom, ran = known_size & (status == "OOM"), known_size & (status == "ok") & rows.fit

@@ -76,7 +76,8 @@ class Rows:
     def key(self, i: int) -> tuple:
         """Equal for rows that are repeats of one run."""
         numbers = tuple(float(getattr(self.x, f.name)[i]) for f in fields(Columns))
-        return (*numbers, self.cluster_key[i], self.status[i])
+        linear = float(np.ravel(self.machine.linear)[i])
+        return (*numbers, linear, self.cluster_key[i], self.status[i])
 
 
 def _number(row: dict[str, str], key: str) -> float | None:
@@ -145,15 +146,14 @@ def _derive(row: dict[str, str]) -> dict:
     dp, micro = dp * cp, micro / cp
     engine = row.get("engine") or ""
     precision = (row.get("precision") or "fp16").lower()
-    if "fp8" in precision:
-        raise ValueError("fp8 speeds its GEMMs up and nothing else, which is not modelled")
     width = 4 if re.search(r"fp32|float32|tf32", precision) else 2
     glu = str(row.get("glu") or "").strip().lower() in ("1", "1.0", "true", "yes", "swiglu")
     modern = bool(re.search(r"H100|H200|H800|B200|MI3", row.get("gpu_type") or "")) or bool(
         re.search(r"torchtitan|nanotron|picotron|nemo|core|flash", engine, re.IGNORECASE)
     )
     ds = bool(re.search(r"deepspeed", engine, re.IGNORECASE))
-    grad_width = 4 if precision.startswith("bf16") else width  # engines accumulate bf16 in fp32
+    accumulates = precision.startswith(("bf16", "fp8"))  # engines do so in fp32
+    grad_width = 4 if accumulates else width
     if BF16_GRADIENTS.search(row.get("notes") or ""):
         grad_width = 2
     offload = (row.get("offload") or "none").lower()
@@ -190,6 +190,7 @@ def _derive(row: dict[str, str]) -> dict:
         "flash": modern,
         "gpus_per_node": _number(row, "gpus_per_node") or 8,
         "deepspeed": ds,
+        "_fp8": "fp8" in precision,
         "_inferred": inferred,
     }
 
@@ -251,7 +252,7 @@ def read_rows(paths: list[Path]) -> Rows:
         )
     settings = {k: np.array([s[k] for _, s, _ in found]) for k in found[0][1] if k[0] != "_"}
     machines = [
-        machine_of(r.get("gpu_type"), r.get("cluster"), s["gpus_per_node"], s["width"])
+        machine_of(r.get("gpu_type"), r.get("cluster"), s["gpus_per_node"], s["width"], s["_fp8"])
         for r, s, _ in found
     ]
     status = [(r.get("status") or "ok").strip() for r, _, _ in found]
@@ -293,7 +294,8 @@ def healthy(rows: Rows) -> np.ndarray:
         if np.isfinite(t[i]) and rows.fit[i] and rows.steady[i]:
             key = (*rows.model[i], int(x.heads[i]), int(x.seq[i]), int(x.tp[i]), int(x.pp[i]))
             key += (int(x.vpp[i]), int(x.dp[i]), int(x.zero_stage[i]) == 3, int(x.recompute[i]))
-            groups.setdefault(key + (rows.cluster[i],), []).append(i)
+            key += (float(rows.machine.linear[i]), rows.cluster[i])
+            groups.setdefault(key, []).append(i)
             same.setdefault(rows.key(i), []).append(i)
     unsteady = {rows.cluster[g[0]] for g in same.values() if t[g].max() > SLOW * t[g].min()}
     good = np.ones(len(t), bool)

@@ -31,8 +31,8 @@ class Machine:
     """What a GPU and its links are, from data sheets: FLOP/s and bytes/s per GPU, or per node.
 
     mesh: GPUs of a node are wired pairwise (V100), so that n of N GPUs own (n-1)/(N-1) of the
-    links; False for a switch. cores: of a host CPU whose ranks share them. Fields are arrays (n,)
-    or scalars.
+    links; False for a switch. cores: of a host CPU whose ranks share them. linear: FLOP/s of the
+    layers' GEMMs in fp8, 0 where they are not. Fields are arrays (n,) or scalars.
     """
 
     peak: Array | float
@@ -41,6 +41,7 @@ class Machine:
     network: Array | float
     mesh: Array | bool = False
     cores: Array | float = np.inf
+    linear: Array | float = 0.0
 
     def take(self, chosen: Array) -> "Machine":
         """The rows that an index chooses, of fields that are arrays."""
@@ -57,7 +58,7 @@ class Machine:
 
 
 def machine_of(
-    gpu: str | None, cluster: str | None, gpus_per_node: float, width: int = 2
+    gpu: str | None, cluster: str | None, gpus_per_node: float, width: int = 2, fp8: bool = False
 ) -> Machine:
     """The machine of a card by name; the network from the cluster's description where it says.
 
@@ -69,9 +70,10 @@ def machine_of(
     peak = card.peaks.get("fp16", 0.0)
     if width == 4:
         peak = card.peaks.get("tf32", card.peaks.get("fp32", peak / 8))
+    linear = card.peaks.get("fp8", 0.0) if fp8 else 0.0
     network = network_rate(cluster) or links.network * float(gpus_per_node)
     mesh = links.mesh and gpus_per_node <= 8  # sixteen V100s are a DGX-2, which has a switch
-    return Machine(peak * 1e12, links.memory_rate, links.link, network, mesh)
+    return Machine(peak * 1e12, links.memory_rate, links.link, network, mesh, linear=linear * 1e12)
 
 
 def passes(x: Columns) -> Array:
@@ -79,13 +81,13 @@ def passes(x: Columns) -> Array:
     return np.where(x.recompute == FULL, 4.0, 3.0)
 
 
-def _gemm(m: Array, n: Array, k: Array, machine: Machine, c: dict) -> Array:
+def _gemm(m: Array, n: Array, k: Array, peak: Array, c: dict) -> Array:
     """A GEMM (m x k)(k x n): peak x efficiency, less where a side is short or ill aligned.
 
     Tensor cores want sides in multiples of 64 half-precision elements (NVIDIA, "Matrix
     Multiplication Background User's Guide", tile and wave quantisation).
     """
-    seconds = 2.0 * m * n * k / (machine.peak * c["gemm"])
+    seconds = 2.0 * m * n * k / (peak * c["gemm"])
     short = 1.0 + c["sat"] * (1.0 / m + 1.0 / n + 1.0 / k)
     crooked = ((n % 64 != 0) | (k % 64 != 0)) * c["align"]
     return seconds * (short + crooked)
@@ -94,14 +96,15 @@ def _gemm(m: Array, n: Array, k: Array, machine: Machine, c: dict) -> Array:
 def gemms(x: Columns, machine: Machine, c: dict) -> Array:
     """The four GEMMs of a layer, forward, one micro-batch: QKV, projection, MLP up and down."""
     m = x.micro_batch * x.seq
+    peak = np.maximum(machine.peak, machine.linear)  # fp8 is the layers' alone
     head = x.hidden / x.heads
     qkv = (x.hidden + 2 * head * x.kv_heads) / x.tp
     h, up = x.hidden, x.ffn * (1 + x.glu) / x.tp
     return (
-        _gemm(m, qkv, h, machine, c)
-        + _gemm(m, h, h / x.tp, machine, c)
-        + _gemm(m, up, h, machine, c)
-        + _gemm(m, h, x.ffn / x.tp, machine, c)
+        _gemm(m, qkv, h, peak, c)
+        + _gemm(m, h, h / x.tp, peak, c)
+        + _gemm(m, up, h, peak, c)
+        + _gemm(m, h, x.ffn / x.tp, peak, c)
     )
 
 
@@ -186,7 +189,7 @@ def layer(x: Columns, machine: Machine, c: dict) -> Array:
 def logits(x: Columns, machine: Machine, c: dict) -> Array:
     """The output layer and the loss of one micro-batch, forward and backward: never recomputed."""
     m = x.micro_batch * x.seq
-    gemm = 3.0 * _gemm(m, np.ceil(x.vocab / x.tp / 128) * 128, x.hidden, machine, c)
+    gemm = 3.0 * _gemm(m, np.ceil(x.vocab / x.tp / 128) * 128, x.hidden, machine.peak, c)
     loss = 60.0 * m * x.vocab / x.tp / (machine.memory_rate * c["mem"])  # fp32, about ten passes
     return (gemm + loss) * c["head"]
 
