@@ -353,7 +353,7 @@ def published() -> Table:
     sets = {
         "Selene, SC'21 tables 1 and 2": ["narayanan_sc21_table1.csv", "narayanan_sc21_table2.csv"],
         "Jean Zay V100, healthy network": ["seed003_jeanzay_v100.csv"],
-        "DGX H100, NeMo in bf16": ["dgx_h100.csv"],
+        "DGX H100, NeMo in bf16 and FP8": ["dgx_h100.csv"],
     }
     found = []
     for name, files in sets.items():

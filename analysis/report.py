@@ -12,6 +12,7 @@ them is written by this command and by nobody else. NAME is one of
     saves PATH...                                     what runs' checkpoints cost
     compare PATH...                                   a study's configurations and its baseline
     breakdown PATH...                                 where the time and the efficiency went
+    losses PATH...                                    its last table: the efficiency alone
     scaling PATH... [--baseline NAME] [--predict CLUSTER]    the curve over repeats
     audit PATH...                                     what is wrong with published tables
     file PATH                                         a Markdown table that a benchmark wrote
@@ -86,13 +87,17 @@ def _compare(arguments: list[str]) -> str:
     return report([ROOT / path for path in arguments]).render("markdown")
 
 
-def _breakdown(arguments: list[str]) -> str:
+def _breakdown(arguments: list[str], chosen: slice = slice(None)) -> str:
     from analysis.breakdown import report
 
     tables, problems = report([ROOT / path for path in arguments])
     if problems:
         raise UsageError("; ".join(problems))
-    return "\n".join(table.render("markdown") for table in tables)
+    return "\n".join(table.render("markdown") for table in tables[chosen])
+
+
+def _losses(arguments: list[str]) -> str:
+    return _breakdown(arguments, slice(-1, None))
 
 
 def _scaling(arguments: list[str]) -> str:
@@ -155,6 +160,7 @@ REPORTS: dict[str, Callable[[list[str]], str]] = {
     "saves": _saves,
     "compare": _compare,
     "breakdown": _breakdown,
+    "losses": _losses,
     "scaling": _scaling,
     "audit": _audit,
     "file": _file,
