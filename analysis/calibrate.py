@@ -164,6 +164,8 @@ def _published(arguments: argparse.Namespace, out: Path) -> Table:
     if not len(index):
         raise UsageError("no row to fit")
     x, machine = rows.x.take(index), rows.machine.take(index)
+    if len(cards := sorted({planning_gpu(rows.gpu[i]).name for i in index})) > 1:
+        raise UsageError(f"rows of {' and '.join(cards)}: a calibration is of one card")
     card = planning_gpu(rows.gpu[index[0]])
     priors = fitting.priors_of(card.name)
     chosen = index[fitting.choose(x, arguments.rows, fitting.slopes(x, machine, priors))]

@@ -5,6 +5,7 @@
 its card's data sheet and the priors of analysis/fitting.py.
 """
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,12 @@ class Calibration:
     source: str = ""
     machine_override: Machine | None = None
 
-    def machine(self, width: int = 2) -> Machine:
-        """Rates of one GPU and of one node's network."""
+    def machine(self, width: int = 2, fp8: bool = False) -> Machine:
+        """Rates of one GPU and of one node's network, for weights of `width` bytes; `fp8`: where
+        the layers' GEMMs run in that."""
         if self.machine_override is not None:
             return self.machine_override
-        return machine_of(self.gpu, self.network, self.gpus_per_node, width)
+        return machine_of(self.gpu, self.network, self.gpus_per_node, width, fp8)
 
 
 def names() -> list[str]:
@@ -101,7 +103,7 @@ def from_data_sheet(
         "",
         prior_fit(priors_of(card.name)),
         flash=card.name not in UNFUSED,
-        source="data sheet and priors, no run of this card was compared",
+        source="data sheet and priors, fitted on no run",
     )
 
 
@@ -158,10 +160,11 @@ def _read(path: Path) -> Calibration:
     )
     override = None
     if rates:
-        needed = ("peak", "memory_rate", "link", "network")
-        override = Machine(
-            *(_number(path, rates, name) for name in needed), rates.get("mesh", False)
-        )
+        if not isinstance(mesh := rates.get("mesh", False), bool):
+            raise UsageError(f"calibration {path}: mesh cannot be {mesh!r}")
+        needed = ("peak", "memory_rate", "link", "network", "cores")
+        peak, memory_rate, link, network, cores = (_number(path, rates, name) for name in needed)
+        override = Machine(peak, memory_rate, link, network, mesh, cores)
     else:
         planning_gpu(table["gpu"])
     return Calibration(
@@ -193,7 +196,7 @@ def write(
     def value(v: Any) -> str:
         if isinstance(v, bool):
             return str(v).lower()
-        return f"{v!r}" if isinstance(v, (int, float)) else '"' + str(v).replace('"', "'") + '"'
+        return f"{v!r}" if isinstance(v, (int, float)) else json.dumps(str(v))
 
     lines = [f"# Written by: python -m analysis.calibrate. {report}"]
     lines += [f"{k} = {value(v)}" for k, v in facts.items() if v is not None]
@@ -205,8 +208,8 @@ def write(
         for key in ("peak", "memory_rate", "link", "network"):
             lines.append(f"{key} = {float(getattr(machine, key)):.6g}")
         lines += [f"mesh = {value(bool(machine.mesh))}", f"cores = {machine.cores}"]
-    lines += ["", "[fit]", f"n = {fit.n}", f"sigma = {fit.sigma:.4f}", f'report = "{report}"']
-    lines += ["rows = [", *(f'  "{row}",' for row in rows), "]", "covariance = ["]
+    lines += ["", "[fit]", f"n = {fit.n}", f"sigma = {fit.sigma:.4f}", f"report = {value(report)}"]
+    lines += ["rows = [", *(f"  {value(row)}," for row in rows), "]", "covariance = ["]
     for row in fit.covariance:
         lines.append("  [" + ", ".join(f"{v:.4g}" for v in row) + "],")
     with writing(path):

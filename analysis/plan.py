@@ -578,10 +578,12 @@ def _precision(wanted: str | None, cluster: Calibration) -> str:
     """What to plan in: bf16 where the card has it, else fp16; fp32 on a host CPU.
 
     Raises:
-        UsageError: bf16 on a card without it.
+        UsageError: bf16 on a card without it, or what a host was not measured in.
     """
     if cluster.machine_override is not None:
-        return wanted or "fp32"
+        if wanted not in (None, "fp32"):
+            raise UsageError(f"{cluster.name} was measured in fp32 alone: --precision fp32")
+        return "fp32"
     card = planning_gpu(cluster.gpu)
     if "bf16" in card.peaks:
         return wanted or "bf16"

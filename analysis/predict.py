@@ -385,10 +385,13 @@ def beside(records: list[Any], calibration: Any) -> list[float | None]:
         except ValueError:
             found.append(None)
             continue
+        if here and settings["width"] != 4:  # a host was measured and fitted in fp32 alone
+            found.append(None)
+            continue
         if not here:
             settings |= {"gpus_per_node": calibration.gpus_per_node, "flash": calibration.flash}
         x = columns(**settings)
-        machine = calibration.machine(settings["width"])
+        machine = calibration.machine(settings["width"], record.precision == "fp8")
         crowd = crowding(record) if here else 1.0
         found.append(float(np.ravel(calibration.fit.seconds(x, machine))[0]) * crowd)
     return found

@@ -1,6 +1,6 @@
 """A study before it is submitted: which of its runs fit the cluster, and how fast each would be.
 
-    python -m analysis.prune slurm/layouts.toml [--cluster NAME|FILE] [--top N]
+    python -m analysis.prune slurm/layouts.toml --cluster 2-core-cpu [--top N]
         [--margin 0.06] [--format markdown]
 
 Every run of the study is predicted as analysis.plan predicts its layouts; --cluster is a

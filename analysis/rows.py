@@ -19,11 +19,17 @@ from analysis.timemodel import Machine, machine_of
 from models.config import GPTConfig
 from models.errors import UsageError
 from models.flops import sc21
+from models.hardware import planning_gpu
 from parallel.columns import Columns, columns
 from parallel.layout import OFFLOAD, RECOMPUTE
 
 NEEDED = ("gpu_type", "gpus", "hidden", "tp", "pp", "micro_batch", "seconds_per_iteration")
 WARM_UP = re.compile(r"first iteration|\bwarm-?up iteration", re.IGNORECASE)
+COUNTS = (
+    *("gpus", "gpus_per_node", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq"),
+    *("tp", "pp", "vpp", "dp", "cp", "micro_batch", "global_batch", "gas"),
+)
+FP8 = re.compile(r"fp8|float8|e4m3|e5m2")
 BF16_GRADIENTS = re.compile(r"gradients in bf16", re.IGNORECASE)
 SLOW = 1.3  # a row this much slower than one that had no less to do met something we do not model
 
@@ -93,6 +99,8 @@ def _recompute(row: dict[str, str]) -> int:
     text = (row.get("act_recompute") or "").lower()
     if text in ("none", "selective", "full"):
         return ("none", "selective", "full").index(text)
+    if text in ("uniform", "block"):  # Megatron's ways of full recomputation
+        return 2
     counted = re.search(r"recomput|8\s*PT|96\s*\*?\s*B|eq\.?3", row.get("tflops_formula") or "")
     return 2 if counted else 0
 
@@ -103,6 +111,12 @@ def _derive(row: dict[str, str]) -> dict:
     Raises:
         ValueError: what is missing.
     """
+    for key in COUNTS:
+        value = _number(row, key)
+        if value is not None and not (0 <= value < 2**40 and value % 1 == 0):
+            raise ValueError(f"{key} cannot be {value:g}")
+    if (_number(row, "zero_stage") or 0) not in (0, 1, 2, 3):
+        raise ValueError(f"zero_stage cannot be {row['zero_stage']}")
     known = {k: _number(row, k) for k in (*NEEDED, "layers", "heads", "ffn", "vocab", "seq")}
     for key in ("gpus", "tp", "pp"):
         if not known[key]:
@@ -111,7 +125,7 @@ def _derive(row: dict[str, str]) -> dict:
     vocab = known["vocab"] or 51200.0
     params, hidden, layers = _number(row, "params_b"), known["hidden"], known["layers"]
     pp = known["pp"]
-    if not hidden and not params:
+    if not (hidden or params) or not (layers or params):
         raise ValueError("no model sizes (hidden, layers or params_b)")
     inferred = not hidden
     if not hidden:  # GPTs of this size are about 128 times as wide as deep
@@ -152,8 +166,10 @@ def _derive(row: dict[str, str]) -> dict:
         re.search(r"torchtitan|nanotron|picotron|nemo|core|flash", engine, re.IGNORECASE)
     )
     ds = bool(re.search(r"deepspeed", engine, re.IGNORECASE))
-    accumulates = precision.startswith(("bf16", "fp8"))  # engines do so in fp32
-    grad_width = 4 if accumulates else width
+    fp8 = bool(FP8.search(precision))
+    if fp8 and "fp8" not in planning_gpu(row.get("gpu_type")).peaks:
+        raise ValueError(f"{row.get('gpu_type')} has no fp8")
+    grad_width = 4 if fp8 or re.search("bf16|bfloat16", precision) else width  # accumulated so
     if BF16_GRADIENTS.search(row.get("notes") or ""):
         grad_width = 2
     offload = (row.get("offload") or "none").lower()
@@ -190,7 +206,7 @@ def _derive(row: dict[str, str]) -> dict:
         "flash": modern,
         "gpus_per_node": _number(row, "gpus_per_node") or 8,
         "deepspeed": ds,
-        "_fp8": "fp8" in precision,
+        "_fp8": fp8,
         "_inferred": inferred,
     }
 
@@ -256,6 +272,7 @@ def read_rows(paths: list[Path]) -> Rows:
         for r, s, _ in found
     ]
     status = [(r.get("status") or "ok").strip() for r, _, _ in found]
+    status = ["ok" if s.lower() == "ok" else s for s in status]
     ok = np.array([s == "ok" for s in status])
     return Rows(
         ids=[r["id"] for r, _, _ in found],
@@ -325,7 +342,8 @@ def settings_of(record: Record, cpu: bool = False) -> dict[str, Any]:
     tp, pp = record.tp or 1, record.pp or 1
     dp = record.dp or max(1, record.gpus // (tp * pp))
     micro = record.micro_batch or 1
-    precision = record.precision or "fp32"
+    if not (precision := record.precision):
+        raise ValueError("no precision")
     width = 4 if precision == "fp32" else 2
     layout = (record.extra.get("facts") or {}).get("layout") or {}
     engine = (record.engine or "").lower()
@@ -347,7 +365,7 @@ def settings_of(record: Record, cpu: bool = False) -> dict[str, Any]:
         "sequence_parallel": bool(layout.get("sequence_parallel")),
         "offload": OFFLOAD.index(layout.get("offload") or "none"),
         "width": width,
-        "grad_width": 4 if precision == "bf16" else width,
+        "grad_width": 4 if precision in ("bf16", "fp8") else width,
         "flash": False,
         "gpus_per_node": 8,
         "deepspeed": "deepspeed" in engine,

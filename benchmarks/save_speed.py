@@ -27,6 +27,7 @@ import os
 import shutil
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -114,8 +115,11 @@ def main(argv: list[str] | None = None) -> int:
     sizes = {"preset": "gpt2-124m", "n_layer": layers, "vocab_size": 257}
     spec = resolve(("benchmark", {**sizes, "save_interval": 1}))
     facts = {"run": "save-speed", "git": {"commit": None}, "data": {"path": "", "sha256": None}}
-    shutil.rmtree(arguments.out, ignore_errors=True)
-    target, engine = arguments.out / "written", Engine(spec)
+    if arguments.repeats < 2:
+        parser.error(f"--repeats {arguments.repeats}: quartiles need 2")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(dir=arguments.out))  # on the disk that is to be measured
+    target, engine = place / "written", Engine(spec)
 
     def save(to: Path) -> None:
         to.mkdir(parents=True)
@@ -124,8 +128,8 @@ def main(argv: list[str] | None = None) -> int:
         if problem := saver.events()[0].problem:
             raise SystemExit(problem)
 
-    save(arguments.out / "source")
-    (source,) = (arguments.out / "source").glob("step-*")
+    save(place / "source")
+    (source,) = (place / "source").glob("step-*")
     works: dict[str, Callable[[], object]] = {
         "save": lambda: save(target),
         "weights": lambda: export(source, target),
@@ -147,12 +151,12 @@ def main(argv: list[str] | None = None) -> int:
                     pair[0] = timed(work)
                     shutil.rmtree(target)
                 else:
-                    pair[1] = plain(arguments.out / "plain", contents[name])
+                    pair[1] = plain(place / "plain", contents[name])
             times[name].append((pair[0], pair[1]))
         said = (f"{name} {p / o:.2f}" for name, pairs in times.items() for o, p in pairs[-1:])
         print(f"{repeat}: plain write over ours: {', '.join(said)}", flush=True)
     text = table(times, {n: len(c) for n, c in contents.items()}, spec.model.n_params)
-    shutil.rmtree(arguments.out / "source")
+    shutil.rmtree(place)
     (arguments.out / "result.md").write_text(text)
     print("\n" + text, end="")
     ratio = statistics.median(p / o for o, p in times["save"])

@@ -142,7 +142,7 @@ class Aside:
     """
 
     def __init__(self, folder: Path | str):
-        self.folder = Path(folder)
+        self.folder = Path(folder).absolute()
         # One name, whoever writes: what a killed writer left is cleared by the next.
         self.aside = self.folder.with_name(f".{self.folder.name}.partial")
         self.old = self.folder.with_name(f".{self.folder.name}.old")

@@ -36,10 +36,10 @@ bytes      their payload; wire_bytes: what this rank sends, `volumes.wire_bytes`
 exposed_s  as above
 total_s    time in which at least one call was under way, waited for or not; what overlap hid is
            total_s - exposed_s. An asynchronous call is over when it is seen to be: at the next
-           region or call, or in the wait (a callback would say when, but it holds up what it
-           measures: 2 % of a tensor-parallel step on gloo). A point-to-point message counts
-           transfer_s, or its exposed time where that is longer. Unknown where CUDA hides an
-           asynchronous call.
+           region or call, or in the wait, as gloo's reduce-scatter always is (a callback would say
+           when, but it holds up what it measures: 2 % of a tensor-parallel step on gloo). A
+           point-to-point message counts transfer_s, or its exposed time where that is longer.
+           Unknown where CUDA hides an asynchronous call.
 """
 
 import time

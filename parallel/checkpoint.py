@@ -35,6 +35,8 @@ def _verify(folder: Path) -> None:
 
 def _export(arguments: argparse.Namespace) -> str:
     """Export a checkpoint and say what was written."""
+    if arguments.out.exists() and not (arguments.out.is_dir() and not any(arguments.out.iterdir())):
+        raise UsageError(f"{arguments.out} exists already: name a new folder")
     folder = saved.candidates(arguments.path)[0]
     if saved.step_of(folder) is None:
         raise UsageError(
@@ -76,8 +78,12 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         bad = 0
         for path in arguments.paths:
-            own = saved.step_of(path) is not None
-            for folder in saved.candidates(path)[: 1 if own else None]:
+            found = saved.candidates(path)
+            if saved.step_of(path) is not None:
+                found = found[:1]
+            elif saved.step_of(found[0]) is not None:  # a folder of them: its exports, too
+                found += sorted(found[0].parent.glob("weights-*"))
+            for folder in found:
                 try:
                     _verify(folder)
                     print(f"{folder}: good")

@@ -250,7 +250,8 @@ def resumable(run_folder: Path, settings: dict[str, Any]) -> bool:
         return False
     try:
         before = read_run(run_folder).facts["spec"]
-        asked = settings.get("load") in (None, before.get("load"))
-        return asked and same_run(settings, before)
+        load, began = settings.get("load"), before.get("load")
+        asked = load is None or (began and Path(load).absolute() == Path(began).absolute())
+        return bool(asked) and same_run(settings, before)
     except (UsageError, KeyError):
         return False

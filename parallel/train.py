@@ -225,17 +225,17 @@ def begin(run_spec: spec.RunSpec, run_json: dict[str, Any], folder: RunFolder) -
         return save
     load = None if run_spec.load is None else Path(run_spec.load).absolute()
     inside = folder.path.absolute()
-    if run_spec.save and run_spec.save_interval and saved.steps_in(save):
-        if load not in (save.absolute(), *save.absolute().iterdir()):
+    if run_spec.save and run_spec.save_interval and (steps := saved.steps_in(save)):
+        start = None if load is None else saved.candidates(load)[0]
+        if start is None or start.parent.resolve() != save.resolve():
             raise UsageError(
                 f"{save} holds checkpoints already; go on from them with --load, or give another"
                 " --save"
             )
-        own, newest = saved.step_of(load), saved.steps_in(save)[-1]
-        if own is not None and own < newest:
+        if (saved.step_of(start) or 0) < steps[-1]:  # weights alone begin at step 0
             raise UsageError(
-                f"{save} holds checkpoints to step {newest}; to go on from step {own}, give another"
-                " --save"
+                f"{save} holds checkpoints to step {steps[-1]}; to go on from {start.name}, give"
+                " another --save"
             )
     if load is not None:
         saved.candidates(load)  # nothing there: say so before there is a folder

@@ -70,7 +70,7 @@ def ask_of(table: dict[str, Any], source: str) -> Ask:
         kind = {bool: bool, int: int, str: str, float: (int, float)}.get(known[name], dict)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise UsageError(f"{source} [slurm]: {name} cannot be {value!r}")
-        if name in ("max_restarts", "budget_gpu_hours") and value < 0:
+        if name in ("max_restarts", "budget_gpu_hours") and not value >= 0:
             raise UsageError(f"{source} [slurm]: {name} cannot be {value!r}")
         if name in ("time", "memory") and not OPTION.fullmatch(value):
             raise UsageError(f"{source} [slurm]: {name} {value!r} cannot stand in an #SBATCH line")
@@ -320,15 +320,15 @@ if [[ -f $folder/RUN_COMPLETE.txt ]]; then
     skip "complete before restart $restart"
   fi
 fi
+printf '%s\n' "$planned" >"$folder/$job.submitted"
+
+{set_up}
 if ((restart > max_restarts)); then # Slurm's own restarts, as of a lost node, count too
   echo "slurm: not run: restarted $max_restarts times already (max_restarts)"
   "$python" -m slurm.mark "$folder" "max_restarts: $max_restarts used up" "$folder/$attempt.out"
   echo 75 >"$folder/$attempt.exit"
   exit 75
 fi
-printf '%s\n' "$planned" >"$folder/$job.submitted"
-
-{set_up}
 export PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
 export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-1}}"
 

@@ -72,6 +72,40 @@ def test_waiting_longer_than_a_message_travels_is_bubble(clock, tmp_path):
     assert (row["pp_s"], row["bubble_s"], row["other_s"]) == (1 + 2, 3, 0)
 
 
+class Sent:
+    """What an asynchronous call gives back: done when it is told so."""
+
+    done = False
+
+    def is_completed(self):
+        return self.done
+
+
+def test_an_asynchronous_call_is_over_once_it_is_seen_to_be(clock, tmp_path):
+    """First of two calls: seen done at the next region; second: over in the wait for it."""
+    books = breakdown.Breakdown(settings(steps=1), torch.device("cpu"), 0, tmp_path)
+    first, second = Sent(), Sent()
+    for work in (first, second):
+        books._flying[work] = ("dp", breakdown.time.perf_counter())
+        books._works[work] = "dp~"
+    with_region = ("forward", "backward")
+    for seconds, name in zip((1, 2), with_region, strict=True):
+        clock(seconds)
+        books.enter(name)
+        books.leave(name)
+        first.done = True  # between the two regions
+    assert list(books._flying) == [second]
+    books.over(first)  # twice is once
+    books.wait(lambda work: clock(4), second, (), {})
+    assert not books._flying
+    books.lap(1, 7.0)
+    row = read_breakdown(tmp_path, 1)[0][0][0]
+    assert (row["dp_s"], row["dp_total_s"]) == (4, 7)  # 0 to 3 and 0 to 7, together
+    books._flying[first] = ("dp", 0.0)
+    books.forget()
+    assert not books._flying
+
+
 def test_off_means_that_nothing_listens_and_nothing_is_wrapped(tmp_path):
     call = torch.distributed.ProcessGroup.allreduce
     assert breakdown.start(settings(), torch.device("cpu"), 0, tmp_path) is None

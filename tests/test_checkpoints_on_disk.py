@@ -339,11 +339,26 @@ def test_weights_alone_are_exported_and_start_a_new_training(tmp_path, capsys):
     assert capsys.readouterr().out == f"{out}: good\n"
     assert checkpoint.main(["export", out, str(tmp_path / "again")]) == 2
     assert "holds weights alone already" in capsys.readouterr().err
+    flip(tmp_path / "weights-00000002" / "model.safetensors")
+    assert checkpoint.main(["verify", str(tmp_path)]) == 1  # the folder's exports, too
+    assert "step-00000002: good" in capsys.readouterr().out
     flip(Path(out) / "model.safetensors")
     assert checkpoint.main(["verify", out]) == 1
     assert "model.safetensors is damaged" in capsys.readouterr().out
     (Path(out) / "config.json").write_text("{}")
     assert checkpoint.main(["verify", out]) == 1
+
+
+@pytest.mark.parametrize("form", ["weights", "dcp"])
+def test_an_export_never_replaces_what_is_there(tmp_path, capsys, form):
+    """Least of all the run that it is of."""
+    save_some(tmp_path / "ck", [1])
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "ck", tmp_path / "file", Path(".")):
+        assert checkpoint.main(["export", str(tmp_path / "ck"), str(out), "--format", form]) == 2
+        assert f"{out} exists already: name a new folder\n" in capsys.readouterr().err
+    assert saved.verify(tmp_path / "ck" / "step-00000001")
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # dcp.load's, without a group

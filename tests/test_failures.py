@@ -69,11 +69,18 @@ def test_checkpoints_of_another_training_are_not_mixed_with_ours(tokens, tmp_pat
     save = tmp_path / "ck"
     for step in (2, 4):
         (save / f"step-{step:08d}").mkdir(parents=True)
+    weights = save / "weights-00000002"
+    weights.mkdir()
+    (weights / "config.json").write_text("{}")
     flags = ["--data", str(tokens), "--device", "cpu", "--save-interval", "2", "--save", str(save)]
     flags += ["--out", str(tmp_path / "run")]
     for load, says in (
         ([], "holds checkpoints already"),
-        (["--load", str(save / "step-00000002")], "to step 4; to go on from step 2, give another"),
+        (
+            ["--load", str(save / "step-00000002")],
+            "to step 4; to go on from step-00000002, give another",
+        ),
+        (["--load", str(weights)], "to step 4; to go on from weights-00000002, give another"),
     ):
         done = run_module(TRAIN, *flags, *load)
         assert done.returncode == 2 and says in done.stderr

@@ -80,7 +80,7 @@ def test_in_the_published_tables():
     for row in published.sc21_days().rows:
         assert row["predicted_days"] / row["days"] - 1 == pytest.approx(row["predicted_error"])
     for shown in (published.big_purple(), published.bucket_ab()):
-        assert "no run of this card was compared" in shown.notes[-1]
+        assert "fitted on no run" in shown.notes[-1]
         assert "no calibration of Big Purple" in shown.notes[-1]
         for row in shown.rows:
             assert row["predicted_error"] == pytest.approx(row["predicted_s"] / row["step_s"] - 1)
