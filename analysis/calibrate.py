@@ -28,6 +28,7 @@ from analysis.tables import FORMATS, Column, Table, emphasise
 from analysis.timemodel import Machine
 from models.errors import UsageError
 from models.hardware import LINKS, planning_gpu
+from parallel.facts import cores
 
 # A host CPU is no GPU: peaks are measured, so efficiencies start at 1; launches are Python's.
 HERE_PRIORS = fitting.PRIORS | {
@@ -45,7 +46,7 @@ HERE_PRIORS = fitting.PRIORS | {
 }
 
 
-HERE_CORES = 2  # each counts as a GPU
+HERE_CORES = max(2, cores())  # each counts as a GPU; an all-reduce needs two
 
 
 def measure_here(processes: int = HERE_CORES, timeout_s: float = 120.0) -> dict[str, float]:

@@ -124,9 +124,8 @@ def space(
     if cluster.max_gpus and gpus > cluster.max_gpus:
         raise UsageError(f"{gpus} GPUs exceed the {cluster.max_gpus} of {cluster.name}")
     most_tp = min(max_tp or cluster.gpus_per_node, cluster.gpus_per_node)
-    tps = [
-        t for t in range(1, most_tp + 1) if config.n_head % t == 0 and config.ffn_hidden % t == 0
-    ]
+    wholes = (config.n_head, config.ffn_hidden, cluster.gpus_per_node)  # no group over two nodes
+    tps = [t for t in range(1, most_tp + 1) if all(whole % t == 0 for whole in wholes)]
     splits = []
     for tp in tps:
         for pp in divisors(config.n_layer):

@@ -190,6 +190,8 @@ def test_one_ranks_full_disk_ends_the_save_of_all_and_not_the_run(tmp_path):
         "        saver.save(step)\n"
         "        saver.wait()\n"
         "    print([e.problem for e in saver.events()], flush=True)\n"
+        "del saver\n"
+        "dist.destroy_process_group()\n"
     )
     ranks = [
         subprocess.Popen(
