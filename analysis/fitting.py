@@ -6,7 +6,7 @@ is known before any run of the cluster was seen. The fit minimises the soft-l1 l
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -57,6 +57,9 @@ _HOPPER = {
 CARDS: dict[str, dict[str, tuple[float, float]]] = {"H100 SXM": _HOPPER, "H200": _HOPPER}
 
 
+INTERVAL = 1.2816  # standard deviations that hold the middle 80 % of a normal distribution
+
+
 def priors_of(card: str) -> dict[str, tuple[float, float]]:
     """The priors of a card by its name in models.hardware: everybody's, where nothing is known."""
     return PRIORS | CARDS.get(card, {})
@@ -70,7 +73,6 @@ class Fit:
     covariance: np.ndarray
     sigma: float
     n: int
-    residuals: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     def seconds(self, x: Columns, machine: Machine) -> Array:
         return timemodel.seconds(x, machine, self.constants)
@@ -79,10 +81,6 @@ class Fit:
         """Standard deviation of log seconds: the residuals' and the constants' together."""
         _, grad = _with_slopes(x, machine, np.log([self.constants[n] for n in NAMES]))
         return np.sqrt(self.sigma**2 + np.einsum("ij,jk,ik->i", grad, self.covariance, grad))
-
-
-def _log_seconds(x: Columns, machine: Machine, theta: np.ndarray) -> Array:
-    return np.log(timemodel.seconds(x, machine, dict(zip(NAMES, np.exp(theta), strict=True))))
 
 
 def _slopes(
@@ -179,10 +177,10 @@ def fit(
     # 80 % says how wide the interval is, with a few rows' worth of what is usual.
     leverage = weight * np.einsum("ij,jk,ik->i", grad, covariance, grad)
     unseen = np.abs(residuals) / (1.0 - np.minimum(leverage, 0.9))
-    scale = np.quantile(unseen, 0.8) / 1.2816 if n else 0.0
+    scale = np.quantile(unseen, 0.8) / INTERVAL if n else 0.0
     sigma = np.sqrt((n * scale**2 + 3 * UNSEEN**2) / (n + 3))
     covariance = np.linalg.inv(grad.T @ grad / sigma**2 + known)
-    return Fit(dict(zip(NAMES, np.exp(theta), strict=True)), covariance, float(sigma), n, residuals)
+    return Fit(dict(zip(NAMES, np.exp(theta), strict=True)), covariance, float(sigma), n)
 
 
 def features(x: Columns) -> np.ndarray:

@@ -27,6 +27,7 @@ import numpy as np
 
 from analysis import timemodel
 from analysis.calibration import Calibration, fits_of, from_data_sheet, load_calibration
+from analysis.fitting import INTERVAL
 from analysis.rows import host_columns
 from analysis.tables import FORMATS, Column, Table, emphasise, writing
 from models import memory
@@ -37,7 +38,6 @@ from models.hardware import planning_gpu
 from parallel.columns import Columns, columns, possible
 from parallel.layout import RECOMPUTE
 
-INTERVAL = 1.2816
 MARGIN = 0.06  # of memory, left free
 WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2}
 KEYS = ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage", "recompute")

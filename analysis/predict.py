@@ -45,7 +45,6 @@ from models.hardware import planning_gpu
 from parallel.columns import columns
 
 SPLITS = ("random", "leave-model-out", "leave-tp-out", "leave-one-out")
-INTERVAL = 1.2816  # standard deviations that hold the middle 80 % of a normal distribution
 FOLDS = 5
 
 
@@ -266,7 +265,7 @@ def summary(found: Validation, what: str = "time") -> dict[str, Any]:
     truth = rows.measured if what == "time" else rows.memory_gb
     unit = "s" if what == "time" else "gb"
     error = found.predicted / truth - 1
-    inside = np.abs(np.log(found.predicted / truth)) <= INTERVAL * found.spread
+    inside = np.abs(np.log(found.predicted / truth)) <= fitting.INTERVAL * found.spread
     timed = np.flatnonzero(np.isfinite(error))
     unlike = np.array([why.startswith("slow network") for why in found.why_not])
     slow = np.flatnonzero((found.scored | unlike) & np.isfinite(error))
@@ -274,7 +273,9 @@ def summary(found: Validation, what: str = "time") -> dict[str, Any]:
     noise_all, _ = repeat_noise(rows, timed, truth)
     shown = []
     for k in range(len(rows.ids)):
-        low, high = (found.predicted[k] * np.exp(s * INTERVAL * found.spread[k]) for s in (-1, 1))
+        low, high = (
+            found.predicted[k] * np.exp(s * fitting.INTERVAL * found.spread[k]) for s in (-1, 1)
+        )
         shown.append(
             {
                 "id": rows.ids[k],

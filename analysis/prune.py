@@ -23,6 +23,7 @@ import numpy as np
 
 from analysis import plan
 from analysis.calibration import Calibration, load_calibration
+from analysis.fitting import INTERVAL
 from analysis.rows import host_columns
 from analysis.tables import FORMATS, Column, Table, emphasise
 from models import memory
@@ -61,8 +62,8 @@ def rows_of(study: Study, cluster: Calibration, margin: float) -> list[dict[str,
                 "engine": spec.engine,
                 "gpus": spec.gpus,
                 "predicted_s": float(seconds),
-                "low_s": float(seconds * np.exp(-plan.INTERVAL * spread)),
-                "high_s": float(seconds * np.exp(plan.INTERVAL * spread)),
+                "low_s": float(seconds * np.exp(-INTERVAL * spread)),
+                "high_s": float(seconds * np.exp(INTERVAL * spread)),
                 "tokens_per_s": spec.global_batch * spec.seq_len / float(seconds),
                 "memory_gb": float(used / memory.GB),
                 "fits": bool(len(order)),

@@ -16,7 +16,7 @@ from models.hardware import LINKS, network_rate, planning_gpu
 from models.memory import params, stage_layers
 from parallel.columns import Array, Columns
 
-FULL, SELECTIVE = 2, 1
+FULL = 2
 CROWD = 0.3  # a ring over more nodes is slower, to this power (Jean Zay: 10.6 GB/s on 4, 6.9 on 16)
 HOST_RATE = 2e9  # bytes/s of a rank's share of CPU Adam and PCIe (the Jean Zay offload rows)
 PLAIN_SOFTMAX = 0.2  # of launching: cast, scale, mask, softmax, cast back instead of one kernel
@@ -267,10 +267,6 @@ def optimizer(x: Columns, machine: Machine, c: dict) -> Array:
     move = 30.0 * parameters(x) / shards / (machine.memory_rate * c["mem"])
     host = 30.0 * parameters(x) / shards / HOST_RATE * (x.offload > 0)
     return move + host + c["step"]
-
-
-def nodes(x: Columns) -> Array:
-    return np.maximum(np.ceil(x.gpus / x.gpus_per_node), 1)
 
 
 def terms(x: Columns, machine: Machine, c: dict) -> dict[str, Array]:

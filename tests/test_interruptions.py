@@ -118,6 +118,22 @@ def test_a_rank_stuck_in_python_is_named_with_its_line(tmp_path):
     assert all("rank 0 hangs at <string>:7 read_slowly" in line for line in said), said
 
 
+def two_ranks(program, folder):
+    """The exit codes and (stdout, stderr) of two processes given their rank and a folder."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(rank), str(folder)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    said = [rank.communicate(timeout=60) for rank in ranks]
+    return [rank.returncode for rank in ranks], said
+
+
 def test_ranks_that_wait_for_an_export_are_patient_while_it_gets_on(tmp_path):
     """The first export lasts three times the watchdog's limit and ticks; the second hangs."""
     program = (
@@ -147,18 +163,8 @@ def test_ranks_that_wait_for_an_export_are_patient_while_it_gets_on(tmp_path):
         "    checkpointer.export = hangs\n"
         "    saver.save(2)\n"
     )
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(rank), str(tmp_path)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    said = [rank.communicate(timeout=60) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [1, 1], said
+    codes, said = two_ranks(program, tmp_path)
+    assert codes == [1, 1], said
     assert said[0][0].startswith("patient ['', '']") and said[1][0].startswith("patient []"), said
     for out, _ in said:
         assert "no progress for 1 s: rank 0 hangs at <string>:13 hangs, in parallel/checkp" in out
@@ -193,18 +199,8 @@ def test_one_ranks_full_disk_ends_the_save_of_all_and_not_the_run(tmp_path):
         "del saver\n"
         "dist.destroy_process_group()\n"
     )
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(rank), str(tmp_path)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    said = [rank.communicate(timeout=60) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    codes, said = two_ranks(program, tmp_path)
+    assert codes == [0, 0], said
     assert said[0][0] == "['', 'File too large', '']\n" * 2 and said[1][0] == "[]\n[]\n", said
     for behind in ("False", "True"):
         assert saved.steps_in(tmp_path / behind) == [1, 3]
