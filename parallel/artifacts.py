@@ -67,10 +67,12 @@ def utc_now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never half of it."""
+def write_json(path: Path, content: Any, mode: int = 0o666) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never half of it; `mode` is
+    who may read it, less the umask."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+    with open(aside, "w", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        file.write(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
     os.replace(aside, path)
 
 
@@ -138,8 +140,8 @@ class RunFolder:
         write_json(self.path / "run.json", facts)
 
     def launcher(self, metadata: dict[str, Any]) -> None:
-        """Write launcher_metadata.json."""
-        write_json(self.path / "launcher_metadata.json", metadata)
+        """Write launcher_metadata.json, for its owner alone."""
+        write_json(self.path / "launcher_metadata.json", metadata, 0o600)
 
     def log(self, line: str) -> None:
         """Append a line to train.log."""

@@ -6,7 +6,6 @@ Torch-free: versions come from package metadata, not from imports.
 import hashlib
 import os
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,17 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from parallel.artifacts import SCHEMA_VERSION, utc_now
+from parallel.environment import command_line, environment_facts
 from parallel.launch import Launch
 from parallel.spec import RunSpec
 
 PACKAGES = ("torch", "deepspeed", "megatron-core", "transformers", "numpy", "transformer-engine")
-# Prefixes of environment variables worth telling: launchers, libraries, threads, devices, Slurm.
-TELLING = ("SLURM_", "NCCL_", "GLOO_", "CUDA_", "NVIDIA_", "ROCR_", "HIP_", "TORCH", "PYTORCH_")
-TELLING += ("DS_", "OMP_", "MKL_", "KMP_", "ONEDNN_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
-TELLING += ("GROUP_", "ROLE_", "UCX_", "FI_", "MALLOC_", "LD_PRELOAD", "PYTHONHASHSEED")
-SECRET_NAME = re.compile(r"(?i)token|secret|passw|key|credential|auth|cookie|jwt|cert")
-URL_PASSWORD = re.compile(r"://[^/@\s]+@")
-SECRET = re.compile(r"(?i)(--?\S*(?:token|password|secret|key)\S*)([= ])(\S+)")
 
 
 def versions() -> dict[str, str | None]:
@@ -88,11 +81,6 @@ def one_machine(environment: Mapping[str, str] = os.environ) -> bool:
     return environment.get("SLURM_CLUSTER_NAME") == "local-test"
 
 
-def command_line() -> str:
-    """The command as typed, with the values of secret-looking flags removed."""
-    return SECRET.sub(r"\1\2***", " ".join([Path(sys.executable).name, *sys.orig_argv[1:]]))
-
-
 def profiler(
     spec: RunSpec, environment: dict[str, str] | os._Environ = os.environ
 ) -> dict[str, str] | None:
@@ -110,20 +98,6 @@ def profiler(
     if tools or spec.profile_mode == "nvtx":
         return {"tool": (tools or ["nvtx"])[0], "steps": "all", "ranks": "all"}
     return None
-
-
-def environment_facts(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that can change how a run is started or how fast it is, secrets removed.
-
-    Only names with a prefix that is known to matter; of these, a value whose name sounds secret, or
-    that holds a password in an address, is not told.
-    """
-    told = {}
-    for name in sorted(environment):
-        if name.startswith(TELLING):
-            value = URL_PASSWORD.sub("://***@", environment[name])
-            told[name] = "***" if SECRET_NAME.search(name) else value
-    return told
 
 
 def launcher_metadata(launch: Launch) -> dict[str, Any]:

@@ -332,9 +332,8 @@ fi
 export PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
 export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-1}}"
 
-# The environment, less what looks like a secret; the job as Slurm sees it; this very script.
-env -0 | sort -z | grep -zviE '^[^=]*(token|secret|passw|key|credential|auth|cookie|jwt)[^=]*=' |
-  sed -zE 's#://[^/@]*@#://***@#g' | tr '\0' '\n' >"$folder/$attempt.env"
+# The environment without secrets; the job as Slurm sees it; this very script.
+"$python" -m parallel.environment "$folder/$attempt.env"
 scontrol show job "$job" >"$folder/$attempt.job"
 cp -- "$0" "$folder/$attempt.slurm"
 
@@ -419,7 +418,7 @@ done
 if ((status != 0)); then
   "$python" -m slurm.mark "$folder" "${{stopped:-exit status $status}}" "$folder/$attempt.out"
   # torchrun says 1 whatever its ranks said; theirs is 75 (try again) where they stopped and saved.
-  if [[ $folder/status.json -nt $folder/$attempt.env ]] &&
+  if [[ $folder/status.json -nt $folder/$attempt.job ]] &&
     grep -qsF '"state": "interrupted"' "$folder/status.json"; then
     status=75
   fi
@@ -427,7 +426,7 @@ fi
 printf '%s\n' "$status" >"$folder/$attempt.exit"
 # Whoever got on and saved before the limit goes on from there, where the study wants it.
 if ((requeue && status == 75)) && [[ $stopped == "time limit"* ]] &&
-  [[ $folder/steps.csv -nt $folder/$attempt.env ]]; then
+  [[ $folder/steps.csv -nt $folder/$attempt.job ]]; then
   if ((restart < max_restarts)); then
     scontrol requeue "$job"
   else

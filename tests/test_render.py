@@ -149,7 +149,9 @@ def test_proof_is_left_when_asked_for_and_a_tool_that_is_absent_is_noted(tmp_pat
     tools = {
         "srun": f'printf "%s\\n" "$@" "debug=$TORCH_DISTRIBUTED_DEBUG" "nccl=$NCCL_DEBUG"'
         f' "$NCCL_DEBUG_FILE" "$NCCL_TOPO_DUMP_FILE" >{tmp_path}/seen\n'
-        f"if [[ -d {folder}/77.profiles ]]; then touch {folder}/77.profiles/nsys_77_n1.nsys-rep; fi"
+        f"if [[ -d {folder}/77.profiles ]]; then\n"
+        f"touch {folder}/77.profiles/nsys_77_n1.nsys-rep\nfi",
+        "python": '[[ $2 != parallel.environment ]] || touch "$3"\n',
     }
     if there:
         tools |= {"nsys": 'echo "$1 of ${2##*/}"', "ibstat": "echo mlx5_0"}

@@ -73,10 +73,3 @@ def test_iteration_line_is_megatrons():
         " number of nan iterations:   0 |",
     ):
         assert piece in line
-
-
-def test_command_line_hides_secrets(monkeypatch):
-    from parallel import facts
-
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "x", "--api-token", "abc", "--lr=1"])
-    assert facts.command_line().endswith("-m x --api-token *** --lr=1")
