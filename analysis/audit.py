@@ -35,7 +35,7 @@ from analysis.markdown import (
 from analysis.records import Record
 from analysis.tables import json_objects
 from models.config import GPTConfig
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 from models.flops import CONVENTIONS
 from models.hardware import find_gpu, peak_tflops
 
@@ -543,6 +543,7 @@ def audit_paths(
     return found, refused, checked
 
 
+@command_line("analysis.audit")
 def main(argv: list[str] | None = None) -> int:
     """Print the findings."""
     parser = argparse.ArgumentParser(

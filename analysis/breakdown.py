@@ -28,7 +28,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 
 from analysis.records import Record
 from analysis.tables import FORMATS, Column, Table, emphasise
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 from parallel.artifacts import AXES, CATEGORIES, Run, find_runs, read_breakdown, read_run
 from parallel.spec import RunSpec
 from parallel.volumes import step_volumes
@@ -347,6 +347,7 @@ def _same_place(one: Breakdown, base: Breakdown, named: str | None) -> bool:
     return bool(named) or one.run.path.parent == base.run.path.parent
 
 
+@command_line("analysis.breakdown")
 def main(argv: list[str] | None = None) -> int:
     """Print the three tables of what is at the paths."""
     parser = argparse.ArgumentParser(
@@ -359,11 +360,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--scaling", choices=("strong", "weak"), default="strong")
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
-    try:
-        tables, problems = report(arguments.paths, arguments.baseline, arguments.scaling)
-    except UsageError as error:
-        print(f"analysis.breakdown: {error}", file=sys.stderr)
-        return 2
+    tables, problems = report(arguments.paths, arguments.baseline, arguments.scaling)
     for line in problems:
         print(f"analysis.breakdown: {line}", file=sys.stderr)
     text = "\n".join(table.render(arguments.format) for table in tables)

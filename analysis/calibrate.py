@@ -26,7 +26,7 @@ from analysis.collectives import measured_on
 from analysis.rows import Rows, healthy, read_rows, rows_of_runs
 from analysis.tables import FORMATS, Column, Table, emphasise
 from analysis.timemodel import Machine
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 from models.hardware import LINKS, planning_gpu
 from parallel.facts import cores
 
@@ -121,6 +121,7 @@ def _said(error: np.ndarray, seen: set[int]) -> str:
     return "; ".join(parts)
 
 
+@command_line("analysis.calibrate")
 def main(argv: list[str] | None = None) -> int:
     """Fit, report, write."""
     parser = argparse.ArgumentParser(
@@ -139,19 +140,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
     out = arguments.out or calibration.FOLDER / f"{arguments.name}.toml"
-    try:
-        for flag in ("rows", "fit"):
-            if getattr(arguments, flag) < 1:
-                raise UsageError(f"--{flag} must be positive, not {getattr(arguments, flag)}")
-        if not out.parent.is_dir():  # known before a minute of measuring
-            raise UsageError(f"{out}: no folder {out.parent}")
-        if arguments.published:
-            table = _published(arguments, out)
-        else:
-            table = _here(arguments, out)
-    except UsageError as error:
-        print(f"analysis.calibrate: {error}", file=sys.stderr)
-        return 2
+    for flag in ("rows", "fit"):
+        if getattr(arguments, flag) < 1:
+            raise UsageError(f"--{flag} must be positive, not {getattr(arguments, flag)}")
+    if not out.parent.is_dir():  # known before a minute of measuring
+        raise UsageError(f"{out}: no folder {out.parent}")
+    if arguments.published:
+        table = _published(arguments, out)
+    else:
+        table = _here(arguments, out)
     text = table.render(arguments.format)
     print(emphasise(text) if arguments.format == "text" else text, end="")
     print(f"wrote {out}", file=sys.stderr)

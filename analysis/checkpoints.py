@@ -33,7 +33,7 @@ from analysis.readers._log import Log
 from analysis.records import Record
 from analysis.tables import FORMATS, Column, Table, emphasise
 from analysis.tflops import config_of
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 
 COLUMNS = ("event", "step", "blocked_s", "total_s", "bytes", "ranks")
 KINDS = ("save", "export", "load")
@@ -173,6 +173,7 @@ def report(paths: list[Path], bytes_per_param: float | None = None) -> Table:
     return table(load(paths)[0], bytes_per_param)[0]
 
 
+@command_line("analysis.checkpoints")
 def main(argv: list[str] | None = None) -> int:
     """Print the table of what is at the paths."""
     parser = argparse.ArgumentParser(
@@ -189,25 +190,19 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     published = [path for path in arguments.paths if path.suffix == ".csv"]
     others = [path for path in arguments.paths if path not in published]
-    try:
-        tables = []
-        if published:
-            from analysis.published import checkpoints
+    tables = []
+    if published:
+        from analysis.published import checkpoints
 
-            tables += [checkpoints(path) for path in published]
-        if others:
-            records, refused = load(others, arguments)
-            shown, silent = table(records, arguments.bytes_per_param)
-            for line in refused:
-                print(f"analysis.checkpoints: {line}", file=sys.stderr)
-            if silent:
-                print(
-                    f"analysis.checkpoints: no checkpoint in {', '.join(silent)}", file=sys.stderr
-                )
-            tables.append(shown)
-    except UsageError as error:
-        print(f"analysis.checkpoints: {error}", file=sys.stderr)
-        return 2
+        tables += [checkpoints(path) for path in published]
+    if others:
+        records, refused = load(others, arguments)
+        shown, silent = table(records, arguments.bytes_per_param)
+        for line in refused:
+            print(f"analysis.checkpoints: {line}", file=sys.stderr)
+        if silent:
+            print(f"analysis.checkpoints: no checkpoint in {', '.join(silent)}", file=sys.stderr)
+        tables.append(shown)
     for shown in tables:
         text = shown.render(arguments.format)
         print(emphasise(text) if arguments.format == "text" else text, end="")

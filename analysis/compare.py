@@ -30,7 +30,7 @@ from analysis.records import Record
 from analysis.repeats import log_ratio
 from analysis.scaling import ANY_COMMIT, AXES, add_commit_flag, configuration, differences, named
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 from parallel.steady import Steady
 
 RESAMPLES = 10_000
@@ -295,6 +295,7 @@ def report(paths: list[Path]) -> Table:
     return table(against_baseline(_timed(paths)))
 
 
+@command_line("analysis.compare")
 def main(argv: list[str] | None = None) -> int:
     """Print the verdict, or the table of repeats."""
     from analysis.load import add_fact_flags, load
@@ -311,24 +312,20 @@ def main(argv: list[str] | None = None) -> int:
     add_fact_flags(parser)
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
-    try:
-        if arguments.repeats:
-            records, refused = load(arguments.paths, arguments)
-            found = [(r, t) for r in records if (t := timed(r, arguments.window, arguments.rule))]
-            rows = repeats([r for r, _ in found], [t for _, t in found])
-            text = Table(REPEAT_COLUMNS, rows, notes=refused).render(arguments.format)
-            print(emphasise(text) if arguments.format == "text" else text, end="")
-            return 0
-        if len(arguments.paths) > 2:
-            raise UsageError(f"two things are compared, but {len(arguments.paths)} were given")
-        sides = [_timed([path], arguments) for path in arguments.paths]
-        if len(sides) == 1:
-            verdicts = against_baseline(sides[0], arguments.any_commit)
-        else:
-            verdicts = [judged(*sides, arguments.any_commit)]
-    except UsageError as error:
-        print(f"analysis.compare: {error}", file=sys.stderr)
-        return 2
+    if arguments.repeats:
+        records, refused = load(arguments.paths, arguments)
+        found = [(r, t) for r in records if (t := timed(r, arguments.window, arguments.rule))]
+        rows = repeats([r for r, _ in found], [t for _, t in found])
+        text = Table(REPEAT_COLUMNS, rows, notes=refused).render(arguments.format)
+        print(emphasise(text) if arguments.format == "text" else text, end="")
+        return 0
+    if len(arguments.paths) > 2:
+        raise UsageError(f"two things are compared, but {len(arguments.paths)} were given")
+    sides = [_timed([path], arguments) for path in arguments.paths]
+    if len(sides) == 1:
+        verdicts = against_baseline(sides[0], arguments.any_commit)
+    else:
+        verdicts = [judged(*sides, arguments.any_commit)]
     if arguments.format == "json":
         print(json_objects([verdict.as_dict() for verdict in verdicts]), end="")
     elif len(sides) == 1:

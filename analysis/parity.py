@@ -21,7 +21,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from analysis.tables import FORMATS, Column, Table, emphasise
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 from parallel.artifacts import COMPLETE, Run, find_runs, read_run
 
 LOSS_BAR = 2e-4  # absolute, nats per token
@@ -173,6 +173,7 @@ def table(parities: Iterable[Parity], baseline: str | None = None) -> Table:
     return Table(columns, rows, notes=[note])
 
 
+@command_line("analysis.parity")
 def main(argv: list[str] | None = None) -> int:
     """Print the parity table; 0 when no run differs, 1 when one does, 2 for a user's mistake."""
     parser = argparse.ArgumentParser(
@@ -185,21 +186,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="exit 1 when one is not verified too")
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
-    try:
-        runs, damaged = [], []
-        for path in find_runs(arguments.paths):
-            try:
-                runs.append(read_run(path))
-            except UsageError as error:  # the others are still reported
-                damaged.append(str(error))
-        if not runs:
-            raise UsageError("; ".join(damaged))
-        if arguments.baseline and arguments.baseline not in {run.name for run in runs}:
-            known = ", ".join(run.name for run in runs)
-            raise UsageError(f"no run called {arguments.baseline!r}; there are: {known}")
-    except UsageError as error:
-        print(f"analysis.parity: {error}", file=sys.stderr)
-        return 2
+    runs, damaged = [], []
+    for path in find_runs(arguments.paths):
+        try:
+            runs.append(read_run(path))
+        except UsageError as error:  # the others are still reported
+            damaged.append(str(error))
+    if not runs:
+        raise UsageError("; ".join(damaged))
+    if arguments.baseline and arguments.baseline not in {run.name for run in runs}:
+        known = ", ".join(run.name for run in runs)
+        raise UsageError(f"no run called {arguments.baseline!r}; there are: {known}")
     for line in damaged:
         print(f"analysis.parity: {line}", file=sys.stderr)
     parities = list(verify(runs, arguments.baseline).values())

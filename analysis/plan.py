@@ -32,7 +32,7 @@ from analysis.rows import host_columns
 from analysis.tables import FORMATS, Column, Table, emphasise, writing
 from models import memory
 from models.config import GPTConfig, preset
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 from models.flops import tflops_per_gpu
 from models.hardware import planning_gpu
 from parallel.columns import Columns, columns, possible
@@ -516,6 +516,7 @@ def rendered(argv: list[str]) -> str:
     return out.getvalue()
 
 
+@command_line("analysis.plan")
 def main(argv: list[str] | None = None) -> int:
     """Plan, print."""
     parser = argparse.ArgumentParser(
@@ -548,11 +549,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
-    try:
-        return _plan(arguments)
-    except UsageError as error:
-        print(f"analysis.plan: {error}", file=sys.stderr)
-        return 2
+    return _plan(arguments)
 
 
 def _check_flags(arguments: argparse.Namespace) -> None:

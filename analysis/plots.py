@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 from models.flops import DEFAULT_CONVENTION
 
 if TYPE_CHECKING:
@@ -226,6 +226,7 @@ def of_runs(paths: list[Path], folder: Path, baseline: str | None) -> list[Path]
     return written
 
 
+@command_line("analysis.plots")
 def main(argv: list[str] | None = None) -> int:
     """Draw the pictures and name the files."""
     parser = argparse.ArgumentParser(
@@ -237,17 +238,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("logs/plots"), metavar="FOLDER")
     parser.add_argument("--baseline", metavar="NAME", help="the run that speedups are against")
     arguments = parser.parse_args(argv)
-    try:
-        if arguments.paths:
-            written = of_runs(arguments.paths, arguments.out, arguments.baseline)
-        else:
-            written = published(arguments.out)
-    except UsageError as error:
-        print(f"analysis.plots: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"analysis.plots: {arguments.out}: {error.strerror}", file=sys.stderr)
-        return 2
+    if arguments.paths:
+        written = of_runs(arguments.paths, arguments.out, arguments.baseline)
+    else:
+        written = published(arguments.out)
     print(*written, sep="\n")
     return 0
 

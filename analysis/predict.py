@@ -40,7 +40,7 @@ from analysis.collectives import measured_on
 from analysis.rows import Rows, crowding, healthy, read_rows, settings_of
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
 from models import memory
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 from models.hardware import planning_gpu
 from parallel.columns import columns
 
@@ -398,6 +398,7 @@ def beside(records: list[Any], calibration: Any) -> list[float | None]:
     return found
 
 
+@command_line("analysis.predict")
 def main(argv: list[str] | None = None) -> int:
     """Validate, print."""
     parser = argparse.ArgumentParser(
@@ -411,20 +412,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--memory", action="store_true", help="gigabytes, not seconds")
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
-    try:
-        if arguments.calibrate_rows < 0:
-            raise UsageError(f"--calibrate-rows cannot be {arguments.calibrate_rows}")
-        rows = read_rows(arguments.validate)
-        what = "memory" if arguments.memory else "time"
-        if arguments.memory:
-            found, refused = validate_memory(rows, arguments.calibrate_rows, arguments.split)
-            result = summary(found, what) | {"refused": refused}
-        else:
-            found = validate_time(rows, arguments.calibrate_rows, arguments.split)
-            result = summary(found, what)
-    except UsageError as error:
-        print(f"analysis.predict: {error}", file=sys.stderr)
-        return 2
+    if arguments.calibrate_rows < 0:
+        raise UsageError(f"--calibrate-rows cannot be {arguments.calibrate_rows}")
+    rows = read_rows(arguments.validate)
+    what = "memory" if arguments.memory else "time"
+    if arguments.memory:
+        found, refused = validate_memory(rows, arguments.calibrate_rows, arguments.split)
+        result = summary(found, what) | {"refused": refused}
+    else:
+        found = validate_time(rows, arguments.calibrate_rows, arguments.split)
+        result = summary(found, what)
     if arguments.format == "json":
         print(json_objects([result]).strip()[1:-1].strip())
         return 0

@@ -25,7 +25,7 @@ from analysis.readers import nsys, nsys_sqlite, torch_trace
 from analysis.readers._log import Log
 from analysis.records import Refusal
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 from parallel.artifacts import write_json
 
 SUMMARY = "profile_summary.json"
@@ -246,6 +246,7 @@ def _said(profile: dict[str, Any]) -> list[str]:
     return notes + ["share: of the sum of its kind; profiled: not a timing"]
 
 
+@command_line("analysis.profile")
 def main(argv: list[str] | None = None) -> int:
     """Print what is at the paths, and write each run's summary."""
     parser = argparse.ArgumentParser(
@@ -259,12 +260,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--top", type=int, default=10, help="entries of each kind (default: 10)")
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
-    try:
-        if arguments.top < 1:
-            raise UsageError(f"--top must be at least 1, not {arguments.top}")
-    except UsageError as error:
-        print(f"analysis.profile: {error}", file=sys.stderr)
-        return 2
+    if arguments.top < 1:
+        raise UsageError(f"--top must be at least 1, not {arguments.top}")
     refused: list[Refusal] = []
     found = [one for path in arguments.paths for one in report(path, refused, arguments.top)]
     for refusal in refused:

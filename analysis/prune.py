@@ -27,7 +27,7 @@ from analysis.fitting import INTERVAL
 from analysis.rows import host_columns
 from analysis.tables import FORMATS, Column, Table, emphasise
 from models import memory
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 from parallel.columns import Columns, columns_of
 from parallel.spec import RunSpec
 from parallel.study import Study, load_study
@@ -117,6 +117,7 @@ def report(
     return Table(columns, rows, notes=notes)
 
 
+@command_line("analysis.prune")
 def main(argv: list[str] | None = None) -> int:
     """Predict a study's runs, print."""
     parser = argparse.ArgumentParser(
@@ -130,15 +131,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--margin", type=float, default=plan.MARGIN, help="of memory left free")
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
-    try:
-        if arguments.top is not None and arguments.top < 1:
-            raise UsageError(f"--top must be at least 1, not {arguments.top}")
-        if not 0 <= arguments.margin < 1:
-            raise UsageError(f"--margin {arguments.margin} is no part of memory (0 to 1)")
-        shown = report(arguments.study, arguments.cluster, arguments.top, arguments.margin)
-    except UsageError as error:
-        print(f"analysis.prune: {error}", file=sys.stderr)
-        return 2
+    if arguments.top is not None and arguments.top < 1:
+        raise UsageError(f"--top must be at least 1, not {arguments.top}")
+    if not 0 <= arguments.margin < 1:
+        raise UsageError(f"--margin {arguments.margin} is no part of memory (0 to 1)")
+    shown = report(arguments.study, arguments.cluster, arguments.top, arguments.margin)
     text = shown.render(arguments.format)
     print(emphasise(text) if arguments.format == "text" else text, end="")
     return 0

@@ -24,7 +24,7 @@ import numpy as np
 from analysis.readers._log import Log
 from analysis.records import Record
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
-from models.errors import UsageError
+from models.errors import command_line
 from parallel.steady import MIN_STEADY, Steady, steady
 
 # A failure's kind as the readers name it -> the verdict.
@@ -335,6 +335,7 @@ def add_time_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@command_line("analysis.quality")
 def main(argv: list[str] | None = None) -> int:
     """Print the verdicts of what is at the paths."""
     from analysis.load import add_fact_flags, load
@@ -349,11 +350,7 @@ def main(argv: list[str] | None = None) -> int:
     add_fact_flags(parser)
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
-    try:
-        records, refused = load(arguments.paths, arguments)
-    except UsageError as error:
-        print(f"analysis.quality: {error}", file=sys.stderr)
-        return 2
+    records, refused = load(arguments.paths, arguments)
     for line in refused:
         print(f"analysis.quality: {line}", file=sys.stderr)
     if arguments.format == "json":

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from models.errors import UsageError
+from models.errors import UsageError, printable
 
 ORIGINS = ("log", "run.json", "sidecar", "flag", "from name")  # strongest evidence first
 
@@ -36,7 +36,7 @@ class Refusal(UsageError):
         self.source, self.reason = source, reason
 
     def __str__(self) -> str:
-        return f"{self.source}: {self.reason}"
+        return printable(f"{self.source}: {self.reason}")
 
 
 @dataclass

@@ -33,7 +33,7 @@ from pathlib import Path
 if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -218,6 +218,7 @@ def regenerate(text: str, source: str = "") -> str:
     return "\n".join(out)
 
 
+@command_line("analysis.report")
 def main(argv: list[str] | None = None) -> int:
     """Regenerate the files, or say which are stale."""
     parser = argparse.ArgumentParser(
@@ -231,15 +232,11 @@ def main(argv: list[str] | None = None) -> int:
     status = 0
     for path in arguments.files:
         try:
-            try:
-                old = path.read_text()
-            except (OSError, UnicodeDecodeError) as error:
-                reason = getattr(error, "strerror", None) or error
-                raise UsageError(f"{path}: {reason}") from error
-            new = regenerate(old, str(path))
-        except UsageError as error:
-            print(f"analysis.report: {error}", file=sys.stderr)
-            return 2
+            old = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"{path}: {reason}") from error
+        new = regenerate(old, str(path))
         if new == old:
             continue
         if arguments.check:

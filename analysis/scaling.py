@@ -23,7 +23,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 from analysis import beside
 from analysis.records import Record
 from analysis.tables import FORMATS, Column, Table, emphasise
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 
 # What must be equal for a ratio of two step times to say something about the split alone.
 FIXED = ("precision", "recompute", "commit", "gpu_type")
@@ -264,6 +264,7 @@ def report(
     return shown
 
 
+@command_line("analysis.scaling")
 def main(argv: list[str] | None = None) -> int:
     """Print the scaling curve of what is at the paths."""
     from analysis.load import add_fact_flags
@@ -283,11 +284,7 @@ def main(argv: list[str] | None = None) -> int:
     beside.add_flag(parser)
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
-    try:
-        shown = report(arguments.paths, arguments.baseline, arguments.scaling, arguments=arguments)
-    except UsageError as error:
-        print(f"analysis.scaling: {error}", file=sys.stderr)
-        return 2
+    shown = report(arguments.paths, arguments.baseline, arguments.scaling, arguments=arguments)
     text = shown.render(arguments.format)
     print(emphasise(text) if arguments.format == "text" else text, end="")
     return 0

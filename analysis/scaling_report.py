@@ -31,7 +31,7 @@ from analysis.quality import describe_rule, judge, timed
 from analysis.records import Record
 from analysis.repeats import spread_of
 from analysis.scaling import batch_per_gpu, configuration, differences, named, speedup
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 from parallel.artifacts import utc_now, write_json
 
 FILE = "scaling_report.json"
@@ -147,6 +147,7 @@ def _entry(group: list[Timed], base: list[Timed], kind: str) -> dict[str, Any]:
     }
 
 
+@command_line("analysis.scaling_report")
 def main(argv: list[str] | None = None) -> int:
     """Write the report and say in one line what is in it."""
     parser = argparse.ArgumentParser(
@@ -160,17 +161,13 @@ def main(argv: list[str] | None = None) -> int:
     beside.add_flag(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"default: DIR/{FILE}")
     arguments = parser.parse_args(argv)
+    records, refused = load([arguments.folder])
+    found = report(records, refused, arguments.baseline, arguments.scaling, arguments.predict)
+    out = arguments.out or arguments.folder / FILE
     try:
-        records, refused = load([arguments.folder])
-        found = report(records, refused, arguments.baseline, arguments.scaling, arguments.predict)
-        out = arguments.out or arguments.folder / FILE
-        try:
-            write_json(out, found)
-        except OSError as error:
-            raise UsageError(f"cannot write {out}: {error.strerror}") from error
-    except UsageError as error:
-        print(f"analysis.scaling_report: {error}", file=sys.stderr)
-        return 2
+        write_json(out, found)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}") from error
     for line in found["left_out"]:
         print(f"left out: {line}")
     invalid = sum("invalid_comparison" in entry for entry in found["configurations"])

@@ -16,7 +16,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from analysis.tables import writing
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 
 MOST_STAGES, MOST_EVENTS = 1024, 200_000  # what is simulated in seconds
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
@@ -193,6 +193,7 @@ def draw(events: list[Event], pp: int, title: str, path: Path) -> None:
     pyplot.close(figure)
 
 
+@command_line("analysis.schedule")
 def main(argv: list[str] | None = None) -> int:
     """Simulate, print, draw."""
     parser = argparse.ArgumentParser(
@@ -208,19 +209,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--png", type=Path, metavar="FILE")
     arguments = parser.parse_args(argv)
     pp, n, vpp = arguments.pp, arguments.micro_batches, arguments.vpp
-    try:
-        if not 0 < arguments.backward <= 100:
-            raise UsageError(f"--backward {arguments.backward:g} must be above 0 and at most 100")
-        events = simulate(arguments.schedule, pp, n, vpp, 1.0, arguments.backward)
-        formula = (pp - 1) / (vpp * n)
-        said = f"makespan {makespan(events):g}, bubble {bubble(events):.4f}, formula {formula:.4f}"
-        print(text(events, pp), end="")
-        print(said)
-        if arguments.png:
-            draw(events, pp, f"{arguments.schedule}, pp {pp}, vpp {vpp}: {said}", arguments.png)
-    except UsageError as error:
-        print(f"analysis.schedule: {error}", file=sys.stderr)
-        return 2
+    if not 0 < arguments.backward <= 100:
+        raise UsageError(f"--backward {arguments.backward:g} must be above 0 and at most 100")
+    events = simulate(arguments.schedule, pp, n, vpp, 1.0, arguments.backward)
+    formula = (pp - 1) / (vpp * n)
+    said = f"makespan {makespan(events):g}, bubble {bubble(events):.4f}, formula {formula:.4f}"
+    print(text(events, pp), end="")
+    print(said)
+    if arguments.png:
+        draw(events, pp, f"{arguments.schedule}, pp {pp}, vpp {vpp}: {said}", arguments.png)
     return 0
 
 

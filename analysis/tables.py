@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 
 FORMATS = ("text", "markdown", "csv", "json")
 UNKNOWN = "-"
@@ -166,6 +166,7 @@ def emphasise(text: str) -> str:
     return "\n".join(lines)
 
 
+@command_line("analysis.tables")
 def main(argv: list[str] | None = None) -> int:
     """Print a Markdown file with its TFLOPs recomputed."""
     from analysis.markdown import recompute_tflops
@@ -180,26 +181,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seq-len", type=int, default=1024, help="tokens per sequence")
     arguments = parser.parse_args(argv)
     try:
+        old = arguments.recompute.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{arguments.recompute}: {error.strerror}") from error
+    # latin-1 maps every byte to one character and back, so what is no UTF-8 survives too
+    try:
+        new = recompute_tflops(old.decode("latin-1"), arguments.seq_len).encode("latin-1")
+    except UsageError as error:
+        raise UsageError(f"{arguments.recompute}: {error}") from error
+    if not arguments.in_place:
+        sys.stdout.buffer.write(new)
+        sys.stdout.buffer.flush()
+    elif new != old:
         try:
-            old = arguments.recompute.read_bytes()
+            arguments.recompute.write_bytes(new)
         except OSError as error:
             raise UsageError(f"{arguments.recompute}: {error.strerror}") from error
-        # latin-1 maps every byte to one character and back, so what is no UTF-8 survives too
-        try:
-            new = recompute_tflops(old.decode("latin-1"), arguments.seq_len).encode("latin-1")
-        except UsageError as error:
-            raise UsageError(f"{arguments.recompute}: {error}") from error
-        if not arguments.in_place:
-            sys.stdout.buffer.write(new)
-            sys.stdout.buffer.flush()
-        elif new != old:
-            try:
-                arguments.recompute.write_bytes(new)
-            except OSError as error:
-                raise UsageError(f"{arguments.recompute}: {error.strerror}") from error
-    except UsageError as error:
-        print(f"analysis.tables: {error}", file=sys.stderr)
-        return 2
     return 0
 
 

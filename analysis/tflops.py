@@ -33,7 +33,7 @@ from analysis.readers.run_folder import oversubscribed
 from analysis.records import Record
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
 from models.config import GPTConfig
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 from models.hardware import mfu
 from parallel.artifacts import read_run
@@ -281,6 +281,7 @@ def _provenance(
     return beside.notes(beside.source(cluster), pairs)
 
 
+@command_line("analysis.tflops")
 def main(argv: list[str] | None = None) -> int:
     """Print the scaling table of what is at the paths."""
     parser = argparse.ArgumentParser(
@@ -298,13 +299,9 @@ def main(argv: list[str] | None = None) -> int:
     beside.add_flag(parser)
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
-    try:
-        records, refused = load(arguments.paths, arguments)
-        named = _check_baseline(records, arguments.baseline)
-        predicted = beside.seconds(records, arguments.predict)
-    except UsageError as error:
-        print(f"analysis.tflops: {error}", file=sys.stderr)
-        return 2
+    records, refused = load(arguments.paths, arguments)
+    named = _check_baseline(records, arguments.baseline)
+    predicted = beside.seconds(records, arguments.predict)
     for line in refused:
         print(f"analysis.tflops: {line}", file=sys.stderr)
     found = rows(

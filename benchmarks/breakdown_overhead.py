@@ -27,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
+from models.errors import command_line  # noqa: E402
 from parallel import spec  # noqa: E402
 
 
@@ -124,6 +125,7 @@ def measure(arguments: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
+@command_line("breakdown_overhead")
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     arguments = parse(argv)

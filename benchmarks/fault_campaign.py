@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
 from analysis.checkpoints import read_events  # noqa: E402
+from models.errors import command_line  # noqa: E402
 from parallel import saved  # noqa: E402
 from parallel.artifacts import read_run, read_status, write_json  # noqa: E402
 
@@ -354,6 +355,7 @@ def markdown(results: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+@command_line("fault_campaign")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -33,7 +33,7 @@ from analysis.rows import settings_of  # noqa: E402
 from analysis.tables import Column, Table, writing  # noqa: E402
 from models import memory  # noqa: E402
 from models.config import PRESETS, GPTConfig  # noqa: E402
-from models.errors import UsageError  # noqa: E402
+from models.errors import UsageError, command_line  # noqa: E402
 from parallel.artifacts import read_run  # noqa: E402
 from parallel.columns import Columns, columns, columns_of  # noqa: E402
 from parallel.layout import OFFLOAD, RECOMPUTE  # noqa: E402
@@ -417,6 +417,7 @@ def peaks(paths: list[Path]) -> Table:
     )
 
 
+@command_line("memory_estimates")
 def main(argv: list[str] | None = None) -> int:
     """Print or write the tables."""
     parser = argparse.ArgumentParser(
@@ -430,19 +431,13 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.held:
         measure(json.loads(arguments.held))
         return 0
-    try:
-        tables = [deepspeed_states(), megatron_parts(), korthikanti()]
-        text = "\n".join(
-            t.render("markdown") for t in [*tables, peaks(PEAKS), held_table(held_rows())]
-        )
-        if arguments.out:
-            with writing(arguments.out):
-                arguments.out.write_text(text)
-        else:
-            print(text, end="")
-    except UsageError as error:
-        print(f"memory_estimates: {error}", file=sys.stderr)
-        return 2
+    tables = [deepspeed_states(), megatron_parts(), korthikanti()]
+    text = "\n".join(t.render("markdown") for t in [*tables, peaks(PEAKS), held_table(held_rows())])
+    if arguments.out:
+        with writing(arguments.out):
+            arguments.out.write_text(text)
+    else:
+        print(text, end="")
     return 0
 
 

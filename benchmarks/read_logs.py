@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from analysis.readers import read, read_all
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 
 # As published with the Jean Zay study, which averages "elapsed time per iteration" with it.
 ONE_LINER = (
@@ -117,6 +117,7 @@ def beside_perl(path: Path, what: str) -> None:
     )
 
 
+@command_line("read_logs")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mb", type=int, default=400, help="megabytes read beside perl")
@@ -125,17 +126,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="where to make the logs (a temporary folder)")
     parser.add_argument("--log", type=Path, help="read this log beside perl, and nothing else")
     arguments = parser.parse_args(argv)
-    try:
-        if not shutil.which("perl"):
-            raise UsageError("perl is not installed: there is nothing to compare with")
-        if arguments.log:
-            beside_perl(arguments.log, arguments.log.name)
-            return 0
-        with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-            measure(Path(folder), arguments)
-    except UsageError as error:
-        print(error, file=sys.stderr)
-        return 2
+    if not shutil.which("perl"):
+        raise UsageError("perl is not installed: there is nothing to compare with")
+    if arguments.log:
+        beside_perl(arguments.log, arguments.log.name)
+        return 0
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        measure(Path(folder), arguments)
     return 0
 
 

@@ -23,6 +23,7 @@ sys.path[0] = str(ROOT)
 
 from analysis.parity import GRAD_NORM_BAR, LOSS_BAR  # noqa: E402
 from benchmarks.fault_campaign import MARK, RUNS, difference, family  # noqa: E402
+from models.errors import command_line  # noqa: E402
 from parallel import saved  # noqa: E402
 from parallel.artifacts import read_run, read_status  # noqa: E402
 
@@ -134,6 +135,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
+@command_line("resume")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -37,6 +37,7 @@ sys.path[0] = str(ROOT)
 
 import torch  # noqa: E402
 
+from models.errors import command_line  # noqa: E402
 from models.gpt import parameter_shapes  # noqa: E402
 from parallel import checkpoint  # noqa: E402
 from parallel.checkpointer import KINDS, Checkpointer, State, export, hold  # noqa: E402
@@ -102,6 +103,7 @@ def table(times: dict[str, list[tuple[float, float]]], sizes: dict[str, int], n_
     return "".join(lines)
 
 
+@command_line("save_speed")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

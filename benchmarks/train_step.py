@@ -36,7 +36,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from analysis.tables import Column, Table
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 from models.flops import CONVENTIONS
 from parallel.spec import RunSpec, resolve
 
@@ -343,6 +343,7 @@ def data_parallel(job: dict[str, Any], rounds: int) -> dict[str, Any]:
     }
 
 
+@command_line("train_step")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python benchmarks/train_step.py",
@@ -371,18 +372,14 @@ def main(argv: list[str] | None = None) -> int:
     job |= {"n_layer": arguments.n_layer, "ranks": 1, "rank": 0, "core": 0}
     job["global_batch"] = arguments.global_batch or (8 if arguments.dp else arguments.micro_batch)
     rows = []
-    try:
-        for precision in arguments.precisions.split(","):
-            for mode in arguments.modes.split(","):
-                one = job | {"precision": precision, "mode": mode}
-                spec_of(one | {"mode": "eager"})
-                if arguments.dp:
-                    rows.append(data_parallel(one, arguments.rounds))
-                else:
-                    rows += compare(one, arguments.rounds)
-    except UsageError as error:
-        print(f"train_step: {error}", file=sys.stderr)
-        return 2
+    for precision in arguments.precisions.split(","):
+        for mode in arguments.modes.split(","):
+            one = job | {"precision": precision, "mode": mode}
+            spec_of(one | {"mode": "eager"})
+            if arguments.dp:
+                rows.append(data_parallel(one, arguments.rounds))
+            else:
+                rows += compare(one, arguments.rounds)
     columns = [Column("precision", "precision"), Column("mode", "mode")]
     if arguments.dp:
         columns += [Column("one_s", "1 rank s", ".3f"), Column("two_s", "2 ranks s", ".3f")]

@@ -1,9 +1,132 @@
-"""The one exception that means "the user asked for something that cannot be"."""
+"""What a user's mistake is, and the boundary of every command: what reaches the terminal, and how
+a command ends."""
+
+import contextlib
+import errno
+import functools
+import io
+import os
+import re
+import sys
+from collections.abc import Callable
+
+# Control characters of both sets, what turns the direction of text or breaks its line, and bytes
+# of a file's name that are no UTF-8 (they are held as surrogates).
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+BROKEN_PIPE = 141  # 128 + SIGPIPE: what a shell reports of cat
+INTERRUPTED = 130  # 128 + SIGINT
+
+
+def printable(text: str) -> str:
+    """The text in one line without control characters: an escape of a log must not reach the
+    terminal. Line breaks and tabs become a space, the others what Python writes, as `\\x1b`."""
+    if not _UNPRINTABLE.search(text):
+        return text
+    text = re.sub(r"[\t\n\r]+", " ", text)
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class UsageError(ValueError):
     """A user's mistake. Its message is one line that holds the numbers and what to do.
 
-    Every command catches it in `main`, prints it on stderr and exits with status 2; nothing else
-    is caught there, so a defect of ours keeps its traceback.
+    `command_line` prints it on stderr and exits with status 2.
     """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
+
+def command_line(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """The boundary of the command `name`; decorates its `main(argv) -> exit status`.
+
+    A UsageError is one line on stderr and 2, and so is a file that the system refuses to read or
+    to write. An output that cannot be written, to a full disk say, is one line and 1. Where nobody
+    reads the output any more, the command ends without a word, as cat does, with 141, and after
+    Ctrl-C in one line with 130. An output that was closed before the start is as good as
+    /dev/null. A defect of ours keeps its traceback.
+    """
+
+    def around(main: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(main)
+        def bounded(argv: list[str] | None = None) -> int:
+            _open_what_is_closed()
+            try:
+                try:
+                    return main(argv)
+                except UsageError as error:
+                    _say(f"{name}: {error}")
+                    return 2
+                finally:
+                    sys.stdout.flush()  # here, where a failure can still be told
+            except BrokenPipeError:
+                drop_output()
+                return BROKEN_PIPE
+            except OSError as error:
+                said, status = error.strerror or str(error), 2
+                # What could not be written stays in the buffer; under Python's -u there is none.
+                lost = error.filename is None and error.errno in _NO_ROOM
+                if lost or not _flushes(sys.stdout):
+                    said, status = f"cannot write the output: {said}", 1
+                    drop_output()
+                elif error.filename is not None:
+                    said = f"{error.filename}: {said}"
+                _say(f"{name}: {printable(said)}")
+                return status
+            except KeyboardInterrupt:
+                if argv is not None:  # called as a function, by a test say: that must end, too
+                    raise
+                _say(f"{name}: interrupted")
+                return INTERRUPTED
+
+        return bounded
+
+    return around
+
+
+def _say(line: str) -> None:
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        drop_output()
+
+
+def drop_output() -> None:
+    """Send what is still to be printed nowhere: its reader is gone, or its disk is full.
+
+    The file descriptors are replaced, so that no flush at the interpreter's end fails again.
+    """
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        if not _flushes(stream):
+            with contextlib.suppress(OSError, ValueError):  # a test's stream has no descriptor
+                os.dup2(null, stream.fileno())
+    os.close(null)
+
+
+def _flushes(stream: io.TextIOBase) -> bool:
+    """Whether the stream takes what it was given; what failed once stays in it and fails again."""
+    try:
+        stream.flush()
+        return True
+    except OSError:
+        return False
+
+
+def _open_what_is_closed() -> None:
+    """`>&-` leaves no sys.stdout, and its number to the first file that is opened: that file would
+    receive what children print. Names that are no UTF-8 must not end a command either."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+            mode = "w" if number else "r"
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+        elif number and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

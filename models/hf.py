@@ -35,7 +35,7 @@ import sys
 from pathlib import Path
 
 # torch and transformers are loaded where they are used: --help and mistakes are answered at once.
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 from models.storage import BYTES
 
 
@@ -80,6 +80,7 @@ def _export(arguments: argparse.Namespace) -> str:
     return f"{arguments.out}: {config.n_params:,} parameters from {source}"
 
 
+@command_line("models.hf")
 def main(argv: list[str] | None = None) -> int:
     """Import or export, and say what was written."""
     parser = argparse.ArgumentParser(
@@ -101,11 +102,7 @@ def main(argv: list[str] | None = None) -> int:
     for command in (importing, exporting):
         command.add_argument("--dtype", choices=tuple(BYTES), help="default: what is stored")
     arguments = parser.parse_args(argv)
-    try:
-        print(arguments.run(arguments))
-    except UsageError as error:
-        print(f"models.hf: {error}", file=sys.stderr)
-        return 2
+    print(arguments.run(arguments))
     return 0
 
 

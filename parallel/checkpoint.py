@@ -11,12 +11,11 @@ that format is read here, for its readers unpickle.
 """
 
 import argparse
-import contextlib
 import sys
 from pathlib import Path
 
 # torch is loaded where it is used: --help, verify and mistakes are answered at once.
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 from parallel import saved
 from parallel.artifacts import read_json
 
@@ -57,6 +56,7 @@ def _export(arguments: argparse.Namespace) -> str:
     return f"{arguments.out}: {size} bytes of {folder}'s weights in {dtype}"
 
 
+@command_line("parallel.checkpoint")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m parallel.checkpoint",
@@ -72,30 +72,25 @@ def main(argv: list[str] | None = None) -> int:
     exporting.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), help="of weights: bf16")
     exporting.add_argument("--format", default="weights", choices=("weights", "dcp"))
     arguments = parser.parse_args(argv)
-    try:
-        if arguments.command == "export":
-            print(_export(arguments))
-            return 0
-        bad = 0
-        for path in arguments.paths:
-            found = saved.candidates(path)
-            if saved.step_of(path) is not None:
-                found = found[:1]
-            elif saved.step_of(found[0]) is not None:  # a folder of them: its exports, too
-                found += sorted(found[0].parent.glob("weights-*"))
-            for folder in found:
-                try:
-                    _verify(folder)
-                    print(f"{folder}: good")
-                except saved.Damaged as damaged:
-                    bad += 1
-                    print(damaged)
-        return 1 if bad else 0
-    except UsageError as error:
-        print(f"parallel.checkpoint: {error}", file=sys.stderr)
-        return 2
+    if arguments.command == "export":
+        print(_export(arguments))
+        return 0
+    bad = 0
+    for path in arguments.paths:
+        found = saved.candidates(path)
+        if saved.step_of(path) is not None:
+            found = found[:1]
+        elif saved.step_of(found[0]) is not None:  # a folder of them: its exports, too
+            found += sorted(found[0].parent.glob("weights-*"))
+        for folder in found:
+            try:
+                _verify(folder)
+                print(f"{folder}: good")
+            except saved.Damaged as damaged:
+                bad += 1
+                print(damaged)
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(main())
+    sys.exit(main())

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 from parallel.artifacts import write_json
 from parallel.layout import Layout
 from parallel.work import HELD_OUT, held_out_from
@@ -357,6 +357,7 @@ def prepare(out: Path, inputs: list[Path], tokenizer: str = "byte", vocab_size: 
     return meta
 
 
+@command_line("parallel.data")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m parallel.data",
@@ -373,13 +374,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--vocab-size", type=int, default=4096, help="ids of a BPE trained here")
     parser.add_argument("--if-missing", action="store_true", help="do nothing if it is there")
     arguments = parser.parse_args(argv)
-    try:
-        if arguments.if_missing and (arguments.out / "meta.json").exists():
-            return 0
-        meta = prepare(arguments.out, arguments.input, arguments.tokenizer, arguments.vocab_size)
-    except UsageError as error:
-        print(f"parallel.data: {error}", file=sys.stderr)
-        return 2
+    if arguments.if_missing and (arguments.out / "meta.json").exists():
+        return 0
+    meta = prepare(arguments.out, arguments.input, arguments.tokenizer, arguments.vocab_size)
     print(
         f"{arguments.out}: {meta['documents']} documents, {meta['tokens']['train']:,} training and"
         f" {meta['tokens']['val']:,} validation tokens, {meta['vocab_size']} ids"

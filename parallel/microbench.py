@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from models.errors import command_line
+
 
 def _rate(work: float, call: Callable[[], object], seconds: float, cuda: bool) -> float:
     """Work per second, the best of repeated calls over `seconds`."""
@@ -83,6 +85,7 @@ def measure(processes: int = 2, seconds: float = 1.0) -> dict[str, float]:
     return result
 
 
+@command_line("parallel.microbench")
 def main(argv: list[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 from parallel import artifacts, facts, saved
 from parallel.artifacts import COMPLETE, RunFolder
 from parallel.launch import Launch
@@ -199,6 +199,7 @@ def report(out: Path) -> None:
     subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False)
 
 
+@command_line("parallel.sweep")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m parallel.sweep",
@@ -227,9 +228,6 @@ def main(argv: list[str] | None = None) -> int:
         out = arguments.out or Path("logs") / study.name
         failed = sweep(study, names, out, arguments.fresh, arguments.srun, arguments.max_restarts)
         report(out)
-    except UsageError as error:
-        print(f"parallel.sweep: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("parallel.sweep: interrupted; run it again to go on", file=sys.stderr)
         return 130

@@ -17,6 +17,7 @@ goes on from the newest checkpoint of a stopped attempt.
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -31,7 +32,8 @@ from typing import Any, NoReturn
 
 STARTED = time.perf_counter()
 
-from models.errors import UsageError  # noqa: E402  (the clock starts before the imports)
+# The clock starts before the imports.
+from models.errors import UsageError, command_line, drop_output  # noqa: E402
 from models.flops import tflops_per_gpu  # noqa: E402
 from parallel import (  # noqa: E402
     engines,
@@ -109,6 +111,7 @@ def choose(
     return chosen, facts.run_facts(chosen, study_name, run, baseline, place, repeat_of), folder
 
 
+@command_line("parallel.train")
 def main(argv: list[str] | None = None) -> int:
     arguments = parse(argv)
     local_rank = 0
@@ -199,12 +202,13 @@ def train(
         if began:
             line = str(error).strip().splitlines()[0] if str(error).strip() else ""
             folder.fail(f"{type(error).__name__}: {line} (rank {place.rank})", place.rank)
-        if isinstance(error, UsageError):
-            print(f"parallel.train: {error}", file=sys.stderr)
-        else:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # nobody may be there to read it
+            if isinstance(error, UsageError):
+                print(f"parallel.train: {error}", file=sys.stderr)
+            else:
+                traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
         # Not sys.exit: a collective that waits for us, or for a dead peer, must not keep us alive.
         os._exit(2 if isinstance(error, UsageError) else 1)
 
@@ -350,10 +354,10 @@ def loop(
 
     def say(line: str) -> None:
         folder.log(line)
-        if on_terminal:
-            tqdm.write(line)
-        else:
-            print(line, flush=True)
+        try:
+            tqdm.write(line) if on_terminal else print(line, flush=True)
+        except OSError:
+            drop_output()  # nobody reads it any more, or its disk is full: the log has the lines
 
     def check(step: int) -> None:
         """Validate after `step` steps, and say so."""
@@ -444,11 +448,11 @@ def loop(
                 since_line.append(row)
                 if (step + 1) % run_spec.log_interval == 0 or step + 1 == run_spec.steps:
                     line = iteration_line(run_spec, since_line, skipped, nans)
-                    folder.log(line)
                     if on_terminal:
+                        folder.log(line)
                         bar.set_postfix_str(f"loss {result.loss:.4f}")
                     else:
-                        print(line, flush=True)
+                        say(line)
                     since_line, skipped, nans = [], 0, 0
                 bar.update()
             last = step + 1 == run_spec.steps

@@ -24,7 +24,7 @@ import sys
 import time
 from pathlib import Path
 
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 
 HOME = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "scaling-study-slurm"
 TOOLS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "sbatch": "slurm-wlm"}
@@ -360,6 +360,7 @@ def end(pids: list[int]) -> None:
             time.sleep(0.1)
 
 
+@command_line("slurm.cluster")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m slurm.cluster",
@@ -373,22 +374,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=HOME, metavar="DIR")
     arguments = parser.parse_args(argv)
     folder = arguments.folder.absolute()
-    try:
-        if arguments.do == "up":
-            conf = up(arguments.nodes, folder, arguments.accounting)
-            print(f"{arguments.nodes} nodes are up. For sbatch, squeue and the like:")
-            print(f"  export SLURM_CONF={conf}")
-        elif arguments.do == "down":
-            was = alive(folder)
-            down(folder)
-            print("down" if was else f"no cluster was up in {folder}")
-        elif arguments.node is None:
-            raise UsageError(f"{arguments.do} which node?")
-        else:
-            (stop_node if arguments.do == "stop-node" else start_node)(arguments.node, folder)
-    except UsageError as error:
-        print(f"slurm.cluster: {error}", file=sys.stderr)
-        return 2
+    if arguments.do == "up":
+        conf = up(arguments.nodes, folder, arguments.accounting)
+        print(f"{arguments.nodes} nodes are up. For sbatch, squeue and the like:")
+        print(f"  export SLURM_CONF={conf}")
+    elif arguments.do == "down":
+        was = alive(folder)
+        down(folder)
+        print("down" if was else f"no cluster was up in {folder}")
+    elif arguments.node is None:
+        raise UsageError(f"{arguments.do} which node?")
+    else:
+        (stop_node if arguments.do == "stop-node" else start_node)(arguments.node, folder)
     return 0
 
 

@@ -12,6 +12,7 @@ import re
 import sys
 from pathlib import Path
 
+from models.errors import command_line
 from parallel.artifacts import RunFolder
 from slurm.jobs import tail
 
@@ -19,6 +20,7 @@ SIGNAL = re.compile(r"Signal (?!15 )\d+ \(SIG\w+\) received by PID \d+")
 ERROR = re.compile(r"^(?!\S*ChildFailedError)\S*Error: .*$", re.MULTILINE)
 
 
+@command_line("slurm.mark")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m slurm.mark",

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from models.errors import command_line
+
 
 def below(pid: int) -> list[int]:
     """Every process that descends from one."""
@@ -35,6 +37,7 @@ def hears(pid: int, number: int) -> bool:
     return False
 
 
+@command_line("slurm.node")
 def main(argv: list[str] | None = None) -> int:
     command = sys.argv[1:] if argv is None else argv
     if not command or command[0].startswith("-"):

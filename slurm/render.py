@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote as percent_encode
 
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 from parallel.clusters import CLUSTERS, OPTION, Cluster, check_environment
 from parallel.facts import planned
 from parallel.spec import RunSpec
@@ -481,6 +481,7 @@ def write(study: Study, logs: Path = Path("logs")) -> list[Path]:
     return paths
 
 
+@command_line("slurm.render")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m slurm.render",
@@ -493,21 +494,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--strict", action="store_true", help="refuse what cannot run")
     parser.add_argument("--dry-run", action="store_true", help="write nothing; print the estimate")
     arguments = parser.parse_args(argv)
-    try:
-        for path in arguments.studies:
-            if path.resolve() == CLUSTERS and len(arguments.studies) > 1:
-                continue  # slurm/*.toml names it too
-            study = load_study(path, arguments.cluster, arguments.strict)
-            jobs, total = estimate(study, list(study.settings))
-            if len(arguments.studies) > 1:
-                print(f"{shown(path)}:")
-            print("\n".join(tell(study, jobs, total)))
-            if not arguments.dry_run:
-                paths = write(study, arguments.logs)
-                print(f"wrote {len(paths)} scripts to {shown(script_folder(study))}/")
-    except UsageError as error:
-        print(f"slurm.render: {error}", file=sys.stderr)
-        return 2
+    for path in arguments.studies:
+        if path.resolve() == CLUSTERS and len(arguments.studies) > 1:
+            continue  # slurm/*.toml names it too
+        study = load_study(path, arguments.cluster, arguments.strict)
+        jobs, total = estimate(study, list(study.settings))
+        if len(arguments.studies) > 1:
+            print(f"{shown(path)}:")
+        print("\n".join(tell(study, jobs, total)))
+        if not arguments.dry_run:
+            paths = write(study, arguments.logs)
+            print(f"wrote {len(paths)} scripts to {shown(script_folder(study))}/")
     return 0
 
 

@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from models.errors import UsageError
+from models.errors import command_line
 from parallel.study import load_study
 from slurm import jobs
 
@@ -40,6 +40,7 @@ def table(found: list[jobs.Row]) -> list[str]:
     return [*lines, ", ".join(f"{n} {state}" for state, n in counts.most_common())]
 
 
+@command_line("slurm.status")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m slurm.status",
@@ -50,11 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--cluster", metavar="NAME", help="as given to slurm.render")
     parser.add_argument("--logs", type=Path, default=Path("logs"), metavar="DIR")
     arguments = parser.parse_args(argv)
-    try:
-        study = load_study(arguments.study, arguments.cluster)
-    except UsageError as error:
-        print(f"slurm.status: {error}", file=sys.stderr)
-        return 2
+    study = load_study(arguments.study, arguments.cluster)
     found, answered = jobs.rows(study, arguments.logs)
     if not answered:
         print("slurm.status: no Slurm answers; this is what the run folders say", file=sys.stderr)

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from models.errors import UsageError
+from models.errors import UsageError, command_line
 from parallel.study import Study, load_study
 from slurm import jobs
 from slurm.render import ROOT, ask_of, estimate, planned_text, script_folder, tell, write
@@ -102,6 +102,7 @@ def agreed(question: str) -> bool:
         return False
 
 
+@command_line("slurm.submit")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m slurm.submit",
@@ -123,44 +124,37 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.max_running is not None and arguments.max_running < 1:
         parser.error("--max-running must be positive")
     logs = ROOT / arguments.logs  # the scripts run there
-    try:
-        study = load_study(arguments.study, arguments.cluster, arguments.strict)
-        (logs / study.name).mkdir(parents=True, exist_ok=True)
-        # Two submits at a time would each find the other's runs still missing.
-        with (logs / study.name / ".submit.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            found, answered = jobs.rows(study, logs)
-            if not answered:
-                raise UsageError("no Slurm answers (is SLURM_CONF set, or the test cluster up?)")
-            names = choose(study, found, arguments.only)
-            if not names:
-                print("nothing to submit: all that was asked for waits, runs or is complete")
-                return 0
-            write(study, arguments.logs)
-            costs, total = estimate(study, names)
-            print("\n".join(tell(study, costs, total)))
-            budget = arguments.budget
-            if budget is None:
-                budget = min(
-                    ask_of(study.slurm[name], str(study.path)).budget_gpu_hours for name in names
-                )
-            if total > budget and not arguments.yes:
-                says = f"{total:.1f} GPU-hours at worst exceed the budget of {budget:g}"
-                if not sys.stdin.isatty():
-                    raise UsageError(f"{says}: give --yes, or --budget")
-                if not agreed(f"{says}. Submit? [y/N] "):
-                    raise UsageError("nothing was submitted")
-            active = [row.job_id for row in found if row.state in ("pending", "running")]
-            active = [job_id for job_id in active if job_id is not None]
-            waits = arguments.after, arguments.max_running, active
-            for name, job_id in submit(study, names, logs, *waits):
-                print(f"submitted {name}: job {job_id}")
-    except UsageError as error:
-        print(f"slurm.submit: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"slurm.submit: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
+    study = load_study(arguments.study, arguments.cluster, arguments.strict)
+    (logs / study.name).mkdir(parents=True, exist_ok=True)
+    # Two submits at a time would each find the other's runs still missing.
+    with (logs / study.name / ".submit.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found, answered = jobs.rows(study, logs)
+        if not answered:
+            raise UsageError("no Slurm answers (is SLURM_CONF set, or the test cluster up?)")
+        names = choose(study, found, arguments.only)
+        if not names:
+            print("nothing to submit: all that was asked for waits, runs or is complete")
+            return 0
+        write(study, arguments.logs)
+        costs, total = estimate(study, names)
+        print("\n".join(tell(study, costs, total)))
+        budget = arguments.budget
+        if budget is None:
+            budget = min(
+                ask_of(study.slurm[name], str(study.path)).budget_gpu_hours for name in names
+            )
+        if total > budget and not arguments.yes:
+            says = f"{total:.1f} GPU-hours at worst exceed the budget of {budget:g}"
+            if not sys.stdin.isatty():
+                raise UsageError(f"{says}: give --yes, or --budget")
+            if not agreed(f"{says}. Submit? [y/N] "):
+                raise UsageError("nothing was submitted")
+        active = [row.job_id for row in found if row.state in ("pending", "running")]
+        active = [job_id for job_id in active if job_id is not None]
+        waits = arguments.after, arguments.max_running, active
+        for name, job_id in submit(study, names, logs, *waits):
+            print(f"submitted {name}: job {job_id}")
     return 0
 
 

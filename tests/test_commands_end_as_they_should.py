@@ -1,0 +1,123 @@
+"""A command's end: one line for a mistake, quiet where nobody reads, one line on a full disk."""
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from models.errors import UsageError, command_line, printable
+from tests.conftest import ROOT
+
+COMMANDS = sorted(
+    path
+    for room in ("analysis", "parallel", "slurm", "models", "benchmarks")
+    for path in (ROOT / room).rglob("*.py")
+    if '__name__ == "__main__"' in path.read_text()
+)
+TOY = """
+import sys, time
+from models.errors import UsageError, command_line
+
+@command_line("toy")
+def main(argv=None):
+    what = sys.argv[1]
+    if what == "lines":
+        for number in range(50_000):
+            print("a line of a table", number)
+    elif what == "word":
+        print("word")
+    elif what == "mistake":
+        raise UsageError("4 is not 5")
+    elif what == "wait":
+        print("here", flush=True)
+        time.sleep(30)
+    elif what == "child":
+        import subprocess
+        with open(sys.argv[2], "w") as file:  # it must not get the number of a closed stdout
+            subprocess.run(["echo", "from the child"], check=True)
+    elif what == "file":
+        open(sys.argv[2])
+    return 0
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    path = tmp_path_factory.mktemp("toy") / "toy.py"
+    path.write_text(TOY)
+    return path
+
+
+def shell(toy, command: str, unbuffered: str = "") -> tuple[int, str]:
+    """The status and stderr of `command`, where TOY stands for the toy."""
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
+    command = command.replace("TOY", f"{sys.executable} {toy}")
+    done = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_command_has_the_one_boundary(path):
+    functions = [node for node in ast.parse(path.read_text()).body if hasattr(node, "args")]
+    (main,) = [node for node in functions if node.name == "main"]
+    assert [ast.unparse(d).partition("(")[0] for d in main.decorator_list] == ["command_line"]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        ("TOY lines | head -1 > /dev/null; exit ${PIPESTATUS[0]}", 141, ""),
+        ("TOY word | true; exit 0", 0, ""),
+        ("TOY lines 2>&1 | head -1 > /dev/null; exit ${PIPESTATUS[0]}", 141, ""),
+        ("TOY lines >&-", 0, ""),
+        ("TOY lines <&- >&- 2>&-", 0, ""),
+        ("TOY mistake 2>&-", 2, ""),
+        ("TOY lines >/dev/full", 1, "toy: cannot write the output: No space left on device\n"),
+        ("TOY word >/dev/full", 1, "toy: cannot write the output: No space left on device\n"),
+        ("TOY word >/dev/full 2>&1", 1, ""),
+        ("TOY mistake 2>/dev/full", 2, ""),
+        ("TOY mistake", 2, "toy: 4 is not 5\n"),
+        ("TOY file /nowhere", 2, "toy: /nowhere: No such file or directory\n"),
+    ],
+)
+def test_a_command_ends_in_one_line_or_none(toy, command, status, said, unbuffered):
+    assert shell(toy, command, unbuffered) == (status, said)
+
+
+def test_a_file_never_takes_the_place_of_a_closed_output(toy, tmp_path):
+    file = tmp_path / "written"
+    assert shell(toy, f"TOY child {file} >&-") == (0, "")
+    assert file.read_text() == ""
+
+
+def test_an_interrupted_command_says_so_in_one_line(toy):
+    process = subprocess.Popen(
+        [sys.executable, str(toy), "wait"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "here\n"
+    time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=10)
+    assert (process.returncode, said) == (130, "toy: interrupted\n")
+
+
+def test_a_mistake_is_one_line_that_no_terminal_obeys(capsys):
+    @command_line("toy")
+    def main(argv=None):
+        raise UsageError("no run \x1b[2Jcalled\n\x9b31m\udcff x\u202ey")
+
+    assert main([]) == 2
+    assert capsys.readouterr().err == "toy: no run \\x1b[2Jcalled \\x9b31m\\udcff x\\u202ey\n"
+    assert printable("GPT-3 175B, 1.3 µs – ok") == "GPT-3 175B, 1.3 µs – ok"
