@@ -59,6 +59,19 @@ _SIGNS: dict[str, tuple[bytes, ...]] = {
         b"DUE TO PREEMPTION",
     ),
 }
+# Lines that look like a cancelled run's, but tell what was done to the others after one had failed:
+# torchrun ends its ranks, and srun --kill-on-bad-exit the step on the other nodes.
+_SENT = re.compile(rb"[^\r\n]*(?:closing signal SIGTERM|Signal 15 \(SIGTERM\)|exitcode +: -15 )")
+_STEP = re.compile(rb"[^\r\n]*\*\*\* STEP [^\r\n]* CANCELLED AT (?![^\r\n]*DUE TO)")
+_BAD_EXIT = re.compile(
+    rb"srun: [^\r\n]*(?:: (?:Exited with exit code|Killed|Segmentation fault|Aborted|Bus error)"
+    rb"|Terminating (?:StepId|job step))"
+)
+# torchrun names the process that was first to die of a signal; its peers see a broken connection.
+# It sends SIGTERM itself, and SIGABRT (6) is what NCCL's watchdog ends a rank with.
+_KILLED = re.compile(
+    rb"failed \(exitcode: -(?!15\)|6\)|2\))\d{1,2}\) local_rank: \d+ \(pid: (\d+)\)"
+)
 _TRACEBACK = (
     b"Traceback (most recent call last)",
     b"Fatal Python error",
@@ -101,7 +114,11 @@ def find_failure(log: Log, start: int = 0) -> Failure | None:
     for kind, needles in _CAUSES.items():
         if (at := _first(log, needles, start)) is not None:
             return _failure(log, kind, at)
-    signs = {kind: _first(log, needles, start) for kind, needles in _SIGNS.items()}
+    if (killed := next(log.matches(_KILLED, start), None)) is not None:
+        at, match = killed
+        named = re.compile(rb"Signal \d+ \(SIG\w+\) received by PID %b\b" % match[1])
+        return _failure(log, "traceback", next(log.matches(named, at), (at, None))[0])
+    signs = {kind: _first_sign(log, needles, start) for kind, needles in _SIGNS.items()}
     found = [(at, kind) for kind, at in signs.items() if at is not None]
     sign = min(found, default=None)
     traceback = _first(log, _TRACEBACK, start)
@@ -127,10 +144,31 @@ def _first(log: Log, needles: tuple[bytes, ...], start: int) -> int | None:
     return None
 
 
-def _failure(log: Log, kind: str, at: int) -> Failure:
+def _first_sign(log: Log, needles: tuple[bytes, ...], start: int) -> int | None:
+    """The first line with a needle that is no consequence of another process's end."""
+    at, bad_exit = _first(log, needles, start), None
+    while at is not None:
+        begin, line = _line(log, at)
+        if not _SENT.match(line):
+            if not _STEP.match(line):
+                return at
+            if bad_exit is None:
+                bad_exit = next(log.matches(_BAD_EXIT, start), (log.size, None))[0]
+            if at < bad_exit:
+                return at
+        at = _first(log, needles, begin + len(line) + 1)
+    return None
+
+
+def _line(log: Log, at: int) -> tuple[int, bytes]:
+    """Where the line that holds the byte at `at` begins, and its first bytes, 300 past `at`."""
     before = log.slice(at - 300, at)
     begin = at - (len(before) - 1 - max(before.rfind(b"\n"), before.rfind(b"\r")))
-    line = re.split(rb"[\r\n]", log.slice(begin, at + 300))[0]
+    return begin, re.split(rb"[\r\n]", log.slice(begin, at + 300))[0]
+
+
+def _failure(log: Log, kind: str, at: int) -> Failure:
+    line = _line(log, at)[1]
     text = line.replace(b"\0", b"").decode("utf-8", "replace").strip()
     return Failure(kind, log.line_no(at), text[:300])
 
