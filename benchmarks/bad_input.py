@@ -50,7 +50,7 @@ import numpy as np  # noqa: E402
 from analysis import readers  # noqa: E402
 from analysis.tables import FORMATS  # noqa: E402
 from benchmarks import spoil  # noqa: E402
-from models.errors import UsageError  # noqa: E402
+from models.errors import UsageError, command_line  # noqa: E402
 
 SHARED = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared")) / "logs"
 OWN = ROOT / "logs" / "2-core-cpu"
@@ -340,8 +340,8 @@ def facts(path: Path) -> dict[str, Any]:
 
 def undressed(words: str) -> str:
     """A quoted line without what the neutral ways put into it, and without its number."""
-    words = re.sub(r"\x1b\[\d+m|^0: |\b10%.*?s/it\]", "", words)
-    return re.sub(r"line \d+(: 0: )?", "line N", words).strip()
+    words = re.sub(r"\x1b\[\d+m|\b0: |\b10%.*?s/it\]", "", words)
+    return re.sub(r"line \d+", "line N", words).strip()
 
 
 def same(one: Any, other: Any) -> bool:
@@ -478,6 +478,7 @@ def findings(tries: list[Try]) -> list[str]:
     return [f"{n} x {where[0]}: {example[where]}" for where, n in count.most_common()]
 
 
+@command_line("bad_input")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
