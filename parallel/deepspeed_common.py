@@ -71,30 +71,38 @@ def config(spec: RunSpec) -> dict[str, Any]:
 
 
 def clips_itself(spec: RunSpec) -> bool:
-    """Whether DeepSpeed leaves the gradients to the plain optimizer: fp32 without ZeRO."""
-    return spec.precision == "fp32" and spec.layout.zero_stage == 0
+    """Whether our AdamW measures and clips the gradient: in fp32 and fp16 without ZeRO.
+
+    DeepSpeed's (0.19) own is wrong there. In fp32 `clip_grad_norm_` hands out no norm, leaves out
+    what later pipeline stages hold undivided by tp and counts the tied embedding's second copy. In
+    fp16 FP16_UnfusedOptimizer asks the gradients, not their parameters, whether they are split over
+    tp or a copy: the shares of tp ranks other than 0 are left out, the second copy is counted.
+    """
+    return spec.precision in ("fp32", "fp16") and spec.layout.zero_stage == 0
 
 
 class ClippingAdamW(torch.optim.AdamW):
-    """AdamW that measures and clips the global gradient norm first.
+    """AdamW that measures and clips the global gradient norm first (see `clips_itself`).
 
-    Where no ZeRO or half-precision optimizer wraps AdamW, DeepSpeed (0.19) clips by itself, but its
-    `clip_grad_norm_` hands out no norm, leaves out what later pipeline stages hold undivided by tp
-    and does not ask whether a parameter is the tied embedding's second copy. `counts(p)` says
-    whether this rank's copy of p enters the norm; `group` holds the ranks whose shares add up to
-    one whole model (None: this rank has all of it).
+    `counts(p)` says whether this rank's copy of p enters the norm; `group` holds the ranks whose
+    shares add up to one whole model (None: this rank has all of it).
     """
 
     def __init__(self, *args: Any, limit: float, counts: Callable, group: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.limit, self.counts, self.group = limit, counts, group
+        self.limit, self.group = limit, group
+        # By place: in fp16 DeepSpeed puts fp32 copies, which know nothing, in the parameters'.
+        self.counted = [[counts(p) for p in group["params"]] for group in self.param_groups]
         self._global_grad_norm: float | None = None  # where DeepSpeed's engine looks
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        grads = [p.grad for p in parameters if p.grad is not None]
-        counted = [p.grad for p in parameters if p.grad is not None and self.counts(p)]
+        grads, counted = [], []
+        for group, counts in zip(self.param_groups, self.counted, strict=True):
+            for p, counts_here in zip(group["params"], counts, strict=True):
+                if p.grad is not None:
+                    grads.append(p.grad)
+                    counted += [p.grad] * counts_here
         device = grads[0].device
         squares = [g.float().square().sum() for g in counted] or [torch.zeros((), device=device)]
         total = torch.stack(squares).sum()
@@ -153,6 +161,10 @@ def initialize(spec: RunSpec, model: nn.Module, adam: torch.optim.Optimizer, mpu
     )
     if spec.precision == "fp16" and spec.layout.zero_stage == 0:
         set_adam_step(inner(engine), 0)  # it steps once, without gradients, to make the moments
+        # 0.19 raises its scale and then divides by it the gradients of the lower one: `after_step`
+        # raises it.
+        update = engine.optimizer._update_scale
+        engine.optimizer._update_scale = lambda skip: update(skip) if skip else None
     return engine
 
 
@@ -179,12 +191,12 @@ def after_step(
     """Gradient norm, loss scale and whether fp16 skipped, of the step just taken."""
     skipped_before, scale = before
     skipped = engine.skipped_steps > skipped_before
-    norm = engine.get_global_grad_norm()
-    if skipped or norm is None:
-        return None, scale, skipped
+    if skipped:
+        return None, scale, True
     if spec.precision == "fp16" and spec.layout.zero_stage == 0:
-        norm /= scale  # only ZeRO takes the scale off the norm that it tells
-    return float(norm), scale, skipped
+        type(engine.optimizer)._update_scale(engine.optimizer, False)
+    told = inner(engine)._global_grad_norm if clips_itself(spec) else engine.get_global_grad_norm()
+    return None if told is None else float(told), scale, False
 
 
 def _masters(spec: RunSpec, engine: Any) -> Iterator[tuple[nn.Parameter, dict, int]]:

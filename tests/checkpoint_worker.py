@@ -4,7 +4,8 @@
 
 Each FIRST is `engine:tp=2,pp=2`: trained for 4 steps, saved after 2. Then every FIRST is built anew
 from its own checkpoint and trains steps 3 and 4 again, and so it is (in fp32) from the first one's.
-In fp16 training starts with a scale that overflows. Prints one JSON line:
+In fp16 training starts with a scale that overflows; where OUT's name is `raised`, with one that
+DeepSpeed raises after two good steps. Prints one JSON line:
 {"straight": {name: [[loss, norm, scale], ...]}, "same": ..., "crossed": ..., "scaler": ...}.
 """
 
@@ -53,7 +54,9 @@ def train(spec: RunSpec, corpus: data.Data, load: Path | None) -> dict:
     facts = {"run": spec.name, "git": {"commit": None}, "data": {"path": spec.data, "sha256": None}}
     saver = Checkpointer(engine, spec, facts, Path(spec.save), rank, spec.gpus)
     if spec.precision == "fp16" and load is None:
-        engine.restore(0, {"scale": 2.0**34, "good_steps": 3})
+        raised = Path(spec.save).parent.name == "raised"
+        scale, good_steps = (2.0**10, 999) if raised else (2.0**34, 3)
+        engine.restore(0, {"scale": scale, "good_steps": good_steps})
     first, curve = saver.load(load), []
     scaler = engine.state().scaler
     dp_rank = spec.layout.coords(rank)["dp"]
@@ -87,6 +90,8 @@ def main() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if any("fp16" in name for name in names):  # what torch can do here, DeepSpeed does not ask
         from deepspeed.accelerator import get_accelerator
+
+        import parallel.deepspeed_common  # noqa: F401  (patches before deepspeed)
 
         get_accelerator().is_fp16_supported = lambda: True
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))

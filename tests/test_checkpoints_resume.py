@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from parallel import saved
+from parallel.checkpointer import Reader
 from tests.conftest import ROOT, run_module
 
 pytestmark = pytest.mark.slow
@@ -81,6 +82,31 @@ def test_the_loss_scaler_goes_on_as_it_was(tokens, tmp_path):
         assert found["bits"][name], name
     assert found["scaler"][names[0]][0] == {"scale": 2.0**32, "good_steps": 0}
     assert "hysteresis" in found["scaler"][names[-1]][1]
+
+
+def test_fp16_without_zero_measures_and_clips_the_gradient_of_the_whole_model(tokens, tmp_path):
+    """And divides it by the scale that it was multiplied with, which DeepSpeed raises at step 2."""
+    names = [f"deepspeed_{e},precision=fp16" for e in ("zero:tp=2", "pipe:pp=2")]
+    found = work(2, tmp_path / "raised", tokens, "ddp", *names)
+
+    def moments(name: str) -> Reader:
+        folder = tmp_path / "raised" / name.translate({58: "-", 44: "-", 61: ""})
+        return Reader(folder / saved.name_of(2), saved.verify(folder / saved.name_of(2)))
+
+    whole = moments("ddp")
+    for name in names:
+        for (_, norm, scale), (_, exact, _) in zip(
+            found["straight"][name][:2], found["straight"]["ddp"], strict=False
+        ):
+            assert abs(norm / exact - 1) <= 2e-3 and scale == 2.0**10, name
+        assert [scale for _, _, scale in found["straight"][name][2:]] == [2.0**11] * 2, name
+        assert found["same"][name] == found["straight"][name][2:] and found["bits"][name], name
+        ours, off, size = moments(name), 0.0, 0.0
+        for parameter in whole.pieces:
+            exact = whole.whole(parameter, "exp_avg")
+            off += float((ours.whole(parameter, "exp_avg") - exact).square().sum())
+            size += float(exact.square().sum())
+        assert off <= 5e-3**2 * size, (name, (off / size) ** 0.5)
 
 
 def test_one_process_goes_on_from_four_and_the_moments_matter(trained, tokens, tmp_path):
