@@ -29,8 +29,8 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 from analysis.records import Record
 from analysis.tables import FORMATS, Column, Table, emphasise
 from models.errors import UsageError, command_line
-from parallel.artifacts import AXES, CATEGORIES, Run, find_runs, read_breakdown, read_run
-from parallel.spec import RunSpec
+from parallel.artifacts import AXES, CATEGORIES, COMPLETE, Run, find_runs, read_breakdown, read_run
+from parallel.spec import RunSpec, check_setting
 from parallel.volumes import step_volumes
 
 COLLECTIVE = tuple(axis for axis in AXES if axis != "pp")
@@ -81,13 +81,9 @@ def read(path: Path) -> tuple[Breakdown | None, list[str]]:
         record = run_folder.read(path)
         if not (path / "breakdown").is_dir():
             return None, [f"{path}: {WITHOUT}"]
-        settings = run.facts["spec"]
-        # Another version's settings, that this one does not have, are nothing that is read here.
-        spec = RunSpec(**{f.name: settings[f.name] for f in fields(RunSpec) if f.name in settings})
+        spec = _settings(run)
     except UsageError as error:
         return None, [str(error)]
-    except (KeyError, TypeError) as error:
-        return None, [f"{path / 'run.json'}: not this version's settings ({error})"]
     ranks, problems = read_breakdown(path, spec.layout.world_size)
     if not ranks:
         return None, problems
@@ -115,7 +111,28 @@ def read(path: Path) -> tuple[Breakdown | None, list[str]]:
         found.notes.append(f"{len(found.ranks)} of {spec.layout.world_size} ranks")
     if run.state != "complete":
         found.notes.append(f"the run is {run.state}")
+    found.notes += [run.missing] * bool(run.missing)
     return (found if found.ranks else None), problems
+
+
+def _settings(run: Run) -> RunSpec:
+    """A run's settings, its sizes and its split computed.
+
+    Raises:
+        UsageError: not this version's, or damaged; it names the file.
+    """
+    source, settings = run.path / "run.json", run.facts.get("spec") or {}
+    # Another version's settings, that this one does not have, are nothing that is read here.
+    known = [f.name for f in fields(RunSpec) if settings.get(f.name) is not None]
+    try:
+        spec = RunSpec(**{name: check_setting(name, settings[name], "spec") for name in known})
+        if spec.grad_accum is None or spec.seq_len is None:
+            raise UsageError("no grad_accum or no seq_len")
+        if problems := spec.layout.problems(spec.model, spec.seq_len):
+            raise UsageError("; ".join(problems))
+    except UsageError as error:
+        raise UsageError(f"{source}: not this version's settings ({error})") from error
+    return spec
 
 
 def times(found: Iterable[Breakdown]) -> Table:
@@ -291,6 +308,8 @@ def losses(found: list[Breakdown], baseline: str | None, scaling: str) -> Table:
             why = f"no breakdown of the baseline {wanted}" if wanted else "no baseline (--baseline)"
         elif not (one.whole and base.whole):
             why = "needs every rank"
+        elif unfinished := [b.name for b in (one, base) if b.run.state != COMPLETE]:
+            why = f"no efficiency: {', '.join(unfinished)} did not complete"
         elif unfair := differences(one.record, base.record, scaling):
             why = f"invalid comparison: {'; '.join(unfair)}"
         elif one.record.oversubscribed:

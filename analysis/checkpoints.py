@@ -16,7 +16,7 @@ printed with what its rows give. Exits 2 when nothing could be read.
 """
 
 import argparse
-import csv
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from analysis.records import Record
 from analysis.tables import FORMATS, Column, Table, emphasise
 from analysis.tflops import config_of
 from models.errors import UsageError, command_line
+from parallel.artifacts import read_csv, whole
 
 COLUMNS = ("event", "step", "blocked_s", "total_s", "bytes", "ranks")
 KINDS = ("save", "export", "load")
@@ -46,30 +47,34 @@ def read_events(path: Path) -> list[Event]:
         UsageError: it is damaged; it names the line.
     """
     try:
-        rows = list(csv.reader(path.read_text().splitlines()))
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: {error}") from error
-    if not rows or not set(COLUMNS) <= set(rows[0]):
+        rows = list(read_csv(path))
+    except UsageError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return []
+        raise
+    names = rows[0][1] if rows else []
+    if not set(COLUMNS) <= set(names):
         raise UsageError(f"{path}:1: expected columns {', '.join(COLUMNS)}")
     events = []
-    for line_no, row in enumerate(rows[1:], 2):
-        if len(row) < len(rows[0]):
+    for line_no, row in rows[1:]:
+        if len(row) < len(names):
             continue  # of a writer that was killed
-        cells = dict(zip(rows[0], row, strict=False))
+        cells = dict(zip(names, row, strict=False))
         try:
-            numbers = [float(cells[name]) if cells[name] else None for name in COLUMNS[1:]]
+            step, ranks = (whole(cells[n]) if cells[n] else None for n in ("step", "ranks"))
+            numbers = [_amount(cells[n]) for n in ("blocked_s", "total_s", "bytes")]
         except ValueError as error:
             raise UsageError(f"{path}:{line_no}: {error}") from error
-        step, blocked_s, total_s, size, ranks = numbers
-        told = (cells["event"], _int(step), blocked_s, total_s, size, _int(ranks))
-        events.append(Event(*told, cells.get("problem", "")))
+        events.append(Event(cells["event"], step, *numbers, ranks, cells.get("problem", "")))
     return events
 
 
-def _int(value: float | None) -> int | None:
-    return None if value is None else int(value)
+def _amount(text: str) -> float | None:
+    """Seconds or bytes; None where unknown. Raises: ValueError: negative, or no number."""
+    value = float(text) if text else None
+    if value is not None and not 0 <= value < math.inf:
+        raise ValueError(f"{text[:40]!r} is out of range")
+    return value
 
 
 def events_of(record: Record) -> list[Event]:
@@ -137,11 +142,17 @@ def _giga(value: float | None) -> float | None:
     return None if value is None else value / 1e9
 
 
-def table(records: list[Record], bytes_per_param: float | None = None) -> tuple[Table, list[str]]:
-    """The table of saves and loads, and the names of the runs that have none."""
-    found, silent = [], []
+def table(
+    records: list[Record], bytes_per_param: float | None = None
+) -> tuple[Table, list[str], list[str]]:
+    """The table of saves and loads, the names of the runs that have none, and what was refused."""
+    found, silent, refused = [], [], []
     for record in records:
-        of_run = rows(record, bytes_per_param)
+        try:
+            of_run = rows(record, bytes_per_param)
+        except UsageError as error:  # the others are still reported
+            refused.append(str(error))
+            continue
         found += of_run
         silent += [name_of(record)] * (not of_run)
     columns = [
@@ -161,16 +172,19 @@ def table(records: list[Record], bytes_per_param: float | None = None) -> tuple[
     notes += [f"{row['run']}: {problem}" for row in found for problem in row["problems"]]
     if bytes_per_param and any(row["gb"] for row in found):
         notes.append(f"bytes of logs: {bytes_per_param:g} per parameter, as stated")
-    return Table(columns, found, notes=notes), silent
+    return Table(columns, found, notes=notes), silent, refused
 
 
 def report(paths: list[Path], bytes_per_param: float | None = None) -> Table:
     """The table of what is at the paths, for reports.
 
     Raises:
-        UsageError: nothing could be read.
+        UsageError: nothing could be read, or something could not.
     """
-    return table(load(paths)[0], bytes_per_param)[0]
+    shown, _, refused = table(load(paths)[0], bytes_per_param)
+    if refused:
+        raise UsageError("; ".join(refused))
+    return shown
 
 
 @command_line("analysis.checkpoints")
@@ -197,8 +211,8 @@ def main(argv: list[str] | None = None) -> int:
         tables += [checkpoints(path) for path in published]
     if others:
         records, refused = load(others, arguments)
-        shown, silent = table(records, arguments.bytes_per_param)
-        for line in refused:
+        shown, silent, damaged = table(records, arguments.bytes_per_param)
+        for line in refused + damaged:
             print(f"analysis.checkpoints: {line}", file=sys.stderr)
         if silent:
             print(f"analysis.checkpoints: no checkpoint in {', '.join(silent)}", file=sys.stderr)

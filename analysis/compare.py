@@ -25,7 +25,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 import numpy as np
 
 from analysis.load import name_of
-from analysis.quality import add_time_flags, judge, step_times, timed
+from analysis.quality import add_time_flags, judge, no_timing, step_times, timed
 from analysis.records import Record
 from analysis.repeats import log_ratio
 from analysis.scaling import ANY_COMMIT, AXES, add_commit_flag, configuration, differences, named
@@ -314,9 +314,16 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.repeats:
         records, refused = load(arguments.paths, arguments)
-        found = [(r, t) for r in records if (t := timed(r, arguments.window, arguments.rule))]
+        found = []
+        for record in records:
+            if time := timed(record, arguments.window, arguments.rule):
+                found.append((record, time))
+            else:
+                why = no_timing(record) or "no step was timed"
+                refused.append(f"{name_of(record)}: {why}")
         rows = repeats([r for r, _ in found], [t for _, t in found])
-        text = Table(REPEAT_COLUMNS, rows, notes=refused).render(arguments.format)
+        notes = [f"left out: {line}" for line in refused]
+        text = Table(REPEAT_COLUMNS, rows, notes=notes).render(arguments.format)
         print(emphasise(text) if arguments.format == "text" else text, end="")
         return 0
     if len(arguments.paths) > 2:

@@ -81,6 +81,9 @@ def compare(run: Run, baseline: Run | None) -> Parity:
         return unverified("there is no baseline run here (--baseline NAME names one)")
     if baseline.state != COMPLETE:
         return unverified(f"the baseline {baseline.name} is {baseline.state}")
+    for of in (run, baseline):
+        if of.missing:
+            return unverified(f"{of.name}: {of.missing}")
     mine, theirs = _work(run), _work(baseline)
     if mine["precision"] != "fp32":
         return unverified(f"precision {mine['precision']}, only fp32 is compared")

@@ -61,14 +61,21 @@ def step_times(record: Record) -> np.ndarray:
     return np.where(np.isfinite(step_s), step_s, np.nan)
 
 
+def no_timing(record: Record) -> str:
+    """Why no time is taken from a run whatever its rows say, or ""."""
+    if profiler := record.extra.get("profiler"):  # it slows what it watches
+        return f"profiled with {profiler.get('tool', 'an unknown tool')}: not a timing"
+    return record.extra.get("missing_steps") or ""
+
+
 def timed(
     record: Record, window: tuple[int, int] | None = None, rule: str = "median"
 ) -> Steady | None:
     """`steady` of a run's optimizer steps: how every command here takes a step time.
 
-    None where nothing was timed, or under a profiler, which slows what it watches.
+    None where nothing was timed, or `no_timing` says why no time is taken.
     """
-    if record.extra.get("profiler"):
+    if no_timing(record):
         return None
     return steady(step_times(record), record.skipped, record.iteration, window, rule)
 
@@ -96,7 +103,8 @@ class Judgement:
 def judge(record: Record, time: Steady | None = None) -> Judgement:
     """The verdict and the quality flags of one run; `time` is its steady step time, if taken."""
     judgement = _verdict(record)
-    judgement.flags, judgement.unfit = _flags(record, time)
+    flags, judgement.unfit = _flags(record, time)
+    judgement.flags = [flag for flag in flags if flag != judgement.proof]
     judgement.notes += record.notes
     return judgement
 
@@ -107,6 +115,8 @@ def _verdict(record: Record) -> Judgement:
     finished = record.completed is True or (
         record.completed is None and planned is not None and _last(record) >= planned
     )
+    if finished and (missing := record.extra.get("missing_steps")):
+        return Judgement("rows missing", proof=missing)
     if finished:
         proof = "it says that it completed"
         if planned is not None:
@@ -158,8 +168,8 @@ def _last(record: Record) -> float:
 
 def _flags(record: Record, time: Steady | None) -> tuple[list[str], bool]:
     flags, unfit = [], False
-    if profiler := record.extra.get("profiler"):
-        flags.append(f"profiled with {profiler['tool']}: not a timing")
+    if why := no_timing(record):
+        flags.append(why)
         unfit = True
     n = len(record.step_s)
     skipped = np.nan_to_num(record.skipped)
@@ -244,7 +254,7 @@ def summary(record: Record, time: Steady | None, judgement: Judgement) -> dict[s
     tokens = tokens or _median(record.tokens_per_s) or record.totals.get("tokens_per_s")
     if samples and record.seq_len:
         tokens = tokens or samples * record.seq_len
-    if record.extra.get("profiler"):
+    if no_timing(record):
         samples = tokens = None
     return {
         "source": record.source,

@@ -261,7 +261,7 @@ def read_breakdown(
     for rank in sorted(set(range(world_size)) - set(missing)):
         file = folder / f"rank{rank}.csv"
         try:
-            rows = _last_told(_read_rows(file, BREAKDOWN_COLUMNS, _BREAKDOWN_COUNTS))
+            rows = _last_told(_read_windows(file))
         except UsageError as error:
             problems.append(str(error))
             continue
@@ -270,6 +270,18 @@ def read_breakdown(
         else:
             problems.append(f"{file}: no row")
     return ranks, problems
+
+
+def _read_windows(path: Path) -> list[dict[str, Any]]:
+    rows = _read_rows(path, BREAKDOWN_COLUMNS, _BREAKDOWN_COUNTS)
+    for number, row in enumerate(rows, 1):
+        for name, value in row.items():
+            open_end = value is None and name.endswith("_total_s")
+            if not open_end and (value is None or not math.isfinite(value)):
+                raise UsageError(f"{path}: row {number}: {name} cannot be {value}")
+        if not (row["elapsed_s"] > 0 and row["first_step"] <= row["last_step"]):
+            raise UsageError(f"{path}: row {number} is no window of steps")
+    return rows
 
 
 @contextlib.contextmanager
@@ -310,10 +322,11 @@ def _end_line(path: Path) -> None:
 
 
 def read_status(path: Path) -> dict[str, Any]:
-    """The run's status.json, or an empty dict where there is none (or half of one)."""
+    """The run's status.json, or an empty dict where there is none (or a damaged one)."""
+    path = Path(path) / "status.json"
     try:
-        return json.loads((Path(path) / "status.json").read_text())
-    except (OSError, ValueError):
+        return _checked(_json_object(path), _STATUS, path)
+    except UsageError:
         return {}
 
 
@@ -333,10 +346,83 @@ def job_ids(path: Path) -> list[int]:
 def read_json(path: Path) -> dict[str, Any]:
     """A small JSON file; an empty dict where there is none (or half of one)."""
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
+        return _json_object(path)
+    except UsageError:
         return {}
-    return content if isinstance(content, dict) else {}
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    """Raises: UsageError: unreadable, no JSON or no object; it names the file."""
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is damaged: it holds {_shown(content)}, no object")
+    return content
+
+
+# What readers rely on: section -> key -> its kind. A number stands for whole numbers from it on;
+# null says that the writer did not know, and a key may be absent. The key "" is the file itself.
+_Kinds = dict[str, dict[str, type | int]]
+_SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden", "n_params")
+_SPLIT = ("dp", "tp", "pp", "vpp", "micro_batch", "n_micro", "world_size", "global_batch")
+_NAMES = ("run", "study", "configuration", "baseline", "started_utc")
+_FACTS: _Kinds = {
+    "": dict.fromkeys(_NAMES, str) | {"repeat": 0, "attempts": list},
+    "spec": dict.fromkeys(("engine", "preset", "precision"), str)
+    | dict.fromkeys(("gpus", "seq_len", "threads"), 1)
+    | {"steps": 0},
+    "layout": dict.fromkeys(_SPLIT, 1)
+    | {"zero_stage": 0, "recompute": str, "offload": str, "sequence_parallel": bool},
+    "model": dict.fromkeys(_SIZES, 1),
+    "data": {"sha256": str},
+    "host": dict.fromkeys(("hostname", "cpu", "gpu"), str)
+    | {"cores": 1, "ranks_per_node": 1, "gpus_visible": 0},
+    "git": {"commit": str, "dirty": bool},
+    "profiler": {"tool": str},
+    "scheduler": {"job_id": str},
+    "work": {},
+}
+_STATUS: _Kinds = {"": {"state": str, "reason": str, "host": str, "pid": 1}}
+_METRICS: _Kinds = {"": {"epochs": list}, "hardware": {"world_size": 1}}
+_LARGEST = 2**53  # whole numbers below it are exact in every reader's arithmetic
+
+
+def _checked(content: dict[str, Any], kinds: _Kinds, path: Path) -> dict[str, Any]:
+    """`content`, whose values are of `kinds`.
+
+    Raises:
+        UsageError: one is not; it names the file and the key.
+    """
+    for section, keys in kinds.items():
+        part = content if not section else content.get(section)
+        if part is None:
+            continue
+        if not isinstance(part, dict):
+            raise UsageError(f"{path} is damaged: {section} cannot be {_shown(part)}")
+        for key, kind in keys.items():
+            if not _is(part.get(key), kind):
+                name = f"{section}.{key}" if section else key
+                raise UsageError(f"{path} is damaged: {name} cannot be {_shown(part[key])}")
+    return content
+
+
+def _is(value: Any, kind: type | int) -> bool:
+    if value is None:
+        return True
+    if isinstance(kind, int):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return whole and kind <= value < _LARGEST
+    return isinstance(value, kind) and (kind is not str or value.isprintable())
+
+
+def _shown(value: Any) -> str:
+    """A value in a message, in a few characters."""
+    text = ascii(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def is_run_folder(path: Path) -> bool:
@@ -364,6 +450,7 @@ class Run:
     steps: one dict per optimizer step with STEP_COLUMNS, unknown values None; of a step
     that was run again after a kill, the last.
     metrics: training_metrics.json, empty when the run did not complete.
+    missing: which steps have no row where they should have one, in words.
     """
 
     path: Path
@@ -374,6 +461,7 @@ class Run:
     metrics: dict[str, Any] = field(default_factory=dict)
     verdict: str = ""
     later: str = ""
+    missing: str = ""
 
     @property
     def name(self) -> str:
@@ -387,23 +475,23 @@ def read_run(path: Path) -> Run:
         UsageError: no run.json, or a file that is damaged; it names the file and the line.
     """
     path = Path(path)
-    try:
-        facts = json.loads((path / "run.json").read_text())
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) and is_run_folder(path):
-            return _read_job(path)
-        raise UsageError(f"{path / 'run.json'}: {error.strerror}") from error
-    except ValueError as error:
-        raise UsageError(f"{path / 'run.json'} is damaged: {error}") from error
-    if not isinstance(facts, dict) or "run" not in facts:
-        raise UsageError(f"{path / 'run.json'} is damaged: it names no run")
+    source = path / "run.json"
+    if not source.is_file() and is_run_folder(path):
+        return _read_job(path)
+    facts = _checked(_json_object(source), _FACTS, source)
+    if not facts.get("run"):
+        raise UsageError(f"{source} is damaged: it names no run")
     if facts.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
         raise UsageError(
-            f"{path / 'run.json'}: schema_version {facts['schema_version']!r} is not known"
+            f"{source}: schema_version {_shown(facts['schema_version'])} is not known"
             f" ({SCHEMA_VERSION!r} is)"
         )
-    status = read_status(path)
+    _check_split(facts.get("spec") or {}, facts.get("layout") or {}, source)
+    said = path / "status.json"
+    status = _checked(_json_object(said), _STATUS, said) if said.exists() else {}
     state, reason = status.get("state", FAILED), status.get("reason", "no status.json")
+    if state not in (RUNNING, COMPLETE, INTERRUPTED, FAILED):
+        raise UsageError(f"{said} is damaged: state cannot be {_shown(state)}")
     missing = [
         name for name in ("RUN_COMPLETE.txt", "training_metrics.json") if not (path / name).exists()
     ]
@@ -411,16 +499,62 @@ def read_run(path: Path) -> Run:
         state, reason = FAILED, f"status.json says complete, but {missing[0]} is missing"
     if state == RUNNING and _is_gone(status):
         state, reason = FAILED, "the process is gone and left no word (killed?)"
-    run = Run(path, state, reason, facts, _read_steps(path / "steps.csv"))
+    run = Run(path, state, reason or "", facts, _read_steps(path / "steps.csv"))
     _ask_jobs(run)
-    state = run.state
-    if state == COMPLETE:
-        try:
-            run.metrics = json.loads((path / "training_metrics.json").read_text())
-        except ValueError as error:
-            raise UsageError(f"{path / 'training_metrics.json'} is damaged: {error}") from error
+    if run.state == COMPLETE:
+        run.metrics = _json_object(path / "training_metrics.json")
         _check_metrics(run)
+    run.missing = _missing(run)
     return run
+
+
+def _check_split(spec: dict[str, Any], layout: dict[str, Any], path: Path) -> None:
+    """Refuse numbers of a split that disagree: one of them is not what the run had.
+
+    Raises:
+        UsageError: it names the file and the numbers.
+    """
+    stated = spec | {"world_size": spec.get("gpus")}
+    for name in sorted(stated.keys() & layout.keys()):
+        if None not in (stated[name], layout[name]) and stated[name] != layout[name]:
+            raise UsageError(
+                f"{path} is damaged: {name} {_shown(stated[name])} in spec,"
+                f" {_shown(layout[name])} in layout"
+            )
+    for product, factors in (
+        ("world_size", ("dp", "tp", "pp")),
+        ("global_batch", ("dp", "micro_batch", "n_micro")),
+    ):
+        known = [layout.get(name) for name in (product, *factors)]
+        if None not in known and known[0] != math.prod(known[1:]):
+            said = " x ".join(f"{name} {layout[name]}" for name in factors)
+            raise UsageError(f"{path} is damaged: {product} {known[0]} in layout is not {said}")
+
+
+def _missing(run: Run) -> str:
+    """Which steps steps.csv should hold and does not, or "".
+
+    A complete run has a row for each step from its first to the last that was planned, as many as
+    its metrics count; another run has no gap.
+    """
+    there = [step["step"] for step in run.steps]
+    planned = (run.facts.get("spec") or {}).get("steps")
+    first, last = (there[0], there[-1]) if there else (1, 0)
+    if run.state == COMPLETE and planned is not None:
+        last = max(last, planned)
+        epochs = run.metrics.get("epochs")
+        counts = [e.get("optimizer_steps") for e in epochs or [] if isinstance(e, dict)]
+        if counts and all(_is(n, 0) and n is not None for n in counts):
+            first = min(first, last - sum(counts) + 1)
+    gaps, expected = [], first
+    for step in [*there, last + 1]:
+        if step > expected:
+            gaps.append(str(expected) if step == expected + 1 else f"{expected}-{step - 1}")
+        expected = step + 1
+    if not gaps:
+        return ""
+    shown = ", ".join(gaps[:5]) + ", ..." * (len(gaps) > 5)
+    return f"steps.csv has {len(there)} of {last - first + 1} steps; missing: {shown}"
 
 
 def _check_metrics(run: Run) -> None:
@@ -430,12 +564,13 @@ def _check_metrics(run: Run) -> None:
         UsageError: it names the file and both values.
     """
     path = run.path / "training_metrics.json"
+    _checked(run.metrics, _METRICS, path)
     version = run.metrics.get("schema_version", METRICS_VERSION)
     if version != METRICS_VERSION:
         raise UsageError(
-            f"{path}: schema_version {version!r} is not known ({METRICS_VERSION!r} is)"
+            f"{path}: schema_version {_shown(version)} is not known ({METRICS_VERSION!r} is)"
         )
-    ranks = run.metrics.get("hardware", {}).get("world_size")
+    ranks = (run.metrics.get("hardware") or {}).get("world_size")
     started = (run.facts.get("layout") or {}).get("world_size")
     if None not in (ranks, started) and ranks != started:
         raise UsageError(f"{path}: {ranks} ranks, but run.json started {started}")
@@ -444,9 +579,10 @@ def _check_metrics(run: Run) -> None:
 def _read_job(path: Path) -> Run:
     """A job that died before it had a run.json, or that has not started."""
     job = _submitted(path)
-    facts = read_json(path / f"{job}.submitted")
-    if "run" not in facts:
-        raise UsageError(f"{path / f'{job}.submitted'} is damaged: it names no run")
+    source = path / f"{job}.submitted"
+    facts = _checked(_json_object(source), _FACTS, source)
+    if not facts.get("run"):
+        raise UsageError(f"{source} is damaged: it names no run")
     status, end = read_status(path), read_json(path / f"{job}.state")
     run = Run(path, PENDING, f"job {job} was submitted", facts)
     if end.get("verdict"):
@@ -489,6 +625,11 @@ def _read_steps(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     steps = _read_rows(path, STEP_COLUMNS, ("step", "skipped", "tokens"))
+    for step in steps:
+        if step["step"] is None or not (step["step_s"] is None or 0 < step["step_s"] < math.inf):
+            raise UsageError(
+                f"{path}: step {step['step']} cannot have taken {step['step_s']} seconds"
+            )
     # After a kill, the steps since the last checkpoint are run again.
     return sorted({step["step"]: step for step in steps}.values(), key=lambda step: step["step"])
 
@@ -497,27 +638,51 @@ def _read_rows(
     path: Path, columns: tuple[str, ...], integers: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     rows = []
-    with path.open(newline="") as lines:
-        reader = csv.reader(lines)
-        header = next(reader, None)
-        if header != list(columns):
-            raise UsageError(f"{path}:1: expected columns {', '.join(columns)}")
-        for row in reader:
-            if len(row) != len(columns):
-                # Only a killed writer leaves a short row, and only as the last one.
-                if next(reader, None) is not None:
-                    raise UsageError(f"{path}:{reader.line_num - 1}: {len(row)} columns")
-                break
-            try:
-                rows.append(
-                    {
-                        name: None if text == "" else (int if name in integers else float)(text)
-                        for name, text in zip(columns, row, strict=True)
-                    }
-                )
-            except ValueError as error:
-                raise UsageError(f"{path}:{reader.line_num}: {error}") from error
+    lines = read_csv(path)
+    line_no, header = next(lines, (1, None))
+    if header != list(columns):
+        raise UsageError(f"{path}:1: expected columns {', '.join(columns)}")
+    for line_no, row in lines:
+        if len(row) != len(columns):
+            # Only a killed writer leaves a short row, and only as the last one.
+            if next(lines, None) is not None:
+                raise UsageError(f"{path}:{line_no}: {len(row)} columns")
+            break
+        try:
+            rows.append(
+                {
+                    name: None if text == "" else (whole if name in integers else float)(text)
+                    for name, text in zip(columns, row, strict=True)
+                }
+            )
+        except ValueError as error:
+            raise UsageError(f"{path}:{line_no}: {error}") from error
     return rows
+
+
+def read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(line number, cells) of each row.
+
+    Raises:
+        UsageError: it cannot be read, or is no text; it names the file.
+    """
+    try:
+        with path.open(newline="") as lines:
+            reader = csv.reader(lines)
+            for row in reader:
+                yield reader.line_num, row
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
+
+
+def whole(text: str) -> int:
+    """A whole number that is not negative. Raises: ValueError: it is none, or too large."""
+    value = int(text)
+    if not 0 <= value < _LARGEST:
+        raise ValueError(f"{text[:40]!r} is out of range")
+    return value
 
 
 def find_runs(paths: list[Path]) -> list[Path]:

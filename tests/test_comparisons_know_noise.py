@@ -76,3 +76,6 @@ def test_the_table_of_repeats_groups_identical_configurations(tmp_path, capsys):
     assert main(["--repeats", str(tmp_path), "--format", "csv"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split('",')[1].split(",")[0] for line in lines[1:]] == ["3", "1"]
+    write(tmp_path / "dead", facts("s", "ddp", engine="ddp", gpus=4), loss=[], fail="no port")
+    assert main(["--repeats", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith("left out: ddp-dp4: no step was timed\n")

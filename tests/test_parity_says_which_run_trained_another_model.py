@@ -78,7 +78,7 @@ def test_a_failed_run_and_a_short_one_are_not_verified(study):
     write(study, facts("s", "ddp", engine="megatron", gpus=2, tp=2), loss=losses(19))
     found = verdicts(study)
     assert "failed: rank 1 died" in found["ddp-dp2"]
-    assert "19 steps recorded, 20 in the baseline" in found["megatron-tp2"]
+    assert "steps.csv has 19 of 20 steps; missing: 20" in found["megatron-tp2"]
 
 
 def test_a_missing_path_or_baseline_is_one_line_and_exit_2(study, capsys):

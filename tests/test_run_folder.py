@@ -7,6 +7,7 @@ import pytest
 from models.errors import UsageError
 from parallel import artifacts
 from parallel.artifacts import RunFolder, find_runs, read_run
+from tests.fixture_runs import facts, write
 
 FACTS = {"run": "ddp"}
 
@@ -113,3 +114,123 @@ def test_json_is_replaced_whole(tmp_path):
     artifacts.write_json(tmp_path / "x.json", {"a": 2})
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": 2}
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def whole_folder(tmp_path):
+    """A complete run of 20 steps, and its metrics' count of them."""
+    folder = write(tmp_path, facts("s", "ddp", engine="ddp"))
+    metrics = {"schema_version": "2.0", "epochs": [{"optimizer_steps": 20}]}
+    artifacts.write_json(folder / "training_metrics.json", metrics)
+    return folder
+
+
+def change(path, keys, value):
+    """Put a value into a JSON file."""
+    content = json.loads(path.read_text())
+    at = content
+    for key in keys[:-1]:
+        at = at[key]
+    at[keys[-1]] = value
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "said"),
+    [
+        (["layout"], 5, "layout cannot be 5"),
+        (["spec"], [], r"spec cannot be \[\]"),
+        (["spec", "steps"], "20", "spec.steps cannot be '20'"),
+        (["spec", "seq_len"], True, "spec.seq_len cannot be True"),
+        (["layout", "dp"], 10**30, r"layout.dp cannot be 1000"),
+        (["layout", "dp"], -1, "layout.dp cannot be -1"),
+        (["layout", "dp"], 2, "world_size 1 in layout is not dp 2 x tp 1 x pp 1"),
+        (["layout", "micro_batch"], 7, "micro_batch 1 in spec, 7 in layout"),
+        (["host", "cores"], float("nan"), "host.cores cannot be nan"),
+        (["git", "commit"], {"a": 1}, "git.commit cannot be"),
+        (["profiler"], "nsys", "profiler cannot be 'nsys'"),
+        (["run"], "\ud800", "run cannot be"),
+        (["run"], 5, "run cannot be 5"),
+        (["run"], "", "it names no run"),
+    ],
+)
+def test_a_fact_of_another_kind_is_refused_with_its_file_and_key(tmp_path, keys, value, said):
+    folder = whole_folder(tmp_path)
+    change(folder / "run.json", keys, value)
+    with pytest.raises(UsageError, match=rf"run.json is damaged: {said}"):
+        read_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("status.json", b"[]", r"status.json is damaged: it holds \[\], no object"),
+        ("status.json", b"", "status.json is damaged"),
+        ("status.json", b'{"state": 5}', "status.json is damaged: state cannot be 5"),
+        ("status.json", b'{"state": "gone"}', "status.json is damaged: state cannot be 'gone'"),
+        ("run.json", b"[" * 100_000, "run.json is damaged"),
+        ("run.json", b"\xff", "run.json is damaged"),
+        ("training_metrics.json", b"[1]", "training_metrics.json is damaged"),
+        ("training_metrics.json", b'{"hardware": 5}', "damaged: hardware cannot be 5"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_its_name(tmp_path, name, content, said):
+    folder = whole_folder(tmp_path)
+    (folder / name).write_bytes(content)
+    with pytest.raises(UsageError, match=said):
+        read_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        (b"\xff", "steps.csv is damaged: 'utf-8' codec"),
+        (b"9" * 200_000, "steps.csv is damaged: field larger"),
+        (b"9" * 5000, "steps.csv:2"),
+        (b"-1", "steps.csv:2: '-1' is out of range"),
+        (b"", "steps.csv: step None cannot have taken"),
+    ],
+)
+def test_a_damaged_cell_is_refused_with_its_line(tmp_path, cell, said):
+    folder = whole_folder(tmp_path)
+    steps = folder / "steps.csv"
+    steps.write_bytes(steps.read_bytes().replace(b"\n1,", b"\n" + cell + b",", 1))
+    with pytest.raises(UsageError, match=said):
+        read_run(folder)
+
+
+def test_a_step_takes_a_time(tmp_path):
+    folder = whole_folder(tmp_path)
+    steps = folder / "steps.csv"
+    for seconds in ("-1", "0", "nan", "inf"):
+        lines = steps.read_text().splitlines()
+        lines[3] = ",".join(["3", seconds, *lines[3].split(",")[2:]])
+        steps.write_text("\n".join(lines) + "\n")
+        with pytest.raises(UsageError, match="step 3 cannot have taken"):
+            read_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        (range(1, 21), ""),
+        (range(1, 12), "steps.csv has 11 of 20 steps; missing: 12-20"),
+        (range(4, 21), "steps.csv has 17 of 20 steps; missing: 1-3"),
+        ([*range(1, 7), *range(8, 15), *range(17, 21)], "has 17 of 20 steps; missing: 7, 15-16"),
+        ([], "steps.csv has 0 of 20 steps; missing: 1-20"),
+    ],
+)
+def test_a_complete_run_says_which_rows_are_missing(tmp_path, kept, said):
+    folder = whole_folder(tmp_path)
+    header, *rows = (folder / "steps.csv").read_text().splitlines()
+    (folder / "steps.csv").write_text("\n".join([header, *(rows[n - 1] for n in kept)]) + "\n")
+    assert read_run(folder).missing.endswith(said) and bool(read_run(folder).missing) == bool(said)
+
+
+def test_a_run_that_was_loaded_at_a_later_step_misses_nothing(tmp_path):
+    folder = whole_folder(tmp_path)
+    header, *rows = (folder / "steps.csv").read_text().splitlines()
+    (folder / "steps.csv").write_text("\n".join([header, *rows[10:]]) + "\n")
+    change(folder / "training_metrics.json", ["epochs", 0, "optimizer_steps"], 10)
+    assert read_run(folder).missing == ""
+    change(folder / "run.json", ["spec", "steps"], 2**50)  # counted, not listed
+    assert read_run(folder).missing.endswith(f"missing: 21-{2**50}")

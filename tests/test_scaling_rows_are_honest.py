@@ -172,13 +172,42 @@ def test_a_loss_that_became_nan_is_flagged(tmp_path, capsys):
     assert "the loss is NaN in 10 of 20 iterations" in rows(capsys, tmp_path)["ddp"]["notes"]
 
 
-def test_one_damaged_folder_does_not_hide_the_others(tmp_path, capsys):
-    from analysis import parity
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("run.json", b"{}"),
+        ("run.json", b'{"run": "two", "layout": 5}'),
+        ("status.json", b"[]"),
+        ("steps.csv", b"step,step_s,loss\xff"),
+        ("checkpoints.csv", b"event\xff"),
+    ],
+)
+def test_one_damaged_folder_does_not_hide_the_others(tmp_path, capsys, file, content):
+    from analysis import checkpoints, compare, parity, quality, scaling, scaling_report
 
-    write(tmp_path, facts("s", "ddp", engine="ddp"))
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "run.json").write_text("{}")
-    for command in (main, parity.main):
-        assert command([str(tmp_path)]) == 0
+    study = tmp_path / "study"
+    for gpus in (1, 2, 4):
+        write(study, facts("s", "ddp", engine="ddp", gpus=gpus))
+    (study / "ddp-dp2" / file).write_bytes(content)
+    damaged = str(study / "ddp-dp2" / file)
+    commands = (main, quality.main, parity.main, scaling.main, scaling_report.main, compare.main)
+    for command in (checkpoints.main,) if file == "checkpoints.csv" else commands:
+        assert command([str(study)]) == 0
         said = capsys.readouterr()
-        assert "ddp" in said.out and "it names no run" in said.err
+        assert damaged in said.out + said.err
+        report = study / "scaling_report.json"
+        assert "ddp-dp4" in said.out + said.err + (report.read_text() if report.exists() else "")
+
+
+def test_a_complete_run_without_all_its_rows_has_no_time_and_no_speedup(tmp_path, capsys):
+    for gpus in (1, 2, 4):
+        write(tmp_path, facts("s", "ddp", engine="ddp", gpus=gpus), step_s=0.5 / gpus)
+    steps = tmp_path / "ddp-dp2" / "steps.csv"
+    steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:12]))
+    row = rows(capsys, tmp_path)["ddp-dp2"]
+    assert (row["step_s"], row["tokens_per_s"], row["speedup"], row["verdict"]) == (
+        *("", "", ""),
+        "rows missing",
+    )
+    assert row["notes"] == "steps.csv has 11 of 20 steps; missing: 12-20"
+    assert float(rows(capsys, tmp_path)["ddp-dp4"]["speedup"]) == pytest.approx(4)

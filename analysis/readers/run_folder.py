@@ -64,6 +64,7 @@ def read(path: Path) -> Record:
         "profiler": facts.get("profiler"),
         "facts": facts,
         "metrics": run.metrics,
+        "missing_steps": run.missing,
         # An empty cell is unknown; a NaN was the loss.
         "nan_iterations": sum(s["loss"] is not None and math.isnan(s["loss"]) for s in run.steps),
     }
