@@ -15,8 +15,13 @@ Which sequences step t sees depends on (seed, t) alone, never on the layout.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import hashlib
+import io
 import json
+import os
+import shutil
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -37,6 +42,8 @@ if TYPE_CHECKING:  # torch takes seconds to load: --help and preparing do withou
 
 DEFAULT_FOLDER = "data/stdlib"
 BYTE_VOCAB = 257  # 256 bytes and one end-of-document id
+MAX_BPE = 2**20  # its trainer takes memory for all ids at once
+SPLITS = ("train", "val")
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,7 @@ def load(path: Path | str, seq_len: int, vocab_size: int) -> Data:
         UsageError: nothing there, too short for one sequence, or ids beyond the vocabulary.
     """
     path = Path(path)
+    _settle(path.resolve())
     if path.is_dir():
         data = _open_folder(path)
     elif path.suffix == ".idx" or Path(f"{path}.idx").exists():
@@ -247,10 +255,18 @@ def _documents(inputs: list[Path]) -> list[Path]:
         elif path.is_file():
             found.append(path)
         else:
-            raise UsageError(f"{path}: no such file or folder")
+            kind = "neither a file nor a folder" if path.exists() else "no such file or folder"
+            raise UsageError(f"{path}: {kind}")
     if not found:
         raise UsageError(f"no files in {', '.join(map(str, inputs))}")
     return found
+
+
+def _read(document: Path) -> bytes:
+    try:
+        return document.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {document}: {error.strerror}") from error
 
 
 class _Bytes:
@@ -275,11 +291,18 @@ class _Subwords:
 def _train_bpe(documents: list[Path], vocab_size: int, out: Path) -> _Subwords:
     from tokenizers import ByteLevelBPETokenizer
 
-    if vocab_size < BYTE_VOCAB:
-        raise UsageError(f"a byte-level BPE needs --vocab-size {BYTE_VOCAB} or more")
+    if not BYTE_VOCAB <= vocab_size <= MAX_BPE:
+        raise UsageError(
+            f"a byte-level BPE needs --vocab-size {BYTE_VOCAB} to {MAX_BPE}, not {vocab_size}"
+        )
+
+    def lines() -> Iterator[str]:  # not the files' names: a byte that is no UTF-8 would end it
+        for document in documents:
+            yield from io.StringIO(_read(document).decode("utf-8", "replace"), newline="\n")
+
     bpe = ByteLevelBPETokenizer()
-    bpe.train(
-        [str(d) for d in documents],
+    bpe.train_from_iterator(
+        lines(),
         vocab_size,
         show_progress=False,
         special_tokens=["<|endoftext|>"],
@@ -305,43 +328,121 @@ def _from_hugging_face(path: Path) -> _Subwords:
 def prepare(out: Path, inputs: list[Path], tokenizer: str = "byte", vocab_size: int = 4096) -> dict:
     """Tokenize documents into out/train.bin and out/val.bin, and describe them in out/meta.json.
 
-    Every 20th document is held out. The files get their names when all of them are whole.
+    Every 20th document is held out. All is written aside, in `.NAME.new`, and takes the place of
+    an earlier preparation when it is whole.
 
     Raises:
-        UsageError: an input or the tokenizer cannot be read, or there are too few documents.
+        UsageError: an input or the tokenizer cannot be read, there is no text, something else than
+            a prepared folder is at `out`, or it cannot be written.
     """
     documents = _documents(inputs)
+    out = out.resolve()
+    aside = _aside(out)
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        for stale in ("meta.json", "train.bin", "val.bin"):
-            (out / stale).unlink(missing_ok=True)
+        _settle(out)
+        _check_replaceable(out)
+        aside.mkdir(parents=True, exist_ok=True)
+        with (aside / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(f"{out}: another preparation is writing it, in {aside}") from None
+            for left in set(aside.iterdir()) - {aside / ".lock"}:
+                print(
+                    f"parallel.data: removed {left}, which a killed attempt left", file=sys.stderr
+                )
+                left.unlink()
+            try:
+                meta = _write(aside, documents, inputs, tokenizer, vocab_size)
+                (aside / ".lock").unlink()
+                _swap(aside, out)
+            finally:  # also after Ctrl-C; what a kill leaves, the next preparation removes
+                shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror}") from error
+        raise UsageError(f"cannot write {out}: {error.strerror or error}") from error
+    return meta
+
+
+def _aside(out: Path) -> Path:
+    return out.with_name(f".{out.name}.new")
+
+
+def _settle(out: Path) -> None:
+    """Where a preparation was killed between the two renames of a swap, end the swap."""
+    aside = _aside(out)
+    if not out.exists() and (aside / "meta.json").exists():
+        with contextlib.suppress(FileNotFoundError):  # another rank was first
+            (aside / ".lock").unlink(missing_ok=True)
+            aside.rename(out)
+            print(f"parallel.data: {out}: put in place from {aside}", file=sys.stderr)
+
+
+def _swap(aside: Path, out: Path) -> None:
+    """`aside` takes the place of `out`; killed between, `_settle` does the rest."""
+    old = out.with_name(f".{out.name}.old")
+    shutil.rmtree(old, ignore_errors=True)  # of a preparation killed before it could
+    if out.exists():
+        out.rename(old)
+    aside.rename(out)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _check_replaceable(out: Path) -> None:
+    """Raises: UsageError: something is there that no preparation of ours wrote."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise UsageError(f"{out} is a file; --out names a folder")
+    names = {path.name for path in out.iterdir()}
+    partial = {f"{split}.bin.partial" for split in SPLITS}  # of a killed one, in earlier versions
+    known = {"meta.json", "tokenizer.json", "train.bin", "val.bin"} | partial
+    ours = names <= known and ("meta.json" in names or names & partial)
+    if names and not ours:
+        other = min(names - known, default=min(names))
+        raise UsageError(
+            f"{out} holds {other} and is no folder that parallel.data wrote: it is not replaced;"
+            " give another --out"
+        )
+
+
+def _write(
+    folder: Path, documents: list[Path], inputs: list[Path], tokenizer: str, vocab_size: int
+) -> dict:
+    """Fill the folder, meta.json last; what that says."""
     if tokenizer == "byte":
         coder = _Bytes()
     elif tokenizer == "bpe":
-        coder = _train_bpe(documents, vocab_size, out)
+        coder = _train_bpe(documents, vocab_size, folder)
     else:
         coder = _from_hugging_face(Path(tokenizer))
     dtype = "<u2" if coder.vocab_size <= 2**16 else "<u4"
     every = round(1 / HELD_OUT)
-    hashes = {split: hashlib.sha256() for split in ("train", "val")}
+    hashes = {split: hashlib.sha256() for split in SPLITS}
     counts = dict.fromkeys(hashes, 0)
-    files = {split: (out / f"{split}.bin.partial").open("wb") for split in hashes}
-    quiet = not sys.stderr.isatty()
-    for number, document in enumerate(tqdm(documents, "tokenizing", unit="file", disable=quiet)):
-        ids = np.append(coder.encode(document.read_bytes()), np.uint32(coder.end))
-        # One file alone is cut, so that it too leaves something to validate on.
-        cut = int(len(ids) * (1 - HELD_OUT)) if len(documents) < every else None
-        parts = {"train": ids[:cut], "val": ids[cut:]} if cut is not None else {}
-        parts = parts or {"val" if number % every == every - 1 else "train": ids}
-        for split, part in parts.items():
-            block = part.astype(dtype).tobytes()
-            files[split].write(block)
-            hashes[split].update(block)
-            counts[split] += len(part)
-    for file in files.values():
-        file.close()
+    with contextlib.ExitStack() as stack:
+        files = {s: stack.enter_context((folder / f"{s}.bin").open("wb")) for s in SPLITS}
+        quiet = not sys.stderr.isatty()
+        read = 0
+        for number, document in enumerate(
+            tqdm(documents, "tokenizing", unit="file", disable=quiet)
+        ):
+            text = _read(document)
+            read += len(text)
+            ids = np.append(coder.encode(text), np.uint32(coder.end))
+            # One file alone is cut, so that it too leaves something to validate on.
+            cut = int(len(ids) * (1 - HELD_OUT)) if len(documents) < every else None
+            parts = {"train": ids[:cut], "val": ids[cut:]} if cut is not None else {}
+            parts = parts or {"val" if number % every == every - 1 else "train": ids}
+            for split, part in parts.items():
+                block = part.astype(dtype).tobytes()
+                files[split].write(block)
+                hashes[split].update(block)
+                counts[split] += len(part)
+        for file in files.values():
+            file.flush()
+            os.fsync(file.fileno())
+    if not read:
+        raise UsageError(f"no text: the {len(documents)} files of the input are empty")
     meta = {
         "tokenizer": coder.name,
         "vocab_size": coder.vocab_size,
@@ -351,9 +452,7 @@ def prepare(out: Path, inputs: list[Path], tokenizer: str = "byte", vocab_size: 
         "sha256": {split: digest.hexdigest() for split, digest in hashes.items()},
         "source": [str(p) for p in inputs] or "the Python standard library's source",
     }
-    write_json(out / "meta.json", meta)
-    for split in hashes:
-        (out / f"{split}.bin.partial").rename(out / f"{split}.bin")
+    write_json(folder / "meta.json", meta)
     return meta
 
 
@@ -374,6 +473,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--vocab-size", type=int, default=4096, help="ids of a BPE trained here")
     parser.add_argument("--if-missing", action="store_true", help="do nothing if it is there")
     arguments = parser.parse_args(argv)
+    _settle(arguments.out.resolve())
     if arguments.if_missing and (arguments.out / "meta.json").exists():
         return 0
     meta = prepare(arguments.out, arguments.input, arguments.tokenizer, arguments.vocab_size)

@@ -1,7 +1,11 @@
 """Data: text becomes token files, other formats are read, and a step's sequences depend on
 (seed, step) alone."""
 
+import fcntl
 import json
+import resource
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ import torch
 from models.errors import UsageError
 from parallel import data
 from parallel.layout import Layout
+from tests.conftest import ROOT
 
 
 def corpus(tmp_path, n: int = 40):
@@ -159,7 +164,7 @@ def test_an_interrupted_preparation_leaves_nothing_that_looks_like_data(tmp_path
     monkeypatch.setattr(data, "write_json", interrupted)
     with pytest.raises(KeyboardInterrupt):
         data.prepare(tmp_path / "out", [corpus(tmp_path)])
-    with pytest.raises(UsageError, match="meta.json: No such file"):
+    with pytest.raises(UsageError, match="no token files at"):
         data.load(tmp_path / "out", 8, 257)
 
 
@@ -189,3 +194,102 @@ def test_a_damaged_megatron_index_is_named_and_dots_in_names_are_allowed(tmp_pat
     (tmp_path / "c4.en_text.idx").write_bytes(b"MMIDIDX")
     with pytest.raises(UsageError, match="c4.en_text.idx is not a Megatron index"):
         data.load(tmp_path / "c4.en_text", 8, 257)
+
+
+def contents(folder) -> dict:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_failed_preparation_leaves_the_old_data_whole(tmp_path):
+    folder, out = corpus(tmp_path), tmp_path / "data" / "x"
+    data.prepare(out, [folder])
+    before = contents(out)
+    with pytest.raises(UsageError, match="no tokenizer at"):
+        data.prepare(out, [folder], tokenizer=str(tmp_path / "nowhere"))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "a.txt").touch()
+    with pytest.raises(UsageError, match="no text: the 1 files of the input are empty"):
+        data.prepare(out, [tmp_path / "empty"])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, limits[1]))  # as on a full disk
+    try:
+        with pytest.raises(UsageError, match=f"cannot write {out}: File too large"):
+            data.prepare(out, [folder])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert contents(out) == before
+    assert [path.name for path in out.parent.iterdir()] == ["x"]
+
+
+KILLED = """
+import os, pathlib, sys
+from parallel import data
+rename, calls = os.rename, []
+def dying(*arguments):
+    if len(calls) == int(sys.argv[1]):
+        os._exit(9)
+    calls.append(arguments)
+    return rename(*arguments)
+os.rename = pathlib.Path.rename = dying
+data.prepare(pathlib.Path(sys.argv[2]), [pathlib.Path(sys.argv[3])])
+"""
+
+
+@pytest.mark.parametrize("renames", [0, 1, 2])
+def test_a_kill_at_any_moment_leaves_the_old_data_or_the_new(tmp_path, renames, capsys):
+    out, text = tmp_path / "data" / "x", tmp_path / "new.txt"
+    data.prepare(out, [corpus(tmp_path)])
+    old = contents(out)
+    text.write_text("new text " * 100)
+    new = data.prepare(tmp_path / "new", [text])["sha256"]["train"]
+    command = [sys.executable, "-c", KILLED, str(renames), str(out), str(text)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == (9 if renames < 2 else 0), done.stderr
+    loaded = data.load(out, 8, 257).train
+    assert loaded.digest() == loaded.sha256
+    assert (contents(out) == old) if renames == 0 else (loaded.sha256 == new)
+    data.prepare(out, [text])
+    assert [path.name for path in out.parent.iterdir()] == ["x"]
+    assert ("which a killed attempt left" in capsys.readouterr().err) == (renames == 0)
+
+
+def test_what_is_no_data_folder_of_ours_is_not_replaced(tmp_path):
+    folder = corpus(tmp_path)
+    (tmp_path / "a file").touch()
+    nanogpt, mixed, empty = (tmp_path / name for name in ("nanogpt", "mixed", "empty"))
+    data.prepare(mixed, [folder])
+    (mixed / "notes.txt").write_text("mine")
+    nanogpt.mkdir()
+    (nanogpt / "train.bin").write_bytes(b"1234")
+    for out, why in (
+        (tmp_path / "a file", "is a file"),
+        (mixed, "holds notes.txt and is no folder that parallel.data wrote"),
+        (nanogpt, "holds train.bin and is no folder"),
+        (folder, "holds 000.txt and is no folder"),
+    ):
+        before = contents(out) if out.is_dir() else None
+        with pytest.raises(UsageError, match=why):
+            data.prepare(out, [folder])
+        assert before is None or contents(out) == before
+    empty.mkdir()
+    assert data.prepare(empty, [folder])["documents"] == 40
+
+
+def test_two_preparations_of_one_folder_do_not_mix(tmp_path):
+    folder, aside = corpus(tmp_path), tmp_path / ".out.new"
+    aside.mkdir()
+    with (aside / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="another preparation is writing it"):
+            data.prepare(tmp_path / "out", [folder])
+
+
+def test_an_input_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(UsageError, match="/dev/zero: neither a file nor a folder"):
+        data.prepare(tmp_path / "out", [data.Path("/dev/zero")])
+    (tmp_path / "bytes.txt").write_bytes(b"no \xff\xfe UTF-8 " * 50)
+    meta = data.prepare(tmp_path / "bpe", [tmp_path / "bytes.txt"], "bpe", 300)
+    assert meta["tokenizer"] == "bpe"
+    for size in (256, 2**40):
+        with pytest.raises(UsageError, match=f"--vocab-size 257 to 1048576, not {size}"):
+            data.prepare(tmp_path / "x", [tmp_path / "bytes.txt"], "bpe", size)
