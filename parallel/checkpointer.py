@@ -124,11 +124,17 @@ def share(layout: Layout, rank: int, split: bool, partitioned: bool) -> tuple[in
     return over_dp[0] * over_tp[1] + over_tp[0], over_dp[1] * over_tp[1]
 
 
+def _counts_in_groups(adam: torch.optim.Optimizer) -> bool:
+    """Whether it counts its steps in its groups, from the first step on, as the FusedAdam of apex
+    and of Transformer Engine do, and not with each parameter, as torch's AdamW does."""
+    return not isinstance(adam, torch.optim.Adam)
+
+
 def adam_tensors(adam: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
     """A parameter that `adam` updates and its two moments, which are made if it has not stepped."""
     state = adam.state[parameter]
     if "exp_avg" not in state:
-        if not any("step" in group for group in adam.param_groups):  # apex and TE keep it there
+        if not _counts_in_groups(adam):
             fused = adam.defaults.get("fused") or adam.defaults.get("capturable")
             device = parameter.device if fused else "cpu"
             state["step"] = torch.zeros((), dtype=torch.float32, device=device)
@@ -139,19 +145,16 @@ def adam_tensors(adam: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Te
 
 def adam_step(adam: torch.optim.Optimizer) -> int:
     """How many steps an AdamW has taken."""
-    for group in adam.param_groups:
-        if "step" in group:
-            return int(group["step"])
+    if _counts_in_groups(adam):  # a group without parameters is not counted on
+        return max((int(group.get("step", 0)) for group in adam.param_groups), default=0)
     return next((int(s["step"]) for s in adam.state.values() if "step" in s), 0)
 
 
 def set_adam_step(adam: torch.optim.Optimizer, step: int) -> None:
     """Tell an AdamW how many steps it has taken."""
-    for group in adam.param_groups:
-        if "step" in group:
-            group["step"] = (
-                torch.full_like(s, step) if torch.is_tensor(s := group["step"]) else step
-            )
+    if _counts_in_groups(adam):
+        for group in adam.param_groups:
+            group["step"] = step
     for state in adam.state.values():
         if "step" in state:
             state["step"].fill_(step)

@@ -89,11 +89,9 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if any("fp16" in name for name in names):  # what torch can do here, DeepSpeed does not ask
-        from deepspeed.accelerator import get_accelerator
+        from parallel.deepspeed_common import deepspeed  # patched first
 
-        import parallel.deepspeed_common  # noqa: F401  (patches before deepspeed)
-
-        get_accelerator().is_fp16_supported = lambda: True
+        deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     corpus = data.load(tokens, SIZES["max_seq_len"], SIZES["vocab_size"])
     found: dict = {"straight": {}, "same": {}, "crossed": {}, "bits": {}, "scaler": {}}

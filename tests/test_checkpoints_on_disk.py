@@ -429,6 +429,79 @@ def test_another_models_checkpoint_is_refused_in_words(tmp_path):
         other.load(tmp_path / "step-00000009")
 
 
+class GroupAdam(torch.optim.Optimizer):
+    """Adam that counts as the FusedAdam of apex and of Transformer Engine do: in the groups, from
+    the first step on, and only in groups that have parameters."""
+
+    def __init__(self, groups):
+        super().__init__(groups, {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            if group["params"]:
+                group["step"] = group["step"] + 1 if "step" in group else 1
+            for p in group["params"]:
+                if len(state := self.state[p]) == 0:
+                    state |= {kind: torch.zeros_like(p) for kind in KINDS[1:]}
+                for kind, beta, g in zip(
+                    KINDS[1:], group["betas"], (p.grad, p.grad**2), strict=True
+                ):
+                    state[kind].lerp_(g, 1 - beta)
+                m, v = (
+                    state[k] / (1 - b ** group["step"])
+                    for k, b in zip(KINDS[1:], group["betas"], strict=True)
+                )
+                p -= group["lr"] * m / (v.sqrt() + group["eps"])
+
+
+@pytest.mark.parametrize("kind", [GroupAdam, torch.optim.AdamW])
+def test_adam_goes_on_with_its_step_wherever_it_counts(kind, tmp_path):
+    class Trains(Engine):
+        def __init__(self):
+            super().__init__(1.0)
+            self.held = [torch.nn.Parameter(t["param"].clone()) for t in self.tensors.values()]
+            self.adam = kind([{"params": []}, {"params": self.held}])
+
+        def step(self):
+            loss = sum((p - 0.5).square().mean() for p in self.held)
+            loss.backward()
+            self.adam.step()
+            self.adam.zero_grad()
+            return float(loss.detach())
+
+        def state(self):
+            held = []
+            for name, p in zip(self.tensors, self.held, strict=True):
+                shape = tuple(p.shape)
+                tensors = checkpointer.adam_tensors(self.adam, p)
+                held += hold(name, shape, (0,) * len(shape), shape, 0, tensors)
+            return State(held, checkpointer.adam_step(self.adam))
+
+        def restore(self, adam_step, scaler):
+            checkpointer.set_adam_step(self.adam, adam_step)
+
+    def manifest(step: int) -> dict:
+        return saved.read_manifest(tmp_path / saved.name_of(step))
+
+    straight = Trains()
+    saver = saver_of(straight, tmp_path)
+    saver.save(0)
+    curve = []
+    for step in range(1, 7):
+        curve.append(straight.step())
+        saver.save(step)
+    for first in (0, 3):
+        again = Trains()
+        saver = saver_of(again, tmp_path)
+        assert saver.load(tmp_path / saved.name_of(first)) == first
+        assert [again.step() for _ in range(3)] == curve[first : first + 3]
+        wanted = manifest(first + 3)
+        saver.save(first + 3)
+        assert manifest(first + 3)["adam_step"] == wanted["adam_step"] == first + 3
+        assert manifest(first + 3)["files"] == wanted["files"]  # the bytes, too
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_cut_reads_back_as_any_other(data, tmp_path_factory):
