@@ -5,6 +5,7 @@
 
 logs       mutated logs (../shared/logs where it is there, and logs/), read by tflops and quality
 folders    a study of three runs, one of them spoilt, through every command that reads run folders
+manifests  a checkpoint's manifest forged, with the checksum that fits: verify, export and load
 not-runs   every file that is no run, of this repository and of installed packages: none is read
 neutral    bytes that change no fact (line ends, colours, padding ...): no field of a record changes
 
@@ -341,7 +342,7 @@ def facts(path: Path) -> dict[str, Any]:
 def undressed(words: str) -> str:
     """A quoted line without what the neutral ways put into it, and without its number."""
     words = re.sub(r"\x1b\[\d+m|\b0: |\b10%.*?s/it\]", "", words)
-    return re.sub(r"line \d+", "line N", words).strip()
+    return re.sub(r"line \d+", "line N", words).strip()[:200]  # longer ones are cut anyway
 
 
 def same(one: Any, other: Any) -> bool:
@@ -410,12 +411,135 @@ def one_no_run(chance: random.Random, folder: Path, loud: bool, number: int) -> 
     return Try(whose, problems)
 
 
+# --- manifests -----------------------------------------------------------------------------------
+
+SIZES = {"n_layer": 1, "hidden": 8, "n_head": 2, "vocab_size": 11, "max_seq_len": 4}
+STEP = 10
+
+
+def holder() -> Any:
+    """An engine that only holds a tiny model's parameters and moments, each a number of its own."""
+    import torch
+
+    from models.config import preset
+    from models.gpt import parameter_shapes
+    from parallel.checkpointer import KINDS, State, hold
+
+    class Holder:
+        def __init__(self) -> None:
+            self.adam_step, self.tensors = 0, {}
+            for name, shape in parameter_shapes(preset("tiny", **SIZES)).items():
+                self.tensors[name] = {kind: torch.zeros(shape) for kind in KINDS}
+
+        def state(self) -> State:
+            held = []
+            for name, kinds in self.tensors.items():
+                shape = tuple(kinds["param"].shape)
+                held += hold(name, shape, (0,) * len(shape), shape, 0, kinds)
+            return State(held, self.adam_step)
+
+        def restore(self, adam_step: int, scaler: dict) -> None:
+            self.adam_step = adam_step
+
+        def numbers(self) -> list:
+            return [t.tolist() for kinds in self.tensors.values() for t in kinds.values()]
+
+    return Holder()
+
+
+def saver(engine: Any, save: Path) -> Any:
+    from parallel.checkpointer import Checkpointer
+    from parallel.spec import resolve
+
+    spec = resolve(("bad input", {**SIZES, "save_interval": 1, "keep_last": 0, "steps": 100}))
+    facts = {"run": "r", "git": {"commit": "c"}, "data": {"path": "d", "sha256": "s"}}
+    return Checkpointer(engine, spec, facts, save, 0, 1)
+
+
+@functools.cache
+def good_checkpoint() -> dict[str, bytes]:
+    """The files of a small checkpoint of step 10."""
+    engine = holder()
+    for number, kinds in enumerate(engine.tensors.values()):
+        for tensor in kinds.values():
+            tensor.uniform_(0.1, 1.0).add_(number)
+    engine.adam_step = STEP
+    with tempfile.TemporaryDirectory() as save:
+        writer = saver(engine, Path(save))
+        writer.save(STEP)
+        writer.wait()
+        (folder,) = Path(save).glob("step-*")
+        return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def forge(chance: random.Random, folder: Path) -> str:
+    """Change what the manifest says and give it the checksum that fits; how."""
+    from parallel import saved
+
+    (file,) = folder.glob("*.safetensors")
+    if chance.random() < 0.03:
+        file.rename(folder.parent.parent / "elsewhere")
+        file.symlink_to(folder.parent.parent / "elsewhere")
+        return "linked file"
+    path = folder / saved.MANIFEST
+    way = chance.choice([spoil.json_value] * 4 + [spoil.json_number] * 2 + [spoil.deep])
+    data = way(chance, path.read_bytes())
+    path.write_bytes(data)
+    with contextlib.suppress(ValueError, RecursionError):
+        manifest = json.loads(data)
+        if isinstance(manifest, dict):
+            saved.write_manifest(folder, manifest)
+    return way.__name__
+
+
+def one_manifest(chance: random.Random, folder: Path, loud: bool) -> Try:
+    """A forged manifest through verify, both exports and loading: refused, or of no effect."""
+    good = {}
+    for name in ("good", "bad"):
+        save = folder / name / "checkpoints"
+        step = save / f"step-{STEP:08d}"
+        step.mkdir(parents=True)
+        for file, data in good_checkpoint().items():
+            (step / file).write_bytes(data)
+        way = forge(chance, step) if name == "bad" else ""
+        results, problems = through(save, folder / name, loud)
+        good = good or results
+    if way == "linked file":  # what stands elsewhere may change
+        good = dict.fromkeys(good)
+    differ = [what for what in good if results.get(what) not in (None, good[what])]
+    problems += [(WRONG, f"{what} gives something else") for what in differ]
+    return Try(way, problems)
+
+
+def through(save: Path, out: Path, loud: bool) -> tuple[dict[str, Any], list[Problem]]:
+    """What each way of reading a checkpoint gives, None where it refuses."""
+    results, problems = {}, command("parallel.checkpoint", ["verify", str(save)], loud)[1]
+    for form in ("weights", "dcp"):
+        words = ["export", str(save), str(out / form), "--format", form]
+        problems += command("parallel.checkpoint", words, loud)[1]
+        files = [
+            p for p in sorted((out / form).rglob("*")) if p.suffix in (".safetensors", ".distcp")
+        ]
+        # DCP's bytes hold Adam's step, of which any number up to the step may be right.
+        told = [p.read_bytes() if form == "weights" else p.stat().st_size for p in files]
+        results[f"export --format {form}"] = told or None
+    engine = holder()
+    with contextlib.redirect_stderr(io.StringIO()):
+        step, wrong = watched(lambda: saver(engine, save).load(save), loud)
+    problems += [(column, f"load: {what}") for column, what in wrong]
+    if not wrong and not isinstance(step, UsageError):
+        counted = engine.adam_step in range(STEP + 1)  # steps that were skipped do not count
+        results["load"] = (step, counted, engine.numbers())
+    return results, problems
+
+
 # --- campaigns -----------------------------------------------------------------------------------
 
 # name -> (one case, how many cases: a number that may be changed, or all there are)
 CAMPAIGNS: dict[str, tuple[Callable[..., Try], int | Callable[[], list]]] = {
     "logs": (one_log, 6500),
     "folders": (one_folder, 500),
+    "manifests": (one_manifest, 200),
     "neutral": (one_neutral, neutral_cases),
     "not-runs": (one_no_run, no_runs),
 }

@@ -150,6 +150,16 @@ def json_value(chance: random.Random, data: bytes) -> bytes:
     return one_number(chance, data)
 
 
+def json_number(chance: random.Random, data: bytes) -> bytes:
+    """Another number in a JSON document, where a number stands."""
+    document = json.loads(data)
+    places = [(c, k) for c, k in _places(document) if type(c[k]) in (int, float)]
+    container, key = chance.choice(places)
+    number = container[key]
+    container[key] = chance.choice([number + 1, number - 1, -number - 1, 2 * number, 0, 10**12])
+    return json.dumps(document).encode()
+
+
 def combined(chance: random.Random, data: bytes) -> bytes:
     for spoil in chance.sample(SPOILERS, 3):
         data = spoil(chance, data or b"\n")
