@@ -106,7 +106,7 @@ def load(path: Path | str, seq_len: int, vocab_size: int) -> Data:
         UsageError: nothing there, too short for one sequence, or ids beyond the vocabulary.
     """
     path = Path(path)
-    _settle(path.resolve())
+    _settle(Path(os.path.realpath(path)))
     if path.is_dir():
         data = _open_folder(path)
     elif path.suffix == ".idx" or Path(f"{path}.idx").exists():
@@ -336,7 +336,7 @@ def prepare(out: Path, inputs: list[Path], tokenizer: str = "byte", vocab_size: 
             a prepared folder is at `out`, or it cannot be written.
     """
     documents = _documents(inputs)
-    out = out.resolve()
+    out = Path(os.path.realpath(out))  # a link's target is replaced, not the link
     aside = _aside(out)
     try:
         _settle(out)
@@ -364,7 +364,7 @@ def prepare(out: Path, inputs: list[Path], tokenizer: str = "byte", vocab_size: 
 
 
 def _aside(out: Path) -> Path:
-    return out.with_name(f".{out.name}.new")
+    return out.parent / f".{out.name}.new"
 
 
 def _settle(out: Path) -> None:
@@ -379,7 +379,7 @@ def _settle(out: Path) -> None:
 
 def _swap(aside: Path, out: Path) -> None:
     """`aside` takes the place of `out`; killed between, `_settle` does the rest."""
-    old = out.with_name(f".{out.name}.old")
+    old = out.parent / f".{out.name}.old"
     shutil.rmtree(old, ignore_errors=True)  # of a preparation killed before it could
     if out.exists():
         out.rename(old)
@@ -473,7 +473,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--vocab-size", type=int, default=4096, help="ids of a BPE trained here")
     parser.add_argument("--if-missing", action="store_true", help="do nothing if it is there")
     arguments = parser.parse_args(argv)
-    _settle(arguments.out.resolve())
+    _settle(Path(os.path.realpath(arguments.out)))
     if arguments.if_missing and (arguments.out / "meta.json").exists():
         return 0
     meta = prepare(arguments.out, arguments.input, arguments.tokenizer, arguments.vocab_size)
