@@ -16,6 +16,7 @@ from torch import Tensor
 
 from models.config import INIT_STD, LAYER_NORM_EPS, GPTConfig
 from models.errors import UsageError
+from models.files import parse_json
 from models.gpt import parameter_shapes
 from models.weights import (
     CONFIG,
@@ -327,7 +328,7 @@ def find_weights(path: Path) -> Path:
 
 def _is_weights(path: Path) -> bool:
     try:
-        return json.loads((path / CONFIG).read_text()).get("format") == FORMAT
+        return parse_json((path / CONFIG).read_text()).get("format") == FORMAT
     except (OSError, ValueError, AttributeError):
         return False
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from models.config import GPTConfig
 from models.errors import UsageError
+from models.files import parse_json
 from models.gpt import parameter_shapes
 from models.storage import BYTES, sync, write_blocks
 
@@ -239,7 +240,7 @@ def read_json(path: Path) -> dict[str, Any]:
         UsageError: missing or damaged.
     """
     try:
-        found = json.loads(path.read_text())
+        found = parse_json(path.read_text())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except ValueError as error:

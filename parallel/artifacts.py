@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from models.errors import UsageError
+from models.files import parse_json
 
 STEP_COLUMNS = (
     "step",
@@ -354,7 +355,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def _json_object(path: Path) -> dict[str, Any]:
     """Raises: UsageError: unreadable, no JSON or no object; it names the file."""
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_text())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -19,7 +19,6 @@ import contextlib
 import fcntl
 import hashlib
 import io
-import json
 import os
 import shutil
 import sys
@@ -33,6 +32,7 @@ import numpy as np
 from tqdm import tqdm
 
 from models.errors import UsageError, command_line
+from models.files import parse_json
 from parallel.artifacts import write_json
 from parallel.layout import Layout
 from parallel.work import HELD_OUT, held_out_from
@@ -144,7 +144,7 @@ def _open_folder(path: Path) -> Data:
     if not (path / "meta.json").exists() and (path / "train.bin").exists():
         return _open_pair(path / "train.bin", path / "val.bin")  # nanoGPT's own folder
     try:
-        meta = json.loads((path / "meta.json").read_text())
+        meta = parse_json((path / "meta.json").read_text())
         known = (str(path), meta["tokenizer"], meta["vocab_size"])
         train, val = (
             Tokens(_memory_map(path / f"{s}.bin", meta["dtype"]), *known, meta["sha256"][s])

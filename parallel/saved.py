@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import UsageError
+from models.files import parse_json
 from models.storage import sync
 from parallel.artifacts import FAILED, INTERRUPTED, RUNNING, read_run, read_status
 
@@ -80,7 +81,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text())
+        manifest = parse_json(path.read_text())
     except OSError as error:
         raise Damaged(f"{path}: {error.strerror}") from error
     except ValueError as error:

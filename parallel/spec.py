@@ -15,6 +15,7 @@ from typing import Any
 
 from models.config import GPTConfig, preset
 from models.errors import UsageError
+from models.files import parse_json
 from parallel.engines import ENGINES, inabilities
 from parallel.layout import OFFLOAD, RECOMPUTE, Layout, split_world
 from parallel.work import WORK, steps_of
@@ -399,7 +400,7 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
         UsageError: missing, or not a JSON object.
     """
     try:
-        config = json.loads(Path(path).read_text())
+        config = parse_json(Path(path).read_text())
     except OSError as error:
         raise UsageError(f"deepspeed_config {path}: {error.strerror}") from error
     except ValueError as error:

@@ -10,10 +10,10 @@ step). What fills no whole step is left out, as a loader with drop_last does. A 
 never exceeded: floor(budget / tokens per step).
 """
 
-import json
 from pathlib import Path
 
 from models.errors import UsageError
+from models.files import parse_json
 
 WORK = ("steps", "epochs", "train_tokens")  # what one layer of settings says replaces them all
 HELD_OUT = 0.05  # the share of a bare file's tokens (or of documents) kept for validation
@@ -83,7 +83,7 @@ def training_tokens(data: str) -> int:
     path = Path(data)
     try:
         if (path / "meta.json").exists():
-            return int(json.loads((path / "meta.json").read_text())["tokens"]["train"])
+            return int(parse_json((path / "meta.json").read_text())["tokens"]["train"])
         if path.is_dir():
             return _bare(path / "train.bin", path / "val.bin")
         if path.suffix == ".idx" or Path(f"{path}.idx").exists():

@@ -7,13 +7,13 @@ and from where the tables of analysis/ take it.
 """
 
 import contextlib
-import json
 import os
 import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from models.files import parse_json
 from parallel import artifacts
 from parallel.study import Study
 from slurm import cluster
@@ -242,7 +242,7 @@ def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | Non
 def ran_by(folder: Path) -> int | None:
     """The job whose results are in the folder."""
     try:
-        found = json.loads((folder / "run.json").read_text())["scheduler"].get("job_id")
+        found = parse_json((folder / "run.json").read_text())["scheduler"].get("job_id")
         return None if found is None else int(found)
     except (OSError, ValueError, KeyError):
         return None

@@ -4,9 +4,7 @@ A fact keeps the first origin that knows it, in the order of `records.ORIGINS`; 
 that says something else leaves a note, never a change.
 """
 
-import json
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import numpy as np
 from analysis.readers._lines import plain
 from analysis.readers._log import Log
 from analysis.records import Record, Refusal
+from models.files import parse_json, parse_toml
 
 INTEGERS = (
     "gpus",
@@ -280,11 +279,11 @@ def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -
         if beside.is_file():
             from analysis.readers.run_folder import stated
 
-            facts = {k: v for k, v in stated(_parsed(beside, json.loads)).items() if k in SETTINGS}
+            facts = {k: v for k, v in stated(_parsed(beside, parse_json)).items() if k in SETTINGS}
             state(record, facts, "run.json")
         for sidecar in (path.with_name(path.name + ".toml"), path.with_suffix(".toml")):
             if sidecar.is_file():
-                state(record, _known(_parsed(sidecar, tomllib.loads), str(sidecar)), "sidecar")
+                state(record, _known(_parsed(sidecar, parse_toml), str(sidecar)), "sidecar")
                 break
     state(record, _known(flags, "flags"), "flag")
     state(record, from_name(path.name), "from name")

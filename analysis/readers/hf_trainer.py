@@ -8,7 +8,6 @@ The loss lines carry no step and no time; the end line, one per rank, is about t
 mean step time is the runtime over the number of optimizer steps, where both are said.
 """
 
-import json
 import re
 from typing import Any
 
@@ -20,6 +19,7 @@ from analysis.readers._log import Log
 from analysis.readers._settings import header_of, read_header, state
 from analysis.readers._steps import put_steps
 from analysis.records import Record
+from models.files import parse_json
 
 FORMAT = "HF Trainer"
 MARKS = ((b"train_runtime",), (b"{'loss': ", b"'learning_rate': "), (b'"log_history"',))
@@ -59,7 +59,7 @@ def read(log: Log) -> Record:
     record = Record(source=str(log.path), format=FORMAT, engine=FORMAT)
     if log.head.lstrip()[:1] == b"{" and log.head.lstrip()[:2] != b"{'":
         try:
-            _document(record, json.loads(log.text()))
+            _document(record, parse_json(log.text()))
             return record
         except ValueError:
             record.notes.append("opens like a JSON document, but is none: read as a console log")

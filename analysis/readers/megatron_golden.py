@@ -8,7 +8,6 @@
 Older files list the values without their iteration. Steps are sampled, not averaged.
 """
 
-import json
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from analysis.readers._log import Log
 from analysis.readers._steps import PER_STEP
 from analysis.records import Record, Refusal
+from models.files import parse_json
 
 FORMAT = "Megatron-LM golden values"
 MARKS = (
@@ -43,7 +43,7 @@ def read(log: Log) -> Record:
         Refusal: it is damaged.
     """
     try:
-        content = json.loads(log.text())
+        content = parse_json(log.text())
     except ValueError as error:
         raise Refusal(str(log.path), f"damaged golden values: {error}") from error
     record = Record(source=str(log.path), format=FORMAT, engine="Megatron-LM")

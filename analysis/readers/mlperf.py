@@ -4,7 +4,6 @@ It times a whole run, from run_start to run_stop, and prints no steps; throughpu
 tracked_stats.
 """
 
-import json
 import re
 from typing import Any
 
@@ -14,6 +13,7 @@ from analysis.readers._endings import judge_end
 from analysis.readers._log import Log
 from analysis.readers._settings import state
 from analysis.records import Failure, Record
+from models.files import parse_json
 
 FORMAT = "MLPerf"
 MARKS = ((b":::MLLOG {",), (b":::MLL ",))
@@ -77,7 +77,7 @@ def _entries(log: Log) -> Any:
     """(offset, key, value, seconds, metadata) of every line that is whole."""
     for offset, match in log.matches(_LINE):
         try:
-            line = json.loads(match[1])
+            line = parse_json(match[1])
             yield (
                 offset,
                 line["key"],
@@ -89,7 +89,7 @@ def _entries(log: Log) -> Any:
             continue
     for offset, match in log.matches(_OLD):
         try:
-            line = json.loads(match[3])
+            line = parse_json(match[3])
         except ValueError:
             continue
         metadata = line.get("metadata") or {}

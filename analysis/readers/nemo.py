@@ -11,7 +11,6 @@ The surest kind that a log holds is read. NeMo's step timer prints the mean of i
 has no step's number: its entries are counted from 0, as NeMo counts.
 """
 
-import json
 import re
 from typing import Any
 
@@ -23,6 +22,7 @@ from analysis.readers._log import Log
 from analysis.readers._settings import MODEL_SIZES, header_of, read_header, state
 from analysis.readers._steps import put_steps
 from analysis.records import Record
+from models.files import parse_json
 
 FORMAT = "NeMo"
 MARKS = ((b"train_step_timing in s",), (b"Training epoch ", b"reduced_train_loss"))
@@ -123,7 +123,7 @@ def _dllogger(log: Log, record: Record) -> tuple[dict[str, np.ndarray], np.ndarr
     broken = 0
     for offset, match in log.matches(_JSON):
         try:
-            line = json.loads(match[1])
+            line = parse_json(match[1])
         except ValueError:
             broken += 1
             continue

@@ -4,7 +4,6 @@ One entry per epoch. Schema 2.0's step times are of micro-steps, which is a step
 nothing is accumulated; its statistics are kept as printed.
 """
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from analysis.readers._lines import number
 from analysis.readers._log import Log
 from analysis.readers._settings import state
 from analysis.records import Record, Refusal
+from models.files import parse_json
 from parallel.artifacts import METRICS_VERSION
 
 FORMAT = "training_metrics.json"
@@ -45,7 +45,7 @@ def read(log: Log) -> Record:
         record.extra["whole_run"] = True
         return record
     try:
-        content = json.loads(log.text())
+        content = parse_json(log.text())
     except ValueError as error:
         raise Refusal(str(log.path), f"damaged {FORMAT}: {error}") from error
     if not isinstance(content, dict):

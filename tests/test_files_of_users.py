@@ -1,0 +1,47 @@
+"""Files that a user wrote: what no program should follow to its depth is refused in one line."""
+
+import pytest
+
+from analysis import load
+from models.errors import UsageError
+from models.files import parse_json, parse_toml
+from parallel import data, saved, spec, study, work
+from parallel.artifacts import read_run
+
+DEEP_JSON = {"parser": "[" * 100_000 + "]" * 100_000, "ours": '{"a":' * 300 + "1" + "}" * 300}
+DEEP_TOML = {"parser": "a = " + "[" * 5_000 + "]" * 5_000, "ours": ".".join("a" * 300) + " = 1"}
+
+
+@pytest.mark.parametrize("which", DEEP_JSON)
+def test_nested_json_is_refused_by_every_reader(tmp_path, which):
+    text = DEEP_JSON[which]
+    with pytest.raises(ValueError, match="nested deeper than 100 levels"):
+        parse_json(text)
+    for name in ("meta.json", "run.json", "manifest.json", "ds.json"):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "a.log").write_text(text)
+    for refused in (
+        lambda: data.load(tmp_path, 8, 257),
+        lambda: work.training_tokens(str(tmp_path)),
+        lambda: spec.read_deepspeed_json(tmp_path / "ds.json"),
+        lambda: read_run(tmp_path),
+        lambda: saved.read_manifest(tmp_path),
+        lambda: load.load([tmp_path / "a.log"]),
+    ):
+        with pytest.raises(UsageError):
+            refused()
+
+
+@pytest.mark.parametrize("which", DEEP_TOML)
+def test_nested_toml_is_refused(tmp_path, which):
+    with pytest.raises(ValueError, match="nested deeper than 100 levels"):
+        parse_toml(DEEP_TOML[which])
+    (tmp_path / "study.toml").write_text(DEEP_TOML[which])
+    with pytest.raises(UsageError, match="study.toml is not TOML: nested deeper than 100 levels"):
+        study.load_study(tmp_path / "study.toml")
+
+
+def test_what_is_not_deep_is_read():
+    assert parse_json('{"a": [1, {"b": [[2]]}]}') == {"a": [1, {"b": [[2]]}]}
+    assert len(parse_json("[" + "[1]," * 1000 + "[1]]")) == 1001
+    assert parse_toml("a.b = [1, [2]]") == {"a": {"b": [1, [2]]}}
