@@ -148,6 +148,7 @@ class Breakdown:
         self._stream = torch.cuda.current_stream(device) if self._cuda else None
         self._spare_events: list[Any] = []
         self._works: Any = weakref.WeakKeyDictionary()  # what was issued -> its region
+        self._latest: dict[str, tuple[str, str, bool]] = {}  # group -> its last call
         self._flying: dict[Work, tuple[str, float]] = {}  # under way -> its axis, when it began
         self._file = BreakdownFile(folder, rank)
         self._new_window()
@@ -275,6 +276,9 @@ class Breakdown:
         if n > 1 and kind not in ("recv", "end"):
             self._calls.append((axis, payload, wire_bytes(kind, n, payload)))
         asynchronous = bool(given) and getattr(given[-1], "asyncOp", False)
+        if kind == "end":  # of a batch, whose one work stands for the calls before it
+            kind, axis, asynchronous = self._latest.get(group.group_name, (kind, axis, False))
+        self._latest[group.group_name] = kind, axis, asynchronous
         name = f"{axis}~" if asynchronous else axis
         began = time.perf_counter()
         self.enter(name)

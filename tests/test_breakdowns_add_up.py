@@ -81,6 +81,41 @@ class Sent:
         return self.done
 
 
+class Group:
+    """A process group of neighbouring pipeline stages, of which this process is rank 0."""
+
+    group_name, size = "stages", staticmethod(lambda: 2)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_batch_of_messages_is_waited_for_as_a_single_one_is(
+    batched, clock, tmp_path, monkeypatch
+):
+    """Under NCCL a batch's messages give back nothing, and its end one work for all of them."""
+    spec = settings(engine="megatron", gpus=2, pp=2, steps=1)
+    monkeypatch.setattr(breakdown, "_transfer_s", lambda *_: 2.0)
+    monkeypatch.setattr(breakdown.dist, "get_global_rank", lambda _, peer: peer)
+    monkeypatch.setattr(breakdown.dist, "get_process_group_ranks", lambda _: [0, 1])
+    books = breakdown.Breakdown(spec, torch.device("cpu"), 0, tmp_path)
+    work, message = Sent(), [torch.zeros(100)]
+
+    def call(kind, *args, gives):
+        return books.call(lambda *_: gives, kind, 0, Group, args, {})
+
+    if batched:
+        call("send", message, 1, 0, gives=None)
+        call("recv", message, 1, 0, gives=None)
+        assert call("end", torch.device("cpu"), gives=work) is work
+    else:
+        call("send", message, 1, 0, gives=Sent())
+        assert call("recv", message, 1, 0, gives=work) is work
+    books.wait(lambda _: clock(5), work, (), {})
+    books.lap(1, 5.0)
+    row = read_breakdown(tmp_path, 1)[0][0][0]
+    assert (row["pp_s"], row["bubble_s"]) == (2, 3)
+    assert (row["pp_calls"], row["pp_bytes"]) == (1, 400)
+
+
 def test_an_asynchronous_call_is_over_once_it_is_seen_to_be(clock, tmp_path):
     """First of two calls: seen done at the next region; second: over in the wait for it."""
     books = breakdown.Breakdown(settings(steps=1), torch.device("cpu"), 0, tmp_path)
