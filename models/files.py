@@ -11,13 +11,13 @@ from models.errors import UsageError
 DEEPEST = 100  # levels; no document here needs ten, and what walks through one calls itself
 
 
-def parse_json(text: str) -> Any:
-    """What a JSON text holds.
+def parse_json(text: str | bytes) -> Any:
+    """What a JSON text (bytes: UTF-8) holds.
 
     Raises:
         ValueError: not JSON, or nested deeper than DEEPEST.
     """
-    return _shallow(json.loads, text, "{[")
+    return _shallow(json.loads, text if isinstance(text, str) else text.decode(), "{[")
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -43,5 +43,6 @@ def test_nested_toml_is_refused(tmp_path, which):
 
 def test_what_is_not_deep_is_read():
     assert parse_json('{"a": [1, {"b": [[2]]}]}') == {"a": [1, {"b": [[2]]}]}
+    assert parse_json(b'{"a": "\xc2\xb5"}') == {"a": "µ"}
     assert len(parse_json("[" + "[1]," * 1000 + "[1]]")) == 1001
     assert parse_toml("a.b = [1, [2]]") == {"a": {"b": [1, [2]]}}
