@@ -125,15 +125,15 @@ def space(
         raise UsageError(f"{gpus} GPUs exceed the {cluster.max_gpus} of {cluster.name}")
     most_tp = min(max_tp or cluster.gpus_per_node, cluster.gpus_per_node)
     wholes = (config.n_head, config.ffn_hidden, cluster.gpus_per_node)  # no group over two nodes
-    tps = [t for t in range(1, most_tp + 1) if all(whole % t == 0 for whole in wholes)]
+    tps = [t for t in divisors(math.gcd(*wholes)) if t <= most_tp]
+    dps = divisors(global_batch)[::-1]
     splits = []
     for tp in tps:
         for pp in divisors(config.n_layer):
             most, least = gpus // (tp * pp), -(-(gpus - leave) // (tp * pp))
-            fitting = [dp for dp in range(most, max(least, 1) - 1, -1) if global_batch % dp == 0]
-            if not fitting:
+            dp = next((dp for dp in dps if dp <= most), 0)
+            if dp < max(least, 1):
                 continue
-            dp = fitting[0]
             for micro in divisors(global_batch // dp):
                 n_micro = global_batch // dp // micro
                 if n_micro < min_micro:

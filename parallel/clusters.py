@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from models.errors import UsageError
-from models.files import read_toml
+from models.files import check_keys, read_toml
 from parallel.spec import RunSpec
 
 CLUSTERS = Path(__file__).resolve().parent.parent / "slurm" / "clusters.toml"
@@ -111,8 +111,7 @@ def cluster_of(name: str, facts: dict, source: str) -> Cluster:
     known = {f.name: f for f in fields(Cluster)}
     if not isinstance(facts, dict):
         raise UsageError(f"{source}: {name} is no table")
-    if unknown := set(facts) - set(known) | ({"name"} & set(facts)):
-        raise UsageError(f"{source} [{name}]: unknown {', '.join(sorted(unknown))}")
+    check_keys(facts, [key for key in known if key != "name"], f"{source} [{name}]")
     needed = [f for f in known.values() if f.default is MISSING and f.default_factory is MISSING]
     if missing := [f.name for f in needed if f.name not in facts and f.name != "name"]:
         raise UsageError(f"{source} [{name}]: missing {', '.join(missing)}")

@@ -32,6 +32,7 @@ Besides the settings, a point may have `nodes` (in place of gpus) and `label` (a
 """
 
 import itertools
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -40,14 +41,15 @@ from typing import Any
 
 from models.config import preset
 from models.errors import UsageError
-from models.files import read_toml
+from models.files import check_keys, read_toml
 from parallel import clusters
 from parallel.clusters import Cluster
 from parallel.spec import RunSpec, check_setting, resolve
 
 Layers = list[tuple[str, dict[str, Any]]]  # (source, settings), for resolve()
-STUDY_KEYS = {"question", "baseline", "cluster", "slurm", "defaults", "run", "sweep"}
-SWEEP_KEYS = {"repeats", "defaults", "product", "zip", "exclude", "include", "slurm"}
+STUDY_KEYS = ("question", "baseline", "cluster", "slurm", "defaults", "run", "sweep")
+SWEEP_KEYS = ("repeats", "defaults", "product", "zip", "exclude", "include", "slurm")
+MOST_RUNS = 10_000  # of a study, points that are left out and repeats included
 BESIDE = ("nodes", "label", "slurm")  # what a point may hold that is no setting of a run
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 # What RunSpec.name tells already (gpus follows from the split's sizes), or what never names a run.
@@ -73,6 +75,7 @@ class Study:
 
     repeat_of: (configuration, number of the repeat from 1) of every run that is one of several.
     left_out: (what the point was, why it cannot run) for every impossible point of a sweep.
+    assumed: what the file does not say and is taken for granted, one line each.
     """
 
     name: str
@@ -85,6 +88,7 @@ class Study:
     cluster: Cluster | None = None
     repeat_of: dict[str, tuple[str, int]] = field(default_factory=dict, repr=False)
     left_out: list[tuple[str, str]] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
 
     def run(
         self, name: str, flags: dict[str, Any] | None = None, gpus: int | None = None
@@ -119,13 +123,18 @@ def load_study(path: Path | str, cluster: str | None = None, strict: bool = Fals
     `cluster` overrides the study's own. With `strict`, an impossible point of a sweep is an error.
 
     Raises:
-        UsageError: unreadable, not TOML, a key that is not known, two runs of one name, a baseline
-            that is no run, or a run that cannot start.
+        UsageError: unreadable, not TOML, a key that is not known, a name that no folder beside the
+            file can have, more than MOST_RUNS runs, two runs of one name, a baseline that is no
+            run, or a run that cannot start.
     """
     path = Path(path)
     table = read_toml(path, "study")
-    if unknown := set(table) - STUDY_KEYS:
-        raise UsageError(f"study {path}: unknown {', '.join(sorted(unknown))}")
+    if path.stem.startswith(".") or not path.suffix:
+        raise UsageError(
+            f"study {path}: its scripts and logs go to a folder called {path.stem!r}: call the file"
+            " NAME.toml, with a NAME that does not begin with a dot"
+        )
+    check_keys(table, STUDY_KEYS, f"study {path}")
     for kind in ("run", "sweep"):
         if not isinstance(table.get(kind, []), list):
             raise UsageError(f"study {path}: write [[{kind}]], not [{kind}]")
@@ -138,6 +147,7 @@ def load_study(path: Path | str, cluster: str | None = None, strict: bool = Fals
             raise UsageError(f"study {path}: {kind} is no table")
     chosen = cluster or table.get("cluster")
     where = clusters.cluster(chosen) if chosen else None
+    _check_size(path, table)
     points: list[_Point] = []
     left_out: list[tuple[str, str]] = []
     _read_runs(path, table, where, points)
@@ -145,9 +155,15 @@ def load_study(path: Path | str, cluster: str | None = None, strict: bool = Fals
     if left_out and (strict or not points):
         reasons = "; ".join(f"{what}: {why}" for what, why in left_out)
         raise UsageError(f"study {path}: {len(left_out)} points cannot run: {reasons}")
+    if not points:
+        raise UsageError(f"study {path}: no run is left: every point is excluded")
     # A B A B: sorting is stable, so each round keeps the file's order.
     named, repeat_of = _name_all(sorted(points, key=lambda point: max(point.repeat, 1)))
     baseline = table.get("baseline", next(iter(named)))
+    assumed = []
+    configurations = {repeat_of.get(name, (name, 0))[0] for name in named}
+    if "baseline" not in table and len(configurations) > 1:
+        assumed.append(f"no baseline is named: it is {baseline}, the first run")
     if baseline not in named and repeat_of.get(f"{baseline}-r1") == (baseline, 1):
         baseline = f"{baseline}-r1"
     if baseline not in named:
@@ -165,7 +181,27 @@ def load_study(path: Path | str, cluster: str | None = None, strict: bool = Fals
         cluster=where,
         repeat_of=repeat_of,
         left_out=left_out,
+        assumed=assumed,
     )
+
+
+def _check_size(path: Path, table: dict[str, Any]) -> None:
+    """Refuse a study that asks for too many runs, before any of them is made.
+
+    Raises:
+        UsageError: with how many; or a part of a sweep that is not what its name says.
+    """
+    total = len(table.get("run", []))
+    for number, sweep in enumerate(table.get("sweep", []), start=1):
+        source = f"{path} [[sweep]] {number}"
+        _check_sweep(sweep, source)
+        axes = sweep.get("product", {}) | sweep.get("zip", {})
+        points = math.prod(len(values) for values in sweep.get("product", {}).values())
+        points *= max((len(values) for values in sweep.get("zip", {}).values()), default=1)
+        include = len(sweep.get("include", [] if axes else [{}]))
+        total += ((points if axes else 0) + include) * sweep.get("repeats", 1)
+    if total > MOST_RUNS:
+        raise UsageError(f"study {path} asks for {total} runs: at most {MOST_RUNS} are made")
 
 
 def _read_runs(path: Path, table: dict, where: Cluster | None, points: list[_Point]) -> None:
@@ -189,14 +225,8 @@ def _read_sweeps(
     defaults = (f"{path} [defaults]", table.get("defaults", {}))
     for number, sweep in enumerate(table.get("sweep", []), start=1):
         source = f"{path} [[sweep]] {number}"
-        if not isinstance(sweep, dict):
-            raise UsageError(f"{source} is no table")
-        if unknown := set(sweep) - SWEEP_KEYS:
-            raise UsageError(f"{source}: unknown {', '.join(sorted(unknown))}")
         slurm = table.get("slurm", {}) | sweep.get("slurm", {})
         repeats = sweep.get("repeats", 1)
-        if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats < 1:
-            raise UsageError(f"{source}: repeats must be a whole number above 0, not {repeats!r}")
         branch = (f"{source} defaults", sweep.get("defaults", {}))
         for given in _points(sweep, source):
             layers = [defaults, branch, (source, given)]
@@ -212,8 +242,17 @@ def _read_sweeps(
                 points.append(replace(point, repeat=repeat if repeats > 1 else 0))
 
 
-def _points(sweep: dict[str, Any], source: str) -> Iterator[dict[str, Any]]:
-    """The settings of each point of a sweep, in the order the file gives."""
+def _check_sweep(sweep: Any, source: str) -> None:
+    """Raises: UsageError: a part of a sweep that is not what its name says."""
+    if not isinstance(sweep, dict):
+        raise UsageError(f"{source} is no table")
+    check_keys(sweep, SWEEP_KEYS, source)
+    repeats = sweep.get("repeats", 1)
+    if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats < 1:
+        raise UsageError(f"{source}: repeats must be a whole number above 0, not {repeats!r}")
+    for kind in ("defaults", "slurm", "product", "zip"):
+        if not isinstance(sweep.get(kind, {}), dict):
+            raise UsageError(f"{source}: {kind} is no table")
     product, zipped = sweep.get("product", {}), sweep.get("zip", {})
     for kind in ("product", "zip"):
         for name, values in sweep.get(kind, {}).items():
@@ -226,18 +265,34 @@ def _points(sweep: dict[str, Any], source: str) -> Iterator[dict[str, Any]]:
     ):
         raise UsageError(f"{source}: zip's lists differ in length: {lengths}")
     for kind in ("exclude", "include"):
-        if not all(isinstance(given, dict) for given in sweep.get(kind, [])):
+        given = sweep.get(kind, [])
+        if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
             raise UsageError(f"{source}: {kind} must be a list of tables")
-    excludes, axes = sweep.get("exclude", []), set(product) | set(zipped)
-    for exclude in excludes:
+    axes = set(product) | set(zipped)
+    for exclude in sweep.get("exclude", []):
         if unknown := set(exclude) - axes:
             raise UsageError(f"{source}: exclude names {', '.join(sorted(unknown))}, no axis here")
+
+
+def _points(sweep: dict[str, Any], source: str) -> Iterator[dict[str, Any]]:
+    """The settings of each point of a sweep, in the order the file gives.
+
+    Raises:
+        UsageError: an exclude that matches none of them.
+    """
+    product, zipped = sweep.get("product", {}), sweep.get("zip", {})
+    axes, unmatched = bool(product or zipped), list(sweep.get("exclude", []))
     rows = [dict(zip(zipped, row, strict=True)) for row in zip(*zipped.values(), strict=True)]
     for values in itertools.product(*product.values()) if axes else ():
         for row in rows or [{}]:
             point = dict(zip(product, values, strict=True)) | row
-            if not any(_matches(point, exclude) for exclude in excludes):
+            matching = [e for e in sweep.get("exclude", []) if _matches(point, e)]
+            unmatched = [exclude for exclude in unmatched if exclude not in matching]
+            if not matching:
                 yield point
+    if unmatched:
+        shown = "; ".join(", ".join(f"{k} {v}" for k, v in one.items()) for one in unmatched)
+        raise UsageError(f"{source}: exclude matches no point: {shown}")
     yield from sweep.get("include", [] if axes else [{}])
 
 
@@ -277,6 +332,8 @@ def _point(layers: Layers, slurm: dict[str, Any], where: Cluster | None, source:
     for origin, settings in layers:
         check_settings(settings, origin)
         label = settings.get("label", label)
+        if not isinstance(settings.get("slurm", {}), dict):
+            raise UsageError(f"{origin}: slurm is no table")
         slurm = slurm | settings.get("slurm", {})
         kept = {name: value for name, value in settings.items() if name not in BESIDE}
         if "nodes" in settings:

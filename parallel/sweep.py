@@ -220,6 +220,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         study = load_study(arguments.study, arguments.cluster)
+        for line in study.assumed:
+            print(line, flush=True)
         for what, why in study.left_out:
             print(f"left out: {what}: {why}", flush=True)
         names = arguments.only or list(study.settings)

@@ -14,7 +14,9 @@ root: paths in the scripts are relative to it.
 """
 
 import argparse
+import errno
 import json
+import os
 import re
 import shlex
 import sys
@@ -24,6 +26,7 @@ from typing import Any
 from urllib.parse import quote as percent_encode
 
 from models.errors import UsageError, command_line
+from models.files import check_keys
 from parallel.clusters import CLUSTERS, OPTION, Cluster, check_environment
 from parallel.facts import planned
 from parallel.spec import RunSpec
@@ -38,10 +41,10 @@ SWITCHES = ("nsys", "nccl_logs", "torchrun_logs", "dist_debug")
 class Ask:
     """What a study's [slurm] table asks for, beyond the run itself.
 
-    time: the limit, as Slurm writes it. requeue: start again when a node dies, and when a run with
-    save_interval has saved before its limit; it goes on from there. max_restarts: how often at
-    most, whoever restarts it. The four switches leave proof beside the run; at submission the
-    environment variable of the same name in capitals (NSYS=1 sbatch ...) overrides each.
+    time: the limit, as Slurm writes it. requeue: start again when a node dies, and when the run has
+    saved before its limit; it goes on from there, so it needs save_interval. max_restarts: how
+    often at most, whoever restarts it. The four switches leave proof beside the run; at submission
+    the environment variable of the same name in capitals (NSYS=1 sbatch ...) overrides each.
     """
 
     time: str = ""
@@ -64,8 +67,7 @@ def ask_of(table: dict[str, Any], source: str) -> Ask:
         UsageError: an unknown key, a value of another type, or one that no #SBATCH line can hold.
     """
     known = {f.name: f.type for f in fields(Ask)}
-    if unknown := set(table) - set(known):
-        raise UsageError(f"{source} [slurm]: unknown {', '.join(sorted(unknown))}")
+    check_keys(table, known, f"{source} [slurm]")
     for name, value in table.items():
         kind = {bool: bool, int: int, str: str, float: (int, float)}.get(known[name], dict)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -82,7 +84,7 @@ def seconds(limit: str) -> int:
     """A Slurm time limit: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
 
     Raises:
-        UsageError: it is none of these, or zero.
+        UsageError: it is none of these, a part is larger than its unit holds, or it is zero.
     """
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit)
     if not match:
@@ -92,6 +94,12 @@ def seconds(limit: str) -> int:
     if days is None and len(numbers) < 3:  # M or M:S
         numbers = [0, *numbers]
     hours, minutes, secs = (numbers + [0, 0])[:3]
+    # Slurm takes 99:99:99 for more than four days: whoever wrote it meant something else.
+    in_hours = days is not None or None not in rest
+    if secs > 59 or (minutes > 59 and in_hours) or (hours > 23 and days is not None):
+        raise UsageError(
+            f"time limit {limit!r}: a day has 24 hours, an hour 60 minutes, a minute 60 seconds"
+        )
     total = int(days or 0) * 86400 + hours * 3600 + minutes * 60 + secs
     if total == 0:
         raise UsageError(f"time limit {limit!r} is no time")
@@ -110,8 +118,17 @@ class Job:
 
 
 def job_of(study: Study, name: str, cluster: Cluster) -> Job:
-    """The nodes, ranks and worst cost of one run."""
+    """The nodes, ranks and worst cost of one run.
+
+    Raises:
+        UsageError: what its [slurm] table asks for cannot be.
+    """
     spec, ask = study.specs[name], ask_of(study.slurm[name], str(study.path))
+    if ask.requeue and not spec.save_interval:
+        raise UsageError(
+            f"{study.path}: {name} asks for requeue without save_interval: nothing would be saved,"
+            " and every restart would begin at step 0"
+        )
     time = ask.time or cluster.time
     nodes = cluster.nodes(spec.gpus)
     ours = nodes * cluster.gpus_per_node if "--exclusive" in cluster.options else spec.gpus
@@ -456,20 +473,25 @@ def tell(study: Study, jobs: list[Job], total: float) -> list[str]:
     asked = [ask_of(study.slurm[job.run], str(study.path)) for job in jobs]
     if most := max((ask.max_restarts for ask in asked if ask.requeue), default=0):
         lines.append(f"with requeue, max_restarts are counted: {most} of a run at most")
+    lines += study.assumed
     lines += [f"left out: {what}: {why}" for what, why in study.left_out]
     return lines
 
 
-def write(study: Study, logs: Path = Path("logs")) -> list[Path]:
-    """Write every script, and remove those of runs that the study no longer has.
+def write(study: Study, logs: Path = Path("logs"), dry_run: bool = False) -> list[Path]:
+    """Write every script, and remove those of runs that the study no longer has; with `dry_run`,
+    find out only whether that can be done.
 
     Raises:
-        UsageError: they cannot be written.
+        UsageError: they cannot be rendered or written.
     """
     folder, cluster = script_folder(study), cluster_of(study)
     texts = {name: render(study, name, cluster, logs) for name in study.settings}
     paths = [folder / f"{name}.slurm" for name in texts]
     try:
+        if dry_run:
+            _check_writable(folder, paths)
+            return paths
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("*.slurm"):
             if old.stem not in texts and MARK in old.read_text():
@@ -479,6 +501,18 @@ def write(study: Study, logs: Path = Path("logs")) -> list[Path]:
     except OSError as error:
         raise UsageError(f"cannot write {error.filename}: {error.strerror}") from error
     return paths
+
+
+def _check_writable(folder: Path, paths: list[Path]) -> None:
+    """Raises: OSError: as writing these files into the folder would."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+    for place in (there, *(path for path in paths if (there / path.name).exists())):
+        if place != there and place.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(place))
+        if place.exists() and not os.access(place, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
 
 
 @command_line("slurm.render")
@@ -502,8 +536,8 @@ def main(argv: list[str] | None = None) -> int:
         if len(arguments.studies) > 1:
             print(f"{shown(path)}:")
         print("\n".join(tell(study, jobs, total)))
+        paths = write(study, arguments.logs, arguments.dry_run)
         if not arguments.dry_run:
-            paths = write(study, arguments.logs)
             print(f"wrote {len(paths)} scripts to {shown(script_folder(study))}/")
     return 0
 

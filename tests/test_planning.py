@@ -16,6 +16,7 @@ from parallel.study import load_study
 from slurm import render
 
 PLAN = ["--cluster", "selene", "--gpus", "64", "--global-batch", "64", "--model", "18b"]
+HUGE = ["--gpus-per-node", "1000000000", "--leave", "1000000000"]
 
 
 def test_possible_is_what_layout_problems_says():
@@ -98,6 +99,7 @@ def test_what_does_not_fit_is_said_in_words(capsys):
         ([*PLAN, "--top", "0"], "--top must be at least 1"),
         ([*PLAN, "--max-tp", "0"], "--max-tp must be at least 1"),
         ([*PLAN, "--png", "x.png"], "--why"),
+        (["--gpu", "T4", "--gpus", "8", "--global-batch", "8", *HUGE], "do not fit on 8 GPUs of"),
         ([*PLAN, "--why", "tp=8", "--format", "json"], "text only"),
         ([*PLAN, "--gpus-per-node", "4"], "goes with --gpu"),
         ([*PLAN, "--why", "recompute=some"], "only none, selective, full"),

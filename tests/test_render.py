@@ -260,7 +260,7 @@ def test_restarts_are_in_the_estimate(tmp_path, capsys):
     path = tmp_path / "few.toml"
     path.write_text(
         'question = "?"\ncluster = "dgx-h200"\n[slurm]\ntime = "01:00:00"\nrequeue = true\n'
-        "[[run]]\nnodes = 1\n"
+        "[[run]]\nnodes = 1\nsave_interval = 5\n"
     )
     assert main([str(path), "--dry-run"]) == 0
     out = capsys.readouterr().out
@@ -287,9 +287,40 @@ def test_time_limits_are_read_as_slurm_reads_them(limit, total):
 
 
 def test_a_wrong_time_limit_is_refused():
-    for limit in ("soon", "0", "1:2:3:4", ""):
+    for limit in ("soon", "0", "1:2:3:4", "", "99:99:99", "00:60:00", "1:99", "1-24", "1-2:60"):
         with pytest.raises(UsageError, match="time limit"):
             seconds(limit)
+
+
+REFUSED = {
+    "an option that no line holds": ('[slurm]\nmemory = "1 G"\n[[run]]\n', "#SBATCH"),
+    "no time": ('[slurm]\ntime = "99:99:99"\n[[run]]\n', "time limit '99:99:99'"),
+    "an unknown key": ("[slurm]\nwalltime = 5\n[[run]]\n", "unknown walltime; known: time, memory"),
+    "nothing to go on from": (
+        "[slurm]\nrequeue = true\n[[run]]\n",
+        "ddp asks for requeue without save_interval",
+    ),
+    "logs": ("[[run]]\n", "logs folder 'a b' cannot stand in an #SBATCH line"),
+    "a file in the folder's place": ("[[run]]\n", "cannot write"),
+    "a folder in a script's place": ("[[run]]\n", "cannot write"),
+    "a name that is too long": (f'[[run]]\nlabel = "{"x" * 250}"\n', "cannot write"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_dry_run_refuses_what_the_real_one_refuses(case, tmp_path, capsys):
+    text, words = REFUSED[case]
+    path = tmp_path / "few.toml"
+    path.write_text(f'question = "?"\ncluster = "local-test"\n{text}')
+    if "file in" in case:
+        (tmp_path / "few").touch()
+    if "folder in" in case:
+        (tmp_path / "few" / "ddp.slurm").mkdir(parents=True)
+    flags = ["--logs", "a b"] if case == "logs" else []
+    for dry in (["--dry-run"], []):
+        assert main([str(path), *flags, *dry]) == 2
+        said = capsys.readouterr().err
+        assert words in said and said.count("\n") == 1
 
 
 def test_two_thousand_scripts_render_in_two_seconds(tmp_path):

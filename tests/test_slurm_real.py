@@ -186,16 +186,16 @@ def wrapped(tmp_path: Path, monkeypatch) -> None:
 
 
 REQUEUED = """[[sweep]]
-defaults = { engine = "ddp", gpus = 2, label = "lost" }
+defaults = { engine = "ddp", gpus = 2, save_interval = 1, label = "lost" }
 slurm = { requeue = true }
 [[sweep]]
-defaults = { engine = "ddp", gpus = 2, label = "again" }
+defaults = { engine = "ddp", gpus = 2, save_interval = 1, label = "again" }
 slurm = { requeue = true }
 [[sweep]]
 defaults = { engine = "ddp", gpus = 4, label = "limit" }
 slurm = { time = "00:01:00" }
 [[sweep]]
-defaults = { engine = "ddp", gpus = 2, label = "goes-on" }
+defaults = { engine = "ddp", gpus = 2, save_interval = 1, label = "goes-on" }
 slurm = { requeue = true }
 """
 HOSTILE = """it's $(touch pwned) "now"

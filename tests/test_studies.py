@@ -129,13 +129,80 @@ def test_a_cluster_bounds_what_can_be_placed(tmp_path):
         ("[[sweep]]\nrepeats = 0", "repeats must be a whole number above 0"),
         ("[[sweep]]\nproduct = { gpus = [1, 1] }", "a second run called ddp"),
         ("[[sweep]]\ndefaults = { label = 'a b' }", "label 'a b' is no word"),
-        ("[[sweep]]\nproducts = {}", "unknown products"),
+        ("[[sweep]]\nproducts = {}", "unknown products; known: repeats, defaults, product, zip"),
+        ("[[run]]\n[walltime]", "unknown walltime; known: question, baseline, cluster, slurm"),
+        (
+            "[[sweep]]\nproduct = { tp = [1, 2] }\nexclude = [{ tp = 1 }, { tp = 8 }]",
+            "exclude matches no point: tp 8$",
+        ),
+        ("[[sweep]]\nproduct = { tp = [1] }\nexclude = [{ tp = 1 }]", "no run is left"),
+        ("[[sweep]]\nexclude = [{}]", "exclude matches no point"),
+        ("[[sweep]]\nproduct = 5", "product is no table"),
+        ("[[sweep]]\nzip = [1]", "zip is no table"),
+        ("[[sweep]]\nslurm = 'x'", "slurm is no table"),
+        ("[[sweep]]\ndefaults = 1", "defaults is no table"),
+        ("[[sweep]]\nexclude = 5", "exclude must be a list of tables"),
+        ("[[sweep]]\ninclude = { tp = 1 }", "include must be a list of tables"),
+        ("[[sweep]]\ninclude = [{ slurm = 5 }]", "slurm is no table"),
+        ("[[run]]\nslurm = 5", "slurm is no table"),
         ("[sweep]\n", r"write \[\[sweep\]\]"),
     ],
 )
 def test_a_mistake_is_never_taken_for_an_impossible_point(tmp_path, text, words):
     with pytest.raises(UsageError, match=words):
         study_of(tmp_path, text)
+
+
+RANGE = list(range(1000))
+
+
+@pytest.mark.parametrize(
+    ("text", "runs"),
+    [
+        ("[[sweep]]\nrepeats = 1000000000", 10**9),
+        (f"[[sweep]]\nproduct = {{ seed = {RANGE}, steps = {RANGE}, gpus = {RANGE} }}", 10**9),
+        (f"[[sweep]]\nproduct = {{ seed = {RANGE} }}\nzip = {{ steps = {RANGE} }}", 10**6),
+        (f"[[sweep]]\nzip = {{ seed = {RANGE} }}\nrepeats = 11", 11_000),
+        ("[[sweep]]\nrepeats = 6000\n[[sweep]]\nrepeats = 6000", 12_000),
+        ("[[sweep]]\nrepeats = 3000\ninclude = [{}, {}, {}, {}]", 12_000),
+        ("[[run]]\n" * 10_001, 10_001),
+    ],
+)
+def test_too_many_runs_are_refused_before_any_is_made(tmp_path, monkeypatch, text, runs):
+    monkeypatch.setattr("parallel.study._point", lambda *_: pytest.fail("a run was made"))
+    with pytest.raises(UsageError, match=f"asks for {runs} runs: at most 10000 are made"):
+        study_of(tmp_path, text.replace(", ", ","))
+
+
+def test_a_file_without_end_is_refused_at_once(tmp_path):
+    with pytest.raises(UsageError, match="study /dev/zero is larger than the 4 MiB"):
+        load_study("/dev/zero")
+    large = tmp_path / "large.toml"
+    large.write_text(f'question = "{"?" * (4 << 20)}"')
+    with pytest.raises(UsageError, match="larger than the 4 MiB"):
+        load_study(large)
+    for path, words in ((tmp_path, "Is a directory"), ("a\0b.toml", "null byte")):
+        with pytest.raises(UsageError, match=words):
+            load_study(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["...toml", "..toml", ".toml", ".hidden.toml", "plain", "....toml"]
+)
+def test_a_study_keeps_to_a_folder_of_its_own(tmp_path, name):
+    """Its scripts and logs go to a folder of its name, which must lie below where it says."""
+    path = tmp_path / "below" / name
+    path.parent.mkdir()
+    path.write_text(HEAD + "[[run]]\n")
+    with pytest.raises(UsageError, match="call the file NAME.toml"):
+        load_study(path)
+
+
+def test_a_baseline_that_is_not_named_is_told(tmp_path):
+    two = "[[sweep]]\nproduct = { gpus = [1, 2] }\n"
+    assert study_of(tmp_path, two).assumed == ["no baseline is named: it is ddp, the first run"]
+    assert study_of(tmp_path, two, 'baseline = "ddp-dp2"\n' + HEAD).assumed == []
+    assert study_of(tmp_path, "[[sweep]]\nrepeats = 3\n").assumed == []
 
 
 def test_every_cluster_reads():
@@ -152,7 +219,8 @@ def test_every_cluster_reads():
         ({"options": ["--mem=$(id)"]}, "cannot stand in an #SBATCH line"),
         ({"environment": {"A B": "x"}}, "no name of an environment variable"),
         ({"environment": {"A": 1}}, "the value of A must be text"),
-        ({"gpus": 4}, "unknown gpus"),
+        ({"gpus": 4}, "unknown gpus; known: description, gpus_per_node, cores_per_node, gpu,"),
+        ({"name": "other"}, "unknown name"),
         ({"gpus_per_node": 0}, "must be positive"),
         ({"gpus_per_node": True}, "cannot be True"),
     ],

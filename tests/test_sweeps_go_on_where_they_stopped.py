@@ -11,7 +11,7 @@ from parallel.artifacts import RunFolder, read_run
 
 CLEAN = {"commit": "c" * 40, "dirty": False}
 STUDY = """
-question = "?"
+baseline = "ddp-seed1"\nquestion = "?"
 [defaults]
 preset = "tiny"
 device = "cpu"
