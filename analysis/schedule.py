@@ -47,8 +47,6 @@ def order(schedule: str, stage: int, pp: int, n_micro: int, vpp: int = 1) -> lis
     """
     if schedule not in SCHEDULES:
         raise UsageError(f"unknown schedule {schedule!r}; known: {', '.join(SCHEDULES)}")
-    if min(pp, n_micro, vpp) < 1:
-        raise UsageError(f"pp {pp}, micro-batches {n_micro} and vpp {vpp} must be positive")
     if schedule != "interleaved" and vpp > 1:
         raise UsageError(f"{schedule} has no vpp {vpp}: use interleaved")
     if schedule == "interleaved" and n_micro % pp:

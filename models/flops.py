@@ -25,7 +25,7 @@ from models.config import GPTConfig
 DEFAULT_CONVENTION = "megatron"
 
 
-def megatron(config: GPTConfig, seq_len: int, recompute: bool = False) -> float:
+def megatron(config: GPTConfig, seq_len: int, recompute: bool) -> float:
     """Model FLOPs per token as in Megatron-LM's `num_floating_point_operations` (2025 on).
 
     3 * 2 * [ L * (3h*h + h*h + 2*h*f + s*h) + h*V ]: forward plus twice that for backward; the two
@@ -37,7 +37,7 @@ def megatron(config: GPTConfig, seq_len: int, recompute: bool = False) -> float:
     return 6.0 * (config.n_layer * per_layer + h * config.vocab_size)
 
 
-def sc21(config: GPTConfig, seq_len: int, recompute: bool = False) -> float:
+def sc21(config: GPTConfig, seq_len: int, recompute: bool) -> float:
     """Narayanan et al. SC'21 equation 3, divided by B*s, for any f.
 
     With recomputation and f = 4h: 96 L h^2 (1 + s/(6h) + V/(16 L h)). The output layer is never
@@ -49,7 +49,7 @@ def sc21(config: GPTConfig, seq_len: int, recompute: bool = False) -> float:
     return float(passes * layers + 6 * h * config.vocab_size)
 
 
-def palm(config: GPTConfig, seq_len: int, recompute: bool = False) -> float:
+def palm(config: GPTConfig, seq_len: int, recompute: bool) -> float:
     """Chowdhery et al. 2022 (PaLM), appendix B: 6 P + 12 L h s, without recomputation.
 
     P leaves out the position embedding, which does no matrix product; the word embedding counts,
@@ -59,12 +59,12 @@ def palm(config: GPTConfig, seq_len: int, recompute: bool = False) -> float:
     return 6.0 * matmul_params + 12.0 * config.n_layer * config.hidden * seq_len
 
 
-def six_n(config: GPTConfig, seq_len: int, recompute: bool = False) -> float:
+def six_n(config: GPTConfig, seq_len: int, recompute: bool) -> float:
     """Kaplan et al. 2020 (arXiv 2001.08361), section 2.1: 6 FLOPs per parameter and token."""
     return 6.0 * config.n_params
 
 
-def seed(config: GPTConfig, seq_len: int, recompute: bool = True) -> float:
+def seed(config: GPTConfig, seq_len: int, recompute: bool) -> float:
     """The Jean Zay tables' rule: 2 * 4 per parameter with recomputation, 2 * 3 without."""
     return (8.0 if recompute else 6.0) * config.n_params
 

@@ -50,12 +50,12 @@ def warmup_end(step_s: np.ndarray) -> int:
     """
     n = len(step_s)
     if n < 4:
-        return min(1, n - 1) if n > 1 else 0  # the first iteration compiles and allocates
+        return int(n > 1)  # the first iteration compiles and allocates
     x = np.minimum(step_s, _spike_bound(step_s[n // 2 :]))
     left = np.arange(n, 0, -1)  # points that remain when d = 0, 1, ... are dropped
     total, squares = np.cumsum(x[::-1])[::-1], np.cumsum(x[::-1] ** 2)[::-1]
     error = (squares - total**2 / left) / left.astype(float) ** 2
-    d = int(np.argmin(np.maximum(error[: n // 2 + 1], 0.0).round(18)))
+    d = int(np.argmin(error[: n // 2 + 1]))
     slow = np.flatnonzero(step_s[:d] > _spike_bound(step_s[d:]))
     return int(slow[-1]) + 1 if len(slow) else 0
 
@@ -63,8 +63,8 @@ def warmup_end(step_s: np.ndarray) -> int:
 @cache
 def _median_rank(n: int) -> int:
     """The largest k so that the k-th smallest and largest of n bracket the median at 95 %."""
-    if n > 1000:  # the normal approximation, exact to a rank from here on
-        return int(math.floor(n / 2 - 0.98 * math.sqrt(n)))
+    if n > 1000:  # the normal approximation: from here on that rank or the one before
+        return math.floor(n / 2 - 0.98 * math.sqrt(n))
     ways, tail, k = 1, 1, 0  # ways to have k points below the median, and up to k
     while 2 * tail <= 0.05 * 2**n:
         k += 1
@@ -122,7 +122,7 @@ def steady(
         return Steady(float(int(x.mean())), len(x), None, int(where[0]), 0)
     drop = 0 if window is not None else warmup_end(x)
     x = x[drop:]
-    settled = window is not None or len(x) < 2 * MIN_STEADY or not _falls(x)
+    settled = window is not None or not _falls(x)
     spikes = int(np.sum(x > _spike_bound(x)))
     return Steady(float(np.median(x)), len(x), median_ci95(x), int(where[drop]), spikes, settled)
 

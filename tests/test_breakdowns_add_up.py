@@ -14,7 +14,6 @@ from analysis.scaling import speedup
 from parallel import breakdown, ranges
 from parallel.artifacts import AXES, BREAKDOWN_COLUMNS, CATEGORIES, BreakdownFile, read_breakdown
 from parallel.spec import resolve
-from parallel.volumes import step_volumes, wire_bytes
 from tests import fixture_runs
 
 
@@ -154,29 +153,6 @@ def test_axes_are_told_by_the_ranks_that_differ():
     axes = {"tp": [0, 1], "dp": [1, 3], "pp": [0, 4], "mixed": range(8), "control": [5]}
     for axis, group in axes.items():
         assert breakdown.axis_of(layout, group) == axis
-
-
-def test_ring_volumes():
-    assert wire_bytes("all_reduce", 4, 1000) == 2 * wire_bytes("all_gather", 4, 1000) == 1500
-    assert wire_bytes("send", 2, 1000) == 1000
-
-
-def test_volumes_of_a_large_model_by_hand():
-    """Megatron's own numbers: 4 all-reduces of b*s*h in bf16 per layer and micro-batch."""
-    spec = settings(
-        engine="megatron", preset="1.7b", gpus=8, tp=4, pp=2, micro_batch=2, precision="bf16"
-    )
-    hidden = 2 * 2048 * 2304 * 2
-    first, last = step_volumes(spec, 0), step_volumes(spec, 7)
-    assert first["tp"].bytes == 8 * hidden * (12 * 4 + 1)
-    assert last["tp"].bytes == 8 * (hidden * (12 * 4 + 1) + 3 * 2 * 2048 * 4)
-    assert first["pp"].bytes == last["pp"].bytes == 8 * hidden
-    assert "dp" not in first and first["embedding"].bytes == 51200 // 4 * 2304 * 4
-
-
-def test_no_formula_is_better_than_a_guessed_one():
-    spec = settings(engine="deepspeed_zero", gpus=2, zero_stage=3, preset="gpt2-124m")
-    assert step_volumes(spec, 0) == {"dp": None}
 
 
 # --- tables ---------------------------------------------------------------------------------------

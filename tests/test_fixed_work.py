@@ -1,11 +1,14 @@
 """A run does exactly the work its study states, whatever the ranks; steps are never micro-steps."""
 
+import struct
+
+import numpy as np
 import pytest
 
 from models.errors import UsageError
 from parallel import data
 from parallel.spec import resolve
-from parallel.work import training_tokens
+from parallel.work import steps_of, steps_per_epoch, training_tokens
 from tests.test_spec import flags
 
 SIXTEEN = {"preset": "gpt2-124m", "micro_batch": 4, "global_batch": 16, "seq_len": 512}
@@ -66,9 +69,49 @@ def test_enforcement_refuses_any_other_global_batch():
         resolve(("flags", {"enforce_global_batch_size": True}))
 
 
-def test_tokens_are_counted_as_the_loader_counts_them(tokens, tmp_path):
-    import numpy as np
+@pytest.mark.parametrize(
+    ("code", "dtype"), [(1, "u1"), (2, "i1"), (3, "i2"), (4, "i4"), (5, "i8"), (8, "u2")]
+)
+def test_a_megatron_index_says_how_wide_its_ids_are(code, dtype, tmp_path):
+    """megatron/core/datasets/indexed_dataset.py: b"MMIDIDX", version 1, DType; 5 % are held out."""
+    header = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1) + struct.pack("<B", code)
+    (tmp_path / "text.idx").write_bytes(header)
+    np.zeros(1000, dtype).tofile(tmp_path / "text.bin")
+    for name in ("text", "text.idx"):
+        assert training_tokens(str(tmp_path / name)) == 950
+    for damaged in (header[:-1] + b"\x07", header[:-1]):  # of floats, or cut
+        (tmp_path / "text.idx").write_bytes(damaged)
+        with pytest.raises(UsageError, match="text is damaged"):
+            training_tokens(str(tmp_path / "text"))
 
+
+def test_bare_files_hold_two_bytes_a_token_and_a_twentieth_back_unless_val_is_beside(tmp_path):
+    train = tmp_path / "train.bin"
+    for name in ("train.bin", "other.bin"):
+        np.zeros(1000, "u2").tofile(tmp_path / name)
+    assert training_tokens(str(train)) == training_tokens(str(tmp_path)) == 950
+    (tmp_path / "val.bin").touch()
+    assert training_tokens(str(train)) == training_tokens(str(tmp_path)) == 1000
+    assert training_tokens(str(tmp_path / "other.bin")) == 950  # val.bin is not its
+    (tmp_path / "meta.json").write_text('{"tokens": {"train": "123"}}')
+    assert training_tokens(str(tmp_path)) == 123
+    (tmp_path / "meta.json").write_text("{}")
+    with pytest.raises(UsageError, match="is damaged: KeyError"):
+        training_tokens(str(tmp_path))
+
+
+def test_an_epoch_is_one_step_at_least(tmp_path):
+    np.zeros(2000, "u2").tofile(tmp_path / "text.bin")  # 1,900 of them for training
+    data = str(tmp_path / "text.bin")
+    assert [steps_per_epoch(n, data) for n in (1900, 950, 949)] == [1, 2, 2]
+    with pytest.raises(UsageError, match="has 1900 tokens, less than one step's 1901"):
+        steps_per_epoch(1901, data)
+    with pytest.raises(UsageError, match="epochs 2 = 2 steps, steps 3 = 3 steps"):
+        steps_of({"epochs": 2, "steps": 3}, 1900, data)
+    assert steps_of({"epochs": 2, "steps": 4, "train_tokens": 3800}, 950, data) == 4
+
+
+def test_tokens_are_counted_as_the_loader_counts_them(tokens, tmp_path):
     from parallel.cpu import import_megatron
 
     import_megatron()

@@ -53,19 +53,32 @@ def test_palm_is_six_n_plus_attention():
     # PaLM's appendix B on its own form, 6 N + 12 L H Q T, with H Q = hidden.
     config = PRESETS["gpt2-124m"]
     n = config.n_params - 1024 * 768
-    assert flops.palm(config, 1024) == 6 * n + 12 * 12 * 768 * 1024
+    assert flops.palm(config, 1024, False) == 6 * n + 12 * 12 * 768 * 1024
 
 
 def test_megatron_counts_the_causal_half_of_attention():
     config, s = PRESETS["gpt2-124m"], 1024
     full = flops.sc21(config, s, recompute=False)
     half_of_attention = 6 * config.n_layer * config.hidden * s
-    assert flops.megatron(config, s) == pytest.approx(full - half_of_attention)
-    assert flops.megatron(config, s, recompute=True) == flops.megatron(config, s)
+    for recompute in (False, True):
+        assert flops.megatron(config, s, recompute) == pytest.approx(full - half_of_attention)
 
 
 def test_tflops_divide_by_seconds_and_gpus():
     config = PRESETS["gpt2-124m"]
     one = flops.tflops_per_gpu(config, 1024, tokens=1e6, seconds=10, gpus=1)
-    assert one == pytest.approx(flops.megatron(config, 1024) * 1e6 / 10 / 1e12)
+    assert one == pytest.approx(flops.megatron(config, 1024, False) * 1e6 / 10 / 1e12)
     assert flops.tflops_per_gpu(config, 1024, 1e6, 10, gpus=4) == pytest.approx(one / 4)
+    once = flops.sc21(config, 1024, recompute=False)  # unless it is said that layers run again
+    assert flops.tflops_per_gpu(config, 1024, 1e12, 1, 1, "sc21") == once
+
+
+def test_kaplans_rule_gives_the_gpt_3_papers_own_total():
+    """Brown et al. 2020, table D.1: 174,600M parameters and 300B tokens are 3.14e23 FLOPs."""
+    assert flops.six_n(PRESETS["175b"], 2048, False) * 300e9 == pytest.approx(3.14e23, rel=2e-3)
+
+
+def test_the_seed_rule_counts_three_passes_where_nothing_is_recomputed():
+    config = PRESETS["175b"]
+    ratio = flops.seed(config, 2048, recompute=True) / flops.seed(config, 2048, recompute=False)
+    assert ratio == pytest.approx(4 / 3)

@@ -1,8 +1,11 @@
 """Layouts: what follows from one, and every reason why one cannot run."""
 
+import itertools
+import re
+
 import pytest
 
-from models.config import PRESETS
+from models.config import PRESETS, GPTConfig
 from models.errors import UsageError
 from parallel.layout import Layout, split_world
 
@@ -10,7 +13,14 @@ from parallel.layout import Layout, split_world
 def test_tp_counts_fastest_then_dp_then_pp():
     layout = Layout(tp=2, dp=2, pp=2)
     seen = [tuple(layout.coords(rank)[axis] for axis in ("pp", "dp", "tp")) for rank in range(8)]
-    assert seen == sorted(seen) and len(set(seen)) == 8
+    assert seen == list(itertools.product((0, 1), repeat=3))
+    assert Layout(tp=2, dp=3, pp=4).coords(2 * 3 * 3 + 2 * 2 + 1) == {"tp": 1, "dp": 2, "pp": 3}
+
+
+def test_a_layout_of_which_nothing_is_said_is_one_rank_that_splits_nothing():
+    layout = Layout()
+    assert (layout.world_size, layout.global_batch, layout.bubble) == (1, 1, 0)
+    assert layout.problems(PRESETS["tiny"], 64) == [] and not layout.sequence_parallel
 
 
 def test_world_batch_and_bubble_follow():
@@ -22,31 +32,94 @@ def test_world_batch_and_bubble_follow():
 
 def test_layout_that_fits_has_no_problems():
     assert Layout(tp=8, pp=8, dp=8, n_micro=8).problems(PRESETS["175b"], 2048, 8) == []
+    assert Layout(tp=16).problems(PRESETS["175b"], 2048) == []  # of the node nothing is known
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(pp=2),
+        Layout(pp=2, n_micro=3),  # in groups of pp only where chunks are interleaved
+        Layout(pp=2, vpp=2, n_micro=4),
+        Layout(pp=3, vpp=2, n_micro=6),
+        Layout(tp=2, sequence_parallel=True),
+        Layout(tp=3),
+        Layout(tp=12, sequence_parallel=True),
+        *(Layout(zero_stage=stage) for stage in range(4)),
+        *(Layout(offload="optimizer", zero_stage=stage) for stage in (1, 2, 3)),
+        Layout(offload="all", zero_stage=3),
+    ],
+)
+def test_what_is_just_possible_has_no_problem(layout):
+    """12 layers and 12 heads; 1,008 positions, which every tp here divides."""
+    assert layout.problems(PRESETS["gpt2-124m"], 1008, gpus_per_node=12) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"tp": 2.0}, "tp must be a positive whole number, not 2.0"),
+        ({"micro_batch": 0.5}, "micro_batch must be a positive whole number, not 0.5"),
+        ({"zero_stage": 4}, "zero_stage must be 0, 1, 2 or 3, not 4"),
+        ({"zero_stage": 6}, "zero_stage must be 0, 1, 2 or 3, not 6"),
+        ({"recompute": "some"}, "recompute must be one of .*, not 'some'"),
+        ({"offload": "some"}, "offload must be one of .*, not 'some'"),
+    ],
+)
+def test_a_setting_that_no_layout_has_is_refused(given, words):
+    with pytest.raises(UsageError, match=words):
+        Layout(**given)
 
 
 @pytest.mark.parametrize(
     ("layout", "preset", "seq_len", "words"),
     [
-        (Layout(tp=2), "gpt2-1.5b", 1024, r"tp 2 does not divide the 25 attention heads.*1, 5, 25"),
+        (
+            Layout(tp=2),
+            "gpt2-1.5b",
+            1024,
+            r"tp 2 does not divide the 25 attention heads.*: 1, 5, 25\)",
+        ),
         (Layout(tp=4), "gpt2-1.5b", 1024, "tp 4 does not divide the 25"),
         (Layout(tp=8), "gpt2-1.5b", 1024, "tp 8 does not divide the 25"),
         (Layout(pp=5), "gpt2-124m", 1024, "pp 5 does not divide the 12 layers"),
         (Layout(pp=2, vpp=4, n_micro=2), "gpt2-124m", 1024, "pp 2 x vpp 4 does not divide the 12"),
-        (Layout(vpp=2), "gpt2-124m", 1024, "needs pp >= 2"),
+        (Layout(vpp=2), "gpt2-124m", 1024, "vpp 2 interleaves pipeline stages and needs pp >= 2"),
+        (Layout(pp=5, vpp=2, n_micro=5), "gpt2-124m", 1024, "pp 5 x vpp 2 does not divide the 12"),
+        (Layout(pp=2, vpp=2, n_micro=3), "gpt2-124m", 1024, "multiples of pp 2, but there are 3"),
+        (
+            Layout(tp=4),
+            GPTConfig(2, 64, 4, ffn_hidden=66),
+            64,
+            "tp 4 does not divide ffn_hidden 66",
+        ),
         (Layout(pp=4, vpp=3, n_micro=6), "gpt2-124m", 1024, "multiples of pp 4, but there are 6"),
         (Layout(sequence_parallel=True), "gpt2-124m", 1024, "needs tp >= 2"),
-        (Layout(tp=4, sequence_parallel=True), "gpt2-124m", 1022, "tp 4 does not divide seq_len"),
+        (
+            Layout(tp=4, sequence_parallel=True),
+            "gpt2-124m",
+            1022,
+            "tp 4 does not divide seq_len 1022",
+        ),
         (Layout(), "gpt2-124m", 2048, "seq_len 2048 exceeds the model's 1024 positions"),
         (Layout(offload="all", zero_stage=1), "tiny", 64, "offload all needs zero_stage 3, not 1"),
+        (Layout(offload="all", zero_stage=2), "tiny", 64, "offload all needs zero_stage 3, not 2"),
         (Layout(offload="optimizer"), "tiny", 64, "offload optimizer needs zero_stage"),
         (Layout(tp=16), "175b", 2048, "tp 16 exceeds the 8 GPUs of a node"),
     ],
 )
 def test_each_problem_is_named_with_its_numbers(layout, preset, seq_len, words):
-    import re
+    config = PRESETS[preset] if isinstance(preset, str) else preset
+    (problem,) = layout.problems(config, seq_len, gpus_per_node=8)
+    assert re.search(words, problem)
 
-    problems = layout.problems(PRESETS[preset], seq_len, gpus_per_node=8)
-    assert any(re.search(words, problem) for problem in problems), problems
+
+def test_every_problem_is_named_and_not_the_first_alone():
+    layout = Layout(tp=5, pp=5, vpp=3, n_micro=6, sequence_parallel=True)
+    problems = layout.problems(PRESETS["gpt2-124m"], 1026, gpus_per_node=4)
+    said = ("heads", "ffn", "layers", "multiples", "divide seq_len", "exceeds", "GPUs of a node")
+    assert len(problems) == len(said)
+    assert all(word in problem for word, problem in zip(said, problems, strict=True))
 
 
 def test_ranks_that_cannot_be_split_are_refused():
@@ -55,3 +128,7 @@ def test_ranks_that_cannot_be_split_are_refused():
         split_world(6, tp=2, pp=2)
     with pytest.raises(UsageError, match="tp must be a positive whole number, not 0"):
         Layout(tp=0)
+    assert split_world(1, tp=1, pp=1) == 1
+    for gpus, tp, pp in ((0, 1, 1), (4, 0, 1), (4, 1, 0), (4, -1, -1)):
+        with pytest.raises(UsageError, match=f"gpus {gpus}, tp {tp} and pp {pp} must be positive"):
+            split_world(gpus, tp, pp)

@@ -23,6 +23,82 @@ def test_interleaving_divides_the_bubble_by_the_chunks(pp, n_micro, vpp):
     assert len(done) == len(events) == 2 * n_micro * vpp * pp
 
 
+def said(tasks):
+    """F0 F1 B0: kind and micro-batch; of later chunks with the chunk: F0.1."""
+    return " ".join(f"{kind}{micro}" + f".{chunk}" * bool(chunk) for kind, micro, chunk in tasks)
+
+
+def test_gpipe_and_1f1b_do_what_their_papers_draw():
+    """Huang et al. 2019, figure 2c; Narayanan et al. SC'21, figure 4 above."""
+    assert said(schedule.order("gpipe", 0, 2, 3)) == "F0 F1 F2 B0 B1 B2"
+    assert said(schedule.order("1f1b", 0, 2, 4)) == "F0 F1 B0 F2 B1 F3 B2 B3"
+    assert said(schedule.order("1f1b", 1, 2, 4)) == "F0 B0 F1 B1 F2 B2 F3 B3"
+    assert said(schedule.order("1f1b", 0, 4, 2)) == "F0 F1 B0 B1"  # fewer than the warm-up
+
+
+def test_interleaving_does_what_its_paper_draws():
+    """Narayanan et al. SC'21, figure 4 below: groups of pp walk through the chunks, and the last
+    chunk's backward comes first. Two stages, two chunks, four micro-batches."""
+    warm = "F0 F1 F0.1 F1.1"
+    assert said(schedule.order("interleaved", 0, 2, 4, 2)) == (
+        f"{warm} F2 B0.1 F3 B1.1 F2.1 B0 F3.1 B1 B2.1 B3.1 B2 B3"
+    )
+    assert said(schedule.order("interleaved", 1, 2, 4, 2)) == (
+        "F0 F1 F0.1 B0.1 F1.1 B1.1 F2 B0 F3 B1 F2.1 B2.1 F3.1 B3.1 B2 B3"
+    )
+
+
+@pytest.mark.parametrize(("stage", "warm"), [(0, 10), (1, 8), (2, 6), (3, 4)])
+def test_the_warmup_of_an_interleaved_stage_is_megatrons(stage, warm):
+    """Megatron-LM: 2 (pp - stage - 1) + (vpp - 1) pp chunks go forward before one in turn."""
+    kinds = [kind for kind, _, _ in schedule.order("interleaved", stage, 4, 8, 2)]
+    assert kinds.index("B") == warm + 1
+    kinds = [kind for kind, _, _ in schedule.order("interleaved", 0, 4, 4, 2)]
+    assert kinds.index("B") == 4 * 2  # never more than there are
+
+
+def test_interleaving_one_chunk_is_1f1b():
+    for stage in range(4):
+        for n_micro in (4, 8):
+            plain = schedule.order("1f1b", stage, 4, n_micro)
+            assert schedule.order("interleaved", stage, 4, n_micro, 1) == plain
+
+
+def test_a_pipeline_takes_what_one_adds_up_by_hand():
+    """Two stages, two micro-batches, a message of 0.5: F0 1, message, F0 1, B0 2, message, B0 2."""
+    events = schedule.simulate("1f1b", 2, 2, p2p_s=0.5)
+    times = {(e.stage, e.kind, e.micro): (e.start, e.end) for e in events}
+    assert times == {
+        (0, "F", 0): (0, 1),
+        (0, "F", 1): (1, 2),
+        (1, "F", 0): (1.5, 2.5),
+        (1, "B", 0): (2.5, 4.5),
+        (1, "F", 1): (4.5, 5.5),
+        (0, "B", 0): (5, 7),
+        (1, "B", 1): (5.5, 7.5),
+        (0, "B", 1): (8, 10),
+    }
+    assert schedule.makespan(events) == 10
+    assert schedule.bubble(events) == (10 - 6) / 6
+    picture = schedule.text(schedule.simulate("1f1b", 2, 2), 2)
+    assert picture == "stage   0 01..aa.bb\nstage   1 .0aa1bb..\n"
+    half = schedule.text(schedule.simulate("gpipe", 1, 12, forward_s=0.5, backward_s=0.5), 1, 0.5)
+    assert half == "stage   0 012345678901abcdefghijkl\n"
+    late = [schedule.Event(0, "F", 0, 0, 3.0, 5.0), schedule.Event(0, "B", 0, 0, 5.0, 6.0)]
+    assert schedule.makespan(late) == 3 and schedule.bubble(late) == 0
+
+
+def test_what_is_too_much_to_simulate_is_counted_exactly(monkeypatch):
+    for pp, n_micro, vpp in ((1025, 1, 1), (2, 50_001, 1), (4, 12_504, 2)):
+        name = "interleaved" if vpp > 1 else "gpipe"
+        said = f"pp {pp} with {2 * pp * n_micro * vpp} events is too much"
+        with pytest.raises(UsageError, match=said):
+            schedule.simulate(name, pp, n_micro, vpp)
+    assert len(schedule.simulate("gpipe", 1024, 1)) == 2048
+    monkeypatch.setattr(schedule, "MOST_EVENTS", 200)
+    assert len(schedule.simulate("gpipe", 1, 100)) == 200
+
+
 def test_1f1b_holds_few_micro_batches_and_gpipe_all():
     assert schedule.in_flight(schedule.simulate("1f1b", 4, 16), 0) == 4
     assert schedule.in_flight(schedule.simulate("1f1b", 4, 16), 3) == 1
@@ -46,6 +122,13 @@ def test_no_stage_does_two_things_at_once_and_nothing_runs_before_its_input():
 def test_interleaving_needs_whole_groups():
     with pytest.raises(UsageError, match="multiples of pp 4, not 6"):
         schedule.simulate("interleaved", 4, 6, 2)
+    with pytest.raises(UsageError, match="gpipe has no vpp 2: use interleaved"):
+        schedule.simulate("gpipe", 4, 8, 2)
+    with pytest.raises(UsageError, match="unknown schedule 'zb-h1'; known: gpipe"):
+        schedule.simulate("zb-h1", 4, 8)
+    for sizes in ((0, 4, 1), (2, 0, 1), (2, 4, 0)):
+        with pytest.raises(UsageError, match=f"pp {sizes[0]}, micro-batches {sizes[1]} and"):
+            schedule.simulate("interleaved", *sizes)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,56 @@ def test_the_warmup_is_found_where_it_was_put(warmup):
     assert steady(x).step_s == pytest.approx(1, abs=0.01)
 
 
+@pytest.mark.parametrize("warmup", range(11))
+def test_a_warmup_of_up_to_half_is_dropped_to_the_step(warmup):
+    for n in (20, 21):
+        for slow in (2.0, np.geomspace(8, 1.5, warmup)):
+            x = np.ones(n)
+            x[:warmup] = slow
+            assert warmup_end(x) == warmup
+    assert steady(np.r_[np.full(warmup, 2.0), np.ones(20)]).first == warmup
+    assert warmup_end(np.r_[np.full(11, 2.0), np.ones(9)]) == 10  # never more than half
+
+
+def test_a_run_of_one_to_three_steps_has_a_first_step_and_no_noise_to_judge_by():
+    assert [warmup_end(np.ones(n)) for n in range(9)] == [0, 0, 1, 1, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_warmup_is_whites_truncation_as_far_as_it_is_slow(seed):
+    """MSER: the d up to n/2 of least variance over what is left; slow: 5 robust deviations."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(10, 60))
+    x = 1 + rng.uniform(0.1, 2) * np.exp(-np.arange(n) / rng.uniform(1, n / 4))
+    x += 0.05 * rng.random(n)
+    white = min(range(n // 2 + 1), key=lambda d: np.var(x[d:]) / (n - d))
+    rest = np.median(x[white:])
+    robust = np.median(np.abs(x[white:] - rest)) / 0.6745  # the normal's 75 % point
+    slow = [i + 1 for i in range(white) if x[i] > rest + max(5 * robust, 0.05 * rest)]
+    assert warmup_end(x) == max(slow, default=0)
+
+
+def test_a_spike_is_five_robust_deviations_above_and_a_twentieth():
+    """The 75 % point of the normal is 0.6745: a MAD of 10 is a deviation of 10 / 0.6745 = 14.83."""
+    noisy = [90.0, 100.0, 110.0] * 14
+    for highest, spikes in ((174.0, 0), (174.2, 1)):
+        assert steady(np.array([*noisy, highest]), window=(0, 100)).spikes == spikes
+    for highest, spikes in ((105.0, 0), (105.1, 1)):
+        assert steady(np.array([*[100.0] * 42, highest]), window=(0, 100)).spikes == spikes
+        assert warmup_end(np.array([*[highest] * 4, *[100.0] * 42])) == 4 * spikes
+
+
+def test_a_second_half_that_is_two_percent_faster_says_that_the_warmup_is_not_over():
+    for later, settled in ((0.985, True), (0.975, False), (1.1, True)):
+        x = np.r_[np.ones(10), np.full(10, later)]
+        assert steady(x).settled is settled
+        assert steady(x, window=(0, 30)).settled  # whoever states a window knows better
+        assert steady(x[4:15]).settled  # five and six points: too few for an interval
+        assert steady(x[4:16]).settled is settled
+    noisy = np.r_[np.linspace(0.9, 1.1, 10), np.linspace(0.87, 1.07, 10)]
+    assert steady(noisy).settled  # 3 % faster, which is less than its noise
+
+
 def test_checkpoint_spikes_do_not_move_it_and_are_counted():
     rng = np.random.default_rng(1)
     x = 1 + 0.01 * rng.standard_normal(200)
@@ -46,6 +96,18 @@ def test_its_rank_is_the_largest_that_covers_95_percent(n):
     assert coverage(int(low) + 1) < 0.95 <= coverage(int(low))
 
 
+@pytest.mark.parametrize("n", [1000, 1001, 1500, 2501])
+def test_beyond_a_thousand_steps_the_interval_is_a_rank_wider_at_most(n):
+    low, high = median_ci95(np.arange(1, n + 1))
+    assert low == n + 1 - high
+
+    def outside(k):  # 2^n times the chance that the median is outside of k-th smallest .. largest
+        return 2 * sum(math.comb(n, i) for i in range(k))
+
+    k = int(low)
+    assert 20 * outside(k) <= 2**n < 20 * outside(k + (2 if n > 1000 else 1))
+
+
 def test_fewer_than_six_points_have_no_interval():
     assert median_ci95(np.ones(MIN_STEADY - 1)) is None
     assert median_ci95(np.arange(MIN_STEADY)) == (0, MIN_STEADY - 1)
@@ -55,17 +117,25 @@ def test_skipped_iterations_are_left_out_unless_all_were():
     x, skipped = np.array([1.0] * 10 + [5.0] * 10), np.array([0] * 10 + [1] * 10)
     assert steady(x, skipped).step_s == 1.0
     assert steady(x, np.ones(20)).n > 0
+    assert steady(x, np.full(20, np.nan)).n == 20  # the log does not say
+    assert steady(x, np.ones(3)).n == 20  # nor for which iterations these are
+    assert steady(np.r_[np.nan, x, np.inf]).n == 20  # what has no time is left out
 
 
 def test_a_window_is_in_the_logs_own_numbers():
     x, numbers = np.arange(10.0), np.arange(100, 110)
     time = steady(x, iteration=numbers, window=(103, 105))
-    assert (time.step_s, time.n) == (4.0, 3)
+    assert (time.step_s, time.n, time.first) == (4.0, 3, 3)
+    assert steady(x, window=(3, 5)) == time  # from 0 where the log has no numbers
+    assert steady(x, np.ones(10), numbers, (103, 105)) == time
     assert steady(x, iteration=numbers, window=(500, 600)) is None
 
 
 def test_the_seed_rule_is_the_mean_of_all_in_whole_seconds():
     assert steady(np.array([200.0, 127.4, 126.9]), rule="seed").step_s == 151.0
+    time = steady(np.array([np.nan, 9.0, 1.0]), skipped=np.array([0, 1, 0]), rule="seed")
+    assert (time.step_s, time.n, time.first, time.spikes, time.ci95) == (5.0, 2, 1, 0, None)
+    assert time.settled
 
 
 def test_an_untimed_log_has_no_steady_time():

@@ -1,0 +1,346 @@
+"""Change the arithmetic a little, one place at a time: do the tests of its family notice?
+
+    python benchmarks/mutations.py --n 40 --seed 0 --out mutations.md [--only FILE ...]
+
+A mutation is one changed operator, comparison, number, condition, branch or statement of a file
+without torch or processes. Of each file's, `--n` are drawn by `--seed` (0: all of them). Each is
+tried in a forked process that gets the changed module instead of the file, and runs the tests that
+FAMILIES names, until the first fails: killed. A mutation that uses up its processor time is timed
+out, and counts as killed. Words (docstrings, messages), types and `main` are left alone.
+
+Prints a line per survivor. The table goes to `--out`, where the reasons that stand beside survivors
+are kept. Exit status 1 when less than --least percent of all were killed.
+"""
+
+import argparse
+import ast
+import gc
+import importlib.abc
+import importlib.util
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+
+ROOT = Path(__file__).resolve().parent.parent
+# Each file and the tests of its family: files, single tests, or "-k" and what their names contain.
+FAMILIES = {
+    "models/flops.py": ["tests/test_flops.py"],
+    "models/memory.py": ["tests/test_memory_by_hand.py"],
+    "models/hardware.py": ["tests/test_mfu_needs_a_known_peak.py"],
+    "models/storage.py": ["tests/test_saved_bytes.py"],
+    "parallel/layout.py": ["tests/test_layout.py"],
+    "parallel/columns.py": ["tests/test_columns.py"],
+    "parallel/steady.py": ["tests/test_steady_step_time.py"],
+    "parallel/volumes.py": ["tests/test_volumes_by_hand.py"],
+    "parallel/work.py": ["tests/test_fixed_work.py", "-k", "not loader"],
+    "parallel/saved.py": ["tests/test_checkpoints_on_disk.py"],
+    "parallel/metrics.py": ["tests/test_training_metrics.py", "-k", "epochs_are"],
+    "analysis/scaling.py": ["tests/test_scaling_laws.py"],
+    "analysis/compare.py": ["tests/test_comparisons_know_noise.py"],
+    "analysis/schedule.py": ["tests/test_schedules_agree_with_formulas.py", "-k", "not drawn"],
+    "analysis/quality.py": ["tests/test_verdicts_and_flags.py"],
+    "analysis/timemodel.py": ["tests/test_time_model_by_hand.py"],
+    "analysis/repeats.py": ["tests/test_comparisons_know_noise.py"],
+    "analysis/collectives.py": ["tests/test_time_model_by_hand.py"],
+}
+HEAVY = ("numpy", "torch", "matplotlib.pyplot", "pytest")  # imported once, not in every fork
+MEMORY = 16 * 2**30  # bytes of address space of a mutant
+
+_COMPARE = {
+    ast.Lt: (ast.LtE, ast.GtE),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+}
+_OPERATE = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Pow: ast.Mult,
+    ast.BitOr: ast.BitAnd,
+    ast.BitAnd: ast.BitOr,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+}
+_CALL = {"min": "max", "any": "all", "minimum": "maximum", "floor": "ceil", "fmean": "median"}
+_CALL |= {other: one for one, other in _CALL.items()}
+_WORDS = (ast.JoinedStr, ast.Raise, ast.Assert, ast.Import, ast.ImportFrom)
+_HOLDERS = (ast.List, ast.Tuple, ast.Dict, ast.ListComp, ast.DictComp, ast.Set, ast.SetComp)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One change: the place, the lines before and after, and the whole source after."""
+
+    file: str
+    line: int
+    before: str
+    after: str
+    source: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.file, self.before, self.after
+
+
+def _changes(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """(what is replaced, by what) for one node; what is inside it is not looked at."""
+    match node:
+        case ast.BinOp(left, op, right) if type(op) in _OPERATE:
+            words = any(isinstance(v, (*_WORDS, *_HOLDERS)) or _text(v) for v in (left, right))
+            if not words:
+                yield node, ast.BinOp(left, _OPERATE[type(op)](), right)
+        case ast.AugAssign(target, op, value):
+            yield node, ast.Pass()
+            if type(op) in _OPERATE and not isinstance(value, (*_WORDS, *_HOLDERS)):
+                yield node, ast.AugAssign(target, _OPERATE[type(op)](), value)
+        case ast.Expr(ast.Call()):
+            yield node, ast.Pass()
+        case ast.Compare(left, ops, rights):
+            for i, op in enumerate(ops):
+                for other in _COMPARE[type(op)]:
+                    yield node, ast.Compare(left, [*ops[:i], other(), *ops[i + 1 :]], rights)
+        case ast.BoolOp(op, values):
+            yield node, ast.BoolOp(_OPERATE[type(op)](), values)
+            for i in range(len(values)):
+                rest = values[:i] + values[i + 1 :]
+                yield node, ast.BoolOp(op, rest) if len(rest) > 1 else rest[0]
+        case ast.UnaryOp(ast.Not() | ast.Invert() | ast.USub(), operand):
+            yield node, operand
+        case ast.IfExp(_, body, orelse):
+            yield from ((node, body), (node, orelse))
+        case ast.If(test) | ast.While(test):
+            yield test, ast.Constant(False)
+            if isinstance(node, ast.If):
+                yield test, ast.Constant(True)
+        case ast.comprehension(ifs=conditions):
+            yield from ((condition, ast.Constant(True)) for condition in conditions)
+        case ast.Constant(bool(value)):
+            yield node, ast.Constant(not value)
+        case ast.Constant(int(value) | float(value)):
+            if value < 1e6:  # a little more of so many is nothing to notice
+                yield node, ast.Constant(value + 1)
+            if value not in (0, 1):
+                yield node, ast.Constant(value * 2)
+        case ast.Call(ast.Attribute(attr="where"), [_, one, other]):
+            yield from ((node, one), (node, other))
+        case ast.Call(ast.Name(name), arguments, keywords) if name in _CALL:
+            yield node, ast.Call(ast.Name(_CALL[name]), arguments, keywords)
+        case ast.Call(ast.Attribute(of, name), arguments, keywords) if name in _CALL:
+            yield node, ast.Call(ast.Attribute(of, _CALL[name]), arguments, keywords)
+
+
+def _text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _walk(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    yield from _changes(node)
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list", "format_spec"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if not isinstance(child, ast.AST) or isinstance(child, _WORDS):
+                continue
+            if isinstance(child, ast.FunctionDef) and child.name in ("main", "draw"):
+                continue
+            if isinstance(child, ast.If) and ("__" in (test := ast.unparse(child.test))):
+                continue  # how the file is started
+            if isinstance(child, ast.If) and test == "TYPE_CHECKING":
+                continue
+            if isinstance(child, ast.keyword) and child.arg == "strict":
+                continue  # a check of our own mistakes
+            yield from _walk(child)
+
+
+def mutations(file: str) -> list[Mutation]:
+    """Every mutation of a file of this repository, in the file's order."""
+    source = (ROOT / file).read_bytes()
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    found: dict[str, Mutation] = {}
+    for old, new in _walk(ast.parse(source)):
+        begin = starts[old.lineno - 1] + old.col_offset
+        end = starts[old.end_lineno - 1] + old.end_col_offset
+        text = ast.unparse(ast.fix_missing_locations(new))
+        text = text if isinstance(new, ast.stmt) else f"({text})"
+        head, tail = source[starts[old.lineno - 1] : begin], source[end : starts[old.end_lineno]]
+        before = " ".join((head + source[begin:end] + tail).decode().split())
+        after = " ".join((head + text.encode() + tail).decode().split())
+        changed = (source[:begin] + text.encode() + source[end:]).decode()
+        found.setdefault(changed, Mutation(file, old.lineno, before, after, changed))
+    return list(found.values())
+
+
+class _Instead(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives a module's changed code to whoever imports it."""
+
+    def __init__(self, file: str, code: CodeType):
+        self.name, self.path, self.code = file.removesuffix(".py").replace("/", "."), file, code
+
+    def find_spec(self, name, path=None, target=None):
+        if name != self.name:
+            return None
+        return importlib.util.spec_from_file_location(name, ROOT / self.path, loader=self)
+
+    def exec_module(self, module) -> None:
+        exec(self.code, module.__dict__)
+
+
+def start(tests: list[str], limit_s: float, folder: str, mutation: Mutation | None = None) -> int:
+    """Run tests in a fork, with a mutation or as they are; the process's id."""
+    code = None
+    if mutation is not None:
+        with warnings.catch_warnings(action="ignore"):  # of comparing a number by `is`
+            code = compile(mutation.source, str(ROOT / mutation.file), "exec", dont_inherit=True)
+    child = os.fork()
+    if child:
+        return child
+    import pytest
+
+    os.setsid()
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2) if mutation else (0,):
+        os.dup2(quiet, stream)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s) + 1, int(limit_s) + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    signal.alarm(int(30 * limit_s))  # what waits for ever uses no processor time
+    if mutation is not None:
+        sys.meta_path.insert(0, _Instead(mutation.file, code))
+    flags = ["-x", "-q", "-m", "not slow", "--tb=no", "--assert=plain", "-p", "no:cacheprovider"]
+    os._exit(pytest.main([*flags, "--basetemp", f"{folder}/{os.getpid()}", *tests]))
+
+
+def ended() -> tuple[int, int, float]:
+    """(process, exit status or minus its signal, seconds of processor time) of the next to end."""
+    child, status, used = os.wait3(0)
+    try:
+        os.killpg(child, signal.SIGKILL)  # what its tests may have started
+    except ProcessLookupError:
+        pass
+    return child, os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
+
+
+def campaign(file: str, n: int, seed: int, jobs: int, folder: str) -> list[tuple[Mutation, str]]:
+    """(mutation, "killed", "timed out" or "survived") of n of a file's mutations, in its order.
+
+    Raises:
+        SystemExit: the tests do not even pass without a mutation.
+    """
+    tests = FAMILIES[file]
+    start(tests, 600, folder)
+    _, status, alone_s = ended()
+    if status:
+        raise SystemExit(f"{file}: {' '.join(tests)} fail without any mutation ({status})")
+    every = mutations(file)
+    chosen = sorted(random.Random(f"{seed} {file}").sample(range(len(every)), min(n, len(every))))
+    waiting = [every[i] for i in chosen or range(len(every))][::-1]
+    running: dict[int, Mutation] = {}
+    results: dict[Mutation, str] = {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            mutation = waiting.pop()
+            running[start(tests, 5 * alone_s + 5, folder, mutation)] = mutation
+        child, status, _ = ended()
+        mutation = running.pop(child)
+        if status not in (0, 1, 2, -signal.SIGXCPU, -signal.SIGKILL, -signal.SIGALRM):
+            raise SystemExit(f"{file}:{mutation.line}: {mutation.after}: pytest ended {status}")
+        results[mutation] = "survived" if status == 0 else "killed" if status > 0 else "timed out"
+        if status == 0:
+            print(f"{file}:{mutation.line}: {mutation.before}  ->  {mutation.after}", flush=True)
+    return sorted(results.items(), key=lambda found: found[0].line)
+
+
+def _row(*cells: object) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def reasons(path: Path) -> dict[tuple[str, str, str], str]:
+    """What stands beside the survivors of a table that was written before."""
+    found = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        cells = [c.replace("\\|", "|").strip() for c in line.replace("\\|", "\0").split("|")]
+        cells = [cell.replace("\0", "|") for cell in cells]
+        if len(cells) == 6 and ":" in cells[1]:
+            file = cells[1].split(":")[0]
+            found[file, cells[2].strip("`"), cells[3].strip("`")] = cells[4]
+    return found
+
+
+def report(results: list[tuple[Mutation, str]], known: dict[tuple[str, str, str], str]) -> str:
+    """The table of all files, and that of the survivors with what is `known` of them."""
+    lines = [_row("file", "mutations", "killed", "timed out", "survived", "noticed")]
+    lines += [_row("---", *["---:"] * 5)]
+    for file in [*dict.fromkeys(m.file for m, _ in results), "all"]:
+        count = Counter(how for m, how in results if file in (m.file, "all"))
+        n = count.total()
+        share = f"{1 - count['survived'] / n:.0%}"
+        lines.append(_row(file, n, *map(count.get, ("killed", "timed out", "survived")), share))
+    lines = [line.replace("None", "0") for line in lines]
+    lines += ["", _row("survivor", "before", "after", "reason"), _row(*["---"] * 4)]
+    for m, how in results:
+        if how == "survived":
+            why = known.get(m.key, "")
+            lines.append(_row(f"{m.file}:{m.line}", f"`{m.before}`", f"`{m.after}`", why))
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the campaign and print its table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--n", type=int, default=40, help="mutations of a file; 0: all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="at a time")
+    parser.add_argument("--only", nargs="+", choices=FAMILIES, metavar="FILE", default=[*FAMILIES])
+    parser.add_argument("--least", type=float, default=90.0, help="percent to be killed")
+    parser.add_argument("--out", type=Path, metavar="FILE")
+    arguments = parser.parse_args(argv)
+    os.environ |= {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    os.chdir(ROOT)
+    sys.path[0] = str(ROOT)
+    for name in HEAVY:
+        importlib.import_module(name)
+    gc.freeze()  # a fork need not look through all that again
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        for file in arguments.only:
+            began = time.monotonic()
+            found = campaign(file, arguments.n, arguments.seed, arguments.jobs, folder)
+            results += found
+            survived = sum(how == "survived" for _, how in found)
+            took = time.monotonic() - began
+            print(f"{file}: {survived} of {len(found)} survived, {took:.0f} s", flush=True)
+    known = reasons(arguments.out) if arguments.out else {}
+    text = report(results, known)
+    if arguments.out:
+        arguments.out.write_text(text)
+    print(text, end="")
+    noticed = sum(how != "survived" for _, how in results)
+    return 0 if noticed >= arguments.least / 100 * len(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""A column's row is a layout: the same sizes, the same derived numbers, the same problems."""
+
+import numpy as np
+import pytest
+
+from models.config import PRESETS, GPTConfig
+from parallel.columns import columns, columns_of, possible
+from parallel.layout import Layout
+from parallel.spec import resolve
+
+SIZES = {"layers": 12, "hidden": 96, "heads": 6, "vocab": 100, "seq": 64}
+
+
+def test_what_is_not_given_is_one_rank_of_a_gpt_in_half_precision():
+    x = columns(**SIZES)
+    assert len(x) == 1 and x.layout(0) == Layout()
+    one = {f: getattr(x, f)[0] for f in ("ffn", "kv_heads", "width", "grad_width", "gpus_per_node")}
+    assert one == {"ffn": 384, "kv_heads": 6, "width": 2, "grad_width": 2, "gpus_per_node": 8}
+    for name in ("glu", "flash", "deepspeed", "slower", "sequence_parallel"):
+        assert getattr(x, name).tolist() == [False], name
+    y = columns(**SIZES, width=4, deepspeed=True, ffn=7, kv_heads=2, slower=False)
+    assert (y.grad_width[0], y.ffn[0], y.kv_heads[0], y.slower[0]) == (4, 7, 2, False)
+    assert columns(**SIZES, deepspeed=True).slower.tolist() == [True]
+    with pytest.raises(TypeError, match=r"no such columns: \['experts'\]"):
+        columns(**SIZES, experts=8)
+
+
+def test_sizes_are_the_models_unless_others_are_given():
+    config = GPTConfig(3, 64, 4, vocab_size=77, max_seq_len=32, ffn_hidden=100)
+    x = columns(config, seq=16)
+    names = ("layers", "hidden", "heads", "ffn", "vocab", "seq")
+    assert [getattr(x, name)[0] for name in names] == [3, 64, 4, 100, 77, 16]
+
+
+def test_rows_are_layouts():
+    given = {"dp": 3, "tp": 2, "pp": 2, "vpp": 3, "micro_batch": 5, "n_micro": 4}
+    layout = Layout(
+        **given, sequence_parallel=True, zero_stage=1, recompute="full", offload="optimizer"
+    )
+    stages, cut = np.array([0, 1]), np.array([False, True])
+    x = columns(**SIZES, **given, sequence_parallel=cut, zero_stage=stages, recompute=2, offload=1)
+    assert x.layout(1) == layout
+    assert x.take(x.zero_stage == 1).layout(0) == layout and len(x.take(stages == 1)) == 1
+    assert x.gpus.tolist() == [layout.world_size] * 2 == [12, 12]
+    assert x.global_batch.tolist() == [layout.global_batch] * 2 == [60, 60]
+    assert x.bubble.tolist() == [layout.bubble] * 2
+
+
+def test_a_share_of_a_sequence_stays_a_fraction():
+    x = columns(**SIZES, micro_batch=np.array([0.5, 2]), dp=4.0)
+    assert x.micro_batch.tolist() == [0.5, 2] and x.global_batch.tolist() == [2, 8]
+    assert x.dp.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision", "width", "grad_width"),
+    [
+        ("megatron", "fp32", 4, 4),
+        ("megatron", "bf16", 2, 4),  # it accumulates gradients in fp32
+        ("megatron", "fp16", 2, 2),
+        ("deepspeed_pipe", "bf16", 2, 4),
+    ],
+)
+def test_a_runs_settings_are_a_row(engine, precision, width, grad_width):
+    given = {"preset": "tiny", "engine": engine, "precision": precision, "device": "cuda"}
+    spec = resolve(("test", given | {"gpus": 4, "tp": 2, "recompute": "full", "seq_len": 32}))
+    x = columns_of(spec)
+    assert x.layout(0) == spec.layout and spec.layout.recompute == "full"
+    assert (x.width[0], x.grad_width[0], x.seq[0]) == (width, grad_width, 32)
+    assert x.deepspeed[0] == x.slower[0] == (engine == "deepspeed_pipe")
+    assert (x.layers[0], x.hidden[0]) == (spec.model.n_layer, spec.model.hidden)
+
+
+def test_what_is_possible_is_just_so():
+    """At each border, beside what `Layout.problems` says of the same row."""
+    config = PRESETS["gpt2-124m"]  # 12 layers, 12 heads, 1,024 positions
+    rows = [
+        {},
+        *({"tp": n} for n in (2, 3, 5, 6, 8, 12)),
+        *({"pp": 2, "vpp": v, "n_micro": m} for v in (1, 2, 3, 4) for m in (2, 3, 4)),
+        *({"pp": 1, "vpp": 2, "n_micro": m} for m in (1, 2)),
+        *({"tp": t, "sequence_parallel": True, "seq": s} for t in (1, 2, 3) for s in (1023, 1024)),
+        *({"seq": s} for s in (1, 1024, 1025)),
+        *({"offload": o, "zero_stage": z} for o in (0, 1, 2) for z in range(4)),
+    ]
+    for given in rows:
+        x = columns(config, **given)
+        fine = not x.layout(0).problems(config, int(x.seq[0]), 8)
+        assert possible(x, 1024).tolist() == [fine], given
+    assert possible(columns(config, seq=4096)).all()  # of the model's positions nothing is said
+    assert not possible(columns(GPTConfig(2, 64, 4, ffn_hidden=66), tp=4)).any()

@@ -1,0 +1,204 @@
+"""What a step sends, against numbers added up by hand; `test_parity.py` measures them."""
+
+import pytest
+
+from parallel.spec import resolve
+from parallel.volumes import Volume, parameter_sizes, step_volumes, wire_bytes
+
+# b 2, s 16, h 8 in fp32: 1,024 bytes of hidden states, 128 of one number a token. 3 micro-batches.
+SMALL = {"n_layer": 4, "hidden": 8, "n_head": 2, "vocab_size": 14, "max_seq_len": 16}
+SMALL |= {"micro_batch": 2, "grad_accum": 3, "engine": "megatron"}
+H, TOKEN, M = 1024, 128, 3
+
+
+def settings(**given):
+    return resolve(("test", {"preset": "tiny", "device": "cpu"} | given))
+
+
+def small(gpus, **given):
+    return settings(**(SMALL | {"gpus": gpus} | given))
+
+
+def sums(volume):
+    return volume.calls, volume.bytes, volume.wire_bytes
+
+
+def test_ring_volumes():
+    assert wire_bytes("all_reduce", 4, 1000) == 2 * wire_bytes("all_gather", 4, 1000) == 1500
+    assert wire_bytes("reduce_scatter", 4, 1000) == wire_bytes("broadcast", 4, 1000) == 750
+    assert wire_bytes("send", 2, 1000) == 1000
+
+
+def test_a_number_of_calls_that_is_once_unknown_stays_so():
+    volume = Volume()
+    volume.add("all_reduce", 2, 10)
+    volume.add("send", 2, 3, calls=2)
+    assert sums(volume) == (3, 16, 16)
+    volume.add("all_gather", 2, 100, calls=None)
+    assert sums(volume) == (None, 116, 66)
+    volume.add("send", 2, 1)
+    assert sums(volume) == (None, 117, 67)
+
+
+def test_volumes_of_a_large_model_by_hand():
+    """Megatron's own numbers: 4 all-reduces of b*s*h in bf16 per layer and micro-batch."""
+    spec = settings(
+        engine="megatron",
+        preset="1.7b",
+        gpus=8,
+        tp=4,
+        pp=2,
+        micro_batch=2,
+        precision="bf16",
+        global_batch=16,
+    )
+    hidden = 2 * 2048 * 2304 * 2
+    first, last = step_volumes(spec, 0), step_volumes(spec, 7)
+    assert first["tp"].bytes == 8 * hidden * (12 * 4 + 1)
+    assert last["tp"].bytes == 8 * (hidden * (12 * 4 + 1) + 3 * 2 * 2048 * 4)
+    assert first["pp"].bytes == last["pp"].bytes == 8 * hidden
+    assert "dp" not in first and first["embedding"].bytes == 51200 // 4 * 2304 * 4
+
+
+@pytest.mark.parametrize(("recompute", "again"), [("none", 0), ("selective", 0), ("full", 2)])
+def test_tensor_parallelism_reduces_four_times_a_layer_and_at_the_ends(recompute, again):
+    found = step_volumes(small(2, tp=2, recompute=recompute), 1)
+    assert set(found) == {"tp"}
+    bytes_ = M * ((4 * (4 + again) + 2) * H + 3 * TOKEN)
+    assert sums(found["tp"]) == (M * (4 * (4 + again) + 2 + 3), bytes_, bytes_)
+
+
+@pytest.mark.parametrize(("recompute", "again"), [("none", 0), ("full", 2)])
+def test_sequence_parallelism_gathers_six_times_a_layer_and_scatters_four(recompute, again):
+    """Stages of one layer: the first embeds, the last has the logits, the middle ones neither."""
+    spec = small(8, tp=2, pp=4, sequence_parallel=True, recompute=recompute)
+    gathers, scatters, norms = 6 + again, 4 + again, 4 * 6 * 8
+    first, middle, last = (step_volumes(spec, rank)["tp"] for rank in (0, 2, 7))
+    layer = M * (gathers + scatters)
+    assert first.calls == M * (1 + gathers + 1 + scatters) + 1
+    assert first.bytes == M * H + (layer + M) * H + norms
+    assert first.wire_bytes == M * H + (layer + M) * H / 2 + norms
+    assert sums(middle) == (layer + 1, layer * H + norms, layer * H / 2 + norms)
+    ends = M * (2 + 1)  # the logits' input is gathered for forward and backward, and scattered
+    assert last.calls == layer + ends + 1 + 3 * M
+    assert last.bytes == (layer + ends) * H + norms + 4 * 2 * 8 + 3 * M * TOKEN
+    assert last.wire_bytes == (layer + ends) * H / 2 + norms + 4 * 2 * 8 + 3 * M * TOKEN
+
+
+def test_a_stage_sends_forward_and_backward_but_not_beyond_the_ends():
+    ends = {0: 1, 1: 2, 2: 2, 3: 1}
+    for rank, sends in ends.items():
+        found = step_volumes(small(4, pp=4), rank)
+        assert sums(found["pp"]) == (M * sends, M * sends * H, M * sends * H)
+        assert ("embedding" in found) == (rank in (0, 3))
+    interleaved = small(2, pp=2, vpp=2, grad_accum=4)  # 3 boundaries, each crossed both ways
+    for rank in (0, 1):
+        assert step_volumes(interleaved, rank)["pp"].calls == 4 * 3
+    sharded = small(4, tp=2, pp=2, sequence_parallel=True)
+    assert sums(step_volumes(sharded, 0)["pp"]) == (M, M * H / 2, M * H / 2)
+    assert sums(step_volumes(small(4, tp=2, pp=2), 0)["pp"]) == (M, M * H, M * H)
+    half = small(2, pp=2, precision="bf16")
+    assert sums(step_volumes(half, 1)["pp"]) == (M, M * H / 2, M * H / 2)
+
+
+def test_deepspeeds_pipeline_sends_a_part_with_its_description_and_gathers_it():
+    """tp 2: half a tensor, and 9 numbers of 8 bytes; three gathers at a middle stage."""
+    spec = small(8, tp=2, pp=4, engine="deepspeed_pipe")
+    plain = small(8, tp=2, pp=4)
+    for rank, sends, gathers in ((0, 1, 2), (2, 2, 3), (6, 1, 1)):
+        found = step_volumes(spec, rank)
+        assert sums(found["pp"]) == (2 * M * sends, *[M * sends * (H / 2 + 9 * 8)] * 2)
+        more = found["tp"].bytes - step_volumes(plain, rank)["tp"].bytes
+        assert more == M * gathers * H
+        assert found["tp"].calls - step_volumes(plain, rank)["tp"].calls == M * gathers
+    whole = step_volumes(small(4, pp=4, engine="deepspeed_pipe"), 0)["pp"]
+    assert sums(whole) == (M, M * H, M * H)
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision", "width"),
+    [
+        ("megatron", "fp32", 4),
+        ("megatron", "bf16", 4),
+        ("deepspeed_pipe", "fp32", 4),
+        ("deepspeed_pipe", "bf16", 2),
+    ],
+)
+def test_the_tied_embedding_is_reduced_as_wide_as_gradients_are_kept(engine, precision, width):
+    spec = small(8, tp=4, pp=2, engine=engine, precision=precision, n_head=4)
+    rows = 4  # 14 words in four parts, padded to 16
+    assert sums(step_volumes(spec, 0)["embedding"]) == (1, *[width * rows * 8] * 2)
+
+
+def test_parameters_of_all_ranks_are_the_models():
+    """Split by tp and pp: what is cut is there once, what is not once a tp rank, the word embedding
+    on both ends of a pipeline."""
+    whole = small(1)
+    held = sum(size for size, _ in parameter_sizes(whole, 0))
+    assert held == whole.model.n_params == 4 * (12 * 64 + 13 * 8) + (14 + 16 + 2) * 8
+    matrices = sum(size for size, matrix in parameter_sizes(whole, 0) if matrix)
+    assert matrices == 4 * 12 * 64 + (14 + 16) * 8
+    staged = small(4, pp=4)
+    held = [sum(size for size, _ in parameter_sizes(staged, rank)) for rank in range(4)]
+    layer = 12 * 64 + 13 * 8
+    assert held == [layer + 30 * 8, layer, layer, layer + 2 * 8 + 14 * 8]
+    cut = sorted(parameter_sizes(small(2, tp=2), 1))
+    layer = [(8, False)] * 6 + [(96, True), (12, False), (32, True)]
+    layer += [(128, True), (16, False), (128, True)]
+    assert cut == sorted([*layer * 4, (56, True), (128, True), (8, False), (8, False)])
+
+
+def data_volume(gpus=4, **given):
+    found = step_volumes(small(gpus, **given), 0)
+    assert set(found) == {"dp"}
+    return sums(found["dp"])
+
+
+N_PARAMS = 3744  # 4 x 872 + 256; of them 3,312 in matrices and 432 not
+
+
+@pytest.mark.parametrize("engine", ["ddp", "megatron", "deepspeed_zero"])
+def test_gradients_are_reduced_in_fp32_once(engine):
+    bytes_ = 4 * N_PARAMS
+    assert data_volume(engine=engine) == (None, bytes_, 2 * 3 / 4 * bytes_)
+
+
+def test_megatrons_distributed_optimizer_scatters_and_gathers_padded_parameters():
+    """Each to 64: 24 + 2 vectors of 8, 4 of 24 and 4 of 32 to 64; matrices of 192, 64, 256, 256
+    as they are; words 112 to 128, positions 128. In all 5,504, which lcm(4, 128) divides; three
+    ranks pad to a multiple of 384."""
+    padded = (26 + 4 + 4) * 64 + 4 * 768 + 128 + 128
+    assert padded == 5504 == 43 * 128
+    assert data_volume(zero_stage=1) == (None, 8 * padded, 3 / 4 * 8 * padded)
+    assert data_volume(zero_stage=1, precision="bf16")[1] == (4 + 2) * padded
+    padded = 15 * 384
+    assert data_volume(3, zero_stage=1) == (None, 8 * padded, pytest.approx(2 / 3 * 8 * padded))
+
+
+def test_zero_1_and_2_reduce_and_then_gather_the_groups_of_the_optimizer():
+    """Matrices 3,312 and the rest 432: multiples of 2 x 4; of 2 x 5 the next are 3,320 and 440."""
+    four = 4 * N_PARAMS
+    for stage, times in ((1, 1), (2, M)):
+        zero = {"engine": "deepspeed_zero", "zero_stage": stage}
+        wire = 2 * 3 / 4 * four * times + 3 / 4 * four
+        assert data_volume(**zero) == (None, four * (times + 1), wire)
+        assert data_volume(5, **zero)[1] == four * times + 4 * (3320 + 440)
+
+
+def test_zero_3_scatters_with_every_micro_batch_and_gathers_small_parameters_once():
+    zero = {"engine": "deepspeed_zero", "zero_stage": 3}
+    four = 4 * N_PARAMS
+    assert data_volume(**zero) == (None, four * (M + 1), 3 / 4 * four * (M + 1))
+    each = 26 * 10 + 4 * (25 + 35) + 4 * (195 + 65 + 260 + 260) + 115 + 130  # multiples of 5
+    assert data_volume(5, **zero)[1] == 4 * each * (M + 1)
+
+
+def test_no_formula_is_better_than_a_guessed_one():
+    spec = settings(engine="deepspeed_zero", gpus=2, zero_stage=3, preset="gpt2-124m")
+    assert step_volumes(spec, 0) == {"dp": None}
+    zero = {"engine": "deepspeed_zero", "zero_stage": 3}
+    for words, known in ((12_499, True), (12_500, False)):  # of 8 numbers: 100,000 are gathered
+        found = step_volumes(small(4, vocab_size=words, **zero), 0)
+        assert (found["dp"] is not None) == known
+    half = small(4, engine="deepspeed_zero", zero_stage=1, precision="bf16")
+    assert step_volumes(half, 0) == {"dp": None}
