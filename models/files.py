@@ -1,5 +1,6 @@
-"""Files that a user wrote: read, or refused in one line."""
+"""Files that a user wrote or names: read, or refused in one line."""
 
+import argparse
 import json
 import tomllib
 from collections.abc import Callable, Iterable
@@ -89,3 +90,14 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         return parse_toml(text)
     except ValueError as error:
         raise UsageError(f"{what} {path} is not TOML: {error}") from error
+
+
+def named_folder(text: str) -> Path:
+    """The folder that a flag names; for argparse.
+
+    Raises:
+        argparse.ArgumentTypeError: an empty name, which Path would take for the working directory.
+    """
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty: name a folder")
+    return Path(text)

@@ -43,6 +43,20 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def write_synced(path: Path, text: str, mode: int = 0o666) -> None:
+    """Replace a small file by one that is on disk; `mode` is who may read it, less the umask."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(aside, "w", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    sync(path.parent)
+
+
 def write_blocks(
     path: Path, blocks: Iterable[bytes | memoryview], tick: Callable[[], None] = lambda: None
 ) -> tuple[int, int]:

@@ -12,6 +12,7 @@ breakdown/rank<r>.csv  with --breakdown: where the time went, one row per window
 breakdown/epochs.log   the same per epoch and rank, as it was printed
 status.json            running, complete, interrupted (saved, to be gone on with) or failed, and why
 attempts/<n>/          the files of earlier runs in the same folder; nothing is lost
+.lock                  held by rank 0 while it writes here; it names its host and process
 <jobid>.submitted      what the job was to run, before there is a run.json
 <jobid>.state          how the job ended, once slurm.status has asked Slurm
 <jobid>[.restart<n>].* what the job's script left: its log, environment, exit status ...
@@ -20,11 +21,15 @@ attempts/<n>/          the files of earlier runs in the same folder; nothing is 
 import contextlib
 import csv
 import errno
+import fcntl
 import json
 import math
 import os
 import platform
-from collections.abc import Iterator
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +37,7 @@ from typing import Any, TextIO
 
 from models.errors import UsageError
 from models.files import parse_json
+from models.storage import write_synced
 
 STEP_COLUMNS = (
     "step",
@@ -62,6 +68,23 @@ BREAKDOWN_COLUMNS = (
 CHECKPOINT_COLUMNS = ("event", "step", "blocked_s", "total_s", "bytes", "ranks", "problem")
 RUNNING, COMPLETE, INTERRUPTED, FAILED = "running", "complete", "interrupted", "failed"
 PENDING = "pending"  # no file says so: a job was submitted, and no more
+# What a run writes at the top of its folder, and what is moved to attempts/: nothing else ever is.
+STATUS, MARKER, METRICS = "status.json", "RUN_COMPLETE.txt", "training_metrics.json"
+_WRITTEN = frozenset(
+    (
+        *("run.json", STATUS, METRICS, MARKER, "launcher_metadata.json", "train.log"),
+        *("steps.csv", "checkpoints.csv", "checkpoints", "breakdown", "profiles", "hang"),
+    )
+)
+_ASIDE = re.compile(r"\.[\w.]+\.\d+")  # write_synced's, of a writer that was killed
+_LOCK = ".lock"
+# What jobs and sweeps write beside a run, and began to write before it.
+_BESIDE = re.compile(
+    r"\d+(\.restart\d+)?\.(submitted|state|skipped|exit|env|job|slurm|others|profiles|nccl|torchrun)"
+    r"|.*\.(out|err)"
+)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # a file system may have none
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def utc_now() -> str:
@@ -69,12 +92,13 @@ def utc_now() -> str:
 
 
 def write_json(path: Path, content: Any, mode: int = 0o666) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never half of it; `mode` is
-    who may read it, less the umask."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(aside, "w", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-        file.write(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
-    os.replace(aside, path)
+    """Write JSON so that a reader sees the old file or the new one, never half of it, even after
+    the machine lost its power; `mode` is who may read it, less the umask."""
+    write_synced(path, _as_json(content), mode)
+
+
+def _as_json(content: Any) -> str:
+    return json.dumps(_finite(content), indent=2, allow_nan=False) + "\n"
 
 
 def _finite(content: Any) -> Any:
@@ -89,51 +113,127 @@ def _finite(content: Any) -> Any:
 
 
 class RunFolder:
-    """The writer. Rank 0 calls everything; any rank may call `fail`."""
+    """The writer. Rank 0 calls everything; any rank may call `fail`.
+
+    Rank 0 holds `.lock` from `begin` to `close`. It is an flock, which ends with the process, and
+    which NFS and Lustre (mounted with flock) keep across hosts. Where a file system has no locks, a
+    writer on this host is found by its process; one on another host is taken for dead.
+    """
 
     def __init__(self, path: Path):
         self.path = Path(path)
         self._log: TextIO | None = None
         self._steps: TextIO | None = None
+        self._lock: TextIO | None = None
 
     def begin(self, facts: dict[str, Any], go_on: bool = False) -> Path | None:
         """Move what an earlier attempt left aside, then write run.json and the first status.
 
-        With `go_on` nothing moves: this attempt continues the files of the one before. Otherwise
-        returns where the earlier attempt is now, if there was one.
+        With `go_on` nothing moves but the result of an attempt that was complete: this attempt
+        continues the files of the one before. Returns where the earlier attempt (or its result)
+        is now, if it moved.
 
         Raises:
-            UsageError: the folder cannot be made or written.
+            UsageError: the folder is no run's, another process writes it, or it cannot be written.
         """
-        try:
-            aside = None if go_on else self.set_aside()
+        with self.locked():
+            aside = self._keep_result() if go_on else self.set_aside()
             self._write_status(RUNNING, "", 0)
+            for name in (MARKER, METRICS) if go_on else ():
+                with contextlib.suppress(FileNotFoundError):
+                    # Of an attempt that was not complete it is no result.
+                    path = self.path / name
+                    path.rename(aside / name) if aside is not None else path.unlink()
             self.update(facts)
             for name in ("train.log", "steps.csv"):
                 _end_line(self.path / name)
             self._log = (self.path / "train.log").open("a", buffering=1)
             self._steps = (self.path / "steps.csv").open("a", buffering=1, newline="")
-        except OSError as error:
-            raise UsageError(f"cannot write run folder {self.path}: {error.strerror}") from error
         if self._steps.tell() == 0:
             csv.writer(self._steps).writerow(STEP_COLUMNS)
         return aside
 
-    def set_aside(self) -> Path | None:
-        """Make the folder, and move what an earlier attempt left in it to attempts/<n>/."""
+    def lock(self) -> None:
+        """Make the folder, and be its only writer until `close`. A second time does nothing.
+
+        Raises:
+            UsageError: it holds what no run wrote, or another process writes it.
+            OSError: as the disk has it.
+        """
+        if self._lock is not None:
+            return
+        check_folder(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        earlier = [p for p in self.path.iterdir() if p.name != "attempts"]
-        # What a job or a sweep writes beside us (console.out, <jobid>.env ...) began before us: it
-        # stays.
-        earlier = [p for p in earlier if p.suffix not in (".out", ".err")]
-        earlier = [p for p in earlier if not p.name.split(".")[0].isdigit()]
-        if not earlier:
-            return None
+        held, who = _flock(self.path / _LOCK)
+        status = read_status(self.path)
+        others = status.get("state") == RUNNING and status.get("pid") != os.getpid()
+        if held is not None and others and _lives(status):
+            held.close()
+            held, who = None, status
+        if held is None:
+            raise UsageError(
+                f"{self.path} is being written by process {who.get('pid', '?')} on"
+                f" {who.get('host', '?')} since {who.get('time_utc', '?')}: wait for it, end it, or"
+                " give another --out"
+            )
+        self._lock = held
+        held.truncate(0)
+        held.write(_as_json({**_me(), "time_utc": utc_now()}))
+        held.flush()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the folder's only writer inside the block, and after it if it ends well.
+
+        Raises:
+            UsageError: another process writes it, or it cannot be made.
+        """
+        try:
+            self.lock()
+            yield
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, OSError):
+                raise
+            text = f"cannot write run folder {self.path}: {error.strerror}"
+            raise UsageError(text) from error
+
+    def set_aside(self, also: Iterable[str] = ()) -> Path | None:
+        """Make the folder, and move what an earlier attempt left in it to attempts/<n>/, and the
+        files `also`. What a job or a sweep writes beside us (console.out, <jobid>.env ...) began
+        before us and stays, and so does what somebody else put there.
+
+        Raises:
+            UsageError: it holds what no run wrote, or another process writes it.
+        """
+        if held := self._lock is None:
+            self.lock()
+        try:
+            names = {name for name in os.listdir(self.path) if _is_runs(name)}
+            if not names:
+                return None
+            aside = self._next_attempt()
+            for name in sorted(names | (set(also) & set(os.listdir(self.path)))):
+                (self.path / name).rename(aside / name)
+            return aside
+        finally:
+            if held:
+                self.close()
+
+    def _next_attempt(self) -> Path:
         attempts = self.path / "attempts"
-        aside = attempts / str(len(list(attempts.glob("*"))) + 1)
+        numbers = [int(p.name) for p in attempts.glob("*") if p.name.isdigit()]
+        aside = attempts / str(max(numbers, default=0) + 1)
         aside.mkdir(parents=True)
-        for old in earlier:
-            old.rename(aside / old.name)
+        return aside
+
+    def _keep_result(self) -> Path | None:
+        """Copy to attempts/<n>/ what, beside the metrics, tells of an attempt that was complete."""
+        if read_status(self.path).get("state") != COMPLETE:
+            return None
+        aside = self._next_attempt()
+        for name in ("run.json", "steps.csv", STATUS):
+            shutil.copy2(self.path / name, aside / name)
         return aside
 
     def update(self, facts: dict[str, Any]) -> None:
@@ -149,6 +249,16 @@ class RunFolder:
         if self._log is not None:
             with _disk_may_be_full():
                 self._log.write(line + "\n")
+
+    def sync(self) -> None:
+        """Bring train.log and steps.csv to the disk, up to their last line.
+
+        Raises:
+            OSError: as the disk has it.
+        """
+        for stream in (self._log, self._steps):
+            stream.flush()
+            os.fsync(stream.fileno())
 
     def step(self, row: dict[str, Any]) -> None:
         """Append one optimizer step to steps.csv; an unknown value is empty."""
@@ -180,17 +290,45 @@ class RunFolder:
         return len(rows), [r["problem"] for r in rows if r.get("problem")]
 
     def complete(self, metrics: dict[str, Any], marker: str, remark: str = "") -> None:
-        """Write the metrics, the marker and, last, the status that says complete, with a remark."""
-        write_json(self.path / "training_metrics.json", metrics)
-        (self.path / "RUN_COMPLETE.txt").write_text(marker + "\n")
-        self._write_status(COMPLETE, remark, 0)
+        """Write the metrics, the status that says complete, with a remark, and, last, the marker.
+
+        Raises:
+            OSError: the disk did not take all of it; then the status says failed.
+        """
+        try:
+            self.sync()
+            write_json(self.path / METRICS, metrics)
+            self._write_status(COMPLETE, remark, 0)
+            write_synced(self.path / MARKER, marker + "\n")
+        except OSError as error:
+            self._write_status(FAILED, f"{type(error).__name__}: {error} (rank 0)", 0)
+            (self.path / MARKER).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.close()
+            raise
+        self.log(marker)
         self.close()
 
     def fail(self, reason: str, rank: int) -> None:
-        """Say that the run failed. The first reason stays: later ones are its consequences."""
+        """Say that the run failed. The first reason stays: later ones are its consequences.
+
+        rank: -1 where no rank says so, but who started them; then a folder that a living process
+        writes is not ours to judge.
+        """
+        if rank == -1 and self.is_written():
+            return
         if self.path.is_dir() and read_status(self.path).get("state") in (None, RUNNING):
             self._write_status(FAILED, reason, rank)
-            (self.path / "RUN_COMPLETE.txt").unlink(missing_ok=True)
+            (self.path / MARKER).unlink(missing_ok=True)
+
+    def is_written(self) -> bool:
+        """Whether a process that still lives holds the folder's lock."""
+        if self._lock is not None or not (self.path / _LOCK).exists():
+            return False
+        held, _ = _flock(self.path / _LOCK)
+        if held is not None:
+            held.close()
+        return held is None
 
     def explain(self, reason: str) -> None:
         """Say why the run was stopped, where its ranks saw no more than a SIGTERM."""
@@ -204,24 +342,119 @@ class RunFolder:
         self.close()
 
     def close(self) -> None:
-        """Close the two growing files; what they hold is on disk already, line by line."""
-        for stream in (self._log, self._steps):
-            if stream is not None:
-                stream.close()
-        self._log = self._steps = None
+        """Close the two growing files, which are on disk line by line, and let go of the folder."""
+        with contextlib.ExitStack() as all_of_them:  # though one of them fails
+            for stream in (self._log, self._steps, self._lock):
+                if stream is not None:
+                    all_of_them.callback(stream.close)
+            self._log = self._steps = self._lock = None
 
     def _write_status(self, state: str, reason: str, rank: int) -> None:
-        write_json(
-            self.path / "status.json",
-            {
-                "state": state,
-                "reason": reason,
-                "rank": rank,
-                "time_utc": utc_now(),
-                "host": platform.node(),
-                "pid": os.getpid(),
-            },
+        path = self.path / STATUS
+        status = {"state": state, "reason": reason, "rank": rank, "time_utc": utc_now(), **_me()}
+        try:
+            write_json(path, status)
+        except OSError as error:
+            if state != FAILED:
+                raise
+            _write_over(path, _as_json(status), error)
+
+
+def _write_over(path: Path, text: str, why: OSError) -> None:
+    """Write a small file where it is: a full disk has room for that, not for a new one. This is
+    the last word of a run that fails: who cannot write it says it."""
+    try:
+        if why.errno not in _FULL:
+            raise why
+        with path.open("rb+") as file:
+            file.write(text.encode())
+            file.truncate()
+            os.fsync(file.fileno())
+    except OSError as error:
+        print(f"cannot write {path}: {error.strerror}: {text}", file=sys.stderr, flush=True)
+
+
+def _me() -> dict[str, Any]:
+    """This process, so that another can tell whether it still lives."""
+    pid = os.getpid()
+    return {"host": platform.node(), "pid": pid, "process_start": _process_start(pid)}
+
+
+def _process_start(pid: int) -> int | None:
+    """When a process started, in clock ticks after the host did: a later process with its number
+    started later. None of one that ended (a zombie has), and where there is no /proc."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state in "ZX" else int(fields[18])
+
+
+def _flock(path: Path) -> tuple[TextIO | None, dict[str, Any]]:
+    """(the locked file, {}), or (None, who holds the lock) as far as it says.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    file = path.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None, read_json(path)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            file.close()
+            raise
+    return file, {}
+
+
+def _is_runs(name: str) -> bool:
+    """Whether a name at the top of a run folder is one that a run writes."""
+    return name in _WRITTEN or _ASIDE.fullmatch(name) is not None
+
+
+def holds_attempt(path: Path) -> bool:
+    """Whether a folder holds anything that a run wrote."""
+    return path.is_dir() and any(_is_runs(name) for name in os.listdir(path))
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a folder that a run may not write into: only its own attempts are moved aside.
+
+    Raises:
+        UsageError: it is there, is not empty, and no run of ours wrote it; or it is no folder.
+    """
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file: name a folder for the run with --out")
+    try:
+        names = sorted(os.listdir(path))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    beside = [n for n in names if n in ("attempts", _LOCK) or _BESIDE.fullmatch(n)]
+    others = [n for n in names if n not in beside and not _ASIDE.fullmatch(n)]
+    if others and not _has_our_mark(path):
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        raise UsageError(
+            f"{path} is no run folder of ours (it holds {', '.join(others[:3])}{more}) and is left"
+            " as it is: name a new folder with --out"
         )
+
+
+def _has_our_mark(path: Path) -> bool:
+    """Whether one of the files of a run is there as only our runs write it."""
+    facts, status = read_json(path / "run.json"), read_json(path / STATUS)
+    if {"run", "spec", "layout", "git"} <= facts.keys():
+        return True
+    if {"state", "reason", "rank", "time_utc", "host", "pid"} <= status.keys():
+        return True
+    try:
+        with (path / "steps.csv").open("rb") as steps:
+            return steps.readline(1000).strip() == ",".join(STEP_COLUMNS).encode()
+    except OSError:
+        return False
 
 
 class BreakdownFile:
@@ -292,7 +525,7 @@ def _disk_may_be_full() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in _FULL:
             raise
 
 
@@ -611,15 +844,29 @@ def _ask_jobs(run: Run) -> None:
 
 def _is_gone(status: dict[str, Any]) -> bool:
     """Whether the process that wrote a status ran on this host and no longer does."""
-    if status.get("host") != platform.node() or not isinstance(status.get("pid"), int):
+    return _is_here(status) and not _lives(status)
+
+
+def _is_here(status: dict[str, Any]) -> bool:
+    pid = status.get("pid")
+    return status.get("host") == platform.node() and type(pid) is int and 0 < pid < 1 << 31
+
+
+def _lives(status: dict[str, Any]) -> bool:
+    """Whether the process that wrote a status runs on this host: no zombie, and no later process
+    that was given its number."""
+    if not _is_here(status):
         return False
     try:
         os.kill(status["pid"], 0)
     except ProcessLookupError:
-        return True
-    except PermissionError:
         return False
-    return False
+    except PermissionError:
+        pass  # another user's
+    start = _process_start(status["pid"])
+    if start is None:  # a zombie; or /proc is not there, or not for us to read
+        return not Path(f"/proc/{status['pid']}").exists()
+    return status.get("process_start") in (None, start)
 
 
 def _read_steps(path: Path) -> list[dict[str, Any]]:

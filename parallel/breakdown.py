@@ -422,7 +422,8 @@ def epoch_lines(
         loss = [row["loss"] for row in steps if within(row["step"])]
         val_loss = [loss for step, loss in validations if within(step)]
         windows = {r: [w for w in rows if within(w["last_step"])] for r, rows in ranks.items()}
-        if loss and all(windows.values()):
+        # Of an epoch whose beginning another attempt trained, without a breakdown, none is told.
+        if loss and all(w and w[0]["first_step"] == first + 1 for w in windows.values()):
             mean = sum(loss) / len(loss)
             lines += _epoch_lines(windows, epoch, mean, val_loss[-1] if val_loss else None)
     return lines

@@ -19,7 +19,9 @@ from parallel.environment import command_line, environment_facts
 from parallel.launch import Launch
 from parallel.spec import RunSpec
 
+ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "deepspeed", "megatron-core", "transformers", "numpy", "transformer-engine")
+TRAINS = ("models", "parallel", "setup.py")  # the code that a result depends on
 
 
 def versions() -> dict[str, str | None]:
@@ -34,7 +36,8 @@ def versions() -> dict[str, str | None]:
 
 
 def git(folder: Path) -> dict[str, Any]:
-    """The commit the code is at and whether files were changed since; None outside git."""
+    """The commit of the repository that has `folder` at its top, and whether what trains was
+    changed since (TRAINS: not a figure, a log or one's own cluster); None outside git."""
 
     def ask(*words: str) -> str | None:
         try:
@@ -43,7 +46,7 @@ def git(folder: Path) -> dict[str, Any]:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
-    changed = ask("status", "--porcelain", "--untracked-files=no")
+    changed = ask("status", "--porcelain", "--untracked-files=no", "--", *TRAINS)
     return {"commit": ask("rev-parse", "HEAD"), "dirty": None if changed is None else bool(changed)}
 
 
@@ -187,7 +190,7 @@ def run_facts(
         "inputs": inputs(spec),
         "profiler": profiler(spec),
         "scheduler": scheduler(),
-        "git": git(Path(__file__).parent),
+        "git": git(ROOT),
         "launcher": launch.launcher,
         "started_utc": utc_now(),
     }

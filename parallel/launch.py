@@ -1,12 +1,18 @@
 """Which rank am I? Under torchrun, the deepspeed launcher, srun, or none of them. Torch-free."""
 
+import json
 import os
 import re
+import signal
 import subprocess
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from models.errors import UsageError
+
+_LAUNCHER = os.getppid()  # as early as can be
 
 
 @dataclass(frozen=True)
@@ -78,3 +84,47 @@ def rendezvous_environment(launch: Launch, environment: Mapping[str, str] = os.e
         job, step = int(environment["SLURM_JOB_ID"]), int(environment["SLURM_STEP_ID"])
         found["MASTER_PORT"] = str(20000 + (job * 31 + step) % 20000)
     return found
+
+
+def end_with_launcher(launch: Launch, environment: Mapping[str, str] = os.environ) -> None:
+    """Send this process SIGTERM when the launcher that started it is gone, as by SIGKILL.
+
+    Ranks that live on would write into the folder of the next attempt. Watched are torchrun, the
+    deepspeed launcher and srun, which wait for their ranks; a shell may well end before its
+    background process. Linux could send the signal itself (PR_SET_PDEATHSIG), but does so when the
+    launcher's *thread* ends that started us.
+    """
+    waits = launch.launcher in ("torchrun", "srun") or "CROSS_RANK" in environment  # deepspeed's
+
+    def watch() -> None:
+        while os.getppid() == _LAUNCHER:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if waits:
+        threading.Thread(target=watch, daemon=True, name="launcher").start()
+
+
+def whose(what: str) -> str:
+    """A signal's name and, where the launcher is gone, that it is."""
+    gone = os.getppid() != _LAUNCHER
+    return f"{what}: the launcher (process {_LAUNCHER}) is gone" if gone else what
+
+
+def tell_torchrun(
+    line: str, after_s: float = 0.0, environment: Mapping[str, str] = os.environ
+) -> None:
+    """Have torchrun repeat why a rank ended as the last line of its own page about it.
+
+    It shows the rank that it saw fail first, and ends the others. Where all ranks fail alike,
+    those that wait `after_s` seconds leave the word to the one that does not.
+    """
+    path = environment.get("TORCHELASTIC_ERROR_FILE")
+    if not path or "TORCHELASTIC_RUN_ID" not in environment:
+        return
+    time.sleep(after_s)
+    try:
+        with open(path, "x") as file:
+            json.dump({"message": line, "timestamp": int(time.time())}, file)
+    except OSError:
+        return  # torchrun then says less; the line is on stderr

@@ -7,6 +7,7 @@ checkpoints have their own fields and, with training and the rest, add up to the
 Torch-free.
 """
 
+import math
 import os
 import statistics
 from dataclasses import dataclass
@@ -139,10 +140,31 @@ def training_metrics(
     }
 
 
-def exposed_s(ranks: dict[int, list[dict[str, Any]]], world_size: int) -> float | None:
+def ended_in_nan(steps: list[dict[str, Any]], validations: list[tuple[int, float]]) -> str:
+    """Why a training that did all its steps has failed all the same, or "": at its end its loss,
+    or the gradient that its last update was made of, is no number.
+
+    One skipped step at the end is none of it: fp16 skips such a step and lowers its scale.
+    """
+    bad = 0
+    while bad < len(steps) and not math.isfinite(steps[-1 - bad]["loss"]):
+        bad += 1
+    last = steps[-1]
+    if bad > 1 or (bad == 1 and not last["skipped"]):
+        return f"loss is {steps[-bad]['loss']} since step {steps[-bad]['step']}"
+    if not last["skipped"] and last["grad_norm"] is not None and math.isnan(last["grad_norm"]):
+        return f"gradient norm is nan at step {last['step']}, the last"
+    if validations and validations[-1][0] == last["step"]:
+        if not math.isfinite(loss := validations[-1][1]):
+            return f"validation loss is {loss} after step {last['step']}, the last"
+    return ""
+
+
+def exposed_s(ranks: dict[int, list[dict[str, Any]]], world_size: int, steps: int) -> float | None:
     """Seconds of exposed communication in read_breakdown's rows, of the rank with the most of it;
-    None where a rank's rows are missing."""
-    if len(ranks) < world_size:
+    None where a rank's rows are missing, or those of some of the `steps`."""
+    told = [sum(w["last_step"] - w["first_step"] + 1 for w in rows) for rows in ranks.values()]
+    if len(ranks) < world_size or min(told) < steps:
         return None
     return max(sum(row[f"{axis}_s"] for row in rows for axis in AXES) for rows in ranks.values())
 

@@ -13,8 +13,8 @@ anything is loaded. CRC-32 finds accidents, not forgeries; SHA-256 would be slow
 Nothing is ever unpickled: the tensors are safetensors, the rest is JSON.
 """
 
+import contextlib
 import json
-import os
 import re
 import shutil
 import zlib
@@ -24,16 +24,19 @@ from typing import Any
 
 from models.errors import UsageError
 from models.files import parse_json
-from models.storage import sync
-from parallel.artifacts import FAILED, INTERRUPTED, RUNNING, read_run, read_status
+from models.storage import sync, write_synced
+from parallel.artifacts import COMPLETE, holds_attempt, read_run, read_status
+from parallel.work import WORK
 
 FORMAT = "gpt-checkpoint-1"
 MANIFEST, LATEST = "manifest.json", "latest"
 _NAME = re.compile(r"step-(\d{8,})")
-# Settings that may change between a run's attempts without making it another run.
-_CIRCUMSTANCES = frozenset(
+# Settings that may change between a run's attempts without making it another run. How long it
+# trains may, too (parallel/work.py), where its newest checkpoint is not beyond.
+CIRCUMSTANCES = frozenset(
     "save save_interval save_grace_s async_save load load_previous resume keep_last keep_every"
-    " export_weights log_interval eval_interval eval_steps profile threads timeout_s hang_s".split()
+    " export_weights log_interval eval_interval eval_steps threads timeout_s hang_s breakdown"
+    " profile_mode profile_steps profile_ranks enforce_global_batch_size".split()
 )
 
 
@@ -127,20 +130,6 @@ def verify(folder: Path) -> dict[str, Any]:
 # --- writing -------------------------------------------------------------------------------------
 
 
-def write_synced(path: Path, text: str) -> None:
-    """Replace a small file by one that is on disk."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with aside.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-    sync(path.parent)
-
-
 def begin(save: Path, step: int) -> Path:
     """An empty hidden folder to write the checkpoint of `step` into."""
     aside = save / f".{name_of(step)}.partial"
@@ -227,10 +216,11 @@ def candidates(path: Path) -> list[Path]:
     return [save / name_of(s) for s in sorted(steps, reverse=True)]
 
 
-def same_run(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    """Whether two runs' settings describe the same training."""
-    differ = {k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k)}
-    return differ <= _CIRCUMSTANCES
+def any_at(path: Path) -> bool:
+    """Whether `--load path` finds anything there."""
+    with contextlib.suppress(UsageError):
+        return bool(candidates(path))
+    return False
 
 
 def save_folder(run_folder: Path, settings: dict[str, Any]) -> Path:
@@ -238,21 +228,39 @@ def save_folder(run_folder: Path, settings: dict[str, Any]) -> Path:
     return Path(settings["save"]) if settings.get("save") else run_folder / "checkpoints"
 
 
-def resumable(run_folder: Path, settings: dict[str, Any]) -> bool:
-    """Whether the folder holds a stopped attempt of this very run, with a checkpoint to go on from.
-
-    A complete run is not resumed, nor one whose settings differ, nor where another checkpoint is
-    now asked for (load) than the attempt began from.
+def why_not_resumed(run_folder: Path, settings: dict[str, Any]) -> str | None:
+    """None where the folder holds an attempt of this very run, with a checkpoint to go on from:
+    one that was stopped, or was complete after fewer steps. Else why this run starts at step 0, in
+    words; "" where there is nothing to go on from.
     """
-    save = save_folder(run_folder, settings)
-    if not settings.get("resume") or not settings.get("save_interval") or not steps_in(save):
-        return False
-    if read_status(run_folder).get("state") not in (RUNNING, FAILED, INTERRUPTED):
-        return False
+    if not holds_attempt(run_folder):
+        return ""
     try:
-        before = read_run(run_folder).facts["spec"]
-        load, began = settings.get("load"), before.get("load")
-        asked = load is None or (began and Path(load).absolute() == Path(began).absolute())
-        return bool(asked) and same_run(settings, before)
-    except (UsageError, KeyError):
-        return False
+        facts = parse_json((run_folder / "run.json").read_text())
+        before = dict(facts["spec"])
+    except OSError as error:
+        return f"run.json: {error.strerror}"
+    except (ValueError, TypeError, KeyError) as error:
+        return f"run.json is damaged ({type(error).__name__}: {error})"
+    differ = [k for k in settings.keys() | before.keys() if settings.get(k) != before.get(k)]
+    told = "; ".join(f"{k} was {before.get(k)}, is {settings.get(k)}" for k in sorted(differ))
+    steps, longer = settings["steps"], settings["steps"] > before.get("steps", 0)
+    # A marker that is missing was to be written last.
+    complete = read_status(run_folder).get("state") == COMPLETE
+    if complete and (run_folder / "RUN_COMPLETE.txt").exists() and not longer:
+        return f"it is complete{told and f', and {told}'}"
+    if set(differ) - CIRCUMSTANCES - set(WORK):
+        return told
+    load, began = settings.get("load"), before.get("load")
+    if load is not None and not (began and Path(load).absolute() == Path(began).absolute()):
+        return f"it began from checkpoint {began}, and {load} is asked for"
+    if not settings.get("resume"):
+        return "--no-resume"
+    if not settings.get("save_interval"):
+        return "save_interval is 0"
+    save = save_folder(run_folder, settings)
+    if not (there := steps_in(save)):
+        return f"it left no checkpoint in {save}"
+    if there[-1] > steps:
+        return f"its newest checkpoint, of step {there[-1]}, is beyond the {steps} steps asked for"
+    return None

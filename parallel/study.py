@@ -44,7 +44,9 @@ from models.errors import UsageError
 from models.files import check_keys, read_toml
 from parallel import clusters
 from parallel.clusters import Cluster
+from parallel.saved import CIRCUMSTANCES
 from parallel.spec import RunSpec, check_setting, resolve
+from parallel.work import WORK
 
 Layers = list[tuple[str, dict[str, Any]]]  # (source, settings), for resolve()
 STUDY_KEYS = ("question", "baseline", "cluster", "slurm", "defaults", "run", "sweep")
@@ -66,6 +68,9 @@ SHORT = {
     "preset": "",
     "precision": "",
     "deepspeed_config": "",
+    "device": "",
+    "kernels": "",
+    "data": "",
 }
 
 
@@ -383,6 +388,21 @@ def _name_all(points: list[_Point]) -> tuple[dict[str, _Point], dict[str, tuple[
     return named, repeat_of
 
 
+def name_alone(spec: RunSpec, given: dict[str, Any]) -> str:
+    """The name of a run of no study: its split, then what else its flags say of it, less how long
+    it trains and its circumstances, for with others of those it may go on (parallel/saved.py)."""
+    silent = IN_NAME | CIRCUMSTANCES | set(WORK)
+    defaults = RunSpec()
+    telling = [
+        f.name
+        for f in fields(RunSpec)
+        if f.name in given.keys() - silent and given[f.name] != getattr(defaults, f.name)
+    ]
+    if "global_batch" in telling and "grad_accum" in telling:
+        telling.remove("grad_accum")  # it follows
+    return "-".join(part for part in (spec.name, *(_tag(name, spec) for name in telling)) if part)
+
+
 def _tag(name: str, spec: RunSpec) -> str:
     """The part of a run's name that says one setting, in letters that are safe in any file name."""
     value = getattr(spec, name)
@@ -392,5 +412,6 @@ def _tag(name: str, spec: RunSpec) -> str:
         return ""
     if isinstance(value, bool):
         return name if value else f"no-{name}"
-    text = Path(value).stem if name == "deepspeed_config" else format(value, "g" * (name == "lr"))
+    path = name in ("deepspeed_config", "data")
+    text = Path(value).stem if path else format(value, "g" * (name == "lr"))
     return re.sub(r"[^A-Za-z0-9.+-]+", "_", SHORT.get(name, name) + text).strip("_-.")

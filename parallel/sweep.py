@@ -29,6 +29,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from models.errors import UsageError, command_line
+from models.files import named_folder
 from parallel import artifacts, facts, saved
 from parallel.artifacts import COMPLETE, RunFolder
 from parallel.launch import Launch
@@ -40,7 +41,10 @@ def is_done(folder: Path, spec: RunSpec, commit: dict) -> bool:
     """Whether the folder holds this very run, complete, from an unchanged commit."""
     if artifacts.read_status(folder).get("state") != COMPLETE:
         return False
-    found = artifacts.read_run(folder).facts
+    run = artifacts.read_run(folder)
+    if run.state != COMPLETE:
+        return False
+    found = run.facts
     same = found["spec"] == spec.settings() and found.get("inputs") == facts.inputs(spec)
     return same and found["git"] == commit and commit["dirty"] is False
 
@@ -82,19 +86,20 @@ def start(
     One that fails or is interrupted, and has a checkpoint, goes on up to `max_restarts` times.
     """
     run_folder = RunFolder(folder)
-    if not saved.resumable(folder, spec.settings()):
-        run_folder.set_aside()
+    why_anew = saved.why_not_resumed(folder, spec.settings())
+    if why_anew is not None and (aside := run_folder.set_aside(also=["console.out"])):
+        tqdm.write(f"{name}: moved the attempt before to {aside} and start anew: {why_anew}")
     command = command_of(study, name, folder, srun)
     root = str(Path(__file__).resolve().parent.parent)
     environment = os.environ | {
         "OMP_NUM_THREADS": str(spec.threads),
         "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
     }
-    (folder / "console.out").unlink(missing_ok=True)
-    done = 0
+    console_out, done = folder / "console.out", 0
+    began_at = console_out.stat().st_size if console_out.exists() else 0  # it goes on
     for _ in range(1 + max_restarts):
         with (
-            (folder / "console.out").open("ab") as console,
+            console_out.open("ab") as console,
             subprocess.Popen(
                 command,
                 env=environment,
@@ -115,7 +120,7 @@ def start(
                     process.wait(timeout=10)
                 process.kill()
                 raise
-        if status == 0 or not saved.resumable(folder, spec.settings()):
+        if status == 0 or saved.why_not_resumed(folder, spec.settings()) is not None:
             break
     if status and not (folder / "run.json").exists():
         # Refused before it began: the table must show it all the same.
@@ -124,13 +129,13 @@ def start(
         run_folder.begin(facts.run_facts(spec, study.name, name, study.baseline, place, repeat_of))
         run_folder.close()
     if status:
-        run_folder.fail(last_words(folder / "console.out") or f"exit status {status}", rank=-1)
+        run_folder.fail(last_words(console_out, began_at) or f"exit status {status}", rank=-1)
     return status
 
 
-def last_words(console: Path) -> str:
-    """The trainer's own line about why it stopped, or nothing."""
-    lines = console.read_text(errors="replace").splitlines()
+def last_words(console: Path, since: int = 0) -> str:
+    """The trainer's own line about why it stopped, after so many bytes, or nothing."""
+    lines = console.read_bytes()[since:].decode(errors="replace").splitlines()
     said = [line for line in lines if line.startswith("parallel.train: ")]
     return said[-1].removeprefix("parallel.train: ") if said else ""
 
@@ -141,7 +146,7 @@ def same_commit(began: dict) -> None:
     Raises:
         UsageError: another commit is checked out than when the sweep began.
     """
-    now = facts.git(Path(__file__).parent)
+    now = facts.git(facts.ROOT)
     if now["commit"] != began["commit"]:
         raise UsageError(
             f"commit {str(now['commit'])[:10]} is checked out, but the sweep began at"
@@ -164,7 +169,7 @@ def sweep(
     Raises:
         UsageError: the commit changed meanwhile.
     """
-    commit = facts.git(Path(__file__).parent)
+    commit = facts.git(facts.ROOT)
     on_terminal = sys.stderr.isatty()
     failed: list[str] = []
     total = sum(study.run(name).steps for name in names)
@@ -209,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("study", type=Path, metavar="TOML", help="the study file")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these runs of it")
     parser.add_argument("--cluster", metavar="NAME", help="whose nodes the study counts")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: logs/<study>")
+    parser.add_argument("--out", type=named_folder, metavar="DIR", help="default: logs/<study>")
     parser.add_argument("--fresh", action="store_true", help="run complete runs again, too")
     parser.add_argument(
         "--srun", action="store_true", help="start ranks by srun, inside an allocation"

@@ -9,11 +9,13 @@ r"""Train one GPT, split as asked, through one engine.
 
 dp follows from the number of ranks. Flags override the study, the study overrides a DeepSpeed JSON.
 The run folder (--out, default logs/<study>/<run>) gets run.json, train.log, steps.csv and, when
-the run completes, training_metrics.json and RUN_COMPLETE.txt.
+the run completes, training_metrics.json and RUN_COMPLETE.txt. A folder that no run wrote is
+refused; an earlier attempt moves to attempts/, and a line says so and why it is not gone on with.
+A run whose loss is NaN at its end has failed.
 
 With --save-interval the state is saved every so many steps, at the end, and when SIGTERM or SIGUSR1
 comes; then the exit status is 75 (try again) and status.json says interrupted. The same command
-goes on from the newest checkpoint of a stopped attempt.
+goes on from the newest checkpoint of a stopped attempt; with more --steps, from a complete one's.
 """
 
 import argparse
@@ -34,6 +36,7 @@ STARTED = time.perf_counter()
 
 # The clock starts before the imports.
 from models.errors import UsageError, command_line, drop_output  # noqa: E402
+from models.files import named_folder  # noqa: E402
 from models.flops import tflops_per_gpu  # noqa: E402
 from parallel import (  # noqa: E402
     engines,
@@ -46,7 +49,14 @@ from parallel import (  # noqa: E402
     study,
     watch,
 )
-from parallel.artifacts import RunFolder, read_breakdown, read_run  # noqa: E402
+from parallel.artifacts import (  # noqa: E402
+    RunFolder,
+    check_folder,
+    read_breakdown,
+    read_json,
+    read_run,
+    read_status,
+)
 
 TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: interrupted, and saved
 
@@ -72,7 +82,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--cluster", metavar="NAME", help="whose nodes the study counts (default: the study's own)"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the run folder")
+    parser.add_argument("--out", type=named_folder, metavar="DIR", help="the run folder")
     parser.add_argument(
         "--check", action="store_true", help="print the resolved run; start nothing"
     )
@@ -92,7 +102,7 @@ def choose(
         if arguments.run is not None:
             raise UsageError("--run-name names a run of a study: give --study too")
         chosen = spec.resolve(("command line", flags), gpus=gpus)
-        study_name, run, baseline, repeat_of = None, chosen.name, None, None
+        study_name, run, baseline, repeat_of = None, study.name_alone(chosen, flags), None, None
     else:
         the_study = study.load_study(arguments.study, arguments.cluster)
         if arguments.run is None:
@@ -127,6 +137,7 @@ def main(argv: list[str] | None = None) -> int:
         # Once per node, for what a node lacks (its data, say) another may have.
         if local_rank == 0:
             print(f"parallel.train: {error}", file=sys.stderr, flush=True)
+        launch.tell_torchrun(f"parallel.train: {error}", 0.0 if local_rank == 0 else 2.0)
         return 2
 
 
@@ -134,11 +145,14 @@ def train(
     run_spec: spec.RunSpec, run_json: dict[str, Any], path: Path, place: launch.Launch
 ) -> int:
     """Check what needs torch, form the process group, and run; 0 only when it truly completed,
-    TRY_AGAIN when it was interrupted and its state saved.
+    TRY_AGAIN when it was interrupted and its state saved, 1 when it ended in NaN.
 
     Raises:
         UsageError: the device or the data are not what the run needs; before any group is formed.
     """
+    if place.rank == 0:
+        check_folder(path)
+    launch.end_with_launcher(place)
     os.environ.update(launch.rendezvous_environment(place))
     os.environ.setdefault("OMP_NUM_THREADS", str(run_spec.threads))
     if run_spec.device == "cpu":
@@ -186,27 +200,35 @@ def train(
     grace_s = run_spec.save_grace_s if run_spec.save_interval else None
     try:
         with watch.on_signals(
-            lambda what: began and folder.fail(f"{what} (rank {place.rank})", place.rank), grace_s
+            lambda what: (
+                began and folder.fail(f"{launch.whose(what)} (rank {place.rank})", place.rank)
+            ),
+            grace_s,
         ) as asked:
             init_process_group(run_spec, device, place)
             began = True
             books = breakdown.start(run_spec, device, place.rank, folder.path)
             engine = engines.load(run_spec, device, run_json["kernels"])
-            done = loop(
+            status = loop(
                 run_spec, run_json, folder, engine, corpus, device, place, books, source, asked
             )
             engine.close()
         torch.distributed.destroy_process_group()
-        return 0 if done else TRY_AGAIN
+        return status
     except BaseException as error:  # whatever it was, the folder must say so before we die
+        line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        reason = f"{type(error).__name__}: {line} (rank {place.rank})"
         if began:
-            line = str(error).strip().splitlines()[0] if str(error).strip() else ""
-            folder.fail(f"{type(error).__name__}: {line} (rank {place.rank})", place.rank)
+            folder.fail(reason, place.rank)
+        if isinstance(error, UsageError):
+            reason = str(error)
         with contextlib.suppress(OSError):  # nobody may be there to read it
-            if isinstance(error, UsageError):
-                print(f"parallel.train: {error}", file=sys.stderr)
+            if isinstance(error, UsageError | OSError):  # a full disk, say: no fault of the code
+                print(f"parallel.train: {reason}", file=sys.stderr)
             else:
                 traceback.print_exc()
+                reason = read_status(folder.path).get("reason", reason)  # the first one
+            launch.tell_torchrun(f"parallel.train: {reason}")
             sys.stdout.flush()
             sys.stderr.flush()
         # Not sys.exit: a collective that waits for us, or for a dead peer, must not keep us alive.
@@ -217,18 +239,19 @@ def begin(run_spec: spec.RunSpec, run_json: dict[str, Any], folder: RunFolder) -
     """Begin the run folder; the checkpoint, or folder of checkpoints, to go on from, if any.
 
     Raises:
-        UsageError: the folder to save to holds another run's checkpoints, or later ones than the
-            one to load, which would be taken for this run's; or there is none to load.
+        UsageError: the folder is no run's, or another process writes it; the folder to save to
+            holds another run's checkpoints, or later ones than the one to load, which would be
+            taken for this run's; or there is none to load, or none before the last step.
     """
     settings, save = run_spec.settings(), saved.save_folder(folder.path, run_spec.settings())
-    if saved.resumable(folder.path, settings):
-        before = read_run(folder.path)
-        ended = {"started_utc": before.facts["started_utc"], "reason": before.reason}
-        run_json["attempts"] = [*before.facts.get("attempts", []), ended]
-        folder.begin(run_json, go_on=True)
-        return save
+    why_anew = saved.why_not_resumed(folder.path, settings)
+    if why_anew is None:
+        return go_on(run_spec, run_json, folder)
     load = None if run_spec.load is None else Path(run_spec.load).absolute()
     inside = folder.path.absolute()
+    if load is not None and load.is_relative_to(inside) and not saved.any_at(load):
+        # An attempt that began from there moved it aside, and was stopped before it saved.
+        load = Path(read_json(folder.path / "run.json").get("loaded") or load)
     if run_spec.save and run_spec.save_interval and (steps := saved.steps_in(save)):
         start = None if load is None else saved.candidates(load)[0]
         if start is None or start.parent.resolve() != save.resolve():
@@ -242,12 +265,50 @@ def begin(run_spec: spec.RunSpec, run_json: dict[str, Any], folder: RunFolder) -
                 " another --save"
             )
     if load is not None:
-        saved.candidates(load)  # nothing there: say so before there is a folder
-    aside = folder.begin(run_json)
-    if load is not None and aside is not None and load.is_relative_to(inside):
-        moved = aside / load.relative_to(inside)  # it was of the attempt just set aside
-        load = moved if moved.exists() else load
+        start = saved.candidates(load)[0]  # nothing there: say so before there is a folder
+        if (saved.step_of(start) or 0) >= run_spec.steps and not run_spec.load_previous:
+            raise UsageError(nothing_to_train(run_spec, start.name))
+    with folder.locked():
+        if aside := folder.set_aside():
+            if load is not None and load.is_relative_to(inside):
+                moved = aside / load.relative_to(inside)  # it was of the attempt just set aside
+                load = moved if moved.exists() else load
+        run_json["loaded"] = None if load is None else str(load)
+        folder.begin(run_json)
+    if aside:
+        note(folder, f"moved the attempt before to {aside} and start anew: {why_anew}")
     return load
+
+
+def go_on(run_spec: spec.RunSpec, run_json: dict[str, Any], folder: RunFolder) -> Path:
+    """Begin an attempt that goes on where the one before left a checkpoint; the folder of them."""
+    before, reason = read_json(folder.path / "run.json"), "status.json is missing or damaged"
+    if read_status(folder.path):
+        reason = read_run(folder.path).reason  # a process that is gone, say
+    steps = before["spec"]["steps"]
+    ended = {"started_utc": before.get("started_utc"), "reason": reason, "steps": steps}
+    run_json["attempts"] = [*before.get("attempts", []), ended]
+    run_json["loaded"] = before.get("loaded")
+    run_json["profiler"] = run_json["profiler"] or before.get("profiler")
+    aside = folder.begin(run_json, go_on=True)
+    if aside is not None:
+        note(folder, f"the result after {steps} steps is kept in {aside}")
+    if steps != run_spec.steps:
+        line = f"go on to step {run_spec.steps}, where the attempt before was to end at {steps}"
+        if run_spec.lr_schedule != "constant":
+            line += f"; its learning rates were those of {steps} steps"
+        note(folder, line)
+    return saved.save_folder(folder.path, run_spec.settings())
+
+
+def note(folder: RunFolder, line: str) -> None:
+    """Say what was done with the folder, in its log and on the console."""
+    folder.log(f" {line}")
+    print(line, flush=True)
+
+
+def nothing_to_train(run_spec: spec.RunSpec, start: str) -> str:
+    return f"{start} is the state after all of the run's {run_spec.steps} steps: give more --steps"
 
 
 def choose_device(run_spec: spec.RunSpec, place: launch.Launch) -> Any:
@@ -309,11 +370,15 @@ def loop(
     books: Any,
     source: Path | None,
     asked: watch.Interruption,
-) -> bool:
+) -> int:
     """Train for run_spec.steps optimizer steps; rank 0 logs and, at the end, says complete.
 
     books: the breakdown of time, or None. source: rank 0's checkpoint to go on from.
-    False when interrupted, with the state saved.
+    The exit status: TRY_AGAIN when interrupted, with the state saved; rank 0's is 1 after NaN.
+
+    Raises:
+        UsageError: the checkpoint to go on from is none, damaged, another model's or at the end.
+        OSError: the disk did not take the run's end.
     """
     from tqdm import tqdm
 
@@ -352,12 +417,16 @@ def loop(
         with ranges.validation():
             return engine.evaluate(held_out, run_spec.eval_steps * layout.n_micro)
 
-    def say(line: str) -> None:
-        folder.log(line)
+    def tell(line: str) -> None:
         try:
             tqdm.write(line) if on_terminal else print(line, flush=True)
-        except OSError:
+        except OSError as error:
             drop_output()  # nobody reads it any more, or its disk is full: the log has the lines
+            folder.log(f" the console takes no more lines: {error.strerror}")
+
+    def say(line: str) -> None:
+        folder.log(line)
+        tell(line)
 
     def check(step: int) -> None:
         """Validate after `step` steps, and say so."""
@@ -417,6 +486,8 @@ def loop(
             rows = [row for row in read_run(folder.path).steps if row["step"] <= first]
             earlier_s = sum(row["step_s"] for row in rows)
         bar.update(first)
+        if first == run_spec.steps and "attempts" not in run_json:
+            raise UsageError(nothing_to_train(run_spec, saved.name_of(first)))
         if first == run_spec.steps:
             check(first)
         clock = Clock(device)
@@ -448,11 +519,11 @@ def loop(
                 since_line.append(row)
                 if (step + 1) % run_spec.log_interval == 0 or step + 1 == run_spec.steps:
                     line = iteration_line(run_spec, since_line, skipped, nans)
+                    folder.log(line)
                     if on_terminal:
-                        folder.log(line)
                         bar.set_postfix_str(f"loss {result.loss:.4f}")
                     else:
-                        say(line)
+                        tell(line)
                     since_line, skipped, nans = [], 0, 0
                 bar.update()
             last = step + 1 == run_spec.steps
@@ -470,6 +541,8 @@ def loop(
                 if stop or saver.due(step + 1):
                     if chief:
                         say(f" saving checkpoint at iteration {step + 1} to {save_to}")
+                        with contextlib.suppress(OSError):  # a full disk ends no training
+                            folder.sync()  # who goes on from there has the rows up to there
                     saver.save(step + 1)
                 if stop or last:
                     saver.wait()
@@ -477,10 +550,11 @@ def loop(
                 if stop:
                     if chief:
                         what = f"could not save: {problem}" if problem else f"saved step {step + 1}"
-                        reason = f"{asked.signal or 'a signal to another rank'}, {what}"
+                        heard = launch.whose(asked.signal or "a signal to another rank")
+                        reason = f"{heard}, {what}"
                         say(f" interrupted by {reason}; the same command goes on")
                         folder.interrupt(reason)
-                    return False
+                    return TRY_AGAIN
                 checkpoint_s += clock.lap()  # nor is saving
                 energy.skip()
                 if books:
@@ -491,11 +565,17 @@ def loop(
     exposed_s = None
     if chief and books:
         every_rank, _ = read_breakdown(folder.path, place.world_size)
-        exposed_s = metrics.exposed_s(every_rank, place.world_size)
+        exposed_s = metrics.exposed_s(every_rank, place.world_size, run_spec.steps)
         lines = breakdown.epoch_lines(run_spec, every_rank, rows, validations)
         folder.epochs(lines)
         for line in lines:
             say(line)
+    if chief and (broken := metrics.ended_in_nan(rows, validations)):
+        folder.fail(broken, 0)
+        folder.close()
+        print(f"parallel.train: {broken}", file=sys.stderr, flush=True)
+        launch.tell_torchrun(f"parallel.train: {broken}")
+        return 1
     if chief:
         measured = metrics.Measured(
             startup_s=startup_s,
@@ -517,9 +597,9 @@ def loop(
             f"{len(failed)} of {n_saves} saves failed, the last: {failed[-1]}" if failed else ""
         )
         marker = metrics.complete_marker(folder.path, found)
-        say(marker)
         folder.complete(found, marker, remark)
-    return True
+        tell(marker)
+    return 0
 
 
 def preamble(run_spec: spec.RunSpec, run_json: dict[str, Any]) -> list[str]:

@@ -1,5 +1,6 @@
 """Signals save and interrupt, the same command goes on, and a rank that hangs is named."""
 
+import json
 import os
 import signal
 import subprocess
@@ -254,7 +255,7 @@ def test_a_sweep_restarts_what_has_a_checkpoint_so_often_and_no_more(
         def __init__(self, command, **_):
             started.append(command)
             folder = tmp_path / "out" / "ddp"
-            go_on = saved.resumable(folder, study.run("ddp").settings())
+            go_on = saved.why_not_resumed(folder, study.run("ddp").settings()) is None
             assert go_on == (len(started) > 1)
             run = RunFolder(folder)
             run.begin({"run": "ddp", "spec": study.run("ddp").settings()}, go_on=go_on)
@@ -272,21 +273,134 @@ def test_a_sweep_restarts_what_has_a_checkpoint_so_often_and_no_more(
     assert failed == ["ddp"] and len(started) == 1 + restarts
 
 
-def test_only_a_stopped_attempt_of_the_same_run_is_gone_on_with(tokens, tmp_path):
+def settings_of(**changed) -> dict:
+    from parallel.spec import resolve
+
+    return resolve(("test", {"save_interval": 2, **changed})).settings()
+
+
+def test_every_circumstance_is_a_setting():
+    assert set(settings_of()) >= saved.CIRCUMSTANCES
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"save_interval": 5},
+        {"log_interval": 3},
+        {"breakdown": True},
+        {"profile_mode": "nvtx"},
+        {"steps": 80},
+        {"steps": 3},
+    ],
+)
+def test_a_stopped_attempt_of_the_same_run_is_gone_on_with(changed, tmp_path):
     from parallel.spec import resolve
 
     spec = resolve(("test", {"save_interval": 2}))
     a_stopped_run(tmp_path / "run", spec, artifacts.INTERRUPTED)
+    assert saved.why_not_resumed(tmp_path / "run", settings_of(**changed)) is None
 
-    def goes_on(**changed) -> bool:
-        again = resolve(("test", {"save_interval": 2, **changed}))
-        return saved.resumable(tmp_path / "run", again.settings())
 
-    assert goes_on() and goes_on(save_interval=5) and goes_on(log_interval=3)
-    assert not goes_on(load="elsewhere/step-00000002")
-    assert not goes_on(lr=1e-2) and not goes_on(resume=False) and not goes_on(save_interval=0)
-    RunFolder(tmp_path / "run")._write_status(artifacts.COMPLETE, "", 0)
-    assert not goes_on()
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"lr": 1e-2, "seed": 1}, "lr was 0.0003, is 0.01; seed was 1234, is 1"),
+        ({"load": "elsewhere"}, "it began from checkpoint None, and elsewhere is asked for"),
+        ({"resume": False}, "--no-resume"),
+        ({"save_interval": 0}, "save_interval is 0"),
+        ({"steps": 1}, "its newest checkpoint, of step 2, is beyond the 1 steps asked for"),
+        ({"save": "elsewhere"}, "it left no checkpoint in elsewhere"),
+    ],
+)
+def test_why_an_attempt_is_not_gone_on_with_is_said(changed, why, tmp_path):
+    from parallel.spec import resolve
+
+    spec = resolve(("test", {"save_interval": 2}))
+    a_stopped_run(tmp_path / "run", spec, artifacts.FAILED)
+    assert saved.why_not_resumed(tmp_path / "run", settings_of(**changed)) == why
+
+
+def test_files_that_a_crash_cut_are_no_silent_start_at_0(tmp_path):
+    from parallel.spec import resolve
+
+    spec, run = resolve(("test", {"save_interval": 2})), tmp_path / "run"
+    assert saved.why_not_resumed(run, settings_of()) == ""
+    a_stopped_run(run, spec, artifacts.FAILED)
+    (run / "status.json").write_text("")
+    assert saved.why_not_resumed(run, settings_of()) is None
+    whole = (run / "run.json").read_text()
+    for cut in ("", whole[:40], "[]", '{"run": "ddp"}'):
+        (run / "run.json").write_text(cut)
+        assert saved.why_not_resumed(run, settings_of()).startswith("run.json is damaged (")
+    (run / "run.json").unlink()
+    assert saved.why_not_resumed(run, settings_of()) == "run.json: No such file or directory"
+
+
+def test_a_complete_run_goes_on_to_more_steps_and_keeps_its_result(tmp_path, capsys):
+    from parallel import train
+    from parallel.spec import resolve
+
+    def begin(**changed):
+        spec, folder = resolve(("test", {"save_interval": 2, **changed})), RunFolder(run)
+        about = {"run": "ddp", "spec": spec.settings(), "profiler": None, "started_utc": "now"}
+        try:
+            return train.begin(spec, about, folder)
+        finally:
+            folder.close()
+
+    run = tmp_path / "run"
+    begin()
+    (run / "checkpoints" / saved.name_of(20)).mkdir(parents=True)
+    folder = RunFolder(run)
+    folder.begin({"run": "ddp", "spec": settings_of(), "started_utc": "now"}, go_on=True)
+    folder.complete({"schema_version": "2.0"}, "RUN_COMPLETE")
+    assert saved.why_not_resumed(run, settings_of(breakdown=True)) == (
+        "it is complete, and breakdown was False, is True"
+    )
+    assert begin(steps=80) == run / "checkpoints"
+    said = capsys.readouterr().out
+    assert f"the result after 20 steps is kept in {run}/attempts/1" in said
+    assert "go on to step 80, where the attempt before was to end at 20; its learning" in said
+    assert read_run(run / "attempts" / "1").state == artifacts.COMPLETE
+    assert not (run / "RUN_COMPLETE.txt").exists()
+    (run / "status.json").write_text("")  # a crash, of a disk that lost it
+    assert begin(steps=80) == run / "checkpoints"
+    attempts = json.loads((run / "run.json").read_text())["attempts"]
+    assert attempts[-1]["reason"] == "status.json is missing or damaged"
+    assert begin(steps=10) is None
+    moved = f"moved the attempt before to {run}/attempts/2 and start anew: its newest checkpoint, "
+    assert capsys.readouterr().out == f"{moved}of step 20, is beyond the 10 steps asked for\n"
+    assert moved in (run / "train.log").read_text()
+
+
+def test_an_attempt_that_loads_from_its_own_folder_can_be_started_again(tmp_path):
+    """It moves what it loads from to attempts/, and may be stopped before it has saved."""
+    from parallel import train
+    from parallel.spec import resolve
+
+    run = tmp_path / "run"
+    a_stopped_run(run, resolve(("test", {"save_interval": 2})), artifacts.FAILED)
+    spec = resolve(("test", {"save_interval": 2, "lr": 1e-2, "load": str(run)}))
+    for _ in range(3):
+        folder = RunFolder(run)
+        about = {"run": "ddp", "spec": spec.settings(), "profiler": None, "started_utc": "now"}
+        found = saved.candidates(train.begin(spec, about, folder))
+        assert found == [run / "attempts" / "1" / "checkpoints" / saved.name_of(2)]
+        folder.close()
+
+
+def test_a_checkpoint_of_the_last_step_leaves_nothing_to_train(tmp_path):
+    from models.errors import UsageError
+    from parallel import train
+    from parallel.spec import resolve
+
+    (tmp_path / "ck" / saved.name_of(20)).mkdir(parents=True)
+    spec = resolve(("test", {"load": str(tmp_path / "ck"), "steps": 20}))
+    with pytest.raises(UsageError, match="step-00000020 is the state after all of the run's 20"):
+        train.begin(spec, {"run": "ddp"}, RunFolder(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_line_cut_short_by_a_kill_is_taken_away_before_the_next(tmp_path):

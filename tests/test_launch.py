@@ -1,9 +1,15 @@
 """Rank and rendezvous under each launcher, from the environment it sets."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 from models.errors import UsageError
+from parallel import launch
 from parallel.launch import Launch, detect, rendezvous_environment
+from tests.conftest import ROOT
 
 SRUN = {
     "SLURM_PROCID": "5",
@@ -50,3 +56,42 @@ def test_two_jobs_on_a_node_do_not_meet():
         if (env := SRUN | {"SLURM_JOB_ID": str(job)})
     }
     assert len(ports) == 50
+
+
+def test_a_rank_ends_with_its_launcher(tmp_path):
+    """SIGKILL of the launcher; the rank hears SIGTERM and knows why."""
+    rank = (
+        "import signal, sys, time\n"
+        "from parallel import launch\n"
+        "def heard(*_):\n"
+        "    print(launch.whose('SIGTERM'), flush=True)\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, heard)\n"
+        "launch.end_with_launcher(launch.Launch(0, 2, 0, 2, sys.argv[1]))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(4)\n"
+        "print('lives on', flush=True)\n"
+    )
+    launcher = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
+
+    def ends_how(started_by: str) -> list[str]:
+        command = [sys.executable, "-c", launcher, "-c", rank, started_by]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline() == "ready\n"
+            process.kill()
+            return [f"process {process.pid}", process.stdout.read()]
+
+    pid, said = ends_how("torchrun")
+    assert said == f"SIGTERM: the launcher ({pid}) is gone\n"
+    assert ends_how("none")[1] == "lives on\n"  # a shell may end before what it has started
+
+
+def test_torchrun_is_told_why_once(tmp_path):
+    error = tmp_path / "error.json"
+    environment = {"TORCHELASTIC_ERROR_FILE": str(error)}
+    launch.tell_torchrun("not under torchrun", environment=environment)
+    assert not error.exists()
+    environment["TORCHELASTIC_RUN_ID"] = "1"
+    for line in ("the first reason", "a consequence"):
+        launch.tell_torchrun(line, environment=environment)
+    assert json.loads(error.read_text())["message"] == "the first reason"

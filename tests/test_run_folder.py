@@ -1,12 +1,18 @@
 """The run folder: what the one writer writes the one reader reads, whole or not at all."""
 
+import errno
 import json
+import os
+import platform
+import subprocess
+import sys
 
 import pytest
 
 from models.errors import UsageError
-from parallel import artifacts
-from parallel.artifacts import RunFolder, find_runs, read_run
+from parallel import artifacts, train
+from parallel import facts as parallel_facts
+from parallel.artifacts import RunFolder, find_runs, read_run, read_status
 from tests.fixture_runs import facts, write
 
 FACTS = {"run": "ddp"}
@@ -36,7 +42,7 @@ def test_what_is_written_is_read_back_to_the_last_digit(tmp_path):
     run = read_run(tmp_path / "run")
     assert (run.state, run.name, run.steps) == ("complete", "ddp", rows)
     assert run.metrics["schema_version"] == "2.0"
-    assert (tmp_path / "run" / "train.log").read_text() == "a line\n"
+    assert (tmp_path / "run" / "train.log").read_text() == "a line\nRUN_COMPLETE\n"
 
 
 def test_partial_results_stay_and_are_labelled(tmp_path):
@@ -49,6 +55,165 @@ def test_partial_results_stay_and_are_labelled(tmp_path):
     run = read_run(tmp_path / "run")
     assert (run.state, run.reason) == ("failed", "RuntimeError: peer gone (rank 1)")
     assert len(run.steps) == 1 and not (tmp_path / "run" / "RUN_COMPLETE.txt").exists()
+
+
+def begun(path, facts: dict = FACTS):
+    """A folder whose writer was stopped, and where it put the attempt before."""
+    folder = RunFolder(path)
+    aside = folder.begin(facts)
+    folder.close()
+    return aside
+
+
+def tree(folder) -> dict:
+    """Every file below a folder and what is in it."""
+    return {str(p): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
+
+
+def put(folder, *names: str, text: str = "mine") -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    "what", ["home", "repository", "study", "another tool's run", "photos", "link", "file"]
+)
+def test_a_folder_that_no_run_wrote_is_refused_and_left_as_it_is(tmp_path, what, capsys):
+    mine = tmp_path / "mine"
+    put(mine, "thesis.tex", "train.log", "checkpoints/epoch-1.pt")
+    if what == "repository":
+        put(mine, ".git/HEAD", ".venv/bin/python", "attempts/1/x")
+    elif what == "study":
+        mine = tmp_path / "study"
+        begun(mine / "ddp")
+    elif what == "another tool's run":
+        put(mine, "run.json", text='{"run": "mine", "model": "gpt", "state": "finished"}')
+        put(mine, "status.json", text='{"state": "complete"}')
+    elif what == "photos":
+        mine = tmp_path / "photos"
+        put(mine, "2024.jpg", "1.2.png")
+    out = mine
+    if what == "link":
+        out = tmp_path / "link"
+        out.symlink_to(mine)
+    elif what == "file":
+        out = mine / "thesis.tex"
+    before = tree(tmp_path)
+    with pytest.raises(UsageError):
+        RunFolder(out).begin(FACTS)
+    assert train.main(["--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"parallel.train: {out} is ") and said.count("\n") == 1
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("out", ["", " "])
+def test_an_empty_name_is_no_folder(out, capsys):
+    with pytest.raises(SystemExit) as end:
+        train.main([f"--out={out}"])
+    assert end.value.code == 2 and "argument --out: is empty" in capsys.readouterr().err
+
+
+def test_what_somebody_put_into_a_run_folder_stays_where_it_is(tmp_path):
+    run = tmp_path / "run"
+    begun(run)
+    put(run, "notes.txt", "export/model.safetensors", "4711.out", "attempts/9/run.json")
+    aside = begun(run)
+    assert aside == run / "attempts" / "10"
+    assert {p.name for p in aside.iterdir()} == {
+        "run.json",
+        "status.json",
+        "train.log",
+        "steps.csv",
+    }
+    assert (run / "notes.txt").exists() and (run / "export" / "model.safetensors").exists()
+
+
+def test_a_run_folder_has_one_writer(tmp_path):
+    run = tmp_path / "run"
+    first = RunFolder(run)
+    first.begin(FACTS)
+    first.step(row(1))
+    before = tree(run)
+    us = f"is being written by process {os.getpid()} on {platform.node()} since 20"
+    for second in (lambda: RunFolder(run).begin(FACTS), lambda: RunFolder(run).set_aside()):
+        with pytest.raises(UsageError, match=us):
+            second()
+    RunFolder(run).fail("exit status 2", rank=-1)  # who started the second one says so
+    assert tree(run) == before and RunFolder(run).is_written()
+    first.complete({"schema_version": "2.0"}, "RUN_COMPLETE")
+    assert not RunFolder(run).is_written()
+    assert begun(run) == run / "attempts" / "1"
+
+
+def test_a_writer_is_found_by_its_process_where_there_are_no_locks(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(artifacts.fcntl, "flock", no_locks)
+    run = tmp_path / "run"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        begun(run)
+        start = artifacts._process_start(other.pid)
+        status = read_status(run) | {"pid": other.pid, "process_start": start}
+        artifacts.write_json(run / "status.json", status)
+        assert read_run(run).state == "running"
+        with pytest.raises(UsageError, match=f"is being written by process {other.pid} on"):
+            RunFolder(run).begin(FACTS)
+        artifacts.write_json(run / "status.json", status | {"process_start": start - 1})
+        assert read_run(run).state == "failed"  # the number was given again
+        artifacts.write_json(run / "status.json", status)
+        other.stdin.close()
+        while artifacts._process_start(other.pid) is not None:  # until it is a zombie
+            os.sched_yield()
+        run_ = read_run(run)
+        assert (run_.state, run_.reason[:19]) == ("failed", "the process is gone")
+        begun(run)
+
+
+def test_a_run_whose_last_lines_the_disk_did_not_take_is_not_complete(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(FACTS)
+    folder._steps.close()
+    folder._steps = open("/dev/full", "a", buffering=1)
+    folder.step(row(1))
+    with pytest.raises(OSError, match="No space left"):
+        folder.complete({"schema_version": "2.0"}, "RUN_COMPLETE")
+    run = read_run(tmp_path / "run")
+    assert run.state == "failed" and "No space left" in run.reason
+    names = os.listdir(run.path)
+    assert "RUN_COMPLETE.txt" not in names and "RUN_COMPLETE" not in "".join(
+        (run.path / name).read_text() for name in names
+    )
+
+
+def test_a_failure_is_written_where_a_full_disk_has_no_room_for_a_new_file(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(FACTS)
+
+    def full(path, text, mode=0):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(artifacts, "write_synced", full)
+    with pytest.raises(OSError, match="No space left"):
+        folder.complete({"schema_version": "2.0"}, "RUN_COMPLETE")
+    run = read_run(tmp_path / "run")
+    assert run.state == "failed" and "No space left" in run.reason
+
+
+def test_only_a_change_of_what_trains_makes_the_commit_dirty(tmp_path):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
+    put(tmp_path, "models/gpt.py", "parallel/train.py", "slurm/clusters.toml", "logs/plots/a.png")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *command], check=True)
+    put(tmp_path, "slurm/clusters.toml", "logs/plots/a.png", "models/new.txt", text="changed")
+    assert (
+        parallel_facts.git(tmp_path)["dirty"] is False
+        and len(parallel_facts.git(tmp_path)["commit"]) == 40
+    )
+    put(tmp_path, "models/gpt.py", text="changed")
+    assert parallel_facts.git(tmp_path)["dirty"] is True
 
 
 def test_a_second_attempt_moves_the_first_aside(tmp_path):
@@ -107,6 +272,11 @@ def test_damaged_or_missing_folders_are_named(tmp_path):
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(UsageError, match="run.json is damaged"):
         read_run(tmp_path)
+
+
+def test_what_is_no_number_is_null_in_json(tmp_path):
+    artifacts.write_json(tmp_path / "x.json", {"a": [float("nan"), {"b": float("inf")}]})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": [None, {"b": None}]}
 
 
 def test_json_is_replaced_whole(tmp_path):

@@ -1,11 +1,15 @@
 """The loop around an engine: what is logged when, validation, the profiler, the progress bar."""
 
 import json
+import math
 import os
 import pty
 import subprocess
 import sys
 
+import pytest
+
+from parallel import metrics
 from parallel.artifacts import read_run
 from tests.conftest import ROOT, run_module
 
@@ -44,12 +48,43 @@ def test_lines_validations_and_traces_come_when_asked_for(tokens, tmp_path):
     assert trace["traceEvents"]
 
 
-def test_a_loss_that_is_not_a_number_is_still_json(tokens, tmp_path):
+def test_a_run_that_ends_in_nan_has_failed(tokens, tmp_path):
     flags = ["--lr", "1e30", "--min-lr", "0", "--clip-grad", "0", "--steps", "4"]
     out = ["--data", str(tokens), "--out", str(tmp_path / "run")]
-    assert run_module("parallel.train", *SMALL, *flags, *out).returncode == 0
-    text = (tmp_path / "run" / "training_metrics.json").read_text()
-    assert json.loads(text, parse_constant=lambda name: 1 / 0)["epochs"]
+    done = run_module("parallel.train", *SMALL, *flags, *out)
+    run = read_run(tmp_path / "run")
+    first = next(s["step"] for s in run.steps if not math.isfinite(s["loss"]))
+    assert (run.state, run.reason) == ("failed", f"loss is nan since step {first}")
+    assert done.returncode == 1 and done.stderr == f"parallel.train: {run.reason}\n"
+    assert "RUN_COMPLETE" not in done.stdout and not (run.path / "RUN_COMPLETE.txt").exists()
+    assert len(run.steps) == 4
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("losses", "norm", "skipped", "validation", "verdict"),
+    [
+        ([2.0, 1.9, 1.8], 1.0, 0, 1.9, ""),
+        ([2.0, NAN, 1.8], 1.0, 0, 1.9, ""),  # it came back
+        ([2.0, NAN, NAN], 1.0, 0, 1.9, "loss is nan since step 2"),
+        ([2.0, 1.9, float("inf")], 1.0, 0, 1.9, "loss is inf since step 3"),
+        ([2.0, 1.9, NAN], 1.0, 1, 1.9, ""),  # fp16 skips it and lowers its scale
+        ([2.0, NAN, NAN], 1.0, 1, None, "loss is nan since step 2"),
+        ([2.0, 1.9, 1.8], NAN, 0, None, "gradient norm is nan at step 3, the last"),
+        ([2.0, 1.9, 1.8], NAN, 1, 1.9, ""),
+        ([2.0, 1.9, 1.8], float("inf"), 0, 1.9, ""),
+        ([2.0, 1.9, 1.8], None, 0, NAN, "validation loss is nan after step 3, the last"),
+    ],
+)
+def test_what_counts_as_an_end_in_nan(losses, norm, skipped, validation, verdict):
+    steps = [
+        {"step": n, "loss": loss, "grad_norm": norm, "skipped": skipped if n == 3 else 0}
+        for n, loss in enumerate(losses, start=1)
+    ]
+    validations = [] if validation is None else [(1, NAN), (3, validation)]
+    assert metrics.ended_in_nan(steps, validations) == verdict
 
 
 def test_a_terminal_gets_a_progress_bar_and_the_log_keeps_its_lines(tokens, tmp_path):
