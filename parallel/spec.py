@@ -7,12 +7,12 @@ Torch-free.
 
 import argparse
 import json
-import math
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from models.bounds import Bounds
 from models.config import GPTConfig, preset
 from models.errors import UsageError
 from models.files import parse_json
@@ -24,16 +24,25 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 KERNELS = ("auto", "te", "apex", "torch")
 PROFILE_MODES = ("none", "nvtx", "torch")
 
+# Far beyond any run, and such that nothing overflows, hangs or fills the memory before it is said.
+_RANKS, _STEPS = Bounds(1, 10**6), Bounds(1, 10**9)
+_MAYBE_STEPS = Bounds(0, 10**9)  # 0: never
+_SECONDS = Bounds(0, 30 * 86400, above=True)
+_RATE = Bounds(0, 100)
+
 
 def _flag(
     default: Any,
     help: str,
-    choices: tuple | None = None,
+    allowed: tuple[str, ...] | Bounds | None = None,
     kind: type | None = None,
     alias: str | None = None,
 ) -> Any:
-    """A dataclass field that is also a command-line flag; `kind` where the default is None."""
+    """A dataclass field that is also a command-line flag; `allowed` are the words to choose from,
+    or a number's bounds; `kind` where the default is None."""
+    bounds, choices = (allowed, None) if isinstance(allowed, Bounds) else (None, allowed)
     meta = {"help": help, "choices": choices, "kind": kind or type(default), "alias": alias}
+    meta["bounds"] = bounds
     return field(default=default, metadata=meta)
 
 
@@ -44,55 +53,75 @@ class RunSpec:
     engine: str = _flag("ddp", "what trains", tuple(ENGINES))
     # the model
     preset: str = _flag("tiny", "model sizes by name; the size flags below override them")
-    n_layer: int | None = _flag(None, "transformer blocks", kind=int)
-    hidden: int | None = _flag(None, "hidden size", kind=int)
-    n_head: int | None = _flag(None, "attention heads", kind=int)
-    ffn_hidden: int | None = _flag(None, "feed-forward size (4 x hidden)", kind=int)
-    vocab_size: int | None = _flag(None, "token ids; padded to a multiple of tp", kind=int)
-    max_seq_len: int | None = _flag(None, "learned positions", kind=int)
+    n_layer: int | None = _flag(None, "transformer blocks", Bounds(1, 10**4), int)
+    hidden: int | None = _flag(None, "hidden size", Bounds(1, 2**20), int)
+    n_head: int | None = _flag(None, "attention heads", Bounds(1, 2**16), int)
+    ffn_hidden: int | None = _flag(None, "feed-forward size (4 x hidden)", Bounds(0, 2**22), int)
+    vocab_size: int | None = _flag(
+        None, "token ids; padded to a multiple of tp", Bounds(1, 2**24), int
+    )
+    max_seq_len: int | None = _flag(None, "learned positions", Bounds(1, 2**24), int)
     implementation: str = _flag(
         "gpt", "whose model code: ours or Hugging Face's GPT-2", ("gpt", "hf")
     )
     # the split
-    gpus: int = _flag(1, "ranks, one per GPU; the launcher's world size where there is one")
-    tp: int = _flag(1, "tensor-parallel size")
-    pp: int = _flag(1, "pipeline-parallel size")
-    vpp: int = _flag(1, "model chunks per pipeline rank: above 1, interleaved 1F1B")
+    gpus: int = _flag(1, "ranks, one per GPU; the launcher's world size where there is one", _RANKS)
+    tp: int = _flag(1, "tensor-parallel size", _RANKS)
+    pp: int = _flag(1, "pipeline-parallel size", _RANKS)
+    vpp: int = _flag(
+        1, "model chunks per pipeline rank: above 1, interleaved 1F1B", Bounds(1, 10**4)
+    )
     sequence_parallel: bool = _flag(False, "split norms and residuals over tp ranks")
-    zero_stage: int = _flag(0, "ZeRO stage; 1 is megatron's distributed optimizer")
+    zero_stage: int = _flag(0, "ZeRO stage; 1 is megatron's distributed optimizer", Bounds(0, 3))
     offload: str = _flag("none", "keep in host memory: optimizer state, or all", OFFLOAD)
     recompute: str = _flag("none", "activations to drop and recompute", RECOMPUTE)
-    micro_batch: int = _flag(1, "sequences per micro-batch and dp rank")
-    global_batch: int | None = _flag(None, "sequences per optimizer step, all ranks", kind=int)
-    grad_accum: int | None = _flag(None, "micro-batches per step; or give global_batch", kind=int)
+    micro_batch: int = _flag(1, "sequences per micro-batch and dp rank", Bounds(1, 10**6))
+    global_batch: int | None = _flag(
+        None, "sequences per optimizer step, all ranks", Bounds(1, 2**24), int
+    )
+    grad_accum: int | None = _flag(
+        None, "micro-batches per step; or give global_batch", Bounds(1, 2**24), int
+    )
     # the training
-    seq_len: int | None = _flag(None, "tokens per sequence (the model's positions)", kind=int)
-    steps: int = _flag(20, "optimizer steps, never micro-steps", alias="--max-train-steps")
-    epochs: int | None = _flag(None, "train so many whole passes' worth instead", kind=int)
-    train_tokens: int | None = _flag(None, "a budget of tokens instead, all ranks", kind=int)
+    seq_len: int | None = _flag(
+        None, "tokens per sequence (the model's positions)", Bounds(1, 2**24), int
+    )
+    steps: int = _flag(20, "optimizer steps, never micro-steps", _STEPS, alias="--max-train-steps")
+    epochs: int | None = _flag(
+        None, "train so many whole passes' worth instead", Bounds(1, 10**6), int
+    )
+    train_tokens: int | None = _flag(
+        None, "a budget of tokens instead, all ranks", Bounds(1, 10**18), int
+    )
     enforce_global_batch_size: bool = _flag(
         False, "refuse a run whose batch is not the global_batch that was stated anywhere"
     )
     precision: str = _flag("fp32", "fp16 needs a GPU and scales the loss dynamically", PRECISIONS)
-    lr: float = _flag(3e-4, "peak learning rate")
-    min_lr: float = _flag(3e-5, "learning rate at the end of the cosine")
-    warmup_steps: int = _flag(0, "steps of linear warm-up to lr")
+    lr: float = _flag(3e-4, "peak learning rate", Bounds(0, 100, above=True))
+    min_lr: float = _flag(3e-5, "learning rate at the end of the cosine", _RATE)
+    warmup_steps: int = _flag(0, "steps of linear warm-up to lr", _MAYBE_STEPS)
     lr_schedule: str = _flag("cosine", "after the warm-up", ("cosine", "constant"))
-    weight_decay: float = _flag(0.1, "AdamW's, on matrices only: not on biases and norms")
-    beta1: float = _flag(0.9, "AdamW's first-moment decay")
-    beta2: float = _flag(0.95, "AdamW's second-moment decay")
-    adam_eps: float = _flag(1e-8, "AdamW's epsilon")
-    clip_grad: float = _flag(1.0, "largest gradient norm; 0 switches clipping off")
-    seed: int = _flag(1234, "of weights and data order")
+    weight_decay: float = _flag(0.1, "AdamW's, on matrices only: not on biases and norms", _RATE)
+    beta1: float = _flag(0.9, "AdamW's first-moment decay", Bounds(0, 1, below=True))
+    beta2: float = _flag(0.95, "AdamW's second-moment decay", Bounds(0, 1, below=True))
+    adam_eps: float = _flag(1e-8, "AdamW's epsilon", Bounds(0, 1))
+    clip_grad: float = _flag(
+        1.0, "largest gradient norm; 0 switches clipping off", Bounds(0, 10**9)
+    )
+    seed: int = _flag(1234, "of weights and data order", Bounds(0, 2**31 - 1))
     # the data
     data: str = _flag(
         "data/stdlib", "folder of token files, a nanoGPT .bin or a megatron .bin/.idx"
     )
-    eval_interval: int = _flag(0, "steps between validations; 0: once, at the end")
-    eval_steps: int = _flag(2, "global batches in a validation; 0: never validate")
+    eval_interval: int = _flag(0, "steps between validations; 0: once, at the end", _MAYBE_STEPS)
+    eval_steps: int = _flag(
+        2, "global batches in a validation; 0: never validate", Bounds(0, 10**6)
+    )
     # checkpoints
     save_interval: int = _flag(
-        0, "steps between checkpoints, and one at the end and at a signal; 0: save nothing"
+        0,
+        "steps between checkpoints, and one at the end and at a signal; 0: save nothing",
+        _MAYBE_STEPS,
     )
     save: str | None = _flag(None, "folder for them (default: <run folder>/checkpoints)", kind=str)
     load: str | None = _flag(
@@ -102,16 +131,18 @@ class RunSpec:
     )
     load_previous: bool = _flag(False, "where a checkpoint is damaged, take the one before")
     resume: bool = _flag(True, "go on where a stopped attempt of this run left a checkpoint")
-    keep_last: int = _flag(2, "newest checkpoints to keep; 0: all")
-    keep_every: int = _flag(0, "keep those whose step this divides, too; 0: none")
-    export_weights: int = _flag(0, "steps between bf16 weights-only exports; 0: none")
+    keep_last: int = _flag(2, "newest checkpoints to keep; 0: all", _MAYBE_STEPS)
+    keep_every: int = _flag(0, "keep those whose step this divides, too; 0: none", _MAYBE_STEPS)
+    export_weights: int = _flag(0, "steps between bf16 weights-only exports; 0: none", _MAYBE_STEPS)
     async_save: bool = _flag(False, "train on while a copy of the state is being written")
-    save_grace_s: float = _flag(25.0, "seconds from SIGTERM in which to save before giving up")
+    save_grace_s: float = _flag(
+        25.0, "seconds from SIGTERM in which to save before giving up", _SECONDS
+    )
     # the machine
     device: str = _flag("auto", "auto is cuda where there is one", ("auto", "cpu", "cuda"))
     kernels: str = _flag("auto", "auto: Transformer Engine, apex, PyTorch, in that order", KERNELS)
     compile: bool = _flag(False, "torch.compile the model (ddp; on CPU it needs a C++ compiler)")
-    threads: int = _flag(1, "CPU threads per rank")
+    threads: int = _flag(1, "CPU threads per rank", Bounds(1, 1024))
     deepspeed_config: str | None = _flag(None, "DeepSpeed JSON; other settings override", kind=str)
     profile_mode: str = _flag(
         "none", "nvtx: ranges for nsys; torch: ranges and a Chrome trace", PROFILE_MODES
@@ -119,13 +150,14 @@ class RunSpec:
     profile_steps: str = _flag("3-5", "the steps that torch's trace holds, FIRST-LAST or one")
     profile_ranks: str = _flag("0", "the ranks that write one: all, or numbers with commas")
     breakdown: bool = _flag(False, "where each rank's time goes, per iteration line (breakdown/)")
-    log_interval: int = _flag(1, "steps between iteration lines")
-    timeout_s: float = _flag(600.0, "seconds a collective may wait before the run fails")
+    log_interval: int = _flag(1, "steps between iteration lines", _STEPS)
+    timeout_s: float = _flag(600.0, "seconds a collective may wait before the run fails", _SECONDS)
     hang_s: float | None = _flag(
         None,
         "seconds without progress after which the run ends and names the rank that hangs"
         " (default: half of timeout_s)",
-        kind=float,
+        _SECONDS,
+        float,
     )
 
     @cached_property
@@ -198,25 +230,13 @@ class RunSpec:
 
     def problems(self) -> list[str]:
         """Every reason this run cannot start, with the numbers."""
+        if found := [
+            bad for f in fields(self) if (bad := out_of_bounds(f.name, getattr(self, f.name)))
+        ]:
+            return found  # a model or a layout of such sizes is not looked at
         found = self.layout.problems(self.model, self.seq_len) + inabilities(self)
         if self.precision == "fp16" and self.device == "cpu":
             found.append("fp16 needs a GPU; on CPU use fp32 or bf16")
-        for name in ("steps", "epochs", "train_tokens", "seq_len", "log_interval", "threads"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                found.append(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in (
-            *("warmup_steps", "weight_decay", "clip_grad", "min_lr", "adam_eps"),
-            *("eval_interval", "eval_steps"),
-            *("save_interval", "keep_last", "keep_every", "export_weights"),
-        ):
-            if not 0 <= getattr(self, name) < math.inf:
-                found.append(f"{name} must be 0 or more, but is {getattr(self, name)}")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                found.append(f"{name} must be at least 0 and below 1, but is {getattr(self, name)}")
-        for name in ("lr", "timeout_s", "save_grace_s", "hang_after_s"):
-            if not 0 < getattr(self, name) < math.inf:
-                found.append(f"{name} must be positive, not {getattr(self, name)}")
         if self.export_weights and not self.save_interval:
             found.append("export_weights are taken from checkpoints: give save_interval too")
         if self.export_weights and self.save_interval and self.export_weights % self.save_interval:
@@ -282,11 +302,18 @@ def _kind_of(name: str) -> type:
     return RunSpec.__dataclass_fields__[name].metadata["kind"]
 
 
+def out_of_bounds(name: str, value: Any) -> str:
+    """What is wrong with a setting's number, with its bounds; empty where nothing is."""
+    bounds = RunSpec.__dataclass_fields__[name].metadata["bounds"]
+    return "" if bounds is None or value is None else bounds.problem(name, value)
+
+
 def check_setting(name: str, value: Any, source: str) -> Any:
     """`value` in the setting's type.
 
     Raises:
-        UsageError: no such setting, or not its type or one of its choices; it names the source.
+        UsageError: no such setting, or not its type, one of its choices or within its bounds; it
+            names the source.
     """
     if name not in RunSpec.__dataclass_fields__:
         known = ", ".join(f.name for f in fields(RunSpec))
@@ -301,6 +328,10 @@ def check_setting(name: str, value: Any, source: str) -> Any:
         raise UsageError(f"{source}: {name} must be a {kind.__name__}, not {value!r}")
     if choices and value not in choices:
         raise UsageError(f"{source}: {name} must be one of {', '.join(choices)}, not {value!r}")
+    if kind is str and "\0" in value:
+        raise UsageError(f"{source}: {name} cannot hold a zero byte: {value!r}")
+    if problem := out_of_bounds(name, value):
+        raise UsageError(f"{source}: {problem}")
     return value
 
 

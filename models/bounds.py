@@ -1,0 +1,44 @@
+"""The numbers that a user may give: a range is stated where the setting is, and checked here."""
+
+import argparse
+from dataclasses import dataclass
+
+from models.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """From `least` to `most`, both allowed; `above` and `below` take the ends away."""
+
+    least: float
+    most: float
+    above: bool = False
+    below: bool = False
+
+    def problem(self, name: str, value: float) -> str:
+        """What is wrong with the value, with the bounds; empty when it is within (NaN never is)."""
+        within = self.least < value if self.above else self.least <= value
+        if within and (value < self.most if self.below else value <= self.most):
+            return ""
+        least = f"above {self.least:g}" if self.above else f"at least {_plain(self.least)}"
+        most = f"below {self.most:g}" if self.below else f"at most {_plain(self.most)}"
+        return f"{name} must be {least} and {most}, not {_plain(value)}"
+
+
+def _plain(value: float) -> str:
+    text = str(value)
+    return text if len(text) <= 24 else f"{text[:12]}... ({len(text)} digits)"
+
+
+def check_flags(arguments: argparse.Namespace, **bounds: tuple[float, float] | Bounds) -> None:
+    """Refuse a flag's number out of its bounds; None, a flag that was not given, is not looked at.
+
+    Raises:
+        UsageError: it names the flag, the bounds and the number.
+    """
+    for name, given in bounds.items():
+        value = getattr(arguments, name)
+        allowed = given if isinstance(given, Bounds) else Bounds(*given)
+        flag = "--" + name.replace("_", "-")
+        if value is not None and (problem := allowed.problem(flag, value)):
+            raise UsageError(problem)
