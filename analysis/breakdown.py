@@ -26,6 +26,7 @@ from typing import Any
 if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from analysis.load import chosen, distinct
 from analysis.records import Record
 from analysis.tables import FORMATS, Column, Table, emphasise
 from models.errors import UsageError, command_line
@@ -51,10 +52,11 @@ class Breakdown:
     ranks: dict[int, dict[str, float | None]]
     steps: int
     notes: list[str] = field(default_factory=list)
+    shown: str = ""  # the run's name, with folders where others have it, too
 
     @property
     def name(self) -> str:
-        return self.run.name
+        return self.shown or self.run.name
 
     @property
     def whole(self) -> bool:
@@ -291,20 +293,24 @@ def losses(found: list[Breakdown], baseline: str | None, scaling: str) -> Table:
     Raises:
         UsageError: no breakdown of a run called `baseline`.
     """
-    from analysis.scaling import differences, speedup
+    from analysis.scaling import above_linear, differences, speedup
 
-    if baseline and baseline not in {one.name for one in found}:
-        known = ", ".join(one.name for one in found)
-        raise UsageError(f"no breakdown of a run called {baseline!r}; there are: {known}")
+    named = None
+    if baseline:
+        runs = [(one.name, one.run.name, one.run.path) for one in found]
+        named = found[chosen(baseline, runs)]
     rows, notes = [], []
     names: list[str] = []
     for one in found:
         wanted = baseline or one.run.facts.get("baseline")
-        base = next((b for b in found if b.name == wanted and _same_place(one, b, baseline)), None)
-        if base is one:
+        fits = [named] if named else [b for b in found if _is_baseline(b, one)]
+        base = fits[0] if fits else None
+        if base is one and len(fits) == 1:
             continue
         why = ""
-        if base is None:
+        if len(fits) > 1:
+            why = f"the baseline {wanted} fits {', '.join(fit.name for fit in fits)}"
+        elif base is None:
             why = f"no breakdown of the baseline {wanted}" if wanted else "no baseline (--baseline)"
         elif not (one.whole and base.whole):
             why = "needs every rank"
@@ -322,6 +328,8 @@ def losses(found: list[Breakdown], baseline: str | None, scaling: str) -> Table:
             one.step_s, one.spec.gpus, base.step_s, base.spec.gpus, scaling=scaling
         )
         names = list(shares)
+        if odd := above_linear(efficiency, one.spec.gpus / base.spec.gpus):
+            notes.append(f"{one.name}: {odd}")
         rows.append(
             {"run": one.name, "gpus": one.spec.gpus, "efficiency": efficiency}
             | {"lost": 1 - efficiency, "baseline": base.name}
@@ -358,12 +366,16 @@ def report(
             where = ", ".join(map(str, paths))
             problems = [f"{where}: none of {len(problems)} runs has a breakdown (--breakdown)"]
         raise UsageError("; ".join(problems))
+    shown = distinct([one.run.name for one in found], [one.run.path for one in found])
+    for one, name in zip(found, shown, strict=True):
+        one.shown = name
     return [times(found), messages(found), losses(found, baseline, scaling)], problems
 
 
-def _same_place(one: Breakdown, base: Breakdown, named: str | None) -> bool:
+def _is_baseline(base: Breakdown, one: Breakdown) -> bool:
     """A baseline that the run itself names is its own study's, beside it."""
-    return bool(named) or one.run.path.parent == base.run.path.parent
+    beside = one.run.path.parent == base.run.path.parent
+    return beside and base.run.name == one.run.facts.get("baseline")
 
 
 @command_line("analysis.breakdown")
@@ -375,7 +387,7 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run folder or study")
-    parser.add_argument("--baseline", metavar="NAME", help="default: the one each run.json names")
+    parser.add_argument("--baseline", metavar="NAME", help="or its path; default: the one each run.json names")
     parser.add_argument("--scaling", choices=("strong", "weak"), default="strong")
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)

@@ -12,14 +12,16 @@ verified), 2 when nothing could be read.
 import argparse
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from analysis.load import chosen, distinct
 from analysis.tables import FORMATS, Column, Table, emphasise
 from models.errors import UsageError, command_line
 from parallel.artifacts import COMPLETE, Run, find_runs, read_run
@@ -140,18 +142,27 @@ def _difference(mine: float, theirs: float, relative: bool) -> float:
     return difference
 
 
-def verify(runs: Iterable[Run], baseline: str | None = None) -> dict[Path, Parity]:
+def verify(runs: Iterable[Run], baseline: Path | None = None) -> dict[Path, Parity]:
     """Every run beside the baseline of its own study in the same folder, by folder.
 
-    `baseline` names the run to compare with; without it, the one that each run.json names.
+    `baseline` is the folder of the run to compare with; without it, each run.json names its own.
     """
     runs = list(runs)
-    named = {(run.path.parent, run.facts.get("study"), run.name): run for run in runs}
-    found = {}
+    named: dict[tuple, list[Run]] = defaultdict(list)
     for run in runs:
-        wanted = baseline or run.facts.get("baseline")
-        of = named.get((run.path.parent, run.facts.get("study"), wanted))
-        found[run.path] = compare(run, of)
+        named[run.path.parent, run.facts.get("study"), run.name].append(run)
+    shown = distinct([run.name for run in runs], [run.path for run in runs])
+    found = {}
+    for run, name in zip(runs, shown, strict=True):
+        if baseline is not None:
+            fits = [one for one in runs if one.path == baseline]
+        else:
+            fits = named[run.path.parent, run.facts.get("study"), run.facts.get("baseline")]
+        one = compare(run, fits[0] if fits else None)
+        if len(fits) > 1 and run.state == COMPLETE:
+            where = ", ".join(str(fit.path) for fit in fits)
+            one = Parity(name, f"not verified: the baseline is one of {where}", len(run.steps))
+        found[run.path] = replace(one, run=name)
     return found
 
 
@@ -185,7 +196,7 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run folder or study")
-    parser.add_argument("--baseline", metavar="NAME", help="the run to compare with")
+    parser.add_argument("--baseline", metavar="NAME", help="the run to compare with; or its path")
     parser.add_argument("--check", action="store_true", help="exit 1 when one is not verified too")
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
@@ -197,12 +208,14 @@ def main(argv: list[str] | None = None) -> int:
             damaged.append(str(error))
     if not runs:
         raise UsageError("; ".join(damaged))
-    if arguments.baseline and arguments.baseline not in {run.name for run in runs}:
-        known = ", ".join(run.name for run in runs)
-        raise UsageError(f"no run called {arguments.baseline!r}; there are: {known}")
+    base = None
+    if arguments.baseline:
+        shown = distinct([run.name for run in runs], [run.path for run in runs])
+        names = [(name, run.name, run.path) for name, run in zip(shown, runs, strict=True)]
+        base = runs[chosen(arguments.baseline, names)]
     for line in damaged:
         print(f"analysis.parity: {line}", file=sys.stderr)
-    parities = list(verify(runs, arguments.baseline).values())
+    parities = list(verify(runs, base and base.path).values())
     baselines = {arguments.baseline or run.facts.get("baseline") for run in runs} - {None}
     text = table(parities, ", ".join(sorted(baselines))).render(arguments.format)
     print(emphasise(text) if arguments.format == "text" else text, end="")

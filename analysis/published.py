@@ -268,7 +268,7 @@ def big_purple() -> Table:
                 "speedup": faster,
                 "efficiency": efficiency,
                 "wall_speedup": base.number("wall_s") / row.number("wall_s"),
-                "serial": scaling.karp_flatt(faster, gpus / base.number("gpus")),
+                "serial": scaling.serial_share(faster, gpus / base.number("gpus")),
                 "step_s": measured,
                 "predicted_s": predicted,
                 "predicted_error": beside.error(predicted, measured),
@@ -398,7 +398,7 @@ def epoch_speedups() -> Table:
                 "slowest_s": slowest,
                 "speedup": alone / slowest,
                 "efficiency": alone / slowest / gpus,
-                "serial": scaling.karp_flatt(alone / slowest, gpus),
+                "serial": scaling.serial_share(alone / slowest, gpus),
             }
         )
     columns = [

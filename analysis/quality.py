@@ -109,6 +109,12 @@ def judge(record: Record, time: Steady | None = None) -> Judgement:
     return judgement
 
 
+def unfinished(record: Record) -> str:
+    """How a run ended that did not complete, or ""; a log that tells no end is not held to one."""
+    ended = _verdict(record)
+    return "" if ended.verdict in ("complete", "end unknown") else ended.verdict
+
+
 def _verdict(record: Record) -> Judgement:
     failure, state = record.failure, record.extra.get("state")
     n, planned = len(record.step_s), record.planned_steps

@@ -27,6 +27,7 @@ from models.errors import UsageError, command_line
 
 # What must be equal for a ratio of two step times to say something about the split alone.
 FIXED = ("precision", "recompute", "commit", "gpu_type")
+NOISE = 0.05  # how far above 1 an efficiency may be by chance where no interval is known
 ANY_COMMIT = "runs of different commits are compared, too (--any-commit)"  # a table's note
 WORDS = {"seq_len": "sequence length", "global_batch": "global batch", "gpu_type": "processor"}
 
@@ -53,7 +54,7 @@ def differences(
     def compare(name: str, mine: object, theirs: object) -> None:
         if mine is not None and theirs is not None and mine != theirs:
             if name == "commit":
-                mine, theirs = str(mine)[:10], str(theirs)[:10]
+                mine, theirs = short_commit(mine), short_commit(theirs)
             found.append(f"{WORDS.get(name, name)} {mine} here, {theirs} in the baseline")
 
     for size in sorted(set(record.model) & set(baseline.model)):
@@ -70,6 +71,12 @@ def differences(
             continue
         compare(name, getattr(record, name), getattr(baseline, name))
     return found
+
+
+def short_commit(commit: object) -> str:
+    """Ten characters of a commit, and `+dirty` where files were changed since."""
+    name, plus, mark = str(commit).partition("+")
+    return name[:10] + plus + mark
 
 
 def batch_per_gpu(record: Record) -> float | None:
@@ -100,9 +107,66 @@ def karp_flatt(speedup: float, ratio: float) -> float | None:
     """The experimentally determined serial fraction, (1/S - 1/p) / (1 - 1/p), p = `ratio` > 1.
 
     Karp & Flatt 1990, "Measuring parallel processor performance". Growing with p: overhead grows.
-    Negative: the speedup is above linear.
+    Negative: the speedup is above linear. Above 1: there is none. Neither is a share of anything.
     """
     return None if ratio <= 1 else (1 / speedup - 1 / ratio) / (1 - 1 / ratio)
+
+
+def serial_share(speedup: float, ratio: float) -> float | None:
+    """`karp_flatt`, where it is a share (0 to 1); else None."""
+    share = karp_flatt(speedup, ratio)
+    return share if share is not None and 0 <= share <= 1 else None
+
+
+def above_linear(efficiency: float, ratio: float, lowest: float | None = None) -> str:
+    """What an efficiency well above 1 says on `ratio` times the baseline's GPUs, or "".
+
+    `lowest`: the least that the intervals or repeats of both sides allow, where that is known.
+    """
+    if efficiency <= 1 + NOISE or (lowest is not None and lowest <= 1):
+        return ""
+    if ratio == 1:
+        return (
+            f"{efficiency:.2f} times as fast as the baseline on as many GPUs: another split, or"
+            " the baseline shared its machine"
+        )
+    return (
+        f"superlinear: efficiency {efficiency:.2f} is above 1 (each GPU's part fits its caches or"
+        " memory better, or the baseline shared its machine)"
+    )
+
+
+def shared_cores(records: list[Record]) -> dict[str, str]:
+    """source -> which run ran on the same host's cores at the same time, for runs on CPU.
+
+    Only where both say when they began and ended and, together, have more threads than cores. A
+    job with cores of its own among them cannot be told from one without, so it is said as doubt.
+    """
+    from analysis.load import name_of
+
+    hosts: dict[str, list[tuple[str, str, int, int, Record]]] = defaultdict(list)
+    for record in records:
+        facts = record.extra.get("facts") or {}
+        host, spec = facts.get("host") or {}, facts.get("spec") or {}
+        began, ended = facts.get("started_utc"), record.extra.get("ended_utc")
+        ranks = host.get("ranks_per_node") or record.gpus
+        if began and ended and ranks and host.get("cores") and host.get("hostname"):
+            if not host.get("gpu"):
+                threads = ranks * (spec.get("threads") or 1)
+                told = (began, ended, threads, host["cores"], record)
+                hosts[host["hostname"]].append(told)
+    found: dict[str, str] = {}
+    for name, runs in hosts.items():
+        runs.sort(key=lambda run: run[:2])
+        for i, (_, ended, threads, cores, record) in enumerate(runs):
+            for began, _, others, cores_too, other in runs[i + 1 :]:
+                if began >= ended:
+                    break
+                if threads + others > max(cores, cores_too):
+                    for one, two in ((record, other), (other, record)):
+                        said = f"ran at the same time as {name_of(two)} on {name}"
+                        found.setdefault(one.source, f"{said}: they may have shared its cores")
+    return found
 
 
 def fit_amdahl(points: list[tuple[float, float]]) -> float | None:
@@ -152,7 +216,8 @@ def curve(
     """(one row per configuration, fitted serial share) of repeats at several sizes.
 
     Rows: run, gpus, n repeats, step_s (their median), spread ((slowest - fastest) / median),
-    speedup, efficiency, serial (Karp-Flatt). The baseline's own repeats are what it is against.
+    speedup, efficiency, serial (Karp-Flatt, where it is a share), note (why it is none, and what is
+    odd about the efficiency). The baseline's own repeats are what it is against.
     The fit is to the fastest configuration of each size: a law is about what the machine can do.
     """
     groups = defaultdict(list)
@@ -167,6 +232,9 @@ def curve(
         step_s = statistics.median(times)
         faster, efficiency = speedup(step_s, gpus, base, baseline.gpus, scaling)
         ratio = gpus / baseline.gpus
+        fastest = min(p.step_s for p in alike)
+        repeated = len(alike) > 1 or len(times) > 1
+        lowest = speedup(max(times), gpus, fastest, baseline.gpus, scaling)[1] if repeated else None
         rows.append(
             {
                 "run": repeats[0].name,
@@ -180,12 +248,22 @@ def curve(
                 "predicted_error": beside.error(repeats[0].predicted_s, step_s),
                 "speedup": faster,
                 "efficiency": efficiency,
-                "serial": karp_flatt(faster, ratio),
+                "serial": serial_share(faster, ratio),
+                "note": _note(karp_flatt(faster, ratio), efficiency, ratio, lowest),
             }
         )
         if ratio > 1:
             best[ratio] = max(faster, best.get(ratio, 0.0))
     return rows, (fit_amdahl if scaling == "strong" else fit_gustafson)(list(best.items()))
+
+
+def _note(share: float | None, efficiency: float, ratio: float, lowest: float | None) -> str:
+    said = above_linear(efficiency, ratio, lowest)
+    if share is not None and share > 1:
+        said = "no serial share, slower than the baseline on more GPUs"
+    elif share is not None and share < 0 and not said:
+        said = "no serial share, above linear by no more than noise"
+    return said
 
 
 def table(rows: list[dict[str, Any]], share: float | None, scaling: str, baseline: str) -> Table:
@@ -203,10 +281,15 @@ def table(rows: list[dict[str, Any]], share: float | None, scaling: str, baselin
     ]
     law = {"strong": "Amdahl", "weak": "Gustafson"}[scaling]
     notes = [f"{scaling} scaling against {baseline}; spread: (slowest - fastest) / median"]
-    if share is not None:
+    if share is not None and 0 <= share <= 1:
         notes.append(f"{law}'s law, at each size's fastest, fits a serial share of {share:.3f}")
-        if share < 0:
-            notes[-1] += ": above linear, which no serial share explains"
+    elif share is not None:
+        why = "above linear" if share < 0 else "slower than the baseline"
+        notes.append(f"{law}'s law, at each size's fastest, fits no serial share: {why}")
+    noted: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        noted[row["note"]].append(row["run"])
+    notes += [f"{note}: {', '.join(runs)}" for note, runs in noted.items() if note]
     return Table(columns, rows, notes=notes)
 
 
@@ -221,8 +304,8 @@ def report(
     Raises:
         UsageError: nothing could be read or timed, or there is no such baseline.
     """
-    from analysis.load import load, name_of
-    from analysis.quality import judge, timed
+    from analysis.load import called, load, name_of
+    from analysis.quality import judge, timed, unfinished
 
     window, rule = getattr(arguments, "window", None), getattr(arguments, "rule", "median")
     any_commit = getattr(arguments, "any_commit", False)
@@ -233,6 +316,8 @@ def report(
         time = timed(record, window, rule)
         if judge(record, time).unfit or record.oversubscribed:
             left_out.append(f"{name_of(record)}: {'; '.join(judge(record, time).flags)}")
+        elif why := unfinished(record):
+            left_out.append(f"{name_of(record)}: {why}")
         elif time is None or not time.step_s > 0 or not record.gpus:
             left_out.append(f"{name_of(record)}: no steady time or no number of GPUs")
         else:
@@ -242,22 +327,40 @@ def report(
             points.append((record, point))
     if not points:
         raise UsageError("; ".join(left_out))
-    wanted = [pair for pair in points if baseline in (pair[1].name, named(pair[0]))]
+    wanted = [pair for pair in points if baseline and called(baseline, pair[0])]
     if baseline and not wanted:
         raise UsageError(
             f"no timed run called {baseline!r}; there are: {', '.join(p.name for _, p in points)}"
         )
+    if len({point.configuration for _, point in wanted}) > 1:
+        names = ", ".join(point.name for _, point in wanted)
+        raise UsageError(f"--baseline {baseline} fits {names}; name one of these")
     base, start = min(wanted or points, key=lambda pair: pair[1].gpus)
     fair = []
     for record, point in points:
         if unfair := differences(record, base, scaling, any_commit):
             left_out.append(f"{point.name}: invalid comparison: {'; '.join(unfair)}")
         else:
-            fair.append(replace(point, name=named(record) or point.name))
-    rows, share = curve(fair, replace(start, name=named(base) or start.name), scaling)
-    shown = table(rows, share, scaling, f"{named(base) or name_of(base)} ({base.gpus} GPUs)")
+            fair.append((record, point))
+    # Repeats share their configuration's name, unless other configurations have it, too.
+    kinds: dict[str | None, set[tuple]] = defaultdict(set)
+    for record, point in fair:
+        kinds[named(record)].add(point.configuration)
+    fair_points = [
+        point if len(kinds[of := named(record)]) > 1 else replace(point, name=of or point.name)
+        for record, point in fair
+    ]
+    rows, share = curve(fair_points, start, scaling)
+    called_base = next(p.name for (r, _), p in zip(fair, fair_points, strict=True) if r is base)
+    shown = table(rows, share, scaling, f"{called_base} ({base.gpus} GPUs)")
+    beside_each_other = shared_cores([record for record, _ in fair])
+    shown.notes += [
+        f"{name_of(r)}: {beside_each_other[r.source]}"
+        for r, _ in fair
+        if r.source in beside_each_other
+    ]
     if predict:
-        pairs = [(point.configuration, point.predicted_s, point.step_s) for point in fair]
+        pairs = [(point.configuration, point.predicted_s, point.step_s) for _, point in fair]
         shown.notes += beside.notes(beside.source(predict), pairs)
     shown.notes += [ANY_COMMIT] * any_commit
     shown.notes += [f"left out: {line}" for line in left_out]
@@ -276,7 +379,9 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="log, run or folder")
-    parser.add_argument("--baseline", metavar="NAME", help="default: the run with fewest GPUs")
+    parser.add_argument(
+        "--baseline", metavar="NAME", help="a run, configuration or path; default: fewest GPUs"
+    )
     parser.add_argument("--scaling", choices=("strong", "weak"), default="strong")
     add_commit_flag(parser)
     add_time_flags(parser)

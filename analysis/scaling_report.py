@@ -26,11 +26,18 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from analysis import beside
-from analysis.load import load, name_of
+from analysis.load import called, load, name_of
 from analysis.quality import describe_rule, judge, timed
 from analysis.records import Record
 from analysis.repeats import spread_of
-from analysis.scaling import batch_per_gpu, configuration, differences, named, speedup
+from analysis.scaling import (
+    above_linear,
+    batch_per_gpu,
+    configuration,
+    differences,
+    named,
+    speedup,
+)
 from models.errors import UsageError, command_line
 from parallel.artifacts import utc_now, write_json
 
@@ -46,7 +53,8 @@ def gather(records: list[Record]) -> tuple[list[list[Timed]], list[str]]:
         time = timed(record)
         judgement = judge(record, time)
         if judgement.verdict != "complete":
-            left_out.append(f"{name_of(record)}: {judgement.verdict}: {judgement.proof}")
+            why = f"{judgement.verdict}: {judgement.proof}".rstrip(": ")
+            left_out.append(f"{name_of(record)}: {why}")
         elif judgement.unfit:
             left_out.append(f"{name_of(record)}: {'; '.join(judgement.flags)}")
         elif time is None or not time.step_s > 0 or not record.gpus:
@@ -79,7 +87,11 @@ def report(
     if not groups:
         raise UsageError("; ".join(left_out + refused) or "no run to compare")
     wanted = baseline or next((b for r in records if (b := r.extra.get("baseline"))), None)
-    base = next((g for g in groups if any(_called(r, wanted) for r, _ in g)), None)
+    fits = [g for g in groups if wanted and any(called(wanted, r) for r, _ in g)]
+    if len(fits) > 1:
+        names = ", ".join(name_of(r) for g in fits for r, _ in g)
+        raise UsageError(f"the baseline {wanted} fits {names}; name one of these with --baseline")
+    base = fits[0] if fits else None
     if base is None and baseline:
         known = ", ".join(str(named(g[0][0])) for g in groups)
         raise UsageError(f"no timed configuration called {baseline!r}; there are: {known}")
@@ -109,10 +121,6 @@ def report(
     }
 
 
-def _called(record: Record, name: str | None) -> bool:
-    return name is not None and name in (name_of(record), named(record))
-
-
 def _entry(group: list[Timed], base: list[Timed], kind: str) -> dict[str, Any]:
     record, start = group[0][0], base[0][0]
     times = [step_s for _, step_s in group]
@@ -139,11 +147,17 @@ def _entry(group: list[Timed], base: list[Timed], kind: str) -> dict[str, Any]:
         kind,
     )
     crowded = record.oversubscribed or start.oversubscribed
+    lowest = None
+    if len(times) > 1 or len(base) > 1:
+        fastest = min(step_s for _, step_s in base)
+        lowest = speedup(max(times), record.gpus, fastest, start.gpus, kind)[1]
+    odd = "" if crowded else above_linear(efficiency, record.gpus / start.gpus, lowest)
     return entry | {
         "speedup_vs_1gpu": faster if start.gpus == 1 else None,
         "speedup_vs_baseline": faster,
         "scaling_efficiency": None if crowded else efficiency,
         **({"no_efficiency": "oversubscribed: ranks share cores"} if crowded else {}),
+        **({"note": odd} if odd else {}),
     }
 
 

@@ -5,9 +5,9 @@
 Seconds per iteration are the median after the warm-up that is found in the data (--window states
 it instead, --rule seed takes the mean of everything). TFLOP/s per GPU are computed under the named
 FLOPs convention; what a log printed itself stands beside them and is never mixed in. A speedup is
-printed only where the fixed work and (unless --any-commit) the commit are the baseline's, an
-efficiency only where every rank had cores of its own, MFU only for a GPU whose peak is known. A run
-that failed keeps its row and its reason.
+printed only where both runs completed and the fixed work and (unless --any-commit) the commit are
+the baseline's, an efficiency only where every rank had cores of its own, MFU only for a GPU whose
+peak is known. A run that failed keeps its row and its reason.
 
 `--format json` prints one object per run; unknown is null. source, format, verdict and reasons;
 engine; steps and step_s_mean, _median, _min and _max over all logged steps; steady_step_s, steady_n
@@ -26,9 +26,17 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from analysis import beside, scaling
-from analysis.load import add_fact_flags, load, name_of
+from analysis.load import add_fact_flags, baseline_of, load, name_of, own_name
 from analysis.parity import verify
-from analysis.quality import SUMMARY, add_time_flags, describe_rule, judge, summary, timed
+from analysis.quality import (
+    SUMMARY,
+    add_time_flags,
+    describe_rule,
+    judge,
+    summary,
+    timed,
+    unfinished,
+)
 from analysis.readers.run_folder import oversubscribed
 from analysis.records import Record
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
@@ -99,20 +107,29 @@ def tflops_per_gpu(record: Record, step_s: float, convention: str) -> float | No
     return per_token * record.global_batch * record.seq_len / (step_s * record.gpus * 1e12)
 
 
-def _baseline_of(record: Record, records: list[Record], wanted: str | None) -> Record | None:
-    name = wanted or record.extra.get("baseline")
+def _baseline_of(record: Record, records: list[Record]) -> tuple[Record | None, str]:
+    """(the baseline that the run's own run.json names, "") or (None, why there is none)."""
+    wanted = record.extra.get("baseline")
     # One study may lie there twice, from two machines: the baseline is the run's neighbour.
-    beside = [r for r in records if Path(r.source).parent == Path(record.source).parent]
-    same_study = [r for r in beside if r.extra.get("study") == record.extra.get("study")]
-    return next((r for r in same_study if name and name_of(r) == name), None) or next(
-        (r for r in records if wanted and name_of(r) == wanted), None
-    )
+    fits = [
+        r
+        for r in records
+        if wanted
+        and own_name(r) == wanted
+        and Path(r.source).parent == Path(record.source).parent
+        and r.extra.get("study") == record.extra.get("study")
+    ]
+    if len(fits) > 1:
+        names = ", ".join(map(name_of, fits))
+        return None, f"no speedup: the baseline {wanted} fits {names} (--baseline names one)"
+    return (fits[0] if fits else None), ""
 
 
-def _parity(records: list[Record], baseline: str | None) -> dict[str, str]:
+def _parity(records: list[Record], baseline: Record | None) -> dict[str, str]:
     """source -> verdict, for the records that are run folders of ours."""
     runs = [read_run(Path(r.source)) for r in records if r.format == "run folder"]
-    return {str(path): p.verdict for path, p in verify(runs, baseline).items()}
+    of = None if baseline is None else Path(baseline.source)
+    return {str(path): p.verdict for path, p in verify(runs, of).items()}
 
 
 def rows(
@@ -125,20 +142,20 @@ def rows(
     any_commit: bool = False,
 ) -> list[dict[str, Any]]:
     """One dict per record: `quality.summary`'s facts and what the table adds to them."""
-    parity = _parity(records, baseline)
+    named = baseline_of(baseline, records) if baseline else None
+    parity = _parity(records, named)
     times = {id(r): timed(r, window, rule) for r in records}
-    return [
-        _row(
-            record,
-            times,
-            parity,
-            _baseline_of(record, records, baseline),
-            convention,
-            kind,
-            any_commit,
-        )
-        for record in records
-    ]
+    beside = scaling.shared_cores(records)
+    found = []
+    for record in records:
+        base, why = (named, "") if named else _baseline_of(record, records)
+        row = _row(record, times, parity, base, convention, kind, any_commit)
+        for said in (why, beside.get(record.source, "")):
+            if said:
+                row["notes"] = "; ".join(filter(None, (row["notes"], said)))
+                row["reasons"] = [*row["reasons"], said]
+        found.append(row)
+    return found
 
 
 def _row(
@@ -194,15 +211,25 @@ def _against(
         return None, None, ["no time: less than one whole second"]
     if not (record.gpus and baseline.gpus):
         return None, None, ["number of GPUs unknown"]
+    if why := unfinished(record):
+        return None, None, [f"no speedup: {why}"]
+    if why := unfinished(baseline):
+        return None, None, [f"no speedup: the baseline {name_of(baseline)} is {why}"]
     unfair = scaling.differences(record, baseline, kind, any_commit)
     if unfair:
         return None, None, ["invalid comparison: " + "; ".join(unfair)]
+    ratio = record.gpus / baseline.gpus
     faster, efficiency = scaling.speedup(time.step_s, record.gpus, base.step_s, baseline.gpus, kind)
     if record.oversubscribed:
         return faster, None, []
     if baseline.oversubscribed:
         return faster, None, ["the baseline is oversubscribed"]
-    return faster, efficiency, []
+    lowest = None
+    if time.ci95 and base.ci95:
+        ends = time.ci95[1], record.gpus, base.ci95[0], baseline.gpus
+        lowest = scaling.speedup(*ends, kind)[1]
+    why = scaling.above_linear(efficiency, ratio, lowest)
+    return faster, efficiency, [why] * bool(why)
 
 
 def table(
@@ -262,10 +289,9 @@ def report(
 
 
 def _check_baseline(records: list[Record], baseline: str | None) -> list[str]:
-    if baseline and baseline not in map(name_of, records):
-        known = ", ".join(map(name_of, records))
-        raise UsageError(f"no run called {baseline!r}; there are: {known}")
-    return sorted({baseline or r.extra.get("baseline") for r in records} - {None})
+    if baseline:
+        return [name_of(baseline_of(baseline, records))]
+    return sorted({r.extra.get("baseline") for r in records} - {None})
 
 
 def _provenance(
@@ -291,7 +317,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="log, run or folder")
     parser.add_argument("--convention", choices=tuple(CONVENTIONS), default=DEFAULT_CONVENTION)
-    parser.add_argument("--baseline", metavar="NAME", help="the run that speedups are against")
+    parser.add_argument(
+        "--baseline", metavar="NAME", help="the run that speedups are against; or its path"
+    )
     parser.add_argument("--scaling", choices=("strong", "weak"), default="strong")
     scaling.add_commit_flag(parser)
     add_time_flags(parser)

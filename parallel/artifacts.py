@@ -620,7 +620,7 @@ _FACTS: _Kinds = {
     "scheduler": {"job_id": str},
     "work": {},
 }
-_STATUS: _Kinds = {"": {"state": str, "reason": str, "host": str, "pid": 1}}
+_STATUS: _Kinds = {"": dict.fromkeys(("state", "reason", "host", "time_utc"), str) | {"pid": 1}}
 _METRICS: _Kinds = {"": {"epochs": list}, "hardware": {"world_size": 1}}
 _LARGEST = 2**53  # whole numbers below it are exact in every reader's arithmetic
 

@@ -9,7 +9,9 @@ from analysis.scaling import (
     fit_gustafson,
     karp_flatt,
     main,
+    report,
     speedup,
+    table,
 )
 from tests.fixture_runs import facts, write
 
@@ -70,3 +72,37 @@ def test_weak_scaling_wants_equal_work_per_gpu(tmp_path, capsys):
     assert "left out: ddp-dp4: invalid comparison: batch per GPU 8.0 here, 16.0" in out
     assert main([str(tmp_path)]) == 0
     assert "ddp-dp2: invalid comparison: global batch 32 here, 16" in capsys.readouterr().out
+
+
+def test_a_serial_share_lies_between_0_and_1_and_its_absence_has_a_reason(tmp_path):
+    times = {1: 1.0, 2: 0.4, 4: 1.5, 8: 0.1249}
+    points = [Point(f"dp{gpus}", gpus, step_s, (gpus,)) for gpus, step_s in times.items()]
+    rows, share = curve(points, points[0])
+    assert [row["serial"] for row in rows] == [None] * 4
+    assert [row["note"].split(":")[0] for row in rows] == [
+        "",
+        "superlinear",
+        "no serial share, slower than the baseline on more GPUs",
+        "no serial share, above linear by no more than noise",
+    ]
+    text = table(rows, share, "strong", "dp1").render()
+    assert "superlinear: efficiency 1.25 is above 1" in text and ": dp2\n" in text
+    for wrong in (2.98, -0.2):
+        assert "fits no serial share" in table(rows, wrong, "strong", "dp1").render()
+        assert f"{wrong:.3f}" not in table(rows, wrong, "strong", "dp1").render()
+
+
+def test_faster_on_as_many_gpus_is_no_scaling_and_repeats_say_what_is_noise():
+    slow, fast = Point("slow", 2, 1.0, ("a",)), Point("fast", 2, 0.395, ("b",))
+    note = curve([slow, fast], slow)[0][0]["note"]
+    assert note.startswith("2.53 times as fast as the baseline on as many GPUs")
+    spread = [Point("fast", 2, step_s, ("b",)) for step_s in (0.8, 0.9, 1.2)]
+    assert curve([slow, *spread], slow)[0][0]["note"] == ""
+
+
+def test_an_unfinished_run_is_no_point_of_a_curve(tmp_path):
+    write(tmp_path, facts("s", "ddp", engine="ddp"))
+    write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2), fail="SIGTERM (rank 0)")
+    shown = report([tmp_path])
+    assert [row["run"] for row in shown.rows] == ["ddp"]
+    assert shown.notes[-1] == "left out: ddp-dp2: cancelled"

@@ -211,3 +211,78 @@ def test_a_complete_run_without_all_its_rows_has_no_time_and_no_speedup(tmp_path
     )
     assert row["notes"] == "steps.csv has 11 of 20 steps; missing: 12-20"
     assert float(rows(capsys, tmp_path)["ddp-dp4"]["speedup"]) == pytest.approx(4)
+
+
+def test_an_unfinished_run_or_baseline_gives_no_speedup_and_says_why(tmp_path, capsys):
+    write(tmp_path / "a", facts("s", "ddp", engine="ddp"))
+    write(tmp_path / "a", facts("s", "ddp", engine="ddp", gpus=2), fail="SIGTERM (rank 0)")
+    row = rows(capsys, tmp_path / "a")["ddp-dp2"]
+    assert (row["speedup"], row["efficiency"]) == ("", "")
+    assert row["notes"].endswith("no speedup: cancelled")
+    write(tmp_path / "b", facts("s", "ddp", engine="ddp"), fail="SIGTERM (rank 0)")
+    write(tmp_path / "b", facts("s", "ddp", engine="ddp", gpus=2))
+    row = rows(capsys, tmp_path / "b")["ddp-dp2"]
+    assert (row["speedup"], row["notes"]) == ("", "no speedup: the baseline ddp is cancelled")
+
+
+def test_runs_that_ran_together_on_one_hosts_cores_say_so(tmp_path, capsys):
+    from datetime import UTC, datetime, timedelta
+
+    now = datetime.now(UTC)
+    for gpus, ago in ((1, 600), (2, 60)):
+        about = facts("s", "ddp", cores=2, engine="ddp", gpus=gpus)
+        about["host"]["hostname"] = "node1"
+        about["started_utc"] = (now - timedelta(seconds=ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        write(tmp_path, about, step_s=1.0 if gpus == 1 else 0.2)  # both end now
+    found = rows(capsys, tmp_path)
+    said = "ran at the same time as ddp on node1: they may have shared its cores"
+    assert said in found["ddp-dp2"]["notes"] and "as ddp-dp2 on node1" in found["ddp"]["notes"]
+    assert "superlinear: efficiency 2.50" in found["ddp-dp2"]["notes"]
+    alone = tmp_path / "ddp-dp2" / "run.json"  # a job with a host of its own
+    alone.write_text(alone.read_text().replace("node1", "node2"))
+    assert "at the same time" not in rows(capsys, tmp_path)["ddp-dp2"]["notes"]
+
+
+def test_a_changed_working_tree_is_told_from_its_commit(tmp_path, capsys):
+    write(tmp_path, facts("s", "ddp", engine="ddp"))
+    about = facts("s", "ddp", engine="ddp", gpus=2)
+    about["git"]["dirty"] = True
+    write(tmp_path, about)
+    notes = rows(capsys, tmp_path)["ddp-dp2"]["notes"]
+    assert notes == "invalid comparison: commit cccccccccc+dirty here, cccccccccc in the baseline"
+
+
+def test_runs_of_one_name_are_told_apart_and_a_baseline_that_fits_several_is_refused(
+    tmp_path, capsys
+):
+    from analysis import parity, quality, scaling, scaling_report
+
+    for folder in ("a", "b"):
+        write(tmp_path / folder, facts("s", "ddp", engine="ddp"))
+    write(tmp_path / "a", facts("s", "ddp", engine="ddp", gpus=2))
+    (tmp_path / "a" / "ddp").rename(tmp_path / "a" / "copy")
+    other = facts("s", "ddp", engine="ddp", micro_batch=2)
+    write(tmp_path / "c", other)
+    for command in (main, parity.main, quality.main):
+        assert command([str(tmp_path)]) == 0
+        said = capsys.readouterr().out
+        assert all(f" {n} " in f" {said}".replace("\n", " \n ") for n in ("b/ddp", "c/ddp"))
+        assert "ddp (a/copy)" in said
+    for command in (main, parity.main, scaling.main, scaling_report.main):
+        assert command([str(tmp_path), "--baseline", "ddp"]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and "fits" in said
+        assert "ddp (a/copy), b/ddp, c/ddp" in said
+    for named in ("b/ddp", str(tmp_path / "b" / "ddp")):
+        for command in (main, parity.main, scaling.main, scaling_report.main):
+            assert command([str(tmp_path), "--baseline", named]) == 0
+        assert capsys.readouterr().err == ""
+
+
+def test_a_studys_own_baseline_that_is_there_twice_gives_no_speedup(tmp_path, capsys):
+    write(tmp_path, facts("s", "ddp", engine="ddp"))
+    (tmp_path / "ddp").rename(tmp_path / "first")
+    write(tmp_path, facts("s", "ddp", engine="ddp"))
+    write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2))
+    row = rows(capsys, tmp_path)["ddp-dp2"]
+    assert row["speedup"] == "" and "the baseline ddp fits" in row["notes"]

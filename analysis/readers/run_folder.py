@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from analysis.records import Failure, Record
-from parallel.artifacts import COMPLETE, FAILED, PENDING, read_run, read_status
+from parallel.artifacts import COMPLETE, FAILED, PENDING, RUNNING, read_run, read_status
 
 FORMAT = "run folder"
 
@@ -36,7 +36,7 @@ def read(path: Path) -> Record:
         UsageError: no run.json, or a file that is damaged.
     """
     run = read_run(Path(path))
-    facts = run.facts
+    facts, status = run.facts, read_status(run.path)
     record = Record(source=str(path), format=FORMAT)
 
     def column(name: str) -> np.ndarray:
@@ -65,11 +65,12 @@ def read(path: Path) -> Record:
         "facts": facts,
         "metrics": run.metrics,
         "missing_steps": run.missing,
+        "ended_utc": status.get("time_utc") if run.state != RUNNING else None,
         # An empty cell is unknown; a NaN was the loss.
         "nan_iterations": sum(s["loss"] is not None and math.isnan(s["loss"]) for s in run.steps),
     }
     record.completed = run.state == COMPLETE
-    unseen = not (run.verdict or read_status(run.path).get("state") == FAILED)
+    unseen = not (run.verdict or status.get("state") == FAILED)
     unproven = run.verdict not in _VERDICTS and _UNPROVEN.fullmatch(run.reason)
     if run.state == FAILED and (unseen or unproven):
         record.notes.append(run.reason)  # nobody saw how it ended: how far it came is the verdict
