@@ -387,7 +387,9 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run folder or study")
-    parser.add_argument("--baseline", metavar="NAME", help="or its path; default: the one each run.json names")
+    parser.add_argument(
+        "--baseline", metavar="NAME", help="or its path; default: the one each run.json names"
+    )
     parser.add_argument("--scaling", choices=("strong", "weak"), default="strong")
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)

@@ -7,7 +7,9 @@
 With three repeats or more on both sides the unit is the run, and where a study ran them A B A B
 the pair of neighbours; with fewer it is a block of steady iterations within the runs, which cannot
 see what changes from one run to the next, and says so. The verdict is plain: B faster by x % +- y,
-slower, or within noise. Runs whose fixed work differs, or whose commit does (unless --any-commit),
+slower, or within noise. On another number of GPUs nothing is faster as such: the ratio of times and
+of GPU-seconds is given. What differs, what no log states and what makes the noise unknown (running
+averages) is said. Runs whose fixed work differs, or whose commit does (unless --any-commit),
 are not compared: exit 1. Exits 2 when nothing could be read.
 """
 
@@ -15,7 +17,7 @@ import argparse
 import math
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,19 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 
 import numpy as np
 
-from analysis.load import name_of
+from analysis.load import called, name_of
 from analysis.quality import add_time_flags, judge, no_timing, step_times, timed
 from analysis.records import Record
 from analysis.repeats import log_ratio
-from analysis.scaling import ANY_COMMIT, AXES, add_commit_flag, configuration, differences, named
+from analysis.scaling import (
+    ANY_COMMIT,
+    AXES,
+    add_commit_flag,
+    configuration,
+    differences,
+    named,
+    shared_cores,
+)
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
 from models.errors import UsageError, command_line
 from parallel.steady import Steady
@@ -40,18 +50,27 @@ FEW_REPEATS = 3  # below this many runs a side, blocks of iterations are resampl
 
 @dataclass(frozen=True)
 class Comparison:
-    """How much faster B is than A: time of A over time of B, less one, with a 95 % interval."""
+    """How much faster B is than A: time of A over time of B, less one, with a 95 % interval.
+
+    low, high: None where nothing says what noise is. gpus: A's and B's, where they differ: B's
+    gain is then no speed of the same machine, and `verdict` gives both times and GPU-seconds.
+    """
 
     gain: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     unit: str  # what was compared or resampled: "pairs of runs", "runs" or "blocks of iterations"
     n_a: int
     n_b: int
+    gpus: tuple[int, int] | None = None
 
     @property
     def verdict(self) -> str:
         """One plain sentence."""
+        if self.gpus is not None:
+            return self._on_other_gpus()
+        if self.low is None or self.high is None:
+            return f"B takes {1 / (1 + self.gain):.3f} of A's time; what of it is noise is unknown"
         if self.low <= 0 <= self.high:
             return (
                 f"within noise: B is {self.gain:+.1%} but could be"
@@ -61,9 +80,21 @@ class Comparison:
         half = (self.high - self.low) / 2
         return f"B is {word} by {abs(self.gain):.1%} ± {half:.1%}"
 
+    def _on_other_gpus(self) -> str:
+        a, b = self.gpus
+        said = f"on {b} GPUs instead of {a}, B takes {1 / (1 + self.gain):.3f} of A's time per step"
+        if self.low is None or self.high is None:
+            said += "; what of it is noise is unknown"
+        else:
+            said += f" ({1 / (1 + self.high):.3f} to {1 / (1 + self.low):.3f})"
+            said += ", within noise," * (self.low <= 0 <= self.high)
+        return f"{said} and {b / a / (1 + self.gain):.3f} of its GPU-seconds"
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data; `ratio` is the time of A over the time of B."""
-        ratio = {"ratio": 1 + self.gain, "ratio_ci95": [1 + self.low, 1 + self.high]}
+        known = None not in (self.low, self.high)
+        ci95 = [1 + self.low, 1 + self.high] if known else None
+        ratio = {"ratio": 1 + self.gain, "ratio_ci95": ci95}
         return vars(self) | ratio | {"verdict": self.verdict}
 
 
@@ -191,40 +222,120 @@ class Verdict:
     found: Comparison | None
     doubts: list[str]
     differ: list[str]  # the settings that tell B from A
+    values: list[str] = field(default_factory=list)  # the same with A's and B's values
 
     def lines(self) -> list[str]:
         """For a terminal."""
+        about = [f"A is {self.a}, B is {self.b}; they differ in: {', '.join(self.values)}"]
         if self.found is None:
             return self.doubts
         found = self.found
         what = found.unit.split()[0 if found.unit == "pairs of runs" else -1]
         counts = f"{found.n_a} and {found.n_b} {what}" if what != "pairs" else f"{found.n_a} pairs"
-        more = [f"A is {self.a}, B is {self.b}; they differ in: {', '.join(self.differ)}"]
-        return [f"{found.verdict} (95 %, {counts})", *more * bool(self.differ), *self.doubts]
+        sure = "" if found.low is None else "95 %, "
+        return [f"{found.verdict} ({sure}{counts})", *about * bool(self.differ), *self.doubts]
 
     def as_dict(self) -> dict[str, Any]:
         known = self.found.as_dict() if self.found else {"verdict": None}
-        return {"a": self.a, "b": self.b, "differ": self.differ, "doubts": self.doubts} | known
+        said = {"differ": self.differ, "values": self.values, "doubts": self.doubts}
+        return {"a": self.a, "b": self.b} | said | known
+
+
+# What decides a step's time, as far as a log may say it: Record's fields and their words.
+_FACTS = {name: name for name in AXES} | {
+    **{name: name for name in ("zero_stage", "precision", "recompute", "interval")},
+    "gpus": "GPUs",
+    "interval": "iterations per entry",
+}
+_WORK = {"gpus": "GPUs", "global_batch": "global batch", "seq_len": "sequence length"}
+_WORK |= {"precision": "precision"}
+
+
+def changes(a: Record, b: Record, settings: bool = True) -> dict[str, tuple[Any, Any]]:
+    """What both state and what differs -> (A's, B's value); `settings`: of run.json, too."""
+    found = {
+        name: (getattr(a, name), getattr(b, name))
+        for name in _FACTS
+        if None not in (getattr(a, name), getattr(b, name))
+    }
+    for name in ("model", "params"):
+        if name == "params" and a.model and b.model:
+            continue
+        mine, theirs = getattr(a, name), getattr(b, name)
+        found |= {name: (mine, theirs)} if mine and theirs else {}
+    specs = [(r.extra.get("facts") or {}).get("spec") or {} for r in (a, b)]
+    for name in specs[0] if settings else ():
+        if name in specs[1]:
+            found.setdefault(name, (specs[0][name], specs[1][name]))
+    return {name: pair for name, pair in found.items() if pair[0] != pair[1]}
 
 
 def judged(a: list[_Run], b: list[_Run], any_commit: bool = False) -> Verdict:
     """A beside B, if their work, machine and (unless `any_commit`) commit are the same."""
-    first, names = a[0][0], [named(side[0][0]) or side[0][0].source for side in (a, b)]
-    specs = [(side[0][0].extra.get("facts") or {}).get("spec") or {} for side in (a, b)]
-    differ = [k for k in specs[0] if k in specs[1] and specs[0][k] != specs[1][k]]
+    first, other = a[0][0], b[0][0]
+    names = [named(r) or name_of(r) for r in (first, other)]
+    if names[0] == names[1]:
+        names = [name_of(first), name_of(other)]
+    if names[0] == names[1]:
+        names = [first.source, other.source]
+    told = changes(first, other)
+    values = [f"{_FACTS.get(k, k)} {x} -> {y}" for k, (x, y) in told.items()]
+
+    def refused(why: str) -> Verdict:
+        return Verdict(*names, None, [why], list(told), values)
+
+    for name, side in zip("AB", (a, b), strict=True):
+        if mixed := list(dict.fromkeys(k for r, _ in side for k in changes(side[0][0], r, False))):
+            said = ", ".join(_FACTS.get(k, k) for k in mixed)
+            return refused(f"no comparison: {name}'s own {len(side)} runs differ in: {said}")
     unfair = dict.fromkeys(
         d for r, _ in (*a, *b) for d in differences(r, first, any_commit=any_commit)
     )
     if unfair:
-        return Verdict(*names, None, [f"invalid comparison: {'; '.join(unfair)}"], differ)
+        return refused(f"invalid comparison: {'; '.join(unfair)}")
     order = [[r.extra.get("repeat") for r, _ in side] for side in (a, b)]
     paired = order[0] == order[1] and None not in order[0] and len(set(order[0])) == len(a)
     found = compare([x for _, x in a], [x for _, x in b], paired=paired)
     if found is None:
-        return Verdict(
-            *names, None, ["no verdict: too few points on one side to say what noise is"], differ
-        )
+        return refused("no verdict: too few points on one side to say what noise is")
+    running = [name for name, r in zip("AB", (first, other), strict=True) if _running(r)]
+    if found.unit == "blocks of iterations" and running:
+        found = replace(found, low=None, high=None)
+    if "gpus" in told:
+        found = replace(found, gpus=told["gpus"])
+    return Verdict(*names, found, _doubts(a, b, found), list(told), values)
+
+
+def _running(record: Record) -> bool:
+    return bool(record.extra.get("running_average"))
+
+
+def _doubts(a: list[_Run], b: list[_Run], found: Comparison) -> list[str]:
+    """What a reader of a verdict must know besides."""
+    first, other = a[0][0], b[0][0]
     doubts = []
+    if found.gpus is not None:
+        tokens = [r.global_batch and r.seq_len and r.global_batch * r.seq_len for r, _ in (*a, *b)]
+        if None not in tokens and len(set(tokens)) == 1:
+            spent = [
+                r.gpus * float(np.median([np.median(x) for _, x in side])) / tokens[0]
+                for r, side in ((first, a), (other, b))
+            ]
+            doubts.append(f"GPU-seconds per token: A {spent[0]:.4g}, B {spent[1]:.4g}")
+        else:
+            doubts.append("GPU-seconds per token: - (no global batch or sequence length)")
+    open_ = [w for k, w in _WORK.items() if None in (getattr(first, k), getattr(other, k))]
+    open_ += ["model"] * (not (first.model or first.params) or not (other.model or other.params))
+    if open_:
+        doubts.append(f"not stated on both sides, so not compared: {', '.join(open_)}")
+    for name, record in (("A", first), ("B", other)):
+        if _running(record):
+            doubts.append(f"{name} prints running averages: their noise is not its iterations'")
+        elif record.interval > 1:
+            doubts.append(
+                f"{name}'s entries average {record.interval} iterations: the noise of one"
+                " iteration is larger"
+            )
     if found.unit == "blocks of iterations":
         doubts.append(
             "one or two runs a side: what changes from run to run is not in this interval"
@@ -232,9 +343,13 @@ def judged(a: list[_Run], b: list[_Run], any_commit: bool = False) -> Verdict:
     ends = {name_of(r): judge(r, None) for r, _ in (*a, *b)}
     if stopped := [f"{name}: {j.verdict}" for name, j in ends.items() if j.verdict != "complete"]:
         doubts.append(f"not complete, its steps are counted all the same: {', '.join(stopped)}")
+    if crowded := [name_of(r) for r, _ in (*a, *b) if r.oversubscribed]:
+        doubts.append(f"oversubscribed, more ranks than cores: {', '.join(crowded)}")
+    together = shared_cores([r for r, _ in (*a, *b)])
+    doubts += [f"{name_of(r)}: {together[r.source]}" for r, _ in (*a, *b) if r.source in together]
     if any(r.commit and r.commit.endswith("+dirty") for r, _ in (*a, *b)):
         doubts.append("run from a changed working tree: its commit does not say what ran")
-    return Verdict(*names, found, doubts, differ)
+    return doubts
 
 
 def against_baseline(runs: list[_Run], any_commit: bool = False) -> list[Verdict]:
@@ -243,17 +358,26 @@ def against_baseline(runs: list[_Run], any_commit: bool = False) -> list[Verdict
     Raises:
         UsageError: there is only one configuration.
     """
-    groups: dict[str, list[_Run]] = defaultdict(list)
+    kinds: dict[tuple, list[_Run]] = defaultdict(list)
     for record, x in sorted(runs, key=lambda run: run[0].extra.get("repeat") or 0):
-        groups[named(record) or record.source].append((record, x))
+        kinds[configuration(record)].append((record, x))
+    names = [named(side[0][0]) or name_of(side[0][0]) for side in kinds.values()]
+    groups = {
+        name if names.count(name) == 1 else name_of(side[0][0]): side
+        for name, side in zip(names, kinds.values(), strict=True)
+    }
     if len(groups) < 2:
         raise UsageError(f"two things are compared, but there is only {next(iter(groups))}")
-    wanted = runs[0][0].extra.get("baseline")
-    base = next(
-        (k for k, g in groups.items() if wanted in (k, *(r.extra.get("run") for r, _ in g))),
-        min(groups),
-    )
-    return [judged(groups[base], groups[k], any_commit) for k in sorted(groups) if k != base]
+    wanted = next((b for r, _ in runs if (b := r.extra.get("baseline"))), None)
+    fits = [k for k, g in groups.items() if wanted and any(called(wanted, r) for r, _ in g)]
+    if len(fits) > 1:
+        raise UsageError(f"the baseline {wanted} fits {', '.join(fits)}; give A and B")
+    base = fits[0] if fits else min(groups)
+    found = [judged(groups[base], groups[k], any_commit) for k in sorted(groups) if k != base]
+    if wanted and not fits:
+        missing = f"the study's baseline {wanted} has no time here: {base} stands in for it"
+        found = [replace(verdict, doubts=[*verdict.doubts, missing]) for verdict in found]
+    return found
 
 
 def table(verdicts: list[Verdict], any_commit: bool = False) -> Table:
@@ -261,7 +385,8 @@ def table(verdicts: list[Verdict], any_commit: bool = False) -> Table:
     rows = []
     for verdict in verdicts:
         found = verdict.found
-        low_high = (1 + found.low, 1 + found.high) if found else None
+        known = found is not None and found.low is not None
+        low_high = (1 + found.low, 1 + found.high) if known else None
         rows.append(
             {
                 "a": verdict.a,

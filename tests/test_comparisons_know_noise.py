@@ -1,9 +1,12 @@
 """A difference is claimed only when it is larger than what the same configuration varies by."""
 
+import json
+
 import numpy as np
 import pytest
 
-from analysis.compare import compare, main, spread
+from analysis.compare import compare, judged, main, spread
+from analysis.records import Record
 from tests.fixture_runs import facts, write
 
 
@@ -79,3 +82,67 @@ def test_the_table_of_repeats_groups_identical_configurations(tmp_path, capsys):
     write(tmp_path / "dead", facts("s", "ddp", engine="ddp", gpus=4), loss=[], fail="no port")
     assert main(["--repeats", str(tmp_path)]) == 0
     assert capsys.readouterr().out.endswith("left out: ddp-dp4: no step was timed\n")
+
+
+def log_of(name: str, gpus: int | None, step_s: float, **facts) -> tuple[Record, np.ndarray]:
+    """A run as a foreign log tells it, and its steady step times."""
+    noise = 1 + 0.001 * np.random.default_rng(len(name)).standard_normal(40)
+    record = Record(f"{name}.log", "a format", step_s=step_s * noise, gpus=gpus)
+    record.iteration = np.arange(1.0, 41)
+    for key, value in facts.items():
+        setattr(record, key, value)
+    return record, record.step_s
+
+
+def test_other_gpus_are_named_and_give_no_faster_by():
+    same = {"global_batch": 64, "seq_len": 1024, "precision": "bf16", "params": 1e9}
+    found = judged([log_of("a", 16, 2.048, **same)], [log_of("bb", 32, 1.0, **same)])
+    said = "\n".join(found.lines())
+    assert "faster" not in said
+    assert said.startswith("on 32 GPUs instead of 16, B takes 0.488 of A's time per step (0.48")
+    assert "and 0.977 of its GPU-seconds" in said and "they differ in: GPUs 16 -> 32" in said
+    assert "GPU-seconds per token: A 0.0005, B 0.000488" in said
+    assert found.as_dict()["ratio"] == pytest.approx(2.048, rel=1e-3)
+    unknown = judged([log_of("a", 16, 2.0)], [log_of("bb", 32, 1.0)]).doubts
+    assert "GPU-seconds per token: - (no global batch or sequence length)" in unknown
+    assert (
+        "not stated on both sides, so not compared: global batch, sequence length, precision, model"
+        in unknown
+    )
+    one_side = judged([log_of("a", 16, 2.0, **same)], [log_of("bb", None, 1.0, **same)])
+    assert "not stated on both sides, so not compared: GPUs" in one_side.doubts
+    equal = judged([log_of("a", 16, 2.0, **same)], [log_of("bb", 16, 1.0, **same)])
+    assert equal.found.verdict.startswith("B is faster by")
+
+
+def test_running_averages_have_no_interval_and_means_of_iterations_are_said():
+    same = {"global_batch": 64, "seq_len": 1024, "precision": "bf16", "params": 1e9}
+    a, b = log_of("a", 8, 1.1, **same), log_of("bb", 8, 1.0, **same, interval=100)
+    said = judged([a], [b])
+    assert any("B's entries average 100 iterations" in d for d in said.doubts)
+    assert "iterations per entry 1 -> 100" in said.values
+    a[0].extra["running_average"] = True
+    said = judged([a], [b])
+    assert (said.found.low, said.found.high) == (None, None)
+    assert said.lines()[0].startswith("B takes 0.909 of A's time; what of it is noise is unknown")
+    assert any("A prints running averages" in d for d in said.doubts)
+    assert said.as_dict()["ratio_ci95"] is None
+
+
+def test_a_side_is_one_configuration(tmp_path, capsys):
+    mixed = [log_of("a", 8, 1.0), log_of("aa", 16, 0.6)]
+    said = judged(mixed, [log_of("b", 8, 1.0)])
+    assert said.doubts == ["no comparison: A's own 2 runs differ in: GPUs"]
+    for folder, batch in (("a", 1), ("b", 2), ("c", 4)):  # three runs called ddp
+        write(tmp_path / folder, facts("s", None, engine="ddp", micro_batch=batch))
+    assert main([str(tmp_path), "--format", "json"]) == 0
+    pairs = [(row["a"], row["b"]) for row in json.loads(capsys.readouterr().out)]
+    assert pairs == [("a/ddp", "b/ddp"), ("a/ddp", "c/ddp")]
+
+
+def test_a_baseline_that_is_not_there_is_said(tmp_path, capsys):
+    write(tmp_path, facts("s", "gone", engine="ddp"))
+    write(tmp_path, facts("s", "gone", engine="ddp", recompute="full"))
+    assert main([str(tmp_path), "--format", "json"]) == 1
+    (said,) = json.loads(capsys.readouterr().out)
+    assert said["doubts"][-1].startswith("the study's baseline gone has no time here: ddp stands")
