@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from analysis.quality import timed
 from analysis.readers import _bars, read, read_all
 from analysis.readers._log import Log
 from analysis.readers._settings import from_name
@@ -73,10 +74,10 @@ FORMATS = {
     "lm-loss": (megatron(7).replace("lm loss", "lm-loss"), {"loss": 2.5}),
     "Megatron-DeepSpeed": (
         " iteration       10/  171661 | consumed samples:      2560 | consumed tokens:  5242880 |"
-        " elapsed time per iteration (ms): 810.1 | learning rate: 9.3E-08 | global batch size: 256"
+        " elapsed time per iteration (ms): 9501.9 | learning rate: 9.3E-08 | global batch size: 256"
         " |reserve_length:   256 | lm loss: 1.078335E+01 | samples per second: 26.942 |"
         " TFLOPs: 47.61 |\n",
-        {"iteration": 10, "step_s": 0.8101, "loss": 10.78335, "samples_per_s": 26.942}
+        {"iteration": 10, "step_s": 9.5019, "loss": 10.78335, "samples_per_s": 26.942}
         | {"tflops": 47.61},
     ),
     "Megatron-DeepSpeed key=value": (
@@ -246,6 +247,43 @@ def test_differences_of_a_cumulative_clock_are_step_times(log):
     assert record.step_stats()["mean"] == 0.1 and record.completed
 
 
+NO_NUMBERS = (
+    "nan", "-nan", "NaN", "nan(ind)", "-nan(ind)", "inf", "-inf", "Infinity", "1e400", "3.4E+38",
+    "1.5E-300", "1.5E+99", "99999999999999999999", "-1", "0", "..", "1.2.3", "x", "",
+)  # fmt: skip
+A_NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\w|\.\d)")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_whatever_stands_where_a_number_belongs_the_file_is_read_or_refused(log, kind):
+    line, _ = FORMATS[kind]
+    for number in A_NUMBER.finditer(line):
+        others = [line[: number.start()] + value + line[number.end() :] for value in NO_NUMBERS]
+        for text in (line + "".join(others), "".join(others) + line):
+            try:
+                timed(read(log(text)))
+            except Refusal as refusal:
+                assert "\n" not in str(refusal)
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+@pytest.mark.parametrize("field", ("lm loss: ", "grad norm: ", "loss scale: ", "(ms): ", "size: "))
+def test_one_value_that_is_no_number_takes_nothing_from_the_other_lines(log, field, value):
+    """Thousands at a time or one by one: the same, and only the one field is different."""
+    lines = [megatron(i, 1000.0 + i, loss=3.0 - i / 100) for i in range(1, 41)]
+    odd = re.sub(re.escape(field) + r" *\S+", field + value, lines[19])
+    together = read(log("".join([*lines[:19], odd, *lines[20:]])))
+    alone = read(log(odd, "alone.out")) if " (ms)" not in field else None
+    plain = read(log(RUN, "plain.out"))
+    others = np.isin(together.iteration, np.delete(np.arange(1, 41), 19))
+    assert others.sum() == 39
+    for name in ("step_s", "loss", "grad_norm"):
+        expected = np.delete(getattr(plain, name), 19)
+        np.testing.assert_array_equal(getattr(together, name)[others], expected)
+        if alone is not None and len(alone.iteration) and not others.all():
+            np.testing.assert_array_equal(getattr(together, name)[~others], getattr(alone, name))
+
+
 def test_a_lone_list_of_nemos_step_times_is_read(log):
     line = "{}: [NeMo I 2025-06-11 05:23:31 nemo_logging:393] train_step_timing in s: [{}]\n"
     record = read(log(line.format(0, "52.33, 39.9, x") + line.format(1, "52.33, 39.9, 35.75")))
@@ -312,20 +350,73 @@ def test_golden_values_leave_out_what_is_not_a_number(log):
     assert record.iteration.tolist() == [2, 3] and times(record) == [8.5, 0.95]
 
 
-def test_mlperf_times_the_run(log):
-    def entry(ms, key, value=None, **metadata):
-        line = {"time_ms": ms, "key": key, "value": value, "metadata": metadata}
-        return f":::MLLOG {json.dumps(line)}\n"
+def mlperf(ms, key, value=None, **metadata):
+    line = {"time_ms": ms, "key": key, "value": value, "metadata": metadata}
+    return f":::MLLOG {json.dumps(line)}\n"
 
+
+def test_mlperf_times_the_run(log):
     text = (
-        entry(1000, "global_batch_size", 768)
-        + entry(2000, "run_start")
-        + entry(62000, "run_stop", status="success")
-        + entry(62001, "tracked_stats", {"throughput": 7520.5})
+        mlperf(1000, "global_batch_size", 768)
+        + mlperf(2000, "run_start")
+        + mlperf(62000, "run_stop", status="success")
+        + mlperf(62000, "train_samples", 451_230)
+        + mlperf(62001, "tracked_stats", {"throughput": 7520.5})
     )
     record = read(log(text))
     assert record.totals == {"wall_s": 60.0, "samples_per_s": 7520.5}
     assert record.completed and record.global_batch == 768
+    assert "no step is timed: the times are of the whole run" in record.notes
+
+
+def gpt3_of_mlperf(throughput, timed=True):
+    """2048 sequences of 2048 tokens in 11 s a step, as NVIDIA's logs print them."""
+    text = mlperf(0, "global_batch_size", 2048) + mlperf(0, "max_sequence_length", 2048)
+    text += mlperf(1000, "run_start")
+    for i in range(1, 21):
+        stats = {"train_step_timing": 11.0} if timed else {"other": 1}
+        text += mlperf(1000 + 11000 * i, "tracked_stats", stats, step=i * 2048 * 2048)
+    text += mlperf(222_000, "tracked_stats", {"throughput": throughput}, step=20 * 2048 * 2048)
+    return text + mlperf(223_000, "run_stop", status="success")
+
+
+def test_a_throughput_is_in_the_unit_that_agrees_with_time_batch_and_sequence(log):
+    tokens = read(log(gpt3_of_mlperf(345_645.4)))
+    assert tokens.totals == {"wall_s": 222.0, "tokens_per_s": 345_645.4}
+    assert tokens.iteration.tolist() == list(range(1, 21)) and set(times(tokens)) == {11.0}
+    said = "throughput 345645, 186.182 samples/s by the log's times, sequences of 2048: it counts"
+    assert tokens.notes == [f"{said} tokens"]
+    assert read(log(gpt3_of_mlperf(170.0), "samples.out")).totals["samples_per_s"] == 170.0
+
+
+def test_a_throughput_that_agrees_with_nothing_is_unknown(log):
+    for i, text in enumerate((gpt3_of_mlperf(9e6), gpt3_of_mlperf(345_645.4, timed=False))):
+        record = read(log(text, f"{i}.out"))
+        assert record.totals == {"wall_s": 222.0}
+        assert any("its unit is unknown, and so is the rate" in note for note in record.notes)
+
+
+def test_a_printed_rate_counts_only_where_it_agrees_with_time_and_batch(log):
+    line = megatron(1, 2000.0, extra=" samples per second: {} | TFLOPs: {} |")  # 8 in 2 s
+    right = read(log("  seq_length ...... 100\n" + line.format("4.02", 1), "right.out"))
+    assert right.samples_per_s.tolist() == [4.02] and right.notes == []
+    wrong = read(log(line.format("26.9", 1), "wrong.out"))
+    assert np.isnan(wrong.samples_per_s).all()
+    assert wrong.notes == [
+        "26.9 samples/s x 2 s a step is 53.8, the global batch 8: the rate is unknown"
+    ]
+    tokens = read(log("  seq_length ...... 100\n" + line.format("400.0", 1), "tokens.out"))
+    assert np.isnan(tokens.samples_per_s).all() and tokens.tokens_per_s.tolist() == [400.0]
+    assert tokens.notes[0].endswith("the global batch 8: read as tokens/s")
+
+
+def test_tflops_in_another_unit_are_unknown_where_the_model_says_so(log):
+    facts = {"params": 1e9, "gpus": 1, "seq_len": 100}  # 6e9 x 800 in 2 s: 2.4 TFLOP/s
+    line = megatron(7, 2000.0, extra=" throughput per GPU (TFLOP/s/GPU): {} |")
+    assert read(log(line.format("3.1"), "right.out"), facts).tflops.tolist() == [3.1]
+    wrong = read(log(line.format("2400.0"), "giga.out"), facts)
+    assert np.isnan(wrong.tflops).all()
+    assert "2400 TFLOP/s are printed" in wrong.notes[-1] and "are 2.4:" in wrong.notes[-1]
 
 
 def test_an_epoch_lasts_as_long_as_its_slowest_rank(log):
@@ -777,6 +868,23 @@ def test_the_rest_of_a_batch_is_still_read(log, tmp_path):
     assert causes["empty.log"] == "empty file"
     assert causes["none"] == "no logs in this folder"
     assert causes["missing.out"] == "No such file or directory"
+
+
+@pytest.mark.parametrize("jobs", (1, 2))
+def test_a_readers_own_defect_refuses_its_file_and_shows_the_others(log, monkeypatch, jobs):
+    from analysis.readers import nanogpt
+
+    def broken(log):
+        return [][1]
+
+    monkeypatch.setattr(nanogpt, "read", broken)
+    good, bad = log(RUN, "good.out"), log(FORMATS["nanoGPT"][0], "bad.out")
+    records, (refusal,) = read_all([bad, good], jobs=jobs)
+    assert [record.source for record in records] == [str(good)]
+    assert refusal.source == str(bad) and "\n" not in refusal.reason
+    assert "a defect of the reader, not of the file" in refusal.reason
+    assert "IndexError: list index out of range" in refusal.reason
+    assert re.search(r"test_readers\.py:\d+", refusal.reason)
 
 
 def test_several_processes_read_the_same(log, tmp_path):

@@ -18,6 +18,7 @@ import importlib
 import os
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from typing import Any
 from analysis.readers import run_folder
 from analysis.readers._endings import judge_end
 from analysis.readers._log import Log
+from analysis.readers._rates import judge_rates
 from analysis.readers._settings import complete_from_elsewhere, header_of, read_header
 from analysis.records import Record, Refusal
 from models.errors import UsageError
@@ -76,6 +78,7 @@ def read(path: Path | str, flags: dict[str, Any] | None = None) -> Record:
         with Log(path) as log:
             record = _read_log(log)
     complete_from_elsewhere(record, path, flags or {})
+    judge_rates(record)
     return record
 
 
@@ -235,3 +238,8 @@ def _attempt(path: Path, flags: dict[str, Any] | None) -> Record | Refusal:
         return read(path, flags)
     except Refusal as refusal:
         return refusal
+    except Exception as error:  # the other files are still shown, and this one is named
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = f"a defect of the reader, not of the file; please report it: {what}"
+        return Refusal(str(path), f"{reason} ({Path(where.filename).name}:{where.lineno})")

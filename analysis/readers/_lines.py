@@ -100,6 +100,11 @@ def table(
     return arrays, np.array(offsets, np.int64)
 
 
+def positive(values: np.ndarray) -> np.ndarray:
+    """The same, NaN where a value is none to divide by: 0, negative or infinite."""
+    return np.where((values > 0) & np.isfinite(values), values, np.nan)
+
+
 def plain(text: bytes) -> bytes:
     """Without colours."""
     return _ANSI.sub(b"", text) if b"\x1b" in text else text

@@ -16,6 +16,7 @@ from analysis.records import Refusal
 BLOCK = 1 << 20  # fits a core's L2 cache, which the vectorised readers live from
 LONGEST_LINE = 64 << 20  # a longer one is cut at a space: memory stays bounded
 SAMPLE = 1 << 16
+_BLANK = b" \t\r\n\0\xef\xbb\xbf"
 
 
 class Log:
@@ -55,11 +56,27 @@ class Log:
 
     @cached_property
     def head(self) -> bytes:
-        return self.slice(0, SAMPLE)
+        """The first text, behind blank lines, zero bytes and a byte order mark."""
+        for at in range(0, self.size, SAMPLE):
+            if text := self.slice(at, at + SAMPLE).lstrip(_BLANK):
+                return text + self.slice(at + SAMPLE, at + 2 * SAMPLE - len(text))
+        return b""
 
     @cached_property
     def tail(self) -> bytes:
-        return self.slice(self.size - SAMPLE, self.size)
+        """The last text, before blank lines and zero bytes."""
+        for at in range(self.size, 0, -SAMPLE):
+            if text := self.slice(at - SAMPLE, at).rstrip(_BLANK):
+                return self.slice(at - 2 * SAMPLE + len(text), at - SAMPLE) + text
+        return b""
+
+    def last(self, mark: bytes, start: int) -> int | None:
+        """Where `mark` stands last, at or behind `start`."""
+        found = None
+        for offset, block in self.blocks(start):
+            if (at := block.rfind(mark)) >= 0:
+                found = offset + at
+        return found
 
     def text(self) -> str:
         """The whole file, decoded. Only for formats that are one document, such as JSON."""
@@ -85,42 +102,6 @@ class Log:
             yield start, block
             start += len(block)
             size = usual
-
-    def blocks_into(
-        self, margin: int, size: int, start: int = 0, end: int | None = None
-    ) -> Iterator[tuple[int, bytearray, int]]:
-        """(offset, buffer, length) pieces of [start, end), each ending where a line does.
-
-        The piece is buffer[margin : margin + length], with newlines on both sides of it. The
-        buffer is used again for the next piece: fresh memory for each costs more than reading.
-        """
-        last = self.size if end is None else end
-        buffer = bytearray(min(size, last - start) + 2 * margin)
-        while start < last:
-            room = min(len(buffer) - 2 * margin, last - start)
-            view = memoryview(buffer)
-            length = os.preadv(self._file.fileno(), [view[margin : margin + room]], start)
-            if length == 0:
-                return  # the file shrank under us
-            end = margin + length
-            if start + length < last:
-                cut = buffer.rfind(b"\n", margin, end) + 1 or buffer.rfind(b"\r", margin, end) + 1
-                if cut == 0 and room < LONGEST_LINE:
-                    buffer = bytearray(2 * room + 2 * margin)
-                    continue
-                end = cut or buffer.rfind(b" ", margin, end) + 1 or end
-            view[:margin] = view[end : end + margin] = b"\n" * margin
-            view.release()
-            yield start, buffer, end - margin
-            start += end - margin
-
-    def halves(self, least: int) -> list[tuple[int, int]]:
-        """Two parts that meet at a line's end, or all of a file of fewer than `least` bytes."""
-        middle = self.size // 2
-        at = self.slice(middle, middle + BLOCK).find(b"\n") if self.size >= least else -1
-        if at < 0:
-            return [(0, self.size)]
-        return [(0, middle + at + 1), (middle + at + 1, self.size)]
 
     def matches(
         self, pattern: re.Pattern[bytes], start: int = 0, end: int | None = None

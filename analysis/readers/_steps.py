@@ -39,15 +39,16 @@ def put_steps(
     print the same iterations, one of them is kept. averages: an entry is the mean over the
     iterations since the last one, so that the spacing is `record.interval`.
     """
+    columns, offsets = _possible(record, columns, np.asarray(offsets))
     size = len(offsets)
     last_lines = [int(at) for at in offsets[-4:]]
     for name in PER_STEP:
         columns.setdefault(name, np.broadcast_to(np.nan, (size,)))  # in the memory of one
     iteration = columns["iteration"]
     if size and (np.diff(iteration) <= 0).any():
-        keep = _without_repeats(columns, np.asarray(offsets), log, record)
+        keep = _without_repeats(columns, offsets, log, record)
         columns = {k: v[keep] for k, v in columns.items()}
-        offsets = np.asarray(offsets)[keep]
+        offsets = offsets[keep]
         iteration = columns["iteration"]
     for name in PER_STEP:
         setattr(record, name, columns[name])
@@ -80,6 +81,27 @@ def put_steps(
     if size and iteration[0] > 2 * usual:
         record.notes.append(f"resumed: the first iteration is {iteration[0]:.0f}")
     return last_lines
+
+
+def _possible(
+    record: Record, columns: dict[str, np.ndarray], offsets: np.ndarray
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The lines whose iteration is a number, and NaN for a time or rate that none can have."""
+    columns = dict(columns)
+    numbered = np.isfinite(columns["iteration"])
+    if not numbered.all():
+        record.notes.append(f"{(~numbered).sum()} lines whose iteration is no number are left out")
+        columns = {name: values[numbered] for name, values in columns.items()}
+        offsets = offsets[numbered]
+    for name in _NOT_NEGATIVE & columns.keys():
+        wrong = (columns[name] < 0) | np.isinf(columns[name])
+        if wrong.any():
+            record.notes.append(f"{wrong.sum()} values of {name} are negative or infinite: unknown")
+            columns[name] = np.where(wrong, np.nan, columns[name])
+    return columns, offsets
+
+
+_NOT_NEGATIVE = {"step_s", "tflops", "samples_per_s", "tokens_per_s", "skipped"}
 
 
 def _hash(columns: dict[str, np.ndarray]) -> np.ndarray:

@@ -78,9 +78,9 @@ def read(log: Log) -> Record:
     if ends := ends_of(log):  # the engine under HF's Trainer
         end_lines(record, [match for _, match in ends])
         record.completed = True
-    if offsets and b"exits successfully" in log.tail:
+    if offsets and (said := log.last(b"exits successfully", offsets[-1])) is not None:
         record.completed = True  # the launcher's word for every rank
-        record.extra["last_at"] = log.size - len(log.tail) + log.tail.rindex(b"exits successfully")
+        record.extra["last_at"] = said
     judge_end(record, log, offsets)
     return record
 

@@ -24,7 +24,7 @@ BANNERS = (b"[fairseq", b"fairseq_cli.train")
 
 _START = re.compile(
     rb"(?:train_inner|\| epoch (?P<epoch>\d{1,6}):? {1,8}(?P<within>\d{1,9}) / (?P<updates>\d{1,9})"
-    rb"|\d{2}<[\d:?]{1,12}, {1,4}[\d.]{1,12}(?:it/s|s/it)|^(?=\{\"epoch))"
+    rb"|\d{2}<[\d:?]{1,12}, {1,4}[\d.]{1,12}(?:it/s|s/it)|^(?:\xef\xbb\xbf)?(?=\{\"epoch))"
     rb"[^\r\n{}=]{0,200}?(?=\{\"|loss=)",
     re.MULTILINE,
 )
@@ -65,6 +65,6 @@ def read(log: Log) -> Record:
     read_header(record, header)
     if offsets:
         record.notes.append("no step time is printed, only words per second")
-        record.completed = b"done training in" in log.tail or None
+        record.completed = log.last(b"done training in", offsets[-1]) is not None or None
     judge_end(record, log, offsets)
     return record

@@ -18,8 +18,8 @@ from analysis.readers._lines import NUMBER, find_int, labelled, number, table
 from analysis.readers._log import Log
 from analysis.readers._settings import header_of, read_header, state
 from analysis.readers._steps import put_steps
-from analysis.records import Record
-from models.files import parse_json
+from analysis.readers._typed import document, known, real, rows, whole
+from analysis.records import Record, Refusal
 
 FORMAT = "HF Trainer"
 MARKS = ((b"train_runtime",), (b"{'loss': ", b"'learning_rate': "), (b'"log_history"',))
@@ -57,11 +57,12 @@ _OVERRIDDEN = {
 def read(log: Log) -> Record:
     """Read one log. The totals are filled where an end line stands in it."""
     record = Record(source=str(log.path), format=FORMAT, engine=FORMAT)
-    if log.head.lstrip()[:1] == b"{" and log.head.lstrip()[:2] != b"{'":
+    opening = log.head[:2]
+    if opening[:1] == b"{" and opening != b"{'":
         try:
-            _document(record, parse_json(log.text()))
+            _document(record, document(str(log.path), log.text(), FORMAT))
             return record
-        except ValueError:
+        except Refusal:
             record.notes.append("opens like a JSON document, but is none: read as a console log")
     columns, offsets = _once(*table(log, _LOSS, _LOSS_FIELDS), log, record)
     columns["iteration"] = np.arange(1.0, len(offsets) + 1)
@@ -144,25 +145,26 @@ def _mean_step(record: Record) -> None:
 
 def _document(record: Record, content: dict[str, Any]) -> None:
     """all_results.json, train_results.json, or trainer_state.json with its log_history."""
-    history = content.get("log_history", [])
-    rows = [row for row in history if "loss" in row and "step" in row]
-    record.iteration = np.array([row["step"] for row in rows], float)
-    record.loss = np.array([row["loss"] for row in rows], float)
-    record.grad_norm = np.array([row.get("grad_norm") or np.nan for row in rows], float)
-    empty = np.full(len(rows), np.nan)
+    history = rows(content.get("log_history"))
+    steps = [row for row in history if "loss" in row and known(row.get("step")) is not None]
+    record.iteration = np.array([real(row["step"]) for row in steps], float)
+    record.loss = np.array([real(row["loss"]) for row in steps], float)
+    record.grad_norm = np.array([real(row.get("grad_norm") or np.nan) for row in steps], float)
+    empty = np.full(len(steps), np.nan)
     record.step_s = record.tflops = record.samples_per_s = empty
     record.tokens_per_s = record.skipped = empty
-    ends = [row for row in [*history, content] if "train_runtime" in row]
+    ends = [row for row in [*history, content] if known(row.get("train_runtime")) is not None]
     if ends:
         end = ends[-1]
-        record.totals["wall_s"] = float(end["train_runtime"])
-        if "train_samples_per_second" in end:
-            record.totals["samples_per_s"] = float(end["train_samples_per_second"])
+        record.totals["wall_s"] = real(end["train_runtime"])
+        if (rate := known(end.get("train_samples_per_second"))) is not None:
+            record.totals["samples_per_s"] = rate
         record.completed = True
         record.extra["whole_run"] = True
     facts = {
-        "planned_steps": content.get("max_steps") or (ends[-1].get("step") if ends else None),
-        "micro_batch": content.get("train_batch_size"),
+        "planned_steps": whole(content.get("max_steps"))
+        or (whole(ends[-1].get("step")) if ends else None),
+        "micro_batch": whole(content.get("train_batch_size")),
     }
     state(record, facts, "log")
     _mean_step(record)

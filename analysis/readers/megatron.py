@@ -75,7 +75,7 @@ def read(log: Log) -> Record:
         record.origin["planned_steps"] = "log"
         record.completed = bool(record.iteration[-1] >= record.planned_steps)
         for name in ("global_batch", "seq_len"):
-            said = columns[name][~np.isnan(columns[name])]
+            said = columns[name][np.isfinite(columns[name])]
             if len(said) and name == "global_batch" and (said != said[-1]).any():
                 record.notes.append(f"the global batch grows from {said[0]:.0f} to {said[-1]:.0f}")
             if len(said) and getattr(record, name) is None:
@@ -86,7 +86,7 @@ def read(log: Log) -> Record:
     if found.pairs:
         record.notes.append(f"{found.pairs} values print current/average: the current one is used")
     if len(nan := columns["nan"]):
-        record.extra["nan_iterations"] = int(np.nansum(nan))
+        record.extra["nan_iterations"] = int(nan[np.isfinite(nan)].sum())
     read_header(record, header)
     if not np.isnan(record.tokens_per_s).all():
         if record.gpus is None and record.seq_len:

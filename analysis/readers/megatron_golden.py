@@ -8,14 +8,15 @@
 Older files list the values without their iteration. Steps are sampled, not averaged.
 """
 
+import re
 from typing import Any
 
 import numpy as np
 
 from analysis.readers._log import Log
 from analysis.readers._steps import PER_STEP
-from analysis.records import Record, Refusal
-from models.files import parse_json
+from analysis.readers._typed import document, known, mapping, whole
+from analysis.records import Record
 
 FORMAT = "Megatron-LM golden values"
 MARKS = (
@@ -24,6 +25,7 @@ MARKS = (
     (b'"lm loss"', b'"elapsed time per iteration (ms)"'),
 )
 
+_STEP = re.compile("[0-9]{1,12}")
 _BY_STEP = (
     ("step_s", "elapsed time per iteration (ms)", 1e-3),
     ("loss", "lm loss", 1.0),
@@ -40,17 +42,14 @@ def read(log: Log) -> Record:
     """Read one file; a step whose time is `nan` is left out, as the tests that wrote it do.
 
     Raises:
-        Refusal: it is damaged.
+        Refusal: it is damaged, or no JSON object.
     """
-    try:
-        content = parse_json(log.text())
-    except ValueError as error:
-        raise Refusal(str(log.path), f"damaged golden values: {error}") from error
+    content = document(str(log.path), log.text(), "golden values")
     record = Record(source=str(log.path), format=FORMAT, engine="Megatron-LM")
     series = {name: _series(content, keys) for name, keys in _COLUMNS.items()}
-    by_step = {int(k): v for k, v in content.items() if k.isdigit() and isinstance(v, dict)}
-    for name, key, unit in _BY_STEP if by_step else ():
-        values = {step: row.get(key) for step, row in by_step.items()}
+    by_step = {int(k): mapping(v) for k, v in content.items() if _STEP.fullmatch(k)}
+    for name, key, unit in _BY_STEP if any(by_step.values()) else ():
+        values = {step: known(row.get(key)) for step, row in by_step.items()}
         series[name] = {step: value * unit for step, value in values.items() if value is not None}
     steps = sorted(series["step_s"] or series["loss"])
     for name in PER_STEP:
@@ -68,15 +67,14 @@ def _series(content: dict[str, Any], keys: tuple[str, ...]) -> dict[int, float]:
             continue
         values = entry["values"]
         if isinstance(values, list):
-            start, stride = entry.get("start_step", 0), entry.get("step_interval", 1)
-            values = {start + i * stride: value for i, value in enumerate(values)}
-        found = {}
-        for step, value in values.items():
-            try:
-                number = float(value)
-            except (TypeError, ValueError):
+            start, stride = whole(entry.get("start_step", 0)), whole(entry.get("step_interval", 1))
+            if start is None or stride is None:
                 continue
-            if np.isfinite(number):
-                found[int(step)] = number
-        return found
+            values = {str(start + i * stride): value for i, value in enumerate(values)}
+        numbers = {step: known(value) for step, value in mapping(values).items()}
+        return {
+            int(step): value
+            for step, value in numbers.items()
+            if value is not None and _STEP.fullmatch(step)
+        }
     return {}

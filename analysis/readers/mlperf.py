@@ -1,17 +1,22 @@
 """MLPerf's log lines: `:::MLLOG {"key": "tracked_stats", "value": {...}, "metadata": {...}}`.
 
-It times a whole run, from run_start to run_stop, and prints no steps; throughput comes from
-tracked_stats.
+It times a whole run, from run_start to run_stop; tracked_stats holds a throughput, whose unit no
+log says, and in NVIDIA's logs of GPT-3 each step's time.
 """
 
+import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from analysis.readers._endings import judge_end
 from analysis.readers._log import Log
+from analysis.readers._rates import unit_of
 from analysis.readers._settings import state
+from analysis.readers._steps import put_steps
+from analysis.readers._typed import known, mapping, text, whole
 from analysis.records import Failure, Record
 from models.files import parse_json
 
@@ -36,36 +41,47 @@ def read(log: Log) -> Record:
     """Read one result log. The run's times and throughput are in `totals`."""
     record = Record(source=str(log.path), format=FORMAT)
     started = stopped = None
-    status, end_at, throughputs, losses = None, 0, [], []
+    status, end_at, losses = None, 0, []
+    throughputs: list[float] = []
+    times: list[tuple[int, float, int]] = []  # (offset, seconds, the step that it names)
+    counted = (0, math.nan)  # samples so far, and when
     for offset, key, value, time_s, metadata in _entries(log):
         if key == "run_start" and started is None:
             started = time_s
         elif key == "run_stop" and stopped is None:
-            stopped, status, end_at = time_s, metadata.get("status"), offset
-        elif key == "tracked_stats" and isinstance(value, dict):
-            if isinstance(rate := value.get("throughput"), int | float):
-                throughputs.append(float(rate))
-        elif key in ("train_loss", "eval_loss") and isinstance(value, int | float):
-            losses.append(float(value))
-        elif key in _FACTS and isinstance(value, int):
-            state(record, {_FACTS[key]: value}, "log")
+            stopped, status, end_at = time_s, text(metadata.get("status")), offset
+        elif key == "tracked_stats":
+            stats = mapping(value)
+            if (rate := known(stats.get("throughput"))) is not None:
+                throughputs.append(rate)
+            if (seconds := known(stats.get("train_step_timing"))) is not None:
+                times.append((offset, seconds, whole(metadata.get("step")) or 0))
+        elif key in ("train_loss", "eval_loss") and (loss := known(value)) is not None:
+            losses.append(loss)
+        elif key in _FACTS and (fact := whole(value)) is not None:
+            state(record, {_FACTS[key]: fact}, "log")
         elif key == "submission_benchmark":
-            record.extra["benchmark"] = value
+            record.extra["benchmark"] = text(value)
         elif key == "submission_org":
-            record.extra["org"] = value
+            record.extra["org"] = text(value)
+        samples = metadata.get("samples_count", value if key == "train_samples" else None)
+        if started is not None and (n := whole(samples)) and n > counted[0]:
+            counted = (n, time_s)
     if started is not None:
         record.extra["whole_run"] = True
     if started is not None and stopped is not None:
         record.totals["wall_s"] = stopped - started
+    ends = _steps(record, log, times)
     if throughputs:
-        record.totals["samples_per_s"] = float(np.mean(throughputs))
+        seconds = counted[1] - started if started is not None else math.nan
+        _throughput(record, float(np.mean(throughputs)), counted[0] / seconds if seconds else 0.0)
     if losses:
         record.totals["loss"] = losses[-1]
     record.extra["status"] = status
     record.completed = status == "success"
     if end_at:
         record.extra["last_at"] = end_at
-    judge_end(record, log, [end_at] if end_at else [])
+    judge_end(record, log, [end_at] if end_at else ends)
     if record.failure is None and status not in (None, "success"):
         record.failure = Failure("stopped early", log.line_no(end_at), f"run_stop status: {status}")
     elif record.failure and record.failure.kind == "launcher":
@@ -73,24 +89,54 @@ def read(log: Log) -> Record:
     return record
 
 
-def _entries(log: Log) -> Any:
+def _steps(record: Record, log: Log, times: list[tuple[int, float, int]]) -> list[int]:
+    """The steps that NVIDIA's logs time one by one, each counted in tokens (or samples) so far."""
+    if not times:
+        record.notes.append("no step is timed: the times are of the whole run")
+        return []
+    each = times[0][2]
+    numbers = [n / each if each and n % each == 0 else i for i, (_, _, n) in enumerate(times, 1)]
+    columns = {
+        "iteration": np.array(numbers, float),
+        "step_s": np.array([seconds for _, seconds, _ in times]),
+    }
+    return put_steps(record, columns, np.array([at for at, *_ in times], np.int64), log)
+
+
+def _throughput(record: Record, rate: float, samples_per_s: float) -> None:
+    """`throughput` has no unit: it is samples/s in some logs, in NVIDIA's of GPT-3 tokens/s."""
+    step_s = record.step_s[record.step_s > 0]
+    if record.global_batch and len(step_s):
+        samples_per_s = record.global_batch / float(np.median(step_s))
+    unit = unit_of(rate, samples_per_s, record.seq_len, within=_ABOUT)
+    numbers = f"throughput {rate:.6g}, {samples_per_s:.6g} samples/s by the log's times"
+    if record.seq_len:
+        numbers += f", sequences of {record.seq_len}"
+    if unit is None:
+        record.notes.append(f"{numbers}: its unit is unknown, and so is the rate")
+        return
+    record.totals[f"{unit}_per_s"] = rate
+    if unit == "tokens":
+        record.notes.append(f"{numbers}: it counts tokens")
+
+
+_ABOUT = 2.0  # evaluations and the first steps count in one of the two and not in the other
+
+
+def _entries(log: Log) -> Iterator[tuple[int, str, Any, float, dict[str, Any]]]:
     """(offset, key, value, seconds, metadata) of every line that is whole."""
     for offset, match in log.matches(_LINE):
         try:
-            line = parse_json(match[1])
-            yield (
-                offset,
-                line["key"],
-                line.get("value"),
-                line["time_ms"] / 1000,
-                line.get("metadata") or {},
-            )
-        except (ValueError, KeyError, TypeError):
-            continue
-    for offset, match in log.matches(_OLD):
-        try:
-            line = parse_json(match[3])
+            line = mapping(parse_json(match[1]))
         except ValueError:
             continue
-        metadata = line.get("metadata") or {}
-        yield offset, match[2].decode(), line.get("value"), float(match[1]), metadata
+        key, time_ms = text(line.get("key")), known(line.get("time_ms"))
+        if key is not None and time_ms is not None:
+            yield offset, key, line.get("value"), time_ms / 1000, mapping(line.get("metadata"))
+    for offset, match in log.matches(_OLD):
+        try:
+            line = mapping(parse_json(match[3]))
+        except ValueError:
+            continue
+        time_s, metadata = float(match[1]), mapping(line.get("metadata"))
+        yield offset, match[2].decode(), line.get("value"), time_s, metadata

@@ -7,7 +7,7 @@ where one fell into it.
 import re
 
 from analysis.readers._endings import judge_end
-from analysis.readers._lines import NUMBER, find_int, number, table, word
+from analysis.readers._lines import NUMBER, find_int, number, positive, table, word
 from analysis.readers._log import Log
 from analysis.readers._settings import header_of, read_header, state
 from analysis.readers._steps import put_steps
@@ -34,7 +34,7 @@ def read(log: Log) -> Record:
     header = header_of(log, int(offsets[0]) if len(offsets) else None)
     tokens = find_int(_TOKENS, header)
     if tokens:
-        columns["tokens_per_s"] = tokens / columns["step_s"]
+        columns["tokens_per_s"] = tokens / positive(columns["step_s"])
     offsets = put_steps(record, columns, offsets, log)
     params = _PARAMS.search(header)
     facts = {"planned_steps": find_int(_STEPS, header)}

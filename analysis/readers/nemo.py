@@ -21,6 +21,7 @@ from analysis.readers._lines import find_int, labelled, table
 from analysis.readers._log import Log
 from analysis.readers._settings import MODEL_SIZES, header_of, read_header, state
 from analysis.readers._steps import put_steps
+from analysis.readers._typed import mapping, real, whole
 from analysis.records import Record
 from models.files import parse_json
 
@@ -28,7 +29,9 @@ FORMAT = "NeMo"
 MARKS = ((b"train_step_timing in s",), (b"Training epoch ", b"reduced_train_loss"))
 BANNERS = (b"nemo_logging:",)
 
-_JSON = re.compile(rb"(?m)^.{0,80}?DLLL (\{[^\r\n]{1,20000}\})[ \t]*\r?$")
+_JSON = re.compile(
+    rb"DLLL (\{[^\r\n]{1,20000}\})(?=(?:[ \t\0]|\x1b\[[\d;]{0,20}[mK])*(?:\r|\n|\Z))"
+)
 _DLL = re.compile(rb"DLL \d{4}-\d\d-\d\d [\d:.]{8,16} - (?P<iteration>\d{1,9}) ")
 _CONSOLE = re.compile(rb"Training epoch \d{1,9}, iteration \d{1,9}/(?P<last>\d{1,9}) \|")
 _BAR = re.compile(rb"\[[\d:]{4,12}<[\d:?]{1,12}(?=,[^\r\n\]]{0,600}train_step_timing in s=)")
@@ -123,16 +126,16 @@ def _dllogger(log: Log, record: Record) -> tuple[dict[str, np.ndarray], np.ndarr
     broken = 0
     for offset, match in log.matches(_JSON):
         try:
-            line = parse_json(match[1])
+            line = mapping(parse_json(match[1]))
         except ValueError:
             broken += 1
             continue
-        data = line.get("data") or {}
+        data, step = mapping(line.get("data")), whole(line.get("step"))
         if line.get("step") == "PARAMETER":
             _parameters(record, data)
-        elif "train_step_timing in s" in data and isinstance(line.get("step"), int):
+        elif "train_step_timing in s" in data and step is not None:
             names = ("train_step_timing in s", "reduced_train_loss", "grad_norm")
-            rows.append([line["step"], *(float(data.get(name) or np.nan) for name in names)])
+            rows.append([step, *(real(data.get(name)) for name in names)])
             offsets.append(offset)
     if broken:
         record.notes.append(f"{broken} DLLogger lines are not JSON")
@@ -142,9 +145,9 @@ def _dllogger(log: Log, record: Record) -> tuple[dict[str, np.ndarray], np.ndarr
 
 
 def _parameters(record: Record, data: dict[str, Any]) -> None:
-    facts = {f: data[k] for k, f in _CONFIG.items() if isinstance(data.get(k), int)}
-    nodes, devices = data.get("trainer/num_nodes"), data.get("trainer/devices")
-    if isinstance(nodes, int) and isinstance(devices, int):
+    facts = {f: n for k, f in _CONFIG.items() if (n := whole(data.get(k))) is not None}
+    nodes, devices = whole(data.get("trainer/num_nodes")), whole(data.get("trainer/devices"))
+    if nodes and devices:
         facts["gpus"] = nodes * devices
     for name, value in facts.items():  # the last parameter line before training wins
         if name in MODEL_SIZES:

@@ -9,7 +9,7 @@ import re
 import numpy as np
 
 from analysis.readers._endings import judge_end
-from analysis.readers._lines import find_int, labelled, ranks_of_rates, table, word
+from analysis.readers._lines import find_int, labelled, positive, ranks_of_rates, table, word
 from analysis.readers._log import Log
 from analysis.readers._settings import header_of, read_header, state
 from analysis.readers._steps import put_steps
@@ -39,7 +39,7 @@ def read(log: Log) -> Record:
     """Read one log; without a step line the arrays are empty."""
     record = Record(source=str(log.path), format=FORMAT, engine=FORMAT)
     columns, offsets = table(log, _START, _FIELDS)
-    printed, derived = columns["ms"] / 1000, columns["tokens"] / columns["tokens_per_s"]
+    printed, derived = columns["ms"] / 1000, columns["tokens"] / positive(columns["tokens_per_s"])
     columns["step_s"] = np.where(np.isnan(printed), derived, printed)
     header = header_of(log, int(offsets[0]) if len(offsets) else None)
     ranks = ranks_of_rates(columns["tokens_per_s"], columns.pop("per_gpu"))
@@ -51,7 +51,8 @@ def read(log: Log) -> Record:
     read_header(record, header)
     if record.gpus is None:
         record.gpus = ranks
-    if offsets and record.global_batch is None and record.seq_len:
+    tokens = tokens[np.isfinite(tokens)]
+    if len(tokens) and offsets and record.global_batch is None and record.seq_len:
         record.global_batch = round(float(tokens[-1]) / record.seq_len)
     if record.planned_steps and offsets:
         record.completed = bool(record.iteration[-1] >= record.planned_steps)

@@ -11,7 +11,7 @@ import re
 import numpy as np
 
 from analysis.readers._endings import judge_end
-from analysis.readers._lines import ANSI, find_int, labelled, table, word
+from analysis.readers._lines import ANSI, find_int, labelled, positive, table, word
 from analysis.readers._log import Log
 from analysis.readers._settings import header_of, read_header, state
 from analysis.readers._steps import put_steps
@@ -58,7 +58,7 @@ def read(log: Log) -> Record:
     facts = {name: find_int(pattern, header) for name, pattern in _TRAINER.items()}
     state(record, facts | _mesh(header), "log")
     read_header(record, header)
-    tps = columns["tps"] * (record.gpus or np.nan)
+    tps = positive(columns["tps"]) * (record.gpus or np.nan)
     columns["tokens_per_s"] = tps
     if record.gpus and record.global_batch and record.seq_len:
         columns["step_s"] = record.global_batch * record.seq_len / tps

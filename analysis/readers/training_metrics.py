@@ -13,8 +13,18 @@ import numpy as np
 from analysis.readers._lines import number
 from analysis.readers._log import Log
 from analysis.readers._settings import state
+from analysis.readers._typed import (
+    document,
+    known,
+    mapping,
+    real,
+    reals,
+    rows,
+    sequence,
+    text,
+    whole,
+)
 from analysis.records import Record, Refusal
-from models.files import parse_json
 from parallel.artifacts import METRICS_VERSION
 
 FORMAT = "training_metrics.json"
@@ -44,12 +54,7 @@ def read(log: Log) -> Record:
         record.format, record.completed = "RUN_COMPLETE.txt", True
         record.extra["whole_run"] = True
         return record
-    try:
-        content = parse_json(log.text())
-    except ValueError as error:
-        raise Refusal(str(log.path), f"damaged {FORMAT}: {error}") from error
-    if not isinstance(content, dict):
-        raise Refusal(str(log.path), f"not a {FORMAT}: no JSON object")
+    content = document(str(log.path), log.text(), FORMAT)
     version = content.get("schema_version")
     if "train_time_per_epoch" in content and "epochs" in content:
         raise Refusal(str(log.path), "mixed schemas: both the short form's fields and schema 2.0's")
@@ -67,14 +72,13 @@ def _fill(record: Record, n: int, **columns: list[Any]) -> None:
         setattr(record, name, np.full(n, np.nan))
     record.tokens_per_s = record.skipped = np.full(n, np.nan)
     for name, values in columns.items():
-        known = [np.nan if value is None else float(value) for value in values]
-        setattr(record, name, np.array(known, float))
+        setattr(record, name, np.array([real(value) for value in values], float))
 
 
 def _short(record: Record, content: dict[str, Any]) -> None:
-    times = content["train_time_per_epoch"]
-    losses = (content.get("train_loss_per_epoch") or []) + [None] * len(times)
-    rates = (content.get("train_throughput") or []) + [None] * len(times)
+    times = reals(content["train_time_per_epoch"])
+    losses = sequence(content.get("train_loss_per_epoch")) + [None] * len(times)
+    rates = sequence(content.get("train_throughput")) + [None] * len(times)
     _fill(
         record,
         len(times),
@@ -82,17 +86,17 @@ def _short(record: Record, content: dict[str, Any]) -> None:
         loss=losses[: len(times)],
         tokens_per_s=rates[: len(times)],
     )
-    record.extra["epoch_s"] = [float(t) for t in times]
+    record.extra["epoch_s"] = times
     record.totals["wall_s"] = float(sum(times))
-    if gpus := content.get("gpus_tested"):
-        state(record, {"gpus": int(gpus[-1])}, "log")
+    if gpus := sequence(content.get("gpus_tested")):
+        state(record, {"gpus": whole(gpus[-1])}, "log")
     record.notes.append("one entry per epoch; no step time in this form")
     record.completed = True
 
 
 def _schema_2(record: Record, content: dict[str, Any]) -> None:
-    config, hardware = content.get("training_config") or {}, content.get("hardware") or {}
-    epochs = content.get("epochs") or []
+    config, hardware = mapping(content.get("training_config")), mapping(content.get("hardware"))
+    epochs = rows(content.get("epochs"))
     _fill(
         record,
         len(epochs),
@@ -101,26 +105,28 @@ def _schema_2(record: Record, content: dict[str, Any]) -> None:
         loss=[e.get("train_loss_avg_global") for e in epochs],
         tokens_per_s=[e.get("tokens_per_sec_global") for e in epochs],
     )
-    accumulated = config.get("grad_accum_steps")
+    accumulated = whole(config.get("grad_accum_steps"))
     for name, key in (("median", "step_time_p50_sec"), ("p95", "step_time_p95_sec")):
-        values = [e[key] for e in epochs if e.get(key) is not None]
+        values = [value for e in epochs if (value := known(e.get(key))) is not None]
         if values:
             record.totals[f"step_s_{name}"] = float(np.mean(values))
-    summary = content.get("summary") or {}
-    if summary.get("total_wall_time_sec") is not None:
-        record.totals["wall_s"] = float(summary["total_wall_time_sec"])
-    if summary.get("mean_tokens_per_sec_global") is not None:
-        record.totals["tokens_per_s"] = float(summary["mean_tokens_per_sec_global"])
+    summary = mapping(content.get("summary"))
+    for name, key in (
+        ("wall_s", "total_wall_time_sec"),
+        ("tokens_per_s", "mean_tokens_per_sec_global"),
+    ):
+        if (value := known(summary.get(key))) is not None:
+            record.totals[name] = value
     sizes = dict(_SIZES.findall(str(config.get("model_size"))))
     facts = {
         "engine": "DeepSpeed" if config.get("deepspeed_enabled") else None,
-        "gpus": hardware.get("world_size"),
-        "gpu_type": hardware.get("gpu_name"),
-        "micro_batch": config.get("micro_batch_size_per_gpu"),
-        "global_batch": config.get("global_batch_size"),
-        "seq_len": config.get("seq_len"),
-        "zero_stage": config.get("zero_stage"),
-        "commit": content.get("git_commit"),
+        "gpus": whole(hardware.get("world_size")),
+        "gpu_type": text(hardware.get("gpu_name")),
+        "micro_batch": whole(config.get("micro_batch_size_per_gpu")),
+        "global_batch": whole(config.get("global_batch_size")),
+        "seq_len": whole(config.get("seq_len")),
+        "zero_stage": whole(config.get("zero_stage")),
+        "commit": text(content.get("git_commit")),
         "n_layer": int(sizes["n_layer"]) if "n_layer" in sizes else None,
         "n_head": int(sizes["n_head"]) if "n_head" in sizes else None,
         "hidden": int(sizes["n_embd"]) if "n_embd" in sizes else None,
@@ -129,7 +135,7 @@ def _schema_2(record: Record, content: dict[str, Any]) -> None:
     facts["precision"] = precision if precision in ("fp32", "bf16", "fp16", "fp8") else None
     state(record, facts, "log")
     record.extra["epochs"] = epochs
-    record.extra["profiler"] = content.get("profiler")
+    record.extra["profiler"] = mapping(content.get("profiler")) or None
     if accumulated and accumulated > 1:
         record.extra["micro_steps_per_step"] = accumulated
         record.notes.append(
@@ -137,9 +143,9 @@ def _schema_2(record: Record, content: dict[str, Any]) -> None:
         )
     if len(epochs):
         record.notes.append("one entry per epoch: the mean over its micro-steps")
-    completion = content.get("completion") or {}
+    completion = mapping(content.get("completion"))
     record.completed = bool(completion.get("printed_marker", True))
-    marker = completion.get("run_complete_file")
+    marker = text(completion.get("run_complete_file"))
     # Only a file that still has its own name lies in the run's own folder.
     path = Path(record.source)
     if path.name == FORMAT and marker and not (path.parent / marker).exists():
