@@ -130,6 +130,7 @@ def steady(
 def _falls(x: np.ndarray) -> bool:
     """Whether the second half is faster than the first by more than noise and by a share."""
     half = len(x) // 2
-    interval, later = median_ci95(x[:half]), float(np.median(x[half:]))
-    share = later / float(np.median(x[:half]))
-    return interval is not None and later < interval[0] and share < 1 - FALLEN
+    if (interval := median_ci95(x[:half])) is None:
+        return False
+    later = float(np.median(x[half:]))
+    return later < interval[0] and later / float(np.median(x[:half])) < 1 - FALLEN
