@@ -26,6 +26,7 @@ from analysis.collectives import measured_on
 from analysis.rows import Rows, healthy, read_rows, rows_of_runs
 from analysis.tables import FORMATS, Column, Table, emphasise
 from analysis.timemodel import Machine
+from models.bounds import check_flags
 from models.errors import UsageError, command_line
 from models.hardware import LINKS, planning_gpu
 from parallel.facts import cores
@@ -140,9 +141,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
     out = arguments.out or calibration.FOLDER / f"{arguments.name}.toml"
-    for flag in ("rows", "fit"):
-        if getattr(arguments, flag) < 1:
-            raise UsageError(f"--{flag} must be positive, not {getattr(arguments, flag)}")
+    check_flags(arguments, rows=(1, 10_000), fit=(1, 10_000))
     if not out.parent.is_dir():  # known before a minute of measuring
         raise UsageError(f"{out}: no folder {out.parent}")
     if arguments.published:

@@ -33,6 +33,7 @@ from analysis.readers._log import Log
 from analysis.records import Record
 from analysis.tables import FORMATS, Column, Table, emphasise
 from analysis.tflops import config_of
+from models.bounds import Bounds, check_flags
 from models.errors import UsageError, command_line
 from parallel.artifacts import read_csv, whole
 
@@ -202,6 +203,7 @@ def main(argv: list[str] | None = None) -> int:
     add_fact_flags(parser)
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
+    check_flags(arguments, bytes_per_param=Bounds(0, 1000, above=True))
     published = [path for path in arguments.paths if path.suffix == ".csv"]
     others = [path for path in arguments.paths if path not in published]
     tables = []

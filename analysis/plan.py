@@ -31,14 +31,16 @@ from analysis.fitting import INTERVAL
 from analysis.rows import host_columns
 from analysis.tables import FORMATS, Column, Table, emphasise, writing
 from models import memory
+from models.bounds import Bounds, check_flags
 from models.config import GPTConfig, preset
 from models.errors import UsageError, command_line
 from models.flops import tflops_per_gpu
 from models.hardware import planning_gpu
 from parallel.columns import Columns, columns, possible
 from parallel.layout import RECOMPUTE
+from parallel.spec import BOUNDS
 
-MARGIN = 0.06  # of memory, left free
+MARGIN, MARGINS = 0.06, Bounds(0, 1, below=True)  # of memory, left free
 WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2}
 KEYS = ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage", "recompute")
 HEADINGS = {  # of the table; --why takes them, too
@@ -553,13 +555,18 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _check_flags(arguments: argparse.Namespace) -> None:
-    """Raises: UsageError: a number below its least, or a flag that would be ignored."""
-    numbers = ("gpus", "global_batch", "gpus_per_node", "max_tp", "min_micro_batches", "top")
-    for name in (*numbers, "n_layer", "hidden", "n_head", "vocab_size", "seq_len", "leave"):
-        value, least = getattr(arguments, name), 0 if name == "leave" else 1
-        if value is not None and value < least:
-            flag = "--" + name.replace("_", "-")
-            raise UsageError(f"{flag} must be at least {least}, not {value}")
+    """Raises: UsageError: a number out of its bounds, or a flag that would be ignored."""
+    settings = ("n_layer", "hidden", "n_head", "vocab_size", "seq_len", "gpus", "global_batch")
+    check_flags(
+        arguments,
+        **{name: BOUNDS[name] for name in settings},
+        gpus_per_node=(1, 10**9),
+        max_tp=BOUNDS["tp"],
+        min_micro_batches=BOUNDS["grad_accum"],
+        leave=(0, 10_000),
+        margin=MARGINS,
+        top=(1, 10_000),
+    )
     if arguments.png and arguments.why is None:
         raise UsageError("--png draws one layout: say which with --why (or take --scale FILE.png)")
     if arguments.why is not None and arguments.format != "text":
@@ -592,8 +599,6 @@ def _plan(arguments: argparse.Namespace) -> int:
     if bool(arguments.cluster) == bool(arguments.gpu):
         raise UsageError("say where: --cluster NAME or --gpu NAME, one of them")
     _check_flags(arguments)
-    if not 0 <= arguments.margin < 1:
-        raise UsageError(f"--margin {arguments.margin} is no part of memory (0 to 1)")
     config, model = _config(arguments)
     if arguments.gpu:
         cluster = from_data_sheet(arguments.gpu, arguments.gpus_per_node or 8)

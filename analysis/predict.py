@@ -40,6 +40,7 @@ from analysis.collectives import measured_on
 from analysis.rows import Rows, crowding, healthy, read_rows, settings_of
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
 from models import memory
+from models.bounds import check_flags
 from models.errors import UsageError, command_line
 from models.hardware import planning_gpu
 from parallel.columns import columns
@@ -412,8 +413,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--memory", action="store_true", help="gigabytes, not seconds")
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
-    if arguments.calibrate_rows < 0:
-        raise UsageError(f"--calibrate-rows cannot be {arguments.calibrate_rows}")
+    check_flags(arguments, calibrate_rows=(0, 10_000))
     rows = read_rows(arguments.validate)
     what = "memory" if arguments.memory else "time"
     if arguments.memory:

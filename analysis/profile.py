@@ -25,7 +25,8 @@ from analysis.readers import nsys, nsys_sqlite, torch_trace
 from analysis.readers._log import Log
 from analysis.records import Refusal
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
-from models.errors import UsageError, command_line
+from models.bounds import check_flags
+from models.errors import command_line
 from parallel.artifacts import write_json
 
 SUMMARY = "profile_summary.json"
@@ -260,8 +261,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--top", type=int, default=10, help="entries of each kind (default: 10)")
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
-    if arguments.top < 1:
-        raise UsageError(f"--top must be at least 1, not {arguments.top}")
+    check_flags(arguments, top=(1, 10_000))
     refused: list[Refusal] = []
     found = [one for path in arguments.paths for one in report(path, refused, arguments.top)]
     for refusal in refused:

@@ -27,6 +27,7 @@ from analysis.fitting import INTERVAL
 from analysis.rows import host_columns
 from analysis.tables import FORMATS, Column, Table, emphasise
 from models import memory
+from models.bounds import check_flags
 from models.errors import UsageError, command_line
 from parallel.columns import Columns, columns_of
 from parallel.spec import RunSpec
@@ -131,10 +132,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--margin", type=float, default=plan.MARGIN, help="of memory left free")
     parser.add_argument("--format", choices=FORMATS, default="text")
     arguments = parser.parse_args(argv)
-    if arguments.top is not None and arguments.top < 1:
-        raise UsageError(f"--top must be at least 1, not {arguments.top}")
-    if not 0 <= arguments.margin < 1:
-        raise UsageError(f"--margin {arguments.margin} is no part of memory (0 to 1)")
+    check_flags(arguments, top=(1, 10_000), margin=plan.MARGINS)
     shown = report(arguments.study, arguments.cluster, arguments.top, arguments.margin)
     text = shown.render(arguments.format)
     print(emphasise(text) if arguments.format == "text" else text, end="")

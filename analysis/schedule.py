@@ -16,6 +16,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from analysis.tables import writing
+from models.bounds import Bounds, check_flags
 from models.errors import UsageError, command_line
 
 MOST_STAGES, MOST_EVENTS = 1024, 200_000  # what is simulated in seconds
@@ -207,8 +208,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--png", type=Path, metavar="FILE")
     arguments = parser.parse_args(argv)
     pp, n, vpp = arguments.pp, arguments.micro_batches, arguments.vpp
-    if not 0 < arguments.backward <= 100:
-        raise UsageError(f"--backward {arguments.backward:g} must be above 0 and at most 100")
+    most, ratio = (1, MOST_EVENTS), Bounds(0, 100, above=True)
+    check_flags(arguments, pp=(1, MOST_STAGES), micro_batches=most, vpp=most, backward=ratio)
     events = simulate(arguments.schedule, pp, n, vpp, 1.0, arguments.backward)
     formula = (pp - 1) / (vpp * n)
     said = f"makespan {makespan(events):g}, bubble {bubble(events):.4f}, formula {formula:.4f}"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from models.bounds import check_flags
 from models.errors import UsageError, command_line
 
 FORMATS = ("text", "markdown", "csv", "json")
@@ -180,6 +181,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--in-place", action="store_true", help="write FILE, print nothing")
     parser.add_argument("--seq-len", type=int, default=1024, help="tokens per sequence")
     arguments = parser.parse_args(argv)
+    check_flags(arguments, seq_len=(1, 2**24))
     try:
         old = arguments.recompute.read_bytes()
     except OSError as error:

@@ -27,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
+from models.bounds import check_flags  # noqa: E402
 from models.errors import command_line  # noqa: E402
 from parallel import spec  # noqa: E402
 
@@ -40,7 +41,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=20, help="of three blocks")
     parser.add_argument("--block", type=int, default=5, help="optimizer steps of a block")
     spec.add_flags(parser)
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    check_flags(arguments, rounds=(1, 10**6), block=(1, 10**6))
+    return arguments
 
 
 def measure(arguments: argparse.Namespace) -> None:

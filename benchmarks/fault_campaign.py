@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
 from analysis.checkpoints import read_events  # noqa: E402
+from models.bounds import check_flags  # noqa: E402
 from models.errors import command_line  # noqa: E402
 from parallel import saved  # noqa: E402
 from parallel.artifacts import read_run, read_status, write_json  # noqa: E402
@@ -367,6 +368,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("/tmp/faults"), metavar="DIR")
     parser.add_argument("--data", default=str(ROOT / "data" / "stdlib"), metavar="DIR")
     arguments = parser.parse_args(argv)
+    check_flags(arguments, kills=(1, 10**6), steps=(4, 10**6))
     out, each = arguments.out.absolute(), -(-arguments.kills // len(arguments.only))
     flags = ["--data", str(Path(arguments.data).absolute())]
     results = []

@@ -22,6 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from analysis.readers import read, read_all
+from models.bounds import check_flags
 from models.errors import UsageError, command_line
 
 # As published with the Jean Zay study, which averages "elapsed time per iteration" with it.
@@ -126,6 +127,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="where to make the logs (a temporary folder)")
     parser.add_argument("--log", type=Path, help="read this log beside perl, and nothing else")
     arguments = parser.parse_args(argv)
+    check_flags(arguments, mb=(0, 10**6), big_mb=(0, 10**6), files=(0, 10**6))
     if not shutil.which("perl"):
         raise UsageError("perl is not installed: there is nothing to compare with")
     if arguments.log:

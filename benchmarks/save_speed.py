@@ -37,6 +37,7 @@ sys.path[0] = str(ROOT)
 
 import torch  # noqa: E402
 
+from models.bounds import check_flags  # noqa: E402
 from models.errors import command_line  # noqa: E402
 from models.gpt import parameter_shapes  # noqa: E402
 from parallel import checkpoint  # noqa: E402
@@ -112,13 +113,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--out", type=Path, default=Path("/tmp/save_speed"), metavar="DIR")
     arguments = parser.parse_args(argv)
+    check_flags(arguments, mib=(1, 2**20), repeats=(2, 10**6))  # quartiles need 2
     torch.set_num_threads(1)
     layers = max(1, round(arguments.mib * 2**20 / (12 * 12 * 768 * 768)))
     sizes = {"preset": "gpt2-124m", "n_layer": layers, "vocab_size": 257}
     spec = resolve(("benchmark", {**sizes, "save_interval": 1}))
     facts = {"run": "save-speed", "git": {"commit": None}, "data": {"path": "", "sha256": None}}
-    if arguments.repeats < 2:
-        parser.error(f"--repeats {arguments.repeats}: quartiles need 2")
     arguments.out.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(dir=arguments.out))  # on the disk that is to be measured
     target, engine = place / "written", Engine(spec)

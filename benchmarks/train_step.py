@@ -36,6 +36,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from analysis.tables import Column, Table
+from models.bounds import check_flags
 from models.errors import UsageError, command_line
 from models.flops import CONVENTIONS
 from parallel.spec import RunSpec, resolve
@@ -364,6 +365,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dp", action="store_true", help="two ranks beside one")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
+    check_flags(arguments, rounds=(1, 10**6), steps=(1, 10**6), warmup=(0, 10**6))
     if arguments.child:
         print(json.dumps(child(json.loads(arguments.child))))
         return 0

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from models.bounds import Bounds, check_flags
 from models.errors import command_line
 
 
@@ -96,6 +97,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1.0)
     arguments = parser.parse_args(argv)
+    check_flags(arguments, processes=(1, 1024), seconds=Bounds(0, 3600, above=True))
     print(json.dumps(measure(arguments.processes, arguments.seconds)))
     return 0
 

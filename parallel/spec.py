@@ -302,9 +302,12 @@ def _kind_of(name: str) -> type:
     return RunSpec.__dataclass_fields__[name].metadata["kind"]
 
 
+BOUNDS: dict[str, Bounds | None] = {f.name: f.metadata["bounds"] for f in fields(RunSpec)}
+
+
 def out_of_bounds(name: str, value: Any) -> str:
     """What is wrong with a setting's number, with its bounds; empty where nothing is."""
-    bounds = RunSpec.__dataclass_fields__[name].metadata["bounds"]
+    bounds = BOUNDS[name]
     return "" if bounds is None or value is None else bounds.problem(name, value)
 
 

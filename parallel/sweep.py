@@ -28,6 +28,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from models.bounds import check_flags
 from models.errors import UsageError, command_line
 from models.files import named_folder
 from parallel import artifacts, facts, saved
@@ -223,6 +224,7 @@ def main(argv: list[str] | None = None) -> int:
         "--max-restarts", type=int, default=0, metavar="N", help="of a run that has a checkpoint"
     )
     arguments = parser.parse_args(argv)
+    check_flags(arguments, max_restarts=(0, 1000))
     try:
         study = load_study(arguments.study, arguments.cluster)
         for line in study.assumed:

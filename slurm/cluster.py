@@ -24,6 +24,7 @@ import sys
 import time
 from pathlib import Path
 
+from models.bounds import check_flags
 from models.errors import UsageError, command_line
 
 HOME = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "scaling-study-slurm"
@@ -373,6 +374,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--accounting", action="store_true", help="with slurmdbd and MariaDB")
     parser.add_argument("--folder", type=Path, default=HOME, metavar="DIR")
     arguments = parser.parse_args(argv)
+    check_flags(arguments, nodes=(1, 64))
     folder = arguments.folder.absolute()
     if arguments.do == "up":
         conf = up(arguments.nodes, folder, arguments.accounting)

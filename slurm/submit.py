@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from models.bounds import check_flags
 from models.errors import UsageError, command_line
 from parallel.study import Study, load_study
 from slurm import jobs
@@ -121,8 +122,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--logs", type=Path, default=Path("logs"), metavar="DIR")
     parser.add_argument("--strict", action="store_true", help="refuse what cannot run")
     arguments = parser.parse_args(argv)
-    if arguments.max_running is not None and arguments.max_running < 1:
-        parser.error("--max-running must be positive")
+    check_flags(arguments, max_running=(1, 10**6), budget=(0, 10**12))
     logs = ROOT / arguments.logs  # the scripts run there
     study = load_study(arguments.study, arguments.cluster, arguments.strict)
     (logs / study.name).mkdir(parents=True, exist_ok=True)

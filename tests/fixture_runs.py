@@ -77,7 +77,8 @@ def write(
         )
     if fail:
         folder.fail(fail, 0)
-        folder.close()  # a failing process ends; this one goes on
+        for stream in (folder._log, folder._steps):  # a failing process ends; this one goes on
+            stream.close()
     else:
         folder.complete({"schema_version": "2.0"}, "complete")
     return path

@@ -134,8 +134,10 @@ def test_interleaving_needs_whole_groups():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--pp", "0"], "must be positive"),
-        (["--pp", "1000000", "--micro-batches", "2"], "at most pp 1024 and 200000 events"),
+        (["--pp", "0"], "--pp must be at least 1 and at most 1024, not 0"),
+        (["--pp", "1024", "--micro-batches", "99999"], "at most pp 1024 and 200000 events"),
+        (["--vpp", "9" * 4000], "--vpp must be at least 1 and at most 200000, not 999999999999..."),
+        (["--backward", "nan"], "--backward must be above 0 and at most 100, not nan"),
         (["--png", "/no/such/folder/x.png"], "No such file"),
     ],
 )

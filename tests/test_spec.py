@@ -127,7 +127,10 @@ def test_unreadable_deepspeed_json_is_named(tmp_path):
         ({"engine": "deepspeed_zero", "precision": "bf16"}, "for bf16 use zero_stage 1"),
         ({"eval_steps": -3}, "eval_steps must be at least 0 and at most 1000000, not -3"),
         ({"beta1": 1.5}, "beta1 must be at least 0 and below 1"),
-        ({"clip_grad": float("nan")}, "clip_grad must be at least 0 and at most 1000000000, not nan"),
+        (
+            {"clip_grad": float("nan")},
+            "clip_grad must be at least 0 and at most 1000000000, not nan",
+        ),
         ({"timeout_s": 0.0}, "timeout_s must be above 0 and at most 2592000, not 0.0"),
         ({"seq_len": 0}, "seq_len must be at least 1 and at most 16777216, not 0"),
         ({"seed": -1}, "seed must be at least 0 and at most 2147483647, not -1"),
