@@ -6,6 +6,8 @@
 logs       mutated logs (../shared/logs where it is there, and logs/), read by tflops and quality
 folders    a study of three runs, one of them spoilt, through every command that reads run folders
 manifests  a checkpoint's manifest forged, with the checksum that fits: verify, export and load
+commands   command lines with bad numbers, empty values, wrong files, devices, unknown words
+output     every command where its output is closed, full, or read no further than one line
 not-runs   every file that is no run, of this repository and of installed packages: none is read
 neutral    bytes that change no fact (line ends, colours, padding ...): no field of a record changes
 
@@ -19,10 +21,8 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import importlib
 import io
 import json
-import math
 import os
 import random
 import re
@@ -32,12 +32,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import traceback
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
@@ -50,115 +47,15 @@ import numpy as np  # noqa: E402
 
 from analysis import readers  # noqa: E402
 from analysis.tables import FORMATS  # noqa: E402
-from benchmarks import spoil  # noqa: E402
+from benchmarks import bad_commands, spoil  # noqa: E402
+from benchmarks.watched import COLUMNS, WRONG, Problem, Try, command, copy_study, watched  # noqa: E402
 from models.errors import UsageError, command_line  # noqa: E402
 
 SHARED = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared")) / "logs"
 OWN = ROOT / "logs" / "2-core-cpu"
-CPU_S, WAIT_S, MEMORY = 5.0, 60.0, 8 << 30  # of one call; bytes of address space
+MEMORY = 6 << 30  # bytes of address space of a process
 LARGEST = 4 << 20  # bytes of a file of an installed package that is tried
 PACKAGES = ("torch", "deepspeed", "megatron", "transformers")
-TRACEBACK, HANG, WRONG = COLUMNS = ("traceback", "hang", "wrong")
-
-Problem = tuple[str, str]  # (one of COLUMNS, what it was)
-
-
-class Hang(BaseException):
-    """The call took longer than it may. No `except Exception` catches it."""
-
-
-@dataclass
-class Try:
-    """One case: what was done to the input, and what came of it."""
-
-    kind: str
-    problems: list[Problem] = field(default_factory=list)
-    number: int = 0
-
-
-# --- one call, watched ---------------------------------------------------------------------------
-
-
-def _hang(signum: int, frame: Any) -> None:
-    raise Hang
-
-
-def place(error: BaseException) -> str:
-    """FILE:LINE of the last frame that is ours."""
-    ours = [f for f in traceback.extract_tb(error.__traceback__) if _is_ours(f.filename)]
-    last = ours[-1] if ours else traceback.extract_tb(error.__traceback__)[-1]
-    name = Path(last.filename)
-    name = name.relative_to(ROOT) if name.is_relative_to(ROOT) else name.name
-    return f"{name}:{last.lineno}"
-
-
-def _is_ours(filename: str) -> bool:
-    rooms = [str(ROOT / room) for room in ("analysis", "models", "parallel", "slurm")]
-    return filename.startswith(tuple(rooms))
-
-
-def watched(action: Callable[[], Any], loud: bool = False) -> tuple[Any, list[Problem]]:
-    """What `action` returns (None where it was stopped), and what is wrong with how it ended."""
-    old = [signal.signal(s, _hang) for s in (signal.SIGPROF, signal.SIGALRM)]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            signal.setitimer(signal.ITIMER_PROF, CPU_S)
-            signal.setitimer(signal.ITIMER_REAL, WAIT_S)
-            return action(), []
-    except UsageError as refused:
-        return refused, []
-    except Hang as hang:
-        return None, [(HANG, f"over {CPU_S:g} s at {place(hang)}")]
-    except Exception as error:
-        if loud:
-            traceback.print_exc(file=sys.__stderr__)
-        words = re.sub(r"/tmp/\w+/", "", str(error).partition("\n")[0])[:70]
-        return None, [(TRACEBACK, f"{type(error).__name__} at {place(error)} ({words})")]
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in zip((signal.SIGPROF, signal.SIGALRM), old, strict=True):
-            signal.signal(number, handler)
-
-
-def command(module: str, argv: list[str], loud: bool = False) -> tuple[str, list[Problem]]:
-    """What `python -m module argv` prints, and what is wrong with it or with how it ends."""
-    main = importlib.import_module(module).main
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-
-    def call() -> int:
-        try:
-            return main(argv)
-        except SystemExit as end:  # argparse
-            return end.code
-
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status, problems = watched(call, loud)
-    printed, said = (stream.buffer.getvalue().decode() for stream in (out, err))
-    if isinstance(status, UsageError):
-        problems.append((TRACEBACK, f"UsageError leaves {module}.main"))
-    problems += [(WRONG, f"{module}: {what}") for what in complaints(argv, printed, said)]
-    return printed, problems
-
-
-def complaints(argv: list[str], printed: str, said: str) -> Iterator[str]:
-    """What no output may hold: control characters, or JSON that is none."""
-    if found := re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", printed + said):
-        yield f"a control character is printed: {found[0]!r}"
-    if "json" not in argv or not printed:
-        return
-    try:
-        rows = json.loads(printed, parse_constant=lambda word: math.nan)
-    except ValueError:
-        yield "--format json prints no JSON"
-        return
-    for row in rows if isinstance(rows, list) else [rows]:
-        for key, value in row.items() if isinstance(row, dict) else ():
-            if isinstance(value, float) and not math.isfinite(value):
-                yield f"{key} is {value}"
-            if isinstance(value, (int, float)) and key.endswith(("_s", "tflops")) and value < 0:
-                yield f"{key} is negative"
 
 
 # --- logs ----------------------------------------------------------------------------------------
@@ -202,21 +99,6 @@ def one_log(chance: random.Random, folder: Path, loud: bool) -> Try:
 
 # --- run folders ---------------------------------------------------------------------------------
 
-CHECKPOINTS = """event,step,blocked_s,total_s,bytes,ranks,problem
-save,10,0.5,0.7,1000000,2,
-load,10,,0.2,1000000,2,
-save,20,0.4,0.6,1000000,2,
-"""
-STATE = '{"job_id": 17, "state": "COMPLETED", "exit": "0:0", "verdict": "", "line": "done"}\n'
-TRACE = {"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "mm", "ts": 1, "dur": 5, "pid": 1}]}
-BESIDE = {
-    "checkpoints.csv": CHECKPOINTS,
-    "17.state": STATE,
-    "17.out": "loading\n",
-    "profiles/rank0.json": json.dumps(TRACE),
-    "attempts/1/status.json": '{"state": "failed", "reason": "it was killed"}\n',
-}
-
 
 @functools.cache
 def studies() -> list[tuple[Path, ...]]:
@@ -247,16 +129,8 @@ OF_FOLDERS = {
 SLOW = "analysis.plots"  # a second each: for one case of ten
 
 
-def copy_study(runs: tuple[Path, ...], folder: Path) -> Path:
-    """The runs as a study of their own, with the files that only some runs have."""
-    study = folder / "logs" / runs[0].parent.name
-    for run in runs:
-        shutil.copytree(run, study / run.name)
-        for name, text in BESIDE.items():
-            path = study / run.name / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-    return study
+def copied(runs: tuple[Path, ...], folder: Path) -> Path:
+    return copy_study(runs, folder / "logs" / runs[0].parent.name)
 
 
 def show(study: Path, slow: bool, loud: bool) -> tuple[dict[str, str], list[Problem]]:
@@ -280,7 +154,7 @@ def show(study: Path, slow: bool, loud: bool) -> tuple[dict[str, str], list[Prob
 def unharmed(runs: tuple[Path, ...], slow: bool) -> dict[str, set[str]]:
     """The runs that each command shows where nothing is wrong."""
     with tempfile.TemporaryDirectory() as folder:
-        told, _ = show(copy_study(runs, Path(folder)), slow, False)
+        told, _ = show(copied(runs, Path(folder)), slow, False)
     return {name: {r.name for r in runs if shows(text, r.name)} for name, text in told.items()}
 
 
@@ -305,14 +179,14 @@ def harm(chance: random.Random, run: Path) -> str:
         path.symlink_to(chance.choice([path, path.parent, run.parent]))
     elif way == "huge":
         with path.open("wb") as file:
-            file.truncate(1 << 33)
+            file.truncate(1 << 28)
     return f"{way} file"
 
 
 def one_folder(chance: random.Random, folder: Path, loud: bool) -> Try:
     """A study with one harmed run through every command: the other runs must still be shown."""
     runs = chance.choice(studies())
-    study, victim, slow = copy_study(runs, folder), chance.choice(runs), chance.random() < 0.1
+    study, victim, slow = copied(runs, folder), chance.choice(runs), chance.random() < 0.1
     way = harm(chance, study / victim.name)
     told, problems = show(study, slow, loud)
     for name, expected in unharmed(runs, slow).items():
@@ -413,64 +287,6 @@ def one_no_run(chance: random.Random, folder: Path, loud: bool, number: int) -> 
 
 # --- manifests -----------------------------------------------------------------------------------
 
-SIZES = {"n_layer": 1, "hidden": 8, "n_head": 2, "vocab_size": 11, "max_seq_len": 4}
-STEP = 10
-
-
-def holder() -> Any:
-    """An engine that only holds a tiny model's parameters and moments, each a number of its own."""
-    import torch
-
-    from models.config import preset
-    from models.gpt import parameter_shapes
-    from parallel.checkpointer import KINDS, State, hold
-
-    class Holder:
-        def __init__(self) -> None:
-            self.adam_step, self.tensors = 0, {}
-            for name, shape in parameter_shapes(preset("tiny", **SIZES)).items():
-                self.tensors[name] = {kind: torch.zeros(shape) for kind in KINDS}
-
-        def state(self) -> State:
-            held = []
-            for name, kinds in self.tensors.items():
-                shape = tuple(kinds["param"].shape)
-                held += hold(name, shape, (0,) * len(shape), shape, 0, kinds)
-            return State(held, self.adam_step)
-
-        def restore(self, adam_step: int, scaler: dict) -> None:
-            self.adam_step = adam_step
-
-        def numbers(self) -> list:
-            return [t.tolist() for kinds in self.tensors.values() for t in kinds.values()]
-
-    return Holder()
-
-
-def saver(engine: Any, save: Path) -> Any:
-    from parallel.checkpointer import Checkpointer
-    from parallel.spec import resolve
-
-    spec = resolve(("bad input", {**SIZES, "save_interval": 1, "keep_last": 0, "steps": 100}))
-    facts = {"run": "r", "git": {"commit": "c"}, "data": {"path": "d", "sha256": "s"}}
-    return Checkpointer(engine, spec, facts, save, 0, 1)
-
-
-@functools.cache
-def good_checkpoint() -> dict[str, bytes]:
-    """The files of a small checkpoint of step 10."""
-    engine = holder()
-    for number, kinds in enumerate(engine.tensors.values()):
-        for tensor in kinds.values():
-            tensor.uniform_(0.1, 1.0).add_(number)
-    engine.adam_step = STEP
-    with tempfile.TemporaryDirectory() as save:
-        writer = saver(engine, Path(save))
-        writer.save(STEP)
-        writer.wait()
-        (folder,) = Path(save).glob("step-*")
-        return {p.name: p.read_bytes() for p in folder.iterdir()}
-
 
 def forge(chance: random.Random, folder: Path) -> str:
     """Change what the manifest says and give it the checksum that fits; how."""
@@ -494,13 +310,12 @@ def forge(chance: random.Random, folder: Path) -> str:
 
 def one_manifest(chance: random.Random, folder: Path, loud: bool) -> Try:
     """A forged manifest through verify, both exports and loading: refused, or of no effect."""
+    from benchmarks import tiny_checkpoint  # loads torch
+
     good = {}
     for name in ("good", "bad"):
         save = folder / name / "checkpoints"
-        step = save / f"step-{STEP:08d}"
-        step.mkdir(parents=True)
-        for file, data in good_checkpoint().items():
-            (step / file).write_bytes(data)
+        step = tiny_checkpoint.write(save)
         way = forge(chance, step) if name == "bad" else ""
         results, problems = through(save, folder / name, loud)
         good = good or results
@@ -513,6 +328,8 @@ def one_manifest(chance: random.Random, folder: Path, loud: bool) -> Try:
 
 def through(save: Path, out: Path, loud: bool) -> tuple[dict[str, Any], list[Problem]]:
     """What each way of reading a checkpoint gives, None where it refuses."""
+    from benchmarks import tiny_checkpoint  # loads torch
+
     results, problems = {}, command("parallel.checkpoint", ["verify", str(save)], loud)[1]
     for form in ("weights", "dcp"):
         words = ["export", str(save), str(out / form), "--format", form]
@@ -523,12 +340,14 @@ def through(save: Path, out: Path, loud: bool) -> tuple[dict[str, Any], list[Pro
         # DCP's bytes hold Adam's step, of which any number up to the step may be right.
         told = [p.read_bytes() if form == "weights" else p.stat().st_size for p in files]
         results[f"export --format {form}"] = told or None
-    engine = holder()
+    engine = tiny_checkpoint.Holder()
     with contextlib.redirect_stderr(io.StringIO()):
-        step, wrong = watched(lambda: saver(engine, save).load(save), loud)
+        step, wrong = watched(lambda: tiny_checkpoint.saver(engine, save).load(save), loud)
     problems += [(column, f"load: {what}") for column, what in wrong]
     if not wrong and not isinstance(step, UsageError):
-        counted = engine.adam_step in range(STEP + 1)  # steps that were skipped do not count
+        counted = engine.adam_step in range(
+            tiny_checkpoint.STEP + 1
+        )  # steps that were skipped do not count
         results["load"] = (step, counted, engine.numbers())
     return results, problems
 
@@ -540,6 +359,8 @@ CAMPAIGNS: dict[str, tuple[Callable[..., Try], int | Callable[[], list]]] = {
     "logs": (one_log, 6500),
     "folders": (one_folder, 500),
     "manifests": (one_manifest, 200),
+    "commands": (bad_commands.one_command, 1500),
+    "output": (bad_commands.one_output, bad_commands.outputs),
     "neutral": (one_neutral, neutral_cases),
     "not-runs": (one_no_run, no_runs),
 }

@@ -1,0 +1,242 @@
+"""Bad command lines, and outputs that cannot be written, for every command of the repository.
+
+A desk is a small folder with a file of every kind: a study of three runs, a log, a study's TOML, a
+table, a page, a picture, JSON and TOML that are nested too deep, an endless device, a link to
+itself. Commands run there, from a line that works, with flags as argparse declares them.
+"""
+
+import argparse
+import builtins
+import contextlib
+import functools
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from unittest import mock
+
+from benchmarks import tiny_checkpoint
+from benchmarks.watched import HANG, ROOT, TRACEBACK, WRONG, Problem, Try, command, copy_study
+
+# A line of each command that works on the desk. Benchmarks are no part: they run what is here.
+LINES = {
+    "analysis.audit": "table.csv",
+    "analysis.breakdown": "logs/study",
+    "analysis.calibrate": "--published table.csv --name x --rows 4 --out x.toml",
+    "analysis.checkpoints": "logs/study",
+    "analysis.compare": "logs/study",
+    "analysis.parity": "logs/study",
+    "analysis.plan": "--model gpt2-124m --cluster jean-zay-v100 --gpus 4 --global-batch 16",
+    "analysis.plots": "logs/study --out plots",
+    "analysis.predict": "--validate table.csv --calibrate-rows 4",
+    "analysis.profile": "logs/study",
+    "analysis.prune": "study.toml --cluster 2-core-cpu",
+    "analysis.quality": "job.out",
+    "analysis.report": "page.md",
+    "analysis.scaling": "logs/study",
+    "analysis.scaling_report": "logs/study --out report.json",
+    "analysis.schedule": "--pp 2",
+    "analysis.tables": "--recompute page.md",
+    "analysis.tflops": "job.out",
+    "models.hf": "export weights gpt2",
+    "parallel.checkpoint": "verify logs/study/ddp",
+    "parallel.data": "--input page.md --out data --tokenizer byte",
+    "parallel.environment": "environment.txt",
+    "parallel.microbench": "--processes 1 --seconds 0.01",
+    "parallel.sweep": "study.toml --out swept",
+    "parallel.train": "--check --preset tiny --out run",
+    "slurm.cancel": "study.toml --logs logs",
+    "slurm.cluster": "down --folder cluster",
+    "slurm.mark": "logs/study/ddp broken job.out",
+    "slurm.node": "true",
+    "slurm.render": "study.toml",
+    "slurm.status": "study.toml",
+    "slurm.submit": "study.toml --logs logs",
+}
+STARTS = ("parallel.sweep", "slurm.submit")  # runs and jobs: of these only --help is really called
+OUTPUT_S = 60
+NUMBERS = "-1 0 nan inf 1e400 1e300 1e9 1e-300 1.5 0x10 1,5 1_0 100000".split() + ["9" * 30, "٣"]
+WORDS = [
+    "",
+    " ",
+    "x",
+    "--",
+    "-",
+    "x" * 5000,
+    "a\nb",
+    "\x1b[2J",
+    "\udcff",
+    "=1",
+    "1:0",
+    "a/../b",
+    "%s",
+]
+FILES = "logs/study logs/study/ddp job.out study.toml table.csv page.md picture.png empty missing"
+FILES = [*FILES.split(), "folder", "deep.json", "deep.toml", "zero", "null", "loop", "."]
+
+
+def lay_desk(desk: Path) -> None:
+    runs = [
+        ROOT / "logs/2-core-cpu/2-core_breakdown" / n for n in ("ddp", "ddp-dp2", "megatron-pp2")
+    ]
+    copy_study(tuple(runs), desk / "logs" / "study")
+    shutil.copy(runs[0] / "train.log", desk / "job.out")
+    shutil.copy(ROOT / "slurm/2-core_breakdown.toml", desk / "study.toml")
+    shutil.copy(ROOT / "logs/published/seed003_jeanzay_v100.csv", desk / "table.csv")
+    shutil.copy(ROOT / "logs/plots/tflops.png", desk / "picture.png")
+    (desk / "page.md").write_text(
+        "# Page\n\n| GPUs | Size | GBS | Speed | TFLOPs |\n"
+        "| --- | --- | --- | --- | --- |\n| 16 | 7.5B | 4 | 0.661s | 23.2 |\n"
+    )
+    (desk / "deep.json").write_text('{"a":' * 100_000)
+    (desk / "deep.toml").write_text("a = " + "[" * 100_000)
+    (desk / "empty").touch()
+    (desk / "folder").mkdir()
+    (desk / "zero").symlink_to("/dev/zero")
+    (desk / "null").symlink_to("/dev/null")
+    (desk / "loop").symlink_to("loop")
+    tiny_checkpoint.write(desk / "logs/study/ddp/checkpoints")
+    command("parallel.checkpoint", ["export", str(desk / "logs/study/ddp"), str(desk / "weights")])
+
+
+# --- command lines -------------------------------------------------------------------------------
+
+
+class Parsed(BaseException):
+    """Carries a command's parser out of it."""
+
+
+@functools.cache
+def flags(module: str) -> list[argparse.Action]:
+    """Every flag that a command declares, those of its subcommands too."""
+
+    def caught(parser: argparse.ArgumentParser, *_: object) -> None:
+        raise Parsed(parser)
+
+    with mock.patch.object(argparse.ArgumentParser, "parse_args", caught):
+        try:
+            command(module, [])
+        except Parsed as found:
+            return list(_options(found.args[0]))
+    return []  # slurm.node has none
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from _options(below)
+        elif action.option_strings and "--help" not in action.option_strings:
+            yield action
+
+
+def bad_flag(chance: random.Random, module: str, words: list[str]) -> list[str]:
+    """A flag of the command with a value that is probably wrong."""
+    declared = flags(module)
+    if not declared:
+        return bad_word(chance, module, words)
+    flag = chance.choice(declared)
+    name = chance.choice(flag.option_strings)
+    if flag.nargs == 0:
+        return [*words, name]
+    values = chance.choice([NUMBERS, NUMBERS, WORDS, FILES, list(flag.choices or NUMBERS)])
+    value = str(chance.choice(values))
+    return [*words, f"{name}={value}"] if chance.random() < 0.5 else [*words, name, value]
+
+
+def bad_word(chance: random.Random, module: str, words: list[str]) -> list[str]:
+    """Another word in the place of one that is no flag."""
+    at = [i for i, word in enumerate(words) if not word.startswith("-")]
+    if not at:
+        return bad_flag(chance, module, words)
+    words = words.copy()
+    words[chance.choice(at)] = chance.choice(FILES + WORDS)
+    return words
+
+
+def one_word_more(chance: random.Random, module: str, words: list[str]) -> list[str]:
+    words = words.copy()
+    words.insert(chance.randrange(len(words) + 1), chance.choice(FILES + WORDS))
+    return words
+
+
+@contextlib.contextmanager
+def nothing_starts() -> Iterator[None]:
+    """No process is started, signalled or replaced, and nobody is asked, while this is open."""
+    missing = FileNotFoundError(2, "No such file or directory", "a program")
+    instead = [(subprocess, "Popen", missing), (os, "execvp", missing), (os, "execv", missing)]
+    instead += [(BaseProcess, "start", missing), (os, "kill", ProcessLookupError)]
+    with contextlib.ExitStack() as stack:
+        for where, name, failure in [*instead, (builtins, "input", EOFError)]:
+            stack.enter_context(mock.patch.object(where, name, side_effect=failure))
+        stack.enter_context(mock.patch("slurm.submit.ROOT", Path.cwd()))  # where --logs begins
+        yield
+
+
+def one_command(chance: random.Random, folder: Path, loud: bool) -> Try:
+    """A command's working line with one to three mistakes in it, in this process."""
+    module = chance.choice(sorted(LINES))
+    words = LINES[module].split()
+    for _ in range(chance.choice([1, 1, 2, 3])):
+        mistake = chance.choice([bad_flag, bad_flag, bad_word, one_word_more])
+        words = mistake(chance, module, words)
+    if loud:
+        print(f"python -m {module}", *map(repr, words))
+    return Try(module, on_desk(folder, module, words, loud))
+
+
+def on_desk(folder: Path, module: str, words: list[str], loud: bool = False) -> list[Problem]:
+    lay_desk(folder)
+    with contextlib.chdir(folder), nothing_starts():
+        return command(module, words, loud)[1]
+
+
+# --- outputs -------------------------------------------------------------------------------------
+
+OUTPUTS = {
+    "| head -1": "{} | head -1 >first",
+    ">&-": "{} >&-",
+    ">/dev/full": "{} >/dev/full",
+    ">&- 2>&-": "{} >&- 2>&-",
+}
+
+
+@functools.cache
+def outputs() -> list[tuple[str, str, str]]:
+    """(command, its words, what becomes of its output)."""
+    lines = [
+        (m, w) for m in LINES for w in (LINES[m], "--help") if w == "--help" or m not in STARTS
+    ]
+    return [(module, words, output) for module, words in lines for output in OUTPUTS]
+
+
+def one_output(chance: random.Random, folder: Path, loud: bool, number: int) -> Try:
+    """A command in a process of its own, whose output nobody can take: it ends without much ado."""
+    module, words, output = outputs()[number]
+    lay_desk(folder)
+    line = OUTPUTS[output].format(f"{sys.executable} -m {module} {words}")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder)}
+    try:
+        done = subprocess.run(
+            ["bash", "-c", line],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=OUTPUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return Try(output, [(HANG, f"{module} {words}: over {OUTPUT_S} s")])
+    said = done.stderr.strip()
+    if loud:
+        print(said)
+    if "Traceback" in said or "Exception ignored" in said:
+        return Try(output, [(TRACEBACK, f"{module} {words}: {said.splitlines()[-1]}")])
+    silent = output == ">/dev/full" and done.returncode == 0
+    return Try(output, [(WRONG, f"{module} {words}: a full disk is no failure")] * silent)
