@@ -563,7 +563,7 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         gpus_per_node=(1, 10**9),
         max_tp=BOUNDS["tp"],
         min_micro_batches=BOUNDS["grad_accum"],
-        leave=(0, 10_000),
+        leave=(0, 10**9),
         margin=MARGINS,
         top=(1, 10_000),
     )

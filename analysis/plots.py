@@ -1,13 +1,17 @@
 """Pictures of the tables, as PNG and SVG.
 
-    python -m analysis.plots [PATH...] [--out logs/plots] [--baseline NAME]
+    python -m analysis.plots                              the published tables, to logs/plots
+    python -m analysis.plots PATH... [--out FOLDER] [--baseline NAME]
 
-With paths: speedup, TFLOP/s and phases of these runs. Without: those of the published tables. The
-speedup has its ideal line and, where a size was measured more than once, its spread from slowest
-to fastest. Exits 2 when there is nothing to draw.
+With paths: speedup, TFLOP/s and phases of these runs, to PATH/plots (beside a file; of several
+paths --out says where). logs/plots is the published tables' alone. Every file that is written is
+named, and so is every run that a picture leaves out, with the reason. The speedup has its ideal
+line, a point for every run, a line through the medians of the sizes and, where a row is of
+repeats, its spread from slowest to fastest. Exits 2 when there is nothing to draw.
 """
 
 import argparse
+import statistics
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 
     from analysis.records import Record
 
+PUBLISHED = Path(__file__).resolve().parent.parent / "logs" / "plots"
 PHASES = ("compute", "communication", "data loading", "data movement")
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")  # Paul Tol, bright
 
@@ -45,8 +50,8 @@ def _figure(title: str) -> "tuple[Figure, Any]":
 
 def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
     """Write NAME.png and NAME.svg; the SVG is the same bytes for the same data."""
-    folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(paths[0], dpi=144, metadata={"Software": None})
     figure.savefig(paths[1], metadata={"Date": None})
     return paths
@@ -55,7 +60,8 @@ def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
 def speedup(series: dict[str, list[dict[str, Any]]], title: str) -> "Figure":
     """Speedup against GPUs: rows of `scaling.curve` by label, with the ideal line.
 
-    A bar spans the slowest to the fastest repeat of a size; without repeats there is none.
+    A bar spans the slowest to the fastest repeat of a size; without repeats there is none. Where a
+    size has several rows, each is a point and the line goes through their medians.
     """
     figure, axes = _figure(title)
     sizes = [row["gpus"] for rows in series.values() for row in rows]
@@ -64,7 +70,15 @@ def speedup(series: dict[str, list[dict[str, Any]]], title: str) -> "Figure":
         gpus = [row["gpus"] for row in rows]
         base = rows[0]["speedup"] * rows[0]["step_s"]
         faster = [row["speedup"] for row in rows]
-        axes.plot(gpus, faster, "o-", label=label)
+        by_size: dict[float, list[float]] = {}
+        for size, one in zip(gpus, faster, strict=True):
+            by_size.setdefault(size, []).append(one)
+        if len(by_size) == len(rows):
+            axes.plot(gpus, faster, "o-", label=label)
+        else:
+            middle = [statistics.median(by_size[size]) for size in sorted(by_size)]
+            axes.plot(sorted(by_size), middle, "-", label=f"{label} (line: medians)")
+            axes.plot(gpus, faster, "o", color=axes.lines[-1].get_color(), alpha=0.7)
         colour = axes.lines[-1].get_color()
         for row in rows:
             if row.get("n", 1) > 1:
@@ -188,8 +202,8 @@ def _phases(record: "Record") -> dict[str, float]:
     return {name: timers[name] for name in ("fwd", "bwd", "step") if name in timers}
 
 
-def of_runs(paths: list[Path], folder: Path, baseline: str | None) -> list[Path]:
-    """The pictures of runs and logs.
+def of_runs(paths: list[Path], folder: Path, baseline: str | None) -> tuple[list[Path], list[str]]:
+    """(the pictures of runs and logs, one line for each run that a picture leaves out).
 
     Raises:
         UsageError: nothing could be read, or nothing of it can be drawn.
@@ -197,33 +211,58 @@ def of_runs(paths: list[Path], folder: Path, baseline: str | None) -> list[Path]
     from analysis.load import load, name_of
     from analysis.tflops import rows as scaling_rows
 
-    records, _ = load(paths)
+    records, left_out = load(paths)
     rows = scaling_rows(records, baseline=baseline)
-    written = []
+    written: list[Path] = []
     by_engine: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for record, row in zip(records, rows, strict=True):
+        label, missing = row["engine"] or "unknown", []
         if row["tflops"] and row["gpus"]:
-            by_engine.setdefault(row["engine"] or "unknown", []).append(
-                (row["gpus"], row["tflops"])
-            )
+            by_engine.setdefault(label, []).append((row["gpus"], row["tflops"]))
+        else:
+            missing.append("tflops")
+        if row["speedup"] and row["efficiency"]:  # oversubscribed rows have no efficiency
+            curves.setdefault(label, []).append(row)
+        else:
+            missing.append("speedup")
+        if missing:
+            why = row["notes"] if row["verdict"] == "complete" else row["verdict"]
+            if not (why or baseline or record.extra.get("baseline")):
+                why = "no baseline is stated (--baseline NAME)"
+            why = why or "a fact that it needs is not known"
+            left_out.append(f"{row['run']}: not in {' and '.join(missing)}: {why}")
     if by_engine:
         figure = tflops(by_engine, "TFLOP/s per GPU", DEFAULT_CONVENTION)
         written += save(figure, folder, "tflops")
-    curves: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        if row["speedup"] and row["efficiency"]:  # oversubscribed rows have no efficiency
-            curves.setdefault(row["engine"] or "unknown", []).append(row)
-    for label, found in curves.items():  # the fastest split of each size
-        best = {row["gpus"]: row for row in sorted(found, key=lambda row: row["speedup"])}
-        curves[label] = [best[gpus] for gpus in sorted(best)]
     if curves:
+        for found in curves.values():
+            found.sort(key=lambda row: (row["gpus"], row["run"]))
         written += save(speedup(curves, "Strong scaling"), folder, "speedup")
     bars = {name_of(record): parts for record in records if (parts := _phases(record))}
     if bars:
         written += save(phases(bars, "Where a step's time goes"), folder, "breakdown")
     if not written:
-        raise UsageError("no run here has a number of GPUs and a steady time: nothing to draw")
-    return written
+        nothing = "no run here has a number of GPUs and a steady time: nothing to draw"
+        raise UsageError("; ".join([nothing, *left_out]))
+    return written, left_out
+
+
+def _folder_for(paths: list[Path], out: Path | None) -> Path:
+    """Where the pictures go.
+
+    Raises:
+        UsageError: several paths and no --out, or runs' pictures where the published ones are.
+    """
+    if not paths:
+        return out or Path("logs/plots")
+    if out is None and len(paths) > 1:
+        raise UsageError(f"{len(paths)} paths: say with --out FOLDER where the pictures go")
+    path = paths[0]
+    folder = out or (path if path.is_dir() else path.parent) / "plots"
+    if folder.resolve() == PUBLISHED.resolve():
+        raise UsageError(f"{folder} holds the published tables' pictures: take another --out")
+    return folder
 
 
 @command_line("analysis.plots")
@@ -235,13 +274,20 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="logs, runs, folders")
-    parser.add_argument("--out", type=Path, default=Path("logs/plots"), metavar="FOLDER")
-    parser.add_argument("--baseline", metavar="NAME", help="the run that speedups are against")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="default: PATH/plots; without paths logs/plots"
+    )
+    parser.add_argument(
+        "--baseline", metavar="NAME", help="the run that speedups are against; or its path"
+    )
     arguments = parser.parse_args(argv)
+    folder, left_out = _folder_for(arguments.paths, arguments.out), []
     if arguments.paths:
-        written = of_runs(arguments.paths, arguments.out, arguments.baseline)
+        written, left_out = of_runs(arguments.paths, folder, arguments.baseline)
     else:
-        written = published(arguments.out)
+        written = published(folder)
+    for line in left_out:
+        print(f"analysis.plots: {line}", file=sys.stderr)
     print(*written, sep="\n")
     return 0
 

@@ -77,8 +77,7 @@ def write(
         )
     if fail:
         folder.fail(fail, 0)
-        for stream in (folder._log, folder._steps):  # a failing process ends; this one goes on
-            stream.close()
+        folder.close()  # a failing process ends; this one goes on
     else:
         folder.complete({"schema_version": "2.0"}, "complete")
     return path

@@ -83,3 +83,36 @@ def test_pictures_of_runs_and_of_nothing(tmp_path, capsys):
     assert (tmp_path / "out" / "speedup.svg").is_file()
     assert plots.main([str(tmp_path / "nowhere")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_studys_pictures_lie_beside_it_and_show_every_run(tmp_path, capsys):
+    runs = tmp_path / "runs"
+    write(runs, facts("s", "ddp", engine="ddp"), step_s=0.5)
+    for micro_batch, step_s in ((1, 0.30), (2, 0.28), (4, 0.26)):
+        about = facts("s", "ddp", engine="ddp", gpus=2, micro_batch=micro_batch)
+        about["run"] += f"-mb{micro_batch}"
+        write(runs, about, step_s=step_s)
+    write(runs, facts("s", "ddp", engine="ddp", gpus=4), loss=[], fail="no port")
+    write(runs, facts("s", "ddp", engine="ddp", gpus=8, recompute="full"))
+    assert plots.main([str(runs)]) == 0
+    said = capsys.readouterr()
+    written = [runs / "plots" / f"{n}.{k}" for n in ("tflops", "speedup") for k in ("png", "svg")]
+    assert said.out.splitlines() == list(map(str, written))
+    assert sorted(said.err.splitlines()) == [
+        "analysis.plots: ddp-dp4: not in tflops and speedup: traceback",
+        "analysis.plots: ddp-dp8-recompute-full: not in speedup: invalid comparison: recompute"
+        " full here, none in the baseline",
+    ]
+    assert plots.main([str(runs), str(runs / "ddp")]) == 2
+    assert "2 paths: say with --out FOLDER" in capsys.readouterr().err
+    for where in ([str(ROOT / "logs")], [str(runs), "--out", str(ROOT / "logs" / "plots")]):
+        assert plots.main(where) == 2
+        assert "holds the published tables' pictures" in capsys.readouterr().err
+
+
+def test_every_row_of_a_size_is_a_point_and_the_line_goes_through_the_medians():
+    sizes = [(1, 1.0), (2, 1.2), (2, 1.8), (2, 1.9), (4, 3.0)]
+    rows = [{"gpus": g, "speedup": s, "step_s": 1 / s} for g, s in sizes]
+    line, points, ideal = plots.speedup({"ddp": rows}, "a study").axes[0].lines
+    assert list(zip(*points.get_data(), strict=True)) == sizes
+    assert line.get_ydata().tolist() == [1.0, 1.8, 3.0] and ideal.get_ydata().tolist() == [1, 4]
