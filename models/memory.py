@@ -30,7 +30,7 @@ def stage_layers(x: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     partition_uniform). A middle stage exists from pp 3.
     """
     even = x.layers % x.pp == 0
-    balanced = ~even & ((x.layers + 2) % x.pp == 0) & (x.pp > 1)
+    balanced = ~even & ((x.layers + 2) % x.pp == 0)
     per = x.layers / x.pp
     most = np.where(even, per, np.where(balanced, (x.layers + 2) / x.pp, np.ceil(per)))
     first = np.where(balanced, most - 1, most)
@@ -46,7 +46,7 @@ def layer_params(x: Any) -> np.ndarray:
 
 def params(x: Any, layers: np.ndarray, embedding: np.ndarray | bool) -> np.ndarray:
     """Parameters a rank computes with: its layers and, at an end, the word embedding."""
-    return (layers * layer_params(x) + embedding * 1.0 * x.vocab * x.hidden) / x.tp
+    return (layers * layer_params(x) + embedding * x.vocab * x.hidden) / x.tp
 
 
 def states(x: Any, n: np.ndarray) -> dict[str, np.ndarray]:
@@ -79,23 +79,25 @@ def states(x: Any, n: np.ndarray) -> dict[str, np.ndarray]:
 
 def layer_activations(x: Any) -> np.ndarray:
     """What backward needs of one layer, nothing recomputed: s b h (10 + 24/t + 5 a s / (h t)),
-    with sequence parallelism all of it over t [K eq. 1, 2, 4]; flash keeps no s x s scores."""
-    sbh = 1.0 * x.micro_batch * x.seq * x.hidden * x.width / 2
+    with sequence parallelism all of it over t [K eq. 1, 2, 4]."""
+    sbh = x.micro_batch * x.seq * x.hidden * x.width / 2
     whole = 10.0 / np.where(x.sequence_parallel, x.tp, 1)
     split = (8.0 + 4.0 * x.ffn / x.hidden * (1 + 0.5 * x.glu)) / x.tp
-    return sbh * (whole + split) + np.where(x.flash, 0.0, 1.0) * scores(x)
+    return sbh * (whole + split) + scores(x)
 
 
 def scores(x: Any) -> np.ndarray:
-    """The s x s part of a layer: softmax in and out and the dropout mask, 5 a s^2 b / t [K]."""
-    return 5.0 * x.heads * x.seq * 1.0 * x.seq * x.micro_batch / x.tp * x.width / 2
+    """The s x s part of a layer: softmax in and out and the dropout mask, 5 a s^2 b / t [K]; flash
+    keeps none."""
+    kept = 5.0 * x.heads * x.seq * x.seq * x.micro_batch / x.tp * x.width / 2
+    return np.where(x.flash, 0.0, kept)
 
 
 def kept_per_layer(x: Any) -> np.ndarray:
     """What one layer keeps from forward to backward under its recompute policy."""
     everything = layer_activations(x)
-    selective = everything - np.where(x.flash, 0.0, 1.0) * scores(x)
-    edge = x.micro_batch * x.seq * x.hidden * x.width / np.where(x.sequence_parallel, x.tp, 1.0)
+    selective = everything - scores(x)
+    edge = x.micro_batch * x.seq * x.hidden * x.width / np.where(x.sequence_parallel, x.tp, 1)
     edge = np.where(_on_host(x), 0.0, edge)
     return np.select([x.recompute == FULL, x.recompute == SELECTIVE], [edge, selective], everything)
 
@@ -122,7 +124,7 @@ def activations(x: Any, layers: np.ndarray, flying: np.ndarray) -> np.ndarray:
     """Kept activations, and the one layer that is being recomputed."""
     working = np.select(
         [x.recompute == FULL, x.recompute == SELECTIVE],
-        [layer_activations(x), np.where(x.flash, 0.0, 1.0) * scores(x)],
+        [layer_activations(x), scores(x)],
         0.0,
     )
     return layers * flying * kept_per_layer(x) + working
@@ -130,7 +132,7 @@ def activations(x: Any, layers: np.ndarray, flying: np.ndarray) -> np.ndarray:
 
 def logits(x: Any) -> np.ndarray:
     """The output layer's s b V / t values: in compute precision, in fp32, and their gradient."""
-    return 1.0 * x.micro_batch * x.seq * x.vocab / x.tp * (2.0 * x.width + 4.0)
+    return x.micro_batch * x.seq * x.vocab / x.tp * (2.0 * x.width + 4.0)
 
 
 def buckets(x: Any) -> np.ndarray:
@@ -150,7 +152,7 @@ def parts(x: Any, stage: str = "first", constants: dict[str, Any] | None = None)
     layers = {"first": first, "middle": middle, "last": last}[stage]
     flying = {
         "first": early,
-        "middle": np.maximum(np.minimum(early, x.n_micro) - 1.0, np.where(alone, 1.0, late)),
+        "middle": np.maximum(early - 1.0, late),
         "last": late,
     }[stage]
     ends = (stage != "middle") | alone
@@ -175,5 +177,4 @@ def first_rank(x: Any, constants: dict[str, Any] | None = None) -> np.ndarray:
 def peak(x: Any, constants: dict[str, Any] | None = None) -> np.ndarray:
     """Peak bytes of the fullest rank: what must fit."""
     totals = [sum(parts(x, stage, constants).values()) for stage in ("first", "middle", "last")]
-    totals[1] = np.where(x.pp > 2, totals[1], 0.0)
     return np.max(np.stack(np.broadcast_arrays(*totals)), axis=0)

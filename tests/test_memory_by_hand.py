@@ -1,0 +1,252 @@
+"""Bytes of a step, part by part, against papers' numbers and sums made by hand."""
+
+import numpy as np
+import pytest
+
+from analysis import schedule
+from models import memory
+from models.config import PRESETS
+from parallel.columns import columns
+
+GIB = 2**30
+# 8 layers of h 64 with 4 heads, s 32, b 1, 100 words; a layer has 12 h^2 = 49,152 parameters.
+SMALL = {"layers": 8, "hidden": 64, "heads": 4, "vocab": 100, "seq": 32}
+LAYER, WORDS = 49_152, 6_400
+SBH = 32 * 64  # numbers in a layer's input
+PLAIN = 34 * SBH + 5 * 4 * 32 * 32  # bytes that a layer keeps in half precision [K eq. 1]
+
+
+# Korthikanti et al. 2022 (arXiv 2205.05198), figure 1, by their own formulas: GiB of activations,
+# (n_layer, hidden, heads, pp, vpp, micro_batch) of their table 3, tp 8.
+FIGURE_1 = [
+    (48, 6144, 64, 1, 1, 4, 59.25, 9.5625),
+    (96, 12288, 96, 8, 3, 1, 66.84375, 12.3515625),
+    (105, 20480, 128, 35, 3, 1, 114.0234375, 23.076171875),
+    (128, 25600, 160, 64, 1, 1, 131.25, 26.5625),
+]
+
+
+@pytest.mark.parametrize(("layers", "h", "a", "pp", "vpp", "b", "none", "both"), FIGURE_1)
+def test_activations_are_those_of_korthikanti(layers, h, a, pp, vpp, b, none, both):
+    for recompute, sequence_parallel, published in ((0, False, none), (1, True, both)):
+        x = columns(
+            layers=layers,
+            hidden=h,
+            heads=a,
+            vocab=51200,
+            seq=2048,
+            tp=8,
+            pp=pp,
+            vpp=vpp,
+            micro_batch=b,
+            n_micro=64 * 8,
+            recompute=recompute,
+            sequence_parallel=sequence_parallel,
+        )
+        flying, _ = memory.in_flight(x)
+        kept = layers / pp * flying * memory.kept_per_layer(x)
+        assert kept[0] / GIB == pytest.approx(published, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "stages"),
+    [
+        (12, 4, (3, 3, 3)),
+        (70, 12, (5, 6, 5)),  # BLOOM: embedding and logits count as a layer each
+        (10, 4, (2, 3, 2)),
+        (9, 4, (3, 3, 2)),  # DeepSpeed's partition_uniform: the first stages take one more
+        (9, 2, (5, 5, 4)),
+        (8, 2, (4, 4, 4)),
+        (7, 1, (7, 7, 7)),
+    ],
+)
+def test_layers_are_dealt_to_stages_as_bloom_and_deepspeed_do(layers, pp, stages):
+    x = columns(**SMALL | {"layers": layers}, pp=pp)
+    assert tuple(part[0] for part in memory.stage_layers(x)) == stages
+
+
+def test_weights_of_a_layer_are_those_of_gpt_and_of_llama():
+    assert memory.layer_params(columns(**SMALL))[0] == LAYER
+    # Touvron et al. 2023, Llama 2 70B: 80 layers, 8 of 64 heads for keys and values, 68.98e9 in all
+    x = columns(
+        layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, glu=True, vocab=32000, seq=4096
+    )
+    layers = memory.params(x, np.array([80]), False)[0]
+    assert layers + 2 * 32000 * 8192 == pytest.approx(68.98e9, rel=1e-4)
+    halved = columns(**SMALL, tp=2)
+    assert memory.params(halved, np.array([3]), True)[0] == (3 * LAYER + WORDS) / 2
+    assert memory.params(halved, np.array([3]), False)[0] == 3 * LAYER / 2
+
+
+@pytest.mark.parametrize(
+    ("given", "weights", "gradients", "optimizer"),
+    [
+        ({}, 2, 2, 12),  # fp16: master, two moments
+        ({"grad_width": 4}, 2, 4, 12),  # bf16 that accumulates in fp32
+        ({"width": 4}, 4, 4, 8),
+        ({"zero_stage": 1}, 2, 2, 12 / 8),
+        ({"zero_stage": 2}, 2, 2 / 8, 12 / 8),
+        ({"zero_stage": 3}, 2 + 2 / 8, 2 / 8, 12 / 8),  # 2: those that are gathered while they run
+        ({"deepspeed": True}, 2, 2, 16),  # and the shard of gradients in fp32
+        ({"deepspeed": True, "zero_stage": 1}, 2, 2, 16 / 8),
+        ({"deepspeed": True, "zero_stage": 2}, 2, 2 / 8, 16 / 8),
+        ({"deepspeed": True, "zero_stage": 3}, 2 + 2 / 8, 2 / 8, 12 / 8),
+        ({"deepspeed": True, "grad_width": 4}, 2, 6, 12),  # the bf16 gradients live on
+        ({"deepspeed": True, "width": 4}, 4, 4, 8),
+        ({"deepspeed": True, "width": 4, "zero_stage": 1}, 4, 4, 12 / 8),
+        ({"deepspeed": True, "width": 4, "zero_stage": 2}, 4, 4 / 8, 16 / 8),
+        ({"deepspeed": True, "width": 4, "zero_stage": 3}, 4 + 4 / 8, 4 / 8, 16 / 8),
+        ({"zero_stage": 1, "offload": 1}, 2, 2, 0),
+        ({"zero_stage": 2, "offload": 1}, 2, 0.2 / 8, 0),  # a tenth is on its way out
+        ({"zero_stage": 3, "offload": 1}, 2 + 2 / 8, 0.2 / 8, 0),
+        ({"zero_stage": 3, "offload": 2}, 2, 0.2 / 8, 0),
+    ],
+)
+def test_bytes_of_states_by_engine_precision_and_stage(given, weights, gradients, optimizer):
+    """Per parameter, on 8 data-parallel ranks."""
+    found = memory.states(columns(**SMALL, dp=8, **given), np.array([1e6]))
+    wanted = {"weights": weights, "gradients": gradients, "optimizer": optimizer}
+    assert {k: v[0] / 1e6 for k, v in found.items()} == pytest.approx(wanted)
+
+
+def test_zero_3_keeps_no_more_than_a_billion_gathered_weights_live():
+    x = columns(**SMALL, dp=1000, zero_stage=3, offload=2)
+    assert memory.states(x, np.array([7e9]))["weights"][0] == 2 * 1e9
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({}, PLAIN),
+        ({"micro_batch": 3}, 3 * PLAIN),
+        ({"width": 4}, 2 * PLAIN),
+        ({"tp": 2}, SBH * (10 + 24 / 2) + 5 * 4 * 32 * 32 / 2),  # [K eq. 2]
+        ({"tp": 2, "sequence_parallel": True}, PLAIN / 2),  # [K eq. 4]
+        ({"flash": True}, 34 * SBH),
+        ({"ffn": 128}, PLAIN - 8 * SBH),  # 2 h instead of 4 h: 4 bytes less of each of 2 h
+        ({"ffn": 256 * 2 / 3, "glu": True}, PLAIN),  # Shazeer 2020: 2/3 as wide, a gate beside
+        ({"recompute": 1}, 34 * SBH),
+        ({"recompute": 1, "flash": True}, 34 * SBH),
+        ({"recompute": 2}, 2 * SBH),
+        ({"recompute": 2, "width": 4, "micro_batch": 2, "tp": 4}, 8 * SBH),
+        ({"recompute": 2, "tp": 2, "sequence_parallel": True}, SBH),
+        ({"recompute": 2, "deepspeed": True}, 2 * SBH),
+        ({"recompute": 2, "deepspeed": True, "zero_stage": 3}, 0),  # in host memory
+        ({"recompute": 2, "zero_stage": 3}, 2 * SBH),
+        ({"deepspeed": True, "zero_stage": 3}, PLAIN),
+    ],
+)
+def test_what_a_layer_keeps_for_backward(given, kept):
+    assert memory.kept_per_layer(columns(**SMALL, **given))[0] == pytest.approx(kept, rel=0.005)
+
+
+def test_a_recomputed_layer_works_on_what_it_would_have_kept():
+    for recompute, working in ((0, 0), (1, 5 * 4 * 32 * 32), (2, PLAIN)):
+        x = columns(**SMALL, recompute=recompute)
+        kept = memory.kept_per_layer(x)
+        assert memory.activations(x, np.array([3]), np.array([2]))[0] == 6 * kept + working
+
+
+@pytest.mark.parametrize(("pp", "n_micro", "vpp"), [(4, 16, 1), (4, 2, 1), (1, 4, 1), (2, 8, 1)])
+def test_stages_hold_as_many_micro_batches_as_the_schedule_lets_fly(pp, n_micro, vpp):
+    first, last = memory.in_flight(columns(**SMALL, pp=pp, n_micro=n_micro))
+    events = schedule.simulate("1f1b", pp, n_micro)
+    assert first[0] == schedule.in_flight(events, 0)
+    assert last[0] == schedule.in_flight(events, pp - 1) == 1
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(4, 2), (2, 2), (4, 3), (8, 4)])
+def test_interleaved_stages_hold_chunks_as_the_schedule_lets_fly(pp, vpp):
+    first, last = memory.in_flight(columns(**SMALL, pp=pp, vpp=vpp, n_micro=4 * pp))
+    events = schedule.simulate("interleaved", pp, 4 * pp, vpp)
+    assert first[0] == pytest.approx(schedule.in_flight(events, 0) / vpp)
+    assert last[0] == pytest.approx(schedule.in_flight(events, pp - 1) / vpp)
+    few = memory.in_flight(columns(**SMALL, pp=pp, vpp=vpp, n_micro=1))
+    assert [part[0] for part in few] == [1, 1]
+
+
+def test_deepspeeds_last_stage_has_two_buffers():
+    for pp, n_micro, buffers in ((1, 8, 1), (2, 8, 2), (4, 8, 2), (4, 1, 1)):
+        x = columns(**SMALL, pp=pp, n_micro=n_micro, deepspeed=True)
+        assert memory.in_flight(x)[1][0] == buffers
+
+
+def test_logits_are_kept_in_compute_precision_twice_and_in_fp32_once():
+    assert memory.logits(columns(**SMALL, micro_batch=3))[0] == 3 * 32 * 100 * (2 + 4 + 2)
+    assert memory.logits(columns(**SMALL, width=4, tp=2))[0] == 32 * 50 * (4 + 4 + 4)
+
+
+def test_deepspeed_zero_reduces_through_three_buckets_of_half_a_billion_at_most():
+    held = 3 * 2 * (8 * LAYER + WORDS)
+    zero = {"deepspeed": True, "zero_stage": 1}
+    assert memory.buckets(columns(**SMALL, **zero))[0] == held
+    assert memory.buckets(columns(**SMALL, **zero, tp=2, width=4))[0] == held
+    assert memory.buckets(columns(PRESETS["7.5b"], **zero))[0] == 3 * 5e8 * 2
+    for none in ({"zero_stage": 1}, {"deepspeed": True}, zero | {"pp": 2}):
+        assert memory.buckets(columns(**SMALL, **none))[0] == 0
+
+
+def total(layers, flying, ends, logits, **given):
+    """Bytes of a stage in fp16 on one data-parallel rank, as one adds them up."""
+    states = (layers * LAYER + ends * WORDS) * 16
+    return states + (layers * flying * PLAIN + logits * 32 * 100 * 8) * 1.05 + 4.2 * GIB
+
+
+def test_each_stage_has_its_layers_its_ends_and_its_micro_batches():
+    """8 layers on 4 stages: four micro-batches fly on the first, three on the next, one at last."""
+    x = columns(**SMALL, pp=4, n_micro=8)
+    stages = {"first": (2, 4, 1, 0), "middle": (2, 3, 0, 0), "last": (2, 1, 1, 1)}
+    for stage, of in stages.items():
+        assert sum(memory.parts(x, stage).values())[0] == pytest.approx(total(*of), rel=1e-12)
+    assert (
+        memory.first_rank(x)[0] == memory.peak(x)[0] == pytest.approx(total(2, 4, 1, 0), rel=1e-12)
+    )
+    alone = columns(**SMALL)
+    for stage in ("first", "middle", "last"):
+        assert sum(memory.parts(alone, stage).values())[0] == pytest.approx(
+            total(8, 1, 1, 1), rel=1e-12
+        )
+    two = columns(**SMALL | {"vocab": 10_000}, pp=2, n_micro=1)  # the last has the logits
+    assert memory.peak(two)[0] == sum(memory.parts(two, "last").values())[0]
+    assert memory.peak(two)[0] > memory.first_rank(two)[0] + 32 * 10_000 * 8
+    bloom = columns(layers=70, hidden=14336, heads=112, vocab=1000, seq=2048, pp=12, n_micro=64)
+    assert memory.peak(bloom)[0] == sum(memory.parts(bloom, "middle").values())[0]
+
+
+def test_constants_of_a_cluster_replace_the_usual_ones():
+    x = columns(**SMALL)
+    own = memory.parts(x, constants={"library_gb": 1.0, "fragments": 2.0})
+    assert own["library"][0] == GIB
+    assert own["activations"][0] == 2 * 8 * PLAIN and own["logits"][0] == 2 * 32 * 100 * 8
+    assert memory.first_rank(x, {"library_gb": 0})[0] == memory.peak(x, {"library_gb": 0})[0]
+    assert memory.peak(x)[0] - memory.peak(x, {"library_gb": 0})[0] == pytest.approx(4.2 * GIB)
+
+
+def test_where_checkpoints_leave_a_layer_and_the_logits_take_turns():
+    host = {"deepspeed": True, "zero_stage": 3, "recompute": 2}
+    few = memory.parts(columns(**SMALL, **host), "last", {"fragments": 1.0})
+    assert (few["activations"][0], few["logits"][0]) == (PLAIN, 0)
+    many = memory.parts(columns(**SMALL | {"vocab": 1000}, **host), "last", {"fragments": 1.0})
+    assert many["logits"][0] == 32 * 1000 * 8 - PLAIN
+
+
+def test_zero_shards_what_rajbhandari_says():
+    """ZeRO (arXiv 1910.02054), figure 1: 7.5B parameters on 64 GPUs, 120, 31.4, 16.6 and 1.9 GB."""
+    x = columns(PRESETS["tiny"], dp=64, zero_stage=np.arange(4))
+    gigabytes = sum(memory.states(x, 7.5e9 * np.ones(4)).values()) / 1e9
+    live = np.array([0, 0, 0, 2.0])  # the layers that are gathered while they run
+    assert gigabytes - live == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.06)  # as printed
+
+
+def test_full_recompute_keeps_one_input_a_layer():
+    x = columns(PRESETS["7.5b"], recompute=np.array([0, 1, 2]), micro_batch=1)
+    kept = memory.kept_per_layer(x)
+    assert kept[0] > kept[1] > kept[2] == 2 * 2048 * 4096
+
+
+def test_more_of_anything_that_splits_never_takes_more():
+    for name in ("tp", "dp"):
+        sizes = np.array([1, 2, 4, 8])
+        x = columns(PRESETS["18b"], **{name: sizes}, zero_stage=1, n_micro=8)
+        peak = memory.peak(x)
+        assert (np.diff(peak) < 0).all(), name

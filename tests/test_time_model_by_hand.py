@@ -1,0 +1,390 @@
+"""Every term of the time model against the paper's count, or a sum made by hand."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from analysis import collectives, timemodel
+from analysis.timemodel import Machine
+from models import flops
+from models.config import GPTConfig
+from models.errors import UsageError
+from models.hardware import LINKS
+from parallel.columns import columns
+
+# Every efficiency one, every latency and penalty none: what is left are the model's own numbers.
+IDEAL = {"gemm": 1.0, "attn": 1.0, "mem": 1.0, "link": 1.0, "network": 1.0, "head": 1.0}
+IDEAL |= {"exposed": 1.0, "engine": 1.0, "sat": 0.0, "align": 0.0, "launch": 0.0, "gap": 0.0}
+IDEAL |= {"latency": 0.0, "step": 0.0, "micro": 0.0}
+ENDLESS = Machine(1e12, np.inf, 1e9, 1e9)  # 1 TFLOP/s, and memory that costs nothing
+CONFIG = GPTConfig(n_layer=4, hidden=256, n_head=4, vocab_size=1280, max_seq_len=128)
+SBH = 128 * 256  # numbers of a micro-batch's hidden states; two bytes each
+LAYER, WORDS = 12 * 256**2, 1280 * 256
+
+
+def one(found):
+    """A term's only row."""
+    return np.atleast_1d(found)[0]
+
+
+def ideal(**constants):
+    return IDEAL | constants
+
+
+def x_of(**given):
+    return columns(CONFIG, **given)
+
+
+# --- a layer on one GPU ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_layer_and_the_logits_do_the_flops_of_sc21(recompute):
+    x = x_of(micro_batch=3, recompute=2 * recompute)
+    once = timemodel.gemms(x, ENDLESS, IDEAL) + timemodel.attention(x, ENDLESS, IDEAL)
+    passes = 4 if recompute else 3
+    seconds = 4 * passes * once + timemodel.logits(x, ENDLESS, IDEAL)
+    tokens = 3 * 128
+    assert one(seconds) * 1e12 == pytest.approx(tokens * flops.sc21(CONFIG, 128, recompute))
+    assert one(timemodel.passes(x)) == passes
+    layer = timemodel.layer(x, ENDLESS, IDEAL)
+    assert one(layer) == pytest.approx(passes * one(once))
+    split = timemodel.gemms(x_of(micro_batch=3, tp=2), ENDLESS, IDEAL)
+    assert one(split) == pytest.approx(one(timemodel.gemms(x, ENDLESS, IDEAL)) / 2)
+
+
+def test_grouped_heads_and_gates_change_the_gemms():
+    """Llama's: 2 of 4 heads for keys and values, three matrices of the MLP."""
+    x = x_of(kv_heads=2, ffn=512, glu=True)
+    weights = 256 * (256 + 2 * 128) + 256 * 256 + 3 * 256 * 512
+    assert one(timemodel.gemms(x, ENDLESS, IDEAL)) * 1e12 == pytest.approx(2 * 128 * weights)
+
+
+def test_a_gemm_is_slower_by_its_short_and_its_crooked_sides():
+    def seconds(m, n, k, **constants):
+        return timemodel._gemm(m, n, k, 1e12, ideal(**constants)) * 1e12
+
+    assert seconds(128, 64, 256) == 2 * 128 * 64 * 256
+    assert seconds(128, 64, 256, gemm=0.5) == 2 * seconds(128, 64, 256)
+    assert seconds(100, 50, 200, sat=2.0) == pytest.approx(2e6 * (1 + 2 / 100 + 2 / 50 + 2 / 200))
+    for n, k, crooked in ((64, 128, 0), (65, 128, 1), (128, 32, 1), (63, 63, 1), (192, 64, 0)):
+        found = seconds(100, n, k, align=0.25)
+        assert found == pytest.approx(2 * 100 * n * k * (1 + 0.25 * crooked))
+
+
+def test_attention_passes_over_its_scores_unless_flash_keeps_them():
+    """Per score six and a half times its width; flash halves the products, too."""
+    machine = Machine(1e12, 1e9, 1e9, 1e9)
+    x = x_of(micro_batch=3, tp=2)
+    products, scores = 4 * 3 * 128 * 128 * 256 / 2 / 1e12, 3 * 128 * 128 * 4 / 2
+    found = one(timemodel.attention(x, machine, IDEAL))
+    assert found == pytest.approx(products + 6.5 * 2 * scores / 1e9)
+    found = one(timemodel.attention(x, machine, ideal(mem=0.5, attn=0.25)))
+    assert found == pytest.approx(4 * products + 2 * 6.5 * 2 * scores / 1e9)
+    flash = x_of(micro_batch=3, tp=2, flash=True)
+    assert one(timemodel.attention(flash, machine, IDEAL)) == pytest.approx(products / 2)
+    for heads, crooked in ((32, 0), (64, 1), (16, 0), (28, 1)):  # of 8, 4, 16 and 9.14 numbers
+        x = x_of(heads=heads, flash=True)
+        ratio = timemodel.attention(x, machine, ideal(align=0.3)) / timemodel.attention(
+            x, machine, IDEAL
+        )
+        assert one(ratio) == pytest.approx(1 + 0.3 * crooked)
+
+
+def test_elementwise_operations_move_27_numbers_of_each_hidden_one():
+    """13 whole, 6 and 8 split; a gated MLP of 2/3 the width moves as much."""
+    machine = Machine(1e12, 1e9, 1e9, 1e9)
+
+    def moved(**given):
+        return one(timemodel.elementwise(x_of(**given), machine, IDEAL)) * 1e9 / (SBH * 2)
+
+    assert moved() == pytest.approx(13 + 6 + 8)
+    assert moved(micro_batch=2, width=4) == pytest.approx(4 * 27)
+    assert moved(tp=2) == pytest.approx(13 + 7)
+    assert moved(tp=2, sequence_parallel=True) == pytest.approx(27 / 2)
+    assert moved(ffn=512) == pytest.approx(13 + 6 + 4)
+    assert moved(ffn=512, glu=True) == pytest.approx(13 + 6 + 6)
+    slower = timemodel.elementwise(x_of(), machine, ideal(mem=0.5))
+    assert one(slower) == pytest.approx(2 * 27 * SBH * 2 / 1e9)
+
+
+def test_the_loss_passes_over_fp32_logits_in_sixty_bytes_each():
+    machine = Machine(np.inf, 1e9, 1e9, 1e9)
+    assert one(timemodel.logits(x_of(micro_batch=2, tp=2), machine, IDEAL)) == pytest.approx(
+        60 * 2 * 128 * 640 / 1e9
+    )
+    assert one(timemodel.logits(x_of(), machine, ideal(head=3.0, mem=0.5))) == pytest.approx(
+        6 * 60 * 128 * 1280 / 1e9
+    )
+    ragged = timemodel.logits(x_of(vocab=50257), ENDLESS, IDEAL)  # padded to 393 x 128
+    assert one(ragged) * 1e12 == pytest.approx(6 * 128 * 256 * 50304)
+    cut = timemodel.logits(x_of(vocab=50257, tp=2), ENDLESS, IDEAL)  # 25,128.5: 197 x 128
+    assert one(cut) * 1e12 == pytest.approx(6 * 128 * 256 * 25216)
+
+
+def test_fp8_speeds_up_a_layers_gemms_and_never_slows_them():
+    for linear, seconds in ((2e12, 0.5), (0.5e12, 1.0)):
+        machine = Machine(1e12, np.inf, 1e9, 1e9, linear=linear)
+        ratio = timemodel.gemms(x_of(), machine, IDEAL) / timemodel.gemms(x_of(), ENDLESS, IDEAL)
+        assert one(ratio) == seconds
+
+
+def test_launching_is_the_hosts_and_the_slower_of_the_two_wins():
+    c = ideal(launch=1.0)
+    assert one(timemodel.launch(x_of(micro_batch=4), c)) == 2
+    assert one(timemodel.launch(x_of(micro_batch=4, recompute=2), c)) == 3
+    assert one(timemodel.launch(x_of(micro_batch=4, recompute=1), c)) == 2
+    assert one(timemodel.launch(x_of(micro_batch=4, tp=4), c)) == pytest.approx(2 * 1.12)
+    assert one(timemodel.launch(x_of(micro_batch=3, heads=3), c)) == pytest.approx(2 * 1.2)
+    assert one(timemodel.launch(x_of(micro_batch=3, heads=3, flash=True), c)) == 2
+    gpu = one(timemodel.layer(x_of(micro_batch=4), ENDLESS, IDEAL))
+    # Where the host takes as long, the fifth root of two; where it takes half, of 1 + 1/32.
+    for share, factor in ((1, 2**0.2), (0.5, (1 + 1 / 32) ** 0.2), (3, (1 + 3**5) ** 0.2)):
+        both = timemodel.layer(x_of(micro_batch=4), ENDLESS, ideal(launch=gpu * share / 2))
+        assert one(both) == pytest.approx(gpu * factor)
+
+
+def test_a_layer_counts_attention_thrice_and_once_more_where_it_is_recomputed():
+    """Selective recomputation repeats attention alone; kernels start and drain once a pass."""
+    machine = Machine(1e12, 1e9, 1e9, 1e9)
+    core = timemodel.attention(x_of(), machine, IDEAL)
+    rest = timemodel.gemms(x_of(), machine, IDEAL) + timemodel.elementwise(x_of(), machine, IDEAL)
+    for recompute, passes, cores in ((0, 3, 3), (1, 3, 4), (2, 4, 4)):
+        found = timemodel.layer(x_of(recompute=recompute), machine, ideal(gap=0.5))
+        assert one(found) == pytest.approx(one(passes * (rest + 0.5) + cores * core))
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def test_a_ring_over_more_nodes_is_as_much_slower_as_jean_zays_was():
+    """NCCL's all-reduces of Jean Zay: 10.6 GB/s on 4 nodes, 6.9 on 16."""
+    four, sixteen = (timemodel.outside_rate(n, ENDLESS, IDEAL) for n in (4, 16))
+    assert sixteen / four == pytest.approx(6.9 / 10.6, rel=0.02)
+    assert timemodel.outside_rate(0.5, ENDLESS, IDEAL) == 1e9
+    assert timemodel.outside_rate(1, ENDLESS, ideal(network=0.5)) == 0.5e9
+
+
+def test_wires_of_a_mesh_are_owned_by_the_cards_they_join():
+    mesh, switch = (Machine(1e12, 1e9, 7e9, 1e9, mesh=wired) for wired in (True, False))
+    for n, share in ((1, 1 / 7), (2, 1 / 7), (4, 3 / 7), (8, 1), (16, 1)):
+        assert timemodel.inside_rate(n, 8, mesh, IDEAL) == pytest.approx(7e9 * share)
+        assert timemodel.inside_rate(n, 8, switch, ideal(link=0.5)) == 3.5e9
+    assert timemodel.inside_rate(1, 1, mesh, IDEAL) == 7e9
+
+
+def test_latency_grows_with_every_doubling():
+    found = [timemodel.latency(n, ideal(latency=2.0)) for n in (1, 2, 4, 8)]
+    assert found == [1, 2, 3, 4]
+
+
+def test_an_all_reduce_takes_what_nccl_tests_call_its_bus_bandwidth():
+    """2 (n - 1) / n of the bytes over the slower of the links and the network."""
+    for network, rate in ((1e9, 1e9 * 2**-0.3), (9e9, 2e9)):
+        machine = Machine(1e12, 1e9, 2e9, network)
+        inside = timemodel.all_reduce(8, 1e9, 8, machine, ideal(latency=1.0))
+        assert inside == pytest.approx(2 + 2 * 7 / 8 * 1e9 / 2e9)
+        outside = timemodel.all_reduce(16, 1e9, 8, machine, IDEAL)
+        assert outside == pytest.approx(2 * 15 / 16 * 1e9 / rate)
+
+
+def test_tensor_parallelism_reduces_four_times_a_layer_or_six():
+    machine = Machine(np.inf, np.inf, 1e9, 1e9)
+    for recompute, times in ((0, 4), (1, 4), (2, 6)):
+        x = x_of(tp=4, micro_batch=2, recompute=recompute, width=4)
+        seconds = times * 2 * 3 / 4 * 2 * SBH * 4 / 1e9
+        assert one(timemodel.tensor_parallel(x, machine, IDEAL)) == pytest.approx(seconds)
+        assert one(timemodel.layer(x, machine, IDEAL)) == pytest.approx(seconds)
+    assert one(timemodel.tensor_parallel(x_of(), machine, ideal(latency=1.0))) == 0
+
+
+def test_stages_send_their_hidden_states_and_the_gradients_of_them():
+    """40 % of it shows; beyond a node each GPU has its share of 80 % of the network."""
+    machine = Machine(1e12, 1e9, 1e9, 1e9)
+
+    def sent(**given):
+        """Bytes over 1 GB/s, of what would be sent and shown at full rate."""
+        return one(timemodel.p2p(x_of(**given), machine, IDEAL)) / 0.4 * 1e9 / (SBH * 2)
+
+    assert sent(pp=2) == pytest.approx(2)
+    assert sent(pp=2, micro_batch=3, width=4, vpp=2) == pytest.approx(2 * 3 * 2 * 2)
+    assert sent(pp=2, tp=2) == pytest.approx(1)  # Megatron scatters, and gathers inside the node
+    assert sent(pp=2, tp=2, deepspeed=True) == pytest.approx(2)
+    assert sent(pp=2, tp=2, deepspeed=True, sequence_parallel=True) == pytest.approx(1)
+    assert sent() == 0
+    assert sent(pp=8) == pytest.approx(2) and sent(pp=16) == pytest.approx(2 * 8 / 0.8)
+    half = timemodel.p2p(x_of(pp=2), machine, ideal(link=0.5))
+    assert one(half) / 0.4 * 1e9 / (SBH * 2) == pytest.approx(4)
+
+
+def test_parameters_of_the_fullest_rank():
+    for given, parameters in (
+        ({}, 4 * LAYER + WORDS),
+        ({"pp": 2}, 2 * LAYER + WORDS),
+        ({"pp": 2, "tp": 2}, LAYER + WORDS / 2),
+        ({"pp": 12, "layers": 70, "vocab": 1}, 6 * LAYER),  # BLOOM's stages: 5, 6 ... 6, 5
+        ({"pp": 12, "layers": 70, "vocab": 3840}, 5 * LAYER + 3840 * 256),  # more than a layer
+        ({"pp": 4, "layers": 9}, 3 * LAYER + WORDS),
+    ):
+        assert one(timemodel.parameters(x_of(**given))) == parameters
+
+
+def test_rings_of_a_node_share_its_network():
+    """One ring alone fills the square root of its share; the whole node fills all of it."""
+    machine = Machine(1e12, 1e9, 4e9, 1e9)
+
+    def rate(**given):
+        return one(timemodel.ring_rate(x_of(**given), machine, IDEAL)) / 1e9
+
+    assert rate(dp=8) == rate(dp=4, tp=2) == 4  # inside the node: the links
+    assert rate(dp=16) == pytest.approx(2**-0.3)
+    assert rate(dp=4, tp=4) == pytest.approx(2**-0.3 * (2 / 8) ** 0.5)
+    assert rate(dp=2, tp=8) == pytest.approx(2**-0.3 * (1 / 8) ** 0.5)
+    assert rate(dp=2, tp=16) == pytest.approx(2**-0.3 * (1 / 8) ** 0.5)
+    assert rate(dp=2, tp=1, pp=2, gpus_per_node=1) == pytest.approx(2**-0.3)
+    fast = Machine(1e12, 1e9, 4e9, 100e9)
+    assert one(timemodel.ring_rate(x_of(dp=16), fast, IDEAL)) == 4e9  # never above the links
+    mesh = Machine(1e12, 1e9, 7e9, 100e9, mesh=True)
+    assert one(timemodel.ring_rate(x_of(dp=2, tp=2), mesh, IDEAL)) == pytest.approx(3e9)
+
+
+N = 4 * LAYER + WORDS  # parameters of x_of() on one GPU
+
+
+@pytest.mark.parametrize(
+    ("given", "numbers"),
+    [
+        ({}, 2 * 2),  # reduce-scatter and all-gather of two-byte gradients
+        ({"grad_width": 4}, 2 * 4),
+        ({"zero_stage": 1}, 2 * 2),  # the same bytes [R 7]
+        ({"deepspeed": True}, 2 * 2),
+        ({"deepspeed": True, "zero_stage": 1}, 2 * 2 + 2),  # it reduces, and gathers the weights
+        ({"deepspeed": True, "zero_stage": 2, "n_micro": 5}, 5 * 2 * 2 + 2),
+        ({"zero_stage": 1, "n_micro": 5}, 2 * 2),
+        ({"zero_stage": 3, "n_micro": 5}, 5 * (2 * 2 + 2)),  # gathered twice, scattered once
+        ({"zero_stage": 3, "grad_width": 4}, 2 * 2 + 4),
+    ],
+)
+def test_data_parallelism_moves_gradients_and_gathers_weights(given, numbers):
+    """Bytes per parameter, of which (n - 1)/n are sent."""
+    machine = Machine(1e12, 1e9, 1e9, 1e9)
+    found = one(timemodel.data_parallel(x_of(dp=4, **given), machine, IDEAL))
+    assert found * 1e9 / (3 / 4 * N) == pytest.approx(numbers)
+    half = one(timemodel.data_parallel(x_of(dp=4, **given), machine, ideal(exposed=0.5)))
+    assert half == pytest.approx(found / 2)
+
+
+def test_zero_3_waits_for_three_collectives_a_layer_and_micro_batch():
+    endless = Machine(1e12, np.inf, np.inf, np.inf)
+    c = ideal(latency=1.0)
+    for given, calls in (({"zero_stage": 3, "n_micro": 5}, 3 * 5 * 4), ({"zero_stage": 2}, 0)):
+        assert one(timemodel.data_parallel(x_of(dp=2, **given), endless, c)) == calls
+    assert one(timemodel.data_parallel(x_of(zero_stage=3), endless, c)) == 0
+
+
+def test_the_ends_of_a_pipeline_reduce_their_embedding():
+    machine = Machine(1e12, 1e9, 1e9, 1e9)
+    found = timemodel.tied_embedding(x_of(pp=2, tp=2, grad_width=4), machine, IDEAL)
+    assert one(found) * 1e9 == pytest.approx(WORDS / 2 * 4 * 8)
+    slower = timemodel.tied_embedding(x_of(pp=2, zero_stage=2), machine, ideal(network=0.5))
+    assert one(slower) * 1e9 == pytest.approx(WORDS * 2 * 8 * 2)
+    for given in ({}, {"pp": 2, "zero_stage": 3}):
+        assert one(timemodel.tied_embedding(x_of(**given), machine, IDEAL)) == 0
+
+
+def test_adam_moves_thirty_bytes_a_parameter_of_its_shard():
+    machine = Machine(1e12, 1e9, 1e9, 1e9)
+
+    def moved(c=IDEAL, **given):
+        return one(timemodel.optimizer(x_of(**given), machine, c)) * 1e9 / N
+
+    assert moved() == moved(dp=4) == pytest.approx(30)
+    assert moved(dp=4, zero_stage=1) == pytest.approx(30 / 4)
+    assert moved(ideal(mem=0.5)) == pytest.approx(60)
+    assert moved(offload=1, zero_stage=1) == pytest.approx(30 + 15)  # the host's at 2 GB/s
+    assert moved(offload=1, zero_stage=1, dp=3) == pytest.approx(45 / 3)
+    assert moved(ideal(step=1.0)) == pytest.approx(30 + 1e9 / N)
+
+
+# --- a step ---------------------------------------------------------------------------------------
+
+
+def test_the_slowest_stage_is_the_one_with_the_most_layers_or_the_one_with_the_logits():
+    layer, head = (one(f(x_of(), ENDLESS, IDEAL)) for f in (timemodel.layer, timemodel.logits))
+    for given, slowest in (
+        ({"pp": 2}, 2 * layer + head),
+        ({"pp": 4, "layers": 9, "vocab": 1}, 3 * layer),  # 3, 3, 3 and 2: the first
+        ({"pp": 12, "layers": 70, "vocab": 1}, 6 * layer),  # the middle
+    ):
+        found = timemodel.stages(x_of(**given), ENDLESS, ideal(micro=0.25))
+        small = one(timemodel.logits(x_of(**given), ENDLESS, IDEAL))
+        assert one(found[0]) == pytest.approx(slowest + 0.25)
+        layers = given.get("layers", 4)
+        assert one(found[1]) == pytest.approx((layers * layer + small) / given["pp"] + 0.25)
+
+
+def test_a_step_is_its_micro_batches_and_the_bubble():
+    """(pp - 1) / vpp of a mean stage is waited for; DeepSpeed's engine costs its factor more."""
+    machine = Machine(1e12, 1e9, 1e9, 1e9)
+    given = {"pp": 2, "vpp": 2, "n_micro": 6}
+    x = x_of(**given)
+    slowest, mean = (one(part) for part in timemodel.stages(x, machine, IDEAL))
+    send = one(timemodel.p2p(x, machine, IDEAL))
+    found = {name: one(part) for name, part in timemodel.terms(x, machine, IDEAL).items()}
+    assert found["compute"] == pytest.approx(6 * slowest)
+    assert found["bubble"] == pytest.approx((mean + send) / 2)
+    assert found["p2p"] == pytest.approx(6 * send)
+    assert found["data_parallel"] == 0 and found["embedding"] > 0 and found["optimizer"] > 0
+    assert one(timemodel.seconds(x, machine, IDEAL)) == pytest.approx(sum(found.values()))
+    slower = timemodel.terms(x_of(**given, slower=True), machine, ideal(engine=1.5))
+    assert [one(slower[k]) for k in ("compute", "bubble", "p2p")] == pytest.approx(
+        [1.5 * found[k] for k in ("compute", "bubble", "p2p")]
+    )
+    as_before = timemodel.terms(x, machine, ideal(engine=1.5))
+    assert {k: one(v) for k, v in as_before.items()} == found
+    for cores, shared in ((1, 2), (2, 1), (4, 1)):  # two ranks
+        host = Machine(1e12, 1e9, 1e9, 1e9, cores=cores)
+        bubble = one(timemodel.terms(x, host, IDEAL)["bubble"])
+        assert bubble == pytest.approx(found["bubble"] / shared)
+
+
+# --- machines -------------------------------------------------------------------------------------
+
+
+def test_a_card_brings_its_sheet_and_the_description_its_network():
+    a100 = timemodel.machine_of("A100", "a cluster", 8)
+    assert (a100.peak, a100.memory_rate, a100.link) == (312e12, 2039e9, 300e9)
+    assert (a100.network, a100.linear, a100.cores) == (8 * 25e9, 0, np.inf)
+    assert timemodel.machine_of("A100", "800 Gbps InfiniBand", 8).network == 100e9
+    assert timemodel.machine_of("A100", None, 4, width=4).peak == 156e12  # tf32
+    assert timemodel.machine_of("V100", None, 8, width=4).peak == 15.7e12  # no tf32: fp32
+    assert timemodel.machine_of("MI250X", None, 8, width=4).peak == 383e12 / 8  # neither is known
+    assert timemodel.machine_of("H100", None, 8, fp8=True).linear == 1978.9e12
+    assert timemodel.machine_of("A100", None, 8, fp8=True).linear == 0
+    for per_node, mesh in ((4, True), (8, True), (16, False)):  # a DGX-2 has a switch
+        assert timemodel.machine_of("V100", None, per_node).mesh is mesh
+    assert not a100.mesh
+    with pytest.raises(UsageError, match="unknown GPU"):
+        timemodel.machine_of("X9000", None, 8)
+
+
+def test_machines_are_rows_as_columns_are():
+    cards = [timemodel.machine_of(name, None, 8) for name in ("A100", "V100")]
+    both = Machine.stack(cards)
+    assert both.peak.tolist() == [312e12, 125e12] and both.mesh.tolist() == [False, True]
+    assert both.take(np.array([1])).link.tolist() == [LINKS["V100 SXM2"].link]
+    assert cards[0].spread(3).network.tolist() == [200e9] * 3
+
+
+def test_published_all_reduces_are_those_of_their_cluster():
+    rows = list(csv.DictReader(collectives.FILE.read_text(encoding="utf-8").splitlines()))
+    keys = {collectives.cluster_key(row["gpu_type"], row["cluster"]) for row in rows}
+    assert sum(len(collectives.measured_on(key).ranks) for key in keys) == len(rows)
+    assert collectives.measured_on("A100 Nowhere") is None
+    assert collectives.cluster_key("V100", "Jean Zay (Omni-Path)") == "V100 SXM2 Jean"
+    assert collectives.cluster_key("A100", None) == "A100 "
+    table = collectives.measured_on("V100 SXM2 Jean")
+    machine = timemodel.machine_of("V100", "Jean Zay (Omni-Path)", 4)
+    expected = timemodel.all_reduce(table.ranks, table.size, table.gpus_per_node, machine, IDEAL)
+    assert table.seconds(machine, IDEAL).tolist() == expected.tolist()
