@@ -131,8 +131,8 @@ def elementwise(x: Columns, machine: Machine, c: dict) -> Array:
 
 def inside_rate(n: Array, gpus_per_node: Array, machine: Machine, c: dict) -> Array:
     """All-reduce bus bandwidth of n GPUs of one node: of pairwise wires they own only some."""
-    wired = np.where(machine.mesh, np.maximum(n - 1, 1) / np.maximum(gpus_per_node - 1, 1), 1.0)
-    return machine.link * c["link"] * np.minimum(wired, 1.0)
+    wired = np.minimum(np.maximum(n - 1, 1) / np.maximum(gpus_per_node - 1, 1), 1.0)
+    return machine.link * c["link"] * np.where(machine.mesh, wired, 1.0)
 
 
 def outside_rate(n_nodes: Array, machine: Machine, c: dict) -> Array:

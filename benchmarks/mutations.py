@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FAMILIES = {
     "models/flops.py": ["tests/test_flops.py"],
     "models/memory.py": ["tests/test_memory_by_hand.py"],
-    "models/hardware.py": ["tests/test_mfu_needs_a_known_peak.py"],
+    "models/hardware.py": ["tests/test_mfu_needs_a_known_peak.py", "tests/test_data_sheets.py"],
     "models/storage.py": ["tests/test_saved_bytes.py"],
     "parallel/layout.py": ["tests/test_layout.py"],
     "parallel/columns.py": ["tests/test_columns.py"],

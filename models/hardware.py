@@ -134,7 +134,7 @@ class Links:
 # The same sheets as the peaks above. Network: of the maker's own reference node (DGX), per GPU.
 LINKS = {
     "T4": Links(320e9, 12e9, 3e9, 16),
-    "P100 SXM2": Links(732e9, 60e9, 6e9, 16, mesh=True),
+    "P100 SXM2": Links(732e9, 80e9, 6e9, 16, mesh=True),
     "V100 SXM2": Links(900e9, 150e9, 6.25e9, 32, mesh=True),
     "V100S PCIe": Links(1134e9, 12e9, 6.25e9, 32),
     "V100 PCIe": Links(900e9, 12e9, 6.25e9, 32),

@@ -27,15 +27,14 @@ def stage_layers(x: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
     Where pp divides the layers, equal. Where it divides layers + 2, embedding and logits count as
     a layer each (the BLOOM rule). Otherwise the first stages take one more (DeepSpeed's
-    partition_uniform). A middle stage exists from pp 3.
+    partition_uniform). A middle stage exists from pp 3; below, it has as many as the fullest.
     """
     even = x.layers % x.pp == 0
     balanced = ~even & ((x.layers + 2) % x.pp == 0)
     per = x.layers / x.pp
     most = np.where(even, per, np.where(balanced, (x.layers + 2) / x.pp, np.ceil(per)))
     first = np.where(balanced, most - 1, most)
-    last = np.where(even, per, np.where(balanced, most - 1, np.floor(per)))
-    return first, np.where(x.pp > 2, most, np.maximum(first, last)), last
+    return first, most, np.where(even, per, most - 1)
 
 
 def layer_params(x: Any) -> np.ndarray:

@@ -87,5 +87,7 @@ def test_what_is_possible_is_just_so():
         x = columns(config, **given)
         fine = not x.layout(0).problems(config, int(x.seq[0]), 8)
         assert possible(x, 1024).tolist() == [fine], given
+    node = columns(config, tp=6, gpus_per_node=np.array([5, 6, 7]))
+    assert possible(node).tolist() == [False, True, True]
     assert possible(columns(config, seq=4096)).all()  # of the model's positions nothing is said
     assert not possible(columns(GPTConfig(2, 64, 4, ffn_hidden=66), tp=4)).any()

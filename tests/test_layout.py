@@ -33,6 +33,7 @@ def test_world_batch_and_bubble_follow():
 def test_layout_that_fits_has_no_problems():
     assert Layout(tp=8, pp=8, dp=8, n_micro=8).problems(PRESETS["175b"], 2048, 8) == []
     assert Layout(tp=16).problems(PRESETS["175b"], 2048) == []  # of the node nothing is known
+    assert Layout(tp=2).problems(PRESETS["gpt2-124m"], 1023, 8) == []  # no sequence is cut
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,194 @@
+"""The table of cards against what its numbers are made of: units, clocks, buses, lanes."""
+
+import pytest
+
+from models.errors import UsageError
+from models.hardware import (
+    GBITS,
+    GPUS,
+    LINKS,
+    MODEL_FLOPS,
+    find_gpu,
+    mfu,
+    network_rate,
+    peak_tflops,
+    planning_gpu,
+)
+
+# (units, FLOPs of a unit and clock in 16 bit, boost clock in GHz): the makers' architecture papers.
+TENSOR = {
+    "T4": (40, 1024, 1.59),
+    "P100 SXM2": (56, 256, 1.48),
+    "V100 SXM2": (80, 1024, 1.53),
+    "V100S PCIe": (80, 1024, 1.597),
+    "V100 PCIe": (80, 1024, 1.38),
+    "A100": (108, 2048, 1.41),
+    "A800": (108, 2048, 1.41),
+    "A10": (72, 1024, 1.695),
+    "A40": (84, 1024, 1.74),
+    "H100 PCIe": (114, 4096, 1.62),
+    "H100 SXM": (132, 4096, 1.83),
+    "H200": (132, 4096, 1.83),
+    "L4": (58, 1024, 2.04),
+    "MI250X": (220, 1024, 1.7),
+    "MI300X": (304, 2048, 2.1),
+    "MI325X": (304, 2048, 2.1),
+    "MI350X": (256, 4096, 2.2),
+    "MI355X": (256, 4096, 2.4),
+}
+# (units, FLOPs of a unit and clock in 32 bit without tensor cores, clock)
+VECTOR = {
+    "T4": (40, 128, 1.59),
+    "P100 SXM2": (56, 128, 1.48),
+    "V100 SXM2": (80, 128, 1.53),
+    "V100S PCIe": (80, 128, 1.597),
+    "V100 PCIe": (80, 128, 1.38),
+    "A100": (108, 128, 1.41),
+    "A800": (108, 128, 1.41),
+    "A10": (72, 256, 1.695),
+    "A40": (84, 256, 1.74),
+    "H100 PCIe": (114, 256, 1.755),
+    "H100 SXM": (132, 256, 1.98),
+    "H200": (132, 256, 1.98),
+    "L4": (58, 256, 2.04),
+    "L40S": (142, 256, 2.52),
+    "MI300X": (304, 256, 2.1),
+    "MI325X": (304, 256, 2.1),
+}
+# (bits of the memory's bus, Gb/s of a pin, GB of memory before what is spared and reserved)
+MEMORY = {
+    "T4": (256, 10, 16),
+    "P100 SXM2": (4096, 1.43, 16),
+    "V100 SXM2": (4096, 1.756, 32),
+    "V100S PCIe": (4096, 2.214, 32),
+    "V100 PCIe": (4096, 1.756, 32),
+    "A100": (5120, 3.186, 80),
+    "A800": (5120, 3.186, 80),
+    "A10": (384, 12.5, 24),
+    "A40": (384, 14.5, 48),
+    "H100 PCIe": (5120, 3.2, 80),
+    "H100 NVL": (6144, 5.1, 96),
+    "H100 SXM": (5120, 5.23, 80),
+    "H200 NVL": (6144, 6.25, 144),
+    "H200": (6144, 6.25, 144),
+    "L4": (192, 12.5, 24),
+    "L40S": (384, 18, 48),
+    "GB200": (8192, 8, 192),
+    "B200": (8192, 8, 192),
+    "MI250X": (8192, 3.2, 128),
+    "MI300X": (8192, 5.2, 192),
+    "MI325X": (8192, 6, 256),
+    "MI350X": (8192, 8, 288),
+    "MI355X": (8192, 8, 288),
+}
+# (links to other cards, GB/s of one in one direction): NVLink 1 to 5, xGMI
+WIRES = {
+    "P100 SXM2": (4, 20),
+    "V100 SXM2": (6, 25),
+    "A100": (12, 25),
+    "A800": (8, 25),
+    "H100 SXM": (18, 25),
+    "H200 NVL": (18, 25),
+    "H200": (18, 25),
+    "GB200": (18, 50),
+    "B200": (18, 50),
+    "MI300X": (7, 64),
+    "MI325X": (7, 64),
+    "MI350X": (7, 76.8),
+    "MI355X": (7, 76.8),
+}
+# The generation of the PCI Express that the others share: 16 lanes, of which three quarters arrive.
+PCIE = {"T4": 3, "V100S PCIe": 3, "V100 PCIe": 3, "A10": 4, "A40": 4, "L4": 4, "L40S": 4}
+PCIE |= {"H100 PCIe": 5, "H100 NVL": 5}
+# Gb/s of all InfiniBand ports of the maker's node of eight
+DGX = {"V100 SXM2": 4 * 100, "A100": 8 * 200, "H100 SXM": 8 * 400, "H200": 8 * 400, "B200": 8 * 400}
+
+
+@pytest.mark.parametrize(("name", "parts"), TENSOR.items())
+def test_half_precision_is_what_units_and_clock_make_of_it(name, parts):
+    units, per_clock, ghz = parts
+    for precision in {"fp16", "bf16"} & set(planning_gpu(name).peaks):
+        made = units * per_clock * ghz / 1e3
+        rounded_down = name in ("V100 PCIe", "V100S PCIe")  # their sheet's 112 and 130
+        assert peak_tflops(name, precision) == pytest.approx(made, abs=1.1 if rounded_down else 0.5)
+
+
+@pytest.mark.parametrize(("name", "parts"), VECTOR.items())
+def test_fp32_is_what_units_and_clock_make_of_it(name, parts):
+    units, per_clock, ghz = parts
+    assert peak_tflops(name, "fp32") == pytest.approx(units * per_clock * ghz / 1e3, rel=0.012)
+
+
+def test_tf32_is_half_and_fp8_twice_of_bf16_and_bf16_is_fp16():
+    for gpu in GPUS:
+        half = gpu.peaks["fp16"]
+        assert gpu.peaks.get("bf16", half) == half
+        assert gpu.peaks.get("tf32", half / 2) == pytest.approx(half / 2, rel=0.012)
+        assert gpu.peaks.get("fp8", half * 2) == pytest.approx(half * 2, rel=0.013)
+    twins = ("A100", "A800"), ("H200", "H100 SXM"), ("H200 NVL", "H100 NVL"), ("MI300X", "MI325X")
+    for one, other in twins:  # the same chip
+        for precision, peak in planning_gpu(one).peaks.items():
+            assert planning_gpu(other).peaks[precision] == pytest.approx(peak, rel=2e-3)
+
+
+@pytest.mark.parametrize(("name", "parts"), MEMORY.items())
+def test_memory_is_as_fast_as_its_bus_and_no_larger_than_its_chips(name, parts):
+    bits, gbits, gigabytes = parts
+    assert LINKS[name].memory_rate == pytest.approx(bits * gbits / 8 * 1e9, rel=0.025)
+    assert 0.93 * gigabytes <= LINKS[name].memory_gb <= gigabytes
+
+
+def test_links_are_as_fast_as_their_lanes():
+    for name, (links, gigabytes) in WIRES.items():
+        assert LINKS[name].link == pytest.approx(links * gigabytes * 1e9, rel=0.002)
+    for name, generation in PCIE.items():
+        assert LINKS[name].link == pytest.approx(0.75 * 2 ** (generation + 1) * 1e9, rel=0.05)
+    for name, gbits in DGX.items():
+        assert LINKS[name].network == pytest.approx(gbits / 8 / 8 * 1e9)
+    meshes = {name for name, links in LINKS.items() if links.mesh}
+    assert meshes == {"P100 SXM2", "V100 SXM2", "MI300X", "MI325X", "MI350X", "MI355X"}
+    assert set(LINKS) == {gpu.name for gpu in GPUS} == set(MEMORY)
+
+
+@pytest.mark.parametrize(
+    ("words", "gigabits"),
+    [
+        ("800 Gbps InfiniBand per node", 800),
+        ("12.5 Gb/s Ethernet", 12.5),
+        ("100 Gbit/s", 100),
+        ("8x HDR InfiniBand per node", 8 * 200),
+        ("2 EDR", 2 * 100),
+        ("4 Omni-Path links/node", 4 * 100),
+        ("one OPA card", 100),
+        ("NDR InfiniBand", 400),
+    ],
+)
+def test_a_description_states_its_network(words, gigabits):
+    """InfiniBand's rates: EDR 100, HDR 200, NDR 400 Gb/s."""
+    assert network_rate(words) == gigabits / 8 * 1e9
+    assert GBITS == {"EDR": 100, "HDR": 200, "NDR": 400, "Omni-Path": 100, "OPA": 100}
+
+
+def test_a_description_without_a_network_states_none():
+    assert network_rate("a fast cluster") is network_rate("") is network_rate(None) is None
+
+
+def test_a_bare_name_is_the_makers_servers_card_to_plan_with_but_has_no_peak():
+    for name, card in (("V100", "V100 SXM2"), ("NVIDIA H100", "H100 SXM"), ("p100", "P100 SXM2")):
+        assert planning_gpu(name).name == card
+        assert find_gpu(name) is None and peak_tflops(name, "fp16") is None
+    assert planning_gpu("Tesla V100-PCIE-32GB").name == "V100 PCIe"
+    for name, words in (("X9000", "unknown GPU 'X9000'; known: T4"), ("!", "unknown GPU '!'")):
+        with pytest.raises(UsageError, match=words):
+            planning_gpu(name)
+    for nothing in ("", None):
+        with pytest.raises(UsageError, match="no GPU type; known: T4, P100 SXM2"):
+            planning_gpu(nothing)
+
+
+def test_mfu_says_why_there_is_none():
+    assert mfu(None, "A100", "bf16", "palm") == (None, "")
+    assert mfu(312.0, "A100", "BF16", "megatron") == (1.0, "")
+    assert mfu(1.0, None, None, "6n")[1] == "no peak known for this machine at its precision"
+    assert mfu(1.0, "V100-SXM2", "bf16", "6n")[1] == "no peak known for V100-SXM2 at bf16"
+    assert set(MODEL_FLOPS) == {"megatron", "palm", "6n"}
