@@ -255,9 +255,9 @@ def why_not_resumed(run_folder: Path, settings: dict[str, Any]) -> str | None:
     if load is not None and not (began and Path(load).absolute() == Path(began).absolute()):
         return f"it began from checkpoint {began}, and {load} is asked for"
     if not settings.get("resume"):
-        return "--no-resume"
+        return "--no-resume was given"
     if not settings.get("save_interval"):
-        return "save_interval is 0"
+        return "without save_interval no run goes on from a checkpoint"
     save = save_folder(run_folder, settings)
     if not (there := steps_in(save)):
         return f"it left no checkpoint in {save}"

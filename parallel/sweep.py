@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -42,12 +43,14 @@ def is_done(folder: Path, spec: RunSpec, commit: dict) -> bool:
     """Whether the folder holds this very run, complete, from an unchanged commit."""
     if artifacts.read_status(folder).get("state") != COMPLETE:
         return False
-    run = artifacts.read_run(folder)
-    if run.state != COMPLETE:
+    try:
+        run = artifacts.read_run(folder)
+    except UsageError:  # damaged: it is run again, and moves aside
         return False
     found = run.facts
-    same = found["spec"] == spec.settings() and found.get("inputs") == facts.inputs(spec)
-    return same and found["git"] == commit and commit["dirty"] is False
+    same = found.get("spec") == spec.settings() and found.get("inputs") == facts.inputs(spec)
+    same = same and found.get("git") == commit and commit["dirty"] is False
+    return same and run.state == COMPLETE and not run.missing
 
 
 def steps_done(folder: Path) -> int:
@@ -141,6 +144,17 @@ def last_words(console: Path, since: int = 0) -> str:
     return said[-1].removeprefix("parallel.train: ") if said else ""
 
 
+def failure(study: Study, name: str, spec: RunSpec, folder: Path, *how: Any) -> str:
+    """Start a run; why it failed, "" when it is complete."""
+    try:
+        if start(study, name, spec, folder, *how) == 0:
+            return ""
+    except UsageError as error:  # its folder is another's, or another sweep is in it
+        return str(error)
+    reason = artifacts.read_status(folder).get("reason") or "no status"
+    return f"{reason} (see {folder / 'console.out'})"
+
+
 def same_commit(began: dict) -> None:
     """Runs of one sweep are compared: they are of one commit.
 
@@ -183,12 +197,11 @@ def sweep(
             same_commit(commit)
             if not fresh and is_done(folder, spec, commit):
                 outcome = "already complete"
-            elif start(study, name, spec, folder, srun, advance, max_restarts) == 0:
-                outcome = f"complete in {time.monotonic() - before:.0f} s"
-            else:
+            elif why := failure(study, name, spec, folder, srun, advance, max_restarts):
                 failed.append(name)
-                reason = artifacts.read_status(folder).get("reason") or "no status"
-                outcome = f"FAILED: {reason} (see {folder / 'console.out'})"
+                outcome = f"FAILED: {why}"
+            else:
+                outcome = f"complete in {time.monotonic() - before:.0f} s"
             bar.update(expected - bar.n)  # also for what failed or was there already
             line = f"[{number}/{len(names)}] {name}: {outcome}"
             tqdm.write(line) if on_terminal else print(line, flush=True)

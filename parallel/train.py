@@ -486,7 +486,7 @@ def loop(
             rows = [row for row in read_run(folder.path).steps if row["step"] <= first]
             earlier_s = sum(row["step_s"] for row in rows)
         bar.update(first)
-        if first == run_spec.steps and "attempts" not in run_json:
+        if chief and first == run_spec.steps and not rows:
             raise UsageError(nothing_to_train(run_spec, saved.name_of(first)))
         if first == run_spec.steps:
             check(first)

@@ -308,8 +308,8 @@ def test_a_stopped_attempt_of_the_same_run_is_gone_on_with(changed, tmp_path):
     [
         ({"lr": 1e-2, "seed": 1}, "lr was 0.0003, is 0.01; seed was 1234, is 1"),
         ({"load": "elsewhere"}, "it began from checkpoint None, and elsewhere is asked for"),
-        ({"resume": False}, "--no-resume"),
-        ({"save_interval": 0}, "save_interval is 0"),
+        ({"resume": False}, "--no-resume was given"),
+        ({"save_interval": 0}, "without save_interval no run goes on from a checkpoint"),
         ({"steps": 1}, "its newest checkpoint, of step 2, is beyond the 1 steps asked for"),
         ({"save": "elsewhere"}, "it left no checkpoint in elsewhere"),
     ],

@@ -50,6 +50,9 @@ def started(monkeypatch) -> list[str]:
             run.fail("Broken: it is (rank 0)", 0)
             run.close()
             return 1
+        for step in range(1, spec.steps + 1):
+            row = {"step": step, "step_s": 0.1, "loss": 2.0, "skipped": 0, "tokens": 16}
+            run.step(dict.fromkeys(artifacts.STEP_COLUMNS) | row)
         run.complete({"schema_version": "2.0"}, "complete")
         return 0
 
@@ -79,6 +82,10 @@ def test_repeats_are_interleaved_and_what_is_complete_is_not_run_again(
     assert capsys.readouterr().out.count("already complete") == 3
     assert sweep.main([str(study), *out, "--fresh", "--only", ORDER[0]]) == 0
     assert started == [ORDER[2], ORDER[0]]
+    steps = tmp_path / "out" / ORDER[3] / "steps.csv"
+    steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:4]))
+    assert sweep.main([str(study), *out]) == 0  # complete, but not all of it is there
+    assert started == [ORDER[2], ORDER[0], ORDER[3]]
 
 
 def test_on_a_terminal_one_bar_counts_the_steps_of_the_whole_sweep(
@@ -140,3 +147,32 @@ def test_srun_starts_the_ranks_of_an_allocation(tokens, tmp_path, monkeypatch):
     assert (tmp_path / "asked").read_text() == "--nodes 1 --ntasks 1\n"
     assert read_run(tmp_path / "out" / "ddp").state == artifacts.COMPLETE
     assert (tmp_path / "out" / "scaling_report.json").exists()
+
+
+def test_a_folder_in_use_fails_its_run_alone_and_what_was_printed_before_is_kept(
+    study, tmp_path, capsys, monkeypatch
+):
+    out = tmp_path / "out"
+    (out / ORDER[0]).mkdir(parents=True)
+    (out / ORDER[0] / "thesis.tex").write_text("mine")
+    monkeypatch.setattr(sweep, "report", lambda out: None)
+    command = [sys.executable, "-c", "print('parallel.train: no data')\nraise SystemExit(2)"]
+    monkeypatch.setattr(sweep, "command_of", lambda *_: command)
+    used = RunFolder(out / ORDER[1])
+    used.begin({"run": ORDER[1]})
+    for _ in range(2):
+        assert sweep.main([str(study), "--out", str(out), "--only", *ORDER[:3]]) == 1
+        out_ = capsys.readouterr().out.splitlines()
+        said = [line for line in out_ if line.startswith("[")]
+        assert f"FAILED: {out / ORDER[0]} is no run folder of ours (it holds thesis.tex)" in said[0]
+        assert f"FAILED: {out / ORDER[1]} is being written by process {os.getpid()}" in said[1]
+        assert "FAILED: no data (see " in said[2]
+    used.close()
+    assert out_[2] == (
+        f"{ORDER[2]}: moved the attempt before to {out / ORDER[2] / 'attempts' / '1'} and start"
+        " anew: without save_interval no run goes on from a checkpoint"
+    )
+    assert os.listdir(out / ORDER[0]) == ["thesis.tex"]
+    assert read_run(out / ORDER[1]).state == "running"
+    before = out / ORDER[2] / "attempts" / "1" / "console.out"
+    assert before.read_text() == "parallel.train: no data\n"
