@@ -1,17 +1,25 @@
 """What the tests share: where things are, and how a command is run."""
 
+import contextlib
+import functools
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from parallel import sweep
+from parallel.study import Study
+
 TRAIN = "parallel.train"
 ROOT = Path(__file__).resolve().parent.parent
+ENGINES = ("ddp", "deepspeed_zero", "deepspeed_pipe", "megatron")
+THREADS = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 SHARED = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared"))
 
 
@@ -23,20 +31,61 @@ def shared() -> Path:
     return SHARED
 
 
-def run_module(*arguments: str, ranks: int = 0, timeout: float = 300, **environment: str):
-    """`python -m ...` from the repository root, under torchrun with `ranks` ranks if not 0."""
-    command = [sys.executable]
-    if ranks:
-        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return subprocess.run(
-        [*command, "-m", *arguments],
+@functools.cache
+def warm_server(engine: str) -> str:
+    """The socket of a server that has imported an engine (tests/warm.py); it ends with us."""
+    path = str(Path(tempfile.mkdtemp(prefix="warm-")) / "socket")
+    subprocess.Popen(
+        [sys.executable, "-W", "ignore", "tests/warm.py", "serve", path, engine],
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"} | environment,
+        env=os.environ | THREADS,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    wait_for(lambda: os.path.exists(path), 300, f"the server of {engine}")
+    return path
+
+
+def warm(engine: str, ranks: int) -> list[str]:
+    """What stands before `MODULE ARG...` to start it on `ranks` ranks, 0 for none, in a fork."""
+    return [sys.executable, "-S", "tests/warm.py", "run", warm_server(engine), str(ranks)]
+
+
+def run_module(*arguments: str, ranks: int = 0, timeout: float = 300, **environment: str):
+    """`python -m ...` from the repository root, on `ranks` ranks; the trainer starts warm."""
+    engine = "ddp"
+    if "--engine" in arguments:
+        engine = arguments[arguments.index("--engine") + 1]
+    if arguments[0] == TRAIN and engine in ENGINES:
+        command = warm(engine, ranks)
+    else:
+        command = [sys.executable]
+        if ranks:
+            command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        command += ["-m"]
+    return subprocess.run(
+        [*command, *arguments],
+        cwd=ROOT,
+        env=os.environ | THREADS | environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=timeout,
     )
+
+
+@contextlib.contextmanager
+def warm_sweeps() -> Iterator[None]:
+    """Inside, `parallel.sweep` starts its runs warm, not by torchrun."""
+    cold = sweep.command_of
+
+    def command_of(study: Study, name: str, folder: Path, srun: bool) -> list[str]:
+        command, spec = cold(study, name, folder, srun), study.run(name)
+        return warm(spec.engine, spec.gpus) + command[command.index(TRAIN) :]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "command_of", command_of)
+        yield
 
 
 def start_training(

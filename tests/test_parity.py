@@ -18,7 +18,7 @@ from parallel.artifacts import AXES, CATEGORIES, Run, read_breakdown, read_run
 from parallel.spec import RunSpec
 from parallel.study import load_study
 from parallel.volumes import step_volumes
-from tests.conftest import ROOT
+from tests.conftest import ROOT, warm_sweeps
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,8 @@ def train_all(path: Path, tokens: Path, out: Path) -> dict[str, Path]:
     ours = f'[defaults]\ndata = "{tokens}"\nbreakdown = true'
     copy.write_text(path.read_text().replace("[defaults]", ours))
     study = load_study(copy)
-    sweep.sweep(study, list(study.settings), out, fresh=True)
+    with warm_sweeps():
+        sweep.sweep(study, list(study.settings), out, fresh=True)
     return {run: out / run for run in study.settings}
 
 
