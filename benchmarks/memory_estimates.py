@@ -323,20 +323,22 @@ def measure(settings: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
+TWO_RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
 def held(settings: dict[str, Any]) -> list[int]:
     """Bytes that each of two ranks held, by `measure` under torchrun.
 
     Raises:
         UsageError: it failed; with its last line.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     here = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     with tempfile.NamedTemporaryFile("w", suffix=".json") as small_buckets:
         if settings["engine"].startswith("deepspeed"):
             json.dump({"zero_optimization": {"reduce_bucket_size": 1000}}, small_buckets)
             small_buckets.flush()
             settings = settings | {"deepspeed_config": small_buckets.name}
-        command += [str(Path(__file__).resolve()), "--held", json.dumps(settings)]
+        command = [*TWO_RANKS, "-m", "benchmarks.memory_estimates", "--held", json.dumps(settings)]
         done = subprocess.run(command, cwd=ROOT, env=here, capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"held"')]
     if done.returncode or not lines:

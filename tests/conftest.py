@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,24 +32,36 @@ def shared() -> Path:
     return SHARED
 
 
+SERVERS: list[tuple[subprocess.Popen, Path]] = []
+
+
 @functools.cache
-def warm_server(engine: str) -> str:
-    """The socket of a server that has imported an engine (tests/warm.py); it ends with us."""
-    path = str(Path(tempfile.mkdtemp(prefix="warm-")) / "socket")
-    subprocess.Popen(
-        [sys.executable, "-W", "ignore", "tests/warm.py", "serve", path, engine],
+def warm_server(engine: str) -> Path:
+    """The socket of a server that has imported an engine (tests/warm.py)."""
+    path = Path(tempfile.mkdtemp(prefix="warm-")) / "socket"
+    command = [sys.executable, "-W", "ignore", "tests/warm.py", "serve", str(path), engine]
+    server = subprocess.Popen(
+        command,
         cwd=ROOT,
         env=os.environ | THREADS,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
-    wait_for(lambda: os.path.exists(path), 300, f"the server of {engine}")
+    SERVERS.append((server, path))
+    wait_for(path.exists, 300, f"the server of {engine}")
     return path
 
 
+def pytest_sessionfinish() -> None:
+    for server, path in SERVERS:
+        server.kill()
+        server.wait()
+        shutil.rmtree(path.parent)
+
+
 def warm(engine: str, ranks: int) -> list[str]:
-    """What stands before `MODULE ARG...` to start it on `ranks` ranks, 0 for none, in a fork."""
-    return [sys.executable, "-S", "tests/warm.py", "run", warm_server(engine), str(ranks)]
+    """What stands before `-m MODULE ARG...` to start it on `ranks` ranks, 0 for none, in forks."""
+    return [sys.executable, "-S", "tests/warm.py", "run", str(warm_server(engine)), str(ranks)]
 
 
 def run_module(*arguments: str, ranks: int = 0, timeout: float = 300, **environment: str):
@@ -62,9 +75,8 @@ def run_module(*arguments: str, ranks: int = 0, timeout: float = 300, **environm
         command = [sys.executable]
         if ranks:
             command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        command += ["-m"]
     return subprocess.run(
-        [*command, *arguments],
+        [*command, "-m", *arguments],
         cwd=ROOT,
         env=os.environ | THREADS | environment,
         stdin=subprocess.DEVNULL,
@@ -81,7 +93,7 @@ def warm_sweeps() -> Iterator[None]:
 
     def command_of(study: Study, name: str, folder: Path, srun: bool) -> list[str]:
         command, spec = cold(study, name, folder, srun), study.run(name)
-        return warm(spec.engine, spec.gpus) + command[command.index(TRAIN) :]
+        return warm(spec.engine, spec.gpus) + command[command.index(TRAIN) - 1 :]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "command_of", command_of)

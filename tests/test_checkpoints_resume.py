@@ -4,13 +4,12 @@ another engine's, within what engines differ by anyway."""
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 
 from parallel import saved
 from parallel.checkpointer import Reader
-from tests.conftest import ROOT, run_module
+from tests.conftest import ROOT, run_module, warm
 
 pytestmark = pytest.mark.slow
 
@@ -29,10 +28,9 @@ NAMES = (
 
 def work(ranks: int, out, tokens, *names: str) -> dict:
     """What tests/checkpoint_worker.py found."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={ranks}", "tests/checkpoint_worker.py", str(out), str(tokens)]
+    command = [*warm("deepspeed_pipe", ranks), "-m", "tests.checkpoint_worker", str(out)]
     done = subprocess.run(
-        [*command, *names],
+        [*command, str(tokens), *names],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"},
         capture_output=True,

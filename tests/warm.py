@@ -1,9 +1,9 @@
 """Ranks that start warm: a server that has imported an engine forks them. Stands in for torchrun
 where a test is about the training and not about its launcher.
 
-    python tests/warm.py serve SOCKET ENGINE             one per engine and test session
-    python tests/warm.py run SOCKET RANKS MODULE ARG...  as `torchrun -m MODULE ARG...`, on this
-                                                         machine; 0 RANKS: `python -m MODULE ARG...`
+    python tests/warm.py serve SOCKET ENGINE                one per engine and test session
+    python tests/warm.py run SOCKET RANKS -m MODULE ARG...  as torchrun on one machine; 0 RANKS: as
+                                                            `python -m MODULE ARG...`
 
 Importing torch, deepspeed and megatron-core takes each rank 2 to 6 seconds of a core. A fork takes
 none. As under torchrun, the first rank that fails ends the others, and ranks end with their
@@ -107,6 +107,9 @@ def be_rank(rank: int, port: int, asked: dict, descriptors: list[int]) -> None:
     """Run the module as this rank, as `python -m` does; does not return."""
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
+    # The old streams remember what kind of files they had.
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["env"])
@@ -115,7 +118,7 @@ def be_rank(rank: int, port: int, asked: dict, descriptors: list[int]) -> None:
         places |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), asked["ranks"])
         os.environ.update({name: str(value) for name, value in places.items()})
         os.environ["TORCHELASTIC_RUN_ID"] = "warm"
-    module, *arguments = asked["argv"]
+    _, module, *arguments = asked["argv"]  # the first is -m
     sys.argv = [module, *arguments]
     sys.path[0] = asked["cwd"]
     status = 0
