@@ -18,7 +18,7 @@ from analysis.timemodel import Machine, machine_of
 from models import memory
 from models.errors import UsageError
 from models.files import read_toml
-from models.hardware import LINKS, find_gpu, planning_gpu
+from models.hardware import LINKS, find_gpu, network_rate, planning_gpu
 from parallel.clusters import load_clusters
 
 # FlashAttention's kernels need compute capability 8.0 (Ampere) or CDNA 2: these cards are older.
@@ -167,6 +167,12 @@ def _read(path: Path) -> Calibration:
         override = Machine(peak, memory_rate, link, network, mesh, cores)
     else:
         planning_gpu(table["gpu"])
+        if said := table.get("network"):
+            if network_rate(said, _number(path, table, "gpus_per_node")) is None:
+                raise UsageError(
+                    f"calibration {path}: network {said!r} states no rate; write it as"
+                    ' "4 x 100 Gb/s per node" or "8x HDR"'
+                )
     return Calibration(
         path.stem,
         table["gpu"],

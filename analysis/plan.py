@@ -17,6 +17,7 @@ import io
 import math
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from analysis.rows import host_columns
 from analysis.tables import FORMATS, Column, Table, emphasise, writing
 from models import memory
 from models.bounds import Bounds, check_flags
-from models.config import GPTConfig, preset
+from models.config import PRESETS, GPTConfig, name_of, preset
 from models.errors import UsageError, command_line
 from models.flops import tflops_per_gpu
 from models.hardware import planning_gpu
@@ -501,7 +502,11 @@ def _config(arguments: argparse.Namespace) -> tuple[GPTConfig, dict[str, Any]]:
         "max_seq_len": arguments.seq_len,
     }
     given = {k: v for k, v in sizes.items() if v is not None}
-    return preset(arguments.model, **sizes), {"preset": arguments.model} | given
+    config = preset(arguments.model, **sizes)
+    if (name := name_of(config, arguments.model)) is None:
+        return config, asdict(config)  # a size of its own, under nobody's name
+    rest = {k: v for k, v in given.items() if v != getattr(PRESETS[name], k)}
+    return config, {"preset": name} | rest
 
 
 def rendered(argv: list[str]) -> str:
@@ -634,6 +639,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         f"predicted, not measured, for {cluster.name} ({cluster.source}) in {precision} with"
         f" {flying} attention; low to high hold 80 %",
         *_warnings(arguments, cluster),
+        *_assumed(arguments, config),
         f"{len(order)} of {len(x)} possible layouts fit in {limit / memory.GB:.1f} GB",
         *refusals(x, used, cluster, arguments.margin),
     ]
@@ -648,9 +654,12 @@ def _plan(arguments: argparse.Namespace) -> int:
             precision,
             known,
         )
+        before = " in place of what was there" * arguments.study.exists()
         with writing(arguments.study):
             arguments.study.write_text(text)
-        print(f"analysis.plan: wrote {len(found)} runs to {arguments.study}", file=sys.stderr)
+        print(
+            f"analysis.plan: wrote {len(found)} runs to {arguments.study}{before}", file=sys.stderr
+        )
         if known is None:
             where = arguments.cluster or arguments.gpu
             print(
@@ -683,6 +692,20 @@ def _plan(arguments: argparse.Namespace) -> int:
     text = table(found, notes).render(arguments.format)
     print(emphasise(text) if arguments.format == "text" else text, end="")
     return 0
+
+
+def _assumed(arguments: argparse.Namespace, config: GPTConfig) -> list[str]:
+    """Which sizes are the preset's, where the blocks that were given are not."""
+    if name_of(config, arguments.model) is not None:
+        return []
+    given = {k for k in asdict(config) if getattr(arguments, k, None) is not None}
+    given |= {"max_seq_len"} if arguments.seq_len else set()
+    given |= {"ffn_hidden"} if arguments.hidden else set()  # 4 x hidden
+    rest = [f"{k} {v}" for k, v in asdict(config).items() if k not in given]
+    size = f"{config.n_params / 1e9:.1f}B parameters"
+    return (
+        [f"{size}; not given, so taken from {arguments.model}: {', '.join(rest)}"] if rest else []
+    )
 
 
 def _warnings(arguments: argparse.Namespace, cluster: Calibration) -> list[str]:

@@ -71,7 +71,7 @@ def machine_of(
     if width == 4:
         peak = card.peaks.get("tf32", card.peaks.get("fp32", peak / 8))
     linear = card.peaks.get("fp8", 0.0) if fp8 else 0.0
-    network = network_rate(cluster) or links.network * float(gpus_per_node)
+    network = network_rate(cluster, gpus_per_node) or links.network * float(gpus_per_node)
     mesh = links.mesh and gpus_per_node <= 8  # sixteen V100s are a DGX-2, which has a switch
     return Machine(peak * 1e12, links.memory_rate, links.link, network, mesh, linear=linear * 1e12)
 

@@ -125,3 +125,17 @@ def preset(name: str, **sizes: int | None) -> GPTConfig:
     if "hidden" in given and "ffn_hidden" not in given:
         given["ffn_hidden"] = 0
     return replace(PRESETS[name], **given)
+
+
+def name_of(config: GPTConfig, stated: str) -> str | None:
+    """The preset whose blocks these are: `stated`, where it may be called so, or another; or None.
+
+    Vocabulary and positions do not make another model, blocks do.
+    """
+
+    def blocks(of: GPTConfig) -> tuple[int, ...]:
+        return of.n_layer, of.hidden, of.n_head, of.ffn_hidden
+
+    if stated in PRESETS and blocks(PRESETS[stated]) == blocks(config):
+        return stated
+    return next((name for name, of in PRESETS.items() if of == config), None)

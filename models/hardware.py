@@ -179,16 +179,36 @@ def planning_gpu(name: str | None) -> Gpu:
     return found
 
 
-def network_rate(cluster: str | None) -> float | None:
+# "4 x 100 Gb/s", "4 EFA x 100 Gb/s", "4 NICs of 100 Gb/s" or "100 Gb/s x 4".
+_RATE = re.compile(
+    r"(?:(\d+)\s*(?:(?:[A-Za-z-]+\s+){0,2}[x×*]|(?:links?|ports?|rails?|NICs?|HCAs?)\s+of)\s*)?"
+    r"(\d+(?:\.\d+)?)\s*([GT])b(?:ps|it/s|/s)(?:\s*[x×*]\s*(\d+))?"
+)
+_LINKS = r"(EDR|HDR|NDR|Omni-Path|OPA)(\d{3})?\b"
+_COUNTED = re.compile(rf"\b(\d+)\s*[x×*]?\s*{_LINKS}")
+_NAMED = re.compile(rf"\b{_LINKS}(?:\W+(\d+)\s*[x×*]?\s*(?:links?|ports?|rails?|NICs?|HCAs?)\b)?")
+_PER_GPU = re.compile(r"[^,;()]{0,30}(?:per|a|/)\s*(?:GPU|card|accelerator)\b", re.IGNORECASE)
+_PER_NODE = re.compile(r"[^,;()]{0,30}(?:per|a|/)\s*(?:node|server|host)\b", re.IGNORECASE)
+
+
+def network_rate(cluster: str | None, gpus_per_node: float | None = None) -> float | None:
     """Bytes/s of a node's network from a description that states it, else None.
 
-    "800 Gbps InfiniBand per node", "8x HDR InfiniBand per node", "4 Omni-Path links/node".
+    "800 Gbps InfiniBand per node", "4 x 100 Gb/s", "400 Gb/s RDMA per GPU" (of `gpus_per_node`),
+    "8x HDR InfiniBand per node", "2x HDR100", "4 Omni-Path links/node", "Omni-Path, 4 links/node".
     """
     text = cluster or ""
-    if found := re.search(r"(\d+(?:\.\d+)?)\s*Gb(?:ps|it/s|/s)", text):
-        return float(found[1]) / 8 * 1e9
-    if found := re.search(r"(\d+)\s*x?\s*(EDR|HDR|NDR|Omni-Path|OPA)", text):
-        return int(found[1]) * GBITS[found[2]] / 8 * 1e9
-    if found := re.search(r"\b(EDR|HDR|NDR|Omni-Path|OPA)\b", text):
-        return GBITS[found[1]] / 8 * 1e9
+    counted, named = _COUNTED.search(text), _NAMED.search(text)
+    if found := _RATE.search(text):
+        before, rate, unit, after = found.groups()
+        count, rest = before or after, text[found.end() :]
+        gbits = float(rate) * (1000 if unit == "T" else 1) * int(count or 1)
+        if _PER_GPU.match(rest):
+            return gbits / 8 * 1e9 * gpus_per_node if gpus_per_node else None
+        if count or not counted or _PER_NODE.match(rest):
+            return gbits / 8 * 1e9  # else the rate is one of the counted links'
+    if counted:
+        return int(counted[1]) * float(counted[3] or GBITS[counted[2]]) / 8 * 1e9
+    if named:
+        return int(named[3] or 1) * float(named[2] or GBITS[named[1]]) / 8 * 1e9
     return None

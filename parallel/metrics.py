@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from models.config import GPTConfig
+from models.config import GPTConfig, name_of
 from models.flops import DEFAULT_CONVENTION, tflops_per_gpu
 from models.hardware import mfu
 from parallel.artifacts import AXES, METRICS_VERSION, utc_now
@@ -66,6 +66,7 @@ def training_metrics(
 ) -> dict[str, Any]:
     """The document; `facts` is run.json, `steps` the rows of steps.csv."""
     spec, layout, model, host = (facts[part] for part in ("spec", "layout", "model", "host"))
+    config = _config(facts)
     epochs = spec["epochs"] or 1
     per_epoch = -(-len(steps) // epochs)
     validations = measured.validations
@@ -91,7 +92,7 @@ def training_metrics(
             "cluster": os.environ.get("SLURM_CLUSTER_NAME"),
         },
         "training_config": {
-            "model_name": spec["preset"],
+            "model_name": name_of(config, spec["preset"]) or f"{config.n_params} parameters",
             "model_size": f"n_layer={model['n_layer']}, n_head={model['n_head']},"
             f" n_embd={model['hidden']}",
             "seq_len": spec["seq_len"],
@@ -237,16 +238,20 @@ def _time(steps: list[dict[str, Any]], measured: Measured) -> dict[str, float]:
     return parts | {"other_time_sec": measured.wall_s - sum(parts.values())}
 
 
+def _config(facts: dict[str, Any]) -> GPTConfig:
+    sizes = {k: v for k, v in facts["model"].items() if k in GPTConfig.__dataclass_fields__}
+    return GPTConfig(**sizes)
+
+
 def _speed(facts: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]:
     """What the steady step time gives; MFU only for a GPU whose peak is known."""
     spec, gpus = facts["spec"], facts["layout"]["world_size"]
-    sizes = {k: v for k, v in facts["model"].items() if k in GPTConfig.__dataclass_fields__}
     time = steady(
         np.array([s["step_s"] for s in steps]), np.array([float(s["skipped"]) for s in steps])
     )
     assert time is not None, "every step is timed"
     tokens = facts["layout"]["global_batch"] * spec["seq_len"]
-    tflops = tflops_per_gpu(GPTConfig(**sizes), spec["seq_len"], tokens, time.step_s, gpus)
+    tflops = tflops_per_gpu(_config(facts), spec["seq_len"], tokens, time.step_s, gpus)
     share, why = mfu(tflops, facts["host"]["gpu"], spec["precision"], DEFAULT_CONVENTION)
     return {
         "steady_step_time_sec": time.step_s,

@@ -10,6 +10,7 @@ from analysis import plan, prune
 from analysis.calibration import FOLDER, from_data_sheet, load_calibration, names
 from models import memory
 from models.config import PRESETS
+from models.hardware import network_rate
 from parallel.columns import columns, possible
 from parallel.layout import OFFLOAD, RECOMPUTE, Layout
 from parallel.study import load_study
@@ -126,6 +127,7 @@ def test_a_wrong_plan_is_one_line(flags, said, capsys):
         ("gpu = ", 'gpu = "X9"', "unknown GPU 'X9'"),
         ("gpu = ", "gpu = 5", "gpu cannot be 5"),
         ("network = ", "network = 7", "network cannot be 7"),
+        ("network = ", 'network = "fast"', "network 'fast' states no rate"),
         ("flash = ", 'flash = "no"', "flash cannot be 'no'"),
         ("gpus_per_node = ", "gpus_per_node = 0", "gpus_per_node must be a positive number"),
         ("gpu_memory_gb = ", 'gpu_memory_gb = "80 GB"', "gpu_memory_gb must be a positive number"),
@@ -218,6 +220,48 @@ def test_the_top_is_a_study_that_renders(tmp_path, capsys):
     assert plan.time_limit(1.0) == "0:11:00" and plan.time_limit(90.0) == "1:10:00"
     assert all(ask["time"] == "0:12:00" for ask in study.slurm.values())
     assert all(spec.gpus == 64 and spec.global_batch == 64 for spec in study.specs.values())
+
+
+def test_a_written_plan_names_its_own_size(tmp_path, capsys):
+    path = tmp_path / "13b.toml"
+    sizes = ["--n-layer", "40", "--hidden", "5120", "--n-head", "40", "--top", "2"]
+    where = ["--cluster", "selene", "--gpus", "64", "--global-batch", "64", "--study", str(path)]
+    assert plan.main([*sizes, *where]) == 0
+    said = capsys.readouterr()
+    assert "12.9B parameters; not given, so taken from 175b: vocab_size 51200" in said.out
+    assert "preset" not in path.read_text() and "hidden = 5120" in path.read_text()
+    (model,) = {spec.model for spec in load_study(path, cluster="dgx-a100").specs.values()}
+    assert (model.n_layer, model.hidden, model.ffn_hidden) == (40, 5120, 20480)
+    assert (model.vocab_size, model.max_seq_len) == (51200, 2048)
+    assert plan.main(["--model", "18b", "--seq-len", "1024", "--top", "2", *where]) == 0
+    assert 'preset = "18b"' in path.read_text() and "max_seq_len = 1024" in path.read_text()
+    assert "in place of what was there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "gbits"),
+    [
+        ("4 x 100 Gb/s", 400),
+        ("4x100Gb/s InfiniBand", 400),
+        ("4 × 100 Gbps", 400),
+        ("4 NICs of 100 Gb/s", 400),
+        ("4 EFA x 100 Gbit/s", 400),
+        ("100 Gb/s x 4", 400),
+        ("4x HDR 200 Gb/s", 800),
+        ("4x HDR, 800 Gb/s per node", 800),
+        ("2x HDR100", 200),
+        ("8x HDR InfiniBand per node", 1600),
+        ("Omni-Path, 4 links/node", 400),
+        ("4 GPUs/node, Omni-Path", 100),
+        ("8x A100 per node, 800 Gbps InfiniBand per node", 800),
+        ("400 Gb/s RDMA per GPU", 3200),
+        ("3.2 Tb/s", 3200),
+        ("8x H100 nodes", None),
+        ("NVLink at 900 GB/s", None),
+    ],
+)
+def test_a_network_is_read_with_all_its_links(words, gbits):
+    assert network_rate(words, 8) == (None if gbits is None else gbits / 8 * 1e9)
 
 
 def test_a_study_is_pruned_as_it_was_planned(tmp_path, capsys):

@@ -141,6 +141,8 @@ def test_epochs_are_entries_with_their_own_validation(tmp_path):
     ]
     measured = Measured(1.0, 1.0, 0.0, 20.0, None, {}, {}, [(3, 2.0), (6, 3.0)])
     found = training_metrics(about, rows, measured)
+    size = f"{about['model']['n_params']} parameters"  # the preset's name is another size's
+    assert about["spec"]["preset"] == "tiny" and found["training_config"]["model_name"] == size
     assert [e["val_loss_avg_global"] for e in found["epochs"]] == [2.0, 3.0]
     assert [e["optimizer_steps"] for e in found["epochs"]] == [3, 3]
     assert [e["train_loss_avg_global"] for e in found["epochs"]] == [1.0, 4.0]
