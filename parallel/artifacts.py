@@ -285,8 +285,8 @@ class RunFolder:
         path = self.path / "checkpoints.csv"
         if not path.exists():
             return 0, []
-        with path.open(newline="") as lines:
-            rows = [r for r in csv.DictReader(lines) if r["event"] == "save"]
+        with path.open(newline="", errors="replace") as lines:
+            rows = [r for r in csv.DictReader(lines) if r.get("event") == "save"]
         return len(rows), [r["problem"] for r in rows if r.get("problem")]
 
     def complete(self, metrics: dict[str, Any], marker: str, remark: str = "") -> None:
@@ -331,9 +331,10 @@ class RunFolder:
         return held is None
 
     def explain(self, reason: str) -> None:
-        """Say why the run was stopped, where its ranks saw no more than a SIGTERM."""
+        """Say why the run ended, where its ranks saw no more than a SIGTERM or a broken connection
+        to one that was gone."""
         status = read_status(self.path)
-        if status.get("state") == FAILED and str(status.get("reason")).startswith("SIGTERM"):
+        if status.get("state") == FAILED and is_consequence(str(status.get("reason"))):
             self._write_status(FAILED, reason, status.get("rank", -1))
 
     def interrupt(self, reason: str) -> None:
@@ -553,6 +554,18 @@ def _end_line(path: Path) -> None:
                 break
             at = first
         file.truncate(at)
+
+
+# What a rank sees of another's end, or of its launcher's; and what a script sees of the run's.
+_CONSEQUENCE = re.compile(
+    r"SIGTERM|exit status \d+(?!.*: )"
+    r"|.*(?:Connection (?:reset|closed)|Broken pipe|ncclRemoteError|Failed to recv)"
+)
+
+
+def is_consequence(reason: str) -> bool:
+    """Whether a reason tells only that another process was gone, and not why."""
+    return bool(_CONSEQUENCE.match(reason))
 
 
 def read_status(path: Path) -> dict[str, Any]:

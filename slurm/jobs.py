@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from models.files import parse_json
@@ -37,9 +37,34 @@ EVIDENCE = (
     ),
     ("timeout", r"DUE TO TIME LIMIT|^slurm: time limit"),
     ("node failure", r"DUE TO NODE FAILURE|srun: error: Node failure|Node failure on"),
-    ("cancelled", r"\*\*\* (?:JOB|STEP) .*CANCELLED AT|^slurm: SIGTERM"),
+    ("cancelled", r"\*\*\* JOB .*CANCELLED AT|^slurm: SIGTERM"),
 )
 PATTERNS = [(kind, re.compile(pattern, re.MULTILINE)) for kind, pattern in EVIDENCE]
+# A cancelled step is the job's, or what srun --kill-on-bad-exit did after a task had failed.
+STEP = re.compile(r"^.*\*\*\* STEP .*CANCELLED AT.*$", re.MULTILINE)
+BAD_EXIT = re.compile(
+    r"^srun: .*(?:: (?:Exited with exit code|Killed|Segmentation fault|Aborted|Bus error)"
+    r"|Terminating (?:StepId|job step))",
+    re.MULTILINE,
+)
+# What a log says of why a run failed, the surest first. torchrun names the process that was first
+# to die, as its root cause; our own line tells a mistake; then interpreters, and what was raised.
+ROOT_CAUSE = re.compile(
+    r"Root Cause \(first observed failure\):\s+\[\d+\]:\s+time .*\s+host .*\s+rank +: (\d+).*"
+    r"\s+exitcode +: -(?!15 |2 ).*\s+error_file.*\s+traceback : (Signal .*)"
+)
+SIGNAL = re.compile(r"Signal (?!15 )\d+ \(SIG\w+\) received by PID \d+")
+CAUSES = [
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        r"^slurm: failed: .*$",
+        r"^parallel\.train: .*$",
+        r"^.*(?:bad interpreter|execve\(\): |command not found|No module named ).*$",
+        r"^(?!\S*(?:ChildFailedError|SignalException))\S*(?:Error|Exception|Interrupt): .*$",
+        r"^.*(?:No such file or directory|Permission denied).*$",
+        r"^srun: error: .*: (?:Exited with|Killed|Segmentation fault|Aborted|Bus error).*$",
+    )
+]
 COMPLAINT = re.compile(r"^.*(?:Error|error:|FAILED|Killed).*$", re.MULTILINE)
 
 
@@ -138,6 +163,34 @@ def tail(path: Path, size: int = 65536) -> str:
         return ""
 
 
+def killed_rank(text: str) -> str:
+    """The rank that a signal killed, as torchrun names it in a log; empty where it names none."""
+    if found := ROOT_CAUSE.search(text):
+        return f"rank {found[1]} was killed: {found[2].strip()}"
+    found = SIGNAL.search(text)
+    return found[0] if found else ""
+
+
+def cause(text: str) -> str:
+    """The line of a job's log that says why its run failed; empty where none does."""
+    if killed := killed_rank(text):
+        return killed
+    found = (pattern.search(text) for pattern in CAUSES)
+    return next((match[0].strip() for match in found if match), "")
+
+
+def evidence(text: str, why: str) -> tuple[str, str] | None:
+    """(state, line) of an end that is no failure of the run itself, from its log and its reason."""
+    for kind, pattern in PATTERNS:
+        if match := pattern.search(text) or pattern.search(why):
+            source = match.string
+            return kind, source[source.rfind("\n", 0, match.start()) + 1 :].split("\n", 1)[0]
+    step, bad_exit = STEP.search(text), BAD_EXIT.search(text)
+    if step and (bad_exit is None or step.start() < bad_exit.start()):
+        return "cancelled", step[0]
+    return None
+
+
 def progress(folder: Path) -> tuple[int, float | None]:
     """Steps done, and the mean of the last ten steps' seconds where there are any."""
     times, step = [], 0
@@ -188,13 +241,15 @@ def restarts(folder: Path, job_id: int) -> int:
 
 
 def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | None) -> Row:
-    """What became of a run, from its last job and its folder. `job` None: Slurm knows none."""
+    """What became of a run's last job, from it and the run folder. `job` None: Slurm knows none.
+
+    What an earlier job, or a sweep without Slurm, left in the folder says nothing of this one."""
     step, step_s = progress(folder)
     status = artifacts.read_status(folder)
     says, why = status.get("state"), str(status.get("reason", ""))
     ran = ran_by(folder)
-    if says != artifacts.COMPLETE and None not in (ran, job_id) and ran != job_id:
-        says, why, step, step_s = None, "", 0, None  # an earlier job's; ours came to no run
+    if job_id is not None and ran != job_id and (folder / "run.json").exists():
+        says, why, step, step_s = None, "", 0, None  # ours came to no run
 
     def row(state: str, line: str) -> Row:
         eta = max(0, steps - step) * step_s if state == "running" and step_s is not None else None
@@ -210,7 +265,7 @@ def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | Non
     if says == artifacts.COMPLETE and (folder / "RUN_COMPLETE.txt").exists():
         if killed and ran == job_id:
             return row("OOM", f"{slurm_says}, though RUN_COMPLETE.txt is there")
-        return row("complete", "RUN_COMPLETE.txt")
+        return row("complete", "; ".join(filter(None, ("RUN_COMPLETE.txt", why))))
     if job_id is None and says is None:
         return row("missing", "never started")
     if killed:
@@ -220,17 +275,24 @@ def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | Non
         return row(ended, "; ".join(filter(None, (why, slurm_says))) or "status.json says so")
     if why.startswith("time limit"):
         return row("timeout", why)
-    if job is not None and job.state in ENDS:
-        return row(ENDS[job.state], slurm_says)
     attempt = f"{job_id}.restart{again}" if again else f"{job_id}"
     text = tail(folder / f"{attempt}.out") if job_id is not None else ""
-    for kind, pattern in PATTERNS:
-        if match := pattern.search(text) or pattern.search(why):
-            source = match.string
-            start = source.rfind("\n", 0, match.start()) + 1
-            return row(kind, source[start:].split("\n", 1)[0])
+    seen = evidence(text, why)
+    own = says == artifacts.FAILED and why and not artifacts.is_consequence(why)
+    if own and not (job is not None and job.state == "NODE_FAIL"):
+        # The run said why before Slurm ended what was left of it; of memory the log knows more.
+        if seen and seen[0] in ("OOM", "node failure"):
+            return row(*seen)
+        ended = slurm_says if job is not None and job.state in ENDS else ""
+        return row("failed", "; ".join(filter(None, (why, ended))))
+    if job is not None and job.state in ENDS:
+        return row(ENDS[job.state], slurm_says)
+    if seen:
+        return row(*seen)
     if says == artifacts.RUNNING and job_id is None:
         return row("running", "the run folder says so; no job of Slurm")
+    if line := cause(text):
+        return row("failed", line)
     if says == artifacts.FAILED and why:
         return row("failed", why)
     if says == artifacts.RUNNING and job is None and not (folder / f"{attempt}.exit").exists():
@@ -239,12 +301,27 @@ def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | Non
     return row("failed", line)
 
 
+def with_result(row: Row, folder: Path) -> Row:
+    """The row of a run whose folder holds an earlier job's complete result, where the last job came
+    to none: the result is shown, with its own job, and the later one is told."""
+    ran = ran_by(folder)
+    if row.state not in FAILURES or row.job_id is None or ran == row.job_id:
+        return row
+    if not (folder / "run.json").exists():
+        return row
+    earlier = judge(row.run, folder, row.steps, recall(folder, ran) if ran else None, ran)
+    if earlier.state != "complete":
+        return row
+    later = f"job {row.job_id}, after it: {row.state}: {row.line}"
+    return replace(earlier, line=f"{earlier.line}; {later}")
+
+
 def ran_by(folder: Path) -> int | None:
     """The job whose results are in the folder."""
     try:
         found = parse_json((folder / "run.json").read_text())["scheduler"].get("job_id")
         return None if found is None else int(found)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -273,8 +350,9 @@ def rows(study: Study, logs: Path) -> tuple[list[Row], bool]:
                 line = "no Slurm answers; it was submitted"
                 found.append(Row(name, "unknown", job_id, step, spec.steps, None, line))
                 continue
-        found.append(judge(name, folder, spec.steps, job, job_id))
+        row = judge(name, folder, spec.steps, job, job_id)
         if job is not None:
             with contextlib.suppress(OSError):  # another's logs, or a full disk: it is told anyway
-                remember(folder, job, found[-1], planned_text(study, name))
+                remember(folder, job, row, planned_text(study, name))
+        found.append(with_result(row, folder))
     return found, jobs is not None

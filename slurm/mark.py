@@ -2,22 +2,19 @@
 
 python -m slurm.mark FOLDER REASON LOG
 
-The first reason stays, but that ranks were sent SIGTERM is no reason: the script knows whose it
-was, or torchrun said in the log which rank had died before it ended the others. A run that is
-complete stays complete, and one that was interrupted and saved stays so.
+The first reason stays, but that ranks were sent SIGTERM, or lost a peer, is no reason: the script
+knows whose it was, or torchrun said in the log which rank had died before it ended the others. A
+run that is complete stays complete, and one that was interrupted and saved stays so.
 """
 
 import argparse
-import re
+import os
 import sys
 from pathlib import Path
 
 from models.errors import command_line
 from parallel.artifacts import RunFolder
-from slurm.jobs import tail
-
-SIGNAL = re.compile(r"Signal (?!15 )\d+ \(SIG\w+\) received by PID \d+")
-ERROR = re.compile(r"^(?!\S*ChildFailedError)\S*Error: .*$", re.MULTILINE)
+from slurm.jobs import cause, killed_rank, ran_by, tail
 
 
 @command_line("slurm.mark")
@@ -32,14 +29,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("log", type=Path, metavar="LOG")
     arguments = parser.parse_args(argv)
     run, reason = RunFolder(arguments.folder), arguments.reason
+    job = os.environ.get("SLURM_JOB_ID")
+    if job and (run.path / "run.json").exists() and ran_by(run.path) != int(job):
+        return 0  # what is there is an earlier job's, which ended as it says; our log tells of us
     if reason.startswith("exit status"):
         text = tail(arguments.log)
-        seen = SIGNAL.search(text)
-        reason += f": {seen[0]}" if seen else ""
-        if seen:
+        reason = ": ".join(filter(None, (reason, cause(text))))
+        if killed_rank(text):
             run.explain(reason)
-        elif error := ERROR.search(text):
-            reason += f": {error[0]}"
     else:
         run.explain(reason)
     run.fail(reason, rank=-1)

@@ -203,8 +203,6 @@ def render(study: Study, name: str, cluster: Cluster, logs: Path = Path("logs"))
     job = job_of(study, name, cluster)
     share = cluster.cores_per_node * job.ranks_per_node // cluster.gpus_per_node
     lead = max(10, min(120, seconds(job.time) // 5))
-    if not OPTION.fullmatch(str(logs)):
-        raise UsageError(f"logs folder {str(logs)!r} cannot stand in an #SBATCH line")
     request = {"gres": f"--gres=gpu:{job.ranks_per_node}", "none": ""}.get(
         cluster.gpu_request, f"--gpus-per-node={job.ranks_per_node}"
     )
@@ -227,12 +225,22 @@ def render(study: Study, name: str, cluster: Cluster, logs: Path = Path("logs"))
         f"--signal=B:USR1@{lead}",
         "--requeue" if ask.requeue else "--no-requeue",
         "--open-mode=append",
-        f"--output={logs}/%x-%j.out",
+        "--output=%x-%j.out",
     ]
     environment = cluster.environment | cluster.network | ask.environment
-    set_up = [f"module load {shlex.quote(module)}" for module in cluster.modules]
-    set_up += [f"export {key}={shlex.quote(value)}" for key, value in environment.items()]
+    set_up = [
+        f'{line} || fail {shlex.quote(f"{line} ended with status")}" $?"'
+        for line in (f"module load {shlex.quote(module)}" for module in cluster.modules)
+    ]
+    set_up += [
+        f"export {key}={shlex.quote(value)} || fail 'export {key}: not possible'"
+        for key, value in environment.items()
+    ]
     if cluster.scratch:
+        needed = re.findall(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", cluster.scratch)
+        set_up += [
+            f"[[ -n ${{{name}:-}} ]] || fail 'scratch: {name} is not set'" for name in needed
+        ]
         set_up += [
             f"scratch={shell_path(cluster.scratch)}",
             'export TORCH_EXTENSIONS_DIR="$scratch/torch_extensions"',
@@ -243,7 +251,6 @@ def render(study: Study, name: str, cluster: Cluster, logs: Path = Path("logs"))
         "study_file": shown(study.path),
         "cluster": cluster.name,
         "own": shown(script_folder(study) / f"{name}.slurm"),
-        "logs": str(logs),
         "folder": str(logs / study.name / name),
         "comment": comment,
         "planned": planned_text(study, name),
@@ -281,7 +288,6 @@ set -uo pipefail
 ranks={ranks} # on each node
 requeue={requeue}
 max_restarts={max_restarts}
-python=${{PYTHON:-.venv/bin/python}}
 job=${{SLURM_JOB_ID:?submit this script with sbatch}}
 restart=${{SLURM_RESTART_COUNT:-0}}
 {switches}
@@ -291,11 +297,32 @@ if [[ ! -f $study_file ]]; then
   exit 2
 fi
 
-# Slurm opened this job's log before there was a folder for it. It stays open when it moves in.
-mkdir -p -- "$folder"
+fail() {{ # REASON [STATUS]: end this job before its run, and say why
+  echo "slurm: failed: $1"
+  "${{PYTHON:-.venv/bin/python}}" -m slurm.mark "$folder" "$1" "$folder/$attempt.out"
+  echo "${{2:-1}}" >"$folder/$attempt.exit"
+  exit "${{2:-1}}"
+}}
+
+# Slurm opened this job's log before there was a folder for it, where there surely was one. It stays
+# open when it gets a name in there; on another file system it gets a link, and a copy at the end.
+mkdir -p -- "$folder" || exit 2
 attempt=$job
 ((restart == 0)) || attempt=$job.restart$restart
-mv -n -- "$logs/$SLURM_JOB_NAME-$job.out" "$folder/$attempt.out" 2>/dev/null
+log=$SLURM_JOB_NAME-$job.out
+# shellcheck disable=SC2317 # the trap calls it
+copy_log() {{
+  for kept in "$folder/$attempt.out" "$folder/$job.skipped"; do
+    [[ ! -L $kept ]] || {{ cp --remove-destination -- "$log" "$kept" && rm -- "$log"; }}
+  done
+}}
+if [[ -f $log ]] && ln -- "$log" "$folder/$attempt.out" 2>/dev/null; then
+  rm -- "$log"
+elif [[ -f $log ]]; then
+  mv -- "$log" "$PWD/.$SLURM_JOB_NAME-$attempt.out" && log=$PWD/.$SLURM_JOB_NAME-$attempt.out
+  ln -s -- "$log" "$folder/$attempt.out"
+  trap copy_log EXIT
+fi
 
 # "sbatch slurm/<study>/*.slurm" names this script to Slurm and the others to us: submit them, once.
 # Each is given its own name, by which it knows that it is one of a list.
@@ -339,18 +366,19 @@ if [[ -f $folder/RUN_COMPLETE.txt ]]; then
 fi
 printf '%s\n' "$planned" >"$folder/$job.submitted"
 
-{set_up}
 if ((restart > max_restarts)); then # Slurm's own restarts, as of a lost node, count too
   echo "slurm: not run: restarted $max_restarts times already (max_restarts)"
-  "$python" -m slurm.mark "$folder" "max_restarts: $max_restarts used up" "$folder/$attempt.out"
-  echo 75 >"$folder/$attempt.exit"
-  exit 75
+  fail "max_restarts: $max_restarts used up" 75
 fi
+set +u # a site's module function may use what is not set
+{set_up}
+set -u
+python=${{PYTHON:-.venv/bin/python}}
 export PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
 export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-1}}"
 
 # The environment without secrets; the job as Slurm sees it; this very script.
-"$python" -m parallel.environment "$folder/$attempt.env"
+"$python" -m parallel.environment "$folder/$attempt.env" || fail "$python ended with status $?"
 scontrol show job "$job" >"$folder/$attempt.job"
 cp -- "$0" "$folder/$attempt.slurm"
 

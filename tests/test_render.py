@@ -4,14 +4,17 @@ import re
 import shlex
 import shutil
 import subprocess
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from models.errors import UsageError
 from parallel.clusters import cluster, cluster_of
 from parallel.study import load_study
+from slurm import jobs
 from slurm.render import MARK, job_of, main, render, script_folder, seconds, write
 from tests.conftest import ROOT
 
@@ -68,7 +71,7 @@ def test_the_header_asks_for_what_the_run_needs(tmp_path):
         "--signal=B:USR1@120",
         "--no-requeue",
         "--open-mode=append",
-        "--output=logs/%x-%j.out",
+        "--output=%x-%j.out",
     ]
     assert text.startswith("#!/bin/bash\n#SBATCH")
     assert job_of(study, "megatron-tp4-dp2", study.cluster).gpu_hours == pytest.approx(8 / 3)
@@ -86,7 +89,15 @@ HOSTILE = [
 ]
 
 
-def run_script(tmp_path, text: str, tools: dict[str, str], *arguments: str, **variables: str):
+def run_script(
+    tmp_path,
+    text: str,
+    tools: dict[str, str],
+    *arguments: str,
+    stdout=None,
+    stderr=None,
+    **variables,
+):
     """Run a script outside Slurm, with stand-ins for the tools that it calls."""
     folder = tmp_path / "bin"
     folder.mkdir(exist_ok=True)
@@ -109,7 +120,8 @@ def run_script(tmp_path, text: str, tools: dict[str, str], *arguments: str, **va
         ["bash", str(script), *arguments],
         cwd=tmp_path,
         env=environment | variables,
-        capture_output=True,
+        stdout=stdout or subprocess.PIPE,
+        stderr=stderr or subprocess.PIPE,
         text=True,
     )
 
@@ -131,9 +143,11 @@ def test_no_value_ever_runs(tmp_path, word):
     text = render(study, "ddp", where)
     assert text.count("#SBATCH") == 11  # no value has made a line of its own
     seen = 'printf "%s\\0" "$EVIL" "$NET" "$MINE" "$TRITON_CACHE_DIR" "$@" >"$SEEN"\n'
-    done = run_script(tmp_path, text, {"srun": seen}, SEEN=str(tmp_path / "seen"))
+    tools = {"srun": seen, "module": 'printf "%s\\0" "$@" >"$SEEN.modules"\n'}
+    done = run_script(tmp_path, text, tools, SEEN=str(tmp_path / "seen"))
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.rglob("pwned"))
+    assert (tmp_path / "seen.modules").read_text().split("\0")[:2] == ["load", word]
     given = (tmp_path / "seen").read_text().split("\0")
     assert given[:4] == [word, word, word, f"/home/me/{word}/triton"]
     assert given[given.index("--study") + 1] == str(path)
@@ -182,6 +196,103 @@ def test_proof_is_left_when_asked_for_and_a_tool_that_is_absent_is_noted(tmp_pat
     assert {p.name for p in folder.glob("78.*")} == {
         f"78.{kind}" for kind in ("env", "exit", "job", "slurm", "submitted")
     }
+
+
+def study_on(tmp_path, **facts):
+    """A study of one run, on a cluster with these facts."""
+    path = tmp_path / "one.toml"
+    path.write_text('question = "?"\n[[run]]\n')
+    base = {"description": "x", "gpus_per_node": 2, "cores_per_node": 2}
+    return replace(load_study(path), cluster=cluster_of("mine", base | facts, "test"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "tools", "reason"),
+    [
+        ({"modules": ["cuda/12"]}, {"module": "exit 1"}, "module load cuda/12 ended with status 1"),
+        ({"modules": ["a", "b"]}, {"module": "[[ $2 == a ]]"}, "module load b ended with status 1"),
+        ({"modules": ["cuda"]}, {}, "module load cuda ended with status 127"),
+        ({"environment": {"UID": "x"}}, {}, "export UID: not possible"),
+        ({"scratch": "${NOWHERE}/x"}, {}, "scratch: NOWHERE is not set"),
+        ({"environment": {"PYTHON": "/no/python"}}, {}, "/no/python ended with status 127"),
+        ({"environment": {"PYTHON": "/bin/false"}}, {}, "/bin/false ended with status 1"),
+    ],
+)
+def test_a_set_up_that_fails_ends_the_job_with_its_reason(tmp_path, facts, tools, reason):
+    study = study_on(tmp_path, **facts)
+    tools |= {"srun": f"touch {tmp_path}/trained\n", "python": f'echo "$*" >>{tmp_path}/marked\n'}
+    done = run_script(tmp_path, render(study, "ddp", study.cluster), tools)
+    assert done.returncode == 1 and f"slurm: failed: {reason}\n" in done.stdout, done.stderr
+    folder = tmp_path / "logs" / "one" / "ddp"
+    assert (folder / "77.exit").read_text() == "1\n" and not (tmp_path / "trained").exists()
+    log = done.stderr + done.stdout
+    assert jobs.cause(log) == f"slurm: failed: {reason}"
+    if "PYTHON" not in facts.get("environment", {}):
+        assert f"-m slurm.mark logs/one/ddp {reason} " in (tmp_path / "marked").read_text()
+
+
+def test_a_clusters_own_python_runs_the_job(tmp_path):
+    (tmp_path / "own").write_text(f'#!/bin/bash\necho "$*" >>{tmp_path}/ran\n')
+    (tmp_path / "own").chmod(0o755)
+    study = study_on(tmp_path, environment={"PYTHON": str(tmp_path / "own")})
+    tools = {"srun": f'printf "%s\n" "$@" >{tmp_path}/seen\n', "python": "exit 9"}
+    done = run_script(tmp_path, render(study, "ddp", study.cluster), tools)
+    assert done.returncode == 0, done.stderr
+    assert "parallel.environment" in (tmp_path / "ran").read_text()
+    assert (tmp_path / "seen").read_text().splitlines().count(str(tmp_path / "own")) == 2
+
+
+def test_what_a_sites_module_function_leaves_unset_does_not_end_the_job(tmp_path):
+    study = study_on(tmp_path, modules=["cuda"])
+    text = render(study, "ddp", study.cluster)
+    text = text.replace("set +u", 'module() { echo "$SITE_HAS_NOT_SET_THIS"; }\nset +u')
+    assert run_script(tmp_path, text, {"srun": ""}).returncode == 0
+
+
+@pytest.mark.parametrize("end", ["runs", "fails", "is skipped", "is killed"])
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_the_jobs_log_is_never_lost(tmp_path, elsewhere, end):
+    """As Slurm does, write to a log that was opened in the submit folder; the run folder may lie
+    on another file system, where what is moved is copied."""
+    shm = Path("/dev/shm")
+    if elsewhere and (not shm.is_dir() or shm.stat().st_dev == tmp_path.stat().st_dev):
+        pytest.skip("there is no second file system here")
+    study = study_on(tmp_path, **({"scratch": "${NOWHERE}"} if end == "fails" else {}))
+    tools = {"srun": "echo trained\n" + "kill -9 $PPID\n" * (end == "is killed")}
+    with tempfile.TemporaryDirectory(dir=shm if elsewhere else tmp_path) as place:
+        (tmp_path / "logs").mkdir()
+        (tmp_path / "logs" / "one").symlink_to(place)
+        folder = tmp_path / "logs" / "one" / "ddp"
+        arguments = []
+        if end == "is skipped":
+            folder.mkdir()
+            (folder / "RUN_COMPLETE.txt").touch()
+            arguments = ["job.slurm", "job.slurm"]
+        with (tmp_path / "ddp-77.out").open("a") as log:
+            print("before", file=log, flush=True)
+            text = render(study, "ddp", study.cluster)
+            run_script(tmp_path, text, tools, *arguments, stdout=log, stderr=subprocess.STDOUT)
+            print("after", file=log, flush=True)  # slurmstepd's word
+        name, word = {
+            "runs": ("77.out", "trained"),
+            "fails": ("77.out", "slurm: failed: scratch: NOWHERE is not set"),
+            "is skipped": ("77.skipped", "slurm: not run: it is complete"),
+            "is killed": ("77.out", "trained"),
+        }[end]
+        text = (folder / name).read_text()
+        assert text.startswith("before\n") and word in text
+        assert text.endswith("after\n") or (elsewhere and end != "is killed")
+        left = [p.name for p in tmp_path.glob("*.out")]  # what a killed script could not copy
+        assert left == [".ddp-77.out"] * (elsewhere and end == "is killed")
+
+
+def test_a_job_submitted_from_another_folder_leaves_its_word_there(tmp_path):
+    """Slurm opens a job's log before its script runs: in a folder that is always there."""
+    text = render(study := load_study(ROOT / "slurm/layouts.toml"), "ddp-dp4", study.cluster)
+    assert "#SBATCH --output=%x-%j.out\n" in text
+    done = run_script(tmp_path, text, {})
+    assert done.returncode == 2
+    assert "not the repository (no slurm/layouts.toml here): submit from its root" in done.stderr
 
 
 def attempt(tmp_path, restart: int, max_restarts: int = 2):
@@ -272,10 +383,13 @@ def test_restarts_are_in_the_estimate(tmp_path, capsys):
     assert "max_restarts cannot be -1" in capsys.readouterr().err
 
 
-def test_a_hostile_logs_folder_is_refused():
+def test_a_hostile_logs_folder_is_data():
     study = load_study(ROOT / "slurm/layouts.toml")
-    with pytest.raises(UsageError, match="cannot stand in an #SBATCH line"):
-        render(study, "ddp-dp4", study.cluster, logs="a b\n#SBATCH --nodes=99")
+    text = render(study, "ddp-dp4", study.cluster, logs=Path("a b\n#SBATCH --nodes=99"))
+    header, program = text.split("set -uo pipefail")
+    assert header.count("#SBATCH") == 12 and "--nodes=99" not in header
+    values = shlex.split(program.split("\nranks=")[0], comments=True)
+    assert "folder=a b\n#SBATCH --nodes=99/layouts/ddp-dp4" in values
 
 
 @pytest.mark.parametrize(
@@ -300,7 +414,6 @@ REFUSED = {
         "[slurm]\nrequeue = true\n[[run]]\n",
         "ddp asks for requeue without save_interval",
     ),
-    "logs": ("[[run]]\n", "logs folder 'a b' cannot stand in an #SBATCH line"),
     "a file in the folder's place": ("[[run]]\n", "cannot write"),
     "a folder in a script's place": ("[[run]]\n", "cannot write"),
     "a name that is too long": (f'[[run]]\nlabel = "{"x" * 250}"\n', "cannot write"),
@@ -316,9 +429,8 @@ def test_a_dry_run_refuses_what_the_real_one_refuses(case, tmp_path, capsys):
         (tmp_path / "few").touch()
     if "folder in" in case:
         (tmp_path / "few" / "ddp.slurm").mkdir(parents=True)
-    flags = ["--logs", "a b"] if case == "logs" else []
     for dry in (["--dry-run"], []):
-        assert main([str(path), *flags, *dry]) == 2
+        assert main([str(path), *dry]) == 2
         said = capsys.readouterr().err
         assert words in said and said.count("\n") == 1
 

@@ -16,6 +16,15 @@ from parallel.study import load_study
 from slurm import cancel, cluster, jobs, mark, node, status, submit
 from slurm.jobs import Job, judge, parse
 from slurm.render import comment_of
+from tests.multi_node_logs import (
+    BAD_EXIT,
+    CLOSING,
+    FAILED_RANK,
+    KILLED,
+    PEER,
+    RAISED,
+    TOLD_TO_STOP,
+)
 
 QUEUE = (
     "12|OUT_OF_MEMORY|253|OutOfMemory|a|grid|/r|\n"
@@ -151,14 +160,141 @@ def test_an_exit_status_is_explained_by_what_the_launcher_saw(tmp_path, before, 
     assert judge("run", folder, 10, Job(9, "FAILED", "1:0"), 9).state == "failed"
 
 
+GLOO = (
+    "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer (rank 2)"
+)
+HANG = "no progress for 10 s: rank 3 hangs and does not answer (stopped?)"
+NO_DATA = "parallel.train: no token files at /nowhere"
+NO_GPU = "parallel.train: device cuda was asked for, but torch sees no GPU"
+NO_INTERFACE = "RuntimeError: [gloo/transport/tcp/device.cc:84] Unable to find address for: eth99"
+BAD_PYTHON = "/var/spool/job7/slurm_script: line 118: /v/python: bad interpreter: No such file"
+ENDS_OF_TWO_NODES = {
+    # name: (the first reason in status.json, the log, Slurm's state, what it is, its line has)
+    "a hang": (HANG, CLOSING + FAILED_RANK + BAD_EXIT, "FAILED", "failed", HANG),
+    "a hang, until the limit": (HANG, CLOSING + FAILED_RANK, "TIMEOUT", "failed", HANG),
+    "a hang of a dead node": (HANG, CLOSING, "NODE_FAIL", "node failure", "NODE_FAIL"),
+    "no data": ("", NO_DATA + "\n" + CLOSING + FAILED_RANK + BAD_EXIT, "FAILED", "failed", NO_DATA),
+    "no GPU": ("", NO_GPU + "\n" + CLOSING + FAILED_RANK + BAD_EXIT, "FAILED", "failed", NO_GPU),
+    "no interface": (
+        "",
+        f"Traceback (most recent call last):\n{NO_INTERFACE}\n" + CLOSING + FAILED_RANK + BAD_EXIT,
+        "FAILED",
+        "failed",
+        "Unable to find address for: eth99",
+    ),
+    "a killed rank": (
+        GLOO,
+        PEER + CLOSING + KILLED + BAD_EXIT,
+        "FAILED",
+        "failed",
+        "rank 3 was kill",
+    ),
+    "a killed rank, of which its peer heard": (
+        "SIGTERM (rank 2)",
+        PEER + CLOSING + KILLED + BAD_EXIT,
+        "FAILED",
+        "failed",
+        "Signal 9 (SIGKILL) received by PID 2676",
+    ),
+    "what a rank raised": (
+        "",
+        RAISED + CLOSING + FAILED_RANK + BAD_EXIT,
+        "FAILED",
+        "failed",
+        "data",
+    ),
+    "raised, then cancelled": (
+        "ValueError: the data are gone (rank 1)",
+        RAISED + TOLD_TO_STOP,
+        "CANCELLED",
+        "failed",
+        "ValueError: the data are gone (rank 1); Slurm: CANCELLED",
+    ),
+    "a bad interpreter": ("", BAD_PYTHON + "\n" + BAD_EXIT, "FAILED", "failed", "bad interpreter"),
+    "no Python on a node": (
+        "",
+        "slurmstepd-node2: error: execve(): /v/python: No such file or directory\n" + BAD_EXIT,
+        "FAILED",
+        "failed",
+        "execve(): /v/python",
+    ),
+    "scancel": (GLOO, TOLD_TO_STOP + CLOSING + PEER, "CANCELLED", "cancelled", "Slurm: CANCELLED"),
+    "scancel, Slurm forgot": (
+        "SIGTERM (rank 0)",
+        TOLD_TO_STOP + CLOSING,
+        None,
+        "cancelled",
+        "JOB 7",
+    ),
+    "scancel of its step": ("", BAD_EXIT.split("\n")[2], "FAILED", "cancelled", "STEP 7.0"),
+    "srun's word alone": ("", BAD_EXIT, "FAILED", "failed", "srun: error: node2: task 1: Exited"),
+}
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["marked", "script gone"])
+@pytest.mark.parametrize("case", ENDS_OF_TWO_NODES)
+def test_of_many_ends_the_first_is_told(tmp_path, case, marked):
+    """srun cancels the step on the other nodes, torchrun ends the other ranks, and a lost peer is
+    an error too: none of these is why a run failed."""
+    reason, log, slurm, expected, words = ENDS_OF_TWO_NODES[case]
+    folder = folder_of(tmp_path, "failed" if reason else "running", reason, log)
+    if marked and slurm == "FAILED":
+        mark.main([str(folder), "exit status 143", str(folder / "9.out")])
+    row = judge("run", folder, 10, Job(9, slurm, "1:0") if slurm else None, 9)
+    assert row.state == expected and words in row.line, row
+
+
 def test_what_an_earlier_job_left_says_nothing_of_a_later_one(tmp_path):
     folder = folder_of(tmp_path, "failed", "RuntimeError: boom (rank 1)")
     (folder / "run.json").write_text(json.dumps({"scheduler": {"job_id": "9"}}))
     (folder / "10.out").write_text("python: No such file or directory\nsrun: error: node1\n")
     row = judge("run", folder, 10, Job(10, "FAILED", "1:0"), 10)
-    assert (row.state, row.line) == ("failed", "srun: error: node1")
+    assert (row.state, row.line) == ("failed", "python: No such file or directory")
     row = judge("run", folder, 10, Job(10, "NODE_FAIL", "0:0"), 10)
     assert row.state == "node failure"
+
+
+@pytest.mark.parametrize("first", ["9", None])
+def test_an_earlier_jobs_result_is_told_with_its_own_job(tmp_path, monkeypatch, first):
+    """Also one that parallel.sweep left, without a job."""
+    path = tmp_path / "two.toml"
+    path.write_text('question = "?"\ncluster = "local-test"\n[[run]]\n')
+    study, logs = load_study(path), tmp_path / "logs"
+    folder = logs / "two" / "ddp"
+    folder.mkdir(parents=True)
+    (tmp_path / "run").symlink_to(folder)
+    folder_of(tmp_path, "complete", "1 of 2 saves failed, the last: No space left")
+    (folder / "9.out").rename(folder / "12.out")
+    (folder / "run.json").write_text(json.dumps({"scheduler": {"job_id": first}}))
+    (folder / "steps.csv").write_text("step,step_s\n1,2.0\n")
+    (folder / "12.out").write_text("slurm: failed: module load cuda ended with status 1\n")
+    marked = [str(folder), "module load cuda ended with status 1", str(folder / "12.out")]
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    mark.main(marked)
+    assert read_status(folder)["state"] == "complete"
+    for state, job_id, step, words in (
+        ("PENDING", 12, 0, "Slurm: PENDING"),
+        ("RUNNING", 12, 0, "Slurm: RUNNING"),
+        ("FAILED", first and int(first), 1, "RUN_COMPLETE.txt; 1 of 2 saves failed"),
+    ):
+        job = Job(12, state, "1:0", name="ddp")
+        monkeypatch.setattr(jobs, "ask_slurm", lambda job=job: {12: job})
+        (row,), _ = jobs.rows(study, logs)
+        assert (row.job_id, row.step) == (job_id, step) and row.line.startswith(words), row
+    assert row.state == "complete"
+    assert "job 12, after it: failed: slurm: failed: module load cuda" in row.line
+    assert jobs.artifacts.read_json(folder / "12.state")["verdict"] == "failed"
+
+
+def test_a_later_job_does_not_overwrite_why_an_earlier_one_failed(tmp_path, monkeypatch):
+    folder = folder_of(tmp_path, "failed", "SIGTERM (rank 0)")
+    (folder / "run.json").write_text(json.dumps({"scheduler": {"job_id": "9"}}))
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    mark.main([str(folder), "module load cuda ended with status 1", str(folder / "12.out")])
+    assert read_status(folder)["reason"] == "SIGTERM (rank 0)"
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+    mark.main([str(folder), "time limit: stopped 60 s or more before it", str(folder / "9.out")])
+    assert read_status(folder)["reason"].startswith("time limit")
 
 
 def test_a_restarted_job_is_told_by_its_last_attempt(tmp_path):

@@ -9,6 +9,7 @@ from analysis import tflops
 from analysis.quality import judge, main, step_times, summary, timed
 from analysis.readers import read
 from analysis.records import Failure, Record
+from parallel.artifacts import CHECKPOINT_COLUMNS
 from parallel.steady import steady
 from tests.fixture_runs import facts, write
 
@@ -158,6 +159,8 @@ def test_a_size_that_cannot_be_is_refused(tmp_path, capsys):
         ("max_restarts: 3 used up", "stopped early"),
         ("exit status 1: Signal 11 (SIGSEGV) received by PID 3", "traceback"),
         ("exit status 1: KeyError: 'a'", "traceback"),
+        ("exit status 1: srun: error: node2: task 1: Exited with exit code 1", "stopped early"),
+        ("no progress for 10 s: rank 3 hangs", "traceback"),
     ],
 )
 @pytest.mark.parametrize("asked", [False, True])  # whether slurm.status has noted Slurm's word
@@ -171,3 +174,31 @@ def test_an_exit_status_alone_proves_no_traceback(reason, verdict, asked, tmp_pa
     assert judgement.verdict == verdict
     assert any(said.endswith(reason) for said in judgement.reasons)
     assert verdict == "traceback" or judgement.proof == "ended at iteration 20 of 40"
+
+
+@pytest.mark.parametrize(
+    ("reason", "verdict"),
+    [
+        ("exit status 1: parallel.train: no token files at /nowhere", "no data"),
+        ("exit status 1: /v/python: bad interpreter: No such file or directory", "no data"),
+        ("slurm: failed: module load cuda ended with status 1", "no data"),
+        ("RuntimeError: no (rank 1)", "traceback"),
+        ("rank 3 was killed: Signal 9 (SIGKILL) received by PID 7", "traceback"),
+    ],
+)
+def test_what_could_not_start_has_no_traceback(reason, verdict, tmp_path):
+    folder = write(tmp_path, facts("study", None), loss=[], fail=reason)
+    judgement = judge(read(folder))
+    assert (judgement.verdict, judgement.proof) == (verdict, reason)
+
+
+@pytest.mark.parametrize("fail", ["", "RuntimeError: no"])
+def test_failed_saves_are_a_note_of_the_run(fail, tmp_path, capsys):
+    folder = write(tmp_path, facts("study", None), fail=fail)
+    rows = "".join(f"save,{n},0.1,0.1,0,1,No space left on device\n" for n in range(1, 7))
+    (folder / "checkpoints.csv").write_text(f"{','.join(CHECKPOINT_COLUMNS)}\n{rows}")
+    assert main([str(tmp_path)]) == 0
+    said = "6 of 6 saves failed, the last: No space left on device"
+    assert said in capsys.readouterr().out
+    (folder / "checkpoints.csv").write_bytes(b"\xff,\n\0")
+    assert not any("saves failed" in note for note in read(folder).notes)

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 
 from analysis.records import Failure, Record
-from parallel.artifacts import COMPLETE, FAILED, PENDING, RUNNING, read_run, read_status
+from parallel.artifacts import (
+    COMPLETE,
+    FAILED,
+    PENDING,
+    RUNNING,
+    RunFolder,
+    read_run,
+    read_status,
+)
 
 FORMAT = "run folder"
 
@@ -22,8 +30,11 @@ _KINDS = (
 )
 # What a script or Slurm says who saw that a run ended, and not of what.
 _UNPROVEN = re.compile(
-    r"exit status \d+|max_restarts: .*|Slurm: .*|Slurm no longer .*|no status and no log"
+    r"exit status \d+(: srun: error: .*)?|srun: error: .*|max_restarts: .*|Slurm: .*"
+    r"|Slurm no longer .*|no status and no log"
 )
+# What was raised or sent; any other reason of a run that took no step is why it could not start.
+_RAISED = re.compile(r"\b\w*(?:Error|Exception|Interrupt)\b|\bSignal \d+|\bSIG[A-Z]+\b")
 
 # GPTConfig's own; run.json's padded_vocab follows from tp and is no size of the model.
 _SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden")
@@ -76,15 +87,19 @@ def read(path: Path) -> Record:
         record.notes.append(run.reason)  # nobody saw how it ended: how far it came is the verdict
     elif run.state == FAILED:
         reason = run.reason.lower()
-        kind = next((k for k, words in _KINDS if any(w in reason for w in words)), "traceback")
+        plain = "traceback" if run.steps or _RAISED.search(run.reason) else "launcher"
+        kind = next((k for k, words in _KINDS if any(w in reason for w in words)), plain)
         if run.verdict:  # where Slurm says "failed", nobody cancelled: its peer died before a rank
-            kind = _VERDICTS.get(run.verdict, "traceback" if kind == "cancelled" else kind)
+            kind = _VERDICTS.get(run.verdict, plain if kind == "cancelled" else kind)
         record.failure = Failure(kind, 1, run.reason)
     elif run.state == PENDING:
         record.notes.append(run.reason)
     elif run.state != COMPLETE:
         record.notes.append(f"status.json says {run.state} {run.reason}".strip())
     record.notes += [run.later] * bool(run.later)
+    saves, failed = RunFolder(run.path).saves()
+    if failed:
+        record.notes.append(f"{len(failed)} of {saves} saves failed, the last: {failed[-1]}")
     return record
 
 
