@@ -28,7 +28,7 @@ from analysis.tables import FORMATS, Column, Table, emphasise
 from analysis.timemodel import Machine
 from models.bounds import check_flags
 from models.errors import UsageError, command_line
-from models.hardware import LINKS, planning_gpu
+from models.hardware import LINKS, network_rate, planning_gpu
 from parallel.facts import cores
 
 # A host CPU is no GPU: peaks are measured, so efficiencies start at 1; launches are Python's.
@@ -181,11 +181,17 @@ def _published(arguments: argparse.Namespace, out: Path) -> Table:
     constants, _ = predict.fit_memory(rows, picked)
     first = int(chosen[0])
     sizes = rows.gpu_memory_gb[np.isfinite(rows.gpu_memory_gb)]
+    said = arguments.network or rows.cluster[first]
+    network = said if network_rate(said, rows.x.gpus_per_node[first]) is not None else ""
+    if arguments.network and not network:
+        raise UsageError(
+            f'--network {said!r} states no rate; write it as "4 x 100 Gb/s per node" or "8x HDR"'
+        )
     facts = {
         "gpu": card.name,
         "gpus_per_node": int(rows.x.gpus_per_node[first]),
         "gpu_memory_gb": float(sizes.max() if len(sizes) else LINKS[card.name].memory_gb),
-        "network": arguments.network or rows.cluster[first],
+        "network": network,
         "flash": bool(np.median(rows.x.flash[chosen])),
     }
     places = {int(k): n for n, k in enumerate(index)}

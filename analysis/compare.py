@@ -38,6 +38,7 @@ from analysis.scaling import (
     differences,
     named,
     shared_cores,
+    unstated,
 )
 from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
 from models.errors import UsageError, command_line
@@ -247,8 +248,6 @@ _FACTS = {name: name for name in AXES} | {
     "gpus": "GPUs",
     "interval": "iterations per entry",
 }
-_WORK = {"gpus": "GPUs", "global_batch": "global batch", "seq_len": "sequence length"}
-_WORK |= {"precision": "precision"}
 
 
 def changes(a: Record, b: Record, settings: bool = True) -> dict[str, tuple[Any, Any]]:
@@ -324,9 +323,7 @@ def _doubts(a: list[_Run], b: list[_Run], found: Comparison) -> list[str]:
             doubts.append(f"GPU-seconds per token: A {spent[0]:.4g}, B {spent[1]:.4g}")
         else:
             doubts.append("GPU-seconds per token: - (no global batch or sequence length)")
-    open_ = [w for k, w in _WORK.items() if None in (getattr(first, k), getattr(other, k))]
-    open_ += ["model"] * (not (first.model or first.params) or not (other.model or other.params))
-    if open_:
+    if open_ := unstated([first, other]):
         doubts.append(f"not stated on both sides, so not compared: {', '.join(open_)}")
     for name, record in (("A", first), ("B", other)):
         if _running(record):

@@ -190,10 +190,7 @@ def _flags(record: Record, time: Steady | None) -> tuple[list[str], bool]:
     norm = record.grad_norm[np.isfinite(record.grad_norm)]
     if len(norm) and (norm == 0).any():
         flags.append(f"grad norm is zero in {int((norm == 0).sum())} of {len(norm)} iterations")
-    if record.interval > 1:
-        flags.append(f"each entry averages {record.interval} iterations: their spread is hidden")
-    if record.extra.get("running_average"):
-        flags.append("running averages are printed as iterations: their spread is hidden")
+    flags += [_averaged(record)] * bool(_averaged(record))
     if time is not None:
         if time.n < MIN_STEADY and n:
             flags.append(f"too few points: {time.n} after the warm-up, 95 % needs {MIN_STEADY}")
@@ -211,6 +208,24 @@ def _flags(record: Record, time: Steady | None) -> tuple[list[str], bool]:
     if guessed:
         flags.append("from name: " + ", ".join(f"{k} {getattr(record, k):g}" for k in guessed))
     return flags, unfit
+
+
+def _averaged(record: Record) -> str:
+    if record.extra.get("running_average"):
+        return "running averages are printed as iterations: their spread is hidden"
+    if record.interval > 1:
+        return f"each entry averages {record.interval} iterations: their spread is hidden"
+    return ""
+
+
+def averages(records: list[Record]) -> list[str]:
+    """A table's notes on runs whose entries are averages, so that their noise is not known."""
+    from analysis.load import name_of
+
+    found: dict[str, list[str]] = {}
+    for record in records:
+        found.setdefault(_averaged(record), []).append(name_of(record))
+    return [f"{said}: {', '.join(names)}" for said, names in found.items() if said]
 
 
 def _loss_flags(record: Record) -> list[str]:

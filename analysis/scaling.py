@@ -28,6 +28,7 @@ from models.errors import UsageError, command_line
 # What must be equal for a ratio of two step times to say something about the split alone.
 FIXED = ("precision", "recompute", "commit", "gpu_type")
 NOISE = 0.05  # how far above 1 an efficiency may be by chance where no interval is known
+UNSTATED = "not stated by every run, so not compared: "  # a table's note
 ANY_COMMIT = "runs of different commits are compared, too (--any-commit)"  # a table's note
 WORDS = {"seq_len": "sequence length", "global_batch": "global batch", "gpu_type": "processor"}
 
@@ -71,6 +72,16 @@ def differences(
             continue
         compare(name, getattr(record, name), getattr(baseline, name))
     return found
+
+
+def unstated(records: list[Record]) -> list[str]:
+    """What of the fixed work some run does not state, so that `differences` could not see it."""
+    if len(records) < 2:
+        return []
+    names = {"gpus": "GPUs", **WORDS, "precision": "precision"}
+    del names["gpu_type"]
+    found = [word for name, word in names.items() if any(getattr(r, name) is None for r in records)]
+    return found + ["model"] * any(not (r.model or r.params) for r in records)
 
 
 def short_commit(commit: object) -> str:
@@ -305,7 +316,7 @@ def report(
         UsageError: nothing could be read or timed, or there is no such baseline.
     """
     from analysis.load import called, load, name_of
-    from analysis.quality import judge, timed, unfinished
+    from analysis.quality import averages, judge, timed, unfinished
 
     window, rule = getattr(arguments, "window", None), getattr(arguments, "rule", "median")
     any_commit = getattr(arguments, "any_commit", False)
@@ -353,6 +364,9 @@ def report(
     rows, share = curve(fair_points, start, scaling)
     called_base = next(p.name for (r, _), p in zip(fair, fair_points, strict=True) if r is base)
     shown = table(rows, share, scaling, f"{called_base} ({base.gpus} GPUs)")
+    shown.notes += averages([record for record, _ in fair])
+    if open_ := unstated([record for record, _ in fair]):
+        shown.notes.append(UNSTATED + ", ".join(open_))
     beside_each_other = shared_cores([record for record, _ in fair])
     shown.notes += [
         f"{name_of(r)}: {beside_each_other[r.source]}"

@@ -284,8 +284,15 @@ def report(
     found = rows(records, convention, baseline)
     beside.fill(found, beside.seconds(records, predict), "step_s")
     shown = table(found, convention, named)
-    shown.notes.extend(_provenance(predict, records, found))
+    shown.notes.extend(_unstated(records, found) + _provenance(predict, records, found))
     return shown
+
+
+def _unstated(records: list[Record], found: list[dict[str, Any]]) -> list[str]:
+    """What could not be compared between the runs that have a speedup."""
+    pairs = zip(records, found, strict=True)
+    open_ = scaling.unstated([record for record, row in pairs if row["speedup"] is not None])
+    return [scaling.UNSTATED + ", ".join(open_)] * bool(open_)
 
 
 def _check_baseline(records: list[Record], baseline: str | None) -> list[str]:
@@ -349,7 +356,7 @@ def main(argv: list[str] | None = None) -> int:
     step_rule = describe_rule(arguments.window, arguments.rule)
     shown = table(found, arguments.convention, named, arguments.scaling, step_rule)
     shown.notes.extend([scaling.ANY_COMMIT] * arguments.any_commit)
-    shown.notes.extend(_provenance(arguments.predict, records, found))
+    shown.notes.extend(_unstated(records, found) + _provenance(arguments.predict, records, found))
     text = shown.render(arguments.format)
     print(emphasise(text) if arguments.format == "text" else text, end="")
     return 0

@@ -106,7 +106,7 @@ def test_other_gpus_are_named_and_give_no_faster_by():
     unknown = judged([log_of("a", 16, 2.0)], [log_of("bb", 32, 1.0)]).doubts
     assert "GPU-seconds per token: - (no global batch or sequence length)" in unknown
     assert (
-        "not stated on both sides, so not compared: global batch, sequence length, precision, model"
+        "not stated on both sides, so not compared: sequence length, global batch, precision, model"
         in unknown
     )
     one_side = judged([log_of("a", 16, 2.0, **same)], [log_of("bb", None, 1.0, **same)])

@@ -286,3 +286,17 @@ def test_a_studys_own_baseline_that_is_there_twice_gives_no_speedup(tmp_path, ca
     write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2))
     row = rows(capsys, tmp_path)["ddp-dp2"]
     assert row["speedup"] == "" and "the baseline ddp fits" in row["notes"]
+
+
+def test_what_no_log_states_is_said_not_to_be_compared(tmp_path, capsys):
+    from analysis import scaling
+
+    line = " iteration {}/ 9 | elapsed time per iteration (ms): {} | lm loss: 2.0E+00 |\n"
+    for gpus in (1, 2):
+        text = "".join(line.format(i, 1000.0 / gpus) for i in range(1, 10))
+        (tmp_path / f"dp{gpus}.log").write_text(f"using world size: {gpus}\n{text}")
+    for command in (main, scaling.main):
+        assert command([str(tmp_path), "--baseline", "dp1.log"]) == 0
+        said = capsys.readouterr().out
+        assert f"{scaling.UNSTATED}sequence length, global batch, precision, model" in said
+        assert " 2.00 " in said
