@@ -84,7 +84,7 @@ _BESIDE = re.compile(
     r"|.*\.(out|err)"
 )
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # a file system may have none
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def utc_now() -> str:
@@ -149,8 +149,8 @@ class RunFolder:
                 _end_line(self.path / name)
             self._log = (self.path / "train.log").open("a", buffering=1)
             self._steps = (self.path / "steps.csv").open("a", buffering=1, newline="")
-        if self._steps.tell() == 0:
-            csv.writer(self._steps).writerow(STEP_COLUMNS)
+            if self._steps.tell() == 0:
+                csv.writer(self._steps).writerow(STEP_COLUMNS)
         return aside
 
     def lock(self) -> None:
@@ -171,10 +171,12 @@ class RunFolder:
             held.close()
             held, who = None, status
         if held is None:
+            host, dead = who.get("host", "?"), ""
+            if host != platform.node():  # a file server may hold the lock of a host that died
+                dead = f"; if {host} is dead, delete {self.path / _LOCK}"
             raise UsageError(
-                f"{self.path} is being written by process {who.get('pid', '?')} on"
-                f" {who.get('host', '?')} since {who.get('time_utc', '?')}: wait for it, end it, or"
-                " give another --out"
+                f"{self.path} is being written by process {who.get('pid', '?')} on {host} since"
+                f" {who.get('time_utc', '?')}: wait for it, end it, or give another --out{dead}"
             )
         self._lock = held
         held.truncate(0)
@@ -365,7 +367,7 @@ def _write_over(path: Path, text: str, why: OSError) -> None:
     """Write a small file where it is: a full disk has room for that, not for a new one. This is
     the last word of a run that fails: who cannot write it says it."""
     try:
-        if why.errno not in _FULL:
+        if why.errno not in FULL:
             raise why
         with path.open("rb+") as file:
             file.write(text.encode())
@@ -526,7 +528,7 @@ def _disk_may_be_full() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in FULL:
             raise
 
 

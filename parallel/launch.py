@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from models.errors import UsageError
 
-_LAUNCHER = os.getppid()  # as early as can be
+_launcher = 0  # its process id, once this process is to end with it
 
 
 @dataclass(frozen=True)
@@ -94,21 +94,23 @@ def end_with_launcher(launch: Launch, environment: Mapping[str, str] = os.enviro
     background process. Linux could send the signal itself (PR_SET_PDEATHSIG), but does so when the
     launcher's *thread* ends that started us.
     """
+    global _launcher
     waits = launch.launcher in ("torchrun", "srun") or "CROSS_RANK" in environment  # deepspeed's
 
     def watch() -> None:
-        while os.getppid() == _LAUNCHER:
+        while os.getppid() == _launcher:
             time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
 
     if waits:
+        _launcher = os.getppid()
         threading.Thread(target=watch, daemon=True, name="launcher").start()
 
 
 def whose(what: str) -> str:
     """A signal's name and, where the launcher is gone, that it is."""
-    gone = os.getppid() != _LAUNCHER
-    return f"{what}: the launcher (process {_LAUNCHER}) is gone" if gone else what
+    gone = _launcher and os.getppid() != _launcher
+    return f"{what}: the launcher (process {_launcher}) is gone" if gone else what
 
 
 def tell_torchrun(

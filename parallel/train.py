@@ -50,6 +50,7 @@ from parallel import (  # noqa: E402
     watch,
 )
 from parallel.artifacts import (  # noqa: E402
+    FULL,
     RunFolder,
     check_folder,
     read_breakdown,
@@ -195,10 +196,11 @@ def train(
     source = None
     if place.rank == 0:
         source = begin(run_spec, run_json, folder)
-        folder.launcher(facts.launcher_metadata(place))
     began = place.rank == 0  # the others know that the folder is there when they have met rank 0
     grace_s = run_spec.save_grace_s if run_spec.save_interval else None
     try:
+        if place.rank == 0:
+            folder.launcher(facts.launcher_metadata(place))
         with watch.on_signals(
             lambda what: (
                 began and folder.fail(f"{launch.whose(what)} (rank {place.rank})", place.rank)
@@ -222,11 +224,13 @@ def train(
             folder.fail(reason, place.rank)
         if isinstance(error, UsageError):
             reason = str(error)
+        full = isinstance(error, OSError) and error.errno in FULL  # no fault of the code
         with contextlib.suppress(OSError):  # nobody may be there to read it
-            if isinstance(error, UsageError | OSError):  # a full disk, say: no fault of the code
+            if isinstance(error, UsageError) or full:
                 print(f"parallel.train: {reason}", file=sys.stderr)
             else:
                 traceback.print_exc()
+            if began and not isinstance(error, UsageError):
                 reason = read_status(folder.path).get("reason", reason)  # the first one
             launch.tell_torchrun(f"parallel.train: {reason}")
             sys.stdout.flush()
