@@ -1,8 +1,10 @@
 """Every log format is read, whatever stands around its lines; what is no log is refused."""
 
+import importlib.util
 import json
 import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -825,6 +827,68 @@ def test_what_cannot_be_read_is_refused_in_one_line(log, kind):
     with pytest.raises(Refusal, match=reason) as refusal:
         read(path)
     assert str(refusal.value).startswith(str(path)) and "\n" not in str(refusal.value)
+
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("analysis", "benchmarks", "models", "parallel", "slurm", "tests")
+
+
+def runs_among(paths):
+    found = []
+    for path in paths:
+        if path.is_file():
+            try:
+                found.append((str(path), read(path).format))
+            except Refusal:
+                pass
+    return found
+
+
+def test_no_file_of_the_repository_but_its_logs_is_a_run():
+    files = [p for room in ROOMS for p in (ROOT / room).rglob("*") if "__pycache__" not in p.parts]
+    files += [p for p in ROOT.iterdir() if p.is_file()]
+    assert len(files) > 400 and runs_among(files) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ("torch", "deepspeed", "transformers"))
+def test_no_file_of_an_installed_package_is_a_run(package):
+    found = importlib.util.find_spec(package)
+    if found is None:
+        pytest.skip(f"{package} is not installed")
+    folder = Path(found.origin).parent
+    files = [p for p in folder.rglob("*") if p.is_file() and p.stat().st_size < 1 << 22]
+    assert len(files) > 500 and runs_among(files) == []
+
+
+@pytest.mark.parametrize(
+    "name", ("README.md", "CHANGELOG.md", "parallel/metrics.py", "models/gpt.py")
+)
+def test_words_alone_make_no_run_whatever_the_file_is_called(log, name):
+    with pytest.raises(Refusal, match="no format that is known|no iteration"):
+        read(log((ROOT / name).read_bytes(), "notes.txt"))
+
+
+DIED = {
+    "launcher": "slurm_script: line 12: torchrun: command not found\n",
+    "traceback": 'Traceback (most recent call last):\n  File "t.py", line 9, in <module>\nE: no\n',
+    "cancelled": "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2021-05-23T08:46:02 ***\n",
+    "oom": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB\n",
+    "timeout": "slurmstepd: error: *** JOB 1 ON n CANCELLED AT 2021-05-24 DUE TO TIME LIMIT ***\n",
+    "nccl": "[rank3]:[E519 13:57:38.633000000 ProcessGroupNCCL.cpp:616] [Rank 3] Watchdog caught"
+    " collective operation timeout\n",
+}
+
+
+@pytest.mark.parametrize("before", ("", "0: ", "\x1b[32m", "gpu-29: ", "\r 10%|# | 1/10 [00:01]\r"))
+@pytest.mark.parametrize("kind", DIED)
+def test_a_launchers_or_a_schedulers_own_line_shows_the_failure_before_any_iteration(
+    log, kind, before
+):
+    text = "loading\n" + "".join(f"{before}{line}\n" for line in DIED[kind].splitlines())
+    assert read(log(text)).failure.kind == kind
+    with pytest.raises(Refusal, match="no format that is known"):
+        read(log(f"When it says `{DIED[kind]}`, then the run died.\n", "page.txt"))
 
 
 def test_the_rest_of_a_batch_is_still_read(log, tmp_path):

@@ -27,6 +27,7 @@ from typing import Any
 
 from analysis.readers import run_folder
 from analysis.readers._endings import judge_end
+from analysis.readers._evidence import is_of_a_run, is_source
 from analysis.readers._log import Log
 from analysis.readers._rates import judge_rates
 from analysis.readers._settings import complete_from_elsewhere, header_of, read_header
@@ -83,6 +84,10 @@ def read(path: Path | str, flags: dict[str, Any] | None = None) -> Record:
 
 
 def _read_log(log: Log) -> Record:
+    if is_source(log):
+        suffix = log.path.suffix
+        reason = f"{suffix} is code or a page by its name, which may quote a log but is none"
+        raise Refusal(str(log.path), f"{reason}; copy a log to a name in .log or .txt")
     tried = []
     for reader in _candidates(log):
         record = reader.read(log)
@@ -99,6 +104,8 @@ def _read_log(log: Log) -> Record:
         judge_end(tried[0], log, [])
     # A run that died before its first iteration is a run: its failure is what it shows.
     failed = next((record for record in tried if record.failure), None)
+    if failed and not is_of_a_run(log):
+        failed = None
     if failed and failed.format != UNKNOWN:
         read_header(failed, header_of(log, None))
     if failed:

@@ -81,28 +81,60 @@ def scan(log: Log) -> Table:
     Memory is what the lines say: in single precision in a log beyond _HUGE bytes, and a column
     that never changes takes none.
     """
-    found: list[tuple[dict[str, np.ndarray], np.ndarray]] = []
+    dtype = np.float32 if log.size > _HUGE else np.float64
+    columns = {name: _Column(dtype) for name in _COLUMNS}
+    offsets = _Column(np.int64)
     kinds: list[_Kind] = []
     pairs = 0
     for at, block in log.blocks(size=_BLOCK):
         lines = sum(block.count(words) for words in _ELAPSED)
         if not lines:
             continue
+        parts, places = [], []
         for kind, matches in _by_kind(_without_colours(block), lines, kinds):
-            columns, twice = _columns(kind, matches)
+            found, twice = _columns(kind, matches)
+            timed = ~np.isnan(found["step_s"])
+            parts.append({name: values[timed] for name, values in found.items()})
+            places.append(np.array([match.start() + at for match in matches], np.int64)[timed])
             pairs += twice
-            whole = ~np.isnan(columns["step_s"])
-            offset = np.array([match.start() + at for match in matches], np.int64)
-            if log.size > _HUGE:
-                columns = {name: column.astype(np.float32) for name, column in columns.items()}
-            found.append(({n: _thin(c[whole]) for n, c in columns.items()}, offset[whole]))
-    offset = np.concatenate([o for _, o in found]) if found else np.empty(0, np.int64)
-    order = np.argsort(offset, kind="stable") if (np.diff(offset) < 0).any() else None
-    columns = {name: _joined(name, found) for name in _COLUMNS}
-    if order is not None:
-        offset = offset[order]
-        columns = {name: column[order] for name, column in columns.items()}
-    return Table(columns, offset, pairs)
+        if not parts:
+            continue
+        place = np.concatenate(places)
+        order = np.argsort(place)
+        offsets.add(place[order])
+        for name, column in columns.items():
+            if any(name in part for part in parts):
+                silent = (np.full(len(where), np.nan) for where in places)
+                values = [part.get(name, no) for part, no in zip(parts, silent, strict=True)]
+                column.add(np.concatenate(values)[order])
+            else:
+                column.add(np.broadcast_to(np.nan, len(place)))
+    return Table({name: column.array() for name, column in columns.items()}, offsets.array(), pairs)
+
+
+class _Column:
+    """Numbers behind each other; in the memory of one while all are the same."""
+
+    def __init__(self, dtype: type):
+        self.n, self.only, self.bytes = 0, np.array(np.nan), bytearray()
+        self.dtype = np.dtype(dtype)
+
+    def add(self, values: np.ndarray) -> None:
+        if not len(values):
+            return
+        if not self.bytes:
+            same = values.strides == (0,) or (values == values[0]).all()
+            if same and (not self.n or str(values[0]) == str(self.only)):  # as text: nan is nan
+                self.n, self.only = self.n + len(values), values[0]
+                return
+            self.bytes += np.broadcast_to(self.only, self.n).astype(self.dtype).tobytes()
+        self.n += len(values)
+        self.bytes += values.astype(self.dtype).tobytes()
+
+    def array(self) -> np.ndarray:
+        if self.bytes or not self.n:
+            return np.frombuffer(self.bytes, self.dtype)
+        return np.broadcast_to(np.asarray(self.only, self.dtype), self.n)
 
 
 def _without_colours(block: bytes) -> bytes:
@@ -204,21 +236,3 @@ def _value(text: bytes, name: str) -> tuple[float, bool]:
     unit = match[2]
     scale = _TERA.get(unit.upper(), 1.0) if unit and name == "tflops" else 1.0
     return float(match[1]) * scale, unit == b"/"
-
-
-def _thin(column: np.ndarray) -> np.ndarray:
-    """The same column; in the memory of one number where it never changes."""
-    if len(column) and ((column == column[0]).all() or np.isnan(column).all()):
-        return np.broadcast_to(column[0], column.shape)
-    return column
-
-
-def _joined(name: str, found: list[tuple[dict[str, np.ndarray], np.ndarray]]) -> np.ndarray:
-    """One column of all parts, which it leaves."""
-    parts = [c.pop(name, np.broadcast_to(np.nan, len(offset))) for c, offset in found]
-    parts = [part for part in parts if len(part)]
-    n = sum(map(len, parts))
-    if parts and all(part.strides == (0,) for part in parts):
-        if len({str(part[0]) for part in parts}) == 1:  # as text: nan is nan
-            return np.broadcast_to(parts[0][0], n)
-    return np.concatenate(parts) if parts else np.empty(0)

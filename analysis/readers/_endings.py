@@ -80,7 +80,7 @@ _TRACEBACK = (
 )
 _RAISED = re.compile(WORD + rb"(?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception): ")
 _LAUNCHER = re.compile(
-    rb"^[^\r\n]{0,200}?(?:\[ERROR\]|\berror:|\bERROR:|command not found|No such file)"
+    rb"(?:^|(?<=\r))[^\r\n]{0,200}?(?:\[ERROR\]|\berror:|\bERROR:|command not found|No such file)"
     rb"[^\r\n]{0,200}",
     re.MULTILINE,
 )

@@ -35,6 +35,10 @@ MARKS = (
 )
 
 _SIZES = re.compile(r"(n_layer|n_head|n_embd)=(\d{1,7})")
+_RUN_COMPLETE = re.compile(
+    rb"^(?:.{0,60}\] ?)?RUN_COMPLETE \w{1,40}=.{0,2000}\btokens_per_sec=[\d.]{1,30}.{0,400}",
+    re.MULTILINE,
+)
 _MARKER = re.compile(rb"(?<!\w)(\w{1,40})=([^\s]{1,500})")
 
 
@@ -45,14 +49,16 @@ def read(log: Log) -> Record:
         Refusal: it is damaged, or is not such a document after all.
     """
     record = Record(source=str(log.path), format=FORMAT)
-    if b"tokens_per_sec=" in log.head + log.tail:
-        said = dict(_MARKER.findall(log.head + log.tail))
+    if marker := _RUN_COMPLETE.search(log.head + b"\n" + log.tail):
+        said = dict(_MARKER.findall(marker[0]))
         record.totals["tokens_per_s"] = number(said.get(b"tokens_per_sec"))
         record.totals["wall_s"] = number(said.get(b"total_wall_time_sec"))
         if said.get(b"world_size", b"").isdigit():
             state(record, {"gpus": int(said[b"world_size"])}, "log")
         record.format, record.completed = "RUN_COMPLETE.txt", True
         record.extra["whole_run"] = True
+        return record
+    if log.head[:1] != b"{":
         return record
     content = document(str(log.path), log.text(), FORMAT)
     version = content.get("schema_version")
