@@ -283,13 +283,18 @@ class RunFolder:
         (self.path / "breakdown" / "epochs.log").write_text("\n".join(lines) + "\n")
 
     def saves(self) -> tuple[int, list[str]]:
-        """How many saves checkpoints.csv tells of, and why the failed ones failed."""
+        """How many saves checkpoints.csv tells of, and why the failed ones failed.
+
+        Raises:
+            UsageError: it is damaged; it names the file.
+        """
         path = self.path / "checkpoints.csv"
         if not path.exists():
             return 0, []
-        with path.open(newline="", errors="replace") as lines:
-            rows = [r for r in csv.DictReader(lines) if r.get("event") == "save"]
-        return len(rows), [r["problem"] for r in rows if r.get("problem")]
+        names, *lines = [cells for _, cells in read_csv(path)] or [[]]
+        rows = [dict(zip(names, cells, strict=False)) for cells in lines]
+        rows = [row for row in rows if row.get("event") == "save"]
+        return len(rows), [row["problem"] for row in rows if row.get("problem")]
 
     def complete(self, metrics: dict[str, Any], marker: str, remark: str = "") -> None:
         """Write the metrics, the status that says complete, with a remark, and, last, the marker.

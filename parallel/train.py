@@ -594,12 +594,15 @@ def loop(
             energy_j=energy.joules,
             energy_source=energy.source,
         )
-        n_saves, failed = folder.saves()
+        n_saves, failed, remark = 0, [], ""
+        try:
+            n_saves, failed = folder.saves()
+        except UsageError as error:  # an earlier attempt's file: no reason to fail now
+            remark = str(error)
         found = metrics.training_metrics(run_json, rows, measured)
         found["summary"] |= {"saves": n_saves, "failed_saves": len(failed)}
-        remark = (
-            f"{len(failed)} of {n_saves} saves failed, the last: {failed[-1]}" if failed else ""
-        )
+        if failed:
+            remark = f"{len(failed)} of {n_saves} saves failed, the last: {failed[-1]}"
         marker = metrics.complete_marker(folder.path, found)
         folder.complete(found, marker, remark)
         tell(marker)

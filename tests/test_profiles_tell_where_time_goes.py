@@ -215,3 +215,26 @@ def test_steps_and_ranks_that_are_not_there_are_refused(setting, value, why):
 
     with pytest.raises(UsageError, match=why):
         resolve(("test", {"profile_mode": "torch", setting: value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dur", {"a": 1}),
+        ("ts", None),
+        ("dur", float("nan")),
+        ("name", [[]]),
+        ("cat", []),
+        ("tid", []),
+    ],
+)
+def test_an_event_that_no_profiler_writes_refuses_its_trace_alone(tmp_path, capsys, key, value):
+    event = {"ph": "X", "name": "forward", "ts": 0, "dur": 5, "cat": "cpu_op", "pid": 1, "tid": 1}
+    for run, changes in (("a", {}), ("b", {key: value})):
+        (tmp_path / run / "profiles").mkdir(parents=True)
+        trace = {"traceEvents": [event | changes], "distributedInfo": 5}
+        (tmp_path / run / "profiles" / "rank0.json").write_text(json.dumps(trace))
+    assert profile.main([str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert "a/rank0.json" in said.out.replace("a: rank0", "a/rank0") and "forward" in said.out
+    assert said.err.count("\n") == 1 and f"an event's {key} is" in said.err

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from analysis.records import Failure, Record
+from models.errors import UsageError
 from parallel.artifacts import (
     COMPLETE,
     FAILED,
@@ -97,7 +98,11 @@ def read(path: Path) -> Record:
     elif run.state != COMPLETE:
         record.notes.append(f"status.json says {run.state} {run.reason}".strip())
     record.notes += [run.later] * bool(run.later)
-    saves, failed = RunFolder(run.path).saves()
+    try:
+        saves, failed = RunFolder(run.path).saves()
+    except UsageError as error:  # the run's steps are whole
+        record.notes.append(str(error))
+        failed = []
     if failed:
         record.notes.append(f"{len(failed)} of {saves} saves failed, the last: {failed[-1]}")
     return record

@@ -8,6 +8,7 @@ host. An operator's own time, without the operators that it calls, is what adds 
 
 import gzip
 import json
+import zlib
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ def read_trace(path: Path) -> Trace:
         opened = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
         with opened as file:
             content = json.load(file)
-    except (ValueError, EOFError, gzip.BadGzipFile) as error:
+    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error, RecursionError) as error:
         raise Refusal(str(path), f"truncated or no JSON: {error}") from error
     events = content.get("traceEvents") if isinstance(content, dict) else None
     if not isinstance(events, list):
@@ -49,6 +50,11 @@ def read_trace(path: Path) -> Trace:
     complete = [e for e in events if isinstance(e, dict) and e.get("ph") == "X" and "dur" in e]
     if not complete:
         raise Refusal(str(path), "a torch trace that holds no events")
+    for event in complete:
+        if problem := _problem(event):
+            raise Refusal(str(path), f"damaged torch trace: an event's {problem}")
+    about = content.get("distributedInfo")
+    rank = about.get("rank") if isinstance(about, dict) else None
     ranges = [e for e in complete if e.get("cat") == "user_annotation"]
     steps = [e for e in ranges if e["name"].startswith(_STEP)]
     ranges = [e for e in ranges if not e["name"].startswith(_STEP)]
@@ -63,10 +69,26 @@ def read_trace(path: Path) -> Trace:
     }
     return Trace(
         {name: table for name, table in tables.items() if table},
-        (content.get("distributedInfo") or {}).get("rank"),
+        rank if isinstance(rank, int) else None,
         len(steps),
         sum(e["dur"] for e in steps) / 1e6,
     )
+
+
+def _problem(event: dict[str, Any]) -> str:
+    """Which value of an event is none that the profiler writes, or ""."""
+    for key in ("ts", "dur"):
+        value = event.get(key)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not 0 <= value < 1e18:  # microseconds
+            return f"{key} is {ascii(value):.40}"
+    for key, kinds in (("name", str), ("cat", (str, type(None)))):
+        if not isinstance(event.get(key), kinds):
+            return f"{key} is {ascii(event.get(key)):.40}"
+    for key in ("pid", "tid"):
+        if not isinstance(event.get(key), (int, str, type(None))):
+            return f"{key} is {ascii(event.get(key)):.40}"
+    return ""
 
 
 def _sums(durations: Any) -> dict[str, tuple[int, float, float, float]]:
