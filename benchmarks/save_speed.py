@@ -38,8 +38,8 @@ sys.path[0] = str(ROOT)
 import torch  # noqa: E402
 
 from models.bounds import check_flags  # noqa: E402
+from models.config import parameter_shapes  # noqa: E402
 from models.errors import command_line  # noqa: E402
-from models.gpt import parameter_shapes  # noqa: E402
 from parallel import checkpoint  # noqa: E402
 from parallel.checkpointer import KINDS, Checkpointer, State, export, hold  # noqa: E402
 from parallel.spec import resolve  # noqa: E402

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from models.config import preset
-from models.gpt import parameter_shapes
+from models.config import parameter_shapes, preset
 from parallel.checkpointer import KINDS, Checkpointer, State, hold
 from parallel.spec import resolve
 

@@ -124,7 +124,8 @@ def plain_weights(model: Any, spec: RunSpec) -> None:
     """The run's starting weights; a GPT-2's parameters come in the order of ours."""
     import torch
 
-    from models.gpt import init_parameter, parameter_shapes
+    from models.config import parameter_shapes
+    from models.gpt import init_parameter
     from models.hf_files import to_hugging_face
 
     names = parameter_shapes(spec.model)

@@ -51,6 +51,11 @@ class GPTConfig:
         block = 4 * h * h + 2 * h * f + 9 * h + f
         return self.n_layer * block + (self.vocab_size + self.max_seq_len + 2) * h
 
+    @property
+    def n_parameters(self) -> int:
+        """How many tensors `n_params` counts: `parameter_shapes` has a name for each."""
+        return 12 * self.n_layer + 4
+
     def padded_vocab(self, tp: int) -> int:
         """Rows of the embedding table when it is cut over `tp` ranks: the next multiple of tp.
 
@@ -111,6 +116,36 @@ PRESETS: dict[str, GPTConfig] = {
     "msize-181b": _jean_zay(64, 15360),
     "msize-206b": _jean_zay(64, 16384),
 }
+
+
+def parameter_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
+    """Every parameter's name and whole shape, in the order of the model.
+
+    `attn.qkv.weight` is laid out head by head, [N, (q, k, v), D, H] flattened to [3H, H], as
+    megatron-core lays it out: a tensor-parallel rank then owns consecutive rows.
+    """
+    h, f = config.hidden, config.ffn_hidden
+    shapes: dict[str, tuple[int, ...]] = {
+        "embedding.word.weight": (config.vocab_size, h),
+        "embedding.position.weight": (config.max_seq_len, h),
+    }
+    for i in range(config.n_layer):
+        block = {
+            "norm1.weight": (h,),
+            "norm1.bias": (h,),
+            "attn.qkv.weight": (3 * h, h),
+            "attn.qkv.bias": (3 * h,),
+            "attn.out.weight": (h, h),
+            "attn.out.bias": (h,),
+            "norm2.weight": (h,),
+            "norm2.bias": (h,),
+            "mlp.up.weight": (f, h),
+            "mlp.up.bias": (f,),
+            "mlp.down.weight": (h, f),
+            "mlp.down.bias": (h,),
+        }
+        shapes |= {f"blocks.{i}.{name}": shape for name, shape in block.items()}
+    return shapes | {"norm.weight": (h,), "norm.bias": (h,)}
 
 
 def preset(name: str, **sizes: int | None) -> GPTConfig:

@@ -1,7 +1,7 @@
 """The reference GPT on one device, and the weights every engine starts from.
 
 The model does not know it is parallel. `as_layers()` is the seam where it can be cut, and
-`parameter_shapes` with `init_parameter` define the starting weights of *every* engine: each
+`config.parameter_shapes` with `init_parameter` define the starting weights of *every* engine: each
 parameter is drawn whole from a generator seeded by (seed, its name), and a rank that holds a part
 cuts that part out. So the starting model does not depend on the layout.
 
@@ -18,42 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from models.config import INIT_STD, LAYER_NORM_EPS, GPTConfig
+from models.config import INIT_STD, LAYER_NORM_EPS, GPTConfig, parameter_shapes
 
 
 def gelu(x: Tensor) -> Tensor:
     """GPT-2's activation: the tanh approximation of GELU (Hendrycks & Gimpel 2016)."""
     return F.gelu(x, approximate="tanh")
-
-
-def parameter_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
-    """Every parameter's name and whole shape, in the order of the model.
-
-    `attn.qkv.weight` is laid out head by head, [N, (q, k, v), D, H] flattened to [3H, H], as
-    megatron-core lays it out: a tensor-parallel rank then owns consecutive rows.
-    """
-    h, f = config.hidden, config.ffn_hidden
-    shapes: dict[str, tuple[int, ...]] = {
-        "embedding.word.weight": (config.vocab_size, h),
-        "embedding.position.weight": (config.max_seq_len, h),
-    }
-    for i in range(config.n_layer):
-        block = {
-            "norm1.weight": (h,),
-            "norm1.bias": (h,),
-            "attn.qkv.weight": (3 * h, h),
-            "attn.qkv.bias": (3 * h,),
-            "attn.out.weight": (h, h),
-            "attn.out.bias": (h,),
-            "norm2.weight": (h,),
-            "norm2.bias": (h,),
-            "mlp.up.weight": (f, h),
-            "mlp.up.bias": (f,),
-            "mlp.down.weight": (h, f),
-            "mlp.down.bias": (h,),
-        }
-        shapes |= {f"blocks.{i}.{name}": shape for name, shape in block.items()}
-    return shapes | {"norm.weight": (h,), "norm.bias": (h,)}
 
 
 def init_parameter(config: GPTConfig, name: str, seed: int) -> Tensor:

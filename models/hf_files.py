@@ -14,10 +14,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from models.config import INIT_STD, LAYER_NORM_EPS, GPTConfig
+from models.config import INIT_STD, LAYER_NORM_EPS, GPTConfig, parameter_shapes
 from models.errors import UsageError
 from models.files import parse_json
-from models.gpt import parameter_shapes
 from models.weights import (
     CONFIG,
     DTYPES,

@@ -22,10 +22,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from models.config import GPTConfig
+from models.config import GPTConfig, parameter_shapes
 from models.errors import UsageError
 from models.files import parse_json
-from models.gpt import parameter_shapes
 from models.storage import BYTES, sync, write_blocks
 
 TENSORS, CONFIG = "model.safetensors", "config.json"
@@ -66,7 +65,7 @@ def write_weights(
 ) -> int:
     """Write a weights-only folder and return its bytes.
 
-    tensor(name) gives each of `models.gpt.parameter_shapes(config)`, whole, on any device; it is
+    tensor(name) gives each of `models.config.parameter_shapes(config)`, whole, on any device; it is
     asked for one at a time and in that order, so that only one need ever be whole in memory.
     `facts` are added to config.json, the files `beside` (a tokenizer's) are copied along. A folder
     of that name is replaced when the new one is complete.
@@ -116,18 +115,31 @@ def read_weights(
     known = ("format", "model", "n_params", "dtype", "safetensors")
     try:
         config = GPTConfig(**described["model"])
-        dtype, stated = described["dtype"], described["safetensors"]
-        size, crc32 = stated["bytes"], stated["crc32"]
-    except (KeyError, TypeError) as error:
+        n_params, dtype, stated = (described[key] for key in known[2:])
+        size, crc32, code = stated["bytes"], stated["crc32"], _CODES[dtype]
+    except (KeyError, TypeError, UsageError) as error:
         raise UsageError(f"{folder / CONFIG} is damaged: {error!r}") from error
     path = folder / TENSORS
-    if path.stat().st_size != size:
-        raise UsageError(f"{path} is damaged: {path.stat().st_size} bytes, written were {size}")
-    if verify and _crc32(path, tick) != crc32:
-        raise UsageError(f"{path} is damaged: its bytes have changed since they were written")
-    shapes = {name: shape for name, (_, shape) in stored_tensors(path).items()}
+    try:
+        found = path.stat().st_size
+        if found != size:
+            raise UsageError(f"{path} is damaged: {found} bytes, written were {size!r:.60}")
+        if verify and _crc32(path, tick) != crc32:
+            raise UsageError(f"{path} is damaged: its bytes have changed since they were written")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    stored = stored_tensors(path)
+    if len(stored) != config.n_parameters:  # before as many names are made as config.json asks for
+        raise UsageError(f"{path} holds {len(stored)} tensors, the model has {config.n_parameters}")
+    if others := sorted({other for other, _ in stored.values()} - {code}):
+        raise UsageError(f"{path} holds {', '.join(others)}, not {dtype} as its {CONFIG} says")
+    shapes = {name: shape for name, (_, shape) in stored.items()}
     if problems := differing(shapes, parameter_shapes(config)):
         raise UsageError(f"{path} is not the model of its {CONFIG}: {problems}")
+    if n_params != config.n_params:
+        raise UsageError(
+            f"{folder / CONFIG} is damaged: n_params is {n_params!r:.60}, not {config.n_params}"
+        )
     facts = {k: v for k, v in described.items() if k not in known}
     return Weights(folder, config, dtype, facts)
 

@@ -17,19 +17,16 @@ from pathlib import Path
 # torch is loaded where it is used: --help, verify and mistakes are answered at once.
 from models.errors import UsageError, command_line
 from parallel import saved
-from parallel.artifacts import read_json
 
 
 def _verify(folder: Path) -> None:
-    """Raises: saved.Damaged: a checkpoint, or a weights-only folder, is not what was written."""
+    """Raises: UsageError: a checkpoint, or a weights-only folder, is not what was written."""
     if saved.step_of(folder) is not None:
         saved.verify(folder)
         return
-    stated = read_json(folder / "config.json").get("safetensors")
-    if not isinstance(stated, dict):
-        raise saved.Damaged(f"{folder / 'config.json'} describes no weights-only folder of ours")
-    if problem := saved.damage(folder, [{"path": "model.safetensors", **stated}]):
-        raise saved.Damaged(problem)
+    from models.weights import read_weights
+
+    read_weights(folder)
 
 
 def _export(arguments: argparse.Namespace) -> str:
@@ -86,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
             try:
                 _verify(folder)
                 print(f"{folder}: good")
-            except saved.Damaged as damaged:
+            except UsageError as damaged:
                 bad += 1
                 print(damaged)
     return 1 if bad else 0

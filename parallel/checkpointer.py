@@ -53,9 +53,9 @@ from models.weights import Weights, read_weights, write_weights
 from parallel import saved
 from parallel.artifacts import utc_now
 from parallel.layout import Layout
+from parallel.manifest import KINDS, rank_file
 from parallel.saved import Damaged
 
-KINDS = ("param", "exp_avg", "exp_avg_sq")
 BEAT_S = 1.0  # how often ranks that work on a checkpoint tell the others so
 Shape = tuple[int, ...]
 
@@ -237,8 +237,6 @@ class Reader:
         self.folder, self.manifest = folder, manifest
         self.pieces: dict[str, list[tuple[str, dict]]] = {}
         for entry in manifest["files"]:
-            if Path(entry["path"]).name != entry["path"]:
-                raise Damaged(f"{folder / saved.MANIFEST} names a file elsewhere: {entry['path']}")
             for piece in entry["pieces"]:
                 self.pieces.setdefault(piece["name"], []).append((entry["path"], piece))
         self._open: dict[str, Any] = {}
@@ -321,10 +319,6 @@ class Reader:
         stored = self._file(rank_file(rank))
         names = [name for name in stored.keys() if name.startswith("random/")]
         return {name.removeprefix("random/"): stored.get_tensor(name) for name in names}
-
-
-def rank_file(rank: int) -> str:
-    return f"rank-{rank:05d}.safetensors"
 
 
 def model_of(manifest: dict[str, Any]) -> GPTConfig:
@@ -726,7 +720,7 @@ class Checkpointer:
                     reader.fill(piece, kind)
                     self._tick()
             if self.world == manifest["world_size"] and self.spec.engine == manifest["engine"]:
-                set_random_states(reader.randoms(self.rank), state.tracker)
+                self._set_random_states(folder, reader, state.tracker)
 
         if problem := next((p for p in self._all(_outcome, fill) if p), ""):
             raise Damaged(problem)
@@ -746,6 +740,13 @@ class Checkpointer:
             return saved.damage(folder, manifest["files"][self.rank :: self.world], self._tick)
 
         return manifest, next((p for p in self._all(look) if p), "")
+
+    def _set_random_states(self, folder: Path, reader: Reader, tracker: Any) -> None:
+        try:
+            set_random_states(reader.randoms(self.rank), tracker)
+        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+            path = folder / rank_file(self.rank)
+            raise Damaged(f"{path} holds no random states that fit: {error!r}") from error
 
     def _check_model(self, folder: Path, model: GPTConfig, implementation: str) -> None:
         ours = asdict(self.spec.model)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.config import LAYER_NORM_EPS, GPTConfig
-from models.gpt import fill, gelu, init_parameter, parameter_shapes
+from models.config import LAYER_NORM_EPS, GPTConfig, parameter_shapes
+from models.gpt import fill, gelu, init_parameter
 from parallel.cpu import import_megatron
 from parallel.layout import Layout
 from parallel.spec import RunSpec

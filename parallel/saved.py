@@ -17,6 +17,7 @@ import contextlib
 import json
 import re
 import shutil
+import stat
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -26,6 +27,7 @@ from models.errors import UsageError
 from models.files import parse_json
 from models.storage import sync, write_synced
 from parallel.artifacts import COMPLETE, holds_attempt, read_run, read_status
+from parallel.manifest import check, check_header
 from parallel.work import WORK
 
 FORMAT = "gpt-checkpoint-1"
@@ -80,20 +82,34 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint.
 
     Raises:
-        Damaged: it is missing, torn or altered, or of another format.
+        Damaged: it is missing, torn or altered, or of another format, or describes no checkpoint
+            that could be loaded.
     """
     path = folder / MANIFEST
     try:
+        _see_that_it_is_here(path)
         manifest = parse_json(path.read_text())
     except OSError as error:
         raise Damaged(f"{path}: {error.strerror}") from error
+    except Damaged:
+        raise
     except ValueError as error:
         raise Damaged(f"{path} is damaged: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise Damaged(f"{path} describes no checkpoint of ours ({FORMAT})")
     if manifest.get("crc32") != _own_crc32(manifest):
         raise Damaged(f"{path} is damaged: its bytes have changed since they were written")
+    try:
+        check(manifest, step_of(folder))
+    except ValueError as error:
+        raise Damaged(f"{path} describes no checkpoint: {error}") from error
     return manifest
+
+
+def _see_that_it_is_here(path: Path) -> None:
+    """Raises: Damaged: it is a link, or no file. What is elsewhere is no part of a checkpoint."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise Damaged(f"{path} is damaged: it is a link, or no file")
 
 
 def damage(folder: Path, files: Iterable[dict[str, Any]], tick: Callable = lambda: None) -> str:
@@ -101,6 +117,7 @@ def damage(folder: Path, files: Iterable[dict[str, Any]], tick: Callable = lambd
     for entry in files:
         path = folder / entry["path"]
         try:
+            _see_that_it_is_here(path)
             size, crc32 = path.stat().st_size, 0
             if size != entry["bytes"]:
                 return f"{path} is damaged: it has {size} bytes, {entry['bytes']} were written"
@@ -110,8 +127,15 @@ def damage(folder: Path, files: Iterable[dict[str, Any]], tick: Callable = lambd
                     tick()
         except OSError as error:
             return f"{path}: {error.strerror}"
+        except Damaged as error:
+            return str(error)
         if crc32 != entry["crc32"]:
             return f"{path} is damaged: its bytes have changed since they were written"
+        try:
+            if "pieces" in entry:
+                check_header(path, entry["pieces"])
+        except ValueError as error:
+            return f"{path} is damaged: {error}"
     return ""
 
 
@@ -163,7 +187,13 @@ def _remove(folder: Path) -> None:
 
 
 def tidy(save: Path) -> None:
-    """Remove what a killed writer left half-written or half-deleted."""
+    """Give what a killed writer had written whole its name; remove what it left half-written or
+    half-deleted."""
+    for whole in sorted(save.glob(".step-*.partial")):
+        with contextlib.suppress(Damaged, OSError):
+            step = read_manifest(whole)["step"]  # the files were on disk before it was written
+            if whole.name == f".{name_of(step)}.partial":
+                publish(whole, save, step)
     for pattern in (".step-*", ".weights-*", f".{LATEST}.*", f".{MANIFEST}.*"):
         for left in save.glob(pattern):
             shutil.rmtree(left) if left.is_dir() else left.unlink()
@@ -208,7 +238,7 @@ def candidates(path: Path) -> list[Path]:
     steps = {s for s in steps_in(save) if own is None or s <= own}
     if own is not None:
         steps.add(own)
-    elif (save / LATEST).exists():
+    elif (save / LATEST).is_file():
         said = step_of(Path((save / LATEST).read_text(errors="replace").strip()))
         steps |= {said} if said is not None else set()
     if not steps or not save.is_dir() or (own is not None and not path.exists()):

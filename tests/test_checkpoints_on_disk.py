@@ -16,8 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.config import preset
-from models.gpt import parameter_shapes
+from models.config import parameter_shapes, preset
 from models.weights import read_weights
 from parallel import checkpoint, checkpointer, saved
 from parallel.checkpointer import KINDS, Checkpointer, Reader, State, hold
@@ -156,6 +155,179 @@ def test_verify_names_what_is_damaged(tmp_path, capsys):
     assert checkpoint.main(["verify", str(tmp_path)]) == 1
     assert f"step-00000001/{RANK} is damaged" in capsys.readouterr().out
     assert checkpoint.main(["verify", str(tmp_path / "nowhere")]) == 2
+
+
+def forged(**values):
+    """An edit of a manifest: these values in it, in its one file, or in that file's first piece."""
+
+    def edit(manifest: dict) -> None:
+        for key, value in values.items():
+            places = {
+                "model": manifest["model"],
+                "data": manifest["data"],
+                "file": manifest["files"][0],
+                "piece": manifest["files"][0]["pieces"][0],
+            }
+            where, _, inner = key.partition("__")
+            (places[where] if inner else manifest)[inner or where] = value
+
+    return edit
+
+
+def pieces_of(change):
+    return lambda manifest: change(manifest["files"][0]["pieces"])
+
+
+NAN = math.nan
+FORGED = [
+    *(forged(step=s) for s in (3, -1, 2.0, NAN, "2", None, True, 10**400)),
+    *(forged(adam_step=s) for s in (-1, 3, NAN, 1.5, "2", None, [2])),
+    *(forged(files=f) for f in ([], None, {}, 5, [5], [{}], "ab")),
+    *(forged(scaler=s) for s in (None, [], {"scale": NAN}, {"scale": 1.0, "good_steps": 1})),
+    forged(precision="fp16"),
+    *(
+        forged(precision="fp16", scaler={"scale": s, "good_steps": n})
+        for s, n in ((NAN, 1), (-1.0, 1), (0, 1), ("1", 1), (2.0, -1), (2.0, NAN), (math.inf, 1))
+    ),
+    *(forged(**{key: 5}) for key in ("run", "engine", "time_utc", "commit", "spec", "data")),
+    *(
+        forged(**{key: None})
+        for key in ("engine", "implementation", "precision", "layout", "model")
+    ),
+    *(forged(layout=s) for s in ({"tp": 0}, {"tp": NAN}, {"x": 1}, [])),
+    *(forged(model__n_layer=n) for n in (-1, NAN, 0, 2, 1.0, 10**9, "1")),
+    *(
+        forged(**{key: n})
+        for key in ("n_params", "state_bytes", "world_size")
+        for n in (-1, NAN, 2)
+    ),
+    forged(data__next_step=3),
+    lambda manifest: manifest.pop("commit"),
+    *(forged(file__path=p) for p in ("../rank", "/etc/passwd", "rank-00001.safetensors", 5, "")),
+    *(forged(file__bytes=n) for n in (-1, NAN, "9", None)),
+    *(forged(file__crc32=n) for n in (-1, NAN, "9", None, 2**32)),
+    *(forged(file__pieces=p) for p in ([], None, 5, [5], [{}], ["w"])),
+    *(forged(piece__name=n) for n in (5, None, "norm.bias", "no.such", "")),
+    *(
+        forged(**{f"piece__{key}": n})
+        for key in ("shape", "offset", "part")
+        for n in (None, 5, [], [-1, 8], [NAN, 8], ["1", 8], [11], [11, 9], [10**30, 8], [[1], 8])
+    ),
+    *(forged(**{f"piece__{key}": n}) for key in ("start", "stop") for n in (-1, 1, NAN, 10**30)),
+    pieces_of(lambda pieces: pieces.pop()),
+    pieces_of(lambda pieces: pieces.append(dict(pieces[0]))),
+    pieces_of(lambda pieces: pieces.append({**pieces[0], "name": "more"})),
+    pieces_of(lambda pieces: [piece.pop("stop") for piece in pieces]),
+]
+
+
+@pytest.mark.parametrize("edit", range(len(FORGED)))
+def test_a_manifest_whose_checksum_fits_must_describe_a_whole_checkpoint(edit, tmp_path, capsys):
+    save_some(tmp_path / "ck", [2])
+    folder = tmp_path / "ck" / saved.name_of(2)
+    manifest = saved.read_manifest(folder)
+    FORGED[edit](manifest)
+    saved.write_manifest(folder, manifest)
+    assert checkpoint.main(["verify", str(tmp_path / "ck")]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith(f"{folder}/manifest.json describes no checkpoint: ")
+    assert said.count("\n") == 1 and len(said) < 400
+    for form in ("weights", "dcp"):
+        words = ["export", str(folder), str(tmp_path / "out"), "--format", form]
+        assert checkpoint.main(words) == 2
+    assert capsys.readouterr().err.count("\n") == 2 and not (tmp_path / "out").exists()
+    with pytest.raises(Damaged, match="manifest.json describes no checkpoint"):
+        saver_of(Engine(), tmp_path / "ck").load(folder)
+
+
+def reseal(folder: Path) -> None:
+    """Give the manifest the size and checksum that its file has now."""
+    manifest, content = saved.read_manifest(folder), (folder / RANK).read_bytes()
+    manifest["files"][0] |= {"bytes": len(content), "crc32": saved.zlib.crc32(content)}
+    saved.write_manifest(folder, manifest)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"F32"', b'"F16"'),
+        (b'"shape":[88]', b'"shape":[11]'),
+        (b"param/norm.bias", b"param/norm.bias2"),
+        (b'"data_offsets":[0,', b'"data_offsets":[4,'),
+        (b'"random/', b'"ramdon/'),
+        (b'"dtype"', b'"DTYPE"'),
+        (b"{", b"["),
+        (b"[0,352]", b'{},"a":'),
+    ],
+)
+def test_a_file_whose_checksum_fits_must_hold_the_pieces_that_are_told(old, new, tmp_path, capsys):
+    save_some(tmp_path, [2])
+    folder = tmp_path / saved.name_of(2)
+    content = (folder / RANK).read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header, numbers = content[8 : 8 + length], content[8 + length :]
+    assert old in header
+    header = header.replace(old, new, 1)
+    (folder / RANK).write_bytes(len(header).to_bytes(8, "little") + header + numbers)
+    reseal(folder)
+    assert checkpoint.main(["verify", str(tmp_path)]) == 1
+    assert f"{RANK} is damaged: " in capsys.readouterr().out
+    with pytest.raises(Damaged, match=f"{RANK} is damaged: "):
+        saver_of(Engine(), tmp_path).load(folder)
+
+
+@pytest.mark.parametrize("name", [RANK, MANIFEST])
+def test_what_is_elsewhere_is_no_part_of_a_checkpoint(name, tmp_path, capsys):
+    save_some(tmp_path / "ck", [2])
+    file = tmp_path / "ck" / saved.name_of(2) / name
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    assert checkpoint.main(["verify", str(tmp_path / "ck")]) == 1
+    assert f"{file} is damaged: it is a link, or no file\n" == capsys.readouterr().out
+
+
+def test_random_states_that_do_not_fit_are_refused_in_a_line(tmp_path):
+    save_some(tmp_path, [2])
+    folder = tmp_path / saved.name_of(2)
+    content = (folder / RANK).read_bytes()
+    (folder / RANK).write_bytes(content.replace(b'"random/torch"', b'"random/tonne"'))
+    reseal(folder)
+    with pytest.raises(Damaged, match="holds no random states that fit: KeyError"):
+        saver_of(Engine(), tmp_path).load(folder)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("survives", range(3))
+def test_a_kill_while_a_step_is_saved_again_loses_nothing(survives, tmp_path, monkeypatch):
+    """Before the first rename, between the two, and before `latest` is written."""
+    save, other = tmp_path / "ck", tmp_path / "other"
+    save_some(save, [1, 2])
+    flip(save / "step-00000002" / RANK)  # so a run went on from step 1, and is here again
+    engine = Engine(5.0)
+    saver_of(engine, other).save(2)
+    aside = (other / "step-00000002").rename(save / ".step-00000002.partial")
+    done = []
+
+    def until(work):
+        def one(*arguments):
+            if len(done) == survives:
+                raise Killed
+            done.append(arguments)
+            return work(*arguments)
+
+        return one
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Path, "rename", until(Path.rename))
+        patch.setattr(saved, "write_synced", until(saved.write_synced))
+        saved.publish(aside, save, 2)
+    again = Engine()
+    assert saver_of(again, save).load(save) == 2 and equal(again, engine)
+    assert sorted(p.name for p in save.iterdir()) == ["latest", "step-00000001", "step-00000002"]
+    assert (save / "latest").read_text() == "step-00000002\n"
 
 
 @pytest.mark.parametrize("behind", [False, True])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from models import gpt
-from models.config import PRESETS, GPTConfig, preset
+from models.config import PRESETS, GPTConfig, parameter_shapes, preset
 from models.errors import UsageError
 
 TINY = PRESETS["tiny"]
@@ -85,7 +85,7 @@ def test_parameter_count_is_what_the_model_holds():
         model = gpt.GPT(config)
         assert sum(p.numel() for p in model.parameters()) == config.n_params
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-        assert shapes == gpt.parameter_shapes(config)
+        assert shapes == parameter_shapes(config)
 
 
 def test_sizes_that_do_not_fit_are_refused_with_the_numbers():
@@ -156,4 +156,4 @@ def test_hugging_face_gpt2_is_the_same_model():
     tokens = torch.randint(TINY.vocab_size, (2, 64))
     assert torch.allclose(ours.logits(tokens), theirs.gpt2(tokens).logits, atol=2e-6)
     names = {hf_files.reference_name(name) for name, _ in theirs.named_parameters()}
-    assert names == set(gpt.parameter_shapes(TINY))
+    assert names == set(parameter_shapes(TINY))

@@ -1,5 +1,7 @@
 """A weights-only folder is whole or not there, says so when it was altered, and costs 2 bytes."""
 
+import json
+import math
 import os
 import re
 import signal
@@ -12,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from models import gpt
-from models.config import PRESETS, GPTConfig
+from models.config import PRESETS, GPTConfig, parameter_shapes
 from models.errors import UsageError
 from models.storage import checkpoint_bytes, state_bytes, weights_bytes
 from models.weights import read_weights, write_weights
@@ -91,13 +93,34 @@ def test_an_altered_folder_is_refused_and_the_file_named(folder, harm, why):
     assert str(folder) in str(refused.value) and "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "edit",
+    [
+        *({"n_params": n} for n in (-1, math.nan, "1", None)),
+        *({"dtype": d} for d in ("fp16", "fp8", None, ["bf16"], 5)),
+        *({"model": m} for m in (None, [], 5, {"n_layer": math.nan}, {"n_layer": 10**9})),
+        *({"safetensors": s} for s in (None, [], 5, {}, {"bytes": -1}, {"crc32": math.nan})),
+    ],
+    ids=str,
+)
+def test_a_config_that_cannot_be_is_refused_in_a_line(edit, folder):
+    described = json.loads((folder / "config.json").read_text())
+    (key, value) = next(iter(edit.items()))
+    merge = isinstance(value, dict) and value
+    described[key] = {**described[key], **value} if merge else value
+    (folder / "config.json").write_text(json.dumps(described))
+    with pytest.raises(UsageError) as refused:
+        read_weights(folder)
+    assert str(folder) in str(refused.value) and len(str(refused.value)) < 500
+
+
 def test_a_model_of_other_sizes_is_refused_with_the_numbers(folder):
     text = (folder / "config.json").read_text()
     (folder / "config.json").write_text(text.replace('"vocab_size": 61', '"vocab_size": 62'))
     with pytest.raises(UsageError, match=r"embedding.word.weight is \[61, 32\], not \[62, 32\]"):
         read_weights(folder)
     with pytest.raises(ValueError, match="norm.bias is "):
-        shapes = gpt.parameter_shapes(CONFIG)
+        shapes = parameter_shapes(CONFIG)
         wrong = {n: torch.zeros(s if n != "norm.bias" else 3) for n, s in shapes.items()}
         write_weights(folder, CONFIG, wrong.__getitem__)
 
