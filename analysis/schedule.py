@@ -52,16 +52,13 @@ def order(schedule: str, stage: int, pp: int, n_micro: int, vpp: int = 1) -> lis
         raise UsageError(f"{schedule} has no vpp {vpp}: use interleaved")
     if schedule == "interleaved" and n_micro % pp:
         raise UsageError(f"interleaving needs micro-batches in multiples of pp {pp}, not {n_micro}")
-    forward = [("F", m, 0) for m in range(n_micro)]
-    backward = [("B", m, 0) for m in range(n_micro)]
+    total = n_micro * vpp
+    forward = [_virtual("F", k, pp, vpp) for k in range(total)]
+    backward = [_virtual("B", k, pp, vpp) for k in range(total)]
     if schedule == "gpipe":
         return forward + backward
-    warm = min(pp - stage - 1, n_micro)
-    if schedule == "interleaved":
-        total = n_micro * vpp
-        forward = [_virtual("F", k, pp, vpp) for k in range(total)]
-        backward = [_virtual("B", k, pp, vpp) for k in range(total)]
-        warm = min((pp - stage - 1) * 2 + (vpp - 1) * pp, total) if vpp > 1 else min(warm, total)
+    warm = (pp - stage - 1) * 2 + (vpp - 1) * pp if vpp > 1 else pp - stage - 1
+    warm = min(warm, total)
     steady = [
         task
         for pair in zip(forward[warm:], backward[: len(forward) - warm], strict=True)
@@ -71,7 +68,7 @@ def order(schedule: str, stage: int, pp: int, n_micro: int, vpp: int = 1) -> lis
 
 
 def _virtual(kind: str, k: int, pp: int, vpp: int) -> Task:
-    """The k-th task of an interleaved stage: groups of pp micro-batches walk through the chunks."""
+    """The k-th task of a stage: groups of pp micro-batches walk through the chunks."""
     group, inside = divmod(k, pp * vpp)
     chunk = inside // pp
     return kind, group * pp + inside % pp, chunk if kind == "F" else vpp - 1 - chunk

@@ -90,8 +90,8 @@ def _tensor(spec: RunSpec, rank: int) -> Volume:
     if layout.sequence_parallel:
         # Per layer forward 2 + 2; backward per column-parallel layer the input again and the
         # scattered gradient, per row-parallel layer the gathered gradient.
-        gathers = layers * (6 + again) + first * 1 + last * 2
-        scatters = layers * (4 + again) + last * 1
+        gathers = layers * (6 + again) + first + last * 2
+        scatters = layers * (4 + again) + last
         volume.add("all_reduce", n, hidden, m * first)
         volume.add("all_gather", n, hidden, m * gathers)
         volume.add("reduce_scatter", n, hidden, m * scatters)
@@ -105,7 +105,7 @@ def _tensor(spec: RunSpec, rank: int) -> Volume:
     if last:
         per_token = layout.micro_batch * spec.seq_len * 4
         volume.add("all_reduce", n, per_token, 3 * m)
-    if spec.engine == "deepspeed_pipe" and layout.pp > 1:
+    if spec.engine == "deepspeed_pipe":
         # What its stages send is cut over tp (`pipe_partitioned`, `grad_partitioned`) and must be
         # gathered: a stage's input; its own output, which it had cut, and that output's gradient.
         volume.add("all_gather", n, hidden, m * ((not first) + 2 * (not last)))

@@ -1,5 +1,7 @@
 """The event-by-event schedules have the bubble and the memory that the closed formulas say."""
 
+import string
+
 import pytest
 
 from analysis import schedule
@@ -82,10 +84,27 @@ def test_a_pipeline_takes_what_one_adds_up_by_hand():
     assert schedule.bubble(events) == (10 - 6) / 6
     picture = schedule.text(schedule.simulate("1f1b", 2, 2), 2)
     assert picture == "stage   0 01..aa.bb\nstage   1 .0aa1bb..\n"
-    half = schedule.text(schedule.simulate("gpipe", 1, 12, forward_s=0.5, backward_s=0.5), 1, 0.5)
-    assert half == "stage   0 012345678901abcdefghijkl\n"
+    half = schedule.text(schedule.simulate("gpipe", 1, 27, forward_s=0.5, backward_s=0.5), 1, 0.5)
+    assert half == f"stage   0 {'0123456789' * 2}0123456{string.ascii_lowercase}a\n"
     late = [schedule.Event(0, "F", 0, 0, 3.0, 5.0), schedule.Event(0, "B", 0, 0, 5.0, 6.0)]
     assert schedule.makespan(late) == 3 and schedule.bubble(late) == 0
+
+
+def test_the_busiest_stage_is_the_ideal():
+    """F 1, F 2, B 2, B 1 in six seconds, of which the second stage works four."""
+    events = schedule.simulate("gpipe", 2, 1, 1, [1.0, 2.0], [1.0, 2.0])
+    assert schedule.makespan(events) == 6 and schedule.bubble(events) == 0.5
+
+
+def test_what_flies_is_forward_and_not_yet_backward():
+    events = [schedule.Event(0, kind, 0, 0, at, at + 1) for at, kind in enumerate("FFBFFBB")]
+    assert schedule.in_flight(events, 0) == 3 and schedule.in_flight(events, 1) == 0
+
+
+def test_an_order_that_waits_for_itself_is_our_mistake(monkeypatch):
+    monkeypatch.setattr(schedule, "order", lambda *_: [("B", 0, 0), ("F", 0, 0)])
+    with pytest.raises(RuntimeError, match="gpipe deadlocks at pp 2, 1, vpp 1"):
+        schedule.simulate("gpipe", 2, 1)
 
 
 def test_what_is_too_much_to_simulate_is_counted_exactly(monkeypatch):

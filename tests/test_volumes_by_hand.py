@@ -111,6 +111,8 @@ def test_deepspeeds_pipeline_sends_a_part_with_its_description_and_gathers_it():
         more = found["tp"].bytes - step_volumes(plain, rank)["tp"].bytes
         assert more == M * gathers * H
         assert found["tp"].calls - step_volumes(plain, rank)["tp"].calls == M * gathers
+    flat = {"tp": 2, "engine": "deepspeed_pipe"}
+    assert step_volumes(small(2, **flat), 0) == step_volumes(small(2, tp=2), 0)
     whole = step_volumes(small(4, pp=4, engine="deepspeed_pipe"), 0)["pp"]
     assert sums(whole) == (M, M * H, M * H)
 
@@ -142,6 +144,11 @@ def test_parameters_of_all_ranks_are_the_models():
     held = [sum(size for size, _ in parameter_sizes(staged, rank)) for rank in range(4)]
     layer = 12 * 64 + 13 * 8
     assert held == [layer + 30 * 8, layer, layer, layer + 2 * 8 + 14 * 8]
+    ends = [parameter_sizes(small(2, pp=2), rank) for rank in (0, 1)]
+    assert [sum(size for size, _ in end) for end in ends] == [
+        2 * layer + 30 * 8,
+        2 * layer + 2 * 8 + 14 * 8,
+    ]
     cut = sorted(parameter_sizes(small(2, tp=2), 1))
     layer = [(8, False)] * 6 + [(96, True), (12, False), (32, True)]
     layer += [(128, True), (16, False), (128, True)]
@@ -161,6 +168,8 @@ N_PARAMS = 3744  # 4 x 872 + 256; of them 3,312 in matrices and 432 not
 def test_gradients_are_reduced_in_fp32_once(engine):
     bytes_ = 4 * N_PARAMS
     assert data_volume(engine=engine) == (None, bytes_, 2 * 3 / 4 * bytes_)
+    if engine != "deepspeed_zero":
+        assert data_volume(engine=engine, precision="bf16")[1] == bytes_
 
 
 def test_megatrons_distributed_optimizer_scatters_and_gathers_padded_parameters():
@@ -183,6 +192,7 @@ def test_zero_1_and_2_reduce_and_then_gather_the_groups_of_the_optimizer():
         wire = 2 * 3 / 4 * four * times + 3 / 4 * four
         assert data_volume(**zero) == (None, four * (times + 1), wire)
         assert data_volume(5, **zero)[1] == four * times + 4 * (3320 + 440)
+        assert data_volume(7, **zero)[1] == four * times + 4 * (3318 + 434)
 
 
 def test_zero_3_scatters_with_every_micro_batch_and_gathers_small_parameters_once():

@@ -1,0 +1,252 @@
+"""What may be compared, what a curve's rows say, and who shared a host: cases made by hand."""
+
+import dataclasses
+from argparse import Namespace
+
+import numpy as np
+import pytest
+
+from analysis import scaling
+from analysis.records import Record
+from analysis.scaling import Point, batch_per_gpu, curve, differences, shared_cores
+from models.errors import UsageError
+from tests.fixture_runs import facts, write
+
+RUN = Record(
+    "a.log",
+    "a format",
+    gpus=8,
+    global_batch=64,
+    seq_len=1024,
+    precision="bf16",
+    recompute="full",
+    gpu_type="A100",
+    commit="0123456789abcdef",
+    params=1.5e9,
+    model={"n_layer": 12, "hidden": 768},
+)
+
+
+def other(**changes):
+    return dataclasses.replace(RUN, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, []),
+        ({"seq_len": 2048}, ["sequence length 2048 here, 1024 in the baseline"]),
+        ({"global_batch": 32}, ["global batch 32 here, 64 in the baseline"]),
+        ({"precision": "fp16"}, ["precision fp16 here, bf16 in the baseline"]),
+        ({"recompute": "none"}, ["recompute none here, full in the baseline"]),
+        ({"gpu_type": "H100"}, ["processor H100 here, A100 in the baseline"]),
+        ({"commit": "fedcba9876543210"}, ["commit fedcba9876 here, 0123456789 in the baseline"]),
+        (
+            {"commit": "0123456789abcdef+dirty"},
+            ["commit 0123456789+dirty here, 0123456789 in the baseline"],
+        ),
+        ({"model": {"n_layer": 24, "hidden": 768}}, ["model n_layer 24 here, 12 in the baseline"]),
+        ({"model": {"n_layer": 12, "n_head": 4}}, []),  # of what both state nothing differs
+        ({"params": 2e9}, []),  # sizes say more than a count that is rounded
+        ({"params": 2e9, "model": {}}, ["parameters 2000000000.0 here, 1500000000.0 in the"]),
+        ({"gpus": 16, "engine": "ddp", "tp": 2}, []),  # what a study varies
+        ({"seq_len": None, "precision": None, "commit": None, "gpu_type": None}, []),  # unknown
+        (
+            {"seq_len": 1, "global_batch": 1, "precision": "fp32"},
+            ["sequence length", "global batch", "precision"],
+        ),
+    ],
+)
+def test_what_is_fixed_must_be_equal_where_both_state_it(changes, said):
+    found = differences(other(**changes), RUN)
+    assert len(found) == len(said)
+    assert all(line.startswith(words) for line, words in zip(found, said, strict=True)), found
+    assert len(differences(RUN, other(**changes))) == len(said)  # whichever is the baseline
+
+
+def test_weak_scaling_compares_the_batch_of_a_gpu_and_any_commit_overlooks_only_the_commit():
+    assert batch_per_gpu(RUN) == 8
+    assert batch_per_gpu(other(global_batch=None)) is None
+    assert batch_per_gpu(other(gpus=None)) is batch_per_gpu(other(gpus=0)) is None
+    assert differences(other(gpus=16, global_batch=128), RUN, "weak") == []
+    assert differences(other(gpus=16), RUN, "weak") == [
+        "batch per GPU 4.0 here, 8.0 in the baseline"
+    ]
+    changed = other(commit="f" * 40, gpu_type="H100")
+    assert [d.split()[0] for d in differences(changed, RUN)] == ["commit", "processor"]
+    assert [d.split()[0] for d in differences(changed, RUN, any_commit=True)] == ["processor"]
+
+
+def test_a_name_is_the_studys_configuration_or_the_run():
+    assert scaling.named(other(extra={"run": "r-2", "configuration": "r"})) == "r"
+    assert scaling.named(other(extra={"run": "r-2"})) == "r-2"
+    assert scaling.named(RUN) is None
+
+
+def test_laws_without_more_gpus_fit_nothing():
+    assert scaling.fit_amdahl([]) is scaling.fit_gustafson([]) is None
+    assert scaling.fit_amdahl([(1, 1)]) is scaling.fit_gustafson([(1, 1)]) is None
+
+
+def test_a_serial_share_may_be_nothing_and_all():
+    for speedup, share in ((4.0, 0.0), (1.0, 1.0), (2.0, 1 / 3), (4.1, None), (0.9, None)):
+        assert scaling.serial_share(speedup, 4) == pytest.approx(share)
+    assert scaling.serial_share(4.0, 1) is None
+
+
+def test_above_linear_is_said_beyond_a_twentieth_and_where_repeats_agree():
+    assert scaling.above_linear(1.05, 2) == ""
+    assert scaling.above_linear(1.06, 2).startswith("superlinear: efficiency 1.06 is above 1")
+    assert scaling.above_linear(2.5, 1).startswith("2.50 times as fast as the baseline on as many")
+    for lowest, said in ((0.99, False), (1.0, False), (1.01, True), (1.5, True), (None, True)):
+        assert bool(scaling.above_linear(1.5, 2, lowest)) == said
+
+
+def test_a_row_is_of_medians_and_says_how_far_apart_repeats_are():
+    """Baseline 1.0 (0.8, 1.0, 1.8), two GPUs 0.5 (0.4, 0.5, 0.9): medians, not means."""
+    one = [Point("one", 1, t) for t in (0.8, 1.0, 1.8)]
+    two = [Point("two", 2, t, ("x",), 0.55) for t in (0.4, 0.5, 0.9)]
+    rows, share = curve([*two, *one], one[0])
+    assert [row["run"] for row in rows] == ["one", "two"]
+    row = rows[1]
+    assert (row["step_s"], row["fastest_s"], row["slowest_s"], row["n"]) == (0.5, 0.4, 0.9, 3)
+    assert row["spread"] == pytest.approx((0.9 - 0.4) / 0.5)
+    assert (row["speedup"], row["efficiency"], row["serial"], row["note"]) == (2.0, 1.0, 0.0, "")
+    assert row["predicted_error"] == pytest.approx(0.1) and rows[0]["predicted_error"] is None
+    assert share == 0
+    pair = curve([one[1], Point("b", 2, 0.5, ("x",)), Point("b", 2, 0.6, ("x",))], one[1])[0][1]
+    assert (pair["n"], pair["spread"]) == (2, pytest.approx(0.1 / 0.55))
+
+
+def test_a_law_is_fitted_to_the_fastest_of_each_size_above_the_baselines():
+    base = Point("base", 2, 1.0)
+    points = [
+        base,
+        Point("half", 1, 5.0, (0,)),
+        Point("a", 4, 0.8, (1,)),
+        Point("b", 4, 0.75, (2,)),
+    ]
+    assert curve(points, base)[1] == pytest.approx(0.5)  # 1/S = 0.75 = f + (1 - f) / 2
+    assert curve([base, *points[3:]], base)[1] == pytest.approx(0.5)
+    # Weak: twice the work in 1.25 of the time is 1.6 times the speed, 2 - f = 1.6.
+    assert curve([base, Point("a", 4, 1.25, (1,))], base, "weak")[1] == pytest.approx(0.4)
+    slower = curve([base, Point("a", 4, 4.0, (1,))], base)
+    assert slower[1] == pytest.approx(7) and slower[0][1]["serial"] is None  # 4 = f + (1 - f) / 2
+    absent = curve([Point("a", 4, 0.5, (1,))], base)  # the baseline need not be among them
+    assert absent[0][0]["efficiency"] == 1.0
+
+
+def test_repeats_that_reach_down_to_linear_take_superlinear_back():
+    """Median 0.4 of two GPUs is efficiency 1.25; one repeat or baseline at linear is doubt."""
+    one = [Point("one", 1, 1.0)]
+    for times, base, said in (
+        ([0.4], one, True),
+        ([0.4, 0.41], one, True),
+        ([0.3, 0.5], one, False),
+        ([0.4], [*one, Point("one", 1, 0.7)], False),
+        ([0.4], [*one, Point("one", 1, 0.98)], True),
+    ):
+        two = [Point("two", 2, t, ("x",)) for t in times]
+        note = curve([*base, *two], base[0])[0][1]["note"]
+        assert note.startswith("superlinear") == said, (times, note)
+
+
+def test_notes_of_a_table_name_the_law_its_share_or_why_there_is_none():
+    def notes(share, law="strong", note=""):
+        row = {"run": "r", "note": note, "predicted_s": None}
+        return scaling.table([row, row | {"run": "s"}], share, law, "base").notes
+
+    head = "strong scaling against base; spread: (slowest - fastest) / median"
+    law = "Amdahl's law, at each size's fastest, fits"
+    assert notes(None) == [head]
+    for share in (0.0, 0.25, 1.0):
+        assert notes(share) == [head, f"{law} a serial share of {share:.3f}"]
+    assert notes(-0.1) == [head, f"{law} no serial share: above linear"]
+    assert notes(1.1) == [head, f"{law} no serial share: slower than the baseline"]
+    assert notes(0.5, "weak")[1].startswith("Gustafson's law")
+    assert notes(None, note="odd") == [head, "odd: r, s"]
+    row = {"run": "r", "note": "", "predicted_s": None}
+    for predicted, shown in (([None, None], False), ([None, 0.5], True), ([0.5, 0.5], True)):
+        rows = [row | {"predicted_s": p} for p in predicted]
+        keys = {column.key for column in scaling.table(rows, None, "strong", "base").columns}
+        assert ("predicted_s" in keys) == shown
+
+
+def on_host(name, began, ended, host="h", cores=4, ranks=2, threads=None, gpu=None, gpus=None):
+    about = {"hostname": host, "cores": cores, "ranks_per_node": ranks, "gpu": gpu}
+    spec = {"threads": threads} if threads else None
+    extra = {"facts": {"host": about, "spec": spec, "started_utc": began}, "ended_utc": ended}
+    return Record(name, "f", gpus=gpus, extra=extra | {"run": name})
+
+
+@pytest.mark.parametrize(
+    ("second", "shared"),
+    [
+        (on_host("b", "11", "13", ranks=3), True),
+        (on_host("b", "11", "13", ranks=2), False),  # four cores for four threads
+        (on_host("b", "12", "13", ranks=3), False),  # when the first had ended
+        (on_host("b", "09", "10", ranks=3), False),
+        (on_host("b", "09", "11", ranks=3), True),
+        (on_host("b", "10", "12", ranks=1, threads=3), True),
+        (on_host("b", "10", "12", ranks=1, threads=2), False),
+        (on_host("b", "10", "12", ranks=None, gpus=3), True),  # of one node
+        (on_host("b", "10", "12", ranks=None), False),
+        (on_host("b", "10", "12", ranks=3, cores=8), False),  # as many as either says
+        (on_host("b", "10", "12", ranks=3, cores=None), False),
+        (on_host("b", "10", "12", ranks=3, gpu="A100"), False),
+        (on_host("b", "10", "12", ranks=3, host="i"), False),
+        (on_host("b", "10", "12", ranks=3, host=None), False),
+        (on_host("b", None, "12", ranks=3), False),
+        (on_host("b", "10", None, ranks=3), False),
+        (Record("b", "f"), False),
+    ],
+)
+def test_runs_with_more_threads_than_their_host_has_cores_shared_them(second, shared):
+    first = on_host("a", "10", "12")
+    for records in ([first, second], [second, first]):
+        found = shared_cores(records)
+        assert set(found) == ({"a", "b"} if shared else set())
+    if shared:
+        assert found["a"].startswith("ran at the same time as b on h: they may have shared")
+
+
+def test_of_three_runs_those_that_overlap_are_named():
+    runs = [on_host(n, b, e, ranks=3) for n, b, e in (("a", 10, 12), ("b", 13, 15), ("c", 14, 16))]
+    found = shared_cores([on_host("d", 30, 40, ranks=9), *runs[::-1]])
+    assert {name: said.split(" as ")[1][0] for name, said in found.items()} == {"b": "c", "c": "b"}
+
+
+def test_a_curve_leaves_out_what_has_no_time_and_says_so(tmp_path):
+    write(tmp_path, facts("s", "ddp", engine="ddp"))
+    write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2), step_s=0.3)
+    write(tmp_path, facts("s", "ddp", engine="ddp", gpus=4), loss=[])
+    write(tmp_path, facts("s", "ddp", engine="ddp", gpus=8, cores=2), step_s=0.1)
+    shown = scaling.report([tmp_path], arguments=Namespace(any_commit=True))
+    assert [row["run"] for row in shown.rows] == ["ddp", "ddp-dp2"]
+    left_out = sorted(note.split(": ")[1] for note in shown.notes if note.startswith("left out"))
+    assert left_out == ["ddp-dp4", "ddp-dp8"]
+    assert any("oversubscribed" in note for note in shown.notes)
+    assert scaling.ANY_COMMIT in shown.notes
+    assert scaling.ANY_COMMIT not in scaling.report([tmp_path]).notes
+    assert shown.notes[0].startswith("strong scaling against ddp (1 GPUs)")
+    larger = scaling.report([tmp_path], "ddp-dp2")
+    assert larger.notes[0].startswith("strong scaling against ddp-dp2 (2 GPUs)")
+    assert larger.rows[1]["speedup"] == 1 and larger.rows[0]["efficiency"] == pytest.approx(1.2)
+
+
+def test_of_a_log_that_states_no_gpus_there_is_no_point(tmp_path, monkeypatch):
+    from analysis import load
+
+    def known(gpus, step_s=1.0, n=30):
+        return other(
+            gpus=gpus,
+            completed=True,
+            iteration=np.arange(1.0, n + 1),
+            step_s=np.full(n, step_s),
+            interval=1,
+        )
+
+    for record in (known(None), known(0), known(8, step_s=0.0), known(8, n=0)):
+        monkeypatch.setattr(load, "load", lambda paths, arguments, r=record: ([r], ["x: refused"]))
+        with pytest.raises(UsageError, match="^x: refused; a.*: no steady time or no number of G"):
+            scaling.report([tmp_path])
