@@ -35,7 +35,7 @@ from analysis.markdown import (
 from analysis.records import Record
 from analysis.tables import json_objects
 from models.config import GPTConfig
-from models.errors import UsageError, command_line
+from models.errors import UsageError, command_line, printable, warn
 from models.flops import CONVENTIONS
 from models.hardware import find_gpu, peak_tflops
 
@@ -64,7 +64,7 @@ class Finding:
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{where}: {self.message}"
+        return printable(f"{where}: {self.message}")
 
 
 @dataclass(frozen=True)
@@ -557,7 +557,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     found, refused, checked = audit_paths(arguments.paths, arguments.gpu)
     for line in refused:
-        print(f"analysis.audit: {line}", file=sys.stderr)
+        warn("analysis.audit", line)
     if not checked:
         return 2
     if arguments.format == "json":

@@ -28,8 +28,8 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 
 from analysis.load import chosen, distinct
 from analysis.records import Record
-from analysis.tables import FORMATS, Column, Table, emphasise
-from models.errors import UsageError, command_line
+from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise
+from models.errors import UsageError, command_line, warn
 from parallel.artifacts import AXES, CATEGORIES, COMPLETE, Run, find_runs, read_breakdown, read_run
 from parallel.spec import RunSpec, check_setting
 from parallel.volumes import step_volumes
@@ -391,11 +391,11 @@ def main(argv: list[str] | None = None) -> int:
         "--baseline", metavar="NAME", help="or its path; default: the one each run.json names"
     )
     parser.add_argument("--scaling", choices=("strong", "weak"), default="strong")
-    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT_HELP)
     arguments = parser.parse_args(argv)
     tables, problems = report(arguments.paths, arguments.baseline, arguments.scaling)
     for line in problems:
-        print(f"analysis.breakdown: {line}", file=sys.stderr)
+        warn("analysis.breakdown", line)
     text = "\n".join(table.render(arguments.format) for table in tables)
     print(emphasise(text) if arguments.format == "text" else text, end="")
     return 0

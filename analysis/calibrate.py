@@ -24,7 +24,7 @@ import numpy as np
 from analysis import calibration, fitting, predict
 from analysis.collectives import measured_on
 from analysis.rows import Rows, healthy, read_rows, rows_of_runs
-from analysis.tables import FORMATS, Column, Table, emphasise
+from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise
 from analysis.timemodel import Machine
 from models.bounds import check_flags
 from models.errors import UsageError, command_line
@@ -138,7 +138,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--fit", type=int, default=5, help="run folders to fit")
     parser.add_argument("--network", default="", help='a node\'s network, as "8x HDR InfiniBand"')
     parser.add_argument("--out", type=Path, metavar="FILE")
-    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT_HELP)
     arguments = parser.parse_args(argv)
     out = arguments.out or calibration.FOLDER / f"{arguments.name}.toml"
     check_flags(arguments, rows=(1, 10_000), fit=(1, 10_000))

@@ -31,10 +31,10 @@ from analysis.readers import run_folder
 from analysis.readers._checkpoints import Event, scan
 from analysis.readers._log import Log
 from analysis.records import Record
-from analysis.tables import FORMATS, Column, Table, emphasise
+from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise
 from analysis.tflops import config_of
 from models.bounds import Bounds, check_flags
-from models.errors import UsageError, command_line
+from models.errors import UsageError, command_line, warn
 from parallel.artifacts import read_csv, whole
 
 COLUMNS = ("event", "step", "blocked_s", "total_s", "bytes", "ranks")
@@ -201,7 +201,7 @@ def main(argv: list[str] | None = None) -> int:
         "--bytes-per-param", type=float, metavar="B", help="of a checkpoint in logs"
     )
     add_fact_flags(parser)
-    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT_HELP)
     arguments = parser.parse_args(argv)
     check_flags(arguments, bytes_per_param=Bounds(0, 1000, above=True))
     published = [path for path in arguments.paths if path.suffix == ".csv"]
@@ -215,9 +215,9 @@ def main(argv: list[str] | None = None) -> int:
         records, refused = load(others, arguments)
         shown, silent, damaged = table(records, arguments.bytes_per_param)
         for line in refused + damaged:
-            print(f"analysis.checkpoints: {line}", file=sys.stderr)
+            warn("analysis.checkpoints", line)
         if silent:
-            print(f"analysis.checkpoints: no checkpoint in {', '.join(silent)}", file=sys.stderr)
+            warn("analysis.checkpoints", f"no checkpoint in {', '.join(silent)}")
         tables.append(shown)
     for shown in tables:
         text = shown.render(arguments.format)

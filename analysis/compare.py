@@ -40,8 +40,8 @@ from analysis.scaling import (
     shared_cores,
     unstated,
 )
-from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
-from models.errors import UsageError, command_line
+from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise, json_objects
+from models.errors import UsageError, command_line, printable, warn
 from parallel.steady import Steady
 
 RESAMPLES = 10_000
@@ -208,7 +208,7 @@ def _timed(paths: list[Path], arguments: argparse.Namespace | None = None) -> li
             x = x[record.iteration[time.first :] <= window[1]]
         found.append((record, x[np.isfinite(x)]))
     for line in refused:
-        print(f"analysis.compare: {line}", file=sys.stderr)
+        warn("analysis.compare", line)
     if not found:
         raise UsageError(f"{', '.join(map(str, paths))}: nothing here was timed")
     return found
@@ -432,7 +432,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", action="store_true", help="n and spread of identical runs")
     add_time_flags(parser)
     add_fact_flags(parser)
-    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT_HELP)
     arguments = parser.parse_args(argv)
     if arguments.repeats:
         records, refused = load(arguments.paths, arguments)
@@ -461,7 +461,8 @@ def main(argv: list[str] | None = None) -> int:
         text = table(verdicts, arguments.any_commit).render(arguments.format)
         print(emphasise(text) if arguments.format == "text" else text, end="")
     else:
-        print("\n".join(verdicts[0].lines() + [ANY_COMMIT] * arguments.any_commit))
+        lines = verdicts[0].lines() + [ANY_COMMIT] * arguments.any_commit
+        print(*map(printable, lines), sep="\n")
     return 0 if all(verdict.found for verdict in verdicts) else 1
 
 

@@ -22,8 +22,8 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from analysis.load import chosen, distinct
-from analysis.tables import FORMATS, Column, Table, emphasise
-from models.errors import UsageError, command_line
+from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise
+from models.errors import UsageError, command_line, warn
 from parallel.artifacts import COMPLETE, Run, find_runs, read_run
 
 LOSS_BAR = 2e-4  # absolute, nats per token
@@ -198,7 +198,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run folder or study")
     parser.add_argument("--baseline", metavar="NAME", help="the run to compare with; or its path")
     parser.add_argument("--check", action="store_true", help="exit 1 when one is not verified too")
-    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT_HELP)
     arguments = parser.parse_args(argv)
     runs, damaged = [], []
     for path in find_runs(arguments.paths):
@@ -214,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
         names = [(name, run.name, run.path) for name, run in zip(shown, runs, strict=True)]
         base = runs[chosen(arguments.baseline, names)]
     for line in damaged:
-        print(f"analysis.parity: {line}", file=sys.stderr)
+        warn("analysis.parity", line)
     parities = list(verify(runs, base and base.path).values())
     baselines = {arguments.baseline or run.facts.get("baseline") for run in runs} - {None}
     text = table(parities, ", ".join(sorted(baselines))).render(arguments.format)

@@ -30,7 +30,7 @@ from analysis import timemodel
 from analysis.calibration import Calibration, fits_of, from_data_sheet, load_calibration
 from analysis.fitting import INTERVAL
 from analysis.rows import host_columns
-from analysis.tables import FORMATS, Column, Table, emphasise, writing
+from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise, writing
 from models import memory
 from models.bounds import Bounds, check_flags
 from models.config import PRESETS, GPTConfig, name_of, preset
@@ -554,7 +554,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--scale", type=Path, metavar="FILE", help="efficiency over GPUs; a PNG, or -"
     )
-    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT_HELP)
     arguments = parser.parse_args(argv)
     return _plan(arguments)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from models.errors import UsageError, command_line
+from models.errors import UsageError, command_line, warn
 from models.flops import DEFAULT_CONVENTION
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ def main(argv: list[str] | None = None) -> int:
     else:
         written = published(folder)
     for line in left_out:
-        print(f"analysis.plots: {line}", file=sys.stderr)
+        warn("analysis.plots", line)
     print(*written, sep="\n")
     return 0
 

@@ -38,7 +38,7 @@ import numpy as np
 from analysis import fitting, repeats
 from analysis.collectives import measured_on
 from analysis.rows import Rows, crowding, healthy, read_rows, settings_of
-from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
+from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise, json_objects
 from models import memory
 from models.bounds import check_flags
 from models.errors import UsageError, command_line
@@ -411,7 +411,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--calibrate-rows", type=int, default=fitting.MAX_ROWS, metavar="N")
     parser.add_argument("--split", choices=SPLITS, default="random")
     parser.add_argument("--memory", action="store_true", help="gigabytes, not seconds")
-    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT_HELP)
     arguments = parser.parse_args(argv)
     check_flags(arguments, calibrate_rows=(0, 10_000))
     rows = read_rows(arguments.validate)

@@ -24,9 +24,9 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 from analysis.readers import nsys, nsys_sqlite, torch_trace
 from analysis.readers._log import Log
 from analysis.records import Refusal
-from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
+from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise, json_objects
 from models.bounds import check_flags
-from models.errors import command_line
+from models.errors import command_line, warn
 from parallel.artifacts import write_json
 
 SUMMARY = "profile_summary.json"
@@ -259,13 +259,13 @@ def main(argv: list[str] | None = None) -> int:
         "paths", nargs="+", type=Path, metavar="PATH", help="run, folder or profile"
     )
     parser.add_argument("--top", type=int, default=10, help="entries of each kind (default: 10)")
-    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT_HELP)
     arguments = parser.parse_args(argv)
     check_flags(arguments, top=(1, 10_000))
     refused: list[Refusal] = []
     found = [one for path in arguments.paths for one in report(path, refused, arguments.top)]
     for refusal in refused:
-        print(f"analysis.profile: {refusal}", file=sys.stderr)
+        warn("analysis.profile", refusal)
     if arguments.format == "json":
         print(json_objects([{"source": title} | profile for title, profile in found]), end="")
     else:

@@ -25,7 +25,7 @@ from analysis import plan
 from analysis.calibration import Calibration, load_calibration
 from analysis.fitting import INTERVAL
 from analysis.rows import host_columns
-from analysis.tables import FORMATS, Column, Table, emphasise
+from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise
 from models import memory
 from models.bounds import check_flags
 from models.errors import UsageError, command_line
@@ -130,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--cluster", metavar="NAME|FILE", help="default: the study's own")
     parser.add_argument("--top", type=int, metavar="N", help="keep the N fastest; default: all")
     parser.add_argument("--margin", type=float, default=plan.MARGIN, help="of memory left free")
-    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT_HELP)
     arguments = parser.parse_args(argv)
     check_flags(arguments, top=(1, 10_000), margin=plan.MARGINS)
     shown = report(arguments.study, arguments.cluster, arguments.top, arguments.margin)

@@ -23,8 +23,8 @@ import numpy as np
 
 from analysis.readers._log import Log
 from analysis.records import Record
-from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
-from models.errors import command_line
+from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise, json_objects
+from models.errors import command_line, warn
 from parallel.steady import MIN_STEADY, Steady, steady
 
 # A failure's kind as the readers name it -> the verdict.
@@ -379,11 +379,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="log, run or folder")
     add_time_flags(parser)
     add_fact_flags(parser)
-    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT_HELP)
     arguments = parser.parse_args(argv)
     records, refused = load(arguments.paths, arguments)
     for line in refused:
-        print(f"analysis.quality: {line}", file=sys.stderr)
+        warn("analysis.quality", line)
     if arguments.format == "json":
         found = [_summarised(record, arguments.window, arguments.rule) for record in records]
         print(json_objects(found), end="")

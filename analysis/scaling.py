@@ -22,7 +22,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 
 from analysis import beside
 from analysis.records import Record
-from analysis.tables import FORMATS, Column, Table, emphasise
+from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise
 from models.errors import UsageError, command_line
 
 # What must be equal for a ratio of two step times to say something about the split alone.
@@ -401,7 +401,7 @@ def main(argv: list[str] | None = None) -> int:
     add_time_flags(parser)
     add_fact_flags(parser)
     beside.add_flag(parser)
-    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT_HELP)
     arguments = parser.parse_args(argv)
     shown = report(arguments.paths, arguments.baseline, arguments.scaling, arguments=arguments)
     text = shown.render(arguments.format)

@@ -38,7 +38,7 @@ from analysis.scaling import (
     named,
     speedup,
 )
-from models.errors import UsageError, command_line
+from models.errors import UsageError, command_line, printable
 from parallel.artifacts import utc_now, write_json
 
 FILE = "scaling_report.json"
@@ -183,12 +183,10 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}") from error
     for line in found["left_out"]:
-        print(f"left out: {line}")
+        print(printable(f"left out: {line}"))
     invalid = sum("invalid_comparison" in entry for entry in found["configurations"])
-    print(
-        f"{out}: {len(found['configurations'])} configurations against {found['baseline']}"
-        + (f", {invalid} of them invalid comparisons" if invalid else "")
-    )
+    said = f"{out}: {len(found['configurations'])} configurations against {found['baseline']}"
+    print(printable(said + (f", {invalid} of them invalid comparisons" if invalid else "")))
     return 0
 
 

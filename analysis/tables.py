@@ -14,6 +14,7 @@ import csv
 import io
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,9 +28,11 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from models.bounds import check_flags
-from models.errors import UsageError, command_line
+from models.errors import UsageError, command_line, printable
 
 FORMATS = ("text", "markdown", "csv", "json")
+FORMAT_HELP = "csv: a cell that a spreadsheet would take for a formula begins with '"
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?( ?%)?|-")  # or the lone dash
 UNKNOWN = "-"
 
 
@@ -79,7 +82,7 @@ def cell(value: Any, spec: str = "") -> str:
         return UNKNOWN
     if spec and isinstance(value, (int, float)) and not isinstance(value, bool):
         return format(value, spec)
-    return str(value)
+    return printable(str(value))
 
 
 def _cells(table: Table) -> list[list[str]]:
@@ -105,8 +108,8 @@ def _text(table: Table) -> str:
         return "  ".join(padded).rstrip()
 
     rule = "  ".join("-" * width for width in widths)
-    lines = [table.title] if table.title else []
-    lines += [line(headings), rule, *map(line, body), *table.notes]
+    lines = [printable(table.title)] if table.title else []
+    lines += [line(headings), rule, *map(line, body), *map(printable, table.notes)]
     return "\n".join(lines) + "\n"
 
 
@@ -116,12 +119,12 @@ def _markdown(table: Table) -> str:
     def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |"
 
-    lines = [f"**{table.title}**", ""] if table.title else []
+    lines = [f"**{printable(table.title)}**", ""] if table.title else []
     lines += [line(c.heading for c in table.columns)]
     lines += ["| " + " | ".join("---:" if r else "---" for r in right) + " |"]
     lines += map(line, _cells(table))
     if table.notes:
-        lines += ["", *(f"- {note}" for note in table.notes)]
+        lines += ["", *(f"- {printable(note)}" for note in table.notes)]
     return "\n".join(lines) + "\n"
 
 
@@ -130,9 +133,17 @@ def _csv(table: Table) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(c.key for c in table.columns)
     for row in table.rows:
-        values = (row.get(c.key) for c in table.columns)
-        writer.writerow("" if v is None else v for v in values)
+        writer.writerow(_csv_cell(row.get(c.key)) for c in table.columns)
     return out.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    """Words of a log that a spreadsheet would take for a formula begin with a ' here."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return "" if value is None else value
+    text = printable(str(value))
+    formula = text.lstrip().startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(text.strip())
+    return f"'{text}" if formula else text
 
 
 def _json(table: Table) -> str:

@@ -39,9 +39,9 @@ from analysis.quality import (
 )
 from analysis.readers.run_folder import oversubscribed
 from analysis.records import Record
-from analysis.tables import FORMATS, Column, Table, emphasise, json_objects
+from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise, json_objects
 from models.config import GPTConfig
-from models.errors import UsageError, command_line
+from models.errors import UsageError, command_line, warn
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 from models.hardware import mfu
 from parallel.artifacts import read_run
@@ -332,13 +332,13 @@ def main(argv: list[str] | None = None) -> int:
     add_time_flags(parser)
     add_fact_flags(parser)
     beside.add_flag(parser)
-    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT_HELP)
     arguments = parser.parse_args(argv)
     records, refused = load(arguments.paths, arguments)
     named = _check_baseline(records, arguments.baseline)
     predicted = beside.seconds(records, arguments.predict)
     for line in refused:
-        print(f"analysis.tflops: {line}", file=sys.stderr)
+        warn("analysis.tflops", line)
     found = rows(
         records,
         arguments.convention,

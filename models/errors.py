@@ -39,6 +39,11 @@ class UsageError(ValueError):
         return printable(super().__str__())
 
 
+def warn(name: str, line: object) -> None:
+    """Tell the user something in one line on stderr, as the command `name`."""
+    print(printable(f"{name}: {line}"), file=sys.stderr)
+
+
 def command_line(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """The boundary of the command `name`; decorates its `main(argv) -> exit status`.
 

@@ -30,7 +30,7 @@ from typing import Any
 from tqdm import tqdm
 
 from models.bounds import check_flags
-from models.errors import UsageError, command_line
+from models.errors import UsageError, command_line, printable
 from models.files import named_folder
 from parallel import artifacts, facts, saved
 from parallel.artifacts import COMPLETE, RunFolder
@@ -203,7 +203,7 @@ def sweep(
             else:
                 outcome = f"complete in {time.monotonic() - before:.0f} s"
             bar.update(expected - bar.n)  # also for what failed or was there already
-            line = f"[{number}/{len(names)}] {name}: {outcome}"
+            line = printable(f"[{number}/{len(names)}] {name}: {outcome}")
             tqdm.write(line) if on_terminal else print(line, flush=True)
     return failed
 

@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from models.errors import command_line
+from models.errors import command_line, printable
 from parallel.study import load_study
 from slurm import jobs
 
@@ -37,7 +37,7 @@ def table(found: list[jobs.Row]) -> list[str]:
             f"  {duration(row.eta_s):>8}  {row.line}"
         )
     counts = Counter(row.state for row in found)
-    return [*lines, ", ".join(f"{n} {state}" for state, n in counts.most_common())]
+    return [*map(printable, lines), ", ".join(f"{n} {state}" for state, n in counts.most_common())]
 
 
 @command_line("slurm.status")
