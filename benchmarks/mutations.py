@@ -32,6 +32,10 @@ from pathlib import Path
 from types import CodeType
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path[0] = str(ROOT)
+
+from models.errors import command_line  # noqa: E402
+
 # Each file and the tests of its family: files, single tests, or "-k" and what their names contain.
 FAMILIES = {
     "models/flops.py": ["tests/test_flops.py"],
@@ -310,6 +314,7 @@ def report(results: list[tuple[Mutation, str]], known: dict[tuple[str, str, str]
     return "\n".join(lines) + "\n"
 
 
+@command_line("mutations")
 def main(argv: list[str] | None = None) -> int:
     """Run the campaign and print its table."""
     parser = argparse.ArgumentParser(
@@ -325,7 +330,6 @@ def main(argv: list[str] | None = None) -> int:
     os.environ |= {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.chdir(ROOT)
-    sys.path[0] = str(ROOT)
     for name in HEAVY:
         importlib.import_module(name)
     gc.freeze()  # a fork need not look through all that again

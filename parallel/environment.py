@@ -15,6 +15,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from models import errors
+
 HIDDEN = "***"
 # By prefix: what follows it in the names that are known. Left out on purpose: SLURM_JWT is a token,
 # and SLURM_EXPORT_ENV holds the values of sbatch --export.
@@ -186,6 +188,7 @@ def write(path: Path, environment: Mapping[str, str] = os.environ) -> None:
         file.write("\n".join(lines) + "\n")
 
 
+@errors.command_line("parallel.environment")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m parallel.environment",
@@ -194,11 +197,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("file", type=Path, metavar="FILE")
     arguments = parser.parse_args(argv)
-    try:
-        write(arguments.file)
-    except OSError as error:
-        print(f"parallel.environment: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
+    write(arguments.file)
     return 0
 
 

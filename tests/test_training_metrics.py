@@ -102,7 +102,7 @@ def test_exposed_communication_is_the_breakdowns(ours):
     waited = [sum(row[f"{axis}_s"] for row in rows for axis in AXES) for rows in ranks.values()]
     found = ours["metrics"]["summary"]["exposed_communication_time_sec"]
     assert found == pytest.approx(max(waited)) and min(waited) > 0
-    assert exposed_s(ranks, 3) is None  # a rank is missing
+    assert exposed_s(ranks, 3, 1) is None  # a rank is missing
 
 
 def test_the_epoch_report_of_a_run_is_printed_and_read_back(ours):
