@@ -147,7 +147,8 @@ def _verdict(record: Record) -> Judgement:
             return Judgement("no data", proof=f"a profile, without steps: {', '.join(tables)}")
         return Judgement("no data", proof="no iteration was logged")
     if planned is not None and _last(record) < planned:
-        last = int(record.iteration[np.isfinite(record.iteration)].max())
+        numbers = record.iteration[np.isfinite(record.iteration)]
+        last = int(numbers.max()) if len(numbers) else "an unknown number"
         proof = f"ended at iteration {last} of {planned}"
         return Judgement("stopped early", _last_line(record), proof)
     if record.completed is False:

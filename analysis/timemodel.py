@@ -67,7 +67,7 @@ def machine_of(
     """
     card = planning_gpu(gpu)
     links = LINKS[card.name]
-    peak = card.peaks.get("fp16", 0.0)
+    peak = card.peaks["fp16"]
     if width == 4:
         peak = card.peaks.get("tf32", card.peaks.get("fp32", peak / 8))
     linear = card.peaks.get("fp8", 0.0) if fp8 else 0.0

@@ -55,11 +55,14 @@ FAMILIES = {
         "tests/test_scaling_rows_are_honest.py",
         *("-k", "not help_costs"),
     ],
-    "analysis/compare.py": ["tests/test_comparisons_know_noise.py"],
+    "analysis/compare.py": [
+        "tests/test_comparisons_by_hand.py",
+        "tests/test_comparisons_know_noise.py",
+    ],
     "analysis/schedule.py": ["tests/test_schedules_agree_with_formulas.py", "-k", "not picture"],
-    "analysis/quality.py": ["tests/test_verdicts_and_flags.py"],
+    "analysis/quality.py": ["tests/test_quality_by_hand.py", "tests/test_verdicts_and_flags.py"],
     "analysis/timemodel.py": ["tests/test_time_model_by_hand.py"],
-    "analysis/repeats.py": ["tests/test_comparisons_know_noise.py"],
+    "analysis/repeats.py": ["tests/test_repeats_by_hand.py"],
     "analysis/collectives.py": ["tests/test_time_model_by_hand.py"],
 }
 HEAVY = ("numpy", "torch", "matplotlib.pyplot", "pytest")  # imported once, not in every fork

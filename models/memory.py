@@ -31,10 +31,8 @@ def stage_layers(x: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
     even = x.layers % x.pp == 0
     balanced = ~even & ((x.layers + 2) % x.pp == 0)
-    per = x.layers / x.pp
-    most = np.where(even, per, np.where(balanced, (x.layers + 2) / x.pp, np.ceil(per)))
-    first = np.where(balanced, most - 1, most)
-    return first, most, np.where(even, per, most - 1)
+    most = np.ceil(x.layers / x.pp)
+    return np.where(balanced, most - 1, most), most, np.where(even, most, most - 1)
 
 
 def layer_params(x: Any) -> np.ndarray:

@@ -140,6 +140,10 @@ def test_what_a_layer_keeps_for_backward(given, kept):
     assert memory.kept_per_layer(columns(**SMALL, **given))[0] == pytest.approx(kept, rel=0.005)
 
 
+def test_flash_attention_keeps_no_scores():
+    assert memory.scores(columns(**SMALL, flash=True)).tolist() == [0]
+
+
 def test_a_recomputed_layer_works_on_what_it_would_have_kept():
     for recompute, working in ((0, 0), (1, 5 * 4 * 32 * 32), (2, PLAIN)):
         x = columns(**SMALL, recompute=recompute)

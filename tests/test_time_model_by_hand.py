@@ -138,6 +138,8 @@ def test_launching_is_the_hosts_and_the_slower_of_the_two_wins():
     assert one(timemodel.launch(x_of(micro_batch=4, tp=4), c)) == pytest.approx(2 * 1.12)
     assert one(timemodel.launch(x_of(micro_batch=3, heads=3), c)) == pytest.approx(2 * 1.2)
     assert one(timemodel.launch(x_of(micro_batch=3, heads=3, flash=True), c)) == 2
+    for tp, fused in ((1, True), (2, False), (4, False)):  # b a / t in fours
+        assert timemodel.fused_softmax(x_of(tp=tp)).tolist() == [fused]
     gpu = one(timemodel.layer(x_of(micro_batch=4), ENDLESS, IDEAL))
     # Where the host takes as long, the fifth root of two; where it takes half, of 1 + 1/32.
     for share, factor in ((1, 2**0.2), (0.5, (1 + 1 / 32) ** 0.2), (3, (1 + 3**5) ** 0.2)):
@@ -187,6 +189,8 @@ def test_an_all_reduce_takes_what_nccl_tests_call_its_bus_bandwidth():
         assert inside == pytest.approx(2 + 2 * 7 / 8 * 1e9 / 2e9)
         outside = timemodel.all_reduce(16, 1e9, 8, machine, IDEAL)
         assert outside == pytest.approx(2 * 15 / 16 * 1e9 / rate)
+    mesh = Machine(1e12, 1e9, 7e9, 1e9, mesh=True)
+    assert timemodel.all_reduce(2, 1e9, 8, mesh, IDEAL) == pytest.approx(1e9 / 1e9)
 
 
 def test_tensor_parallelism_reduces_four_times_a_layer_or_six():
@@ -196,6 +200,7 @@ def test_tensor_parallelism_reduces_four_times_a_layer_or_six():
         seconds = times * 2 * 3 / 4 * 2 * SBH * 4 / 1e9
         assert one(timemodel.tensor_parallel(x, machine, IDEAL)) == pytest.approx(seconds)
         assert one(timemodel.layer(x, machine, IDEAL)) == pytest.approx(seconds)
+    assert one(timemodel.tensor_parallel(x_of(tp=2), machine, IDEAL)) > 0
     assert one(timemodel.tensor_parallel(x_of(), machine, ideal(latency=1.0))) == 0
 
 
@@ -362,6 +367,7 @@ def test_a_card_brings_its_sheet_and_the_description_its_network():
     assert timemodel.machine_of("MI250X", None, 8, width=4).peak == 383e12 / 8  # neither is known
     assert timemodel.machine_of("H100", None, 8, fp8=True).linear == 1978.9e12
     assert timemodel.machine_of("A100", None, 8, fp8=True).linear == 0
+    assert timemodel.machine_of("H100", None, 8).linear == ENDLESS.linear == 0
     for per_node, mesh in ((4, True), (8, True), (16, False)):  # a DGX-2 has a switch
         assert timemodel.machine_of("V100", None, per_node).mesh is mesh
     assert not a100.mesh

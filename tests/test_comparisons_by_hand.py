@@ -1,0 +1,248 @@
+"""Verdicts, intervals and doubts of a comparison: cases made by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from analysis import compare as module
+from analysis.compare import Comparison, Verdict, against_baseline, changes, compare, judged, spread
+from analysis.records import Record
+from models.errors import UsageError
+
+SAME = {"global_batch": 64, "seq_len": 1024, "precision": "bf16", "params": 1e9}
+
+
+def run(name, step_s=1.0, n=40, seed=0, **given):
+    """A complete run of a foreign log with half a percent of noise."""
+    noise = 1 + 0.005 * np.random.default_rng(seed).standard_normal(n)
+    record = Record(f"{name}.log", "a format", completed=True)
+    record.step_s, record.iteration = step_s * noise, np.arange(1.0, n + 1)
+    for key, value in (SAME | {"gpus": 8} | given).items():
+        setattr(record, key, value)
+    return record, record.step_s
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        ((0.1, 0.05, 0.15), "B is faster by 10.0% ± 5.0%"),
+        ((-0.1, -0.15, -0.05), "B is slower by 10.0% ± 5.0%"),
+        ((0.02, -0.01, 0.05), "within noise: B is +2.0% but could be -1.0% to +5.0%"),
+        ((0.02, 0.0, 0.04), "within noise: B is +2.0% but could be +0.0% to +4.0%"),
+        ((-0.02, -0.04, 0.0), "within noise: B is -2.0% but could be -4.0% to +0.0%"),
+        ((0.25, None, None), "B takes 0.800 of A's time; what of it is noise is unknown"),
+    ],
+)
+def test_a_verdict_is_one_plain_sentence(found, verdict):
+    said = Comparison(*found, "runs", 3, 4)
+    assert said.verdict == verdict
+    plain = said.as_dict()
+    assert plain["ratio"] == 1 + found[0] and plain["verdict"] == verdict and plain["n_b"] == 4
+    assert plain["ratio_ci95"] == (None if found[1] is None else [1 + found[1], 1 + found[2]])
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (
+            (0.25, 0.0, 1.0),
+            "B takes 0.800 of A's time per step (0.500 to 1.000), within noise, and",
+        ),
+        (
+            (-0.2, -0.5, 0.0),
+            "B takes 1.250 of A's time per step (1.000 to 2.000), within noise, an",
+        ),
+        ((1.0, 0.6, 3.0), "B takes 0.500 of A's time per step (0.250 to 0.625) and 1.500 of its"),
+        ((1.0, None, None), "B takes 0.500 of A's time per step; what of it is noise is unknown a"),
+    ],
+)
+def test_on_other_gpus_a_verdict_is_two_ratios(found, said):
+    verdict = Comparison(*found, "runs", 3, 3, gpus=(8, 24)).verdict
+    assert verdict.startswith(f"on 24 GPUs instead of 8, {said}")
+    assert verdict.endswith(f" and {3 / (1 + found[0]):.3f} of its GPU-seconds")
+
+
+def test_three_runs_a_side_are_compared_as_runs_and_two_as_blocks():
+    """ln medians 0, 1, 2 and 0, 2, 4, 6 are Welch's -2 -+ 3.926; spikes do not move a median."""
+    a, b = (
+        [np.array([math.exp(v)] * 9 + [1e9]) for v in side] for side in ((0, 1, 2), (0, 2, 4, 6))
+    )
+    found = compare(a, b)
+    assert (found.unit, found.n_a, found.n_b) == ("runs", 3, 4)
+    assert [math.log1p(v) for v in (found.gain, found.low, found.high)] == pytest.approx(
+        [-2, -2 - 3.926, -2 + 3.926], abs=1e-3
+    )
+    paired = compare(a, [x * math.e for x in a], paired=True)
+    assert paired.unit == "pairs of runs" and paired.low == pytest.approx(math.exp(-1) - 1)
+    two = compare([np.full(10, 2.0)] * 2, [np.full(10, 1.0)] * 3)
+    assert (two.unit, two.n_a, two.n_b) == ("blocks of iterations", 20, 30)
+    assert (two.gain, two.low, two.high) == (1.0, 1.0, 1.0)
+    assert compare([np.ones(5)], [np.ones(50)]) is compare([np.ones(50)], [np.ones(5)]) is None
+    assert compare([np.ones(6)], [np.ones(6)]) is not None
+
+
+def test_the_interval_of_blocks_is_that_of_a_median_of_independent_steps():
+    """The median's standard error is 1.2533 s / sqrt(n); of two sides' difference sqrt(2) times."""
+    rng = np.random.default_rng(1)
+    a, b = (100 + rng.standard_normal(400) for _ in "ab")
+    found = compare([a], [b])
+    wide = 2 * 1.96 * 1.2533 * math.sqrt(2) / math.sqrt(400) / 100
+    assert found.high - found.low == pytest.approx(wide, rel=0.25)
+    assert found.low < found.gain < found.high
+    assert compare([a], [b]) == found and compare([a], [b], seed=1) != found
+
+
+def test_blocks_are_as_long_as_the_root_of_their_run_and_never_leave_it():
+    class Last:
+        """Draws the last block there is."""
+
+        def integers(self, low, high, size):
+            assert low == 0
+            drawn.append((high, size))
+            return np.full(size, high - 1)
+
+    drawn = []
+    x = np.arange(10.0)
+    medians = module._block_medians([x, np.array([5.0])], Last())
+    assert drawn == [(8, (10_000, 4)), (1, (10_000, 1))]  # blocks of three, and of one
+    assert medians.shape == (10_000,)
+    # 7, 8, 9 thrice, then the 7 that fills ten; and 5.
+    assert medians[0] == np.median([7, 8, 9] * 3 + [7, 5])
+
+
+def test_repeats_spread_from_the_fastest_to_the_slowest():
+    assert spread(np.array([2.0, 1.0, 1.2])) == {
+        "n": 3,
+        "median_s": 1.2,
+        "fastest_s": 1.0,
+        "slowest_s": 2.0,
+        "spread": 1.0,
+    }
+    assert spread(np.array([2.0, 3.0]))["spread"] == 0.5
+    assert spread(np.array([2.0]))["spread"] is None
+
+
+def test_a_configuration_is_described_by_what_is_known_of_it():
+    record = Record("a", "a format")
+    assert module._describe(record) == "a format"
+    record = Record("a", "a format", gpus=8, zero_stage=1, recompute="full", tp=2)
+    record.extra = {"run": "r", "facts": {"layout": {"sequence_parallel": True}}}
+    assert module._describe(record) == "r: gpus 8, tp 2, zero 1, recompute full, sp"
+    record.zero_stage, record.recompute, record.extra = 0, "none", {"facts": {"layout": None}}
+    assert module._describe(record) == "gpus 8, tp 2"
+
+
+def test_lines_count_runs_pairs_or_iterations():
+    def lines(unit, low=0.05, differ=()):
+        found = Comparison(0.1, low, low and 0.15, unit, 3, 4)
+        return Verdict("x", "y", found, ["but"], list(differ), ["tp 1 -> 2"]).lines()
+
+    assert lines("runs")[0] == "B is faster by 10.0% ± 5.0% (95 %, 3 and 4 runs)"
+    assert lines("pairs of runs")[0].endswith("(95 %, 3 pairs)")
+    assert lines("blocks of iterations")[0].endswith("(95 %, 3 and 4 iterations)")
+    assert lines("runs", None)[0].endswith("unknown (3 and 4 runs)")
+    assert lines("runs")[1:] == ["but"]
+    assert lines("runs", differ=["tp"])[1] == "A is x, B is y; they differ in: tp 1 -> 2"
+    refused = Verdict("x", "y", None, ["why"], ["tp"], ["tp 1 -> 2"])
+    assert refused.lines() == ["why"] and refused.as_dict()["verdict"] is None
+
+
+def test_changes_are_what_both_state_and_what_differs():
+    def facts(**spec):
+        return {"extra": {"facts": {"spec": spec}}}
+
+    a, b = run("a", tp=1, pp=None, **facts(lr=1, seed=2, only=3))[0], run("b", tp=2, pp=4)[0]
+    assert changes(a, b) == {"tp": (1, 2)}
+    b.extra = facts(lr=5, seed=2)["extra"]
+    assert changes(a, b) == {"tp": (1, 2), "lr": (1, 5)}
+    assert changes(a, b, settings=False) == {"tp": (1, 2)}
+    b.params = 2e9
+    assert changes(a, b)["params"] == (1e9, 2e9)
+    a.model = {"n_layer": 1}
+    assert changes(a, b)["params"] == (1e9, 2e9)  # B does not state sizes
+    b.model = {"n_layer": 2}
+    assert "params" not in changes(a, b) and changes(a, b)["model"] == (a.model, b.model)
+    b.params = None
+    assert "params" not in changes(a, b)
+
+
+def repeated(name, step_s, repeats, **given):
+    return [
+        run(f"{name}{i}", step_s, seed=i, extra={"run": name, "repeat": repeat}, **given)
+        for i, repeat in enumerate(repeats)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "unit"),
+    [
+        ((1, 2, 3), (1, 2, 3), "pairs of runs"),
+        ((1, 2, 3), (1, 2, 4), "runs"),
+        ((1, 2, 3), (2, 1, 3), "runs"),  # not in the order that they ran in
+        ((1, 1, 2), (1, 1, 2), "runs"),
+        ((None, 2, 3), (None, 2, 3), "runs"),
+        ((1, 2), (1, 2), "blocks of iterations"),
+    ],
+)
+def test_repeats_of_one_number_are_pairs(first, second, unit):
+    said = judged(repeated("a", 1.0, first), repeated("b", 1.1, second, tp=2))
+    assert said.found.unit == unit and said.found.gain == pytest.approx(1 / 1.1 - 1, abs=0.01)
+    doubt = "one or two runs a side: what changes from run to run is not in this interval"
+    assert (doubt in said.doubts) == (unit == "blocks of iterations")
+
+
+def test_doubts_name_the_side_they_are_about():
+    a, b = run("a"), run("b", tp=2, commit="c+dirty")
+    b[0].completed, b[0].oversubscribed = None, True
+    doubts = judged([a], [b]).doubts
+    assert "oversubscribed, more ranks than cores: b.log" in "; ".join(doubts)
+    assert any(d.startswith("not complete, its steps are counted all the same: b") for d in doubts)
+    assert "run from a changed working tree: its commit does not say what ran" in doubts
+    assert not any("average" in d or "GPU-seconds" in d for d in doubts)
+    clean = judged([run("a", commit="c")], [run("b", commit="c", tp=2)]).doubts
+    assert [d.split(":")[0] for d in clean] == ["one or two runs a side"]
+
+
+def test_gpu_seconds_per_token_are_medians_of_medians_over_a_steps_tokens():
+    """2 s on 8 GPUs and 1 s on 32 for 64 x 1,024 tokens."""
+    sides = repeated("a", 2.0, (1, 2, 3)), repeated("b", 1.0, (1, 2, 3), gpus=32)
+    said = next(d for d in judged(*sides).doubts if d.startswith("GPU-seconds per token: A "))
+    a, b = (
+        float(word.strip(" AB")) for word in said.removeprefix("GPU-seconds per token:").split(",")
+    )
+    assert a == pytest.approx(2 * 8 / 65536, rel=0.01)
+    assert b == pytest.approx(1 * 32 / 65536, rel=0.01)
+    unknown = [repeated(n, 1.0, (1, 2, 3), gpus=g, seq_len=None) for n, g in (("a", 8), ("b", 16))]
+    assert (
+        "GPU-seconds per token: - (no global batch or sequence length)" in judged(*unknown).doubts
+    )
+
+
+def test_the_studys_baseline_is_beside_every_other_configuration():
+    def study(baseline):
+        return [
+            run(name, step_s, seed=i, tp=tp, extra={"run": name, "baseline": baseline})
+            for i, (name, step_s, tp) in enumerate((("c", 1.0, 1), ("a", 2.0, 2), ("b", 4.0, 4)))
+        ]
+
+    found = against_baseline(study("c"))
+    assert [(v.a, v.b) for v in found] == [("c", "a"), ("c", "b")]
+    assert [round(v.found.gain, 1) for v in found] == [-0.5, -0.8]
+    assert [(v.a, v.b) for v in against_baseline(study(None))] == [("a", "b"), ("a", "c")]
+    missing = against_baseline(study("z"))
+    assert all("baseline z has no time here: a stands in for it" in v.doubts[-1] for v in missing)
+    with pytest.raises(UsageError, match="two things are compared, but there is only c"):
+        against_baseline(study("c")[:1])
+    rows = module.table(found).rows
+    assert [row["n"] for row in rows] == [40, 40] and rows[0]["ratio"] == pytest.approx(
+        0.5, rel=0.01
+    )
+    low, high = (float(v) for v in rows[0]["ci95"].split(" .. "))
+    assert low <= rows[0]["ratio"] + 1e-3 and high >= rows[0]["ratio"] - 1e-3
+    refused = module.table([Verdict("x", "y", None, ["why"], [])]).rows[0]
+    assert (refused["n"], refused["ratio"], refused["ci95"], refused["verdict"]) == (None,) * 3 + (
+        "why",
+    )
+    noted = module.table(found, any_commit=True).notes
+    assert module.ANY_COMMIT in noted and module.ANY_COMMIT not in module.table(found).notes

@@ -1,0 +1,244 @@
+"""Step times, ends and flags at their borders: cases made by hand."""
+
+import argparse
+
+import numpy as np
+import pytest
+
+from analysis import quality
+from analysis.quality import Judgement, judge, parse_window, step_times, summary, timed
+from analysis.records import Failure, Record
+from parallel.steady import Steady
+
+
+def record(n=40, **known):
+    run = Record("x.log", "test", iteration=np.arange(1.0, n + 1), step_s=np.full(n, 1.0))
+    for name, value in known.items():
+        setattr(run, name, value)
+    return run
+
+
+def flags(n=40, time=None, **known):
+    return judge(record(n, **known), time).flags
+
+
+def test_a_step_time_is_the_logs_or_what_the_batch_takes_at_the_printed_rate():
+    """16 sequences of 512 tokens at 4,096 tokens/s: 2 s; at 4 samples/s: 4 s."""
+    rates = {"tokens_per_s": np.array([4096.0, np.nan, 0.0]), "samples_per_s": np.array([4.0] * 3)}
+    sizes = {"global_batch": 16, "seq_len": 512}
+    assert step_times(record(3, **rates, **sizes)).tolist() == [1, 1, 1]
+    untimed = {"step_s": np.full(3, np.nan)} | rates
+    found = step_times(record(3, **untimed, **sizes))
+    assert found[0] == 2 and np.isnan(found[1:]).all()  # a rate of nothing is no time
+    assert step_times(record(3, **untimed, global_batch=16)).tolist() == [4, 4, 4]
+    assert len(step_times(record(3, **untimed, seq_len=512))) == 0
+    assert len(step_times(record(3, step_s=np.full(3, np.nan), **sizes))) == 0
+    none = untimed | {"tokens_per_s": np.full(3, np.nan)}
+    assert step_times(record(3, **none, **sizes)).tolist() == [4, 4, 4]
+    assert step_times(record(3, step_s=np.array([np.nan, 3, 3]), **rates, **sizes))[1] == 3
+    for kind in ("micro_steps_per_step", "epochs"):  # the log times something else
+        assert step_times(record(3, **rates, **sizes, extra={kind: 4}))[0] == 2
+
+
+def test_a_profiled_run_and_one_without_all_its_rows_have_no_time():
+    assert timed(record()).n == 40
+    for extra, why in (
+        ({"profiler": {"tool": "nsys"}}, "profiled with nsys: not a timing"),
+        ({"profiler": {"mode": 1}}, "profiled with an unknown tool: not a timing"),
+        ({"missing_steps": "9 of 20 rows"}, "9 of 20 rows"),
+    ):
+        run = record(extra=extra)
+        assert timed(run) is None and quality.no_timing(run) == why
+        assert judge(run).unfit and why in judge(run).flags
+        known = summary(
+            record(extra=extra, global_batch=4, samples_per_s=np.ones(40)), None, judge(run)
+        )
+        assert known["samples_per_s"] is None
+    assert not judge(record()).unfit
+
+
+@pytest.mark.parametrize(
+    ("known", "verdict", "reason"),
+    [
+        ({"planned_steps": 40}, "complete", "40 of 40 iterations"),
+        ({"planned_steps": 39}, "complete", "39 of 39 iterations"),
+        ({"completed": True}, "complete", "it says that it completed"),
+        ({"planned_steps": 40, "completed": True}, "complete", "40 of 40 iterations"),
+        ({"planned_steps": 41}, "stopped early", "ended at iteration 40 of 41"),
+        ({"completed": False}, "stopped early", "it never says that it completed"),
+        ({"planned_steps": 41, "completed": False}, "stopped early", "ended at iteration 40 of 41"),
+        ({}, "end unknown", "the log says neither how far it should go nor an end"),
+        ({"extra": {"state": "running"}}, "running", "its status says running"),
+        ({"extra": {"state": "interrupted"}}, "interrupted", "it was asked to stop, and"),
+        ({"extra": {"missing_steps": "m"}, "completed": True}, "rows missing", "m"),
+        ({"failure": Failure("aborted", 3, "  Aborted ")}, "aborted", "line 3: Aborted"),
+        ({"failure": Failure("launcher", 3, "x")}, "no data", "line 3: x"),
+        ({"n": 0, "planned_steps": 9}, "no data", "no iteration was logged"),
+        (
+            {"n": 0, "extra": {"tables": ["kernels", "api"]}},
+            "no data",
+            "a profile, without steps: k",
+        ),
+        ({"n": 0, "samples_per_s": np.ones(1)}, "end unknown", "the log says neither"),
+    ],
+)
+def test_an_end_is_proven_by_what_is_nearest_to_it(known, verdict, reason):
+    found = judge(record(**known))
+    assert found.verdict == verdict and found.reasons[0].startswith(reason)
+    fine = verdict in ("complete", "end unknown")
+    assert quality.unfinished(record(**known)) == ("" if fine else verdict)
+
+
+def test_pending_needs_no_proof_and_a_line_stands_before_it():
+    found = judge(record(0, extra={"state": "pending"}))
+    assert (found.verdict, found.reasons, found.line_no) == ("pending", [], 0)
+    said = Judgement("v", 7, "proof", ["flag"], ["note"])
+    assert said.reasons == ["line 7: proof", "flag", "note"]
+
+
+def test_iterations_that_count_from_zero_are_one_more_than_the_last():
+    for first, last, planned, done in ((0, 39, 40, True), (1, 39, 40, False), (0, 38, 40, False)):
+        run = record(planned_steps=planned, iteration=np.arange(first, last + 1.0))
+        assert (judge(run).verdict == "complete") == done
+    gap = record(planned_steps=40, iteration=np.r_[np.nan, np.arange(2.0, 41)])
+    assert judge(gap).verdict == "complete"
+    numberless = judge(record(3, planned_steps=1, iteration=np.full(3, np.nan)))
+    assert numberless.reasons == ["ended at iteration an unknown number of 1"]
+
+
+@pytest.mark.parametrize(
+    ("skipped", "flag"),
+    [
+        (np.r_[np.ones(4), np.zeros(36)], None),  # a tenth is usual in fp16
+        (np.r_[np.ones(5), np.zeros(35)], "5 of 40 iterations skipped the optimizer"),
+        (np.r_[np.ones(39), np.zeros(1)], "39 of 40 iterations skipped the optimizer"),
+        (np.ones(40), "all 40 iterations skipped: no optimizer step was timed"),
+        (np.full(40, np.nan), None),
+        (np.empty(0), None),
+    ],
+)
+def test_more_than_a_tenth_of_skipped_steps_is_said(skipped, flag):
+    found = flags(skipped=skipped)
+    assert found == ([flag] if flag else [])
+    assert judge(record(skipped=skipped)).unfit == ("all" in (flag or ""))
+
+
+def test_entries_that_average_ten_iterations_skip_ten():
+    hidden = "each entry averages 10 iterations: their spread is hidden"
+    assert flags(interval=10, skipped=np.full(40, 9.0)) == [
+        "40 of 40 entries skipped the optimizer",
+        hidden,
+    ]
+    assert flags(interval=10, skipped=np.full(40, 10.0))[0].startswith("all 40 entries skipped")
+    running = "running averages are printed as iterations: their spread is hidden"
+    assert flags(extra={"running_average": True}, interval=10) == [running]
+    some = [
+        record(),
+        record(interval=10),
+        record(interval=10),
+        record(extra={"running_average": 1}),
+    ]
+    assert quality.averages(some) == [f"{hidden}: x.log, x.log", f"{running}: x.log"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "flag"),
+    [
+        (np.r_[np.full(36, 2.0), np.full(4, 3.0)], None),  # 1.5 times the lowest it had been
+        (np.r_[np.full(36, 2.0), np.full(4, 3.1)], "exploding loss: 3.1 at the end, 2 before"),
+        (np.r_[np.full(4, 9.0), np.full(32, 2.0), np.full(4, 4.5)], None),  # half of where it began
+        (np.r_[np.full(4, 9.0), np.full(32, 2.0), np.full(4, 4.6)], "exploding loss: 4.6 at the"),
+        (np.r_[np.full(15, 2.0), np.full(4, 9.0)], None),  # of fewer than twenty nothing is said
+        (np.r_[np.full(16, 2.0), np.full(4, 9.0)], "exploding loss: 9 at the end, 2 before"),
+        (
+            np.r_[np.full(30, 2.0), np.inf, np.full(9, 2.0)],
+            "the loss is not finite from iteration 31",
+        ),
+        (np.r_[np.full(30, np.nan), np.full(10, 2.0)], None),
+        (np.full(40, np.nan), None),
+    ],
+)
+def test_a_loss_explodes_above_its_lowest_and_near_its_beginning(loss, flag):
+    found = flags(len(loss), loss=loss)
+    assert len(found) == bool(flag) and (not flag or found[0].startswith(flag))
+    nan = flags(loss=np.full(40, 2.0), extra={"nan_iterations": 3})
+    assert nan == ["the loss is NaN in 3 of 40 iterations"]
+
+
+def test_an_infinite_loss_is_counted_from_zero_where_iterations_are_not_numbered():
+    loss = np.r_[np.full(30, 2.0), np.inf, np.inf]
+    assert flags(40, loss=loss) == ["the loss is not finite from iteration 30"]
+
+
+def test_a_gradient_norm_of_zero_is_said():
+    norm = np.r_[np.full(38, 1.0), 0.0, np.nan]
+    assert flags(grad_norm=norm) == ["grad norm is zero in 1 of 39 iterations"]
+    assert flags(grad_norm=np.full(40, np.nan)) == []
+
+
+def test_what_is_doubtful_about_a_time():
+    def of(n=40, spikes=0, settled=True):
+        return flags(time=Steady(1.0, n, None, 0, spikes, settled))
+
+    assert of() == of(n=6) == []
+    assert of(n=5) == ["too few points: 5 after the warm-up, 95 % needs 6"]
+    assert flags(0, time=Steady(1.0, 5, None, 0, 0)) == []  # of epochs, which are few by nature
+    assert of(settled=False)[0].startswith("warm-up not over")
+    assert of(spikes=8) == ["8 of 40 steady iterations are spikes"]  # a fifth
+    assert of(spikes=9)[0].startswith("uneven: 9 of 40 steady iterations")
+    assert of(spikes=1) == ["1 of 40 steady iterations are spikes"]
+
+
+def test_what_only_a_name_said_is_marked():
+    origin = {"pp": "from name", "tp": "log", "dp": "from name"}
+    assert flags(origin=origin, pp=4, tp=2, dp=8) == ["from name: pp 4, dp 8"]
+    assert flags(oversubscribed=True) == ["oversubscribed: more ranks than cores"]
+
+
+def test_a_summary_prefers_what_the_time_says_to_what_was_printed():
+    """8 sequences of 100 tokens in 2 s: 4 samples and 400 tokens a second."""
+    time = Steady(2.0, 40, (1.9, 2.1), 0, 0)
+
+    def rates(time=time, **known):
+        run = record(**({"global_batch": 8, "seq_len": 100} | known))
+        found = summary(run, time, judge(run))
+        return found["samples_per_s"], found["tokens_per_s"]
+
+    assert rates() == rates(samples_per_s=np.full(40, 9.0)) == (4, 400)
+    assert rates(seq_len=None) == (4, None)
+    assert rates(seq_len=None, tokens_per_s=np.array([7.0, np.nan])) == (4, 7)
+    assert rates(None) == (None, None)
+    assert rates(None, samples_per_s=np.array([3.0, np.nan, 5.0])) == (4, 400)
+    assert rates(None, totals={"samples_per_s": 5.0}) == (5, 500)
+    assert rates(None, seq_len=None, totals={"tokens_per_s": 5.0}) == (None, 5)
+    assert rates(None, samples_per_s=np.full(1, 2.0), tokens_per_s=np.full(1, 7.0)) == (2, 7)
+    assert rates(Steady(0.0, 40, None, 0, 0), totals={"samples_per_s": np.inf}) == (None, None)
+    assert rates(global_batch=None) == (None, None)
+    run = record(5)
+    found = summary(run, time, judge(run))
+    assert (found["steady_step_s"], found["steady_n"], found["steady_ci95"]) == (
+        2.0,
+        40,
+        [1.9, 2.1],
+    )
+    assert (found["steps"], found["step_s_mean"]) == (5, 1.0)
+    found = summary(run, None, judge(run))
+    assert (found["steady_step_s"], found["steady_n"], found["steady_ci95"]) == (None, 0, None)
+
+
+def test_a_window_is_two_numbers_in_order():
+    assert parse_window("3:7") == (3, 7) and parse_window("5:5") == (5, 5)
+    for text in ("7:3", "3", "3:", ":3", "a:b", ""):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not FIRST:LAST"):
+            parse_window(text)
+    assert quality.describe_rule((3, 7), "median") == "median of iterations 3 to 7"
+    assert quality.describe_rule(None, "median").startswith("median after the warm-up")
+    assert quality.describe_rule((3, 7), "seed").startswith("mean of all iterations, cut to whole")
+
+
+def test_the_table_has_a_row_a_run():
+    shown = quality.table([record(planned_steps=40), record(0)], None, "median")
+    first, second = shown.rows
+    assert (first["verdict"], first["steps"], first["steady_n"]) == ("complete", 40, 40)
+    assert first["ci95"] == "1 .. 1" and first["reasons"] == "40 of 40 iterations"
+    assert (second["verdict"], second["ci95"], second["steady_n"]) == ("no data", None, 0)
