@@ -76,7 +76,7 @@ _WRITTEN = frozenset(
         *("steps.csv", "checkpoints.csv", "checkpoints", "breakdown", "profiles", "hang"),
     )
 )
-_ASIDE = re.compile(r"\.[\w.]+\.\d+")  # write_synced's, of a writer that was killed
+_ASIDE = re.compile(r"\.([\w.]+)\.\d+")  # write_synced's, of a writer that was killed
 _LOCK = ".lock"
 # What jobs and sweeps write beside a run, and began to write before it.
 _BESIDE = re.compile(
@@ -326,7 +326,8 @@ class RunFolder:
             return
         if self.path.is_dir() and read_status(self.path).get("state") in (None, RUNNING):
             self._write_status(FAILED, reason, rank)
-            (self.path / MARKER).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is not there, or nothing can be written
+                (self.path / MARKER).unlink()
 
     def is_written(self) -> bool:
         """Whether a process that still lives holds the folder's lock."""
@@ -419,7 +420,7 @@ def _flock(path: Path) -> tuple[TextIO | None, dict[str, Any]]:
 
 def _is_runs(name: str) -> bool:
     """Whether a name at the top of a run folder is one that a run writes."""
-    return name in _WRITTEN or _ASIDE.fullmatch(name) is not None
+    return name in _WRITTEN or bool((aside := _ASIDE.fullmatch(name)) and aside[1] in _WRITTEN)
 
 
 def holds_attempt(path: Path) -> bool:

@@ -118,15 +118,12 @@ def test_an_empty_name_is_no_folder(out, capsys):
 def test_what_somebody_put_into_a_run_folder_stays_where_it_is(tmp_path):
     run = tmp_path / "run"
     begun(run)
+    put(run, ".steps.csv.77", ".4711.state.77")  # of writers that were killed
     put(run, "notes.txt", "export/model.safetensors", "4711.out", "attempts/9/run.json")
     aside = begun(run)
     assert aside == run / "attempts" / "10"
-    assert {p.name for p in aside.iterdir()} == {
-        "run.json",
-        "status.json",
-        "train.log",
-        "steps.csv",
-    }
+    moved = {"run.json", "status.json", "train.log", "steps.csv", ".steps.csv.77"}
+    assert {p.name for p in aside.iterdir()} == moved
     assert (run / "notes.txt").exists() and (run / "export" / "model.safetensors").exists()
 
 
