@@ -46,10 +46,20 @@ class _Idle:
         """Nothing is traced."""
 
 
+def is_traced(spec: RunSpec, rank: int, done: int) -> bool:
+    """Whether this rank writes a trace when `done` steps are made already."""
+    return rank in profiled_ranks(spec) and done < profiled_steps(spec)[1]
+
+
 @contextmanager
-def attach(spec: RunSpec, mode: str, device: torch.device, rank: int, folder: Path) -> Iterator:
-    """Profile this rank as `mode` (none, nvtx or torch) says; call `.step()` after each step."""
-    if mode == "none" or (mode == "torch" and rank not in profiled_ranks(spec)):
+def attach(
+    spec: RunSpec, mode: str, device: torch.device, rank: int, folder: Path, done: int = 0
+) -> Iterator:
+    """Profile this rank as `mode` (none, nvtx or torch) says; call `.step()` after each step.
+
+    done: steps that earlier attempts made; of `profile_steps`, those after them are traced.
+    """
+    if mode == "none" or (mode == "torch" and not is_traced(spec, rank, done)):
         yield _Idle()
         return
     annotations = _Annotations(device)
@@ -60,7 +70,7 @@ def attach(spec: RunSpec, mode: str, device: torch.device, rank: int, folder: Pa
             return
         (folder / "profiles").mkdir(exist_ok=True)
         trace = folder / "profiles" / f"trace_rank{rank}.json"
-        first, last = profiled_steps(spec)
+        first, last = (max(1, step - done) for step in profiled_steps(spec))
         # One step before the first warms the profiler up, where there is one.
         warmup = min(1, first - 1)
         schedule = torch.profiler.schedule(

@@ -480,7 +480,7 @@ def loop(
     skipped = nans = 0
     since_line, validations = [], []
     evaluation_s = checkpoint_s = earlier_s = 0.0
-    with dog, profiler.attach(run_spec, mode, device, place.rank, folder.path) as profile:
+    with dog, contextlib.ExitStack() as profiling:
         watch.forget(hang)
         if source is not None:
             say(f" loading checkpoint from {source}")
@@ -494,6 +494,11 @@ def loop(
             raise UsageError(nothing_to_train(run_spec, saved.name_of(first)))
         if first == run_spec.steps:
             check(first)
+        if chief and mode == "torch" and first >= spec.profiled_steps(run_spec)[1]:
+            say(f" no trace: the profile_steps {run_spec.profile_steps} are over")
+        profile = profiling.enter_context(
+            profiler.attach(run_spec, mode, device, place.rank, folder.path, first)
+        )
         clock = Clock(device)
         if books:
             books.forget()  # the engine was built

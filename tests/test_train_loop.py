@@ -8,9 +8,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from parallel import metrics
+from parallel import metrics, profiler
 from parallel.artifacts import read_run
+from parallel.spec import resolve
 from tests.conftest import ROOT, run_module
 
 SMALL = ["--max-seq-len", "32", "--device", "cpu"]
@@ -85,6 +87,22 @@ def test_what_counts_as_an_end_in_nan(losses, norm, skipped, validation, verdict
     ]
     validations = [] if validation is None else [(1, NAN), (3, validation)]
     assert metrics.ended_in_nan(steps, validations) == verdict
+
+
+@pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")
+@pytest.mark.parametrize(("done", "traced"), [(5, [8, 9]), (8, [9]), (9, [])])
+def test_a_run_that_goes_on_traces_the_steps_that_were_asked_for(done, traced, tmp_path):
+    asked = {"steps": 12, "profile_mode": "torch", "profile_steps": "8-9"}
+    run = resolve(("test", asked))
+    with profiler.attach(run, "torch", torch.device("cpu"), 0, tmp_path, done) as profile:
+        for step in range(done + 1, 13):
+            with torch.profiler.record_function(f"step {step} "):
+                pass
+            profile.step()
+    trace = tmp_path / "profiles" / "trace_rank0.json"
+    text = trace.read_text() if traced else ""
+    assert [step for step in range(1, 13) if f'"step {step} "' in text] == traced
+    assert trace.exists() == bool(traced)
 
 
 def test_a_terminal_gets_a_progress_bar_and_the_log_keeps_its_lines(tokens, tmp_path):
