@@ -69,7 +69,7 @@ def test_a_rank_ends_with_its_launcher(tmp_path):
         "signal.signal(signal.SIGTERM, heard)\n"
         "launch.end_with_launcher(launch.Launch(0, 2, 0, 2, sys.argv[1]))\n"
         "print('ready', flush=True)\n"
-        "time.sleep(4)\n"
+        "time.sleep(30 if sys.argv[1] == 'torchrun' else 1.5)\n"
         "print('lives on', flush=True)\n"
     )
     launcher = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
