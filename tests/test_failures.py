@@ -88,7 +88,8 @@ def test_checkpoints_of_another_training_are_not_mixed_with_ours(tokens, tmp_pat
 
 
 def test_of_many_ranks_one_speaks(tmp_path):
-    done = run_module(TRAIN, "--tp", "3", "--out", str(tmp_path / "run"), ranks=2)
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", TRAIN)
+    done = run_module(*torchrun, "--tp", "3", "--out", str(tmp_path / "run"))
     assert done.returncode != 0
     said = [n for n, line in enumerate(done.stderr.splitlines()) if "cannot be split" in line]
     lines = done.stderr.splitlines()
