@@ -15,7 +15,7 @@ from typing import Any
 from models.bounds import Bounds
 from models.config import GPTConfig, preset
 from models.errors import UsageError
-from models.files import parse_json
+from models.files import parse_json, read_text
 from parallel.engines import ENGINES, inabilities
 from parallel.layout import OFFLOAD, RECOMPUTE, Layout, split_world
 from parallel.work import WORK, steps_of
@@ -431,12 +431,11 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
     """A DeepSpeed configuration file.
 
     Raises:
-        UsageError: missing, or not a JSON object.
+        UsageError: missing, too large, or not a JSON object.
     """
+    text = read_text(Path(path), "deepspeed_config")
     try:
-        config = parse_json(Path(path).read_text())
-    except OSError as error:
-        raise UsageError(f"deepspeed_config {path}: {error.strerror}") from error
+        config = parse_json(text)
     except ValueError as error:
         raise UsageError(f"deepspeed_config {path} is not JSON: {error}") from error
     if not isinstance(config, dict):

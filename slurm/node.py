@@ -45,7 +45,11 @@ def main(argv: list[str] | None = None) -> int:
         return 0 if command in (["-h"], ["--help"]) else 2
     # Ignored here, so ignored by the command and all below it until they say otherwise.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    child = subprocess.Popen(command)
+    try:
+        child = subprocess.Popen(command)
+    except OSError as error:
+        print(f"slurm.node: {command[0]}: {error.strerror}", file=sys.stderr)
+        return 127 if isinstance(error, FileNotFoundError) else 126
 
     def tell_ranks(*_) -> None:
         for pid in [pid for pid in below(child.pid) if hears(pid, signal.SIGUSR1)]:

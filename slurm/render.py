@@ -378,7 +378,8 @@ export PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
 export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-1}}"
 
 # The environment without secrets; the job as Slurm sees it; this very script.
-"$python" -m parallel.environment "$folder/$attempt.env" || fail "$python ended with status $?"
+"$python" -m parallel.environment "$folder/$attempt.env" ||
+  fail "no working Python: $python ended with status $?"
 scontrol show job "$job" >"$folder/$attempt.job"
 cp -- "$0" "$folder/$attempt.slurm"
 
@@ -522,7 +523,7 @@ def write(study: Study, logs: Path = Path("logs"), dry_run: bool = False) -> lis
             return paths
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("*.slurm"):
-            if old.stem not in texts and MARK in old.read_text():
+            if old.stem not in texts and MARK in old.read_text(errors="replace"):
                 old.unlink()
         for path in paths:
             path.write_text(texts[path.stem])

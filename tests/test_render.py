@@ -214,8 +214,16 @@ def study_on(tmp_path, **facts):
         ({"modules": ["cuda"]}, {}, "module load cuda ended with status 127"),
         ({"environment": {"UID": "x"}}, {}, "export UID: not possible"),
         ({"scratch": "${NOWHERE}/x"}, {}, "scratch: NOWHERE is not set"),
-        ({"environment": {"PYTHON": "/no/python"}}, {}, "/no/python ended with status 127"),
-        ({"environment": {"PYTHON": "/bin/false"}}, {}, "/bin/false ended with status 1"),
+        (
+            {"environment": {"PYTHON": "/no/python"}},
+            {},
+            "no working Python: /no/python ended with status 127",
+        ),
+        (
+            {"environment": {"PYTHON": "/bin/false"}},
+            {},
+            "no working Python: /bin/false ended with status 1",
+        ),
     ],
 )
 def test_a_set_up_that_fails_ends_the_job_with_its_reason(tmp_path, facts, tools, reason):

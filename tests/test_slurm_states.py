@@ -517,6 +517,19 @@ def test_a_command_for_a_node_is_no_option(capsys):
     assert node.main([]) == 2
 
 
+def test_a_command_that_a_node_does_not_have_is_one_line_and_the_shells_status(tmp_path):
+    (tmp_path / "script").write_text("#!/no/interpreter\n")
+    for command, code, why in (
+        (str(tmp_path / "script"), 126, "Permission denied"),
+        ("/no/nsys", 127, "No such file or directory"),
+    ):
+        ask = [sys.executable, "-m", "slurm.node", command]
+        done = subprocess.run(ask, cwd=jobs.ROOT, capture_output=True, text=True)
+        said = f"slurm.node: {command}: {why}"
+        assert (done.returncode, done.stderr) == (code, said + "\n")
+        assert jobs.cause(said) == said
+
+
 @pytest.mark.parametrize("command", ["render", "submit", "status", "cancel", "cluster", "mark"])
 def test_every_command_says_how_it_is_used(command):
     module = __import__(f"slurm.{command}", fromlist=["main"])

@@ -106,6 +106,8 @@ def test_unreadable_deepspeed_json_is_named(tmp_path):
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(UsageError, match="bad.json is not JSON"):
         resolve(("flags", {"deepspeed_config": str(tmp_path / "bad.json")}))
+    with pytest.raises(UsageError, match="deepspeed_config /dev/zero is larger than the 4 MiB"):
+        resolve(("flags", {"deepspeed_config": "/dev/zero"}))
 
 
 @pytest.mark.parametrize(
