@@ -45,6 +45,7 @@ from models.errors import UsageError, command_line, printable, warn
 from parallel.steady import Steady
 
 RESAMPLES = 10_000
+BLOCKS = "blocks of iterations"
 _Run = tuple[Record, np.ndarray]  # a run and its steady step times
 FEW_REPEATS = 3  # below this many runs a side, blocks of iterations are resampled instead
 
@@ -60,7 +61,7 @@ class Comparison:
     gain: float
     low: float | None
     high: float | None
-    unit: str  # what was compared or resampled: "pairs of runs", "runs" or "blocks of iterations"
+    unit: str  # what was compared or resampled: "pairs of runs", "runs", BLOCKS or of entries
     n_a: int
     n_b: int
     gpus: tuple[int, int] | None = None
@@ -121,7 +122,7 @@ def compare(
     drawn = [_block_medians(side, rng) for side in (a, b)]
     low, high = np.percentile(drawn[0] / drawn[1] - 1, [2.5, 97.5])
     gain = float(np.median(sides[0]) / np.median(sides[1]) - 1)
-    return Comparison(gain, float(low), float(high), "blocks of iterations", *map(len, sides))
+    return Comparison(gain, float(low), float(high), BLOCKS, *map(len, sides))
 
 
 def _block_medians(runs: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
@@ -297,9 +298,10 @@ def judged(a: list[_Run], b: list[_Run], any_commit: bool = False) -> Verdict:
     found = compare([x for _, x in a], [x for _, x in b], paired=paired)
     if found is None:
         return refused("no verdict: too few points on one side to say what noise is")
-    running = [name for name, r in zip("AB", (first, other), strict=True) if _running(r)]
-    if found.unit == "blocks of iterations" and running:
+    if found.unit == BLOCKS and (_running(first) or _running(other)):
         found = replace(found, low=None, high=None)
+    if found.unit == BLOCKS and max(r.interval for r, _ in (*a, *b)) > 1:
+        found = replace(found, unit="blocks of entries")
     if "gpus" in told:
         found = replace(found, gpus=told["gpus"])
     return Verdict(*names, found, _doubts(a, b, found), list(told), values)
@@ -333,7 +335,7 @@ def _doubts(a: list[_Run], b: list[_Run], found: Comparison) -> list[str]:
                 f"{name}'s entries average {record.interval} iterations: the noise of one"
                 " iteration is larger"
             )
-    if found.unit == "blocks of iterations":
+    if found.unit.startswith("blocks"):
         doubts.append(
             "one or two runs a side: what changes from run to run is not in this interval"
         )

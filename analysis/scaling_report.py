@@ -36,6 +36,7 @@ from analysis.scaling import (
     configuration,
     differences,
     named,
+    shared_cores,
     speedup,
 )
 from models.errors import UsageError, command_line, printable
@@ -101,7 +102,8 @@ def report(
             left_out.append(f"the study's baseline {wanted} has no time")
     kind = kind or kind_of(groups)
     groups.sort(key=lambda g: (g[0][0].gpus, str(named(g[0][0]))))
-    entries = [_entry(group, base, kind) for group in groups]
+    together = shared_cores(records)
+    entries = [_entry(group, base, kind, together) for group in groups]
     if predict:
         predicted = beside.seconds([group[0][0] for group in groups], predict)
         for entry, seconds in zip(entries, predicted, strict=True):
@@ -121,7 +123,9 @@ def report(
     }
 
 
-def _entry(group: list[Timed], base: list[Timed], kind: str) -> dict[str, Any]:
+def _entry(
+    group: list[Timed], base: list[Timed], kind: str, together: dict[str, str]
+) -> dict[str, Any]:
     record, start = group[0][0], base[0][0]
     times = [step_s for _, step_s in group]
     per_step = record.global_batch and record.seq_len and record.global_batch * record.seq_len
@@ -152,6 +156,8 @@ def _entry(group: list[Timed], base: list[Timed], kind: str) -> dict[str, Any]:
         fastest = min(step_s for _, step_s in base)
         lowest = speedup(max(times), record.gpus, fastest, start.gpus, kind)[1]
     odd = "" if crowded else above_linear(efficiency, record.gpus / start.gpus, lowest)
+    shared = [f"{name_of(r)} {said}" for r, _ in group if (said := together.get(r.source))]
+    odd = "; ".join(filter(None, (odd, *shared)))
     return entry | {
         "speedup_vs_1gpu": faster if start.gpus == 1 else None,
         "speedup_vs_baseline": faster,

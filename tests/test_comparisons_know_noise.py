@@ -121,6 +121,7 @@ def test_running_averages_have_no_interval_and_means_of_iterations_are_said():
     said = judged([a], [b])
     assert any("B's entries average 100 iterations" in d for d in said.doubts)
     assert "iterations per entry 1 -> 100" in said.values
+    assert "(95 %, 40 and 40 entries)" in said.lines()[0]
     a[0].extra["running_average"] = True
     said = judged([a], [b])
     assert (said.found.low, said.found.high) == (None, None)

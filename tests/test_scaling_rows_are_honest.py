@@ -238,6 +238,12 @@ def test_runs_that_ran_together_on_one_hosts_cores_say_so(tmp_path, capsys):
     said = "ran at the same time as ddp on node1: they may have shared its cores"
     assert said in found["ddp-dp2"]["notes"] and "as ddp-dp2 on node1" in found["ddp"]["notes"]
     assert "superlinear: efficiency 2.50" in found["ddp-dp2"]["notes"]
+    from analysis import scaling, scaling_report
+
+    assert scaling.main([str(tmp_path)]) == scaling_report.main([str(tmp_path)]) == 0
+    assert f"ddp-dp2: {said}" in capsys.readouterr().out
+    entries = json.loads((tmp_path / "scaling_report.json").read_text())["configurations"]
+    assert entries[1]["note"].startswith("superlinear") and said in entries[1]["note"]
     alone = tmp_path / "ddp-dp2" / "run.json"  # a job with a host of its own
     alone.write_text(alone.read_text().replace("node1", "node2"))
     assert "at the same time" not in rows(capsys, tmp_path)["ddp-dp2"]["notes"]
