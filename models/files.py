@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import os
+import stat
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +103,49 @@ def named_folder(text: str) -> Path:
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty: name a folder")
     return Path(text)
+
+
+def below(
+    top: Path, whole: Callable[[Path], bool], skip: Callable[[str], bool]
+) -> Iterator[tuple[Path, str]]:
+    """(path, "") of each file and each `whole` folder at or below `top`, in name order; and
+    (folder, why) of each folder that cannot be read.
+
+    What `whole` is true of is not looked into; what is named so that `skip` is true is left out.
+    A folder is entered once, under its own name rather than a link's: links may form a loop.
+    """
+    entered: set[tuple[int, int]] = set()
+    stack = [top]
+    while stack:
+        path = stack.pop()
+        try:
+            linked = path != top and stat.S_ISLNK(path.lstat().st_mode)
+            if linked and not os.path.exists(path):
+                yield path, ""  # a link to nothing, or to itself: who opens it will say so
+                continue
+            about = path.stat()
+            if linked and _inside(path, top):
+                continue  # met under its own name; or it holds `top`, and leads back to it
+            if not stat.S_ISDIR(about.st_mode):
+                yield path, ""
+                continue
+            if (about.st_dev, about.st_ino) in entered:
+                continue
+            entered.add((about.st_dev, about.st_ino))
+            if whole(path):
+                yield path, ""
+                continue
+            names = sorted(name for name in os.listdir(path) if not skip(name))
+        except OSError as error:
+            yield path, error.strerror or str(error)
+            continue
+        except ValueError as error:  # a zero byte in a path
+            yield path, str(error)
+            continue
+        stack += [path / name for name in reversed(names)]
+
+
+def _inside(link: Path, top: Path) -> bool:
+    """Whether a link leads to a folder at, below or above `top`."""
+    there, here = link.resolve(), top.resolve()
+    return there.is_dir() and (there.is_relative_to(here) or here.is_relative_to(there))

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from models.errors import UsageError
-from models.files import parse_json
+from models.files import below, parse_json
 from models.storage import write_synced
 
 STEP_COLUMNS = (
@@ -956,17 +956,27 @@ def whole(text: str) -> int:
 
 def find_runs(paths: list[Path]) -> list[Path]:
     """The run folders at or below each path, in name order; earlier attempts are left out, and
-    jobs that died before there was a run.
+    jobs that died before there was a run. A folder that cannot be read is named on stderr.
 
     Raises:
         UsageError: a path does not exist, or has no run folder at or below it.
     """
     found = []
     for path in map(Path, paths):
-        if not path.exists():
-            raise UsageError(f"{path}: no such folder")
-        below = sorted(p.parent for p in path.rglob("run.json") if "attempts" not in p.parts)
-        if not below:
+        here = []
+        for place, why in below(path, _has_run, "attempts".__eq__):
+            if why and place == path:
+                gone = why == os.strerror(errno.ENOENT)
+                raise UsageError(f"{path}: {'no such folder' if gone else why}")
+            if why:
+                print(f"{place}: {why}: left out", file=sys.stderr)
+            elif place.is_dir():
+                here.append(place)
+        if not here:
             raise UsageError(f"{path}: no run folder here (a folder with run.json)")
-        found += below
+        found += here
     return found
+
+
+def _has_run(path: Path) -> bool:
+    return (path / "run.json").is_file()

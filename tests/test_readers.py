@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -998,3 +999,83 @@ def test_a_line_of_50_megabytes_is_read(log):
     assert path.stat().st_size > 50e6
     assert seconds(lambda: attempt(path)) < 20
     assert len(read(path).iteration) == 10_000
+
+
+# --- folders -------------------------------------------------------------------------------
+
+
+def test_links_that_form_a_loop_end_and_each_log_is_read_once(log, tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    log(RUN, "a/b/job.out")
+    (tmp_path / "a" / "b" / "up").symlink_to(tmp_path / "a")
+    (tmp_path / "a" / "again").symlink_to(tmp_path / "a" / "b")
+    (tmp_path / "a" / "itself").symlink_to("itself")
+    (tmp_path / "out").symlink_to(tmp_path.parent)
+    (tmp_path / "gone.out").symlink_to("nothing")
+    records, refused = read_all([tmp_path])
+    assert [record.source for record in records] == [str(tmp_path / "a" / "b" / "job.out")]
+    assert [str(refusal) for refusal in refused] == [
+        f"{tmp_path / 'gone.out'}: No such file or directory"
+    ]
+
+
+def test_a_linked_folder_from_elsewhere_is_read(log, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "here").mkdir()
+    log(RUN, "there/job.out")
+    (tmp_path / "there" / "back").symlink_to(tmp_path / "here")
+    (tmp_path / "here" / "link").symlink_to(tmp_path / "there")
+    records, refused = read_all([tmp_path / "here"])
+    assert len(records) == 1 and refused == []
+
+
+def test_a_folder_that_cannot_be_read_is_named_and_the_others_are_shown(log, tmp_path, monkeypatch):
+    (tmp_path / "shut").mkdir()
+    (tmp_path / "open").mkdir()
+    log(RUN, "open/job.out")
+    listed = os.listdir
+
+    def refuse(path):
+        if Path(path).name == "shut":
+            raise PermissionError(13, "Permission denied")
+        return listed(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    records, refused = read_all([tmp_path])
+    assert len(records) == 1
+    assert [str(refusal) for refusal in refused] == [f"{tmp_path / 'shut'}: Permission denied"]
+
+
+@pytest.mark.parametrize("name", ("x" * 300, "/".join(["d" * 200] * 30), "a\0b"))
+def test_a_path_that_no_system_takes_is_refused_in_one_line(tmp_path, name):
+    records, (refusal,) = read_all([tmp_path / name])
+    assert records == [] and "\n" not in refusal.reason
+    with pytest.raises(Refusal):
+        read(tmp_path / name)
+
+
+def test_a_log_whose_name_is_as_long_as_a_name_can_be_is_read(log):
+    assert len(read(log(RUN, "j" * 251 + ".out")).iteration) == 40
+
+
+@pytest.mark.parametrize("line", ("gpus = 'many'", "gpus = -1", "params = []", "engine = 5"))
+def test_a_sidecar_of_wrong_types_is_refused(log, line):
+    path = log(RUN)
+    path.with_name("job.out.toml").write_text(line)
+    with pytest.raises(Refusal, match="is not what"):
+        read(path)
+
+
+@pytest.mark.parametrize("content", ('{"layout": 5}', '{"layout": {"tp": "two"}, "spec": [1]}'))
+def test_what_a_run_json_beside_a_log_says_in_a_wrong_type_is_not_known(log, content):
+    path = log(RUN)
+    path.with_name("run.json").write_text(content)
+    assert read(path).tp is None
+
+
+@pytest.mark.parametrize("content", ("[1, 2]", "5", "null"))
+def test_a_run_json_beside_a_log_that_is_no_object_is_refused(log, content):
+    path = log(RUN)
+    path.with_name("run.json").write_text(content)
+    with pytest.raises(Refusal, match="no table"):
+        read(path)

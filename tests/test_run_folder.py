@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -401,3 +402,27 @@ def test_a_run_that_was_loaded_at_a_later_step_misses_nothing(tmp_path):
     assert read_run(folder).missing == ""
     change(folder / "run.json", ["spec", "steps"], 2**50)  # counted, not listed
     assert read_run(folder).missing.endswith(f"missing: 21-{2**50}")
+
+
+def test_run_folders_are_found_past_loops_and_a_folder_that_cannot_be_read_is_named(
+    tmp_path, monkeypatch, capsys
+):
+    begun(tmp_path / "ddp")
+    (tmp_path / "shut").mkdir()
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "latest").symlink_to("ddp")
+    listed = os.listdir
+
+    def refuse(path):
+        if Path(path).name == "shut":
+            raise PermissionError(13, "Permission denied")
+        return listed(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert find_runs([tmp_path]) == [tmp_path / "ddp"]
+    assert capsys.readouterr().err == f"{tmp_path / 'shut'}: Permission denied: left out\n"
+
+
+def test_a_path_that_no_system_takes_is_a_users_mistake(tmp_path):
+    with pytest.raises(UsageError, match="File name too long"):
+        find_runs([tmp_path / ("x" * 300)])

@@ -33,6 +33,7 @@ from analysis.readers._rates import judge_rates
 from analysis.readers._settings import complete_from_elsewhere, header_of, read_header
 from analysis.records import Record, Refusal
 from models.errors import UsageError
+from models.files import below
 from parallel.artifacts import is_run_folder
 
 _FORMATS = (
@@ -70,7 +71,7 @@ def read(path: Path | str, flags: dict[str, Any] | None = None) -> Record:
         Refusal: missing, unreadable, empty, or no format that is known; it says which.
     """
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         try:
             record = run_folder.read(path)
         except UsageError as error:
@@ -159,32 +160,20 @@ def find_logs(paths: Iterable[Path | str]) -> tuple[list[Path], list[Refusal]]:
     found: list[Path] = []
     refused: list[Refusal] = []
     for path in map(Path, paths):
-        if not path.is_dir():
-            found.append(path)
-            continue
-        below = list(_below(path))
-        if not below:
+        here = []
+        for place, why in below(path, is_run_folder, _is_no_log):
+            if why:
+                refused.append(Refusal(str(place), why))
+            elif place == path or place.is_dir() or _looks_like_log(place):
+                here.append(place)
+        if not here and not (refused and refused[-1].source == str(path)):
             refused.append(Refusal(str(path), "no logs in this folder"))
-        found += below
+        found += here
     return list(dict.fromkeys(found)), refused
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    if is_run_folder(folder):
-        yield folder
-        return
-    try:
-        entries = sorted(folder.iterdir())
-    except OSError:
-        yield folder  # reading it will say why it cannot be read
-        return
-    for entry in entries:
-        if entry.name.startswith(".") or entry.name in _NOT_LOGS:
-            continue
-        if entry.is_dir():
-            yield from _below(entry)
-        elif _looks_like_log(entry):
-            yield entry
+def _is_no_log(name: str) -> bool:
+    return name.startswith(".") or name in _NOT_LOGS
 
 
 def _looks_like_log(path: Path) -> bool:

@@ -2,7 +2,7 @@
 
 import re
 
-from analysis.readers._lines import WORD
+from analysis.readers._lines import WORD, plain
 from analysis.readers._log import Log
 from analysis.records import Failure, Record
 
@@ -169,7 +169,7 @@ def _line(log: Log, at: int) -> tuple[int, bytes]:
 
 def _failure(log: Log, kind: str, at: int) -> Failure:
     line = _line(log, at)[1]
-    text = line.replace(b"\0", b"").decode("utf-8", "replace").strip()
+    text = plain(line).replace(b"\0", b"").decode("utf-8", "replace").strip()
     return Failure(kind, log.line_no(at), text[:300])
 
 

@@ -20,7 +20,7 @@ NUMBER = rb"(-?(?:\d[\d,]{0,24}(?:\.\d{0,24})?|\.\d{1,24})(?:[eE][-+]?\d{1,3})?|
 _SUFFIX = {b"": 1.0, b"K": 1e3, b"M": 1e6, b"G": 1e9, b"B": 1e9, b"T": 1e12, b"P": 1e15}
 # Columns that say how long a step took.
 _TIMES = ("step_s", "ms", "tps", "tokens_per_s", "samples_per_s", "running")
-_ANSI = re.compile(rb"\x1b\[[0-9;]{0,24}m")
+_ANSI = re.compile(rb"\x1b\[[0-9;]{0,24}[mK]")
 _HUMAN = re.compile(rb"(.{1,40}?)([KMGBTP]?)\Z", re.DOTALL)
 
 

@@ -36,6 +36,8 @@ class Log:
             self.size = os.fstat(self._file.fileno()).st_size
         except OSError as error:
             raise Refusal(str(path), error.strerror or str(error)) from error
+        except ValueError as error:  # a zero byte in the path
+            raise Refusal(str(path), str(error)) from error
         if self.size == 0:
             self.close()
             raise Refusal(str(path), "empty file")

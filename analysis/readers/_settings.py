@@ -4,6 +4,8 @@ A fact keeps the first origin that knows it, in the order of `records.ORIGINS`; 
 that says something else leaves a note, never a change.
 """
 
+import math
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy as np
 
 from analysis.readers._lines import plain
 from analysis.readers._log import Log
+from analysis.readers._typed import real, whole
 from analysis.records import Record, Refusal
 from models.files import parse_json, parse_toml
 
@@ -274,15 +277,16 @@ def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -
     for name in SETTINGS:
         if getattr(record, name) is not None:
             record.origin.setdefault(name, "log")
-    if path.is_file():
+    if os.path.isfile(path):
         beside = path.parent / "run.json"
-        if beside.is_file():
+        if os.path.isfile(beside):
             from analysis.readers.run_folder import stated
 
-            facts = {k: v for k, v in stated(_parsed(beside, parse_json)).items() if k in SETTINGS}
+            parts = {k: v for k, v in _parsed(beside, parse_json).items() if isinstance(v, dict)}
+            facts = {k: v for k, v in stated(parts).items() if k in SETTINGS and _fits(k, v)}
             state(record, facts, "run.json")
         for sidecar in (path.with_name(path.name + ".toml"), path.with_suffix(".toml")):
-            if sidecar.is_file():
+            if os.path.isfile(sidecar):  # a name may be too long for a suffix
                 state(record, _known(_parsed(sidecar, parse_toml), str(sidecar)), "sidecar")
                 break
     state(record, _known(flags, "flags"), "flag")
@@ -291,15 +295,30 @@ def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -
 
 def _parsed(path: Path, parse: Any) -> dict[str, Any]:
     try:
-        return parse(path.read_text())
+        content = parse(path.read_text())
     except (OSError, ValueError) as error:
         raise Refusal(str(path), f"cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise Refusal(str(path), "cannot be read: it holds no table of names and values")
+    return content
 
 
 def _known(facts: dict[str, Any], source: str) -> dict[str, Any]:
     if unknown := set(facts) - set(SETTINGS) - set(MODEL_SIZES):
         raise Refusal(source, f"unknown key {', '.join(sorted(unknown))}")
+    for name, value in facts.items():
+        if not _fits(name, value):
+            raise Refusal(source, f"{name} = {value!r} is not what {name} can be")
     return facts
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Whether a setting or size can be this."""
+    if name == "params":
+        return 0 < real(value) < math.inf
+    if name in INTEGERS or name in MODEL_SIZES:
+        return (whole(value) or 0) >= (0 if name == "zero_stage" else 1)
+    return isinstance(value, str)
 
 
 def _in_name(words: str) -> re.Pattern[str]:

@@ -34,36 +34,67 @@ def read(log: Log) -> Record:
     record = Record(source=str(log.path), format=FORMAT)
     if b"Total Time (ns)" not in log.head:
         return record  # a training log that was profiled: the tables at its end are not the run
-    record.extra = {"whole_run": True, "tables": tables(log.text(), str(log.path))}
+    found = tables(log.text(), str(log.path), record.notes)
+    record.extra = {"whole_run": True, "tables": found}
     return record
 
 
-def tables(text: str, source: str) -> dict[str, list[Row]]:
+def tables(text: str, source: str, notes: list[str] | None = None) -> dict[str, list[Row]]:
     """Report name -> rows, each a dict by column (times in seconds, `Time (%)` in percent).
 
+    A line between rows that is none is left out; `notes` takes a word of it.
+
     Raises:
-        Refusal: a row does not reach the last column, or a table has no rows: it is cut off.
+        Refusal: the last row does not reach the last column, or a table has no rows: it is cut
+            off.
     """
     found: dict[str, list[Row]] = {}
     title, header, spans = None, "", None
-    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
+    together = True  # with the line before: no blank line is between
+    cut = None  # (line, table) of a line that may be the last one, cut off
+    for number, line in enumerate(map(_plain, text.replace("\r\n", "\n").split("\n")), start=1):
+        if not line.strip():
+            together = False
+            continue
+        if cut:
+            _say(notes, f"line {cut[0]} is no row of {cut[1]}: left out")
+        cut = None
         if match := _TITLE.search(line):
+            _has_rows(found, title, spans, source)
             title, spans = match[1] or match[2], None
             found[title] = []
         elif title and _RULE.fullmatch(line) and "-" in line:
             spans = [m.span() for m in re.finditer(r"-+", line)]
             names = [header[a:b].strip() for a, b in _widened(spans, header)]
-        elif spans and line.strip():
-            if len(line.rstrip()) <= spans[-1][0]:
-                raise Refusal(source, f"truncated: line {number} ends inside a row of {title}")
-            found[title].append(_row(line, spans, names))
+        elif spans and (row := _row(line, spans, names)):
+            found[title].append(row)
+        elif spans and together:
+            cut = (number, title)
         elif spans:
-            if not found[title]:
-                raise Refusal(source, f"truncated: {title} has no rows")
+            _has_rows(found, title, spans, source)
             spans = None
         else:
             header = line
+        together = True
+    if cut:
+        raise Refusal(source, f"truncated: line {cut[0]} ends inside a row of {cut[1]}")
+    _has_rows(found, title, spans, source)
     return found
+
+
+def _plain(line: str) -> str:
+    """Without colours, zero bytes and what a progress bar drew before it."""
+    return re.sub(r"\x1b\[[\d;]{0,20}[mK]", "", line).replace("\0", "").rstrip("\r").split("\r")[-1]
+
+
+def _say(notes: list[str] | None, note: str) -> None:
+    if notes is not None:
+        notes.append(note)
+
+
+def _has_rows(found: dict[str, list[Row]], title: str | None, spans: object, source: str) -> None:
+    if spans and not found[title]:
+        raise Refusal(source, f"truncated: {title} has no rows")
 
 
 def _widened(spans: list[tuple[int, int]], header: str) -> list[tuple[int, int]]:
@@ -72,14 +103,19 @@ def _widened(spans: list[tuple[int, int]], header: str) -> list[tuple[int, int]]
     return [(0 if i == 0 else ends[i - 1], b) for i, b in enumerate(ends)]
 
 
-def _row(line: str, spans: list[tuple[int, int]], names: list[str]) -> Row:
+def _row(line: str, spans: list[tuple[int, int]], names: list[str]) -> Row | None:
+    """One row; None where the line ends before the last column or does not begin with a number."""
     row: Row = {}
+    if len(line.rstrip()) <= spans[-1][0]:
+        return None
     for i, ((_, end), name) in enumerate(zip(spans, names, strict=True)):
         begin = 0 if i == 0 else spans[i - 1][1]
         text = line[begin : end if i + 1 < len(spans) else None].strip()
         try:
             value = float(text.replace(",", ""))
         except ValueError:
+            if i == 0:
+                return None
             row[name] = text
             continue
         if name.endswith(" (ns)"):

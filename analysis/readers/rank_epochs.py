@@ -13,7 +13,7 @@ import re
 import numpy as np
 
 from analysis.readers._endings import judge_end
-from analysis.readers._lines import number
+from analysis.readers._lines import number, plain
 from analysis.readers._log import Log
 from analysis.records import Record
 
@@ -27,7 +27,7 @@ _ANY = re.compile(
     rb" time: {0,4}(?P<seconds>[\d.]{1,20}) {0,4}seconds"
     rb"|(?P<loss_of>Train|Val|Average) [Ll]oss: {0,4}(?P<loss>[\d.]{1,20})"
     rb"|Epoch \d{1,9}: train loss (?P<train>[\d.]{1,20}) ?, val loss (?P<val>[\d.]{1,20})"
-    rb"|^#{1,6} (?P<heading>[^\r\n]{1,120})",
+    rb"|(?:^|(?<=\r)|(?<=[\d;\[]m))#{1,6} (?P<heading>[^\r\n]{1,120})",
     re.MULTILINE,
 )
 _NAMES = {
@@ -54,7 +54,7 @@ def read(log: Log) -> Record:
     last = 0
     for offset, match in log.matches(_ANY):
         if match["heading"]:
-            runs.append(_Run(match["heading"].decode("utf-8", "replace").strip()))
+            runs.append(_Run(plain(match["heading"]).decode("utf-8", "replace").strip()))
         else:
             runs[-1].add(match)
             last = offset
