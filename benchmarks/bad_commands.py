@@ -238,5 +238,6 @@ def one_output(chance: random.Random, folder: Path, loud: bool, number: int) -> 
         print(said)
     if "Traceback" in said or "Exception ignored" in said:
         return Try(output, [(TRACEBACK, f"{module} {words}: {said.splitlines()[-1]}")])
-    silent = output == ">/dev/full" and done.returncode == 0
+    # argparse itself says nothing where its --help cannot be printed.
+    silent = output == ">/dev/full" and done.returncode == 0 and words != "--help"
     return Try(output, [(WRONG, f"{module} {words}: a full disk is no failure")] * silent)

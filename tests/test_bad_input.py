@@ -1,0 +1,27 @@
+"""Bad input ends in one line and never in a traceback: some cases of benchmarks/bad_input.py."""
+
+import pytest
+
+from benchmarks import bad_input
+
+
+@pytest.mark.parametrize(
+    ("campaign", "n"), [("logs", 40), ("neutral", 30), ("folders", 4), ("commands", 25)]
+)
+def test_bad_input_ends_in_no_traceback(campaign, n):
+    assert bad_input.findings(bad_input.run(campaign, "a few", n)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("campaign", "n"),
+    [
+        ("logs", 200),
+        ("neutral", 150),
+        ("folders", 20),
+        ("commands", 60),
+        ("output", 8),
+    ],
+)
+def test_much_bad_input_ends_in_no_traceback(campaign, n):
+    assert bad_input.findings(bad_input.run(campaign, "many", n, jobs=2)) == []
