@@ -102,9 +102,11 @@ def command(module: str, argv: list[str], loud: bool = False) -> tuple[str, list
 
 
 def complaints(argv: list[str], printed: str, said: str) -> Iterator[str]:
-    """What no output may hold: control characters, or JSON that is none."""
-    if found := re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", printed + said):
-        yield f"a control character is printed: {found[0]!r}"
+    """What no output may hold: control characters (but the user's own words), or a wrong JSON."""
+    typed = "".join(argv)
+    strange = set(re.findall(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", printed + said)) - set(typed)
+    if strange:
+        yield f"control characters are printed: {sorted(strange)}"
     if "json" not in argv or not printed:
         return
     try:
