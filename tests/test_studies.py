@@ -5,7 +5,8 @@ import time
 import pytest
 
 from models.errors import UsageError
-from parallel import clusters
+from parallel import clusters, study
+from parallel.spec import resolve
 from parallel.study import load_study
 from tests.conftest import ROOT
 
@@ -249,3 +250,20 @@ def test_every_shipped_study_reads_and_leaves_out_only_with_reasons():
     for path in sorted((ROOT / "slurm").glob("*.toml")):
         if path.name != "clusters.toml":
             assert all(why for _, why in load_study(path).left_out)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({}, "ddp"),
+        ({"micro_batch": 1}, "ddp"),  # what it is in any case
+        ({"micro_batch": 4}, "ddp-mbs4"),
+        ({"lr": 1e-2, "seed": 7, "data": "data/code"}, "ddp-lr0.01-seed7-code"),
+        ({"preset": "small", "precision": "bf16"}, "ddp-small-bf16"),
+        # With others of these a run goes on.
+        ({"steps": 80, "breakdown": True, "profile_mode": "nvtx", "save_interval": 2}, "ddp"),
+        ({"engine": "megatron", "gpus": 4, "tp": 2, "global_batch": 8}, "megatron-tp2-dp2-gbs8"),
+    ],
+)
+def test_the_folder_of_a_run_without_a_study_is_named_after_its_flags(given, name):
+    assert study.name_alone(resolve(("flags", given)), given) == name

@@ -103,6 +103,8 @@ def test_exposed_communication_is_the_breakdowns(ours):
     found = ours["metrics"]["summary"]["exposed_communication_time_sec"]
     assert found == pytest.approx(max(waited)) and min(waited) > 0
     assert exposed_s(ranks, 3, 1) is None  # a rank is missing
+    assert exposed_s(ranks, 2, 12) == found
+    assert exposed_s(ranks, 2, 13) is None  # a step of an attempt that kept no books
 
 
 def test_the_epoch_report_of_a_run_is_printed_and_read_back(ours):
