@@ -150,6 +150,9 @@ def load_study(path: Path | str, cluster: str | None = None, strict: bool = Fals
     for kind in ("slurm", "defaults"):
         if not isinstance(table.get(kind, {}), dict):
             raise UsageError(f"study {path}: {kind} is no table")
+    for kind in ("baseline", "cluster"):
+        if not isinstance(table.get(kind, ""), str):
+            raise UsageError(f"study {path}: {kind} must be a name, not {table[kind]!r}")
     chosen = cluster or table.get("cluster")
     where = clusters.cluster(chosen) if chosen else None
     _check_size(path, table)

@@ -154,6 +154,12 @@ def test_a_mistake_is_never_taken_for_an_impossible_point(tmp_path, text, words)
         study_of(tmp_path, text)
 
 
+@pytest.mark.parametrize("line", ["baseline = []", "baseline = { tp = 1 }", "cluster = [1]"])
+def test_a_name_is_text(tmp_path, line):
+    with pytest.raises(UsageError, match="must be a name, not"):
+        study_of(tmp_path, "[[run]]", f'question = "?"\n{line}\n')
+
+
 RANGE = list(range(1000))
 
 
