@@ -47,8 +47,8 @@ FAMILIES = {
     "parallel/steady.py": ["tests/test_steady_step_time.py"],
     "parallel/volumes.py": ["tests/test_volumes_by_hand.py"],
     "parallel/work.py": ["tests/test_fixed_work.py", "-k", "not loader"],
-    "parallel/saved.py": ["tests/test_checkpoints_on_disk.py"],
-    "parallel/metrics.py": ["tests/test_training_metrics.py", "-k", "epochs_are"],
+    "parallel/saved.py": ["tests/test_checkpoint_folders.py"],
+    "parallel/metrics.py": ["tests/test_metrics_by_hand.py"],
     "analysis/scaling.py": [
         "tests/test_scaling_by_hand.py",
         "tests/test_scaling_laws.py",

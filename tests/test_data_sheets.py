@@ -123,8 +123,9 @@ def test_tf32_is_half_and_fp8_twice_of_bf16_and_bf16_is_fp16():
     for gpu in GPUS:
         half = gpu.peaks["fp16"]
         assert gpu.peaks.get("bf16", half) == half
-        assert gpu.peaks.get("tf32", half / 2) == pytest.approx(half / 2, rel=0.012)
-        assert gpu.peaks.get("fp8", half * 2) == pytest.approx(half * 2, rel=0.013)
+        rounded = 10.0 if gpu.name == "L40S" else 0.0  # its sheet's 362 is of another clock
+        assert gpu.peaks.get("tf32", half / 2) == pytest.approx(half / 2, abs=0.6 + rounded)
+        assert gpu.peaks.get("fp8", half * 2) == pytest.approx(half * 2, abs=1.05 + rounded)
     twins = ("A100", "A800"), ("H200", "H100 SXM"), ("H200 NVL", "H100 NVL"), ("MI300X", "MI325X")
     for one, other in twins:  # the same chip
         for precision, peak in planning_gpu(one).peaks.items():
@@ -191,4 +192,5 @@ def test_mfu_says_why_there_is_none():
     assert mfu(312.0, "A100", "BF16", "megatron") == (1.0, "")
     assert mfu(1.0, None, None, "6n")[1] == "no peak known for this machine at its precision"
     assert mfu(1.0, "V100-SXM2", "bf16", "6n")[1] == "no peak known for V100-SXM2 at bf16"
+    assert peak_tflops("A100", None) is None
     assert set(MODEL_FLOPS) == {"megatron", "palm", "6n"}

@@ -1,0 +1,232 @@
+"""Folders of checkpoints: what is one, what is whole, kept, loaded and gone on from. No torch."""
+
+import json
+import os
+import zlib
+
+import pytest
+
+from models.errors import UsageError
+from parallel import saved
+from parallel.saved import FORMAT, LATEST, MANIFEST, Damaged
+from tests.fixture_runs import facts, write
+
+
+@pytest.fixture
+def save(tmp_path, monkeypatch):
+    """A folder for checkpoints whose manifests need not describe a model."""
+    monkeypatch.setattr(saved, "check", lambda manifest, step: None)
+    return tmp_path / "save"
+
+
+def fill(folder, step, content=b"0123456789"):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rank").write_bytes(content)
+    entry = {"path": "rank", "bytes": len(content), "crc32": zlib.crc32(content)}
+    saved.write_manifest(folder, {"format": FORMAT, "step": step, "files": [entry]})
+    return folder
+
+
+def some(save, *steps):
+    for step in steps:
+        fill(save / saved.name_of(step), step)
+
+
+def test_a_checkpoints_name_is_its_step_in_eight_digits_or_more(save):
+    for step, name in ((0, "step-00000000"), (12, "step-00000012"), (10**9, "step-1000000000")):
+        assert saved.name_of(step) == name and saved.step_of(save / name) == step
+    for name in ("step-12", "step-00000012.partial", ".step-00000012", "weights-00000012", "x"):
+        assert saved.step_of(save / name) is None
+    assert saved.steps_in(save) == []
+    some(save, 30, 4, 10**8)
+    (save / "weights-00000004").mkdir()
+    assert saved.steps_in(save) == [4, 30, 10**8]
+
+
+def test_a_manifest_is_as_it_was_written_or_damaged(save, monkeypatch):
+    folder = fill(save / saved.name_of(3), 3)
+    assert saved.read_manifest(folder)["step"] == 3 and saved.verify(folder)["step"] == 3
+    path, text = folder / MANIFEST, (folder / MANIFEST).read_text()
+    for harm, words in (
+        (text.replace("rank", "rink"), "its bytes have changed since they were written"),
+        (text[:-9], "is damaged: "),
+        ("[]", "describes no checkpoint of ours"),
+        (text.replace(FORMAT, "gpt-checkpoint-9"), "describes no checkpoint of ours"),
+    ):
+        path.write_text(harm)
+        with pytest.raises(Damaged, match=words):
+            saved.read_manifest(folder)
+    path.write_text(text)
+
+    def unknown(manifest, step):
+        raise ValueError(f"step is {manifest['step']}, not {step}")
+
+    monkeypatch.setattr(saved, "check", unknown)
+    with pytest.raises(Damaged, match="describes no checkpoint: step is 3, not 3"):
+        saved.read_manifest(folder)
+    path.unlink()
+    with pytest.raises(Damaged, match=f"{MANIFEST}: No such file"):
+        saved.read_manifest(folder)
+    path.symlink_to(folder / "rank")
+    with pytest.raises(Damaged, match="it is a link, or no file"):
+        saved.read_manifest(folder)
+
+
+def test_the_first_bad_file_is_named(save, monkeypatch):
+    folder = fill(save / saved.name_of(3), 3)
+    (good,) = saved.read_manifest(folder)["files"]
+    ticks = []
+    assert saved.damage(folder, [good, good], lambda: ticks.append(1)) == "" and len(ticks) == 2
+    assert saved.damage(folder, []) == ""
+    for change, words in (
+        ({"bytes": 11}, "it has 10 bytes, 11 were written"),
+        ({"crc32": 1}, "its bytes have changed since they were written"),
+        ({"path": "gone"}, "gone: No such file"),
+    ):
+        assert words in saved.damage(folder, [good, good | change, good])
+    (folder / "link").symlink_to(folder / "rank")
+    assert "it is a link" in saved.damage(folder, [good | {"path": "link"}])
+
+    def header(path, pieces):
+        raise ValueError(f"not {pieces}")
+
+    monkeypatch.setattr(saved, "check_header", header)
+    assert saved.damage(folder, [good]) == ""
+    assert saved.damage(folder, [good | {"pieces": 7}]).endswith("is damaged: not 7")
+    (folder / "rank").write_bytes(b"0123456780")
+    with pytest.raises(Damaged, match="its bytes have changed"):
+        saved.verify(folder)
+
+
+def test_a_checkpoint_is_hidden_until_it_is_whole(save):
+    aside = saved.begin(save, 7)
+    (aside / "left").touch()
+    aside = saved.begin(save, 7)
+    assert list(aside.iterdir()) == [] and saved.steps_in(save) == []
+    fill(aside, 7)
+    folder = saved.publish(aside, save, 7)
+    assert saved.verify(folder)["step"] == 7 and (save / LATEST).read_text() == "step-00000007\n"
+    again = fill(saved.begin(save, 7), 7, b"again")
+    (save / ".step-00000007.old").mkdir()  # of an attempt that was killed here
+    assert saved.publish(again, save, 7) == folder
+    assert (folder / "rank").read_bytes() == b"again"
+    assert {path.name for path in save.iterdir()} == {"step-00000007", LATEST}
+
+
+def test_what_a_killed_writer_left_is_given_its_name_or_removed(save):
+    some(save, 1)
+    fill(saved.begin(save, 2), 2)  # whole, but for its name
+    saved.begin(save, 3)  # not whole
+    fill(save / ".step-00000004.partial", 5)  # another's
+    for name in (".step-00000009.old", ".weights-00000001.partial"):
+        (save / name).mkdir()
+    for name in (f".{LATEST}.12", f".{MANIFEST}.12", ".step-1"):
+        (save / name).touch()
+    (save / ".keep").touch()
+    saved.tidy(save)
+    assert {p.name for p in save.iterdir()} == {
+        "step-00000001",
+        "step-00000002",
+        LATEST,
+        ".keep",
+    }
+    assert (save / LATEST).read_text() == "step-00000002\n"
+
+
+@pytest.mark.parametrize(
+    ("step", "keep_last", "keep_every", "left"),
+    [
+        (60, 2, 0, [50, 60, 70]),  # 70 was damaged: it is none of the newest, and stays
+        (70, 2, 0, [60, 70]),
+        (70, 1, 20, [20, 40, 60, 70]),
+        (70, 0, 20, [10, 20, 30, 40, 50, 60, 70]),
+        (70, 9, 0, [10, 20, 30, 40, 50, 60, 70]),
+        (10, 1, 0, [10, 20, 30, 40, 50, 60, 70]),
+    ],
+)
+def test_the_newest_and_every_nth_are_kept(save, step, keep_last, keep_every, left):
+    some(save, *range(10, 80, 10))
+    gone = saved.retain(save, step, keep_last, keep_every)
+    assert saved.steps_in(save) == left
+    assert gone == sorted(set(range(10, 80, 10)) - set(left))
+    assert not list(save.glob(".*"))
+    saved._remove(save / "not there")
+
+
+def test_load_means_a_checkpoint_and_those_before_it(save):
+    some(save, 10, 20, 30)
+
+    def found(path):
+        return [saved.step_of(folder) for folder in saved.candidates(path)]
+
+    assert found(save) == [30, 20, 10]
+    assert found(save / saved.name_of(20)) == [20, 10]
+    (save / LATEST).write_text("step-00000040\n")  # it is gone, which is noticed
+    assert found(save) == [40, 30, 20, 10]
+    (save / LATEST).write_text("nonsense")
+    assert found(save) == [30, 20, 10]
+    weights = save / "weights-00000010"
+    weights.mkdir()
+    (weights / "config.json").touch()
+    assert saved.candidates(weights) == [weights]
+    empty = save.parent / "empty"
+    empty.mkdir()
+    for nothing in (save / saved.name_of(25), empty, save.parent / "none", save / "x"):
+        with pytest.raises(UsageError, match="no checkpoint at"):
+            saved.candidates(nothing)
+        assert not saved.any_at(nothing)
+    assert saved.any_at(save)
+
+
+def test_a_run_folder_stands_for_its_checkpoints(save):
+    run = write(save, facts("s", None))
+    some(run / "checkpoints", 5)
+    assert saved.candidates(run) == [run / "checkpoints" / "step-00000005"]
+    assert saved.save_folder(run, {"save": "/else"}).as_posix() == "/else"
+    assert saved.save_folder(run, {"save": None}) == run / "checkpoints"
+
+
+def test_a_run_goes_on_only_from_its_own_stopped_attempt(save):
+    about = facts("s", None, save_interval=5)
+    run = write(save, about, fail="stopped")
+    some(run / "checkpoints", 10)
+    settings = about["spec"]
+
+    def why(**changes):
+        return saved.why_not_resumed(run, settings | changes)
+
+    assert why() is None
+    assert why(log_interval=7, steps=40, keep_last=5) is None  # circumstances, and more steps
+    assert why(lr=1.0) == f"lr was {settings['lr']}, is 1.0"
+    assert why(lr=1.0, beta1=0.5).startswith("beta1 was ") and "; lr was" in why(lr=1.0, beta1=0.5)
+    assert why(resume=False) == "--no-resume was given"
+    assert why(save_interval=0) == "without save_interval no run goes on from a checkpoint"
+    assert why(load="/x") == "it began from checkpoint None, and /x is asked for"
+    assert why(steps=10) is None
+    assert why(steps=9) == "its newest checkpoint, of step 10, is beyond the 9 steps asked for"
+    assert why(save="/none") == "it left no checkpoint in /none"
+    assert saved.why_not_resumed(save / "none", settings) == ""
+    path = run / "run.json"
+    text = json.loads(path.read_text())
+    text["spec"]["load"] = "x"
+    path.write_text(json.dumps(text))
+    assert why(load=os.path.abspath("x")) is None and why(load="x") is None and why() is None
+    assert why(load="/y") is not None
+    for harm in ("[", "[]", "{}", '{"spec": 5}'):
+        path.write_text(harm)
+        assert why().startswith("run.json is damaged (")
+    path.unlink()
+    assert why() == "run.json: No such file or directory"
+
+
+def test_a_complete_run_goes_on_only_for_more_steps(save):
+    about = facts("s", None, save_interval=5)
+    run = write(save, about)
+    some(run / "checkpoints", 20)
+    settings = about["spec"]
+    assert saved.why_not_resumed(run, settings) == "it is complete"
+    said = saved.why_not_resumed(run, settings | {"log_interval": 9})
+    assert said == f"it is complete, and log_interval was {settings['log_interval']}, is 9"
+    assert saved.why_not_resumed(run, settings | {"steps": 21}) is None
+    (run / "RUN_COMPLETE.txt").unlink()
+    assert saved.why_not_resumed(run, settings) is None  # the marker was to be written last

@@ -1,0 +1,145 @@
+"""training_metrics.json of six steps, added up by hand; ends in no number. No torch, no ranks."""
+
+import math
+
+import pytest
+
+from models.flops import tflops_per_gpu
+from parallel import facts
+from parallel.artifacts import AXES
+from parallel.metrics import Measured, complete_marker, ended_in_nan, exposed_s, training_metrics
+from tests.fixture_runs import TINY
+from tests.fixture_runs import facts as run_facts
+
+
+def about(**spec):
+    found = run_facts("s", None, micro_batch=2, gpus=2) | {
+        "started_utc": "2026-01-02T03:04:05Z",
+        "command_line": "",
+        "versions": dict.fromkeys(("python", "torch", "transformers", "deepspeed")),
+        "inputs": {"deepspeed_config": None},
+        "scheduler": facts.scheduler({}),
+        "data": {"path": "d", "train_tokens": 1, "val_tokens": 1},
+    }
+    found["host"] |= {"hostname": "h", "platform": "p", "cuda": None, "gpus_visible": 0}
+    found["spec"] |= {"epochs": None, "steps": 6} | spec
+    return found
+
+
+SECONDS = [5.0, 1.0, 3.0, 2.0, 2.0, 2.0]
+STEPS = [
+    {"step": i + 1, "step_s": s, "tokens": 10 * (i + 1), "loss": float(i), "skipped": 0}
+    for i, s in enumerate(SECONDS)
+]
+MEASURED = Measured(
+    4.0,
+    3.0,
+    2.0,
+    30.0,
+    12.0,
+    {"allocated": 1, "reserved": 2, "resident": 3},
+    {"allocated": 4, "reserved": 5, "resident": 6},
+    [(3, 2.5), (6, 3.5)],
+)
+
+
+def test_a_runs_times_add_up_to_the_wall():
+    found = training_metrics(about(), STEPS, MEASURED)
+    summary = found["summary"]
+    assert summary["mean_tokens_per_sec_global"] == 210 / 15
+    assert summary["best_val_loss"] == 2.5
+    parts = [summary[f"{part}_time_sec"] for part in ("startup", "training", "evaluation")]
+    assert [*parts, summary["checkpoint_time_sec"], summary["other_time_sec"]] == [4, 15, 3, 2, 6]
+    assert summary["total_wall_time_sec"] == 30
+    assert found["run_id"] == "20260102T030405Z-ddp-dp2"
+    assert found["deepspeed_config"]["selected"] == {
+        "fp16_enabled": False,
+        "wall_clock_breakdown": False,
+        "zero_stage": 0,
+    }
+    assert (found["training_config"]["epochs"], found["training_config"]["zero_stage"]) == (1, 0)
+    assert found["training_config"]["deepspeed_enabled"] is False
+    assert found["completion"]["printed_marker"] is True
+    assert found["shutdown"]["destroy_process_group_called"] is True
+    assert "tokens_per_sec=14.0 total_wall_time_sec=30.0" in complete_marker("d", found)
+
+
+def test_an_epochs_entry_is_of_its_own_steps():
+    """Four micro-steps of a step: 16 sequences of 2 on 2 ranks."""
+    (epoch,) = training_metrics(about(), STEPS, MEASURED)["epochs"]
+    assert (epoch["micro_steps"], epoch["optimizer_steps"], epoch["steps"]) == (24, 6, 24)
+    assert (epoch["epoch_idx"], epoch["epoch_wall_time_sec"]) == (1, 15.0)
+    assert epoch["tokens_processed_global"] == 210 and epoch["tokens_per_sec_global"] == 14
+    optimizer = [epoch[f"optimizer_step_time_{k}_sec"] for k in ("mean", "p50", "p95")]
+    assert optimizer == [2.5, 2.0, 5.0]
+    assert [epoch[f"step_time_{k}_sec"] for k in ("mean", "p50", "p95")] == [0.625, 0.5, 1.25]
+    assert epoch["dataload_time_mean_sec"] == 12 / 24
+    assert (epoch["train_loss_avg_global"], epoch["val_loss_avg_global"]) == (2.5, 3.5)
+    assert epoch["max_cuda_mem_allocated_bytes_rank0"] == 1
+    assert epoch["max_resident_bytes_global"] == 6
+    four = training_metrics(about(epochs=4), STEPS, MEASURED)["epochs"]
+    assert [e["optimizer_steps"] for e in four] == [2, 2, 2]  # of two steps, rounded up
+    assert [e["epoch_idx"] for e in four] == [1, 2, 3]
+    assert [e["val_loss_avg_global"] for e in four] == [None, 2.5, 3.5]
+    assert [e["tokens_processed_global"] for e in four] == [30, 70, 110]
+    hundred = [STEPS[0] | {"step_s": float(i)} for i in range(100)]
+    (epoch,) = training_metrics(about(), hundred, MEASURED)["epochs"]
+    assert epoch["optimizer_step_time_p95_sec"] == 95.0
+
+
+def test_the_steady_speed_is_of_the_median_step():
+    rows = [STEPS[0] | {"step": i + 1, "step_s": 0.5} for i in range(20)]
+    summary = training_metrics(about(), rows, MEASURED)["summary"]
+    tokens = 16 * 64
+    assert summary["steady_step_time_sec"] == 0.5
+    assert summary["steady_tokens_per_sec_global"] == tokens / 0.5
+    assert summary["steady_step_time_ci95_sec"] == [0.5, 0.5]
+    assert summary["tflops_per_gpu"] == tflops_per_gpu(TINY, 64, tokens, 0.5, 2)
+    assert summary["mfu"] is None
+    few = training_metrics(about(), rows[:3], MEASURED)["summary"]
+    assert few["steady_step_time_ci95_sec"] is None
+    skipped = [
+        row | {"skipped": int(i < 10), "step_s": 9.0 if i < 10 else 0.5}
+        for i, row in enumerate(rows)
+    ]
+    assert training_metrics(about(), skipped, MEASURED)["summary"]["steady_optimizer_steps"] == 10
+
+
+@pytest.mark.parametrize(
+    ("losses", "skipped", "said"),
+    [
+        ([1, 1, 1], 0, ""),
+        ([1, 1, math.nan], 0, "loss is nan since step 3"),
+        ([1, math.inf, math.nan], 0, "loss is inf since step 2"),
+        ([math.nan] * 3, 0, "loss is nan since step 1"),
+        ([math.nan, math.nan, 1], 0, ""),  # it came back
+        ([1, 1, math.nan], 1, ""),  # fp16 skips one and lowers its scale
+        ([1, math.nan, math.nan], 1, "loss is nan since step 2"),
+    ],
+)
+def test_a_training_whose_loss_is_no_number_in_the_end_has_failed(losses, skipped, said):
+    rows = [
+        {"step": i + 1, "loss": loss, "skipped": skipped, "grad_norm": 1.0}
+        for i, loss in enumerate(losses)
+    ]
+    assert ended_in_nan(rows, []) == said
+
+
+def test_a_last_update_or_validation_that_is_no_number_has_failed():
+    row = {"step": 3, "loss": 1.0, "skipped": 0, "grad_norm": 1.0}
+    for norm, skipped, bad in ((math.nan, 0, True), (math.nan, 1, False), (None, 0, False)):
+        said = ended_in_nan([row | {"grad_norm": norm, "skipped": skipped}], [])
+        assert said == ("gradient norm is nan at step 3, the last" if bad else "")
+    assert ended_in_nan([row | {"grad_norm": math.inf}], []) == ""  # clipped to nothing
+    assert ended_in_nan([row], [(3, math.nan)]) == "validation loss is nan after step 3, the last"
+    assert ended_in_nan([row], [(2, math.nan)]) == ended_in_nan([row], [(3, 1.0)]) == ""
+
+
+def test_exposed_communication_is_the_rank_with_the_most_and_of_all_steps():
+    def window(first, last, seconds):
+        return {"first_step": first, "last_step": last} | {f"{a}_s": seconds for a in AXES}
+
+    ranks = {0: [window(1, 2, 1.0), window(3, 3, 1.0)], 1: [window(1, 3, 3.0)]}
+    assert exposed_s(ranks, 2, 3) == 3 * len(AXES)
+    assert exposed_s(ranks, 3, 3) is None and exposed_s(ranks, 2, 4) is None
+    assert exposed_s(ranks, 1, 2) == 3 * len(AXES)

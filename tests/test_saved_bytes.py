@@ -1,0 +1,109 @@
+"""Bytes of saved state, and how they get to the disk. No torch."""
+
+import os
+import stat
+import threading
+import zlib
+
+import pytest
+
+from models import storage
+from models.storage import checkpoint_bytes, state_bytes, weights_bytes, write_blocks, write_synced
+
+
+def test_training_goes_on_from_twelve_bytes_a_parameter_and_weights_are_two_or_four():
+    assert state_bytes(10) == 120
+    assert [weights_bytes(10, dtype) for dtype in ("fp32", "bf16", "fp16")] == [40, 20, 20]
+    assert weights_bytes(10) == 20
+    assert checkpoint_bytes(10) == 140
+    assert (checkpoint_bytes(10, "fp32"), checkpoint_bytes(10, None)) == (160, 120)
+
+
+@pytest.mark.parametrize("sizes", [[], [5], [1, 0, 3], [70_000, 1, 70_000, 9]])
+def test_blocks_are_written_in_order_summed_and_counted(tmp_path, sizes):
+    blocks = [bytes([i + 1]) * size for i, size in enumerate(sizes)]
+    whole, ticks = b"".join(blocks), []
+    path = tmp_path / "file"
+    found = write_blocks(path, blocks, lambda: ticks.append(1))
+    assert found == (len(whole), zlib.crc32(whole))
+    assert path.read_bytes() == whole and len(ticks) == len(blocks)
+    assert write_blocks(path, map(memoryview, blocks)) == found
+
+
+def test_a_system_that_takes_a_block_in_parts_gets_all_of_it():
+    class Slow:
+        taken = b""
+
+        def write(self, block):
+            self.taken += bytes(block[:3])
+            return len(block[:3])
+
+    file = Slow()
+    storage._write(file, memoryview(b"0123456789"))
+    assert file.taken == b"0123456789"
+
+
+def test_what_was_written_is_on_disk_when_it_returns(tmp_path, monkeypatch):
+    events, real = [], os.fsync
+
+    def fsync(handle):
+        events.append("sync")
+        real(handle)
+
+    def write(file, block):
+        events.append("write")
+        file.write(block)
+
+    monkeypatch.setattr(storage.os, "fsync", fsync)
+    monkeypatch.setattr(storage, "_write", write)
+    write_blocks(tmp_path / "file", [b"1", b"2", b"3"])
+    assert events.count("write") == 3 and events[-1] == "sync"
+    assert "sync" in events[:-1]  # while later blocks were summed, earlier ones were synced
+    events.clear()
+    write_synced(tmp_path / "small", "text")
+    assert events == ["sync", "sync"]  # the file, and its name
+    events.clear()
+    storage.sync(tmp_path)
+    assert events == ["sync"]
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_a_disk_that_fails_at_any_block_is_an_error(tmp_path, monkeypatch, bad):
+    count = iter(range(9))
+
+    def write(file, block):
+        if next(count) == bad:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(storage, "_write", write)
+    with pytest.raises(OSError, match="No space left"):
+        write_blocks(tmp_path / "file", [b"1", b"2", b"3"])
+    assert threading.active_count() == 1
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_disk_that_cannot_sync_is_an_error(tmp_path, monkeypatch, bad):
+    count = iter(range(9))
+
+    def fsync(handle):
+        if next(count) == bad:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(storage.os, "fsync", fsync)
+    with pytest.raises(OSError, match="Input/output error"):
+        write_blocks(tmp_path / "file", [b"1"])
+
+
+def test_a_small_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "small"
+    write_synced(path, "old")
+    write_synced(path, "new", 0o600)
+    assert path.read_text() == "new" and stat.S_IMODE(path.stat().st_mode) == 0o600
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(storage.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_synced(path, "newer")
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
