@@ -73,6 +73,7 @@ def init_groups(spec: RunSpec) -> None:
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
         create_gloo_process_groups=False,
         order="tp-cp-ep-dp-pp",
+        distributed_timeout_minutes=spec.timeout_s / 60,  # goes into a timedelta as it is
     )
     tensor_parallel.model_parallel_cuda_manual_seed(spec.seed)
 

@@ -13,9 +13,10 @@ the run completes, training_metrics.json and RUN_COMPLETE.txt. A folder that no 
 refused; an earlier attempt moves to attempts/, and a line says so and why it is not gone on with.
 A run whose loss is NaN at its end has failed.
 
-With --save-interval the state is saved every so many steps, at the end, and when SIGTERM or SIGUSR1
-comes; then the exit status is 75 (try again) and status.json says interrupted. The same command
-goes on from the newest checkpoint of a stopped attempt; with more --steps, from a complete one's.
+With --save-interval the state is saved every so many steps, at the end, and when SIGTERM, SIGHUP or
+SIGUSR1 comes; then the exit status is 75 (try again) and status.json says interrupted. The same
+command goes on from the newest checkpoint of a stopped attempt; with more --steps, from a complete
+one's.
 """
 
 import argparse
@@ -27,7 +28,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -124,6 +125,12 @@ def choose(
 
 @command_line("parallel.train")
 def main(argv: list[str] | None = None) -> int:
+    with watch.on_signals() as asked:  # first: one that comes while torch loads counts, too
+        return run(argv, asked)
+
+
+def run(argv: list[str] | None, asked: watch.Interruption) -> int:
+    """`main`, once signals are listened to."""
     arguments = parse(argv)
     local_rank = 0
     try:
@@ -133,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.check:
             print(json.dumps({"run": run_json["run"], "folder": str(path), **run_json["spec"]}))
             return 0
-        return train(run_spec, run_json, path, place)
+        return train(run_spec, run_json, path, place, asked)
     except UsageError as error:
         # Once per node, for what a node lacks (its data, say) another may have.
         if local_rank == 0:
@@ -143,7 +150,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def train(
-    run_spec: spec.RunSpec, run_json: dict[str, Any], path: Path, place: launch.Launch
+    run_spec: spec.RunSpec,
+    run_json: dict[str, Any],
+    path: Path,
+    place: launch.Launch,
+    asked: watch.Interruption,
 ) -> int:
     """Check what needs torch, form the process group, and run; 0 only when it truly completed,
     TRY_AGAIN when it was interrupted and its state saved, 1 when it ended in NaN.
@@ -201,20 +212,27 @@ def train(
     try:
         if place.rank == 0:
             folder.launcher(facts.launcher_metadata(place))
-        with watch.on_signals(
-            lambda what: (
-                began and folder.fail(f"{launch.whose(what)} (rank {place.rank})", place.rank)
-            ),
-            grace_s,
-        ) as asked:
-            init_process_group(run_spec, device, place)
-            began = True
-            books = breakdown.start(run_spec, device, place.rank, folder.path)
-            engine = engines.load(run_spec, device, run_json["kernels"])
-            status = loop(
-                run_spec, run_json, folder, engine, corpus, device, place, books, source, asked
-            )
-            engine.close()
+
+        def say(what: str) -> None:
+            reason = f"{launch.whose(what)} (rank {place.rank})"
+            if began:
+                folder.fail(reason, place.rank)
+            else:  # the folder is not there for sure: it is said here
+                with contextlib.suppress(OSError):
+                    print(f"parallel.train: {reason}", file=sys.stderr, flush=True)
+
+        asked.attend(say, grace_s)
+        init_process_group(
+            run_spec, device, place, lambda reason: began and folder.fail(reason, place.rank)
+        )
+        began = True
+        books = breakdown.start(run_spec, device, place.rank, folder.path)
+        engine = engines.load(run_spec, device, run_json["kernels"])
+        status = loop(
+            run_spec, run_json, folder, engine, corpus, device, place, books, source, asked
+        )
+        engine.close()
+        asked.attend(lambda _: None, None)  # what comes now changes no result
         torch.distributed.destroy_process_group()
         return status
     except BaseException as error:  # whatever it was, the folder must say so before we die
@@ -348,19 +366,36 @@ def gpus_on_node(place: launch.Launch) -> int:
     return place.local_world_size if place.launcher == "srun" and visible == 1 else visible
 
 
-def init_process_group(run_spec: spec.RunSpec, device: Any, place: launch.Launch) -> None:
-    """gloo on CPU; on CUDA, NCCL for GPU tensors and gloo for the rest."""
-    import torch.distributed as dist
+def init_process_group(
+    run_spec: spec.RunSpec, device: Any, place: launch.Launch, say: Callable[[str], None]
+) -> None:
+    """gloo on CPU; on CUDA, NCCL for GPU tensors and gloo for the rest.
 
+    Raises:
+        UsageError: rank 0 cannot listen at the master's port. Where another program does, the
+            other ranks would wait for its answer: after timeout_s they end, with `say` of why.
+    """
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    timeout = timedelta(seconds=run_spec.timeout_s)
+    # Every group that a library or we make without a limit of its own has this one.
+    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     alone = {"store": dist.HashStore()} if place.world_size == 1 else {}
-    dist.init_process_group(
-        backend,
-        timeout=timedelta(seconds=run_spec.timeout_s),
-        rank=place.rank,
-        world_size=place.world_size,
-        **alone,
+    master = ":".join(os.environ.get(f"MASTER_{of}", "?") for of in ("ADDR", "PORT"))
+    reason = (
+        f"rank {place.rank} did not meet the other {place.world_size - 1} ranks at {master} within"
+        f" {run_spec.timeout_s:g} s: not all of them came, or another program holds that port"
     )
+    try:
+        with watch.deadline(run_spec.timeout_s, reason, say):
+            dist.init_process_group(
+                backend, timeout=timeout, rank=place.rank, world_size=place.world_size, **alone
+            )
+    except dist.DistNetworkError as error:
+        line = str(error).splitlines()[0]
+        raise UsageError(f"{reason}; set MASTER_PORT to a free one ({line})") from error
 
 
 def loop(

@@ -210,6 +210,154 @@ def test_one_ranks_full_disk_ends_the_save_of_all_and_not_the_run(tmp_path):
             assert len(saved.verify(tmp_path / behind / saved.name_of(step))["files"]) == 2
 
 
+def test_a_signal_before_anybody_attends_is_kept(tmp_path):
+    """And SIGHUP is as good as SIGTERM, but not under nohup."""
+    program = (
+        "import signal, sys, time\n"
+        "from parallel.watch import on_signals\n"
+        "with on_signals() as asked:\n"
+        "    signal.raise_signal(signal.Signals[sys.argv[1]])\n"
+        "    time.sleep(0.2)\n"
+        "    asked.attend(lambda what: print('said', what, flush=True), eval(sys.argv[2]))\n"
+        "    print('asked', asked.signal, flush=True)\n"
+        "    time.sleep(0.2)\n"
+        "    signal.raise_signal(signal.SIGHUP)\n"
+        "    time.sleep(20)\n"
+    )
+
+    def ends(name: str, grace_s: float | None, **how) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-c", program, name, str(grace_s)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            **how,
+        )
+        return done.returncode, done.stdout
+
+    assert ends("SIGTERM", None) == (143, "said SIGTERM\n")
+    assert ends("SIGHUP", None) == (129, "said SIGHUP\n")
+    assert ends("SIGUSR1", None) == (129, "asked \nsaid SIGHUP\n")
+    assert ends("SIGUSR1", 0.5) == (129, "asked SIGUSR1\nsaid SIGHUP\n")
+    nohup = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    assert ends("SIGTERM", 1.0, **nohup) == (143, "asked SIGTERM\nsaid SIGTERM\n")
+
+
+def test_a_signal_while_torch_loads_saves_after_the_first_step(tokens, tmp_path):
+    flags = [*SMALL, "--steps", "1000000", "--save-interval", "1000", "--data", str(tokens)]
+    command = [sys.executable, "-m", "parallel.train", *flags, "--out", str(tmp_path / "run")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as run:
+
+        def listens() -> bool:
+            (mask,) = (
+                line.split()[1]
+                for line in Path(f"/proc/{run.pid}/status").read_text().splitlines()
+                if line.startswith("SigCgt")
+            )
+            return bool(int(mask, 16) >> (signal.SIGHUP - 1) & 1)
+
+        try:
+            wait_for(listens, 60, "a handler", every=0.01)
+            assert "libtorch" not in Path(f"/proc/{run.pid}/maps").read_text()
+            run.send_signal(signal.SIGHUP)
+            assert run.wait(timeout=120) == 75
+        finally:
+            run.kill()
+    assert read_status(tmp_path / "run")["reason"] == "SIGHUP, saved step 1"
+
+
+def test_a_rank_that_waits_for_the_gpu_is_not_the_one_that_hangs(tmp_path):
+    file = tmp_path / "engine.py"
+    file.write_text("norm = float(norm)\nloss.item()\nread(batch)\n")
+    cuda = ("/site-packages/torch/cuda/__init__.py", 1, "synchronize")
+    for frames, waits in (
+        ([cuda, (str(file), 3, "step")], True),
+        ([(str(file), 1, "step")], True),
+        ([(str(file), 2, "step")], True),
+        ([(str(file), 3, "step")], False),
+        ([(str(file), 3, "read"), (str(file), 1, "step")], False),
+    ):
+        assert watch._waits(frames) == waits, frames
+
+    def report(rank: int, ticks: int, waits: bool, at: str) -> dict:
+        return {"rank": rank, "ticks": ticks, "waits": waits, "at": at}
+
+    reads = report(1, 10, False, "data.py:5 read")
+    others = [report(0, 11, True, "clock.py:9 lap"), report(2, 11, True, "ddp.py:7 step")]
+    hangs = "no progress for 9 s: rank 1 hangs at data.py:5 read"
+    assert watch.verdict([*others, reads], 3, 9.0) == hangs
+    # One that waits where nobody knows it got further than the one that it waits for.
+    assert watch.verdict([reads, report(0, 11, False, "x.py:1 f"), others[1]], 3, 9.0) == hangs
+    behind = watch.verdict([reads | {"waits": True}, *others], 3, 9.0)
+    assert "rank 1 is furthest behind, at data.py:5 read" in behind
+
+
+def test_a_strangers_master_port_ends_the_rank_in_time_and_words(tokens, tmp_path):
+    """Rank 1 would wait for an answer that never comes; rank 0 cannot listen."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0), backlog=8) as stranger:
+        port = str(stranger.getsockname()[1])
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        flags = [*SMALL, "--timeout-s", "3", "--data", str(tokens), "--out", str(tmp_path / "run")]
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "parallel.train", *flags],
+                cwd=ROOT,
+                env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in (0, 1)
+        ]
+        said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [2, 1], said
+    met = f"other 1 ranks at 127.0.0.1:{port} within 3 s: not all of them came, or another program"
+    for rank in (0, 1):
+        (line,) = [line for line in said[rank].splitlines() if "did not meet" in line]
+        assert line.startswith(f"parallel.train: rank {rank} did not meet the {met}")
+    assert "did not meet" in read_status(tmp_path / "run")["reason"]
+
+
+@pytest.mark.slow
+def test_the_timeout_reaches_every_process_group(tmp_path):
+    program = (
+        "import os, torch, torch.distributed as dist\n"
+        "from pathlib import Path\n"
+        "from parallel import engines, launch, train\n"
+        "from parallel.checkpointer import Checkpointer\n"
+        "from parallel.spec import resolve\n"
+        "os.environ['DS_ACCELERATOR'] = 'cpu'\n"
+        "os.environ |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '0', 'LOCAL_RANK': '0'}\n"
+        "cpu, counts = torch.device('cpu'), []\n"
+        "spec = {'timeout_s': 77.0, 'n_layer': 1, 'hidden': 16, 'n_head': 2, 'max_seq_len': 16}\n"
+        "for name in ('megatron', 'deepspeed_pipe'):\n"
+        "    run = resolve(('test', {'engine': name, 'device': 'cpu', **spec}))\n"
+        "    if name == 'megatron':\n"
+        "        train.init_process_group(run, cpu, launch.Launch(0, 1, 0, 1, 'none'), print)\n"
+        "    engine = engines.load(run, cpu, 'torch')\n"
+        "    groups = dist.distributed_c10d._world.pg_map\n"
+        "    counts.append(len(groups))\n"
+        "    engine.close() if name == 'megatron' else None\n"
+        "    for group in [*groups, dist.new_group()]:\n"
+        "        limit = group._get_backend(cpu).options._timeout.total_seconds()\n"
+        "        assert limit == 77, (name, limit, group.group_desc)\n"
+        "print(counts)\n"
+        "os._exit(0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert min(eval(done.stdout.splitlines()[-1])) > 3
+
+
 def test_the_place_is_the_innermost_line_and_the_innermost_of_this_repository():
     torch = (str(ROOT / ".venv/lib/python3/site-packages/torch/autograd/graph.py"), 8, "backward")
     step = (str(ROOT / "parallel/engines/ddp.py"), 7, "step")
