@@ -130,7 +130,9 @@ def up(nodes: int, folder: Path = HOME, accounting: bool = False) -> Path:
         raise UsageError(f"a cluster is up in {folder}: python -m slurm.cluster down")
     if nodes < 1:
         raise UsageError(f"--nodes must be positive, not {nodes}")
-    if folder.exists() and any(folder.iterdir()) and not (folder / "slurm.conf").exists():
+    conf = folder / "slurm.conf"
+    ours = conf.is_file() and "ClusterName=local-test" in conf.read_text(errors="replace")
+    if folder.exists() and any(folder.iterdir()) and not ours:  # /etc/slurm, say
         raise UsageError(f"{folder} holds something else than a test cluster: give another")
     shutil.rmtree(folder, ignore_errors=True)
     for part in ("state", "spool"):
@@ -141,7 +143,6 @@ def up(nodes: int, folder: Path = HOME, accounting: bool = False) -> Path:
     port = free_port(17817, nodes + 3)
     host = socket.gethostname().split(".")[0]
     cgroups = CGROUP_MEMORY.is_dir() and os.access(CGROUP_MEMORY, os.W_OK)
-    conf = folder / "slurm.conf"
     conf.write_text(
         CONF.format(
             host=host,

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from analysis import tflops
+from models.errors import UsageError
 from parallel import facts
 from parallel.artifacts import RunFolder, read_status
 from parallel.study import load_study
@@ -537,3 +538,12 @@ def test_every_command_says_how_it_is_used(command):
         module.main(["--help"])
     assert ended.value.code == 0
     assert subprocess.list2cmdline([f"slurm.{command}"]) in module.__doc__
+
+
+def test_a_real_clusters_configuration_is_not_deleted_for_a_test_cluster(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "missing_packages", lambda accounting: [])
+    monkeypatch.setattr(cluster.os, "geteuid", lambda: 0)
+    (tmp_path / "slurm.conf").write_text("ClusterName=lise\n")
+    with pytest.raises(UsageError, match="holds something else than a test cluster"):
+        cluster.up(1, tmp_path)
+    assert (tmp_path / "slurm.conf").read_text() == "ClusterName=lise\n"
