@@ -136,7 +136,9 @@ def test_every_bad_metrics_file_is_one_line_and_the_others_are_reported(tmp_path
         (tmp_path / name).mkdir()
         text = json.dumps(content | changes)
         (tmp_path / name / "training_metrics.json").write_text(text)
-    (tmp_path / "good" / "RUN_COMPLETE.txt").write_text("RUN_COMPLETE world_size=1 tokens_per_sec=1\n")
+    (tmp_path / "good" / "RUN_COMPLETE.txt").write_text(
+        "RUN_COMPLETE world_size=1 tokens_per_sec=1\n"
+    )
     ours = write(tmp_path, facts("s", None, engine="ddp"))
     metrics = {"schema_version": "2.0", "hardware": {"world_size": 8}}
     (ours / "training_metrics.json").write_text(json.dumps(metrics))
