@@ -35,7 +35,7 @@ from analysis.markdown import (
 from analysis.records import Record
 from analysis.tables import json_objects
 from models.config import GPTConfig
-from models.errors import UsageError, command_line, printable, warn
+from models.errors import Parser, UsageError, command_line, printable, warn
 from models.flops import CONVENTIONS
 from models.hardware import find_gpu, peak_tflops
 
@@ -546,7 +546,7 @@ def audit_paths(
 @command_line("analysis.audit")
 def main(argv: list[str] | None = None) -> int:
     """Print the findings."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m analysis.audit",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

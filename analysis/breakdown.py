@@ -29,7 +29,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 from analysis.load import chosen, distinct
 from analysis.records import Record
 from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise
-from models.errors import UsageError, command_line, warn
+from models.errors import Parser, UsageError, command_line, warn
 from parallel.artifacts import AXES, CATEGORIES, COMPLETE, Run, find_runs, read_breakdown, read_run
 from parallel.spec import RunSpec, check_setting
 from parallel.volumes import step_volumes
@@ -381,7 +381,7 @@ def _is_baseline(base: Breakdown, one: Breakdown) -> bool:
 @command_line("analysis.breakdown")
 def main(argv: list[str] | None = None) -> int:
     """Print the three tables of what is at the paths."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m analysis.breakdown",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

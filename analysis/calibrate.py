@@ -27,7 +27,7 @@ from analysis.rows import Rows, healthy, read_rows, rows_of_runs
 from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise
 from analysis.timemodel import Machine
 from models.bounds import check_flags
-from models.errors import UsageError, command_line
+from models.errors import Parser, UsageError, command_line
 from models.hardware import LINKS, network_rate, planning_gpu
 from parallel.facts import cores
 
@@ -125,7 +125,7 @@ def _said(error: np.ndarray, seen: set[int]) -> str:
 @command_line("analysis.calibrate")
 def main(argv: list[str] | None = None) -> int:
     """Fit, report, write."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m analysis.calibrate",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

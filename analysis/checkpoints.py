@@ -34,7 +34,7 @@ from analysis.records import Record
 from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise
 from analysis.tflops import config_of
 from models.bounds import Bounds, check_flags
-from models.errors import UsageError, command_line, warn
+from models.errors import Parser, UsageError, command_line, warn
 from parallel.artifacts import read_csv, whole
 
 COLUMNS = ("event", "step", "blocked_s", "total_s", "bytes", "ranks")
@@ -191,7 +191,7 @@ def report(paths: list[Path], bytes_per_param: float | None = None) -> Table:
 @command_line("analysis.checkpoints")
 def main(argv: list[str] | None = None) -> int:
     """Print the table of what is at the paths."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m analysis.checkpoints",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -41,7 +41,7 @@ from analysis.scaling import (
     unstated,
 )
 from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise, json_objects
-from models.errors import UsageError, command_line, printable, warn
+from models.errors import Parser, UsageError, command_line, printable, warn
 from parallel.steady import Steady
 
 RESAMPLES = 10_000
@@ -424,7 +424,7 @@ def main(argv: list[str] | None = None) -> int:
     """Print the verdict, or the table of repeats."""
     from analysis.load import add_fact_flags, load
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m analysis.compare",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

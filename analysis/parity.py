@@ -23,7 +23,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 
 from analysis.load import chosen, distinct
 from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise
-from models.errors import UsageError, command_line, warn
+from models.errors import Parser, UsageError, command_line, warn
 from parallel.artifacts import COMPLETE, Run, find_runs, read_run
 
 LOSS_BAR = 2e-4  # absolute, nats per token
@@ -190,7 +190,7 @@ def table(parities: Iterable[Parity], baseline: str | None = None) -> Table:
 @command_line("analysis.parity")
 def main(argv: list[str] | None = None) -> int:
     """Print the parity table; 0 when no run differs, 1 when one does, 2 for a user's mistake."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m analysis.parity",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

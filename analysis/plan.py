@@ -34,7 +34,7 @@ from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise, writ
 from models import memory
 from models.bounds import Bounds, check_flags
 from models.config import PRESETS, GPTConfig, name_of, preset
-from models.errors import UsageError, command_line
+from models.errors import Parser, UsageError, command_line
 from models.flops import tflops_per_gpu
 from models.hardware import planning_gpu
 from parallel.columns import Columns, columns, possible
@@ -526,7 +526,7 @@ def rendered(argv: list[str]) -> str:
 @command_line("analysis.plan")
 def main(argv: list[str] | None = None) -> int:
     """Plan, print."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m analysis.plan",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from models.errors import UsageError, command_line, warn
+from models.errors import Parser, UsageError, command_line, warn
 from models.flops import DEFAULT_CONVENTION
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def _folder_for(paths: list[Path], out: Path | None) -> Path:
 @command_line("analysis.plots")
 def main(argv: list[str] | None = None) -> int:
     """Draw the pictures and name the files."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m analysis.plots",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -41,7 +41,7 @@ from analysis.rows import Rows, crowding, healthy, read_rows, settings_of
 from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise, json_objects
 from models import memory
 from models.bounds import check_flags
-from models.errors import UsageError, command_line
+from models.errors import Parser, UsageError, command_line
 from models.hardware import planning_gpu
 from parallel.columns import columns
 
@@ -402,7 +402,7 @@ def beside(records: list[Any], calibration: Any) -> list[float | None]:
 @command_line("analysis.predict")
 def main(argv: list[str] | None = None) -> int:
     """Validate, print."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m analysis.predict",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -26,7 +26,7 @@ from analysis.readers._log import Log
 from analysis.records import Refusal
 from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise, json_objects
 from models.bounds import check_flags
-from models.errors import command_line, warn
+from models.errors import Parser, command_line, warn
 from parallel.artifacts import write_json
 
 SUMMARY = "profile_summary.json"
@@ -250,7 +250,7 @@ def _said(profile: dict[str, Any]) -> list[str]:
 @command_line("analysis.profile")
 def main(argv: list[str] | None = None) -> int:
     """Print what is at the paths, and write each run's summary."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m analysis.profile",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

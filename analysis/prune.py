@@ -28,7 +28,7 @@ from analysis.rows import host_columns
 from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise
 from models import memory
 from models.bounds import check_flags
-from models.errors import UsageError, command_line
+from models.errors import Parser, UsageError, command_line
 from parallel.columns import Columns, columns_of
 from parallel.spec import RunSpec
 from parallel.study import Study, load_study
@@ -121,7 +121,7 @@ def report(
 @command_line("analysis.prune")
 def main(argv: list[str] | None = None) -> int:
     """Predict a study's runs, print."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m analysis.prune",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

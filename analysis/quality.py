@@ -24,7 +24,7 @@ import numpy as np
 from analysis.readers._log import Log
 from analysis.records import Record
 from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise, json_objects
-from models.errors import command_line, warn
+from models.errors import Parser, command_line, warn
 from parallel.steady import MIN_STEADY, Steady, steady
 
 # A failure's kind as the readers name it -> the verdict.
@@ -372,7 +372,7 @@ def main(argv: list[str] | None = None) -> int:
     """Print the verdicts of what is at the paths."""
     from analysis.load import add_fact_flags, load
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m analysis.quality",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -33,7 +33,7 @@ from pathlib import Path
 if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from models.errors import UsageError, command_line
+from models.errors import Parser, UsageError, command_line
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -221,7 +221,7 @@ def regenerate(text: str, source: str = "") -> str:
 @command_line("analysis.report")
 def main(argv: list[str] | None = None) -> int:
     """Regenerate the files, or say which are stale."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m analysis.report",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

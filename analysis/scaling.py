@@ -23,7 +23,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 from analysis import beside
 from analysis.records import Record
 from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise
-from models.errors import UsageError, command_line
+from models.errors import Parser, UsageError, command_line
 
 # What must be equal for a ratio of two step times to say something about the split alone.
 FIXED = ("precision", "recompute", "commit", "gpu_type")
@@ -387,7 +387,7 @@ def main(argv: list[str] | None = None) -> int:
     from analysis.load import add_fact_flags
     from analysis.quality import add_time_flags
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m analysis.scaling",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -39,7 +39,7 @@ from analysis.scaling import (
     shared_cores,
     speedup,
 )
-from models.errors import UsageError, command_line, printable
+from models.errors import Parser, UsageError, command_line, printable
 from parallel.artifacts import utc_now, write_json
 
 FILE = "scaling_report.json"
@@ -170,7 +170,7 @@ def _entry(
 @command_line("analysis.scaling_report")
 def main(argv: list[str] | None = None) -> int:
     """Write the report and say in one line what is in it."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m analysis.scaling_report",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

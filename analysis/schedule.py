@@ -17,7 +17,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 
 from analysis.tables import writing
 from models.bounds import Bounds, check_flags
-from models.errors import UsageError, command_line
+from models.errors import Parser, UsageError, command_line
 
 MOST_STAGES, MOST_EVENTS = 1024, 200_000  # what is simulated in seconds
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
@@ -192,7 +192,7 @@ def draw(events: list[Event], pp: int, title: str, path: Path) -> None:
 @command_line("analysis.schedule")
 def main(argv: list[str] | None = None) -> int:
     """Simulate, print, draw."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m analysis.schedule",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

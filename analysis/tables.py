@@ -28,7 +28,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from models.bounds import check_flags
-from models.errors import UsageError, command_line, printable
+from models.errors import Parser, UsageError, command_line, printable
 
 FORMATS = ("text", "markdown", "csv", "json")
 FORMAT_HELP = "csv: a cell that a spreadsheet would take for a formula begins with '"
@@ -183,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
     """Print a Markdown file with its TFLOPs recomputed."""
     from analysis.markdown import recompute_tflops
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m analysis.tables",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

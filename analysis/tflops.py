@@ -41,7 +41,7 @@ from analysis.readers.run_folder import oversubscribed
 from analysis.records import Record
 from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise, json_objects
 from models.config import GPTConfig
-from models.errors import UsageError, command_line, warn
+from models.errors import Parser, UsageError, command_line, warn
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 from models.hardware import mfu
 from parallel.artifacts import read_run
@@ -317,7 +317,7 @@ def _provenance(
 @command_line("analysis.tflops")
 def main(argv: list[str] | None = None) -> int:
     """Print the scaling table of what is at the paths."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m analysis.tflops",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -138,7 +138,7 @@ def bad_flag(chance: random.Random, module: str, words: list[str]) -> list[str]:
     """A flag of the command with a value that is probably wrong."""
     declared = flags(module)
     if not declared:
-        return bad_word(chance, module, words)
+        return one_word_more(chance, module, words)
     flag = chance.choice(declared)
     name = chance.choice(flag.option_strings)
     if flag.nargs == 0:

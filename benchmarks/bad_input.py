@@ -50,7 +50,7 @@ from analysis import readers  # noqa: E402
 from analysis.tables import FORMATS  # noqa: E402
 from benchmarks import bad_commands, spoil  # noqa: E402
 from benchmarks.watched import COLUMNS, WRONG, Problem, Try, command, copy_study, watched  # noqa: E402
-from models.errors import UsageError, command_line  # noqa: E402
+from models.errors import Parser, UsageError, command_line  # noqa: E402
 
 SHARED = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared")) / "logs"
 OWN = ROOT / "logs" / "2-core-cpu"
@@ -442,9 +442,7 @@ def findings(tries: list[Try]) -> list[str]:
 
 @command_line("bad_input")
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("campaign", nargs="+", choices=[*CAMPAIGNS, "all"])
     parser.add_argument("--n", type=int, help="how many cases; by default all, as listed above")
     parser.add_argument("--seed", default="1")

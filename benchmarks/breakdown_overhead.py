@@ -28,12 +28,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
 from models.bounds import check_flags  # noqa: E402
-from models.errors import command_line  # noqa: E402
+from models.errors import Parser, command_line  # noqa: E402
 from parallel import spec  # noqa: E402
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python benchmarks/breakdown_overhead.py",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -34,7 +34,7 @@ sys.path[0] = str(ROOT)
 
 from analysis.checkpoints import read_events  # noqa: E402
 from models.bounds import check_flags  # noqa: E402
-from models.errors import command_line  # noqa: E402
+from models.errors import Parser, command_line  # noqa: E402
 from parallel import saved  # noqa: E402
 from parallel.artifacts import read_run, read_status, write_json  # noqa: E402
 
@@ -358,9 +358,7 @@ def markdown(results: list[dict]) -> str:
 
 @command_line("fault_campaign")
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100, help="of all engines together")
     parser.add_argument("--steps", type=int, default=200, help="optimizer steps of each run")
     parser.add_argument("--seed", default="1", help="of the moments and victims")

@@ -33,7 +33,7 @@ from analysis.rows import settings_of  # noqa: E402
 from analysis.tables import Column, Table, writing  # noqa: E402
 from models import memory  # noqa: E402
 from models.config import PRESETS, GPTConfig  # noqa: E402
-from models.errors import UsageError, command_line  # noqa: E402
+from models.errors import Parser, UsageError, command_line  # noqa: E402
 from parallel.artifacts import read_run  # noqa: E402
 from parallel.columns import Columns, columns, columns_of  # noqa: E402
 from parallel.layout import OFFLOAD, RECOMPUTE  # noqa: E402
@@ -422,7 +422,7 @@ def peaks(paths: list[Path]) -> Table:
 @command_line("memory_estimates")
 def main(argv: list[str] | None = None) -> int:
     """Print or write the tables."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python benchmarks/memory_estimates.py",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

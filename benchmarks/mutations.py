@@ -34,7 +34,7 @@ from types import CodeType
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
-from models.errors import command_line  # noqa: E402
+from models.errors import Parser, command_line  # noqa: E402
 
 # Each file and the tests of its family: files, single tests, or "-k" and what their names contain.
 FAMILIES = {
@@ -320,9 +320,7 @@ def report(results: list[tuple[Mutation, str]], known: dict[tuple[str, str, str]
 @command_line("mutations")
 def main(argv: list[str] | None = None) -> int:
     """Run the campaign and print its table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=40, help="mutations of a file; 0: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="at a time")

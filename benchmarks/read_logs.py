@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from analysis.readers import read, read_all
 from models.bounds import check_flags
-from models.errors import UsageError, command_line
+from models.errors import Parser, UsageError, command_line
 
 # As published with the Jean Zay study, which averages "elapsed time per iteration" with it.
 ONE_LINER = (
@@ -120,7 +120,7 @@ def beside_perl(path: Path, what: str) -> None:
 
 @command_line("read_logs")
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--mb", type=int, default=400, help="megabytes read beside perl")
     parser.add_argument("--big-mb", type=int, default=2048, help="megabytes for the memory test")
     parser.add_argument("--files", type=int, default=2000, help="logs of 1 MB read as a batch")

@@ -23,7 +23,7 @@ sys.path[0] = str(ROOT)
 
 from analysis.parity import GRAD_NORM_BAR, LOSS_BAR  # noqa: E402
 from benchmarks.fault_campaign import MARK, RUNS, difference, family  # noqa: E402
-from models.errors import command_line  # noqa: E402
+from models.errors import Parser, command_line  # noqa: E402
 from parallel import saved  # noqa: E402
 from parallel.artifacts import read_run, read_status  # noqa: E402
 
@@ -137,9 +137,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 @command_line("resume")
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("/tmp/resume"), metavar="DIR")
     parser.add_argument("--data", default=str(ROOT / "data" / "stdlib"), metavar="DIR")
     arguments = parser.parse_args(argv)

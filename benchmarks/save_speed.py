@@ -39,7 +39,7 @@ import torch  # noqa: E402
 
 from models.bounds import check_flags  # noqa: E402
 from models.config import parameter_shapes  # noqa: E402
-from models.errors import command_line  # noqa: E402
+from models.errors import Parser, command_line  # noqa: E402
 from parallel import checkpoint  # noqa: E402
 from parallel.checkpointer import KINDS, Checkpointer, State, export, hold  # noqa: E402
 from parallel.spec import resolve  # noqa: E402
@@ -106,9 +106,7 @@ def table(times: dict[str, list[tuple[float, float]]], sizes: dict[str, int], n_
 
 @command_line("save_speed")
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=512, help="size of the checkpoint")
     parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--out", type=Path, default=Path("/tmp/save_speed"), metavar="DIR")

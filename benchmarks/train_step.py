@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from analysis.tables import Column, Table
 from models.bounds import check_flags
-from models.errors import UsageError, command_line
+from models.errors import Parser, UsageError, command_line
 from models.flops import CONVENTIONS
 from parallel.spec import RunSpec, resolve
 
@@ -347,7 +347,7 @@ def data_parallel(job: dict[str, Any], rounds: int) -> dict[str, Any]:
 
 @command_line("train_step")
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python benchmarks/train_step.py",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,6 +1,7 @@
 """What a user's mistake is, and the boundary of every command: what reaches the terminal, and how
 a command ends."""
 
+import argparse
 import contextlib
 import errno
 import functools
@@ -9,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 # Control characters of both sets, what turns the direction of text or breaks its line, and bytes
 # of a file's name that are no UTF-8 (they are held as surrogates).
@@ -37,6 +39,14 @@ class UsageError(ValueError):
 
     def __str__(self) -> str:
         return printable(super().__str__())
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but a mistake is one line here too, not a page of usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        name = self.prog.removeprefix("python -m ")
+        self.exit(2, printable(f"{name}: {message} (--help lists the flags)") + "\n")
 
 
 def warn(name: str, line: object) -> None:

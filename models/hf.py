@@ -35,7 +35,7 @@ import sys
 from pathlib import Path
 
 # torch and transformers are loaded where they are used: --help and mistakes are answered at once.
-from models.errors import UsageError, command_line
+from models.errors import Parser, UsageError, command_line
 from models.storage import BYTES
 
 
@@ -83,7 +83,7 @@ def _export(arguments: argparse.Namespace) -> str:
 @command_line("models.hf")
 def main(argv: list[str] | None = None) -> int:
     """Import or export, and say what was written."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m models.hf",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

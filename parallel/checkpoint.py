@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 # torch is loaded where it is used: --help, verify and mistakes are answered at once.
-from models.errors import UsageError, command_line
+from models.errors import Parser, UsageError, command_line
 from parallel import saved
 
 
@@ -55,7 +55,7 @@ def _export(arguments: argparse.Namespace) -> str:
 
 @command_line("parallel.checkpoint")
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m parallel.checkpoint",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

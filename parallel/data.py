@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from models.errors import UsageError, command_line
+from models.errors import Parser, UsageError, command_line
 from models.files import parse_json
 from parallel.artifacts import write_json
 from parallel.layout import Layout
@@ -458,7 +458,7 @@ def _write(
 
 @command_line("parallel.data")
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m parallel.data",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

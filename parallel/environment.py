@@ -190,7 +190,7 @@ def write(path: Path, environment: Mapping[str, str] = os.environ) -> None:
 
 @errors.command_line("parallel.environment")
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = errors.Parser(
         prog="python -m parallel.environment",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from models.bounds import Bounds, check_flags
-from models.errors import command_line
+from models.errors import Parser, command_line
 
 
 def _rate(work: float, call: Callable[[], object], seconds: float, cuda: bool) -> float:
@@ -89,7 +89,7 @@ def measure(processes: int = 2, seconds: float = 1.0) -> dict[str, float]:
 @command_line("parallel.microbench")
 def main(argv: list[str] | None = None) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m parallel.microbench",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

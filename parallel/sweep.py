@@ -30,7 +30,7 @@ from typing import Any
 from tqdm import tqdm
 
 from models.bounds import check_flags
-from models.errors import UsageError, command_line, printable
+from models.errors import Parser, UsageError, command_line, printable
 from models.files import named_folder
 from parallel import artifacts, facts, saved
 from parallel.artifacts import COMPLETE, RunFolder
@@ -220,7 +220,7 @@ def report(out: Path) -> None:
 
 @command_line("parallel.sweep")
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m parallel.sweep",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -31,12 +31,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 STARTED = time.perf_counter()
 
 # The clock starts before the imports.
-from models.errors import UsageError, command_line, drop_output  # noqa: E402
+from models.errors import Parser, UsageError, command_line, drop_output  # noqa: E402
 from models.files import named_folder  # noqa: E402
 from models.flops import tflops_per_gpu  # noqa: E402
 from parallel import (  # noqa: E402
@@ -61,13 +61,6 @@ from parallel.artifacts import (  # noqa: E402
 )
 
 TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: interrupted, and saved
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, but a mistake is one line here too, not a page of usage before it."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"parallel.train: {message} (--help lists the flags)\n")
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

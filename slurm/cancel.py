@@ -9,14 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from models.errors import UsageError, command_line
+from models.errors import Parser, UsageError, command_line
 from parallel.study import load_study
 from slurm import jobs
 
 
 @command_line("slurm.cancel")
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m slurm.cancel",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 
 from models.bounds import check_flags
-from models.errors import UsageError, command_line
+from models.errors import Parser, UsageError, command_line
 
 HOME = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "scaling-study-slurm"
 TOOLS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "sbatch": "slurm-wlm"}
@@ -299,7 +299,7 @@ def of_cluster(conf: Path) -> dict[int, list[bytes]]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             variables = (process / "environ").read_bytes().split(b"\0")
-            if f"SLURM_CONF={conf}".encode() in variables and int(process.name) != os.getpid():
+            if b"SLURM_CONF=" + os.fsencode(conf) in variables and int(process.name) != os.getpid():
                 found[int(process.name)] = variables
     return found
 
@@ -364,7 +364,7 @@ def end(pids: list[int]) -> None:
 
 @command_line("slurm.cluster")
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m slurm.cluster",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -12,14 +12,14 @@ import os
 import sys
 from pathlib import Path
 
-from models.errors import command_line
+from models.errors import Parser, command_line
 from parallel.artifacts import RunFolder
 from slurm.jobs import cause, killed_rank, ran_by, tail
 
 
 @command_line("slurm.mark")
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m slurm.mark",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

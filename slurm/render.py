@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote as percent_encode
 
-from models.errors import UsageError, command_line
+from models.errors import Parser, UsageError, command_line
 from models.files import check_keys
 from parallel.clusters import CLUSTERS, OPTION, Cluster, check_environment
 from parallel.facts import planned
@@ -173,7 +173,7 @@ def comment_of(study: Study, logs: Path) -> str:
     where it is not the usual folder."""
     place = shown(ROOT / logs)
     text = study.name if place == "logs" else f"{study.name} in {place}"
-    return percent_encode(text, safe="")
+    return percent_encode(os.fsencode(text), safe="")
 
 
 def planned_text(study: Study, name: str) -> str:
@@ -546,7 +546,7 @@ def _check_writable(folder: Path, paths: list[Path]) -> None:
 
 @command_line("slurm.render")
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m slurm.render",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from models.errors import command_line, printable
+from models.errors import Parser, command_line, printable
 from parallel.study import load_study
 from slurm import jobs
 
@@ -42,7 +42,7 @@ def table(found: list[jobs.Row]) -> list[str]:
 
 @command_line("slurm.status")
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m slurm.status",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

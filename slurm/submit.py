@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from models.bounds import check_flags
-from models.errors import UsageError, command_line
+from models.errors import Parser, UsageError, command_line
 from parallel.study import Study, load_study
 from slurm import jobs
 from slurm.render import ROOT, ask_of, estimate, planned_text, script_folder, tell, write
@@ -105,7 +105,7 @@ def agreed(question: str) -> bool:
 
 @command_line("slurm.submit")
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m slurm.submit",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

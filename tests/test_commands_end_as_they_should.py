@@ -1,6 +1,7 @@
 """A command's end: one line for a mistake, quiet where nobody reads, one line on a full disk."""
 
 import ast
+import importlib
 import os
 import signal
 import subprocess
@@ -122,3 +123,11 @@ def test_a_mistake_is_one_line_that_no_terminal_obeys(capsys):
     assert main([]) == 2
     assert capsys.readouterr().err == "toy: no run \\x1b[2Jcalled \\x9b31m\\udcff x\\u202ey\n"
     assert printable("GPT-3 175B, 1.3 µs – ok") == "GPT-3 175B, 1.3 µs – ok"
+
+
+def test_a_wrong_flag_is_one_line_that_no_terminal_obeys(capsys):
+    for module, words in (("analysis.tflops", ["x", "--top\x1b[2J"]), ("slurm.status", [])):
+        with pytest.raises(SystemExit, match="2"):
+            importlib.import_module(module).main(words)
+        said = capsys.readouterr().err
+        assert said.startswith(f"{module}: ") and said.count("\n") == 1 and "\x1b" not in said
