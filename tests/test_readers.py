@@ -1079,3 +1079,76 @@ def test_a_run_json_beside_a_log_that_is_no_object_is_refused(log, content):
     path.with_name("run.json").write_text(content)
     with pytest.raises(Refusal, match="no table"):
         read(path)
+
+
+# --- bytes that change no fact ---------------------------------------------------------------
+
+NEUTRAL = {
+    "a byte order mark": lambda text: b"\xef\xbb\xbf" + text,
+    "windows line ends": lambda text: text.replace(b"\n", b"\r\n"),
+    "spaces at line ends": lambda text: text.replace(b"\n", b"   \t\n"),
+    "blank lines": lambda text: text.replace(b"\n", b"\n\n"),
+    "blank lines before": lambda text: b"\n" * 70_000 + text,
+    "blank lines behind": lambda text: text + b"\n" * 70_000,
+    "zero bytes before": lambda text: b"\0" * 70_000 + b"\n" + text,
+    "zero bytes behind": lambda text: text + b"\0" * 200_000,
+    "colours": lambda text: b"".join(
+        b"\x1b[1;32m" + line + b"\x1b[K\x1b[0m\n" for line in text.splitlines()
+    ),
+    "bars before lines": lambda text: b"".join(
+        (b"\r 10%|#   | 1/10 [00:01<00:09,  1.20it/s]\r" + line if line else b"") + b"\n"
+        for line in text.splitlines()
+    ),
+    "bars behind": lambda text: text + b"\r 10%|#   | 1/10 [00:01<00:09,  1.20it/s]\r" * 4000,
+}
+CHAT = "".join(
+    f"Epoch: 0 | Step: {i} | PPO Epoch: 1 | Actor Loss: 0.{i}\n"
+    f"End-to-End => Latency: 3.4{i}s, TFLOPs: 4.02, Samples/sec: 9.22, Time/seq 0.11s\n"
+    for i in range(5)
+)
+SUMMARY = (
+    " ** NVTX Range Summary (nvtx_sum):\n\n"
+    " Time (%)  Total Time (ns)  Instances  Style    Range     \n"
+    " --------  ---------------  ---------  -------  ----------\n"
+    "     53.9        2,765,967     14,244  PushPop  :backward \n"
+    "     46.1        2,365,967     14,244  PushPop  :forward  \n\n"
+)
+WHOLE = {kind: line for kind, (line, _) in FORMATS.items()} | {
+    "Megatron-LM of many lines": RUN,
+    "DeepSpeed-Chat that ended": CHAT
+    + "[INFO] [launch.py:347:main] Process 9 exits successfully.\n",
+    "nsys stats": SUMMARY,
+    "a failure": "loading\n" + DIED["oom"],
+    "headings": "# one\nAverage metrics:\n    Total epoch time: 10.5 seconds\n"
+    "    Training compute time: 9.5 seconds\n# two\n    Rank 0 Epoch 0 timing breakdown:\n"
+    "        Total epoch time: 13.5 seconds\n",
+}
+
+
+def said(path):
+    record = read(path)
+    facts = {k: v for k, v in vars(record).items() if k not in ("source", "extra", "failure")}
+    columns = {k: str(v) for k, v in facts.items()}
+    ended = record.failure and (record.failure.kind, record.failure.line)
+    extra = {k: record.extra.get(k) for k in ("tables", "runs", "restarts", "whole_run")}
+    return columns, ended, extra
+
+
+@pytest.mark.parametrize("bytes_", NEUTRAL)
+@pytest.mark.parametrize("kind", WHOLE)
+def test_bytes_that_say_nothing_change_nothing(log, kind, bytes_):
+    text = WHOLE[kind].encode()
+    assert said(log(NEUTRAL[bytes_](text), "other.out")) == said(log(text, "plain.out"))
+
+
+@pytest.mark.parametrize("extra", ("Generating '/tmp/nsys-report-9.qdstrm'\n", "SKIPPED: x\n"))
+def test_a_line_more_costs_an_nsys_table_nothing(log, extra):
+    plain = read(log(SUMMARY, "plain.txt")).extra["tables"]
+    lines = SUMMARY.splitlines(keepends=True)
+    for at in range(len(lines) + 1):
+        if at == 3:
+            continue  # between the names of the columns and their rule it is the names
+        record = read(log("".join([*lines[:at], extra, *lines[at:]]), f"{at}.txt"))
+        assert record.extra["tables"] == plain, at
+    between = read(log("".join([*lines[:5], extra, *lines[5:]]), "between.txt"))
+    assert between.notes == ["line 6 is no row of nvtx_sum: left out"]

@@ -24,7 +24,8 @@ BANNERS = (b"[fairseq", b"fairseq_cli.train")
 
 _START = re.compile(
     rb"(?:train_inner|\| epoch (?P<epoch>\d{1,6}):? {1,8}(?P<within>\d{1,9}) / (?P<updates>\d{1,9})"
-    rb"|\d{2}<[\d:?]{1,12}, {1,4}[\d.]{1,12}(?:it/s|s/it)|^(?:\xef\xbb\xbf)?(?=\{\"epoch))"
+    rb"|\d{2}<[\d:?]{1,12}, {1,4}[\d.]{1,12}(?:it/s|s/it)"
+    rb"|(?:^|(?<=\r)|(?<=[\d;\[]m))(?:\xef\xbb\xbf)?(?=\{\"epoch))"
     rb"[^\r\n{}=]{0,200}?(?=\{\"|loss=)",
     re.MULTILINE,
 )

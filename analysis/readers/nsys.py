@@ -51,14 +51,11 @@ def tables(text: str, source: str, notes: list[str] | None = None) -> dict[str, 
     found: dict[str, list[Row]] = {}
     title, header, spans = None, "", None
     together = True  # with the line before: no blank line is between
-    cut = None  # (line, table) of a line that may be the last one, cut off
-    for number, line in enumerate(map(_plain, text.replace("\r\n", "\n").split("\n")), start=1):
+    lines = [_plain(line) for line in text.replace("\r\n", "\n").split("\n")]
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             together = False
             continue
-        if cut:
-            _say(notes, f"line {cut[0]} is no row of {cut[1]}: left out")
-        cut = None
         if match := _TITLE.search(line):
             _has_rows(found, title, spans, source)
             title, spans = match[1] or match[2], None
@@ -69,27 +66,23 @@ def tables(text: str, source: str, notes: list[str] | None = None) -> dict[str, 
         elif spans and (row := _row(line, spans, names)):
             found[title].append(row)
         elif spans and together:
-            cut = (number, title)
+            if number == len(lines):  # a whole line has an end
+                raise Refusal(source, f"truncated: line {number} ends inside a row of {title}")
+            if notes is not None:
+                notes.append(f"line {number} is no row of {title}: left out")
         elif spans:
             _has_rows(found, title, spans, source)
             spans = None
         else:
             header = line
         together = True
-    if cut:
-        raise Refusal(source, f"truncated: line {cut[0]} ends inside a row of {cut[1]}")
     _has_rows(found, title, spans, source)
     return found
 
 
 def _plain(line: str) -> str:
     """Without colours, zero bytes and what a progress bar drew before it."""
-    return re.sub(r"\x1b\[[\d;]{0,20}[mK]", "", line).replace("\0", "").rstrip("\r").split("\r")[-1]
-
-
-def _say(notes: list[str] | None, note: str) -> None:
-    if notes is not None:
-        notes.append(note)
+    return re.sub(r"\x1b\[[\d;]{0,20}[mK]", "", line).replace("\0", "").split("\r")[-1]
 
 
 def _has_rows(found: dict[str, list[Row]], title: str | None, spans: object, source: str) -> None:

@@ -27,7 +27,7 @@ _ANY = re.compile(
     rb" time: {0,4}(?P<seconds>[\d.]{1,20}) {0,4}seconds"
     rb"|(?P<loss_of>Train|Val|Average) [Ll]oss: {0,4}(?P<loss>[\d.]{1,20})"
     rb"|Epoch \d{1,9}: train loss (?P<train>[\d.]{1,20}) ?, val loss (?P<val>[\d.]{1,20})"
-    rb"|(?:^|(?<=\r)|(?<=[\d;\[]m))#{1,6} (?P<heading>[^\r\n]{1,120})",
+    rb"|(?:^|(?<=\r)|(?<=[\d;\[]m))(?:\xef\xbb\xbf)?#{1,6} (?P<heading>[^\r\n]{1,120})",
     re.MULTILINE,
 )
 _NAMES = {
