@@ -416,17 +416,27 @@ def run(campaign: str, seed: str, n: int | None = None, jobs: int = 1) -> list[T
         return list(pool.map(one, numbers, chunksize=8))
 
 
+HEAD = "| campaign | case | n | " + " | ".join(COLUMNS) + " |\n| --- | --- " + "| ---: " * 4 + "|\n"
+
+
+def row(campaign: str, kind: str, tries: list[Try]) -> str:
+    """How many cases, and how many of them had each problem."""
+    counts = [sum(any(c == name for c, _ in t.problems) for t in tries) for name in COLUMNS]
+    return "| " + " | ".join(map(str, [campaign, kind, len(tries), *counts])) + " |\n"
+
+
 def table(campaign: str, tries: list[Try]) -> str:
-    """One row per kind of case: how many cases, and how many of them had each problem."""
-    lines = ["| campaign | case | n | " + " | ".join(COLUMNS) + " |"]
-    lines.append("| --- | --- " + "| ---: " * (1 + len(COLUMNS)) + "|")
-    groups = {
-        kind: [t for t in tries if t.kind == kind] for kind in sorted({t.kind for t in tries})
-    }
-    for kind, group in {**groups, "all": tries}.items():
-        counts = [sum(any(c == name for c, _ in t.problems) for t in group) for name in COLUMNS]
-        lines.append("| " + " | ".join(map(str, [campaign, kind, len(group), *counts])) + " |")
-    return "\n".join(lines) + "\n"
+    """One row per kind of case, and one for all."""
+    kinds = sorted({t.kind for t in tries})
+    rows = [row(campaign, kind, [t for t in tries if t.kind == kind]) for kind in kinds]
+    return HEAD + "".join(rows) + row(campaign, "all", tries)
+
+
+def write_totals(path: Path, totals: dict[str, str]) -> None:
+    """A table of one row per campaign; those that were not run now keep the row that they had."""
+    before = path.read_text().splitlines(keepends=True)[2:] if path.exists() else []
+    totals = {line.split(" | ")[0].strip("| "): line for line in before} | totals
+    path.write_text(HEAD + "".join(totals[name] for name in CAMPAIGNS if name in totals))
 
 
 def findings(tries: list[Try]) -> list[str]:
@@ -450,10 +460,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--number", type=int, help="this case alone, with its traceback")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="with --number: keep its files")
     parser.add_argument("--verbose", action="store_true", help="all findings, not the first 20")
-    parser.add_argument("--out", type=Path, metavar="FILE.md", help="write the tables here too")
+    parser.add_argument("--out", type=Path, metavar="FILE.md", help="one row per campaign")
     arguments = parser.parse_args(argv)
     chosen = list(CAMPAIGNS) if "all" in arguments.campaign else arguments.campaign
-    tables, bad = [], 0
+    totals, bad = {}, 0
     for campaign in chosen:
         if arguments.number is not None:
             keep = arguments.keep or Path(tempfile.mkdtemp()) / "case"
@@ -463,11 +473,11 @@ def main(argv: list[str] | None = None) -> int:
             tries = run(campaign, arguments.seed, arguments.n, arguments.jobs)
         found = findings(tries)
         print("\n".join(found if arguments.verbose else found[:20]), flush=True)
-        tables.append(table(campaign, tries))
-        print(tables[-1], flush=True)
+        print(table(campaign, tries), flush=True)
+        totals[campaign] = row(campaign, "all", tries)
         bad += len(found)
     if arguments.out:
-        arguments.out.write_text("\n".join(tables))
+        write_totals(arguments.out, totals)
     return 1 if bad else 0
 
 
