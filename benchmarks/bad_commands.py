@@ -152,7 +152,7 @@ def bad_word(chance: random.Random, module: str, words: list[str]) -> list[str]:
     """Another word in the place of one that is no flag."""
     at = [i for i, word in enumerate(words) if not word.startswith("-")]
     if not at:
-        return bad_flag(chance, module, words)
+        return one_word_more(chance, module, words)
     words = words.copy()
     words[chance.choice(at)] = chance.choice(FILES + WORDS)
     return words
