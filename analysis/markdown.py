@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from models.errors import UsageError
+from models.files import check_ends
 
 # Our name of a column -> what publishers call it, in lower case without spaces and punctuation.
 HEADINGS = {
@@ -173,7 +174,7 @@ def read_document(path: Path) -> Document:
         UsageError: it cannot be read.
     """
     try:
-        return parse(Path(path).read_text(encoding="utf-8", errors="replace"), str(path))
+        return parse(check_ends(path).read_text(encoding="utf-8", errors="replace"), str(path))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
 
@@ -185,7 +186,7 @@ def read_csv(path: Path, needed: tuple[str, ...] = ("gpus",)) -> PublishedTable:
         UsageError: unreadable, empty, or without a needed column; it names them.
     """
     try:
-        with Path(path).open(newline="", encoding="utf-8", errors="replace") as lines:
+        with check_ends(path).open(newline="", encoding="utf-8", errors="replace") as lines:
             reader = csv.reader(lines, strict=True)
             headings = next(reader, None)
             if headings is None:

@@ -11,6 +11,7 @@ repeats, its spread from slowest to fastest. Exits 2 when there is nothing to dr
 """
 
 import argparse
+import os
 import statistics
 import sys
 from pathlib import Path
@@ -260,7 +261,7 @@ def _folder_for(paths: list[Path], out: Path | None) -> Path:
         raise UsageError(f"{len(paths)} paths: say with --out FOLDER where the pictures go")
     path = paths[0]
     folder = out or (path if path.is_dir() else path.parent) / "plots"
-    if folder.resolve() == PUBLISHED.resolve():
+    if os.path.realpath(folder) == os.path.realpath(PUBLISHED):  # a loop of links is no error here
         raise UsageError(f"{folder} holds the published tables' pictures: take another --out")
     return folder
 

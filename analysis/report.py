@@ -34,6 +34,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from models.errors import Parser, UsageError, command_line
+from models.files import check_ends
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -232,7 +233,7 @@ def main(argv: list[str] | None = None) -> int:
     status = 0
     for path in arguments.files:
         try:
-            old = path.read_text()
+            old = check_ends(path).read_text()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UsageError(f"{path}: {reason}") from error

@@ -18,6 +18,7 @@ from analysis.records import Record
 from analysis.timemodel import Machine, machine_of
 from models.config import GPTConfig
 from models.errors import UsageError
+from models.files import check_ends
 from models.flops import sc21
 from models.hardware import planning_gpu
 from parallel.columns import Columns, columns
@@ -241,7 +242,7 @@ def read_rows(paths: list[Path]) -> Rows:
     left_out: list[tuple[str, str]] = []
     for path in paths:
         try:
-            with open(path, newline="", encoding="utf-8") as file:
+            with open(check_ends(path), newline="", encoding="utf-8") as file:
                 reader = csv.DictReader(file)
                 names = set(reader.fieldnames or ())
                 if missing := [n for n in NEEDED if n not in names]:

@@ -29,6 +29,7 @@ if not __package__:  # run as a script: find the rooms, not analysis/ itself
 
 from models.bounds import check_flags
 from models.errors import Parser, UsageError, command_line, printable
+from models.files import check_ends
 
 FORMATS = ("text", "markdown", "csv", "json")
 FORMAT_HELP = "csv: a cell that a spreadsheet would take for a formula begins with '"
@@ -194,7 +195,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     check_flags(arguments, seq_len=(1, 2**24))
     try:
-        old = arguments.recompute.read_bytes()
+        old = check_ends(arguments.recompute).read_bytes()
     except OSError as error:
         raise UsageError(f"{arguments.recompute}: {error.strerror}") from error
     # latin-1 maps every byte to one character and back, so what is no UTF-8 survives too

@@ -75,6 +75,17 @@ def read_text(path: Path, what: str) -> str:
         raise UsageError(f"{what} {path} is not text: {error}") from error
 
 
+def check_ends(path: Path) -> Path:
+    """The path, of a file that is read to its end.
+
+    Raises:
+        UsageError: it is a device, as /dev/zero, which has none.
+    """
+    if Path(path).is_char_device():
+        raise UsageError(f"{path}: a device, no file")
+    return Path(path)
+
+
 def check_keys(table: Iterable[str], known: Iterable[str], where: str) -> None:
     """Raises: UsageError: a key that is not known; it lists those that are."""
     if unknown := sorted(set(table) - set(known)):

@@ -558,7 +558,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="write nothing; print the estimate")
     arguments = parser.parse_args(argv)
     for path in arguments.studies:
-        if path.resolve() == CLUSTERS and len(arguments.studies) > 1:
+        if os.path.realpath(path) == str(CLUSTERS) and len(arguments.studies) > 1:
             continue  # slurm/*.toml names it too
         study = load_study(path, arguments.cluster, arguments.strict)
         jobs, total = estimate(study, list(study.settings))

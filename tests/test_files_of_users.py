@@ -1,12 +1,15 @@
 """Files that a user wrote: what no program should follow to its depth is refused in one line."""
 
+import importlib
+
 import pytest
 
-from analysis import load
+from analysis import load, plots
 from models.errors import UsageError
 from models.files import parse_json, parse_toml
 from parallel import data, saved, spec, study, work
 from parallel.artifacts import read_run
+from tests.conftest import ROOT
 
 DEEP_JSON = {"parser": "[" * 100_000 + "]" * 100_000, "ours": '{"a":' * 300 + "1" + "}" * 300}
 DEEP_TOML = {"parser": "a = " + "[" * 5_000 + "]" * 5_000, "ours": ".".join("a" * 300) + " = 1"}
@@ -46,3 +49,27 @@ def test_what_is_not_deep_is_read():
     assert parse_json(b'{"a": "\xc2\xb5"}') == {"a": "µ"}
     assert len(parse_json("[" + "[1]," * 1000 + "[1]]")) == 1001
     assert parse_toml("a.b = [1, [2]]") == {"a": {"b": [1, [2]]}}
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("predict", ["--validate", "/dev/zero"]),
+        ("calibrate", ["--published", "/dev/zero", "--name", "x", "--out", "/tmp/x.toml"]),
+        ("audit", ["/dev/zero"]),
+        ("tables", ["--recompute", "/dev/zero"]),
+        ("report", ["/dev/zero"]),
+        ("checkpoints", ["/dev/zero"]),
+        ("plots", ["/dev/zero", "--out", "/tmp"]),
+    ],
+)
+def test_a_file_without_end_is_refused(command, flags, capsys):
+    assert importlib.import_module(f"analysis.{command}").main(flags) == 2
+    said = capsys.readouterr().err
+    assert "/dev/zero" in said and said.count("\n") == 1
+
+
+def test_a_loop_of_links_is_refused(tmp_path, capsys):
+    (tmp_path / "loop").symlink_to("loop")
+    assert plots.main([str(ROOT / "logs/2-core-cpu"), "--out", str(tmp_path / "loop")]) == 2
+    assert "loop" in capsys.readouterr().err
