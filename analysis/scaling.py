@@ -244,8 +244,7 @@ def curve(
         faster, efficiency = speedup(step_s, gpus, base, baseline.gpus, scaling)
         ratio = gpus / baseline.gpus
         fastest = min(p.step_s for p in alike)
-        repeated = len(alike) > 1 or len(times) > 1
-        lowest = speedup(max(times), gpus, fastest, baseline.gpus, scaling)[1] if repeated else None
+        lowest = speedup(max(times), gpus, fastest, baseline.gpus, scaling)[1]
         rows.append(
             {
                 "run": repeats[0].name,
@@ -268,7 +267,7 @@ def curve(
     return rows, (fit_amdahl if scaling == "strong" else fit_gustafson)(list(best.items()))
 
 
-def _note(share: float | None, efficiency: float, ratio: float, lowest: float | None) -> str:
+def _note(share: float | None, efficiency: float, ratio: float, lowest: float) -> str:
     said = above_linear(efficiency, ratio, lowest)
     if share is not None and share > 1:
         said = "no serial share, slower than the baseline on more GPUs"

@@ -184,7 +184,7 @@ def _epoch(
     n_micro = facts["layout"]["n_micro"]
     times = sorted(s["step_s"] for s in steps)
     mean, median = statistics.fmean(times), statistics.median(times)
-    p95 = times[min(len(times) - 1, int(0.95 * len(times)))]
+    p95 = times[int(0.95 * len(times))]
     last = steps[-1]["step"]
     val_losses = [v for done, v in measured.validations if steps[0]["step"] <= done <= last]
     every = facts["spec"]["steps"] * n_micro  # micro-steps of the whole run

@@ -28,7 +28,7 @@ def about(**spec):
 
 SECONDS = [5.0, 1.0, 3.0, 2.0, 2.0, 2.0]
 STEPS = [
-    {"step": i + 1, "step_s": s, "tokens": 10 * (i + 1), "loss": float(i), "skipped": 0}
+    {"step": i + 1, "step_s": s, "tokens": 10 * (i + 1), "loss": float(i * i), "skipped": 0}
     for i, s in enumerate(SECONDS)
 ]
 MEASURED = Measured(
@@ -64,6 +64,15 @@ def test_a_runs_times_add_up_to_the_wall():
     assert "tokens_per_sec=14.0 total_wall_time_sec=30.0" in complete_marker("d", found)
 
 
+def test_what_deepspeed_was_told_and_nccl_is_written(monkeypatch):
+    told = about() | {"engine": {"config": {"wall_clock_breakdown": True}}}
+    for value, quiet in (("0", True), ("1", False)):
+        monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", value)
+        found = training_metrics(told, STEPS, MEASURED)
+        assert found["shutdown"]["quiet_nccl_monitor"] is quiet
+    assert found["deepspeed_config"]["selected"]["wall_clock_breakdown"] is True
+
+
 def test_an_epochs_entry_is_of_its_own_steps():
     """Four micro-steps of a step: 16 sequences of 2 on 2 ranks."""
     (epoch,) = training_metrics(about(), STEPS, MEASURED)["epochs"]
@@ -74,7 +83,7 @@ def test_an_epochs_entry_is_of_its_own_steps():
     assert optimizer == [2.5, 2.0, 5.0]
     assert [epoch[f"step_time_{k}_sec"] for k in ("mean", "p50", "p95")] == [0.625, 0.5, 1.25]
     assert epoch["dataload_time_mean_sec"] == 12 / 24
-    assert (epoch["train_loss_avg_global"], epoch["val_loss_avg_global"]) == (2.5, 3.5)
+    assert (epoch["train_loss_avg_global"], epoch["val_loss_avg_global"]) == (55 / 6, 3.5)
     assert epoch["max_cuda_mem_allocated_bytes_rank0"] == 1
     assert epoch["max_resident_bytes_global"] == 6
     four = training_metrics(about(epochs=4), STEPS, MEASURED)["epochs"]
@@ -82,6 +91,9 @@ def test_an_epochs_entry_is_of_its_own_steps():
     assert [e["epoch_idx"] for e in four] == [1, 2, 3]
     assert [e["val_loss_avg_global"] for e in four] == [None, 2.5, 3.5]
     assert [e["tokens_processed_global"] for e in four] == [30, 70, 110]
+    untold = Measured(0.0, 0.0, 0.0, 30.0, None, {}, {}, [])
+    (epoch,) = training_metrics(about(), STEPS, untold)["epochs"]
+    assert epoch["dataload_time_mean_sec"] is epoch["max_resident_bytes_global"] is None
     hundred = [STEPS[0] | {"step_s": float(i)} for i in range(100)]
     (epoch,) = training_metrics(about(), hundred, MEASURED)["epochs"]
     assert epoch["optimizer_step_time_p95_sec"] == 95.0
@@ -141,5 +153,6 @@ def test_exposed_communication_is_the_rank_with_the_most_and_of_all_steps():
 
     ranks = {0: [window(1, 2, 1.0), window(3, 3, 1.0)], 1: [window(1, 3, 3.0)]}
     assert exposed_s(ranks, 2, 3) == 3 * len(AXES)
+    assert exposed_s(ranks | {1: [window(1, 2, 3.0)]}, 2, 3) is None  # one rank's rows are cut
     assert exposed_s(ranks, 3, 3) is None and exposed_s(ranks, 2, 4) is None
     assert exposed_s(ranks, 1, 2) == 3 * len(AXES)

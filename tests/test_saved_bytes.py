@@ -44,10 +44,11 @@ def test_a_system_that_takes_a_block_in_parts_gets_all_of_it():
 
 
 def test_what_was_written_is_on_disk_when_it_returns(tmp_path, monkeypatch):
-    events, real = [], os.fsync
+    events, sizes, real = [], [], os.fsync
 
     def fsync(handle):
         events.append("sync")
+        sizes.append(os.fstat(handle).st_size)
         real(handle)
 
     def write(file, block):
@@ -61,10 +62,11 @@ def test_what_was_written_is_on_disk_when_it_returns(tmp_path, monkeypatch):
     assert "sync" in events[:-1]  # while later blocks were summed, earlier ones were synced
     events.clear()
     write_synced(tmp_path / "small", "text")
-    assert events == ["sync", "sync"]  # the file, and its name
+    assert events == ["sync", "sync"] and sizes[-2] == 4  # the file, whole, and its name
     events.clear()
+    open_files = len(os.listdir("/proc/self/fd"))
     storage.sync(tmp_path)
-    assert events == ["sync"]
+    assert events == ["sync"] and len(os.listdir("/proc/self/fd")) == open_files
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2])
@@ -97,6 +99,8 @@ def test_a_disk_that_cannot_sync_is_an_error(tmp_path, monkeypatch, bad):
 def test_a_small_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "small"
     write_synced(path, "old")
+    os.umask(mask := os.umask(0))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
     write_synced(path, "new", 0o600)
     assert path.read_text() == "new" and stat.S_IMODE(path.stat().st_mode) == 0o600
 
