@@ -224,7 +224,9 @@ def choose(x: Columns, count: int, known_of: np.ndarray | None = None) -> np.nda
     for _ in range(count):
         gain = (covariance**2).sum(axis=0) / (np.diag(covariance) + NOISE**2)
         gain[chosen] = -1.0
-        best = int(np.argmax(gain))
+        # Repeats of one layout gain the same. Rounding, which differs between machines, must not
+        # choose between them: the first is taken.
+        best = int(np.flatnonzero(gain >= gain.max() * (1 - 1e-9))[0])
         chosen.append(best)
         known = covariance[:, best]
         covariance = covariance - np.outer(known, known) / (known[best] + NOISE**2)

@@ -289,3 +289,13 @@ def test_a_stage_that_waits_leaves_its_core_to_another_rank():
     crowded = timemodel.terms(x, shared_cores, constants)
     assert crowded["bubble"] == pytest.approx(alone["bubble"] / 2)
     assert crowded["compute"] == pytest.approx(alone["compute"])
+
+
+def test_rounding_does_not_choose_the_rows_to_calibrate_with():
+    """Repeats of one layout are worth the same; machines round differently."""
+    x = columns(PRESETS["tiny"], tp=np.repeat([1, 2, 4, 8], 6))
+    known = np.repeat(np.random.default_rng(0).normal(size=(4, 15)), 6, axis=0)
+    chosen = fitting.choose(x, 10, known)
+    for seed in range(5):
+        rounding = 1 + 1e-13 * np.random.default_rng(seed).normal(size=known.shape)
+        assert fitting.choose(x, 10, known * rounding).tolist() == chosen.tolist()
