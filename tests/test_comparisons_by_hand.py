@@ -230,6 +230,7 @@ def test_the_studys_baseline_is_beside_every_other_configuration():
     assert [(v.a, v.b) for v in found] == [("c", "a"), ("c", "b")]
     assert [round(v.found.gain, 1) for v in found] == [-0.5, -0.8]
     assert [(v.a, v.b) for v in against_baseline(study(None))] == [("a", "b"), ("a", "c")]
+    assert not any("stands in" in d for v in found for d in v.doubts)
     missing = against_baseline(study("z"))
     assert all("baseline z has no time here: a stands in for it" in v.doubts[-1] for v in missing)
     with pytest.raises(UsageError, match="two things are compared, but there is only c"):

@@ -75,10 +75,10 @@ def test_enforcement_refuses_any_other_global_batch():
 def test_a_megatron_index_says_how_wide_its_ids_are(code, dtype, tmp_path):
     """megatron/core/datasets/indexed_dataset.py: b"MMIDIDX", version 1, DType; 5 % are held out."""
     header = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1) + struct.pack("<B", code)
-    for name in ("text", "text.v2"):
+    for name in ("text", "words.v2"):
         (tmp_path / f"{name}.idx").write_bytes(header)
         np.zeros(1000, dtype).tofile(tmp_path / f"{name}.bin")
-    for name in ("text", "text.idx", "text.v2", "text.v2.idx"):
+    for name in ("text", "text.idx", "words.v2", "words.v2.idx"):
         assert training_tokens(str(tmp_path / name)) == 950
     for damaged in (header[:-1] + b"\x07", header[:-1]):  # of floats, or cut
         (tmp_path / "text.idx").write_bytes(damaged)

@@ -130,6 +130,7 @@ def test_entries_that_average_ten_iterations_skip_ten():
         hidden,
     ]
     assert flags(interval=10, skipped=np.full(40, 10.0))[0].startswith("all 40 entries skipped")
+    assert flags(interval=2) == [hidden.replace("10", "2")]
     running = "running averages are printed as iterations: their spread is hidden"
     assert flags(extra={"running_average": True}, interval=10) == [running]
     some = [

@@ -22,6 +22,7 @@ def test_a_spread_is_the_sample_deviation_and_students_interval():
     found = spread_of([1.0, 2.0, 3.0])
     assert (found.n, found.mean, found.stdev) == (3, 2.0, 1.0)
     assert found.ci95 == pytest.approx((2 - 2.484, 2 + 2.484), abs=1e-3)
+    assert spread_of([1.0, 2.0, 6.0]).mean == 3.0  # no median
     two = spread_of([1.0, 3.0])
     assert two.ci95 == pytest.approx((2 - 12.706, 2 + 12.706), abs=1e-3)
     assert (spread_of([7.0]).stdev, spread_of([7.0]).ci95, spread_of([7.0]).mean) == (None, None, 7)
