@@ -13,7 +13,15 @@ def test_bad_input_ends_in_no_traceback(campaign, n):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("campaign", "n"),
-    [("logs", 200), ("neutral", 150), ("folders", 20), ("commands", 60), ("output", 8)],
+    [
+        ("logs", 200),
+        ("neutral", 150),
+        ("folders", 20),
+        ("manifests", 30),
+        ("commands", 60),
+        ("output", 8),
+        ("not-runs", 600),
+    ],
 )
 def test_much_bad_input_ends_in_no_traceback(campaign, n):
     """In processes of their own, which what a command changes of its process does not outlive."""
