@@ -33,9 +33,11 @@ from analysis.repeats import log_ratio
 from analysis.scaling import (
     ANY_COMMIT,
     AXES,
+    CHANGED,
     add_commit_flag,
     configuration,
     differences,
+    is_changed,
     named,
     shared_cores,
     unstated,
@@ -346,8 +348,8 @@ def _doubts(a: list[_Run], b: list[_Run], found: Comparison) -> list[str]:
         doubts.append(f"oversubscribed, more ranks than cores: {', '.join(crowded)}")
     together = shared_cores([r for r, _ in (*a, *b)])
     doubts += [f"{name_of(r)}: {together[r.source]}" for r, _ in (*a, *b) if r.source in together]
-    if any(r.commit and r.commit.endswith("+dirty") for r, _ in (*a, *b)):
-        doubts.append("run from a changed working tree: its commit does not say what ran")
+    if any(is_changed(r) for r, _ in (*a, *b)):
+        doubts.append(CHANGED)
     return doubts
 
 

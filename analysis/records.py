@@ -84,6 +84,7 @@ class Record:
     zero_stage: int | None = None
     gpu_type: str | None = None
     commit: str | None = None
+    code: str | None = None  # a name for the code that trained, which other commits may share
     oversubscribed: bool | None = None
 
     origin: dict[str, str] = field(default_factory=dict)  # field -> one of ORIGINS

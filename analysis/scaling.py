@@ -30,6 +30,7 @@ FIXED = ("precision", "recompute", "commit", "gpu_type")
 NOISE = 0.05  # how far above 1 an efficiency may be by chance where no interval is known
 UNSTATED = "not stated by every run, so not compared: "  # a table's note
 ANY_COMMIT = "runs of different commits are compared, too (--any-commit)"  # a table's note
+CHANGED = "run from a changed working tree, so the commit does not say what ran"  # a note
 WORDS = {"seq_len": "sequence length", "global_batch": "global batch", "gpu_type": "processor"}
 
 
@@ -47,8 +48,8 @@ def differences(
 
     `strong`: the same model, sequence length and global batch. `weak`: the same model, sequence
     length and batch per GPU. Either: the same precision, recomputation, processor and (unless
-    `any_commit`) commit. What
-    neither log states cannot be held against them; what only one states is unknown, not different.
+    `any_commit`) commit, or another one with the same code. What neither log states cannot be held
+    against them; what only one states is unknown, not different.
     """
     found = []
 
@@ -67,8 +68,9 @@ def differences(
         compare("global_batch", record.global_batch, baseline.global_batch)
     else:
         compare("batch per GPU", batch_per_gpu(record), batch_per_gpu(baseline))
+    same_code = None not in (record.code, baseline.code) and record.code == baseline.code
     for name in FIXED:
-        if any_commit and name == "commit":
+        if name == "commit" and (any_commit or same_code):
             continue
         compare(name, getattr(record, name), getattr(baseline, name))
     return found
@@ -88,6 +90,20 @@ def short_commit(commit: object) -> str:
     """Ten characters of a commit, and `+dirty` where files were changed since."""
     name, plus, mark = str(commit).partition("+")
     return name[:10] + plus + mark
+
+
+def is_changed(record: Record) -> bool:
+    """Whether the run's code was changed since its commit."""
+    return (record.commit or "").endswith("+dirty")
+
+
+def changed(records: list[Record]) -> list[str]:
+    """A note that names the runs whose code was changed since their commit, if there are any."""
+    from analysis.load import name_of
+
+    names = [name_of(record) for record in records if is_changed(record)]
+    who = "all" if len(names) == len(records) > 1 else ", ".join(names)
+    return [f"{CHANGED}: {who}"] * bool(names)
 
 
 def batch_per_gpu(record: Record) -> float | None:
@@ -372,6 +388,7 @@ def report(
         for r, _ in fair
         if r.source in beside_each_other
     ]
+    shown.notes += changed([record for record, _ in fair])
     if predict:
         pairs = [(point.configuration, point.predicted_s, point.step_s) for _, point in fair]
         shown.notes += beside.notes(beside.source(predict), pairs)

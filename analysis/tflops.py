@@ -178,6 +178,7 @@ def _row(
         **dict.fromkeys(("tflops", "mfu", "speedup", "efficiency")),
         "parity": parity.get(record.source, "not verified").partition(":")[0],
     }
+    row["reasons"] = row["reasons"] + [scaling.CHANGED] * scaling.is_changed(record)
     notes = judgement.reasons if judgement.verdict != "complete" else judgement.flags
     crowded = oversubscribed(record.extra.get("facts", {}))
     notes = [
@@ -289,10 +290,12 @@ def report(
 
 
 def _unstated(records: list[Record], found: list[dict[str, Any]]) -> list[str]:
-    """What could not be compared between the runs that have a speedup."""
+    """What could not be compared between the runs that have a speedup, and whose code is not
+    known by their commit."""
     pairs = zip(records, found, strict=True)
-    open_ = scaling.unstated([record for record, row in pairs if row["speedup"] is not None])
-    return [scaling.UNSTATED + ", ".join(open_)] * bool(open_)
+    compared = [record for record, row in pairs if row["speedup"] is not None]
+    open_ = scaling.unstated(compared)
+    return [scaling.UNSTATED + ", ".join(open_)] * bool(open_) + scaling.changed(compared)
 
 
 def _check_baseline(records: list[Record], baseline: str | None) -> list[str]:

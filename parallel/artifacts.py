@@ -29,6 +29,7 @@ import platform
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -78,6 +79,7 @@ _WRITTEN = frozenset(
 )
 _ASIDE = re.compile(r"\.([\w.]+)\.\d+")  # write_synced's, of a writer that was killed
 _LOCK = ".lock"
+LOCK_WAIT_S = 120.0  # for another host's lock: above the lease of an NFS server, 90 s by default
 # What jobs and sweeps write beside a run, and began to write before it.
 _BESIDE = re.compile(
     r"\d+(\.restart\d+)?\.(submitted|state|skipped|exit|env|job|slurm|others|profiles|nccl|torchrun)"
@@ -164,7 +166,7 @@ class RunFolder:
             return
         check_folder(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        held, who = _flock(self.path / _LOCK)
+        held, who = self._wait_for_lock()
         status = read_status(self.path)
         others = status.get("state") == RUNNING and status.get("pid") != os.getpid()
         if held is not None and others and _lives(status):
@@ -182,6 +184,25 @@ class RunFolder:
         held.truncate(0)
         held.write(_as_json({**_me(), "time_utc": utc_now()}))
         held.flush()
+
+    def _wait_for_lock(self) -> tuple[TextIO | None, dict[str, Any]]:
+        """`_flock`'s answer. A file server may hold the lock of a host that died for a while, and
+        the run, requeued, is here before: a lock of another host is waited for."""
+        said, until = False, time.monotonic() + LOCK_WAIT_S
+        while True:
+            held, who = _flock(self.path / _LOCK)
+            here = who.get("host", platform.node()) == platform.node()
+            if held is not None or here or time.monotonic() > until:
+                return held, who
+            if not said:
+                print(
+                    f"{self.path} is locked by process {who.get('pid', '?')} on"
+                    f" {who.get('host', '?')}: waiting up to {LOCK_WAIT_S:g} s for it",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            said = True
+            time.sleep(min(1.0, LOCK_WAIT_S / 10))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -636,7 +657,7 @@ _FACTS: _Kinds = {
     "data": {"sha256": str},
     "host": dict.fromkeys(("hostname", "cpu", "gpu"), str)
     | {"cores": 1, "ranks_per_node": 1, "gpus_visible": 0},
-    "git": {"commit": str, "dirty": bool},
+    "git": {"commit": str, "code": str, "dirty": bool},
     "profiler": {"tool": str},
     "scheduler": {"job_id": str},
     "work": {},

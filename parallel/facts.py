@@ -36,8 +36,9 @@ def versions() -> dict[str, str | None]:
 
 
 def git(folder: Path) -> dict[str, Any]:
-    """The commit of the repository that has `folder` at its top, and whether what trains was
-    changed since (TRAINS: not a figure, a log or one's own cluster); None outside git."""
+    """The commit of the repository that has `folder` at its top; `code`, a name for its content of
+    what trains (TRAINS: not a figure, a log or one's own cluster), which other commits may share;
+    and whether that was changed since. None outside git."""
 
     def ask(*words: str) -> str | None:
         try:
@@ -47,7 +48,19 @@ def git(folder: Path) -> dict[str, Any]:
         return done.stdout.strip() if done.returncode == 0 else None
 
     changed = ask("status", "--porcelain", "--untracked-files=no", "--", *TRAINS)
-    return {"commit": ask("rev-parse", "HEAD"), "dirty": None if changed is None else bool(changed)}
+    trees = ask("rev-parse", *(f"HEAD:{path}" for path in TRAINS))
+    return {
+        "commit": ask("rev-parse", "HEAD"),
+        "code": trees and hashlib.sha1(trees.encode()).hexdigest(),
+        "dirty": None if changed is None else bool(changed),
+    }
+
+
+def same_code(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two runs' `git` facts name the same code: by `code` where both state it (an earlier
+    run.json has none), else by the commit. Changes since are not looked at."""
+    name = "code" if one.get("code") and other.get("code") else "commit"
+    return one.get(name) == other.get(name)
 
 
 def cores() -> int:

@@ -40,7 +40,7 @@ from parallel.study import Study, load_study
 
 
 def is_done(folder: Path, spec: RunSpec, commit: dict) -> bool:
-    """Whether the folder holds this very run, complete, from an unchanged commit."""
+    """Whether the folder holds this very run, complete, from the same code, unchanged."""
     if artifacts.read_status(folder).get("state") != COMPLETE:
         return False
     try:
@@ -49,7 +49,8 @@ def is_done(folder: Path, spec: RunSpec, commit: dict) -> bool:
         return False
     found = run.facts
     same = found.get("spec") == spec.settings() and found.get("inputs") == facts.inputs(spec)
-    same = same and found.get("git") == commit and commit["dirty"] is False
+    git = found.get("git") or {}
+    same = same and facts.same_code(git, commit) and git.get("dirty") is commit["dirty"] is False
     return same and run.state == COMPLETE and not run.missing
 
 
@@ -156,16 +157,17 @@ def failure(study: Study, name: str, spec: RunSpec, folder: Path, *how: Any) -> 
 
 
 def same_commit(began: dict) -> None:
-    """Runs of one sweep are compared: they are of one commit.
+    """Runs of one sweep are compared: one code trains them.
 
     Raises:
-        UsageError: another commit is checked out than when the sweep began.
+        UsageError: a commit with other code is checked out than when the sweep began.
     """
     now = facts.git(facts.ROOT)
-    if now["commit"] != began["commit"]:
+    if not facts.same_code(now, began):
         raise UsageError(
             f"commit {str(now['commit'])[:10]} is checked out, but the sweep began at"
-            f" {str(began['commit'])[:10]}: its runs could not be compared; run it again"
+            f" {str(began['commit'])[:10]}, which trains with other code: its runs could not be"
+            " compared; run it again"
         )
 
 

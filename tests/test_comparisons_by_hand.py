@@ -8,6 +8,7 @@ import pytest
 from analysis import compare as module
 from analysis.compare import Comparison, Verdict, against_baseline, changes, compare, judged, spread
 from analysis.records import Record
+from analysis.scaling import CHANGED
 from models.errors import UsageError
 
 SAME = {"global_batch": 64, "seq_len": 1024, "precision": "bf16", "params": 1e9}
@@ -198,7 +199,7 @@ def test_doubts_name_the_side_they_are_about():
     doubts = judged([a], [b]).doubts
     assert "oversubscribed, more ranks than cores: b.log" in "; ".join(doubts)
     assert any(d.startswith("not complete, its steps are counted all the same: b") for d in doubts)
-    assert "run from a changed working tree: its commit does not say what ran" in doubts
+    assert CHANGED in doubts
     assert not any("average" in d or "GPU-seconds" in d for d in doubts)
     clean = judged([run("a", commit="c")], [run("b", commit="c", tp=2)]).doubts
     assert [d.split(":")[0] for d in clean] == ["one or two runs a side"]

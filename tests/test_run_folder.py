@@ -202,16 +202,39 @@ def test_a_failure_is_written_where_a_full_disk_has_no_room_for_a_new_file(tmp_p
 
 def test_only_a_change_of_what_trains_makes_the_commit_dirty(tmp_path):
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
-    put(tmp_path, "models/gpt.py", "parallel/train.py", "slurm/clusters.toml", "logs/plots/a.png")
+    put(tmp_path, "models/gpt.py", "parallel/train.py", "setup.py")
+    put(tmp_path, "slurm/clusters.toml", "logs/plots/a.png")
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
         subprocess.run([*git, *command], check=True)
     put(tmp_path, "slurm/clusters.toml", "logs/plots/a.png", "models/new.txt", text="changed")
-    assert (
-        parallel_facts.git(tmp_path)["dirty"] is False
-        and len(parallel_facts.git(tmp_path)["commit"]) == 40
-    )
+    before = parallel_facts.git(tmp_path)
+    assert before["dirty"] is False and len(before["commit"]) == 40
+    subprocess.run([*git, "commit", "-qam", "a figure and a cluster"], check=True)
+    after = parallel_facts.git(tmp_path)
+    assert after["commit"] != before["commit"] and after["code"] == before["code"]
+    assert parallel_facts.same_code(before, after)
     put(tmp_path, "models/gpt.py", text="changed")
     assert parallel_facts.git(tmp_path)["dirty"] is True
+    subprocess.run([*git, "commit", "-qam", "the model"], check=True)
+    assert not parallel_facts.same_code(before, parallel_facts.git(tmp_path))
+    assert parallel_facts.same_code({"commit": "a"}, {"commit": "a", "code": "b"})
+
+
+def test_the_lock_of_another_host_is_waited_for(tmp_path, monkeypatch, capsys):
+    """A requeued run may come before the file server has let go of the dead host's lock."""
+    elsewhere = {"host": "node9", "pid": 7, "time_utc": "2026-01-01T00:00:00Z"}
+    flock = artifacts._flock
+    held = iter([(None, elsewhere), (None, elsewhere)])
+    monkeypatch.setattr(artifacts, "_flock", lambda path: next(held, None) or flock(path))
+    monkeypatch.setattr(artifacts, "LOCK_WAIT_S", 0.2)
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(FACTS)
+    folder.close()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "locked by process 7 on node9: waiting up to 0.2 s" in said
+    monkeypatch.setattr(artifacts, "_flock", lambda path: (None, elsewhere))
+    with pytest.raises(UsageError, match="if node9 is dead, delete"):
+        RunFolder(tmp_path / "run").begin(FACTS)
 
 
 def test_a_second_attempt_moves_the_first_aside(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis import scaling
 from analysis.records import Record
 from analysis.tflops import config_of, main, tflops_per_gpu
 from models.flops import CONVENTIONS
@@ -256,6 +257,30 @@ def test_a_changed_working_tree_is_told_from_its_commit(tmp_path, capsys):
     write(tmp_path, about)
     notes = rows(capsys, tmp_path)["ddp-dp2"]["notes"]
     assert notes == "invalid comparison: commit cccccccccc+dirty here, cccccccccc in the baseline"
+    base = facts("s", "ddp", engine="ddp")
+    base["git"]["dirty"] = True
+    write(tmp_path, base)
+    for command in (main, scaling.main):
+        assert command([str(tmp_path)]) == 0
+        assert f"{scaling.CHANGED}: all" in capsys.readouterr().out
+    assert main([str(tmp_path), "--format", "json"]) == 0
+    assert all(scaling.CHANGED in r["reasons"] for r in json.loads(capsys.readouterr().out))
+
+
+def test_commits_with_the_same_code_are_compared(tmp_path, capsys):
+    write(tmp_path, facts("s", "ddp", engine="ddp") | {"git": git("c", code="1")})
+    for ranks, code, notes in (
+        (2, "1", ""),
+        (4, "2", "invalid comparison: commit eeeeeeeeee here"),
+    ):
+        about = facts("s", "ddp", engine="ddp", gpus=ranks)
+        write(tmp_path, about | {"git": git("e", code)})
+        found = rows(capsys, tmp_path)[f"ddp-dp{ranks}"]
+        assert found["notes"].startswith(notes) and (not found["speedup"]) == bool(notes)
+
+
+def git(commit: str, code: str) -> dict:
+    return {"commit": commit * 40, "code": code * 40, "dirty": False}
 
 
 def test_runs_of_one_name_are_told_apart_and_a_baseline_that_fits_several_is_refused(

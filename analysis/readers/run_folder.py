@@ -113,7 +113,7 @@ def stated(facts: dict[str, Any]) -> dict[str, Any]:
     spec, layout, host = (facts.get(part) or {} for part in ("spec", "layout", "host"))
     model = facts.get("model") or {}
     git = facts.get("git") or {}
-    commit = git.get("commit")
+    commit, changed = git.get("commit"), "+dirty" if git.get("dirty") else ""
     return {
         "engine": spec.get("engine"),
         "planned_steps": spec.get("steps"),
@@ -131,7 +131,8 @@ def stated(facts: dict[str, Any]) -> dict[str, Any]:
         "params": model.get("n_params"),
         "model": {k: model[k] for k in _SIZES if k in model} or None,
         "gpu_type": host.get("gpu") or host.get("cpu"),
-        "commit": commit and commit + ("+dirty" if git.get("dirty") else ""),
+        "commit": commit and commit + changed,
+        "code": git.get("code") and git["code"] + changed,
         "oversubscribed": bool(oversubscribed(facts)),
     }
 
