@@ -59,7 +59,7 @@ LINES = {
 }
 STARTS = ("parallel.sweep", "slurm.submit")  # runs and jobs: of these only --help is really called
 OUTPUT_S = 60
-NUMBERS = "-1 0 nan inf 1e400 1e300 1e9 1e-300 1.5 0x10 1,5 1_0 100000".split() + ["9" * 30, "٣"]
+NUMBERS = "-1 0 nan inf 1e400 1e300 1e9 1e-300 1.5 0x10 1,5 0_1 100000".split() + ["9" * 30, "٣"]
 WORDS = [
     "",
     " ",
@@ -218,19 +218,20 @@ def one_output(chance: random.Random, folder: Path, loud: bool, number: int) -> 
     """A command in a process of its own, whose output nobody can take: it ends without much ado."""
     module, words, output = outputs()[number]
     lay_desk(folder)
-    line = OUTPUTS[output].format(f"{sys.executable} -m {module} {words}")
+    line = f"{sys.executable} -m {module} {words}"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder)}
+    in_shell = functools.partial(
+        subprocess.run,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=OUTPUT_S,
+    )
     try:
-        done = subprocess.run(
-            ["bash", "-c", line],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=OUTPUT_S,
-        )
+        done = in_shell(["bash", "-c", OUTPUTS[output].format(line)])
     except subprocess.TimeoutExpired:
         return Try(output, [(HANG, f"{module} {words}: over {OUTPUT_S} s")])
     said = done.stderr.strip()
@@ -240,4 +241,5 @@ def one_output(chance: random.Random, folder: Path, loud: bool, number: int) -> 
         return Try(output, [(TRACEBACK, f"{module} {words}: {said.splitlines()[-1]}")])
     # argparse itself says nothing where its --help cannot be printed.
     silent = output == ">/dev/full" and done.returncode == 0 and words != "--help"
+    silent = silent and in_shell(["bash", "-c", line]).stdout != ""
     return Try(output, [(WRONG, f"{module} {words}: a full disk is no failure")] * silent)

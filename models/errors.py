@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 # Control characters of both sets, what turns the direction of text or breaks its line, and bytes
 # of a file's name that are no UTF-8 (they are held as surrogates).
@@ -47,6 +47,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         name = self.prog.removeprefix("python -m ")
         self.exit(2, printable(f"{name}: {message} (--help lists the flags)") + "\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        # Before Python 3.13 the value of `--flag=--` is an empty list.
+        for word in sys.argv[1:] if args is None else args:
+            if word.startswith("--") and word.endswith("=--"):
+                self.error(f"{word}: -- is no value")
+        return super().parse_known_args(args, namespace)
 
 
 def warn(name: str, line: object) -> None:
