@@ -13,7 +13,7 @@ STUDY ?= parity
 
 help:
 	@echo "make study    train every engine and split on this machine, print the tables (7 minutes)"
-	@echo "make test     run the tests (20 minutes)"
+	@echo "make test     run the tests (12 minutes)"
 	@echo "make setup    only build .venv"
 	@echo "make check    only what is fast: format, lint, and that no table in Markdown is stale"
 	@echo "make report   write the tables and pictures of README.md and logs/README.md again"

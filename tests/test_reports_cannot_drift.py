@@ -99,7 +99,7 @@ def test_a_studys_pictures_lie_beside_it_and_show_every_run(tmp_path, capsys):
     written = [runs / "plots" / f"{n}.{k}" for n in ("tflops", "speedup") for k in ("png", "svg")]
     assert said.out.splitlines() == list(map(str, written))
     assert sorted(said.err.splitlines()) == [
-        "analysis.plots: ddp-dp4: not in tflops and speedup: traceback",
+        "analysis.plots: ddp-dp4: not in tflops and speedup: no data",
         "analysis.plots: ddp-dp8-recompute-full: not in speedup: invalid comparison: recompute"
         " full here, none in the baseline",
     ]
