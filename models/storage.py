@@ -63,26 +63,23 @@ def write_blocks(
     """Write blocks of bytes to a file that is on disk when this returns: (bytes, CRC-32).
 
     While a block is summed it is being written, and the disk takes those before: one sync at the
-    end would find the disk idle until then, and last for minutes in which nothing ticks.
+    end would find the disk idle until then, and last for minutes in which nothing ticks. One write
+    and one sync are under way at most. The system tells each error once, so none may be missed.
 
     Raises:
         OSError: as the disk has it.
     """
     size = crc32 = 0
     writing = syncing = None
-    with (
-        path.open("wb", buffering=0) as file,
-        ThreadPoolExecutor(1) as writer,
-        ThreadPoolExecutor(1) as syncer,
-    ):
+    with path.open("wb", buffering=0) as file, ThreadPoolExecutor() as pool:
         for block in blocks:
             if writing is not None:
                 writing.result()
-            writing = writer.submit(_write, file, memoryview(block))
+            writing = pool.submit(_write, file, memoryview(block))
             if syncing is None or syncing.done():
                 if syncing is not None:
                     syncing.result()
-                syncing = syncer.submit(os.fsync, file.fileno())
+                syncing = pool.submit(os.fsync, file.fileno())
             crc32 = zlib.crc32(block, crc32)
             size += len(block)
             tick()

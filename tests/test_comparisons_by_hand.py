@@ -124,6 +124,28 @@ def test_repeats_spread_from_the_fastest_to_the_slowest():
     assert spread(np.array([2.0]))["spread"] is None
 
 
+def test_a_run_without_a_fit_time_is_said_and_left_out(tmp_path, monkeypatch, capsys):
+    good = run("good")
+    untimed, profiled, skipped = (run(name)[0] for name in ("untimed", "profiled", "skipped"))
+    untimed.step_s = untimed.iteration = np.empty(0)
+    profiled.extra = {"profiler": {"tool": "nsys"}}
+    skipped.skipped = np.ones(40)  # it has a time, but no optimizer step
+    bad = [untimed, profiled, skipped]
+    load = "analysis.load.load"
+    monkeypatch.setattr(load, lambda paths, arguments: ([*bad, good[0]], ["x: refused"]))
+    ((record, x),) = module._timed([tmp_path])
+    assert record is good[0] and set(x) <= set(good[1])
+    assert capsys.readouterr().err.splitlines() == [
+        "analysis.compare: x: refused",
+        "analysis.compare: untimed.log: no step was timed",
+        "analysis.compare: profiled.log: profiled with nsys: not a timing",
+        "analysis.compare: skipped.log: all 40 iterations skipped: no optimizer step was timed",
+    ]
+    monkeypatch.setattr(load, lambda paths, arguments: (bad, []))
+    with pytest.raises(UsageError, match="nothing here was timed"):
+        module._timed([tmp_path])
+
+
 def test_a_configuration_is_described_by_what_is_known_of_it():
     record = Record("a", "a format")
     assert module._describe(record) == "a format"
@@ -248,3 +270,10 @@ def test_the_studys_baseline_is_beside_every_other_configuration():
     )
     noted = module.table(found, any_commit=True).notes
     assert module.ANY_COMMIT in noted and module.ANY_COMMIT not in module.table(found).notes
+
+
+def test_runs_that_no_study_names_are_called_as_their_first_log():
+    found = against_baseline(
+        [run("b", n=9), run("a", n=9, tp=2), *(run(x, n=9, tp=4) for x in "cd")]
+    )
+    assert [(v.a, v.b) for v in found] == [("a.log", "b.log"), ("a.log", "c.log")]

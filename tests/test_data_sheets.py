@@ -170,6 +170,13 @@ def test_a_description_states_its_network(words, gigabits):
     assert GBITS == {"EDR": 100, "HDR": 200, "NDR": 400, "Omni-Path": 100, "OPA": 100}
 
 
+def test_a_rate_per_gpu_is_a_nodes_times_its_gpus_and_none_where_they_are_unknown():
+    for words in ("400 Gb/s RDMA per GPU", "0.4 Tb/s a card", "4x 100 Gb/s / accelerator"):
+        assert network_rate(words, 4) == pytest.approx(4 * 400 / 8 * 1e9)
+        assert network_rate(words) is network_rate(words, 0) is None
+    assert network_rate("400 Gb/s per node of 8 GPUs", 8) == 400 / 8 * 1e9
+
+
 def test_a_description_without_a_network_states_none():
     assert network_rate("a fast cluster") is network_rate("") is network_rate(None) is None
 

@@ -89,6 +89,11 @@ def test_an_end_is_proven_by_what_is_nearest_to_it(known, verdict, reason):
     assert quality.unfinished(record(**known)) == ("" if fine else verdict)
 
 
+def test_what_proves_the_verdict_is_not_said_again_as_a_flag():
+    found = judge(record(extra={"missing_steps": "m"}, completed=True, oversubscribed=True))
+    assert found.reasons == ["m", "oversubscribed: more ranks than cores"] and found.unfit
+
+
 def test_pending_needs_no_proof_and_a_line_stands_before_it():
     found = judge(record(0, extra={"state": "pending"}))
     assert (found.verdict, found.reasons, found.line_no) == ("pending", [], 0)

@@ -3,6 +3,7 @@
 import os
 import stat
 import threading
+import time
 import zlib
 
 import pytest
@@ -95,6 +96,61 @@ def test_a_disk_that_cannot_sync_is_an_error(tmp_path, monkeypatch, bad):
     monkeypatch.setattr(storage.os, "fsync", fsync)
     with pytest.raises(OSError, match="Input/output error"):
         write_blocks(tmp_path / "file", [b"1"])
+
+
+def test_blocks_go_on_while_one_sync_is_slow_and_no_second_one_begins(tmp_path, monkeypatch):
+    begun, all_summed, ticks, syncs = threading.Event(), threading.Event(), [], []
+
+    def fsync(handle):
+        syncs.append("begins")
+        begun.set()
+        assert all_summed.wait(2), "the blocks wait for a sync"
+        syncs.append("ends")
+
+    def tick():
+        assert begun.wait(2), "no sync begins before the last block"
+        ticks.append(1)
+        if len(ticks) == 9:
+            all_summed.set()
+
+    monkeypatch.setattr(storage.os, "fsync", fsync)
+    write_blocks(tmp_path / "file", [b"1"] * 9, tick)
+    assert syncs == ["begins", "ends"] * 2  # the slow one, and the last of all
+
+
+def test_one_block_at_a_time_is_written(tmp_path, monkeypatch):
+    events = []
+
+    def write(file, block):
+        events.append("begins")
+        time.sleep(0.01)
+        events.append("ends")
+
+    monkeypatch.setattr(storage, "_write", write)
+    write_blocks(tmp_path / "file", [b"1"] * 4)
+    assert events == ["begins", "ends"] * 4
+
+
+def test_an_error_that_the_disk_tells_once_is_not_lost_when_the_next_sync_begins(
+    tmp_path, monkeypatch
+):
+    blocks, syncs = [], []
+
+    def fsync(handle):
+        syncs.append(1)
+        if len(syncs) == 1:
+            raise OSError(5, "Input/output error")
+
+    def until_the_second_sync():
+        while len(syncs) < 2 and len(blocks) < 1000:
+            blocks.append(b"1")
+            yield b"1"
+            time.sleep(0.001)
+
+    monkeypatch.setattr(storage.os, "fsync", fsync)
+    with pytest.raises(OSError, match="Input/output error"):
+        write_blocks(tmp_path / "file", until_the_second_sync())
+    assert len(syncs) == 1 and len(blocks) < 1000  # it ends where it was told
 
 
 def test_a_small_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -83,6 +83,14 @@ def test_a_name_is_the_studys_configuration_or_the_run():
     assert scaling.named(RUN) is None
 
 
+def test_a_model_is_stated_by_its_sizes_or_by_its_count():
+    for stated in ({}, {"params": None}, {"model": {}}):
+        assert scaling.unstated([RUN, other(**stated)]) == []
+    neither = other(params=None, model={})
+    assert scaling.unstated([RUN, neither]) == scaling.unstated([neither] * 2) == ["model"]
+    assert scaling.unstated([neither]) == []  # beside no other run nothing is compared
+
+
 def test_laws_without_more_gpus_fit_nothing():
     assert scaling.fit_amdahl([]) is scaling.fit_gustafson([]) is None
     assert scaling.fit_amdahl([(1, 1)]) is scaling.fit_gustafson([(1, 1)]) is None
@@ -250,3 +258,21 @@ def test_of_a_log_that_states_no_gpus_there_is_no_point(tmp_path, monkeypatch):
         monkeypatch.setattr(load, "load", lambda paths, arguments, r=record: ([r], ["x: refused"]))
         with pytest.raises(UsageError, match="^x: refused; a.*: no steady time or no number of G"):
             scaling.report([tmp_path])
+
+
+def test_a_point_has_its_configurations_name_or_its_logs(tmp_path, monkeypatch):
+    from analysis import load
+
+    def known(source, gpus, **extra):
+        steps = {"iteration": np.arange(1.0, 31), "step_s": np.full(30, 8 / gpus)}
+        return other(source=source, gpus=gpus, completed=True, extra=extra, **steps)
+
+    def names(*records):
+        monkeypatch.setattr(load, "load", lambda paths, arguments: (list(records), []))
+        return [row["run"] for row in scaling.report([tmp_path]).rows]
+
+    repeats = [known("x", 16, run=f"r-{i}", configuration="r") for i in (1, 2)]
+    assert names(*repeats, known("logs/a.log", 8)) == ["a.log", "r"]
+    assert names(known("a.log", 8), known("b.log", 16)) == ["a.log", "b.log"]
+    odd = known("y", 32, run="r-3", configuration="r")  # two configurations have that name
+    assert names(repeats[0], odd) == ["r-1", "r-3"]
