@@ -277,3 +277,9 @@ def test_runs_that_no_study_names_are_called_as_their_first_log():
         [run("b", n=9), run("a", n=9, tp=2), *(run(x, n=9, tp=4) for x in "cd")]
     )
     assert [(v.a, v.b) for v in found] == [("a.log", "b.log"), ("a.log", "c.log")]
+    repeats = [run(f"r{i}", n=9, tp=2, extra={"run": f"r-{i}", "configuration": "r"}) for i in "12"]
+    (beside_a_study,) = against_baseline([run("b", n=9), *repeats])
+    assert (beside_a_study.a, beside_a_study.b) == ("b.log", "r")
+    assert not any("baseline" in doubt for doubt in beside_a_study.doubts)  # no study names one
+    with pytest.raises(UsageError, match="there is only r$"):
+        against_baseline(repeats)

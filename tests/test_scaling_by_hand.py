@@ -91,6 +91,18 @@ def test_a_model_is_stated_by_its_sizes_or_by_its_count():
     assert scaling.unstated([neither]) == []  # beside no other run nothing is compared
 
 
+def test_what_one_run_does_not_state_is_not_compared_and_changed_trees_are_named():
+    assert scaling.unstated([RUN, other(seq_len=None), other(precision=None)]) == [
+        "sequence length",
+        "precision",
+    ]
+    dirty = other(source="b.log", commit="0123456789abcdef+dirty")
+    assert scaling.changed([RUN, dirty, other(commit=None)]) == [f"{scaling.CHANGED}: b.log"]
+    assert scaling.changed([dirty]) == [f"{scaling.CHANGED}: b.log"]
+    assert scaling.changed([dirty] * 2) == [f"{scaling.CHANGED}: all"]
+    assert scaling.changed([RUN]) == scaling.changed([RUN] * 2) == []
+
+
 def test_laws_without_more_gpus_fit_nothing():
     assert scaling.fit_amdahl([]) is scaling.fit_gustafson([]) is None
     assert scaling.fit_amdahl([(1, 1)]) is scaling.fit_gustafson([(1, 1)]) is None
