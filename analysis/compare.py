@@ -74,7 +74,7 @@ class Comparison:
         if self.gpus is not None:
             return self._on_other_gpus()
         if self.low is None or self.high is None:
-            return f"B takes {1 / (1 + self.gain):.3f} of A's time; what of it is noise is unknown"
+            return f"B takes {1 / (1 + self.gain):.3f} of A's time; how much is noise is unknown"
         if self.low <= 0 <= self.high:
             return (
                 f"within noise: B is {self.gain:+.1%} but could be"
@@ -86,13 +86,13 @@ class Comparison:
 
     def _on_other_gpus(self) -> str:
         a, b = self.gpus
-        said = f"on {b} GPUs instead of {a}, B takes {1 / (1 + self.gain):.3f} of A's time per step"
+        time, seconds = 1 / (1 + self.gain), b / a / (1 + self.gain)
+        said = f"on {b} GPUs instead of {a}, B takes {time:.3f} of A's time per step"
         if self.low is None or self.high is None:
-            said += "; what of it is noise is unknown"
-        else:
-            said += f" ({1 / (1 + self.high):.3f} to {1 / (1 + self.low):.3f})"
-            said += ", within noise," * (self.low <= 0 <= self.high)
-        return f"{said} and {b / a / (1 + self.gain):.3f} of its GPU-seconds"
+            return f"{said} and {seconds:.3f} of its GPU-seconds; how much is noise is unknown"
+        said += f" ({1 / (1 + self.high):.3f} to {1 / (1 + self.low):.3f})"
+        noise = "; the times are equal within noise" * (self.low <= 0 <= self.high)
+        return f"{said} and {seconds:.3f} of its GPU-seconds{noise}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data; `ratio` is the time of A over the time of B."""

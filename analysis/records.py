@@ -36,7 +36,9 @@ class Refusal(UsageError):
         self.source, self.reason = source, reason
 
     def __str__(self) -> str:
-        return printable(f"{self.source}: {self.reason}")
+        # A reason that names a file below the source has named the source.
+        named = self.reason.startswith(self.source)
+        return printable(self.reason if named else f"{self.source}: {self.reason}")
 
 
 @dataclass

@@ -288,7 +288,7 @@ def _note(share: float | None, efficiency: float, ratio: float, lowest: float) -
     if share is not None and share > 1:
         said = "no serial share, slower than the baseline on more GPUs"
     elif share is not None and share < 0 and not said:
-        said = "no serial share, above linear by no more than noise"
+        said = f"no serial share: efficiency {efficiency:.3f} is above 1, too little to be sure of"
     return said
 
 

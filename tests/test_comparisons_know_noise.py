@@ -125,7 +125,7 @@ def test_running_averages_have_no_interval_and_means_of_iterations_are_said():
     a[0].extra["running_average"] = True
     said = judged([a], [b])
     assert (said.found.low, said.found.high) == (None, None)
-    assert said.lines()[0].startswith("B takes 0.909 of A's time; what of it is noise is unknown")
+    assert said.lines()[0].startswith("B takes 0.909 of A's time; how much is noise is unknown")
     assert any("A prints running averages" in d for d in said.doubts)
     assert said.as_dict()["ratio_ci95"] is None
 

@@ -449,3 +449,14 @@ def test_run_folders_are_found_past_loops_and_a_folder_that_cannot_be_read_is_na
 def test_a_path_that_no_system_takes_is_a_users_mistake(tmp_path):
     with pytest.raises(UsageError, match="File name too long"):
         find_runs([tmp_path / ("x" * 300)])
+
+
+def test_a_damaged_file_is_named_once(tmp_path):
+    from analysis.readers import read
+    from analysis.records import Refusal
+
+    run = write(tmp_path, facts("s", None, engine="ddp"))
+    (run / "status.json").write_text("[]")
+    with pytest.raises(Refusal) as refused:
+        read(run)
+    assert str(refused.value).startswith(f"{run / 'status.json'} is damaged")
