@@ -44,7 +44,7 @@ from analysis.scaling import (
 )
 from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise, json_objects
 from models.errors import Parser, UsageError, command_line, printable, warn
-from parallel.steady import Steady
+from parallel.steady import Steady, steady_iterations
 
 RESAMPLES = 10_000
 BLOCKS = "blocks of iterations"
@@ -206,10 +206,9 @@ def _timed(paths: list[Path], arguments: argparse.Namespace | None = None) -> li
             why = "; ".join(judgement.flags if judgement.unfit else ["no step was timed"])
             refused.append(f"{record.source}: {why}")
             continue
-        x = step_times(record)[time.first :]
-        if window:
-            x = x[record.iteration[time.first :] <= window[1]]
-        found.append((record, x[np.isfinite(x)]))
+        x = step_times(record)
+        where = steady_iterations(x, record.skipped, record.iteration, window)
+        found.append((record, x[where]))
     for line in refused:
         warn("analysis.compare", line)
     if not found:

@@ -107,24 +107,45 @@ def steady(
     `rule` "seed" is the Jean Zay one-liner's: the mean of all, cut to whole seconds.
     """
     step_s = np.asarray(step_s, dtype=float)
+    if rule == "seed":
+        x = step_s[where := _timed(step_s, iteration, window)]
+        return Steady(float(int(x.mean())), len(x), None, int(where[0]), 0) if len(x) else None
+    where = steady_iterations(step_s, skipped, iteration, window)
+    if not len(where):
+        return None
+    x = step_s[where]
+    settled = window is not None or not _falls(x)
+    spikes = int(np.sum(x > _spike_bound(x)))
+    return Steady(float(np.median(x)), len(x), median_ci95(x), int(where[0]), spikes, settled)
+
+
+def steady_iterations(
+    step_s: np.ndarray,
+    skipped: np.ndarray | None = None,
+    iteration: np.ndarray | None = None,
+    window: tuple[int, int] | None = None,
+) -> np.ndarray:
+    """Indices of the iterations that `steady` takes the median of: its steps 1 and 2, or the
+    window. Empty where nothing was timed."""
+    step_s = np.asarray(step_s, dtype=float)
+    where = _timed(step_s, iteration, window)
+    if window is not None or not len(where):
+        return where
+    if skipped is not None and len(skipped) == len(step_s):
+        stepped = where[~(np.nan_to_num(np.asarray(skipped, dtype=float))[where] > 0)]
+        where = stepped if len(stepped) else where
+    return where[warmup_end(step_s[where]) :]
+
+
+def _timed(
+    step_s: np.ndarray, iteration: np.ndarray | None, window: tuple[int, int] | None
+) -> np.ndarray:
+    """Indices of the iterations with a time, inside the window if there is one."""
     kept = np.isfinite(step_s)
     if window is not None:
         numbers = np.arange(len(step_s)) if iteration is None else np.asarray(iteration)
         kept &= (numbers >= window[0]) & (numbers <= window[1])
-    elif rule != "seed" and skipped is not None and len(skipped) == len(step_s):
-        stepped = kept & ~(np.nan_to_num(np.asarray(skipped, dtype=float)) > 0)
-        kept = stepped if stepped.any() else kept
-    where = np.flatnonzero(kept)
-    if not len(where):
-        return None
-    x = step_s[where]
-    if rule == "seed":
-        return Steady(float(int(x.mean())), len(x), None, int(where[0]), 0)
-    drop = 0 if window is not None else warmup_end(x)
-    x = x[drop:]
-    settled = window is not None or not _falls(x)
-    spikes = int(np.sum(x > _spike_bound(x)))
-    return Steady(float(np.median(x)), len(x), median_ci95(x), int(where[drop]), spikes, settled)
+    return np.flatnonzero(kept)
 
 
 def _falls(x: np.ndarray) -> bool:

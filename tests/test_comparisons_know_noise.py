@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from analysis.compare import compare, judged, main, spread
+from analysis.compare import _timed, compare, judged, main, spread
 from analysis.records import Record
 from tests.fixture_runs import facts, write
 
@@ -147,3 +147,15 @@ def test_a_baseline_that_is_not_there_is_said(tmp_path, capsys):
     assert main([str(tmp_path), "--format", "json"]) == 1
     (said,) = json.loads(capsys.readouterr().out)
     assert said["doubts"][-1].startswith("the study's baseline gone has no time here: ddp stands")
+
+
+def test_iterations_that_skipped_the_optimizer_are_not_compared(tmp_path):
+    """An fp16 overflow ends an iteration early; its time is no step's."""
+    path = write(tmp_path, facts("s", None, engine="ddp"), step_s=0.5)
+    steps = path / "steps.csv"
+    rows = [line.split(",") for line in steps.read_text().splitlines()]
+    for row in rows[6::3]:
+        row[rows[0].index("step_s")], row[rows[0].index("skipped")] = "0.1", "1"
+    steps.write_text("\n".join(",".join(row) for row in rows) + "\n")
+    ((_, times),) = _timed([path])
+    assert len(times) == 19 - len(rows[6::3]) and times.min() >= 0.5
