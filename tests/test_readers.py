@@ -733,6 +733,44 @@ def test_the_line_that_proves_how_a_run_ended_is_found(log, line):
     assert record.failure.kind == ENDINGS[line] and record.failure.line_no == 41
 
 
+@pytest.mark.parametrize("who", ("", "0: ", "[rank0]:", "[rank0]: ", "[default0]:", "\x1b[31m"))
+@pytest.mark.parametrize(
+    "raised",
+    (
+        "RuntimeError: No CUDA GPUs are available",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'data/x.bin'",
+        "torch.distributed.DistStoreError: no peer",
+        "AssertionError",
+    ),
+)
+def test_a_traceback_is_shown_by_what_it_raised(log, who, raised):
+    quoted = "    raise RuntimeError('KeyError: in the code, not raised')"
+    lines = ["Traceback (most recent call last):", '  File "t.py", line 9, in <module>', quoted]
+    text = "".join(f"{who}{line}\n" for line in [*lines, raised, "ValueError: a later one"])
+    failure = read(log("loading\n" + text)).failure
+    assert (failure.kind, failure.line_no) == ("traceback", 2)
+    shown = who.replace("\x1b[31m", "")
+    assert failure.line.endswith(f"(most recent call last), line 5: {shown}{raised}")
+    cut = read(log("loading\n" + "".join(f"{who}{line}\n" for line in lines), "cut.out")).failure
+    assert cut.line_no == 2 and cut.line.endswith("Traceback (most recent call last):")
+
+
+@pytest.mark.parametrize("before", ("sbatch: ", "slurmstepd: error: ", ""))
+@pytest.mark.parametrize("said", ("TIME LIMIT", "NODE FAILURE", "PREEMPTION", "somebody"))
+def test_slurms_words_without_its_frame_prove_no_end(log, before, said):
+    prose = f"{before}a job is CANCELLED AT 2024 DUE TO {said}\n{before}*** JOB titles ***\n"
+    assert read(log(RUN + prose)).failure is None
+    if "error" not in before:
+        with pytest.raises(Refusal, match="no format that is known"):
+            read(log(prose, "notes.txt"))
+    framed = (
+        f"{RUN}{prose}{before}*** STEP 1.0 ON n1 CANCELLED AT 2021-05-24T09:50:34 DUE TO {said} ***"
+    )
+    kinds = {"TIME LIMIT": "timeout", "NODE FAILURE": "node"}
+    failure = read(log(framed, "framed.out")).failure
+    assert failure.kind == kinds.get(said, "cancelled") and failure.line_no == 43
+
+
 def test_a_traceback_that_interrupts_nccl_is_the_nccl_error(log):
     text = "Traceback (most recent call last):\n  File x\nRuntimeError: NCCL error in: y\n"
     assert read(log(RUN + text)).failure.kind == "nccl"
@@ -741,7 +779,11 @@ def test_a_traceback_that_interrupts_nccl_is_the_nccl_error(log):
 
 
 WHOSE_END = {
-    "a rank raised": (RAISED + CLOSING + FAILED_RANK + BAD_EXIT, "traceback", RAISED),
+    "a rank raised": (
+        RAISED + CLOSING + FAILED_RANK + BAD_EXIT,
+        "traceback",
+        "ValueError: the data",
+    ),
     "a rank was killed": (PEER + CLOSING + KILLED + BAD_EXIT, "traceback", "Signal 9 (SIGKILL)"),
     "its peers saw it": (PEER + CLOSING + FAILED_RANK + BAD_EXIT, "nccl", "Connection reset"),
     "a hang": (CLOSING + FAILED_RANK + BAD_EXIT, "traceback", "Traceback"),

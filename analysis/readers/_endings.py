@@ -18,19 +18,22 @@ _CAUSES: dict[str, tuple[bytes, ...]] = {
         b"Out Of Memory",
     ),
     "node": (
-        b"DUE TO NODE FAIL",
         b"NODE_FAIL",
         b"uncorrectable ECC error",
         b"fallen off the bus",
         b"lost connection to node",
         b"Node failure on",
     ),
-    "timeout": (
-        b"DUE TO TIME LIMIT",
-        b"PBS: job killed: walltime",
-        b"TERM_RUNLIMIT",
-        b"DUE TO TIMELIMIT",
-    ),
+    "timeout": (b"PBS: job killed: walltime", b"TERM_RUNLIMIT"),
+}
+# Slurm's own line, `*** STEP 7.0 ON n1 CANCELLED AT 2021-05-24T09:50:34 DUE TO TIME LIMIT ***`:
+# without what opens it, these words are somebody's prose.
+_CANCELLED = rb"\*\*\* (?:JOB|STEP) \d[^\r\n]{0,200}? CANCELLED (?:AT |\*\*\*)"
+_OPENS = (b"*** JOB ", b"*** STEP ")
+_FRAME = re.compile(rb"[^\r\n]*" + _CANCELLED)
+_SLURMS = {
+    "node": re.compile(_CANCELLED + rb"[^\r\n]{0,60}?DUE TO NODE FAIL"),
+    "timeout": re.compile(_CANCELLED + rb"[^\r\n]{0,60}?DUE TO TIME ?LIMIT"),
 }
 # Of these the first one counts.
 _SIGNS: dict[str, tuple[bytes, ...]] = {
@@ -51,12 +54,10 @@ _SIGNS: dict[str, tuple[bytes, ...]] = {
         b"MPI_ABORT was invoked",
     ),
     "cancelled": (
-        b" CANCELLED AT ",
-        b" CANCELLED ***",
+        *_OPENS,
         b"KeyboardInterrupt",
         b"SIGTERM",
         b"Received 15 death signal",
-        b"DUE TO PREEMPTION",
     ),
 }
 # Lines that look like a cancelled run's, but tell what was done to the others after one had failed:
@@ -79,6 +80,15 @@ _TRACEBACK = (
     b"terminate called after throwing",
 )
 _RAISED = re.compile(WORD + rb"(?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception): ")
+# The line that ends a traceback: not indented, behind the name of who printed it. torchrun's own
+# says only that a rank failed.
+_ENDS = re.compile(
+    rb"(?:^|\r)(?:\x1b\[[\d;]{0,20}[mK]|\[?[\w.@-]{1,60}\]?: ?){0,4}"
+    rb"(?:[A-Za-z_]\w{0,60}\.){0,6}(?!ChildFailedError)[A-Z]\w{0,60}(?:Error|Exception|Exit)"
+    rb"(?:: |[ \t]{0,9}\r?$)",
+    re.MULTILINE,
+)
+_FAR = 1 << 20  # bytes from a traceback to its end, with other ranks' lines between
 _LAUNCHER = re.compile(
     rb"(?:^|(?<=\r))[^\r\n]{0,200}?(?:\[ERROR\]|\berror:|\bERROR:|command not found|No such file)"
     rb"[^\r\n]{0,200}",
@@ -112,7 +122,10 @@ def judge_end(record: Record, log: Log, offsets: list[int], trained: bool = True
 def find_failure(log: Log, start: int = 0) -> Failure | None:
     """The evidence at or after `start`: a cause first, then whichever sign comes first."""
     for kind, needles in _CAUSES.items():
-        if (at := _first(log, needles, start)) is not None:
+        at = _first(log, needles, start)
+        if kind in _SLURMS and (told := next(log.matches(_SLURMS[kind], start), None)):
+            at = told[0] if at is None else min(at, told[0])
+        if at is not None:
             return _failure(log, kind, at)
     if (killed := next(log.matches(_KILLED, start), None)) is not None:
         at, match = killed
@@ -125,15 +138,27 @@ def find_failure(log: Log, start: int = 0) -> Failure | None:
     if traceback is None:
         return _failure(log, sign[1], sign[0]) if sign else None
     if sign is None:
-        return _failure(log, "traceback", traceback)
+        return _raised(log, traceback)
     # What a traceback raised may be the sign itself; if it raised something else, that came first.
     if traceback < sign[0]:
-        for at, match in log.matches(_RAISED, traceback, min(sign[0], traceback + (1 << 20))):
+        for at, match in log.matches(_RAISED, traceback, min(sign[0], traceback + _FAR)):
             if not any(needle in match[0] for needle in _SIGNS[sign[1]]):
                 line_end = log.slice(at, at + 400).split(b"\n")[0]
                 if at + len(line_end) < sign[0]:
-                    return _failure(log, "traceback", traceback)
+                    return _raised(log, traceback)
     return _failure(log, sign[1], sign[0])
+
+
+def _raised(log: Log, traceback: int) -> Failure:
+    """The line that opens a traceback and, where the log shows it, the one with what was raised."""
+    failure = _failure(log, "traceback", traceback)
+    if log.slice(traceback, traceback + 9) == b"Traceback":
+        for at, match in log.matches(_ENDS, traceback, traceback + _FAR):
+            # Its last byte: the match may begin with the end of the line before.
+            ended = _failure(log, "traceback", at + len(match[0].rstrip()) - 1)
+            failure.line = f"{failure.line.rstrip(':')}, line {ended.line_no}: {ended.line}"
+            break
+    return failure
 
 
 def _first(log: Log, needles: tuple[bytes, ...], start: int) -> int | None:
@@ -149,7 +174,8 @@ def _first_sign(log: Log, needles: tuple[bytes, ...], start: int) -> int | None:
     at, bad_exit = _first(log, needles, start), None
     while at is not None:
         begin, line = _line(log, at)
-        if not _SENT.match(line):
+        prose = any(opens in line for opens in _OPENS) and not _FRAME.match(line)
+        if not prose and not _SENT.match(line):
             if not _STEP.match(line):
                 return at
             if bad_exit is None:
