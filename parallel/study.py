@@ -416,5 +416,5 @@ def _tag(name: str, spec: RunSpec) -> str:
     if isinstance(value, bool):
         return name if value else f"no-{name}"
     path = name in ("deepspeed_config", "data")
-    text = Path(value).stem if path else format(value, "g" * (name == "lr"))
+    text = Path(value).stem if path else format(value, "g" * isinstance(value, float))
     return re.sub(r"[^A-Za-z0-9.+-]+", "_", SHORT.get(name, name) + text).strip("_-.")

@@ -31,7 +31,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 STARTED = time.perf_counter()
 
@@ -63,8 +63,15 @@ from parallel.artifacts import (  # noqa: E402
 TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: interrupted, and saved
 
 
+class Flags(Parser):
+    """A wrong flag ends a rank as every mistake does, so that `run` says it once per node."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (--help lists the flags)")
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(
+    parser = Flags(
         prog="python -m parallel.train",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -124,11 +131,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(argv: list[str] | None, asked: watch.Interruption) -> int:
     """`main`, once signals are listened to."""
-    arguments = parse(argv)
-    local_rank = 0
     try:
+        arguments = parse(argv)
         place = launch.detect()
-        local_rank = place.local_rank
         run_spec, run_json, path = choose(arguments, place)
         if arguments.check:
             print(json.dumps({"run": run_json["run"], "folder": str(path), **run_json["spec"]}))
@@ -136,6 +141,9 @@ def run(argv: list[str] | None, asked: watch.Interruption) -> int:
         return train(run_spec, run_json, path, place, asked)
     except UsageError as error:
         # Once per node, for what a node lacks (its data, say) another may have.
+        local_rank = 0
+        with contextlib.suppress(UsageError):  # what the launcher says may be the mistake
+            local_rank = launch.detect().local_rank
         if local_rank == 0:
             print(f"parallel.train: {error}", file=sys.stderr, flush=True)
         launch.tell_torchrun(f"parallel.train: {error}", 0.0 if local_rank == 0 else 2.0)
@@ -207,12 +215,9 @@ def train(
             folder.launcher(facts.launcher_metadata(place))
 
         def say(what: str) -> None:
-            reason = f"{launch.whose(what)} (rank {place.rank})"
+            # Before, rank 0 says why: its mistake ended the others, or it has the signal too.
             if began:
-                folder.fail(reason, place.rank)
-            else:  # the folder is not there for sure: it is said here
-                with contextlib.suppress(OSError):
-                    print(f"parallel.train: {reason}", file=sys.stderr, flush=True)
+                folder.fail(f"{launch.whose(what)} (rank {place.rank})", place.rank)
 
         asked.attend(say, grace_s)
         init_process_group(
@@ -319,7 +324,18 @@ def go_on(run_spec: spec.RunSpec, run_json: dict[str, Any], folder: RunFolder) -
 def note(folder: RunFolder, line: str) -> None:
     """Say what was done with the folder, in its log and on the console."""
     folder.log(f" {line}")
-    print(line, flush=True)
+    tell(folder, line)
+
+
+def tell(folder: RunFolder, line: str, on_terminal: bool = False) -> None:
+    """Print a line, beside tqdm's bar where there is one; a lost console is noted in the log."""
+    from tqdm import tqdm
+
+    try:
+        tqdm.write(line) if on_terminal else print(line, flush=True)
+    except OSError as error:
+        drop_output()  # nobody reads it any more, or its disk is full: the log has the lines
+        folder.log(f" the console takes no more lines: {error.strerror}")
 
 
 def nothing_to_train(run_spec: spec.RunSpec, start: str) -> str:
@@ -449,16 +465,9 @@ def loop(
         with ranges.validation():
             return engine.evaluate(held_out, run_spec.eval_steps * layout.n_micro)
 
-    def tell(line: str) -> None:
-        try:
-            tqdm.write(line) if on_terminal else print(line, flush=True)
-        except OSError as error:
-            drop_output()  # nobody reads it any more, or its disk is full: the log has the lines
-            folder.log(f" the console takes no more lines: {error.strerror}")
-
     def say(line: str) -> None:
         folder.log(line)
-        tell(line)
+        tell(folder, line, on_terminal)
 
     def check(step: int) -> None:
         """Validate after `step` steps, and say so."""
@@ -560,7 +569,7 @@ def loop(
                     if on_terminal:
                         bar.set_postfix_str(f"loss {result.loss:.4f}")
                     else:
-                        tell(line)
+                        tell(folder, line)
                     since_line, skipped, nans = [], 0, 0
                 bar.update()
             last = step + 1 == run_spec.steps
@@ -638,7 +647,7 @@ def loop(
             remark = f"{len(failed)} of {n_saves} saves failed, the last: {failed[-1]}"
         marker = metrics.complete_marker(folder.path, found)
         folder.complete(found, marker, remark)
-        tell(marker)
+        tell(folder, marker, on_terminal)
     return 0
 
 

@@ -1,5 +1,7 @@
 """Signals save and interrupt, the same command goes on, and a rank that hangs is named."""
 
+import errno
+import io
 import json
 import os
 import signal
@@ -572,3 +574,19 @@ def test_a_line_cut_short_by_a_kill_is_taken_away_before_the_next(tmp_path):
     folder.close()
     steps = read_run(tmp_path / "run").steps
     assert [(s["step"], s["loss"]) for s in steps] == [(1, 9.0), (2, 8.0), (3, 7.0), (4, 6.0)]
+
+
+def test_a_note_that_the_console_does_not_take_ends_no_run(tmp_path, monkeypatch):
+    from parallel import train
+
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    folder = RunFolder(tmp_path / "run")
+    folder.begin({"run": "ddp"})
+    monkeypatch.setattr(sys, "stdout", Full())
+    train.note(folder, "a word")
+    folder.close()
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert " a word\n" in log and "the console takes no more lines: Broken pipe" in log

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from models.errors import UsageError
-from parallel import launch
+from parallel import launch, train
 from parallel.launch import Launch, detect, rendezvous_environment
-from tests.conftest import ROOT
+from tests.conftest import ROOT, TRAIN, run_module
 
 SRUN = {
     "SLURM_PROCID": "5",
@@ -95,3 +95,31 @@ def test_torchrun_is_told_why_once(tmp_path):
     for line in ("the first reason", "a consequence"):
         launch.tell_torchrun(line, environment=environment)
     assert json.loads(error.read_text())["message"] == "the first reason"
+
+
+@pytest.mark.parametrize("wrong", [["--engine", "bogus"], ["--grad-clip", "0"], ["--out="]])
+def test_a_wrong_flag_is_said_once_per_node_and_on_torchruns_page(
+    wrong, tmp_path, capsys, monkeypatch
+):
+    said, slept = [], []
+    monkeypatch.setattr(launch.time, "sleep", slept.append)
+    for rank in ("0", "1"):
+        error = tmp_path / f"error-{rank}.json"
+        places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}
+        places |= {"TORCHELASTIC_RUN_ID": "1", "TORCHELASTIC_ERROR_FILE": str(error)}
+        for name, value in places.items():
+            monkeypatch.setenv(name, value)
+        assert train.main(wrong) == 2
+        said.append(capsys.readouterr().err)
+        message = json.loads(error.read_text())["message"]
+        assert f"{message}\n" == said[0] and message.startswith("parallel.train: ")
+    assert said[0].count("\n") == 1 and said[1] == "" and slept == [0.0, 2.0]
+
+
+def test_the_rank_that_waits_for_one_that_ended_by_a_mistake_says_nothing(tokens, tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    flags = ["--preset", "tiny", "--device", "cpu", "--data", str(tokens), "--out", str(tmp_path)]
+    done = run_module(TRAIN, *flags, ranks=2)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "is no run folder of ours" in line

@@ -265,6 +265,7 @@ def test_every_shipped_study_reads_and_leaves_out_only_with_reasons():
         ({"micro_batch": 1}, "ddp"),  # what it is in any case
         ({"micro_batch": 4}, "ddp-mbs4"),
         ({"lr": 1e-2, "seed": 7, "data": "data/code"}, "ddp-lr0.01-seed7-code"),
+        ({"clip_grad": 1e9}, "ddp-clip_grad1e+09"),
         ({"preset": "small", "precision": "bf16"}, "ddp-small-bf16"),
         # With others of these a run goes on.
         ({"steps": 80, "breakdown": True, "profile_mode": "nvtx", "save_interval": 2}, "ddp"),
