@@ -260,8 +260,8 @@ def save_folder(run_folder: Path, settings: dict[str, Any]) -> Path:
 
 def why_not_resumed(run_folder: Path, settings: dict[str, Any]) -> str | None:
     """None where the folder holds an attempt of this very run, with a checkpoint to go on from:
-    one that was stopped, or was complete after fewer steps. Else why this run starts at step 0, in
-    words; "" where there is nothing to go on from.
+    one that was stopped, or was complete after fewer steps. Else why this run starts anew, in words
+    that end `moved_line`; "" where there is nothing to go on from.
     """
     if not holds_attempt(run_folder):
         return ""
@@ -269,28 +269,36 @@ def why_not_resumed(run_folder: Path, settings: dict[str, Any]) -> str | None:
         facts = parse_json((run_folder / "run.json").read_text())
         before = dict(facts["spec"])
     except OSError as error:
-        return f"run.json: {error.strerror}"
+        return f"the earlier one's run.json cannot be read ({error.strerror})"
     except (ValueError, TypeError, KeyError) as error:
-        return f"run.json is damaged ({type(error).__name__}: {error})"
+        return f"the earlier one's run.json is damaged ({type(error).__name__}: {error})"
     differ = [k for k in settings.keys() | before.keys() if settings.get(k) != before.get(k)]
-    told = "; ".join(f"{k} was {before.get(k)}, is {settings.get(k)}" for k in sorted(differ))
+    told = [f"{k} changed from {before.get(k)} to {settings.get(k)}" for k in sorted(differ)]
     steps, longer = settings["steps"], settings["steps"] > before.get("steps", 0)
     # A marker that is missing was to be written last.
     complete = read_status(run_folder).get("state") == COMPLETE
     if complete and (run_folder / "RUN_COMPLETE.txt").exists() and not longer:
-        return f"it is complete{told and f', and {told}'}"
+        return " and ".join(["the earlier one is complete", *told])
     if set(differ) - CIRCUMSTANCES - set(WORK):
-        return told
+        return " and ".join(told)
     load, began = settings.get("load"), before.get("load")
     if load is not None and not (began and Path(load).absolute() == Path(began).absolute()):
-        return f"it began from checkpoint {began}, and {load} is asked for"
+        return f"the earlier one began at {began or 'step 0'} and now load is {load}"
     if not settings.get("resume"):
         return "--no-resume was given"
     if not settings.get("save_interval"):
         return "without save_interval no run goes on from a checkpoint"
     save = save_folder(run_folder, settings)
     if not (there := steps_in(save)):
-        return f"it left no checkpoint in {save}"
+        return f"the earlier one left no checkpoint in {save}"
     if there[-1] > steps:
-        return f"its newest checkpoint, of step {there[-1]}, is beyond the {steps} steps asked for"
+        newest = f"the earlier one's newest checkpoint, of step {there[-1]},"
+        return f"{newest} is beyond the steps asked for, {steps}"
     return None
+
+
+def moved_line(aside: Path, why_anew: str, load: Path | str | None) -> str:
+    """What is said where an attempt was moved to `aside`: from where the run starts now, and why
+    (`why_not_resumed`)."""
+    line = f"moved the earlier attempt to {aside}; this run starts from {load or 'step 0'}"
+    return f"{line}, because {why_anew}" if why_anew else line

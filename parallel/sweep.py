@@ -93,7 +93,7 @@ def start(
     run_folder = RunFolder(folder)
     why_anew = saved.why_not_resumed(folder, spec.settings())
     if why_anew is not None and (aside := run_folder.set_aside(also=["console.out"])):
-        tqdm.write(f"{name}: moved the attempt before to {aside} and start anew: {why_anew}")
+        tqdm.write(f"{name}: {saved.moved_line(aside, why_anew, spec.load)}")
     command = command_of(study, name, folder, srun)
     root = str(Path(__file__).resolve().parent.parent)
     environment = os.environ | {

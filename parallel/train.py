@@ -296,7 +296,7 @@ def begin(run_spec: spec.RunSpec, run_json: dict[str, Any], folder: RunFolder) -
         run_json["loaded"] = None if load is None else str(load)
         folder.begin(run_json)
     if aside:
-        note(folder, f"moved the attempt before to {aside} and start anew: {why_anew}")
+        note(folder, saved.moved_line(aside, why_anew, load))
     return load
 
 

@@ -203,7 +203,9 @@ def test_a_run_goes_on_only_from_its_own_stopped_attempt(save):
     assert why(save_interval=0) == "without save_interval no run goes on from a checkpoint"
     assert why(load="/x") == "it began from checkpoint None, and /x is asked for"
     assert why(steps=10) is None
-    assert why(steps=9) == "its newest checkpoint, of step 10, is beyond the 9 steps asked for"
+    assert why(steps=9) == (
+        "the earlier one's newest checkpoint, of step 10, is beyond the steps asked for, 9"
+    )
     assert why(save="/none") == "it left no checkpoint in /none"
     assert saved.why_not_resumed(save / "none", settings) == ""
     path = run / "run.json"
@@ -224,9 +226,11 @@ def test_a_complete_run_goes_on_only_for_more_steps(save):
     run = write(save, about)
     some(run / "checkpoints", 20)
     settings = about["spec"]
-    assert saved.why_not_resumed(run, settings) == "it is complete"
+    assert saved.why_not_resumed(run, settings) == "the earlier one is complete"
     said = saved.why_not_resumed(run, settings | {"log_interval": 9})
-    assert said == f"it is complete, and log_interval was {settings['log_interval']}, is 9"
+    assert said == (
+        f"the earlier one is complete and log_interval changed from {settings['log_interval']} to 9"
+    )
     assert saved.why_not_resumed(run, settings | {"steps": 21}) is None
     (run / "RUN_COMPLETE.txt").unlink()
     assert saved.why_not_resumed(run, settings) is None  # the marker was to be written last

@@ -456,12 +456,15 @@ def test_a_stopped_attempt_of_the_same_run_is_gone_on_with(changed, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"lr": 1e-2, "seed": 1}, "lr was 0.0003, is 0.01; seed was 1234, is 1"),
-        ({"load": "elsewhere"}, "it began from checkpoint None, and elsewhere is asked for"),
+        ({"lr": 1e-2, "seed": 1}, "lr changed from 0.0003 to 0.01 and seed changed from 1234 to 1"),
+        ({"load": "elsewhere"}, "the earlier one began at step 0 and now load is elsewhere"),
         ({"resume": False}, "--no-resume was given"),
         ({"save_interval": 0}, "without save_interval no run goes on from a checkpoint"),
-        ({"steps": 1}, "its newest checkpoint, of step 2, is beyond the 1 steps asked for"),
-        ({"save": "elsewhere"}, "it left no checkpoint in elsewhere"),
+        (
+            {"steps": 1},
+            "the earlier one's newest checkpoint, of step 2, is beyond the steps asked for, 1",
+        ),
+        ({"save": "elsewhere"}, "the earlier one left no checkpoint in elsewhere"),
     ],
 )
 def test_why_an_attempt_is_not_gone_on_with_is_said(changed, why, tmp_path):
@@ -483,9 +486,13 @@ def test_files_that_a_crash_cut_are_no_silent_start_at_0(tmp_path):
     whole = (run / "run.json").read_text()
     for cut in ("", whole[:40], "[]", '{"run": "ddp"}'):
         (run / "run.json").write_text(cut)
-        assert saved.why_not_resumed(run, settings_of()).startswith("run.json is damaged (")
+        assert saved.why_not_resumed(run, settings_of()).startswith(
+            "the earlier one's run.json is damaged ("
+        )
     (run / "run.json").unlink()
-    assert saved.why_not_resumed(run, settings_of()) == "run.json: No such file or directory"
+    assert saved.why_not_resumed(run, settings_of()) == (
+        "the earlier one's run.json cannot be read (No such file or directory)"
+    )
 
 
 def test_a_complete_run_goes_on_to_more_steps_and_keeps_its_result(tmp_path, capsys):
@@ -507,7 +514,7 @@ def test_a_complete_run_goes_on_to_more_steps_and_keeps_its_result(tmp_path, cap
     folder.begin({"run": "ddp", "spec": settings_of(), "started_utc": "now"}, go_on=True)
     folder.complete({"schema_version": "2.0"}, "RUN_COMPLETE")
     assert saved.why_not_resumed(run, settings_of(breakdown=True)) == (
-        "it is complete, and breakdown was False, is True"
+        "the earlier one is complete and breakdown changed from False to True"
     )
     assert begin(steps=80) == run / "checkpoints"
     said = capsys.readouterr().out
@@ -520,9 +527,23 @@ def test_a_complete_run_goes_on_to_more_steps_and_keeps_its_result(tmp_path, cap
     attempts = json.loads((run / "run.json").read_text())["attempts"]
     assert attempts[-1]["reason"] == "status.json is missing or damaged"
     assert begin(steps=10) is None
-    moved = f"moved the attempt before to {run}/attempts/2 and start anew: its newest checkpoint, "
-    assert capsys.readouterr().out == f"{moved}of step 20, is beyond the 10 steps asked for\n"
+    moved = (
+        f"moved the earlier attempt to {run}/attempts/2; this run starts from step 0, because the"
+        " earlier one's newest checkpoint, of step 20, is beyond the steps asked for, 10\n"
+    )
+    assert capsys.readouterr().out == moved
     assert moved in (run / "train.log").read_text()
+
+
+def test_the_line_about_a_moved_attempt_is_one_sentence():
+    head = "moved the earlier attempt to run/attempts/1; this run starts from"
+    aside = Path("run/attempts/1")
+    for why, load, said in (
+        ("", None, "step 0"),
+        ("lr changed from 1 to 2", None, "step 0, because lr changed from 1 to 2"),
+        ("--no-resume was given", Path("ck"), "ck, because --no-resume was given"),
+    ):
+        assert saved.moved_line(aside, why, load) == f"{head} {said}"
 
 
 def test_an_attempt_that_loads_from_its_own_folder_can_be_started_again(tmp_path):

@@ -169,8 +169,8 @@ def test_a_folder_in_use_fails_its_run_alone_and_what_was_printed_before_is_kept
         assert "FAILED: no data (see " in said[2]
     used.close()
     assert out_[2] == (
-        f"{ORDER[2]}: moved the attempt before to {out / ORDER[2] / 'attempts' / '1'} and start"
-        " anew: without save_interval no run goes on from a checkpoint"
+        f"{ORDER[2]}: moved the earlier attempt to {out / ORDER[2] / 'attempts' / '1'}; this run"
+        " starts from step 0, because without save_interval no run goes on from a checkpoint"
     )
     assert os.listdir(out / ORDER[0]) == ["thesis.tex"]
     assert read_run(out / ORDER[1]).state == "running"
