@@ -283,7 +283,7 @@ def why_not_resumed(run_folder: Path, settings: dict[str, Any]) -> str | None:
         return " and ".join(told)
     load, began = settings.get("load"), before.get("load")
     if load is not None and not (began and Path(load).absolute() == Path(began).absolute()):
-        return f"the earlier one began at {began or 'step 0'} and now load is {load}"
+        return f"the earlier one began at {began or 'step 0'} and this one is to load {load}"
     if not settings.get("resume"):
         return "--no-resume was given"
     if not settings.get("save_interval"):

@@ -197,16 +197,17 @@ def test_a_run_goes_on_only_from_its_own_stopped_attempt(save):
 
     assert why() is None
     assert why(log_interval=7, steps=40, keep_last=5) is None  # circumstances, and more steps
-    assert why(lr=1.0) == f"lr was {settings['lr']}, is 1.0"
-    assert why(lr=1.0, beta1=0.5).startswith("beta1 was ") and "; lr was" in why(lr=1.0, beta1=0.5)
+    assert why(lr=1.0) == f"lr changed from {settings['lr']} to 1.0"
+    both = why(lr=1.0, beta1=0.5)
+    assert both.startswith("beta1 changed from ") and " and lr changed from " in both
     assert why(resume=False) == "--no-resume was given"
     assert why(save_interval=0) == "without save_interval no run goes on from a checkpoint"
-    assert why(load="/x") == "it began from checkpoint None, and /x is asked for"
+    assert why(load="/x") == "the earlier one began at step 0 and this one is to load /x"
     assert why(steps=10) is None
     assert why(steps=9) == (
         "the earlier one's newest checkpoint, of step 10, is beyond the steps asked for, 9"
     )
-    assert why(save="/none") == "it left no checkpoint in /none"
+    assert why(save="/none") == "the earlier one left no checkpoint in /none"
     assert saved.why_not_resumed(save / "none", settings) == ""
     path = run / "run.json"
     text = json.loads(path.read_text())
@@ -216,9 +217,9 @@ def test_a_run_goes_on_only_from_its_own_stopped_attempt(save):
     assert why(load="/y") is not None
     for harm in ("[", "[]", "{}", '{"spec": 5}'):
         path.write_text(harm)
-        assert why().startswith("run.json is damaged (")
+        assert why().startswith("the earlier one's run.json is damaged (")
     path.unlink()
-    assert why() == "run.json: No such file or directory"
+    assert why() == "the earlier one's run.json cannot be read (No such file or directory)"
 
 
 def test_a_complete_run_goes_on_only_for_more_steps(save):

@@ -457,7 +457,10 @@ def test_a_stopped_attempt_of_the_same_run_is_gone_on_with(changed, tmp_path):
     ("changed", "why"),
     [
         ({"lr": 1e-2, "seed": 1}, "lr changed from 0.0003 to 0.01 and seed changed from 1234 to 1"),
-        ({"load": "elsewhere"}, "the earlier one began at step 0 and now load is elsewhere"),
+        (
+            {"load": "elsewhere"},
+            "the earlier one began at step 0 and this one is to load elsewhere",
+        ),
         ({"resume": False}, "--no-resume was given"),
         ({"save_interval": 0}, "without save_interval no run goes on from a checkpoint"),
         (
