@@ -5,8 +5,13 @@
 One row per run: how it ended and the line that proves it, its steady step time with a 95 %
 interval, and what makes its numbers doubtful. `--window` states the iterations to use by the
 numbers that the log prints; `--rule seed` takes the mean of every iteration in whole seconds, as
-the Jean Zay one-liner did. `--format json` prints one object per run; unknown is null. Exits 2
-when nothing could be read.
+the Jean Zay one-liner did. `--format json` prints an array with one object per run; unknown is
+null. Exits 2 when nothing could be read.
+
+The verdicts: complete; diverged (the run went on to its end, but the last loss is NaN or
+infinite); stopped early; end unknown; OOM, communication error, node failure, timeout, cancelled,
+traceback (what its failure was); rows missing (complete, but not all of its steps are there);
+pending, running, interrupted (what the status of a run of ours says); no data.
 """
 
 import argparse
@@ -35,6 +40,7 @@ VERDICTS = {
     "timeout": "timeout",
     "cancelled": "cancelled",
     "traceback": "traceback",
+    "diverged": "diverged",
     "launcher": "no data",
 }
 MANY_SKIPPED = 0.1  # share of skipped iterations that is worth a word; fp16 skips one or two
@@ -116,6 +122,34 @@ def unfinished(record: Record) -> str:
 
 
 def _verdict(record: Record) -> Judgement:
+    ended = _ended(record)
+    if ended.verdict in ("complete", "end unknown") and (why := _diverged(record)):
+        return Judgement("diverged", _last_line(record), why, notes=ended.notes)
+    return ended
+
+
+def _not_finite(record: Record) -> tuple[np.ndarray, np.ndarray]:
+    """(which entries' loss is NaN or infinite, where a loss was printed at all)."""
+    bad = np.isinf(record.loss)
+    bad[record.extra.get("nan_at", [])] = True
+    return bad, np.flatnonzero(bad | np.isfinite(record.loss))
+
+
+def _diverged(record: Record) -> str:
+    """Why a run that went on to its end is none to believe, or "": its last loss is no number.
+
+    One skipped step at the end is none of it: fp16 skips such a step and lowers its scale.
+    """
+    bad, printed = _not_finite(record)
+    if not len(printed) or not bad[last := printed[-1]]:
+        return ""
+    skipped = len(record.skipped) == len(bad) and record.skipped[last] >= record.interval
+    if skipped and not bad[printed[-2:-1]].any():
+        return ""
+    return f"the last loss is {record.loss[last]:g}"
+
+
+def _ended(record: Record) -> Judgement:
     failure, state = record.failure, record.extra.get("state")
     n, planned = len(record.step_s), record.planned_steps
     finished = record.completed is True or (
@@ -231,14 +265,17 @@ def averages(records: list[Record]) -> list[str]:
 
 def _loss_flags(record: Record) -> list[str]:
     loss = record.loss
+    bad, printed = _not_finite(record)
+    end = ", to the end" if len(printed) and bad[printed[-1]] else ""
     if nans := record.extra.get("nan_iterations"):
-        return [f"the loss is NaN in {nans} of {len(loss)} iterations"]
-    if not len(loss) or np.isnan(loss).all():
-        return []
-    infinite = np.flatnonzero(np.isinf(loss))
+        return [f"the loss is NaN in {nans} of {len(loss)} iterations{end}"]
+    infinite = np.flatnonzero(bad)
     if len(infinite):
         numbers = record.iteration if len(record.iteration) == len(loss) else np.arange(len(loss))
-        return [f"the loss is not finite from iteration {int(numbers[infinite[0]])}"]
+        return [
+            f"the loss is infinite in {len(infinite)} of {len(loss)} iterations, first in"
+            f" {int(numbers[infinite[0]])}{end}"
+        ]
     loss = loss[np.isfinite(loss)]
     if len(loss) < 20:
         return []

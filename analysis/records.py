@@ -21,7 +21,8 @@ def _empty() -> np.ndarray:
 @dataclass
 class Failure:
     """Why a run ended, and the line that proves it. `kind` is oom, nccl, node, timeout, cancelled,
-    traceback, launcher (nothing was trained) or aborted."""
+    traceback, diverged, launcher (nothing was trained) or aborted. `line_no` 0: no line of a log
+    says it."""
 
     kind: str
     line_no: int
@@ -92,6 +93,11 @@ class Record:
     origin: dict[str, str] = field(default_factory=dict)  # field -> one of ORIGINS
     notes: list[str] = field(default_factory=list)  # contradictions, restarts, odd lines
     extra: dict[str, Any] = field(default_factory=dict)  # what only this format has
+
+    def count_nans(self, printed: np.ndarray) -> None:
+        """Keep which entries' loss was printed as NaN (a mask), apart from those without a loss."""
+        self.extra["nan_at"] = np.flatnonzero(printed)
+        self.extra["nan_iterations"] = int(np.count_nonzero(printed))
 
     def step_stats(self) -> dict[str, float | int | None]:
         """n, mean, median, min and max (seconds) over all logged steps; None where unknown.

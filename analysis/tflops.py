@@ -9,12 +9,12 @@ printed only where both runs completed and the fixed work and (unless --any-comm
 the baseline's, an efficiency only where every rank had cores of its own, MFU only for a GPU whose
 peak is known. A run that failed keeps its row and its reason.
 
-`--format json` prints one object per run; unknown is null. source, format, verdict and reasons;
-engine; steps and step_s_mean, _median, _min and _max over all logged steps; steady_step_s, steady_n
-and steady_ci95; tokens_per_s, samples_per_s and printed_tflops; gpus, tp, pp, vpp, dp, micro_batch,
-global_batch, seq_len, model, params. Then what this table adds: run, origin (of what the log does
-not say itself), convention, tflops, mfu, speedup, efficiency and parity, and with --predict
-predicted_s and predicted_error. Exits 2 when nothing could be read.
+`--format json` prints an array of objects, one per run; unknown is null. source, format, verdict
+and reasons; engine; steps and step_s_mean, _median, _min and _max over all logged steps;
+steady_step_s, steady_n and steady_ci95; tokens_per_s, samples_per_s and printed_tflops; gpus, tp,
+pp, vpp, dp, micro_batch, global_batch, seq_len, model, params. Then what this table adds: run,
+origin (of what the log does not say itself), convention, tflops, mfu, speedup, efficiency and
+parity, and with --predict predicted_s and predicted_error. Exits 2 when nothing could be read.
 """
 
 import argparse

@@ -158,7 +158,7 @@ def test_entries_that_average_ten_iterations_skip_ten():
         (np.r_[np.full(16, 2.0), np.full(4, 9.0)], "exploding loss: 9 at the end, 2 before"),
         (
             np.r_[np.full(30, 2.0), np.inf, np.full(9, 2.0)],
-            "the loss is not finite from iteration 31",
+            "the loss is infinite in 1 of 40 iterations, first in 31",
         ),
         (np.r_[np.full(30, np.nan), np.full(10, 2.0)], None),
         (np.full(40, np.nan), None),
@@ -173,7 +173,8 @@ def test_a_loss_explodes_above_its_lowest_and_near_its_beginning(loss, flag):
 
 def test_an_infinite_loss_is_counted_from_zero_where_iterations_are_not_numbered():
     loss = np.r_[np.full(30, 2.0), np.inf, np.inf]
-    assert flags(40, loss=loss) == ["the loss is not finite from iteration 30"]
+    said = "the loss is infinite in 2 of 32 iterations, first in 30, to the end"
+    assert flags(40, loss=loss) == [said]
 
 
 def test_a_gradient_norm_of_zero_is_said():

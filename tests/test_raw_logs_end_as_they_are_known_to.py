@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,10 @@ def test_the_verdicts_agree_with_the_independent_ones():
             kind = next(v for word, v in VERDICTS.items() if word in truth["fail_kind"])
             if said != (kind, int(truth["fail_line_no"])):
                 wrong.append((truth["path"], said, kind, truth["fail_line_no"]))
+        elif judgement.verdict == "diverged":  # its proof is the last loss, and no word of an end
+            last = re.findall(r"loss\W{1,6}([\w.+-]+)", (LOGS / truth["path"]).read_text())[-1]
+            if last not in ("nan", "inf"):
+                wrong.append((truth["path"], said, last, ""))
         elif judgement.verdict not in ("complete", "stopped early", "end unknown", "no data"):
             wrong.append((truth["path"], said, "no failure", ""))
     assert wrong == []

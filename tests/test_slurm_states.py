@@ -452,7 +452,7 @@ def test_a_job_that_never_started_is_a_row_of_the_table_too(four, capsys):
     assert tflops.main([str(logs / "four"), "--format", "json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["run"], row["verdict"]) == ("megatron-tp2-seed2", "cancelled")
-    assert row["reasons"] == ["line 1: Slurm: CANCELLED 0:0"]
+    assert row["reasons"] == ["Slurm: CANCELLED 0:0"]
     assert (row["engine"], row["gpus"], row["tp"]) == ("megatron", 2, 2)
 
 

@@ -34,6 +34,7 @@ def record(n=40, **known):
         ({"failure": Failure("timeout", 7, "DUE TO TIME LIMIT")}, "timeout"),
         ({"failure": Failure("cancelled", 7, "CANCELLED AT")}, "cancelled"),
         ({"failure": Failure("traceback", 7, "KeyError")}, "traceback"),
+        ({"failure": Failure("diverged", 7, "loss is nan since step 3")}, "diverged"),
     ],
 )
 def test_each_end_has_its_verdict_and_its_line(known, verdict):
@@ -41,6 +42,76 @@ def test_each_end_has_its_verdict_and_its_line(known, verdict):
     assert judgement.verdict == verdict
     if "failure" in known:
         assert judgement.reasons[0] == f"line 7: {known['failure'].line}"
+
+
+ITERATIONS = {
+    "Megatron-LM": " iteration {i}/ 5 | elapsed time per iteration (ms): 9.0 | lm loss: {loss} |\n",
+    "without bars": "iteration {i}/ 5 elapsed time per iteration (ms): 100 loss: {loss}\n",
+    "nanoGPT": "iter {i}: loss {loss}, time 100.00ms, mfu 22.82%\n",
+    "torchtitan": "step: {i}  loss: {loss}  grad_norm: 1.0  memory: 1.0GiB(1%)  tps: 6,922\n",
+    "modded-nanogpt": "step:{i}/5 train_loss:{loss} train_time:{i}00ms step_avg:100.00ms\n",
+    "HF Trainer": "{{'loss': {loss}, 'grad_norm': 1.0, 'learning_rate': 0.1, 'epoch': {i}.0}}\n",
+}
+
+
+@pytest.mark.parametrize("kind", ITERATIONS)
+@pytest.mark.parametrize("bad", ("nan", "inf"))
+def test_a_loss_that_ends_as_no_number_is_no_good_run(tmp_path, kind, bad):
+    path = tmp_path / "job.log"
+
+    def judged(*losses):
+        lines = (ITERATIONS[kind].format(i=i, loss=loss) for i, loss in enumerate(losses, 1))
+        path.write_text("".join(lines) + "Training completed\n")
+        return judge(read(path))
+
+    name = {"nan": "NaN", "inf": "infinite"}[bad]
+    good = judged(9.0, 8.0, 7.0, 6.0, 5.0)
+    assert good.verdict != "diverged" and "loss" not in "".join(good.flags)
+    passed = judged(9.0, 8.0, bad, 6.0, 5.0)
+    (flag,) = (flag for flag in passed.flags if "loss" in flag)
+    assert passed.verdict == good.verdict
+    assert flag.startswith(f"the loss is {name} in 1 of 5 iterations") and "end" not in flag
+    lost = judged(9.0, 8.0, bad, bad, bad)
+    (flag,) = (flag for flag in lost.flags if "loss" in flag)
+    assert (lost.verdict, lost.line_no, lost.proof) == ("diverged", 5, f"the last loss is {bad}")
+    assert flag.startswith(f"the loss is {name} in 3 of 5 iterations") and flag.endswith(
+        "to the end"
+    )
+
+
+def test_an_iteration_without_a_loss_is_not_nan(tmp_path):
+    path = tmp_path / "job.log"
+    line = " iteration {}/ 2 | elapsed time per iteration (ms): 100.0 |{}\n"
+    path.write_text(line.format(1, " lm loss: 9.0 |") + line.format(2, ""))
+    assert judge(read(path)).verdict == "complete"
+    path.write_text(line.format(1, " lm loss: nan |") + line.format(2, ""))  # the last that is said
+    assert judge(read(path)).verdict == "diverged"
+
+
+def test_one_skipped_step_at_the_end_is_fp16_lowering_its_scale():
+    run = record(planned_steps=40, loss=np.r_[np.full(39, 2.0), np.inf], skipped=np.zeros(40))
+    assert judge(run).verdict == "diverged"
+    run.skipped[-1] = 1
+    assert judge(run).verdict == "complete"
+    run.loss[-2] = np.inf
+    assert judge(run).verdict == "diverged"
+
+
+@pytest.mark.parametrize(
+    "reason",
+    (
+        "loss is nan since step 3",
+        "gradient norm is nan at step 20, the last",
+        "validation loss is inf after step 20, the last",
+    ),
+)
+def test_a_run_of_ours_that_failed_for_its_loss_diverged_at_no_line(tmp_path, reason):
+    write(tmp_path, facts("s", "ddp", engine="ddp"))
+    (tmp_path / "ddp" / "RUN_COMPLETE.txt").unlink()
+    status = {"state": "failed", "reason": reason}
+    (tmp_path / "ddp" / "status.json").write_text(json.dumps(status))
+    judgement = judge(read(tmp_path / "ddp"))
+    assert (judgement.verdict, judgement.reasons[0]) == ("diverged", reason)
 
 
 def test_a_traceback_after_the_last_iteration_is_no_failure():
@@ -70,7 +141,10 @@ def test_nothing_logged_is_no_data():
     [
         ({"skipped": np.ones(40)}, "all 40 iterations skipped: no optimizer step was timed"),
         ({"skipped": np.arange(40) % 4 == 0}, "10 of 40 iterations skipped the optimizer"),
-        ({"loss": np.r_[np.full(39, 2.0), np.inf]}, "not finite from iteration 40"),
+        (
+            {"loss": np.r_[np.full(39, 2.0), np.inf]},
+            "infinite in 1 of 40 iterations, first in 40, to the end",
+        ),
         ({"loss": np.r_[np.linspace(9, 2, 30), np.full(10, 7.5)]}, "exploding loss"),
         ({"grad_norm": np.zeros(40)}, "grad norm is zero in 40 of 40"),
         ({"interval": 10}, "averages 10 iterations"),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.readers._lines import is_nan
 from analysis.readers._log import Log
 
 _SIGNED = rb"(-?(?:\d{1,24}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?(?![\d.])|-?nan|-?inf)"
@@ -47,7 +48,7 @@ _LABEL = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _SECONDS = re.compile(rb".{27,28}\(?s")
-_COLUMNS = ("iteration", "planned", *_LABEL.groupindex)
+_COLUMNS = ("iteration", "planned", *_LABEL.groupindex, "nan_loss")
 _BLOCK = 1 << 18
 _HUGE = 512 << 20  # bytes; a larger log's columns are kept in single precision
 
@@ -57,8 +58,8 @@ class Table:
     """All iteration lines of a log, in file order.
 
     columns: per line `iteration`, `planned`, `step_s` (seconds) and what _LABEL names, NaN where
-    the line is silent. offset: where in the file each line's iteration is. pairs: lines that
-    printed current/average.
+    the line is silent; `nan_loss` is 1 where the loss was printed as NaN. offset: where in the
+    file each line's iteration is. pairs: lines that printed current/average.
     """
 
     columns: dict[str, np.ndarray]
@@ -224,6 +225,8 @@ def _columns(kind: _Kind, matches: list[re.Match[bytes]]) -> tuple[dict[str, np.
         if name == "step_s":
             pairs = twice
             values = values if kind.in_seconds else values / 1000
+        if name == "loss" and np.isnan(values).any():
+            columns["nan_loss"] = np.array(list(map(is_nan, column)), float)
         columns[name] = values
     return columns, pairs
 

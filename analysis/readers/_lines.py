@@ -44,6 +44,11 @@ def number(text: bytes | None) -> float:
         return float("nan")
 
 
+def is_nan(text: bytes | None) -> bool:
+    """Whether `nan` is what was printed: not a number that is missing or damaged."""
+    return bool(text) and text.strip().lstrip(b"-")[:3].lower() == b"nan"
+
+
 def labelled(label: bytes, after: bytes = rb"[:=] {0,8}") -> re.Pattern[bytes]:
     """The number (with K, M, G ... where there is one) that follows a label."""
     return re.compile(WORD + label + ANSI + after + ANSI + NUMBER + rb"([KMGBTP](?![A-Za-z]))?")
@@ -72,12 +77,14 @@ def table(
 
     A last line that the file's end cuts off counts when it has every field that the line before it
     has. A number that ends where the file does is NaN, and may not be all that says how long the
-    step took.
+    step took. `nan_loss` is 1 where the loss was printed as NaN; it is left out where none was.
     """
+    nans = []
     columns: dict[str, list[float]] = {name: [] for name in [*start.groupindex, *fields]}
     offsets = []
     for offset, match, text, cut in lines(log, start):
         row = {name: number(match[name]) for name in start.groupindex}
+        nan = "loss" in start.groupindex and is_nan(match["loss"])
         open_ended = None
         for name, pattern in fields.items():
             found = pattern.search(text)
@@ -86,17 +93,24 @@ def table(
                 row[name] *= _SUFFIX[found[2]]
             if found and cut and found.end() == len(text):
                 open_ended, row[name] = name, float("nan")
+            elif name == "loss":
+                nan = found is not None and is_nan(found[1])
         if cut and match[0] == text and text[-1:] in b"0123456789.,eE+-":
             continue
         if open_ended in _TIMES and all(math.isnan(row.get(name, math.nan)) for name in _TIMES):
             continue
-        lost = (name for name in row if name != open_ended and math.isnan(row[name]))
+        known = (open_ended, "loss" if nan else None)
+        lost = (name for name in row if name not in known and math.isnan(row[name]))
         if cut and offsets and any(not math.isnan(columns[name][-1]) for name in lost):
             continue
+        nans += [len(offsets)] * nan
         offsets.append(offset)
         for name, value in row.items():
             columns[name].append(value)
     arrays = {name: np.array(values, float) for name, values in columns.items()}
+    if nans:
+        arrays["nan_loss"] = np.zeros(len(offsets))
+        arrays["nan_loss"][nans] = 1
     return arrays, np.array(offsets, np.int64)
 
 

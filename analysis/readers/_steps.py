@@ -37,7 +37,8 @@ def put_steps(
 
     A line that repeats another (same iteration, time and loss) is dropped. Where several ranks
     print the same iterations, one of them is kept. averages: an entry is the mean over the
-    iterations since the last one, so that the spacing is `record.interval`.
+    iterations since the last one, so that the spacing is `record.interval`. A column `nan_loss` is
+    1 where NaN was printed as the loss.
     """
     columns, offsets = _possible(record, columns, np.asarray(offsets))
     size = len(offsets)
@@ -52,6 +53,8 @@ def put_steps(
         iteration = columns["iteration"]
     for name in PER_STEP:
         setattr(record, name, columns[name])
+    if "nan_loss" in columns:
+        record.count_nans(columns["nan_loss"] == 1)
     if size:
         record.extra["last_at"] = int(offsets[-1])
     steps = np.diff(iteration)

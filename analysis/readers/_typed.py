@@ -37,6 +37,11 @@ def real(value: Any) -> float:
         return math.nan
 
 
+def is_nan(value: Any) -> bool:
+    """Whether NaN is what stands there, as a number or a string: not what is none."""
+    return math.isnan(real(value)) and str(value).strip().lower().lstrip("+-") == "nan"
+
+
 def reals(value: Any) -> list[float]:
     """The numbers of a list; empty for anything else."""
     return [real(item) for item in sequence(value)]

@@ -18,7 +18,7 @@ from analysis.readers._lines import NUMBER, find_int, labelled, number, table
 from analysis.readers._log import Log
 from analysis.readers._settings import header_of, read_header, state
 from analysis.readers._steps import put_steps
-from analysis.readers._typed import document, known, real, rows, whole
+from analysis.readers._typed import document, is_nan, known, real, rows, whole
 from analysis.records import Record, Refusal
 
 FORMAT = "HF Trainer"
@@ -149,6 +149,7 @@ def _document(record: Record, content: dict[str, Any]) -> None:
     steps = [row for row in history if "loss" in row and known(row.get("step")) is not None]
     record.iteration = np.array([real(row["step"]) for row in steps], float)
     record.loss = np.array([real(row["loss"]) for row in steps], float)
+    record.count_nans(np.array([is_nan(row["loss"]) for row in steps], bool))
     record.grad_norm = np.array([real(row.get("grad_norm") or np.nan) for row in steps], float)
     empty = np.full(len(steps), np.nan)
     record.step_s = record.tflops = record.samples_per_s = empty

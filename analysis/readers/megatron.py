@@ -86,7 +86,8 @@ def read(log: Log) -> Record:
     if found.pairs:
         record.notes.append(f"{found.pairs} values print current/average: the current one is used")
     if len(nan := columns["nan"]):
-        record.extra["nan_iterations"] = int(nan[np.isfinite(nan)].sum())
+        printed = record.extra.get("nan_iterations", 0)
+        record.extra["nan_iterations"] = max(printed, int(nan[np.isfinite(nan)].sum()))
     read_header(record, header)
     if not np.isnan(record.tokens_per_s).all():
         if record.gpus is None and record.seq_len:

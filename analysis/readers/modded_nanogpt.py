@@ -11,7 +11,7 @@ import re
 import numpy as np
 
 from analysis.readers._endings import judge_end
-from analysis.readers._lines import NUMBER, lines, number, word
+from analysis.readers._lines import NUMBER, is_nan, lines, number, word
 from analysis.readers._log import Log
 from analysis.readers._settings import header_of, state
 from analysis.readers._steps import put_steps
@@ -38,17 +38,16 @@ def read(log: Log) -> Record:
         if match[3] == b"val":
             val_loss = number(match[4])
             continue
-        rows.append([number(match[i]) for i in (1, 2, 4, 5, 6)])
+        rows.append([*(number(match[i]) for i in (1, 2, 4, 5, 6)), is_nan(match[4])])
         offsets.append(offset)
-    iteration, planned, loss, time_ms, averages = np.array(rows, float).reshape(-1, 5).T
+    iteration, planned, loss, time_ms, averages, nan = np.array(rows, float).reshape(-1, 6).T
     steps = np.diff(iteration, prepend=np.inf)
     step_s = np.diff(time_ms, prepend=np.nan) / 1000 / np.maximum(steps, 1)
     step_s[np.isnan(averages) | (steps <= 0) | (step_s < 0)] = np.nan
     first = (iteration == 1) & ~np.isnan(averages)  # its clock starts with it
     step_s[first] = time_ms[first] / 1000
-    kept = put_steps(
-        record, {"iteration": iteration, "loss": loss, "step_s": step_s}, np.array(offsets), log
-    )
+    columns = {"iteration": iteration, "loss": loss, "step_s": step_s, "nan_loss": nan}
+    kept = put_steps(record, columns, np.array(offsets), log)
     if kept:
         state(record, {"planned_steps": int(planned[-1])}, "log")
         record.completed = bool(record.iteration[-1] >= planned[-1])

@@ -21,7 +21,7 @@ from analysis.readers._lines import find_int, labelled, table
 from analysis.readers._log import Log
 from analysis.readers._settings import MODEL_SIZES, header_of, read_header, state
 from analysis.readers._steps import put_steps
-from analysis.readers._typed import mapping, real, whole
+from analysis.readers._typed import is_nan, mapping, real, whole
 from analysis.records import Record
 from models.files import parse_json
 
@@ -135,12 +135,13 @@ def _dllogger(log: Log, record: Record) -> tuple[dict[str, np.ndarray], np.ndarr
             _parameters(record, data)
         elif "train_step_timing in s" in data and step is not None:
             names = ("train_step_timing in s", "reduced_train_loss", "grad_norm")
-            rows.append([step, *(real(data.get(name)) for name in names)])
+            nan = is_nan(data.get("reduced_train_loss"))
+            rows.append([step, *(real(data.get(name)) for name in names), nan])
             offsets.append(offset)
     if broken:
         record.notes.append(f"{broken} DLLogger lines are not JSON")
-    columns = np.array(rows, float).reshape(-1, 4).T
-    names = ("iteration", "step_s", "loss", "grad_norm")
+    columns = np.array(rows, float).reshape(-1, 5).T
+    names = ("iteration", "step_s", "loss", "grad_norm", "nan_loss")
     return dict(zip(names, columns, strict=True)), np.array(offsets, np.int64)
 
 

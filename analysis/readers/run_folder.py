@@ -1,6 +1,5 @@
 """Our own run folder: facts from run.json, steps from steps.csv, the end from status.json."""
 
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ FORMAT = "run folder"
 
 # What a failed run's own reason says -> the kind of failure.
 _VERDICTS = {"OOM": "oom", "timeout": "timeout", "node failure": "node", "cancelled": "cancelled"}
+_DIVERGED = re.compile(r"(validation )?loss is (nan|-?inf) |gradient norm is nan ")
 _KINDS = (
     ("oom", ("out of memory", "outofmemory")),
     ("nccl", ("nccl", "gloo", "timed out", "connection")),
@@ -78,9 +78,10 @@ def read(path: Path) -> Record:
         "metrics": run.metrics,
         "missing_steps": run.missing,
         "ended_utc": status.get("time_utc") if run.state != RUNNING else None,
-        # An empty cell is unknown; a NaN was the loss.
-        "nan_iterations": sum(s["loss"] is not None and math.isnan(s["loss"]) for s in run.steps),
     }
+    # An empty cell is unknown; a NaN was the loss.
+    printed = [step["loss"] is not None for step in run.steps]
+    record.count_nans(np.isnan(record.loss) & np.array(printed, bool))
     record.completed = run.state == COMPLETE
     unseen = not (run.verdict or status.get("state") == FAILED)
     unproven = run.verdict not in _VERDICTS and _UNPROVEN.fullmatch(run.reason)
@@ -89,10 +90,11 @@ def read(path: Path) -> Record:
     elif run.state == FAILED:
         reason = run.reason.lower()
         plain = "traceback" if run.steps or _RAISED.search(run.reason) else "launcher"
+        plain = "diverged" if _DIVERGED.match(run.reason) else plain
         kind = next((k for k, words in _KINDS if any(w in reason for w in words)), plain)
         if run.verdict:  # where Slurm says "failed", nobody cancelled: its peer died before a rank
             kind = _VERDICTS.get(run.verdict, plain if kind == "cancelled" else kind)
-        record.failure = Failure(kind, 1, run.reason)
+        record.failure = Failure(kind, 0, run.reason)
     elif run.state == PENDING:
         record.notes.append(run.reason)
     elif run.state != COMPLETE:

@@ -15,6 +15,7 @@ from analysis.readers._log import Log
 from analysis.readers._settings import state
 from analysis.readers._typed import (
     document,
+    is_nan,
     known,
     mapping,
     real,
@@ -79,6 +80,7 @@ def _fill(record: Record, n: int, **columns: list[Any]) -> None:
     record.tokens_per_s = record.skipped = np.full(n, np.nan)
     for name, values in columns.items():
         setattr(record, name, np.array([real(value) for value in values], float))
+    record.count_nans(np.array([is_nan(value) for value in columns["loss"]], bool))
 
 
 def _short(record: Record, content: dict[str, Any]) -> None:
