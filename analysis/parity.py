@@ -121,6 +121,9 @@ def _judge(run: Run, baseline: Run, ln_vocab: float) -> Parity:
     first = run.steps[0]["loss"]
     if not abs(first - ln_vocab) <= FIRST_LOSS_BAR:
         wrong.append(f"first loss {first:.3f} is not ln(vocab) = {ln_vocab:.3f}")
+    if wrong:
+        both = (run, baseline)
+        wrong += [f"{of.name} {of.facts['go_on']}" for of in both if of.facts.get("go_on")]
     return Parity(
         run.name,
         "DIFFERS: " + "; ".join(wrong) if wrong else "equal",

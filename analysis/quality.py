@@ -237,6 +237,8 @@ def _flags(record: Record, time: Steady | None) -> tuple[list[str], bool]:
             )
         elif time.spikes:
             flags.append(f"{time.spikes} of {time.n} steady iterations are spikes")
+    if mixed := record.extra.get("go_on"):  # its curve is that of no one schedule
+        flags.append(mixed)
     if record.oversubscribed:
         flags.append("oversubscribed: more ranks than cores")
     guessed = [name for name, origin in record.origin.items() if origin == "from name"]

@@ -645,7 +645,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 _Kinds = dict[str, dict[str, type | int]]
 _SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden", "n_params")
 _SPLIT = ("dp", "tp", "pp", "vpp", "micro_batch", "n_micro", "world_size", "global_batch")
-_NAMES = ("run", "study", "configuration", "baseline", "started_utc")
+_NAMES = ("run", "study", "configuration", "baseline", "started_utc", "go_on")
 _FACTS: _Kinds = {
     "": dict.fromkeys(_NAMES, str) | {"repeat": 0, "attempts": list},
     "spec": dict.fromkeys(("engine", "preset", "precision"), str)

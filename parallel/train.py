@@ -321,6 +321,31 @@ def go_on(run_spec: spec.RunSpec, run_json: dict[str, Any], folder: RunFolder) -
     return saved.save_folder(folder.path, run_spec.settings())
 
 
+def other_schedules(attempts: list[dict[str, Any]], steps: int, begin: int) -> str:
+    """Which steps from `begin` on had the learning rates of a run of other than `steps` steps, in
+    words; "" where none had.
+
+    attempts: the earlier ones, oldest first: the `steps` of each and, where the next one loaded a
+    checkpoint, its step, `kept_to`.
+    """
+    spans: list[list[int]] = []  # [steps of the schedule, first step, last step]
+    for number, attempt in enumerate(attempts):
+        last = min(later["kept_to"] for later in attempts[number:] if "kept_to" in later)
+        if last < begin:
+            continue
+        if spans and spans[-1][0] == attempt["steps"]:
+            spans[-1][2] = last
+        else:
+            spans.append([attempt["steps"], begin, last])
+        begin = last + 1
+    told = [
+        f"steps {first} to {last} were trained with the learning rates of a run of {of} steps"
+        for of, first, last in spans
+        if of != steps
+    ]
+    return f"goes on to step {steps}; {', '.join(told)}" if told else ""
+
+
 def note(folder: RunFolder, line: str) -> None:
     """Say what was done with the folder, in its log and on the console."""
     folder.log(f" {line}")
@@ -526,6 +551,12 @@ def loop(
         if chief and "attempts" in run_json:
             rows = [row for row in read_run(folder.path).steps if row["step"] <= first]
             earlier_s = sum(row["step_s"] for row in rows)
+            run_json["attempts"][-1]["kept_to"] = first
+            begin_at = rows[0]["step"] if rows else 1
+            told = other_schedules(run_json["attempts"], run_spec.steps, begin_at)
+            if told and run_spec.lr_schedule != "constant":
+                run_json["go_on"] = told
+            folder.update(run_json)
         bar.update(first)
         if chief and first == run_spec.steps and not rows:
             raise UsageError(nothing_to_train(run_spec, saved.name_of(first)))

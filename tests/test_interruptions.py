@@ -17,7 +17,7 @@ from analysis.quality import judge
 from analysis.readers import read
 from parallel import artifacts, saved, sweep, watch
 from parallel.artifacts import RunFolder, read_run, read_status
-from tests.conftest import ROOT, rank_process, start_training, steps_so_far, wait_for
+from tests.conftest import ROOT, rank_process, run_module, start_training, steps_so_far, wait_for
 
 SMALL = ["--n-layer", "1", "--hidden", "16", "--n-head", "2", "--max-seq-len", "16"]
 SMALL += ["--eval-steps", "1", "--device", "cpu", "--global-batch", "4"]
@@ -614,3 +614,42 @@ def test_a_note_that_the_console_does_not_take_ends_no_run(tmp_path, monkeypatch
     folder.close()
     log = (tmp_path / "run" / "train.log").read_text()
     assert " a word\n" in log and "the console takes no more lines: Broken pipe" in log
+
+
+MIXED = "steps {} to {} were trained with the learning rates of a run of {} steps"
+
+
+def test_a_run_of_two_schedules_keeps_the_fact_and_every_table_tells_it(tokens, tmp_path, capsys):
+    from analysis import parity, quality, tflops
+
+    one = [*SMALL, "--save-interval", "2", "--data", str(tokens)]
+    for name, steps in (("other", 10), ("run", 8), ("run", 10)):
+        flags = [*one, "--out", str(tmp_path / name), "--steps", str(steps)]
+        done = run_module("parallel.train", *flags)
+        assert done.returncode == 0, done.stderr
+    said = f"goes on to step 10; {MIXED.format(1, 8, 8)}"
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["go_on"] == said
+    assert "go_on" not in json.loads((tmp_path / "other" / "run.json").read_text())
+    for command in (quality, tflops):
+        assert command.main([str(tmp_path), "--format", "csv"]) == 0
+        assert capsys.readouterr().out.count(said) == 1
+    assert parity.main([str(tmp_path), "--baseline", str(tmp_path / "other")]) == 1
+    assert capsys.readouterr().out.count(said) == 1
+
+
+def test_which_steps_had_another_schedules_learning_rates_is_known_after_every_attempt():
+    from parallel import train
+
+    def told(*attempts: tuple, begin: int = 1, steps: int = 10) -> str:
+        pairs = [{"steps": s} | ({} if to is None else {"kept_to": to}) for s, to in attempts]
+        return train.other_schedules(pairs, steps, begin)
+
+    assert told((10, 4), (10, 6)) == ""
+    head = "goes on to step 10; "
+    assert told((8, 4), (8, 6)) == head + MIXED.format(1, 6, 8)
+    assert told((4, 4), (8, 8)) == f"{head}{MIXED.format(1, 4, 4)}, {MIXED.format(5, 8, 8)}"
+    assert told((8, 8), (10, 9)) == head + MIXED.format(1, 8, 8)
+    # A later checkpoint was damaged, so that training went on from before; one died before it read.
+    assert told((8, None), (10, 3)) == head + MIXED.format(1, 3, 8)
+    assert told((10, 2), (8, 6), begin=2) == head + MIXED.format(3, 6, 8)
+    assert told((8, 0)) == ""

@@ -77,6 +77,7 @@ def read(path: Path) -> Record:
         "facts": facts,
         "metrics": run.metrics,
         "missing_steps": run.missing,
+        "go_on": facts.get("go_on"),
         "ended_utc": status.get("time_utc") if run.state != RUNNING else None,
     }
     # An empty cell is unknown; a NaN was the loss.
