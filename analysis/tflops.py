@@ -179,7 +179,11 @@ def _row(
         "parity": parity.get(record.source, "not verified").partition(":")[0],
     }
     row["reasons"] = row["reasons"] + [scaling.CHANGED] * scaling.is_changed(record)
-    notes = judgement.reasons if judgement.verdict != "complete" else judgement.flags
+    notes = judgement.reasons
+    if (
+        judgement.verdict == "complete"
+    ):  # its notes say why there is no time, where nothing else does
+        notes = judgement.flags + judgement.notes * (time is None and not judgement.unfit)
     crowded = oversubscribed(record.extra.get("facts", {}))
     notes = [
         f"oversubscribed: {crowded}" if n.startswith("oversub") and crowded else n for n in notes

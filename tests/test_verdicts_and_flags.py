@@ -199,6 +199,16 @@ def test_printed_throughput_is_used_where_no_step_time_is_logged():
     assert step_times(run).tolist() == [16 / 7, 2.0, 16 / 9]
 
 
+def test_a_row_without_a_time_says_in_the_table_why(tmp_path):
+    path = tmp_path / "result_0.txt"
+    line = ':::MLLOG {{"key": "{}", "time_ms": {}, "value": null, "metadata": {{{}}}}}\n'
+    ended = line.format("run_stop", 9000, '"status": "success"')
+    path.write_text(line.format("run_start", 1000, "") + ended)
+    (row,) = tflops.rows([read(path)])
+    assert (row["verdict"], row["step_s"]) == ("complete", None)
+    assert row["notes"] == "no step is timed: the times are of the whole run"
+
+
 def test_micro_steps_are_no_optimizer_steps():
     # Big Purple, one V100: 0.06299 s a micro-step, but 16 x 512 tokens at 29600.05 tokens/s.
     run = Record("x.json", "test", step_s=np.array([0.06299]), tokens_per_s=np.array([29600.05]))
