@@ -314,7 +314,7 @@ def go_on(run_spec: spec.RunSpec, run_json: dict[str, Any], folder: RunFolder) -
     if aside is not None:
         note(folder, f"the result after {steps} steps is kept in {aside}")
     if steps != run_spec.steps:
-        line = f"go on to step {run_spec.steps}, where the attempt before was to end at {steps}"
+        line = f"this run goes on to step {run_spec.steps}; the earlier attempt planned {steps}"
         if run_spec.lr_schedule != "constant":
             line += f"; its learning rates were those of {steps} steps"
         note(folder, line)
