@@ -1,55 +1,58 @@
 # `make study` trains the first study and prints its tables; `make test` checks everything.
-# Both set themselves up: a virtual environment in .venv with the versions that setup.py pins.
+# Both set themselves up: a virtual environment in .venv with the versions of constraints.txt.
 #
 # Without a GPU, PyTorch's CPU wheels save gigabytes:  make setup PIP_ARGS="--extra-index-url URL"
+# Optional packages of setup.py:  make setup EXTRAS=test,nvml,gpu
 
 PYTHON ?= python3
+EXTRAS ?= test
+PROCESSES ?= 2
 PIP_ARGS ?=
 PY := .venv/bin/python
 STUDY ?= parity
+PAGES = $(shell grep -rl --include=*.md '<!-- report:' README.md docs logs)
 
 .PHONY: help setup study render report test check format clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make study    train every engine and split on this machine, print the tables (7 minutes)"
-	@echo "make test     run the tests (12 minutes)"
+	@echo "make study    train every engine and split on this machine, print the tables"
+	@echo "make test     make check, then the tests in two processes"
 	@echo "make setup    only build .venv"
-	@echo "make check    only what is fast: format, lint, and that no table in Markdown is stale"
-	@echo "make report   write the tables and pictures of README.md and logs/README.md again"
-	@echo "make render   write slurm/<study>/*.slurm of every study again"
+	@echo "make check    check the format, the lint rules and that every table in Markdown is current"
+	@echo "make report   write the tables and pictures of all pages again"
+	@echo "make render   write slurm/<study>.slurm of every study again"
 	@echo "make format   let ruff format the code"
 	@echo "make clean    remove .venv (logs stay)"
 
 setup: .venv/installed
 
-.venv/installed: setup.py pyproject.toml
+.venv/installed: setup.py pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V); try: make setup PYTHON=python3.12" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --editable '.[test]'
+	$(PY) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
 study: setup
 	$(PY) -m parallel.data --if-missing
 	$(PY) -m parallel.sweep slurm/$(STUDY).toml
-	$(PY) -m analysis.tflops logs/$(STUDY)
 	$(PY) -m analysis.parity --check logs/$(STUDY)
 
 render: setup
-	$(PY) -m slurm.render slurm/*.toml
+	$(PY) -m slurm.render slurm/*.toml slurm/published/*.toml
 
 report: setup
-	$(PY) -m analysis.report README.md logs/README.md
+	$(PY) -m analysis.report $(PAGES)
 	$(PY) -m analysis.plots
 
 test: setup check
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 check: setup
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
-	$(PY) -m analysis.report --check README.md logs/README.md
+	$(PY) -m analysis.report --check $(PAGES)
 
 format: setup
 	$(PY) -m ruff format .

@@ -5,225 +5,44 @@
 A run is `equal` when at every step |loss - baseline loss| <= 2e-4, the grad norms differ by at
 most 2e-3 of the baseline's, and its first loss is within 0.3 of ln(vocabulary), which is what an
 untrained model must score. Only fp32 runs of the same model, data and schedule can be compared;
-of the others it says what differs. Exits 1 when a run DIFFERS (with --check also when one is not
-verified), 2 when nothing could be read.
+of the others it says what differs. Without --baseline each run is compared with the one that its
+run.json names; where none names any, with the only complete run on the fewest GPUs. Exits 1 when a
+run DIFFERS (with --check also when one is not verified), 2 when nothing could be read.
 """
 
-import argparse
-import math
+if not __package__:
+    import as_script
+
 import sys
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
-if not __package__:  # run as a script: find the rooms, not analysis/ itself
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-
-from analysis.load import chosen, distinct
-from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise
-from models.errors import Parser, UsageError, command_line, warn
-from parallel.artifacts import COMPLETE, Run, find_runs, read_run
-
-LOSS_BAR = 2e-4  # absolute, nats per token
-GRAD_NORM_BAR = 2e-3  # relative to the baseline's
-FIRST_LOSS_BAR = 0.3  # from ln(vocabulary)
-
-# The settings that decide what is computed, not how it is split.
-SCHEDULE = (
-    "precision", "seq_len", "steps", "seed", "lr", "min_lr", "warmup_steps", "lr_schedule",
-    "weight_decay", "beta1", "beta2", "adam_eps", "clip_grad",
-)  # fmt: skip
-SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden")
-
-
-@dataclass(frozen=True)
-class Parity:
-    """One run beside its baseline. The differences are None where they could not be taken."""
-
-    run: str
-    verdict: str  # "equal", "DIFFERS: ..." or "not verified: ..."
-    steps: int = 0
-    max_loss_diff: float | None = None
-    max_grad_norm_diff: float | None = None
-    first_loss: float | None = None
-    ln_vocab: float | None = None
-
-    @property
-    def equal(self) -> bool:
-        return self.verdict == "equal"
-
-    @property
-    def differs(self) -> bool:
-        return self.verdict.startswith("DIFFERS")
-
-
-def _work(run: Run) -> dict[str, Any]:
-    """What must be equal for the losses to be comparable."""
-    facts = run.facts
-    spec, model = facts.get("spec") or {}, facts.get("model") or {}
-    return {
-        **{name: spec.get(name) for name in SCHEDULE},
-        **{f"model {name}": model.get(name) for name in SIZES},
-        "global_batch": (facts.get("layout") or {}).get("global_batch"),
-        "data sha256": (facts.get("data") or {}).get("sha256"),
-    }
-
-
-def compare(run: Run, baseline: Run | None) -> Parity:
-    """Compare one run with its baseline, step by step in full precision."""
-
-    def unverified(why: str) -> Parity:
-        return Parity(run.name, f"not verified: {why}", len(run.steps))
-
-    if run.state != COMPLETE:
-        return unverified(f"the run is {run.state}: {run.reason}".rstrip(": "))
-    if baseline is None:
-        return unverified("there is no baseline run here (--baseline NAME names one)")
-    if baseline.state != COMPLETE:
-        return unverified(f"the baseline {baseline.name} is {baseline.state}")
-    for of in (run, baseline):
-        if of.missing:
-            return unverified(f"{of.name}: {of.missing}")
-    mine, theirs = _work(run), _work(baseline)
-    if mine["precision"] != "fp32":
-        return unverified(f"precision {mine['precision']}, only fp32 is compared")
-    unequal = [f"{k} {mine[k]}, baseline {theirs[k]}" for k in mine if mine[k] != theirs[k]]
-    if unequal:
-        return unverified("; ".join(unequal))
-    missing = [k for k, value in mine.items() if value is None]
-    if missing:
-        return unverified(f"run.json does not say {', '.join(missing)}")
-    if [s["step"] for s in run.steps] != [s["step"] for s in baseline.steps] or not run.steps:
-        return unverified(f"{len(run.steps)} steps recorded, {len(baseline.steps)} in the baseline")
-    for of in (run, baseline):
-        for step in of.steps:
-            if step["loss"] is None or step["grad_norm"] is None:
-                what = "loss" if step["loss"] is None else "grad norm"
-                return unverified(f"{of.name} has no {what} at step {step['step']}")
-    return _judge(run, baseline, math.log(mine["model vocab_size"]))
-
-
-def _judge(run: Run, baseline: Run, ln_vocab: float) -> Parity:
-    wrong = []
-    worst: dict[str, tuple[float, int]] = {}
-    for what, relative, bar in (("loss", False, LOSS_BAR), ("grad_norm", True, GRAD_NORM_BAR)):
-        worst[what] = (0.0, run.steps[0]["step"])
-        for mine, theirs in zip(run.steps, baseline.steps, strict=True):
-            difference = _difference(mine[what], theirs[what], relative)
-            if difference > worst[what][0]:
-                worst[what] = (difference, mine["step"])
-        size, step = worst[what]
-        if size > bar:
-            kind = "relative " if relative else ""
-            wrong.append(f"{kind}{what} by {size:.1e} at step {step} (bar {bar:g})")
-    first = run.steps[0]["loss"]
-    if not abs(first - ln_vocab) <= FIRST_LOSS_BAR:
-        wrong.append(f"first loss {first:.3f} is not ln(vocab) = {ln_vocab:.3f}")
-    if wrong:
-        both = (run, baseline)
-        wrong += [f"{of.name} {of.facts['go_on']}" for of in both if of.facts.get("go_on")]
-    return Parity(
-        run.name,
-        "DIFFERS: " + "; ".join(wrong) if wrong else "equal",
-        len(run.steps),
-        worst["loss"][0],
-        worst["grad_norm"][0],
-        first,
-        ln_vocab,
-    )
-
-
-def _difference(mine: float, theirs: float, relative: bool) -> float:
-    """|mine - theirs|, over |theirs| where relative; NaN anywhere is infinitely far away."""
-    if not (math.isfinite(mine) and math.isfinite(theirs)):
-        return math.inf
-    difference = abs(mine - theirs)
-    if relative and difference:
-        return difference / abs(theirs) if theirs else math.inf
-    return difference
-
-
-def verify(runs: Iterable[Run], baseline: Path | None = None) -> dict[Path, Parity]:
-    """Every run beside the baseline of its own study in the same folder, by folder.
-
-    `baseline` is the folder of the run to compare with; without it, each run.json names its own.
-    """
-    runs = list(runs)
-    named: dict[tuple, list[Run]] = defaultdict(list)
-    for run in runs:
-        named[run.path.parent, run.facts.get("study"), run.name].append(run)
-    shown = distinct([run.name for run in runs], [run.path for run in runs])
-    found = {}
-    for run, name in zip(runs, shown, strict=True):
-        if baseline is not None:
-            fits = [one for one in runs if one.path == baseline]
-        else:
-            fits = named[run.path.parent, run.facts.get("study"), run.facts.get("baseline")]
-        one = compare(run, fits[0] if fits else None)
-        if len(fits) > 1 and run.state == COMPLETE:
-            where = ", ".join(str(fit.path) for fit in fits)
-            one = Parity(name, f"not verified: the baseline is one of {where}", len(run.steps))
-        found[run.path] = replace(one, run=name)
-    return found
-
-
-def table(parities: Iterable[Parity], baseline: str | None = None) -> Table:
-    """The parity table."""
-    columns = [
-        Column("run", "run"),
-        Column("steps", "steps", "d"),
-        Column("max_loss_diff", "max |loss - baseline|", ".1e"),
-        Column("max_grad_norm_diff", "max grad norm diff (rel)", ".1e"),
-        Column("first_loss", "first loss", ".4f"),
-        Column("ln_vocab", "ln(vocab)", ".4f"),
-        Column("verdict", "verdict"),
-    ]
-    rows = [{c.key: getattr(p, c.key) for c in columns} for p in parities]
-    note = (
-        f"bars: loss {LOSS_BAR:g} nats, grad norm {GRAD_NORM_BAR:g} relative, first loss within"
-        f" {FIRST_LOSS_BAR:g} of ln(vocab)"
-    )
-    if baseline:
-        note += f"; baseline: {baseline}"
-    return Table(columns, rows, notes=[note])
+from analysis.common.tables import show
+from analysis.measured import parity
+from analysis.measured.flags import parser_of
+from models.errors import command_line, warn
 
 
 @command_line("analysis.parity")
 def main(argv: list[str] | None = None) -> int:
     """Print the parity table; 0 when no run differs, 1 when one does, 2 for a user's mistake."""
-    parser = Parser(
-        prog="python -m analysis.parity",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run folder or study")
-    parser.add_argument("--baseline", metavar="NAME", help="the run to compare with; or its path")
+    flags = {"paths": "run folder or study"}
+    parser = parser_of("analysis.parity", __doc__, "baseline", "table", **flags)
     parser.add_argument("--check", action="store_true", help="exit 1 when one is not verified too")
-    parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT_HELP)
-    arguments = parser.parse_args(argv)
-    runs, damaged = [], []
-    for path in find_runs(arguments.paths):
-        try:
-            runs.append(read_run(path))
-        except UsageError as error:  # the others are still reported
-            damaged.append(str(error))
-    if not runs:
-        raise UsageError("; ".join(damaged))
-    base = None
-    if arguments.baseline:
-        shown = distinct([run.name for run in runs], [run.path for run in runs])
-        names = [(name, run.name, run.path) for name, run in zip(shown, runs, strict=True)]
-        base = runs[chosen(arguments.baseline, names)]
+    given = parser.parse_args(argv)
+    runs, damaged = parity.read_runs(given.paths)
+    if given.baseline:
+        base = parity.called(given.baseline, runs)
+    elif base := parity.only_baseline(runs):
+        warn("analysis.parity", f"baseline: {base.name}, the only complete run on fewest GPUs")
     for line in damaged:
         warn("analysis.parity", line)
-    parities = list(verify(runs, base and base.path).values())
-    baselines = {arguments.baseline or run.facts.get("baseline") for run in runs} - {None}
-    text = table(parities, ", ".join(sorted(baselines))).render(arguments.format)
-    print(emphasise(text) if arguments.format == "text" else text, end="")
-    failed = (lambda p: not p.equal) if arguments.check else (lambda p: p.differs)
-    return int(any(map(failed, parities)))
+    found = list(parity.verify(runs, base and base.path).values())
+    baselines = {run.facts.get("baseline") for run in runs} - {None}
+    if given.baseline or base:
+        baselines = {given.baseline or base.name}
+    shown = parity.table(found, ", ".join(sorted(baselines)))
+    show([shown], given.format, given.columns)
+    failed = (lambda p: not p.equal) if given.check else (lambda p: p.differs)
+    return int(any(map(failed, found)))
 
 
 if __name__ == "__main__":

@@ -11,267 +11,41 @@ never how fast the run is. What cannot be read is named in one line, and the res
 exits 2 if there was any.
 """
 
-import argparse
-import re
+if not __package__:
+    import as_script
+
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-if not __package__:  # run as a script: find the rooms, not analysis/ itself
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-
-from analysis.readers import nsys, nsys_sqlite, torch_trace
-from analysis.readers._log import Log
-from analysis.records import Refusal
-from analysis.tables import FORMAT_HELP, FORMATS, Column, Table, emphasise, json_objects
+from analysis.common.tables import add_table_flags, show, show_objects
+from analysis.logs.record import Refusal
+from analysis.measured import profile
 from models.bounds import check_flags
 from models.errors import Parser, command_line, warn
-from parallel.artifacts import write_json
-
-SUMMARY = "profile_summary.json"
-_BESIDE = (".nsys-rep", ".qdrep", ".qdstrm")  # Nsight's own files: exported, then read
-
-# What a table is called by old and new versions of nsys, and in our summary.
-_KINDS = {
-    "ranges": ("nvtx_sum", "nvtxsum", "nvtx_pushpop_sum", "nvtxppsum"),
-    "kernels": ("cuda_gpu_kern_sum", "gpukernsum"),
-    "operators": ("cpu_op_sum",),
-    "cuda_calls": ("cuda_api_sum", "cudaapisum"),
-    "system_calls": ("osrt_sum", "osrtsum"),
-}
-_COLLECTIVE = re.compile(
-    r"all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|send_?recv|barrier", re.I
-)
-# A call into the library itself, one per collective: NCCL:ncclAllReduce, gloo:all_reduce.
-_LIBRARY = re.compile(r"^(?:nccl|gloo|mpi):|^nccl", re.I)
-_ALL_REDUCE = re.compile(r"all_?reduce", re.I)
-_PARTS = {name: re.compile(rf"(?:^|[/.:]){name}\w*$", re.I) for name in ("forward", "backward")}
-_PARTS["optimizer"] = re.compile(r"(?:^|[/:])optimizer(?:_step)?$", re.I)
-
-
-def entries(rows: list[nsys.Row]) -> list[dict[str, Any]]:
-    """A table's rows under our names: name, share (0 to 1), instances, total_s, mean_s."""
-    found = []
-    for row in rows:
-        name = row.get("Range", row.get("Name", row.get("Operation")))
-        n = row.get("Instances", row.get("Num Calls", row.get("Count")))
-        total_s = row.get("Total Time (s)")
-        if name is None or n is None or total_s is None:
-            continue
-        found.append(
-            {
-                "name": str(name),
-                "share": float(row["Time (%)"]) / 100,
-                "instances": int(n),
-                "total_s": float(total_s),
-                "mean_s": float(total_s) / int(n) if n else None,
-            }
-        )
-    return sorted(found, key=lambda e: -e["total_s"])
-
-
-def summarise(tables: dict[str, list[nsys.Row]], profiled_s: float | None = None) -> dict[str, Any]:
-    """One profile as plain data: every kind of table under our names, and what they say.
-
-    forward, backward, optimizer: the longest range of that name (libraries mark the same again
-    inside). all_reduce: `share` of the longest range that is one, with its name; `calls`, how many
-    the communication library was asked for; `kernel_share`, of the GPU's time. None where a
-    profile has none.
-    """
-    kinds: dict[str, list[dict[str, Any]]] = {}
-    for kind, names in _KINDS.items():
-        kinds[kind] = next((entries(tables[name]) for name in names if name in tables), [])
-    ranges, kernels = kinds["ranges"], kinds["kernels"]
-    if profiled_s:
-        for entry in ranges + kernels:
-            entry["of_time"] = entry["total_s"] / profiled_s
-
-    def longest(pattern: re.Pattern[str]) -> dict[str, Any] | None:
-        return next((e for e in ranges if pattern.search(e["name"])), None)
-
-    collectives = [
-        entry | {"seen_as": what}
-        for what, found in (("range", ranges), ("kernel", kernels))
-        for entry in found
-        if _COLLECTIVE.search(entry["name"])
-        and (what == "range" or "nccl" in entry["name"].lower())
-    ]
-    reduces = [e for e in collectives if _ALL_REDUCE.search(e["name"])]
-    marked = next((e for e in reduces if e["seen_as"] == "range"), None)
-    on_gpu = [e for e in reduces if e["seen_as"] == "kernel"]
-    calls = [e for e in reduces if e["seen_as"] == "range" and _LIBRARY.search(e["name"])]
-    return {
-        **{part: longest(pattern) for part, pattern in _PARTS.items()},
-        "all_reduce": {
-            "name": marked and marked["name"],
-            "share": marked and marked["share"],
-            "calls": sum(e["instances"] for e in calls) if calls else None,
-            "kernel_share": sum(e["share"] for e in on_gpu) if on_gpu else None,
-            "kernel_instances": sum(e["instances"] for e in on_gpu) if on_gpu else None,
-        }
-        if reduces
-        else None,
-        "collectives": collectives,
-        **kinds,
-        "counts": {kind: sum(e["instances"] for e in found) for kind, found in kinds.items()},
-    }
-
-
-def read_profile(path: Path) -> dict[str, Any]:
-    """One profile's file, format, rank, steps and `summarise`.
-
-    Raises:
-        Refusal: missing, cut off, or no profile that is known.
-    """
-    with Log(path) as log:
-        head = log.head
-        text = b"Total Time (ns)" in head and log.text()
-    about: dict[str, Any] = {"file": path.name, "rank": None, "steps": None, "profiled_s": None}
-    if head.startswith(nsys_sqlite.MAGIC[:6]):
-        return about | {"format": nsys_sqlite.FORMAT} | summarise(nsys_sqlite.tables(path))
-    if text:
-        tables = nsys.tables(text, str(path))
-        if not tables:
-            raise Refusal(str(path), "nsys stats without a table that is known")
-        return about | {"format": nsys.FORMAT} | summarise(tables)
-    if head.lstrip()[:1] == b"{" or path.suffix == ".gz":
-        trace = torch_trace.read_trace(path)
-        about |= {"format": torch_trace.FORMAT, "rank": trace.rank}
-        about |= {"steps": trace.steps or None, "profiled_s": trace.profiled_s or None}
-        return about | summarise(trace.tables, trace.profiled_s)
-    if b"nvtx_sum" in head or b"stats report" in head:
-        raise Refusal(str(path), "truncated: nsys stats that ends before its first table")
-    raise Refusal(
-        str(path), "no profile that is known: not nsys text, nsys SQLite or torch's trace"
-    )
-
-
-def profiles_of(run: Path) -> list[Path]:
-    """The profiles that a run left, in its own folder and in its jobs'."""
-    folders = [run / "profiles", *sorted(run.glob("*.profiles"))]
-    found = [p for folder in folders if folder.is_dir() for p in sorted(folder.iterdir())]
-    return [p for p in found if p.is_file() and p.name != SUMMARY and p.suffix not in _BESIDE]
-
-
-def find(path: Path) -> Iterator[Path]:
-    """The run folders at or below a path that were profiled.
-
-    Raises:
-        Refusal: there are none.
-    """
-    if profiles_of(path):
-        yield path
-        return
-    below = sorted({p.parent for name in ("profiles", "*.profiles") for p in path.rglob(name)})
-    below = [run for run in below if "attempts" not in run.parts and profiles_of(run)]
-    if not below:
-        raise Refusal(str(path), "no profile here (train with --profile-mode torch, or NSYS=1)")
-    yield from below
-
-
-def report(path: Path, refused: list[Refusal], top: int) -> list[tuple[str, dict[str, Any]]]:
-    """(title, summary) of every profile at a path; a run's are written to its profile_summary.json.
-
-    What cannot be read is added to `refused`.
-    """
-    found = []
-    try:
-        if not path.is_dir():
-            return [(str(path), _shortened(read_profile(path), top))]
-        for run in find(path):
-            summaries = []
-            for file in profiles_of(run):
-                try:
-                    summaries.append(_shortened(read_profile(file), top))
-                except Refusal as refusal:
-                    refused.append(refusal)
-            if summaries:
-                content = {"schema_version": "1", "run": run.name, "top": top}
-                (run / "profiles").mkdir(exist_ok=True)
-                write_json(run / "profiles" / SUMMARY, content | {"profiles": summaries})
-            found += [(f"{run}: {summary['file']}", summary) for summary in summaries]
-    except Refusal as refusal:
-        refused.append(refusal)
-    except OSError as error:
-        refused.append(Refusal(str(error.filename or path), error.strerror or str(error)))
-    return found
-
-
-def _shortened(profile: dict[str, Any], top: int) -> dict[str, Any]:
-    return profile | {kind: profile[kind][:top] for kind in _KINDS}
-
-
-def table(title: str, profile: dict[str, Any]) -> Table:
-    """One profile: its top entries of each kind, and what they say of backward and all-reduce."""
-    columns = [
-        Column("kind", "kind"),
-        Column("name", "name"),
-        Column("share", "share", ".1%"),
-        Column("of_time", "of time", ".1%"),
-        Column("instances", "instances", ",d"),
-        Column("total_s", "total s", ".4g"),
-        Column("mean_ms", "mean ms", ".4g"),
-    ]
-    kinds = {"range": "ranges", "kernel": "kernels", "operator": "operators", "cuda": "cuda_calls"}
-    rows = []
-    for kind, key in kinds.items():
-        for entry in profile[key]:
-            mean_ms = entry["mean_s"] and 1000 * entry["mean_s"]
-            rows.append(entry | {"kind": kind, "mean_ms": mean_ms, "name": _short(entry["name"])})
-    if not any("of_time" in row for row in rows):
-        columns = [c for c in columns if c.key != "of_time"]
-    return Table(columns, rows, title=title, notes=_said(profile))
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 60 else name[:59] + "…"
-
-
-def _said(profile: dict[str, Any]) -> list[str]:
-    notes = []
-    for part in ("forward", "backward", "optimizer"):
-        if entry := profile[part]:
-            notes.append(f"{part}: {entry['share']:.1%} in {entry['name']}")
-    reduces = profile["all_reduce"]
-    if reduces and reduces["name"]:
-        calls = "" if reduces["calls"] is None else f", {reduces['calls']:,} calls"
-        notes.append(f"all-reduce: {reduces['share']:.1%} in {reduces['name']}{calls}")
-    if reduces and reduces["kernel_share"] is not None:
-        n = reduces["kernel_instances"]
-        notes.append(
-            f"all-reduce: {reduces['kernel_share']:.1%} of the GPU's time in {n:,} kernels"
-        )
-    if profile["steps"]:
-        notes.append(f"{profile['steps']} steps in {profile['profiled_s']:.4g} s")
-    return notes + ["share: of the sum of its kind; profiled: not a timing"]
 
 
 @command_line("analysis.profile")
 def main(argv: list[str] | None = None) -> int:
     """Print what is at the paths, and write each run's summary."""
-    parser = Parser(
-        prog="python -m analysis.profile",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="python -m analysis.profile", description=__doc__)
     parser.add_argument(
         "paths", nargs="+", type=Path, metavar="PATH", help="run, folder or profile"
     )
-    parser.add_argument("--top", type=int, default=10, help="entries of each kind (default: 10)")
-    parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT_HELP)
-    arguments = parser.parse_args(argv)
-    check_flags(arguments, top=(1, 10_000))
+    parser.add_argument(
+        "--top", type=int, default=10, metavar="N", help="entries of each kind (default: 10)"
+    )
+    add_table_flags(parser)
+    given = parser.parse_args(argv)
+    check_flags(given, top=(1, 10_000))
     refused: list[Refusal] = []
-    found = [one for path in arguments.paths for one in report(path, refused, arguments.top)]
+    found = [one for path in given.paths for one in profile.report(path, refused, given.top)]
     for refusal in refused:
         warn("analysis.profile", refusal)
-    if arguments.format == "json":
-        print(json_objects([{"source": title} | profile for title, profile in found]), end="")
+    if given.format == "json":
+        show_objects([{"source": title} | summary for title, summary in found], given.columns)
     else:
-        texts = [table(title, profile).render(arguments.format) for title, profile in found]
-        texts = [emphasise(text) if arguments.format == "text" else text for text in texts]
-        print("\n".join(texts), end="")
+        tables = [profile.table(title, summary) for title, summary in found]
+        show(tables, given.format, given.columns)
     return 2 if refused else 0
 
 

@@ -1,19 +1,21 @@
-"""Tables in Markdown that cannot drift: marked blocks, regenerated from data.
+"""Writes the marked blocks of Markdown pages from data.
 
     python -m analysis.report FILE.md... [--check]
 
 A block stands between `<!-- report: NAME ARGUMENTS -->` and `<!-- /report -->`; what is between
 them is written by this command and by nobody else. NAME is one of
 
-    tflops PATH [--convention C] [--baseline NAME] [--predict CLUSTER]    the scaling table of runs
+    tflops PATH [--convention C] [--baseline NAME] [--predict CLUSTER] [--columns A,B,C]
+                                                      the scaling table of runs
     plan ARGUMENTS                                    what analysis.plan prints
-    validation                                        held-out errors on the published tables here
+    validation [rows|memory]                          held-out errors on the published tables here
     parity PATH                                       their parity table
     saves PATH...                                     what runs' checkpoints cost
     compare PATH...                                   a study's configurations and its baseline
     breakdown PATH...                                 where the time and the efficiency went
     losses PATH...                                    its last table: the efficiency alone
-    scaling PATH... [--baseline NAME] [--predict CLUSTER]    the curve over repeats
+    scaling PATH... [--baseline NAME] [--predict CLUSTER] [--columns A,B,C]
+                                                      the curve over repeats
     audit PATH...                                     what is wrong with published tables
     file PATH                                         a Markdown table that a benchmark wrote
     jeanzay FIRST-LAST                                published rows of these lines, recomputed
@@ -23,100 +25,94 @@ Paths are relative to the repository. `--check` writes nothing and exits 1 when 
 Exits 2 when a file, a block or its data cannot be read.
 """
 
+if not __package__:
+    import as_script
+
 import argparse
+import importlib
 import re
 import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-if not __package__:  # run as a script: find the rooms, not analysis/ itself
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-
+from analysis.common.tables import Table, chosen, column_names, writing
 from models.errors import Parser, UsageError, command_line
-from models.files import check_ends
+from models.files import ROOT, check_ends
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 
-ROOT = Path(__file__).resolve().parent.parent
 _OPEN = re.compile(r"^<!-- report: (\S.*?) -->[ \t]*$")
 _CLOSE = "<!-- /report -->"
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "--convention": {"choices": tuple(CONVENTIONS), "default": DEFAULT_CONVENTION},
+    "--columns": {"type": column_names},
+}
 
 
-def _tflops(arguments: list[str]) -> str:
-    from analysis.tflops import report
+def _given(name: str, arguments: list[str], *flags: str) -> argparse.Namespace:
+    """A block's paths, below the repository, and its flags.
 
-    parser = _Parser("tflops")
-    parser.add_argument("paths", nargs="+", type=Path)
-    parser.add_argument("--convention", choices=tuple(CONVENTIONS), default=DEFAULT_CONVENTION)
-    parser.add_argument("--baseline")
-    parser.add_argument("--predict")
-    given = parser.parse_args(arguments)
-    paths = [ROOT / path for path in given.paths]
-    return report(paths, given.convention, given.baseline, given.predict).render("markdown")
+    Raises:
+        UsageError: a flag that this block does not have, or no path.
+    """
+    parser = _Parser(prog=name, add_help=False)
+    parser.add_argument("paths", nargs="+", type=lambda text: ROOT / text)
+    for flag in flags:
+        parser.add_argument(flag, **_SETTINGS.get(flag, {}))
+    return parser.parse_args(arguments)
+
+
+def _markdown(tables: list[Table], columns: list[str] | None = None) -> str:
+    return "\n".join(table.render("markdown") for table in chosen(tables, columns))
+
+
+def _measured(name: str, *flags: str) -> Callable[[list[str]], str]:
+    """A block of the one table that `report` of analysis/measured/NAME.py makes of paths."""
+
+    def block(arguments: list[str]) -> str:
+        given = vars(_given(name, arguments, *flags))
+        columns = given.pop("columns", None)
+        library = importlib.import_module(f"analysis.measured.{name}")
+        return _markdown([library.report(**given)], columns)
+
+    return block
 
 
 def _plan(arguments: list[str]) -> str:
-    from analysis.plan import rendered
+    from analysis import plan
 
-    return rendered([*arguments, "--format", "markdown"])
+    parser = _Parser(prog="plan", add_help=False)
+    plan.add_flags(parser)
+    return plan.answer(parser.parse_args(arguments)).render("markdown")
 
 
 def _validation(arguments: list[str]) -> str:
-    from analysis.predict import published
+    from analysis.planner import validate
 
-    return published().render("markdown")
-
-
-def _parity(arguments: list[str]) -> str:
-    from analysis.parity import table, verify
-    from parallel.artifacts import find_runs, read_run
-
-    runs = [read_run(path) for path in find_runs([ROOT / path for path in arguments])]
-    baselines = sorted({run.facts.get("baseline") for run in runs} - {None})
-    return table(verify(runs).values(), ", ".join(baselines)).render("markdown")
+    tables = {
+        "": validate.published,
+        "rows": validate.published_by_count,
+        "memory": validate.published_memory,
+    }
+    if (what := " ".join(arguments)) not in tables:
+        raise UsageError(f"validation takes nothing, rows or memory, not {what!r}")
+    return _markdown([tables[what]()])
 
 
-def _saves(arguments: list[str]) -> str:
-    from analysis.checkpoints import report
+def _breakdown_tables(arguments: list[str]) -> list[Table]:
+    from analysis.measured.breakdown import report
 
-    return report([ROOT / path for path in arguments]).render("markdown")
-
-
-def _compare(arguments: list[str]) -> str:
-    from analysis.compare import report
-
-    return report([ROOT / path for path in arguments]).render("markdown")
-
-
-def _breakdown(arguments: list[str], chosen: slice = slice(None)) -> str:
-    from analysis.breakdown import report
-
-    tables, problems = report([ROOT / path for path in arguments])
+    tables, problems = report(_given("breakdown", arguments).paths)
     if problems:
         raise UsageError("; ".join(problems))
-    return "\n".join(table.render("markdown") for table in tables[chosen])
-
-
-def _losses(arguments: list[str]) -> str:
-    return _breakdown(arguments, slice(-1, None))
-
-
-def _scaling(arguments: list[str]) -> str:
-    from analysis.scaling import report
-
-    parser = _Parser("scaling")
-    parser.add_argument("paths", nargs="+", type=Path)
-    parser.add_argument("--baseline")
-    parser.add_argument("--predict")
-    given = parser.parse_args(arguments)
-    paths = [ROOT / path for path in given.paths]
-    return report(paths, given.baseline, arguments=given).render("markdown")
+    return tables
 
 
 def _audit(arguments: list[str]) -> str:
-    from analysis.audit import audit_paths
+    from analysis.published.audit import audit_paths
 
-    found, refused, _ = audit_paths([ROOT / path for path in arguments])
+    found, refused, _ = audit_paths(_given("audit", arguments).paths)
     if refused:
         raise UsageError("; ".join(refused))
     lines = [str(f).replace(f"{ROOT}/", "") for f in found]
@@ -127,42 +123,40 @@ def _file(arguments: list[str]) -> str:
     if len(arguments) != 1:
         raise UsageError(f"file takes one path, not {' '.join(arguments)!r}")
     path = ROOT / arguments[0]
-    try:
+    with writing(path):
         return path.read_text().strip() + "\n"
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
 
 
 def _jean_zay(arguments: list[str]) -> str:
-    from analysis.published import jean_zay
+    from analysis.published.recomputed import jean_zay
 
     match = re.fullmatch(r"(\d+)-(\d+)", " ".join(arguments))
     if not match:
         raise UsageError(f"jeanzay wants FIRST-LAST, not {' '.join(arguments)!r}")
-    return jean_zay(int(match[1]), int(match[2])).render("markdown")
+    return _markdown([jean_zay(int(match[1]), int(match[2]))])
 
 
 def _published(name: str) -> Callable[[list[str]], str]:
     def block(arguments: list[str]) -> str:
-        from analysis import published
+        from analysis.published import recomputed
 
         if arguments:
             raise UsageError(f"this report takes no argument, not {' '.join(arguments)!r}")
-        return getattr(published, name)().render("markdown")
+        return _markdown([getattr(recomputed, name)()])
 
     return block
 
 
 REPORTS: dict[str, Callable[[list[str]], str]] = {
-    "tflops": _tflops,
-    "parity": _parity,
+    "tflops": _measured("tflops", "--convention", "--baseline", "--predict", "--columns"),
+    "parity": _measured("parity"),
     "plan": _plan,
     "validation": _validation,
-    "saves": _saves,
-    "compare": _compare,
-    "breakdown": _breakdown,
-    "losses": _losses,
-    "scaling": _scaling,
+    "saves": _measured("checkpoints"),
+    "compare": _measured("compare"),
+    "breakdown": lambda arguments: _markdown(_breakdown_tables(arguments)),
+    "losses": lambda arguments: _markdown(_breakdown_tables(arguments)[-1:]),
+    "scaling": _measured("scaling", "--baseline", "--predict", "--columns"),
     "audit": _audit,
     "file": _file,
     "jeanzay": _jean_zay,
@@ -180,9 +174,6 @@ REPORTS: dict[str, Callable[[list[str]], str]] = {
 
 class _Parser(argparse.ArgumentParser):
     """A block's arguments: a mistake is a UsageError, not the command's own usage."""
-
-    def __init__(self, prog: str):
-        super().__init__(prog=prog, add_help=False)
 
     def error(self, message: str) -> None:
         raise UsageError(f"{self.prog}: {message}")
@@ -222,21 +213,15 @@ def regenerate(text: str, source: str = "") -> str:
 @command_line("analysis.report")
 def main(argv: list[str] | None = None) -> int:
     """Regenerate the files, or say which are stale."""
-    parser = Parser(
-        prog="python -m analysis.report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE.md")
+    parser = Parser(prog="python -m analysis.report", description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE.md", help="the pages")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when stale")
     arguments = parser.parse_args(argv)
     status = 0
     for path in arguments.files:
-        try:
-            old = check_ends(path).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UsageError(f"{path}: {reason}") from error
+        check_ends(path)
+        with writing(path):
+            old = path.read_text()
         new = regenerate(old, str(path))
         if new == old:
             continue

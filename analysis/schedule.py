@@ -7,206 +7,45 @@ the closed formula of Narayanan et al. SC'21 (arXiv 2104.04473), section 2.2: id
 (pp - 1) / (vpp n_micro). Times are in units of one chunk's forward unless given.
 """
 
-import argparse
+if not __package__:
+    import as_script
+
 import sys
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-if not __package__:  # run as a script: find the rooms, not analysis/ itself
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-
-from analysis.tables import writing
+from analysis.planner.pipeline import (
+    MOST_EVENTS,
+    MOST_STAGES,
+    SCHEDULES,
+    bubble,
+    draw,
+    makespan,
+    simulate,
+    text,
+)
 from models.bounds import Bounds, check_flags
-from models.errors import Parser, UsageError, command_line
-
-MOST_STAGES, MOST_EVENTS = 1024, 200_000  # what is simulated in seconds
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
-Task = tuple[str, int, int]  # ("F" or "B", micro-batch, chunk)
-
-
-@dataclass(frozen=True)
-class Event:
-    """One forward or backward of one micro-batch through one chunk on one stage; seconds."""
-
-    stage: int
-    kind: str
-    micro: int
-    chunk: int
-    start: float
-    end: float
-
-
-def order(schedule: str, stage: int, pp: int, n_micro: int, vpp: int = 1) -> list[Task]:
-    """What a stage does, in order.
-
-    gpipe: all forwards, then all backwards. 1f1b: pp - stage - 1 forwards of warm-up, then one
-    forward and one backward in turn. interleaved: the same over chunks, micro-batches in groups of
-    pp (Megatron-LM's forward_backward_pipelining_with_interleaving).
-
-    Raises:
-        UsageError: the schedule does not exist for these sizes.
-    """
-    if schedule not in SCHEDULES:
-        raise UsageError(f"unknown schedule {schedule!r}; known: {', '.join(SCHEDULES)}")
-    if schedule != "interleaved" and vpp > 1:
-        raise UsageError(f"{schedule} has no vpp {vpp}: use interleaved")
-    if schedule == "interleaved" and n_micro % pp:
-        raise UsageError(f"interleaving needs micro-batches in multiples of pp {pp}, not {n_micro}")
-    total = n_micro * vpp
-    forward = [_virtual("F", k, pp, vpp) for k in range(total)]
-    backward = [_virtual("B", k, pp, vpp) for k in range(total)]
-    if schedule == "gpipe":
-        return forward + backward
-    warm = (pp - stage - 1) * 2 + (vpp - 1) * pp if vpp > 1 else pp - stage - 1
-    warm = min(warm, total)
-    steady = [
-        task
-        for pair in zip(forward[warm:], backward[: len(forward) - warm], strict=True)
-        for task in pair
-    ]
-    return forward[:warm] + steady + backward[len(forward) - warm :]
-
-
-def _virtual(kind: str, k: int, pp: int, vpp: int) -> Task:
-    """The k-th task of a stage: groups of pp micro-batches walk through the chunks."""
-    group, inside = divmod(k, pp * vpp)
-    chunk = inside // pp
-    return kind, group * pp + inside % pp, chunk if kind == "F" else vpp - 1 - chunk
-
-
-def simulate(
-    schedule: str,
-    pp: int,
-    n_micro: int,
-    vpp: int = 1,
-    forward_s: float | list[float] = 1.0,
-    backward_s: float | list[float] = 2.0,
-    p2p_s: float = 0.0,
-) -> list[Event]:
-    """Every event; forward_s and backward_s are of one chunk, one number or one a stage.
-
-    A task starts when its stage is free and what it needs has arrived: forward from the stage (or
-    chunk) before, backward from the one behind and its own forward.
-
-    Raises:
-        UsageError: no such schedule; RuntimeError (ours): the order deadlocks.
-    """
-    if min(pp, n_micro, vpp) < 1:
-        raise UsageError(f"pp {pp}, micro-batches {n_micro} and vpp {vpp} must be positive")
-    if pp > MOST_STAGES or 2 * pp * n_micro * vpp > MOST_EVENTS:
-        raise UsageError(
-            f"pp {pp} with {2 * pp * n_micro * vpp} events is too much to simulate: at most pp"
-            f" {MOST_STAGES} and {MOST_EVENTS} events (2 pp n_micro vpp)"
-        )
-    f = forward_s if isinstance(forward_s, list) else [forward_s] * pp
-    b = backward_s if isinstance(backward_s, list) else [backward_s] * pp
-    queues = [order(schedule, stage, pp, n_micro, vpp) for stage in range(pp)]
-    done: dict[tuple[str, int, int], float] = {}  # (kind, micro, virtual stage) -> end
-    free, at, events = [0.0] * pp, [0] * pp, []
-    last = pp * vpp - 1
-    while any(at[s] < len(queues[s]) for s in range(pp)):
-        moved = False
-        for stage in range(pp):
-            while at[stage] < len(queues[stage]):
-                kind, micro, chunk = queues[stage][at[stage]]
-                place = chunk * pp + stage
-                needs = []
-                if kind == "F" and place > 0:
-                    needs = [("F", micro, place - 1)]
-                elif kind == "B":
-                    needs = [("F", micro, place)]
-                    needs += [("B", micro, place + 1)] if place < last else []
-                if any(need not in done for need in needs):
-                    break
-                arrived = [done[n] + (p2p_s if n[2] != place else 0.0) for n in needs]
-                start = max([free[stage], *arrived])
-                end = start + (f if kind == "F" else b)[stage]
-                done[kind, micro, place] = free[stage] = end
-                events.append(Event(stage, kind, micro, chunk, start, end))
-                at[stage] += 1
-                moved = True
-        if not moved:
-            raise RuntimeError(f"{schedule} deadlocks at pp {pp}, {n_micro}, vpp {vpp}")
-    return events
-
-
-def makespan(events: list[Event]) -> float:
-    """From the first start to the last end."""
-    return max(e.end for e in events) - min(e.start for e in events)
-
-
-def bubble(events: list[Event]) -> float:
-    """Idle over ideal time: the busiest stage's work is the ideal."""
-    busy: dict[int, float] = {}
-    for e in events:
-        busy[e.stage] = busy.get(e.stage, 0.0) + e.end - e.start
-    ideal = max(busy.values())
-    return (makespan(events) - ideal) / ideal
-
-
-def in_flight(events: list[Event], stage: int) -> int:
-    """Most micro-batch chunks whose forward is done and whose backward is not, on a stage."""
-    now = most = 0
-    for e in sorted((e for e in events if e.stage == stage), key=lambda e: e.start):
-        now += 1 if e.kind == "F" else -1
-        most = max(most, now)
-    return most
-
-
-def text(events: list[Event], pp: int, unit: float = 1.0) -> str:
-    """One line a stage; a column is `unit` seconds."""
-    width = round(makespan(events) / unit)
-    rows = [["."] * width for _ in range(pp)]
-    for e in events:
-        sign = str(e.micro % 10) if e.kind == "F" else chr(ord("a") + e.micro % 26)
-        for column in range(round(e.start / unit), min(round(e.end / unit), width)):
-            rows[e.stage][column] = sign
-    return "\n".join(f"stage {i:>3} {''.join(row)}" for i, row in enumerate(rows)) + "\n"
-
-
-def draw(events: list[Event], pp: int, title: str, path: Path) -> None:
-    """The pipeline as a picture: forward blue, backward green, later chunks lighter."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(12, 0.6 * pp + 1.5))
-    for e in events:
-        colour = "tab:blue" if e.kind == "F" else "tab:green"
-        span = e.end - e.start
-        axis.barh(e.stage, span, left=e.start, color=colour, alpha=1 / (1 + e.chunk), ec="white")
-        if len(events) <= 400:
-            middle = e.start + span / 2
-            axis.text(middle, e.stage, str(e.micro), ha="center", va="center", fontsize=7)
-    axis.invert_yaxis()
-    axis.set_yticks(range(pp), [f"stage {i}" for i in range(pp)])
-    axis.set_xlabel("time (forward of one chunk = 1)")
-    axis.set_title(title)
-    figure.tight_layout()
-    with writing(path):
-        figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+from models.errors import Parser, command_line
 
 
 @command_line("analysis.schedule")
 def main(argv: list[str] | None = None) -> int:
     """Simulate, print, draw."""
-    parser = Parser(
-        prog="python -m analysis.schedule",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b")
-    parser.add_argument("--pp", type=int, default=4)
-    parser.add_argument("--micro-batches", type=int, default=8)
-    parser.add_argument("--vpp", type=int, default=1)
-    parser.add_argument("--backward", type=float, default=2.0, help="over a forward")
-    parser.add_argument("--png", type=Path, metavar="FILE")
+    parser = Parser(prog="python -m analysis.schedule", description=__doc__)
+    add = parser.add_argument
+    add("--schedule", choices=SCHEDULES, default="1f1b", help="default: 1f1b")
+    count = partial(add, type=int, metavar="N")
+    count("--pp", default=4, help="pipeline stages (default: 4)")
+    count("--micro-batches", default=8, help="micro-batches of a step (default: 8)")
+    chunks = "model chunks per stage; above 1 with interleaved (default: 1)"
+    count("--vpp", default=1, help=chunks)
+    ratio = "a backward's time over a forward's (default: 2)"
+    add("--backward", type=float, default=2.0, metavar="RATIO", help=ratio)
+    add("--png", type=Path, metavar="FILE", help="draw it, too")
     arguments = parser.parse_args(argv)
     pp, n, vpp = arguments.pp, arguments.micro_batches, arguments.vpp
-    most, ratio = (1, MOST_EVENTS), Bounds(0, 100, above=True)
-    check_flags(arguments, pp=(1, MOST_STAGES), micro_batches=most, vpp=most, backward=ratio)
+    most, backward = (1, MOST_EVENTS), Bounds(0, 100, above=True)
+    check_flags(arguments, pp=(1, MOST_STAGES), micro_batches=most, vpp=most, backward=backward)
     events = simulate(arguments.schedule, pp, n, vpp, 1.0, arguments.backward)
     formula = (pp - 1) / (vpp * n)
     said = f"makespan {makespan(events):g}, bubble {bubble(events):.4f}, formula {formula:.4f}"

@@ -1,8 +1,9 @@
 """Bad command lines, and outputs that cannot be written, for every command of the repository.
 
-A desk is a small folder with a file of every kind: a study of three runs, a log, a study's TOML, a
-table, a page, a picture, JSON and TOML that are nested too deep, an endless device, a link to
-itself. Commands run there, from a line that works, with flags as argparse declares them.
+Commands run in a small folder, the desk, with a file of every kind: a study of three runs, a log, a
+study's TOML, a table, a page, a picture, JSON and TOML that are nested too deep, an endless device,
+a link to itself. Each case changes a command line that works; the flags are those that argparse
+declares.
 """
 
 import argparse
@@ -22,15 +23,15 @@ from unittest import mock
 from benchmarks import tiny_checkpoint
 from benchmarks.watched import HANG, ROOT, TRACEBACK, WRONG, Problem, Try, command, copy_study
 
-# A line of each command that works on the desk. Benchmarks are no part: they run what is here.
+# For each command, a line that works on the desk. Benchmarks are left out: they start the commands.
 LINES = {
     "analysis.audit": "table.csv",
     "analysis.breakdown": "logs/study",
-    "analysis.calibrate": "--published table.csv --name x --rows 4 --out x.toml",
+    "analysis.calibrate": "--published table.csv --cluster x --calibrate-rows 4 --out x.toml",
     "analysis.checkpoints": "logs/study",
     "analysis.compare": "logs/study",
     "analysis.parity": "logs/study",
-    "analysis.plan": "--model gpt2-124m --cluster jean-zay-v100 --gpus 4 --global-batch 16",
+    "analysis.plan": "--preset gpt2-124m --cluster jean-zay-v100 --gpus 4 --global-batch 16",
     "analysis.plots": "logs/study --out plots",
     "analysis.predict": "--validate table.csv --calibrate-rows 4",
     "analysis.profile": "logs/study",
@@ -45,19 +46,19 @@ LINES = {
     "models.hf": "export weights gpt2",
     "parallel.checkpoint": "verify logs/study/ddp",
     "parallel.data": "--input page.md --out data --tokenizer byte",
-    "parallel.environment": "environment.txt",
+    "parallel.record.environment": "environment.txt",
     "parallel.microbench": "--processes 1 --seconds 0.01",
-    "parallel.sweep": "study.toml --out swept",
+    "parallel.sweep": "study.toml --logs swept",
     "parallel.train": "--check --preset tiny --out run",
     "slurm.cancel": "study.toml --logs logs",
-    "slurm.cluster": "down --folder cluster",
-    "slurm.mark": "logs/study/ddp broken job.out",
-    "slurm.node": "true",
+    "slurm.testbed": "down --folder cluster",
+    "slurm.record_end": "logs/study/ddp broken job.out",
+    "slurm.forward_signals": "true",
     "slurm.render": "study.toml",
     "slurm.status": "study.toml",
     "slurm.submit": "study.toml --logs logs",
 }
-STARTS = ("parallel.sweep", "slurm.submit")  # runs and jobs: of these only --help is really called
+STARTS = ("parallel.sweep", "slurm.submit")  # they start runs and jobs: only --help is called
 OUTPUT_S = 60
 NUMBERS = "-1 0 nan inf 1e400 1e300 1e9 1e-300 1.5 0x10 1,5 0_1 100000".split() + ["9" * 30, "٣"]
 WORDS = [
@@ -107,12 +108,12 @@ def lay_desk(desk: Path) -> None:
 
 
 class Parsed(BaseException):
-    """Carries a command's parser out of it."""
+    """Raised in a command to get its parser."""
 
 
 @functools.cache
 def flags(module: str) -> list[argparse.Action]:
-    """Every flag that a command declares, those of its subcommands too."""
+    """Every flag that a command and its subcommands declare."""
 
     def caught(parser: argparse.ArgumentParser, *_: object) -> None:
         raise Parsed(parser)
@@ -122,7 +123,7 @@ def flags(module: str) -> list[argparse.Action]:
             command(module, [])
         except Parsed as found:
             return list(_options(found.args[0]))
-    return []  # slurm.node has none
+    return []  # slurm.forward_signals has none
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -149,7 +150,7 @@ def bad_flag(chance: random.Random, module: str, words: list[str]) -> list[str]:
 
 
 def bad_word(chance: random.Random, module: str, words: list[str]) -> list[str]:
-    """Another word in the place of one that is no flag."""
+    """Replace a word that is not a flag by another."""
     at = [i for i, word in enumerate(words) if not word.startswith("-")]
     if not at:
         return one_word_more(chance, module, words)
@@ -166,7 +167,7 @@ def one_word_more(chance: random.Random, module: str, words: list[str]) -> list[
 
 @contextlib.contextmanager
 def nothing_starts() -> Iterator[None]:
-    """No process is started, signalled or replaced, and nobody is asked, while this is open."""
+    """While this is open, no process is started, signalled or replaced; no question is asked."""
     missing = FileNotFoundError(2, "No such file or directory", "a program")
     instead = [(subprocess, "Popen", missing), (os, "execvp", missing), (os, "execv", missing)]
     instead += [(BaseProcess, "start", missing), (os, "kill", ProcessLookupError)]
@@ -207,7 +208,7 @@ OUTPUTS = {
 
 @functools.cache
 def outputs() -> list[tuple[str, str, str]]:
-    """(command, its words, what becomes of its output)."""
+    """(command, its arguments, how its output fails)."""
     lines = [
         (m, w) for m in LINES for w in (LINES[m], "--help") if w == "--help" or m not in STARTS
     ]
@@ -215,7 +216,7 @@ def outputs() -> list[tuple[str, str, str]]:
 
 
 def one_output(chance: random.Random, folder: Path, loud: bool, number: int) -> Try:
-    """A command in a process of its own, whose output nobody can take: it ends without much ado."""
+    """Run a command whose output cannot be written: it must end with one line or silently."""
     module, words, output = outputs()[number]
     lay_desk(folder)
     line = f"{sys.executable} -m {module} {words}"
@@ -239,7 +240,7 @@ def one_output(chance: random.Random, folder: Path, loud: bool, number: int) -> 
         print(said)
     if "Traceback" in said or "Exception ignored" in said:
         return Try(output, [(TRACEBACK, f"{module} {words}: {said.splitlines()[-1]}")])
-    # argparse itself says nothing where its --help cannot be printed.
+    # argparse prints no error where its --help cannot be printed.
     silent = output == ">/dev/full" and done.returncode == 0 and words != "--help"
     silent = silent and in_shell(["bash", "-c", line]).stdout != ""
     return Try(output, [(WRONG, f"{module} {words}: a full disk is no failure")] * silent)

@@ -1,20 +1,21 @@
-"""Bad input, seeded: what every reader and command makes of it. Nothing may end in a traceback.
+"""Bad input, seeded, for every reader and command. Nothing may end in a traceback.
 
     python benchmarks/bad_input.py logs [--n 6500] [--seed 1] [--jobs 2] [--verbose]
-    python benchmarks/bad_input.py logs --number 4711 --keep /tmp/case    # one case again, alone
+    python benchmarks/bad_input.py logs --number 4711 --keep /tmp/case    # repeat one case
 
 logs       mutated logs (../shared/logs where it is there, and logs/), read by tflops and quality
-folders    a study of three runs, one of them spoilt, through every command that reads run folders
-manifests  a checkpoint's manifest forged, with the checksum that fits: verify, export and load
+folders    a study of three runs, one of them damaged, read by every command that reads run folders
+manifests  a forged manifest of a checkpoint with a matching checksum: verify, export and load
 commands   command lines with bad numbers, empty values, wrong files, devices, unknown words
 output     every command where its output is closed, full, or read no further than one line
-not-runs   every file that is no run, of this repository and of installed packages: none is read
+not-runs   files of this repository and of installed packages that are not runs: each is refused
 neutral    bytes that change no fact (line ends, colours, padding ...): no field of a record changes
 
 One row per kind of case: how many were tried, how many ended in a traceback (an exception that is
-no UsageError, or a warning), hung (over 5 s of CPU time, or 60 s of waiting), or told something
-wrong: a run that is no run, a lost row, JSON that is none, a control character on a terminal. Every
-distinct finding is listed with a number that repeats it. Exit status 1 when there is any.
+no UsageError, or a warning), hung (over 5 s of CPU time, or 60 s of waiting), or gave a wrong
+answer: a run from a file that is none, a lost row, invalid JSON, a control character on a terminal.
+Every distinct finding is listed with the number of a case that shows it. Exit status 1 when there
+is any.
 """
 
 import argparse
@@ -46,8 +47,8 @@ if not __package__:  # run as a script: find the rooms
 
 import numpy as np  # noqa: E402
 
-from analysis import readers  # noqa: E402
-from analysis.tables import FORMATS  # noqa: E402
+from analysis.common.tables import FORMATS  # noqa: E402
+from analysis.logs import readers  # noqa: E402
 from benchmarks import bad_commands, spoil  # noqa: E402
 from benchmarks.watched import COLUMNS, WRONG, Problem, Try, command, copy_study, watched  # noqa: E402
 from models.errors import Parser, UsageError, command_line  # noqa: E402
@@ -80,7 +81,7 @@ def a_log(chance: random.Random) -> Path:
 
 
 def spoilt(chance: random.Random, data: bytes) -> tuple[str, bytes]:
-    """(how, the bytes): seldom one of the hard ways."""
+    """(the way, the bytes); the slow ways are chosen seldom."""
     way = chance.choice(spoil.HARD if chance.random() < 0.05 else spoil.SPOILERS)
     return way.__name__, way(chance, data)
 
@@ -103,7 +104,7 @@ def one_log(chance: random.Random, folder: Path, loud: bool) -> Try:
 
 @functools.cache
 def studies() -> list[tuple[Path, ...]]:
-    """Threes of runs of one study, as they stand in logs/."""
+    """Groups of three runs of one study in logs/."""
     found = []
     for study in sorted(p for p in OWN.iterdir() if p.is_dir()):
         runs = sorted(p.parent for p in study.glob("*/run.json"))
@@ -135,7 +136,7 @@ def copied(runs: tuple[Path, ...], folder: Path) -> Path:
 
 
 def show(study: Path, slow: bool, loud: bool) -> tuple[dict[str, str], list[Problem]]:
-    """What every command that reads run folders prints (and writes) of a study."""
+    """The output (and the files) of every command that reads run folders, for one study."""
     told, problems = {}, []
     toml = ROOT / "slurm" / f"{study.name}.toml"
     out = study.parent.parent / "out"
@@ -153,7 +154,7 @@ def show(study: Path, slow: bool, loud: bool) -> tuple[dict[str, str], list[Prob
 
 @functools.cache
 def unharmed(runs: tuple[Path, ...], slow: bool) -> dict[str, set[str]]:
-    """The runs that each command shows where nothing is wrong."""
+    """The runs that each command shows when no file is damaged."""
     with tempfile.TemporaryDirectory() as folder:
         told, _ = show(copied(runs, Path(folder)), slow, False)
     return {name: {r.name for r in runs if shows(text, r.name)} for name, text in told.items()}
@@ -164,7 +165,7 @@ def shows(text: str, run: str) -> bool:
 
 
 def harm(chance: random.Random, run: Path) -> str:
-    """Spoil one file of a run; how."""
+    """Damage one file of a run; returns the way."""
     path = chance.choice(sorted(p for p in run.rglob("*") if p.is_file()))
     way = chance.choice(["bytes"] * 12 + ["missing", "empty", "folder", "loop", "huge"])
     if way == "bytes":
@@ -185,7 +186,7 @@ def harm(chance: random.Random, run: Path) -> str:
 
 
 def one_folder(chance: random.Random, folder: Path, loud: bool) -> Try:
-    """A study with one harmed run through every command: the other runs must still be shown."""
+    """Read a study with one damaged run with every command: the other runs must still be shown."""
     runs = chance.choice(studies())
     study, victim, slow = copied(runs, folder), chance.choice(runs), chance.random() < 0.1
     way = harm(chance, study / victim.name)
@@ -205,17 +206,17 @@ def problems_of(name: str, problems: list[Problem]) -> list[Problem]:
 
 
 def facts(path: Path) -> dict[str, Any]:
-    """A record as plain data, without where in the file things stand."""
+    """A record as plain data, without positions in the file."""
     record = readers.read(path)
     found = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
-    found |= {f"extra.{k}": v for k, v in found.pop("extra").items() if not k.endswith("_at")}
+    del found["last_at"]
     found["failure"] = found["failure"] and (record.failure.kind, undressed(record.failure.line))
     found["notes"] = [undressed(note) for note in record.notes]
     return found
 
 
 def undressed(words: str) -> str:
-    """A quoted line without what the neutral ways put into it, and without its number."""
+    """A quoted line without the neutral additions and without its number."""
     words = re.sub(r"\x1b\[\d+m|\b10%.*?s/it\]", "", words)
     words = re.sub(r"\b0: ", "", words)
     return re.sub(r"line \d+", "line N", words).strip()[:200]  # longer ones are cut anyway
@@ -228,7 +229,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def one_neutral(chance: random.Random, folder: Path, loud: bool, number: int) -> Try:
-    """One log in one neutral dress: every field must be as it was."""
+    """Read one log with one neutral change: every field must be as before."""
     source, change = neutral_cases()[number]
     path = folder / source.name
     results = []
@@ -237,7 +238,7 @@ def one_neutral(chance: random.Random, folder: Path, loud: bool, number: int) ->
         result, problems = watched(lambda: facts(path), loud)
         if problems:
             return Try(change.__name__, problems)
-        refused = {"format": "refused"}  # each dress may have its own reason
+        refused = {"format": "refused"}  # each change may have its own reason
         results.append(refused if isinstance(result, UsageError) else result)
     before, after = results
     differ = [k for k in before | after if not same(before.get(k), after.get(k))]
@@ -250,7 +251,7 @@ def one_neutral(chance: random.Random, folder: Path, loud: bool, number: int) ->
     return Try(change.__name__, [(WRONG, words)] if differ else [])
 
 
-# (format, dress) -> why the record may change.
+# (format, change) -> why the record may change.
 EXPLAINED = {
     ("nsys stats", "blank_lines"): "a blank line ends a table",
     ("nanotron", "no_final_newline"): "the last number may be cut, so it is unknown",
@@ -259,7 +260,7 @@ DOCUMENTS = (
     b"{",
     b"[",
     b"Generating SQLite file",
-)  # JSON and nsys's report: nobody prefixes their lines
+)  # JSON and nsys's report: their lines never have a prefix
 
 
 @functools.cache
@@ -306,27 +307,27 @@ def one_no_run(chance: random.Random, folder: Path, loud: bool, number: int) -> 
 
 
 def forge(chance: random.Random, folder: Path) -> str:
-    """Change what the manifest says and give it the checksum that fits; how."""
-    from parallel import saved
+    """Change the manifest and its checksum to match; returns the way."""
+    from parallel.checkpoint import folders
 
     (file,) = folder.glob("*.safetensors")
     if chance.random() < 0.03:
         file.rename(folder.parent.parent / "elsewhere")
         file.symlink_to(folder.parent.parent / "elsewhere")
         return "linked file"
-    path = folder / saved.MANIFEST
+    path = folder / folders.MANIFEST
     way = chance.choice([spoil.json_value] * 4 + [spoil.json_number] * 2 + [spoil.deep])
     data = way(chance, path.read_bytes())
     path.write_bytes(data)
     with contextlib.suppress(ValueError, RecursionError):
         manifest = json.loads(data)
         if isinstance(manifest, dict):
-            saved.write_manifest(folder, manifest)
+            folders.write_manifest(folder, manifest)
     return way.__name__
 
 
 def one_manifest(chance: random.Random, folder: Path, loud: bool) -> Try:
-    """A forged manifest through verify, both exports and loading: refused, or of no effect."""
+    """A forged manifest through verify, both exports and loading: refused, or without effect."""
     from benchmarks import tiny_checkpoint  # loads torch
 
     good = {}
@@ -336,7 +337,7 @@ def one_manifest(chance: random.Random, folder: Path, loud: bool) -> Try:
         way = forge(chance, step) if name == "bad" else ""
         results, problems = through(save, folder / name, loud)
         good = good or results
-    if way == "linked file":  # what stands elsewhere may change
+    if way == "linked file":  # a file elsewhere may change
         good = dict.fromkeys(good)
     differ = [what for what in good if results.get(what) not in (None, good[what])]
     problems += [(WRONG, f"{what} gives something else") for what in differ]
@@ -344,7 +345,7 @@ def one_manifest(chance: random.Random, folder: Path, loud: bool) -> Try:
 
 
 def through(save: Path, out: Path, loud: bool) -> tuple[dict[str, Any], list[Problem]]:
-    """What each way of reading a checkpoint gives, None where it refuses."""
+    """The result of each way of reading a checkpoint; None where it refuses."""
     from benchmarks import tiny_checkpoint  # loads torch
 
     results, problems = {}, command("parallel.checkpoint", ["verify", str(save)], loud)[1]
@@ -398,7 +399,7 @@ def attempt(campaign: str, seed: str, number: int, keep: Path | None = None) -> 
 
 
 def _bounded() -> None:
-    """In a worker: what takes all memory fails there, and not the machine."""
+    """In a worker: limit its memory, so that a case that takes all fails alone."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -420,7 +421,7 @@ HEAD = "| campaign | case | n | " + " | ".join(COLUMNS) + " |\n| --- | --- " + "
 
 
 def row(campaign: str, kind: str, tries: list[Try]) -> str:
-    """How many cases, and how many of them had each problem."""
+    """The number of cases, and of those with each problem."""
     counts = [sum(any(c == name for c, _ in t.problems) for t in tries) for name in COLUMNS]
     return "| " + " | ".join(map(str, [campaign, kind, len(tries), *counts])) + " |\n"
 
@@ -433,7 +434,7 @@ def table(campaign: str, tries: list[Try]) -> str:
 
 
 def write_totals(path: Path, totals: dict[str, str]) -> None:
-    """A table of one row per campaign; those that were not run now keep the row that they had."""
+    """Write a table with one row per campaign; those that did not run keep their old row."""
     before = path.read_text().splitlines(keepends=True)[2:] if path.exists() else []
     totals = {line.split(" | ")[0].strip("| "): line for line in before} | totals
     path.write_text(HEAD + "".join(totals[name] for name in CAMPAIGNS if name in totals))

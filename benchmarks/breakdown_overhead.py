@@ -1,16 +1,16 @@
-"""What keeping a breakdown costs: steps with and without it, in turns, in one process per rank.
+"""The cost of --breakdown: steps with and without it, in turns, in one process per rank.
 
     python benchmarks/breakdown_overhead.py [--engine megatron --tp 2 ...] [--rounds 20 --block 5]
 
-Takes parallel.train's flags (`python -m parallel.train --help`); `--gpus` ranks are started here.
-The same engine takes `block` steps listened to and twice `block` steps not, in every order in turn,
-so that a machine that warms up or is shared slows all alike. Off means what a run without
-`--breakdown` has: the regions are marked, nobody listens, and the process groups' own methods are
-in place. DDP cannot let go of its hook, so `ddp` has two more engines that never had one. Prints
-one JSON line: the median times, and the ratio of each round's blocks, on over the mean of the two
-off and, as what this machine shows where nothing differs, the second off over the first, each with
-its quartiles and the 95 % interval of its median. Many short blocks (--rounds 300 --block 1) narrow
-these.
+Takes parallel.train's flags (`python -m parallel.train --help`) and starts `--gpus` ranks. In a
+round, one engine takes a block of steps with the breakdown on and two blocks with it off. The order
+of the blocks changes from round to round, so that a machine that warms up or is shared slows all
+alike. Off is the state of a run without `--breakdown`: regions are marked but not timed, and the
+process groups have their own methods. A hook of DDP cannot be removed, so `ddp` has two more
+engines that never had one. Prints one JSON line: the median times and two ratios of blocks. The
+first is on over the mean of the two off; the second is the second off over the first, which shows
+the machine's noise. Each has its quartiles and the 95 % interval of its median. Many short blocks
+(--rounds 300 --block 1) narrow these.
 """
 
 import argparse
@@ -29,7 +29,8 @@ sys.path[0] = str(ROOT)
 
 from models.bounds import check_flags  # noqa: E402
 from models.errors import Parser, command_line  # noqa: E402
-from parallel import spec  # noqa: E402
+from parallel.config import settings  # noqa: E402
+from parallel.config.engine_abilities import kernels_of  # noqa: E402
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -40,7 +41,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=20, help="of three blocks")
     parser.add_argument("--block", type=int, default=5, help="optimizer steps of a block")
-    spec.add_flags(parser)
+    settings.add_flags(parser)
     arguments = parser.parse_args(argv)
     check_flags(arguments, rounds=(1, 10**6), block=(1, 10**6))
     return arguments
@@ -53,27 +54,31 @@ def measure(arguments: argparse.Namespace) -> None:
     import torch.distributed as dist
     from torch.distributed import ProcessGroup, Work
 
-    from parallel import breakdown, data, engines, kernels, launch, ranges, train
-    from parallel.steady import median_ci95
+    from parallel import engines, token_files
+    from parallel.engines import kernels
+    from parallel.engines.devices import choose_device, init_process_group
+    from parallel.measure import breakdown, ranges
+    from parallel.measure.steady_time import median_ci95
+    from parallel.record import launch
 
-    given = spec.from_flags(arguments) | {"breakdown": True, "eval_steps": 0}
+    given = settings.from_flags(arguments) | {"breakdown": True, "eval_steps": 0}
     given["steps"] = 3 * arguments.block * (arguments.rounds + 1)
     place = launch.detect()
-    run = spec.resolve(("command line", given), gpus=place.world_size)
+    run = settings.resolve(("command line", given), gpus=place.world_size)
     torch.set_num_threads(run.threads)
-    device = train.choose_device(run, place)
-    train.init_process_group(run, device, place)
+    device = choose_device(run, place)
+    init_process_group(run, device, place, print)
     methods = (*((ProcessGroup, name) for name in breakdown._CALLS), (Work, "wait"))
     methods = tuple((of, name) for of, name in methods if name in of.__dict__)
     bare = [of.__dict__[name] for of, name in methods]
-    kernel = kernels.choose(run.kernels, device, engines.kernels_of(run))
+    kernel = kernels.choose(run.kernels, device, kernels_of(run.engine, run.layout.tp))
     with tempfile.TemporaryDirectory() as folder:
         bare_engine = engines.load(run, device, kernel) if run.engine == "ddp" else None
         bare_again = engines.load(run, device, kernel) if run.engine == "ddp" else None
         books = breakdown.start(run, device, place.rank, Path(folder))
         wrapped = [of.__dict__[name] for of, name in methods]
         engine = engines.load(run, device, kernel)
-        corpus = data.load(run.data, run.seq_len, run.model.vocab_size)
+        corpus = token_files.load(run.data, run.seq_len, run.model.vocab_size)
         dp_rank = run.layout.coords(place.rank)["dp"]
         stepping_in = {"on": engine, "off": bare_engine or engine, "again": bare_again or engine}
         step = 0
@@ -90,7 +95,7 @@ def measure(arguments: argparse.Namespace) -> None:
             books.forget()
             for _ in range(arguments.block):
                 before = time.perf_counter()
-                batches = data.batches(
+                batches = token_files.batches(
                     corpus.train, run.layout, run.seq_len, run.model.vocab_size, dp_rank, 1, step
                 )
                 stepping.step((tuple(t.to(device) for t in batch) for batch in batches), run.lr)
@@ -106,7 +111,7 @@ def measure(arguments: argparse.Namespace) -> None:
         for number in range(arguments.rounds + 1):
             for how in orders[number % len(orders)]:
                 took = block(how)
-                if number:  # the first round warms up
+                if number:  # the first round is warm-up
                     times[how].append(took)
         breakdown._active = None
         ranges.listeners.clear()
@@ -135,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
     if "RANK" in os.environ:
         measure(arguments)
         return 0
-    gpus = spec.from_flags(arguments).get("gpus", 1)
+    gpus = settings.from_flags(arguments).get("gpus", 1)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(gpus), str(Path(__file__).resolve()), *argv]
     return subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode

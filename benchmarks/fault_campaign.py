@@ -1,18 +1,19 @@
-"""Kill training at random moments, go on, and compare with a run that was left alone.
+"""Kill training at random moments, resume it, and compare with a run that never stopped.
 
     python benchmarks/fault_campaign.py --kills 100 --out /tmp/faults
     python benchmarks/fault_campaign.py --kills 4 --only ddp --out /tmp/faults
 
-For each engine a run of --steps steps that saves every other step. An attempt is killed (SIGKILL of
-one rank, or of all and the launcher) at a random moment of a phase: start, loading, a step, saving.
-Phases and victims come in turns, shuffled by --seed; what counts is the phase that the log was in
-at that moment. After each kill: every checkpoint that the log called saved and that retention keeps
-is there and whole, no process of the attempt is left (found by a mark in its environment) and no
-port that it listened on. Then the same command must go on from the newest checkpoint. In the end
-losses, gradient norms and learning rates must equal those of the undisturbed run, bit for bit.
+Each engine has a run of --steps steps that saves every second step. An attempt is killed (SIGKILL
+of one rank, or of all ranks and the launcher) at a random moment of a phase: start, loading, a
+step, saving. Phases and victims come in turns, shuffled by --seed. Each kill is counted under the
+phase that the log shows at that moment. After each kill, these must hold: every checkpoint that the
+log called saved and that retention keeps is there and undamaged; no process of the attempt is left
+(a mark in its environment identifies it); no port of it is still open. Then the same command must
+resume from the newest checkpoint. In the end losses, gradient norms and learning rates must equal
+those of the run that never stopped, bit for bit.
 
-Prints one line per kill; counts go to <out>/result.json and result.md. Stopped, it goes on where it
-was. Exit status 1 when anything was lost.
+Prints one line per kill; counts go to <out>/result.json and result.md. If the campaign was stopped,
+the same command resumes it. Exit status 1 when anything was lost.
 """
 
 import argparse
@@ -32,11 +33,12 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
-from analysis.checkpoints import read_events  # noqa: E402
+from analysis.measured.checkpoints import read_events  # noqa: E402
 from models.bounds import check_flags  # noqa: E402
 from models.errors import Parser, command_line  # noqa: E402
-from parallel import saved  # noqa: E402
-from parallel.artifacts import read_run, read_status, write_json  # noqa: E402
+from models.storage import write_json  # noqa: E402
+from parallel.checkpoint import folders  # noqa: E402
+from parallel.record.reader import read_run, read_status  # noqa: E402
 
 RUNS = {
     "ddp": (2, []),
@@ -48,7 +50,7 @@ SMALL = ["--n-layer", "2", "--hidden", "64", "--n-head", "4", "--max-seq-len", "
 SMALL += ["--global-batch", "4", "--device", "cpu", "--eval-steps", "1", "--log-interval", "1"]
 PHASES = ("start", "loading", "step", "saving")
 TURNS = [(phase, whom) for phase in PHASES[1:] * 2 + PHASES[:1] for whom in ("all", "one")]
-STARTING_S = 4.0  # how long after the ranks exist a kill while starting comes at most
+STARTING_S = 4.0  # a kill of the phase `start` comes at most this long after the ranks exist
 EXITS_WITHIN_S = 120.0
 MARK = "FAULT_CAMPAIGN"
 
@@ -72,7 +74,7 @@ def start(folder: Path, engine: str, steps: int, flags: list[str], mark: str) ->
 
 
 class Log:
-    """What one attempt has appended to train.log."""
+    """The part of train.log that one attempt appended."""
 
     def __init__(self, folder: Path):
         self.path = folder / "train.log"
@@ -83,14 +85,14 @@ class Log:
         if not self.path.exists():
             return ""
         with self.path.open("rb") as file:
-            # An attempt that begins anew, for nothing was saved, has a log of its own.
+            # An attempt that starts from the beginning, because nothing was saved, has a new log.
             anew = os.fstat(file.fileno()).st_ino != self.file
             file.seek(0 if anew else self.begin)
             return file.read().decode(errors="replace")
 
 
 def phase_of(log: str) -> str:
-    """What a log that ends here was in the middle of."""
+    """The phase in which a log that ends here was."""
     for line in reversed(log.splitlines()):
         if "successfully" in line or " iteration " in line and "elapsed" in line:
             return "step"
@@ -102,7 +104,7 @@ def phase_of(log: str) -> str:
 
 
 def family(mark: str) -> list[psutil.Process]:
-    """Every living process of an attempt, whoever its parent is by now."""
+    """Every living process of an attempt, whatever its parent is now."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -136,7 +138,7 @@ def listening(processes: list[psutil.Process]) -> set[int]:
 
 
 def taken(port: int, mark: str) -> bool:
-    """Whether a port is still listened on, and not by a stranger who got it since."""
+    """Whether a port is still open, and not by another program that opened it later."""
     for connection in psutil.net_connections("tcp"):
         if connection.status != "LISTEN" or connection.laddr.port != port:
             continue
@@ -163,7 +165,7 @@ def wait_and_kill(
     chance: random.Random,
 ) -> tuple[str, str, set[int]]:
     """SIGKILL one rank, or all and the launcher, at a random moment of a phase; (the phase that the
-    log was in, who was killed, the ports that the attempt listened on)."""
+    log was in, which processes were killed, the open ports of the attempt)."""
     phase, whom = turn
     everyone = ranks = []
     while len(ranks) < n_ranks and process.poll() is None:
@@ -197,7 +199,7 @@ def wait_and_kill(
             victim.kill()
         except psutil.NoSuchProcess:
             continue
-    # Those that came after the look at them all, and ports that a survivor has opened since.
+    # Processes that started after the list was made, and ports that a survivor opened later.
     everyone = family(mark)
     ports |= listening(everyone)
     for late in everyone if whom == "all" else []:
@@ -220,14 +222,14 @@ def losses(folder: Path) -> list[tuple]:
 def damage_in(save: Path, before: list[int], log: str) -> list[str]:
     """What is wrong with the checkpoints after an attempt that logged this, or with how it went
     on from those that were there before."""
-    problems, there = [], saved.steps_in(save)
+    problems, there = [], folders.steps_in(save)
     newest = max([newest_saved(log), *before])
     if newest and (not there or there[-1] < newest):
         problems.append(f"step {newest} was saved, but there is {there}")
     for step in there:
         try:
-            saved.verify(save / saved.name_of(step))
-        except saved.Damaged as error:
+            folders.verify(save / folders.name_of(step))
+        except folders.Damaged as error:
             problems.append(str(error))
     loaded = re.search(r"successfully loaded checkpoint from .* at iteration (\d+)", log)
     trained = re.search(r"iteration +(\d+)/.* elapsed time", log)
@@ -239,12 +241,12 @@ def damage_in(save: Path, before: list[int], log: str) -> list[str]:
 
 
 def one_kill(folder: Path, engine: str, steps: int, number: int, seed: str, flags: list) -> dict:
-    """Start (or go on with) the run, kill it once, and look what is left."""
+    """Start or resume the run, kill it once, and check what is left."""
     turns = TURNS.copy()
     random.Random(f"{seed}-{engine}-{number // len(TURNS)}").shuffle(turns)
     chance, turn = random.Random(f"{seed}-{engine}-{number}"), turns[number % len(TURNS)]
     save, log, mark = folder / "checkpoints", Log(folder), f"{os.getpid()}-{time.time_ns()}"
-    before, problems = saved.steps_in(save), []
+    before, problems = folders.steps_in(save), []
     process = start(folder, engine, steps, flags, mark)
     phase, whom, ports = wait_and_kill(process, folder, log, mark, turn, RUNS[engine][0], chance)
     began = time.monotonic()
@@ -256,7 +258,7 @@ def one_kill(folder: Path, engine: str, steps: int, number: int, seed: str, flag
             member.kill()
         status = process.wait()
     ended_s = time.monotonic() - began
-    for _ in range(50):  # the kernel buries the dead bit by bit: their memory first, then sockets
+    for _ in range(50):  # the kernel frees a killed process's memory first and its sockets later
         left, open_ports = family(mark), sorted(port for port in ports if taken(port, mark))
         if not left and not open_ports:
             break
@@ -277,7 +279,7 @@ def one_kill(folder: Path, engine: str, steps: int, number: int, seed: str, flag
         "exit": status,
         "ended_s": round(ended_s, 1),
         "ports": len(ports),
-        "newest": (saved.steps_in(save) or [0])[-1],
+        "newest": (folders.steps_in(save) or [0])[-1],
         "problems": problems,
     }
 
@@ -311,7 +313,7 @@ def campaign(engine: str, kills: int, steps: int, seed: str, out: Path, flags: l
 
     while count() < kills:
         if read_status(folder).get("state") == "complete":
-            compare()  # all steps are done but not all kills: another run of the same
+            compare()  # all steps are done but not all kills: start another run of the same
         tries = sum("killed" in r for r in told)
         outcome = one_kill(folder, engine, steps, tries, seed, saving)
         said = (

@@ -1,4 +1,4 @@
-"""Our formulas of memory beside those of others, and beside the bytes that the engines hold here.
+"""Our formulas of memory beside those of others, and beside the bytes that engines allocate here.
 
     python benchmarks/memory_estimates.py [--out FILE.md]
 
@@ -6,8 +6,8 @@ Prints Markdown tables: model states by ZeRO stage and offload beside DeepSpeed'
 weights, optimizer and activations beside Megatron-LM's closed formula; activations beside the
 published ones of Korthikanti et al.; the peaks that CPU runs of logs/ recorded; and, for every
 engine, the bytes of all tensors that two ranks of a small GPT in fp32 hold after a backward pass or
-an update, whichever is more, beside `models.memory.states`. DeepSpeed's buckets are made small for
-it: they hide what a small model holds, being allocated whole (5e8 elements each). Two minutes.
+an update, whichever is more, beside `models.memory.states`. For this, DeepSpeed's buckets are made
+small: by default each is allocated with 5e8 elements, far more than a small model has.
 """
 
 import argparse
@@ -27,24 +27,24 @@ sys.path[0] = str(ROOT)
 
 import numpy as np  # noqa: E402
 
-from analysis.load import load, name_of  # noqa: E402
-from analysis.markdown import read_csv  # noqa: E402
-from analysis.rows import settings_of  # noqa: E402
-from analysis.tables import Column, Table, writing  # noqa: E402
+from analysis.common.tables import Column, Table, writing  # noqa: E402
+from analysis.logs.load import load, name_of  # noqa: E402
+from analysis.logs.published_csv import column_name, read_csv  # noqa: E402
+from analysis.planner.runs import settings_of  # noqa: E402
 from models import memory  # noqa: E402
 from models.config import PRESETS, GPTConfig  # noqa: E402
 from models.errors import Parser, UsageError, command_line  # noqa: E402
-from parallel.artifacts import read_run  # noqa: E402
-from parallel.columns import Columns, columns, columns_of  # noqa: E402
-from parallel.layout import OFFLOAD, RECOMPUTE  # noqa: E402
-from parallel.spec import RunSpec, resolve  # noqa: E402
+from parallel.config.layout import OFFLOAD, RECOMPUTE  # noqa: E402
+from parallel.config.layout_arrays import Columns, columns, columns_of  # noqa: E402
+from parallel.config.settings import RunSpec, resolve  # noqa: E402
+from parallel.record.reader import read_run  # noqa: E402
 
 KORTHIKANTI = ROOT / "logs" / "published" / "korthikanti22_fig7_activation_pct.csv"
 PEAKS = [ROOT / "logs" / "2-core-cpu" / name for name in ("parity", "2-core-gpt2-124m-fp32")]
-# Large beside its biases, norms and positions, which the formulas leave out: 2 % of it.
+# Its biases, norms and positions, which the formulas leave out, are 2 % of it.
 SMALL = {"n_layer": 4, "hidden": 256, "n_head": 4, "vocab_size": 512, "max_seq_len": 32}
-# Settings of two-rank runs: every engine, every ZeRO stage, tp and pp. Of a pipeline one
-# micro-batch, so that after its backward pass no other's activations are there.
+# Settings of two-rank runs: every engine, every ZeRO stage, tp and pp. A pipeline has one
+# micro-batch, so that after the backward pass no other micro-batch has activations.
 HELD = (
     {"engine": "ddp"},
     {"engine": "deepspeed_zero", "zero_stage": 1},
@@ -59,7 +59,7 @@ HELD = (
 
 
 def compared(ours: float, theirs: float) -> dict[str, float]:
-    """Two sizes in bytes as a row has them: GB of 2^30, and ours over theirs, less one."""
+    """Two sizes in bytes as cells of a row: GB of 2^30, and ours over theirs, minus one."""
     return {"ours": ours / memory.GB, "theirs": theirs / memory.GB, "error": ours / theirs - 1}
 
 
@@ -67,7 +67,7 @@ def deepspeed_states(
     config: GPTConfig = PRESETS["7.5b"], nodes: int = 8, per_node: int = 8
 ) -> Table:
     """Model states of a GPU in fp16, beside DeepSpeed's estimators, which know ZeRO 2 and 3."""
-    from parallel import deepspeed_common  # noqa: F401  (before deepspeed: it sets the accelerator)
+    from parallel.engines import deepspeed_common  # noqa: F401  (before deepspeed: it sets the accelerator)
 
     from deepspeed.runtime.zero.stage3 import (  # isort: skip
         estimate_zero3_model_states_mem_needs as stage3,
@@ -208,7 +208,7 @@ def korthikanti() -> Table:
         for case, (recompute, sequence_parallel) in cases.items():
             x = columns(**given, tp=8, recompute=recompute, sequence_parallel=sequence_parallel)
             ours = float((memory.kept_per_layer(x) / whole)[0])
-            theirs = published[model].number(case.replace("_", "")) / 100
+            theirs = published[model].number(column_name(case)) / 100
             rows.append(
                 {
                     "model": model,
@@ -273,7 +273,7 @@ def storages(known: set[int] | None = None) -> dict[int, int]:
 
 
 class _AfterBackward:
-    """A listener of `parallel.ranges` that counts when a backward pass has ended."""
+    """A listener of `parallel.measure.ranges` that counts when a backward pass has ended."""
 
     def __init__(self, count: Callable[[], None]):
         self.count = count
@@ -293,13 +293,14 @@ def measure(settings: dict[str, Any]) -> None:
     import torch.distributed as dist
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from parallel import data, engines, ranges
+    from parallel import engines, token_files
+    from parallel.measure import ranges
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, spec = dist.get_rank(), spec_of(settings)
     ids = np.arange(4096, dtype=np.uint16) % SMALL["vocab_size"]
-    tokens = data.Tokens(ids, "", "", None, None)
+    tokens = token_files.Tokens(ids, "", "", None, None)
     before = set(storages())
     ranges.listeners.append(_AfterBackward(lambda: count()))
     engine = engines.load(spec, torch.device("cpu"), "torch")
@@ -313,7 +314,9 @@ def measure(settings: dict[str, Any]) -> None:
     dp_rank = spec.layout.coords(rank)["dp"]
     vocab = SMALL["vocab_size"]
     for step in range(2):
-        made = data.batches(tokens, spec.layout, spec.seq_len, vocab, dp_rank, spec.seed, step)
+        made = token_files.batches(
+            tokens, spec.layout, spec.seq_len, vocab, dp_rank, spec.seed, step
+        )
         engine.step(made, spec.lr)
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, most)
@@ -347,7 +350,7 @@ def held(settings: dict[str, Any]) -> list[int]:
 
 
 def held_rows(runs: Iterable[dict[str, Any]] = HELD) -> list[dict[str, Any]]:
-    """The fullest rank of each run."""
+    """One row per run, of the rank with the most bytes."""
     rows = []
     for settings in runs:
         spec, bytes_held = spec_of(settings), held(settings)

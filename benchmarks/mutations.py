@@ -1,15 +1,15 @@
-"""Change the arithmetic a little, one place at a time: do the tests of its family notice?
+"""Change the arithmetic a little, one place at a time, and count what the tests notice.
 
     python benchmarks/mutations.py --n 40 --seed 0 --out mutations.md [--only FILE ...]
 
 A mutation is one changed operator, comparison, number, condition, branch or statement of a file
-without torch or processes. Of each file's, `--n` are drawn by `--seed` (0: all of them). Each is
-tried in a forked process that gets the changed module instead of the file, and runs the tests that
-FAMILIES names, until the first fails: killed. A mutation that uses up its processor time is timed
-out, and counts as killed. Words (docstrings, messages), types and `main` are left alone.
+without torch or processes. `--n` of each file's mutations are drawn with `--seed` (0: all of them).
+A forked process imports the changed module instead of the file and runs the tests that FAMILIES
+names. A mutation is killed when a test fails. One that uses up its processor time is timed out and
+counts as killed. Text (docstrings, messages), types and `main` are not changed.
 
-Prints a line per survivor. The table goes to `--out`, where the reasons that stand beside survivors
-are kept. Exit status 1 when less than --least percent of all were killed.
+Prints a line per survivor. The table goes to `--out`; reasons that a person wrote there beside
+survivors are kept. Exit status 1 when less than --least percent of all were killed.
 """
 
 import argparse
@@ -40,30 +40,43 @@ from models.errors import Parser, command_line  # noqa: E402
 FAMILIES = {
     "models/flops.py": ["tests/test_flops.py"],
     "models/memory.py": ["tests/test_memory_by_hand.py"],
-    "models/hardware.py": ["tests/test_mfu_needs_a_known_peak.py", "tests/test_data_sheets.py"],
+    "models/gpus.py": ["tests/test_mfu_needs_a_known_peak.py", "tests/test_data_sheets.py"],
     "models/storage.py": ["tests/test_saved_bytes.py"],
-    "parallel/layout.py": ["tests/test_layout.py"],
-    "parallel/columns.py": ["tests/test_columns.py"],
-    "parallel/steady.py": ["tests/test_steady_step_time.py"],
-    "parallel/volumes.py": ["tests/test_volumes_by_hand.py"],
-    "parallel/work.py": ["tests/test_fixed_work.py", "-k", "not loader"],
-    "parallel/saved.py": ["tests/test_checkpoint_folders.py"],
-    "parallel/metrics.py": ["tests/test_metrics_by_hand.py"],
-    "analysis/scaling.py": [
+    "parallel/config/layout.py": ["tests/test_layout.py"],
+    "parallel/config/layout_arrays.py": ["tests/test_columns.py"],
+    "parallel/measure/steady_time.py": ["tests/test_steady_step_time.py"],
+    "parallel/config/message_bytes.py": ["tests/test_volumes_by_hand.py"],
+    "parallel/config/duration.py": ["tests/test_fixed_work.py", "-k", "not loader"],
+    "parallel/checkpoint/folders.py": ["tests/test_checkpoint_folders.py"],
+    "parallel/checkpoint/attempts.py": ["tests/test_checkpoint_folders.py"],
+    "parallel/measure/training_metrics.py": ["tests/test_metrics_by_hand.py"],
+    "analysis/measured/fairness.py": [
+        "tests/test_scaling_by_hand.py",
+        "tests/test_scaling_rows_are_honest.py",
+        *("-k", "not help_costs"),
+    ],
+    "analysis/measured/scaling.py": [
         "tests/test_scaling_by_hand.py",
         "tests/test_scaling_laws.py",
         "tests/test_scaling_rows_are_honest.py",
         *("-k", "not help_costs"),
     ],
-    "analysis/compare.py": [
+    "analysis/measured/compare.py": [
         "tests/test_comparisons_by_hand.py",
         "tests/test_comparisons_know_noise.py",
     ],
-    "analysis/schedule.py": ["tests/test_schedules_agree_with_formulas.py", "-k", "not picture"],
-    "analysis/quality.py": ["tests/test_quality_by_hand.py", "tests/test_verdicts_and_flags.py"],
-    "analysis/timemodel.py": ["tests/test_time_model_by_hand.py"],
-    "analysis/repeats.py": ["tests/test_repeats_by_hand.py"],
-    "analysis/collectives.py": ["tests/test_time_model_by_hand.py"],
+    "analysis/planner/pipeline.py": [
+        "tests/test_schedules_agree_with_formulas.py",
+        "-k",
+        "not picture",
+    ],
+    "analysis/logs/verdict.py": [
+        "tests/test_quality_by_hand.py",
+        "tests/test_verdicts_and_flags.py",
+    ],
+    "analysis/planner/timemodel.py": ["tests/test_time_model_by_hand.py"],
+    "analysis/common/statistics.py": ["tests/test_repeats_by_hand.py"],
+    "analysis/planner/collectives.py": ["tests/test_time_model_by_hand.py"],
 }
 HEAVY = ("numpy", "torch", "matplotlib.pyplot", "pytest")  # imported once, not in every fork
 MEMORY = 16 * 2**30  # bytes of address space of a mutant
@@ -149,7 +162,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         case ast.Constant(bool(value)):
             yield node, ast.Constant(not value)
         case ast.Constant(int(value) | float(value)):
-            if value < 1e6:  # a little more of so many is nothing to notice
+            if value < 1e6:  # adding one to a large number changes too little to notice
                 yield node, ast.Constant(value + 1)
             if value not in (0, 1):
                 yield node, ast.Constant(value * 2)
@@ -205,7 +218,7 @@ def mutations(file: str) -> list[Mutation]:
 
 
 class _Instead(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives a module's changed code to whoever imports it."""
+    """An import finder that returns a module's changed code."""
 
     def __init__(self, file: str, code: CodeType):
         self.name, self.path, self.code = file.removesuffix(".py").replace("/", "."), file, code
@@ -220,7 +233,7 @@ class _Instead(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def start(tests: list[str], limit_s: float, folder: str, mutation: Mutation | None = None) -> int:
-    """Run tests in a fork, with a mutation or as they are; the process's id."""
+    """Run tests in a fork, with a mutation or without one; returns the process id."""
     code = None
     if mutation is not None:
         with warnings.catch_warnings(action="ignore"):  # of comparing a number by `is`
@@ -236,7 +249,7 @@ def start(tests: list[str], limit_s: float, folder: str, mutation: Mutation | No
         os.dup2(quiet, stream)
     resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s) + 1, int(limit_s) + 1))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    signal.alarm(int(30 * limit_s))  # what waits for ever uses no processor time
+    signal.alarm(int(30 * limit_s))  # a process that waits for ever uses no processor time
     if mutation is not None:
         sys.meta_path.insert(0, _Instead(mutation.file, code))
     flags = ["-x", "-q", "-m", "not slow", "--tb=no", "--assert=plain", "-p", "no:cacheprovider"]
@@ -247,7 +260,7 @@ def ended() -> tuple[int, int, float]:
     """(process, exit status or minus its signal, seconds of processor time) of the next to end."""
     child, status, used = os.wait3(0)
     try:
-        os.killpg(child, signal.SIGKILL)  # what its tests may have started
+        os.killpg(child, signal.SIGKILL)  # processes that its tests may have started
     except ProcessLookupError:
         pass
     return child, os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
@@ -288,7 +301,7 @@ def _row(*cells: object) -> str:
 
 
 def reasons(path: Path) -> dict[tuple[str, str, str], str]:
-    """What stands beside the survivors of a table that was written before."""
+    """The reasons beside the survivors of an earlier table."""
     found = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         cells = [c.replace("\\|", "|").strip() for c in line.replace("\\|", "\0").split("|")]
@@ -333,7 +346,7 @@ def main(argv: list[str] | None = None) -> int:
     os.chdir(ROOT)
     for name in HEAVY:
         importlib.import_module(name)
-    gc.freeze()  # a fork need not look through all that again
+    gc.freeze()  # so that the collector of a fork does not scan the libraries' objects
     results = []
     with tempfile.TemporaryDirectory() as folder:
         for file in arguments.only:

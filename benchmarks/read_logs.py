@@ -1,10 +1,10 @@
-"""How fast logs are read, beside the perl one-liner that this reader replaces.
+"""How fast logs are read, compared with the perl one-liner that this reader replaces.
 
     python benchmarks/read_logs.py [--mb 400] [--big-mb 2048] [--files 2000] [--folder DIR]
 
 Makes logs of several Megatron dialects (argument dumps, warnings and timers between iteration
-lines, as real logs are), reads them both ways in turn, and prints ratios: seconds depend on the
-machine and on who else uses it. Perl only averages one column; the reader fills a whole record.
+lines, as in real logs), reads them both ways in turn, and prints ratios: seconds depend on the
+machine and on its other programs. Perl only averages one column; the reader fills a whole record.
 """
 
 import argparse
@@ -21,11 +21,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from analysis.readers import read, read_all
+from analysis.logs.load import read_all
+from analysis.logs.readers import read
 from models.bounds import check_flags
 from models.errors import Parser, UsageError, command_line
 
-# As published with the Jean Zay study, which averages "elapsed time per iteration" with it.
+# The Jean Zay study's one-liner: it averages "elapsed time per iteration".
 ONE_LINER = (
     "m|elapsed time per iteration .ms.: ([\\d\\.]+)| &&  do {$x+=$1; $c++};"
     ' END { print "$ARGV " . ($c ? int($x/$c/1000) : "fail")}'
@@ -167,7 +168,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> None:
 
 
 def print_peak(path: str) -> int:
-    """Linux's own count: ru_maxrss would begin with what the parent process had."""
+    """Linux's own count: ru_maxrss would include the parent process's peak."""
     read(path)
     status = Path("/proc/self/status").read_text()
     print(int(status.split("VmHWM:")[1].split()[0]) // 1024)

@@ -1,14 +1,14 @@
-"""Resume on the same layout, on others and on other engines, and compare with runs never stopped.
+"""Resume in the same layout, in others and in other engines; compare with runs that never stopped.
 
     python benchmarks/resume.py --out /tmp/resume
 
-Every run is preset tiny in fp32, 20 steps, started by torchrun as a user would. First, for each
-engine, 20 steps straight beside 10, SIGKILL of everything and 10 by the same command: losses,
-norms and learning rates, and what the last checkpoint holds (weights, both moments, random
-states), must be the same bit for bit. Then what megatron saved after 10 steps at tp 2, pp 2, dp 2
-goes on at other layouts and engines, and from engine to engine and back; losses and norms must stay
-within the parity bars of the run that never stopped. Prints Markdown, also to <out>/result.md; exit
-status 1 when a bar is missed. Stopped, it goes on where it was.
+Every run has preset tiny in fp32 and 20 steps; torchrun starts it. First, in each engine, one run
+takes 20 steps. Another takes 10, is killed (SIGKILL of all its processes) and takes 10 more by the
+same command. Losses, norms, learning rates and the last checkpoint (weights, both moments, random
+states) must be equal bit for bit. Then the checkpoint that megatron saved after 10 steps at tp 2,
+pp 2, dp 2 is resumed in other layouts and engines, and from engine to engine and back. Losses and
+norms must stay within the parity bars of the run that never stopped. Prints Markdown, also to
+<out>/result.md. Exit status 1 when a bar is missed. If it was stopped, the same command resumes it.
 """
 
 import argparse
@@ -21,11 +21,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
-from analysis.parity import GRAD_NORM_BAR, LOSS_BAR  # noqa: E402
+from analysis.measured.parity import GRAD_NORM_BAR, LOSS_BAR  # noqa: E402
 from benchmarks.fault_campaign import MARK, RUNS, difference, family  # noqa: E402
 from models.errors import Parser, command_line  # noqa: E402
-from parallel import saved  # noqa: E402
-from parallel.artifacts import read_run, read_status  # noqa: E402
+from parallel.checkpoint import folders  # noqa: E402
+from parallel.record.reader import read_run, read_status  # noqa: E402
 
 STEPS, HALF = 20, 10
 BASE = ["--preset", "tiny", "--steps", str(STEPS), "--global-batch", "16", "--micro-batch", "2"]
@@ -34,7 +34,7 @@ BASE += ["--log-interval", "1", "--eval-steps", "0", "--keep-last", "0"]
 
 SOURCE = ("megatron tp2 pp2 dp2", 8, ["--engine", "megatron", "--tp", "2", "--pp", "2"])
 ZERO_3 = ["--engine", "deepspeed_zero", "--zero-stage", "3"]
-# What it is called, from whose checkpoint after how many steps, ranks, flags.
+# Name, the run whose checkpoint it loads, the step of that checkpoint, ranks, flags.
 TARGETS = [
     (
         "megatron tp2 pp2 dp1",
@@ -82,8 +82,8 @@ def train(folder: Path, ranks: int, flags: list[str], kill_after: int | None = N
 
 
 def holds(folder: Path) -> list[tuple]:
-    """What the last checkpoint's files hold, by their checksums."""
-    manifest = saved.verify(folder / "checkpoints" / saved.name_of(STEPS))
+    """The checksums of the last checkpoint's files."""
+    manifest = folders.verify(folder / "checkpoints" / folders.name_of(STEPS))
     return [(entry["path"], entry["bytes"], entry["crc32"]) for entry in manifest["files"]]
 
 
@@ -93,7 +93,7 @@ def same_layout(out: Path, data: list[str]) -> list[list[str]]:
         straight, killed = out / f"{engine}-straight", out / f"{engine}-killed"
         flags = ["--engine", engine, *split, "--save-interval", str(HALF), *data]
         train(straight, ranks, flags)
-        if not saved.steps_in(killed / "checkpoints"):
+        if not folders.steps_in(killed / "checkpoints"):
             train(killed, ranks, flags, kill_after=HALF)
         train(killed, ranks, flags)
         run = read_run(killed)
@@ -116,7 +116,7 @@ def reshaped(out: Path, data: list[str]) -> list[list[str]]:
     train(folder(name), ranks, [*flags, "--save-interval", str(HALF), *data])
     straight, rows = read_run(folder(name)).steps, []
     for name, source, step, ranks, flags in TARGETS:
-        load = folder(source) / "checkpoints" / saved.name_of(step)
+        load = folder(source) / "checkpoints" / folders.name_of(step)
         saving = ["--save-interval", str(step + 3), "--load", str(load)]
         train(folder(name), ranks, [*flags, *saving, *data])
         steps = read_run(folder(name)).steps

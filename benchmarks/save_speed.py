@@ -1,10 +1,9 @@
-"""How fast is a checkpoint saved and exported beside a plain sequential write to the same disk?
+"""How fast a checkpoint is saved and exported, compared with a plain sequential write to the disk.
 
     python benchmarks/save_speed.py [--mib 512] [--repeats 8] [--out DIR]
 
-Each repeat writes the same bytes twice, first the one and then the other in turn: what is written
-here, and its largest file's bytes again as one plain file (write in 16 MiB blocks from memory,
-fsync). That is done for
+Each repeat writes a thing, and the bytes of its largest file again as one plain file (16 MiB blocks
+from memory, then fsync). The order alternates. The things are:
 
     save           a checkpoint as a run saves it: checksum, fsync of file and folders, manifest,
                    rename, `latest`
@@ -13,11 +12,11 @@ fsync). That is done for
     export         python -m parallel.checkpoint export: the same, after every byte is verified
     export dcp     the same with --format dcp: all three fp32 tensors per parameter
 
-What was written is removed before the next, one of each that is not counted comes first, and an
-even number of repeats has each order as often. Prints a line per repeat and, last, a Markdown
-table, also to <out>/result.md: ratio is the time of the plain write over ours, the median of the
-pairs and their quartiles; the exit status is 1 when the save's is below 0.7. One rank: ranks on one
-disk share it alike.
+The files are removed after each write. One uncounted write of each comes first. With an even number
+of repeats both orders are equally frequent. Prints a line per repeat and, last, a Markdown table,
+also to <out>/result.md. Its ratio is the time of the plain write over ours: the median of the pairs
+and their quartiles. The exit status is 1 when the ratio of `save` is below 0.7. There is one rank,
+because ranks would share the disk.
 """
 
 import argparse
@@ -40,25 +39,28 @@ import torch  # noqa: E402
 from models.bounds import check_flags  # noqa: E402
 from models.config import parameter_shapes  # noqa: E402
 from models.errors import Parser, command_line  # noqa: E402
-from parallel import checkpoint  # noqa: E402
-from parallel.checkpointer import KINDS, Checkpointer, State, export, hold  # noqa: E402
-from parallel.spec import resolve  # noqa: E402
+from parallel.checkpoint import __main__ as checkpoint  # noqa: E402
+from parallel.checkpoint.checkpointer import Checkpointer  # noqa: E402
+from parallel.checkpoint.contents import State, unpadded  # noqa: E402
+from parallel.checkpoint.export import export_weights  # noqa: E402
+from parallel.checkpoint.manifest import KINDS  # noqa: E402
+from parallel.config.settings import resolve  # noqa: E402
 
 BAR = 0.7
 BLOCK = 1 << 24
 
 
 class Engine:
-    """Holds a whole model's state and does nothing."""
+    """An engine that has a whole model's state and does nothing."""
 
     def __init__(self, spec) -> None:
-        self.held = []
+        self.pieces = []
         for name, shape in parameter_shapes(spec.model).items():
             tensors = {kind: torch.randn(shape) for kind in KINDS}
-            self.held += hold(name, shape, (0,) * len(shape), shape, 0, tensors)
+            self.pieces += unpadded(name, shape, (0,) * len(shape), shape, 0, tensors)
 
     def state(self) -> State:
-        return State(self.held, 1)
+        return State(self.pieces, 1)
 
 
 def plain(path: Path, content: memoryview) -> float:
@@ -76,7 +78,7 @@ def plain(path: Path, content: memoryview) -> float:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds that it takes."""
+    """Seconds that a call takes."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
@@ -132,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     (source,) = (place / "source").glob("step-*")
     works: dict[str, Callable[[], object]] = {
         "save": lambda: save(target),
-        "weights": lambda: export(source, target),
+        "weights": lambda: export_weights(source, target),
         "export": lambda: command("export", source, target),
         "export dcp": lambda: command("export", source, target, "--format", "dcp"),
     }

@@ -1,7 +1,7 @@
-"""Ways to spoil a file, each one function of (chance, bytes), and ways that must not matter.
+"""Ways to damage a file, and neutral ways that must not matter; each takes (chance, bytes).
 
-What spoils gives other bytes that are wrong somewhere; `chance` decides where. What is neutral
-changes no fact that a file tells: line ends, colours, padding, a rank's prefix.
+A damaging way returns bytes that are wrong somewhere; `chance` decides where. A neutral way changes
+no fact in the file: line ends, colours, padding, a rank's prefix.
 """
 
 import json
@@ -67,7 +67,7 @@ def doubled_lines(chance: random.Random, data: bytes) -> bytes:
 
 
 def interleaved(chance: random.Random, data: bytes) -> bytes:
-    """Two writers: a line begins within another."""
+    """As two writers at once do: a line begins within another."""
     at, start = chance.randrange(len(data)), chance.randrange(len(data))
     return _cut(chance, data, at, 0, data[start : start + chance.randint(1, 300)])
 
@@ -83,7 +83,7 @@ def no_utf8(chance: random.Random, data: bytes) -> bytes:
 
 
 def escapes(chance: random.Random, data: bytes) -> bytes:
-    """What a terminal would obey."""
+    """Escape sequences for a terminal."""
     bad = chance.choice([b"\x1b[2J", b"\x1b]0;title\x07", b"\x9b31m", b"\r", b"\x08" * 5])
     return _cut(chance, data, chance.randrange(len(data)), 0, bad)
 
@@ -100,7 +100,7 @@ def one_number(chance: random.Random, data: bytes) -> bytes:
 
 
 def every_such_number(chance: random.Random, data: bytes) -> bytes:
-    """The number behind the same word, wherever it stands."""
+    """Change the number after one word, everywhere in the file."""
     found = _a_number(chance, data)
     if not found:
         return one_byte(chance, data)
@@ -175,7 +175,7 @@ def long_line(chance: random.Random, data: bytes) -> bytes:
 
 
 def deep(chance: random.Random, data: bytes) -> bytes:
-    """JSON (or TOML) that is nested deeper than a parser's stack."""
+    """JSON (or TOML) that is nested more deeply than a parser's stack allows."""
     opening, closing = chance.choice([(b"[", b"]"), (b'{"a":', b"}"), (b"[", b"")])
     nested = opening * 100_000 + b"1" + closing * 100_000
     found = NUMBER.search(data, data.find(b":") + 1)
@@ -212,7 +212,7 @@ def colours(data: bytes) -> bytes:
 
 
 def nul_padding(data: bytes) -> bytes:
-    """What a crash or a truncated, still open log leaves."""
+    """NUL bytes, as after a crash or in a log that was truncated while open."""
     return bytes(4096) + b"\n" + data + bytes(4096)
 
 
@@ -225,7 +225,7 @@ def no_final_newline(data: bytes) -> bytes:
 
 
 def rank_prefix(data: bytes) -> bytes:
-    """As srun --label writes it."""
+    """A rank's prefix, as srun --label writes it."""
     return re.sub(rb"(?m)^(?=[^\r\n])", b"0: ", data)
 
 

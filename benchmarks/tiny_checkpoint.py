@@ -1,4 +1,4 @@
-"""A small checkpoint, and an engine that does no more than hold what is in it."""
+"""A small checkpoint, and an engine that only has its tensors."""
 
 import functools
 import tempfile
@@ -7,15 +7,17 @@ from pathlib import Path
 import torch
 
 from models.config import parameter_shapes, preset
-from parallel.checkpointer import KINDS, Checkpointer, State, hold
-from parallel.spec import resolve
+from parallel.checkpoint.checkpointer import Checkpointer
+from parallel.checkpoint.contents import State, unpadded
+from parallel.checkpoint.manifest import KINDS
+from parallel.config.settings import resolve
 
 SIZES = {"n_layer": 1, "hidden": 8, "n_head": 2, "vocab_size": 11, "max_seq_len": 4}
 STEP = 10
 
 
 class Holder:
-    """Holds a tiny model's parameters and moments, all zero, as an engine does."""
+    """An engine of a tiny model whose parameters and moments are all zero."""
 
     def __init__(self) -> None:
         self.adam_step, self.tensors = 0, {}
@@ -23,11 +25,11 @@ class Holder:
             self.tensors[name] = {kind: torch.zeros(shape) for kind in KINDS}
 
     def state(self) -> State:
-        held = []
+        pieces = []
         for name, kinds in self.tensors.items():
             shape = tuple(kinds["param"].shape)
-            held += hold(name, shape, (0,) * len(shape), shape, 0, kinds)
-        return State(held, self.adam_step)
+            pieces += unpadded(name, shape, (0,) * len(shape), shape, 0, kinds)
+        return State(pieces, self.adam_step)
 
     def restore(self, adam_step: int, scaler: dict) -> None:
         self.adam_step = adam_step

@@ -1,21 +1,21 @@
-"""One training step of the ddp engine beside Hugging Face's GPT-2 and a plain loop; and dp 2.
+"""A training step of the ddp engine compared with Hugging Face's GPT-2 and a plain loop; dp 2.
 
     python benchmarks/train_step.py [--precisions fp32,bf16] [--modes eager,compile] [--rounds 3]
     python benchmarks/train_step.py --dp [--precisions fp32] [--global-batch 8] [--seq-len 256]
 
-The same model from the same weights, batch, precision, clipping and fused AdamW for
+The model, weights, batch, precision, clipping and fused AdamW are the same for
 
 ours   the `ddp` engine with one rank, as `parallel.train` starts it
 hf     transformers' GPT2LMHeadModel in a loop of a dozen lines
 plain  a GPT as nanoGPT writes it (below), in the same loop
 
-Every run is a process of its own on core 0 with one thread, in turn: a round runs each once. A
-run's step time is the median of its timed steps; a ratio is of two runs of one round, so that what
-else the machine does touches both; printed are the median round and the lowest and highest. The
-share is of the best matrix product of the same precision that one core did here, by the `megatron`
-convention. `--same-heap` gives every contender the memory setting that ours has
-(parallel/heap.py), to see what it is worth. `cpu s` is processor time per step: where it is much
-less than the seconds, the machine was busy and the round says little.
+Every run is a process on core 0 with one thread. A round runs each of them once, in turn. A run's
+step time is the median of its timed steps. A ratio compares two runs of one round, so that other
+programs of the machine slow both; the median round, the lowest and the highest are printed. The
+share is FLOP/s by the `megatron` convention over those of the fastest matrix product of the same
+precision on one core here. `--same-heap` gives every run the memory setting of ours
+(engines/cpu.py), to show its effect. `cpu s` is processor time per step. If it is much less than
+the seconds, the machine was busy and the round is of little use.
 
 `--dp` compares two ranks on two cores with one on one core, the same global batch: the efficiency
 is the ratio of their step times, over two.
@@ -35,18 +35,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from analysis.tables import Column, Table
+from analysis.common.tables import Column, Table
 from models.bounds import check_flags
 from models.errors import Parser, UsageError, command_line
 from models.flops import CONVENTIONS
-from parallel.spec import RunSpec, resolve
+from parallel.config.settings import RunSpec, resolve
 
 CONTENDERS = ("ours", "hf", "plain")
 LR = 3e-4
 
 
 def spec_of(job: dict[str, Any]) -> RunSpec:
-    """The run that a job describes."""
+    """The RunSpec that a job describes."""
     settings = {k: job[k] for k in ("preset", "n_layer", "seq_len", "precision", "micro_batch")}
     return resolve(
         ("benchmark", settings | {"device": "cpu", "global_batch": job["global_batch"]}),
@@ -137,10 +137,10 @@ def plain_weights(model: Any, spec: RunSpec) -> None:
 
 
 def loop(model: Any, spec: RunSpec) -> Callable[[list], float]:
-    """The dozen lines: one step over micro-batches, as one writes it without a framework."""
+    """One step over micro-batches, as it is written without a framework."""
     import torch
 
-    from parallel.optim import adamw
+    from parallel.engines.optim import adamw
 
     parameters = list(model.parameters())
     optimizer = adamw(parameters, spec, fused=True)
@@ -194,9 +194,9 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
     """One run in this process: seconds and processor seconds of each timed step, losses."""
     os.sched_setaffinity(0, {job["core"]})
     if job["contender"] == "ours" or job["same_heap"]:
-        from parallel import heap
+        from parallel.engines import cpu
 
-        heap.keep()
+        cpu.keep_freed_memory()
     import torch
 
     torch.set_num_threads(1)
@@ -222,7 +222,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def matmul_flops(torch: Any, precision: str) -> float:
-    """The most FLOP/s that one core did in a matrix product of this precision, of a few shapes."""
+    """The highest FLOP/s of one core in a matrix product of this precision, over a few shapes."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     best = 0.0
     for m, k, n in ((2048, 2048, 2048), (1024, 768, 3072), (1024, 3072, 768)):

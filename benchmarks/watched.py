@@ -1,4 +1,4 @@
-"""One call of a command or a reader, watched: does it end in a traceback, or not at all?"""
+"""Watch one call of a command or a reader: does it end, and without a traceback?"""
 
 import contextlib
 import importlib
@@ -31,7 +31,7 @@ class Hang(BaseException):
 
 @dataclass
 class Try:
-    """One case: what was done to the input, and what came of it."""
+    """One case: what was done to the input, and the result."""
 
     kind: str
     problems: list[Problem] = field(default_factory=list)
@@ -57,7 +57,7 @@ def _is_ours(filename: str) -> bool:
 
 
 def watched(action: Callable[[], Any], loud: bool = False) -> tuple[Any, list[Problem]]:
-    """What `action` returns (None where it was stopped), and what is wrong with how it ended."""
+    """What `action` returns (None if it was stopped), and the problems of its end."""
     old = [signal.signal(s, _hang) for s in (signal.SIGPROF, signal.SIGALRM)]
     try:
         with warnings.catch_warnings():
@@ -82,8 +82,9 @@ def watched(action: Callable[[], Any], loud: bool = False) -> tuple[Any, list[Pr
 
 
 def command(module: str, argv: list[str], loud: bool = False) -> tuple[str, list[Problem]]:
-    """What `python -m module argv` prints, and what is wrong with it or with how it ends."""
-    main = importlib.import_module(module).main
+    """The output of `python -m module argv`, and the problems of its output and its end."""
+    package = (ROOT / module.replace(".", "/")).is_dir()
+    main = importlib.import_module(f"{module}.__main__" if package else module).main
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
 
     def call() -> int:

@@ -1,4 +1,4 @@
 """What is trained: sizes and presets, arithmetic, the one-device GPT, Hugging Face import/export.
 
-`config`, `flops` and `errors` are plain Python; only `gpt` and `hf` load torch.
+Only `gpt`, `weights`, `tensor_files`, `generate` and `hf_*` load torch.
 """

@@ -1,4 +1,4 @@
-"""The numbers that a user may give: a range is stated where the setting is, and checked here."""
+"""Ranges of the numbers that a user may give. Each is stated beside its setting; this checks it."""
 
 import argparse
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from models.errors import UsageError
 
 @dataclass(frozen=True)
 class Bounds:
-    """From `least` to `most`, both allowed; `above` and `below` take the ends away."""
+    """From `least` to `most`. Both are allowed, unless `above` or `below` excludes its end."""
 
     least: float
     most: float
@@ -16,7 +16,7 @@ class Bounds:
     below: bool = False
 
     def problem(self, name: str, value: float) -> str:
-        """What is wrong with the value, with the bounds; empty when it is within (NaN never is)."""
+        """What is wrong with the value, with the bounds; "" when it is within (NaN never is)."""
         within = self.least < value if self.above else self.least <= value
         if within and (value < self.most if self.below else value <= self.most):
             return ""
@@ -31,7 +31,7 @@ def _plain(value: float) -> str:
 
 
 def check_flags(arguments: argparse.Namespace, **bounds: tuple[float, float] | Bounds) -> None:
-    """Refuse a flag's number out of its bounds; None, a flag that was not given, is not looked at.
+    """Refuse a flag's number out of its bounds. None, a flag that was not given, is skipped.
 
     Raises:
         UsageError: it names the flag, the bounds and the number.

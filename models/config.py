@@ -129,22 +129,18 @@ def parameter_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
         "embedding.word.weight": (config.vocab_size, h),
         "embedding.position.weight": (config.max_seq_len, h),
     }
+    weights = {
+        "norm1": (h,),
+        "attn.qkv": (3 * h, h),
+        "attn.out": (h, h),
+        "norm2": (h,),
+        "mlp.up": (f, h),
+        "mlp.down": (h, f),
+    }
     for i in range(config.n_layer):
-        block = {
-            "norm1.weight": (h,),
-            "norm1.bias": (h,),
-            "attn.qkv.weight": (3 * h, h),
-            "attn.qkv.bias": (3 * h,),
-            "attn.out.weight": (h, h),
-            "attn.out.bias": (h,),
-            "norm2.weight": (h,),
-            "norm2.bias": (h,),
-            "mlp.up.weight": (f, h),
-            "mlp.up.bias": (f,),
-            "mlp.down.weight": (h, f),
-            "mlp.down.bias": (h,),
-        }
-        shapes |= {f"blocks.{i}.{name}": shape for name, shape in block.items()}
+        for name, shape in weights.items():
+            shapes[f"blocks.{i}.{name}.weight"] = shape
+            shapes[f"blocks.{i}.{name}.bias"] = shape[:1]
     return shapes | {"norm.weight": (h,), "norm.bias": (h,)}
 
 

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 # Control characters of both sets, what turns the direction of text or breaks its line, and bytes
 # of a file's name that are no UTF-8 (they are held as surrogates).
@@ -31,6 +31,16 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+class Reason(NamedTuple):
+    """Why something is so: `kind` is what code tests, `text` the sentence that people read."""
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class UsageError(ValueError):
     """A user's mistake. Its message is one line that holds the numbers and what to do.
 
@@ -42,17 +52,35 @@ class UsageError(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but a mistake is one line here too, not a page of usage before it."""
+    """argparse, but a mistake is one line here too, not a page of usage before it, and a
+    description is printed as it is written."""
+
+    def __init__(self, *args: Any, **settings: Any):
+        raw = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+        super().__init__(*args, **raw | settings)
 
     def error(self, message: str) -> NoReturn:
         name = self.prog.removeprefix("python -m ")
         self.exit(2, printable(f"{name}: {message} (--help lists the flags)") + "\n")
+
+    RENAMED: ClassVar = {  # flags of version 0.1 -> of today
+        "--gpu": "--gpu-type",
+        "--model": "--preset",
+        "--name": "--cluster",
+        "--planned-steps": "--steps",
+        "--rows": "--calibrate-rows",
+        "--out": "--logs",
+    }
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         # Before Python 3.13 the value of `--flag=--` is an empty list.
         for word in sys.argv[1:] if args is None else args:
             if word.startswith("--") and word.endswith("=--"):
                 self.error(f"{word}: -- is no value")
+            flag = word.partition("=")[0]
+            new = self.RENAMED.get(flag)
+            if new in self._option_string_actions and flag not in self._option_string_actions:
+                self.error(f"{flag} is {new} now")
         return super().parse_known_args(args, namespace)
 
 
@@ -65,10 +93,10 @@ def command_line(name: str) -> Callable[[Callable[..., int]], Callable[..., int]
     """The boundary of the command `name`; decorates its `main(argv) -> exit status`.
 
     A UsageError is one line on stderr and 2, and so is a file that the system refuses to read or
-    to write. An output that cannot be written, to a full disk say, is one line and 1. Where nobody
-    reads the output any more, the command ends without a word, as cat does, with 141, and after
-    Ctrl-C in one line with 130. An output that was closed before the start is as good as
-    /dev/null. A defect of ours keeps its traceback.
+    to write. An output that cannot be written, to a full disk say, is one line and 1. When the
+    reader of the output is gone, the command ends silently with 141, as cat does; after Ctrl-C it
+    ends with one line and 130. An output that was closed before the start is treated as /dev/null.
+    A defect of ours keeps its traceback.
     """
 
     def around(main: Callable[..., int]) -> Callable[..., int]:
@@ -116,7 +144,7 @@ def _say(line: str) -> None:
 
 
 def drop_output() -> None:
-    """Send what is still to be printed nowhere: its reader is gone, or its disk is full.
+    """Discard what is still to be printed: its reader is gone, or its disk is full.
 
     The file descriptors are replaced, so that no flush at the interpreter's end fails again.
     """
@@ -129,7 +157,7 @@ def drop_output() -> None:
 
 
 def _flushes(stream: io.TextIOBase) -> bool:
-    """Whether the stream takes what it was given; what failed once stays in it and fails again."""
+    """Whether the stream can be flushed; what failed once stays in its buffer and fails again."""
     try:
         stream.flush()
         return True
@@ -138,8 +166,8 @@ def _flushes(stream: io.TextIOBase) -> bool:
 
 
 def _open_what_is_closed() -> None:
-    """`>&-` leaves no sys.stdout, and its number to the first file that is opened: that file would
-    receive what children print. Names that are no UTF-8 must not end a command either."""
+    """After `>&-` there is no sys.stdout, and the first file that is opened gets its descriptor:
+    what children print would go into that file. Names that are no UTF-8 are escaped, too."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
         if stream is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from models.errors import UsageError
 
+ROOT = Path(__file__).resolve().parent.parent  # of the repository
 MOST_BYTES = 4 << 20  # a study of 10,000 runs, each written out, has 1 MB
 DEEPEST = 100  # levels; no document here needs ten, and what walks through one calls itself
 
@@ -73,6 +74,37 @@ def read_text(path: Path, what: str) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"{what} {path} is not text: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object of a JSON file.
+
+    Raises:
+        UsageError: unreadable, not JSON, or no object; it names the file.
+    """
+    try:
+        content = parse_json(path.read_text())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is damaged: it holds {shown(content)}, no object")
+    return content
+
+
+def read_json_if_whole(path: Path) -> dict[str, Any]:
+    """The object of a JSON file; an empty dict where there is none (or half of one)."""
+    try:
+        return read_json(path)
+    except UsageError:
+        return {}
+
+
+def shown(value: Any) -> str:
+    """A value in a message, in a few characters."""
+    text = ascii(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def check_ends(path: Path) -> Path:

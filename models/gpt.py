@@ -1,9 +1,9 @@
 """The reference GPT on one device, and the weights every engine starts from.
 
-The model does not know it is parallel. `as_layers()` is the seam where it can be cut, and
-`config.parameter_shapes` with `init_parameter` define the starting weights of *every* engine: each
-parameter is drawn whole from a generator seeded by (seed, its name), and a rank that holds a part
-cuts that part out. So the starting model does not depend on the layout.
+The model does not know it is parallel. `config.parameter_shapes` and `init_parameter` define the
+starting weights of *every* engine: each parameter is drawn in full from a generator seeded by
+(seed, its name), and a rank that holds a part of it takes that part. So the starting model does not
+depend on the layout.
 
 Shapes: B sequences, S positions, H hidden, N heads, D head size, F feed-forward, V vocabulary.
 """
@@ -27,7 +27,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def init_parameter(config: GPTConfig, name: str, seed: int) -> Tensor:
-    """The starting value of one parameter, whole, fp32, on the CPU.
+    """The starting value of one full parameter, fp32, on the CPU.
 
     Weights are normal with standard deviation 0.02, divided by sqrt(2 L) where they write to the
     residual stream (Radford et al. 2019, section 2.3); norms are one, biases zero.
@@ -55,8 +55,8 @@ class Embedding(nn.Module):
 
     def forward(self, tokens_BS: Tensor) -> Tensor:
         position_S = torch.arange(tokens_BS.size(1), device=tokens_BS.device)
-        # The word table is the output layer too, whose gradient is dense. On a CPU, adding this
-        # one's few rows to it saves writing and reading a [V, H] that is nearly all zeros.
+        # The word table is also the output layer, whose gradient is dense. On a CPU, adding only
+        # the rows of these tokens to it avoids a second [V, H] gradient that is nearly all zeros.
         few = tokens_BS.device.type == "cpu" and not torch.compiler.is_compiling()
         return F.embedding(tokens_BS, self.word.weight, sparse=few) + self.position(position_S)
 
@@ -111,10 +111,6 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = nn.LayerNorm(config.hidden, eps=LAYER_NORM_EPS)
 
-    def as_layers(self) -> list[nn.Module]:
-        """The model as the list of layers it can be cut between; the output layer is tied."""
-        return [self.embedding, *self.blocks, self.norm]
-
     def logits(self, tokens_BS: Tensor) -> Tensor:
         """Token ids [B, S] to logits [B, S, V]."""
         x_BSH = self.embedding(tokens_BS)
@@ -139,22 +135,22 @@ def mean_loss(logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
 def fill(
     model: nn.Module,
     value: Callable[[str, nn.Parameter], Tensor],
-    whole: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
+    gathered: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
 ) -> None:
     """Set every parameter of a model, in place, to value(name, parameter).
 
-    `whole` is entered around each: where parameters are partitioned (ZeRO-3) it gathers one, and
-    keeps what was written when it leaves.
+    gathered: a context around each. Where parameters are partitioned (ZeRO-3) it gathers one and,
+    on leaving, partitions what was written.
     """
     for name, parameter in model.named_parameters():
-        with whole(parameter):
+        with gathered(parameter):
             parameter.copy_(value(name, parameter))
 
 
 def initialise(
     model: GPT,
     seed: int,
-    whole: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
+    gathered: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
 ) -> None:
     """Give a reference GPT its starting weights, in place."""
-    fill(model, lambda name, _: init_parameter(model.config, name, seed), whole)
+    fill(model, lambda name, _: init_parameter(model.config, name, seed), gathered)

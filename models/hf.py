@@ -1,24 +1,30 @@
-"""GPT-2 directories of Hugging Face in and out: the command.
+"""GPT-2 directories of Hugging Face in and out, and text from a trained run.
 
     python -m models.hf import GPT2_DIR FOLDER [--dtype D] [--vocab-size N]
-    python -m models.hf export RUN|FOLDER GPT2_DIR [--dtype D] [--tokenizer PATH]
+    python -m models.hf export RUN|FOLDER [GPT2_DIR] [--dtype D] [--tokenizer PATH]
+    python -m models.hf generate RUN|FOLDER --prompt TEXT [--tokens N] [--temperature T] [--seed S]
 
 `import` turns a GPT-2 directory (config.json and model.safetensors, in one file or with an index)
 into a weights-only folder, from which training starts on any engine and layout. `export` turns
-the newest weights-only export of a run, or such a folder, into a directory that
-`GPT2LMHeadModel.from_pretrained` loads and generates text with. In fp32 the logits agree to 1e-4;
-in bf16 they are what 8 bits of mantissa leave.
+the newest weights of a run, or a weights-only folder, into a directory that
+`GPT2LMHeadModel.from_pretrained` loads. In fp32 the logits agree to 1e-4; in bf16 they are what 8
+bits of mantissa leave. `generate` continues a prompt, on the GPU where torch sees one.
 
+    python -m models.hf export logs/parity/ddp out/ddp
+    python -m models.hf generate logs/parity/ddp --prompt "def main("
     python -m models.hf import ~/gpt2 data/gpt2-weights
-    python -m models.hf export logs/parity/ddp out/ddp --tokenizer ~/gpt2
 
-dtype        fp32, bf16 or fp16; without it, what is stored.
+RUN          a run folder or its folder of checkpoints: the newest checkpoint, or weights-only
+             export, is taken. A checkpoint is checked first, all its bytes.
+FOLDER       a weights-only folder, or one checkpoint. `generate` takes a GPT-2 directory too.
+dtype        fp32, bf16 or fp16; without it, what is stored. A checkpoint stores fp32.
 vocabulary   our weights hold one row for every id and none for padding. Rows beyond config.json's
              vocab_size are cut on import; where config.json counts the padding too (50304 for
              50257 ids), --vocab-size 50257 cuts it. Keeping more rows than there are, or fewer
              than the tokenizer beside has ids, is refused. An export is never padded.
-tokenizer    the files of one beside the weights go along as they are; --tokenizer names another (a
-             folder or a tokenizer.json), whose end-of-text id goes into config.json.
+tokenizer    without --tokenizer: the files beside the weights, or what the meta.json of the run's
+             data names. They go along with an import or export as they are; the end-of-text id
+             goes into config.json. `byte` is parallel.data's, one id per byte.
 refused      in one line with the numbers: another architecture (rotary positions, RMSNorm, ...),
              activation, LayerNorm epsilon or attention scale, an output layer that is not tied,
              tensors that do not fit config.json; and pickles (pytorch_model.bin), which can run
@@ -26,83 +32,146 @@ refused      in one line with the numbers: another architecture (rotary position
              again with save_pretrained().
 ignored      dropout: our GPT trains without.
 
-A folder is written aside and renamed when it is whole; one that exists is never overwritten.
+A folder is written aside and renamed when it is complete; one that exists is never overwritten.
 Exits 2 when it refuses.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 # torch and transformers are loaded where they are used: --help and mistakes are answered at once.
-from models.errors import Parser, UsageError, command_line
-from models.storage import BYTES
+from models.bounds import check_flags
+from models.errors import Parser, UsageError, command_line, printable
+from models.run_weights import (
+    as_weights,
+    find_weights,
+    is_weights,
+    step_in_name,
+    tokenizer_files,
+    tokenizer_of,
+)
+from models.storage import BYTES, refuse_existing
 
 
-def _tokenizer(path: Path) -> tuple[list[Path], int | None, int | None]:
+def _about_tokenizer(path: Path | None) -> tuple[list[Path], int | None, int | None]:
     """(its files, how many ids it has, its end-of-text id) of the tokenizer at a path, if any."""
-    from models.hf_files import tokenizer_files
-
-    files = tokenizer_files(path)
+    files = tokenizer_files(path) if path else []
     if not files:
         return [], None, None
-    from models.hf_model import load_tokenizer
+    from models.hf_model import end_of_text, load_tokenizer
 
     tokenizer = load_tokenizer(path)
-    vocabulary = tokenizer.get_vocab()
-    end = tokenizer.eos_token_id
-    if end is None:
-        end = vocabulary.get("<|endoftext|>")
-    return files, max(vocabulary.values()) + 1, end
+    return files, max(tokenizer.get_vocab().values()) + 1, end_of_text(tokenizer)
 
 
-def _import(arguments: argparse.Namespace) -> str:
+def _tokenizer(asked: str | None, source: Path, weights: Path) -> str | None:
+    """`byte` or a path: the tokenizer that was asked for, the one beside the weights, or that of
+    the run's data; None where there is none.
+
+    Raises:
+        UsageError: the one that was asked for is not there.
+    """
+    if asked is not None:
+        if asked != "byte" and not tokenizer_files(Path(asked)):
+            raise UsageError(f"no tokenizer at {asked}")
+        return asked
+    return str(weights) if tokenizer_files(weights) else tokenizer_of(source)
+
+
+def import_weights(source: Path, out: Path, dtype: str | None, vocab_size: int | None) -> str:
+    """Import a GPT-2 directory; the lines to print."""
     from models.hf_files import import_gpt2
 
-    files, ids, _ = _tokenizer(arguments.source)
-    weights, remarks = import_gpt2(
-        arguments.source, arguments.out, arguments.dtype, arguments.vocab_size, files, ids
-    )
+    files, ids, _ = _about_tokenizer(source)
+    weights, remarks = import_gpt2(source, out, dtype, vocab_size, files, ids)
     config = weights.config
     sizes = f"{config.n_layer} layers, hidden {config.hidden}, {config.n_head} heads"
-    said = f"{arguments.out}: {config.n_params:,} parameters in {weights.dtype}, {sizes}"
-    return "\n".join([f"{said}, {config.vocab_size} ids", *remarks])
+    line = f"{out}: {config.n_params:,} parameters in {weights.dtype}, {sizes}"
+    return "\n".join([f"{line}, {config.vocab_size} ids", *remarks])
 
 
-def _export(arguments: argparse.Namespace) -> str:
-    from models.hf_files import export_gpt2, find_weights, tokenizer_files
+def export_weights(source: Path, out: Path | None, dtype: str | None, tokenizer: str | None) -> str:
+    """Export the newest weights at `source`; the line to print."""
+    from models.hf_files import export_gpt2
 
-    if arguments.tokenizer and not tokenizer_files(arguments.tokenizer):
-        raise UsageError(f"no tokenizer at {arguments.tokenizer}")
-    source = find_weights(arguments.source)
-    files, ids, end = _tokenizer(arguments.tokenizer or source)
-    config = export_gpt2(source, arguments.out, arguments.dtype, files, ids, end)
-    return f"{arguments.out}: {config.n_params:,} parameters from {source}"
+    found = find_weights(source)
+    if out is None:
+        step = step_in_name(found)
+        out = found.parent / ("gpt2" if step is None else f"gpt2-{step:08d}")
+    refuse_existing(out)
+    chosen = _tokenizer(tokenizer, source, found)
+    files, ids, end = _about_tokenizer(None if chosen in (None, "byte") else Path(chosen))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with as_weights(found, dtype, out.parent) as weights:
+        config = export_gpt2(weights, out, dtype, files, ids, end)
+    return f"{out}: {config.n_params:,} parameters from {found}"
+
+
+def generate_text(
+    source: Path, prompt: str, tokens: int, temperature: float, seed: int, tokenizer: str | None
+) -> str:
+    """The prompt and what the model at `source` continues it with."""
+    is_gpt2 = (source / "config.json").is_file() and not is_weights(source)
+    found = source if is_gpt2 else find_weights(source)
+    chosen = _tokenizer(tokenizer, source, found)
+    if chosen is None:
+        raise UsageError(f"{source}: no tokenizer is known; give --tokenizer byte or a path")
+    from models import generate, hf_files
+    from models.weights import read_weights
+
+    coder = generate.load_tokenizer(chosen)
+    if is_gpt2:
+        stored, _ = hf_files.open_gpt2(source)
+        model = generate.load_gpt(stored.config, stored.tensor)
+    else:
+        with as_weights(found, None) as folder:
+            weights = read_weights(folder)
+            model = generate.load_gpt(weights.config, weights.tensor)
+    ids = generate.sample(model, coder.encode(prompt), tokens, temperature, seed, coder.end)
+    return "\n".join(map(printable, (prompt + coder.decode(ids)).splitlines()))
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="python -m models.hf", description=__doc__)
+    names = "import|export|generate"
+    commands = parser.add_subparsers(dest="command", required=True, metavar=names)
+    importing = commands.add_parser("import", help="a GPT-2 directory to a weights-only folder")
+    importing.add_argument("source", type=Path, metavar="GPT2_DIR", help="what to read")
+    importing.add_argument("out", type=Path, metavar="FOLDER", help="what to write")
+    importing.add_argument("--vocab-size", type=int, metavar="N", help="embedding rows to keep")
+    importing.set_defaults(run=import_weights)
+    exporting = commands.add_parser("export", help="a run or weights folder to a GPT-2 directory")
+    exporting.add_argument("source", type=Path, metavar="RUN|FOLDER", help="what to read")
+    what = "what to write (default: gpt2-STEP beside the weights)"
+    exporting.add_argument("out", type=Path, nargs="?", metavar="GPT2_DIR", help=what)
+    exporting.set_defaults(run=export_weights)
+    for command in (importing, exporting):
+        command.add_argument("--dtype", choices=tuple(BYTES), help="default: what is stored")
+    generating = commands.add_parser("generate", help="text from a run, continuing a prompt")
+    generating.add_argument("source", type=Path, metavar="RUN|FOLDER", help="what to read")
+    generating.add_argument("--prompt", required=True, metavar="TEXT", help="text to continue")
+    for flag, metavar, default, what in (
+        ("--tokens", "N", 200, "most tokens to add"),
+        ("--temperature", "T", 0.8, "divides the logits; 0 takes the most likely token"),
+        ("--seed", "S", 0, "of the draws"),
+    ):
+        kind, text = type(default), f"{what} (default: {default})"
+        generating.add_argument(flag, type=kind, default=default, metavar=metavar, help=text)
+    generating.set_defaults(run=generate_text)
+    for command, use in ((exporting, "to send along"), (generating, "of the prompt")):
+        text = f"tokenizer {use} (default: beside the weights, or of the run's data)"
+        command.add_argument("--tokenizer", metavar="PATH", help=text)
+    return parser
 
 
 @command_line("models.hf")
 def main(argv: list[str] | None = None) -> int:
-    """Import or export, and say what was written."""
-    parser = Parser(
-        prog="python -m models.hf",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="import|export")
-    importing = commands.add_parser("import", help="a GPT-2 directory to a weights-only folder")
-    importing.add_argument("source", type=Path, metavar="GPT2_DIR")
-    importing.add_argument("out", type=Path, metavar="FOLDER")
-    importing.add_argument("--vocab-size", type=int, metavar="N", help="embedding rows to keep")
-    importing.set_defaults(run=_import)
-    exporting = commands.add_parser("export", help="a run or weights folder to a GPT-2 directory")
-    exporting.add_argument("source", type=Path, metavar="RUN|FOLDER")
-    exporting.add_argument("out", type=Path, metavar="GPT2_DIR")
-    exporting.add_argument("--tokenizer", type=Path, metavar="PATH", help="one to send along")
-    exporting.set_defaults(run=_export)
-    for command in (importing, exporting):
-        command.add_argument("--dtype", choices=tuple(BYTES), help="default: what is stored")
-    arguments = parser.parse_args(argv)
-    print(arguments.run(arguments))
+    """Import, export or generate, and say what came out."""
+    arguments = _parser().parse_args(argv)
+    if arguments.command == "generate":
+        check_flags(arguments, tokens=(1, 10**6), temperature=(0, 100), seed=(0, 2**63 - 1))
+    given = {k: v for k, v in vars(arguments).items() if k not in ("command", "run")}
+    print(arguments.run(**given))
     return 0
 
 

@@ -2,36 +2,33 @@
 
 The arithmetic is the same, only names and layouts differ: Hugging Face's Conv1D stores a matrix
 [in, out] and the rows of qkv as all q, all k, all v; ours stores [out, in] and qkv head by head.
-What GPT-2 can say and our GPT cannot is refused, with the numbers. transformers is not needed.
+A GPT-2 setting that our GPT does not have is refused, with the numbers. transformers is not needed.
 """
 
 import json
 import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from models.config import INIT_STD, LAYER_NORM_EPS, GPTConfig, parameter_shapes
 from models.errors import UsageError
-from models.files import parse_json
+from models.files import read_json
+from models.run_weights import CONFIG, FORMAT
+from models.storage import refuse_existing, stored_tensors, write_synced
+from models.tensor_files import CODES, DTYPES, write_safetensors
 from models.weights import (
-    CONFIG,
-    DTYPES,
-    FORMAT,
+    METADATA,
     TENSORS,
-    Aside,
     Weights,
     copy_beside,
     differing,
-    read_json,
+    new_folder,
     read_weights,
     refuse_pickles,
-    stored_tensors,
-    write_safetensors,
-    write_text,
     write_weights,
 )
 
@@ -46,16 +43,9 @@ _BLOCK_NAMES = {
 }
 _TOP_NAMES = {"embedding.word": "wte", "embedding.position": "wpe", "norm": "ln_f"}
 _INDEX = "model.safetensors.index.json"
+_EMBEDDING = "embedding.word.weight"
 _HEAD = "lm_head.weight"  # tied; written by some, and then equal to wte.weight
 _MASKS = (".attn.bias", ".attn.masked_bias")  # constants that old files carry
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
 # config.json's name -> (GPTConfig's, another name of it there, GPT2Config's default)
 _SIZES = {
     "n_layer": ("n_layer", "num_hidden_layers", 12),
@@ -72,7 +62,6 @@ _ARITHMETIC: dict[str, tuple[tuple, str]] = {
     "scale_attn_by_inverse_layer_idx": ((False,), "one attention scale in all layers"),
     "add_cross_attention": ((False,), "a decoder alone"),
 }
-_DTYPES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 
 
 def reference_name(name: str) -> str:
@@ -83,14 +72,13 @@ def reference_name(name: str) -> str:
     """
     name = name.removeprefix("gpt2.").removeprefix("transformer.")
     stem, _, kind = name.rpartition(".")
-    top = {theirs: ours for ours, theirs in _TOP_NAMES.items()}
-    if stem in top:
-        return f"{top[stem]}.{kind}"
-    parts = stem.split(".", 2)
-    if len(parts) < 3 or parts[0] != "h":
+    ours = {theirs: ours for ours, theirs in (_TOP_NAMES | _BLOCK_NAMES).items()}
+    block = re.fullmatch(r"h\.([^.]*)\.(.*)", stem)
+    if block and block[2] in _BLOCK_NAMES.values():
+        return f"blocks.{block[1]}.{ours[block[2]]}.{kind}"
+    if stem not in _TOP_NAMES.values():
         raise KeyError(name)
-    ours = {theirs: ours for ours, theirs in _BLOCK_NAMES.items()}[parts[2]]
-    return f"blocks.{parts[1]}.{ours}.{kind}"
+    return f"{ours[stem]}.{kind}"
 
 
 def hugging_face_name(name: str) -> str:
@@ -136,6 +124,71 @@ def _their_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
 # --- import --------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Gpt2:
+    """A GPT-2 directory, checked. stored: our parameter name -> (file, its name there)."""
+
+    config: GPTConfig
+    dtype: str
+    stored: dict[str, tuple[Path, str]]
+
+    def tensor(self, name: str) -> Tensor:
+        """One parameter as the reference GPT has it, without padded vocabulary rows."""
+        value = from_hugging_face(self.config, name, self._stored(name))
+        return value[: self.config.vocab_size] if name == _EMBEDDING else value
+
+    def _stored(self, name: str) -> Tensor:
+        file, theirs = self.stored[name]
+        with safe_open(file, framework="pt") as opened:
+            return opened.get_tensor(theirs)
+
+    def is_tied(self) -> bool:
+        return _HEAD not in self.stored or self._stored(_HEAD).equal(self._stored(_EMBEDDING))
+
+
+def open_gpt2(source: Path, vocab_size: int | None = None) -> tuple[Gpt2, list[str]]:
+    """Check that a GPT-2 directory is a model that our GPT can express: (the model, remarks).
+
+    vocab_size: rows of the embedding to keep; None takes config.json's. Rows beyond are padding
+    and are cut, with a remark.
+
+    Raises:
+        UsageError: no GPT-2 directory in safetensors, or one that our GPT cannot express.
+    """
+    described = read_json(source / CONFIG)
+    if described.get("format") == FORMAT:
+        raise UsageError(f"{source} is a weights-only folder of ours already")
+    config = _config_of(described, source / CONFIG)
+    refuse_pickles(source)
+    stored, kinds, shapes = {}, set(), {}
+    for file in _files(source):
+        for theirs, (kind, shape) in stored_tensors(file).items():
+            if not theirs.endswith(_MASKS):
+                try:
+                    name = theirs if theirs == _HEAD else reference_name(theirs)
+                except KeyError:
+                    words = "is no part of a GPT-2 language model"
+                    raise UsageError(f"{file}: tensor {theirs} {words}") from None
+                stored[name], shapes[name] = (file, theirs), shape
+                kinds.add(kind)
+    if _EMBEDDING not in stored:
+        raise UsageError(f"{source}: transformer.wte.weight is missing")
+    rows, *columns = shapes[_EMBEDDING]
+    config, remarks = _cut_vocabulary(config, rows, vocab_size, source)
+    shapes[_EMBEDDING] = (config.vocab_size, *columns)
+    shapes.pop(_HEAD, None)
+    theirs = {hugging_face_name(name): shape for name, shape in shapes.items()}
+    if problems := differing(theirs, _their_shapes(config)):
+        raise UsageError(f"{source} is not the model of its {CONFIG}: {problems}")
+    dtype = next((name for name, of in DTYPES.items() if kinds == {CODES[of]}), "fp32")
+    model = Gpt2(config, dtype, stored)
+    if not model.is_tied():
+        raise UsageError(
+            f"{source}: lm_head.weight differs from wte.weight, but our output layer is tied to it"
+        )
+    return model, remarks
+
+
 def import_gpt2(
     source: Path | str,
     folder: Path | str,
@@ -146,64 +199,30 @@ def import_gpt2(
 ) -> tuple[Weights, list[str]]:
     """Make a weights-only folder from a GPT-2 directory: (what was written, remarks).
 
-    dtype: None keeps what is stored. vocab_size: rows of the embedding to keep; None takes
-    config.json's. Rows beyond are padding and are cut, with a remark. tokenizer: files to send
-    along, of one with `tokenizer_ids` ids.
+    dtype: None keeps what is stored. vocab_size: see `open_gpt2`. tokenizer: files to send along,
+    of one with `tokenizer_ids` ids.
 
     Raises:
-        UsageError: no GPT-2 directory in safetensors, or one that our GPT cannot express.
+        UsageError: no GPT-2 directory in safetensors, or one that our GPT cannot express; the
+            folder exists or cannot be written.
     """
     source, folder = Path(source), Path(folder)
-    described = read_json(source / CONFIG)
-    if described.get("format") == FORMAT:
-        raise UsageError(f"{source} is a weights-only folder of ours already")
-    config = _config_of(described, source / CONFIG)
-    refuse_new(folder)
-    refuse_pickles(source)
-    files = _files(source)
-    stored: dict[str, tuple[Path, str, tuple[str, tuple[int, ...]]]] = {}
-    for file in files:
-        for name, what in stored_tensors(file).items():
-            if not name.endswith(_MASKS):
-                stored[_our_name(name, file)] = (file, name, what)
-    if "embedding.word.weight" not in stored:
-        raise UsageError(f"{source}: transformer.wte.weight is missing")
-    config, remarks = _cut_vocabulary(config, stored, vocab_size, source)
-    remarks += _check_tokenizer(config, tokenizer_ids)
-    shapes = {name: shape for name, (_, _, (_, shape)) in stored.items() if name != _HEAD}
-    # What is cut has its own rules; here its rows are as many as wanted.
-    shapes["embedding.word.weight"] = (config.vocab_size, *shapes["embedding.word.weight"][1:])
-    found = {hugging_face_name(name): shape for name, shape in shapes.items()}
-    if problems := differing(found, _their_shapes(config)):
-        raise UsageError(f"{source} is not the model of its {CONFIG}: {problems}")
-
-    def read(name: str) -> Tensor:
-        file, theirs, _ = stored[name]
-        with safe_open(file, framework="pt") as opened:
-            return opened.get_tensor(theirs)
-
-    if _HEAD in stored and not torch.equal(read(_HEAD), read("embedding.word.weight")):
-        raise UsageError(
-            f"{source}: lm_head.weight differs from wte.weight, but our output layer is tied to it"
-        )
-
-    def tensor(name: str) -> Tensor:
-        value = from_hugging_face(config, name, read(name))
-        return value[: config.vocab_size] if name == "embedding.word.weight" else value
-
-    kinds = {what[0] for _, _, what in stored.values()}
-    kept = _DTYPES.get(kinds.pop(), "fp32") if len(kinds) == 1 else "fp32"
-    write_weights(folder, config, tensor, dtype or kept, {"source": str(source)}, tokenizer)
+    refuse_existing(folder)
+    model, remarks = open_gpt2(source, vocab_size)
+    remarks += _check_tokenizer(model.config, tokenizer_ids)
+    dtype = dtype or model.dtype
+    write_weights(folder, model.config, model.tensor, dtype, {"source": str(source)}, tokenizer)
     return read_weights(folder, verify=False), remarks
 
 
 def _config_of(described: dict[str, Any], path: Path) -> GPTConfig:
     kind = described.get("model_type")
     if kind != "gpt2":
-        rotary = " with rotary positions" * any("rope" in k or "rotary" in k for k in described)
+        rotary = any("rope" in key or "rotary" in key for key in described)
         raise UsageError(
-            f"{path}: model_type {kind!r}{rotary} is not gpt2, the only architecture here (learned"
-            " positions, LayerNorm, biases, tanh GELU, tied output layer)"
+            f"{path}: model_type {kind!r}{' with rotary positions' if rotary else ''} is not gpt2,"
+            " the only architecture here (learned positions, LayerNorm, biases, tanh GELU, tied"
+            " output layer)"
         )
     for name, (values, ours) in _ARITHMETIC.items():
         if described.get(name, values[0]) not in values:
@@ -218,13 +237,6 @@ def _config_of(described: dict[str, Any], path: Path) -> GPTConfig:
         raise UsageError(f"{path}: {error}") from error
 
 
-def _our_name(name: str, file: Path) -> str:
-    try:
-        return name if name == _HEAD else reference_name(name)
-    except KeyError:
-        raise UsageError(f"{file}: tensor {name} is no part of a GPT-2 language model") from None
-
-
 def _files(source: Path) -> list[Path]:
     """The one safetensors file, or the parts that an index names."""
     if (source / TENSORS).exists() or not (source / _INDEX).exists():
@@ -236,10 +248,9 @@ def _files(source: Path) -> list[Path]:
 
 
 def _cut_vocabulary(
-    config: GPTConfig, stored: dict[str, Any], vocab_size: int | None, source: Path
+    config: GPTConfig, rows: int, vocab_size: int | None, source: Path
 ) -> tuple[GPTConfig, list[str]]:
-    """The config with the vocabulary that is kept, and what has to be said about the rest."""
-    rows = stored["embedding.word.weight"][2][1][0]
+    """The config with the vocabulary that is kept of an embedding's rows, and a remark on a cut."""
     if rows < config.vocab_size:
         raise UsageError(
             f"{source}: the embedding has {rows} rows for a vocabulary of {config.vocab_size}"
@@ -247,9 +258,8 @@ def _cut_vocabulary(
     kept = vocab_size or config.vocab_size
     if kept > rows:
         raise UsageError(f"--vocab-size {kept} is more than the {rows} rows of the embedding")
-    remarks = [f"cut {rows - kept} of {rows} embedding rows: {kept} ids are kept"] * (kept < rows)
-    sizes = {k: getattr(config, k) for k in ("n_layer", "hidden", "n_head", "max_seq_len")}
-    return GPTConfig(**sizes, vocab_size=kept, ffn_hidden=config.ffn_hidden), remarks
+    cut = f"cut {rows - kept} of {rows} embedding rows: {kept} ids are kept"
+    return replace(config, vocab_size=kept), [cut] if kept < rows else []
 
 
 # --- export --------------------------------------------------------------------------------------
@@ -263,7 +273,7 @@ def export_gpt2(
     tokenizer_ids: int | None = None,
     end_id: int | None = None,
 ) -> GPTConfig:
-    """Make a directory that GPT2LMHeadModel.from_pretrained loads from a run or weights folder.
+    """Make a directory that GPT2LMHeadModel.from_pretrained loads from a weights-only folder.
 
     dtype: None keeps what is stored. tokenizer: files to send along, of one with `tokenizer_ids`
     ids, `end_id` among them its end of text.
@@ -271,13 +281,14 @@ def export_gpt2(
     Raises:
         UsageError: no weights there, or damaged ones; the folder exists or cannot be written.
     """
-    weights = read_weights(find_weights(Path(source)))
+    weights = read_weights(source)
     config, dtype = weights.config, dtype or weights.dtype
-    refuse_new(Path(folder))
+    refuse_existing(Path(folder))
     _check_tokenizer(config, tokenizer_ids)
     values = (to_hugging_face(config, name, value) for name, value in weights.tensors())
-    with Aside(folder) as aside:
-        write_safetensors(aside / TENSORS, _their_shapes(config), values, dtype)
+    with new_folder(folder) as aside:
+        layout = {n: (DTYPES[dtype], shape) for n, shape in _their_shapes(config).items()}
+        write_safetensors(aside / TENSORS, layout, values, METADATA)
         described = {
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",
@@ -286,7 +297,7 @@ def export_gpt2(
             "eos_token_id": end_id,
             "dtype": str(DTYPES[dtype]).removeprefix("torch."),
         }
-        write_text(aside / CONFIG, json.dumps(described, indent=2) + "\n")
+        write_synced(aside / CONFIG, json.dumps(described, indent=2) + "\n")
         copy_beside(tokenizer, aside)
     return config
 
@@ -303,62 +314,6 @@ def hugging_face_config(config: GPTConfig) -> dict[str, Any]:
         "bos_token_id": None,
         "eos_token_id": None,
     }
-
-
-def find_weights(path: Path) -> Path:
-    """A weights-only folder: `path` itself, or the newest step's in a run (or its checkpoints).
-
-    Raises:
-        UsageError: there is none.
-    """
-    if not path.is_dir():
-        raise UsageError(f"{path}: no such folder")
-    if _is_weights(path):
-        return path
-    below = [p.parent for depth in ("*", "*/*") for p in path.glob(f"{depth}/{CONFIG}")]
-    below = [p for p in below if not p.name.startswith(".") and _is_weights(p)]
-    if not below:
-        raise UsageError(
-            f"{path}: no weights-only folder here; full checkpoints give one:"
-            f" python -m parallel.checkpoint export {path / 'checkpoints'} OUT"
-        )
-    return max(below, key=_step)
-
-
-def _is_weights(path: Path) -> bool:
-    try:
-        return parse_json((path / CONFIG).read_text()).get("format") == FORMAT
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-def _step(path: Path) -> int:
-    """The number that a folder's name ends with (weights-00000010)."""
-    digits = re.search(r"\d*$", path.name)[0]
-    return int(digits) if digits else -1
-
-
-# --- both ----------------------------------------------------------------------------------------
-
-
-def refuse_new(folder: Path) -> None:
-    """Refuse to write where something is.
-
-    Raises:
-        UsageError: the folder exists and is not empty.
-    """
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise UsageError(f"{folder} exists already: name a new folder")
-
-
-def tokenizer_files(path: Path) -> list[Path]:
-    """The files of the tokenizer at a path (a folder or a tokenizer.json), [] where there is none.
-
-    A folder's vocabulary alone (vocab.json without merges) is taken too: they go along unread.
-    """
-    if path.is_file():
-        return [path]
-    return [path / name for name in _TOKENIZER_FILES if (path / name).is_file()]
 
 
 def _check_tokenizer(config: GPTConfig, ids: int | None) -> list[str]:

@@ -7,17 +7,19 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from torch import Tensor, nn
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from models.config import GPTConfig
 from models.errors import UsageError
 from models.gpt import fill, init_parameter, mean_loss
-from models.hf_files import (
-    hugging_face_config,
-    reference_name,
-    to_hugging_face,
-    tokenizer_files,
-)
+from models.hf_files import hugging_face_config, reference_name, to_hugging_face
+from models.run_weights import tokenizer_files
 
 
 class HuggingFaceGPT2(nn.Module):
@@ -34,7 +36,7 @@ class HuggingFaceGPT2(nn.Module):
         return mean_loss(self.gpt2(tokens_BS).logits, labels_BS)
 
 
-def load_tokenizer(path: Path):
+def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     """A Hugging Face tokenizer from a local folder or a `tokenizer.json`; never from a hub.
 
     Raises:
@@ -52,10 +54,16 @@ def load_tokenizer(path: Path):
         raise UsageError(f"no tokenizer at {path}: {reason}") from error
 
 
+def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The id that ends a text: the tokenizer's own, or GPT-2's `<|endoftext|>`."""
+    end = tokenizer.eos_token_id
+    return tokenizer.get_vocab().get("<|endoftext|>") if end is None else end
+
+
 def initialise(
     model: HuggingFaceGPT2,
     seed: int,
-    whole: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
+    gathered: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
 ) -> None:
     """Give a HuggingFaceGPT2 the reference GPT's starting weights, in place."""
 
@@ -63,4 +71,4 @@ def initialise(
         ours = reference_name(name)
         return to_hugging_face(model.config, ours, init_parameter(model.config, ours, seed))
 
-    fill(model, value, whole)
+    fill(model, value, gathered)

@@ -1,7 +1,7 @@
 """Bytes of GPU memory of one training step, part by part, on the first and on the fullest rank.
 
 `x` holds sizes and splits as numpy arrays of one length (or numbers) under the names of
-parallel.columns.Columns: layers, hidden, heads, kv_heads, ffn, glu, vocab, seq, tp, pp, vpp, dp,
+config.columns.Columns: layers, hidden, heads, kv_heads, ffn, glu, vocab, seq, tp, pp, vpp, dp,
 micro_batch, n_micro, zero_stage, recompute (0 none, 1 selective, 2 full), sequence_parallel,
 offload (0 none, 1 optimizer, 2 all), width, grad_width, flash, deepspeed. Letters: b sequences of a
 micro-batch, s sequence length, h hidden, a heads, t tp, V vocabulary.
@@ -18,16 +18,18 @@ FULL, SELECTIVE = 2, 1
 GB = 2.0**30  # what cards have and tools print as a GB
 BUCKET = 5e8  # elements of DeepSpeed's default reduce and all-gather buckets
 LIVE = 1e9  # elements: DeepSpeed's default stage3_max_live_parameters
-# What no formula gives: CUDA context, NCCL's buffers, workspaces; and the allocator's fragments.
+# No formula gives these. library_gb: CUDA context, NCCL's buffers, workspaces. fragments: factor on
+# activations, for the allocator's fragments.
 CONSTANTS = {"library_gb": 4.2, "fragments": 1.05}
 
 
 def stage_layers(x: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Layers of the (first, fullest middle, last) stage.
 
-    Where pp divides the layers, equal. Where it divides layers + 2, embedding and logits count as
-    a layer each (the BLOOM rule). Otherwise the first stages take one more (DeepSpeed's
-    partition_uniform). A middle stage exists from pp 3; below, it has as many as the fullest.
+    If pp divides the layers, all stages are equal. If it divides layers + 2, embedding and logits
+    count as a layer each (the BLOOM rule). Otherwise the first stages have one layer more
+    (DeepSpeed's partition_uniform). A middle stage exists from pp 3 on; below pp 3 its number is
+    that of the fullest stage.
     """
     even = x.layers % x.pp == 0
     balanced = ~even & ((x.layers + 2) % x.pp == 0)
@@ -47,25 +49,23 @@ def params(x: Any, layers: np.ndarray, embedding: np.ndarray | bool) -> np.ndarr
 
 
 def states(x: Any, n: np.ndarray) -> dict[str, np.ndarray]:
-    """Weights, gradients and optimizer of n parameters [R 5]: stage 1 shards the optimizer, 2 also
-    gradients, 3 also weights.
+    """Bytes of weights, gradients and optimizer of n parameters [R 5]. Stage 1 shards the
+    optimizer, stage 2 also the gradients, stage 3 also the weights.
 
     Adam in mixed precision holds a master weight and two moments in fp32 (12 bytes); in fp32 two
-    moments. DeepSpeed's fp16 optimizer also holds its shard of gradients in fp32 (stage 3 steps in
-    sub-groups and holds little), and beside a bf16 engine's fp32 accumulator the bf16 gradients
-    live on. In fp32, too, its ZeRO copies the shard of weights, and of gradients once those are
-    sharded (benchmarks/memory_estimates.py counts what it holds).
+    moments. DeepSpeed's fp16 optimizer also holds its shard of the gradients in fp32 (at stage 3 it
+    steps in sub-groups and holds little of it). A bf16 engine with an fp32 accumulator keeps its
+    bf16 gradients, too. In fp32, ZeRO copies the shard of the weights and, from stage 2, of the
+    gradients (benchmarks/memory_estimates.py counts what it holds).
     """
     zero = x.zero_stage
     shard = lambda stage: np.where(zero >= stage, x.dp, 1)  # noqa: E731
     mixed = x.width < 4
     both = x.deepspeed & (x.grad_width > x.width)
     per_grad = x.grad_width + np.where(both, x.width, 0)
-    per_optimizer = np.where(mixed, 12.0, 8.0) + np.where(
-        x.deepspeed & mixed & (zero < 3) & ~both, 4.0, 0.0
-    )
+    fp32_gradients = np.where(x.deepspeed & mixed & (zero < 3) & ~both, 4.0, 0.0)
     copies = np.where(zero > 1, 8.0, 4.0) * (x.deepspeed & ~mixed & (zero > 0))
-    per_optimizer = per_optimizer + copies
+    per_optimizer = np.where(mixed, 12.0, 8.0) + fp32_gradients + copies
     live = np.minimum(n, LIVE) * x.width * (zero == 3)
     return {
         "weights": n * x.width / shard(3) * np.where(x.offload == 2, 0.0, 1.0) + live,
@@ -75,8 +75,8 @@ def states(x: Any, n: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def layer_activations(x: Any) -> np.ndarray:
-    """What backward needs of one layer, nothing recomputed: s b h (10 + 24/t + 5 a s / (h t)),
-    with sequence parallelism all of it over t [K eq. 1, 2, 4]."""
+    """Bytes that backward needs of one layer when nothing is recomputed: s b h (10 + 24/t +
+    5 a s / (h t)); with sequence parallelism all of it over t [K eq. 1, 2, 4]."""
     sbh = x.micro_batch * x.seq * x.hidden * x.width / 2
     whole = 10.0 / np.where(x.sequence_parallel, x.tp, 1)
     split = (8.0 + 4.0 * x.ffn / x.hidden * (1 + 0.5 * x.glu)) / x.tp
@@ -84,14 +84,14 @@ def layer_activations(x: Any) -> np.ndarray:
 
 
 def scores(x: Any) -> np.ndarray:
-    """The s x s part of a layer: softmax in and out and the dropout mask, 5 a s^2 b / t [K]; flash
-    keeps none."""
+    """Bytes of a layer's s x s scores: softmax's input and output and the dropout mask,
+    5 a s^2 b / t [K]. Flash attention keeps none."""
     kept = 5.0 * x.heads * x.seq * x.seq * x.micro_batch / x.tp * x.width / 2
     return np.where(x.flash, 0.0, kept)
 
 
 def kept_per_layer(x: Any) -> np.ndarray:
-    """What one layer keeps from forward to backward under its recompute policy."""
+    """Bytes that one layer keeps from forward to backward under its recompute policy."""
     everything = layer_activations(x)
     selective = everything - scores(x)
     edge = x.micro_batch * x.seq * x.hidden * x.width / np.where(x.sequence_parallel, x.tp, 1)
@@ -100,8 +100,8 @@ def kept_per_layer(x: Any) -> np.ndarray:
 
 
 def _on_host(x: Any) -> np.ndarray:
-    """Megatron-DeepSpeed's ZeRO-3 keeps activation checkpoints in host memory (--checkpoint-in-cpu
-    of its scripts): its published runs on Jean Zay hold micro-batches that fit no other way."""
+    """Whether activation checkpoints lie in host memory: Megatron-DeepSpeed's ZeRO-3 scripts set
+    --checkpoint-in-cpu. Its published runs on Jean Zay have micro-batches that fit no other way."""
     return x.deepspeed & (x.zero_stage == 3) & (x.recompute == FULL)
 
 
@@ -118,23 +118,20 @@ def in_flight(x: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def activations(x: Any, layers: np.ndarray, flying: np.ndarray) -> np.ndarray:
-    """Kept activations, and the one layer that is being recomputed."""
-    working = np.select(
-        [x.recompute == FULL, x.recompute == SELECTIVE],
-        [layer_activations(x), scores(x)],
-        0.0,
-    )
+    """Bytes of the kept activations and of the one layer that is recomputed at a time."""
+    policies = [x.recompute == FULL, x.recompute == SELECTIVE]
+    working = np.select(policies, [layer_activations(x), scores(x)], 0.0)
     return layers * flying * kept_per_layer(x) + working
 
 
 def logits(x: Any) -> np.ndarray:
-    """The output layer's s b V / t values: in compute precision, in fp32, and their gradient."""
+    """Bytes of the output layer's s b V / t values: in compute precision, in fp32, a gradient."""
     return x.micro_batch * x.seq * x.vocab / x.tp * (2.0 * x.width + 4.0)
 
 
 def buckets(x: Any) -> np.ndarray:
-    """DeepSpeed's ZeRO engine (not its pipeline) reduces and gathers through buckets, three of
-    5e8 elements at most; Megatron works in place."""
+    """Bytes of the buckets through which DeepSpeed's ZeRO engine (not its pipeline) reduces and
+    gathers: three of at most 5e8 elements. Megatron works in place."""
     n = params(x, x.layers / x.pp, True)
     engine = x.deepspeed & (x.zero_stage > 0) & (x.pp == 1)
     return np.where(engine, 3.0 * np.minimum(n, BUCKET) * x.width, 0.0)
@@ -146,17 +143,16 @@ def parts(x: Any, stage: str = "first", constants: dict[str, Any] | None = None)
     first, middle, last = stage_layers(x)
     early, late = in_flight(x)
     alone = x.pp == 1
-    layers = {"first": first, "middle": middle, "last": last}[stage]
-    flying = {
-        "first": early,
-        "middle": np.maximum(early - 1.0, late),
-        "last": late,
+    layers, flying = {
+        "first": (first, early),
+        "middle": (middle, np.maximum(early - 1.0, late)),
+        "last": (last, late),
     }[stage]
     ends = (stage != "middle") | alone
     n = params(x, layers, ends)
     kept = activations(x, layers, flying) * c["fragments"]
     head = logits(x) * (alone | (stage == "last")) * c["fragments"]
-    # Where checkpoints leave, what a layer works on and the logits take turns.
+    # Where checkpoints go to the host, a layer's working memory and the logits take turns.
     head = np.where(_on_host(x), np.maximum(head - kept, 0.0), head)
     return states(x, n) | {
         "activations": kept,

@@ -1,19 +1,22 @@
-"""Bytes that saved training state takes, predicted before it is written, and how what was written
-is brought to the disk. Plain Python.
+"""Saved training state: its bytes, predicted, and how files and folders get to the disk. No torch.
 
-A weights-only export holds one number per parameter, 2 bytes in bf16. What training needs to go on
-holds three fp32 numbers per parameter: the master weight and AdamW's two moments. Saved apart they
-are the split of the Jean Zay study's 181B checkpoint: 0.34 TB of fp16 layer states and 2.0 TB of
-optimizer states, 2 + 12 bytes per parameter. Padding and duplicates never count: a checkpoint
-holds every parameter once, whatever the layout.
+A weights-only export holds one number per parameter, 2 bytes in bf16. A checkpoint holds three fp32
+numbers per parameter: the master weight and AdamW's two moments. The Jean Zay study's checkpoint of
+181B has the same split: 0.34 TB of fp16 layer states and 2.0 TB of optimizer states, 2 + 12 bytes
+per parameter. Padding and duplicates never count: a checkpoint holds every parameter once.
 """
 
+import json
+import math
 import os
+import shutil
 import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from models.errors import UsageError
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}  # per number
 STATE_BYTES_PER_PARAM = 4 + 4 + 4  # fp32 master weight, AdamW's exp_avg and exp_avg_sq
@@ -43,6 +46,27 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def publish(aside: Path, path: Path) -> None:
+    """Give a file or folder that was written aside, beside `path`, that name, and sync the rename.
+
+    The content must be on the disk already; a folder's list of names is synced here. What had the
+    name before is replaced. A file is replaced at one instant. A folder is not: a process killed
+    between the two renames leaves the old one as `.NAME.old` and the new one aside.
+    """
+    if not aside.is_dir():
+        os.replace(aside, path)
+        sync(path.parent)
+        return
+    sync(aside)
+    old = path.with_name(f".{path.name}.old")
+    shutil.rmtree(old, ignore_errors=True)  # of a process that was killed before it could
+    if path.exists():
+        path.rename(old)
+    aside.rename(path)
+    sync(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
 def write_synced(path: Path, text: str, mode: int = 0o666) -> None:
     """Replace a small file by one that is on disk; `mode` is who may read it, less the umask."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -51,10 +75,29 @@ def write_synced(path: Path, text: str, mode: int = 0o666) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, path)
+        publish(aside, path)
     finally:
         aside.unlink(missing_ok=True)
-    sync(path.parent)
+
+
+def as_json(content: Any) -> str:
+    """Indented JSON, with null for NaN and infinities, which are not JSON."""
+    return json.dumps(_finite(content), indent=2, allow_nan=False) + "\n"
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    return content
+
+
+def write_json(path: Path, content: Any, mode: int = 0o666) -> None:
+    """Replace a JSON file, as `write_synced` does."""
+    write_synced(path, as_json(content), mode)
 
 
 def write_blocks(
@@ -62,9 +105,10 @@ def write_blocks(
 ) -> tuple[int, int]:
     """Write blocks of bytes to a file that is on disk when this returns: (bytes, CRC-32).
 
-    While a block is summed it is being written, and the disk takes those before: one sync at the
-    end would find the disk idle until then, and last for minutes in which nothing ticks. One write
-    and one sync are under way at most. The system tells each error once, so none may be missed.
+    A block is written while its checksum is computed, and earlier blocks are synced meanwhile. A
+    single sync at the end would leave the disk idle until then, and take minutes without a tick. At
+    most one write and one sync run at a time. The system reports each error once, so each result
+    is asked for.
 
     Raises:
         OSError: as the disk has it.
@@ -94,3 +138,38 @@ def _write(file: BinaryIO, block: memoryview) -> None:
     """All of a block, which the system may take in parts."""
     while len(block):
         block = block[file.write(block) :]
+
+
+def file_crc32(path: Path, tick: Callable[[], None] = lambda: None) -> int:
+    """The CRC-32 of a file, with a tick for every 8 MiB. It finds accidents, not forgeries;
+    SHA-256 would be slower than many disks."""
+    crc32 = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 23):
+            crc32 = zlib.crc32(block, crc32)
+            tick()
+    return crc32
+
+
+def stored_tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """name -> (safetensors' dtype, shape) of a safetensors file.
+
+    Raises:
+        UsageError: missing, or no complete safetensors file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as stored:
+            parts = {name: stored.get_slice(name) for name in stored.keys()}
+            return {n: (part.get_dtype(), tuple(part.get_shape())) for n, part in parts.items()}
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise UsageError(f"{path} is damaged: it is no safetensors file: {error}") from error
+
+
+def refuse_existing(folder: Path) -> None:
+    """Raises: UsageError: the folder exists and is not empty."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UsageError(f"{folder} exists already: name a new folder")

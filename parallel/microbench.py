@@ -6,10 +6,10 @@ One thread a rank, as the CPU studies run; NCCL where there is a GPU, gloo elsew
 of a 1024^3 product; memory_rate: bytes/s of an addition; link: all-reduce bus bandwidth, bytes/s.
 """
 
-import argparse
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -36,11 +36,11 @@ def _rate(work: float, call: Callable[[], object], seconds: float, cuda: bool) -
     return best
 
 
-def _all_reduce(rank: int, processes: int, port: int, seconds: float, found: object) -> None:
+def _all_reduce(rank: int, processes: int, meet: str, bandwidths: object) -> None:
     cuda = torch.cuda.is_available()
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=processes)
+    backend = "nccl" if cuda else "gloo"
+    dist.init_process_group(backend, f"file://{meet}", rank=rank, world_size=processes)
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     data = torch.ones((64 if cuda else 4) * 2**20 // 4, device=device)
     dist.all_reduce(data)
@@ -50,7 +50,7 @@ def _all_reduce(rank: int, processes: int, port: int, seconds: float, found: obj
     if cuda:
         torch.cuda.synchronize()
     once = (time.perf_counter() - start) / n
-    found[rank] = 2 * (processes - 1) / processes * data.numel() * 4 / once
+    bandwidths[rank] = 2 * (processes - 1) / processes * data.numel() * 4 / once
     dist.destroy_process_group()
 
 
@@ -74,28 +74,27 @@ def measure(processes: int = 2, seconds: float = 1.0) -> dict[str, float]:
     if cuda:
         result["memory_gb"] = torch.cuda.get_device_properties(0).total_memory / 1e9
     if processes > 1:
-        import socket
-
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-        context = mp.get_context("spawn")
-        found = context.Array("d", processes)
-        mp.spawn(_all_reduce, (processes, port, seconds, found), nprocs=processes)
-        result["link"] = min(found)
+        bandwidths = mp.get_context("spawn").Array("d", processes)
+        with tempfile.TemporaryDirectory() as folder:
+            mp.spawn(_all_reduce, (processes, f"{folder}/meet", bandwidths), nprocs=processes)
+        result["link"] = min(bandwidths)
     return result
 
 
 @command_line("parallel.microbench")
 def main(argv: list[str] | None = None) -> int:
     """Measure and print."""
-    parser = Parser(
-        prog="python -m parallel.microbench",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser(prog="python -m parallel.microbench", description=__doc__)
+    parser.add_argument(
+        "--processes", type=int, default=2, metavar="N", help="ranks of the all-reduce (default: 2)"
     )
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="seconds of each measurement (default: 1)",
+    )
     arguments = parser.parse_args(argv)
     check_flags(arguments, processes=(1, 1024), seconds=Bounds(0, 3600, above=True))
     print(json.dumps(measure(arguments.processes, arguments.seconds)))

@@ -4,22 +4,25 @@
     python -m parallel.sweep slurm/parity.toml --only ddp megatron-pp2
     python -m parallel.sweep slurm/parity.toml --fresh
 
-Each run is started by torchrun, one process per rank. A run that is already complete with the same
-settings and the same commit (nothing changed since) is not run again, so a sweep that was stopped
-goes on where it was; when another commit is checked out meanwhile, it stops. Repeats are
-interleaved, and with --srun inside an allocation all of them run on the same nodes; --fresh runs
-everything (earlier results move to <run>/attempts/). A run with save_interval that was stopped goes
-on from its newest checkpoint, and by itself, up to --max-restarts times, when it fails. What a run
-printed is in <run>/console.out. The exit status is 1 when a run failed; the others still run.
+Each run has one process per rank. torchrun starts them; on CPU they are forks of a process that has
+imported the engine once, which saves the seconds of the imports and changes no step's time
+(run.json says which: launcher is torchrun or fork).
 
-At the end, `python -m analysis.scaling_report` writes scaling_report.json beside the runs: what a
-comparison is, and when it is invalid, is known in analysis alone, so it is asked as a command and
-nothing of it is imported.
+A run that is already complete with the same settings and the same commit, with nothing changed
+since, is not run again: a sweep that was stopped goes on where it was. --fresh runs everything
+(earlier results move to <run>/attempts/). When another commit is checked out meanwhile, the sweep
+stops. Repeats are interleaved; with --srun inside an allocation all of them run on the same nodes.
+A run with save_interval that was stopped goes on from its newest checkpoint; when it fails it is
+restarted from there up to --max-restarts times. <run>/console.out holds what a run printed. The
+exit status is 1 when a run failed; the others still run.
+
+At the end the study's table is printed, and the commands to type next. `python -m
+analysis.scaling_report` writes scaling_report.json beside the runs. Both are started as commands of
+analysis, which decides what is comparable; nothing of it is imported.
 """
 
-import argparse
 import contextlib
-import os
+import shlex
 import subprocess
 import sys
 import time
@@ -31,25 +34,29 @@ from tqdm import tqdm
 
 from models.bounds import check_flags
 from models.errors import Parser, UsageError, command_line, printable
-from models.files import named_folder
-from parallel import artifacts, facts, saved
-from parallel.artifacts import COMPLETE, RunFolder
-from parallel.launch import Launch
-from parallel.spec import RunSpec
-from parallel.study import Study, load_study
+from models.files import ROOT, named_folder
+from parallel import forked_ranks
+from parallel.checkpoint import attempts
+from parallel.config.settings import RunSpec
+from parallel.config.study import Study, load_study
+from parallel.record import facts
+from parallel.record.ends import COMPLETE, kind_of
+from parallel.record.launch import Launch
+from parallel.record.reader import read_run, read_status
+from parallel.record.writer import RunFolder
 
 
 def is_done(folder: Path, spec: RunSpec, commit: dict) -> bool:
     """Whether the folder holds this very run, complete, from the same code, unchanged."""
-    if artifacts.read_status(folder).get("state") != COMPLETE:
+    if read_status(folder).get("state") != COMPLETE:
         return False
     try:
-        run = artifacts.read_run(folder)
+        run = read_run(folder)
     except UsageError:  # damaged: it is run again, and moves aside
         return False
-    found = run.facts
-    same = found.get("spec") == spec.settings() and found.get("inputs") == facts.inputs(spec)
-    git = found.get("git") or {}
+    before = run.facts
+    same = before.get("spec") == spec.settings() and before.get("inputs") == facts.inputs(spec)
+    git = before.get("git") or {}
     same = same and facts.same_code(git, commit) and git.get("dirty") is commit["dirty"] is False
     return same and run.state == COMPLETE and not run.missing
 
@@ -63,14 +70,18 @@ def steps_done(folder: Path) -> int:
 
 
 def command_of(study: Study, name: str, folder: Path, srun: bool) -> list[str]:
-    """What starts the run: torchrun on this machine, or srun over the allocation's nodes."""
+    """What starts the run: srun over the allocation's nodes; on this machine's CPUs forks of a
+    process that has imported the engine (forked_ranks.py), which start at once; else torchrun."""
     spec = study.run(name)
     if srun:
         nodes = study.cluster.nodes(spec.gpus) if study.cluster is not None else 1
         command = ["srun", "--nodes", str(nodes), "--ntasks", str(spec.gpus), sys.executable]
     else:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(spec.gpus)]
+        fork = spec.device == "cpu" and not spec.compile
+        command = forked_ranks.prefix(spec.engine, spec.threads, spec.gpus) if fork else None
+        if command is None:
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+            command += ["--nproc-per-node", str(spec.gpus)]
     command += ["-m", "parallel.train", "--study", str(study.path), "--run-name", name]
     command += ["--out", str(folder)]
     return command + (["--cluster", study.cluster.name] if study.cluster is not None else [])
@@ -87,19 +98,14 @@ def start(
 ) -> int:
     """Run one run of the study to its end; its exit status.
 
-    `advance`, where somebody watches, is told once a second how many steps there were since.
-    One that fails or is interrupted, and has a checkpoint, goes on up to `max_restarts` times.
+    `advance` is called once a second with the number of new steps. A run that fails or is
+    interrupted, and has a checkpoint, goes on up to `max_restarts` times.
     """
     run_folder = RunFolder(folder)
-    why_anew = saved.why_not_resumed(folder, spec.settings())
+    why_anew = attempts.why_anew(folder, spec.settings())
     if why_anew is not None and (aside := run_folder.set_aside(also=["console.out"])):
-        tqdm.write(f"{name}: {saved.moved_line(aside, why_anew, spec.load)}")
+        tqdm.write(f"{name}: {attempts.moved_line(aside, why_anew, spec.load)}")
     command = command_of(study, name, folder, srun)
-    root = str(Path(__file__).resolve().parent.parent)
-    environment = os.environ | {
-        "OMP_NUM_THREADS": str(spec.threads),
-        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
-    }
     console_out, done = folder / "console.out", 0
     began_at = console_out.stat().st_size if console_out.exists() else 0  # it goes on
     for _ in range(1 + max_restarts):
@@ -107,7 +113,7 @@ def start(
             console_out.open("ab") as console,
             subprocess.Popen(
                 command,
-                env=environment,
+                env=forked_ranks.environment() | {"OMP_NUM_THREADS": str(spec.threads)},
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
@@ -125,21 +131,22 @@ def start(
                     process.wait(timeout=10)
                 process.kill()
                 raise
-        if status == 0 or saved.why_not_resumed(folder, spec.settings()) is not None:
+        if status == 0 or attempts.why_anew(folder, spec.settings()) is not None:
             break
     if status and not (folder / "run.json").exists():
-        # Refused before it began: the table must show it all the same.
-        place = Launch(0, spec.gpus, 0, spec.gpus, "sweep")
+        # It was refused before it began; the table must show it too.
+        launch = Launch(0, spec.gpus, 0, spec.gpus, "sweep")
         repeat_of = study.repeat_of.get(name)
-        run_folder.begin(facts.run_facts(spec, study.name, name, study.baseline, place, repeat_of))
+        run_folder.begin(facts.run_facts(spec, study.name, name, study.baseline, launch, repeat_of))
         run_folder.close()
     if status:
-        run_folder.fail(last_words(console_out, began_at) or f"exit status {status}", rank=-1)
+        reason = last_words(console_out, began_at) or f"exit status {status}"
+        run_folder.fail(kind_of(reason), reason, rank=-1)
     return status
 
 
 def last_words(console: Path, since: int = 0) -> str:
-    """The trainer's own line about why it stopped, after so many bytes, or nothing."""
+    """The trainer's own line about why it stopped, after `since` bytes; "" without one."""
     lines = console.read_bytes()[since:].decode(errors="replace").splitlines()
     said = [line for line in lines if line.startswith("parallel.train: ")]
     return said[-1].removeprefix("parallel.train: ") if said else ""
@@ -150,9 +157,9 @@ def failure(study: Study, name: str, spec: RunSpec, folder: Path, *how: Any) -> 
     try:
         if start(study, name, spec, folder, *how) == 0:
             return ""
-    except UsageError as error:  # its folder is another's, or another sweep is in it
+    except UsageError as error:  # the folder is not a run's, or another sweep writes it
         return str(error)
-    reason = artifacts.read_status(folder).get("reason") or "no status"
+    reason = read_status(folder).get("reason") or "no status"
     return f"{reason} (see {folder / 'console.out'})"
 
 
@@ -162,7 +169,7 @@ def same_commit(began: dict) -> None:
     Raises:
         UsageError: a commit with other code is checked out than when the sweep began.
     """
-    now = facts.git(facts.ROOT)
+    now = facts.git(ROOT)
     if not facts.same_code(now, began):
         raise UsageError(
             f"commit {str(now['commit'])[:10]} is checked out, but the sweep began at"
@@ -186,7 +193,7 @@ def sweep(
     Raises:
         UsageError: the commit changed meanwhile.
     """
-    commit = facts.git(facts.ROOT)
+    commit = facts.git(ROOT)
     on_terminal = sys.stderr.isatty()
     failed: list[str] = []
     total = sum(study.run(name).steps for name in names)
@@ -211,32 +218,46 @@ def sweep(
 
 
 def report(out: Path) -> None:
-    """Have analysis write out/scaling_report.json; its one line says what it found."""
-    root = Path(__file__).resolve().parent.parent
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
-    }
-    command = [sys.executable, "-m", "analysis.scaling_report", str(out)]
-    subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False)
+    """Have analysis write out/scaling_report.json and print the table; then the next commands."""
+    for command in ("scaling_report", "tflops"):
+        words = [sys.executable, "-m", f"analysis.{command}", str(out)]
+        subprocess.run(words, env=forked_ranks.environment(), stdin=subprocess.DEVNULL, check=False)
+    folder = shlex.quote(str(out))
+    print(
+        "\nnext:\n"
+        f"  python -m analysis.parity --check {folder}    # are the losses the same in every run?\n"
+        f"  python -m analysis.compare {folder}           # faster by how much, or within noise?",
+        flush=True,
+    )
 
 
 @command_line("parallel.sweep")
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(
-        prog="python -m parallel.sweep",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="python -m parallel.sweep", description=__doc__)
     parser.add_argument("study", type=Path, metavar="TOML", help="the study file")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these runs of it")
-    parser.add_argument("--cluster", metavar="NAME", help="whose nodes the study counts")
-    parser.add_argument("--out", type=named_folder, metavar="DIR", help="default: logs/<study>")
-    parser.add_argument("--fresh", action="store_true", help="run complete runs again, too")
+    parser.add_argument(
+        "--cluster",
+        metavar="NAME",
+        help="the cluster of clusters.toml to plan nodes for (default: the study's own)",
+    )
+    parser.add_argument(
+        "--logs",
+        type=named_folder,
+        default=Path("logs"),
+        metavar="DIR",
+        help="runs are in DIR/<study>/<run> (default: logs)",
+    )
+    parser.add_argument("--fresh", action="store_true", help="run what is complete again, too")
     parser.add_argument(
         "--srun", action="store_true", help="start ranks by srun, inside an allocation"
     )
     parser.add_argument(
-        "--max-restarts", type=int, default=0, metavar="N", help="of a run that has a checkpoint"
+        "--max-restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="times to restart a failed run that has a checkpoint (default: 0)",
     )
     arguments = parser.parse_args(argv)
     check_flags(arguments, max_restarts=(0, 1000))
@@ -249,7 +270,7 @@ def main(argv: list[str] | None = None) -> int:
         names = arguments.only or list(study.settings)
         for name in names:
             study.run(name)  # every one is checked before the first starts
-        out = arguments.out or Path("logs") / study.name
+        out = arguments.logs / study.name
         failed = sweep(study, names, out, arguments.fresh, arguments.srun, arguments.max_restarts)
         report(out)
     except KeyboardInterrupt:

@@ -2,20 +2,19 @@
 
     python -m slurm.status slurm/layouts.toml
 
-pending, running (iteration k/n and the time left), complete, OOM, timeout, node failure, cancelled,
-interrupted (saved, and can go on), failed or missing, with the line that proves it. Slurm is asked
-twice, however many runs there are.
-The exit status is 1 when a run failed in any way.
+A run is pending, running (with the iteration and the time left), complete, OOM, timeout, node
+failure, cancelled, interrupted (it saved, and can go on), failed or missing. The last column is the
+line that proves it. Slurm is asked twice, however many runs there are. The exit status is 1 when a
+run failed in any way.
 """
 
-import argparse
 import sys
 from collections import Counter
-from pathlib import Path
 
-from models.errors import Parser, command_line, printable
-from parallel.study import load_study
-from slurm import jobs
+from models.errors import command_line, printable
+from parallel.config.study import load_study
+from slurm import states
+from slurm.render import study_parser
 
 
 def duration(seconds: float | None) -> str:
@@ -26,7 +25,7 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{secs:02}"
 
 
-def table(found: list[jobs.Row]) -> list[str]:
+def table(found: list[states.Row]) -> list[str]:
     """The rows as text, with a last line that counts the states."""
     wide = max((len(row.run) for row in found), default=3)
     lines = [f"{'run':{wide}}  {'state':12}  {'job':>8}  {'iteration':>13}  {'ETA':>8}  proof"]
@@ -42,21 +41,14 @@ def table(found: list[jobs.Row]) -> list[str]:
 
 @command_line("slurm.status")
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(
-        prog="python -m slurm.status",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("study", type=Path, metavar="TOML", help="the study file")
-    parser.add_argument("--cluster", metavar="NAME", help="as given to slurm.render")
-    parser.add_argument("--logs", type=Path, default=Path("logs"), metavar="DIR")
-    arguments = parser.parse_args(argv)
+    arguments = study_parser("slurm.status", __doc__).parse_args(argv)
     study = load_study(arguments.study, arguments.cluster)
-    found, answered = jobs.rows(study, arguments.logs)
+    found, answered = states.rows(study, arguments.logs)
     if not answered:
-        print("slurm.status: no Slurm answers; this is what the run folders say", file=sys.stderr)
+        says = f"{states.no_answer()}; the rows below are from the run folders alone"
+        print(f"slurm.status: {says}", file=sys.stderr)
     print("\n".join(table(found)))
-    return int(any(row.state in jobs.FAILURES for row in found))
+    return int(any(row.state in states.FAILURES for row in found))
 
 
 if __name__ == "__main__":

@@ -5,28 +5,44 @@
     python -m slurm.submit slurm/layouts.toml --only megatron-tp2-pp2 --after 4711
     python -m slurm.submit slurm/layouts.toml --max-running 2 --yes
 
-It renders the scripts, says what they cost at worst, submits and returns; nothing stays behind on
-the login node. --max-running chains the jobs: each waits for the one that many places before it,
-jobs of the study that wait or run already included. (Not a job array, whose tasks would all have to
-ask for the same nodes and time.)
+It prints what the runs cost at worst, submits them and returns; nothing stays behind on the login
+node. Runs that ask for the same nodes, time and settings are one job array. With --max-running each
+run is a job of its own, which waits for the one that many places before it; the study's jobs that
+wait or run already count.
 Above the study's budget (budget_gpu_hours in [slurm], or --budget) it asks, or needs --yes.
 """
 
 import argparse
 import fcntl
+import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from models.bounds import check_flags
-from models.errors import Parser, UsageError, command_line
-from parallel.study import Study, load_study
-from slurm import jobs
-from slurm.render import ROOT, ask_of, estimate, planned_text, script_folder, tell, write
+from models.errors import UsageError, command_line, warn
+from parallel.config.study import Study, load_study
+from slurm import preflight, states
+from slurm.render import (
+    ROOT,
+    ask_of,
+    batches,
+    cluster_of,
+    estimate,
+    planned_text,
+    script,
+    shown,
+    study_parser,
+)
 
 
-def choose(study: Study, found: list[jobs.Row], only: list[str] | None) -> list[str]:
+class NoSubmission(UsageError):
+    """Slurm does not take jobs here: sbatch refused one, or no Slurm answers."""
+
+
+def choose(study: Study, found: list[states.Row], only: list[str] | None) -> list[str]:
     """The runs to submit: those asked for that are not waiting, running or complete."""
     open_runs = {row.run: row.state for row in found}
     startable = [
@@ -42,7 +58,7 @@ def choose(study: Study, found: list[jobs.Row], only: list[str] | None) -> list[
         name
         for name in startable
         if name in only
-        or ("failed" in only and open_runs[name] in jobs.FAILURES)
+        or ("failed" in only and open_runs[name] in states.FAILURES)
         or ("missing" in only and open_runs[name] == "missing")
     ]
 
@@ -54,44 +70,72 @@ def submit(
     after: str | None = None,
     max_running: int | None = None,
     active: Sequence[int] = (),
-) -> list[tuple[str, int]]:
-    """Hand the scripts to sbatch in order; (run, job id) of each.
+) -> list[tuple[str, str]]:
+    """Submit the runs: one job array for those that ask for the same. (run, job) of each.
 
-    With max_running, each job waits for the end of the one that many places before it; `active`,
-    the study's jobs that wait or run already, come first.
+    With max_running, each run is a job that waits for the end of the one that many places before
+    it; `active`, the study's jobs that wait or run already, come first.
 
     Raises:
-        UsageError: sbatch refused one; those before it are submitted, and it says so.
+        NoSubmission: sbatch refused one; those before it are submitted, and it says so.
     """
-    done: list[tuple[str, int]] = []
+    done: list[tuple[str, str]] = []
     chain = sorted(active)
-    for name in names:
+    groups = [[name] for name in names] if max_running else batches(study, names, logs)
+    while groups:
+        group = groups.pop(0)
         waits = [after if ":" in after else f"afterany:{after}"] if after else []
         if max_running and len(chain) >= max_running:
             waits.append(f"afterany:{chain[-max_running]}")
-        command = ["sbatch", "--parsable", f"--chdir={ROOT}"]
-        # A job whose dependency can no longer be met would wait for ever.
-        command += [f"--dependency={','.join(waits)}", "--kill-on-invalid-dep=yes"] * bool(waits)
-        script = script_folder(study).absolute() / f"{name}.slurm"
-        folder = logs / study.name / name
-        folder.mkdir(parents=True, exist_ok=True)
-        sent = subprocess.run(
-            [*command, "--", str(script)],
-            env=jobs.environment(),
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-        )
+        for name in group:
+            (ROOT / logs / study.name / name).mkdir(parents=True, exist_ok=True)
+        text = script(study, group, cluster_of(study), logs)
+        sent = sbatch(text, waits, cluster_of(study).account)
+        if sent.returncode and len(group) > 1:
+            print(f"sbatch refused an array of {len(group)} jobs: each is submitted alone")
+            groups[:0] = [[name] for name in group]
+            continue
         if sent.returncode:
-            raise UsageError(
-                f"sbatch refused {name} after {len(done)} were submitted:"
+            raise NoSubmission(
+                f"sbatch refused {group[0]} after {len(done)} were submitted:"
                 f" {' '.join(sent.stderr.split())}"
             )
         job_id = int(sent.stdout.split(";")[0])
-        (folder / f"{job_id}.submitted").write_text(planned_text(study, name) + "\n")
-        done.append((name, job_id))
-        chain.append(job_id)
+        ids = [job_id] if len(group) == 1 else split_array(job_id, group)
+        for index, (name, number) in enumerate(zip(group, ids, strict=True)):
+            note = ROOT / logs / study.name / name / f"{number}.submitted"
+            note.write_text(planned_text(study, name) + "\n")
+            done.append((name, f"{job_id}_{index}" if len(group) > 1 else str(job_id)))
+        chain += ids
     return done
+
+
+def sbatch(text: str, waits: list[str], account: str) -> subprocess.CompletedProcess:
+    """Hand a script to sbatch, to start after what it waits for. `account`: the cluster's."""
+    command = ["sbatch", "--parsable", f"--chdir={ROOT}"]
+    # A job whose dependency can no longer be met would wait for ever.
+    command += [f"--dependency={','.join(waits)}", "--kill-on-invalid-dep=yes"] * bool(waits)
+    environment = states.environment()
+    if not account and (ours := os.environ.get("SLURM_JOB_ACCOUNT")):  # as of sbatch --account
+        environment.setdefault("SBATCH_ACCOUNT", ours)
+    return subprocess.run(
+        command, input=text, env=environment, capture_output=True, text=True, cwd=ROOT
+    )
+
+
+def split_array(job_id: int, names: list[str]) -> list[int]:
+    """Give each job of an array its run's name; the jobs' numbers, in the order of the names.
+
+    Slurm gives a job of an array a number of its own when it is changed alone. Where squeue does
+    not print it, the array's number is returned.
+    """
+    renamed = [f"update jobid={job_id}_{index} jobname={name}" for index, name in enumerate(names)]
+    states.ask(["scontrol"], "\n".join(renamed))
+    printed = states.ask(
+        ["squeue", "--noheader", "--array", "--states=all", f"--jobs={job_id}", "--format=%K|%A"]
+    )
+    numbers = dict(line.split("|") for line in (printed or "").split() if line.count("|") == 1)
+    return [int(numbers.get(str(index), job_id)) for index in range(len(names))]
 
 
 def agreed(question: str) -> bool:
@@ -103,14 +147,76 @@ def agreed(question: str) -> bool:
         return False
 
 
+def submit_study(study: Study, arguments: argparse.Namespace) -> None:
+    """Submit the runs of a study that `choose` returns, and print the job of each.
+
+    Raises:
+        UsageError: it cannot be submitted, or nobody agreed to its cost.
+    """
+    logs = ROOT / arguments.logs  # the scripts run there
+    (logs / study.name).mkdir(parents=True, exist_ok=True)
+    # Two submits at a time would each find the other's runs still missing.
+    with (logs / study.name / ".submit.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found, answered = states.rows(study, logs)
+        if not answered:
+            raise NoSubmission(states.no_answer())
+        names = choose(study, found, arguments.only)
+        if not names:
+            print("nothing to submit: all that was asked for waits, runs or is complete")
+            return
+        lines, total = estimate(study, names)
+        print("\n".join(lines))
+        if not arguments.no_preflight:
+            check_start(study, logs, names)
+        check_budget(study, names, total, arguments.budget, arguments.yes)
+        active = [row.job_id for row in found if row.state in ("pending", "running")]
+        active = [job_id for job_id in active if job_id is not None]
+        waits = arguments.after, arguments.max_running, active
+        for name, job in submit(study, names, arguments.logs, *waits):
+            print(f"submitted {name}: job {job}")
+
+
+def check_start(study: Study, logs: Path, names: list[str]) -> None:
+    """Print what would end these runs at their start, once.
+
+    Raises:
+        UsageError: there is such a thing.
+    """
+    problems = preflight.problems(study, cluster_of(study), logs, names)
+    for kind, text in problems:
+        warn("slurm.submit", f"{kind}: {text}")
+    if problems:
+        raise UsageError("nothing was submitted; --no-preflight submits all the same")
+
+
+def check_budget(
+    study: Study, names: list[str], total: float, budget: float | None, yes: bool
+) -> None:
+    """Ask whether the runs may cost more than the budget (by default, the study's).
+
+    Raises:
+        UsageError: they may not, or there is nobody to ask.
+    """
+    if budget is None:
+        budget = min(ask_of(study.slurm[name], str(study.path)).budget_gpu_hours for name in names)
+    if total <= budget or yes:
+        return
+    says = f"{total:.1f} GPU-hours at worst exceed the budget of {budget:g}"
+    if not sys.stdin.isatty():
+        raise UsageError(f"{says}: give --yes, or --budget")
+    if not agreed(f"{says}. Submit? [y/N] "):
+        raise UsageError("nothing was submitted")
+
+
+def study_file(path: Path) -> Path:
+    """The study of a script as slurm/<study>.slurm; any other path as it is."""
+    return path.with_suffix(".toml") if path.suffix == ".slurm" else path
+
+
 @command_line("slurm.submit")
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(
-        prog="python -m slurm.submit",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("study", type=Path, metavar="TOML", help="the study file")
+    parser = study_parser("slurm.submit", __doc__, studies="study files, or their scripts")
     parser.add_argument(
         "--only", nargs="+", metavar="WHICH", help="failed, missing, names, or several of them"
     )
@@ -118,44 +224,28 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--max-running", type=int, metavar="N", help="at most N at a time")
     parser.add_argument("--budget", type=float, metavar="GPU-HOURS", help="above it, ask")
     parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--cluster", metavar="NAME", help="of slurm/clusters.toml")
-    parser.add_argument("--logs", type=Path, default=Path("logs"), metavar="DIR")
-    parser.add_argument("--strict", action="store_true", help="refuse what cannot run")
+    parser.add_argument(
+        "--no-preflight", action="store_true", help="submit although something seems to be missing"
+    )
     arguments = parser.parse_args(argv)
     check_flags(arguments, max_running=(1, 10**6), budget=(0, 10**12))
-    logs = ROOT / arguments.logs  # the scripts run there
-    study = load_study(arguments.study, arguments.cluster, arguments.strict)
-    (logs / study.name).mkdir(parents=True, exist_ok=True)
-    # Two submits at a time would each find the other's runs still missing.
-    with (logs / study.name / ".submit.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        found, answered = jobs.rows(study, logs)
-        if not answered:
-            raise UsageError("no Slurm answers (is SLURM_CONF set, or the test cluster up?)")
-        names = choose(study, found, arguments.only)
-        if not names:
-            print("nothing to submit: all that was asked for waits, runs or is complete")
-            return 0
-        write(study, arguments.logs)
-        costs, total = estimate(study, names)
-        print("\n".join(tell(study, costs, total)))
-        budget = arguments.budget
-        if budget is None:
-            budget = min(
-                ask_of(study.slurm[name], str(study.path)).budget_gpu_hours for name in names
-            )
-        if total > budget and not arguments.yes:
-            says = f"{total:.1f} GPU-hours at worst exceed the budget of {budget:g}"
-            if not sys.stdin.isatty():
-                raise UsageError(f"{says}: give --yes, or --budget")
-            if not agreed(f"{says}. Submit? [y/N] "):
-                raise UsageError("nothing was submitted")
-        active = [row.job_id for row in found if row.state in ("pending", "running")]
-        active = [job_id for job_id in active if job_id is not None]
-        waits = arguments.after, arguments.max_running, active
-        for name, job_id in submit(study, names, logs, *waits):
-            print(f"submitted {name}: job {job_id}")
-    return 0
+    status, elsewhere = 0, []
+    paths = list(dict.fromkeys(study_file(path) for path in arguments.studies))
+    for path in paths:
+        if len(paths) > 1:
+            print(f"{shown(path)}:")
+        try:
+            submit_study(load_study(path, arguments.cluster, arguments.strict), arguments)
+        except UsageError as error:  # the other studies are submitted all the same
+            warn("slurm.submit", error)
+            status = 2
+            elsewhere += [path] if isinstance(error, NoSubmission) else []
+    if elsewhere and "SLURM_JOB_ID" in os.environ:
+        scripts = " ".join(shlex.quote(shown(path.with_suffix(".slurm"))) for path in elsewhere)
+        warn(
+            "slurm.submit", f"where jobs may not submit jobs, type on a login node: bash {scripts}"
+        )
+    return status
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     torchrun --nproc-per-node 4 tests/checkpoint_worker.py OUT TOKENS FIRST...
 
-Each FIRST is `engine:tp=2,pp=2`: trained for 4 steps, saved after 2. Then every FIRST is built anew
-from its own checkpoint and trains steps 3 and 4 again, and so it is (in fp32) from the first one's.
-In fp16 training starts with a scale that overflows; where OUT's name is `raised`, with one that
-DeepSpeed raises after two good steps. Prints one JSON line:
+Each FIRST is a run such as `engine:tp=2,pp=2`. It is trained for 4 steps and saved after 2. Then it
+is built again, loads its own checkpoint and repeats steps 3 and 4. In fp32 it also does so from the
+first run's checkpoint. In fp16, training starts with a loss scale that overflows; if OUT's name is
+`raised`, it starts with a scale that DeepSpeed raises after two good steps. Prints one JSON line:
 {"straight": {name: [[loss, norm, scale], ...]}, "same": ..., "crossed": ..., "scaler": ...}.
 """
 
@@ -18,15 +18,17 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
-warnings.simplefilter("ignore")  # the libraries' use of each other
+warnings.simplefilter("ignore")  # from libraries that call each other's old functions
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-from parallel import data, engines, saved  # noqa: E402
-from parallel.checkpointer import KINDS, Checkpointer  # noqa: E402
-from parallel.optim import lr_at  # noqa: E402
-from parallel.spec import RunSpec, resolve  # noqa: E402
+from parallel import engines, token_files  # noqa: E402
+from parallel.checkpoint import folders  # noqa: E402
+from parallel.checkpoint.checkpointer import Checkpointer  # noqa: E402
+from parallel.checkpoint.manifest import KINDS  # noqa: E402
+from parallel.config.settings import RunSpec, resolve  # noqa: E402
+from parallel.engines.optim import lr_at  # noqa: E402
 
 SIZES = {"n_layer": 4, "hidden": 32, "n_head": 4, "vocab_size": 257, "max_seq_len": 16}
 RULES = {"steps": 4, "lr": 1e-2, "min_lr": 1e-3, "warmup_steps": 1, "global_batch": 8}
@@ -44,11 +46,11 @@ def spec_of(name: str, out: Path, tokens: str) -> RunSpec:
 
 
 def bits(engine: engines.Engine) -> list[torch.Tensor]:
-    return [h.tensors[k].clone() for h in engine.state().held for k in KINDS]
+    return [h.tensors[k].clone() for h in engine.state().pieces for k in KINDS]
 
 
-def train(spec: RunSpec, corpus: data.Data, load: Path | None) -> dict:
-    """Losses and norms of the steps run, and what the engine held in the end."""
+def train(spec: RunSpec, corpus: token_files.Data, load: Path | None) -> dict:
+    """Train from `load`, or from the start; losses and norms of the steps, and the final state."""
     rank = dist.get_rank()
     engine = engines.load(spec, torch.device("cpu"), "torch")
     facts = {"run": spec.name, "git": {"commit": None}, "data": {"path": spec.data, "sha256": None}}
@@ -61,7 +63,9 @@ def train(spec: RunSpec, corpus: data.Data, load: Path | None) -> dict:
     scaler = engine.state().scaler
     dp_rank = spec.layout.coords(rank)["dp"]
     for step in range(first, spec.steps):
-        made = data.batches(corpus.train, spec.layout, spec.seq_len, 257, dp_rank, spec.seed, step)
+        made = token_files.batches(
+            corpus.train, spec.layout, spec.seq_len, 257, dp_rank, spec.seed, step
+        )
         result = engine.step(made, lr_at(spec, step))
         curve.append([result.loss, result.grad_norm, result.loss_scale])
         if load is None and saver.due(step + 1):
@@ -87,18 +91,19 @@ def train(spec: RunSpec, corpus: data.Data, load: Path | None) -> dict:
 def main() -> None:
     out, tokens, names = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     torch.set_num_threads(1)
+    gc.freeze()  # else each collection scans the libraries' objects, for a second
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if any("fp16" in name for name in names):  # what torch can do here, DeepSpeed does not ask
-        from parallel.deepspeed_common import deepspeed  # patched first
+    if any("fp16" in name for name in names):  # DeepSpeed refuses fp16 on CPU, though torch has it
+        from parallel.engines.deepspeed_common import deepspeed  # patched first
 
         deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
-    corpus = data.load(tokens, SIZES["max_seq_len"], SIZES["vocab_size"])
+    corpus = token_files.load(tokens, SIZES["max_seq_len"], SIZES["vocab_size"])
     found: dict = {"straight": {}, "same": {}, "crossed": {}, "bits": {}, "scaler": {}}
     specs = {name: spec_of(name, out, tokens) for name in names}
     for name, spec in specs.items():
         straight = train(spec, corpus, None)
-        again = train(spec, corpus, Path(spec.save) / saved.name_of(2))
+        again = train(spec, corpus, Path(spec.save) / folders.name_of(2))
         equal = len(again.bits) == len(straight.bits) and all(
             torch.equal(a, b) for a, b in zip(again.bits, straight.bits, strict=True)
         )
@@ -110,15 +115,17 @@ def main() -> None:
         if spec.precision == "fp16":
             continue
         if name != names[0] and spec.implementation == "gpt":
-            crossed = train(spec, corpus, Path(specs[names[0]].save) / saved.name_of(2))
+            crossed = train(spec, corpus, Path(specs[names[0]].save) / folders.name_of(2))
             found["crossed"][name] = crossed.curve
-    if specs[names[0]].precision == "fp32":  # and back: what the last one saved, in the first
-        back = train(specs[names[0]], corpus, Path(specs[names[-1]].save) / saved.name_of(2))
+    if (
+        specs[names[0]].precision == "fp32"
+    ):  # and back: the first run loads the last run's checkpoint
+        back = train(specs[names[0]], corpus, Path(specs[names[-1]].save) / folders.name_of(2))
         found["crossed"][names[0]] = back.curve
     if dist.get_rank() == 0:
         print(json.dumps(found), flush=True)
     dist.barrier()
-    os._exit(0)  # destructors of a dozen engines need not run
+    os._exit(0)  # skip the destructors of a dozen engines
 
 
 if __name__ == "__main__":

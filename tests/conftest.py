@@ -1,6 +1,10 @@
-"""What the tests share: where things are, and how a command is run."""
+"""What the tests share: where things are, how a command is run, and which file is tested first.
 
-import contextlib
+Two processes run the tests (pytest-xdist), each one file at a time. They share the servers that
+fork ranks (parallel/forked_ranks.py).
+"""
+
+import fcntl
 import functools
 import os
 import shutil
@@ -8,60 +12,66 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from parallel import sweep
-from parallel.study import Study
+from parallel import forked_ranks
 
 TRAIN = "parallel.train"
 ROOT = Path(__file__).resolve().parent.parent
 ENGINES = ("ddp", "deepspeed_zero", "deepspeed_pipe", "megatron")
 THREADS = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+os.environ["SCALING_CLUSTERS"] = ""  # the shipped clusters alone, whatever the user has
 SHARED = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared"))
 
 
 @pytest.fixture
 def shared() -> Path:
-    """Published material beside the checkout; tests that need it skip where it is absent."""
+    """The folder of published material; a test that needs it is skipped where it is absent."""
     if not SHARED.is_dir():
         pytest.skip(f"published material is not here ({SHARED}; set SCALING_SHARED)")
     return SHARED
 
 
-SERVERS: list[tuple[subprocess.Popen, Path]] = []
+SERVERS = "SCALING_TEST_SERVERS"  # the folder of their sockets
+# The longest files start first, so that both processes end at about the same time.
+FIRST = ("test_parity", "test_slurm_real", "test_interruptions", "test_checkpoints_resume")
+
+
+def pytest_configure() -> None:
+    if SERVERS not in os.environ:  # the first process ends last
+        os.environ[SERVERS] = tempfile.mkdtemp(prefix="warm-")
+        os.environ[f"{SERVERS}_OWNER"] = str(os.getpid())
+    forked_ranks.server = warm_server
+
+
+def pytest_unconfigure() -> None:
+    if os.environ.get(f"{SERVERS}_OWNER") == str(os.getpid()):
+        shutil.rmtree(os.environ[SERVERS], ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(FIRST)))
 
 
 @functools.cache
-def warm_server(engine: str) -> Path:
-    """The socket of a server that has imported an engine (tests/warm.py)."""
-    path = Path(tempfile.mkdtemp(prefix="warm-")) / "socket"
-    command = [sys.executable, "-W", "ignore", "tests/warm.py", "serve", str(path), engine]
-    server = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=os.environ | THREADS,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
-    SERVERS.append((server, path))
-    wait_for(path.exists, 300, f"the server of {engine}")
+def warm_server(engine: str, threads: int = 1) -> Path:
+    """Like parallel.forked_ranks.server, but all processes of this test run share one server."""
+    folder = Path(os.environ[SERVERS]) / f"{engine}-{threads}"
+    folder.mkdir(exist_ok=True)
+    path = folder / "socket"
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            owner = int(os.environ[f"{SERVERS}_OWNER"])
+            server = forked_ranks.start_server(engine, threads, path, owner)
+            wait_for(path.exists, 300, f"the server of {engine}")
+            server.returncode = 0  # it ends with the first process; Popen must not wait for it
     return path
-
-
-def pytest_sessionfinish() -> None:
-    for server, path in SERVERS:
-        server.kill()
-        server.wait()
-        shutil.rmtree(path.parent)
-
-
-def warm(engine: str, ranks: int) -> list[str]:
-    """What stands before `-m MODULE ARG...` to start it on `ranks` ranks, 0 for none, in forks."""
-    return [sys.executable, "-S", "tests/warm.py", "run", str(warm_server(engine)), str(ranks)]
 
 
 def run_module(*arguments: str, ranks: int = 0, timeout: float = 300, **environment: str):
@@ -70,7 +80,7 @@ def run_module(*arguments: str, ranks: int = 0, timeout: float = 300, **environm
     if "--engine" in arguments:
         engine = arguments[arguments.index("--engine") + 1]
     if arguments[0] == TRAIN and engine in ENGINES:
-        command = warm(engine, ranks)
+        command = forked_ranks.prefix(engine, 1, ranks)
     else:
         command = [sys.executable]
         if ranks:
@@ -86,24 +96,10 @@ def run_module(*arguments: str, ranks: int = 0, timeout: float = 300, **environm
     )
 
 
-@contextlib.contextmanager
-def warm_sweeps() -> Iterator[None]:
-    """Inside, `parallel.sweep` starts its runs warm, not by torchrun."""
-    cold = sweep.command_of
-
-    def command_of(study: Study, name: str, folder: Path, srun: bool) -> list[str]:
-        command, spec = cold(study, name, folder, srun), study.run(name)
-        return warm(spec.engine, spec.gpus) + command[command.index(TRAIN) - 1 :]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "command_of", command_of)
-        yield
-
-
 def start_training(
     folder: Path, tokens: Path, ranks: int, *flags: str, stderr: int = subprocess.DEVNULL
 ) -> subprocess.Popen:
-    """torchrun of parallel.train, in a session of its own; the test ends it."""
+    """Start parallel.train under torchrun in a new session; the test must end it."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={ranks}", "-m", TRAIN, *flags]
     return subprocess.Popen(
@@ -132,7 +128,8 @@ def steps_so_far(folder: Path) -> int:
 
 
 def wait_for(condition: Callable, seconds: float, what: str, every: float = 0.1):
-    """What the condition gives as soon as it is true; the test fails when it never is."""
+    """Call `condition` until its value is true and return the value; after `seconds` the test
+    fails."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if value := condition():

@@ -1,4 +1,4 @@
-"""Small run folders for tests, written by the one writer there is."""
+"""Small run folders for tests, written by RunFolder as those of real runs are."""
 
 import math
 from dataclasses import asdict
@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from models.config import GPTConfig
-from parallel.artifacts import RunFolder
-from parallel.spec import resolve
+from parallel.config.settings import resolve
+from parallel.record.ends import kind_of
+from parallel.record.writer import RunFolder
 
 TINY = GPTConfig(n_layer=4, hidden=64, n_head=4, vocab_size=257, max_seq_len=64)
 
@@ -55,7 +56,8 @@ def write(
     grad_norm: list[float] | None = None,
     fail: str = "",
 ) -> Path:
-    """Write one run folder below `root`; with `fail`, one that broke after its steps."""
+    """Write one run folder below `root`. With `fail`, the run failed after its steps for that
+    reason."""
     path = root / about["run"]
     folder = RunFolder(path)
     folder.begin(about)
@@ -76,8 +78,8 @@ def write(
             }
         )
     if fail:
-        folder.fail(fail, 0)
-        folder.close()  # a failing process ends; this one goes on
+        folder.fail(kind_of(fail), fail, 0)
+        folder.close()  # a failing process would end here and release the lock
     else:
         folder.complete({"schema_version": "2.0"}, "complete")
     return path

@@ -1,6 +1,8 @@
-"""How jobs of two nodes with two ranks each end, as their logs tell it."""
+"""Last lines of logs of jobs with two nodes and two ranks on each.
 
-# As srun, slurmd and torchrun 2.13 printed them for two nodes with two ranks each.
+srun, slurmd and torchrun 2.13 printed them.
+"""
+
 CLOSING = "W1122 01:47:43.9 683 torch/x/api.py:1028] Sending process 793 closing signal SIGTERM\n"
 CHILD_FAILED = (
     "E1122 01:48:31.5 2425 torch/x/api.py:1002] failed (exitcode: {exit}) local_rank: 1 (pid: 2676)"

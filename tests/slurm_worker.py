@@ -1,7 +1,8 @@
-"""Stands in for parallel.train below a real Slurm, script and torchrun: it writes a run folder and
-heeds signals, and needs no torch, so that only what the script does is waited for.
+"""A stand-in for parallel.train under a real Slurm, a job's script and torchrun.
 
-It takes steps for ten minutes; after a restart, five. On SIGUSR1 it says that it was interrupted.
+It writes a run folder and handles SIGUSR1, but trains nothing and does not import torch, so that
+the test is fast. It writes steps for ten minutes, or five steps after a restart of the job. On
+SIGUSR1 it writes the status `interrupted` and exits with 75.
 """
 
 import os
@@ -10,8 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-from parallel.artifacts import STEP_COLUMNS, RunFolder
-from parallel.facts import scheduler
+from parallel.record.facts import scheduler
+from parallel.record.schema import STEP_COLUMNS
+from parallel.record.writer import RunFolder
 
 
 def main() -> int:
@@ -24,8 +26,8 @@ def main() -> int:
     def interrupted(*_) -> None:
         (out / f"heard.{rank}").touch()
         if chief:
-            chief._write_status("interrupted", "SIGUSR1, saved step 1", 0)
-        time.sleep(3)  # saving; torchrun ends the others when the first rank ends
+            chief._write_status("interrupted", "signal", "SIGUSR1, saved step 1", 0)
+        time.sleep(3)  # as if saving; when the first rank ends, torchrun ends the others
         os._exit(75)
 
     signal.signal(signal.SIGUSR1, interrupted)

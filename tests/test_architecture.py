@@ -16,15 +16,15 @@ MAY_IMPORT = {
 }
 # Each heavy library and the only files that may import it.
 HOMES = {
-    "deepspeed": {"parallel/deepspeed_common.py", "parallel/engines/deepspeed_pipe.py"},
+    "deepspeed": {"parallel/engines/deepspeed_common.py", "parallel/engines/deepspeed_pipe.py"},
     "megatron": {
-        "parallel/cpu.py",
-        "parallel/data.py",  # IndexedDataset, inside the function that reads one
-        "parallel/layers.py",
+        "parallel/engines/cpu.py",
+        "parallel/token_files.py",  # IndexedDataset, inside the function that reads one
+        "parallel/engines/layers.py",
         "parallel/engines/megatron.py",
     },
     "transformers": {"models/hf_model.py"},
-    "apex": set(),  # probed by name in parallel/kernels.py
+    "apex": set(),  # probed by name in parallel/engines/kernels.py
     "transformer_engine": set(),
 }
 
@@ -94,29 +94,21 @@ def reachable(start: Path) -> set[str]:
 @pytest.mark.parametrize(
     "path",
     [p for p in sources() if p.relative_to(ROOT).parts[0] in ("analysis", "slurm")]
+    + [p for room in ("config", "record") for p in sorted((ROOT / "parallel" / room).glob("*.py"))]
     + [
         ROOT / "parallel" / f"{name}.py"
         for name in (
-            "layout",
-            "spec",
-            "study",
-            "artifacts",
-            "launch",
-            "ranges",
-            "volumes",
             "sweep",
-            "facts",
-            "watch",
-            "saved",
-            "checkpoint",
-            "clusters",
-            "work",
-            "steady",
-            "metrics",
-            "meters",
+            "checkpoint/folders",
+            "checkpoint/__main__",
+            "measure/ranges",
+            "measure/steady",
+            "measure/metrics",
+            "measure/meters",
+            "engines/__init__",
         )
     ]
-    + [ROOT / "parallel/engines/__init__.py", ROOT / "models/hf.py"],
+    + [ROOT / "models/hf.py"],
     ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_planning_and_reading_never_load_torch(path):
@@ -140,3 +132,101 @@ def test_no_engine_loads_another_engines_library(engine):
 def test_every_module_says_what_it_is():
     missing = [str(p) for p in sources() if not ast.get_docstring(ast.parse(p.read_text()))]
     assert not missing
+
+
+def files_imported(path: Path) -> set[str]:
+    """Our modules that a file imports anywhere in it, imports inside functions too.
+
+    `from analysis.published import recomputed` imports recomputed, not the package's own file.
+    """
+    ours, found = {module(p) for p in sources()}, set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (names & ours) if names <= ours else (names | {node.module})
+    return (found & ours) - {module(path)}
+
+
+def circles(imported: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that reach each other; a module alone is none."""
+
+    def reached(start: str) -> set[str]:
+        seen, queue = set(), [start]
+        while queue:
+            fresh = imported[queue.pop()] - seen
+            seen |= fresh
+            queue += fresh
+        return seen
+
+    reach = {name: reached(name) for name in imported}
+    groups = {frozenset(b for b in reach[a] if a in reach[b]) for a in imported if a in reach[a]}
+    return sorted(sorted(group) for group in groups)
+
+
+def test_no_files_import_each_other_in_a_circle():
+    assert circles({module(p): files_imported(p) for p in sources()}) == []
+
+
+def test_a_circle_is_found_even_through_a_third_file():
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"a"}}
+    assert circles(graph) == [["a", "b", "c"]]
+
+
+# The rooms inside a room, lowest first; rooms of one line do not import each other. Every other
+# file there is a command, and stands above them all.
+LEVELS = {
+    "analysis": [
+        {"common"},
+        {"logs"},
+        {"planner"},
+        {"measured"},
+        {"published"},
+    ],
+    "parallel": [
+        {"config"},
+        {"record"},
+        {"checkpoint", "measure"},
+        {"engines"},
+        {"token_files"},
+        {"trainer"},
+    ],
+}
+
+
+def level(room: str, name: str) -> tuple[int, str]:
+    """(level, inner room) of a module: `analysis.logs.load` is of room logs, level 1."""
+    inner = name.split(".")[1]
+    levels = [i for i, rooms in enumerate(LEVELS[room]) if inner in rooms]
+    return (levels[0], inner) if levels else (len(LEVELS[room]), "a command")
+
+
+def steps_up(room: str) -> set[tuple[str, str]]:
+    """(importer, imported) of every import inside a room that goes to a room above or beside."""
+    found = set()
+    for path in sorted((ROOT / room).rglob("*.py")):
+        name = module(path)
+        for other in files_imported(path):
+            if name != room and other.startswith(f"{room}."):
+                (mine, here), (theirs, there) = level(room, name), level(room, other)
+                if theirs > mine or (theirs == mine and here != there):
+                    found.add((name, other))
+    return found
+
+
+def test_the_rooms_inside_a_room_import_downwards():
+    assert steps_up("analysis") | steps_up("parallel") == set()
+
+
+def test_inside_logs_imports_point_down_to_the_record():
+    """verdict and flags -> load -> readers -> parsing -> record."""
+    levels = {"record": 0, "parsing": 1, "readers": 2, "load": 3, "flags": 4, "verdict": 4}
+    wrong = set()
+    for path in sorted((ROOT / "analysis" / "logs").rglob("*.py")):
+        mine = levels.get(module(path).removeprefix("analysis.logs.").split(".")[0])
+        for other in files_imported(path):
+            theirs = levels.get(other.removeprefix("analysis.logs.").split(".")[0], 0)
+            if mine is not None and other.startswith("analysis.logs.") and theirs > mine:
+                wrong.add((module(path), other))
+    assert wrong == set()

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from parallel.environment import command_line, environment_facts, hide, write
+from parallel.record.environment import command_line, environment_facts, hide, write
 from tests.conftest import ROOT
 
 SECRETS = {
@@ -60,7 +60,7 @@ def test_the_scripts_archive_is_its_owners_alone_from_the_first_byte(tmp_path, b
         file.write_text("of an earlier attempt")
         file.chmod(0o644)
     done = subprocess.run(
-        [sys.executable, "-m", "parallel.environment", str(file)],
+        [sys.executable, "-m", "parallel.record.environment", str(file)],
         cwd=ROOT,
         env=SECRETS | FACTS | {"TWO": "lines\nhunter2q"},
         umask=0,
@@ -73,13 +73,13 @@ def test_the_scripts_archive_is_its_owners_alone_from_the_first_byte(tmp_path, b
 
 def test_a_file_that_cannot_be_written_is_one_line():
     done = subprocess.run(
-        [sys.executable, "-m", "parallel.environment", "/nowhere/7.env"],
+        [sys.executable, "-m", "parallel.record.environment", "/nowhere/7.env"],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 2
-    assert done.stderr == "parallel.environment: /nowhere/7.env: No such file or directory\n"
+    assert done.stderr == "parallel.record.environment: /nowhere/7.env: No such file or directory\n"
 
 
 def test_no_file_is_ever_open_to_others(tmp_path):

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from analysis import tables
-from analysis.audit import audit_document, audit_paths, main
-from analysis.markdown import read_csv
+from analysis.audit import main
+from analysis.logs.published_csv import read_csv
+from analysis.published.audit import audit_document, audit_paths
 
 ROOT = Path(__file__).resolve().parent.parent
 PUBLISHED = ROOT / "logs" / "published"
@@ -60,7 +61,7 @@ def test_the_transcribed_v100_rows_have_the_same_ones():
 def test_rows_that_their_transcriber_found_consistent_raise_no_alarm():
     flagged = {f.line for f in audit_paths([JEAN_ZAY])[0] if f.kind in ("gpus", "batch", "tflops")}
     for row in read_csv(JEAN_ZAY).rows:
-        if "LINT" in row.text("notes"):
+        if row.text("lint"):
             assert row.line_no in flagged
         elif row.text("table").startswith("line 213"):  # 48.8 for 49.7: within the LINT's margin
             assert row.line_no in flagged
@@ -178,3 +179,12 @@ def test_nothing_found_is_told_from_nothing_to_audit(tmp_path, capsys):
     assert capsys.readouterr().out == "nothing to audit\n"
     assert main([str(tmp_path / "good.md")]) == 0
     assert capsys.readouterr().out.startswith("1 row of a table or log checked")
+
+
+def test_the_gpus_of_a_context_parallel_mesh_multiply_out(tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text(
+        "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=4, cp=2, tp=1\n"
+        "step: 10  loss:  7.9  grad_norm: 3.5  memory: 16.10GiB(9.25%)  tps: 6,922\n"
+    )
+    assert audit_paths([log]) == ([], [], {str(log): 1})

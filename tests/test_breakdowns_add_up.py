@@ -8,12 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from analysis import breakdown as tables
-from analysis import readers
-from analysis.scaling import speedup
-from parallel import breakdown, ranges
-from parallel.artifacts import AXES, BREAKDOWN_COLUMNS, CATEGORIES, BreakdownFile, read_breakdown
-from parallel.spec import resolve
+from analysis import breakdown as command
+from analysis.logs import readers
+from analysis.measured import breakdown as tables
+from analysis.measured.scaling import speedup
+from parallel.config.settings import resolve
+from parallel.measure import breakdown, ranges
+from parallel.record.reader import read_breakdown
+from parallel.record.schema import AXES, BREAKDOWN_COLUMNS, CATEGORIES
+from parallel.record.writer import BreakdownFile
 from tests import fixture_runs
 
 
@@ -34,8 +37,8 @@ def clock(monkeypatch):
 
 
 def test_an_inner_region_pauses_the_outer_one(clock, tmp_path, monkeypatch):
-    books = breakdown.Breakdown(settings(steps=2), torch.device("cpu"), 0, tmp_path)
-    monkeypatch.setattr(ranges, "listeners", [books])
+    measured = breakdown.Breakdown(settings(steps=2), torch.device("cpu"), 0, tmp_path)
+    monkeypatch.setattr(ranges, "listeners", [measured])
     for step in (1, 2):
         clock(1)
         with ranges.region("forward"):
@@ -45,12 +48,13 @@ def test_an_inner_region_pauses_the_outer_one(clock, tmp_path, monkeypatch):
             clock(8)
         with ranges.region("backward"):
             clock(16)
-            books.enter("dp~")  # DDP's last bucket: nothing closes it but the end of backward
+            # DDP's last bucket: nothing closes it but the end of backward.
+            measured.enter(breakdown.Waiting("dp"))
             clock(32)
         clock(64)
-        books.lap(step, 127.0)
+        measured.lap(step, 127.0)
         clock(1000)  # a validation
-        books.forget()
+        measured.forget()
     rows = read_breakdown(tmp_path, 1)[0][0]
     assert [row["first_step"] for row in rows] == [1, 2]
     for row in rows:
@@ -60,13 +64,13 @@ def test_an_inner_region_pauses_the_outer_one(clock, tmp_path, monkeypatch):
 
 
 def test_waiting_longer_than_a_message_travels_is_bubble(clock, tmp_path):
-    books = breakdown.Breakdown(settings(steps=1), torch.device("cpu"), 0, tmp_path)
-    books.transfer_s = 2.0
+    measured = breakdown.Breakdown(settings(steps=1), torch.device("cpu"), 0, tmp_path)
+    measured.transfer_s = 2.0
     for waited in (1, 5):
-        books.enter("p2p")
+        measured.enter(breakdown.P2P)
         clock(waited)
-        books.leave("p2p")
-    books.lap(1, 6.0)
+        measured.leave(breakdown.P2P)
+    measured.lap(1, 6.0)
     row = read_breakdown(tmp_path, 1)[0][0][0]
     assert (row["pp_s"], row["bubble_s"], row["other_s"]) == (1 + 2, 3, 0)
 
@@ -95,11 +99,11 @@ def test_a_batch_of_messages_is_waited_for_as_a_single_one_is(
     monkeypatch.setattr(breakdown, "_transfer_s", lambda *_: 2.0)
     monkeypatch.setattr(breakdown.dist, "get_global_rank", lambda _, peer: peer)
     monkeypatch.setattr(breakdown.dist, "get_process_group_ranks", lambda _: [0, 1])
-    books = breakdown.Breakdown(spec, torch.device("cpu"), 0, tmp_path)
+    measured = breakdown.Breakdown(spec, torch.device("cpu"), 0, tmp_path)
     work, message = Sent(), [torch.zeros(100)]
 
     def call(kind, *args, gives):
-        return books.call(lambda *_: gives, kind, 0, Group, args, {})
+        return measured.call(lambda *_: gives, kind, 0, Group, args, {})
 
     if batched:
         call("send", message, 1, 0, gives=None)
@@ -108,8 +112,8 @@ def test_a_batch_of_messages_is_waited_for_as_a_single_one_is(
     else:
         call("send", message, 1, 0, gives=Sent())
         assert call("recv", message, 1, 0, gives=work) is work
-    books.wait(lambda _: clock(5), work, (), {})
-    books.lap(1, 5.0)
+    measured.wait(lambda _: clock(5), work, (), {})
+    measured.lap(1, 5.0)
     row = read_breakdown(tmp_path, 1)[0][0][0]
     assert (row["pp_s"], row["bubble_s"]) == (2, 3)
     assert (row["pp_calls"], row["pp_bytes"]) == (1, 400)
@@ -117,27 +121,27 @@ def test_a_batch_of_messages_is_waited_for_as_a_single_one_is(
 
 def test_an_asynchronous_call_is_over_once_it_is_seen_to_be(clock, tmp_path):
     """First of two calls: seen done at the next region; second: over in the wait for it."""
-    books = breakdown.Breakdown(settings(steps=1), torch.device("cpu"), 0, tmp_path)
+    measured = breakdown.Breakdown(settings(steps=1), torch.device("cpu"), 0, tmp_path)
     first, second = Sent(), Sent()
     for work in (first, second):
-        books._flying[work] = ("dp", breakdown.time.perf_counter())
-        books._works[work] = "dp~"
+        measured._pending[work] = ("dp", breakdown.time.perf_counter())
+        measured._region_of[work] = breakdown.Waiting("dp")
     with_region = ("forward", "backward")
     for seconds, name in zip((1, 2), with_region, strict=True):
         clock(seconds)
-        books.enter(name)
-        books.leave(name)
+        measured.enter(name)
+        measured.leave(name)
         first.done = True  # between the two regions
-    assert list(books._flying) == [second]
-    books.over(first)  # twice is once
-    books.wait(lambda work: clock(4), second, (), {})
-    assert not books._flying
-    books.lap(1, 7.0)
+    assert list(measured._pending) == [second]
+    measured.is_done(first)  # twice is once
+    measured.wait(lambda work: clock(4), second, (), {})
+    assert not measured._pending
+    measured.lap(1, 7.0)
     row = read_breakdown(tmp_path, 1)[0][0][0]
     assert (row["dp_s"], row["dp_total_s"]) == (4, 7)  # 0 to 3 and 0 to 7, together
-    books._flying[first] = ("dp", 0.0)
-    books.forget()
-    assert not books._flying
+    measured._pending[first] = ("dp", 0.0)
+    measured.forget()
+    assert not measured._pending
 
 
 def test_off_means_that_nothing_listens_and_nothing_is_wrapped(tmp_path):
@@ -212,7 +216,7 @@ def test_the_slowest_rank_is_the_time(tmp_path, capsys):
     each = [row["elapsed_s"] for row in one.ranks.values()]
     assert step["slowest_s"] == max(each) and step["spread_s"] == max(each) - min(each)
     assert min(each) < step["mean_s"] < max(each)
-    assert tables.main([str(tmp_path), "--baseline", "ddp-dp2"]) == 0
+    assert command.main([str(tmp_path), "--baseline", "ddp-dp2"]) == 0
     assert "Messages per step and rank" in capsys.readouterr().out
 
 
@@ -226,7 +230,7 @@ def test_what_is_missing_or_torn_is_named_and_the_rest_reported(tmp_path, capsys
     damaged = eight / "breakdown" / "rank5.csv"
     damaged.write_text(damaged.read_text().replace("0.", "x.", 1))
     fixture_runs.write(tmp_path, fixture_runs.facts("s", "ddp", engine="ddp", gpus=4))
-    assert tables.main([str(tmp_path)]) == 0
+    assert command.main([str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert any("ddp-dp2/breakdown: no rows of rank 1" in line for line in lines)
@@ -241,7 +245,7 @@ def test_what_is_missing_or_torn_is_named_and_the_rest_reported(tmp_path, capsys
 def test_nothing_readable_is_one_line_and_exit_2(tmp_path, capsys):
     path = write_run(tmp_path, 1)
     (path / "breakdown" / "rank0.csv").write_text("not,these,columns\n")
-    assert tables.main([str(path)]) == 2
+    assert command.main([str(path)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
@@ -258,10 +262,10 @@ def test_the_epoch_report_is_read_back(tmp_path):
     log.write_text("\n".join(lines) + "\n")
     record = readers.read(log)
     assert record.format == "rank epochs" and record.gpus == 2
-    assert [(r["rank"], r["epoch"]) for r in record.extra["ranks"]] == [
+    assert [(r["rank"], r["epoch"]) for r in record.ranks] == [
         (rank, epoch) for epoch, rank in itertools.product((0, 1), (0, 1))
     ]
-    first = record.extra["ranks"][0]
+    first = record.ranks[0]
     rows = ranks[0][:10]
     assert first["epoch_s"] == pytest.approx(sum(r["elapsed_s"] for r in rows), abs=1e-4)
     compute = sum(r["forward_s"] + r["backward_s"] + r["optimizer_s"] for r in rows)
@@ -269,7 +273,7 @@ def test_the_epoch_report_is_read_back(tmp_path):
     comm = sum(r[f"{axis}_s"] for r in rows for axis in AXES)
     assert first["comm_s"] == pytest.approx(comm, abs=1e-4)
     assert first["train_loss"] == 5.5
-    assert [average["val_loss"] for average in record.extra["averages"]] == [3.5, 2.5]
+    assert [average["val_loss"] for average in record.averages] == [3.5, 2.5]
     assert record.totals["train_loss"] == 15.5 and record.totals["val_loss"] == 2.5
 
 
@@ -297,6 +301,6 @@ def test_runs_without_a_breakdown_say_so_whatever_version_wrote_them(tmp_path, c
         about = fixture_runs.facts("s", None, gpus=gpus)
         about["spec"]["of_another_version"] = 1
         fixture_runs.write(tmp_path, about)
-    assert tables.main([str(tmp_path)]) == 2
+    assert command.main([str(tmp_path)]) == 2
     assert "none of 2 runs has a breakdown" in capsys.readouterr().err
     assert tables.read(tmp_path / "ddp")[1] == [f"{tmp_path / 'ddp'}: {tables.WITHOUT}"]

@@ -5,11 +5,12 @@ import json
 
 import pytest
 
-from analysis.checkpoints import COLUMNS, main, read_events, report, rows
-from analysis.published import checkpoints
-from analysis.readers import read
-from analysis.readers._checkpoints import Event, scan
-from analysis.readers._log import Log
+from analysis.checkpoints import main
+from analysis.logs.parsing.checkpoints import Event, scan
+from analysis.logs.parsing.logfile import Log
+from analysis.logs.readers import read
+from analysis.measured.checkpoints import COLUMNS, read_events, report, rows
+from analysis.published.recomputed import checkpoints
 from models.errors import UsageError
 from tests.conftest import ROOT
 

@@ -7,15 +7,15 @@ import zlib
 import pytest
 
 from models.errors import UsageError
-from parallel import saved
-from parallel.saved import FORMAT, LATEST, MANIFEST, Damaged
+from parallel.checkpoint import attempts, folders
+from parallel.checkpoint.folders import FORMAT, LATEST, MANIFEST, Damaged
 from tests.fixture_runs import facts, write
 
 
 @pytest.fixture
 def save(tmp_path, monkeypatch):
     """A folder for checkpoints whose manifests need not describe a model."""
-    monkeypatch.setattr(saved, "check", lambda manifest, step: None)
+    monkeypatch.setattr(folders, "check", lambda manifest, step: None)
     return tmp_path / "save"
 
 
@@ -23,29 +23,29 @@ def fill(folder, step, content=b"0123456789"):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rank").write_bytes(content)
     entry = {"path": "rank", "bytes": len(content), "crc32": zlib.crc32(content)}
-    saved.write_manifest(folder, {"format": FORMAT, "step": step, "files": [entry]})
+    folders.write_manifest(folder, {"format": FORMAT, "step": step, "files": [entry]})
     return folder
 
 
 def some(save, *steps):
     for step in steps:
-        fill(save / saved.name_of(step), step)
+        fill(save / folders.name_of(step), step)
 
 
 def test_a_checkpoints_name_is_its_step_in_eight_digits_or_more(save):
     for step, name in ((0, "step-00000000"), (12, "step-00000012"), (10**9, "step-1000000000")):
-        assert saved.name_of(step) == name and saved.step_of(save / name) == step
+        assert folders.name_of(step) == name and folders.step_of(save / name) == step
     for name in ("step-12", "step-00000012.partial", ".step-00000012", "weights-00000012", "x"):
-        assert saved.step_of(save / name) is None
-    assert saved.steps_in(save) == []
+        assert folders.step_of(save / name) is None
+    assert folders.steps_in(save) == []
     some(save, 30, 4, 10**8)
     (save / "weights-00000004").mkdir()
-    assert saved.steps_in(save) == [4, 30, 10**8]
+    assert folders.steps_in(save) == [4, 30, 10**8]
 
 
 def test_a_manifest_is_as_it_was_written_or_damaged(save, monkeypatch):
-    folder = fill(save / saved.name_of(3), 3)
-    assert saved.read_manifest(folder)["step"] == 3 and saved.verify(folder)["step"] == 3
+    folder = fill(save / folders.name_of(3), 3)
+    assert folders.read_manifest(folder)["step"] == 3 and folders.verify(folder)["step"] == 3
     path, text = folder / MANIFEST, (folder / MANIFEST).read_text()
     for harm, words in (
         (text.replace("rank", "rink"), "its bytes have changed since they were written"),
@@ -55,75 +55,75 @@ def test_a_manifest_is_as_it_was_written_or_damaged(save, monkeypatch):
     ):
         path.write_text(harm)
         with pytest.raises(Damaged, match=words):
-            saved.read_manifest(folder)
+            folders.read_manifest(folder)
     path.write_text(text)
 
     def unknown(manifest, step):
         raise ValueError(f"step is {manifest['step']}, not {step}")
 
-    monkeypatch.setattr(saved, "check", unknown)
+    monkeypatch.setattr(folders, "check", unknown)
     with pytest.raises(Damaged, match="describes no checkpoint: step is 3, not 3"):
-        saved.read_manifest(folder)
+        folders.read_manifest(folder)
     path.unlink()
     with pytest.raises(Damaged, match=f"{MANIFEST}: No such file"):
-        saved.read_manifest(folder)
+        folders.read_manifest(folder)
     path.symlink_to(folder / "rank")
     with pytest.raises(Damaged, match="it is a link, or no file"):
-        saved.read_manifest(folder)
+        folders.read_manifest(folder)
 
 
 def test_the_first_bad_file_is_named(save, monkeypatch):
-    folder = fill(save / saved.name_of(3), 3)
-    (good,) = saved.read_manifest(folder)["files"]
+    folder = fill(save / folders.name_of(3), 3)
+    (good,) = folders.read_manifest(folder)["files"]
     ticks = []
-    assert saved.damage(folder, [good, good], lambda: ticks.append(1)) == "" and len(ticks) == 2
-    assert saved.damage(folder, []) == ""
+    assert folders.damage(folder, [good, good], lambda: ticks.append(1)) == "" and len(ticks) == 2
+    assert folders.damage(folder, []) == ""
     for change, words in (
         ({"bytes": 11}, "it has 10 bytes, 11 were written"),
         ({"crc32": 1}, "its bytes have changed since they were written"),
         ({"path": "gone"}, "gone: No such file"),
     ):
-        assert words in saved.damage(folder, [good, good | change, good])
+        assert words in folders.damage(folder, [good, good | change, good])
     (folder / "link").symlink_to(folder / "rank")
-    assert "it is a link" in saved.damage(folder, [good | {"path": "link"}])
+    assert "it is a link" in folders.damage(folder, [good | {"path": "link"}])
 
     def header(path, pieces):
         raise ValueError(f"not {pieces}")
 
-    monkeypatch.setattr(saved, "check_header", header)
-    assert saved.damage(folder, [good]) == ""
-    assert saved.damage(folder, [good | {"pieces": 7}]).endswith("is damaged: not 7")
+    monkeypatch.setattr(folders, "check_tensors", header)
+    assert folders.damage(folder, [good]) == ""
+    assert folders.damage(folder, [good | {"pieces": 7}]).endswith("is damaged: not 7")
     (folder / "rank").write_bytes(b"0123456780")
     with pytest.raises(Damaged, match="its bytes have changed"):
-        saved.verify(folder)
+        folders.verify(folder)
 
 
 def test_a_checkpoint_is_hidden_until_it_is_whole(save):
-    aside = saved.begin(save, 7)
+    aside = folders.begin(save, 7)
     (aside / "left").touch()
-    aside = saved.begin(save, 7)
-    assert list(aside.iterdir()) == [] and saved.steps_in(save) == []
+    aside = folders.begin(save, 7)
+    assert list(aside.iterdir()) == [] and folders.steps_in(save) == []
     fill(aside, 7)
-    folder = saved.publish(aside, save, 7)
-    assert saved.verify(folder)["step"] == 7 and (save / LATEST).read_text() == "step-00000007\n"
-    again = fill(saved.begin(save, 7), 7, b"again")
+    folder = folders.publish(aside, save, 7)
+    assert folders.verify(folder)["step"] == 7 and (save / LATEST).read_text() == "step-00000007\n"
+    again = fill(folders.begin(save, 7), 7, b"again")
     (save / ".step-00000007.old").mkdir()  # of an attempt that was killed here
-    assert saved.publish(again, save, 7) == folder
+    assert folders.publish(again, save, 7) == folder
     assert (folder / "rank").read_bytes() == b"again"
     assert {path.name for path in save.iterdir()} == {"step-00000007", LATEST}
 
 
 def test_what_a_killed_writer_left_is_given_its_name_or_removed(save):
     some(save, 1)
-    fill(saved.begin(save, 2), 2)  # whole, but for its name
-    saved.begin(save, 3)  # not whole
+    fill(folders.begin(save, 2), 2)  # whole, but for its name
+    folders.begin(save, 3)  # not whole
     fill(save / ".step-00000004.partial", 5)  # another's
     for name in (".step-00000009.old", ".weights-00000001.partial"):
         (save / name).mkdir()
     for name in (f".{LATEST}.12", f".{MANIFEST}.12", ".step-1"):
         (save / name).touch()
     (save / ".keep").touch()
-    saved.tidy(save)
+    folders.tidy(save)
     assert {p.name for p in save.iterdir()} == {
         "step-00000001",
         "step-00000002",
@@ -146,21 +146,21 @@ def test_what_a_killed_writer_left_is_given_its_name_or_removed(save):
 )
 def test_the_newest_and_every_nth_are_kept(save, step, keep_last, keep_every, left):
     some(save, *range(10, 80, 10))
-    gone = saved.retain(save, step, keep_last, keep_every)
-    assert saved.steps_in(save) == left
+    gone = folders.retain(save, step, keep_last, keep_every)
+    assert folders.steps_in(save) == left
     assert gone == sorted(set(range(10, 80, 10)) - set(left))
     assert not list(save.glob(".*"))
-    saved._remove(save / "not there")
+    folders._remove(save / "not there")
 
 
 def test_load_means_a_checkpoint_and_those_before_it(save):
     some(save, 10, 20, 30)
 
     def found(path):
-        return [saved.step_of(folder) for folder in saved.candidates(path)]
+        return [folders.step_of(folder) for folder in folders.candidates(path)]
 
     assert found(save) == [30, 20, 10]
-    assert found(save / saved.name_of(20)) == [20, 10]
+    assert found(save / folders.name_of(20)) == [20, 10]
     (save / LATEST).write_text("step-00000040\n")  # it is gone, which is noticed
     assert found(save) == [40, 30, 20, 10]
     (save / LATEST).write_text("nonsense")
@@ -168,22 +168,22 @@ def test_load_means_a_checkpoint_and_those_before_it(save):
     weights = save / "weights-00000010"
     weights.mkdir()
     (weights / "config.json").touch()
-    assert saved.candidates(weights) == [weights]
+    assert folders.candidates(weights) == [weights]
     empty = save.parent / "empty"
     empty.mkdir()
-    for nothing in (save / saved.name_of(25), empty, save.parent / "none", save / "x"):
+    for nothing in (save / folders.name_of(25), empty, save.parent / "none", save / "x"):
         with pytest.raises(UsageError, match="no checkpoint at"):
-            saved.candidates(nothing)
-        assert not saved.any_at(nothing)
-    assert saved.any_at(save)
+            folders.candidates(nothing)
+        assert not folders.any_at(nothing)
+    assert folders.any_at(save)
 
 
 def test_a_run_folder_stands_for_its_checkpoints(save):
     run = write(save, facts("s", None))
     some(run / "checkpoints", 5)
-    assert saved.candidates(run) == [run / "checkpoints" / "step-00000005"]
-    assert saved.save_folder(run, {"save": "/else"}).as_posix() == "/else"
-    assert saved.save_folder(run, {"save": None}) == run / "checkpoints"
+    assert folders.candidates(run) == [run / "checkpoints" / "step-00000005"]
+    assert folders.save_folder(run, {"save": "/else"}).as_posix() == "/else"
+    assert folders.save_folder(run, {"save": None}) == run / "checkpoints"
 
 
 def test_a_run_goes_on_only_from_its_own_stopped_attempt(save):
@@ -193,7 +193,7 @@ def test_a_run_goes_on_only_from_its_own_stopped_attempt(save):
     settings = about["spec"]
 
     def why(**changes):
-        return saved.why_not_resumed(run, settings | changes)
+        return attempts.why_anew(run, settings | changes)
 
     assert why() is None
     assert why(log_interval=7, steps=40, keep_last=5) is None  # circumstances, and more steps
@@ -208,7 +208,7 @@ def test_a_run_goes_on_only_from_its_own_stopped_attempt(save):
         "the earlier one's newest checkpoint, of step 10, is beyond the steps asked for, 9"
     )
     assert why(save="/none") == "the earlier one left no checkpoint in /none"
-    assert saved.why_not_resumed(save / "none", settings) == ""
+    assert attempts.why_anew(save / "none", settings) == ""
     path = run / "run.json"
     text = json.loads(path.read_text())
     text["spec"]["load"] = "x"
@@ -227,11 +227,11 @@ def test_a_complete_run_goes_on_only_for_more_steps(save):
     run = write(save, about)
     some(run / "checkpoints", 20)
     settings = about["spec"]
-    assert saved.why_not_resumed(run, settings) == "the earlier one is complete"
-    said = saved.why_not_resumed(run, settings | {"log_interval": 9})
+    assert attempts.why_anew(run, settings) == "the earlier one is complete"
+    said = attempts.why_anew(run, settings | {"log_interval": 9})
     assert said == (
         f"the earlier one is complete and log_interval changed from {settings['log_interval']} to 9"
     )
-    assert saved.why_not_resumed(run, settings | {"steps": 21}) is None
+    assert attempts.why_anew(run, settings | {"steps": 21}) is None
     (run / "RUN_COMPLETE.txt").unlink()
-    assert saved.why_not_resumed(run, settings) is None  # the marker was to be written last
+    assert attempts.why_anew(run, settings) is None  # the marker was to be written last

@@ -18,10 +18,15 @@ from hypothesis import strategies as st
 
 from models.config import parameter_shapes, preset
 from models.weights import read_weights
-from parallel import checkpoint, checkpointer, saved
-from parallel.checkpointer import KINDS, Checkpointer, Reader, State, hold
-from parallel.saved import Damaged
-from parallel.spec import resolve
+from parallel.checkpoint import __main__ as checkpoint
+from parallel.checkpoint import checkpointer, folders
+from parallel.checkpoint.checkpointer import Checkpointer
+from parallel.checkpoint.contents import State, unpadded
+from parallel.checkpoint.folders import Damaged
+from parallel.checkpoint.manifest import KINDS
+from parallel.checkpoint.rank_files import Reader, write_rank_file
+from parallel.config.settings import resolve
+from parallel.engines import optim
 
 SIZES = {"n_layer": 1, "hidden": 8, "n_head": 2, "vocab_size": 11, "max_seq_len": 4}
 FACTS = {"run": "r", "git": {"commit": "c"}, "data": {"path": "d", "sha256": "s"}}
@@ -46,7 +51,7 @@ class Engine:
         held = []
         for name, tensors in self.tensors.items():
             shape = tuple(tensors["param"].shape)
-            held += hold(name, shape, (0,) * len(shape), shape, 0, tensors)
+            held += unpadded(name, shape, (0,) * len(shape), shape, 0, tensors)
         return State(held, self.adam_step)
 
     def restore(self, adam_step: int, scaler: dict) -> None:
@@ -143,7 +148,7 @@ def test_a_checkpoint_that_latest_names_and_is_gone_is_missed(tmp_path):
 def test_when_all_are_damaged_all_are_named(tmp_path):
     save_some(tmp_path, [1, 2])
     for step in (1, 2):
-        flip(tmp_path / saved.name_of(step) / RANK)
+        flip(tmp_path / folders.name_of(step) / RANK)
     with pytest.raises(Damaged, match="step-00000002.*step-00000001"):
         saver_of(Engine(), tmp_path, load_previous=True).load(tmp_path)
 
@@ -185,6 +190,7 @@ FORGED = [
     *(forged(files=f) for f in ([], None, {}, 5, [5], [{}], "ab")),
     *(forged(scaler=s) for s in (None, [], {"scale": NAN}, {"scale": 1.0, "good_steps": 1})),
     forged(precision="fp16"),
+    *(forged(engine=name) for name in ("fsdp", "", "ddp2", ["ddp"])),
     *(
         forged(precision="fp16", scaler={"scale": s, "good_steps": n})
         for s, n in ((NAN, 1), (-1.0, 1), (0, 1), ("1", 1), (2.0, -1), (2.0, NAN), (math.inf, 1))
@@ -224,10 +230,10 @@ FORGED = [
 @pytest.mark.parametrize("edit", range(len(FORGED)))
 def test_a_manifest_whose_checksum_fits_must_describe_a_whole_checkpoint(edit, tmp_path, capsys):
     save_some(tmp_path / "ck", [2])
-    folder = tmp_path / "ck" / saved.name_of(2)
-    manifest = saved.read_manifest(folder)
+    folder = tmp_path / "ck" / folders.name_of(2)
+    manifest = folders.read_manifest(folder)
     FORGED[edit](manifest)
-    saved.write_manifest(folder, manifest)
+    folders.write_manifest(folder, manifest)
     assert checkpoint.main(["verify", str(tmp_path / "ck")]) == 1
     said = capsys.readouterr().out
     assert said.startswith(f"{folder}/manifest.json describes no checkpoint: ")
@@ -242,9 +248,9 @@ def test_a_manifest_whose_checksum_fits_must_describe_a_whole_checkpoint(edit, t
 
 def reseal(folder: Path) -> None:
     """Give the manifest the size and checksum that its file has now."""
-    manifest, content = saved.read_manifest(folder), (folder / RANK).read_bytes()
-    manifest["files"][0] |= {"bytes": len(content), "crc32": saved.zlib.crc32(content)}
-    saved.write_manifest(folder, manifest)
+    manifest, content = folders.read_manifest(folder), (folder / RANK).read_bytes()
+    manifest["files"][0] |= {"bytes": len(content), "crc32": folders.zlib.crc32(content)}
+    folders.write_manifest(folder, manifest)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +268,7 @@ def reseal(folder: Path) -> None:
 )
 def test_a_file_whose_checksum_fits_must_hold_the_pieces_that_are_told(old, new, tmp_path, capsys):
     save_some(tmp_path, [2])
-    folder = tmp_path / saved.name_of(2)
+    folder = tmp_path / folders.name_of(2)
     content = (folder / RANK).read_bytes()
     length = int.from_bytes(content[:8], "little")
     header, numbers = content[8 : 8 + length], content[8 + length :]
@@ -279,7 +285,7 @@ def test_a_file_whose_checksum_fits_must_hold_the_pieces_that_are_told(old, new,
 @pytest.mark.parametrize("name", [RANK, MANIFEST])
 def test_what_is_elsewhere_is_no_part_of_a_checkpoint(name, tmp_path, capsys):
     save_some(tmp_path / "ck", [2])
-    file = tmp_path / "ck" / saved.name_of(2) / name
+    file = tmp_path / "ck" / folders.name_of(2) / name
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
     assert checkpoint.main(["verify", str(tmp_path / "ck")]) == 1
@@ -288,7 +294,7 @@ def test_what_is_elsewhere_is_no_part_of_a_checkpoint(name, tmp_path, capsys):
 
 def test_random_states_that_do_not_fit_are_refused_in_a_line(tmp_path):
     save_some(tmp_path, [2])
-    folder = tmp_path / saved.name_of(2)
+    folder = tmp_path / folders.name_of(2)
     content = (folder / RANK).read_bytes()
     (folder / RANK).write_bytes(content.replace(b'"random/torch"', b'"random/tonne"'))
     reseal(folder)
@@ -322,8 +328,8 @@ def test_a_kill_while_a_step_is_saved_again_loses_nothing(survives, tmp_path, mo
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Path, "rename", until(Path.rename))
-        patch.setattr(saved, "write_synced", until(saved.write_synced))
-        saved.publish(aside, save, 2)
+        patch.setattr(folders, "write_synced", until(folders.write_synced))
+        folders.publish(aside, save, 2)
     again = Engine()
     assert saver_of(again, save).load(save) == 2 and equal(again, engine)
     assert sorted(p.name for p in save.iterdir()) == ["latest", "step-00000001", "step-00000002"]
@@ -339,7 +345,7 @@ def test_a_full_disk_ends_the_save_and_not_the_run(behind, tmp_path, monkeypatch
         raise OSError(errno.ENOSPC, "No space left on device", RANK)
 
     saver.events()
-    monkeypatch.setattr(checkpointer, "write_file", full)
+    monkeypatch.setattr(checkpointer, "write_rank_file", full)
     saver.save(2)
     saver.wait()
     (event,) = saver.events()
@@ -349,31 +355,31 @@ def test_a_full_disk_ends_the_save_and_not_the_run(behind, tmp_path, monkeypatch
     monkeypatch.undo()
     saver.save(3)
     saver.wait()
-    assert saved.steps_in(tmp_path) == [1, 3]
+    assert folders.steps_in(tmp_path) == [1, 3]
 
 
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_mistake_of_ours_ends_the_run_and_not_the_last_checkpoint(behind, tmp_path, monkeypatch):
     saver = save_some(tmp_path, [1], async_save=behind)
-    monkeypatch.setattr(checkpointer, "write_file", lambda *_: 1 / 0)
+    monkeypatch.setattr(checkpointer, "write_rank_file", lambda *_: 1 / 0)
     with pytest.raises(RuntimeError, match="rank 0: ZeroDivisionError"):
         saver.save(2)
-        while saver._thread.is_alive():
+        while not saver._saving.done():
             pass
         saver.agree(False)  # what every step asks
-    assert saved.steps_in(tmp_path) == [1]
+    assert folders.steps_in(tmp_path) == [1]
     saver.wait()
 
 
 def test_training_that_waits_for_a_save_behind_it_says_so(tmp_path, monkeypatch):
-    saver, write = saver_of(Engine(), tmp_path, async_save=True), checkpointer.write_file
-    monkeypatch.setattr(checkpointer, "write_file", lambda *a: time.sleep(0.5) or write(*a))
+    saver, write = saver_of(Engine(), tmp_path, async_save=True), checkpointer.write_rank_file
+    monkeypatch.setattr(checkpointer, "write_rank_file", lambda *a: time.sleep(0.5) or write(*a))
     saver.save(1)
     saver.wait()
     (event,) = saver.events()
     assert 0.4 < event.blocked_s <= event.total_s + 0.1
     saver.save(2)
-    while saver._thread.is_alive():
+    while not saver._saving.done():
         time.sleep(0.01)
     assert saver.events()[0].blocked_s < 0.3
 
@@ -384,7 +390,7 @@ def test_a_disk_without_room_is_not_even_begun_to_be_filled(tmp_path, monkeypatc
     monkeypatch.setattr(checkpointer.shutil, "disk_usage", lambda _: usage)
     saver.save(1)
     assert "bytes are needed" in saver.events()[0].line()
-    assert saved.steps_in(tmp_path) == []
+    assert folders.steps_in(tmp_path) == []
 
 
 def test_a_file_too_large_for_the_disk_is_a_full_disk(tmp_path):
@@ -407,7 +413,7 @@ def test_a_file_too_large_for_the_disk_is_a_full_disk(tmp_path):
 
 def test_what_a_killed_writer_left_is_tidied_and_never_loaded(tmp_path):
     save_some(tmp_path, [1])
-    partial = saved.begin(tmp_path, 2)
+    partial = folders.begin(tmp_path, 2)
     (partial / RANK).write_bytes(b"half")
     (tmp_path / ".step-00000000.old").mkdir()
     saver = saver_of(Engine(), tmp_path)
@@ -417,14 +423,14 @@ def test_what_a_killed_writer_left_is_tidied_and_never_loaded(tmp_path):
 
 def test_retention_keeps_the_last_and_every_nth(tmp_path):
     save_some(tmp_path, list(range(1, 10)), keep_last=2, keep_every=4)
-    assert saved.steps_in(tmp_path) == [4, 8, 9]
+    assert folders.steps_in(tmp_path) == [4, 8, 9]
     assert not list(tmp_path.glob(".step*"))
 
 
 def test_what_was_just_saved_is_kept_though_later_ones_were_damaged(tmp_path):
     save_some(tmp_path, [4, 9, 10])
     for step in (9, 10):
-        flip(tmp_path / saved.name_of(step) / RANK)
+        flip(tmp_path / folders.name_of(step) / RANK)
     engine = Engine()
     saver = saver_of(engine, tmp_path, keep_last=2, load_previous=True)
     assert saver.load(tmp_path) == 4
@@ -433,9 +439,9 @@ def test_what_was_just_saved_is_kept_though_later_ones_were_damaged(tmp_path):
         saver.save(step)
         again = saver_of(Engine(), tmp_path, load_previous=True)
         assert again.load(tmp_path) == step
-    assert saved.steps_in(tmp_path) == [9, 10]
+    assert folders.steps_in(tmp_path) == [9, 10]
     saver.save(12)
-    assert saved.steps_in(tmp_path) == [10, 12]
+    assert folders.steps_in(tmp_path) == [10, 12]
 
 
 class Bomb:
@@ -457,14 +463,14 @@ def test_a_pickle_in_the_folder_is_not_executed(tmp_path):
     assert saver_of(Engine(), tmp_path).load(folder) == 2
     # In the place of the tensors, with the sizes and checksums of a manifest forged to fit.
     (folder / RANK).write_bytes(bomb)
-    manifest = saved.read_manifest(folder)
-    manifest["files"][0] |= {"bytes": len(bomb), "crc32": saved.zlib.crc32(bomb)}
-    saved.write_manifest(folder, manifest)
+    manifest = folders.read_manifest(folder)
+    manifest["files"][0] |= {"bytes": len(bomb), "crc32": folders.zlib.crc32(bomb)}
+    folders.write_manifest(folder, manifest)
     with pytest.raises(Damaged, match="no safetensors file"):
         saver_of(Engine(), tmp_path).load(folder)
     # And as the manifest itself, or a file elsewhere.
     manifest["files"][0]["path"] = "../../bomb"
-    saved.write_manifest(folder, manifest)
+    folders.write_manifest(folder, manifest)
     (tmp_path / "bomb").write_bytes(bomb)
     with pytest.raises(Damaged, match="names a file elsewhere"):
         saver_of(Engine(), tmp_path).load(folder)
@@ -478,7 +484,7 @@ def test_sizes_are_predicted_and_checked(tmp_path):
     saver = save_some(tmp_path, [1])
     n_params = preset("tiny", **SIZES).n_params
     assert saver.predicted_bytes() == 12 * n_params
-    manifest = saved.read_manifest(tmp_path / "step-00000001")
+    manifest = folders.read_manifest(tmp_path / "step-00000001")
     assert manifest["state_bytes"] == 12 * n_params
     on_disk = (tmp_path / "step-00000001" / RANK).stat().st_size
     assert 12 * n_params < on_disk < 12 * n_params + 30_000  # a header, and random states
@@ -488,7 +494,7 @@ def test_sizes_are_predicted_and_checked(tmp_path):
     saver = saver_of(engine, tmp_path / "less")
     saver.save(1)
     assert "predicted were" in saver.events()[0].problem
-    assert saved.steps_in(tmp_path / "less") == []
+    assert folders.steps_in(tmp_path / "less") == []
 
 
 def test_weights_alone_are_exported_and_start_a_new_training(tmp_path, capsys):
@@ -529,7 +535,7 @@ def test_an_export_never_replaces_what_is_there(tmp_path, capsys, form):
     for out in (tmp_path / "ck", tmp_path / "file", Path(".")):
         assert checkpoint.main(["export", str(tmp_path / "ck"), str(out), "--format", form]) == 2
         assert f"{out} exists already: name a new folder\n" in capsys.readouterr().err
-    assert saved.verify(tmp_path / "ck" / "step-00000001")
+    assert folders.verify(tmp_path / "ck" / "step-00000001")
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -557,7 +563,7 @@ def test_a_dcp_folder_is_what_pytorch_reads(tmp_path, capsys):
         assert torch.equal(found["model"][name], tensors["param"])
         for kind in KINDS[1:]:
             assert torch.equal(found["optimizer"]["state"][name][kind], tensors[kind])
-    manifest = saved.read_manifest(tmp_path / "ck" / "step-00000002")
+    manifest = folders.read_manifest(tmp_path / "ck" / "step-00000002")
     assert int(found["step"]) == 2 and int(found["optimizer"]["step"]) == manifest["adam_step"]
     stored = dcp.FileSystemReader(out).read_metadata().state_dict_metadata
     assert len(stored) == 3 * len(held) + 2  # and nothing else
@@ -572,7 +578,7 @@ def test_a_dcp_export_that_fails_leaves_nothing_behind(tmp_path, capsys, monkeyp
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Reader, "whole", full)
+    monkeypatch.setattr(Reader, "gathered", full)
     assert checkpoint.main(export) == 2
     said = capsys.readouterr().err
     assert "cannot write" in said and "No space left" in said and said.count("\n") == 1
@@ -646,15 +652,15 @@ def test_adam_goes_on_with_its_step_wherever_it_counts(kind, tmp_path):
             held = []
             for name, p in zip(self.tensors, self.held, strict=True):
                 shape = tuple(p.shape)
-                tensors = checkpointer.adam_tensors(self.adam, p)
-                held += hold(name, shape, (0,) * len(shape), shape, 0, tensors)
-            return State(held, checkpointer.adam_step(self.adam))
+                tensors = optim.adam_tensors(self.adam, p)
+                held += unpadded(name, shape, (0,) * len(shape), shape, 0, tensors)
+            return State(held, optim.adam_step(self.adam))
 
         def restore(self, adam_step, scaler):
-            checkpointer.set_adam_step(self.adam, adam_step)
+            optim.set_adam_step(self.adam, adam_step)
 
     def manifest(step: int) -> dict:
-        return saved.read_manifest(tmp_path / saved.name_of(step))
+        return folders.read_manifest(tmp_path / folders.name_of(step))
 
     straight = Trains()
     saver = saver_of(straight, tmp_path)
@@ -666,7 +672,7 @@ def test_adam_goes_on_with_its_step_wherever_it_counts(kind, tmp_path):
     for first in (0, 3):
         again = Trains()
         saver = saver_of(again, tmp_path)
-        assert saver.load(tmp_path / saved.name_of(first)) == first
+        assert saver.load(tmp_path / folders.name_of(first)) == first
         assert [again.step() for _ in range(3)] == curve[first : first + 3]
         wanted = manifest(first + 3)
         saver.save(first + 3)
@@ -697,7 +703,7 @@ def test_any_cut_reads_back_as_any_other(data, tmp_path_factory):
             cuts = sorted(data.draw(st.integers(0, flat.numel())) for _ in range(runs - 1))
             for a, b in zip([0, *cuts], [*cuts, flat.numel()], strict=True):
                 tensors = {k: flat[a:b] * (1 + i) for i, k in enumerate(KINDS)}
-                yield from hold("w", shape, offset, part, a, tensors)
+                yield from unpadded("w", shape, offset, part, a, tensors)
 
     def layout():
         parts = data.draw(st.integers(1, shape[0]))
@@ -709,7 +715,7 @@ def test_any_cut_reads_back_as_any_other(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("cut")
     files = []
     for number, piece in enumerate(layout()):
-        files.append(checkpointer.write_file(folder / f"f{number}.safetensors", [piece], {}))
+        files.append(write_rank_file(folder / f"f{number}.safetensors", [piece], {}))
     reader = Reader(folder, json.loads(json.dumps({"files": files})))
     for piece in layout():
         for kind in KINDS:

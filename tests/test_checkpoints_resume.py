@@ -7,9 +7,10 @@ import subprocess
 
 import pytest
 
-from parallel import saved
-from parallel.checkpointer import Reader
-from tests.conftest import ROOT, run_module, warm
+from parallel import forked_ranks
+from parallel.checkpoint import folders
+from parallel.checkpoint.rank_files import Reader
+from tests.conftest import ROOT, run_module
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +29,12 @@ NAMES = (
 
 def work(ranks: int, out, tokens, *names: str) -> dict:
     """What tests/checkpoint_worker.py found."""
-    command = [*warm("deepspeed_pipe", ranks), "-m", "tests.checkpoint_worker", str(out)]
+    command = [
+        *forked_ranks.prefix("deepspeed_pipe", 1, ranks),
+        "-m",
+        "tests.checkpoint_worker",
+        str(out),
+    ]
     done = subprocess.run(
         [*command, str(tokens), *names],
         cwd=ROOT,
@@ -89,9 +95,9 @@ def test_fp16_without_zero_measures_and_clips_the_gradient_of_the_whole_model(to
 
     def moments(name: str) -> Reader:
         folder = tmp_path / "raised" / name.translate({58: "-", 44: "-", 61: ""})
-        return Reader(folder / saved.name_of(2), saved.verify(folder / saved.name_of(2)))
+        return Reader(folder / folders.name_of(2), folders.verify(folder / folders.name_of(2)))
 
-    whole = moments("ddp")
+    baseline = moments("ddp")
     for name in names:
         for (_, norm, scale), (_, exact, _) in zip(
             found["straight"][name][:2], found["straight"]["ddp"], strict=False
@@ -100,9 +106,9 @@ def test_fp16_without_zero_measures_and_clips_the_gradient_of_the_whole_model(to
         assert [scale for _, _, scale in found["straight"][name][2:]] == [2.0**11] * 2, name
         assert found["same"][name] == found["straight"][name][2:] and found["bits"][name], name
         ours, off, size = moments(name), 0.0, 0.0
-        for parameter in whole.pieces:
-            exact = whole.whole(parameter, "exp_avg")
-            off += float((ours.whole(parameter, "exp_avg") - exact).square().sum())
+        for parameter in baseline.pieces:
+            exact = baseline.gathered(parameter, "exp_avg")
+            off += float((ours.gathered(parameter, "exp_avg") - exact).square().sum())
             size += float(exact.square().sum())
         assert off <= 5e-3**2 * size, (name, (off / size) ** 0.5)
 
@@ -114,7 +120,7 @@ def test_one_process_goes_on_from_four_and_the_moments_matter(trained, tokens, t
     flags += ["--max-seq-len", "16", "--steps", "4", "--lr", "1e-2", "--min-lr", "1e-3"]
     flags += ["--warmup-steps", "1", "--global-batch", "8", "--device", "cpu"]
     flags += ["--data", str(tokens), "--out", str(tmp_path / "run")]
-    load = str(folder / saved.name_of(2))
+    load = str(folder / folders.name_of(2))
     done = run_module("parallel.train", *flags, "--load", load)
     assert done.returncode == 0, done.stderr
     rows = (tmp_path / "run" / "steps.csv").read_text().splitlines()[1:]
@@ -128,7 +134,7 @@ def test_one_process_goes_on_from_four_and_the_moments_matter(trained, tokens, t
 
 def test_a_manifest_says_what_it_is(trained):
     out, _ = trained
-    manifest = saved.verify(out / "megatron-tp2-pp2" / saved.name_of(2))
+    manifest = folders.verify(out / "megatron-tp2-pp2" / folders.name_of(2))
     assert manifest["layout"]["tp"] == manifest["layout"]["pp"] == 2
     assert manifest["adam_step"] == manifest["data"]["next_step"] == 2
     assert manifest["state_bytes"] == 12 * manifest["n_params"]

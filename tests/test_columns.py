@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from models.config import PRESETS, GPTConfig
-from parallel.columns import columns, columns_of, possible
-from parallel.layout import Layout
-from parallel.spec import resolve
+from parallel.config.layout import Layout
+from parallel.config.layout_arrays import columns, columns_of, possible
+from parallel.config.settings import resolve
 
 SIZES = {"layers": 12, "hidden": 96, "heads": 6, "vocab": 100, "seq": 64}
 

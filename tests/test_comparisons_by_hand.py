@@ -5,10 +5,18 @@ import math
 import numpy as np
 import pytest
 
-from analysis import compare as module
-from analysis.compare import Comparison, Verdict, against_baseline, changes, compare, judged, spread
-from analysis.records import Record
-from analysis.scaling import CHANGED
+from analysis.logs.record import Record
+from analysis.measured import compare as module
+from analysis.measured.compare import (
+    Comparison,
+    Verdict,
+    against_baseline,
+    changes,
+    compare,
+    judged,
+    spread,
+)
+from analysis.measured.fairness import ANY_COMMIT, CHANGED
 from models.errors import UsageError
 
 SAME = {"global_batch": 64, "seq_len": 1024, "precision": "bf16", "params": 1e9}
@@ -121,35 +129,35 @@ def test_repeats_spread_from_the_fastest_to_the_slowest():
     assert spread(np.array([2.0]))["spread"] is None
 
 
-def test_a_run_without_a_fit_time_is_said_and_left_out(tmp_path, monkeypatch, capsys):
+def test_a_run_without_a_fit_time_is_said_and_left_out(tmp_path, monkeypatch):
     good = run("good")
     untimed, profiled, skipped = (run(name)[0] for name in ("untimed", "profiled", "skipped"))
     untimed.step_s = untimed.iteration = np.empty(0)
-    profiled.extra = {"profiler": {"tool": "nsys"}}
+    profiled.profiler = {"tool": "nsys"}
     skipped.skipped = np.ones(40)  # it has a time, but no optimizer step
     bad = [untimed, profiled, skipped]
-    load = "analysis.load.load"
-    monkeypatch.setattr(load, lambda paths, arguments: ([*bad, good[0]], ["x: refused"]))
-    ((record, x),) = module._timed([tmp_path])
+    monkeypatch.setattr(module, "load", lambda paths, facts: ([*bad, good[0]], ["x: refused"]))
+    ((record, x),), left_out = module.timed_runs([tmp_path])
     assert record is good[0] and set(x) <= set(good[1])
-    assert capsys.readouterr().err.splitlines() == [
-        "analysis.compare: x: refused",
-        "analysis.compare: untimed.log: no step was timed",
-        "analysis.compare: profiled.log: profiled with nsys: not a timing",
-        "analysis.compare: skipped.log: all 40 iterations skipped: no optimizer step was timed",
+    assert left_out == [
+        "x: refused",
+        "untimed.log: no step was timed",
+        "profiled.log: profiled with nsys: not a timing",
+        "skipped.log: all 40 iterations skipped: no optimizer step was timed",
     ]
-    monkeypatch.setattr(load, lambda paths, arguments: (bad, []))
-    with pytest.raises(UsageError, match="nothing here was timed"):
-        module._timed([tmp_path])
+    monkeypatch.setattr(module, "load", lambda paths, facts: (bad, []))
+    with pytest.raises(UsageError, match="nothing here was timed; untimed.log: no step was timed"):
+        module.timed_runs([tmp_path])
 
 
 def test_a_configuration_is_described_by_what_is_known_of_it():
     record = Record("a", "a format")
     assert module._describe(record) == "a format"
     record = Record("a", "a format", gpus=8, zero_stage=1, recompute="full", tp=2)
-    record.extra = {"run": "r", "facts": {"layout": {"sequence_parallel": True}}}
+    record.run, record.facts = "r", {"layout": {"sequence_parallel": True}}
     assert module._describe(record) == "r: gpus 8, tp 2, zero 1, recompute full, sp"
-    record.zero_stage, record.recompute, record.extra = 0, "none", {"facts": {"layout": None}}
+    record.zero_stage, record.recompute, record.facts = 0, "none", {"layout": None}
+    record.run = None
     assert module._describe(record) == "gpus 8, tp 2"
 
 
@@ -170,11 +178,11 @@ def test_lines_count_runs_pairs_or_iterations():
 
 def test_changes_are_what_both_state_and_what_differs():
     def facts(**spec):
-        return {"extra": {"facts": {"spec": spec}}}
+        return {"facts": {"spec": spec}}
 
     a, b = run("a", tp=1, pp=None, **facts(lr=1, seed=2, only=3))[0], run("b", tp=2, pp=4)[0]
     assert changes(a, b) == {"tp": (1, 2)}
-    b.extra = facts(lr=5, seed=2)["extra"]
+    b.facts = facts(lr=5, seed=2)["facts"]
     assert changes(a, b) == {"tp": (1, 2), "lr": (1, 5)}
     assert changes(a, b, settings=False) == {"tp": (1, 2)}
     b.params = 2e9
@@ -189,7 +197,7 @@ def test_changes_are_what_both_state_and_what_differs():
 
 def repeated(name, step_s, repeats, **given):
     return [
-        run(f"{name}{i}", step_s, seed=i, extra={"run": name, "repeat": repeat}, **given)
+        run(f"{name}{i}", step_s, seed=i, run=name, repeat=repeat, **given)
         for i, repeat in enumerate(repeats)
     ]
 
@@ -242,7 +250,7 @@ def test_gpu_seconds_per_token_are_medians_of_medians_over_a_steps_tokens():
 def test_the_studys_baseline_is_beside_every_other_configuration():
     def study(baseline):
         return [
-            run(name, step_s, seed=i, tp=tp, extra={"run": name, "baseline": baseline})
+            run(name, step_s, seed=i, tp=tp, run=name, baseline=baseline)
             for i, (name, step_s, tp) in enumerate((("c", 1.0, 1), ("a", 2.0, 2), ("b", 4.0, 4)))
         ]
 
@@ -266,7 +274,7 @@ def test_the_studys_baseline_is_beside_every_other_configuration():
         "why",
     )
     noted = module.table(found, any_commit=True).notes
-    assert module.ANY_COMMIT in noted and module.ANY_COMMIT not in module.table(found).notes
+    assert ANY_COMMIT in noted and ANY_COMMIT not in module.table(found).notes
 
 
 def test_runs_that_no_study_names_are_called_as_their_first_log():
@@ -274,7 +282,7 @@ def test_runs_that_no_study_names_are_called_as_their_first_log():
         [run("b", n=9), run("a", n=9, tp=2), *(run(x, n=9, tp=4) for x in "cd")]
     )
     assert [(v.a, v.b) for v in found] == [("a.log", "b.log"), ("a.log", "c.log")]
-    repeats = [run(f"r{i}", n=9, tp=2, extra={"run": f"r-{i}", "configuration": "r"}) for i in "12"]
+    repeats = [run(f"r{i}", n=9, tp=2, run=f"r-{i}", configuration="r") for i in "12"]
     (beside_a_study,) = against_baseline([run("b", n=9), *repeats])
     assert (beside_a_study.a, beside_a_study.b) == ("b.log", "r")
     assert not any("baseline" in doubt for doubt in beside_a_study.doubts)  # no study names one

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from analysis.compare import _timed, compare, judged, main, spread
-from analysis.records import Record
+from analysis.compare import main
+from analysis.logs.record import Record
+from analysis.measured.compare import compare, judged, spread, timed_runs
 from tests.fixture_runs import facts, write
 
 
@@ -122,7 +123,7 @@ def test_running_averages_have_no_interval_and_means_of_iterations_are_said():
     assert any("B's entries average 100 iterations" in d for d in said.doubts)
     assert "iterations per entry 1 -> 100" in said.values
     assert "(95 %, 40 and 40 entries)" in said.lines()[0]
-    a[0].extra["running_average"] = True
+    a[0].running_average = True
     said = judged([a], [b])
     assert (said.found.low, said.found.high) == (None, None)
     assert said.lines()[0].startswith("B takes 0.909 of A's time; how much is noise is unknown")
@@ -157,5 +158,5 @@ def test_iterations_that_skipped_the_optimizer_are_not_compared(tmp_path):
     for row in rows[6::3]:
         row[rows[0].index("step_s")], row[rows[0].index("skipped")] = "0.1", "1"
     steps.write_text("\n".join(",".join(row) for row in rows) + "\n")
-    ((_, times),) = _timed([path])
+    ((_, times),), _ = timed_runs([path])
     assert len(times) == 19 - len(rows[6::3]) and times.min() >= 0.5

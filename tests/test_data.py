@@ -6,14 +6,16 @@ import json
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from models.errors import UsageError
-from parallel import data
-from parallel.layout import Layout
+from parallel import data, token_files
+from parallel.config import data_files
+from parallel.config.layout import Layout
 from tests.conftest import ROOT
 
 
@@ -35,7 +37,7 @@ def test_default_corpus_is_the_standard_library(tokens):
 def test_bytes_come_back_as_the_text(tmp_path):
     folder = corpus(tmp_path)
     data.prepare(tmp_path / "out", [folder])
-    loaded = data.load(tmp_path / "out", seq_len=8, vocab_size=257)
+    loaded = token_files.load(tmp_path / "out", seq_len=8, vocab_size=257)
     first = bytes(loaded.train.ids[:11].astype(np.uint8))
     assert first == b"document 0:"
     assert (loaded.train.ids == 256).sum() + (loaded.val.ids == 256).sum() == 40
@@ -58,7 +60,7 @@ def test_bpe_is_trained_here_and_reads_back(tmp_path):
     folder = corpus(tmp_path)
     meta = data.prepare(tmp_path / "out", [folder], tokenizer="bpe", vocab_size=300)
     assert 257 < meta["vocab_size"] <= 300
-    loaded = data.load(tmp_path / "out", seq_len=8, vocab_size=300)
+    loaded = token_files.load(tmp_path / "out", seq_len=8, vocab_size=300)
     from tokenizers import Tokenizer
 
     text = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).decode(
@@ -72,8 +74,8 @@ def test_a_hugging_face_tokenizer_from_a_local_path(tmp_path):
     data.prepare(tmp_path / "bpe", [folder], tokenizer="bpe", vocab_size=300)
     path = tmp_path / "bpe" / "tokenizer.json"
     meta = data.prepare(tmp_path / "out", [folder], tokenizer=str(path))
-    again = data.load(tmp_path / "out", 8, 300).train.ids
-    assert np.array_equal(again, data.load(tmp_path / "bpe", 8, 300).train.ids)
+    again = token_files.load(tmp_path / "out", 8, 300).train.ids
+    assert np.array_equal(again, token_files.load(tmp_path / "bpe", 8, 300).train.ids)
     assert meta["tokenizer"] == str(path)
     with pytest.raises(UsageError, match="no tokenizer at .*nowhere"):
         data.prepare(tmp_path / "x", [folder], tokenizer=str(tmp_path / "nowhere"))
@@ -82,12 +84,12 @@ def test_a_hugging_face_tokenizer_from_a_local_path(tmp_path):
 def test_nanogpt_bin_is_read(tmp_path):
     ids = np.arange(1000, dtype=np.uint16) % 50
     ids.tofile(tmp_path / "train.bin")
-    loaded = data.load(tmp_path / "train.bin", seq_len=8, vocab_size=50)
+    loaded = token_files.load(tmp_path / "train.bin", seq_len=8, vocab_size=50)
     assert np.array_equal(np.concatenate([loaded.train.ids, loaded.val.ids]), ids)
 
 
 def test_megatron_indexed_pair_is_read(tmp_path):
-    from parallel.cpu import import_megatron
+    from parallel.engines.cpu import import_megatron
 
     import_megatron()
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
@@ -98,7 +100,7 @@ def test_megatron_indexed_pair_is_read(tmp_path):
         builder.add_document(document, [len(document)])
     builder.finalize(str(tmp_path / "text_document.idx"))
     for path in (tmp_path / "text_document", tmp_path / "text_document.idx"):
-        loaded = data.load(path, seq_len=8, vocab_size=500)
+        loaded = token_files.load(path, seq_len=8, vocab_size=500)
         both = np.concatenate([loaded.train.ids, loaded.val.ids])
         assert np.array_equal(both, np.concatenate(documents))
 
@@ -106,7 +108,7 @@ def test_megatron_indexed_pair_is_read(tmp_path):
 def batches_of(tokens, layout: Layout, seed: int = 1, step: int = 0) -> set[tuple]:
     seen = []
     for dp_rank in range(layout.dp):
-        for text, labels in data.batches(tokens, layout, 16, 257, dp_rank, seed, step):
+        for text, labels in token_files.batches(tokens, layout, 16, 257, dp_rank, seed, step):
             assert text.shape == labels.shape == (layout.micro_batch, 16)
             assert torch.equal(text[:, 1:], labels[:, :-1])
             seen += [tuple(row.tolist()) for row in text]
@@ -115,7 +117,7 @@ def batches_of(tokens, layout: Layout, seed: int = 1, step: int = 0) -> set[tupl
 
 
 def test_a_steps_sequences_do_not_depend_on_the_layout(tokens):
-    train = data.load(tokens, 16, 257).train
+    train = token_files.load(tokens, 16, 257).train
     one = batches_of(train, Layout(micro_batch=16))
     assert one == batches_of(train, Layout(dp=2, micro_batch=2, n_micro=4))
     assert one == batches_of(train, Layout(dp=4, tp=2, pp=2, micro_batch=4))
@@ -125,36 +127,36 @@ def test_a_steps_sequences_do_not_depend_on_the_layout(tokens):
 
 def test_missing_data_says_how_to_make_it():
     with pytest.raises(UsageError, match="no token files at nowhere$"):
-        data.load("nowhere", 8, 257)
-    if not data.Path(data.DEFAULT_FOLDER).exists():
+        token_files.load("nowhere", 8, 257)
+    if not Path(data_files.DEFAULT_FOLDER).exists():
         with pytest.raises(UsageError, match="prepare it with: python -m parallel.data"):
-            data.load(data.DEFAULT_FOLDER, 8, 257)
+            token_files.load(data_files.DEFAULT_FOLDER, 8, 257)
 
 
 def test_ids_beyond_the_vocabulary_are_refused(tmp_path, tokens):
     with pytest.raises(UsageError, match="tokenizer of 257 ids.*has 256; pass --vocab-size 257"):
-        data.load(tokens, 8, 256)
+        token_files.load(tokens, 8, 256)
     np.full(1000, 300, dtype=np.uint16).tofile(tmp_path / "bare.bin")
     with pytest.raises(UsageError, match="token id 300, but the model's vocabulary has 257"):
-        data.load(tmp_path / "bare.bin", 8, 257)
-    bare = data.load(tmp_path / "bare.bin", 8, 301).train
+        token_files.load(tmp_path / "bare.bin", 8, 257)
+    bare = token_files.load(tmp_path / "bare.bin", 8, 301).train
     with pytest.raises(UsageError, match="token id 300, but the model's vocabulary has 257"):
         bare.batch(np.array([0]), 8, 257)
-    assert bare.digest() == data.load(tmp_path / "bare.bin", 8, 301).train.digest()
+    assert bare.digest() == token_files.load(tmp_path / "bare.bin", 8, 301).train.digest()
 
 
 def test_too_little_text_is_refused(tmp_path):
     (tmp_path / "short.txt").write_text("short")
     data.prepare(tmp_path / "out", [tmp_path / "short.txt"])
     with pytest.raises(UsageError, match="training split.* has 5 tokens, too few.*64"):
-        data.load(tmp_path / "out", 64, 257)
+        token_files.load(tmp_path / "out", 64, 257)
 
 
 def test_an_unfinished_folder_is_not_data(tmp_path):
     data.prepare(tmp_path / "out", [corpus(tmp_path)])
     (tmp_path / "out" / "meta.json").write_text("{")
     with pytest.raises(UsageError, match="is damaged"):
-        data.load(tmp_path / "out", 8, 257)
+        token_files.load(tmp_path / "out", 8, 257)
 
 
 def test_an_interrupted_preparation_leaves_nothing_that_looks_like_data(tmp_path, monkeypatch):
@@ -165,35 +167,35 @@ def test_an_interrupted_preparation_leaves_nothing_that_looks_like_data(tmp_path
     with pytest.raises(KeyboardInterrupt):
         data.prepare(tmp_path / "out", [corpus(tmp_path)])
     with pytest.raises(UsageError, match="no token files at"):
-        data.load(tmp_path / "out", 8, 257)
+        token_files.load(tmp_path / "out", 8, 257)
 
 
 def test_nanogpts_own_folder_is_read_with_its_held_out_part(tmp_path):
     (np.arange(500, dtype=np.uint16) % 50).tofile(tmp_path / "train.bin")
     np.full(100, 7, dtype=np.uint16).tofile(tmp_path / "val.bin")
     for path in (tmp_path, tmp_path / "train.bin"):
-        loaded = data.load(path, 8, 50)
+        loaded = token_files.load(path, 8, 50)
         assert len(loaded.train.ids) == 500 and set(loaded.val.ids) == {7}
 
 
 def test_a_file_of_a_prepared_folder_is_not_read_as_something_else(tmp_path):
     data.prepare(tmp_path / "out", [corpus(tmp_path)])
     with pytest.raises(UsageError, match="belongs to the prepared folder"):
-        data.load(tmp_path / "out" / "train.bin", 8, 257)
+        token_files.load(tmp_path / "out" / "train.bin", 8, 257)
 
 
 @pytest.mark.parametrize("content", [b"", b"abc"])
 def test_bytes_that_are_no_token_ids_are_named(tmp_path, content):
     (tmp_path / "odd.bin").write_bytes(content)
     with pytest.raises(UsageError, match=f"odd.bin: {len(content)} bytes are no"):
-        data.load(tmp_path / "odd.bin", 8, 257)
+        token_files.load(tmp_path / "odd.bin", 8, 257)
 
 
 def test_a_damaged_megatron_index_is_named_and_dots_in_names_are_allowed(tmp_path):
     np.zeros(100, dtype=np.uint16).tofile(tmp_path / "c4.en_text.bin")
     (tmp_path / "c4.en_text.idx").write_bytes(b"MMIDIDX")
     with pytest.raises(UsageError, match="c4.en_text.idx is not a Megatron index"):
-        data.load(tmp_path / "c4.en_text", 8, 257)
+        token_files.load(tmp_path / "c4.en_text", 8, 257)
 
 
 def contents(folder) -> dict:
@@ -245,7 +247,7 @@ def test_a_kill_at_any_moment_leaves_the_old_data_or_the_new(tmp_path, renames, 
     command = [sys.executable, "-c", KILLED, str(renames), str(out), str(text)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == (9 if renames < 2 else 0), done.stderr
-    loaded = data.load(out, 8, 257).train
+    loaded = token_files.load(out, 8, 257).train
     assert loaded.digest() == loaded.sha256
     assert (contents(out) == old) if renames == 0 else (loaded.sha256 == new)
     data.prepare(out, [text])
@@ -286,7 +288,7 @@ def test_two_preparations_of_one_folder_do_not_mix(tmp_path):
 
 def test_an_input_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(UsageError, match="/dev/zero: neither a file nor a folder"):
-        data.prepare(tmp_path / "out", [data.Path("/dev/zero")])
+        data.prepare(tmp_path / "out", [Path("/dev/zero")])
     (tmp_path / "bytes.txt").write_bytes(b"no \xff\xfe UTF-8 " * 50)
     meta = data.prepare(tmp_path / "bpe", [tmp_path / "bytes.txt"], "bpe", 300)
     assert meta["tokenizer"] == "bpe"

@@ -3,10 +3,9 @@
 import pytest
 
 from models.errors import UsageError
-from models.hardware import (
+from models.gpus import (
     GBITS,
     GPUS,
-    LINKS,
     MODEL_FLOPS,
     find_gpu,
     mfu,
@@ -135,20 +134,22 @@ def test_tf32_is_half_and_fp8_twice_of_bf16_and_bf16_is_fp16():
 @pytest.mark.parametrize(("name", "parts"), MEMORY.items())
 def test_memory_is_as_fast_as_its_bus_and_no_larger_than_its_chips(name, parts):
     bits, gbits, gigabytes = parts
-    assert LINKS[name].memory_rate == pytest.approx(bits * gbits / 8 * 1e9, rel=0.025)
-    assert 0.93 * gigabytes <= LINKS[name].memory_gb <= gigabytes
+    assert planning_gpu(name).memory_rate == pytest.approx(bits * gbits / 8 * 1e9, rel=0.025)
+    assert 0.93 * gigabytes <= planning_gpu(name).memory_gb <= gigabytes
 
 
 def test_links_are_as_fast_as_their_lanes():
     for name, (links, gigabytes) in WIRES.items():
-        assert LINKS[name].link == pytest.approx(links * gigabytes * 1e9, rel=0.002)
+        assert planning_gpu(name).link == pytest.approx(links * gigabytes * 1e9, rel=0.002)
     for name, generation in PCIE.items():
-        assert LINKS[name].link == pytest.approx(0.75 * 2 ** (generation + 1) * 1e9, rel=0.05)
+        assert planning_gpu(name).link == pytest.approx(
+            0.75 * 2 ** (generation + 1) * 1e9, rel=0.05
+        )
     for name, gbits in DGX.items():
-        assert LINKS[name].network == pytest.approx(gbits / 8 / 8 * 1e9)
-    meshes = {name for name, links in LINKS.items() if links.mesh}
+        assert planning_gpu(name).network == pytest.approx(gbits / 8 / 8 * 1e9)
+    meshes = {gpu.name for gpu in GPUS if gpu.mesh}
     assert meshes == {"P100 SXM2", "V100 SXM2", "MI300X", "MI325X", "MI350X", "MI355X"}
-    assert set(LINKS) == {gpu.name for gpu in GPUS} == set(MEMORY)
+    assert {gpu.name for gpu in GPUS} == set(MEMORY)
 
 
 @pytest.mark.parametrize(

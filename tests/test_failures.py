@@ -1,12 +1,15 @@
 """What goes wrong: a user's mistake is one line and exit 2; a dead rank ends the run as failed."""
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 
 import pytest
 
-from parallel.artifacts import read_run, read_status
+from models.errors import UsageError
+from parallel.record.reader import read_run, read_status
 from tests.conftest import (
     TRAIN,
     rank_process,
@@ -202,13 +205,49 @@ def test_a_refused_rerun_does_not_leave_the_old_result_in_its_place(tokens, tmp_
     study = tmp_path / "small.toml"
     text = 'question = "?"\n[defaults]\nmax_seq_len = 32\nsteps = 2\ndevice = "cpu"\n'
     study.write_text(f'{text}data = "{tokens}"\n[[run]]\n')
-    assert sweep.main([str(study), "--out", str(tmp_path / "out")]) == 0
-    assert read_run(tmp_path / "out" / "ddp").state == "complete"
+    assert sweep.main([str(study), "--logs", str(tmp_path / "out")]) == 0
+    assert read_run(tmp_path / "out" / "small" / "ddp").state == "complete"
     study.write_text(f'{text}data = "nowhere"\n[[run]]\n')
-    assert sweep.main([str(study), "--out", str(tmp_path / "out")]) == 1
-    run = read_run(tmp_path / "out" / "ddp")
+    assert sweep.main([str(study), "--logs", str(tmp_path / "out")]) == 1
+    run = read_run(tmp_path / "out" / "small" / "ddp")
     assert (run.state, run.reason) == ("failed", "no token files at nowhere")
-    assert read_run(tmp_path / "out" / "ddp" / "attempts" / "1").state == "complete"
+    assert read_run(tmp_path / "out" / "small" / "ddp" / "attempts" / "1").state == "complete"
+
+
+def test_a_model_that_the_memory_cannot_hold_is_refused_before_it_is_built(tokens, tmp_path):
+    out = tmp_path / "run"
+    flags = ["--preset", "175b", "--device", "cpu", "--data", str(tokens), "--out", str(out)]
+    done = run_module(TRAIN, *flags)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    said = r"parallel.train: 17\d,\d{3},\d{3},\d{3} parameters need 2\d{3}\.\d GB .* \(ranks: 1\)"
+    assert re.match(said + r", but \d+\.\d GB of memory are available", done.stderr)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "bytes_per_param"),
+    [
+        ({"engine": "ddp"}, 2 * 12),  # a whole copy on each of two ranks
+        ({"engine": "megatron", "tp": 2}, 12),
+        ({"engine": "deepspeed_zero", "zero_stage": 1}, 2 * 4 + 8),
+        ({"engine": "deepspeed_zero", "zero_stage": 1, "precision": "bf16"}, 2 * 2 + 8),
+        ({"engine": "deepspeed_zero", "zero_stage": 3}, 12),
+    ],
+)
+def test_the_memory_that_is_asked_for_is_what_the_split_leaves(
+    settings, bytes_per_param, tmp_path, monkeypatch
+):
+    from parallel.config.settings import resolve
+    from parallel.engines import devices
+
+    spec = resolve(("test", {"gpus": 2, **settings}))
+    needed = bytes_per_param * spec.model.n_params
+    monkeypatch.setattr(devices, "MEMINFO", tmp_path / "meminfo")
+    devices.check_memory(spec, 2)  # no such file: nothing is known
+    for available, fits in ((needed // 1024 + 1, True), (needed // 1024 - 1, False)):
+        devices.MEMINFO.write_text(f"MemTotal: 9 kB\nMemAvailable:   {available} kB\n")
+        with contextlib.nullcontext() if fits else pytest.raises(UsageError, match="GB of memory"):
+            devices.check_memory(spec, 2)
 
 
 def test_flags_that_make_another_run_than_the_studys_need_a_place_of_their_own():

@@ -4,11 +4,14 @@ import importlib
 
 import pytest
 
-from analysis import load, plots
+from analysis import plots
+from analysis.logs import load
 from models.errors import UsageError
 from models.files import parse_json, parse_toml
-from parallel import data, saved, spec, study, work
-from parallel.artifacts import read_run
+from parallel import token_files
+from parallel.checkpoint import folders
+from parallel.config import data_files, settings, study
+from parallel.record.reader import read_run
 from tests.conftest import ROOT
 
 DEEP_JSON = {"parser": "[" * 100_000 + "]" * 100_000, "ours": '{"a":' * 300 + "1" + "}" * 300}
@@ -24,11 +27,11 @@ def test_nested_json_is_refused_by_every_reader(tmp_path, which):
         (tmp_path / name).write_text(text)
     (tmp_path / "a.log").write_text(text)
     for refused in (
-        lambda: data.load(tmp_path, 8, 257),
-        lambda: work.training_tokens(str(tmp_path)),
-        lambda: spec.read_deepspeed_json(tmp_path / "ds.json"),
+        lambda: token_files.load(tmp_path, 8, 257),
+        lambda: data_files.training_tokens(str(tmp_path)),
+        lambda: settings.read_deepspeed_json(tmp_path / "ds.json"),
         lambda: read_run(tmp_path),
-        lambda: saved.read_manifest(tmp_path),
+        lambda: folders.read_manifest(tmp_path),
         lambda: load.load([tmp_path / "a.log"]),
     ):
         with pytest.raises(UsageError):
@@ -55,7 +58,7 @@ def test_what_is_not_deep_is_read():
     ("command", "flags"),
     [
         ("predict", ["--validate", "/dev/zero"]),
-        ("calibrate", ["--published", "/dev/zero", "--name", "x", "--out", "/tmp/x.toml"]),
+        ("calibrate", ["--published", "/dev/zero", "--cluster", "x", "--out", "/tmp/x.toml"]),
         ("audit", ["/dev/zero"]),
         ("tables", ["--recompute", "/dev/zero"]),
         ("report", ["/dev/zero"]),

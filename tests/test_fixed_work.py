@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from models.errors import UsageError
-from parallel import data
-from parallel.spec import resolve
-from parallel.work import steps_of, steps_per_epoch, training_tokens
+from parallel import token_files
+from parallel.config.data_files import training_tokens
+from parallel.config.duration import steps_of, steps_per_epoch
+from parallel.config.settings import resolve
 from tests.test_spec import flags
 
 SIXTEEN = {"preset": "gpt2-124m", "micro_batch": 4, "global_batch": 16, "seq_len": 512}
@@ -33,7 +34,7 @@ def test_300_micro_steps_of_two_are_150_steps():
 
 def test_an_epoch_is_as_many_whole_steps_as_the_split_fills(tokens):
     settings = {"data": str(tokens), "global_batch": 8, "seq_len": 64, "epochs": 3}
-    per_epoch = len(data.load(tokens, 64, 257).train.ids) // (8 * 64)
+    per_epoch = len(token_files.load(tokens, 64, 257).train.ids) // (8 * 64)
     assert resolve(("study", settings)).steps == 3 * per_epoch
 
 
@@ -113,7 +114,7 @@ def test_an_epoch_is_one_step_at_least(tmp_path):
 
 
 def test_tokens_are_counted_as_the_loader_counts_them(tokens, tmp_path):
-    from parallel.cpu import import_megatron
+    from parallel.engines.cpu import import_megatron
 
     import_megatron()
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
@@ -123,6 +124,6 @@ def test_tokens_are_counted_as_the_loader_counts_them(tokens, tmp_path):
     builder.finalize(str(tmp_path / "pair.idx"))
     (np.arange(999) % 257).astype("<u2").tofile(tmp_path / "bare.bin")
     for path in (tokens, tmp_path / "bare.bin", tmp_path / "pair", tmp_path / "pair.idx"):
-        assert training_tokens(str(path)) == len(data.load(path, 16, 257).train.ids)
+        assert training_tokens(str(path)) == len(token_files.load(path, 16, 257).train.ids)
     with pytest.raises(UsageError, match="epochs needs the data: .*: No such file"):
         resolve(("study", {"epochs": 1, "data": str(tmp_path / "none")}))

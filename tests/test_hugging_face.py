@@ -9,13 +9,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from models import gpt, hf
-from models.config import PRESETS, GPTConfig
-from models.errors import UsageError
-from models.hf_files import export_gpt2, find_weights, import_gpt2
+from models import generate, gpt, hf
+from models.config import PRESETS, GPTConfig, preset
+from models.errors import UsageError, printable
+from models.hf_files import export_gpt2, import_gpt2
+from models.run_weights import find_weights
 from models.weights import read_weights, write_weights
-from parallel.artifacts import read_run
+from parallel.record.reader import read_run
 from tests.conftest import run_module
+from tests.test_checkpoints_on_disk import SIZES, Engine, flip, save_some
 
 SMALL = GPTConfig(n_layer=2, hidden=32, n_head=4, vocab_size=61, max_seq_len=16, ffn_hidden=96)
 
@@ -194,8 +196,143 @@ def test_old_names_and_several_files_are_read(tmp_path):
     assert_same_logits(ours(tmp_path / "weights"), model)
 
 
+def read_all(folder) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_run_that_has_checkpoints_alone_is_exported_in_one_step(elsewhere, tmp_path, capsys):
+    run = tmp_path / "run"
+    save = tmp_path / "other" if elsewhere else run / "checkpoints"
+    save_some(save, [1, 2])
+    run.mkdir(exist_ok=True)
+    facts = {"spec": {"save": str(save) if elsewhere else None}}
+    (run / "run.json").write_text(json.dumps(facts))
+    write_weights(save / "weights-00000001", *trained(9.0))  # older than the newest checkpoint
+    assert find_weights(run) == save / "step-00000002"
+    assert hf.main(["export", str(run)]) == 0
+    out = save / "gpt2-00000002"
+    assert f"{out}: " in capsys.readouterr().out
+    wanted = Engine(2.0).tensors["embedding.position.weight"]["param"]
+    assert torch.equal(read_all(out)["transformer.wpe.weight"], wanted)
+    assert {p.name for p in save.iterdir()} == {
+        "step-00000001",
+        "step-00000002",
+        "weights-00000001",
+        "latest",
+        "gpt2-00000002",
+    }
+    write_weights(save / "weights-00000002", *trained(3.0))  # of the same step: nothing to make
+    assert find_weights(run) == save / "weights-00000002"
+    named = [
+        "export",
+        str(save / "step-00000001"),
+        str(tmp_path / "new" / "gpt2"),
+        "--dtype",
+        "bf16",
+    ]
+    assert hf.main(named) == 0
+    stored = read_all(tmp_path / "new" / "gpt2")["transformer.wpe.weight"]
+    first = Engine(1.0).tensors["embedding.position.weight"]["param"]
+    assert torch.equal(stored, first.bfloat16())
+
+
+def trained(value: float):
+    """A config and its tensors, as Engine(value) holds them."""
+    tensors = Engine(value).tensors
+    return preset("tiny", **SIZES), lambda name: tensors[name]["param"]
+
+
+def test_a_damaged_checkpoint_is_not_exported(tmp_path, capsys):
+    save_some(tmp_path / "run" / "checkpoints", [1])
+    flip(tmp_path / "run" / "checkpoints" / "step-00000001" / "rank-00000.safetensors")
+    assert hf.main(["export", str(tmp_path / "run"), str(tmp_path / "gpt2")]) == 2
+    said = capsys.readouterr().err
+    assert "rank-00000.safetensors is damaged" in said and said.count("\n") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+BYTES = replace(SMALL, vocab_size=257)
+
+
+def run_of(folder, tokenizer: str, config: GPTConfig = BYTES):
+    """A run whose data has this tokenizer, with weights of it."""
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "meta.json").write_text(json.dumps({"tokenizer": tokenizer}))
+    run = folder / "run"
+    model = weights_of(config, run / "checkpoints" / "weights-00000005")
+    (run / "run.json").write_text(json.dumps({"data": {"path": str(folder / "data")}}))
+    return run, model
+
+
+def test_a_run_continues_a_prompt(tmp_path, capsys):
+    run, model = run_of(tmp_path, "byte")
+    weights, prompt = run / "checkpoints" / "weights-00000005", "def"
+
+    def text(source, *flags: str) -> str:
+        words = ["generate", str(source), "--prompt", prompt, "--tokens", "24", *flags]
+        assert hf.main(words) == 0
+        return capsys.readouterr().out
+
+    tokens = list(prompt.encode())
+    with torch.no_grad():  # beyond the 16 positions, too
+        for _ in range(24):
+            tokens.append(int(model.logits(torch.tensor([tokens[-16:]]))[0, -1].argmax()))
+    assert 256 not in tokens
+    likely = bytes(tokens).decode("utf-8", "replace")
+    assert text(run, "--temperature", "0") == "\n".join(map(printable, likely.splitlines())) + "\n"
+    drawn = text(run, "--seed", "3")
+    assert drawn.startswith(prompt) and drawn == text(run, "--seed", "3") != text(
+        run, "--seed", "4"
+    )
+    assert drawn == text(weights, "--seed", "3")  # the run is around it
+    assert drawn == text(run, "--seed", "3", "--temperature", "0.8")
+    assert drawn != text(run, "--seed", "3", "--temperature", "0.01")
+    assert hf.main(["export", str(run), str(tmp_path / "gpt2")]) == 0
+    capsys.readouterr()
+    assert drawn == text(tmp_path / "gpt2", "--seed", "3", "--tokenizer", "byte")
+
+
+def test_a_run_continues_a_prompt_in_its_datas_own_subwords(tmp_path, capsys):
+    from tokenizers import ByteLevelBPETokenizer
+
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator(["the cat sat on the mat"] * 3, 270, special_tokens=["<|endoftext|>"])
+    run, _ = run_of(tmp_path, "bpe", replace(SMALL, vocab_size=bpe.get_vocab_size()))
+    bpe.save(str(tmp_path / "data" / "tokenizer.json"))
+    assert hf.main(["generate", str(run), "--prompt", "the cat", "--tokens", "5"]) == 0
+    assert capsys.readouterr().out.startswith("the cat")
+    assert hf.main(["export", str(run), str(tmp_path / "gpt2")]) == 0
+    original = (tmp_path / "data" / "tokenizer.json").read_bytes()
+    assert (tmp_path / "gpt2" / "tokenizer.json").read_bytes() == original
+
+
+def test_the_end_of_a_text_ends_it():
+    model = gpt.GPT(replace(SMALL, vocab_size=5)).eval()
+    (likely,) = generate.sample(model, [1], 1, 0, 0)
+    assert generate.sample(model, [1], 9, 0, 0, end=likely) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ([], "no tokenizer is known; give --tokenizer byte or a path"),
+        (["--tokenizer", "nowhere"], "no tokenizer at nowhere"),
+        (["--tokenizer", "byte", "--prompt", ""], "the prompt has no token"),
+        (["--tokenizer", "byte", "--prompt", "~"], "has token id 126, but the model has 61 ids"),
+        (["--tokens", "0"], "--tokens must be at least 1"),
+        (["--temperature", "nan"], "--temperature must be at least 0"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused_in_a_line(tmp_path, capsys, flags, why):
+    weights_of(SMALL, tmp_path / "weights")
+    assert hf.main(["generate", str(tmp_path / "weights"), "--prompt", "0", *flags]) == 2
+    said = capsys.readouterr().err
+    assert why in said and said.count("\n") == 1
+
+
 @pytest.mark.slow
-def test_a_trained_run_goes_to_transformers_and_back_and_trains_on(tokens, tmp_path):
+def test_a_trained_run_goes_to_transformers_and_back_and_trains_on(tokens, tmp_path, capsys):
     run, out, back, again = (tmp_path / name for name in ("run", "gpt2", "weights", "again"))
     flags = ["--n-layer", "1", "--hidden", "32", "--n-head", "2", "--max-seq-len", "32"]
     flags += ["--global-batch", "8", "--device", "cpu", "--data", str(tokens), "--eval-steps", "0"]
@@ -208,6 +345,9 @@ def test_a_trained_run_goes_to_transformers_and_back_and_trains_on(tokens, tmp_p
     assert exported.generate(torch.tensor([[72, 101]]), max_new_tokens=4).shape == (1, 6)
     assert hf.main(["import", str(out), str(back)]) == 0
     assert_same_logits(ours(back), exported)
+    capsys.readouterr()
+    assert hf.main(["generate", str(run), "--prompt", "import ", "--tokens", "8"]) == 0
+    assert capsys.readouterr().out.startswith("import ")  # the tokenizer is the data's own
     loading = ["--load", str(back), "--steps", "1"]
     done = run_module("parallel.train", *flags, *loading, "--out", str(again))
     assert done.returncode == 0, done.stderr

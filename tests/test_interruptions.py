@@ -13,10 +13,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from analysis.quality import judge
-from analysis.readers import read
-from parallel import artifacts, saved, sweep, watch
-from parallel.artifacts import RunFolder, read_run, read_status
+from analysis.logs.readers import read
+from analysis.logs.verdict import judge
+from parallel import sweep
+from parallel.checkpoint import attempts, folders
+from parallel.config import duration
+from parallel.record import ends, signals_and_hangs
+from parallel.record.ends import Kind
+from parallel.record.reader import read_run, read_status
+from parallel.record.writer import RunFolder
 from tests.conftest import ROOT, rank_process, run_module, start_training, steps_so_far, wait_for
 
 SMALL = ["--n-layer", "1", "--hidden", "16", "--n-head", "2", "--max-seq-len", "16"]
@@ -42,9 +47,9 @@ def test_signals_save_and_the_same_command_goes_on_to_the_same_curve(tokens, tmp
         wait_for(lambda: steps_so_far(folder) >= 3, 120, "three steps")
         launcher.terminate()
         assert launcher.wait(timeout=60) != 0
-        first = saved.steps_in(folder / "checkpoints")
+        first = folders.steps_in(folder / "checkpoints")
         status = read_status(folder)
-        assert status["state"] == artifacts.INTERRUPTED
+        assert status["state"] == ends.INTERRUPTED
         assert status["reason"] == f"SIGTERM, saved step {first[-1]}"
         assert judge(read(folder)).verdict == "interrupted"
 
@@ -52,17 +57,17 @@ def test_signals_save_and_the_same_command_goes_on_to_the_same_curve(tokens, tmp
         wait_for(lambda: steps_so_far(folder) >= first[-1] + 3, 120, "three steps more")
         rank_process(launcher, 1).send_signal(signal.SIGUSR1)
         assert launcher.wait(timeout=60) != 0
-        second = saved.steps_in(folder / "checkpoints")
+        second = folders.steps_in(folder / "checkpoints")
         assert second[-1] > first[-1]
         assert "saved step" in read_status(folder)["reason"]
-        assert read_status(folder)["state"] == artifacts.INTERRUPTED
+        assert read_status(folder)["state"] == ends.INTERRUPTED
 
         assert start(folder, tokens, 250, *flags).wait(timeout=120) == 0
         assert start(alone, tokens, 250, "--lr-schedule", "constant").wait(timeout=120) == 0
     finally:
         end(launcher)
     run, other = read_run(folder), read_run(alone)
-    assert run.state == artifacts.COMPLETE and len(run.facts["attempts"]) == 2
+    assert run.state == ends.COMPLETE and len(run.facts["attempts"]) == 2
     assert len(run.steps) == 250
     for key in ("step", "loss", "grad_norm", "lr"):
         assert [s[key] for s in run.steps] == [s[key] for s in other.steps]
@@ -78,7 +83,7 @@ def test_a_rank_that_hangs_is_named(tokens, tmp_path):
         wait_for(lambda: steps_so_far(folder) >= 3, 120, "three steps")
         victim = rank_process(launcher, 1)
         victim.suspend()
-        wait_for(lambda: read_status(folder)["state"] == artifacts.FAILED, 60, "the watchdog")
+        wait_for(lambda: read_status(folder)["state"] == ends.FAILED, 60, "the watchdog")
         victim.kill()
         assert launcher.wait(timeout=60) != 0
     finally:
@@ -99,7 +104,7 @@ def test_a_rank_stuck_in_python_is_named_with_its_line(tmp_path):
         "from pathlib import Path\n"
         "sys.path.insert(0, sys.argv[2])\n"
         "from waiting import all_reduce\n"
-        "from parallel.watch import Watchdog\n"
+        "from parallel.record.signals_and_hangs import Watchdog\n"
         "def read_slowly():\n    time.sleep(60)\n"
         "rank = int(sys.argv[1])\n"
         "say = lambda reason: print(reason, flush=True)\n"
@@ -143,27 +148,27 @@ def test_ranks_that_wait_for_an_export_are_patient_while_it_gets_on(tmp_path):
         "import sys, time\n"
         "from pathlib import Path\n"
         "import torch.distributed as dist\n"
-        "from parallel import checkpointer\n"
-        "from parallel.watch import Watchdog\n"
+        "from parallel.checkpoint import checkpointer, ranks\n"
+        "from parallel.record.signals_and_hangs import Watchdog\n"
         "from tests.test_checkpoints_on_disk import Engine, FACTS, SIZES, resolve\n"
-        "def slowly(*_, tick):\n"
+        "def slowly(folder, out, dtype, tick):\n"
         "    for _ in range(30):\n        time.sleep(0.1)\n        tick()\n    return 0\n"
-        "def hangs(*_, tick):\n    time.sleep(60)\n"
+        "def hangs(folder, out, dtype, tick):\n    time.sleep(60)\n"
         "rank, folder = int(sys.argv[1]), Path(sys.argv[2])\n"
         "dist.init_process_group('gloo', f'file://{folder}/store', rank=rank, world_size=2)\n"
         "spec = resolve(('test', {**SIZES, 'save_interval': 1, 'export_weights': 1}), gpus=1)\n"
-        "checkpointer.BEAT_S = 0.2\n"
+        "ranks.HEARTBEAT_S = 0.2\n"
         "say = lambda reason: print(reason, flush=True)\n"
         "engine = Engine()\n"
         "state = engine.state()\n"
-        "if rank:\n    state.held.clear()\n"
+        "if rank:\n    state.pieces.clear()\n"
         "engine.state = lambda: state\n"
         "with Watchdog(folder / 'hang', rank, 2, 1.0, say) as dog:\n"
         "    saver = checkpointer.Checkpointer(engine, spec, FACTS, folder, rank, 2, dog.tick)\n"
-        "    checkpointer.export = slowly\n"
+        "    checkpointer.export_weights = slowly\n"
         "    saver.save(1)\n"
         "    print('patient', [e.problem for e in saver.events()], flush=True)\n"
-        "    checkpointer.export = hangs\n"
+        "    checkpointer.export_weights = hangs\n"
         "    saver.save(2)\n"
     )
     codes, said = two_ranks(program, tmp_path)
@@ -179,7 +184,7 @@ def test_one_ranks_full_disk_ends_the_save_of_all_and_not_the_run(tmp_path):
         "import resource, signal, sys\n"
         "from pathlib import Path\n"
         "import torch.distributed as dist\n"
-        "from parallel.checkpointer import Checkpointer\n"
+        "from parallel.checkpoint.checkpointer import Checkpointer\n"
         "from tests.test_checkpoints_on_disk import Engine, FACTS, SIZES, resolve\n"
         "rank, folder = int(sys.argv[1]), Path(sys.argv[2])\n"
         "dist.init_process_group('gloo', f'file://{folder}/store', rank=rank, world_size=2)\n"
@@ -188,7 +193,7 @@ def test_one_ranks_full_disk_ends_the_save_of_all_and_not_the_run(tmp_path):
         "for behind in (False, True):\n"
         "    engine = Engine(1.0)\n"
         "    state = engine.state()\n"
-        "    state.held = state.held[rank::2]\n"
+        "    state.pieces = state.pieces[rank::2]\n"
         "    engine.state = lambda: state\n"
         "    settings = {**SIZES, 'save_interval': 1, 'keep_last': 0, 'async_save': behind}\n"
         "    spec = resolve(('test', settings), gpus=1)\n"
@@ -206,17 +211,17 @@ def test_one_ranks_full_disk_ends_the_save_of_all_and_not_the_run(tmp_path):
     assert codes == [0, 0], said
     assert said[0][0] == "['', 'File too large', '']\n" * 2 and said[1][0] == "[]\n[]\n", said
     for behind in ("False", "True"):
-        assert saved.steps_in(tmp_path / behind) == [1, 3]
+        assert folders.steps_in(tmp_path / behind) == [1, 3]
         assert not list((tmp_path / behind).glob(".step*"))
         for step in (1, 3):
-            assert len(saved.verify(tmp_path / behind / saved.name_of(step))["files"]) == 2
+            assert len(folders.verify(tmp_path / behind / folders.name_of(step))["files"]) == 2
 
 
 def test_a_signal_before_anybody_attends_is_kept(tmp_path):
     """And SIGHUP is as good as SIGTERM, but not under nohup."""
     program = (
         "import signal, sys, time\n"
-        "from parallel.watch import on_signals\n"
+        "from parallel.record.signals_and_hangs import on_signals\n"
         "with on_signals() as asked:\n"
         "    signal.raise_signal(signal.Signals[sys.argv[1]])\n"
         "    time.sleep(0.2)\n"
@@ -280,7 +285,7 @@ def test_a_rank_that_waits_for_the_gpu_is_not_the_one_that_hangs(tmp_path):
         ([(str(file), 3, "step")], False),
         ([(str(file), 3, "read"), (str(file), 1, "step")], False),
     ):
-        assert watch._waits(frames) == waits, frames
+        assert signals_and_hangs._waits(frames) == waits, frames
 
     def report(rank: int, ticks: int, waits: bool, at: str) -> dict:
         return {"rank": rank, "ticks": ticks, "waits": waits, "at": at}
@@ -288,10 +293,13 @@ def test_a_rank_that_waits_for_the_gpu_is_not_the_one_that_hangs(tmp_path):
     reads = report(1, 10, False, "data.py:5 read")
     others = [report(0, 11, True, "clock.py:9 lap"), report(2, 11, True, "ddp.py:7 step")]
     hangs = "no progress for 9 s: rank 1 hangs at data.py:5 read"
-    assert watch.verdict([*others, reads], 3, 9.0) == hangs
+    assert signals_and_hangs.verdict([*others, reads], 3, 9.0) == hangs
     # One that waits where nobody knows it got further than the one that it waits for.
-    assert watch.verdict([reads, report(0, 11, False, "x.py:1 f"), others[1]], 3, 9.0) == hangs
-    behind = watch.verdict([reads | {"waits": True}, *others], 3, 9.0)
+    assert (
+        signals_and_hangs.verdict([reads, report(0, 11, False, "x.py:1 f"), others[1]], 3, 9.0)
+        == hangs
+    )
+    behind = signals_and_hangs.verdict([reads | {"waits": True}, *others], 3, 9.0)
     assert "rank 1 is furthest behind, at data.py:5 read" in behind
 
 
@@ -328,9 +336,11 @@ def test_the_timeout_reaches_every_process_group(tmp_path):
     program = (
         "import os, torch, torch.distributed as dist\n"
         "from pathlib import Path\n"
-        "from parallel import engines, launch, train\n"
-        "from parallel.checkpointer import Checkpointer\n"
-        "from parallel.spec import resolve\n"
+        "from parallel import engines\n"
+        "from parallel.engines.devices import init_process_group\n"
+        "from parallel.record import launch\n"
+        "from parallel.checkpoint.checkpointer import Checkpointer\n"
+        "from parallel.config.settings import resolve\n"
         "os.environ['DS_ACCELERATOR'] = 'cpu'\n"
         "os.environ |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '0', 'LOCAL_RANK': '0'}\n"
         "cpu, counts = torch.device('cpu'), []\n"
@@ -338,7 +348,7 @@ def test_the_timeout_reaches_every_process_group(tmp_path):
         "for name in ('megatron', 'deepspeed_pipe'):\n"
         "    run = resolve(('test', {'engine': name, 'device': 'cpu', **spec}))\n"
         "    if name == 'megatron':\n"
-        "        train.init_process_group(run, cpu, launch.Launch(0, 1, 0, 1, 'none'), print)\n"
+        "        init_process_group(run, cpu, launch.Launch(0, 1, 0, 1, 'none'), print)\n"
         "    engine = engines.load(run, cpu, 'torch')\n"
         "    groups = dist.distributed_c10d._world.pg_map\n"
         "    counts.append(len(groups))\n"
@@ -363,20 +373,20 @@ def test_the_timeout_reaches_every_process_group(tmp_path):
 def test_the_place_is_the_innermost_line_and_the_innermost_of_this_repository():
     torch = (str(ROOT / ".venv/lib/python3/site-packages/torch/autograd/graph.py"), 8, "backward")
     step = (str(ROOT / "parallel/engines/ddp.py"), 7, "step")
-    loop = (str(ROOT / "parallel/train.py"), 6, "loop")
-    place = watch._place([torch, step, loop])
+    loop = (str(ROOT / "parallel/trainer.py"), 6, "step")
+    place = signals_and_hangs._location([torch, step, loop])
     assert (
         place
         == f"{torch[0].removeprefix(f'{ROOT}/')}:8 backward, in parallel/engines/ddp.py:7 step"
     )
-    assert watch._place([step, loop]) == "parallel/engines/ddp.py:7 step"
+    assert signals_and_hangs._location([step, loop]) == "parallel/engines/ddp.py:7 step"
 
 
 def test_a_watchdog_does_not_bark_while_there_is_progress(tmp_path):
     def bark(reason: str) -> None:
         raise AssertionError(reason)
 
-    with watch.Watchdog(tmp_path / "hang", 0, 1, 0.3, bark) as dog:
+    with signals_and_hangs.Watchdog(tmp_path / "hang", 0, 1, 0.3, bark) as dog:
         for _ in range(10):
             time.sleep(0.1)
             dog.tick()
@@ -386,8 +396,8 @@ def test_a_watchdog_does_not_bark_while_there_is_progress(tmp_path):
 def a_stopped_run(folder: Path, spec, state: str) -> None:
     run = RunFolder(folder)
     run.begin({"run": "ddp", "spec": spec.settings()})
-    (folder / "checkpoints" / saved.name_of(2)).mkdir(parents=True)
-    run.fail("killed", 0) if state == artifacts.FAILED else run.interrupt("SIGTERM")
+    (folder / "checkpoints" / folders.name_of(2)).mkdir(parents=True)
+    run.fail(Kind.KILLED, "killed", 0) if state == ends.FAILED else run.interrupt("SIGTERM")
     run.close()
 
 
@@ -395,7 +405,7 @@ def a_stopped_run(folder: Path, spec, state: str) -> None:
 def test_a_sweep_restarts_what_has_a_checkpoint_so_often_and_no_more(
     restarts, tokens, tmp_path, monkeypatch
 ):
-    from parallel.study import load_study
+    from parallel.config.study import load_study
 
     path = tmp_path / "study.toml"
     path.write_text(f'question = "?"\n[defaults]\nsave_interval = 2\ndata = "{tokens}"\n[[run]]\n')
@@ -405,13 +415,13 @@ def test_a_sweep_restarts_what_has_a_checkpoint_so_often_and_no_more(
         def __init__(self, command, **_):
             started.append(command)
             folder = tmp_path / "out" / "ddp"
-            go_on = saved.why_not_resumed(folder, study.run("ddp").settings()) is None
+            go_on = attempts.why_anew(folder, study.run("ddp").settings()) is None
             assert go_on == (len(started) > 1)
             run = RunFolder(folder)
             run.begin({"run": "ddp", "spec": study.run("ddp").settings()}, go_on=go_on)
             run.close()
-            (folder / "checkpoints" / saved.name_of(2)).mkdir(parents=True, exist_ok=True)
-            run.fail("killed", 0)
+            (folder / "checkpoints" / folders.name_of(2)).mkdir(parents=True, exist_ok=True)
+            run.fail(Kind.KILLED, "killed", 0)
 
         wait = poll = lambda self, **_: 1
         __enter__ = lambda self: self  # noqa: E731
@@ -424,13 +434,13 @@ def test_a_sweep_restarts_what_has_a_checkpoint_so_often_and_no_more(
 
 
 def settings_of(**changed) -> dict:
-    from parallel.spec import resolve
+    from parallel.config.settings import resolve
 
     return resolve(("test", {"save_interval": 2, **changed})).settings()
 
 
 def test_every_circumstance_is_a_setting():
-    assert set(settings_of()) >= saved.CIRCUMSTANCES
+    assert set(settings_of()) >= duration.CIRCUMSTANCES
 
 
 @pytest.mark.parametrize(
@@ -446,11 +456,11 @@ def test_every_circumstance_is_a_setting():
     ],
 )
 def test_a_stopped_attempt_of_the_same_run_is_gone_on_with(changed, tmp_path):
-    from parallel.spec import resolve
+    from parallel.config.settings import resolve
 
     spec = resolve(("test", {"save_interval": 2}))
-    a_stopped_run(tmp_path / "run", spec, artifacts.INTERRUPTED)
-    assert saved.why_not_resumed(tmp_path / "run", settings_of(**changed)) is None
+    a_stopped_run(tmp_path / "run", spec, ends.INTERRUPTED)
+    assert attempts.why_anew(tmp_path / "run", settings_of(**changed)) is None
 
 
 @pytest.mark.parametrize(
@@ -471,64 +481,74 @@ def test_a_stopped_attempt_of_the_same_run_is_gone_on_with(changed, tmp_path):
     ],
 )
 def test_why_an_attempt_is_not_gone_on_with_is_said(changed, why, tmp_path):
-    from parallel.spec import resolve
+    from parallel.config.settings import resolve
 
     spec = resolve(("test", {"save_interval": 2}))
-    a_stopped_run(tmp_path / "run", spec, artifacts.FAILED)
-    assert saved.why_not_resumed(tmp_path / "run", settings_of(**changed)) == why
+    a_stopped_run(tmp_path / "run", spec, ends.FAILED)
+    assert attempts.why_anew(tmp_path / "run", settings_of(**changed)) == why
+
+
+def test_the_same_checkpoint_in_other_words_is_the_same(tmp_path):
+    from parallel.config.settings import resolve
+
+    spec = resolve(("test", {"save_interval": 2, "load": "logs/../there/ck"}))
+    a_stopped_run(tmp_path / "run", spec, ends.FAILED)
+    for load in ("there/ck", "./there/ck/", str(Path.cwd() / "there" / "ck")):
+        assert attempts.why_anew(tmp_path / "run", settings_of(load=load)) is None
+    assert "this one is to load ck" in attempts.why_anew(tmp_path / "run", settings_of(load="ck"))
 
 
 def test_files_that_a_crash_cut_are_no_silent_start_at_0(tmp_path):
-    from parallel.spec import resolve
+    from parallel.config.settings import resolve
 
     spec, run = resolve(("test", {"save_interval": 2})), tmp_path / "run"
-    assert saved.why_not_resumed(run, settings_of()) == ""
-    a_stopped_run(run, spec, artifacts.FAILED)
+    assert attempts.why_anew(run, settings_of()) == ""
+    a_stopped_run(run, spec, ends.FAILED)
     (run / "status.json").write_text("")
-    assert saved.why_not_resumed(run, settings_of()) is None
+    assert attempts.why_anew(run, settings_of()) is None
     whole = (run / "run.json").read_text()
     for cut in ("", whole[:40], "[]", '{"run": "ddp"}'):
         (run / "run.json").write_text(cut)
-        assert saved.why_not_resumed(run, settings_of()).startswith(
+        assert attempts.why_anew(run, settings_of()).startswith(
             "the earlier one's run.json is damaged ("
         )
     (run / "run.json").unlink()
-    assert saved.why_not_resumed(run, settings_of()) == (
+    assert attempts.why_anew(run, settings_of()) == (
         "the earlier one's run.json cannot be read (No such file or directory)"
     )
 
 
 def test_a_complete_run_goes_on_to_more_steps_and_keeps_its_result(tmp_path, capsys):
-    from parallel import train
-    from parallel.spec import resolve
+    from parallel.checkpoint import attempts
+    from parallel.config.settings import resolve
 
     def begin(**changed):
         spec, folder = resolve(("test", {"save_interval": 2, **changed})), RunFolder(run)
         about = {"run": "ddp", "spec": spec.settings(), "profiler": None, "started_utc": "now"}
         try:
-            return train.begin(spec, about, folder)
+            return attempts.begin(spec, about, folder)
         finally:
             folder.close()
 
     run = tmp_path / "run"
     begin()
-    (run / "checkpoints" / saved.name_of(20)).mkdir(parents=True)
+    (run / "checkpoints" / folders.name_of(20)).mkdir(parents=True)
     folder = RunFolder(run)
     folder.begin({"run": "ddp", "spec": settings_of(), "started_utc": "now"}, go_on=True)
     folder.complete({"schema_version": "2.0"}, "RUN_COMPLETE")
-    assert saved.why_not_resumed(run, settings_of(breakdown=True)) == (
+    assert attempts.why_anew(run, settings_of(breakdown=True)) == (
         "the earlier one is complete and breakdown changed from False to True"
     )
     assert begin(steps=80) == run / "checkpoints"
     said = capsys.readouterr().out
     assert f"the result after 20 steps is kept in {run}/attempts/1" in said
     assert "this run goes on to step 80; the earlier attempt planned 20; its learning" in said
-    assert read_run(run / "attempts" / "1").state == artifacts.COMPLETE
+    assert read_run(run / "attempts" / "1").state == ends.COMPLETE
     assert not (run / "RUN_COMPLETE.txt").exists()
     (run / "status.json").write_text("")  # a crash, of a disk that lost it
     assert begin(steps=80) == run / "checkpoints"
-    attempts = json.loads((run / "run.json").read_text())["attempts"]
-    assert attempts[-1]["reason"] == "status.json is missing or damaged"
+    earlier = json.loads((run / "run.json").read_text())["attempts"]
+    assert earlier[-1]["reason"] == "status.json is missing or damaged"
     assert begin(steps=10) is None
     moved = (
         f"moved the earlier attempt to {run}/attempts/2; this run starts from step 0, because the"
@@ -546,42 +566,42 @@ def test_the_line_about_a_moved_attempt_is_one_sentence():
         ("lr changed from 1 to 2", None, "step 0, because lr changed from 1 to 2"),
         ("--no-resume was given", Path("ck"), "ck, because --no-resume was given"),
     ):
-        assert saved.moved_line(aside, why, load) == f"{head} {said}"
+        assert attempts.moved_line(aside, why, load) == f"{head} {said}"
 
 
 def test_an_attempt_that_loads_from_its_own_folder_can_be_started_again(tmp_path):
     """It moves what it loads from to attempts/, and may be stopped before it has saved."""
-    from parallel import train
-    from parallel.spec import resolve
+    from parallel.checkpoint import attempts
+    from parallel.config.settings import resolve
 
     run = tmp_path / "run"
-    a_stopped_run(run, resolve(("test", {"save_interval": 2})), artifacts.FAILED)
+    a_stopped_run(run, resolve(("test", {"save_interval": 2})), ends.FAILED)
     spec = resolve(("test", {"save_interval": 2, "lr": 1e-2, "load": str(run)}))
     for _ in range(3):
         folder = RunFolder(run)
         about = {"run": "ddp", "spec": spec.settings(), "profiler": None, "started_utc": "now"}
-        found = saved.candidates(train.begin(spec, about, folder))
-        assert found == [run / "attempts" / "1" / "checkpoints" / saved.name_of(2)]
+        found = folders.candidates(attempts.begin(spec, about, folder))
+        assert found == [run / "attempts" / "1" / "checkpoints" / folders.name_of(2)]
         folder.close()
 
 
 def test_a_checkpoint_of_the_last_step_leaves_nothing_to_train(tmp_path):
     from models.errors import UsageError
-    from parallel import train
-    from parallel.spec import resolve
+    from parallel.checkpoint import attempts
+    from parallel.config.settings import resolve
 
-    (tmp_path / "ck" / saved.name_of(20)).mkdir(parents=True)
+    (tmp_path / "ck" / folders.name_of(20)).mkdir(parents=True)
     spec = resolve(("test", {"load": str(tmp_path / "ck"), "steps": 20}))
     with pytest.raises(UsageError, match="step-00000020 is the state after all of the run's 20"):
-        train.begin(spec, {"run": "ddp"}, RunFolder(tmp_path / "run"))
+        attempts.begin(spec, {"run": "ddp"}, RunFolder(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
 def test_a_line_cut_short_by_a_kill_is_taken_away_before_the_next(tmp_path):
-    from parallel.spec import resolve
+    from parallel.config.settings import resolve
 
     spec = resolve(("test", {"save_interval": 2}))
-    a_stopped_run(tmp_path / "run", spec, artifacts.FAILED)
+    a_stopped_run(tmp_path / "run", spec, ends.FAILED)
     row = {"step": 1, "step_s": 1.0, "loss": 2.0, "grad_norm": 1.0, "lr": 1.0}
     row |= {"loss_scale": 1.0, "skipped": 0, "tokens": 4}
     folder = RunFolder(tmp_path / "run")
@@ -601,7 +621,7 @@ def test_a_line_cut_short_by_a_kill_is_taken_away_before_the_next(tmp_path):
 
 
 def test_a_note_that_the_console_does_not_take_ends_no_run(tmp_path, monkeypatch):
-    from parallel import train
+    from parallel.checkpoint import attempts
 
     class Full(io.StringIO):
         def write(self, text: str) -> int:
@@ -610,7 +630,7 @@ def test_a_note_that_the_console_does_not_take_ends_no_run(tmp_path, monkeypatch
     folder = RunFolder(tmp_path / "run")
     folder.begin({"run": "ddp"})
     monkeypatch.setattr(sys, "stdout", Full())
-    train.note(folder, "a word")
+    attempts.note(folder, "a word")
     folder.close()
     log = (tmp_path / "run" / "train.log").read_text()
     assert " a word\n" in log and "the console takes no more lines: Broken pipe" in log
@@ -638,11 +658,11 @@ def test_a_run_of_two_schedules_keeps_the_fact_and_every_table_tells_it(tokens, 
 
 
 def test_which_steps_had_another_schedules_learning_rates_is_known_after_every_attempt():
-    from parallel import train
+    from parallel.checkpoint import attempts
 
-    def told(*attempts: tuple, begin: int = 1, steps: int = 10) -> str:
-        pairs = [{"steps": s} | ({} if to is None else {"kept_to": to}) for s, to in attempts]
-        return train.other_schedules(pairs, steps, begin)
+    def told(*given: tuple, begin: int = 1, steps: int = 10) -> str:
+        pairs = [{"steps": s} | ({} if to is None else {"kept_to": to}) for s, to in given]
+        return attempts.other_schedules(pairs, steps, begin)
 
     assert told((10, 4), (10, 6)) == ""
     head = "goes on to step 10; "

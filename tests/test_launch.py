@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from models.errors import UsageError
-from parallel import launch, train
-from parallel.launch import Launch, detect, rendezvous_environment
+from parallel import train
+from parallel.record import launch
+from parallel.record.launch import Launch, detect, rendezvous_environment
 from tests.conftest import ROOT, TRAIN, run_module
 
 SRUN = {
@@ -62,14 +63,14 @@ def test_a_rank_ends_with_its_launcher(tmp_path):
     """SIGKILL of the launcher; the rank hears SIGTERM and knows why."""
     rank = (
         "import signal, sys, time\n"
-        "from parallel import launch\n"
+        "from parallel.record import launch\n"
         "def heard(*_):\n"
-        "    print(launch.whose('SIGTERM'), flush=True)\n"
+        "    print(launch.with_lost_launcher('SIGTERM'), flush=True)\n"
         "    sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, heard)\n"
         "launch.end_with_launcher(launch.Launch(0, 2, 0, 2, sys.argv[1]))\n"
         "print('ready', flush=True)\n"
-        "time.sleep(30 if sys.argv[1] == 'torchrun' else 1.5)\n"
+        "time.sleep(1.5 if sys.argv[1] == 'none' else 30)\n"
         "print('lives on', flush=True)\n"
     )
     launcher = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
@@ -81,8 +82,9 @@ def test_a_rank_ends_with_its_launcher(tmp_path):
             process.kill()
             return [f"process {process.pid}", process.stdout.read()]
 
-    pid, said = ends_how("torchrun")
-    assert said == f"SIGTERM: the launcher ({pid}) is gone\n"
+    for launcher_name in ("torchrun", "fork"):
+        pid, said = ends_how(launcher_name)
+        assert said == f"SIGTERM: the launcher ({pid}) is gone\n"
     assert ends_how("none")[1] == "lives on\n"  # a shell may end before what it has started
 
 

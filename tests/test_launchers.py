@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel.artifacts import read_run
+from parallel.record.reader import read_run
 from tests.conftest import ROOT, run_module
 
 SMALL = ["--preset", "tiny", "--max-seq-len", "32", "--steps", "3", "--device", "cpu"]

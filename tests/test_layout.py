@@ -7,7 +7,7 @@ import pytest
 
 from models.config import PRESETS, GPTConfig
 from models.errors import UsageError
-from parallel.layout import Layout, split_world
+from parallel.config.layout import Layout, split_world
 
 
 def test_tp_counts_fastest_then_dp_then_pp():
@@ -61,8 +61,8 @@ def test_what_is_just_possible_has_no_problem(layout):
     [
         ({"tp": 2.0}, "tp must be a positive whole number, not 2.0"),
         ({"micro_batch": 0.5}, "micro_batch must be a positive whole number, not 0.5"),
-        ({"zero_stage": 4}, "zero_stage must be 0, 1, 2 or 3, not 4"),
-        ({"zero_stage": 6}, "zero_stage must be 0, 1, 2 or 3, not 6"),
+        ({"zero_stage": 4}, "zero_stage must be one of .*, not 4"),
+        ({"zero_stage": 6}, "zero_stage must be one of .*, not 6"),
         ({"recompute": "some"}, "recompute must be one of .*, not 'some'"),
         ({"offload": "some"}, "offload must be one of .*, not 'some'"),
     ],

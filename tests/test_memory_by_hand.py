@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from analysis import schedule
+from analysis.planner import pipeline
 from models import memory
 from models.config import PRESETS
-from parallel.columns import columns
+from parallel.config.layout_arrays import columns
 
 GIB = 2**30
 # 8 layers of h 64 with 4 heads, s 32, b 1, 100 words; a layer has 12 h^2 = 49,152 parameters.
@@ -154,17 +154,17 @@ def test_a_recomputed_layer_works_on_what_it_would_have_kept():
 @pytest.mark.parametrize(("pp", "n_micro", "vpp"), [(4, 16, 1), (4, 2, 1), (1, 4, 1), (2, 8, 1)])
 def test_stages_hold_as_many_micro_batches_as_the_schedule_lets_fly(pp, n_micro, vpp):
     first, last = memory.in_flight(columns(**SMALL, pp=pp, n_micro=n_micro))
-    events = schedule.simulate("1f1b", pp, n_micro)
-    assert first[0] == schedule.in_flight(events, 0)
-    assert last[0] == schedule.in_flight(events, pp - 1) == 1
+    events = pipeline.simulate("1f1b", pp, n_micro)
+    assert first[0] == pipeline.in_flight(events, 0)
+    assert last[0] == pipeline.in_flight(events, pp - 1) == 1
 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(4, 2), (2, 2), (4, 3), (8, 4)])
 def test_interleaved_stages_hold_chunks_as_the_schedule_lets_fly(pp, vpp):
     first, last = memory.in_flight(columns(**SMALL, pp=pp, vpp=vpp, n_micro=4 * pp))
-    events = schedule.simulate("interleaved", pp, 4 * pp, vpp)
-    assert first[0] == pytest.approx(schedule.in_flight(events, 0) / vpp)
-    assert last[0] == pytest.approx(schedule.in_flight(events, pp - 1) / vpp)
+    events = pipeline.simulate("interleaved", pp, 4 * pp, vpp)
+    assert first[0] == pytest.approx(pipeline.in_flight(events, 0) / vpp)
+    assert last[0] == pytest.approx(pipeline.in_flight(events, pp - 1) / vpp)
     few = memory.in_flight(columns(**SMALL, pp=pp, vpp=vpp, n_micro=1))
     assert [part[0] for part in few] == [1, 1]
 

@@ -5,9 +5,15 @@ import math
 import pytest
 
 from models.flops import tflops_per_gpu
-from parallel import facts
-from parallel.artifacts import AXES
-from parallel.metrics import Measured, complete_marker, ended_in_nan, exposed_s, training_metrics
+from parallel.measure.training_metrics import (
+    Measured,
+    complete_marker,
+    ended_in_nan,
+    exposed_s,
+    training_metrics,
+)
+from parallel.record import facts
+from parallel.record.schema import AXES
 from tests.fixture_runs import TINY
 from tests.fixture_runs import facts as run_facts
 

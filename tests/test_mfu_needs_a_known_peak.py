@@ -2,7 +2,7 @@
 
 import pytest
 
-from models.hardware import GPUS, find_gpu, mfu, peak_tflops
+from models.gpus import GPUS, find_gpu, mfu, peak_tflops
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_reasons_beside_survivors_are_kept(tmp_path):
 def test_tests_notice_nine_of_ten_mutations(tmp_path):
     script = str(ROOT / "benchmarks" / "mutations.py")
     command = [sys.executable, script, "--n", "20", "--seed", "5", "--out", str(tmp_path / "a.md")]
-    command += ["--only", "models/flops.py", "parallel/layout.py"]
+    command += ["--only", "models/flops.py", "parallel/config/layout.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     total = re.search(

@@ -1,4 +1,5 @@
-"""The same GPT, whatever the engine and the split: every run of the first study, trained here.
+"""The same GPT, whatever the engine and the split: every run of the first study, trained here on
+sequences of 32 tokens (the study itself has 128).
 
 fp32, 20 optimizer steps of clipped AdamW. At every step the loss is within 2e-4 of the one-process
 baseline's, the gradient norm within 2e-3 of it (relative), and the first loss within 0.3 of
@@ -14,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from parallel import sweep
-from parallel.artifacts import AXES, CATEGORIES, Run, read_breakdown, read_run
-from parallel.spec import RunSpec
-from parallel.study import load_study
-from parallel.volumes import step_volumes
-from tests.conftest import ROOT, warm_sweeps
+from parallel.config.message_bytes import step_volumes
+from parallel.config.settings import RunSpec
+from parallel.config.study import load_study
+from parallel.record.reader import Run, read_breakdown, read_run
+from parallel.record.schema import AXES, CATEGORIES
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -32,11 +34,12 @@ ROWS = [(key, run) for key, path in STUDIES.items() for run in load_study(path).
 def train_all(path: Path, tokens: Path, out: Path) -> dict[str, Path]:
     """Train every run of a study on `tokens` into out/<run>; the folders by run name."""
     copy = out / path.name
-    ours = f'[defaults]\ndata = "{tokens}"\nbreakdown = true'
-    copy.write_text(path.read_text().replace("[defaults]", ours))
+    text, ours = path.read_text(), f'[defaults]\ndata = "{tokens}"\nbreakdown = true'
+    if "max_seq_len" not in text:
+        ours += "\nmax_seq_len = 32"
+    copy.write_text(text.replace("[defaults]", ours))
     study = load_study(copy)
-    with warm_sweeps():
-        sweep.sweep(study, list(study.settings), out, fresh=True)
+    sweep.sweep(study, list(study.settings), out, fresh=True)
     return {run: out / run for run in study.settings}
 
 
@@ -128,7 +131,7 @@ def test_a_run_folder_says_what_ran(trained):
     assert "vocabulary padded from 257 to 258 rows for tp 2" in log
     epoch = run.metrics["epochs"][0]
     assert epoch["optimizer_steps"] == 20 and epoch["micro_steps"] == 20 * 4
-    assert epoch["tokens_processed_global"] == 20 * 16 * 128
+    assert epoch["tokens_processed_global"] == 20 * 16 * 32
     assert run.metrics["schema_version"] == "2.0"
 
 

@@ -5,13 +5,14 @@ import math
 
 import pytest
 
-from analysis.parity import main, verify
-from parallel.artifacts import find_runs, read_run
+from analysis.measured.parity import verify
+from analysis.parity import main
+from parallel.record.reader import find_runs, read_run
 from tests.fixture_runs import facts, losses, write
 
 
 def verdicts(root):
-    return {p.run: p.verdict for p in verify(map(read_run, find_runs([root]))).values()}
+    return {p.run: p.verdict.text for p in verify(map(read_run, find_runs([root]))).values()}
 
 
 @pytest.fixture
@@ -92,3 +93,31 @@ def test_without_a_baseline_the_flag_is_named_and_the_steps_are_counted(tmp_path
     assert main([str(tmp_path), "--format", "json"]) == 0
     (said,) = json.loads(capsys.readouterr().out)
     assert said["steps"] == 20 and "--baseline" in said["verdict"]
+
+
+def test_the_only_run_that_fits_is_the_baseline_and_is_named(tmp_path, capsys):
+    one = write(tmp_path, facts("s", None, engine="ddp"))
+    write(tmp_path, facts("s", None, engine="ddp", gpus=2))
+    write(tmp_path, facts("s", None, engine="ddp", gpus=4))
+    assert main([str(tmp_path), "--check"]) == 0
+    said = capsys.readouterr()
+    assert said.err == "analysis.parity: baseline: ddp, the only complete run on fewest GPUs\n"
+    assert said.out.count("equal") == 3 and "baseline: ddp" in said.out
+    # The smallest run that did not complete is none to compare with.
+    (one / "RUN_COMPLETE.txt").unlink()
+    assert main([str(tmp_path)]) == 0
+    assert "baseline: ddp-dp2, the only" in capsys.readouterr().err
+
+
+def test_where_two_runs_fit_or_a_run_names_its_own_none_is_guessed(tmp_path, capsys):
+    alike = tmp_path / "alike"
+    for name in ("a", "b"):
+        write(alike, facts("s", None, engine="ddp") | {"run": name})
+    assert main([str(alike), "--check"]) == 1
+    said = capsys.readouterr()
+    assert said.err == "" and "(--baseline NAME names one)" in said.out
+    named = tmp_path / "named"
+    write(named, facts("s", "elsewhere", engine="ddp"))
+    write(named, facts("s", None, engine="ddp", gpus=2))
+    assert main([str(named), "--check"]) == 1
+    assert capsys.readouterr().err == ""

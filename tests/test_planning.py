@@ -7,16 +7,18 @@ import numpy as np
 import pytest
 
 from analysis import plan, prune
-from analysis.calibration import FOLDER, from_data_sheet, load_calibration, names
+from analysis.planner import explain, ranking
+from analysis.planner.calibration import FOLDER, from_data_sheet, load_calibration, names
+from analysis.planner.space import engine_of, space
 from models import memory
 from models.config import PRESETS
-from models.hardware import network_rate
-from parallel.columns import columns, possible
-from parallel.layout import OFFLOAD, RECOMPUTE, Layout
-from parallel.study import load_study
+from models.gpus import network_rate
+from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout
+from parallel.config.layout_arrays import columns, possible
+from parallel.config.study import load_study
 from slurm import render
 
-PLAN = ["--cluster", "selene", "--gpus", "64", "--global-batch", "64", "--model", "18b"]
+PLAN = ["--cluster", "selene", "--gpus", "64", "--global-batch", "64", "--preset", "18b"]
 HUGE = ["--gpus-per-node", "1000000000", "--leave", "1000000000"]
 
 
@@ -49,8 +51,8 @@ def test_possible_is_what_layout_problems_says():
 def test_175b_on_512_gpus_is_planned_in_a_second():
     cluster = load_calibration("selene")
     started = time.perf_counter()
-    x = plan.space(PRESETS["175b"], cluster, 512, 1536, 2048)
-    seconds, _, order = plan.rank(x, cluster, 0.06)
+    x = space(PRESETS["175b"], cluster, 512, 1536, 2048)
+    seconds, _, order = ranking.rank(x, cluster, 0.06)
     took = time.perf_counter() - started
     assert len(x) > 3000 and len(order) > 100
     assert (np.diff(seconds[order]) >= 0).all()
@@ -60,8 +62,8 @@ def test_175b_on_512_gpus_is_planned_in_a_second():
 
 def test_a_trillion_on_ten_thousand_gpus():
     cluster = load_calibration("selene")
-    x = plan.space(PRESETS["1t"], cluster, 10000, 10000, 2048)
-    _, _, order = plan.rank(x, cluster, 0.06)
+    x = space(PRESETS["1t"], cluster, 10000, 10000, 2048)
+    _, _, order = ranking.rank(x, cluster, 0.06)
     assert len(order)
 
 
@@ -81,7 +83,7 @@ def test_what_does_not_fit_is_said_in_words(capsys):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--gpu", "X9000", "--gpus", "8", "--global-batch", "8"], "unknown GPU 'X9000'"),
+        (["--gpu-type", "X9000", "--gpus", "8", "--global-batch", "8"], "unknown GPU 'X9000'"),
         (["--cluster", "nowhere", "--gpus", "8", "--global-batch", "8"], "no cluster"),
         (
             ["--cluster", "selene", "--gpus", "512", "--global-batch", "1537"],
@@ -92,20 +94,26 @@ def test_what_does_not_fit_is_said_in_words(capsys):
             "a global batch of 8 has no 9 micro-batches",
         ),
         (
-            ["--cluster", "selene", "--gpus", "16384", "--global-batch", "1", "--model", "1.7b"],
+            ["--cluster", "selene", "--gpus", "16384", "--global-batch", "1", "--preset", "1.7b"],
             "too many for a global batch of 1: at most tp 8 x pp 24 (the layers) x dp 1 = 192",
         ),
         (["--cluster", "selene", "--gpus", "8", "--global-batch", "8"], "do not fit on 8 GPUs of"),
-        (["--gpu", "T4", "--gpus", "8", "--global-batch", "8", "--precision", "bf16"], "no bf16"),
+        (
+            ["--gpu-type", "T4", "--gpus", "8", "--global-batch", "8", "--precision", "bf16"],
+            "no bf16",
+        ),
         ([*PLAN, "--top", "0"], "--top must be at least 1"),
         ([*PLAN, "--max-tp", "0"], "--max-tp must be at least 1"),
         ([*PLAN, "--n-layer", "1000000000"], "--n-layer must be at least 1 and at most 10000"),
         ([*PLAN, "--n-head", "1" * 40], "not 111111111111... (40 digits)"),
         ([*PLAN, "--margin", "nan"], "--margin must be at least 0 and below 1, not nan"),
         ([*PLAN, "--png", "x.png"], "--why"),
-        (["--gpu", "T4", "--gpus", "8", "--global-batch", "8", *HUGE], "do not fit on 8 GPUs of"),
+        (
+            ["--gpu-type", "T4", "--gpus", "8", "--global-batch", "8", *HUGE],
+            "do not fit on 8 GPUs of",
+        ),
         ([*PLAN, "--why", "tp=8", "--format", "json"], "text only"),
-        ([*PLAN, "--gpus-per-node", "4"], "goes with --gpu"),
+        ([*PLAN, "--gpus-per-node", "4"], "goes with --gpu-type"),
         ([*PLAN, "--why", "recompute=some"], "only none, selective, full"),
         ([*PLAN, "--why", "tp=3"], "there are: tp 1, 2, 4, 8"),
         ([*PLAN, "--scale", "/no/such/folder/x.png"], "/no/such/folder/x.png: No such file"),
@@ -149,9 +157,9 @@ def test_a_mistake_in_a_cluster_file_is_one_line(line, wrong, said, tmp_path, ca
 
 def test_every_layout_names_its_engine_which_can_run_it():
     cluster = load_calibration("selene")
-    x = plan.space(PRESETS["18b"], cluster, 64, 64, 2048)
+    x = space(PRESETS["18b"], cluster, 64, 64, 2048)
     for i in range(len(x)):
-        engine = plan.engine_of(int(x.zero_stage[i]))
+        engine = engine_of(int(x.zero_stage[i]))
         assert bool(x.deepspeed[i]) == engine.startswith("deepspeed")
     sharded = x.zero_stage > 1
     assert sharded.any() and set(x.recompute[sharded].tolist()) == {0, 2}
@@ -160,19 +168,19 @@ def test_every_layout_names_its_engine_which_can_run_it():
 def test_a_host_keeps_its_engines_apart_and_shares_its_memory():
     """Megatron's layouts have Megatron's memory on a CPU too, whatever engine the time is of."""
     host, config = load_calibration("2-core-cpu"), PRESETS["tiny"]
-    x = plan.space(config, host, 2, 16, config.max_seq_len, "fp32")
+    x = space(config, host, 2, 16, config.max_seq_len, "fp32")
     megatron = x.zero_stage < 2
     assert x.slower[megatron].all() and not x.deepspeed[megatron].any()
     assert x.deepspeed[~megatron].all()
     assert not memory.buckets(x)[megatron].any() and memory.buckets(x)[~megatron].all()
-    assert plan.usable_bytes(x, host, 0.0) == host.gpu_memory_gb * memory.GB / 2
+    assert ranking.usable_bytes(x, host, 0.0) == host.gpu_memory_gb * memory.GB / 2
 
 
 def test_why_adds_up_to_the_prediction(capsys):
     cluster = load_calibration("selene")
-    x = plan.space(PRESETS["175b"], cluster, 512, 1536, 2048)
-    seconds, used, order = plan.rank(x, cluster, 0.06)
-    time_s, gigabytes = plan.explained(x, int(order[0]), cluster)
+    x = space(PRESETS["175b"], cluster, 512, 1536, 2048)
+    seconds, used, order = ranking.rank(x, cluster, 0.06)
+    time_s, gigabytes = explain.explained(x, int(order[0]), cluster)
     assert sum(time_s.values()) == pytest.approx(seconds[order[0]])
     assert sum(gigabytes.values()) == pytest.approx(used[order[0]] / memory.GB)
     assert plan.main([*PLAN, "--why", "tp=8,recompute=full"]) == 0
@@ -189,7 +197,7 @@ def test_why_explains_a_layout_that_fits_where_one_does(capsys):
 
 
 def test_a_card_without_bf16_is_planned_in_fp16_and_the_note_says_what_is_unknown(capsys):
-    sizes = ["--gpus", "16", "--global-batch", "64", "--model", "1.7b", "--top", "1"]
+    sizes = ["--gpus", "16", "--global-batch", "64", "--preset", "1.7b", "--top", "1"]
     assert plan.main(["--cluster", "jean-zay-v100-16g", *sizes]) == 0
     out = capsys.readouterr().out
     assert "fitted on no run) in fp16 with unfused" in out
@@ -203,9 +211,9 @@ def test_a_card_without_bf16_is_planned_in_fp16_and_the_note_says_what_is_unknow
 
 def test_selective_recomputation_is_not_offered_where_it_saves_nothing():
     cluster = load_calibration("selene")
-    x = plan.space(PRESETS["18b"], cluster, 64, 64, 2048, flash=True)
-    _, used, order = plan.rank(x, cluster, 0.06)
-    kept = plan.undominated(x, used, order)
+    x = space(PRESETS["18b"], cluster, 64, 64, 2048, flash=True)
+    _, used, order = ranking.rank(x, cluster, 0.06)
+    kept = ranking.undominated(x, used, order)
     assert (x.recompute[order] == 1).any() and not (x.recompute[kept] == 1).any()
     assert (x.recompute[kept] == 2).any() and kept[0] == order[0]
 
@@ -233,9 +241,12 @@ def test_a_written_plan_names_its_own_size(tmp_path, capsys):
     (model,) = {spec.model for spec in load_study(path, cluster="dgx-a100").specs.values()}
     assert (model.n_layer, model.hidden, model.ffn_hidden) == (40, 5120, 20480)
     assert (model.vocab_size, model.max_seq_len) == (51200, 2048)
-    assert plan.main(["--model", "18b", "--seq-len", "1024", "--top", "2", *where]) == 0
+    smaller = ["--preset", "18b", "--seq-len", "1024", "--top", "2", *where]
+    written = path.read_text()
+    assert plan.main(smaller) == 2 and path.read_text() == written
+    assert "13b.toml exists: name another file, or replace it with" in capsys.readouterr().err
+    assert plan.main([*smaller, "--force"]) == 0
     assert 'preset = "18b"' in path.read_text() and "max_seq_len = 1024" in path.read_text()
-    assert "in place of what was there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -314,8 +325,8 @@ def test_efficiency_over_gpus_is_drawn(tmp_path, capsys):
 
 def test_gpus_may_stay_idle_when_they_divide_badly():
     cluster = load_calibration("selene")
-    all_used = plan.space(PRESETS["1t"], cluster, 10000, 9984 * 625, 2048)
-    some_idle = plan.space(PRESETS["1t"], cluster, 10000, 9984, 2048, leave=16)
+    all_used = space(PRESETS["1t"], cluster, 10000, 9984 * 625, 2048)
+    some_idle = space(PRESETS["1t"], cluster, 10000, 9984, 2048, leave=16)
     assert (all_used.gpus == 10000).all()
     assert ((some_idle.gpus >= 9984) & (some_idle.gpus <= 10000)).all()
     assert (some_idle.pp == 32).any() and not (all_used.pp == 32).any()
@@ -323,17 +334,17 @@ def test_gpus_may_stay_idle_when_they_divide_badly():
 
 @pytest.mark.parametrize("name", ["megatron-tp2", "megatron-pp2", "megatron-tp2-pp2-dp2"])
 def test_the_plan_predicts_what_the_parity_table_does(name):
-    from analysis.load import load
-    from analysis.predict import beside
+    from analysis.logs.load import load
+    from analysis.planner.runs import predicted_seconds
 
     folder = Path(__file__).parent.parent / "logs" / "2-core-cpu" / "parity" / name
     (record,), _ = load([folder])
     cluster = load_calibration("2-core-cpu")
     config = PRESETS["tiny"]
-    x = plan.space(config, cluster, record.gpus, 16, config.max_seq_len, "fp32")
-    seconds, _, _ = plan.rank(x, cluster, 0.06)
+    x = space(config, cluster, record.gpus, 16, config.max_seq_len, "fp32")
+    seconds, _, _ = ranking.rank(x, cluster, 0.06)
     wanted = {"tp": record.tp, "pp": record.pp, "micro_batch": 2, "vpp": 1, "zero_stage": 0}
     wanted |= {"recompute": 0, "sequence_parallel": 0}
-    row = plan.why(x, seconds, seconds, wanted, np.inf)
-    assert seconds[row] == pytest.approx(beside([record], cluster)[0])
-    assert sum(plan.explained(x, row, cluster)[0].values()) == pytest.approx(seconds[row])
+    row = explain.why(x, seconds, seconds, wanted, np.inf)
+    assert seconds[row] == pytest.approx(predicted_seconds([record], cluster)[0])
+    assert sum(explain.explained(x, row, cluster)[0].values()) == pytest.approx(seconds[row])

@@ -5,28 +5,32 @@ from pathlib import Path
 
 import pytest
 
-from analysis import beside, published, scaling, scaling_report, tflops
-from analysis.repeats import repeat_noise
+from analysis import scaling, scaling_report, tflops
+from analysis.common.statistics import repeat_noise
+from analysis.measured import predictions
+from analysis.published import recomputed
 
 RUNS = Path(__file__).parent.parent / "logs" / "2-core-cpu" / "parity"
 HERE = ["--predict", "2-core-cpu"]
 
 
 def test_the_sign_says_who_was_slower():
-    assert beside.error(2.0, 1.0) == 1.0 and beside.error(1.0, 2.0) == -0.5
-    assert beside.error(None, 1.0) is None and beside.error(1.0, None) is None
+    assert predictions.error(2.0, 1.0) == 1.0 and predictions.error(1.0, 2.0) == -0.5
+    assert predictions.error(None, 1.0) is None and predictions.error(1.0, None) is None
 
 
 def test_repeat_noise_is_the_least_that_any_prediction_can_reach():
     """Jean Zay's four identical 52B runs, seconds: no single number is nearer than 21.6 %."""
     assert repeat_noise([[129, 217, 125, 225], [1.0]]) == (pytest.approx(0.2160, abs=1e-4), 4)
     assert repeat_noise([[1.0], [2.0]]) == (None, 0)
-    (said,) = beside.notes("a fit", [("a", 110.0, 100.0), ("a", 110.0, 100.0), ("b", None, 1.0)])
+    (said,) = predictions.notes(
+        "a fit", [("a", 110.0, 100.0), ("a", 110.0, 100.0), ("b", None, 1.0)]
+    )
     assert said == (
         "predicted, not measured, by a fit; here MAPE 10.0%, n = 2; repeat noise 0.0%"
         " (2 repeated runs)"
     )
-    (said,) = beside.notes("a fit", [("a", 90.0, 100.0)])
+    (said,) = predictions.notes("a fit", [("a", 90.0, 100.0)])
     assert said.endswith("here MAPE 10.0%, n = 1; no run repeated")
 
 
@@ -71,18 +75,18 @@ def test_in_the_scaling_report(tmp_path, capsys):
 def test_in_the_published_tables():
     """Held out where the cluster has a fit, by the data sheet where it has none, else in words."""
     for shown, cluster in (
-        (published.jean_zay(73, 77), "Jean Zay"),
-        (published.sc21_days(), "Selene"),
-        (published.sc21_weak(), "Selene"),
+        (recomputed.jean_zay(73, 77), "Jean Zay"),
+        (recomputed.sc21_days(), "Selene"),
+        (recomputed.sc21_weak(), "Selene"),
     ):
         assert all(abs(row["predicted_error"]) < 0.2 for row in shown.rows)
         assert f"rows of {cluster}" in shown.notes[-1] and "never saw" in shown.notes[-1]
-    for row in published.sc21_days().rows:
+    for row in recomputed.sc21_days().rows:
         assert row["predicted_days"] / row["days"] - 1 == pytest.approx(row["predicted_error"])
-    for shown in (published.big_purple(), published.bucket_ab()):
+    for shown in (recomputed.big_purple(), recomputed.bucket_ab()):
         assert "fitted on no run" in shown.notes[-1]
         assert "no calibration of Big Purple" in shown.notes[-1]
         for row in shown.rows:
             assert row["predicted_error"] == pytest.approx(row["predicted_s"] / row["step_s"] - 1)
-    for shown in (published.t4(), published.epoch_speedups()):
+    for shown in (recomputed.t4(), recomputed.epoch_speedups()):
         assert "nothing is predicted: neither" in shown.notes[-1]

@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis import calibration, collectives, fitting, predict, rows, timemodel
+from analysis import predict
+from analysis.planner import calibration, collectives, fitting, rows, timemodel
+from analysis.planner import validate as held_out
 from models.config import PRESETS
 from models.errors import UsageError
 from models.files import read_toml
-from models.hardware import planning_gpu
-from parallel.columns import columns
+from models.gpus import planning_gpu
+from parallel.config.layout_arrays import columns
 
 PUBLISHED = Path(__file__).resolve().parent.parent / "logs" / "published"
 
@@ -147,7 +149,7 @@ def test_a_context_parallel_group_shares_its_sequences(tmp_path):
     assert shared.x.gpus == alone.x.gpus == 64
     assert shared.x.global_batch == alone.x.global_batch == 128
     assert shared.x.n_micro.tolist() == [64]
-    assert shared.layout(0)["micro_batch"] == 0.5
+    assert rows.split_of(shared.x, 0)["micro_batch"] == 0.5
 
 
 @pytest.mark.parametrize(("card", "share"), [("MI300X", 1 / 7), ("V100", 1 / 7), ("H100", 1.0)])
@@ -210,12 +212,12 @@ def test_a_row_does_not_influence_its_own_prediction(shared):
     path = shared / "published" / "vtrain_multi_a100.csv"
     table = rows.read_rows([path])
     index = np.arange(len(table.ids))
-    known, unknown = predict.folds(table, index, "leave-model-out")[0]
+    known, unknown = held_out.folds(table, index, "leave-model-out")[0]
     assert not set(known) & set(unknown)
     assert {table.model[i] for i in known} & {table.model[i] for i in unknown} == set()
-    before = predict.fit_some(table, known, 20).constants
+    before = held_out.fit_some(table, known, 20)[0].constants
     table.measured[unknown] *= 3.0
-    assert predict.fit_some(table, known, 20).constants == before
+    assert held_out.fit_some(table, known, 20)[0].constants == before
 
 
 def test_lint_rows_are_shown_and_not_scored(shared, capsys):
@@ -234,7 +236,7 @@ def test_repeat_noise_is_the_best_that_one_number_can_do(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("\n".join([header, *lines]) + "\n")
     table = rows.read_rows([path])
-    noise, n = predict.repeat_noise(table, np.arange(4), table.measured)
+    noise, n = held_out.repeat_noise(table, np.arange(4), table.measured)
     assert n == 4
     assert noise == pytest.approx(0.21, abs=0.01)
     assert rows.healthy(table).tolist() == [True, False, True, False]
@@ -244,7 +246,7 @@ def test_a_missing_column_is_one_line(tmp_path, capsys):
     path = tmp_path / "rows.csv"
     path.write_text("id,gpus\na,8\n")
     assert predict.main(["--validate", str(path)]) == 2
-    assert "missing columns: gpu_type, hidden" in capsys.readouterr().err
+    assert "rows.csv: no column gpu_type, hidden" in capsys.readouterr().err
 
 
 def test_an_unknown_card_is_left_out_with_its_reason(tmp_path):

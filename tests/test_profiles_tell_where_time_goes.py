@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from analysis import profile, scaling_report, tflops
-from analysis.records import Refusal
-from parallel import facts
-from parallel.spec import resolve
+from analysis import profile, scaling_report
+from analysis.logs.record import Refusal
+from analysis.measured import profile as library
+from analysis.measured import tflops
+from parallel.config.settings import resolve
+from parallel.record import facts
 from tests import fixture_runs
 from tests.conftest import run_module
 
@@ -30,7 +32,7 @@ SECOND = """\
 
 def test_the_first_published_profile_keeps_its_figures(shared):
     file = "kadamrahul18+GPT2-Optimization/baseline_2026-01-26__nsys_stats_gn-0011.txt"
-    found = profile.read_profile(shared / "logs" / file)
+    found = library.read_profile(shared / "logs" / file)
     assert found["all_reduce"]["name"] == ":DeepSpeedEngine.allreduce_gradients"
     assert found["all_reduce"]["share"] == pytest.approx(0.408)
     assert found["all_reduce"]["calls"] == found["all_reduce"]["kernel_instances"] == 42_748
@@ -41,7 +43,7 @@ def test_the_first_published_profile_keeps_its_figures(shared):
 
 def test_the_second_published_profile_keeps_its_figures(tmp_path):
     (tmp_path / "nsys.txt").write_text(SECOND)
-    found = profile.read_profile(tmp_path / "nsys.txt")
+    found = library.read_profile(tmp_path / "nsys.txt")
     assert found["all_reduce"]["share"] == pytest.approx(0.168)
     assert found["all_reduce"]["calls"] == 520
     assert found["backward"]["name"] == ":train/backward"
@@ -73,7 +75,7 @@ def export(path: Path) -> Path:
 
 
 def test_a_sqlite_export_gives_what_nsys_stats_would(tmp_path):
-    found = profile.read_profile(export(tmp_path / "nsys.sqlite"))
+    found = library.read_profile(export(tmp_path / "nsys.sqlite"))
     total_s = {e["name"]: (e["instances"], e["total_s"]) for e in found["ranges"]}
     assert total_s == {
         ":train/backward": (1, pytest.approx(600e-9)),
@@ -114,7 +116,7 @@ def test_a_torch_trace_counts_an_operators_own_time(tmp_path):
     path.write_bytes(
         gzip.compress(json.dumps({"traceEvents": TRACE, "distributedInfo": {"rank": 3}}).encode())
     )
-    found = profile.read_profile(path)
+    found = library.read_profile(path)
     assert (found["rank"], found["steps"], found["profiled_s"]) == (3, 1, pytest.approx(100e-6))
     own = {e["name"]: e["total_s"] for e in found["operators"]}
     assert own == {"aten::mm": pytest.approx(30e-6), "aten::linear": pytest.approx(10e-6)}
@@ -128,7 +130,7 @@ def test_a_torch_trace_counts_an_operators_own_time(tmp_path):
         ("cut.txt", SECOND.encode()[:-30], "truncated: line 8 ends inside a row of nvtx_sum"),
         ("headless.txt", "\n".join(SECOND.splitlines()[:4]).encode() + b"\n\n", "has no rows"),
         ("cut.json", json.dumps({"traceEvents": TRACE}).encode()[:-20], "truncated or no JSON"),
-        ("cut.json.gz", gzip.compress(b"[" * 999)[:-9], "truncated or no JSON"),
+        ("cut.json.gz", gzip.compress(b"[" * 999, mtime=0)[:-9], "truncated or no JSON"),
         ("other.json", b'{"a": 1}', "no torch trace"),
         ("empty.json", b"", "empty file"),
         ("notes.txt", b"remember the milk\n", "no profile that is known"),
@@ -145,14 +147,14 @@ def test_a_cut_or_unknown_profile_is_one_line_and_the_rest_is_read(
     (tmp_path / "bad" / "profiles" / name).write_bytes(content)
     (tmp_path / "good" / "profiles" / "nsys_stats_a.txt").write_text(SECOND)
     with pytest.raises(Refusal):
-        profile.read_profile(tmp_path / "bad" / "profiles" / name)
+        library.read_profile(tmp_path / "bad" / "profiles" / name)
     assert profile.main([str(tmp_path / "bad"), str(tmp_path / "good")]) == 2
     said = capsys.readouterr()
     assert said.err.count("\n") == 1 and name in said.err and why in said.err
     assert "16.8%" in said.out
-    summary = json.loads((tmp_path / "good" / "profiles" / profile.SUMMARY).read_text())
+    summary = json.loads((tmp_path / "good" / "profiles" / library.SUMMARY).read_text())
     assert summary["profiles"][0]["all_reduce"]["calls"] == 520
-    assert not (tmp_path / "bad" / "profiles" / profile.SUMMARY).exists()
+    assert not (tmp_path / "bad" / "profiles" / library.SUMMARY).exists()
 
 
 def test_a_run_without_a_profile_is_one_line(tmp_path, capsys):
@@ -192,7 +194,7 @@ def test_every_rank_traces_its_ranges(tokens, tmp_path):
     done = run_module("parallel.train", *flags, *out, ranks=2)
     assert done.returncode == 0, done.stderr
     assert profile.main([str(tmp_path / "run")]) == 0
-    summary = json.loads((tmp_path / "run" / "profiles" / profile.SUMMARY).read_text())
+    summary = json.loads((tmp_path / "run" / "profiles" / library.SUMMARY).read_text())
     assert [p["rank"] for p in summary["profiles"]] == [0, 1]
     for found in summary["profiles"]:
         counted = {e["name"]: e["instances"] for e in found["ranges"]}

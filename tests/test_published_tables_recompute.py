@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis import published
-from analysis.markdown import parse, recompute_tflops
+from analysis.published import recomputed
+from analysis.published.documents import parse, recompute_tflops
 from analysis.tables import main
 from models.config import PRESETS, GPTConfig
 from models.flops import CONVENTIONS
@@ -20,7 +20,7 @@ SEED = next((SHARED / "seeds").glob("003_*.txt"), None) if (SHARED / "seeds").is
 
 
 def test_sc21_table_2s_days_follow_from_equation_3():
-    rows = published.sc21_days().rows
+    rows = recomputed.sc21_days().rows
     assert len(rows) == 12
     for row in rows:  # TFLOP/s are printed to 1, which is worth about a day where they are low
         half = 0.5 + row["days"] * 0.5 / row["tflops"]
@@ -28,7 +28,7 @@ def test_sc21_table_2s_days_follow_from_equation_3():
 
 
 def test_sc21_table_1s_aggregates_are_its_tflops_times_its_gpus():
-    with (published.FOLDER / "narayanan_sc21_table1.csv").open(newline="") as lines:
+    with (recomputed.FOLDER / "narayanan_sc21_table1.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     presets = [c for name, c in PRESETS.items() if c.vocab_size == 51200 and name != "175b"]
     assert len(rows) == len(presets) == 10
@@ -51,22 +51,22 @@ def test_sc21_convention_is_equation_3_as_printed():
 def test_the_v100_tables_tflops_follow_but_for_three():
     off = [
         row["line"]
-        for row in published.jean_zay(1, 1000).rows
+        for row in recomputed.jean_zay(1, 1000).rows
         if row["published"] and abs(row["recomputed"] - row["published"]) > 0.15
     ]
     assert off == [180, 213, 433]
 
 
 def test_the_1_2_4_gpu_table_and_the_ab_follow():
-    for row in published.big_purple().rows:
+    for row in recomputed.big_purple().rows:
         assert round(row["speedup"], 2) == row["published"]
         assert row["efficiency"] == pytest.approx(row["published_efficiency"], abs=0.005)
-    assert round(published.bucket_ab().rows[1]["gain"], 3) == 0.195
-    assert round(published.t4().rows[1]["saved"], 2) == 0.71
+    assert round(recomputed.bucket_ab().rows[1]["gain"], 3) == 0.195
+    assert round(recomputed.t4().rows[1]["saved"], 2) == 0.71
 
 
 def test_the_epoch_speedups_follow_from_means_and_fall_with_the_slowest_rank():
-    rows = {(r["batch"], r["gpus"]): r for r in published.epoch_speedups().rows}
+    rows = {(r["batch"], r["gpus"]): r for r in recomputed.epoch_speedups().rows}
     printed = {(64, 2): 2.04, (64, 4): 2.71, (128, 2): 2.21, (128, 4): 4.25}
     honest = {(64, 2): 1.61, (64, 4): 2.68, (128, 2): 1.75, (128, 4): 2.95}
     for key in printed:

@@ -6,9 +6,21 @@ import numpy as np
 import pytest
 
 from analysis import quality
-from analysis.quality import Judgement, judge, parse_window, step_times, summary, timed
-from analysis.records import Failure, Record
-from parallel.steady import Steady
+from analysis.logs.flags import parse_window
+from analysis.logs.record import Failure, Record
+from analysis.logs.verdict import (
+    Judgement,
+    averages,
+    describe_rule,
+    judge,
+    no_timing,
+    step_times,
+    summary,
+    timed,
+    unfinished,
+)
+from models.errors import Reason
+from parallel.measure.steady_time import Steady
 
 
 def record(n=40, **known):
@@ -19,7 +31,7 @@ def record(n=40, **known):
 
 
 def flags(n=40, time=None, **known):
-    return judge(record(n, **known), time).flags
+    return [str(flag) for flag in judge(record(n, **known), time).flags]
 
 
 def test_a_step_time_is_the_logs_or_what_the_batch_takes_at_the_printed_rate():
@@ -36,8 +48,7 @@ def test_a_step_time_is_the_logs_or_what_the_batch_takes_at_the_printed_rate():
     none = untimed | {"tokens_per_s": np.full(3, np.nan)}
     assert step_times(record(3, **none, **sizes)).tolist() == [4, 4, 4]
     assert step_times(record(3, step_s=np.array([np.nan, 3, 3]), **rates, **sizes))[1] == 3
-    for kind in ("micro_steps_per_step", "epochs"):  # the log times something else
-        assert step_times(record(3, **rates, **sizes, extra={kind: 4}))[0] == 2
+    assert step_times(record(3, **rates, **sizes, per_epoch=True))[0] == 2
 
 
 def test_a_profiled_run_and_one_without_all_its_rows_have_no_time():
@@ -47,11 +58,11 @@ def test_a_profiled_run_and_one_without_all_its_rows_have_no_time():
         ({"profiler": {"mode": 1}}, "profiled with an unknown tool: not a timing"),
         ({"missing_steps": "9 of 20 rows"}, "9 of 20 rows"),
     ):
-        run = record(extra=extra)
-        assert timed(run) is None and quality.no_timing(run) == why
-        assert judge(run).unfit and why in judge(run).flags
+        run = record(**extra)
+        assert timed(run) is None and str(no_timing(run)) == why
+        assert judge(run).unfit and why in map(str, judge(run).flags)
         known = summary(
-            record(extra=extra, global_batch=4, samples_per_s=np.ones(40)), None, judge(run)
+            record(**extra, global_batch=4, samples_per_s=np.ones(40)), None, judge(run)
         )
         assert known["samples_per_s"] is None
     assert not judge(record()).unfit
@@ -68,14 +79,14 @@ def test_a_profiled_run_and_one_without_all_its_rows_have_no_time():
         ({"completed": False}, "stopped early", "it never says that it completed"),
         ({"planned_steps": 41, "completed": False}, "stopped early", "ended at iteration 40 of 41"),
         ({}, "end unknown", "the log says neither how far it should go nor an end"),
-        ({"extra": {"state": "running"}}, "running", "its status says running"),
-        ({"extra": {"state": "interrupted"}}, "interrupted", "it was asked to stop, and"),
-        ({"extra": {"missing_steps": "m"}, "completed": True}, "rows missing", "m"),
+        ({"state": "running"}, "running", "its status says running"),
+        ({"state": "interrupted"}, "interrupted", "it was asked to stop, and"),
+        ({"missing_steps": "m", "completed": True}, "rows missing", "m"),
         ({"failure": Failure("aborted", 3, "  Aborted ")}, "aborted", "line 3: Aborted"),
         ({"failure": Failure("launcher", 3, "x")}, "no data", "line 3: x"),
         ({"n": 0, "planned_steps": 9}, "no data", "no iteration was logged"),
         (
-            {"n": 0, "extra": {"tables": ["kernels", "api"]}},
+            {"n": 0, "tables": ["kernels", "api"]},
             "no data",
             "a profile, without steps: k",
         ),
@@ -86,18 +97,18 @@ def test_an_end_is_proven_by_what_is_nearest_to_it(known, verdict, reason):
     found = judge(record(**known))
     assert found.verdict == verdict and found.reasons[0].startswith(reason)
     fine = verdict in ("complete", "end unknown")
-    assert quality.unfinished(record(**known)) == ("" if fine else verdict)
+    assert unfinished(record(**known)) == ("" if fine else verdict)
 
 
 def test_what_proves_the_verdict_is_not_said_again_as_a_flag():
-    found = judge(record(extra={"missing_steps": "m"}, completed=True, oversubscribed=True))
+    found = judge(record(missing_steps="m", completed=True, oversubscribed=True))
     assert found.reasons == ["m", "oversubscribed: more ranks than cores"] and found.unfit
 
 
 def test_pending_needs_no_proof_and_a_line_stands_before_it():
-    found = judge(record(0, extra={"state": "pending"}))
+    found = judge(record(0, state="pending"))
     assert (found.verdict, found.reasons, found.line_no) == ("pending", [], 0)
-    said = Judgement("v", 7, "proof", ["flag"], ["note"])
+    said = Judgement("v", 7, "proof", [Reason("f", "flag")], ["note"])
     assert said.reasons == ["line 7: proof", "flag", "note"]
 
 
@@ -137,14 +148,14 @@ def test_entries_that_average_ten_iterations_skip_ten():
     assert flags(interval=10, skipped=np.full(40, 10.0))[0].startswith("all 40 entries skipped")
     assert flags(interval=2) == [hidden.replace("10", "2")]
     running = "running averages are printed as iterations: their spread is hidden"
-    assert flags(extra={"running_average": True}, interval=10) == [running]
+    assert flags(running_average=True, interval=10) == [running]
     some = [
         record(),
         record(interval=10),
         record(interval=10),
-        record(extra={"running_average": 1}),
+        record(running_average=True),
     ]
-    assert quality.averages(some) == [f"{hidden}: x.log, x.log", f"{running}: x.log"]
+    assert averages(some) == [f"{hidden}: x.log, x.log", f"{running}: x.log"]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +178,7 @@ def test_entries_that_average_ten_iterations_skip_ten():
 def test_a_loss_explodes_above_its_lowest_and_near_its_beginning(loss, flag):
     found = flags(len(loss), loss=loss)
     assert len(found) == bool(flag) and (not flag or found[0].startswith(flag))
-    nan = flags(loss=np.full(40, 2.0), extra={"nan_iterations": 3})
+    nan = flags(loss=np.full(40, 2.0), nan_iterations=3)
     assert nan == ["the loss is NaN in 3 of 40 iterations"]
 
 
@@ -238,9 +249,9 @@ def test_a_window_is_two_numbers_in_order():
     for text in ("7:3", "3", "3:", ":3", "a:b", ""):
         with pytest.raises(argparse.ArgumentTypeError, match="is not FIRST:LAST"):
             parse_window(text)
-    assert quality.describe_rule((3, 7), "median") == "median of iterations 3 to 7"
-    assert quality.describe_rule(None, "median").startswith("median after the warm-up")
-    assert quality.describe_rule((3, 7), "seed").startswith("mean of all iterations, cut to whole")
+    assert describe_rule((3, 7), "median") == "median of iterations 3 to 7"
+    assert describe_rule(None, "median").startswith("median after the warm-up")
+    assert describe_rule((3, 7), "seed").startswith("mean of all iterations, cut to whole")
 
 
 def test_the_table_has_a_row_a_run():

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.quality import judge, timed
-from analysis.readers import read
-from analysis.records import Refusal
+from analysis.logs.readers import read
+from analysis.logs.record import Refusal
+from analysis.logs.verdict import judge, timed
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared")) / "logs"

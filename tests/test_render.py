@@ -1,5 +1,7 @@
 """Rendered scripts: committed as rendered, valid shell, and never run what a value says."""
 
+import json
+import os
 import re
 import shlex
 import shutil
@@ -12,39 +14,64 @@ from pathlib import Path
 import pytest
 
 from models.errors import UsageError
-from parallel.clusters import cluster, cluster_of
-from parallel.study import load_study
-from slurm import jobs
-from slurm.render import MARK, job_of, main, render, script_folder, seconds, write
+from parallel.config.clusters import CLUSTERS, cluster, cluster_of
+from parallel.config.study import load_study
+from slurm import states
+from slurm.render import MARK, batches, job_of, main, script, seconds, study_script
 from tests.conftest import ROOT
 
-STUDIES = [p for p in sorted((ROOT / "slurm").glob("*.toml")) if p.name != "clusters.toml"]
+STUDIES = [p for p in sorted((ROOT / "slurm").rglob("*.toml")) if p.name != "clusters.toml"]
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
 def test_what_is_committed_is_what_the_study_renders_to(path):
-    study = load_study(path)
-    committed = {p.stem: p.read_text() for p in script_folder(study).glob("*.slurm")}
-    assert committed == {name: render(study, name, study.cluster) for name in study.settings}
+    assert path.with_suffix(".slurm").read_text() == study_script(load_study(path))
+
+
+def test_every_committed_script_is_of_a_study_and_they_are_short():
+    scripts = [*(ROOT / "slurm").rglob("*.slurm"), *(ROOT / "slurm").rglob("*.sh")]
+    studies = {path.with_suffix(".slurm") for path in STUDIES}
+    assert {path for path in scripts if path.suffix == ".slurm"} == studies
+    assert sum(path.read_text().count("\n") for path in scripts) <= 3000
+
+
+def test_the_sweeps_of_the_top_folder_fit_four_small_nodes():
+    for path in (ROOT / "slurm").glob("*.slurm"):
+        study = load_study(path.with_suffix(".toml"))
+        assert study.cluster.name == "local-test"
+        assert all(job_of(study, name, study.cluster).nodes <= 4 for name in study.settings)
 
 
 def test_every_script_passes_shellcheck():
-    """Before "ranks=" a script has comments and its values, each one quoted word; what comes after
-    is one of a few texts, of which shellcheck sees each in one whole script."""
+    """Of a rendered script, what differs is the array of settings, each one quoted word; shellcheck
+    sees one script with every kind of setting."""
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not here (apt-get install shellcheck)")
-    programs = {}
-    for path in sorted((ROOT / "slurm").glob("*/*.slurm")):
-        values, program = path.read_text().split("\nranks=", 1)
-        for line in values.splitlines():
-            given = shlex.split(line, comments=True)
-            assert given in ([], ["set", "-uo", "pipefail"]) or (
-                len(given) == 1 and re.match(r"[a-z_]+=", line)
-            ), f"{path}: {line}"
-        programs[program] = str(path)
-    assert 1 < len(programs) < 30
-    done = subprocess.run(["shellcheck", *programs.values()], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[:2000]
+    program = (ROOT / "slurm/job.sh").read_text().removeprefix("#!/bin/bash\n")
+    for path in STUDIES:
+        study = load_study(path)
+        for names in batches(study, list(study.settings), Path("logs")):
+            head, settings = script(study, names, study.cluster).split("\nsettings=(\n")
+            settings, rest = settings.split("\n)\n", 1)
+            assert all(line.startswith("#") for line in head.splitlines() if line)
+            for line in settings.splitlines():
+                (word,) = shlex.split(line, comments=True)
+                assert re.match(r"[a-z_]+=", word), f"{path}: {line}"
+            assert rest.endswith(program)
+    files = [*(ROOT / "slurm").rglob("*.sh"), *(ROOT / "slurm").rglob("*.slurm")]
+    study = load_study(ROOT / "slurm/published/gpt2-two-nodes.toml")
+    whole = script(study, list(study.settings), study.cluster)
+    for given, text in (([*map(str, files)], ""), (["-"], whole)):
+        done = subprocess.run(
+            ["shellcheck", *given], input=text, cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout[:2000]
+
+
+def header(text: str) -> list[str]:
+    """The options that sbatch finds in a script: of the lines before its first command."""
+    lines = text.split("\nsettings=(\n")[0].splitlines()
+    return [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
 
 
 def test_the_header_asks_for_what_the_run_needs(tmp_path):
@@ -54,9 +81,8 @@ def test_the_header_asks_for_what_the_run_needs(tmp_path):
         '[[run]]\nengine = "megatron"\npreset = "1.7b"\ngpus = 8\ntp = 4\nglobal_batch = 8\n'
     )
     study = load_study(path)
-    text = render(study, "megatron-tp4-dp2", study.cluster)
-    header = [line.removeprefix("#SBATCH ") for line in text.splitlines() if "#SBATCH" in line]
-    assert header == [
+    text = script(study, ["megatron-tp4-dp2"], study.cluster)
+    assert header(text) == [
         "--job-name=megatron-tp4-dp2",
         "--comment=dgx",
         "--partition=gpu_p13",
@@ -105,8 +131,11 @@ def run_script(
     for tool, body in fakes.items():
         (folder / tool).write_text(f"#!/bin/bash\n{body}")
         (folder / tool).chmod(0o755)
-    script = tmp_path / "job.slurm"
-    script.write_text(text)
+    (tmp_path / "slurm").mkdir(exist_ok=True)
+    for name in ("job.sh", "clusters.toml"):
+        shutil.copy(ROOT / "slurm" / name, tmp_path / "slurm")
+    path = tmp_path / "job.slurm"
+    path.write_text(text)
     environment = {
         "PATH": f"{folder}:/usr/bin:/bin",
         "HOME": "/home/me",
@@ -117,7 +146,7 @@ def run_script(
         "SLURM_JOB_NUM_NODES": "1",
     }
     return subprocess.run(
-        ["bash", str(script), *arguments],
+        ["bash", str(path), *arguments],
         cwd=tmp_path,
         env=environment | variables,
         stdout=stdout or subprocess.PIPE,
@@ -130,9 +159,9 @@ def run_script(
 def test_no_value_ever_runs(tmp_path, word):
     """Run the script up to srun, for which a harmless stand-in is put in the path."""
     base = {"description": word, "gpus_per_node": 2, "cores_per_node": 2}
-    values = {"environment": {"EVIL": word}, "network": {"NET": word}, "modules": [word]}
+    values = {"environment": {"EVIL": word}, "network": {"NET": word}, "srun": [f"--x={word}"]}
     values["scratch"] = "${HOME}/" + word
-    where = cluster_of("hostile", base | values, "test")
+    where = cluster_of("hostile", base | values, CLUSTERS)
     (tmp_path / "logs").mkdir()
     path = tmp_path / f"{word}.toml"
     quoted = word.encode("unicode_escape").decode().replace('"', '\\"')
@@ -140,16 +169,16 @@ def test_no_value_ever_runs(tmp_path, word):
         f'question = "{quoted}"\n[slurm]\nenvironment = {{ MINE = "{quoted}" }}\n[[run]]\n'
     )
     study = replace(load_study(path), cluster=where)
-    text = render(study, "ddp", where)
-    assert text.count("#SBATCH") == 11  # no value has made a line of its own
+    text = script(study, ["ddp"], where)
+    assert len(header(text)) == 11  # no value has made a line of its own
     seen = 'printf "%s\\0" "$EVIL" "$NET" "$MINE" "$TRITON_CACHE_DIR" "$@" >"$SEEN"\n'
-    tools = {"srun": seen, "module": 'printf "%s\\0" "$@" >"$SEEN.modules"\n'}
+    tools = {"srun": seen}
     done = run_script(tmp_path, text, tools, SEEN=str(tmp_path / "seen"))
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.rglob("pwned"))
-    assert (tmp_path / "seen.modules").read_text().split("\0")[:2] == ["load", word]
     given = (tmp_path / "seen").read_text().split("\0")
     assert given[:4] == [word, word, word, f"/home/me/{word}/triton"]
+    assert f"--x={word}" in given
     assert given[given.index("--study") + 1] == str(path)
     assert (tmp_path / "logs" / word / "ddp" / "77.exit").read_text() == "0\n"
 
@@ -165,13 +194,13 @@ def test_proof_is_left_when_asked_for_and_a_tool_that_is_absent_is_noted(tmp_pat
         f' "$NCCL_DEBUG_FILE" "$NCCL_TOPO_DUMP_FILE" >{tmp_path}/seen\n'
         f"if [[ -d {folder}/77.profiles ]]; then\n"
         f"touch {folder}/77.profiles/nsys_77_n1.nsys-rep\nfi",
-        "python": '[[ $2 != parallel.environment ]] || touch "$3"\n',
+        "python": '[[ $2 != parallel.record.environment ]] || touch "$3"\n',
     }
     if there:
         tools |= {"nsys": 'echo "$1 of ${2##*/}"', "ibstat": "echo mlx5_0"}
         tools |= {"nvidia-smi": "echo $*"}
     switches = dict.fromkeys(("NSYS", "NCCL_LOGS", "TORCHRUN_LOGS", "DIST_DEBUG"), "1")
-    done = run_script(tmp_path, render(study, "ddp", study.cluster), tools, **switches)
+    done = run_script(tmp_path, script(study, ["ddp"], study.cluster), tools, **switches)
     assert done.returncode == 0, done.stderr
     seen = (tmp_path / "seen").read_text().splitlines()
     assert seen[seen.index("--log-dir") + 1] == "logs/proof/ddp/77.torchrun"
@@ -190,12 +219,25 @@ def test_proof_is_left_when_asked_for_and_a_tool_that_is_absent_is_noted(tmp_pat
         assert "nsys" not in seen and not left and len(skipped) == 3
         assert "slurm: skipped the profile: no nsys here" in skipped
     (tmp_path / "seen").unlink()
-    run_script(tmp_path, render(study, "ddp", study.cluster), tools, SLURM_JOB_ID="78")
+    run_script(tmp_path, script(study, ["ddp"], study.cluster), tools, SLURM_JOB_ID="78")
     seen = (tmp_path / "seen").read_text().splitlines()
     assert "nsys" not in seen and "--log-dir" not in seen and "debug=" in seen
     assert {p.name for p in folder.glob("78.*")} == {
-        f"78.{kind}" for kind in ("env", "exit", "job", "slurm", "submitted")
+        f"78.{kind}" for kind in "env exit job slurm submitted study.toml clusters.toml".split()
     }
+
+
+def test_nccls_files_are_in_a_run_folder_that_is_given_as_an_absolute_path(tmp_path):
+    study, logs = study_on(tmp_path), tmp_path / "elsewhere"
+    tools = {
+        "srun": f'printf "%s\\n" "$NCCL_DEBUG_FILE" "$NCCL_TOPO_DUMP_FILE" >{tmp_path}/seen\n',
+        "python": '[[ $2 != parallel.record.environment ]] || touch "$3"\n',
+    }
+    text = script(study, ["ddp"], study.cluster, logs)
+    assert run_script(tmp_path, text, tools, NCCL_LOGS="1").returncode == 0
+    folder = logs / "one" / "ddp" / "77.nccl"
+    files = [str(folder / "nccl_rank_%h_%p.log"), str(folder / "nccl_topo.xml")]
+    assert (tmp_path / "seen").read_text().splitlines() == files and folder.is_dir()
 
 
 def study_on(tmp_path, **facts):
@@ -203,15 +245,39 @@ def study_on(tmp_path, **facts):
     path = tmp_path / "one.toml"
     path.write_text('question = "?"\n[[run]]\n')
     base = {"description": "x", "gpus_per_node": 2, "cores_per_node": 2}
-    return replace(load_study(path), cluster=cluster_of("mine", base | facts, "test"))
+    return replace(load_study(path), cluster=cluster_of("mine", base | facts, CLUSTERS))
 
 
 @pytest.mark.parametrize(
     ("facts", "tools", "reason"),
     [
-        ({"modules": ["cuda/12"]}, {"module": "exit 1"}, "module load cuda/12 ended with status 1"),
-        ({"modules": ["a", "b"]}, {"module": "[[ $2 == a ]]"}, "module load b ended with status 1"),
-        ({"modules": ["cuda"]}, {}, "module load cuda ended with status 127"),
+        (
+            {"setup": ["module load cuda/12"]},
+            {"module": "echo 'Lmod: no such module' >&2; exit 1"},
+            "setup: module load cuda/12: status 1: Lmod: no such module",
+        ),
+        (  # Environment Modules before version 4
+            {"setup": ["module load cuda"]},
+            {"module": "echo \"x.c(213):ERROR:105: Unable to locate 'cuda'\" >&2"},
+            "setup: module load cuda: status 0: x.c(213):ERROR:105: Unable to locate 'cuda'",
+        ),
+        (
+            {"setup": ["module load a", "module load b"]},
+            {"module": "[[ $2 == a ]]"},
+            "setup: module load b: status 1: ",
+        ),
+        (
+            {"setup": ["source env.sh"]},
+            {},
+            "setup: source env.sh: status 1: JOB: line 1: env.sh: No",
+        ),
+        ({"setup": ["exit 0"]}, {}, "setup: exit 0: it ended the job"),
+        (
+            {"setup": ["true", "cd /nowhere"]},
+            {},
+            "setup: cd /nowhere: status 1: JOB: line 1: cd: /no",
+        ),
+        ({"master_addr_suffix": "-ib0"}, {}, "master_addr_suffix: no host is called localhost-ib0"),
         ({"environment": {"UID": "x"}}, {}, "export UID: not possible"),
         ({"scratch": "${NOWHERE}/x"}, {}, "scratch: NOWHERE is not set"),
         (
@@ -229,14 +295,34 @@ def study_on(tmp_path, **facts):
 def test_a_set_up_that_fails_ends_the_job_with_its_reason(tmp_path, facts, tools, reason):
     study = study_on(tmp_path, **facts)
     tools |= {"srun": f"touch {tmp_path}/trained\n", "python": f'echo "$*" >>{tmp_path}/marked\n'}
-    done = run_script(tmp_path, render(study, "ddp", study.cluster), tools)
-    assert done.returncode == 1 and f"slurm: failed: {reason}\n" in done.stdout, done.stderr
+    done = run_script(tmp_path, script(study, ["ddp"], study.cluster), tools)
+    job = str(tmp_path / "job.slurm")
+    said = re.sub(rf"{re.escape(job)}: line \d+", "JOB: line 1", done.stdout)
+    assert done.returncode == 1 and f"slurm: failed: {reason}" in said, done.stderr
     folder = tmp_path / "logs" / "one" / "ddp"
     assert (folder / "77.exit").read_text() == "1\n" and not (tmp_path / "trained").exists()
-    log = done.stderr + done.stdout
-    assert jobs.cause(log) == f"slurm: failed: {reason}"
+    kind, noted = states.read_end(folder, "77")
+    assert kind == "refused" and f"slurm: failed: {noted}\n" in done.stdout
+    row = states.judge("ddp", folder, 20, states.Job(77, "FAILED", "1:0"), 77)
+    assert (row.state, row.line, row.kind) == ("failed", " ".join(noted.split()), "refused")
     if "PYTHON" not in facts.get("environment", {}):
-        assert f"-m slurm.mark logs/one/ddp {reason} " in (tmp_path / "marked").read_text()
+        assert "-m slurm.record_end logs/one/ddp 77 1\n" in (tmp_path / "marked").read_text()
+
+
+def test_what_the_set_up_sets_stays_and_what_it_says_is_kept(tmp_path):
+    lines = [
+        "export A=1 B=$UNSET",
+        "echo a warning >&2",
+        "set -e",
+        "false || true",
+        "f() { :; }; f",
+    ]
+    study = study_on(tmp_path, setup=lines)
+    tools = {"srun": f'echo "A=$A" >{tmp_path}/seen\nexit 3'}
+    done = run_script(tmp_path, script(study, ["ddp"], study.cluster), tools)
+    assert (tmp_path / "seen").read_text() == "A=1\n"
+    assert done.returncode == 3 and "a warning" in done.stderr
+    assert (tmp_path / "logs/one/ddp/77.exit").read_text() == "3\n"  # set -e did not end it before
 
 
 def test_a_clusters_own_python_runs_the_job(tmp_path):
@@ -244,17 +330,169 @@ def test_a_clusters_own_python_runs_the_job(tmp_path):
     (tmp_path / "own").chmod(0o755)
     study = study_on(tmp_path, environment={"PYTHON": str(tmp_path / "own")})
     tools = {"srun": f'printf "%s\n" "$@" >{tmp_path}/seen\n', "python": "exit 9"}
-    done = run_script(tmp_path, render(study, "ddp", study.cluster), tools)
+    done = run_script(tmp_path, script(study, ["ddp"], study.cluster), tools)
     assert done.returncode == 0, done.stderr
-    assert "parallel.environment" in (tmp_path / "ran").read_text()
+    assert "parallel.record.environment" in (tmp_path / "ran").read_text()
     assert (tmp_path / "seen").read_text().splitlines().count(str(tmp_path / "own")) == 2
 
 
+def launch_of(tmp_path, **facts) -> list[str]:
+    """What srun is given on a cluster with these facts."""
+    study = study_on(tmp_path, **facts)
+    tools = {"srun": f'printf "%s\\n" "$@" >{tmp_path}/seen\n'}
+    done = run_script(tmp_path, script(study, ["ddp"], study.cluster), tools, SCRATCH="/scratch/me")
+    assert done.returncode == 0, done.stderr + done.stdout
+    return (tmp_path / "seen").read_text().splitlines()
+
+
+INSIDE = ["py3", "-m", "slurm.forward_signals", "py3", "-m", "torch.distributed.run"]
+
+
+@pytest.mark.parametrize("request_", ["gres", "none"])
+@pytest.mark.parametrize("runtime", ["apptainer", "pyxis", "charliecloud"])
+def test_the_launch_enters_the_container_once_with_all_that_it_needs(tmp_path, runtime, request_):
+    image = {"runtime": runtime, "image": "${SCRATCH}/gpt.img", "python": "py3"}
+    image["mounts"] = ["/data", "/a b:/b", "${SCRATCH}/x"]
+    srun = ["--cpu-bind=cores", "--mpi=none"]
+    words = launch_of(tmp_path, container=image, srun=srun, gpu_request=request_)
+    here = str(tmp_path)
+    bound = [f"{here}:{here}", "/data:/data", "/a b:/b", "/scratch/me/x:/scratch/me/x"]
+    start = words.index("--mpi=none") + 1
+    assert words[start - 2] == "--cpu-bind=cores"
+    entering, inside = words[start : words.index("py3")], words[words.index("py3") :]
+    if runtime == "apptainer":
+        expected = ["apptainer", "exec", "--pwd", here, *(["--nv"] if request_ == "gres" else [])]
+        expected += [word for mount in bound for word in ("--bind", mount)]
+        expected += ["/scratch/me/gpt.img"]
+    elif runtime == "pyxis":
+        expected = ["--container-image=/scratch/me/gpt.img", f"--container-workdir={here}"]
+        expected += [f"--container-mounts={','.join(bound)}"]
+    else:
+        expected = ["ch-run", "--cd", here]
+        expected += [word for mount in bound for word in ("--bind", mount)]
+        expected += ["/scratch/me/gpt.img", "--"]
+    assert entering == expected
+    assert [word for word in inside if not word.startswith("--")][: len(INSIDE)] == INSIDE
+    assert words.count(expected[0]) == 1 and inside.count("py3") == 2
+
+
+def test_without_a_container_the_clusters_python_is_launched(tmp_path):
+    study = study_on(tmp_path, python="/opt/python3.12")
+    assert "\n  python=/opt/python3.12\n" in script(study, ["ddp"], study.cluster)
+    words = launch_of(tmp_path, python="other")  # PYTHON, which the tests set, comes first
+    assert words[words.index("-m") - 1] == str(tmp_path / "bin" / "python")
+
+
+def test_a_run_folder_on_another_file_system_is_mounted_too(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "repository").mkdir()
+    (tmp_path / "repository" / "logs").symlink_to(tmp_path / "elsewhere")
+    image = {"runtime": "apptainer", "image": "a.sif"}
+    words = launch_of(tmp_path / "repository", container=image)
+    assert f"{tmp_path}/elsewhere/one/ddp:{tmp_path}/elsewhere/one/ddp" in words
+
+
+def test_the_signal_comes_when_the_site_wants_it(tmp_path):
+    study = study_on(tmp_path, signal_lead_s=300)
+    text = script(study, ["ddp"], study.cluster)
+    assert "--signal=B:USR1@300\n" in text and "\n  lead=300\n" in text
+    study = study_on(tmp_path, signal_lead_s=300, time="00:05:00")
+    with pytest.raises(UsageError, match="signal_lead_s 300 is not below the time limit 00:05:00"):
+        script(study, ["ddp"], study.cluster)
+
+
 def test_what_a_sites_module_function_leaves_unset_does_not_end_the_job(tmp_path):
-    study = study_on(tmp_path, modules=["cuda"])
-    text = render(study, "ddp", study.cluster)
-    text = text.replace("set +u", 'module() { echo "$SITE_HAS_NOT_SET_THIS"; }\nset +u')
+    lines = ['module() { echo "$SITE_HAS_NOT_SET_THIS"; }', "module load cuda"]
+    study = study_on(tmp_path, setup=lines)
+    text = script(study, ["ddp"], study.cluster)
     assert run_script(tmp_path, text, {"srun": ""}).returncode == 0
+
+
+def test_a_job_of_another_version_ends_with_one_line(tmp_path):
+    study = study_on(tmp_path)
+    text = script(study, ["ddp"], study.cluster).replace("\nversion=", "\nversion=9")
+    tools = {"srun": f"touch {tmp_path}/trained\n", "python": f'echo "$*" >>{tmp_path}/marked\n'}
+    done = run_script(tmp_path, text, tools)
+    assert done.returncode == 1 and done.stdout.count("\n") == 1
+    assert done.stdout.startswith("slurm: failed: queued with version 9"), done.stdout
+    assert "slurm.record_end logs/one/ddp 77 1" in (tmp_path / "marked").read_text()
+    assert states.read_end(tmp_path / "logs/one/ddp", "77")[1].startswith("queued with version 9")
+    assert (tmp_path / "logs/one/ddp/77.exit").read_text() == "1\n"
+    assert not (tmp_path / "trained").exists()
+
+
+def test_a_script_without_a_run_and_a_setting_that_is_not_known_are_refused(tmp_path):
+    done = run_script(tmp_path, (ROOT / "slurm/job.sh").read_text(), {})
+    assert done.returncode == 2 and "python -m slurm.submit STUDY" in done.stderr
+    study = study_on(tmp_path)
+    text = script(study, ["ddp"], study.cluster).replace("  ranks=", "  speed=")
+    done = run_script(tmp_path, text, {})
+    assert done.returncode == 2 and "knows no setting speed" in done.stderr
+
+
+def test_an_attempt_keeps_what_it_is_made_of_and_its_script_can_be_submitted_alone(tmp_path):
+    """The second job of an array: its copy of the script is the one rendered for it alone."""
+    path = tmp_path / "two.toml"
+    path.write_text(
+        'question = "?"\ncluster = "local-test"\n[[sweep]]\nproduct = { seed = [1, 2] }\n'
+    )
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e"]
+    (tmp_path / "code").write_text("one\n")
+    for words in (["init", "-q"], ["add", "code"], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *words], cwd=tmp_path, check=True)
+    (tmp_path / "code").write_text("two\n")
+    study = load_study(path)
+    names = list(study.settings)
+    assert batches(study, names, Path("logs")) == [names]
+    array = {"SLURM_ARRAY_JOB_ID": "76", "SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_NAME": "two"}
+    tools = {"srun": "", "scontrol": f'echo "$*" >>{tmp_path}/asked; echo localhost\n'}
+    done = run_script(tmp_path, script(study, names, study.cluster), tools, **array)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "logs/two/ddp-seed2"
+    kept = {p.name.removeprefix("77."): p.read_text() for p in folder.glob("77.*")}
+    assert kept["slurm"] == script(study, ["ddp-seed2"], study.cluster)
+    assert kept["study.toml"] == path.read_text()
+    assert kept["clusters.toml"] == (ROOT / "slurm/clusters.toml").read_text()
+    head = subprocess.run([*git, "rev-parse", "HEAD"], cwd=tmp_path, capture_output=True, text=True)
+    assert kept["commit"] == head.stdout
+    assert "-one\n+two\n" in kept["diff"] and kept["exit"] == "0\n"
+    assert json.loads(kept["submitted"])["run"] == "ddp-seed2"
+    asked = (tmp_path / "asked").read_text().splitlines()  # a plain 76 would name every job of it
+    assert asked[:2] == ["update jobid=76_1 jobname=ddp-seed2", "show job 76_1"]
+
+
+def test_a_study_script_submits_from_the_root_alone_and_passes_on_what_it_is_given(tmp_path):
+    own = str(ROOT / "slurm/layouts.slurm")
+    done = subprocess.run(["bash", own], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr == "submit from the repository's root\n"
+    (tmp_path / "python").write_text('#!/bin/bash\n[[ $1 == -c ]] || printf "%s\\n" "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    given = ["slurm/parity.slurm", "--only", "failed"]
+    environment = {"PATH": os.environ["PATH"], "PYTHON": str(tmp_path / "python")}
+    done = subprocess.run(
+        ["bash", own, *given], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines() == ["-m", "slurm.submit", "slurm/layouts.toml", *given]
+    (tmp_path / "python").write_text("#!/bin/bash\nexit 1\n")  # as one without tomllib
+    done = subprocess.run(["bash", own], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and "is no Python 3.11 or newer: run make setup" in done.stderr
+
+
+def test_the_names_or_one_script_are_printed_alone(tmp_path, capsys):
+    path = tmp_path / "few.toml"
+    path.write_text(
+        'question = "?"\ncluster = "local-test"\n[[sweep]]\nproduct = { seed = [1, 2] }\n'
+    )
+    study = load_study(path)
+    assert main([str(path), "--list"]) == 0
+    assert capsys.readouterr().out == "ddp-seed1\nddp-seed2\n"
+    assert main([str(path), "--run", "ddp-seed2"]) == 0
+    assert capsys.readouterr().out == script(study, ["ddp-seed2"], study.cluster)
+    assert main([str(path), "--run", "ddp-seed3"]) == 2
+    assert "no run 'ddp-seed3'; it has: ddp-seed1, ddp-seed2" in capsys.readouterr().err
+    assert not path.with_suffix(".slurm").exists()
+    assert main([str(path)]) == 0
+    assert path.with_suffix(".slurm").read_text() == study_script(study)
 
 
 @pytest.mark.parametrize("end", ["runs", "fails", "is skipped", "is killed"])
@@ -278,7 +516,7 @@ def test_the_jobs_log_is_never_lost(tmp_path, elsewhere, end):
             arguments = ["job.slurm", "job.slurm"]
         with (tmp_path / "ddp-77.out").open("a") as log:
             print("before", file=log, flush=True)
-            text = render(study, "ddp", study.cluster)
+            text = script(study, ["ddp"], study.cluster)
             run_script(tmp_path, text, tools, *arguments, stdout=log, stderr=subprocess.STDOUT)
             print("after", file=log, flush=True)  # slurmstepd's word
         name, word = {
@@ -296,7 +534,8 @@ def test_the_jobs_log_is_never_lost(tmp_path, elsewhere, end):
 
 def test_a_job_submitted_from_another_folder_leaves_its_word_there(tmp_path):
     """Slurm opens a job's log before its script runs: in a folder that is always there."""
-    text = render(study := load_study(ROOT / "slurm/layouts.toml"), "ddp-dp4", study.cluster)
+    study = load_study(ROOT / "slurm/layouts.toml")
+    text = script(study, ["ddp"], study.cluster)
     assert "#SBATCH --output=%x-%j.out\n" in text
     done = run_script(tmp_path, text, {})
     assert done.returncode == 2
@@ -318,7 +557,7 @@ def attempt(tmp_path, restart: int, max_restarts: int = 2):
         """echo '{"state": "interrupted"}' >status.json\nexit 1\n""",
         "python": f'echo "$*" >>{tmp_path}/marked\n',
     }
-    text = render(study, "ddp", study.cluster)
+    text = script(study, ["ddp"], study.cluster)
     done = run_script(tmp_path, text, tools, SLURM_RESTART_COUNT=str(restart))
     seen = [name for name in ("trained", "requeued") if (tmp_path / name).exists()]
     return done, seen
@@ -341,7 +580,7 @@ def test_a_run_that_gains_a_step_per_time_limit_is_not_restarted_for_ever(
     assert (done.returncode, happened) == (75, seen), done.stderr
     assert says in done.stdout and (says or "max_restarts" not in done.stdout)
     if not seen:
-        assert "slurm.mark" in (tmp_path / "marked").read_text()
+        assert "slurm.record_end" in (tmp_path / "marked").read_text()
 
 
 @pytest.mark.parametrize("account", ["", "its@own $(touch pwned)"])
@@ -350,13 +589,12 @@ def test_the_others_are_submitted_once_with_the_account_of_the_first(account, tm
     path.write_text(
         'question = "?"\ncluster = "local-test"\n[[sweep]]\nproduct = { seed = [1, 2] }\n'
     )
-    study = load_study(path)
-    own, other = map(str, write(study))
+    assert main([str(path), "--out", str(tmp_path / "list")]) == 0
+    own, other = (str(tmp_path / "list" / f"ddp-seed{n}.slurm") for n in (1, 2))
     sbatch = f'echo "${{SBATCH_ACCOUNT-none}} ${{SLURM_JOB_ID-none}} $*" >>{tmp_path}/sent\n'
-    text = render(study, "ddp-seed1", study.cluster)
     given = {"SLURM_JOB_ACCOUNT": account, "SLURM_JOB_NAME": "ddp-seed1"}
     tools = {"sbatch": sbatch, "srun": ""}
-    said = ""
+    said, text = "", Path(own).read_text()
     for _ in range(2):  # a restart does not submit them again
         done = run_script(tmp_path, text, tools, own, other, "gone.slurm", other, **given)
         assert done.returncode == 0, done.stderr
@@ -371,8 +609,11 @@ def test_what_cannot_be_written_is_said_in_a_line(tmp_path, capsys):
     path = tmp_path / "few.toml"
     path.write_text('question = "?"\ncluster = "local-test"\n[[run]]\n')
     (tmp_path / "few").touch()
-    assert main([str(path)]) == 2
+    assert main([str(path), "--out", str(tmp_path / "few")]) == 2
     assert capsys.readouterr().err.startswith(f"slurm.render: cannot write {tmp_path}/few: ")
+    (tmp_path / "few.slurm").mkdir()
+    assert main([str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"slurm.render: cannot write {tmp_path}/few.slurm: ")
 
 
 def test_restarts_are_in_the_estimate(tmp_path, capsys):
@@ -393,11 +634,11 @@ def test_restarts_are_in_the_estimate(tmp_path, capsys):
 
 def test_a_hostile_logs_folder_is_data():
     study = load_study(ROOT / "slurm/layouts.toml")
-    text = render(study, "ddp-dp4", study.cluster, logs=Path("a b\n#SBATCH --nodes=99"))
-    header, program = text.split("set -uo pipefail")
-    assert header.count("#SBATCH") == 12 and "--nodes=99" not in header
-    values = shlex.split(program.split("\nranks=")[0], comments=True)
-    assert "folder=a b\n#SBATCH --nodes=99/layouts/ddp-dp4" in values
+    text = script(study, ["ddp"], study.cluster, logs=Path("a b\n#SBATCH --nodes=99"))
+    assert len(header(text)) == 12 and "--nodes=99" not in header(text)
+    settings = text.split("\nsettings=(\n")[1].split("\n)\n")[0]
+    values = shlex.split(settings, comments=True)
+    assert "study_folder=a b\n#SBATCH --nodes=99/layouts" in values
 
 
 @pytest.mark.parametrize(
@@ -438,7 +679,7 @@ def test_a_dry_run_refuses_what_the_real_one_refuses(case, tmp_path, capsys):
     if "folder in" in case:
         (tmp_path / "few" / "ddp.slurm").mkdir(parents=True)
     for dry in (["--dry-run"], []):
-        assert main([str(path), *dry]) == 2
+        assert main([str(path), "--out", str(tmp_path / "few"), *dry]) == 2
         said = capsys.readouterr().err
         assert words in said and said.count("\n") == 1
 
@@ -450,9 +691,9 @@ def test_two_thousand_scripts_render_in_two_seconds(tmp_path):
         f"product = {{ seed = {list(range(2000))} }}\n"
     )
     before = time.process_time()  # of this process: others may want the same cores
-    study = load_study(path)
-    paths = write(study)
-    assert time.process_time() - before < 2 and len(paths) == 2000
+    assert main([str(path), "--out", str(tmp_path / "scripts")]) == 0
+    assert time.process_time() - before < 2
+    assert len(list((tmp_path / "scripts").iterdir())) == 2000
 
 
 def test_scripts_of_runs_that_are_gone_are_removed_and_others_kept(tmp_path):
@@ -462,7 +703,7 @@ def test_scripts_of_runs_that_are_gone_are_removed_and_others_kept(tmp_path):
     folder.mkdir()
     (folder / "gone.slurm").write_text(f"{MARK} few.toml\n")
     (folder / "mine.slurm").write_text("my own\n")
-    assert main([str(path)]) == 0
+    assert main([str(path), "--out", str(folder)]) == 0
     assert sorted(p.name for p in folder.iterdir()) == ["ddp.slurm", "mine.slurm"]
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from analysis.repeats import log_ratio, repeat_noise, spread_of, student_t95
+from analysis.common.statistics import log_ratio, repeat_noise, spread_of, student_t95
 
 
 @pytest.mark.parametrize(

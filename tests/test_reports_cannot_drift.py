@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from analysis import plots, report
+from analysis.common import plots as drawing
+from analysis.published import pictures
 from models.errors import UsageError
 from tests.fixture_runs import facts, write
 
@@ -12,7 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def marked():
-    return [p for p in (ROOT / "README.md", ROOT / "logs" / "README.md") if p.is_file()]
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "logs").rglob("*.md")]
+    return [p for p in pages if "<!-- report:" in p.read_text()]
 
 
 @pytest.mark.parametrize("path", marked(), ids=lambda p: str(p.relative_to(ROOT)))
@@ -62,8 +65,8 @@ def test_runs_make_blocks_too(tmp_path, monkeypatch):
 
 
 def test_pictures_are_drawn_as_png_and_svg_and_the_svg_repeats(tmp_path):
-    first = plots.published(tmp_path / "a")
-    second = plots.published(tmp_path / "b")
+    first = pictures.draw(tmp_path / "a")
+    second = pictures.draw(tmp_path / "b")
     assert [p.name for p in first] == [
         f"{name}.{kind}"
         for name in ("speedup", "tflops", "breakdown", "planned")
@@ -113,6 +116,6 @@ def test_a_studys_pictures_lie_beside_it_and_show_every_run(tmp_path, capsys):
 def test_every_row_of_a_size_is_a_point_and_the_line_goes_through_the_medians():
     sizes = [(1, 1.0), (2, 1.2), (2, 1.8), (2, 1.9), (4, 3.0)]
     rows = [{"gpus": g, "speedup": s, "step_s": 1 / s} for g, s in sizes]
-    line, points, ideal = plots.speedup({"ddp": rows}, "a study").axes[0].lines
+    line, points, ideal = drawing.speedup({"ddp": rows}, "a study").axes[0].lines
     assert list(zip(*points.get_data(), strict=True)) == sizes
     assert line.get_ydata().tolist() == [1.0, 1.8, 3.0] and ideal.get_ydata().tolist() == [1, 4]

@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from models import storage
 from models.errors import UsageError
-from parallel import artifacts, train
-from parallel import facts as parallel_facts
-from parallel.artifacts import RunFolder, find_runs, read_run, read_status
+from models.storage import write_json
+from parallel import train
+from parallel.record import facts as parallel_facts
+from parallel.record import lock, process
+from parallel.record.ends import Kind, kind_of, kind_of_error
+from parallel.record.reader import find_runs, read_run, read_status
+from parallel.record.writer import RunFolder
 from tests.fixture_runs import facts, write
 
 FACTS = {"run": "ddp"}
@@ -50,12 +55,60 @@ def test_partial_results_stay_and_are_labelled(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.begin(FACTS)
     folder.step(row(1))
-    folder.fail("RuntimeError: peer gone (rank 1)", rank=1)
-    folder.fail("SIGTERM (rank 0)", rank=0)
+    folder.fail(Kind.RAISED, "RuntimeError: peer gone (rank 1)", rank=1)
+    folder.fail(Kind.SIGNAL, "SIGTERM (rank 0)", rank=0)
     folder.close()
     run = read_run(tmp_path / "run")
     assert (run.state, run.reason) == ("failed", "RuntimeError: peer gone (rank 1)")
+    assert run.kind == Kind.RAISED
     assert len(run.steps) == 1 and not (tmp_path / "run" / "RUN_COMPLETE.txt").exists()
+
+
+def test_a_consequence_makes_room_for_what_is_known_later(tmp_path):
+    for first, stays in ((Kind.SIGNAL, False), (Kind.UNKNOWN, False), (Kind.HANG, True)):
+        folder = RunFolder(tmp_path / first)
+        folder.begin(FACTS)
+        folder.fail(first, "first", 0)
+        folder.explain(Kind.TIME_LIMIT, "time limit")
+        folder.close()
+        run = read_run(tmp_path / first)
+        assert (run.kind, run.reason) == ((first, "first") if stays else ("time limit",) * 2)
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("", Kind.UNKNOWN),
+        ("exit status 143", Kind.UNKNOWN),
+        ("exit status 1: srun: error: node2: task 1: Exited with exit code 1", Kind.UNKNOWN),
+        ("exit status 1: KeyError: 'a'", Kind.RAISED),
+        ("OutOfMemoryError: CUDA out of memory. Tried to (rank 0)", Kind.MEMORY),
+        ("OSError: [Errno 28] No space left on device (rank 0)", Kind.DISK),
+        ("loss is nan since step 3", Kind.DIVERGED),
+        ("no progress for 10 s: rank 3 hangs at nccl.py", Kind.HANG),
+        ("RuntimeError: [gloo/x.cc:537] Read error: Connection reset by peer", Kind.LOST_PEER),
+        ("rank 1 did not meet the other 1 ranks at a:1 within 3 s: ...", Kind.COMMUNICATION),
+        ("DistBackendError: NCCL error in: x.cpp:1 (rank 2)", Kind.COMMUNICATION),
+        ("SIGTERM: the launcher (process 7) is gone (rank 0)", Kind.SIGNAL),
+        ("rank 3 was killed: Signal 9 (SIGKILL) received by PID 7", Kind.KILLED),
+        ("time limit: stopped 60 s before it", Kind.TIME_LIMIT),
+        ("parallel.train: no token files at /nowhere", Kind.REFUSED),
+    ],
+)
+def test_a_status_of_before_there_was_a_kind_has_its_reasons(tmp_path, reason, kind):
+    begun(tmp_path / "run")
+    path = tmp_path / "run" / "status.json"
+    for written in ({}, {"kind": "of a later version"}):
+        path.write_text(json.dumps({"state": "failed", "reason": reason} | written))
+        assert read_status(tmp_path / "run")["kind"] == read_run(tmp_path / "run").kind == kind
+    assert kind_of(reason) == kind
+
+
+def test_an_error_has_a_kind():
+    assert kind_of_error(OSError(errno.EDQUOT, "full")) == Kind.DISK
+    assert kind_of_error(UsageError("no connection")) == Kind.REFUSED
+    assert kind_of_error(MemoryError()) == Kind.MEMORY
+    assert kind_of_error(type("Broken", (Exception,), {})("it is")) == Kind.RAISED
 
 
 def begun(path, facts: dict = FACTS):
@@ -137,10 +190,12 @@ def test_a_run_folder_has_one_writer(tmp_path):
     for second in (lambda: RunFolder(run).begin(FACTS), lambda: RunFolder(run).set_aside()):
         with pytest.raises(UsageError, match=us):
             second()
-    RunFolder(run).fail("exit status 2", rank=-1)  # who started the second one says so
-    assert tree(run) == before and RunFolder(run).is_written()
+    RunFolder(run).fail(
+        Kind.UNKNOWN, "exit status 2", rank=-1
+    )  # who started the second one says so
+    assert tree(run) == before and RunFolder(run).lock.is_held_by_another()
     first.complete({"schema_version": "2.0"}, "RUN_COMPLETE")
-    assert not RunFolder(run).is_written()
+    assert not RunFolder(run).lock.is_held_by_another()
     assert begun(run) == run / "attempts" / "1"
 
 
@@ -148,21 +203,21 @@ def test_a_writer_is_found_by_its_process_where_there_are_no_locks(tmp_path, mon
     def no_locks(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(artifacts.fcntl, "flock", no_locks)
+    monkeypatch.setattr(lock.fcntl, "flock", no_locks)
     run = tmp_path / "run"
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         begun(run)
-        start = artifacts._process_start(other.pid)
+        start = process.process_start(other.pid)
         status = read_status(run) | {"pid": other.pid, "process_start": start}
-        artifacts.write_json(run / "status.json", status)
+        write_json(run / "status.json", status)
         assert read_run(run).state == "running"
         with pytest.raises(UsageError, match=f"is being written by process {other.pid} on"):
             RunFolder(run).begin(FACTS)
-        artifacts.write_json(run / "status.json", status | {"process_start": start - 1})
+        write_json(run / "status.json", status | {"process_start": start - 1})
         assert read_run(run).state == "failed"  # the number was given again
-        artifacts.write_json(run / "status.json", status)
+        write_json(run / "status.json", status)
         other.stdin.close()
-        while artifacts._process_start(other.pid) is not None:  # until it is a zombie
+        while process.process_start(other.pid) is not None:  # until it is a zombie
             os.sched_yield()
         run_ = read_run(run)
         assert (run_.state, run_.reason[:19]) == ("failed", "the process is gone")
@@ -192,7 +247,7 @@ def test_a_failure_is_written_where_a_full_disk_has_no_room_for_a_new_file(tmp_p
     def full(path, text, mode=0):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(artifacts, "write_synced", full)
+    monkeypatch.setattr(storage, "write_synced", full)
     with pytest.raises(OSError, match="No space left"):
         folder.complete({"schema_version": "2.0"}, "RUN_COMPLETE")
     run = read_run(tmp_path / "run")
@@ -201,7 +256,7 @@ def test_a_failure_is_written_where_a_full_disk_has_no_room_for_a_new_file(tmp_p
 
 def test_only_a_change_of_what_trains_makes_the_commit_dirty(tmp_path):
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
-    put(tmp_path, "models/gpt.py", "parallel/train.py", "setup.py")
+    put(tmp_path, "models/gpt.py", "parallel/train.py", "setup.py", "constraints.txt")
     put(tmp_path, "slurm/clusters.toml", "logs/plots/a.png")
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
         subprocess.run([*git, *command], check=True)
@@ -222,16 +277,16 @@ def test_only_a_change_of_what_trains_makes_the_commit_dirty(tmp_path):
 def test_the_lock_of_another_host_is_waited_for(tmp_path, monkeypatch, capsys):
     """A requeued run may come before the file server has let go of the dead host's lock."""
     elsewhere = {"host": "node9", "pid": 7, "time_utc": "2026-01-01T00:00:00Z"}
-    flock = artifacts._flock
+    flock = lock._flock
     held = iter([(None, elsewhere), (None, elsewhere)])
-    monkeypatch.setattr(artifacts, "_flock", lambda path: next(held, None) or flock(path))
-    monkeypatch.setattr(artifacts, "LOCK_WAIT_S", 0.2)
+    monkeypatch.setattr(lock, "_flock", lambda path: next(held, None) or flock(path))
+    monkeypatch.setattr(lock, "LOCK_WAIT_S", 0.2)
     folder = RunFolder(tmp_path / "run")
     folder.begin(FACTS)
     folder.close()
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "locked by process 7 on node9: waiting up to 0.2 s" in said
-    monkeypatch.setattr(artifacts, "_flock", lambda path: (None, elsewhere))
+    monkeypatch.setattr(lock, "_flock", lambda path: (None, elsewhere))
     with pytest.raises(UsageError, match="if node9 is dead, delete"):
         RunFolder(tmp_path / "run").begin(FACTS)
 
@@ -263,7 +318,7 @@ def test_a_failure_after_completion_does_not_unmake_it(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.begin(FACTS)
     folder.complete({"schema_version": "2.0"}, "RUN_COMPLETE")
-    folder.fail("teardown", rank=3)
+    folder.fail(Kind.RAISED, "teardown", rank=3)
     assert read_run(tmp_path / "run").state == "complete"
 
 
@@ -295,13 +350,13 @@ def test_damaged_or_missing_folders_are_named(tmp_path):
 
 
 def test_what_is_no_number_is_null_in_json(tmp_path):
-    artifacts.write_json(tmp_path / "x.json", {"a": [float("nan"), {"b": float("inf")}]})
+    write_json(tmp_path / "x.json", {"a": [float("nan"), {"b": float("inf")}]})
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": [None, {"b": None}]}
 
 
 def test_json_is_replaced_whole(tmp_path):
-    artifacts.write_json(tmp_path / "x.json", {"a": 1})
-    artifacts.write_json(tmp_path / "x.json", {"a": 2})
+    write_json(tmp_path / "x.json", {"a": 1})
+    write_json(tmp_path / "x.json", {"a": 2})
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": 2}
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 
@@ -310,7 +365,7 @@ def whole_folder(tmp_path):
     """A complete run of 20 steps, and its metrics' count of them."""
     folder = write(tmp_path, facts("s", "ddp", engine="ddp"))
     metrics = {"schema_version": "2.0", "epochs": [{"optimizer_steps": 20}]}
-    artifacts.write_json(folder / "training_metrics.json", metrics)
+    write_json(folder / "training_metrics.json", metrics)
     return folder
 
 
@@ -341,6 +396,10 @@ def change(path, keys, value):
         (["run"], "\ud800", "run cannot be"),
         (["run"], 5, "run cannot be 5"),
         (["run"], "", "it names no run"),
+        (["attempts"], [{"steps": 20}, 5], r"attempts\[1\] cannot be 5"),
+        (["attempts"], [None], r"attempts\[0\] cannot be None"),
+        (["attempts"], [{"steps": "20"}], r"attempts\[0\].steps cannot be '20'"),
+        (["attempts"], [{"steps": 20, "kept_to": -1}], r"attempts\[0\].kept_to cannot be -1"),
     ],
 )
 def test_a_fact_of_another_kind_is_refused_with_its_file_and_key(tmp_path, keys, value, said):
@@ -451,8 +510,8 @@ def test_a_path_that_no_system_takes_is_a_users_mistake(tmp_path):
 
 
 def test_a_damaged_file_is_named_once(tmp_path):
-    from analysis.readers import read
-    from analysis.records import Refusal
+    from analysis.logs.readers import read
+    from analysis.logs.record import Refusal
 
     run = write(tmp_path, facts("s", None, engine="ddp"))
     (run / "status.json").write_text("[]")

@@ -1,14 +1,14 @@
 """What may be compared, what a curve's rows say, and who shared a host: cases made by hand."""
 
 import dataclasses
-from argparse import Namespace
 
 import numpy as np
 import pytest
 
-from analysis import scaling
-from analysis.records import Record
-from analysis.scaling import Point, batch_per_gpu, curve, differences, shared_cores
+from analysis.logs.record import Record
+from analysis.measured import fairness, scaling
+from analysis.measured.fairness import batch_per_gpu, differences, shared_cores
+from analysis.measured.scaling import Point, curve
 from models.errors import UsageError
 from tests.fixture_runs import facts, write
 
@@ -78,29 +78,29 @@ def test_weak_scaling_compares_the_batch_of_a_gpu_and_any_commit_overlooks_only_
 
 
 def test_a_name_is_the_studys_configuration_or_the_run():
-    assert scaling.named(other(extra={"run": "r-2", "configuration": "r"})) == "r"
-    assert scaling.named(other(extra={"run": "r-2"})) == "r-2"
-    assert scaling.named(RUN) is None
+    assert fairness.named(other(run="r-2", configuration="r")) == "r"
+    assert fairness.named(other(run="r-2")) == "r-2"
+    assert fairness.named(RUN) is None
 
 
 def test_a_model_is_stated_by_its_sizes_or_by_its_count():
     for stated in ({}, {"params": None}, {"model": {}}):
-        assert scaling.unstated([RUN, other(**stated)]) == []
+        assert fairness.unstated([RUN, other(**stated)]) == []
     neither = other(params=None, model={})
-    assert scaling.unstated([RUN, neither]) == scaling.unstated([neither] * 2) == ["model"]
-    assert scaling.unstated([neither]) == []  # beside no other run nothing is compared
+    assert fairness.unstated([RUN, neither]) == fairness.unstated([neither] * 2) == ["model"]
+    assert fairness.unstated([neither]) == []  # beside no other run nothing is compared
 
 
 def test_what_one_run_does_not_state_is_not_compared_and_changed_trees_are_named():
-    assert scaling.unstated([RUN, other(seq_len=None), other(precision=None)]) == [
+    assert fairness.unstated([RUN, other(seq_len=None), other(precision=None)]) == [
         "sequence length",
         "precision",
     ]
     dirty = other(source="b.log", commit="0123456789abcdef+dirty")
-    assert scaling.changed([RUN, dirty, other(commit=None)]) == [f"{scaling.CHANGED}: b.log"]
-    assert scaling.changed([dirty]) == [f"{scaling.CHANGED}: b.log"]
-    assert scaling.changed([dirty] * 2) == [f"{scaling.CHANGED}: all"]
-    assert scaling.changed([RUN]) == scaling.changed([RUN] * 2) == []
+    assert fairness.changed([RUN, dirty, other(commit=None)]) == [f"{fairness.CHANGED}: b.log"]
+    assert fairness.changed([dirty]) == [f"{fairness.CHANGED}: b.log"]
+    assert fairness.changed([dirty] * 2) == [f"{fairness.CHANGED}: all"]
+    assert fairness.changed([RUN]) == fairness.changed([RUN] * 2) == []
 
 
 def test_laws_without_more_gpus_fit_nothing():
@@ -188,15 +188,15 @@ def test_notes_of_a_table_name_the_law_its_share_or_why_there_is_none():
     row = {"run": "r", "note": "", "predicted_s": None}
     for predicted, shown in (([None, None], False), ([None, 0.5], True), ([0.5, 0.5], True)):
         rows = [row | {"predicted_s": p} for p in predicted]
-        keys = {column.key for column in scaling.table(rows, None, "strong", "base").columns}
+        keys = {column.key for column in scaling.table(rows, None, "strong", "base").shown}
         assert ("predicted_s" in keys) == shown
 
 
 def on_host(name, began, ended, host="h", cores=4, ranks=2, threads=None, gpu=None, gpus=None):
     about = {"hostname": host, "cores": cores, "ranks_per_node": ranks, "gpu": gpu}
     spec = {"threads": threads} if threads else None
-    extra = {"facts": {"host": about, "spec": spec, "started_utc": began}, "ended_utc": ended}
-    return Record(name, "f", gpus=gpus, extra=extra | {"run": name})
+    facts = {"host": about, "spec": spec, "started_utc": began}
+    return Record(name, "f", gpus=gpus, facts=facts, ended_utc=ended, run=name)
 
 
 @pytest.mark.parametrize(
@@ -241,13 +241,13 @@ def test_a_curve_leaves_out_what_has_no_time_and_says_so(tmp_path):
     write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2), step_s=0.3)
     write(tmp_path, facts("s", "ddp", engine="ddp", gpus=4), loss=[])
     write(tmp_path, facts("s", "ddp", engine="ddp", gpus=8, cores=2), step_s=0.1)
-    shown = scaling.report([tmp_path], arguments=Namespace(any_commit=True))
+    shown = scaling.report([tmp_path], any_commit=True)
     assert [row["run"] for row in shown.rows] == ["ddp", "ddp-dp2"]
     left_out = sorted(note.split(": ")[1] for note in shown.notes if note.startswith("left out"))
     assert left_out == ["ddp-dp4", "ddp-dp8"]
     assert any("oversubscribed" in note for note in shown.notes)
-    assert scaling.ANY_COMMIT in shown.notes
-    assert scaling.ANY_COMMIT not in scaling.report([tmp_path]).notes
+    assert fairness.ANY_COMMIT in shown.notes
+    assert fairness.ANY_COMMIT not in scaling.report([tmp_path]).notes
     assert shown.notes[0].startswith("strong scaling against ddp (1 GPUs)")
     larger = scaling.report([tmp_path], "ddp-dp2")
     assert larger.notes[0].startswith("strong scaling against ddp-dp2 (2 GPUs)")
@@ -255,8 +255,6 @@ def test_a_curve_leaves_out_what_has_no_time_and_says_so(tmp_path):
 
 
 def test_of_a_log_that_states_no_gpus_there_is_no_point(tmp_path, monkeypatch):
-    from analysis import load
-
     def known(gpus, step_s=1.0, n=30):
         return other(
             gpus=gpus,
@@ -267,20 +265,18 @@ def test_of_a_log_that_states_no_gpus_there_is_no_point(tmp_path, monkeypatch):
         )
 
     for record in (known(None), known(0), known(8, step_s=0.0), known(8, n=0)):
-        monkeypatch.setattr(load, "load", lambda paths, arguments, r=record: ([r], ["x: refused"]))
+        monkeypatch.setattr(scaling, "load", lambda paths, facts, r=record: ([r], ["x: refused"]))
         with pytest.raises(UsageError, match="^x: refused; a.*: no steady time or no number of G"):
             scaling.report([tmp_path])
 
 
 def test_a_point_has_its_configurations_name_or_its_logs(tmp_path, monkeypatch):
-    from analysis import load
-
     def known(source, gpus, **extra):
         steps = {"iteration": np.arange(1.0, 31), "step_s": np.full(30, 8 / gpus)}
-        return other(source=source, gpus=gpus, completed=True, extra=extra, **steps)
+        return other(source=source, gpus=gpus, completed=True, **extra, **steps)
 
     def names(*records):
-        monkeypatch.setattr(load, "load", lambda paths, arguments: (list(records), []))
+        monkeypatch.setattr(scaling, "load", lambda paths, facts: (list(records), []))
         return [row["run"] for row in scaling.report([tmp_path]).rows]
 
     repeats = [known("x", 16, run=f"r-{i}", configuration="r") for i in (1, 2)]

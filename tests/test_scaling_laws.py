@@ -2,17 +2,17 @@
 
 import pytest
 
-from analysis.scaling import (
+from analysis.measured.scaling import (
     Point,
     curve,
     fit_amdahl,
     fit_gustafson,
     karp_flatt,
-    main,
     report,
     speedup,
     table,
 )
+from analysis.scaling import main
 from tests.fixture_runs import facts, write
 
 

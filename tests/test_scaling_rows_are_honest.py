@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from analysis import scaling
-from analysis.records import Record
-from analysis.tflops import config_of, main, tflops_per_gpu
+from analysis.logs.record import Record
+from analysis.measured.fairness import CHANGED, UNSTATED
+from analysis.measured.throughput import config_of, tflops_per_gpu
+from analysis.tflops import main
 from models.flops import CONVENTIONS
 from tests.fixture_runs import TINY, facts, write
 
@@ -262,9 +264,9 @@ def test_a_changed_working_tree_is_told_from_its_commit(tmp_path, capsys):
     write(tmp_path, base)
     for command in (main, scaling.main):
         assert command([str(tmp_path)]) == 0
-        assert f"{scaling.CHANGED}: all" in capsys.readouterr().out
+        assert f"{CHANGED}: all" in capsys.readouterr().out
     assert main([str(tmp_path), "--format", "json"]) == 0
-    assert all(scaling.CHANGED in r["reasons"] for r in json.loads(capsys.readouterr().out))
+    assert all(CHANGED in r["reasons"] for r in json.loads(capsys.readouterr().out))
 
 
 def test_commits_with_the_same_code_are_compared(tmp_path, capsys):
@@ -329,5 +331,5 @@ def test_what_no_log_states_is_said_not_to_be_compared(tmp_path, capsys):
     for command in (main, scaling.main):
         assert command([str(tmp_path), "--baseline", "dp1.log"]) == 0
         said = capsys.readouterr().out
-        assert f"{scaling.UNSTATED}sequence length, global batch, precision, model" in said
+        assert f"{UNSTATED}sequence length, global batch, precision, model" in said
         assert " 2.00 " in said

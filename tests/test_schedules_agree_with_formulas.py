@@ -5,6 +5,7 @@ import string
 import pytest
 
 from analysis import schedule
+from analysis.planner import pipeline
 from models.errors import UsageError
 
 SIZES = [(1, 4, 1), (2, 4, 1), (4, 8, 1), (4, 16, 1), (8, 8, 1)]
@@ -13,14 +14,14 @@ SIZES = [(1, 4, 1), (2, 4, 1), (4, 8, 1), (4, 16, 1), (8, 8, 1)]
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("pp", "n_micro", "vpp"), SIZES)
 def test_bubble_of_gpipe_and_1f1b(name, pp, n_micro, vpp):
-    events = schedule.simulate(name, pp, n_micro, vpp)
-    assert schedule.bubble(events) == pytest.approx((pp - 1) / n_micro)
+    events = pipeline.simulate(name, pp, n_micro, vpp)
+    assert pipeline.bubble(events) == pytest.approx((pp - 1) / n_micro)
 
 
 @pytest.mark.parametrize(("pp", "n_micro", "vpp"), [(2, 4, 2), (4, 8, 2), (4, 8, 3), (4, 16, 4)])
 def test_interleaving_divides_the_bubble_by_the_chunks(pp, n_micro, vpp):
-    events = schedule.simulate("interleaved", pp, n_micro, vpp)
-    assert schedule.bubble(events) == pytest.approx((pp - 1) / (vpp * n_micro))
+    events = pipeline.simulate("interleaved", pp, n_micro, vpp)
+    assert pipeline.bubble(events) == pytest.approx((pp - 1) / (vpp * n_micro))
     done = {(e.kind, e.micro, e.chunk * pp + e.stage) for e in events}
     assert len(done) == len(events) == 2 * n_micro * vpp * pp
 
@@ -32,20 +33,20 @@ def said(tasks):
 
 def test_gpipe_and_1f1b_do_what_their_papers_draw():
     """Huang et al. 2019, figure 2c; Narayanan et al. SC'21, figure 4 above."""
-    assert said(schedule.order("gpipe", 0, 2, 3)) == "F0 F1 F2 B0 B1 B2"
-    assert said(schedule.order("1f1b", 0, 2, 4)) == "F0 F1 B0 F2 B1 F3 B2 B3"
-    assert said(schedule.order("1f1b", 1, 2, 4)) == "F0 B0 F1 B1 F2 B2 F3 B3"
-    assert said(schedule.order("1f1b", 0, 4, 2)) == "F0 F1 B0 B1"  # fewer than the warm-up
+    assert said(pipeline.order("gpipe", 0, 2, 3)) == "F0 F1 F2 B0 B1 B2"
+    assert said(pipeline.order("1f1b", 0, 2, 4)) == "F0 F1 B0 F2 B1 F3 B2 B3"
+    assert said(pipeline.order("1f1b", 1, 2, 4)) == "F0 B0 F1 B1 F2 B2 F3 B3"
+    assert said(pipeline.order("1f1b", 0, 4, 2)) == "F0 F1 B0 B1"  # fewer than the warm-up
 
 
 def test_interleaving_does_what_its_paper_draws():
     """Narayanan et al. SC'21, figure 4 below: groups of pp walk through the chunks, and the last
     chunk's backward comes first. Two stages, two chunks, four micro-batches."""
     warm = "F0 F1 F0.1 F1.1"
-    assert said(schedule.order("interleaved", 0, 2, 4, 2)) == (
+    assert said(pipeline.order("interleaved", 0, 2, 4, 2)) == (
         f"{warm} F2 B0.1 F3 B1.1 F2.1 B0 F3.1 B1 B2.1 B3.1 B2 B3"
     )
-    assert said(schedule.order("interleaved", 1, 2, 4, 2)) == (
+    assert said(pipeline.order("interleaved", 1, 2, 4, 2)) == (
         "F0 F1 F0.1 B0.1 F1.1 B1.1 F2 B0 F3 B1 F2.1 B2.1 F3.1 B3.1 B2 B3"
     )
 
@@ -53,22 +54,22 @@ def test_interleaving_does_what_its_paper_draws():
 @pytest.mark.parametrize(("stage", "warm"), [(0, 10), (1, 8), (2, 6), (3, 4)])
 def test_the_warmup_of_an_interleaved_stage_is_megatrons(stage, warm):
     """Megatron-LM: 2 (pp - stage - 1) + (vpp - 1) pp chunks go forward before one in turn."""
-    kinds = [kind for kind, _, _ in schedule.order("interleaved", stage, 4, 8, 2)]
+    kinds = [kind for kind, _, _ in pipeline.order("interleaved", stage, 4, 8, 2)]
     assert kinds.index("B") == warm + 1
-    kinds = [kind for kind, _, _ in schedule.order("interleaved", 0, 4, 4, 2)]
+    kinds = [kind for kind, _, _ in pipeline.order("interleaved", 0, 4, 4, 2)]
     assert kinds.index("B") == 4 * 2  # never more than there are
 
 
 def test_interleaving_one_chunk_is_1f1b():
     for stage in range(4):
         for n_micro in (4, 8):
-            plain = schedule.order("1f1b", stage, 4, n_micro)
-            assert schedule.order("interleaved", stage, 4, n_micro, 1) == plain
+            plain = pipeline.order("1f1b", stage, 4, n_micro)
+            assert pipeline.order("interleaved", stage, 4, n_micro, 1) == plain
 
 
 def test_a_pipeline_takes_what_one_adds_up_by_hand():
     """Two stages, two micro-batches, a message of 0.5: F0 1, message, F0 1, B0 2, message, B0 2."""
-    events = schedule.simulate("1f1b", 2, 2, p2p_s=0.5)
+    events = pipeline.simulate("1f1b", 2, 2, p2p_s=0.5)
     times = {(e.stage, e.kind, e.micro): (e.start, e.end) for e in events}
     assert times == {
         (0, "F", 0): (0, 1),
@@ -80,31 +81,31 @@ def test_a_pipeline_takes_what_one_adds_up_by_hand():
         (1, "B", 1): (5.5, 7.5),
         (0, "B", 1): (8, 10),
     }
-    assert schedule.makespan(events) == 10
-    assert schedule.bubble(events) == (10 - 6) / 6
-    picture = schedule.text(schedule.simulate("1f1b", 2, 2), 2)
+    assert pipeline.makespan(events) == 10
+    assert pipeline.bubble(events) == (10 - 6) / 6
+    picture = pipeline.text(pipeline.simulate("1f1b", 2, 2), 2)
     assert picture == "stage   0 01..aa.bb\nstage   1 .0aa1bb..\n"
-    half = schedule.text(schedule.simulate("gpipe", 1, 27, forward_s=0.5, backward_s=0.5), 1, 0.5)
+    half = pipeline.text(pipeline.simulate("gpipe", 1, 27, forward_s=0.5, backward_s=0.5), 1, 0.5)
     assert half == f"stage   0 {'0123456789' * 2}0123456{string.ascii_lowercase}a\n"
-    late = [schedule.Event(0, "F", 0, 0, 3.0, 5.0), schedule.Event(0, "B", 0, 0, 5.0, 6.0)]
-    assert schedule.makespan(late) == 3 and schedule.bubble(late) == 0
+    late = [pipeline.Event(0, "F", 0, 0, 3.0, 5.0), pipeline.Event(0, "B", 0, 0, 5.0, 6.0)]
+    assert pipeline.makespan(late) == 3 and pipeline.bubble(late) == 0
 
 
 def test_the_busiest_stage_is_the_ideal():
     """F 1, F 2, B 2, B 1 in six seconds, of which the second stage works four."""
-    events = schedule.simulate("gpipe", 2, 1, 1, [1.0, 2.0], [1.0, 2.0])
-    assert schedule.makespan(events) == 6 and schedule.bubble(events) == 0.5
+    events = pipeline.simulate("gpipe", 2, 1, 1, [1.0, 2.0], [1.0, 2.0])
+    assert pipeline.makespan(events) == 6 and pipeline.bubble(events) == 0.5
 
 
 def test_what_flies_is_forward_and_not_yet_backward():
-    events = [schedule.Event(0, kind, 0, 0, at, at + 1) for at, kind in enumerate("FFBFFBB")]
-    assert schedule.in_flight(events, 0) == 3 and schedule.in_flight(events, 1) == 0
+    events = [pipeline.Event(0, kind, 0, 0, at, at + 1) for at, kind in enumerate("FFBFFBB")]
+    assert pipeline.in_flight(events, 0) == 3 and pipeline.in_flight(events, 1) == 0
 
 
 def test_an_order_that_waits_for_itself_is_our_mistake(monkeypatch):
-    monkeypatch.setattr(schedule, "order", lambda *_: [("B", 0, 0), ("F", 0, 0)])
+    monkeypatch.setattr(pipeline, "order", lambda *_: [("B", 0, 0), ("F", 0, 0)])
     with pytest.raises(RuntimeError, match="gpipe deadlocks at pp 2, 1, vpp 1"):
-        schedule.simulate("gpipe", 2, 1)
+        pipeline.simulate("gpipe", 2, 1)
 
 
 def test_what_is_too_much_to_simulate_is_counted_exactly(monkeypatch):
@@ -112,20 +113,20 @@ def test_what_is_too_much_to_simulate_is_counted_exactly(monkeypatch):
         name = "interleaved" if vpp > 1 else "gpipe"
         said = f"pp {pp} with {2 * pp * n_micro * vpp} events is too much"
         with pytest.raises(UsageError, match=said):
-            schedule.simulate(name, pp, n_micro, vpp)
-    assert len(schedule.simulate("gpipe", 1024, 1)) == 2048
-    monkeypatch.setattr(schedule, "MOST_EVENTS", 200)
-    assert len(schedule.simulate("gpipe", 1, 100)) == 200
+            pipeline.simulate(name, pp, n_micro, vpp)
+    assert len(pipeline.simulate("gpipe", 1024, 1)) == 2048
+    monkeypatch.setattr(pipeline, "MOST_EVENTS", 200)
+    assert len(pipeline.simulate("gpipe", 1, 100)) == 200
 
 
 def test_1f1b_holds_few_micro_batches_and_gpipe_all():
-    assert schedule.in_flight(schedule.simulate("1f1b", 4, 16), 0) == 4
-    assert schedule.in_flight(schedule.simulate("1f1b", 4, 16), 3) == 1
-    assert schedule.in_flight(schedule.simulate("gpipe", 4, 16), 0) == 16
+    assert pipeline.in_flight(pipeline.simulate("1f1b", 4, 16), 0) == 4
+    assert pipeline.in_flight(pipeline.simulate("1f1b", 4, 16), 3) == 1
+    assert pipeline.in_flight(pipeline.simulate("gpipe", 4, 16), 0) == 16
 
 
 def test_no_stage_does_two_things_at_once_and_nothing_runs_before_its_input():
-    events = schedule.simulate("interleaved", 4, 8, 2, [1.0, 1.5, 1.0, 2.0], [2.0] * 4, 0.1)
+    events = pipeline.simulate("interleaved", 4, 8, 2, [1.0, 1.5, 1.0, 2.0], [2.0] * 4, 0.1)
     for stage in range(4):
         mine = sorted((e for e in events if e.stage == stage), key=lambda e: e.start)
         assert all(a.end <= b.start for a, b in zip(mine, mine[1:], strict=False))
@@ -140,14 +141,14 @@ def test_no_stage_does_two_things_at_once_and_nothing_runs_before_its_input():
 
 def test_interleaving_needs_whole_groups():
     with pytest.raises(UsageError, match="multiples of pp 4, not 6"):
-        schedule.simulate("interleaved", 4, 6, 2)
+        pipeline.simulate("interleaved", 4, 6, 2)
     with pytest.raises(UsageError, match="gpipe has no vpp 2: use interleaved"):
-        schedule.simulate("gpipe", 4, 8, 2)
+        pipeline.simulate("gpipe", 4, 8, 2)
     with pytest.raises(UsageError, match="unknown schedule 'zb-h1'; known: gpipe"):
-        schedule.simulate("zb-h1", 4, 8)
+        pipeline.simulate("zb-h1", 4, 8)
     for sizes in ((0, 4, 1), (2, 0, 1), (2, 4, 0)):
         with pytest.raises(UsageError, match=f"pp {sizes[0]}, micro-batches {sizes[1]} and"):
-            schedule.simulate("interleaved", *sizes)
+            pipeline.simulate("interleaved", *sizes)
 
 
 @pytest.mark.parametrize(

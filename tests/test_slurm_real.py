@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from analysis import tflops
-from parallel import artifacts
-from parallel.study import load_study
-from slurm import cluster, jobs, submit
-from slurm.render import render, script_folder, write
+from parallel.config.study import load_study
+from parallel.record import reader
+from slurm import cancel, render, states, submit, testbed
 from tests.conftest import ROOT, wait_for
 
 pytestmark = pytest.mark.slow
@@ -22,16 +22,16 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
     """A cluster of its own, and the environment that jobs need."""
-    if missing := cluster.missing_packages():
+    if missing := testbed.missing_packages():
         pytest.skip(f"Slurm is not here (apt-get install {' '.join(missing)})")
     if os.geteuid() != 0:
         pytest.skip("the test cluster needs root")
     folder = tmp_path_factory.mktemp("slurm")
     patch = pytest.MonkeyPatch()
-    patch.setenv("SLURM_CONF", str(cluster.up(10, folder)))
+    patch.setenv("SLURM_CONF", str(testbed.up(10, folder)))
     patch.setenv("PYTHON", sys.executable)
     yield folder
-    cluster.down(folder)
+    testbed.down(folder)
     patch.undo()
 
 
@@ -45,8 +45,15 @@ def study_at(tmp_path: Path, tokens: Path, text: str, name: str = "real"):
     return load_study(path)
 
 
-def states(study, logs: Path) -> dict[str, jobs.Row]:
-    found, answered = jobs.rows(study, logs)
+def written(study, logs: Path) -> list[str]:
+    """The script of each run, in a file of its own."""
+    folder = logs.parent / "scripts"
+    assert render.main([str(study.path), "--logs", str(logs), "--out", str(folder)]) == 0
+    return [str(folder / f"{name}.slurm") for name in study.settings]
+
+
+def table(study, logs: Path) -> dict[str, states.Row]:
+    found, answered = states.rows(study, logs)
     assert answered
     return {row.run: row for row in found}
 
@@ -63,34 +70,34 @@ def test_sbatch_with_many_scripts_submits_each_once_and_they_train(
     )
     logs = tmp_path / "logs"
     logs.mkdir()
-    scripts = [str(path) for path in write(study, logs)]
+    scripts = written(study, logs)
     sent = ["sbatch", *scripts, scripts[1], scripts[0]]
-    subprocess.run(sent, cwd=ROOT, env=jobs.environment(), check=True, capture_output=True)
+    subprocess.run(sent, cwd=ROOT, env=states.environment(), check=True, capture_output=True)
 
     def ended():
         return all(row.state not in ("pending", "running", "missing") for row in rows().values())
 
     def rows():
-        return states(study, logs)
+        return table(study, logs)
 
     wait_for(ended, 240, "both runs")
     assert {name: row.state for name, row in rows().items()} == {
         "megatron-tp2-pp2": "complete",
         "deepspeed-pipe-tp2-pp2": "complete",
     }
-    assert [len(artifacts.job_ids(logs / "real" / name)) for name in study.settings] == [1, 1]
-    assert (script_folder(study) / "megatron-tp2-pp2.slurm").read_text() == render(
-        study, "megatron-tp2-pp2", study.cluster, logs
-    )
+    assert [len(reader.job_ids(logs / "real" / name)) for name in study.settings] == [1, 1]
     folder = logs / "real" / "megatron-tp2-pp2"
-    job_id = artifacts.job_ids(folder)[0]
+    job_id = reader.job_ids(folder)[0]
+    assert (folder / f"{job_id}.slurm").read_text() == Path(scripts[0]).read_text()
+    assert (folder / f"{job_id}.study.toml").read_text() == study.path.read_text()
+    assert f"JobId={job_id} " in (folder / f"{job_id}.job").read_text()
     assert (folder / f"{job_id}.exit").read_text() == "0\n"
     assert "SLURM_JOB_NODELIST" in (folder / f"{job_id}.env").read_text()
     assert not list(ROOT.glob("megatron*.out")) + list(ROOT.glob("deepspeed*.out"))  # moved in
-    table = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "analysis/tflops.py", str(logs)], cwd=ROOT, capture_output=True, text=True
     )
-    assert table.returncode == 0 and table.stdout.count("complete") == 2, table.stdout
+    assert done.returncode == 0 and done.stdout.count("complete") == 2, done.stdout
 
 
 LONG = """steps = 1000000
@@ -125,20 +132,20 @@ def test_each_failure_is_produced_and_told_from_the_others(
     trained: set[str] = set()
 
     def all_train():
-        rows = states(study, logs)
+        rows = table(study, logs)
         trained.update(name for name, row in rows.items() if row.step > 0)
         return {"ddp-cancel", "ddp-dp2-crash", "ddp-dp4-node"} <= trained
 
     wait_for(all_train, 300, "the runs to train")
-    rows = states(study, logs)
+    rows = table(study, logs)
     asked = ["scancel", str(rows["ddp-cancel"].job_id)]
-    subprocess.run(asked, env=jobs.environment(), check=True)
+    subprocess.run(asked, env=states.environment(), check=True)
     os.kill(rank_process(rows["ddp-dp2-crash"].job_id, rank=1), signal.SIGKILL)
     last = nodes_of(rows["ddp-dp4-node"].job_id)[-1]
-    cluster.stop_node(last, slurm)
+    testbed.stop_node(last, slurm)
 
     def both():
-        return states(*limited) | states(study, logs)
+        return table(*limited) | table(study, logs)
 
     def ended():
         return all(row.state not in ("pending", "running") for row in both().values())
@@ -159,7 +166,7 @@ def test_each_failure_is_produced_and_told_from_the_others(
     crash = verdicts.pop("ddp-dp2-crash")
     assert crash in ("traceback", "communication error"), crash  # as its peer saw it, or torchrun
     assert verdicts == {name: rows[name].state for name in verdicts} and len(verdicts) == 4
-    cluster.start_node(last, slurm)
+    testbed.start_node(last, slurm)
 
 
 def rank_process(job_id: int, rank: int) -> int:
@@ -210,20 +217,22 @@ def requeued(slurm, tokens, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         wrapped(tmp_path, patch)
         assert submit.main([str(study.path), "--logs", str(logs), "--yes"]) == 0
-    wait_for(lambda: all(row.step > 0 for row in states(study, logs).values()), 120, "all to train")
-    rows = states(study, logs)
+    wait_for(lambda: all(row.step > 0 for row in table(study, logs).values()), 120, "all to train")
+    rows = table(study, logs)
     lost, again, _, goes_on = study.settings
     node = nodes_of(rows[lost].job_id)[0]
-    slurm_says("scancel", "--signal=USR1", "--batch", str(rows[goes_on].job_id))
-    slurm_says("scontrol", "requeue", str(rows[again].job_id))
-    cluster.stop_node(node, slurm)
+    told, restarted = cancel.slurm_ids([rows[goes_on].job_id, rows[again].job_id])
+    assert "_" in told  # runs that ask for the same are one array
+    slurm_says("scancel", "--signal=USR1", "--batch", told)
+    slurm_says("scontrol", "requeue", restarted)
+    testbed.stop_node(node, slurm)
     # A file system lets go of the locks of a node that is gone; here its tasks are only frozen.
     wait_for(
         lambda: slurm_says("sinfo", "--noheader", f"--nodes={node}", "--format=%t")[:4] == "down",
         60,
         "the node to be missed",
     )
-    cluster.start_node(node, slurm)
+    testbed.start_node(node, slurm)
     return study, logs
 
 
@@ -237,10 +246,10 @@ def test_a_requeued_run_keeps_its_first_attempt_and_a_signal_comes_before_the_li
         return logs / HOSTILE / run
 
     def ended():
-        return all(row.state not in ("pending", "running") for row in states(study, logs).values())
+        return all(row.state not in ("pending", "running") for row in table(study, logs).values())
 
     wait_for(ended, 240, "the end of all four")
-    rows = states(study, logs)
+    rows = table(study, logs)
     assert {name: row.state for name, row in rows.items()} == {
         lost: "complete",
         again: "complete",
@@ -266,7 +275,7 @@ def test_a_requeued_run_keeps_its_first_attempt_and_a_signal_comes_before_the_li
 
 def slurm_says(*command: str) -> str:
     done = subprocess.run(
-        command, env=jobs.environment(), cwd=ROOT, capture_output=True, text=True, check=True
+        command, env=states.environment(), cwd=ROOT, capture_output=True, text=True, check=True
     )
     return done.stdout
 
@@ -283,55 +292,57 @@ def test_two_jobs_never_share_a_run_folder_and_a_list_runs_what_is_not_complete(
     study = study_at(tmp_path, tokens, '[[run]]\nengine = "ddp"\n', "twice")
     logs = tmp_path / "logs"
     logs.mkdir()
-    (script,) = map(str, write(study, logs))
+    (script,) = written(study, logs)
     first = int(slurm_says("sbatch", "--parsable", script))
-    wait_for(lambda: states(study, logs)["ddp"].step > 0, 60, "the run to train")
+    wait_for(lambda: table(study, logs)["ddp"].step > 0, 60, "the run to train")
     second = int(slurm_says("sbatch", "--parsable", "--wait", script))
     folder = logs / "twice" / "ddp"
     assert f"not run: job {first} is running it" in (folder / f"{second}.skipped").read_text()
-    assert states(study, logs)["ddp"].job_id == first
+    assert table(study, logs)["ddp"].job_id == first
     slurm_says("scancel", str(first))
-    wait_for(lambda: states(study, logs)["ddp"].state == "cancelled", 60, "the end")
+    wait_for(lambda: table(study, logs)["ddp"].state == "cancelled", 60, "the end")
     (folder / "RUN_COMPLETE.txt").write_text("[Rank 0] RUN_COMPLETE\n")
     third = int(slurm_says("sbatch", "--parsable", "--wait", script, script))
     assert "not run: it is complete" in (folder / f"{third}.skipped").read_text()
 
 
-def test_sacct_answers_where_squeue_has_forgotten(tmp_path, monkeypatch):
-    if missing := cluster.missing_packages(accounting=True):
+def test_sacct_answers_where_squeue_has_forgotten(tmp_path, tmp_path_factory, monkeypatch):
+    if missing := testbed.missing_packages(accounting=True):
         pytest.skip(f"no accounting here (apt-get install {' '.join(missing)})")
     if os.geteuid() != 0:
         pytest.skip("the test cluster needs root")
-    folder = tmp_path / "slurm"
-    monkeypatch.setenv("SLURM_CONF", str(cluster.up(1, folder, accounting=True)))
+    folder = tmp_path_factory.mktemp(
+        "slurm"
+    )  # short: slurmd has sockets in it, of 107 bytes at most
+    monkeypatch.setenv("SLURM_CONF", str(testbed.up(1, folder, accounting=True)))
     try:
         logs = f"--output={tmp_path}/%x.out"
         ended = {"well": "exit 0", "badly": "exit 3", "told": "sleep 300"}
         for name, what in ended.items():
             slurm_says("sbatch", f"--job-name={name}", "--comment=c%20d", logs, f"--wrap={what}")
-        ask = jobs.ask
-        monkeypatch.setattr(jobs, "ask", lambda c: None if c[0] == "squeue" else ask(c))
+        ask = states.ask
+        monkeypatch.setattr(states, "ask", lambda c: None if c[0] == "squeue" else ask(c))
 
         def told():
-            found = jobs.ask_slurm().values()
+            found = states.ask_slurm().values()
             return [j.job_id for j in found if j.name == "told" and j.state == "RUNNING"]
 
-        slurm_says("scancel", str(wait_for(told, 60, "the last to run")[0]))
+        slurm_says("scancel", str(wait_for(told, 240, "the last to run")[0]))
 
         def known():
-            found = {job.name: job for job in jobs.ask_slurm().values()}
-            return found.get("told", jobs.Job(0, "")).state == "CANCELLED" and found
+            found = {job.name: job for job in states.ask_slurm().values()}
+            return found.get("told", states.Job(0, "")).state == "CANCELLED" and found
 
         found = wait_for(known, 60, "sacct to know")
         assert (found["well"].state, found["well"].exit) == ("COMPLETED", "0:0")
         assert (found["badly"].state, found["badly"].exit) == ("FAILED", "3:0")
         assert found["well"].comment == "c%20d" and found["well"].folder == str(ROOT)
     finally:
-        cluster.down(folder)
+        testbed.down(folder)
 
 
 def test_exit_0_125_is_out_of_memory_though_the_script_says_0(slurm, tmp_path):
-    if not cluster.CGROUP_MEMORY.is_dir():
+    if not testbed.CGROUP_MEMORY.is_dir():
         pytest.skip("Slurm sees a batch step's memory only through cgroups (v1) here")
     path = tmp_path / "memory.toml"
     path.write_text('question = "?"\ncluster = "local-test"\n[[run]]\n')
@@ -345,11 +356,96 @@ def test_exit_0_125_is_out_of_memory_though_the_script_says_0(slurm, tmp_path):
         "python3 -c 'x = bytearray(500_000_000)'\nexit 0\n"
     )
     sent = ["sbatch", "--parsable", str(script)]
-    done = subprocess.run(sent, env=jobs.environment(), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        sent, env=states.environment(), capture_output=True, text=True, check=True
+    )
     (folder / f"{done.stdout.strip()}.submitted").touch()
     row = wait_for(
-        lambda: (found := states(study, logs)["ddp"]).state not in ("pending", "running") and found,
+        lambda: (found := table(study, logs)["ddp"]).state not in ("pending", "running") and found,
         60,
         "the job",
     )
     assert (row.state, row.line) == ("OOM", "Slurm: OUT_OF_MEMORY 0:125")
+
+
+def fresh_clone(tmp_path: Path, tokens: Path, monkeypatch) -> Path:
+    """The repository as a user gets it, with data, in which a training takes no time: a wrapper of
+    Python stands in for torchrun and marks the run complete."""
+    clone = tmp_path / "clone"
+    for room in ("models", "parallel", "slurm"):
+        shutil.copytree(ROOT / room, clone / room, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(tokens, clone / "data/stdlib")
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/bash\n"
+        'if [[ " $* " == *" -m slurm.forward_signals "* ]]; then\n'
+        "  [[ $SLURM_NODEID == 0 ]] || exit 0\n"
+        '  cd "${@: -1}" && touch RUN_COMPLETE.txt && echo \'{"state": "complete"}\' >status.json\n'
+        f'else\n  exec {sys.executable} "$@"\nfi\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setenv("PYTHON", str(python))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    return clone
+
+
+def test_sbatch_of_every_study_typed_literally_submits_every_run_with_its_account(
+    slurm, tokens, tmp_path, monkeypatch
+):
+    clone = fresh_clone(tmp_path, tokens, monkeypatch)
+    sent = subprocess.run(
+        "sbatch --parsable --account theirs slurm/*.slurm",
+        shell=True,
+        cwd=clone,
+        env=states.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    studies = [load_study(path.with_suffix(".toml")) for path in clone.glob("slurm/*.slurm")]
+    wanted = {f"{study.name}/{name}" for study in studies for name in study.settings}
+    assert len(studies) == 8 and len(wanted) > 60
+
+    def done():
+        ended = {str(p.parent.relative_to(clone / "logs")) for p in clone.glob("logs/*/*/*.exit")}
+        return ended == wanted
+
+    said = clone / f"2-core-gpt2-124m-bf16-{sent.stdout.strip()}.out"
+    try:
+        wait_for(done, 400, "every run of every study to end")
+    finally:
+        print(said.read_text()[-3000:] if said.exists() else "the first script did not start")
+    assert {p.read_text() for p in clone.glob("logs/*/*/*.exit")} == {"0\n"}
+    for study in studies:
+        for name in study.settings:
+            folder = clone / "logs" / study.name / name
+            (job_id,) = reader.job_ids(folder)
+            kept = (folder / f"{job_id}.slurm").read_text()
+            assert f"\n#SBATCH --job-name={name}\n" in kept and "\n#SBATCH --array" not in kept
+            job = (folder / f"{job_id}.job").read_text()
+            assert f"JobName={name}\n" in job and " Account=theirs " in job
+    again = subprocess.run(
+        ["bash", "slurm/layouts.slurm"], cwd=clone, env=states.environment(), capture_output=True
+    )
+    assert b"nothing to submit" in again.stdout, again.stderr
+
+
+def test_a_queued_job_of_another_version_says_so_and_does_not_train(
+    slurm, tokens, tmp_path, monkeypatch
+):
+    clone = fresh_clone(tmp_path, tokens, monkeypatch)
+    first = slurm_says("sbatch", "--parsable", f"--output={tmp_path}/first.out", "--wrap=sleep 600")
+    command = [sys.executable, "-m", "slurm.submit", "slurm/weak-scaling.toml", "--after"]
+    subprocess.run([*command, first.strip()], cwd=clone, env=states.environment(), check=True)
+    job = clone / "slurm/job.sh"
+    job.write_text(job.read_text().replace("\nversion=", "\nversion=9"))
+    slurm_says("scancel", first.strip())
+    study = load_study(clone / "slurm/weak-scaling.toml")
+    logs = [clone / "logs" / study.name / name for name in study.settings]
+    wait_for(lambda: all(list(folder.glob("*.exit")) for folder in logs), 120, "all to end")
+    for folder in logs:
+        (job_id,) = reader.job_ids(folder)
+        assert (folder / f"{job_id}.exit").read_text() == "1\n"
+        said = (folder / f"{job_id}.out").read_text().splitlines()
+        assert len(said) == 1 and "but the repository has version 9" in said[0], said
+        assert not (folder / "RUN_COMPLETE.txt").exists()

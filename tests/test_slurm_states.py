@@ -3,20 +3,24 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 from analysis import tflops
 from models.errors import UsageError
-from parallel import facts
-from parallel.artifacts import RunFolder, read_status
-from parallel.study import load_study
-from slurm import cancel, cluster, jobs, mark, node, status, submit
-from slurm.jobs import Job, judge, parse
+from parallel.config.study import load_study
+from parallel.record import facts
+from parallel.record.ends import kind_of
+from parallel.record.reader import read_status
+from parallel.record.writer import RunFolder
+from slurm import cancel, forward_signals, record_end, states, status, submit, testbed
 from slurm.render import comment_of
+from slurm.states import Job, judge, parse
 from tests.multi_node_logs import (
     BAD_EXIT,
     CLOSING,
@@ -43,7 +47,7 @@ def test_squeue_is_read_by_column_and_exit_codes_as_wait_gives_them():
     assert found[15].state == "PENDING" and found[15].reason == "Dependency"
 
 
-# As sacct -X -n -P of Slurm 22.05 with slurmdbd printed it, asked for jobs.ACCOUNTS.
+# As sacct -X -n -P of Slurm 22.05 with slurmdbd printed it, asked for states.ACCOUNTS.
 SACCT = """\
 1|COMPLETED|0:0|None|ok|grid%20x|/tmp/i
 2|FAILED|3:0|None|bad|grid%20x|/tmp/i
@@ -69,11 +73,17 @@ def folder_of(tmp_path, state: str | None = None, reason: str = "", log: str = "
     folder.mkdir(exist_ok=True)
     (folder / "9.out").write_text(log)
     if state:
-        RunFolder(folder)._write_status(state, reason, 0)
+        RunFolder(folder)._write_status(state, kind_of(reason), reason, 0)
     if state == "complete":
         (folder / "RUN_COMPLETE.txt").write_text("[Rank 0] RUN_COMPLETE\n")
         (folder / "run.json").write_text(json.dumps({"scheduler": {"job_id": "9"}}))
     return folder
+
+
+def ended_by_the_script(folder, attempt: str, kind: str, reason: str) -> None:
+    """As slurm/job.sh does where it ends a run itself."""
+    (folder / f"{attempt}.end").write_text(f"{kind}\n{reason}\n")
+    record_end.main([str(folder), attempt, "1"])
 
 
 KINDS = {
@@ -94,7 +104,7 @@ KINDS = {
     "time limit, it stopped itself": (
         ("FAILED", "143:0"),
         "failed",
-        "time limit: stopped 60 s or more before it",
+        "time limit: stopped 60 s before it",
         "*** STEP 9.0 ON node1 CANCELLED AT 2026 ***",
         "timeout",
     ),
@@ -145,6 +155,28 @@ def test_each_end_is_told_from_the_others(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
+    ("kind", "reason", "state"),
+    [
+        ("time limit", "stopped 60 s before it", "timeout"),
+        ("signal", "SIGTERM: cancelled, preempted or requeued", "cancelled"),
+        ("refused", "module load cuda ended with status 1", "failed"),
+        ("unknown", "max_restarts: 3 used up", "failed"),
+    ],
+)
+@pytest.mark.parametrize("python", ["works", "is gone"])
+def test_an_end_that_the_script_made_is_known_by_its_kind(tmp_path, kind, reason, state, python):
+    """Also where no Python could write status.json, and whatever the words are."""
+    folder = folder_of(tmp_path, "running", log="RuntimeError: a consequence\n")
+    (folder / "9.end").write_text(f"{kind}\n{reason}\n")
+    if python == "works":
+        record_end.main([str(folder), "9", "1"])
+        assert (read_status(folder)["kind"], read_status(folder)["reason"]) == (kind, reason)
+    for job in (Job(9, "FAILED", "1:0"), None):
+        row = judge("run", folder, 10, job, 9)
+        assert (row.state, row.line, row.kind) == (state, reason, kind)
+
+
+@pytest.mark.parametrize(
     ("before", "log", "reason"),
     [
         ("", "  traceback : Signal 11 (SIGSEGV) received by PID 3\n", "Signal 11 (SIGSEGV)"),
@@ -156,7 +188,7 @@ def test_each_end_is_told_from_the_others(tmp_path, kind):
 def test_an_exit_status_is_explained_by_what_the_launcher_saw(tmp_path, before, log, reason):
     """Above all where a rank died and torchrun ended the others: nobody cancelled that run."""
     folder = folder_of(tmp_path, "failed" if before else "running", before, log)
-    mark.main([str(folder), "exit status 1", str(folder / "9.out")])
+    record_end.main([str(folder), "9", "1"])
     assert reason in read_status(folder)["reason"]
     assert judge("run", folder, 10, Job(9, "FAILED", "1:0"), 9).state == "failed"
 
@@ -240,7 +272,7 @@ def test_of_many_ends_the_first_is_told(tmp_path, case, marked):
     reason, log, slurm, expected, words = ENDS_OF_TWO_NODES[case]
     folder = folder_of(tmp_path, "failed" if reason else "running", reason, log)
     if marked and slurm == "FAILED":
-        mark.main([str(folder), "exit status 143", str(folder / "9.out")])
+        record_end.main([str(folder), "9", "143"])
     row = judge("run", folder, 10, Job(9, slurm, "1:0") if slurm else None, 9)
     assert row.state == expected and words in row.line, row
 
@@ -268,10 +300,8 @@ def test_an_earlier_jobs_result_is_told_with_its_own_job(tmp_path, monkeypatch, 
     (folder / "9.out").rename(folder / "12.out")
     (folder / "run.json").write_text(json.dumps({"scheduler": {"job_id": first}}))
     (folder / "steps.csv").write_text("step,step_s\n1,2.0\n")
-    (folder / "12.out").write_text("slurm: failed: module load cuda ended with status 1\n")
-    marked = [str(folder), "module load cuda ended with status 1", str(folder / "12.out")]
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    mark.main(marked)
+    ended_by_the_script(folder, "12", "refused", "module load cuda ended with status 1")
     assert read_status(folder)["state"] == "complete"
     for state, job_id, step, words in (
         ("PENDING", 12, 0, "Slurm: PENDING"),
@@ -279,27 +309,28 @@ def test_an_earlier_jobs_result_is_told_with_its_own_job(tmp_path, monkeypatch, 
         ("FAILED", first and int(first), 1, "RUN_COMPLETE.txt; 1 of 2 saves failed"),
     ):
         job = Job(12, state, "1:0", name="ddp")
-        monkeypatch.setattr(jobs, "ask_slurm", lambda job=job: {12: job})
-        (row,), _ = jobs.rows(study, logs)
+        monkeypatch.setattr(states, "ask_slurm", lambda job=job: {12: job})
+        (row,), _ = states.rows(study, logs)
         assert (row.job_id, row.step) == (job_id, step) and row.line.startswith(words), row
     assert row.state == "complete"
-    assert "job 12, after it: failed: slurm: failed: module load cuda" in row.line
-    assert jobs.artifacts.read_json(folder / "12.state")["verdict"] == "failed"
+    assert "job 12, after it: failed: module load cuda" in row.line
+    assert states.reader.read_json_if_whole(folder / "12.state")["verdict"] == "failed"
 
 
 def test_a_later_job_does_not_overwrite_why_an_earlier_one_failed(tmp_path, monkeypatch):
     folder = folder_of(tmp_path, "failed", "SIGTERM (rank 0)")
     (folder / "run.json").write_text(json.dumps({"scheduler": {"job_id": "9"}}))
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    mark.main([str(folder), "module load cuda ended with status 1", str(folder / "12.out")])
+    ended_by_the_script(folder, "12", "refused", "module load cuda ended with status 1")
     assert read_status(folder)["reason"] == "SIGTERM (rank 0)"
     monkeypatch.setenv("SLURM_JOB_ID", "9")
-    mark.main([str(folder), "time limit: stopped 60 s or more before it", str(folder / "9.out")])
-    assert read_status(folder)["reason"].startswith("time limit")
+    ended_by_the_script(folder, "9", "time limit", "stopped 60 s before it")
+    assert read_status(folder)["kind"] == "time limit"
 
 
 def test_a_restarted_job_is_told_by_its_last_attempt(tmp_path):
-    folder = folder_of(tmp_path, "running", log="slurm: SIGTERM: cancelled or requeued\n")
+    folder = folder_of(tmp_path, "running")
+    (folder / "9.end").write_text("signal\nSIGTERM: cancelled or requeued\n")
     for number in (1, 2, 10):
         (folder / f"9.restart{number}.out").write_text("step\n")
     (folder / "9.restart10.out").write_text("ValueError: the last attempt\n")
@@ -312,19 +343,20 @@ def test_a_restarted_job_is_told_by_its_last_attempt(tmp_path):
 def test_a_job_that_found_nothing_to_do_is_no_attempt(tmp_path):
     folder = folder_of(tmp_path, "complete")
     (folder / "12.skipped").write_text("slurm: not run: it is complete\n")
-    assert jobs.artifacts.job_ids(folder) == [9]
+    assert states.reader.job_ids(folder) == [9]
 
 
 def test_the_script_knows_whose_sigterm_it_was(tmp_path):
     folder = folder_of(tmp_path, "failed", "SIGTERM (rank 0)")
-    mark.main([str(folder), "exit status 143", str(folder / "9.out")])
+    record_end.main([str(folder), "9", "143"])
     assert read_status(folder)["reason"].startswith("SIGTERM")
-    mark.main([str(folder), "time limit: stopped 60 s or more before it", str(folder / "9.out")])
-    assert read_status(folder)["reason"].startswith("time limit")
-    mark.main([str(folder), "exit status 1", str(folder / "9.out")])
-    assert read_status(folder)["reason"].startswith("time limit")
+    ended_by_the_script(folder, "9", "time limit", "stopped 60 s before it")
+    assert read_status(folder)["kind"] == "time limit"
+    (folder / "9.end").unlink()
+    record_end.main([str(folder), "9", "1"])
+    assert read_status(folder)["kind"] == "time limit"
     folder = folder_of(tmp_path, "interrupted", "SIGUSR1, saved step 5")
-    mark.main([str(folder), "time limit: stopped 60 s or more before it", str(folder / "9.out")])
+    ended_by_the_script(folder, "9", "time limit", "stopped 60 s before it")
     assert read_status(folder)["state"] == "interrupted"
 
 
@@ -344,11 +376,11 @@ def test_progress_and_time_left_come_from_the_steps(tmp_path):
 def test_what_slurm_forgets_was_written_down(tmp_path):
     folder = folder_of(tmp_path, "running")
     job = Job(9, "NODE_FAIL", "0:0")
-    jobs.remember(folder, job, judge("run", folder, 10, job, 9), "")
-    row = judge("run", folder, 10, jobs.recall(folder, 9), 9)
+    states.remember(folder, job, judge("run", folder, 10, job, 9), "")
+    row = judge("run", folder, 10, states.recall(folder, 9), 9)
     assert row.state == "node failure"
-    jobs.remember(folder, Job(9, "PENDING"), row, "")  # scontrol requeue
-    assert jobs.recall(folder, 9) is None
+    states.remember(folder, Job(9, "PENDING"), row, "")  # scontrol requeue
+    assert states.recall(folder, 9) is None
 
 
 @pytest.fixture
@@ -379,9 +411,13 @@ def stand_in(tmp_path, monkeypatch, queue):
     (tmp_path / "queue").write_text("\n".join(queue) + "\n")
     count = f"$(grep -c sbatch {tmp_path}/calls)"
     for tool, body in {
-        "squeue": f"cat {tmp_path}/queue",
+        # Of an array, the number and the job of each index; of everything else, the queue.
+        "squeue": f"[[ $* == *--jobs=* ]] || exec cat {tmp_path}/queue\n"
+        'for i in {0..9}; do echo "$i|$((91000 + i))"; done',
+        "scontrol": f"cat >>{tmp_path}/renamed",
         "sacct": "exit 1",
-        "sbatch": f'echo "$*" >>{tmp_path}/sent; echo $((90000 + {count}))',
+        "sbatch": f'echo "$* ${{SBATCH_ACCOUNT-}}" >>{tmp_path}/sent; cat >{tmp_path}/script\n'
+        f"echo $((90000 + {count}))",
         "scancel": f'printf "%s\\n" "$@" >{tmp_path}/cancelled',
     }.items():
         (tools / tool).write_text(f"#!/bin/bash\necho {tool} >>{tmp_path}/calls\n{body}\n")
@@ -409,8 +445,17 @@ def test_submitting_again_never_duplicates_what_waits_or_runs(many, capsys):
     nobodys = ["--logs", str(tmp_path / "queue"), "--only", "missing"]
     assert submit.main([str(path), *nobodys]) == 2
     assert capsys.readouterr().err == f"slurm.submit: {tmp_path}/queue/many: Not a directory\n"
-    assert submit.main([str(path), "--logs", str(logs), "--yes", "--only", *names]) == 0
-    assert (tmp_path / "calls").read_text().split().count("sbatch") == 4
+    sure = ["--yes", "--no-preflight"]
+    assert submit.main([str(path), "--logs", str(logs), *sure, "--only", *names]) == 0
+    # The four that had ended ask for the same: one array.
+    assert (tmp_path / "calls").read_text().split().count("sbatch") == 1
+    assert "#SBATCH --array=0-3\n" in (tmp_path / "script").read_text()
+    ended = [name for number, name in enumerate(names, start=1) if number not in (3, 4, 7, 8)]
+    assert (tmp_path / "renamed").read_text().splitlines() == [
+        f"update jobid=90001_{index} jobname={name}" for index, name in enumerate(ended)
+    ]
+    noted = [logs / "many" / name / f"{91000 + i}.submitted" for i, name in enumerate(ended)]
+    assert all(path.exists() for path in noted)
     assert cancel.main([str(path), "--logs", str(logs), "--only", *names]) == 0
     asked = (tmp_path / "cancelled").read_text().split()
     assert sorted(asked) == ["3", "4", "7", "8"]  # PENDING and RUNNING
@@ -418,7 +463,7 @@ def test_submitting_again_never_duplicates_what_waits_or_runs(many, capsys):
 
 def test_a_budget_is_kept_where_nobody_can_be_asked(many, capsys):
     path, logs, tmp_path = many
-    flags = [str(path), "--logs", str(logs), "--only", "failed", "--budget", "1"]
+    flags = [str(path), "--logs", str(logs), "--only", "failed", "--budget", "1", "--no-preflight"]
     assert submit.main(flags) == 2
     assert "GPU-hours at worst exceed the budget of 1" in capsys.readouterr().err
     assert "sbatch" not in (tmp_path / "calls").read_text()
@@ -435,10 +480,10 @@ def four(tmp_path, monkeypatch):
     )
     ours = comment_of(load_study(path), tmp_path / "logs")
     queue = [
-        f"7|RUNNING|0|None|megatron-tp2-seed1|{ours}|{jobs.ROOT}|",
-        f"8|CANCELLED|0|None|megatron-tp2-seed2|{ours}|{jobs.ROOT}|",
+        f"7|RUNNING|0|None|megatron-tp2-seed1|{ours}|{states.ROOT}|",
+        f"8|CANCELLED|0|None|megatron-tp2-seed2|{ours}|{states.ROOT}|",
         f"9|CANCELLED|0|None|megatron-tp2-seed3|{ours}|/another/clone|",
-        f"10|CANCELLED|0|None|megatron-tp2-seed3|four|{jobs.ROOT}|",  # of the usual folder
+        f"10|CANCELLED|0|None|megatron-tp2-seed3|four|{states.ROOT}|",  # of the usual folder
     ]
     stand_in(tmp_path, monkeypatch, queue)
     return path, tmp_path / "logs", tmp_path
@@ -458,7 +503,17 @@ def test_a_job_that_never_started_is_a_row_of_the_table_too(four, capsys):
 
 def test_at_most_n_run_at_a_time_those_that_run_already_included(four, capsys):
     path, logs, tmp_path = four
-    flags = [str(path), "--logs", str(logs), "--yes", "--max-running", "2", "--after", "5"]
+    flags = [
+        str(path),
+        "--logs",
+        str(logs),
+        "--yes",
+        "--max-running",
+        "2",
+        "--after",
+        "5",
+        "--no-preflight",
+    ]
     assert submit.main(flags) == 0
     sent = (tmp_path / "sent").read_text().splitlines()
     waits = [re.search(r"--dependency=(\S+)", line)[1] for line in sent]
@@ -472,14 +527,66 @@ def test_at_most_n_run_at_a_time_those_that_run_already_included(four, capsys):
     assert [row["verdict"] for row in rows] == ["pending"] * 3
 
 
+@pytest.mark.parametrize(
+    ("own", "asked", "charged"),
+    [("", "", "theirs"), ("", "mine", "mine"), ("clusters", "", ""), ("clusters", "mine", "mine")],
+)
+def test_runs_have_the_account_of_the_job_that_submits_them(
+    own, asked, charged, four, monkeypatch, capsys
+):
+    """But a cluster's own account comes before it, and SBATCH_ACCOUNT before both."""
+    path, logs, tmp_path = four
+    study = load_study(path)
+    there = replace(study, cluster=replace(study.cluster, account=own))
+    monkeypatch.setattr(submit, "load_study", lambda *_: there)
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURM_JOB_ACCOUNT", "theirs")
+    if asked:
+        monkeypatch.setenv("SBATCH_ACCOUNT", asked)
+    assert submit.main([str(path), "--logs", str(logs), "--yes", "--no-preflight"]) == 0
+    assert (tmp_path / "sent").read_text().split()[-1].removeprefix("--chdir=") in (
+        charged or str(states.ROOT)
+    )
+    assert (f"#SBATCH --account={own}\n" in (tmp_path / "script").read_text()) is bool(own)
+
+
+def test_what_every_run_would_find_missing_is_said_once_and_nothing_is_submitted(four, capsys):
+    path, logs, tmp_path = four
+    path.write_text(path.read_text().replace("gpus = 2,", "gpus = 2, data = '/no/data',"))
+    assert submit.main([str(path), "--logs", str(logs), "--yes"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "slurm.submit: data: no token files at /no/data: python -m parallel.data --input TEXT --out"
+        " /no/data makes them",
+        "slurm.submit: nothing was submitted; --no-preflight submits all the same",
+    ]
+    assert not (tmp_path / "sent").exists()
+
+
+@pytest.mark.parametrize("in_a_job", [True, False])
+def test_where_jobs_may_not_submit_jobs_one_line_says_what_to_type(
+    in_a_job, four, monkeypatch, capsys
+):
+    path, logs, tmp_path = four
+    if in_a_job:
+        monkeypatch.setenv("SLURM_JOB_ID", "1")
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/bash\necho 'not from here' >&2; exit 1\n")
+    assert submit.main([str(path), "--logs", str(logs), "--yes", "--no-preflight"]) == 2
+    refused, *more = capsys.readouterr().err.splitlines()
+    assert refused.endswith("after 0 were submitted: not from here")
+    script = path.with_suffix(".slurm")
+    says = f"where jobs may not submit jobs, type on a login node: bash {script}"
+    assert more == ([f"slurm.submit: {says}"] if in_a_job else [])
+
+
 @pytest.mark.parametrize(("answer", "submitted"), [("y\n", True), ("\n", False), ("\4", False)])
 def test_above_the_budget_the_user_is_asked(four, answer, submitted):
     """On a terminal: yes submits, anything else and the end of the input do not."""
     path, logs, tmp_path = four
     keyboard, terminal = os.openpty()
     command = [sys.executable, "-m", "slurm.submit", str(path), "--logs", str(logs)]
+    command += ["--no-preflight"]
     asking = subprocess.Popen(
-        command, cwd=jobs.ROOT, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command, cwd=states.ROOT, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     os.write(keyboard, answer.encode())
     out, err = asking.communicate(timeout=60)
@@ -500,22 +607,49 @@ def test_without_slurm_the_folders_speak_and_nothing_is_submitted(tmp_path, monk
     said = capsys.readouterr()
     assert "no Slurm answers" in said.err and "unknown" in said.out
     assert submit.main([str(path), "--logs", str(tmp_path / "logs")]) == 2
-    assert cluster.missing_packages() == ["munge", "slurm-wlm"]
-    assert cluster.main(["up", "--folder", str(tmp_path / "c")]) == 2
+    assert testbed.missing_packages() == ["munge", "slurm-wlm"]
+    assert testbed.main(["up", "--folder", str(tmp_path / "c")]) == 2
     assert "apt-get install munge slurm-wlm" in capsys.readouterr().err
 
 
 def test_ranks_on_nodes_of_the_test_cluster_share_one_machine():
     """So that a table says oversubscribed of 8 ranks on four such nodes."""
-    name = re.search(r"^ClusterName=(.*)$", cluster.CONF, re.MULTILINE)[1]
+    name = re.search(r"^ClusterName=(.*)$", testbed.CONF, re.MULTILINE)[1]
     assert facts.one_machine({"SLURM_CLUSTER_NAME": name})
     assert not facts.one_machine({"SLURM_CLUSTER_NAME": "jean-zay"}) and not facts.one_machine({})
 
 
 def test_a_command_for_a_node_is_no_option(capsys):
-    assert node.main(["--help"]) == 0
-    assert "python -m slurm.node COMMAND" in capsys.readouterr().out
-    assert node.main([]) == 2
+    assert forward_signals.main(["--help"]) == 0
+    assert "python -m slurm.forward_signals COMMAND" in capsys.readouterr().out
+    assert forward_signals.main([]) == 2
+
+
+RANK = """
+import time
+from parallel.record.signals_and_hangs import on_signals
+with on_signals() as asked:
+    asked.attend(print, 5.0)
+    print("up", flush=True)
+    while not asked.signal:
+        time.sleep(0.05)
+    print(asked.signal, flush=True)
+"""
+
+
+def test_a_rank_hears_the_signal_before_the_limit_that_its_launcher_ignores():
+    launcher = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
+    command = [sys.executable, "-m", "slurm.forward_signals", *launcher]
+    started = subprocess.Popen(
+        [*command, sys.executable, "-c", RANK], cwd=states.ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert started.stdout.readline() == "up\n"
+    started.send_signal(signal.SIGUSR1)
+    try:
+        assert started.communicate(timeout=30)[0] == "SIGUSR1\n"
+    finally:
+        started.kill()
+    assert started.returncode == 0
 
 
 def test_a_command_that_a_node_does_not_have_is_one_line_and_the_shells_status(tmp_path):
@@ -524,14 +658,16 @@ def test_a_command_that_a_node_does_not_have_is_one_line_and_the_shells_status(t
         (str(tmp_path / "script"), 126, "Permission denied"),
         ("/no/nsys", 127, "No such file or directory"),
     ):
-        ask = [sys.executable, "-m", "slurm.node", command]
-        done = subprocess.run(ask, cwd=jobs.ROOT, capture_output=True, text=True)
-        said = f"slurm.node: {command}: {why}"
+        ask = [sys.executable, "-m", "slurm.forward_signals", command]
+        done = subprocess.run(ask, cwd=states.ROOT, capture_output=True, text=True)
+        said = f"slurm.forward_signals: {command}: {why}"
         assert (done.returncode, done.stderr) == (code, said + "\n")
-        assert jobs.cause(said) == said
+        assert states.cause(said) == said
 
 
-@pytest.mark.parametrize("command", ["render", "submit", "status", "cancel", "cluster", "mark"])
+@pytest.mark.parametrize(
+    "command", ["render", "submit", "status", "cancel", "testbed", "record_end"]
+)
 def test_every_command_says_how_it_is_used(command):
     module = __import__(f"slurm.{command}", fromlist=["main"])
     with pytest.raises(SystemExit) as ended:
@@ -541,9 +677,9 @@ def test_every_command_says_how_it_is_used(command):
 
 
 def test_a_real_clusters_configuration_is_not_deleted_for_a_test_cluster(tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster, "missing_packages", lambda accounting: [])
-    monkeypatch.setattr(cluster.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(testbed, "missing_packages", lambda accounting: [])
+    monkeypatch.setattr(testbed.os, "geteuid", lambda: 0)
     (tmp_path / "slurm.conf").write_text("ClusterName=lise\n")
     with pytest.raises(UsageError, match="holds something else than a test cluster"):
-        cluster.up(1, tmp_path)
+        testbed.up(1, tmp_path)
     assert (tmp_path / "slurm.conf").read_text() == "ClusterName=lise\n"

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from models.errors import UsageError
-from parallel.spec import RunSpec, add_flags, from_flags, resolve
-from parallel.study import load_study
+from parallel.config.settings import RunSpec, add_flags, from_flags, resolve
+from parallel.config.study import load_study
 
 
 def flags(*words: str) -> dict:
@@ -34,6 +34,28 @@ def test_later_layers_override_earlier_ones():
         ("study", {"engine": "megatron", "tp": 2, "gpus": 4, "lr": 1e-3}), ("flags", {"lr": 5e-4})
     )
     assert (spec.tp, spec.layout.dp, spec.lr) == (2, 2, 5e-4)
+
+
+def test_the_vocabulary_comes_from_the_data_where_the_presets_is_too_small(tmp_path):
+    from parallel.config.study import name_alone
+
+    def sizes(in_data: int, **given) -> tuple[int | None, int]:
+        (tmp_path / "meta.json").write_text(json.dumps({"vocab_size": in_data}))
+        spec = resolve(("flags", {"data": str(tmp_path), **given}))
+        return spec.settings()["vocab_size"], spec.model.vocab_size
+
+    assert sizes(4096) == sizes(4096, preset="small") == (4096, 4096)
+    assert sizes(4096, preset="gpt2-124m") == (None, 50257)  # the model of that name, still
+    assert sizes(4096, vocab_size=5000) == (5000, 5000)
+    assert sizes(4096, vocab_size=300) == (300, 300)  # which training refuses, with both numbers
+    assert sizes(200) == (None, 257)
+    given = {"preset": "small", "data": str(tmp_path)}
+    (tmp_path / "meta.json").write_text('{"vocab_size": 4096}')
+    name = name_alone(resolve(("flags", given)), given)
+    for damaged in ("", "[]", '{"vocab_size": "4096"}', "{}"):
+        (tmp_path / "meta.json").write_text(damaged)
+        spec = resolve(("flags", given))
+        assert spec.vocab_size is None and name_alone(spec, given) == name
 
 
 def test_accumulation_follows_from_the_global_batch_and_back():
@@ -86,7 +108,7 @@ def test_deepspeed_gets_the_users_json_with_our_values_over_it(tmp_path):
     path = tmp_path / "ds.json"
     zero = {"stage": 1, "reduce_bucket_size": 200000000}
     path.write_text(json.dumps({"zero_optimization": zero, "wall_clock_breakdown": True}))
-    from parallel.deepspeed_common import config
+    from parallel.engines.deepspeed_common import config
 
     spec = resolve(
         (

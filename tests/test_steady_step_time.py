@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from parallel.steady import MIN_STEADY, median_ci95, steady, warmup_end
+from parallel.measure.steady_time import MIN_STEADY, median_ci95, steady, warmup_end
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 3, 10, 40])

@@ -1,13 +1,16 @@
 """A study's axes, branches and names; what cannot run is left out with its reasons."""
 
+import re
 import time
+import tomllib
+from dataclasses import fields
 
 import pytest
 
 from models.errors import UsageError
-from parallel import clusters, study
-from parallel.spec import resolve
-from parallel.study import load_study
+from parallel.config import clusters, study
+from parallel.config.settings import resolve
+from parallel.config.study import load_study
 from tests.conftest import ROOT
 
 HEAD = 'question = "which?"\ncluster = "local-test"\n[defaults]\npreset = "tiny"\n'
@@ -29,10 +32,10 @@ def test_a_sweep_is_every_combination_of_product_and_zip(tmp_path):
         """,
     )
     assert list(study.settings) == [
-        "megatron-dp2-mbs1",
-        "megatron-pp2-dp2-mbs1",
-        "megatron-dp2-mbs2",
-        "megatron-pp2-dp2-mbs2",
+        "megatron-mbs1",
+        "megatron-pp2-mbs1",
+        "megatron-mbs2",
+        "megatron-pp2-mbs2",
         "megatron-tp2-mbs1",
         "megatron-tp2-pp2-mbs1",
         "megatron-tp2-mbs2",
@@ -56,17 +59,17 @@ def test_excludes_includes_branches_and_repeats(tmp_path):
         """,
     )
     assert list(study.settings) == [
-        "ddp-dp2",
-        "megatron-dp2",
-        "megatron-dp4",
-        "megatron-dp8",
-        "megatron-tp2",
+        "ddp-nodes1",
+        "megatron-nodes1",
+        "megatron-nodes2",
+        "megatron-nodes4",
+        "megatron-tp2-nodes1",
         "deepspeed-zero-zero3-r1",
         "deepspeed-zero-zero3-r2",
     ]
     assert study.run("deepspeed-zero-zero3-r2").steps == 7
     assert study.slurm["deepspeed-zero-zero3-r1"] == {"time": "00:02:00"}
-    assert study.slurm["ddp-dp2"] == {}
+    assert study.slurm["ddp-nodes1"] == {}
 
 
 def test_names_say_what_tells_runs_apart_and_nothing_else(tmp_path):
@@ -176,7 +179,7 @@ RANGE = list(range(1000))
     ],
 )
 def test_too_many_runs_are_refused_before_any_is_made(tmp_path, monkeypatch, text, runs):
-    monkeypatch.setattr("parallel.study._point", lambda *_: pytest.fail("a run was made"))
+    monkeypatch.setattr("parallel.config.study._point", lambda *_: pytest.fail("a run was made"))
     with pytest.raises(UsageError, match=f"asks for {runs} runs: at most 10000 are made"):
         study_of(tmp_path, text.replace(", ", ","))
 
@@ -230,6 +233,22 @@ def test_every_cluster_reads():
         ({"name": "other"}, "unknown name"),
         ({"gpus_per_node": 0}, "must be positive"),
         ({"gpus_per_node": True}, "cannot be True"),
+        ({"max_nodes": 0}, "max_nodes must be positive"),
+        ({"source": "x"}, "unknown source"),
+        ({"signal_lead_s": -1}, "signal_lead_s must be 0 to 65535, not -1"),
+        ({"signal_lead_s": 1.5}, "signal_lead_s cannot be 1.5"),
+        ({"master_addr_suffix": "-ib0;id"}, "no part of a host name"),
+        ({"srun": ["cpu-bind=cores"]}, "srun 'cpu-bind=cores' is no option"),
+        ({"srun": "--cpu-bind=cores"}, "srun cannot be '--cpu-bind=cores'"),
+        ({"setup": ["a\nb"]}, "is not one line of shell"),
+        ({"setup": [" "]}, "is not one line of shell"),
+        ({"setup": [1]}, "1 is no text"),
+        ({"container": "x.sif"}, "container cannot be 'x.sif'"),
+        ({"container": {"image": "x"}}, "container: missing runtime"),
+        ({"container": {"runtime": "docker", "image": "x"}}, "pyxis or charliecloud, not 'docker'"),
+        ({"container": {"runtime": "pyxis", "image": ""}}, "image cannot be ''"),
+        ({"container": {"runtime": "pyxis", "image": "x", "mount": []}}, "unknown mount"),
+        ({"container": {"runtime": "pyxis", "image": "x", "mounts": ["a:b:c"]}}, "mount 'a:b:c'"),
     ],
 )
 def test_a_wrong_cluster_is_refused(facts, words):
@@ -238,6 +257,68 @@ def test_a_wrong_cluster_is_refused(facts, words):
         clusters.cluster_of("mine", base | facts, "clusters.toml")
     with pytest.raises(UsageError, match="missing cores_per_node"):
         clusters.cluster_of("mine", {"description": "x", "gpus_per_node": 4}, "clusters.toml")
+
+
+OWN = """[mine]
+description = "my site"
+gpus_per_node = 4
+cores_per_node = 64
+setup = ["module purge", "source env.sh"]
+srun = ["--cpu-bind=cores"]
+container = { runtime = "pyxis", image = "/images/a.sqsh", mounts = ["/data"] }
+
+[dgx-a100]
+description = "ours has four"
+gpus_per_node = 4
+cores_per_node = 64
+
+[typo]
+description = "x"
+gpus_per_nodes = 4
+"""
+
+
+@pytest.mark.parametrize("place", ["SCALING_CLUSTERS", "XDG_CONFIG_HOME", "HOME"])
+def test_a_users_own_clusters_file_adds_to_the_shipped_one(tmp_path, monkeypatch, capsys, place):
+    folder = {"HOME": tmp_path / ".config", "XDG_CONFIG_HOME": tmp_path}.get(place)
+    path = (folder / "gpt-scaling-study" if folder else tmp_path) / "clusters.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(OWN)
+    for name in ("SCALING_CLUSTERS", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    empty = tmp_path / "empty.toml"
+    empty.touch()
+    monkeypatch.setenv(place, f"{path}:{empty}" if folder is None else str(tmp_path))
+    mine = clusters.cluster("mine")
+    assert (mine.source, mine.container.runtime, mine.container.python) == (
+        path,
+        "pyxis",
+        "python3",
+    )
+    assert mine.setup == ("module purge", "source env.sh")
+    text = "[[sweep]]\nproduct = { nodes = [1] }"
+    head = 'question = "which?"\n'
+    assert study_of(tmp_path, text, head, cluster="mine").specs["ddp"].gpus == 4
+    # One that replaces a shipped cluster says so.
+    study = study_of(tmp_path, text, head, cluster="dgx-a100")
+    assert study.specs["ddp"].gpus == 4
+    assert study.assumed == [f"cluster dgx-a100 of {path} replaces the one of {clusters.CLUSTERS}"]
+    # A wrong table is an error only for who uses it.
+    with pytest.raises(UsageError, match="unknown gpus_per_nodes"):
+        clusters.cluster("typo")
+    with pytest.raises(UsageError, match="no cluster 'other' in .*; there are: local-test, "):
+        clusters.cluster("other")
+    found = clusters.load_clusters()
+    assert "typo" not in found and {"mine", "dgx-a100", "dgx-h100"} <= set(found)
+    said = capsys.readouterr().err
+    assert said.startswith("cluster typo is left out: ") and said.count("\n") == 1
+    assert clusters.cluster("dgx-h100").source == clusters.CLUSTERS
+
+
+def test_a_clusters_file_that_is_named_and_cannot_be_read_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("SCALING_CLUSTERS", str(tmp_path / "none.toml"))
+    with pytest.raises(UsageError, match="none.toml: No such file"):
+        clusters.cluster("dgx-a100")
 
 
 def test_two_thousand_runs_are_checked_in_two_seconds(tmp_path):
@@ -252,10 +333,63 @@ def test_two_thousand_runs_are_checked_in_two_seconds(tmp_path):
     assert time.process_time() - before < 2
 
 
+SHIPPED = [p for p in sorted(ROOT.glob("slurm/**/*.toml")) if p.name != "clusters.toml"]
+
+
 def test_every_shipped_study_reads_and_leaves_out_only_with_reasons():
-    for path in sorted((ROOT / "slurm").glob("*.toml")):
-        if path.name != "clusters.toml":
-            assert all(why for _, why in load_study(path).left_out)
+    for path in SHIPPED:
+        assert all(why for _, why in load_study(path).left_out)
+
+
+def less_gpus(study, name: str) -> list[dict]:
+    """What the file states of a run, without the GPUs of the nodes that it asks for."""
+    return [{k: v for k, v in layer.items() if k != "gpus"} for _, layer in study.settings[name]]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_run_has_the_same_name_on_every_cluster(path):
+    """Or the study is refused, by one sentence with the numbers."""
+    own = load_study(path)
+    for cluster in clusters.load_clusters():
+        try:
+            other = load_study(path, cluster)
+        except UsageError as error:
+            said = str(error)
+            assert "points can run" in said or "its baseline" in said, said
+            assert cluster in said and any(c.isdigit() for c in said) and "\n" not in said
+            assert len(said) < 400 and cluster != own.cluster.name
+            continue
+        assert other.baseline == own.baseline
+        for name in own.settings.keys() & other.settings.keys():
+            assert less_gpus(own, name) == less_gpus(other, name)
+        # A name that only one cluster has is of a point that the other leaves out.
+        assert len(other.settings.keys() - own.settings.keys()) <= len(own.left_out)
+        assert bool(own.settings.keys() - other.settings.keys()) <= bool(other.left_out)
+
+
+def test_the_study_of_the_help_text_runs_on_gpu_nodes():
+    here, there = (load_study(ROOT / "slurm/layouts.toml", c) for c in (None, "dgx-a100"))
+    assert here.baseline == there.baseline == "ddp"
+    assert {"megatron-tp2-pp2", "deepspeed-zero-zero1"} <= here.specs.keys() & there.specs.keys()
+    assert (here.specs["ddp"].gpus, there.specs["ddp"].gpus) == (4, 16)
+
+
+def test_names_do_not_depend_on_how_many_points_a_cluster_can_run(tmp_path):
+    text = """[[sweep]]
+    product = { engine = ["ddp", "megatron"], nodes = [1, 2, 8] }
+    [[sweep]]
+    defaults = { engine = "deepspeed_zero", nodes = 2 }
+    include = [{ grad_accum = 2 }, { grad_accum = 4 }, { global_batch = 16 }]
+    """
+    small = study_of(tmp_path, text)  # 4 nodes of 2
+    large = study_of(tmp_path, text, cluster="dgx-a100")
+    batches = ["gas2", "gas4", "gbs16"]
+    zero = [f"deepspeed-zero-zero0-nodes2-{batch}" for batch in batches]
+    each = [f"{engine}-nodes{n}" for engine in ("ddp", "megatron") for n in (1, 2, 8)]
+    assert list(large.settings) == each + zero
+    assert list(small.settings) == [name for name in each if "8" not in name] + zero
+    with pytest.raises(UsageError, match="its baseline ddp-nodes8 cannot run on local-test: 8 nod"):
+        study_of(tmp_path, text, 'baseline = "ddp-nodes8"\n' + HEAD)
 
 
 @pytest.mark.parametrize(
@@ -274,3 +408,17 @@ def test_every_shipped_study_reads_and_leaves_out_only_with_reasons():
 )
 def test_the_folder_of_a_run_without_a_study_is_named_after_its_flags(given, name):
     assert study.name_alone(resolve(("flags", given)), given) == name
+
+
+def test_the_page_on_slurm_describes_every_key_of_a_cluster_as_the_code_does():
+    page = (ROOT / "docs" / "slurm.md").read_text()
+    described = re.findall(r"^\| `([a-z_.]+)` \| (.*) \|$", page, re.MULTILINE)
+    keys = [(f.name, f.metadata["help"]) for f in fields(clusters.Cluster) if f.metadata]
+    inside = fields(clusters.Container)
+    keys += [(f"container.{f.name}", f.metadata["help"]) for f in inside]
+    assert [row for row in described if row in keys] == keys
+    (site,) = re.findall(r"^```toml\n(\[my-site\].*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(site.splitlines()) == 10
+    (name, facts), *others = tomllib.loads(site).items()
+    assert clusters.cluster_of(name, facts, "docs/slurm.md").setup[0] == "module purge"
+    assert not others

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from analysis import compare, scaling, scaling_report, tflops
-from analysis.readers import read_all
-from analysis.repeats import log_ratio, student_t95
-from parallel.study import load_study
+from analysis.common.statistics import log_ratio, student_t95
+from analysis.logs.load import read_all
+from analysis.measured.fairness import ANY_COMMIT
+from parallel.config.study import load_study
 from parallel.sweep import command_of
 from tests.conftest import ROOT
 from tests.fixture_runs import facts, write
@@ -64,7 +65,7 @@ def test_other_commits_have_a_speedup_only_where_asked_for_and_the_table_says_so
         assert "invalid comparison: commit" in capsys.readouterr().out
         assert command.main([*arguments, "--any-commit"]) == 0
         said = capsys.readouterr().out
-        assert "invalid" not in said and " 2.00 " in said and scaling.ANY_COMMIT in said
+        assert "invalid" not in said and " 2.00 " in said and ANY_COMMIT in said
 
 
 def test_identical_rows_are_not_printed_for_different_configurations(tmp_path, capsys):
@@ -110,9 +111,9 @@ def test_a_study_is_compared_with_its_baseline_by_pairs_and_only_at_one_commit(t
     sides = [str(tmp_path / "ddp-r1"), str(tmp_path / "b-r1")]
     for paths in ([str(tmp_path)], sides):
         assert compare.main([*paths, "--any-commit"]) == 0
-        assert scaling.ANY_COMMIT in capsys.readouterr().out
+        assert ANY_COMMIT in capsys.readouterr().out
     assert compare.main([sides[0], sides[0]]) == 0
-    assert scaling.ANY_COMMIT not in capsys.readouterr().out
+    assert ANY_COMMIT not in capsys.readouterr().out
 
 
 def test_a_comparison_says_which_side_did_not_complete(tmp_path, capsys):
@@ -159,6 +160,6 @@ def test_the_bucket_studies_interleave_and_run_in_one_allocation():
     study = load_study(ROOT / "slurm/2-core_bucket_ab.toml")
     rounds = [study.repeat_of[name][1] for name in study.settings]
     assert rounds == sorted(rounds) and len(rounds) == 12
-    nodes = load_study(ROOT / "slurm/gpt2-two-nodes_bucket_ab.toml")
+    nodes = load_study(ROOT / "slurm/published/gpt2-two-nodes_bucket_ab.toml")
     command = command_of(nodes, nodes.baseline, Path("out"), srun=True)
     assert command[:5] == ["srun", "--nodes", "2", "--ntasks", "8"]

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from parallel import artifacts, facts, sweep
-from parallel.artifacts import RunFolder, read_run
+from parallel import forked_ranks, sweep
+from parallel.record import ends, facts, schema
+from parallel.record.ends import Kind
+from parallel.record.reader import read_run
+from parallel.record.writer import RunFolder
 
 CLEAN = {"commit": "c" * 40, "dirty": False}
 STUDY = """
@@ -47,12 +50,12 @@ def started(monkeypatch) -> list[str]:
         if advance:
             advance(3)
         if name in names_that_fail:
-            run.fail("Broken: it is (rank 0)", 0)
+            run.fail(Kind.RAISED, "Broken: it is (rank 0)", 0)
             run.close()
             return 1
         for step in range(1, spec.steps + 1):
             row = {"step": step, "step_s": 0.1, "loss": 2.0, "skipped": 0, "tokens": 16}
-            run.step(dict.fromkeys(artifacts.STEP_COLUMNS) | row)
+            run.step(dict.fromkeys(schema.STEP_COLUMNS) | row)
         run.complete({"schema_version": "2.0"}, "complete")
         return 0
 
@@ -66,7 +69,7 @@ def started(monkeypatch) -> list[str]:
 def test_repeats_are_interleaved_and_what_is_complete_is_not_run_again(
     study, started, tmp_path, capsys
 ):
-    out = ["--out", str(tmp_path / "out")]
+    out = ["--logs", str(tmp_path / "out")]
     names_that_fail.add(ORDER[2])
     assert sweep.main([str(study), *out]) == 1
     assert started == ORDER
@@ -82,7 +85,7 @@ def test_repeats_are_interleaved_and_what_is_complete_is_not_run_again(
     assert capsys.readouterr().out.count("already complete") == 3
     assert sweep.main([str(study), *out, "--fresh", "--only", ORDER[0]]) == 0
     assert started == [ORDER[2], ORDER[0]]
-    steps = tmp_path / "out" / ORDER[3] / "steps.csv"
+    steps = tmp_path / "out" / "ab" / ORDER[3] / "steps.csv"
     steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:4]))
     assert sweep.main([str(study), *out]) == 0  # complete, but not all of it is there
     assert started == [ORDER[2], ORDER[0], ORDER[3]]
@@ -105,7 +108,7 @@ def test_on_a_terminal_one_bar_counts_the_steps_of_the_whole_sweep(
     monkeypatch.setattr(sweep, "tqdm", Bar)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     names_that_fail.add(ORDER[1])
-    assert sweep.main([str(study), "--out", str(tmp_path / "out")]) == 1
+    assert sweep.main([str(study), "--logs", str(tmp_path / "out")]) == 1
     (bar,) = bars
     assert (bar.total, bar.counted) == (20, 20)  # a failed run's steps are over, too
     said = capsys.readouterr()
@@ -117,7 +120,7 @@ def test_a_sweep_stops_when_the_commit_changes_under_it(
 ):
     heads = iter([CLEAN, CLEAN, CLEAN, CLEAN | {"commit": "d" * 40}])  # sweep, run, run's own, ...
     monkeypatch.setattr(facts, "git", lambda folder: next(heads))
-    assert sweep.main([str(study), "--out", str(tmp_path / "out")]) == 2
+    assert sweep.main([str(study), "--logs", str(tmp_path / "out")]) == 2
     assert started == ORDER[:1]
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -129,11 +132,31 @@ def test_ctrl_c_says_how_to_go_on(study, started, tmp_path, capsys, monkeypatch)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sweep, "start", interrupted)
-    assert sweep.main([str(study), "--out", str(tmp_path / "out")]) == 130
+    assert sweep.main([str(study), "--logs", str(tmp_path / "out")]) == 130
     assert capsys.readouterr().err == "parallel.sweep: interrupted; run it again to go on\n"
 
 
-def test_srun_starts_the_ranks_of_an_allocation(tokens, tmp_path, monkeypatch):
+def test_ranks_on_cpu_are_forked_and_torchrun_starts_the_others(tokens, tmp_path):
+    study = tmp_path / "two.toml"
+    small = 'preset = "tiny"\nmax_seq_len = 16\nsteps = 2\neval_steps = 0\ngpus = 2\n'
+    runs = '[[run]]\ndevice = "cpu"\n[[run]]\ndevice = "auto"\nlabel = "auto"\n'
+    study.write_text(f'question = "?"\n[defaults]\n{small}data = "{tokens}"\n{runs}')
+    assert sweep.main([str(study), "--logs", str(tmp_path)]) == 0
+    found = [read_run(tmp_path / "two" / name) for name in ("ddp-dp2", "ddp-dp2-auto")]
+    assert [run.facts["launcher"] for run in found] == ["fork", "torchrun"]
+    for run in found:
+        assert "-m parallel.train --study" in run.facts["command_line"]
+    assert found[0].steps[1]["loss"] == found[1].steps[1]["loss"]
+
+
+def test_an_engine_that_cannot_be_imported_has_no_server(tmp_path):
+    """So torchrun starts the run, which says in its console.out what is missing."""
+    path = tmp_path / "folder" / "socket"
+    assert forked_ranks.start_server("no_engine", 1, path, os.getpid()).wait(timeout=60) == 1
+    assert not path.exists()
+
+
+def test_srun_starts_the_ranks_of_an_allocation(tokens, tmp_path, monkeypatch, capfd):
     """A stand-in for srun starts its one task; test_launchers has what real tasks are told."""
     srun = tmp_path / "bin" / "srun"
     srun.parent.mkdir()
@@ -143,16 +166,19 @@ def test_srun_starts_the_ranks_of_an_allocation(tokens, tmp_path, monkeypatch):
     study = tmp_path / "one.toml"
     small = 'preset = "tiny"\ndevice = "cpu"\nmax_seq_len = 16\nsteps = 2\neval_steps = 0\n'
     study.write_text(f'question = "?"\n[defaults]\n{small}data = "{tokens}"\n[[run]]\n')
-    assert sweep.main([str(study), "--srun", "--out", str(tmp_path / "out")]) == 0
+    assert sweep.main([str(study), "--srun", "--logs", str(tmp_path / "out")]) == 0
     assert (tmp_path / "asked").read_text() == "--nodes 1 --ntasks 1\n"
-    assert read_run(tmp_path / "out" / "ddp").state == artifacts.COMPLETE
-    assert (tmp_path / "out" / "scaling_report.json").exists()
+    assert read_run(tmp_path / "out" / "one" / "ddp").state == ends.COMPLETE
+    assert (tmp_path / "out" / "one" / "scaling_report.json").exists()
+    table, _, commands = capfd.readouterr().out.partition("\nnext:\n")
+    assert "Speedup: strong scaling against ddp" in table
+    assert f"  python -m analysis.parity --check {tmp_path}/out/one " in commands
 
 
 def test_a_folder_in_use_fails_its_run_alone_and_what_was_printed_before_is_kept(
     study, tmp_path, capsys, monkeypatch
 ):
-    out = tmp_path / "out"
+    out = tmp_path / "out" / "ab"
     (out / ORDER[0]).mkdir(parents=True)
     (out / ORDER[0] / "thesis.tex").write_text("mine")
     monkeypatch.setattr(sweep, "report", lambda out: None)
@@ -161,7 +187,7 @@ def test_a_folder_in_use_fails_its_run_alone_and_what_was_printed_before_is_kept
     used = RunFolder(out / ORDER[1])
     used.begin({"run": ORDER[1]})
     for _ in range(2):
-        assert sweep.main([str(study), "--out", str(out), "--only", *ORDER[:3]]) == 1
+        assert sweep.main([str(study), "--logs", str(tmp_path / "out"), "--only", *ORDER[:3]]) == 1
         out_ = capsys.readouterr().out.splitlines()
         said = [line for line in out_ if line.startswith("[")]
         assert f"FAILED: {out / ORDER[0]} is no run folder of ours (it holds thesis.tex)" in said[0]

@@ -4,8 +4,8 @@ import csv
 import io
 
 from analysis import tflops
+from analysis.common.tables import FORMATS, Column, Table
 from analysis.compare import main as compare
-from analysis.tables import FORMATS, Column, Table
 from models.errors import warn
 
 EVIL = "a\x1b[2J\x9b1m|b\x07\u202e\udcff\nnew"

@@ -5,13 +5,13 @@ import csv
 import numpy as np
 import pytest
 
-from analysis import collectives, timemodel
-from analysis.timemodel import Machine
+from analysis.planner import collectives, timemodel
+from analysis.planner.timemodel import Machine
 from models import flops
 from models.config import GPTConfig
 from models.errors import UsageError
-from models.hardware import LINKS
-from parallel.columns import columns
+from models.gpus import planning_gpu
+from parallel.config.layout_arrays import columns
 
 # Every efficiency one, every latency and penalty none: what is left are the model's own numbers.
 IDEAL = {"gemm": 1.0, "attn": 1.0, "mem": 1.0, "link": 1.0, "network": 1.0, "head": 1.0}
@@ -379,7 +379,7 @@ def test_machines_are_rows_as_columns_are():
     cards = [timemodel.machine_of(name, None, 8) for name in ("A100", "V100")]
     both = Machine.stack(cards)
     assert both.peak.tolist() == [312e12, 125e12] and both.mesh.tolist() == [False, True]
-    assert both.take(np.array([1])).link.tolist() == [LINKS["V100 SXM2"].link]
+    assert both.take(np.array([1])).link.tolist() == [planning_gpu("V100 SXM2").link]
     assert cards[0].spread(3).network.tolist() == [200e9] * 3
 
 

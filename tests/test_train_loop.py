@@ -10,9 +10,9 @@ import sys
 import pytest
 import torch
 
-from parallel import metrics, profiler
-from parallel.artifacts import read_run
-from parallel.spec import resolve
+from parallel.config.settings import resolve
+from parallel.measure import profiler, training_metrics
+from parallel.record.reader import read_run
 from tests.conftest import ROOT, run_module
 
 SMALL = ["--max-seq-len", "32", "--device", "cpu"]
@@ -86,7 +86,7 @@ def test_what_counts_as_an_end_in_nan(losses, norm, skipped, validation, verdict
         for n, loss in enumerate(losses, start=1)
     ]
     validations = [] if validation is None else [(1, NAN), (3, validation)]
-    assert metrics.ended_in_nan(steps, validations) == verdict
+    assert training_metrics.ended_in_nan(steps, validations) == verdict
 
 
 @pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")

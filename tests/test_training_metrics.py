@@ -8,14 +8,16 @@ from types import SimpleNamespace
 import jsonschema
 import pytest
 
-from analysis import readers
-from parallel import facts, meters
-from parallel.artifacts import AXES, read_breakdown, read_run
-from parallel.metrics import exposed_s
+from analysis.logs import readers
+from parallel.measure import energy_and_memory
+from parallel.measure.training_metrics import exposed_s
+from parallel.record import facts
+from parallel.record.reader import read_breakdown, read_run
+from parallel.record.schema import AXES
 from tests.conftest import ROOT, run_module
 from tests.fixture_runs import facts as run_facts
 
-SCHEMA = json.loads((ROOT / "parallel" / "training_metrics.schema.json").read_text())
+SCHEMA = json.loads((ROOT / "parallel" / "record" / "training_metrics.schema.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +92,7 @@ def test_the_times_add_up_and_throughput_counts_training_alone(ours):
     assert total == pytest.approx(summary["total_wall_time_sec"])
     training = sum(step["step_s"] for step in steps)
     assert summary["training_time_sec"] == pytest.approx(training)
-    assert summary["evaluation_time_sec"] > 0 and summary["startup_time_sec"] > 1
+    assert summary["evaluation_time_sec"] > 0 and summary["startup_time_sec"] > 0
     assert 0 <= summary["other_time_sec"] < 0.1 * summary["total_wall_time_sec"]
     rate = sum(step["tokens"] for step in steps) / training
     assert summary["mean_tokens_per_sec_global"] == pytest.approx(rate)
@@ -104,14 +106,14 @@ def test_exposed_communication_is_the_breakdowns(ours):
     assert found == pytest.approx(max(waited)) and min(waited) > 0
     assert exposed_s(ranks, 3, 1) is None  # a rank is missing
     assert exposed_s(ranks, 2, 12) == found
-    assert exposed_s(ranks, 2, 13) is None  # a step of an attempt that kept no books
+    assert exposed_s(ranks, 2, 13) is None  # a step of an attempt without a breakdown
 
 
 def test_the_epoch_report_of_a_run_is_printed_and_read_back(ours):
     report = (ours["path"] / "breakdown" / "epochs.log").read_text()
     assert report in (ours["path"] / "train.log").read_text()
     record = readers.read(ours["path"] / "breakdown" / "epochs.log")
-    assert record.gpus == 2 and [r["rank"] for r in record.extra["ranks"]] == [0, 1]
+    assert record.gpus == 2 and [r["rank"] for r in record.ranks] == [0, 1]
     ranks, _ = read_breakdown(ours["path"], 2)
     elapsed_s = {r: sum(window["elapsed_s"] for window in rows) for r, rows in ranks.items()}
     assert record.totals["wall_s"] == pytest.approx(max(elapsed_s.values()), abs=1e-4)  # as printed
@@ -126,7 +128,7 @@ def test_micro_steps_and_optimizer_steps_are_told_apart(ours):
 
 
 def test_epochs_are_entries_with_their_own_validation(tmp_path):
-    from parallel.metrics import Measured, training_metrics
+    from parallel.measure.training_metrics import Measured, training_metrics
 
     about = run_facts("s", None) | {
         "started_utc": "2026-01-01T00:00:00Z",
@@ -159,7 +161,7 @@ def test_epochs_are_entries_with_their_own_validation(tmp_path):
 def test_launcher_metadata_tells_the_launcher_and_no_secret(ours):
     text = (ours["path"] / "launcher_metadata.json").read_text()
     told = json.loads(text)
-    assert told["launcher"] == "torchrun" and told["world_size"] == 2
+    assert told["launcher"] == "fork" and told["world_size"] == 2
     assert told["environment"]["OMP_NUM_THREADS"] == "1"
     assert "hf_12345" not in text
     assert (ours["path"] / "launcher_metadata.json").stat().st_mode & 0o777 == 0o600
@@ -176,7 +178,7 @@ def test_energy_counts_whole_packages_over_a_wrap_and_only_while_training(tmp_pa
     package(tmp_path, "intel-rapl:0", 999_000_000)
     package(tmp_path, "intel-rapl:0:0", 5)  # its cores, counted already
     package(tmp_path, "intel-rapl:1", 10_000_000)
-    energy = meters.Energy([], tmp_path)
+    energy = energy_and_memory.Energy([], tmp_path)
     package(tmp_path, "intel-rapl:0", 2_000_000)  # 3 J, over the wrap
     package(tmp_path, "intel-rapl:1", 14_000_000)  # 4 J
     energy.count()
@@ -194,7 +196,7 @@ def test_energy_of_gpus_is_nvmls_in_joules(monkeypatch):
         nvmlDeviceGetTotalEnergyConsumption=lambda handle: millijoules[handle],
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    energy = meters.Energy(["GPU-a", "GPU-b"])
+    energy = energy_and_memory.Energy(["GPU-a", "GPU-b"])
     millijoules |= {"GPU-a": 3000, "GPU-b": 6500}
     energy.count()
     assert energy.joules == pytest.approx(3.5)
@@ -203,10 +205,10 @@ def test_energy_of_gpus_is_nvmls_in_joules(monkeypatch):
     energy.count()
     assert energy.joules is None and energy.source.startswith("none (KeyError")
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert meters.Energy(["GPU-a"]).source.startswith("none (NVML: ")
+    assert energy_and_memory.Energy(["GPU-a"]).source.startswith("none (NVML: ")
 
 
 def test_no_counter_is_no_number(tmp_path):
-    energy = meters.Energy([], tmp_path)
+    energy = energy_and_memory.Energy([], tmp_path)
     energy.count()
     assert energy.joules is None and energy.source.startswith("none")

@@ -2,6 +2,7 @@
 
 import sys
 import types
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ import torch
 from models import gpt
 from models.config import PRESETS
 from models.errors import UsageError
-from parallel import kernels, train
-from parallel.optim import lr_at, param_groups
-from parallel.spec import resolve
+from parallel.config.settings import resolve
+from parallel.engines import kernels
+from parallel.engines.optim import lr_at, param_groups
+from parallel.record import lines
 
 
 def test_learning_rate_warms_up_then_follows_the_cosine():
@@ -55,10 +57,21 @@ def test_plain_pytorch_is_what_a_cpu_gets():
         kernels.choose("te", cpu, ("torch",))
 
 
+def test_the_log_says_whose_vocabulary_the_model_has():
+    for in_data, said in ((4096, True), (200, False), (None, False)):
+        spec = resolve(("x", {"vocab_size": in_data if said else None, "data": "data/corpus"}))
+        layout = asdict(spec.layout)
+        model = asdict(spec.model) | {"n_params": 1, "padded_vocab": spec.model.vocab_size}
+        facts = {"run": "ddp", "kernels": "torch", "data": {"vocab_size": in_data}}
+        header = "\n".join(lines.header(spec, facts | {"layout": layout, "model": model}))
+        line = "vocabulary: the 4096 ids of data/corpus; preset tiny has 257"
+        assert (line in header) is said and ("vocabulary" in header) is said
+
+
 def test_iteration_line_is_megatrons():
     spec = resolve(("x", {"global_batch": 4, "steps": 20}))
     row = {"step": 7, "step_s": 0.25, "loss": 5.5, "grad_norm": 1.25, "lr": 1e-3, "loss_scale": 1.0}
-    line = train.iteration_line(spec, [row], skipped=0, nans=0)
+    line = lines.iteration_line(spec, [row], skipped=0, nans=0)
     for piece in (
         "] iteration        7/      20 |",
         " consumed samples:           28 |",

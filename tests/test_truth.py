@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.readers import read
-from analysis.records import Refusal
+from analysis.logs.readers import read
+from analysis.logs.record import Refusal
 
 SHARED = Path(os.environ.get("SCALING_SHARED", Path(__file__).parents[2] / "shared"))
 TRUTH = SHARED / "logs" / "truth.csv"
@@ -105,7 +105,7 @@ def test_a_file_without_steps_is_refused_with_its_reason(path):
 
 @needs_logs
 def test_the_rank_breakdowns_keep_the_slowest_rank_apart_from_the_mean():
-    runs = read(next((SHARED / "seeds").glob("004_*.txt"))).extra["runs"]
+    runs = read(next((SHARED / "seeds").glob("004_*.txt"))).runs
     two_gpus = runs["training_b64_g2"]["totals"]
     assert two_gpus["epoch_s_mean_of_ranks"] == 1095.70
     assert two_gpus["epoch_s_slowest_rank"] == 1384.64

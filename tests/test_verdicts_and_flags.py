@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from analysis import tflops
-from analysis.quality import judge, main, step_times, summary, timed
-from analysis.readers import read
-from analysis.records import Failure, Record
-from parallel.artifacts import CHECKPOINT_COLUMNS
-from parallel.steady import steady
+from analysis.logs.readers import read
+from analysis.logs.record import Failure, Record
+from analysis.logs.verdict import judge, step_times, summary, timed
+from analysis.measured import tflops as library
+from analysis.quality import main
+from parallel.measure.steady_time import steady
+from parallel.record.schema import CHECKPOINT_COLUMNS
 from tests.fixture_runs import facts, write
 
 KEYS = """source format verdict reasons engine steps step_s_mean step_s_median step_s_min step_s_max
@@ -66,13 +68,13 @@ def test_a_loss_that_ends_as_no_number_is_no_good_run(tmp_path, kind, bad):
 
     name = {"nan": "NaN", "inf": "infinite"}[bad]
     good = judged(9.0, 8.0, 7.0, 6.0, 5.0)
-    assert good.verdict != "diverged" and "loss" not in "".join(good.flags)
+    assert good.verdict != "diverged" and "loss" not in "".join(map(str, good.flags))
     passed = judged(9.0, 8.0, bad, 6.0, 5.0)
-    (flag,) = (flag for flag in passed.flags if "loss" in flag)
+    (flag,) = (flag.text for flag in passed.flags if flag.kind == "loss")
     assert passed.verdict == good.verdict
     assert flag.startswith(f"the loss is {name} in 1 of 5 iterations") and "end" not in flag
     lost = judged(9.0, 8.0, bad, bad, bad)
-    (flag,) = (flag for flag in lost.flags if "loss" in flag)
+    (flag,) = (flag.text for flag in lost.flags if flag.kind == "loss")
     assert (lost.verdict, lost.line_no, lost.proof) == ("diverged", 5, f"the last loss is {bad}")
     assert flag.startswith(f"the loss is {name} in 3 of 5 iterations") and flag.endswith(
         "to the end"
@@ -158,7 +160,7 @@ def test_each_doubt_has_its_flag(arrays, word):
     for name, values in arrays.items():
         setattr(run, name, values)
     flags = judge(run, steady(run.step_s, run.skipped, run.iteration)).flags
-    assert any(word in flag for flag in flags), flags
+    assert any(word in flag.text for flag in flags), flags
 
 
 def test_a_good_run_has_no_flag():
@@ -184,7 +186,7 @@ def test_the_scaling_tables_json_adds_to_these_keys_and_marks_what_a_name_said(t
     path.write_text("".join(line.format(i) for i in range(1, 10)))
     assert tflops.main([str(path), "--format", "json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)
-    assert list(run)[: len(KEYS)] == KEYS and list(run)[len(KEYS) :] == list(tflops.ADDED)
+    assert list(run)[: len(KEYS)] == KEYS and list(run)[len(KEYS) :] == list(library.ADDED)
     assert run["origin"]["pp"] == "from name" and run["tp"] is None
     assert any("from name: " in r and "pp 4" in r for r in run["reasons"])
     assert run["reasons"][0] == "line 9: 9 of 9 iterations"
@@ -204,7 +206,7 @@ def test_a_row_without_a_time_says_in_the_table_why(tmp_path):
     line = ':::MLLOG {{"key": "{}", "time_ms": {}, "value": null, "metadata": {{{}}}}}\n'
     ended = line.format("run_stop", 9000, '"status": "success"')
     path.write_text(line.format("run_start", 1000, "") + ended)
-    (row,) = tflops.rows([read(path)])
+    (row,) = library.rows([read(path)])
     assert (row["verdict"], row["step_s"]) == ("complete", None)
     assert row["notes"] == "no step is timed: the times are of the whole run"
 
@@ -212,7 +214,7 @@ def test_a_row_without_a_time_says_in_the_table_why(tmp_path):
 def test_micro_steps_are_no_optimizer_steps():
     # Big Purple, one V100: 0.06299 s a micro-step, but 16 x 512 tokens at 29600.05 tokens/s.
     run = Record("x.json", "test", step_s=np.array([0.06299]), tokens_per_s=np.array([29600.05]))
-    run.global_batch, run.seq_len, run.extra["micro_steps_per_step"] = 16, 512, 4
+    run.global_batch, run.seq_len, run.per_epoch = 16, 512, True
     assert timed(run).step_s == pytest.approx(0.276756, rel=1e-5)
 
 

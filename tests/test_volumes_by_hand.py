@@ -2,8 +2,8 @@
 
 import pytest
 
-from parallel.spec import resolve
-from parallel.volumes import Volume, parameter_sizes, step_volumes, wire_bytes
+from parallel.config.message_bytes import Volume, parameter_sizes, step_volumes, wire_bytes
+from parallel.config.settings import resolve
 
 # b 2, s 16, h 8 in fp32: 1,024 bytes of hidden states, 128 of one number a token. 3 micro-batches.
 SMALL = {"n_layer": 4, "hidden": 8, "n_head": 2, "vocab_size": 14, "max_seq_len": 16}

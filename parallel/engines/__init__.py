@@ -1,6 +1,6 @@
-"""The engines: what each can do (torch-free, for planning) and how to load one by name.
+"""The engines: what each must do, and how to load one by name. Torch-free.
 
-An engine knows only how to run a step. Loop, clock, log line and run folder are train.py's.
+An engine knows only how to run a step. Loop, clock, log line and run folder are trainer.py's.
 """
 
 import importlib
@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from parallel.config.engine_abilities import ENGINES
+from parallel.config.settings import RunSpec
+
 if TYPE_CHECKING:
-    from parallel.checkpointer import State
-    from parallel.spec import RunSpec
+    from parallel.checkpoint.contents import State
 
 Batch = tuple[Any, Any]  # tokens and labels: torch tensors, each [micro_batch, seq_len], int64
 
@@ -51,106 +53,6 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free what must be freed before the process group is destroyed."""
-
-
-@dataclass(frozen=True)
-class Ability:
-    """What an engine can be asked for; anything else is refused with a sentence."""
-
-    module: str
-    summary: str
-    zero_stages: tuple[int, ...] = (0,)
-    recompute: tuple[str, ...] = ("none", "full")
-    offload: tuple[str, ...] = ("none",)
-    implementations: tuple[str, ...] = ("gpt",)
-    kernels: tuple[str, ...] = ("torch",)
-    tp: bool = False
-    pp: bool = False
-    vpp: bool = False
-    sequence_parallel: bool = False
-    compile: bool = False
-
-
-_MEGATRON_KERNELS = ("te", "apex", "torch")  # what megatron-core's layers can be made of
-
-ENGINES: dict[str, Ability] = {
-    "ddp": Ability(
-        module="parallel.engines.ddp",
-        summary="plain PyTorch, DistributedDataParallel when there is more than one rank",
-        implementations=("gpt", "hf"),
-        compile=True,
-    ),
-    "deepspeed_zero": Ability(
-        module="parallel.engines.deepspeed_zero",
-        summary="DeepSpeed's engine: ZeRO stage 0 to 3, offload; tp through megatron-core layers",
-        zero_stages=(0, 1, 2, 3),
-        offload=("none", "optimizer", "all"),
-        implementations=("gpt", "hf"),
-        kernels=_MEGATRON_KERNELS,  # with tp > 1
-        tp=True,
-    ),
-    "deepspeed_pipe": Ability(
-        module="parallel.engines.deepspeed_pipe",
-        summary="DeepSpeed's PipelineModule over megatron-core's tensor-parallel layers",
-        zero_stages=(0, 1),
-        kernels=_MEGATRON_KERNELS,
-        tp=True,
-        pp=True,
-    ),
-    "megatron": Ability(
-        module="parallel.engines.megatron",
-        summary="megatron-core: GPTModel, its DDP, 1F1B and interleaved schedules;"
-        " zero_stage 1 is its distributed optimizer",
-        zero_stages=(0, 1),
-        recompute=("none", "selective", "full"),
-        kernels=_MEGATRON_KERNELS,
-        tp=True,
-        pp=True,
-        vpp=True,
-        sequence_parallel=True,
-    ),
-}
-
-
-def inabilities(spec: "RunSpec") -> list[str]:
-    """What `spec` asks of its engine that the engine does not do, in words."""
-    able, layout, name = ENGINES[spec.engine], spec.layout, spec.engine
-    found = []
-    for axis in ("tp", "pp", "vpp"):
-        if getattr(layout, axis) > 1 and not getattr(able, axis):
-            others = [e for e, a in ENGINES.items() if getattr(a, axis)]
-            found.append(
-                f"engine {name} has no {axis} (asked: {getattr(layout, axis)};"
-                f" engines with {axis}: {', '.join(others)})"
-            )
-    if layout.sequence_parallel and not able.sequence_parallel:
-        found.append(f"engine {name} has no sequence_parallel (megatron has)")
-    for what, value, known in (
-        ("zero_stage", layout.zero_stage, able.zero_stages),
-        ("recompute", layout.recompute, able.recompute),
-        ("offload", layout.offload, able.offload),
-        ("implementation", spec.implementation, able.implementations),
-    ):
-        if value not in known:
-            allowed = ", ".join(map(str, known))
-            found.append(f"engine {name} offers {what} {allowed}, not {value}")
-    if spec.compile and not able.compile:
-        found.append(f"engine {name} does not compile its model (ddp does)")
-    if spec.implementation == "hf" and layout.tp > 1:
-        found.append(f"Hugging Face's GPT-2 has no tp (asked: {layout.tp})")
-    if name == "deepspeed_zero" and spec.precision == "bf16" and layout.zero_stage == 0:
-        found.append(
-            "DeepSpeed without ZeRO updates the bf16 weights themselves, with no fp32 copy;"
-            " for bf16 use zero_stage 1, 2 or 3"
-        )
-    return found
-
-
-def kernels_of(spec: "RunSpec") -> tuple[str, ...]:
-    """The kernel sets that `spec`'s engine has code for, best first."""
-    if spec.engine == "deepspeed_zero" and spec.layout.tp == 1:
-        return ("torch",)  # the reference model, not megatron-core's layers
-    return ENGINES[spec.engine].kernels
 
 
 def load(spec: "RunSpec", device: Any, kernels: str) -> Engine:

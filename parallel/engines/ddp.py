@@ -12,15 +12,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from parallel.breakdown import ddp_hook
-from parallel.checkpointer import State, adam_step, adam_tensors, hold, set_adam_step, share
+from models.tensor_files import DTYPES
+from parallel.checkpoint.contents import State, pieces_of
+from parallel.config.settings import RunSpec
 from parallel.engines import Batch, StepResult
-from parallel.optim import adamw, set_lr
-from parallel.ranges import region
-from parallel.reference import build_reference
-from parallel.spec import RunSpec
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from parallel.engines.optim import adam_step, adam_tensors, adamw, set_adam_step, set_lr
+from parallel.engines.reference import build_reference, evaluate
+from parallel.measure.breakdown import ddp_hook
+from parallel.measure.ranges import region
 
 
 class DDPEngine:
@@ -28,7 +27,7 @@ class DDPEngine:
         self.spec, self.device = spec, device
         self.module = module = build_reference(spec).to(device)
         self.model: nn.Module = module
-        self.share = 1 / spec.layout.n_micro  # of a micro-batch's loss in what is differentiated
+        self.loss_weight = 1 / spec.layout.n_micro  # of a micro-batch in the step's loss
         if spec.layout.dp > 1:
             ids = [device] if device.type == "cuda" else None
             # Gradients live in the buckets that are reduced: one copy less of each.
@@ -37,7 +36,7 @@ class DDPEngine:
             )
             if hook := ddp_hook():
                 self.model.register_comm_hook(None, hook)
-                self.share /= spec.layout.dp  # the hook sums; the reducer itself averages
+                self.loss_weight /= spec.layout.dp  # the hook sums; the reducer itself averages
         if spec.compile:
             self.model.compile()
         self.parameters = list(module.parameters())
@@ -57,7 +56,7 @@ class DDPEngine:
                 with region("forward"), self._autocast():
                     loss = self.model(tokens_BS, labels_BS)
                 with region("backward"):
-                    self.scaler.scale(loss * self.share).backward()
+                    self.scaler.scale(loss * self.loss_weight).backward()
             total += loss.detach() / n_micro
         with region("optimizer"):
             self.scaler.unscale_(self.optimizer)
@@ -72,16 +71,8 @@ class DDPEngine:
         skipped = self.spec.precision == "fp16" and not norm < float("inf")
         return StepResult(self._mean(total), None if skipped else norm, scale, skipped)
 
-    @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:
-        total = torch.zeros((), device=self.device)
-        self.module.eval()
-        for _ in range(n):
-            batch = next(batches)
-            with region("forward"), self._autocast():
-                total += self.module(*batch) / n
-        self.module.train()
-        return self._mean(total)
+        return self._mean(evaluate(self.module, batches, n, self.device, self._autocast))
 
     def _mean(self, value: torch.Tensor) -> float:
         """The mean over dp ranks of a scalar that is a mean on each."""
@@ -90,28 +81,26 @@ class DDPEngine:
         return float(value) / self.spec.layout.dp
 
     def state(self) -> State:
-        layout = self.spec.layout
-        rank = dist.get_rank()
-        held = []
-        for name, p in self.module.named_parameters():
-            tensors, origin = adam_tensors(self.optimizer, p), (0,) * p.dim()
-            copies = share(layout, rank, split=True, partitioned=False)
-            held += hold(name, tuple(p.shape), origin, tuple(p.shape), 0, tensors, copies)
-        found = self.scaler.state_dict()
-        scaler = {"scale": found["scale"], "good_steps": found["_growth_tracker"]} if found else {}
-        return State(held, adam_step(self.optimizer), scaler)
+        trained = ((p, adam_tensors(self.optimizer, p), 0) for p in self.parameters)
+        pieces = pieces_of(trained, self.spec.layout, dist.get_rank(), partitioned=False)
+        scaler = {}
+        if self.scaler.is_enabled():
+            stored = self.scaler.state_dict()
+            scaler = {"scale": stored["scale"], "good_steps": stored["_growth_tracker"]}
+        return State(pieces, adam_step(self.optimizer), scaler)
 
     def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
         set_adam_step(self.optimizer, adam_step)
         if self.spec.layout.dp > 1 and adam_step:
-            self._rehearse()
+            self._run_backward_once()
         if scaler and self.scaler.is_enabled():
-            carried = {"scale": scaler["scale"], "_growth_tracker": int(scaler["good_steps"])}
-            self.scaler.load_state_dict(self.scaler.state_dict() | carried)
+            restored = {"scale": scaler["scale"], "_growth_tracker": int(scaler["good_steps"])}
+            self.scaler.load_state_dict(self.scaler.state_dict() | restored)
 
-    def _rehearse(self) -> None:
-        """One backward pass for nothing: after its first, DDP regroups the gradients that it sums
-        together, and a run that goes on must sum in the same order as one that never stopped."""
+    def _run_backward_once(self) -> None:
+        """A backward pass whose gradients are dropped. After its first, DDP regroups the gradients
+        that it sums together. A resumed run must sum in the same order as one that never stopped.
+        """
         shape = (self.spec.micro_batch, self.spec.seq_len)
         tokens_BS = torch.zeros(shape, dtype=torch.int64, device=self.device)
         with self._autocast():
@@ -123,7 +112,8 @@ class DDPEngine:
         return {"attention": "torch scaled_dot_product_attention"}
 
     def close(self) -> None:
-        pass
+        # Freed after the process group has ended, DDP can wait for a thread of gloo for ever.
+        del self.model
 
 
 build = DDPEngine

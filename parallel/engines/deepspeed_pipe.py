@@ -4,39 +4,28 @@ import contextlib
 import io
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from parallel import deepspeed_common as common
-from parallel import layers
-from parallel.breakdown import name_group
-from parallel.checkpointer import State, share
-from parallel.engines import Batch, StepResult
-from parallel.optim import set_lr
-from parallel.ranges import timed
-from parallel.spec import RunSpec
+from parallel.checkpoint.contents import is_split
+from parallel.config.settings import RunSpec
+from parallel.engines import Batch, layers
+from parallel.engines import deepspeed_common as common
+from parallel.measure.breakdown import name_group
+from parallel.measure.ranges import timed
 
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec  # isort: skip  (after common)
 from deepspeed.runtime.pipe import schedule  # isort: skip
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology  # isort: skip
 
 
-class DeepSpeedPipeEngine:
+class DeepSpeedPipeEngine(common.DeepSpeedEngine):
     def __init__(self, spec: RunSpec, device: torch.device, kernels: str):
-        self.spec, self.device, layout = spec, device, spec.layout
         common.connect()
-        layers.init_groups(spec)
-        config = layers.transformer_config(spec, device.type == "cuda")
-        tied = partial(
-            TiedLayerSpec,
-            "word",
-            layers.WordEmbedding,
-            spec,
-            config,
-            tied_weight_attr="embedding.weight",
-        )
+        layout = spec.layout
+        config = layers.start(spec, device.type == "cuda")
+        word = ("word", layers.WordEmbedding, spec, config)
+        tied = partial(TiedLayerSpec, *word, tied_weight_attr="embedding.weight")
         with contextlib.redirect_stdout(io.StringIO()):  # it prints the list of its layers
             module = PipelineModule(
                 [
@@ -62,11 +51,12 @@ class DeepSpeedPipeEngine:
             spec,
             counts=lambda p: (
                 not getattr(p, "ds_pipe_replicated", False)
-                and (layers.is_split(p) or grid.get_slice_parallel_rank() == 0)
+                and (is_split(p) or grid.get_slice_parallel_rank() == 0)
             ),
             group=grid.get_model_parallel_group(),
         )
-        self.engine = common.initialize(spec, module, adam, mpu=None)
+        super().__init__(spec, device, module, adam, tracker=layers.random_tracker())
+        self.facts = {"stage_boundaries": [int(p) for p in module.parts]}
         for tied_weights in module.tied_comms.values():
             name_group(tied_weights["group"], "embedding")
         self.engine._INSTRUCTION_MAP = self.engine._INSTRUCTION_MAP | {
@@ -79,39 +69,13 @@ class DeepSpeedPipeEngine:
         }
 
     def _loss(self, logits_SBV: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
-        return common.scaled(self.spec, self.engine, layers.mean_loss(logits_SBV, labels_BS))
+        return self._scaled(layers.mean_loss(logits_SBV, labels_BS))
 
-    def step(self, batches: Iterator[Batch], lr: float) -> StepResult:
-        before = common.before_step(self.spec, self.engine)
-        set_lr(self.engine.optimizer.param_groups, lr)
-        loss = float(self.engine.train_batch(batches))
-        return StepResult(loss, *common.after_step(self.spec, self.engine, before))
+    def _train(self, batches: Iterator[Batch]) -> float:
+        return float(self.engine.train_batch(batches))
 
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:
         return float(self.engine.eval_batch(batches, num_micro_batches=n))
-
-    def state(self) -> State:
-        layout, rank = self.spec.layout, dist.get_rank()
-
-        def place(p: torch.nn.Parameter, partitioned: bool) -> dict[str, Any]:
-            copies = share(layout, rank, layers.is_split(p), partitioned)
-            copies = (0, 0) if layers.is_tied_copy(p, layout, rank) else copies
-            return {**p.reference, "share": copies}
-
-        return common.state(self.spec, self.engine, place, layers.random_tracker())
-
-    def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
-        common.restore(self.spec, self.engine, adam_step, scaler)
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "optimizer": type(self.engine.optimizer).__name__,
-            "stage_boundaries": [int(p) for p in self.engine.module.parts],
-            "config": common.config(self.spec),
-        }
-
-    def close(self) -> None:
-        self.engine.destroy()
 
 
 build = DeepSpeedPipeEngine

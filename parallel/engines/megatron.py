@@ -17,21 +17,19 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
-from parallel import layers
-from parallel.breakdown import name_group
-from parallel.checkpointer import State, adam_step, adam_tensors, hold, set_adam_step, share
-from parallel.engines import Batch, StepResult
-from parallel.optim import set_lr
-from parallel.ranges import MegatronTimers, region
-from parallel.spec import RunSpec
+from parallel.checkpoint.contents import State, pieces_of
+from parallel.config.settings import RunSpec
+from parallel.engines import Batch, StepResult, layers
+from parallel.engines.optim import adam_step, adam_tensors, set_adam_step, set_lr
+from parallel.measure.breakdown import name_group
+from parallel.measure.ranges import MegatronTimers, region
 
 
 class MegatronEngine:
     def __init__(self, spec: RunSpec, device: torch.device, kernels: str):
         self.spec, self.device, layout = spec, device, spec.layout
         cuda = device.type == "cuda"
-        layers.init_groups(spec)
-        config = layers.transformer_config(spec, cuda)
+        config = layers.start(spec, cuda)
         ddp = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             overlap_grad_reduce=cuda and layout.dp > 1,
@@ -133,37 +131,29 @@ class MegatronEngine:
         return getattr(self.optimizer, "chained_optimizers", [self.optimizer])
 
     def state(self) -> State:
-        layout, rank, held, step = self.spec.layout, dist.get_rank(), [], 0
-        partitioned = layout.zero_stage == 1
+        layout, scaler = self.spec.layout, {}
+        pieces = pieces_of(self._trained(), layout, dist.get_rank(), layout.zero_stage == 1)
+        step = max(adam_step(optimizer.optimizer) for optimizer in self._optimizers())
+        if self.spec.precision == "fp16":
+            stored = self._optimizers()[0].grad_scaler.state_dict()
+            scaler = {"scale": float(stored["scale"]), "good_steps": int(stored["growth_tracker"])}
+            scaler["hysteresis"] = int(stored["hysteresis_tracker"])
+        return State(pieces, step, scaler, layers.random_tracker())
+
+    def _trained(self) -> Iterator[tuple[Tensor, dict[str, Tensor], int]]:
+        """For `pieces_of`: each parameter, and the fp32 tensors of it that Adam updates."""
         for optimizer in self._optimizers():
             adam = optimizer.optimizer
-            for p, master, start in self._masters(optimizer):
-                copies = share(layout, rank, layers.is_split(p), partitioned)
-                if layers.is_tied_copy(p, layout, rank):
-                    copies = (0, 0)
-                held += hold(
-                    **p.reference, start=start, tensors=adam_tensors(adam, master), share=copies
-                )
-            step = max(step, adam_step(adam))
-        scaler = {}
-        if self.spec.precision == "fp16":
-            found = self._optimizers()[0].grad_scaler.state_dict()
-            scaler = {"scale": float(found["scale"]), "good_steps": int(found["growth_tracker"])}
-            scaler["hysteresis"] = int(found["hysteresis_tracker"])
-        return State(held, step, scaler, layers.random_tracker())
-
-    def _masters(self, optimizer: Any) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """Parameters, the fp32 tensor that Adam updates (of) each, and where in it that begins."""
-        if self.spec.layout.zero_stage == 1:
-            for p, (group, order) in optimizer.model_param_group_index_map.items():
-                start = optimizer._get_model_param_range_map(p)["param"].start
-                yield p, optimizer.optimizer.param_groups[group]["params"][order], start
-            return
-        updated = {id(p) for g in optimizer.optimizer.param_groups for p in g["params"]}
-        for p in (p for chunk in self.chunks for p in chunk.parameters()):
-            master = getattr(p, "main_param", p)
-            if id(master) in updated:
-                yield p, master, 0
+            if self.spec.layout.zero_stage == 1:
+                for p, (group, order) in optimizer.model_param_group_index_map.items():
+                    start = optimizer._get_model_param_range_map(p)["param"].start
+                    yield p, adam_tensors(adam, adam.param_groups[group]["params"][order]), start
+                continue
+            updated = {id(p) for group in adam.param_groups for p in group["params"]}
+            for p in (p for chunk in self.chunks for p in chunk.parameters()):
+                master = getattr(p, "main_param", p)
+                if id(master) in updated:
+                    yield p, adam_tensors(adam, master), 0
 
     @torch.no_grad()
     def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
@@ -172,12 +162,12 @@ class MegatronEngine:
             if self.spec.precision != "fp32" or self.spec.layout.zero_stage == 1:
                 optimizer._copy_main_params_to_model_params()
             if scaler and self.spec.precision == "fp16":
-                found = optimizer.grad_scaler.state_dict()
-                found["scale"].fill_(scaler["scale"])
-                found["growth_tracker"] = int(scaler["good_steps"])
-                left = scaler.get("hysteresis", found["hysteresis_tracker"])
-                found["hysteresis_tracker"] = int(left)
-                optimizer.grad_scaler.load_state_dict(found)
+                stored = optimizer.grad_scaler.state_dict()
+                stored["scale"].fill_(scaler["scale"])
+                stored["growth_tracker"] = int(scaler["good_steps"])
+                hysteresis = scaler.get("hysteresis", stored["hysteresis_tracker"])
+                stored["hysteresis_tracker"] = int(hysteresis)
+                optimizer.grad_scaler.load_state_dict(stored)
         if self.spec.layout.zero_stage == 1:
             for chunk in self.chunks:
                 chunk.start_param_sync(force_sync=True)

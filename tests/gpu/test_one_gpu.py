@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from parallel.artifacts import Run, read_run
+from parallel.record.reader import Run, read_run
 from tests.conftest import run_module
 
 pytestmark = [

@@ -1,0 +1,34 @@
+"""The commands of this folder, one line each: python -m analysis."""
+
+import ast
+import sys
+from pathlib import Path
+
+from models.errors import Parser, command_line
+
+NOT_COMMANDS = ("__init__", "__main__", "as_script")
+
+
+def commands() -> dict[str, str]:
+    """name -> the first line of its docstring, which is read and not imported."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return {
+        path.stem: (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0]
+        for path in files
+        if path.stem not in NOT_COMMANDS
+    }
+
+
+@command_line("analysis")
+def main(argv: list[str] | None = None) -> int:
+    """Print the list."""
+    Parser(prog="python -m analysis", description=__doc__).parse_args(argv)
+    found = commands()
+    width = max(map(len, found))
+    for name, line in found.items():
+        print(f"python -m analysis.{name:{width}}  {line}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What every room here uses: tables, statistics of repeats, and drawing."""

@@ -1,0 +1,252 @@
+"""Tables: one type, printed as text, Markdown, CSV or JSON; what commands share to print them."""
+
+import argparse
+import contextlib
+import csv
+import io
+import json
+import math
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis.common import terminal
+from models.errors import UsageError, printable
+
+if TYPE_CHECKING:
+    import pandas
+
+FORMATS = ("text", "markdown", "csv", "json")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?( ?%)?|-")  # or the lone dash
+UNKNOWN = "-"
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises: UsageError: the path cannot be read or written inside; it gives the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:  # a picture's suffix that matplotlib does not know
+        raise UsageError(f"{path}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: the rows' key, its heading, and a format spec for numbers (words stay).
+
+    seldom: not printed where no row has a value. long: how a terminal shows sentences ("below" or
+    "word", see terminal.py); "" for names and numbers.
+    """
+
+    key: str
+    heading: str
+    spec: str = ""
+    seldom: bool = False
+    long: str = ""
+
+
+@dataclass
+class Table:
+    """Rows are dicts with raw values; None is unknown. `notes` are printed below the rows.
+
+    missing: a column's key -> notes that say why it is unknown, printed where the column is.
+    """
+
+    columns: Sequence[Column]
+    rows: list[dict[str, Any]]
+    title: str = ""
+    notes: list[str] = field(default_factory=list)
+    missing: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> list[Column]:
+        """The columns without those that are seldom known and here unknown in every row."""
+        known = {c.key for c in self.columns for row in self.rows if row.get(c.key) is not None}
+        return [c for c in self.columns if not c.seldom or c.key in known]
+
+    @property
+    def below(self) -> list[str]:
+        """Every note, each one line."""
+        missing = (note for column in self.shown for note in self.missing.get(column.key, []))
+        return [printable(note) for note in (*self.notes, *missing)]
+
+    def render(self, format: str = "text") -> str:
+        """The table as a string that ends with a newline."""
+        return {"text": _text, "markdown": _markdown, "csv": _csv, "json": _json}[format](self)
+
+    def frame(self) -> "pandas.DataFrame":
+        """The rows as a pandas DataFrame, raw values under the columns' keys."""
+        import pandas  # here, because it takes longer to load than a table to print
+
+        return pandas.DataFrame(self.rows, columns=[c.key for c in self.columns])
+
+    def fitted(self, width: int) -> str:
+        """The table as text for a terminal of `width` columns."""
+        columns = [
+            terminal.Shown(c.heading, list(cells), _numeric(c, self.rows), c.long)
+            for c, *cells in zip(self.shown, *_cells(self), strict=True)
+        ]
+        return terminal.fit(printable(self.title), columns, self.below, width)
+
+
+def cell(value: Any, spec: str = "") -> str:
+    """A value as it is printed: unknown is `-`, never a guess."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return UNKNOWN
+    if spec and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return format(value, spec)
+    return printable(str(value))
+
+
+def _cells(table: Table) -> list[list[str]]:
+    columns = table.shown
+    return [[cell(row.get(c.key), c.spec) for c in columns] for row in table.rows]
+
+
+def _numeric(column: Column, rows: Iterable[dict[str, Any]]) -> bool:
+    return bool(column.spec) or all(
+        isinstance(row.get(column.key), (int, float, type(None))) for row in rows
+    )
+
+
+def _text(table: Table) -> str:
+    headings, body = [c.heading for c in table.shown], _cells(table)
+    widths = [max(map(len, column)) for column in zip(headings, *body, strict=True)]
+    right = [_numeric(c, table.rows) for c in table.shown]
+
+    def line(cells: list[str]) -> str:
+        padded = (
+            text.rjust(width) if to_right else text.ljust(width)
+            for text, width, to_right in zip(cells, widths, right, strict=True)
+        )
+        return "  ".join(padded).rstrip()
+
+    rule = "  ".join("-" * width for width in widths)
+    lines = [printable(table.title)] if table.title else []
+    lines += [line(headings), rule, *map(line, body), *table.below]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown(table: Table) -> str:
+    right = [_numeric(c, table.rows) for c in table.shown]
+
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |"
+
+    lines = [f"**{printable(table.title)}**", ""] if table.title else []
+    lines += [line(c.heading for c in table.shown)]
+    lines += ["| " + " | ".join("---:" if r else "---" for r in right) + " |"]
+    lines += map(line, _cells(table))
+    if table.below:
+        lines += ["", *(f"- {note}" for note in table.below)]
+    return "\n".join(lines) + "\n"
+
+
+def _csv(table: Table) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    columns = table.shown
+    writer.writerow(c.key for c in columns)
+    for row in table.rows:
+        writer.writerow(_csv_cell(row.get(c.key)) for c in columns)
+    return out.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    """The value, with a ' before words that a spreadsheet would take for a formula."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return "" if value is None else value
+    text = printable(str(value))
+    formula = text.lstrip().startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(text.strip())
+    return f"'{text}" if formula else text
+
+
+def _json(table: Table) -> str:
+    columns = table.shown
+    return json_objects([{c.key: row.get(c.key) for c in columns} | row for row in table.rows])
+
+
+def _finite(value: Any) -> Any:
+    """The value with null in place of every number that is not finite."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def json_object(value: dict[str, Any]) -> str:
+    """One JSON object in one line; what is not a finite number is null."""
+    return json.dumps(_finite(value))
+
+
+def json_objects(rows: list[dict[str, Any]]) -> str:
+    """A JSON list, one object a line; what is not a finite number is null."""
+    return "[\n" + ",\n".join(map(json_object, rows)) + "\n]\n"
+
+
+def column_names(text: str) -> list[str]:
+    """`A,B,C` as names; argparse's `type`."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is not A,B,C")
+    return names
+
+
+def add_table_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for how tables are printed."""
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="text",
+        help="how to print (default: text); in csv, a cell that a spreadsheet would take for a"
+        " formula begins with '",
+    )
+    parser.add_argument(
+        "--columns", type=column_names, metavar="A,B,C", help="print these columns, in this order"
+    )
+
+
+def chosen(tables: Sequence[Table], names: Sequence[str] | None) -> list[Table]:
+    """The tables with these columns alone; a table that has none of them is left out.
+
+    Raises:
+        UsageError: no table has such a column; it names those that there are.
+    """
+    if names is None:
+        return list(tables)
+    known = list(dict.fromkeys(c.key for table in tables for c in table.columns))
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"no column {', '.join(unknown)}; there are: {', '.join(known)}")
+    found = []
+    for table in tables:
+        columns = {c.key: replace(c, seldom=False) for c in table.columns}
+        kept = [columns[name] for name in names if name in columns]
+        rows = [{c.key: row.get(c.key) for c in kept} for row in table.rows]
+        found += [replace(table, columns=kept, rows=rows)] * bool(kept)
+    return found
+
+
+def show(tables: Sequence[Table], format: str, columns: Sequence[str] | None = None) -> None:
+    """Print tables. Text fits the terminal it goes to; a file or a pipe gets it in full."""
+    width = shutil.get_terminal_size().columns
+    fits = format == "text" and sys.stdout.isatty()
+    texts = [t.fitted(width) if fits else t.render(format) for t in chosen(tables, columns)]
+    print("\n".join(texts), end="")
+
+
+def show_objects(rows: list[dict[str, Any]], columns: Sequence[str] | None = None) -> None:
+    """Print plain data as JSON, or these keys of it alone."""
+    if columns is None:
+        print(json_objects(rows), end="")
+    else:
+        keys = dict.fromkeys(key for row in rows for key in row)
+        show([Table([Column(key, key) for key in keys], rows)], "json", columns)

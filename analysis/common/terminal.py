@@ -1,0 +1,150 @@
+"""Fits a table to the width of a terminal.
+
+A value that every row shares stands once above the table. Sentences wrap below it. Long names are
+cut in the middle. Columns that do not fit go into further blocks.
+"""
+
+import textwrap
+from dataclasses import dataclass
+
+BOLD = "\033[1m{}\033[0m"
+GAP = 2  # spaces between columns
+NAME = 12  # no text is cut below this many characters
+NARROWEST = 40  # a narrower terminal gets lines of this many characters
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One column as text: its heading and a cell for each row.
+
+    right: aligned to the right, and never cut. long: "" (names, cut in the middle), "below"
+    (sentences, which stand below the table) or "word" (the part before a colon stays in the row).
+    """
+
+    heading: str
+    cells: list[str]
+    right: bool = False
+    long: str = ""
+
+
+def fit(title: str, columns: list[Shown], notes: list[str], width: int) -> str:
+    """The table in lines of at most `width` characters; the first column names the rows."""
+    width = max(width, NARROWEST)
+    names, *rest = columns
+    same = [c for c in rest if len(c.cells) > 1 and len(set(c.cells)) == 1 and not c.long]
+    sentences = [c for c in rest if c.long]
+    rest = [_first_words(c) for c in rest if c not in same and c.long != "below"]
+    lines = [BOLD.format(line) for line in wrapped(title, width)]
+    if same:
+        values = ", ".join(f"{c.heading} {c.cells[0]}" for c in same)
+        lines += wrapped(f"same in every row: {values}", width)
+    for i, (block, widths) in enumerate(_blocks([names, *rest], width)):
+        lines += [""] * (i > 0) + _lines(block, widths)
+    named = next((c for c in columns if len(set(c.cells)) == len(c.cells)), names)
+    for column in sentences:
+        lines += _below(named.cells, column, width)
+    return "\n".join([*lines, *(line for note in notes for line in wrapped(note, width))]) + "\n"
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """A sentence in lines; all but the first are indented."""
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def cut(text: str, size: int) -> str:
+    """The text in `size` characters: its beginning and its end, with … between them."""
+    if len(text) <= size:
+        return text
+    tail = (size - 1) // 2
+    return f"{text[: size - 1 - tail]}…{text[-tail:]}"
+
+
+def cut_apart(cells: list[str], size: int) -> list[str]:
+    """The cells in `size` characters; different ones that would look the same get #1, #2 ..."""
+    texts: dict[str, list[str]] = {}
+    for text in dict.fromkeys(cells):
+        texts.setdefault(cut(text, size), []).append(text)
+    short = {}
+    for name, same in texts.items():
+        for i, text in enumerate(same, start=1):
+            mark = f"#{i}" if len(same) > 1 else ""
+            short[text] = cut(text, size - len(mark)) + mark if mark else name
+    return [short[text] for text in cells]
+
+
+def _first_words(column: Shown) -> Shown:
+    if not column.long:
+        return column
+    return Shown(column.heading, [text.partition(": ")[0] for text in column.cells])
+
+
+def _below(names: list[str], column: Shown, width: int) -> list[str]:
+    """One sentence for each row that has one; rows with the same sentence stand together."""
+    told: dict[str, list[str]] = {}
+    for name, text in zip(names, column.cells, strict=True):
+        if text not in ("", "-") and (column.long == "below" or ": " in text):
+            told.setdefault(text, []).append(name)
+    return [
+        line for text, who in told.items() for line in wrapped(f"{', '.join(who)}: {text}", width)
+    ]
+
+
+def _blocks(columns: list[Shown], width: int) -> list[tuple[list[Shown], list[int]]]:
+    """The columns and their widths, in as few blocks as fit; each begins with the first column."""
+    cells = [max(map(len, c.cells), default=0) for c in columns]
+    whole = [max(size, len(c.heading)) for size, c in zip(cells, columns, strict=True)]
+    widths = whole
+    if _total(whole) > width:  # headings wrap
+        words = [max(map(len, c.heading.split() or [""])) for c in columns]
+        widths = [max(pair) for pair in zip(cells, words, strict=True)]
+        least = [
+            size if c.right else min(size, max(_least(c, width // 2 - GAP), word))
+            for size, c, word in zip(widths, columns, words, strict=True)
+        ]
+        if _total(least) > width:  # several blocks: names need not be as short as they can be
+            pairs = zip(widths, least, strict=True)
+            widths = [min(size, max(low, width // 3)) for size, low in pairs]
+        while _total(least) <= width < _total(widths):
+            spare = [i for i in range(len(widths)) if widths[i] > least[i]]
+            widths[max(spare, key=lambda i: widths[i])] -= 1
+    blocks, used = [], width
+    for column, size in zip(columns[1:], widths[1:], strict=True):
+        if not blocks or used + GAP + size > width:
+            blocks.append(([columns[0]], [widths[0]]))
+            used = widths[0]
+        blocks[-1][0].append(column)
+        blocks[-1][1].append(size)
+        used += GAP + size
+    return blocks or [(columns, widths)]
+
+
+def _total(widths: list[int]) -> int:
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _least(column: Shown, most: int) -> int:
+    """The shortest cut that still tells the column's cells apart, `most` at most."""
+    different = len(set(column.cells))
+    sizes = range(NAME, most)
+    return next((n for n in sizes if len({cut(c, n) for c in column.cells}) == different), most)
+
+
+def _lines(columns: list[Shown], widths: list[int]) -> list[str]:
+    headings = [
+        textwrap.wrap(c.heading, size, break_on_hyphens=False) or [""]
+        for c, size in zip(columns, widths, strict=True)
+    ]
+    height = max(map(len, headings))
+
+    def line(cells: list[str]) -> str:
+        padded = (
+            text.rjust(size) if column.right else text.ljust(size)
+            for text, size, column in zip(cells, widths, columns, strict=True)
+        )
+        return (" " * GAP).join(padded).rstrip()
+
+    above = [[""] * (height - len(heading)) + heading for heading in headings]
+    lines = [BOLD.format(line(list(row))) for row in zip(*above, strict=True)]
+    lines.append((" " * GAP).join("-" * size for size in widths))
+    cells = [cut_apart(c.cells, size) for c, size in zip(columns, widths, strict=True)]
+    return lines + [line(list(row)) for row in zip(*cells, strict=True)]

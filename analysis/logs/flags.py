@@ -1,0 +1,63 @@
+"""The flags that every command on logs has: facts that a log leaves out, how a step is timed."""
+
+import argparse
+import functools
+import math
+from typing import Any
+
+from analysis.logs.parsing.settings import COUNTS, MODEL_SIZES, SETTINGS
+
+
+def add_fact_flags(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for each fact that a log may leave out; what a log says itself stays."""
+    group = parser.add_argument_group("facts that the logs leave out")
+    for name, text in (SETTINGS | MODEL_SIZES).items():
+        kind = int if name in COUNTS | MODEL_SIZES else float if name == "params" else str
+        flag = "--steps" if name == "planned_steps" else "--" + name.replace("_", "-")
+        checked = kind if kind is str else functools.partial(_size, kind, name == "zero_stage")
+        metavar = kind.__name__.upper()
+        group.add_argument(flag, type=checked, dest=f"fact_{name}", metavar=metavar, help=text)
+
+
+def facts_of(arguments: argparse.Namespace | None) -> dict[str, Any]:
+    """The facts that were given as flags, by Record's names."""
+    given = {name: getattr(arguments, f"fact_{name}", None) for name in (*SETTINGS, *MODEL_SIZES)}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _size(kind: type, may_be_zero: bool, text: str) -> float:
+    """A number above 0 (or, with `may_be_zero`, at least 0); argparse's `type`."""
+    try:
+        value = kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not (0 < value < math.inf or (may_be_zero and value == 0)):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def add_time_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for how a step time is taken."""
+    parser.add_argument(
+        "--window",
+        type=parse_window,
+        metavar="FIRST:LAST",
+        help="iterations to use, by the numbers in the log",
+    )
+    parser.add_argument(
+        "--rule",
+        choices=("median", "seed"),
+        default="median",
+        help="the time of a run: median after the warm-up, or mean of all in whole seconds",
+    )
+
+
+def parse_window(text: str) -> tuple[int, int]:
+    """`FIRST:LAST` as two iteration numbers; argparse's `type`."""
+    first, colon, last = text.partition(":")
+    try:
+        if not colon or int(first) > int(last):
+            raise ValueError
+        return int(first), int(last)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST:LAST") from None

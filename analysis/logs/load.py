@@ -1,0 +1,201 @@
+"""From paths to records, for every command, and what a table calls each run."""
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from analysis.logs.readers import read
+from analysis.logs.record import Record, Refusal
+from models.errors import UsageError
+from models.files import below
+from parallel.record.reader import is_run_folder
+
+# In a folder, only these are taken for logs; a file named outright is always tried.
+_LOG_SUFFIXES = (".out", ".log", ".err", ".txt", ".json", ".jsonl")
+_NOT_LOGS = ("run.json", "status.json", "launcher_metadata.json", "scaling_report.json")
+_MANY = 32  # files; fewer are read in this process, without a bar
+
+
+def load(paths: list[Path], facts: dict[str, Any] | None = None) -> tuple[list[Record], list[str]]:
+    """Every run at or below the paths, and one line for each thing that was refused.
+
+    facts: values, by Record's names, that are used where a log is silent.
+
+    Raises:
+        UsageError: nothing at all could be read.
+    """
+    records, refusals = read_all(paths, facts)
+    for record in records:
+        _multiply_out(record)
+    shown = distinct([own_name(r) for r in records], [Path(r.source) for r in records])
+    for record, name in zip(records, shown, strict=True):
+        record.shown = name
+    refused = [str(refusal) for refusal in refusals]
+    if not records:
+        raise UsageError("; ".join(refused) or "nothing to read")
+    return records, refused
+
+
+def _multiply_out(record: Record) -> None:
+    """gpus = tp x pp x dp x cp, where one of gpus and dp is open."""
+    tp, pp, dp, cp = record.tp, record.pp, record.dp, record.cp or 1
+    if record.gpus is None and tp and pp and dp:
+        record.gpus = tp * pp * dp * cp
+        record.origin["gpus"] = record.origin.get("dp", "log")
+    elif dp is None and record.gpus and tp and pp and record.gpus % (tp * pp * cp) == 0:
+        record.dp = record.gpus // (tp * pp * cp)
+        record.origin["dp"] = record.origin.get("gpus", "log")
+
+
+def own_name(record: Record) -> str:
+    """What the run calls itself, or the file's name."""
+    return record.run or Path(record.source).name
+
+
+def name_of(record: Record) -> str:
+    """What a table calls the run: its own name, with folders where others have that name, too."""
+    return record.shown or own_name(record)
+
+
+def distinct(names: list[str], paths: list[Path]) -> list[str]:
+    """Each run's name, or, where several have it, the end of its path that tells them apart."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for i, name in enumerate(names):
+        groups[name].append(i)
+    found = list(names)
+    for name, members in groups.items():
+        parts = {i: Path(os.path.abspath(paths[i])).parts for i in members}
+        for depth in range(1, max(map(len, parts.values())) + 1):
+            tails = {i: "/".join(parts[i][-depth:]) for i in members}
+            if len(set(tails.values())) == len(members):
+                break
+        for i, tail in tails.items() if len(members) > 1 else ():
+            found[i] = tail if tail.endswith("/" + name) else f"{name} ({tail})"
+    return found
+
+
+def called(wanted: str, record: Record) -> bool:
+    """Whether `--baseline wanted` may mean the run: by a name, its configuration's, or its path."""
+    names = (name_of(record), own_name(record), record.configuration)
+    return wanted in names or os.path.abspath(wanted) == os.path.abspath(record.source)
+
+
+def chosen(wanted: str, names: list[tuple[str, str, Path]]) -> int:
+    """Which of (shown name, own name, path) `--baseline wanted` means; it may be a path.
+
+    Raises:
+        UsageError: none or several, with the names to choose from.
+    """
+    path = os.path.abspath(wanted)
+    fits = [
+        i
+        for i, (shown, own, where) in enumerate(names)
+        if wanted in (shown, own) or path == os.path.abspath(where)
+    ]
+    exact = [i for i in fits if names[i][0] == wanted]
+    if len(fits) != 1 and len(exact) != 1:
+        known = ", ".join(names[i][0] for i in fits or range(len(names)))
+        if not fits:
+            raise UsageError(f"no run called {wanted!r}; there are: {known}")
+        raise UsageError(f"--baseline {wanted} fits {len(fits)} runs: {known}; name one of these")
+    return (exact if len(exact) == 1 else fits)[0]
+
+
+def baseline_of(wanted: str, records: list[Record]) -> Record:
+    """The one record that `--baseline wanted` means.
+
+    Raises:
+        UsageError: none or several, with the names to choose from.
+    """
+    names = [(name_of(r), own_name(r), Path(r.source)) for r in records]
+    return records[chosen(wanted, names)]
+
+
+def find_logs(paths: Iterable[Path | str]) -> tuple[list[Path], list[Refusal]]:
+    """The run folders and log files at or below each path, in name order, and what is wrong."""
+    found: list[Path] = []
+    refused: list[Refusal] = []
+    for path in map(Path, paths):
+        here = []
+        for place, why in below(path, is_run_folder, _is_no_log):
+            if why:
+                refused.append(Refusal(str(place), why))
+            elif place == path or place.is_dir() or _looks_like_log(place):
+                here.append(place)
+        if not here and not (refused and refused[-1].source == str(path)):
+            refused.append(Refusal(str(path), "no logs in this folder"))
+        found += here
+    return list(dict.fromkeys(found)), refused
+
+
+def _is_no_log(name: str) -> bool:
+    return name.startswith(".") or name in _NOT_LOGS
+
+
+def _looks_like_log(path: Path) -> bool:
+    name = path.name.lower()
+    scheduler = path.suffix[1:2] in ("o", "e") and path.suffix[2:].isdigit()  # PBS: name.o123
+    return path.suffix in _LOG_SUFFIXES or scheduler or ".out" in name or ".log" in name
+
+
+def read_all(
+    paths: Iterable[Path | str],
+    flags: dict[str, Any] | None = None,
+    jobs: int | None = None,
+    progress: bool | None = None,
+) -> tuple[list[Record], list[Refusal]]:
+    """Every run at or below `paths`, in the order of `find_logs`, and what was refused.
+
+    jobs: processes; None takes the cores at hand where there is enough to read. progress: a bar
+    on a terminal, a line now and then elsewhere; None shows it when there are many files.
+    """
+    logs, refused = find_logs(paths)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    jobs = jobs or (cores if len(logs) >= _MANY else 1)
+    progress = len(logs) >= _MANY if progress is None else progress
+    one = partial(_attempt, flags=flags)
+    records = []
+    with contextlib.ExitStack() as stack:
+        outcomes: Iterable[Record | Refusal] = map(one, logs)
+        if jobs > 1:
+            from concurrent.futures import ProcessPoolExecutor  # slow to load, seldom needed
+
+            pool = stack.enter_context(ProcessPoolExecutor(jobs))
+            outcomes = pool.map(one, logs, chunksize=max(1, min(16, len(logs) // (4 * jobs))))
+        for outcome in _shown(outcomes, len(logs)) if progress else outcomes:
+            (refused if isinstance(outcome, Refusal) else records).append(outcome)
+    return records, refused
+
+
+def _shown(outcomes: Iterable[Any], total: int) -> Iterator[Any]:
+    """Pass `outcomes` on and say on stderr how far they are."""
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        yield from tqdm(outcomes, total=total, unit="file", desc="reading")
+        return
+    said = time.monotonic()
+    for n, outcome in enumerate(outcomes, 1):
+        if time.monotonic() - said > 2 or n == total:
+            said = time.monotonic()
+            print(f"read {n} of {total} files", file=sys.stderr, flush=True)
+        yield outcome
+
+
+def _attempt(path: Path, flags: dict[str, Any] | None) -> Record | Refusal:
+    try:
+        return read(path, flags)
+    except Refusal as refusal:
+        return refusal
+    except Exception as error:  # the other files are still shown, and this one is named
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = f"a defect of the reader, not of the file; please report it: {what}"
+        return Refusal(str(path), f"{reason} ({Path(where.filename).name}:{where.lineno})")

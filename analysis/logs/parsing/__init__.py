@@ -1,0 +1,1 @@
+"""What several log formats have in common: lines, fields, settings, steps, ends."""

@@ -1,0 +1,152 @@
+"""Facts that a log leaves out: from run.json beside it, a sidecar TOML, flags, the file's name.
+
+Also what run.json and training_metrics.json say, as Record's fields.
+"""
+
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from analysis.logs.parsing.json_values import real, rows, whole
+from analysis.logs.parsing.settings import COUNTS, MODEL_SIZES, SETTINGS, state
+from analysis.logs.record import Record, Refusal
+from models.files import parse_json, parse_toml
+
+
+def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -> None:
+    """Fill from run.json beside the log, a sidecar TOML, flags and, last, the file's name.
+
+    The sidecar of `name.out` is `name.out.toml` or `name.toml`; its keys are Record's fields and
+    GPTConfig's sizes.
+
+    Raises:
+        Refusal: a sidecar or run.json that is damaged, or a key that is not known.
+    """
+    for name in SETTINGS:
+        if getattr(record, name) is not None:
+            record.origin.setdefault(name, "log")
+    if os.path.isfile(path):
+        beside = path.parent / "run.json"
+        if os.path.isfile(beside):
+            parts = {k: v for k, v in _parsed(beside, parse_json).items() if isinstance(v, dict)}
+            facts = {k: v for k, v in stated(parts).items() if k in SETTINGS and _fits(k, v)}
+            state(record, facts, "run.json")
+        for sidecar in (path.with_name(path.name + ".toml"), path.with_suffix(".toml")):
+            if os.path.isfile(sidecar):  # a name may be too long for a suffix
+                state(record, _known(_parsed(sidecar, parse_toml), str(sidecar)), "sidecar")
+                break
+    state(record, _known(flags, "flags"), "flag")
+    state(record, from_name(path.name), "from name")
+
+
+def _parsed(path: Path, parse: Any) -> dict[str, Any]:
+    try:
+        content = parse(path.read_text())
+    except (OSError, ValueError) as error:
+        raise Refusal(str(path), f"cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise Refusal(str(path), "cannot be read: it holds no table of names and values")
+    return content
+
+
+def _known(facts: dict[str, Any], source: str) -> dict[str, Any]:
+    if unknown := set(facts) - set(SETTINGS | MODEL_SIZES):
+        raise Refusal(source, f"unknown key {', '.join(sorted(unknown))}")
+    for name, value in facts.items():
+        if not _fits(name, value):
+            raise Refusal(source, f"{name} = {value!r} is not what {name} can be")
+    return facts
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Whether a setting or size can be this."""
+    if name == "params":
+        return 0 < real(value) < math.inf
+    if name in COUNTS | MODEL_SIZES:
+        return (whole(value) or 0) >= (0 if name == "zero_stage" else 1)
+    return isinstance(value, str)
+
+
+_IN_NAME = {
+    name: re.compile(
+        rf"(?:^|[^a-z0-9])(?:{words})[-_=]?(\d{{1,9}})(?![a-z0-9]|\.\d)", re.IGNORECASE
+    )
+    for name, words in {
+        "micro_batch": "mbs|lbs|micro-?bs",
+        "global_batch": "gbs",
+        "accumulated": "gas",
+        "tp": "tp",
+        "pp": "pp",
+        "vpp": "vpp",
+        "dp": "dp",
+        "seq_len": "seq(?:-?len)?",
+        "zero_stage": "zero|z",
+    }.items()
+}
+_GPUS = re.compile(r"(?:^|[^a-z0-9])(\d{1,6})[-_]?gpus?(?![a-z0-9])|"
+                   r"(?:^|[^a-z0-9])gpus?[-_=]?(\d{1,6})(?![a-z0-9])", re.IGNORECASE)  # fmt: skip
+_BILLIONS = re.compile(r"(?:^|[^a-z0-9])(\d{1,4}(?:\.\d{1,3})?)([MBT])(?![a-z0-9])")
+
+
+def from_name(name: str) -> dict[str, Any]:
+    """What a name such as 61B-megatron-mbs-2-pp16-dp-1-gas-512-200977.out says."""
+    found = {field: pattern.search(name) for field, pattern in _IN_NAME.items()}
+    facts: dict[str, Any] = {field: int(match[1]) for field, match in found.items() if match}
+    if match := _GPUS.search(name):
+        facts["gpus"] = int(match[1] or match[2])
+    accumulated = facts.pop("accumulated", None)
+    if accumulated is not None and {"micro_batch", "dp"} <= set(facts):
+        facts.setdefault("global_batch", facts["micro_batch"] * facts["dp"] * accumulated)
+    if match := _BILLIONS.search(name):
+        facts["params"] = float(match[1]) * {"M": 1e6, "B": 1e9, "T": 1e12}[match[2]]
+    return facts
+
+
+# Record's fields that run.json's table of that name states under the same name.
+_STATED = {
+    "spec": ("engine", "seq_len", "precision"),
+    "layout": tuple("tp pp vpp dp micro_batch global_batch zero_stage recompute".split()),
+}
+
+
+def stated(facts: dict[str, Any]) -> dict[str, Any]:
+    """Record's fields as run.json states them; None where it does not."""
+    parts = {part: facts.get(part) or {} for part in ("spec", "layout", "host", "model", "git")}
+    git, host, model = parts["git"], parts["host"], parts["model"]
+    commit, changed = git.get("commit"), "+dirty" if git.get("dirty") else ""
+    found = {name: parts[part].get(name) for part, names in _STATED.items() for name in names}
+    return found | {
+        "planned_steps": parts["spec"].get("steps"),
+        "gpus": parts["layout"].get("world_size"),
+        "params": model.get("n_params"),
+        # run.json's padded_vocab follows from tp and is no size of the model.
+        "model": {k: model[k] for k in MODEL_SIZES if k in model} or None,
+        "gpu_type": host.get("gpu") or host.get("cpu"),
+        "commit": commit and commit + changed,
+        "code": git.get("code") and git["code"] + changed,
+        "oversubscribed": bool(sharing(facts)),
+    }
+
+
+def sharing(facts: dict[str, Any]) -> str:
+    """Why the ranks had to share what they ran on, or "" when they did not (or nothing says)."""
+    spec, layout, host = (facts.get(part) or {} for part in ("spec", "layout", "host"))
+    ranks = host.get("ranks_per_node") or layout.get("world_size")
+    if not ranks:
+        return ""
+    if host.get("gpu"):
+        visible = host.get("gpus_visible")
+        return f"{ranks} ranks on {visible} GPUs" if visible and ranks > visible else ""
+    cores, threads = host.get("cores"), spec.get("threads") or 1
+    if not cores or ranks * threads <= cores:
+        return ""
+    return f"{ranks} ranks x {threads} threads on {cores} cores"
+
+
+def peak_bytes(content: dict[str, Any]) -> int | None:
+    """Most bytes that a rank held by training_metrics.json: allocated on CUDA, resident on CPU."""
+    keys = ("max_cuda_mem_allocated_bytes_global", "max_resident_bytes_global")
+    found = [whole(epoch.get(key)) for epoch in rows(content.get("epochs")) for key in keys]
+    return max((value for value in found if value and value > 0), default=None)

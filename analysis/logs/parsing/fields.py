@@ -1,0 +1,159 @@
+"""Records that are one line each: where a line starts, and what its fields look like.
+
+For formats without Megatron's bars. Every pattern is bounded and must not be able to run past the
+end of its line, so that no log makes it slow.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from analysis.logs.parsing.logfile import Log
+
+LINE = 4096  # no record is longer
+ANSI = rb"(?:\x1b\[[0-9;]{0,24}m)*"
+# Where a word may begin: not within another, but after a colour it may.
+WORD = rb"(?:(?<![\w.])|(?<=[0-9;\[]m))"
+NUMBER = rb"(-?(?:\d[\d,]{0,24}(?:\.\d{0,24})?|\.\d{1,24})(?:[eE][-+]?\d{1,3})?|-?nan|-?inf|-?NaN)"
+# A number that float() takes, behind at most 16 blanks.
+SIGNED = (
+    rb"[ \t]{0,16}"
+    rb"(-?(?:\d{1,24}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?(?![\d.])|-?nan|-?inf)"
+)
+_LEADING = re.compile(rb"(?i)" + SIGNED + rb"([KMGTP](?=FLOPS)|/)?")
+_TERA = {b"K": 1e-9, b"M": 1e-6, b"G": 1e-3, b"T": 1.0, b"P": 1e3}
+_SUFFIX = {b"": 1.0, b"K": 1e3, b"M": 1e6, b"G": 1e9, b"B": 1e9, b"T": 1e12, b"P": 1e15}
+# Columns that say how long a step took.
+_TIMES = ("step_s", "ms", "tps", "tokens_per_s", "samples_per_s", "running")
+_ANSI = re.compile(rb"\x1b\[[0-9;]{0,24}[mK]")
+_HUMAN = re.compile(rb"(.{1,40}?)([KMGBTP]?)\Z", re.DOTALL)
+
+
+def named_number(name: str) -> bytes:
+    """A pattern for a number, as a group of that name."""
+    return NUMBER.replace(b"(", b"(?P<%b>" % name.encode(), 1)
+
+
+def word(literal: bytes) -> bytes:
+    """A pattern for `literal` where a word may begin; starting with it, it is found quickest."""
+    return literal + rb"(?:(?<![\w.]" + literal + rb")|(?<=[0-9;\[]m" + literal + rb"))"
+
+
+def number(text: bytes | None) -> float:
+    """`1,340`, `4.71K`, `1.2e-05`, `nan`: the number; NaN for None and for what is none."""
+    try:
+        return float(text or b"nan")
+    except ValueError:
+        pass
+    match = _HUMAN.match(text.strip()) if text else None
+    if match is None:
+        return float("nan")
+    try:
+        return float(match[1].replace(b",", b"")) * _SUFFIX[match[2]]
+    except ValueError:
+        return float("nan")
+
+
+def leading_number(text: bytes) -> tuple[float, bytes]:
+    """The number that a text begins with (FLOPS in tera) and the unit or `/` behind it."""
+    match = _LEADING.match(text)
+    unit = (match[2] or b"").upper() if match else b""
+    return (float(match[1]) * _TERA.get(unit, 1.0) if match else math.nan), unit
+
+
+def is_nan(text: bytes | None) -> bool:
+    """Whether `nan` is what was printed: not a number that is missing or damaged."""
+    return bool(text) and text.strip().lstrip(b"-")[:3].lower() == b"nan"
+
+
+def labelled(label: bytes, after: bytes = rb"[:=] {0,8}") -> re.Pattern[bytes]:
+    """The number (with K, M, G ... where there is one) that follows a label."""
+    return re.compile(WORD + label + ANSI + after + ANSI + NUMBER + rb"([KMGBTP](?![A-Za-z]))?")
+
+
+def lines(log: Log, start: re.Pattern[bytes]) -> Iterator[tuple[int, re.Match[bytes], bytes, bool]]:
+    """(offset, match, text, cut) of every record: from where `start` matches to the end of its
+    line, or to the next record where two stand on one line. cut: the file ends in this record
+    without a line's end, so a number right there may have lost digits."""
+    for offset, block in log.blocks():
+        found = list(start.finditer(block))
+        for match, following in zip(found, [*found[1:], None], strict=False):
+            begin = match.start()
+            end = min(begin + LINE, following.start() if following else len(block))
+            for stop in (b"\n", b"\r"):
+                at = block.find(stop, begin, end)
+                end = at if at >= 0 else end
+            cut = end == len(block) and offset + len(block) == log.size
+            yield offset + begin, match, block[begin:end], cut
+
+
+def table(
+    log: Log, start: re.Pattern[bytes], fields: dict[str, re.Pattern[bytes]]
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Columns and line offsets: `start`'s named groups, and each field's first number.
+
+    A last line that the file's end cuts off counts when it has every field that the line before it
+    has. A number that ends where the file does is NaN, and may not be all that says how long the
+    step took. `nan_loss` is 1 where the loss was printed as NaN; it is left out where none was.
+    """
+    nans = []
+    columns: dict[str, list[float]] = {name: [] for name in [*start.groupindex, *fields]}
+    offsets = []
+    for offset, match, text, cut in lines(log, start):
+        row = {name: number(match[name]) for name in start.groupindex}
+        nan = "loss" in start.groupindex and is_nan(match["loss"])
+        open_ended = None
+        for name, pattern in fields.items():
+            found = pattern.search(text)
+            row[name] = number(found[1]) if found else float("nan")
+            if found and pattern.groups > 1 and found[2]:
+                row[name] *= _SUFFIX[found[2]]
+            if found and cut and found.end() == len(text):
+                open_ended, row[name] = name, float("nan")
+            elif name == "loss":
+                nan = found is not None and is_nan(found[1])
+        if cut and match[0] == text and text[-1:] in b"0123456789.,eE+-":
+            continue
+        if open_ended in _TIMES and all(math.isnan(row.get(name, math.nan)) for name in _TIMES):
+            continue
+        known = (open_ended, "loss" if nan else None)
+        lost = (name for name in row if name not in known and math.isnan(row[name]))
+        if cut and offsets and any(not math.isnan(columns[name][-1]) for name in lost):
+            continue
+        nans += [len(offsets)] * nan
+        offsets.append(offset)
+        for name, value in row.items():
+            columns[name].append(value)
+    arrays = {name: np.array(values, float) for name, values in columns.items()}
+    if nans:
+        arrays["nan_loss"] = np.zeros(len(offsets))
+        arrays["nan_loss"][nans] = 1
+    return arrays, np.array(offsets, np.int64)
+
+
+def positive(values: np.ndarray) -> np.ndarray:
+    """The same, NaN where a value is none to divide by: 0, negative or infinite."""
+    return np.where((values > 0) & np.isfinite(values), values, np.nan)
+
+
+def plain(text: bytes) -> bytes:
+    """Without colours."""
+    return _ANSI.sub(b"", text) if b"\x1b" in text else text
+
+
+def ranks_of_rates(total: np.ndarray, each: np.ndarray, rounded: float = 0.01) -> int | None:
+    """How many GPUs make `total` of `each`'s rate; None where rounding leaves several numbers.
+
+    rounded: how far the two printed numbers together may be off, as a share (three digits: 0.01).
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.asarray(total) / np.asarray(each)
+    ratio = ratio[np.isfinite(ratio)]
+    if not len(ratio):
+        return None
+    middle = float(np.median(ratio))
+    whole = round(middle)
+    sure = whole >= 1 and rounded * middle < 0.5 and abs(middle - whole) <= rounded * middle
+    return whole if sure else None

@@ -1,0 +1,87 @@
+"""Values of a JSON document, as the type that each should be.
+
+A value of another type counts as missing: None, NaN or empty. It raises nothing.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from analysis.logs.record import PER_STEP, Record, Refusal
+from models.files import parse_json
+
+_LARGEST = 10**15  # no count of anything here is larger
+
+
+def document(source: str, text: str, what: str) -> dict[str, Any]:
+    """A file that is one JSON object.
+
+    Raises:
+        Refusal: it is damaged, or something else; `what` is its name there.
+    """
+    try:
+        content = parse_json(text.strip("\0\ufeff \t\r\n"))
+    except ValueError as error:
+        raise Refusal(source, f"damaged {what}: {error}") from error
+    if not isinstance(content, dict):
+        raise Refusal(source, f"not {what}: no JSON object")
+    return content
+
+
+def real(value: Any) -> float:
+    """A number, or a string of one; NaN for anything else."""
+    if isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def is_nan(value: Any) -> bool:
+    """Whether NaN is what stands there, as a number or a string: not what is none."""
+    return math.isnan(real(value)) and str(value).strip().lower().lstrip("+-") == "nan"
+
+
+def known(value: Any) -> float | None:
+    """A finite number; None for anything else."""
+    return number if math.isfinite(number := real(value)) else None
+
+
+def whole(value: Any) -> int | None:
+    """A whole number that can be a count (or minus one); None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if not abs(value) < _LARGEST or value != int(value):
+        return None
+    return int(value)
+
+
+def text(value: Any) -> str | None:
+    """A string; None for anything else."""
+    return value if isinstance(value, str) else None
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """An object; empty for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def sequence(value: Any) -> list[Any]:
+    """A list; empty for anything else."""
+    return value if isinstance(value, list) else []
+
+
+def rows(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list."""
+    return [item for item in sequence(value) if isinstance(item, dict)]
+
+
+def fill(record: Record, **columns: Sequence[Any]) -> None:
+    """Set the per-step arrays, of equal lengths; NaN for what is no number or is not given."""
+    n = len(columns["iteration"])
+    for name in PER_STEP:
+        setattr(record, name, np.array([real(value) for value in columns.get(name, [None] * n)]))
+    record.count_nans(np.array([is_nan(value) for value in columns["loss"]], bool))

@@ -1,0 +1,138 @@
+"""The engine for formats whose entries are one line each: a format is a declaration.
+
+analysis/logs/readers/nanogpt.py is the shortest example of one.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from analysis.logs.parsing.endings import judge_end
+from analysis.logs.parsing.fields import number, positive, ranks_of_rates, table
+from analysis.logs.parsing.logfile import Log
+from analysis.logs.parsing.settings import header_of, read_header, state
+from analysis.logs.parsing.steps import put_steps
+from analysis.logs.record import Record
+
+Columns = dict[str, np.ndarray]
+Fields = Mapping[str, re.Pattern[bytes]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """A log format.
+
+    name: what records and tables show. marks: a file with all byte strings of one tuple may hold
+    its entries. banners: byte strings that name the tool even where no entry was printed.
+    embedded: other formats' logs hold its lines too. dialect: its name by the text before
+    training, for a format of several tools. reader: fills the record of a log, with no entries
+    where the marks stand in something else.
+    """
+
+    name: str
+    marks: tuple[tuple[bytes, ...], ...]
+    banners: tuple[bytes, ...] = ()
+    embedded: bool = False
+    dialect: Callable[[bytes], str] | None = None
+    reader: Callable[[Log, Record], None] | None = None
+
+    def read(self, log: Log) -> Record:
+        """The run that a log holds."""
+        record = Record(source=str(log.path), format=self.name)
+        self.reader(log, record)
+        return record
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineFormat(Format):
+    """A format whose entries are one line each.
+
+    lines: kinds of lines, of which the first one that the log holds is read. Each is (a pattern
+    where an entry starts, the patterns of its fields). Its named groups and fields are columns, of
+    Record's names, or
+        ms            a step's time in milliseconds
+        planned       how many iterations the run should take
+        global_batch  sequences in a step
+        seq_len       tokens in a sequence
+        batch_tokens  tokens in a step
+        per_gpu       tokens per second of one GPU
+    facts: Record's fields (and batch_tokens) -> what the text before training says. The last match
+    counts. arguments: whether argument dumps may stand before training. averages: an entry is the
+    mean since the entry before. first: the number of the first iteration.
+
+    scan replaces `lines` where these are not enough; prepare sees the columns before they become
+    the record's, with the text before training; finish sees the record, with the offsets of its
+    last entries.
+    """
+
+    lines: tuple[tuple[re.Pattern[bytes], Fields], ...] = ()
+    facts: Mapping[str, bytes] = field(default_factory=dict)
+    arguments: bool = True
+    averages: bool = False
+    first: int = 1
+    scan: Callable[[Log, Record], tuple[Columns, np.ndarray]] | None = None
+    prepare: Callable[[Record, Columns, bytes], None] | None = None
+    finish: Callable[[Record, Log, list[int]], None] | None = None
+
+    def read(self, log: Log) -> Record:
+        """The run that a log holds; without an entry its arrays are empty."""
+        record = Record(source=str(log.path), format=self.name, engine=self.name)
+        columns, offsets = (self.scan or self._first_kind)(log, record)
+        header = header_of(log, int(offsets[0]) if len(offsets) else None)
+        self._settle_facts(record, columns, header)
+        if "ms" in columns:
+            timed = columns.get("step_s", np.full(len(offsets), np.nan))
+            columns["step_s"] = np.where(np.isnan(timed), columns.pop("ms") / 1000, timed)
+        if self.prepare:
+            self.prepare(record, columns, header)
+        kept = put_steps(record, columns, offsets, log, self.averages)
+        if record.planned_steps and kept:
+            last = record.planned_steps - 1 + self.first
+            record.completed = bool(record.iteration[-1] >= last)
+        if self.finish:
+            self.finish(record, log, kept)
+        judge_end(record, log, kept)
+        return record
+
+    def _first_kind(self, log: Log, _: Record) -> tuple[Columns, np.ndarray]:
+        for start, fields in self.lines:
+            columns, offsets = table(log, start, fields)
+            if len(offsets):
+                break
+        return columns, offsets
+
+    def _settle_facts(self, record: Record, columns: Columns, header: bytes) -> None:
+        """What the lines and the text before them say once about all of the run."""
+        facts = {name: last_number(pattern, header) for name, pattern in self.facts.items()}
+        tokens = facts.pop("batch_tokens", None)
+        facts["planned_steps"] = last_known(columns.pop("planned", ())) or facts.get(
+            "planned_steps"
+        )
+        state(record, facts, "log")
+        if self.arguments:
+            read_header(record, header)
+        last = {name: last_known(columns.pop(name, ())) for name in ("global_batch", "seq_len")}
+        if "per_gpu" in columns:
+            last["gpus"] = ranks_of_rates(columns["tokens_per_s"], columns["per_gpu"])
+        state(record, {k: v for k, v in last.items() if getattr(record, k) is None}, "log")
+        if tokens:
+            record.seq_len = record.seq_len or record.model.get("max_seq_len")
+            if "tokens_per_s" not in columns and "ms" in columns:
+                columns["tokens_per_s"] = tokens / positive(columns["ms"] / 1000)
+            if record.seq_len and not tokens % record.seq_len:
+                record.global_batch = tokens // record.seq_len
+
+
+def last_number(pattern: bytes, text: bytes) -> int | float | None:
+    """The number in the last match's group: what is said last before training counts."""
+    found = re.findall(pattern, text)
+    value = number(found[-1].replace(b"_", b"")) if found else np.nan
+    return None if not np.isfinite(value) else int(value) if value == int(value) else value
+
+
+def last_known(values: np.ndarray | tuple[()]) -> int | None:
+    """The last number of a column of whole numbers; None where there is none."""
+    known = np.asarray(values)[np.isfinite(values)]
+    return int(known[-1]) if len(known) else None

@@ -1,0 +1,132 @@
+"""A log file as blocks of whole lines. Readers see bytes, one block at a time.
+
+A log may be cut or mixed, hold megabytes without a newline, or be no text: nothing is decoded.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from analysis.logs.record import Refusal
+
+BLOCK = 1 << 20  # bytes; fits a core's L2 cache
+LONGEST_LINE = 64 << 20  # a longer one is cut at a space: memory stays bounded
+SAMPLE = 1 << 16
+_BLANK = b" \t\r\n\0\xef\xbb\xbf"
+
+
+class Log:
+    """A readable, non-empty file.
+
+    Raises:
+        Refusal: it is missing, empty, not a regular file or may not be read.
+    """
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        self._contains: dict[bytes, bool] = {}
+        try:
+            if self.path.exists() and not self.path.is_file():
+                raise Refusal(str(path), "not a regular file")
+            self._file = self.path.open("rb", buffering=0)
+            self.size = os.fstat(self._file.fileno()).st_size
+        except OSError as error:
+            raise Refusal(str(path), error.strerror or str(error)) from error
+        except ValueError as error:  # a zero byte in the path
+            raise Refusal(str(path), str(error)) from error
+        if self.size == 0:
+            self.close()
+            raise Refusal(str(path), "empty file")
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def slice(self, start: int, end: int) -> bytes:
+        """The file's bytes from `start` up to `end`, both cut to the file."""
+        start, end = max(start, 0), min(end, self.size)
+        return os.pread(self._file.fileno(), max(end - start, 0), start)
+
+    @cached_property
+    def head(self) -> bytes:
+        """The first text, without blank lines, zero bytes and a byte order mark before it."""
+        for at in range(0, self.size, SAMPLE):
+            if text := self.slice(at, at + SAMPLE).lstrip(_BLANK):
+                return text + self.slice(at + SAMPLE, at + 2 * SAMPLE - len(text))
+        return b""
+
+    @cached_property
+    def tail(self) -> bytes:
+        """The last text, without blank lines and zero bytes behind it."""
+        for at in range(self.size, 0, -SAMPLE):
+            if text := self.slice(at - SAMPLE, at).rstrip(_BLANK):
+                return self.slice(at - 2 * SAMPLE + len(text), at - SAMPLE) + text
+        return b""
+
+    def last(self, mark: bytes, start: int) -> int | None:
+        """The offset of the last `mark` at or behind `start`."""
+        found = None
+        for offset, block in self.blocks(start):
+            if (at := block.rfind(mark)) >= 0:
+                found = offset + at
+        return found
+
+    def text(self) -> str:
+        """The whole file, decoded. Only for formats that are one document, such as JSON."""
+        return self.slice(0, self.size).decode("utf-8-sig", "replace")
+
+    def blocks(
+        self, start: int = 0, end: int | None = None, size: int = BLOCK
+    ) -> Iterator[tuple[int, bytes]]:
+        """(offset, bytes) pieces of [start, end), each ending where a line does."""
+        end = self.size if end is None else min(end, self.size)
+        usual = size
+        while start < end:
+            block = self.slice(start, min(start + size, end))
+            if not block:
+                return  # the file shrank under us
+            if start + len(block) < end:
+                cut = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
+                if cut == 0 and size < LONGEST_LINE:
+                    size *= 2
+                    continue
+                cut = cut or block.rfind(b" ") + 1 or len(block)
+                block = block[:cut]
+            yield start, block
+            start += len(block)
+            size = usual
+
+    def matches(
+        self, pattern: re.Pattern[bytes], start: int = 0, end: int | None = None
+    ) -> Iterator[tuple[int, re.Match[bytes]]]:
+        """(offset in the file, match) of every match that lies within a line."""
+        for offset, block in self.blocks(start, end):
+            for match in pattern.finditer(block):
+                yield offset + match.start(), match
+
+    def contains(self, mark: bytes) -> bool:
+        """Whether `mark` stands anywhere in the file."""
+        if mark not in self._contains:
+            self._contains[mark] = (
+                mark in self.head
+                or mark in self.tail
+                or any(mark in block for _, block in self.blocks())
+            )
+        return self._contains[mark]
+
+    def line_no(self, offset: int) -> int:
+        """The line (from 1, counted in newlines as editors do) that holds the byte at `offset`."""
+        at, lines = 0, 1
+        while at < offset and (block := self.slice(at, min(at + (1 << 18), offset))):
+            lines += np.count_nonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+            at += len(block)
+        return int(lines)

@@ -1,0 +1,112 @@
+"""Which format a log has. One file here reads one format.
+
+A format is told from the content of a file, never from its name. To add one, copy nanogpt.py, put
+what its lines look like into its FORMAT, and add its name to NAMES. Formats are tried in this
+order: one whose logs hold another's lines comes before it.
+"""
+
+import importlib
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from analysis.logs.parsing.endings import judge_end
+from analysis.logs.parsing.evidence import is_of_a_run, is_source
+from analysis.logs.parsing.facts_elsewhere import complete_from_elsewhere
+from analysis.logs.parsing.line_format import Format
+from analysis.logs.parsing.logfile import Log
+from analysis.logs.parsing.rates import judge_rates
+from analysis.logs.parsing.settings import header_of, read_header
+from analysis.logs.readers import run_folder
+from analysis.logs.record import Record, Refusal
+from models.errors import UsageError
+
+NAMES = tuple(
+    """nanotron megatron torchtitan modded_nanogpt nanochat nanogpt llmc picotron training_metrics
+    megatron_golden nemo mlperf fairseq nsys rank_epochs deepspeed hf_trainer""".split()
+)
+UNKNOWN = "unknown"
+
+
+def read(path: Path | str, flags: dict[str, Any] | None = None) -> Record:
+    """The run that one log file or run folder holds.
+
+    `flags` are Record's field names with the values to use where the log is silent.
+
+    Raises:
+        Refusal: missing, unreadable, empty, or no format that is known; it says which.
+    """
+    path = Path(path)
+    if os.path.isdir(path):
+        try:
+            record = run_folder.read(path)
+        except UsageError as error:
+            raise Refusal(str(path), str(error), "in folder") from error
+    else:
+        with Log(path) as log:
+            record = _read_log(log)
+    complete_from_elsewhere(record, path, flags or {})
+    judge_rates(record)
+    return record
+
+
+def _read_log(log: Log) -> Record:
+    if is_source(log):
+        reason = f"{log.path.suffix} is code or a page by its name, which may quote a log"
+        raise Refusal(str(log.path), f"{reason}; copy a log to a name in .log or .txt")
+    tried = []
+    for form in _candidates(log):
+        record = form.read(log)
+        if len(record.iteration) or record.whole_run:
+            return record
+        if not form.embedded:
+            tried.append(record)
+    if not tried:
+        tried = [Record(source=str(log.path), format=_by_banner(log))]
+        judge_end(tried[0], log, [])
+    # A run that died before its first iteration is a run: its failure is what it shows.
+    failed = next((record for record in tried if record.failure), None)
+    if failed is None or not is_of_a_run(log):
+        raise Refusal(str(log.path), _why_not(log, tried))
+    if failed.format != UNKNOWN:
+        read_header(failed, header_of(log, None))
+    return failed
+
+
+def _candidates(log: Log) -> Iterator[Format]:
+    """The formats whose marks the log holds: by its ends first, then by all of it."""
+    seen = []
+    sample = log.head + log.tail
+    for form in _formats():
+        if any(all(mark in sample for mark in marks) for marks in form.marks):
+            if form.embedded:
+                break  # other formats' logs hold its lines too: look at all of it
+            seen.append(form)
+            yield form
+    for form in _formats():
+        if form not in seen and any(all(map(log.contains, marks)) for marks in form.marks):
+            yield form
+
+
+@cache
+def _formats() -> tuple[Format, ...]:
+    return tuple(importlib.import_module(f"{__name__}.{name}").FORMAT for name in NAMES)
+
+
+def _by_banner(log: Log) -> str:
+    """The name of the format whose tool says its name in a log without iterations."""
+    for form in _formats():
+        if any(map(log.contains, form.banners)):
+            return form.dialect(header_of(log, None)) if form.dialect else form.name
+    return UNKNOWN
+
+
+def _why_not(log: Log, tried: list[Record]) -> str:
+    names = ", ".join(dict.fromkeys(r.format for r in tried if r.format != UNKNOWN))
+    if names:
+        return f"looks like {names}, but holds no iteration that could be read"
+    if b"it/s" in log.tail or b"s/it" in log.tail:
+        return "no format that is known: only progress bars, which print running rates"
+    return "no format that is known: no reader's iteration line stands in it"

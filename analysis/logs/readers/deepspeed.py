@@ -1,0 +1,108 @@
+"""DeepSpeed's own lines, where the training script prints nothing better.
+
+    steps: 10 loss: 5.4321 iter time (s): 0.688 samples/sec: 743.1       (pipeline engine)
+    epoch=0/micro_step=10/global_step=10, RunningAvgSamplesPerSec=173.4, CurrSamplesPerSec=171.9
+    0/4, RunningAvgSamplesPerSec=16.1, CurrSamplesPerSec=15.7        0/100, SamplesPerSec=15.9
+    |E2E latency=7.99s |Gather latency=0.00s ... |CurSamplesPerSec=8.01 |Avg...=8.01   (chat)
+    End-to-End => Latency: 3.47s, TFLOPs: 4.02, Samples/sec: 9.22, Time/seq 0.11s      (chat)
+    rank=0 time (ms) | forward: 1251.98 | backward: 509.27 | step: 5.56   (wall_clock_breakdown)
+
+The surest kind that a log holds is read: a step time, else the current samples per second, else
+the running average, which is no measurement of one step and is noted.
+"""
+
+import re
+from collections import defaultdict
+
+import numpy as np
+
+from analysis.logs.parsing.fields import labelled, number, table, word
+from analysis.logs.parsing.line_format import Columns, LineFormat
+from analysis.logs.parsing.logfile import Log
+from analysis.logs.readers.hf_trainer import end_lines, ends_of
+from analysis.logs.record import Record
+
+_CHAT_MARKS = (b"|E2E latency=", b"End-to-End => Latency: ")
+_PIPE = re.compile(word(b"steps: ") + rb"(?P<iteration>\d{1,9}) loss: ")
+_PIPE_FIELDS = {
+    "loss": labelled(rb"loss"),
+    "step_s": labelled(rb"iter time \(s\)"),
+    "samples_per_s": labelled(rb"samples/sec"),
+}
+_CHAT = re.compile(rb"(?:\|E2E latency=|End-to-End => Latency: )(?P<step_s>[\d.]{1,16})s(?: ?\||,)")
+_CHAT_FIELDS = {"samples_per_s": labelled(rb"(?:CurSamplesPerSec|Samples/sec)")}
+_CHAT_STEP = re.compile(rb"[Ee]poch: \d{1,6} ?\| ?[Ss]tep: \d{1,9} ?\|[^\r\n]{0,300}")
+_THROUGHPUT = re.compile(
+    rb"(?:(?<![\w/])\d{1,9}/|micro_step=\d{1,9}/global_step=)(?P<iteration>\d{1,9}), "
+    rb"(?=(?:RunningAvg)?SamplesPerSec=)"
+)
+_THROUGHPUT_FIELDS = {
+    "samples_per_s": labelled(rb"CurrSamplesPerSec"),
+    "running": labelled(rb"(?:RunningAvg)?SamplesPerSec"),
+}
+_TIMERS = re.compile(rb"time \(ms\) \| ([^\r\n]{1,600})")
+_TIMER = re.compile(rb"(\w{1,60}): ([\d.]{1,16})")
+
+
+def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
+    columns, offsets = table(log, _PIPE, _PIPE_FIELDS)
+    if not len(offsets) and any(log.contains(mark) for mark in _CHAT_MARKS):
+        columns, offsets = _chat(log, record)
+    if not len(offsets):
+        columns, offsets = table(log, _THROUGHPUT, _THROUGHPUT_FIELDS)
+        if len(offsets) and np.isnan(columns["samples_per_s"]).all():
+            columns["samples_per_s"] = columns["running"]
+            record.running_average = True
+            record.notes.append("samples per second are running averages, not single steps")
+        if len(offsets):
+            record.notes.append("no step time is printed, only samples per second")
+    return columns, offsets
+
+
+def _finish(record: Record, log: Log, kept: list[int]) -> None:
+    record.timers_s = _timers(log)
+    record.completed = None
+    if ends := ends_of(log):  # the engine under HF's Trainer
+        end_lines(record, [match for _, match in ends])
+        record.completed = True
+    if kept and (said := log.last(b"exits successfully", kept[-1])) is not None:
+        record.completed = True  # the launcher prints it for every rank
+        record.last_at = said
+
+
+def _chat(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
+    """A line for each step, which carries no number: the line of losses above it tells it from a
+    line that was printed twice."""
+    columns, offsets = table(log, _CHAT, _CHAT_FIELDS)
+    steps = [(at, match[0]) for at, match in log.matches(_CHAT_STEP)]
+    above = np.searchsorted([at for at, _ in steps], offsets) - 1
+    seen: dict[tuple, int] = {}
+    for i, at in enumerate(above.tolist()):
+        key = (steps[at][1], columns["step_s"][i]) if at >= 0 else (i,)
+        seen.setdefault(key, i)
+    keep = np.array(list(seen.values()), int)
+    if dropped := len(offsets) - len(keep):
+        record.notes.append(f"{dropped} duplicate lines dropped")
+    columns = {name: values[keep] for name, values in columns.items()}
+    columns["iteration"] = np.arange(1.0, len(keep) + 1)
+    return columns, offsets[keep]
+
+
+def _timers(log: Log) -> dict[str, float]:
+    """Mean seconds of each wall_clock_breakdown timer."""
+    times: dict[bytes, list[float]] = defaultdict(list)
+    for _, match in log.matches(_TIMERS) if log.contains(b"time (ms) | ") else ():
+        for name, value in _TIMER.findall(match[1]):
+            times[name].append(number(value) / 1000)
+    return {name.decode(): sum(values) / len(values) for name, values in times.items()}
+
+
+FORMAT = LineFormat(
+    name="DeepSpeed",
+    marks=((b"SamplesPerSec=",), (b"iter time (s): ",), (_CHAT_MARKS[1],)),
+    banners=(b"DeepSpeed info: version",),
+    embedded=True,
+    scan=_scan,
+    facts={"gpus": rb"(?:dist_world_size=|>>> world_size ?= ?)(\d{1,6})"},
+    finish=_finish,
+)

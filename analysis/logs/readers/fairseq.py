@@ -1,0 +1,66 @@
+"""fairseq: its JSON lines and its `simple` lines, of the inner training loop.
+
+    [train_inner][INFO] - {"epoch": 1, "loss": "9.427", "wps": "25389.4", ...}
+    | INFO | train_inner | epoch 001:  200 / 694 loss=9.427, ppl=689, wps=25389.4, ...
+    | epoch 010:   2000 / 8223 loss=1.27 (1.50), wps=962, wpb=908, bsz=32, ...             (2018)
+
+Words (tokens) per second are averaged since the line before; no step time is printed.
+"""
+
+import re
+
+import numpy as np
+
+from analysis.logs.parsing.fields import labelled, table
+from analysis.logs.parsing.line_format import Columns, LineFormat
+from analysis.logs.parsing.logfile import Log
+from analysis.logs.record import Record
+
+_START = re.compile(
+    rb"(?:train_inner|\| epoch (?P<epoch>\d{1,6}):? {1,8}(?P<within>\d{1,9}) / (?P<updates>\d{1,9})"
+    rb"|\d{2}<[\d:?]{1,12}, {1,4}[\d.]{1,12}(?:it/s|s/it)"
+    rb"|(?:^|(?<=\r)|(?<=[\d;\[]m))(?:\xef\xbb\xbf)?(?=\{\"epoch))"
+    rb"[^\r\n{}=]{0,200}?(?=\{\"|loss=)",
+    re.MULTILINE,
+)
+_FIELDS = {
+    name: labelled(label, rb"(?:\"?: \"?|=)")
+    for name, label in (
+        ("iteration", rb"num_updates"),
+        ("loss", rb"loss"),
+        ("grad_norm", rb"gnorm"),
+        ("tokens_per_s", rb"wps"),
+        ("batch", rb"bsz"),
+        ("ups", rb"ups"),
+    )
+}
+
+
+def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
+    columns, offsets = table(log, _START, _FIELDS)
+    counted = (columns["epoch"] - 1) * columns["updates"] + columns["within"]
+    numbered = np.isfinite(columns["iteration"])  # in 2018 its updates were not
+    columns["iteration"] = np.where(numbered, columns["iteration"], counted)
+    columns["samples_per_s"] = columns["batch"] * columns["ups"]
+    known = np.isfinite(columns["iteration"])
+    return {name: values[known] for name, values in columns.items()}, offsets[known]
+
+
+def _finish(record: Record, log: Log, kept: list[int]) -> None:
+    if kept:
+        record.notes.append("no step time is printed, only words per second")
+        record.completed = log.last(b"done training in", kept[-1]) is not None or None
+
+
+FORMAT = LineFormat(
+    name="fairseq",
+    marks=((b"num_updates", b"wps", b"ups"), (b"| epoch ", b" loss=", b", wps=", b", wpb=")),
+    banners=(b"[fairseq", b"fairseq_cli.train"),
+    scan=_scan,
+    facts={
+        "gpus": rb"'distributed_world_size': (\d{1,6})",
+        "planned_steps": rb"'max_update': (\d{1,9})",
+    },
+    averages=True,
+    finish=_finish,
+)

@@ -1,0 +1,155 @@
+"""Hugging Face Trainer: its console, all_results.json and trainer_state.json.
+
+    {'loss': 2.5893, 'learning_rate': 5e-06, 'epoch': 0.01}
+    {'train_runtime': 919.097, 'train_samples_per_second': 1.088, 'train_steps_per_second': 0.017}
+      train_runtime            = 0:15:19.02
+
+The loss lines carry no step and no time; the end line, one per rank, is about the whole run. The
+mean step time is the runtime over the number of optimizer steps, where both are said.
+"""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from analysis.logs.parsing.endings import judge_end
+from analysis.logs.parsing.fields import labelled, named_number, number, table
+from analysis.logs.parsing.json_values import document, fill, known, real, rows, whole
+from analysis.logs.parsing.line_format import Format, last_number
+from analysis.logs.parsing.logfile import Log
+from analysis.logs.parsing.settings import header_of, read_header, state
+from analysis.logs.parsing.steps import put_steps
+from analysis.logs.record import Record, Refusal
+
+_LOSS = re.compile(rb"\{'loss': '?" + named_number("loss"))
+_LOSS_FIELDS = {"grad_norm": labelled(rb"grad_norm'", rb": '?")}
+_END = re.compile(rb"\{'train_runtime': '?([\d.]{1,20})[^\r\n{}]{0,600}\}")
+_RATE = {
+    "samples_per_s": re.compile(rb"'train_samples_per_second': '?([\d.e+-]{1,24})"),
+    "steps_per_s": re.compile(rb"'train_steps_per_second': '?([\d.e+-]{1,24})"),
+    "loss": re.compile(rb"'train_loss': '?(-?[\d.e+-]{1,24})"),
+}
+_CLOCK = re.compile(
+    rb"train_runtime {1,40}= {1,20}(?:(\d{1,4}) days?, )?(\d{1,4}):(\d{2}):(\d{2}(?:\.\d{1,9})?)"
+)
+_TABLE_RATE = re.compile(rb"train_samples_per_second {1,40}= {1,20}([\d.]{1,20})")
+_SIZES = {
+    "micro_batch": rb"Instantaneous batch size per device = ([\d,]{1,9})",
+    "global_batch": rb"Total train batch size \(w\. [^)]{1,60}\) = ([\d,]{1,9})",
+    "planned_steps": rb"Total optimization steps = ([\d,]{1,12})",
+    "params": rb"Number of trainable parameters = ([\d,]{1,20})",
+}
+_OVERRIDES = re.compile(rb"config_overrides[= ]([^\s'\"]{1,300})")
+_OVERRIDE = re.compile(rb"(n_embd|n_head|n_layer|n_positions)=(\d{1,7})")
+_RENAMED = {"n_embd": "hidden", "n_positions": "max_seq_len"}
+
+
+def _read(log: Log, record: Record) -> None:
+    """Read one log. The totals are filled where an end line stands in it."""
+    record.engine = "HF Trainer"
+    opening = log.head[:2]
+    if opening[:1] == b"{" and opening != b"{'":
+        try:
+            _document(record, document(str(log.path), log.text(), "HF Trainer"))
+            _whole_run(record)
+            return
+        except Refusal:
+            record.notes.append("opens like a JSON document, but is none: read as a console log")
+    columns, offsets = _once(*table(log, _LOSS, _LOSS_FIELDS), log, record)
+    columns["iteration"] = np.arange(1.0, len(offsets) + 1)
+    ends = ends_of(log)
+    kept = put_steps(record, columns, offsets, log)
+    first = min([int(at) for at in offsets[:1]] + [at for at, _ in ends[:1]], default=None)
+    header = header_of(log, first)
+    facts = {name: last_number(pattern, header) for name, pattern in _SIZES.items()}
+    for overrides in _OVERRIDES.findall(header)[-1:]:  # configs that are printed later do not count
+        for name, value in _OVERRIDE.findall(overrides):
+            facts[_RENAMED.get(name.decode(), name.decode())] = int(value)
+    state(record, facts, "log")
+    read_header(record, header)
+    if ends:
+        end_lines(record, [match for _, match in ends])
+        record.last_at = ends[-1][0]
+    else:
+        _end_table(record, log)
+    _whole_run(record)
+    judge_end(record, log, kept or [at for at, _ in ends])
+
+
+def _once(
+    columns: dict[str, np.ndarray], offsets: np.ndarray, log: Log, record: Record
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Without lines that repeat another to the letter.
+
+    They carry no step, but epoch, rate and loss to many digits; a loss of zero has none.
+    """
+    texts = [log.slice(at, at + 1000).partition(b"}")[0] for at in offsets.tolist()]
+    first = {text: i for i, text in reversed(list(enumerate(texts)))}
+    numbered = [b"'epoch'" in text for text in texts]
+    again = np.array([first[text] < i for i, text in enumerate(texts)], bool)
+    kept = ~again | (columns["loss"] == 0) | ~np.array(numbered, bool)
+    if dropped := int((~kept).sum()):
+        record.notes.append(f"{dropped} duplicate lines dropped")
+    return {name: values[kept] for name, values in columns.items()}, offsets[kept]
+
+
+def ends_of(log: Log) -> list[tuple[int, re.Match[bytes]]]:
+    """(offset, match) of every rank's end line."""
+    return list(log.matches(_END)) if log.contains(b"{'train_runtime'") else []
+
+
+def end_lines(record: Record, ends: list[re.Match[bytes]]) -> None:
+    """One line per rank, all of the same run: their mean is its rate, the longest its time."""
+    record.totals["wall_s"] = max(number(match[1]) for match in ends)
+    for name, pattern in _RATE.items():
+        values = [number(found[1]) for match in ends if (found := pattern.search(match[0]))]
+        if values:
+            record.totals[name] = float(np.mean(values))
+
+
+def _end_table(record: Record, log: Log) -> None:
+    if not log.contains(b"train_runtime  "):
+        return
+    for _, match in log.matches(_CLOCK):
+        days, hours, minutes, seconds = (number(match[i]) if match[i] else 0.0 for i in range(1, 5))
+        record.totals["wall_s"] = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    for _, match in log.matches(_TABLE_RATE):
+        record.totals["samples_per_s"] = number(match[1])
+
+
+def _whole_run(record: Record) -> None:
+    if record.totals:
+        record.completed = record.whole_run = True
+    if record.planned_steps and "wall_s" in record.totals:
+        record.totals["step_s_mean"] = record.totals["wall_s"] / record.planned_steps
+        record.notes.append("the mean step time is the runtime over the number of steps")
+
+
+def _document(record: Record, content: dict[str, Any]) -> None:
+    """all_results.json, train_results.json, or trainer_state.json with its log_history."""
+    history = rows(content.get("log_history"))
+    steps = [row for row in history if "loss" in row and known(row.get("step")) is not None]
+    columns = {"iteration": "step", "loss": "loss", "grad_norm": "grad_norm"}
+    fill(record, **{name: [row.get(key) for row in steps] for name, key in columns.items()})
+    ends = [row for row in [*history, content] if known(row.get("train_runtime")) is not None]
+    if ends:
+        end = ends[-1]
+        record.totals["wall_s"] = real(end["train_runtime"])
+        if (rate := known(end.get("train_samples_per_second"))) is not None:
+            record.totals["samples_per_s"] = rate
+    facts = {
+        "planned_steps": whole(content.get("max_steps"))
+        or (whole(ends[-1].get("step")) if ends else None),
+        "micro_batch": whole(content.get("train_batch_size")),
+    }
+    state(record, facts, "log")
+
+
+FORMAT = Format(
+    name="HF Trainer",
+    marks=((b"train_runtime",), (b"{'loss': ", b"'learning_rate': "), (b'"log_history"',)),
+    banners=(b"***** Running training *****",),
+    embedded=True,
+    reader=_read,
+)

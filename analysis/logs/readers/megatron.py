@@ -1,0 +1,105 @@
+"""Megatron-LM from 2020 to today, and those that print its iteration line: Megatron-DeepSpeed,
+GPT-NeoX, Megatron-Bridge and our own engines.
+
+     iteration        1/    1000 | elapsed time per iteration (ms): 121899.8 | learning rate: ...
+     iteration=       4/  317892 | consumed_samples= 3072 | elapsed_time_per_iteration_ms=49871.4 |
+     samples/sec: 206.693 | iteration        1/     512 | elapsed time per iteration (ms): 2477.1 |
+
+All have fields between bars (parsing/megatron_lines.py). Lines that were copied without their bars,
+or cut behind the time, are read one by one.
+"""
+
+import re
+
+import numpy as np
+
+from analysis.logs.parsing import megatron_lines
+from analysis.logs.parsing.fields import WORD, labelled, ranks_of_rates, table
+from analysis.logs.parsing.line_format import Columns, LineFormat
+from analysis.logs.parsing.logfile import Log
+from analysis.logs.parsing.settings import header_of
+from analysis.logs.record import Record
+
+# Tool -> what only it prints: in an iteration line, or before training.
+_TOOLS: tuple[tuple[str, tuple[bytes, ...], tuple[bytes, ...]], ...] = (
+    ("GPT-NeoX", (b"approx flops per GPU", b"samples/sec:"), (b"NeoXArgs",)),
+    (
+        "Megatron-DeepSpeed",
+        (b"consumed tokens:", b"consumed_tokens=", b"| TFLOPs:", b"samples per second:"),
+        (b"DeepSpeed info: version", b"DeepSpeedEngine", b"deepspeed.initialize"),
+    ),
+)
+_PLAIN = re.compile(
+    WORD + rb"iteration[ :=]{1,16}(?P<iteration>\d{1,12}) {0,8}/ {0,8}(?P<planned>\d{1,12})(?!\d)"
+    rb"(?=[^\r\n]{1,300}?elapsed[ _]time[ _]per[ _]iteration[ _]\(?m?s)"
+)  # fmt: skip
+_PLAIN_FIELDS = {
+    "ms": labelled(rb"elapsed[ _]time[ _]per[ _]iteration[ _](?:\(ms\)|ms)"),
+    "step_s": labelled(rb"elapsed[ _]time[ _]per[ _]iteration[ _](?:\(s\)|s)"),
+    "loss": labelled(rb"(?:lm[ _-])?loss"),
+    "grad_norm": labelled(rb"grad[ _]norm"),
+    "skipped": labelled(rb"number[ _]of[ _]skipped[ _]iterations"),
+    "global_batch": labelled(rb"global[ _]batch[ _]size"),
+}
+_DONE = (b"[after training is done]", b"[exiting program at iteration", b"training finished")
+
+
+def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
+    columns, offsets, pairs = megatron_lines.scan(log)
+    if not len(offsets):
+        columns, offsets = table(log, _PLAIN, _PLAIN_FIELDS)
+    if pairs:
+        record.notes.append(f"{pairs} values print current/average: the current one is used")
+    if len(nan := columns.get("nan", ())):
+        record.nan_iterations = int(nan[np.isfinite(nan)].sum())
+    batch = columns["global_batch"][np.isfinite(columns["global_batch"])]
+    if len(batch) and (batch != batch[-1]).any():
+        record.notes.append(f"the global batch grows from {batch[0]:.0f} to {batch[-1]:.0f}")
+    line = b""
+    if len(offsets):
+        first = int(offsets[0])
+        line = log.slice(first - 400, first).rpartition(b"\n")[2]
+        line += log.slice(first, first + 1500).partition(b"\n")[0]
+    header = header_of(log, int(offsets[0]) if len(offsets) else None)
+    record.format = record.engine = _tool(header, line)
+    return columns, offsets
+
+
+def _tool(header: bytes, line: bytes = b"") -> str:
+    """Whose log it is, from the text before training and an iteration line (or nothing)."""
+    for name, in_line, in_header in _TOOLS:
+        if any(mark in line for mark in in_line) or any(mark in header for mark in in_header):
+            return name
+    return "Megatron-LM"
+
+
+def _rates(record: Record, columns: Columns, header: bytes) -> None:
+    each = columns.get("tokens_per_s_per_gpu", np.empty(0))
+    if np.isfinite(each).any():
+        if record.gpus is None and record.seq_len:
+            together = columns["samples_per_s"] * record.seq_len
+            record.gpus = ranks_of_rates(together, each, rounded=1e-3)
+        columns["tokens_per_s"] = each * (record.gpus or np.nan)
+
+
+def _finish(record: Record, log: Log, kept: list[int]) -> None:
+    if kept and not record.completed:
+        tail = log.slice(kept[-1], kept[-1] + (1 << 16))
+        record.completed = None if any(done in tail for done in _DONE) else False
+
+
+FORMAT = LineFormat(
+    name="Megatron-LM",
+    marks=((b"elapsed time per iteration (",), (b"elapsed_time_per_iteration_ms=",)),
+    banners=(
+        b"using world size:",
+        b"> initializing torch distributed",
+        b"NeoXArgs.configure_distributed_args()",
+        b"> padded vocab (size:",
+    ),
+    dialect=_tool,
+    scan=_scan,
+    averages=True,
+    prepare=_rates,
+    finish=_finish,
+)

@@ -1,0 +1,63 @@
+"""modded-nanogpt: `step:11/5100 train_loss:7.01 train_time:139ms step_avg:139.11ms`.
+
+train_time is cumulative and step_avg a running mean, so a step's time is the difference of two
+train_times. The steps whose step_avg is `nan` are the ones the script itself does not count (it
+compiles in them and then restarts its clock). The log opens with the script's source, which
+prints the same words with braces where numbers stand.
+"""
+
+import re
+
+import numpy as np
+
+from analysis.logs.parsing.fields import named_number, table, word
+from analysis.logs.parsing.line_format import Columns, LineFormat
+from analysis.logs.parsing.logfile import Log
+from analysis.logs.parsing.settings import state
+from analysis.logs.record import Record
+
+_BEGIN = word(b"step:") + rb"(?P<iteration>\d{1,9})/(?P<planned>\d{1,9}) "
+_TIMES = rb"train_time:(?P<train_ms>\d{1,12})ms step_avg:" + named_number("average_ms") + rb"ms"
+_STEP = re.compile(_BEGIN + rb"(?:train_loss:" + named_number("loss") + rb" )?" + _TIMES)
+_VALIDATION = re.compile(_BEGIN + rb"val_loss:" + named_number("val_loss") + rb" " + _TIMES)
+# It prints what nvidia-smi says as it starts: the machine's GPUs, and which have its processes.
+_PROCESS = re.compile(rb"\| {1,8}(\d{1,3}) {1,4}N/A {1,4}N/A {1,12}\d{1,9} {1,8}C ")
+_GPU = re.compile(rb"\| {1,4}\d{1,3} {1,3}((?:NVIDIA|AMD) [\w -]{1,40}?) {2,40}O[nf]")
+
+
+def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
+    columns, offsets = table(log, _STEP, {})
+    validated, places = table(log, _VALIDATION, {})
+    last = validated if len(places) and places[-1] > max(offsets, default=-1) else columns
+    if len(offsets):
+        record.totals["step_s_mean"] = float(last["average_ms"][-1]) / 1000
+    if len(places):
+        record.totals["val_loss"] = float(validated["val_loss"][-1])
+    iteration, train_ms = columns["iteration"], columns["train_ms"]
+    uncounted = np.isnan(columns["average_ms"])
+    steps = np.diff(iteration, prepend=np.inf)
+    step_s = np.diff(train_ms, prepend=np.nan) / 1000 / np.maximum(steps, 1)
+    step_s[uncounted | (steps <= 0) | (step_s < 0)] = np.nan
+    first = (iteration == 1) & ~uncounted  # its clock starts with it
+    step_s[first] = train_ms[first] / 1000
+    columns["step_s"] = step_s
+    return columns, offsets
+
+
+def _machine(record: Record, columns: Columns, header: bytes) -> None:
+    if len(columns["train_ms"]):
+        record.totals["train_s"] = float(columns["train_ms"][-1]) / 1000
+        record.notes.append("step times are differences of the cumulative train_time")
+        cards, busy = _GPU.findall(header), set(_PROCESS.findall(header))
+        gpus = len(cards) if len(busy) == len(cards) else None  # else some came later
+        gpu_type = cards[0].decode() if cards else None
+        state(record, {"gpus": gpus, "gpu_type": gpu_type}, "log")
+
+
+FORMAT = LineFormat(
+    name="modded-nanogpt",
+    marks=((b"train_time:", b"step_avg:"),),
+    scan=_scan,
+    arguments=False,
+    prepare=_machine,
+)

@@ -1,0 +1,49 @@
+"""nanochat and its ancestor build-nanogpt.
+
+step 00010/21400 (0.05%) | loss: 9.1 | grad norm: 0.4 | lrm: 1.00 | dt: 5.04ms | tok/sec: 25,388
+step    12 | loss: 9.3 | lr 6.0e-04 | norm: 1.2 | dt: 95.21ms | tok/sec: 172000.10
+"""
+
+import re
+
+from analysis.logs.parsing.fields import labelled, word
+from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
+from analysis.logs.parsing.settings import state
+from analysis.logs.record import Record
+
+_STEP = re.compile(
+    word(b"step ") + rb" {0,7}(?P<iteration>\d{1,9})(?:/(?P<planned>\d{1,9}))?"
+    rb"(?: \([^)|\r\n]{1,12}\))? ?\| ?loss: "
+)
+_FIELDS = {
+    "loss": labelled(rb"loss"),
+    "grad_norm": labelled(rb"(?:grad )?norm"),
+    "ms": labelled(rb"dt"),
+    "tokens_per_s": labelled(rb"tok/sec"),
+}
+_MICRO = re.compile(rb"Tokens / micro-batch / rank: (\d{1,6}) x (\d{1,8})")
+
+
+def _split(record: Record, columns: Columns, header: bytes) -> None:
+    """GPUs, from the tokens of a micro-batch on one rank and on all."""
+    if micro := _MICRO.search(header):
+        rows, seq_len = int(micro[1]), int(micro[2])
+        everyone = last_number(rb"Tokens / micro-batch: ([\d,]{1,16})", header)
+        gpus = everyone // (rows * seq_len) if everyone and record.gpus is None else None
+        state(record, {"micro_batch": rows, "seq_len": seq_len, "gpus": gpus}, "log")
+
+
+FORMAT = LineFormat(
+    name="nanochat",
+    marks=((b"| dt: ", b"| tok/sec: "),),
+    banners=(b"nanochat.common",),
+    lines=((_STEP, _FIELDS),),
+    facts={
+        "gpus": rb"[Ww]orld size: (\d{1,6})",
+        "planned_steps": rb"number of iterations:? ([\d,]{1,16})",
+        "params": rb"[Nn]umber of parameters: ([\d,]{1,20})",
+        "batch_tokens": rb"[Tt]otal (?:desired )?batch size:? ([\d,]{1,16})",
+    },
+    first=0,
+    prepare=_split,
+)

@@ -1,0 +1,51 @@
+"""nanotron: `iteration: 1 / 15 | consumed_tokens: 512 | elapsed_time_per_iteration_ms: 4.71K |`.
+
+Numbers keep three digits and carry K, M, G or T. Newer versions say `time_per_iteration_ms`.
+"""
+
+import re
+
+from analysis.logs.parsing.fields import labelled, word
+from analysis.logs.parsing.line_format import Columns, LineFormat
+from analysis.logs.parsing.settings import state
+from analysis.logs.record import Record
+
+_ITERATION = re.compile(
+    word(b"iteration:") + rb" (?P<iteration>\d{1,9}) / (?P<planned>\d{1,9}) ?\|"
+)
+_FIELDS = {
+    "ms": labelled(rb"(?:elapsed_)?time_per_iteration_ms"),
+    "loss": labelled(rb"lm_loss"),
+    "grad_norm": labelled(rb"grad_norm"),
+    "tflops": labelled(rb"model_tflops_per_gpu"),
+    "tokens_per_s": labelled(rb"tokens_per_sec"),
+    "per_gpu": labelled(rb"tokens_per_sec_per_gpu"),
+    "global_batch": re.compile(rb"global_batch_size: (\d{1,9})(?=[ |])"),
+}
+
+
+def _derive(record: Record, columns: Columns, header: bytes) -> None:
+    if record.gpus is None and record.tp and record.pp and record.dp:
+        state(record, {"gpus": record.tp * record.pp * record.dp}, "log")
+    if record.seq_len:
+        columns["samples_per_s"] = columns["tokens_per_s"] / record.seq_len
+    record.notes.append("numbers are printed with three digits")
+
+
+FORMAT = LineFormat(
+    name="nanotron",
+    marks=((b"iteration: ", b"time_per_iteration_ms: "),),
+    banners=(b"nanotron", b"|DP=0|PP=0|TP=0]"),
+    lines=((_ITERATION, _FIELDS),),
+    facts={
+        "micro_batch": rb"\| mbs: (\d{1,9})",
+        "global_batch": rb"\| global_batch_size: (\d{1,9})",
+        "seq_len": rb"\| sequence_length: (\d{1,9})",
+        "planned_steps": rb"\| train_steps: (\d{1,9})",
+        "tp": rb"ParallelismArgs\([^)\r\n]{0,80}\btp=(\d{1,6})",
+        "pp": rb"ParallelismArgs\([^)\r\n]{0,80}\bpp=(\d{1,6})",
+        "dp": rb"ParallelismArgs\([^)\r\n]{0,80}\bdp=(\d{1,6})",
+        "params": rb"Total number of parameters: ([\d.,]{1,16}[KMGBT]?)",
+    },
+    prepare=_derive,
+)

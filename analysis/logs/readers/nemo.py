@@ -1,0 +1,146 @@
+"""NeMo: DLLogger's JSON and text lines, NeMo 2's console, Lightning's bar.
+
+    DLLL {"type": "LOG", "step": 0, "data": {"train_step_timing in s": 107.3, ...}}
+    DLL 2025-06-11 05:23:04 - 18 reduced_train_loss : 9.04 ... train_step_timing in s : 27.49
+    Training epoch 0, iteration 1/99 | lr: 1e-4 | ... | train_step_timing in s: 61.9
+    Epoch 0: :  95%|███| 19/20 [09:07<00:28, global_step=18.00, ..., train_step_timing in s=27.50]
+    [NeMo I 2025-06-11 05:23:31 nemo_logging:393] train_step_timing in s: [52.33, 39.9, ...]
+
+The surest kind that a log holds is read. NeMo's step timer prints the mean of its last few steps
+(five by default), so a slow first step lingers; it is noted. The list, printed once at the end,
+has no step's number: its entries are counted from 0, as NeMo counts.
+"""
+
+import re
+
+import numpy as np
+
+from analysis.logs.parsing.fields import labelled, table
+from analysis.logs.parsing.json_values import is_nan, mapping, real, whole
+from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
+from analysis.logs.parsing.logfile import Log
+from analysis.logs.parsing.settings import state
+from analysis.logs.record import Record
+from models.files import parse_json
+
+_JSON = re.compile(
+    rb"DLLL (\{[^\r\n]{1,20000}\})(?=(?:[ \t\0]|\x1b\[[\d;]{0,20}[mK])*(?:\r|\n|\Z))"
+)
+_DLL = re.compile(rb"DLL \d{4}-\d\d-\d\d [\d:.]{8,16} - (?P<iteration>\d{1,9}) ")
+_CONSOLE = re.compile(rb"Training epoch \d{1,9}, iteration \d{1,9}/(?P<last>\d{1,9}) \|")
+_BAR = re.compile(rb"\[[\d:]{4,12}<[\d:?]{1,12}(?=,[^\r\n\]]{0,600}train_step_timing in s=)")
+_LIST = re.compile(rb"train_step_timing in s['\"]? ?[:=] ?\[([\d., eE+-]{1,1000000})\]")
+_VALUE = rb" ?[:=] ?"
+_FIELDS = {
+    "global_step": labelled(rb"global_step", _VALUE),
+    "step_s": labelled(rb"train_step_timing in s", _VALUE),
+    "loss": labelled(rb"reduced_train_loss", _VALUE),
+    "grad_norm": labelled(rb"grad_norm", _VALUE),
+    "tflops": labelled(rb"TFLOPS_per_GPU", _VALUE),
+}
+_CONFIG = {  # DLLogger's parameter line -> Record's fields
+    "cfg/tensor_model_parallel_size": "tp",
+    "cfg/pipeline_model_parallel_size": "pp",
+    "cfg/virtual_pipeline_model_parallel_size": "vpp",
+    "cfg/micro_batch_size": "micro_batch",
+    "cfg/global_batch_size": "global_batch",
+    "cfg/encoder_seq_length": "seq_len",
+    "cfg/num_layers": "n_layer",
+    "cfg/hidden_size": "hidden",
+    "cfg/ffn_hidden_size": "ffn_hidden",
+    "cfg/num_attention_heads": "n_head",
+    "cfg/max_position_embeddings": "max_seq_len",
+    "trainer/max_steps": "planned_steps",
+}
+
+
+def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
+    columns, offsets = _dllogger(log, record) if log.contains(b"DLLL {") else ({}, np.empty(0))
+    for start in (_DLL, _CONSOLE, _BAR):
+        if len(offsets):
+            return columns, offsets
+        columns, offsets = table(log, start, _FIELDS)
+        columns.setdefault("iteration", columns["global_step"])
+        used = ~np.isnan(columns["step_s"])
+        if start is _CONSOLE and not used.any():  # its timer can be off
+            used = ~np.isnan(columns["loss"])
+        if start is _BAR and used.any():
+            # The bar is redrawn, also with the last step's numbers: the first drawing counts.
+            steps = columns["iteration"][used]
+            used[used] = np.diff(steps, prepend=-1) != 0
+            record.notes.append("read from the progress bar, which prints few digits")
+        columns, offsets = {name: v[used] for name, v in columns.items()}, offsets[used]
+    return (columns, offsets) if len(offsets) else _listed(log, record)
+
+
+def _gpus(record: Record, columns: Columns, header: bytes) -> None:
+    nodes = last_number(rb"num_nodes(?<!\wnum_nodes)['\"]?[:=] ?(\d{1,6})", header)
+    devices = last_number(rb"devices(?<!\wdevices)['\"]?[:=] ?(\d{1,4})", header)
+    if nodes and devices and len(columns["iteration"]):
+        state(record, {"gpus": nodes * devices}, "log")
+
+
+def _finish(record: Record, log: Log, kept: list[int]) -> None:
+    if not kept:
+        return
+    record.running_average = not np.isnan(record.step_s).all()
+    timer = "step times are NeMo's running means of the last few steps"
+    record.notes.append(timer if record.running_average else "no step time is printed")
+    after = log.slice(kept[-1], kept[-1] + (1 << 16))
+    if not record.completed:
+        record.completed = b"`Trainer.fit` stopped: `max_" in after or None
+
+
+def _listed(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
+    """The last whole list of step times, of which every rank may print one."""
+    times, at = np.empty(0), 0
+    for offset, match in log.matches(_LIST):
+        try:
+            times, at = np.array([float(text) for text in match[1].split(b",")]), offset
+        except ValueError:
+            continue
+    if len(times):
+        record.notes.append("only the list of step times is there: its entries are counted from 0")
+    columns = {"iteration": np.arange(len(times), dtype=float), "step_s": times}
+    return columns, np.full(len(times), at, np.int64)
+
+
+def _dllogger(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
+    names = ("train_step_timing in s", "reduced_train_loss", "grad_norm")
+    rows: list[list[float]] = []
+    broken, facts = 0, {}
+    for offset, match in log.matches(_JSON):
+        try:
+            line = mapping(parse_json(match[1]))
+        except ValueError:
+            broken += 1
+            continue
+        data, step = mapping(line.get("data")), whole(line.get("step"))
+        if line.get("step") == "PARAMETER":  # the last parameter line before training counts
+            facts |= {f: n for k, f in _CONFIG.items() if (n := whole(data.get(k))) is not None}
+            nodes, devices = (
+                whole(data.get("trainer/num_nodes")),
+                whole(data.get("trainer/devices")),
+            )
+            facts |= {"gpus": nodes * devices} if nodes and devices else {}
+        elif names[0] in data and step is not None:
+            nan = is_nan(data.get("reduced_train_loss"))
+            rows.append([offset, step, *(real(data.get(name)) for name in names), nan])
+    state(record, facts, "log")
+    if broken:
+        record.notes.append(f"{broken} DLLogger lines are not JSON")
+    offsets, *columns = np.array(rows, float).reshape(-1, 6).T
+    named = ("iteration", "step_s", "loss", "grad_norm", "nan_loss")
+    return dict(zip(named, columns, strict=True)), offsets.astype(np.int64)
+
+
+FORMAT = LineFormat(
+    name="NeMo",
+    marks=((b"train_step_timing in s",), (b"Training epoch ", b"reduced_train_loss")),
+    banners=(b"nemo_logging:",),
+    scan=_scan,
+    facts={"planned_steps": rb"max_steps['\"]?[:=] ?(\d{1,9})"},
+    first=0,
+    prepare=_gpus,
+    finish=_finish,
+)

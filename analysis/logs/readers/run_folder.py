@@ -1,0 +1,89 @@
+"""Our own run folder: facts from run.json, steps from steps.csv, the end from status.json."""
+
+from pathlib import Path
+
+import numpy as np
+
+from analysis.logs.parsing.facts_elsewhere import peak_bytes, sharing, stated
+from analysis.logs.parsing.json_values import fill
+from analysis.logs.record import Failure, Record
+from models.errors import UsageError
+from parallel.record.ends import COMPLETE, FAILED, PENDING, RUNNING, Kind
+from parallel.record.reader import Run, read_run, read_saves, read_status
+
+FORMAT = "run folder"
+
+# Slurm's verdict, then what the run knows of its end -> Failure's kind; other ends are a traceback.
+_VERDICTS = {"OOM": "oom", "timeout": "timeout", "node failure": "node", "cancelled": "cancelled"}
+_FAILURES = {
+    Kind.MEMORY: "oom",
+    Kind.COMMUNICATION: "nccl",
+    Kind.LOST_PEER: "nccl",
+    Kind.TIME_LIMIT: "timeout",
+    Kind.SIGNAL: "cancelled",
+    Kind.DIVERGED: "diverged",
+}
+_BEFORE_A_STEP = (Kind.REFUSED, Kind.HANG, Kind.DISK)  # a run that took no step did not start
+
+
+def read(path: Path) -> Record:
+    """Read one run folder.
+
+    Raises:
+        UsageError: no run.json, or a file that is damaged.
+    """
+    run = read_run(Path(path))
+    facts, status = run.facts, read_status(run.path)
+    record = Record(source=str(path), format=FORMAT)
+
+    columns = {
+        name: [step[name] for step in run.steps]
+        for name in ("step_s", "loss", "grad_norm", "skipped", "tokens")
+    }
+    fill(record, iteration=[step["step"] for step in run.steps], **columns)
+    tokens = np.array(columns["tokens"], float)
+    record.tokens_per_s = tokens / np.where(record.step_s > 0, record.step_s, np.nan)
+    for name, value in stated(facts).items():
+        if value is not None:
+            setattr(record, name, value)
+            record.origin[name] = "run.json"
+    if record.seq_len:
+        record.samples_per_s = record.tokens_per_s / record.seq_len
+    record.run = facts.get("run", run.path.name)
+    record.configuration = facts.get("configuration") or facts.get("run")
+    for name in ("repeat", "study", "baseline", "profiler"):
+        setattr(record, name, facts.get(name))
+    record.facts, record.state, record.missing_steps = facts, run.state, run.missing
+    record.sharing = sharing(facts)
+    record.peak_bytes = peak_bytes(run.metrics)
+    record.schedule_note = facts.get("go_on") or ""
+    record.ended_utc = status.get("time_utc") if run.state != RUNNING else None
+    record.completed = run.state == COMPLETE
+    if run.state == FAILED:
+        record.failure = _failure(run)
+    if run.state == PENDING or (run.state == FAILED and not record.failure):
+        record.notes.append(run.reason)
+    elif run.state not in (COMPLETE, FAILED):
+        record.notes.append(f"status.json says {run.state} {run.reason}".strip())
+    record.notes += [run.later] * bool(run.later)
+    try:
+        saves, failed = read_saves(run.path)
+    except UsageError as error:  # the run's steps are whole
+        record.notes.append(str(error))
+        failed = []
+    if failed:
+        record.notes.append(f"{len(failed)} of {saves} saves failed, the last: {failed[-1]}")
+    return record
+
+
+def _failure(run: Run) -> Failure | None:
+    """Why a failed run ended; None where only that it ended is known."""
+    if kind := _VERDICTS.get(run.verdict):
+        return Failure(kind, 0, run.reason)
+    if run.kind == Kind.UNKNOWN:
+        return None
+    plain = "traceback" if run.steps or run.kind not in _BEFORE_A_STEP else "launcher"
+    kind = _FAILURES.get(run.kind, plain)
+    if run.verdict and kind == "cancelled":  # Slurm would have said so: another rank died first
+        kind = plain
+    return Failure(kind, 0, run.reason)

@@ -1,0 +1,117 @@
+"""torch.profiler's trace in Chrome's trace event format, as `nsys stats`' tables.
+
+Complete events (`ph` X, times in microseconds) of category user_annotation are ranges: our
+train/forward, a collective's gloo:all_reduce; kernel is a GPU kernel, cpu_op an operator on the
+host. An operator's own time, without the operators that it calls, is what adds up, so that is what
+`cpu_op_sum` holds. ProfilerStep#n ranges are the profiled steps themselves.
+"""
+
+import gzip
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.logs.readers.nsys import Row
+from analysis.logs.readers.nsys_sqlite import summed
+from analysis.logs.record import Refusal
+
+FORMAT = "torch trace"
+_STEP = "ProfilerStep#"
+
+
+@dataclass
+class Trace:
+    """tables: report name -> rows. rank: whose it is. steps, profiled_s: how many, how long."""
+
+    tables: dict[str, list[Row]]
+    rank: int | None
+    steps: int
+    profiled_s: float
+
+
+def read_trace(path: Path) -> Trace:
+    """Read one trace, plain or gzipped.
+
+    Raises:
+        Refusal: cut off, not JSON, or no trace.
+    """
+    try:
+        opened = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+        with opened as file:
+            content = json.load(file)
+    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error, RecursionError) as error:
+        raise Refusal(str(path), f"truncated or no JSON: {error}") from error
+    events = content.get("traceEvents") if isinstance(content, dict) else None
+    if not isinstance(events, list):
+        raise Refusal(str(path), "no torch trace: it has no traceEvents")
+    complete = [e for e in events if isinstance(e, dict) and e.get("ph") == "X" and "dur" in e]
+    if not complete:
+        raise Refusal(str(path), "a torch trace that holds no events")
+    for event in complete:
+        if problem := _problem(event):
+            raise Refusal(str(path), f"damaged torch trace: an event's {problem}")
+    about = content.get("distributedInfo")
+    rank = about.get("rank") if isinstance(about, dict) else None
+    ranges = [e for e in complete if e.get("cat") == "user_annotation"]
+    steps = [e for e in ranges if e["name"].startswith(_STEP)]
+    ranges = [e for e in ranges if not e["name"].startswith(_STEP)]
+    kernels = [e for e in complete if e.get("cat") == "kernel"]
+    tables = {
+        "nvtx_sum": _summed(((e["name"], e["dur"]) for e in ranges), "Range"),
+        "cuda_gpu_kern_sum": _summed(((e["name"], e["dur"]) for e in kernels), "Name"),
+        "cpu_op_sum": _summed(_own_times(complete), "Name"),
+    }
+    return Trace(
+        {name: table for name, table in tables.items() if table},
+        rank if isinstance(rank, int) else None,
+        len(steps),
+        sum(e["dur"] for e in steps) / 1e6,
+    )
+
+
+def _problem(event: dict[str, Any]) -> str:
+    """Which value of an event is none that the profiler writes, or ""."""
+    none = type(None)
+    kinds = {
+        **dict.fromkeys(("ts", "dur"), (int, float)),
+        "name": str,
+        "cat": (str, none),
+        **dict.fromkeys(("pid", "tid"), (int, str, none)),
+    }
+    for key, kind in kinds.items():
+        value = event.get(key)
+        fits = isinstance(value, kind)
+        if key in ("ts", "dur"):  # microseconds
+            fits = fits and not isinstance(value, bool) and 0 <= value < 1e18
+        if not fits:
+            return f"{key} is {ascii(value):.40}"
+    return ""
+
+
+def _summed(durations: Iterable[tuple[str, float]], heading: str) -> list[Row]:
+    """Rows of a table, from (name, microseconds)."""
+    return summed(((name, 1, *3 * [1000 * us]) for name, us in durations), heading, "Instances")
+
+
+def _own_times(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
+    """(name, microseconds without the operators inside) of every operator on the host."""
+    threads = defaultdict(list)
+    for event in events:
+        if event.get("cat") == "cpu_op":
+            threads[event.get("pid"), event.get("tid")].append(event)
+    found = []
+    for thread in threads.values():
+        thread.sort(key=lambda e: (e["ts"], -e["dur"]))
+        open_: list[list[Any]] = []  # [end, name, own time], outermost first
+        for event in thread:
+            while open_ and open_[-1][0] <= event["ts"]:
+                found.append(tuple(open_.pop()[1:]))
+            if open_:
+                open_[-1][2] -= event["dur"]
+            open_.append([event["ts"] + event["dur"], event["name"], event["dur"]])
+        found += [tuple(entry[1:]) for entry in open_]
+    return [(name, max(own, 0.0)) for name, own in found]

@@ -1,0 +1,151 @@
+"""training_metrics.json (schema 2.0 and the older short form) and RUN_COMPLETE.txt.
+
+One entry per epoch. Schema 2.0's step times are of micro-steps, which is a step's time only where
+nothing is accumulated; its statistics are kept as printed.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.logs.parsing.facts_elsewhere import peak_bytes
+from analysis.logs.parsing.fields import number
+from analysis.logs.parsing.json_values import (
+    document,
+    fill,
+    known,
+    mapping,
+    real,
+    rows,
+    sequence,
+    text,
+    whole,
+)
+from analysis.logs.parsing.line_format import Format
+from analysis.logs.parsing.logfile import Log
+from analysis.logs.parsing.settings import state
+from analysis.logs.record import Record, Refusal
+from parallel.record.schema import METRICS_VERSION
+
+_SIZES = re.compile(r"(n_layer|n_head|n_embd)=(\d{1,7})")
+_MODEL = {"n_layer": "n_layer", "n_head": "n_head", "hidden": "n_embd"}
+_CONFIG = {
+    "micro_batch": "micro_batch_size_per_gpu",
+    "global_batch": "global_batch_size",
+    "seq_len": "seq_len",
+    "zero_stage": "zero_stage",
+}
+_TOTALS = {"wall_s": "total_wall_time_sec", "tokens_per_s": "mean_tokens_per_sec_global"}
+_RUN_COMPLETE = re.compile(
+    rb"^(?:.{0,60}\] ?)?RUN_COMPLETE \w{1,40}=.{0,2000}\btokens_per_sec=[\d.]{1,30}.{0,400}",
+    re.MULTILINE,
+)
+_MARKER = re.compile(rb"(?<!\w)(\w{1,40})=([^\s]{1,500})")
+
+
+def _read(log: Log, record: Record) -> None:
+    """Read one file.
+
+    Raises:
+        Refusal: it is damaged, or is not such a document after all.
+    """
+    if marker := _RUN_COMPLETE.search(log.head + b"\n" + log.tail):
+        said = dict(_MARKER.findall(marker[0]))
+        record.totals["tokens_per_s"] = number(said.get(b"tokens_per_sec"))
+        record.totals["wall_s"] = number(said.get(b"total_wall_time_sec"))
+        if said.get(b"world_size", b"").isdigit():
+            state(record, {"gpus": int(said[b"world_size"])}, "log")
+        record.format, record.completed = "RUN_COMPLETE.txt", True
+        record.whole_run = True
+        return
+    if log.head[:1] != b"{":
+        return
+    content = document(str(log.path), log.text(), "training_metrics.json")
+    version, short = content.get("schema_version"), "train_time_per_epoch" in content
+    if short and "epochs" in content:
+        raise Refusal(str(log.path), "mixed schemas: both the short form's fields and schema 2.0's")
+    if not short and version != METRICS_VERSION:
+        why = f"schema_version {version!r} is not known ({METRICS_VERSION!r} is)"
+        raise Refusal(str(log.path), why)
+    (_short if short else _schema_2)(record, content)
+    record.whole_run = True
+
+
+def _short(record: Record, content: dict[str, Any]) -> None:
+    times = list(map(real, sequence(content["train_time_per_epoch"])))
+    losses = sequence(content.get("train_loss_per_epoch")) + [None] * len(times)
+    rates = sequence(content.get("train_throughput")) + [None] * len(times)
+    fill(
+        record,
+        iteration=list(range(1, len(times) + 1)),
+        loss=losses[: len(times)],
+        tokens_per_s=rates[: len(times)],
+    )
+    record.totals["wall_s"] = float(sum(times))
+    if gpus := sequence(content.get("gpus_tested")):
+        state(record, {"gpus": whole(gpus[-1])}, "log")
+    record.notes.append("one entry per epoch; no step time in this form")
+    record.completed = True
+
+
+def _schema_2(record: Record, content: dict[str, Any]) -> None:
+    config, hardware = mapping(content.get("training_config")), mapping(content.get("hardware"))
+    epochs = rows(content.get("epochs"))
+    fill(
+        record,
+        iteration=[e.get("epoch_idx", i + 1) for i, e in enumerate(epochs)],
+        step_s=[e.get("step_time_mean_sec") for e in epochs],
+        loss=[e.get("train_loss_avg_global") for e in epochs],
+        tokens_per_s=[e.get("tokens_per_sec_global") for e in epochs],
+    )
+    for name, key in (("median", "step_time_p50_sec"), ("p95", "step_time_p95_sec")):
+        values = [value for e in epochs if (value := known(e.get(key))) is not None]
+        if values:
+            record.totals[f"step_s_{name}"] = float(np.mean(values))
+    summary = mapping(content.get("summary"))
+    for name, key in _TOTALS.items():
+        if (value := known(summary.get(key))) is not None:
+            record.totals[name] = value
+    sizes = dict(_SIZES.findall(str(config.get("model_size"))))
+    facts = {name: whole(config.get(key)) for name, key in _CONFIG.items()}
+    facts |= {name: int(sizes[key]) for name, key in _MODEL.items() if key in sizes}
+    facts |= {
+        "engine": "DeepSpeed" if config.get("deepspeed_enabled") else None,
+        "gpus": whole(hardware.get("world_size")),
+        "gpu_type": text(hardware.get("gpu_name")),
+        "commit": text(content.get("git_commit")),
+    }
+    precision = str(config.get("precision") or "").split("_")[0]
+    facts["precision"] = precision if precision in ("fp32", "bf16", "fp16", "fp8") else None
+    state(record, facts, "log")
+    record.per_epoch = True
+    record.peak_bytes = peak_bytes(content)
+    record.profiler = mapping(content.get("profiler")) or None
+    accumulated = whole(config.get("grad_accum_steps")) or 1
+    if accumulated > 1:
+        record.notes.append(
+            f"step times are of micro-steps; {accumulated} are accumulated to one optimizer step"
+        )
+    if epochs:
+        record.notes.append("one entry per epoch: the mean over its micro-steps")
+    completion = mapping(content.get("completion"))
+    record.completed = bool(completion.get("printed_marker", True))
+    marker = text(completion.get("run_complete_file"))
+    # Only a file that still has its own name lies in the run's own folder.
+    path = Path(record.source)
+    if path.name == "training_metrics.json" and marker and not (path.parent / marker).exists():
+        record.completed = False
+        record.notes.append(f"no completion marker: {marker} is not beside it")
+
+
+FORMAT = Format(
+    name="training_metrics.json",
+    marks=(
+        (b'"schema_version"', b'"epochs"', b'"training_config"'),
+        (b'"train_time_per_epoch"',),
+        (b"RUN_COMPLETE ", b"tokens_per_sec="),
+    ),
+    reader=_read,
+)

@@ -1,0 +1,158 @@
+"""The one record type that every reader fills and every table is made from. SI units only.
+
+A reader turns one log (or run folder) into one `Record`. What the log does not say stays None:
+leave it unknown rather than guess. `origin` says where each fact came from.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from models.errors import UsageError, printable
+
+ORIGINS = ("log", "run.json", "sidecar", "flag", "from name")  # strongest evidence first
+PER_STEP = (
+    "iteration",
+    "step_s",
+    "loss",
+    "grad_norm",
+    "tflops",
+    "samples_per_s",
+    "tokens_per_s",
+    "skipped",
+)
+
+
+def _empty() -> np.ndarray:
+    return np.empty(0)
+
+
+@dataclass
+class Failure:
+    """Why a run ended, and the line that proves it. `kind` is oom, nccl, node, timeout, cancelled,
+    traceback, diverged, launcher (nothing was trained) or aborted. `line_no` 0: no line of a log
+    says it."""
+
+    kind: str
+    line_no: int
+    line: str
+
+
+class Refusal(UsageError):
+    """A file that cannot be read as a run.
+
+    `source` names it, `reason` says why, in one line. `kind` is "file", or "in folder" where the
+    reason already names the file of a folder that is wrong.
+    """
+
+    def __init__(self, source: str, reason: str, kind: str = "file"):
+        super().__init__(source, reason, kind)  # all, to survive pickling between processes
+        self.source, self.reason, self.kind = source, reason, kind
+
+    def __str__(self) -> str:
+        named = self.kind == "in folder"
+        return printable(self.reason if named else f"{self.source}: {self.reason}")
+
+
+@dataclass
+class Record:
+    """One run, as its log states it.
+
+    Per-step arrays all have the same length, one entry per logged iteration in file order, NaN
+    where that line did not say: `iteration` (number), `step_s` (seconds per iteration), `loss`,
+    `grad_norm`, `tflops` (as printed, per GPU), `samples_per_s`, `tokens_per_s`, `skipped` (0 or
+    1). `interval` is how many iterations one entry averages over.
+    """
+
+    source: str
+    format: str
+    engine: str | None = None
+    iteration: np.ndarray = field(default_factory=_empty)
+    step_s: np.ndarray = field(default_factory=_empty)
+    loss: np.ndarray = field(default_factory=_empty)
+    grad_norm: np.ndarray = field(default_factory=_empty)
+    tflops: np.ndarray = field(default_factory=_empty)
+    samples_per_s: np.ndarray = field(default_factory=_empty)
+    tokens_per_s: np.ndarray = field(default_factory=_empty)
+    skipped: np.ndarray = field(default_factory=_empty)
+    interval: int = 1
+    # What the log says once about all of the run: wall_s, samples_per_s, tokens_per_s, and
+    # step_s_mean, step_s_median ... where it prints statistics and no steps.
+    totals: dict[str, float] = field(default_factory=dict)
+
+    planned_steps: int | None = None
+    completed: bool | None = None  # True only when the log itself proves it
+    failure: Failure | None = None
+
+    gpus: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    cp: int | None = None
+    vpp: int | None = None
+    dp: int | None = None
+    micro_batch: int | None = None
+    global_batch: int | None = None
+    seq_len: int | None = None
+    model: dict[str, Any] = field(default_factory=dict)  # GPTConfig's names where known
+    params: float | None = None
+    precision: str | None = None
+    recompute: str | None = None
+    zero_stage: int | None = None
+    gpu_type: str | None = None
+    commit: str | None = None
+    code: str | None = None  # a name for the code that trained, which other commits may share
+    oversubscribed: bool | None = None
+    peak_bytes: int | None = None  # of the fullest rank: allocated on CUDA, resident on CPU
+    sharing: str = ""  # the ranks, and the cores or GPUs that they share, in words
+
+    origin: dict[str, str] = field(default_factory=dict)  # field -> one of ORIGINS
+    notes: list[str] = field(default_factory=list)  # contradictions, restarts, odd lines
+
+    # How to read the entries, and where they stand.
+    per_epoch: bool = False  # an entry is the mean over an epoch's micro-steps, not one step
+    running_average: bool = False  # an entry is a running mean of the steps before it
+    whole_run: bool = False  # the log states results of the whole run, so it needs no entries
+    restarts: int = 0  # how often the iterations go back
+    nan_iterations: int = 0  # how many iterations had a loss of NaN
+    nan_at: np.ndarray = field(default_factory=lambda: np.empty(0, int))  # indices of entries
+    last_at: int | None = None  # offset of the last entry in the file, bytes
+
+    # Only a run folder has these.
+    run: str | None = None  # the run's own name
+    configuration: str | None = None  # the run's name without its repeat
+    repeat: int | None = None
+    study: str | None = None
+    baseline: str | None = None  # the name of the run that the study compares with
+    state: str | None = None  # of parallel.record.ends: complete, running, failed ...
+    ended_utc: str | None = None
+    missing_steps: str = ""  # which steps a complete run should hold and does not
+    schedule_note: str = ""  # how its learning rate changed when it was resumed
+    facts: dict[str, Any] = field(default_factory=dict)  # run.json as it stands
+    shown: str = ""  # what tables call the run; `load` sets it
+
+    # What a profiler or a breakdown measured; seconds.
+    profiler: dict[str, Any] | None = None  # which one watched the run, and how
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # of nsys stats, by name
+    timers_s: dict[str, float] = field(default_factory=dict)  # DeepSpeed's timers, mean of each
+    ranks: list[dict[str, float]] = field(default_factory=list)  # one per rank and epoch
+    averages: list[dict[str, float]] = field(default_factory=list)  # one per epoch, over ranks
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)  # of a file with several runs
+
+    def count_nans(self, printed: np.ndarray) -> None:
+        """Keep which entries' loss was printed as NaN (a mask), apart from those without a loss."""
+        self.nan_at = np.flatnonzero(printed)
+        self.nan_iterations = max(self.nan_iterations, len(self.nan_at))
+
+    def step_stats(self) -> dict[str, float | int | None]:
+        """n, mean, median, min and max (seconds) over all logged steps; None where unknown.
+
+        Where a log prints statistics instead of steps, the printed ones are used.
+        """
+        times = self.step_s[~np.isnan(self.step_s)]
+        found: dict[str, float | int | None] = {"n": len(self.iteration)}
+        for name in ("mean", "median", "min", "max"):
+            printed = self.totals.get(f"step_s_{name}")
+            measured = float(getattr(np, name)(times)) if len(times) else None
+            found[name] = measured if printed is None else printed
+        return found

@@ -1,0 +1,1 @@
+"""What runs measured: speedup, comparison, parity, breakdown, profiles."""

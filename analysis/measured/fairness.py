@@ -1,0 +1,126 @@
+"""What must be equal before two runs' times are compared, and what makes a comparison doubtful."""
+
+from collections import defaultdict
+
+from analysis.logs.load import name_of
+from analysis.logs.record import Record
+
+# What must be equal for a ratio of two step times to say something about the split alone.
+FIXED = ("precision", "recompute", "commit", "gpu_type")
+AXES = ("engine", "gpus", "tp", "pp", "vpp", "dp", "micro_batch", "global_batch", "seq_len")
+UNSTATED = "not stated by every run, so not compared: "  # a table's note
+ANY_COMMIT = "runs of different commits are compared, too (--any-commit)"  # a table's note
+CHANGED = "run from a changed working tree, so the commit does not say what ran"  # a note
+WORDS = {"seq_len": "sequence length", "global_batch": "global batch", "gpu_type": "processor"}
+
+
+def differences(
+    record: Record, baseline: Record, scaling: str = "strong", any_commit: bool = False
+) -> list[str]:
+    """What of the fixed work differs between the two runs; empty when the comparison is fair.
+
+    `strong`: the same model, sequence length and global batch. `weak`: the same model, sequence
+    length and batch per GPU. Either: the same precision, recomputation, processor and (unless
+    `any_commit`) commit, or another one with the same code. A fact that one of the logs does
+    not state is unknown, not different.
+    """
+    found = []
+
+    def compare(name: str, mine: object, theirs: object) -> None:
+        if mine is not None and theirs is not None and mine != theirs:
+            if name == "commit":
+                mine, theirs = short_commit(mine), short_commit(theirs)
+            found.append(f"{WORDS.get(name, name)} {mine} here, {theirs} in the baseline")
+
+    for size in sorted(set(record.model) & set(baseline.model)):
+        compare(f"model {size}", record.model[size], baseline.model[size])
+    if not (record.model and baseline.model):
+        compare("parameters", record.params, baseline.params)
+    compare("seq_len", record.seq_len, baseline.seq_len)
+    if scaling == "strong":
+        compare("global_batch", record.global_batch, baseline.global_batch)
+    else:
+        compare("batch per GPU", batch_per_gpu(record), batch_per_gpu(baseline))
+    same_code = None not in (record.code, baseline.code) and record.code == baseline.code
+    for name in FIXED:
+        if name == "commit" and (any_commit or same_code):
+            continue
+        compare(name, getattr(record, name), getattr(baseline, name))
+    return found
+
+
+def unstated(records: list[Record]) -> list[str]:
+    """The parts of the fixed work that some run does not state, so they were not compared."""
+    if len(records) < 2:
+        return []
+    names = {"gpus": "GPUs", **WORDS, "precision": "precision"}
+    del names["gpu_type"]
+    found = [word for name, word in names.items() if any(getattr(r, name) is None for r in records)]
+    return found + ["model"] * any(not (r.model or r.params) for r in records)
+
+
+def short_commit(commit: object) -> str:
+    """Ten characters of a commit, and `+dirty` where files were changed since."""
+    name, plus, mark = str(commit).partition("+")
+    return name[:10] + plus + mark
+
+
+def is_changed(record: Record) -> bool:
+    """Whether the run's code was changed since its commit."""
+    return (record.commit or "").endswith("+dirty")
+
+
+def changed(records: list[Record]) -> list[str]:
+    """A note that names the runs whose code was changed since their commit, if there are any."""
+    names = [name_of(record) for record in records if is_changed(record)]
+    who = "all" if len(names) == len(records) > 1 else ", ".join(names)
+    return [f"{CHANGED}: {who}"] * bool(names)
+
+
+def batch_per_gpu(record: Record) -> float | None:
+    """Sequences per GPU and step."""
+    if record.global_batch is None or not record.gpus:
+        return None
+    return record.global_batch / record.gpus
+
+
+def shared_cores(records: list[Record]) -> dict[str, str]:
+    """source -> which run ran on the same host's cores at the same time, for runs on CPU.
+
+    Only runs that state when they began and ended are compared, and only where both together have
+    more threads than cores. Slurm may have given each its own cores, so this is only a doubt.
+    """
+    hosts: dict[str, list[tuple[str, str, int, int, Record]]] = defaultdict(list)
+    for record in records:
+        facts = record.facts
+        host, spec = facts.get("host") or {}, facts.get("spec") or {}
+        began, ended = facts.get("started_utc"), record.ended_utc
+        ranks = host.get("ranks_per_node") or record.gpus
+        if began and ended and ranks and host.get("cores") and host.get("hostname"):
+            if not host.get("gpu"):
+                threads = ranks * (spec.get("threads") or 1)
+                told = (began, ended, threads, host["cores"], record)
+                hosts[host["hostname"]].append(told)
+    found: dict[str, str] = {}
+    for name, runs in hosts.items():
+        runs.sort(key=lambda run: run[:2])
+        for i, (_, ended, threads, cores, record) in enumerate(runs):
+            for began, _, others, cores_too, other in runs[i + 1 :]:
+                if began >= ended:
+                    break
+                if threads + others > max(cores, cores_too):
+                    for one, two in ((record, other), (other, record)):
+                        said = f"ran at the same time as {name_of(two)} on {name}"
+                        found.setdefault(one.source, f"{said}: they may have shared its cores")
+    return found
+
+
+def configuration(record: Record) -> tuple:
+    """What two runs must share to be repeats of each other."""
+    facts = [getattr(record, k) for k in (*AXES, "precision", "recompute", "zero_stage")]
+    return (*facts, record.params, tuple(sorted(record.model.items())), named(record))
+
+
+def named(record: Record) -> str | None:
+    """What a study calls the configuration: the run's name without its repeat."""
+    return record.configuration or record.run

@@ -1,0 +1,66 @@
+"""What the commands on runs share: their flags, and how they read the runs at their paths."""
+
+import argparse
+from pathlib import Path
+
+from analysis.common.tables import add_table_flags
+from analysis.logs.flags import add_fact_flags, add_time_flags, facts_of
+from analysis.logs.load import load
+from analysis.logs.record import Record
+from models.errors import Parser, warn
+
+GROUPS = {"times": add_time_flags, "facts": add_fact_flags, "table": add_table_flags}
+
+
+def parser_of(
+    command: str,
+    description: str,
+    *flags: str,
+    paths: str = "log, run or folder",
+    baseline: str = "",
+    scaling: str | None = "strong",
+) -> Parser:
+    """The parser of `python -m COMMAND PATH...` with flags of this file by name, in this order.
+
+    Args:
+        flags: baseline, scaling, any_commit, predict, or a name in GROUPS.
+        paths: the help text of PATH; "" for a command that adds its own paths.
+        baseline: the run that is taken without --baseline.
+        scaling: the default of --scaling; with None the runs decide.
+    """
+    by_default = f" (default: {baseline})" if baseline else ""
+    kept = f"the global batch, or the batch per GPU (default: {scaling or 'what the runs are'})"
+    own = {
+        "baseline": {
+            "metavar": "NAME",
+            "help": f"the run to compare with; or its path{by_default}",
+        },
+        "scaling": {"choices": ("strong", "weak"), "default": scaling},
+        "any_commit": {"action": "store_true", "help": "compare runs of different commits, too"},
+        "predict": {
+            "metavar": "NAME|FILE",
+            "help": "show the time predicted for this cluster, too",
+        },
+    }
+    own["scaling"]["help"] = f"what stays the same: {kept}"
+    parser = Parser(prog=f"python -m {command}", description=description)
+    if paths:
+        parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=paths)
+    for flag in flags:
+        if flag in GROUPS:
+            GROUPS[flag](parser)
+        else:
+            parser.add_argument("--" + flag.replace("_", "-"), **own[flag])
+    return parser
+
+
+def load_given(command: str, given: argparse.Namespace) -> list[Record]:
+    """The runs at the paths that were given; what is refused is said on stderr.
+
+    Raises:
+        UsageError: nothing could be read.
+    """
+    records, refused = load(given.paths, facts_of(given))
+    for line in refused:
+        warn(command, line)
+    return records

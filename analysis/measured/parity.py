@@ -1,0 +1,237 @@
+"""Whether every split trained the same model: losses and gradient norms beside the baseline's."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from analysis.common.tables import Column, Table
+from analysis.logs.load import chosen, distinct
+from models.errors import Reason, UsageError
+from parallel.record.ends import COMPLETE
+from parallel.record.reader import Run, find_runs, read_run
+
+LOSS_BAR = 2e-4  # absolute, nats per token
+GRAD_NORM_BAR = 2e-3  # relative to the baseline's
+FIRST_LOSS_BAR = 0.3  # from ln(vocabulary)
+
+
+# The settings that decide what is computed, not how it is split.
+SCHEDULE = (
+    "precision", "seq_len", "steps", "seed", "lr", "min_lr", "warmup_steps", "lr_schedule",
+    "weight_decay", "beta1", "beta2", "adam_eps", "clip_grad",
+)  # fmt: skip
+SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden")
+EQUAL, DIFFERS, NOT_VERIFIED = "equal", "DIFFERS", "not verified"
+
+
+@dataclass(frozen=True)
+class Parity:
+    """One run beside its baseline. The differences are None where they could not be taken."""
+
+    run: str
+    verdict: Reason  # of kind EQUAL, DIFFERS or NOT_VERIFIED
+    steps: int = 0
+    max_loss_diff: float | None = None
+    max_grad_norm_diff: float | None = None
+    first_loss: float | None = None
+    ln_vocab: float | None = None
+
+    @property
+    def equal(self) -> bool:
+        return self.verdict.kind == EQUAL
+
+    @property
+    def differs(self) -> bool:
+        return self.verdict.kind == DIFFERS
+
+
+def _not_verified(why: str) -> Reason:
+    return Reason(NOT_VERIFIED, f"{NOT_VERIFIED}: {why}")
+
+
+def _work(run: Run) -> dict[str, Any]:
+    """What must be equal for the losses to be comparable."""
+    facts = run.facts
+    spec, model = facts.get("spec") or {}, facts.get("model") or {}
+    return {
+        **{name: spec.get(name) for name in SCHEDULE},
+        **{f"model {name}": model.get(name) for name in SIZES},
+        "global_batch": (facts.get("layout") or {}).get("global_batch"),
+        "data sha256": (facts.get("data") or {}).get("sha256"),
+    }
+
+
+def compare(run: Run, baseline: Run | None) -> Parity:
+    """Compare one run with its baseline, step by step in full precision."""
+
+    def unverified(why: str) -> Parity:
+        return Parity(run.name, _not_verified(why), len(run.steps))
+
+    if run.state != COMPLETE:
+        return unverified(f"the run is {run.state}: {run.reason}".rstrip(": "))
+    if baseline is None:
+        return unverified("there is no baseline run here (--baseline NAME names one)")
+    if baseline.state != COMPLETE:
+        return unverified(f"the baseline {baseline.name} is {baseline.state}")
+    for of in (run, baseline):
+        if of.missing:
+            return unverified(f"{of.name}: {of.missing}")
+    mine, theirs = _work(run), _work(baseline)
+    if mine["precision"] != "fp32":
+        return unverified(f"precision {mine['precision']}, only fp32 is compared")
+    unequal = [f"{k} {mine[k]}, baseline {theirs[k]}" for k in mine if mine[k] != theirs[k]]
+    if unequal:
+        return unverified("; ".join(unequal))
+    missing = [k for k, value in mine.items() if value is None]
+    if missing:
+        return unverified(f"run.json does not say {', '.join(missing)}")
+    if [s["step"] for s in run.steps] != [s["step"] for s in baseline.steps] or not run.steps:
+        return unverified(f"{len(run.steps)} steps recorded, {len(baseline.steps)} in the baseline")
+    for of in (run, baseline):
+        for step in of.steps:
+            if step["loss"] is None or step["grad_norm"] is None:
+                what = "loss" if step["loss"] is None else "grad norm"
+                return unverified(f"{of.name} has no {what} at step {step['step']}")
+    return _judge(run, baseline, math.log(mine["model vocab_size"]))
+
+
+def _judge(run: Run, baseline: Run, ln_vocab: float) -> Parity:
+    wrong = []
+    worst: dict[str, tuple[float, int]] = {}
+    for what, relative, bar in (("loss", False, LOSS_BAR), ("grad_norm", True, GRAD_NORM_BAR)):
+        worst[what] = (0.0, run.steps[0]["step"])
+        for mine, theirs in zip(run.steps, baseline.steps, strict=True):
+            difference = _difference(mine[what], theirs[what], relative)
+            if difference > worst[what][0]:
+                worst[what] = (difference, mine["step"])
+        size, step = worst[what]
+        if size > bar:
+            kind = "relative " if relative else ""
+            wrong.append(f"{kind}{what} by {size:.1e} at step {step} (bar {bar:g})")
+    first = run.steps[0]["loss"]
+    if not abs(first - ln_vocab) <= FIRST_LOSS_BAR:
+        wrong.append(f"first loss {first:.3f} is not ln(vocab) = {ln_vocab:.3f}")
+    if wrong:
+        both = (run, baseline)
+        wrong += [f"{of.name} {of.facts['go_on']}" for of in both if of.facts.get("go_on")]
+    return Parity(
+        run.name,
+        Reason(DIFFERS, f"{DIFFERS}: {'; '.join(wrong)}") if wrong else Reason(EQUAL, EQUAL),
+        len(run.steps),
+        worst["loss"][0],
+        worst["grad_norm"][0],
+        first,
+        ln_vocab,
+    )
+
+
+def _difference(mine: float, theirs: float, relative: bool) -> float:
+    """|mine - theirs|, over |theirs| where relative; infinite where one is NaN."""
+    if not (math.isfinite(mine) and math.isfinite(theirs)):
+        return math.inf
+    difference = abs(mine - theirs)
+    if relative and difference:
+        return difference / abs(theirs) if theirs else math.inf
+    return difference
+
+
+def verify(runs: Iterable[Run], baseline: Path | None = None) -> dict[Path, Parity]:
+    """Every run beside the baseline of its own study in the same folder, by folder.
+
+    `baseline` is the folder of the run to compare with; without it, each run.json names its own.
+    """
+    runs = list(runs)
+    named: dict[tuple, list[Run]] = defaultdict(list)
+    for run in runs:
+        named[run.path.parent, run.facts.get("study"), run.name].append(run)
+    shown = distinct([run.name for run in runs], [run.path for run in runs])
+    found = {}
+    for run, name in zip(runs, shown, strict=True):
+        if baseline is not None:
+            fits = [one for one in runs if one.path == baseline]
+        else:
+            fits = named[run.path.parent, run.facts.get("study"), run.facts.get("baseline")]
+        one = compare(run, fits[0] if fits else None)
+        if len(fits) > 1 and run.state == COMPLETE:
+            where = ", ".join(str(fit.path) for fit in fits)
+            one = Parity(name, _not_verified(f"the baseline is one of {where}"), len(run.steps))
+        found[run.path] = replace(one, run=name)
+    return found
+
+
+def read_runs(paths: list[Path]) -> tuple[list[Run], list[str]]:
+    """(the runs at the paths, one line for each run folder that is damaged).
+
+    Raises:
+        UsageError: every one is damaged, or there is none.
+    """
+    runs, damaged = [], []
+    for path in find_runs(paths):
+        try:
+            runs.append(read_run(path))
+        except UsageError as error:  # the others are still reported
+            damaged.append(str(error))
+    if not runs:
+        raise UsageError("; ".join(damaged))
+    return runs, damaged
+
+
+def called(wanted: str, runs: list[Run]) -> Run:
+    """The one run that `--baseline wanted` means.
+
+    Raises:
+        UsageError: none or several, with the names to choose from.
+    """
+    shown = distinct([run.name for run in runs], [run.path for run in runs])
+    names = [(name, run.name, run.path) for name, run in zip(shown, runs, strict=True)]
+    return runs[chosen(wanted, names)]
+
+
+def only_baseline(runs: list[Run]) -> Run | None:
+    """The one run that can be the baseline where no run names any: complete, on fewest GPUs."""
+    if len(runs) < 2 or any(run.facts.get("baseline") for run in runs):
+        return None
+    sizes = [(run.facts.get("layout") or {}).get("world_size") or math.inf for run in runs]
+    complete = [i for i, run in enumerate(runs) if run.state == COMPLETE]
+    least = min((sizes[i] for i in complete), default=math.inf)
+    fits = [runs[i] for i in complete if sizes[i] == least < math.inf]
+    return fits[0] if len(fits) == 1 else None
+
+
+def table(parities: Iterable[Parity], baseline: str | None = None) -> Table:
+    """The parity table."""
+    columns = [
+        Column("run", "run"),
+        Column("steps", "steps", "d"),
+        Column("max_loss_diff", "max |loss - baseline|", ".1e"),
+        Column("max_grad_norm_diff", "max grad norm diff (rel)", ".1e"),
+        Column("first_loss", "first loss", ".4f"),
+        Column("ln_vocab", "ln(vocab)", ".4f"),
+        Column("verdict", "verdict", long="word"),
+    ]
+    rows = [
+        {c.key: getattr(p, c.key) for c in columns} | {"verdict": str(p.verdict)} for p in parities
+    ]
+    note = (
+        f"bars: loss {LOSS_BAR:g} nats, grad norm {GRAD_NORM_BAR:g} relative, first loss within"
+        f" {FIRST_LOSS_BAR:g} of ln(vocab)"
+    )
+    if baseline:
+        note += f"; baseline: {baseline}"
+    return Table(columns, rows, notes=[note])
+
+
+def report(paths: list[Path]) -> Table:
+    """The parity table of what is at the paths; every run against the baseline that it names.
+
+    Raises:
+        UsageError: a run is damaged.
+    """
+    runs, damaged = read_runs(paths)
+    if damaged:
+        raise UsageError("; ".join(damaged))
+    baselines = sorted({run.facts.get("baseline") for run in runs} - {None})
+    return table(verify(runs).values(), ", ".join(baselines))

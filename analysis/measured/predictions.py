@@ -1,0 +1,83 @@
+"""Predicted beside measured, as every table shows it: the columns, the error's sign, the notes."""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+from analysis.common.statistics import repeat_noise
+from analysis.common.tables import Column
+from analysis.logs.record import Record
+
+Pair = tuple[Hashable, float | None, float | None]  # configuration, predicted, measured
+
+
+def columns(
+    heading: str = "predicted s/iter",
+    key: str = "predicted_s",
+    spec: str = ".4g",
+    seldom: bool = False,
+) -> list[Column]:
+    """The predicted value and its signed error, next to the measured one."""
+    return [
+        Column(key, heading, spec, seldom),
+        Column("predicted_error", "error", "+.1%", seldom),
+    ]
+
+
+def error(predicted: float | None, measured: float | None) -> float | None:
+    """predicted / measured - 1: positive where the run was faster than predicted; None where either
+    is unknown."""
+    return predicted / measured - 1 if predicted and measured else None
+
+
+def seconds(records: list[Record], cluster: str | None) -> list[float | None]:
+    """Predicted seconds per iteration of each run on a calibrated cluster; None without one.
+
+    Raises:
+        UsageError: no such calibration.
+    """
+    if not cluster:
+        return [None] * len(records)
+    from analysis.planner.calibration import load_calibration  # here: --help needs no planner
+    from analysis.planner.runs import predicted_seconds
+
+    return predicted_seconds(records, load_calibration(cluster))
+
+
+def source(cluster: str) -> str:
+    """What the predictions of a cluster were fitted on; some of the runs shown may be among it.
+
+    Raises:
+        UsageError: no such calibration.
+    """
+    from analysis.planner.calibration import load_calibration
+
+    found = load_calibration(cluster)
+    return f"{found.name} ({found.source})"
+
+
+def notes(made_of: str, pairs: Iterable[Pair]) -> list[str]:
+    """What a table's predictions were fitted on, their MAPE, and the repeat noise: the least MAPE
+    that any prediction can reach on runs of one configuration."""
+    errors: list[float] = []
+    repeats: dict[Hashable, list[float]] = defaultdict(list)
+    for configuration, predicted, measured in pairs:
+        off = error(predicted, measured)
+        if off is not None and measured is not None:
+            errors.append(abs(off))
+            repeats[configuration].append(measured)
+    if not errors:
+        return [f"predicted, not measured, by {made_of}"]
+    noise, n = repeat_noise(repeats.values())
+    said = "no run repeated" if noise is None else f"repeat noise {noise:.1%} ({n} repeated runs)"
+    return [
+        f"predicted, not measured, by {made_of}; here MAPE {sum(errors) / len(errors):.1%},"
+        f" n = {len(errors)}; {said}"
+    ]
+
+
+def fill(rows: list[dict[str, Any]], predicted: list[float | None], measured: str) -> None:
+    """Predicted seconds and their signed error into rows that have `measured` seconds."""
+    for row, value in zip(rows, predicted, strict=True):
+        row["predicted_s"] = value
+        row["predicted_error"] = error(value, row.get(measured))

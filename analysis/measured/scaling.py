@@ -1,0 +1,329 @@
+"""Speedup, efficiency and serial share over repeats at several sizes: the curve of a study."""
+
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from analysis.common.tables import Column, Table
+from analysis.logs.load import called, load, name_of
+from analysis.logs.record import Record
+from analysis.logs.verdict import averages, judge, timed, unfinished
+from analysis.measured import predictions, throughput
+from analysis.measured.fairness import (
+    ANY_COMMIT,
+    UNSTATED,
+    changed,
+    configuration,
+    differences,
+    named,
+    shared_cores,
+    unstated,
+)
+from models.errors import UsageError
+from models.flops import DEFAULT_CONVENTION
+
+NOISE = 0.05  # how far above 1 an efficiency may be by chance where no interval is known
+
+
+def speedup(
+    step_s: float,
+    gpus: int,
+    baseline_step_s: float,
+    baseline_gpus: int,
+    scaling: str = "strong",
+) -> tuple[float, float]:
+    """(speedup, efficiency) against a baseline of `baseline_gpus` GPUs.
+
+    Strong (Amdahl 1967): the time ratio, over the ratio of GPUs. Weak (Gustafson 1988): the work
+    grew with the GPUs, so the time ratio is the efficiency, and times the ratio of GPUs the scaled
+    speedup.
+    """
+    times, ratio = baseline_step_s / step_s, gpus / baseline_gpus
+    return (times, times / ratio) if scaling == "strong" else (times * ratio, times)
+
+
+def of_repeats(
+    times: list[float], gpus: int, base_times: list[float], base_gpus: int, scaling: str
+) -> tuple[float, float, float]:
+    """(speedup, efficiency, least efficiency that any pair shows) of two sides' repeats.
+
+    The first two are of the medians, the third of the slowest repeat and the baseline's fastest.
+    """
+    middle = statistics.median(times), gpus, statistics.median(base_times), base_gpus
+    lowest = speedup(max(times), gpus, min(base_times), base_gpus, scaling)[1]
+    return *speedup(*middle, scaling), lowest
+
+
+def karp_flatt(speedup: float, ratio: float) -> float | None:
+    """The experimentally determined serial fraction, (1/S - 1/p) / (1 - 1/p), p = `ratio` > 1.
+
+    Karp & Flatt 1990, "Measuring parallel processor performance". Growing with p: overhead grows.
+    Negative: the speedup is above linear. Above 1: there is none. Neither is a share of anything.
+    """
+    return None if ratio <= 1 else (1 / speedup - 1 / ratio) / (1 - 1 / ratio)
+
+
+def serial_share(speedup: float, ratio: float) -> float | None:
+    """`karp_flatt`, where it is a share (0 to 1); else None."""
+    share = karp_flatt(speedup, ratio)
+    return share if share is not None and 0 <= share <= 1 else None
+
+
+def above_linear(efficiency: float, ratio: float, lowest: float | None = None) -> str:
+    """What an efficiency well above 1 says on `ratio` times the baseline's GPUs, or "".
+
+    `lowest`: the least that the intervals or repeats of both sides allow, where that is known.
+    """
+    if efficiency <= 1 + NOISE or (lowest is not None and lowest <= 1):
+        return ""
+    if ratio == 1:
+        return (
+            f"{efficiency:.2f} times as fast as the baseline on as many GPUs: another split, or"
+            " the baseline shared its machine"
+        )
+    return (
+        f"superlinear: efficiency {efficiency:.2f} is above 1 (each GPU's part fits its caches or"
+        " memory better, or the baseline shared its machine)"
+    )
+
+
+def fit_amdahl(points: list[tuple[float, float]]) -> float | None:
+    """The serial share f of Amdahl 1967, 1/S = f + (1 - f)/p, by least squares over (p, S)."""
+    return _slope([(1 - 1 / p, 1 / s - 1 / p) for p, s in points])
+
+
+def fit_gustafson(points: list[tuple[float, float]]) -> float | None:
+    """The serial share f of Gustafson 1988, S = p - f (p - 1), by least squares over (p, S)."""
+    return _slope([(p - 1, p - s) for p, s in points])
+
+
+def _slope(points: list[tuple[float, float]]) -> float | None:
+    """The a of y = a x by least squares; None where every x is 0."""
+    square = sum(x * x for x, _ in points)
+    return sum(x * y for x, y in points) / square if square else None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One timed run: enough to scale by. Points of one configuration are repeats."""
+
+    name: str
+    gpus: int
+    step_s: float
+    configuration: tuple = ()
+    predicted_s: float | None = None
+    micro_batch: int | None = None
+    peak_gb: float | None = None
+    mfu: float | None = None
+
+
+def curve(
+    points: list[Point], baseline: Point, scaling: str = "strong"
+) -> tuple[list[dict[str, Any]], float | None]:
+    """(one row per configuration, fitted serial share) of repeats at several sizes.
+
+    Rows: run, gpus, n repeats, step_s (their median), spread ((slowest - fastest) / median),
+    speedup, efficiency, serial (Karp-Flatt, where it is a share), note (why it is none, and what is
+    odd about the efficiency). The baseline's own repeats are what it is against.
+    The fit is to the fastest configuration of each size: a law is about what the machine can do.
+    """
+    groups = defaultdict(list)
+    for point in points:
+        groups[point.gpus, point.configuration].append(point)
+    alike = groups.get((baseline.gpus, baseline.configuration), [baseline])
+    ordered = sorted(groups.items(), key=lambda g: (g[0][0], g[1][0].name))
+    rows = [_row(repeats, alike, scaling) for _, repeats in ordered]
+    best: dict[float, float] = {}
+    for row in rows:
+        if (ratio := row["gpus"] / baseline.gpus) > 1:
+            best[ratio] = max(row["speedup"], best.get(ratio, 0.0))
+    return rows, (fit_amdahl if scaling == "strong" else fit_gustafson)(list(best.items()))
+
+
+def _row(repeats: list[Point], alike: list[Point], scaling: str) -> dict[str, Any]:
+    """The repeats of one configuration against the baseline's repeats, `alike`."""
+    times, base_times = [p.step_s for p in repeats], [p.step_s for p in alike]
+    first, gpus, base_gpus = repeats[0], repeats[0].gpus, alike[0].gpus
+    step_s, ratio = statistics.median(times), gpus / base_gpus
+    faster, efficiency, lowest = of_repeats(times, gpus, base_times, base_gpus, scaling)
+    peaks = [p.peak_gb for p in repeats if p.peak_gb is not None]
+    return {
+        "run": first.name,
+        "gpus": gpus,
+        "micro_batch": first.micro_batch,
+        "n": len(times),
+        "step_s": step_s,
+        "spread": (max(times) - min(times)) / step_s if len(times) > 1 else None,
+        "fastest_s": min(times),
+        "slowest_s": max(times),
+        "predicted_s": first.predicted_s,
+        "predicted_error": predictions.error(first.predicted_s, step_s),
+        "peak_gb": max(peaks, default=None),
+        "mfu": first.mfu and first.mfu * first.step_s / step_s,
+        "speedup": faster,
+        "efficiency": efficiency,
+        "serial": serial_share(faster, ratio),
+        "note": _note(karp_flatt(faster, ratio), efficiency, ratio, lowest),
+    }
+
+
+def _note(share: float | None, efficiency: float, ratio: float, lowest: float) -> str:
+    said = above_linear(efficiency, ratio, lowest)
+    if share is not None and share > 1:
+        said = "no serial share, slower than the baseline on more GPUs"
+    elif share is not None and share < 0 and not said:
+        said = f"no serial share: efficiency {efficiency:.3f} is above 1, too little to be sure of"
+    return said
+
+
+def table(rows: list[dict[str, Any]], share: float | None, scaling: str, baseline: str) -> Table:
+    """The scaling curve as a table."""
+    columns = [
+        Column("run", "run"),
+        Column("gpus", "GPUs", "d"),
+        Column("micro_batch", "micro-batch", "d"),
+        Column("n", "runs", "d"),
+        Column("step_s", "s/iter", ".4g"),
+        Column("spread", "spread", ".1%"),
+        *predictions.columns(seldom=True),
+        Column("peak_gb", "peak GB", ".3g"),
+        Column("mfu", "MFU", ".1%"),
+        Column("speedup", "speedup", ".2f"),
+        Column("efficiency", "efficiency", ".2f"),
+        Column("serial", "serial share (Karp-Flatt)", ".3f"),
+    ]
+    law = {"strong": "Amdahl", "weak": "Gustafson"}[scaling]
+    notes = [f"{scaling} scaling against {baseline}; spread: (slowest - fastest) / median"]
+    if share is not None:
+        fits = f"a serial share of {share:.3f}"
+        if not 0 <= share <= 1:
+            why = "above linear" if share < 0 else "slower than the baseline"
+            fits = f"no serial share: {why}"
+        notes.append(f"{law}'s law, at each size's fastest, fits {fits}")
+    noted: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        noted[row["note"]].append(row["run"])
+    notes += [f"{note}: {', '.join(runs)}" for note, runs in noted.items() if note]
+    return Table(columns, rows, notes=notes)
+
+
+Pair = tuple[Record, Point]
+
+
+def report(
+    paths: list[Path],
+    baseline: str | None = None,
+    scaling: str = "strong",
+    *,
+    facts: dict[str, Any] | None = None,
+    window: tuple[int, int] | None = None,
+    rule: str = "median",
+    any_commit: bool = False,
+    predict: str | None = None,
+) -> Table:
+    """The scaling curve of what is at the paths.
+
+    Args:
+        baseline: the name or path of a run or configuration; default: the fewest GPUs.
+        facts: what the logs do not say, by Record's names.
+        window, rule: how a step time is taken (logs/verdict.py).
+        any_commit: also compare runs of different commits.
+        predict: the calibrated cluster whose predictions stand beside the times.
+
+    Raises:
+        UsageError: nothing could be read or timed, or there is no such baseline.
+    """
+    records, refused = load(paths, facts)
+    pairs, untimed = _points(records, predictions.seconds(records, predict), window, rule)
+    left_out = refused + untimed
+    if not pairs:
+        raise UsageError("; ".join(left_out))
+    base, start = _baseline(pairs, baseline)
+    fair = []
+    for record, point in pairs:
+        if unfair := differences(record, base, scaling, any_commit):
+            left_out.append(f"{point.name}: invalid comparison: {'; '.join(unfair)}")
+        else:
+            fair.append((record, point))
+    fair = _named_by_configuration(fair)
+    compared = [record for record, _ in fair]
+    rows, share = curve([point for _, point in fair], start, scaling)
+    called_base = next(point.name for record, point in fair if record is base)
+    shown = table(rows, share, scaling, f"{called_base} ({base.gpus} GPUs)")
+    shown.notes += averages(compared)
+    shown.missing |= throughput.missing(compared)
+    if open_ := unstated(compared):
+        shown.notes.append(UNSTATED + ", ".join(open_))
+    together = shared_cores(compared)
+    shown.notes += [f"{name_of(r)}: {together[r.source]}" for r in compared if r.source in together]
+    shown.notes += changed(compared)
+    if predict:
+        predicted = [(point.configuration, point.predicted_s, point.step_s) for _, point in fair]
+        shown.notes += predictions.notes(predictions.source(predict), predicted)
+    shown.notes += [ANY_COMMIT] * any_commit
+    shown.notes += [f"left out: {line}" for line in left_out]
+    return shown
+
+
+def _points(
+    records: list[Record],
+    predicted: list[float | None],
+    window: tuple[int, int] | None,
+    rule: str,
+) -> tuple[list[Pair], list[str]]:
+    """(the timed runs with their points, one line for each other run)."""
+    pairs, left_out = [], []
+    for record, predicted_s in zip(records, predicted, strict=True):
+        time, name = timed(record, window, rule), name_of(record)
+        judgement = judge(record, time)
+        if judgement.unfit or record.oversubscribed:
+            left_out.append(f"{name}: {'; '.join(map(str, judgement.flags))}")
+        elif why := unfinished(record):
+            left_out.append(f"{name}: {why}")
+        elif time is None or not time.step_s > 0 or not record.gpus:
+            left_out.append(f"{name}: no steady time or no number of GPUs")
+        else:
+            tflops = throughput.tflops_per_gpu(record, time.step_s, DEFAULT_CONVENTION)
+            point = Point(
+                name,
+                record.gpus,
+                time.step_s,
+                configuration(record),
+                predicted_s,
+                record.micro_batch,
+                throughput.peak_gb(record),
+                throughput.utilisation(record, tflops, DEFAULT_CONVENTION),
+            )
+            pairs.append((record, point))
+    return pairs, left_out
+
+
+def _baseline(pairs: list[Pair], baseline: str | None) -> Pair:
+    """The pair that the others are compared with.
+
+    Raises:
+        UsageError: no timed run is called `baseline`, or several configurations are.
+    """
+    wanted = [pair for pair in pairs if baseline and called(baseline, pair[0])]
+    if baseline and not wanted:
+        names = ", ".join(point.name for _, point in pairs)
+        raise UsageError(f"no timed run called {baseline!r}; there are: {names}")
+    if len({point.configuration for _, point in wanted}) > 1:
+        names = ", ".join(point.name for _, point in wanted)
+        raise UsageError(f"--baseline {baseline} fits {names}; name one of these")
+    return min(wanted or pairs, key=lambda pair: pair[1].gpus)
+
+
+def _named_by_configuration(pairs: list[Pair]) -> list[Pair]:
+    """Repeats get their configuration's name, unless other configurations have it, too."""
+    kinds: dict[str | None, set[tuple]] = defaultdict(set)
+    for record, point in pairs:
+        kinds[named(record)].add(point.configuration)
+    return [
+        (record, point)
+        if len(kinds[name := named(record)]) > 1
+        else (record, replace(point, name=name or point.name))
+        for record, point in pairs
+    ]

@@ -1,0 +1,235 @@
+"""The table of runs: one row each with seconds, TFLOP/s, MFU, peak GB, speedup and efficiency."""
+
+from pathlib import Path
+from typing import Any
+
+from analysis.common.tables import Column, Table
+from analysis.logs.load import baseline_of, load, name_of, own_name
+from analysis.logs.record import Record
+from analysis.logs.verdict import Judgement, describe_rule, judge, summary, timed, unfinished
+from analysis.measured import predictions, scaling, throughput
+from analysis.measured.fairness import (
+    ANY_COMMIT,
+    CHANGED,
+    UNSTATED,
+    changed,
+    configuration,
+    differences,
+    is_changed,
+    shared_cores,
+    unstated,
+)
+from analysis.measured.parity import NOT_VERIFIED, verify
+from models.flops import DEFAULT_CONVENTION
+from parallel.measure.steady_time import Steady
+from parallel.record.reader import read_run
+
+# What the rows have beside the keys of `verdict.summary`; `--format json` prints them, too.
+ADDED = ("run", "origin", "peak_gb", "convention", "tflops", "mfu", "speedup", "efficiency")
+ADDED = (*ADDED, "parity")
+
+
+def _baseline_of(record: Record, records: list[Record]) -> tuple[Record | None, str]:
+    """(the baseline that the run's own run.json names, "") or (None, why there is none)."""
+    wanted = record.baseline
+    # Two machines may have the same study: the baseline is in the run's own folder.
+    fits = [
+        r
+        for r in records
+        if wanted
+        and own_name(r) == wanted
+        and Path(r.source).parent == Path(record.source).parent
+        and r.study == record.study
+    ]
+    if len(fits) > 1:
+        names = ", ".join(map(name_of, fits))
+        return None, f"no speedup: the baseline {wanted} fits {names} (--baseline names one)"
+    return (fits[0] if fits else None), ""
+
+
+def _parity(records: list[Record], baseline: Record | None) -> dict[str, str]:
+    """source -> kind of verdict, for the records that are run folders of ours."""
+    runs = [read_run(Path(r.source)) for r in records if r.format == "run folder"]
+    of = None if baseline is None else Path(baseline.source)
+    return {str(path): p.verdict.kind for path, p in verify(runs, of).items()}
+
+
+def rows(
+    records: list[Record],
+    convention: str = DEFAULT_CONVENTION,
+    baseline: str | None = None,
+    kind: str = "strong",
+    window: tuple[int, int] | None = None,
+    rule: str = "median",
+    any_commit: bool = False,
+) -> list[dict[str, Any]]:
+    """One dict per record: `verdict.summary`'s facts and what the table adds to them."""
+    named = baseline_of(baseline, records) if baseline else None
+    parity = _parity(records, named)
+    times = {id(r): timed(r, window, rule) for r in records}
+    together = shared_cores(records)
+    found = []
+    for record in records:
+        base, why = (named, "") if named else _baseline_of(record, records)
+        row = _row(record, times[id(record)], convention)
+        row["parity"] = parity.get(record.source, NOT_VERIFIED)
+        doubts = []
+        if row["fit"]:
+            row["speedup"], row["efficiency"], doubts = _against(
+                record, base, times, kind, any_commit
+            )
+        doubts += filter(None, (why, together.get(record.source)))
+        row["notes"] = "; ".join(row["notes"] + doubts)
+        row["reasons"] += doubts
+        found.append(row)
+    return found
+
+
+def _row(record: Record, time: Steady | None, convention: str) -> dict[str, Any]:
+    """A run by itself; `fit` says whether it can be compared with others."""
+    judgement = judge(record, time)
+    fit = time is not None and not judgement.unfit
+    tflops = throughput.tflops_per_gpu(record, time.step_s, convention) if fit else None
+    doubts = throughput.above_peak(record, tflops, convention)
+    found = summary(record, time, judgement)
+    return {
+        **found,
+        "run": name_of(record),
+        "origin": {k: origin for k, origin in record.origin.items() if origin != "log"},
+        "step_s": time and time.step_s,
+        "convention": convention,
+        "tflops": tflops,
+        "mfu": throughput.utilisation(record, tflops, convention),
+        "peak_gb": throughput.peak_gb(record),
+        "speedup": None,
+        "efficiency": None,
+        "reasons": found["reasons"] + [CHANGED] * is_changed(record) + doubts,
+        "notes": _notes(judgement, time) + doubts,
+        "fit": fit,
+    }
+
+
+def _notes(judgement: Judgement, time: Steady | None) -> list[str]:
+    if judgement.verdict != "complete":
+        return judgement.reasons
+    # A complete run's notes may say why it has no time.
+    silent = time is None and not judgement.unfit
+    return [doubt.text for doubt in judgement.doubts] + judgement.notes * silent
+
+
+def _against(
+    record: Record,
+    baseline: Record | None,
+    times: dict[int, Steady | None],
+    kind: str,
+    any_commit: bool,
+) -> tuple[float | None, float | None, list[str]]:
+    """(speedup, efficiency, why one of them is missing) of a run against its baseline."""
+    time, base = times[id(record)], baseline and times[id(baseline)]
+    if baseline is None:
+        return None, None, []
+    if base is None:
+        return None, None, [f"the baseline {name_of(baseline)} has no time"]
+    if not (time.step_s > 0 and base.step_s > 0):
+        return None, None, ["no time: less than one whole second"]
+    if not (record.gpus and baseline.gpus):
+        return None, None, ["number of GPUs unknown"]
+    if why := unfinished(record):
+        return None, None, [f"no speedup: {why}"]
+    if why := unfinished(baseline):
+        return None, None, [f"no speedup: the baseline {name_of(baseline)} is {why}"]
+    unfair = differences(record, baseline, kind, any_commit)
+    if unfair:
+        return None, None, ["invalid comparison: " + "; ".join(unfair)]
+    ratio = record.gpus / baseline.gpus
+    faster, efficiency = scaling.speedup(time.step_s, record.gpus, base.step_s, baseline.gpus, kind)
+    if record.oversubscribed:
+        return faster, None, []
+    if baseline.oversubscribed:
+        return faster, None, ["the baseline is oversubscribed"]
+    lowest = None
+    if time.ci95 and base.ci95:
+        ends = time.ci95[1], record.gpus, base.ci95[0], baseline.gpus
+        lowest = scaling.speedup(*ends, kind)[1]
+    why = scaling.above_linear(efficiency, ratio, lowest)
+    return faster, efficiency, [why] * bool(why)
+
+
+def table(
+    found: list[dict[str, Any]],
+    convention: str,
+    baselines: list[str],
+    kind: str = "strong",
+    step_rule: str = describe_rule(None, "median"),
+) -> Table:
+    """The scaling table."""
+    columns = [
+        Column("run", "run"),
+        Column("engine", "engine"),
+        *(Column(k, k, "d") for k in ("gpus", "tp", "pp", "vpp", "dp")),
+        Column("micro_batch", "micro-batch", "d"),
+        Column("step_s", "s/iter", ".4g"),
+        *predictions.columns(seldom=True),
+        Column("tokens_per_s", "tokens/s", ".0f"),
+        Column("tflops", f"TFLOP/s/GPU ({convention})", ".3g"),
+        Column("printed_tflops", "printed", ".3g", seldom=True),
+        Column("peak_gb", "peak GB", ".3g"),
+        Column("mfu", "MFU", ".1%"),
+        Column("speedup", "speedup", ".2f"),
+        Column("efficiency", "efficiency", ".2f"),
+        Column("parity", "parity"),
+        Column("verdict", "verdict"),
+        Column("notes", "notes", long="below"),
+    ]
+    stated = ", ".join(baselines) or "none stated (--baseline NAME)"
+    notes = [
+        f"s/iter: {step_rule}. TFLOP/s: {convention} convention."
+        f" Speedup: {kind} scaling against {stated}."
+    ]
+    return Table(columns, found, notes=notes)
+
+
+def of_records(
+    records: list[Record],
+    convention: str = DEFAULT_CONVENTION,
+    baseline: str | None = None,
+    kind: str = "strong",
+    *,
+    window: tuple[int, int] | None = None,
+    rule: str = "median",
+    any_commit: bool = False,
+    predict: str | None = None,
+) -> Table:
+    """The scaling table of runs, with predicted beside measured on a `predict`ed cluster.
+
+    Raises:
+        UsageError: there is no such baseline or calibration.
+    """
+    if baseline:
+        named = [name_of(baseline_of(baseline, records))]
+    else:
+        named = sorted({r.baseline for r in records} - {None})
+    predicted = predictions.seconds(records, predict)
+    found = rows(records, convention, baseline, kind, window, rule, any_commit)
+    predictions.fill(found, predicted, "step_s")
+    shown = table(found, convention, named, kind, describe_rule(window, rule))
+    pairs = list(zip(records, found, strict=True))
+    compared = [record for record, row in pairs if row["speedup"] is not None]
+    shown.missing |= throughput.missing(records, convention)
+    shown.notes += [ANY_COMMIT] * any_commit
+    if open_ := unstated(compared):
+        shown.notes.append(UNSTATED + ", ".join(open_))
+    shown.notes += changed(compared)
+    if predict:
+        told = [(configuration(r), row["predicted_s"], row["step_s"]) for r, row in pairs]
+        shown.notes += predictions.notes(predictions.source(predict), told)
+    return shown
+
+
+def report(paths: list[Path], *args: Any, **settings: Any) -> Table:
+    """`of_records` of what is at the paths.
+
+    Raises:
+        UsageError: nothing could be read, or there is no such baseline or calibration.
+    """
+    return of_records(load(paths)[0], *args, **settings)

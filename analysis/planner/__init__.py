@@ -1,0 +1,1 @@
+"""The time model, its calibration, and the layouts it chooses from."""

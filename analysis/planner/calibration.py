@@ -1,0 +1,262 @@
+"""What is known of a cluster's speed: a TOML file with at most 15 constants, or the data sheet.
+
+`analysis/planner/calibrations/<name>.toml` are committed, each with the report of its fit;
+`python -m analysis.calibrate` writes more. A cluster of slurm/clusters.toml without one starts from
+its card's data sheet and the priors of analysis/planner/fitting.py.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.common.tables import writing
+from analysis.planner.fitting import NAMES, Fit, prior_fit, priors_of
+from analysis.planner.timemodel import Machine, machine_of
+from models import memory
+from models.errors import UsageError
+from models.files import read_toml
+from models.gpus import find_gpu, network_rate, planning_gpu
+from parallel.config.clusters import load_clusters
+
+# FlashAttention's kernels need compute capability 8.0 (Ampere) or CDNA 2: these cards are older.
+UNFUSED = ("T4", "P100 SXM2", "V100 SXM2", "V100S PCIe", "V100 PCIe")
+FOLDER = Path(__file__).resolve().parent / "calibrations"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A cluster as the planner needs it. network: words that `network_rate` understands."""
+
+    name: str
+    gpu: str
+    gpus_per_node: int
+    gpu_memory_gb: float
+    network: str
+    fit: Fit
+    memory: dict[str, float] = field(default_factory=lambda: dict(memory.CONSTANTS))
+    flash: bool = False
+    max_gpus: int | None = None
+    source: str = ""
+    machine_override: Machine | None = None
+
+    @property
+    def is_host(self) -> bool:
+        """Whether this is a host CPU, whose cores count as GPUs."""
+        return self.machine_override is not None
+
+    def columns(self, engine: Any, tp: Any, gpus: Any) -> dict[str, Any]:
+        """The columns that a cluster sets of layouts; scalars or arrays."""
+        if self.is_host:
+            return host_columns(engine, tp, gpus)
+        return {"flash": self.flash, "gpus_per_node": self.gpus_per_node}
+
+    def precision(self, wanted: str | None) -> str:
+        """What to plan in: bf16 where the card has it, else fp16; fp32 on a host CPU.
+
+        Raises:
+            UsageError: bf16 on a card without it, or a precision that the host was not measured in.
+        """
+        if self.is_host:
+            if wanted not in (None, "fp32"):
+                raise UsageError(f"{self.name} was measured in fp32 alone: --precision fp32")
+            return "fp32"
+        card = planning_gpu(self.gpu)
+        if wanted == "bf16" and "bf16" not in card.peaks:
+            raise UsageError(
+                f"the {card.name} of {self.name} has no bf16: --precision fp16 or fp32"
+            )
+        return wanted or ("bf16" if "bf16" in card.peaks else "fp16")
+
+    def machine(self, width: int = 2, fp8: bool = False) -> Machine:
+        """Rates of one GPU and of one node's network, for weights of `width` bytes; `fp8`: the
+        layers' GEMMs run in fp8."""
+        if self.machine_override is not None:
+            return self.machine_override
+        return machine_of(self.gpu, self.network, self.gpus_per_node, width, fp8)
+
+
+def host_columns(engine: Any, tp: Any, gpus: Any) -> dict[str, Any]:
+    """The columns of runs on a host CPU; scalars or arrays.
+
+    Its ranks share one node and its attention is fused. Engines that run megatron-core's layers
+    are slower than those with plain layers, by the factor `engine` of the fit.
+    """
+    engine, tp = np.asarray(engine), np.asarray(tp)
+    core = np.isin(engine, ("megatron", "deepspeed_pipe"))
+    core = core | ((engine == "deepspeed_zero") & (tp > 1))
+    return {"flash": True, "gpus_per_node": gpus, "slower": core}
+
+
+def names() -> list[str]:
+    """Every cluster that can be planned for."""
+    return sorted({p.stem for p in FOLDER.glob("*.toml")} | set(_with_cards()))
+
+
+def _with_cards() -> dict[str, Any]:
+    return {name: c for name, c in load_clusters().items() if c.gpu}
+
+
+def fits_of(gpu: str) -> list[str]:
+    """Committed calibrations of the same card."""
+    card, found = planning_gpu(gpu), []
+    for path in sorted(FOLDER.glob("*.toml")):
+        other = find_gpu(read_toml(path, "calibration")["gpu"])
+        found += [path.stem] if other == card else []
+    return found
+
+
+def load_calibration(wanted: str) -> Calibration:
+    """A calibration by name or file.
+
+    Raises:
+        UsageError: no such name or file, or what it holds is no calibration.
+    """
+    path = FOLDER / f"{wanted}.toml"
+    if not path.exists():
+        path = Path(wanted)
+    if path.suffix == ".toml":
+        return _read(path)
+    clusters = _with_cards()
+    if wanted in clusters:
+        found = clusters[wanted]
+        return from_data_sheet(found.gpu, found.gpus_per_node, wanted, found.gpu_memory_gb)
+    raise UsageError(f"no cluster or calibration {wanted!r}; known: {', '.join(names())}")
+
+
+def from_data_sheet(
+    gpu: str, gpus_per_node: int = 8, name: str = "", memory_gb: float | None = None
+) -> Calibration:
+    """A cluster that nobody has measured: its card's data sheet and the priors.
+
+    Raises:
+        UsageError: unknown card.
+    """
+    card = planning_gpu(gpu)
+    return Calibration(
+        name or card.name,
+        gpu,
+        gpus_per_node,
+        memory_gb or card.memory_gb,
+        "",
+        prior_fit(priors_of(card.name)),
+        flash=card.name not in UNFUSED,
+        source="data sheet and priors, fitted on no run",
+    )
+
+
+def _number(path: Path, table: dict[str, Any], name: str, or_zero: bool = False) -> float:
+    """The positive (`or_zero`: or 0), finite number called `name`.
+
+    Raises:
+        UsageError: it is missing or something else.
+    """
+    if name not in table:
+        raise UsageError(f"calibration {path} has no {name}")
+    value = table[name]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if 0 < value < np.inf or (or_zero and value == 0):
+            return float(value)
+    raise UsageError(f"calibration {path}: {name} must be a positive number, not {value!r}")
+
+
+def _section(path: Path, table: dict[str, Any], name: str) -> dict[str, Any]:
+    if not isinstance(table.get(name, {}), dict):
+        raise UsageError(f"calibration {path}: {name} is no table")
+    return table.get(name, {})
+
+
+def _read(path: Path) -> Calibration:
+    """Raises: UsageError: what the file holds is no calibration, with the first thing wrong."""
+    table = read_toml(path, "calibration")
+    if missing := [k for k in ("gpu", "constants", "fit") if k not in table]:
+        raise UsageError(f"{path} is no calibration: it has no {', '.join(missing)}")
+    for name, kind in (("gpu", str), ("network", str), ("flash", bool), ("max_gpus", int)):
+        if not isinstance(table.get(name, kind()), kind):
+            raise UsageError(f"calibration {path}: {name} cannot be {table[name]!r}")
+    constants, fitted, held, rates = (
+        _section(path, table, name) for name in ("constants", "fit", "memory", "machine")
+    )
+    if unknown := sorted(set(held) - set(memory.CONSTANTS)):
+        raise UsageError(
+            f"calibration {path}: unknown memory constant {', '.join(unknown)};"
+            f" known: {', '.join(memory.CONSTANTS)}"
+        )
+    try:
+        covariance = np.array(fitted.get("covariance"), float)
+    except (TypeError, ValueError):
+        covariance = np.zeros(0)
+    if covariance.shape != (len(NAMES), len(NAMES)) or not np.isfinite(covariance).all():
+        raise UsageError(
+            f"calibration {path}: covariance is no {len(NAMES)} x {len(NAMES)} table of numbers"
+        )
+    fit = Fit(
+        {name: _number(path, constants, name) for name in NAMES},
+        covariance,
+        _number(path, fitted, "sigma", or_zero=True),
+        int(_number(path, fitted, "n", or_zero=True)),
+    )
+    override = None
+    if rates:
+        if not isinstance(mesh := rates.get("mesh", False), bool):
+            raise UsageError(f"calibration {path}: mesh cannot be {mesh!r}")
+        needed = ("peak", "memory_rate", "link", "network", "cores")
+        peak, memory_rate, link, network, cores = (_number(path, rates, name) for name in needed)
+        override = Machine(peak, memory_rate, link, network, mesh, cores)
+    else:
+        planning_gpu(table["gpu"])
+        if said := table.get("network"):
+            if network_rate(said, _number(path, table, "gpus_per_node")) is None:
+                raise UsageError(
+                    f"calibration {path}: network {said!r} states no rate; write it as"
+                    ' "4 x 100 Gb/s per node" or "8x HDR"'
+                )
+    return Calibration(
+        path.stem,
+        table["gpu"],
+        int(_number(path, table, "gpus_per_node")),
+        _number(path, table, "gpu_memory_gb"),
+        table.get("network", ""),
+        fit,
+        memory.CONSTANTS | {name: _number(path, held, name, or_zero=True) for name in held},
+        table.get("flash", False),
+        table.get("max_gpus"),
+        f"{path.name}: {fit.n} runs, {fitted.get('report', '')}",
+        override,
+    )
+
+
+def write(
+    path: Path,
+    facts: dict[str, Any],
+    fit: Fit,
+    constants: dict[str, float],
+    report: str,
+    rows: list[str],
+    machine: Machine | None = None,
+) -> None:
+    """Write a calibration; what a fit was made of and how it did stands in the file."""
+
+    def value(v: Any) -> str:
+        if isinstance(v, bool):
+            return str(v).lower()
+        return f"{v!r}" if isinstance(v, (int, float)) else json.dumps(str(v))
+
+    lines = [f"# Written by: python -m analysis.calibrate. {report}"]
+    lines += [f"{k} = {value(v)}" for k, v in facts.items() if v is not None]
+    lines += ["", "[constants]  # analysis/planner/fitting.py says what each is"]
+    lines += [f"{n} = {float(fit.constants[n]):.6g}" for n in NAMES]
+    lines += ["", "[memory]", *(f"{k} = {float(v):.4g}" for k, v in constants.items())]
+    if machine is not None:
+        lines += ["", "[machine]  # measured here: FLOP/s and bytes/s"]
+        for key in ("peak", "memory_rate", "link", "network"):
+            lines.append(f"{key} = {float(getattr(machine, key)):.6g}")
+        lines += [f"mesh = {value(bool(machine.mesh))}", f"cores = {machine.cores}"]
+    lines += ["", "[fit]", f"n = {fit.n}", f"sigma = {fit.sigma:.4f}", f"report = {value(report)}"]
+    lines += ["rows = [", *(f"  {value(row)}," for row in rows), "]", "covariance = ["]
+    for row in fit.covariance:
+        lines.append("  [" + ", ".join(f"{v:.4g}" for v in row) + "],")
+    with writing(path):
+        path.write_text("\n".join([*lines, "]"]) + "\n")

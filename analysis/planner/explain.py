@@ -1,0 +1,120 @@
+"""One layout explained: its predicted seconds term by term, its memory part by part."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from analysis.common.tables import writing
+from analysis.planner.calibration import Calibration
+from analysis.planner.ranking import HEADINGS, KEYS, gigabytes_by_part, policy, seconds_by_term
+from analysis.planner.space import engine_of
+from models.errors import UsageError
+from parallel.config.layout import RECOMPUTE
+from parallel.config.layout_arrays import Columns
+
+WORDS = {
+    "recompute": {name: i for i, name in enumerate(RECOMPUTE)},
+    "sequence_parallel": {"yes": 1, "no": 0, "1": 1, "0": 0},
+}
+
+
+def parse_layout(text: str) -> dict[str, int]:
+    """Numbers of a text such as tp=8,pp=8,mbs=1; names as in the table or in a study.
+
+    Raises:
+        UsageError: an unknown name or a value that is none.
+    """
+    known = {*KEYS, "sequence_parallel"}
+    by_heading = {heading.lower(): key for key, heading in HEADINGS.items()}
+    wanted = {}
+    for piece in filter(None, re.split(r"[,\s]+", text)):
+        name, _, value = piece.partition("=")
+        key = by_heading.get(name.lower(), name)
+        if key not in known:
+            raise UsageError(f"--why: unknown {key!r}; known: {', '.join(sorted(known))}")
+        words = WORDS.get(key, {})
+        if value in words:
+            wanted[key] = words[value]
+        elif value.isdecimal() and value.isascii() and key != "recompute":
+            wanted[key] = int(value)
+        else:
+            allowed = ", ".join(words) or "a whole number"
+            raise UsageError(f"--why: {key} cannot be {value!r}, only {allowed}")
+    return wanted
+
+
+def _word(key: str, value: int) -> str:
+    return next((word for word, v in WORDS.get(key, {}).items() if v == value), str(int(value)))
+
+
+def why(
+    x: Columns, seconds: np.ndarray, used: np.ndarray, wanted: dict[str, int], limit: float
+) -> int:
+    """The fastest row that has the wanted settings and fits; if none fits, the fastest.
+
+    Raises:
+        UsageError: no layout has them.
+    """
+    match = np.ones(len(x), bool)
+    for key, value in wanted.items():
+        match &= getattr(x, key) == value
+    rows = np.flatnonzero(match)
+    if not len(rows):
+        said = ", ".join(f"{k} {_word(k, v)}" for k, v in wanted.items())
+        there = "; ".join(
+            f"{k} {', '.join(_word(k, v) for v in np.unique(getattr(x, k)))}" for k in wanted
+        )
+        raise UsageError(f"--why: no possible layout has {said}; there are: {there}")
+    if (used[rows] <= limit).any():
+        rows = rows[used[rows] <= limit]
+    return int(rows[np.argmin(seconds[rows])])
+
+
+def explained(x: Columns, i: int, cluster: Calibration) -> tuple[dict, dict]:
+    """(seconds by term, gigabytes by part) of one layout; compute is split into kernels and
+    tensor-parallel collectives."""
+    one = x.take(np.array([i]))
+    terms, tensor_s = seconds_by_term(one, cluster)
+    seconds = {name: value.item() for name, value in terms.items()}
+    compute_s = seconds.pop("compute")
+    tp_s = min(tensor_s.item(), compute_s)
+    split = {"kernels": compute_s - tp_s, "tensor parallel": tp_s} | seconds
+    return split, gigabytes_by_part(one, cluster)
+
+
+def title(x: Columns, i: int) -> str:
+    """The layout in one line."""
+    return (
+        f"{engine_of(int(x.zero_stage[i]))}: tp {x.tp[i]} pp {x.pp[i]} vpp {x.vpp[i]} dp"
+        f" {x.dp[i]}, {policy(x, i)}, {x.n_micro[i]} micro-batches"
+    )
+
+
+def bars(values: dict[str, float], unit: str, width: int = 40) -> str:
+    """One bar a line, longest first."""
+    total = sum(values.values())
+    longest = max(*values.values(), 1e-12)
+    lines = [
+        f"  {name.replace('_', ' '):<16} {value:>9.4g} {unit} {value / total:>5.1%}"
+        f" {'#' * round(width * value / longest)}"
+        for name, value in sorted(values.items(), key=lambda item: -item[1])
+        if value > 0
+    ]
+    return "\n".join([*lines, f"  {'sum':<16} {total:>9.4g} {unit}"]) + "\n"
+
+
+def draw(time: dict[str, float], gigabytes: dict[str, float], title: str, path: Path) -> None:
+    """Both bar charts as a picture."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4), layout="tight")
+    for axis, values, unit in zip(
+        figure.subplots(1, 2), (time, gigabytes), ("s", "GB"), strict=True
+    ):
+        ordered = sorted(values.items(), key=lambda item: item[1])
+        axis.barh(*zip(*ordered, strict=True), color="tab:blue")
+        axis.set_xlabel(f"predicted {unit}, sum {sum(values.values()):.4g} {unit}")
+    figure.suptitle(title)
+    with writing(path):
+        figure.savefig(path, dpi=120)

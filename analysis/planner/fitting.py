@@ -1,0 +1,304 @@
+"""Constants of the time and memory models: their priors, and the robust fits that move them.
+
+Every constant is positive and fitted as a logarithm. A prior is a centre and a width in log: what
+is known before any run of the cluster is seen. The fit minimises the soft-l1 loss of log(predicted
+/ measured) over the calibration rows plus the squared distance from the priors in widths.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.planner import timemodel
+from analysis.planner.collectives import AllReduces
+from analysis.planner.timemodel import Machine
+from models import memory
+from parallel.config.layout_arrays import Array, Columns
+
+MAX_ROWS = 20
+NOISE = 0.04  # of one run's log time, before any run is seen
+TABLE_NOISE = 0.15  # of log time, of an all-reduce in a step against one alone
+TABLE_RUNS = 3  # a table of all-reduces weighs as much as this many of its points
+UNMODELLED = 0.1  # spread of log time that no constant explains
+UNSEEN = 0.07  # spread expected of rows that were not fitted
+USUAL_ROWS = 3  # as many rows of that spread are added to a fit's own residuals
+
+MEMORY_WIDTHS = np.array([0.4, 0.08])  # of the priors of memory.CONSTANTS, in log
+MEMORY_NOISE = 0.05  # of one peak's log bytes
+MEMORY_UNSEEN = 0.15  # spread where no row was fitted
+MEMORY_USUAL_ROWS = 5  # how many rows the usual noise weighs as
+
+# name: (centre, width in log). A share is of the data sheet's rate; seconds are of one layer, step
+# or micro-batch, as said.
+PRIORS: dict[str, tuple[float, float]] = {
+    "gemm": (0.82, 0.15),  # share of the peak that a large GEMM reaches
+    "sat": (120.0, 0.7),  # size of a GEMM's shortest side, at which its time doubles
+    "align": (0.3, 0.7),  # added share of a GEMM's time, where a side is no multiple of 64
+    "attn": (0.42, 0.5),  # share of the peak that attention's two products reach
+    "mem": (0.95, 0.2),  # share of the memory's rate that element-wise kernels reach
+    "launch": (0.6e-3, 0.7),  # seconds in which the host launches the forward of a layer
+    "link": (0.8, 0.4),  # share of the links' rate inside a node that an all-reduce reaches
+    "gap": (0.3e-3, 1.0),  # seconds in which the kernels of a layer's forward start and drain
+    "latency": (3e-5, 1.5),  # seconds of a collective of two ranks before its bytes count
+    "network": (0.8, 0.5),  # share of a node's network that an all-reduce of two nodes reaches
+    "head": (1.0, 0.4),  # factor on the time of the output layer and the loss
+    "exposed": (1.2, 0.7),  # factor on data-parallel traffic: what no computation hides
+    "step": (0.01, 1.5),  # seconds a step: gradient norm, scaler, logging
+    "micro": (2e-3, 0.8),  # seconds a micro-batch, beside its layers
+    "engine": (1.05, 0.07),  # factor on the micro-batches of rows marked `slower`
+}
+NAMES = tuple(PRIORS)
+
+# Priors of one card where more is known. Of an 8-GPU H100 node (Azure ND H100 v5:
+# samuel-bohman/AI-benchmarking-guide@26d18e9458): its switch adds, so an all-reduce exceeds the
+# link's rate in one direction (479 GB/s of 450); STREAM reaches 2.9 of 3.35 TB/s; FlashAttention 2
+# forward reaches 328 of 989 TFLOP/s, backward less; GEMMs reach 0.70 of the FP8 peak, at the power
+# limit. Engines of that time overlap data-parallel traffic with backward (Megatron-LM's README).
+_HOPPER = {
+    "gemm": (0.76, 0.1),
+    "attn": (0.27, 0.6),
+    "mem": (0.87, 0.15),
+    "link": (1.05, 0.4),
+    "network": (1.0, 0.5),
+    "exposed": (0.4, 0.9),
+}
+CARDS: dict[str, dict[str, tuple[float, float]]] = {"H100 SXM": _HOPPER, "H200": _HOPPER}
+
+
+def add_rows_flag(parser: argparse.ArgumentParser) -> None:
+    """Add --calibrate-rows."""
+    said = f"rows of a published table to fit (default: {MAX_ROWS})"
+    parser.add_argument("--calibrate-rows", type=int, default=MAX_ROWS, metavar="N", help=said)
+
+
+INTERVAL = 1.2816  # standard deviations that hold the middle 80 % of a normal distribution
+
+
+def priors_of(card: str) -> dict[str, tuple[float, float]]:
+    """The priors of a card by its name in models/gpus.toml; PRIORS where nothing else is known."""
+    return PRIORS | CARDS.get(card, {})
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Fitted constants. covariance: of their logs; sigma: robust scale of the log residuals."""
+
+    constants: dict[str, float]
+    covariance: np.ndarray
+    sigma: float
+    n: int
+
+    def seconds(self, x: Columns, machine: Machine) -> Array:
+        return timemodel.seconds(x, machine, self.constants)
+
+    def spread(self, x: Columns, machine: Machine) -> Array:
+        """Standard deviation of log seconds: the residuals' and the constants' together."""
+        _, grad = _with_slopes(x, machine, np.log([self.constants[n] for n in NAMES]))
+        return np.sqrt(self.sigma**2 + np.einsum("ij,jk,ik->i", grad, self.covariance, grad))
+
+    def interval(self, seconds: Array, x: Columns, machine: Machine) -> tuple[Array, Array]:
+        """(low, high) of the middle 80 % around predicted seconds."""
+        half = INTERVAL * self.spread(x, machine)
+        return seconds * np.exp(-half), seconds * np.exp(half)
+
+
+def _slopes(
+    seconds: Callable[[dict], Array], theta: np.ndarray, step: float = 1e-4
+) -> tuple[Array, np.ndarray]:
+    """Log seconds (n,) and their slopes (n, constants); all constants moved in one evaluation."""
+    moved = theta + step * np.vstack([np.zeros(len(theta)), np.eye(len(theta))])
+    constants = {name: np.exp(moved[:, i])[:, None] for i, name in enumerate(NAMES)}
+    logs = np.log(seconds(constants))
+    return logs[0], ((logs[1:] - logs[0]) / step).T
+
+
+def _with_slopes(x: Columns, machine: Machine, theta: np.ndarray) -> tuple[Array, np.ndarray]:
+    return _slopes(lambda c: timemodel.seconds(x, machine, c), theta)
+
+
+def prior_fit(priors: dict[str, tuple[float, float]] = PRIORS) -> Fit:
+    """The priors as a fit: what a prediction uses before any run is seen."""
+    widths = np.array([priors[n][1] for n in NAMES])
+    return Fit({n: priors[n][0] for n in NAMES}, np.diag(widths**2), 0.08, 0)
+
+
+def _soft_l1(r: np.ndarray) -> np.ndarray:
+    """The soft-l1 loss of residuals as a square root, because it will be squared."""
+    return np.sqrt(2 * (np.sqrt(1 + r * r) - 1) + 1e-12)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What a fit minimises, as a function of z: how many prior widths each constant has moved.
+
+    The points of `table` err together (it was taken on idle links), so that all of them weigh as
+    much as `TABLE_RUNS` of its points would.
+    """
+
+    x: Columns
+    machine: Machine
+    wanted: np.ndarray  # log of the measured seconds
+    centre: np.ndarray
+    width: np.ndarray
+    table: AllReduces | None
+
+    def theta(self, z: np.ndarray) -> np.ndarray:
+        """Logs of the constants."""
+        return self.centre + z * self.width
+
+    def of_table(self, theta: np.ndarray) -> tuple[Array, np.ndarray, float]:
+        """(log seconds of the table's all-reduces, their slopes, the noise of each)."""
+        alone = self.machine.take(np.zeros(1, int))  # the cluster's machine; a table has one
+        logs, grad = _slopes(lambda c: self.table.seconds(alone, c), theta)
+        return logs, grad, TABLE_NOISE * np.sqrt(max(1.0, len(logs) / TABLE_RUNS))
+
+    def residuals(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(residuals whose squares are summed, their slopes): soft-l1 of the measurements, and z,
+        the distance from the priors."""
+        theta = self.theta(z)
+        logs, grad = _with_slopes(self.x, self.machine, theta)
+        r, slopes = (logs - self.wanted) / NOISE, grad * self.width / NOISE
+        if self.table is not None:
+            logs, grad, noise = self.of_table(theta)
+            r = np.concatenate([r, (logs - np.log(self.table.measured)) / noise])
+            slopes = np.concatenate([slopes, grad * self.width / noise])
+        robust = _soft_l1(r)
+        flatter = np.abs(r) / (np.sqrt(1 + r * r) * robust)
+        rows = np.concatenate([np.sign(r) * robust, z])
+        return rows, np.concatenate([slopes * flatter[:, None], np.eye(len(z))])
+
+    def solve(self) -> np.ndarray:
+        """Logs of the constants at the least of two minima: a host that launches fast enough to be
+        hidden gives `launch` no slope, so the search starts from both sides of it."""
+        from scipy.optimize import least_squares  # 0.2 s to load: only where something is fitted
+
+        latest: dict[bytes, tuple[np.ndarray, np.ndarray]] = {}  # least_squares asks for each twice
+
+        def evaluate(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            key = z.tobytes()
+            if key not in latest:
+                latest.clear()
+                latest[key] = self.residuals(z)
+            return latest[key]
+
+        settings = {"bounds": (-4, 4), "max_nfev": 40, "ftol": 1e-4, "xtol": 1e-4}
+        slow_host = np.where(np.array(NAMES) == "launch", 1.5, 0.0)
+        found = [
+            least_squares(lambda z: evaluate(z)[0], start, jac=lambda z: evaluate(z)[1], **settings)
+            for start in (np.zeros(len(NAMES)), slow_host)
+        ]
+        return self.theta(min(found, key=lambda solution: solution.cost).x)
+
+    def uncertainty(self, theta: np.ndarray) -> tuple[np.ndarray, float]:
+        """(covariance of the constants' logs, robust scale of the log residuals).
+
+        The scale: what each row's error would be, had the row been left out (its leverage taken
+        out). Their middle 80 % give the width, together with `USUAL_ROWS` rows of the usual error.
+        """
+        n = len(self.wanted)
+        logs, grad = _with_slopes(self.x, self.machine, theta)
+        known = np.diag(1 / self.width**2)
+        if self.table is not None:
+            _, of_table, noise = self.of_table(theta)
+            known = known + of_table.T @ of_table / noise**2
+        weight = 1 / NOISE**2
+        covariance = np.linalg.inv(weight * grad.T @ grad + known)
+        leverage = weight * np.einsum("ij,jk,ik->i", grad, covariance, grad)
+        unseen = np.abs(logs - self.wanted) / (1.0 - np.minimum(leverage, 0.9))
+        scale = np.quantile(unseen, 0.8) / INTERVAL if n else 0.0
+        sigma = np.sqrt((n * scale**2 + USUAL_ROWS * UNSEEN**2) / (n + USUAL_ROWS))
+        return np.linalg.inv(grad.T @ grad / sigma**2 + known), float(sigma)
+
+
+def fit(
+    x: Columns,
+    machine: Machine,
+    measured: Array,
+    priors: dict[str, tuple[float, float]] = PRIORS,
+    table: AllReduces | None = None,
+) -> Fit:
+    """Constants from the measured seconds of a few runs and the cluster's all-reduces, if any."""
+    if not len(measured) and table is None:
+        return prior_fit(priors)
+    centre, width = np.array([priors[name] for name in NAMES]).T
+    problem = _Problem(x, machine, np.log(measured), np.log(centre), width, table)
+    theta = problem.solve()
+    covariance, sigma = problem.uncertainty(theta)
+    return Fit(dict(zip(NAMES, np.exp(theta), strict=True)), covariance, sigma, len(measured))
+
+
+def fit_memory(x: Columns, gigabytes: Array) -> tuple[dict[str, float], float]:
+    """(constants of the memory model, spread of log gigabytes) from published peaks."""
+    from scipy.optimize import least_squares
+
+    n, names = len(gigabytes), list(memory.CONSTANTS)
+    if not n:
+        return dict(memory.CONSTANTS), MEMORY_UNSEEN
+    centre = np.log(list(memory.CONSTANTS.values()))
+
+    def constants(z: np.ndarray) -> dict[str, float]:
+        return dict(zip(names, np.exp(centre + z * MEMORY_WIDTHS), strict=True))
+
+    def errors(z: np.ndarray) -> np.ndarray:
+        return np.log(memory.first_rank(x, constants(z)) / memory.GB) - np.log(gigabytes)
+
+    def residuals(z: np.ndarray) -> np.ndarray:
+        r = errors(z) / MEMORY_NOISE
+        return np.concatenate([np.sign(r) * _soft_l1(r), z])
+
+    z = least_squares(residuals, np.zeros(len(names))).x
+    squares = n * (1.4826 * np.median(np.abs(errors(z)))) ** 2
+    usual = MEMORY_USUAL_ROWS * MEMORY_NOISE**2
+    return constants(z), float(np.sqrt((squares + usual) / (n + MEMORY_USUAL_ROWS)))
+
+
+def features(x: Columns) -> np.ndarray:
+    """Numbers that describe runs before they ran, (n, k); each column has unit spread."""
+    raw = [
+        np.log2(v)
+        for v in (x.hidden, x.layers, x.tp, x.pp, x.dp, x.micro_batch, x.n_micro, x.gpus, x.vpp)
+    ]
+    raw += [x.hidden / x.tp % 64 != 0, x.hidden / x.heads % 64 != 0, x.heads / x.tp]
+    raw += [3.0 * (x.zero_stage == 3), x.recompute, x.sequence_parallel, x.offload]
+    table = np.stack([np.asarray(v, float) for v in raw], axis=1)
+    spread = table.std(axis=0)
+    return table[:, spread > 0] / spread[spread > 0] if (spread > 0).any() else table[:, :1]
+
+
+def slopes(
+    x: Columns, machine: Machine, priors: dict[str, tuple[float, float]] = PRIORS
+) -> np.ndarray:
+    """By how much one width of each prior changes each row's log time, (n, constants)."""
+    theta = np.log([priors[name][0] for name in NAMES])
+    return _with_slopes(x, machine, theta)[1] * np.array([priors[name][1] for name in NAMES])
+
+
+def choose(x: Columns, count: int, known_of: np.ndarray | None = None) -> np.ndarray:
+    """Indices of `count` rows to calibrate with: those that leave least unknown of all rows.
+
+    Before any run, log times of two rows covary: by the priors (known_of: `slopes`), and by what no
+    constant explains, which is alike for alike layouts. Rows are taken one by one: each time the
+    row whose measurement would reduce the variance of all rows the most. Measured times are not
+    used, so these are the runs that one would submit.
+    """
+    n = len(x)
+    if n <= count:
+        return np.arange(n)
+    table = features(x)
+    apart = ((table[:, None, :] - table[None, :, :]) ** 2).mean(axis=2)
+    covariance = UNMODELLED**2 * np.exp(-2.0 * apart)
+    if known_of is not None:
+        covariance = covariance + known_of @ known_of.T
+    chosen: list[int] = []
+    for _ in range(count):
+        gain = (covariance**2).sum(axis=0) / (np.diag(covariance) + NOISE**2)
+        gain[chosen] = -1.0
+        # Repeats of one layout gain the same. Rounding, which differs between machines, must not
+        # choose between them: the first is taken.
+        best = int(np.flatnonzero(gain >= gain.max() * (1 - 1e-9))[0])
+        chosen.append(best)
+        known = covariance[:, best]
+        covariance = covariance - np.outer(known, known) / (known[best] + NOISE**2)
+    return np.sort(np.array(chosen, int))

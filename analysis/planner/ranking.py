@@ -1,0 +1,230 @@
+"""Which layouts fit in memory, how fast each is, and why the others do not fit."""
+
+import argparse
+import math
+from typing import Any
+
+import numpy as np
+
+from analysis.common.tables import Column, Table
+from analysis.planner import timemodel
+from analysis.planner.calibration import Calibration
+from analysis.planner.space import engine_of, space
+from models import memory
+from models.bounds import Bounds
+from models.config import GPTConfig
+from models.errors import UsageError
+from models.flops import tflops_per_gpu
+from parallel.config.layout import RECOMPUTE
+from parallel.config.layout_arrays import Columns
+
+MARGIN, MARGINS = 0.06, Bounds(0, 1, below=True)  # share of memory that is left free
+KEYS = ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage", "recompute")
+HEADINGS = {  # of the tables; --why takes them, too
+    "micro_batch": "mbs",
+    "n_micro": "micro-batches",
+    "zero_stage": "ZeRO",
+    "sequence_parallel": "sp",
+}
+SCALE = tuple(2**i for i in range(3, 15))  # GPUs
+SECONDS = (
+    Column("predicted_s", "predicted s/iter", "#.4g"),
+    Column("low_s", "low", "#.4g"),
+    Column("high_s", "high", "#.4g"),
+)
+
+
+def add_margin_flag(parser: argparse.ArgumentParser) -> None:
+    """Add --margin."""
+    said = f"share of memory left free (default: {MARGIN})"
+    parser.add_argument("--margin", type=float, default=MARGIN, metavar="SHARE", help=said)
+
+
+def crowd(x: Columns, cluster: Calibration) -> np.ndarray:
+    """Ranks per core, (n,): more than 1 only on a host CPU, whose cores count as its GPUs."""
+    if not cluster.is_host:
+        return np.ones(len(x))
+    return np.maximum(1.0, x.gpus / cluster.gpus_per_node)
+
+
+def usable_bytes(x: Columns, cluster: Calibration, margin: float) -> float:
+    """Bytes that a step may use on the fullest rank; all ranks share a host's memory."""
+    ranks = int(x.gpus.max()) if cluster.is_host else 1
+    return cluster.gpu_memory_gb * memory.GB * (1.0 - margin) / ranks
+
+
+def rank(x: Columns, cluster: Calibration, margin: float) -> tuple[np.ndarray, ...]:
+    """(seconds, peak bytes, which rows fit, the fastest first)."""
+    machine = cluster.machine(int(x.width[0]))
+    seconds = cluster.fit.seconds(x, machine) * crowd(x, cluster)
+    used = memory.peak(x, cluster.memory)
+    fits = np.flatnonzero(used <= usable_bytes(x, cluster, margin))
+    return seconds, used, fits[np.argsort(seconds[fits], kind="stable")]
+
+
+def undominated(x: Columns, used: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """The rows of `order` without those that another recompute policy beats in time and in memory:
+    with flash attention, selective recomputation recomputes what was never stored."""
+    names = ("tp", "pp", "vpp", "dp", "micro_batch", "zero_stage", "sequence_parallel")
+    split = zip(*(getattr(x, name)[order].tolist() for name in names), strict=True)
+    least: dict[tuple, float] = {}
+    kept = []
+    for i, key in zip(order.tolist(), split, strict=True):
+        if used[i] < least.get(key, math.inf):
+            least[key] = used[i]
+            kept.append(i)
+    return np.array(kept, int)
+
+
+def seconds_by_term(x: Columns, cluster: Calibration) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """(seconds of each term of a step, (n,); those of tensor-parallel collectives in `compute`)."""
+    machine, c = cluster.machine(int(x.width[0])), cluster.fit.constants
+    crowded = crowd(x, cluster)
+    terms = {
+        name: np.broadcast_to(value, (len(x),)) * crowded
+        for name, value in timemodel.terms(x, machine, c).items()
+    }
+    collectives = timemodel.tensor_parallel(x, machine, c)
+    return terms, x.n_micro * collectives * x.layers / x.pp * crowded
+
+
+def gigabytes_by_part(x: Columns, cluster: Calibration) -> dict[str, float]:
+    """Gigabytes by part on the fullest rank of a single layout."""
+    every = [memory.parts(x, stage, cluster.memory) for stage in ("first", "middle", "last")]
+    if x.pp[0] < 3:
+        every.pop(1)
+    fullest = max(every, key=lambda parts: float(sum(parts.values())[0]))
+    return {name: float(np.asarray(v).ravel()[0]) / memory.GB for name, v in fullest.items()}
+
+
+def policy(x: Columns, i: int) -> str:
+    """Micro-batch, recomputation, ZeRO stage and sequence parallelism of a row, in words."""
+    words = f"micro-batch {x.micro_batch[i]}, recompute {RECOMPUTE[x.recompute[i]]}"
+    return f"{words}, ZeRO {x.zero_stage[i]}" + (", sp" if x.sequence_parallel[i] else "")
+
+
+def refusals(x: Columns, used: np.ndarray, limit: float, cluster: Calibration) -> list[str]:
+    """Why layouts do not fit in `limit` bytes, a sentence for each tp: at which pp none fits, the
+    least that any of them needs, and the largest part of it."""
+    said = []
+    for tp in sorted(set(x.tp.tolist())):
+        full = [
+            pp
+            for pp in sorted(set(x.pp[x.tp == tp].tolist()))
+            if (used[(x.tp == tp) & (x.pp == pp)] > limit).all()
+        ]
+        here = np.flatnonzero((x.tp == tp) & np.isin(x.pp, full))
+        if not len(here):
+            continue
+        least = here[np.argmin(used[here])]
+        parts = gigabytes_by_part(x.take(np.array([least])), cluster)
+        part, size = max(parts.items(), key=lambda item: item[1])
+        said.append(
+            f"tp {tp} x pp {', '.join(map(str, full))}: all {len(here)} layouts need more than"
+            f" {limit / memory.GB:.0f} GB, the least {used[least] / memory.GB:.1f} GB (pp"
+            f" {x.pp[least]}, {policy(x, least)}), of it {size:.1f} GB {part}"
+        )
+    return said
+
+
+def nothing_fits(x: Columns, used: np.ndarray, limit: float, config: GPTConfig, gpus: int) -> str:
+    """One line: the least memory that any layout needs, where none fits in `limit` bytes."""
+    least = int(np.argmin(used))
+    return (
+        f"{config.n_params / 1e9:.1f}B parameters do not fit on {gpus} GPUs of"
+        f" {limit / memory.GB:.1f} GB: the least of {len(x)} layouts needs"
+        f" {used[least] / memory.GB:.1f} GB (tp {x.tp[least]}, pp {x.pp[least]},"
+        f" {policy(x, least)})"
+    )
+
+
+def rows_of(
+    x: Columns, chosen: np.ndarray, cluster: Calibration, config: GPTConfig
+) -> list[dict[str, Any]]:
+    """What is printed of the chosen layouts."""
+    x = x.take(chosen)
+    terms, tensor_s = seconds_by_term(x, cluster)
+    seconds = sum(terms.values())
+    low, high = cluster.fit.interval(seconds, x, cluster.machine(int(x.width[0])))
+    used = memory.peak(x, cluster.memory) / memory.GB
+    sent = tensor_s + terms["p2p"] + terms["data_parallel"] + terms["embedding"]
+    found = []
+    for i in range(len(x)):
+        layout, seq_len, t = x.layout(i), int(x.seq[i]), float(seconds[i])
+        tokens = layout.global_batch * seq_len
+        found.append(
+            {
+                "rank": i + 1,
+                "engine": engine_of(layout.zero_stage),
+                **{key: getattr(layout, key) for key in KEYS},
+                "sequence_parallel": "yes" if layout.sequence_parallel else "",
+                "predicted_s": t,
+                "low_s": float(low[i]),
+                "high_s": float(high[i]),
+                "tflops": tflops_per_gpu(config, seq_len, tokens, t, layout.world_size, "megatron"),
+                "memory_gb": float(used[i]),
+                "bubble": float(terms["bubble"][i] / t),
+                "communication": float(sent[i] / t),
+            }
+        )
+    return found
+
+
+def _columns(*keys: str) -> list[Column]:
+    words = ("recompute", "sequence_parallel")
+    return [Column(key, HEADINGS.get(key, key), "" if key in words else "d") for key in keys]
+
+
+def table(found: list[dict[str, Any]], notes: list[str]) -> Table:
+    """The ranked table: rows of `rows_of`."""
+    shown = [
+        Column("rank", "#", "d"),
+        Column("engine", "engine"),
+        *_columns(*KEYS, "sequence_parallel"),
+        *SECONDS,
+        Column("tflops", "TFLOP/s/GPU", "#.4g"),
+        Column("memory_gb", "GB", ".1f"),
+        Column("bubble", "bubble", ".1%"),
+        Column("communication", "communication", ".1%"),
+    ]
+    return Table(shown, found, notes=notes)
+
+
+def scale(
+    config: GPTConfig, cluster: Calibration, per_gpu: float, settings: dict[str, Any], margin: float
+) -> list[dict[str, Any]]:
+    """The best layout at each power of two of GPUs from 8 to 16,384. The batch grows with them
+    (weak scaling): `per_gpu` sequences each. `settings` are those of `space`.
+
+    efficiency is TFLOP/s per GPU over the best of all sizes.
+    """
+    found = []
+    for gpus in SCALE:
+        batch = max(1, round(per_gpu * gpus))
+        try:
+            x = space(config, cluster, gpus, batch, **settings)
+        except UsageError:
+            continue
+        _, _, order = rank(x, cluster, margin)
+        if len(order):
+            best = rows_of(x, order[:1], cluster, config)[0]
+            found.append({"gpus": gpus, "global_batch": batch} | best)
+    top = max((row["tflops"] for row in found), default=1.0)
+    return [row | {"efficiency": row["tflops"] / top} for row in found]
+
+
+def scale_table(curve: list[dict[str, Any]], per_gpu: float) -> Table:
+    """Efficiency against GPUs: rows of `scale`."""
+    shown = [
+        Column("gpus", "GPUs", "d"),
+        Column("global_batch", "global batch", "d"),
+        *_columns("tp", "pp", "dp", "micro_batch"),
+        SECONDS[0],
+        Column("tflops", "predicted TFLOP/s/GPU", "#.4g"),
+        Column("efficiency", "predicted efficiency", ".1%"),
+    ]
+    note = (
+        "predicted efficiency: TFLOP/s/GPU over the best size's; the batch grows with the GPUs"
+        f" ({per_gpu:g} sequences each), which is weak scaling"
+    )
+    return Table(shown, curve, notes=[note])

@@ -1,0 +1,334 @@
+"""Rows of published measurements (a CSV with the columns of logs/published) as `Columns`.
+
+What a row leaves out is derived where an identity gives it (gas, dp, layers from parameters), or
+has its usual value where that is harmless (vocabulary 51,200); else the row is left out, with the
+reason.
+"""
+
+import math
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from analysis.logs.published_csv import Row, read_csv
+from analysis.planner.collectives import cluster_key
+from analysis.planner.timemodel import Machine, machine_of
+from models.config import GPTConfig
+from models.errors import UsageError
+from models.flops import sc21
+from models.gpus import planning_gpu
+from parallel.config.layout import RECOMPUTE
+from parallel.config.layout_arrays import Columns, columns
+
+NEEDED = ("gpu_type", "gpus", "hidden", "tp", "pp", "micro_batch", "step_s")
+COUNTS = (
+    *("gpus", "gpus_per_node", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len"),
+    *("tp", "pp", "vpp", "dp", "cp", "micro_batch", "global_batch", "gas"),
+)
+SLOW = 1.3  # a run this many times slower than one with no less to do met what is not modelled
+
+
+@dataclass
+class Rows:
+    """The rows that can be modelled, and why the others cannot.
+
+    measured: seconds per step, nan where there is none. memory_gb likewise. status: ok, OOM ...
+    fit: may be fitted (the row does not contradict itself).
+    guessed: the model's width is not published. steady: the time is not of a first iteration.
+    model: (layers, hidden) of each row, for splits.
+    """
+
+    ids: list[str]
+    x: Columns
+    machine: Machine
+    measured: np.ndarray
+    memory_gb: np.ndarray
+    gpu_memory_gb: np.ndarray
+    status: list[str]
+    fit: np.ndarray
+    guessed: np.ndarray
+    steady: np.ndarray
+    model: list[tuple[int, int]]
+    cluster: list[str]
+    gpu: list[str]
+    cluster_key: list[str]
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def in_fp8(self) -> np.ndarray:
+        """Rows whose layers' GEMMs run in fp8, bool (n,)."""
+        return self.machine.linear > 0
+
+    @property
+    def has_step_memory(self) -> np.ndarray:
+        """Rows whose gigabytes are what a step needs, bool (n,).
+
+        A reading of the whole card is what the allocator took. How much fp8 keeps of a GEMM's
+        inputs (one byte, or both copies) is not known.
+        """
+        full = self.memory_gb >= self.gpu_memory_gb
+        return np.isfinite(self.memory_gb) & ~full & ~self.in_fp8
+
+    def key(self, i: int) -> tuple:
+        """A key that rows share when they repeat one run."""
+        numbers = tuple(float(getattr(self.x, f.name)[i]) for f in fields(Columns))
+        linear = float(np.ravel(self.machine.linear)[i])
+        return (*numbers, linear, self.cluster_key[i], self.status[i])
+
+
+def split_of(x: Columns, i: int) -> dict[str, float]:
+    """The split of row i, for a table; micro_batch may be a fraction."""
+    split = {name: int(getattr(x, name)[i]) for name in ("tp", "pp", "vpp", "dp")}
+    return split | {"micro_batch": float(x.micro_batch[i])}
+
+
+class Settings(NamedTuple):
+    """The settings of one row: what `columns` takes, whether the layers' GEMMs run in fp8, and
+    whether the model's width is a guess."""
+
+    columns: dict[str, Any]
+    fp8: bool
+    guessed: bool
+
+
+def _yes(row: Row, name: str) -> bool:
+    return row.text(name).lower() in ("1", "1.0", "true", "yes", "swiglu")
+
+
+def _settings(row: Row) -> Settings:
+    """The settings of one row.
+
+    Raises:
+        ValueError: what is missing or cannot be.
+    """
+    _check_counts(row)
+    model, guessed = _model(row)
+    precision, fp8 = _precision(row)
+    split = _split(row)
+    engine, pp = row.text("engine"), split["pp"]
+    zero = row.number("zero_stage")
+    if zero is None and "Megatron-DeepSpeed" in engine:
+        zero = 1.0  # what its launch scripts set; 1.3B would not fit 16 GB without
+    if model["layers"] + 2 < pp:  # embedding and logits may each have a stage (BLOOM)
+        raise ValueError(f"{model['layers']:g} layers cannot fill {pp:g} stages")
+    if (zero or 0) > 1 and pp > 1:
+        raise ValueError(f"ZeRO-{zero:g} cannot run with {pp:g} pipeline stages")
+    offload = row.text("offload").lower()
+    fused = re.search(r"torchtitan|nanotron|picotron|nemo|core|flash", engine, re.IGNORECASE)
+    found = {
+        **model,
+        **split,
+        **precision,
+        "zero_stage": zero or 0,
+        "recompute": _recompute(row),
+        "sequence_parallel": _yes(row, "sequence_parallel"),
+        "offload": 0 if offload in ("", "none", "no", "0") else 2 if "param" in offload else 1,
+        "flash": bool(fused or re.search(r"H100|H200|H800|B200|MI3", row.text("gpu_type"))),
+        "gpus_per_node": row.number("gpus_per_node") or 8,
+        "deepspeed": "deepspeed" in engine.lower(),
+    }
+    return Settings(found, fp8, guessed)
+
+
+def _check_counts(row: Row) -> None:
+    """Raises: ValueError: a number that cannot be, or one that nothing can be derived without."""
+    for name in COUNTS:
+        value = row.number(name)
+        if value is not None and not (0 <= value < 2**40 and value % 1 == 0):
+            raise ValueError(f"{name} cannot be {value:g}")
+    if (row.number("zero_stage") or 0) not in (0, 1, 2, 3):
+        raise ValueError(f"zero_stage cannot be {row.text('zero_stage')}")
+    for name in ("gpus", "tp", "pp"):
+        if not row.number(name):
+            raise ValueError(f"no {name}")
+
+
+def _model(row: Row) -> tuple[dict[str, Any], bool]:
+    """(sizes of the model, whether its width is a guess).
+
+    Raises:
+        ValueError: no sizes.
+    """
+    params, hidden, layers = (row.number(name) for name in ("params_b", "hidden", "layers"))
+    pp, vocab = row.number("pp"), row.number("vocab") or 51200.0
+    if not (hidden or params) or not (layers or params):
+        raise ValueError("no model sizes (hidden, layers or params_b)")
+    guessed = not hidden
+    if not hidden:  # GPTs of this size are about 128 times as wide as deep
+        hidden = 128.0 * round((params * 1e9 / 12 / 128**2 * 1.0) ** (1 / 3))
+    if not layers:
+        layers = round((params * 1e9 - vocab * hidden) / (12 * hidden**2) / pp) * pp
+        layers = max(layers, pp)
+    heads = row.number("heads") or max(1, round(hidden / 128))
+    sizes = {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": row.number("kv_heads") or heads,
+        "ffn": row.number("ffn") or 4 * hidden,
+        "glu": _yes(row, "glu"),
+        "vocab": vocab,
+        "seq": row.number("seq_len") or 2048.0,
+    }
+    return sizes, guessed
+
+
+def _split(row: Row) -> dict[str, float]:
+    """tp, pp, vpp, dp, micro_batch and n_micro.
+
+    A context-parallel group shares its sequences and reduces its gradients as data-parallel ranks
+    do: cp times as many of those, each with 1/cp of a micro-batch (attention of all of s, too).
+
+    Raises:
+        ValueError: they do not give the number of GPUs, or no batch is stated.
+    """
+    gpus, tp, pp = (row.number(name) for name in ("gpus", "tp", "pp"))
+    cp = row.number("cp") or 1.0
+    dp = gpus / (tp * pp * cp)
+    if dp < 1 or dp % 1:
+        raise ValueError(f"gpus {gpus:g} is no multiple of tp {tp:g} x pp {pp:g} x cp {cp:g}")
+    batch, gas, micro = (row.number(name) for name in ("global_batch", "gas", "micro_batch"))
+    if not micro and batch and gas:
+        micro = batch / gas / dp
+    if not micro and batch and pp == 1:  # no accumulation is stated
+        micro = batch / dp
+    micro = micro or 1.0
+    if not batch and not gas:
+        if pp > 1:
+            raise ValueError("no global_batch and no gas")
+        gas = 1.0
+    n_micro = max(1.0, round(batch / micro / dp if batch else gas))
+    vpp = row.number("vpp") or 1
+    dp, micro = dp * cp, micro / cp
+    return {"tp": tp, "pp": pp, "vpp": vpp, "dp": dp, "micro_batch": micro, "n_micro": n_micro}
+
+
+def _precision(row: Row) -> tuple[dict[str, int], bool]:
+    """(bytes of a weight and of an accumulated gradient, whether the GEMMs run in fp8).
+
+    Raises:
+        ValueError: the card has no fp8.
+    """
+    precision = (row.text("precision") or "fp16").lower()
+    width = 4 if re.search(r"fp32|float32|tf32", precision) else 2
+    fp8 = bool(re.search(r"fp8|float8|e4m3|e5m2", precision))
+    if fp8 and "fp8" not in planning_gpu(row.text("gpu_type")).peaks:
+        raise ValueError(f"{row.text('gpu_type')} has no fp8")
+    grad_width = 4 if fp8 or re.search("bf16|bfloat16", precision) else width  # accumulated so
+    if row.text("gradients"):
+        grad_width = 4 if re.search("32", row.text("gradients")) else 2
+    return {"width": width, "grad_width": grad_width}, fp8
+
+
+def _recompute(row: Row) -> int:
+    """The policy's place in RECOMPUTE; without one, what the published formula counts."""
+    text = row.text("recompute").lower()
+    if text in RECOMPUTE:
+        return RECOMPUTE.index(text)
+    if text in ("uniform", "block"):  # Megatron's ways of full recomputation
+        return RECOMPUTE.index("full")
+    counted = re.search(r"recomput|8\s*PT|96\s*\*?\s*B|eq\.?3", row.text("tflops_formula"))
+    return RECOMPUTE.index("full" if counted else "none")
+
+
+def _seconds(row: Row, s: dict[str, Any]) -> float:
+    """Published seconds, or what the published tokens/s or TFLOP/s give under their formula."""
+    if seconds := row.number("step_s"):
+        return seconds
+    tokens = s["dp"] * s["micro_batch"] * s["n_micro"] * s["seq"]
+    if rate := row.number("tokens_per_s"):
+        return tokens / rate
+    rate, formula = row.number("tflops"), row.text("tflops_formula")
+    gpus = s["dp"] * s["tp"] * s["pp"]
+    if rate and re.search(r"96|eq\.?3", formula):
+        shape = GPTConfig(int(s["layers"]), int(s["hidden"]), 1, int(s["vocab"]), int(s["seq"]))
+        return sc21(shape, shape.max_seq_len, recompute=True) * tokens / (rate * 1e12 * gpus)
+    params = row.number("params_b")
+    if rate and params and (found := re.search(r"([68])\s*PT", formula)):
+        return int(found[1]) * params * 1e9 * tokens / (rate * 1e12 * gpus)
+    return math.nan
+
+
+def read_rows(paths: list[Path]) -> Rows:
+    """Every row of the files that can be modelled.
+
+    Raises:
+        UsageError: unreadable, or a column is missing, or no row is usable.
+    """
+    found: list[tuple[str, Row, Settings, Machine]] = []
+    left_out: list[tuple[str, str]] = []
+    for path in paths:
+        for row in read_csv(path, NEEDED).rows:
+            name = row.text("id") or f"{Path(path).stem}:{row.line_no}"
+            try:
+                s = _settings(row)
+                where = row.text("gpu_type"), row.text("cluster"), s.columns["gpus_per_node"]
+                machine = machine_of(*where, s.columns["width"], s.fp8)
+            except ValueError as error:
+                left_out.append((name, str(error)))
+            else:
+                found.append((name, row, s, machine))
+    if not found:
+        why = f" ({left_out[0][0]}: {left_out[0][1]})" if left_out else ""
+        raise UsageError(f"{', '.join(map(str, paths))}: no row can be modelled{why}")
+    names, rows, settings, machines = zip(*found, strict=True)
+    status = ["ok" if _status(row).lower() == "ok" else _status(row) for row in rows]
+    seconds = [_seconds(row, s.columns) for row, s in zip(rows, settings, strict=True)]
+    return Rows(
+        ids=list(names),
+        x=columns(**{k: np.array([s.columns[k] for s in settings]) for k in settings[0].columns}),
+        machine=Machine.stack(machines),
+        measured=np.where(np.array(status) == "ok", seconds, np.nan),
+        memory_gb=np.array([row.number("memory_gb") or math.nan for row in rows]),
+        gpu_memory_gb=np.array([row.number("gpu_memory_gb") or math.nan for row in rows]),
+        status=status,
+        fit=np.array([not row.text("lint") for row in rows]),
+        steady=np.array([not row.text("warm_up") for row in rows]),
+        guessed=np.array([s.guessed for s in settings]),
+        model=[(int(s.columns["layers"]), int(s.columns["hidden"])) for s in settings],
+        cluster=[row.text("cluster") for row in rows],
+        gpu=[row.text("gpu_type") for row in rows],
+        cluster_key=[cluster_key(row.text("gpu_type"), row.text("cluster")) for row in rows],
+        left_out=left_out,
+    )
+
+
+def _status(row: Row) -> str:
+    return row.text("status") or "ok"
+
+
+def healthy(rows: Rows) -> np.ndarray:
+    """False for the runs that met a slow network, bool (n,).
+
+    A cluster has slow days if two of its identical runs are 1.3 times apart (Jean Zay's V100 nodes:
+    129 and 217 s); only there is a run called slow. It is slow if a run with no less to do was 1.3
+    times as fast. On one split of one model the time t grows with the size b and the number m of
+    micro-batches. The time of a sequence in a pipeline slot, t / (b (m + (pp - 1) / vpp)), does not
+    grow with them.
+    """
+    x, t = rows.x, rows.measured
+    slot = t / (x.micro_batch * (x.n_micro + (x.pp - 1) / x.vpp))
+    groups: dict[tuple, list[int]] = {}
+    same: dict[tuple, list[int]] = {}
+    for i in range(len(t)):
+        if np.isfinite(t[i]) and rows.fit[i] and rows.steady[i]:
+            key = (*rows.model[i], int(x.heads[i]), int(x.seq[i]), int(x.tp[i]), int(x.pp[i]))
+            key += (int(x.vpp[i]), int(x.dp[i]), int(x.zero_stage[i]) == 3, int(x.recompute[i]))
+            key += (float(rows.machine.linear[i]), rows.cluster[i])
+            groups.setdefault(key, []).append(i)
+            same.setdefault(rows.key(i), []).append(i)
+    unsteady = {rows.cluster[g[0]] for g in same.values() if t[g].max() > SLOW * t[g].min()}
+    good = np.ones(len(t), bool)
+    for group in groups.values():
+        if rows.cluster[group[0]] not in unsteady:
+            continue
+        for i in group:
+            for j in group:
+                more = x.micro_batch[j] >= x.micro_batch[i] and x.n_micro[j] >= x.n_micro[i]
+                less = x.micro_batch[j] <= x.micro_batch[i] and x.n_micro[j] <= x.n_micro[i]
+                if (more and t[i] > SLOW * t[j]) or (less and slot[i] > SLOW * slot[j]):
+                    good[i] = False
+    return good

@@ -1,0 +1,129 @@
+"""Runs that were read from logs, as `Columns`: their settings, and what the time model predicts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.logs.load import load, name_of
+from analysis.logs.record import Record
+from analysis.logs.verdict import timed
+from analysis.planner.calibration import Calibration, host_columns
+from models.errors import UsageError
+from parallel.config.layout import OFFLOAD, RECOMPUTE
+from parallel.config.layout_arrays import Columns, columns
+
+
+def _engine(record: Record) -> str:
+    return (record.engine or "").lower()
+
+
+def settings_of(record: Record) -> dict[str, Any]:
+    """A run's settings as `columns` takes them.
+
+    Raises:
+        ValueError: a fact that the model needs is not in the log.
+    """
+    model = record.model
+    if missing := [k for k in ("n_layer", "hidden", "n_head") if not model.get(k)]:
+        raise ValueError(f"no {', '.join(missing)}")
+    if not (record.gpus and record.global_batch and record.seq_len):
+        raise ValueError("no number of GPUs, global batch or sequence length")
+    tp, pp = record.tp or 1, record.pp or 1
+    dp = record.dp or max(1, record.gpus // (tp * pp))
+    micro = record.micro_batch or 1
+    if not (precision := record.precision):
+        raise ValueError("no precision")
+    width = 4 if precision == "fp32" else 2
+    layout = record.facts.get("layout") or {}
+    return {
+        "layers": model["n_layer"],
+        "hidden": model["hidden"],
+        "heads": model["n_head"],
+        "ffn": model.get("ffn_hidden") or 4 * model["hidden"],
+        "vocab": model.get("vocab_size") or 51200,
+        "seq": record.seq_len,
+        "tp": tp,
+        "pp": pp,
+        "vpp": record.vpp or 1,
+        "dp": dp,
+        "micro_batch": micro,
+        "n_micro": max(1, round(record.global_batch / micro / dp)),
+        "zero_stage": record.zero_stage or 0,
+        "recompute": RECOMPUTE.index(record.recompute or "none"),
+        "sequence_parallel": bool(layout.get("sequence_parallel")),
+        "offload": OFFLOAD.index(layout.get("offload") or "none"),
+        "width": width,
+        "grad_width": 4 if precision in ("bf16", "fp8") else width,
+        "flash": False,
+        "gpus_per_node": 8,
+        "deepspeed": "deepspeed" in _engine(record),
+    }
+
+
+def crowding(record: Record) -> float:
+    """Ranks' threads per core where there are more of them than cores, else 1."""
+    host, spec = record.facts.get("host") or {}, record.facts.get("spec") or {}
+    ranks = host.get("ranks_per_node") or record.gpus or 1
+    if host.get("gpu") or not host.get("cores"):
+        return 1.0
+    return max(1.0, ranks * (spec.get("threads") or 1) / host["cores"])
+
+
+def predicted_seconds(records: list[Record], calibration: Calibration) -> list[float | None]:
+    """Seconds per step of runs on a cluster; None where a run's facts do not suffice."""
+    found: list[float | None] = []
+    for record in records:
+        try:
+            settings = settings_of(record)
+        except ValueError:
+            found.append(None)
+            continue
+        if calibration.is_host and settings["width"] != 4:  # a host is measured in fp32 alone
+            found.append(None)
+            continue
+        where = calibration.columns(_engine(record), settings["tp"], record.gpus)
+        x = columns(**settings | where)
+        machine = calibration.machine(settings["width"], record.precision == "fp8")
+        crowd = crowding(record) if calibration.is_host else 1.0
+        found.append(float(np.ravel(calibration.fit.seconds(x, machine))[0]) * crowd)
+    return found
+
+
+@dataclass
+class HostRuns:
+    """Runs of this machine with a steady time. measured: seconds per step; crowd: threads that
+    share a core; left_out: what has no time or lacks a fact, with the reason."""
+
+    ids: list[str]
+    x: Columns
+    measured: np.ndarray
+    crowd: np.ndarray
+    left_out: list[str]
+
+
+def host_runs(paths: list[Path]) -> HostRuns:
+    """Run folders and logs of this machine.
+
+    Raises:
+        UsageError: no run has a time and all its settings.
+    """
+    records, left_out = load(paths)
+    found = []
+    for record in records:
+        time = timed(record)
+        try:
+            if time is None or not time.step_s > 0:
+                raise ValueError("no steady step time")
+            settings = settings_of(record)
+        except ValueError as error:
+            left_out.append(f"{name_of(record)}: {error}")
+            continue
+        settings |= host_columns(_engine(record), settings["tp"], record.gpus)
+        found.append((name_of(record), settings, time.step_s, crowding(record)))
+    if not found:
+        raise UsageError("; ".join(["no run with a time and all its settings", *left_out]))
+    ids, settings, seconds, crowd = zip(*found, strict=True)
+    x = columns(**{key: np.array([s[key] for s in settings]) for key in settings[0]})
+    return HostRuns(list(ids), x, np.array(seconds), np.array(crowd), left_out)

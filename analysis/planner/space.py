@@ -1,0 +1,141 @@
+"""Every layout of a model on a number of GPUs: each split, micro-batch and policy is one row."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from analysis.planner.calibration import Calibration
+from models.config import GPTConfig
+from models.errors import UsageError
+from parallel.config.layout import RECOMPUTE
+from parallel.config.layout_arrays import Columns, columns, possible
+
+WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2}  # bytes of a weight in compute
+SPLIT = ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro")
+POLICY = ("recompute", "zero_stage", "sequence_parallel")
+# DeepSpeed's ZeRO 2 and 3 run without sequence parallelism and without selective recomputation.
+POLICIES = [
+    (recompute, zero, sequence_parallel)
+    for recompute in range(len(RECOMPUTE))
+    for zero in range(4)
+    for sequence_parallel in ((0, 1) if zero < 2 else (0,))
+    if not (zero > 1 and RECOMPUTE[recompute] == "selective")
+]
+
+
+def divisors(n: int) -> list[int]:
+    """Whole numbers that divide n, ascending."""
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return small + [n // d for d in reversed(small) if d * d != n]
+
+
+def engine_of(zero_stage: int) -> str:
+    """The engine that a plan means: ZeRO 2 and 3 are DeepSpeed's, all else is Megatron's."""
+    return "megatron" if zero_stage < 2 else "deepspeed_zero"
+
+
+def space(
+    config: GPTConfig,
+    cluster: Calibration,
+    gpus: int,
+    global_batch: int,
+    seq_len: int,
+    precision: str = "bf16",
+    flash: bool | None = None,
+    max_tp: int | None = None,
+    min_micro: int = 1,
+    leave: int = 0,
+) -> Columns:
+    """Every layout of the model on that many GPUs, one row each; impossible ones are left out.
+
+    At most `leave` GPUs stay idle: 10,000 have few divisors, 9,984 have many.
+
+    Raises:
+        UsageError: no split of the GPUs and the batch exists; with the numbers.
+    """
+    _check(config, cluster, gpus, global_batch, seq_len)
+    most_tp = min(max_tp or cluster.gpus_per_node, cluster.gpus_per_node)
+    wholes = (config.n_head, config.ffn_hidden, cluster.gpus_per_node)  # no group over two nodes
+    tps = [tp for tp in divisors(math.gcd(*wholes)) if tp <= most_tp]
+    splits = list(_splits(config.n_layer, gpus, global_batch, tps, min_micro, leave))
+    if not splits:
+        raise UsageError(_no_layout(config, gpus, global_batch, tps, min_micro, leave))
+    values = np.hstack(
+        [np.repeat(splits, len(POLICIES), axis=0), np.tile(POLICIES, (len(splits), 1))]
+    )
+    given = dict(zip((*SPLIT, *POLICY), values.T, strict=True))
+    tp, zero_stage = given["tp"], given["zero_stage"]
+    given |= {
+        "seq": seq_len,
+        "width": WIDTHS[precision],
+        "grad_width": 4 if precision == "bf16" else WIDTHS[precision],
+        "deepspeed": zero_stage > 1,
+    }
+    engines = [engine_of(stage) for stage in zero_stage]
+    given |= cluster.columns(engines, tp, tp * given["pp"] * given["dp"])
+    if flash is not None:
+        given["flash"] = flash
+    x = columns(config, **given)
+    keep = possible(x, config.max_seq_len)
+    keep &= ~((x.zero_stage > 1) & (x.pp > 1))  # DeepSpeed: no ZeRO 2 or 3 with its pipeline
+    keep &= ~((x.zero_stage > 0) & (x.dp == 1))  # nothing to shard over: the same as stage 0
+    return x.take(keep)
+
+
+def _check(
+    config: GPTConfig, cluster: Calibration, gpus: int, global_batch: int, seq_len: int
+) -> None:
+    """Raises: UsageError: a number that no layout can have."""
+    if gpus < 1 or global_batch < 1:
+        raise UsageError(f"gpus {gpus} and global batch {global_batch} must be positive")
+    if seq_len > config.max_seq_len:
+        raise UsageError(f"seq_len {seq_len} exceeds the model's {config.max_seq_len} positions")
+    if cluster.max_gpus and gpus > cluster.max_gpus:
+        raise UsageError(f"{gpus} GPUs exceed the {cluster.max_gpus} of {cluster.name}")
+
+
+def _splits(
+    n_layer: int, gpus: int, global_batch: int, tps: list[int], min_micro: int, leave: int
+) -> Iterator[tuple[int, ...]]:
+    """The numbers of SPLIT; dp is the most that divides the batch."""
+    dps = divisors(global_batch)[::-1]
+    for tp in tps:
+        for pp in divisors(n_layer):
+            most, least = gpus // (tp * pp), -(-(gpus - leave) // (tp * pp))
+            dp = next((dp for dp in dps if dp <= most), 0)
+            if dp < max(least, 1):
+                continue
+            for micro in divisors(global_batch // dp):
+                n_micro = global_batch // dp // micro
+                if n_micro < min_micro:
+                    continue
+                for vpp in divisors(n_layer // pp):
+                    if vpp == 1 or (pp > 1 and n_micro % pp == 0):
+                        yield tp, pp, vpp, dp, micro, n_micro
+
+
+def _no_layout(
+    config: GPTConfig, gpus: int, global_batch: int, tps: list[int], min_micro: int, leave: int
+) -> str:
+    """One line: why no split of the GPUs and the batch exists, and which numbers would do."""
+    most_dp, tp = global_batch // min_micro, max(tps)
+    least = f" with {min_micro} micro-batches or more" if min_micro > 1 else ""
+    if not most_dp:
+        return f"a global batch of {global_batch} has no {min_micro} micro-batches"
+    if gpus - leave > tp * config.n_layer * most_dp:
+        return (
+            f"{gpus} GPUs are too many for a global batch of {global_batch}{least}: at most tp"
+            f" {tp} x pp {config.n_layer} (the layers) x dp {most_dp} ="
+            f" {tp * config.n_layer * most_dp}"
+        )
+    splits = [tp * pp for tp in tps for pp in divisors(config.n_layer)]
+    dps = sorted({gpus // split for split in splits if gpus % split == 0})
+    batches = [dp * max(global_batch // dp + more, min_micro) for dp in dps for more in (0, 1)]
+    near = sorted(set(batches), key=lambda batch: abs(batch - global_batch))[:2]
+    shown = ", ".join(map(str, dps if len(dps) < 8 else [*dps[:3], "...", *dps[-2:]]))
+    return (
+        f"no layout of {gpus} GPUs: the dp that tp and pp leave ({shown}) do not divide a global"
+        f" batch of {global_batch}{least}; {' or '.join(map(str, sorted(near)))} would do, or"
+        " --leave N for up to N idle GPUs"
+    )

@@ -1,0 +1,298 @@
+"""Seconds of one training step from first principles: one function per term, each on columns.
+
+x is a `Columns`, c a `Constants`-like dict of floats (at most 15, `NAMES`), machine columns are in
+`Machine`. Letters: b sequences of a micro-batch, s sequence length, h hidden, f feed-forward, a
+heads, V vocabulary, L layers. Times are seconds, sizes bytes, rates bytes/s and FLOP/s.
+
+Sources: [N] Narayanan et al. SC'21, arXiv 2104.04473. [K] Korthikanti et al. 2022, arXiv
+2205.05198. [R] Rajbhandari et al. 2020 (ZeRO), arXiv 1910.02054.
+"""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from models.gpus import network_rate, planning_gpu
+from models.memory import params, stage_layers
+from parallel.config.layout_arrays import Array, Columns
+
+FULL = 2
+CROWD = (
+    0.3  # an all-reduce over n nodes has n^-0.3 of the rate (Jean Zay: 10.6 GB/s on 4, 6.9 on 16)
+)
+HOST_RATE = 2e9  # bytes/s of a rank's share of CPU Adam and PCIe (the Jean Zay offload rows)
+PLAIN_SOFTMAX = 0.2  # added share of launching: cast, scale, mask, softmax, cast are five kernels
+HOST_SPREAD = 0.04  # added share of launching for each further rank of a tp group
+SENT = 0.8  # share of a node's network that stages reach, which send in pairs and not in a ring
+SHOWN = 0.4  # share of p2p that no computation hides
+SHARPNESS = 5.0  # power of the mean of GPU time and launch time; infinity would be max()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a GPU and its links are, from data sheets: FLOP/s and bytes/s per GPU, or per node.
+
+    mesh: GPUs of a node are wired pairwise (V100), so that n of N GPUs own (n-1)/(N-1) of the
+    links; False for a switch. cores: of a host CPU whose ranks share them. linear: FLOP/s of the
+    layers' GEMMs in fp8, 0 where they are not. Fields are arrays (n,) or scalars.
+    """
+
+    peak: Array | float
+    memory_rate: Array | float
+    link: Array | float
+    network: Array | float
+    mesh: Array | bool = False
+    cores: Array | float = np.inf
+    linear: Array | float = 0.0
+
+    def take(self, chosen: Array) -> "Machine":
+        """The rows that an index chooses, of fields that are arrays."""
+        return Machine(*(getattr(self, f.name)[chosen] for f in fields(self)))
+
+    def spread(self, n: int) -> "Machine":
+        """This one machine n times."""
+        return Machine(*(np.full(n, getattr(self, f.name)) for f in fields(self)))
+
+    @classmethod
+    def stack(cls, machines: list["Machine"]) -> "Machine":
+        """One machine a row."""
+        return cls(*(np.array([getattr(m, f.name) for m in machines]) for f in fields(cls)))
+
+
+def machine_of(
+    gpu: str | None, cluster: str | None, gpus_per_node: float, width: int = 2, fp8: bool = False
+) -> Machine:
+    """The machine of a card by name; the network's rate is the one that the cluster's description
+    states, else the card's.
+
+    Raises:
+        UsageError: no such card.
+    """
+    card = planning_gpu(gpu)
+    peak = card.peaks["fp16"]
+    if width == 4:
+        peak = card.peaks.get("tf32", card.peaks.get("fp32", peak / 8))
+    linear = card.peaks.get("fp8", 0.0) if fp8 else 0.0
+    network = network_rate(cluster, gpus_per_node) or card.network * float(gpus_per_node)
+    mesh = card.mesh and gpus_per_node <= 8  # sixteen V100s are a DGX-2, which has a switch
+    return Machine(peak * 1e12, card.memory_rate, card.link, network, mesh, linear=linear * 1e12)
+
+
+def passes(x: Columns) -> Array:
+    """Forward-equivalents of a layer in a step: 1 forward + 2 backward, + 1 when recomputed."""
+    return np.where(x.recompute == FULL, 4.0, 3.0)
+
+
+def _gemm(m: Array, n: Array, k: Array, peak: Array, c: dict) -> Array:
+    """Seconds of a GEMM (m x k)(k x n) at peak x efficiency; longer where a side is short or ill
+    aligned.
+
+    Tensor cores want sides in multiples of 64 half-precision elements (NVIDIA, "Matrix
+    Multiplication Background User's Guide", tile and wave quantisation).
+    """
+    seconds = 2.0 * m * n * k / (peak * c["gemm"])
+    short = 1.0 + c["sat"] * (1.0 / m + 1.0 / n + 1.0 / k)
+    crooked = ((n % 64 != 0) | (k % 64 != 0)) * c["align"]
+    return seconds * (short + crooked)
+
+
+def gemms(x: Columns, machine: Machine, c: dict) -> Array:
+    """The four GEMMs of a layer, forward, one micro-batch: QKV, projection, MLP up and down."""
+    m = x.micro_batch * x.seq
+    peak = np.maximum(machine.peak, machine.linear)  # only the layers' GEMMs run in fp8
+    head = x.hidden / x.heads
+    qkv = (x.hidden + 2 * head * x.kv_heads) / x.tp
+    h, up = x.hidden, x.ffn * (1 + x.glu) / x.tp
+    return (
+        _gemm(m, qkv, h, peak, c)
+        + _gemm(m, h, h / x.tp, peak, c)
+        + _gemm(m, up, h, peak, c)
+        + _gemm(m, h, x.ffn / x.tp, peak, c)
+    )
+
+
+def attention(x: Columns, machine: Machine, c: dict) -> Array:
+    """Scores and context of a layer, forward: 4 b s^2 h FLOPs [N eq. 2]. Flash attention skips the
+    masked half. Without it, passes over the b a s^2 scores are added (write, softmax, dropout)."""
+    b, s = x.micro_batch, x.seq
+    flops = 4.0 * b * s * s * x.hidden / x.tp * np.where(x.flash, 0.5, 1.0)
+    crooked = (x.hidden / x.heads) % 8 != 0
+    scores = np.where(x.flash, 0.0, 6.5 * x.width) * b * s * s * x.heads / x.tp
+    return flops / (machine.peak * c["attn"]) * (1 + crooked * c["align"]) + scores / (
+        machine.memory_rate * c["mem"]
+    )
+
+
+def elementwise(x: Columns, machine: Machine, c: dict) -> Array:
+    """Bytes moved by one layer, forward, over the memory rate: norms, dropouts and residuals (whole
+    on every rank unless sequence-parallel [K]), GELU, biases and transposes (split by tp)."""
+    sbh = x.micro_batch * x.seq * x.hidden * x.width
+    whole = 13.0 * sbh / np.where(x.sequence_parallel, x.tp, 1)
+    split = (6.0 + 8.0 * x.ffn * (1 + 0.5 * x.glu) / (4.0 * x.hidden)) * sbh / x.tp
+    return (whole + split) / (machine.memory_rate * c["mem"])
+
+
+def inside_rate(n: Array, gpus_per_node: Array, machine: Machine, c: dict) -> Array:
+    """All-reduce bus bandwidth of n GPUs of one node. In a mesh, n GPUs own n - 1 of the wires."""
+    wired = np.minimum(np.maximum(n - 1, 1) / np.maximum(gpus_per_node - 1, 1), 1.0)
+    return machine.link * c["link"] * np.where(machine.mesh, wired, 1.0)
+
+
+def outside_rate(n_nodes: Array, machine: Machine, c: dict) -> Array:
+    """All-reduce bus bandwidth of whole nodes: a ring over more nodes is slower."""
+    return machine.network * c["network"] * np.maximum(n_nodes, 1.0) ** -CROWD
+
+
+def latency(n: Array, c: dict) -> Array:
+    """Seconds of a collective of n ranks before its bytes count; c["latency"] is that of two."""
+    return c["latency"] * (1.0 + np.log2(np.maximum(n, 1.0))) / 2.0
+
+
+def all_reduce(n: Array, size: Array, gpus_per_node: Array, machine: Machine, c: dict) -> Array:
+    """Seconds of one all-reduce of `size` bytes over n GPUs that fill their nodes, alone, as
+    nccl-tests measures it. Ring: 2 (n-1)/n of the bytes over the bus bandwidth."""
+    inside = inside_rate(np.minimum(n, gpus_per_node), gpus_per_node, machine, c)
+    outside = np.minimum(inside, outside_rate(n / gpus_per_node, machine, c))
+    rate = np.where(n > gpus_per_node, outside, inside)
+    return latency(n, c) + 2.0 * (n - 1) / n * size / rate
+
+
+def tensor_parallel(x: Columns, machine: Machine, c: dict) -> Array:
+    """Collectives of a layer, all passes: an all-reduce of b s h per sub-block in forward and in
+    backward [N 2.3], again in recomputation; with sequence parallelism the same bytes as
+    all-gather and reduce-scatter [K 4.2]. Ring: 2 (n-1)/n of the bytes."""
+    n_all_reduce = np.where(x.recompute == FULL, 6.0, 4.0)
+    size = 1.0 * x.micro_batch * x.seq * x.hidden * x.width
+    return n_all_reduce * all_reduce(x.tp, size, x.gpus_per_node, machine, c) * (x.tp > 1)
+
+
+def fused_softmax(x: Columns) -> Array:
+    """Whether Megatron's softmax kernel can be used: b a / t must be a multiple of 4 (Megatron-LM
+    fused_softmax.py, is_kernel_available)."""
+    return x.flash | (x.micro_batch * x.heads / x.tp % 4 == 0)
+
+
+def launch(x: Columns, c: dict) -> Array:
+    """Host seconds to launch one layer, all passes; backward launches about as much as forward. The
+    ranks of a tp group wait for their slowest host at each collective."""
+    plain = 1.0 + np.where(fused_softmax(x), 0.0, PLAIN_SOFTMAX)
+    return c["launch"] * plain * (passes(x) - 1.0) * (1.0 + HOST_SPREAD * (x.tp - 1))
+
+
+def layer(x: Columns, machine: Machine, c: dict) -> Array:
+    """One layer, one micro-batch, forward and backward: the larger of GPU and host time, smooth."""
+    core = attention(x, machine, c)
+    gpu = passes(x) * (gemms(x, machine, c) + elementwise(x, machine, c))
+    gpu = gpu + np.where(x.recompute > 0, 4.0, 3.0) * core
+    gpu = gpu + tensor_parallel(x, machine, c)
+    gpu = gpu + c["gap"] * passes(x)  # kernels start and drain one by one
+    return (gpu**SHARPNESS + launch(x, c) ** SHARPNESS) ** (1 / SHARPNESS)
+
+
+def logits(x: Columns, machine: Machine, c: dict) -> Array:
+    """The output layer and the loss of one micro-batch, forward and backward: never recomputed."""
+    m = x.micro_batch * x.seq
+    gemm = 3.0 * _gemm(m, np.ceil(x.vocab / x.tp / 128) * 128, x.hidden, machine.peak, c)
+    loss = 60.0 * m * x.vocab / x.tp / (machine.memory_rate * c["mem"])  # fp32, about ten passes
+    return (gemm + loss) * c["head"]
+
+
+def stages(x: Columns, machine: Machine, c: dict) -> tuple[Array, Array]:
+    """(slowest, mean) stage's seconds per micro-batch, forward and backward."""
+    one, head = layer(x, machine, c), logits(x, machine, c)
+    first, middle, last = stage_layers(x)
+    slowest = np.maximum(np.maximum(first, middle) * one, last * one + head)
+    mean = (x.layers * one + head) / x.pp
+    return slowest + c["micro"], mean + c["micro"]
+
+
+def p2p(x: Columns, machine: Machine, c: dict) -> Array:
+    """Seconds that sending activations and their gradients between stages adds to a micro-batch.
+
+    Every GPU of a node sends at once, so each has its share of the node's network.
+    """
+    volume = 2.0 * x.micro_batch * x.seq * x.hidden * x.width
+    scattered = x.sequence_parallel | ~x.deepspeed  # Megatron's scatter-gather [N 4.1]
+    volume = volume / np.where(scattered, x.tp, 1)
+    inside = x.gpus <= x.gpus_per_node
+    rate = np.where(inside, machine.link * c["link"], machine.network * SENT / x.gpus_per_node)
+    return (x.pp > 1) * x.vpp * volume / rate * SHOWN
+
+
+def parameters(x: Columns) -> Array:
+    """Trained parameters of the fullest rank: its share of layers and, at an end, the embedding."""
+    first, middle, last = stage_layers(x)
+    return np.maximum(params(x, middle, False), params(x, np.maximum(first, last), True))
+
+
+def ring_rate(x: Columns, machine: Machine, c: dict) -> Array:
+    """Bytes/s of one data-parallel ring.
+
+    Inside a node it has the links' rate. Beyond a node it shares the network with the rings beside
+    it. One ring alone does not fill all adapters (hence the square root). A ring over more nodes is
+    slower, by the power -0.3: Jean Zay's all-reduce went from 10.6 to 6.9 GB/s between 4 and 16
+    nodes, and ZeRO-3's gathers on Selene slowed by 1.6 between 48 and 280.
+    """
+    inside = x.tp * x.dp <= x.gpus_per_node
+    together = np.clip(x.gpus_per_node // x.tp, 1, x.dp)  # ranks of the group that share a node
+    alone = np.sqrt(together / np.minimum(x.gpus_per_node, x.gpus))
+    rate = outside_rate(x.dp / together, machine, c) * alone
+    within = inside_rate(x.tp * x.dp, x.gpus_per_node, machine, c)
+    return np.where(inside, within, np.minimum(rate, within))
+
+
+def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
+    """Seconds that the gradients' all-reduce (ring, 2 (n-1)/n), or ZeRO's reduce-scatter and
+    all-gathers [R 7], adds after overlap. ZeRO-3 gathers the weights in forward and in backward of
+    every micro-batch."""
+    share = (x.dp - 1) / x.dp * parameters(x)
+    grads = 2.0 * share * x.grad_width
+    gathers = np.where(x.deepspeed & (x.zero_stage > 0), share * x.width, 0.0)
+    rate = ring_rate(x, machine, c)
+    # DeepSpeed's stage 2 cannot accumulate whole gradients: it reduces every micro-batch.
+    times = np.where(x.zero_stage == 2, x.n_micro, 1)
+    once = (grads * times + gathers) / rate * c["exposed"]
+    calls = 3.0 * x.n_micro * x.layers * (x.dp > 1) * latency(x.dp, c)
+    zero3 = calls + share * (2.0 * x.width + x.grad_width) / rate * x.n_micro * c["exposed"]
+    return np.where(x.zero_stage == 3, zero3, once)
+
+
+def tied_embedding(x: Columns, machine: Machine, c: dict) -> Array:
+    """The all-reduce of the embedding's gradient between the first and the last stage."""
+    volume = x.vocab * x.hidden / x.tp * x.grad_width
+    rate = machine.network * c["network"] / x.gpus_per_node
+    return np.where((x.pp > 1) & (x.zero_stage < 3), volume / rate, 0.0)
+
+
+def optimizer(x: Columns, machine: Machine, c: dict) -> Array:
+    """Adam over the rank's parameters, memory-bound (about 30 bytes each), and the fixed cost of a
+    step: gradient norm, scaler, logging."""
+    shards = np.where(x.zero_stage > 0, x.dp, 1)
+    move = 30.0 * parameters(x) / shards / (machine.memory_rate * c["mem"])
+    host = 30.0 * parameters(x) / shards / HOST_RATE * (x.offload > 0)
+    return move + host + c["step"]
+
+
+def terms(x: Columns, machine: Machine, c: dict) -> dict[str, Array]:
+    """Every additive term of a step in seconds; their sum is the prediction.
+
+    Ranks that share a core take turns: their seconds count that many times, but not those of a
+    stage that waits, for its core works for another. These are seconds before that counting.
+    """
+    slowest, mean = stages(x, machine, c)
+    send = p2p(x, machine, c)
+    wait = np.where(x.slower, c["engine"], 1.0)
+    ranks_per_core = np.maximum(x.gpus / machine.cores, 1.0)
+    return {
+        "compute": x.n_micro * slowest * wait,
+        "bubble": (x.pp - 1) * (mean + send) / x.vpp * wait / ranks_per_core,
+        "p2p": x.n_micro * send * wait,
+        "data_parallel": data_parallel(x, machine, c),
+        "embedding": tied_embedding(x, machine, c),
+        "optimizer": optimizer(x, machine, c),
+    }
+
+
+def seconds(x: Columns, machine: Machine, c: dict) -> Array:
+    """Predicted seconds of one step."""
+    return sum(terms(x, machine, c).values())

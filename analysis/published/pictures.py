@@ -1,0 +1,72 @@
+"""The pictures of the published tables, and one of a predicted scaling curve."""
+
+from pathlib import Path
+from typing import Any
+
+from analysis.common import plots
+from analysis.measured.pictures import PHASES
+from analysis.measured.scaling import Point, curve
+from analysis.planner import ranking
+from analysis.planner.calibration import load_calibration
+from analysis.published import recomputed
+from models.config import PRESETS
+from models.flops import DEFAULT_CONVENTION
+
+Figure = Any  # matplotlib's, which loads only where something is drawn
+
+
+def draw(folder: Path) -> list[Path]:
+    """The files written to a folder."""
+    return [
+        *plots.save(_speedup(), folder, "speedup"),
+        *plots.save(_tflops(), folder, "tflops"),
+        *plots.save(_breakdown(), folder, "breakdown"),
+        *plots.save(_planned(), folder, "planned"),
+    ]
+
+
+def _speedup() -> Figure:
+    big = recomputed.big_purple().rows
+    points = [Point("", int(row["gpus"]), row["step_s"]) for row in big]
+    series = {"GPT-2 124M, V100, Big Purple": curve(points, points[0])[0]}
+    for batch in (64, 128):
+        points = [
+            Point("", gpus, recomputed.slowest_rank(ranks)["total_s"])
+            for (of, gpus), ranks in sorted(recomputed.epochs().items())
+            if of == batch
+        ]
+        series[f"GPT epochs, batch {batch}, slowest rank"] = curve(points, points[0])[0]
+    return plots.speedup(series, "Published strong scaling, recomputed")
+
+
+def _tflops() -> Figure:
+    parts: dict[str, list[tuple[float, float]]] = {}
+    for row in recomputed.jean_zay(1, 10**6).rows:
+        if row.get("megatron"):
+            parts.setdefault(_library(row["engine"]), []).append((row["gpus"], row["megatron"]))
+    return plots.tflops(parts, "GPT-2 7.5B to 206B on Jean Zay's V100s", DEFAULT_CONVENTION)
+
+
+def _library(engine: str) -> str:
+    """The label of an engine as the Jean Zay tables write it."""
+    if engine.startswith("HF"):
+        return "Hugging Face"
+    if "DeepSpeed" in engine:
+        return "with DeepSpeed"
+    return "Megatron-LM" if engine.startswith("Megatron") else engine.split(" 1.1.5")[0]
+
+
+def _breakdown() -> Figure:
+    bars = {}
+    for (batch, gpus), ranks in sorted(recomputed.epochs().items()):
+        slowest = recomputed.slowest_rank(ranks)
+        keys = ("compute_s", "comm_s", "loading_s", "movement_s")
+        bars[f"b{batch}\n{gpus} GPU"] = dict(zip(PHASES, (slowest[k] for k in keys), strict=True))
+    return plots.phases(bars, "Where an epoch's time goes (slowest rank)")
+
+
+def _planned() -> Figure:
+    """18B parameters on Selene, three sequences a GPU, the best layout at each size."""
+    settings = {"seq_len": 2048}
+    found = ranking.scale(PRESETS["18b"], load_calibration("selene"), 3.0, settings, ranking.MARGIN)
+    return plots.planned(found, "GPT 18B on Selene, three sequences a GPU")

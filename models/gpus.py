@@ -1,0 +1,134 @@
+"""GPUs by name, MFU, and the network of a node from words. models/gpus.toml lists the GPUs.
+
+A name must identify one card: "H100" alone is an SXM (989 TFLOP/s) or a PCIe one (756), so it has
+no peak.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.errors import UsageError
+from models.files import read_toml
+
+# Model FLOPs only: what MFU is defined on. sc21 and seed count recomputation, which is HFU.
+MODEL_FLOPS = ("megatron", "palm", "6n")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One card of models/gpus.toml, which says what its numbers are.
+
+    peaks: dense TFLOP/s by precision. Rates are bytes/s, one direction, per card: to its memory,
+    over its links to the others of a node, and its share of the node's network.
+    """
+
+    name: str
+    peaks: dict[str, float]
+    pattern: str
+    memory_gb: float
+    memory_rate: float
+    link: float
+    network: float
+    source: str
+    mesh: bool = False
+
+
+def _read_cards() -> tuple[Gpu, ...]:
+    cards = read_toml(Path(__file__).with_name("gpus.toml"), "cards")
+    for card in cards.values():
+        card |= {rate: card[rate] * 1e9 for rate in ("memory_rate", "link", "network")}
+    return tuple(Gpu(name, card.pop("tflops"), **card) for name, card in cards.items())
+
+
+GPUS = _read_cards()
+
+
+def find_gpu(name: str | None) -> Gpu | None:
+    """The card that `name` means, or None when it means none or more than one."""
+    if not name:
+        return None
+    return next((g for g in GPUS if re.search(g.pattern, name, re.IGNORECASE)), None)
+
+
+def peak_tflops(name: str | None, precision: str | None) -> float | None:
+    """Dense peak in TFLOP/s of one card at `precision` (fp32, tf32, fp16, bf16, fp8), or None."""
+    gpu = find_gpu(name)
+    return gpu.peaks.get((precision or "").lower()) if gpu else None
+
+
+def mfu(
+    tflops: float | None, gpu: str | None, precision: str | None, convention: str
+) -> tuple[float | None, str]:
+    """(model FLOPs utilisation in 0..1, "") or (None, why there is none).
+
+    Chowdhery et al. 2022 (PaLM), section 4.1: observed throughput of model FLOPs over the peak. A
+    throughput above the peak is an error, not a utilisation; the sentence says so.
+    """
+    if tflops is None:
+        return None, ""
+    peak = peak_tflops(gpu, precision)
+    if peak is None:
+        return None, f"no peak known for {gpu or 'this machine'} at {precision or 'its precision'}"
+    if tflops > peak:
+        return None, f"{tflops:.1f} TFLOP/s is above the peak of {peak:g} ({find_gpu(gpu).name})"
+    if convention not in MODEL_FLOPS:
+        return None, f"the {convention} convention counts recomputation: no MFU"
+    return tflops / peak, ""
+
+
+# A bare name in a published table nearly always means the card of the maker's own servers.
+USUAL = {"V100": "V100 SXM2", "H100": "H100 SXM", "A100": "A100", "P100": "P100 SXM2"}
+GBITS = {"EDR": 100, "HDR": 200, "NDR": 400, "Omni-Path": 100, "OPA": 100}
+
+
+def planning_gpu(name: str | None) -> Gpu:
+    """The card to plan with: as `find_gpu`, but a bare V100 or H100 is the SXM one.
+
+    Raises:
+        UsageError: no such card, with the known ones.
+    """
+    known = ", ".join(g.name for g in GPUS)
+    if not name:
+        raise UsageError(f"no GPU type; known: {known}")
+    bare = re.match(r"\s*(?:NVIDIA\s+)?([A-Z]+\d+[A-Z]?)", name, re.IGNORECASE)
+    usual = USUAL.get(bare[1].upper(), "") if bare else ""
+    found = find_gpu(name) or next((g for g in GPUS if g.name == usual), None)
+    if found is None:
+        raise UsageError(f"unknown GPU {name!r}; known: {known}")
+    return found
+
+
+# "4 x 100 Gb/s", "4 EFA x 100 Gb/s", "4 NICs of 100 Gb/s" or "100 Gb/s x 4".
+_RATE = re.compile(
+    r"(?:(\d+)\s*(?:(?:[A-Za-z-]+\s+){0,2}[x×*]|(?:links?|ports?|rails?|NICs?|HCAs?)\s+of)\s*)?"
+    r"(\d+(?:\.\d+)?)\s*([GT])b(?:ps|it/s|/s)(?:\s*[x×*]\s*(\d+))?"
+)
+_LINKS = r"(EDR|HDR|NDR|Omni-Path|OPA)(\d{3})?\b"
+_COUNTED = re.compile(rf"\b(\d+)\s*[x×*]?\s*{_LINKS}")
+_NAMED = re.compile(rf"\b{_LINKS}(?:\W+(\d+)\s*[x×*]?\s*(?:links?|ports?|rails?|NICs?|HCAs?)\b)?")
+_PER_GPU = re.compile(r"[^,;()]{0,30}(?:per|a|/)\s*(?:GPU|card|accelerator)\b", re.IGNORECASE)
+_PER_NODE = re.compile(r"[^,;()]{0,30}(?:per|a|/)\s*(?:node|server|host)\b", re.IGNORECASE)
+
+
+def network_rate(cluster: str | None, gpus_per_node: float | None = None) -> float | None:
+    """Bytes/s of a node's network from a description that states it, else None.
+
+    "800 Gbps InfiniBand per node", "4 x 100 Gb/s", "400 Gb/s RDMA per GPU" (of `gpus_per_node`),
+    "8x HDR InfiniBand per node", "2x HDR100", "4 Omni-Path links/node", "Omni-Path, 4 links/node".
+    """
+    text = cluster or ""
+    counted, named = _COUNTED.search(text), _NAMED.search(text)
+    if found := _RATE.search(text):
+        before, rate, unit, after = found.groups()
+        count, rest = before or after, text[found.end() :]
+        gbits = float(rate) * (1000 if unit == "T" else 1) * int(count or 1)
+        if _PER_GPU.match(rest):
+            return gbits / 8 * 1e9 * gpus_per_node if gpus_per_node else None
+        if count or not counted or _PER_NODE.match(rest):
+            return gbits / 8 * 1e9  # else the rate is one of the counted links'
+    if counted:
+        return int(counted[1]) * float(counted[3] or GBITS[counted[2]]) / 8 * 1e9
+    if named:
+        return int(named[3] or 1) * float(named[2] or GBITS[named[1]]) / 8 * 1e9
+    return None

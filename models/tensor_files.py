@@ -1,0 +1,66 @@
+"""The one writer of safetensors files.
+
+The format (safetensors' README) is the length of the header in 8 bytes, a JSON header with the
+dtype, shape and place of each tensor, and then the bytes. We write it ourselves because the library
+needs all tensors in memory at once; here one is enough.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from models.storage import write_blocks
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CODES = {  # safetensors' names
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint8: "U8",
+}
+_SMALL, _BLOCK = 1 << 20, 1 << 24  # bytes: small tensors are joined, large ones are cut
+
+
+def write_safetensors(
+    path: Path,
+    layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+    tensors: Iterable[Tensor],
+    metadata: dict[str, str] | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> tuple[int, int]:
+    """Write and sync `tensors`, in the order of `layout`, as one file: (bytes, CRC-32).
+
+    layout: name -> (dtype to store, shape). tick: called after each block of some megabytes.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    header: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
+    end = 0
+    for name, (dtype, shape) in layout.items():
+        begin, end = end, end + torch.Size(shape).numel() * dtype.itemsize
+        header[name] = {"dtype": CODES[dtype], "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    stored = (
+        tensor.detach().to("cpu", dtype).flatten()
+        for tensor, (dtype, _) in zip(tensors, layout.values(), strict=True)
+    )
+    return write_blocks(path, _blocks(len(text).to_bytes(8, "little") + text, stored), tick)
+
+
+def _blocks(head: bytes, tensors: Iterable[Tensor]) -> Iterator[memoryview]:
+    waiting = bytearray(head)
+    for tensor in tensors:
+        data = memoryview(tensor.view(torch.uint8).numpy()).cast("B")
+        if len(waiting) + len(data) <= _SMALL:
+            waiting += data
+            continue
+        yield memoryview(bytes(waiting))
+        waiting.clear()
+        for at in range(0, len(data), _BLOCK):
+            yield data[at : at + _BLOCK]
+    yield memoryview(bytes(waiting))

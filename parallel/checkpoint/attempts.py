@@ -1,0 +1,186 @@
+"""Begin an attempt of a run: anew, or from the checkpoints of the attempt before it. Torch-free."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from models.errors import UsageError, drop_output
+from models.files import parse_json
+from parallel.checkpoint import folders
+from parallel.config.duration import CIRCUMSTANCES, WORK
+from parallel.config.settings import RunSpec
+from parallel.record.ends import COMPLETE
+from parallel.record.reader import (
+    holds_attempt,
+    read_facts,
+    read_json_if_whole,
+    read_run,
+    read_status,
+)
+from parallel.record.writer import RunFolder
+
+
+def why_anew(run_folder: Path, settings: dict[str, Any]) -> str | None:
+    """Why a run with these settings starts anew in its folder, in words that end `moved_line`.
+
+    None: it resumes, since the folder holds an attempt of this very run with a checkpoint; that
+    attempt was stopped, or was complete after fewer steps. "": there was no attempt.
+    """
+    if not holds_attempt(run_folder):
+        return ""
+    try:
+        facts = parse_json((run_folder / "run.json").read_text())
+        before = dict(facts["spec"])
+    except OSError as error:
+        return f"the earlier one's run.json cannot be read ({error.strerror})"
+    except (ValueError, TypeError, KeyError) as error:
+        return f"the earlier one's run.json is damaged ({type(error).__name__}: {error})"
+    differ = [k for k in settings.keys() | before.keys() if settings.get(k) != before.get(k)]
+    changes = [f"{k} changed from {before.get(k)} to {settings.get(k)}" for k in sorted(differ)]
+    steps, longer = settings["steps"], settings["steps"] > before.get("steps", 0)
+    # The marker is written last: without it the run was stopped just before.
+    complete = read_status(run_folder).get("state") == COMPLETE
+    if complete and (run_folder / "RUN_COMPLETE.txt").exists() and not longer:
+        return " and ".join(["the earlier one is complete", *changes])
+    if set(differ) - CIRCUMSTANCES - set(WORK):
+        return " and ".join(changes)
+    load, began = settings.get("load"), before.get("load")
+    if load is not None and not (began and os.path.abspath(load) == os.path.abspath(began)):
+        return f"the earlier one began at {began or 'step 0'} and this one is to load {load}"
+    if not settings.get("resume"):
+        return "--no-resume was given"
+    if not settings.get("save_interval"):
+        return "without save_interval no run goes on from a checkpoint"
+    save = folders.save_folder(run_folder, settings)
+    if not (there := folders.steps_in(save)):
+        return f"the earlier one left no checkpoint in {save}"
+    if there[-1] > steps:
+        newest = f"the earlier one's newest checkpoint, of step {there[-1]},"
+        return f"{newest} is beyond the steps asked for, {steps}"
+    return None
+
+
+def moved_line(aside: Path, why: str, load: Path | str | None) -> str:
+    """The line on an attempt that was moved to `aside`: where the run starts now, and why."""
+    line = f"moved the earlier attempt to {aside}; this run starts from {load or 'step 0'}"
+    return f"{line}, because {why}" if why else line
+
+
+def begin(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path | None:
+    """Begin the run folder; the checkpoint, or folder of checkpoints, to load, if any.
+
+    Raises:
+        UsageError: the folder is no run's, or another process writes it; the folder to save to
+            holds another run's checkpoints, or later ones than the one to load, which would be
+            taken for this run's; or there is none to load, or none before the last step.
+    """
+    why = why_anew(folder.path, spec.settings())
+    if why is None:
+        return _resume(spec, facts, folder)
+    load = None if spec.load is None else Path(os.path.abspath(spec.load))
+    inside = Path(os.path.abspath(folder.path))
+    if load is not None and load.is_relative_to(inside) and not folders.any_at(load):
+        # An attempt that began from there moved it aside, and was stopped before it saved.
+        load = Path(read_json_if_whole(folder.path / "run.json").get("loaded") or load)
+    # Without a checkpoint to load there is no run folder yet when that is said.
+    first = None if load is None else folders.candidates(load)[0]
+    _check_save_folder(spec, folder, first)
+    if first is not None and (folders.step_of(first) or 0) >= spec.steps:
+        if not spec.load_previous:
+            raise UsageError(nothing_to_train(spec, first.name))
+    with folder.locked():
+        if aside := folder.set_aside():
+            if load is not None and load.is_relative_to(inside):
+                moved = aside / load.relative_to(inside)  # it was part of what just moved
+                load = moved if moved.exists() else load
+        facts["loaded"] = None if load is None else str(load)
+        folder.begin(facts)
+    if aside:
+        note(folder, moved_line(aside, why, load))
+    return load
+
+
+def _check_save_folder(spec: RunSpec, folder: RunFolder, first: Path | None) -> None:
+    """Refuse to save beside another run's checkpoints; `first` is the one that is loaded."""
+    save = folders.save_folder(folder.path, spec.settings())
+    if not (spec.save and spec.save_interval and (steps := folders.steps_in(save))):
+        return
+    if first is None or first.parent.resolve() != save.resolve():
+        raise UsageError(
+            f"{save} holds checkpoints already; go on from them with --load, or give another --save"
+        )
+    if (folders.step_of(first) or 0) < steps[-1]:  # weights alone begin at step 0
+        raise UsageError(
+            f"{save} holds checkpoints to step {steps[-1]}; to go on from {first.name}, give"
+            " another --save"
+        )
+
+
+def _resume(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path:
+    """Begin an attempt that goes on from the one before; the folder of its checkpoints."""
+    before = read_facts(folder.path)
+    reason = "status.json is missing or damaged"
+    if read_status(folder.path):
+        reason = read_run(folder.path).reason  # a process that is gone, say
+    steps = before["spec"]["steps"]
+    ended = {"started_utc": before.get("started_utc"), "reason": reason, "steps": steps}
+    facts["attempts"] = [*(before.get("attempts") or []), ended]
+    facts["loaded"] = before.get("loaded")
+    facts["profiler"] = facts["profiler"] or before.get("profiler")
+    aside = folder.begin(facts, go_on=True)
+    if aside is not None:
+        note(folder, f"the result after {steps} steps is kept in {aside}")
+    if steps != spec.steps:
+        line = f"this run goes on to step {spec.steps}; the earlier attempt planned {steps}"
+        if spec.lr_schedule != "constant":
+            line += f"; its learning rates were those of {steps} steps"
+        note(folder, line)
+    return folders.save_folder(folder.path, spec.settings())
+
+
+def nothing_to_train(spec: RunSpec, checkpoint: str) -> str:
+    return f"{checkpoint} is the state after all of the run's {spec.steps} steps: give more --steps"
+
+
+def other_schedules(attempts: list[dict[str, Any]], steps: int, first: int) -> str:
+    """Which steps from `first` on had the learning rates of a run of other than `steps` steps, in
+    words; "" where none had.
+
+    attempts: the earlier ones, oldest first: the `steps` of each and, where the next one loaded a
+    checkpoint, its step, `kept_to`.
+    """
+    spans: list[tuple[int, int, int]] = []  # (steps of the schedule, first step, last step)
+    for number, attempt in enumerate(attempts):
+        loaded = [later.get("kept_to") for later in attempts[number:]]
+        last = min(step for step in loaded if step is not None)
+        if last < first:
+            continue
+        planned = attempt.get("steps", steps)
+        if spans and spans[-1][0] == planned:
+            first = spans.pop()[1]
+        spans.append((planned, first, last))
+        first = last + 1
+    parts = [
+        f"steps {first} to {last} were trained with the learning rates of a run of {of} steps"
+        for of, first, last in spans
+        if of != steps
+    ]
+    return f"goes on to step {steps}; {', '.join(parts)}" if parts else ""
+
+
+def note(folder: RunFolder, line: str) -> None:
+    """Say what was done with the folder, in its log and on the console."""
+    folder.log(f" {line}")
+    tell(folder, line)
+
+
+def tell(folder: RunFolder, line: str) -> None:
+    """Print a line, above tqdm's bar where there is one; a lost console is noted in the log."""
+    from tqdm import tqdm
+
+    try:
+        tqdm.write(line) if sys.stdout.isatty() else print(line, flush=True)
+    except OSError as error:
+        drop_output()  # nobody reads it any more, or its disk is full: the log has the lines
+        folder.log(f" the console takes no more lines: {error.strerror}")

@@ -1,0 +1,269 @@
+"""Saves and loads the training state of a run: what the trainer calls, on all ranks alike.
+
+Every rank writes the pieces that it owns (contents.py, rank_files.py) into a hidden folder. Rank 0
+then writes the manifest and gives the folder its name (folders.py). Loading is in loading.py.
+docs/checkpoints.md says why the libraries' own formats are not used.
+"""
+
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from models.storage import STATE_BYTES_PER_PARAM, state_bytes
+from parallel.checkpoint import folders, loading
+from parallel.checkpoint.contents import Piece, slices_to_save
+from parallel.checkpoint.export import export_weights
+from parallel.checkpoint.manifest import rank_file
+from parallel.checkpoint.random_states import random_states
+from parallel.checkpoint.rank_files import write_rank_file
+from parallel.checkpoint.ranks import Ranks, attempt
+from parallel.config.settings import RunSpec
+from parallel.record.schema import utc_now
+
+
+@dataclass
+class Event:
+    """A save, load, export or deletion that ended, as rank 0 reports it.
+
+    blocked_s: how long training waited; total_s: until it was on disk. problem: "" when it went
+    well.
+    """
+
+    event: str
+    step: int
+    path: str
+    blocked_s: float = 0.0
+    total_s: float = 0.0
+    bytes: int = 0
+    ranks: int = 1
+    problem: str = ""
+
+    def line(self) -> str:
+        """What the log says, in Megatron-LM's words where it went well."""
+        if self.problem:
+            return f"  could not {self.event} checkpoint at iteration {self.step}: {self.problem}"
+        if self.event == "load":
+            return f"  successfully loaded checkpoint from {self.path} at iteration {self.step}"
+        if self.event == "export":
+            return f"  successfully exported weights at iteration {self.step} to {self.path}"
+        folder = str(Path(self.path).parent)
+        return f"  successfully saved checkpoint at iteration {self.step:7d} to {folder}"
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """What this rank saves of the state after `step` steps.
+
+    scalars: the manifest's adam_step and scaler. blocked_s: how long training waited for the
+    snapshot; None when it waits until all is on disk.
+    """
+
+    step: int
+    pieces: list[Piece]
+    randoms: dict[str, Tensor]
+    scalars: dict[str, Any]
+    began: float
+    blocked_s: float | None = None
+
+
+class Checkpointer:
+    """Saves and loads one run's state.
+
+    facts: what every manifest says of the run (run.json). tick: called while it works, for the
+    watchdog.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        spec: RunSpec,
+        facts: dict[str, Any],
+        save_to: Path,
+        rank: int,
+        world: int,
+        tick: Callable[[], None] = lambda: None,
+    ):
+        self.engine, self.spec, self.facts, self.save_to = engine, spec, facts, save_to
+        self.ranks = Ranks(rank, world, tick)
+        self._events: deque[Event] = deque()
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._saving: Future | None = None  # the save in the background
+        if rank == 0 and spec.save_interval:
+            folders.tidy(save_to)
+
+    def events(self) -> list[Event]:
+        """What ended since the last call; rank 0's are to be reported."""
+        return [self._events.popleft() for _ in range(len(self._events))]
+
+    def _note(self, event: str, step: int, path: Path, **values: Any) -> None:
+        self._events.append(Event(event, step, str(path), ranks=self.ranks.world, **values))
+
+    def agree(self, wanted: bool) -> bool:
+        """Whether any rank wants it; called by the main threads only."""
+        if self._saving is not None and self._saving.done():
+            self.wait()  # raises what the save raised
+        if self.ranks.world == 1:
+            return wanted
+        flag = torch.tensor([int(wanted)], dtype=torch.int32, device="cpu")
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return bool(flag.item())
+
+    def load(self, path: Path | None) -> int:
+        """Fill the engine from rank 0's `path`, a checkpoint or weights alone; the step to resume
+        from, 0 without a path.
+
+        Raises:
+            UsageError: it cannot be loaded (see loading.load).
+        """
+        began = time.perf_counter()
+        loaded = loading.load(self.engine, self.spec, self.ranks, path)
+        if loaded is None:
+            return 0
+        for folder, problem in loaded.damaged:
+            self._note("load", folders.step_of(folder), folder, problem=problem)
+        times = dict.fromkeys(("blocked_s", "total_s"), time.perf_counter() - began)
+        self._note("load", loaded.step, loaded.folder, bytes=loaded.bytes, **times)
+        return loaded.step
+
+    def due(self, step: int) -> bool:
+        """Whether the state after `step` steps is to be saved."""
+        every = self.spec.save_interval
+        return bool(every) and (step % every == 0 or step == self.spec.steps)
+
+    def save(self, step: int) -> None:
+        """Save the state after `step` steps. A full disk ends the save, not the run."""
+        self.wait()
+        began = time.perf_counter()
+        state = self.engine.state()
+        scalars = {"adam_step": state.adam_step, "scaler": state.scaler}
+        pieces, randoms = slices_to_save(state.pieces), random_states(state.tracker)
+        snapshot = _Snapshot(step, pieces, randoms, scalars, began)
+        if not self.spec.async_save:
+            self._write(snapshot)
+            return
+        pieces = [
+            replace(p, tensors={k: t.to("cpu", copy=True) for k, t in p.tensors.items()})
+            for p in pieces
+        ]
+        snapshot = replace(snapshot, pieces=pieces, blocked_s=time.perf_counter() - began)
+        self._saving = self._thread.submit(self._write, snapshot)
+
+    def wait(self) -> None:
+        """Until the background save has ended, raising what it raised; its event's blocked_s counts
+        the wait."""
+        if self._saving is None:
+            return
+        saving, self._saving, began = self._saving, None, time.perf_counter()
+        error = saving.exception()  # waits
+        for event in self._events:  # rank 0's
+            if event.event == "save":
+                event.blocked_s += time.perf_counter() - began
+        if error is not None:
+            raise error
+
+    def _write(self, snapshot: _Snapshot) -> None:
+        """In three rounds, so that no rank goes on where another has failed: check the room, write
+        the files, publish the folder."""
+        aside = folders.aside_of(self.save_to, snapshot.step)
+        _, problem = self.ranks.on_first(attempt, self._make_room, snapshot.step)
+        entries = []
+        if not problem:
+            path = aside / rank_file(self.ranks.rank)
+            written = self.ranks.on_all(
+                attempt, write_rank_file, path, snapshot.pieces, snapshot.randoms, self.ranks.tick
+            )
+            problem = next((why for _, why in written if why), "")
+            entries = [entry for entry, why in written if not why]
+        self.ranks.on_first(self._finish, snapshot, aside, entries, problem)
+
+    def _make_room(self, step: int) -> None:
+        """The hidden folder, on a disk with room for what will be written.
+
+        Raises:
+            OSError: no room, or no permission.
+        """
+        aside = folders.begin(self.save_to, step)
+        needed, free = self.predicted_bytes(), shutil.disk_usage(aside).free
+        if free < needed:
+            raise OSError(28, f"{needed:.0f} bytes are needed, {free} are free", str(aside))
+
+    def predicted_bytes(self) -> int:
+        """Bytes of one checkpoint's tensors; they do not depend on the layout."""
+        return int(state_bytes(self.spec.model.n_params))
+
+    def _finish(
+        self, snapshot: _Snapshot, aside: Path, entries: list[dict[str, Any]], problem: str
+    ) -> None:
+        """Rank 0's work once the files are written: publish, then export weights and delete old
+        checkpoints; or remove what a failed save left."""
+        step, folder = snapshot.step, self.save_to / folders.name_of(snapshot.step)
+        if not problem:
+            _, problem = attempt(self._publish, snapshot, aside, entries)
+        total_s = time.perf_counter() - snapshot.began
+        size = sum(entry["bytes"] for entry in entries)
+        blocked_s = total_s if snapshot.blocked_s is None else snapshot.blocked_s
+        times = {"blocked_s": blocked_s, "total_s": total_s}
+        self._note("save", step, folder, bytes=size, problem=problem, **times)
+        if problem:
+            shutil.rmtree(aside, ignore_errors=True)
+            return
+        every, spec = self.spec.export_weights, self.spec
+        if every and (step % every == 0 or step == spec.steps):
+            self._export(step, folder)
+        _, problem = attempt(folders.retain, self.save_to, step, spec.keep_last, spec.keep_every)
+        if problem:
+            self._note("delete", step, self.save_to, problem=problem)
+
+    def _publish(self, snapshot: _Snapshot, aside: Path, entries: list[dict[str, Any]]) -> None:
+        elements = sum(p["stop"] - p["start"] for entry in entries for p in entry["pieces"])
+        counted = STATE_BYTES_PER_PARAM * elements
+        if counted != self.predicted_bytes():
+            raise OSError(
+                0, f"{counted} bytes of state, predicted were {self.predicted_bytes()}", str(aside)
+            )
+        facts, spec, step = self.facts, self.spec, snapshot.step
+        folders.write_manifest(
+            aside,
+            {
+                "format": folders.FORMAT,
+                "step": step,
+                "time_utc": utc_now(),
+                "run": facts["run"],
+                "engine": spec.engine,
+                "implementation": spec.implementation,
+                "precision": spec.precision,
+                "world_size": self.ranks.world,
+                "layout": asdict(spec.layout),
+                "model": asdict(spec.model),
+                "n_params": spec.model.n_params,
+                "spec": spec.settings(),
+                "commit": facts["git"]["commit"],
+                "data": {
+                    "path": facts["data"]["path"],
+                    "sha256": facts["data"]["sha256"],
+                    "seed": spec.seed,
+                    "next_step": step,
+                    "consumed_sequences": step * spec.layout.global_batch,
+                },
+                "state_bytes": counted,
+                **snapshot.scalars,
+                "files": entries,
+            },
+        )
+        folders.publish(aside, self.save_to, step)
+
+    def _export(self, step: int, folder: Path) -> None:
+        began, out = time.perf_counter(), self.save_to / f"weights-{step:08d}"
+        size, problem = attempt(export_weights, folder, out, "bf16", self.ranks.tick)
+        total_s = time.perf_counter() - began
+        times = {"blocked_s": 0.0 if self.spec.async_save else total_s, "total_s": total_s}
+        self._note("export", step, out, bytes=size or 0, problem=problem, **times)

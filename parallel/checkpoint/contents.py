@@ -1,0 +1,130 @@
+"""What a checkpoint stores: pieces of parameters and of AdamW's moments.
+
+A piece is a parameter's reference name (models/gpt.py), the part of the parameter that a
+tensor-parallel rank holds (a box: offset and shape), and a run of that part's elements in row-major
+order, which is what a ZeRO rank holds of it. Each piece has three fp32 tensors: the master weight
+and AdamW's two moments, 12 bytes per parameter. An engine lists its pieces as views of its live
+tensors. Saving writes the views and loading fills them, so no engine knows the files.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from parallel.config.layout import Layout
+
+Shape = tuple[int, ...]
+
+
+class Copy(NamedTuple):
+    """One of `n` equal copies of a piece; this rank saves slice `index` of it."""
+
+    index: int
+    n: int
+
+
+ONLY_COPY = Copy(0, 1)
+NEVER_SAVED = Copy(0, 0)  # another rank saves all of it; here it is only filled
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements [start, start + n) of a part of a parameter, row-major.
+
+    name, shape: the parameter's reference name and full shape.
+    offset, part: where the part begins in the parameter, and the part's shape.
+    tensors: kind -> live fp32 tensor of n elements, contiguous.
+    """
+
+    name: str
+    shape: Shape
+    offset: Shape
+    part: Shape
+    start: int
+    tensors: dict[str, Tensor]
+    copy: Copy = ONLY_COPY
+
+    def __len__(self) -> int:
+        return self.tensors["param"].numel()
+
+
+@dataclass
+class State:
+    """An engine's training state: its pieces and what is not a tensor.
+
+    adam_step: AdamW's step count, without skipped steps.
+    scaler: empty without fp16. With fp16 {"scale", "good_steps"} and, where the engine tolerates
+        some overflows before it lowers the scale, how many are left ("hysteresis").
+    tracker: megatron-core's named random states (get_states, set_states), or None.
+    """
+
+    pieces: list[Piece]
+    adam_step: int = 0
+    scaler: dict[str, float] = field(default_factory=dict)
+    tracker: Any = None
+
+
+def unpadded(
+    name: str,
+    shape: Shape,
+    offset: Shape,
+    part: Shape,
+    start: int,
+    tensors: dict[str, Tensor],
+    copy: Copy = ONLY_COPY,
+) -> list[Piece]:
+    """[Piece] without the rows of `part` that pad the vocabulary; [] when nothing is left."""
+    rows = max(0, min(part[0], shape[0] - offset[0]))
+    part = (rows, *part[1:])
+    n = min(tensors["param"].numel(), math.prod(part) - start)
+    if n <= 0:
+        return []
+    flat = {kind: tensor.detach().view(-1)[:n] for kind, tensor in tensors.items()}
+    return [Piece(name, shape, offset, part, start, flat, copy)]
+
+
+def is_split(parameter: Any) -> bool:
+    """Whether each tp rank holds a different part of this parameter; megatron-core marks it so."""
+    return getattr(parameter, "tensor_model_parallel", False)
+
+
+def pieces_of(
+    trained: Iterable[tuple[Any, dict[str, Tensor], int]],
+    layout: Layout,
+    rank: int,
+    partitioned: bool,
+) -> list[Piece]:
+    """The pieces of (parameter, its fp32 tensors on this rank, the first element that they hold).
+
+    `parameter.reference` has the name, shape, offset and part of a piece. partitioned: each dp rank
+    holds another part of a parameter (ZeRO); otherwise all dp ranks hold the same.
+    """
+    coords, pieces = layout.coords(rank), []
+    for parameter, tensors, start in trained:
+        tp_rank, tp = (0, 1) if is_split(parameter) else (coords["tp"], layout.tp)
+        dp_rank, dp = (0, 1) if partitioned else (coords["dp"], layout.dp)
+        copy = Copy(dp_rank * tp + tp_rank, dp * tp)
+        on_last_stage = layout.pp > 1 and coords["pp"] == layout.pp - 1
+        if on_last_stage and parameter.reference["name"] == "embedding.word.weight":
+            copy = NEVER_SAVED  # the tied output layer: the first stage saves the embedding
+        pieces += unpadded(**parameter.reference, start=start, tensors=tensors, copy=copy)
+    return pieces
+
+
+def slices_to_save(pieces: list[Piece]) -> list[Piece]:
+    """The slice of each piece that this rank saves."""
+    slices = []
+    for piece in pieces:
+        index, n = piece.copy
+        if n == 0:
+            continue
+        first, last = len(piece) * index // n, len(piece) * (index + 1) // n
+        if first < last:
+            tensors = {kind: tensor[first:last] for kind, tensor in piece.tensors.items()}
+            slices.append(
+                replace(piece, start=piece.start + first, tensors=tensors, copy=ONLY_COPY)
+            )
+    return slices

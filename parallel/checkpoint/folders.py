@@ -1,0 +1,242 @@
+"""Folders of checkpoints: names, manifests, damage, what to load and what to keep. Torch-free.
+
+<save>/step-00000010/        one checkpoint: there complete, or not at all
+    rank-00000.safetensors   the pieces of parameters and AdamW moments that this rank wrote, fp32
+    manifest.json            format, step, layout, settings, commit, data position, loss scaler, and
+                             every file's size, CRC-32 and pieces; its own CRC-32 is in it
+<save>/weights-00000010/     a weights-only export (models/weights.py)
+<save>/latest                the newest good checkpoint's name, written last
+
+A checkpoint is written into a hidden folder beside it (`.step-00000010.partial`), synced and
+renamed, so a folder of that name was complete. Later damage is found by size and checksum before
+anything is loaded. Nothing is ever unpickled: the tensors are safetensors, the rest is JSON.
+"""
+
+import contextlib
+import json
+import re
+import shutil
+import stat
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from models import storage
+from models.errors import UsageError
+from models.files import parse_json
+from models.storage import file_crc32, write_synced
+from parallel.checkpoint.manifest import check, check_tensors
+from parallel.record.reader import read_run
+
+FORMAT = "gpt-checkpoint-1"
+MANIFEST, LATEST = "manifest.json", "latest"
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+class Damaged(UsageError):
+    """A checkpoint that is not what was written; the message names the file."""
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def step_of(folder: Path) -> int | None:
+    """The step that a checkpoint's folder name states, None for other names."""
+    match = _NAME.fullmatch(folder.name)
+    return int(match[1]) if match else None
+
+
+def steps_in(save: Path) -> list[int]:
+    """Steps of the checkpoints in a folder, ascending."""
+    if not save.is_dir():
+        return []
+    return sorted(step for path in save.iterdir() if (step := step_of(path)) is not None)
+
+
+# --- the manifest --------------------------------------------------------------------------------
+
+
+def _own_crc32(manifest: dict[str, Any]) -> int:
+    body = {key: value for key, value in manifest.items() if key != "crc32"}
+    return zlib.crc32(json.dumps(body, sort_keys=True).encode())
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    manifest = json.loads(json.dumps(manifest))  # as it will be read: lists, string keys
+    manifest["crc32"] = _own_crc32(manifest)
+    write_synced(folder / MANIFEST, json.dumps(manifest) + "\n")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint.
+
+    Raises:
+        Damaged: it is missing, altered or of another format, or describes no complete checkpoint.
+    """
+    path = folder / MANIFEST
+    try:
+        _refuse_link(path)
+        manifest = parse_json(path.read_text())
+    except OSError as error:
+        raise Damaged(f"{path}: {error.strerror}") from error
+    except Damaged:
+        raise
+    except ValueError as error:
+        raise Damaged(f"{path} is damaged: {error}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise Damaged(f"{path} describes no checkpoint of ours ({FORMAT})")
+    if manifest.get("crc32") != _own_crc32(manifest):
+        raise Damaged(f"{path} is damaged: its bytes have changed since they were written")
+    try:
+        check(manifest, step_of(folder))
+    except ValueError as error:
+        raise Damaged(f"{path} describes no checkpoint: {error}") from error
+    return manifest
+
+
+def _refuse_link(path: Path) -> None:
+    """Raises: Damaged: it is a link, or no file. A file elsewhere is no part of a checkpoint."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise Damaged(f"{path} is damaged: it is a link, or no file")
+
+
+def damage(folder: Path, files: Iterable[dict[str, Any]], tick: Callable = lambda: None) -> str:
+    """What is wrong with the first bad file of a manifest's `files`, or "" when all are good."""
+    for entry in files:
+        path = folder / entry["path"]
+        try:
+            _refuse_link(path)
+            size = path.stat().st_size
+            if size != entry["bytes"]:
+                return f"{path} is damaged: it has {size} bytes, {entry['bytes']} were written"
+            crc32 = file_crc32(path, tick)
+            if crc32 != entry["crc32"]:
+                return f"{path} is damaged: its bytes have changed since they were written"
+            if "pieces" in entry:
+                check_tensors(path, entry["pieces"])
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+        except UsageError as error:
+            return str(error)
+        except ValueError as error:
+            return f"{path} is damaged: {error}"
+    return ""
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are all as they were written.
+
+    Raises:
+        Damaged: they are not; it names the first bad file.
+    """
+    manifest = read_manifest(folder)
+    if problem := damage(folder, manifest["files"]):
+        raise Damaged(problem)
+    return manifest
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def aside_of(save: Path, step: int) -> Path:
+    """The hidden folder in which the checkpoint of `step` is written."""
+    return save / f".{name_of(step)}.partial"
+
+
+def begin(save: Path, step: int) -> Path:
+    """Make that folder, empty."""
+    aside = aside_of(save, step)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    return aside
+
+
+def publish(aside: Path, save: Path, step: int) -> Path:
+    """Give a written, synced folder its name, and then write `latest`."""
+    folder = save / name_of(step)
+    storage.publish(aside, folder)
+    write_synced(save / LATEST, folder.name + "\n")
+    return folder
+
+
+def tidy(save: Path) -> None:
+    """Publish checkpoints that a killed writer had completed, and remove what it left of others."""
+    for aside in sorted(save.glob(".step-*.partial")):
+        with contextlib.suppress(Damaged, OSError):
+            step = read_manifest(aside)["step"]  # written last: the files were on the disk before
+            if aside == aside_of(save, step):
+                publish(aside, save, step)
+    for pattern in (".step-*", ".weights-*", f".{LATEST}.*", f".{MANIFEST}.*"):
+        for left in save.glob(pattern):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def retain(save: Path, step: int, keep_last: int, keep_every: int) -> list[int]:
+    """Once `step` is saved: delete all but the newest `keep_last` checkpoints (0: keep all) and
+    every step that `keep_every` divides (0: none); the deleted steps.
+
+    A checkpoint of a later step is damaged, since training resumed before it. It does not count,
+    and stays until training gets there.
+    """
+    if keep_last == 0:
+        return []
+    steps = [s for s in steps_in(save) if s <= step]
+    doomed = [s for s in steps[:-keep_last] if not (keep_every and s % keep_every == 0)]
+    for step in doomed:
+        _remove(save / name_of(step))
+    return doomed
+
+
+def _remove(folder: Path) -> None:
+    """Delete a checkpoint. It loses its name first, so that an incomplete one never has it."""
+    if folder.exists():
+        aside = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        shutil.rmtree(aside)
+
+
+# --- choosing what to load -----------------------------------------------------------------------
+
+
+def candidates(path: Path) -> list[Path]:
+    """The checkpoints that `--load path` may mean, the preferred one first.
+
+    A checkpoint: itself, then the earlier ones beside it. A run or a folder of checkpoints: from
+    the newest on; the one that `latest` names is listed even where it is gone, so that its loss is
+    noticed. A weights-only folder: itself.
+
+    Raises:
+        UsageError: nothing there.
+    """
+    path = Path(path)
+    if (path / "run.json").is_file():
+        path = save_folder(path, read_run(path).facts.get("spec") or {})
+    if (own := step_of(path)) is not None:
+        save = path.parent
+        steps = {own, *(s for s in steps_in(save) if s < own)} if path.exists() else set()
+    elif (path / "config.json").exists():
+        return [path]
+    else:
+        save, steps = path, set(steps_in(path))
+        if (save / LATEST).is_file():
+            latest = step_of(Path((save / LATEST).read_text(errors="replace").strip()))
+            if latest is not None:
+                steps.add(latest)
+    if not steps:
+        raise UsageError(f"no checkpoint at {path}")
+    return [save / name_of(s) for s in sorted(steps, reverse=True)]
+
+
+def any_at(path: Path) -> bool:
+    """Whether `--load path` finds anything there."""
+    with contextlib.suppress(UsageError):
+        return bool(candidates(path))
+    return False
+
+
+def save_folder(run_folder: Path, settings: dict[str, Any]) -> Path:
+    """Where a run with these settings keeps its checkpoints."""
+    return Path(settings["save"]) if settings.get("save") else run_folder / "checkpoints"

@@ -1,0 +1,135 @@
+"""Fill an engine from a checkpoint, of any layout and engine, or from weights alone."""
+
+import functools
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from models.config import GPTConfig
+from models.errors import UsageError
+from models.weights import TENSORS, read_weights
+from parallel.checkpoint import folders
+from parallel.checkpoint.folders import Damaged
+from parallel.checkpoint.manifest import KINDS, rank_file
+from parallel.checkpoint.random_states import set_random_states
+from parallel.checkpoint.rank_files import Reader
+from parallel.checkpoint.ranks import Ranks, attempt
+from parallel.config.settings import RunSpec
+
+
+@dataclass
+class Loaded:
+    """What was loaded: the step to resume from, the folder and its bytes.
+
+    damaged: newer checkpoints that could not be loaded, each with the reason.
+    """
+
+    step: int
+    folder: Path
+    bytes: int
+    damaged: list[tuple[Path, str]] = field(default_factory=list)
+
+
+def load(engine: Any, spec: RunSpec, ranks: Ranks, path: Path | None) -> Loaded | None:
+    """Fill the engine from rank 0's `path`; None where that is None.
+
+    Raises:
+        UsageError: no checkpoint there; it is damaged and no earlier one may be taken, or all are
+            damaged; it is another model's, or beyond the run's steps.
+    """
+    found, problem = ranks.gather(attempt(folders.candidates, path) if path else (None, ""))[0]
+    if problem:
+        raise UsageError(problem)
+    if found is None:
+        return None
+    if folders.step_of(found[0]) is None:
+        return _load_weights(engine, spec, ranks, found[0])
+    damaged: list[tuple[Path, str]] = []
+    for folder in found:
+        manifest, problem = _checked(ranks, folder)
+        if not problem:
+            return _load_checkpoint(engine, spec, ranks, folder, manifest, damaged)
+        damaged.append((folder, problem))
+        if not spec.load_previous:
+            raise Damaged(f"{problem}; --load-previous takes the one before")
+    raise Damaged("; ".join(problem for _, problem in damaged))
+
+
+def _checked(ranks: Ranks, folder: Path) -> tuple[Any, str]:
+    """The manifest and what is wrong with the checkpoint; each rank reads some of its files."""
+    manifest, problem = attempt(folders.read_manifest, folder)
+
+    def check() -> str:
+        if problem:
+            return problem
+        return folders.damage(folder, manifest["files"][ranks.rank :: ranks.world], ranks.tick)
+
+    return manifest, next(filter(None, ranks.on_all(check)), "")
+
+
+def _load_checkpoint(
+    engine: Any,
+    spec: RunSpec,
+    ranks: Ranks,
+    folder: Path,
+    manifest: dict[str, Any],
+    damaged: list[tuple[Path, str]],
+) -> Loaded:
+    _check_model(spec, folder, GPTConfig(**manifest["model"]), manifest["implementation"])
+    if manifest["step"] > spec.steps:
+        raise UsageError(f"{folder} is beyond the run's {spec.steps} steps")
+    reader, state = Reader(folder, manifest), engine.state()
+
+    def fill() -> None:
+        for piece in state.pieces:
+            for kind in KINDS:
+                reader.fill(piece, kind)
+                ranks.tick()
+        if ranks.world == manifest["world_size"] and spec.engine == manifest["engine"]:
+            try:
+                set_random_states(reader.randoms(ranks.rank), state.tracker)
+            except (KeyError, ValueError, TypeError, RuntimeError) as error:
+                path = folder / rank_file(ranks.rank)
+                raise Damaged(f"{path} holds no random states that fit: {error!r}") from error
+
+    for _, problem in ranks.on_all(attempt, fill):
+        if problem:
+            raise Damaged(problem)
+    engine.restore(manifest["adam_step"], manifest["scaler"])
+    size = sum(entry["bytes"] for entry in manifest["files"])
+    return Loaded(manifest["step"], folder, size, damaged)
+
+
+def _check_model(spec: RunSpec, folder: Path, model: GPTConfig, implementation: str) -> None:
+    ours = asdict(spec.model)
+    if differ := [k for k, v in asdict(model).items() if v != ours[k]]:
+        words = ", ".join(f"{k} {getattr(model, k)} not {ours[k]}" for k in differ)
+        raise UsageError(f"{folder} holds another model: {words}")
+    if implementation != spec.implementation:
+        raise UsageError(
+            f"{folder} holds implementation {implementation}'s own layout,"
+            f" not {spec.implementation}'s"
+        )
+
+
+def _load_weights(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> Loaded:
+    """Start a new training from weights alone: no moments, step 0. Rank 0 verifies the bytes."""
+    opened = ranks.on_all(attempt, read_weights, folder, ranks.rank == 0, ranks.tick)
+    for _, problem in opened:
+        if problem:
+            raise UsageError(problem)
+    weights, _ = opened[ranks.rank]
+    _check_model(spec, folder, weights.config, "gpt")
+    gathered = functools.lru_cache(maxsize=1)(weights.tensor)
+    pieces = engine.state().pieces
+
+    def fill() -> None:
+        for piece in pieces:
+            box = tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.part, strict=True))
+            part = gathered(piece.name)[box].reshape(-1)
+            piece.tensors["param"].copy_(part[piece.start : piece.start + len(piece)])
+            ranks.tick()
+
+    ranks.on_all(fill)
+    engine.restore(0, {})
+    return Loaded(0, folder, (folder / TENSORS).stat().st_size)

@@ -1,0 +1,133 @@
+"""One file per rank with the pieces that it saves; parameters are read from the files of all."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from models.tensor_files import write_safetensors
+from parallel.checkpoint.contents import Piece, Shape
+from parallel.checkpoint.folders import Damaged
+from parallel.checkpoint.manifest import KINDS, rank_file
+
+
+def write_rank_file(
+    path: Path, pieces: list[Piece], randoms: dict[str, Tensor], tick: Callable = lambda: None
+) -> dict[str, Any]:
+    """Write and sync a rank's pieces and random states; the file's entry in the manifest.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    tensors = {f"{kind}/{p.name}": p.tensors[kind] for p in pieces for kind in KINDS}
+    assert len(tensors) == len(pieces) * len(KINDS), "a rank holds two pieces of one parameter"
+    tensors |= {f"random/{name}": state for name, state in randoms.items()}
+    layout = {name: (tensor.dtype, (tensor.numel(),)) for name, tensor in tensors.items()}
+    size, crc32 = write_safetensors(path, layout, tensors.values(), tick=tick)
+    boxes = ("name", "shape", "offset", "part", "start")
+    described = [{k: getattr(p, k) for k in boxes} | {"stop": p.start + len(p)} for p in pieces]
+    return {"path": path.name, "bytes": size, "crc32": crc32, "pieces": described}
+
+
+class Reader:
+    """Reads parameters and moments from a checkpoint, whichever layout wrote it."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any]):
+        self.folder = folder
+        self.pieces: dict[str, list[tuple[str, dict]]] = {}  # parameter -> its (file, piece)s
+        for entry in manifest["files"]:
+            for piece in entry["pieces"]:
+                self.pieces.setdefault(piece["name"], []).append((entry["path"], piece))
+        self._open: dict[str, Any] = {}
+
+    def _file(self, name: str) -> Any:
+        if name not in self._open:
+            path = self.folder / name
+            try:
+                self._open[name] = safe_open(path, framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise Damaged(f"{path} is no safetensors file: {error}") from error
+        return self._open[name]
+
+    def _fill_within_part(
+        self, name: str, kind: str, box: tuple[Shape, Shape], start: int, target: Tensor
+    ) -> int:
+        """Fill `target`, the elements from `start` on of the part at `box` (offset, shape), from
+        pieces of exactly that part; how many elements were filled."""
+        stop, filled = start + target.numel(), 0
+        for file, piece in self.pieces.get(name, []):
+            if (tuple(piece["offset"]), tuple(piece["part"])) != box:
+                continue
+            first, last = max(start, piece["start"]), min(stop, piece["stop"])
+            if first >= last:
+                continue
+            try:
+                stored = self._file(file).get_slice(f"{kind}/{name}")
+                elements = stored[first - piece["start"] : last - piece["start"]]
+            except SafetensorError as error:
+                raise Damaged(f"{self.folder / file} is damaged: {error}") from error
+            target[first - start : last - start].copy_(elements)
+            filled += last - first
+        return filled
+
+    def fill(self, piece: Piece, kind: str) -> None:
+        """Fill one of a piece's live tensors.
+
+        Raises:
+            Damaged: the checkpoint does not hold all of it.
+        """
+        target, box = piece.tensors[kind], (piece.offset, piece.part)
+        if self._fill_within_part(piece.name, kind, box, piece.start, target) < len(piece):
+            part = self.part(piece.name, kind, piece.offset, piece.part).view(-1)
+            target.copy_(part[piece.start : piece.start + len(piece)])
+
+    def part(self, name: str, kind: str, offset: Shape, shape: Shape) -> Tensor:
+        """Any part of a parameter, or of a moment of it, put together on the CPU.
+
+        Raises:
+            Damaged: the checkpoint does not hold all of it.
+        """
+        result, covered = torch.empty(shape), 0
+        filled = self._fill_within_part(name, kind, (offset, shape), 0, result.view(-1))
+        if filled == result.numel():
+            return result
+        boxes = {(tuple(p["offset"]), tuple(p["part"])) for _, p in self.pieces.get(name, [])}
+        for stored_at, stored_shape in sorted(boxes):
+            overlap = [
+                (max(a, b), min(a + n, b + m))
+                for a, n, b, m in zip(offset, shape, stored_at, stored_shape, strict=True)
+            ]
+            if any(first >= last for first, last in overlap):
+                continue
+            stored = torch.empty(math.prod(stored_shape))
+            box = (stored_at, stored_shape)
+            if self._fill_within_part(name, kind, box, 0, stored) < stored.numel():
+                continue  # reported below: not all is covered
+            here, there = (
+                tuple(slice(a - o, b - o) for (a, b), o in zip(overlap, origin, strict=True))
+                for origin in (offset, stored_at)
+            )
+            result[here] = stored.view(stored_shape)[there]
+            covered += math.prod(b - a for a, b in overlap)
+        if covered != result.numel():
+            raise Damaged(f"{self.folder} does not hold all of {name} ({kind})")
+        return result
+
+    def shape(self, name: str) -> Shape:
+        """A parameter's full shape."""
+        return tuple(self.pieces[name][0][1]["shape"])
+
+    def gathered(self, name: str, kind: str = "param") -> Tensor:
+        """A full parameter, or a moment of it, in fp32."""
+        shape = self.shape(name)
+        return self.part(name, kind, (0,) * len(shape), shape)
+
+    def randoms(self, rank: int) -> dict[str, Tensor]:
+        """The random states that `rank` saved."""
+        stored = self._file(rank_file(rank))
+        names = [name for name in stored.keys() if name.startswith("random/")]
+        return {name.removeprefix("random/"): stored.get_tensor(name) for name in names}

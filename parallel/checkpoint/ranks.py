@@ -1,0 +1,99 @@
+"""All ranks work on a checkpoint together: each does its part and hears what the others did."""
+
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from models.errors import UsageError
+
+HEARTBEAT_S = 1.0  # how often the ranks report their progress to each other
+
+
+class Ranks:
+    """The ranks of a run; all of them call each method alike.
+
+    tick: called whenever one of them makes progress, for the watchdog.
+    """
+
+    def __init__(self, rank: int, world: int, tick: Callable[[], None]):
+        self.rank, self.world, self._on_progress, self._ticks = rank, world, tick, 0
+        # A group of its own: a thread that saves communicates while the main thread trains.
+        self._group = dist.new_group(backend="gloo") if world > 1 else None
+
+    def tick(self) -> None:
+        self._ticks += 1
+        self._on_progress()
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def on_all(self, work: Callable, *arguments: Any) -> list[Any]:
+        """Every rank does its work and ticks; what each returned, on every rank.
+
+        A rank that is done waits for the slowest, perhaps for longer than the watchdog allows.
+        Once per second the ranks therefore tell each other whether anybody has made progress.
+
+        Raises:
+            RuntimeError: on one rank the work raised what it should not.
+        """
+        finished, mine, outcomes, failure = threading.Event(), [], [], []
+
+        def heartbeat() -> None:
+            """Runs on another thread, so that the main thread's stack shows where work hangs."""
+            before = [0] * self.world
+            try:
+                while not outcomes:
+                    finished.wait(HEARTBEAT_S)
+                    reports = self.gather((self._ticks, list(mine)))
+                    ticks = [count for count, _ in reports]
+                    if any(now > then for now, then in zip(ticks, before, strict=True)):
+                        self._on_progress()
+                    before = ticks
+                    if all(outcome for _, outcome in reports):
+                        outcomes.extend(outcome for _, (outcome,) in reports)
+            except Exception as error:  # a rank died; raised below
+                failure.append(error)
+
+        thread = threading.Thread(target=heartbeat, daemon=True, name="checkpoint heartbeat")
+        thread.start()
+        try:
+            mine.append(work(*arguments))
+        except Exception as error:  # every rank must hear of it, or it waits for this one for ever
+            traceback.print_exc()
+            mine.append(RuntimeError(f"rank {self.rank}: {type(error).__name__}: {error}"))
+        finished.set()
+        wait_for_others(thread)
+        if failure:
+            raise failure[0]
+        for outcome in outcomes:
+            if isinstance(outcome, RuntimeError):
+                raise outcome
+        return outcomes
+
+    def on_first(self, work: Callable, *arguments: Any) -> Any:
+        """Rank 0 does the work; what it returned, on every rank."""
+        return self.on_all(lambda: work(*arguments) if self.rank == 0 else None)[0]
+
+
+def wait_for_others(thread: threading.Thread) -> None:
+    """Join the thread. The watchdog knows by this function's name that a rank waits for others."""
+    thread.join()
+
+
+def attempt(work: Callable, *arguments: Any) -> tuple[Any, str]:
+    """(what it returned, ""), or (None, why a user's mistake or the disk did not let it)."""
+    try:
+        return work(*arguments), ""
+    except UsageError as error:
+        return None, str(error)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        return None, f"{error.strerror or error}{where}"

@@ -1,0 +1,1 @@
+"""What a run is: settings, layout, engines' abilities, study, clusters. Torch-free."""

@@ -1,0 +1,70 @@
+"""How long a run trains: optimizer steps, from steps, epochs or a budget of tokens. Torch-free.
+
+A step is one optimizer step: one update of the weights, from global_batch x seq_len tokens over all
+ranks. A micro-step is one forward and backward pass of one micro-batch on every dp rank; a step is
+grad_accum of them. Nothing here or in a study counts micro-steps.
+
+Sequences are drawn at random from (seed, step), so an epoch is an amount of work, not one visit to
+every token: as many whole steps as the training split's tokens fill, floor(tokens / tokens per
+step). Tokens that fill no whole step are left out, as by a loader with drop_last. A budget of
+tokens is never exceeded: floor(budget / tokens per step).
+"""
+
+from models.errors import UsageError
+from parallel.config.data_files import training_tokens
+
+WORK = ("steps", "epochs", "train_tokens")  # what one layer of settings says replaces them all
+# Settings that may change between a run's attempts without making it another run. WORK may change
+# too, where the newest checkpoint is not beyond the new end.
+CIRCUMSTANCES = frozenset(
+    "save save_interval save_grace_s async_save load load_previous resume keep_last keep_every"
+    " export_weights log_interval eval_interval eval_steps threads timeout_s hang_s breakdown"
+    " profile_mode profile_steps profile_ranks enforce_global_batch_size".split()
+)
+
+
+def steps_of(given: dict[str, int], tokens_per_step: int, data: str) -> int:
+    """Optimizer steps of a run that states `given`: one or more of WORK, which must then agree.
+
+    Raises:
+        UsageError: two statements disagree, a budget is smaller than a step, or `epochs` of data
+            that cannot be read; with the numbers.
+    """
+    steps: dict[str, int] = {}
+    if "epochs" in given:
+        steps["epochs"] = given["epochs"] * steps_per_epoch(tokens_per_step, data)
+    if "train_tokens" in given:
+        steps["train_tokens"] = given["train_tokens"] // tokens_per_step
+        if not steps["train_tokens"]:
+            raise UsageError(
+                f"train_tokens {given['train_tokens']} is less than one step's {tokens_per_step}"
+            )
+        if len(given) > 1 and given["train_tokens"] % tokens_per_step:
+            raise UsageError(
+                f"train_tokens {given['train_tokens']} is no whole number of steps of"
+                f" {tokens_per_step} tokens, but {' and '.join(set(given) - {'train_tokens'})}"
+                " is given beside it"
+            )
+    if "steps" in given:
+        steps["steps"] = given["steps"]
+    if len(set(steps.values())) > 1:
+        stated = ", ".join(f"{name} {given[name]} = {n} steps" for name, n in steps.items())
+        raise UsageError(
+            f"these disagree: {stated} (a step is an optimizer step of {tokens_per_step} tokens)"
+        )
+    return next(iter(steps.values()))
+
+
+def steps_per_epoch(tokens_per_step: int, data: str) -> int:
+    """Whole steps that the training split fills.
+
+    Raises:
+        UsageError: it fills none, or cannot be read.
+    """
+    tokens = training_tokens(data)
+    if tokens < tokens_per_step:
+        raise UsageError(
+            f"epochs: the training split of {data} has {tokens} tokens, less than one step's"
+            f" {tokens_per_step}"
+        )
+    return tokens // tokens_per_step

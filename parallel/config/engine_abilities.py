@@ -1,0 +1,107 @@
+"""What each engine can do; a setting that an engine cannot do is refused here first. Torch-free."""
+
+from dataclasses import dataclass
+
+from parallel.config.layout import Layout
+
+
+@dataclass(frozen=True)
+class Ability:
+    """What an engine can be asked for; anything else is refused with a sentence."""
+
+    module: str
+    summary: str
+    zero_stages: tuple[int, ...] = (0,)
+    recompute: tuple[str, ...] = ("none", "full")
+    offload: tuple[str, ...] = ("none",)
+    implementations: tuple[str, ...] = ("gpt",)
+    kernels: tuple[str, ...] = ("torch",)
+    tp: bool = False
+    pp: bool = False
+    vpp: bool = False
+    sequence_parallel: bool = False
+    compile: bool = False
+
+
+_MEGATRON_KERNELS = ("te", "apex", "torch")  # what megatron-core's layers can be made of
+
+ENGINES: dict[str, Ability] = {
+    "ddp": Ability(
+        module="parallel.engines.ddp",
+        summary="plain PyTorch, DistributedDataParallel when there is more than one rank",
+        implementations=("gpt", "hf"),
+        compile=True,
+    ),
+    "deepspeed_zero": Ability(
+        module="parallel.engines.deepspeed_zero",
+        summary="DeepSpeed's engine: ZeRO stage 0 to 3, offload; tp through megatron-core layers",
+        zero_stages=(0, 1, 2, 3),
+        offload=("none", "optimizer", "all"),
+        implementations=("gpt", "hf"),
+        kernels=_MEGATRON_KERNELS,  # with tp > 1
+        tp=True,
+    ),
+    "deepspeed_pipe": Ability(
+        module="parallel.engines.deepspeed_pipe",
+        summary="DeepSpeed's PipelineModule over megatron-core's tensor-parallel layers",
+        zero_stages=(0, 1),
+        kernels=_MEGATRON_KERNELS,
+        tp=True,
+        pp=True,
+    ),
+    "megatron": Ability(
+        module="parallel.engines.megatron",
+        summary="megatron-core: GPTModel, its DDP, 1F1B and interleaved schedules;"
+        " zero_stage 1 is its distributed optimizer",
+        zero_stages=(0, 1),
+        recompute=("none", "selective", "full"),
+        kernels=_MEGATRON_KERNELS,
+        tp=True,
+        pp=True,
+        vpp=True,
+        sequence_parallel=True,
+    ),
+}
+
+
+def inabilities(
+    engine: str, layout: Layout, implementation: str, precision: str, compile: bool
+) -> list[str]:
+    """What is asked of an engine that it does not do, in words."""
+    able = ENGINES[engine]
+    problems = []
+    for axis in ("tp", "pp", "vpp"):
+        if getattr(layout, axis) > 1 and not getattr(able, axis):
+            others = [e for e, a in ENGINES.items() if getattr(a, axis)]
+            problems.append(
+                f"engine {engine} has no {axis} (asked: {getattr(layout, axis)};"
+                f" engines with {axis}: {', '.join(others)})"
+            )
+    if layout.sequence_parallel and not able.sequence_parallel:
+        problems.append(f"engine {engine} has no sequence_parallel (megatron has)")
+    for what, value, known in (
+        ("zero_stage", layout.zero_stage, able.zero_stages),
+        ("recompute", layout.recompute, able.recompute),
+        ("offload", layout.offload, able.offload),
+        ("implementation", implementation, able.implementations),
+    ):
+        if value not in known:
+            allowed = ", ".join(map(str, known))
+            problems.append(f"engine {engine} offers {what} {allowed}, not {value}")
+    if compile and not able.compile:
+        problems.append(f"engine {engine} does not compile its model (ddp does)")
+    if implementation == "hf" and layout.tp > 1:
+        problems.append(f"Hugging Face's GPT-2 has no tp (asked: {layout.tp})")
+    if engine == "deepspeed_zero" and precision == "bf16" and layout.zero_stage == 0:
+        problems.append(
+            "DeepSpeed without ZeRO updates the bf16 weights themselves, with no fp32 copy;"
+            " for bf16 use zero_stage 1, 2 or 3"
+        )
+    return problems
+
+
+def kernels_of(engine: str, tp: int) -> tuple[str, ...]:
+    """The kernel sets that an engine has code for, best first."""
+    if engine == "deepspeed_zero" and tp == 1:
+        return ("torch",)  # the reference model, not megatron-core's layers
+    return ENGINES[engine].kernels

@@ -1,0 +1,129 @@
+"""A layout: how one training step is split over GPUs, and every reason why it cannot be.
+
+tp, pp, dp are the tensor-, pipeline- and data-parallel sizes, vpp the number of model chunks per
+pipeline rank (interleaved 1F1B). Ranks count tp fastest, then dp, then pp, as Megatron-LM and
+DeepSpeed's topology both order them.
+"""
+
+from dataclasses import dataclass
+
+from models.config import GPTConfig
+from models.errors import UsageError
+
+RECOMPUTE = ("none", "selective", "full")
+OFFLOAD = ("none", "optimizer", "all")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to split a step. `n_micro` micro-batches of `micro_batch` sequences per dp rank.
+
+    `zero_stage` 1 is what Megatron calls the distributed optimizer; `offload` keeps the optimizer
+    state ("optimizer") or that and the parameters ("all") in host memory.
+
+    Raises:
+        UsageError: a size is not a positive whole number, or a name is not a known one.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    micro_batch: int = 1
+    n_micro: int = 1
+    sequence_parallel: bool = False
+    zero_stage: int = 0
+    recompute: str = "none"
+    offload: str = "none"
+
+    def __post_init__(self) -> None:
+        for name in ("dp", "tp", "pp", "vpp", "micro_batch", "n_micro"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise UsageError(f"{name} must be a positive whole number, not {value!r}")
+        names = {"zero_stage": (0, 1, 2, 3), "recompute": RECOMPUTE, "offload": OFFLOAD}
+        for name, known in names.items():
+            if (value := getattr(self, name)) not in known:
+                raise UsageError(f"{name} must be one of {known}, not {value!r}")
+
+    @property
+    def world_size(self) -> int:
+        return self.dp * self.tp * self.pp
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences per optimizer step over all ranks."""
+        return self.dp * self.micro_batch * self.n_micro
+
+    @property
+    def bubble(self) -> float:
+        """Idle time of the pipeline over its ideal time, (pp - 1) / (vpp * n_micro).
+
+        Narayanan et al. SC'21 (arXiv 2104.04473), section 2.2.
+        """
+        return (self.pp - 1) / (self.vpp * self.n_micro)
+
+    def coords(self, rank: int) -> dict[str, int]:
+        """Where `rank` stands on each axis: {"tp": .., "dp": .., "pp": ..}."""
+        return {
+            "tp": rank % self.tp,
+            "dp": rank // self.tp % self.dp,
+            "pp": rank // (self.tp * self.dp),
+        }
+
+    def problems(
+        self, config: GPTConfig, seq_len: int, gpus_per_node: int | None = None
+    ) -> list[str]:
+        """Every reason this layout cannot train `config`, with the numbers; empty when it can.
+
+        `gpus_per_node`, where known, bounds tp: Megatron's tensor-parallel all-reduces belong
+        inside a node.
+        """
+        problems = []
+        if config.n_head % self.tp:
+            fits = [n for n in range(1, config.n_head + 1) if config.n_head % n == 0]
+            problems.append(
+                f"tp {self.tp} does not divide the {config.n_head} attention heads"
+                f" (these do: {', '.join(map(str, fits))})"
+            )
+        if config.ffn_hidden % self.tp:
+            problems.append(f"tp {self.tp} does not divide ffn_hidden {config.ffn_hidden}")
+        if config.n_layer % (self.pp * self.vpp):
+            chunks = f"pp {self.pp}" + (f" x vpp {self.vpp}" if self.vpp > 1 else "")
+            problems.append(f"{chunks} does not divide the {config.n_layer} layers")
+        if self.vpp > 1 and self.pp < 2:
+            problems.append(f"vpp {self.vpp} interleaves pipeline stages and needs pp >= 2")
+        if self.vpp > 1 and self.n_micro % self.pp:
+            problems.append(
+                f"vpp {self.vpp} needs micro-batches in multiples of pp {self.pp},"
+                f" but there are {self.n_micro}"
+            )
+        if self.sequence_parallel and self.tp < 2:
+            problems.append("sequence_parallel splits over tensor-parallel ranks and needs tp >= 2")
+        if self.sequence_parallel and seq_len % self.tp:
+            problems.append(f"sequence_parallel: tp {self.tp} does not divide seq_len {seq_len}")
+        if seq_len > config.max_seq_len:
+            problems.append(f"seq_len {seq_len} exceeds the model's {config.max_seq_len} positions")
+        if self.offload == "all" and self.zero_stage != 3:
+            problems.append(f"offload all needs zero_stage 3, not {self.zero_stage}")
+        if self.offload == "optimizer" and self.zero_stage < 1:
+            problems.append("offload optimizer needs zero_stage 1, 2 or 3, not 0")
+        if gpus_per_node is not None and self.tp > gpus_per_node:
+            problems.append(f"tp {self.tp} exceeds the {gpus_per_node} GPUs of a node")
+        return problems
+
+
+def split_world(gpus: int, tp: int, pp: int) -> int:
+    """The data-parallel size that `gpus` ranks leave after tp and pp.
+
+    Raises:
+        UsageError: tp * pp does not divide the number of ranks.
+    """
+    if tp < 1 or pp < 1 or gpus < 1:
+        raise UsageError(f"gpus {gpus}, tp {tp} and pp {pp} must be positive")
+    if gpus % (tp * pp):
+        raise UsageError(
+            f"{gpus} ranks cannot be split into tp {tp} x pp {pp}:"
+            f" the number of ranks must be a multiple of {tp * pp}"
+        )
+    return gpus // (tp * pp)

@@ -1,0 +1,156 @@
+"""Layouts as columns: many ways to split a step, each setting one numpy array.
+
+The planner and the models of time and memory work on these. `possible` finds in bulk what
+`Layout.problems` finds of one layout.
+"""
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from models.config import GPTConfig
+from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout
+
+if TYPE_CHECKING:
+    from parallel.config.settings import RunSpec
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Models, layouts and machines of n training steps; every field is an array of length n.
+
+    recompute and offload count as their position in `RECOMPUTE` and `OFFLOAD`. width is the bytes
+    of a weight in compute (2 or 4), grad_width those of an accumulated gradient. flash: attention
+    is one kernel that never stores its s x s scores. deepspeed: DeepSpeed's engine runs the step,
+    not Megatron's or PyTorch's. slower: the micro-batches take a fit's factor `engine` longer (by
+    default DeepSpeed's). micro_batch is a fraction where the ranks of a context-parallel group
+    share a sequence; each of them counts as a data-parallel rank.
+    """
+
+    layers: Array
+    hidden: Array
+    heads: Array
+    kv_heads: Array
+    ffn: Array
+    glu: Array
+    vocab: Array
+    seq: Array
+    tp: Array
+    pp: Array
+    vpp: Array
+    dp: Array
+    micro_batch: Array
+    n_micro: Array
+    zero_stage: Array
+    recompute: Array
+    sequence_parallel: Array
+    offload: Array
+    width: Array
+    grad_width: Array
+    flash: Array
+    gpus_per_node: Array
+    deepspeed: Array
+    slower: Array
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def take(self, chosen: Array) -> "Columns":
+        """The rows that an index or a mask chooses."""
+        return Columns(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
+
+    @property
+    def gpus(self) -> Array:
+        return self.tp * self.pp * self.dp
+
+    @property
+    def global_batch(self) -> Array:
+        return self.dp * self.micro_batch * self.n_micro
+
+    @property
+    def bubble(self) -> Array:
+        """(pp - 1) / (vpp * n_micro), as in `Layout.bubble`."""
+        return (self.pp - 1) / (self.vpp * self.n_micro)
+
+    def layout(self, i: int) -> Layout:
+        """Row i as one Layout."""
+        sizes = ("dp", "tp", "pp", "vpp", "micro_batch", "n_micro", "zero_stage")
+        return Layout(
+            **{name: int(getattr(self, name)[i]) for name in sizes},
+            sequence_parallel=bool(self.sequence_parallel[i]),
+            recompute=RECOMPUTE[self.recompute[i]],
+            offload=OFFLOAD[self.offload[i]],
+        )
+
+
+def columns(config: GPTConfig | None = None, **given: object) -> Columns:
+    """Columns from scalars and arrays, broadcast together; what is not given has its usual value.
+
+    `config` gives the model's sizes, of which any may be given instead.
+    """
+    sizes = {}
+    if config is not None:
+        sizes = {
+            "layers": config.n_layer,
+            "hidden": config.hidden,
+            "heads": config.n_head,
+            "ffn": config.ffn_hidden,
+            "vocab": config.vocab_size,
+            "seq": config.max_seq_len,
+        }
+    usual = {name: 1 for name in ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro")}
+    usual |= {name: 0 for name in ("zero_stage", "recompute", "offload", "glu")}
+    usual |= {"sequence_parallel": False, "flash": False, "deepspeed": False, "width": 2}
+    usual |= {"gpus_per_node": 8}
+    values = usual | sizes | given
+    values.setdefault("ffn", 4 * np.asarray(values["hidden"]))
+    values.setdefault("kv_heads", values["heads"])
+    values.setdefault("grad_width", values["width"])
+    values.setdefault("slower", values["deepspeed"])
+    names = [f.name for f in fields(Columns)]
+    if unknown := set(values) - set(names):
+        raise TypeError(f"no such columns: {sorted(unknown)}")
+    arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(values[n])) for n in names))
+    kinds = dict.fromkeys(("glu", "flash", "deepspeed", "slower", "sequence_parallel"), bool)
+    kinds["micro_batch"] = arrays[names.index("micro_batch")].dtype
+    return Columns(
+        **{
+            name: array.astype(kinds.get(name, np.int64))
+            for name, array in zip(names, arrays, strict=True)
+        }
+    )
+
+
+def columns_of(spec: "RunSpec", **given: object) -> Columns:
+    """A run's settings as one row; other columns (the machine's) are given or as usual."""
+    layout = spec.layout
+    width = 4 if spec.precision == "fp32" else 2
+    sizes = ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage", "sequence_parallel")
+    settings = {name: getattr(layout, name) for name in sizes} | {
+        "seq": spec.seq_len,
+        "recompute": RECOMPUTE.index(layout.recompute),
+        "offload": OFFLOAD.index(layout.offload),
+        "width": width,
+        "grad_width": 4 if spec.precision == "bf16" else width,
+        "deepspeed": spec.engine.startswith("deepspeed"),
+    }
+    return columns(spec.model, **settings | given)
+
+
+def possible(x: Columns, max_seq_len: Array | int | None = None) -> Array:
+    """Whether each row can run at all, bool (n,): `Layout.problems` finds nothing.
+
+    The layers-divide rule is Megatron's; tests compare both on random layouts.
+    """
+    limit = x.seq if max_seq_len is None else max_seq_len
+    bad = (x.heads % x.tp != 0) | (x.ffn % x.tp != 0) | (x.layers % (x.pp * x.vpp) != 0)
+    bad |= (x.vpp > 1) & ((x.pp < 2) | (x.n_micro % x.pp != 0))
+    bad |= x.sequence_parallel & ((x.tp < 2) | (x.seq % x.tp != 0))
+    bad |= x.seq > limit
+    bad |= (x.offload == OFFLOAD.index("all")) & (x.zero_stage != 3)
+    bad |= (x.offload == OFFLOAD.index("optimizer")) & (x.zero_stage < 1)
+    bad |= x.tp > x.gpus_per_node
+    return ~bad

@@ -1,0 +1,215 @@
+"""Bytes that a collective sends, and calls and bytes of a training step, by closed formulas.
+
+Torch-free.
+
+Letters: b sequences of a micro-batch, s their length, h hidden, m micro-batches of a step, n ranks
+of a group, e bytes of an activation's number (4 in fp32, else 2).
+"""
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+
+from parallel.config.settings import RunSpec
+
+PERSISTENT = 100_000  # elements; DeepSpeed's stage3_param_persistence_threshold
+GRAD_BYTES = 4  # ddp keeps fp32 weights, megatron is told to reduce in fp32
+
+
+def wire_bytes(operation: str, n: int, payload: float) -> float:
+    """Bytes that each of the n ranks sends when `payload` bytes go through a collective.
+
+    The ring algorithms of Patarasu & Yuan 2009 ("Bandwidth optimal all-reduce algorithms for
+    clusters of workstations") and of nccl-tests' PERFORMANCE.md: an all-reduce sends 2(n-1)/n of
+    its tensor; reduce-scatter, all-gather and all-to-all (n-1)/n of the whole; broadcast and reduce
+    (n-1)/n, the mean over the ring, whose last rank sends nothing. A send sends all of it.
+    `payload`: the tensor that is reduced or broadcast; all that is gathered, or scattered.
+    """
+    if operation == "send":
+        return float(payload)
+    return (2 if operation == "all_reduce" else 1) * (n - 1) / n * payload
+
+
+@dataclass
+class Volume:
+    """What one rank sends along one axis in one optimizer step. `calls` is None where a library's
+    bucket size, not the model, gives the number of calls."""
+
+    calls: int | None = 0
+    bytes: float = 0
+    wire_bytes: float = 0.0
+
+    def add(self, operation: str, n: int, payload: float, calls: int | None = 1) -> None:
+        """`calls` collectives of `payload` bytes each; calls=None: so many bytes in some calls."""
+        times = 1 if calls is None else calls
+        self.calls = None if calls is None or self.calls is None else self.calls + calls
+        self.bytes += times * payload
+        self.wire_bytes += times * wire_bytes(operation, n, payload)
+
+
+def step_volumes(spec: RunSpec, rank: int) -> dict[str, Volume | None]:
+    """{axis: volume} of one optimizer step of a rank; axes with nothing to send are left out.
+
+    Messages of at most 64 bytes (losses, norms, flags) are not in it, nor what only a first step
+    sends (DeepSpeed's pipeline describes its first message). None: no closed formula is known.
+    """
+    found: dict[str, Volume | None] = {}
+    layout = spec.layout
+    if layout.tp > 1:
+        found["tp"] = _tensor(spec, rank)
+    if layout.pp > 1:
+        found["pp"] = _pipeline(spec, rank)
+        if layout.coords(rank)["pp"] in (0, layout.pp - 1):
+            found["embedding"] = _tied_embedding(spec)
+    if layout.dp > 1:
+        found["dp"] = _data(spec, rank)
+    return found
+
+
+def _activation(spec: RunSpec) -> tuple[int, int]:
+    """(bytes of one micro-batch's hidden states b*s*h*e, e)."""
+    e = 4 if spec.precision == "fp32" else 2
+    return spec.layout.micro_batch * spec.seq_len * spec.model.hidden * e, e
+
+
+def _tensor(spec: RunSpec, rank: int) -> Volume:
+    """Shoeybi et al. 2019 (Megatron-LM), section 3: two all-reduces of b*s*h per layer forward, two
+    backward; one for the embedding forward and one for the logits' input backward; section 4's
+    parallel cross-entropy all-reduces three numbers per token (maximum, own logit, sum) in fp32.
+
+    Sequence parallelism (Korthikanti et al. 2022, section 4.2.2) makes an all-gather and a
+    reduce-scatter of each, and gathers the input of every column-parallel layer once more for its
+    weight's gradient; the word embedding stays an all-reduce, for the position embedding is added
+    before the sequence is cut. Full recomputation repeats the layers' forward part.
+    """
+    layout, n = spec.layout, spec.layout.tp
+    stage, m = layout.coords(rank)["pp"], layout.n_micro
+    hidden, _ = _activation(spec)
+    layers = spec.model.n_layer // layout.pp
+    first, last = stage == 0, stage == layout.pp - 1
+    again = 2 if layout.recompute == "full" else 0
+    volume = Volume()
+    if layout.sequence_parallel:
+        # Per layer forward 2 + 2; backward per column-parallel layer the input again and the
+        # scattered gradient, per row-parallel layer the gathered gradient.
+        gathers = layers * (6 + again) + first + last * 2
+        scatters = layers * (4 + again) + last
+        volume.add("all_reduce", n, hidden, m * first)
+        volume.add("all_gather", n, hidden, m * gathers)
+        volume.add("reduce_scatter", n, hidden, m * scatters)
+        # What every tp rank holds whole but sees with a part of the sequence, norms and the biases
+        # after row-parallel layers: once a step, in fp32.
+        h = spec.model.hidden
+        whole = layers * 6 * h + last * 2 * h
+        volume.add("all_reduce", n, GRAD_BYTES * whole)
+    else:
+        volume.add("all_reduce", n, hidden, m * (layers * (4 + again) + first + last))
+    if last:
+        per_token = layout.micro_batch * spec.seq_len * 4
+        volume.add("all_reduce", n, per_token, 3 * m)
+    if spec.engine == "deepspeed_pipe":
+        # What its stages send is cut over tp (`pipe_partitioned`, `grad_partitioned`) and must be
+        # gathered: a stage's input; its own output, which it had cut, and that output's gradient.
+        volume.add("all_gather", n, hidden, m * ((not first) + 2 * (not last)))
+    return volume
+
+
+def _pipeline(spec: RunSpec, rank: int) -> Volume:
+    """Narayanan et al. 2021 (SC'21), section 3.2: b*s*h per micro-batch and boundary, each way.
+
+    With vpp chunks per rank there are pp * vpp - 1 boundaries: rank r sends forward from every
+    chunk but the model's last, and backward from every chunk but the first.
+    """
+    layout = spec.layout
+    stage, m = layout.coords(rank)["pp"], layout.n_micro
+    hidden, _ = _activation(spec)
+    chunks = layout.vpp - (stage == layout.pp - 1) + layout.vpp - (stage == 0)
+    volume = Volume()
+    if spec.engine == "deepspeed_pipe" and layout.tp > 1:
+        # 1/tp of the tensor and a description in int64: its three sizes and their number, the
+        # number of parts, which one it is, and tp + 1 boundaries.
+        volume.add("send", 2, hidden / layout.tp, m * chunks)
+        volume.add("send", 2, 8 * (3 + 3 + layout.tp + 1), m * chunks)
+    else:
+        part = layout.tp if layout.sequence_parallel else 1
+        volume.add("send", 2, hidden / part, m * chunks)
+    return volume
+
+
+def _tied_embedding(spec: RunSpec) -> Volume:
+    """The first and the last stage add up the gradients of their copies of the word embedding."""
+    tp = spec.layout.tp
+    rows = spec.model.padded_vocab(tp) // tp
+    volume = Volume()
+    size = 4 if spec.engine == "megatron" or spec.precision == "fp32" else 2
+    volume.add("all_reduce", 2, size * rows * spec.model.hidden)
+    return volume
+
+
+def parameter_sizes(spec: RunSpec, rank: int) -> list[tuple[int, bool]]:
+    """(elements, whether it is a matrix) of every parameter that a rank holds."""
+    model, layout = spec.model, spec.layout
+    h, f, tp, stage = model.hidden, model.ffn_hidden, layout.tp, layout.coords(rank)["pp"]
+    layer = [(h, False)] * 6  # two norms, and the biases after the row-parallel layers
+    layer += [(3 * h * h // tp, True), (3 * h // tp, False), (h * h // tp, True)]
+    layer += [(f * h // tp, True), (f // tp, False), (h * f // tp, True)]
+    sizes = layer * (model.n_layer // layout.pp)
+    word = (model.padded_vocab(tp) // tp * h, True)
+    if stage == 0:
+        sizes += [word, (model.max_seq_len * h, True)]
+    if stage == layout.pp - 1:
+        sizes += [(h, False)] * 2 + ([word] if layout.pp > 1 else [])
+    return sizes
+
+
+def _data(spec: RunSpec, rank: int) -> Volume | None:
+    """Gradients and parameters over the n = dp ranks, as each library truly moves them.
+
+    ddp: one all-reduce of the fp32 gradients (Li et al. 2020, "PyTorch Distributed"), in buckets.
+    megatron (core 0.16): the same; with zero_stage 1 a reduce-scatter, and an all-gather of the
+    parameters, each padded to 64 elements and their bucket to lcm(n, 128).
+    DeepSpeed (0.19), counted in elements of each library's flat buffers, fp32:
+    - zero 0: an all-reduce. zero 1: an all-reduce too (its buckets span several owners, and are
+      not scattered), then the all-gather of the updated parameters, each of the optimizer's groups
+      padded to 2n elements. zero 2: the all-reduce with every micro-batch.
+    - zero 3: a reduce-scatter with every micro-batch. Parameters below 100,000 elements stay
+      gathered, but for one all-gather each after the update. Larger ones are gathered where a
+      trace of earlier steps says so: no formula.
+    """
+    layout, n = spec.layout, spec.layout.dp
+    sizes = parameter_sizes(spec, rank)
+    gradients = GRAD_BYTES * sum(size for size, _ in sizes)
+    volume = Volume(calls=None)
+    if spec.engine == "ddp":
+        volume.add("all_reduce", n, gradients, None)
+        return volume
+    if spec.engine == "megatron":
+        if layout.zero_stage == 0:
+            volume.add("all_reduce", n, gradients, None)
+        else:
+            padded = _up(sum(_up(size, 64) for size, _ in sizes), math.lcm(n, 128))
+            volume.add("reduce_scatter", n, GRAD_BYTES * padded, None)
+            volume.add("all_gather", n, _activation(spec)[1] * padded, None)
+        return volume
+    if spec.precision != "fp32":
+        return None  # which of its buffers are fp32 then depends on further settings
+    if layout.zero_stage < 3:
+        times = layout.n_micro if layout.zero_stage == 2 else 1
+        volume.add("all_reduce", n, gradients * times, None)
+        if layout.zero_stage:
+            groups: dict[bool, int] = defaultdict(int)
+            for size, matrix in sizes:
+                groups[matrix] += size
+            padded = sum(_up(size, 2 * n) for size in groups.values())
+            volume.add("all_gather", n, 4 * padded, None)
+        return volume
+    if max(size for size, _ in sizes) >= PERSISTENT:
+        return None
+    padded = sum(_up(size, n) for size, _ in sizes)
+    volume.add("reduce_scatter", n, 4 * padded * layout.n_micro, None)
+    volume.add("all_gather", n, 4 * padded, None)
+    return volume
+
+
+def _up(size: int, divisor: int) -> int:
+    return -(-size // divisor) * divisor

@@ -1,0 +1,532 @@
+"""A run, fully specified: every setting once, with its help text, its default and its checks.
+
+`RunSpec` is what a study file's tables and the command line's flags both become. Values are taken
+from, each overriding the one before: the defaults here, a DeepSpeed JSON, the study file, flags.
+Torch-free.
+"""
+
+import argparse
+import json
+from dataclasses import Field, asdict, dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from models.bounds import Bounds
+from models.config import GPTConfig, preset
+from models.errors import UsageError
+from models.files import parse_json, read_text
+from parallel.config.data_files import vocabulary
+from parallel.config.duration import WORK, steps_of
+from parallel.config.engine_abilities import ENGINES, inabilities
+from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout, split_world
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+KERNELS = ("auto", "te", "apex", "torch")
+PROFILE_MODES = ("none", "nvtx", "torch")
+
+# Far beyond any run. A number outside is refused before it can overflow, hang or fill the memory.
+_RANKS, _STEPS = Bounds(1, 10**6), Bounds(1, 10**9)
+_MAYBE_STEPS = Bounds(0, 10**9)  # 0: never
+_SIZE = Bounds(1, 2**24)
+_SECONDS = Bounds(0, 30 * 86400, above=True)
+_RATE = Bounds(0, 100)
+
+
+def _flag(
+    default: Any,
+    help: str,
+    allowed: tuple[str, ...] | Bounds | None = None,
+    alias: str | None = None,
+) -> Any:
+    """A dataclass field that is also a command-line flag; `allowed` are the words to choose from,
+    or a number's bounds."""
+    bounds, choices = (allowed, None) if isinstance(allowed, Bounds) else (None, allowed)
+    meta = {"help": help, "choices": choices, "bounds": bounds, "alias": alias}
+    return field(default=default, metadata=meta)
+
+
+# The settings that the model and the split are made of, under the same names.
+_MODEL = ("n_layer", "hidden", "n_head", "ffn_hidden", "vocab_size", "max_seq_len")
+_SPLIT = ("tp", "pp", "vpp", "micro_batch", "zero_stage", "recompute", "offload")
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run. Build it with `resolve`, which fills in and checks; fields are the flags' names."""
+
+    engine: str = _flag("ddp", "what trains", tuple(ENGINES))
+    # the model
+    preset: str = _flag("tiny", "model sizes by name; the size flags below override them")
+    n_layer: int | None = _flag(None, "transformer blocks", Bounds(1, 10**4))
+    hidden: int | None = _flag(None, "hidden size", Bounds(1, 2**20))
+    n_head: int | None = _flag(None, "attention heads", Bounds(1, 2**16))
+    ffn_hidden: int | None = _flag(None, "feed-forward size (4 x hidden)", Bounds(0, 2**22))
+    vocab_size: int | None = _flag(
+        None,
+        "token ids; padded to a multiple of tp (default: the preset's, or the data's if larger)",
+        _SIZE,
+    )
+    max_seq_len: int | None = _flag(None, "learned positions", _SIZE)
+    implementation: str = _flag(
+        "gpt", "whose model code: ours or Hugging Face's GPT-2", ("gpt", "hf")
+    )
+    # the split
+    gpus: int = _flag(1, "ranks, one per GPU; the launcher's world size where there is one", _RANKS)
+    tp: int = _flag(1, "tensor-parallel size", _RANKS)
+    pp: int = _flag(1, "pipeline-parallel size", _RANKS)
+    vpp: int = _flag(
+        1, "model chunks per pipeline rank: above 1, interleaved 1F1B", Bounds(1, 10**4)
+    )
+    sequence_parallel: bool = _flag(False, "split norms and residuals over tp ranks")
+    zero_stage: int = _flag(0, "ZeRO stage; 1 is megatron's distributed optimizer", Bounds(0, 3))
+    offload: str = _flag("none", "keep in host memory: optimizer state, or all", OFFLOAD)
+    recompute: str = _flag("none", "activations to drop and recompute", RECOMPUTE)
+    micro_batch: int = _flag(1, "sequences per micro-batch and dp rank", Bounds(1, 10**6))
+    global_batch: int | None = _flag(None, "sequences per optimizer step, all ranks", _SIZE)
+    grad_accum: int | None = _flag(None, "micro-batches per step; or give global_batch", _SIZE)
+    # the training
+    seq_len: int | None = _flag(None, "tokens per sequence (the model's positions)", _SIZE)
+    steps: int = _flag(20, "optimizer steps, never micro-steps", _STEPS, alias="--max-train-steps")
+    epochs: int | None = _flag(None, "train so many whole passes' worth instead", Bounds(1, 10**6))
+    train_tokens: int | None = _flag(
+        None, "a budget of tokens instead, all ranks", Bounds(1, 10**18)
+    )
+    enforce_global_batch_size: bool = _flag(
+        False, "refuse a run whose batch is not the global_batch that was stated anywhere"
+    )
+    precision: str = _flag("fp32", "fp16 needs a GPU and scales the loss dynamically", PRECISIONS)
+    lr: float = _flag(3e-4, "peak learning rate", Bounds(0, 100, above=True))
+    min_lr: float = _flag(3e-5, "learning rate at the end of the cosine", _RATE)
+    warmup_steps: int = _flag(0, "steps of linear warm-up to lr", _MAYBE_STEPS)
+    lr_schedule: str = _flag("cosine", "after the warm-up", ("cosine", "constant"))
+    weight_decay: float = _flag(0.1, "AdamW's, on matrices only: not on biases and norms", _RATE)
+    beta1: float = _flag(0.9, "AdamW's first-moment decay", Bounds(0, 1, below=True))
+    beta2: float = _flag(0.95, "AdamW's second-moment decay", Bounds(0, 1, below=True))
+    adam_eps: float = _flag(1e-8, "AdamW's epsilon", Bounds(0, 1))
+    clip_grad: float = _flag(
+        1.0, "largest gradient norm; 0 switches clipping off", Bounds(0, 10**9)
+    )
+    seed: int = _flag(1234, "of weights and data order", Bounds(0, 2**31 - 1))
+    # the data
+    data: str = _flag(
+        "data/stdlib", "folder of token files, a nanoGPT .bin or a megatron .bin/.idx"
+    )
+    eval_interval: int = _flag(0, "steps between validations; 0: once, at the end", _MAYBE_STEPS)
+    eval_steps: int = _flag(
+        2, "global batches in a validation; 0: never validate", Bounds(0, 10**6)
+    )
+    # checkpoints
+    save_interval: int = _flag(
+        0,
+        "steps between checkpoints, and one at the end and at a signal; 0: save nothing",
+        _MAYBE_STEPS,
+    )
+    save: str | None = _flag(None, "folder for them (default: <run folder>/checkpoints)")
+    load: str | None = _flag(
+        None,
+        "go on from this checkpoint, or from a folder's newest; or start from weights alone",
+    )
+    load_previous: bool = _flag(False, "where a checkpoint is damaged, take the one before")
+    resume: bool = _flag(True, "go on where a stopped attempt of this run left a checkpoint")
+    keep_last: int = _flag(2, "newest checkpoints to keep; 0: all", _MAYBE_STEPS)
+    keep_every: int = _flag(0, "keep those whose step this divides, too; 0: none", _MAYBE_STEPS)
+    export_weights: int = _flag(0, "steps between bf16 weights-only exports; 0: none", _MAYBE_STEPS)
+    async_save: bool = _flag(False, "train on while a copy of the state is being written")
+    save_grace_s: float = _flag(
+        25.0, "seconds from SIGTERM in which to save before giving up", _SECONDS
+    )
+    # the machine
+    device: str = _flag("auto", "auto is cuda where there is one", ("auto", "cpu", "cuda"))
+    kernels: str = _flag("auto", "auto: Transformer Engine, apex, PyTorch, in that order", KERNELS)
+    compile: bool = _flag(False, "torch.compile the model (ddp; on CPU it needs a C++ compiler)")
+    threads: int = _flag(1, "CPU threads per rank", Bounds(1, 1024))
+    deepspeed_config: str | None = _flag(None, "DeepSpeed JSON; other settings override")
+    profile_mode: str = _flag(
+        "none", "nvtx: ranges for nsys; torch: ranges and a Chrome trace", PROFILE_MODES
+    )
+    profile_steps: str = _flag("3-5", "the steps that torch's trace holds, FIRST-LAST or one")
+    profile_ranks: str = _flag("0", "the ranks that write one: all, or numbers with commas")
+    breakdown: bool = _flag(False, "where each rank's time goes, per iteration line (breakdown/)")
+    log_interval: int = _flag(1, "steps between iteration lines", _STEPS)
+    timeout_s: float = _flag(600.0, "seconds a collective may wait before the run fails", _SECONDS)
+    hang_s: float | None = _flag(
+        None,
+        "seconds without progress after which the run ends and names the rank that hangs"
+        " (default: half of timeout_s)",
+        _SECONDS,
+    )
+
+    @cached_property
+    def model(self) -> GPTConfig:
+        return preset(self.preset, **{name: getattr(self, name) for name in _MODEL})
+
+    @cached_property
+    def layout(self) -> Layout:
+        assert self.grad_accum is not None, "resolve() fills in grad_accum"
+        return Layout(
+            dp=split_world(self.gpus, self.tp, self.pp),
+            n_micro=self.grad_accum,
+            sequence_parallel=self.sequence_parallel,
+            **{name: getattr(self, name) for name in _SPLIT},
+        )
+
+    @property
+    def name(self) -> str:
+        """What distinguishes the run's split, e.g. `megatron-tp2-pp2-dp2`: never stated twice."""
+        return self.split_name(self.layout.dp)
+
+    def split_name(self, dp: int) -> str:
+        """The name of the split with `dp` in it; with dp 1 it does not depend on the GPUs."""
+        sizes = {"tp": self.tp, "pp": self.pp, "vpp": self.vpp, "dp": dp}
+        parts = [self.engine.replace("_", "-")]
+        parts += [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
+        if self.sequence_parallel:
+            parts.append("sp")
+        if self.zero_stage or self.engine == "deepspeed_zero":
+            parts.append(f"zero{self.zero_stage}")
+        if self.offload != "none":
+            parts.append(f"offload-{self.offload}")
+        if self.recompute != "none":
+            parts.append(f"recompute-{self.recompute}")
+        if self.implementation != "gpt":
+            parts.append(self.implementation)
+        return "-".join(parts)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step over all ranks."""
+        return self.layout.global_batch * self.seq_len
+
+    @property
+    def hang_after_s(self) -> float:
+        """Seconds without progress that the watchdog allows."""
+        return self.timeout_s / 2 if self.hang_s is None else self.hang_s
+
+    @property
+    def work(self) -> dict[str, int]:
+        """The fixed work, counted in each unit so that none is taken for another."""
+        return {
+            "optimizer_steps": self.steps,
+            "micro_steps": self.steps * self.layout.n_micro,
+            "tokens_per_optimizer_step": self.tokens_per_step,
+            "tokens": self.steps * self.tokens_per_step,
+        }
+
+    def problems(self) -> list[str]:
+        """Every reason this run cannot start, with the numbers."""
+        problems = [out_of_bounds(f.name, getattr(self, f.name)) for f in fields(self)]
+        if problems := list(filter(None, problems)):
+            return problems  # a model or a layout of such sizes is not looked at
+        problems = self.layout.problems(self.model, self.seq_len)
+        problems += inabilities(
+            self.engine, self.layout, self.implementation, self.precision, self.compile
+        )
+        if self.precision == "fp16" and self.device == "cpu":
+            problems.append("fp16 needs a GPU; on CPU use fp32 or bf16")
+        if self.export_weights and not self.save_interval:
+            problems.append("export_weights are taken from checkpoints: give save_interval too")
+        if self.export_weights and self.save_interval and self.export_weights % self.save_interval:
+            problems.append(
+                f"export_weights {self.export_weights} must be a multiple of"
+                f" save_interval {self.save_interval}"
+            )
+        if self.export_weights and self.implementation == "hf":
+            problems.append("export_weights are of our GPT, not of implementation hf")
+        if self.min_lr > self.lr:
+            problems.append(f"min_lr {self.min_lr:g} exceeds lr {self.lr:g}")
+        if self.kernels in ("te", "apex") and self.device == "cpu":
+            problems.append(f"kernels {self.kernels} needs a GPU; on CPU use kernels torch")
+        if self.profile_mode == "torch":
+            problems += _profile_problems(self)
+        return problems
+
+    def settings(self) -> dict[str, Any]:
+        """All fields as plain data, for run.json."""
+        return asdict(self)
+
+
+def profiled_steps(spec: RunSpec) -> tuple[int, int]:
+    """The first and last step, from 1, that torch's profiler records.
+
+    Raises:
+        ValueError: not FIRST-LAST and not one number.
+    """
+    first, dash, last = spec.profile_steps.partition("-")
+    return int(first), int(last if dash else first)
+
+
+def profiled_ranks(spec: RunSpec) -> tuple[int, ...]:
+    """The ranks that write a torch trace.
+
+    Raises:
+        ValueError: neither `all` nor numbers with commas.
+    """
+    if spec.profile_ranks == "all":
+        return tuple(range(spec.gpus))
+    return tuple(map(int, spec.profile_ranks.split(",")))
+
+
+def _profile_problems(spec: RunSpec) -> list[str]:
+    problems = []
+    try:
+        first, last = profiled_steps(spec)
+        if not 1 <= first <= last <= spec.steps:
+            problems.append(
+                f"profile_steps {spec.profile_steps} is not within steps 1 to {spec.steps}"
+            )
+    except ValueError:
+        problems.append(
+            f"profile_steps must be FIRST-LAST or one number, not {spec.profile_steps!r}"
+        )
+    try:
+        if absent := [rank for rank in profiled_ranks(spec) if not 0 <= rank < spec.gpus]:
+            problems.append(f"profile_ranks asks for rank {absent[0]}, but there are {spec.gpus}")
+    except ValueError:
+        problems.append(f"profile_ranks must be all or numbers, not {spec.profile_ranks!r}")
+    return problems
+
+
+BOUNDS: dict[str, Bounds | None] = {f.name: f.metadata["bounds"] for f in fields(RunSpec)}
+
+
+def out_of_bounds(name: str, value: Any) -> str:
+    """What is wrong with a setting's number, with its bounds; empty where nothing is."""
+    bounds = BOUNDS[name]
+    return "" if bounds is None or value is None else bounds.problem(name, value)
+
+
+def _kind(setting: Field) -> type:
+    """The type of a setting's value; where it is `int | None`, int."""
+    return getattr(setting.type, "__args__", (setting.type,))[0]
+
+
+def check_setting(name: str, value: Any, source: str) -> Any:
+    """`value` in the setting's type.
+
+    Raises:
+        UsageError: no such setting, or not its type, one of its choices or within its bounds; it
+            names the source.
+    """
+    setting = RunSpec.__dataclass_fields__.get(name)
+    if setting is None:
+        known = ", ".join(RunSpec.__dataclass_fields__)
+        raise UsageError(f"{source}: unknown setting {name!r}; known: {known}")
+    kind, choices = _kind(setting), setting.metadata["choices"]
+    if kind is float and type(value) is int:
+        value = float(value)
+    if value is None and setting.default is None:
+        return None
+    if type(value) is not kind:
+        raise UsageError(f"{source}: {name} must be a {kind.__name__}, not {value!r}")
+    if choices and value not in choices:
+        raise UsageError(f"{source}: {name} must be one of {', '.join(choices)}, not {value!r}")
+    if kind is str and "\0" in value:
+        raise UsageError(f"{source}: {name} cannot hold a zero byte: {value!r}")
+    if problem := out_of_bounds(name, value):
+        raise UsageError(f"{source}: {problem}")
+    return value
+
+
+def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> RunSpec:
+    """Merge (source, settings) layers, the later overriding the earlier, into a checked RunSpec.
+
+    `gpus` is the launcher's world size, which must agree with what the layers say. Relative paths
+    are relative to the working directory, wherever the layer that names them is.
+
+    Raises:
+        UsageError: one line with every problem and its numbers.
+    """
+    merged, layers = merge(*layers)
+    if gpus is not None:
+        if merged.get("gpus", gpus) != gpus:
+            source = [source for source, settings in layers if "gpus" in settings][-1]
+            raise UsageError(
+                f"{source} asks for {merged['gpus']} ranks, but the launcher started {gpus}"
+            )
+        merged["gpus"] = gpus
+    draft = RunSpec(**merged)
+    merged["vocab_size"] = _vocab_size(draft)
+    merged["seq_len"] = draft.model.max_seq_len if draft.seq_len is None else draft.seq_len
+    merged["grad_accum"] = _grad_accum(draft)
+    merged["global_batch"] = (
+        split_world(draft.gpus, draft.tp, draft.pp) * draft.micro_batch * merged["grad_accum"]
+    )
+    given = {name: merged[name] for name in WORK if merged.get(name) is not None}
+    if given and min(given.values()) > 0 and min(merged["global_batch"], merged["seq_len"]) > 0:
+        per_step = merged["global_batch"] * merged["seq_len"]
+        merged["steps"] = steps_of(given, per_step, draft.data)
+    spec = RunSpec(**merged)
+    if problems := spec.problems() + _other_batches(spec, layers):
+        raise UsageError("; ".join(problems))
+    return spec
+
+
+def merge(
+    *layers: tuple[str, dict[str, Any]],
+) -> tuple[dict[str, Any], tuple[tuple[str, dict[str, Any]], ...]]:
+    """The settings that the layers state, nothing derived; and the layers, with the one of the
+    DeepSpeed JSON that they name.
+
+    Raises:
+        UsageError: a setting that is not known, or a value that it cannot have.
+    """
+    merged: dict[str, Any] = {}
+    chosen = [given["deepspeed_config"] for _, given in layers if given.get("deepspeed_config")]
+    if chosen:
+        path = chosen[-1]
+        layers = ((path, from_deepspeed_json(read_deepspeed_json(Path(path)), path)), *layers)
+    for source, settings in layers:
+        settings = {name: check_setting(name, value, source) for name, value in settings.items()}
+        # Of the batch settings, what this layer says wins over what an earlier one implied.
+        if "grad_accum" in settings and "global_batch" not in settings:
+            merged.pop("global_batch", None)
+        elif {"global_batch", "micro_batch"} & set(settings) and "global_batch" in (
+            merged | settings
+        ):
+            merged.pop("grad_accum", None)
+        if set(WORK) & set(settings):
+            for name in WORK:
+                merged.pop(name, None)
+        merged |= settings
+    return merged, layers
+
+
+def _vocab_size(draft: RunSpec) -> int | None:
+    """The vocabulary that was asked for, or the data's where the preset's is too small for it."""
+    in_data = vocabulary(draft.data)
+    if draft.vocab_size is not None or in_data is None or in_data <= draft.model.vocab_size:
+        return draft.vocab_size
+    return in_data
+
+
+def _other_batches(spec: RunSpec, layers: tuple[tuple[str, dict[str, Any]], ...]) -> list[str]:
+    """With enforce_global_batch_size: each layer's global_batch that is not this run's."""
+    if not spec.enforce_global_batch_size:
+        return []
+    stated = [(s, given["global_batch"]) for s, given in layers if given.get("global_batch")]
+    if not stated:
+        return ["enforce_global_batch_size: nothing states a global_batch to enforce"]
+    layout = spec.layout
+    return [
+        f"enforce_global_batch_size: {source} states global_batch {wanted}, but this run would have"
+        f" micro_batch {layout.micro_batch} x dp {layout.dp} x grad_accum {layout.n_micro}"
+        f" = {layout.global_batch}"
+        for source, wanted in stated
+        if wanted != layout.global_batch
+    ]
+
+
+def _grad_accum(draft: RunSpec) -> int:
+    """Micro-batches per dp rank and step, from global_batch where that is what was given."""
+    if draft.global_batch is None:
+        return 1 if draft.grad_accum is None else draft.grad_accum
+    dp = split_world(draft.gpus, draft.tp, draft.pp)
+    if draft.micro_batch < 1 or draft.global_batch % (dp * draft.micro_batch):
+        raise UsageError(
+            f"global_batch {draft.global_batch} is not a multiple of"
+            f" micro_batch {draft.micro_batch} x dp {dp} = {draft.micro_batch * dp}"
+        )
+    accum = draft.global_batch // (dp * draft.micro_batch)
+    if draft.grad_accum not in (None, accum):
+        raise UsageError(
+            f"global_batch {draft.global_batch} = micro_batch {draft.micro_batch} x dp {dp}"
+            f" x grad_accum {accum}, but grad_accum {draft.grad_accum} was asked for"
+        )
+    return accum
+
+
+def read_deepspeed_json(path: Path) -> dict[str, Any]:
+    """A DeepSpeed configuration file.
+
+    Raises:
+        UsageError: missing, too large, or not a JSON object.
+    """
+    text = read_text(Path(path), "deepspeed_config")
+    try:
+        config = parse_json(text)
+    except ValueError as error:
+        raise UsageError(f"deepspeed_config {path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise UsageError(f"deepspeed_config {path} is not a JSON object")
+    return config
+
+
+def from_deepspeed_json(config: dict[str, Any], source: str) -> dict[str, Any]:
+    """The settings a DeepSpeed JSON states that are ours too; "auto" states nothing.
+
+    Raises:
+        UsageError: a section is not what DeepSpeed takes, or asks for what is not offered here.
+    """
+
+    def section(name: str, within: dict[str, Any] = config) -> dict[str, Any]:
+        content = within.get(name, {})
+        if not isinstance(content, dict):
+            raise UsageError(f"{source}: {name} must be an object, not {json.dumps(content)}")
+        return content
+
+    zero, optimizer = section("zero_optimization"), section("optimizer")
+    adam = section("params", optimizer)
+    if optimizer.get("type", "AdamW").lower() not in ("adam", "adamw"):
+        raise UsageError(
+            f"{source}: optimizer {optimizer['type']}, but every engine here trains with AdamW"
+        )
+    betas = adam.get("betas", "auto")
+    if betas != "auto" and not (isinstance(betas, list) and len(betas) == 2):
+        raise UsageError(f"{source}: betas must be two numbers, not {json.dumps(betas)}")
+    offload = None
+    for name, ours in (("offload_optimizer", "optimizer"), ("offload_param", "all")):
+        device = section(name, zero).get("device", "none")
+        if device not in ("none", "cpu"):
+            raise UsageError(f"{source}: {name} to {device}; only cpu is offered here")
+        offload = ours if device == "cpu" else offload
+    enabled = [p for p in ("bf16", "fp16") if section(p).get("enabled") is True]
+    stated = {
+        "micro_batch": config.get("train_micro_batch_size_per_gpu"),
+        "global_batch": config.get("train_batch_size"),
+        "grad_accum": config.get("gradient_accumulation_steps"),
+        "clip_grad": config.get("gradient_clipping"),
+        "zero_stage": zero.get("stage"),
+        "offload": offload,
+        "precision": enabled[0] if enabled else None,
+        "lr": adam.get("lr"),
+        "beta1": betas[0] if betas != "auto" else None,
+        "beta2": betas[1] if betas != "auto" else None,
+        "adam_eps": adam.get("eps"),
+        "weight_decay": adam.get("weight_decay"),
+    }
+    return {k: v for k, v in stated.items() if v is not None and v != "auto"}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag per setting; a flag that is not given leaves no trace in the namespace."""
+    groups = {
+        "engine": "what trains",
+        "preset": "the model",
+        "gpus": "the split (dp = gpus / (tp x pp))",
+        "seq_len": "the training",
+        "data": "the data",
+        "save_interval": "checkpoints",
+        "device": "the machine",
+    }
+    group = parser
+    for setting in fields(RunSpec):
+        if setting.name in groups:
+            group = parser.add_argument_group(groups[setting.name])
+        kind, choices = _kind(setting), setting.metadata["choices"]
+        help = setting.metadata["help"]
+        if setting.default is not None:
+            help += f" (default: {setting.default})"
+        names = ["--" + setting.name.replace("_", "-"), setting.metadata["alias"]]
+        how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+        if kind is not bool:
+            metavar = None if choices else kind.__name__.upper()
+            how = {"type": kind, "choices": choices, "metavar": metavar}
+        how |= {"dest": setting.name, "default": argparse.SUPPRESS, "help": help}
+        group.add_argument(*filter(None, names), **how)
+
+
+def from_flags(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings that flags gave, out of a namespace that may hold other things too."""
+    given = vars(arguments)
+    return {f.name: given[f.name] for f in fields(RunSpec) if f.name in given}

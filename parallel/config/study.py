@@ -1,0 +1,520 @@
+"""Studies: a TOML file that asks one question, and the runs that answer it. Torch-free.
+
+question = "Does every engine train the same GPT?"
+baseline = "ddp"            # the run that speedups and parity are measured against
+cluster = "local-test"      # of slurm/clusters.toml; `nodes` counts its nodes
+
+[slurm]                     # what slurm.render needs beyond the run: time, environment, nsys ...
+time = "00:10:00"
+
+[defaults]                  # settings of every run: the flags of parallel.train
+preset = "tiny"
+
+[[run]]                     # one table per run; it must be able to start
+engine = "megatron"
+gpus = 2
+tp = 2
+
+[[sweep]]                   # many runs: every combination of product's values and zip's rows
+repeats = 3                 # each point three times: ...-r1, ...-r2, ...-r3, A B A B A B
+defaults = { engine = "megatron", micro_batch = 2 }
+product = { tp = [1, 2, 4], pp = [1, 2] }
+zip = { nodes = [1, 2, 4], global_batch = [16, 32, 64] }
+exclude = [{ tp = 4, pp = 2 }, { nodes = [2, 4], tp = 1 }]
+include = [{ engine = "ddp", nodes = 1 }]
+slurm = { time = "00:30:00" }
+
+A point of a sweep that cannot run is left out and its reasons are kept; so a study may ask for a
+whole grid. A run is named after its split, then after whatever else tells it from the others. The
+GPUs of a point's `nodes` depend on the cluster. So such a point is named after its nodes, where
+they tell it from others, and not after dp: a run has the same name on every cluster.
+Repeats are interleaved over the whole study, so that a machine that warms up or gets busier does so
+for every configuration alike; `baseline` may name a configuration, which means its first repeat.
+Besides the settings, a point may have `nodes` (in place of gpus) and `label` (a word in its name).
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from models.config import preset
+from models.errors import UsageError
+from models.files import check_keys, read_toml
+from parallel.config import clusters
+from parallel.config.clusters import Cluster
+from parallel.config.duration import CIRCUMSTANCES, WORK
+from parallel.config.settings import RunSpec, check_setting, merge, resolve
+
+Layers = list[tuple[str, dict[str, Any]]]  # (source, settings), for resolve()
+STUDY_KEYS = ("question", "baseline", "cluster", "slurm", "defaults", "run", "sweep")
+SWEEP_KEYS = ("repeats", "defaults", "product", "zip", "exclude", "include", "slurm")
+MOST_RUNS = 10_000  # of a study, points that are left out and repeats included
+BESIDE = ("nodes", "label", "slurm")  # what a point may hold that is no setting of a run
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+# What RunSpec.name tells already (gpus follows from the split's sizes), or what never names a run.
+IN_NAME = {"engine", "gpus", "tp", "pp", "vpp", "sequence_parallel", "zero_stage", "offload"}
+IN_NAME |= {"recompute", "implementation"}
+SHORT = {
+    "micro_batch": "mbs",
+    "global_batch": "gbs",
+    "grad_accum": "gas",
+    "seq_len": "seq",
+    "n_layer": "layers",
+    "n_head": "heads",
+    "vocab_size": "vocab",
+}
+SHORT |= dict.fromkeys("preset precision deepspeed_config device kernels data".split(), "")
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study file: its name (the file's stem), question, baseline and the settings of its runs.
+
+    repeat_of: (configuration, number of the repeat from 1) of every run that is one of several.
+    left_out: (what the point was, why it cannot run) for every impossible point of a sweep.
+    assumed: what the file does not say and is taken for granted, one line each.
+    """
+
+    name: str
+    path: Path
+    question: str
+    baseline: str
+    settings: dict[str, Layers]  # run name -> layers for resolve()
+    specs: dict[str, RunSpec] = field(default_factory=dict, repr=False)
+    slurm: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    cluster: Cluster | None = None
+    repeat_of: dict[str, tuple[str, int]] = field(default_factory=dict, repr=False)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+
+    def run(
+        self, name: str, flags: dict[str, Any] | None = None, gpus: int | None = None
+    ) -> RunSpec:
+        """The run called `name`, with `flags` overriding the study's settings.
+
+        Raises:
+            UsageError: no such run, or it cannot start.
+        """
+        if name not in self.settings:
+            raise UsageError(f"{self.path}: no run {name!r}; it has: {', '.join(self.settings)}")
+        if not flags and gpus in (None, self.specs[name].gpus):
+            return self.specs[name]
+        return resolve(*self.settings[name], ("command line", flags or {}), gpus=gpus)
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A run before it has a name.
+
+    spec: None where it cannot run on this cluster; `why` says why. named: the settings that its
+    name is made of: the spec's, or, where it states `nodes` in place of gpus, those that do not
+    depend on the cluster. repeat: from 1, where the point is repeated; 0 where it is not.
+    """
+
+    spec: RunSpec | None
+    why: str
+    named: RunSpec
+    nodes: int | None
+    layers: Layers
+    slurm: dict[str, Any]
+    label: str
+    source: str
+    what: str
+    repeat: int = 0
+
+    def split(self) -> str:
+        """The part of the name that says how the run is split."""
+        return self.named.name if self.nodes is None else self.named.split_name(dp=1)
+
+    def value(self, setting: str) -> Any:
+        """A setting's value, for the name."""
+        return self.nodes if setting == "nodes" else getattr(self.named, setting)
+
+
+def load_study(path: Path | str, cluster: str | None = None, strict: bool = False) -> Study:
+    """Read and check a study file.
+
+    `cluster` overrides the study's own. With `strict`, an impossible point of a sweep is an error.
+
+    Raises:
+        UsageError: unreadable, not TOML, a key that is not known, a name that no folder beside the
+            file can have, more than MOST_RUNS runs, two runs of one name, a baseline that is no
+            run, or a run that cannot start.
+    """
+    path = Path(path)
+    table = read_toml(path, "study")
+    _check_table(path, table)
+    chosen = cluster or table.get("cluster")
+    where = clusters.cluster(chosen) if chosen else None
+    points = _read_runs(path, table, where)
+    of_sweeps, left_out = _read_sweeps(path, table, where)
+    points += of_sweeps
+    left_out += [(p.what, p.why) for p in points if p.why and p.repeat <= 1]
+    # A B A B: sorting is stable, so each round keeps the file's order.
+    names, repeat_of = _name_all(sorted(points, key=lambda point: max(point.repeat, 1)))
+    named = {name: point for name, point in names.items() if not point.why}
+    if left_out and (strict or not named):
+        raise UsageError(_cannot_run(path, where, left_out, strict))
+    if not named:
+        raise UsageError(f"study {path}: no run is left: every point is excluded")
+    baseline, assumed = _baseline(path, table, names, repeat_of, where)
+    if chosen and (note := clusters.replaced(chosen)):
+        assumed.insert(0, note)
+    return Study(
+        path.stem,
+        path,
+        table["question"],
+        baseline,
+        settings={name: point.layers for name, point in named.items()},
+        specs={name: point.spec for name, point in named.items()},
+        slurm={name: point.slurm for name, point in named.items()},
+        cluster=where,
+        repeat_of={name: repeat_of[name] for name in named if name in repeat_of},
+        left_out=left_out,
+        assumed=assumed,
+    )
+
+
+def _check_table(path: Path, table: dict[str, Any]) -> None:
+    """Refuse a study whose parts are not what their names say.
+
+    Raises:
+        UsageError: it names the file and the part.
+    """
+    if path.stem.startswith(".") or not path.suffix:
+        raise UsageError(
+            f"study {path}: its scripts and logs go to a folder called {path.stem!r}: call the file"
+            " NAME.toml, with a NAME that does not begin with a dot"
+        )
+    check_keys(table, STUDY_KEYS, f"study {path}")
+    for kind in ("run", "sweep"):
+        if not isinstance(table.get(kind, []), list):
+            raise UsageError(f"study {path}: write [[{kind}]], not [{kind}]")
+    if not table.get("run") and not table.get("sweep"):
+        raise UsageError(f"study {path} has no [[run]] table and no [[sweep]]")
+    if not isinstance(table.get("question"), str):
+        raise UsageError(f"study {path} asks no question (question = ...)")
+    for kind in ("slurm", "defaults"):
+        if not isinstance(table.get(kind, {}), dict):
+            raise UsageError(f"study {path}: {kind} is no table")
+    for kind in ("baseline", "cluster"):
+        if not isinstance(table.get(kind, ""), str):
+            raise UsageError(f"study {path}: {kind} must be a name, not {table[kind]!r}")
+    _check_size(path, table)
+
+
+def _baseline(
+    path: Path,
+    table: dict[str, Any],
+    names: dict[str, _Point],
+    repeat_of: dict[str, tuple[str, int]],
+    where: Cluster | None,
+) -> tuple[str, list[str]]:
+    """The baseline's run, and what was assumed to find it; a configuration is its first repeat.
+
+    Raises:
+        UsageError: it is no run, or it cannot run on this cluster.
+    """
+    named = [name for name, point in names.items() if not point.why]
+    baseline = table.get("baseline", named[0])
+    assumed = []
+    configurations = {repeat_of.get(name, (name, 0))[0] for name in named}
+    if "baseline" not in table and len(configurations) > 1:
+        assumed.append(f"no baseline is named: it is {baseline}, the first run")
+    if baseline not in names and repeat_of.get(f"{baseline}-r1") == (baseline, 1):
+        baseline = f"{baseline}-r1"
+    if baseline in names and baseline not in named:
+        on_cluster = f" on {where.name}" if where else ""
+        raise UsageError(
+            f"study {path}: its baseline {baseline} cannot run{on_cluster}: {names[baseline].why}"
+        )
+    if baseline not in named:
+        raise UsageError(
+            f"study {path}: baseline {baseline!r} is no run; it has: {', '.join(named)}"
+        )
+    return baseline, assumed
+
+
+def _check_size(path: Path, table: dict[str, Any]) -> None:
+    """Refuse a study that asks for too many runs, before any of them is made.
+
+    Raises:
+        UsageError: with how many; or a part of a sweep that is not what its name says.
+    """
+    total = len(table.get("run", []))
+    for number, sweep in enumerate(table.get("sweep", []), start=1):
+        source = f"{path} [[sweep]] {number}"
+        _check_sweep(sweep, source)
+        axes = sweep.get("product", {}) | sweep.get("zip", {})
+        points = math.prod(len(values) for values in sweep.get("product", {}).values())
+        points *= max((len(values) for values in sweep.get("zip", {}).values()), default=1)
+        include = len(sweep.get("include", [] if axes else [{}]))
+        total += ((points if axes else 0) + include) * sweep.get("repeats", 1)
+    if total > MOST_RUNS:
+        raise UsageError(f"study {path} asks for {total} runs: at most {MOST_RUNS} are made")
+
+
+def _cannot_run(
+    path: Path, where: Cluster | None, left_out: list[tuple[str, str]], strict: bool
+) -> str:
+    """The points that cannot run, in one sentence: all of them, or the first where none can."""
+    if strict:
+        reasons = "; ".join(f"{what}: {why}" for what, why in left_out)
+        return f"study {path}: {len(left_out)} points cannot run: {reasons}"
+    what, why = left_out[0]
+    more = f" (--strict lists all {len(left_out)})" if len(left_out) > 1 else ""
+    on = f" on {where.name}" if where else ""
+    return f"study {path}: none of its {len(left_out)} points can run{on}: {what}: {why}{more}"
+
+
+def _read_runs(path: Path, table: dict, where: Cluster | None) -> list[_Point]:
+    """The points of the [[run]] tables.
+
+    Raises:
+        UsageError: one is wrong, or cannot run.
+    """
+    defaults, points = (f"{path} [defaults]", table.get("defaults", {})), []
+    for number, run in enumerate(table.get("run", []), start=1):
+        source = f"{path} [[run]] {number}"
+        try:
+            point = _point([defaults, (source, run)], table.get("slurm", {}), where, source)
+            if point.why:
+                raise UsageError(point.why)
+        except UsageError as error:
+            message = str(error)
+            raise UsageError(message if str(path) in message else f"{source}: {message}") from error
+        points.append(point)
+    return points
+
+
+def _read_sweeps(
+    path: Path, table: dict, where: Cluster | None
+) -> tuple[list[_Point], list[tuple[str, str]]]:
+    """The points of the [[sweep]] tables, and (point, reason) of those that can run nowhere."""
+    defaults = (f"{path} [defaults]", table.get("defaults", {}))
+    points: list[_Point] = []
+    impossible: list[tuple[str, str]] = []
+    for number, sweep in enumerate(table.get("sweep", []), start=1):
+        source = f"{path} [[sweep]] {number}"
+        slurm = table.get("slurm", {}) | sweep.get("slurm", {})
+        repeats = sweep.get("repeats", 1)
+        branch = (f"{source} defaults", sweep.get("defaults", {}))
+        for given in _points(sweep, source):
+            layers = [defaults, branch, (source, given)]
+            for origin, settings in layers:
+                check_settings(settings, origin)
+            settings = ", ".join(f"{k} {v}" for k, v in given.items()) or "the only point"
+            what = f"{source.removeprefix(f'{path} ')}: {settings}"
+            try:
+                point = _point(layers, slurm, where, source, what)
+            except UsageError as error:
+                impossible.append((what, str(error)))
+                continue
+            for repeat in range(1, repeats + 1):
+                points.append(replace(point, repeat=repeat if repeats > 1 else 0))
+    return points, impossible
+
+
+def _check_sweep(sweep: Any, source: str) -> None:
+    """Raises: UsageError: a part of a sweep that is not what its name says."""
+    if not isinstance(sweep, dict):
+        raise UsageError(f"{source} is no table")
+    check_keys(sweep, SWEEP_KEYS, source)
+    repeats = sweep.get("repeats", 1)
+    if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats < 1:
+        raise UsageError(f"{source}: repeats must be a whole number above 0, not {repeats!r}")
+    for kind in ("defaults", "slurm", "product", "zip"):
+        if not isinstance(sweep.get(kind, {}), dict):
+            raise UsageError(f"{source}: {kind} is no table")
+    product, zipped = sweep.get("product", {}), sweep.get("zip", {})
+    for kind in ("product", "zip"):
+        for name, values in sweep.get(kind, {}).items():
+            if not isinstance(values, list) or not values:
+                raise UsageError(f"{source}: {kind} {name} must be a list of values")
+    if both := set(product) & set(zipped):
+        raise UsageError(f"{source}: {', '.join(sorted(both))} in both product and zip")
+    lengths = {name: len(values) for name, values in zipped.items()}
+    if len(set(lengths.values())) > 1:
+        raise UsageError(f"{source}: zip's lists differ in length: {lengths}")
+    for kind in ("exclude", "include"):
+        given = sweep.get(kind, [])
+        if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+            raise UsageError(f"{source}: {kind} must be a list of tables")
+    axes = set(product) | set(zipped)
+    for exclude in sweep.get("exclude", []):
+        if unknown := set(exclude) - axes:
+            raise UsageError(f"{source}: exclude names {', '.join(sorted(unknown))}, no axis here")
+
+
+def _points(sweep: dict[str, Any], source: str) -> Iterator[dict[str, Any]]:
+    """The settings of each point of a sweep, in the order the file gives.
+
+    Raises:
+        UsageError: an exclude that matches none of them.
+    """
+    product, zipped = sweep.get("product", {}), sweep.get("zip", {})
+    axes, unmatched = bool(product or zipped), list(sweep.get("exclude", []))
+    rows = [dict(zip(zipped, row, strict=True)) for row in zip(*zipped.values(), strict=True)]
+    for values in itertools.product(*product.values()) if axes else ():
+        for row in rows or [{}]:
+            point = dict(zip(product, values, strict=True)) | row
+            matching = [e for e in sweep.get("exclude", []) if _matches(point, e)]
+            unmatched = [exclude for exclude in unmatched if exclude not in matching]
+            if not matching:
+                yield point
+    if unmatched:
+        shown = "; ".join(", ".join(f"{k} {v}" for k, v in one.items()) for one in unmatched)
+        raise UsageError(f"{source}: exclude matches no point: {shown}")
+    yield from sweep.get("include", [] if axes else [{}])
+
+
+def _matches(point: dict[str, Any], pattern: dict[str, Any]) -> bool:
+    return all(
+        point[name] in (wanted if isinstance(wanted, list) else [wanted])
+        for name, wanted in pattern.items()
+    )
+
+
+def check_settings(settings: Any, source: str) -> None:
+    """Refuse what is wrong wherever it stands: an unknown setting, a wrong type, an unknown name.
+
+    Raises:
+        UsageError: so that a typo is never taken for a point that cannot run.
+    """
+    if not isinstance(settings, dict):
+        raise UsageError(f"{source} is no table")
+    for name, value in settings.items():
+        if name == "nodes" and (isinstance(value, bool) or not isinstance(value, int)):
+            raise UsageError(f"{source}: nodes must be an int, not {value!r}")
+        if name == "label" and not (isinstance(value, str) and LABEL.fullmatch(value)):
+            raise UsageError(f"{source}: label {value!r} is no word for a name")
+        if name not in BESIDE:
+            check_setting(name, value, source)
+        if name == "preset":
+            preset(value)
+
+
+def _point(
+    layers: Layers, slurm: dict[str, Any], where: Cluster | None, source: str, what: str = ""
+) -> _Point:
+    """A run, out of its layers. Where only this cluster makes it impossible, `why` says so.
+
+    Raises:
+        UsageError: every reason why it can run on no cluster.
+    """
+    label, nodes, plain = "", None, []
+    for origin, settings in layers:
+        check_settings(settings, origin)
+        label = settings.get("label", label)
+        if not isinstance(settings.get("slurm", {}), dict):
+            raise UsageError(f"{origin}: slurm is no table")
+        slurm = slurm | settings.get("slurm", {})
+        kept = {name: value for name, value in settings.items() if name not in BESIDE}
+        if "gpus" in settings:
+            nodes = None
+        if "nodes" in settings:
+            if where is None:
+                raise UsageError(f"{origin}: nodes needs a cluster (cluster = ... or --cluster)")
+            if "gpus" in settings:
+                raise UsageError(f"{origin}: nodes and gpus say the same: give one")
+            nodes = settings["nodes"]
+            kept["gpus"] = nodes * where.gpus_per_node
+        plain.append((origin, kept))
+    try:
+        spec = resolve(*plain)
+    except UsageError as error:
+        if nodes is None:  # it does not depend on the cluster
+            raise
+        spec, why = None, str(error)
+    else:
+        across = bool(slurm.get("tp_across_nodes", False))
+        why = "; ".join(where.problems(spec, across)) if where is not None else ""
+    if spec is not None and nodes is None:
+        named = spec
+    else:
+        named = RunSpec(**merge(*plain)[0])
+        named = replace(named, seq_len=named.seq_len or named.model.max_seq_len)
+    return _Point(spec, why, named, nodes, plain, slurm, label, source, what)
+
+
+def _name_all(points: list[_Point]) -> tuple[dict[str, _Point], dict[str, tuple[str, int]]]:
+    """Each point by its name: the split, what else tells runs apart, the label, the repeat; and
+    (configuration, repeat) of those that are repeats.
+
+    Points that this cluster cannot run are named too: the names of the others do not depend on it.
+
+    Raises:
+        UsageError: two points that nothing tells apart.
+    """
+    stated = {name for point in points for _, settings in point.layers for name in settings}
+    by_nodes = bool(_telling(["nodes"], points, lambda p: (p.split(), p.label)))
+    candidates = [f.name for f in fields(RunSpec) if f.name in stated - IN_NAME]
+    telling = _telling(
+        candidates, points, lambda p: (p.split(), p.nodes if by_nodes else None, p.label)
+    )
+    if by_nodes:
+        telling.insert(0, "nodes")
+    named: dict[str, _Point] = {}
+    repeat_of: dict[str, tuple[str, int]] = {}
+    for point in points:
+        values = {name: point.value(name) for name in telling}
+        name = configuration = _name(point.split(), values, point.named, point.label)
+        if point.repeat:
+            name = f"{configuration}-r{point.repeat}"
+            repeat_of[name] = (configuration, point.repeat)
+        if name in named:
+            raise UsageError(f"{point.source}: a second run called {name}")
+        named[name] = point
+    return named, repeat_of
+
+
+def _telling(
+    settings: list[str], points: list[_Point], group: Callable[[_Point], Any]
+) -> list[str]:
+    """The settings that have two values within a group of points."""
+    groups: dict[Any, list[_Point]] = {}
+    for point in points:
+        groups.setdefault(group(point), []).append(point)
+    return [
+        name
+        for name in settings
+        if any(len({point.value(name) for point in members}) > 1 for members in groups.values())
+    ]
+
+
+def name_alone(spec: RunSpec, given: dict[str, Any]) -> str:
+    """The name of a run of no study: its split, then what else its flags say of it, less how long
+    it trains and its circumstances, for with others of those it may go on (duration.py)."""
+    silent = IN_NAME | CIRCUMSTANCES | set(WORK)
+    spec = replace(spec, vocab_size=given.get("vocab_size"))  # the data's is not in the name
+    values = {
+        f.name: getattr(spec, f.name)
+        for f in fields(RunSpec)
+        if f.name in given.keys() - silent and given[f.name] != f.default
+    }
+    return _name(spec.name, values, spec)
+
+
+def _name(split: str, values: dict[str, Any], spec: RunSpec, label: str = "") -> str:
+    """A run's name: its split, the values that tell it from other runs, and its label."""
+    if values.get("global_batch") is not None:
+        values = {name: value for name, value in values.items() if name != "grad_accum"}
+    tags = (_tag(name, value, spec) for name, value in values.items())
+    return "-".join(part for part in (split, *tags, label) if part)
+
+
+def _tag(name: str, value: Any, spec: RunSpec) -> str:
+    """The part of a run's name that says one setting, in letters that are safe in any file name."""
+    if name == "preset" and spec.model != preset(value):  # sizes of its own: not that model
+        value = f"{spec.model.n_params / 1e9:.3g}b"
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return name if value else f"no-{name}"
+    path = name in ("deepspeed_config", "data")
+    text = Path(value).stem if path else f"{value:g}" if isinstance(value, float) else str(value)
+    return re.sub(r"[^A-Za-z0-9.+-]+", "_", SHORT.get(name, name) + text).strip("_-.")

@@ -1,0 +1,133 @@
+"""Training on a CPU: keep the memory that a step frees, and let megatron-core run with gloo.
+
+megatron-core assumes CUDA in a handful of places. Each patch below redirects one of them and says
+why; none changes what is computed. Call `import_megatron()` before the first import of anything
+under `megatron`. The patches are applied only where torch sees no GPU.
+"""
+
+import collections
+import contextlib
+import ctypes
+import functools
+import warnings
+from typing import Any
+
+import torch
+
+FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "arange", "rand", "randn", "as_tensor")
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # what mallopt(3) sets
+
+
+def keep_freed_memory() -> bool:
+    """From now on take large blocks from the heap and never shrink it; False without glibc.
+
+    By default glibc maps every large block anew and unmaps it when it is freed. Each step's
+    activations and gradients are then fresh pages that the kernel must clear again: on one core a
+    sixth of the time of a GPT-2 124M step of 512 tokens.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, -1))
+
+
+def import_megatron() -> None:
+    """Import megatron.core, patched first when there is no GPU. Later calls do nothing."""
+    if not torch.cuda.is_available():
+        patch()
+    with warnings.catch_warnings():
+        # It warns that apex and Transformer Engine are missing; kernels.py says so, once, itself.
+        warnings.simplefilter("ignore")
+        with _without_compile() if not torch.cuda.is_available() else contextlib.nullcontext():
+            import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401
+    if not torch.cuda.is_available():
+        import megatron.core.tensor_parallel.random as random
+
+        # torch queues such calls until CUDA starts, which here is never.
+        random._lazy_call = lambda call, **_: call()
+
+
+@contextlib.contextmanager
+def _without_compile():
+    """torch.compile as a no-op while megatron is imported.
+
+    Its fused element-wise functions are decorated with torch.compile; on a CPU that loads the
+    inductor (3 of 6 seconds of start-up, on every rank) and later wants a C++ compiler.
+    """
+    original = torch.compile
+
+    def identity(function: Any = None, **_: Any) -> Any:
+        return function if function is not None else lambda f: f
+
+    torch.compile = identity
+    try:
+        yield
+    finally:
+        torch.compile = original
+
+
+@functools.cache
+def patch() -> None:
+    """Apply the patches, once per process."""
+    # `device=torch.cuda.current_device()` names the device of receive buffers, gathers and norms.
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    # `device="cuda"` is written out in schedules, the loss scaler and the causal mask.
+    for name in FACTORIES:
+        setattr(torch, name, _on_cpu(getattr(torch, name)))
+    # Tensors are moved "to the GPU" when the tied embedding starts and state is loaded.
+    torch.Tensor.cuda = lambda self, *_, **__: self
+    # Parameters are sorted by the *string* of their type: 'torch.cuda.FloatTensor' and its kin.
+    torch.Tensor.type = _type_as_on_cuda(torch.Tensor.type)
+    # Gradient reduction and p2p synchronise streams; on a CPU every call has finished already.
+    torch.cuda.synchronize = lambda *_, **__: None
+    torch.cuda.current_stream = torch.cuda.default_stream = lambda *_, **__: _Stream()
+    torch.cuda.Stream, torch.cuda.Event = _Stream, _Stream
+    torch.cuda.stream = lambda *_, **__: contextlib.nullcontext()
+    # Its random-state tracker keeps named CUDA generators. They get one of their own, apart from
+    # the CPU's default generator, which the tracker checks that nobody moved.
+    generator = torch.Generator()
+    torch.cuda.default_generators = collections.defaultdict(lambda: generator)
+    for module in (torch.cuda, torch.cuda.random):
+        module.get_rng_state = lambda *_, **__: generator.get_state()
+        module.set_rng_state = lambda state, *_, **__: generator.set_state(state)
+        module.manual_seed = generator.manual_seed
+
+
+def _on_cpu(factory: Any) -> Any:
+    """A tensor factory that takes a CUDA device for the CPU."""
+
+    @functools.wraps(factory)
+    def redirected(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if "cuda" in str(kwargs.get("device", "")):
+            kwargs["device"] = "cpu"
+        return factory(*args, **kwargs)
+
+    return redirected
+
+
+def _type_as_on_cuda(original: Any) -> Any:
+    """Tensor.type() that answers as it would on CUDA; conversions pass through."""
+
+    @functools.wraps(original)
+    def type_(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if dtype is not None:
+            return original(self, dtype, *args, **kwargs)
+        return original(self).replace("torch.", "torch.cuda.", 1)
+
+    return type_
+
+
+class _Stream:
+    """A CUDA stream or event with nothing to wait for."""
+
+    def __init__(self, *_: Any, **__: Any):
+        self.device = torch.device("cpu")
+
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        pass
+
+    record = wait = synchronize = wait_stream = wait_event = record_event = _nothing
+
+    def query(self) -> bool:
+        return True

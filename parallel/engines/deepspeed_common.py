@@ -1,0 +1,292 @@
+"""What the two DeepSpeed engines share: configuration, optimizer, step and state."""
+
+import contextlib
+import importlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from parallel.checkpoint.contents import State, pieces_of
+from parallel.config.settings import RunSpec, read_deepspeed_json
+from parallel.engines import Batch, StepResult, cpu
+from parallel.engines.optim import adam_step, adam_tensors, adamw, set_adam_step, set_lr
+
+os.environ.setdefault("DS_LOG_LEVEL", "error")
+if not torch.cuda.is_available():
+    # Otherwise DeepSpeed guesses from what is installed; it must agree with our device.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # Leaving zero.Init, DeepSpeed puts back torch's tensor factories as it found them when it was
+    # imported. megatron-core's layers need the redirected ones, so patch before the import.
+    cpu.patch()
+
+import deepspeed
+from deepspeed.utils import logger
+
+logger.setLevel(logging.ERROR)  # rank 0 prints its whole configuration otherwise
+if not torch.cuda.is_available():
+    # On CPU DeepSpeed compiles a shared-memory all-reduce in C++ (a minute, and a compiler) to use
+    # beside gloo. Every engine here communicates over gloo, so that their times compare.
+    # (By import_module: `deepspeed.comm.torch`, the attribute, is torch itself.)
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+
+
+def config(spec: RunSpec) -> dict[str, Any]:
+    """The DeepSpeed configuration: the user's JSON with the run's settings put over it."""
+    merged = read_deepspeed_json(Path(spec.deepspeed_config)) if spec.deepspeed_config else {}
+    for section in ("optimizer", "scheduler"):  # AdamW and schedule are the same in every engine
+        merged.pop(section, None)
+    layout = spec.layout
+    zero = {**merged.get("zero_optimization", {}), "stage": layout.zero_stage}
+    for key, where in (("offload_optimizer", ("optimizer", "all")), ("offload_param", ("all",))):
+        if layout.offload in where:
+            zero[key] = {**zero.get(key, {}), "device": "cpu"}
+        else:
+            zero.pop(key, None)
+    merged |= {
+        "train_batch_size": layout.global_batch,
+        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": layout.n_micro,
+        "gradient_clipping": spec.clip_grad,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,  # torch's AdamW
+        "zero_force_ds_cpu_optimizer": False,  # DeepSpeed's CPU Adam needs a C++ compiler
+        "steps_per_print": 10**9,  # train.py prints
+    }
+    for name in ("bf16", "fp16"):
+        merged[name] = {**merged.get(name, {}), "enabled": spec.precision == name}
+    if spec.precision == "bf16" and layout.zero_stage > 0:  # without ZeRO it cannot
+        merged.setdefault("data_types", {"grad_accum_dtype": "fp32"})
+    if clips_itself(spec):
+        merged["gradient_clipping"] = 0.0
+    return merged
+
+
+def clips_itself(spec: RunSpec) -> bool:
+    """Whether our AdamW measures and clips the gradient: in fp32 and fp16 without ZeRO.
+
+    DeepSpeed 0.19 is wrong there. In fp32 its `clip_grad_norm_` returns no norm, omits parameters
+    of later pipeline stages that tp does not split, and counts the tied embedding's second copy. In
+    fp16 FP16_UnfusedOptimizer looks for the tp marks on the gradients, which have none: it omits
+    the parts of tp ranks other than 0 and counts the second copy.
+    """
+    return spec.precision in ("fp32", "fp16") and spec.layout.zero_stage == 0
+
+
+class ClippingAdamW(torch.optim.AdamW):
+    """AdamW that measures and clips the global gradient norm first (see `clips_itself`).
+
+    counts(p): whether this rank's copy of p enters the norm. group: the ranks whose parts make one
+    model; None where this rank has all of it.
+    """
+
+    def __init__(self, *args: Any, limit: float, counts: Callable, group: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.limit, self.group = limit, group
+        # By position: in fp16 DeepSpeed puts fp32 copies in the place of the parameters, and those
+        # have not the attributes that `counts` reads.
+        self.counted = [counts(p) for group in self.param_groups for p in group["params"]]
+        self._global_grad_norm: float | None = None  # where DeepSpeed's engine looks
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        grads = [p.grad for p in parameters if p.grad is not None]
+        squares = [
+            p.grad.float().square().sum()
+            for p, counts_here in zip(parameters, self.counted, strict=True)
+            if counts_here and p.grad is not None
+        ]
+        total = torch.stack(squares or [grads[0].new_zeros((), dtype=torch.float32)]).sum()
+        if self.group is not None:
+            dist.all_reduce(total, group=self.group)
+        self._global_grad_norm = float(total.sqrt())
+        if self.limit and self._global_grad_norm > self.limit:
+            scale = self.limit / (self._global_grad_norm + 1e-6)
+            torch._foreach_mul_(grads, scale)
+        super().step(closure)
+
+
+def optimizer(
+    parameters: Iterable[nn.Parameter],
+    spec: RunSpec,
+    counts: Callable[[nn.Parameter], bool] = lambda p: True,
+    group: Any = None,
+) -> torch.optim.Optimizer:
+    """The AdamW to hand to deepspeed.initialize."""
+    if clips_itself(spec):
+        clipping = {"limit": spec.clip_grad, "counts": counts, "group": group}
+        return adamw(parameters, spec, ClippingAdamW, **clipping)
+    return adamw(parameters, spec)
+
+
+def connect() -> None:
+    """Let DeepSpeed use the process group that is there already."""
+    deepspeed.init_distributed(dist_init_required=False, verbose=False)
+
+
+@contextlib.contextmanager
+def partitioned(spec: RunSpec, mpu: Any) -> Iterator[Callable]:
+    """With ZeRO-3, modules that are built inside keep only this rank's part of each parameter.
+
+    Writing the starting weights to them would then write to empty tensors. Yields the context that
+    gathers one parameter while it is written (see gpt.fill).
+    """
+    connect()
+    if spec.layout.zero_stage < 3:
+        yield contextlib.nullcontext
+        return
+    group = mpu.get_data_parallel_group() if mpu is not None else None
+    with deepspeed.zero.Init(config_dict_or_path=config(spec), data_parallel_group=group, mpu=mpu):
+        yield lambda parameter: deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)
+
+
+class DeepSpeedEngine:
+    """What both engines do alike once they have built their model.
+
+    mpu: the process groups of a model that is split over tp ranks. tracker: megatron-core's random
+    states. A subclass runs the micro-batches of a step in `_train`, and evaluates.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        device: torch.device,
+        model: nn.Module,
+        adam: torch.optim.Optimizer,
+        mpu: Any = None,
+        tracker: Any = None,
+    ):
+        self.spec, self.device, self.tracker = spec, device, tracker
+        self.fp16 = spec.precision == "fp16"
+        self.facts: dict[str, Any] = {}  # of a subclass, for run.json
+        self.engine, *_ = deepspeed.initialize(
+            model=model, optimizer=adam, config=config(spec), mpu=mpu, dist_init_required=False
+        )
+        self.outer = self.engine.optimizer
+        # The AdamW inside whatever DeepSpeed wrapped it in.
+        wrapped = not isinstance(self.outer, torch.optim.Optimizer)
+        self.adam = self.outer.optimizer if wrapped else self.outer
+        self.unfused = self.fp16 and spec.layout.zero_stage == 0  # FP16_UnfusedOptimizer
+        if self.unfused:
+            # While it is built, this optimizer steps once on zero gradients to make the moments.
+            set_adam_step(self.adam, 0)
+            # DeepSpeed 0.19 raises the scale before it unscales gradients of the lower one. So its
+            # own update only lowers the scale, and `step` raises it.
+            update = self.outer._update_scale
+            self.outer._update_scale = lambda skip: update(skip) if skip else None
+
+    def _scaler(self) -> Any:
+        """The object with fp16's scale and counts: with ZeRO a scaler, else the config."""
+        outer = self.outer
+        return outer.loss_scaler if hasattr(outer, "loss_scaler") else outer.loss_scale_config
+
+    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss, with its gradient multiplied by fp16's scale where DeepSpeed does not do it.
+
+        Without ZeRO, 0.19 divides the gradients by the scale but multiplies no loss with it.
+        """
+        if self.unfused and loss.requires_grad:
+            scale = self._scaler().cur_scale
+            loss.register_hook(lambda gradient: gradient * scale)
+        return loss
+
+    def _train(self, batches: Iterator[Batch]) -> float:
+        """Run a step's micro-batches and the optimizer; the mean loss over all ranks."""
+        raise NotImplementedError
+
+    def step(self, batches: Iterator[Batch], lr: float) -> StepResult:
+        skipped = self.engine.skipped_steps
+        scale = float(self._scaler().cur_scale) if self.fp16 else 1.0
+        set_lr(self.outer.param_groups, lr)
+        loss = self._train(batches)
+        if self.engine.skipped_steps > skipped:
+            return StepResult(loss, None, scale, skipped=True)
+        if self.unfused:
+            type(self.outer)._update_scale(self.outer, False)
+        by_us = clips_itself(self.spec)
+        norm = self.adam._global_grad_norm if by_us else self.engine.get_global_grad_norm()
+        return StepResult(loss, None if norm is None else float(norm), scale)
+
+    def _trained(self) -> Iterator[tuple[nn.Parameter, dict[str, torch.Tensor], int]]:
+        """For `pieces_of`: each parameter, and this rank's fp32 tensors of it.
+
+        ZeRO and bf16 train flat partitions, in which all parameters lie one after the other.
+        """
+        outer, adam, parameters = self.outer, self.adam, self.engine.module.parameters()
+        if self.spec.layout.zero_stage == 3:
+            for p in parameters:
+                group, at, n = outer.grad_position[outer.get_param_id(p)]
+                start = dist.get_rank(p.ds_process_group) * n
+                flat = adam_tensors(adam, outer.fp32_partitioned_groups_flat[group])
+                n = min(n, p.ds_numel - start)  # the last partitions are padded
+                if n > 0:
+                    yield p, {kind: t.detach()[at : at + n] for kind, t in flat.items()}, start
+        elif hasattr(outer, "update_lp_params"):  # ZeRO 1 and 2, and DeepSpeed's bf16 optimizer
+            for p in parameters:
+                if (mapping := p._hp_mapping) is not None:
+                    (partition,) = adam.param_groups[mapping.param_group_index]["params"]
+                    at, n = mapping.hp_fragment_address.start, mapping.hp_fragment_address.numel
+                    flat = adam_tensors(adam, partition)
+                    cut = {kind: t.detach()[at : at + n] for kind, t in flat.items()}
+                    yield p, cut, mapping.lp_fragment_address.start
+        elif outer is adam:
+            for p in parameters:
+                yield p, adam_tensors(adam, p), 0
+        else:
+            for half, master in self._masters():
+                yield half, adam_tensors(adam, master), 0
+
+    def _masters(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+        """(fp16 parameter, its fp32 master) of fp16 without ZeRO."""
+        for groups in zip(self.outer.fp16_groups, self.outer.fp32_groups, strict=True):
+            yield from zip(*groups, strict=True)
+
+    def state(self) -> State:
+        layout = self.spec.layout
+        partitioned = layout.zero_stage > 0 or hasattr(self.outer, "update_lp_params")
+        pieces = pieces_of(self._trained(), layout, dist.get_rank(), partitioned)
+        scaler = {}
+        if self.fp16:
+            current = self._scaler()
+            good_steps = current.cur_iter - current.last_overflow_iter - 1
+            scaler = {"scale": float(current.cur_scale), "good_steps": max(0, int(good_steps))}
+            if hasattr(current, "cur_hysteresis"):
+                scaler["hysteresis"] = int(current.cur_hysteresis)
+        return State(pieces, adam_step(self.adam), scaler, self.tracker)
+
+    @torch.no_grad()
+    def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
+        outer = self.outer
+        set_adam_step(self.adam, adam_step)
+        if scaler and self.fp16:
+            current = self._scaler()
+            current.cur_scale = scaler["scale"]
+            current.last_overflow_iter, current.cur_iter = -1, int(scaler["good_steps"])
+            if "hysteresis" in scaler and hasattr(current, "cur_hysteresis"):
+                current.cur_hysteresis = int(scaler["hysteresis"])
+        # Copy the filled fp32 weights to the weights that the model computes with.
+        if self.spec.layout.zero_stage == 3:
+            outer._partition_all_parameters()
+            for group in range(len(outer.fp32_partitioned_groups_flat)):
+                outer._reassign_or_swap_out_partitioned_parameters(group)
+            if outer.persistent_parameters:
+                outer.persistent_parameters[0].all_gather(outer.persistent_parameters)
+        elif hasattr(outer, "update_lp_params"):
+            outer.update_lp_params()
+        elif outer is not self.adam:
+            for half, master in self._masters():
+                half.data.copy_(master.data)
+
+    def describe(self) -> dict[str, Any]:
+        optimizer = type(self.outer).__name__
+        return {"optimizer": optimizer, **self.facts, "config": config(self.spec)}
+
+    def close(self) -> None:
+        with contextlib.suppress(AttributeError):  # DeepSpeed's is missing without ZeRO
+            self.engine.destroy()

@@ -1,0 +1,107 @@
+"""Which device this rank trains on, what its memory holds, and the process group of all ranks."""
+
+import os
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from models.errors import UsageError
+from models.storage import BYTES
+from parallel.config.settings import RunSpec
+from parallel.record.launch import Launch
+from parallel.record.signals_and_hangs import deadline
+
+MEMINFO = Path("/proc/meminfo")
+
+
+def choose_device(spec: RunSpec, launch: Launch) -> torch.device:
+    """This rank's device.
+
+    Raises:
+        UsageError: CUDA was asked for and is not there, or fp16 on a CPU.
+    """
+    has_gpu = torch.cuda.is_available()
+    if spec.device == "cuda" and not has_gpu:
+        raise UsageError("device cuda was asked for, but torch sees no GPU")
+    if spec.device == "cpu" or not has_gpu:
+        if spec.precision == "fp16":
+            raise UsageError("fp16 needs a GPU and torch sees none; use fp32 or bf16")
+        return torch.device("cpu")
+    if launch.local_world_size > (visible := gpus_on_node(launch)):
+        raise UsageError(
+            f"{launch.local_world_size} ranks on this node, but {visible} GPUs visible;"
+            " start one rank per GPU, or use --device cpu"
+        )
+    index = launch.local_rank if torch.cuda.device_count() > 1 else 0
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def gpus_on_node(launch: Launch) -> int:
+    """GPUs that this node's ranks have; srun --gpus-per-task=1 shows each task its own alone."""
+    visible = torch.cuda.device_count()
+    return launch.local_world_size if launch.launcher == "srun" and visible == 1 else visible
+
+
+def check_memory(spec: RunSpec, ranks: int) -> None:
+    """Refuse a model whose training state alone exceeds the memory of a machine without GPUs.
+
+    ranks: how many train on this machine. Only weights and AdamW's two moments are counted, as ZeRO
+    splits them; gradients and activations come on top, so a run that passes may still not fit.
+
+    Raises:
+        UsageError: with both numbers. Without it the kernel kills the process while it builds.
+    """
+    try:
+        available = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), re.MULTILINE)
+    except OSError:
+        return
+    if available is None:
+        return
+    layout = spec.layout
+    split = layout.tp * layout.pp
+    weights = BYTES[spec.precision if layout.zero_stage else "fp32"]
+    weights /= layout.dp if layout.zero_stage == 3 else 1
+    moments = 8 / (layout.dp if layout.zero_stage else 1)  # two fp32 numbers
+    needed = ranks * (weights + moments) * spec.model.n_params / split
+    free = int(available[1]) * 1024
+    if needed > free:
+        raise UsageError(
+            f"{spec.model.n_params:,} parameters need {needed / 1e9:.1f} GB on this machine for"
+            f" weights and AdamW alone (ranks: {ranks}), but {free / 1e9:.1f} GB of memory are"
+            " available: take a smaller model, or see the run without starting it with --check"
+        )
+
+
+def init_process_group(
+    spec: RunSpec, device: torch.device, launch: Launch, fail: Callable[[str], None]
+) -> None:
+    """gloo on CPU; on CUDA, NCCL for GPU tensors and gloo for the rest.
+
+    Raises:
+        UsageError: rank 0 cannot listen at the master's port. Where another program does, the
+            other ranks would wait for its answer: after timeout_s they call `fail` and end.
+    """
+    timeout = timedelta(seconds=spec.timeout_s)
+    # Every group that a library or we make without a limit of its own has this one.
+    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
+    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    alone = {"store": dist.HashStore()} if launch.world_size == 1 else {}
+    master = ":".join(os.environ.get(f"MASTER_{of}", "?") for of in ("ADDR", "PORT"))
+    reason = (
+        f"rank {launch.rank} did not meet the other {launch.world_size - 1} ranks at {master}"
+        f" within {spec.timeout_s:g} s: not all of them came, or another program holds that port"
+    )
+    try:
+        with deadline(spec.timeout_s, reason, fail):
+            dist.init_process_group(
+                backend, timeout=timeout, rank=launch.rank, world_size=launch.world_size, **alone
+            )
+    except dist.DistNetworkError as error:
+        line = str(error).splitlines()[0]
+        raise UsageError(f"{reason}; set MASTER_PORT to a free one ({line})") from error

@@ -1,0 +1,50 @@
+"""The one-device model a data-parallel engine trains: ours or Hugging Face's, same weights."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from models import gpt
+from parallel.config.settings import RunSpec
+from parallel.engines import Batch
+from parallel.measure.ranges import region
+
+
+def build_reference(
+    spec: RunSpec, gathered: Callable[[nn.Parameter], AbstractContextManager] = nullcontext
+) -> nn.Module:
+    """The run's model in fp32, called as (tokens, labels) -> mean loss. gathered: see gpt.fill."""
+    recompute = spec.recompute == "full"
+    if spec.implementation == "hf":
+        from models import hf_model
+
+        model = hf_model.HuggingFaceGPT2(spec.model, recompute)
+        hf_model.initialise(model, spec.seed, gathered)
+    else:
+        model = gpt.GPT(spec.model, recompute)
+        gpt.initialise(model, spec.seed, gathered)
+    for name, p in model.named_parameters():
+        shape = tuple(getattr(p, "ds_shape", p.shape))  # ZeRO-3 empties parameters
+        p.reference = {"name": name, "shape": shape, "offset": (0,) * len(shape), "part": shape}
+    return model
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    batches: Iterator[Batch],
+    n: int,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+) -> Tensor:
+    """The mean loss of n micro-batches on this rank, a scalar."""
+    total = torch.zeros((), device=device)
+    model.eval()
+    for _ in range(n):
+        batch = next(batches)
+        with region("forward"), autocast():
+            total += model(*batch) / n
+    model.train()
+    return total

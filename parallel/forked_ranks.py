@@ -1,0 +1,191 @@
+"""Ranks that start at once: a server that has imported an engine forks them, on this machine.
+
+Importing torch, deepspeed and megatron-core takes a launcher and each of its ranks 2 to 6 seconds
+of a core; a fork takes none. As under torchrun, the first rank that fails ends the others, and
+ranks end with their launcher. Torch-free, but for the server.
+"""
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+import runpy
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from parallel.record.launch import LAUNCHER
+
+ROOT = Path(__file__).resolve().parent.parent
+GRACE_S = 10  # from SIGTERM to SIGKILL, for the ranks that are left
+_SERVE = "import sys; from parallel.forked_ranks import serve; serve(*sys.argv[1:4])"
+_RUN = (
+    "import sys; from parallel.forked_ranks import run; sys.exit(run(*sys.argv[1:3], sys.argv[3:]))"
+)
+# What torch and deepspeed import only when an optimizer is built: 1 to 4 seconds of a core.
+_LATER = {
+    "ddp": ["torch._dynamo"],
+    "deepspeed_pipe": ["deepspeed.runtime.zero.muon.muon_optimizer"],
+    "deepspeed_zero": ["deepspeed.runtime.zero.muon.muon_optimizer"],
+}
+_started: list[subprocess.Popen] = []  # servers of this process, which end with it
+
+
+def prefix(engine: str, threads: int, ranks: int) -> list[str] | None:
+    """What stands before `-m MODULE ARG...` to run it in forks on `ranks` ranks (0: no group, as
+    plain `python`); None where the engine cannot be imported. The working directory or PYTHONPATH
+    must be the repository."""
+    path = server(engine, threads)
+    return [sys.executable, "-S", "-c", _RUN, str(path), str(ranks)] if path else None
+
+
+@functools.cache
+def server(engine: str, threads: int) -> Path | None:
+    """The socket of a server of this process for an engine, its threads as OMP_NUM_THREADS."""
+    path = Path(tempfile.mkdtemp(prefix="warm-")) / "socket"
+    process = start_server(engine, threads, path, os.getpid())
+    while not path.exists():
+        if process.poll() is not None:
+            return None
+        time.sleep(0.02)
+    _started.append(process)
+    return path
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, in which the repository's modules are found from any folder."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return os.environ | {"PYTHONPATH": path}
+
+
+def start_server(engine: str, threads: int, path: Path, owner: int) -> subprocess.Popen:
+    """Start a server, which makes the socket `path` when it is ready and ends with process `owner`;
+    then it removes the folder of the socket."""
+    on_cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", _SERVE, str(path), engine, str(owner)],
+        env=environment() | {"OMP_NUM_THREADS": str(threads)} | on_cpu,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def run(path: str, ranks: str, arguments: list[str]) -> int:
+    """Have the server fork the ranks; the launcher's exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the ranks, and with them this
+    asked = {"ranks": int(ranks), "argv": arguments, "cwd": os.getcwd(), "env": dict(os.environ)}
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        socket.send_fds(connection, [b"!"], [0, 1, 2])
+        connection.sendall(json.dumps(asked).encode() + b"\n")
+        with connection.makefile() as answers:
+            answer = answers.readline()
+    return int(answer) if answer else 1
+
+
+def serve(path: str, engine: str, owner: str) -> None:
+    """Import an engine once, then fork a launcher for every connection, until the owner ends."""
+    for module in (f"parallel.engines.{engine}", "parallel.train", *_LATER.get(engine, [])):
+        importlib.import_module(module)
+    threads = os.listdir("/proc/self/task")
+    if len(threads) > 1:
+        raise RuntimeError(f"a fork would lose {len(threads) - 1} threads")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # launchers end by themselves
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, and for the ranks
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(64)
+        listener.settimeout(1.0)
+        while os.path.exists(f"/proc/{owner}"):
+            with contextlib.suppress(TimeoutError):
+                client, _ = listener.accept()
+                client.setblocking(True)
+                if os.fork() == 0:
+                    listener.close()
+                    launch(client)
+                client.close()
+    shutil.rmtree(Path(path).parent)
+
+
+def launch(client: socket.socket) -> None:
+    """Fork the ranks that a client asked for and answer with the exit status."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _, descriptors, _, _ = socket.recv_fds(client, 1, 3)
+    asked = json.loads(client.makefile().readline())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pids = {}
+    for rank in range(max(asked["ranks"], 1)):
+        if (pid := os.fork()) == 0:
+            client.close()
+            be_rank(rank, port, asked, descriptors)
+        pids[pid] = rank
+    status = 0
+    while pids:
+        pid, ended = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            del pids[pid]
+            status = status or os.waitstatus_to_exitcode(ended)
+        elif select.select([client], [], [], 0.02)[0]:  # nobody waits for the ranks any more
+            status = status or 1
+        if status:
+            end(set(pids))
+            break
+    with contextlib.suppress(OSError):
+        client.sendall(f"{1 if status < 0 else status}\n".encode())
+    os._exit(0)
+
+
+def end(pids: set[int]) -> None:
+    """SIGTERM, and SIGKILL to those that stay."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in pids:
+            os.kill(pid, number)
+        until = time.monotonic() + GRACE_S
+        while pids and time.monotonic() < until:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            pids.discard(pid)
+            time.sleep(0.01)
+
+
+def be_rank(rank: int, port: int, asked: dict, descriptors: list[int]) -> None:
+    """Run the module as this rank, as `python -m` does; does not return."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+    # The old streams remember what kind of files they had.
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    os.chdir(asked["cwd"])
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    if asked["ranks"]:
+        places = {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1"}
+        places |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), asked["ranks"])
+        os.environ.update({name: str(value) for name, value in places.items()})
+        os.environ[LAUNCHER] = "fork"
+    _, module, *arguments = asked["argv"]  # the first is -m
+    sys.argv = [module, *arguments]
+    sys.orig_argv = [sys.executable, *asked["argv"]]  # what run.json says of the command
+    sys.path[0] = asked["cwd"]
+    status = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,481 @@
+"""Where a step's time goes, on every rank: one stack of regions, and every message counted.
+
+Off unless the run asks for it (`--breakdown`): only then does anything listen to the regions that
+the loop and the engines mark (ranges.py), and only then are process groups wrapped.
+
+**Time.** At every moment exactly one region is open, the innermost; entering one pauses the one
+around it. So the categories are exclusive and add up:
+
+data       making batches (the loop's iterator)
+move       handing them to the device
+forward    the model's forward pass; what recomputation repeats of it is backward
+backward   automatic differentiation, without the communication that happens inside it
+optimizer  unscaling, norm, clipping, update, clearing gradients
+tp dp pp embedding mixed   *exposed* communication: this thread was blocked in a call, or in the
+           wait for one (on CUDA: the compute stream was). The process group gives the axis: tp, dp
+           and pp groups vary in that coordinate alone; `embedding` ties the first and last
+           pipeline stage's copies; `mixed` spans several axes. Waiting for a slower rank is in it.
+control    exposed too: messages of at most 64 bytes, whoever sends them (losses, norms, overflow
+           flags) and barriers. Here a rank waits for the slowest of all.
+bubble     blocked in a point-to-point message for longer than it needs to travel. A message of the
+           step's size between neighbouring stages is timed before training (`transfer_s`, the best
+           of several); a wait is pp communication up to that, and pipeline bubble beyond.
+other      the rest, timed like the others: it is the region that is open when no other is.
+
+On a CPU this is the clock of the thread. On CUDA an event is recorded in the compute stream at
+every change of region, and read after the loop has synchronised as it always does, at the end of
+a step: a category is what the compute stream spent between the events, idle or not, and nothing
+waits that did not before. Collectives that a library puts on a stream of its own are exposed only
+where the compute stream waits for them inside a call we see.
+
+**Messages.** Every call that Python makes goes through torch's `ProcessGroup`, however a library
+imported it, so that class is what is wrapped. C++ callers are not seen: DDP's reducer gets a hook
+that does, in Python, what it does itself, and what it leaves is the waiting of its last bucket.
+calls      collectives entered, and messages sent (receiving one is not a call)
+bytes      their payload; wire_bytes: what this rank sends, `volumes.wire_bytes`
+exposed_s  as above
+total_s    time in which at least one call was under way, waited for or not; what overlap hid is
+           total_s - exposed_s. An asynchronous call is over when it is seen to be: at the next
+           region or call, or in the wait, as gloo's reduce-scatter always is (a callback would say
+           when, but it holds up what it measures: 2 % of a tensor-parallel step on gloo). A
+           point-to-point message counts transfer_s, or its exposed time where that is longer.
+           Unknown where CUDA hides an asynchronous call.
+"""
+
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import wraps
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, Work
+
+from parallel.config.layout import Layout
+from parallel.config.message_bytes import wire_bytes
+from parallel.config.settings import RunSpec
+from parallel.measure import ranges
+from parallel.record.schema import AXES, CATEGORIES
+from parallel.record.writer import BreakdownFile
+
+CONTROL_BYTES = 64
+CALIBRATIONS = 32
+
+# Kind of collective -> (which argument is the payload, ProcessGroup's methods).
+_KINDS = {
+    "all_reduce": (0, "allreduce allreduce_coalesced"),
+    "broadcast": (0, "broadcast"),
+    "reduce": (0, "reduce"),
+    "all_gather": (
+        0,
+        "allgather _allgather_base allgather_coalesced allgather_into_tensor_coalesced"
+        " all_gather_single all_gather_single_coalesced",
+    ),
+    "reduce_scatter": (
+        1,
+        "reduce_scatter _reduce_scatter_base reduce_scatter_tensor_coalesced reduce_scatter_single"
+        " reduce_scatter_single_coalesced",
+    ),
+    "all_to_all": (1, "alltoall alltoall_base all_to_all_single"),
+    "gather": (1, "gather"),
+    "scatter": (0, "scatter"),
+    "send": (0, "send"),
+    "recv": (0, "recv"),
+    "barrier": (0, "barrier"),
+    "end": (0, "_end_coalescing"),  # the work of what a coalescing manager collected for NCCL
+}
+_CALLS = {name: (kind, at) for kind, (at, names) in _KINDS.items() for name in names.split()}
+
+P2P = "p2p"  # the region of a wait for a pipeline's message: travel, and beyond it bubble
+
+
+class Waiting(NamedTuple):
+    """The region of a thread that is blocked by an asynchronous call over an axis."""
+
+    axis: str
+
+
+Region = str | Waiting
+_active: "Breakdown | None" = None
+
+
+def name_group(group: ProcessGroup | None, axis: str) -> None:
+    """Messages over this group are `axis`, whatever its ranks are."""
+    if _active is not None and group is not None:
+        _active.axis_of_group[group.group_name] = axis
+
+
+def ddp_hook() -> Callable | None:
+    """A communication hook for DistributedDataParallel, or None when no breakdown is on.
+
+    It all-reduces bucket by bucket, as the reducer does without one, but sums: the reducer divides
+    while it fills a bucket, and a pass of our own would cost what we are here to measure, so the
+    engine divides its loss. After the last bucket's call nothing is left of the backward pass but
+    waiting.
+    """
+    if _active is None:
+        return None
+    breakdown = _active
+
+    def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        if bucket.is_last():
+            breakdown.enter(Waiting("dp"))  # left when the backward region around it is
+
+        def reduced(future: torch.futures.Future) -> torch.Tensor:
+            breakdown.is_done(work)
+            return future.value()[0]
+
+        return work.get_future().then(reduced)
+
+    return hook
+
+
+def start(spec: RunSpec, device: torch.device, rank: int, folder: Path) -> "Breakdown | None":
+    """Begin to measure this rank, where the run asks for it. Before the engine is built."""
+    global _active
+    if not spec.breakdown:
+        return None
+    _active = Breakdown(spec, device, rank, folder)
+    ranges.listeners.append(_active)
+    _wrap_process_groups()
+    return _active
+
+
+class Breakdown:
+    """One rank's measurement. `lap` closes a step; each iteration line and each epoch is a row."""
+
+    def __init__(self, spec: RunSpec, device: torch.device, rank: int, folder: Path):
+        self.spec, self.layout, self.rank = spec, spec.layout, rank
+        self.axis_of_group: dict[str, str] = {}
+        self.transfer_s = _transfer_s(spec, device, rank) if self.layout.pp > 1 else 0.0
+        self._cuda = device.type == "cuda"
+        self._stream = torch.cuda.current_stream(device) if self._cuda else None
+        self._spare_events: list[Any] = []
+        # A call that returned -> the region to be in while waiting for it.
+        self._region_of: Any = weakref.WeakKeyDictionary()
+        self._latest: dict[str, tuple[str, str, bool]] = {}  # group -> its last call
+        self._pending: dict[Work, tuple[str, float]] = {}  # asynchronous -> its axis, when it began
+        self._file = BreakdownFile(folder, rank)
+        self._new_window()
+        self.forget()
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def _now(self) -> Any:
+        """The moment: seconds of the host, or an event in the compute stream."""
+        if not self._cuda:
+            return time.perf_counter()
+        pool = self._spare_events
+        event = pool.pop() if pool else torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
+
+    def enter(self, name: Region) -> None:
+        """Open a region; the one around it pauses. Backward runs in a thread of its own on CUDA,
+        while the thread that called it is blocked: one stack serves both."""
+        self._marks.append((self._stack[-1], self._now()))
+        self._stack.append(name)
+        self._check_pending()
+
+    def leave(self, name: Region) -> None:
+        """Close the innermost region of this name and what was left open inside it."""
+        while len(self._stack) > 1:
+            self._marks.append((self._stack[-1], self._now()))
+            self._check_pending()
+            if self._stack.pop() == name:
+                return
+
+    def lap(self, step: int, step_s: float) -> None:
+        """Close optimizer step `step` (from 1), `step_s` long by the loop's clock."""
+        self._marks.append((self._stack[-1], self._now()))
+        self._settle()
+        self._elapsed_s += step_s
+        self._first = self._first or step
+        ends = (self.spec.log_interval, steps_per_epoch(self.spec))
+        if step == self.spec.steps or any(step % end == 0 for end in ends):
+            self._file.write(self._row(step))
+            self._new_window()
+
+    def forget(self) -> None:
+        """Leave out what happened since the last lap: it was not training."""
+        self._marks: list[tuple[Region, Any]] = []
+        self._calls: list[tuple[str, int, float]] = []
+        self._ended: list[tuple[str, float, float]] = []  # asynchronous calls: axis, began, end
+        self._pending.clear()
+        self._stack: list[Region] = ["other"]
+        self._last = self._now()
+
+    def _settle(self) -> None:
+        """Turn the marks and messages of the step into the window's sums."""
+        last = self._last
+        if self._cuda:
+            self._marks[-1][1].synchronize()
+        for name, now in self._marks:
+            seconds = last.elapsed_time(now) / 1000 if self._cuda else now - last
+            if self._cuda:
+                self._spare_events.append(last)
+            if name == P2P:
+                travel = min(seconds, self.transfer_s)
+                self._seconds["pp"] += travel
+                self._seconds["bubble"] += seconds - travel
+            elif isinstance(name, Waiting):
+                self._seconds[name.axis] += seconds
+                self._waited[name.axis] += seconds
+            else:
+                self._seconds[name] += seconds
+            last = now
+        self._marks, self._last = [], last
+        for axis, payload, sent in self._calls:
+            self._sums[axis, "calls"] += 1
+            self._sums[axis, "bytes"] += payload
+            self._sums[axis, "wire_bytes"] += sent
+        self._calls = []
+        covered_until: dict[str, float] = defaultdict(float)  # calls overlap: count time once
+        for axis, began, end in sorted(self._ended, key=lambda call: call[1]):
+            self._async_s[axis] += max(0.0, end - max(began, covered_until[axis]))
+            covered_until[axis] = max(end, covered_until[axis])
+        self._ended = []
+
+    def _new_window(self) -> None:
+        self._first, self._elapsed_s = 0, 0.0
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._sums: dict[tuple[str, str], float] = defaultdict(int)
+        self._waited: dict[str, float] = defaultdict(float)  # exposed time of asynchronous calls
+        self._async_s: dict[str, float] = defaultdict(float)  # in which one was under way
+        self._unknown: set[str] = set()
+
+    def _row(self, step: int) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "rank": self.rank,
+            "first_step": self._first,
+            "last_step": step,
+            "elapsed_s": self._elapsed_s,
+            "transfer_s": self.transfer_s,
+        }
+        row |= {f"{name}_s": self._seconds[name] for name in CATEGORIES}
+        for axis in AXES:
+            row |= {f"{axis}_{what}": self._sums[axis, what] for what in ("calls", "bytes")}
+            row[f"{axis}_wire_bytes"] = self._sums[axis, "wire_bytes"]
+            row[f"{axis}_total_s"] = self._total_s(axis)
+        return row
+
+    def _total_s(self, axis: str) -> float | None:
+        exposed = self._seconds[axis]
+        if axis in self._unknown:
+            return None
+        if axis == "pp":
+            return max(exposed, self._sums["pp", "calls"] * self.transfer_s)
+        return max(exposed, exposed - self._waited[axis] + self._async_s[axis])
+
+    # --- messages --------------------------------------------------------------------------------
+
+    def call(
+        self, original: Callable, kind: str, which: int, group: Any, args: Any, kw: Any
+    ) -> Any:
+        """Make one of ProcessGroup's calls, counted and timed."""
+        given = (*args, *kw.values())
+        payload = 0 if kind in ("barrier", "end") else _nbytes(given[which])
+        axis, n = self._axis(group, given[1] if kind in ("send", "recv") else None)
+        if n > 1 and payload <= CONTROL_BYTES and kind != "end":
+            axis = "control"
+        if n > 1 and kind not in ("recv", "end"):
+            self._calls.append((axis, payload, wire_bytes(kind, n, payload)))
+        asynchronous = bool(given) and getattr(given[-1], "asyncOp", False)
+        if kind == "end":  # of a batch, whose one work stands for the calls before it
+            kind, axis, asynchronous = self._latest.get(group.group_name, (kind, axis, False))
+        self._latest[group.group_name] = kind, axis, asynchronous
+        region = Waiting(axis) if asynchronous else axis
+        began = time.perf_counter()
+        self.enter(region)
+        try:
+            work = original(group, *args, **kw)
+        finally:
+            self.leave(region)
+        if work is not None and n > 1:
+            if asynchronous and self._cuda:
+                self._unknown.add(axis)
+            elif asynchronous:
+                self._pending[work] = (axis, began)
+            self._region_of[work] = P2P if kind in ("send", "recv") and axis == "pp" else region
+        return work
+
+    def wait(self, original: Callable, work: Work, args: Any, kw: Any) -> Any:
+        """Wait for a call, timed."""
+        region = self._region_of.get(work)
+        if region is None:
+            return original(work, *args, **kw)
+        self.enter(region)
+        try:
+            return original(work, *args, **kw)
+        finally:
+            self.is_done(work)
+            self.leave(region)
+
+    def is_done(self, work: Work) -> None:
+        """Record that an asynchronous call has ended."""
+        if pending := self._pending.pop(work, None):
+            self._ended.append((*pending, time.perf_counter()))
+
+    def _check_pending(self) -> None:
+        """See which asynchronous calls have ended; DDP's report it from another thread."""
+        for work in list(self._pending):
+            if work.is_completed():
+                self.is_done(work)
+
+    def _axis(self, group: ProcessGroup, peer: int | None) -> tuple[str, int]:
+        """(axis, number of ranks) of a group, or of a message to rank `peer` of it."""
+        if peer is not None:
+            ranks = [self.rank, dist.get_global_rank(group, peer)]
+            return axis_of(self.layout, ranks), 2
+        name = group.group_name
+        if name not in self.axis_of_group:
+            self.axis_of_group[name] = axis_of(self.layout, dist.get_process_group_ranks(group))
+        return self.axis_of_group[name], group.size()
+
+
+def axis_of(layout: Layout, ranks: Iterable[int]) -> str:
+    """The axis along which these ranks differ; `mixed` when there are several."""
+    coords = [layout.coords(rank) for rank in ranks]
+    axes = [axis for axis in ("tp", "dp", "pp") if len({c[axis] for c in coords}) > 1]
+    return axes[0] if len(axes) == 1 else "mixed" if axes else "control"
+
+
+def _nbytes(tensors: Any) -> int:
+    """Bytes of a tensor, or of all tensors in nested lists."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors.numel() * tensors.element_size()
+    return sum(_nbytes(t) for t in tensors)
+
+
+def _wrap_process_groups() -> None:
+    """Have every call of a process group, and every wait for one, counted and timed."""
+    for method, (kind, which) in _CALLS.items():
+        if original := getattr(ProcessGroup, method, None):
+            setattr(ProcessGroup, method, _counted(original, kind, which))
+    wait = Work.wait
+
+    @wraps(wait)
+    def timed_wait(work: Work, *args: Any, **kw: Any) -> Any:
+        return wait(work, *args, **kw) if _active is None else _active.wait(wait, work, args, kw)
+
+    Work.wait = timed_wait
+
+
+def _counted(original: Callable, kind: str, which: int) -> Callable:
+    @wraps(original)
+    def call(group: ProcessGroup, *args: Any, **kw: Any) -> Any:
+        if _active is None:
+            return original(group, *args, **kw)
+        return _active.call(original, kind, which, group, args, kw)
+
+    return call
+
+
+def _transfer_s(spec: RunSpec, device: torch.device, rank: int) -> float:
+    """Seconds that an activation needs between neighbouring stages: half the best round trip.
+
+    All ranks call it, before training. The slower of a middle stage's two neighbours counts.
+    """
+    layout = spec.layout
+    size = 4 if spec.precision == "fp32" else 2
+    n_bytes = layout.micro_batch * spec.seq_len * spec.model.hidden * size
+    if layout.sequence_parallel:
+        n_bytes //= layout.tp
+    message = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
+    stage, apart = layout.coords(rank)["pp"], layout.tp * layout.dp
+    slowest = 0.0
+    for first in (0, 1):  # pairs of stages (0, 1), (2, 3), ... and then (1, 2), (3, 4), ...
+        leads = stage % 2 == first
+        peer = rank + apart if leads else rank - apart
+        if not 0 <= peer < layout.world_size:
+            continue
+        best = float("inf")
+        for _ in range(CALIBRATIONS):
+            began = time.perf_counter()
+            for sends in (leads, not leads):
+                dist.send(message, peer) if sends else dist.recv(message, peer)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            best = min(best, time.perf_counter() - began)
+        slowest = max(slowest, best / 2)
+    return slowest
+
+
+def steps_per_epoch(spec: RunSpec) -> int:
+    """Optimizer steps of an epoch, as training_metrics.py counts them; all, without --epochs."""
+    return -(-spec.steps // (spec.epochs or 1))
+
+
+def epoch_lines(
+    spec: RunSpec,
+    ranks: dict[int, list[dict[str, Any]]],
+    steps: list[dict[str, Any]],
+    validations: list[tuple[int, float]],
+) -> list[str]:
+    """The per-rank epoch reports that the GPT-2 study of 2024 printed.
+
+    `ranks`: read_breakdown's rows; `steps`: steps.csv's; `validations`: (steps done, loss).
+    Compute is forward, backward and optimizer; communication is the exposed time of all axes; the
+    bubble and the rest have lines of their own; that study did not separate them.
+    """
+    lines, size = [], steps_per_epoch(spec)
+    for epoch, first in enumerate(range(0, spec.steps, size)):
+
+        def within(step: int, first: int = first) -> bool:
+            return first < step <= first + size
+
+        loss = [row["loss"] for row in steps if within(row["step"])]
+        val_loss = [loss for step, loss in validations if within(step)]
+        windows = {r: [w for w in rows if within(w["last_step"])] for r, rows in ranks.items()}
+        # An epoch whose beginning another attempt trained, without a breakdown, has no report.
+        if loss and all(w and w[0]["first_step"] == first + 1 for w in windows.values()):
+            mean = sum(loss) / len(loss)
+            lines += _epoch_lines(windows, epoch, mean, val_loss[-1] if val_loss else None)
+    return lines
+
+
+_EPOCH_TIMES = {  # the titles of an epoch's report, and what is added under each
+    "Total epoch": ("elapsed",),
+    "Data loading": ("data",),
+    "Data movement": ("move",),
+    "Training compute": ("forward", "backward", "optimizer"),
+    "Training communication": AXES,
+    "Pipeline bubble": ("bubble",),
+    "Other": ("other",),
+    "Forward": ("forward",),
+    "Backward": ("backward",),
+    "Optimizer": ("optimizer",),
+}
+
+
+def _epoch_lines(
+    ranks: dict[int, list[dict[str, Any]]], epoch: int, loss: float, val_loss: float | None
+) -> list[str]:
+    def seconds(rows: list[dict[str, Any]]) -> dict[str, float]:
+        return {
+            title: sum(row[f"{name}_s"] for row in rows for name in names)
+            for title, names in _EPOCH_TIMES.items()
+        }
+
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S,000", time.localtime())
+    each = {rank: seconds(rows) for rank, rows in sorted(ranks.items())}
+    lines = [f"{stamp} - Average metrics:"]
+    for name in next(iter(each.values()), {}):
+        mean = sum(one[name] for one in each.values()) / len(each)
+        lines.append(f"    {name} time: {mean:.4f} seconds")
+    lines.append(f"    Train loss: {loss:.4f}")
+    if val_loss is not None:
+        lines.append(f"    Val loss: {val_loss:.4f}")
+    for rank, one in each.items():
+        lines += [f"{stamp} - Rank {rank} -", f"    Rank {rank} Epoch {epoch} timing breakdown:"]
+        lines.append(f"        Average Loss: {loss:.4f}")
+        lines += [f"        {name} time: {value:.4f} seconds" for name, value in one.items()]
+    if val_loss is not None:
+        lines.append(
+            f"{stamp} - Rank 0 - Epoch {epoch}: train loss {loss:.4f}, val loss {val_loss:.4f}"
+        )
+    return lines

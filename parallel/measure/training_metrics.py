@@ -1,0 +1,279 @@
+"""training_metrics.json, schema 2.0: the published GPT-2 study's fields, and ours beside them.
+
+training_metrics.schema.json describes it. Every published field keeps its name, type and meaning:
+`step_time_*` and `dataload_time_mean_sec` count micro-steps. Fields that count optimizer steps have
+that in their names. Throughput is tokens over the time of training steps alone. Start-up,
+evaluation and checkpoints have their own fields; with training and the rest they add up to the wall
+time.
+Torch-free.
+"""
+
+import math
+import os
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.config import GPTConfig, name_of
+from models.flops import DEFAULT_CONVENTION, tflops_per_gpu
+from models.gpus import mfu
+from parallel.measure.steady_time import steady
+from parallel.record.schema import AXES, METRICS_VERSION, utc_now
+
+NOTES = {
+    "steps": "Deprecated; use micro_steps and optimizer_steps for clarity.",
+    "step_time": "step_time_* are of micro-steps: an optimizer step's time over its"
+    " grad_accum_steps; optimizer_step_time_* are of optimizer steps.",
+    "epochs": "An epoch is as many optimizer steps as the training split's tokens fill; without"
+    " --epochs all steps are one entry.",
+    "summary": "startup, training, evaluation, checkpoint and other add up to total_wall_time_sec;"
+    " tokens per second count training alone.",
+    "dataset_subset_sizes": "tokens",
+    "shutdown": "What follows the writing of this file.",
+}
+_VERSIONS = ("python", "torch", "transformers", "deepspeed")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the loop measured, in seconds of rank 0 unless it says otherwise.
+
+    startup_s: from the program's start to the first step. evaluation_s, checkpoint_s: what the
+    training waited for them. wall_s: all of it. data_s: waiting for training batches; None where an
+    earlier attempt did not say. exposed_communication_s: what no computation hid, of the rank
+    with the most of it; None without a breakdown of every rank. energy_j: joules while training.
+    peak, peak_all: most bytes of rank 0 and of any rank, by kind (allocated and reserved on CUDA,
+    resident on CPU).
+    validations: (optimizer steps done, loss).
+    """
+
+    startup_s: float
+    evaluation_s: float
+    checkpoint_s: float
+    wall_s: float
+    data_s: float | None
+    peak: dict[str, int]
+    peak_all: dict[str, int]
+    validations: list[tuple[int, float]]
+    exposed_communication_s: float | None = None
+    energy_j: float | None = None
+    energy_source: str = "none"
+
+
+def training_metrics(
+    facts: dict[str, Any], steps: list[dict[str, Any]], measured: Measured
+) -> dict[str, Any]:
+    """The document; `facts` is run.json, `steps` the rows of steps.csv."""
+    host, epochs = facts["host"], facts["spec"]["epochs"] or 1
+    per_epoch = -(-len(steps) // epochs)
+    validations = measured.validations
+    return {
+        "schema_version": METRICS_VERSION,
+        "run_id": f"{facts['started_utc'].replace('-', '').replace(':', '')}-{facts['run']}",
+        "timestamp_utc": facts["started_utc"],
+        "git_commit": facts["git"]["commit"],
+        "command_line": facts["command_line"],
+        "env": {
+            **{f"{name}_version": facts["versions"][name] for name in _VERSIONS},
+            "cuda_version": host["cuda"],
+        },
+        "host": {"hostname": host["hostname"], "os": host["platform"]},
+        "hardware": {
+            "gpu_name": host["gpu"],
+            "gpu_count_visible": host["gpus_visible"],
+            "world_size": facts["layout"]["world_size"],
+            "cuda_version": host["cuda"],
+            "cluster": os.environ.get("SLURM_CLUSTER_NAME"),
+        },
+        "training_config": _training_config(facts),
+        "deepspeed_config": _deepspeed(facts),
+        "schema_notes": NOTES,
+        "epochs": [
+            _epoch(number, steps[at : at + per_epoch], facts, measured)
+            for number, at in enumerate(range(0, len(steps), per_epoch), start=1)
+        ],
+        "summary": {
+            "total_wall_time_sec": measured.wall_s,
+            "best_val_loss": min((loss for _, loss in validations), default=None),
+            "mean_tokens_per_sec_global": _tokens(steps) / _seconds(steps),
+            **_time(steps, measured),
+            **_speed(facts, steps),
+            "exposed_communication_time_sec": measured.exposed_communication_s,
+            "energy_joules": measured.energy_j,
+            "energy_source": measured.energy_source,
+        },
+        "shutdown": {
+            "destroy_process_group_called": True,
+            "quiet_nccl_monitor": os.environ.get("TORCH_NCCL_ENABLE_MONITORING") == "0",
+        },
+        "completion": {
+            "run_complete_file": "RUN_COMPLETE.txt",
+            "printed_marker": True,
+            "timestamp_utc": utc_now(),
+        },
+        "scheduler": facts["scheduler"],
+        "profiler": facts.get("profiler"),  # not null: slowed by it, not a timing
+    }
+
+
+def _training_config(facts: dict[str, Any]) -> dict[str, Any]:
+    spec, layout, model = facts["spec"], facts["layout"], facts["model"]
+    config = _config(facts)
+    return {
+        "model_name": name_of(config, spec["preset"]) or f"{config.n_params} parameters",
+        "model_size": f"n_layer={model['n_layer']}, n_head={model['n_head']},"
+        f" n_embd={model['hidden']}",
+        "seq_len": spec["seq_len"],
+        "epochs": spec["epochs"] or 1,
+        "micro_batch_size_per_gpu": layout["micro_batch"],
+        "grad_accum_steps": layout["n_micro"],
+        "global_batch_size": layout["global_batch"],
+        "lr": spec["lr"],
+        "optimizer": "AdamW",
+        "precision": spec["precision"],
+        "deepspeed_enabled": spec["engine"].startswith("deepspeed"),
+        "zero_stage": layout["zero_stage"],
+        "dataset_name": facts["data"]["path"],
+        "dataset_subset_sizes": {
+            "train": facts["data"]["train_tokens"],
+            "val": facts["data"]["val_tokens"],
+        },
+    }
+
+
+def ended_in_nan(steps: list[dict[str, Any]], validations: list[tuple[int, float]]) -> str:
+    """Why a training that did all its steps has failed all the same, or "": at its end its loss,
+    or the gradient that its last update was made of, is no number.
+
+    One skipped step at the end is none of it: fp16 skips such a step and lowers its scale.
+    """
+    bad = 0
+    while bad < len(steps) and not math.isfinite(steps[-1 - bad]["loss"]):
+        bad += 1
+    last = steps[-1]
+    if bad > 1 or (bad == 1 and not last["skipped"]):
+        return f"loss is {steps[-bad]['loss']} since step {steps[-bad]['step']}"
+    if not last["skipped"] and last["grad_norm"] is not None and math.isnan(last["grad_norm"]):
+        return f"gradient norm is nan at step {last['step']}, the last"
+    if validations and validations[-1][0] == last["step"]:
+        if not math.isfinite(loss := validations[-1][1]):
+            return f"validation loss is {loss} after step {last['step']}, the last"
+    return ""
+
+
+def exposed_s(ranks: dict[int, list[dict[str, Any]]], world_size: int, steps: int) -> float | None:
+    """Seconds of exposed communication in read_breakdown's rows, of the rank with the most of it;
+    None where a rank's rows are missing, or those of some of the `steps`."""
+    covered = [sum(w["last_step"] - w["first_step"] + 1 for w in rows) for rows in ranks.values()]
+    if len(ranks) < world_size or min(covered) < steps:
+        return None
+    return max(sum(row[f"{axis}_s"] for row in rows for axis in AXES) for rows in ranks.values())
+
+
+def _tokens(steps: list[dict[str, Any]]) -> int:
+    return sum(s["tokens"] for s in steps)
+
+
+def _seconds(steps: list[dict[str, Any]]) -> float:
+    return sum(s["step_s"] for s in steps)
+
+
+def _epoch(
+    number: int, steps: list[dict[str, Any]], facts: dict[str, Any], measured: Measured
+) -> dict[str, Any]:
+    n_micro = facts["layout"]["n_micro"]
+    times = sorted(s["step_s"] for s in steps)
+    mean, median = statistics.fmean(times), statistics.median(times)
+    p95 = times[int(0.95 * len(times))]
+    last = steps[-1]["step"]
+    val_losses = [v for done, v in measured.validations if steps[0]["step"] <= done <= last]
+    every = facts["spec"]["steps"] * n_micro  # micro-steps of the whole run
+    return {
+        "epoch_idx": number,
+        "epoch_wall_time_sec": _seconds(steps),
+        "steps": len(steps) * n_micro,
+        "micro_steps": len(steps) * n_micro,
+        "optimizer_steps": len(steps),
+        "tokens_processed_global": _tokens(steps),
+        "tokens_per_sec_global": _tokens(steps) / _seconds(steps),
+        "train_loss_avg_global": statistics.fmean(s["loss"] for s in steps),
+        "val_loss_avg_global": val_losses[-1] if val_losses else None,
+        "max_cuda_mem_allocated_bytes_rank0": measured.peak.get("allocated"),
+        "max_cuda_mem_reserved_bytes_rank0": measured.peak.get("reserved"),
+        "max_cuda_mem_allocated_bytes_global": measured.peak_all.get("allocated"),
+        "max_cuda_mem_reserved_bytes_global": measured.peak_all.get("reserved"),
+        "max_resident_bytes_rank0": measured.peak.get("resident"),
+        "max_resident_bytes_global": measured.peak_all.get("resident"),
+        "step_time_mean_sec": mean / n_micro,
+        "step_time_p50_sec": median / n_micro,
+        "step_time_p95_sec": p95 / n_micro,
+        "optimizer_step_time_mean_sec": mean,
+        "optimizer_step_time_p50_sec": median,
+        "optimizer_step_time_p95_sec": p95,
+        "dataload_time_mean_sec": None if measured.data_s is None else measured.data_s / every,
+    }
+
+
+def _deepspeed(facts: dict[str, Any]) -> dict[str, Any]:
+    """The given JSON and the configuration that DeepSpeed used; null without DeepSpeed."""
+    used = (facts.get("engine") or {}).get("config") or {}
+    return {
+        "path": facts["spec"]["deepspeed_config"],
+        "sha256": facts["inputs"]["deepspeed_config"],
+        "selected": {
+            "fp16_enabled": facts["spec"]["precision"] == "fp16",
+            "wall_clock_breakdown": bool(used.get("wall_clock_breakdown", False)),
+            "zero_stage": facts["layout"]["zero_stage"],
+        },
+    }
+
+
+def _time(steps: list[dict[str, Any]], measured: Measured) -> dict[str, float]:
+    parts = {
+        "startup_time_sec": measured.startup_s,
+        "training_time_sec": _seconds(steps),
+        "evaluation_time_sec": measured.evaluation_s,
+        "checkpoint_time_sec": measured.checkpoint_s,
+    }
+    return parts | {"other_time_sec": measured.wall_s - sum(parts.values())}
+
+
+def _config(facts: dict[str, Any]) -> GPTConfig:
+    sizes = {k: v for k, v in facts["model"].items() if k in GPTConfig.__dataclass_fields__}
+    return GPTConfig(**sizes)
+
+
+def _speed(facts: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the steady step time gives; MFU only for a GPU whose peak is known."""
+    spec, gpus = facts["spec"], facts["layout"]["world_size"]
+    time = steady(
+        np.array([s["step_s"] for s in steps]), np.array([float(s["skipped"]) for s in steps])
+    )
+    assert time is not None, "every step is timed"
+    tokens = facts["layout"]["global_batch"] * spec["seq_len"]
+    tflops = tflops_per_gpu(_config(facts), spec["seq_len"], tokens, time.step_s, gpus)
+    utilization, why = mfu(tflops, facts["host"]["gpu"], spec["precision"], DEFAULT_CONVENTION)
+    return {
+        "steady_step_time_sec": time.step_s,
+        "steady_step_time_ci95_sec": list(time.ci95) if time.ci95 else None,
+        "steady_optimizer_steps": time.n,
+        "steady_tokens_per_sec_global": tokens / time.step_s,
+        "tflops_per_gpu": tflops,
+        "tflops_convention": DEFAULT_CONVENTION,
+        "mfu": utilization,
+        "mfu_note": why,
+    }
+
+
+def complete_marker(folder: Path, metrics: dict[str, Any]) -> str:
+    """The line of RUN_COMPLETE.txt, in the form of the published GPT-2 study's."""
+    return (
+        f"[Rank 0] RUN_COMPLETE run_dir={folder}"
+        f" world_size={metrics['hardware']['world_size']}"
+        f" tokens_per_sec={metrics['summary']['mean_tokens_per_sec_global']}"
+        f" total_wall_time_sec={metrics['summary']['total_wall_time_sec']}"
+        f" timestamp_utc={metrics['completion']['timestamp_utc']}"
+    )

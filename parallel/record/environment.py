@@ -1,0 +1,123 @@
+"""What is archived of a process's environment and command line: no secret. Torch-free.
+
+    python -m parallel.record.environment FILE     of this process, for its owner alone
+
+Only variables that environment_variables.txt lists are archived: those of launchers, libraries,
+threads, devices, modules and Slurm that can change how a run is started or how fast it is. A
+variable that begins like one of them and is not listed may be a secret: its name is archived, its
+value is not.
+In the values of known variables, passwords in addresses and what looks like a token are hidden.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from models import errors
+
+HIDDEN = "***"
+
+
+def _read_known() -> tuple[set[str], tuple[str, ...]]:
+    """(names, prefixes) of environment_variables.txt; under the prefix `-` stand whole names."""
+    names, prefixes, prefix = set(), [], ""
+    for line in Path(__file__).with_name("environment_variables.txt").read_text().splitlines():
+        if line.startswith(" "):
+            names |= {prefix + name for name in line.split()}
+        elif line and not line.startswith("#"):
+            prefix = line.strip("-")
+            prefixes += [prefix] if prefix else []
+    return names, tuple(prefixes)
+
+
+_NAMES, _PREFIXES = _read_known()
+
+# What sounds like a secret's name: words that never stand in another one, and short ones alone.
+_SECRET_NAME = re.compile(
+    r"token|secret|passw|passphrase|credential|cookie|jwt|bearer|apikey|private"
+    r"|(?<![a-z])(?:(?:db|my|pg|ssh)?pass|pwd|pw|pat|keys?|auth|authorization|cert|creds?|pin)(?![a-z])",
+    re.IGNORECASE,
+)
+_COUNTS = re.compile(r"tokens|keys", re.IGNORECASE)
+_NUMBER = re.compile(r"[-+]?[\d_]*\.?\d+(?:e[-+]?\d+)?[kmgbt]?", re.IGNORECASE)
+_VALUES = (
+    # A password may hold slashes and an at sign, so all up to the last one goes.
+    (re.compile(r"://\S*@"), f"://{HIDDEN}@"),
+    (re.compile(r"\b(bearer|basic|negotiate)([ :=]+)\S+", re.IGNORECASE), rf"\1\2{HIDDEN}"),
+    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*", re.DOTALL), HIDDEN),
+    # As they are issued: GitHub, GitLab, Hugging Face, AWS, Slack, Google, many an API, any JWT.
+    (
+        re.compile(
+            r"\b(?:gh[a-z]_\w{16}|github_pat_\w{16}|glpat-[\w-]{12}|hf_[A-Za-z0-9]{20}"
+            r"|A[KS]IA[0-9A-Z]{12}|xox[a-z]-[\w-]{8}|AIza[\w-]{20}|sk-[\w-]{20}"
+            r"|eyJ[\w-]{8,}\.[\w-]+)[\w.-]*"
+        ),
+        HIDDEN,
+    ),
+)
+_PAIR = re.compile(r"""([\w.-]+)(=|["']?:\s*["'])([^\s,;&"']+)""")
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a value is to be hidden for its name; a number of tokens or keys is a count."""
+    if _NUMBER.fullmatch(value):
+        name = _COUNTS.sub("", name)
+    return bool(_SECRET_NAME.search(name))
+
+
+def hide(text: str) -> str:
+    """A text without the passwords and tokens that can be told by their own looks."""
+    for pattern, without in _VALUES:
+        text = pattern.sub(without, text)
+    return _PAIR.sub(
+        lambda pair: f"{pair[1]}{pair[2]}{HIDDEN}" if is_secret(pair[1], pair[3]) else pair[0],
+        text,
+    )
+
+
+def environment_facts(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that may be archived, by name; *** for a value that may not be."""
+    return {
+        name: hide(environment[name]) if name in _NAMES else HIDDEN
+        for name in sorted(environment)
+        if name in _NAMES or name.startswith(_PREFIXES)
+    }
+
+
+def command_line(words: Sequence[str] | None = None) -> str:
+    """The command as typed (default: this process's), without the values of secret flags."""
+    if words is None:
+        words = [Path(sys.executable).name, *sys.orig_argv[1:]]
+    shown, flag = [], ""
+    for word in words:
+        if flag and not word.startswith("--") and is_secret(flag, word):
+            shown.append(HIDDEN)
+        else:
+            shown.append(hide(word))
+        flag = word if word.startswith("-") and "=" not in word else ""
+    return " ".join(shown)
+
+
+def write(path: Path, environment: Mapping[str, str] = os.environ) -> None:
+    """The archived variables as NAME=value lines, in a file that its owner alone can read."""
+    facts = environment_facts(environment)
+    lines = [f"{name}={value}".replace("\n", "\\n") for name, value in facts.items()]
+    lines.append(f"# {len(environment) - len(facts)} other variables are not archived")
+    with open(path, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        os.fchmod(file.fileno(), 0o600)  # one that was there keeps its mode otherwise
+        file.write("\n".join(lines) + "\n")
+
+
+@errors.command_line("parallel.record.environment")
+def main(argv: list[str] | None = None) -> int:
+    parser = errors.Parser(prog="python -m parallel.record.environment", description=__doc__)
+    parser.add_argument("file", type=Path, metavar="FILE", help="the file to write")
+    arguments = parser.parse_args(argv)
+    write(arguments.file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

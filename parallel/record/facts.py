@@ -1,0 +1,202 @@
+"""What run.json and launcher_metadata.json say about a run: software, machine, commit, launcher.
+
+Torch-free: versions come from package metadata, not from imports.
+"""
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from models.files import ROOT
+from parallel.config.settings import RunSpec
+from parallel.record.environment import command_line, environment_facts
+from parallel.record.launch import Launch
+from parallel.record.schema import SCHEMA_VERSION, utc_now
+
+PACKAGES = ("torch", "deepspeed", "megatron-core", "transformers", "numpy", "transformer-engine")
+TRAINS = ("models", "parallel", "setup.py", "constraints.txt")  # the code that a result depends on
+
+
+def versions() -> dict[str, str | None]:
+    """Installed versions; None where a package is absent."""
+    installed: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            installed[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            installed[package] = None
+    return installed
+
+
+def git(folder: Path) -> dict[str, Any]:
+    """The commit of the repository at `folder`; `code`, a hash of what trains (TRAINS), which stays
+    the same over commits that change a figure or a log; and `dirty`, whether what trains was
+    changed since. None outside git."""
+
+    def ask(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True)
+        except FileNotFoundError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    changed = ask("status", "--porcelain", "--untracked-files=no", "--", *TRAINS)
+    trees = ask("rev-parse", *(f"HEAD:{path}" for path in TRAINS))
+    return {
+        "commit": ask("rev-parse", "HEAD"),
+        "code": trees and hashlib.sha1(trees.encode()).hexdigest(),
+        "dirty": None if changed is None else bool(changed),
+    }
+
+
+def same_code(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two runs' `git` facts name the same code: by `code` where both have it (an old
+    run.json has none), else by the commit. Uncommitted changes are not compared."""
+    name = "code" if one.get("code") and other.get("code") else "commit"
+    return one.get(name) == other.get(name)
+
+
+def cores() -> int:
+    """Processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(
+            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+        )
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def scheduler(environment: dict[str, str] | os._Environ = os.environ) -> dict[str, str | None]:
+    """Slurm's facts about the job; without Slurm type is "none" and all of them are None."""
+    names = {
+        "job_id": "SLURM_JOB_ID",
+        "nodelist": "SLURM_JOB_NODELIST",
+        "nnodes": "SLURM_JOB_NUM_NODES",
+        "procid": "SLURM_PROCID",
+        "localid": "SLURM_LOCALID",
+        "partition": "SLURM_JOB_PARTITION",
+    }
+    kind = "slurm" if "SLURM_JOB_ID" in environment else "none"
+    return {"type": kind} | {ours: environment.get(theirs) for ours, theirs in names.items()}
+
+
+def one_machine(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the nodes are those of slurm.testbed, which are all this machine."""
+    return environment.get("SLURM_CLUSTER_NAME") == "local-test"
+
+
+def profiler(
+    spec: RunSpec, environment: dict[str, str] | os._Environ = os.environ
+) -> dict[str, str] | None:
+    """The profiler that slows the run, or None. A profiled run is not a timing.
+
+    Nsight Systems sets NSYS_PROFILING_SESSION_ID for what it runs.
+    """
+    tools = ["nsys"] if "NSYS_PROFILING_SESSION_ID" in environment else []
+    if spec.profile_mode == "torch":
+        return {
+            "tool": " and ".join([*tools, "torch"]),
+            "steps": spec.profile_steps,
+            "ranks": spec.profile_ranks,
+        }
+    if tools or spec.profile_mode == "nvtx":
+        return {"tool": (tools or ["nvtx"])[0], "steps": "all", "ranks": "all"}
+    return None
+
+
+def launcher_metadata(launch: Launch) -> dict[str, Any]:
+    """launcher_metadata.json: who started rank 0, where, with what environment."""
+    return {
+        "schema_version": "1",
+        "launcher": launch.launcher,
+        "rank": launch.rank,
+        "world_size": launch.world_size,
+        "ranks_per_node": launch.local_world_size,
+        "host": {"hostname": platform.node(), "platform": platform.platform(), "cores": cores()},
+        "python": sys.executable,
+        "working_directory": os.getcwd(),
+        "command_line": command_line(),
+        "environment": environment_facts(),
+        "scheduler": scheduler(),
+        "timestamp_utc": utc_now(),
+    }
+
+
+def inputs(spec: RunSpec) -> dict[str, str | None]:
+    """SHA-256 of the small files a run depends on, which git may not hold; None without one."""
+
+    def digest(path: Path) -> str | None:
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+    config = spec.deepspeed_config
+    return {
+        "deepspeed_config": digest(Path(config)) if config else None,
+        "data": digest(Path(spec.data) / "meta.json"),
+    }
+
+
+def planned(spec: RunSpec, study: str, run: str, baseline: str) -> dict[str, Any]:
+    """The part of run.json that is known before a job starts: what it is to train, and how."""
+    layout = spec.layout
+    split = ("world_size", "tp", "pp", "vpp", "dp", "micro_batch", "global_batch")
+    return {
+        "study": study,
+        "run": run,
+        "baseline": baseline,
+        "spec": {name: getattr(spec, name) for name in ("engine", "steps", "seq_len", "precision")},
+        "layout": {name: getattr(layout, name) for name in (*split, "zero_stage", "recompute")},
+        "model": {"n_params": spec.model.n_params},
+    }
+
+
+def run_facts(
+    spec: RunSpec,
+    study: str | None,
+    run: str,
+    baseline: str | None,
+    launch: Launch,
+    repeat_of: tuple[str, int] | None = None,
+) -> dict[str, Any]:
+    """run.json as far as it is known before torch is loaded; `repeat_of` is Study.repeat_of's."""
+    layout = spec.layout
+    derived, padded = ("world_size", "global_batch", "bubble"), spec.model.padded_vocab(layout.tp)
+    configuration, repeat = repeat_of or (run, None)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "study": study,
+        "run": run,
+        "configuration": configuration,
+        "repeat": repeat,
+        "baseline": baseline,
+        "command_line": command_line(),
+        "spec": spec.settings(),
+        "work": spec.work,
+        "layout": asdict(layout) | {name: getattr(layout, name) for name in derived},
+        "model": asdict(spec.model) | {"n_params": spec.model.n_params, "padded_vocab": padded},
+        "versions": versions(),
+        "host": {
+            "hostname": platform.node(),
+            "platform": platform.platform(),
+            "cpu": cpu_name(),
+            "cores": cores(),
+            "ranks_per_node": launch.world_size if one_machine() else launch.local_world_size,
+        },
+        "inputs": inputs(spec),
+        "profiler": profiler(spec),
+        "scheduler": scheduler(),
+        "git": git(ROOT),
+        "launcher": launch.launcher,
+        "started_utc": utc_now(),
+    }

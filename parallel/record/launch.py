@@ -1,0 +1,135 @@
+"""This process's rank, under torchrun, the deepspeed launcher, srun, a sweep or none of them.
+Torch-free."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from models.errors import UsageError
+
+LAUNCHER = "SCALING_LAUNCHER"  # set by a launcher of ours, to its name
+_launcher = 0  # its process id, once this process is to end with it
+
+
+@dataclass(frozen=True)
+class Launch:
+    """`rank` of `world_size`, `local_rank` of the `local_world_size` on this node, and what started
+    them."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    launcher: str
+
+
+def detect(environment: Mapping[str, str] = os.environ) -> Launch:
+    """Read the launcher's environment variables.
+
+    torchrun and the deepspeed launcher set RANK, WORLD_SIZE and LOCAL_RANK. A task that srun
+    started has SLURM_STEP_NUM_TASKS. A plain process inside an sbatch script has neither: it counts
+    as one process, however many tasks the job has.
+
+    Raises:
+        UsageError: RANK without WORLD_SIZE, or numbers that are none.
+    """
+    env = environment
+    try:
+        if "RANK" in env or "WORLD_SIZE" in env:
+            missing = [name for name in ("RANK", "WORLD_SIZE") if name not in env]
+            if missing:
+                raise UsageError(f"{missing[0]} is not set, but the other of RANK, WORLD_SIZE is")
+            by = "torchrun" if "TORCHELASTIC_RUN_ID" in env else env.get(LAUNCHER, "environment")
+            rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
+            # The deepspeed launcher calls it LOCAL_SIZE.
+            on_node = int(env.get("LOCAL_WORLD_SIZE", env.get("LOCAL_SIZE", world)))
+            return Launch(rank, world, int(env.get("LOCAL_RANK", 0)), on_node, by)
+        if int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+            world = int(env["SLURM_STEP_NUM_TASKS"])
+            # Like "8(x2)" or "8,4": the first node's number of tasks.
+            on_node = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", str(world)))
+            return Launch(
+                int(env["SLURM_PROCID"]), world, int(env["SLURM_LOCALID"]), int(on_node[0]), "srun"
+            )
+    except (ValueError, KeyError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"cannot read the launcher's environment: {error}") from error
+    return Launch(0, 1, 0, 1, "none")
+
+
+def rendezvous_environment(launch: Launch, environment: Mapping[str, str] = os.environ) -> dict:
+    """RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torch.distributed wants them.
+
+    Under srun the master is the step's first host and the port follows from the job and step id,
+    so that two jobs on one node do not meet.
+    """
+    variables = {
+        "RANK": str(launch.rank),
+        "WORLD_SIZE": str(launch.world_size),
+        "LOCAL_RANK": str(launch.local_rank),
+        "MASTER_ADDR": environment.get("MASTER_ADDR", "127.0.0.1"),
+        "MASTER_PORT": environment.get("MASTER_PORT", "0"),
+    }
+    if launch.launcher == "srun" and "MASTER_ADDR" not in environment:
+        nodes = environment["SLURM_STEP_NODELIST"]
+        variables["MASTER_ADDR"] = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes], check=True, capture_output=True, text=True
+        ).stdout.split()[0]
+    if launch.launcher == "srun" and "MASTER_PORT" not in environment:
+        job, step = int(environment["SLURM_JOB_ID"]), int(environment["SLURM_STEP_ID"])
+        variables["MASTER_PORT"] = str(20000 + (job * 31 + step) % 20000)
+    return variables
+
+
+def end_with_launcher(launch: Launch, environment: Mapping[str, str] = os.environ) -> None:
+    """Send this process SIGTERM when the launcher that started it is gone, after SIGKILL say.
+
+    Otherwise the ranks would write into the folder of the next attempt. This holds for torchrun,
+    the deepspeed launcher, srun and forked_ranks.py, which wait for their ranks; a shell may end
+    before its background process. Linux can send the signal itself (PR_SET_PDEATHSIG), but does so
+    when the *thread* of the launcher ends that started the rank.
+    """
+    global _launcher
+    from_deepspeed = "CROSS_RANK" in environment
+    waits = launch.launcher in ("torchrun", "srun", "fork") or from_deepspeed
+
+    def watch() -> None:
+        while os.getppid() == _launcher:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if waits:
+        _launcher = os.getppid()
+        threading.Thread(target=watch, daemon=True, name="launcher").start()
+
+
+def with_lost_launcher(signal_name: str) -> str:
+    """A signal's name and, where it came because the launcher is gone, that."""
+    gone = _launcher and os.getppid() != _launcher
+    return f"{signal_name}: the launcher (process {_launcher}) is gone" if gone else signal_name
+
+
+def tell_torchrun(
+    line: str, after_s: float = 0.0, environment: Mapping[str, str] = os.environ
+) -> None:
+    """Write why this rank ended where torchrun finds it, and repeats it in its own report.
+
+    torchrun reports the rank that fails first, and ends the others. Where all ranks fail for the
+    same reason, all but one wait `after_s` seconds.
+    """
+    path = environment.get("TORCHELASTIC_ERROR_FILE")
+    if not path or "TORCHELASTIC_RUN_ID" not in environment:
+        return
+    time.sleep(after_s)
+    try:
+        with open(path, "x") as file:
+            json.dump({"message": line, "timestamp": int(time.time())}, file)
+    except OSError:
+        return  # torchrun then says less; the line is on stderr

@@ -1,0 +1,69 @@
+"""The lines of train.log: the header, and Megatron-LM's iteration and validation lines."""
+
+import time
+from typing import Any
+
+from models.config import preset
+from models.flops import tflops_per_gpu
+from parallel.config.settings import RunSpec
+
+
+def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
+    """What the log says once, before the first iteration; `facts` is run.json."""
+    model, layout = facts["model"], facts["layout"]
+    lines = [
+        f"run {facts['run']}: engine {spec.engine}, {model['n_params']:,} parameters,"
+        f" tp {layout['tp']} pp {layout['pp']} vpp {layout['vpp']} dp {layout['dp']},"
+        f" {layout['n_micro']} micro-batches of {layout['micro_batch']},"
+        f" seq_len {spec.seq_len}, {spec.precision}",
+        f"kernels: {facts['kernels']}",
+        f"watchdog: no progress for {spec.hang_after_s:g} s ends the run",
+    ]
+    if spec.deepspeed_config:
+        lines.append(
+            f"from {spec.deepspeed_config}: all but its optimizer and scheduler; AdamW and the"
+            " run's own schedule are the same in every engine"
+        )
+    of_preset = preset(spec.preset).vocab_size
+    if model["vocab_size"] == facts["data"]["vocab_size"] > of_preset:
+        lines.append(
+            f"vocabulary: the {model['vocab_size']} ids of {spec.data}; preset {spec.preset} has"
+            f" {of_preset}"
+        )
+    if model["padded_vocab"] != model["vocab_size"]:
+        lines.append(
+            f"vocabulary padded from {model['vocab_size']} to {model['padded_vocab']} rows for"
+            f" tp {layout['tp']}; the added logits are masked"
+        )
+    return lines
+
+
+def iteration_line(spec: RunSpec, rows: list[dict[str, Any]], skipped: int, nans: int) -> str:
+    """Megatron-LM's iteration line over `rows`, the steps since the last one."""
+    last = rows[-1]
+    step_s = sum(r["step_s"] for r in rows) / len(rows)
+    loss = sum(r["loss"] for r in rows) / len(rows)
+    tflops = tflops_per_gpu(spec.model, spec.seq_len, spec.tokens_per_step, step_s, spec.gpus)
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
+    norm = "" if last["grad_norm"] is None else f" grad norm: {last['grad_norm']:.3f} |"
+    return (
+        f" [{stamp}] iteration {last['step']:8d}/{spec.steps:8d} |"
+        f" consumed samples: {last['step'] * spec.layout.global_batch:12d} |"
+        f" elapsed time per iteration (ms): {step_s * 1000:.1f} |"
+        f" throughput per GPU (TFLOP/s/GPU): {tflops:.{1 if tflops >= 1 else 5}f} |"
+        f" learning rate: {last['lr']:.6E} |"
+        f" global batch size: {spec.layout.global_batch:5d} |"
+        f" lm loss: {loss:.6E} |"
+        f" loss scale: {last['loss_scale']:.1f} |{norm}"
+        f" number of skipped iterations: {skipped:3d} |"
+        f" number of nan iterations: {nans:3d} |"
+    )
+
+
+def validation_line(step: int, loss: float) -> str:
+    """Megatron-LM's validation line; like there, the perplexity is capped at e^20."""
+    return (
+        f" validation loss at iteration {step} |"
+        f" lm loss value: {loss:.6E} |"
+        f" lm loss PPL: {2.718281828459045 ** min(loss, 20.0):.6E} |"
+    )

@@ -1,0 +1,119 @@
+"""The lock that leaves a run folder to one writer. Torch-free."""
+
+import errno
+import fcntl
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from models.errors import UsageError
+from models.storage import as_json
+from parallel.record.ends import RUNNING
+from parallel.record.process import runs_here, this_process
+from parallel.record.reader import read_json_if_whole, read_status
+from parallel.record.schema import LOCK, utc_now
+
+LOCK_WAIT_S = 120.0  # for another host's lock: above the lease of an NFS server, 90 s by default
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # a file system may have none
+
+
+class FolderLock:
+    """An flock on the folder's `.lock`, which names its holder.
+
+    An flock ends with its process. NFS, and Lustre mounted with flock, keep it across hosts. Where
+    a file system has no locks, status.json names the writer: one that runs on this host is found,
+    one on another host is taken for dead.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._file: TextIO | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._file is not None
+
+    def acquire(self) -> None:
+        """Hold the lock until `release`.
+
+        Raises:
+            UsageError: another process writes the folder.
+            OSError: the file system refuses.
+        """
+        file, holder = self._wait()
+        status = read_status(self.folder)
+        if file is not None and status.get("state") == RUNNING:
+            if status.get("pid") != this_process()["pid"] and runs_here(status):
+                file.close()
+                file, holder = None, status
+        if file is None:
+            host, dead = holder.get("host", "?"), ""
+            if host != platform.node():  # a file server may keep the lock of a host that died
+                dead = f"; if {host} is dead, delete {self.folder / LOCK}"
+            raise UsageError(
+                f"{self.folder} is being written by process {holder.get('pid', '?')} on {host}"
+                f" since {holder.get('time_utc', '?')}: wait for it, end it, or give another"
+                f" --out{dead}"
+            )
+        self._file = file
+        file.truncate(0)
+        file.write(as_json({**this_process(), "time_utc": utc_now()}))
+        file.flush()
+
+    def _wait(self) -> tuple[TextIO | None, dict[str, Any]]:
+        """`_flock`'s answer, after waiting for another host's lock.
+
+        A file server keeps the lock of a host that died for a while, and a requeued run may start
+        before the server lets go of it.
+        """
+        warned, until = False, time.monotonic() + LOCK_WAIT_S
+        while True:
+            file, holder = _flock(self.folder / LOCK)
+            here = holder.get("host", platform.node()) == platform.node()
+            if file is not None or here or time.monotonic() > until:
+                return file, holder
+            if not warned:
+                print(
+                    f"{self.folder} is locked by process {holder.get('pid', '?')} on"
+                    f" {holder.get('host', '?')}: waiting up to {LOCK_WAIT_S:g} s for it",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            warned = True
+            time.sleep(min(1.0, LOCK_WAIT_S / 10))
+
+    def release(self) -> None:
+        """Let another process write the folder."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def is_held_by_another(self) -> bool:
+        """Whether another process that still runs holds the lock."""
+        if self.held or not (self.folder / LOCK).exists():
+            return False
+        file, _ = _flock(self.folder / LOCK)
+        if file is not None:
+            file.close()
+        return file is None
+
+
+def _flock(path: Path) -> tuple[TextIO | None, dict[str, Any]]:
+    """(the locked file, {}), or (None, what the lock file says of its holder).
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    file = path.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None, read_json_if_whole(path)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            file.close()
+            raise
+    return file, {}

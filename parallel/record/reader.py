@@ -1,0 +1,370 @@
+"""The reader of a run folder; schema.py says what is in one. Torch-free."""
+
+import csv
+import errno
+import math
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from models.errors import UsageError
+from models.files import below, read_json, read_json_if_whole, shown
+from parallel.record import schema
+from parallel.record.ends import COMPLETE, FAILED, INTERRUPTED, PENDING, RUNNING, Kind, kind_of
+from parallel.record.process import ran_here, runs_here
+
+
+@dataclass
+class Run:
+    """What the reader found in a run folder.
+
+    state: complete, failed, interrupted or running; pending where a job was submitted and nothing
+    came of it yet. A run that says it is running, but whose process on this host is gone, failed.
+    kind: one of ends.Kind where the run failed or was interrupted, else "".
+    verdict: what slurm.status found, where Slurm was asked. It replaces the folder's own state: a
+    node that died writes none.
+    later: how a later job ended that started no run.
+    facts: run.json, or what the job was to run where it died before there was one.
+    steps: one dict per optimizer step with STEP_COLUMNS, unknown values None; of a step
+    that was run again after a kill, the last.
+    metrics: training_metrics.json, empty when the run did not complete.
+    missing: which steps have no row where they should have one, in words.
+    """
+
+    path: Path
+    state: str
+    reason: str
+    facts: dict[str, Any]
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    kind: str = ""
+    verdict: str = ""
+    later: str = ""
+    missing: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.facts["run"]
+
+
+# --- one run -------------------------------------------------------------------------------------
+
+
+def read_run(path: Path) -> Run:
+    """Read one run folder.
+
+    Raises:
+        UsageError: no run.json, or a file that is damaged; it names the file and the line.
+    """
+    path = Path(path)
+    if not has_run(path) and is_run_folder(path):
+        return _read_job(path)
+    facts = read_facts(path)
+    state, kind, reason = _end_of(path)
+    run = Run(path, state, reason, facts, _read_steps(path / schema.STEPS), kind=kind)
+    _ask_jobs(run)
+    if run.state == COMPLETE:
+        source = path / schema.METRICS
+        run.metrics = schema.checked_metrics(read_json(source), facts, source)
+    run.missing = _missing(run)
+    return run
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """run.json of a folder.
+
+    Raises:
+        UsageError: there is none, or it is damaged; it names the file.
+    """
+    return schema.checked_facts(read_json(path / schema.RUN), path / schema.RUN)
+
+
+def read_status(path: Path) -> dict[str, Any]:
+    """The run's status.json, or an empty dict where there is none (or a damaged one).
+
+    A run that failed or was interrupted always has a `kind`.
+    """
+    try:
+        return _status(Path(path) / schema.STATUS)
+    except UsageError:
+        return {}
+
+
+def _status(path: Path) -> dict[str, Any]:
+    status = schema.checked_status(read_json(path), path)
+    if status.get("state") in (FAILED, INTERRUPTED) and status.get("kind") not in list(Kind):
+        status["kind"] = kind_of(status.get("reason") or "")
+    return status
+
+
+def _end_of(path: Path) -> tuple[str, str, str]:
+    """(state, kind, reason) of a run, from its status.json and from what else is there.
+
+    Raises:
+        UsageError: status.json is damaged.
+    """
+    source = path / schema.STATUS
+    if not source.exists():
+        return FAILED, Kind.UNKNOWN, "no status.json"
+    status = _status(source)
+    state = status.get("state", FAILED)
+    if state not in (RUNNING, COMPLETE, INTERRUPTED, FAILED):
+        raise UsageError(f"{source} is damaged: state cannot be {shown(state)}")
+    missing = [name for name in (schema.MARKER, schema.METRICS) if not (path / name).exists()]
+    if state == COMPLETE and missing:
+        return FAILED, Kind.UNKNOWN, f"status.json says complete, but {missing[0]} is missing"
+    if state == RUNNING and ran_here(status) and not runs_here(status):
+        return FAILED, Kind.UNKNOWN, "the process is gone and left no word (killed?)"
+    return state, status.get("kind") or "", status.get("reason") or ""
+
+
+def _missing(run: Run) -> str:
+    """Which steps steps.csv should hold and does not, or "".
+
+    A complete run has a row for each step from its first to the last that was planned, as many as
+    its metrics count; another run has no gap.
+    """
+    there = [step["step"] for step in run.steps]
+    planned = (run.facts.get("spec") or {}).get("steps")
+    first, last = (there[0], there[-1]) if there else (1, 0)
+    if run.state == COMPLETE and planned is not None:
+        last = max(last, planned)
+        epochs = run.metrics.get("epochs")
+        counts = [e.get("optimizer_steps") for e in epochs or [] if isinstance(e, dict)]
+        if counts and all(map(schema.is_count, counts)):
+            first = min(first, last - sum(counts) + 1)
+    gaps, expected = [], first
+    for step in [*there, last + 1]:
+        if step > expected:
+            gaps.append(str(expected) if step == expected + 1 else f"{expected}-{step - 1}")
+        expected = step + 1
+    if not gaps:
+        return ""
+    gaps = [*gaps[:5], "..."] if len(gaps) > 5 else gaps
+    n_expected = last - first + 1
+    return f"{schema.STEPS} has {len(there)} of {n_expected} steps; missing: {', '.join(gaps)}"
+
+
+# --- jobs ----------------------------------------------------------------------------------------
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether a run left something to read in a folder, be it only what it was to run."""
+    return has_run(path) or _submitted(path) is not None
+
+
+def has_run(path: Path) -> bool:
+    """Whether a folder has a run.json."""
+    return (path / schema.RUN).is_file()
+
+
+def holds_attempt(path: Path) -> bool:
+    """Whether a folder holds anything that a run wrote."""
+    return path.is_dir() and any(map(schema.is_written_by_run, os.listdir(path)))
+
+
+def job_ids(path: Path) -> list[int]:
+    """The Slurm jobs that ran or wait to run here (<jobid>.out, <jobid>.submitted ...), in order.
+
+    A job that found nothing to do left <jobid>.skipped and does not count.
+    """
+    try:
+        parts = [name.split(".") for name in os.listdir(path)]
+    except OSError:
+        return []
+    jobs = {int(first) for first, *_ in parts if first.isdigit()}
+    return sorted(jobs - {int(p[0]) for p in parts if p[0].isdigit() and p[-1] == "skipped"})
+
+
+def _submitted(path: Path) -> int | None:
+    """The last job that wrote what it was to run."""
+    names = (p.name.split(".")[0] for p in path.glob("[0-9]*.submitted") if p.stat().st_size)
+    return max((int(name) for name in names if name.isdigit()), default=None)
+
+
+def _read_job(path: Path) -> Run:
+    """A job that died before it had a run.json, or that has not started."""
+    job = _submitted(path)
+    source = path / f"{job}.submitted"
+    facts = schema.checked_facts(read_json(source), source)
+    run = Run(path, PENDING, f"job {job} was submitted", facts)
+    status, end = read_status(path), read_json_if_whole(path / f"{job}.state")
+    if end.get("verdict"):
+        _take_slurms_word(run, end)
+    elif status:
+        run.state, run.reason = FAILED, str(status.get("reason"))
+        run.kind = status.get("kind") or Kind.UNKNOWN
+    elif (path / f"{job}.out").exists():
+        run.state, run.reason = RUNNING, f"job {job} has started"
+    return run
+
+
+def _ask_jobs(run: Run) -> None:
+    """Where Slurm said how the run's jobs ended, take that for the run's own state."""
+    scheduler = run.facts.get("scheduler")
+    ran_by = str(scheduler.get("job_id")) if isinstance(scheduler, dict) else ""
+    end = read_json_if_whole(run.path / f"{ran_by}.state")
+    if end.get("verdict") and (run.state in (RUNNING, FAILED) or end["verdict"] == "OOM"):
+        _take_slurms_word(run, end)
+    last = max(job_ids(run.path), default=0)
+    if ran_by.isdigit() and last > int(ran_by):
+        end = read_json_if_whole(run.path / f"{last}.state")
+        if end.get("verdict"):
+            run.later = f"job {last}, after this one: {end['verdict']}: {end.get('line')}"
+
+
+def _take_slurms_word(run: Run, end: dict[str, Any]) -> None:
+    """Take state, kind and reason from the job's <jobid>.state: the run failed."""
+    run.state, run.reason, run.verdict = FAILED, str(end.get("line")), str(end["verdict"])
+    run.kind = end["kind"] if end.get("kind") in list(Kind) else kind_of(run.reason)
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def _read_steps(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    steps = _read_rows(path, schema.STEP_COLUMNS, schema.STEP_COUNTS)
+    for step in steps:
+        if step["step"] is None or not (step["step_s"] is None or 0 < step["step_s"] < math.inf):
+            raise UsageError(
+                f"{path}: step {step['step']} cannot have taken {step['step_s']} seconds"
+            )
+    # After a kill, the steps since the last checkpoint are run again.
+    return sorted({step["step"]: step for step in steps}.values(), key=lambda step: step["step"])
+
+
+def read_saves(path: Path) -> tuple[int, list[str]]:
+    """How many saves a folder's checkpoints.csv lists, and why those that failed failed.
+
+    Raises:
+        UsageError: it is damaged; it names the file.
+    """
+    path = path / schema.CHECKPOINTS
+    if not path.exists():
+        return 0, []
+    names, *lines = [cells for _, cells in read_csv(path)] or [[]]
+    rows = [dict(zip(names, cells, strict=False)) for cells in lines]
+    rows = [row for row in rows if row.get("event") == "save"]
+    return len(rows), [row["problem"] for row in rows if row.get("problem")]
+
+
+def read_breakdown(
+    path: Path, world_size: int
+) -> tuple[dict[int, list[dict[str, Any]]], list[str]]:
+    """({rank: one dict per window with BREAKDOWN_COLUMNS}, one line per unusable file).
+
+    A rank without a file, or with one that is damaged or has no row, is left out and named. A last
+    row that is cut short, which a killed writer leaves, is left out alone.
+    """
+    folder = Path(path) / "breakdown"
+    ranks: dict[int, list[dict[str, Any]]] = {}
+    problems = []
+    missing = [r for r in range(world_size) if not (folder / f"rank{r}.csv").exists()]
+    if missing:
+        problems.append(f"{folder}: no rows of rank {', '.join(map(str, missing))}")
+    for rank in sorted(set(range(world_size)) - set(missing)):
+        file = folder / f"rank{rank}.csv"
+        try:
+            rows = _last_written(_read_windows(file))
+        except UsageError as error:
+            problems.append(str(error))
+            continue
+        if rows:
+            ranks[rank] = rows
+        else:
+            problems.append(f"{file}: no row")
+    return ranks, problems
+
+
+def _read_windows(path: Path) -> list[dict[str, Any]]:
+    rows = _read_rows(path, schema.BREAKDOWN_COLUMNS, schema.BREAKDOWN_COUNTS)
+    for number, row in enumerate(rows, 1):
+        for name, value in row.items():
+            open_end = value is None and name.endswith("_total_s")
+            if not open_end and (value is None or not math.isfinite(value)):
+                raise UsageError(f"{path}: row {number}: {name} cannot be {value}")
+        if not (row["elapsed_s"] > 0 and row["first_step"] <= row["last_step"]):
+            raise UsageError(f"{path}: row {number} is no window of steps")
+    return rows
+
+
+def _last_written(windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Windows without those that an attempt which went on from an older checkpoint ran again."""
+    kept: list[dict[str, Any]] = []
+    for window in windows:
+        while kept and kept[-1]["last_step"] >= window["first_step"]:
+            kept.pop()
+        kept.append(window)
+    return kept
+
+
+def _read_rows(
+    path: Path, columns: tuple[str, ...], counts: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    rows = []
+    lines = read_csv(path)
+    line_no, header = next(lines, (1, None))
+    if header != list(columns):
+        raise UsageError(f"{path}:1: expected columns {', '.join(columns)}")
+    for line_no, row in lines:
+        if len(row) != len(columns):
+            # Only a killed writer leaves a short row, and only as the last one.
+            if next(lines, None) is not None:
+                raise UsageError(f"{path}:{line_no}: {len(row)} columns")
+            break
+        try:
+            rows.append(
+                {
+                    name: None if text == "" else (schema.count if name in counts else float)(text)
+                    for name, text in zip(columns, row, strict=True)
+                }
+            )
+        except ValueError as error:
+            raise UsageError(f"{path}:{line_no}: {error}") from error
+    return rows
+
+
+def read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(line number, cells) of each row.
+
+    Raises:
+        UsageError: it cannot be read, or is no text; it names the file.
+    """
+    try:
+        with path.open(newline="") as lines:
+            reader = csv.reader(lines)
+            for row in reader:
+                yield reader.line_num, row
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
+
+
+def find_runs(paths: list[Path]) -> list[Path]:
+    """The run folders at or below each path, in name order; earlier attempts are left out, and
+    jobs that died before there was a run. A folder that cannot be read is named on stderr.
+
+    Raises:
+        UsageError: a path does not exist, or has no run folder at or below it.
+    """
+    runs = []
+    for top in map(Path, paths):
+        here = []
+        for folder, why in below(top, has_run, "attempts".__eq__):
+            if why and folder == top:
+                gone = why == os.strerror(errno.ENOENT)
+                raise UsageError(f"{top}: {'no such folder' if gone else why}")
+            if why:
+                print(f"{folder}: {why}: left out", file=sys.stderr)
+            elif folder.is_dir():
+                here.append(folder)
+        if not here:
+            raise UsageError(f"{top}: no run folder here (a folder with run.json)")
+        runs += here
+    return runs

@@ -1,0 +1,223 @@
+"""What a run folder holds: its files, their columns, and which values are possible. Torch-free.
+
+run.json               the resolved settings, layout, versions, kernels, commit, host
+launcher_metadata.json who started it, where, with what environment (secrets removed)
+train.log              the console, in Megatron-LM's iteration lines
+steps.csv              one row per optimizer step, in full precision
+checkpoints.csv        one row per checkpoint saved, loaded or exported, or why it was not
+checkpoints/           the checkpoints themselves (parallel/checkpoint/folders.py)
+training_metrics.json  the summary (schema 2.0), when the run completed
+RUN_COMPLETE.txt       only when it truly completed
+breakdown/rank<r>.csv  with --breakdown: where the time went, one row per window of steps
+breakdown/epochs.log   the same per epoch and rank, as it was printed
+status.json            running, complete, interrupted (saved; can go on) or failed; why, as a kind
+                       (ends.py lists them) and in words
+attempts/<n>/          the files of earlier runs in the same folder; nothing is lost
+.lock                  held by rank 0 while it writes here; it names its host and process
+<jobid>.submitted      what the job was to run, before there is a run.json
+<jobid>.state          how the job ended, once slurm.status has asked Slurm
+<jobid>[.restart<n>].* what the job's script left: its log, environment, exit status ...
+
+writer.py writes a folder, reader.py reads it, and lock.py leaves it to one writer.
+"""
+
+import math
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from models.errors import UsageError
+from models.files import shown
+
+SCHEMA_VERSION = "1"  # of run.json
+METRICS_VERSION = "2.0"  # of training_metrics.json
+
+RUN, STATUS, LOG, LOCK = "run.json", "status.json", "train.log", ".lock"
+STEPS, CHECKPOINTS = "steps.csv", "checkpoints.csv"
+MARKER, METRICS = "RUN_COMPLETE.txt", "training_metrics.json"
+# What a run writes at the top of its folder. Only this is moved to attempts/.
+_WRITTEN = frozenset(
+    (
+        *(RUN, STATUS, METRICS, MARKER, STEPS, CHECKPOINTS, LOG, "launcher_metadata.json"),
+        *("checkpoints", "breakdown", "profiles", "hang"),
+    )
+)
+_ASIDE = re.compile(r"\.([\w.]+)\.\d+")  # write_synced's, of a writer that was killed
+# What jobs and sweeps write beside a run, from before it begins.
+_BESIDE = re.compile(
+    r"\d+(\.restart\d+)?\.(submitted|state|skipped|exit|env|job|slurm|others|profiles|nccl|torchrun)"
+    r"|\d+(\.restart\d+)?\.(study\.toml|clusters\.toml|commit|diff|end|setup)"
+    r"|.*\.(out|err)"
+)
+
+STEP_COLUMNS = ("step", "step_s", "loss", "grad_norm", "lr", "loss_scale", "skipped", "tokens")
+STEP_COUNTS = ("step", "skipped", "tokens")  # the columns of whole numbers
+CHECKPOINT_COLUMNS = ("event", "step", "blocked_s", "total_s", "bytes", "ranks", "problem")
+# A breakdown's columns; measure/breakdown.py says what each is. The CATEGORIES exclude each other
+# and add up to elapsed_s.
+AXES = ("tp", "dp", "pp", "embedding", "mixed", "control")
+CATEGORIES = ("data", "move", "forward", "backward", "optimizer", *AXES, "bubble", "other")
+BREAKDOWN_COUNTS = (
+    *("rank", "first_step", "last_step"),
+    *(f"{axis}_{what}" for axis in AXES for what in ("calls", "bytes")),
+)
+BREAKDOWN_COLUMNS = (
+    *("rank", "first_step", "last_step", "elapsed_s", "transfer_s"),
+    *(f"{name}_s" for name in CATEGORIES),
+    *(f"{axis}_{what}" for axis in AXES for what in ("calls", "bytes", "wire_bytes", "total_s")),
+)
+
+
+def utc_now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def is_written_by_run(name: str) -> bool:
+    """Whether a name at the top of a run folder is one that a run writes."""
+    return name in _WRITTEN or bool((aside := _ASIDE.fullmatch(name)) and aside[1] in _WRITTEN)
+
+
+def may_stand_beside(name: str) -> bool:
+    """Whether a folder that holds this name may still become a run folder: a job or a sweep writes
+    it, or a writer that was killed left it."""
+    beside = name in ("attempts", LOCK) or _BESIDE.fullmatch(name) or _ASIDE.fullmatch(name)
+    return bool(beside)
+
+
+# What readers rely on: section -> key -> its type. A number stands for whole numbers from it on.
+# null means that the writer did not know; a key may be absent. The section "" is the file itself.
+Types = dict[str, dict[str, type | int]]
+_SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden", "n_params")
+_SPLIT = ("dp", "tp", "pp", "vpp", "micro_batch", "n_micro", "world_size", "global_batch")
+_NAMES = ("run", "study", "configuration", "baseline", "started_utc", "go_on")
+_FACTS: Types = {
+    "": dict.fromkeys(_NAMES, str) | {"repeat": 0, "attempts": list},
+    "spec": dict.fromkeys(("engine", "preset", "precision"), str)
+    | dict.fromkeys(("gpus", "seq_len", "threads"), 1)
+    | {"steps": 0},
+    "layout": dict.fromkeys(_SPLIT, 1)
+    | {"zero_stage": 0, "recompute": str, "offload": str, "sequence_parallel": bool},
+    "model": dict.fromkeys(_SIZES, 1),
+    "data": {"sha256": str},
+    "host": dict.fromkeys(("hostname", "cpu", "gpu"), str)
+    | {"cores": 1, "ranks_per_node": 1, "gpus_visible": 0},
+    "git": {"commit": str, "code": str, "dirty": bool},
+    "profiler": {"tool": str},
+    "scheduler": {"job_id": str},
+    "work": {},
+}
+_ATTEMPT: dict[str, type | int] = {"started_utc": str, "reason": str, "steps": 0, "kept_to": 0}
+_STATUS_TEXTS = ("state", "kind", "reason", "host", "time_utc")
+_STATUS: Types = {"": dict.fromkeys(_STATUS_TEXTS, str) | {"pid": 1}}
+_METRICS: Types = {"": {"epochs": list}, "hardware": {"world_size": 1}}
+_LARGEST = 2**53  # whole numbers below it are exact in every reader's arithmetic
+
+
+def _checked(content: dict[str, Any], types: Types, path: Path) -> dict[str, Any]:
+    """`content`, whose values have these types.
+
+    Raises:
+        UsageError: one has not; it names the file and the key.
+    """
+    for section, keys in types.items():
+        part = content if not section else content.get(section)
+        if part is None:
+            continue
+        if not isinstance(part, dict):
+            raise UsageError(f"{path} is damaged: {section} cannot be {shown(part)}")
+        for key, kind in keys.items():
+            if not _has_type(part.get(key), kind):
+                name = f"{section}.{key}" if section else key
+                raise UsageError(f"{path} is damaged: {name} cannot be {shown(part[key])}")
+    return content
+
+
+def _has_type(value: Any, kind: type | int) -> bool:
+    if value is None:
+        return True
+    if isinstance(kind, int):
+        return is_count(value) and value >= kind
+    return isinstance(value, kind) and (kind is not str or value.isprintable())
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is a whole number from 0 that every reader can hold."""
+    return type(value) is int and 0 <= value < _LARGEST
+
+
+def count(text: str) -> int:
+    """The whole number from 0 that a text is. Raises: ValueError: it is none, or too large."""
+    if not is_count(value := int(text)):
+        raise ValueError(f"{text[:40]!r} is out of range")
+    return value
+
+
+def checked_status(status: dict[str, Any], path: Path) -> dict[str, Any]:
+    """status.json's content. Raises: UsageError: a value has another type."""
+    return _checked(status, _STATUS, path)
+
+
+def checked_facts(facts: dict[str, Any], path: Path) -> dict[str, Any]:
+    """run.json's content, or <jobid>.submitted's.
+
+    Raises:
+        UsageError: a value has another type, it names no run, its version is not known, or its
+            numbers of the split disagree.
+    """
+    _checked(facts, _FACTS, path)
+    if not facts.get("run"):
+        raise UsageError(f"{path} is damaged: it names no run")
+    _check_version(facts, SCHEMA_VERSION, path)
+    for number, attempt in enumerate(facts.get("attempts") or []):
+        name = f"attempts[{number}]"
+        if attempt is None:
+            raise UsageError(f"{path} is damaged: {name} cannot be None")
+        _checked({name: attempt}, {name: _ATTEMPT}, path)
+    _check_split(facts.get("spec") or {}, facts.get("layout") or {}, path)
+    return facts
+
+
+def _check_version(content: dict[str, Any], known: str, path: Path) -> None:
+    """Raises: UsageError: the content states another schema_version."""
+    version = content.get("schema_version", known)
+    if version != known:
+        raise UsageError(f"{path}: schema_version {shown(version)} is not known ({known!r} is)")
+
+
+def _check_split(spec: dict[str, Any], layout: dict[str, Any], path: Path) -> None:
+    """Refuse numbers of a split that disagree: one of them is not what the run had.
+
+    Raises:
+        UsageError: it names the file and the numbers.
+    """
+    stated = spec | {"world_size": spec.get("gpus")}
+    for name in sorted(stated.keys() & layout.keys()):
+        if None not in (stated[name], layout[name]) and stated[name] != layout[name]:
+            raise UsageError(
+                f"{path} is damaged: {name} {shown(stated[name])} in spec,"
+                f" {shown(layout[name])} in layout"
+            )
+    for product, factors in (
+        ("world_size", ("dp", "tp", "pp")),
+        ("global_batch", ("dp", "micro_batch", "n_micro")),
+    ):
+        known = [layout.get(name) for name in (product, *factors)]
+        if None not in known and known[0] != math.prod(known[1:]):
+            given = " x ".join(f"{name} {layout[name]}" for name in factors)
+            raise UsageError(f"{path} is damaged: {product} {known[0]} in layout is not {given}")
+
+
+def checked_metrics(metrics: dict[str, Any], facts: dict[str, Any], path: Path) -> dict[str, Any]:
+    """training_metrics.json's content, of the run that `facts` describes.
+
+    Raises:
+        UsageError: a value has another type, its version is not known, or it counts other ranks.
+    """
+    _checked(metrics, _METRICS, path)
+    _check_version(metrics, METRICS_VERSION, path)
+    ranks = (metrics.get("hardware") or {}).get("world_size")
+    started = (facts.get("layout") or {}).get("world_size")
+    if None not in (ranks, started) and ranks != started:
+        raise UsageError(f"{path}: {ranks} ranks, but run.json started {started}")
+    return metrics

@@ -1,0 +1,330 @@
+"""The writer of a run folder; schema.py says what is in one. Torch-free."""
+
+import contextlib
+import csv
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Any, TextIO
+
+from models.errors import UsageError
+from models.storage import as_json, write_json, write_synced
+from parallel.record import schema
+from parallel.record.ends import (
+    COMPLETE,
+    CONSEQUENCES,
+    FAILED,
+    FULL,
+    INTERRUPTED,
+    RUNNING,
+    Kind,
+    kind_of_error,
+)
+from parallel.record.lock import FolderLock
+from parallel.record.process import this_process
+from parallel.record.reader import read_json_if_whole, read_status
+
+
+class RunFolder:
+    """The writer. Rank 0 calls everything, and holds the folder's lock from `begin` to `close`; any
+    rank may call `fail`."""
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        self.lock = FolderLock(self.path)
+        self._log: TextIO | None = None
+        self._steps: TextIO | None = None
+
+    # --- beginning and ending ---
+
+    def begin(self, facts: dict[str, Any], go_on: bool = False) -> Path | None:
+        """Move what an earlier attempt left aside, then write run.json and the first status.
+
+        With `go_on` nothing moves but the result of an attempt that was complete: this attempt
+        continues the files of the one before. Returns where the earlier attempt (or its result)
+        is now, if it moved.
+
+        Raises:
+            UsageError: the folder is no run's, another process writes it, or it cannot be written.
+        """
+        with self.locked():
+            aside = self._keep_result() if go_on else self.set_aside()
+            self._write_status(RUNNING, "", "", 0)
+            if go_on:
+                self._move_result(aside)
+            self.update(facts)
+            for name in (schema.LOG, schema.STEPS):
+                _end_line(self.path / name)
+            self._log = (self.path / schema.LOG).open("a", buffering=1)
+            self._steps = (self.path / schema.STEPS).open("a", buffering=1, newline="")
+            if self._steps.tell() == 0:
+                csv.writer(self._steps).writerow(schema.STEP_COLUMNS)
+        return aside
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the folder, and be its only writer inside the block, and after it if it ends well.
+
+        Raises:
+            UsageError: it holds what no run wrote, another process writes it, or it cannot be made.
+        """
+        try:
+            if not self.lock.held:
+                check_folder(self.path)
+                self.path.mkdir(parents=True, exist_ok=True)
+                self.lock.acquire()
+            yield
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, OSError):
+                raise
+            text = f"cannot write run folder {self.path}: {error.strerror}"
+            raise UsageError(text) from error
+
+    def set_aside(self, also: Iterable[str] = ()) -> Path | None:
+        """Move what an earlier attempt left in the folder to attempts/<n>/, and the files `also`.
+
+        What a job or a sweep writes beside the run (console.out, <jobid>.env ...) began before it
+        and stays, and so does what somebody else put there.
+
+        Raises:
+            UsageError: it holds what no run wrote, or another process writes it.
+        """
+        was_held = self.lock.held
+        with self.locked():
+            there = set(os.listdir(self.path))
+            names = set(filter(schema.is_written_by_run, there))
+            aside = self._next_attempt() if names else None
+            for name in sorted(names | (set(also) & there)) if aside else ():
+                (self.path / name).rename(aside / name)
+            if not was_held:
+                self.close()
+            return aside
+
+    def _next_attempt(self) -> Path:
+        attempts = self.path / "attempts"
+        numbers = [int(p.name) for p in attempts.glob("*") if p.name.isdigit()]
+        aside = attempts / str(max(numbers, default=0) + 1)
+        aside.mkdir(parents=True)
+        return aside
+
+    def _keep_result(self) -> Path | None:
+        """Copy a complete attempt's facts, steps and status to attempts/<n>/."""
+        if read_status(self.path).get("state") != COMPLETE:
+            return None
+        aside = self._next_attempt()
+        for name in (schema.RUN, schema.STEPS, schema.STATUS):
+            shutil.copy2(self.path / name, aside / name)
+        return aside
+
+    def _move_result(self, aside: Path | None) -> None:
+        """Move the marker and the metrics to `aside`; without one they are no result: delete."""
+        for path in (self.path / schema.MARKER, self.path / schema.METRICS):
+            if aside is None:
+                path.unlink(missing_ok=True)
+            elif path.exists():
+                path.rename(aside / path.name)
+
+    def complete(self, metrics: dict[str, Any], marker: str, remark: str = "") -> None:
+        """Write the metrics, the status that says complete, with a remark, and, last, the marker.
+
+        Raises:
+            OSError: the disk did not take all of it; then the status says failed.
+        """
+        try:
+            self.sync()
+            write_json(self.path / schema.METRICS, metrics)
+            self._write_status(COMPLETE, "", remark, 0)
+            write_synced(self.path / schema.MARKER, marker + "\n")
+        except OSError as error:
+            reason = f"{type(error).__name__}: {error} (rank 0)"
+            self._write_status(FAILED, kind_of_error(error), reason, 0)
+            (self.path / schema.MARKER).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.close()
+            raise
+        self.log(marker)
+        self.close()
+
+    def fail(self, kind: Kind, reason: str, rank: int) -> None:
+        """Record that the run failed. The first reason stays: later ones follow from it.
+
+        rank: -1 where the caller is no rank but what started the ranks. It leaves the status alone
+        while a living process holds the folder.
+        """
+        if rank == -1 and self.lock.is_held_by_another():
+            return
+        if self.path.is_dir() and read_status(self.path).get("state") in (None, RUNNING):
+            self._write_status(FAILED, kind, reason, rank)
+            with contextlib.suppress(OSError):  # it is not there, or nothing can be written
+                (self.path / schema.MARKER).unlink()
+
+    def explain(self, kind: Kind, reason: str) -> None:
+        """Replace the reason of a failed run where it only follows from what is known now."""
+        status = read_status(self.path)
+        if status.get("state") == FAILED and status["kind"] in CONSEQUENCES:
+            self._write_status(FAILED, kind, reason, status.get("rank", -1))
+
+    def interrupt(self, reason: str) -> None:
+        """Record that the run was stopped and can go on."""
+        self._write_status(INTERRUPTED, Kind.SIGNAL, reason, 0)
+        self.close()
+
+    def close(self) -> None:
+        """Close the two growing files, which are on disk line by line, and release the lock."""
+        with contextlib.ExitStack() as all_of_them:  # though one of them fails
+            all_of_them.callback(self.lock.release)
+            for stream in (self._log, self._steps):
+                if stream is not None:
+                    all_of_them.callback(stream.close)
+            self._log = self._steps = None
+
+    def _write_status(self, state: str, kind: str, reason: str, rank: int) -> None:
+        path = self.path / schema.STATUS
+        status = {"state": state, "kind": kind, "reason": reason, "rank": rank}
+        status |= {"time_utc": schema.utc_now(), **this_process()}
+        try:
+            write_json(path, status)
+        except OSError as error:
+            if state != FAILED:
+                raise
+            _write_over(path, as_json(status), error)
+
+    # --- while the run trains ---
+
+    def update(self, facts: dict[str, Any]) -> None:
+        """Replace run.json."""
+        write_json(self.path / schema.RUN, facts)
+
+    def launcher(self, metadata: dict[str, Any]) -> None:
+        """Write launcher_metadata.json, for its owner alone."""
+        write_json(self.path / "launcher_metadata.json", metadata, 0o600)
+
+    def log(self, line: str) -> None:
+        """Append a line to train.log."""
+        if self._log is not None:
+            with _disk_may_be_full():
+                self._log.write(line + "\n")
+
+    def step(self, row: dict[str, Any]) -> None:
+        """Append one optimizer step to steps.csv; an unknown value is empty."""
+        with _disk_may_be_full():
+            csv.writer(self._steps).writerow(row[name] for name in schema.STEP_COLUMNS)
+
+    def checkpoint(self, row: dict[str, Any]) -> None:
+        """Append one save, load or export to checkpoints.csv."""
+        with _disk_may_be_full():
+            _end_line(self.path / schema.CHECKPOINTS)
+            _append(self.path / schema.CHECKPOINTS, schema.CHECKPOINT_COLUMNS, row)
+
+    def epochs(self, lines: list[str]) -> None:
+        """Write breakdown/epochs.log."""
+        (self.path / "breakdown" / "epochs.log").write_text("\n".join(lines) + "\n")
+
+    def sync(self) -> None:
+        """Bring train.log and steps.csv to the disk, up to their last line.
+
+        Raises:
+            OSError: as the disk has it.
+        """
+        for stream in (self._log, self._steps):
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+class BreakdownFile:
+    """The writer of one rank's breakdown/rank<r>.csv; each row is on disk when it is written."""
+
+    def __init__(self, folder: Path, rank: int):
+        self._path = Path(folder) / "breakdown" / f"rank{rank}.csv"
+        self._path.parent.mkdir(exist_ok=True)
+        _end_line(self._path)  # a run that goes on keeps its rows
+        _append(self._path, schema.BREAKDOWN_COLUMNS)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Append one window; an unknown value is empty."""
+        _append(self._path, schema.BREAKDOWN_COLUMNS, row)
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a folder that a run may not write into: only its own attempts are moved aside.
+
+    Raises:
+        UsageError: it is there, is not empty, and no run of ours wrote it; or it is no folder.
+    """
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file: name a folder for the run with --out")
+    try:
+        others = [name for name in sorted(os.listdir(path)) if not schema.may_stand_beside(name)]
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    if others and not _has_our_mark(path):
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        raise UsageError(
+            f"{path} is no run folder of ours (it holds {', '.join(others[:3])}{more}) and is left"
+            " as it is: name a new folder with --out"
+        )
+
+
+def _has_our_mark(path: Path) -> bool:
+    """Whether one of the files of a run is there as only our runs write it."""
+    facts, status = read_json_if_whole(path / schema.RUN), read_json_if_whole(path / schema.STATUS)
+    if {"run", "spec", "layout", "git"} <= facts.keys():
+        return True
+    if {"state", "reason", "rank", "time_utc", "host", "pid"} <= status.keys():
+        return True
+    try:
+        with (path / schema.STEPS).open("rb") as steps:
+            return steps.readline(1000).strip() == ",".join(schema.STEP_COLUMNS).encode()
+    except OSError:
+        return False
+
+
+def _append(path: Path, columns: tuple[str, ...], row: dict[str, Any] | None = None) -> None:
+    """Append a row, if there is one, to a CSV file, and before it the header where it is new."""
+    with path.open("a", newline="") as file:
+        if file.tell() == 0:
+            csv.writer(file).writerow(columns)
+        if row is not None:
+            csv.writer(file).writerow(row[name] for name in columns)
+
+
+def _end_line(path: Path) -> None:
+    """Remove the half line that a killed writer left at the end of a file."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with path.open("rb+") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        end = content.rfind(b"\n") + 1
+    os.truncate(path, end)
+
+
+@contextlib.contextmanager
+def _disk_may_be_full() -> Iterator[None]:
+    """A line that a full disk does not take stays in its buffer, and training goes on; it is
+    written with a later one, or the end of the run fails for it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+
+
+def _write_over(path: Path, text: str, why: OSError) -> None:
+    """Write a small file where it is: a full disk has room for that, not for a new one.
+
+    A run that fails writes this last. Where it cannot be written it is printed.
+    """
+    try:
+        if why.errno not in FULL:
+            raise why
+        with path.open("rb+") as file:
+            file.write(text.encode())
+            file.truncate()
+            os.fsync(file.fileno())
+    except OSError as error:
+        print(f"cannot write {path}: {error.strerror}: {text}", file=sys.stderr, flush=True)

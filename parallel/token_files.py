@@ -1,0 +1,214 @@
+"""Token files, and the batches that a step takes from them.
+
+A prepared folder (parallel/data.py writes it) holds `train.bin` and `val.bin` (nanoGPT's format:
+token ids, little-endian, no header; uint16, or uint32 above 65,536 ids) and `meta.json`. A bare
+nanoGPT `.bin` (uint16) and a Megatron `.bin`/`.idx` pair are read too (give the path without the
+suffix, or the .idx); of those, the last 5 % are held out for validation.
+
+Which sequences step t sees depends on (seed, t) alone, never on the layout.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.errors import UsageError
+from models.files import parse_json
+from parallel.config.data_files import DEFAULT_FOLDER, held_out_from, settle
+from parallel.config.layout import Layout
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One split: a long 1-D array of ids (usually a memory map) and where it came from."""
+
+    ids: np.ndarray
+    path: str
+    tokenizer: str = "unknown"
+    vocab_size: int | None = None  # None: a bare file does not say
+    sha256: str | None = None
+
+    def batch(self, offsets: np.ndarray, seq_len: int, limit: int) -> tuple[Tensor, Tensor]:
+        """Tokens and next-token labels, each [len(offsets), seq_len], int64.
+
+        Raises:
+            UsageError: an id is not below `limit`, the model's vocabulary.
+        """
+        rows = np.stack([self.ids[o : o + seq_len + 1] for o in offsets.tolist()]).astype(np.int64)
+        self.check(int(rows.max()), limit)
+        both = torch.from_numpy(rows)
+        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+    def check(self, largest: int, limit: int) -> None:
+        """Refuse an id that the embedding table has no row for."""
+        if largest >= limit:
+            raise UsageError(
+                f"{self.path} holds token id {largest}, but the model's vocabulary has"
+                f" {limit} ids; pass --vocab-size {largest + 1} or more"
+            )
+
+    def _blocks(self) -> Iterator[np.ndarray]:
+        step = 1 << 24
+        return (self.ids[at : at + step] for at in range(0, len(self.ids), step))
+
+    def largest(self) -> int:
+        """The largest id in all of it."""
+        return max(int(block.max()) for block in self._blocks())
+
+    def digest(self) -> str:
+        """SHA-256 of the ids, for files without a stored one."""
+        digest = hashlib.sha256()
+        for block in self._blocks():
+            digest.update(np.ascontiguousarray(block))
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Data:
+    train: Tokens
+    val: Tokens
+
+    def facts(self, with_digest: bool) -> dict[str, Any]:
+        """What run.json says of them; `with_digest` computes the SHA-256 of files without one."""
+        train = self.train
+        return {
+            "path": train.path,
+            "tokenizer": train.tokenizer,
+            "vocab_size": train.vocab_size,
+            "train_tokens": len(train.ids),
+            "val_tokens": len(self.val.ids),
+            "sha256": train.sha256 or (train.digest() if with_digest else None),
+        }
+
+
+def load(path: Path | str, seq_len: int, vocab_size: int) -> Data:
+    """Open token files and check that a model of `vocab_size` ids can train on them.
+
+    Raises:
+        UsageError: nothing there, too short for one sequence, or ids beyond the vocabulary.
+    """
+    path = Path(path)
+    settle(Path(os.path.realpath(path)))
+    if path.is_dir():
+        data = _open_folder(path)
+    elif path.suffix == ".idx" or Path(f"{path}.idx").exists():
+        data = _open_megatron(path.with_suffix("") if path.suffix == ".idx" else path)
+    elif path.is_file():
+        if (path.parent / "meta.json").exists():
+            raise UsageError(f"{path} belongs to the prepared folder {path.parent}: give that")
+        data = _open_pair(path, path.with_name("val.bin") if path.name == "train.bin" else None)
+    else:
+        hint = "; prepare it with: python -m parallel.data" if str(path) == DEFAULT_FOLDER else ""
+        raise UsageError(f"no token files at {path}{hint}")
+    for split, tokens in (("training", data.train), ("validation", data.val)):
+        if len(tokens.ids) <= seq_len:
+            raise UsageError(
+                f"the {split} split of {path} has {len(tokens.ids)} tokens,"
+                f" too few for one sequence of {seq_len} + 1"
+            )
+        if tokens.vocab_size is not None and tokens.vocab_size > vocab_size:
+            raise UsageError(
+                f"{path} was made with a tokenizer of {tokens.vocab_size} ids, but the model's"
+                f" vocabulary has {vocab_size}; pass --vocab-size {tokens.vocab_size}"
+            )
+        if tokens.vocab_size is None:  # a bare file does not say: look
+            tokens.check(tokens.largest(), vocab_size)
+    return data
+
+
+def _memory_map(path: Path, dtype: Any) -> np.ndarray:
+    try:
+        return np.memmap(path, dtype=dtype, mode="r")
+    except (ValueError, TypeError) as error:
+        size = path.stat().st_size
+        raise UsageError(f"{path}: {size} bytes are no {dtype} token ids: {error}") from error
+
+
+def _open_folder(path: Path) -> Data:
+    if not (path / "meta.json").exists() and (path / "train.bin").exists():
+        return _open_pair(path / "train.bin", path / "val.bin")  # nanoGPT's own folder
+    try:
+        meta = parse_json((path / "meta.json").read_text())
+        known = (str(path), meta["tokenizer"], meta["vocab_size"])
+        return Data(
+            *(
+                Tokens(_memory_map(path / f"{s}.bin", meta["dtype"]), *known, meta["sha256"][s])
+                for s in ("train", "val")
+            )
+        )
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{path} is damaged: {error}; prepare it again") from error
+
+
+def _open_pair(train: Path, val: Path | None) -> Data:
+    """nanoGPT's uint16 files; without a val.bin the end of the other is held out."""
+    ids = _memory_map(train, np.uint16)
+    if val is None or not val.exists():
+        return _hold_out(ids, train)
+    return Data(Tokens(ids, str(train)), Tokens(_memory_map(val, np.uint16), str(val)))
+
+
+def _open_megatron(prefix: Path) -> Data:
+    from parallel.engines.cpu import import_megatron
+
+    import_megatron()
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    for suffix in (".bin", ".idx"):
+        if not Path(f"{prefix}{suffix}").exists():
+            raise UsageError(
+                f"{prefix}{suffix}: no such file (a Megatron pair needs .bin and .idx)"
+            )
+    # Looked at first: given less than its header, the reader breaks noisily when it is discarded.
+    with Path(f"{prefix}.idx").open("rb") as index:
+        if not (head := index.read(34)).startswith(b"MMIDIDX\x00\x00") or len(head) < 34:
+            raise UsageError(f"{prefix}.idx is not a Megatron index: its header is {head[:9]!r}")
+    try:
+        dtype = IndexedDataset(str(prefix), mmap=True).index.dtype
+    except Exception as error:  # it asserts, unpacks and maps: any of these is a bad file
+        reason = str(error).strip() or type(error).__name__
+        raise UsageError(f"{prefix}.idx is not a Megatron index: {reason}") from error
+    # The documents lie one after the other in the .bin: the whole file is one array of ids.
+    return _hold_out(_memory_map(Path(f"{prefix}.bin"), dtype), prefix)
+
+
+def _hold_out(ids: np.ndarray, path: Path) -> Data:
+    cut = held_out_from(len(ids))
+    return Data(Tokens(ids[:cut], str(path)), Tokens(ids[cut:], str(path)))
+
+
+def offsets(n_tokens: int, seq_len: int, global_batch: int, seed: int, step: int) -> np.ndarray:
+    """Where each of the step's `global_batch` sequences starts, from (seed, step) alone."""
+    generator = np.random.Generator(np.random.Philox(key=[seed, step]))
+    return generator.integers(0, n_tokens - seq_len, size=global_batch)
+
+
+def batches(
+    tokens: Tokens,
+    layout: Layout,
+    seq_len: int,
+    vocab_size: int,
+    dp_rank: int,
+    seed: int,
+    step: int,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """This dp rank's n_micro micro-batches of the step: (tokens, labels), [micro_batch, seq_len].
+
+    Micro-batch m is rows [m * dp * micro_batch, ...) of the step's global batch, dp ranks side by
+    side, so every layout with the same global batch sees the same sequences.
+    """
+    starts = offsets(len(tokens.ids), seq_len, layout.global_batch, seed, step)
+    per_micro = starts.reshape(layout.n_micro, layout.dp, layout.micro_batch)
+    for micro in range(layout.n_micro):
+        yield tokens.batch(per_micro[micro, dp_rank], seq_len, vocab_size)

@@ -1,0 +1,353 @@
+"""The training loop: step, validate, save, and record what was measured.
+
+Every rank has a Trainer and calls the same methods in the same order, because most of them
+communicate with the other ranks. Rank 0 writes the run folder.
+"""
+
+import contextlib
+import itertools
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from models.errors import UsageError
+from parallel import engines, token_files
+from parallel.checkpoint import folders
+from parallel.checkpoint.attempts import nothing_to_train, other_schedules, tell
+from parallel.checkpoint.checkpointer import Checkpointer
+from parallel.config.settings import RunSpec, profiled_steps
+from parallel.engines.optim import lr_at
+from parallel.measure import energy_and_memory, profiler, ranges, training_metrics
+from parallel.measure.breakdown import Breakdown, epoch_lines
+from parallel.measure.clock import Clock
+from parallel.record import lines
+from parallel.record.ends import Kind
+from parallel.record.launch import Launch, tell_torchrun, with_lost_launcher
+from parallel.record.reader import read_breakdown, read_run, read_saves
+from parallel.record.signals_and_hangs import Interruption, Watchdog, forget_reports
+from parallel.record.writer import RunFolder
+
+TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: interrupted, and saved
+
+
+class Trainer:
+    """One rank's part of a run.
+
+    facts: run.json; rank 0 adds to it and writes it. breakdown: where the time goes, or None.
+    interruption: what asked the run to stop. started: time.perf_counter() at the program's start.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        facts: dict[str, Any],
+        folder: RunFolder,
+        engine: engines.Engine,
+        data: token_files.Data,
+        device: torch.device,
+        launch: Launch,
+        breakdown: Breakdown | None,
+        interruption: Interruption,
+        started: float,
+    ):
+        self.spec, self.facts, self.folder, self.engine = spec, facts, folder, engine
+        self.data, self.device, self.rank, self.world = data, device, launch.rank, launch.world_size
+        self.breakdown, self.interruption, self.started = breakdown, interruption, started
+        self.is_rank_0 = self.rank == 0
+        self.dp_rank = spec.layout.coords(self.rank)["dp"]
+        self.on_terminal = self.is_rank_0 and sys.stdout.isatty()
+        self.bar = tqdm(
+            total=spec.steps, desc=facts["run"], unit="step", disable=not self.on_terminal
+        )
+        self.watchdog = Watchdog(
+            folder.path / "hang",
+            self.rank,
+            self.world,
+            spec.hang_after_s,
+            lambda reason: folder.fail(Kind.HANG, reason, self.rank),
+        )
+        self.save_to = folders.save_folder(folder.path, spec.settings())
+        self.checkpointer = Checkpointer(
+            engine, spec, facts, self.save_to, self.rank, self.world, self.watchdog.tick
+        )
+        self.rows: list[dict[str, Any]] = []  # rank 0's: steps.csv, of earlier attempts too
+        self.rows_since_line: list[dict[str, Any]] = []
+        self.skipped = self.nans = 0  # steps since the last iteration line
+        self.validations: list[tuple[int, float]] = []  # (optimizer steps done, loss)
+        self.data_s = 0.0  # waiting for training batches
+        self.startup_s = self.evaluation_s = self.checkpoint_s = self.earlier_s = 0.0
+
+    def run(self, source: Path | None) -> int:
+        """Train to the last step, from rank 0's checkpoint `source` if there is one.
+
+        The exit status: TRY_AGAIN when interrupted, with the state saved; rank 0's is 1 after NaN.
+
+        Raises:
+            UsageError: the checkpoint to load is none, damaged, another model's or at the end.
+            OSError: the disk did not take the run's end.
+        """
+        self._write_header()
+        with self.watchdog, contextlib.ExitStack() as profiling:
+            forget_reports(self.watchdog.folder)
+            first = self._load(source)
+            profile = profiling.enter_context(self._profiler(first))
+            self.clock = Clock(self.device)
+            self._leave_out_of_breakdown()  # building the engine
+            self.energy = energy_and_memory.Energy(energy_and_memory.visible_gpus(self.device))
+            self.startup_s = time.perf_counter() - self.started
+            for done in range(first + 1, self.spec.steps + 1):
+                self.step(done)
+                if self._is_validation_due(done):
+                    self.energy.count()
+                    self.validate(done)
+                    self.evaluation_s += self._end_of_other_work()
+                profile.step()
+                if self.save_if_due(done):
+                    return TRY_AGAIN
+        self.bar.close()
+        return self.finish()
+
+    # --- before the first step ---
+
+    def _write_header(self) -> None:
+        if self.is_rank_0:
+            self.facts["engine"] = self.engine.describe()
+            self.folder.update(self.facts)
+            for line in lines.header(self.spec, self.facts):
+                self._say(line)
+
+    def _load(self, source: Path | None) -> int:
+        """Load the checkpoint; how many steps are done."""
+        if source is not None:
+            self._say(f" loading checkpoint from {source}")
+        first = self.checkpointer.load(source)
+        self._report_checkpoints()
+        if self.is_rank_0 and "attempts" in self.facts:
+            self._take_over_attempts(first)
+        self.bar.update(first)
+        if first == self.spec.steps:
+            if self.is_rank_0 and not self.rows:
+                raise UsageError(nothing_to_train(self.spec, folders.name_of(first)))
+            self.validate(first)
+        return first
+
+    def _take_over_attempts(self, first: int) -> None:
+        """Keep earlier attempts' rows up to step `first`, and note which schedule they had."""
+        self.rows = [row for row in read_run(self.folder.path).steps if row["step"] <= first]
+        self.earlier_s = sum(row["step_s"] for row in self.rows)
+        attempts = self.facts["attempts"]
+        attempts[-1]["kept_to"] = first
+        first_row = self.rows[0]["step"] if self.rows else 1
+        mixed = other_schedules(attempts, self.spec.steps, first_row)
+        if mixed and self.spec.lr_schedule != "constant":
+            self.facts["go_on"] = mixed
+        self.folder.update(self.facts)
+
+    def _profiler(self, first: int) -> contextlib.AbstractContextManager:
+        mode = self.spec.profile_mode
+        if mode == "none" and self.facts["profiler"]:
+            mode = "nvtx"  # inside `nsys profile` the ranges are there without being asked for
+        if self.is_rank_0 and mode == "torch" and first >= profiled_steps(self.spec)[1]:
+            self._say(f" no trace: the profile_steps {self.spec.profile_steps} are over")
+        return profiler.attach(self.spec, mode, self.device, self.rank, self.folder.path, first)
+
+    # --- steps ---
+
+    def step(self, done: int) -> None:
+        """Train the optimizer step after which `done` are done."""
+        lr = lr_at(self.spec, done - 1)
+        result = self.engine.step(self._batches(self.data.train, done - 1), lr)
+        step_s = self.clock.lap()
+        if self.breakdown:
+            self.breakdown.lap(done, step_s)
+        self.skipped += result.skipped
+        self.nans += result.loss != result.loss
+        if not self.is_rank_0:
+            return
+        row = {
+            "step": done,
+            "step_s": step_s,
+            "lr": lr,
+            "skipped": int(result.skipped),
+            "tokens": self.spec.tokens_per_step,
+            "loss": result.loss,
+            "grad_norm": result.grad_norm,
+            "loss_scale": result.loss_scale,
+        }
+        self.rows.append(row)
+        self.rows_since_line.append(row)
+        self.folder.step(row)
+        if done % self.spec.log_interval == 0 or done == self.spec.steps:
+            self._write_iteration_line()
+        self.bar.update()
+
+    def _write_iteration_line(self) -> None:
+        line = lines.iteration_line(self.spec, self.rows_since_line, self.skipped, self.nans)
+        self.folder.log(line)
+        if self.on_terminal:
+            self.bar.set_postfix_str(f"loss {self.rows[-1]['loss']:.4f}")
+        else:
+            tell(self.folder, line)
+        self.rows_since_line, self.skipped, self.nans = [], 0, 0
+
+    def _batches(self, tokens: token_files.Tokens, step: int) -> Iterator[engines.Batch]:
+        """This rank's micro-batches of a step, on the device; the time to make them is counted."""
+        spec = self.spec
+        batches = token_files.batches(
+            tokens, spec.layout, spec.seq_len, spec.model.vocab_size, self.dp_rank, spec.seed, step
+        )
+        while True:
+            before = time.perf_counter()
+            with ranges.region("data"):
+                batch = next(batches, None)
+            self.data_s += time.perf_counter() - before
+            self.watchdog.tick()
+            if batch is None:
+                return
+            with ranges.region("move"):
+                moved = tuple(tensor.to(self.device, non_blocking=True) for tensor in batch)
+            yield moved
+
+    def _leave_out_of_breakdown(self) -> None:
+        if self.breakdown:
+            self.breakdown.forget()
+
+    def _end_of_other_work(self) -> float:
+        """Leave what happened since the last lap out of training; its seconds."""
+        seconds = self.clock.lap()
+        self.energy.skip()
+        self._leave_out_of_breakdown()
+        return seconds
+
+    # --- validation ---
+
+    def _is_validation_due(self, done: int) -> bool:
+        every = self.spec.eval_interval
+        return done == self.spec.steps or bool(every and done % every == 0)
+
+    def validate(self, done: int) -> None:
+        """Measure the loss on held-out text after `done` steps: the same sequences every time."""
+        n = self.spec.eval_steps
+        if n == 0:
+            return
+        training_data_s = self.data_s
+        batches = itertools.chain.from_iterable(
+            self._batches(self.data.val, number) for number in range(n)
+        )
+        with ranges.validation():
+            loss = self.engine.evaluate(batches, n * self.spec.layout.n_micro)
+        self.data_s = training_data_s
+        self.validations.append((done, loss))
+        if self.is_rank_0:
+            self._say(lines.validation_line(done, loss))
+
+    # --- checkpoints ---
+
+    def save_if_due(self, done: int) -> bool:
+        """Save the state after `done` steps where it is due or a signal came.
+
+        Returns whether the run is to end now: it was interrupted, and has saved.
+        """
+        if not self.spec.save_interval:
+            return False
+        self.energy.count()
+        last = done == self.spec.steps
+        stop = self.checkpointer.agree(bool(self.interruption.signal)) and not last
+        if stop or self.checkpointer.due(done):
+            self._save(done)
+        if stop or last:
+            self.checkpointer.wait()
+        problem = self._report_checkpoints()
+        if not stop:
+            self.checkpoint_s += self._end_of_other_work()
+        elif self.is_rank_0:
+            outcome = f"could not save: {problem}" if problem else f"saved step {done}"
+            signal = self.interruption.signal or "a signal to another rank"
+            reason = f"{with_lost_launcher(signal)}, {outcome}"
+            self._say(f" interrupted by {reason}; the same command goes on")
+            self.folder.interrupt(reason)
+        return stop
+
+    def _save(self, done: int) -> None:
+        if self.is_rank_0:
+            self._say(f" saving checkpoint at iteration {done} to {self.save_to}")
+            with contextlib.suppress(OSError):  # a full disk ends no training
+                self.folder.sync()  # an attempt that loads this finds the rows up to here
+        self.checkpointer.save(done)
+
+    def _report_checkpoints(self) -> str:
+        """Write which saves and loads have ended; what went wrong with the last, if it did."""
+        problem = ""
+        for event in self.checkpointer.events() if self.is_rank_0 else ():
+            problem = event.problem
+            self._say(event.line())
+            self.folder.checkpoint(vars(event))
+        return problem
+
+    # --- the end ---
+
+    def finish(self) -> int:
+        """Record the end of a run that did all its steps; the exit status, 1 where it is NaN."""
+        peak = energy_and_memory.peak_memory(self.device)
+        peak_all = energy_and_memory.most_of_all_ranks(
+            peak
+        )  # every rank got here, so the run is complete
+        if not self.is_rank_0:
+            return 0
+        exposed_s = self._write_epochs() if self.breakdown else None
+        if broken := training_metrics.ended_in_nan(self.rows, self.validations):
+            self.folder.fail(Kind.DIVERGED, broken, 0)
+            self.folder.close()
+            print(f"parallel.train: {broken}", file=sys.stderr, flush=True)
+            tell_torchrun(f"parallel.train: {broken}")
+            return 1
+        measured = training_metrics.Measured(
+            startup_s=self.startup_s,
+            evaluation_s=self.evaluation_s,
+            checkpoint_s=self.checkpoint_s,
+            wall_s=time.perf_counter() - self.started + self.earlier_s,
+            data_s=None if "attempts" in self.facts else self.data_s,
+            peak=peak,
+            peak_all=peak_all,
+            validations=self.validations,
+            exposed_communication_s=exposed_s,
+            energy_j=self.energy.joules,
+            energy_source=self.energy.source,
+        )
+        document = training_metrics.training_metrics(self.facts, self.rows, measured)
+        remark = self._count_saves(document["summary"])
+        marker = training_metrics.complete_marker(self.folder.path, document)
+        self.folder.complete(document, marker, remark)
+        tell(self.folder, marker)
+        return 0
+
+    def _write_epochs(self) -> float | None:
+        """Write the breakdown's reports; the exposed communication of the rank with the most."""
+        every_rank, _ = read_breakdown(self.folder.path, self.world)
+        epochs = epoch_lines(self.spec, every_rank, self.rows, self.validations)
+        self.folder.epochs(epochs)
+        for line in epochs:
+            self._say(line)
+        return training_metrics.exposed_s(every_rank, self.world, self.spec.steps)
+
+    def _count_saves(self, summary: dict[str, Any]) -> str:
+        """Add the saves to the summary; a remark where some failed."""
+        saves, failed, remark = 0, [], ""
+        try:
+            saves, failed = read_saves(self.folder.path)
+        except UsageError as error:  # an earlier attempt's file: no reason to fail now
+            remark = str(error)
+        summary |= {"saves": saves, "failed_saves": len(failed)}
+        return (
+            f"{len(failed)} of {saves} saves failed, the last: {failed[-1]}" if failed else remark
+        )
+
+    def _say(self, line: str) -> None:
+        """Write a line to the log and the console."""
+        self.folder.log(line)
+        tell(self.folder, line)

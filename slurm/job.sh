@@ -1,0 +1,433 @@
+#!/bin/bash
+# The job of one run: it archives what the run is made of, starts torchrun on every node, and
+# records how the run ended.
+#
+# Slurm gets this text with two things above it, which slurm/render.py writes: the #SBATCH lines and
+# the array `settings`. To read, change or submit such a script alone:
+#   python -m slurm.render STUDY --run-name RUN
+# Bash treats every setting as data. Only a line of `setup` is run.
+set -uo pipefail
+
+# Raise this number when the settings below change, or when this script asks something new of the
+# Python modules that it calls. A job that was queued before then ends with one line.
+version=2
+
+# The settings, one NAME=VALUE a word. Those that are lists here may be given several times.
+study_file=""   # the study, from the repository's root
+study_folder="" # where its runs are recorded
+cluster=""      # the cluster's name
+clusters_file=""
+comment=""      # of every job of this study
+ranks=1         # on each node
+lead=60         # seconds before the time limit at which the run is told to save and end
+requeue=0       # 1: start again when the run has saved before its time limit
+max_restarts=0
+python=.venv/bin/python # outside a container; PYTHON in the environment overrides it
+gpus=0                  # 1: the job asks for GPUs
+scratch=""              # a folder for compiled extensions
+master_addr_suffix=""   # added to the first node's name
+container_runtime=""    # apptainer, pyxis or charliecloud; "" for none
+container_image=""
+container_python=python3
+nsys=0 nccl_logs=0 torchrun_logs=0 dist_debug=0
+runs=()         # run=NAME PLANNED: the run, and what it is in JSON; several in a job array
+setup=()        # setup=LINE: run before Python
+exports=()      # export=NAME=VALUE
+mounts=()       # mount=FOLDER or mount=FOLDER:WHERE: in the container
+srun_options=() # srun=OPTION
+declare -a settings
+
+# slurm.status and slurm.record_end read this file, also where no Python works. The first reason
+# counts. The kinds are those of parallel/record/ends.py.
+write_end() { # KIND REASON: leave in the run folder why this script ends the run
+  [[ -e $folder/$attempt.end ]] || printf '%s\n' "$1" "${2//$'\n'/ }" >"$folder/$attempt.end"
+}
+
+note_failure() { # REASON [STATUS [KIND]]
+  setting_up=""
+  echo "slurm: failed: $1"
+  write_end "${3:-refused}" "$1"
+  "$python" -m slurm.record_end "$folder" "$attempt" "${2:-1}"
+  echo "${2:-1}" >"$folder/$attempt.exit"
+}
+
+fail() { # REASON [STATUS [KIND]]: end this job before its run, and say why
+  note_failure "$@"
+  exit "${2:-1}"
+}
+
+refuse() { # REASON: end this job before it has a folder
+  printf 'slurm: %s\n' "$1" >&2
+  exit 2
+}
+
+skip() { # REASON: end this job, which has nothing to do
+  echo "slurm: not run: $1"
+  ((restart > 0)) || mv -n -- "$folder/$attempt.out" "$folder/$job.skipped" 2>/dev/null
+  exit 0
+}
+
+have() { # TOOL WHAT: whether a tool is here; else say what is skipped
+  command -v "$1" >/dev/null || { echo "slurm: skipped $2: no $1 here"; return 1; }
+}
+
+read_settings() { # NAME=VALUE...
+  local word
+  for word in "$@"; do
+    case $word in
+      run=*) runs+=("${word#*=}") ;;
+      setup=*) setup+=("${word#*=}") ;;
+      export=*) exports+=("${word#*=}") ;;
+      mount=*) mounts+=("${word#*=}") ;;
+      srun=*) srun_options+=("${word#*=}") ;;
+      study_file=* | study_folder=* | cluster=* | clusters_file=* | comment=* | ranks=* | lead=* | \
+        requeue=* | max_restarts=* | scratch=* | nsys=* | nccl_logs=* | torchrun_logs=* | \
+        dist_debug=* | python=* | gpus=* | master_addr_suffix=* | container_runtime=* | \
+        container_image=* | container_python=*) printf -v "${word%%=*}" %s "${word#*=}" ;;
+      *) refuse "slurm/job.sh version $version knows no setting ${word%%=*}: render the script again" ;;
+    esac
+  done
+}
+
+# Slurm opened this job's log before its run folder was there. The log keeps the same open file when
+# it is linked into the folder. On another file system the folder gets a symbolic link, and a copy at
+# the end.
+open_folder() {
+  mkdir -p -- "$folder" || exit 2
+  log=$SLURM_JOB_NAME-$job.out
+  if [[ -f $log ]] && ln -- "$log" "$folder/$attempt.out" 2>/dev/null; then
+    rm -- "$log"
+  elif [[ -f $log ]]; then
+    mv -- "$log" "$PWD/.$SLURM_JOB_NAME-$attempt.out" && log=$PWD/.$SLURM_JOB_NAME-$attempt.out
+    ln -s -- "$log" "$folder/$attempt.out"
+  fi
+  trap at_exit EXIT
+}
+
+# shellcheck disable=SC2317 # the trap calls it
+at_exit() {
+  local kept failed=$setting_up
+  [[ -z $failed ]] || note_failure "setup: $failed: it ended the job" # a file may call exit
+  for kept in "$folder/$attempt.out" "$folder/$job.skipped"; do
+    [[ ! -L $kept ]] || { cp --remove-destination -- "$log" "$kept" && rm -- "$log"; }
+  done
+  [[ -z $failed ]] || exit 1
+}
+
+# Environment Modules before version 4 ends with 0 when there is no such module.
+check_set_up() { # STATUS: end the job if the line of set-up failed
+  local errors=$folder/$attempt.setup
+  cat -- "$errors" >&2
+  [[ -s $errors ]] || rm -- "$errors"
+  if (($1 != 0)) || { [[ $setting_up =~ ^(module|ml)[[:space:]] ]] && grep -qs ERROR: "$errors"; }; then
+    fail "setup: $setting_up: status $1: $(grep -sv '^[[:space:]]*$' "$errors" | tail -n 1)"
+  fi
+}
+
+check_version() {
+  local here
+  here=$(sed -n 's/^version=\([0-9]*\)$/\1/p' slurm/job.sh)
+  [[ $here == "$version" ]] ||
+    fail "queued with version $version of slurm/job.sh, but the repository has version ${here:-none}: submit the run again"
+}
+
+# "sbatch DIR/*.slurm" names one script to Slurm and gives it the others as arguments. Submit them,
+# once. Each gets its own name as an argument, and so knows that it is one of a list.
+submit_others() ( # SCRIPT...
+  (($# > 0)) && mkdir -- "$folder/$job.others" 2>/dev/null || exit 0
+  export SBATCH_ACCOUNT="${SBATCH_ACCOUNT:-${SLURM_JOB_ACCOUNT:-}}" # as of sbatch --account
+  [[ -n $SBATCH_ACCOUNT ]] || unset SBATCH_ACCOUNT
+  for name in "${!SLURM_@}"; do # the others are not part of this job
+    [[ $name == SLURM_CONF ]] || unset "$name"
+  done
+  declare -A seen=()
+  for script in "$@"; do
+    [[ -z ${seen[$script]:-} ]] || continue
+    seen[$script]=1
+    if [[ $script != *.slurm || ! -f $script ]]; then
+      printf 'slurm: not submitted, no script: %q\n' "$script"
+    elif ! cmp -s -- "$script" "$0"; then # this script itself
+      sbatch -- "$script" "$script"
+    fi
+  done
+)
+
+# Two jobs never share a run folder. Of a list of scripts, those of complete runs do nothing. A job
+# that Slurm restarted after it had done its work does not do it again.
+skip_what_is_done() {
+  local id its_comment where
+  while IFS='|' read -r id its_comment where; do
+    [[ $id =~ ^[0-9]+$ && $its_comment == "$comment" && $where -ef . ]] || continue
+    ((restart == 0 && id >= job)) || ((id == job)) || skip "job $id is running it"
+  done < <(squeue --noheader --me --states=RUNNING --name="$run" --format='%A|%k|%Z' 2>/dev/null)
+  [[ -f $folder/RUN_COMPLETE.txt ]] || return 0
+  ((others == 0 || restart > 0)) || skip "it is complete (to run it again, submit it alone)"
+  if ((restart > 0)) && grep -qsx 0 "$folder/$job.exit" "$folder/$job.restart"*.exit; then
+    skip "complete before restart $restart"
+  fi
+}
+
+stop_after_the_last_restart() { # Slurm's own restarts, as of a lost node, count too
+  ((restart > max_restarts)) || return 0
+  echo "slurm: not run: restarted $max_restarts times already (max_restarts)"
+  fail "max_restarts: $max_restarts used up" 75 unknown
+}
+
+# Slurm's view of the job, this script, the study, the clusters, the code, and the environment
+# without secrets.
+archive() {
+  "$python" -m parallel.record.environment "$folder/$attempt.env" ||
+    fail "no working Python: $python ended with status $?"
+  scontrol show job "$slurm_id" >"$folder/$attempt.job"
+  if ((${#runs[@]} == 1)); then
+    cp -- "$0" "$folder/$attempt.slurm"
+  else # this script names every run of a job array; the copy names this run, and can be submitted
+    sed "/^#SBATCH --array=/d; s/^#SBATCH --job-name=.*/#SBATCH --job-name=$run/
+      /^  'run=/{/^  'run=${run//./\\.} /!d}" "$0" >"$folder/$attempt.slurm"
+  fi
+  cp -- "$study_file" "$folder/$attempt.study.toml"
+  cp -- "$clusters_file" "$folder/$attempt.clusters.toml"
+  export SCALING_CLUSTERS=$folder/$attempt.clusters.toml # a container may not see the user's own
+  export GIT_OPTIONAL_LOCKS=0
+  if git rev-parse HEAD >"$folder/$attempt.commit" 2>/dev/null; then
+    git diff HEAD -- . ':(exclude)logs' >"$folder/$attempt.diff"
+  else
+    echo "slurm: no commit is archived: git knows none here"
+    rm -- "$folder/$attempt.commit"
+  fi
+}
+
+expand() { # WHAT TEXT: set `expanded` to the text with the value of each ${NAME}
+  local text=$2 rest="" name
+  while [[ $text =~ ^(.*)\$\{([A-Za-z_][A-Za-z0-9_]*)\}(.*)$ ]]; do
+    name=${BASH_REMATCH[2]}
+    [[ -n ${!name:-} ]] || fail "$1: $name is not set"
+    text=${BASH_REMATCH[1]} rest=${!name}${BASH_REMATCH[3]}$rest
+  done
+  expanded=$text$rest
+}
+
+find_master() {
+  # The first node is the master. A test cluster's node names are in no DNS; Slurm has the address.
+  local first
+  first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+  MASTER_ADDR=$first$master_addr_suffix
+  if ! getent hosts "$MASTER_ADDR" >/dev/null; then
+    [[ -z $master_addr_suffix ]] ||
+      fail "master_addr_suffix: no host is called $MASTER_ADDR"
+    MASTER_ADDR=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
+  fi
+  # Below the kernel's ephemeral ports, far from the ports of other jobs on this node, and not taken.
+  MASTER_PORT=$((20000 + (job * 7 + restart) % 12000))
+  while (exec 3<>"/dev/tcp/$MASTER_ADDR/$MASTER_PORT") 2>/dev/null; do
+    MASTER_PORT=$((MASTER_PORT + 1))
+  done
+  export MASTER_ADDR MASTER_PORT
+}
+
+# The whole launch enters the container once on each node: srun, container, forward_signals,
+# torchrun, ranks. The repository and the run folder have the same paths inside. What runs outside,
+# before and after, needs Python 3.11 but no torch.
+enter_container() { # sets `launch`, and adds to srun's options where srun itself enters it
+  local mount place
+  local -a bound=("$PWD:$PWD")
+  expand "container image" "$container_image"
+  local image=$expanded
+  place=$(realpath -- "$folder")
+  for mount in "$place" ${scratch:+"$scratch"} "${mounts[@]}"; do
+    expand "container mount" "$mount"
+    [[ $expanded == *:* ]] || expanded=$expanded:$expanded
+    [[ $expanded == "$PWD"/*:"$PWD"/* ]] || bound+=("$expanded")
+  done
+  case $container_runtime in
+    apptainer)
+      launch=(apptainer exec --pwd "$PWD")
+      ((gpus == 0)) || launch+=(--nv)
+      for mount in "${bound[@]}"; do launch+=(--bind "$mount"); done
+      launch+=("$image")
+      ;;
+    pyxis)
+      srun_options+=("--container-image=$image" "--container-workdir=$PWD")
+      srun_options+=("--container-mounts=$(IFS=,; echo "${bound[*]}")")
+      ;;
+    charliecloud)
+      export USER="${USER:-$(id -un)}" # ch-run asks for it
+      launch=(ch-run --cd "$PWD")
+      for mount in "${bound[@]}"; do launch+=(--bind "$mount"); done
+      launch+=("$image" --)
+      ;;
+  esac
+}
+
+build_command() { # what srun starts on each node, in `launch`
+  local python=$python
+  launch=()
+  if [[ -n $container_runtime ]]; then
+    enter_container
+    python=$container_python
+  fi
+  launch+=("$python" -m slurm.forward_signals)
+  if [[ $NSYS == 1 ]] && { [[ -n $container_runtime ]] || have nsys "the profile"; }; then
+    mkdir -p -- "$folder/$attempt.profiles"
+    launch+=(nsys profile "--trace=cuda,nvtx,osrt" --force-overwrite=true
+      "--output=$folder/$attempt.profiles/nsys_${job}_%h")
+  fi
+  launch+=(
+    "$python" -m torch.distributed.run "--nnodes=$SLURM_JOB_NUM_NODES" "--nproc-per-node=$ranks"
+    --max-restarts=0 --rdzv-backend=c10d "--rdzv-id=$job.$restart"
+    "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"
+  )
+  if [[ $TORCHRUN_LOGS == 1 ]]; then
+    launch+=(--log-dir "$folder/$attempt.torchrun" --redirects 3 --tee 3)
+  fi
+  launch+=(
+    -m parallel.train --study "$study_file" --cluster "$cluster" --run-name "$run" --out "$folder"
+  )
+}
+
+switch_on_debugging() {
+  if [[ $NCCL_LOGS == 1 ]]; then
+    mkdir -p -- "$folder/$attempt.nccl"
+    local nccl
+    nccl=$(realpath -- "$folder")/$attempt.nccl
+    export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH
+    export NCCL_DEBUG_FILE="$nccl/nccl_rank_%h_%p.log"
+    export NCCL_TOPO_DUMP_FILE="$nccl/nccl_topo.xml"
+    have ibstat ibstat.txt && ibstat >"$folder/$attempt.nccl/ibstat.txt"
+    have nvidia-smi topo.txt && nvidia-smi topo -m >"$folder/$attempt.nccl/topo.txt"
+  fi
+  if [[ $DIST_DEBUG == 1 ]]; then
+    # Not DETAIL unless asked for: it checks every collective, and with gloo on CPU ranks crash.
+    export TORCH_DISTRIBUTED_DEBUG="${TORCH_DISTRIBUTED_DEBUG:-INFO}" TORCH_CPP_LOG_LEVEL=INFO
+  fi
+}
+
+# Before the time limit every rank gets SIGUSR1 (forward_signals passes it on): it may save and end.
+# A rank that does not handle it gets SIGTERM when two thirds of the remaining time are over.
+# shellcheck disable=SC2317 # the traps call it
+stop() { # SIGNAL KIND REASON
+  stopped=${stopped:-$2}
+  write_end "$2" "$3"
+  echo "slurm: $3"
+  kill "-$1" "$step" 2>/dev/null
+}
+
+# shellcheck disable=SC2317
+before_the_limit() {
+  stop USR1 "time limit" "time limit: stopped $lead s or more before it"
+  (sleep $((lead * 2 / 3)); kill -TERM "$step") &>/dev/null &
+  patience=$!
+}
+
+run_step() { # sets `status`, and `stopped` to the kind of end where a signal came
+  step="" stopped="" patience="" status=0
+  trap before_the_limit USR1
+  trap 'stop TERM signal "SIGTERM: cancelled, preempted or requeued"' TERM
+  srun "--nodes=$SLURM_JOB_NUM_NODES" "--ntasks=$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+    "--cpus-per-task=${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1 "${srun_options[@]}" \
+    "${launch[@]}" &
+  step=$!
+  wait "$step" || status=$?
+  while kill -0 "$step" 2>/dev/null; do # a signal interrupted wait: the step is still ending
+    status=0
+    wait "$step" || status=$?
+  done
+  [[ -z $patience ]] || kill "$patience" 2>/dev/null
+}
+
+write_profile_tables() {
+  local report host
+  for report in "$folder/$attempt.profiles"/*.nsys-rep; do
+    [[ -f $report ]] || continue
+    host=${report##*_}
+    nsys stats "$report" >"$folder/$attempt.profiles/nsys_stats_${host%.nsys-rep}.txt"
+  done
+}
+
+record_end() {
+  if ((status != 0)); then
+    "$python" -m slurm.record_end "$folder" "$attempt" "$status"
+    # torchrun says 1 whatever its ranks said. Theirs is 75 (try again) where they stopped and saved.
+    if [[ $folder/status.json -nt $folder/$attempt.job ]] &&
+      grep -qsF '"state": "interrupted"' "$folder/status.json"; then
+      status=75
+    fi
+  fi
+  printf '%s\n' "$status" >"$folder/$attempt.exit"
+}
+
+# A run that made steps and saved before its time limit goes on from there, where the study asks for
+# it.
+requeue_what_can_go_on() {
+  ((requeue && status == 75)) && [[ $stopped == "time limit" ]] &&
+    [[ $folder/steps.csv -nt $folder/$attempt.job ]] || return 0
+  if ((restart < max_restarts)); then
+    scontrol requeue "$slurm_id"
+  else
+    echo "slurm: not started again: restarted $max_restarts times already (max_restarts)"
+  fi
+}
+
+# What happens, in order.
+others=$#
+read_settings "${settings[@]}"
+((${#runs[@]} > 0)) ||
+  refuse "no run: python -m slurm.submit STUDY submits a study, python -m slurm.render STUDY --run-name RUN prints a script"
+job=${SLURM_JOB_ID:?submit this script with sbatch}
+restart=${SLURM_RESTART_COUNT:-0}
+attempt=$job
+((restart == 0)) || attempt=$job.restart$restart
+run=${runs[${SLURM_ARRAY_TASK_ID:-0}]}
+planned=${run#* } run=${run%% *}
+folder=$study_folder/$run
+python=${PYTHON:-$python}
+setting_up=""
+: "${NSYS:=$nsys}" "${NCCL_LOGS:=$nccl_logs}" "${TORCHRUN_LOGS:=$torchrun_logs}"
+: "${DIST_DEBUG:=$dist_debug}"
+[[ -f $study_file ]] || refuse "not the repository (no $study_file here): submit from its root"
+
+open_folder
+check_version
+# The jobs of an array have one name until they start, and one of them has the array's number.
+slurm_id=$job
+if [[ -n ${SLURM_ARRAY_JOB_ID:-} ]]; then
+  slurm_id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+  scontrol update "jobid=$slurm_id" "jobname=$run" || echo "slurm: job $slurm_id is not renamed"
+fi
+submit_others "$@"
+skip_what_is_done
+printf '%s\n' "$planned" >"$folder/$job.submitted"
+stop_after_the_last_restart
+
+# Not in a function: what a site's set-up declares must stay.
+set +u # and it may use what is not set
+for setting_up in "${setup[@]}"; do
+  status=0
+  eval "$setting_up" 2>"$folder/$attempt.setup" || status=$?
+  check_set_up "$status"
+done
+setting_up=""
+set +e -o pipefail # whatever the set-up did
+for line in "${exports[@]}"; do
+  # shellcheck disable=SC2163 # the line is NAME=VALUE
+  export "$line" || fail "export ${line%%=*}: not possible"
+done
+if [[ -n $scratch ]]; then
+  expand scratch "$scratch"
+  scratch=$expanded
+  export TORCH_EXTENSIONS_DIR="$scratch/torch_extensions" TRITON_CACHE_DIR="$scratch/triton"
+fi
+set -u
+python=${PYTHON:-$python}
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+
+archive
+find_master
+switch_on_debugging
+build_command
+run_step
+write_profile_tables
+record_end
+requeue_what_can_go_on
+exit "$status"

@@ -1,0 +1,130 @@
+"""Check before submitting what every run of a study would check when it starts.
+
+    python -m slurm.preflight slurm/layouts.toml
+    python -m slurm.preflight slurm/layouts.toml --cluster dgx-a100
+
+It looks for the data, a GPU where one is needed, a run folder that can be written, Python and the
+container's image, here, on the machine that submits. slurm.submit does the same. Each problem is
+one line, however many runs have it. The exit status is 1 when there is one.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from models.errors import UsageError, command_line
+from models.files import ROOT, parse_json
+from parallel.config.clusters import Cluster
+from parallel.config.duration import training_tokens
+from parallel.config.settings import RunSpec
+from parallel.config.study import Study, load_study
+from parallel.record.writer import check_folder
+from slurm.render import cluster_of, study_parser
+
+STANDARD_DATA = "data/stdlib"  # what `python -m parallel.data` makes without flags
+
+
+def problems(
+    study: Study, cluster: Cluster, logs: Path, names: Iterable[str] | None = None
+) -> list[tuple[str, str]]:
+    """(kind, text) of everything that would end these runs at their start; all runs by default.
+
+    Kinds: data, gpu, folder, load, python, container.
+    """
+    names = list(study.specs if names is None else names)
+    found: dict[tuple[str, str], list[str]] = {}  # each problem once, with the texts of its runs
+    for name in names:
+        for kind, text in _of_run(study.specs[name], cluster, logs / study.name / name):
+            # Each run has a folder of its own: one is named, and the others are counted.
+            found.setdefault((kind, "" if kind == "folder" else text), []).append(text)
+    problems = list(_of_cluster(cluster))
+    for (kind, _), texts in found.items():
+        some = f" ({len(texts)} of {len(names)} runs)" if len(texts) < len(names) else ""
+        problems.append((kind, texts[0] + some))
+    return problems
+
+
+def _of_cluster(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """What is wrong for every run."""
+    python = os.environ.get("PYTHON") or cluster.python
+    # A bare name may come from a module that the job's set-up loads.
+    here = shutil.which(python if "/" not in python else str(ROOT / python))
+    if here is None and not ("/" not in python and cluster.setup):
+        yield (
+            "python",
+            f"no Python at {python}: run make setup, or set PYTHON, or python in the cluster",
+        )
+    image = cluster.container.image if cluster.container is not None else ""
+    by_name = "$" in image or "://" in image or "/" not in image
+    if image and not by_name and not (ROOT / image).exists():
+        yield "container", f"no container image at {image}"
+
+
+def _of_run(spec: RunSpec, cluster: Cluster, folder: Path) -> Iterator[tuple[str, str]]:
+    """What is wrong for one run."""
+    if text := _data_problem(spec):
+        yield "data", text
+    needs = {
+        "device cuda": spec.device == "cuda",
+        "precision fp16": spec.precision == "fp16",
+        f"kernels {spec.kernels}": spec.kernels in ("te", "apex"),
+    }
+    if cluster.gpu_request == "none" and (
+        needing := [what for what, is_so in needs.items() if is_so]
+    ):
+        yield "gpu", f"{needing[0]} needs a GPU, and {cluster.name} gives none"
+    if spec.load is not None and not (ROOT / spec.load).exists():
+        yield "load", f"no checkpoint at {spec.load}"
+    if text := _folder_problem(ROOT / folder):
+        yield "folder", text
+
+
+def _data_problem(spec: RunSpec) -> str:
+    """Why the run cannot train on its data, from sizes and headers alone; "" where it can."""
+    path = ROOT / spec.data
+    mend = "" if spec.data == STANDARD_DATA else f" --input TEXT --out {spec.data}"
+    if not path.exists() and not Path(f"{path}.idx").exists():
+        return f"no token files at {spec.data}: python -m parallel.data{mend} makes them"
+    try:
+        tokens = training_tokens(str(path))
+        meta = path / "meta.json"
+        ids = parse_json(meta.read_text())["vocab_size"] if meta.exists() else 0
+    except UsageError as error:
+        return str(error)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{spec.data} is damaged: {error!r}: python -m parallel.data{mend} makes it again"
+    if tokens <= spec.seq_len:
+        return f"{spec.data} has {tokens} tokens, too few for one sequence of {spec.seq_len} + 1"
+    if ids > spec.model.vocab_size:
+        return f"{spec.data} has {ids} token ids, but the model has {spec.model.vocab_size}"
+    return ""
+
+
+def _folder_problem(folder: Path) -> str:
+    """Why the run cannot write its folder; "" where it can."""
+    try:
+        check_folder(folder)
+    except UsageError as error:
+        return str(error)
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        return f"{there} is a file, no folder for runs"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written"
+
+
+@command_line("slurm.preflight")
+def main(argv: list[str] | None = None) -> int:
+    arguments = study_parser("slurm.preflight", __doc__).parse_args(argv)
+    study = load_study(arguments.study, arguments.cluster)
+    found = problems(study, cluster_of(study), arguments.logs)
+    for kind, text in found:
+        print(f"{kind}: {text}")
+    if not found:
+        print(f"nothing is missing for {len(study.specs)} runs on {study.cluster.name}")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

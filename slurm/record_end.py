@@ -1,0 +1,52 @@
+"""Record in a run folder why its run ended. slurm/job.sh calls it.
+
+    python -m slurm.record_end FOLDER ATTEMPT STATUS
+
+ATTEMPT.end, where job.sh wrote one, holds the kind and the reason; else they come from the exit
+status and the log, ATTEMPT.out. The first reason in the folder stays, except where a rank only saw
+a SIGTERM or lost a peer. A run that is complete, or that was interrupted and saved, stays so.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from models.errors import Parser, command_line
+from parallel.record.ends import Kind, kind_of
+from parallel.record.writer import RunFolder
+from slurm.states import cause, killed_rank, ran_by, read_end, tail
+
+
+def record_end(folder: Path, attempt: str, status: int) -> None:
+    """Write why an attempt ended into status.json."""
+    run, job = RunFolder(folder), os.environ.get("SLURM_JOB_ID")
+    if job and (folder / "run.json").exists() and ran_by(folder) != int(job):
+        return  # the folder holds an earlier job's run, which ended as it says
+    if noted := read_end(folder, attempt):
+        kind, reason = noted
+        kind = Kind(kind) if kind in list(Kind) else kind_of(reason)
+        surer = True
+    else:
+        log = tail(folder / f"{attempt}.out")
+        why = cause(log)
+        reason = f"exit status {status}: {why}" if why else f"exit status {status}"
+        kind = kind_of(why) if why else Kind.UNKNOWN
+        surer = bool(killed_rank(log))
+    if surer:
+        run.explain(kind, reason)
+    run.fail(kind, reason, rank=-1)
+
+
+@command_line("slurm.record_end")
+def main(argv: list[str] | None = None) -> int:
+    parser = Parser(prog="python -m slurm.record_end", description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the run folder")
+    parser.add_argument("attempt", metavar="ATTEMPT", help="the job's id, with its restart")
+    parser.add_argument("status", type=int, metavar="STATUS", help="the launch's exit status")
+    arguments = parser.parse_args(argv)
+    record_end(arguments.folder, arguments.attempt, arguments.status)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

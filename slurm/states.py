@@ -1,0 +1,422 @@
+"""The state of each run, from Slurm (asked twice for all runs) and from the run folders.
+
+Slurm forgets jobs (in minutes, where there is no accounting), and a node that dies writes nothing
+into the run folder. So squeue and, where there is accounting, sacct are asked once each for all
+jobs of this user. How a job ended is written beside the run (<jobid>.state): it stays known when
+Slurm has forgotten the job, and the tables of analysis/ read it.
+"""
+
+import contextlib
+import os
+import re
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from models.errors import UsageError
+from models.files import parse_json
+from models.storage import write_json
+from parallel.config.study import Study
+from parallel.record import ends, reader
+from parallel.record.ends import CONSEQUENCES, Kind, kind_of
+from slurm.render import ROOT, comment_of, planned_text
+
+PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"}
+PENDING |= {"SPECIAL_EXIT"}
+ACTIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
+ENDS = {"OUT_OF_MEMORY": "OOM", "TIMEOUT": "timeout", "DEADLINE": "timeout"}
+ENDS |= {"NODE_FAIL": "node failure", "BOOT_FAIL": "node failure"}
+ENDS |= {"CANCELLED": "cancelled", "PREEMPTED": "cancelled", "REVOKED": "cancelled"}
+INTERRUPTED = "interrupted"  # stopped from outside, but it has saved and can go on
+# Each failure, and the kind of end that it is; a run that failed by itself says its kind.
+FAILURES = {"OOM": Kind.MEMORY, "timeout": Kind.TIME_LIMIT, "node failure": Kind.KILLED}
+FAILURES |= {"cancelled": Kind.SIGNAL, INTERRUPTED: Kind.SIGNAL, "failed": Kind.UNKNOWN}
+
+# What Slurm and libraries write into a job's log at its end, the surest first.
+EVIDENCE = {
+    "OOM": re.compile(
+        r"oom[-_]kill|exceeded memory limit|Exceeded job memory|: Out Of Memory|CUDA out of memory"
+        r"|OutOfMemoryError|DefaultCPUAllocator: can't allocate|MemoryError"
+    ),
+    "timeout": re.compile(r"DUE TO TIME LIMIT"),
+    "node failure": re.compile(
+        r"DUE TO NODE FAILURE|srun: error: Node failure|Node failure on", re.MULTILINE
+    ),
+    "cancelled": re.compile(r"\*\*\* JOB .*CANCELLED AT"),
+}
+# A cancelled step is the job's, or what srun --kill-on-bad-exit did after a task had failed.
+STEP = re.compile(r"^.*\*\*\* STEP .*CANCELLED AT.*$", re.MULTILINE)
+BAD_EXIT = re.compile(
+    r"^srun: .*(?:: (?:Exited with exit code|Killed|Segmentation fault|Aborted|Bus error)"
+    r"|Terminating (?:StepId|job step))",
+    re.MULTILINE,
+)
+# Why a run failed, the surest first. torchrun names the process that died first as its root cause;
+# then a program's own refusal, the shell's and the interpreter's words, and what was raised.
+ROOT_CAUSE = re.compile(
+    r"Root Cause \(first observed failure\):\s+\[\d+\]:\s+time .*\s+host .*\s+rank +: (\d+).*"
+    r"\s+exitcode +: -(?!15 |2 ).*\s+error_file.*\s+traceback : (Signal .*)"
+)
+SIGNAL = re.compile(r"Signal (?!15 )\d+ \(SIG\w+\) received by PID \d+")
+CAUSES = [
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        r"^parallel\.train: .*$",
+        r"^.*(?:bad interpreter|execve\(\): |command not found|No module named ).*$",
+        r"^(?!\S*(?:ChildFailedError|SignalException))\S*(?:Error|Exception|Interrupt): .*$",
+        r"^.*(?:No such file or directory|Permission denied).*$",
+        r"^srun: error: .*: (?:Exited with|Killed|Segmentation fault|Aborted|Bus error).*$",
+    )
+]
+COMPLAINT = re.compile(r"^.*(?:Error|error:|FAILED|Killed).*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job in Slurm's words. exit: its own status and the signal that ended it, as in 0:125."""
+
+    job_id: int
+    state: str
+    exit: str = ""
+    reason: str = ""
+    name: str = ""
+    comment: str = ""
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run: what it is doing or how it ended, and the line that proves it.
+
+    kind: why it failed; empty where it did not.
+    """
+
+    run: str
+    state: str
+    job_id: int | None
+    step: int
+    steps: int
+    eta_s: float | None
+    line: str
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class End:
+    """How a job ended: one of the states above, the line that proves it, and the kind."""
+
+    state: str
+    line: str
+    kind: str = ""
+
+
+def environment() -> dict[str, str]:
+    """The environment of Slurm's commands, without the variables of a job that we may be in."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("SLURM_") or name == "SLURM_CONF"
+    }
+
+
+def no_answer() -> str:
+    """Why no Slurm may answer, and what to do."""
+    conf = os.environ.get("SLURM_CONF")
+    asked = f"SLURM_CONF={conf}" if conf else "SLURM_CONF is not set"
+    return f"no Slurm answers ({asked}; python -m slurm.testbed up starts one here)"
+
+
+def slurm(command: list[str], text: str = "") -> str:
+    """What one of Slurm's commands prints, given `text` as input.
+
+    Raises:
+        UsageError: it is not here, it refuses, or it does not answer within a minute.
+    """
+    given = {"env": environment(), "input": text, "cwd": ROOT, "timeout": 60}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, **given)
+    except OSError as error:
+        raise UsageError(f"{command[0]}: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(f"{command[0]}: no answer within a minute") from error
+    if done.returncode:
+        raise UsageError(f"{command[0]}: {' '.join(done.stderr.split())}")
+    return done.stdout
+
+
+def ask(command: list[str], text: str = "") -> str | None:
+    """What a Slurm command prints, given `text` as input; None where it is absent or fails."""
+    try:
+        return slurm(command, text)
+    except UsageError:
+        return None
+
+
+QUEUE = ("JobID", "State", "exit_code", "Reason", "Name", "Comment", "WorkDir")
+ACCOUNTS = ("JobIDRaw", "State", "ExitCode", "Reason", "JobName", "Comment", "WorkDir")
+
+
+def ask_slurm() -> dict[int, Job] | None:
+    """Every job of this user that Slurm knows, by id; None where no Slurm answers.
+
+    squeue knows those that wait, run or ended lately, sacct those that ended within a month.
+    """
+    wanted = ",".join(f"{column}:|" for column in QUEUE)
+    queue = ask(["squeue", "--noheader", "--me", "--states=all", f"--Format={wanted}"])
+    accounts = ask(
+        ["sacct", "-X", "-n", "-P", "--starttime=now-30days", f"--format={','.join(ACCOUNTS)}"]
+    )
+    if queue is None and accounts is None:
+        return None
+    jobs = parse(accounts or "")
+    jobs.update(parse(queue or "", of_queue=True))  # squeue is the fresher
+    return jobs
+
+
+def parse(text: str, of_queue: bool = False) -> dict[int, Job]:
+    """Jobs from lines of |-separated columns; a line that is none is skipped."""
+    jobs = {}
+    for line in text.splitlines():
+        job_id, *columns = line.split("|")
+        if not job_id.strip().isdigit() or len(columns) < 6:
+            continue
+        state, status, reason, name, comment, folder = (c.strip() for c in columns[:6])
+        if of_queue and status.isdigit():  # as wait() gives it
+            status = f"{int(status) >> 8}:{int(status) & 127}"
+        jobs[int(job_id)] = Job(
+            int(job_id), state.split()[0] if state else "", status, reason, name, comment, folder
+        )
+    return jobs
+
+
+def tail(path: Path, size: int = 65536) -> str:
+    """The end of a file; empty where there is none."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - size))
+            return stream.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def killed_rank(text: str) -> str:
+    """The rank that a signal killed, as torchrun names it in a log; empty where it names none."""
+    if found := ROOT_CAUSE.search(text):
+        return f"rank {found[1]} was killed: {found[2].strip()}"
+    found = SIGNAL.search(text)
+    return found[0] if found else ""
+
+
+def cause(text: str) -> str:
+    """The line of a job's log that says why its run failed; empty where none does."""
+    if killed := killed_rank(text):
+        return killed
+    found = (pattern.search(text) for pattern in CAUSES)
+    return next((match[0].strip() for match in found if match), "")
+
+
+def read_end(folder: Path, attempt: str) -> tuple[str, str] | None:
+    """(kind, reason) that slurm/job.sh wrote when it ended a run itself; None where it did not."""
+    try:
+        kind, reason, *_ = (folder / f"{attempt}.end").read_text(errors="replace").splitlines()
+    except (OSError, ValueError):
+        return None
+    return kind, reason
+
+
+def evidence(text: str, noted: tuple[str, str] | None) -> End | None:
+    """An end that is no failure of the run itself, from its log and from what was noted of it."""
+    for state, pattern in EVIDENCE.items():
+        if match := pattern.search(text):
+            start = text.rfind("\n", 0, match.start()) + 1
+            return End(state, text[start:].split("\n", 1)[0])
+        if noted is not None and noted[0] == FAILURES[state]:
+            return End(state, noted[1])
+    step, bad_exit = STEP.search(text), BAD_EXIT.search(text)
+    if step and (bad_exit is None or step.start() < bad_exit.start()):
+        return End("cancelled", step[0])
+    return None
+
+
+def progress(folder: Path) -> tuple[int, float | None]:
+    """Steps done, and the mean of the last ten steps' seconds where there are any."""
+    times, step = [], 0
+    for line in tail(folder / "steps.csv", 4096).split("\n")[:-1][-10:]:
+        columns = line.split(",")
+        if columns[0].isdigit() and len(columns) > 1:
+            try:
+                times.append(float(columns[1]))
+            except ValueError:
+                continue
+            step = int(columns[0])
+    return step, sum(times) / len(times) if times else None
+
+
+def recall(folder: Path, job_id: int) -> Job | None:
+    """A job that Slurm has forgotten, as it was written down."""
+    noted = reader.read_json_if_whole(folder / f"{job_id}.state")
+    known = {name: noted[name] for name in ("job_id", "state", "exit") if name in noted}
+    return Job(**known) if len(known) == 3 else None
+
+
+def remember(folder: Path, job: Job, row: Row, planned: str) -> None:
+    """Write down how a job ended; for one that never started, what it was to run as well."""
+    path = folder / f"{job.job_id}.state"
+    if job.state in PENDING | ACTIVE:
+        path.unlink(missing_ok=True)  # an end before Slurm restarted the job
+        return
+    verdict = row.state if row.state in FAILURES else ""
+    end = {"job_id": job.job_id, "state": job.state, "exit": job.exit}
+    end |= {"verdict": verdict, "kind": row.kind, "line": row.line}
+    if reader.read_json_if_whole(path) != end:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not reader.is_run_folder(folder):
+            (folder / f"{job.job_id}.submitted").write_text(planned + "\n")
+        write_json(path, end)
+
+
+def restarts(folder: Path, job_id: int) -> int:
+    """How often Slurm restarted a job, by what it left."""
+    left = (
+        re.fullmatch(rf"{job_id}\.restart(\d+)\.out", path.name)
+        for path in folder.glob(f"{job_id}.restart*.out")
+    )
+    return max((int(match[1]) for match in left if match), default=0)
+
+
+def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | None) -> Row:
+    """The state of a run's last job, from Slurm and the run folder. `job` None: Slurm knows none.
+
+    What an earlier job, or a sweep without Slurm, left in the folder says nothing about this one.
+    """
+    step, step_s = progress(folder)
+    status, ran = reader.read_status(folder), ran_by(folder)
+    if job_id is not None and ran != job_id and (folder / "run.json").exists():
+        status, step, step_s = {}, 0, None  # this job came to no run
+    again = restarts(folder, job_id) if job_id is not None else 0
+    if job is not None and job.state in PENDING:
+        end = End("pending", f"Slurm: {job.state} {job.reason}")
+    elif job is not None and job.state in ACTIVE:
+        end = End("running", f"Slurm: {job.state}" + (f", restart {again}" if again else ""))
+    elif job_id is None and status.get("state") is None:
+        end = End("missing", "never started")
+    else:
+        end = _end_of_folder(folder, status, job) or _end_of_job(
+            folder, status, job, job_id, f"{job_id}.restart{again}" if again else f"{job_id}"
+        )
+    eta_s = max(0, steps - step) * step_s if end.state == "running" and step_s is not None else None
+    kind = end.kind or FAILURES.get(end.state, "")
+    line = " ".join(end.line.split())[:300]
+    return Row(run, end.state, job_id, step, steps, eta_s, line, str(kind))
+
+
+def _slurm_says(job: Job | None) -> str:
+    return f"Slurm: {job.state} {job.exit}" if job is not None else ""
+
+
+def _end_of_folder(folder: Path, status: dict, job: Job | None) -> End | None:
+    """The end of a run whose folder says all of it; None where the job's log is needed."""
+    state, why = status.get("state"), str(status.get("reason", ""))
+    # Slurm gives 0:125 to a job of which the kernel killed a process for memory, complete or not.
+    killed = job is not None and (job.state == "OUT_OF_MEMORY" or job.exit == "0:125")
+    complete = state == ends.COMPLETE and (folder / "RUN_COMPLETE.txt").exists()
+    if killed:
+        note = ", though RUN_COMPLETE.txt is there" if complete else ""
+        return End("OOM", _slurm_says(job) + note)
+    if complete:
+        return End("complete", "; ".join(filter(None, ("RUN_COMPLETE.txt", why))))
+    if state == INTERRUPTED:  # and saved, which scancel's victim may have as well
+        ended = "cancelled" if job is not None and job.state == "CANCELLED" else INTERRUPTED
+        line = "; ".join(filter(None, (why, _slurm_says(job)))) or "status.json says so"
+        return End(ended, line)
+    return End("timeout", why) if status.get("kind") == Kind.TIME_LIMIT else None
+
+
+def _end_of_job(
+    folder: Path, status: dict, job: Job | None, job_id: int | None, attempt: str
+) -> End:
+    """The end of a run, from its folder, from Slurm and from the job's log."""
+    state, why, kind = (str(status.get(name, "")) for name in ("state", "reason", "kind"))
+    text = tail(folder / f"{attempt}.out") if job_id is not None else ""
+    noted = read_end(folder, attempt)
+    seen = evidence(text, (kind, why) if kind == Kind.MEMORY else noted)
+    own = state == ends.FAILED and why and kind not in CONSEQUENCES
+    if own and not (job is not None and job.state == "NODE_FAIL"):
+        # The run said why before Slurm ended what was left of it; of memory the log knows more.
+        if seen and seen.state in ("OOM", "node failure"):
+            return seen
+        ended = _slurm_says(job) if job is not None and job.state in ENDS else ""
+        return End("failed", "; ".join(filter(None, (why, ended))), kind)
+    if job is not None and job.state in ENDS:
+        return End(ENDS[job.state], _slurm_says(job))
+    if seen:
+        return seen
+    if state == ends.RUNNING and job_id is None:
+        return End("running", "the run folder says so; no job of Slurm")
+    if noted is not None:
+        return End("failed", noted[1], noted[0])
+    if line := cause(text):
+        return End("failed", line, kind_of(line))
+    if state == ends.FAILED and why:
+        return End("failed", why, kind)
+    if state == ends.RUNNING and job is None and not (folder / f"{attempt}.exit").exists():
+        return End("failed", f"Slurm no longer knows job {job_id}, which left no exit status")
+    line = next(iter(COMPLAINT.findall(text)), "") or _slurm_says(job) or "no status and no log"
+    return End("failed", line)
+
+
+def with_result(row: Row, folder: Path) -> Row:
+    """The row of a run whose last job came to no result while the folder holds a complete one of an
+    earlier job: that result with its job, and a word on the later job."""
+    ran = ran_by(folder)
+    if row.state not in FAILURES or row.job_id is None or ran == row.job_id:
+        return row
+    if not (folder / "run.json").exists():
+        return row
+    earlier = judge(row.run, folder, row.steps, recall(folder, ran) if ran else None, ran)
+    if earlier.state != "complete":
+        return row
+    later = f"job {row.job_id}, after it: {row.state}: {row.line}"
+    return replace(earlier, line=f"{earlier.line}; {later}")
+
+
+def ran_by(folder: Path) -> int | None:
+    """The job whose results are in the folder."""
+    try:
+        found = parse_json((folder / "run.json").read_text())["scheduler"].get("job_id")
+        return None if found is None else int(found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def rows(study: Study, logs: Path) -> tuple[list[Row], bool]:
+    """One row per run of the study, and whether a Slurm answered."""
+    jobs = ask_slurm()
+    known = jobs or {}
+    comment = comment_of(study, logs)
+    # A job that was submitted by hand and never started has left nothing in its folder.
+    unseen: dict[str, list[int]] = {}
+    for job in known.values():
+        if job.comment == comment and job.folder == str(ROOT) and job.state != "COMPLETED":
+            unseen.setdefault(job.name, []).append(job.job_id)
+    found = []
+    for name, spec in study.specs.items():
+        folder = logs / study.name / name
+        ids = reader.job_ids(folder)
+        ids += [i for i in unseen.get(name, ()) if i > max(ids, default=0)]
+        active = [i for i in ids if i in known and known[i].state in PENDING | ACTIVE]
+        job_id = max(active or ids, default=None)
+        job = None if job_id is None else known.get(job_id) or recall(folder, job_id)
+        if jobs is None and job is None and job_id is not None:
+            says = reader.read_status(folder).get("state")
+            if says in (ends.RUNNING, None):
+                step, _ = progress(folder)
+                line = "no Slurm answers; it was submitted"
+                found.append(Row(name, "unknown", job_id, step, spec.steps, None, line))
+                continue
+        row = judge(name, folder, spec.steps, job, job_id)
+        if job is not None:
+            with contextlib.suppress(OSError):  # another user's logs, or a full disk: shown anyway
+                remember(folder, job, row, planned_text(study, name))
+        found.append(with_result(row, folder))
+    return found, jobs is not None

@@ -1,0 +1,332 @@
+"""A real Slurm on this machine, to try a sweep before spending an allocation.
+
+    python -m slurm.testbed up [--nodes 4]      then: export SLURM_CONF=... as it says
+    python -m slurm.testbed up --accounting     with slurmdbd and MariaDB behind it, for sacct
+    python -m slurm.testbed down
+    python -m slurm.testbed stop-node node3     a node that dies, to see what happens
+
+It starts slurmctld, munged and one slurmd for each node. All of it lives in one folder (--folder,
+default ~/.cache/scaling-study-slurm); nothing else is written. The nodes are node1, node2 ..., each
+with 2 cores and the whole memory of this machine. Needs root: only root may start jobs as other
+users. Slurm's commands and those of this package find the cluster by SLURM_CONF.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from models.bounds import check_flags
+from models.errors import Parser, UsageError, command_line
+from models.files import ROOT
+
+HOME = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "scaling-study-slurm"
+TOOLS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "sbatch": "slurm-wlm"}
+TOOLS |= {"munged": "munge", "scontrol": "slurm-wlm"}
+ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server"}
+CGROUP_MEMORY = Path("/sys/fs/cgroup/memory")
+
+CONF = (ROOT / "slurm" / "testbed.slurm.conf").read_text()
+DBD_CONF = (ROOT / "slurm" / "testbed.slurmdbd.conf").read_text()
+
+
+def missing_packages(accounting: bool = False) -> list[str]:
+    """Debian packages without which there is no local cluster, or none with accounting."""
+    tools = TOOLS | ACCOUNTING if accounting else TOOLS
+    return sorted({package for tool, package in tools.items() if shutil.which(tool) is None})
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_port(first: int, count: int) -> int:
+    """The first of `count` ports in a row that nobody listens on."""
+    while taken := [port for port in range(first, first + count) if listens(port)]:
+        first = taken[-1] + 1
+    return first
+
+
+def wait_for(what: str, done: Callable[[], bool], folder: Path, seconds: float) -> None:
+    """Raises: UsageError: it is not done after so many seconds."""
+    end = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > end:
+            raise UsageError(f"{what}; see {folder}/*.log")
+        time.sleep(0.2)
+
+
+def up(nodes: int, folder: Path = HOME, accounting: bool = False) -> Path:
+    """Start the cluster and wait until its nodes are idle; the path of its slurm.conf.
+
+    With `accounting`, slurmdbd and a MariaDB of its own keep what sacct asks for.
+
+    Raises:
+        UsageError: something is not installed, is up already, or does not start.
+    """
+    _check_can_start(nodes, folder, accounting)
+    shutil.rmtree(folder, ignore_errors=True)
+    for part in ("state", "spool"):
+        (folder / part).mkdir(parents=True)
+    key = folder / "munge.key"
+    key.write_bytes(secrets.token_bytes(128))
+    key.chmod(0o400)
+    port = free_port(17817, nodes + 3)
+    host = socket.gethostname().split(".")[0]
+    conf = _write_configuration(nodes, folder, accounting, host, port)
+    munged = ["munged", "--force", f"--socket={folder}/munge.socket", f"--key-file={key}"]
+    munged += [f"--log-file={folder}/munged.log", f"--pid-file={folder}/munged.pid"]
+    try:
+        start([*munged, f"--seed-file={folder}/munge.seed"], conf)
+        if accounting:
+            start_accounting(folder, conf, host, port + nodes + 1)
+        start(["slurmctld", "-c"], conf)
+        for number in range(1, nodes + 1):
+            start(["slurmd", "-N", f"node{number}"], conf)
+        idle, ready = ["sinfo", "--noheader", "--Node", "--format=%T"], ["idle"] * nodes
+        late = "the nodes did not become idle"
+        wait_for(late, lambda: asked(idle, conf).split() == ready, folder, seconds=20)
+    except UsageError:
+        down(folder)
+        raise
+    return conf
+
+
+def _check_can_start(nodes: int, folder: Path, accounting: bool) -> None:
+    """Raises: UsageError: something is not installed, is up already, or stands in the way."""
+    if missing := missing_packages(accounting):
+        raise UsageError(
+            f"Slurm is not here: apt-get update && apt-get install {' '.join(missing)}"
+        )
+    if os.geteuid() != 0:
+        raise UsageError("the test cluster needs root: slurmd starts jobs as their users")
+    if alive(folder):
+        raise UsageError(f"a cluster is up in {folder}: python -m slurm.testbed down")
+    if nodes < 1:
+        raise UsageError(f"--nodes must be positive, not {nodes}")
+    conf = folder / "slurm.conf"
+    ours = conf.is_file() and "ClusterName=local-test" in conf.read_text(errors="replace")
+    if folder.exists() and any(folder.iterdir()) and not ours:  # /etc/slurm, say
+        raise UsageError(f"{folder} holds something else than a test cluster: give another")
+
+
+def _write_configuration(nodes: int, folder: Path, accounting: bool, host: str, port: int) -> Path:
+    """Write slurm.conf and cgroup.conf; the path of the first."""
+    cgroups = CGROUP_MEMORY.is_dir() and os.access(CGROUP_MEMORY, os.W_OK)
+    storage = "none"
+    if accounting:
+        storage = (
+            "slurmdbd\nAccountingStorageHost=127.0.0.1\nAccountingStoreFlags=job_comment"
+            f"\nAccountingStoragePass={folder}/munge.socket"
+            f"\nAccountingStoragePort={port + nodes + 1}"
+        )
+    conf = folder / "slurm.conf"
+    conf.write_text(
+        CONF.format(
+            host=host,
+            folder=folder,
+            nodes=nodes,
+            port=port,
+            memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20,
+            first=port + 1,
+            last=port + nodes,
+            track="cgroup" if cgroups else "linuxproc",
+            task="cgroup" if cgroups else "none",
+            first_job=1000 * (100 + secrets.randbelow(900)) + 1,
+            storage=storage,
+            over="" if cgroups else "JobAcctGatherParams=OverMemoryKill\n",
+        )
+    )
+    limits = "CgroupMountpoint=/sys/fs/cgroup\nConstrainRAMSpace=yes\n" if cgroups else ""
+    (folder / "cgroup.conf").write_text(f"CgroupPlugin=cgroup/v1\n{limits}")
+    return conf
+
+
+def asked(command: list[str], conf: Path) -> str:
+    """What a command of Slurm prints about this cluster."""
+    environment = os.environ | {"SLURM_CONF": str(conf)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True).stdout
+
+
+def start(command: list[str], conf: Path) -> None:
+    """Start a daemon, which goes to the background by itself."""
+    with (conf.parent / "start.log").open("ab") as log:
+        environment = os.environ | {"SLURM_CONF": str(conf)}
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        done = subprocess.run(command, env=environment, **quiet)
+    if done.returncode:
+        raise UsageError(f"{command[0]} did not start; see {conf.parent}/*.log")
+
+
+def start_accounting(folder: Path, conf: Path, host: str, port: int) -> None:
+    """slurmdbd on `port` and, on the next one, a MariaDB of its own."""
+    password = secrets.token_hex(16)
+    ports = {"dbd_port": port, "sql_port": port + 1}
+    dbd_conf = folder / "slurmdbd.conf"
+    dbd_conf.touch(0o600)
+    dbd_conf.write_text(DBD_CONF.format(host=host, folder=folder, password=password, **ports))
+    sql = folder / "init.sql"
+    sql.touch(0o600)
+    sql.write_text(
+        f"CREATE USER slurm@'127.0.0.1' IDENTIFIED BY '{password}';\n"
+        "GRANT ALL ON slurm.* TO slurm@'127.0.0.1';\n"
+    )
+    data = ["--no-defaults", f"--datadir={folder}/mariadb", "--user=root"]
+    start(["mariadb-install-db", *data, "--skip-test-db"], conf)
+    mariadbd = ["mariadbd", *data, f"--port={port + 1}", "--bind-address=127.0.0.1"]
+    mariadbd += [f"--socket={folder}/mariadb.socket", f"--pid-file={folder}/mariadbd.pid"]
+    mariadbd += [f"--init-file={sql}", f"--log-error={folder}/mariadbd.log"]
+    start(["setsid", "--fork", *mariadbd], conf)  # it alone does not go to the background by itself
+    silent = "mariadbd does not listen"
+    wait_for(silent, lambda: listens(port + 1), folder, seconds=60)
+    start(["slurmdbd"], conf)
+    wait_for("slurmdbd does not listen", lambda: listens(port), folder, seconds=60)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs; a dead process that its parent has not waited for does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def daemon(path: Path) -> psutil.Process | None:
+    """The process in a pid file, if it lives and is the daemon that the file names."""
+    with contextlib.suppress(OSError, ValueError, psutil.Error):
+        process = psutil.Process(int(path.read_text()))
+        if is_alive(process) and path.stem.split("-")[0] == process.name():
+            return process
+    return None
+
+
+def alive(folder: Path = HOME) -> bool:
+    """Whether the folder's controller runs."""
+    return daemon(folder / "slurmctld.pid") is not None
+
+
+def stop_node(name: str, folder: Path = HOME) -> None:
+    """Take a node away, as when it loses power: its slurmd is killed, and the processes that it
+    started are stopped, so that no connection to them is closed.
+
+    Raises:
+        UsageError: no such node is up.
+    """
+    slurmd = daemon(folder / f"slurmd-{name}.pid")
+    if slurmd is None:
+        raise UsageError(f"no slurmd of {name} runs in {folder}")
+    slurmd.kill()
+    send(signal.SIGSTOP, tasks_of(name, folder))
+
+
+def start_node(name: str, folder: Path = HOME) -> None:
+    """Start a stopped node again; the processes that were stopped with it are killed."""
+    if not alive(folder):
+        raise UsageError(f"no cluster is up in {folder}")
+    if daemon(folder / f"slurmd-{name}.pid") is not None:
+        raise UsageError(f"{name} is up")
+    send(signal.SIGKILL, tasks_of(name, folder))
+    start(["slurmd", "-N", name], folder / "slurm.conf")
+
+
+def tasks_of(node: str, folder: Path) -> list[psutil.Process]:
+    """The processes of a node's jobs: the step daemons first, then the tasks."""
+    tasks = [
+        process
+        for process in of_cluster(folder)
+        if process.info["environ"].get("SLURMD_NODENAME") == node
+    ]
+    parents = {task.info["ppid"] for task in tasks}
+    steps = psutil.process_iter(["name"])
+    return [p for p in steps if p.pid in parents and p.info["name"] == "slurmstepd"] + tasks
+
+
+def of_cluster(folder: Path) -> list[psutil.Process]:
+    """Every process whose environment names this cluster's slurm.conf, but for this one."""
+    conf = str(folder / "slurm.conf")
+    return [
+        process
+        for process in psutil.process_iter(["name", "ppid", "environ"])
+        if (process.info["environ"] or {}).get("SLURM_CONF") == conf and process.pid != os.getpid()
+    ]
+
+
+def send(number: int, processes: list[psutil.Process]) -> None:
+    """Send a signal to those that are still there."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def down(folder: Path = HOME) -> None:
+    """Cancel every job and stop the daemons of this folder, and nothing else."""
+    conf = folder / "slurm.conf"
+    if alive(folder):
+        asked(["scancel", "--partition=test"], conf)
+        running = ["squeue", "--noheader", "--states=running,completing"]
+        with contextlib.suppress(UsageError):  # what is left is killed
+            wait_for("jobs run", lambda: not asked(running, conf), folder, seconds=10)
+    left = [p for p in of_cluster(folder) if p.info["name"] == "slurmstepd"]
+    left += [p for p in of_cluster(folder) if "SLURM_JOB_ID" in p.info["environ"]]
+    send(signal.SIGKILL, left)
+    pid_files = [path for path in folder.glob("*.pid") if path.stem != "mariadbd"]
+    end([process for path in pid_files if (process := daemon(path))])
+    # Last, for slurmdbd writes to it; and without its pid file, which it writes late.
+    end([process for process in of_cluster(folder) if process.info["name"] == "mariadbd"])
+
+
+def end(processes: list[psutil.Process]) -> None:
+    """Ask processes to end, and after ten seconds make them."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        send(number, processes)
+        for _ in range(100):
+            processes = [process for process in processes if is_alive(process)]
+            if not processes:
+                return
+            time.sleep(0.1)
+
+
+@command_line("slurm.testbed")
+def main(argv: list[str] | None = None) -> int:
+    parser = Parser(prog="python -m slurm.testbed", description=__doc__)
+    parser.add_argument("do", choices=("up", "down", "stop-node", "start-node"), help="what to do")
+    parser.add_argument("node", nargs="?", help="the node to stop or to start")
+    parser.add_argument("--nodes", type=int, default=4, metavar="N", help="nodes (default: 4)")
+    parser.add_argument("--accounting", action="store_true", help="with slurmdbd and MariaDB")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=HOME,
+        metavar="DIR",
+        help=f"where everything of it is (default: {HOME})",
+    )
+    arguments = parser.parse_args(argv)
+    check_flags(arguments, nodes=(1, 64))
+    folder = arguments.folder.absolute()
+    if arguments.do == "up":
+        conf = up(arguments.nodes, folder, arguments.accounting)
+        print(f"{arguments.nodes} nodes are up. Slurm's commands and slurm.submit find them after:")
+        print(f"  export SLURM_CONF={conf}")
+    elif arguments.do == "down":
+        was = alive(folder)
+        down(folder)
+        print("down" if was else f"no cluster was up in {folder}")
+    elif arguments.node is None:
+        raise UsageError(f"{arguments.do} which node?")
+    else:
+        (stop_node if arguments.do == "stop-node" else start_node)(arguments.node, folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

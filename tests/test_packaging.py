@@ -1,0 +1,40 @@
+"""Exact versions stand in constraints.txt alone, and inside the ranges of setup.py."""
+
+import runpy
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.conftest import ROOT
+
+UNTRIED = {"transformer-engine"}  # needs a GPU
+
+
+@pytest.fixture
+def said(monkeypatch) -> dict:
+    """What setup.py tells setuptools."""
+    told: dict = {}
+    monkeypatch.setattr("setuptools.setup", lambda **words: told.update(words))
+    monkeypatch.chdir(ROOT)
+    runpy.run_path("setup.py")
+    return told
+
+
+def test_every_package_has_one_exact_version_inside_its_range(said):
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    exact = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    extras = sum(said["extras_require"].values(), [])
+    wanted = {r.name: r for r in map(Requirement, said["install_requires"] + extras)}
+    assert set(wanted) - set(exact) == UNTRIED and set(exact) <= set(wanted)
+    for name, version in exact.items():
+        assert version in wanted[name].specifier, name
+        assert not any(part.operator == "==" for part in wanted[name].specifier), name
+
+
+def test_every_folder_of_code_is_installed(said):
+    folders = {
+        str(path.parent.relative_to(ROOT)).replace("/", ".")
+        for room in ("models", "parallel", "slurm", "analysis")
+        for path in (ROOT / room).rglob("*.py")
+    }
+    assert folders <= set(said["packages"])

@@ -1,0 +1,74 @@
+"""CSV files of published measurements: one reader, one vocabulary, remarks in columns."""
+
+import pytest
+
+from analysis.logs.published_csv import column_name, number, read_csv
+from models.errors import UsageError
+from tests.conftest import ROOT
+
+
+@pytest.mark.parametrize(
+    ("heading", "name"),
+    [
+        ("seconds_per_iteration", "step_s"),
+        ("step_s", "step_s"),
+        ("Speed", "step_s"),
+        ("gpu_type", "gpu_type"),
+        ("epoch_s", "epoch_s"),  # seconds of an epoch
+        ("Epochs", "epochs"),  # a number of them
+        ("seq", "seq_len"),
+        ("Wall time (s)", "wall_s"),
+        ("Optimizer steps", "optimizer_steps"),
+    ],
+)
+def test_a_heading_has_one_name(heading, name):
+    assert column_name(heading) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("137s", 137.0), ("29,971.23", 29971.23), (".5", 0.5), ("2e-3", 0.002), ("OOM", None)]
+    + [("1e999", None), ("", None)],
+)
+def test_a_cell_is_the_number_it_starts_with(text, value):
+    assert number(text) == value
+
+
+def test_remarks_of_other_peoples_tables_become_columns(tmp_path):
+    path = tmp_path / "rows.csv"
+    lines = [
+        "gpus,notes",
+        "8,ID 3; LINT tp*pp*dp=32 != gpus 16; log lost",
+        "8,first iteration after resume",
+        "",
+        "8,gradients in bf16; FULL_SHARD",
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    names = ("lint", "warm_up", "gradients", "notes")
+    rows = read_csv(path).rows
+    assert [tuple(row.text(name) for name in names) for row in rows] == [
+        ("tp*pp*dp=32 != gpus 16", "", "", "ID 3; log lost"),
+        ("", "yes", "", "first iteration after resume"),
+        ("", "", "bf16", "FULL_SHARD"),
+    ]
+    assert [row.line_no for row in rows] == [2, 3, 5]
+
+
+def test_a_column_is_believed_before_the_notes(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("gpus,gradients,notes\n8,fp32,not gradients in bf16\n")
+    (row,) = read_csv(path).rows
+    assert row.text("gradients") == "fp32"
+
+
+def test_the_published_tables_here_keep_no_remark_in_notes():
+    for path in sorted((ROOT / "logs" / "published").glob("*.csv")):
+        raw = path.read_text()
+        assert "LINT" not in raw and "gradients in bf16" not in raw, path.name
+
+
+def test_an_empty_file_is_one_line(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("")
+    with pytest.raises(UsageError, match="empty file"):
+        read_csv(path)

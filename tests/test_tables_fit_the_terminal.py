@@ -1,0 +1,153 @@
+"""On a terminal a table fits its width and loses no value; a pipe gets it in full."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from analysis.common import terminal
+from analysis.common.tables import Column, Table, chosen
+from models.errors import UsageError
+from tests.conftest import ROOT
+
+PARITY = "logs/2-core-cpu/parity"
+COMMANDS = (
+    ("tflops", PARITY),
+    ("tflops", PARITY, "--predict", "2-core-cpu"),
+    ("scaling", "logs/2-core-cpu/2-core-gpt2-124m-fp32-again"),
+    ("quality", PARITY),
+    ("parity", PARITY),
+    ("compare", "logs/2-core-cpu/2-core_bucket_ab"),
+    ("breakdown", "logs/2-core-cpu/2-core_breakdown"),
+)
+
+
+def on_terminal(width: int, *command: str) -> list[str]:
+    """The lines of a command whose output is a terminal of `width` columns, without colours."""
+    mine, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+    module = [sys.executable, "-m", f"analysis.{command[0]}", *command[1:]]
+    with subprocess.Popen(
+        module, stdout=theirs, stderr=subprocess.PIPE, cwd=ROOT, env=environment
+    ) as process:
+        os.close(theirs)
+        said = b""
+        try:
+            while part := os.read(mine, 1 << 16):
+                said += part
+        except OSError:  # the other side is closed
+            pass
+        os.close(mine)
+        assert process.wait(timeout=120) == 0, process.stderr.read()
+    return re.sub(r"\x1b\[\d*m", "", said.decode()).replace("\r\n", "\n").splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_no_line_is_wider_than_the_terminal(command, width):
+    lines = on_terminal(width, *command)
+    assert len(lines) > 3
+    assert [line for line in lines if len(line) > width] == []
+
+
+def test_what_is_the_same_in_every_row_stands_once_above_and_notes_below():
+    lines = on_terminal(120, "tflops", PARITY)
+    assert lines[0].startswith("same in every row: micro-batch 2, peak GB -, MFU -, parity equal")
+    headings = [line.split() for line in lines if line.startswith("run ")]
+    assert headings and all("parity" not in words for words in headings)
+    below = " ".join(" ".join(lines).split())
+    assert "megatron-tp2-pp2-dp2: oversubscribed: 8 ranks x 1 threads on 2 cores" in below
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_every_number_of_the_piped_table_is_on_the_terminal(width):
+    full = subprocess.run(
+        [sys.executable, "-m", "analysis.tflops", PARITY],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    shown = " ".join(on_terminal(width, "tflops", PARITY))
+    numbers = set(re.findall(r"(?<![\w.-])\d+\.\d+(?![\w.])", full))
+    assert len(numbers) > 40
+    assert {n for n in numbers if n not in shown} == set()
+
+
+def test_a_pipe_gets_the_table_in_full_and_unwrapped():
+    command = [sys.executable, "-m", "analysis.tflops", PARITY]
+    environment = os.environ | {"COLUMNS": "80"}
+    text = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, env=environment
+    ).stdout
+    lines = text.splitlines()
+    assert "\x1b" not in text and max(map(len, lines)) > 200
+    assert "deepspeed-zero-dp2-zero3-offload-all-hf" in text
+    assert lines[0].split()[:4] == ["run", "engine", "gpus", "tp"]
+
+
+def table(**cells: list) -> Table:
+    columns = [Column(key, key, long="below" if key == "notes" else "") for key in cells]
+    rows = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
+    return Table(columns, rows)
+
+
+def test_names_are_cut_in_the_middle_and_stay_apart():
+    long = [f"{'x' * 60}-{i}-{'y' * 30}" for i in range(10, 13)]
+    lines = table(run=long, value=[1.0, 2.0, 3.0]).fitted(60).splitlines()
+    names = [line.split()[0] for line in lines[2:]]
+    assert all(len(line) <= 60 for line in lines[1:])
+    assert len(set(names)) == 3 and all(name.startswith("x") and "…" in name for name in names)
+    assert [name[-2:] for name in names] == ["#1", "#2", "#3"]
+    apart = table(run=[f"{i}{'x' * 60}" for i in range(3)], value=[1.0, 2.0, 3.0])
+    assert [line[0] for line in apart.fitted(40).splitlines()[2:]] == ["0", "1", "2"]
+    assert terminal.cut("abcdefghij", 5) == "ab…ij" and terminal.cut("abcde", 5) == "abcde"
+
+
+def test_one_row_keeps_its_columns_and_a_long_word_is_broken():
+    assert "same in every row" not in table(run=["a"], gpus=[1]).fitted(80)
+    said = table(run=["a", "b"], gpus=[1, 1], notes=["", "w" * 200]).fitted(80)
+    assert "same in every row: gpus 1" in said and said.count("w") == 201  # and the one of "row"
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_columns_are_chosen_in_the_order_given_and_an_unknown_one_names_the_known():
+    first = table(run=["a"], gpus=[1], step_s=[0.5])
+    (kept,) = chosen([first], ["step_s", "run"])
+    assert kept.render("csv") == "step_s,run\n0.5,a\n"
+    assert kept.render("json") == '[\n{"step_s": 0.5, "run": "a"}\n]\n'
+    with pytest.raises(UsageError) as error:
+        chosen([first], ["run", "speed", "gpus", "x"])
+    assert str(error.value) == "no column speed, x; there are: run, gpus, step_s"
+    other = table(rank=[1])
+    assert [t.columns[0].key for t in chosen([first, other], ["gpus"])] == ["gpus"]
+
+
+def test_a_seldom_column_is_printed_where_a_row_has_it_or_it_is_chosen():
+    columns = [Column("run", "run"), Column("mfu", "MFU", seldom=True)]
+    empty = Table(columns, [{"run": "a", "mfu": None}], missing={"mfu": ["no peak"]})
+    assert "MFU" not in empty.render() and "no peak" not in empty.render()
+    assert "MFU" in Table(columns, [{"run": "a", "mfu": 0.5}]).render()
+    (kept,) = chosen([empty], ["run", "mfu"])
+    assert "MFU" in kept.render() and "no peak" in kept.render()
+
+
+def test_the_commands_take_columns(capsys):
+    from analysis import tflops
+
+    run = [str(ROOT / PARITY / "ddp"), "--columns"]
+    assert tflops.main([*run, "run, tokens_per_s", "--format", "csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "run,tokens_per_s"
+    assert tflops.main([*run, "verdict,run", "--format", "json"]) == 0
+    assert capsys.readouterr().out == '[\n{"verdict": "complete", "run": "ddp"}\n]\n'
+    assert tflops.main([*run, "speed"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("analysis.tflops: no column speed; there are: run, engine, gpus")
+    assert said.count("\n") == 1
