@@ -7,6 +7,7 @@ fork ranks (parallel/forked_ranks.py).
 import fcntl
 import functools
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import psutil
 import pytest
 
@@ -34,6 +36,15 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"published material is not here ({SHARED}; set SCALING_SHARED)")
     return SHARED
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """A test draws the same numbers, whichever tests its process ran before."""
+    random.seed(0)
+    numpy.random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 SERVERS = "SCALING_TEST_SERVERS"  # the folder of their sockets
