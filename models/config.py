@@ -1,23 +1,41 @@
-"""GPT sizes: one frozen dataclass, the presets, and the parameter count.
+"""GPT sizes and architecture: one frozen dataclass, the presets, the parameters and their count.
 
-The architecture is GPT-2's: learned positions, pre-LayerNorm blocks, biases everywhere, tanh GELU,
-output projection tied to the word embedding, no dropout (so that any split gives the same loss).
+The defaults are GPT-2's: learned positions, pre-LayerNorm blocks, biases everywhere, tanh GELU,
+output layer tied to the word embedding. The Llama presets have rotary positions, RMSNorm, SwiGLU,
+grouped-query attention, no biases and an output layer of their own. There is no dropout, so that
+any split gives the same loss.
 """
 
-from dataclasses import asdict, dataclass, replace
+import math
+from dataclasses import dataclass, replace
+from typing import Any
 
 from models.errors import UsageError
 
 INIT_STD = 0.02  # Radford et al. 2019; residual projections are scaled by 1/sqrt(2 n_layer)
-LAYER_NORM_EPS = 1e-5
+POSITIONS = ("learned", "rope")
+NORMS = ("layernorm", "rmsnorm")
+ACTIVATIONS = ("gelu", "swiglu")
+_OPTIONAL = ("ffn_hidden", "n_kv_head", "kv_channels")  # 0: derived from the other sizes
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes of a GPT. `hidden` must be a multiple of `n_head`; `ffn_hidden` 0 means 4 * hidden.
+    """Sizes and architecture of a GPT.
+
+    ffn_hidden: 0 means 4 * hidden; with swiglu 8/3 * hidden, rounded up to a multiple of 256
+        (Touvron et al. 2023, arXiv 2302.13971).
+    n_kv_head: heads of keys and values (Ainslie et al. 2023, arXiv 2305.13245); 0 means n_head.
+    kv_channels: size of a head; 0 means hidden / n_head.
+    position: "learned", or "rope" (Su et al. 2021, arXiv 2104.09864).
+    rope_scaling: Llama 3.1's stretching factor of the rotary wavelengths; 1 stretches nothing.
+    qk_norm: the norm of each head's query and key, as Qwen3 has it.
+    activation: "gelu" (tanh), or "swiglu" (Shazeer 2020, arXiv 2002.05202).
+    tied: the output layer is the word embedding.
+    bias: linear layers have biases.
 
     Raises:
-        UsageError: a size is not positive, or the heads do not divide the hidden size.
+        UsageError: a size is not positive, the sizes do not fit together, or a name is not known.
     """
 
     n_layer: int
@@ -26,35 +44,83 @@ class GPTConfig:
     vocab_size: int = 50257
     max_seq_len: int = 1024
     ffn_hidden: int = 0
+    n_kv_head: int = 0
+    kv_channels: int = 0
+    position: str = "learned"
+    rope_theta: float = 10000.0
+    rope_scaling: float = 1.0
+    norm: str = "layernorm"
+    norm_eps: float = 1e-5
+    qk_norm: bool = False
+    activation: str = "gelu"
+    tied: bool = True
+    bias: bool = True
 
     def __post_init__(self) -> None:
-        if self.ffn_hidden == 0:
-            object.__setattr__(self, "ffn_hidden", 4 * self.hidden)
-        wrong = {k: v for k, v in asdict(self).items() if not isinstance(v, int) or v <= 0}
+        sizes = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", *_OPTIONAL)
+        given = {name: getattr(self, name) for name in sizes}
+        least = {name: name not in _OPTIONAL for name in sizes}
+        wrong = {k: v for k, v in given.items() if type(v) is not int or v < least[k]}
         if wrong:
             raise UsageError(f"model sizes must be positive whole numbers, but {wrong}")
-        if self.hidden % self.n_head:
+        self._check_words()
+        if not self.kv_channels and self.hidden % self.n_head:
             raise UsageError(f"hidden {self.hidden} is not a multiple of n_head {self.n_head}")
+        if self.n_head % self.kv_heads:
+            raise UsageError(
+                f"n_head {self.n_head} is not a multiple of n_kv_head {self.n_kv_head}"
+            )
+        if self.position == "rope" and self.head_dim % 2:
+            raise UsageError(f"rotary positions need an even head size, not {self.head_dim}")
+        # What equals the derived size is stored as derived, so that equal models compare equal.
+        if self.n_kv_head == self.n_head:
+            object.__setattr__(self, "n_kv_head", 0)
+        if self.kv_channels * self.n_head == self.hidden:
+            object.__setattr__(self, "kv_channels", 0)
+        if self.ffn_hidden == 0:
+            gated = -(-8 * self.hidden // (3 * 256)) * 256
+            object.__setattr__(self, "ffn_hidden", gated if self.gated else 4 * self.hidden)
+
+    def _check_words(self) -> None:
+        words = {"position": POSITIONS, "norm": NORMS, "activation": ACTIVATIONS}
+        for name, known in words.items():
+            if (value := getattr(self, name)) not in known:
+                raise UsageError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+        for name in ("rope_theta", "rope_scaling", "norm_eps"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise UsageError(f"{name} must be a positive number, not {value!r}")
+        for name in ("qk_norm", "tied", "bias"):
+            if type(value := getattr(self, name)) is not bool:
+                raise UsageError(f"{name} must be true or false, not {value!r}")
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_kv_head or self.n_head
 
     @property
     def head_dim(self) -> int:
-        return self.hidden // self.n_head
+        return self.kv_channels or self.hidden // self.n_head
+
+    @property
+    def gated(self) -> bool:
+        """Whether the feed-forward has a gate: three matrices, not two."""
+        return self.activation == "swiglu"
 
     @property
     def n_params(self) -> int:
-        """Trained parameters, the tied embedding counted once, no padding.
+        """Trained parameters, a tied embedding counted once, no padding.
 
-        L(4h^2 + 2hf + 9h + f) + (V + S + 2)h, which for f = 4h is L(12h^2 + 13h) + Vh + Sh + 2h,
-        the formula of Megatron-LM and of the Jean Zay study.
+        For GPT-2's architecture this is L(12h^2 + 13h) + Vh + Sh + 2h, the formula of Megatron-LM
+        and of the Jean Zay study.
         """
-        h, f = self.hidden, self.ffn_hidden
-        block = 4 * h * h + 2 * h * f + 9 * h + f
-        return self.n_layer * block + (self.vocab_size + self.max_seq_len + 2) * h
+        outside, block = _outer_shapes(self), _block_shapes(self)
+        return _elements(outside) + self.n_layer * _elements(block)
 
     @property
     def n_parameters(self) -> int:
         """How many tensors `n_params` counts: `parameter_shapes` has a name for each."""
-        return 12 * self.n_layer + 4
+        return len(_outer_shapes(self)) + self.n_layer * len(_block_shapes(self))
 
     def padded_vocab(self, tp: int) -> int:
         """Rows of the embedding table when it is cut over `tp` ranks: the next multiple of tp.
@@ -62,6 +128,10 @@ class GPTConfig:
         The added rows start at zero, their logits are masked, so they never change the loss.
         """
         return -(-self.vocab_size // tp) * tp
+
+
+def _elements(shapes: dict[str, tuple[int, ...]]) -> int:
+    return sum(map(math.prod, shapes.values()))
 
 
 def _gpt2(n_layer: int, hidden: int, n_head: int) -> GPTConfig:
@@ -76,18 +146,57 @@ def _jean_zay(n_layer: int, hidden: int) -> GPTConfig:
     return GPTConfig(n_layer, hidden, n_head=32, vocab_size=50257, max_seq_len=1024)
 
 
+def _llama(n_layer: int, hidden: int, n_head: int, **others: Any) -> GPTConfig:
+    """Llama's architecture; `others` are the sizes, and what Qwen3 has of its own."""
+    style = {"position": "rope", "norm": "rmsnorm", "activation": "swiglu"}
+    style |= {"tied": False, "bias": False}
+    return GPTConfig(n_layer, hidden, n_head, **(style | others))
+
+
+def _llama2(n_layer: int, hidden: int, n_head: int, **others: int) -> GPTConfig:
+    return _llama(n_layer, hidden, n_head, vocab_size=32000, max_seq_len=4096, **others)
+
+
+def _llama3(n_layer: int, hidden: int, n_head: int, ffn_hidden: int) -> GPTConfig:
+    sizes = {"vocab_size": 128256, "max_seq_len": 8192, "n_kv_head": 8, "ffn_hidden": ffn_hidden}
+    return _llama(n_layer, hidden, n_head, rope_theta=500000.0, **sizes)
+
+
+def _qwen3(n_layer: int, hidden: int, n_head: int, ffn_hidden: int) -> GPTConfig:
+    sizes = {"vocab_size": 151936, "max_seq_len": 32768, "n_kv_head": 8, "ffn_hidden": ffn_hidden}
+    style = {"kv_channels": 128, "qk_norm": True, "tied": True, "norm_eps": 1e-6}
+    return _llama(n_layer, hidden, n_head, rope_theta=1e6, **sizes, **style)
+
+
 PRESETS: dict[str, GPTConfig] = {
     # Small ones that train on a laptop's CPU. Byte-level text has 257 ids, an odd number on
     # purpose: every tensor-parallel split then exercises vocabulary padding.
     "tiny": GPTConfig(n_layer=4, hidden=128, n_head=4, vocab_size=257, max_seq_len=128),
     "small": GPTConfig(n_layer=4, hidden=256, n_head=8, vocab_size=257, max_seq_len=256),
     "base": GPTConfig(n_layer=8, hidden=512, n_head=8, vocab_size=257, max_seq_len=512),
+    "tiny-llama": _llama(4, 128, 4, n_kv_head=2, ffn_hidden=384, vocab_size=257, max_seq_len=128),
     # Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", table 2.
     # Head counts are those of the released checkpoints.
     "gpt2-124m": _gpt2(12, 768, 12),
     "gpt2-355m": _gpt2(24, 1024, 16),
     "gpt2-774m": _gpt2(36, 1280, 20),
     "gpt2-1.5b": _gpt2(48, 1600, 25),
+    # Brown et al. 2020 (arXiv 2005.14165), table 2.1; it prints d_model 5140, which 40 heads of 128
+    # do not make.
+    "gpt3-13b": GPTConfig(40, 5120, 40, vocab_size=50257, max_seq_len=2048),
+    # Touvron et al. 2023 (arXiv 2307.09288) and the released checkpoints' config.json.
+    "llama2-7b": _llama2(32, 4096, 32, ffn_hidden=11008),
+    "llama2-13b": _llama2(40, 5120, 40, ffn_hidden=13824),
+    "llama2-70b": _llama2(80, 8192, 64, ffn_hidden=28672, n_kv_head=8),
+    # Grattafiori et al. 2024 (arXiv 2407.21783), table 3, with the 8,192 positions of pre-training.
+    # The released 3.1 checkpoints stretch them to 131,072 with rope_scaling 8.
+    "llama3-8b": _llama3(32, 4096, 32, ffn_hidden=14336),
+    "llama3-70b": _llama3(80, 8192, 64, ffn_hidden=28672),
+    "llama3-405b": _llama3(126, 16384, 128, ffn_hidden=53248),
+    # Yang et al. 2025 (arXiv 2505.09388), table 1, and the released checkpoints' config.json.
+    "qwen3-0.6b": _qwen3(28, 1024, 16, ffn_hidden=3072),
+    "qwen3-1.7b": _qwen3(28, 2048, 16, ffn_hidden=6144),
+    "qwen3-4b": _qwen3(36, 2560, 32, ffn_hidden=9728),
     # Narayanan et al., SC'21 (arXiv 2104.04473), table 1; 175b is table 2's.
     "1.7b": _sc21(24, 2304, 24),
     "3.6b": _sc21(30, 3072, 32),
@@ -118,34 +227,67 @@ PRESETS: dict[str, GPTConfig] = {
 }
 
 
+def _outer_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
+    """The parameters outside the blocks: name -> shape, in the order of the model."""
+    h, V = config.hidden, config.vocab_size
+    shapes: dict[str, tuple[int, ...]] = {"embedding.word.weight": (V, h)}
+    if config.position == "learned":
+        shapes["embedding.position.weight"] = (config.max_seq_len, h)
+    shapes["norm.weight"] = (h,)
+    if config.norm == "layernorm":
+        shapes["norm.bias"] = (h,)
+    return shapes if config.tied else shapes | {"output.weight": (V, h)}
+
+
+def _block_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
+    """The parameters of one block: name in it -> shape, in the order of the model."""
+    h, f, d = config.hidden, config.ffn_hidden, config.head_dim
+    norm = ("weight", "bias") if config.norm == "layernorm" else ("weight",)
+    linear = ("weight", "bias") if config.bias else ("weight",)
+    modules: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+        "norm1": ((h,), norm),
+        "attn.qkv": (((config.n_head + 2 * config.kv_heads) * d, h), linear),
+        "attn.q_norm": ((d,), norm),
+        "attn.k_norm": ((d,), norm),
+        "attn.out": ((h, config.n_head * d), linear),
+        "norm2": ((h,), norm),
+        "mlp.gate": ((f, h), linear),
+        "mlp.up": ((f, h), linear),
+        "mlp.down": ((h, f), linear),
+    }
+    if not config.qk_norm:
+        del modules["attn.q_norm"], modules["attn.k_norm"]
+    if not config.gated:
+        del modules["mlp.gate"]
+    return {
+        f"{name}.{kind}": shape if kind == "weight" else shape[:1]
+        for name, (shape, kinds) in modules.items()
+        for kind in kinds
+    }
+
+
 def parameter_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
     """Every parameter's name and whole shape, in the order of the model.
 
-    `attn.qkv.weight` is laid out head by head, [N, (q, k, v), D, H] flattened to [3H, H], as
-    megatron-core lays it out: a tensor-parallel rank then owns consecutive rows.
+    `attn.qkv.weight` is laid out as megatron-core lays it out: group by group, and in a group the
+    queries of its heads, then its key, then its value, D rows each. So a tensor-parallel rank owns
+    consecutive rows. Without grouped-query attention each head is a group.
     """
-    h, f = config.hidden, config.ffn_hidden
-    shapes: dict[str, tuple[int, ...]] = {
-        "embedding.word.weight": (config.vocab_size, h),
-        "embedding.position.weight": (config.max_seq_len, h),
+    outside = _outer_shapes(config)
+    before = {name: shape for name, shape in outside.items() if name.startswith("embedding.")}
+    blocks = {
+        f"blocks.{i}.{name}": shape
+        for i in range(config.n_layer)
+        for name, shape in _block_shapes(config).items()
     }
-    weights = {
-        "norm1": (h,),
-        "attn.qkv": (3 * h, h),
-        "attn.out": (h, h),
-        "norm2": (h,),
-        "mlp.up": (f, h),
-        "mlp.down": (h, f),
-    }
-    for i in range(config.n_layer):
-        for name, shape in weights.items():
-            shapes[f"blocks.{i}.{name}.weight"] = shape
-            shapes[f"blocks.{i}.{name}.bias"] = shape[:1]
-    return shapes | {"norm.weight": (h,), "norm.bias": (h,)}
+    return before | blocks | outside
 
 
-def preset(name: str, **sizes: int | None) -> GPTConfig:
+def preset(name: str, **sizes: Any) -> GPTConfig:
     """The preset called `name`, with every size that is given and not None put in its place.
+
+    With another hidden size or activation, the feed-forward and the head size are derived anew,
+    unless given too; with another number of heads, all of them have keys and values of their own.
 
     Raises:
         UsageError: no such preset, or the sizes do not fit together.
@@ -153,8 +295,10 @@ def preset(name: str, **sizes: int | None) -> GPTConfig:
     if name not in PRESETS:
         raise UsageError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}")
     given = {k: v for k, v in sizes.items() if v is not None}
-    if "hidden" in given and "ffn_hidden" not in given:
-        given["ffn_hidden"] = 0
+    if {"hidden", "activation"} & set(given):  # the sizes that follow from others follow again
+        given = {"ffn_hidden": 0, "kv_channels": 0} | given
+    if "n_head" in given:
+        given = {"n_kv_head": 0} | given
     return replace(PRESETS[name], **given)
 
 
@@ -164,8 +308,8 @@ def name_of(config: GPTConfig, stated: str) -> str | None:
     Vocabulary and positions do not make another model, blocks do.
     """
 
-    def blocks(of: GPTConfig) -> tuple[int, ...]:
-        return of.n_layer, of.hidden, of.n_head, of.ffn_hidden
+    def blocks(of: GPTConfig) -> GPTConfig:
+        return replace(of, vocab_size=1, max_seq_len=1)
 
     if stated in PRESETS and blocks(PRESETS[stated]) == blocks(config):
         return stated

@@ -5,7 +5,8 @@ starting weights of *every* engine: each parameter is drawn in full from a gener
 (seed, its name), and a rank that holds a part of it takes that part. So the starting model does not
 depend on the layout.
 
-Shapes: B sequences, S positions, H hidden, N heads, D head size, F feed-forward, V vocabulary.
+Shapes: B sequences, S positions, H hidden, N heads, K heads of keys and values, D head size,
+F feed-forward, V vocabulary.
 """
 
 import hashlib
@@ -18,7 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from models.config import INIT_STD, LAYER_NORM_EPS, GPTConfig, parameter_shapes
+from models.config import INIT_STD, GPTConfig, parameter_shapes
+
+# The constants of every Llama 3.1 and 3.2 checkpoint's rope_scaling; only its factor differs.
+LLAMA3_POSITIONS, LLAMA3_LOW, LLAMA3_HIGH = 8192, 1.0, 4.0
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -45,45 +49,104 @@ def init_parameter(config: GPTConfig, name: str, seed: int) -> Tensor:
     return torch.empty(shape).normal_(0.0, std, generator=generator)
 
 
+def norm(config: GPTConfig, size: int) -> nn.Module:
+    """The model's norm: LayerNorm, or RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467)."""
+    kind = nn.LayerNorm if config.norm == "layernorm" else nn.RMSNorm
+    return kind(size, eps=config.norm_eps)
+
+
+def rope_frequencies(config: GPTConfig, device: torch.device | None = None) -> Tensor:
+    """Radians per position of each pair of a head's channels, fp32 [D/2].
+
+    theta^(-2i/D) (Su et al. 2021). With rope_scaling, Llama 3.1's rule: wavelengths above 8192
+    positions are stretched by the factor, those below 2048 are not, those between in part.
+    """
+    exponent = torch.arange(0, config.head_dim, 2, device=device).float() / config.head_dim
+    frequency = 1.0 / config.rope_theta**exponent
+    if config.rope_scaling == 1.0:
+        return frequency
+    turns = LLAMA3_POSITIONS * frequency / (2 * math.pi)  # in the positions of pre-training
+    kept = ((turns - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW)).clamp(0.0, 1.0)
+    return frequency * (kept + (1 - kept) / config.rope_scaling)
+
+
+def rope_angles(config: GPTConfig, position_S: Tensor) -> Tensor | None:
+    """cos and sin of every position's rotation, fp32 [2, S, D]; None for learned positions."""
+    if config.position == "learned":
+        return None
+    angle_SD = torch.outer(position_S.float(), rope_frequencies(config, position_S.device))
+    angle_SD = torch.cat([angle_SD, angle_SD], dim=-1)
+    return torch.stack([angle_SD.cos(), angle_SD.sin()])
+
+
+def rotate(x_BNSD: Tensor, angles: Tensor) -> Tensor:
+    """Turn each pair of channels (i, i + D/2) by its position's angle, as Llama and Megatron do."""
+    cos_SD, sin_SD = angles.to(x_BNSD.dtype)
+    first, second = x_BNSD.chunk(2, dim=-1)
+    return x_BNSD * cos_SD + torch.cat([-second, first], dim=-1) * sin_SD
+
+
 class Embedding(nn.Module):
     """Token ids [B, S] to hidden states [B, S, H]."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
+        self.tied = config.tied
         self.word = nn.Embedding(config.vocab_size, config.hidden)
-        self.position = nn.Embedding(config.max_seq_len, config.hidden)
+        learned = config.position == "learned"
+        self.position = nn.Embedding(config.max_seq_len, config.hidden) if learned else None
 
-    def forward(self, tokens_BS: Tensor) -> Tensor:
-        position_S = torch.arange(tokens_BS.size(1), device=tokens_BS.device)
-        # The word table is also the output layer, whose gradient is dense. On a CPU, adding only
+    def forward(self, tokens_BS: Tensor, position_S: Tensor) -> Tensor:
+        # A tied word table is also the output layer, whose gradient is dense. On a CPU, adding only
         # the rows of these tokens to it avoids a second [V, H] gradient that is nearly all zeros.
-        few = tokens_BS.device.type == "cpu" and not torch.compiler.is_compiling()
-        return F.embedding(tokens_BS, self.word.weight, sparse=few) + self.position(position_S)
+        few = self.tied and tokens_BS.device.type == "cpu" and not torch.compiler.is_compiling()
+        x_BSH = F.embedding(tokens_BS, self.word.weight, sparse=few)
+        return x_BSH if self.position is None else x_BSH + self.position(position_S)
 
 
 class Attention(nn.Module):
+    """Causal attention of N heads of queries over K heads of keys and values."""
+
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.n_head, self.head_dim = config.n_head, config.head_dim
-        self.qkv = nn.Linear(config.hidden, 3 * config.hidden)
-        self.out = nn.Linear(config.hidden, config.hidden)
+        self.config = config
+        N, K, D = config.n_head, config.kv_heads, config.head_dim
+        self.qkv = nn.Linear(config.hidden, (N + 2 * K) * D, bias=config.bias)
+        self.q_norm = norm(config, D) if config.qk_norm else None
+        self.k_norm = norm(config, D) if config.qk_norm else None
+        self.out = nn.Linear(N * D, config.hidden, bias=config.bias)
 
-    def forward(self, x_BSH: Tensor) -> Tensor:
+    def forward(self, x_BSH: Tensor, angles: Tensor | None) -> Tensor:
         B, S, _ = x_BSH.shape
-        qkv = self.qkv(x_BSH).view(B, S, self.n_head, 3, self.head_dim)
-        q_BNSD, k_BNSD, v_BNSD = qkv.permute(3, 0, 2, 1, 4)
-        y_BNSD = F.scaled_dot_product_attention(q_BNSD, k_BNSD, v_BNSD, is_causal=True)
+        N, K, D = self.config.n_head, self.config.kv_heads, self.config.head_dim
+        group = self.qkv(x_BSH).view(B, S, K, N // K + 2, D)  # its queries, its key, its value
+        q_BSND, k_BSKD, v_BSKD = group.split([N // K, 1, 1], dim=3)
+        q_BNSD = q_BSND.reshape(B, S, N, D).transpose(1, 2)
+        k_BKSD, v_BKSD = k_BSKD.squeeze(3).transpose(1, 2), v_BSKD.squeeze(3).transpose(1, 2)
+        if self.q_norm is not None:
+            q_BNSD, k_BKSD = self.q_norm(q_BNSD), self.k_norm(k_BKSD)
+        if angles is not None:
+            q_BNSD, k_BKSD = rotate(q_BNSD, angles), rotate(k_BKSD, angles)
+        y_BNSD = F.scaled_dot_product_attention(
+            q_BNSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=K < N
+        )
         return self.out(y_BNSD.transpose(1, 2).reshape(B, S, -1))
 
 
 class MLP(nn.Module):
+    """down(gelu(up(x))), or with a gate down(silu(gate(x)) * up(x))."""
+
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.up = nn.Linear(config.hidden, config.ffn_hidden)
-        self.down = nn.Linear(config.ffn_hidden, config.hidden)
+        H, F_ = config.hidden, config.ffn_hidden
+        self.gate = nn.Linear(H, F_, bias=config.bias) if config.gated else None
+        self.up = nn.Linear(H, F_, bias=config.bias)
+        self.down = nn.Linear(F_, H, bias=config.bias)
 
     def forward(self, x_BSH: Tensor) -> Tensor:
-        return self.down(gelu(self.up(x_BSH)))
+        if self.gate is None:
+            return self.down(gelu(self.up(x_BSH)))
+        return self.down(F.silu(self.gate(x_BSH)) * self.up(x_BSH))
 
 
 class Block(nn.Module):
@@ -91,13 +154,13 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.norm1 = nn.LayerNorm(config.hidden, eps=LAYER_NORM_EPS)
+        self.norm1 = norm(config, config.hidden)
         self.attn = Attention(config)
-        self.norm2 = nn.LayerNorm(config.hidden, eps=LAYER_NORM_EPS)
+        self.norm2 = norm(config, config.hidden)
         self.mlp = MLP(config)
 
-    def forward(self, x_BSH: Tensor) -> Tensor:
-        x_BSH = x_BSH + self.attn(self.norm1(x_BSH))
+    def forward(self, x_BSH: Tensor, angles: Tensor | None) -> Tensor:
+        x_BSH = x_BSH + self.attn(self.norm1(x_BSH), angles)
         return x_BSH + self.mlp(self.norm2(x_BSH))
 
 
@@ -109,17 +172,24 @@ class GPT(nn.Module):
         self.config, self.recompute = config, recompute
         self.embedding = Embedding(config)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.norm = nn.LayerNorm(config.hidden, eps=LAYER_NORM_EPS)
+        self.norm = norm(config, config.hidden)
+        if not config.tied:
+            self.output = nn.Linear(config.hidden, config.vocab_size, bias=False)
 
     def logits(self, tokens_BS: Tensor) -> Tensor:
         """Token ids [B, S] to logits [B, S, V]."""
-        x_BSH = self.embedding(tokens_BS)
+        position_S = torch.arange(tokens_BS.size(1), device=tokens_BS.device)
+        angles = rope_angles(self.config, position_S)
+        x_BSH = self.embedding(tokens_BS, position_S)
         for block in self.blocks:
             if self.recompute and self.training:
-                x_BSH = checkpoint(block, x_BSH, use_reentrant=False)
+                x_BSH = checkpoint(block, x_BSH, angles, use_reentrant=False)
             else:
-                x_BSH = block(x_BSH)
-        return F.linear(self.norm(x_BSH), self.embedding.word.weight)
+                x_BSH = block(x_BSH, angles)
+        x_BSH = self.norm(x_BSH)
+        if self.config.tied:
+            return F.linear(x_BSH, self.embedding.word.weight)
+        return self.output(x_BSH)
 
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor) -> Tensor:
         """The mean cross-entropy over all B*S tokens, a scalar."""

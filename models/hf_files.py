@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor
 
-from models.config import INIT_STD, LAYER_NORM_EPS, GPTConfig, parameter_shapes
+from models.config import INIT_STD, GPTConfig, parameter_shapes
 from models.errors import UsageError
 from models.files import read_json
 from models.run_weights import CONFIG, FORMAT
@@ -57,7 +57,7 @@ _SIZES = {
 # What our GPT computes, and the values of config.json that say the same (the first is written).
 _ARITHMETIC: dict[str, tuple[tuple, str]] = {
     "activation_function": (("gelu_new", "gelu_pytorch_tanh"), "the tanh GELU"),
-    "layer_norm_epsilon": ((LAYER_NORM_EPS,), "GPT-2's"),
+    "layer_norm_epsilon": ((1e-5,), "GPT-2's"),
     "scale_attn_weights": ((True,), "attention scaled by 1/sqrt(head size)"),
     "scale_attn_by_inverse_layer_idx": ((False,), "one attention scale in all layers"),
     "add_cross_attention": ((False,), "a decoder alone"),

@@ -28,6 +28,27 @@ def test_gpt2_presets_have_the_released_parameter_counts(name, n_params):
     assert PRESETS[name].n_params == n_params
 
 
+# Parameters of the released checkpoints on Hugging Face, counted in their safetensors; Qwen3's
+# without the output layer, which is tied. GPT-3's is what the paper's sizes make; it prints 13.0.
+@pytest.mark.parametrize(
+    ("name", "n_params"),
+    [
+        ("gpt3-13b", 12_853_386_240),
+        ("llama2-7b", 6_738_415_616),
+        ("llama2-13b", 13_015_864_320),
+        ("llama2-70b", 68_976_648_192),
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("llama3-405b", 405_853_388_800),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-1.7b", 1_720_574_976),
+        ("qwen3-4b", 4_022_468_096),
+    ],
+)
+def test_llama_presets_have_the_released_parameter_counts(name, n_params):
+    assert PRESETS[name].n_params == n_params
+
+
 # Narayanan et al. SC'21, table 1 and (175b) table 2, in billions as printed.
 @pytest.mark.parametrize(
     ("name", "billions"),
@@ -81,7 +102,15 @@ def test_msize_names_are_their_parameter_counts_but_for_the_two_known():
 
 
 def test_parameter_count_is_what_the_model_holds():
-    for config in (TINY, replace(TINY, ffn_hidden=96, n_layer=1)):
+    others = {"bias": False, "tied": False, "qk_norm": True, "kv_channels": 16}
+    llama = PRESETS["tiny-llama"]
+    for config in (
+        TINY,
+        replace(TINY, ffn_hidden=96, n_layer=1),
+        llama,
+        *(replace(of, **{k: v}) for of in (TINY, llama) for k, v in others.items()),
+    ):
+        assert config.n_parameters == len(parameter_shapes(config))
         model = gpt.GPT(config)
         assert sum(p.numel() for p in model.parameters()) == config.n_params
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
@@ -106,8 +135,9 @@ def test_padding_makes_the_vocabulary_a_multiple_of_tp():
     assert [TINY.padded_vocab(tp) for tp in (1, 2, 3, 4)] == [257, 258, 258, 260]
 
 
-def test_model_is_causal():
-    model = gpt.GPT(TINY)
+@pytest.mark.parametrize("name", ["tiny", "tiny-llama"])
+def test_model_is_causal(name):
+    model = gpt.GPT(PRESETS[name])
     gpt.initialise(model, seed=0)
     tokens = torch.randint(TINY.vocab_size, (1, 16))
     changed = tokens.clone()

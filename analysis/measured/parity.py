@@ -3,12 +3,13 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from analysis.common.tables import Column, Table
 from analysis.logs.load import chosen, distinct
+from models.config import GPTConfig
 from models.errors import Reason, UsageError
 from parallel.record.ends import COMPLETE
 from parallel.record.reader import Run, find_runs, read_run
@@ -23,7 +24,6 @@ SCHEDULE = (
     "precision", "seq_len", "steps", "seed", "lr", "min_lr", "warmup_steps", "lr_schedule",
     "weight_decay", "beta1", "beta2", "adam_eps", "clip_grad",
 )  # fmt: skip
-SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden")
 EQUAL, DIFFERS, NOT_VERIFIED = "equal", "DIFFERS", "not verified"
 
 
@@ -58,7 +58,11 @@ def _work(run: Run) -> dict[str, Any]:
     spec, model = facts.get("spec") or {}, facts.get("model") or {}
     return {
         **{name: spec.get(name) for name in SCHEDULE},
-        **{f"model {name}": model.get(name) for name in SIZES},
+        # A run from before a setting existed has its default, which is GPT-2's.
+        **{
+            f"model {of.name}": model.get(of.name, None if of.default is MISSING else of.default)
+            for of in fields(GPTConfig)
+        },
         "global_batch": (facts.get("layout") or {}).get("global_batch"),
         "data sha256": (facts.get("data") or {}).get("sha256"),
     }

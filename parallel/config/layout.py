@@ -80,12 +80,16 @@ class Layout:
         inside a node.
         """
         problems = []
-        if config.n_head % self.tp:
-            fits = [n for n in range(1, config.n_head + 1) if config.n_head % n == 0]
-            problems.append(
-                f"tp {self.tp} does not divide the {config.n_head} attention heads"
-                f" (these do: {', '.join(map(str, fits))})"
-            )
+        heads_of = {"attention heads": config.n_head}
+        if config.n_kv_head:
+            heads_of["heads of keys and values"] = config.n_kv_head
+        for what, heads in heads_of.items():
+            if heads % self.tp:
+                fits = [n for n in range(1, heads + 1) if heads % n == 0]
+                problems.append(
+                    f"tp {self.tp} does not divide the {heads} {what}"
+                    f" (these do: {', '.join(map(str, fits))})"
+                )
         if config.ffn_hidden % self.tp:
             problems.append(f"tp {self.tp} does not divide ffn_hidden {config.ffn_hidden}")
         if config.n_layer % (self.pp * self.vpp):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from models.bounds import Bounds
-from models.config import GPTConfig, preset
+from models.config import ACTIVATIONS, NORMS, POSITIONS, GPTConfig, preset
 from models.errors import UsageError
 from models.files import parse_json, read_text
 from parallel.config.data_files import vocabulary
@@ -47,7 +47,7 @@ def _flag(
 
 
 # The settings that the model and the split are made of, under the same names.
-_MODEL = ("n_layer", "hidden", "n_head", "ffn_hidden", "vocab_size", "max_seq_len")
+_MODEL = tuple(setting.name for setting in fields(GPTConfig))
 _SPLIT = ("tp", "pp", "vpp", "micro_batch", "zero_stage", "recompute", "offload")
 
 
@@ -61,13 +61,30 @@ class RunSpec:
     n_layer: int | None = _flag(None, "transformer blocks", Bounds(1, 10**4))
     hidden: int | None = _flag(None, "hidden size", Bounds(1, 2**20))
     n_head: int | None = _flag(None, "attention heads", Bounds(1, 2**16))
-    ffn_hidden: int | None = _flag(None, "feed-forward size (4 x hidden)", Bounds(0, 2**22))
+    n_kv_head: int | None = _flag(
+        None, "heads of keys and values, for grouped-query attention; 0: n_head", Bounds(0, 2**16)
+    )
+    kv_channels: int | None = _flag(None, "size of a head; 0: hidden / n_head", Bounds(0, 2**16))
+    ffn_hidden: int | None = _flag(
+        None, "feed-forward size; 0: 4 x hidden, with swiglu 8/3 x hidden", Bounds(0, 2**22)
+    )
     vocab_size: int | None = _flag(
         None,
         "token ids; padded to a multiple of tp (default: the preset's, or the data's if larger)",
         _SIZE,
     )
-    max_seq_len: int | None = _flag(None, "learned positions", _SIZE)
+    max_seq_len: int | None = _flag(None, "positions: the longest sequence", _SIZE)
+    position: str | None = _flag(None, "how positions enter the model", POSITIONS)
+    rope_theta: float | None = _flag(None, "base of the rotary wavelengths", Bounds(1, 10**12))
+    rope_scaling: float | None = _flag(
+        None, "Llama 3.1's stretching factor of the rotary wavelengths; 1: none", Bounds(1, 10**4)
+    )
+    norm: str | None = _flag(None, "the norm before each part of a block", NORMS)
+    norm_eps: float | None = _flag(None, "its epsilon", Bounds(0, 1, above=True))
+    qk_norm: bool | None = _flag(None, "norm each head's query and key, as in Qwen3")
+    activation: str | None = _flag(None, "of the feed-forward; swiglu has a gate", ACTIVATIONS)
+    tied: bool | None = _flag(None, "the output layer is the word embedding")
+    bias: bool | None = _flag(None, "linear layers have biases")
     implementation: str = _flag(
         "gpt", "whose model code: ours or Hugging Face's GPT-2", ("gpt", "hf")
     )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.config import LAYER_NORM_EPS, GPTConfig, parameter_shapes
+from models.config import GPTConfig, parameter_shapes
 from models.gpt import fill, gelu, init_parameter
 from models.tensor_files import DTYPES
 from parallel.checkpoint.contents import is_split
@@ -114,7 +114,7 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         hidden_size=model.hidden,
         num_attention_heads=model.n_head,
         ffn_hidden_size=model.ffn_hidden,
-        layernorm_epsilon=LAYER_NORM_EPS,
+        layernorm_epsilon=model.norm_eps,
         activation_func=gelu,
         hidden_dropout=0.0,
         attention_dropout=0.0,

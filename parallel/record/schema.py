@@ -98,7 +98,10 @@ _FACTS: Types = {
     | {"steps": 0},
     "layout": dict.fromkeys(_SPLIT, 1)
     | {"zero_stage": 0, "recompute": str, "offload": str, "sequence_parallel": bool},
-    "model": dict.fromkeys(_SIZES, 1),
+    "model": dict.fromkeys(_SIZES, 1)
+    | dict.fromkeys(("n_kv_head", "kv_channels"), 0)
+    | dict.fromkeys(("position", "norm", "activation"), str)
+    | dict.fromkeys(("qk_norm", "tied", "bias"), bool),
     "data": {"sha256": str},
     "host": dict.fromkeys(("hostname", "cpu", "gpu"), str)
     | {"cores": 1, "ranks_per_node": 1, "gpus_visible": 0},
