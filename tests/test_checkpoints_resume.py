@@ -130,6 +130,13 @@ def test_one_process_goes_on_from_four_and_the_moments_matter(trained, tokens, t
     events = (tmp_path / "run" / "checkpoints.csv").read_text().splitlines()
     assert events[0] == "event,step,blocked_s,total_s,bytes,ranks,problem"
     assert events[1].startswith("load,2,")
+    assert "this run differs from it" not in done.stdout
+
+    flags[flags.index("--global-batch") + 1], flags[-1] = "4", str(tmp_path / "smaller")
+    smaller = run_module("parallel.train", *flags, "--seed", "7", "--load", load)
+    assert "at iteration 2; this run differs from it: seed 7 not 1234, global_batch 4 not 8\n" in (
+        smaller.stdout
+    )
 
 
 def test_a_manifest_says_what_it_is(trained):

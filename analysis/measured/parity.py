@@ -11,6 +11,7 @@ from analysis.common.tables import Column, Table
 from analysis.logs.load import chosen, distinct
 from models.config import GPTConfig
 from models.errors import Reason, UsageError
+from parallel.config.settings import TRAINING
 from parallel.record.ends import COMPLETE
 from parallel.record.reader import Run, find_runs, read_run
 
@@ -18,12 +19,6 @@ LOSS_BAR = 2e-4  # absolute, nats per token
 GRAD_NORM_BAR = 2e-3  # relative to the baseline's
 FIRST_LOSS_BAR = 0.3  # from ln(vocabulary)
 
-
-# The settings that decide what is computed, not how it is split.
-SCHEDULE = (
-    "precision", "seq_len", "steps", "seed", "lr", "min_lr", "warmup_steps", "lr_schedule",
-    "weight_decay", "beta1", "beta2", "adam_eps", "clip_grad",
-)  # fmt: skip
 EQUAL, DIFFERS, NOT_VERIFIED = "equal", "DIFFERS", "not verified"
 
 
@@ -57,7 +52,7 @@ def _work(run: Run) -> dict[str, Any]:
     facts = run.facts
     spec, model = facts.get("spec") or {}, facts.get("model") or {}
     return {
-        **{name: spec.get(name) for name in SCHEDULE},
+        **{name: spec.get(name) for name in TRAINING},
         # A run from before a setting existed has its default, which is GPT-2's.
         **{
             f"model {of.name}": model.get(of.name, None if of.default is MISSING else of.default)

@@ -9,7 +9,7 @@ from models.errors import UsageError, drop_output
 from models.files import parse_json
 from parallel.checkpoint import folders
 from parallel.config.duration import CIRCUMSTANCES, WORK
-from parallel.config.settings import RunSpec
+from parallel.config.settings import DEFAULTS, RunSpec
 from parallel.record.ends import COMPLETE
 from parallel.record.reader import (
     holds_attempt,
@@ -31,7 +31,9 @@ def why_anew(run_folder: Path, settings: dict[str, Any]) -> str | None:
         return ""
     try:
         facts = parse_json((run_folder / "run.json").read_text())
-        before = dict(facts["spec"])
+        before = (
+            DEFAULTS | facts["spec"]
+        )  # a setting that is newer than the attempt has its default
     except OSError as error:
         return f"the earlier one's run.json cannot be read ({error.strerror})"
     except (ValueError, TypeError, KeyError) as error:

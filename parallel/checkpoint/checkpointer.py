@@ -35,7 +35,7 @@ class Event:
     """A save, load, export or deletion that ended, as rank 0 reports it.
 
     blocked_s: how long training waited; total_s: until it was on disk. problem: "" when it went
-    well.
+    well. changed: what this run computes otherwise than the one that saved what was loaded.
     """
 
     event: str
@@ -46,13 +46,15 @@ class Event:
     bytes: int = 0
     ranks: int = 1
     problem: str = ""
+    changed: str = ""
 
     def line(self) -> str:
         """What the log says, in Megatron-LM's words where it went well."""
         if self.problem:
             return f"  could not {self.event} checkpoint at iteration {self.step}: {self.problem}"
         if self.event == "load":
-            return f"  successfully loaded checkpoint from {self.path} at iteration {self.step}"
+            line = f"  successfully loaded checkpoint from {self.path} at iteration {self.step}"
+            return f"{line}; this run differs from it: {self.changed}" if self.changed else line
         if self.event == "export":
             return f"  successfully exported weights at iteration {self.step} to {self.path}"
         folder = str(Path(self.path).parent)
@@ -131,7 +133,8 @@ class Checkpointer:
         for folder, problem in loaded.damaged:
             self._note("load", folders.step_of(folder), folder, problem=problem)
         times = dict.fromkeys(("blocked_s", "total_s"), time.perf_counter() - began)
-        self._note("load", loaded.step, loaded.folder, bytes=loaded.bytes, **times)
+        facts = {"bytes": loaded.bytes, "changed": loaded.changed, **times}
+        self._note("load", loaded.step, loaded.folder, **facts)
         return loaded.step
 
     def due(self, step: int) -> bool:

@@ -14,7 +14,7 @@ from parallel.checkpoint.manifest import KINDS, rank_file
 from parallel.checkpoint.random_states import set_random_states
 from parallel.checkpoint.rank_files import Reader
 from parallel.checkpoint.ranks import Ranks, attempt
-from parallel.config.settings import RunSpec
+from parallel.config.settings import TRAINING, RunSpec
 
 
 @dataclass
@@ -22,12 +22,14 @@ class Loaded:
     """What was loaded: the step to resume from, the folder and its bytes.
 
     damaged: newer checkpoints that could not be loaded, each with the reason.
+    changed: what this run computes otherwise than the one that saved it, in words.
     """
 
     step: int
     folder: Path
     bytes: int
     damaged: list[tuple[Path, str]] = field(default_factory=list)
+    changed: str = ""
 
 
 def load(engine: Any, spec: RunSpec, ranks: Ranks, path: Path | None) -> Loaded | None:
@@ -97,7 +99,18 @@ def _load_checkpoint(
             raise Damaged(problem)
     engine.restore(manifest["adam_step"], manifest["scaler"])
     size = sum(entry["bytes"] for entry in manifest["files"])
-    return Loaded(manifest["step"], folder, size, damaged)
+    return Loaded(manifest["step"], folder, size, damaged, _changed(spec, manifest["spec"]))
+
+
+def _changed(spec: RunSpec, before: dict[str, Any]) -> str:
+    """The settings that change what is computed from here on; more steps are no change."""
+    names = (*(name for name in TRAINING if name != "steps"), "global_batch", "data")
+    now = spec.settings()
+    return ", ".join(
+        f"{name} {now[name]} not {before[name]}"
+        for name in names
+        if name in before and now[name] != before[name]
+    )
 
 
 def _check_model(spec: RunSpec, folder: Path, model: GPTConfig, implementation: str) -> None:

@@ -46,6 +46,11 @@ def _flag(
     return field(default=default, metadata=meta)
 
 
+# What decides what is computed, not how it is split.
+TRAINING = (
+    "precision", "seq_len", "steps", "seed", "lr", "min_lr", "warmup_steps", "lr_schedule",
+    "weight_decay", "beta1", "beta2", "adam_eps", "clip_grad",
+)  # fmt: skip
 # The settings that the model and the split are made of, under the same names.
 _MODEL = tuple(setting.name for setting in fields(GPTConfig))
 _SPLIT = ("tp", "pp", "vpp", "micro_batch", "zero_stage", "recompute", "offload")
@@ -304,6 +309,7 @@ def _profile_problems(spec: RunSpec) -> list[str]:
     return problems
 
 
+DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(RunSpec)}
 BOUNDS: dict[str, Bounds | None] = {f.name: f.metadata["bounds"] for f in fields(RunSpec)}
 
 
