@@ -1,66 +1,92 @@
 """Floating-point operations of one training step, under every convention this field prints.
 
 A multiply-add is 2 operations. Letters: B sequences, s sequence length, L layers, h hidden size,
-f feed-forward size, V vocabulary, P parameters. Every function returns FLOPs per token; a step of
-B sequences costs B * s times that. They differ, by up to a third, in what they count:
+a heads of size d, k heads of keys and values, f feed-forward size, V vocabulary, P parameters.
+Every function returns FLOPs per token; a step of B sequences costs B * s times that. They differ,
+by up to a third, in what they count:
 
-=============  ===================================================================================
-convention     counts
-=============  ===================================================================================
-megatron       model FLOPs as Megatron-LM prints them today: matmuls and the causal half of
-               attention, forward and backward, no recomputation
-sc21           Narayanan et al. SC'21 equation 3: full (not causal) attention; 4 passes with full
-               activation recomputation, else 3
-palm           Chowdhery et al. 2022 appendix B, the numerator of MFU: 6 P + 12 L h s, where P
-               leaves out the position embedding
-6n             Kaplan et al. 2020: 6 per parameter
-seed           the Jean Zay tables: 8 per parameter with recomputation, 6 without
-=============  ===================================================================================
+==========  ==========  ===========================================================================
+convention  attention   counts
+==========  ==========  ===========================================================================
+megatron    causal      model FLOPs: the matrix products of forward and backward, no recomputation
+sc21        full        Narayanan et al. SC'21, equation 3: 4 passes through the layers with full
+                        recomputation, else 3; the output layer 3
+palm        full        Chowdhery et al. 2022, appendix B, the numerator of MFU: 6 P + 12 L a d s,
+                        P without embeddings that do no matrix product
+6n          none        Kaplan et al. 2020: 6 per parameter
+seed        none        the Jean Zay tables: 8 per parameter with recomputation, 6 without
+==========  ==========  ===========================================================================
+
+`attention` counts the two attention products in another way than the convention's own: "full" all
+of the s x s square, "causal" the half that the mask leaves. Who prints what:
+
+================  =================================================================================
+megatron, causal  this repository; Megatron-LM, NeMo and MaxText since 2025; Megatron Bridge
+megatron, full    Megatron-LM, NeMo and MaxText before; Primus, nanotron. Megatron-LM of 2023 took
+                  f = 4h without a gate for every model, so it prints less for a gated one
+sc21              InternEvo; Megatron-DeepSpeed, which counts 4.5 h V for the output layer where
+                  nothing is recomputed
+palm, full        torchtitan, nanoGPT, nanochat; llm-foundry, whose P has the position embedding
+================  =================================================================================
+
+Vocabularies count as GPTConfig has them; Megatron-LM counts the padded one.
 """
 
 from collections.abc import Callable
 
 from models.config import GPTConfig
+from models.errors import UsageError
 
 DEFAULT_CONVENTION = "megatron"
+ATTENTION = ("full", "causal")
 
 
-def megatron(config: GPTConfig, seq_len: int, recompute: bool) -> float:
-    """Model FLOPs per token as in Megatron-LM's `num_floating_point_operations` (2025 on).
+def _layer(config: GPTConfig, seq_len: int, causal: bool) -> int:
+    """Multiply-adds of one token in one layer, forward: its matrices, and scores and context."""
+    h, f, queries = config.hidden, config.ffn_hidden, config.n_head * config.head_dim
+    attention = 2 * h * (queries + config.kv_heads * config.head_dim)  # q and out; k and v
+    return attention + (2 + config.gated) * h * f + (2 - causal) * seq_len * queries
 
-    3 * 2 * [ L * (3h*h + h*h + 2*h*f + s*h) + h*V ]: forward plus twice that for backward; the two
-    attention products count half of the s x s square because the mask is causal. `recompute` does
-    not change it: recomputed work is not model work.
+
+def megatron(config: GPTConfig, seq_len: int, recompute: bool, causal: bool = True) -> float:
+    """Model FLOPs per token as in Megatron-LM's `num_floating_point_operations`.
+
+    3 * 2 * [ L * (2h*a*d + 2h*k*d + 2*h*f + s*a*d) + h*V ]: forward plus twice that for backward; a
+    gated feed-forward has 3 h f, full attention 2 s a d. `recompute` does not change it: recomputed
+    work is not model work.
     """
-    h, f = config.hidden, config.ffn_hidden
-    per_layer = 4 * h * h + 2 * h * f + seq_len * h
-    return 6.0 * (config.n_layer * per_layer + h * config.vocab_size)
+    layers = config.n_layer * _layer(config, seq_len, causal)
+    return 6.0 * (layers + config.hidden * config.vocab_size)
 
 
-def sc21(config: GPTConfig, seq_len: int, recompute: bool) -> float:
-    """Narayanan et al. SC'21 equation 3, divided by B*s, for any f.
+def sc21(config: GPTConfig, seq_len: int, recompute: bool, causal: bool = False) -> float:
+    """Narayanan et al. SC'21 equation 3, divided by B*s, for any shape of the layers.
 
-    With recomputation and f = 4h: 96 L h^2 (1 + s/(6h) + V/(16 L h)). The output layer is never
-    recomputed, so it counts three passes in both cases.
+    With recomputation, f = 4h and a head for each key: 96 L h^2 (1 + s/(6h) + V/(16 L h)). The
+    output layer is never recomputed, so it counts three passes in both cases.
     """
-    h, f = config.hidden, config.ffn_hidden
     passes = 4 if recompute else 3
-    layers = config.n_layer * (8 * h * h + 4 * h * f + 4 * seq_len * h)
-    return float(passes * layers + 6 * h * config.vocab_size)
+    layers = config.n_layer * _layer(config, seq_len, causal)
+    return 2.0 * (passes * layers + 3 * config.hidden * config.vocab_size)
 
 
-def palm(config: GPTConfig, seq_len: int, recompute: bool) -> float:
-    """Chowdhery et al. 2022 (PaLM), appendix B: 6 P + 12 L h s, without recomputation.
+def palm(config: GPTConfig, seq_len: int, recompute: bool, causal: bool = False) -> float:
+    """Chowdhery et al. 2022 (PaLM), appendix B: 6 P + 12 L a d s, without recomputation.
 
-    P leaves out the position embedding, which does no matrix product; the word embedding counts,
-    because tied to the output layer it does one.
+    P leaves out learned positions and an untied input embedding, which are looked up; a word
+    embedding that is tied to the output layer does a matrix product and counts.
     """
-    matmul_params = config.n_params - config.max_seq_len * config.hidden
-    return 6.0 * matmul_params + 12.0 * config.n_layer * config.hidden * seq_len
+    looked_up = config.max_seq_len * (config.position == "learned")
+    looked_up += config.vocab_size * (not config.tied)
+    pairs = (2 - causal) * config.n_layer * config.n_head * config.head_dim * seq_len
+    return 6.0 * (config.n_params - looked_up * config.hidden + pairs)
 
 
 def six_n(config: GPTConfig, seq_len: int, recompute: bool) -> float:
-    """Kaplan et al. 2020 (arXiv 2001.08361), section 2.1: 6 FLOPs per parameter and token."""
+    """Kaplan et al. 2020 (arXiv 2001.08361), section 2.1: 6 FLOPs per parameter and token.
+
+    All parameters, as the papers of GPT-3 and Llama 3 multiply them; Kaplan leaves embeddings out.
+    """
     return 6.0 * config.n_params
 
 
@@ -69,13 +95,36 @@ def seed(config: GPTConfig, seq_len: int, recompute: bool) -> float:
     return (8.0 if recompute else 6.0) * config.n_params
 
 
-CONVENTIONS: dict[str, Callable[[GPTConfig, int, bool], float]] = {
+CONVENTIONS: dict[str, Callable[..., float]] = {
     "megatron": megatron,
     "sc21": sc21,
     "palm": palm,
     "6n": six_n,
     "seed": seed,
 }
+NO_ATTENTION = ("6n", "seed")
+
+
+def flops_per_token(
+    config: GPTConfig,
+    seq_len: int,
+    convention: str = DEFAULT_CONVENTION,
+    recompute: bool = False,
+    attention: str | None = None,
+) -> float:
+    """FLOPs per token under a convention; `attention` ("full" or "causal") in place of its own.
+
+    Raises:
+        UsageError: the convention counts no attention.
+    """
+    count = CONVENTIONS[convention]
+    if attention is None:
+        return count(config, seq_len, recompute)
+    if convention in NO_ATTENTION:
+        raise UsageError(
+            f"--attention {attention}: the {convention} convention counts parameters, no attention"
+        )
+    return count(config, seq_len, recompute, causal=attention == "causal")
 
 
 def tflops_per_gpu(
@@ -86,9 +135,11 @@ def tflops_per_gpu(
     gpus: int,
     convention: str = DEFAULT_CONVENTION,
     recompute: bool = False,
+    attention: str | None = None,
 ) -> float:
     """TFLOP/s per GPU when `tokens` (all ranks together) take `seconds` on `gpus` GPUs."""
-    return CONVENTIONS[convention](config, seq_len, recompute) * tokens / (seconds * gpus * 1e12)
+    per_token = flops_per_token(config, seq_len, convention, recompute, attention)
+    return per_token * tokens / (seconds * gpus * 1e12)
 
 
 def stated_size_tflops(

@@ -1,11 +1,16 @@
 """FLOPs: each convention against a number somebody else printed."""
 
 import csv
+import re
+import statistics
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from models import flops
-from models.config import PRESETS, GPTConfig
+from models.config import PRESETS, GPTConfig, preset
+from models.errors import UsageError
 
 
 def test_sc21_is_the_papers_equation_three():
@@ -82,3 +87,226 @@ def test_the_seed_rule_counts_three_passes_where_nothing_is_recomputed():
     config = PRESETS["175b"]
     ratio = flops.seed(config, 2048, recompute=True) / flops.seed(config, 2048, recompute=False)
     assert ratio == pytest.approx(4 / 3)
+
+
+# Models whose TFLOP/s or FLOPs other programs printed, and that no preset has.
+MISTRAL = replace(PRESETS["llama3-8b"], vocab_size=32000)
+GEMMA = {"activation": "swiglu", "bias": False}  # its GELU gate has the FLOPs of a SiLU gate
+GEMMA_7B = GPTConfig(28, 3072, 16, 256128, ffn_hidden=24576, kv_channels=256, **GEMMA)
+GEMMA_2B = GPTConfig(18, 2048, 8, 256128, ffn_hidden=16384, n_kv_head=1, **GEMMA)
+QWEN3_14B = preset(
+    "qwen3-4b", n_layer=40, hidden=5120, n_head=40, n_kv_head=8, ffn_hidden=17408, tied=False
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "printed"),
+    [
+        (PRESETS["llama2-7b"], 1053.4),
+        (PRESETS["llama2-13b"], 2018.7),
+        (MISTRAL, 1127.6),
+        (PRESETS["llama2-70b"], 10528.0),
+        (GEMMA_7B, 1328.2),
+        (GEMMA_2B, 391.8),
+    ],
+    ids=["llama2-7b", "llama2-13b", "mistral-7b", "llama2-70b", "gemma-7b", "gemma-2b"],
+)
+def test_full_attention_is_what_maxtext_printed_in_megatrons_style(config, printed):
+    """MaxText's pull request 644: TFLOPs of a device's step of 12 sequences of 2,048 tokens.
+
+    Grouped queries (mistral, 70b), one head of keys (gemma-2b), heads of 256 in 3,072 (gemma-7b).
+    """
+    found = flops.flops_per_token(config, 2048, "megatron", attention="full") * 12 * 2048
+    assert found / 1e12 == pytest.approx(printed, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "attention", "printed"),
+    [
+        (8192, "full", 1721.22),
+        (8192, "causal", 1510.11),
+        (129024, "full", 125194.40),
+        (129024, None, 72826.86),
+    ],
+)
+def test_causal_attention_is_what_maxtext_halved(seq_len, attention, printed):
+    """MaxText's pull request 1988: llama2-7b before and after, 4 sequences a device."""
+    config = PRESETS["llama2-7b"]
+    found = flops.flops_per_token(config, seq_len, attention=attention) * 4 * seq_len
+    assert found / 1e12 == pytest.approx(printed, abs=0.005)
+
+
+def test_nemo_printed_full_attention_of_llama3_405b():
+    """The README of NVIDIA's dgxc-benchmarking: 9.479 s, 1134.50 TFLOP/s, on 256 GB200."""
+    given = (PRESETS["llama3-405b"], 8192, 128 * 8192, 9.479, 256)
+    assert flops.tflops_per_gpu(*given, attention="full") == pytest.approx(1134.50, abs=0.06)
+
+
+# dense TFLOP/s as the README of dgxc-benchmarking has them
+DGXC_PEAKS = {
+    ("GB200", "bf16"): 2450,
+    ("GB200", "fp8"): 4900,
+    ("H100 SXM", "bf16"): 989,
+    ("H100 SXM", "fp8"): 1979,
+}
+
+
+def test_full_attention_gives_nvidias_mfu_of_nemotron_4(shared):
+    """Grouped queries without a gate. The Llama 3.1 rows multiply 2.17e16, which is 0.9 % more than
+    NeMo printed for the same runs (above)."""
+    wrong, checked = {}, 0
+    path = shared / "published" / "dgxc_v2505.csv"
+    for row in csv.DictReader(path.read_text().splitlines()):
+        layers, hidden, heads, kv_heads, ffn, vocab, seq_len, gpus, batch = (
+            int(row[name])
+            for name in "layers hidden heads kv_heads ffn vocab seq gpus global_batch".split()
+        )
+        config = GPTConfig(
+            layers,
+            hidden,
+            heads,
+            vocab,
+            ffn_hidden=ffn,
+            n_kv_head=kv_heads,
+            activation="swiglu" if row["glu"] == "1" else "gelu",
+        )
+        given = (config, seq_len, batch * seq_len, float(row["seconds_per_iteration"]), gpus)
+        peak = DGXC_PEAKS[row["gpu_type"], row["precision"]]
+        mfu, printed = flops.tflops_per_gpu(*given, attention="full") / peak, float(row["mfu"])
+        if mfu != pytest.approx(printed, rel=0.004):
+            wrong.setdefault(row["table"].split()[0], []).append(mfu / printed)
+        checked += 1
+    assert checked == 24
+    assert {name: (round(min(r), 3), round(max(r), 3)) for name, r in wrong.items()} == {
+        "llama3.1-405b": (0.99, 0.992)
+    }
+
+
+PRIMUS, ROCM = "AMD-AGI+Primus/", "ROCm+Megatron-LM/"
+TITAN = "pytorch+torchtitan/run"
+OLD_MEGATRON = replace(  # of 2023: f = 4h and no gate, whatever the model has; a padded vocabulary
+    PRESETS["llama3-8b"], ffn_hidden=4 * 4096, activation="gelu", vocab_size=128384
+)
+TINY = preset(  # of nanotron's examples/config_tiny_llama.yaml
+    "tiny-llama", n_layer=2, hidden=16, ffn_hidden=64, n_kv_head=4, vocab_size=256, tied=True
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "line", "counted", "tokens_per_s"),
+    [
+        (
+            f"{PRIMUS}log.txt",
+            r"elapsed time per iteration \(ms\): 14947\.2 .*GPU\): (507.8) ",
+            (PRESETS["llama3-8b"], 8192, "megatron", "full"),
+            128 * 8192 / 8 / 14.9472,
+        ),
+        (
+            f"{PRIMUS}log.test_megatron_trainer-llama2_7B.txt",
+            r"elapsed time per iteration \(ms\): 1743\.3/.*GPU\): (484.9)/",
+            (replace(PRESETS["llama2-7b"], n_layer=4), 4096, "megatron", "full"),
+            256 * 4096 / 8 / 1.7433,
+        ),
+        (
+            f"{ROCM}slurm-2631.out_normal",
+            r"elapsed time per iteration \(ms\): 2861\.4 .*GPU\): (287.7) ",
+            (OLD_MEGATRON, 2048, "megatron", "full"),
+            80 * 2048 / 8 / 2.8614,
+        ),
+        (
+            f"{ROCM}slurm-2691.out_2_8_280.7",
+            r"elapsed time per iteration \(ms\): 2920\.6 .*GPU\): (281.9) ",
+            (OLD_MEGATRON, 2048, "megatron", "full"),
+            160 * 2048 / 16 / 2.9206,
+        ),
+        (
+            f"{PRIMUS}log.test_torchtitan_trainer-llama3_8B-BF16.txt",
+            r"tps: 37,515 .*tflops: (329\.73) ",
+            (replace(PRESETS["llama3-8b"], n_layer=4), 2048, "palm", None),
+            37515,
+        ),
+        (
+            f"{TITAN}58-flex-lm-head-no-reshard-compile-bf16-lbs5-no-flight-recorder.log",
+            r"tps: 6,922 .*tflops: (650\.69) ",
+            (QWEN3_14B, 4096, "palm", None),
+            6922,
+        ),
+        (
+            "nanotron-blog-id5870363580/tiny_llama_15it.log",
+            r"tokens_per_sec_per_gpu: 51\.2K .*model_tflops_per_gpu: (0\.00881) ",
+            (TINY, 256, "megatron", "full"),
+            51200,
+        ),
+    ],
+    ids=["primus-8b", "primus-7b", "rocm-1", "rocm-2", "titan-8b", "titan-qwen3", "nanotron"],
+)
+def test_logs_of_llamas_print_what_is_counted(shared, log, line, counted, tokens_per_s):
+    """TFLOP/s of one iteration from its own seconds or tokens/s, both as rounded as they print."""
+    text = re.sub(r"\x1b\[[\d;]*m", "", (shared / "logs" / log).read_text(errors="replace"))
+    printed = float(re.search(line, text)[1])
+    config, seq_len, convention, attention = counted
+    found = flops.flops_per_token(config, seq_len, convention, attention=attention)
+    assert found * tokens_per_s / 1e12 == pytest.approx(printed, rel=5e-4)
+
+
+def test_sc21_is_what_internevo_printed_for_swiglu(shared):
+    """4 passes with recomputation, 3 without. Its tokens/s stand in another table than TFLOP/s, of
+    other runs: hence percents."""
+    ratios = {}
+    path = shared / "published" / "internevo_a100.csv"
+    for row in csv.DictReader(path.read_text().splitlines()):
+        if row["tflops_per_gpu"]:
+            config = preset("llama2-7b", vocab_size=int(row["vocab"]))
+            recompute = row["act_recompute"] == "full"
+            found = flops.sc21(config, int(row["seq"]), recompute) * float(row["tokens_per_s"])
+            ratio = found / float(row["gpus"]) / 1e12 / float(row["tflops_per_gpu"])
+            ratios.setdefault(recompute, []).append(ratio)
+    assert {k: (len(v), round(statistics.median(v), 2)) for k, v in ratios.items()} == {
+        True: (11, 1.01),
+        False: (11, 1.01),
+    }
+
+
+def test_palm_is_what_llm_foundry_printed_but_for_its_positions():
+    """Its benchmarks' README: MPT 13b, 4,800.1 tokens/s and GPU are 394.3653 TFLOP/s on an H100."""
+    mpt = GPTConfig(40, 5120, 40, vocab_size=50368, max_seq_len=2048)
+    assert mpt.n_params == 12853954560
+    counted = flops.palm(mpt, 2048, False) + 6 * 2048 * 5120
+    assert counted * 307209 / 64 / 1e12 == pytest.approx(394.3653, rel=1e-5)
+
+
+def test_sc21_is_what_megatron_deepspeed_printed_but_for_its_output_layer(shared):
+    """Without recomputation it takes 3/4 of equation 3, and so of the output layer's 6 h V."""
+    log = shared / "logs" / "microsoft+superbenchmark" / "megatron_deepspeed.log"
+    found = re.search(r"\(ms\): (74494\.9) .*TFLOPs: (150\.62) ", log.read_text())
+    gpt, gpus = GPTConfig(32, 4096, 32, vocab_size=50304, max_seq_len=2048), 16
+    counted = flops.sc21(gpt, 2048, False) - 1.5 * 4096 * 50304
+    rate = counted * 2048 * 2048 / (float(found[1]) / 1e3) / gpus / 1e12
+    assert rate == pytest.approx(float(found[2]), abs=0.01)
+
+
+def test_six_n_gives_the_llama_3_papers_own_total():
+    """Grattafiori et al. 2024: 405B parameters, 15.6T tokens, 3.8e25 FLOPs."""
+    assert flops.six_n(PRESETS["llama3-405b"], 8192, False) * 15.6e12 == pytest.approx(
+        3.8e25, rel=5e-3
+    )
+
+
+def test_only_an_embedding_that_does_a_matrix_product_counts_in_palm():
+    tied = preset("tiny-llama", tied=True)
+    untied = PRESETS["tiny-llama"]
+    assert flops.palm(tied, 64, False) == flops.palm(untied, 64, False)
+    learned = replace(untied, position="learned")
+    assert flops.palm(learned, 64, False) == flops.palm(untied, 64, False)
+
+
+def test_attention_counts_where_the_convention_has_it():
+    config, s = PRESETS["tiny-llama"], 128
+    for convention, own in (("megatron", "causal"), ("sc21", "full"), ("palm", "full")):
+        count = partial(flops.flops_per_token, config, s, convention)
+        assert count() == count(attention=own)
+        # scores and context of the masked half: 2 products x 3 passes x s/2 keys of 128 channels
+        assert count(attention="full") - count(attention="causal") == 4 * 6 * s * 128
+    for convention in ("6n", "seed"):
+        with pytest.raises(UsageError, match="counts parameters, no attention"):
+            flops.flops_per_token(config, s, convention, attention="full")
