@@ -2,43 +2,41 @@
 
 A multiply-add is 2 operations. Letters: B sequences, s sequence length, L layers, h hidden size,
 a heads of size d, k heads of keys and values, f feed-forward size, V vocabulary, P parameters.
-Every function returns FLOPs per token; a step of B sequences costs B * s times that. They differ,
+The functions return FLOPs per token; a step of B sequences costs B * s times that. They differ,
 by up to a third, in what they count:
 
-==========  ==========  ===========================================================================
-convention  attention   counts
-==========  ==========  ===========================================================================
-megatron    causal      model FLOPs: the matrix products of forward and backward, no recomputation
-sc21        full        Narayanan et al. SC'21, equation 3: 4 passes through the layers with full
-                        recomputation, else 3; the output layer 3
-palm        full        Chowdhery et al. 2022, appendix B, the numerator of MFU: 6 P + 12 L a d s,
-                        P without embeddings that do no matrix product
-6n          none        Kaplan et al. 2020: 6 per parameter
-seed        none        the Jean Zay tables: 8 per parameter with recomputation, 6 without
-==========  ==========  ===========================================================================
+=============  ====================================================================================
+megatron       model FLOPs: the matrix products of forward and backward, and of attention the half
+               that the causal mask leaves; no recomputation
+megatron-full  the same with all of attention's s x s square
+sc21           Narayanan et al. SC'21, equation 3: full attention; 4 passes through the layers with
+               full recomputation, else 3; the output layer 3
+palm           Chowdhery et al. 2022, appendix B, the numerator of MFU: 6 P + 12 L a d s, where P
+               leaves out embeddings that do no matrix product; full attention
+6n             Kaplan et al. 2020: 6 per parameter
+seed           the Jean Zay tables: 8 per parameter with recomputation, 6 without
+=============  ====================================================================================
 
-`attention` counts the two attention products in another way than the convention's own: "full" all
-of the s x s square, "causal" the half that the mask leaves. Who prints what:
+Who prints what:
 
-================  =================================================================================
-megatron, causal  this repository; Megatron-LM, NeMo and MaxText since 2025; Megatron Bridge
-megatron, full    Megatron-LM, NeMo and MaxText before; Primus, nanotron. Megatron-LM of 2023 took
-                  f = 4h without a gate for every model, so it prints less for a gated one
-sc21              InternEvo; Megatron-DeepSpeed, which counts 4.5 h V for the output layer where
-                  nothing is recomputed
-palm, full        torchtitan, nanoGPT, nanochat; llm-foundry, whose P has the position embedding
-================  =================================================================================
+=============  ====================================================================================
+megatron       this repository; Megatron-LM, NeMo and MaxText since 2025; Megatron Bridge
+megatron-full  Megatron-LM, NeMo and MaxText before; Primus, nanotron. Megatron-LM of 2023 took
+               f = 4h without a gate for every model, so it prints less for a gated one
+sc21           InternEvo; Megatron-DeepSpeed, which counts 4.5 h V for the output layer where
+               nothing is recomputed
+palm           torchtitan, nanoGPT, nanochat; llm-foundry, whose P has the position embedding
+=============  ====================================================================================
 
 Vocabularies count as GPTConfig has them; Megatron-LM counts the padded one.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from models.config import GPTConfig
-from models.errors import UsageError
 
 DEFAULT_CONVENTION = "megatron"
-ATTENTION = ("full", "causal")
 
 
 def _layer(config: GPTConfig, seq_len: int, causal: bool) -> int:
@@ -59,18 +57,18 @@ def megatron(config: GPTConfig, seq_len: int, recompute: bool, causal: bool = Tr
     return 6.0 * (layers + config.hidden * config.vocab_size)
 
 
-def sc21(config: GPTConfig, seq_len: int, recompute: bool, causal: bool = False) -> float:
+def sc21(config: GPTConfig, seq_len: int, recompute: bool) -> float:
     """Narayanan et al. SC'21 equation 3, divided by B*s, for any shape of the layers.
 
     With recomputation, f = 4h and a head for each key: 96 L h^2 (1 + s/(6h) + V/(16 L h)). The
     output layer is never recomputed, so it counts three passes in both cases.
     """
     passes = 4 if recompute else 3
-    layers = config.n_layer * _layer(config, seq_len, causal)
+    layers = config.n_layer * _layer(config, seq_len, causal=False)
     return 2.0 * (passes * layers + 3 * config.hidden * config.vocab_size)
 
 
-def palm(config: GPTConfig, seq_len: int, recompute: bool, causal: bool = False) -> float:
+def palm(config: GPTConfig, seq_len: int, recompute: bool) -> float:
     """Chowdhery et al. 2022 (PaLM), appendix B: 6 P + 12 L a d s, without recomputation.
 
     P leaves out learned positions and an untied input embedding, which are looked up; a word
@@ -78,8 +76,8 @@ def palm(config: GPTConfig, seq_len: int, recompute: bool, causal: bool = False)
     """
     looked_up = config.max_seq_len * (config.position == "learned")
     looked_up += config.vocab_size * (not config.tied)
-    pairs = (2 - causal) * config.n_layer * config.n_head * config.head_dim * seq_len
-    return 6.0 * (config.n_params - looked_up * config.hidden + pairs)
+    attention = 2 * config.n_layer * config.n_head * config.head_dim * seq_len
+    return 6.0 * (config.n_params - looked_up * config.hidden + attention)
 
 
 def six_n(config: GPTConfig, seq_len: int, recompute: bool) -> float:
@@ -95,36 +93,14 @@ def seed(config: GPTConfig, seq_len: int, recompute: bool) -> float:
     return (8.0 if recompute else 6.0) * config.n_params
 
 
-CONVENTIONS: dict[str, Callable[..., float]] = {
+CONVENTIONS: dict[str, Callable[[GPTConfig, int, bool], float]] = {
     "megatron": megatron,
+    "megatron-full": partial(megatron, causal=False),
     "sc21": sc21,
     "palm": palm,
     "6n": six_n,
     "seed": seed,
 }
-NO_ATTENTION = ("6n", "seed")
-
-
-def flops_per_token(
-    config: GPTConfig,
-    seq_len: int,
-    convention: str = DEFAULT_CONVENTION,
-    recompute: bool = False,
-    attention: str | None = None,
-) -> float:
-    """FLOPs per token under a convention; `attention` ("full" or "causal") in place of its own.
-
-    Raises:
-        UsageError: the convention counts no attention.
-    """
-    count = CONVENTIONS[convention]
-    if attention is None:
-        return count(config, seq_len, recompute)
-    if convention in NO_ATTENTION:
-        raise UsageError(
-            f"--attention {attention}: the {convention} convention counts parameters, no attention"
-        )
-    return count(config, seq_len, recompute, causal=attention == "causal")
 
 
 def tflops_per_gpu(
@@ -135,11 +111,9 @@ def tflops_per_gpu(
     gpus: int,
     convention: str = DEFAULT_CONVENTION,
     recompute: bool = False,
-    attention: str | None = None,
 ) -> float:
     """TFLOP/s per GPU when `tokens` (all ranks together) take `seconds` on `gpus` GPUs."""
-    per_token = flops_per_token(config, seq_len, convention, recompute, attention)
-    return per_token * tokens / (seconds * gpus * 1e12)
+    return CONVENTIONS[convention](config, seq_len, recompute) * tokens / (seconds * gpus * 1e12)
 
 
 def stated_size_tflops(

@@ -12,7 +12,7 @@ from models.errors import UsageError
 from models.files import read_toml
 
 # Model FLOPs only: what MFU is defined on. sc21 and seed count recomputation, which is HFU.
-MODEL_FLOPS = ("megatron", "palm", "6n")
+MODEL_FLOPS = ("megatron", "megatron-full", "palm", "6n")
 
 
 @dataclass(frozen=True)

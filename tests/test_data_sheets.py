@@ -201,4 +201,4 @@ def test_mfu_says_why_there_is_none():
     assert mfu(1.0, None, None, "6n")[1] == "no peak known for this machine at its precision"
     assert mfu(1.0, "V100-SXM2", "bf16", "6n")[1] == "no peak known for V100-SXM2 at bf16"
     assert peak_tflops("A100", None) is None
-    assert set(MODEL_FLOPS) == {"megatron", "palm", "6n"}
+    assert set(MODEL_FLOPS) == {"megatron", "megatron-full", "palm", "6n"}

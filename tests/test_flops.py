@@ -4,13 +4,11 @@ import csv
 import re
 import statistics
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
 from models import flops
 from models.config import PRESETS, GPTConfig, preset
-from models.errors import UsageError
 
 
 def test_sc21_is_the_papers_equation_three():
@@ -89,6 +87,7 @@ def test_the_seed_rule_counts_three_passes_where_nothing_is_recomputed():
     assert ratio == pytest.approx(4 / 3)
 
 
+FULL = flops.CONVENTIONS["megatron-full"]
 # Models whose TFLOP/s or FLOPs other programs printed, and that no preset has.
 MISTRAL = replace(PRESETS["llama3-8b"], vocab_size=32000)
 GEMMA = {"activation": "swiglu", "bias": False}  # its GELU gate has the FLOPs of a SiLU gate
@@ -116,30 +115,30 @@ def test_full_attention_is_what_maxtext_printed_in_megatrons_style(config, print
 
     Grouped queries (mistral, 70b), one head of keys (gemma-2b), heads of 256 in 3,072 (gemma-7b).
     """
-    found = flops.flops_per_token(config, 2048, "megatron", attention="full") * 12 * 2048
+    found = FULL(config, 2048, False) * 12 * 2048
     assert found / 1e12 == pytest.approx(printed, abs=0.05)
 
 
 @pytest.mark.parametrize(
-    ("seq_len", "attention", "printed"),
+    ("convention", "seq_len", "printed"),
     [
-        (8192, "full", 1721.22),
-        (8192, "causal", 1510.11),
-        (129024, "full", 125194.40),
-        (129024, None, 72826.86),
+        ("megatron-full", 8192, 1721.22),
+        ("megatron", 8192, 1510.11),
+        ("megatron-full", 129024, 125194.40),
+        ("megatron", 129024, 72826.86),
     ],
 )
-def test_causal_attention_is_what_maxtext_halved(seq_len, attention, printed):
+def test_causal_attention_is_what_maxtext_halved(convention, seq_len, printed):
     """MaxText's pull request 1988: llama2-7b before and after, 4 sequences a device."""
-    config = PRESETS["llama2-7b"]
-    found = flops.flops_per_token(config, seq_len, attention=attention) * 4 * seq_len
+    per_token = flops.CONVENTIONS[convention](PRESETS["llama2-7b"], seq_len, False)
+    found = per_token * 4 * seq_len
     assert found / 1e12 == pytest.approx(printed, abs=0.005)
 
 
 def test_nemo_printed_full_attention_of_llama3_405b():
     """The README of NVIDIA's dgxc-benchmarking: 9.479 s, 1134.50 TFLOP/s, on 256 GB200."""
-    given = (PRESETS["llama3-405b"], 8192, 128 * 8192, 9.479, 256)
-    assert flops.tflops_per_gpu(*given, attention="full") == pytest.approx(1134.50, abs=0.06)
+    given = (PRESETS["llama3-405b"], 8192, 128 * 8192, 9.479, 256, "megatron-full")
+    assert flops.tflops_per_gpu(*given) == pytest.approx(1134.50, abs=0.06)
 
 
 # dense TFLOP/s as the README of dgxc-benchmarking has them
@@ -170,9 +169,9 @@ def test_full_attention_gives_nvidias_mfu_of_nemotron_4(shared):
             n_kv_head=kv_heads,
             activation="swiglu" if row["glu"] == "1" else "gelu",
         )
-        given = (config, seq_len, batch * seq_len, float(row["seconds_per_iteration"]), gpus)
+        rate = FULL(config, seq_len, False) * batch * seq_len / gpus / 1e12
         peak = DGXC_PEAKS[row["gpu_type"], row["precision"]]
-        mfu, printed = flops.tflops_per_gpu(*given, attention="full") / peak, float(row["mfu"])
+        mfu, printed = rate / float(row["seconds_per_iteration"]) / peak, float(row["mfu"])
         if mfu != pytest.approx(printed, rel=0.004):
             wrong.setdefault(row["table"].split()[0], []).append(mfu / printed)
         checked += 1
@@ -198,43 +197,43 @@ TINY = preset(  # of nanotron's examples/config_tiny_llama.yaml
         (
             f"{PRIMUS}log.txt",
             r"elapsed time per iteration \(ms\): 14947\.2 .*GPU\): (507.8) ",
-            (PRESETS["llama3-8b"], 8192, "megatron", "full"),
+            (PRESETS["llama3-8b"], 8192, "megatron-full"),
             128 * 8192 / 8 / 14.9472,
         ),
         (
             f"{PRIMUS}log.test_megatron_trainer-llama2_7B.txt",
             r"elapsed time per iteration \(ms\): 1743\.3/.*GPU\): (484.9)/",
-            (replace(PRESETS["llama2-7b"], n_layer=4), 4096, "megatron", "full"),
+            (replace(PRESETS["llama2-7b"], n_layer=4), 4096, "megatron-full"),
             256 * 4096 / 8 / 1.7433,
         ),
         (
             f"{ROCM}slurm-2631.out_normal",
             r"elapsed time per iteration \(ms\): 2861\.4 .*GPU\): (287.7) ",
-            (OLD_MEGATRON, 2048, "megatron", "full"),
+            (OLD_MEGATRON, 2048, "megatron-full"),
             80 * 2048 / 8 / 2.8614,
         ),
         (
             f"{ROCM}slurm-2691.out_2_8_280.7",
             r"elapsed time per iteration \(ms\): 2920\.6 .*GPU\): (281.9) ",
-            (OLD_MEGATRON, 2048, "megatron", "full"),
+            (OLD_MEGATRON, 2048, "megatron-full"),
             160 * 2048 / 16 / 2.9206,
         ),
         (
             f"{PRIMUS}log.test_torchtitan_trainer-llama3_8B-BF16.txt",
             r"tps: 37,515 .*tflops: (329\.73) ",
-            (replace(PRESETS["llama3-8b"], n_layer=4), 2048, "palm", None),
+            (replace(PRESETS["llama3-8b"], n_layer=4), 2048, "palm"),
             37515,
         ),
         (
             f"{TITAN}58-flex-lm-head-no-reshard-compile-bf16-lbs5-no-flight-recorder.log",
             r"tps: 6,922 .*tflops: (650\.69) ",
-            (QWEN3_14B, 4096, "palm", None),
+            (QWEN3_14B, 4096, "palm"),
             6922,
         ),
         (
             "nanotron-blog-id5870363580/tiny_llama_15it.log",
             r"tokens_per_sec_per_gpu: 51\.2K .*model_tflops_per_gpu: (0\.00881) ",
-            (TINY, 256, "megatron", "full"),
+            (TINY, 256, "megatron-full"),
             51200,
         ),
     ],
@@ -244,8 +243,8 @@ def test_logs_of_llamas_print_what_is_counted(shared, log, line, counted, tokens
     """TFLOP/s of one iteration from its own seconds or tokens/s, both as rounded as they print."""
     text = re.sub(r"\x1b\[[\d;]*m", "", (shared / "logs" / log).read_text(errors="replace"))
     printed = float(re.search(line, text)[1])
-    config, seq_len, convention, attention = counted
-    found = flops.flops_per_token(config, seq_len, convention, attention=attention)
+    config, seq_len, convention = counted
+    found = flops.CONVENTIONS[convention](config, seq_len, False)
     assert found * tokens_per_s / 1e12 == pytest.approx(printed, rel=5e-4)
 
 
@@ -298,15 +297,3 @@ def test_only_an_embedding_that_does_a_matrix_product_counts_in_palm():
     assert flops.palm(tied, 64, False) == flops.palm(untied, 64, False)
     learned = replace(untied, position="learned")
     assert flops.palm(learned, 64, False) == flops.palm(untied, 64, False)
-
-
-def test_attention_counts_where_the_convention_has_it():
-    config, s = PRESETS["tiny-llama"], 128
-    for convention, own in (("megatron", "causal"), ("sc21", "full"), ("palm", "full")):
-        count = partial(flops.flops_per_token, config, s, convention)
-        assert count() == count(attention=own)
-        # scores and context of the masked half: 2 products x 3 passes x s/2 keys of 128 channels
-        assert count(attention="full") - count(attention="causal") == 4 * 6 * s * 128
-    for convention in ("6n", "seed"):
-        with pytest.raises(UsageError, match="counts parameters, no attention"):
-            flops.flops_per_token(config, s, convention, attention="full")
