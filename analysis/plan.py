@@ -16,9 +16,10 @@ if not __package__:
     import as_script
 
 import argparse
+import json
 import math
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,14 @@ from models import memory
 from models.bounds import check_flags
 from models.config import PRESETS, GPTConfig, name_of, preset
 from models.errors import Parser, UsageError, command_line, warn
+from models.gpus import NETWORK, check_network
+from parallel.config import settings
 from parallel.config.clusters import load_clusters
 from parallel.config.layout_arrays import Columns
-from parallel.config.settings import BOUNDS
 
-SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "seq_len")
+# What a model is made of, as flags; the sequence length that is planned is its number of positions.
+MODEL = tuple(name for name in settings.MODEL if name != "max_seq_len")
+SIZES = ("n_layer", "hidden", "n_head", "ffn_hidden", "vocab_size", "max_seq_len")
 STEPS = 20  # of a planned run
 
 
@@ -52,8 +56,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="model sizes by name; the flags below override them (default: 175b)",
     )
-    for size in SIZES:
-        count(f"--{size.replace('_', '-')}", help="overrides the preset's")
+    settings.add_flags(parser, MODEL)
+    also = partial(add, default=argparse.SUPPRESS)
+    also("--kv-heads", dest="n_kv_head", type=int, metavar="INT", help="is --n-kv-head")
+    also("--glu", dest="activation", action="store_const", const="swiglu", help="is swiglu")
+    also("--untied", dest="tied", action="store_false", help="is --no-tied")
+    count("--seq-len", help="tokens per sequence (default: the preset's positions)")
     add(
         "--cluster",
         metavar="NAME|FILE",
@@ -61,6 +69,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--gpu-type", metavar="NAME", help="a card, where there is no cluster")
     count("--gpus-per-node", help="with --gpu-type (default: 8)")
+    add(
+        "--network", metavar="WORDS", help=f"a node's network, in place of the cluster's: {NETWORK}"
+    )
     count("--gpus", required=True, help="GPUs, all nodes")
     count("--global-batch", required=True, help="sequences")
     precision = "default: bf16; fp16 on a card without; fp32 on a CPU"
@@ -88,10 +99,14 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         raise UsageError("say where: --cluster NAME or --gpu-type NAME, one of them")
     check_flags(
         arguments,
-        **{name: BOUNDS[name] for name in (*SIZES, "gpus", "global_batch")},
+        **{
+            name: bounds
+            for name in (*MODEL, "seq_len", "gpus", "global_batch")
+            if (bounds := settings.BOUNDS[name])
+        },
         gpus_per_node=(1, 10**9),
-        max_tp=BOUNDS["tp"],
-        min_micro_batches=BOUNDS["grad_accum"],
+        max_tp=settings.BOUNDS["tp"],
+        min_micro_batches=settings.BOUNDS["grad_accum"],
         leave=(0, 10**9),
         margin=ranking.MARGINS,
         top=(1, 10_000),
@@ -108,12 +123,12 @@ def _check_flags(arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Question:
-    """What is planned. preset: whose sizes the model has, if any; given: sizes that flags state;
-    settings: of `space`."""
+    """What is planned. preset: whose blocks the model has, if any; given: what flags state of the
+    model; settings: of `space`."""
 
     config: GPTConfig
     preset: str | None
-    given: dict[str, int]
+    given: dict[str, Any]
     cluster: Calibration
     gpus: int
     global_batch: int
@@ -138,18 +153,23 @@ def question(arguments: argparse.Namespace) -> Question:
         UsageError: a wrong flag, or an unknown model or cluster.
     """
     _check_flags(arguments)
-    named = {
-        "max_seq_len" if name == "seq_len" else name: getattr(arguments, name) for name in SIZES
-    }
+    named = {k: v for k, v in settings.from_flags(arguments).items() if k in MODEL}
+    if arguments.seq_len is not None:
+        named["max_seq_len"] = arguments.seq_len
     config = preset(arguments.preset, **named)
     if arguments.gpu_type:
         cluster = from_data_sheet(arguments.gpu_type, arguments.gpus_per_node or 8)
     else:
         cluster = load_calibration(arguments.cluster)
+    if arguments.network is not None:
+        if cluster.is_host:
+            raise UsageError(f"--network: {cluster.name} is one node")
+        check_network(arguments.network, cluster.gpus_per_node, "--network")
+        cluster = replace(cluster, network=arguments.network)
     return Question(
         config=config,
         preset=name_of(config, arguments.preset),
-        given={name: size for name, size in named.items() if size is not None},
+        given=named,
         cluster=cluster,
         gpus=arguments.gpus,
         global_batch=arguments.global_batch,
@@ -177,7 +197,8 @@ def answer(arguments: argparse.Namespace) -> Table:
     if not len(order):
         raise UsageError(ranking.nothing_fits(x, used, limit, ask.config, ask.gpus))
     best = ranking.undominated(x, used, order)[: arguments.top]
-    found = ranking.rows_of(x, best, cluster, ask.config)
+    precision = ask.settings["precision"]
+    found = ranking.rows_of(x, best, cluster, ask.config, precision, ask.margin)
     if arguments.study:
         _write_study(arguments.study, found, ask, arguments.cluster or arguments.gpu_type)
     if arguments.scale:
@@ -187,17 +208,19 @@ def answer(arguments: argparse.Namespace) -> Table:
             picture = plots.planned(curve, f"{ask.config.n_params / 1e9:.0f}B on {cluster.name}")
             with writing(arguments.scale):
                 picture.savefig(arguments.scale, dpi=144)
-        return ranking.scale_table(curve, per_gpu)
+        return ranking.scale_table(curve, per_gpu, cluster.network_note())
     attention = "flash" if x.flash[0] else "unfused"
     notes = [
         f"predicted, not measured, for {cluster.name} ({cluster.source}) in"
-        f" {ask.settings['precision']} with {attention} attention; low to high hold 80 %",
+        f" {precision} with {attention} attention; low to high hold 80 %",
         *_unseen(cluster, arguments.flash),
         *_assumed(ask, arguments.preset),
-        f"{len(order)} of {len(x)} possible layouts fit in {limit / memory.GB:.1f} GB",
+        *([cluster.network_note()] if ask.gpus > cluster.gpus_per_node else []),
+        f"{len(order)} of {len(x)} possible layouts fit in {limit / memory.GB:.1f} GB; tight: less"
+        f" than {ranking.TIGHT:.0%} of that is left",
         *ranking.refusals(x, used, limit, cluster),
     ]
-    return ranking.table(found, notes)
+    return ranking.table(found, notes, cluster.mfu(found[0]["tflops"], precision)[1])
 
 
 def _unseen(cluster: Calibration, flash: bool | None) -> list[str]:
@@ -212,13 +235,18 @@ def _unseen(cluster: Calibration, flash: bool | None) -> list[str]:
 
 
 def _assumed(ask: Question, preset_name: str) -> list[str]:
-    """Which sizes are the preset's, where the model is no preset's."""
+    """What the model has of the preset's and of GPT-2's, where it is no preset."""
     if ask.preset is not None:
         return []
-    given = set(ask.given) | ({"ffn_hidden"} if "hidden" in ask.given else set())  # 4 x hidden
-    rest = [f"{name} {size}" for name, size in asdict(ask.config).items() if name not in given]
+    derived = {"ffn_hidden"} if {"hidden", "activation"} & set(ask.given) else set()
+    rest = [
+        f"{f.name} {value}"
+        for f in fields(ask.config)
+        if f.name not in set(ask.given) | derived
+        and ((value := getattr(ask.config, f.name)) != f.default or f.name in SIZES)
+    ]
     size = f"{ask.config.n_params / 1e9:.1f}B parameters"
-    return [f"{size}; not given, so taken from {preset_name}: {', '.join(rest)}"] if rest else []
+    return [f"{size}; taken from {preset_name}: {', '.join(rest)}; all else as in GPT-2"]
 
 
 def _write_study(path: Path, found: list[dict[str, Any]], ask: Question, where: str) -> None:
@@ -261,7 +289,7 @@ def study_toml(found: list[dict[str, Any]], defaults: dict[str, Any], cluster: s
         "",
         "[defaults]",
     ]
-    lines += [f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}" for k, v in defaults.items()]
+    lines += [f"{k} = {json.dumps(v)}" for k, v in defaults.items()]
     for row in found:
         lines += [
             "",

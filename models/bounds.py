@@ -37,7 +37,7 @@ def check_flags(arguments: argparse.Namespace, **bounds: tuple[float, float] | B
         UsageError: it names the flag, the bounds and the number.
     """
     for name, given in bounds.items():
-        value = getattr(arguments, name)
+        value = getattr(arguments, name, None)
         allowed = given if isinstance(given, Bounds) else Bounds(*given)
         flag = "--" + name.replace("_", "-")
         if value is not None and (problem := allowed.problem(flag, value)):

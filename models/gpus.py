@@ -79,7 +79,7 @@ def mfu(
 
 # A bare name in a published table nearly always means the card of the maker's own servers.
 USUAL = {"V100": "V100 SXM2", "H100": "H100 SXM", "A100": "A100", "P100": "P100 SXM2"}
-GBITS = {"EDR": 100, "HDR": 200, "NDR": 400, "Omni-Path": 100, "OPA": 100}
+GBITS = {"EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800, "OMNI-PATH": 100, "OPA": 100}
 
 
 def planning_gpu(name: str | None) -> Gpu:
@@ -99,23 +99,34 @@ def planning_gpu(name: str | None) -> Gpu:
     return found
 
 
-# "4 x 100 Gb/s", "4 EFA x 100 Gb/s", "4 NICs of 100 Gb/s" or "100 Gb/s x 4".
+# "4 x 100 Gb/s", "4 EFA x 100 Gb/s", "4 NICs of 100 Gb/s", "100 Gb/s x 4" or "10 GbE".
 _RATE = re.compile(
     r"(?:(\d+)\s*(?:(?:[A-Za-z-]+\s+){0,2}[x×*]|(?:links?|ports?|rails?|NICs?|HCAs?)\s+of)\s*)?"
-    r"(\d+(?:\.\d+)?)\s*([GT])b(?:ps|it/s|/s)(?:\s*[x×*]\s*(\d+))?"
+    r"(\d+(?:\.\d+)?)\s*([GT])b(?:ps|it/s|/s|[eE]\b)(?:\s*[x×*]\s*(\d+))?"
 )
-_LINKS = r"(EDR|HDR|NDR|Omni-Path|OPA)(\d{3})?\b"
+_LINKS = r"(?:(?:InfiniBand|IB)\s+)?((?i:EDR|HDR|NDR|XDR|Omni-Path|OPA))(\d{3})?\b"
 _COUNTED = re.compile(rf"\b(\d+)\s*[x×*]?\s*{_LINKS}")
-_NAMED = re.compile(rf"\b{_LINKS}(?:\W+(\d+)\s*[x×*]?\s*(?:links?|ports?|rails?|NICs?|HCAs?)\b)?")
+_NAMED = re.compile(
+    rf"\b{_LINKS}(?:\s*[x×*]\s*(\d+)\b|\W+(\d+)\s*[x×*]?\s*(?:links?|ports?|rails?|NICs?|HCAs?)\b)?"
+)
 _PER_GPU = re.compile(r"[^,;()]{0,30}(?:per|a|/)\s*(?:GPU|card|accelerator)\b", re.IGNORECASE)
 _PER_NODE = re.compile(r"[^,;()]{0,30}(?:per|a|/)\s*(?:node|server|host)\b", re.IGNORECASE)
+
+
+NETWORK = '"8x NDR", "4x 200 Gb/s" or "10 GbE"'  # how a network can be written
+
+
+def check_network(words: str, gpus_per_node: float, where: str) -> None:
+    """Raises: UsageError: `words` state no rate; `where` they stand begins the line."""
+    if network_rate(words, gpus_per_node) is None:
+        raise UsageError(f"{where} {words!r} states no rate; write it as {NETWORK}")
 
 
 def network_rate(cluster: str | None, gpus_per_node: float | None = None) -> float | None:
     """Bytes/s of a node's network from a description that states it, else None.
 
-    "800 Gbps InfiniBand per node", "4 x 100 Gb/s", "400 Gb/s RDMA per GPU" (of `gpus_per_node`),
-    "8x HDR InfiniBand per node", "2x HDR100", "4 Omni-Path links/node", "Omni-Path, 4 links/node".
+    "8x NDR", "NDR x 8", "8 x InfiniBand HDR", "2x HDR100", "Omni-Path, 4 links/node", "10 GbE",
+    "4 x 100 Gb/s", "800 Gbps InfiniBand per node", "400 Gb/s RDMA per GPU" (of `gpus_per_node`).
     """
     text = cluster or ""
     counted, named = _COUNTED.search(text), _NAMED.search(text)
@@ -128,7 +139,7 @@ def network_rate(cluster: str | None, gpus_per_node: float | None = None) -> flo
         if count or not counted or _PER_NODE.match(rest):
             return gbits / 8 * 1e9  # else the rate is one of the counted links'
     if counted:
-        return int(counted[1]) * float(counted[3] or GBITS[counted[2]]) / 8 * 1e9
+        return int(counted[1]) * float(counted[3] or GBITS[counted[2].upper()]) / 8 * 1e9
     if named:
-        return int(named[3] or 1) * float(named[2] or GBITS[named[1]]) / 8 * 1e9
+        return int(named[3] or named[4] or 1) * float(named[2] or GBITS[named[1].upper()]) / 8 * 1e9
     return None

@@ -166,9 +166,11 @@ def test_links_are_as_fast_as_their_lanes():
     ],
 )
 def test_a_description_states_its_network(words, gigabits):
-    """InfiniBand's rates: EDR 100, HDR 200, NDR 400 Gb/s."""
+    """InfiniBand's rates: EDR 100, HDR 200, NDR 400, XDR 800 Gb/s."""
     assert network_rate(words) == gigabits / 8 * 1e9
-    assert GBITS == {"EDR": 100, "HDR": 200, "NDR": 400, "Omni-Path": 100, "OPA": 100}
+    assert GBITS == {
+        "EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800, "OMNI-PATH": 100, "OPA": 100,
+    }  # fmt: skip
 
 
 def test_a_rate_per_gpu_is_a_nodes_times_its_gpus_and_none_where_they_are_unknown():

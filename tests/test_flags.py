@@ -97,6 +97,9 @@ ALIASES = {
     "--max-train-steps": "--steps",  # as other trainers call it
     "--local_rank": "--local-rank",  # how the deepspeed launcher calls a program
     "--local-rank": "--local_rank",
+    "--kv-heads": "--n-kv-head",  # what others call it, and two words
+    "--glu": "--activation",
+    "--untied": "--no-tied",
 }
 
 

@@ -1,6 +1,7 @@
 """The planner: every possible layout and no other, fast, ranked, refused in words."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ from analysis.planner import explain, ranking
 from analysis.planner.calibration import FOLDER, from_data_sheet, load_calibration, names
 from analysis.planner.space import engine_of, space
 from models import memory
-from models.config import PRESETS
+from models.config import PRESETS, GPTConfig, preset
+from models.errors import Parser
 from models.gpus import network_rate
+from parallel.config.clusters import load_clusters
 from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout
 from parallel.config.layout_arrays import columns, possible
 from parallel.config.study import load_study
@@ -20,6 +23,12 @@ from slurm import render
 
 PLAN = ["--cluster", "selene", "--gpus", "64", "--global-batch", "64", "--preset", "18b"]
 HUGE = ["--gpus-per-node", "1000000000", "--leave", "1000000000"]
+
+
+def plan_flags(flags):
+    parser = Parser(prog="plan")
+    plan.add_flags(parser)
+    return parser.parse_args(flags)
 
 
 def test_possible_is_what_layout_problems_says():
@@ -236,7 +245,7 @@ def test_a_written_plan_names_its_own_size(tmp_path, capsys):
     where = ["--cluster", "selene", "--gpus", "64", "--global-batch", "64", "--study", str(path)]
     assert plan.main([*sizes, *where]) == 0
     said = capsys.readouterr()
-    assert "12.9B parameters; not given, so taken from 175b: vocab_size 51200" in said.out
+    assert "12.9B parameters; taken from 175b: vocab_size 51200, max_seq_len 2048;" in said.out
     assert "preset" not in path.read_text() and "hidden = 5120" in path.read_text()
     (model,) = {spec.model for spec in load_study(path, cluster="dgx-a100").specs.values()}
     assert (model.n_layer, model.hidden, model.ffn_hidden) == (40, 5120, 20480)
@@ -247,6 +256,42 @@ def test_a_written_plan_names_its_own_size(tmp_path, capsys):
     assert "13b.toml exists: name another file, or replace it with" in capsys.readouterr().err
     assert plan.main([*smaller, "--force"]) == 0
     assert 'preset = "18b"' in path.read_text() and "max_seq_len = 1024" in path.read_text()
+
+
+LLAMA = ["--n-layer", "16", "--hidden", "2048", "--n-head", "32", "--vocab-size", "128256"]
+LLAMA += ["--ffn-hidden", "8192", "--seq-len", "4096"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (["--preset", "llama3-8b"], PRESETS["llama3-8b"]),
+        (
+            ["--preset", "llama3-8b", "--n-layer", "16", "--rope-theta", "10000"],
+            replace(PRESETS["llama3-8b"], n_layer=16, rope_theta=10000.0),
+        ),
+        (["--preset", "qwen3-4b", "--seq-len", "2048"], preset("qwen3-4b", max_seq_len=2048)),
+        (
+            [*LLAMA, "--kv-heads", "8", "--glu", "--untied"],
+            GPTConfig(16, 2048, 32, 128256, 4096, 8192, 8, activation="swiglu", tied=False),
+        ),
+        (
+            [*LLAMA, "--n-kv-head", "8", "--activation", "swiglu", "--no-tied", "--no-bias"],
+            GPTConfig(
+                16, 2048, 32, 128256, 4096, 8192, 8, activation="swiglu", tied=False, bias=False
+            ),
+        ),
+    ],
+)
+def test_a_written_plan_keeps_the_architecture(flags, wanted, tmp_path):
+    path = tmp_path / "planned.toml"
+    where = ["--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "64", "--top", "3"]
+    ask = plan.question(plan_flags([*flags, *where]))
+    assert ask.config == wanted
+    plan.answer(plan_flags([*flags, *where, "--study", str(path)]))
+    specs = load_study(path).specs.values()
+    assert len(specs) == 3 and {spec.model for spec in specs} == {wanted}
+    assert {spec.seq_len for spec in specs} == {wanted.max_seq_len}
 
 
 @pytest.mark.parametrize(
@@ -267,12 +312,58 @@ def test_a_written_plan_names_its_own_size(tmp_path, capsys):
         ("8x A100 per node, 800 Gbps InfiniBand per node", 800),
         ("400 Gb/s RDMA per GPU", 3200),
         ("3.2 Tb/s", 3200),
+        ("8x NDR", 3200),
+        ("8 x InfiniBand NDR", 3200),
+        ("4x xdr", 3200),
+        ("NDR x 8", 3200),
+        ("10 GbE", 10),
+        ("2x 25GbE", 50),
         ("8x H100 nodes", None),
         ("NVLink at 900 GB/s", None),
     ],
 )
 def test_a_network_is_read_with_all_its_links(words, gbits):
     assert network_rate(words, 8) == (None if gbits is None else gbits / 8 * 1e9)
+
+
+NETWORKS = {
+    "ndr": "8x NDR",
+    "hdr": "8x HDR",
+    "ethernet": "10 GbE",
+    "words": "a fast one",
+    "none": "",
+}
+
+
+def test_a_clusters_network_changes_its_times_and_is_printed(tmp_path, capsys, monkeypatch):
+    """A network that is not stated, or in words that state no rate, is the maker's: 8x NDR."""
+    table = '[{}]\ndescription = "mine"\ngpus_per_node = 8\ncores_per_node = 64\ngpu = "H100 SXM"\n'
+    clusters = tmp_path / "clusters.toml"
+    clusters.write_text(
+        "".join(f'{table.format(k)}interconnect = "{words}"\n' for k, words in NETWORKS.items())
+    )
+    monkeypatch.setenv("SCALING_CLUSTERS", str(clusters))
+    flags = ["--gpus", "64", "--global-batch", "64", "--preset", "18b", "--top", "1"]
+    seconds, notes = {}, {}
+    for name in NETWORKS:
+        shown = plan.answer(plan_flags(["--cluster", name, *flags]))
+        seconds[name] = shown.rows[0]["predicted_s"]
+        (notes[name],) = [note for note in shown.notes if note.startswith("network")]
+    assert seconds["ndr"] < seconds["hdr"] < seconds["ethernet"] / 2
+    assert seconds["ndr"] == seconds["words"] == seconds["none"]
+    assert notes["hdr"] == "network: 1600 Gb/s a node in each direction (8x HDR)"
+    assert notes["ethernet"].startswith("network: 10 Gb/s a node")
+    assert notes["words"].startswith("network assumed ('a fast one' states no rate): 3200 Gb/s")
+    assert notes["none"].startswith("network assumed (none is stated): 3200 Gb/s")
+    shown = plan.answer(plan_flags(["--cluster", "ndr", "--network", "8xHDR", *flags]))
+    assert shown.rows[0]["predicted_s"] == seconds["hdr"]
+    assert plan.main(["--cluster", "ndr", "--network", "fast", *flags]) == 2
+    assert "--network 'fast' states no rate; write it as" in capsys.readouterr().err
+
+
+def test_every_shipped_cluster_with_gpus_states_its_network():
+    for name, cluster in load_clusters().items():
+        assert not cluster.gpu or network_rate(cluster.interconnect, 8), name
 
 
 def test_a_study_is_pruned_as_it_was_planned(tmp_path, capsys):

@@ -16,7 +16,7 @@ from analysis.planner.runs import host_runs
 from analysis.planner.timemodel import Machine
 from analysis.planner.validate import error_columns, fit_some
 from models.errors import UsageError
-from models.gpus import network_rate, planning_gpu
+from models.gpus import check_network, network_rate, planning_gpu
 from parallel.config.layout_arrays import Columns
 from parallel.record.facts import cores
 
@@ -126,10 +126,8 @@ def _facts(rows: Rows, chosen: np.ndarray, card: str, network: str) -> dict[str,
     gpus_per_node = rows.x.gpus_per_node[chosen[0]]
     said = network or rows.cluster[chosen[0]]
     known = network_rate(said, gpus_per_node) is not None
-    if network and not known:
-        raise UsageError(
-            f'--network {network!r} states no rate; write it as "4 x 100 Gb/s per node" or "8x HDR"'
-        )
+    if network:
+        check_network(network, gpus_per_node, "--network")
     sizes = rows.gpu_memory_gb[np.isfinite(rows.gpu_memory_gb)]
     return {
         "gpu": card,

@@ -18,7 +18,16 @@ from analysis.planner.timemodel import Machine, machine_of
 from models import memory
 from models.errors import UsageError
 from models.files import read_toml
-from models.gpus import find_gpu, network_rate, planning_gpu
+from models.flops import DEFAULT_CONVENTION
+from models.gpus import (
+    NETWORK,
+    check_network,
+    find_gpu,
+    mfu,
+    network_rate,
+    peak_tflops,
+    planning_gpu,
+)
 from parallel.config.clusters import load_clusters
 
 # FlashAttention's kernels need compute capability 8.0 (Ampere) or CDNA 2: these cards are older.
@@ -69,6 +78,26 @@ class Calibration:
                 f"the {card.name} of {self.name} has no bf16: --precision fp16 or fp32"
             )
         return wanted or ("bf16" if "bf16" in card.peaks else "fp16")
+
+    def mfu(self, tflops: float, precision: str) -> tuple[float | None, str]:
+        """`models.gpus.mfu` of the card, in the number format that the plan computes in: on a card
+        with TF32, fp32 is TF32."""
+        card = self.gpu if self.is_host else planning_gpu(self.gpu).name
+        if precision == "fp32" and peak_tflops(card, "tf32"):
+            precision = "tf32"
+        return mfu(tflops, card, precision, DEFAULT_CONVENTION)
+
+    def network_note(self) -> str:
+        """The network between the nodes as it is planned with, and where that is known from."""
+        gbits = f"{self.machine().network * 8 / 1e9:.4g} Gb/s a node in each direction"
+        if network_rate(self.network, self.gpus_per_node) is not None:
+            return f"network: {gbits} ({self.network})"
+        unread = f"{self.network!r} states no rate" if self.network else "none is stated"
+        return (
+            f"network assumed ({unread}): {gbits}, as in the maker's own node with"
+            f" {planning_gpu(self.gpu).name}; state yours with --network, or as the cluster's key"
+            f" interconnect, as {NETWORK}"
+        )
 
     def machine(self, width: int = 2, fp8: bool = False) -> Machine:
         """Rates of one GPU and of one node's network, for weights of `width` bytes; `fp8`: the
@@ -122,14 +151,21 @@ def load_calibration(wanted: str) -> Calibration:
     clusters = _with_cards()
     if wanted in clusters:
         found = clusters[wanted]
-        return from_data_sheet(found.gpu, found.gpus_per_node, wanted, found.gpu_memory_gb)
+        return from_data_sheet(
+            found.gpu, found.gpus_per_node, wanted, found.gpu_memory_gb, found.interconnect
+        )
     raise UsageError(f"no cluster or calibration {wanted!r}; known: {', '.join(names())}")
 
 
 def from_data_sheet(
-    gpu: str, gpus_per_node: int = 8, name: str = "", memory_gb: float | None = None
+    gpu: str,
+    gpus_per_node: int = 8,
+    name: str = "",
+    memory_gb: float | None = None,
+    network: str = "",
 ) -> Calibration:
-    """A cluster that nobody has measured: its card's data sheet and the priors.
+    """A cluster that nobody has measured: its card's data sheet and the priors. network: words; the
+    network of the maker's own node is taken where they state no rate.
 
     Raises:
         UsageError: unknown card.
@@ -140,7 +176,7 @@ def from_data_sheet(
         gpu,
         gpus_per_node,
         memory_gb or card.memory_gb,
-        "",
+        network,
         prior_fit(priors_of(card.name)),
         flash=card.name not in UNFUSED,
         source="data sheet and priors, fitted on no run",
@@ -208,11 +244,9 @@ def _read(path: Path) -> Calibration:
     else:
         planning_gpu(table["gpu"])
         if said := table.get("network"):
-            if network_rate(said, _number(path, table, "gpus_per_node")) is None:
-                raise UsageError(
-                    f"calibration {path}: network {said!r} states no rate; write it as"
-                    ' "4 x 100 Gb/s per node" or "8x HDR"'
-                )
+            check_network(
+                said, _number(path, table, "gpus_per_node"), f"calibration {path}: network"
+            )
     return Calibration(
         path.stem,
         table["gpu"],

@@ -19,6 +19,7 @@ from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import Columns
 
 MARGIN, MARGINS = 0.06, Bounds(0, 1, below=True)  # share of memory that is left free
+TIGHT = 0.05  # share of the usable memory; a layout that leaves less of it free is marked
 KEYS = ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage", "recompute")
 HEADINGS = {  # of the tables; --why takes them, too
     "micro_batch": "mbs",
@@ -139,19 +140,26 @@ def nothing_fits(x: Columns, used: np.ndarray, limit: float, config: GPTConfig, 
 
 
 def rows_of(
-    x: Columns, chosen: np.ndarray, cluster: Calibration, config: GPTConfig
+    x: Columns,
+    chosen: np.ndarray,
+    cluster: Calibration,
+    config: GPTConfig,
+    precision: str,
+    margin: float,
 ) -> list[dict[str, Any]]:
     """What is printed of the chosen layouts."""
+    limit = usable_bytes(x, cluster, margin)
     x = x.take(chosen)
     terms, tensor_s = seconds_by_term(x, cluster)
     seconds = sum(terms.values())
     low, high = cluster.fit.interval(seconds, x, cluster.machine(int(x.width[0])))
-    used = memory.peak(x, cluster.memory) / memory.GB
+    used = memory.peak(x, cluster.memory)
     sent = tensor_s + terms["p2p"] + terms["data_parallel"] + terms["embedding"]
     found = []
     for i in range(len(x)):
         layout, seq_len, t = x.layout(i), int(x.seq[i]), float(seconds[i])
-        tokens = layout.global_batch * seq_len
+        tokens, gpus = layout.global_batch * seq_len, layout.world_size
+        tflops = tflops_per_gpu(config, seq_len, tokens, t, gpus)
         found.append(
             {
                 "rank": i + 1,
@@ -161,8 +169,12 @@ def rows_of(
                 "predicted_s": t,
                 "low_s": float(low[i]),
                 "high_s": float(high[i]),
-                "tflops": tflops_per_gpu(config, seq_len, tokens, t, layout.world_size, "megatron"),
-                "memory_gb": float(used[i]),
+                "tflops": tflops,
+                "mfu": cluster.mfu(tflops, precision)[0],
+                "tokens_per_s": tokens / t,
+                "gpu_days": gpus * t / 86400 / tokens * 1e12,
+                "memory_gb": float(used[i] / memory.GB),
+                "tight": "tight" if used[i] > (1 - TIGHT) * limit else "",
                 "bubble": float(terms["bubble"][i] / t),
                 "communication": float(sent[i] / t),
             }
@@ -175,19 +187,23 @@ def _columns(*keys: str) -> list[Column]:
     return [Column(key, HEADINGS.get(key, key), "" if key in words else "d") for key in keys]
 
 
-def table(found: list[dict[str, Any]], notes: list[str]) -> Table:
-    """The ranked table: rows of `rows_of`."""
+def table(found: list[dict[str, Any]], notes: list[str], no_mfu: str) -> Table:
+    """The ranked table: rows of `rows_of`; `no_mfu`: why they have no MFU, "" where they have."""
     shown = [
         Column("rank", "#", "d"),
         Column("engine", "engine"),
         *_columns(*KEYS, "sequence_parallel"),
         *SECONDS,
         Column("tflops", "TFLOP/s/GPU", "#.4g"),
+        Column("mfu", "MFU", ".1%"),
+        Column("tokens_per_s", "tokens/s", ".0f"),
+        Column("gpu_days", "GPU-days per 1e12 tokens", ".1f"),
         Column("memory_gb", "GB", ".1f"),
+        Column("tight", "memory"),
         Column("bubble", "bubble", ".1%"),
         Column("communication", "communication", ".1%"),
     ]
-    return Table(shown, found, notes=notes)
+    return Table(shown, found, notes=notes, missing={"mfu": [no_mfu] if no_mfu else []})
 
 
 def scale(
@@ -207,14 +223,14 @@ def scale(
             continue
         _, _, order = rank(x, cluster, margin)
         if len(order):
-            best = rows_of(x, order[:1], cluster, config)[0]
+            best = rows_of(x, order[:1], cluster, config, settings["precision"], margin)[0]
             found.append({"gpus": gpus, "global_batch": batch} | best)
     top = max((row["tflops"] for row in found), default=1.0)
     return [row | {"efficiency": row["tflops"] / top} for row in found]
 
 
-def scale_table(curve: list[dict[str, Any]], per_gpu: float) -> Table:
-    """Efficiency against GPUs: rows of `scale`."""
+def scale_table(curve: list[dict[str, Any]], per_gpu: float, network: str) -> Table:
+    """Efficiency against GPUs: rows of `scale`; `network`: a line about it."""
     shown = [
         Column("gpus", "GPUs", "d"),
         Column("global_batch", "global batch", "d"),
@@ -227,4 +243,4 @@ def scale_table(curve: list[dict[str, Any]], per_gpu: float) -> Table:
         "predicted efficiency: TFLOP/s/GPU over the best size's; the batch grows with the GPUs"
         f" ({per_gpu:g} sequences each), which is weak scaling"
     )
-    return Table(shown, curve, notes=[note])
+    return Table(shown, curve, notes=[note, network])

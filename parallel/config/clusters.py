@@ -91,7 +91,9 @@ class Cluster:
     cores_per_node: int = _key(MISSING, "CPU cores of a node")
     gpu: str = _key("", "the GPU's name")
     gpu_memory_gb: float | None = _key(None, "memory of one GPU")
-    interconnect: str = _key("", "the network between the nodes, for people")
+    interconnect: str = _key(
+        "", "a node's network: 8x NDR, 4x 200 Gb/s, 10 GbE; analysis.plan plans with it"
+    )
     max_nodes: int | None = _key(None, "the most nodes that a job may have")
     partition: str = _key("", "#SBATCH --partition")
     account: str = _key("", "#SBATCH --account; SBATCH_ACCOUNT in the environment overrides it")

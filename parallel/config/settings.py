@@ -7,6 +7,7 @@ Torch-free.
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -52,7 +53,7 @@ TRAINING = (
     "weight_decay", "beta1", "beta2", "adam_eps", "clip_grad",
 )  # fmt: skip
 # The settings that the model and the split are made of, under the same names.
-_MODEL = tuple(setting.name for setting in fields(GPTConfig))
+MODEL = tuple(setting.name for setting in fields(GPTConfig))
 _SPLIT = ("tp", "pp", "vpp", "micro_batch", "zero_stage", "recompute", "offload")
 
 
@@ -181,7 +182,7 @@ class RunSpec:
 
     @cached_property
     def model(self) -> GPTConfig:
-        return preset(self.preset, **{name: getattr(self, name) for name in _MODEL})
+        return preset(self.preset, **{name: getattr(self, name) for name in MODEL})
 
     @cached_property
     def layout(self) -> Layout:
@@ -521,8 +522,11 @@ def from_deepspeed_json(config: dict[str, Any], source: str) -> dict[str, Any]:
     return {k: v for k, v in stated.items() if v is not None and v != "auto"}
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag per setting; a flag that is not given leaves no trace in the namespace."""
+def add_flags(
+    parser: argparse.ArgumentParser, names: Sequence[str] = tuple(RunSpec.__dataclass_fields__)
+) -> None:
+    """One flag per setting, by default of all; a flag that is not given leaves no trace in the
+    namespace."""
     groups = {
         "engine": "what trains",
         "preset": "the model",
@@ -533,7 +537,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "device": "the machine",
     }
     group = parser
-    for setting in fields(RunSpec):
+    for setting in (RunSpec.__dataclass_fields__[name] for name in names):
         if setting.name in groups:
             group = parser.add_argument_group(groups[setting.name])
         kind, choices = _kind(setting), setting.metadata["choices"]
