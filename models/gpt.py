@@ -55,6 +55,24 @@ def norm(config: GPTConfig, size: int) -> nn.Module:
     return kind(size, eps=config.norm_eps)
 
 
+def positions(tokens_BS: Tensor, end_of_text: int | None) -> tuple[Tensor, Tensor | None]:
+    """Each token's position, and which tokens it attends to; None: to itself and all before it.
+
+    With `end_of_text`, the id that ends every document, positions start again at 0 after it, and no
+    token attends to another document.
+
+    Returns:
+        [S] and None; with `end_of_text` [B, S] and a mask [B, 1, S, S], True where the token of the
+        third index attends to that of the fourth.
+    """
+    if end_of_text is None:
+        return torch.arange(tokens_BS.size(1), device=tokens_BS.device), None
+    is_end_BS = (tokens_BS == end_of_text).int()
+    document_BS = is_end_BS.cumsum(1) - is_end_BS  # documents that ended before this token
+    mask_BSS = (document_BS[:, :, None] == document_BS[:, None, :]).tril()
+    return mask_BSS.sum(-1) - 1, mask_BSS[:, None]
+
+
 def rope_frequencies(config: GPTConfig, device: torch.device | None = None) -> Tensor:
     """Radians per position of each pair of a head's channels, fp32 [D/2].
 
@@ -96,12 +114,12 @@ class Embedding(nn.Module):
         learned = config.position == "learned"
         self.position = nn.Embedding(config.max_seq_len, config.hidden) if learned else None
 
-    def forward(self, tokens_BS: Tensor, position_S: Tensor) -> Tensor:
+    def forward(self, tokens_BS: Tensor, position: Tensor) -> Tensor:
         # A tied word table is also the output layer, whose gradient is dense. On a CPU, adding only
         # the rows of these tokens to it avoids a second [V, H] gradient that is nearly all zeros.
         few = self.tied and tokens_BS.device.type == "cpu" and not torch.compiler.is_compiling()
         x_BSH = F.embedding(tokens_BS, self.word.weight, sparse=few)
-        return x_BSH if self.position is None else x_BSH + self.position(position_S)
+        return x_BSH if self.position is None else x_BSH + self.position(position)
 
 
 class Attention(nn.Module):
@@ -116,7 +134,7 @@ class Attention(nn.Module):
         self.k_norm = norm(config, D) if config.qk_norm else None
         self.out = nn.Linear(N * D, config.hidden, bias=config.bias)
 
-    def forward(self, x_BSH: Tensor, angles: Tensor | None) -> Tensor:
+    def forward(self, x_BSH: Tensor, angles: Tensor | None, mask: Tensor | None) -> Tensor:
         B, S, _ = x_BSH.shape
         N, K, D = self.config.n_head, self.config.kv_heads, self.config.head_dim
         group = self.qkv(x_BSH).view(B, S, K, N // K + 2, D)  # its queries, its key, its value
@@ -128,7 +146,7 @@ class Attention(nn.Module):
         if angles is not None:
             q_BNSD, k_BKSD = rotate(q_BNSD, angles), rotate(k_BKSD, angles)
         y_BNSD = F.scaled_dot_product_attention(
-            q_BNSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=K < N
+            q_BNSD, k_BKSD, v_BKSD, attn_mask=mask, is_causal=mask is None, enable_gqa=K < N
         )
         return self.out(y_BNSD.transpose(1, 2).reshape(B, S, -1))
 
@@ -159,17 +177,18 @@ class Block(nn.Module):
         self.norm2 = norm(config, config.hidden)
         self.mlp = MLP(config)
 
-    def forward(self, x_BSH: Tensor, angles: Tensor | None) -> Tensor:
-        x_BSH = x_BSH + self.attn(self.norm1(x_BSH), angles)
+    def forward(self, x_BSH: Tensor, angles: Tensor | None, mask: Tensor | None) -> Tensor:
+        x_BSH = x_BSH + self.attn(self.norm1(x_BSH), angles, mask)
         return x_BSH + self.mlp(self.norm2(x_BSH))
 
 
 class GPT(nn.Module):
-    """The whole model. `recompute` drops each block's activations and recomputes them backward."""
+    """The whole model. `recompute` drops each block's activations and recomputes them backward;
+    `end_of_text` separates documents (see `positions`)."""
 
-    def __init__(self, config: GPTConfig, recompute: bool = False):
+    def __init__(self, config: GPTConfig, recompute: bool = False, end_of_text: int | None = None):
         super().__init__()
-        self.config, self.recompute = config, recompute
+        self.config, self.recompute, self.end_of_text = config, recompute, end_of_text
         self.embedding = Embedding(config)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = norm(config, config.hidden)
@@ -178,14 +197,16 @@ class GPT(nn.Module):
 
     def logits(self, tokens_BS: Tensor) -> Tensor:
         """Token ids [B, S] to logits [B, S, V]."""
-        position_S = torch.arange(tokens_BS.size(1), device=tokens_BS.device)
-        angles = rope_angles(self.config, position_S)
-        x_BSH = self.embedding(tokens_BS, position_S)
+        position, mask = positions(tokens_BS, self.end_of_text)
+        # Rotary attention depends on differences of positions, which are the same in a document
+        # wherever its positions start.
+        angles = rope_angles(self.config, positions(tokens_BS, None)[0])
+        x_BSH = self.embedding(tokens_BS, position)
         for block in self.blocks:
             if self.recompute and self.training:
-                x_BSH = checkpoint(block, x_BSH, angles, use_reentrant=False)
+                x_BSH = checkpoint(block, x_BSH, angles, mask, use_reentrant=False)
             else:
-                x_BSH = block(x_BSH, angles)
+                x_BSH = block(x_BSH, angles, mask)
         x_BSH = self.norm(x_BSH)
         if self.config.tied:
             return F.linear(x_BSH, self.embedding.word.weight)

@@ -17,7 +17,7 @@ from transformers import (
 
 from models.config import GPTConfig
 from models.errors import UsageError
-from models.gpt import fill, init_parameter, mean_loss
+from models.gpt import fill, init_parameter, mean_loss, positions
 from models.hf_files import hugging_face_config, reference_name, to_hugging_face
 from models.run_weights import tokenizer_files
 
@@ -25,15 +25,19 @@ from models.run_weights import tokenizer_files
 class HuggingFaceGPT2(nn.Module):
     """`transformers.GPT2LMHeadModel` called like the reference model: (tokens, labels) -> loss."""
 
-    def __init__(self, config: GPTConfig, recompute: bool = False):
+    def __init__(self, config: GPTConfig, recompute: bool = False, end_of_text: int | None = None):
         super().__init__()
-        self.config = config
+        self.config, self.end_of_text = config, end_of_text
         self.gpt2 = GPT2LMHeadModel(GPT2Config(**hugging_face_config(config), use_cache=False))
         if recompute:
             self.gpt2.gradient_checkpointing_enable({"use_reentrant": False})
 
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor) -> Tensor:
-        return mean_loss(self.gpt2(tokens_BS).logits, labels_BS)
+        position, mask = positions(tokens_BS, self.end_of_text)
+        # Given positions alone, transformers looks for packed sequences in them.
+        position_BS = None if mask is None else position
+        output = self.gpt2(tokens_BS, position_ids=position_BS, attention_mask=mask)
+        return mean_loss(output.logits, labels_BS)
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:

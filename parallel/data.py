@@ -192,11 +192,12 @@ def _write(
     with contextlib.ExitStack() as stack:
         files = {s: stack.enter_context((folder / f"{s}.bin").open("wb")) for s in SPLITS}
         bar = tqdm(documents, "tokenizing", unit="file", disable=not sys.stderr.isatty())
-        read = 0
+        read = ended = 0
         for number, document in enumerate(bar):
             text = _read(document)
             read += len(text)
             ids = np.append(np.asarray(coder.encode(text), dtype=np.uint32), np.uint32(coder.end))
+            ended += int((ids == coder.end).sum())  # a file may hold several documents
             # One file alone is cut, so that it too leaves something to validate on.
             if len(documents) < every:
                 cut = int(len(ids) * (1 - HELD_OUT))
@@ -217,7 +218,8 @@ def _write(
         "tokenizer": coder.name,
         "vocab_size": coder.vocab_size,
         "dtype": dtype,
-        "documents": len(documents),
+        "documents": ended,
+        "end_of_text": int(coder.end),
         "tokens": counts,
         "sha256": {split: digest.hexdigest() for split, digest in hashes.items()},
         "source": [str(p) for p in inputs] or "the Python standard library's source",

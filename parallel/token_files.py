@@ -21,7 +21,7 @@ from torch import Tensor
 
 from models.errors import UsageError
 from models.files import parse_json
-from parallel.config.data_files import DEFAULT_FOLDER, held_out_from, settle
+from parallel.config.data_files import DEFAULT_FOLDER, documents, held_out_from, settle
 from parallel.config.layout import Layout
 
 
@@ -72,8 +72,11 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Data:
+    """Both splits, and how many documents they hold together; None: the files do not say."""
+
     train: Tokens
     val: Tokens
+    documents: int | None = None
 
     def facts(self, with_digest: bool) -> dict[str, Any]:
         """What run.json says of them; `with_digest` computes the SHA-256 of files without one."""
@@ -84,6 +87,8 @@ class Data:
             "vocab_size": train.vocab_size,
             "train_tokens": len(train.ids),
             "val_tokens": len(self.val.ids),
+            "documents": self.documents,
+            "sequences_cross_documents": None if self.documents is None else self.documents > 1,
             "sha256": train.sha256 or (train.digest() if with_digest else None),
         }
 
@@ -141,7 +146,8 @@ def _open_folder(path: Path) -> Data:
             *(
                 Tokens(_memory_map(path / f"{s}.bin", meta["dtype"]), *known, meta["sha256"][s])
                 for s in ("train", "val")
-            )
+            ),
+            documents(str(path)),
         )
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
@@ -175,17 +181,18 @@ def _open_megatron(prefix: Path) -> Data:
         if not (head := index.read(34)).startswith(b"MMIDIDX\x00\x00") or len(head) < 34:
             raise UsageError(f"{prefix}.idx is not a Megatron index: its header is {head[:9]!r}")
     try:
-        dtype = IndexedDataset(str(prefix), mmap=True).index.dtype
+        index = IndexedDataset(str(prefix), mmap=True).index
     except Exception as error:  # it asserts, unpacks and maps: any of these is a bad file
         reason = str(error).strip() or type(error).__name__
         raise UsageError(f"{prefix}.idx is not a Megatron index: {reason}") from error
     # The documents lie one after the other in the .bin: the whole file is one array of ids.
-    return _hold_out(_memory_map(Path(f"{prefix}.bin"), dtype), prefix)
+    ids = _memory_map(Path(f"{prefix}.bin"), index.dtype)
+    return _hold_out(ids, prefix, len(index.document_indices) - 1)
 
 
-def _hold_out(ids: np.ndarray, path: Path) -> Data:
+def _hold_out(ids: np.ndarray, path: Path, documents: int | None = None) -> Data:
     cut = held_out_from(len(ids))
-    return Data(Tokens(ids[:cut], str(path)), Tokens(ids[cut:], str(path)))
+    return Data(Tokens(ids[:cut], str(path)), Tokens(ids[cut:], str(path)), documents)
 
 
 def offsets(n_tokens: int, seq_len: int, global_batch: int, seed: int, step: int) -> np.ndarray:

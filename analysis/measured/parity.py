@@ -53,6 +53,8 @@ def _work(run: Run) -> dict[str, Any]:
     spec, model = facts.get("spec") or {}, facts.get("model") or {}
     return {
         **{name: spec.get(name) for name in TRAINING},
+        # The id after which positions and attention start again.
+        "reset_at_documents": bool(spec.get("reset_at_documents")) and spec.get("end_of_text"),
         # A run from before a setting existed has its default, which is GPT-2's.
         **{
             f"model {of.name}": model.get(of.name, None if of.default is MISSING else of.default)

@@ -104,7 +104,8 @@ def _load_checkpoint(
 
 def _changed(spec: RunSpec, before: dict[str, Any]) -> str:
     """The settings that change what is computed from here on; more steps are no change."""
-    names = (*(name for name in TRAINING if name != "steps"), "global_batch", "data")
+    others = ("global_batch", "data", "end_of_text")
+    names = (*(name for name in TRAINING if name != "steps"), *others)
     now = spec.settings()
     return ", ".join(
         f"{name} {now[name]} not {before[name]}"

@@ -23,13 +23,28 @@ def held_out_from(n_tokens: int) -> int:
     return int(n_tokens * (1 - HELD_OUT))
 
 
-def vocabulary(data: str) -> int | None:
-    """How many ids a prepared folder's tokenizer has; None where nothing readable says so."""
+def _number(data: str, name: str, least: int) -> int | None:
+    """A whole number of a prepared folder's meta.json; None where nothing readable says it."""
     try:
-        size = parse_json((Path(data) / "meta.json").read_text())["vocab_size"]
+        number = parse_json((Path(data) / "meta.json").read_text())[name]
     except (OSError, ValueError, KeyError, TypeError):
         return None  # training reads the data again, and says what is wrong
-    return size if type(size) is int and size > 0 else None
+    return number if type(number) is int and number >= least else None
+
+
+def vocabulary(data: str) -> int | None:
+    """How many ids a prepared folder's tokenizer has, if it says so."""
+    return _number(data, "vocab_size", 1)
+
+
+def end_of_text(data: str) -> int | None:
+    """The id after each of a prepared folder's documents, if it says so."""
+    return _number(data, "end_of_text", 0)
+
+
+def documents(data: str) -> int | None:
+    """How many documents a prepared folder has, with those held out, if it says so."""
+    return _number(data, "documents", 0)
 
 
 def training_tokens(data: str) -> int:

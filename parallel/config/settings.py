@@ -17,7 +17,7 @@ from models.bounds import Bounds
 from models.config import ACTIVATIONS, NORMS, POSITIONS, GPTConfig, preset
 from models.errors import UsageError
 from models.files import parse_json, read_text
-from parallel.config.data_files import vocabulary
+from parallel.config.data_files import end_of_text, vocabulary
 from parallel.config.duration import WORK, steps_of
 from parallel.config.engine_abilities import ENGINES, inabilities
 from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout, split_world
@@ -134,6 +134,12 @@ class RunSpec:
     # the data
     data: str = _flag(
         "data/stdlib", "folder of token files, a nanoGPT .bin or a megatron .bin/.idx"
+    )
+    reset_at_documents: bool = _flag(
+        False, "start positions again at each document's end, and let no attention cross it"
+    )
+    end_of_text: int | None = _flag(
+        None, "the token id that ends a document (default: the data's)", Bounds(0, 2**24)
     )
     eval_interval: int = _flag(0, "steps between validations; 0: once, at the end", _MAYBE_STEPS)
     eval_steps: int = _flag(
@@ -256,6 +262,7 @@ class RunSpec:
             )
         if self.export_weights and self.implementation == "hf":
             problems.append("export_weights are of our GPT, not of implementation hf")
+        problems += self._document_problems()
         if self.min_lr > self.lr:
             problems.append(f"min_lr {self.min_lr:g} exceeds lr {self.lr:g}")
         if self.kernels in ("te", "apex") and self.device == "cpu":
@@ -263,6 +270,24 @@ class RunSpec:
         if self.profile_mode == "torch":
             problems += _profile_problems(self)
         return problems
+
+    def _document_problems(self) -> list[str]:
+        end, vocab_size = self.end_of_text, self.model.vocab_size
+        if self.reset_at_documents and (
+            self.tp > 1 or self.engine in ("deepspeed_pipe", "megatron")
+        ):
+            return ["reset_at_documents is not offered with megatron-core's layers yet"]
+        if not self.reset_at_documents:
+            given = f"end_of_text {end} is used with reset_at_documents alone: give that too"
+            return [] if end is None else [given]
+        if end is None:
+            return [
+                "reset_at_documents needs the token id that ends a document, and"
+                f" {self.data}/meta.json does not say it: give end_of_text, or prepare the data"
+                " with parallel.data (again, if an earlier version did)"
+            ]
+        beyond = f"end_of_text {end} is not among the {vocab_size} ids of the vocabulary"
+        return [beyond] if end >= vocab_size else []
 
     def settings(self) -> dict[str, Any]:
         """All fields as plain data, for run.json."""
@@ -371,6 +396,7 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
         merged["gpus"] = gpus
     draft = RunSpec(**merged)
     merged["vocab_size"] = _vocab_size(draft)
+    merged["end_of_text"] = _end_of_text(draft)
     merged["seq_len"] = draft.model.max_seq_len if draft.seq_len is None else draft.seq_len
     merged["grad_accum"] = _grad_accum(draft)
     merged["global_batch"] = (
@@ -422,6 +448,13 @@ def _vocab_size(draft: RunSpec) -> int | None:
     if draft.vocab_size is not None or in_data is None or in_data <= draft.model.vocab_size:
         return draft.vocab_size
     return in_data
+
+
+def _end_of_text(draft: RunSpec) -> int | None:
+    """The id that was asked for, or the data's where documents are to be told apart by it."""
+    if draft.end_of_text is not None or not draft.reset_at_documents:
+        return draft.end_of_text
+    return end_of_text(draft.data)
 
 
 def _other_batches(spec: RunSpec, layers: tuple[tuple[str, dict[str, Any]], ...]) -> list[str]:

@@ -20,10 +20,10 @@ def build_reference(
     if spec.implementation == "hf":
         from models import hf_model
 
-        model = hf_model.HuggingFaceGPT2(spec.model, recompute)
+        model = hf_model.HuggingFaceGPT2(spec.model, recompute, spec.end_of_text)
         hf_model.initialise(model, spec.seed, gathered)
     else:
-        model = gpt.GPT(spec.model, recompute)
+        model = gpt.GPT(spec.model, recompute, spec.end_of_text)
         gpt.initialise(model, spec.seed, gathered)
     for name, p in model.named_parameters():
         shape = tuple(getattr(p, "ds_shape", p.shape))  # ZeRO-3 empties parameters

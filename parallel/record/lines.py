@@ -17,6 +17,7 @@ def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
         f" {layout['n_micro']} micro-batches of {layout['micro_batch']},"
         f" seq_len {spec.seq_len}, {spec.precision}",
         f"kernels: {facts['kernels']}",
+        _documents(spec, facts["data"]["documents"]),
         f"watchdog: no progress for {spec.hang_after_s:g} s ends the run",
     ]
     if spec.deepspeed_config:
@@ -36,6 +37,20 @@ def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
             f" tp {layout['tp']}; the added logits are masked"
         )
     return lines
+
+
+def _documents(spec: RunSpec, documents: int | None) -> str:
+    """How many documents there are, and what happens where a sequence crosses a document's end."""
+    if documents == 1:
+        return f"documents of {spec.data}: 1, so no sequence crosses a document's end"
+    number = "unknown (the token files do not say)" if documents is None else f"{documents:,}"
+    crossing = "and attention crosses them too (--reset-at-documents stops that)"
+    if spec.reset_at_documents:
+        crossing = f"positions start again and attention stops there, at id {spec.end_of_text}"
+    return (
+        f"documents of {spec.data}: {number}, in one stream of tokens; sequences cross their ends,"
+        f" {crossing}"
+    )
 
 
 def iteration_line(spec: RunSpec, rows: list[dict[str, Any]], skipped: int, nans: int) -> str:
