@@ -71,7 +71,9 @@ def measure(arguments: argparse.Namespace) -> None:
     methods = (*((ProcessGroup, name) for name in breakdown._CALLS), (Work, "wait"))
     methods = tuple((of, name) for of, name in methods if name in of.__dict__)
     bare = [of.__dict__[name] for of, name in methods]
-    kernel = kernels.choose(run.kernels, device, kernels_of(run.engine, run.layout.tp))
+    kernel = kernels.choose(
+        run.kernels, device, kernels_of(run.engine, run.layout.tp, run.model.norm)
+    )
     with tempfile.TemporaryDirectory() as folder:
         bare_engine = engines.load(run, device, kernel) if run.engine == "ddp" else None
         bare_again = engines.load(run, device, kernel) if run.engine == "ddp" else None

@@ -177,7 +177,8 @@ def train(
         "gpus_visible": gpus_on_node(launch) if device.type == "cuda" else 0,
         "cuda": torch.version.cuda,
     }
-    facts["kernels"] = kernels.choose(spec.kernels, device, kernels_of(spec.engine, spec.layout.tp))
+    offered = kernels_of(spec.engine, spec.layout.tp, spec.model.norm)
+    facts["kernels"] = kernels.choose(spec.kernels, device, offered)
     return train_in_folder(spec, facts, RunFolder(path), data, device, launch, interruption)
 
 

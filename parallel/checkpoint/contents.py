@@ -76,14 +76,21 @@ def unpadded(
     tensors: dict[str, Tensor],
     copy: Copy = ONLY_COPY,
 ) -> list[Piece]:
-    """[Piece] without the rows of `part` that pad the vocabulary; [] when nothing is left."""
+    """[Piece] of what `tensors` hold of `part`, without the rows that pad the vocabulary; or [].
+
+    start: where in the part the tensors begin; negative where they begin before it. They may end
+    after it.
+    """
     rows = max(0, min(part[0], shape[0] - offset[0]))
     part = (rows, *part[1:])
-    n = min(tensors["param"].numel(), math.prod(part) - start)
-    if n <= 0:
+    first, last = max(start, 0), min(start + tensors["param"].numel(), math.prod(part))
+    if first >= last:
         return []
-    flat = {kind: tensor.detach().view(-1)[:n] for kind, tensor in tensors.items()}
-    return [Piece(name, shape, offset, part, start, flat, copy)]
+    flat = {
+        kind: tensor.detach().view(-1)[first - start : last - start]
+        for kind, tensor in tensors.items()
+    }
+    return [Piece(name, shape, offset, part, first, flat, copy)]
 
 
 def is_split(parameter: Any) -> bool:
@@ -99,8 +106,9 @@ def pieces_of(
 ) -> list[Piece]:
     """The pieces of (parameter, its fp32 tensors on this rank, the first element that they hold).
 
-    `parameter.reference` has the name, shape, offset and part of a piece. partitioned: each dp rank
-    holds another part of a parameter (ZeRO); otherwise all dp ranks hold the same.
+    `parameter.references` has the name, shape, offset and part of each reference parameter in it,
+    one after the other: two in the first linear layer of a gated feed-forward. partitioned: each dp
+    rank holds another part of a parameter (ZeRO); otherwise all dp ranks hold the same.
     """
     coords, pieces = layout.coords(rank), []
     for parameter, tensors, start in trained:
@@ -108,9 +116,11 @@ def pieces_of(
         dp_rank, dp = (0, 1) if partitioned else (coords["dp"], layout.dp)
         copy = Copy(dp_rank * tp + tp_rank, dp * tp)
         on_last_stage = layout.pp > 1 and coords["pp"] == layout.pp - 1
-        if on_last_stage and parameter.reference["name"] == "embedding.word.weight":
+        if on_last_stage and parameter.references[0]["name"] == "embedding.word.weight":
             copy = NEVER_SAVED  # the tied output layer: the first stage saves the embedding
-        pieces += unpadded(**parameter.reference, start=start, tensors=tensors, copy=copy)
+        for reference in parameter.references:
+            pieces += unpadded(**reference, start=start, tensors=tensors, copy=copy)
+            start -= math.prod(reference["part"])
     return pieces
 
 

@@ -100,8 +100,9 @@ def inabilities(
     return problems
 
 
-def kernels_of(engine: str, tp: int) -> tuple[str, ...]:
+def kernels_of(engine: str, tp: int, norm: str) -> tuple[str, ...]:
     """The kernel sets that an engine has code for, best first."""
     if engine == "deepspeed_zero" and tp == 1:
         return ("torch",)  # the reference model, not megatron-core's layers
-    return ENGINES[engine].kernels
+    apex = norm == "layernorm"  # megatron-core's wrapper of apex has no other
+    return tuple(kernel for kernel in ENGINES[engine].kernels if apex or kernel != "apex")

@@ -24,19 +24,25 @@ class DeepSpeedPipeEngine(common.DeepSpeedEngine):
         common.connect()
         layout = spec.layout
         config = layers.start(spec, device.type == "cuda")
-        word = ("word", layers.WordEmbedding, spec, config)
-        tied = partial(TiedLayerSpec, *word, tied_weight_attr="embedding.weight")
+        if spec.model.tied:
+            word = ("word", layers.WordEmbedding, spec, config)
+            tied = partial(TiedLayerSpec, *word, tied_weight_attr="embedding.weight")
+            first, last = tied(), tied(forward_fn=layers.WordEmbedding.logits)
+        else:
+            first = LayerSpec(layers.WordEmbedding, spec, config)
+            last = LayerSpec(layers.OutputLayer, spec, config)
+        learned, rotary = spec.model.position == "learned", layers.rotary(spec.model)
         with contextlib.redirect_stdout(io.StringIO()):  # it prints the list of its layers
             module = PipelineModule(
                 [
-                    tied(),
-                    LayerSpec(layers.PositionEmbedding, spec, config),
+                    first,
+                    *([LayerSpec(layers.PositionEmbedding, spec, config)] if learned else []),
                     *(
-                        LayerSpec(layers.Block, spec, config, kernels, index)
+                        LayerSpec(layers.Block, spec, config, kernels, index, rotary)
                         for index in range(spec.model.n_layer)
                     ),
                     LayerSpec(layers.FinalNorm, spec, config, kernels),
-                    tied(forward_fn=layers.WordEmbedding.logits),
+                    last,
                 ],
                 topology=PipeModelDataParallelTopology(layout.pp, layout.tp, layout.dp),
                 loss_fn=self._loss,

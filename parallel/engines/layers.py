@@ -11,10 +11,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.config import GPTConfig, parameter_shapes
-from models.gpt import fill, gelu, init_parameter
+from models.gpt import fill, gelu, init_parameter, rope_frequencies
 from models.tensor_files import DTYPES
 from parallel.checkpoint.contents import is_split
 from parallel.config.settings import RunSpec
@@ -23,6 +25,9 @@ from parallel.engines.cpu import import_megatron
 import_megatron()
 
 from megatron.core import parallel_state, tensor_parallel  # noqa: E402
+from megatron.core.models.common.embeddings.rotary_pos_embedding import (  # noqa: E402
+    RotaryEmbedding,
+)
 from megatron.core.models.gpt import GPTModel  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import (  # noqa: E402
     get_gpt_layer_local_spec,
@@ -33,13 +38,15 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
 # megatron-core's name inside a layer -> the reference GPT's. Transformer Engine keeps the norms
-# inside the linear layers that follow them.
+# inside the linear layers that follow them. A gated model's fc1 is "mlp.gate" and "mlp.up".
 _LAYER_NAMES = {
     f"{theirs}{kind}": f"{ours}.{kind}"
     for theirs, ours in {
         "input_layernorm.": "norm1",
         "self_attention.linear_qkv.layer_norm_": "norm1",
         "self_attention.linear_qkv.": "attn.qkv",
+        "self_attention.q_layernorm.": "attn.q_norm",
+        "self_attention.k_layernorm.": "attn.k_norm",
         "self_attention.linear_proj.": "attn.out",
         "pre_mlp_layernorm.": "norm2",
         "mlp.linear_fc1.layer_norm_": "norm2",
@@ -53,8 +60,9 @@ _TOP_NAMES = {
     "embedding.position_embeddings.weight": "embedding.position.weight",
     "decoder.final_layernorm.weight": "norm.weight",
     "decoder.final_layernorm.bias": "norm.bias",
-    "output_layer.weight": "embedding.word.weight",
+    "output_layer.weight": "output.weight",
 }
+_PADDED = ("embedding.word.weight", "output.weight")  # a row for each token id
 
 
 def start(spec: RunSpec, cuda: bool) -> TransformerConfig:
@@ -91,18 +99,22 @@ class ModelParallelUnit:
     get_data_parallel_group = staticmethod(parallel_state.get_data_parallel_group)
 
 
-class SequenceParallelNorm(nn.LayerNorm):
-    """torch's LayerNorm for megatron-core's layers.
+class SequenceParallelNorm:
+    """torch's LayerNorm or RMSNorm for megatron-core's layers.
 
     megatron-core's own wrapper refuses sequence parallelism. It only needs parameters that are
     marked as copies on tp ranks which each see a part of the sequence: megatron-core then sums
     their gradients.
     """
 
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any):
-        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
-        for parameter in self.parameters():
+    def __new__(
+        cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
+    ) -> nn.Module:
+        kind = nn.RMSNorm if config.normalization == "RMSNorm" else nn.LayerNorm
+        norm = kind(hidden_size, eps=eps, dtype=config.params_dtype)
+        for parameter in norm.parameters():
             parameter.sequence_parallel = config.sequence_parallel
+        return norm
 
 
 def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
@@ -113,9 +125,15 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         num_layers=model.n_layer,
         hidden_size=model.hidden,
         num_attention_heads=model.n_head,
+        num_query_groups=model.kv_heads,
+        kv_channels=model.head_dim,
+        qk_layernorm=model.qk_norm,
         ffn_hidden_size=model.ffn_hidden,
+        normalization="RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
         layernorm_epsilon=model.norm_eps,
-        activation_func=gelu,
+        activation_func=F.silu if model.gated else gelu,
+        gated_linear_unit=model.gated,
+        add_bias_linear=model.bias,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         tensor_model_parallel_size=layout.tp,
@@ -147,12 +165,16 @@ def block_submodules(config: TransformerConfig, kernels: str) -> TransformerBloc
     if kernels == "te":
         from megatron.core.extensions.transformer_engine import TENorm
 
-        layer, norm = get_gpt_layer_with_transformer_engine_spec(), TENorm
+        norm = TENorm
+        layer = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
     else:
         layer, norm = get_gpt_layer_local_spec(), SequenceParallelNorm
         if kernels == "apex":
             from megatron.core.fusions.fused_layer_norm import FusedLayerNorm as norm
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
+        if config.qk_layernorm:
+            attention = layer.submodules.self_attention.submodules
+            attention.q_layernorm = attention.k_layernorm = norm
     stage = parallel_state.get_pipeline_model_parallel_world_size()
     chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
     return TransformerBlockSubmodules([layer] * (config.num_layers // (stage * chunks)), norm)
@@ -178,16 +200,29 @@ def gpt_model(
         max_sequence_length=spec.model.max_seq_len,
         pre_process=pre_process,
         post_process=post_process,
-        share_embeddings_and_output_weights=True,
-        position_embedding_type="learned_absolute",
+        share_embeddings_and_output_weights=spec.model.tied,
+        position_embedding_type="rope" if spec.model.position == "rope" else "learned_absolute",
         vp_stage=vp_stage,
     )
+    model.rotary_pos_emb = rotary(spec.model)
     if post_process:
         model.output_layer.register_forward_hook(
             lambda _, __, output: (mask_padding(output[0], spec.model), *output[1:])
         )
     initialise(model, spec, gathered)
     return model
+
+
+def rotary(model: GPTConfig) -> RotaryEmbedding | None:
+    """megatron-core's rotary positions, by the reference GPT's frequencies; None without them.
+
+    Its own are drawn by torch.arange, which gives bf16 where ZeRO-3 builds a bf16 model.
+    """
+    if model.position != "rope":
+        return None
+    embedding = RotaryEmbedding(model.head_dim, rotary_percent=1.0)
+    embedding.inv_freq = rope_frequencies(model)
+    return embedding
 
 
 def position_ids(tokens_BS: Tensor) -> Tensor:
@@ -205,30 +240,48 @@ def mask_padding(logits: Tensor, model: GPTConfig) -> Tensor:
     return logits.masked_fill(column >= model.vocab_size, torch.finfo(logits.dtype).min)
 
 
-def reference_part(spec: RunSpec, name: str, parameter: nn.Parameter) -> Tensor:
-    """This tp rank's part of the reference parameter `name`, in `parameter`'s shape.
+def reference_value(spec: RunSpec, parameter: nn.Parameter, *names: str) -> Tensor:
+    """The starting value of `parameter`: this tp rank's parts of the reference parameters `names`,
+    one after the other (a gated model's fc1 is its part of the gate, then its part of up).
 
     Marks a parameter that is split, as megatron-core's own initialisation does. An unmarked one
     counts as a copy, and only tp rank 0's gradient of it enters the norm.
     """
     tp = parallel_state.get_tensor_model_parallel_world_size()
     rank = parallel_state.get_tensor_model_parallel_rank()
-    full = init_parameter(spec.model, name, spec.seed)
-    if name == "embedding.word.weight":
-        padding = spec.model.padded_vocab(tp) - spec.model.vocab_size
-        full = torch.cat([full, torch.zeros(padding, spec.model.hidden)])
-    shape, local = parameter_shapes(spec.model)[name], tuple(parameter.shape)
-    offset = tuple(
-        rank * n if n != all_n else 0 for n, all_n in zip(local, full.shape, strict=True)
-    )
-    # For a checkpoint's pieces (see pieces_of).
-    parameter.reference = {"name": name, "shape": shape, "offset": offset, "part": local}
-    if full.shape == parameter.shape:
-        return full
-    (split,) = [d for d in range(full.dim()) if full.size(d) != parameter.size(d)]
-    if not is_split(parameter):
-        tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, split, 1)
-    return full.chunk(tp, dim=split)[rank]
+    part = (parameter.size(0) // len(names), *parameter.shape[1:])
+    parameter.references, values = [], []  # the first for a checkpoint's pieces (see pieces_of)
+    for name in names:
+        full = init_parameter(spec.model, name, spec.seed)
+        if name in _PADDED:
+            padding = spec.model.padded_vocab(tp) - spec.model.vocab_size
+            full = torch.cat([full, torch.zeros(padding, spec.model.hidden)])
+        split = [d for d, n in enumerate(part) if n != full.size(d)]
+        offset = tuple(rank * n if d in split else 0 for d, n in enumerate(part))
+        shape = parameter_shapes(spec.model)[name]
+        parameter.references.append({"name": name, "shape": shape, "offset": offset, "part": part})
+        values.append(full.chunk(tp, dim=split[0])[rank] if split else full)
+    if split and not is_split(parameter):
+        tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, split[0], 1)
+    of_heads = names[0].endswith(("q_norm.weight", "k_norm.weight"))
+    if of_heads and tp > 1 and spec.engine != "megatron":  # there megatron-core does it
+        parameter.register_hook(_sum_over_tp)
+    return torch.cat(values)
+
+
+def _sum_over_tp(gradient: Tensor) -> Tensor:
+    """The gradient of a whole parameter that each tp rank applies to its own heads."""
+    total = gradient.clone()
+    dist.all_reduce(total, group=parallel_state.get_tensor_model_parallel_group())
+    return total
+
+
+def layer_value(spec: RunSpec, index: int, name: str, parameter: nn.Parameter) -> Tensor:
+    """`reference_value` of the parameter `name` of megatron-core's layer `index` (from 0)."""
+    ours = _LAYER_NAMES[name]
+    both = ours.startswith("mlp.up") and spec.model.gated
+    names = (ours.replace("up", "gate"), ours) if both else (ours,)
+    return reference_value(spec, parameter, *(f"blocks.{index}.{inner}" for inner in names))
 
 
 def initialise(
@@ -244,10 +297,12 @@ def initialise(
     }
 
     def value(name: str, parameter: nn.Parameter) -> Tensor:
+        if name == "output_layer.weight" and spec.model.tied:
+            name = "embedding.word_embeddings.weight"
         if name in _TOP_NAMES:
-            return reference_part(spec, _TOP_NAMES[name], parameter)
+            return reference_value(spec, parameter, _TOP_NAMES[name])
         layer, inner = name.rsplit(".", name.count(".") - 2)[0], name.split(".", 3)[3]
-        return reference_part(spec, f"blocks.{layers[layer]}.{_LAYER_NAMES[inner]}", parameter)
+        return layer_value(spec, layers[layer], inner, parameter)
 
     fill(model, value, gathered)
 
@@ -256,32 +311,47 @@ def initialise(
 # its own stage. Between them travels one tensor, [S, B, H].
 
 
-class WordEmbedding(nn.Module):
-    """Tokens [B, S] to [S, B, H]; its `logits` is the output layer, tied by being the same."""
+class OutputLayer(nn.Module):
+    """[S, B, H] to this tp rank's logits [S, B, V/tp]; `weight` is given where it is tied."""
 
     def __init__(self, spec: RunSpec, config: TransformerConfig):
         super().__init__()
-        self.spec, rows = spec, spec.model.padded_vocab(spec.layout.tp)
-        self.embedding = tensor_parallel.VocabParallelEmbedding(
-            rows, spec.model.hidden, init_method=config.init_method, config=config
-        )
-        self.output = tensor_parallel.ColumnParallelLinear(
+        self.model = spec.model
+        self.linear = tensor_parallel.ColumnParallelLinear(
             spec.model.hidden,
-            rows,
+            spec.model.padded_vocab(spec.layout.tp),
             config=config,
             init_method=config.init_method,
             bias=False,
-            skip_weight_param_allocation=True,
+            skip_weight_param_allocation=spec.model.tied,
         )
-        fill(self, lambda _, p: reference_part(spec, "embedding.word.weight", p))
+        fill(self, lambda _, p: reference_value(spec, p, "output.weight"))
+
+    def forward(self, x_SBH: Tensor, weight: Tensor | None = None) -> Tensor:
+        logits_SBV, _ = self.linear(x_SBH, weight=weight)
+        return mask_padding(logits_SBV, self.model)
+
+
+class WordEmbedding(nn.Module):
+    """Tokens [B, S] to [S, B, H]; its `logits` is the output layer where that is tied to it."""
+
+    def __init__(self, spec: RunSpec, config: TransformerConfig):
+        super().__init__()
+        self.embedding = tensor_parallel.VocabParallelEmbedding(
+            spec.model.padded_vocab(spec.layout.tp),
+            spec.model.hidden,
+            init_method=config.init_method,
+            config=config,
+        )
+        fill(self, lambda _, p: reference_value(spec, p, "embedding.word.weight"))
+        self.output = OutputLayer(spec, config) if spec.model.tied else None
 
     def forward(self, tokens_BS: Tensor) -> Tensor:
         return self.embedding(tokens_BS).transpose(0, 1).contiguous()
 
     def logits(self, x_SBH: Tensor) -> Tensor:
         """This tp rank's logits, [S, B, V/tp]."""
-        logits_SBV, _ = self.output(x_SBH, weight=self.embedding.weight)
-        return mask_padding(logits_SBV, self.spec.model)
+        return self.output(x_SBH, self.embedding.weight)
 
 
 class PositionEmbedding(nn.Module):
@@ -291,7 +361,7 @@ class PositionEmbedding(nn.Module):
         super().__init__()
         shape = (spec.model.max_seq_len, spec.model.hidden)
         self.weight = nn.Parameter(torch.empty(shape, dtype=config.params_dtype))
-        fill(self, lambda _, p: reference_part(spec, "embedding.position.weight", p))
+        fill(self, lambda _, p: reference_value(spec, p, "embedding.position.weight"))
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         return x_SBH + self.weight[: x_SBH.size(0), None, :]
@@ -300,19 +370,23 @@ class PositionEmbedding(nn.Module):
 class Block(nn.Module):
     """Transformer layer `index` (from 0, over the whole model), [S, B, H] to [S, B, H]."""
 
-    def __init__(self, spec: RunSpec, config: TransformerConfig, kernels: str, index: int):
+    def __init__(
+        self,
+        spec: RunSpec,
+        config: TransformerConfig,
+        kernels: str,
+        index: int,
+        rotary: RotaryEmbedding | None,
+    ):
         super().__init__()
+        self.rotary = rotary
         layer = block_submodules(config, kernels).layer_specs[0]
         self.layer = build_module(layer, config=config, layer_number=index + 1)
-
-        def value(name: str, parameter: nn.Parameter) -> Tensor:
-            ours = _LAYER_NAMES[name.removeprefix("layer.")]
-            return reference_part(spec, f"blocks.{index}.{ours}", parameter)
-
-        fill(self, value)
+        fill(self.layer, lambda name, p: layer_value(spec, index, name, p))
 
     def forward(self, x_SBH: Tensor) -> Tensor:
-        return self.layer(x_SBH, attention_mask=None)[0]
+        angles_SD = self.rotary(x_SBH.size(0)) if self.rotary is not None else None
+        return self.layer(x_SBH, attention_mask=None, rotary_pos_emb=angles_SD)[0]
 
 
 class FinalNorm(nn.Module):
@@ -320,7 +394,7 @@ class FinalNorm(nn.Module):
         super().__init__()
         norm = block_submodules(config, kernels).layer_norm
         self.norm = norm(config, config.hidden_size, eps=config.layernorm_epsilon)
-        fill(self, lambda name, p: reference_part(spec, name, p))
+        fill(self, lambda name, p: reference_value(spec, p, name))
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         return self.norm(x_SBH)

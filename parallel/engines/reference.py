@@ -27,7 +27,8 @@ def build_reference(
         gpt.initialise(model, spec.seed, gathered)
     for name, p in model.named_parameters():
         shape = tuple(getattr(p, "ds_shape", p.shape))  # ZeRO-3 empties parameters
-        p.reference = {"name": name, "shape": shape, "offset": (0,) * len(shape), "part": shape}
+        whole = {"name": name, "shape": shape, "offset": (0,) * len(shape), "part": shape}
+        p.references = [whole]
     return model
 
 
