@@ -39,7 +39,7 @@ def spec_of(name: str, out: Path, tokens: str) -> RunSpec:
     chosen = {"engine": engine, "device": "auto", "data": tokens, **SIZES, **RULES}
     for word in filter(None, words.split(",")):
         key, value = word.split("=")
-        chosen[key] = int(value) if value.isdigit() else value
+        chosen[key] = int(value) if value.isdigit() else {"true": True}.get(value, value)
     folder = str(out / name.replace(":", "-").replace(",", "-").replace("=", ""))
     chosen |= {"save_interval": 2, "save": folder, "keep_last": 0}
     return resolve(("test", chosen), gpus=dist.get_world_size())

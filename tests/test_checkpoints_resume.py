@@ -15,16 +15,40 @@ from tests.conftest import ROOT, run_module
 pytestmark = pytest.mark.slow
 
 # The first writes the checkpoint that the others go on from; the last one's goes back to the first.
-NAMES = (
-    "megatron:tp=2,pp=2",
-    "deepspeed_pipe:pp=2,tp=2",
-    "ddp",
-    "deepspeed_zero:zero_stage=3",
-    "deepspeed_zero:tp=2,zero_stage=1",
-    "megatron:pp=4",
-    "megatron:tp=4",
-    "megatron:pp=2,zero_stage=1",
-)
+NAMES = {
+    "gpt2": (
+        "megatron:tp=2,pp=2",
+        "deepspeed_pipe:pp=2,tp=2",
+        "ddp",
+        "deepspeed_zero:zero_stage=3",
+        "deepspeed_zero:tp=2,zero_stage=1",
+        "megatron:pp=4",
+        "megatron:tp=4",
+        "megatron:pp=2,zero_stage=1",
+    ),
+    "llama": (
+        "megatron:tp=2,pp=2,sequence_parallel=true",
+        "deepspeed_zero:zero_stage=3",
+        "deepspeed_zero:tp=2,zero_stage=1",
+        "deepspeed_pipe:pp=2,tp=2",
+        "megatron:tp=2,zero_stage=1",
+        "ddp",
+    ),
+}
+LLAMA = "preset=tiny-llama,n_kv_head=2,qk_norm=true"
+NAMES["llama"] = tuple(f"{n}{',' if ':' in n else ':'}{LLAMA}" for n in NAMES["llama"])
+ROWS = [(model, name) for model, names in NAMES.items() for name in names]
+
+
+def folder_of(out, name: str):
+    """Where tests/checkpoint_worker.py puts a run's checkpoints."""
+    return out / name.translate({ord(":"): "-", ord(","): "-", ord("="): None})
+
+
+def checkpoint(folder) -> Reader:
+    """What was saved after two steps."""
+    saved = folder / folders.name_of(2)
+    return Reader(saved, folders.verify(saved))
 
 
 def work(ranks: int, out, tokens, *names: str) -> dict:
@@ -50,27 +74,39 @@ def work(ranks: int, out, tokens, *names: str) -> dict:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, tokens):
-    """What was found on 4 ranks, and where the checkpoints are."""
-    out = tmp_path_factory.mktemp("resume")
-    return out, work(4, out, tokens, *NAMES)
+    """Of each model, where the checkpoints are and what was found on 4 ranks."""
+    outs = {model: tmp_path_factory.mktemp(model) for model in NAMES}
+    return {model: (out, work(4, out, tokens, *NAMES[model])) for model, out in outs.items()}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_same_layout_goes_on_bit_for_bit(name, trained):
-    _, found = trained
+@pytest.mark.parametrize(("model", "name"), ROWS)
+def test_the_same_layout_goes_on_bit_for_bit(model, name, trained):
+    _, found = trained[model]
     assert found["same"][name] == found["straight"][name][2:]
     assert found["bits"][name]  # weights and both moments of every rank, after the last step
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_another_layout_and_engine_go_on_with_the_same_curve(name, trained):
-    _, found = trained
-    straight = found["straight"][NAMES[0]][2:]
+@pytest.mark.parametrize(("model", "name"), ROWS)
+def test_another_layout_and_engine_go_on_with_the_same_curve(model, name, trained):
+    _, found = trained[model]
+    straight = found["straight"][NAMES[model][0]][2:]
     for ours, theirs in zip(found["crossed"][name], straight, strict=True):
         assert abs(ours[0] - theirs[0]) <= 2e-4
         assert abs(ours[1] / theirs[1] - 1) <= 2e-3
     # Without the moments it would be another curve: the bar can be missed.
     assert abs(straight[1][0] - straight[0][0]) > 0.1
+
+
+@pytest.mark.parametrize(("model", "name"), ROWS)
+def test_every_parameter_has_the_same_gradients(model, name, trained):
+    """The norm of all gradients hides those of the smallest parameters: of norms, for example."""
+    out, _ = trained[model]
+    ddp = next(name for name in NAMES[model] if name.startswith("ddp"))
+    ours, theirs = (checkpoint(folder_of(out, one)) for one in (name, ddp))
+    assert ours.pieces.keys() == theirs.pieces.keys()
+    for parameter in ours.pieces:
+        gradient, exact = (of.gathered(parameter, "exp_avg") for of in (ours, theirs))
+        assert float((gradient - exact).norm()) <= 2e-3 * float(exact.norm()), parameter
 
 
 def test_the_loss_scaler_goes_on_as_it_was(tokens, tmp_path):
@@ -92,12 +128,7 @@ def test_fp16_without_zero_measures_and_clips_the_gradient_of_the_whole_model(to
     """And divides it by the scale that it was multiplied with, which DeepSpeed raises at step 2."""
     names = [f"deepspeed_{e},precision=fp16" for e in ("zero:tp=2", "pipe:pp=2")]
     found = work(2, tmp_path / "raised", tokens, "ddp", *names)
-
-    def moments(name: str) -> Reader:
-        folder = tmp_path / "raised" / name.translate({58: "-", 44: "-", 61: ""})
-        return Reader(folder / folders.name_of(2), folders.verify(folder / folders.name_of(2)))
-
-    baseline = moments("ddp")
+    baseline = checkpoint(tmp_path / "raised" / "ddp")
     for name in names:
         for (_, norm, scale), (_, exact, _) in zip(
             found["straight"][name][:2], found["straight"]["ddp"], strict=False
@@ -105,7 +136,7 @@ def test_fp16_without_zero_measures_and_clips_the_gradient_of_the_whole_model(to
             assert abs(norm / exact - 1) <= 2e-3 and scale == 2.0**10, name
         assert [scale for _, _, scale in found["straight"][name][2:]] == [2.0**11] * 2, name
         assert found["same"][name] == found["straight"][name][2:] and found["bits"][name], name
-        ours, off, size = moments(name), 0.0, 0.0
+        ours, off, size = checkpoint(folder_of(tmp_path / "raised", name)), 0.0, 0.0
         for parameter in baseline.pieces:
             exact = baseline.gathered(parameter, "exp_avg")
             off += float((ours.gathered(parameter, "exp_avg") - exact).square().sum())
@@ -114,7 +145,7 @@ def test_fp16_without_zero_measures_and_clips_the_gradient_of_the_whole_model(to
 
 
 def test_one_process_goes_on_from_four_and_the_moments_matter(trained, tokens, tmp_path):
-    out, found = trained
+    out, found = trained["gpt2"]
     folder = out / "megatron-tp2-pp2"
     flags = ["--n-layer", "4", "--hidden", "32", "--n-head", "4", "--vocab-size", "257"]
     flags += ["--max-seq-len", "16", "--steps", "4", "--lr", "1e-2", "--min-lr", "1e-3"]
@@ -125,7 +156,7 @@ def test_one_process_goes_on_from_four_and_the_moments_matter(trained, tokens, t
     assert done.returncode == 0, done.stderr
     rows = (tmp_path / "run" / "steps.csv").read_text().splitlines()[1:]
     assert [row.split(",")[0] for row in rows] == ["3", "4"]
-    for row, theirs in zip(rows, found["straight"][NAMES[0]][2:], strict=True):
+    for row, theirs in zip(rows, found["straight"][NAMES["gpt2"][0]][2:], strict=True):
         assert abs(float(row.split(",")[2]) - theirs[0]) <= 2e-4
     events = (tmp_path / "run" / "checkpoints.csv").read_text().splitlines()
     assert events[0] == "event,step,blocked_s,total_s,bytes,ranks,problem"
@@ -140,7 +171,7 @@ def test_one_process_goes_on_from_four_and_the_moments_matter(trained, tokens, t
 
 
 def test_a_manifest_says_what_it_is(trained):
-    out, _ = trained
+    out, _ = trained["gpt2"]
     manifest = folders.verify(out / "megatron-tp2-pp2" / folders.name_of(2))
     assert manifest["layout"]["tp"] == manifest["layout"]["pp"] == 2
     assert manifest["adam_step"] == manifest["data"]["next_step"] == 2
