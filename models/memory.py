@@ -1,10 +1,9 @@
 """Bytes of GPU memory of one training step, part by part, on the first and on the fullest rank.
 
 `x` holds sizes and splits as numpy arrays of one length (or numbers) under the names of
-config.columns.Columns: layers, hidden, heads, kv_heads, ffn, glu, vocab, seq, tp, pp, vpp, dp,
-micro_batch, n_micro, zero_stage, recompute (0 none, 1 selective, 2 full), sequence_parallel,
-offload (0 none, 1 optimizer, 2 all), width, grad_width, flash, deepspeed. Letters: b sequences of a
-micro-batch, s sequence length, h hidden, a heads, t tp, V vocabulary.
+parallel.config.layout_arrays.Columns, which explains them; recompute is 0 none, 1 selective or 2
+full, offload 0 none, 1 optimizer or 2 all. Letters: b sequences of a micro-batch, s sequence
+length, h hidden, a heads of size d, k heads of keys and values, f feed-forward, t tp, V vocabulary.
 
 Sources: [K] Korthikanti et al. 2022, arXiv 2205.05198 (activations). [R] Rajbhandari et al. 2020,
 arXiv 1910.02054 (ZeRO). [N] Narayanan et al. 2021, arXiv 2104.04473 (schedules).
@@ -38,14 +37,16 @@ def stage_layers(x: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def layer_params(x: Any) -> np.ndarray:
-    """Weights of one layer's matrices, whole: 12 h^2 for a GPT."""
-    head = x.hidden / x.heads
-    return x.hidden * (2.0 * x.hidden + 2.0 * head * x.kv_heads) + x.hidden * x.ffn * (2.0 + x.glu)
+    """Weights of one layer's matrices, whole: h (2 a d + 2 k d) + 2 h f, or 3 h f with a gate;
+    12 h^2 for a GPT."""
+    return x.hidden * (2.0 * x.head_dim * (x.heads + x.kv_heads) + x.ffn * (2.0 + x.glu))
 
 
 def params(x: Any, layers: np.ndarray, embedding: np.ndarray | bool) -> np.ndarray:
-    """Parameters a rank computes with: its layers and, at an end, the word embedding."""
-    return (layers * layer_params(x) + embedding * x.vocab * x.hidden) / x.tp
+    """Parameters a rank computes with: its layers and, at an end, the word embedding or the output
+    layer. A rank that is both ends has an untied output layer beside the embedding."""
+    ends = np.where(x.untied & (x.pp == 1), 2, 1) * embedding
+    return (layers * layer_params(x) + ends * x.vocab * x.hidden) / x.tp
 
 
 def states(x: Any, n: np.ndarray) -> dict[str, np.ndarray]:
@@ -76,17 +77,25 @@ def states(x: Any, n: np.ndarray) -> dict[str, np.ndarray]:
 
 def layer_activations(x: Any) -> np.ndarray:
     """Bytes that backward needs of one layer when nothing is recomputed: s b h (10 + 24/t +
-    5 a s / (h t)); with sequence parallelism all of it over t [K eq. 1, 2, 4]."""
-    sbh = x.micro_batch * x.seq * x.hidden * x.width / 2
-    whole = 10.0 / np.where(x.sequence_parallel, x.tp, 1)
-    split = (8.0 + 4.0 * x.ffn / x.hidden * (1 + 0.5 * x.glu)) / x.tp
-    return sbh * (whole + split) + scores(x)
+    5 a s / (h t)) for a GPT; with sequence parallelism all of it over t [K eq. 1, 2, 4].
+
+    A token has 8 h whole: the inputs of two norms and of two sub-blocks; 2 h more for dropout's two
+    masks. Split are 4 (a + k) d: queries, keys, values and the projection's input; 2 (a + k) d more
+    with norms of queries and keys; and 4 f, or 6 f with a gate, whose kernel is fused. RMSNorm and
+    rotary positions keep no more: backward turns with the same angles.
+    """
+    whole = x.hidden * (8.0 + 2.0 * x.dropout) / np.where(x.sequence_parallel, x.tp, 1)
+    split = (4.0 + 2.0 * x.qk_norm) * x.head_dim * (x.heads + x.kv_heads) + x.ffn * (
+        4.0 + 2.0 * x.glu
+    )
+    return x.micro_batch * x.seq * x.width / 2 * (whole + split / x.tp) + scores(x)
 
 
 def scores(x: Any) -> np.ndarray:
-    """Bytes of a layer's s x s scores: softmax's input and output and the dropout mask,
+    """Bytes of a layer's s x s scores: softmax's output and, with dropout, its mask and output,
     5 a s^2 b / t [K]. Flash attention keeps none."""
-    kept = 5.0 * x.heads * x.seq * x.seq * x.micro_batch / x.tp * x.width / 2
+    each = np.where(x.dropout, 5.0, 2.0)
+    kept = each * x.heads * x.seq * x.seq * x.micro_batch / x.tp * x.width / 2
     return np.where(x.flash, 0.0, kept)
 
 

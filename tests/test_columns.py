@@ -5,7 +5,7 @@ import pytest
 
 from models.config import PRESETS, GPTConfig
 from parallel.config.layout import Layout
-from parallel.config.layout_arrays import columns, columns_of, possible
+from parallel.config.layout_arrays import FLAGS, columns, columns_of, possible
 from parallel.config.settings import resolve
 
 SIZES = {"layers": 12, "hidden": 96, "heads": 6, "vocab": 100, "seq": 64}
@@ -16,7 +16,8 @@ def test_what_is_not_given_is_one_rank_of_a_gpt_in_half_precision():
     assert len(x) == 1 and x.layout(0) == Layout()
     one = {f: getattr(x, f)[0] for f in ("ffn", "kv_heads", "width", "grad_width", "gpus_per_node")}
     assert one == {"ffn": 384, "kv_heads": 6, "width": 2, "grad_width": 2, "gpus_per_node": 8}
-    for name in ("glu", "flash", "deepspeed", "slower", "sequence_parallel"):
+    assert x.head_dim.tolist() == [16.0] and x.dropout.tolist() == [True]
+    for name in (*FLAGS, "slower"):
         assert getattr(x, name).tolist() == [False], name
     y = columns(**SIZES, width=4, deepspeed=True, ffn=7, kv_heads=2, slower=False)
     assert (y.grad_width[0], y.ffn[0], y.kv_heads[0], y.slower[0]) == (4, 7, 2, False)
@@ -30,6 +31,19 @@ def test_sizes_are_the_models_unless_others_are_given():
     x = columns(config, seq=16)
     names = ("layers", "hidden", "heads", "ffn", "vocab", "seq")
     assert [getattr(x, name)[0] for name in names] == [3, 64, 4, 100, 77, 16]
+
+
+def test_a_llamas_architecture_is_in_its_columns():
+    names = ("heads", "head_dim", "kv_heads", "ffn", "glu", "untied", "qk_norm", "dropout")
+    for config, found in (
+        (PRESETS["llama3-8b"], [32, 128, 8, 14336, True, True, False, False]),
+        (PRESETS["qwen3-0.6b"], [16, 128, 8, 3072, True, False, True, False]),
+        (PRESETS["gpt2-124m"], [12, 64, 12, 3072, False, False, False, True]),
+    ):
+        x = columns(config)
+        assert [getattr(x, name)[0] for name in names] == found
+    x = columns(PRESETS["llama3-8b"], glu=np.array([True, False]), dropout=True)
+    assert x.glu.tolist() == [True, False] and x.dropout.tolist() == [True, True]
 
 
 def test_rows_are_layouts():

@@ -1,11 +1,13 @@
 """Bytes of a step, part by part, against papers' numbers and sums made by hand."""
 
+import math
+
 import numpy as np
 import pytest
 
 from analysis.planner import pipeline
 from models import memory
-from models.config import PRESETS
+from models.config import PRESETS, parameter_shapes
 from parallel.config.layout_arrays import columns
 
 GIB = 2**30
@@ -65,14 +67,21 @@ def test_layers_are_dealt_to_stages_as_bloom_and_deepspeed_do(layers, pp, stages
     assert tuple(part[0] for part in memory.stage_layers(x)) == stages
 
 
-def test_weights_of_a_layer_are_those_of_gpt_and_of_llama():
+@pytest.mark.parametrize("name", ["llama2-70b", "llama3-405b", "qwen3-0.6b", "qwen3-4b", "175b"])
+def test_weights_are_the_models_but_for_norms_biases_and_positions(name):
+    config = PRESETS[name]
+    x = columns(config)
+    matrices = [s for n, s in parameter_shapes(config).items() if len(s) == 2]
+    learned = config.max_seq_len * config.hidden * (config.position == "learned")
+    found = memory.params(x, x.layers, True)[0]
+    assert found == sum(map(math.prod, matrices)) - learned
+    staged = columns(config, pp=2)  # the embedding at one end, the output layer at the other
+    ends = memory.params(staged, x.layers, True)[0] - memory.params(staged, x.layers, False)[0]
+    assert ends == config.vocab_size * config.hidden
+
+
+def test_weights_of_a_layer_are_split_by_tp():
     assert memory.layer_params(columns(**SMALL))[0] == LAYER
-    # Touvron et al. 2023, Llama 2 70B: 80 layers, 8 of 64 heads for keys and values, 68.98e9 in all
-    x = columns(
-        layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, glu=True, vocab=32000, seq=4096
-    )
-    layers = memory.params(x, np.array([80]), False)[0]
-    assert layers + 2 * 32000 * 8192 == pytest.approx(68.98e9, rel=1e-4)
     halved = columns(**SMALL, tp=2)
     assert memory.params(halved, np.array([3]), True)[0] == (3 * LAYER + WORDS) / 2
     assert memory.params(halved, np.array([3]), False)[0] == 3 * LAYER / 2
@@ -124,7 +133,14 @@ def test_zero_3_keeps_no_more_than_a_billion_gathered_weights_live():
         ({"tp": 2, "sequence_parallel": True}, PLAIN / 2),  # [K eq. 4]
         ({"flash": True}, 34 * SBH),
         ({"ffn": 128}, PLAIN - 8 * SBH),  # 2 h instead of 4 h: 4 bytes less of each of 2 h
-        ({"ffn": 256 * 2 / 3, "glu": True}, PLAIN),  # Shazeer 2020: 2/3 as wide, a gate beside
+        # Shazeer 2020: 2/3 as wide, a gate beside
+        ({"ffn": 256 * 2 / 3, "glu": True, "dropout": True}, PLAIN),
+        ({"dropout": False}, PLAIN - 2 * SBH - 3 * 4 * 32 * 32),
+        ({"ffn": 256 * 2 / 3, "glu": True}, PLAIN - 2 * SBH - 3 * 4 * 32 * 32),
+        ({"kv_heads": 1}, PLAIN - 3 * SBH),  # a key and a value of h / 4
+        ({"head_dim": 32}, PLAIN + 8 * SBH),  # queries, keys, values and context of 2 h
+        ({"qk_norm": True}, PLAIN + 4 * SBH),
+        ({"qk_norm": True, "kv_heads": 2, "tp": 2}, SBH * (10 + (6 * 1.5 + 16) / 2) + 10 * 32 * 32),
         ({"recompute": 1}, 34 * SBH),
         ({"recompute": 1, "flash": True}, 34 * SBH),
         ({"recompute": 2}, 2 * SBH),

@@ -1,10 +1,14 @@
 """Bytes of a step agree with what others published, and respond to the split as they must."""
 
 import pytest
+import torch
 
 from benchmarks import memory_estimates
+from models import memory
 from models.config import PRESETS
+from models.gpt import Block, rope_angles
 from parallel import forked_ranks
+from parallel.config.layout_arrays import columns
 
 GIB = 2**30
 
@@ -61,6 +65,31 @@ def test_every_engine_holds_what_the_formula_says(settings, monkeypatch):
     )
     (row,) = memory_estimates.held_rows([settings])
     assert -0.03 < row["error"] <= 0.0, row
+
+
+def saved_bytes(config, b, s):
+    """Bytes that autograd keeps of one block of the reference GPT, weights and angles left out."""
+    block, x = Block(config), torch.randn(b, s, config.hidden, requires_grad=True)
+    angles = rope_angles(config, torch.arange(s))
+    known = {p.untyped_storage().data_ptr() for p in block.parameters()}
+    known |= {angles.untyped_storage().data_ptr()} if angles is not None else set()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        block(x, angles)
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
+    return sum(size for address, size in storages.items() if address not in known)
+
+
+@pytest.mark.parametrize("name", ["small", "tiny-llama"])
+def test_a_layer_keeps_what_autograd_keeps_of_it(name):
+    """In fp32, without dropout. A gated layer of plain PyTorch keeps more than fused kernels: what
+    RMSNorm computes in between, silu's output, and beside the values their whole QKV tensor."""
+    config = PRESETS[name]
+    x = columns(config, micro_batch=2, seq=128, width=4, flash=True, dropout=False)
+    unfused = config.hidden * 2 + config.ffn_hidden
+    unfused += (config.n_head + config.kv_heads) * config.head_dim
+    formula = memory.layer_activations(x)[0] + config.gated * 2 * 128 * 4 * unfused
+    assert saved_bytes(config, 2, 128) == pytest.approx(formula, rel=0.005)
 
 
 def test_published_peaks_and_out_of_memory_runs(shared, capsys):

@@ -212,3 +212,65 @@ def test_no_formula_is_better_than_a_guessed_one():
         assert (found["dp"] is not None) == known
     half = small(4, engine="deepspeed_zero", zero_stage=1, precision="bf16")
     assert step_volumes(half, 0) == {"dp": None}
+
+
+# A Llama: 4 heads of 4 numbers in 8, two of keys and values, feed-forward 12 with a gate.
+LLAMA = {"n_head": 4, "n_kv_head": 2, "kv_channels": 4, "ffn_hidden": 12, "position": "rope"}
+LLAMA |= {"norm": "rmsnorm", "activation": "swiglu", "tied": False, "bias": False}
+LLAMA_LAYER = 8 * (16 + 2 * 8) + 16 * 8 + 3 * 8 * 12
+
+
+def llama(gpus, **given):
+    return small(gpus, **LLAMA | given)
+
+
+def test_parameters_of_a_llama_are_the_models():
+    whole = llama(1)
+    held = sum(size for size, _ in parameter_sizes(whole, 0))
+    assert held == whole.model.n_params == 4 * (LLAMA_LAYER + 2 * 8) + 2 * 14 * 8 + 8
+    normed = llama(1, qk_norm=True, tied=True)
+    held = sum(size for size, _ in parameter_sizes(normed, 0))
+    assert held == normed.model.n_params == 4 * (LLAMA_LAYER + 2 * 8 + 2 * 4) + 14 * 8 + 8
+    ends = [parameter_sizes(llama(2, pp=2), rank) for rank in (0, 1)]
+    layers = 2 * (LLAMA_LAYER + 2 * 8)
+    assert [sum(size for size, _ in end) for end in ends] == [layers + 112, layers + 112 + 8]
+
+
+def test_gate_and_up_are_one_parameter_of_megatrons_layers():
+    layer = [(8, False)] * 2 + [(256, True), (128, True), (96, True)]
+    ends = [(112, True), (112, True), (8, False)]
+    for engine, fc1 in (("ddp", [(96, True)] * 2), ("megatron", [(192, True)])):
+        found = sorted(parameter_sizes(llama(1, engine=engine), 0))
+        assert found == sorted([*layer * 4, *fc1 * 4, *ends])
+    cut = sorted(parameter_sizes(llama(2, tp=2, engine="deepspeed_zero"), 1))
+    layer = [(8, False)] * 2 + [(n // 2, True) for n in (256, 128, 96, 192)]
+    assert cut == sorted([*layer * 4, (56, True), (56, True), (8, False)])
+
+
+def test_an_untied_output_layer_shares_no_gradient_with_the_embedding():
+    assert set(step_volumes(llama(2, pp=2), 0)) == {"pp"}
+    assert set(step_volumes(llama(2, pp=2, tied=True), 0)) == {"pp", "embedding"}
+
+
+def test_rotary_positions_let_the_embedding_scatter_the_sequence():
+    """Where learned positions are added first, it is an all-reduce: the wire sends twice as much.
+    A layer has two norms' weights that each rank sees with a part of the sequence."""
+    first = step_volumes(llama(8, tp=2, pp=4, sequence_parallel=True), 0)["tp"]
+    norms = 4 * 2 * 8
+    assert first.bytes == M * (1 + 6 + 1 + 4) * H + norms
+    assert first.wire_bytes == M * 12 * H / 2 + norms
+    last = step_volumes(llama(8, tp=2, pp=4, sequence_parallel=True), 7)["tp"]
+    assert last.bytes == M * ((6 + 4 + 2 + 1) * H + 3 * TOKEN) + norms + 4 * 8
+
+
+def test_norms_of_queries_and_keys_are_summed_over_tp():
+    """Two of 4 numbers in each layer: once a step, or by DeepSpeed in every backward pass."""
+    for engine, calls, bytes_ in (
+        ("megatron", 1, 4 * 4 * 2 * 4),
+        ("deepspeed_zero", M * 4 * 2, M * 4 * 2 * 4 * 4),
+    ):
+        normed, plain = (
+            step_volumes(llama(2, tp=2, engine=engine, qk_norm=qk_norm), 0)["tp"]
+            for qk_norm in (True, False)
+        )
+        assert (normed.calls - plain.calls, normed.bytes - plain.bytes) == (calls, bytes_)

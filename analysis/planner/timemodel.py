@@ -2,7 +2,7 @@
 
 x is a `Columns`, c a `Constants`-like dict of floats (at most 15, `NAMES`), machine columns are in
 `Machine`. Letters: b sequences of a micro-batch, s sequence length, h hidden, f feed-forward, a
-heads, V vocabulary, L layers. Times are seconds, sizes bytes, rates bytes/s and FLOP/s.
+heads of size d, V vocabulary, L layers. Times are seconds, sizes bytes, rates bytes/s and FLOP/s.
 
 Sources: [N] Narayanan et al. SC'21, arXiv 2104.04473. [K] Korthikanti et al. 2022, arXiv
 2205.05198. [R] Rajbhandari et al. 2020 (ZeRO), arXiv 1910.02054.
@@ -100,23 +100,23 @@ def gemms(x: Columns, machine: Machine, c: dict) -> Array:
     """The four GEMMs of a layer, forward, one micro-batch: QKV, projection, MLP up and down."""
     m = x.micro_batch * x.seq
     peak = np.maximum(machine.peak, machine.linear)  # only the layers' GEMMs run in fp8
-    head = x.hidden / x.heads
-    qkv = (x.hidden + 2 * head * x.kv_heads) / x.tp
+    qkv = x.head_dim * (x.heads + 2 * x.kv_heads) / x.tp
     h, up = x.hidden, x.ffn * (1 + x.glu) / x.tp
     return (
         _gemm(m, qkv, h, peak, c)
-        + _gemm(m, h, h / x.tp, peak, c)
+        + _gemm(m, h, x.head_dim * x.heads / x.tp, peak, c)
         + _gemm(m, up, h, peak, c)
         + _gemm(m, h, x.ffn / x.tp, peak, c)
     )
 
 
 def attention(x: Columns, machine: Machine, c: dict) -> Array:
-    """Scores and context of a layer, forward: 4 b s^2 h FLOPs [N eq. 2]. Flash attention skips the
-    masked half. Without it, passes over the b a s^2 scores are added (write, softmax, dropout)."""
+    """Scores and context of a layer, forward: 4 b s^2 a d FLOPs [N eq. 2]. Flash attention skips
+    the masked half. Without it, passes over the b a s^2 scores are added (write, softmax,
+    dropout)."""
     b, s = x.micro_batch, x.seq
-    flops = 4.0 * b * s * s * x.hidden / x.tp * np.where(x.flash, 0.5, 1.0)
-    crooked = (x.hidden / x.heads) % 8 != 0
+    flops = 4.0 * b * s * s * x.heads * x.head_dim / x.tp * np.where(x.flash, 0.5, 1.0)
+    crooked = x.head_dim % 8 != 0
     scores = np.where(x.flash, 0.0, 6.5 * x.width) * b * s * s * x.heads / x.tp
     return flops / (machine.peak * c["attn"]) * (1 + crooked * c["align"]) + scores / (
         machine.memory_rate * c["mem"]
@@ -258,10 +258,10 @@ def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
 
 
 def tied_embedding(x: Columns, machine: Machine, c: dict) -> Array:
-    """The all-reduce of the embedding's gradient between the first and the last stage."""
+    """The all-reduce of a tied embedding's gradient between the first and the last stage."""
     volume = x.vocab * x.hidden / x.tp * x.grad_width
     rate = machine.network * c["network"] / x.gpus_per_node
-    return np.where((x.pp > 1) & (x.zero_stage < 3), volume / rate, 0.0)
+    return np.where((x.pp > 1) & (x.zero_stage < 3) & ~x.untied, volume / rate, 0.0)
 
 
 def optimizer(x: Columns, machine: Machine, c: dict) -> Array:

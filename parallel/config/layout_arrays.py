@@ -16,26 +16,33 @@ if TYPE_CHECKING:
     from parallel.config.settings import RunSpec
 
 Array = np.ndarray
+FLAGS = ("glu", "untied", "qk_norm", "sequence_parallel", "flash", "deepspeed")
 
 
 @dataclass(frozen=True)
 class Columns:
     """Models, layouts and machines of n training steps; every field is an array of length n.
 
-    recompute and offload count as their position in `RECOMPUTE` and `OFFLOAD`. width is the bytes
-    of a weight in compute (2 or 4), grad_width those of an accumulated gradient. flash: attention
-    is one kernel that never stores its s x s scores. deepspeed: DeepSpeed's engine runs the step,
-    not Megatron's or PyTorch's. slower: the micro-batches take a fit's factor `engine` longer (by
-    default DeepSpeed's). micro_batch is a fraction where the ranks of a context-parallel group
-    share a sequence; each of them counts as a data-parallel rank.
+    glu: the feed-forward has a gate. untied: the output layer is not the word embedding. qk_norm:
+    queries and keys have norms. dropout: backward needs its masks. recompute and offload count as
+    their position in `RECOMPUTE` and `OFFLOAD`. width is the bytes of a weight in compute (2 or 4),
+    grad_width those of an accumulated gradient. flash: attention is one kernel that never stores
+    its s x s scores. deepspeed: DeepSpeed's engine runs the step, not Megatron's or PyTorch's.
+    slower: the micro-batches take a fit's factor `engine` longer (by default DeepSpeed's).
+    micro_batch is a fraction where the ranks of a context-parallel group share a sequence; each of
+    them counts as a data-parallel rank.
     """
 
     layers: Array
     hidden: Array
     heads: Array
+    head_dim: Array
     kv_heads: Array
     ffn: Array
     glu: Array
+    untied: Array
+    qk_norm: Array
+    dropout: Array
     vocab: Array
     seq: Array
     tp: Array
@@ -89,7 +96,8 @@ class Columns:
 def columns(config: GPTConfig | None = None, **given: object) -> Columns:
     """Columns from scalars and arrays, broadcast together; what is not given has its usual value.
 
-    `config` gives the model's sizes, of which any may be given instead.
+    `config` gives the model's sizes, of which any may be given instead. Models without a gate have
+    dropout, as GPT-2 and GPT-3 had; those with one have none, as Llama.
     """
     sizes = {}
     if config is not None:
@@ -97,24 +105,30 @@ def columns(config: GPTConfig | None = None, **given: object) -> Columns:
             "layers": config.n_layer,
             "hidden": config.hidden,
             "heads": config.n_head,
+            "head_dim": config.head_dim,
+            "kv_heads": config.kv_heads,
             "ffn": config.ffn_hidden,
+            "glu": config.gated,
+            "untied": not config.tied,
+            "qk_norm": config.qk_norm,
             "vocab": config.vocab_size,
             "seq": config.max_seq_len,
         }
     usual = {name: 1 for name in ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro")}
-    usual |= {name: 0 for name in ("zero_stage", "recompute", "offload", "glu")}
-    usual |= {"sequence_parallel": False, "flash": False, "deepspeed": False, "width": 2}
-    usual |= {"gpus_per_node": 8}
+    usual |= {name: 0 for name in ("zero_stage", "recompute", "offload")}
+    usual |= dict.fromkeys(FLAGS, False) | {"width": 2, "gpus_per_node": 8}
     values = usual | sizes | given
     values.setdefault("ffn", 4 * np.asarray(values["hidden"]))
     values.setdefault("kv_heads", values["heads"])
+    values.setdefault("head_dim", np.asarray(values["hidden"]) / values["heads"])
+    values.setdefault("dropout", ~np.asarray(values["glu"], bool))
     values.setdefault("grad_width", values["width"])
     values.setdefault("slower", values["deepspeed"])
     names = [f.name for f in fields(Columns)]
     if unknown := set(values) - set(names):
         raise TypeError(f"no such columns: {sorted(unknown)}")
     arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(values[n])) for n in names))
-    kinds = dict.fromkeys(("glu", "flash", "deepspeed", "slower", "sequence_parallel"), bool)
+    kinds = dict.fromkeys((*FLAGS, "dropout", "slower"), bool) | {"head_dim": float}
     kinds["micro_batch"] = arrays[names.index("micro_batch")].dtype
     return Columns(
         **{

@@ -59,7 +59,7 @@ def step_volumes(spec: RunSpec, rank: int) -> dict[str, Volume | None]:
         found["tp"] = _tensor(spec, rank)
     if layout.pp > 1:
         found["pp"] = _pipeline(spec, rank)
-        if layout.coords(rank)["pp"] in (0, layout.pp - 1):
+        if spec.model.tied and layout.coords(rank)["pp"] in (0, layout.pp - 1):
             found["embedding"] = _tied_embedding(spec)
     if layout.dp > 1:
         found["dp"] = _data(spec, rank)
@@ -79,31 +79,40 @@ def _tensor(spec: RunSpec, rank: int) -> Volume:
 
     Sequence parallelism (Korthikanti et al. 2022, section 4.2.2) makes an all-gather and a
     reduce-scatter of each, and gathers the input of every column-parallel layer once more for its
-    weight's gradient; the word embedding stays an all-reduce, for the position embedding is added
+    weight's gradient; the word embedding stays an all-reduce where a position embedding is added
     before the sequence is cut. Full recomputation repeats the layers' forward part.
+
+    A norm of queries or keys sees its rank's heads alone, so its gradient is summed over tp:
+    megatron does so once a step in fp32, the DeepSpeed engines in every backward pass.
     """
     layout, n = spec.layout, spec.layout.tp
     stage, m = layout.coords(rank)["pp"], layout.n_micro
-    hidden, _ = _activation(spec)
-    layers = spec.model.n_layer // layout.pp
+    model = spec.model
+    hidden, e = _activation(spec)
+    layers = model.n_layer // layout.pp
     first, last = stage == 0, stage == layout.pp - 1
     again = 2 if layout.recompute == "full" else 0
     volume = Volume()
+    whole = 2 * layers * model.head_dim * model.qk_norm  # gradients that are summed over tp
     if layout.sequence_parallel:
         # Per layer forward 2 + 2; backward per column-parallel layer the input again and the
         # scattered gradient, per row-parallel layer the gathered gradient.
         gathers = layers * (6 + again) + first + last * 2
         scatters = layers * (4 + again) + last
-        volume.add("all_reduce", n, hidden, m * first)
+        embedded = "all_reduce" if model.position == "learned" else "reduce_scatter"
+        volume.add(embedded, n, hidden, m * first)
         volume.add("all_gather", n, hidden, m * gathers)
         volume.add("reduce_scatter", n, hidden, m * scatters)
-        # What every tp rank holds whole but sees with a part of the sequence, norms and the biases
-        # after row-parallel layers: once a step, in fp32.
-        h = spec.model.hidden
-        whole = layers * 6 * h + last * 2 * h
-        volume.add("all_reduce", n, GRAD_BYTES * whole)
+        # What every tp rank holds whole but sees with a part of the sequence: norms and the biases
+        # after row-parallel layers.
+        norm = 1 + (model.norm == "layernorm")
+        whole += model.hidden * (layers * 2 * (norm + model.bias) + last * norm)
     else:
         volume.add("all_reduce", n, hidden, m * (layers * (4 + again) + first + last))
+    if whole and spec.engine == "megatron":
+        volume.add("all_reduce", n, GRAD_BYTES * whole)
+    elif whole:
+        volume.add("all_reduce", n, e * model.head_dim, m * 2 * layers)
     if last:
         per_token = layout.micro_batch * spec.seq_len * 4
         volume.add("all_reduce", n, per_token, 3 * m)
@@ -150,15 +159,21 @@ def parameter_sizes(spec: RunSpec, rank: int) -> list[tuple[int, bool]]:
     """(elements, whether it is a matrix) of every parameter that a rank holds."""
     model, layout = spec.model, spec.layout
     h, f, tp, stage = model.hidden, model.ffn_hidden, layout.tp, layout.coords(rank)["pp"]
-    layer = [(h, False)] * 6  # two norms, and the biases after the row-parallel layers
-    layer += [(3 * h * h // tp, True), (3 * h // tp, False), (h * h // tp, True)]
-    layer += [(f * h // tp, True), (f // tp, False), (h * f // tp, True)]
+    queries, keys = model.n_head * model.head_dim, model.kv_heads * model.head_dim
+    norm = [(h, False)] * (1 + (model.norm == "layernorm"))
+    columns = [queries + 2 * keys, f] + [f] * model.gated
+    if model.gated and (tp > 1 or spec.engine in ("megatron", "deepspeed_pipe")):
+        columns = [queries + 2 * keys, 2 * f]  # megatron-core's fc1 is the gate and up in one
+    layer = norm * 2 + [(model.head_dim, False)] * 2 * model.qk_norm
+    layer += [(rows * h // tp, True) for rows in (*columns, queries, f)]
+    if model.bias:  # those after row-parallel layers are whole
+        layer += [(rows // tp, False) for rows in columns] + [(h, False)] * 2
     sizes = layer * (model.n_layer // layout.pp)
     word = (model.padded_vocab(tp) // tp * h, True)
     if stage == 0:
-        sizes += [word, (model.max_seq_len * h, True)]
+        sizes += [word] + [(model.max_seq_len * h, True)] * (model.position == "learned")
     if stage == layout.pp - 1:
-        sizes += [(h, False)] * 2 + ([word] if layout.pp > 1 else [])
+        sizes += norm + [word] * (layout.pp > 1 or not model.tied)
     return sizes
 
 
