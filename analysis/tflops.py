@@ -15,8 +15,9 @@ row and its reason. On a terminal the table fits its width; a pipe or a file get
 and reasons; engine; steps and step_s_mean, _median, _min and _max over all logged steps;
 steady_step_s, steady_n and steady_ci95; tokens_per_s, samples_per_s and printed_tflops; gpus, tp,
 pp, vpp, dp, micro_batch, global_batch, seq_len, model, params. Then what this table adds: run,
-origin (of what the log does not say itself), peak_gb, convention, tflops, mfu, speedup, efficiency
-and parity, and with --predict predicted_s and predicted_error. Exits 2 when nothing could be read.
+origin (of what the log does not say itself), peak_gb, convention, tflops, mfu, speedup, efficiency,
+parity and missing (which fact each unknown value lacks), and with --predict predicted_s and
+predicted_error. Exits 2 when nothing could be read.
 """
 
 if not __package__:
@@ -40,8 +41,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--convention",
         choices=tuple(CONVENTIONS),
-        default=DEFAULT_CONVENTION,
-        help=f"the formula for FLOPs of models/flops.py (default: {DEFAULT_CONVENTION})",
+        help=f"the formula for FLOPs of models/flops.py (default: {DEFAULT_CONVENTION}; where a log"
+        " does not state the model's sizes, 6n; where neither can be computed, as it prints them)",
     )
     given = parser.parse_args(argv)
     shown = tflops.of_records(

@@ -162,9 +162,9 @@ def _llama3(n_layer: int, hidden: int, n_head: int, ffn_hidden: int) -> GPTConfi
     return _llama(n_layer, hidden, n_head, rope_theta=500000.0, **sizes)
 
 
-def _qwen3(n_layer: int, hidden: int, n_head: int, ffn_hidden: int) -> GPTConfig:
+def _qwen3(n_layer: int, hidden: int, n_head: int, ffn_hidden: int, tied: bool = True) -> GPTConfig:
     sizes = {"vocab_size": 151936, "max_seq_len": 32768, "n_kv_head": 8, "ffn_hidden": ffn_hidden}
-    style = {"kv_channels": 128, "qk_norm": True, "tied": True, "norm_eps": 1e-6}
+    style = {"kv_channels": 128, "qk_norm": True, "tied": tied, "norm_eps": 1e-6}
     return _llama(n_layer, hidden, n_head, rope_theta=1e6, **sizes, **style)
 
 
@@ -197,6 +197,9 @@ PRESETS: dict[str, GPTConfig] = {
     "qwen3-0.6b": _qwen3(28, 1024, 16, ffn_hidden=3072),
     "qwen3-1.7b": _qwen3(28, 2048, 16, ffn_hidden=6144),
     "qwen3-4b": _qwen3(36, 2560, 32, ffn_hidden=9728),
+    "qwen3-8b": _qwen3(36, 4096, 32, ffn_hidden=12288, tied=False),
+    "qwen3-14b": _qwen3(40, 5120, 40, ffn_hidden=17408, tied=False),
+    "qwen3-32b": _qwen3(64, 5120, 64, ffn_hidden=25600, tied=False),
     # Narayanan et al., SC'21 (arXiv 2104.04473), table 1; 175b is table 2's.
     "1.7b": _sc21(24, 2304, 24),
     "3.6b": _sc21(30, 3072, 32),

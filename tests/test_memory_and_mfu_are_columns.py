@@ -46,21 +46,36 @@ def test_mfu_of_a_known_card_is_in_both_tables_and_of_an_unknown_one_says_so(tmp
     assert one["mfu"] == pytest.approx(one["tflops"] / 19.5)  # fp32 of an A100
     assert [row["mfu"] for row in curve.rows] == pytest.approx([one["mfu"], two["mfu"]])
     assert not curve.missing.get("mfu")
-    record = Record("a.log", "x", gpus=1, global_batch=8, seq_len=64, params=1e6)
-    (why,) = throughput.missing([record], "6n")["mfu"]
-    assert why == "MFU -: no peak known for this machine at its precision: a.log"
 
 
-def test_a_log_that_states_nothing_names_every_missing_fact():
-    record = Record("a.log", "x", iteration=np.arange(1.0, 31), step_s=np.full(30, 0.5))
-    assert throughput.missing([record]) == {
-        "micro_batch": ["micro-batch -: the log does not state it: a.log"],
-        "peak_gb": ["peak GB -: the log has no peak of memory: a.log"],
-        "mfu": [
-            "MFU -: the log does not state GPUs, global batch, sequence length, model sizes: a.log"
-        ],
+def test_a_log_that_states_nothing_names_every_missing_fact_and_the_flag_that_gives_it():
+    a = Record("a.log", "x", iteration=np.arange(1.0, 31), step_s=np.full(30, 0.5))
+    shown = tflops.of_records([a], None)
+    (row,) = shown.rows
+    assert row["missing"] == {
+        "micro_batch": "the log does not state micro_batch (--micro-batch)",
+        "peak_gb": "the log has no peak of memory",
+        "tokens_per_s": "the log does not state global batch (--global-batch), sequence length"
+        " (--seq-len)",
+        "tflops": "the log does not state n_layer (--n-layer), hidden (--hidden), vocab_size"
+        " (--vocab-size), GPUs (--gpus), sequence length (--seq-len)",
+        "mfu": "TFLOP/s is unknown",
+        "speedup": "no baseline (--baseline NAME)",
+        "efficiency": "no baseline (--baseline NAME)",
     }
-    other = Record("b.log", "x", micro_batch=2, peak_bytes=10**9)
-    notes = throughput.missing([record, other])
-    assert notes["micro_batch"] == ["micro-batch -: the log does not state it: a.log"]
-    assert notes["mfu"][0].endswith(": all")
+    assert shown.missing["mfu"] == ["MFU -: TFLOP/s is unknown: a.log"]
+    b = Record("b.log", "x", micro_batch=2, peak_bytes=10**9)
+    notes = tflops.of_records([a, b]).missing
+    assert notes["micro_batch"] == [
+        "micro-batch -: the log does not state micro_batch (--micro-batch): a.log"
+    ]
+    assert notes["mfu"] == ["MFU -: TFLOP/s is unknown: all"]
+
+
+def test_mfu_says_which_cards_a_name_may_mean():
+    record = Record("a.log", "x", gpu_type="NVIDIA H100", precision="bf16")
+    value, why = throughput.utilisation(record, 400.0, "megatron")
+    assert value is None and 'give --gpu-type "H100 PCIe" or "H100 NVL" or "H100 SXM"' in why
+    record.gpu_type = None
+    why = throughput.utilisation(record, 400.0, "megatron")[1]
+    assert why == "the log does not state gpu_type (--gpu-type)"

@@ -43,6 +43,9 @@ def test_gpt2_presets_have_the_released_parameter_counts(name, n_params):
         ("qwen3-0.6b", 596_049_920),
         ("qwen3-1.7b", 1_720_574_976),
         ("qwen3-4b", 4_022_468_096),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-14b", 14_768_307_200),
+        ("qwen3-32b", 32_762_123_264),
     ],
 )
 def test_llama_presets_have_the_released_parameter_counts(name, n_params):

@@ -855,6 +855,7 @@ def test_a_name_is_the_weakest_origin(log):
         "micro_batch": 2,
         "pp": 16,
         "dp": 1,
+        "n_micro": 512,
         "global_batch": 1024,
     }
     record = read(log("  micro_batch_size ...... 4\n" + RUN, name), flags={"dp": 2})

@@ -124,18 +124,31 @@ def test_the_table_is_printed_in_every_format(tmp_path, capsys):
     assert json.loads(out)[0]["run"] == "ddp"
 
 
-def test_shapes_that_are_not_a_whole_gpt_have_no_tflops():
+def test_a_model_that_its_log_does_not_state_whole_has_no_tflops_and_a_reason():
     run = Record("x.log", "test", gpus=1, global_batch=8, seq_len=2048, recompute="none")
     run.model = {"n_layer": 24, "hidden": 1024, "n_head": 16, "vocab_size": 50257}
-    dense = config_of(run)
-    assert tflops_per_gpu(run, 1.0, "megatron") > 0
+    dense, why = config_of(run)
+    assert dense is not None and not why
+
+    def tflops(convention):
+        return tflops_per_gpu(run, 8 * 2048, convention)
+
+    assert tflops("megatron")[0] > 0
     run.params = 1.01 * dense.n_params  # a padded vocabulary
-    assert tflops_per_gpu(run, 1.0, "megatron") > 0
-    run.params = 3.2 * dense.n_params  # experts
-    assert tflops_per_gpu(run, 1.0, "megatron") is None
-    assert tflops_per_gpu(run, 1.0, "6n") == pytest.approx(6 * run.params * 8 * 2048 / 1e12)
-    run.params, run.model["ffn_hidden"] = None, 2816  # a gated MLP
-    assert tflops_per_gpu(run, 1.0, "megatron") is None
+    assert tflops("megatron")[0] > 0
+    run.params = 3.2 * dense.n_params  # experts that it does not state
+    assert "parameters" in tflops("megatron")[1] and tflops("megatron")[0] is None
+    assert tflops("6n") == (pytest.approx(6 * run.params * 8 * 2048 / 1e12), "")
+    run.uncounted = ["64 experts"]
+    assert [tflops(name)[0] for name in ("megatron", "6n")] == [None, None]
+    assert "64 experts" in tflops("6n")[1]
+    run.uncounted, run.params, run.model["ffn_hidden"] = [], None, 2816  # a gate, perhaps
+    assert tflops("megatron") == (None, "the log does not state activation (--activation)")
+    run.model |= {"activation": "swiglu", "n_kv_head": 4, "tied": False}
+    gated, _ = config_of(run)
+    assert gated.gated and gated.kv_heads == 4 and tflops("megatron")[0] > 0
+    del run.model["ffn_hidden"]
+    assert tflops("megatron") == (None, "the log does not state ffn_hidden (--ffn-hidden)")
 
 
 def test_nothing_to_read_is_one_line_and_exit_2(tmp_path, capsys):

@@ -5,23 +5,45 @@ import functools
 import math
 from typing import Any
 
-from analysis.logs.parsing.settings import COUNTS, MODEL_SIZES, SETTINGS
+from analysis.logs.parsing.settings import (
+    COUNTS,
+    MODEL,
+    MODEL_SIZES,
+    MODEL_SWITCHES,
+    MODEL_WORDS,
+    SETTINGS,
+)
 
 
 def add_fact_flags(parser: argparse.ArgumentParser) -> None:
     """Add a flag for each fact that a log may leave out; what a log says itself stays."""
-    group = parser.add_argument_group("facts that the logs leave out")
+    keys = ", ".join((*SETTINGS, *MODEL))
+    group = parser.add_argument_group(
+        "facts that the logs leave out",
+        f"NAME.toml beside a log gives them for that log alone; its keys: {keys}",
+    )
     for name, text in (SETTINGS | MODEL_SIZES).items():
         kind = int if name in COUNTS | MODEL_SIZES else float if name == "params" else str
-        flag = "--steps" if name == "planned_steps" else "--" + name.replace("_", "-")
         checked = kind if kind is str else functools.partial(_size, kind, name == "zero_stage")
         metavar = kind.__name__.upper()
-        group.add_argument(flag, type=checked, dest=f"fact_{name}", metavar=metavar, help=text)
+        group.add_argument(
+            flag_of(name), type=checked, dest=f"fact_{name}", metavar=metavar, help=text
+        )
+    for name, (words, text) in MODEL_WORDS.items():
+        group.add_argument(flag_of(name), choices=words, dest=f"fact_{name}", help=text)
+    for name, text in MODEL_SWITCHES.items():
+        yes_or_no = argparse.BooleanOptionalAction
+        group.add_argument(flag_of(name), action=yes_or_no, dest=f"fact_{name}", help=text)
+
+
+def flag_of(name: str) -> str:
+    """The flag that gives a fact."""
+    return "--steps" if name == "planned_steps" else "--" + name.replace("_", "-")
 
 
 def facts_of(arguments: argparse.Namespace | None) -> dict[str, Any]:
     """The facts that were given as flags, by Record's names."""
-    given = {name: getattr(arguments, f"fact_{name}", None) for name in (*SETTINGS, *MODEL_SIZES)}
+    given = {name: getattr(arguments, f"fact_{name}", None) for name in (*SETTINGS, *MODEL)}
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -20,6 +20,7 @@ from parallel.record.reader import is_run_folder
 # In a folder, only these are taken for logs; a file named outright is always tried.
 _LOG_SUFFIXES = (".out", ".log", ".err", ".txt", ".json", ".jsonl")
 _NOT_LOGS = ("run.json", "status.json", "launcher_metadata.json", "scaling_report.json")
+_DATA_PARALLEL = ("HF Trainer", "DeepSpeed", "nanoGPT", "nanochat")
 _MANY = 32  # files; fewer are read in this process, without a bar
 
 
@@ -44,8 +45,18 @@ def load(paths: list[Path], facts: dict[str, Any] | None = None) -> tuple[list[R
 
 
 def _multiply_out(record: Record) -> None:
-    """gpus = tp x pp x dp x cp, where one of gpus and dp is open."""
+    """gpus = tp x pp x dp x cp, where one of gpus and dp is open; dp may follow from the batch.
+
+    Trainers that are data-parallel unless they say otherwise leave tp and pp out.
+    """
     tp, pp, dp, cp = record.tp, record.pp, record.dp, record.cp or 1
+    each = (record.micro_batch or 0) * (record.n_micro or 0)
+    if dp is None and record.gpus is None and each and record.global_batch:
+        if record.global_batch % each == 0:
+            dp = record.dp = record.global_batch // each
+            record.origin["dp"] = record.origin.get("global_batch", "log")
+    if record.format in _DATA_PARALLEL:
+        tp, pp = tp or 1, pp or 1
     if record.gpus is None and tp and pp and dp:
         record.gpus = tp * pp * dp * cp
         record.origin["gpus"] = record.origin.get("dp", "log")

@@ -11,7 +11,15 @@ import numpy as np
 
 from models.errors import UsageError, printable
 
-ORIGINS = ("log", "run.json", "sidecar", "flag", "from name")  # strongest evidence first
+ORIGINS = (
+    "log",
+    "run.json",
+    "config",
+    "sidecar",
+    "flag",
+    "default",
+    "from name",
+)  # strongest evidence first
 PER_STEP = (
     "iteration",
     "step_s",
@@ -92,9 +100,12 @@ class Record:
     vpp: int | None = None
     dp: int | None = None
     micro_batch: int | None = None
+    n_micro: int | None = None  # micro-batches of a step on one rank, where that is stated
     global_batch: int | None = None
     seq_len: int | None = None
     model: dict[str, Any] = field(default_factory=dict)  # GPTConfig's names where known
+    # What the model has that no FLOPs convention counts, in words: "64 experts".
+    uncounted: list[str] = field(default_factory=list)
     params: float | None = None
     precision: str | None = None
     recompute: str | None = None

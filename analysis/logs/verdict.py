@@ -110,6 +110,11 @@ class Judgement:
         """Whether a doubt makes the step time no result."""
         return any(flag.kind in UNFIT for flag in self.flags)
 
+    @property
+    def only_skipped(self) -> bool:
+        """Whether the time is one of whole iterations but for the optimizer, which was skipped."""
+        return {flag.kind for flag in self.flags if flag.kind in UNFIT} == {"all skipped"}
+
 
 def judge(record: Record, time: Steady | None = None) -> Judgement:
     """The verdict and the quality flags of one run; `time` is its steady step time, if taken."""
@@ -214,8 +219,6 @@ def _flags(record: Record, time: Steady | None) -> list[Reason]:
     """The doubts about a run's numbers, in the order that tables show them."""
     norm = record.grad_norm[np.isfinite(record.grad_norm)]
     zeros = f"grad norm is zero in {(norm == 0).sum()} of {len(norm)} iterations"
-    guessed = [name for name, origin in record.origin.items() if origin == "from name"]
-    names = ", ".join(f"{name} {getattr(record, name):g}" for name in guessed)
     shared = f"oversubscribed: {record.sharing or 'more ranks than cores'}"
     doubts = (
         no_timing(record),
@@ -226,9 +229,18 @@ def _flags(record: Record, time: Steady | None) -> list[Reason]:
         *_time_flags(record, time),
         Reason("schedule", record.schedule_note),  # no single schedule has its loss curve
         Reason("oversubscribed", shared if record.oversubscribed else ""),
-        Reason("from name", f"from name: {names}" if guessed else ""),
+        Reason("default", _weak(record, "default", "defaults of the tool: ")),
+        Reason("from name", _weak(record, "from name", "from name: ")),
     )
     return [doubt for doubt in doubts if doubt and doubt.text]
+
+
+def _weak(record: Record, origin: str, said: str) -> str:
+    """The facts that have this origin, with their values; "" where there are none."""
+    stated = vars(record) | record.model
+    values = ((name, stated[name]) for name, of in record.origin.items() if of == origin)
+    names = [f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in values]
+    return said + ", ".join(names) if names else ""
 
 
 def _skipped(record: Record) -> Reason | None:

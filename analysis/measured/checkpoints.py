@@ -73,7 +73,7 @@ def events_of(record: Record) -> list[Event]:
 def rows(record: Record, bytes_per_param: float | None = None) -> list[dict[str, Any]]:
     """One dict for each kind of event in the run; none where it neither saved nor loaded."""
     events = events_of(record)
-    config = config_of(record)
+    config, _ = config_of(record)
     params = record.params or (config and config.n_params)
     stated = params * bytes_per_param if params and bytes_per_param else None
     trained_s = float(np.nansum(record.step_s)) * record.interval

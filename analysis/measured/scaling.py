@@ -253,7 +253,9 @@ def report(
     called_base = next(point.name for record, point in fair if record is base)
     shown = table(rows, share, scaling, f"{called_base} ({base.gpus} GPUs)")
     shown.notes += averages(compared)
-    shown.missing |= throughput.missing(compared)
+    shown.missing |= throughput.grouped(
+        [(name_of(r), throughput.plain_missing(r) | _no_mfu(r, point.step_s)) for r, point in fair]
+    )
     if open_ := unstated(compared):
         shown.notes.append(UNSTATED + ", ".join(open_))
     together = shared_cores(compared)
@@ -285,7 +287,6 @@ def _points(
         elif time is None or not time.step_s > 0 or not record.gpus:
             left_out.append(f"{name}: no steady time or no number of GPUs")
         else:
-            tflops = throughput.tflops_per_gpu(record, time.step_s, DEFAULT_CONVENTION)
             point = Point(
                 name,
                 record.gpus,
@@ -294,10 +295,25 @@ def _points(
                 predicted_s,
                 record.micro_batch,
                 throughput.peak_gb(record),
-                throughput.utilisation(record, tflops, DEFAULT_CONVENTION),
+                _mfu(record, time.step_s)[0],
             )
             pairs.append((record, point))
     return pairs, left_out
+
+
+def _mfu(record: Record, step_s: float) -> tuple[float | None, str]:
+    """(MFU, "") or (None, why it is unknown)."""
+    tokens = (record.global_batch or 0) * (record.seq_len or 0)
+    about = record, tokens / step_s, DEFAULT_CONVENTION
+    tflops, why = throughput.tflops_per_gpu(*about)
+    if tflops is None:
+        return None, why
+    return throughput.utilisation(record, tflops, DEFAULT_CONVENTION)
+
+
+def _no_mfu(record: Record, step_s: float) -> dict[str, str]:
+    value, why = _mfu(record, step_s)
+    return {} if value is not None else {"mfu": why}
 
 
 def _baseline(pairs: list[Pair], baseline: str | None) -> Pair:

@@ -6,7 +6,16 @@ from typing import Any
 from analysis.common.tables import Column, Table
 from analysis.logs.load import baseline_of, load, name_of, own_name
 from analysis.logs.record import Record
-from analysis.logs.verdict import Judgement, describe_rule, judge, summary, timed, unfinished
+from analysis.logs.verdict import (
+    UNFIT,
+    Judgement,
+    describe_rule,
+    judge,
+    no_timing,
+    summary,
+    timed,
+    unfinished,
+)
 from analysis.measured import predictions, scaling, throughput
 from analysis.measured.fairness import (
     ANY_COMMIT,
@@ -26,7 +35,7 @@ from parallel.record.reader import read_run
 
 # What the rows have beside the keys of `verdict.summary`; `--format json` prints them, too.
 ADDED = ("run", "origin", "peak_gb", "convention", "tflops", "mfu", "speedup", "efficiency")
-ADDED = (*ADDED, "parity")
+ADDED = (*ADDED, "parity", "missing")
 
 
 def _baseline_of(record: Record, records: list[Record]) -> tuple[Record | None, str]:
@@ -56,14 +65,18 @@ def _parity(records: list[Record], baseline: Record | None) -> dict[str, str]:
 
 def rows(
     records: list[Record],
-    convention: str = DEFAULT_CONVENTION,
+    convention: str | None = DEFAULT_CONVENTION,
     baseline: str | None = None,
     kind: str = "strong",
     window: tuple[int, int] | None = None,
     rule: str = "median",
     any_commit: bool = False,
 ) -> list[dict[str, Any]]:
-    """One dict per record: `verdict.summary`'s facts and what the table adds to them."""
+    """One dict per record: `verdict.summary`'s facts and what the table adds to them.
+
+    convention: None takes for each run the first that its log has the facts for. `missing` says
+    for each unknown value which fact is absent and how to give it.
+    """
     named = baseline_of(baseline, records) if baseline else None
     parity = _parity(records, named)
     times = {id(r): timed(r, window, rule) for r in records}
@@ -73,40 +86,83 @@ def rows(
         base, why = (named, "") if named else _baseline_of(record, records)
         row = _row(record, times[id(record)], convention)
         row["parity"] = parity.get(record.source, NOT_VERIFIED)
-        doubts = []
+        doubts: list[str] = []
         if row["fit"]:
             row["speedup"], row["efficiency"], doubts = _against(
                 record, base, times, kind, any_commit
             )
         doubts += filter(None, (why, together.get(record.source)))
+        if row["speedup"] is None or row["efficiency"] is None:
+            _say_why_no_speedup(row, record, base, doubts)
         row["notes"] = "; ".join(row["notes"] + doubts)
         row["reasons"] += doubts
         found.append(row)
     return found
 
 
-def _row(record: Record, time: Steady | None, convention: str) -> dict[str, Any]:
+def _row(record: Record, time: Steady | None, convention: str | None) -> dict[str, Any]:
     """A run by itself; `fit` says whether it can be compared with others."""
     judgement = judge(record, time)
     fit = time is not None and not judgement.unfit
-    tflops = throughput.tflops_per_gpu(record, time.step_s, convention) if fit else None
-    doubts = throughput.above_peak(record, tflops, convention)
     found = summary(record, time, judgement)
+    missing = throughput.plain_missing(record)
+    if time is None:
+        missing["step_s"] = str(no_timing(record) or "no step was timed")
+    if found["tokens_per_s"] is None:
+        missing["tokens_per_s"] = throughput.tokens_missing(record, time is not None)
+    tflops, used, doubts = None, convention or DEFAULT_CONVENTION, []
+    unfit = [flag.text for flag in judgement.flags if flag.kind in UNFIT]
+    if unfit and not judgement.only_skipped:
+        missing["tflops"] = "; ".join(unfit)
+    else:
+        tokens_per_s = found["tokens_per_s"]
+        if convention:
+            tflops, why = throughput.tflops_per_gpu(record, tokens_per_s, convention)
+        else:
+            tflops, used, why = throughput.best_tflops_per_gpu(record, tokens_per_s)
+        if tflops is None:
+            missing["tflops"] = why
+        elif why:
+            doubts.append(f"TFLOP/s: {_USED[used]}, for {why}")
+    utilisation, why = throughput.utilisation(record, tflops, used)
+    if utilisation is None:
+        missing["mfu"] = why
+    doubts += throughput.above_peak(record, tflops, used)
     return {
         **found,
         "run": name_of(record),
         "origin": {k: origin for k, origin in record.origin.items() if origin != "log"},
         "step_s": time and time.step_s,
-        "convention": convention,
+        "convention": used,
         "tflops": tflops,
-        "mfu": throughput.utilisation(record, tflops, convention),
+        "mfu": utilisation,
         "peak_gb": throughput.peak_gb(record),
         "speedup": None,
         "efficiency": None,
+        "missing": missing,
+        "unfit": unfit,
         "reasons": found["reasons"] + [CHANGED] * is_changed(record) + doubts,
         "notes": _notes(judgement, time) + doubts,
         "fit": fit,
     }
+
+
+_USED = {"6n": "6 per stated parameter", throughput.PRINTED: "as the log prints them"}
+
+
+def _say_why_no_speedup(
+    row: dict[str, Any], record: Record, baseline: Record | None, doubts: list[str]
+) -> None:
+    if not row["fit"]:
+        why = "; ".join(row["unfit"]) or row["missing"]["step_s"]
+    elif baseline is None:
+        why = "no baseline (--baseline NAME)"
+    elif record.oversubscribed:
+        why = "the ranks share cores"
+    else:
+        why = ""  # the row's notes say it
+    why = why or "; ".join(doubts)
+    row["missing"] |= {key: why for key in ("speedup", "efficiency") if row[key] is None}
 
 
 def _notes(judgement: Judgement, time: Steady | None) -> list[str]:
@@ -157,12 +213,14 @@ def _against(
 
 def table(
     found: list[dict[str, Any]],
-    convention: str,
+    convention: str | None,
     baselines: list[str],
     kind: str = "strong",
     step_rule: str = describe_rule(None, "median"),
 ) -> Table:
-    """The scaling table."""
+    """The scaling table; `convention` None: each row names its own where they differ."""
+    used = dict.fromkeys(row["convention"] for row in found if row["tflops"] is not None)
+    one = convention or (next(iter(used), DEFAULT_CONVENTION) if len(used) < 2 else None)
     columns = [
         Column("run", "run"),
         Column("engine", "engine"),
@@ -171,7 +229,8 @@ def table(
         Column("step_s", "s/iter", ".4g"),
         *predictions.columns(seldom=True),
         Column("tokens_per_s", "tokens/s", ".0f"),
-        Column("tflops", f"TFLOP/s/GPU ({convention})", ".3g"),
+        Column("tflops", f"TFLOP/s/GPU ({one})" if one else "TFLOP/s/GPU", ".3g"),
+        *[Column("convention", "convention")] * (one is None),
         Column("printed_tflops", "printed", ".3g", seldom=True),
         Column("peak_gb", "peak GB", ".3g"),
         Column("mfu", "MFU", ".1%"),
@@ -183,7 +242,7 @@ def table(
     ]
     stated = ", ".join(baselines) or "none stated (--baseline NAME)"
     notes = [
-        f"s/iter: {step_rule}. TFLOP/s: {convention} convention."
+        f"s/iter: {step_rule}. TFLOP/s: {one or 'the named'} convention."
         f" Speedup: {kind} scaling against {stated}."
     ]
     return Table(columns, found, notes=notes)
@@ -191,7 +250,7 @@ def table(
 
 def of_records(
     records: list[Record],
-    convention: str = DEFAULT_CONVENTION,
+    convention: str | None = DEFAULT_CONVENTION,
     baseline: str | None = None,
     kind: str = "strong",
     *,
@@ -215,7 +274,7 @@ def of_records(
     shown = table(found, convention, named, kind, describe_rule(window, rule))
     pairs = list(zip(records, found, strict=True))
     compared = [record for record, row in pairs if row["speedup"] is not None]
-    shown.missing |= throughput.missing(records, convention)
+    shown.missing |= throughput.shown_in(found)
     shown.notes += [ANY_COMMIT] * any_commit
     if open_ := unstated(compared):
         shown.notes.append(UNSTATED + ", ".join(open_))

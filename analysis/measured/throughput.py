@@ -1,70 +1,147 @@
 """FLOPs and throughput of one run: TFLOP/s, MFU, and which fact is missing where there is none."""
 
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable
+from typing import Any
 
-from analysis.logs.load import name_of
+import numpy as np
+
+from analysis.logs.flags import flag_of
 from analysis.logs.record import Record
 from models.config import GPTConfig
 from models.errors import UsageError
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
-from models.gpus import mfu, peak_tflops
+from models.gpus import GPUS, find_gpu, mfu, peak_tflops
 
 SAME_MODEL = 0.05  # parameters printed over those of a GPT of the printed shapes, less one
+PRINTED = "printed"  # TFLOP/s that the log prints and that no convention here can compute
+_SIZES = ("n_layer", "hidden", "vocab_size")  # without them there is no model
+_WORDS = {"gpus": "GPUs", "seq_len": "sequence length", "global_batch": "global batch"}
 
 
-def config_of(record: Record) -> GPTConfig | None:
-    """The model as a GPT, where the log gives its sizes and nothing speaks against it being one.
+def _asked(names: Iterable[str]) -> str:
+    """Facts that a log does not state, each with the flag that gives it."""
+    said = (f"{_WORDS.get(name, name)} ({flag_of(name)})" for name in names)
+    return f"the log does not state {', '.join(said)}"
 
-    Gated or grouped attention, experts and the like hide in logs whose shapes look like a GPT's;
-    their parameters do not: they must agree with the shapes, or, where none are printed, the
-    feed-forward size with the usual 4 x hidden. None otherwise: an unknown number is better than a
-    wrong one.
+
+def _open(record: Record) -> list[str]:
+    """What FLOPs per GPU need beside the model, where the log does not state it."""
+    return [name for name in ("gpus", "seq_len") if not getattr(record, name)]
+
+
+def config_of(record: Record) -> tuple[GPTConfig | None, str]:
+    """(the model as a GPT, "") or (None, why there is none).
+
+    What a log does not say is as in GPT-2. The parameters that are stated must agree with the
+    sizes; where none are, a feed-forward that is not 4 x hidden needs an activation, which says
+    whether it has a gate.
     """
-    known = {k: v for k, v in record.model.items() if k in GPTConfig.__dataclass_fields__}
-    if not {"n_layer", "hidden", "vocab_size"} <= set(known):
-        return None
-    known.setdefault("n_head", 1)  # no FLOPs or parameter count depends on it
+    if record.uncounted:
+        return None, f"the model has {' and '.join(record.uncounted)}, which no convention counts"
+    model = {k: v for k, v in record.model.items() if k in GPTConfig.__dataclass_fields__}
+    if absent := [name for name in _SIZES if name not in model]:
+        return None, _asked(absent + _open(record))
+    if model.get("activation") == "swiglu" and "ffn_hidden" not in model:
+        return None, _asked(["ffn_hidden"])
+    model.setdefault("n_head", 1)  # no count depends on it where every head has its own key
     if record.seq_len:
-        known.setdefault("max_seq_len", record.seq_len)
+        model.setdefault("max_seq_len", record.seq_len)
     try:
-        config = GPTConfig(**known)
-    except UsageError:
-        return None
+        config = GPTConfig(**model)
+    except UsageError as error:
+        return None, str(error)
     if record.params is not None:
-        agrees = abs(record.params / config.n_params - 1) <= SAME_MODEL
-    else:
-        agrees = config.ffn_hidden == 4 * config.hidden
-    return config if agrees else None
+        if abs(record.params / config.n_params - 1) > SAME_MODEL:
+            made = f"the stated sizes make {config.n_params:,} parameters"
+            return None, f"{made}, but {record.params:,.0f} are stated"
+    elif "activation" not in model and config.ffn_hidden != 4 * config.hidden:
+        return None, _asked(["activation"])
+    return config, ""
 
 
-def flops_per_token(record: Record, convention: str) -> float | None:
-    """FLOPs per token under `convention`, or None where a fact that it needs is missing."""
+def per_token(record: Record, convention: str) -> tuple[float | None, str]:
+    """(FLOPs per token under `convention`, "") or (None, why there are none)."""
     recompute = record.recompute == "full"
     if convention == "seed":  # its rule is that recomputation is on, unless a log denies it
         recompute = record.recompute in (None, "full")
     elif convention == "sc21" and record.recompute is None:
-        return None
-    config = config_of(record)
+        return None, _asked(["recompute"])
     # A size that is stated (52B) rather than counted is what these two multiply.
-    if record.params and convention in ("6n", "seed"):
-        return (8.0 if recompute and convention == "seed" else 6.0) * record.params
-    if config is None or not record.seq_len:
-        return None
-    return CONVENTIONS[convention](config, record.seq_len, recompute)
+    if record.params and convention in ("6n", "seed") and not record.uncounted:
+        return (8.0 if recompute and convention == "seed" else 6.0) * record.params, ""
+    config, why = config_of(record)
+    if config is None:
+        return None, why
+    if not record.seq_len:
+        return None, _asked(_open(record))
+    return CONVENTIONS[convention](config, record.seq_len, recompute), ""
 
 
-def tflops_per_gpu(record: Record, step_s: float, convention: str) -> float | None:
-    """TFLOP/s per GPU at `step_s` seconds per iteration, or None where a fact is missing."""
-    per_token = flops_per_token(record, convention)
-    if not (per_token and record.gpus and record.global_batch and record.seq_len and step_s > 0):
-        return None
-    return per_token * record.global_batch * record.seq_len / (step_s * record.gpus * 1e12)
+def tflops_per_gpu(
+    record: Record, tokens_per_s: float | None, convention: str
+) -> tuple[float | None, str]:
+    """(TFLOP/s per GPU at this many tokens/s of all GPUs, "") or (None, why there are none)."""
+    flops, why = per_token(record, convention)
+    if flops is None:
+        return None, why
+    if not record.gpus:
+        return None, _asked(_open(record))
+    if not tokens_per_s:
+        return None, "tokens/s is unknown"
+    return flops * tokens_per_s / (record.gpus * 1e12), ""
 
 
-def utilisation(record: Record, tflops: float | None, convention: str) -> float | None:
-    """MFU, 0 to 1, or None where it is unknown; `unknown` says why."""
-    return mfu(tflops, record.gpu_type, record.precision, convention)[0]
+def best_tflops_per_gpu(
+    record: Record, tokens_per_s: float | None
+) -> tuple[float | None, str, str]:
+    """(TFLOP/s per GPU or None, the convention, why it is another one or none).
+
+    The default convention; where the log does not state the model's sizes, 6 per stated parameter;
+    where neither can be had, what the log prints itself.
+    """
+    tflops, why = tflops_per_gpu(record, tokens_per_s, DEFAULT_CONVENTION)
+    if tflops is not None:
+        return tflops, DEFAULT_CONVENTION, ""
+    if not set(_SIZES) <= set(record.model):
+        by_params = tflops_per_gpu(record, tokens_per_s, "6n")[0]
+        if by_params is not None:
+            return by_params, "6n", why
+    printed = record.tflops[np.isfinite(record.tflops)]
+    if len(printed):
+        return float(np.median(printed)), PRINTED, why
+    return None, DEFAULT_CONVENTION, why
+
+
+def tokens_missing(record: Record, timed: bool) -> str:
+    """Why tokens/s is unknown."""
+    rate = np.isfinite(record.samples_per_s).any() or "samples_per_s" in record.totals
+    needed = ["seq_len"] if rate else ["global_batch", "seq_len"]
+    absent = [name for name in needed if getattr(record, name) is None]
+    if absent and (timed or rate):
+        return _asked(absent)
+    return "the log has neither a step time nor a rate"
+
+
+def utilisation(record: Record, tflops: float | None, convention: str) -> tuple[float | None, str]:
+    """(MFU, 0 to 1, "") or (None, why it is unknown)."""
+    if convention == PRINTED:
+        return None, "the TFLOP/s are the log's own count"
+    if tflops is None:
+        return None, "TFLOP/s is unknown"
+    if absent := [name for name in ("gpu_type", "precision") if getattr(record, name) is None]:
+        return None, _asked(absent)
+    value, why = mfu(tflops, record.gpu_type, record.precision, convention)
+    if value is None and find_gpu(record.gpu_type) is None:
+        card = _parts(record.gpu_type)
+        if cards := [f'"{g.name}"' for g in GPUS if card and set(card) <= set(_parts(g.name))]:
+            why += f"; give --gpu-type {' or '.join(cards)}"
+    return value, why
+
+
+def _parts(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", name.lower().replace("nvidia", ""))
 
 
 def above_peak(record: Record, tflops: float | None, convention: str) -> list[str]:
@@ -80,28 +157,41 @@ def peak_gb(record: Record) -> float | None:
     return None if record.peak_bytes is None else record.peak_bytes / 1e9
 
 
-def missing(records: list[Record], convention: str = DEFAULT_CONVENTION) -> dict[str, list[str]]:
-    """Column -> notes that name the fact behind each `-` under micro-batch, peak GB and MFU."""
+def plain_missing(record: Record) -> dict[str, str]:
+    """Why micro-batch and peak GB are unknown, where they are."""
+    found = {}
+    if record.micro_batch is None:
+        found["micro_batch"] = _asked(["micro_batch"])
+    if record.peak_bytes is None:
+        found["peak_gb"] = "the log has no peak of memory"
+    return found
+
+
+# The columns whose `-` a table explains below it; a row's own notes explain speedup and efficiency.
+HEADINGS = {
+    "step_s": "s/iter",
+    "micro_batch": "micro-batch",
+    "peak_gb": "peak GB",
+    "mfu": "MFU",
+    "tflops": "TFLOP/s",
+    "tokens_per_s": "tokens/s",
+}
+
+
+def grouped(missing: list[tuple[str, dict[str, str]]]) -> dict[str, list[str]]:
+    """Column -> notes for a table, of (a run's name, column -> why it is unknown)."""
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for record in records:
-        for key, why in _missing(record, convention):
-            groups[key, why].append(name_of(record))
+    for name, reasons in missing:
+        for key, why in reasons.items():
+            if key in HEADINGS:
+                groups[key, why].append(name)
     notes: dict[str, list[str]] = defaultdict(list)
     for (key, why), names in groups.items():
-        who = "all" if len(names) == len(records) > 1 else ", ".join(names)
-        notes[key].append(f"{why}: {who}")
+        who = "all" if len(names) == len(missing) > 1 else ", ".join(names)
+        notes[key].append(f"{HEADINGS[key]} -: {why}: {who}")
     return notes
 
 
-def _missing(record: Record, convention: str) -> Iterator[tuple[str, str]]:
-    if record.micro_batch is None:
-        yield "micro_batch", "micro-batch -: the log does not state it"
-    if record.peak_bytes is None:
-        yield "peak_gb", "peak GB -: the log has no peak of memory"
-    facts = {"GPUs": record.gpus, "global batch": record.global_batch}
-    facts |= {"sequence length": record.seq_len}
-    facts |= {"model sizes": flops_per_token(record, convention)}
-    if absent := [name for name, value in facts.items() if not value]:
-        yield "mfu", f"MFU -: the log does not state {', '.join(absent)}"
-    elif why := mfu(0.0, record.gpu_type, record.precision, convention)[1]:
-        yield "mfu", f"MFU -: {why}"
+def shown_in(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """`grouped` of a table's rows that have `run` and `missing`."""
+    return grouped([(row["run"], row["missing"]) for row in rows])

@@ -1,4 +1,5 @@
-"""Facts that a log leaves out: from run.json beside it, a sidecar TOML, flags, the file's name.
+"""Facts that a log leaves out: from run.json or a model's configuration beside it, a sidecar TOML,
+flags, the file's name.
 
 Also what run.json and training_metrics.json say, as Record's fields.
 """
@@ -10,16 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from analysis.logs.parsing.json_values import real, rows, whole
-from analysis.logs.parsing.settings import COUNTS, MODEL_SIZES, SETTINGS, state
+from analysis.logs.parsing.settings import (
+    COUNTS,
+    MODEL,
+    MODEL_SIZES,
+    MODEL_SWITCHES,
+    MODEL_WORDS,
+    SETTINGS,
+    read_settings,
+    state,
+)
 from analysis.logs.record import Record, Refusal
 from models.files import parse_json, parse_toml
 
 
 def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -> None:
-    """Fill from run.json beside the log, a sidecar TOML, flags and, last, the file's name.
+    """Fill from run.json and the configuration beside the log, a sidecar TOML, flags and, last, the
+    file's name.
 
-    The sidecar of `name.out` is `name.out.toml` or `name.toml`; its keys are Record's fields and
-    GPTConfig's sizes.
+    The configuration is the one that the log's own tool saves (`_CONFIGURATIONS`). The sidecar of
+    `name.out` is `name.out.toml` or `name.toml`; its keys are Record's fields and GPTConfig's.
 
     Raises:
         Refusal: a sidecar or run.json that is damaged, or a key that is not known.
@@ -33,12 +44,39 @@ def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -
             parts = {k: v for k, v in _parsed(beside, parse_json).items() if isinstance(v, dict)}
             facts = {k: v for k, v in stated(parts).items() if k in SETTINGS and _fits(k, v)}
             state(record, facts, "run.json")
+        for name in _CONFIGURATIONS.get(record.format, ()):
+            if os.path.isfile(path.parent / name):
+                _read_configuration(record, path.parent / name)
         for sidecar in (path.with_name(path.name + ".toml"), path.with_suffix(".toml")):
             if os.path.isfile(sidecar):  # a name may be too long for a suffix
                 state(record, _known(_parsed(sidecar, parse_toml), str(sidecar)), "sidecar")
                 break
     state(record, _known(flags, "flags"), "flag")
     state(record, from_name(path.name), "from name")
+
+
+# The format of a log -> the files beside it that say what model it trained.
+_CONFIGURATIONS = {
+    "HF Trainer": ("config.json",),
+    "nanotron": ("model_config.json", "config.yaml"),
+    "NeMo": ("hparams.yaml",),
+    "picotron": ("config.json",),
+}
+_ENTRY = re.compile(r"""^[\s"'{]{0,40}(\w{2,60})["']?: {0,3}["']?([\w.-]{1,60})""", re.MULTILINE)
+
+
+def _read_configuration(record: Record, path: Path) -> None:
+    """A tool's JSON or YAML file: one `name: value` in a line."""
+    try:
+        text = path.read_text()
+    except (OSError, ValueError) as error:
+        raise Refusal(str(path), f"cannot be read: {error}") from error
+    said: dict[str, list[str]] = {}
+    for name, value in _ENTRY.findall(text):
+        said.setdefault(name, []).append(value)
+    facts, uncounted = read_settings(record, said)
+    state(record, facts, "config")
+    record.uncounted += [why for why in uncounted if why not in record.uncounted]
 
 
 def _parsed(path: Path, parse: Any) -> dict[str, Any]:
@@ -52,8 +90,9 @@ def _parsed(path: Path, parse: Any) -> dict[str, Any]:
 
 
 def _known(facts: dict[str, Any], source: str) -> dict[str, Any]:
-    if unknown := set(facts) - set(SETTINGS | MODEL_SIZES):
-        raise Refusal(source, f"unknown key {', '.join(sorted(unknown))}")
+    if unknown := set(facts) - {*SETTINGS, *MODEL}:
+        known = ", ".join((*SETTINGS, *MODEL))
+        raise Refusal(source, f"unknown key {', '.join(sorted(unknown))}; there are: {known}")
     for name, value in facts.items():
         if not _fits(name, value):
             raise Refusal(source, f"{name} = {value!r} is not what {name} can be")
@@ -64,6 +103,10 @@ def _fits(name: str, value: Any) -> bool:
     """Whether a setting or size can be this."""
     if name == "params":
         return 0 < real(value) < math.inf
+    if name in MODEL_SWITCHES:
+        return isinstance(value, bool)
+    if name in MODEL_WORDS:
+        return value in MODEL_WORDS[name][0]
     if name in COUNTS | MODEL_SIZES:
         return (whole(value) or 0) >= (0 if name == "zero_stage" else 1)
     return isinstance(value, str)
@@ -75,8 +118,8 @@ _IN_NAME = {
     )
     for name, words in {
         "micro_batch": "mbs|lbs|micro-?bs",
-        "global_batch": "gbs",
-        "accumulated": "gas",
+        "global_batch": "gbs|global[-_]?batch[-_]?size",
+        "n_micro": "gas",
         "tp": "tp",
         "pp": "pp",
         "vpp": "vpp",
@@ -96,9 +139,9 @@ def from_name(name: str) -> dict[str, Any]:
     facts: dict[str, Any] = {field: int(match[1]) for field, match in found.items() if match}
     if match := _GPUS.search(name):
         facts["gpus"] = int(match[1] or match[2])
-    accumulated = facts.pop("accumulated", None)
-    if accumulated is not None and {"micro_batch", "dp"} <= set(facts):
-        facts.setdefault("global_batch", facts["micro_batch"] * facts["dp"] * accumulated)
+    if {"micro_batch", "dp", "n_micro"} <= set(facts):
+        accumulated = facts["micro_batch"] * facts["dp"] * facts["n_micro"]
+        facts.setdefault("global_batch", accumulated)
     if match := _BILLIONS.search(name):
         facts["params"] = float(match[1]) * {"M": 1e6, "B": 1e9, "T": 1e12}[match[2]]
     return facts
@@ -122,7 +165,7 @@ def stated(facts: dict[str, Any]) -> dict[str, Any]:
         "gpus": parts["layout"].get("world_size"),
         "params": model.get("n_params"),
         # run.json's padded_vocab follows from tp and is no size of the model.
-        "model": {k: model[k] for k in MODEL_SIZES if k in model} or None,
+        "model": {k: model[k] for k in MODEL if k in model} or None,
         "gpu_type": host.get("gpu") or host.get("cpu"),
         "commit": commit and commit + changed,
         "code": git.get("code") and git["code"] + changed,

@@ -19,7 +19,9 @@ import numpy as np
 from analysis.logs.parsing.fields import labelled, number, table, word
 from analysis.logs.parsing.line_format import Columns, LineFormat
 from analysis.logs.parsing.logfile import Log
-from analysis.logs.readers.hf_trainer import end_lines, ends_of
+from analysis.logs.parsing.model_names import read_name
+from analysis.logs.parsing.settings import state
+from analysis.logs.readers.hf_trainer import deepspeed_ranks, end_lines, ends_of
 from analysis.logs.record import Record
 
 _CHAT_MARKS = (b"|E2E latency=", b"End-to-End => Latency: ")
@@ -57,6 +59,25 @@ def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
         if len(offsets):
             record.notes.append("no step time is printed, only samples per second")
     return columns, offsets
+
+
+_PRETRAINED = re.compile(rb"--model_name_or_path[= ]{1,3}([\w./~-]{2,200})")
+
+
+def _model(record: Record, columns: Columns, header: bytes) -> None:
+    """GPUs and the model's name, and what makes a step more or less than a model's."""
+    if record.gpus is None:
+        state(record, {"gpus": deepspeed_ranks(header)}, "log")
+    for name in _PRETRAINED.findall(header)[-1:]:
+        read_name(record, name.decode())
+    if b"'consume layer-tokens':" in header:  # its seq_len is what a layer keeps
+        record.seq_len = None
+        record.uncounted.append("layers that drop tokens (random-LTD)")
+    if b"--actor_model_name_or_path" in header:
+        record.uncounted.append("a critic beside it, and generates text in a step")
+    if b"***** Evaluating reward" in header and record.seq_len:
+        record.seq_len *= 2
+        record.notes.append("a reward model's sample is two sequences: seq_len counts both")
 
 
 def _finish(record: Record, log: Log, kept: list[int]) -> None:
@@ -104,5 +125,6 @@ FORMAT = LineFormat(
     embedded=True,
     scan=_scan,
     facts={"gpus": rb"(?:dist_world_size=|>>> world_size ?= ?)(\d{1,6})"},
+    prepare=_model,
     finish=_finish,
 )

@@ -18,6 +18,7 @@ from analysis.logs.parsing.fields import labelled, named_number, number, table
 from analysis.logs.parsing.json_values import document, fill, known, real, rows, whole
 from analysis.logs.parsing.line_format import Format, last_number
 from analysis.logs.parsing.logfile import Log
+from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.settings import header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
 from analysis.logs.record import Record, Refusal
@@ -37,11 +38,15 @@ _TABLE_RATE = re.compile(rb"train_samples_per_second {1,40}= {1,20}([\d.]{1,20})
 _SIZES = {
     "micro_batch": rb"Instantaneous batch size per device = ([\d,]{1,9})",
     "global_batch": rb"Total train batch size \(w\. [^)]{1,60}\) = ([\d,]{1,9})",
+    "n_micro": rb"Gradient Accumulation steps = ([\d,]{1,9})",
     "planned_steps": rb"Total optimization steps = ([\d,]{1,12})",
     "params": rb"Number of trainable parameters = ([\d,]{1,20})",
 }
 _OVERRIDES = re.compile(rb"config_overrides[= ]([^\s'\"]{1,300})")
 _OVERRIDE = re.compile(rb"(n_embd|n_head|n_layer|n_positions)=(\d{1,7})")
+_MODEL_NAME = re.compile(rb"model_name_or_path[= '\"]{1,4}([\w./-]{2,100})")
+_DEEPSPEED_RANKS = rb"config\.py:\d{1,5}:print\][ \t]{1,8}world_size \.{2,40} (\d{1,6})"
+_RUN_CLM = 1024  # run_clm.py cuts longer contexts to it, unless --block_size is given
 _RENAMED = {"n_embd": "hidden", "n_positions": "max_seq_len"}
 
 
@@ -68,6 +73,12 @@ def _read(log: Log, record: Record) -> None:
             facts[_RENAMED.get(name.decode(), name.decode())] = int(value)
     state(record, facts, "log")
     read_header(record, header)
+    if b"gradient_checkpointing=true" in b"".join(_OVERRIDES.findall(header)[-1:]):
+        record.recompute = "full"
+    for name in _MODEL_NAME.findall(header)[-1:]:
+        read_name(record, name.decode())
+    state(record, {"gpus": deepspeed_ranks(header)}, "log")
+    _block(record, header)
     if ends:
         end_lines(record, [match for _, match in ends])
         record.last_at = ends[-1][0]
@@ -75,6 +86,22 @@ def _read(log: Log, record: Record) -> None:
         _end_table(record, log)
     _whole_run(record)
     judge_end(record, log, kept or [at for at, _ in ends])
+
+
+def deepspeed_ranks(header: bytes) -> int | None:
+    """The ranks that DeepSpeed counts; they are all GPUs where it splits no model."""
+    split = b"PipelineEngine" in header or b"PipelineModule" in header or b"autotp" in header
+    return None if split else last_number(_DEEPSPEED_RANKS, header)
+
+
+def _block(record: Record, header: bytes) -> None:
+    """Tokens in a sequence of run_clm.py: --block_size, else the model's positions."""
+    if record.seq_len or b"run_clm" not in header:
+        return
+    given = last_number(rb"--block_size[= ]{1,3}(\d{1,7})", header)
+    if given is None and (positions := record.model.get("max_seq_len")):
+        state(record, {"seq_len": min(positions, _RUN_CLM)}, "default")
+    state(record, {"seq_len": given}, "log")
 
 
 def _once(

@@ -61,6 +61,8 @@ def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
         line = log.slice(first - 400, first).rpartition(b"\n")[2]
         line += log.slice(first, first + 1500).partition(b"\n")[0]
     header = header_of(log, int(offsets[0]) if len(offsets) else None)
+    if b"reserve_length:" in line or b"Loading extension module token_dropping" in header:
+        record.uncounted.append("layers that drop tokens (random-LTD)")
     record.format = record.engine = _tool(header, line)
     return columns, offsets
 

@@ -6,6 +6,7 @@ compiles in them and then restarts its clock). The log opens with the script's s
 prints the same words with braces where numbers stand.
 """
 
+import math
 import re
 
 import numpy as np
@@ -44,7 +45,36 @@ def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
     return columns, offsets
 
 
+_SIZES = {
+    "n_layer": rb"n_layer {0,3}(?:: {0,3}int {0,3})?= {0,3}(\d{1,5})",
+    "n_head": rb"n_head {0,3}(?:: {0,3}int {0,3})?= {0,3}(\d{1,5})",
+    "hidden": rb"n_embd {0,3}(?:: {0,3}int {0,3})?= {0,3}(\d{1,6})",
+    "vocab_size": rb"vocab_size {0,3}(?:: {0,3}int {0,3})?= {0,3}(\d{1,8})",
+}
+_SETTINGS = {
+    "global_batch": rb"\n {4}batch_size {0,3}: {0,3}int {0,3}= {0,3}([\d *]{1,20})",
+    "seq_len": rb"\n {4}sequence_length {0,3}: {0,3}int {0,3}= {0,3}([\d *]{1,20})",
+}
+
+
+def _script(record: Record, header: bytes) -> None:
+    """The model and the batch by the script's source, with which the log opens."""
+    found = {name: re.findall(pattern, header) for name, pattern in (_SIZES | _SETTINGS).items()}
+    if b"class GPTConfig" in header and all(found.values()):
+        facts = {
+            name: math.prod(map(int, values[-1].split(b"*"))) for name, values in found.items()
+        }
+        tied = b"wte.weight = self.lm_head.weight" in header
+        always = {"bias": False, "position": "rope", "norm": "rmsnorm", "activation": "gelu"}
+        state(record, facts | always | {"tied": tied}, "log")
+    if b"flex_attention" in header:
+        record.uncounted.append("attention in windows")
+    if b"value_embed" in header:
+        record.uncounted.append("value embeddings")
+
+
 def _machine(record: Record, columns: Columns, header: bytes) -> None:
+    _script(record, header)
     if len(columns["train_ms"]):
         record.totals["train_s"] = float(columns["train_ms"][-1]) / 1000
         record.notes.append("step times are differences of the cumulative train_time")

@@ -1,19 +1,63 @@
 """nanoGPT: `iter 10: loss 9.7188, time 2950.15ms, mfu 22.82%`.
 
 It prints every log_interval-th iteration's own time, which includes an evaluation or checkpoint
-where one fell into it.
+where one fell into it. Its MFU is of the A100's 312 TFLOP/s on any card, by PaLM's convention; the
+first one that is not negative is of one iteration, the others are running means.
 """
 
 import re
 
-from analysis.logs.parsing.fields import named_number, word
-from analysis.logs.parsing.line_format import LineFormat
+import numpy as np
+
+from analysis.logs.parsing.fields import named_number, ranks_of_rates, word
+from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
+from analysis.logs.parsing.settings import state
+from analysis.logs.record import Record
+from models.config import GPTConfig
+from models.errors import UsageError
+from models.flops import palm
+
+_A100 = 312.0  # TFLOP/s
+# What it trains unless its configuration or command line, which it prints, says otherwise.
+_DEFAULTS = {"n_layer": 12, "n_head": 12, "hidden": 768, "vocab_size": 50304, "max_seq_len": 1024}
+_ALWAYS = {"position": "learned", "norm": "layernorm", "activation": "gelu", "tied": True}
+_VOCABULARY = rb"found vocab_size = (\d{1,9})"
+_PRINTED_PARAMS = 1e-3  # it prints four digits
+
+
+def _model(record: Record, columns: Columns, header: bytes) -> None:
+    """The model, where its defaults make the printed number of parameters; GPUs from the MFU."""
+    mfu = columns.pop("mfu")
+    columns["tflops"] = np.where(mfu > 0, mfu / 100 * _A100, np.nan)
+    if np.isfinite(columns["tflops"]).any():
+        record.notes.append("the printed TFLOP/s are running means: its MFU times 312")
+    vocabulary = last_number(_VOCABULARY, header) or _DEFAULTS["vocab_size"]
+    bias = re.search(rb"(?m)^(?:Overriding: )?bias = True", header) is not None
+    known = {**_DEFAULTS, "vocab_size": vocabulary, "bias": bias, **_ALWAYS, **record.model}
+    try:
+        config = GPTConfig(**known)
+    except UsageError:
+        return
+    looked_up = config.max_seq_len * config.hidden  # it counts no positions
+    if abs((record.params or 0) / (config.n_params - looked_up) - 1) > _PRINTED_PARAMS:
+        return
+    state(record, {name: known[name] for name in _DEFAULTS}, "default")
+    state(record, _ALWAYS | {"bias": bias}, "log")
+    first = np.flatnonzero(mfu > 0)[:1]
+    if record.gpus is None and record.global_batch and record.seq_len and len(first):
+        flops = palm(config, record.seq_len, recompute=False)
+        flops *= record.global_batch * record.seq_len
+        total = flops / (columns["step_s"][first] * 1e12)
+        gpus = ranks_of_rates(total, columns["tflops"][first])
+        state(record, {"gpus": gpus}, "log")
+        record.notes.append("the number of GPUs follows from its first MFU")
+
 
 _ITERATION = re.compile(
     word(b"iter ")
     + rb"(?P<iteration>\d{1,9}): loss "
     + named_number("loss")
-    + rb", time (?P<ms>[\d.]{1,20})ms"
+    + rb", time (?P<ms>[\d.]{1,20})ms(?:, mfu (?P<mfu>-?[\d.]{1,8})%)?"
 )
 
 FORMAT = LineFormat(
@@ -26,4 +70,5 @@ FORMAT = LineFormat(
         "params": rb"number of parameters: ([\d.,]{1,16}[KMBG]?)",
         "batch_tokens": rb"tokens per iteration will be: ([\d,]{1,20})",
     },
+    prepare=_model,
 )

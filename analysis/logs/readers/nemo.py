@@ -19,7 +19,7 @@ from analysis.logs.parsing.fields import labelled, table
 from analysis.logs.parsing.json_values import is_nan, mapping, real, whole
 from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
 from analysis.logs.parsing.logfile import Log
-from analysis.logs.parsing.settings import state
+from analysis.logs.parsing.settings import read_settings, state
 from analysis.logs.record import Record
 from models.files import parse_json
 
@@ -38,20 +38,7 @@ _FIELDS = {
     "grad_norm": labelled(rb"grad_norm", _VALUE),
     "tflops": labelled(rb"TFLOPS_per_GPU", _VALUE),
 }
-_CONFIG = {  # DLLogger's parameter line -> Record's fields
-    "cfg/tensor_model_parallel_size": "tp",
-    "cfg/pipeline_model_parallel_size": "pp",
-    "cfg/virtual_pipeline_model_parallel_size": "vpp",
-    "cfg/micro_batch_size": "micro_batch",
-    "cfg/global_batch_size": "global_batch",
-    "cfg/encoder_seq_length": "seq_len",
-    "cfg/num_layers": "n_layer",
-    "cfg/hidden_size": "hidden",
-    "cfg/ffn_hidden_size": "ffn_hidden",
-    "cfg/num_attention_heads": "n_head",
-    "cfg/max_position_embeddings": "max_seq_len",
-    "trainer/max_steps": "planned_steps",
-}
+_CONFIG = ("cfg", "trainer")  # what the names in DLLogger's parameter line begin with
 
 
 def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
@@ -117,7 +104,13 @@ def _dllogger(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
             continue
         data, step = mapping(line.get("data")), whole(line.get("step"))
         if line.get("step") == "PARAMETER":  # the last parameter line before training counts
-            facts |= {f: n for k, f in _CONFIG.items() if (n := whole(data.get(k))) is not None}
+            said = {}
+            for path, value in data.items():
+                room, _, name = path.partition("/")
+                if room in _CONFIG and isinstance(value, str | int):
+                    said[name] = [str(value)]
+            stated, record.uncounted = read_settings(record, said)
+            facts |= stated
             nodes, devices = (
                 whole(data.get("trainer/num_nodes")),
                 whole(data.get("trainer/devices")),

@@ -13,6 +13,7 @@ import numpy as np
 from analysis.logs.parsing.fields import ANSI, labelled, positive, word
 from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
 from analysis.logs.parsing.logfile import Log
+from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.settings import state
 from analysis.logs.record import Record
 
@@ -31,19 +32,65 @@ _FIELDS = {
     "tflops": labelled(rb"tflops"),
     "tps": labelled(rb"[tw]ps"),
 }
+# `Building llama3 8B with TransformerModelArgs(dim=4096, n_layers=32, ...)`; later without them.
+_BUILDING = re.compile(
+    rb"Building (\w{2,20} [\w.-]{1,20})(?: with \w{0,40}ModelArgs\(([^\r\n]{1,2000}))?"
+)
+_ARGUMENT = re.compile(rb"\b(\w{2,40})=([\w.]{1,20})")
+_EXPERTS = re.compile(rb"Total parameter count: dense [\d,]{1,20}, sparse ([1-9][\d,]{0,20})")
+_PRECISION = re.compile(rb"(?:mixed_precision_param|training\.dtype)\W{1,60}(bfloat16|float32)")
 _MESH = re.compile(rb"(?<!\w)(pp|dp_replicate|dp_shard|cp|tp)=(\d{1,6})")
 _MESH_LIST = re.compile(rb"device mesh with \[([^\]\r\n]{1,200})\], \[([\d, ]{1,80})\]")
 _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
 def _derive(record: Record, columns: Columns, header: bytes) -> None:
-    state(record, _mesh(header), "log")
+    state(record, _mesh(header) | _precision(header), "log")
+    _model(record, header)
     tokens_per_s = positive(columns["tps"]) * (record.gpus or np.nan)
     columns["tokens_per_s"] = tokens_per_s
     if record.gpus and record.global_batch and record.seq_len:
         columns["step_s"] = record.global_batch * record.seq_len / tokens_per_s
         columns["samples_per_s"] = tokens_per_s / record.seq_len
         record.notes.append("step times follow from the printed tokens per second")
+
+
+def _precision(header: bytes) -> dict[str, str]:
+    found = _PRECISION.findall(header)
+    return {"precision": {b"bfloat16": "bf16", b"float32": "fp32"}[found[-1]]} if found else {}
+
+
+def _model(record: Record, header: bytes) -> None:
+    """What the model is built with, else the sizes of the flavour that is named."""
+    built = _BUILDING.findall(header)
+    if not built:
+        return
+    name, arguments = built[-1]
+    said = {k.decode(): v.decode() for k, v in _ARGUMENT.findall(arguments)}
+    sizes = {
+        ours: int(said[theirs]) for theirs, ours in _SIZES.items() if said.get(theirs, "").isdigit()
+    }
+    if "multiple_of" in said and "hidden" in sizes:  # Llama's rule
+        wide = int(
+            int(8 * sizes["hidden"] / 3)
+            * float(said.get("ffn_dim_multiplier", "1").replace("None", "1"))
+        )
+        sizes["ffn_hidden"] = -(-wide // (many := int(said["multiple_of"]))) * many
+    if name.lower().startswith((b"llama", b"qwen3")):  # torchtitan's own models of these names
+        sizes |= {"activation": "swiglu", "norm": "rmsnorm", "position": "rope", "bias": False}
+    if said.get("enable_weight_tying") in ("True", "False"):
+        sizes["tied"] = said["enable_weight_tying"] == "True"
+    elif name.lower().startswith(b"llama"):
+        sizes["tied"] = False
+    state(record, sizes, "log")
+    if sparse := _EXPERTS.search(header):
+        record.uncounted.append(f"{sparse[1].decode()} parameters in experts")
+    else:
+        read_name(record, name.decode())
+
+
+_SIZES = {"dim": "hidden", "n_layers": "n_layer", "n_heads": "n_head", "n_kv_heads": "n_kv_head"}
+_SIZES |= {"head_dim": "kv_channels", "vocab_size": "vocab_size", "hidden_dim": "ffn_hidden"}
 
 
 def _mesh(header: bytes) -> dict[str, int | None]:

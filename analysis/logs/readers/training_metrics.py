@@ -25,6 +25,7 @@ from analysis.logs.parsing.json_values import (
 )
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
+from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.settings import state
 from analysis.logs.record import Record, Refusal
 from parallel.record.schema import METRICS_VERSION
@@ -59,6 +60,7 @@ def _read(log: Log, record: Record) -> None:
             state(record, {"gpus": int(said[b"world_size"])}, "log")
         record.format, record.completed = "RUN_COMPLETE.txt", True
         record.whole_run = True
+        _beside(record, log.path)
         return
     if log.head[:1] != b"{":
         return
@@ -71,6 +73,13 @@ def _read(log: Log, record: Record) -> None:
         raise Refusal(str(log.path), why)
     (_short if short else _schema_2)(record, content)
     record.whole_run = True
+
+
+def _beside(record: Record, path: Path) -> None:
+    """The settings in the training_metrics.json beside a RUN_COMPLETE.txt."""
+    metrics = path.with_name(path.name.replace("RUN_COMPLETE.txt", "training_metrics.json"))
+    if metrics != path and metrics.is_file():
+        _settings(record, document(str(metrics), metrics.read_text(), metrics.name), "config")
 
 
 def _short(record: Record, content: dict[str, Any]) -> None:
@@ -91,7 +100,7 @@ def _short(record: Record, content: dict[str, Any]) -> None:
 
 
 def _schema_2(record: Record, content: dict[str, Any]) -> None:
-    config, hardware = mapping(content.get("training_config")), mapping(content.get("hardware"))
+    config = mapping(content.get("training_config"))
     epochs = rows(content.get("epochs"))
     fill(
         record,
@@ -108,18 +117,7 @@ def _schema_2(record: Record, content: dict[str, Any]) -> None:
     for name, key in _TOTALS.items():
         if (value := known(summary.get(key))) is not None:
             record.totals[name] = value
-    sizes = dict(_SIZES.findall(str(config.get("model_size"))))
-    facts = {name: whole(config.get(key)) for name, key in _CONFIG.items()}
-    facts |= {name: int(sizes[key]) for name, key in _MODEL.items() if key in sizes}
-    facts |= {
-        "engine": "DeepSpeed" if config.get("deepspeed_enabled") else None,
-        "gpus": whole(hardware.get("world_size")),
-        "gpu_type": text(hardware.get("gpu_name")),
-        "commit": text(content.get("git_commit")),
-    }
-    precision = str(config.get("precision") or "").split("_")[0]
-    facts["precision"] = precision if precision in ("fp32", "bf16", "fp16", "fp8") else None
-    state(record, facts, "log")
+    _settings(record, content, "log")
     record.per_epoch = True
     record.peak_bytes = peak_bytes(content)
     record.profiler = mapping(content.get("profiler")) or None
@@ -138,6 +136,24 @@ def _schema_2(record: Record, content: dict[str, Any]) -> None:
     if path.name == "training_metrics.json" and marker and not (path.parent / marker).exists():
         record.completed = False
         record.notes.append(f"no completion marker: {marker} is not beside it")
+
+
+def _settings(record: Record, content: dict[str, Any], origin: str) -> None:
+    """What the document says of model, layout and hardware."""
+    config, hardware = mapping(content.get("training_config")), mapping(content.get("hardware"))
+    sizes = dict(_SIZES.findall(str(config.get("model_size"))))
+    facts = {name: whole(config.get(key)) for name, key in _CONFIG.items()}
+    facts |= {name: int(sizes[key]) for name, key in _MODEL.items() if key in sizes}
+    facts |= {
+        "engine": "DeepSpeed" if config.get("deepspeed_enabled") else None,
+        "gpus": whole(hardware.get("world_size")),
+        "gpu_type": text(hardware.get("gpu_name")),
+        "commit": text(content.get("git_commit")),
+    }
+    precision = str(config.get("precision") or "").split("_")[0]
+    facts["precision"] = precision if precision in ("fp32", "bf16", "fp16", "fp8") else None
+    state(record, facts, origin)
+    read_name(record, str(config.get("model_name")))
 
 
 FORMAT = Format(
