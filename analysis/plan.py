@@ -214,6 +214,7 @@ def answer(arguments: argparse.Namespace) -> Table:
         f"predicted, not measured, for {cluster.name} ({cluster.source}) in"
         f" {precision} with {attention} attention; low to high hold 80 %",
         *_unseen(cluster, arguments.flash),
+        *(["fsdp2: no run of it is behind these times"] if x.fsdp2[best].any() else []),
         *_assumed(ask, arguments.preset),
         *([cluster.network_note()] if ask.gpus > cluster.gpus_per_node else []),
         f"{len(order)} of {len(x)} possible layouts fit in {limit / memory.GB:.1f} GB; tight: less"

@@ -58,21 +58,36 @@ def states(x: Any, n: np.ndarray) -> dict[str, np.ndarray]:
     steps in sub-groups and holds little of it). A bf16 engine with an fp32 accumulator keeps its
     bf16 gradients, too. In fp32, ZeRO copies the shard of the weights and, from stage 2, of the
     gradients (benchmarks/memory_estimates.py counts what it holds).
+
+    FSDP2 shards all but what it gathers. In mixed precision its shard of the weights is the master
+    weight. It reduces gradients once a step: micro-batches before the last add up whole ones.
     """
     zero = x.zero_stage
-    shard = lambda stage: np.where(zero >= stage, x.dp, 1)  # noqa: E731
+    shard = lambda stage: np.where((zero >= stage) | x.fsdp2, x.shards, 1)  # noqa: E731
     mixed = x.width < 4
     both = x.deepspeed & (x.grad_width > x.width)
     per_grad = x.grad_width + np.where(both, x.width, 0)
     fp32_gradients = np.where(x.deepspeed & mixed & (zero < 3) & ~both, 4.0, 0.0)
     copies = np.where(zero > 1, 8.0, 4.0) * (x.deepspeed & ~mixed & (zero > 0))
     per_optimizer = np.where(mixed, 12.0, 8.0) + fp32_gradients + copies
-    live = np.minimum(n, LIVE) * x.width * (zero == 3)
+    resting = np.where((x.offload == 2) | (x.fsdp2 & mixed), 0.0, n * x.width / shard(3))
+    whole = x.fsdp2 & (x.n_micro > 1)
+    host = np.where((x.offload > 0) & (zero > 1) & ~whole, 0.1, 1.0)
     return {
-        "weights": n * x.width / shard(3) * np.where(x.offload == 2, 0.0, 1.0) + live,
-        "gradients": n * per_grad / shard(2) * np.where((x.offload > 0) & (zero > 1), 0.1, 1.0),
+        "weights": resting + gathered(x, n),
+        "gradients": n * per_grad / np.where(whole, 1, shard(2)) * host,
         "optimizer": n * per_optimizer / shard(1) * np.where(x.offload > 0, 0.0, 1.0),
     }
+
+
+def gathered(x: Any, n: np.ndarray) -> np.ndarray:
+    """Bytes of weights that ZeRO 3 or FSDP2 has gathered at a time, of n parameters.
+
+    FSDP2's zero_stage 3: what is outside the blocks, one block and the next, which is under way.
+    """
+    two_blocks = n - (x.layers - np.minimum(x.layers, 2)) * layer_params(x) / x.tp
+    stage_3 = np.where(x.fsdp2, two_blocks, np.minimum(n, LIVE))
+    return np.where(x.zero_stage == 3, stage_3, n * x.fsdp2) * x.width
 
 
 def layer_activations(x: Any) -> np.ndarray:

@@ -33,6 +33,7 @@ _RUN = (
 # What torch and deepspeed import only when an optimizer is built: 1 to 4 seconds of a core.
 _LATER = {
     "ddp": ["torch._dynamo"],
+    "fsdp2": ["torch._dynamo"],
     "deepspeed_pipe": ["deepspeed.runtime.zero.muon.muon_optimizer"],
     "deepspeed_zero": ["deepspeed.runtime.zero.muon.muon_optimizer"],
 }

@@ -24,7 +24,7 @@ from parallel import forked_ranks
 
 TRAIN = "parallel.train"
 ROOT = Path(__file__).resolve().parent.parent
-ENGINES = ("ddp", "deepspeed_zero", "deepspeed_pipe", "megatron")
+ENGINES = ("ddp", "fsdp2", "deepspeed_zero", "deepspeed_pipe", "megatron")
 THREADS = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 os.environ["SCALING_CLUSTERS"] = ""  # the shipped clusters alone, whatever the user has
 SHARED = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared"))

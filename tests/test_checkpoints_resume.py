@@ -25,6 +25,7 @@ NAMES = {
         "megatron:pp=4",
         "megatron:tp=4",
         "megatron:pp=2,zero_stage=1",
+        "fsdp2:zero_stage=3,fsdp_shard=2",
     ),
     "llama": (
         "megatron:tp=2,pp=2,sequence_parallel=true",
@@ -33,6 +34,7 @@ NAMES = {
         "deepspeed_pipe:pp=2,tp=2",
         "megatron:tp=2,zero_stage=1",
         "ddp",
+        "fsdp2:zero_stage=3",
     ),
 }
 LLAMA = "preset=tiny-llama,n_kv_head=2,qk_norm=true"

@@ -118,6 +118,28 @@ def test_bytes_of_states_by_engine_precision_and_stage(given, weights, gradients
     assert {k: v[0] / 1e6 for k, v in found.items()} == pytest.approx(wanted)
 
 
+ALL = 8 * LAYER + WORDS
+
+
+@pytest.mark.parametrize(
+    ("given", "weights", "gradients", "optimizer"),
+    [
+        ({"zero_stage": 3}, 4 * ALL / 8 + 4 * (WORDS + 2 * LAYER), 4 * ALL / 8, 8 * ALL / 8),
+        ({"zero_stage": 2}, 4 * ALL / 8 + 4 * ALL, 4 * ALL / 8, 8 * ALL / 8),
+        ({"zero_stage": 3, "shards": 2}, 2 * ALL + 4 * (WORDS + 2 * LAYER), 2 * ALL, 4 * ALL),
+        ({"zero_stage": 3, "width": 2}, 2 * (WORDS + 2 * LAYER), ALL / 2, 12 * ALL / 8),
+        ({"zero_stage": 3, "n_micro": 2}, 4 * ALL / 8 + 4 * (WORDS + 2 * LAYER), 4 * ALL, ALL),
+        ({"zero_stage": 3, "offload": 2}, 4 * (WORDS + 2 * LAYER), 0.1 * 4 * ALL / 8, 0),
+    ],
+)
+def test_fsdp2_shards_all_but_what_it_gathers_and_adds_up(given, weights, gradients, optimizer):
+    """Eight ranks. In mixed precision the shard of the weights is the master weight."""
+    given = {"width": 4, "grad_width": 4} | given
+    found = memory.states(columns(**SMALL, dp=8, fsdp2=True, **given), np.array([ALL]))
+    found = {part: float(value[0]) for part, value in found.items()}
+    assert found == {"weights": weights, "gradients": gradients, "optimizer": optimizer}
+
+
 def test_zero_3_keeps_no_more_than_a_billion_gathered_weights_live():
     x = columns(**SMALL, dp=1000, zero_stage=3, offload=2)
     assert memory.states(x, np.array([7e9]))["weights"][0] == 2 * 1e9

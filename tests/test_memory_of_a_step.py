@@ -50,6 +50,8 @@ def test_states_are_deepspeeds():
     "settings",
     [
         {"engine": "ddp"},
+        {"engine": "fsdp2", "zero_stage": 3},
+        {"engine": "fsdp2", "zero_stage": 3, "global_batch": 2},
         {"engine": "deepspeed_zero", "zero_stage": 2},
         {"engine": "deepspeed_zero", "zero_stage": 3},
         {"engine": "deepspeed_pipe", "zero_stage": 1},

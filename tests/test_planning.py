@@ -168,7 +168,7 @@ def test_every_layout_names_its_engine_which_can_run_it():
     cluster = load_calibration("selene")
     x = space(PRESETS["18b"], cluster, 64, 64, 2048)
     for i in range(len(x)):
-        engine = engine_of(int(x.zero_stage[i]))
+        engine = engine_of(x.zero_stage[i], x.fsdp2[i])
         assert bool(x.deepspeed[i]) == engine.startswith("deepspeed")
     sharded = x.zero_stage > 1
     assert sharded.any() and set(x.recompute[sharded].tolist()) == {0, 2}
@@ -180,8 +180,9 @@ def test_a_host_keeps_its_engines_apart_and_shares_its_memory():
     x = space(config, host, 2, 16, config.max_seq_len, "fp32")
     megatron = x.zero_stage < 2
     assert x.slower[megatron].all() and not x.deepspeed[megatron].any()
-    assert x.deepspeed[~megatron].all()
-    assert not memory.buckets(x)[megatron].any() and memory.buckets(x)[~megatron].all()
+    deepspeed = ~megatron & ~x.fsdp2
+    assert x.deepspeed[deepspeed].all() and not x.deepspeed[x.fsdp2].any() and x.fsdp2.any()
+    assert memory.buckets(x)[deepspeed].all() and not memory.buckets(x)[~deepspeed].any()
     assert ranking.usable_bytes(x, host, 0.0) == host.gpu_memory_gb * memory.GB / 2
 
 

@@ -144,6 +144,13 @@ def test_unreadable_deepspeed_json_is_named(tmp_path):
         ({"steps": 0}, "steps must be at least 1 and at most 1000000000, not 0"),
         ({"steps": "many"}, "steps must be a int, not 'many'"),
         ({"stepz": 3}, "unknown setting 'stepz'"),
+        ({"engine": "fsdp2"}, "engine fsdp2 offers zero_stage 2, 3, not 0"),
+        ({"engine": "fsdp2", "zero_stage": 3, "precision": "fp16"}, "fsdp2 scales no loss"),
+        ({"gpus": 2, "fsdp_shard": 2}, "engine ddp has no fsdp_shard (fsdp2 has)"),
+        (
+            {"engine": "fsdp2", "zero_stage": 3, "gpus": 4, "fsdp_shard": 3},
+            "fsdp_shard 3 does not divide dp 4",
+        ),
         ({"offload": "disk"}, "offload must be one of none, optimizer, all"),
         ({"gpus": 3, "tp": 2, "engine": "megatron"}, "3 ranks cannot be split"),
         ({"lr": -1.0}, "lr must be above 0 and at most 100, not -1.0"),
@@ -210,6 +217,8 @@ def test_run_names_follow_from_the_split():
     settings = {"engine": "megatron", "gpus": 8, "tp": 2, "pp": 2, "sequence_parallel": True}
     assert resolve(("flags", settings)).name == "megatron-tp2-pp2-dp2-sp"
     assert resolve(("flags", {})).name == "ddp"
+    settings = {"engine": "fsdp2", "gpus": 8, "zero_stage": 3, "fsdp_shard": 4}
+    assert resolve(("flags", settings)).name == "fsdp2-dp8-zero3-shard4"
 
 
 def study_file(tmp_path, text: str):

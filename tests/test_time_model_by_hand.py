@@ -270,6 +270,8 @@ N = 4 * LAYER + WORDS  # parameters of x_of() on one GPU
         ({"zero_stage": 1, "n_micro": 5}, 2 * 2),
         ({"zero_stage": 3, "n_micro": 5}, 5 * (2 * 2 + 2)),  # gathered twice, scattered once
         ({"zero_stage": 3, "grad_width": 4}, 2 * 2 + 4),
+        ({"fsdp2": True, "zero_stage": 3, "n_micro": 5}, 5 * 2 * 2 + 2),  # scattered once a step
+        ({"fsdp2": True, "zero_stage": 2, "n_micro": 5, "grad_width": 4}, 2 + 4),
     ],
 )
 def test_data_parallelism_moves_gradients_and_gathers_weights(given, numbers):
@@ -284,7 +286,12 @@ def test_data_parallelism_moves_gradients_and_gathers_weights(given, numbers):
 def test_zero_3_waits_for_three_collectives_a_layer_and_micro_batch():
     endless = Machine(1e12, np.inf, np.inf, np.inf)
     c = ideal(latency=1.0)
-    for given, calls in (({"zero_stage": 3, "n_micro": 5}, 3 * 5 * 4), ({"zero_stage": 2}, 0)):
+    for given, calls in (
+        ({"zero_stage": 3, "n_micro": 5}, 3 * 5 * 4),
+        ({"zero_stage": 2}, 0),
+        ({"fsdp2": True, "zero_stage": 3, "n_micro": 5}, (2 * 5 + 1) * 4),
+        ({"fsdp2": True, "zero_stage": 2, "n_micro": 5}, 2 * 4),
+    ):
         assert one(timemodel.data_parallel(x_of(dp=2, **given), endless, c)) == calls
     assert one(timemodel.data_parallel(x_of(zero_stage=3), endless, c)) == 0
 

@@ -203,6 +203,22 @@ def test_zero_3_scatters_with_every_micro_batch_and_gathers_small_parameters_onc
     assert data_volume(5, **zero)[1] == 4 * each * (M + 1)
 
 
+def test_fsdp2_sends_a_block_at_a_time_with_its_rows_padded():
+    """872 numbers in a block; outside 16 + 2 rows of 8, and 14 words that four ranks pad to 16."""
+    blocks, root = 4 * 4 * 872, 4 * (16 + 16 + 2) * 8
+    gathered, scattered = M * (2 * blocks + root), blocks + root
+    fsdp = {"engine": "fsdp2", "zero_stage": 3}
+    whole = (M * (2 * 4 + 1) + 5, gathered + scattered, 3 / 4 * (gathered + scattered))
+    assert data_volume(**fsdp) == whole
+    assert data_volume(**fsdp, precision="bf16")[1] == gathered / 2 + scattered
+    assert data_volume(engine="fsdp2", zero_stage=2) == (10, 2 * scattered, 3 / 4 * 2 * scattered)
+    root -= 4 * 2 * 8  # two ranks share a copy
+    gathered, scattered = M * (2 * blocks + root), blocks + root
+    calls, wire = whole[0] + 5, (gathered + scattered) / 2 + scattered / 2
+    assert data_volume(**fsdp, fsdp_shard=2) == (calls, gathered + scattered * 1.5, wire)
+    assert data_volume(**fsdp, fsdp_shard=1) == (5, scattered, 3 / 4 * 2 * scattered)
+
+
 def test_no_formula_is_better_than_a_guessed_one():
     spec = settings(engine="deepspeed_zero", gpus=2, zero_stage=3, preset="gpt2-124m")
     assert step_volumes(spec, 0) == {"dp": None}

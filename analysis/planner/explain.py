@@ -86,7 +86,7 @@ def explained(x: Columns, i: int, cluster: Calibration) -> tuple[dict, dict]:
 def title(x: Columns, i: int) -> str:
     """The layout in one line."""
     return (
-        f"{engine_of(int(x.zero_stage[i]))}: tp {x.tp[i]} pp {x.pp[i]} vpp {x.vpp[i]} dp"
+        f"{engine_of(x.zero_stage[i], x.fsdp2[i])}: tp {x.tp[i]} pp {x.pp[i]} vpp {x.vpp[i]} dp"
         f" {x.dp[i]}, {policy(x, i)}, {x.n_micro[i]} micro-batches"
     )
 

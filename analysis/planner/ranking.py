@@ -66,7 +66,7 @@ def rank(x: Columns, cluster: Calibration, margin: float) -> tuple[np.ndarray, .
 def undominated(x: Columns, used: np.ndarray, order: np.ndarray) -> np.ndarray:
     """The rows of `order` without those that another recompute policy beats in time and in memory:
     with flash attention, selective recomputation recomputes what was never stored."""
-    names = ("tp", "pp", "vpp", "dp", "micro_batch", "zero_stage", "sequence_parallel")
+    names = ("tp", "pp", "vpp", "dp", "micro_batch", "zero_stage", "sequence_parallel", "fsdp2")
     split = zip(*(getattr(x, name)[order].tolist() for name in names), strict=True)
     least: dict[tuple, float] = {}
     kept = []
@@ -163,7 +163,7 @@ def rows_of(
         found.append(
             {
                 "rank": i + 1,
-                "engine": engine_of(layout.zero_stage),
+                "engine": engine_of(layout.zero_stage, x.fsdp2[i]),
                 **{key: getattr(layout, key) for key in KEYS},
                 "sequence_parallel": "yes" if layout.sequence_parallel else "",
                 "predicted_s": t,

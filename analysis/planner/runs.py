@@ -59,6 +59,8 @@ def settings_of(record: Record) -> dict[str, Any]:
         "flash": False,
         "gpus_per_node": 8,
         "deepspeed": "deepspeed" in _engine(record),
+        "fsdp2": _engine(record) == "fsdp2",
+        "shards": layout.get("fsdp_shard") or dp,
     }
 
 

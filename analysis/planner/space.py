@@ -13,13 +13,13 @@ from parallel.config.layout_arrays import Columns, columns, possible
 
 WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2}  # bytes of a weight in compute
 SPLIT = ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro")
-POLICY = ("recompute", "zero_stage", "sequence_parallel")
-# DeepSpeed's ZeRO 2 and 3 run without sequence parallelism and without selective recomputation.
+POLICY = ("recompute", "zero_stage", "sequence_parallel", "fsdp2")
+# ZeRO 2 and 3 run without sequence parallelism and without selective recomputation.
 POLICIES = [
-    (recompute, zero, sequence_parallel)
+    (recompute, zero, sequence_parallel, fsdp2)
     for recompute in range(len(RECOMPUTE))
     for zero in range(4)
-    for sequence_parallel in ((0, 1) if zero < 2 else (0,))
+    for sequence_parallel, fsdp2 in (((0, 0), (1, 0)) if zero < 2 else ((0, 0), (0, 1)))
     if not (zero > 1 and RECOMPUTE[recompute] == "selective")
 ]
 
@@ -30,9 +30,10 @@ def divisors(n: int) -> list[int]:
     return small + [n // d for d in reversed(small) if d * d != n]
 
 
-def engine_of(zero_stage: int) -> str:
-    """The engine that a plan means: ZeRO 2 and 3 are DeepSpeed's, all else is Megatron's."""
-    return "megatron" if zero_stage < 2 else "deepspeed_zero"
+def engine_of(zero_stage: int, fsdp2: bool) -> str:
+    """The engine that a plan means: ZeRO 2 and 3 are FSDP2's or DeepSpeed's, all else is
+    Megatron's."""
+    return "fsdp2" if fsdp2 else "megatron" if zero_stage < 2 else "deepspeed_zero"
 
 
 def space(
@@ -65,20 +66,21 @@ def space(
         [np.repeat(splits, len(POLICIES), axis=0), np.tile(POLICIES, (len(splits), 1))]
     )
     given = dict(zip((*SPLIT, *POLICY), values.T, strict=True))
-    tp, zero_stage = given["tp"], given["zero_stage"]
+    tp, zero_stage, fsdp2 = given["tp"], given["zero_stage"], given["fsdp2"]
     given |= {
         "seq": seq_len,
         "width": WIDTHS[precision],
         "grad_width": 4 if precision == "bf16" else WIDTHS[precision],
-        "deepspeed": zero_stage > 1,
+        "deepspeed": (zero_stage > 1) & (fsdp2 == 0),
     }
-    engines = [engine_of(stage) for stage in zero_stage]
+    engines = list(map(engine_of, zero_stage, fsdp2))
     given |= cluster.columns(engines, tp, tp * given["pp"] * given["dp"])
     if flash is not None:
         given["flash"] = flash
     x = columns(config, **given)
     keep = possible(x, config.max_seq_len)
     keep &= ~((x.zero_stage > 1) & (x.pp > 1))  # DeepSpeed: no ZeRO 2 or 3 with its pipeline
+    keep &= ~(x.fsdp2 & ((x.tp > 1) | (precision == "fp16")))  # the engine has neither
     keep &= ~((x.zero_stage > 0) & (x.dp == 1))  # nothing to shard over: the same as stage 0
     return x.take(keep)
 

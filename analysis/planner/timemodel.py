@@ -244,7 +244,7 @@ def ring_rate(x: Columns, machine: Machine, c: dict) -> Array:
 def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     """Seconds that the gradients' all-reduce (ring, 2 (n-1)/n), or ZeRO's reduce-scatter and
     all-gathers [R 7], adds after overlap. ZeRO-3 gathers the weights in forward and in backward of
-    every micro-batch."""
+    every micro-batch. FSDP2 reduces once a step, and at stage 2 gathers once a step."""
     share = (x.dp - 1) / x.dp * parameters(x)
     grads = 2.0 * share * x.grad_width
     gathers = np.where(x.deepspeed & (x.zero_stage > 0), share * x.width, 0.0)
@@ -254,7 +254,10 @@ def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     once = (grads * times + gathers) / rate * c["exposed"]
     calls = 3.0 * x.n_micro * x.layers * (x.dp > 1) * latency(x.dp, c)
     zero3 = calls + share * (2.0 * x.width + x.grad_width) / rate * x.n_micro * c["exposed"]
-    return np.where(x.zero_stage == 3, zero3, once)
+    rounds = np.where(x.zero_stage == 3, 2.0 * x.n_micro, 1.0)  # FSDP2's all-gathers of a layer
+    fsdp2 = (rounds + 1.0) * x.layers * (x.dp > 1) * latency(x.dp, c)
+    fsdp2 = fsdp2 + share * (rounds * x.width + x.grad_width) / rate * c["exposed"]
+    return np.select([x.fsdp2, x.zero_stage == 3], [fsdp2, zero3], once)
 
 
 def tied_embedding(x: Columns, machine: Machine, c: dict) -> Array:

@@ -102,19 +102,18 @@ def pieces_of(
     trained: Iterable[tuple[Any, dict[str, Tensor], int]],
     layout: Layout,
     rank: int,
-    partitioned: bool,
+    shards: int = 1,
 ) -> list[Piece]:
     """The pieces of (parameter, its fp32 tensors on this rank, the first element that they hold).
 
     `parameter.references` has the name, shape, offset and part of each reference parameter in it,
-    one after the other: two in the first linear layer of a gated feed-forward. partitioned: each dp
-    rank holds another part of a parameter (ZeRO); otherwise all dp ranks hold the same.
+    one after the other: two in the first linear layer of a gated feed-forward. shards: neighbouring
+    dp ranks that hold a parameter between them (ZeRO: all of dp); with 1 each holds the same.
     """
     coords, pieces = layout.coords(rank), []
     for parameter, tensors, start in trained:
         tp_rank, tp = (0, 1) if is_split(parameter) else (coords["tp"], layout.tp)
-        dp_rank, dp = (0, 1) if partitioned else (coords["dp"], layout.dp)
-        copy = Copy(dp_rank * tp + tp_rank, dp * tp)
+        copy = Copy(coords["dp"] // shards * tp + tp_rank, layout.dp // shards * tp)
         on_last_stage = layout.pp > 1 and coords["pp"] == layout.pp - 1
         if on_last_stage and parameter.references[0]["name"] == "embedding.word.weight":
             copy = NEVER_SAVED  # the tied output layer: the first stage saves the embedding

@@ -32,6 +32,13 @@ ENGINES: dict[str, Ability] = {
         implementations=("gpt", "hf"),
         compile=True,
     ),
+    "fsdp2": Ability(
+        module="parallel.engines.fsdp2",
+        summary="PyTorch's fully_shard: zero_stage 3 gathers a block's weights for forward and"
+        " again for backward, 2 once a step; fsdp_shard is hybrid sharding",
+        zero_stages=(2, 3),
+        offload=("none", "all"),
+    ),
     "deepspeed_zero": Ability(
         module="parallel.engines.deepspeed_zero",
         summary="DeepSpeed's engine: ZeRO stage 0 to 3, offload; tp through megatron-core layers",
@@ -88,6 +95,10 @@ def inabilities(
         if value not in known:
             allowed = ", ".join(map(str, known))
             problems.append(f"engine {engine} offers {what} {allowed}, not {value}")
+    if layout.fsdp_shard and engine != "fsdp2":
+        problems.append(f"engine {engine} has no fsdp_shard (fsdp2 has)")
+    if engine == "fsdp2" and precision == "fp16":
+        problems.append("engine fsdp2 scales no loss, as fp16 needs; use bf16 or fp32")
     if compile and not able.compile:
         problems.append(f"engine {engine} does not compile its model (ddp does)")
     if implementation == "hf" and layout.tp > 1:

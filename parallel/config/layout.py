@@ -19,7 +19,8 @@ class Layout:
     """One way to split a step. `n_micro` micro-batches of `micro_batch` sequences per dp rank.
 
     `zero_stage` 1 is what Megatron calls the distributed optimizer; `offload` keeps the optimizer
-    state ("optimizer") or that and the parameters ("all") in host memory.
+    state ("optimizer") or that and the parameters ("all") in host memory. `fsdp_shard` neighbouring
+    dp ranks share one copy of what FSDP2 shards; None: all of dp.
 
     Raises:
         UsageError: a size is not a positive whole number, or a name is not a known one.
@@ -35,9 +36,10 @@ class Layout:
     zero_stage: int = 0
     recompute: str = "none"
     offload: str = "none"
+    fsdp_shard: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "vpp", "micro_batch", "n_micro"):
+        for name in ("dp", "tp", "pp", "vpp", "micro_batch", "n_micro", "shards"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name} must be a positive whole number, not {value!r}")
@@ -49,6 +51,11 @@ class Layout:
     @property
     def world_size(self) -> int:
         return self.dp * self.tp * self.pp
+
+    @property
+    def shards(self) -> int:
+        """Data-parallel ranks that FSDP2 cuts one copy of the state over."""
+        return self.fsdp_shard or self.dp
 
     @property
     def global_batch(self) -> int:
@@ -112,6 +119,8 @@ class Layout:
             problems.append(f"offload all needs zero_stage 3, not {self.zero_stage}")
         if self.offload == "optimizer" and self.zero_stage < 1:
             problems.append("offload optimizer needs zero_stage 1, 2 or 3, not 0")
+        if self.dp % self.shards:
+            problems.append(f"fsdp_shard {self.shards} does not divide dp {self.dp}")
         if gpus_per_node is not None and self.tp > gpus_per_node:
             problems.append(f"tp {self.tp} exceeds the {gpus_per_node} GPUs of a node")
         return problems

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from parallel.config.settings import RunSpec
 
 Array = np.ndarray
-FLAGS = ("glu", "untied", "qk_norm", "sequence_parallel", "flash", "deepspeed")
+FLAGS = ("glu", "untied", "qk_norm", "sequence_parallel", "flash", "deepspeed", "fsdp2")
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,11 @@ class Columns:
     queries and keys have norms. dropout: backward needs its masks. recompute and offload count as
     their position in `RECOMPUTE` and `OFFLOAD`. width is the bytes of a weight in compute (2 or 4),
     grad_width those of an accumulated gradient. flash: attention is one kernel that never stores
-    its s x s scores. deepspeed: DeepSpeed's engine runs the step, not Megatron's or PyTorch's.
-    slower: the micro-batches take a fit's factor `engine` longer (by default DeepSpeed's).
-    micro_batch is a fraction where the ranks of a context-parallel group share a sequence; each of
-    them counts as a data-parallel rank.
+    its s x s scores. deepspeed: DeepSpeed's engine runs the step, not Megatron's or PyTorch's;
+    fsdp2: PyTorch's FSDP2 does, over groups of `shards` dp ranks (by default all). slower: the
+    micro-batches take a fit's factor `engine` longer (by default DeepSpeed's). micro_batch is a
+    fraction where the ranks of a context-parallel group share a sequence; each of them counts as a
+    data-parallel rank.
     """
 
     layers: Array
@@ -60,6 +61,8 @@ class Columns:
     flash: Array
     gpus_per_node: Array
     deepspeed: Array
+    fsdp2: Array
+    shards: Array
     slower: Array
 
     def __len__(self) -> int:
@@ -87,6 +90,7 @@ class Columns:
         sizes = ("dp", "tp", "pp", "vpp", "micro_batch", "n_micro", "zero_stage")
         return Layout(
             **{name: int(getattr(self, name)[i]) for name in sizes},
+            fsdp_shard=int(self.shards[i]) if self.shards[i] < self.dp[i] else None,
             sequence_parallel=bool(self.sequence_parallel[i]),
             recompute=RECOMPUTE[self.recompute[i]],
             offload=OFFLOAD[self.offload[i]],
@@ -124,6 +128,7 @@ def columns(config: GPTConfig | None = None, **given: object) -> Columns:
     values.setdefault("dropout", ~np.asarray(values["glu"], bool))
     values.setdefault("grad_width", values["width"])
     values.setdefault("slower", values["deepspeed"])
+    values.setdefault("shards", values["dp"])
     names = [f.name for f in fields(Columns)]
     if unknown := set(values) - set(names):
         raise TypeError(f"no such columns: {sorted(unknown)}")
@@ -143,13 +148,14 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
     layout = spec.layout
     width = 4 if spec.precision == "fp32" else 2
     sizes = ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage", "sequence_parallel")
-    settings = {name: getattr(layout, name) for name in sizes} | {
+    settings = {name: getattr(layout, name) for name in (*sizes, "shards")} | {
         "seq": spec.seq_len,
         "recompute": RECOMPUTE.index(layout.recompute),
         "offload": OFFLOAD.index(layout.offload),
         "width": width,
         "grad_width": 4 if spec.precision == "bf16" else width,
         "deepspeed": spec.engine.startswith("deepspeed"),
+        "fsdp2": spec.engine == "fsdp2",
     }
     return columns(spec.model, **settings | given)
 

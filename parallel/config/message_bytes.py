@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 
+from models.config import parameter_shapes
 from parallel.config.settings import RunSpec
 
 PERSISTENT = 100_000  # elements; DeepSpeed's stage3_param_persistence_threshold
@@ -191,6 +192,8 @@ def _data(spec: RunSpec, rank: int) -> Volume | None:
       gathered, but for one all-gather each after the update. Larger ones are gathered where a
       trace of earlier steps says so: no formula.
     """
+    if spec.engine == "fsdp2":
+        return _fully_sharded(spec)
     layout, n = spec.layout, spec.layout.dp
     sizes = parameter_sizes(spec, rank)
     gradients = GRAD_BYTES * sum(size for size, _ in sizes)
@@ -223,6 +226,32 @@ def _data(spec: RunSpec, rank: int) -> Volume | None:
     padded = sum(_up(size, n) for size, _ in sizes)
     volume.add("reduce_scatter", n, 4 * padded * layout.n_micro, None)
     volume.add("all_gather", n, 4 * padded, None)
+    return volume
+
+
+def _fully_sharded(spec: RunSpec) -> Volume:
+    """fsdp2's (torch 2.13): a group of parameters, a block's or the root's, is one message; the
+    first dimension of each parameter is padded to a multiple of the shards.
+
+    All-gathers in compute precision: with zero_stage 3 a block's twice and the root's once with
+    every micro-batch, with zero_stage 2 each once a step. Once a step a reduce-scatter in fp32
+    and, where there are several copies, an all-reduce of the shards between them.
+    """
+    layout, shards = spec.layout, spec.layout.shards
+    root = block = 0  # padded elements
+    for name, shape in parameter_shapes(spec.model).items():
+        padded = _up(shape[0], shards) * math.prod(shape[1:])
+        root += 0 if name.startswith("blocks.") else padded
+        block += padded if name.startswith("blocks.0.") else 0
+    per_step = layout.n_micro if layout.zero_stage == 3 else 1
+    per_block = 2 * per_step if layout.zero_stage == 3 else 1
+    volume = Volume()
+    for elements, groups, gathers in ((block, spec.model.n_layer, per_block), (root, 1, per_step)):
+        if shards > 1:
+            volume.add("all_gather", shards, _activation(spec)[1] * elements, groups * gathers)
+            volume.add("reduce_scatter", shards, GRAD_BYTES * elements, groups)
+        if layout.dp > shards:
+            volume.add("all_reduce", layout.dp // shards, GRAD_BYTES * elements // shards, groups)
     return volume
 
 

@@ -54,7 +54,7 @@ TRAINING = (
 )  # fmt: skip
 # The settings that the model and the split are made of, under the same names.
 MODEL = tuple(setting.name for setting in fields(GPTConfig))
-_SPLIT = ("tp", "pp", "vpp", "micro_batch", "zero_stage", "recompute", "offload")
+_SPLIT = ("tp", "pp", "vpp", "micro_batch", "zero_stage", "fsdp_shard", "recompute", "offload")
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,18 @@ class RunSpec:
         1, "model chunks per pipeline rank: above 1, interleaved 1F1B", Bounds(1, 10**4)
     )
     sequence_parallel: bool = _flag(False, "split norms and residuals over tp ranks")
-    zero_stage: int = _flag(0, "ZeRO stage; 1 is megatron's distributed optimizer", Bounds(0, 3))
+    zero_stage: int = _flag(
+        0,
+        "ZeRO stage; 1 is megatron's distributed optimizer; fsdp2 has 3, which gathers a block's"
+        " weights for forward and again for backward, and 2, which gathers them once a step",
+        Bounds(0, 3),
+    )
+    fsdp_shard: int | None = _flag(
+        None,
+        "fsdp2's hybrid sharding: neighbouring dp ranks that share one copy of the state, of which"
+        " there are dp / fsdp_shard (default: all of dp, one copy)",
+        _RANKS,
+    )
     offload: str = _flag("none", "keep in host memory: optimizer state, or all", OFFLOAD)
     recompute: str = _flag("none", "activations to drop and recompute", RECOMPUTE)
     micro_batch: int = _flag(1, "sequences per micro-batch and dp rank", Bounds(1, 10**6))
@@ -214,6 +225,8 @@ class RunSpec:
             parts.append("sp")
         if self.zero_stage or self.engine == "deepspeed_zero":
             parts.append(f"zero{self.zero_stage}")
+        if self.fsdp_shard:
+            parts.append(f"shard{self.fsdp_shard}")
         if self.offload != "none":
             parts.append(f"offload-{self.offload}")
         if self.recompute != "none":

@@ -82,7 +82,7 @@ class DDPEngine:
 
     def state(self) -> State:
         trained = ((p, adam_tensors(self.optimizer, p), 0) for p in self.parameters)
-        pieces = pieces_of(trained, self.spec.layout, dist.get_rank(), partitioned=False)
+        pieces = pieces_of(trained, self.spec.layout, dist.get_rank())
         scaler = {}
         if self.scaler.is_enabled():
             stored = self.scaler.state_dict()

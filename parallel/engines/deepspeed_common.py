@@ -250,7 +250,8 @@ class DeepSpeedEngine:
     def state(self) -> State:
         layout = self.spec.layout
         partitioned = layout.zero_stage > 0 or hasattr(self.outer, "update_lp_params")
-        pieces = pieces_of(self._trained(), layout, dist.get_rank(), partitioned)
+        shards = layout.dp if partitioned else 1
+        pieces = pieces_of(self._trained(), layout, dist.get_rank(), shards)
         scaler = {}
         if self.fp16:
             current = self._scaler()

@@ -66,8 +66,8 @@ def check_memory(spec: RunSpec, ranks: int) -> None:
     layout = spec.layout
     split = layout.tp * layout.pp
     weights = BYTES[spec.precision if layout.zero_stage else "fp32"]
-    weights /= layout.dp if layout.zero_stage == 3 else 1
-    moments = 8 / (layout.dp if layout.zero_stage else 1)  # two fp32 numbers
+    weights /= layout.shards if layout.zero_stage == 3 else 1
+    moments = 8 / (layout.shards if layout.zero_stage else 1)  # two fp32 numbers
     needed = ranks * (weights + moments) * spec.model.n_params / split
     free = int(available[1]) * 1024
     if needed > free:

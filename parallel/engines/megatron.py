@@ -132,7 +132,8 @@ class MegatronEngine:
 
     def state(self) -> State:
         layout, scaler = self.spec.layout, {}
-        pieces = pieces_of(self._trained(), layout, dist.get_rank(), layout.zero_stage == 1)
+        shards = layout.dp if layout.zero_stage == 1 else 1
+        pieces = pieces_of(self._trained(), layout, dist.get_rank(), shards)
         step = max(adam_step(optimizer.optimizer) for optimizer in self._optimizers())
         if self.spec.precision == "fp16":
             stored = self._optimizers()[0].grad_scaler.state_dict()

@@ -25,11 +25,16 @@ def build_reference(
     else:
         model = gpt.GPT(spec.model, recompute, spec.end_of_text)
         gpt.initialise(model, spec.seed, gathered)
+    name_parameters(model)
+    return model
+
+
+def name_parameters(model: nn.Module) -> None:
+    """Give each parameter what `pieces_of` reads: its name and shape; it is there whole."""
     for name, p in model.named_parameters():
         shape = tuple(getattr(p, "ds_shape", p.shape))  # ZeRO-3 empties parameters
         whole = {"name": name, "shape": shape, "offset": (0,) * len(shape), "part": shape}
         p.references = [whole]
-    return model
 
 
 @torch.no_grad()

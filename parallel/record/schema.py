@@ -97,7 +97,8 @@ _FACTS: Types = {
     | dict.fromkeys(("gpus", "seq_len", "threads"), 1)
     | {"steps": 0},
     "layout": dict.fromkeys(_SPLIT, 1)
-    | {"zero_stage": 0, "recompute": str, "offload": str, "sequence_parallel": bool},
+    | {"zero_stage": 0, "fsdp_shard": 1, "recompute": str, "offload": str}
+    | {"sequence_parallel": bool},
     "model": dict.fromkeys(_SIZES, 1)
     | dict.fromkeys(("n_kv_head", "kv_channels"), 0)
     | dict.fromkeys(("position", "norm", "activation"), str)

@@ -15,6 +15,7 @@ pytestmark = [
 
 ENGINES = {
     "ddp": [],
+    "fsdp2": ["--zero-stage", "3"],
     "deepspeed_zero": ["--zero-stage", "1"],
     "deepspeed_pipe": [],
     "megatron": [],
@@ -59,7 +60,7 @@ def test_bf16_trains_on_a_gpu(engine, train):
     assert run.steps[-1]["loss"] < run.steps[0]["loss"] - 0.5
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "fsdp2"])
 def test_fp16_scales_its_loss_on_a_gpu(engine, train):
     run = train(engine, "fp16")
     assert run.state == "complete"
