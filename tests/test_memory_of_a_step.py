@@ -77,7 +77,7 @@ def saved_bytes(config, b, s):
     known |= {angles.untyped_storage().data_ptr()} if angles is not None else set()
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        block(x, angles)
+        block(x, angles, None)
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
     return sum(size for address, size in storages.items() if address not in known)
 
