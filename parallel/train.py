@@ -37,6 +37,7 @@ STARTED = time.perf_counter()
 from models.errors import Parser, UsageError, command_line
 from models.files import named_folder
 from parallel.checkpoint import attempts
+from parallel.config import clusters
 from parallel.config.engine_abilities import kernels_of
 from parallel.config.settings import RunSpec, add_flags, from_flags, resolve
 from parallel.config.study import load_study, name_alone
@@ -69,7 +70,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--cluster",
         metavar="NAME",
-        help="the cluster of clusters.toml to plan nodes for (default: the study's own)",
+        help="the cluster of clusters.toml to plan nodes for, or with --check to check the run for"
+        " (default: the study's own)",
     )
     parser.add_argument(
         "--out",
@@ -90,6 +92,8 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
     flags = from_flags(arguments)
     # --check may ask about 512 GPUs from a laptop; a real run has the ranks that were started.
     gpus = None if arguments.check and launch.launcher == "none" else launch.world_size
+    cluster = clusters.cluster(arguments.cluster) if arguments.cluster else None
+    across = False  # whether tp may leave a node
     if arguments.study is None:
         if arguments.run is not None:
             raise UsageError("--run-name names a run of a study: give --study too")
@@ -108,7 +112,10 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
                 " say where it goes with --out DIR"
             )
         study_name, run, baseline = study.name, arguments.run, study.baseline
-        repeat_of = study.repeat_of.get(run)
+        repeat_of, cluster = study.repeat_of.get(run), study.cluster
+        across = bool(study.slurm[run].get("tp_across_nodes"))
+    if arguments.check and cluster and (problems := cluster.problems(spec, across)):
+        raise UsageError(f"on {cluster.name}: {'; '.join(problems)}")
     folder = arguments.out or Path("logs") / (study_name or "runs") / run
     return spec, run_facts(spec, study_name, run, baseline, launch, repeat_of), folder
 
@@ -178,7 +185,7 @@ def train(
         "cuda": torch.version.cuda,
     }
     offered = kernels_of(spec.engine, spec.layout.tp, spec.model.norm)
-    facts["kernels"] = kernels.choose(spec.kernels, device, offered)
+    facts["kernels"] = kernels.choose("te" if spec.te_alone else spec.kernels, device, offered)
     return train_in_folder(spec, facts, RunFolder(path), data, device, launch, interruption)
 
 

@@ -170,7 +170,8 @@ def planned_text(study: Study, name: str) -> str:
 
 def summary(spec: RunSpec) -> str:
     layout = spec.layout
-    sizes = " ".join(f"{axis}{getattr(layout, axis)}" for axis in ("tp", "pp", "vpp", "dp"))
+    axes = ("tp", *["cp"] * (layout.cp > 1), "pp", "vpp", "dp")
+    sizes = " ".join(f"{axis}{getattr(layout, axis)}" for axis in axes)
     return (
         f"{spec.engine}, {spec.model.n_params / 1e9:.3g}B parameters, {sizes},"
         f" {layout.n_micro} x {layout.micro_batch} x dp {layout.dp}"

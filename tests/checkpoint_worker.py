@@ -29,6 +29,7 @@ from parallel.checkpoint.checkpointer import Checkpointer  # noqa: E402
 from parallel.checkpoint.manifest import KINDS  # noqa: E402
 from parallel.config.settings import RunSpec, resolve  # noqa: E402
 from parallel.engines.optim import lr_at  # noqa: E402
+from tests import gathered_attention  # noqa: E402
 
 SIZES = {"n_layer": 4, "hidden": 32, "n_head": 4, "vocab_size": 257, "max_seq_len": 16}
 RULES = {"steps": 4, "lr": 1e-2, "min_lr": 1e-3, "warmup_steps": 1, "global_batch": 8}
@@ -97,6 +98,8 @@ def main() -> None:
         from parallel.engines.deepspeed_common import deepspeed  # patched first
 
         deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
+    if any("cp=" in name for name in names):
+        gathered_attention.install()
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     corpus = token_files.load(tokens, SIZES["max_seq_len"], SIZES["vocab_size"])
     found: dict = {"straight": {}, "same": {}, "crossed": {}, "bits": {}, "scaler": {}}

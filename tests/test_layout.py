@@ -10,11 +10,13 @@ from models.errors import UsageError
 from parallel.config.layout import Layout, split_world
 
 
-def test_tp_counts_fastest_then_dp_then_pp():
-    layout = Layout(tp=2, dp=2, pp=2)
-    seen = [tuple(layout.coords(rank)[axis] for axis in ("pp", "dp", "tp")) for rank in range(8)]
-    assert seen == list(itertools.product((0, 1), repeat=3))
-    assert Layout(tp=2, dp=3, pp=4).coords(2 * 3 * 3 + 2 * 2 + 1) == {"tp": 1, "dp": 2, "pp": 3}
+def test_tp_counts_fastest_then_cp_then_dp_then_pp():
+    layout = Layout(tp=2, cp=2, dp=2, pp=2)
+    axes = ("pp", "dp", "cp", "tp")
+    seen = [tuple(layout.coords(rank)[axis] for axis in axes) for rank in range(16)]
+    assert seen == list(itertools.product((0, 1), repeat=4))
+    last = Layout(tp=2, cp=5, dp=3, pp=4).coords(2 * 5 * 3 * 3 + 2 * 5 * 2 + 2 * 4 + 1)
+    assert last == {"tp": 1, "cp": 4, "dp": 2, "pp": 3}
 
 
 def test_a_layout_of_which_nothing_is_said_is_one_rank_that_splits_nothing():
@@ -24,8 +26,8 @@ def test_a_layout_of_which_nothing_is_said_is_one_rank_that_splits_nothing():
 
 
 def test_world_batch_and_bubble_follow():
-    layout = Layout(dp=4, tp=2, pp=8, vpp=2, micro_batch=3, n_micro=16)
-    assert layout.world_size == 64
+    layout = Layout(dp=4, tp=2, cp=3, pp=8, vpp=2, micro_batch=3, n_micro=16)
+    assert layout.world_size == 192
     assert layout.global_batch == 4 * 3 * 16
     assert layout.bubble == 7 / 32
 
@@ -46,6 +48,8 @@ def test_layout_that_fits_has_no_problems():
         Layout(tp=2, sequence_parallel=True),
         Layout(tp=3),
         Layout(tp=12, sequence_parallel=True),
+        Layout(cp=9),
+        Layout(cp=2, tp=12, sequence_parallel=True),
         *(Layout(zero_stage=stage) for stage in range(4)),
         *(Layout(offload="optimizer", zero_stage=stage) for stage in (1, 2, 3)),
         Layout(offload="all", zero_stage=3),
@@ -59,6 +63,7 @@ def test_what_is_just_possible_has_no_problem(layout):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        ({"cp": 0}, "cp must be a positive whole number, not 0"),
         ({"tp": 2.0}, "tp must be a positive whole number, not 2.0"),
         ({"micro_batch": 0.5}, "micro_batch must be a positive whole number, not 0.5"),
         ({"zero_stage": 4}, "zero_stage must be one of .*, not 4"),
@@ -102,6 +107,13 @@ def test_a_setting_that_no_layout_has_is_refused(given, words):
             1022,
             "tp 4 does not divide seq_len 1022",
         ),
+        (Layout(cp=3), "gpt2-124m", 1023, "cp 3 .* 6 chunks.* do not divide seq_len 1023"),
+        (
+            Layout(cp=2, tp=4, sequence_parallel=True),
+            "gpt2-124m",
+            1020,
+            "tp 4 does not divide seq_len 1020 / cp 2",
+        ),
         (Layout(), "gpt2-124m", 2048, "seq_len 2048 exceeds the model's 1024 positions"),
         (Layout(offload="all", zero_stage=1), "tiny", 64, "offload all needs zero_stage 3, not 1"),
         (Layout(offload="all", zero_stage=2), "tiny", 64, "offload all needs zero_stage 3, not 2"),
@@ -125,11 +137,14 @@ def test_every_problem_is_named_and_not_the_first_alone():
 
 def test_ranks_that_cannot_be_split_are_refused():
     assert split_world(16, tp=2, pp=4) == 2
+    assert split_world(48, tp=2, pp=4, cp=3) == 2
+    with pytest.raises(UsageError, match="6 ranks .* tp 1 x pp 2 x cp 2.*multiple of 4"):
+        split_world(6, tp=1, pp=2, cp=2)
     with pytest.raises(UsageError, match="6 ranks cannot be split into tp 2 x pp 2.*multiple of 4"):
         split_world(6, tp=2, pp=2)
     with pytest.raises(UsageError, match="tp must be a positive whole number, not 0"):
         Layout(tp=0)
     assert split_world(1, tp=1, pp=1) == 1
-    for gpus, tp, pp in ((0, 1, 1), (4, 0, 1), (4, 1, 0), (4, -1, -1)):
-        with pytest.raises(UsageError, match=f"gpus {gpus}, tp {tp} and pp {pp} must be positive"):
-            split_world(gpus, tp, pp)
+    for sizes in ((0, 1, 1, 1), (4, 0, 1, 1), (4, 1, 0, 1), (4, 1, 1, 0), (4, -1, -1, 1)):
+        with pytest.raises(UsageError, match="gpus {}, tp {}, pp {} and cp {} must".format(*sizes)):
+            split_world(*sizes)

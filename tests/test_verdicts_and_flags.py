@@ -16,8 +16,8 @@ from parallel.record.schema import CHECKPOINT_COLUMNS
 from tests.fixture_runs import facts, write
 
 KEYS = """source format verdict reasons engine steps step_s_mean step_s_median step_s_min step_s_max
-steady_step_s steady_n steady_ci95 tokens_per_s samples_per_s printed_tflops gpus tp pp vpp dp
-micro_batch global_batch seq_len model params""".split()
+steady_step_s steady_n steady_ci95 tokens_per_s samples_per_s printed_tflops gpus tp cp pp vpp
+dp micro_batch global_batch seq_len model params""".split()
 
 
 def record(n=40, **known):

@@ -324,8 +324,8 @@ def _median(values: np.ndarray) -> float | None:
 # The keys of `summary`, in the order that JSON prints them.
 SUMMARY = tuple(
     """source format verdict reasons engine steps step_s_mean step_s_median step_s_min step_s_max
-    steady_step_s steady_n steady_ci95 tokens_per_s samples_per_s printed_tflops gpus tp pp vpp dp
-    micro_batch global_batch seq_len model params""".split()
+    steady_step_s steady_n steady_ci95 tokens_per_s samples_per_s printed_tflops gpus tp cp pp vpp
+    dp micro_batch global_batch seq_len model params""".split()
 )
 
 

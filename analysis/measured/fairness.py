@@ -7,7 +7,7 @@ from analysis.logs.record import Record
 
 # What must be equal for a ratio of two step times to say something about the split alone.
 FIXED = ("precision", "recompute", "commit", "gpu_type")
-AXES = ("engine", "gpus", "tp", "pp", "vpp", "dp", "micro_batch", "global_batch", "seq_len")
+AXES = ("engine", "gpus", "tp", "cp", "pp", "vpp", "dp", "micro_batch", "global_batch", "seq_len")
 UNSTATED = "not stated by every run, so not compared: "  # a table's note
 ANY_COMMIT = "runs of different commits are compared, too (--any-commit)"  # a table's note
 CHANGED = "run from a changed working tree, so the commit does not say what ran"  # a note

@@ -123,7 +123,7 @@ def _entry(
     entry: dict[str, Any] = {
         "configuration": named(record) or name_of(record),
         "runs": [name_of(r) for r, _ in group],
-        **{k: getattr(record, k) for k in ("engine", "gpus", "tp", "pp", "dp", "zero_stage")},
+        **{k: getattr(record, k) for k in ("engine", "gpus", "tp", "cp", "pp", "dp", "zero_stage")},
         **{k: getattr(record, k) for k in ("precision", "seq_len", "global_batch", "commit")},
         "fixed_work": record.facts.get("work"),
         "n": len(times),

@@ -221,10 +221,11 @@ def table(
     """The scaling table; `convention` None: each row names its own where they differ."""
     used = dict.fromkeys(row["convention"] for row in found if row["tflops"] is not None)
     one = convention or (next(iter(used), DEFAULT_CONVENTION) if len(used) < 2 else None)
+    has_cp = any((row["cp"] or 1) > 1 for row in found)
     columns = [
         Column("run", "run"),
         Column("engine", "engine"),
-        *(Column(k, k, "d") for k in ("gpus", "tp", "pp", "vpp", "dp")),
+        *(Column(k, k, "d") for k in ("gpus", "tp", *["cp"] * has_cp, "pp", "vpp", "dp")),
         Column("micro_batch", "micro-batch", "d"),
         Column("step_s", "s/iter", ".4g"),
         *predictions.columns(seldom=True),

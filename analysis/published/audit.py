@@ -416,7 +416,7 @@ def _compared(members: list[tuple[Record, float]]) -> Iterator[tuple[str, str]]:
         yield "commits", DIFFERENT_COMMITS + ", ".join(sorted(commit[:7] for commit in commits))
     same = defaultdict(list)
     for record, step_s in members:
-        layout = [getattr(record, k) for k in ("engine", "gpus", "tp", "pp", "vpp", "dp")]
+        layout = [getattr(record, k) for k in ("engine", "gpus", "tp", "cp", "pp", "vpp", "dp")]
         rest = [record.micro_batch, record.zero_stage, record.recompute, record.run]
         # A log states few settings: only files whose names differ in digits alone are repeats.
         rest.append(re.sub(r"\d+", "", Path(record.source).name))

@@ -108,12 +108,13 @@ def pieces_of(
 
     `parameter.references` has the name, shape, offset and part of each reference parameter in it,
     one after the other: two in the first linear layer of a gated feed-forward. shards: neighbouring
-    dp ranks that hold a parameter between them (ZeRO: all of dp); with 1 each holds the same.
+    ranks of dp x cp that hold a parameter between them (ZeRO: all); with 1 each holds the same.
     """
     coords, pieces = layout.coords(rank), []
     for parameter, tensors, start in trained:
         tp_rank, tp = (0, 1) if is_split(parameter) else (coords["tp"], layout.tp)
-        copy = Copy(coords["dp"] // shards * tp + tp_rank, layout.dp // shards * tp)
+        copy_rank, copies = coords["dp"] * layout.cp + coords["cp"], layout.dp * layout.cp
+        copy = Copy(copy_rank // shards * tp + tp_rank, copies // shards * tp)
         on_last_stage = layout.pp > 1 and coords["pp"] == layout.pp - 1
         if on_last_stage and parameter.references[0]["name"] == "embedding.word.weight":
             copy = NEVER_SAVED  # the tied output layer: the first stage saves the embedding

@@ -15,6 +15,7 @@ from models.errors import UsageError
 from models.storage import STATE_BYTES_PER_PARAM, stored_tensors
 from parallel.config.engine_abilities import ENGINES
 from parallel.config.layout import Layout
+from parallel.config.settings import PRECISIONS
 
 KINDS = ("param", "exp_avg", "exp_avg_sq")  # the tensors of a piece
 
@@ -62,7 +63,7 @@ def _check_facts(manifest: Mapping[str, Any], step: int | None) -> None:
     known = {
         "engine": tuple(ENGINES),
         "implementation": ("gpt", "hf"),
-        "precision": ("fp32", "bf16", "fp16"),
+        "precision": PRECISIONS,
     }
     for name, good, wanted in (
         ("adam_step", _is_count(get("adam_step"), 0, stated), f"0 to {stated}"),

@@ -16,7 +16,9 @@ class Ability:
     offload: tuple[str, ...] = ("none",)
     implementations: tuple[str, ...] = ("gpt",)
     kernels: tuple[str, ...] = ("torch",)
+    precisions: tuple[str, ...] = ("fp32", "bf16", "fp16")
     tp: bool = False
+    cp: bool = False
     pp: bool = False
     vpp: bool = False
     sequence_parallel: bool = False
@@ -63,7 +65,9 @@ ENGINES: dict[str, Ability] = {
         zero_stages=(0, 1),
         recompute=("none", "selective", "full"),
         kernels=_MEGATRON_KERNELS,
+        precisions=("fp32", "bf16", "fp16", "fp8"),  # fp8 and cp through Transformer Engine alone
         tp=True,
+        cp=True,
         pp=True,
         vpp=True,
         sequence_parallel=True,
@@ -77,7 +81,7 @@ def inabilities(
     """What is asked of an engine that it does not do, in words."""
     able = ENGINES[engine]
     problems = []
-    for axis in ("tp", "pp", "vpp"):
+    for axis in ("tp", "cp", "pp", "vpp"):
         if getattr(layout, axis) > 1 and not getattr(able, axis):
             others = [e for e, a in ENGINES.items() if getattr(a, axis)]
             problems.append(
@@ -91,6 +95,7 @@ def inabilities(
         ("recompute", layout.recompute, able.recompute),
         ("offload", layout.offload, able.offload),
         ("implementation", implementation, able.implementations),
+        ("precision", precision, able.precisions),
     ):
         if value not in known:
             allowed = ", ".join(map(str, known))

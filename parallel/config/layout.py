@@ -1,8 +1,8 @@
 """A layout: how one training step is split over GPUs, and every reason why it cannot be.
 
-tp, pp, dp are the tensor-, pipeline- and data-parallel sizes, vpp the number of model chunks per
-pipeline rank (interleaved 1F1B). Ranks count tp fastest, then dp, then pp, as Megatron-LM and
-DeepSpeed's topology both order them.
+tp, cp, pp, dp are the tensor-, context-, pipeline- and data-parallel sizes, vpp the number of model
+chunks per pipeline rank (interleaved 1F1B). Ranks count tp fastest, then cp, then dp, then pp, as
+Megatron-LM and (without cp) DeepSpeed's topology order them.
 """
 
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ class Layout:
 
     dp: int = 1
     tp: int = 1
+    cp: int = 1
     pp: int = 1
     vpp: int = 1
     micro_batch: int = 1
@@ -39,7 +40,7 @@ class Layout:
     fsdp_shard: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "vpp", "micro_batch", "n_micro", "shards"):
+        for name in ("dp", "tp", "cp", "pp", "vpp", "micro_batch", "n_micro", "shards"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name} must be a positive whole number, not {value!r}")
@@ -50,7 +51,7 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        return self.dp * self.tp * self.pp
+        return self.dp * self.tp * self.cp * self.pp
 
     @property
     def shards(self) -> int:
@@ -71,11 +72,12 @@ class Layout:
         return (self.pp - 1) / (self.vpp * self.n_micro)
 
     def coords(self, rank: int) -> dict[str, int]:
-        """Where `rank` stands on each axis: {"tp": .., "dp": .., "pp": ..}."""
+        """Where `rank` stands on each axis: {"tp": .., "cp": .., "dp": .., "pp": ..}."""
         return {
             "tp": rank % self.tp,
-            "dp": rank // self.tp % self.dp,
-            "pp": rank // (self.tp * self.dp),
+            "cp": rank // self.tp % self.cp,
+            "dp": rank // (self.tp * self.cp) % self.dp,
+            "pp": rank // (self.tp * self.cp * self.dp),
         }
 
     def problems(
@@ -111,8 +113,14 @@ class Layout:
             )
         if self.sequence_parallel and self.tp < 2:
             problems.append("sequence_parallel splits over tensor-parallel ranks and needs tp >= 2")
-        if self.sequence_parallel and seq_len % self.tp:
-            problems.append(f"sequence_parallel: tp {self.tp} does not divide seq_len {seq_len}")
+        if self.cp > 1 and seq_len % (2 * self.cp):
+            problems.append(
+                f"cp {self.cp} cuts a sequence into {2 * self.cp} chunks, two for each rank,"
+                f" which do not divide seq_len {seq_len}"
+            )
+        elif self.sequence_parallel and seq_len // self.cp % self.tp:
+            part = f"seq_len {seq_len}" + (f" / cp {self.cp}" if self.cp > 1 else "")
+            problems.append(f"sequence_parallel: tp {self.tp} does not divide {part}")
         if seq_len > config.max_seq_len:
             problems.append(f"seq_len {seq_len} exceeds the model's {config.max_seq_len} positions")
         if self.offload == "all" and self.zero_stage != 3:
@@ -126,17 +134,18 @@ class Layout:
         return problems
 
 
-def split_world(gpus: int, tp: int, pp: int) -> int:
-    """The data-parallel size that `gpus` ranks leave after tp and pp.
+def split_world(gpus: int, tp: int, pp: int, cp: int = 1) -> int:
+    """The data-parallel size that `gpus` ranks leave after tp, pp and cp.
 
     Raises:
-        UsageError: tp * pp does not divide the number of ranks.
+        UsageError: tp * pp * cp does not divide the number of ranks.
     """
-    if tp < 1 or pp < 1 or gpus < 1:
-        raise UsageError(f"gpus {gpus}, tp {tp} and pp {pp} must be positive")
-    if gpus % (tp * pp):
+    if min(gpus, tp, pp, cp) < 1:
+        raise UsageError(f"gpus {gpus}, tp {tp}, pp {pp} and cp {cp} must be positive")
+    if gpus % (tp * pp * cp):
+        split = f"tp {tp} x pp {pp}" + (f" x cp {cp}" if cp > 1 else "")
         raise UsageError(
-            f"{gpus} ranks cannot be split into tp {tp} x pp {pp}:"
-            f" the number of ranks must be a multiple of {tp * pp}"
+            f"{gpus} ranks cannot be split into {split}:"
+            f" the number of ranks must be a multiple of {tp * pp * cp}"
         )
-    return gpus // (tp * pp)
+    return gpus // (tp * pp * cp)

@@ -147,13 +147,16 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
     """A run's settings as one row; other columns (the machine's) are given or as usual."""
     layout = spec.layout
     width = 4 if spec.precision == "fp32" else 2
-    sizes = ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage", "sequence_parallel")
-    settings = {name: getattr(layout, name) for name in (*sizes, "shards")} | {
+    sizes = ("tp", "pp", "vpp", "n_micro", "zero_stage", "sequence_parallel")
+    settings = {name: getattr(layout, name) for name in sizes} | {
+        "dp": layout.dp * layout.cp,
+        "shards": layout.shards * layout.cp,
+        "micro_batch": layout.micro_batch / layout.cp if layout.cp > 1 else layout.micro_batch,
         "seq": spec.seq_len,
         "recompute": RECOMPUTE.index(layout.recompute),
         "offload": OFFLOAD.index(layout.offload),
         "width": width,
-        "grad_width": 4 if spec.precision == "bf16" else width,
+        "grad_width": 4 if spec.precision in ("bf16", "fp8") else width,
         "deepspeed": spec.engine.startswith("deepspeed"),
         "fsdp2": spec.engine == "fsdp2",
     }

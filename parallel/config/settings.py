@@ -22,8 +22,9 @@ from parallel.config.duration import WORK, steps_of
 from parallel.config.engine_abilities import ENGINES, inabilities
 from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout, split_world
 
-PRECISIONS = ("fp32", "bf16", "fp16")
+PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
 KERNELS = ("auto", "te", "apex", "torch")
+FP8_RECIPES = ("delayed", "tensorwise")
 PROFILE_MODES = ("none", "nvtx", "torch")
 
 # Far beyond any run. A number outside is refused before it can overflow, hang or fill the memory.
@@ -54,7 +55,17 @@ TRAINING = (
 )  # fmt: skip
 # The settings that the model and the split are made of, under the same names.
 MODEL = tuple(setting.name for setting in fields(GPTConfig))
-_SPLIT = ("tp", "pp", "vpp", "micro_batch", "zero_stage", "fsdp_shard", "recompute", "offload")
+_SPLIT = (
+    "tp",
+    "cp",
+    "pp",
+    "vpp",
+    "micro_batch",
+    "zero_stage",
+    "fsdp_shard",
+    "recompute",
+    "offload",
+)
 
 
 @dataclass(frozen=True)
@@ -97,6 +108,7 @@ class RunSpec:
     # the split
     gpus: int = _flag(1, "ranks, one per GPU; the launcher's world size where there is one", _RANKS)
     tp: int = _flag(1, "tensor-parallel size", _RANKS)
+    cp: int = _flag(1, "context-parallel size: ranks that share a sequence", _RANKS)
     pp: int = _flag(1, "pipeline-parallel size", _RANKS)
     vpp: int = _flag(
         1, "model chunks per pipeline rank: above 1, interleaved 1F1B", Bounds(1, 10**4)
@@ -129,7 +141,14 @@ class RunSpec:
     enforce_global_batch_size: bool = _flag(
         False, "refuse a run whose batch is not the global_batch that was stated anywhere"
     )
-    precision: str = _flag("fp32", "fp16 needs a GPU and scales the loss dynamically", PRECISIONS)
+    precision: str = _flag(
+        "fp32",
+        "fp16 scales the loss dynamically; fp8: bf16, with the layers' GEMMs in fp8",
+        PRECISIONS,
+    )
+    fp8_recipe: str = _flag(
+        "delayed", "scale by the largest value seen before, or by the tensor's own", FP8_RECIPES
+    )
     lr: float = _flag(3e-4, "peak learning rate", Bounds(0, 100, above=True))
     min_lr: float = _flag(3e-5, "learning rate at the end of the cosine", _RATE)
     warmup_steps: int = _flag(0, "steps of linear warm-up to lr", _MAYBE_STEPS)
@@ -205,7 +224,7 @@ class RunSpec:
     def layout(self) -> Layout:
         assert self.grad_accum is not None, "resolve() fills in grad_accum"
         return Layout(
-            dp=split_world(self.gpus, self.tp, self.pp),
+            dp=split_world(self.gpus, self.tp, self.pp, self.cp),
             n_micro=self.grad_accum,
             sequence_parallel=self.sequence_parallel,
             **{name: getattr(self, name) for name in _SPLIT},
@@ -218,7 +237,7 @@ class RunSpec:
 
     def split_name(self, dp: int) -> str:
         """The name of the split with `dp` in it; with dp 1 it does not depend on the GPUs."""
-        sizes = {"tp": self.tp, "pp": self.pp, "vpp": self.vpp, "dp": dp}
+        sizes = {"tp": self.tp, "cp": self.cp, "pp": self.pp, "vpp": self.vpp, "dp": dp}
         parts = [self.engine.replace("_", "-")]
         parts += [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
         if self.sequence_parallel:
@@ -234,6 +253,12 @@ class RunSpec:
         if self.implementation != "gpt":
             parts.append(self.implementation)
         return "-".join(parts)
+
+    @property
+    def te_alone(self) -> str:
+        """What of the run Transformer Engine alone can do, in words; "" where nothing."""
+        asked = {f"cp {self.cp}": self.cp > 1, "precision fp8": self.precision == "fp8"}
+        return " and ".join(what for what, is_so in asked.items() if is_so)
 
     @property
     def tokens_per_step(self) -> int:
@@ -264,6 +289,16 @@ class RunSpec:
         problems += inabilities(
             self.engine, self.layout, self.implementation, self.precision, self.compile
         )
+        if self.te_alone and self.device == "cpu":
+            problems.append(f"{self.te_alone} needs Transformer Engine, and so a GPU")
+        elif self.te_alone and self.kernels not in ("auto", "te"):
+            problems.append(f"{self.te_alone} needs kernels te, not {self.kernels}")
+        if self.precision == "fp8":
+            problems += _fp8_problems(self)
+        if self.breakdown and self.cp > 1:
+            problems.append(
+                f"breakdown counts no messages between cp ranks yet (asked: cp {self.cp})"
+            )
         if self.precision == "fp16" and self.device == "cpu":
             problems.append("fp16 needs a GPU; on CPU use fp32 or bf16")
         if self.export_weights and not self.save_interval:
@@ -326,6 +361,25 @@ def profiled_ranks(spec: RunSpec) -> tuple[int, ...]:
     if spec.profile_ranks == "all":
         return tuple(range(spec.gpus))
     return tuple(map(int, spec.profile_ranks.split(",")))
+
+
+def _fp8_problems(spec: RunSpec) -> list[str]:
+    """The sides of a rank's GEMMs that are no multiples of 16 numbers, which is what cuBLAS takes
+    in fp8 (megatron-core's `get_fp8_align_size`)."""
+    model, layout = spec.model, spec.layout
+    shared = layout.cp * (layout.tp if layout.sequence_parallel else 1)
+    sides = {
+        "hidden": model.hidden,
+        "n_head x head size / tp": model.n_head * model.head_dim // layout.tp,
+        "kv heads x head size / tp": model.kv_heads * model.head_dim // layout.tp,
+        "ffn_hidden / tp": model.ffn_hidden // layout.tp,
+        "a rank's tokens of a micro-batch": layout.micro_batch * spec.seq_len // shared,
+    }
+    return [
+        f"fp8 GEMMs need multiples of 16, and {what} is {size}"
+        for what, size in sides.items()
+        if size % 16
+    ]
 
 
 def _profile_problems(spec: RunSpec) -> list[str]:
@@ -413,7 +467,9 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
     merged["seq_len"] = draft.model.max_seq_len if draft.seq_len is None else draft.seq_len
     merged["grad_accum"] = _grad_accum(draft)
     merged["global_batch"] = (
-        split_world(draft.gpus, draft.tp, draft.pp) * draft.micro_batch * merged["grad_accum"]
+        split_world(draft.gpus, draft.tp, draft.pp, draft.cp)
+        * draft.micro_batch
+        * merged["grad_accum"]
     )
     given = {name: merged[name] for name in WORK if merged.get(name) is not None}
     if given and min(given.values()) > 0 and min(merged["global_batch"], merged["seq_len"]) > 0:
@@ -491,7 +547,7 @@ def _grad_accum(draft: RunSpec) -> int:
     """Micro-batches per dp rank and step, from global_batch where that is what was given."""
     if draft.global_batch is None:
         return 1 if draft.grad_accum is None else draft.grad_accum
-    dp = split_world(draft.gpus, draft.tp, draft.pp)
+    dp = split_world(draft.gpus, draft.tp, draft.pp, draft.cp)
     if draft.micro_batch < 1 or draft.global_batch % (dp * draft.micro_batch):
         raise UsageError(
             f"global_batch {draft.global_batch} is not a multiple of"
@@ -576,7 +632,7 @@ def add_flags(
     groups = {
         "engine": "what trains",
         "preset": "the model",
-        "gpus": "the split (dp = gpus / (tp x pp))",
+        "gpus": "the split (dp = gpus / (tp x cp x pp))",
         "seq_len": "the training",
         "data": "the data",
         "save_interval": "checkpoints",

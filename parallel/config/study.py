@@ -56,8 +56,8 @@ MOST_RUNS = 10_000  # of a study, points that are left out and repeats included
 BESIDE = ("nodes", "label", "slurm")  # what a point may hold that is no setting of a run
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 # What RunSpec.name tells already (gpus follows from the split's sizes), or what never names a run.
-IN_NAME = {"engine", "gpus", "tp", "pp", "vpp", "sequence_parallel", "zero_stage", "offload"}
-IN_NAME |= {"fsdp_shard", "recompute", "implementation"}
+IN_NAME = {"engine", "gpus", "tp", "cp", "pp", "vpp", "sequence_parallel", "zero_stage"}
+IN_NAME |= {"offload", "fsdp_shard", "recompute", "implementation"}
 SHORT = {
     "micro_batch": "mbs",
     "global_batch": "gbs",

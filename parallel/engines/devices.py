@@ -23,7 +23,7 @@ def choose_device(spec: RunSpec, launch: Launch) -> torch.device:
     """This rank's device.
 
     Raises:
-        UsageError: CUDA was asked for and is not there, or fp16 on a CPU.
+        UsageError: CUDA was asked for and is not there, or the run needs a GPU, or another one.
     """
     has_gpu = torch.cuda.is_available()
     if spec.device == "cuda" and not has_gpu:
@@ -31,6 +31,10 @@ def choose_device(spec: RunSpec, launch: Launch) -> torch.device:
     if spec.device == "cpu" or not has_gpu:
         if spec.precision == "fp16":
             raise UsageError("fp16 needs a GPU and torch sees none; use fp32 or bf16")
+        if spec.te_alone:
+            raise UsageError(
+                f"{spec.te_alone} needs Transformer Engine, and so a GPU, and torch sees none"
+            )
         return torch.device("cpu")
     if launch.local_world_size > (visible := gpus_on_node(launch)):
         raise UsageError(
@@ -39,6 +43,8 @@ def choose_device(spec: RunSpec, launch: Launch) -> torch.device:
         )
     index = launch.local_rank if torch.cuda.device_count() > 1 else 0
     torch.cuda.set_device(index)
+    if spec.precision == "fp8" and torch.cuda.get_device_capability(index) < (8, 9):
+        raise UsageError(f"{torch.cuda.get_device_name(index)} has no fp8; Ada and Hopper do")
     return torch.device("cuda", index)
 
 

@@ -65,8 +65,13 @@ _TOP_NAMES = {
 _PADDED = ("embedding.word.weight", "output.weight")  # a row for each token id
 
 
+def compute_dtype(spec: RunSpec) -> torch.dtype:
+    """Of weights and activations. With fp8 they are bf16, and the layers' GEMMs alone are fp8."""
+    return torch.bfloat16 if spec.precision == "fp8" else DTYPES[spec.precision]
+
+
 def start(spec: RunSpec, cuda: bool) -> TransformerConfig:
-    """Form megatron-core's process groups (tp fastest, then dp, then pp) and random state; the
+    """Form megatron-core's process groups (tp fastest, then cp, dp, pp) and random state; the
     configuration of the run's GPT."""
     # Megatron wants its tensor-parallel kernels in launch order on CUDA.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
@@ -75,6 +80,7 @@ def start(spec: RunSpec, cuda: bool) -> TransformerConfig:
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        context_parallel_size=layout.cp,
         create_gloo_process_groups=False,
         order="tp-cp-ep-dp-pp",
         distributed_timeout_minutes=spec.timeout_s / 60,  # goes into a timedelta as it is
@@ -119,7 +125,7 @@ class SequenceParallelNorm:
 
 def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
     """megatron-core's configuration of the run's GPT."""
-    model, layout, dtype = spec.model, spec.layout, DTYPES[spec.precision]
+    model, layout, dtype = spec.model, spec.layout, compute_dtype(spec)
     full = layout.recompute == "full"
     return TransformerConfig(
         num_layers=model.n_layer,
@@ -139,11 +145,14 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        context_parallel_size=layout.cp,
         sequence_parallel=layout.sequence_parallel,
         params_dtype=dtype,
         pipeline_dtype=dtype,
-        bf16=spec.precision == "bf16",
+        bf16=dtype == torch.bfloat16,
         fp16=spec.precision == "fp16",
+        fp8="hybrid" if spec.precision == "fp8" else None,  # e4m3, gradients e5m2
+        fp8_recipe=spec.fp8_recipe,
         attention_softmax_in_fp32=True,
         use_cpu_initialization=not cuda,
         perform_initialization=False,  # `fill` does it, the same for every layout

@@ -15,6 +15,7 @@ from megatron.core.distributed import (
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
+from megatron.core.utils import get_batch_on_this_cp_rank
 from torch import Tensor
 
 from parallel.checkpoint.contents import State, pieces_of
@@ -29,11 +30,13 @@ class MegatronEngine:
     def __init__(self, spec: RunSpec, device: torch.device, kernels: str):
         self.spec, self.device, layout = spec, device, spec.layout
         cuda = device.type == "cuda"
+        copies = layout.dp * layout.cp  # the ranks that hold the same parameters
+        dtype = layers.compute_dtype(spec)
         config = layers.start(spec, cuda)
         ddp = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
-            overlap_grad_reduce=cuda and layout.dp > 1,
-            overlap_param_gather=cuda and layout.dp > 1 and layout.zero_stage == 1,
+            overlap_grad_reduce=cuda and copies > 1,
+            overlap_param_gather=cuda and copies > 1 and layout.zero_stage == 1,
             use_distributed_optimizer=layout.zero_stage == 1,
         )
         self.chunks = []
@@ -60,8 +63,8 @@ class MegatronEngine:
                 adam_beta2=spec.beta2,
                 adam_eps=spec.adam_eps,
                 clip_grad=spec.clip_grad,
-                params_dtype=layers.DTYPES[spec.precision],
-                bf16=spec.precision == "bf16",
+                params_dtype=dtype,
+                bf16=dtype == torch.bfloat16,
                 fp16=spec.precision == "fp16",
                 initial_loss_scale=2.0**16,
                 use_distributed_optimizer=layout.zero_stage == 1,
@@ -84,7 +87,8 @@ class MegatronEngine:
 
     def _run(self, batches: Iterator[Batch], n_micro: int, forward_only: bool) -> float:
         """The schedule over n_micro micro-batches; their mean loss over all ranks."""
-        vpp = self.spec.layout.vpp
+        layout = self.spec.layout
+        vpp = layout.vpp
         feeds = list(itertools.tee(batches, vpp))
         losses = self.schedule(
             forward_step_func=self._forward,
@@ -92,19 +96,23 @@ class MegatronEngine:
             model=self.chunks if vpp > 1 else self.chunks[0],
             num_microbatches=n_micro,
             seq_length=self.spec.seq_len,
-            micro_batch_size=self.spec.layout.micro_batch,
+            micro_batch_size=layout.micro_batch,
             forward_only=forward_only,
         )
-        # Only the last stage has losses; every tp and dp rank of it has its own copy or share.
+        # Only the last stage has losses; every tp, cp and dp rank of it has a copy or a share.
         mine = torch.stack([loss["loss"] for loss in losses]).mean() if losses else torch.zeros(())
         total = mine.float().reshape(1).to(self.device)
         dist.all_reduce(total)
-        return float(total) / (self.spec.layout.tp * self.spec.layout.dp)
+        return float(total) / (layout.tp * layout.cp * layout.dp)
 
     def _forward(self, batches: Iterator[Batch], model: Any) -> tuple[Tensor, Any]:
         tokens_BS, labels_BS = next(batches)
-        output = model(tokens_BS, layers.position_ids(tokens_BS), None, labels=labels_BS)
-        return output, _mean
+        positions_BS = layers.position_ids(tokens_BS)
+        # A cp rank has one early and one late chunk of each sequence, for equal causal attention.
+        part = get_batch_on_this_cp_rank(
+            {"input_ids": tokens_BS, "position_ids": positions_BS, "labels": labels_BS}
+        )
+        return model(attention_mask=None, **part), _mean
 
     def step(self, batches: Iterator[Batch], lr: float) -> StepResult:
         with region("optimizer"):
@@ -132,7 +140,7 @@ class MegatronEngine:
 
     def state(self) -> State:
         layout, scaler = self.spec.layout, {}
-        shards = layout.dp if layout.zero_stage == 1 else 1
+        shards = layout.dp * layout.cp if layout.zero_stage == 1 else 1
         pieces = pieces_of(self._trained(), layout, dist.get_rank(), shards)
         step = max(adam_step(optimizer.optimizer) for optimizer in self._optimizers())
         if self.spec.precision == "fp16":
@@ -187,8 +195,9 @@ class MegatronEngine:
 def _mean(losses_BS: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """megatron-core's loss function: what to differentiate, and what to report."""
     loss = losses_BS.float().mean()
-    # A copy: the schedule divides what it differentiates in place.
-    return loss, {"loss": loss.detach().clone()}
+    # The schedule multiplies by cp, in place, and the gradients are averaged over dp x cp ranks.
+    cp = parallel_state.get_context_parallel_world_size()
+    return loss / cp, {"loss": loss.detach()}
 
 
 build = MegatronEngine

@@ -150,7 +150,7 @@ def inputs(spec: RunSpec) -> dict[str, str | None]:
 def planned(spec: RunSpec, study: str, run: str, baseline: str) -> dict[str, Any]:
     """The part of run.json that is known before a job starts: what it is to train, and how."""
     layout = spec.layout
-    split = ("world_size", "tp", "pp", "vpp", "dp", "micro_batch", "global_batch")
+    split = ("world_size", "tp", "cp", "pp", "vpp", "dp", "micro_batch", "global_batch")
     return {
         "study": study,
         "run": run,

@@ -13,7 +13,7 @@ def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
     model, layout = facts["model"], facts["layout"]
     lines = [
         f"run {facts['run']}: engine {spec.engine}, {model['n_params']:,} parameters,"
-        f" tp {layout['tp']} pp {layout['pp']} vpp {layout['vpp']} dp {layout['dp']},"
+        f" {' '.join(f'{axis} {layout[axis]}' for axis in ('tp', 'cp', 'pp', 'vpp', 'dp'))},"
         f" {layout['n_micro']} micro-batches of {layout['micro_batch']},"
         f" seq_len {spec.seq_len}, {spec.precision}",
         f"kernels: {facts['kernels']}",

@@ -89,7 +89,7 @@ def may_stand_beside(name: str) -> bool:
 # null means that the writer did not know; a key may be absent. The section "" is the file itself.
 Types = dict[str, dict[str, type | int]]
 _SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden", "n_params")
-_SPLIT = ("dp", "tp", "pp", "vpp", "micro_batch", "n_micro", "world_size", "global_batch")
+_SPLIT = ("dp", "tp", "cp", "pp", "vpp", "micro_batch", "n_micro", "world_size", "global_batch")
 _NAMES = ("run", "study", "configuration", "baseline", "started_utc", "go_on")
 _FACTS: Types = {
     "": dict.fromkeys(_NAMES, str) | {"repeat": 0, "attempts": list},
@@ -202,8 +202,9 @@ def _check_split(spec: dict[str, Any], layout: dict[str, Any], path: Path) -> No
                 f"{path} is damaged: {name} {shown(stated[name])} in spec,"
                 f" {shown(layout[name])} in layout"
             )
+    layout = {"cp": 1} | layout  # which older files do not state
     for product, factors in (
-        ("world_size", ("dp", "tp", "pp")),
+        ("world_size", ("dp", "tp", "cp", "pp")),
         ("global_batch", ("dp", "micro_batch", "n_micro")),
     ):
         known = [layout.get(name) for name in (product, *factors)]

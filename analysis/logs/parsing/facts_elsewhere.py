@@ -121,6 +121,7 @@ _IN_NAME = {
         "global_batch": "gbs|global[-_]?batch[-_]?size",
         "n_micro": "gas",
         "tp": "tp",
+        "cp": "cp",
         "pp": "pp",
         "vpp": "vpp",
         "dp": "dp",
@@ -163,6 +164,7 @@ def stated(facts: dict[str, Any]) -> dict[str, Any]:
     return found | {
         "planned_steps": parts["spec"].get("steps"),
         "gpus": parts["layout"].get("world_size"),
+        "cp": parts["layout"].get("cp", 1) if parts["layout"] else None,  # older files have no cp
         "params": model.get("n_params"),
         # run.json's padded_vocab follows from tp and is no size of the model.
         "model": {k: model[k] for k in MODEL if k in model} or None,

@@ -32,7 +32,7 @@ COUNTS = {
 }
 SETTINGS = COUNTS | {
     "params": "parameters of the model",
-    "precision": "what it trained in: fp32, bf16, fp16",
+    "precision": "what it trained in: fp32, bf16, fp16, fp8",
     "recompute": "activations recomputed: none, selective, full",
     "gpu_type": "the card, as it is sold: 'H100 SXM' (H100 alone may be two cards)",
     "commit": "the commit of the training code",
@@ -140,7 +140,7 @@ _CARD = re.compile(
 _GLOO = re.compile(rb"Expected number of connected peer ranks is : (\d{1,6})\b")
 _USING_WORLD = re.compile(rb"using world size: {0,3}(\d{1,7})")
 _USING_SIZES = re.compile(
-    rb"(?<![\w-])(data|tensor-model|pipeline-model|model)-parallel[- ]size: {0,3}(\d{1,7})"
+    rb"(?<![\w-])(data|context|tensor-model|pipeline-model|model)-parallel[- ]size: {0,3}(\d{1,7})"
 )
 _RANK_PARAMS = re.compile(
     rb"number of parameters on (?:\(tensor, pipeline\) )?model parallel rank"
@@ -262,7 +262,8 @@ def _uncounted(words: Mapping[str, str | None]) -> list[str]:
 def _world(header: bytes, stated: Mapping[str, Any]) -> dict[str, int]:
     """Megatron's `using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4`; else
     how many ranks are connected."""
-    names = {b"data": "dp", b"tensor-model": "tp", b"pipeline-model": "pp", b"model": "tp"}
+    names = {b"data": "dp", b"context": "cp", b"tensor-model": "tp", b"model": "tp"}
+    names[b"pipeline-model"] = "pp"
     facts = {}
     at = header.rfind(b"using world size:")
     if at >= 0 and (match := _USING_WORLD.match(header, at)):

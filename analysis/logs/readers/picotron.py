@@ -40,6 +40,7 @@ FORMAT = LineFormat(
     lines=((_STEP, _FIELDS),),
     facts={
         "tp": rb'"tp_size": (\d{1,6})',
+        "cp": rb'"cp_size": (\d{1,6})',
         "pp": rb'"pp_size": (\d{1,6})',
         "dp": rb'"dp_size": (\d{1,6})',
         "planned_steps": rb'"total_train_steps": (\d{1,9})',

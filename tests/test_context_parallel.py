@@ -1,0 +1,55 @@
+"""Context parallelism in megatron: a sequence that cp ranks share trains the same model.
+
+Attention is a plain one (tests/gathered_attention.py) in place of Transformer Engine's, which needs
+a GPU. All else is what a GPU runs: groups, slices, losses, gradients, optimizer and checkpoints.
+"""
+
+import pytest
+
+from tests.conftest import run_module
+from tests.test_checkpoints_resume import work
+
+pytestmark = pytest.mark.slow
+
+GPT2 = ("cp=4", "cp=2,tp=2", "cp=2,pp=2", "cp=2,zero_stage=1")
+# The first of each trains without cp.
+MODELS = {"gpt2": ("ddp", *(f"megatron:{split}" for split in GPT2))}
+SPLITS = [(model, name) for model, names in MODELS.items() for name in names[1:]]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, tokens) -> dict[str, dict]:
+    """What tests/checkpoint_worker.py found of each model, on 4 ranks."""
+    folder = tmp_path_factory.mktemp("cp")
+    return {model: work(4, folder / model, tokens, *names) for model, names in MODELS.items()}
+
+
+@pytest.mark.parametrize(("model", "name"), SPLITS)
+def test_ranks_that_share_a_sequence_train_the_same_model(model, name, trained):
+    found, alone = trained[model], MODELS[model][0]
+    for ours, theirs in zip(found["straight"][name], found["straight"][alone], strict=True):
+        assert abs(ours[0] - theirs[0]) <= 2e-4
+        assert abs(ours[1] / theirs[1] - 1) <= 2e-3
+
+
+@pytest.mark.parametrize(("model", "name"), SPLITS)
+def test_checkpoints_of_ranks_that_share_a_sequence_are_whole(model, name, trained):
+    """A run goes on bit for bit from its own, and along the same curve from ddp's."""
+    found, alone = trained[model], MODELS[model][0]
+    straight = found["straight"][alone][2:]
+    assert found["same"][name] == found["straight"][name][2:] and found["bits"][name]
+    for from_ddp, from_cp, theirs in zip(  # ddp itself goes on from the last split's
+        found["crossed"][name], found["crossed"][alone], straight, strict=True
+    ):
+        assert abs(from_ddp[0] - theirs[0]) <= 2e-4
+        assert abs(from_cp[0] - theirs[0]) <= 2e-4
+
+
+@pytest.mark.parametrize("flags", [("--cp", "2"), ("--precision", "fp8")])
+def test_without_a_gpu_both_are_refused_before_anything_starts(flags, tokens, tmp_path):
+    out = tmp_path / "run"
+    flags = ("--engine", "megatron", *flags, "--data", str(tokens), "--out", str(out))
+    done = run_module("parallel.train", *flags, ranks=2)
+    asked = " ".join(flags[2:4]).removeprefix("--")
+    assert done.returncode != 0 and f"{asked} needs Transformer Engine" in done.stderr
+    assert not out.exists()

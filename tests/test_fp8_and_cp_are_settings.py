@@ -1,0 +1,148 @@
+"""FP8 and context parallelism: which runs and clusters can have them, and where tables show cp."""
+
+import json
+
+import pytest
+
+from analysis.logs.load import load
+from analysis.measured import tflops
+from analysis.measured.fairness import configuration
+from models.errors import UsageError
+from parallel import train
+from parallel.config.layout_arrays import columns_of
+from parallel.config.settings import RunSpec, resolve
+from parallel.config.study import load_study
+from tests.fixture_runs import facts, write
+
+LLAMA = {"engine": "megatron", "preset": "llama3-8b", "gpus": 16}
+
+
+def check(capsys, *flags: str) -> tuple[int, str]:
+    """(exit status, what it prints) of `parallel.train --check` for a llama3-8b on 16 GPUs."""
+    given = [word for name, value in LLAMA.items() for word in (f"--{name}", str(value))]
+    status = train.main([*given, *flags, "--check"])
+    printed = capsys.readouterr()
+    return status, printed.out + printed.err
+
+
+def test_a_gpu_cluster_takes_both(capsys):
+    flags = ("--tp", "2", "--cp", "2", "--pp", "2", "--precision", "fp8", "--cluster", "dgx-h100")
+    status, printed = check(capsys, *flags)
+    found = json.loads(printed)
+    assert status == 0 and found["run"].startswith("megatron-tp2-cp2-pp2-dp2-")
+    assert found["cp"] == 2 and found["precision"] == "fp8" and found["fp8_recipe"] == "delayed"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--cp", "2", "--cluster", "local-test"), "cp 2 needs a GPU, and local-test gives none"),
+        (("--precision", "fp8", "--cluster", "dgx-a100"), "the A100 of dgx-a100 has no fp8"),
+        (("--cp", "2", "--device", "cpu"), "cp 2 needs Transformer Engine, and so a GPU"),
+        (("--cp", "2", "--kernels", "torch"), "cp 2 needs kernels te, not torch"),
+        (
+            ("--cp", "2", "--precision", "fp8", "--kernels", "apex"),
+            "cp 2 and precision fp8 needs kernels te, not apex",
+        ),
+        (("--engine", "ddp", "--cp", "2"), "no cp (asked: 2; engines with cp: megatron)"),
+        (("--engine", "ddp", "--precision", "fp8"), "offers precision fp32, bf16, fp16, not fp8"),
+        (("--cp", "16", "--seq-len", "8176"), "32 chunks, two for each rank, which do not divide"),
+        (("--cp", "2", "--breakdown"), "breakdown counts no messages between cp ranks"),
+        (
+            ("--precision", "fp8", "--ffn-hidden", "14344", "--tp", "2"),
+            "multiples of 16, and ffn_hidden / tp is 7172",
+        ),
+        (("--precision", "fp8", "--seq-len", "24"), "a rank's tokens of a micro-batch is 24"),
+    ],
+)
+def test_elsewhere_one_line_says_why_not(capsys, flags, words):
+    status, printed = check(capsys, *flags)
+    assert status == 2 and words in printed and printed.count("\n") == 1
+
+
+def test_a_study_sweeps_cp_and_leaves_out_what_its_cluster_cannot_run(tmp_path):
+    path = tmp_path / "long.toml"
+    path.write_text(
+        'question = "q"\ncluster = "dgx-a100"\n[defaults]\nengine = "megatron"\ngpus = 8\n'
+        'preset = "llama3-8b"\n[[sweep]]\nproduct = { cp = [1, 2], precision = ["bf16", "fp8"] }\n'
+    )
+    study = load_study(path)
+    assert list(study.settings) == ["megatron-dp8-bf16", "megatron-cp2-dp4-bf16"]
+    assert [why for _, why in study.left_out] == ["the A100 of dgx-a100 has no fp8"] * 2
+    assert len(load_study(path, "dgx-h100").settings) == 4
+
+
+def test_ranks_that_share_a_sequence_are_planned_as_dp_ranks_with_a_part_of_it():
+    given = LLAMA | {"tp": 2, "cp": 4, "pp": 2, "micro_batch": 2, "precision": "fp8"}
+    x = columns_of(resolve(("test", given)))
+    assert (x.dp[0], x.micro_batch[0], x.gpus[0], x.grad_width[0]) == (4, 0.5, 16, 4)
+
+
+def run_with(tmp_path, cp: int, **about: dict) -> None:
+    """A run folder on `cp` ranks of one dp rank."""
+    made = facts("s", None, engine="megatron", gpus=1) | {"run": f"cp{cp}"}
+    made["spec"] |= {"cp": cp, "gpus": cp}
+    made["layout"] |= {"cp": cp, "world_size": cp}
+    write(tmp_path, made | about)
+
+
+def test_cp_is_a_column_where_a_run_has_more_than_one(tmp_path):
+    run_with(tmp_path, 1)
+    shown = tflops.report([tmp_path])
+    assert "cp" not in [c.key for c in shown.shown] and shown.rows[0]["cp"] == 1
+    run_with(tmp_path, 2)
+    shown = tflops.report([tmp_path])
+    assert "cp" in [c.key for c in shown.shown]
+    assert {row["run"]: (row["cp"], row["gpus"]) for row in shown.rows} == {
+        "cp1": (1, 1),
+        "cp2": (2, 2),
+    }
+
+
+def test_an_older_run_json_without_cp_had_one_and_is_a_repeat_of_a_new_one(tmp_path):
+    run_with(tmp_path / "new", 1)
+    old = facts("s", None, engine="megatron", gpus=1) | {"run": "cp1"}
+    del old["spec"]["cp"]
+    assert "cp" not in old["layout"]
+    write(tmp_path / "old", old)
+    one, other = load([tmp_path])[0]
+    assert one.cp == other.cp == 1 and configuration(one) == configuration(other)
+
+
+def test_a_run_json_whose_cp_does_not_make_its_ranks_is_damaged(tmp_path):
+    run_with(tmp_path, 2)
+    path = tmp_path / "cp2" / "run.json"
+    path.write_text(path.read_text().replace('"world_size": 2', '"world_size": 4'))
+    path.write_text(path.read_text().replace('"gpus": 2', '"gpus": 4'))
+    with pytest.raises(UsageError, match="world_size 4 .* is not dp 1 x tp 1 x cp 2 x pp 1"):
+        load([tmp_path])
+
+
+STEP = (
+    " iteration 1/ 10 | elapsed time per iteration (ms): 5.0 | global batch size: 4 |"
+    " lm loss: 1.0E+00 | number of skipped iterations: 0 |\n"
+)
+
+
+@pytest.mark.parametrize(
+    "dump",
+    [
+        "  context_parallel_size ........................... 2\n"
+        "  tensor_model_parallel_size ...................... 2\n"
+        "  pipeline_model_parallel_size .................... 2\n"
+        "  world_size ...................................... 32\n",
+        "using world size: 32, data-parallel size: 4, context-parallel size: 2, hierarchical"
+        " context-parallel sizes: None, tensor-model-parallel size: 2,"
+        " pipeline-model-parallel size: 2\n",
+    ],
+)
+def test_dp_of_a_megatron_log_is_what_tp_cp_and_pp_leave(dump, tmp_path):
+    path = tmp_path / "a.log"
+    path.write_text(dump + STEP)
+    (record,), _ = load([path])
+    assert (record.gpus, record.tp, record.cp, record.pp, record.dp) == (32, 2, 2, 2, 4)
+
+
+def test_what_transformer_engine_alone_can_do_is_named():
+    assert RunSpec().te_alone == ""
+    assert RunSpec(cp=2, precision="fp8").te_alone == "cp 2 and precision fp8"
