@@ -105,3 +105,4 @@ def test_what_is_possible_is_just_so():
     assert possible(node).tolist() == [False, True, True]
     assert possible(columns(config, seq=4096)).all()  # of the model's positions nothing is said
     assert not possible(columns(GPTConfig(2, 64, 4, ffn_hidden=66), tp=4)).any()
+    assert possible(columns(PRESETS["tiny-llama"], tp=np.array([1, 2, 4]))).tolist() == [1, 1, 0]

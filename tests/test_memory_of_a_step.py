@@ -11,6 +11,8 @@ from parallel import forked_ranks
 from parallel.config.layout_arrays import columns
 
 GIB = 2**30
+LLAMA = {"n_kv_head": 2, "activation": "swiglu", "ffn_hidden": 768, "position": "rope"}
+LLAMA |= {"norm": "rmsnorm", "tied": False, "bias": False}
 
 
 def test_activations_have_the_published_shares():
@@ -56,6 +58,8 @@ def test_states_are_deepspeeds():
         {"engine": "deepspeed_zero", "zero_stage": 3},
         {"engine": "deepspeed_pipe", "zero_stage": 1},
         {"engine": "megatron", "tp": 2},
+        {"engine": "ddp"} | LLAMA,
+        {"engine": "megatron", "tp": 2} | LLAMA,
     ],
     ids=lambda s: "-".join(f"{k}{v}" for k, v in s.items()),
 )

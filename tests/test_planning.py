@@ -440,3 +440,17 @@ def test_the_plan_predicts_what_the_parity_table_does(name):
     row = explain.why(x, seconds, seconds, wanted, np.inf)
     assert seconds[row] == pytest.approx(predicted_seconds([record], cluster)[0])
     assert sum(explain.explained(x, row, cluster)[0].values()) == pytest.approx(seconds[row])
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "qwen3-0.6b", "gpt2-124m"])
+def test_the_model_of_a_log_is_predicted_as_the_models_columns(name):
+    from dataclasses import asdict
+
+    from analysis.logs.record import Record
+    from analysis.planner.runs import settings_of
+
+    config = PRESETS[name]
+    facts = {"gpus": 2, "global_batch": 4, "seq_len": config.max_seq_len, "precision": "bf16"}
+    x, y = columns(**settings_of(Record("a", "b", model=asdict(config), **facts))), columns(config)
+    names = "layers hidden heads head_dim kv_heads ffn glu untied qk_norm dropout vocab seq".split()
+    assert [getattr(x, n).tolist() for n in names] == [getattr(y, n).tolist() for n in names]

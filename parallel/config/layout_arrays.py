@@ -169,7 +169,8 @@ def possible(x: Columns, max_seq_len: Array | int | None = None) -> Array:
     The layers-divide rule is Megatron's; tests compare both on random layouts.
     """
     limit = x.seq if max_seq_len is None else max_seq_len
-    bad = (x.heads % x.tp != 0) | (x.ffn % x.tp != 0) | (x.layers % (x.pp * x.vpp) != 0)
+    bad = (x.heads % x.tp != 0) | (x.kv_heads % x.tp != 0) | (x.ffn % x.tp != 0)
+    bad |= x.layers % (x.pp * x.vpp) != 0
     bad |= (x.vpp > 1) & ((x.pp < 2) | (x.n_micro % x.pp != 0))
     bad |= x.sequence_parallel & ((x.tp < 2) | (x.seq % x.tp != 0))
     bad |= x.seq > limit
