@@ -7,7 +7,8 @@
     python -m analysis.plan ... --scale FILE.png     # efficiency against GPUs, 8 to 16,384
 
 Every split of the GPUs by tp, pp, vpp and dp, every micro-batch, recompute policy, ZeRO stage and
-sequence parallelism is tried. What is printed is predicted, not measured; the interval holds 80 %.
+sequence parallelism is tried, and every cp of --cp. What is printed is predicted, not measured; the
+interval holds 80 %.
 A cluster is a name (of analysis/planner/calibrations or slurm/clusters.toml) or a calibration file.
 --study refuses to replace a file, unless --force is given.
 """
@@ -44,6 +45,11 @@ from parallel.config.layout_arrays import Columns
 MODEL = tuple(name for name in settings.MODEL if name != "max_seq_len")
 SIZES = ("n_layer", "hidden", "n_head", "ffn_hidden", "vocab_size", "max_seq_len")
 STEPS = 20  # of a planned run
+EXCHANGE = {  # by --cp-comm-type
+    "p2p": "cp ranks send keys and values on in a ring while attention works on the part before",
+    "all_gather": "cp ranks gather all keys and values of a layer before its attention",
+}
+FP8_MEMORY = "the layers' GEMMs run in fp8; memory is that of bf16: what fp8 saves is not modelled"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -81,6 +87,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="flash attention (default: as the cluster was calibrated)",
     )
+    said = "context-parallel sizes to try (default: 1)"
+    add("--cp", type=int, nargs="+", default=[1], metavar="N", help=said)
+    add(
+        "--cp-comm-type",
+        choices=tuple(EXCHANGE),
+        default="p2p",
+        help="how cp ranks exchange keys and values: in a ring, or gathered (default: p2p)",
+    )
     count("--max-tp", help="largest tp (default: a node's GPUs)")
     count("--min-micro-batches", default=1, help="fewest micro-batches of a step (default: 1)")
     count("--leave", default=0, help="GPUs that may stay idle")
@@ -111,6 +125,11 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         margin=ranking.MARGINS,
         top=(1, 10_000),
     )
+    for cp in arguments.cp:
+        if problem := settings.BOUNDS["cp"].problem("--cp", cp):
+            raise UsageError(problem)
+    if arguments.study and arguments.cp_comm_type != "p2p":
+        raise UsageError("the engines exchange keys and values in a ring: --study needs p2p")
     if arguments.png and arguments.why is None:
         raise UsageError("--png draws one layout: say which with --why (or take --scale FILE.png)")
     if arguments.why is not None and (arguments.scale or arguments.study):
@@ -180,6 +199,8 @@ def question(arguments: argparse.Namespace) -> Question:
             "max_tp": arguments.max_tp,
             "min_micro": arguments.min_micro_batches,
             "leave": arguments.leave,
+            "cps": sorted(set(arguments.cp)),
+            "gathers": arguments.cp_comm_type == "all_gather",
         },
         margin=arguments.margin,
     )
@@ -216,6 +237,8 @@ def answer(arguments: argparse.Namespace) -> Table:
         *_unseen(cluster, arguments.flash),
         *(["fsdp2: no run of it is behind these times"] if x.fsdp2[best].any() else []),
         *_assumed(ask, arguments.preset),
+        *([FP8_MEMORY] if precision == "fp8" else []),
+        *([EXCHANGE[arguments.cp_comm_type]] if x.cp[best].max() > 1 else []),
         *([cluster.network_note()] if ask.gpus > cluster.gpus_per_node else []),
         f"{len(order)} of {len(x)} possible layouts fit in {limit / memory.GB:.1f} GB; tight: less"
         f" than {ranking.TIGHT:.0%} of that is left",
@@ -296,7 +319,7 @@ def study_toml(found: list[dict[str, Any]], defaults: dict[str, Any], cluster: s
             "",
             f"[[run]] # predicted {row['predicted_s']:.4g} s, {row['memory_gb']:.1f} GB",
             f'engine = "{row["engine"]}"',
-            *(f"{k} = {row[k]}" for k in ("tp", "pp", "vpp", "micro_batch", "zero_stage")),
+            *(f"{k} = {row[k]}" for k in ("tp", "cp", "pp", "vpp", "micro_batch", "zero_stage")),
             f'recompute = "{row["recompute"]}"',
             *(["sequence_parallel = true"] if row["sequence_parallel"] else []),
             f'label = "plan{row["rank"]}"',

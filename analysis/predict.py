@@ -14,9 +14,9 @@ folds (random: five folds; up to 31 rows, each row is its own fold), of other mo
 other tensor-parallel sizes. The fitted rows are chosen by their layouts, never by their times.
 --calibrate-rows 0 uses the data sheet's priors.
 
-Ranks of a context-parallel group (cp) count as data-parallel ranks, each with a part of a
-micro-batch. Gradients of bf16 rows are fp32, unless `gradients` (or a note) says bf16. FP8 speeds
-up the layers' four GEMMs and nothing else; the memory of fp8 rows is not modelled and not scored.
+Context-parallel ranks (cp) exchange keys and values in a ring. Gradients of bf16 rows are fp32,
+unless `gradients` (or a note) says bf16. FP8 speeds up the layers' four GEMMs and nothing else; the
+memory of fp8 rows is not modelled and not scored.
 
 Not scored are: a row that contradicts itself (`lint`, or LINT in its notes), a first iteration
 (`warm_up`, or a note), a row whose model has no published width, and a row on a slow network (1.3

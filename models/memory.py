@@ -103,14 +103,14 @@ def layer_activations(x: Any) -> np.ndarray:
     split = (4.0 + 2.0 * x.qk_norm) * x.head_dim * (x.heads + x.kv_heads) + x.ffn * (
         4.0 + 2.0 * x.glu
     )
-    return x.micro_batch * x.seq * x.width / 2 * (whole + split / x.tp) + scores(x)
+    return x.tokens * x.width / 2 * (whole + split / x.tp) + scores(x)
 
 
 def scores(x: Any) -> np.ndarray:
     """Bytes of a layer's s x s scores: softmax's output and, with dropout, its mask and output,
     5 a s^2 b / t [K]. Flash attention keeps none."""
     each = np.where(x.dropout, 5.0, 2.0)
-    kept = each * x.heads * x.seq * x.seq * x.micro_batch / x.tp * x.width / 2
+    kept = each * x.heads * x.seq * x.tokens / x.tp * x.width / 2
     return np.where(x.flash, 0.0, kept)
 
 
@@ -118,7 +118,7 @@ def kept_per_layer(x: Any) -> np.ndarray:
     """Bytes that one layer keeps from forward to backward under its recompute policy."""
     everything = layer_activations(x)
     selective = everything - scores(x)
-    edge = x.micro_batch * x.seq * x.hidden * x.width / np.where(x.sequence_parallel, x.tp, 1)
+    edge = x.tokens * x.hidden * x.width / np.where(x.sequence_parallel, x.tp, 1)
     edge = np.where(_on_host(x), 0.0, edge)
     return np.select([x.recompute == FULL, x.recompute == SELECTIVE], [edge, selective], everything)
 
@@ -127,6 +127,21 @@ def _on_host(x: Any) -> np.ndarray:
     """Whether activation checkpoints lie in host memory: Megatron-DeepSpeed's ZeRO-3 scripts set
     --checkpoint-in-cpu. Its published runs on Jean Zay have micro-batches that fit no other way."""
     return x.deepspeed & (x.zero_stage == 3) & (x.recompute == FULL)
+
+
+def keys_and_values(x: Any) -> np.ndarray:
+    """Bytes of the keys and values of one layer and whole sequences, 2 b s k d / t numbers."""
+    return 2.0 * x.micro_batch * x.seq * x.kv_heads * x.head_dim / x.tp * x.width
+
+
+def received(x: Any) -> np.ndarray:
+    """Bytes of keys, values and their gradients that a context-parallel rank holds of the others'.
+
+    A ring (Liu et al. 2023, arXiv 2310.01889) holds one rank's part beside its own; an all-gather
+    (Grattafiori et al. 2024, arXiv 2407.21783, section 3.3.2) all of a layer's.
+    """
+    parts = np.where(x.gathers, x.cp - 1.0, 1.0)
+    return (x.cp > 1) * 2.0 * keys_and_values(x) * parts / x.cp
 
 
 def in_flight(x: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -150,7 +165,7 @@ def activations(x: Any, layers: np.ndarray, flying: np.ndarray) -> np.ndarray:
 
 def logits(x: Any) -> np.ndarray:
     """Bytes of the output layer's s b V / t values: in compute precision, in fp32, a gradient."""
-    return x.micro_batch * x.seq * x.vocab / x.tp * (2.0 * x.width + 4.0)
+    return x.tokens * x.vocab / x.tp * (2.0 * x.width + 4.0)
 
 
 def buckets(x: Any) -> np.ndarray:
@@ -180,6 +195,7 @@ def parts(x: Any, stage: str = "first", constants: dict[str, Any] | None = None)
     head = np.where(_on_host(x), np.maximum(head - kept, 0.0), head)
     return states(x, n) | {
         "activations": kept,
+        "keys_and_values": received(x),
         "logits": head,
         "buckets": buckets(x),
         "library": c["library_gb"] * GB + 0.0 * n,

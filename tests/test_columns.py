@@ -47,7 +47,7 @@ def test_a_llamas_architecture_is_in_its_columns():
 
 
 def test_rows_are_layouts():
-    given = {"dp": 3, "tp": 2, "pp": 2, "vpp": 3, "micro_batch": 5, "n_micro": 4}
+    given = {"dp": 3, "tp": 2, "cp": 2, "pp": 2, "vpp": 3, "micro_batch": 5, "n_micro": 4}
     layout = Layout(
         **given, sequence_parallel=True, zero_stage=1, recompute="full", offload="optimizer"
     )
@@ -55,15 +55,9 @@ def test_rows_are_layouts():
     x = columns(**SIZES, **given, sequence_parallel=cut, zero_stage=stages, recompute=2, offload=1)
     assert x.layout(1) == layout
     assert x.take(x.zero_stage == 1).layout(0) == layout and len(x.take(stages == 1)) == 1
-    assert x.gpus.tolist() == [layout.world_size] * 2 == [12, 12]
+    assert x.gpus.tolist() == [layout.world_size] * 2 == [24, 24]
     assert x.global_batch.tolist() == [layout.global_batch] * 2 == [60, 60]
     assert x.bubble.tolist() == [layout.bubble] * 2
-
-
-def test_a_share_of_a_sequence_stays_a_fraction():
-    x = columns(**SIZES, micro_batch=np.array([0.5, 2]), dp=4.0)
-    assert x.micro_batch.tolist() == [0.5, 2] and x.global_batch.tolist() == [2, 8]
-    assert x.dp.dtype == np.int64
 
 
 @pytest.mark.parametrize(

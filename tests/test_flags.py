@@ -37,6 +37,7 @@ MEANING = {
     "--commit": "the commit of the training code",
     "--convention": "the formula for FLOPs",
     "--cp": "context-parallel size",
+    "--cp-comm-type": "how cp ranks exchange keys and values",
     "--dp": "data-parallel size",
     "--dry-run": "write nothing, print what it costs",
     "--dtype": "number format of the weights",

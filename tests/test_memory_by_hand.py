@@ -50,6 +50,29 @@ def test_activations_are_those_of_korthikanti(layers, h, a, pp, vpp, b, none, bo
         assert kept[0] / GIB == pytest.approx(published, rel=0.01)
 
 
+def test_context_parallel_ranks_share_a_sequence_and_the_optimizer():
+    """Activations and logits are cut by cp; ZeRO shards over dp x cp."""
+    whole = columns(**SMALL, micro_batch=4, dp=8, zero_stage=3, recompute=np.arange(3))
+    shared = columns(**SMALL, micro_batch=4, dp=2, cp=4, zero_stage=3, recompute=np.arange(3))
+    for part in (memory.kept_per_layer, memory.scores, memory.logits):
+        assert part(shared) == pytest.approx(part(whole) / 4)
+    found, alone = (memory.states(x, np.array([LAYER])) for x in (shared, whole))
+    assert all((found[name] == alone[name]).all() for name in found)
+
+
+def test_a_context_parallel_rank_holds_keys_and_values_of_others():
+    """Keys, values and their gradients: in a ring another rank's, gathered all the others'."""
+    own = 2 * 3 * 32 * 64 * 2 // 4  # keys and values of a quarter of three sequences
+    ring, gathered = (
+        columns(**SMALL, micro_batch=3, cp=4, gathers=gathers) for gathers in (False, True)
+    )
+    assert (memory.received(ring)[0], memory.received(gathered)[0]) == (2 * own, 2 * 3 * own)
+    grouped = columns(**SMALL, micro_batch=3, cp=4, kv_heads=2, tp=2)
+    assert memory.received(grouped)[0] == 2 * own / 2 / 2
+    assert memory.received(columns(**SMALL))[0] == 0
+    assert memory.parts(ring)["keys_and_values"][0] == 2 * own
+
+
 @pytest.mark.parametrize(
     ("layers", "pp", "stages"),
     [

@@ -31,12 +31,16 @@ def plan_flags(flags):
     return parser.parse_args(flags)
 
 
-def test_possible_is_what_layout_problems_says():
+@pytest.mark.parametrize(
+    "config",  # of 80 layers; one has 96 heads, the other 64 with 4 of keys and values
+    [PRESETS["145b"], preset("llama3-70b", n_kv_head=4)],
+)
+def test_possible_is_what_layout_problems_says(config):
     rng = np.random.default_rng(0)
     n = 4000
-    config = PRESETS["145b"]  # 80 layers, 96 heads
     given = {
         "tp": rng.choice([1, 2, 3, 5, 8, 16], n),
+        "cp": rng.choice([1, 1, 1, 2, 3, 64], n),
         "pp": rng.choice([1, 2, 3, 4, 8], n),
         "vpp": rng.choice([1, 2, 5], n),
         "dp": rng.choice([1, 2], n),
@@ -52,7 +56,7 @@ def test_possible_is_what_layout_problems_says():
     for i in range(n):
         kept = {k: v[i].item() for k, v in given.items()}
         kept["recompute"], kept["offload"] = RECOMPUTE[kept["recompute"]], OFFLOAD[kept["offload"]]
-        assert fine[i] == (not Layout(**kept).problems(config, 2048, 8))
+        assert fine[i] == (not Layout(**kept).problems(config, config.max_seq_len, 8))
         assert x.bubble[i] == Layout(**kept).bubble
     assert 0 < fine.sum() < n
 
@@ -67,6 +71,45 @@ def test_175b_on_512_gpus_is_planned_in_a_second():
     assert (np.diff(seconds[order]) >= 0).all()
     assert (x.gpus == 512).all() and (x.global_batch == 1536).all()
     assert took < 1.0
+
+
+def test_context_parallel_layouts_fill_the_gpus_and_are_written_into_the_study(tmp_path):
+    path = tmp_path / "planned.toml"
+    flags = ["--preset", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "64", "--top", "3"]
+    flags += ["--global-batch", "16", "--seq-len", "32768"]
+    x = plan.question(plan_flags([*flags, "--cp", "1", "2", "4"])).ranked()[0]
+    assert set(x.cp.tolist()) == {1, 2, 4} and (x.gpus == 64).all() and (x.global_batch == 16).all()
+    assert not (x.deepspeed & (x.cp > 1)).any()
+    alone = plan.answer(plan_flags(flags))
+    assert "cp" not in [column.key for column in alone.columns]
+    ring, gathered = (
+        plan.answer(plan_flags([*flags, "--cp", "4", *more]))
+        for more in (["--study", str(path)], ["--cp-comm-type", "all_gather"])
+    )
+    assert {row["cp"] for row in ring.rows} == {4} and "cp" in [c.key for c in ring.columns]
+    assert ring.rows[0]["predicted_s"] < gathered.rows[0]["predicted_s"]
+    assert any("in a ring" in note for note in ring.notes)
+    for spec, row in zip(load_study(path).specs.values(), ring.rows, strict=True):
+        assert (spec.cp, spec.layout.dp) == (4, row["dp"])
+        assert spec.gpus == 64 == row["tp"] * row["cp"] * row["pp"] * row["dp"]
+
+
+def test_fp8_is_planned_on_cards_that_have_it(tmp_path, capsys):
+    path = tmp_path / "planned.toml"
+    flags = ["--preset", "llama3-8b", "--gpus", "64", "--global-batch", "64", "--top", "2"]
+    here = [*flags, "--cluster", "dgx-h100"]
+    bf16 = plan.answer(plan_flags(here)).rows[0]
+    fp8 = plan.answer(plan_flags([*here, "--precision", "fp8", "--study", str(path)]))
+    (first, _) = fp8.rows
+    assert first["predicted_s"] < bf16["predicted_s"] and {r["engine"] for r in fp8.rows} == {
+        "megatron"
+    }
+    assert first["mfu"] == pytest.approx(first["tflops"] / 1978.9)
+    assert bf16["mfu"] == pytest.approx(bf16["tflops"] / 989.4)
+    assert any("what fp8 saves is not modelled" in note for note in fp8.notes)
+    assert {spec.precision for spec in load_study(path).specs.values()} == {"fp8"}
+    assert plan.main([*flags, "--cluster", "selene", "--precision", "fp8"]) == 2
+    assert "the A100 of selene has no fp8: --precision bf16 or fp16" in capsys.readouterr().err
 
 
 def test_a_trillion_on_ten_thousand_gpus():
@@ -110,6 +153,16 @@ def test_what_does_not_fit_is_said_in_words(capsys):
         (
             ["--gpu-type", "T4", "--gpus", "8", "--global-batch", "8", "--precision", "bf16"],
             "no bf16",
+        ),
+        ([*PLAN, "--cp", "3"], "cp 3 cuts a sequence into 6 chunks: not one of 2048"),
+        ([*PLAN, "--cp", "0"], "--cp must be at least 1"),
+        (
+            ["--cluster", "selene", "--gpus", "12", "--global-batch", "8", "--cp", "8"],
+            "no layout of 12 GPUs: no tp x cp x pp divides them",
+        ),
+        (
+            [*PLAN, "--cp-comm-type", "all_gather", "--study", "x.toml"],
+            "the engines exchange keys and values in a ring",
         ),
         ([*PLAN, "--top", "0"], "--top must be at least 1"),
         ([*PLAN, "--max-tp", "0"], "--max-tp must be at least 1"),

@@ -142,14 +142,14 @@ def one_row(tmp_path, **changed):
 
 
 def test_a_context_parallel_group_shares_its_sequences(tmp_path):
-    """cp 2 halves a micro-batch over twice the ranks: the batch, the GPUs and the number of
-    micro-batches of a replica stay what they are."""
+    """cp 2 leaves half as many replicas, and each of their ranks half of a sequence."""
     alone, shared = one_row(tmp_path), one_row(tmp_path, cp=2, micro_batch=1)
-    assert shared.x.micro_batch.tolist() == [0.5] and shared.x.dp.tolist() == [4]
+    assert shared.x.micro_batch.tolist() == [1] and shared.x.dp.tolist() == [2]
     assert shared.x.gpus == alone.x.gpus == 64
     assert shared.x.global_batch == alone.x.global_batch == 128
     assert shared.x.n_micro.tolist() == [64]
-    assert rows.split_of(shared.x, 0)["micro_batch"] == 0.5
+    assert (alone.x.tokens, shared.x.tokens) == (2 * 8192, 4096)
+    assert rows.split_of(shared.x, 0)["cp"] == 2
 
 
 @pytest.mark.parametrize(("card", "share"), [("MI300X", 1 / 7), ("V100", 1 / 7), ("H100", 1.0)])

@@ -124,11 +124,80 @@ def test_the_loss_passes_over_fp32_logits_in_sixty_bytes_each():
     assert one(cut) * 1e12 == pytest.approx(6 * 128 * 256 * 25216)
 
 
+# --- context parallelism --------------------------------------------------------------------------
+
+KV = 2 * 128 * 256 * 2  # bytes of a layer's keys and values: two of SBH numbers in half precision
+
+
+def test_context_parallel_ranks_share_the_work_of_a_layer():
+    whole, shared = x_of(micro_batch=4), x_of(micro_batch=4, cp=4)
+    for term in (timemodel.gemms, timemodel.attention, timemodel.elementwise, timemodel.logits):
+        assert one(term(shared, ENDLESS, IDEAL)) == pytest.approx(
+            one(term(whole, ENDLESS, IDEAL)) / 4
+        )
+    machine = Machine(1e12, 1e9, 1e9, 1e9)
+    for term in (timemodel.tensor_parallel, timemodel.p2p):
+        split = {"micro_batch": 4, "tp": 2, "pp": 2, "gpus_per_node": 16}
+        alone, split = x_of(**split), x_of(**split, cp=4)
+        assert one(term(split, machine, IDEAL)) == pytest.approx(
+            one(term(alone, machine, IDEAL)) / 4
+        )
+
+
+def test_gradients_are_reduced_and_sharded_over_dp_and_cp():
+    machine = Machine(1e12, 1e9, 1e9, 1e9)
+    for zero_stage in range(4):
+        for term in (timemodel.data_parallel, timemodel.optimizer):
+            found = [
+                one(term(x_of(zero_stage=zero_stage, **split), machine, IDEAL))
+                for split in ({"dp": 8}, {"dp": 2, "cp": 4})
+            ]
+            assert found[0] == found[1] > 0
+
+
+def test_an_all_gather_moves_keys_and_values_once_a_pass_and_a_ring_hides_them():
+    """Forward, backward (again, and their gradients back), and once more with recomputation."""
+    machine = Machine(np.inf, 1e9, 1e9, 1e9)
+
+    def moved(c=IDEAL, machine=machine, **given):
+        x = x_of(micro_batch=3, flash=True, **given)
+        return one(timemodel.context_parallel(x, machine, c)) * 1e9 / (3 * KV)
+
+    assert moved() == moved(gathers=True) == 0
+    for gathers in (True, False):  # a ring sends as much; here attention takes no time
+        assert moved(cp=4, gathers=gathers) == pytest.approx(3 * 3 / 4)
+        assert moved(cp=2, tp=2, kv_heads=2, gathers=gathers) == pytest.approx(3 / 2 / 2 / 2)
+        for recompute in (1, 2):
+            assert moved(cp=2, recompute=recompute, gathers=gathers) == pytest.approx(4 / 2)
+    assert moved(ideal(latency=1.0), cp=4) * 3 * KV / 1e9 > 3 * 3  # a ring waits for three sends
+    slow = Machine(1e9, np.inf, 1e9, 1e9)  # attention of 1/4 of the sequence, three times of four
+    attention = one(timemodel.attention(x_of(micro_batch=3, cp=4, flash=True), slow, IDEAL))
+    gathered, ring = (moved(cp=4, machine=slow, gathers=gathers) for gathers in (True, False))
+    assert gathered == pytest.approx(3 * 3 / 4)
+    assert ring == pytest.approx(max(gathered - 3 * 3 / 4 * attention * 1e9 / (3 * KV), 0))
+    assert moved(cp=4, machine=Machine(1e7, np.inf, 1e9, 1e9)) == 0
+
+
+def test_a_context_parallel_group_beyond_a_node_has_its_share_of_the_network():
+    """Ranks of tp 8 fill a node of 8: its eight groups of cp 2 share its network."""
+    machine = Machine(np.inf, 1e9, 1e9, 4e8)
+
+    def moved(**given):
+        x = columns(CONFIG, heads=8, gathers=True, **given)
+        return one(timemodel.context_parallel(x, machine, IDEAL)) / 3 / (KV / 2)
+
+    assert moved(cp=2, dp=4) * 1e9 == pytest.approx(1)  # inside
+    assert moved(cp=2, tp=8) == pytest.approx(8 * 2**timemodel.CROWD / 4e8 / 8)
+    assert moved(cp=16) / 15 * 8 == pytest.approx(2**timemodel.CROWD / 4e8)  # 8 of it in a node
+
+
 def test_fp8_speeds_up_a_layers_gemms_and_never_slows_them():
-    for linear, seconds in ((2e12, 0.5), (0.5e12, 1.0)):
-        machine = Machine(1e12, np.inf, 1e9, 1e9, linear=linear)
-        ratio = timemodel.gemms(x_of(), machine, IDEAL) / timemodel.gemms(x_of(), ENDLESS, IDEAL)
+    for fp8, seconds in ((2e12, 0.5), (0.5e12, 1.0)):
+        machine, plain = Machine(1e12, np.inf, 1e9, 1e9, fp8=fp8), x_of()
+        ratio = timemodel.gemms(x_of(fp8=True), machine, IDEAL)
+        ratio = ratio / timemodel.gemms(plain, ENDLESS, IDEAL)
         assert one(ratio) == seconds
+        assert timemodel.gemms(plain, machine, IDEAL) == timemodel.gemms(plain, ENDLESS, IDEAL)
 
 
 def test_launching_is_the_hosts_and_the_slower_of_the_two_wins():
@@ -368,14 +437,12 @@ def test_a_step_is_its_micro_batches_and_the_bubble():
 def test_a_card_brings_its_sheet_and_the_description_its_network():
     a100 = timemodel.machine_of("A100", "a cluster", 8)
     assert (a100.peak, a100.memory_rate, a100.link) == (312e12, 2039e9, 300e9)
-    assert (a100.network, a100.linear, a100.cores) == (8 * 25e9, 0, np.inf)
+    assert (a100.network, a100.fp8, a100.cores) == (8 * 25e9, 0, np.inf)
     assert timemodel.machine_of("A100", "800 Gbps InfiniBand", 8).network == 100e9
     assert timemodel.machine_of("A100", None, 4, width=4).peak == 156e12  # tf32
     assert timemodel.machine_of("V100", None, 8, width=4).peak == 15.7e12  # no tf32: fp32
     assert timemodel.machine_of("MI250X", None, 8, width=4).peak == 383e12 / 8  # neither is known
-    assert timemodel.machine_of("H100", None, 8, fp8=True).linear == 1978.9e12
-    assert timemodel.machine_of("A100", None, 8, fp8=True).linear == 0
-    assert timemodel.machine_of("H100", None, 8).linear == ENDLESS.linear == 0
+    assert timemodel.machine_of("H100", None, 8).fp8 == 1978.9e12
     for per_node, mesh in ((4, True), (8, True), (16, False)):  # a DGX-2 has a switch
         assert timemodel.machine_of("V100", None, per_node).mesh is mesh
     assert not a100.mesh

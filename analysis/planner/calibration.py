@@ -66,16 +66,18 @@ class Calibration:
         """What to plan in: bf16 where the card has it, else fp16; fp32 on a host CPU.
 
         Raises:
-            UsageError: bf16 on a card without it, or a precision that the host was not measured in.
+            UsageError: bf16 or fp8 on a card without, or a precision that the host was not measured
+                in.
         """
         if self.is_host:
             if wanted not in (None, "fp32"):
                 raise UsageError(f"{self.name} was measured in fp32 alone: --precision fp32")
             return "fp32"
         card = planning_gpu(self.gpu)
-        if wanted == "bf16" and "bf16" not in card.peaks:
+        if wanted in ("bf16", "fp8") and wanted not in card.peaks:
+            others = [name for name in ("bf16", "fp16", "fp32") if name in card.peaks]
             raise UsageError(
-                f"the {card.name} of {self.name} has no bf16: --precision fp16 or fp32"
+                f"the {card.name} of {self.name} has no {wanted}: --precision {' or '.join(others)}"
             )
         return wanted or ("bf16" if "bf16" in card.peaks else "fp16")
 
@@ -99,12 +101,11 @@ class Calibration:
             f" interconnect, as {NETWORK}"
         )
 
-    def machine(self, width: int = 2, fp8: bool = False) -> Machine:
-        """Rates of one GPU and of one node's network, for weights of `width` bytes; `fp8`: the
-        layers' GEMMs run in fp8."""
+    def machine(self, width: int = 2) -> Machine:
+        """Rates of one GPU and of one node's network, for weights of `width` bytes."""
         if self.machine_override is not None:
             return self.machine_override
-        return machine_of(self.gpu, self.network, self.gpus_per_node, width, fp8)
+        return machine_of(self.gpu, self.network, self.gpus_per_node, width)
 
 
 def host_columns(engine: Any, tp: Any, gpus: Any) -> dict[str, Any]:

@@ -73,21 +73,19 @@ def why(
 
 def explained(x: Columns, i: int, cluster: Calibration) -> tuple[dict, dict]:
     """(seconds by term, gigabytes by part) of one layout; compute is split into kernels and
-    tensor-parallel collectives."""
+    messages between tp and cp ranks."""
     one = x.take(np.array([i]))
-    terms, tensor_s = seconds_by_term(one, cluster)
-    seconds = {name: value.item() for name, value in terms.items()}
-    compute_s = seconds.pop("compute")
-    tp_s = min(tensor_s.item(), compute_s)
-    split = {"kernels": compute_s - tp_s, "tensor parallel": tp_s} | seconds
-    return split, gigabytes_by_part(one, cluster)
+    terms, messages = seconds_by_term(one, cluster)
+    seconds = {name: value.item() for name, value in (messages | terms).items()}
+    kernels_s = seconds.pop("compute") - sum(value.item() for value in messages.values())
+    return {"kernels": kernels_s} | seconds, gigabytes_by_part(one, cluster)
 
 
 def title(x: Columns, i: int) -> str:
     """The layout in one line."""
     return (
-        f"{engine_of(x.zero_stage[i], x.fsdp2[i])}: tp {x.tp[i]} pp {x.pp[i]} vpp {x.vpp[i]} dp"
-        f" {x.dp[i]}, {policy(x, i)}, {x.n_micro[i]} micro-batches"
+        f"{engine_of(x.zero_stage[i], x.fsdp2[i])}: tp {x.tp[i]} cp {x.cp[i]} pp {x.pp[i]} vpp"
+        f" {x.vpp[i]} dp {x.dp[i]}, {policy(x, i)}, {x.n_micro[i]} micro-batches"
     )
 
 

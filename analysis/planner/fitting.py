@@ -258,7 +258,18 @@ def features(x: Columns) -> np.ndarray:
     """Numbers that describe runs before they ran, (n, k); each column has unit spread."""
     raw = [
         np.log2(v)
-        for v in (x.hidden, x.layers, x.tp, x.pp, x.dp, x.micro_batch, x.n_micro, x.gpus, x.vpp)
+        for v in (
+            x.hidden,
+            x.layers,
+            x.tp,
+            x.pp,
+            x.dp,
+            x.micro_batch,
+            x.n_micro,
+            x.gpus,
+            x.vpp,
+            x.cp,
+        )
     ]
     raw += [x.hidden / x.tp % 64 != 0, x.hidden / x.heads % 64 != 0, x.heads / x.tp]
     raw += [3.0 * (x.zero_stage == 3), x.recompute, x.sequence_parallel, x.offload]

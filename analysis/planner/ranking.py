@@ -20,7 +20,7 @@ from parallel.config.layout_arrays import Columns
 
 MARGIN, MARGINS = 0.06, Bounds(0, 1, below=True)  # share of memory that is left free
 TIGHT = 0.05  # share of the usable memory; a layout that leaves less of it free is marked
-KEYS = ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage", "recompute")
+KEYS = ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage", "recompute")
 HEADINGS = {  # of the tables; --why takes them, too
     "micro_batch": "mbs",
     "n_micro": "micro-batches",
@@ -66,7 +66,8 @@ def rank(x: Columns, cluster: Calibration, margin: float) -> tuple[np.ndarray, .
 def undominated(x: Columns, used: np.ndarray, order: np.ndarray) -> np.ndarray:
     """The rows of `order` without those that another recompute policy beats in time and in memory:
     with flash attention, selective recomputation recomputes what was never stored."""
-    names = ("tp", "pp", "vpp", "dp", "micro_batch", "zero_stage", "sequence_parallel", "fsdp2")
+    names = ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "zero_stage", "sequence_parallel")
+    names += ("fsdp2",)
     split = zip(*(getattr(x, name)[order].tolist() for name in names), strict=True)
     least: dict[tuple, float] = {}
     kept = []
@@ -77,16 +78,20 @@ def undominated(x: Columns, used: np.ndarray, order: np.ndarray) -> np.ndarray:
     return np.array(kept, int)
 
 
-def seconds_by_term(x: Columns, cluster: Calibration) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """(seconds of each term of a step, (n,); those of tensor-parallel collectives in `compute`)."""
+def seconds_by_term(x: Columns, cluster: Calibration) -> tuple[dict[str, np.ndarray], ...]:
+    """(seconds of each term of a step, (n,); those of tp and of cp messages in `compute`)."""
     machine, c = cluster.machine(int(x.width[0])), cluster.fit.constants
     crowded = crowd(x, cluster)
     terms = {
         name: np.broadcast_to(value, (len(x),)) * crowded
         for name, value in timemodel.terms(x, machine, c).items()
     }
-    collectives = timemodel.tensor_parallel(x, machine, c)
-    return terms, x.n_micro * collectives * x.layers / x.pp * crowded
+    layers = x.n_micro * x.layers / x.pp * crowded
+    messages = {
+        "tensor parallel": layers * timemodel.tensor_parallel(x, machine, c),
+        "context parallel": layers * timemodel.context_parallel(x, machine, c),
+    }
+    return terms, messages
 
 
 def gigabytes_by_part(x: Columns, cluster: Calibration) -> dict[str, float]:
@@ -150,11 +155,11 @@ def rows_of(
     """What is printed of the chosen layouts."""
     limit = usable_bytes(x, cluster, margin)
     x = x.take(chosen)
-    terms, tensor_s = seconds_by_term(x, cluster)
+    terms, messages = seconds_by_term(x, cluster)
     seconds = sum(terms.values())
     low, high = cluster.fit.interval(seconds, x, cluster.machine(int(x.width[0])))
     used = memory.peak(x, cluster.memory)
-    sent = tensor_s + terms["p2p"] + terms["data_parallel"] + terms["embedding"]
+    sent = sum(messages.values()) + terms["p2p"] + terms["data_parallel"] + terms["embedding"]
     found = []
     for i in range(len(x)):
         layout, seq_len, t = x.layout(i), int(x.seq[i]), float(seconds[i])
@@ -189,10 +194,11 @@ def _columns(*keys: str) -> list[Column]:
 
 def table(found: list[dict[str, Any]], notes: list[str], no_mfu: str) -> Table:
     """The ranked table: rows of `rows_of`; `no_mfu`: why they have no MFU, "" where they have."""
+    has_cp = any(row["cp"] > 1 for row in found)
     shown = [
         Column("rank", "#", "d"),
         Column("engine", "engine"),
-        *_columns(*KEYS, "sequence_parallel"),
+        *_columns(*(key for key in KEYS if key != "cp" or has_cp), "sequence_parallel"),
         *SECONDS,
         Column("tflops", "TFLOP/s/GPU", "#.4g"),
         Column("mfu", "MFU", ".1%"),
@@ -231,10 +237,11 @@ def scale(
 
 def scale_table(curve: list[dict[str, Any]], per_gpu: float, network: str) -> Table:
     """Efficiency against GPUs: rows of `scale`; `network`: a line about it."""
+    has_cp = any(row["cp"] > 1 for row in curve)
     shown = [
         Column("gpus", "GPUs", "d"),
         Column("global_batch", "global batch", "d"),
-        *_columns("tp", "pp", "dp", "micro_batch"),
+        *_columns("tp", *["cp"] * has_cp, "pp", "dp", "micro_batch"),
         SECONDS[0],
         Column("tflops", "predicted TFLOP/s/GPU", "#.4g"),
         Column("efficiency", "predicted efficiency", ".1%"),

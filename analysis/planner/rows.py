@@ -60,7 +60,7 @@ class Rows:
     @property
     def in_fp8(self) -> np.ndarray:
         """Rows whose layers' GEMMs run in fp8, bool (n,)."""
-        return self.machine.linear > 0
+        return self.x.fp8
 
     @property
     def has_step_memory(self) -> np.ndarray:
@@ -75,22 +75,19 @@ class Rows:
     def key(self, i: int) -> tuple:
         """A key that rows share when they repeat one run."""
         numbers = tuple(float(getattr(self.x, f.name)[i]) for f in fields(Columns))
-        linear = float(np.ravel(self.machine.linear)[i])
-        return (*numbers, linear, self.cluster_key[i], self.status[i])
+        return (*numbers, self.cluster_key[i], self.status[i])
 
 
-def split_of(x: Columns, i: int) -> dict[str, float]:
-    """The split of row i, for a table; micro_batch may be a fraction."""
-    split = {name: int(getattr(x, name)[i]) for name in ("tp", "pp", "vpp", "dp")}
-    return split | {"micro_batch": float(x.micro_batch[i])}
+def split_of(x: Columns, i: int) -> dict[str, int]:
+    """The split of row i, for a table."""
+    names = ("tp", "cp", "pp", "vpp", "dp", "micro_batch")
+    return {name: int(getattr(x, name)[i]) for name in names}
 
 
 class Settings(NamedTuple):
-    """The settings of one row: what `columns` takes, whether the layers' GEMMs run in fp8, and
-    whether the model's width is a guess."""
+    """The settings of one row: what `columns` takes, and whether the model's width is a guess."""
 
     columns: dict[str, Any]
-    fp8: bool
     guessed: bool
 
 
@@ -106,7 +103,6 @@ def _settings(row: Row) -> Settings:
     """
     _check_counts(row)
     model, guessed = _model(row)
-    precision, fp8 = _precision(row)
     split = _split(row)
     engine, pp = row.text("engine"), split["pp"]
     zero = row.number("zero_stage")
@@ -121,7 +117,7 @@ def _settings(row: Row) -> Settings:
     found = {
         **model,
         **split,
-        **precision,
+        **_precision(row),
         "zero_stage": zero or 0,
         "recompute": _recompute(row),
         "sequence_parallel": _yes(row, "sequence_parallel"),
@@ -130,7 +126,7 @@ def _settings(row: Row) -> Settings:
         "gpus_per_node": row.number("gpus_per_node") or 8,
         "deepspeed": "deepspeed" in engine.lower(),
     }
-    return Settings(found, fp8, guessed)
+    return Settings(found, guessed)
 
 
 def _check_counts(row: Row) -> None:
@@ -177,10 +173,7 @@ def _model(row: Row) -> tuple[dict[str, Any], bool]:
 
 
 def _split(row: Row) -> dict[str, float]:
-    """tp, pp, vpp, dp, micro_batch and n_micro.
-
-    A context-parallel group shares its sequences and reduces its gradients as data-parallel ranks
-    do: cp times as many of those, each with 1/cp of a micro-batch (attention of all of s, too).
+    """tp, cp, pp, vpp, dp, micro_batch and n_micro.
 
     Raises:
         ValueError: they do not give the number of GPUs, or no batch is stated.
@@ -200,14 +193,18 @@ def _split(row: Row) -> dict[str, float]:
         if pp > 1:
             raise ValueError("no global_batch and no gas")
         gas = 1.0
+    if micro % 1:
+        raise ValueError(f"micro_batch would be {micro:g}, no whole number")
     n_micro = max(1.0, round(batch / micro / dp if batch else gas))
     vpp = row.number("vpp") or 1
-    dp, micro = dp * cp, micro / cp
-    return {"tp": tp, "pp": pp, "vpp": vpp, "dp": dp, "micro_batch": micro, "n_micro": n_micro}
+    return {
+        **{"tp": tp, "cp": cp, "pp": pp, "vpp": vpp, "dp": dp},
+        **{"micro_batch": micro, "n_micro": n_micro},
+    }
 
 
-def _precision(row: Row) -> tuple[dict[str, int], bool]:
-    """(bytes of a weight and of an accumulated gradient, whether the GEMMs run in fp8).
+def _precision(row: Row) -> dict[str, Any]:
+    """Bytes of a weight and of an accumulated gradient, and whether the GEMMs run in fp8.
 
     Raises:
         ValueError: the card has no fp8.
@@ -220,7 +217,7 @@ def _precision(row: Row) -> tuple[dict[str, int], bool]:
     grad_width = 4 if fp8 or re.search("bf16|bfloat16", precision) else width  # accumulated so
     if row.text("gradients"):
         grad_width = 4 if re.search("32", row.text("gradients")) else 2
-    return {"width": width, "grad_width": grad_width}, fp8
+    return {"width": width, "grad_width": grad_width, "fp8": fp8}
 
 
 def _recompute(row: Row) -> int:
@@ -242,7 +239,7 @@ def _seconds(row: Row, s: dict[str, Any]) -> float:
     if rate := row.number("tokens_per_s"):
         return tokens / rate
     rate, formula = row.number("tflops"), row.text("tflops_formula")
-    gpus = s["dp"] * s["tp"] * s["pp"]
+    gpus = s["dp"] * s["tp"] * s["cp"] * s["pp"]
     if rate and re.search(r"96|eq\.?3", formula):
         shape = GPTConfig(int(s["layers"]), int(s["hidden"]), 1, int(s["vocab"]), int(s["seq"]))
         return sc21(shape, shape.max_seq_len, recompute=True) * tokens / (rate * 1e12 * gpus)
@@ -266,7 +263,7 @@ def read_rows(paths: list[Path]) -> Rows:
             try:
                 s = _settings(row)
                 where = row.text("gpu_type"), row.text("cluster"), s.columns["gpus_per_node"]
-                machine = machine_of(*where, s.columns["width"], s.fp8)
+                machine = machine_of(*where, s.columns["width"])
             except ValueError as error:
                 left_out.append((name, str(error)))
             else:
@@ -317,7 +314,7 @@ def healthy(rows: Rows) -> np.ndarray:
         if np.isfinite(t[i]) and rows.fit[i] and rows.steady[i]:
             key = (*rows.model[i], int(x.heads[i]), int(x.seq[i]), int(x.tp[i]), int(x.pp[i]))
             key += (int(x.vpp[i]), int(x.dp[i]), int(x.zero_stage[i]) == 3, int(x.recompute[i]))
-            key += (float(rows.machine.linear[i]), rows.cluster[i])
+            key += (int(x.cp[i]), bool(x.fp8[i]), rows.cluster[i])
             groups.setdefault(key, []).append(i)
             same.setdefault(rows.key(i), []).append(i)
     unsteady = {rows.cluster[g[0]] for g in same.values() if t[g].max() > SLOW * t[g].min()}

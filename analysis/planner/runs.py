@@ -30,8 +30,8 @@ def settings_of(record: Record) -> dict[str, Any]:
         raise ValueError(f"no {', '.join(missing)}")
     if not (record.gpus and record.global_batch and record.seq_len):
         raise ValueError("no number of GPUs, global batch or sequence length")
-    tp, pp = record.tp or 1, record.pp or 1
-    dp = record.dp or max(1, record.gpus // (tp * pp))
+    tp, cp, pp = record.tp or 1, record.cp or 1, record.pp or 1
+    dp = record.dp or max(1, record.gpus // (tp * cp * pp))
     micro = record.micro_batch or 1
     if not (precision := record.precision):
         raise ValueError("no precision")
@@ -50,6 +50,7 @@ def settings_of(record: Record) -> dict[str, Any]:
         "vocab": model.get("vocab_size") or 51200,
         "seq": record.seq_len,
         "tp": tp,
+        "cp": cp,
         "pp": pp,
         "vpp": record.vpp or 1,
         "dp": dp,
@@ -61,11 +62,12 @@ def settings_of(record: Record) -> dict[str, Any]:
         "offload": OFFLOAD.index(layout.get("offload") or "none"),
         "width": width,
         "grad_width": 4 if precision in ("bf16", "fp8") else width,
+        "fp8": precision == "fp8",
         "flash": False,
         "gpus_per_node": 8,
         "deepspeed": "deepspeed" in _engine(record),
         "fsdp2": _engine(record) == "fsdp2",
-        "shards": layout.get("fsdp_shard") or dp,
+        "shards": layout.get("fsdp_shard") or dp * cp,
     }
 
 
@@ -92,7 +94,7 @@ def predicted_seconds(records: list[Record], calibration: Calibration) -> list[f
             continue
         where = calibration.columns(_engine(record), settings["tp"], record.gpus)
         x = columns(**settings | where)
-        machine = calibration.machine(settings["width"], record.precision == "fp8")
+        machine = calibration.machine(settings["width"])
         crowd = crowding(record) if calibration.is_host else 1.0
         found.append(float(np.ravel(calibration.fit.seconds(x, machine))[0]) * crowd)
     return found

@@ -1,7 +1,7 @@
 """Every layout of a model on a number of GPUs: each split, micro-batch and policy is one row."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -11,8 +11,8 @@ from models.errors import UsageError
 from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import Columns, columns, possible
 
-WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2}  # bytes of a weight in compute
-SPLIT = ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro")
+WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}  # bytes of a weight in compute
+SPLIT = ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro")
 POLICY = ("recompute", "zero_stage", "sequence_parallel", "fsdp2")
 # ZeRO 2 and 3 run without sequence parallelism and without selective recomputation.
 POLICIES = [
@@ -47,21 +47,26 @@ def space(
     max_tp: int | None = None,
     min_micro: int = 1,
     leave: int = 0,
+    cps: Sequence[int] = (1,),
+    gathers: bool = False,
 ) -> Columns:
     """Every layout of the model on that many GPUs, one row each; impossible ones are left out.
 
-    At most `leave` GPUs stay idle: 10,000 have few divisors, 9,984 have many.
+    At most `leave` GPUs stay idle: 10,000 have few divisors, 9,984 have many. cps: the
+    context-parallel sizes; gathers: as in `Columns`.
 
     Raises:
         UsageError: no split of the GPUs and the batch exists; with the numbers.
     """
-    _check(config, cluster, gpus, global_batch, seq_len)
+    _check(config, cluster, gpus, global_batch, seq_len, cps)
     most_tp = min(max_tp or cluster.gpus_per_node, cluster.gpus_per_node)
-    wholes = (config.n_head, config.ffn_hidden, cluster.gpus_per_node)  # no group over two nodes
+    wholes = (config.n_head, config.kv_heads, config.ffn_hidden)
+    wholes += (cluster.gpus_per_node,)  # no group over two nodes
     tps = [tp for tp in divisors(math.gcd(*wholes)) if tp <= most_tp]
-    splits = list(_splits(config.n_layer, gpus, global_batch, tps, min_micro, leave))
+    shared = [(tp, cp) for tp in tps for cp in cps]
+    splits = list(_splits(config.n_layer, gpus, global_batch, shared, min_micro, leave))
     if not splits:
-        raise UsageError(_no_layout(config, gpus, global_batch, tps, min_micro, leave))
+        raise UsageError(_no_layout(config, gpus, global_batch, shared, min_micro, leave))
     values = np.hstack(
         [np.repeat(splits, len(POLICIES), axis=0), np.tile(POLICIES, (len(splits), 1))]
     )
@@ -70,23 +75,31 @@ def space(
     given |= {
         "seq": seq_len,
         "width": WIDTHS[precision],
-        "grad_width": 4 if precision == "bf16" else WIDTHS[precision],
+        "grad_width": 4 if precision in ("bf16", "fp8") else WIDTHS[precision],
+        "fp8": precision == "fp8",
+        "gathers": gathers,
         "deepspeed": (zero_stage > 1) & (fsdp2 == 0),
     }
     engines = list(map(engine_of, zero_stage, fsdp2))
-    given |= cluster.columns(engines, tp, tp * given["pp"] * given["dp"])
+    given |= cluster.columns(engines, tp, tp * given["cp"] * given["pp"] * given["dp"])
     if flash is not None:
         given["flash"] = flash
     x = columns(config, **given)
     keep = possible(x, config.max_seq_len)
     keep &= ~((x.zero_stage > 1) & (x.pp > 1))  # DeepSpeed: no ZeRO 2 or 3 with its pipeline
+    keep &= ~((x.zero_stage > 1) & ((x.cp > 1) | x.fp8))  # only megatron has these
     keep &= ~(x.fsdp2 & ((x.tp > 1) | (precision == "fp16")))  # the engine has neither
-    keep &= ~((x.zero_stage > 0) & (x.dp == 1))  # nothing to shard over: the same as stage 0
+    keep &= ~((x.zero_stage > 0) & (x.replicas == 1))  # nothing to shard over: as stage 0
     return x.take(keep)
 
 
 def _check(
-    config: GPTConfig, cluster: Calibration, gpus: int, global_batch: int, seq_len: int
+    config: GPTConfig,
+    cluster: Calibration,
+    gpus: int,
+    global_batch: int,
+    seq_len: int,
+    cps: Sequence[int],
 ) -> None:
     """Raises: UsageError: a number that no layout can have."""
     if gpus < 1 or global_batch < 1:
@@ -95,16 +108,25 @@ def _check(
         raise UsageError(f"seq_len {seq_len} exceeds the model's {config.max_seq_len} positions")
     if cluster.max_gpus and gpus > cluster.max_gpus:
         raise UsageError(f"{gpus} GPUs exceed the {cluster.max_gpus} of {cluster.name}")
+    for cp in cps:
+        if cp > 1 and seq_len % (2 * cp):
+            raise UsageError(f"cp {cp} cuts a sequence into {2 * cp} chunks: not one of {seq_len}")
 
 
 def _splits(
-    n_layer: int, gpus: int, global_batch: int, tps: list[int], min_micro: int, leave: int
+    n_layer: int,
+    gpus: int,
+    global_batch: int,
+    shared: list[tuple[int, int]],
+    min_micro: int,
+    leave: int,
 ) -> Iterator[tuple[int, ...]]:
-    """The numbers of SPLIT; dp is the most that divides the batch."""
+    """The numbers of SPLIT; shared: (tp, cp) to try. dp is the most that divides the batch."""
     dps = divisors(global_batch)[::-1]
-    for tp in tps:
+    for tp, cp in shared:
         for pp in divisors(n_layer):
-            most, least = gpus // (tp * pp), -(-(gpus - leave) // (tp * pp))
+            ranks = tp * cp * pp
+            most, least = gpus // ranks, -(-(gpus - leave) // ranks)
             dp = next((dp for dp in dps if dp <= most), 0)
             if dp < max(least, 1):
                 continue
@@ -114,25 +136,33 @@ def _splits(
                     continue
                 for vpp in divisors(n_layer // pp):
                     if vpp == 1 or (pp > 1 and n_micro % pp == 0):
-                        yield tp, pp, vpp, dp, micro, n_micro
+                        yield tp, cp, pp, vpp, dp, micro, n_micro
 
 
 def _no_layout(
-    config: GPTConfig, gpus: int, global_batch: int, tps: list[int], min_micro: int, leave: int
+    config: GPTConfig,
+    gpus: int,
+    global_batch: int,
+    shared: list[tuple[int, int]],
+    min_micro: int,
+    leave: int,
 ) -> str:
     """One line: why no split of the GPUs and the batch exists, and which numbers would do."""
-    most_dp, tp = global_batch // min_micro, max(tps)
+    most_dp, (tp, cp) = global_batch // min_micro, max(shared, key=math.prod)
+    most = f"tp {tp} x cp {cp}" if cp > 1 else f"tp {tp}"
     least = f" with {min_micro} micro-batches or more" if min_micro > 1 else ""
     if not most_dp:
         return f"a global batch of {global_batch} has no {min_micro} micro-batches"
-    if gpus - leave > tp * config.n_layer * most_dp:
+    if gpus - leave > tp * cp * config.n_layer * most_dp:
         return (
-            f"{gpus} GPUs are too many for a global batch of {global_batch}{least}: at most tp"
-            f" {tp} x pp {config.n_layer} (the layers) x dp {most_dp} ="
-            f" {tp * config.n_layer * most_dp}"
+            f"{gpus} GPUs are too many for a global batch of {global_batch}{least}: at most {most}"
+            f" x pp {config.n_layer} (the layers) x dp {most_dp} ="
+            f" {tp * cp * config.n_layer * most_dp}"
         )
-    splits = [tp * pp for tp in tps for pp in divisors(config.n_layer)]
+    splits = [tp * cp * pp for tp, cp in shared for pp in divisors(config.n_layer)]
     dps = sorted({gpus // split for split in splits if gpus % split == 0})
+    if not dps:
+        return f"no layout of {gpus} GPUs: no tp x cp x pp divides them; other --cp, or --leave N"
     batches = [dp * max(global_batch // dp + more, min_micro) for dp in dps for more in (0, 1)]
     near = sorted(set(batches), key=lambda batch: abs(batch - global_batch))[:2]
     shown = ", ".join(map(str, dps if len(dps) < 8 else [*dps[:3], "...", *dps[-2:]]))

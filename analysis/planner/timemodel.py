@@ -5,7 +5,8 @@ x is a `Columns`, c a `Constants`-like dict of floats (at most 15, `NAMES`), mac
 heads of size d, V vocabulary, L layers. Times are seconds, sizes bytes, rates bytes/s and FLOP/s.
 
 Sources: [N] Narayanan et al. SC'21, arXiv 2104.04473. [K] Korthikanti et al. 2022, arXiv
-2205.05198. [R] Rajbhandari et al. 2020 (ZeRO), arXiv 1910.02054.
+2205.05198. [R] Rajbhandari et al. 2020 (ZeRO), arXiv 1910.02054. [L] Liu et al. 2023 (Ring
+Attention), arXiv 2310.01889. [G] Grattafiori et al. 2024 (Llama 3), arXiv 2407.21783.
 """
 
 from dataclasses import dataclass, fields
@@ -13,7 +14,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from models.gpus import network_rate, planning_gpu
-from models.memory import params, stage_layers
+from models.memory import keys_and_values, params, stage_layers
 from parallel.config.layout_arrays import Array, Columns
 
 FULL = 2
@@ -33,8 +34,8 @@ class Machine:
     """What a GPU and its links are, from data sheets: FLOP/s and bytes/s per GPU, or per node.
 
     mesh: GPUs of a node are wired pairwise (V100), so that n of N GPUs own (n-1)/(N-1) of the
-    links; False for a switch. cores: of a host CPU whose ranks share them. linear: FLOP/s of the
-    layers' GEMMs in fp8, 0 where they are not. Fields are arrays (n,) or scalars.
+    links; False for a switch. cores: of a host CPU whose ranks share them. fp8: FLOP/s of GEMMs in
+    fp8, 0 where there is none. Fields are arrays (n,) or scalars.
     """
 
     peak: Array | float
@@ -43,7 +44,7 @@ class Machine:
     network: Array | float
     mesh: Array | bool = False
     cores: Array | float = np.inf
-    linear: Array | float = 0.0
+    fp8: Array | float = 0.0
 
     def take(self, chosen: Array) -> "Machine":
         """The rows that an index chooses, of fields that are arrays."""
@@ -60,7 +61,7 @@ class Machine:
 
 
 def machine_of(
-    gpu: str | None, cluster: str | None, gpus_per_node: float, width: int = 2, fp8: bool = False
+    gpu: str | None, cluster: str | None, gpus_per_node: float, width: int = 2
 ) -> Machine:
     """The machine of a card by name; the network's rate is the one that the cluster's description
     states, else the card's.
@@ -72,10 +73,10 @@ def machine_of(
     peak = card.peaks["fp16"]
     if width == 4:
         peak = card.peaks.get("tf32", card.peaks.get("fp32", peak / 8))
-    linear = card.peaks.get("fp8", 0.0) if fp8 else 0.0
     network = network_rate(cluster, gpus_per_node) or card.network * float(gpus_per_node)
     mesh = card.mesh and gpus_per_node <= 8  # sixteen V100s are a DGX-2, which has a switch
-    return Machine(peak * 1e12, card.memory_rate, card.link, network, mesh, linear=linear * 1e12)
+    fp8 = card.peaks.get("fp8", 0.0) * 1e12
+    return Machine(peak * 1e12, card.memory_rate, card.link, network, mesh, fp8=fp8)
 
 
 def passes(x: Columns) -> Array:
@@ -98,8 +99,8 @@ def _gemm(m: Array, n: Array, k: Array, peak: Array, c: dict) -> Array:
 
 def gemms(x: Columns, machine: Machine, c: dict) -> Array:
     """The four GEMMs of a layer, forward, one micro-batch: QKV, projection, MLP up and down."""
-    m = x.micro_batch * x.seq
-    peak = np.maximum(machine.peak, machine.linear)  # only the layers' GEMMs run in fp8
+    m = x.tokens
+    peak = np.where(x.fp8, np.maximum(machine.peak, machine.fp8), machine.peak)
     qkv = x.head_dim * (x.heads + 2 * x.kv_heads) / x.tp
     h, up = x.hidden, x.ffn * (1 + x.glu) / x.tp
     return (
@@ -112,12 +113,12 @@ def gemms(x: Columns, machine: Machine, c: dict) -> Array:
 
 def attention(x: Columns, machine: Machine, c: dict) -> Array:
     """Scores and context of a layer, forward: 4 b s^2 a d FLOPs [N eq. 2]. Flash attention skips
-    the masked half. Without it, passes over the b a s^2 scores are added (write, softmax,
-    dropout)."""
-    b, s = x.micro_batch, x.seq
-    flops = 4.0 * b * s * s * x.heads * x.head_dim / x.tp * np.where(x.flash, 0.5, 1.0)
+    the masked half. Without it, passes over the b a s^2 scores are added (write, softmax, dropout).
+    """
+    pairs = x.tokens * x.seq * x.heads / x.tp
+    flops = 4.0 * pairs * x.head_dim * np.where(x.flash, 0.5, 1.0)
     crooked = x.head_dim % 8 != 0
-    scores = np.where(x.flash, 0.0, 6.5 * x.width) * b * s * s * x.heads / x.tp
+    scores = np.where(x.flash, 0.0, 6.5 * x.width) * pairs
     return flops / (machine.peak * c["attn"]) * (1 + crooked * c["align"]) + scores / (
         machine.memory_rate * c["mem"]
     )
@@ -126,7 +127,7 @@ def attention(x: Columns, machine: Machine, c: dict) -> Array:
 def elementwise(x: Columns, machine: Machine, c: dict) -> Array:
     """Bytes moved by one layer, forward, over the memory rate: norms, dropouts and residuals (whole
     on every rank unless sequence-parallel [K]), GELU, biases and transposes (split by tp)."""
-    sbh = x.micro_batch * x.seq * x.hidden * x.width
+    sbh = x.tokens * x.hidden * x.width
     whole = 13.0 * sbh / np.where(x.sequence_parallel, x.tp, 1)
     split = (6.0 + 8.0 * x.ffn * (1 + 0.5 * x.glu) / (4.0 * x.hidden)) * sbh / x.tp
     return (whole + split) / (machine.memory_rate * c["mem"])
@@ -162,8 +163,28 @@ def tensor_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     backward [N 2.3], again in recomputation; with sequence parallelism the same bytes as
     all-gather and reduce-scatter [K 4.2]. Ring: 2 (n-1)/n of the bytes."""
     n_all_reduce = np.where(x.recompute == FULL, 6.0, 4.0)
-    size = 1.0 * x.micro_batch * x.seq * x.hidden * x.width
+    size = 1.0 * x.tokens * x.hidden * x.width
     return n_all_reduce * all_reduce(x.tp, size, x.gpus_per_node, machine, c) * (x.tp > 1)
+
+
+def context_parallel(x: Columns, machine: Machine, c: dict) -> Array:
+    """Seconds of a layer, all passes, in which its keys and values travel between the cp ranks.
+
+    Each rank receives (cp-1)/cp of the whole sequence's in forward and again in backward, which
+    sends as many bytes of their gradients, too; recomputation is one more pass. In a ring [L]
+    (Megatron-LM's p2p) a part travels while attention works on the one before, so that only what
+    takes longer is added. An all-gather [G 3.3.2] ends before attention begins.
+    """
+    n = x.cp
+    together = np.clip(x.gpus_per_node // x.tp, 1, n)  # ranks of the group that share a node
+    share = together / np.minimum(x.gpus_per_node, x.gpus)  # of a node's network, beside the others
+    within = inside_rate(x.tp * n, x.gpus_per_node, machine, c)
+    outside = np.minimum(within, outside_rate(n / together, machine, c) * share)
+    rate = np.where(together < n, outside, within)
+    wait = np.where(x.gathers, latency(n, c), (n - 1) * c["latency"])
+    sent = wait + (n - 1) / n * keys_and_values(x) / rate
+    hidden = np.where(x.gathers, 0.0, (n - 1) / n * attention(x, machine, c))
+    return np.where(x.recompute > 0, 4.0, 3.0) * np.maximum(sent - hidden, 0.0) * (n > 1)
 
 
 def fused_softmax(x: Columns) -> Array:
@@ -184,14 +205,14 @@ def layer(x: Columns, machine: Machine, c: dict) -> Array:
     core = attention(x, machine, c)
     gpu = passes(x) * (gemms(x, machine, c) + elementwise(x, machine, c))
     gpu = gpu + np.where(x.recompute > 0, 4.0, 3.0) * core
-    gpu = gpu + tensor_parallel(x, machine, c)
+    gpu = gpu + tensor_parallel(x, machine, c) + context_parallel(x, machine, c)
     gpu = gpu + c["gap"] * passes(x)  # kernels start and drain one by one
     return (gpu**SHARPNESS + launch(x, c) ** SHARPNESS) ** (1 / SHARPNESS)
 
 
 def logits(x: Columns, machine: Machine, c: dict) -> Array:
     """The output layer and the loss of one micro-batch, forward and backward: never recomputed."""
-    m = x.micro_batch * x.seq
+    m = x.tokens
     gemm = 3.0 * _gemm(m, np.ceil(x.vocab / x.tp / 128) * 128, x.hidden, machine.peak, c)
     loss = 60.0 * m * x.vocab / x.tp / (machine.memory_rate * c["mem"])  # fp32, about ten passes
     return (gemm + loss) * c["head"]
@@ -211,7 +232,7 @@ def p2p(x: Columns, machine: Machine, c: dict) -> Array:
 
     Every GPU of a node sends at once, so each has its share of the node's network.
     """
-    volume = 2.0 * x.micro_batch * x.seq * x.hidden * x.width
+    volume = 2.0 * x.tokens * x.hidden * x.width
     scattered = x.sequence_parallel | ~x.deepspeed  # Megatron's scatter-gather [N 4.1]
     volume = volume / np.where(scattered, x.tp, 1)
     inside = x.gpus <= x.gpus_per_node
@@ -226,36 +247,40 @@ def parameters(x: Columns) -> Array:
 
 
 def ring_rate(x: Columns, machine: Machine, c: dict) -> Array:
-    """Bytes/s of one data-parallel ring.
+    """Bytes/s of one ring of the ranks that hold the same parameters.
 
     Inside a node it has the links' rate. Beyond a node it shares the network with the rings beside
     it. One ring alone does not fill all adapters (hence the square root). A ring over more nodes is
     slower, by the power -0.3: Jean Zay's all-reduce went from 10.6 to 6.9 GB/s between 4 and 16
     nodes, and ZeRO-3's gathers on Selene slowed by 1.6 between 48 and 280.
     """
-    inside = x.tp * x.dp <= x.gpus_per_node
-    together = np.clip(x.gpus_per_node // x.tp, 1, x.dp)  # ranks of the group that share a node
+    inside = x.tp * x.replicas <= x.gpus_per_node
+    together = np.clip(
+        x.gpus_per_node // x.tp, 1, x.replicas
+    )  # ranks of the group that share a node
     alone = np.sqrt(together / np.minimum(x.gpus_per_node, x.gpus))
-    rate = outside_rate(x.dp / together, machine, c) * alone
-    within = inside_rate(x.tp * x.dp, x.gpus_per_node, machine, c)
+    rate = outside_rate(x.replicas / together, machine, c) * alone
+    within = inside_rate(x.tp * x.replicas, x.gpus_per_node, machine, c)
     return np.where(inside, within, np.minimum(rate, within))
 
 
 def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
-    """Seconds that the gradients' all-reduce (ring, 2 (n-1)/n), or ZeRO's reduce-scatter and
-    all-gathers [R 7], adds after overlap. ZeRO-3 gathers the weights in forward and in backward of
-    every micro-batch. FSDP2 reduces once a step, and at stage 2 gathers once a step."""
-    share = (x.dp - 1) / x.dp * parameters(x)
+    """Seconds that the gradients' all-reduce over the n ranks of dp and cp (ring, 2 (n-1)/n), or
+    ZeRO's reduce-scatter and all-gathers [R 7], adds after overlap. ZeRO-3 gathers the weights in
+    forward and in backward of every micro-batch. FSDP2 reduces once a step, and at stage 2 gathers
+    once a step."""
+    n = x.replicas
+    share = (n - 1) / n * parameters(x)
     grads = 2.0 * share * x.grad_width
     gathers = np.where(x.deepspeed & (x.zero_stage > 0), share * x.width, 0.0)
     rate = ring_rate(x, machine, c)
     # DeepSpeed's stage 2 cannot accumulate whole gradients: it reduces every micro-batch.
     times = np.where(x.zero_stage == 2, x.n_micro, 1)
     once = (grads * times + gathers) / rate * c["exposed"]
-    calls = 3.0 * x.n_micro * x.layers * (x.dp > 1) * latency(x.dp, c)
+    calls = 3.0 * x.n_micro * x.layers * (n > 1) * latency(n, c)
     zero3 = calls + share * (2.0 * x.width + x.grad_width) / rate * x.n_micro * c["exposed"]
     rounds = np.where(x.zero_stage == 3, 2.0 * x.n_micro, 1.0)  # FSDP2's all-gathers of a layer
-    fsdp2 = (rounds + 1.0) * x.layers * (x.dp > 1) * latency(x.dp, c)
+    fsdp2 = (rounds + 1.0) * x.layers * (n > 1) * latency(n, c)
     fsdp2 = fsdp2 + share * (rounds * x.width + x.grad_width) / rate * c["exposed"]
     return np.select([x.fsdp2, x.zero_stage == 3], [fsdp2, zero3], once)
 
@@ -270,7 +295,7 @@ def tied_embedding(x: Columns, machine: Machine, c: dict) -> Array:
 def optimizer(x: Columns, machine: Machine, c: dict) -> Array:
     """Adam over the rank's parameters, memory-bound (about 30 bytes each), and the fixed cost of a
     step: gradient norm, scaler, logging."""
-    shards = np.where(x.zero_stage > 0, x.dp, 1)
+    shards = np.where(x.zero_stage > 0, x.replicas, 1)
     move = 30.0 * parameters(x) / shards / (machine.memory_rate * c["mem"])
     host = 30.0 * parameters(x) / shards / HOST_RATE * (x.offload > 0)
     return move + host + c["step"]

@@ -262,7 +262,7 @@ def _percent(value: float | None) -> str:
 def error_columns(unit: str) -> list[Column]:
     """The columns of a row's split, its measured and predicted value in `unit`, and the error."""
     return [
-        *(Column(k, k, "g") for k in ("tp", "pp", "vpp", "dp", "micro_batch")),
+        *(Column(k, k, "g") for k in ("tp", "cp", "pp", "vpp", "dp", "micro_batch")),
         Column(f"measured_{unit}", f"measured {unit}", ".4g"),
         Column(f"predicted_{unit}", f"predicted {unit}", ".4g"),
         Column("error", "error", "+.1%"),

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from parallel.config.settings import RunSpec
 
 Array = np.ndarray
-FLAGS = ("glu", "untied", "qk_norm", "sequence_parallel", "flash", "deepspeed", "fsdp2")
+FLAGS = ("glu", "untied", "qk_norm", "gathers", "sequence_parallel", "fp8", "flash")
+FLAGS += ("deepspeed", "fsdp2")
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,12 @@ class Columns:
     glu: the feed-forward has a gate. untied: the output layer is not the word embedding. qk_norm:
     queries and keys have norms. dropout: backward needs its masks. recompute and offload count as
     their position in `RECOMPUTE` and `OFFLOAD`. width is the bytes of a weight in compute (2 or 4),
-    grad_width those of an accumulated gradient. flash: attention is one kernel that never stores
-    its s x s scores. deepspeed: DeepSpeed's engine runs the step, not Megatron's or PyTorch's;
-    fsdp2: PyTorch's FSDP2 does, over groups of `shards` dp ranks (by default all). slower: the
-    micro-batches take a fit's factor `engine` longer (by default DeepSpeed's). micro_batch is a
-    fraction where the ranks of a context-parallel group share a sequence; each of them counts as a
-    data-parallel rank.
+    grad_width those of an accumulated gradient. fp8: the layers' GEMMs run in fp8. flash: attention
+    is one kernel that never stores its s x s scores. deepspeed: DeepSpeed's engine runs the step,
+    not Megatron's or PyTorch's; fsdp2: PyTorch's FSDP2 does. slower: the micro-batches take a fit's
+    factor `engine` longer (by default DeepSpeed's). cp ranks share a sequence; gathers: attention
+    gathers the keys and values of all of them before it begins, else they travel in a ring. shards:
+    ranks that ZeRO and FSDP2 cut one copy of the state over (by default dp x cp).
     """
 
     layers: Array
@@ -47,6 +48,8 @@ class Columns:
     vocab: Array
     seq: Array
     tp: Array
+    cp: Array
+    gathers: Array
     pp: Array
     vpp: Array
     dp: Array
@@ -58,6 +61,7 @@ class Columns:
     offload: Array
     width: Array
     grad_width: Array
+    fp8: Array
     flash: Array
     gpus_per_node: Array
     deepspeed: Array
@@ -74,7 +78,17 @@ class Columns:
 
     @property
     def gpus(self) -> Array:
-        return self.tp * self.pp * self.dp
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def replicas(self) -> Array:
+        """Ranks that hold the same parameters and add up their gradients."""
+        return self.cp * self.dp
+
+    @property
+    def tokens(self) -> Array:
+        """Tokens of a micro-batch on one rank, before sequence parallelism."""
+        return self.micro_batch * self.seq / self.cp
 
     @property
     def global_batch(self) -> Array:
@@ -87,10 +101,10 @@ class Columns:
 
     def layout(self, i: int) -> Layout:
         """Row i as one Layout."""
-        sizes = ("dp", "tp", "pp", "vpp", "micro_batch", "n_micro", "zero_stage")
+        sizes = ("dp", "tp", "cp", "pp", "vpp", "micro_batch", "n_micro", "zero_stage")
         return Layout(
             **{name: int(getattr(self, name)[i]) for name in sizes},
-            fsdp_shard=int(self.shards[i]) if self.shards[i] < self.dp[i] else None,
+            fsdp_shard=int(self.shards[i]) if self.shards[i] < self.replicas[i] else None,
             sequence_parallel=bool(self.sequence_parallel[i]),
             recompute=RECOMPUTE[self.recompute[i]],
             offload=OFFLOAD[self.offload[i]],
@@ -118,7 +132,7 @@ def columns(config: GPTConfig | None = None, **given: object) -> Columns:
             "vocab": config.vocab_size,
             "seq": config.max_seq_len,
         }
-    usual = {name: 1 for name in ("tp", "pp", "vpp", "dp", "micro_batch", "n_micro")}
+    usual = {name: 1 for name in ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro")}
     usual |= {name: 0 for name in ("zero_stage", "recompute", "offload")}
     usual |= dict.fromkeys(FLAGS, False) | {"width": 2, "gpus_per_node": 8}
     values = usual | sizes | given
@@ -128,13 +142,12 @@ def columns(config: GPTConfig | None = None, **given: object) -> Columns:
     values.setdefault("dropout", ~np.asarray(values["glu"], bool))
     values.setdefault("grad_width", values["width"])
     values.setdefault("slower", values["deepspeed"])
-    values.setdefault("shards", values["dp"])
+    values.setdefault("shards", np.asarray(values["dp"]) * values["cp"])
     names = [f.name for f in fields(Columns)]
     if unknown := set(values) - set(names):
         raise TypeError(f"no such columns: {sorted(unknown)}")
     arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(values[n])) for n in names))
     kinds = dict.fromkeys((*FLAGS, "dropout", "slower"), bool) | {"head_dim": float}
-    kinds["micro_batch"] = arrays[names.index("micro_batch")].dtype
     return Columns(
         **{
             name: array.astype(kinds.get(name, np.int64))
@@ -147,16 +160,15 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
     """A run's settings as one row; other columns (the machine's) are given or as usual."""
     layout = spec.layout
     width = 4 if spec.precision == "fp32" else 2
-    sizes = ("tp", "pp", "vpp", "n_micro", "zero_stage", "sequence_parallel")
-    settings = {name: getattr(layout, name) for name in sizes} | {
-        "dp": layout.dp * layout.cp,
+    sizes = ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage")
+    settings = {name: getattr(layout, name) for name in (*sizes, "sequence_parallel")} | {
         "shards": layout.shards * layout.cp,
-        "micro_batch": layout.micro_batch / layout.cp if layout.cp > 1 else layout.micro_batch,
         "seq": spec.seq_len,
         "recompute": RECOMPUTE.index(layout.recompute),
         "offload": OFFLOAD.index(layout.offload),
         "width": width,
         "grad_width": 4 if spec.precision in ("bf16", "fp8") else width,
+        "fp8": spec.precision == "fp8",
         "deepspeed": spec.engine.startswith("deepspeed"),
         "fsdp2": spec.engine == "fsdp2",
     }
@@ -172,9 +184,13 @@ def possible(x: Columns, max_seq_len: Array | int | None = None) -> Array:
     bad = (x.heads % x.tp != 0) | (x.kv_heads % x.tp != 0) | (x.ffn % x.tp != 0)
     bad |= x.layers % (x.pp * x.vpp) != 0
     bad |= (x.vpp > 1) & ((x.pp < 2) | (x.n_micro % x.pp != 0))
-    bad |= x.sequence_parallel & ((x.tp < 2) | (x.seq % x.tp != 0))
+    bad |= (x.cp > 1) & (x.seq % (2 * x.cp) != 0)
+    bad |= x.sequence_parallel & ((x.tp < 2) | (x.seq // x.cp % x.tp != 0))
     bad |= x.seq > limit
     bad |= (x.offload == OFFLOAD.index("all")) & (x.zero_stage != 3)
     bad |= (x.offload == OFFLOAD.index("optimizer")) & (x.zero_stage < 1)
     bad |= x.tp > x.gpus_per_node
+    head, part = x.head_dim / x.tp, np.where(x.sequence_parallel, x.tp, 1)
+    sides = (x.hidden, x.heads * head, x.kv_heads * head, x.ffn / x.tp, x.tokens / part)
+    bad |= x.fp8 & np.any([side % 16 != 0 for side in sides], axis=0)  # what cuBLAS takes
     return ~bad
