@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import warnings
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +44,9 @@ def spec_of(name: str, out: Path, tokens: str) -> RunSpec:
         chosen[key] = int(value) if value.isdigit() else {"true": True}.get(value, value)
     folder = str(out / name.replace(":", "-").replace(",", "-").replace("=", ""))
     chosen |= {"save_interval": 2, "save": folder, "keep_last": 0}
+    if "cp" in chosen:  # Transformer Engine, not used here, has no fp32 with cp
+        spec = resolve(("test", chosen | {"precision": "bf16"}), gpus=dist.get_world_size())
+        return replace(spec, precision="fp32")
     return resolve(("test", chosen), gpus=dist.get_world_size())
 
 

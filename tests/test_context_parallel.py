@@ -11,9 +11,10 @@ from tests.test_checkpoints_resume import work
 
 pytestmark = pytest.mark.slow
 
-GPT2 = ("cp=4", "cp=2,tp=2", "cp=2,pp=2", "cp=2,zero_stage=1")
+LLAMA = "position=rope,norm=rmsnorm,activation=swiglu,n_kv_head=2"
+GPT2 = ("ddp", *(f"megatron:{split}" for split in ("cp=4", "cp=2,pp=2", "cp=2,zero_stage=1")))
 # The first of each trains without cp.
-MODELS = {"gpt2": ("ddp", *(f"megatron:{split}" for split in GPT2))}
+MODELS = {"gpt2": GPT2, "llama": (f"ddp:{LLAMA}", f"megatron:cp=2,tp=2,{LLAMA}")}
 SPLITS = [(model, name) for model, names in MODELS.items() for name in names[1:]]
 
 
@@ -45,7 +46,7 @@ def test_checkpoints_of_ranks_that_share_a_sequence_are_whole(model, name, train
         assert abs(from_cp[0] - theirs[0]) <= 2e-4
 
 
-@pytest.mark.parametrize("flags", [("--cp", "2"), ("--precision", "fp8")])
+@pytest.mark.parametrize("flags", [("--cp", "2", "--precision", "bf16"), ("--precision", "fp8")])
 def test_without_a_gpu_both_are_refused_before_anything_starts(flags, tokens, tmp_path):
     out = tmp_path / "run"
     flags = ("--engine", "megatron", *flags, "--data", str(tokens), "--out", str(out))

@@ -14,7 +14,7 @@ from parallel.config.settings import RunSpec, resolve
 from parallel.config.study import load_study
 from tests.fixture_runs import facts, write
 
-LLAMA = {"engine": "megatron", "preset": "llama3-8b", "gpus": 16}
+LLAMA = {"engine": "megatron", "preset": "llama3-8b", "gpus": 16, "precision": "bf16"}
 
 
 def check(capsys, *flags: str) -> tuple[int, str]:
@@ -39,6 +39,7 @@ def test_a_gpu_cluster_takes_both(capsys):
         (("--cp", "2", "--cluster", "local-test"), "cp 2 needs a GPU, and local-test gives none"),
         (("--precision", "fp8", "--cluster", "dgx-a100"), "the A100 of dgx-a100 has no fp8"),
         (("--cp", "2", "--device", "cpu"), "cp 2 needs Transformer Engine, and so a GPU"),
+        (("--cp", "2", "--precision", "fp32"), "cp 2 needs precision bf16, fp16 or fp8, not fp32"),
         (("--cp", "2", "--kernels", "torch"), "cp 2 needs kernels te, not torch"),
         (
             ("--cp", "2", "--precision", "fp8", "--kernels", "apex"),

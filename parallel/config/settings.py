@@ -293,6 +293,8 @@ class RunSpec:
             problems.append(f"{self.te_alone} needs Transformer Engine, and so a GPU")
         elif self.te_alone and self.kernels not in ("auto", "te"):
             problems.append(f"{self.te_alone} needs kernels te, not {self.kernels}")
+        if self.cp > 1 and self.precision == "fp32":
+            problems.append(f"cp {self.cp} needs precision bf16, fp16 or fp8, not fp32")
         if self.precision == "fp8":
             problems += _fp8_problems(self)
         if self.breakdown and self.cp > 1:
