@@ -19,6 +19,7 @@ them is written by this command and by nobody else. NAME is one of
     audit PATH...                                     what is wrong with published tables
     file PATH                                         a Markdown table that a benchmark wrote
     jeanzay FIRST-LAST                                published rows of these lines, recomputed
+    real-logs                                         published logs, read
     repeats | checkpoints | big-purple | t4 | bucket-ab | epochs | phases | sc21-days | sc21-weak
 
 Paths are relative to the repository. `--check` writes nothing and exits 1 when a file is stale.
@@ -160,6 +161,7 @@ REPORTS: dict[str, Callable[[list[str]], str]] = {
     "audit": _audit,
     "file": _file,
     "jeanzay": _jean_zay,
+    "real-logs": _published("real_logs"),
     "repeats": _published("repeats"),
     "checkpoints": _published("checkpoints"),
     "big-purple": _published("big_purple"),

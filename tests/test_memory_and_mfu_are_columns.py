@@ -58,7 +58,8 @@ def test_a_log_that_states_nothing_names_every_missing_fact_and_the_flag_that_gi
         "tokens_per_s": "the log does not state global batch (--global-batch), sequence length"
         " (--seq-len)",
         "tflops": "the log does not state n_layer (--n-layer), hidden (--hidden), vocab_size"
-        " (--vocab-size), GPUs (--gpus), sequence length (--seq-len)",
+        " (--vocab-size), GPUs (--gpus), global batch (--global-batch), sequence length"
+        " (--seq-len)",
         "mfu": "TFLOP/s is unknown",
         "speedup": "no baseline (--baseline NAME)",
         "efficiency": "no baseline (--baseline NAME)",

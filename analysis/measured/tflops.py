@@ -35,7 +35,7 @@ from parallel.record.reader import read_run
 
 # What the rows have beside the keys of `verdict.summary`; `--format json` prints them, too.
 ADDED = ("run", "origin", "peak_gb", "convention", "tflops", "mfu", "speedup", "efficiency")
-ADDED = (*ADDED, "parity", "missing")
+ADDED = (*ADDED, "parity", "missing", "printed_by", "printed_error")
 
 
 def _baseline_of(record: Record, records: list[Record]) -> tuple[Record | None, str]:
@@ -121,13 +121,16 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
         else:
             tflops, used, why = throughput.best_tflops_per_gpu(record, tokens_per_s)
         if tflops is None:
-            missing["tflops"] = why
+            no_rate = missing.get("tokens_per_s", "")
+            both = [why, no_rate if no_rate == throughput.NO_RATE or not why else ""]
+            missing["tflops"] = "; ".join(filter(None, both))
         elif why:
             doubts.append(f"TFLOP/s: {_USED[used]}, for {why}")
     utilisation, why = throughput.utilisation(record, tflops, used)
     if utilisation is None:
         missing["mfu"] = why
     doubts += throughput.above_peak(record, tflops, used)
+    printed_by, printed_error = throughput.beside_printed(record)
     return {
         **found,
         "run": name_of(record),
@@ -139,6 +142,8 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
         "peak_gb": throughput.peak_gb(record),
         "speedup": None,
         "efficiency": None,
+        "printed_by": printed_by,
+        "printed_error": printed_error,
         "missing": missing,
         "unfit": unfit,
         "reasons": found["reasons"] + [CHANGED] * is_changed(record) + doubts,
@@ -233,6 +238,8 @@ def table(
         Column("tflops", f"TFLOP/s/GPU ({one})" if one else "TFLOP/s/GPU", ".3g"),
         *[Column("convention", "convention")] * (one is None),
         Column("printed_tflops", "printed", ".3g", seldom=True),
+        Column("printed_by", "printed by", seldom=True),
+        Column("printed_error", "ours by that", "+.1%", seldom=True),
         Column("peak_gb", "peak GB", ".3g"),
         Column("mfu", "MFU", ".1%"),
         Column("speedup", "speedup", ".2f"),

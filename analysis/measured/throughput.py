@@ -26,9 +26,18 @@ def _asked(names: Iterable[str]) -> str:
     return f"the log does not state {', '.join(said)}"
 
 
+def _for_tokens(record: Record) -> list[str]:
+    """What tokens/s need beside a time or samples/s, where the log does not state it."""
+    rates = (record.samples_per_s, record.tokens_per_s)
+    rate = any(np.isfinite(rate).any() for rate in rates)
+    rate = rate or not {"samples_per_s", "tokens_per_s"}.isdisjoint(record.totals)
+    needed = ["seq_len"] if rate else ["global_batch", "seq_len"]
+    return [name for name in needed if not getattr(record, name)]
+
+
 def _open(record: Record) -> list[str]:
-    """What FLOPs per GPU need beside the model, where the log does not state it."""
-    return [name for name in ("gpus", "seq_len") if not getattr(record, name)]
+    """What TFLOP/s per GPU need beside the model, where the log does not state it."""
+    return ["gpus"] * (not record.gpus) + _for_tokens(record)
 
 
 def config_of(record: Record) -> tuple[GPTConfig | None, str]:
@@ -89,7 +98,7 @@ def tflops_per_gpu(
     if not record.gpus:
         return None, _asked(_open(record))
     if not tokens_per_s:
-        return None, "tokens/s is unknown"
+        return None, ""  # `tokens_missing` says why
     return flops * tokens_per_s / (record.gpus * 1e12), ""
 
 
@@ -114,14 +123,45 @@ def best_tflops_per_gpu(
     return None, DEFAULT_CONVENTION, why
 
 
+# What a format's tool prints; of several, the log's numbers decide.
+_PRINTED_BY = {
+    "Megatron-LM": ("megatron", "megatron-full"),
+    "NeMo": ("megatron", "megatron-full"),
+    "Megatron-DeepSpeed": ("sc21",),
+    "GPT-NeoX": ("sc21",),
+    "torchtitan": ("palm",),
+    "nanoGPT": ("palm",),
+    "nanotron": ("megatron-full",),
+}
+
+
+def beside_printed(record: Record) -> tuple[str | None, float | None]:
+    """(the convention of the TFLOP/s that the log prints, ours by it over the printed, less one).
+
+    The median over the log's entries. None where it prints none or the model is not known.
+    """
+    batch = (record.global_batch or 0) * (record.seq_len or 0)
+    if len(record.tflops) != len(record.step_s):
+        return None, None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = batch / (record.step_s * (record.gpus or np.nan) * 1e12) / record.tflops
+    rate = rate[np.isfinite(rate) & (rate > 0)]
+    found: list[tuple[float, str]] = []
+    for convention in _PRINTED_BY.get(record.format, ()) if len(rate) else ():
+        flops, _ = per_token(record, convention)
+        if flops is not None:
+            found.append((float(np.median(rate)) * flops - 1, convention))
+    error, convention = min(found, key=lambda pair: abs(pair[0]), default=(None, None))
+    return convention, error
+
+
+NO_RATE = "the log has neither a step time nor a rate"
+
+
 def tokens_missing(record: Record, timed: bool) -> str:
     """Why tokens/s is unknown."""
     rate = np.isfinite(record.samples_per_s).any() or "samples_per_s" in record.totals
-    needed = ["seq_len"] if rate else ["global_batch", "seq_len"]
-    absent = [name for name in needed if getattr(record, name) is None]
-    if absent and (timed or rate):
-        return _asked(absent)
-    return "the log has neither a step time nor a rate"
+    return _asked(_for_tokens(record)) if (timed or rate) and _for_tokens(record) else NO_RATE
 
 
 def utilisation(record: Record, tflops: float | None, convention: str) -> tuple[float | None, str]:

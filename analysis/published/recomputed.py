@@ -36,6 +36,7 @@ FOLDER = ROOT / "logs" / "published"
 JEAN_ZAY = "seed003_jeanzay_v100.csv"
 DATA_PARALLEL = "gpt2_data_parallel.csv"
 EPOCHS = "gpt_epochs.csv"
+REAL_LOGS = "real_logs.csv"
 CHECKPOINTS = "seed003_checkpoint_save.csv"
 BIG_PURPLE = "big-purple-v100"  # of slurm/clusters.toml
 SC21 = ("narayanan_sc21_table1.csv", "narayanan_sc21_table2.csv")
@@ -123,6 +124,35 @@ def _big_purple_row(row: Row) -> dict[str, Any]:
         "predicted_s": predicted_s,
         "predicted_error": predictions.error(predicted_s, step_s),
     }
+
+
+def real_logs() -> Table:
+    """What published logs print beside what is computed from them (benchmarks/published_logs.py).
+
+    `ours by that`: TFLOP/s by the convention in `printed by` over the printed, less one, the median
+    of the log's entries.
+    """
+    columns = [
+        Column("log", "log"),
+        Column("gpus", "GPUs", "d"),
+        Column("tflops", "TFLOP/s/GPU", ".4g"),
+        Column("convention", "convention"),
+        Column("printed_tflops", "printed", ".4g"),
+        Column("printed_by", "printed by"),
+        Column("printed_error", "ours by that", "+.1%"),
+        Column("why", "why"),
+    ]
+    source = _rows(REAL_LOGS)
+    found = [
+        {c.key: (row.number(c.key) if c.spec else row.text(c.key) or None) for c in columns}
+        | {"gpus": (gpus := row.number("gpus")) and int(gpus)}
+        for row in source
+    ]
+    counted = [row for row in found if row["tflops"] is not None]
+    for row in found:
+        row["convention"] = row["convention"] if row in counted else None
+    note = f"{len(counted)} of {len(found)} logs have TFLOP/s under a named convention."
+    return Table(columns, found, notes=[note])
 
 
 def jean_zay(first: int, last: int) -> Table:

@@ -62,27 +62,34 @@ _CONFIGURATIONS = {
     "NeMo": ("hparams.yaml",),
     "picotron": ("config.json",),
 }
-_ENTRY = re.compile(r"""^[\s"'{]{0,40}(\w{2,60})["']?: {0,3}["']?([\w.-]{1,60})""", re.MULTILINE)
+_ENTRY = re.compile(r"""^\s{0,40}(\w{2,60}): {0,3}["']?([\w.-]{1,60})""", re.MULTILINE)
 
 
 def _read_configuration(record: Record, path: Path) -> None:
-    """A tool's JSON or YAML file: one `name: value` in a line."""
-    try:
-        text = path.read_text()
-    except (OSError, ValueError) as error:
-        raise Refusal(str(path), f"cannot be read: {error}") from error
+    """A tool's JSON file, or its YAML file with one `name: value` in a line."""
     said: dict[str, list[str]] = {}
-    for name, value in _ENTRY.findall(text):
-        said.setdefault(name, []).append(value)
+    if path.suffix == ".json":
+        for name, value in _parsed(path, parse_json).items():
+            said[name] = [str(value)]
+    else:
+        for name, value in _ENTRY.findall(_text(path)):
+            said.setdefault(name, []).append(value)
     facts, uncounted = read_settings(record, said)
     state(record, facts, "config")
     record.uncounted += [why for why in uncounted if why not in record.uncounted]
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError) as error:
+        raise Refusal(str(path), f"cannot be read: {error}") from error
+
+
 def _parsed(path: Path, parse: Any) -> dict[str, Any]:
     try:
-        content = parse(path.read_text())
-    except (OSError, ValueError) as error:
+        content = parse(_text(path))
+    except ValueError as error:
         raise Refusal(str(path), f"cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise Refusal(str(path), "cannot be read: it holds no table of names and values")

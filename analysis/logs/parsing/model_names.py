@@ -11,6 +11,7 @@ _AROUND = re.compile(r".*/|meta[-_ ]|[-_ ](?:hf|base|chat|instruct|pretrain\w*)\
 _MINOR = re.compile(r"(llama[-_ ]?3)\.[13]")
 _GPT2 = {"gpt2": "gpt2-124m", "gpt2-medium": "gpt2-355m", "gpt2-large": "gpt2-774m"}
 _GPT2 |= {"gpt2-xl": "gpt2-1.5b"}  # as Hugging Face calls them
+_GPT2 |= {"gpt3-175b": "175b"}
 
 
 _STATED = re.compile(r"(?<![\d.])(\d{1,4}(?:\.\d{1,3})?)([mbt])(?![a-z0-9])", re.IGNORECASE)

@@ -55,6 +55,7 @@ MODEL_WORDS = {
     "activation": (ACTIVATIONS, "of the feed-forward; swiglu has a gate"),
 }
 MODEL_SWITCHES = {
+    "qk_norm": "norm each head's query and key",
     "tied": "the output layer is the word embedding",
     "bias": "linear layers have biases",
 }
@@ -104,6 +105,9 @@ _WORDS = {
     "tied": "share_embeddings_and_output_weights tie_word_embeddings",
     "bias": "add_bias_linear",
     "unbiased": "disable_bias_linear",
+    "qk_norm": "qk_layernorm",
+    "rms_eps": "rms_norm_eps",
+    "theta": "rope_theta",
     "grouped": "group_query_attention",
     "experts": "num_experts num_moe_experts num_local_experts n_routed_experts",
     "latent": "multi_latent_attention",
@@ -236,6 +240,10 @@ def _architecture(words: Mapping[str, str | None]) -> dict[str, Any]:
     for name, ours in _BEGINNINGS.items():
         if word := next((w for w in ours if (words[name] or "").startswith(w)), None):
             found[name] = ours[word]
+    found |= {"norm": "rmsnorm"} if words["rms_eps"] else {}
+    found |= {"position": "rope"} if words["theta"] else {}
+    if words["qk_norm"] in ("true", "false"):
+        found["qk_norm"] = words["qk_norm"] == "true"
     for name, no in (("tied", "untied"), ("bias", "unbiased")):
         if words[name] in ("true", "false") or words[no] in ("true", "false"):
             found[name] = words[name] == "true" or (words[name] is None and words[no] == "false")

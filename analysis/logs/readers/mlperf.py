@@ -15,6 +15,7 @@ from analysis.logs.parsing.endings import judge_end
 from analysis.logs.parsing.json_values import is_nan, known, mapping, real, text, whole
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
+from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.rates import unit_of
 from analysis.logs.parsing.settings import state
 from analysis.logs.parsing.steps import put_steps
@@ -30,9 +31,16 @@ _FACTS = {
     "tensor_model_parallel": "tp",
     "pipeline_model_parallel": "pp",
     "micro_batch_size": "micro_batch",
+    "gradient_accumulation_steps": "n_micro",
     "num_layers": "n_layer",
     "hidden_size": "hidden",
+    "ffn_hidden_size": "ffn_hidden",
+    "num_heads": "n_head",
 }
+# `64xNVIDIA DGX H100`, `1xXE9680x8H100-SXM-80GB`, `gaudi-256`: nodes and cards of a node, or cards.
+_NODES = re.compile(r"(\d{1,5})x.{0,40}?(?:x(\d{1,2})(?=[A-Z])|\b(DGX))")
+_CARDS = re.compile(r"(?:gaudi|tpu-v\w{1,4})-(\d{1,6})")
+_DGX = 8  # cards
 
 
 def _read(log: Log, record: Record) -> None:
@@ -57,6 +65,10 @@ def _read(log: Log, record: Record) -> None:
             losses.append(real(value))
         elif key in _FACTS and (fact := whole(value)) is not None:
             state(record, {_FACTS[key]: fact}, "log")
+        elif key == "submission_platform":
+            _platform(record, text(value) or "")
+        elif key == "submission_benchmark":
+            _benchmark(record, text(value) or "")
         samples = metadata.get("samples_count", value if key == "train_samples" else None)
         if started is not None and (n := whole(samples)) and n > counted[0]:
             counted = (n, time_s)
@@ -79,6 +91,23 @@ def _read(log: Log, record: Record) -> None:
         record.failure = Failure("stopped early", log.line_no(end_at), f"run_stop status: {status}")
     elif record.failure and record.failure.kind == "launcher":
         record.failure = None
+
+
+def _platform(record: Record, name: str) -> None:
+    gpus = None
+    if nodes := _NODES.match(name):
+        gpus = int(nodes[1]) * (_DGX if nodes[3] else int(nodes[2]))
+    elif cards := _CARDS.match(name):
+        gpus = int(cards[1])
+    state(record, {"gpus": gpus, "gpu_type": name or None}, "log")
+
+
+def _benchmark(record: Record, name: str) -> None:
+    """The model that a benchmark of MLPerf is about."""
+    if name == "gpt3":
+        read_name(record, "gpt3-175b")
+    elif name.endswith("_lora"):
+        record.uncounted.append("frozen weights (LoRA)")
 
 
 def _steps(record: Record, log: Log, times: list[tuple[int, float, int]]) -> list[int]:

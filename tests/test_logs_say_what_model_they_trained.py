@@ -1,0 +1,274 @@
+"""What a log says of its model is read, whatever program printed it."""
+
+import json
+
+import pytest
+
+from analysis.logs.load import load
+from analysis.logs.readers import read
+from analysis.measured import tflops, throughput
+from models.config import PRESETS, GPTConfig
+from models.flops import CONVENTIONS
+
+LINES = "".join(
+    f" iteration {i:8d}/      30 | consumed samples: {8 * i:8d} | elapsed time per iteration (ms):"
+    f" 500.0 | learning rate: 1.0E-04 | global batch size: 8 | lm loss: 9.0E+00 |\n"
+    for i in range(1, 31)
+)
+LLAMA = {
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "ffn_hidden_size": 14336,
+    "num_attention_heads": 32,
+    "group_query_attention": True,
+    "num_query_groups": 8,
+    "kv_channels": 128,
+    "swiglu": True,
+    "normalization": "RMSNorm",
+    "position_embedding_type": "rope",
+    "untie_embeddings_and_output_weights": True,
+    "add_bias_linear": False,
+    "padded_vocab_size": 128256,
+    "num_experts": None,
+    "multi_latent_attention": False,
+    "mtp_num_layers": None,
+    "seq_length": 8192,
+    "micro_batch_size": 1,
+    "world_size": 8,
+    "tensor_model_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+    "bf16": True,
+}
+
+
+def megatron(**others) -> str:
+    """An argument dump as Megatron-LM prints it."""
+    return "".join(f"  {k} {'.' * (50 - len(k))} {v}\n" for k, v in (LLAMA | others).items())
+
+
+def as_yaml(**others) -> str:
+    settings = {k: v for k, v in (LLAMA | others).items()}
+    settings["gated_linear_unit"] = settings.pop("swiglu")
+    shared = not settings.pop("untie_embeddings_and_output_weights")
+    settings["share_embeddings_and_output_weights"] = shared
+    names = {None: "null", True: "true", False: "false"}
+    return "".join(f"  {k}: {names.get(v, v)}\n" for k, v in settings.items())
+
+
+def as_known_args(**others) -> str:
+    """As Primus prints them, coloured."""
+    lines = (f"known_args[{k}] = {v}" for k, v in (LLAMA | others).items())
+    return "".join(f"[\x1b[32m20250814\x1b[0m][INFO] : {line}\x1b[0m\n" for line in lines)
+
+
+def as_command(**_) -> str:
+    sizes = {k: v for k, v in LLAMA.items() if not isinstance(v, bool | None)}
+    switches = "--swiglu --untie-embeddings-and-output-weights --disable-bias-linear"
+    given = " ".join(f"--{k.replace('_', '-')} {v}" for k, v in sizes.items())
+    return f"+ torchrun pretrain_gpt.py {switches} --group-query-attention \\\n  {given} --bf16\n"
+
+
+@pytest.fixture
+def record_of(tmp_path):
+    def read_text(text, name="job.out"):
+        path = tmp_path / name
+        path.write_text(text)
+        ((record,), _) = load([path])
+        return record
+
+    return read_text
+
+
+@pytest.mark.parametrize("dump", [megatron, as_yaml, as_known_args, as_command])
+def test_a_llama_is_read_from_every_kind_of_dump(record_of, dump):
+    record = record_of(dump() + LINES)
+    config, why = throughput.config_of(record)
+    expected = PRESETS["llama3-8b"]
+    assert not why and config.n_params == expected.n_params
+    assert (config.kv_heads, config.gated, config.tied, config.ffn_hidden) == (
+        8,
+        True,
+        False,
+        14336,
+    )
+    (row,) = tflops.rows([record], None)
+    flops = CONVENTIONS["megatron"](config, 8192, False)
+    assert row["tflops"] == pytest.approx(flops * 8 * 8192 / (0.5 * record.gpus * 1e12))
+
+
+def test_query_groups_that_are_switched_off_do_not_count(record_of):
+    off = {"group_query_attention": False, "num_query_groups": 1}
+    config, _ = throughput.config_of(record_of(megatron(**off) + LINES))
+    assert config.kv_heads == config.n_head == 32
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"num_experts": 64}, "64 experts"),
+        ({"num_experts": "[128]"}, "128 experts"),
+        ({"multi_latent_attention": True}, "multi-latent attention"),
+        ({"mtp_num_layers": 1}, "1 layers that predict further tokens"),
+    ],
+)
+def test_what_no_convention_counts_is_named_and_not_counted_as_dense(record_of, setting, said):
+    record = record_of(megatron(**setting) + LINES)
+    assert record.uncounted == [said]
+    for convention in (None, "6n", "megatron"):
+        (row,) = tflops.rows([record], convention)
+        assert row["tflops"] is None and said in row["missing"]["tflops"]
+
+
+def test_one_expert_is_a_dense_model(record_of):
+    assert record_of(megatron(num_experts="[1]") + LINES).uncounted == []
+
+
+def test_layers_that_drop_tokens_are_not_counted(record_of):
+    dropping = LINES.replace("| lm loss", "|reserve_length:   256 | lm loss")
+    assert record_of(megatron() + dropping).uncounted == ["layers that drop tokens (random-LTD)"]
+
+
+def test_parameters_that_contradict_the_sizes_are_a_reason(record_of):
+    params = (
+        " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 9000000000\n"
+    )
+    config, why = throughput.config_of(record_of(megatron() + params + LINES))
+    assert config is None
+    assert why == "the stated sizes make 8,030,261,248 parameters, but 9,000,000,000 are stated"
+
+
+TITAN = """\
+[titan] Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=1
+[titan] Building {built}
+[titan] CUDA capacity: NVIDIA H100 80GB HBM3 with 79.10GiB memory
+[titan] Model {name} size: {params} total parameters
+[titan] Trainer is initialized with local batch size 1, global batch size 8, sequence length 8192
+""" + "".join(
+    f"[titan] step: {i:2d}  loss:  7.9  grad_norm: 1.0  memory: 10.0GiB(12%)  tps: 6,000  tflops:"
+    " 300.00  mfu: 30.0%\n"
+    for i in range(1, 31)
+)
+
+
+def test_torchtitan_states_sizes_or_names_a_flavour(record_of):
+    sizes = (
+        "llama3 8B with TransformerModelArgs(dim=4096, n_layers=4, n_heads=32, n_kv_heads=8,"
+        " vocab_size=128256, multiple_of=1024, ffn_dim_multiplier=1.3, norm_eps=1e-05)"
+    )
+    text = TITAN.format(built=sizes, name="llama3 8B", params="1,923,125,248")
+    config, _ = throughput.config_of(record_of(text))
+    assert (config.n_layer, config.ffn_hidden, config.n_params) == (4, 14336, 1_923_125_248)
+    record = record_of(TITAN.format(built="qwen3 14B", name="qwen3 14B", params="14,768,307,200"))
+    config, _ = throughput.config_of(record)
+    assert config.n_params == 14_768_307_200 and record.gpu_type == "NVIDIA H100 80GB HBM3"
+    assert record.origin["ffn_hidden"] == "from name"
+    (row,) = tflops.rows([record], None)
+    assert any(reason.startswith("from name: n_layer 40") for reason in row["reasons"])
+    other = record_of(TITAN.format(built="qwen3 14B", name="qwen3 14B", params="7,000,000,000"))
+    assert throughput.config_of(other)[0] is None
+
+
+def test_the_configuration_beside_a_trainer_state_is_read(record_of, tmp_path):
+    config = {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 32,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config, indent=2))
+    history = [{"step": i, "loss": 2.0} for i in range(1, 11)]
+    history.append({"step": 10, "train_runtime": 100.0, "train_samples_per_second": 8.0})
+    state = {"log_history": history, "max_steps": 10, "train_batch_size": 4}
+    record = record_of(json.dumps(state), "trainer_state.json")
+    read_config, _ = throughput.config_of(record)
+    assert read_config.gated and read_config.n_params == pytest.approx(6_738_415_616, rel=1e-3)
+    assert record.origin["n_layer"] == "config"
+    config["num_local_experts"] = 8
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read(tmp_path / "trainer_state.json").uncounted == ["8 experts"]
+
+
+def test_nanotrons_configuration_beside_its_log_is_read(record_of, tmp_path):
+    (tmp_path / "config.yaml").write_text(
+        "model:\n  model_config:\n    hidden_size: 16\n    intermediate_size: 64\n"
+        "    num_attention_heads: 4\n    num_hidden_layers: 2\n    num_key_value_heads: 4\n"
+        "    hidden_act: silu\n    tie_word_embeddings: true\n    vocab_size: 256\n"
+    )
+    line = (
+        "iteration: {i} / 15 | consumed_tokens: 512 | elapsed_time_per_iteration_ms: 9.0 |"
+        " tokens_per_sec: 56.9K | tokens_per_sec_per_gpu: 56.9K | global_batch_size: 2 |"
+        " lm_loss: 5.3 | model_tflops_per_gpu: 0.01 |\n"
+    )
+    record = record_of("".join(line.format(i=i) for i in range(1, 16)), "log.txt")
+    assert record.model == {
+        "n_layer": 2,
+        "hidden": 16,
+        "n_head": 4,
+        "n_kv_head": 4,
+        "ffn_hidden": 64,
+        "vocab_size": 256,
+        "activation": "swiglu",
+        "tied": True,
+    }
+
+
+def test_a_sidecar_and_flags_take_every_fact_of_the_model(record_of, tmp_path, capsys):
+    (tmp_path / "job.toml").write_text(
+        "n_layer = 32\nhidden = 4096\nn_head = 32\nn_kv_head = 8\nffn_hidden = 14336\n"
+        'activation = "swiglu"\ntied = false\nvocab_size = 128256\nseq_len = 8192\ngpus = 8\n'
+        'gpu_type = "H100 SXM"\nprecision = "bf16"\nposition = "rope"\nnorm = "rmsnorm"\n'
+        "bias = false\n"
+    )
+    record = record_of(LINES)
+    config, _ = throughput.config_of(record)
+    assert config == GPTConfig(**record.model, max_seq_len=8192)
+    assert config.n_params == PRESETS["llama3-8b"].n_params
+    (row,) = tflops.rows([record], None)
+    assert row["mfu"] is not None
+    (tmp_path / "job.toml").write_text('activation = "swish"\n')
+    from analysis.tflops import main
+
+    assert main([str(tmp_path / "job.out")]) == 2
+    assert "activation = 'swish' is not what activation can be" in capsys.readouterr().err
+    (tmp_path / "job.toml").unlink()
+    flags = "--n-layer 32 --hidden 4096 --n-head 32 --n-kv-head 8 --ffn-hidden 14336 --gpus 8"
+    flags += " --activation swiglu --no-tied --vocab-size 128256 --seq-len 8192"
+    assert main([str(tmp_path / "job.out"), *flags.split(), "--format", "json"]) == 0
+    (said,) = json.loads(capsys.readouterr().out)
+    assert said["tflops"] == pytest.approx(row["tflops"]) and said["model"]["tied"] is False
+
+
+def test_help_names_the_keys_of_a_sidecar(capsys):
+    from analysis.tflops import main
+
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "NAME.toml beside a log" in said
+    for key in ("n_kv_head", "kv_channels", "activation", "tied", "gpu_type", "n_micro", "cp"):
+        assert key in said
+
+
+def test_the_convention_falls_back_and_says_so(record_of):
+    sizes = {name: None for name in ("num_layers", "hidden_size", "padded_vocab_size")}
+    params = (
+        " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 1000000000\n"
+    )
+    record = record_of(megatron(**sizes) + params + LINES)
+    shown = tflops.of_records([record], None)
+    (row,) = shown.rows
+    assert row["convention"] == "6n"
+    assert row["tflops"] == pytest.approx(6e9 * 8 * 8192 / (0.5 * 8 * 1e12))
+    assert "6 per stated parameter, for the log does not state n_layer" in row["notes"]
+    assert tflops.rows([record])[0]["tflops"] is None  # megatron was asked for
+    printing = LINES.replace("| lm loss", "| throughput per GPU (TFLOP/s/GPU): 123.0 | lm loss")
+    record = record_of(megatron(num_experts=64) + printing)
+    (row,) = tflops.rows([record], None)
+    assert (row["convention"], row["tflops"], row["mfu"]) == ("printed", 123.0, None)

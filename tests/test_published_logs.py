@@ -1,0 +1,76 @@
+"""The table of published logs is what is read from them, and it agrees with what they print."""
+
+import csv
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from analysis.logs.load import load
+from analysis.measured import throughput
+from benchmarks.published_logs import AGREES, table, text
+from models.flops import CONVENTIONS
+from tests.conftest import ROOT
+
+COMMITTED = ROOT / "logs" / "published" / "real_logs.csv"
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, str]]:
+    with COMMITTED.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_the_committed_file_is_what_is_read_today(shared):
+    assert text(table(shared / "logs")) == COMMITTED.read_text()
+
+
+def test_45_logs_have_tflops_and_the_others_a_reason(rows):
+    assert sum(bool(row["tflops"]) for row in rows) == 45
+    assert [row["log"] for row in rows if not row["tflops"] and not row["why"]] == []
+    named = {"megatron", "6n", throughput.PRINTED}
+    assert {row["convention"] for row in rows if row["tflops"]} == named
+
+
+def test_of_the_62_logs_with_known_values_41_have_tflops(shared, rows):
+    with (shared / "logs" / "truth.csv").open(newline="") as lines:
+        known = {row["path"] for row in csv.DictReader(lines)}
+    listed = [row for row in rows if row["log"] in known]
+    assert len(listed) == 62
+    assert sum(bool(row["tflops"]) for row in listed) == 41
+
+
+def test_ours_is_within_two_percent_of_the_printed_or_the_table_says_why(rows):
+    compared = [row for row in rows if row["printed_by"]]
+    assert len(compared) >= 12
+    far = [row for row in compared if abs(float(row["printed_error"])) > AGREES]
+    assert len(far) == 5 and all(row["why"] for row in far)
+    computed = [r for r in rows if r["printed_tflops"] and r["convention"] != throughput.PRINTED]
+    assert all(row["printed_by"] or row["why"] for row in computed)
+
+
+@pytest.mark.parametrize("name", ["slurm-2631.out_normal", "slurm-2691.out_2_8_280.7"])
+def test_megatron_of_2023_took_no_gate_and_four_times_hidden(shared, name):
+    ((record,), _) = load([shared / "logs" / "ROCm+Megatron-LM" / name])
+    config, _ = throughput.config_of(record)
+    old = replace(config, activation="gelu", ffn_hidden=4 * config.hidden)
+    check(record, CONVENTIONS["megatron-full"](old, record.seq_len, False))
+
+
+def test_gpt_neox_of_2023_left_the_output_layer_out(shared):
+    ((record,), _) = load([shared / "logs" / "EleutherAI+gpt-neox" / "70M_512step_59807359.out"])
+    config, _ = throughput.config_of(record)
+    output = 6 * config.hidden * config.vocab_size
+    check(record, CONVENTIONS["sc21"](config, record.seq_len, True) - output)
+
+
+def check(record, flops_per_token):
+    """The log's TFLOP/s are these FLOPs at its own step times, within 0.1 %."""
+    tokens = record.global_batch * record.seq_len
+    ours = flops_per_token * tokens / (record.step_s * record.gpus * 1e12)
+    assert abs(np.median(ours / record.tflops) - 1) < 1e-3
+
+
+def test_no_path_of_this_machine_is_in_the_table():
+    assert not re.search(r"^/", COMMITTED.read_text(), re.MULTILINE)
