@@ -420,6 +420,16 @@ def test_every_shipped_cluster_with_gpus_states_its_network():
         assert not cluster.gpu or network_rate(cluster.interconnect, 8), name
 
 
+def test_a_planned_study_names_fsdp2_and_says_that_nothing_measured_it(tmp_path, capsys):
+    path = tmp_path / "planned.toml"
+    where = ["--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "64", "--max-tp", "1"]
+    flags = ["--preset", "llama3-8b", *where, "--top", "100", "--study", str(path)]
+    assert plan.main(flags) == 0
+    assert "fsdp2: no run of it is behind these times" in capsys.readouterr().out
+    ours = [s for s in load_study(path).specs.values() if s.engine == "fsdp2"]
+    assert {spec.zero_stage for spec in ours} == {2, 3}
+
+
 def test_a_study_is_pruned_as_it_was_planned(tmp_path, capsys):
     path = tmp_path / "planned.toml"
     assert plan.main([*PLAN, "--study", str(path), "--top", "4", "--format", "csv"]) == 0
