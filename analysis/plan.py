@@ -31,7 +31,7 @@ from analysis.common import plots
 from analysis.common.tables import Table, add_table_flags, show, writing
 from analysis.planner import explain, ranking
 from analysis.planner.calibration import Calibration, fits_of, from_data_sheet, load_calibration
-from analysis.planner.space import WIDTHS, space
+from analysis.planner.space import PLANNED, WIDTHS, space
 from models import memory
 from models.bounds import check_flags
 from models.config import PRESETS, GPTConfig, name_of, preset
@@ -87,6 +87,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="flash attention (default: as the cluster was calibrated)",
     )
+    said = f"engines to plan for (default: {', '.join(PLANNED)})"
+    add("--engine", nargs="+", choices=PLANNED, default=PLANNED, help=said)
     said = "context-parallel sizes to try (default: 1)"
     add("--cp", type=int, nargs="+", default=[1], metavar="N", help=said)
     add(
@@ -199,6 +201,7 @@ def question(arguments: argparse.Namespace) -> Question:
             "max_tp": arguments.max_tp,
             "min_micro": arguments.min_micro_batches,
             "leave": arguments.leave,
+            "engines": arguments.engine,
             "cps": sorted(set(arguments.cp)),
             "gathers": arguments.cp_comm_type == "all_gather",
         },

@@ -445,6 +445,40 @@ def test_a_study_is_pruned_as_it_was_planned(tmp_path, capsys):
     )
 
 
+@pytest.mark.parametrize(
+    "more", [["--cp", "2"], ["--precision", "fp8"], ["--engine", "fsdp2"], ["--engine", "megatron"]]
+)
+def test_a_plan_of_one_kind_holds_no_other_and_is_pruned_as_planned(more, tmp_path, capsys):
+    path = tmp_path / "planned.toml"
+    flags = ["--preset", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "64", "--top", "2"]
+    flags += ["--global-batch", "64", *more, "--study", str(path)]
+    planned = plan.answer(plan_flags(flags)).rows
+    assert {row["engine"] for row in planned} == {"fsdp2" if "fsdp2" in more else "megatron"}
+    pruned = prune.report(path).rows
+    for name in ("engine", "predicted_s", "memory_gb"):
+        assert [row[name] for row in pruned] == pytest.approx([row[name] for row in planned])
+    capsys.readouterr()
+    for wrong in (["--engine", "fsdp2"], ["--engine", "megatron", "--precision", "fp32"]):
+        assert plan.main([*flags[:-2], "--cp", "2", *wrong]) == 2
+        assert f"{wrong[1]} can run none of the 213 splits in" in capsys.readouterr().err
+
+
+def test_speed_is_printed_as_mfu_tokens_and_gpu_days_and_a_tight_layout_is_marked():
+    shown = plan.answer(plan_flags([*PLAN, "--top", "100"]))
+    limit = 80 * (1 - ranking.MARGIN)
+    for row in shown.rows:
+        tokens = 64 * 2048  # of a step
+        assert row["mfu"] == pytest.approx(row["tflops"] / 312)
+        assert row["tokens_per_s"] == pytest.approx(tokens / row["predicted_s"])
+        assert row["gpu_days"] == pytest.approx(64 * row["predicted_s"] / 86400 * (1e12 / tokens))
+        assert row["tight"] == ("tight" if row["memory_gb"] > 0.95 * limit else "")
+    assert {row["tight"] for row in shown.rows} == {"tight", ""}
+    host = ["--cluster", "2-core-cpu", "--gpus", "2", "--global-batch", "16", "--preset", "tiny"]
+    shown = plan.answer(plan_flags(host))
+    assert shown.rows[0]["mfu"] is None
+    assert "no peak known for this machine at fp32" in shown.below
+
+
 def test_what_does_not_fit_is_pruned(tmp_path, capsys):
     path = tmp_path / "large.toml"
     path.write_text(

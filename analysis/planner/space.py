@@ -13,6 +13,7 @@ from parallel.config.layout_arrays import Columns, columns, possible
 
 WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}  # bytes of a weight in compute
 SPLIT = ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro")
+PLANNED = ("megatron", "deepspeed_zero", "fsdp2")
 POLICY = ("recompute", "zero_stage", "sequence_parallel", "fsdp2")
 # ZeRO 2 and 3 run without sequence parallelism and without selective recomputation.
 POLICIES = [
@@ -49,14 +50,16 @@ def space(
     leave: int = 0,
     cps: Sequence[int] = (1,),
     gathers: bool = False,
+    engines: Sequence[str] = PLANNED,
 ) -> Columns:
     """Every layout of the model on that many GPUs, one row each; impossible ones are left out.
 
     At most `leave` GPUs stay idle: 10,000 have few divisors, 9,984 have many. cps: the
-    context-parallel sizes; gathers: as in `Columns`.
+    context-parallel sizes; gathers: as in `Columns`. engines: those of `PLANNED` to plan for.
 
     Raises:
-        UsageError: no split of the GPUs and the batch exists; with the numbers.
+        UsageError: no split of the GPUs and the batch exists, with the numbers; or the engines can
+            run none.
     """
     _check(config, cluster, gpus, global_batch, seq_len, cps)
     most_tp = min(max_tp or cluster.gpus_per_node, cluster.gpus_per_node)
@@ -80,16 +83,24 @@ def space(
         "gathers": gathers,
         "deepspeed": (zero_stage > 1) & (fsdp2 == 0),
     }
-    engines = list(map(engine_of, zero_stage, fsdp2))
-    given |= cluster.columns(engines, tp, tp * given["cp"] * given["pp"] * given["dp"])
+    engine = list(map(engine_of, zero_stage, fsdp2))
+    given |= cluster.columns(engine, tp, tp * given["cp"] * given["pp"] * given["dp"])
     if flash is not None:
         given["flash"] = flash
     x = columns(config, **given)
     keep = possible(x, config.max_seq_len)
     keep &= ~((x.zero_stage > 1) & (x.pp > 1))  # DeepSpeed: no ZeRO 2 or 3 with its pipeline
     keep &= ~((x.zero_stage > 1) & ((x.cp > 1) | x.fp8))  # only megatron has these
+    keep &= ~((x.cp > 1) & (x.width == 4))  # attention of Transformer Engine has no fp32
     keep &= ~(x.fsdp2 & ((x.tp > 1) | (precision == "fp16")))  # the engine has neither
     keep &= ~((x.zero_stage > 0) & (x.replicas == 1))  # nothing to shard over: as stage 0
+    keep &= np.isin(engine, engines)
+    if not keep.any():
+        raise UsageError(
+            f"{' and '.join(engines)} can run none of the {len(splits)} splits in {precision} with"
+            f" cp {', '.join(map(str, cps))}: fp8 (GEMMs with sides in multiples of 16), cp above 1"
+            " (not in fp32) and dp x cp of 1 are planned for megatron"
+        )
     return x.take(keep)
 
 
