@@ -73,10 +73,10 @@ def test_a_study_sweeps_cp_and_leaves_out_what_its_cluster_cannot_run(tmp_path):
     assert len(load_study(path, "dgx-h100").settings) == 4
 
 
-def test_ranks_that_share_a_sequence_are_planned_as_dp_ranks_with_a_part_of_it():
+def test_the_time_model_sees_the_ranks_that_share_a_sequence():
     given = LLAMA | {"tp": 2, "cp": 4, "pp": 2, "micro_batch": 2, "precision": "fp8"}
     x = columns_of(resolve(("test", given)))
-    assert (x.dp[0], x.micro_batch[0], x.gpus[0], x.grad_width[0]) == (4, 0.5, 16, 4)
+    assert (x.dp[0], x.cp[0], x.micro_batch[0], x.gpus[0], x.grad_width[0]) == (1, 4, 2, 16, 4)
 
 
 def run_with(tmp_path, cp: int, **about: dict) -> None:

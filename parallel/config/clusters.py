@@ -163,10 +163,9 @@ class Cluster:
         found = []
         if spec.tp > self.gpus_per_node and not tp_across_nodes:
             found.append(f"tp {spec.tp} exceeds the {self.gpus_per_node} GPUs of a node")
-        card = find_gpu(self.gpu)
         if spec.te_alone and self.gpu_request == "none":
             found.append(f"{spec.te_alone} needs a GPU, and {self.name} gives none")
-        elif spec.precision == "fp8" and card is not None and "fp8" not in card.peaks:
+        elif spec.precision == "fp8" and (card := find_gpu(self.gpu)) and "fp8" not in card.peaks:
             found.append(f"the {card.name} of {self.name} has no fp8")
         if spec.gpus > self.gpus_per_node and spec.gpus % self.gpus_per_node:
             found.append(f"{spec.gpus} GPUs do not fill whole nodes of {self.gpus_per_node}")

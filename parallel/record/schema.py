@@ -202,9 +202,9 @@ def _check_split(spec: dict[str, Any], layout: dict[str, Any], path: Path) -> No
                 f"{path} is damaged: {name} {shown(stated[name])} in spec,"
                 f" {shown(layout[name])} in layout"
             )
-    layout = {"cp": 1} | layout  # which older files do not state
+    ranks = ("dp", "tp", *["cp"] * ("cp" in layout), "pp")  # older files do not state cp
     for product, factors in (
-        ("world_size", ("dp", "tp", "cp", "pp")),
+        ("world_size", ranks),
         ("global_batch", ("dp", "micro_batch", "n_micro")),
     ):
         known = [layout.get(name) for name in (product, *factors)]
