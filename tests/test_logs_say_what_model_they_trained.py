@@ -5,8 +5,9 @@ import json
 import pytest
 
 from analysis.logs.load import load
+from analysis.logs.model import config_of
 from analysis.logs.readers import read
-from analysis.measured import tflops, throughput
+from analysis.measured import tflops
 from models.config import PRESETS, GPTConfig
 from models.flops import CONVENTIONS
 
@@ -82,7 +83,7 @@ def record_of(tmp_path):
 @pytest.mark.parametrize("dump", [megatron, as_yaml, as_known_args, as_command])
 def test_a_llama_is_read_from_every_kind_of_dump(record_of, dump):
     record = record_of(dump() + LINES)
-    config, why = throughput.config_of(record)
+    config, why = config_of(record)
     expected = PRESETS["llama3-8b"]
     assert not why and config.n_params == expected.n_params
     assert (config.kv_heads, config.gated, config.tied, config.ffn_hidden) == (
@@ -98,7 +99,7 @@ def test_a_llama_is_read_from_every_kind_of_dump(record_of, dump):
 
 def test_query_groups_that_are_switched_off_do_not_count(record_of):
     off = {"group_query_attention": False, "num_query_groups": 1}
-    config, _ = throughput.config_of(record_of(megatron(**off) + LINES))
+    config, _ = config_of(record_of(megatron(**off) + LINES))
     assert config.kv_heads == config.n_head == 32
 
 
@@ -132,7 +133,7 @@ def test_parameters_that_contradict_the_sizes_are_a_reason(record_of):
     params = (
         " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 9000000000\n"
     )
-    config, why = throughput.config_of(record_of(megatron() + params + LINES))
+    config, why = config_of(record_of(megatron() + params + LINES))
     assert config is None
     assert why == "the stated sizes make 8,030,261,248 parameters, but 9,000,000,000 are stated"
 
@@ -156,16 +157,16 @@ def test_torchtitan_states_sizes_or_names_a_flavour(record_of):
         " vocab_size=128256, multiple_of=1024, ffn_dim_multiplier=1.3, norm_eps=1e-05)"
     )
     text = TITAN.format(built=sizes, name="llama3 8B", params="1,923,125,248")
-    config, _ = throughput.config_of(record_of(text))
+    config, _ = config_of(record_of(text))
     assert (config.n_layer, config.ffn_hidden, config.n_params) == (4, 14336, 1_923_125_248)
     record = record_of(TITAN.format(built="qwen3 14B", name="qwen3 14B", params="14,768,307,200"))
-    config, _ = throughput.config_of(record)
+    config, _ = config_of(record)
     assert config.n_params == 14_768_307_200 and record.gpu_type == "NVIDIA H100 80GB HBM3"
     assert record.origin["ffn_hidden"] == "from name"
     (row,) = tflops.rows([record], None)
     assert any(reason.startswith("from name: n_layer 40") for reason in row["reasons"])
     other = record_of(TITAN.format(built="qwen3 14B", name="qwen3 14B", params="7,000,000,000"))
-    assert throughput.config_of(other)[0] is None
+    assert config_of(other)[0] is None
 
 
 def test_the_configuration_beside_a_trainer_state_is_read(record_of, tmp_path):
@@ -187,7 +188,7 @@ def test_the_configuration_beside_a_trainer_state_is_read(record_of, tmp_path):
     history.append({"step": 10, "train_runtime": 100.0, "train_samples_per_second": 8.0})
     state = {"log_history": history, "max_steps": 10, "train_batch_size": 4}
     record = record_of(json.dumps(state), "trainer_state.json")
-    read_config, _ = throughput.config_of(record)
+    read_config, _ = config_of(record)
     assert read_config.gated and read_config.n_params == pytest.approx(6_738_415_616, rel=1e-3)
     assert record.origin["n_layer"] == "config"
     config["num_local_experts"] = 8
@@ -227,7 +228,7 @@ def test_a_sidecar_and_flags_take_every_fact_of_the_model(record_of, tmp_path, c
         "bias = false\n"
     )
     record = record_of(LINES)
-    config, _ = throughput.config_of(record)
+    config, _ = config_of(record)
     assert config == GPTConfig(**record.model, max_seq_len=8192)
     assert config.n_params == PRESETS["llama3-8b"].n_params
     (row,) = tflops.rows([record], None)
@@ -272,3 +273,16 @@ def test_the_convention_falls_back_and_says_so(record_of):
     record = record_of(megatron(num_experts=64) + printing)
     (row,) = tflops.rows([record], None)
     assert (row["convention"], row["tflops"], row["mfu"]) == ("printed", 123.0, None)
+
+
+def test_a_prediction_takes_the_model_of_the_log_or_says_what_it_lacks(record_of):
+    dense = record_of(megatron(global_batch_size=8) + LINES)
+    shown = tflops.of_records([dense], predict="dgx-h100")
+    (row,) = shown.rows
+    ungrouped = record_of(megatron(group_query_attention=False, global_batch_size=8) + LINES)
+    (other,) = tflops.of_records([ungrouped], predict="dgx-h100").rows
+    assert 0 < row["predicted_s"] < other["predicted_s"]
+    experts = record_of(megatron(num_experts=8) + LINES)
+    shown = tflops.of_records([experts], predict="dgx-h100")
+    assert shown.rows[0]["predicted_s"] is None
+    assert shown.rows[0]["missing"]["predicted_s"].startswith("the model has 8 experts")

@@ -535,7 +535,7 @@ def test_the_plan_predicts_what_the_parity_table_does(name):
     wanted = {"tp": record.tp, "pp": record.pp, "micro_batch": 2, "vpp": 1, "zero_stage": 0}
     wanted |= {"recompute": 0, "sequence_parallel": 0}
     row = explain.why(x, seconds, seconds, wanted, np.inf)
-    assert seconds[row] == pytest.approx(predicted_seconds([record], cluster)[0])
+    assert seconds[row] == pytest.approx(predicted_seconds(record, cluster)[0])
     assert sum(explain.explained(x, row, cluster)[0].values()) == pytest.approx(seconds[row])
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.logs.load import load
+from analysis.logs.model import config_of
 from analysis.measured import throughput
 from benchmarks.published_logs import AGREES, table, text
 from models.flops import CONVENTIONS
@@ -53,14 +54,14 @@ def test_ours_is_within_two_percent_of_the_printed_or_the_table_says_why(rows):
 @pytest.mark.parametrize("name", ["slurm-2631.out_normal", "slurm-2691.out_2_8_280.7"])
 def test_megatron_of_2023_took_no_gate_and_four_times_hidden(shared, name):
     ((record,), _) = load([shared / "logs" / "ROCm+Megatron-LM" / name])
-    config, _ = throughput.config_of(record)
+    config, _ = config_of(record)
     old = replace(config, activation="gelu", ffn_hidden=4 * config.hidden)
     check(record, CONVENTIONS["megatron-full"](old, record.seq_len, False))
 
 
 def test_gpt_neox_of_2023_left_the_output_layer_out(shared):
     ((record,), _) = load([shared / "logs" / "EleutherAI+gpt-neox" / "70M_512step_59807359.out"])
-    config, _ = throughput.config_of(record)
+    config, _ = config_of(record)
     output = 6 * config.hidden * config.vocab_size
     check(record, CONVENTIONS["sc21"](config, record.seq_len, True) - output)
 

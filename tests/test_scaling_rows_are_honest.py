@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from analysis import scaling
+from analysis.logs.model import config_of
 from analysis.logs.record import Record
 from analysis.measured.fairness import CHANGED, UNSTATED
-from analysis.measured.throughput import config_of, tflops_per_gpu
+from analysis.measured.throughput import tflops_per_gpu
 from analysis.tflops import main
 from models.flops import CONVENTIONS
 from tests.fixture_runs import TINY, facts, write

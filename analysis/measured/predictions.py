@@ -30,18 +30,23 @@ def error(predicted: float | None, measured: float | None) -> float | None:
     return predicted / measured - 1 if predicted and measured else None
 
 
-def seconds(records: list[Record], cluster: str | None) -> list[float | None]:
-    """Predicted seconds per iteration of each run on a calibrated cluster; None without one.
+def seconds(
+    records: list[Record], cluster: str | None
+) -> tuple[list[float | None], list[dict[str, str]]]:
+    """(predicted seconds per iteration of each run on a calibrated cluster, what `predicted_s` of
+    each lacks); None and {} without a cluster.
 
     Raises:
         UsageError: no such calibration.
     """
     if not cluster:
-        return [None] * len(records)
+        return [None] * len(records), [{} for _ in records]
     from analysis.planner.calibration import load_calibration  # here: --help needs no planner
     from analysis.planner.runs import predicted_seconds
 
-    return predicted_seconds(records, load_calibration(cluster))
+    calibration = load_calibration(cluster)
+    found = [predicted_seconds(record, calibration) for record in records]
+    return [s for s, _ in found], [{"predicted_s": why} if why else {} for _, why in found]
 
 
 def source(cluster: str) -> str:

@@ -236,7 +236,7 @@ def report(
         UsageError: nothing could be read or timed, or there is no such baseline.
     """
     records, refused = load(paths, facts)
-    pairs, untimed = _points(records, predictions.seconds(records, predict), window, rule)
+    pairs, untimed = _points(records, predictions.seconds(records, predict)[0], window, rule)
     left_out = refused + untimed
     if not pairs:
         raise UsageError("; ".join(left_out))

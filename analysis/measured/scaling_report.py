@@ -73,7 +73,7 @@ def report(
     together = shared_cores(records)
     entries = [_entry(group, base, kind, together) for group in groups]
     if predict:
-        predicted = predictions.seconds([group[0][0] for group in groups], predict)
+        predicted, _ = predictions.seconds([group[0][0] for group in groups], predict)
         for entry, seconds in zip(entries, predicted, strict=True):
             off = predictions.error(seconds, entry["step_s"]["median"])
             entry |= {"predicted_s": seconds, "predicted_error": off}

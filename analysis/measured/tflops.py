@@ -276,9 +276,11 @@ def of_records(
         named = [name_of(baseline_of(baseline, records))]
     else:
         named = sorted({r.baseline for r in records} - {None})
-    predicted = predictions.seconds(records, predict)
+    predicted, lacking = predictions.seconds(records, predict)
     found = rows(records, convention, baseline, kind, window, rule, any_commit)
     predictions.fill(found, predicted, "step_s")
+    for row, why in zip(found, lacking, strict=True):
+        row["missing"] |= why
     shown = table(found, convention, named, kind, describe_rule(window, rule))
     pairs = list(zip(records, found, strict=True))
     compared = [record for record, row in pairs if row["speedup"] is not None]

@@ -2,28 +2,16 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from analysis.logs.flags import flag_of
+from analysis.logs.model import SIZES, asked, config_of
 from analysis.logs.record import Record
-from models.config import GPTConfig
-from models.errors import UsageError
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 from models.gpus import GPUS, find_gpu, mfu, peak_tflops
 
-SAME_MODEL = 0.05  # parameters printed over those of a GPT of the printed shapes, less one
 PRINTED = "printed"  # TFLOP/s that the log prints and that no convention here can compute
-_SIZES = ("n_layer", "hidden", "vocab_size")  # without them there is no model
-_WORDS = {"gpus": "GPUs", "seq_len": "sequence length", "global_batch": "global batch"}
-
-
-def _asked(names: Iterable[str]) -> str:
-    """Facts that a log does not state, each with the flag that gives it."""
-    said = (f"{_WORDS.get(name, name)} ({flag_of(name)})" for name in names)
-    return f"the log does not state {', '.join(said)}"
 
 
 def _for_tokens(record: Record) -> list[str]:
@@ -40,51 +28,24 @@ def _open(record: Record) -> list[str]:
     return ["gpus"] * (not record.gpus) + _for_tokens(record)
 
 
-def config_of(record: Record) -> tuple[GPTConfig | None, str]:
-    """(the model as a GPT, "") or (None, why there is none).
-
-    What a log does not say is as in GPT-2. The parameters that are stated must agree with the
-    sizes; where none are, a feed-forward that is not 4 x hidden needs an activation, which says
-    whether it has a gate.
-    """
-    if record.uncounted:
-        return None, f"the model has {' and '.join(record.uncounted)}, which no convention counts"
-    model = {k: v for k, v in record.model.items() if k in GPTConfig.__dataclass_fields__}
-    if absent := [name for name in _SIZES if name not in model]:
-        return None, _asked(absent + _open(record))
-    if model.get("activation") == "swiglu" and "ffn_hidden" not in model:
-        return None, _asked(["ffn_hidden"])
-    model.setdefault("n_head", 1)  # no count depends on it where every head has its own key
-    if record.seq_len:
-        model.setdefault("max_seq_len", record.seq_len)
-    try:
-        config = GPTConfig(**model)
-    except UsageError as error:
-        return None, str(error)
-    if record.params is not None:
-        if abs(record.params / config.n_params - 1) > SAME_MODEL:
-            made = f"the stated sizes make {config.n_params:,} parameters"
-            return None, f"{made}, but {record.params:,.0f} are stated"
-    elif "activation" not in model and config.ffn_hidden != 4 * config.hidden:
-        return None, _asked(["activation"])
-    return config, ""
-
-
 def per_token(record: Record, convention: str) -> tuple[float | None, str]:
     """(FLOPs per token under `convention`, "") or (None, why there are none)."""
     recompute = record.recompute == "full"
     if convention == "seed":  # its rule is that recomputation is on, unless a log denies it
         recompute = record.recompute in (None, "full")
     elif convention == "sc21" and record.recompute is None:
-        return None, _asked(["recompute"])
+        return None, asked(["recompute"])
     # A size that is stated (52B) rather than counted is what these two multiply.
     if record.params and convention in ("6n", "seed") and not record.uncounted:
         return (8.0 if recompute and convention == "seed" else 6.0) * record.params, ""
+    if absent := [name for name in SIZES if name not in record.model]:
+        if not record.uncounted:
+            return None, asked(absent + _open(record))
     config, why = config_of(record)
     if config is None:
         return None, why
     if not record.seq_len:
-        return None, _asked(_open(record))
+        return None, asked(_open(record))
     return CONVENTIONS[convention](config, record.seq_len, recompute), ""
 
 
@@ -96,7 +57,7 @@ def tflops_per_gpu(
     if flops is None:
         return None, why
     if not record.gpus:
-        return None, _asked(_open(record))
+        return None, asked(_open(record))
     if not tokens_per_s:
         return None, ""  # `tokens_missing` says why
     return flops * tokens_per_s / (record.gpus * 1e12), ""
@@ -113,7 +74,7 @@ def best_tflops_per_gpu(
     tflops, why = tflops_per_gpu(record, tokens_per_s, DEFAULT_CONVENTION)
     if tflops is not None:
         return tflops, DEFAULT_CONVENTION, ""
-    if not set(_SIZES) <= set(record.model):
+    if not set(SIZES) <= set(record.model):
         by_params = tflops_per_gpu(record, tokens_per_s, "6n")[0]
         if by_params is not None:
             return by_params, "6n", why
@@ -161,7 +122,7 @@ NO_RATE = "the log has neither a step time nor a rate"
 def tokens_missing(record: Record, timed: bool) -> str:
     """Why tokens/s is unknown."""
     rate = np.isfinite(record.samples_per_s).any() or "samples_per_s" in record.totals
-    return _asked(_for_tokens(record)) if (timed or rate) and _for_tokens(record) else NO_RATE
+    return asked(_for_tokens(record)) if (timed or rate) and _for_tokens(record) else NO_RATE
 
 
 def utilisation(record: Record, tflops: float | None, convention: str) -> tuple[float | None, str]:
@@ -171,7 +132,7 @@ def utilisation(record: Record, tflops: float | None, convention: str) -> tuple[
     if tflops is None:
         return None, "TFLOP/s is unknown"
     if absent := [name for name in ("gpu_type", "precision") if getattr(record, name) is None]:
-        return None, _asked(absent)
+        return None, asked(absent)
     value, why = mfu(tflops, record.gpu_type, record.precision, convention)
     if value is None and find_gpu(record.gpu_type) is None:
         card = _parts(record.gpu_type)
@@ -201,7 +162,7 @@ def plain_missing(record: Record) -> dict[str, str]:
     """Why micro-batch and peak GB are unknown, where they are."""
     found = {}
     if record.micro_batch is None:
-        found["micro_batch"] = _asked(["micro_batch"])
+        found["micro_batch"] = asked(["micro_batch"])
     if record.peak_bytes is None:
         found["peak_gb"] = "the log has no peak of memory"
     return found
@@ -210,6 +171,7 @@ def plain_missing(record: Record) -> dict[str, str]:
 # The columns whose `-` a table explains below it; a row's own notes explain speedup and efficiency.
 HEADINGS = {
     "step_s": "s/iter",
+    "predicted_s": "predicted s/iter",
     "micro_batch": "micro-batch",
     "peak_gb": "peak GB",
     "mfu": "MFU",

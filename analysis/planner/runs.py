@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from analysis.logs.load import load, name_of
+from analysis.logs.model import asked, config_of
 from analysis.logs.record import Record
 from analysis.logs.verdict import timed
 from analysis.planner.calibration import Calibration, host_columns
@@ -25,29 +26,29 @@ def settings_of(record: Record) -> dict[str, Any]:
     Raises:
         ValueError: a fact that the model needs is not in the log.
     """
-    model = record.model
-    if missing := [k for k in ("n_layer", "hidden", "n_head") if not model.get(k)]:
-        raise ValueError(f"no {', '.join(missing)}")
-    if not (record.gpus and record.global_batch and record.seq_len):
-        raise ValueError("no number of GPUs, global batch or sequence length")
+    config, why = config_of(record)
+    if config is None:
+        raise ValueError(why)
+    absent = [k for k in ("gpus", "global_batch", "seq_len", "precision") if not getattr(record, k)]
+    if absent := ["n_head"] * ("n_head" not in record.model) + absent:
+        raise ValueError(asked(absent))
     tp, cp, pp = record.tp or 1, record.cp or 1, record.pp or 1
     dp = record.dp or max(1, record.gpus // (tp * cp * pp))
     micro = record.micro_batch or 1
-    if not (precision := record.precision):
-        raise ValueError("no precision")
+    precision = record.precision
     width = 4 if precision == "fp32" else 2
     layout = record.facts.get("layout") or {}
     return {
-        "layers": model["n_layer"],
-        "hidden": model["hidden"],
-        "heads": model["n_head"],
-        "head_dim": model.get("kv_channels") or model["hidden"] / model["n_head"],
-        "kv_heads": model.get("n_kv_head") or model["n_head"],
-        "glu": model.get("activation") == "swiglu",
-        "untied": model.get("tied") is False,
-        "qk_norm": bool(model.get("qk_norm")),
-        "ffn": model.get("ffn_hidden") or 4 * model["hidden"],
-        "vocab": model.get("vocab_size") or 51200,
+        "layers": config.n_layer,
+        "hidden": config.hidden,
+        "heads": config.n_head,
+        "head_dim": config.head_dim,
+        "kv_heads": config.kv_heads,
+        "glu": config.gated,
+        "untied": not config.tied,
+        "qk_norm": config.qk_norm,
+        "ffn": config.ffn_hidden,
+        "vocab": config.vocab_size,
         "seq": record.seq_len,
         "tp": tp,
         "cp": cp,
@@ -80,24 +81,19 @@ def crowding(record: Record) -> float:
     return max(1.0, ranks * (spec.get("threads") or 1) / host["cores"])
 
 
-def predicted_seconds(records: list[Record], calibration: Calibration) -> list[float | None]:
-    """Seconds per step of runs on a cluster; None where a run's facts do not suffice."""
-    found: list[float | None] = []
-    for record in records:
-        try:
-            settings = settings_of(record)
-        except ValueError:
-            found.append(None)
-            continue
-        if calibration.is_host and settings["width"] != 4:  # a host is measured in fp32 alone
-            found.append(None)
-            continue
-        where = calibration.columns(_engine(record), settings["tp"], record.gpus)
-        x = columns(**settings | where)
-        machine = calibration.machine(settings["width"])
-        crowd = crowding(record) if calibration.is_host else 1.0
-        found.append(float(np.ravel(calibration.fit.seconds(x, machine))[0]) * crowd)
-    return found
+def predicted_seconds(record: Record, calibration: Calibration) -> tuple[float | None, str]:
+    """(seconds per step on a cluster, "") or (None, which of the facts is absent)."""
+    try:
+        settings = settings_of(record)
+    except ValueError as error:
+        return None, str(error)
+    if calibration.is_host and settings["width"] != 4:
+        return None, f"{calibration.name} is measured in fp32 alone, not {record.precision}"
+    where = calibration.columns(_engine(record), settings["tp"], record.gpus)
+    x = columns(**settings | where)
+    machine = calibration.machine(settings["width"])
+    crowd = crowding(record) if calibration.is_host else 1.0
+    return float(np.ravel(calibration.fit.seconds(x, machine))[0]) * crowd, ""
 
 
 @dataclass

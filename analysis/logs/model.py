@@ -1,0 +1,48 @@
+"""The model that a log describes, or which fact it lacks and the flag that gives it."""
+
+from collections.abc import Iterable
+
+from analysis.logs.flags import flag_of
+from analysis.logs.record import Record
+from models.config import GPTConfig
+from models.errors import UsageError
+
+SAME_MODEL = 0.05  # parameters printed over those of a GPT of the printed shapes, less one
+SIZES = ("n_layer", "hidden", "vocab_size")  # without them there is no model
+_WORDS = {"gpus": "GPUs", "seq_len": "sequence length", "global_batch": "global batch"}
+
+
+def asked(names: Iterable[str]) -> str:
+    """Facts that a log does not state, each with the flag that gives it."""
+    said = (f"{_WORDS.get(name, name)} ({flag_of(name)})" for name in names)
+    return f"the log does not state {', '.join(said)}"
+
+
+def config_of(record: Record) -> tuple[GPTConfig | None, str]:
+    """(the model as a GPT, "") or (None, why there is none).
+
+    What a log does not say is as in GPT-2. The parameters that are stated must agree with the
+    sizes; where none are, a feed-forward that is not 4 x hidden needs an activation, which says
+    whether it has a gate.
+    """
+    if record.uncounted:
+        return None, f"the model has {' and '.join(record.uncounted)}, which no convention counts"
+    model = {k: v for k, v in record.model.items() if k in GPTConfig.__dataclass_fields__}
+    if absent := [name for name in SIZES if name not in model]:
+        return None, asked(absent)
+    if model.get("activation") == "swiglu" and "ffn_hidden" not in model:
+        return None, asked(["ffn_hidden"])
+    model.setdefault("n_head", 1)  # no count depends on it where every head has its own key
+    if record.seq_len:
+        model.setdefault("max_seq_len", record.seq_len)
+    try:
+        config = GPTConfig(**model)
+    except UsageError as error:
+        return None, str(error)
+    if record.params is not None:
+        if abs(record.params / config.n_params - 1) > SAME_MODEL:
+            made = f"the stated sizes make {config.n_params:,} parameters"
+            return None, f"{made}, but {record.params:,.0f} are stated"
+    elif "activation" not in model and config.ffn_hidden != 4 * config.hidden:
+        return None, asked(["activation"])
+    return config, ""
