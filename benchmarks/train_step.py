@@ -132,7 +132,7 @@ def plain_weights(model: Any, spec: RunSpec) -> None:
     with torch.no_grad():
         for parameter, name in zip(model.parameters(), names, strict=True):
             value = init_parameter(spec.model, name, spec.seed)
-            value = to_hugging_face(spec.model, name, value)
+            (value,) = to_hugging_face(spec.model, name, value)
             parameter.copy_(value.t() if name.startswith("blocks.") and value.dim() == 2 else value)
 
 
@@ -182,7 +182,7 @@ def contender(job: dict[str, Any], spec: RunSpec) -> Callable[[list], float]:
     if job["contender"] == "hf":
         from models import hf_model
 
-        model = hf_model.HuggingFaceGPT2(spec.model)
+        model = hf_model.HuggingFaceGPT(spec.model)
         hf_model.initialise(model, spec.seed)
     else:
         model = plain_gpt(spec.model)

@@ -16,6 +16,12 @@ INIT_STD = 0.02  # Radford et al. 2019; residual projections are scaled by 1/sqr
 POSITIONS = ("learned", "rope")
 NORMS = ("layernorm", "rmsnorm")
 ACTIVATIONS = ("gelu", "swiglu")
+# What the rope_scaling of every Llama 3.1 and 3.2 checkpoint has beside its factor.
+LLAMA3_ROPE = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 _OPTIONAL = ("ffn_hidden", "n_kv_head", "kv_channels")  # 0: derived from the other sizes
 
 

@@ -19,10 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from models.config import INIT_STD, GPTConfig, parameter_shapes
-
-# The constants of every Llama 3.1 and 3.2 checkpoint's rope_scaling; only its factor differs.
-LLAMA3_POSITIONS, LLAMA3_LOW, LLAMA3_HIGH = 8192, 1.0, 4.0
+from models.config import INIT_STD, LLAMA3_ROPE, GPTConfig, parameter_shapes
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -83,8 +80,9 @@ def rope_frequencies(config: GPTConfig, device: torch.device | None = None) -> T
     frequency = 1.0 / config.rope_theta**exponent
     if config.rope_scaling == 1.0:
         return frequency
-    turns = LLAMA3_POSITIONS * frequency / (2 * math.pi)  # in the positions of pre-training
-    kept = ((turns - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW)).clamp(0.0, 1.0)
+    low, high, positions = LLAMA3_ROPE.values()
+    turns = positions * frequency / (2 * math.pi)  # in the positions of pre-training
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return frequency * (kept + (1 - kept) / config.rope_scaling)
 
 

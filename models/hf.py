@@ -1,13 +1,13 @@
-"""GPT-2 directories of Hugging Face in and out, and text from a trained run.
+"""Hugging Face directories in and out, and text from a trained run.
 
-    python -m models.hf import GPT2_DIR FOLDER [--dtype D] [--vocab-size N]
-    python -m models.hf export RUN|FOLDER [GPT2_DIR] [--dtype D] [--tokenizer PATH]
+    python -m models.hf import HF_DIR FOLDER [--dtype D] [--vocab-size N]
+    python -m models.hf export RUN|FOLDER [HF_DIR] [--dtype D] [--tokenizer PATH]
     python -m models.hf generate RUN|FOLDER --prompt TEXT [--tokens N] [--temperature T] [--seed S]
 
-`import` turns a GPT-2 directory (config.json and model.safetensors, in one file or with an index)
-into a weights-only folder, from which training starts on any engine and layout. `export` turns
-the newest weights of a run, or a weights-only folder, into a directory that
-`GPT2LMHeadModel.from_pretrained` loads. In fp32 the logits agree to 1e-4; in bf16 they are what 8
+`import` turns a directory of a GPT-2, Llama, Qwen3 or Mistral (config.json and model.safetensors,
+in one file or with an index) into a weights-only folder, from which training starts on any engine
+and layout. `export` turns the newest weights of a run, or a weights-only folder, into a directory
+that transformers loads (from_pretrained). In fp32 the logits agree to 1e-4; in bf16 they are what 8
 bits of mantissa leave. `generate` continues a prompt, on the GPU where torch sees one.
 
     python -m models.hf export logs/parity/ddp out/ddp
@@ -16,7 +16,11 @@ bits of mantissa leave. `generate` continues a prompt, on the GPU where torch se
 
 RUN          a run folder or its folder of checkpoints: the newest checkpoint, or weights-only
              export, is taken. A checkpoint is checked first, all its bytes.
-FOLDER       a weights-only folder, or one checkpoint. `generate` takes a GPT-2 directory too.
+FOLDER       a weights-only folder, or one checkpoint. `generate` takes an HF_DIR too.
+class        learned positions, LayerNorm, GELU and biases are GPT2LMHeadModel; rotary positions,
+             RMSNorm and SwiGLU are LlamaForCausalLM, with norms of query and key Qwen3ForCausalLM.
+             A Mistral is imported, and exported as a Llama. Another mixture has no class and is
+             not exported.
 dtype        fp32, bf16 or fp16; without it, what is stored. A checkpoint stores fp32.
 vocabulary   our weights hold one row for every id and none for padding. Rows beyond config.json's
              vocab_size are cut on import; where config.json counts the padding too (50304 for
@@ -25,8 +29,9 @@ vocabulary   our weights hold one row for every id and none for padding. Rows be
 tokenizer    without --tokenizer: the files beside the weights, or what the meta.json of the run's
              data names. They go along with an import or export as they are; the end-of-text id
              goes into config.json. `byte` is parallel.data's, one id per byte.
-refused      in one line with the numbers: another architecture (rotary positions, RMSNorm, ...),
-             activation, LayerNorm epsilon or attention scale, an output layer that is not tied,
+refused      in one line with the numbers: another model_type, activation or attention scale, a
+             sliding window, experts, rotary positions in a part of a head or stretched otherwise
+             than Llama 3.1's (linear, dynamic, yarn ...), biases in some linear layers only,
              tensors that do not fit config.json; and pickles (pytorch_model.bin), which can run
              code when they are read: where you trust one, load it with transformers and save it
              again with save_pretrained().
@@ -79,11 +84,11 @@ def _tokenizer(asked: str | None, source: Path, weights: Path) -> str | None:
 
 
 def import_weights(source: Path, out: Path, dtype: str | None, vocab_size: int | None) -> str:
-    """Import a GPT-2 directory; the lines to print."""
-    from models.hf_files import import_gpt2
+    """Import a Hugging Face directory; the lines to print."""
+    from models.hf_files import import_hugging_face
 
     files, ids, _ = _about_tokenizer(source)
-    weights, remarks = import_gpt2(source, out, dtype, vocab_size, files, ids)
+    weights, remarks = import_hugging_face(source, out, dtype, vocab_size, files, ids)
     config = weights.config
     sizes = f"{config.n_layer} layers, hidden {config.hidden}, {config.n_head} heads"
     line = f"{out}: {config.n_params:,} parameters in {weights.dtype}, {sizes}"
@@ -92,18 +97,22 @@ def import_weights(source: Path, out: Path, dtype: str | None, vocab_size: int |
 
 def export_weights(source: Path, out: Path | None, dtype: str | None, tokenizer: str | None) -> str:
     """Export the newest weights at `source`; the line to print."""
-    from models.hf_files import export_gpt2
+    from models.hf_config import architecture
+    from models.hf_files import export_hugging_face
+    from models.weights import read_weights
 
     found = find_weights(source)
-    if out is None:
-        step = step_in_name(found)
-        out = found.parent / ("gpt2" if step is None else f"gpt2-{step:08d}")
-    refuse_existing(out)
+    if out is not None:
+        refuse_existing(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
     chosen = _tokenizer(tokenizer, source, found)
     files, ids, end = _about_tokenizer(None if chosen in (None, "byte") else Path(chosen))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with as_weights(found, dtype, out.parent) as weights:
-        config = export_gpt2(weights, out, dtype, files, ids, end)
+    with as_weights(found, dtype, (out or found).parent) as weights:
+        if out is None:
+            name = architecture(read_weights(weights, verify=False).config).model_type
+            step = step_in_name(found)
+            out = found.parent / (name if step is None else f"{name}-{step:08d}")
+        config = export_hugging_face(weights, out, dtype, files, ids, end)
     return f"{out}: {config.n_params:,} parameters from {found}"
 
 
@@ -111,8 +120,8 @@ def generate_text(
     source: Path, prompt: str, tokens: int, temperature: float, seed: int, tokenizer: str | None
 ) -> str:
     """The prompt and what the model at `source` continues it with."""
-    is_gpt2 = (source / "config.json").is_file() and not is_weights(source)
-    found = source if is_gpt2 else find_weights(source)
+    is_theirs = (source / "config.json").is_file() and not is_weights(source)
+    found = source if is_theirs else find_weights(source)
     chosen = _tokenizer(tokenizer, source, found)
     if chosen is None:
         raise UsageError(f"{source}: no tokenizer is known; give --tokenizer byte or a path")
@@ -120,8 +129,8 @@ def generate_text(
     from models.weights import read_weights
 
     coder = generate.load_tokenizer(chosen)
-    if is_gpt2:
-        stored, _ = hf_files.open_gpt2(source)
+    if is_theirs:
+        stored, _ = hf_files.open_hugging_face(source)
         model = generate.load_gpt(stored.config, stored.tensor)
     else:
         with as_weights(found, None) as folder:
@@ -135,15 +144,15 @@ def _parser() -> Parser:
     parser = Parser(prog="python -m models.hf", description=__doc__)
     names = "import|export|generate"
     commands = parser.add_subparsers(dest="command", required=True, metavar=names)
-    importing = commands.add_parser("import", help="a GPT-2 directory to a weights-only folder")
-    importing.add_argument("source", type=Path, metavar="GPT2_DIR", help="what to read")
+    importing = commands.add_parser("import", help="a Hugging Face directory to a weights folder")
+    importing.add_argument("source", type=Path, metavar="HF_DIR", help="what to read")
     importing.add_argument("out", type=Path, metavar="FOLDER", help="what to write")
     importing.add_argument("--vocab-size", type=int, metavar="N", help="embedding rows to keep")
     importing.set_defaults(run=import_weights)
-    exporting = commands.add_parser("export", help="a run or weights folder to a GPT-2 directory")
+    exporting = commands.add_parser("export", help="a run or weights folder to Hugging Face's form")
     exporting.add_argument("source", type=Path, metavar="RUN|FOLDER", help="what to read")
-    what = "what to write (default: gpt2-STEP beside the weights)"
-    exporting.add_argument("out", type=Path, nargs="?", metavar="GPT2_DIR", help=what)
+    what = "what to write (default: MODEL_TYPE-STEP beside the weights)"
+    exporting.add_argument("out", type=Path, nargs="?", metavar="HF_DIR", help=what)
     exporting.set_defaults(run=export_weights)
     for command in (importing, exporting):
         command.add_argument("--dtype", choices=tuple(BYTES), help="default: what is stored")

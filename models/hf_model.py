@@ -1,7 +1,8 @@
-"""Hugging Face's GPT-2 class with our weights, and its tokenizers: the only file that imports
+"""Hugging Face's model classes with our weights, and its tokenizers: the only file that imports
 transformers.
 """
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -11,32 +12,61 @@ from transformers import (
     AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
-from models.config import GPTConfig
+from models.config import GPTConfig, parameter_shapes
 from models.errors import UsageError
-from models.gpt import fill, init_parameter, mean_loss, positions
-from models.hf_files import hugging_face_config, reference_name, to_hugging_face
+from models.gpt import fill, init_parameter, mean_loss, positions, rope_frequencies
+from models.hf_config import architecture, hugging_face_config, hugging_face_names
+from models.hf_files import to_hugging_face
 from models.run_weights import tokenizer_files
 
+_CLASSES = {
+    "gpt2": (GPT2Config, GPT2LMHeadModel),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
 
-class HuggingFaceGPT2(nn.Module):
-    """`transformers.GPT2LMHeadModel` called like the reference model: (tokens, labels) -> loss."""
+
+class HuggingFaceGPT(nn.Module):
+    """transformers' class called like the reference model: (tokens, labels) -> loss.
+
+    The class is a submodule called as its model_type is, so the parameters of a checkpoint are
+    gpt2.transformer..., llama.model... .
+
+    Raises:
+        UsageError: no class has this model.
+    """
 
     def __init__(self, config: GPTConfig, recompute: bool = False, end_of_text: int | None = None):
         super().__init__()
         self.config, self.end_of_text = config, end_of_text
-        self.gpt2 = GPT2LMHeadModel(GPT2Config(**hugging_face_config(config), use_cache=False))
+        self.model_type = architecture(config).model_type
+        settings, model = _CLASSES[self.model_type]
+        self.add_module(
+            self.model_type, model(settings(**hugging_face_config(config), use_cache=False))
+        )
+        if config.position == "rope":
+            # DeepSpeed's zero.Init rounds what the class computes them from to 16 bits.
+            self.theirs.model.rotary_emb.inv_freq = rope_frequencies(config)
         if recompute:
-            self.gpt2.gradient_checkpointing_enable({"use_reentrant": False})
+            self.theirs.gradient_checkpointing_enable({"use_reentrant": False})
+
+    @property
+    def theirs(self) -> nn.Module:
+        return self.get_submodule(self.model_type)
 
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor) -> Tensor:
         position, mask = positions(tokens_BS, self.end_of_text)
         # Given positions alone, transformers looks for packed sequences in them.
         position_BS = None if mask is None else position
-        output = self.gpt2(tokens_BS, position_ids=position_BS, attention_mask=mask)
+        output = self.theirs(tokens_BS, position_ids=position_BS, attention_mask=mask)
         return mean_loss(output.logits, labels_BS)
 
 
@@ -65,14 +95,24 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 
 def initialise(
-    model: HuggingFaceGPT2,
+    model: HuggingFaceGPT,
     seed: int,
     gathered: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
 ) -> None:
-    """Give a HuggingFaceGPT2 the reference GPT's starting weights, in place."""
+    """Give a HuggingFaceGPT the reference GPT's starting weights, in place."""
+    config = model.config
+    ours = {
+        f"{model.model_type}.{theirs}": (name, part)
+        for name in parameter_shapes(config)
+        for part, theirs in enumerate(hugging_face_names(config, name))
+    }
+
+    @functools.lru_cache(maxsize=1)  # one of ours may be several of theirs, one after the other
+    def parts(name: str) -> list[Tensor]:
+        return to_hugging_face(config, name, init_parameter(config, name, seed))
 
     def value(name: str, _: nn.Parameter) -> Tensor:
-        ours = reference_name(name)
-        return to_hugging_face(model.config, ours, init_parameter(model.config, ours, seed))
+        name, part = ours[name]
+        return parts(name)[part]
 
     fill(model, value, gathered)

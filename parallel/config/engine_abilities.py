@@ -107,7 +107,7 @@ def inabilities(
     if compile and not able.compile:
         problems.append(f"engine {engine} does not compile its model (ddp does)")
     if implementation == "hf" and layout.tp > 1:
-        problems.append(f"Hugging Face's GPT-2 has no tp (asked: {layout.tp})")
+        problems.append(f"Hugging Face's model has no tp (asked: {layout.tp})")
     if engine == "deepspeed_zero" and precision == "bf16" and layout.zero_stage == 0:
         problems.append(
             "DeepSpeed without ZeRO updates the bf16 weights themselves, with no fp32 copy;"

@@ -17,6 +17,7 @@ from models.bounds import Bounds
 from models.config import ACTIVATIONS, NORMS, POSITIONS, GPTConfig, preset
 from models.errors import UsageError
 from models.files import parse_json, read_text
+from models.hf_config import architecture
 from parallel.config.data_files import end_of_text, vocabulary
 from parallel.config.duration import WORK, steps_of
 from parallel.config.engine_abilities import ENGINES, inabilities
@@ -102,9 +103,7 @@ class RunSpec:
     activation: str | None = _flag(None, "of the feed-forward; swiglu has a gate", ACTIVATIONS)
     tied: bool | None = _flag(None, "the output layer is the word embedding")
     bias: bool | None = _flag(None, "linear layers have biases")
-    implementation: str = _flag(
-        "gpt", "whose model code: ours or Hugging Face's GPT-2", ("gpt", "hf")
-    )
+    implementation: str = _flag("gpt", "whose model code: ours or Hugging Face's", ("gpt", "hf"))
     # the split
     gpus: int = _flag(1, "ranks, one per GPU; the launcher's world size where there is one", _RANKS)
     tp: int = _flag(1, "tensor-parallel size", _RANKS)
@@ -313,6 +312,11 @@ class RunSpec:
         if self.export_weights and self.implementation == "hf":
             problems.append("export_weights are of our GPT, not of implementation hf")
         problems += self._document_problems()
+        if self.implementation == "hf":
+            try:
+                architecture(self.model)
+            except UsageError as error:
+                problems.append(str(error))
         if self.min_lr > self.lr:
             problems.append(f"min_lr {self.min_lr:g} exceeds lr {self.lr:g}")
         if self.kernels in ("te", "apex") and self.device == "cpu":

@@ -20,7 +20,7 @@ def build_reference(
     if spec.implementation == "hf":
         from models import hf_model
 
-        model = hf_model.HuggingFaceGPT2(spec.model, recompute, spec.end_of_text)
+        model = hf_model.HuggingFaceGPT(spec.model, recompute, spec.end_of_text)
         hf_model.initialise(model, spec.seed, gathered)
     else:
         model = gpt.GPT(spec.model, recompute, spec.end_of_text)
