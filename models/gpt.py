@@ -80,8 +80,8 @@ def rope_frequencies(config: GPTConfig, device: torch.device | None = None) -> T
     frequency = 1.0 / config.rope_theta**exponent
     if config.rope_scaling == 1.0:
         return frequency
-    low, high, positions = LLAMA3_ROPE.values()
-    turns = positions * frequency / (2 * math.pi)  # in the positions of pre-training
+    low, high, length = LLAMA3_ROPE.values()
+    turns = length * frequency / (2 * math.pi)  # in the positions of pre-training
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return frequency * (kept + (1 - kept) / config.rope_scaling)
 

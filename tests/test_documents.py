@@ -56,9 +56,8 @@ def models_of(preset: str, end_of_text: int | None) -> list[torch.nn.Module]:
     config = PRESETS[preset]
     models = [gpt.GPT(config, end_of_text=end_of_text)]
     gpt.initialise(models[0], seed=0)
-    if preset == "tiny":
-        models.append(hf_model.HuggingFaceGPT2(config, end_of_text=end_of_text))
-        hf_model.initialise(models[1], seed=0)
+    models.append(hf_model.HuggingFaceGPT(config, end_of_text=end_of_text))
+    hf_model.initialise(models[1], seed=0)
     with torch.no_grad():
         for parameter in (p for model in models for p in model.parameters() if p.dim() > 1):
             parameter *= 5
