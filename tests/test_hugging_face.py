@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -181,6 +183,13 @@ def test_rotary_frequencies_are_not_rounded_where_zero_3_builds_the_class(monkey
     monkeypatch.undo()
     found = model.theirs.model.rotary_emb.inv_freq
     assert torch.equal(found, gpt.rope_frequencies(LLAMA)) and found.dtype == torch.float32
+
+
+def test_a_device_block_holds_where_megatron_core_runs_on_a_cpu():
+    """transformers loads a model in one; without it, rotary frequencies are not filled."""
+    script = "import torch; from parallel.engines import cpu; cpu.patch()\n"
+    script += "with torch.device('meta'): assert torch.arange(3).is_meta and torch.ones(3).is_meta"
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
 
 
 # config.json of meta-llama/Llama-3.1-8B and Qwen/Qwen3-0.6B, but for special ids and dtypes

@@ -13,6 +13,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch.utils import _device
 
 FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "arange", "rand", "randn", "as_tensor")
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # what mallopt(3) sets
@@ -72,6 +73,9 @@ def patch() -> None:
     """Apply the patches, once per process."""
     # `device=torch.cuda.current_device()` names the device of receive buffers, gathers and norms.
     torch.cuda.current_device = lambda: torch.device("cpu")
+    # A `with torch.device(...)` block, with which transformers loads a model, knows torch's own
+    # factories and no others. torch lists them when it enters the first one: let it do so now.
+    _device._device_constructors()
     # `device="cuda"` is written out in schedules, the loss scaler and the causal mask.
     for name in FACTORIES:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
