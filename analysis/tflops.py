@@ -41,8 +41,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--convention",
         choices=tuple(CONVENTIONS),
-        help=f"the formula for FLOPs of models/flops.py (default: {DEFAULT_CONVENTION}; where a log"
-        " does not state the model's sizes, 6n; where neither can be computed, as it prints them)",
+        help="the formula for FLOPs; docs/read-logs.md says which program prints which (default:"
+        f" {DEFAULT_CONVENTION}; where a log does not state the model's sizes, 6n; where neither"
+        " can be computed, as it prints them)",
     )
     given = parser.parse_args(argv)
     shown = tflops.of_records(

@@ -28,9 +28,11 @@ def test_sc21_without_recomputation_counts_three_passes():
 def test_seed_rule_gives_the_jean_zay_tables_own_number():
     # "(52*4*2*1024*4*1*256)/(122*16*4*1000)" is printed there as 55.8667...
     nominal = GPTConfig(n_layer=64, hidden=8192, n_head=32)
-    per_param = flops.seed(nominal, 1024, recompute=True) / nominal.n_params
-    assert per_param == 8
-    assert per_param * 52e9 * 1024 * 1024 / (122 * 64) / 1e12 == pytest.approx(55.86675, abs=1e-4)
+    assert flops.seed(nominal, 1024, recompute=True) / nominal.n_params == 8
+    stated = (52e9, 1024 * 1024, 122, 64)
+    assert flops.stated_size_tflops(*stated) == pytest.approx(55.86675, abs=1e-4)
+    once = flops.stated_size_tflops(*stated, recompute=False)
+    assert once == pytest.approx(55.86675 * 6 / 8, abs=1e-4)
 
 
 def test_seed_rule_recomputes_every_published_row_but_the_three_that_do_not_follow(shared):
@@ -43,7 +45,7 @@ def test_seed_rule_recomputes_every_published_row_but_the_three_that_do_not_foll
             continue  # its batch contradicts itself, so it has no number of tokens
         tokens = int(row["seq"]) * int(row["global_batch"])
         seconds, gpus = float(row["seconds_per_iteration"]), int(row["gpus"])
-        ours = 8 * float(row["params_b"]) * 1e9 * tokens / (seconds * gpus * 1e12)
+        ours = flops.stated_size_tflops(float(row["params_b"]) * 1e9, tokens, seconds, gpus)
         published = float(row["tflops_per_gpu"])
         if ours != pytest.approx(published, rel=0.011, abs=0.06):
             wrong[published] = round(ours, 1)
