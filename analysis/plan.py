@@ -348,7 +348,8 @@ def explanation(ask: Question, layout: str, png: Path | None) -> str:
     )
     return (
         f"{title}\npredicted {sum(time.values()):.4g} s per iteration:\n"
-        f"{explain.bars(time, 's')}predicted {used[i] / memory.GB:.1f} GB on the fullest rank,"
+        f"{explain.bars(time, 's')}{explain.exchange(x, i)}"
+        f"predicted {used[i] / memory.GB:.1f} GB on the fullest rank,"
         f" {verdict} {limit / memory.GB:.1f} GB:\n{explain.bars(gigabytes, 'GB')}"
     )
 

@@ -73,7 +73,7 @@ def test_175b_on_512_gpus_is_planned_in_a_second():
     assert took < 1.0
 
 
-def test_context_parallel_layouts_fill_the_gpus_and_are_written_into_the_study(tmp_path):
+def test_context_parallel_layouts_fill_the_gpus_and_are_written_into_the_study(tmp_path, capsys):
     path = tmp_path / "planned.toml"
     flags = ["--preset", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "64", "--top", "3"]
     flags += ["--global-batch", "16", "--seq-len", "32768"]
@@ -89,6 +89,9 @@ def test_context_parallel_layouts_fill_the_gpus_and_are_written_into_the_study(t
     assert {row["cp"] for row in ring.rows} == {4} and "cp" in [c.key for c in ring.columns]
     assert ring.rows[0]["predicted_s"] < gathered.rows[0]["predicted_s"]
     assert any("in a ring" in note for note in ring.notes)
+    assert plan.main([*flags, "--cp", "4", "--why", "cp=4,pp=1,tp=1,recompute=full"]) == 0
+    sent = 4 * 3 / 4 * 2 * 32768 * 8 * 128 * 2 * 32 / 2**30  # one sequence a replica, 32 layers
+    assert f"each cp rank receives {sent:.4g} GB of keys, values" in capsys.readouterr().out
     for spec, row in zip(load_study(path).specs.values(), ring.rows, strict=True):
         assert (spec.cp, spec.layout.dp) == (4, row["dp"])
         assert spec.gpus == 64 == row["tp"] * row["cp"] * row["pp"] * row["dp"]

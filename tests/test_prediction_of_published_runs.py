@@ -152,6 +152,16 @@ def test_a_context_parallel_group_shares_its_sequences(tmp_path):
     assert rows.split_of(shared.x, 0)["cp"] == 2
 
 
+def test_a_published_run_is_of_the_engine_that_it_names(tmp_path):
+    for engine, fsdp2, deepspeed in (
+        ("torchtitan (PyTorch FSDP2)", True, False),
+        ("llm-foundry (PyTorch FSDP)", False, False),
+        ("Megatron-DeepSpeed", False, True),
+    ):
+        x = one_row(tmp_path, engine=engine).x
+        assert (x.fsdp2.tolist(), x.deepspeed.tolist()) == ([fsdp2], [deepspeed])
+
+
 @pytest.mark.parametrize(("card", "share"), [("MI300X", 1 / 7), ("V100", 1 / 7), ("H100", 1.0)])
 def test_two_cards_of_a_mesh_have_one_of_its_links(card, share):
     machine = timemodel.machine_of(card, "", 8)

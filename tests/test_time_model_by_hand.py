@@ -164,6 +164,7 @@ def test_an_all_gather_moves_keys_and_values_once_a_pass_and_a_ring_hides_them()
         return one(timemodel.context_parallel(x, machine, c)) * 1e9 / (3 * KV)
 
     assert moved() == moved(gathers=True) == 0
+    assert one(timemodel.received(x_of(cp=4, recompute=2))) == 4 * 3 / 4 * KV
     for gathers in (True, False):  # a ring sends as much; here attention takes no time
         assert moved(cp=4, gathers=gathers) == pytest.approx(3 * 3 / 4)
         assert moved(cp=2, tp=2, kv_heads=2, gathers=gathers) == pytest.approx(3 / 2 / 2 / 2)

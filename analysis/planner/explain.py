@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 
 from analysis.common.tables import writing
+from analysis.planner import timemodel
 from analysis.planner.calibration import Calibration
 from analysis.planner.ranking import HEADINGS, KEYS, gigabytes_by_part, policy, seconds_by_term
 from analysis.planner.space import engine_of
+from models import memory
 from models.errors import UsageError
 from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import Columns
@@ -79,6 +81,15 @@ def explained(x: Columns, i: int, cluster: Calibration) -> tuple[dict, dict]:
     seconds = {name: value.item() for name, value in (messages | terms).items()}
     kernels_s = seconds.pop("compute") - sum(value.item() for value in messages.values())
     return {"kernels": kernels_s} | seconds, gigabytes_by_part(one, cluster)
+
+
+def exchange(x: Columns, i: int) -> str:
+    """A line about what the cp ranks send each other; "" where there is one."""
+    if x.cp[i] == 1:
+        return ""
+    gb = (timemodel.received(x) * x.n_micro * x.layers / x.pp)[i] / memory.GB
+    how = "gathered before attention" if x.gathers[i] else "in a ring beside attention"
+    return f"each cp rank receives {gb:.4g} GB of keys, values and their gradients a step, {how}\n"
 
 
 def title(x: Columns, i: int) -> str:

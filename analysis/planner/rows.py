@@ -125,6 +125,7 @@ def _settings(row: Row) -> Settings:
         "flash": bool(fused or re.search(r"H100|H200|H800|B200|MI3", row.text("gpu_type"))),
         "gpus_per_node": row.number("gpus_per_node") or 8,
         "deepspeed": "deepspeed" in engine.lower(),
+        "fsdp2": "fsdp2" in engine.lower(),
     }
     return Settings(found, guessed)
 

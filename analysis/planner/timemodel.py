@@ -167,13 +167,23 @@ def tensor_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     return n_all_reduce * all_reduce(x.tp, size, x.gpus_per_node, machine, c) * (x.tp > 1)
 
 
+def exchanges(x: Columns) -> Array:
+    """How often a layer's keys and values, or as many bytes of their gradients, travel between the
+    cp ranks: once in forward, twice in backward, and once more where attention is recomputed."""
+    return np.where(x.recompute > 0, 4.0, 3.0)
+
+
+def received(x: Columns) -> Array:
+    """Bytes that a rank receives of the others of its cp group for one layer and micro-batch: a
+    ring and an all-gather both move (cp-1)/cp of the whole each time."""
+    return exchanges(x) * (x.cp - 1) / x.cp * keys_and_values(x)
+
+
 def context_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     """Seconds of a layer, all passes, in which its keys and values travel between the cp ranks.
 
-    Each rank receives (cp-1)/cp of the whole sequence's in forward and again in backward, which
-    sends as many bytes of their gradients, too; recomputation is one more pass. In a ring [L]
-    (Megatron-LM's p2p) a part travels while attention works on the one before, so that only what
-    takes longer is added. An all-gather [G 3.3.2] ends before attention begins.
+    In a ring [L] (Megatron-LM's p2p) a part travels while attention works on the one before, so
+    that only what takes longer is added. An all-gather [G 3.3.2] ends before attention begins.
     """
     n = x.cp
     together = np.clip(x.gpus_per_node // x.tp, 1, n)  # ranks of the group that share a node
@@ -182,9 +192,9 @@ def context_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     outside = np.minimum(within, outside_rate(n / together, machine, c) * share)
     rate = np.where(together < n, outside, within)
     wait = np.where(x.gathers, latency(n, c), (n - 1) * c["latency"])
-    sent = wait + (n - 1) / n * keys_and_values(x) / rate
     hidden = np.where(x.gathers, 0.0, (n - 1) / n * attention(x, machine, c))
-    return np.where(x.recompute > 0, 4.0, 3.0) * np.maximum(sent - hidden, 0.0) * (n > 1)
+    shown = exchanges(x) * (wait - hidden) + received(x) / rate
+    return np.maximum(shown, 0.0) * (n > 1)
 
 
 def fused_softmax(x: Columns) -> Array:
