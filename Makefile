@@ -9,14 +9,14 @@ EXTRAS ?= test
 PROCESSES ?= 2
 PIP_ARGS ?=
 PY := .venv/bin/python
-STUDY ?= parity
+LLAMA = ddp megatron-tp2
 PAGES = $(shell grep -rl --include=*.md '<!-- report:' README.md docs logs)
 
 .PHONY: help setup study render report test check format clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make study    train every engine and split on this machine, print the tables"
+	@echo "make study    train every engine and split on this machine, and a Llama; print the tables"
 	@echo "make test     make check, then the tests in two processes"
 	@echo "make setup    only build .venv"
 	@echo "make check    check the format, the lint rules and that every table in Markdown is current"
@@ -36,8 +36,9 @@ setup: .venv/installed
 
 study: setup
 	$(PY) -m parallel.data --if-missing
-	$(PY) -m parallel.sweep slurm/$(STUDY).toml
-	$(PY) -m analysis.parity --check logs/$(STUDY)
+	$(PY) -m parallel.sweep slurm/parity.toml
+	$(PY) -m parallel.sweep slurm/parity-llama.toml --only $(LLAMA)
+	$(PY) -m analysis.parity --check logs/parity logs/parity-llama
 
 render: setup
 	$(PY) -m slurm.render slurm/*.toml slurm/published/*.toml

@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from models.config import parameter_shapes, preset
 from models.weights import read_weights
 from parallel.checkpoint import __main__ as checkpoint
-from parallel.checkpoint import checkpointer, folders
+from parallel.checkpoint import checkpointer, contents, folders
 from parallel.checkpoint.checkpointer import Checkpointer
 from parallel.checkpoint.contents import State, unpadded
 from parallel.checkpoint.folders import Damaged
 from parallel.checkpoint.manifest import KINDS
 from parallel.checkpoint.rank_files import Reader, write_rank_file
+from parallel.config.layout import Layout
 from parallel.config.settings import resolve
 from parallel.engines import optim
 
@@ -723,3 +724,25 @@ def test_any_cut_reads_back_as_any_other(data, tmp_path_factory):
             piece.tensors[kind] = torch.full_like(wanted, math.nan)
             reader.fill(piece, kind)
             assert torch.equal(piece.tensors[kind], wanted)
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_a_live_parameter_of_two_parts_is_two_pieces_wherever_a_slice_of_it_begins(padding):
+    """The second tp rank's fc1: rows 2 and 3 of the gate, then rows 2 and 3 of up; 3 columns."""
+    whole = {name: torch.arange(12.0).view(4, 3) + start for name, start in (("g", 0), ("u", 50))}
+    live = torch.cat([whole["g"][2:], torch.full((padding, 3), math.nan), whole["u"][2:]]).view(-1)
+    parts = {"g": (2 + padding, 3), "u": (2, 3)}
+    references = [
+        {"name": name, "shape": (4, 3), "offset": (2, 0), "part": part}
+        for name, part in parts.items()
+    ]
+    parameter, layout = SimpleNamespace(references=references), Layout(tp=2, dp=2)
+    for start in range(len(live)):
+        for stop in range(start + 1, len(live) + 1):
+            flat = {kind: live[start:stop] for kind in KINDS}
+            found = contents.pieces_of([(parameter, flat, start)], layout, rank=1, partitioned=True)
+            for piece in found:
+                part = whole[piece.name][2:].reshape(-1)[piece.start : piece.start + len(piece)]
+                assert (piece.offset, piece.part) == ((2, 0), (2, 3))
+                assert all(torch.equal(tensor, part) for tensor in piece.tensors.values())
+            assert sum(map(len, found)) == int(live[start:stop].isfinite().sum())

@@ -1,6 +1,7 @@
 """A run that goes on from a checkpoint is the run that never stopped; so is another layout's or
 another engine's, within what engines differ by anyway."""
 
+import functools
 import json
 import os
 import subprocess
@@ -76,21 +77,26 @@ def work(ranks: int, out, tokens, *names: str) -> dict:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, tokens):
-    """Of each model, where the checkpoints are and what was found on 4 ranks."""
-    outs = {model: tmp_path_factory.mktemp(model) for model in NAMES}
-    return {model: (out, work(4, out, tokens, *NAMES[model])) for model, out in outs.items()}
+    """Of a model, where the checkpoints are and what was found on 4 ranks."""
+
+    @functools.cache
+    def of(model: str):
+        out = tmp_path_factory.mktemp(model)
+        return out, work(4, out, tokens, *NAMES[model])
+
+    return of
 
 
 @pytest.mark.parametrize(("model", "name"), ROWS)
 def test_the_same_layout_goes_on_bit_for_bit(model, name, trained):
-    _, found = trained[model]
+    _, found = trained(model)
     assert found["same"][name] == found["straight"][name][2:]
     assert found["bits"][name]  # weights and both moments of every rank, after the last step
 
 
 @pytest.mark.parametrize(("model", "name"), ROWS)
 def test_another_layout_and_engine_go_on_with_the_same_curve(model, name, trained):
-    _, found = trained[model]
+    _, found = trained(model)
     straight = found["straight"][NAMES[model][0]][2:]
     for ours, theirs in zip(found["crossed"][name], straight, strict=True):
         assert abs(ours[0] - theirs[0]) <= 2e-4
@@ -102,7 +108,7 @@ def test_another_layout_and_engine_go_on_with_the_same_curve(model, name, traine
 @pytest.mark.parametrize(("model", "name"), ROWS)
 def test_every_parameter_has_the_same_gradients(model, name, trained):
     """The norm of all gradients hides those of the smallest parameters: of norms, for example."""
-    out, _ = trained[model]
+    out, _ = trained(model)
     ddp = next(name for name in NAMES[model] if name.startswith("ddp"))
     ours, theirs = (checkpoint(folder_of(out, one)) for one in (name, ddp))
     assert ours.pieces.keys() == theirs.pieces.keys()
@@ -147,7 +153,7 @@ def test_fp16_without_zero_measures_and_clips_the_gradient_of_the_whole_model(to
 
 
 def test_one_process_goes_on_from_four_and_the_moments_matter(trained, tokens, tmp_path):
-    out, found = trained["gpt2"]
+    out, found = trained("gpt2")
     folder = out / "megatron-tp2-pp2"
     flags = ["--n-layer", "4", "--hidden", "32", "--n-head", "4", "--vocab-size", "257"]
     flags += ["--max-seq-len", "16", "--steps", "4", "--lr", "1e-2", "--min-lr", "1e-3"]
@@ -173,7 +179,7 @@ def test_one_process_goes_on_from_four_and_the_moments_matter(trained, tokens, t
 
 
 def test_a_manifest_says_what_it_is(trained):
-    out, _ = trained["gpt2"]
+    out, _ = trained("gpt2")
     manifest = folders.verify(out / "megatron-tp2-pp2" / folders.name_of(2))
     assert manifest["layout"]["tp"] == manifest["layout"]["pp"] == 2
     assert manifest["adam_step"] == manifest["data"]["next_step"] == 2

@@ -88,6 +88,12 @@ def test_a_setting_that_no_layout_has_is_refused(given, words):
         ),
         (Layout(tp=4), "gpt2-1.5b", 1024, "tp 4 does not divide the 25"),
         (Layout(tp=8), "gpt2-1.5b", 1024, "tp 8 does not divide the 25"),
+        (
+            Layout(tp=4),
+            "tiny-llama",
+            128,
+            r"tp 4 does not divide the 2 heads of keys and values \(these do: 1, 2\)",
+        ),
         (Layout(pp=5), "gpt2-124m", 1024, "pp 5 does not divide the 12 layers"),
         (Layout(pp=2, vpp=4, n_micro=2), "gpt2-124m", 1024, "pp 2 x vpp 4 does not divide the 12"),
         (Layout(vpp=2), "gpt2-124m", 1024, "vpp 2 interleaves pipeline stages and needs pp >= 2"),

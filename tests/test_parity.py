@@ -1,5 +1,6 @@
-"""The same GPT, whatever the engine and the split: every run of the first study, trained here on
-sequences of 32 tokens (the study itself has 128).
+"""The same GPT, whatever the engine and the split: every run of the first study, and some of the
+studies of Llama's and Qwen3's architecture, trained here on sequences of 32 tokens (the studies
+themselves have 128).
 
 fp32, 20 optimizer steps of clipped AdamW. At every step the loss is within 2e-4 of the one-process
 baseline's, the gradient norm within 2e-3 of it (relative), and the first loss within 0.3 of
@@ -27,20 +28,40 @@ pytestmark = pytest.mark.slow
 STUDIES = {
     "first": ROOT / "slurm" / "parity.toml",
     "more": ROOT / "tests" / "studies" / "more_splits.toml",
+    "llama": ROOT / "slurm" / "parity-llama.toml",
+    "qwen3": ROOT / "slurm" / "parity-qwen3.toml",
 }
-ROWS = [(key, run) for key, path in STUDIES.items() for run in load_study(path).settings]
+CHOSEN = {  # of the others all
+    "llama": (
+        "ddp",
+        "deepspeed-zero-tp2-dp2-zero2",
+        "deepspeed-pipe-pp2-dp2-zero1-recompute-full",
+        "megatron-tp2-pp2-vpp2-sp-recompute-selective",
+    ),
+    "qwen3": (
+        "ddp",
+        "deepspeed-zero-tp2-dp2-zero3",
+        "deepspeed-pipe-tp2-pp2",
+        "megatron-tp2-pp2-dp2-zero1",
+    ),
+}
+ROWS = [
+    (key, run)
+    for key, path in STUDIES.items()
+    for run in CHOSEN.get(key, load_study(path).settings)
+]
 
 
-def train_all(path: Path, tokens: Path, out: Path) -> dict[str, Path]:
-    """Train every run of a study on `tokens` into out/<run>; the folders by run name."""
+def train_all(path: Path, tokens: Path, out: Path, runs: tuple[str, ...] = ()) -> dict[str, Path]:
+    """Train a study's runs, all by default, on `tokens` into out/<run>; the folders by run name."""
     copy = out / path.name
     text, ours = path.read_text(), f'[defaults]\ndata = "{tokens}"\nbreakdown = true'
     if "max_seq_len" not in text:
         ours += "\nmax_seq_len = 32"
     copy.write_text(text.replace("[defaults]", ours))
     study = load_study(copy)
-    sweep.sweep(study, list(study.settings), out, fresh=True)
-    return {run: out / run for run in study.settings}
+    sweep.sweep(study, list(runs or study.settings), out, fresh=True)
+    return {run: out / run for run in runs or study.settings}
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +70,9 @@ def trained(tmp_path_factory, tokens) -> dict[tuple[str, str], Path]:
     return {
         (key, run): folder
         for key, path in STUDIES.items()
-        for run, folder in train_all(path, tokens, tmp_path_factory.mktemp(key)).items()
+        for run, folder in train_all(
+            path, tokens, tmp_path_factory.mktemp(key), CHOSEN.get(key, ())
+        ).items()
     }
 
 
