@@ -66,14 +66,17 @@ def train_all(path: Path, tokens: Path, out: Path, runs: tuple[str, ...] = ()) -
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, tokens) -> dict[tuple[str, str], Path]:
-    """Where each row's run folder is; trained on first use, once per session."""
-    return {
-        (key, run): folder
-        for key, path in STUDIES.items()
-        for run, folder in train_all(
-            path, tokens, tmp_path_factory.mktemp(key), CHOSEN.get(key, ())
-        ).items()
-    }
+    """Where each row's run folder is; a study is trained when its first row is asked for."""
+
+    class Trained(dict):
+        def __missing__(self, row: tuple[str, str]) -> Path:
+            key = row[0]
+            out = tmp_path_factory.mktemp(key)
+            folders = train_all(STUDIES[key], tokens, out, CHOSEN.get(key, ()))
+            self.update({(key, run): folder for run, folder in folders.items()})
+            return self[row]
+
+    return Trained()
 
 
 def baseline_of(key: str, trained: dict) -> Run:
