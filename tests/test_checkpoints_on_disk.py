@@ -740,7 +740,7 @@ def test_a_live_parameter_of_two_parts_is_two_pieces_wherever_a_slice_of_it_begi
     for start in range(len(live)):
         for stop in range(start + 1, len(live) + 1):
             flat = {kind: live[start:stop] for kind in KINDS}
-            found = contents.pieces_of([(parameter, flat, start)], layout, rank=1, partitioned=True)
+            found = contents.pieces_of([(parameter, flat, start)], layout, rank=1, shards=2)
             for piece in found:
                 part = whole[piece.name][2:].reshape(-1)[piece.start : piece.start + len(piece)]
                 assert (piece.offset, piece.part) == ((2, 0), (2, 3))
