@@ -40,6 +40,7 @@ ENGINES: dict[str, Ability] = {
         " again for backward, 2 once a step; fsdp_shard is hybrid sharding",
         zero_stages=(2, 3),
         offload=("none", "all"),
+        compile=True,
     ),
     "deepspeed_zero": Ability(
         module="parallel.engines.deepspeed_zero",
@@ -105,7 +106,7 @@ def inabilities(
     if engine == "fsdp2" and precision == "fp16":
         problems.append("engine fsdp2 scales no loss, as fp16 needs; use bf16 or fp32")
     if compile and not able.compile:
-        problems.append(f"engine {engine} does not compile its model (ddp does)")
+        problems.append(f"engine {engine} does not compile its model (ddp and fsdp2 do)")
     if implementation == "hf" and layout.tp > 1:
         problems.append(f"Hugging Face's model has no tp (asked: {layout.tp})")
     if engine == "deepspeed_zero" and precision == "bf16" and layout.zero_stage == 0:

@@ -197,7 +197,9 @@ class RunSpec:
     # the machine
     device: str = _flag("auto", "auto is cuda where there is one", ("auto", "cpu", "cuda"))
     kernels: str = _flag("auto", "auto: Transformer Engine, apex, PyTorch, in that order", KERNELS)
-    compile: bool = _flag(False, "torch.compile the model (ddp; on CPU it needs a C++ compiler)")
+    compile: bool = _flag(
+        False, "torch.compile the model (ddp) or each block (fsdp2); on CPU it needs a C++ compiler"
+    )
     threads: int = _flag(1, "CPU threads per rank", Bounds(1, 1024))
     deepspeed_config: str | None = _flag(None, "DeepSpeed JSON; other settings override")
     profile_mode: str = _flag(

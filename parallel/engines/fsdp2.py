@@ -60,6 +60,8 @@ class FSDP2Engine:
         self.reshards = layout.zero_stage == 3
         for block in self.model.blocks:
             fully_shard(block, reshard_after_forward=self.reshards, **rules)
+            if spec.compile:
+                block.compile()
         # Backward begins with the root's output layer: gathering it again would win nothing.
         fully_shard(self.model, reshard_after_forward=False, **rules)
         self.model.to_empty(device="cpu" if layout.offload == "all" else device)
