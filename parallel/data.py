@@ -5,8 +5,8 @@
     python -m parallel.data --input corpus.txt --tokenizer path/to/gpt2 --out data/corpus
 
 The folder gets `train.bin` and `val.bin` (nanoGPT's format: token ids, little-endian, no header;
-uint16, or uint32 above 65,536 ids) and `meta.json`. parallel.train reads it with --data, and other
-files too: parallel/token_files.py lists them.
+uint16, or uint32 above 65,536 ids) and `meta.json`. An end-of-text id follows each document.
+parallel.train reads it with --data, and other files too: parallel/token_files.py lists them.
 """
 
 import contextlib

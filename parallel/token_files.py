@@ -5,6 +5,7 @@ token ids, little-endian, no header; uint16, or uint32 above 65,536 ids) and `me
 nanoGPT `.bin` (uint16) and a Megatron `.bin`/`.idx` pair are read too (give the path without the
 suffix, or the .idx); of those, the last 5 % are held out for validation.
 
+A sequence starts anywhere in its split's stream of tokens, so it crosses the ends of documents.
 Which sequences step t sees depends on (seed, t) alone, never on the layout.
 """
 

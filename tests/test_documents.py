@@ -12,12 +12,13 @@ from models import gpt, hf_model
 from models.config import PRESETS
 from models.errors import UsageError
 from parallel import data, token_files
+from parallel.config.message_bytes import step_volumes
 from parallel.config.settings import resolve
 from parallel.engines.cpu import import_megatron
 from parallel.record.lines import header
 from parallel.record.reader import Run, read_run
 from tests.conftest import ROOT
-from tests.test_parity import train_all
+from tests.test_parity import breakdown_of, train_all
 
 END = 256  # the byte tokenizer's
 
@@ -108,6 +109,14 @@ def test_every_engine_resets_alike(trained, short_documents):
 
 
 @pytest.mark.slow
+def test_a_pipeline_sends_the_tokens_too(trained):
+    spec, ranks = breakdown_of(trained["deepspeed-pipe-tp2-pp2-recompute-full"].path)
+    for rank, rows in ranks.items():
+        volume = step_volumes(spec, rank)["pp"]
+        assert (rows[-1]["pp_calls"], rows[-1]["pp_bytes"]) == (volume.calls, volume.bytes)
+
+
+@pytest.mark.slow
 def test_the_reset_changes_what_is_computed_and_parity_knows(trained, capsys):
     from analysis import parity
 
@@ -173,6 +182,9 @@ def test_without_the_id_that_ends_a_document_a_reset_is_refused(short_documents,
         resolve(("test", bare | reset | {"end_of_text": 300}))
     with pytest.raises(UsageError, match="end_of_text 3 is used with reset_at_documents alone"):
         resolve(("test", bare | {"end_of_text": 3}))
+    split = {"engine": "megatron", "gpus": 2, "cp": 2, "device": "cuda"}
+    with pytest.raises(UsageError, match="needs whole sequences on each rank, so cp 1, not 2"):
+        resolve(("test", bare | reset | split | {"end_of_text": 3}))
     assert resolve(("test", bare | reset | {"end_of_text": 3})).end_of_text == 3
     prepared = {"data": str(short_documents)}
     assert resolve(("test", prepared | reset)).end_of_text == END

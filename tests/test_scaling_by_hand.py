@@ -22,6 +22,7 @@ RUN = Record(
     recompute="full",
     gpu_type="A100",
     commit="0123456789abcdef",
+    facts={"spec": {"reset_at_documents": False}},
     params=1.5e9,
     model={"n_layer": 12, "hidden": 768},
 )
@@ -45,6 +46,11 @@ def other(**changes):
             {"commit": "0123456789abcdef+dirty"},
             ["commit 0123456789+dirty here, 0123456789 in the baseline"],
         ),
+        (
+            {"facts": {"spec": {"reset_at_documents": True}}},
+            ["reset_at_documents True here, False in the baseline"],
+        ),
+        ({"facts": {}}, []),
         ({"model": {"n_layer": 24, "hidden": 768}}, ["model n_layer 24 here, 12 in the baseline"]),
         ({"model": {"n_layer": 12, "n_head": 4}}, []),  # of what both state nothing differs
         ({"params": 2e9}, []),  # sizes say more than a count that is rounded

@@ -20,9 +20,9 @@ def differences(
     """What of the fixed work differs between the two runs; empty when the comparison is fair.
 
     `strong`: the same model, sequence length and global batch. `weak`: the same model, sequence
-    length and batch per GPU. Either: the same precision, recomputation, processor and (unless
-    `any_commit`) commit, or another one with the same code. A fact that one of the logs does
-    not state is unknown, not different.
+    length and batch per GPU. Either: the same precision, recomputation, attention across
+    documents, processor and (unless `any_commit`) commit, or another one with the same code. A fact
+    that one of the logs does not state is unknown, not different.
     """
     found = []
 
@@ -41,6 +41,8 @@ def differences(
         compare("global_batch", record.global_batch, baseline.global_batch)
     else:
         compare("batch per GPU", batch_per_gpu(record), batch_per_gpu(baseline))
+    resets = ((of.facts.get("spec") or {}).get("reset_at_documents") for of in (record, baseline))
+    compare("reset_at_documents", *resets)
     same_code = None not in (record.code, baseline.code) and record.code == baseline.code
     for name in FIXED:
         if name == "commit" and (any_commit or same_code):

@@ -329,10 +329,6 @@ class RunSpec:
 
     def _document_problems(self) -> list[str]:
         end, vocab_size = self.end_of_text, self.model.vocab_size
-        if self.reset_at_documents and (
-            self.tp > 1 or self.engine in ("deepspeed_pipe", "megatron")
-        ):
-            return ["reset_at_documents is not offered with megatron-core's layers yet"]
         if not self.reset_at_documents:
             given = f"end_of_text {end} is used with reset_at_documents alone: give that too"
             return [] if end is None else [given]
@@ -341,6 +337,10 @@ class RunSpec:
                 "reset_at_documents needs the token id that ends a document, and"
                 f" {self.data}/meta.json does not say it: give end_of_text, or prepare the data"
                 " with parallel.data (again, if an earlier version did)"
+            ]
+        if self.cp > 1:
+            return [
+                f"reset_at_documents needs whole sequences on each rank, so cp 1, not {self.cp}"
             ]
         beyond = f"end_of_text {end} is not among the {vocab_size} ids of the vocabulary"
         return [beyond] if end >= vocab_size else []

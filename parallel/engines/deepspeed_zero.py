@@ -2,6 +2,7 @@
 tensor-parallel one from megatron-core's layers."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,10 +25,11 @@ class TensorParallelGPT(nn.Module):
         from parallel.engines import layers
 
         self.model = layers.gpt_model(spec, config, kernels, gathered=gathered)
-        self.position_ids = layers.position_ids
+        self.positions_and_mask = partial(layers.positions_and_mask, spec)
 
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor) -> Tensor:
-        losses_BS = self.model(tokens_BS, self.position_ids(tokens_BS), None, labels=labels_BS)
+        where = self.positions_and_mask(tokens_BS)
+        losses_BS = self.model(tokens_BS, *where, labels=labels_BS)
         return losses_BS.float().mean()
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.config import GPTConfig, parameter_shapes
-from models.gpt import fill, gelu, init_parameter, rope_frequencies
+from models.gpt import fill, gelu, init_parameter, positions, rope_frequencies
 from models.tensor_files import DTYPES
 from parallel.checkpoint.contents import is_split
 from parallel.config.settings import RunSpec
@@ -33,6 +33,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (  # noqa: E402
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
+from megatron.core.transformer.enums import AttnMaskType  # noqa: E402
 from megatron.core.transformer.spec_utils import build_module  # noqa: E402
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
@@ -169,7 +170,9 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
     )
 
 
-def block_submodules(config: TransformerConfig, kernels: str) -> TransformerBlockSubmodules:
+def block_submodules(
+    spec: RunSpec, config: TransformerConfig, kernels: str
+) -> TransformerBlockSubmodules:
     """The layers of one pipeline stage from the chosen kernels (see parallel.engines.kernels)."""
     if kernels == "te":
         from megatron.core.extensions.transformer_engine import TENorm
@@ -184,6 +187,8 @@ def block_submodules(config: TransformerConfig, kernels: str) -> TransformerBloc
         if config.qk_layernorm:
             attention = layer.submodules.self_attention.submodules
             attention.q_layernorm = attention.k_layernorm = norm
+    if spec.end_of_text is not None:  # otherwise Transformer Engine looks at no mask
+        layer.submodules.self_attention.params["attn_mask_type"] = AttnMaskType.arbitrary
     stage = parallel_state.get_pipeline_model_parallel_world_size()
     chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
     return TransformerBlockSubmodules([layer] * (config.num_layers // (stage * chunks)), norm)
@@ -200,11 +205,12 @@ def gpt_model(
 ) -> GPTModel:
     """megatron-core's GPTModel (one stage of it), with the reference weights filled in.
 
-    Called as model(tokens_BS, position_ids_BS, None, labels=labels_BS) -> losses [B, S].
+    Called as model(tokens_BS, *positions_and_mask(spec, tokens_BS), labels=labels_BS) -> losses
+    [B, S].
     """
     model = GPTModel(
         config=config,
-        transformer_layer_spec=block_submodules(config, kernels),
+        transformer_layer_spec=block_submodules(spec, config, kernels),
         vocab_size=spec.model.padded_vocab(spec.layout.tp),
         max_sequence_length=spec.model.max_seq_len,
         pre_process=pre_process,
@@ -234,9 +240,10 @@ def rotary(model: GPTConfig) -> RotaryEmbedding | None:
     return embedding
 
 
-def position_ids(tokens_BS: Tensor) -> Tensor:
-    """0 .. S-1 for every sequence, [B, S]."""
-    return torch.arange(tokens_BS.size(1), device=tokens_BS.device).expand_as(tokens_BS)
+def positions_and_mask(spec: RunSpec, tokens_BS: Tensor) -> tuple[Tensor, Tensor | None]:
+    """`gpt.positions` as megatron-core takes them: [B, S], and True where nothing attends."""
+    position, mask = positions(tokens_BS, spec.end_of_text)
+    return position.expand_as(tokens_BS), None if mask is None else ~mask
 
 
 def mask_padding(logits: Tensor, model: GPTConfig) -> Tensor:
@@ -317,7 +324,10 @@ def initialise(
 
 
 # The same GPT as a list of layers, for DeepSpeed's PipelineModule, which builds only the layers of
-# its own stage. Between them travels one tensor, [S, B, H].
+# its own stage. Between them travels one tensor, [S, B, H]; with reset_at_documents the tokens
+# [B, S] too, which every layer then needs and only the first stage reads.
+
+Activations = Tensor | tuple[Tensor, Tensor]
 
 
 class OutputLayer(nn.Module):
@@ -346,6 +356,7 @@ class WordEmbedding(nn.Module):
 
     def __init__(self, spec: RunSpec, config: TransformerConfig):
         super().__init__()
+        self.end_of_text = spec.end_of_text
         self.embedding = tensor_parallel.VocabParallelEmbedding(
             spec.model.padded_vocab(spec.layout.tp),
             spec.model.hidden,
@@ -355,8 +366,9 @@ class WordEmbedding(nn.Module):
         fill(self, lambda _, p: reference_value(spec, p, "embedding.word.weight"))
         self.output = OutputLayer(spec, config) if spec.model.tied else None
 
-    def forward(self, tokens_BS: Tensor) -> Tensor:
-        return self.embedding(tokens_BS).transpose(0, 1).contiguous()
+    def forward(self, tokens_BS: Tensor) -> Activations:
+        x_SBH = self.embedding(tokens_BS).transpose(0, 1).contiguous()
+        return x_SBH if self.end_of_text is None else (x_SBH, tokens_BS)
 
     def logits(self, x_SBH: Tensor) -> Tensor:
         """This tp rank's logits, [S, B, V/tp]."""
@@ -368,12 +380,17 @@ class PositionEmbedding(nn.Module):
 
     def __init__(self, spec: RunSpec, config: TransformerConfig):
         super().__init__()
+        self.end_of_text = spec.end_of_text
         shape = (spec.model.max_seq_len, spec.model.hidden)
         self.weight = nn.Parameter(torch.empty(shape, dtype=config.params_dtype))
         fill(self, lambda _, p: reference_value(spec, p, "embedding.position.weight"))
 
-    def forward(self, x_SBH: Tensor) -> Tensor:
-        return x_SBH + self.weight[: x_SBH.size(0), None, :]
+    def forward(self, x: Activations) -> Activations:
+        if self.end_of_text is None:
+            return x + self.weight[: x.size(0), None, :]
+        x_SBH, tokens_BS = x
+        position_BS, _ = positions(tokens_BS, self.end_of_text)
+        return x_SBH + F.embedding(position_BS.T, self.weight), tokens_BS
 
 
 class Block(nn.Module):
@@ -388,25 +405,28 @@ class Block(nn.Module):
         rotary: RotaryEmbedding | None,
     ):
         super().__init__()
-        self.rotary = rotary
-        layer = block_submodules(config, kernels).layer_specs[0]
+        self.spec, self.rotary = spec, rotary
+        layer = block_submodules(spec, config, kernels).layer_specs[0]
         self.layer = build_module(layer, config=config, layer_number=index + 1)
         fill(self.layer, lambda name, p: layer_value(spec, index, name, p))
 
-    def forward(self, x_SBH: Tensor) -> Tensor:
+    def forward(self, x: Activations) -> Activations:
+        x_SBH, *tokens = x if isinstance(x, tuple) else (x,)
+        mask = positions_and_mask(self.spec, *tokens)[1] if tokens else None
         angles_SD = self.rotary(x_SBH.size(0)) if self.rotary is not None else None
-        return self.layer(x_SBH, attention_mask=None, rotary_pos_emb=angles_SD)[0]
+        x_SBH, _ = self.layer(x_SBH, attention_mask=mask, rotary_pos_emb=angles_SD)
+        return (x_SBH, *tokens) if tokens else x_SBH
 
 
 class FinalNorm(nn.Module):
     def __init__(self, spec: RunSpec, config: TransformerConfig, kernels: str):
         super().__init__()
-        norm = block_submodules(config, kernels).layer_norm
+        norm = block_submodules(spec, config, kernels).layer_norm
         self.norm = norm(config, config.hidden_size, eps=config.layernorm_epsilon)
         fill(self, lambda name, p: reference_value(spec, p, name))
 
-    def forward(self, x_SBH: Tensor) -> Tensor:
-        return self.norm(x_SBH)
+    def forward(self, x: Activations) -> Tensor:
+        return self.norm(x[0] if isinstance(x, tuple) else x)
 
 
 def mean_loss(logits_SBV: Tensor, labels_BS: Tensor) -> Tensor:

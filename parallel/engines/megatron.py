@@ -107,12 +107,12 @@ class MegatronEngine:
 
     def _forward(self, batches: Iterator[Batch], model: Any) -> tuple[Tensor, Any]:
         tokens_BS, labels_BS = next(batches)
-        positions_BS = layers.position_ids(tokens_BS)
+        positions_BS, mask = layers.positions_and_mask(self.spec, tokens_BS)
         # A cp rank has one early and one late chunk of each sequence, for equal causal attention.
         part = get_batch_on_this_cp_rank(
             {"input_ids": tokens_BS, "position_ids": positions_BS, "labels": labels_BS}
         )
-        return model(attention_mask=None, **part), _mean
+        return model(attention_mask=mask, **part), _mean
 
     def step(self, batches: Iterator[Batch], lr: float) -> StepResult:
         with region("optimizer"):
