@@ -121,14 +121,25 @@ def _setting() -> re.Pattern[bytes]:
     """`name ..... 4`, `name: 4`, `"name": 4`, `args[name] = 4`, `--name 4`; a name is found whole.
 
     It takes longer to compile than --help should."""
-    names = (name.replace("_", "[-_]") for name in sorted(set(_NAMES), key=len, reverse=True))
     return re.compile(
         (
-            r"\b(?<![./])(?<![a-z]-)(" + "|".join(names) + r")"
+            rf"\b(?<![./])(?<![a-z]-)({_any_of(set(_NAMES))})(?![\w-])"
             r"""['"\]]{0,2}[ \t]{0,3}(?:\.{2,80}|[:=]|[ \t])[ \t]{0,16}['"\[]?"""
             r"(\d{1,15}(?![\d.]\d|\w)|None|null|[A-Za-z][\w.-]{0,30})"
         ).encode()
     )
+
+
+def _any_of(names: set[str]) -> str:
+    """A pattern for any of the names that looks at each letter once; - and _ are the same."""
+    rest: dict[str, set[str]] = defaultdict(set)
+    for name in names - {""}:
+        rest[name[0]].add(name[1:])
+    parts = (first.replace("_", "[-_]") + _any_of(after) for first, after in sorted(rest.items()))
+    found = "|".join(parts)
+    if "" in names:
+        return f"(?:{found})?" if found else ""
+    return f"(?:{found})" if len(rest) > 1 else found
 
 
 # On a command line these have no value.
