@@ -286,3 +286,15 @@ def test_a_prediction_takes_the_model_of_the_log_or_says_what_it_lacks(record_of
     shown = tflops.of_records([experts], predict="dgx-h100")
     assert shown.rows[0]["predicted_s"] is None
     assert shown.rows[0]["missing"]["predicted_s"].startswith("the model has 8 experts")
+
+
+def test_the_peak_of_memory_is_read_where_a_log_prints_it(record_of):
+    memory = (
+        "[Rank {r}] (after 1 iterations) memory (MB) | allocated: 100.0 | max allocated: {mb} |"
+        " reserved: 400.0 | max reserved: 400.0\n"
+    )
+    first, *rest = LINES.splitlines(keepends=True)
+    text = first + memory.format(r=0, mb=200.0) + memory.format(r=1, mb=300.5) + "".join(rest)
+    assert record_of(megatron() + text).peak_bytes == int(300.5 * 2**20)
+    titan = TITAN.format(built="llama3 8B", name="llama3 8B", params="8,030,261,248")
+    assert record_of(titan).peak_bytes == 10 * 2**30

@@ -34,7 +34,10 @@ def differences(
 
     for size in sorted(set(record.model) & set(baseline.model)):
         compare(f"model {size}", record.model[size], baseline.model[size])
-    if not (record.model and baseline.model):
+    if record.model and baseline.model:
+        has = [" and ".join(r.uncounted) or "nothing beside a GPT" for r in (record, baseline)]
+        compare("model has", *has)
+    else:
         compare("parameters", record.params, baseline.params)
     compare("seq_len", record.seq_len, baseline.seq_len)
     if scaling == "strong":

@@ -58,6 +58,7 @@ class LineFormat(Format):
         seq_len       tokens in a sequence
         batch_tokens  tokens in a step
         per_gpu       tokens per second of one GPU
+        peak_gib      most memory that a rank held so far, GiB
     facts: Record's fields (and batch_tokens) -> what the text before training says. The last match
     counts. arguments: whether argument dumps may stand before training. averages: an entry is the
     mean since the entry before. first: the number of the first iteration.
@@ -113,6 +114,9 @@ class LineFormat(Format):
         state(record, facts, "log")
         if self.arguments:
             read_header(record, header)
+        peaks = columns.pop("peak_gib", np.empty(0))
+        if np.isfinite(peaks).any():
+            record.peak_bytes = int(np.nanmax(peaks) * 2**30)
         last = {name: last_known(columns.pop(name, ())) for name in ("global_batch", "seq_len")}
         if "per_gpu" in columns:
             last["gpus"] = ranks_of_rates(columns["tokens_per_s"], columns["per_gpu"])

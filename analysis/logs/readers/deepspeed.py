@@ -41,6 +41,7 @@ _THROUGHPUT = re.compile(
 _THROUGHPUT_FIELDS = {
     "samples_per_s": labelled(rb"CurrSamplesPerSec"),
     "running": labelled(rb"(?:RunningAvg)?SamplesPerSec"),
+    "peak_gib": labelled(rb"MaxMemAllocated"),
 }
 _TIMERS = re.compile(rb"time \(ms\) \| ([^\r\n]{1,600})")
 _TIMER = re.compile(rb"(\w{1,60}): ([\d.]{1,16})")

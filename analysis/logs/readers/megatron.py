@@ -41,6 +41,10 @@ _PLAIN_FIELDS = {
     "skipped": labelled(rb"number[ _]of[ _]skipped[ _]iterations"),
     "global_batch": labelled(rb"global[ _]batch[ _]size"),
 }
+_PEAK = re.compile(
+    rb"\(after \d{1,9} iterations\) memory \(MB\) [^\r\n]{1,80}max allocated: ([\d.]{1,16})"
+)
+_SOON = 1 << 20  # bytes behind the first iteration, in which it prints its memory
 _DONE = (b"[after training is done]", b"[exiting program at iteration", b"training finished")
 
 
@@ -60,6 +64,8 @@ def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
         first = int(offsets[0])
         line = log.slice(first - 400, first).rpartition(b"\n")[2]
         line += log.slice(first, first + 1500).partition(b"\n")[0]
+        if peaks := _PEAK.findall(log.slice(first, first + _SOON)):
+            record.peak_bytes = int(max(map(float, peaks)) * 2**20)
     header = header_of(log, int(offsets[0]) if len(offsets) else None)
     if b"reserve_length:" in line or b"Loading extension module token_dropping" in header:
         record.uncounted.append("layers that drop tokens (random-LTD)")

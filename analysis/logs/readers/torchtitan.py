@@ -31,6 +31,7 @@ _FIELDS = {
     "grad_norm": labelled(rb"grad_norm"),
     "tflops": labelled(rb"tflops"),
     "tps": labelled(rb"[tw]ps"),
+    "peak_gib": labelled(rb"memory"),  # reserved by PyTorch
 }
 # `Building llama3 8B with TransformerModelArgs(dim=4096, n_layers=32, ...)`; later without them.
 _BUILDING = re.compile(
