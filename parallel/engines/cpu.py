@@ -16,6 +16,7 @@ import torch
 from torch.utils import _device
 
 FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "arange", "rand", "randn", "as_tensor")
+_TYPE_NAMES = {torch.float32: "Float", torch.bfloat16: "BFloat16", torch.float16: "Half"}
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # what mallopt(3) sets
 
 
@@ -115,9 +116,9 @@ def _type_as_on_cuda(original: Any) -> Any:
 
     @functools.wraps(original)
     def type_(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if dtype is not None:
+        if dtype is not None or self.dtype not in _TYPE_NAMES:
             return original(self, dtype, *args, **kwargs)
-        return original(self).replace("torch.", "torch.cuda.", 1)
+        return f"torch.cuda.{_TYPE_NAMES[self.dtype]}Tensor"
 
     return type_
 

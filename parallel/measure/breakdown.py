@@ -203,7 +203,7 @@ class Breakdown:
     def forget(self) -> None:
         """Leave out what happened since the last lap: it was not training."""
         self._marks: list[tuple[Region, Any]] = []
-        self._calls: list[tuple[str, int, float]] = []
+        self.messages: list[tuple[str, int, float]] = []  # since `lap`: axis, bytes, sent bytes
         self._ended: list[tuple[str, float, float]] = []  # asynchronous calls: axis, began, end
         self._pending.clear()
         self._stack: list[Region] = ["other"]
@@ -229,11 +229,11 @@ class Breakdown:
                 self._seconds[name] += seconds
             last = now
         self._marks, self._last = [], last
-        for axis, payload, sent in self._calls:
+        for axis, payload, sent in self.messages:
             self._sums[axis, "calls"] += 1
             self._sums[axis, "bytes"] += payload
             self._sums[axis, "wire_bytes"] += sent
-        self._calls = []
+        self.messages = []
         covered_until: dict[str, float] = defaultdict(float)  # calls overlap: count time once
         for axis, began, end in sorted(self._ended, key=lambda call: call[1]):
             self._async_s[axis] += max(0.0, end - max(began, covered_until[axis]))
@@ -283,7 +283,7 @@ class Breakdown:
         if n > 1 and payload <= CONTROL_BYTES and kind != "end":
             axis = "control"
         if n > 1 and kind not in ("recv", "end"):
-            self._calls.append((axis, payload, wire_bytes(kind, n, payload)))
+            self.messages.append((axis, payload, wire_bytes(kind, n, payload)))
         asynchronous = bool(given) and getattr(given[-1], "asyncOp", False)
         if kind == "end":  # of a batch, whose one work stands for the calls before it
             kind, axis, asynchronous = self._latest.get(group.group_name, (kind, axis, False))

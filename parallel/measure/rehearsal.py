@@ -1,0 +1,261 @@
+"""Train a step of one rank with tensors that have shapes but no storage.
+
+torch's FakeTensorMode runs every operator on shapes alone, and the `fake` backend of
+torch.distributed answers every collective at once. So one process on any machine builds the part of
+a model that a rank of any run holds, with the engine's own code. No number is computed and no CUDA
+kernel is run: that a kernel exists, is fast or is right is not rehearsed.
+"""
+
+import contextlib
+import math
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.distributed import device_mesh
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "temporary")
+# What is allocated in a region of a step (parallel/measure/ranges.py) and is not one of the kinds
+# that `Memory.mark` names. The engine's own buffers are made while it is built.
+_KIND_IN = {"build": "buffers", "forward": "activations"}
+
+
+@contextlib.contextmanager
+def without_storage(rank: int, world_size: int) -> Iterator[None]:
+    """Everything inside runs on shapes alone, as `rank` of `world_size`; once in a process."""
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    for owner, name, replacement in (
+        (nn.Module, "_apply", _apply),
+        (dist, "all_gather_object", _all_gather_object),
+        (dist, "_coalescing_manager", _coalescing_manager),
+        (dist.distributed_c10d, "_coalescing_manager", _coalescing_manager),
+        (nn.parallel, "DistributedDataParallel", OneCopy),
+        (torch, "tensor", _tensor),
+        (device_mesh, "init_device_mesh", _init_device_mesh),
+    ):
+        setattr(owner, name, replacement)
+    with FakeTensorMode(allow_non_fake_inputs=True), _Scalars():
+        yield
+
+
+class _Scalars(TorchDispatchMode):
+    """Reading a number of a tensor without storage gives 1, of an integer or truth value 0."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except DataDependentOutputException:
+            return 1.0 if args[0].dtype.is_floating_point else 0
+
+
+class OneCopy(nn.Module):
+    """In the place of DistributedDataParallel, whose C++ reducer reads storages.
+
+    Its buckets hold the gradients and need no memory of their own; its all-reduces are not counted.
+    """
+
+    def __init__(self, module: nn.Module, **_: Any):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any) -> Any:
+        return self.module(*args)
+
+    def register_comm_hook(self, *_: Any) -> None:
+        pass
+
+    def no_sync(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
+
+
+def _apply(
+    self: nn.Module, fn: Callable, recurse: bool = True, done: dict[int, Any] | None = None
+) -> nn.Module:
+    """nn.Module._apply; torch's swaps the data of parameters, which those without storage refuse.
+
+    A parameter that changes its type becomes a new one, with the attributes of the old.
+    """
+    done = {} if done is None else done
+    for child in self.children() if recurse else ():
+        child._apply(fn, done=done)
+    for name, parameter in self._parameters.items():
+        if parameter is None:
+            continue
+        if id(parameter) not in done:
+            changed = fn(parameter.data)
+            new = parameter
+            if changed.dtype != parameter.dtype or changed.device != parameter.device:
+                new = nn.Parameter(changed, parameter.requires_grad)
+                new.__dict__.update(parameter.__dict__)
+            done[id(parameter)] = parameter, new  # the old one too, so that its id stays its own
+        self._parameters[name] = done[id(parameter)][1]
+    for name, buffer in self._buffers.items():
+        if buffer is not None:
+            self._buffers[name] = fn(buffer)
+    return self
+
+
+def _all_gather_object(found: list[Any], mine: Any, group: Any = None) -> None:
+    """Every rank says what this one says; torch's pickles it into a tensor's storage."""
+    found[:] = [mine] * len(found)
+
+
+@contextlib.contextmanager
+def _coalescing_manager(*_: Any, **__: Any) -> Iterator[Any]:
+    """Collectives one by one; the fake backend cannot take several as one call."""
+
+    class Done:
+        def wait(self) -> None:
+            pass
+
+    yield Done()
+
+
+def _init_device_mesh(*args: Any, make: Callable = device_mesh.init_device_mesh, **kw: Any) -> Any:
+    """A mesh of ranks, whose coordinates are numbers in a tensor."""
+    with unset_fake_temporarily():
+        return make(*args, **kw)
+
+
+def _tensor(data: Any, *args: Any, make: Callable = torch.tensor, **kwargs: Any) -> torch.Tensor:
+    """torch.tensor, which reads the storages of the tensors in nested lists."""
+    found = [leaf for leaf in tree_leaves(data) if isinstance(leaf, torch.Tensor)]
+    if found and isinstance(data, list):
+        return torch.stack(found)
+    return make(data, *args, **kwargs)
+
+
+def redirect_deepspeed(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Let DeepSpeed run without the numbers that ranks tell each other.
+
+    shape: of the activations [S, B, H] that its pipeline's stages send.
+    """
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.runtime import utils
+    from deepspeed.runtime.pipe.engine import PipelineEngine
+    from deepspeed.runtime.zero import (
+        partition_parameters,
+        partitioned_param_coordinator,
+        stage3,
+    )
+
+    def received(engine: Any, _: int) -> Any:
+        """The buffers for a stage's input, whose shapes the stage before would have sent."""
+        if not engine.is_pipe_partitioned:
+            return torch.empty(shape, dtype=dtype, requires_grad=True)
+        tp = engine.grid.get_slice_parallel_world_size()
+        part = torch.empty(math.prod(shape) // tp, dtype=dtype)
+        return torch.empty(len(shape) + 4 + tp, dtype=torch.int64), part
+
+    def from_meta(meta: Any, local_part: torch.Tensor, group: Any, device: Any = None) -> Any:
+        whole = object.__new__(utils.PartitionedTensor)
+        whole.group, whole.num_parts, whole.rank = group, group.size(), group.rank()
+        whole.even_split = math.prod(shape) % group.size() == 0
+        whole.orig_size, whole.orig_device = list(shape), torch.device("cpu")
+        whole.local_data = local_part.detach()
+        whole.partition = utils.partition_uniform(math.prod(shape), group.size())
+        return whole
+
+    # Ranks compare lists of numbers; its CPU accelerator refuses fp16.
+    for module in (partition_parameters, partitioned_param_coordinator, stage3):
+        module.assert_ints_same_as_other_ranks = lambda _: None
+    get_accelerator().is_fp16_supported = lambda: True
+    PipelineEngine._recv_tensor_meta = received
+    utils.PartitionedTensor.from_meta = staticmethod(from_meta)
+
+
+def held_part(parameter: nn.Parameter) -> torch.Tensor:
+    """What this rank holds of a parameter: FSDP2's shard, ZeRO-3's partition, or all of it."""
+    if isinstance(parameter, DTensor):
+        return parameter.to_local()
+    return getattr(parameter, "ds_tensor", parameter)
+
+
+class Memory(TorchDispatchMode):
+    """The bytes of all storages that live, by kind, and those of the moment with the most.
+
+    A listener of the regions of a step. Allocators round blocks up and fragment; that is not in it.
+    """
+
+    def __init__(self, vocabulary: int):
+        super().__init__()
+        self.vocabulary = vocabulary  # columns of a logits tensor on this rank
+        self.regions = ["build"]
+        self.held: Counter[str] = Counter()
+        self.peak: dict[str, int] = {}
+        self._most = 0
+        self._live = WeakIdKeyDictionary(ref_type=weakref.ref)  # storage -> [kind, bytes]
+
+    def enter(self, name: str) -> None:
+        self.regions.append(name)
+
+    def leave(self, name: str) -> None:
+        while self.regions.pop() != name:
+            pass
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, list | tuple) else (result,):
+            # A DTensor has no bytes itself: the operators on its local part come here, too.
+            if isinstance(tensor, torch.Tensor) and not isinstance(tensor, DTensor):
+                if tensor.layout == torch.strided:
+                    self._see(tensor)
+        return result
+
+    def _see(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage in self._live:
+            return
+        kind = _KIND_IN.get(self.regions[-1], "temporary")
+        if kind != "buffers" and tensor.dim() > 1 and tensor.size(-1) == self.vocabulary:
+            kind = "logits"
+        entry = self._live[storage] = [kind, storage.nbytes()]
+        self._add(*entry)
+        weakref.finalize(storage, self._free, entry)
+
+    def _add(self, kind: str, size: int) -> None:
+        self.held[kind] += size
+        total = self.held.total()
+        if total > self._most:
+            self._most, self.peak = total, dict(self.held)
+
+    def _free(self, entry: list[Any]) -> None:
+        self.held[entry[0]] -= entry[1]
+
+    def mark(self, tensor: torch.Tensor | None, kind: str) -> None:
+        """Count a tensor's storage under a kind from now on."""
+        if tensor is None:
+            return
+        self._see(tensor)
+        entry = self._live[tensor.untyped_storage()]
+        self.held[entry[0]] -= entry[1]
+        entry[0] = kind
+        self.held[kind] += entry[1]
+
+    def mark_gradient(self, parameter: nn.Parameter) -> None:
+        """Count a parameter's gradient, unless it lies in a bucket that holds others too."""
+        gradient = None if parameter.grad is None else held_part(parameter.grad)
+        if gradient is not None and gradient.untyped_storage().nbytes() == gradient.nbytes:
+            self.mark(gradient, "gradients")
+
+    def restart(self) -> None:
+        """Forget the peak of what came before."""
+        self._most, self.peak = self.held.total(), dict(self.held)
