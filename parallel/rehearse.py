@@ -198,7 +198,7 @@ def comparison(spec: RunSpec, found: Rehearsal) -> list[tuple[str, float, float 
     rows.append(("peak GB", sum(found.peak.values()) / 1e9, sum(formula.values()) / 1e9))
     rows.append(("TFLOP", found.flops / 1e12, _flops(short, found.stage) / 1e12))
     volumes = step_volumes(short, found.rank)
-    for axis in sorted(found.messages.keys() | volumes.keys() - {"control"}):
+    for axis in sorted((found.messages.keys() | volumes.keys()) - {"control"}):
         calls, size = found.messages.get(axis, (0, 0.0))
         volume = volumes.get(axis)
         known = volume is not None
