@@ -105,11 +105,10 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, found: Rehearsal) -> None
     device = torch.device("cpu")
     vocabulary = spec.model.padded_vocab(layout.tp) // layout.tp
     if spec.engine.startswith("deepspeed"):
-        from parallel.engines import deepspeed_common  # noqa: F401  (before deepspeed)
-        from parallel.measure.rehearsal import redirect_deepspeed
+        from parallel.engines import deepspeed_common
 
         shape = (spec.seq_len, spec.micro_batch, spec.model.hidden)
-        redirect_deepspeed(shape, DTYPES[spec.precision])
+        deepspeed_common.redirect_for_rehearsal(shape, DTYPES[spec.precision])
     counter = FlopCounterMode(display=False, custom_mapping=_attention_flops())
     with without_storage(rank, layout.world_size):
         held = Memory(vocabulary)

@@ -7,7 +7,6 @@ kernel is run: that a kernel exists, is fast or is right is not rehearsed.
 """
 
 import contextlib
-import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -139,45 +138,6 @@ def _tensor(data: Any, *args: Any, make: Callable = torch.tensor, **kwargs: Any)
     if found and isinstance(data, list):
         return torch.stack(found)
     return make(data, *args, **kwargs)
-
-
-def redirect_deepspeed(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Let DeepSpeed run without the numbers that ranks tell each other.
-
-    shape: of the activations [S, B, H] that its pipeline's stages send.
-    """
-    from deepspeed.accelerator import get_accelerator
-    from deepspeed.runtime import utils
-    from deepspeed.runtime.pipe.engine import PipelineEngine
-    from deepspeed.runtime.zero import (
-        partition_parameters,
-        partitioned_param_coordinator,
-        stage3,
-    )
-
-    def received(engine: Any, _: int) -> Any:
-        """The buffers for a stage's input, whose shapes the stage before would have sent."""
-        if not engine.is_pipe_partitioned:
-            return torch.empty(shape, dtype=dtype, requires_grad=True)
-        tp = engine.grid.get_slice_parallel_world_size()
-        part = torch.empty(math.prod(shape) // tp, dtype=dtype)
-        return torch.empty(len(shape) + 4 + tp, dtype=torch.int64), part
-
-    def from_meta(meta: Any, local_part: torch.Tensor, group: Any, device: Any = None) -> Any:
-        whole = object.__new__(utils.PartitionedTensor)
-        whole.group, whole.num_parts, whole.rank = group, group.size(), group.rank()
-        whole.even_split = math.prod(shape) % group.size() == 0
-        whole.orig_size, whole.orig_device = list(shape), torch.device("cpu")
-        whole.local_data = local_part.detach()
-        whole.partition = utils.partition_uniform(math.prod(shape), group.size())
-        return whole
-
-    # Ranks compare lists of numbers; its CPU accelerator refuses fp16.
-    for module in (partition_parameters, partitioned_param_coordinator, stage3):
-        module.assert_ints_same_as_other_ranks = lambda _: None
-    get_accelerator().is_fp16_supported = lambda: True
-    PipelineEngine._recv_tensor_meta = received
-    utils.PartitionedTensor.from_meta = staticmethod(from_meta)
 
 
 def held_part(parameter: nn.Parameter) -> torch.Tensor:
