@@ -187,7 +187,8 @@ def comparison(spec: RunSpec, found: Rehearsal) -> list[tuple[str, float, float 
     short, layout = shortened(spec), spec.layout
     at = "first" if found.stage == 0 else "last" if found.stage == layout.pp - 1 else "middle"
     tensors_alone = {"library_gb": 0.0, "fragments": 1.0}
-    formula = {k: float(v[0]) for k, v in memory.parts(columns_of(spec), at, tensors_alone).items()}
+    x = columns_of(spec, flash=True, dropout=False)  # torch's fused attention in every engine
+    formula = {k: float(v[0]) for k, v in memory.parts(x, at, tensors_alone).items()}
     rows: list[tuple[str, float, float | None]] = []
     for part, kinds in _PARTS.items():
         by_formula = formula["buckets"] if part == "other" else sum(map(formula.get, kinds[:2]))

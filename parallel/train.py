@@ -186,6 +186,8 @@ def train(
     }
     offered = kernels_of(spec.engine, spec.layout.tp, spec.model.norm)
     facts["kernels"] = kernels.choose("te" if spec.te_alone else spec.kernels, device, offered)
+    te = facts["kernels"] == "te"
+    facts["attention"] = "Transformer Engine" if te else "torch scaled_dot_product_attention"
     return train_in_folder(spec, facts, RunFolder(path), data, device, launch, interruption)
 
 

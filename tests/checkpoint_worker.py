@@ -90,6 +90,10 @@ def train(spec: RunSpec, corpus: token_files.Data, load: Path | None) -> dict:
                 setattr(groups, cached, None)
     del engine, saver
     gc.collect()
+    # A thread of each gloo group wakes up 100 times a second: hundreds of groups slow all down.
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
     return SimpleNamespace(curve=curve, bits=held, first=first, scaler=scaler)
 
 

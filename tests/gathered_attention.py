@@ -60,15 +60,13 @@ def install() -> None:
 
     from parallel.engines import layers
 
-    original = layers.get_gpt_layer_local_spec
+    usual = layers.FusedAttention
 
-    def spec(*given: Any, **named: Any) -> Any:
-        made = original(*given, **named)
-        if parallel_state.get_context_parallel_world_size() > 1:
-            made.submodules.self_attention.submodules.core_attention = GatheredAttention
-        return made
+    def attention(**given: Any) -> torch.nn.Module:
+        split = parallel_state.get_context_parallel_world_size() > 1
+        return (GatheredAttention if split else usual)(**given)
 
-    layers.get_gpt_layer_local_spec = spec
+    layers.FusedAttention = attention
     # megatron-core's rotary embedding picks a cp rank's chunks with a tensor in pinned memory.
     plain = torch.tensor
     torch.tensor = lambda *given, pin_memory=False, **named: plain(*given, **named)

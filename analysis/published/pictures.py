@@ -67,6 +67,6 @@ def _breakdown() -> Figure:
 
 def _planned() -> Figure:
     """18B parameters on Selene, three sequences a GPU, the best layout at each size."""
-    settings = {"seq_len": 2048}
+    settings = {"seq_len": 2048, "precision": "bf16"}
     found = ranking.scale(PRESETS["18b"], load_calibration("selene"), 3.0, settings, ranking.MARGIN)
     return plots.planned(found, "GPT 18B on Selene, three sequences a GPU")

@@ -109,7 +109,7 @@ class DDPEngine:
         self.optimizer.zero_grad(set_to_none=True)
 
     def describe(self) -> dict[str, Any]:
-        return {"attention": "torch scaled_dot_product_attention"}
+        return {}
 
     def close(self) -> None:
         # Freed after the process group has ended, DDP can wait for a thread of gloo for ever.

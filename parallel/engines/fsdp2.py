@@ -128,7 +128,6 @@ class FSDP2Engine:
     def describe(self) -> dict[str, Any]:
         layout = self.spec.layout
         return {
-            "attention": "torch scaled_dot_product_attention",
             "reshard_after_forward": self.reshards,
             "shards": layout.shards,
             "copies": layout.dp // layout.shards,

@@ -124,6 +124,35 @@ class SequenceParallelNorm:
         return norm
 
 
+class FusedAttention(nn.Module):
+    """torch's fused attention in megatron-core's layers, as in the reference GPT.
+
+    megatron-core's own, without Transformer Engine, writes all s x s scores in fp32.
+    """
+
+    def __init__(self, **_: Any):
+        super().__init__()
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_: Any
+    ) -> Tensor:
+        """Queries [S, B, N/tp, D], keys and values [S, B, K/tp, D] to [S, B, N/tp * D].
+
+        attention_mask: True where nothing attends; None for causal attention.
+        """
+        q_BNSD, k_BKSD, v_BKSD = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        mask = None if attention_mask is None else ~attention_mask
+        y_BNSD = F.scaled_dot_product_attention(
+            q_BNSD,
+            k_BKSD,
+            v_BKSD,
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=k_BKSD.size(1) < q_BNSD.size(1),
+        )
+        return y_BNSD.permute(2, 0, 1, 3).flatten(2)
+
+
 def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
     """megatron-core's configuration of the run's GPT."""
     model, layout, dtype = spec.model, spec.layout, compute_dtype(spec)
@@ -184,8 +213,9 @@ def block_submodules(
         if kernels == "apex":
             from megatron.core.fusions.fused_layer_norm import FusedLayerNorm as norm
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
+        attention = layer.submodules.self_attention.submodules
+        attention.core_attention = FusedAttention
         if config.qk_layernorm:
-            attention = layer.submodules.self_attention.submodules
             attention.q_layernorm = attention.k_layernorm = norm
     if spec.end_of_text is not None:  # otherwise Transformer Engine looks at no mask
         layer.submodules.self_attention.params["attn_mask_type"] = AttnMaskType.arbitrary
