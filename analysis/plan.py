@@ -45,6 +45,10 @@ from parallel.config.layout_arrays import Columns
 MODEL = tuple(name for name in settings.MODEL if name != "max_seq_len")
 SIZES = ("n_layer", "hidden", "n_head", "ffn_hidden", "vocab_size", "max_seq_len")
 STEPS = 20  # of a planned run
+FSDP2 = (  # a table's note
+    "fsdp2: no run of it is behind these times, and PyTorch's own layers hold more than the formula"
+    " of memory counts: see parallel.rehearse"
+)
 EXCHANGE = {  # by --cp-comm-type
     "p2p": "cp ranks send keys and values on in a ring while attention works on the part before",
     "all_gather": "cp ranks gather all keys and values of a layer before its attention",
@@ -238,7 +242,7 @@ def answer(arguments: argparse.Namespace) -> Table:
         f"predicted, not measured, for {cluster.name} ({cluster.source}) in"
         f" {precision} with {attention} attention; low to high hold 80 %",
         *_unseen(cluster, arguments.flash),
-        *(["fsdp2: no run of it is behind these times"] if x.fsdp2[best].any() else []),
+        *([FSDP2] if x.fsdp2[best].any() else []),
         *_assumed(ask, arguments.preset),
         *([FP8_MEMORY] if precision == "fp8" else []),
         *([EXCHANGE[arguments.cp_comm_type]] if x.cp[best].max() > 1 else []),

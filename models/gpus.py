@@ -118,7 +118,7 @@ NETWORK = '"8x NDR", "4x 200 Gb/s" or "10 GbE"'  # how a network can be written
 
 def check_network(words: str, gpus_per_node: float, where: str) -> None:
     """Raises: UsageError: `words` state no rate; `where` they stand begins the line."""
-    if network_rate(words, gpus_per_node) is None:
+    if not network_rate(words, gpus_per_node):
         raise UsageError(f"{where} {words!r} states no rate; write it as {NETWORK}")
 
 

@@ -18,6 +18,7 @@ import contextlib
 import gc
 import io
 import json
+import logging
 import multiprocessing
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from typing import Any
 
 from models import flops, memory
 from models.errors import Parser, UsageError, command_line
+from models.memory import GB
 from parallel.config.layout import Layout
 from parallel.config.layout_arrays import columns_of
 from parallel.config.message_bytes import step_volumes
@@ -92,6 +94,7 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, found: Rehearsal) -> None
     from parallel.train import set_environment
 
     layout = spec.layout
+    logging.getLogger("megatron.core").setLevel(logging.ERROR)  # it misses the states of a GPU
     set_environment(spec, Launch(rank, layout.world_size, 0, 1, "none"))
     import torch
     from torch import nn
@@ -193,9 +196,9 @@ def comparison(spec: RunSpec, found: Rehearsal) -> list[tuple[str, float, float 
     for part, kinds in _PARTS.items():
         by_formula = formula["buckets"] if part == "other" else sum(map(formula.get, kinds[:2]))
         rows.append(
-            (f"{part} GB", sum(found.peak.get(kind, 0) for kind in kinds) / 1e9, by_formula / 1e9)
+            (f"{part} GB", sum(found.peak.get(kind, 0) for kind in kinds) / GB, by_formula / GB)
         )
-    rows.append(("peak GB", sum(found.peak.values()) / 1e9, sum(formula.values()) / 1e9))
+    rows.append(("peak GB", sum(found.peak.values()) / GB, sum(formula.values()) / GB))
     rows.append(("TFLOP", found.flops / 1e12, _flops(short, found.stage) / 1e12))
     volumes = step_volumes(short, found.rank)
     for axis in sorted((found.messages.keys() | volumes.keys()) - {"control"}):
@@ -203,7 +206,7 @@ def comparison(spec: RunSpec, found: Rehearsal) -> list[tuple[str, float, float 
         volume = volumes.get(axis)
         known = volume is not None
         rows.append((f"{axis} calls", calls, volume.calls if known else None))
-        rows.append((f"{axis} GB", size / 1e9, volume.bytes / 1e9 if known else None))
+        rows.append((f"{axis} GB", size / GB, volume.bytes / GB if known else None))
     return rows
 
 
@@ -266,6 +269,10 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     arguments.check, arguments.out = True, None
     spec, facts, _ = choose(arguments, Launch(0, 1, 0, 1, "none"))
+    if spec.cp > 1 or spec.precision == "fp8":
+        raise UsageError(
+            "cp above 1 and fp8 need Transformer Engine, which is not rehearsed: leave them out"
+        )
     ranks = ranks_of(spec.layout, arguments.ranks)
     failed = False
     rows = []

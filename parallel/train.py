@@ -28,6 +28,7 @@ import sys
 import time
 import traceback
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -133,7 +134,9 @@ def run(argv: list[str] | None, interruption: Interruption) -> int:
         launch = detect()
         spec, facts, path = choose(arguments, launch)
         if arguments.check:
-            print(json.dumps({"run": facts["run"], "folder": str(path), **facts["spec"]}))
+            model = asdict(spec.model) | {"n_params": spec.model.n_params}
+            described = {"run": facts["run"], "folder": str(path), "model": model}
+            print(json.dumps(described | facts["spec"]))
             return 0
         return train(spec, facts, path, launch, interruption)
     except UsageError as error:

@@ -352,7 +352,7 @@ def summary(record: Record, time: Steady | None, judgement: Judgement) -> dict[s
         "steady_ci95": list(time.ci95) if time and time.ci95 else None,
         "tokens_per_s": _number(tokens),
         "samples_per_s": _number(samples),
-        "printed_tflops": _median(record.tflops),
+        "printed_tflops": _median(record.tflops[time.first if time else 0 :]),
     }
     return {name: computed[name] if name in computed else getattr(record, name) for name in SUMMARY}
 

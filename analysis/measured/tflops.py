@@ -119,7 +119,8 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
         if convention:
             tflops, why = throughput.tflops_per_gpu(record, tokens_per_s, convention)
         else:
-            tflops, used, why = throughput.best_tflops_per_gpu(record, tokens_per_s)
+            printed = found["printed_tflops"]
+            tflops, used, why = throughput.best_tflops_per_gpu(record, tokens_per_s, printed)
         if tflops is None:
             no_rate = missing.get("tokens_per_s", "")
             both = [why, no_rate if no_rate == throughput.NO_RATE or not why else ""]

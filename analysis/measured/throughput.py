@@ -64,12 +64,12 @@ def tflops_per_gpu(
 
 
 def best_tflops_per_gpu(
-    record: Record, tokens_per_s: float | None
+    record: Record, tokens_per_s: float | None, printed: float | None
 ) -> tuple[float | None, str, str]:
     """(TFLOP/s per GPU or None, the convention, why it is another one or none).
 
     The default convention; where the log does not state the model's sizes, 6 per stated parameter;
-    where neither can be had, what the log prints itself.
+    where neither can be had, what the log itself prints, `printed`.
     """
     tflops, why = tflops_per_gpu(record, tokens_per_s, DEFAULT_CONVENTION)
     if tflops is not None:
@@ -78,9 +78,8 @@ def best_tflops_per_gpu(
         by_params = tflops_per_gpu(record, tokens_per_s, "6n")[0]
         if by_params is not None:
             return by_params, "6n", why
-    printed = record.tflops[np.isfinite(record.tflops)]
-    if len(printed):
-        return float(np.median(printed)), PRINTED, why
+    if printed is not None:
+        return printed, PRINTED, why
     return None, DEFAULT_CONVENTION, why
 
 

@@ -98,10 +98,19 @@ def space(
     if not keep.any():
         raise UsageError(
             f"{' and '.join(engines)} can run none of the {len(splits)} splits in {precision} with"
-            f" cp {', '.join(map(str, cps))}: fp8 (GEMMs with sides in multiples of 16), cp above 1"
-            " (not in fp32) and dp x cp of 1 are planned for megatron"
+            f" cp {', '.join(map(str, cps))}: {'; '.join(_limits(precision, cps))}"
         )
     return x.take(keep)
+
+
+def _limits(precision: str, cps: Sequence[int]) -> list[str]:
+    """What is planned for megatron alone, of what was asked."""
+    found = ["a dp x cp of 1 is planned for megatron"]
+    if precision == "fp8":
+        found = ["fp8 is planned for megatron, for GEMMs with sides in multiples of 16"]
+    if max(cps) > 1:
+        found.append("cp above 1 is planned for megatron, and not in fp32")
+    return found
 
 
 def _check(

@@ -335,13 +335,16 @@ class RunSpec:
         if end is None:
             return [
                 "reset_at_documents needs the token id that ends a document, and"
-                f" {self.data}/meta.json does not say it: give end_of_text, or prepare the data"
+                f" {self.data}/meta.json does not say it: give --end-of-text, or prepare the data"
                 " with parallel.data (again, if an earlier version did)"
             ]
         if self.cp > 1:
             return [
                 f"reset_at_documents needs whole sequences on each rank, so cp 1, not {self.cp}"
             ]
+        known = end_of_text(self.data)
+        if known not in (None, end):
+            return [f"end_of_text {end} is not the data's: {self.data}/meta.json says {known}"]
         beyond = f"end_of_text {end} is not among the {vocab_size} ids of the vocabulary"
         return [beyond] if end >= vocab_size else []
 

@@ -45,7 +45,10 @@ def judge_rates(record: Record) -> None:
         both = np.isfinite(rates) & np.isfinite(step_s) if len(rates) == len(step_s) else rates[:0]
         if not both.any():
             continue
-        rate, time = (float(np.median(values[both][-_LAST:])) for values in (rates, step_s))
+        rate, time = rates[both][-_LAST:], step_s[both][-_LAST:]
+        in_one = float(np.median(rate * time))  # of an entry, whose rate and time belong together
+        time = float(np.median(time))
+        rate = in_one / time
         unit = _unit(record, name, rate, time, in_a_step)
         if unit != name:
             setattr(record, name, np.full(len(rates), np.nan))
