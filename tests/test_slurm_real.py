@@ -404,7 +404,7 @@ def test_sbatch_of_every_study_typed_literally_submits_every_run_with_its_accoun
     )
     studies = [load_study(path.with_suffix(".toml")) for path in clone.glob("slurm/*.slurm")]
     wanted = {f"{study.name}/{name}" for study in studies for name in study.settings}
-    assert len(studies) == 8 and len(wanted) > 60
+    assert len(studies) == 10 and len(wanted) > 60
 
     def done():
         ended = {str(p.parent.relative_to(clone / "logs")) for p in clone.glob("logs/*/*/*.exit")}
