@@ -189,3 +189,7 @@ def test_without_the_id_that_ends_a_document_a_reset_is_refused(short_documents,
     prepared = {"data": str(short_documents)}
     assert resolve(("test", prepared | reset)).end_of_text == END
     assert resolve(("test", prepared)).end_of_text is None
+    with pytest.raises(
+        UsageError, match=f"end_of_text 3 is not the data's: .*meta.json says {END}"
+    ):
+        resolve(("test", prepared | reset | {"end_of_text": 3}))

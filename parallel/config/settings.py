@@ -335,7 +335,7 @@ class RunSpec:
         if end is None:
             return [
                 "reset_at_documents needs the token id that ends a document, and"
-                f" {self.data}/meta.json does not say it: give --end-of-text, or prepare the data"
+                f" {self.data}/meta.json does not say it: give end_of_text, or prepare the data"
                 " with parallel.data (again, if an earlier version did)"
             ]
         if self.cp > 1:
