@@ -62,7 +62,8 @@ def test_the_log_says_whose_vocabulary_the_model_has():
         spec = resolve(("x", {"vocab_size": in_data if said else None, "data": "data/corpus"}))
         layout = asdict(spec.layout)
         model = asdict(spec.model) | {"n_params": 1, "padded_vocab": spec.model.vocab_size}
-        facts = {"run": "ddp", "kernels": "torch", "data": {"vocab_size": in_data}}
+        data = {"vocab_size": in_data, "documents": None}
+        facts = {"run": "ddp", "kernels": "torch", "data": data}
         header = "\n".join(lines.header(spec, facts | {"layout": layout, "model": model}))
         line = "vocabulary: the 4096 ids of data/corpus; preset tiny has 257"
         assert (line in header) is said and ("vocabulary" in header) is said
