@@ -1,6 +1,6 @@
-"""Build and train a step of any rank of any run on this machine, without its memory.
+r"""Build and train a step of any rank of any run on this machine, without its memory.
 
-    python -m parallel.rehearse --study slurm/published/selene.toml --run-name 175b
+    python -m parallel.rehearse --study slurm/parity.toml --run-name megatron-tp2-pp2-dp2
     python -m parallel.rehearse --engine megatron --preset 175b --gpus 512 --tp 8 --pp 8 \
         --micro-batch 1 --global-batch 512 --zero-stage 1 --precision bf16 --ranks all-stages
     python -m parallel.rehearse ... --ranks 317 --format json
@@ -171,13 +171,13 @@ def _attention_flops() -> dict[Any, Any]:
 
 # --- beside the formulas -------------------------------------------------------------------------
 
-# What models/memory.py calls the same; it has no formula of what is left.
+# The rows of memory: the kinds of parallel/measure/rehearsal.py and of models/memory.py in each.
 _PARTS = {
     "weights": ("weights",),
     "gradients": ("gradients",),
     "optimizer": ("optimizer",),
     "activations": ("activations", "logits"),
-    "other": ("buffers", "temporary"),
+    "other": ("buffers", "temporary", "buckets"),
 }
 
 
@@ -194,10 +194,8 @@ def comparison(spec: RunSpec, found: Rehearsal) -> list[tuple[str, float, float 
     formula = {k: float(v[0]) for k, v in memory.parts(x, at, tensors_alone).items()}
     rows: list[tuple[str, float, float | None]] = []
     for part, kinds in _PARTS.items():
-        by_formula = formula["buckets"] if part == "other" else sum(map(formula.get, kinds[:2]))
-        rows.append(
-            (f"{part} GB", sum(found.peak.get(kind, 0) for kind in kinds) / GB, by_formula / GB)
-        )
+        held, counted = (sum(of.get(kind, 0) for kind in kinds) for of in (found.peak, formula))
+        rows.append((f"{part} GB", held / GB, counted / GB))
     rows.append(("peak GB", sum(found.peak.values()) / GB, sum(formula.values()) / GB))
     rows.append(("TFLOP", found.flops / 1e12, _flops(short, found.stage) / 1e12))
     volumes = step_volumes(short, found.rank)
