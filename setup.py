@@ -23,7 +23,7 @@ setup(
         "torch>=2.10,<2.14",
         "deepspeed>=0.19.8,<0.20",
         "megatron-core>=0.16.0,<0.17",
-        "transformers>=5.10,<5.24",
+        "transformers>=5.10.1,<5.24",
         "tokenizers>=0.22.2,<0.24",
         "safetensors>=0.6.2,<0.9",
         "numpy>=2.2.6,<2.5",

@@ -34,6 +34,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", action="store_true", help="n and spread of identical runs")
     given = parser.parse_args(argv)
     facts = facts_of(given)
+    if given.repeats and given.any_commit:
+        raise UsageError("--any-commit is of two sides: --repeats compares none")
+    if given.rule != "median" and not given.repeats:
+        raise UsageError(
+            f"--rule {given.rule} is of --repeats: two sides are compared by medians, whose noise"
+            " is known"
+        )
     if given.repeats:
         shown = compare.repeats_table(given.paths, facts, given.window, given.rule)
         show([shown], given.format, given.columns)

@@ -29,15 +29,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="exit 1 when one is not verified too")
     given = parser.parse_args(argv)
     runs, damaged = parity.read_runs(given.paths)
-    if given.baseline:
-        base = parity.called(given.baseline, runs)
-    elif base := parity.only_baseline(runs):
+    base = parity.called(given.baseline, runs) if given.baseline else None
+    fits = [] if base else parity.possible_baselines(runs)
+    if len(fits) == 1:
+        (base,) = fits
         warn("analysis.parity", f"baseline: {base.name}, the only complete run on fewest GPUs")
+    elif fits:
+        places = ", ".join(str(run.path) for run in fits)
+        said = f"no run names a baseline, and {len(fits)} complete runs are on fewest GPUs"
+        warn("analysis.parity", f"{said}: {places}; say which with --baseline")
     for line in damaged:
         warn("analysis.parity", line)
     found = list(parity.verify(runs, base and base.path).values())
     baselines = {run.facts.get("baseline") for run in runs} - {None}
-    if given.baseline or base:
+    if base:
         baselines = {given.baseline or base.name}
     shown = parity.table(found, ", ".join(sorted(baselines)))
     show([shown], given.format, given.columns)

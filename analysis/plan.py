@@ -98,7 +98,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--cp-comm-type",
         choices=tuple(EXCHANGE),
-        default="p2p",
         help="how cp ranks exchange keys and values: in a ring, or gathered (default: p2p)",
     )
     count("--max-tp", help="largest tp (default: a node's GPUs)")
@@ -134,8 +133,17 @@ def _check_flags(arguments: argparse.Namespace) -> None:
     for cp in arguments.cp:
         if problem := settings.BOUNDS["cp"].problem("--cp", cp):
             raise UsageError(problem)
-    if arguments.study and arguments.cp_comm_type != "p2p":
+    if arguments.study and arguments.cp_comm_type == "all_gather":
         raise UsageError("the engines exchange keys and values in a ring: --study needs p2p")
+    if arguments.cp_comm_type and max(arguments.cp) == 1:
+        raise UsageError("--cp-comm-type is of context parallelism: give --cp N above 1, too")
+    if arguments.leave >= arguments.gpus:
+        raise UsageError(
+            f"--leave {arguments.leave} would leave all {arguments.gpus} GPUs idle: give at most"
+            f" {arguments.gpus - 1}"
+        )
+    if arguments.force and not arguments.study:
+        raise UsageError("--force lets --study replace a file: give --study FILE, too")
     if arguments.png and arguments.why is None:
         raise UsageError("--png draws one layout: say which with --why (or take --scale FILE.png)")
     if arguments.why is not None and (arguments.scale or arguments.study):
@@ -186,9 +194,16 @@ def question(arguments: argparse.Namespace) -> Question:
         cluster = from_data_sheet(arguments.gpu_type, arguments.gpus_per_node or 8)
     else:
         cluster = load_calibration(arguments.cluster)
+    if (arguments.max_tp or 0) > cluster.gpus_per_node:
+        raise UsageError(
+            f"--max-tp {arguments.max_tp} exceeds the {cluster.gpus_per_node} GPUs of a node: tp is"
+            " planned within one"
+        )
     if arguments.network is not None:
-        if cluster.is_host:
-            raise UsageError(f"--network: {cluster.name} is one node")
+        one_node = arguments.gpus <= cluster.gpus_per_node and not arguments.scale
+        if cluster.is_host or one_node:
+            where = cluster.name if cluster.is_host else f"{arguments.gpus} GPUs of {cluster.name}"
+            raise UsageError(f"--network: {where} is one node, and nothing leaves it")
         check_network(arguments.network, cluster.gpus_per_node, "--network")
         cluster = replace(cluster, network=arguments.network)
     return Question(
@@ -245,7 +260,7 @@ def answer(arguments: argparse.Namespace) -> Table:
         *([FSDP2] if x.fsdp2[best].any() else []),
         *_assumed(ask, arguments.preset),
         *([FP8_MEMORY] if precision == "fp8" else []),
-        *([EXCHANGE[arguments.cp_comm_type]] if x.cp[best].max() > 1 else []),
+        *([EXCHANGE[arguments.cp_comm_type or "p2p"]] if x.cp[best].max() > 1 else []),
         *([cluster.network_note()] if ask.gpus > cluster.gpus_per_node else []),
         f"{len(order)} of {len(x)} possible layouts fit in {limit / memory.GB:.1f} GB; tight: less"
         f" than {ranking.TIGHT:.0%} of that is left",
@@ -269,15 +284,27 @@ def _assumed(ask: Question, preset_name: str) -> list[str]:
     """What the model has of the preset's and of GPT-2's, where it is no preset."""
     if ask.preset is not None:
         return []
-    derived = {"ffn_hidden"} if {"hidden", "activation"} & set(ask.given) else set()
+    config, base = ask.config, PRESETS[preset_name]
+    follow = {"ffn_hidden": config.ffn_hidden, "n_kv_head": config.kv_heads}
+    follow |= {"kv_channels": config.head_dim}
+    derived = {
+        name: value
+        for name, value in follow.items()
+        if name not in ask.given and getattr(config, name) != getattr(base, name)
+    }
     rest = [
         f"{f.name} {value}"
-        for f in fields(ask.config)
-        if f.name not in set(ask.given) | derived
-        and ((value := getattr(ask.config, f.name)) != f.default or f.name in SIZES)
+        for f in fields(config)
+        if f.name not in ask.given.keys() | derived.keys()
+        and ((value := getattr(config, f.name)) != f.default or f.name in SIZES)
     ]
-    size = f"{ask.config.n_params / 1e9:.1f}B parameters"
-    return [f"{size}; taken from {preset_name}: {', '.join(rest)}; all else as in GPT-2"]
+    said = [
+        f"{config.n_params / 1e9:.1f}B parameters",
+        f"taken from {preset_name}: {', '.join(rest)}",
+    ]
+    if derived:
+        said.append(f"derived anew: {', '.join(f'{k} {v}' for k, v in derived.items())}")
+    return ["; ".join([*said, "all else as in GPT-2"])]
 
 
 def _write_study(path: Path, found: list[dict[str, Any]], ask: Question, where: str) -> None:
@@ -366,8 +393,8 @@ def main(argv: list[str] | None = None) -> int:
     add_table_flags(parser)
     arguments = parser.parse_args(argv)
     if arguments.why is not None:
-        if arguments.format != "text":
-            raise UsageError(f"--why prints text only, no {arguments.format}")
+        if arguments.format != "text" or arguments.columns:
+            raise UsageError("--why prints text only: no --format and no --columns with it")
         print(explanation(question(arguments), arguments.why, arguments.png), end="")
     else:
         show([answer(arguments)], arguments.format, arguments.columns)

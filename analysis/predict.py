@@ -2,7 +2,7 @@
 
     python -m analysis.predict --validate FILE.csv... [--calibrate-rows 20]
         [--split random|leave-model-out|leave-tp-out|leave-one-out] [--memory]
-        [--format text|markdown|csv|json]
+        [--format text|markdown|csv|json] [--columns A,B,C]
 
 FILE is a CSV with the columns gpu_type, gpus, hidden, tp, pp, micro_batch and step_s (or
 seconds_per_iteration). It may have id, cluster, gpu_mem_gb, gpus_per_node, params_b, layers, heads,
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     rows = read_rows(arguments.validate)
     validate = validate_memory if arguments.memory else validate_time
     result = summary(validate(rows, arguments.calibrate_rows, arguments.split))
-    if arguments.format == "json":
+    if arguments.format == "json" and arguments.columns is None:
         print(json_object(result))
         return 0
     show([table(result)], arguments.format, arguments.columns)

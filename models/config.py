@@ -295,20 +295,22 @@ def parameter_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
 def preset(name: str, **sizes: Any) -> GPTConfig:
     """The preset called `name`, with every size that is given and not None put in its place.
 
-    With another hidden size or activation, the feed-forward and the head size are derived anew,
-    unless given too; with another number of heads, all of them have keys and values of their own.
+    With another hidden size or activation the feed-forward is derived anew, with another hidden
+    size the head size, too, unless they are given; with another number of heads, all of them have
+    keys and values of their own.
 
     Raises:
         UsageError: no such preset, or the sizes do not fit together.
     """
     if name not in PRESETS:
         raise UsageError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}")
+    base = PRESETS[name]
     given = {k: v for k, v in sizes.items() if v is not None}
-    if {"hidden", "activation"} & set(given):  # the sizes that follow from others follow again
-        given = {"ffn_hidden": 0, "kv_channels": 0} | given
-    if "n_head" in given:
-        given = {"n_kv_head": 0} | given
-    return replace(PRESETS[name], **given)
+    other = {k for k, v in given.items() if v != getattr(base, k)}
+    follow = {"hidden": ("ffn_hidden", "kv_channels"), "activation": ("ffn_hidden",)}
+    follow |= {"n_head": ("n_kv_head",)}
+    derived = {size: 0 for of in other & follow.keys() for size in follow[of]}
+    return replace(base, **derived | given)
 
 
 def name_of(config: GPTConfig, stated: str) -> str | None:

@@ -73,14 +73,21 @@ class Parser(argparse.ArgumentParser):
     }
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        # Before Python 3.13 the value of `--flag=--` is an empty list.
+        spelled: dict[str, str] = {}  # what a flag sets -> how it was written first
         for word in sys.argv[1:] if args is None else args:
+            # Before Python 3.13 the value of `--flag=--` is an empty list.
             if word.startswith("--") and word.endswith("=--"):
                 self.error(f"{word}: -- is no value")
+            if word == "--":
+                break
             flag = word.partition("=")[0]
             new = self.RENAMED.get(flag)
             if new in self._option_string_actions and flag not in self._option_string_actions:
                 self.error(f"{flag} is {new} now")
+            # The same flag again overrides, as everywhere; two spellings may contradict each other.
+            if action := self._option_string_actions.get(flag):
+                if (first := spelled.setdefault(action.dest, flag)) != flag:
+                    self.error(f"{first} and {flag} set the same thing: give one of them")
         return super().parse_known_args(args, namespace)
 
 

@@ -29,6 +29,7 @@ from models.storage import publish, write_json
 from parallel.config.data_files import DEFAULT_FOLDER, HELD_OUT, aside_of, settle
 
 BYTE_VOCAB = 257  # 256 bytes and one end-of-document id
+BPE_VOCAB = 4096
 MAX_BPE = 2**20  # its trainer takes memory for all ids at once
 SPLITS = ("train", "val")
 END = "<|endoftext|>"
@@ -119,7 +120,9 @@ def _from_hugging_face(path: Path) -> Tokenizer:
     return Tokenizer(str(path), len(tokenizer), end, encode)
 
 
-def prepare(out: Path, inputs: list[Path], tokenizer: str = "byte", vocab_size: int = 4096) -> dict:
+def prepare(
+    out: Path, inputs: list[Path], tokenizer: str = "byte", vocab_size: int = BPE_VOCAB
+) -> dict:
     """Tokenize documents into out/train.bin and out/val.bin, and describe them in out/meta.json.
 
     Every 20th document is held out. All is written aside, in `.NAME.new`, and takes the place of
@@ -255,16 +258,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--vocab-size",
         type=int,
-        default=4096,
         metavar="N",
-        help="token ids of a BPE trained here (default: 4096)",
+        help=f"token ids of a BPE trained here (default: {BPE_VOCAB})",
     )
     parser.add_argument("--if-missing", action="store_true", help="do nothing if it is there")
     arguments = parser.parse_args(argv)
+    if arguments.vocab_size is not None and arguments.tokenizer != "bpe":
+        raise UsageError(
+            f"--vocab-size {arguments.vocab_size} is of a BPE trained here; the tokenizer"
+            f" {arguments.tokenizer} has its own: leave it out, or give --tokenizer bpe"
+        )
     settle(Path(os.path.realpath(arguments.out)))
     if arguments.if_missing and (arguments.out / "meta.json").exists():
         return 0
-    meta = prepare(arguments.out, arguments.input, arguments.tokenizer, arguments.vocab_size)
+    vocab_size = BPE_VOCAB if arguments.vocab_size is None else arguments.vocab_size
+    meta = prepare(arguments.out, arguments.input, arguments.tokenizer, vocab_size)
     print(
         f"{arguments.out}: {meta['documents']} documents, {meta['tokens']['train']:,} training and"
         f" {meta['tokens']['val']:,} validation tokens, {meta['vocab_size']} ids"

@@ -22,10 +22,11 @@ from models.errors import Parser, command_line
 
 
 def _rate(work: float, call: Callable[[], object], seconds: float, cuda: bool) -> float:
-    """Work per second, the best of repeated calls over `seconds`."""
-    best, end = 0.0, time.perf_counter() + seconds
+    """Work per second, the best of repeated calls over `seconds`; of one call at least."""
+    best = 0.0
     call()
-    while time.perf_counter() < end:
+    end = time.perf_counter() + seconds
+    while best == 0.0 or time.perf_counter() < end:
         if cuda:
             torch.cuda.synchronize()
         start = time.perf_counter()

@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 STARTED = time.perf_counter()
 
 # The clock starts before the imports.
-from models.errors import Parser, UsageError, command_line
+from models.errors import Parser, UsageError, command_line, warn
 from models.files import named_folder
 from parallel.checkpoint import attempts
 from parallel.config import clusters
@@ -134,6 +134,7 @@ def run(argv: list[str] | None, interruption: Interruption) -> int:
         launch = detect()
         spec, facts, path = choose(arguments, launch)
         if arguments.check:
+            check_data(spec)
             model = asdict(spec.model) | {"n_params": spec.model.n_params}
             described = {"run": facts["run"], "folder": str(path), "model": model}
             print(json.dumps(described | facts["spec"]))
@@ -148,6 +149,20 @@ def run(argv: list[str] | None, interruption: Interruption) -> int:
             print(f"parallel.train: {error}", file=sys.stderr, flush=True)
         tell_torchrun(f"parallel.train: {error}", 0.0 if local_rank == 0 else 2.0)
         return 2
+
+
+def check_data(spec: RunSpec) -> None:
+    """What the start would say of the data, where they are on this machine; else a line says so.
+
+    Raises:
+        UsageError: the run cannot train on them.
+    """
+    if not (Path(spec.data).exists() or Path(f"{spec.data}.idx").exists()):
+        warn("parallel.train", f"no token files at {spec.data} here: they are not checked")
+        return
+    from parallel import token_files
+
+    token_files.load(spec.data, spec.seq_len, spec.model.vocab_size)
 
 
 def train(

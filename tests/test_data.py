@@ -295,3 +295,31 @@ def test_an_input_that_cannot_be_read_is_named(tmp_path):
     for size in (256, 2**40):
         with pytest.raises(UsageError, match=f"--vocab-size 257 to 1048576, not {size}"):
             data.prepare(tmp_path / "x", [tmp_path / "bytes.txt"], "bpe", size)
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "some/gpt2"])
+def test_a_vocabulary_size_that_would_be_ignored_is_refused(tokenizer, tmp_path, capsys):
+    flags = ["--vocab-size", "300", "--tokenizer", tokenizer, "--out", str(tmp_path / "out")]
+    assert data.main(flags) == 2
+    assert f"the tokenizer {tokenizer} has its own" in capsys.readouterr().err
+
+
+def test_check_refuses_the_data_that_the_start_refuses(tmp_path, capsys):
+    from parallel import train
+
+    bare = tmp_path / "bare.bin"
+    flags = ["--check", "--preset", "tiny", "--data", str(bare)]
+    assert train.main(flags) == 0
+    assert f"no token files at {bare} here: they are not checked" in capsys.readouterr().err
+    np.full(4000, 300, dtype=np.uint16).tofile(bare)
+    resets = ["--reset-at-documents", "--end-of-text", "3"]
+    for more in ([], resets):
+        assert train.main([*flags, *more]) == 2
+        assert "holds token id 300, but the model's vocabulary has 257 ids" in (
+            capsys.readouterr().err
+        )
+    np.zeros(100, dtype=np.uint16).tofile(bare)
+    assert train.main(flags) == 2
+    assert "too few for one sequence of 128 + 1" in capsys.readouterr().err
+    np.zeros(4000, dtype=np.uint16).tofile(bare)
+    assert train.main([*flags, *resets]) == 0

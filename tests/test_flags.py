@@ -174,3 +174,29 @@ def test_a_flag_of_earlier_names_the_one_of_today(capsys):
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said == "analysis.plan: --model is --preset now (--help lists the flags)\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("plan", ["--untied", "--tied"]),
+        ("plan", ["--tied", "--no-tied"]),
+        ("plan", ["--kv-heads", "4", "--n-kv-head=8"]),
+        ("plan", ["--glu", "--activation", "gelu"]),
+        ("tflops", ["log", "--tied", "--no-tied"]),
+    ],
+)
+def test_two_spellings_of_one_flag_are_refused(command, flags, capsys):
+    main = importlib.import_module(f"analysis.{command}").main
+    with pytest.raises(SystemExit) as ended:
+        main(flags)
+    assert ended.value.code == 2
+    one, other = [flag.partition("=")[0] for flag in flags if flag.startswith("--")]
+    wanted = f"analysis.{command}: {one} and {other} set the same thing: give one of them"
+    assert capsys.readouterr().err == f"{wanted} (--help lists the flags)\n"
+
+
+def test_the_last_of_one_flag_counts():
+    parser = Parser()
+    parser.add_argument("--gpus", type=int)
+    assert parser.parse_args(["--gpus", "4", "--gpus", "8"]).gpus == 8

@@ -18,11 +18,12 @@ LLAMA = {"engine": "megatron", "preset": "llama3-8b", "gpus": 16, "precision": "
 
 
 def check(capsys, *flags: str) -> tuple[int, str]:
-    """(exit status, what it prints) of `parallel.train --check` for a llama3-8b on 16 GPUs."""
+    """(exit status, what it prints, or where it refuses why) of `parallel.train --check` for a
+    llama3-8b on 16 GPUs."""
     given = [word for name, value in LLAMA.items() for word in (f"--{name}", str(value))]
     status = train.main([*given, *flags, "--check"])
     printed = capsys.readouterr()
-    return status, printed.out + printed.err
+    return status, printed.err if status else printed.out
 
 
 def test_a_gpu_cluster_takes_both(capsys):
@@ -147,3 +148,11 @@ def test_dp_of_a_megatron_log_is_what_tp_cp_and_pp_leave(dump, tmp_path):
 def test_what_transformer_engine_alone_can_do_is_named():
     assert RunSpec().te_alone == ""
     assert RunSpec(cp=2, precision="fp8").te_alone == "cp 2 and precision fp8"
+
+
+def test_going_on_in_fp8_says_that_delayed_scales_begin_anew():
+    from parallel.checkpoint.loading import _changed
+
+    for recipe, said in (("delayed", "its fp8 scales begin anew"), ("tensorwise", "")):
+        spec = resolve(("test", LLAMA | {"precision": "fp8", "fp8_recipe": recipe}))
+        assert _changed(spec, spec.settings()).partition(",")[0] == said

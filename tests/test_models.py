@@ -132,6 +132,16 @@ def test_sizes_that_do_not_fit_are_refused_with_the_numbers():
 def test_a_new_hidden_size_brings_its_own_ffn():
     assert preset("gpt2-124m", hidden=1536).ffn_hidden == 4 * 1536
     assert preset("gpt2-124m", hidden=1536, ffn_hidden=100).ffn_hidden == 100
+    assert preset("qwen3-4b", hidden=1024).head_dim == 32
+    gelu = preset("qwen3-4b", activation="gelu")
+    assert (gelu.ffn_hidden, gelu.head_dim, gelu.kv_heads) == (4 * 2560, 128, 8)
+    assert preset("qwen3-4b", n_head=16).kv_heads == 16
+
+
+def test_stating_what_a_preset_has_changes_nothing():
+    for name, has in PRESETS.items():
+        stated = {"hidden": has.hidden, "activation": has.activation, "n_head": has.n_head}
+        assert preset(name, **stated) == has
 
 
 def test_padding_makes_the_vocabulary_a_multiple_of_tp():

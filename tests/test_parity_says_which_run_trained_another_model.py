@@ -115,9 +115,22 @@ def test_where_two_runs_fit_or_a_run_names_its_own_none_is_guessed(tmp_path, cap
         write(alike, facts("s", None, engine="ddp") | {"run": name})
     assert main([str(alike), "--check"]) == 1
     said = capsys.readouterr()
-    assert said.err == "" and "(--baseline NAME names one)" in said.out
+    assert "(--baseline NAME names one)" in said.out
+    assert said.err == (
+        "analysis.parity: no run names a baseline, and 2 complete runs are on fewest GPUs:"
+        f" {alike / 'a'}, {alike / 'b'}; say which with --baseline\n"
+    )
     named = tmp_path / "named"
     write(named, facts("s", "elsewhere", engine="ddp"))
     write(named, facts("s", None, engine="ddp", gpus=2))
     assert main([str(named), "--check"]) == 1
     assert capsys.readouterr().err == ""
+
+
+def test_a_baseline_may_be_called_as_its_folder_is(tmp_path, capsys):
+    one = write(tmp_path, facts("s", None, engine="ddp"))
+    write(tmp_path, facts("s", None, engine="ddp", gpus=2))
+    one.rename(tmp_path / "first-try")
+    assert main([str(tmp_path), "--check", "--baseline", "first-try"]) == 0
+    assert main([str(tmp_path), "--check", "--baseline", "ddp"]) == 0
+    assert capsys.readouterr().out.count("equal") == 4

@@ -22,7 +22,7 @@ from parallel.config.study import load_study
 from slurm import render
 
 PLAN = ["--cluster", "selene", "--gpus", "64", "--global-batch", "64", "--preset", "18b"]
-HUGE = ["--gpus-per-node", "1000000000", "--leave", "1000000000"]
+HUGE = ["--gpus-per-node", "1000000000", "--leave", "7"]
 
 
 def plan_flags(flags):
@@ -178,6 +178,15 @@ def test_what_does_not_fit_is_said_in_words(capsys):
             "do not fit on 8 GPUs of",
         ),
         ([*PLAN, "--why", "tp=8", "--format", "json"], "text only"),
+        ([*PLAN, "--why", "tp=8", "--columns", "tp"], "text only"),
+        ([*PLAN, "--cp-comm-type", "p2p"], "give --cp N above 1, too"),
+        ([*PLAN, "--leave", "64"], "would leave all 64 GPUs idle: give at most 63"),
+        ([*PLAN, "--force"], "give --study FILE, too"),
+        ([*PLAN, "--max-tp", "16"], "--max-tp 16 exceeds the 8 GPUs of a node"),
+        (
+            ["--cluster", "selene", "--gpus", "8", "--global-batch", "8", "--network", "8x NDR"],
+            "8 GPUs of selene is one node, and nothing leaves it",
+        ),
         ([*PLAN, "--gpus-per-node", "4"], "goes with --gpu-type"),
         ([*PLAN, "--why", "recompute=some"], "only none, selective, full"),
         ([*PLAN, "--why", "tp=3"], "there are: tp 1, 2, 4, 8"),
@@ -303,6 +312,7 @@ def test_a_written_plan_names_its_own_size(tmp_path, capsys):
     assert plan.main([*sizes, *where]) == 0
     said = capsys.readouterr()
     assert "12.9B parameters; taken from 175b: vocab_size 51200, max_seq_len 2048;" in said.out
+    assert "; derived anew: ffn_hidden 20480; all else as in GPT-2" in said.out
     assert "preset" not in path.read_text() and "hidden = 5120" in path.read_text()
     (model,) = {spec.model for spec in load_study(path, cluster="dgx-a100").specs.values()}
     assert (model.n_layer, model.hidden, model.ffn_hidden) == (40, 5120, 20480)

@@ -1,6 +1,7 @@
 """Every scaling table shows predicted beside measured, with one sign and with what it is worth."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,20 @@ def test_in_the_scaling_curve(capsys):
     assert scaling.main(runs) == 0
     assert "predicted" not in capsys.readouterr().out
     assert scaling.main([*runs, "--predict", "nowhere"]) == 2
+
+
+def test_a_run_that_cannot_be_predicted_says_why_in_every_table(tmp_path, capsys):
+    folder = shutil.copytree(RUNS / "ddp", tmp_path / "ddp")
+    path = folder / "run.json"
+    path.write_text(path.read_text().replace('"precision": "fp32"', '"precision": "bf16"'))
+    why = "2-core-cpu is measured in fp32 alone, not bf16"
+    for command in (tflops, scaling):
+        assert command.main([str(folder), *HERE]) == 0
+        assert f"predicted s/iter -: {why}: ddp" in capsys.readouterr().out
+    out = tmp_path / "report.json"
+    assert scaling_report.main([str(folder), *HERE, "--out", str(out)]) == 0
+    (entry,) = json.loads(out.read_text())["configurations"]
+    assert entry["predicted_s"] is None and entry["not_predicted_because"] == why
 
 
 def test_in_the_scaling_report(tmp_path, capsys):

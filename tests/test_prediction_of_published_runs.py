@@ -259,6 +259,12 @@ def test_a_missing_column_is_one_line(tmp_path, capsys):
     assert "rows.csv: no column gpu_type, hidden" in capsys.readouterr().err
 
 
+def test_columns_of_json_are_those_that_were_asked_for(capsys):
+    flags = ["--calibrate-rows", "0", "--format", "json", "--columns", "id,error"]
+    assert predict.main(["--validate", str(PUBLISHED / "dgx_h100.csv"), *flags]) == 0
+    assert {tuple(row) for row in json.loads(capsys.readouterr().out)} == {("id", "error")}
+
+
 def test_an_unknown_card_is_left_out_with_its_reason(tmp_path):
     path = tmp_path / "rows.csv"
     names = "id,gpu_type,gpus,layers,hidden,tp,pp,micro_batch,global_batch,seconds_per_iteration"

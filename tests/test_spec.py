@@ -144,7 +144,11 @@ def test_unreadable_deepspeed_json_is_named(tmp_path):
         ({"steps": 0}, "steps must be at least 1 and at most 1000000000, not 0"),
         ({"steps": "many"}, "steps must be a int, not 'many'"),
         ({"stepz": 3}, "unknown setting 'stepz'"),
-        ({"engine": "fsdp2"}, "engine fsdp2 offers zero_stage 2, 3, not 0"),
+        ({"engine": "fsdp2", "zero_stage": 0}, "engine fsdp2 offers zero_stage 2, 3, not 0"),
+        (
+            {"fp8_recipe": "tensorwise", "precision": "bf16"},
+            "fp8_recipe tensorwise is used with precision fp8 alone, not bf16",
+        ),
         ({"engine": "fsdp2", "zero_stage": 3, "precision": "fp16"}, "fsdp2 scales no loss"),
         ({"gpus": 2, "fsdp_shard": 2}, "engine ddp has no fsdp_shard (fsdp2 has)"),
         (
@@ -182,6 +186,16 @@ def test_what_cannot_run_is_refused_in_one_line(settings, words):
         resolve(("flags", settings))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_fsdp2_has_the_stage_3_that_it_is_known_for_unless_another_is_stated(tmp_path):
+    alone = resolve(("flags", {"engine": "fsdp2", "gpus": 2}))
+    assert alone.zero_stage == 3 and alone.name == "fsdp2-dp2-zero3"
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    stated = {"engine": "fsdp2", "deepspeed_config": str(path)}
+    assert resolve(("flags", stated)).zero_stage == 2
+    assert resolve(("study", {"engine": "fsdp2"}), ("flags", {"engine": "ddp"})).zero_stage == 0
 
 
 @pytest.mark.parametrize(

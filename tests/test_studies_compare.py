@@ -163,3 +163,16 @@ def test_the_bucket_studies_interleave_and_run_in_one_allocation():
     nodes = load_study(ROOT / "slurm/published/gpt2-two-nodes_bucket_ab.toml")
     command = command_of(nodes, nodes.baseline, Path("out"), srun=True)
     assert command[:5] == ["srun", "--nodes", "2", "--ntasks", "8"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--rule", "seed"], "--rule seed is of --repeats: two sides are compared by medians"),
+        (["--repeats", "--any-commit"], "--any-commit is of two sides: --repeats compares none"),
+    ],
+)
+def test_a_flag_that_a_comparison_does_not_use_is_refused(flags, said, tmp_path, capsys):
+    repeats(tmp_path, {1: [1.0], 2: [0.5]})
+    assert compare.main([str(tmp_path), *flags]) == 2
+    assert said in capsys.readouterr().err

@@ -93,13 +93,15 @@ def distinct(names: list[str], paths: list[Path]) -> list[str]:
 
 
 def called(wanted: str, record: Record) -> bool:
-    """Whether `--baseline wanted` may mean the run: by a name, its configuration's, or its path."""
-    names = (name_of(record), own_name(record), record.configuration)
+    """Whether `--baseline wanted` may mean the run: by a name, its configuration's or its folder's,
+    or its path."""
+    names = (name_of(record), own_name(record), record.configuration, Path(record.source).name)
     return wanted in names or os.path.abspath(wanted) == os.path.abspath(record.source)
 
 
 def chosen(wanted: str, names: list[tuple[str, str, Path]]) -> int:
-    """Which of (shown name, own name, path) `--baseline wanted` means; it may be a path.
+    """Which of (shown name, own name, path) `--baseline wanted` means; it may be a path, or the
+    name of the folder or file there.
 
     Raises:
         UsageError: none or several, with the names to choose from.
@@ -108,7 +110,7 @@ def chosen(wanted: str, names: list[tuple[str, str, Path]]) -> int:
     fits = [
         i
         for i, (shown, own, where) in enumerate(names)
-        if wanted in (shown, own) or path == os.path.abspath(where)
+        if wanted in (shown, own, where.name) or path == os.path.abspath(where)
     ]
     exact = [i for i in fits if names[i][0] == wanted]
     if len(fits) != 1 and len(exact) != 1:

@@ -191,15 +191,14 @@ def called(wanted: str, runs: list[Run]) -> Run:
     return runs[chosen(wanted, names)]
 
 
-def only_baseline(runs: list[Run]) -> Run | None:
-    """The one run that can be the baseline where no run names any: complete, on fewest GPUs."""
+def possible_baselines(runs: list[Run]) -> list[Run]:
+    """The runs that can be the baseline where no run names any: complete, on fewest GPUs."""
     if len(runs) < 2 or any(run.facts.get("baseline") for run in runs):
-        return None
+        return []
     sizes = [(run.facts.get("layout") or {}).get("world_size") or math.inf for run in runs]
     complete = [i for i, run in enumerate(runs) if run.state == COMPLETE]
     least = min((sizes[i] for i in complete), default=math.inf)
-    fits = [runs[i] for i in complete if sizes[i] == least < math.inf]
-    return fits[0] if len(fits) == 1 else None
+    return [runs[i] for i in complete if sizes[i] == least < math.inf]
 
 
 def table(parities: Iterable[Parity], baseline: str | None = None) -> Table:

@@ -178,8 +178,15 @@ def _note(share: float | None, efficiency: float, ratio: float, lowest: float) -
     return said
 
 
-def table(rows: list[dict[str, Any]], share: float | None, scaling: str, baseline: str) -> Table:
-    """The scaling curve as a table."""
+def table(
+    rows: list[dict[str, Any]],
+    share: float | None,
+    scaling: str,
+    baseline: str,
+    predicted: bool = False,
+) -> Table:
+    """The scaling curve as a table; predicted: a prediction was asked for, so its columns stand
+    there even if no row has one."""
     columns = [
         Column("run", "run"),
         Column("gpus", "GPUs", "d"),
@@ -187,7 +194,7 @@ def table(rows: list[dict[str, Any]], share: float | None, scaling: str, baselin
         Column("n", "runs", "d"),
         Column("step_s", "s/iter", ".4g"),
         Column("spread", "spread", ".1%"),
-        *predictions.columns(seldom=True),
+        *predictions.columns(seldom=not predicted),
         Column("peak_gb", "peak GB", ".3g"),
         Column("mfu", "MFU", ".1%"),
         Column("speedup", "speedup", ".2f"),
@@ -236,7 +243,8 @@ def report(
         UsageError: nothing could be read or timed, or there is no such baseline.
     """
     records, refused = load(paths, facts)
-    pairs, untimed = _points(records, predictions.seconds(records, predict)[0], window, rule)
+    predicted, lacking = predictions.seconds(records, predict)
+    pairs, untimed = _points(records, predicted, window, rule)
     left_out = refused + untimed
     if not pairs:
         raise UsageError("; ".join(left_out))
@@ -251,10 +259,18 @@ def report(
     compared = [record for record, _ in fair]
     rows, share = curve([point for _, point in fair], start, scaling)
     called_base = next(point.name for record, point in fair if record is base)
-    shown = table(rows, share, scaling, f"{called_base} ({base.gpus} GPUs)")
+    against = f"{called_base} ({base.gpus} GPUs)"
+    shown = table(rows, share, scaling, against, predict is not None)
     shown.notes += averages(compared)
+    unpredicted = {r.source: why for r, why in zip(records, lacking, strict=True)}
     shown.missing |= throughput.grouped(
-        [(name_of(r), throughput.plain_missing(r) | _no_mfu(r, point.step_s)) for r, point in fair]
+        [
+            (
+                name_of(r),
+                unpredicted[r.source] | throughput.plain_missing(r) | _no_mfu(r, point.step_s),
+            )
+            for r, point in fair
+        ]
     )
     if open_ := unstated(compared):
         shown.notes.append(UNSTATED + ", ".join(open_))
@@ -262,8 +278,8 @@ def report(
     shown.notes += [f"{name_of(r)}: {together[r.source]}" for r in compared if r.source in together]
     shown.notes += changed(compared)
     if predict:
-        predicted = [(point.configuration, point.predicted_s, point.step_s) for _, point in fair]
-        shown.notes += predictions.notes(predictions.source(predict), predicted)
+        told = [(point.configuration, point.predicted_s, point.step_s) for _, point in fair]
+        shown.notes += predictions.notes(predictions.source(predict), told)
     shown.notes += [ANY_COMMIT] * any_commit
     shown.notes += [f"left out: {line}" for line in left_out]
     return shown

@@ -73,10 +73,12 @@ def report(
     together = shared_cores(records)
     entries = [_entry(group, base, kind, together) for group in groups]
     if predict:
-        predicted, _ = predictions.seconds([group[0][0] for group in groups], predict)
-        for entry, seconds in zip(entries, predicted, strict=True):
+        predicted, lacking = predictions.seconds([group[0][0] for group in groups], predict)
+        for entry, seconds, why in zip(entries, predicted, lacking, strict=True):
             off = predictions.error(seconds, entry["step_s"]["median"])
             entry |= {"predicted_s": seconds, "predicted_error": off}
+            if why:
+                entry["not_predicted_because"] = why["predicted_s"]
     return {
         "schema_version": "1",
         "study": base[0][0].study,

@@ -223,8 +223,10 @@ def table(
     baselines: list[str],
     kind: str = "strong",
     step_rule: str = describe_rule(None, "median"),
+    predicted: bool = False,
 ) -> Table:
-    """The scaling table; `convention` None: each row names its own where they differ."""
+    """The scaling table; `convention` None: each row names its own where they differ; predicted:
+    a prediction was asked for, so its columns stand there even if no row has one."""
     used = dict.fromkeys(row["convention"] for row in found if row["tflops"] is not None)
     one = convention or (next(iter(used), DEFAULT_CONVENTION) if len(used) < 2 else None)
     has_cp = any((row["cp"] or 1) > 1 for row in found)
@@ -234,7 +236,7 @@ def table(
         *(Column(k, k, "d") for k in ("gpus", "tp", *["cp"] * has_cp, "pp", "vpp", "dp")),
         Column("micro_batch", "micro-batch", "d"),
         Column("step_s", "s/iter", ".4g"),
-        *predictions.columns(seldom=True),
+        *predictions.columns(seldom=not predicted),
         Column("tokens_per_s", "tokens/s", ".0f"),
         Column("tflops", f"TFLOP/s/GPU ({one})" if one else "TFLOP/s/GPU", ".3g"),
         *[Column("convention", "convention")] * (one is None),
@@ -282,7 +284,8 @@ def of_records(
     predictions.fill(found, predicted, "step_s")
     for row, why in zip(found, lacking, strict=True):
         row["missing"] |= why
-    shown = table(found, convention, named, kind, describe_rule(window, rule))
+    about = describe_rule(window, rule), predict is not None
+    shown = table(found, convention, named, kind, *about)
     pairs = list(zip(records, found, strict=True))
     compared = [record for record, row in pairs if row["speedup"] is not None]
     shown.missing |= throughput.shown_in(found)

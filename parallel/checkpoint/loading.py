@@ -107,11 +107,14 @@ def _changed(spec: RunSpec, before: dict[str, Any]) -> str:
     others = ("fp8_recipe", "global_batch", "data", "end_of_text")
     names = (*(name for name in TRAINING if name != "steps"), *others)
     now = spec.settings()
-    return ", ".join(
+    changed = [
         f"{name} {now[name]} not {before[name]}"
         for name in names
         if name in before and now[name] != before[name]
-    )
+    ]
+    if spec.precision == "fp8" and spec.fp8_recipe == "delayed":
+        changed.append("its fp8 scales begin anew, for a checkpoint holds none")
+    return ", ".join(changed)
 
 
 def _check_model(spec: RunSpec, folder: Path, model: GPTConfig, implementation: str) -> None:

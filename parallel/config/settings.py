@@ -115,8 +115,9 @@ class RunSpec:
     sequence_parallel: bool = _flag(False, "split norms and residuals over tp ranks")
     zero_stage: int = _flag(
         0,
-        "ZeRO stage; 1 is megatron's distributed optimizer; fsdp2 has 3, which gathers a block's"
-        " weights for forward and again for backward, and 2, which gathers them once a step",
+        "ZeRO stage; 1 is megatron's distributed optimizer; fsdp2 has 3, its default, which gathers"
+        " a block's weights for forward and again for backward, and 2, which gathers them once a"
+        " step",
         Bounds(0, 3),
     )
     fsdp_shard: int | None = _flag(
@@ -298,6 +299,11 @@ class RunSpec:
             problems.append(f"cp {self.cp} needs precision bf16, fp16 or fp8, not fp32")
         if self.precision == "fp8":
             problems += _fp8_problems(self)
+        elif self.fp8_recipe != DEFAULTS["fp8_recipe"]:
+            problems.append(
+                f"fp8_recipe {self.fp8_recipe} is used with precision fp8 alone, not"
+                f" {self.precision}"
+            )
         if self.breakdown and self.cp > 1:
             problems.append(
                 f"breakdown counts no messages between cp ranks yet (asked: cp {self.cp})"
@@ -333,10 +339,13 @@ class RunSpec:
             given = f"end_of_text {end} is used with reset_at_documents alone: give that too"
             return [] if end is None else [given]
         if end is None:
+            silent = f"{self.data}/meta.json does not say it"
+            prepare = "prepare the data with parallel.data (again, if an earlier version did)"
+            if Path(self.data).is_file() or Path(f"{self.data}.idx").exists():
+                silent, prepare = f"{self.data} does not say it", "prepare text with parallel.data"
             return [
                 "reset_at_documents needs the token id that ends a document, and"
-                f" {self.data}/meta.json does not say it: give end_of_text, or prepare the data"
-                " with parallel.data (again, if an earlier version did)"
+                f" {silent}: give end_of_text, or {prepare}"
             ]
         if self.cp > 1:
             return [
@@ -495,8 +504,8 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
 def merge(
     *layers: tuple[str, dict[str, Any]],
 ) -> tuple[dict[str, Any], tuple[tuple[str, dict[str, Any]], ...]]:
-    """The settings that the layers state, nothing derived; and the layers, with the one of the
-    DeepSpeed JSON that they name.
+    """The settings that the layers state, nothing derived but the ZeRO stage of an engine that
+    has no stage 0; and the layers, with the one of the DeepSpeed JSON that they name.
 
     Raises:
         UsageError: a setting that is not known, or a value that it cannot have.
@@ -519,6 +528,9 @@ def merge(
             for name in WORK:
                 merged.pop(name, None)
         merged |= settings
+    stages = ENGINES[merged.get("engine", DEFAULTS["engine"])].zero_stages
+    if DEFAULTS["zero_stage"] not in stages:
+        merged.setdefault("zero_stage", max(stages))
     return merged, layers
 
 
