@@ -38,7 +38,7 @@ STARTED = time.perf_counter()
 from models.errors import Parser, UsageError, command_line, warn
 from models.files import named_folder
 from parallel.checkpoint import attempts
-from parallel.config import clusters
+from parallel.config import clusters, library_variables
 from parallel.config.engine_abilities import kernels_of
 from parallel.config.settings import RunSpec, add_flags, from_flags, resolve
 from parallel.config.study import load_study, name_alone
@@ -129,6 +129,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(argv: list[str] | None, interruption: Interruption) -> int:
     """`main`, with the signals handled."""
+    local_rank = 0
+    with contextlib.suppress(UsageError):  # the launcher's variables may be the mistake
+        local_rank = detect().local_rank
     try:
         arguments = parse(argv)
         launch = detect()
@@ -142,9 +145,6 @@ def run(argv: list[str] | None, interruption: Interruption) -> int:
         return train(spec, facts, path, launch, interruption)
     except UsageError as error:
         # Once per node: another node may have what this one lacks, its data for example.
-        local_rank = 0
-        with contextlib.suppress(UsageError):  # the launcher's variables may be the mistake
-            local_rank = detect().local_rank
         if local_rank == 0:
             print(f"parallel.train: {error}", file=sys.stderr, flush=True)
         tell_torchrun(f"parallel.train: {error}", 0.0 if local_rank == 0 else 2.0)
@@ -177,42 +177,42 @@ def train(
     if launch.rank == 0:
         check_folder(path)
     end_with_launcher(launch)
-    set_environment(spec, launch)
+    variables = set_environment(spec, launch)
 
     import torch
 
     from parallel import token_files
     from parallel.checkpoint.random_states import seed_random
-    from parallel.engines import cpu, kernels
-    from parallel.engines.devices import check_memory, choose_device, gpus_on_node
+    from parallel.engines import cpu, devices, kernels
 
     torch.set_num_threads(spec.threads)
     # Nothing draws from these after the start, but a run must not differ from itself by them.
     seed_random(spec.seed + launch.rank)
-    device = choose_device(spec, launch)
+    device = devices.choose_device(spec, launch)
+    devices.set_arithmetic(spec, device)
     if device.type == "cpu":
-        check_memory(spec, facts["host"]["ranks_per_node"])
+        devices.check_memory(spec, facts["host"]["ranks_per_node"])
         cpu.keep_freed_memory()
     if spec.compile:
         kernels.check_compiler(device)
     data = token_files.load(spec.data, spec.seq_len, spec.model.vocab_size)
     facts["data"] = data.facts(with_digest=launch.rank == 0)
-    facts["host"] |= {
-        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        "gpus_visible": gpus_on_node(launch) if device.type == "cuda" else 0,
-        "cuda": torch.version.cuda,
-    }
+    facts["host"] |= devices.gpu_facts(device, launch)
+    facts["variables"] = variables if device.type == "cuda" else {}
     offered = kernels_of(spec.engine, spec.layout.tp, spec.model.norm)
     facts["kernels"] = kernels.choose("te" if spec.te_alone else spec.kernels, device, offered)
+    kernels.hide_others(facts["kernels"])
     te = facts["kernels"] == "te"
     facts["attention"] = "Transformer Engine" if te else "torch scaled_dot_product_attention"
     return train_in_folder(spec, facts, RunFolder(path), data, device, launch, interruption)
 
 
-def set_environment(spec: RunSpec, launch: Launch) -> None:
-    """What torch and the libraries read from the environment when they are imported."""
+def set_environment(spec: RunSpec, launch: Launch) -> dict[str, str]:
+    """What torch and the libraries read from the environment when they are imported; the variables
+    that a run on GPUs has, as they are."""
     os.environ.update(rendezvous_environment(launch))
     os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))
+    variables = library_variables.set_variables(spec) if spec.device != "cpu" else {}
     if spec.device == "cpu":
         # Where there are GPUs they must not be seen at all: the libraries take what they see.
         os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
@@ -220,6 +220,7 @@ def set_environment(spec: RunSpec, launch: Launch) -> None:
     if not sys.warnoptions:
         for library in ("torch", "deepspeed", "megatron", "transformers"):
             warnings.filterwarnings("ignore", module=rf"{library}\.")
+    return variables
 
 
 def train_in_folder(

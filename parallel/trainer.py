@@ -5,10 +5,11 @@ communicate with the other ranks. Rank 0 writes the run folder.
 """
 
 import contextlib
+import gc
 import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,25 @@ from parallel.record.signals_and_hangs import Interruption, Watchdog, forget_rep
 from parallel.record.writer import RunFolder
 
 TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: interrupted, and saved
+
+
+@contextlib.contextmanager
+def garbage_collected_together(interval: int) -> Iterator[Callable[[int], None]]:
+    """Garbage is collected every `interval` steps, when what is yielded is called with the number
+    of steps done. Left alone, each rank collects in another step, and the others wait for it. What
+    was built before is never looked at again. 0: Python collects when it likes.
+    """
+    if not interval:
+        yield lambda _: None
+        return
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield lambda done: None if done % interval else gc.collect()
+    finally:
+        gc.unfreeze()
+        gc.enable()
 
 
 class Trainer:
@@ -100,8 +120,10 @@ class Trainer:
             self._leave_out_of_breakdown()  # building the engine
             self.energy = energy_and_memory.Energy(energy_and_memory.visible_gpus(self.device))
             self.startup_s = time.perf_counter() - self.started
+            collect = profiling.enter_context(garbage_collected_together(self.spec.gc_interval))
             for done in range(first + 1, self.spec.steps + 1):
                 self.step(done)
+                collect(done)  # the next step's time holds it
                 if self._is_validation_due(done):
                     self.energy.count()
                     self.validate(done)
@@ -187,7 +209,10 @@ class Trainer:
         self.bar.update()
 
     def _write_iteration_line(self) -> None:
-        line = lines.iteration_line(self.spec, self.rows_since_line, self.skipped, self.nans)
+        gpu, peak = self.facts["host"]["gpu"], energy_and_memory.peak_memory(self.device)
+        held = peak["resident" if gpu is None else "allocated"]
+        since = self.rows_since_line, self.skipped, self.nans
+        line = lines.iteration_line(self.spec, *since, gpu, held)
         self.folder.log(line)
         if self.on_terminal:
             self.bar.set_postfix_str(f"loss {self.rows[-1]['loss']:.4f}")

@@ -10,7 +10,7 @@ set -uo pipefail
 
 # Raise this number when the settings below change, or when this script asks something new of the
 # Python modules that it calls. A job that was queued before then ends with one line.
-version=2
+version=3
 
 # The settings, one NAME=VALUE a word. Those that are lists here may be given several times.
 study_file=""   # the study, from the repository's root
@@ -35,6 +35,7 @@ setup=()        # setup=LINE: run before Python
 exports=()      # export=NAME=VALUE
 mounts=()       # mount=FOLDER or mount=FOLDER:WHERE: in the container
 srun_options=() # srun=OPTION
+torchrun_options=() # torchrun=OPTION
 declare -a settings
 
 # slurm.status and slurm.record_end read this file, also where no Python works. The first reason
@@ -80,6 +81,7 @@ read_settings() { # NAME=VALUE...
       export=*) exports+=("${word#*=}") ;;
       mount=*) mounts+=("${word#*=}") ;;
       srun=*) srun_options+=("${word#*=}") ;;
+      torchrun=*) torchrun_options+=("${word#*=}") ;;
       study_file=* | study_folder=* | cluster=* | clusters_file=* | comment=* | ranks=* | lead=* | \
         requeue=* | max_restarts=* | scratch=* | nsys=* | nccl_logs=* | torchrun_logs=* | \
         dist_debug=* | python=* | gpus=* | master_addr_suffix=* | container_runtime=* | \
@@ -281,6 +283,7 @@ build_command() { # what srun starts on each node, in `launch`
     launch+=(--log-dir "$folder/$attempt.torchrun" --redirects 3 --tee 3)
   fi
   launch+=(
+    "${torchrun_options[@]}"
     -m parallel.train --study "$study_file" --cluster "$cluster" --run-name "$run" --out "$folder"
   )
 }

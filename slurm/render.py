@@ -252,6 +252,7 @@ def settings(study: Study, name: str, cluster: Cluster, logs: Path) -> list[str]
         *(f"setup={line}" for line in cluster.setup),
         *(f"export={key}={value}" for key, value in environment.items()),
         *(f"srun={option}" for option in cluster.srun),
+        *(f"torchrun={option}" for option in cluster.torchrun),
     ]
     if inside := cluster.container:
         given += [

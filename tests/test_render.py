@@ -160,6 +160,7 @@ def test_no_value_ever_runs(tmp_path, word):
     """Run the script up to srun, for which a harmless stand-in is put in the path."""
     base = {"description": word, "gpus_per_node": 2, "cores_per_node": 2}
     values = {"environment": {"EVIL": word}, "network": {"NET": word}, "srun": [f"--x={word}"]}
+    values["torchrun"] = [f"--y={word}"]
     values["scratch"] = "${HOME}/" + word
     where = cluster_of("hostile", base | values, CLUSTERS)
     (tmp_path / "logs").mkdir()
@@ -178,7 +179,7 @@ def test_no_value_ever_runs(tmp_path, word):
     assert not list(tmp_path.rglob("pwned"))
     given = (tmp_path / "seen").read_text().split("\0")
     assert given[:4] == [word, word, word, f"/home/me/{word}/triton"]
-    assert f"--x={word}" in given
+    assert f"--x={word}" in given and f"--y={word}" in given
     assert given[given.index("--study") + 1] == str(path)
     assert (tmp_path / "logs" / word / "ddp" / "77.exit").read_text() == "0\n"
 
@@ -381,6 +382,12 @@ def test_without_a_container_the_clusters_python_is_launched(tmp_path):
     assert "\n  python=/opt/python3.12\n" in script(study, ["ddp"], study.cluster)
     words = launch_of(tmp_path, python="other")  # PYTHON, which the tests set, comes first
     assert words[words.index("-m") - 1] == str(tmp_path / "bin" / "python")
+
+
+def test_torchrun_binds_the_ranks_as_the_cluster_asks(tmp_path):
+    words = launch_of(tmp_path, torchrun=["--numa-binding=node"])
+    assert words.index("torch.distributed.run") < words.index("--numa-binding=node")
+    assert words[words.index("--numa-binding=node") + 1 :][:2] == ["-m", "parallel.train"]
 
 
 def test_a_run_folder_on_another_file_system_is_mounted_too(tmp_path):

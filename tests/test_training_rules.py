@@ -1,5 +1,7 @@
 """The rules every engine shares: learning rate, weight decay, kernels, iteration line."""
 
+import gc
+import importlib
 import sys
 import types
 from dataclasses import asdict
@@ -10,6 +12,7 @@ import torch
 from models import gpt
 from models.config import PRESETS
 from models.errors import UsageError
+from parallel import trainer
 from parallel.config.settings import resolve
 from parallel.engines import kernels
 from parallel.engines.optim import lr_at, param_groups
@@ -57,22 +60,54 @@ def test_plain_pytorch_is_what_a_cpu_gets():
         kernels.choose("te", cpu, ("torch",))
 
 
+def test_no_library_is_tried_that_the_engine_does_not_use(monkeypatch):
+    tried = []
+    monkeypatch.setattr(
+        kernels, "problem", lambda name: tried.append(name) or "none here" * (name != "torch")
+    )
+    assert kernels.choose("auto", torch.device("cuda", 0), ("torch",)) == "torch"
+    assert kernels.choose("torch", torch.device("cuda", 0), ("te", "apex", "torch")) == "torch"
+    assert set(tried) == {"torch"}
+    assert kernels.choose("auto", torch.device("cuda", 0), ("te", "apex", "torch")) == "torch"
+    assert tried[2:] == ["te", "apex", "torch"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "hidden"),
+    [("torch", {"transformer_engine", "apex"}), ("apex", {"transformer_engine"}), ("te", set())],
+)
+def test_libraries_find_no_better_kernels_than_the_chosen_ones(chosen, hidden, monkeypatch):
+    """megatron-core takes Transformer Engine's Adam wherever it can import it."""
+    for name in ("transformer_engine", "apex"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    kernels.hide_others(chosen)
+    for name in ("transformer_engine", "apex"):
+        if name in hidden:
+            with pytest.raises(ImportError):
+                importlib.import_module(name)
+        else:
+            importlib.import_module(name)
+
+
 def test_the_log_says_whose_vocabulary_the_model_has():
     for in_data, said in ((4096, True), (200, False), (None, False)):
         spec = resolve(("x", {"vocab_size": in_data if said else None, "data": "data/corpus"}))
         layout = asdict(spec.layout)
         model = asdict(spec.model) | {"n_params": 1, "padded_vocab": spec.model.vocab_size}
         data = {"vocab_size": in_data, "documents": None}
-        facts = {"run": "ddp", "kernels": "torch", "data": data}
+        facts = {"run": "ddp", "kernels": "torch", "attention": "torch's", "data": data}
+        facts |= {"variables": {}, "host": {"gpu": None}}
         header = "\n".join(lines.header(spec, facts | {"layout": layout, "model": model}))
         line = "vocabulary: the 4096 ids of data/corpus; preset tiny has 257"
         assert (line in header) is said and ("vocabulary" in header) is said
 
 
+ROW = {"step": 7, "step_s": 0.25, "loss": 5.5, "grad_norm": 1.25, "lr": 1e-3, "loss_scale": 1.0}
+
+
 def test_iteration_line_is_megatrons():
     spec = resolve(("x", {"global_batch": 4, "steps": 20}))
-    row = {"step": 7, "step_s": 0.25, "loss": 5.5, "grad_norm": 1.25, "lr": 1e-3, "loss_scale": 1.0}
-    line = lines.iteration_line(spec, [row], skipped=0, nans=0)
+    line = lines.iteration_line(spec, [ROW], 0, 0, None, 1_230_000_000)
     for piece in (
         "] iteration        7/      20 |",
         " consumed samples:           28 |",
@@ -87,3 +122,32 @@ def test_iteration_line_is_megatrons():
         " number of nan iterations:   0 |",
     ):
         assert piece in line
+    # Ours stand behind them: 4 sequences of 128 tokens in a quarter of a second.
+    assert line.endswith("| tokens per gpu per second: 2048.0 | max memory (GB): 1.23 |")
+
+
+def test_a_line_has_mfu_where_the_gpus_peak_is_known():
+    from models.flops import tflops_per_gpu
+
+    for given, peak in (({"precision": "bf16"}, 989.4), ({}, 66.9), ({"tf32": True}, 494.7)):
+        size = {"preset": "1.7b", "global_batch": 128, "micro_batch": 128}
+        spec = resolve(("x", {**size, **given}))
+        row = ROW | {"step_s": 100.0}
+        line = lines.iteration_line(spec, [row], 0, 0, "NVIDIA H100 80GB HBM3", 10**9)
+        tflops = tflops_per_gpu(spec.model, spec.seq_len, spec.tokens_per_step, 100.0, 1)
+        assert f"| MFU (%): {tflops / peak * 100:.1f} |" in line
+    assert "MFU" not in lines.iteration_line(spec, [ROW], 0, 0, "NVIDIA H100", 10**9)
+
+
+def test_python_collects_garbage_in_the_steps_that_are_asked_for(monkeypatch):
+    collected = []
+    monkeypatch.setattr(gc, "collect", lambda: collected.append("now"))
+    with trainer.garbage_collected_together(3) as collect:
+        assert not gc.isenabled() and len(collected) == 1
+        for done in range(1, 8):
+            collect(done)
+        assert len(collected) == 3  # at the start, after steps 3 and 6
+    assert gc.isenabled() and gc.get_freeze_count() == 0
+    with trainer.garbage_collected_together(0) as collect:
+        collect(1)
+        assert gc.isenabled() and len(collected) == 3

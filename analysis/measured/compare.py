@@ -21,6 +21,7 @@ from analysis.measured.fairness import (
     differences,
     is_changed,
     named,
+    other_kernels,
     shared_cores,
     unstated,
 )
@@ -340,7 +341,7 @@ def _doubts(a: list[TimedRun], b: list[TimedRun], found: Comparison) -> list[str
     doubts += [f"{name_of(r)}: {together[r.source]}" for r, _ in (*a, *b) if r.source in together]
     if any(is_changed(r) for r, _ in (*a, *b)):
         doubts.append(CHANGED)
-    return doubts
+    return doubts + other_kernels([r for r, _ in (*a, *b)])
 
 
 def against_baseline(runs: list[TimedRun], any_commit: bool = False) -> list[Verdict]:

@@ -89,6 +89,20 @@ def batch_per_gpu(record: Record) -> float | None:
     return record.global_batch / record.gpus
 
 
+def other_kernels(records: list[Record]) -> list[str]:
+    """A note that names each run's kernels of attention, and the runs that are deterministic, where
+    not all are alike. Runs that do not state it are left out."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for record in records:
+        if kernels := record.facts.get("attention"):
+            steady = (record.facts.get("spec") or {}).get("deterministic")
+            found[kernels + ", deterministic" * bool(steady)].append(name_of(record))
+    if len(found) < 2:
+        return []
+    told = "; ".join(f"{kernels}: {', '.join(names)}" for kernels, names in found.items())
+    return [f"attention runs in other kernels, so ratios of times compare these, too ({told})"]
+
+
 def shared_cores(records: list[Record]) -> dict[str, str]:
     """source -> which run ran on the same host's cores at the same time, for runs on CPU.
 

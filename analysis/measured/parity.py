@@ -11,7 +11,7 @@ from analysis.common.tables import Column, Table
 from analysis.logs.load import chosen, distinct
 from models.config import GPTConfig
 from models.errors import Reason, UsageError
-from parallel.config.settings import TRAINING
+from parallel.config.settings import TRAINING, gemm_precision
 from parallel.record.ends import COMPLETE
 from parallel.record.reader import Run, find_runs, read_run
 
@@ -53,6 +53,7 @@ def _work(run: Run) -> dict[str, Any]:
     spec, model = facts.get("spec") or {}, facts.get("model") or {}
     return {
         **{name: spec.get(name) for name in TRAINING},
+        "precision": gemm_precision(spec.get("precision"), spec.get("tf32")),
         # The id after which positions and attention start again.
         "reset_at_documents": bool(spec.get("reset_at_documents")) and spec.get("end_of_text"),
         # A run from before a setting existed has its default, which is GPT-2's.

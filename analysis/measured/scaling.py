@@ -18,6 +18,7 @@ from analysis.measured.fairness import (
     configuration,
     differences,
     named,
+    other_kernels,
     shared_cores,
     unstated,
 )
@@ -276,7 +277,7 @@ def report(
         shown.notes.append(UNSTATED + ", ".join(open_))
     together = shared_cores(compared)
     shown.notes += [f"{name_of(r)}: {together[r.source]}" for r in compared if r.source in together]
-    shown.notes += changed(compared)
+    shown.notes += other_kernels(compared) + changed(compared)
     if predict:
         told = [(point.configuration, point.predicted_s, point.step_s) for _, point in fair]
         shown.notes += predictions.notes(predictions.source(predict), told)

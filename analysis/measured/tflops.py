@@ -25,6 +25,7 @@ from analysis.measured.fairness import (
     configuration,
     differences,
     is_changed,
+    other_kernels,
     shared_cores,
     unstated,
 )
@@ -292,7 +293,7 @@ def of_records(
     shown.notes += [ANY_COMMIT] * any_commit
     if open_ := unstated(compared):
         shown.notes.append(UNSTATED + ", ".join(open_))
-    shown.notes += changed(compared)
+    shown.notes += other_kernels(compared) + changed(compared)
     if predict:
         told = [(configuration(r), row["predicted_s"], row["step_s"]) for r, row in pairs]
         shown.notes += predictions.notes(predictions.source(predict), told)

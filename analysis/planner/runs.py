@@ -36,7 +36,7 @@ def settings_of(record: Record) -> dict[str, Any]:
     dp = record.dp or max(1, record.gpus // (tp * cp * pp))
     micro = record.micro_batch or 1
     precision = record.precision
-    width = 4 if precision == "fp32" else 2
+    width = 4 if precision in ("fp32", "tf32") else 2
     layout = record.facts.get("layout") or {}
     return {
         "layers": config.n_layer,

@@ -104,7 +104,7 @@ def _load_checkpoint(
 
 def _changed(spec: RunSpec, before: dict[str, Any]) -> str:
     """The settings that change what is computed from here on; more steps are no change."""
-    others = ("fp8_recipe", "global_batch", "data", "end_of_text")
+    others = ("tf32", "fp8_recipe", "global_batch", "data", "end_of_text")
     names = (*(name for name in TRAINING if name != "steps"), *others)
     now = spec.settings()
     changed = [

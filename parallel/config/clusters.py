@@ -108,6 +108,9 @@ class Cluster:
     )
     options: tuple[str, ...] = _key((), "more #SBATCH options")
     srun: tuple[str, ...] = _key((), "more options of srun, --cpu-bind=cores for example")
+    torchrun: tuple[str, ...] = _key(
+        (), "more options of torchrun, --numa-binding=node for example"
+    )
     setup: tuple[str, ...] = _key(
         (), "shell lines before Python: module, conda, source; one that fails ends the job"
     )
@@ -140,9 +143,10 @@ class Cluster:
             raise UsageError(
                 f"{where}: master_addr_suffix {self.master_addr_suffix!r} is no part of a host name"
             )
-        for option in self.srun:
-            if not option.startswith("-"):
-                raise UsageError(f"{where}: srun {option!r} is no option")
+        for launcher in ("srun", "torchrun"):
+            for option in getattr(self, launcher):
+                if not option.startswith("-"):
+                    raise UsageError(f"{where}: {launcher} {option!r} is no option")
         for line in self.setup:
             if not line.strip() or "\n" in line:
                 raise UsageError(f"{where}: setup {line!r} is not one line of shell")

@@ -198,6 +198,18 @@ class RunSpec:
     # the machine
     device: str = _flag("auto", "auto is cuda where there is one", ("auto", "cpu", "cuda"))
     kernels: str = _flag("auto", "auto: Transformer Engine, apex, PyTorch, in that order", KERNELS)
+    tf32: bool = _flag(
+        False, "GEMMs of fp32 numbers in TF32, on Ampere GPUs or later; parity of fp32 is then lost"
+    )
+    deterministic: bool = _flag(
+        False, "only operations that give the same bits every time (slower); else refuse to train"
+    )
+    gc_interval: int = _flag(
+        100,
+        "steps between Python's garbage collections, so that all ranks collect in the same step;"
+        " 0: when Python likes",
+        _MAYBE_STEPS,
+    )
     compile: bool = _flag(
         False, "torch.compile the model (ddp) or each block (fsdp2); on CPU it needs a C++ compiler"
     )
@@ -263,6 +275,10 @@ class RunSpec:
         return " and ".join(what for what, is_so in asked.items() if is_so)
 
     @property
+    def gemm_precision(self) -> str:
+        return gemm_precision(self.precision, self.tf32)
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step over all ranks."""
         return self.layout.global_batch * self.seq_len
@@ -310,6 +326,8 @@ class RunSpec:
             )
         if self.precision == "fp16" and self.device == "cpu":
             problems.append("fp16 needs a GPU; on CPU use fp32 or bf16")
+        if self.tf32 and self.device == "cpu":
+            problems.append("tf32 needs a GPU")
         if self.export_weights and not self.save_interval:
             problems.append("export_weights are taken from checkpoints: give save_interval too")
         if self.export_weights and self.save_interval and self.export_weights % self.save_interval:
@@ -360,6 +378,11 @@ class RunSpec:
     def settings(self) -> dict[str, Any]:
         """All fields as plain data, for run.json."""
         return asdict(self)
+
+
+def gemm_precision(precision: str, tf32: bool | None) -> str:
+    """The number format of a run's GEMMs, which names the GPU's peak."""
+    return "tf32" if tf32 and precision == "fp32" else precision
 
 
 def profiled_steps(spec: RunSpec) -> tuple[int, int]:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,10 +18,12 @@ from parallel.record.launch import Launch
 from parallel.record.signals_and_hangs import deadline
 
 MEMINFO = Path("/proc/meminfo")
+DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def choose_device(spec: RunSpec, launch: Launch) -> torch.device:
-    """This rank's device.
+    """This rank's device. From here on LOCAL_RANK is the GPU's number among those that this rank
+    sees: DeepSpeed takes it for that.
 
     Raises:
         UsageError: CUDA was asked for and is not there, or the run needs a GPU, or another one.
@@ -31,6 +34,8 @@ def choose_device(spec: RunSpec, launch: Launch) -> torch.device:
     if spec.device == "cpu" or not has_gpu:
         if spec.precision == "fp16":
             raise UsageError("fp16 needs a GPU and torch sees none; use fp32 or bf16")
+        if spec.tf32:
+            raise UsageError("tf32 needs a GPU and torch sees none")
         if spec.te_alone:
             raise UsageError(
                 f"{spec.te_alone} needs Transformer Engine, and so a GPU, and torch sees none"
@@ -43,8 +48,12 @@ def choose_device(spec: RunSpec, launch: Launch) -> torch.device:
         )
     index = launch.local_rank if torch.cuda.device_count() > 1 else 0
     torch.cuda.set_device(index)
-    if spec.precision == "fp8" and torch.cuda.get_device_capability(index) < (8, 9):
-        raise UsageError(f"{torch.cuda.get_device_name(index)} has no fp8; Ada and Hopper do")
+    capability, name = torch.cuda.get_device_capability(index), torch.cuda.get_device_name(index)
+    if spec.precision == "fp8" and capability < (8, 9):
+        raise UsageError(f"{name} has no fp8; Ada and Hopper do")
+    if spec.tf32 and capability < (8, 0):
+        raise UsageError(f"{name} has no TF32; Ampere and later do")
+    os.environ["LOCAL_RANK"] = str(index)
     return torch.device("cuda", index)
 
 
@@ -52,6 +61,38 @@ def gpus_on_node(launch: Launch) -> int:
     """GPUs that this node's ranks have; srun --gpus-per-task=1 shows each task its own alone."""
     visible = torch.cuda.device_count()
     return launch.local_world_size if launch.launcher == "srun" and visible == 1 else visible
+
+
+def set_arithmetic(spec: RunSpec, device: torch.device) -> None:
+    """How torch's own kernels compute; what the other libraries read from the environment is in
+    parallel/config/library_variables.py."""
+    if device.type == "cuda":  # an image or a site may have set another default
+        torch.set_float32_matmul_precision("high" if spec.tf32 else "highest")
+    if spec.deterministic:
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads such memory
+
+
+def gpu_facts(device: torch.device, launch: Launch) -> dict[str, Any]:
+    """What run.json says of the GPU and its software; None where there is none."""
+    cuda = device.type == "cuda"
+    return {
+        "gpu": torch.cuda.get_device_name(device) if cuda else None,
+        "gpus_visible": gpus_on_node(launch) if cuda else 0,
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
+        "driver": driver() if cuda else None,
+    }
+
+
+def driver() -> str | None:
+    """The version of NVIDIA's kernel driver; None where it does not say."""
+    try:
+        found = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text())
+    except OSError:
+        return None
+    return found[0] if found else None
 
 
 def check_memory(spec: RunSpec, ranks: int) -> None:
@@ -97,7 +138,14 @@ def init_process_group(
     # Every group that a library or we make without a limit of its own has this one.
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-    alone = {"store": dist.HashStore()} if launch.world_size == 1 else {}
+    given: dict[str, Any] = {"timeout": timeout, "rank": launch.rank}
+    if launch.world_size == 1:
+        given["store"] = dist.HashStore()
+    elif device.type == "cuda" and spec.vpp == 1:
+        # NCCL then connects here and not in the first step, and splits later groups off. With one
+        # named device it also puts messages that are not batched behind each other; the interleaved
+        # schedule has such, and overlaps them.
+        given["device_id"] = device
     master = ":".join(os.environ.get(f"MASTER_{of}", "?") for of in ("ADDR", "PORT"))
     reason = (
         f"rank {launch.rank} did not meet the other {launch.world_size - 1} ranks at {master}"
@@ -105,9 +153,7 @@ def init_process_group(
     )
     try:
         with deadline(spec.timeout_s, reason, fail):
-            dist.init_process_group(
-                backend, timeout=timeout, rank=launch.rank, world_size=launch.world_size, **alone
-            )
+            dist.init_process_group(backend, world_size=launch.world_size, **given)
     except dist.DistNetworkError as error:
         line = str(error).splitlines()[0]
         raise UsageError(f"{reason}; set MASTER_PORT to a free one ({line})") from error

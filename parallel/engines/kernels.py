@@ -7,24 +7,31 @@ So a layer norm of each is run. Only this file looks for these libraries.
 import importlib
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 
 import torch
 
 from models.errors import UsageError
 
+# Kernel set -> its library, a module and the layer norm there, and what else must be importable:
+# PyPI's unrelated apex has no compiled layer norm.
+_LIBRARIES = {
+    "te": ("Transformer Engine", "transformer_engine.pytorch", "LayerNorm"),
+    "apex": ("NVIDIA's apex", "apex.normalization", "FusedLayerNorm", "fused_layer_norm_cuda"),
+}
+
 
 def usable() -> dict[str, str]:
     """Each kernel set, and "" where it works or the reason why it does not."""
-    te = _problem("Transformer Engine", "transformer_engine.pytorch", "LayerNorm")
-    # PyPI's unrelated apex has no compiled layer norm.
-    compiled = "fused_layer_norm_cuda"
-    apex = _problem("NVIDIA's apex", "apex.normalization", "FusedLayerNorm", compiled)
-    return {"te": te, "apex": apex, "torch": ""}
+    return {name: problem(name) for name in (*_LIBRARIES, "torch")}
 
 
-def _problem(library: str, module: str, norm: str, *needed: str) -> str:
-    """Why a library's layer norm does not run here, or ""."""
+def problem(kernels: str) -> str:
+    """Why a kernel set's layer norm does not run here, or ""."""
+    if kernels == "torch":
+        return ""
+    library, module, norm, *needed = _LIBRARIES[kernels]
     if not torch.cuda.is_available():
         return f"{library} needs a GPU"
     try:
@@ -45,15 +52,20 @@ def choose(asked: str, device: torch.device, offered: Sequence[str]) -> str:
         UsageError: the one that was asked for is not offered or does not work; with the reason.
     """
     if asked == "auto":
-        reasons = usable() if device.type == "cuda" else {"torch": ""}
-        return next(
-            name for name in ("te", "apex", "torch") if name in offered and reasons.get(name) == ""
-        )
+        tried = offered if device.type == "cuda" else ("torch",)
+        return next(name for name in tried if not problem(name))
     if asked not in offered:
         raise UsageError(f"kernels {asked}: this engine has {', '.join(offered)}")
-    if reason := usable()[asked]:
+    if reason := problem(asked):
         raise UsageError(f"kernels {asked}: {reason}")
     return asked
+
+
+def hide_others(chosen: str) -> None:
+    """Let no library import a better kernel set than the chosen one. megatron-core would take its
+    optimizer and the gradient's norm from it."""
+    better = {"te": (), "apex": ("transformer_engine",), "torch": ("transformer_engine", "apex")}
+    sys.modules.update(dict.fromkeys(better[chosen]))
 
 
 def check_compiler(device: torch.device) -> None:

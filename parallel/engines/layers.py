@@ -5,7 +5,6 @@ the end of this file are for DeepSpeed's PipelineModule. megatron-core's activat
 tokens and labels stay [B, S].
 """
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -74,8 +73,6 @@ def compute_dtype(spec: RunSpec) -> torch.dtype:
 def start(spec: RunSpec, cuda: bool) -> TransformerConfig:
     """Form megatron-core's process groups (tp fastest, then cp, dp, pp) and random state; the
     configuration of the run's GPT."""
-    # Megatron wants its tensor-parallel kernels in launch order on CUDA.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     layout = spec.layout
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tp,
@@ -184,6 +181,7 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         fp8="hybrid" if spec.precision == "fp8" else None,  # e4m3, gradients e5m2
         fp8_recipe=spec.fp8_recipe,
         attention_softmax_in_fp32=True,
+        deterministic_mode=spec.deterministic,
         use_cpu_initialization=not cuda,
         perform_initialization=False,  # `fill` does it, the same for every layout
         gradient_accumulation_fusion=False,

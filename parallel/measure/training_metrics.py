@@ -20,6 +20,7 @@ import numpy as np
 from models.config import GPTConfig, name_of
 from models.flops import DEFAULT_CONVENTION, tflops_per_gpu
 from models.gpus import mfu
+from parallel.config.settings import gemm_precision
 from parallel.measure.steady_time import steady
 from parallel.record.schema import AXES, METRICS_VERSION, utc_now
 
@@ -255,7 +256,8 @@ def _speed(facts: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]
     assert time is not None, "every step is timed"
     tokens = facts["layout"]["global_batch"] * spec["seq_len"]
     tflops = tflops_per_gpu(_config(facts), spec["seq_len"], tokens, time.step_s, gpus)
-    utilization, why = mfu(tflops, facts["host"]["gpu"], spec["precision"], DEFAULT_CONVENTION)
+    precision = gemm_precision(spec["precision"], spec.get("tf32"))
+    utilization, why = mfu(tflops, facts["host"]["gpu"], precision, DEFAULT_CONVENTION)
     return {
         "steady_step_time_sec": time.step_s,
         "steady_step_time_ci95_sec": list(time.ci95) if time.ci95 else None,

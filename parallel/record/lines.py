@@ -4,7 +4,9 @@ import time
 from typing import Any
 
 from models.config import preset
-from models.flops import tflops_per_gpu
+from models.flops import DEFAULT_CONVENTION, tflops_per_gpu
+from models.gpus import mfu
+from parallel.config.library_variables import kept
 from parallel.config.settings import RunSpec
 
 
@@ -16,10 +18,13 @@ def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
         f" {' '.join(f'{axis} {layout[axis]}' for axis in ('tp', 'cp', 'pp', 'vpp', 'dp'))},"
         f" {layout['n_micro']} micro-batches of {layout['micro_batch']},"
         f" seq_len {spec.seq_len}, {spec.precision}",
-        f"kernels: {facts['kernels']}",
+        f"kernels: {facts['kernels']}; attention: {facts['attention']}",
+        *kept(spec, facts["variables"]),
         _documents(spec, facts["data"]["documents"]),
         f"watchdog: no progress for {spec.hang_after_s:g} s ends the run",
     ]
+    if why := mfu(0.0, facts["host"]["gpu"], spec.gemm_precision, DEFAULT_CONVENTION)[1]:
+        lines.append(f"the lines below have no MFU: {why}")
     if spec.deepspeed_config:
         lines.append(
             f"from {spec.deepspeed_config}: all but its optimizer and scheduler; AdamW and the"
@@ -53,13 +58,25 @@ def _documents(spec: RunSpec, documents: int | None) -> str:
     )
 
 
-def iteration_line(spec: RunSpec, rows: list[dict[str, Any]], skipped: int, nans: int) -> str:
-    """Megatron-LM's iteration line over `rows`, the steps since the last one."""
+def iteration_line(
+    spec: RunSpec,
+    rows: list[dict[str, Any]],
+    skipped: int,
+    nans: int,
+    gpu: str | None,
+    peak_bytes: int,
+) -> str:
+    """Megatron-LM's iteration line over `rows`, the steps since the last one. Three fields more
+    stand at its end: tokens/s of a GPU, MFU where the peak of `gpu` is known, and the most bytes
+    that rank 0 has held (allocated on CUDA, resident on CPU)."""
     last = rows[-1]
     step_s = sum(r["step_s"] for r in rows) / len(rows)
     loss = sum(r["loss"] for r in rows) / len(rows)
     tflops = tflops_per_gpu(spec.model, spec.seq_len, spec.tokens_per_step, step_s, spec.gpus)
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
+    tokens_per_s = spec.tokens_per_step / spec.gpus / step_s
+    share, _ = mfu(tflops, gpu, spec.gemm_precision, DEFAULT_CONVENTION)
+    used = "" if share is None else f" MFU (%): {share * 100:.1f} |"
     norm = "" if last["grad_norm"] is None else f" grad norm: {last['grad_norm']:.3f} |"
     return (
         f" [{stamp}] iteration {last['step']:8d}/{spec.steps:8d} |"
@@ -72,6 +89,8 @@ def iteration_line(spec: RunSpec, rows: list[dict[str, Any]], skipped: int, nans
         f" loss scale: {last['loss_scale']:.1f} |{norm}"
         f" number of skipped iterations: {skipped:3d} |"
         f" number of nan iterations: {nans:3d} |"
+        f" tokens per gpu per second: {tokens_per_s:.1f} |{used}"
+        f" max memory (GB): {peak_bytes / 1e9:.2f} |"
     )
 
 

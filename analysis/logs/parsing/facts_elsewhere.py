@@ -23,6 +23,7 @@ from analysis.logs.parsing.settings import (
 )
 from analysis.logs.record import Record, Refusal
 from models.files import parse_json, parse_toml
+from parallel.config.settings import gemm_precision
 
 
 def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -> None:
@@ -157,7 +158,7 @@ def from_name(name: str) -> dict[str, Any]:
 
 # Record's fields that run.json's table of that name states under the same name.
 _STATED = {
-    "spec": ("engine", "seq_len", "precision"),
+    "spec": ("engine", "seq_len"),
     "layout": tuple("tp pp vpp dp micro_batch global_batch zero_stage recompute".split()),
 }
 
@@ -169,6 +170,7 @@ def stated(facts: dict[str, Any]) -> dict[str, Any]:
     commit, changed = git.get("commit"), "+dirty" if git.get("dirty") else ""
     found = {name: parts[part].get(name) for part, names in _STATED.items() for name in names}
     return found | {
+        "precision": gemm_precision(parts["spec"].get("precision"), parts["spec"].get("tf32")),
         "planned_steps": parts["spec"].get("steps"),
         "gpus": parts["layout"].get("world_size"),
         "cp": parts["layout"].get("cp", 1) if parts["layout"] else None,  # older files have no cp

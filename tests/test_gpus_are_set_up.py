@@ -1,0 +1,201 @@
+"""What a run on GPUs sets before and while torch starts; shown without a GPU, with stand-ins."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from models.errors import UsageError
+from parallel.config import library_variables
+from parallel.config.settings import resolve
+from parallel.engines import devices
+from parallel.record.launch import Launch
+from tests.conftest import ROOT
+
+MEGATRON = {"engine": "megatron", "gpus": 2}
+ONE_EACH = Launch(13, 16, 5, 8, "srun")
+
+
+def spec_of(**settings):
+    return resolve(("test", settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "connections"),
+    [
+        (MEGATRON | {"tp": 2}, "1"),
+        (MEGATRON | {"cp": 2, "precision": "bf16"}, "1"),
+        (MEGATRON | {"pp": 2}, None),
+        ({"engine": "deepspeed_zero", "gpus": 2, "tp": 2, "zero_stage": 3}, None),
+        ({"engine": "fsdp2", "gpus": 2, "zero_stage": 3}, None),
+    ],
+)
+def test_kernels_start_in_order_where_messages_of_tp_overlap_them(settings, connections):
+    environment = {}
+    library_variables.set_variables(spec_of(**settings), environment)
+    assert environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == connections
+    assert environment["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+
+
+def test_a_users_own_variable_is_kept_and_said():
+    spec = spec_of(**MEGATRON, tp=2)
+    own = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
+    environment = dict(own)
+    values = library_variables.set_variables(spec, environment)
+    assert values == own | {"NVIDIA_TF32_OVERRIDE": "0"} == environment
+    assert library_variables.kept(spec, values) == [
+        "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64 is kept, as the environment has it;"
+        " the run would set expandable_segments:True",
+        "CUDA_DEVICE_MAX_CONNECTIONS=8 is kept, as the environment has it; the run would set 1",
+    ]
+
+
+def test_a_variable_that_contradicts_the_arithmetic_is_refused():
+    for settings, environment, said in (
+        (
+            {},
+            {"NVIDIA_TF32_OVERRIDE": "1"},
+            "fp32 without tf32 needs NVIDIA_TF32_OVERRIDE 0, not 1",
+        ),
+        ({"tf32": True}, {"NVIDIA_TF32_OVERRIDE": "0"}, "tf32 is asked for, but"),
+        (
+            {"deterministic": True},
+            {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "1"},
+            "deterministic needs NVTE_ALLOW_NONDETERMINISTIC_ALGO 0, not 1",
+        ),
+        ({"deterministic": True}, {"NCCL_ALGO": "Ring,Tree"}, "not Ring,Tree: unset it"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            library_variables.set_variables(spec_of(**settings), environment)
+    allowed = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "^NVLS"}
+    values = library_variables.set_variables(spec_of(deterministic=True), dict(allowed))
+    assert values.items() > allowed.items() and values["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] == "0"
+
+
+LAUNCHERS = {
+    "torchrun": {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "1"},
+    "deepspeed": {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"},
+    "srun": {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_PROCID": "1",
+        "SLURM_LOCALID": "1",
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_ID": "0",
+    },
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_variables_are_there_before_torch_is_imported(launcher, tmp_path):
+    """A stand-in for torch prints what it finds and ends the program."""
+    (tmp_path / "torch.py").write_text(
+        "import os\nprint(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'],"
+        " os.environ['PYTORCH_ALLOC_CONF'])\nos._exit(0)\n"
+    )
+    flags = ["--engine", "megatron", "--tp", "2", "--out", str(tmp_path / "run")]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA_", "PYTORCH_"))}
+    environment |= {"PYTHONPATH": f"{tmp_path}:{ROOT}", "MASTER_ADDR": "127.0.0.1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "parallel.train", *flags],
+        cwd=ROOT,
+        env=environment | LAUNCHERS[launcher],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "1 expandable_segments:True\n", done.stderr
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Lets torch see as many GPUs as the function that is returned is told."""
+
+    def see(count: int, capability: tuple[int, int] = (9, 0)) -> list[int]:
+        chosen: list[int] = []
+        for name, value in {
+            "is_available": lambda: True,
+            "device_count": lambda: count,
+            "set_device": chosen.append,
+            "get_device_capability": lambda _: capability,
+            "get_device_name": lambda _: "a GPU",
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        return chosen
+
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    return see
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "deepspeed_zero", "deepspeed_pipe", "megatron"])
+def test_a_rank_that_sees_its_own_gpu_alone_takes_that(engine, gpus):
+    """srun --gpus-per-task=1. DeepSpeed takes LOCAL_RANK for the GPU's number."""
+    spec = spec_of(engine=engine, zero_stage=3 if engine == "fsdp2" else 0, gpus=16)
+    chosen = gpus(1)
+    assert devices.choose_device(spec, ONE_EACH) == torch.device("cuda", 0)
+    assert chosen == [0] and os.environ["LOCAL_RANK"] == "0"
+    assert devices.gpus_on_node(ONE_EACH) == 8
+    chosen = gpus(8)
+    assert devices.choose_device(spec, ONE_EACH) == torch.device("cuda", 5)
+    assert chosen == [5] and os.environ["LOCAL_RANK"] == "5"
+    gpus(1)
+    with pytest.raises(UsageError, match="8 ranks on this node, but 1 GPUs visible"):
+        devices.choose_device(spec, Launch(5, 8, 5, 8, "torchrun"))
+
+
+def test_tf32_needs_a_gpu_that_has_it(gpus):
+    gpus(8, (7, 0))
+    with pytest.raises(UsageError, match="a GPU has no TF32; Ampere and later do"):
+        devices.choose_device(spec_of(tf32=True), ONE_EACH)
+    devices.choose_device(spec_of(), ONE_EACH)
+
+
+def test_fp32_is_no_tf32_unless_asked_for(monkeypatch):
+    said = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", said.append)
+    for settings, kind in (({}, "cuda"), ({"tf32": True}, "cuda"), ({}, "cpu")):
+        devices.set_arithmetic(spec_of(**settings), torch.device(kind))
+    assert said == ["highest", "high"]
+    assert "NVIDIA_TF32_OVERRIDE" not in library_variables.wanted(spec_of(tf32=True))
+
+
+def test_deterministic_is_told_to_torch():
+    before = torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        devices.set_arithmetic(spec_of(deterministic=True), torch.device("cpu"))
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.deterministic = False
+        torch.utils.deterministic.fill_uninitialized_memory = before
+
+
+def test_nccl_connects_at_the_start_on_the_ranks_own_gpu(monkeypatch):
+    """But for the interleaved schedule, whose messages NCCL would put behind each other."""
+    given = []
+    monkeypatch.setattr(
+        torch.distributed, "init_process_group", lambda backend, **words: given.append(words)
+    )
+    monkeypatch.setattr(devices.distributed_c10d, "default_pg_timeout", None)
+    monkeypatch.setattr(devices.distributed_c10d, "default_pg_nccl_timeout", None)
+    gpu, interleaved = torch.device("cuda", 5), {**MEGATRON, "pp": 2, "vpp": 2, "grad_accum": 2}
+    for settings, device, launch in (
+        ({"gpus": 16}, gpu, ONE_EACH),
+        (interleaved, gpu, ONE_EACH),
+        ({}, gpu, Launch(0, 1, 0, 1, "none")),
+        ({"gpus": 16}, torch.device("cpu"), ONE_EACH),
+    ):
+        devices.init_process_group(spec_of(**settings), device, launch, print)
+    assert [words.get("device_id") for words in given] == [gpu, None, None, None]
+
+
+def test_the_driver_is_read_where_it_says_its_version(tmp_path, monkeypatch):
+    path = tmp_path / "version"
+    monkeypatch.setattr(devices, "DRIVER", path)
+    assert devices.driver() is None
+    path.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26\n")
+    assert devices.driver() == "570.124.06"
+    path.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65  Release Build\n"
+    )
+    assert devices.driver() == "580.65"
