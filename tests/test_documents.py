@@ -176,7 +176,9 @@ def test_without_the_id_that_ends_a_document_a_reset_is_refused(short_documents,
     np.zeros(1000, dtype=np.uint16).tofile(tmp_path / "bare.bin")
     bare = {"data": str(tmp_path / "bare.bin")}
     reset = {"reset_at_documents": True}
-    with pytest.raises(UsageError, match="bare.bin does not say it: give end_of_text, or prepare t"):
+    with pytest.raises(
+        UsageError, match="bare.bin does not say it: give end_of_text, or prepare t"
+    ):
         resolve(("test", bare | reset))
     with pytest.raises(UsageError, match="end_of_text 300 is not among the 257 ids"):
         resolve(("test", bare | reset | {"end_of_text": 300}))
