@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -30,6 +32,9 @@ from models.hf_config import config_of, hugging_face_config
 from models.hf_files import export_hugging_face, import_hugging_face
 from models.run_weights import find_weights
 from models.weights import read_weights, write_weights
+from parallel import engines, token_files
+from parallel.checkpoint.checkpointer import Checkpointer
+from parallel.checkpoint.manifest import KINDS
 from parallel.config.settings import resolve
 from parallel.record.reader import read_run
 from tests.conftest import ROOT, run_module
@@ -645,6 +650,52 @@ def test_hugging_faces_llama_trains_as_ours_does(tokens, tmp_path):
         for step, wanted in zip(run.steps, runs["ddp"].steps, strict=True):
             assert abs(step["loss"] - wanted["loss"]) <= 2e-4
             assert abs(step["grad_norm"] / wanted["grad_norm"] - 1) <= 2e-3
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("implementation", ["gpt", "hf"])
+def test_a_llama_that_was_imported_or_is_hugging_faces_goes_on_bit_for_bit(
+    implementation, tokens, tmp_path, one_rank
+):
+    theirs(tmp_path / "llama", "llama", vocab_size=257)
+    weights, saved = tmp_path / "weights", tmp_path / "checkpoints"
+    import_hugging_face(tmp_path / "llama", weights)
+    settings = asdict(read_weights(weights).config)
+    settings |= {"implementation": implementation, "steps": 4, "save_interval": 2, "lr": 1e-2}
+    settings |= {"device": "cpu", "data": str(tokens), "global_batch": 4}
+    spec = resolve(("test", settings))
+    corpus = token_files.load(tokens, spec.seq_len, 257)
+
+    def train(load: Path | None, save: bool) -> tuple[int, list[tuple], list[torch.Tensor]]:
+        """(first step, losses and norms, all state at the end) from what is at `load`."""
+        engine = engines.load(spec, torch.device("cpu"), "torch")
+        facts = {"run": "r", "git": {"commit": None}, "data": {"path": "", "sha256": None}}
+        saver = Checkpointer(engine, spec, facts, saved, 0, 1)
+        first, curve = saver.load(load), []
+        for step in range(first, spec.steps):
+            made = token_files.batches(
+                corpus.train, spec.layout, spec.seq_len, 257, 0, spec.seed, step
+            )
+            result = engine.step(made, spec.lr)
+            curve.append((result.loss, result.grad_norm))
+            if save and step == 1:
+                saver.save(2)
+        state = [p.tensors[kind].clone() for p in engine.state().pieces for kind in KINDS]
+        engine.close()
+        return first, curve, state
+
+    # Weights alone are our GPT's: Hugging Face's class starts from drawn ones.
+    first, straight, end = train(weights if implementation == "gpt" else None, save=True)
+    again, resumed, same_end = train(saved / "step-00000002", save=False)
+    assert (first, again) == (0, 2) and resumed == straight[2:]
+    assert straight[0][0] > straight[-1][0]
+    assert all(torch.equal(a, b) for a, b in zip(end, same_end, strict=True))
 
 
 class Malicious:
