@@ -7,7 +7,7 @@ The model, weights, batch, precision, clipping and fused AdamW are the same for
 
 ours   the `ddp` engine with one rank, as `parallel.train` starts it
 hf     transformers' GPT2LMHeadModel in a loop of a dozen lines
-plain  a GPT as nanoGPT writes it (below), in the same loop
+plain  a GPT as nanoGPT writes it (parallel/plain_loop.py), in the same loop
 
 Every run is a process on core 0 with one thread. A round runs each of them once, in turn. A run's
 step time is the median of its timed steps. A ratio compares two runs of one round, so that other
@@ -58,68 +58,6 @@ def spec_of(job: dict[str, Any]) -> RunSpec:
 # --- in the child ---------------------------------------------------------------------------------
 
 
-def plain_gpt(config: Any) -> Any:
-    """A GPT-2 as nanoGPT writes it: fused qkv split in three, tied head, cross-entropy inside."""
-    import torch
-    from torch import nn
-    from torch.nn import functional as F
-
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.c_attn = nn.Linear(config.hidden, 3 * config.hidden)
-            self.c_proj = nn.Linear(config.hidden, config.hidden)
-
-        def forward(self, x):
-            B, T, C = x.size()
-            heads = (B, T, config.n_head, C // config.n_head)
-            q, k, v = (part.view(heads).transpose(1, 2) for part in self.c_attn(x).split(C, dim=2))
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            return self.c_proj(y.transpose(1, 2).contiguous().view(B, T, C))
-
-    class MLP(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.c_fc = nn.Linear(config.hidden, config.ffn_hidden)
-            self.gelu = nn.GELU(approximate="tanh")
-            self.c_proj = nn.Linear(config.ffn_hidden, config.hidden)
-
-        def forward(self, x):
-            return self.c_proj(self.gelu(self.c_fc(x)))
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.ln_1 = nn.LayerNorm(config.hidden)
-            self.attn = Attention()
-            self.ln_2 = nn.LayerNorm(config.hidden)
-            self.mlp = MLP()
-
-        def forward(self, x):
-            x = x + self.attn(self.ln_1(x))
-            return x + self.mlp(self.ln_2(x))
-
-    class GPT(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.wte = nn.Embedding(config.vocab_size, config.hidden)
-            self.wpe = nn.Embedding(config.max_seq_len, config.hidden)
-            self.h = nn.ModuleList(Block() for _ in range(config.n_layer))
-            self.ln_f = nn.LayerNorm(config.hidden)
-            self.lm_head = nn.Linear(config.hidden, config.vocab_size, bias=False)
-            self.lm_head.weight = self.wte.weight
-
-        def forward(self, idx, targets):
-            pos = torch.arange(idx.size(1), device=idx.device)
-            x = self.wte(idx) + self.wpe(pos)
-            for block in self.h:
-                x = block(x)
-            logits = self.lm_head(self.ln_f(x))
-            return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))
-
-    return GPT()
-
-
 def plain_weights(model: Any, spec: RunSpec) -> None:
     """The run's starting weights; a GPT-2's parameters come in the order of ours."""
     import torch
@@ -136,38 +74,11 @@ def plain_weights(model: Any, spec: RunSpec) -> None:
             parameter.copy_(value.t() if name.startswith("blocks.") and value.dim() == 2 else value)
 
 
-def loop(model: Any, spec: RunSpec) -> Callable[[list], float]:
-    """One step over micro-batches, as it is written without a framework."""
-    import torch
-
-    from parallel.engines.optim import adamw
-
-    parameters = list(model.parameters())
-    optimizer = adamw(parameters, spec, fused=True)
-    if spec.compile:
-        model = torch.compile(model)
-    bf16 = spec.precision == "bf16"
-
-    def step(batches: list) -> float:
-        total = 0.0
-        for tokens, labels in batches:
-            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                loss = model(tokens, labels) / len(batches)
-            loss.backward()
-            total += loss.item()
-        torch.nn.utils.clip_grad_norm_(parameters, spec.clip_grad)
-        for group in optimizer.param_groups:
-            group["lr"] = LR
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return total
-
-    return step
-
-
 def contender(job: dict[str, Any], spec: RunSpec) -> Callable[[list], float]:
     """The step of one contender: micro-batches in, loss out."""
     import torch
+
+    from parallel import plain_loop
 
     if job["contender"] == "ours":
         import torch.distributed as dist
@@ -185,9 +96,9 @@ def contender(job: dict[str, Any], spec: RunSpec) -> Callable[[list], float]:
         model = hf_model.HuggingFaceGPT(spec.model)
         hf_model.initialise(model, spec.seed)
     else:
-        model = plain_gpt(spec.model)
+        model = plain_loop.PlainGPT(spec.model)
         plain_weights(model, spec)
-    return loop(model, spec)
+    return plain_loop.loop(model, spec, torch.device("cpu"))
 
 
 def child(job: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,9 @@
     python -m parallel.microbench [--processes 2] [--seconds 1]
 
 One thread a rank, as the CPU studies run; NCCL where there is a GPU, gloo elsewhere. flops: FLOP/s
-of a 1024^3 product; memory_rate: bytes/s of an addition; link: all-reduce bus bandwidth, bytes/s.
+of a matrix product, 8192^3 in bf16 (fp16) on a GPU, 1024^3 in fp32 on a CPU, and products: by
+precision; memory_rate: bytes/s of an addition; link: all-reduce bus bandwidth in bytes/s of 64 MiB
+(on a CPU 4), and links: by MiB.
 """
 
 import json
@@ -12,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +22,9 @@ import torch.multiprocessing as mp
 
 from models.bounds import Bounds, check_flags
 from models.errors import Parser, command_line
+
+SIZES = {"cpu": (0.25, 4), "cuda": (1, 8, 64, 512)}  # MiB of the all-reduces
+LINK = {"cpu": 4, "cuda": 64}  # the one of them that a calibration takes
 
 
 def _rate(work: float, call: Callable[[], object], seconds: float, cuda: bool) -> float:
@@ -37,48 +43,76 @@ def _rate(work: float, call: Callable[[], object], seconds: float, cuda: bool) -
     return best
 
 
+def _products(cuda: bool, seconds: float) -> dict[str, float]:
+    """FLOP/s of a square matrix product by precision; the first is the one models train in."""
+    n = 8192 if cuda else 1024
+    kinds = {"fp32": torch.float32}
+    if cuda:
+        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        halves = {"bf16": torch.bfloat16} if bf16 else {}
+        tf32 = {"tf32": torch.float32} if bf16 else {}  # both came with the A100
+        kinds = halves | {"fp16": torch.float16} | tf32 | kinds
+    found = {}
+    for name, kind in kinds.items():
+        torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+        a, b = (torch.randn(n, n, device="cuda" if cuda else "cpu").to(kind) for _ in range(2))
+        found[name] = _rate(2.0 * n**3, lambda a=a, b=b: torch.mm(a, b), seconds, cuda)
+    return found
+
+
 def _all_reduce(rank: int, processes: int, meet: str, bandwidths: object) -> None:
+    """Fill in the bus bandwidth of this rank for each of SIZES, side by side."""
     cuda = torch.cuda.is_available()
     torch.set_num_threads(1)
     backend = "nccl" if cuda else "gloo"
     dist.init_process_group(backend, f"file://{meet}", rank=rank, world_size=processes)
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
-    data = torch.ones((64 if cuda else 4) * 2**20 // 4, device=device)
-    dist.all_reduce(data)
-    start, n = time.perf_counter(), 20  # a fixed number: ranks must agree on when to stop
-    for _ in range(n):
+    for place, mib in enumerate(SIZES[device.type]):
+        data = torch.ones(int(mib * 2**20) // 4, device=device)
         dist.all_reduce(data)
-    if cuda:
-        torch.cuda.synchronize()
-    once = (time.perf_counter() - start) / n
-    bandwidths[rank] = 2 * (processes - 1) / processes * data.numel() * 4 / once
+        if cuda:
+            torch.cuda.synchronize()
+        start, n = time.perf_counter(), 20  # a fixed number: ranks must agree on when to stop
+        for _ in range(n):
+            dist.all_reduce(data)
+        if cuda:
+            torch.cuda.synchronize()
+        once = (time.perf_counter() - start) / n
+        rate = 2 * (processes - 1) / processes * data.numel() * 4 / once
+        bandwidths[rank * len(SIZES[device.type]) + place] = rate
     dist.destroy_process_group()
 
 
-def measure(processes: int = 2, seconds: float = 1.0) -> dict[str, float]:
+def measure(processes: int = 2, seconds: float = 1.0) -> dict[str, Any]:
     """The rates of this machine, of one rank."""
     cuda = torch.cuda.is_available()
     if cuda:
         processes = min(processes, torch.cuda.device_count())
     torch.set_num_threads(1)
     device = torch.device("cuda" if cuda else "cpu")
-    n = 8192 if cuda else 1024
-    kind = torch.bfloat16 if cuda else torch.float32
-    a, b = torch.randn(n, n, device=device).to(kind), torch.randn(n, n, device=device).to(kind)
+    products = _products(cuda, seconds)
     x, y = torch.ones(2**25, device=device), torch.ones(2**25, device=device)
+    passes = 2.0 if cuda else 3.0  # a CPU reads a line of y before it writes it
     result = {
-        "flops": _rate(2.0 * n**3, lambda: torch.mm(a, b), seconds, cuda),
-        "memory_rate": _rate(3.0 * x.numel() * 4, lambda: torch.add(x, 1.0, out=y), seconds, cuda),
+        "flops": next(iter(products.values())),
+        "products": products,
+        "memory_rate": _rate(
+            passes * 4 * x.numel(), lambda: torch.add(x, 1.0, out=y), seconds, cuda
+        ),
         "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9,
         "link": 0.0,
+        "links": {},
     }
     if cuda:
         result["memory_gb"] = torch.cuda.get_device_properties(0).total_memory / 1e9
     if processes > 1:
-        bandwidths = mp.get_context("spawn").Array("d", processes)
+        sizes = SIZES[device.type]
+        bandwidths = mp.get_context("spawn").Array("d", processes * len(sizes))
         with tempfile.TemporaryDirectory() as folder:
             mp.spawn(_all_reduce, (processes, f"{folder}/meet", bandwidths), nprocs=processes)
-        result["link"] = min(bandwidths)
+        slowest = [min(bandwidths[place :: len(sizes)]) for place in range(len(sizes))]
+        result["links"] = dict(zip(map(str, sizes), slowest, strict=True))
+        result["link"] = result["links"][str(LINK[device.type])]
     return result
 
 

@@ -70,21 +70,25 @@ def steps_done(folder: Path) -> int:
 
 
 def command_of(study: Study, name: str, folder: Path, srun: bool) -> list[str]:
-    """What starts the run: srun over the allocation's nodes; on this machine's CPUs forks of a
-    process that has imported the engine (forked_ranks.py), which start at once; else torchrun."""
+    """What starts the run: srun over the allocation's nodes, or this machine's launcher."""
     spec = study.run(name)
     if srun:
         nodes = study.cluster.nodes(spec.gpus) if study.cluster is not None else 1
         command = ["srun", "--nodes", str(nodes), "--ntasks", str(spec.gpus), sys.executable]
     else:
-        fork = spec.device == "cpu" and not spec.compile
-        command = forked_ranks.prefix(spec.engine, spec.threads, spec.gpus) if fork else None
-        if command is None:
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-            command += ["--nproc-per-node", str(spec.gpus)]
+        command = launcher(spec)
     command += ["-m", "parallel.train", "--study", str(study.path), "--run-name", name]
     command += ["--out", str(folder)]
     return command + (["--cluster", study.cluster.name] if study.cluster is not None else [])
+
+
+def launcher(spec: RunSpec) -> list[str]:
+    """What starts a run's ranks on this machine: on its CPUs forks of a process that has imported
+    the engine (forked_ranks.py), which start at once; else torchrun."""
+    fork = spec.device == "cpu" and not spec.compile
+    command = forked_ranks.prefix(spec.engine, spec.threads, spec.gpus) if fork else None
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return command or [*torchrun, "--nproc-per-node", str(spec.gpus)]
 
 
 def start(

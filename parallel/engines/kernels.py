@@ -1,16 +1,18 @@
 """Fused kernels: Transformer Engine, NVIDIA apex or plain PyTorch, whichever is really usable.
 
 An import proves nothing: PyPI's `apex` is an unrelated package, and a library may not fit the GPU.
-So a layer norm of each is run. Only this file looks for these libraries.
+So a layer norm of each is compared with PyTorch's. Only this file looks for these libraries.
 """
 
 import importlib
+import math
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor, nn
 
 from models.errors import UsageError
 
@@ -28,7 +30,7 @@ def usable() -> dict[str, str]:
 
 
 def problem(kernels: str) -> str:
-    """Why a kernel set's layer norm does not run here, or ""."""
+    """Why a kernel set's layer norm does not run here as PyTorch's does, or ""."""
     if kernels == "torch":
         return ""
     library, module, norm, *needed = _LIBRARIES[kernels]
@@ -37,12 +39,42 @@ def problem(kernels: str) -> str:
     try:
         for name in needed:
             importlib.import_module(name)
-        layer = getattr(importlib.import_module(module), norm)(8)
-        layer.cuda()(torch.ones(1, 8, device="cuda"))
+        layer = getattr(importlib.import_module(module), norm)(64).cuda()
+        error = error_of(layer, nn.LayerNorm(64).cuda(), [torch.randn(4, 64, device="cuda")])
+        if error > 1e-4:
+            return f"{library}'s layer norm is {error:.1e} off PyTorch's"
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return f"{library} does not work here: {reason}"
     return ""
+
+
+def error_of(
+    ours: Callable[..., Tensor], theirs: Callable[..., Tensor], inputs: Sequence[Tensor]
+) -> float:
+    """The largest difference of two functions' outputs and gradients of the inputs, over the
+    largest value of theirs; theirs is computed in fp32."""
+    found = []
+    for function, kind in ((ours, inputs[0].dtype), (theirs, torch.float32)):
+        given = [x.detach().to(kind).requires_grad_() for x in inputs]
+        out = function(*given)
+        weight = torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out)
+        (out.float() * weight).sum().backward()
+        found.append([out.detach().float(), *(x.grad.float() for x in given)])
+    pairs = zip(*found, strict=True)
+    errors = [((a - b).abs().max() / b.abs().max()).item() for a, b in pairs]
+    return max(errors) if all(map(math.isfinite, errors)) else math.inf
+
+
+def te_attention(heads: int, size: int) -> nn.Module:
+    """Transformer Engine's causal attention over queries, keys and values [batch, sequence, heads,
+    size], which returns [batch, sequence, heads x size].
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    te = importlib.import_module("transformer_engine.pytorch")
+    return te.DotProductAttention(heads, size, qkv_format="bshd", attn_mask_type="causal")
 
 
 def choose(asked: str, device: torch.device, offered: Sequence[str]) -> str:

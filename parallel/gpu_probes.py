@@ -1,0 +1,134 @@
+"""What this machine's PyTorch sees and which kernels are right on it; gpu_check starts it.
+
+Each probe prints one JSON object, in a process of its own: a broken driver or library ends or
+hangs that process and not the check.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from models.tensor_files import DTYPES
+from parallel.engines import kernels
+
+# Relative to the largest value, forward and backward; TF32 in place of fp32 is about 5e-4 off.
+BARS = {"fp32": 1e-4, "fp16": 5e-3, "bf16": 3e-2}
+
+
+def machine() -> dict[str, Any]:
+    """The GPUs, and the versions of what drives them.
+
+    lacks: what a check may need -> why this machine does not have it, "" where it has.
+    """
+    here = torch.cuda.is_available()
+    count = torch.cuda.device_count() if here else 0
+    cards = [torch.cuda.get_device_properties(i) for i in range(count)]
+    capability = min(((card.major, card.minor) for card in cards), default=(0, 0))
+    name = cards[0].name if cards else "a CPU"
+    lacks = {"bf16": "", "fp16": "", "fp8": ""}
+    if not here:
+        lacks["fp16"] = lacks["fp8"] = "needs a GPU"
+    else:
+        if not torch.cuda.is_bf16_supported(including_emulation=False):
+            lacks["bf16"] = f"{name} has no bf16"
+        if capability < (8, 9):
+            lacks["fp8"] = f"{name} has no fp8"
+    nccl = here and dist.is_nccl_available()
+    return {
+        "torch_build": torch.__version__,
+        "why_no_gpu": "" if here else _why_no_gpu(),
+        "gpus": [{"name": c.name, "gb": c.total_memory / 1e9} for c in cards],
+        "capability": list(capability),
+        "architectures": torch.cuda.get_arch_list() if here else [],
+        "cuda": torch.version.cuda or torch.version.hip,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if nccl else None,
+        "cudnn": torch.backends.cudnn.version() if here else None,
+        "peer_access": [
+            [i == j or torch.cuda.can_device_access_peer(i, j) for j in range(count)]
+            for i in range(count)
+        ],
+        "lacks": lacks | {"te": kernels.usable()["te"]},
+    }
+
+
+def _why_no_gpu() -> str:
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"this PyTorch ({torch.__version__}) is built without CUDA"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).strip().splitlines()[0]
+    return "torch.cuda.is_available() is False"
+
+
+def attention() -> dict[str, Any]:
+    """Each attention kernel beside plain attention in fp32, and each kernel library's layer norm.
+
+    rows: (what, relative error or None, bar, why there is no error).
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    backends = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
+    backends += (SDPBackend.CUDNN_ATTENTION,) if device.type == "cuda" else ()
+    precisions = ["fp32", "bf16"]
+    if device.type == "cuda":
+        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        precisions = ["fp32", "fp16", "bf16"] if bf16 else ["fp32", "fp16"]
+    torch.manual_seed(0)
+    rows = []
+    for precision in precisions:
+        inputs = [torch.randn(2, 4, 256, 64, device=device).to(DTYPES[precision]) for _ in range(3)]
+        for backend in (None, *backends):
+            what = "torch's choice" if backend is None else backend.name.lower()
+            rows.append(_row(f"{what} {precision}", precision, _sdpa(backend), inputs))
+        if device.type == "cuda" and precision != "fp32" and not kernels.usable()["te"]:
+            ours = _te(4, 64)
+            rows.append(_row(f"te_attention {precision}", precision, ours, inputs))
+    offered = ("te", "apex", "torch")
+    return {
+        "rows": rows,
+        "usable": kernels.usable(),
+        "chosen": kernels.choose("auto", device, offered),
+    }
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention over [batch, heads, sequence, size], written out."""
+    mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
+    scores = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).masked_fill(mask, -math.inf)
+    return scores.softmax(-1) @ v
+
+
+def _sdpa(backend: SDPBackend | None) -> Callable[..., Tensor]:
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(list(SDPBackend.__members__.values()) if backend is None else [backend]):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return call
+
+
+def _te(heads: int, size: int) -> Callable[..., Tensor]:
+    layer = kernels.te_attention(heads, size)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = layer(*(x.transpose(1, 2).contiguous() for x in (q, k, v)))
+        return out.unflatten(-1, (heads, size)).transpose(1, 2)
+
+    return call
+
+
+def _row(what: str, precision: str, ours: Callable, inputs: list[Tensor]) -> tuple:
+    try:
+        return what, kernels.error_of(ours, _plain, inputs), BARS[precision], ""
+    except RuntimeError as error:
+        return what, None, BARS[precision], str(error).strip().splitlines()[0]
+
+
+def show(probe: Callable[[], dict[str, Any]]) -> None:
+    print(json.dumps(probe()))
