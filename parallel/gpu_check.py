@@ -8,7 +8,7 @@ versions     Python, PyTorch, the libraries, CUDA, NCCL, driver, and the card of
 attention    each attention kernel's outputs and gradients beside plain attention, kernel libraries
 rates        matrix products, memory and all-reduce beside the card's data sheet
 fp32/RUN     the losses and gradient norms of each engine and split are those of ddp on the CPU
-bf16/RUN     losses are within 0.02 of ddp's; fp16/RUN, fp8/RUN: the loss falls
+bf16/RUN     losses are within 0.02 of ddp's in fp32; fp16/RUN, fp8/RUN: the loss falls
 speed/RUN    a step's time and MFU beside a loop of plain PyTorch
 breakdown/RUN  the parts of a step's time add up to it
 
@@ -193,7 +193,6 @@ class Bench:
         alike = {gpu["name"] for gpu in machine["gpus"]} == {name}
         shown = f"{len(machine['gpus'])} x {name}, {machine['gpus'][0]['gb']:.0f} GB"
         known = card.name if card else "none: MFU and rates have no bar"
-        smi = nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader")
         topology = nvidia_smi("topo", "-m")
         (self.out / "nvidia-smi.txt").write_text(f"{nvidia_smi()}\n\n{topology}\n")
         (major, minor), built = machine["capability"], machine["architectures"]
@@ -202,8 +201,7 @@ class Bench:
         return [
             Row("GPUs", PASSED if alike else FAILED, shown, "all alike"),
             Row("card in models/gpus.toml", PASSED if card else TOLD, known),
-            Row("driver", TOLD, smi.partition("\n")[0]),
-            Row("CUDA, NCCL, cuDNN", TOLD, " ".join(str(machine[k]) for k in _DRIVES)),
+            Row("driver, CUDA, NCCL, cuDNN", TOLD, ", ".join(str(machine[k]) for k in _DRIVES)),
             Row(
                 "PyTorch's code for this GPU",
                 PASSED if runs_on(built, major, minor) else FAILED,
@@ -299,12 +297,11 @@ class Bench:
         again = shlex.join(["torchrun", "--nproc-per-node", ranks, *self.words(group, run)])
         if why := self.train(group, run):
             return Row(check, FAILED, why, "complete", again, log)
-        base = next(iter(GROUPS[group]["runs"]))
-        judge = JUDGES[GROUPS[group]["judge"]]
-        if judge in (by_parity, by_losses) and (why := self.train(group, base)):
-            return Row(check, FAILED, f"its baseline {group}/{base}: {why}", "", again, log)
+        base = GROUPS[group].get("baseline")
+        if base and (why := self.train(*base.split("/"))):
+            return Row(check, FAILED, f"its baseline {base}: {why}", "", again, log)
         try:
-            value, expected, is_right = judge(self, group, run, base)
+            value, expected, is_right = JUDGES[GROUPS[group]["judge"]](self, group, run)
         except (Refused, UsageError) as error:
             value, expected, is_right = str(error), "", False
         verdict = TOLD if is_right is None else PASSED if is_right else FAILED
@@ -398,7 +395,7 @@ class Bench:
         return "\n".join(lines) + "\n"
 
 
-_DRIVES = ("cuda", "nccl", "cudnn")
+_DRIVES = ("driver", "cuda", "nccl", "cudnn")
 SIMPLE: dict[str, Callable[[Bench], list[Row]]] = {
     "versions": Bench.versions,
     "attention": Bench.attention,
@@ -471,30 +468,31 @@ def flags(settings: dict[str, Any]) -> list[str]:
 Judged = tuple[str, str, bool | None]  # value, expected, whether it is right where one can say
 
 
-def by_parity(bench: Bench, group: str, run: str, base: str) -> Judged:
+def by_parity(bench: Bench, group: str, run: str) -> Judged:
     """analysis.parity: losses and gradient norms of every step beside the baseline's, fp32."""
-    folder, baseline = bench.folder(group, run), bench.folder(group, base)
-    if run == base:
+    base = GROUPS[group]["baseline"]
+    folder, baseline = bench.folder(group, run), bench.folder(*base.split("/"))
+    if folder == baseline:
         return f"first loss {read_run(folder).steps[0]['loss']:.3f}", "complete", True
     try:
         found = bench.analysis("parity", folder, baseline, "--baseline", baseline)
     except Refused:  # a run that differs ends it with 1; its table is written
         found = json.loads((bench.out / "analysis" / "parity.json").read_text())
-    row, base_name = found[0], f"{group}/{base}"
+    row = found[0]
     if row["max_loss_diff"] is None:
-        return row["verdict"], f"equal to {base_name}", False
+        return row["verdict"], f"equal to {base}", False
     apart = f"loss {row['max_loss_diff']:.1e}, grad norm {row['max_grad_norm_diff']:.1e} apart"
     is_equal = row["verdict"] == "equal"
-    return apart if is_equal else f"{row['verdict']} ({apart})", f"equal to {base_name}", is_equal
+    return apart if is_equal else f"{row['verdict']} ({apart})", f"equal to {base}", is_equal
 
 
-def by_losses(bench: Bench, group: str, run: str, base: str) -> Judged:
+def by_losses(bench: Bench, group: str, run: str) -> Judged:
     """The losses of every step are within the bar of the baseline's."""
-    bar = GROUPS[group]["bar"]
-    ours, theirs = (read_run(bench.folder(group, name)).steps for name in (run, base))
+    bar, base = GROUPS[group]["bar"], GROUPS[group]["baseline"]
+    ours, theirs = (read_run(bench.folder(*of)).steps for of in ((group, run), base.split("/")))
     pairs = zip(ours, theirs, strict=True)
     apart = max(_apart(mine["loss"], other["loss"]) for mine, other in pairs)
-    return f"loss {apart:.1e} apart", f"<= {bar:g} of {group}/{base}", apart <= bar
+    return f"loss {apart:.1e} apart", f"<= {bar:g} of {base}", apart <= bar
 
 
 def _apart(one: float | None, other: float | None) -> float:
@@ -502,7 +500,7 @@ def _apart(one: float | None, other: float | None) -> float:
     return abs(one - other) if known else math.inf
 
 
-def by_learning(bench: Bench, group: str, run: str, base: str) -> Judged:
+def by_learning(bench: Bench, group: str, run: str) -> Judged:
     """The first loss is an untrained model's, and the last is lower by the bar."""
     bar, found = GROUPS[group]["bar"], read_run(bench.folder(group, run))
     losses = [step["loss"] for step in found.steps]
@@ -519,7 +517,7 @@ def _scaled(run: Run) -> str:
     return f", {skipped} of {len(run.steps)} steps skipped" if skipped else ""
 
 
-def by_speed(bench: Bench, group: str, run: str, base: str) -> Judged:
+def by_speed(bench: Bench, group: str, run: str) -> Judged:
     """The median step's time, beside that of a loop of plain PyTorch over the same batch."""
     (row,) = bench.analysis("tflops", bench.folder(group, run))
     step_s = row["steady_step_s"] or row["step_s_median"]
@@ -550,7 +548,7 @@ def plain_step_s(bench: Bench, group: str, run: str) -> float:
     return bench.plain[key]
 
 
-def by_parts(bench: Bench, group: str, run: str, base: str) -> Judged:
+def by_parts(bench: Bench, group: str, run: str) -> Judged:
     """The parts of every window of every rank add up to its time."""
     bar, gpus = GROUPS[group]["bar"], bench.spec(group, run).gpus
     ranks, problems = read_breakdown(bench.folder(group, run), gpus)

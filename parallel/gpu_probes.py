@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from models.tensor_files import DTYPES
 from parallel.engines import kernels
+from parallel.engines.devices import driver
 
 # Relative to the largest value, forward and backward; TF32 in place of fp32 is about 5e-4 off.
 BARS = {"fp32": 1e-4, "fp16": 5e-3, "bf16": 3e-2}
@@ -47,6 +48,7 @@ def machine() -> dict[str, Any]:
         "gpus": [{"name": c.name, "gb": c.total_memory / 1e9} for c in cards],
         "capability": list(capability),
         "architectures": torch.cuda.get_arch_list() if here else [],
+        "driver": driver() if here else None,
         "cuda": torch.version.cuda or torch.version.hip,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if nccl else None,
         "cudnn": torch.backends.cudnn.version() if here else None,

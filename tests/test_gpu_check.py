@@ -35,6 +35,7 @@ def bench_of(monkeypatch, tmp_path):
             "lacks": LACKS | (lacks or {}),
             "capability": list(capability),
             "architectures": ARCHITECTURES,
+            "driver": "570.1",
             "cuda": "12.9",
             "nccl": "2.27.3",
             "cudnn": 91002,
