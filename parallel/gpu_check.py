@@ -34,6 +34,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from models.bounds import check_flags
 from models.errors import Parser, UsageError, command_line, printable
 from models.files import ROOT, named_folder, read_toml
 from models.gpus import find_gpu
@@ -49,6 +50,7 @@ from parallel.sweep import last_words, launcher
 GROUPS = read_toml(Path(__file__).with_suffix(".toml"), "checks")
 PASSED, FAILED, SKIPPED, TOLD = "passed", "FAILED", "skipped", "-"
 LIMIT_S = 120  # of a check that trains nothing
+HANG = {"hang_s": 90.0, "timeout_s": 180.0}  # then a run ends and names the rank that hangs
 GRACE_S = 35  # torchrun gives its ranks 30 s to end
 LIBRARIES = {
     "deepspeed_zero": ("deepspeed",),
@@ -136,7 +138,7 @@ class Bench:
         log.parent.mkdir(parents=True, exist_ok=True)
         hidden = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
         environment = forked_ranks.environment() | {"OMP_NUM_THREADS": "1"}
-        environment |= hidden if self.device == "cpu" else {}
+        environment |= hidden if self.device == "cpu" else {"NCCL_DEBUG": "WARN"}
         with (
             log.open("wb") as printed,
             log.open("ab") if both else log.with_suffix(".err").open("wb") as errors,
@@ -159,7 +161,7 @@ class Bench:
 
     def probe(self, name: str) -> dict[str, Any]:
         words = [sys.executable, "-c", f"from parallel.gpu_probes import *; show({name})"]
-        return json.loads(self.call(words, self.out / f"{name}.json", LIMIT_S))
+        return last_line(self.call(words, self.out / f"{name}.json", LIMIT_S))
 
     def analysis(self, command: str, *words: Any) -> list[dict[str, Any]]:
         """The rows that a command of analysis prints about runs."""
@@ -227,7 +229,7 @@ class Bench:
 
     def rates(self) -> list[Row]:
         words = [sys.executable, "-m", "parallel.microbench", "--processes", str(self.gpus)]
-        found = json.loads(self.call(words, self.out / "rates.json", LIMIT_S))
+        found = last_line(self.call(words, self.out / "rates.json", LIMIT_S))
         card, rows = self.card, []
         peaks = card.peaks if card else {}
         for precision, flops in found["products"].items():
@@ -261,7 +263,7 @@ class Bench:
         table = GROUPS[group]
         given = table["defaults"] | table["runs"][run]
         given |= table.get("half", {}) if self.machine["lacks"]["bf16"] else {}
-        given = {"device": self.device, "data": str(self.out / "data")} | given
+        given = {"device": self.device, "data": str(self.out / "data")} | HANG | given
         if self.device == "cpu":
             given |= table.get("cpu", {}) | {"device": "cpu"}
         return {name: value for name, value in given.items() if name not in ("needs", "gpu_gb")}
@@ -270,8 +272,6 @@ class Bench:
         """Why this machine cannot make the run, or ""."""
         table, one = GROUPS[group], GROUPS[group]["runs"][run]
         needs = {*table.get("needs", ()), *one.get("needs", ())}
-        if "half" in table and settings.get("precision") == "fp16":
-            needs.discard("fp16")
         gpus, reasons = settings.get("gpus", 1), [self.machine["lacks"][need] for need in needs]
         if gpus > self.gpus:
             reasons.append(f"needs {gpus} GPUs, {self.gpus} are here")
@@ -293,19 +293,21 @@ class Bench:
         check, settings = f"{group}/{run}", self.settings(group, run)
         if why := self.why_not(group, run, settings):
             return Row(check, SKIPPED, why)
-        log, ranks = f"runs/{check}/console.out", str(settings.get("gpus", 1))
-        again = shlex.join(["torchrun", "--nproc-per-node", ranks, *self.words(group, run)])
-        if why := self.train(group, run):
-            return Row(check, FAILED, why, "complete", again, log)
-        base = GROUPS[group].get("baseline")
-        if base and (why := self.train(*base.split("/"))):
-            return Row(check, FAILED, f"its baseline {base}: {why}", "", again, log)
+        for one in filter(None, (GROUPS[group].get("baseline"), check)):
+            if why := self.train(*one.split("/")):
+                return Row(check, FAILED, f"{one}: {why}", "complete", *self._again(one))
         try:
             value, expected, is_right = JUDGES[GROUPS[group]["judge"]](self, group, run)
         except (Refused, UsageError) as error:
             value, expected, is_right = str(error), "", False
         verdict = TOLD if is_right is None else PASSED if is_right else FAILED
-        return Row(check, verdict, value, expected, again, log)
+        return Row(check, verdict, value, expected, *self._again(check))
+
+    def _again(self, check: str) -> tuple[str, str]:
+        """The command that trains a run, and where it printed."""
+        words, ranks = self.words(*check.split("/")), self.spec(*check.split("/")).gpus
+        command = shlex.join(["torchrun", "--nproc-per-node", str(ranks), *words])
+        return command, f"runs/{check}/console.out"
 
     def folder(self, group: str, run: str) -> Path:
         return self.out / "runs" / group / run
@@ -382,16 +384,10 @@ class Bench:
         for row in self.rows:
             if row.verdict == FAILED and row.again:
                 console = self.out / row.log
-                tail = console.read_text(errors="replace").splitlines()[-20:]
-                lines += [
-                    "",
-                    f"## {row.check}",
-                    "",
-                    f"    {row.again}",
-                    "",
-                    f"The end of {row.log}:",
-                ]
-                lines += ["", *(f"    {printable(line)}" for line in tail)]
+                tail = console.read_text(errors="replace").splitlines()[-40:]
+                lines += ["", f"## {row.check}", "", f"    {row.again}", ""]
+                lines += [f"The end of {row.log}:", ""]
+                lines += [f"    {printable(line)}" for line in tail]
         return "\n".join(lines) + "\n"
 
 
@@ -410,6 +406,11 @@ def end(process: subprocess.Popen) -> None:
         process.wait(GRACE_S)
     except subprocess.TimeoutExpired:
         process.kill()
+
+
+def last_line(text: str) -> dict[str, Any]:
+    """The JSON object that a command printed last; NCCL and others print before it."""
+    return json.loads(text.strip().splitlines()[-1])
 
 
 def wanted_versions() -> dict[str, Any]:
@@ -537,14 +538,14 @@ def plain_step_s(bench: Bench, group: str, run: str) -> float:
     Raises:
         Refused: it failed.
     """
-    kept = ("engine", "zero_stage", "data", "eval_steps")
-    given = {k: v for k, v in bench.settings(group, run).items() if k not in kept}
+    left_out = ("engine", "zero_stage", "data", "eval_steps", *HANG)
+    given = {k: v for k, v in bench.settings(group, run).items() if k not in left_out}
     key = json.dumps(given)
     if key not in bench.plain:
         words = [sys.executable, "-m", "parallel.plain_loop", *flags(given)]
         log = bench.out / f"plain-{len(bench.plain)}.json"
         text = bench.call(words, log, GROUPS[group]["limit_s"])
-        bench.plain[key] = json.loads(text)["step_s"]
+        bench.plain[key] = last_line(text)["step_s"]
     return bench.plain[key]
 
 
@@ -599,8 +600,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.list:
         print("\n".join(checks))
         return 0
-    if arguments.gpus is not None and arguments.gpus < 1:
-        raise UsageError(f"--gpus must be at least 1, not {arguments.gpus}")
+    check_flags(arguments, gpus=(1, 1024))
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends the checks, too
     began, stamp = time.monotonic(), time.strftime("%Y%m%d-%H%M%S")
     out = arguments.out or Path("logs") / "gpu-check" / f"{platform.node()}-{stamp}"

@@ -7,6 +7,7 @@ hangs that process and not the check.
 import json
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -109,7 +110,7 @@ def _plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _sdpa(backend: SDPBackend | None) -> Callable[..., Tensor]:
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with sdpa_kernel(list(SDPBackend.__members__.values()) if backend is None else [backend]):
+        with sdpa_kernel(backend) if backend else nullcontext():
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     return call

@@ -99,6 +99,7 @@ def reachable(start: Path) -> set[str]:
         ROOT / "parallel" / f"{name}.py"
         for name in (
             "sweep",
+            "gpu_check",
             "checkpoint/folders",
             "checkpoint/__main__",
             "measure/ranges",
