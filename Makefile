@@ -10,14 +10,16 @@ PROCESSES ?= 2
 PIP_ARGS ?=
 PY := .venv/bin/python
 LLAMA = ddp megatron-tp2
+PYTEST = $(PY) -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 PAGES = $(shell grep -rl --include=*.md '<!-- report:' README.md docs logs)
 
-.PHONY: help setup study render report test check format clean
+.PHONY: help setup study render report test test-all check format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make study    train every engine and split on this machine, and a Llama; print the tables"
-	@echo "make test     make check, then the tests in two processes"
+	@echo "make test     make check, then the tests without the slow ones, in two processes"
+	@echo "make test-all make check, then every test, as CI does"
 	@echo "make setup    only build .venv"
 	@echo "make check    check the format, the lint rules and that every table in Markdown is current"
 	@echo "make report   write the tables and pictures of all pages again"
@@ -48,7 +50,10 @@ report: setup
 	$(PY) -m analysis.plots
 
 test: setup check
-	$(PY) -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not slow"
+
+test-all: setup check
+	$(PYTEST)
 
 check: setup
 	$(PY) -m ruff format --check .

@@ -277,11 +277,11 @@ def remember(folder: Path, job: Job, row: Row, planned: str) -> None:
 
 def restarts(folder: Path, job_id: int) -> int:
     """How often Slurm restarted a job, by what it left."""
-    left = (
-        re.fullmatch(rf"{job_id}\.restart(\d+)\.out", path.name)
-        for path in folder.glob(f"{job_id}.restart*.out")
-    )
-    return max((int(match[1]) for match in left if match), default=0)
+    prefix = f"{job_id}.restart"
+    names = os.listdir(folder) if folder.is_dir() else []
+    left = (n for n in names if n.startswith(prefix) and n.endswith(".out"))
+    counts = (n.removeprefix(prefix).removesuffix(".out") for n in left)
+    return max((int(count) for count in counts if count.isdecimal()), default=0)
 
 
 def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | None) -> Row:

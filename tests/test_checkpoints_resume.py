@@ -13,8 +13,6 @@ from parallel.checkpoint import folders
 from parallel.checkpoint.rank_files import Reader
 from tests.conftest import ROOT, run_module
 
-pytestmark = pytest.mark.slow
-
 # The first writes the checkpoint that the others go on from; the last one's goes back to the first.
 NAMES = {
     "gpt2": (
@@ -40,7 +38,11 @@ NAMES = {
 }
 LLAMA = "preset=tiny-llama,n_kv_head=2,qk_norm=true"
 NAMES["llama"] = tuple(f"{n}{',' if ':' in n else ':'}{LLAMA}" for n in NAMES["llama"])
-ROWS = [(model, name) for model, names in NAMES.items() for name in names]
+ROWS = [
+    pytest.param(model, name, marks=[pytest.mark.slow] if model == "llama" else [])
+    for model, names in NAMES.items()
+    for name in names
+]
 
 
 def folder_of(out, name: str):

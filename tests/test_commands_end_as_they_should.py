@@ -107,6 +107,8 @@ def test_an_interrupted_command_says_so_in_one_line(toy):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell starts what it puts in the background with SIGINT ignored; children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout.readline() == "here\n"
     time.sleep(0.05)

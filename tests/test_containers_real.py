@@ -78,6 +78,7 @@ def slurm(tmp_path_factory, monkeypatch):
     testbed.down(folder)
 
 
+@pytest.mark.slow
 def test_a_run_trains_in_charliecloud_and_saves_when_its_time_is_over(
     slurm, image, tokens, tmp_path, monkeypatch
 ):

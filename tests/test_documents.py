@@ -159,6 +159,7 @@ def test_a_run_says_how_many_documents_its_sequences_cross(short_documents, tmp_
         sizes = {"n_params": 1, "vocab_size": 512, "padded_vocab": 512}
         split = vars(spec.layout) | {"n_micro": 1}
         run = {"run": "r", "model": sizes, "layout": split, "kernels": "torch", "data": facts}
+        run |= {"attention": "torch", "variables": {}, "host": {"gpu": None}}
         assert any(f"documents of {path}{words}" in line for line in header(spec, run))
 
 

@@ -11,6 +11,7 @@ from tests.conftest import ROOT
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.slow
 def test_runs_killed_at_random_lose_nothing(tokens, tmp_path):
     script = str(ROOT / "benchmarks" / "fault_campaign.py")
     command = [sys.executable, script, "--kills", "4", "--steps", "60", "--only", "ddp"]

@@ -38,6 +38,7 @@ def end(launcher: subprocess.Popen) -> None:
         launcher.wait()
 
 
+@pytest.mark.slow
 def test_signals_save_and_the_same_command_goes_on_to_the_same_curve(tokens, tmp_path):
     """SIGTERM to the launcher, then SIGUSR1 to one rank, as Slurm sends it before the limit."""
     alone, folder = tmp_path / "alone", tmp_path / "run"
