@@ -1,6 +1,6 @@
 """The same GPT, whatever the engine and the split: every run of the first study, and some of the
-studies of Llama's and Qwen3's architecture. Here a step has 8 sequences of 32 tokens; in the studies
-it has 16 of 128.
+studies of Llama's and Qwen3's architecture. A step has 8 sequences of 32 tokens here; in the
+studies it has 16 of 128.
 
 fp32, 20 optimizer steps of clipped AdamW. At every step the loss is within 2e-4 of the one-process
 baseline's, the gradient norm within 2e-3 of it (relative), and the first loss within 0.3 of
