@@ -255,7 +255,7 @@ def answer(arguments: argparse.Namespace) -> Table:
     attention = "flash" if x.flash[0] else "unfused"
     notes = [
         f"predicted, not measured, for {cluster.name} ({cluster.source}) in"
-        f" {precision} with {attention} attention; low to high hold 80 %",
+        f" {cluster.gemm_precision(precision)} with {attention} attention; low to high hold 80 %",
         *_unseen(cluster, arguments.flash),
         *([FSDP2] if x.fsdp2[best].any() else []),
         *_assumed(ask, arguments.preset),
@@ -314,14 +314,17 @@ def _write_study(path: Path, found: list[dict[str, Any]], ask: Question, where: 
     else:
         sizes = {k: v for k, v in ask.given.items() if v != getattr(PRESETS[ask.preset], k)}
         model = {"preset": ask.preset} | sizes
+    precision = ask.settings["precision"]
     defaults = model | {
         "gpus": ask.gpus,
         "global_batch": ask.global_batch,
         "seq_len": ask.settings["seq_len"],
-        "precision": ask.settings["precision"],
+        "precision": precision,
         "steps": STEPS,
         "eval_steps": 0,
     }
+    if ask.cluster.gemm_precision(precision) == "tf32":
+        defaults["tf32"] = True
     known = sorted(load_clusters())
     with writing(path):
         path.write_text(study_toml(found, defaults, where if where in known else None))

@@ -150,6 +150,16 @@ def test_tf32_needs_a_gpu_that_has_it(gpus):
     devices.choose_device(spec_of(), ONE_EACH)
 
 
+def test_a_gpu_that_torch_was_not_built_for_is_refused(gpus, monkeypatch):
+    gpus(8, (7, 0))
+    built_for = ["sm_75", "sm_80", "sm_90a", "compute_120"]
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built_for)
+    with pytest.raises(UsageError, match="a GPU is sm_70, and this build .* begins at sm_75"):
+        devices.choose_device(spec_of(), ONE_EACH)
+    built_for.append("sm_70")
+    assert devices.choose_device(spec_of(), ONE_EACH).index == 5
+
+
 def test_fp32_is_no_tf32_unless_asked_for(monkeypatch):
     said = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", said.append)

@@ -97,6 +97,16 @@ def test_context_parallel_layouts_fill_the_gpus_and_are_written_into_the_study(t
         assert spec.gpus == 64 == row["tp"] * row["cp"] * row["pp"] * row["dp"]
 
 
+def test_a_study_that_was_planned_in_tf32_asks_for_it(tmp_path):
+    path = tmp_path / "planned.toml"
+    flags = ["--preset", "1.7b", "--gpus", "8", "--global-batch", "8", "--top", "1"]
+    for cluster, asks in (("dgx-h100", True), ("jean-zay-v100", False)):
+        here = [*flags, "--cluster", cluster, "--precision", "fp32", "--study", str(path)]
+        found = plan.answer(plan_flags([*here, "--force"]))
+        assert (" in tf32 with " in found.notes[0]) is asks
+        assert {spec.tf32 for spec in load_study(path).specs.values()} == {asks}
+
+
 def test_fp8_is_planned_on_cards_that_have_it(tmp_path, capsys):
     path = tmp_path / "planned.toml"
     flags = ["--preset", "llama3-8b", "--gpus", "64", "--global-batch", "64", "--top", "2"]

@@ -1232,3 +1232,21 @@ def test_the_page_on_formats_shows_a_reader_as_it_is():
     assert shown in (folder / "nanogpt.py").read_text()
     names = [importlib.import_module(f"{readers.__name__}.{name}").FORMAT.name for name in NAMES]
     assert [name for name in names if name not in page] == []
+
+
+def test_our_own_iteration_lines_are_read_with_all_that_stands_behind_megatrons_fields(log):
+    from parallel.config.settings import resolve
+    from parallel.record.lines import iteration_line
+
+    sizes = {"preset": "1.7b", "global_batch": 128, "micro_batch": 8, "precision": "bf16"}
+    spec = resolve(("x", {**sizes, "steps": 3}))
+    row = {"step_s": 100.0, "loss": 5.5, "grad_norm": 1.25, "lr": 1e-3, "loss_scale": 1.0}
+    gpu = "NVIDIA A100-SXM4-80GB"
+    lines = [iteration_line(spec, [row | {"step": n}], 0, 0, gpu, 9 * 10**9) for n in (1, 2, 3)]
+    assert all(" MFU (%): " in line for line in lines)
+    record = read(log("\n".join(lines) + "\n"), {"gpus": 1})
+    assert record.format == "Megatron-LM"
+    assert record.step_s.tolist() == [100.0] * 3 and record.loss.tolist() == [5.5] * 3
+    assert record.skipped.tolist() == [0.0] * 3
+    tokens_per_s = 128 * spec.seq_len / 100
+    assert record.tokens_per_s == pytest.approx([tokens_per_s] * 3, rel=1e-4)

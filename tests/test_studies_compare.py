@@ -79,6 +79,27 @@ def test_identical_rows_are_not_printed_for_different_configurations(tmp_path, c
     assert sum("zero 1" in s for s in said) == 1
 
 
+def test_runs_with_other_kernels_of_attention_are_compared_and_told_apart(tmp_path, capsys):
+    """In the scaling table, the curve, a comparison and scaling_report.json."""
+    sdpa, te = "torch scaled_dot_product_attention", "Transformer Engine"
+    for engine, kernels in (("ddp", sdpa), ("megatron", te)):
+        write(tmp_path, facts("s", "ddp", engine=engine) | {"attention": kernels})
+    note = (
+        "attention runs in other kernels, so ratios of times compare these, too"
+        f" ({sdpa}: ddp; {te}: megatron)"
+    )
+    for module, more in ((tflops, []), (scaling, []), (compare, ["--format", "json"])):
+        paths = [str(tmp_path)] if module is not compare else [str(tmp_path / "ddp")]
+        paths += [str(tmp_path / "megatron")] * (module is compare)
+        assert module.main([*paths, *more]) == 0
+        assert note in capsys.readouterr().out, module
+    ddp, megatron = sorted(report_of(tmp_path)["configurations"], key=lambda c: c["engine"])
+    assert megatron["note"].endswith(note) and "note" not in ddp
+    write(tmp_path, facts("s", "ddp", gpus=2) | {"attention": sdpa})
+    assert scaling.main([str(tmp_path / "ddp"), str(tmp_path / "ddp-dp2")]) == 0
+    assert "attention" not in capsys.readouterr().out
+
+
 def test_students_t_is_the_printed_tables():
     known = {1: 12.706, 2: 4.303, 3: 3.182, 9: 2.262, 30: 2.042, 120: 1.980}
     assert {df: round(student_t95(df), 3) for df in known} == known

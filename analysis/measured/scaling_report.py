@@ -141,7 +141,7 @@ def _entry(
     crowded = record.oversubscribed or start.oversubscribed
     odd = "" if crowded else above_linear(efficiency, record.gpus / start.gpus, lowest)
     shared = [f"{name_of(r)} {said}" for r, _ in group if (said := together.get(r.source))]
-    odd = "; ".join(filter(None, (odd, *shared, *other_kernels([record, start]))))
+    odd = "; ".join(filter(None, (odd, *shared, *other_kernels([start, record]))))
     return entry | {
         "speedup_vs_1gpu": faster if start.gpus == 1 else None,
         "speedup_vs_baseline": faster,

@@ -29,6 +29,7 @@ from models.gpus import (
     planning_gpu,
 )
 from parallel.config.clusters import load_clusters
+from parallel.config.settings import gemm_precision
 
 # FlashAttention's kernels need compute capability 8.0 (Ampere) or CDNA 2: these cards are older.
 UNFUSED = ("T4", "P100 SXM2", "V100 SXM2", "V100S PCIe", "V100 PCIe")
@@ -82,12 +83,15 @@ class Calibration:
         return wanted or ("bf16" if "bf16" in card.peaks else "fp16")
 
     def mfu(self, tflops: float, precision: str) -> tuple[float | None, str]:
-        """`models.gpus.mfu` of the card, in the number format that the plan computes in: on a card
-        with TF32, fp32 is TF32."""
-        card = self.gpu if self.is_host else planning_gpu(self.gpu).name
-        if precision == "fp32" and peak_tflops(card, "tf32"):
-            precision = "tf32"
-        return mfu(tflops, card, precision, DEFAULT_CONVENTION)
+        """`models.gpus.mfu` of the card, in the number format of the plan's GEMMs."""
+        return mfu(tflops, self._card(), self.gemm_precision(precision), DEFAULT_CONVENTION)
+
+    def gemm_precision(self, precision: str) -> str:
+        """The number format of a plan's GEMMs: fp32 is planned as TF32 on a card that has it."""
+        return gemm_precision(precision, bool(peak_tflops(self._card(), "tf32")))
+
+    def _card(self) -> str:
+        return self.gpu if self.is_host else planning_gpu(self.gpu).name
 
     def network_note(self) -> str:
         """The network between the nodes as it is planned with, and where that is known from."""

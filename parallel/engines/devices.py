@@ -49,6 +49,12 @@ def choose_device(spec: RunSpec, launch: Launch) -> torch.device:
     index = launch.local_rank if torch.cuda.device_count() > 1 else 0
     torch.cuda.set_device(index)
     capability, name = torch.cuda.get_device_capability(index), torch.cuda.get_device_name(index)
+    built_for = [int(re.sub(r"\D", "", arch)) for arch in torch.cuda.get_arch_list()]
+    if built_for and 10 * capability[0] + capability[1] < min(built_for):
+        raise UsageError(
+            f"{name} is sm_{capability[0]}{capability[1]}, and this build of PyTorch"
+            f" ({torch.__version__}) begins at sm_{min(built_for)}: see docs/install-hpc.md"
+        )
     if spec.precision == "fp8" and capability < (8, 9):
         raise UsageError(f"{name} has no fp8; Ada and Hopper do")
     if spec.tf32 and capability < (8, 0):
