@@ -26,6 +26,7 @@ from analysis.planner.pipeline import (
 )
 from models.bounds import Bounds, check_flags
 from models.errors import Parser, command_line
+from parallel.config.layout import Layout
 
 
 @command_line("analysis.schedule")
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     most, backward = (1, MOST_EVENTS), Bounds(0, 100, above=True)
     check_flags(arguments, pp=(1, MOST_STAGES), micro_batches=most, vpp=most, backward=backward)
     events = simulate(arguments.schedule, pp, n, vpp, 1.0, arguments.backward)
-    formula = (pp - 1) / (vpp * n)
+    formula = Layout(pp=pp, vpp=vpp, n_micro=n).bubble
     said = f"makespan {makespan(events):g}, bubble {bubble(events):.4f}, formula {formula:.4f}"
     print(text(events, pp), end="")
     print(said)

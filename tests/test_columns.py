@@ -57,7 +57,6 @@ def test_rows_are_layouts():
     assert x.take(x.zero_stage == 1).layout(0) == layout and len(x.take(stages == 1)) == 1
     assert x.gpus.tolist() == [layout.world_size] * 2 == [24, 24]
     assert x.global_batch.tolist() == [layout.global_batch] * 2 == [60, 60]
-    assert x.bubble.tolist() == [layout.bubble] * 2
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_a_gpu_cluster_takes_both(capsys):
         (("--engine", "ddp", "--cp", "2"), "no cp (asked: 2; engines with cp: megatron)"),
         (("--engine", "ddp", "--precision", "fp8"), "offers precision fp32, bf16, fp16, not fp8"),
         (("--cp", "16", "--seq-len", "8176"), "32 chunks, two for each rank, which do not divide"),
-        (("--cp", "2", "--breakdown"), "breakdown counts no messages between cp ranks"),
+        (("--cp", "2", "--breakdown"), "breakdown has no column for messages between cp"),
         (
             ("--precision", "fp8", "--ffn-hidden", "14344", "--tp", "2"),
             "multiples of 16, and ffn_hidden / tp is 7172",

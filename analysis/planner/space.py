@@ -105,7 +105,7 @@ def space(
 
 def _limits(precision: str, cps: Sequence[int]) -> list[str]:
     """What is planned for megatron alone, of what was asked."""
-    found = ["a dp x cp of 1 is planned for megatron"]
+    found = ["a dp x cp of 1 is planned for megatron"] if min(cps) == 1 else []
     if precision == "fp8":
         found = ["fp8 is planned for megatron, for GEMMs with sides in multiples of 16"]
     if max(cps) > 1:

@@ -94,11 +94,6 @@ class Columns:
     def global_batch(self) -> Array:
         return self.dp * self.micro_batch * self.n_micro
 
-    @property
-    def bubble(self) -> Array:
-        """(pp - 1) / (vpp * n_micro), as in `Layout.bubble`."""
-        return (self.pp - 1) / (self.vpp * self.n_micro)
-
     def layout(self, i: int) -> Layout:
         """Row i as one Layout."""
         sizes = ("dp", "tp", "cp", "pp", "vpp", "micro_batch", "n_micro", "zero_stage")
