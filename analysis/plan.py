@@ -36,7 +36,7 @@ from models import memory
 from models.bounds import check_flags
 from models.config import PRESETS, GPTConfig, name_of, preset
 from models.errors import Parser, UsageError, command_line, warn
-from models.gpus import NETWORK, check_network, find_gpu
+from models.gpus import NETWORK, check_network, find_gpu, planning_gpu
 from parallel.config import settings
 from parallel.config.clusters import load_clusters
 from parallel.config.layout_arrays import Columns
@@ -256,8 +256,7 @@ def answer(arguments: argparse.Namespace) -> Table:
     notes = [
         f"predicted, not measured, for {cluster.name} ({cluster.source}) in"
         f" {cluster.gemm_precision(precision)} with {attention} attention; low to high hold 80 %",
-
-        *_which_card(arguments.gpu_type, cluster.gpu),
+        *_which_card(arguments.gpu_type),
         *_unseen(cluster, arguments.flash),
         *([FSDP2] if x.fsdp2[best].any() else []),
         *_assumed(ask, arguments.preset),
@@ -271,11 +270,11 @@ def answer(arguments: argparse.Namespace) -> Table:
     return ranking.table(found, notes, cluster.mfu(found[0]["tflops"], precision)[1])
 
 
-def _which_card(said: str | None, taken: str) -> list[str]:
+def _which_card(said: str | None) -> list[str]:
     """A line where --gpu-type `said` names several cards."""
     if said is None or find_gpu(said):
         return []
-    return [f"--gpu-type {said} may be several cards: {taken} is assumed"]
+    return [f"--gpu-type {said} may be several cards: {planning_gpu(said).name} is assumed"]
 
 
 def _unseen(cluster: Calibration, flash: bool | None) -> list[str]:
