@@ -16,6 +16,7 @@ them is written by this command and by nobody else. NAME is one of
     losses PATH...                                    its last table: the efficiency alone
     scaling PATH... [--baseline NAME] [--predict CLUSTER] [--columns A,B,C]
                                                       the curve over repeats
+    rehearsals PATH [--runs]                          the shipped studies' rehearsals
     audit PATH...                                     what is wrong with published tables
     file PATH                                         a Markdown table that a benchmark wrote
     jeanzay FIRST-LAST                                published rows of these lines, recomputed
@@ -48,6 +49,7 @@ _CLOSE = "<!-- /report -->"
 _SETTINGS: dict[str, dict[str, Any]] = {
     "--convention": {"choices": tuple(CONVENTIONS), "default": DEFAULT_CONVENTION},
     "--columns": {"type": column_names},
+    "--runs": {"action": "store_true"},
 }
 
 
@@ -110,6 +112,13 @@ def _breakdown_tables(arguments: list[str]) -> list[Table]:
     return tables
 
 
+def _rehearsals(arguments: list[str]) -> str:
+    from analysis.measured.rehearsals import report
+
+    given = _given("rehearsals", arguments, "--runs")
+    return _markdown(report(given.paths, given.runs))
+
+
 def _audit(arguments: list[str]) -> str:
     from analysis.published.audit import audit_paths
 
@@ -158,6 +167,7 @@ REPORTS: dict[str, Callable[[list[str]], str]] = {
     "breakdown": lambda arguments: _markdown(_breakdown_tables(arguments)),
     "losses": lambda arguments: _markdown(_breakdown_tables(arguments)[-1:]),
     "scaling": _measured("scaling", "--baseline", "--predict", "--columns"),
+    "rehearsals": _rehearsals,
     "audit": _audit,
     "file": _file,
     "jeanzay": _jean_zay,

@@ -5,6 +5,7 @@ r"""What a study asks of Slurm: its runs, what they may cost, and the script of 
     python -m slurm.render slurm/layouts.toml --run ddp        # the whole script of one run
     python -m slurm.render slurm/layouts.toml --out scripts    # of every run, into a folder
     python -m slurm.render slurm/*.toml --cluster dgx-a100 --dry-run
+    python -m slurm.render slurm/layouts.toml --rehearse       # rehearse the runs first
     sbatch slurm/layouts.slurm                                 # submit every run of the study
     sbatch slurm/*.slurm                                       # and of every study
 
@@ -19,6 +20,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from functools import cache
@@ -36,6 +38,7 @@ from parallel.record.facts import planned
 JOB = ROOT / "slurm" / "job.sh"
 MARK = "# Rendered by python -m slurm.render"
 ARRAY_SIZE = 1000  # Slurm's default limit (MaxArraySize) is 1001
+REHEARSE = "first train a step of each run's first and last stage without its GPUs"
 SWITCHES = ("nsys", "nccl_logs", "torchrun_logs", "dist_debug")
 
 
@@ -381,6 +384,23 @@ def _check_writable(path: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
 
 
+def rehearse(study: Study, names: list[str], cluster: str | None) -> None:
+    """Rehearse the first and last stage of runs; `cluster`: in the place of the study's own.
+
+    Raises:
+        UsageError: one cannot train a step, or does not fit on its card.
+    """
+    command = [sys.executable, "-m", "parallel.rehearse", "--study", str(study.path)]
+    command += ["--cluster", cluster] if cluster else []
+    sys.stdout.flush()
+    here = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    if subprocess.run([*command, "--run-name", *names], env=here).returncode:
+        raise UsageError(
+            f"{shown(study.path)}: not every run trains a step and fits its card (the reasons are"
+            " above): change the study, or leave --rehearse out"
+        )
+
+
 def remove_others(folder: Path, names: list[str]) -> None:
     """Remove the scripts that were rendered for runs which the study no longer has."""
     for old in folder.glob("*.slurm"):
@@ -420,6 +440,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--run-name", metavar="NAME", help="print the script of this run")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write the runs' scripts there")
     parser.add_argument("--dry-run", action="store_true", help="write nothing; print the estimate")
+    parser.add_argument("--rehearse", action="store_true", help=REHEARSE)
     arguments = parser.parse_args(argv)
     if arguments.run_name and len(arguments.studies) > 1:
         raise UsageError(f"--run-name names a run of one study, not of {len(arguments.studies)}")
@@ -430,6 +451,8 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.run_name:
             study.run(arguments.run_name)  # or a UsageError that lists the names
         names = [arguments.run_name] if arguments.run_name else list(study.settings)
+        if arguments.rehearse:
+            rehearse(study, names, arguments.cluster)
         if arguments.list:
             print("\n".join(names))
         elif arguments.out or not arguments.run_name:

@@ -4,6 +4,7 @@
     python -m slurm.submit slurm/layouts.toml --only failed
     python -m slurm.submit slurm/layouts.toml --only megatron-tp2-pp2 --after 4711
     python -m slurm.submit slurm/layouts.toml --max-running 2 --yes
+    python -m slurm.submit slurm/layouts.toml --rehearse
 
 It prints what the runs cost at worst, submits them and returns; nothing stays behind on the login
 node. Runs that ask for the same nodes, time and settings are one job array. With --max-running each
@@ -26,12 +27,14 @@ from models.errors import UsageError, command_line, warn
 from parallel.config.study import Study, load_study
 from slurm import preflight, states
 from slurm.render import (
+    REHEARSE,
     ROOT,
     ask_of,
     batches,
     cluster_of,
     estimate,
     planned_text,
+    rehearse,
     script,
     shown,
     study_parser,
@@ -169,6 +172,8 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
         print("\n".join(lines))
         if not arguments.no_preflight:
             check_start(study, logs, names)
+        if arguments.rehearse:
+            rehearse(study, names, arguments.cluster)
         check_budget(study, names, total, arguments.budget, arguments.yes)
         active = [row.job_id for row in found if row.state in ("pending", "running")]
         active = [job_id for job_id in active if job_id is not None]
@@ -227,6 +232,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--no-preflight", action="store_true", help="submit although something seems to be missing"
     )
+    parser.add_argument("--rehearse", action="store_true", help=REHEARSE)
     arguments = parser.parse_args(argv)
     check_flags(arguments, max_running=(1, 10**6), budget=(0, 10**12))
     status, elsewhere = 0, []

@@ -69,7 +69,7 @@ MEANING = {
     "--nodes": "nodes of the test cluster",
     "--only": "which runs of the study",
     "--out": "the file or folder to write",
-    "--ranks": "the ranks to rehearse",
+    "--rank": "the ranks to rehearse",
     "--params": "parameters of the model",
     "--png": "the picture to draw",
     "--predict": "show this cluster's prediction beside",

@@ -8,23 +8,24 @@ import pytest
 
 from parallel import rehearse
 from parallel.config.message_bytes import parameter_sizes
-from parallel.config.settings import add_flags, from_flags, resolve
+from parallel.config.settings import RunSpec, add_flags, from_flags, resolve
 from tests.conftest import run_module
 
 MODEL = ["--preset", "1.7b", "--n-layer", "4", "--seq-len", "512", "--grad-accum", "8"]
 LLAMA = ["--preset", "llama3-8b", "--n-layer", "4", "--seq-len", "512", "--grad-accum", "8"]
+ENGINES = {"megatron", "deepspeed_pipe", "deepspeed_zero", "fsdp2", "ddp"}
 
 
-def flags_of(flags: list[str]) -> argparse.Namespace:
+@pytest.fixture(scope="module")
+def processes() -> rehearse.Processes:
+    """The libraries are imported once for all rehearsals here."""
+    return rehearse.Processes(ENGINES)
+
+
+def run_of(*flags: str) -> RunSpec:
     parser = argparse.ArgumentParser()
     add_flags(parser)
-    return parser.parse_args(flags)
-
-
-def rehearsed(*flags: str) -> list[dict]:
-    done = run_module("parallel.rehearse", *flags, "--format", "json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout)["ranks"]
+    return resolve(("test", from_flags(parser.parse_args(flags))))
 
 
 @pytest.mark.parametrize(
@@ -40,26 +41,27 @@ def rehearsed(*flags: str) -> list[dict]:
     ],
     ids=lambda flags: "-".join(flags[1::2]),
 )
-def test_flops_messages_and_states_are_those_of_the_formulas(flags):
+def test_flops_messages_and_states_are_those_of_the_formulas(flags, processes):
     model = LLAMA if "--recompute" in flags else MODEL
     precision = [] if "--precision" in flags else ["--precision", "bf16"]
-    for rank in rehearsed(*model, *flags, *precision):
-        beside = {row["what"]: (row["rehearsed"], row["formula"]) for row in rank["beside"]}
-        for what, (ours, formula) in beside.items():
-            if what == "pp calls" and flags[1] == "deepspeed_pipe":
-                ours -= rank["stage"] < 3  # a first step describes what a stage sends on
-            if what.startswith("dp ") and flags[1] == "ddp":
+    spec = run_of(*model, *flags, *precision)
+    for number in rehearse.ranks_of(spec, "first-and-last"):
+        rank = processes.rehearse(spec, number)
+        assert not rank.error
+        for what, ours, formula in rehearse.comparison(spec, rank):
+            if what == "pp calls" and spec.engine == "deepspeed_pipe":
+                ours -= rank.stage < 3  # a first step describes what a stage sends on
+            if what.startswith("dp ") and spec.engine == "ddp":
                 assert ours == 0  # the C++ reducer's all-reduces are not rehearsed
             elif what == "TFLOP" or what.endswith(" calls") and formula is not None:
-                assert ours == pytest.approx(formula, rel=1e-3), (what, rank["rank"])
+                assert ours == pytest.approx(formula, rel=1e-3), (what, number)
             elif what in ("tp GB", "pp GB", "dp GB", "embedding GB") and formula is not None:
-                assert ours == pytest.approx(formula, rel=1e-3), (what, rank["rank"])
-        spec = resolve(("test", from_flags(flags_of([*model, *flags, *precision]))))
-        assert rank["parameters"] == sum(size for size, _ in parameter_sizes(spec, rank["rank"]))
-        width = 4 if "fp32" in precision + flags else 2
-        shards = spec.layout.dp if flags[1] == "fsdp2" else 1
-        held = shards * rank["peak"]["weights"]
-        assert held == pytest.approx(width * rank["parameters"], rel=1e-3)
+                assert ours == pytest.approx(formula, rel=1e-3), (what, number)
+        assert rank.parameters == sum(size for size, _ in parameter_sizes(spec, number))
+        width = 4 if spec.precision == "fp32" else 2
+        shards = spec.layout.dp if spec.engine == "fsdp2" else 1
+        held = shards * rank.peak["weights"]
+        assert held == pytest.approx(width * rank.parameters, rel=1e-3)
 
 
 def test_a_step_that_cannot_be_trained_names_the_error_and_its_line(monkeypatch):
@@ -72,6 +74,82 @@ def test_a_step_that_cannot_be_trained_names_the_error_and_its_line(monkeypatch)
 
 
 def test_ranks_that_are_none_are_refused():
-    done = run_module("parallel.rehearse", "--gpus", "4", "--ranks", "4")
+    done = run_module("parallel.rehearse", "--gpus", "4", "--rank", "4")
     assert done.returncode == 2
     assert "numbers below 4, not '4'" in done.stderr
+
+
+def test_the_worst_rank_is_of_the_stage_with_the_highest_peak_by_formula():
+    split = ["--engine", "megatron", "--gpus", "64", "--tp", "8", "--pp", "8"]
+    short = run_of("--preset", "175b", *split)
+    stage, why = rehearse.worst_stage(short)
+    peaks = [sum(rehearse.memory_by_formula(short, stage).values()) for stage in range(8)]
+    assert peaks[stage] == max(peaks)
+    assert rehearse.ranks_of(short, "worst") == [8 * stage]
+    assert why.startswith(f"stage {stage} has the highest peak by formula (stage 0 ")
+
+
+STUDY = """
+question = "Do they fit?"
+baseline = "ddp"
+cluster = "small"
+[defaults]
+engine = "ddp"
+preset = "tiny"
+precision = "fp32"
+[[runs]]
+gpus = 1
+[[runs]]
+gpus = 1
+seed = 7
+name = "seed7"
+"""
+CLUSTER = """
+[small]
+description = "one GPU"
+gpus_per_node = 1
+cores_per_node = 1
+gpu = "V100-SXM2-16GB"
+gpu_memory_gb = {gb}
+"""
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """A study on a cluster whose card has the asked GB."""
+
+    def made(gb: float):
+        path = tmp_path / "study.toml"
+        path.write_text(STUDY)
+        (tmp_path / "clusters.toml").write_text(CLUSTER.format(gb=gb))
+        monkeypatch.setenv("SCALING_CLUSTERS", str(tmp_path / "clusters.toml"))
+        return path
+
+    return made
+
+
+def test_runs_of_equal_work_are_rehearsed_once_and_their_memory_is_drawn(
+    study, tmp_path, capsys, processes
+):
+    out = tmp_path / "drawn"
+    path = str(study(16))
+    assert rehearse.main(["--study", path, "--format", "json", "--out", str(out)]) == 0
+    printed = capsys.readouterr()
+    first, second = json.loads(printed.out)["ranks"]
+    assert (first["same_as"], second["same_as"]) == ("", first["run"])
+    assert printed.err.count("rehearsing ") == 1
+    stem = out / f"{first['run']}-rank0"
+    points = json.loads(stem.with_name(stem.name + ".json").read_text())
+    most = max(sum(point["bytes"].values()) for point in points)
+    peak = sum(first["peak"].values())
+    assert 0.99 * peak <= most <= peak
+    assert stem.with_name(stem.name + ".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_that_does_not_fit_is_neither_rendered_nor_submitted(study, tmp_path):
+    path = str(study(4))
+    out = tmp_path / "scripts"
+    done = run_module("slurm.render", path, "--rehearse", "--out", str(out))
+    assert done.returncode == 2 and not out.exists()
+    assert "and the card has 4" in done.stdout
+    assert "not every run trains a step and fits its card" in done.stderr

@@ -7,6 +7,7 @@ kernel is run: that a kernel exists, is fast or is right is not rehearsed.
 """
 
 import contextlib
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -27,7 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "temporary")
+DRAWN = 0.002  # of the peak: a smaller change of memory is no point of the timeline
+HOST = "host"  # what offload keeps in host memory; no part of a peak
 # What is allocated in a region of a step (parallel/measure/ranges.py) and is not one of the kinds
 # that `Memory.mark` names. The engine's own buffers are made while it is built.
 _KIND_IN = {"build": "buffers", "forward": "activations"}
@@ -41,12 +44,17 @@ def without_storage(rank: int, world_size: int) -> Iterator[None]:
         (nn.Module, "_apply", _apply),
         (dist, "all_gather_object", _all_gather_object),
         (dist, "_coalescing_manager", _coalescing_manager),
-        (dist.distributed_c10d, "_coalescing_manager", _coalescing_manager),
         (nn.parallel, "DistributedDataParallel", OneCopy),
+        (F, "rms_norm", _rms_norm),
+        (F, "embedding", _embedding),
+        (torch.optim.AdamW, "__init__", _adamw),
         (torch, "tensor", _tensor),
         (device_mesh, "init_device_mesh", _init_device_mesh),
     ):
-        setattr(owner, name, replacement)
+        original = getattr(owner, name)
+        for holder in (owner, *sys.modules.values()):  # those that imported it by its name, too
+            if getattr(holder, "__dict__", {}).get(name) is original:
+                setattr(holder, name, replacement)
     with FakeTensorMode(allow_non_fake_inputs=True), _Scalars():
         yield
 
@@ -66,12 +74,14 @@ class _Scalars(TorchDispatchMode):
 class OneCopy(nn.Module):
     """In the place of DistributedDataParallel, whose C++ reducer reads storages.
 
-    Its buckets hold the gradients and need no memory of their own; its all-reduces are not counted.
+    Its buckets hold all gradients from the start; its all-reduces are not counted.
     """
 
     def __init__(self, module: nn.Module, **_: Any):
         super().__init__()
         self.module = module
+        for parameter in module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
 
     def forward(self, *args: Any) -> Any:
         return self.module(*args)
@@ -108,6 +118,38 @@ def _apply(
         if buffer is not None:
             self._buffers[name] = fn(buffer)
     return self
+
+
+class _RMSNorm(torch.autograd.Function):
+    """RMSNorm as its CUDA kernel does it: one pass that keeps its input and a number per row. On a
+    CPU it is a dozen operators, which keep several copies in fp32."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        per_row = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+        context.save_for_backward(x, weight, per_row)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
+        x, weight, _ = context.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight)
+
+
+def _rms_norm(x: torch.Tensor, shape: Any, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return _RMSNorm.apply(x, weight)
+
+
+def _embedding(*args: Any, make: Callable = F.embedding, sparse: bool = False, **kw: Any) -> Any:
+    """F.embedding with a dense gradient, as on a GPU."""
+    return make(*args, **kw)
+
+
+def _adamw(
+    self: Any, *args: Any, make: Callable = torch.optim.AdamW.__init__, **settings: Any
+) -> None:
+    """torch's AdamW in one kernel, as on a GPU: it holds no copies."""
+    make(self, *args, **settings | {"fused": True, "foreach": None})
 
 
 def _all_gather_object(found: list[Any], mine: Any, group: Any = None) -> None:
@@ -159,7 +201,8 @@ class Memory(TorchDispatchMode):
         self.regions = ["build"]
         self.held: Counter[str] = Counter()
         self.peak: dict[str, int] = {}
-        self._most = 0
+        self.timeline: list[tuple[int, str, dict[str, int]]] = []  # operator, region, held
+        self._operators = self._most = self._drawn = 0
         self._live = WeakIdKeyDictionary(ref_type=weakref.ref)  # storage -> [kind, bytes]
 
     def enter(self, name: str) -> None:
@@ -173,11 +216,16 @@ class Memory(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        self._operators += 1
         for tensor in result if isinstance(result, list | tuple) else (result,):
-            # A DTensor has no bytes itself: the operators on its local part come here, too.
-            if isinstance(tensor, torch.Tensor) and not isinstance(tensor, DTensor):
-                if tensor.layout == torch.strided:
+            if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
+                # A DTensor has no bytes itself: the operators on its local part come here, too.
+                if not isinstance(tensor, DTensor) and tensor.device.type != "meta":
                     self._see(tensor)
+        total = self._total()
+        if abs(total - self._drawn) > DRAWN * self._most:
+            self._drawn = total
+            self.timeline.append((self._operators, self.regions[-1], dict(self.held)))
         return result
 
     def _see(self, tensor: torch.Tensor) -> None:
@@ -191,9 +239,13 @@ class Memory(TorchDispatchMode):
         self._add(*entry)
         weakref.finalize(storage, self._free, entry)
 
+    def _total(self) -> int:
+        """Bytes of the GPU."""
+        return self.held.total() - self.held[HOST]
+
     def _add(self, kind: str, size: int) -> None:
         self.held[kind] += size
-        total = self.held.total()
+        total = self._total()
         if total > self._most:
             self._most, self.peak = total, dict(self.held)
 
@@ -217,5 +269,7 @@ class Memory(TorchDispatchMode):
             self.mark(gradient, "gradients")
 
     def restart(self) -> None:
-        """Forget the peak of what came before."""
-        self._most, self.peak = self.held.total(), dict(self.held)
+        """Forget the peak of what came before: a step begins."""
+        self.regions = ["step"]
+        self._most, self.peak = self._total(), dict(self.held)
+        self._operators, self.timeline = 0, [(0, "step", self.peak)]
