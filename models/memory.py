@@ -15,7 +15,6 @@ import numpy as np
 
 FULL, SELECTIVE = 2, 1
 GB = 2.0**30  # what cards have and tools print as a GB
-BUCKET = 5e8  # elements of DeepSpeed's default reduce and all-gather buckets
 LIVE = 1e9  # elements: DeepSpeed's default stage3_max_live_parameters
 # No formula gives these. library_gb: CUDA context, NCCL's buffers, workspaces. fragments: factor on
 # activations, for the allocator's fragments.
@@ -66,7 +65,7 @@ def states(x: Any, n: np.ndarray) -> dict[str, np.ndarray]:
     shard = lambda stage: np.where((zero >= stage) | x.fsdp2, x.shards, 1)  # noqa: E731
     mixed = x.width < 4
     both = x.deepspeed & (x.grad_width > x.width)
-    per_grad = x.grad_width + np.where(both, x.width, 0)
+    per_grad = x.grad_width + np.where(both & (zero < 2), x.width, 0)
     fp32_gradients = np.where(x.deepspeed & mixed & (zero < 3) & ~both, 4.0, 0.0)
     copies = np.where(zero > 1, 8.0, 4.0) * (x.deepspeed & ~mixed & (zero > 0))
     per_optimizer = np.where(mixed, 12.0, 8.0) + fp32_gradients + copies
@@ -96,13 +95,14 @@ def layer_activations(x: Any) -> np.ndarray:
 
     A token has 8 h whole: the inputs of two norms and of two sub-blocks; 2 h more for dropout's two
     masks. Split are 4 (a + k) d: queries, keys, values and the projection's input; 2 (a + k) d more
-    with norms of queries and keys; and 4 f, or 6 f with a gate, whose kernel is fused. RMSNorm and
-    rotary positions keep no more: backward turns with the same angles.
+    with norms of queries and keys, and with rotary positions: the values are a view of the product
+    that also holds the queries and keys from before; and 4 f, or with a gate 6 f where its kernel
+    is fused and 8 f where it is not. RMSNorm keeps no more.
     """
     whole = x.hidden * (8.0 + 2.0 * x.dropout) / np.where(x.sequence_parallel, x.tp, 1)
-    split = (4.0 + 2.0 * x.qk_norm) * x.head_dim * (x.heads + x.kv_heads) + x.ffn * (
-        4.0 + 2.0 * x.glu
-    )
+    turned = 2.0 * x.qk_norm + 2.0 * x.rotary
+    split = (4.0 + turned) * x.head_dim * (x.heads + x.kv_heads)
+    split = split + x.ffn * (4.0 + x.glu * (2.0 + 2.0 * x.plain))
     return x.tokens * x.width / 2 * (whole + split / x.tp) + scores(x)
 
 
@@ -164,16 +164,26 @@ def activations(x: Any, layers: np.ndarray, flying: np.ndarray) -> np.ndarray:
 
 
 def logits(x: Any) -> np.ndarray:
-    """Bytes of the output layer's s b V / t values: in compute precision, in fp32, a gradient."""
-    return x.tokens * x.vocab / x.tp * (2.0 * x.width + 4.0)
+    """Bytes of the last norm and of the output layer's s b V / t values when backward begins: in
+    compute precision and in fp32 [K 4.3]; PyTorch's own loss holds three in fp32."""
+    edge = 2.0 * x.tokens * x.hidden * x.width / np.where(x.sequence_parallel, x.tp, 1)
+    return edge + x.tokens * x.vocab / x.tp * np.where(x.plain, 12.0, x.width + 4.0)
 
 
 def buckets(x: Any) -> np.ndarray:
-    """Bytes of the buckets through which DeepSpeed's ZeRO engine (not its pipeline) reduces and
-    gathers: three of at most 5e8 elements. Megatron works in place."""
-    n = params(x, x.layers / x.pp, True)
-    engine = x.deepspeed & (x.zero_stage > 0) & (x.pp == 1)
-    return np.where(engine, 3.0 * np.minimum(n, BUCKET) * x.width, 0.0)
+    """Bytes of the buckets through which DeepSpeed's ZeRO reduces gradients in backward, allocated
+    whole: two where communication overlaps with backward, as on GPUs. Its optimizer for bf16 with
+    fp32 gradients has none at stage 1. Megatron works in place."""
+    both = (x.grad_width > x.width) & (x.zero_stage == 1)
+    engine = x.deepspeed & (x.zero_stage > 0) & ~both
+    return np.where(engine, np.where(x.zero_stage == 3, 1.0, 2.0) * x.bucket * x.width, 0.0)
+
+
+def update(x: Any, n: np.ndarray) -> np.ndarray:
+    """Bytes that DeepSpeed without buckets holds to add up bf16 gradients of n parameters over the
+    replicas: as much as one all-reduce takes, in fp32 and in bf16."""
+    both = x.deepspeed & (x.grad_width > x.width) & (x.zero_stage < 2)
+    return np.where(both, (4.0 + x.width) * np.minimum(n, x.bucket), 0.0)
 
 
 def parts(x: Any, stage: str = "first", constants: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -187,17 +197,26 @@ def parts(x: Any, stage: str = "first", constants: dict[str, Any] | None = None)
         "middle": (middle, np.maximum(early - 1.0, late)),
         "last": (last, late),
     }[stage]
-    ends = (stage != "middle") | alone
-    n = params(x, layers, ends)
+    at_start, at_end = (stage == "first") | alone, (stage == "last") | alone
+    n = params(x, layers, at_start | at_end) + x.positions * x.hidden * at_start
     kept = activations(x, layers, flying) * c["fragments"]
-    head = logits(x) * (alone | (stage == "last")) * c["fragments"]
-    # Where checkpoints go to the host, a layer's working memory and the logits take turns.
-    head = np.where(_on_host(x), np.maximum(head - kept, 0.0), head)
+    one_layer = activations(x, 0.0 * layers, flying) * c["fragments"]  # while it is recomputed
+    head = np.maximum(logits(x) * at_end * c["fragments"] - one_layer, 0.0)
+    held = kept + head
+    # What comes after that takes the place of what has been freed by then.
+    table = x.vocab * x.hidden / x.tp * x.width  # the gradient of one, before it is added up
+    moments = [
+        kept + buckets(x),
+        kept - one_layer + buckets(x) + at_end * (table + x.tokens * x.vocab / x.tp * x.width),
+        kept - layers * kept_per_layer(x) + buckets(x) + at_start * table,
+        update(x, n),
+    ]
+    later = np.max(np.stack(np.broadcast_arrays(held, *moments)), axis=0) - held
     return states(x, n) | {
         "activations": kept,
         "keys_and_values": received(x),
         "logits": head,
-        "buckets": buckets(x),
+        "buckets": later,
         "library": c["library_gb"] * GB + 0.0 * n,
     }
 

@@ -70,6 +70,7 @@ MEANING = {
     "--only": "which runs of the study",
     "--out": "the file or folder to write",
     "--rank": "the ranks to rehearse",
+    "--rehearse": "rehearse the runs first",
     "--params": "parameters of the model",
     "--png": "the picture to draw",
     "--predict": "show this cluster's prediction beside",

@@ -91,18 +91,14 @@ def test_the_worst_rank_is_of_the_stage_with_the_highest_peak_by_formula():
 
 STUDY = """
 question = "Do they fit?"
-baseline = "ddp"
+baseline = "ddp-seed1"
 cluster = "small"
 [defaults]
 engine = "ddp"
 preset = "tiny"
 precision = "fp32"
-[[runs]]
-gpus = 1
-[[runs]]
-gpus = 1
-seed = 7
-name = "seed7"
+[[sweep]]
+include = [{ seed = 1 }, { seed = 7 }]
 """
 CLUSTER = """
 [small]

@@ -5,19 +5,22 @@ The planner and the models of time and memory work on these. `possible` finds in
 """
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from models.config import GPTConfig
 from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout
+from parallel.config.settings import read_deepspeed_json
 
 if TYPE_CHECKING:
     from parallel.config.settings import RunSpec
 
 Array = np.ndarray
+BUCKET = 500_000_000  # elements of DeepSpeed's reduce bucket where its JSON says nothing
 FLAGS = ("glu", "untied", "qk_norm", "gathers", "sequence_parallel", "fp8", "flash")
-FLAGS += ("deepspeed", "fsdp2")
+FLAGS += ("deepspeed", "fsdp2", "rotary", "plain")
 
 
 @dataclass(frozen=True)
@@ -25,14 +28,17 @@ class Columns:
     """Models, layouts and machines of n training steps; every field is an array of length n.
 
     glu: the feed-forward has a gate. untied: the output layer is not the word embedding. qk_norm:
-    queries and keys have norms. dropout: backward needs its masks. recompute and offload count as
+    queries and keys have norms. positions: rows of a learned table of positions. rotary: queries
+    and keys are turned instead. dropout: backward needs its masks. recompute and offload count as
     their position in `RECOMPUTE` and `OFFLOAD`. width is the bytes of a weight in compute (2 or 4),
     grad_width those of an accumulated gradient. fp8: the layers' GEMMs run in fp8. flash: attention
     is one kernel that never stores its s x s scores. deepspeed: DeepSpeed's engine runs the step,
-    not Megatron's or PyTorch's; fsdp2: PyTorch's FSDP2 does. slower: the micro-batches take a fit's
-    factor `engine` longer (by default DeepSpeed's). cp ranks share a sequence; gathers: attention
-    gathers the keys and values of all of them before it begins, else they travel in a ring. shards:
-    ranks that ZeRO and FSDP2 cut one copy of the state over (by default dp x cp).
+    not Megatron's or PyTorch's; fsdp2: PyTorch's FSDP2 does. plain: PyTorch's own operators compute
+    gates and the loss, not Megatron's fused ones. bucket: elements of DeepSpeed's buckets. slower:
+    the micro-batches take a fit's factor `engine` longer (by default DeepSpeed's). cp ranks share a
+    sequence; gathers: attention gathers the keys and values of all of them before it begins, else
+    they travel in a ring. shards: ranks that ZeRO and FSDP2 cut one copy of the state over (by
+    default dp x cp).
     """
 
     layers: Array
@@ -46,6 +52,7 @@ class Columns:
     qk_norm: Array
     dropout: Array
     vocab: Array
+    positions: Array
     seq: Array
     tp: Array
     cp: Array
@@ -66,6 +73,9 @@ class Columns:
     gpus_per_node: Array
     deepspeed: Array
     fsdp2: Array
+    rotary: Array
+    plain: Array
+    bucket: Array
     shards: Array
     slower: Array
 
@@ -125,11 +135,14 @@ def columns(config: GPTConfig | None = None, **given: object) -> Columns:
             "untied": not config.tied,
             "qk_norm": config.qk_norm,
             "vocab": config.vocab_size,
+            "positions": config.max_seq_len * (config.position == "learned"),
+            "rotary": config.position == "rope",
             "seq": config.max_seq_len,
         }
     usual = {name: 1 for name in ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro")}
     usual |= {name: 0 for name in ("zero_stage", "recompute", "offload")}
     usual |= dict.fromkeys(FLAGS, False) | {"width": 2, "gpus_per_node": 8}
+    usual |= {"positions": 0, "bucket": BUCKET}
     values = usual | sizes | given
     values.setdefault("ffn", 4 * np.asarray(values["hidden"]))
     values.setdefault("kv_heads", values["heads"])
@@ -155,6 +168,9 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
     """A run's settings as one row; other columns (the machine's) are given or as usual."""
     layout = spec.layout
     width = 4 if spec.precision == "fp32" else 2
+    megatron = spec.engine == "megatron"
+    json = read_deepspeed_json(Path(spec.deepspeed_config)) if spec.deepspeed_config else {}
+    bucket = json.get("zero_optimization", {}).get("reduce_bucket_size", BUCKET)
     sizes = ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage")
     settings = {name: getattr(layout, name) for name in (*sizes, "sequence_parallel")} | {
         "shards": layout.shards * layout.cp,
@@ -162,7 +178,10 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
         "recompute": RECOMPUTE.index(layout.recompute),
         "offload": OFFLOAD.index(layout.offload),
         "width": width,
-        "grad_width": 4 if spec.precision in ("bf16", "fp8") else width,
+        "grad_width": 4 if spec.precision in ("bf16", "fp8") or megatron else width,
+        "vocab": spec.model.padded_vocab(layout.tp),
+        "plain": not megatron and spec.engine != "deepspeed_pipe" and layout.tp == 1,
+        "bucket": bucket,
         "fp8": spec.precision == "fp8",
         "deepspeed": spec.engine.startswith("deepspeed"),
         "fsdp2": spec.engine == "fsdp2",

@@ -7,6 +7,7 @@ kernel is run: that a kernel exists, is fast or is right is not rehearsed.
 """
 
 import contextlib
+import gc
 import sys
 import weakref
 from collections import Counter
@@ -23,6 +24,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.distributed import device_mesh
+from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -209,8 +211,28 @@ class Memory(TorchDispatchMode):
         self.regions.append(name)
 
     def leave(self, name: str) -> None:
+        gc.collect()  # what only the collector frees lives for another while, which is by chance
         while self.regions.pop() != name:
             pass
+
+    def __enter__(self) -> "Memory":
+        for module in (_fsdp_param, _fsdp_param_group):
+            for resize in {"alloc_storage", "free_storage"} & vars(module).keys():
+                setattr(module, resize, self._resizing(getattr(module, resize)))
+        return super().__enter__()
+
+    def _resizing(self, resize: Callable) -> Callable:
+        """FSDP2's change of a storage's size, which is no operator."""
+
+        def resizing(tensor: torch.Tensor) -> None:
+            resize(tensor)
+            storage = tensor.untyped_storage()
+            if entry := self._live.get(storage):
+                self.held[entry[0]] -= entry[1]
+                entry[1] = storage.nbytes()
+                self._add(*entry)
+
+        return resizing
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -270,6 +292,7 @@ class Memory(TorchDispatchMode):
 
     def restart(self) -> None:
         """Forget the peak of what came before: a step begins."""
+        gc.freeze()
         self.regions = ["step"]
         self._most, self.peak = self._total(), dict(self.held)
         self._operators, self.timeline = 0, [(0, "step", self.peak)]
