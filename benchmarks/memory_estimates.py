@@ -156,6 +156,7 @@ def megatron_parts() -> Table:
         sizes = {"tp": tp, "pp": pp, "vpp": vpp, "dp": dp, "micro_batch": micro_batch}
         x = columns(
             config,
+            positions=0,  # which theirs leaves out
             **sizes,
             n_micro=n_micro,
             zero_stage=int(dp > 1),
@@ -391,7 +392,8 @@ def peaks(paths: list[Path]) -> Table:
     rows = []
     for record in load(paths)[0]:
         measured = read_run(Path(record.source)).metrics["epochs"][-1]["max_resident_bytes_rank0"]
-        x = columns(**settings_of(record) | {"flash": True})  # as scaled_dot_product_attention
+        # As scaled_dot_product_attention. What is never written of a bucket is not resident.
+        x = columns(**settings_of(record) | {"flash": True, "bucket": record.params})
         ours = float(memory.first_rank(x, {"library_gb": 0.0})[0])
         rows.append(
             {

@@ -48,15 +48,16 @@ def params(x: Any, layers: np.ndarray, embedding: np.ndarray | bool) -> np.ndarr
     return (layers * layer_params(x) + ends * x.vocab * x.hidden) / x.tp
 
 
-def states(x: Any, n: np.ndarray) -> dict[str, np.ndarray]:
+def states(x: Any, n: np.ndarray, tensors_alone: bool = False) -> dict[str, np.ndarray]:
     """Bytes of weights, gradients and optimizer of n parameters [R 5]. Stage 1 shards the
     optimizer, stage 2 also the gradients, stage 3 also the weights.
 
     Adam in mixed precision holds a master weight and two moments in fp32 (12 bytes); in fp32 two
     moments. DeepSpeed's fp16 optimizer also holds its shard of the gradients in fp32 (at stage 3 it
-    steps in sub-groups and holds little of it). A bf16 engine with an fp32 accumulator keeps its
-    bf16 gradients, too. In fp32, ZeRO copies the shard of the weights and, from stage 2, of the
-    gradients (benchmarks/memory_estimates.py counts what it holds).
+    steps in sub-groups and holds little of it), which `update` counts with tensors_alone. A bf16
+    engine with an fp32 accumulator keeps its bf16 gradients, too. In fp32, ZeRO copies the shard of
+    the weights and, from stage 2, of the gradients (benchmarks/memory_estimates.py counts what it
+    holds).
 
     FSDP2 shards all but what it gathers. In mixed precision its shard of the weights is the master
     weight. It reduces gradients once a step: micro-batches before the last add up whole ones.
@@ -68,7 +69,7 @@ def states(x: Any, n: np.ndarray) -> dict[str, np.ndarray]:
     per_grad = x.grad_width + np.where(both & (zero < 2), x.width, 0)
     fp32_gradients = np.where(x.deepspeed & mixed & (zero < 3) & ~both, 4.0, 0.0)
     copies = np.where(zero > 1, 8.0, 4.0) * (x.deepspeed & ~mixed & (zero > 0))
-    per_optimizer = np.where(mixed, 12.0, 8.0) + fp32_gradients + copies
+    per_optimizer = np.where(mixed, 12.0, 8.0) + fp32_gradients * (not tensors_alone) + copies
     resting = np.where((x.offload == 2) | (x.fsdp2 & mixed), 0.0, n * x.width / shard(3))
     whole = x.fsdp2 & (x.n_micro > 1)
     host = np.where((x.offload > 0) & (zero > 1) & ~whole, 0.1, 1.0)
@@ -165,30 +166,44 @@ def activations(x: Any, layers: np.ndarray, flying: np.ndarray) -> np.ndarray:
 
 def logits(x: Any) -> np.ndarray:
     """Bytes of the last norm and of the output layer's s b V / t values when backward begins: in
-    compute precision and in fp32 [K 4.3]; PyTorch's own loss holds three in fp32."""
+    compute precision, in fp32 and a gradient; compiled with the loss (FSDP2) no gradient; PyTorch's
+    own loss holds three in fp32. [K 4.3] counts fp32 alone."""
     edge = 2.0 * x.tokens * x.hidden * x.width / np.where(x.sequence_parallel, x.tp, 1)
-    return edge + x.tokens * x.vocab / x.tp * np.where(x.plain, 12.0, x.width + 4.0)
+    each = np.select([x.plain, x.fsdp2], [12.0, x.width + 4.0], 2.0 * x.width + 4.0)
+    return edge + x.tokens * x.vocab / x.tp * each
 
 
 def buckets(x: Any) -> np.ndarray:
     """Bytes of the buckets through which DeepSpeed's ZeRO reduces gradients in backward, allocated
-    whole: two where communication overlaps with backward, as on GPUs. Its optimizer for bf16 with
-    fp32 gradients has none at stage 1. Megatron works in place."""
+    whole. Its optimizer for bf16 with fp32 gradients has none at stage 1; Megatron works in place.
+    """
     both = (x.grad_width > x.width) & (x.zero_stage == 1)
-    engine = x.deepspeed & (x.zero_stage > 0) & ~both
-    return np.where(engine, np.where(x.zero_stage == 3, 1.0, 2.0) * x.bucket * x.width, 0.0)
+    return np.where(x.deepspeed & (x.zero_stage > 0) & ~both, x.bucket * x.width, 0.0)
 
 
 def update(x: Any, n: np.ndarray) -> np.ndarray:
-    """Bytes that DeepSpeed without buckets holds to add up bf16 gradients of n parameters over the
-    replicas: as much as one all-reduce takes, in fp32 and in bf16."""
-    both = x.deepspeed & (x.grad_width > x.width) & (x.zero_stage < 2)
-    return np.where(both, (4.0 + x.width) * np.minimum(n, x.bucket), 0.0)
+    """Bytes that DeepSpeed holds of n parameters between backward and the new weights: its shard of
+    the gradients in fp32 or, of bf16 without buckets, what one all-reduce takes, in fp32 and bf16.
+    """
+    both = x.grad_width > x.width
+    shard = 4.0 * n / np.where(x.zero_stage > 0, x.shards, 1) * (x.width < 4) * (x.zero_stage < 3)
+    whole = (4.0 + x.width) * np.minimum(n, x.bucket)
+    return np.where(x.deepspeed, np.where(both & (x.zero_stage < 2), whole, shard), 0.0)
 
 
-def parts(x: Any, stage: str = "first", constants: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Bytes by part on a rank of the "first", "middle" or "last" pipeline stage."""
-    c = CONSTANTS | (constants or {})
+def parts(
+    x: Any,
+    stage: str = "first",
+    constants: dict[str, Any] | None = None,
+    tensors_alone: bool = False,
+) -> dict[str, Any]:
+    """Bytes by part on a rank of the "first", "middle" or "last" pipeline stage.
+
+    With tensors_alone, without the constants, and what comes later in a step takes the place of
+    what has been freed. Otherwise all parts add up: published peaks look as an allocator's would
+    that does not use the freed blocks again.
+    """
+    c = {"library_gb": 0.0, "fragments": 1.0} if tensors_alone else CONSTANTS | (constants or {})
     first, middle, last = stage_layers(x)
     early, late = in_flight(x)
     alone = x.pp == 1
@@ -201,24 +216,53 @@ def parts(x: Any, stage: str = "first", constants: dict[str, Any] | None = None)
     n = params(x, layers, at_start | at_end) + x.positions * x.hidden * at_start
     kept = activations(x, layers, flying) * c["fragments"]
     one_layer = activations(x, 0.0 * layers, flying) * c["fragments"]  # while it is recomputed
-    head = np.maximum(logits(x) * at_end * c["fragments"] - one_layer, 0.0)
-    held = kept + head
-    # What comes after that takes the place of what has been freed by then.
-    table = x.vocab * x.hidden / x.tp * x.width  # the gradient of one, before it is added up
-    moments = [
-        kept + buckets(x),
-        kept - one_layer + buckets(x) + at_end * (table + x.tokens * x.vocab / x.tp * x.width),
-        kept - layers * kept_per_layer(x) + buckets(x) + at_start * table,
-        update(x, n),
-    ]
-    later = np.max(np.stack(np.broadcast_arrays(held, *moments)), axis=0) - held
-    return states(x, n) | {
+    head = logits(x) * at_end * c["fragments"]
+    # Where checkpoints go to the host, a layer's working memory and the logits take turns, too.
+    head = np.where(_on_host(x) | tensors_alone, np.maximum(head - one_layer, 0.0), head)
+    later = buckets(x)
+    if tensors_alone:
+        later = passing(x, n, layers, (at_start, at_end), kept, one_layer, head)
+    return states(x, n, tensors_alone) | {
         "activations": kept,
         "keys_and_values": received(x),
         "logits": head,
         "buckets": later,
         "library": c["library_gb"] * GB + 0.0 * n,
     }
+
+
+def passing(
+    x: Any,
+    n: np.ndarray,
+    layers: np.ndarray,
+    ends: tuple[Any, Any],
+    kept: np.ndarray,
+    one_layer: np.ndarray,
+    head: np.ndarray,
+) -> np.ndarray:
+    """Bytes by which a later moment of the step exceeds that at which backward begins: buckets and
+    the gradient of a word table, where others' activations have been freed. ZeRO 3's bucket stays,
+    ZeRO 1's from the first micro-batch on.
+
+    ends: whether the stage has the embedding, and the logits.
+    """
+    always = buckets(x) * (
+        (x.zero_stage == 3) | (x.zero_stage == 1) & (x.n_micro > 1) & (x.pp == 1)
+    )
+    now, resting = buckets(x) - always, kept - one_layer
+    at_start, at_end = ends
+    table = x.vocab * x.hidden / x.tp * x.width
+    # DeepSpeed's pipeline keeps the logits of its two buffers.
+    outputs = 2.0 * x.tokens * x.vocab / x.tp * x.width * (at_end & x.deepspeed & (x.pp > 1))
+    moments = [
+        kept + head,
+        kept + now,
+        resting + now + at_end * (table + x.tokens * x.vocab / x.tp * x.width),
+        resting - layers * kept_per_layer(x) + now + at_start * table,
+        update(x, n) + outputs,
+        now + outputs,
+    ]
+    return np.max(np.stack(np.broadcast_arrays(*moments)), axis=0) - kept - head + always
 
 
 def first_rank(x: Any, constants: dict[str, Any] | None = None) -> np.ndarray:

@@ -282,9 +282,8 @@ def memory_by_formula(spec: RunSpec, stage: int) -> dict[str, float]:
     """Bytes of the peak of a rank of a pipeline stage, by part of models/memory.py: its tensors
     alone, of the kernels that a rehearsal runs."""
     at = "first" if stage == 0 else "last" if stage == spec.layout.pp - 1 else "middle"
-    tensors_alone = {"library_gb": 0.0, "fragments": 1.0}
     x = columns_of(spec, flash=True, dropout=False)  # torch's fused attention in every engine
-    return {part: float(size[0]) for part, size in memory.parts(x, at, tensors_alone).items()}
+    return {part: float(size[0]) for part, size in memory.parts(x, at, tensors_alone=True).items()}
 
 
 def memory_rows(

@@ -34,7 +34,8 @@ class Columns:
     grad_width those of an accumulated gradient. fp8: the layers' GEMMs run in fp8. flash: attention
     is one kernel that never stores its s x s scores. deepspeed: DeepSpeed's engine runs the step,
     not Megatron's or PyTorch's; fsdp2: PyTorch's FSDP2 does. plain: PyTorch's own operators compute
-    gates and the loss, not Megatron's fused ones. bucket: elements of DeepSpeed's buckets. slower:
+    gates and the loss, not Megatron's fused ones. bucket: elements of all buckets of
+    DeepSpeed's that live at a time. slower:
     the micro-batches take a fit's factor `engine` longer (by default DeepSpeed's). cp ranks share a
     sequence; gathers: attention gathers the keys and values of all of them before it begins, else
     they travel in a ring. shards: ranks that ZeRO and FSDP2 cut one copy of the state over (by
@@ -142,7 +143,7 @@ def columns(config: GPTConfig | None = None, **given: object) -> Columns:
     usual = {name: 1 for name in ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro")}
     usual |= {name: 0 for name in ("zero_stage", "recompute", "offload")}
     usual |= dict.fromkeys(FLAGS, False) | {"width": 2, "gpus_per_node": 8}
-    usual |= {"positions": 0, "bucket": BUCKET}
+    usual |= {"positions": 0}
     values = usual | sizes | given
     values.setdefault("ffn", 4 * np.asarray(values["hidden"]))
     values.setdefault("kv_heads", values["heads"])
@@ -150,6 +151,8 @@ def columns(config: GPTConfig | None = None, **given: object) -> Columns:
     values.setdefault("dropout", ~np.asarray(values["glu"], bool))
     values.setdefault("grad_width", values["width"])
     values.setdefault("slower", values["deepspeed"])
+    # As published runs had them: two that overlap and one to gather with, none in a pipeline.
+    values.setdefault("bucket", np.where(np.asarray(values["pp"]) > 1, 0, 3 * BUCKET))
     values.setdefault("shards", np.asarray(values["dp"]) * values["cp"])
     names = [f.name for f in fields(Columns)]
     if unknown := set(values) - set(names):
@@ -170,7 +173,7 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
     width = 4 if spec.precision == "fp32" else 2
     megatron = spec.engine == "megatron"
     json = read_deepspeed_json(Path(spec.deepspeed_config)) if spec.deepspeed_config else {}
-    bucket = json.get("zero_optimization", {}).get("reduce_bucket_size", BUCKET)
+    bucket = int(json.get("zero_optimization", {}).get("reduce_bucket_size", BUCKET))
     sizes = ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage")
     settings = {name: getattr(layout, name) for name in (*sizes, "sequence_parallel")} | {
         "shards": layout.shards * layout.cp,
@@ -181,7 +184,8 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
         "grad_width": 4 if spec.precision in ("bf16", "fp8") or megatron else width,
         "vocab": spec.model.padded_vocab(layout.tp),
         "plain": not megatron and spec.engine != "deepspeed_pipe" and layout.tp == 1,
-        "bucket": bucket,
+        # A pipeline has one in backward and another after it.
+        "bucket": bucket * (2 if spec.pp > 1 and layout.zero_stage and width == 2 else 1),
         "fp8": spec.precision == "fp8",
         "deepspeed": spec.engine.startswith("deepspeed"),
         "fsdp2": spec.engine == "fsdp2",
