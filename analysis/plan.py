@@ -45,10 +45,7 @@ from parallel.config.layout_arrays import Columns
 MODEL = tuple(name for name in settings.MODEL if name != "max_seq_len")
 SIZES = ("n_layer", "hidden", "n_head", "ffn_hidden", "vocab_size", "max_seq_len")
 STEPS = 20  # of a planned run
-FSDP2 = (  # a table's note
-    "fsdp2: no run of it is behind these times, and PyTorch's own layers hold more than the formula"
-    " of memory counts: see parallel.rehearse"
-)
+FSDP2 = "fsdp2: no run of it is behind these times"  # a table's note
 EXCHANGE = {  # by --cp-comm-type
     "p2p": "cp ranks send keys and values on in a ring while attention works on the part before",
     "all_gather": "cp ranks gather all keys and values of a layer before its attention",

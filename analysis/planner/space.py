@@ -78,7 +78,9 @@ def space(
     given |= {
         "seq": seq_len,
         "width": WIDTHS[precision],
-        "grad_width": 4 if precision in ("bf16", "fp8") else WIDTHS[precision],
+        # The engines that shard gradients add up fp16's in fp16.
+        "grad_width": np.where((zero_stage > 1) & (precision == "fp16"), 2, 4),
+        "plain": (zero_stage > 1) & (tp == 1),
         "fp8": precision == "fp8",
         "gathers": gathers,
         "deepspeed": (zero_stage > 1) & (fsdp2 == 0),

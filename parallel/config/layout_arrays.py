@@ -183,7 +183,9 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
         "width": width,
         "grad_width": 4 if spec.precision in ("bf16", "fp8") or megatron else width,
         "vocab": spec.model.padded_vocab(layout.tp),
-        "plain": not megatron and spec.engine != "deepspeed_pipe" and layout.tp == 1,
+        "plain": spec.engine in ("ddp", "fsdp2", "deepspeed_zero")
+        and layout.tp == 1
+        and not spec.compile,
         # A pipeline has one in backward and another after it.
         "bucket": bucket * (2 if spec.pp > 1 and layout.zero_stage and width == 2 else 1),
         "fp8": spec.precision == "fp8",
