@@ -185,6 +185,11 @@ def test_changes_are_what_both_state_and_what_differs():
     b.facts = facts(lr=5, seed=2)["facts"]
     assert changes(a, b) == {"tp": (1, 2), "lr": (1, 5)}
     assert changes(a, b, settings=False) == {"tp": (1, 2)}
+    for of, nccl, torch in ((a, "2.27.5", "2.12.0"), (b, "2.29.3", "2.13.0")):
+        of.facts |= {"host": {"nccl": nccl, "driver": None}, "versions": {"torch": torch}}
+        of.facts |= {"attention": "the same"}
+    of_both = {"nccl": ("2.27.5", "2.29.3"), "torch": ("2.12.0", "2.13.0")}
+    assert changes(a, b) == {"tp": (1, 2), "lr": (1, 5)} | of_both
     b.params = 2e9
     assert changes(a, b)["params"] == (1e9, 2e9)
     a.model = {"n_layer": 1}

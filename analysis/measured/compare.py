@@ -255,16 +255,26 @@ _FACTS |= {"gpus": "GPUs", "interval": "iterations per entry"}
 
 
 def changes(a: Record, b: Record, settings: bool = True) -> dict[str, tuple[Any, Any]]:
-    """Name -> (A's, B's value) of what both state and what differs; `settings`: run.json's, too."""
+    """Name -> (A's, B's value) of what both state and what differs; `settings`: run.json's details,
+    too."""
     found = {name: (getattr(a, name), getattr(b, name)) for name in _FACTS}
     size = "model" if a.model and b.model else "params"
     found[size] = (getattr(a, size) or None, getattr(b, size) or None)
     found = {name: pair for name, pair in found.items() if None not in pair}
-    specs = [r.facts.get("spec") or {} for r in (a, b)]
-    for name in specs[0] if settings else ():
-        if name in specs[1]:
-            found.setdefault(name, (specs[0][name], specs[1][name]))
+    mine, theirs = (_details(r.facts) for r in (a, b))
+    for name in mine if settings else ():
+        if name in theirs:
+            found.setdefault(name, (mine[name], theirs[name]))
     return {name: pair for name, pair in found.items() if pair[0] != pair[1]}
+
+
+def _details(facts: dict[str, Any]) -> dict[str, Any]:
+    """Settings, versions and kernels of run.json, by name."""
+    host, about = facts.get("host") or {}, {"kernels": facts.get("kernels")}
+    about |= {"attention": facts.get("attention")}
+    about |= {name: host.get(name) for name in ("cuda", "nccl", "driver")}
+    known = {name: value for name, value in about.items() if value is not None}
+    return (facts.get("spec") or {}) | (facts.get("versions") or {}) | known
 
 
 def judged(a: list[TimedRun], b: list[TimedRun], any_commit: bool = False) -> Verdict:

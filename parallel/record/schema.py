@@ -90,7 +90,16 @@ def may_stand_beside(name: str) -> bool:
 Types = dict[str, dict[str, type | int]]
 _SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden", "n_params")
 _SPLIT = ("dp", "tp", "cp", "pp", "vpp", "micro_batch", "n_micro", "world_size", "global_batch")
-_NAMES = ("run", "study", "configuration", "baseline", "started_utc", "go_on")
+_NAMES = (
+    "run",
+    "study",
+    "configuration",
+    "baseline",
+    "started_utc",
+    "go_on",
+    "kernels",
+    "attention",
+)
 _FACTS: Types = {
     "": dict.fromkeys(_NAMES, str) | {"repeat": 0, "attempts": list},
     "spec": dict.fromkeys(("engine", "preset", "precision"), str)
@@ -104,8 +113,9 @@ _FACTS: Types = {
     | dict.fromkeys(("position", "norm", "activation"), str)
     | dict.fromkeys(("qk_norm", "tied", "bias"), bool),
     "data": {"sha256": str},
-    "host": dict.fromkeys(("hostname", "cpu", "gpu"), str)
+    "host": dict.fromkeys(("hostname", "cpu", "gpu", "cuda", "nccl", "driver"), str)
     | {"cores": 1, "ranks_per_node": 1, "gpus_visible": 0},
+    "variables": {},
     "git": {"commit": str, "code": str, "dirty": bool},
     "profiler": {"tool": str},
     "scheduler": {"job_id": str},
