@@ -47,10 +47,14 @@ def test_pypis_apex_does_not_count_as_kernels(monkeypatch):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     assert "does not work here" in kernels.usable()["apex"]
     real = types.ModuleType("apex.normalization")
-    real.FusedLayerNorm = lambda size: types.SimpleNamespace(cuda=lambda: lambda x: x)
+    real.FusedLayerNorm = torch.nn.LayerNorm
     monkeypatch.setitem(sys.modules, "apex.normalization", real)
-    monkeypatch.setattr(torch, "ones", lambda *_, **__: None)
+    monkeypatch.setattr(torch.nn.Module, "cuda", lambda module: module)
+    on_cpu = torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *shape, **_: on_cpu(*shape))
     assert kernels.usable()["apex"] == ""
+    real.FusedLayerNorm = torch.nn.RMSNorm
+    assert "layer norm is" in kernels.usable()["apex"]
 
 
 def test_plain_pytorch_is_what_a_cpu_gets():
@@ -87,6 +91,18 @@ def test_libraries_find_no_better_kernels_than_the_chosen_ones(chosen, hidden, m
                 importlib.import_module(name)
         else:
             importlib.import_module(name)
+
+
+def test_the_log_says_where_ranks_cannot_see_each_others_gpus():
+    spec = resolve(("x", {}))
+    model = asdict(spec.model) | {"n_params": 1, "padded_vocab": spec.model.vocab_size}
+    facts = {"run": "ddp", "kernels": "torch", "attention": "torch's", "model": model}
+    facts |= {"layout": asdict(spec.layout)}
+    facts |= {"data": {"vocab_size": 257, "documents": 1}, "variables": {}}
+    for seen, ranks, said in ((1, 8, True), (8, 8, False), (1, 1, False), (0, 8, False)):
+        host = {"gpu": None, "gpus_visible_to_rank_0": seen, "ranks_per_node": ranks}
+        header = "\n".join(lines.header(spec, facts | {"host": host}))
+        assert ("each rank sees its own GPU alone" in header) is said
 
 
 def test_the_log_says_whose_vocabulary_the_model_has():

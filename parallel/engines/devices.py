@@ -86,6 +86,7 @@ def gpu_facts(device: torch.device, launch: Launch) -> dict[str, Any]:
     return {
         "gpu": torch.cuda.get_device_name(device) if cuda else None,
         "gpus_visible": gpus_on_node(launch) if cuda else 0,
+        "gpus_visible_to_rank_0": torch.cuda.device_count() if cuda else 0,
         "cuda": torch.version.cuda,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
         "driver": driver() if cuda else None,

@@ -23,6 +23,11 @@ def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
         _documents(spec, facts["data"]["documents"]),
         f"watchdog: no progress for {spec.hang_after_s:g} s ends the run",
     ]
+    if facts["host"].get("gpus_visible_to_rank_0") == 1 < facts["host"]["ranks_per_node"]:
+        lines.append(
+            "each rank sees its own GPU alone: between these NCCL may not use NVLink (srun"
+            " --gpu-bind=none shows every rank all GPUs of its node)"
+        )
     if why := mfu(0.0, facts["host"]["gpu"], spec.gemm_precision, DEFAULT_CONVENTION)[1]:
         lines.append(f"the lines below have no MFU: {why}")
     if spec.deepspeed_config:
