@@ -47,6 +47,7 @@ LINES = {
     "parallel.checkpoint": "verify logs/study/ddp",
     "parallel.data": "--input page.md --out data --tokenizer byte",
     "parallel.record.environment": "environment.txt",
+    "parallel.gpu_check": "--device cpu --only versions --out checked",
     "parallel.microbench": "--processes 1 --seconds 0.01",
     "parallel.sweep": "study.toml --logs swept",
     "parallel.train": "--check --preset tiny --out run",
@@ -58,7 +59,11 @@ LINES = {
     "slurm.status": "study.toml",
     "slurm.submit": "study.toml --logs logs",
 }
-STARTS = ("parallel.sweep", "slurm.submit")  # they start runs and jobs: only --help is called
+STARTS = (
+    "parallel.gpu_check",
+    "parallel.sweep",
+    "slurm.submit",
+)  # they start runs and jobs: only --help is called
 OUTPUT_S = 60
 NUMBERS = "-1 0 nan inf 1e400 1e300 1e9 1e-300 1.5 0x10 1,5 0_1 100000".split() + ["9" * 30, "٣"]
 WORDS = [

@@ -43,6 +43,7 @@ from parallel import forked_ranks
 from parallel.config.settings import RunSpec, resolve
 from parallel.record import facts
 from parallel.record.ends import COMPLETE
+from parallel.record.launch import detect
 from parallel.record.reader import Run, read_breakdown, read_run, read_status
 from parallel.record.schema import CATEGORIES, utc_now
 from parallel.sweep import last_words, launcher
@@ -58,6 +59,7 @@ LIBRARIES = {
     "megatron": ("megatron-core",),
 }
 RATE_BAR = 0.5  # of the data sheet's
+FREE_BAR = 0.9
 FIRST_LOSS_BAR = 0.3  # from ln(vocabulary), which is what an untrained model must score
 
 
@@ -192,6 +194,7 @@ class Bench:
 
     def _gpu_rows(self) -> list[Row]:
         machine, name, card = self.machine, self.name, self.card
+        least_free = min(gpu["free"] for gpu in machine["gpus"])
         alike = {gpu["name"] for gpu in machine["gpus"]} == {name}
         shown = f"{len(machine['gpus'])} x {name}, {machine['gpus'][0]['gb']:.0f} GB"
         known = card.name if card else "none: MFU and rates have no bar"
@@ -202,6 +205,12 @@ class Bench:
         apart = sum(not access for row in peers for access in row) // 2
         return [
             Row("GPUs", PASSED if alike else FAILED, shown, "all alike"),
+            Row(
+                "free memory of each GPU",
+                PASSED if least_free >= FREE_BAR else FAILED,
+                f"{least_free:.0%} at least",
+                f">= {FREE_BAR:.0%}: no other process uses one",
+            ),
             Row("card in models/gpus.toml", PASSED if card else TOLD, known),
             Row("driver, CUDA, NCCL, cuDNN", TOLD, ", ".join(str(machine[k]) for k in _DRIVES)),
             Row(
@@ -601,6 +610,8 @@ def main(argv: list[str] | None = None) -> int:
         print("\n".join(checks))
         return 0
     check_flags(arguments, gpus=(1, 1024))
+    if (started := detect().world_size) > 1:
+        raise UsageError(f"{started} processes were started: start one, which starts the ranks")
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends the checks, too
     began, stamp = time.monotonic(), time.strftime("%Y%m%d-%H%M%S")
     out = arguments.out or Path("logs") / "gpu-check" / f"{platform.node()}-{stamp}"

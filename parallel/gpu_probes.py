@@ -46,7 +46,14 @@ def machine() -> dict[str, Any]:
     return {
         "torch_build": torch.__version__,
         "why_no_gpu": "" if here else _why_no_gpu(),
-        "gpus": [{"name": c.name, "gb": c.total_memory / 1e9} for c in cards],
+        "gpus": [
+            {
+                "name": card.name,
+                "gb": card.total_memory / 1e9,
+                "free": torch.cuda.mem_get_info(i)[0] / card.total_memory,
+            }
+            for i, card in enumerate(cards)
+        ],
         "capability": list(capability),
         "architectures": torch.cuda.get_arch_list() if here else [],
         "driver": driver() if here else None,

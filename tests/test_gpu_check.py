@@ -18,8 +18,8 @@ from parallel.gpu_check import FAILED, PASSED, SKIPPED, TOLD, Bench, Refused
 from tests import fixture_runs
 
 LACKS = {"bf16": "", "fp16": "", "fp8": "", "te": ""}
-H100 = {"name": "NVIDIA H100 80GB HBM3", "gb": 85.0}
-V100 = {"name": "Tesla V100-SXM2-16GB", "gb": 16.9}
+H100 = {"name": "NVIDIA H100 80GB HBM3", "gb": 85.0, "free": 0.99}
+V100 = {"name": "Tesla V100-SXM2-16GB", "gb": 16.9, "free": 0.5}
 VOLTA = {"bf16": "no bf16", "fp8": "no fp8", "te": "No module named 'transformer_engine'"}
 ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_90", "compute_90"]
 
@@ -68,6 +68,12 @@ def test_what_a_machine_lacks_is_skipped_with_the_reason(bench_of):
     assert one["speed/1.3b-ddp"] == "needs a GPU of 40 GB, 17 are here"
     assert "transformer_engine" in one["fp8/megatron-delayed"]
     assert not {"fp16/megatron", "speed/124m-ddp", "fp32/fsdp2", "breakdown/ddp"} & one.keys()
+
+
+def test_a_gpu_that_another_program_uses_or_that_pytorch_was_not_built_for_fails(bench_of):
+    bench = bench_of(V100, capability=(7, 0))
+    failed = {row.check for row in bench.run("versions") if row.verdict == FAILED}
+    assert failed == {"free memory of each GPU", "PyTorch's code for this GPU"}
 
 
 def test_a_gpu_without_bf16_is_timed_in_fp16(bench_of):
@@ -221,7 +227,7 @@ def test_a_check_that_hangs_is_ended_and_the_next_one_runs(bench_of, monkeypatch
         bench.call([sys.executable, "-c", says], bench.out / "log", 60)
 
 
-def test_a_users_mistake_is_one_line_and_leaves_no_folder(bench_of, tmp_path, capsys):
+def test_a_users_mistake_is_one_line_and_leaves_no_folder(bench_of, tmp_path, capsys, monkeypatch):
     out = tmp_path / "fresh"
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
@@ -235,6 +241,10 @@ def test_a_users_mistake_is_one_line_and_leaves_no_folder(bench_of, tmp_path, ca
         assert gpu_check.main(words) == 2
         errors = capsys.readouterr().err
         assert said in errors and errors.count("\n") == 1
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert gpu_check.main(["--out", str(out)]) == 2
+    assert "8 processes were started: start one" in capsys.readouterr().err
     assert not out.exists()
 
 
