@@ -22,61 +22,38 @@ import json
 import math
 import platform
 import re
-import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from models.bounds import check_flags
-from models.errors import Parser, UsageError, command_line, printable
-from models.files import ROOT, named_folder, read_toml
-from models.gpus import find_gpu
-from models.storage import write_json
-from parallel import forked_ranks
-from parallel.config.settings import RunSpec, resolve
-from parallel.record import facts
-from parallel.record.ends import COMPLETE
+from models.errors import Parser, UsageError, command_line
+from models.files import named_folder
+from parallel.gpu_bench import (
+    FAILED,
+    GROUPS,
+    HANG,
+    PASSED,
+    SKIPPED,
+    TOLD,
+    Bench,
+    Refused,
+    Row,
+    flags,
+    last_line,
+)
 from parallel.record.launch import detect
-from parallel.record.reader import Run, read_breakdown, read_run, read_status
-from parallel.record.schema import CATEGORIES, utc_now
-from parallel.sweep import last_words, launcher
+from parallel.record.reader import Run, read_breakdown, read_run
+from parallel.record.schema import CATEGORIES
 
-GROUPS = read_toml(Path(__file__).with_suffix(".toml"), "checks")
-PASSED, FAILED, SKIPPED, TOLD = "passed", "FAILED", "skipped", "-"
-LIMIT_S = 120  # of a check that trains nothing
-HANG = {"hang_s": 90.0, "timeout_s": 180.0}  # then a run ends and names the rank that hangs
-GRACE_S = 35  # torchrun gives its ranks 30 s to end
-LIBRARIES = {
-    "deepspeed_zero": ("deepspeed",),
-    "deepspeed_pipe": ("deepspeed", "megatron-core"),
-    "megatron": ("megatron-core",),
-}
 RATE_BAR = 0.5  # of the data sheet's
 FREE_BAR = 0.9
 FIRST_LOSS_BAR = 0.3  # from ln(vocabulary), which is what an untrained model must score
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the table. verdict: passed, FAILED, skipped, or - where nothing is expected."""
-
-    check: str
-    verdict: str
-    value: str
-    expected: str = ""
-    again: str = ""  # the command that did it
-    log: str = ""  # what it printed, in the folder
-
-    def __str__(self) -> str:
-        expected = f"   [{self.expected}]" if self.expected else ""
-        return printable(f"{self.verdict:8}{self.check:38}{self.value}{expected}")
 
 
 def names() -> list[str]:
@@ -84,342 +61,120 @@ def names() -> list[str]:
     return [*SIMPLE, *(f"{group}/{run}" for group in GROUPS for run in GROUPS[group]["runs"])]
 
 
-class Refused(Exception):
-    """A command of a check failed or exceeded its time; the message says how."""
+def make(bench: Bench, check: str) -> list[Row]:
+    """Make a check; its rows, which are then in the report, too."""
+    try:
+        rows = SIMPLE[check](bench) if check in SIMPLE else [trained(bench, *check.split("/"))]
+    except Refused as error:
+        rows = [Row(check, FAILED, str(error))]
+    bench.add(rows)
+    return rows
 
 
-class Bench:
-    """A machine that is checked, and the folder that holds what was found.
+# --- checks that train nothing --------------------------------------------------------------------
 
-    Raises:
-        UsageError: there are fewer GPUs than were asked for, or the folder is not empty.
-    """
 
-    def __init__(self, device: str, gpus: int | None, out: Path):
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise UsageError(f"{out} is there and not empty: name a new folder with --out")
-        self.device, self.rows = device, []
-        self.done: dict[str, str] = {}  # run -> why it is not complete, or ""
-        self.plain: dict[str, float] = {}  # seconds of a plain step, by its settings
-        with tempfile.TemporaryDirectory() as aside:  # a mistake leaves no folder behind
-            self.out = Path(aside)
-            try:
-                self.machine = self.probe("machine")
-            except Refused as error:
-                raise UsageError(f"PyTorch does not work here: {error}") from error
-        there = len(self.machine["gpus"]) if device == "cuda" else (gpus or 2)
-        if not there:
-            why = self.machine["why_no_gpu"]
-            raise UsageError(f"there is no GPU: {why}; --device cpu tries the checks without one")
-        if (gpus or 1) > there:
-            raise UsageError(f"--gpus {gpus}, but PyTorch sees {there}")
-        self.out, self.gpus = out, gpus or there
-        out.mkdir(parents=True, exist_ok=True)
-        name = self.machine["gpus"][0]["name"] if device == "cuda" else None
-        self.name, self.card = name or facts.cpu_name(), find_gpu(name)
-        self.versions_here = facts.versions()
+def versions(bench: Bench) -> list[Row]:
+    ranges = wanted_versions()
+    rows = [Row("version of python", TOLD, bench.versions_here["python"])]
+    for package, version in bench.versions_here.items():
+        if package == "python":
+            continue
+        wanted = ranges.get(package)
+        if version is None and package == "transformer-engine":
+            verdict = SKIPPED
+        elif version is None:
+            verdict = FAILED
+        elif wanted is None:
+            verdict = TOLD
+        else:
+            verdict = PASSED if wanted.contains(version, prereleases=True) else FAILED
+        expected = str(wanted or "the range of setup.py; this package is not installed")
+        rows.append(Row(f"version of {package}", verdict, version or "not installed", expected))
+    return rows + (_gpu_rows(bench) if bench.device == "cuda" else [])
 
-    def run(self, check: str) -> list[Row]:
-        """Make a check; its rows, which are also in the report."""
-        try:
-            rows = SIMPLE[check](self) if check in SIMPLE else [self.trained(*check.split("/"))]
-        except Refused as error:
-            rows = [Row(check, FAILED, str(error))]
-        self.rows += rows
-        self.report()
-        return rows
 
-    # --- what is started ---------------------------------------------------------------------
+def _gpu_rows(bench: Bench) -> list[Row]:
+    machine, name, card = bench.machine, bench.name, bench.card
+    least_free = min(gpu["free"] for gpu in machine["gpus"])
+    alike = {gpu["name"] for gpu in machine["gpus"]} == {name}
+    shown = f"{len(machine['gpus'])} x {name}, {machine['gpus'][0]['gb']:.0f} GB"
+    known = card.name if card else "none: MFU and rates have no bar"
+    topology = nvidia_smi("topo", "-m")
+    (bench.out / "nvidia-smi.txt").write_text(f"{nvidia_smi()}\n\n{topology}\n")
+    (major, minor), built = machine["capability"], machine["architectures"]
+    peers = machine["peer_access"]
+    apart = sum(not access for row in peers for access in row) // 2
+    return [
+        Row("GPUs", PASSED if alike else FAILED, shown, "all alike"),
+        Row(
+            "free memory of each GPU",
+            PASSED if least_free >= FREE_BAR else FAILED,
+            f"{least_free:.0%} at least",
+            f">= {FREE_BAR:.0%}: no other process uses one",
+        ),
+        Row("card in models/gpus.toml", PASSED if card else TOLD, known),
+        Row("driver, CUDA, NCCL, cuDNN", TOLD, ", ".join(str(machine[k]) for k in _DRIVES)),
+        Row(
+            "PyTorch's code for this GPU",
+            PASSED if runs_on(built, major, minor) else FAILED,
+            " ".join(built),
+            f"sm_{major}{minor}, or one that runs on it",
+        ),
+        Row("GPU pairs without peer access", TOLD, str(apart), log="nvidia-smi.txt"),
+    ]
 
-    def call(self, words: list[str], log: Path, limit_s: float, both: bool = False) -> str:
-        """Run a command to its end; what it printed. `both`: stderr too; else it goes to log.err.
 
-        Raises:
-            Refused: it did not end with status 0 within `limit_s`.
-        """
-        log.parent.mkdir(parents=True, exist_ok=True)
-        hidden = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-        environment = forked_ranks.environment() | {"OMP_NUM_THREADS": "1"}
-        environment |= hidden if self.device == "cpu" else {"NCCL_DEBUG": "WARN"}
-        with (
-            log.open("wb") as printed,
-            log.open("ab") if both else log.with_suffix(".err").open("wb") as errors,
-            subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=printed, stderr=errors, env=environment
-            ) as process,
-        ):
-            try:
-                status = process.wait(limit_s)
-            except BaseException as error:  # Ctrl-C, too
-                end(process)
-                if not isinstance(error, subprocess.TimeoutExpired):
-                    raise
-                raise Refused(f"did not end within {limit_s:g} s") from error
-        if status:
-            text = (log if both else log.with_suffix(".err")).read_text(errors="replace")
-            last = (text.strip().splitlines() or ["it printed nothing"])[-1]
-            raise Refused(f"exit status {status}: {last}")
-        return log.read_text(errors="replace")
+def attention(bench: Bench) -> list[Row]:
+    found, rows = bench.probe("attention"), []
+    for what, error, bar, why in found["rows"]:
+        if error is None:
+            rows.append(Row(f"attention {what}", SKIPPED, why))
+        else:
+            verdict = PASSED if error <= bar else FAILED
+            rows.append(Row(f"attention {what}", verdict, f"{error:.1e} off", f"<= {bar:g}"))
+    for library, why in found["usable"].items():
+        absent = "No module named" in why or "needs a GPU" in why
+        verdict = (SKIPPED if absent else FAILED) if why else PASSED
+        rows.append(Row(f"kernels {library}", verdict, why or "its layer norm is PyTorch's"))
+    return [*rows, Row("kernels auto", TOLD, found["chosen"])]
 
-    def probe(self, name: str) -> dict[str, Any]:
-        words = [sys.executable, "-c", f"from parallel.gpu_probes import *; show({name})"]
-        return last_line(self.call(words, self.out / f"{name}.json", LIMIT_S))
 
-    def analysis(self, command: str, *words: Any) -> list[dict[str, Any]]:
-        """The rows that a command of analysis prints about runs."""
-        words = [sys.executable, "-m", f"analysis.{command}", *map(str, words), "--format", "json"]
-        log = self.out / "analysis" / f"{command}.json"
-        return json.loads(self.call(words, log, LIMIT_S))
+def rates(bench: Bench) -> list[Row]:
+    words = [sys.executable, "-m", "parallel.microbench", "--processes", str(bench.gpus)]
+    found = last_line(bench.call(words, bench.out / "rates.json"))
+    card, rows = bench.card, []
+    peaks = card.peaks if card else {}
+    for precision, flops in found["products"].items():
+        peak = peaks.get(precision)
+        rows.append(_rate(f"matrix product {precision}", flops, 1e12, "TFLOP/s", peak))
+    rows.append(_rate("memory", found["memory_rate"], 1e9, "GB/s", card and card.memory_rate / 1e9))
+    largest = max(found["links"], key=float, default=None)
+    for size, rate in found["links"].items():
+        # Two cards of a mesh share some of a card's links, and no sheet says how many.
+        known = card and size == largest and not card.mesh
+        what = f"all-reduce of {size} MiB, {bench.gpus} ranks"
+        rows.append(_rate(what, rate, 1e9, "GB/s", card.link / 1e9 if known else None))
+    if not found["links"]:
+        rows.append(Row("all-reduce", SKIPPED, "needs 2 GPUs, 1 is here"))
+    return rows
 
-    # --- checks that train nothing -----------------------------------------------------------
 
-    def versions(self) -> list[Row]:
-        ranges = wanted_versions()
-        rows = [Row("version of python", TOLD, self.versions_here["python"])]
-        for package, version in self.versions_here.items():
-            if package == "python":
-                continue
-            wanted = ranges.get(package)
-            if version is None and package == "transformer-engine":
-                verdict = SKIPPED
-            elif version is None:
-                verdict = FAILED
-            elif wanted is None:
-                verdict = TOLD
-            else:
-                verdict = PASSED if wanted.contains(version, prereleases=True) else FAILED
-            expected = str(wanted or "the range of setup.py; this package is not installed")
-            rows.append(Row(f"version of {package}", verdict, version or "not installed", expected))
-        return rows + (self._gpu_rows() if self.device == "cuda" else [])
-
-    def _gpu_rows(self) -> list[Row]:
-        machine, name, card = self.machine, self.name, self.card
-        least_free = min(gpu["free"] for gpu in machine["gpus"])
-        alike = {gpu["name"] for gpu in machine["gpus"]} == {name}
-        shown = f"{len(machine['gpus'])} x {name}, {machine['gpus'][0]['gb']:.0f} GB"
-        known = card.name if card else "none: MFU and rates have no bar"
-        topology = nvidia_smi("topo", "-m")
-        (self.out / "nvidia-smi.txt").write_text(f"{nvidia_smi()}\n\n{topology}\n")
-        (major, minor), built = machine["capability"], machine["architectures"]
-        peers = machine["peer_access"]
-        apart = sum(not access for row in peers for access in row) // 2
-        return [
-            Row("GPUs", PASSED if alike else FAILED, shown, "all alike"),
-            Row(
-                "free memory of each GPU",
-                PASSED if least_free >= FREE_BAR else FAILED,
-                f"{least_free:.0%} at least",
-                f">= {FREE_BAR:.0%}: no other process uses one",
-            ),
-            Row("card in models/gpus.toml", PASSED if card else TOLD, known),
-            Row("driver, CUDA, NCCL, cuDNN", TOLD, ", ".join(str(machine[k]) for k in _DRIVES)),
-            Row(
-                "PyTorch's code for this GPU",
-                PASSED if runs_on(built, major, minor) else FAILED,
-                " ".join(built),
-                f"sm_{major}{minor}, or one that runs on it",
-            ),
-            Row("GPU pairs without peer access", TOLD, str(apart), log="nvidia-smi.txt"),
-        ]
-
-    def attention(self) -> list[Row]:
-        found, rows = self.probe("attention"), []
-        for what, error, bar, why in found["rows"]:
-            if error is None:
-                rows.append(Row(f"attention {what}", SKIPPED, why))
-            else:
-                verdict = PASSED if error <= bar else FAILED
-                rows.append(Row(f"attention {what}", verdict, f"{error:.1e} off", f"<= {bar:g}"))
-        for library, why in found["usable"].items():
-            absent = "No module named" in why or "needs a GPU" in why
-            verdict = (SKIPPED if absent else FAILED) if why else PASSED
-            rows.append(Row(f"kernels {library}", verdict, why or "its layer norm is PyTorch's"))
-        return [*rows, Row("kernels auto", TOLD, found["chosen"])]
-
-    def rates(self) -> list[Row]:
-        words = [sys.executable, "-m", "parallel.microbench", "--processes", str(self.gpus)]
-        found = last_line(self.call(words, self.out / "rates.json", LIMIT_S))
-        card, rows = self.card, []
-        peaks = card.peaks if card else {}
-        for precision, flops in found["products"].items():
-            peak = peaks.get(precision)
-            rows.append(self._rate(f"matrix product {precision}", flops, 1e12, "TFLOP/s", peak))
-        rows.append(
-            self._rate("memory", found["memory_rate"], 1e9, "GB/s", card and card.memory_rate / 1e9)
-        )
-        largest = max(found["links"], key=float, default=None)
-        for size, rate in found["links"].items():
-            # Two cards of a mesh share some of a card's links, and no sheet says how many.
-            known = card and size == largest and not card.mesh
-            what = f"all-reduce of {size} MiB, {self.gpus} ranks"
-            rows.append(self._rate(what, rate, 1e9, "GB/s", card.link / 1e9 if known else None))
-        if not found["links"]:
-            rows.append(Row("all-reduce", SKIPPED, "needs 2 GPUs, 1 is here"))
-        return rows
-
-    def _rate(self, what: str, rate: float, unit: float, words: str, peak: float | None) -> Row:
-        value = f"{rate / unit:.4g} {words}"
-        if not peak:
-            return Row(what, TOLD, value)
-        share = rate / unit / peak
-        verdict = PASSED if share >= RATE_BAR else FAILED
-        return Row(what, verdict, f"{value}, {share:.0%}", f">= {RATE_BAR:.0%} of {peak:g}")
-
-    # --- checks that train -------------------------------------------------------------------
-
-    def settings(self, group: str, run: str) -> dict[str, Any]:
-        """The settings of a run of gpu_check.toml on this machine."""
-        table = GROUPS[group]
-        given = table["defaults"] | table["runs"][run]
-        given |= table.get("half", {}) if self.machine["lacks"]["bf16"] else {}
-        given = {"device": self.device, "data": str(self.out / "data")} | HANG | given
-        if self.device == "cpu":
-            given |= table.get("cpu", {}) | {"device": "cpu"}
-        return {name: value for name, value in given.items() if name not in ("needs", "gpu_gb")}
-
-    def why_not(self, group: str, run: str, settings: dict[str, Any]) -> str:
-        """Why this machine cannot make the run, or ""."""
-        table, one = GROUPS[group], GROUPS[group]["runs"][run]
-        needs = {*table.get("needs", ()), *one.get("needs", ())}
-        gpus, reasons = settings.get("gpus", 1), [self.machine["lacks"][need] for need in needs]
-        if gpus > self.gpus:
-            reasons.append(f"needs {gpus} GPUs, {self.gpus} are here")
-        for package in LIBRARIES.get(settings.get("engine", ""), ()):
-            if self.versions_here[package] is None:
-                reasons.append(f"{package} is not installed")
-        least, cards = one.get("gpu_gb", 0), self.machine["gpus"]
-        there = cards[0]["gb"] if self.device == "cuda" else 0
-        if least > there:
-            reasons.append(f"needs a GPU of {least} GB, {there:.0f} are here")
-        try:
-            resolve(("gpu_check.toml", settings))
-        except UsageError as error:
-            reasons.append(str(error))
-        return "; ".join(filter(None, reasons))
-
-    def trained(self, group: str, run: str) -> Row:
-        """Train a run, and its baseline, and judge it."""
-        check, settings = f"{group}/{run}", self.settings(group, run)
-        if why := self.why_not(group, run, settings):
-            return Row(check, SKIPPED, why)
-        for one in filter(None, (GROUPS[group].get("baseline"), check)):
-            if why := self.train(*one.split("/")):
-                return Row(check, FAILED, f"{one}: {why}", "complete", *self._again(one))
-        try:
-            value, expected, is_right = JUDGES[GROUPS[group]["judge"]](self, group, run)
-        except (Refused, UsageError) as error:
-            value, expected, is_right = str(error), "", False
-        verdict = TOLD if is_right is None else PASSED if is_right else FAILED
-        return Row(check, verdict, value, expected, *self._again(check))
-
-    def _again(self, check: str) -> tuple[str, str]:
-        """The command that trains a run, and where it printed."""
-        words, ranks = self.words(*check.split("/")), self.spec(*check.split("/")).gpus
-        command = shlex.join(["torchrun", "--nproc-per-node", str(ranks), *words])
-        return command, f"runs/{check}/console.out"
-
-    def folder(self, group: str, run: str) -> Path:
-        return self.out / "runs" / group / run
-
-    def spec(self, group: str, run: str) -> RunSpec:
-        return resolve(("gpu_check.toml", self.settings(group, run)))
-
-    def words(self, group: str, run: str) -> list[str]:
-        """What a launcher is to start."""
-        settings, out = self.settings(group, run), ["--out", str(self.folder(group, run))]
-        return ["-m", "parallel.train", *flags(settings), *out]
-
-    def train(self, group: str, run: str) -> str:
-        """Train a run, once; why it is not complete, or ""."""
-        check, folder = f"{group}/{run}", self.folder(group, run)
-        if check not in self.done:
-            self.done[check] = self._train(group, run, folder)
-        return self.done[check]
-
-    def _train(self, group: str, run: str, folder: Path) -> str:
-        console, limit_s = folder / "console.out", GROUPS[group]["limit_s"]
-        data = self.out / "data"
-        if not data.exists():
-            words = [sys.executable, "-m", "parallel.data", "--out", str(data), "--input"]
-            words += [str(path) for path in sorted((ROOT / "parallel").rglob("*.py"))]
-            self.call(words, self.out / "data.out", LIMIT_S, both=True)
-        try:
-            words = [*launcher(self.spec(group, run)), *self.words(group, run)]
-            self.call(words, console, limit_s, both=True)
-        except Refused as error:
-            why = read_status(folder).get("reason") or last_words(console)
-            return f"{why} ({error})" if "did not end" in str(error) else why or str(error)
-        state = read_run(folder).state
-        return "" if state == COMPLETE else f"the run is {state}"
-
-    # --- the report --------------------------------------------------------------------------
-
-    def counts(self) -> dict[str, int]:
-        return {v: sum(row.verdict == v for row in self.rows) for v in (PASSED, FAILED, SKIPPED)}
-
-    def report(self) -> None:
-        """Write report.json and report.md of what is known so far."""
-        told = {
-            "written_utc": utc_now(),
-            "command_line": facts.command_line(),
-            "host": platform.node(),
-            "platform": platform.platform(),
-            "cpu": facts.cpu_name(),
-            "cores": facts.cores(),
-            "device": self.device,
-            "gpus": self.gpus,
-            "git": facts.git(ROOT),
-            "versions": self.versions_here,
-            "machine": self.machine,
-        }
-        rows = [asdict(row) for row in self.rows]
-        write_json(self.out / "report.json", told | {"counts": self.counts(), "checks": rows})
-        (self.out / "report.md").write_text(self._markdown(told))
-
-    def _markdown(self, told: dict[str, Any]) -> str:
-        def cell(text: str) -> str:
-            return printable(text).replace("|", "\\|")
-
-        on = self.name if self.device == "cpu" else f"{self.gpus} x {self.name}"
-        counted = ", ".join(f"{n} {verdict}" for verdict, n in self.counts().items())
-        lines = [f"# GPU check of {told['host']}", "", f"- {told['command_line']}"]
-        lines += [f"- {told['written_utc']}, {on}, commit {told['git']['commit']}", f"- {counted}"]
-        if self.device == "cpu":
-            lines.append("- without a GPU, with tiny models: it shows that the command works")
-        lines += ["", "| check | value | expected | verdict |", "| --- | --- | --- | --- |"]
-        for row in self.rows:
-            cells = map(cell, (row.check, row.value, row.expected, row.verdict))
-            lines.append(f"| {' | '.join(cells)} |")
-        for row in self.rows:
-            if row.verdict == FAILED and row.again:
-                console = self.out / row.log
-                tail = console.read_text(errors="replace").splitlines()[-40:]
-                lines += ["", f"## {row.check}", "", f"    {row.again}", ""]
-                lines += [f"The end of {row.log}:", ""]
-                lines += [f"    {printable(line)}" for line in tail]
-        return "\n".join(lines) + "\n"
+def _rate(what: str, rate: float, unit: float, words: str, peak: float | None) -> Row:
+    value = f"{rate / unit:.4g} {words}"
+    if not peak:
+        return Row(what, TOLD, value)
+    share = rate / unit / peak
+    verdict = PASSED if share >= RATE_BAR else FAILED
+    return Row(what, verdict, f"{value}, {share:.0%}", f">= {RATE_BAR:.0%} of {peak:g}")
 
 
 _DRIVES = ("driver", "cuda", "nccl", "cudnn")
 SIMPLE: dict[str, Callable[[Bench], list[Row]]] = {
-    "versions": Bench.versions,
-    "attention": Bench.attention,
-    "rates": Bench.rates,
+    "versions": versions,
+    "attention": attention,
+    "rates": rates,
 }
-
-
-def end(process: subprocess.Popen) -> None:
-    """SIGTERM, and SIGKILL when it stays; ranks end with their launcher."""
-    process.terminate()
-    try:
-        process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-
-
-def last_line(text: str) -> dict[str, Any]:
-    """The JSON object that a command printed last; NCCL and others print before it."""
-    return json.loads(text.strip().splitlines()[-1])
 
 
 def wanted_versions() -> dict[str, Any]:
@@ -461,19 +216,24 @@ def runs_on(built: Sequence[str], major: int, minor: int) -> bool:
     return False
 
 
-def flags(settings: dict[str, Any]) -> list[str]:
-    """Settings as flags of parallel.train."""
-    words = []
-    for name, value in settings.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            words += [f"--{flag}", str(value)]
-    return words
+# --- checks that train ----------------------------------------------------------------------------
 
 
-# --- judges ---------------------------------------------------------------------------------------
+def trained(bench: Bench, group: str, run: str) -> Row:
+    """Train a run, and its baseline, and judge it."""
+    check, settings = f"{group}/{run}", bench.settings(group, run)
+    if why := bench.why_not(group, run, settings):
+        return Row(check, SKIPPED, why)
+    try:
+        for one in filter(None, (GROUPS[group].get("baseline"), check)):
+            if why := bench.train(*one.split("/")):
+                return Row(check, FAILED, f"{one}: {why}", "complete", *bench.again(one))
+        value, expected, is_right = JUDGES[GROUPS[group]["judge"]](bench, group, run)
+    except (Refused, UsageError) as error:
+        value, expected, is_right = str(error), "", False
+    verdict = TOLD if is_right is None else PASSED if is_right else FAILED
+    return Row(check, verdict, value, expected, *bench.again(check))
+
 
 Judged = tuple[str, str, bool | None]  # value, expected, whether it is right where one can say
 
@@ -484,11 +244,7 @@ def by_parity(bench: Bench, group: str, run: str) -> Judged:
     folder, baseline = bench.folder(group, run), bench.folder(*base.split("/"))
     if folder == baseline:
         return f"first loss {read_run(folder).steps[0]['loss']:.3f}", "complete", True
-    try:
-        found = bench.analysis("parity", folder, baseline, "--baseline", baseline)
-    except Refused:  # a run that differs ends it with 1; its table is written
-        found = json.loads((bench.out / "analysis" / "parity.json").read_text())
-    row = found[0]
+    row = bench.analysis("parity", folder, baseline, "--baseline", baseline)[0]
     if row["max_loss_diff"] is None:
         return row["verdict"], f"equal to {base}", False
     apart = f"loss {row['max_loss_diff']:.1e}, grad norm {row['max_grad_norm_diff']:.1e} apart"
@@ -612,13 +368,17 @@ def main(argv: list[str] | None = None) -> int:
     check_flags(arguments, gpus=(1, 1024))
     if (started := detect().world_size) > 1:
         raise UsageError(f"{started} processes were started: start one, which starts the ranks")
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends the checks, too
     began, stamp = time.monotonic(), time.strftime("%Y%m%d-%H%M%S")
     out = arguments.out or Path("logs") / "gpu-check" / f"{platform.node()}-{stamp}"
-    bench = Bench(arguments.device, arguments.gpus, out)
+    try:
+        bench = Bench(arguments.device, arguments.gpus, out)
+    except Refused as error:
+        print(Row("machine", FAILED, f"PyTorch does not work here: {error}"))
+        return 1
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends the checks, too
     try:
         for check in checks:
-            for row in bench.run(check):
+            for row in make(bench, check):
                 print(row, flush=True)
     finally:
         signal.signal(signal.SIGTERM, before)

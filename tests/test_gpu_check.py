@@ -13,8 +13,9 @@ import time
 import pytest
 
 from models.gpus import find_gpu
-from parallel import gpu_check
-from parallel.gpu_check import FAILED, PASSED, SKIPPED, TOLD, Bench, Refused
+from parallel import gpu_bench, gpu_check
+from parallel.gpu_bench import FAILED, PASSED, SKIPPED, TOLD, Bench, Refused
+from parallel.gpu_check import make
 from tests import fixture_runs
 
 LACKS = {"bf16": "", "fp16": "", "fp8": "", "te": ""}
@@ -72,7 +73,7 @@ def test_what_a_machine_lacks_is_skipped_with_the_reason(bench_of):
 
 def test_a_gpu_that_another_program_uses_or_that_pytorch_was_not_built_for_fails(bench_of):
     bench = bench_of(V100, capability=(7, 0))
-    failed = {row.check for row in bench.run("versions") if row.verdict == FAILED}
+    failed = {row.check for row in make(bench, "versions") if row.verdict == FAILED}
     assert failed == {"free memory of each GPU", "PyTorch's code for this GPU"}
 
 
@@ -87,12 +88,12 @@ def test_a_gpu_without_bf16_is_timed_in_fp16(bench_of):
 def test_a_library_that_is_not_installed_skips_its_engines_alone(bench_of, monkeypatch):
     bench = bench_of()
     bench.versions_here = bench.versions_here | {"megatron-core": None}
-    rows = {row.check: row.verdict for row in bench.versions()}
+    rows = {row.check: row.verdict for row in gpu_check.versions(bench)}
     assert rows["version of megatron-core"] == FAILED
     why = left_out(bench)
     assert set(why.values()) == {"megatron-core is not installed"}
     assert "fp32/deepspeed-pipe" in why and "fp32/fsdp2" not in why
-    (row,) = bench.run("fp32/megatron")
+    (row,) = make(bench, "fp32/megatron")
     assert (row.verdict, row.value) == (SKIPPED, "megatron-core is not installed")
 
 
@@ -103,7 +104,7 @@ def test_rates_below_half_of_the_data_sheet_fail(bench_of):
         "links": {"1": 30e9, "64": 350e9, "512": 100e9},
     }
     bench = bench_of(said=said)
-    rows = {row.check: row for row in bench.run("rates")}
+    rows = {row.check: row for row in make(bench, "rates")}
     assert rows["matrix product bf16"].verdict == PASSED
     assert rows["matrix product bf16"].value == "700 TFLOP/s, 71%"
     assert rows["matrix product fp32"].verdict == FAILED  # 66.9 TFLOP/s
@@ -111,7 +112,7 @@ def test_rates_below_half_of_the_data_sheet_fail(bench_of):
     assert rows["all-reduce of 1 MiB, 8 ranks"].verdict == TOLD
     assert rows["all-reduce of 512 MiB, 8 ranks"].verdict == FAILED
     bench.card = find_gpu(V100["name"])  # a mesh: how many links two cards share is not known
-    assert {row.verdict for row in bench.rates() if "all-reduce" in row.check} == {TOLD}
+    assert {row.verdict for row in gpu_check.rates(bench) if "all-reduce" in row.check} == {TOLD}
 
 
 def test_a_wrong_attention_kernel_fails_and_an_absent_one_is_skipped(bench_of, monkeypatch):
@@ -121,7 +122,7 @@ def test_a_wrong_attention_kernel_fails_and_an_absent_one_is_skipped(bench_of, m
     said = {"rows": rows, "chosen": "torch"}
     said["usable"] = {"te": broken, "apex": "No module named 'apex'", "torch": ""}
     monkeypatch.setattr(Bench, "probe", lambda self, name: said)
-    verdicts = {row.check: row.verdict for row in bench.run("attention")}
+    verdicts = {row.check: row.verdict for row in make(bench, "attention")}
     assert verdicts["attention flash_attention bf16"] == FAILED
     assert verdicts["attention cudnn_attention bf16"] == SKIPPED
     assert verdicts["kernels te"] == FAILED and verdicts["kernels apex"] == SKIPPED
@@ -159,7 +160,7 @@ def train_alike(bench: Bench, monkeypatch, loss=None, state="") -> None:
 def test_a_run_whose_losses_are_the_baselines_passes(bench_of, monkeypatch):
     bench = bench_of()
     train_alike(bench, monkeypatch)
-    (row,) = bench.run("fp32/megatron")
+    (row,) = make(bench, "fp32/megatron")
     assert row.verdict == PASSED and row.value == "loss 0.0e+00, grad norm 0.0e+00 apart"
 
 
@@ -170,7 +171,7 @@ def test_a_run_that_trained_another_model_fails_and_the_report_says_how_to_see_i
     train_alike(
         bench, monkeypatch, [x + 0.001 * (i > 3) for i, x in enumerate(fixture_runs.losses())]
     )
-    (row,) = bench.run("fp32/megatron")
+    (row,) = make(bench, "fp32/megatron")
     assert row.verdict == FAILED and "loss by 1.0e-03 at step" in row.value
     page = (bench.out / "report.md").read_text()
     assert row.again.startswith("torchrun --nproc-per-node 1 -m parallel.train --")
@@ -184,7 +185,7 @@ def test_a_run_that_trained_another_model_fails_and_the_report_says_how_to_see_i
 def test_a_run_that_ends_early_fails_with_its_reason(bench_of, monkeypatch):
     bench = bench_of()
     train_alike(bench, monkeypatch, state="NCCL error")
-    (row,) = bench.run("fp32/megatron")
+    (row,) = make(bench, "fp32/megatron")
     assert (row.verdict, row.value) == (FAILED, "fp32/megatron: NCCL error")
 
 
@@ -194,7 +195,7 @@ def test_low_precision_has_a_bar_of_its_own_and_nan_is_above_it(bench_of, monkey
         bench.done.clear()
         shutil.rmtree(bench.out / "runs", ignore_errors=True)
         train_alike(bench, monkeypatch, [x + off for x in fixture_runs.losses()])
-        (row,) = bench.run("bf16/megatron")
+        (row,) = make(bench, "bf16/megatron")
         assert row.verdict == verdict, row
 
 
@@ -208,18 +209,18 @@ def test_a_run_that_learns_nothing_fails(bench_of, monkeypatch):
         bench.done.clear()
         shutil.rmtree(bench.out / "runs", ignore_errors=True)
         train_alike(bench, monkeypatch, loss)
-        (row,) = bench.run("fp16/megatron")
+        (row,) = make(bench, "fp16/megatron")
         assert row.verdict == verdict, row
 
 
 def test_a_check_that_hangs_is_ended_and_the_next_one_runs(bench_of, monkeypatch):
     bench = bench_of(device="cpu", gpus=0)
     waits = [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(60)"]
-    monkeypatch.setattr(gpu_check, "launcher", lambda spec: waits)
+    monkeypatch.setattr(gpu_bench, "launcher", lambda spec: waits)
     monkeypatch.setitem(gpu_check.GROUPS["fp32"], "limit_s", 0.5)
     (bench.out / "data").mkdir()
     began = time.monotonic()
-    (row,) = bench.run("fp32/ddp")
+    (row,) = make(bench, "fp32/ddp")
     assert time.monotonic() - began < 10
     assert row.verdict == FAILED and "did not end within 0.5 s" in row.value
     with pytest.raises(Refused, match="exit status 3: its last words"):
@@ -264,6 +265,22 @@ def test_the_command_trains_and_judges_on_a_cpu(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert all(check in printed for check in verdicts) and f"attach {out}" in printed
     assert "fp32/ddp-dp2" in (out / "report.md").read_text()
+
+
+def test_a_pytorch_that_cannot_be_imported_fails(bench_of, tmp_path, monkeypatch, capsys):
+    def broken(*_):
+        raise Refused("exit status 1: ImportError: libcudart.so.12")
+
+    monkeypatch.setattr(Bench, "probe", broken)
+    assert gpu_check.main(["--out", str(tmp_path / "out")]) == 1
+    assert "FAILED  machine" in (said := capsys.readouterr().out) and "libcudart" in said
+
+
+def test_a_check_that_prints_no_result_fails_and_the_next_one_runs(bench_of, monkeypatch):
+    bench = bench_of()
+    monkeypatch.setattr(Bench, "call", lambda *_, **__: "NCCL version 2.27.3\n")
+    (row,) = make(bench, "rates")
+    assert row.verdict == FAILED and "printed no result but 'NCCL version 2.27.3'" in row.value
 
 
 def test_skipped_is_not_passed(bench_of, tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from parallel import gpu_check
+from parallel import gpu_bench, gpu_check
 
 pytestmark = [
     pytest.mark.gpu,
@@ -12,15 +12,15 @@ pytestmark = [
 
 
 @pytest.fixture(scope="session")
-def bench(tmp_path_factory) -> gpu_check.Bench:
-    return gpu_check.Bench("cuda", None, tmp_path_factory.mktemp("gpu-check") / "out")
+def bench(tmp_path_factory) -> gpu_bench.Bench:
+    return gpu_bench.Bench("cuda", None, tmp_path_factory.mktemp("gpu-check") / "out")
 
 
 @pytest.mark.parametrize("check", gpu_check.names())
 def test_a_check_of_this_machines_gpus_passes(check, bench):
-    rows = bench.run(check)
-    failed = [str(row) for row in rows if row.verdict == gpu_check.FAILED]
+    rows = gpu_check.make(bench, check)
+    failed = [str(row) for row in rows if row.verdict == gpu_bench.FAILED]
     assert not failed, "\n".join([*failed, str(bench.out)])
-    skipped = [row.value for row in rows if row.verdict == gpu_check.SKIPPED]
+    skipped = [row.value for row in rows if row.verdict == gpu_bench.SKIPPED]
     if len(skipped) == len(rows):
         pytest.skip("; ".join(skipped))
