@@ -72,21 +72,23 @@ def states(x: Any, n: np.ndarray, tensors_alone: bool = False) -> dict[str, np.n
     per_optimizer = np.where(mixed, 12.0, 8.0) + fp32_gradients * (not tensors_alone) + copies
     resting = np.where((x.offload == 2) | (x.fsdp2 & mixed), 0.0, n * x.width / shard(3))
     whole = x.fsdp2 & (x.n_micro > 1)
+    before = tensors_alone & x.fsdp2 & ~whole  # backward begins without gradients
     host = np.where((x.offload > 0) & (zero > 1) & ~whole, 0.1, 1.0)
     return {
-        "weights": resting + gathered(x, n),
-        "gradients": n * per_grad / np.where(whole, 1, shard(2)) * host,
+        "weights": resting + gathered(x, n, 1 if tensors_alone else 2),
+        "gradients": np.where(before, 0.0, n * per_grad / np.where(whole, 1, shard(2)) * host),
         "optimizer": n * per_optimizer / shard(1) * np.where(x.offload > 0, 0.0, 1.0),
     }
 
 
-def gathered(x: Any, n: np.ndarray) -> np.ndarray:
+def gathered(x: Any, n: np.ndarray, blocks: int = 2) -> np.ndarray:
     """Bytes of weights that ZeRO 3 or FSDP2 has gathered at a time, of n parameters.
 
-    FSDP2's zero_stage 3: what is outside the blocks, one block and the next, which is under way.
+    FSDP2's zero_stage 3: what is outside the blocks, one block and the next, which is under way; at
+    the loss the one alone.
     """
-    two_blocks = n - (x.layers - np.minimum(x.layers, 2)) * layer_params(x) / x.tp
-    stage_3 = np.where(x.fsdp2, two_blocks, np.minimum(n, LIVE))
+    some = n - (x.layers - np.minimum(x.layers, blocks)) * layer_params(x) / x.tp
+    stage_3 = np.where(x.fsdp2, some, np.minimum(n, LIVE))
     return np.where(x.zero_stage == 3, stage_3, n * x.fsdp2) * x.width
 
 
@@ -98,9 +100,14 @@ def layer_activations(x: Any) -> np.ndarray:
     masks. Split are 4 (a + k) d: queries, keys, values and the projection's input; 2 (a + k) d more
     with norms of queries and keys, and with rotary positions: the values are a view of the product
     that also holds the queries and keys from before; and 4 f, or with a gate 6 f where its kernel
-    is fused and 8 f where it is not. RMSNorm keeps no more.
+    is fused and 8 f where it is not. RMSNorm keeps no more. With autocast the norms' inputs are in
+    fp32.
     """
-    whole = x.hidden * (8.0 + 2.0 * x.dropout) / np.where(x.sequence_parallel, x.tp, 1)
+    whole = (
+        x.hidden
+        * (8.0 + 2.0 * x.dropout + 4.0 * x.autocast)
+        / np.where(x.sequence_parallel, x.tp, 1)
+    )
     turned = 2.0 * x.qk_norm + 2.0 * x.rotary
     split = (4.0 + turned) * x.head_dim * (x.heads + x.kv_heads)
     split = split + x.ffn * (4.0 + x.glu * (2.0 + 2.0 * x.plain))
@@ -119,7 +126,8 @@ def kept_per_layer(x: Any) -> np.ndarray:
     """Bytes that one layer keeps from forward to backward under its recompute policy."""
     everything = layer_activations(x)
     selective = everything - scores(x)
-    edge = x.tokens * x.hidden * x.width / np.where(x.sequence_parallel, x.tp, 1)
+    width = np.where(x.autocast, 4.0, x.width)
+    edge = x.tokens * x.hidden * width / np.where(x.sequence_parallel, x.tp, 1)
     edge = np.where(_on_host(x), 0.0, edge)
     return np.select([x.recompute == FULL, x.recompute == SELECTIVE], [edge, selective], everything)
 
@@ -164,12 +172,13 @@ def activations(x: Any, layers: np.ndarray, flying: np.ndarray) -> np.ndarray:
     return layers * flying * kept_per_layer(x) + working
 
 
-def logits(x: Any) -> np.ndarray:
+def logits(x: Any, tensors_alone: bool = False) -> np.ndarray:
     """Bytes of the last norm and of the output layer's s b V / t values when backward begins: in
-    compute precision, in fp32 and a gradient; compiled with the loss (FSDP2) no gradient; PyTorch's
-    own loss holds three in fp32. [K 4.3] counts fp32 alone."""
+    compute precision, in fp32 and, as published peaks look, a gradient, which the tensors alone of
+    Megatron's loss are not and a loss compiled into FSDP2's model is not; PyTorch's own loss holds
+    three in fp32. [K 4.3] counts fp32 alone."""
     edge = 2.0 * x.tokens * x.hidden * x.width / np.where(x.sequence_parallel, x.tp, 1)
-    each = np.select([x.plain, x.fsdp2], [12.0, x.width + 4.0], 2.0 * x.width + 4.0)
+    each = np.select([x.plain, x.fsdp2 | tensors_alone], [12.0, x.width + 4.0], 2.0 * x.width + 4.0)
     return edge + x.tokens * x.vocab / x.tp * each
 
 
@@ -216,7 +225,7 @@ def parts(
     n = params(x, layers, at_start | at_end) + x.positions * x.hidden * at_start
     kept = activations(x, layers, flying) * c["fragments"]
     one_layer = activations(x, 0.0 * layers, flying) * c["fragments"]  # while it is recomputed
-    head = logits(x) * at_end * c["fragments"]
+    head = logits(x, tensors_alone) * at_end * c["fragments"]
     # Where checkpoints go to the host, a layer's working memory and the logits take turns, too.
     head = np.where(_on_host(x) | tensors_alone, np.maximum(head - one_layer, 0.0), head)
     later = buckets(x)
@@ -254,6 +263,9 @@ def passing(
     table = x.vocab * x.hidden / x.tp * x.width
     # DeepSpeed's pipeline keeps the logits of its two buffers.
     outputs = 2.0 * x.tokens * x.vocab / x.tp * x.width * (at_end & x.deepspeed & (x.pp > 1))
+    # FSDP2's second block and the gradients of a step's only micro-batch.
+    block = layer_params(x) * x.width * (x.zero_stage == 3)
+    now = now + x.fsdp2 * (block + n * x.grad_width / x.shards * (x.n_micro == 1))
     moments = [
         kept + head,
         kept + now,

@@ -192,7 +192,6 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, found: Rehearsal) -> None
     set_environment(spec, Launch(rank, layout.world_size, 0, 1, "none"))
     import torch
     from torch import nn
-    from torch.utils.flop_counter import FlopCounterMode
 
     from models.tensor_files import DTYPES
     from parallel import engines
@@ -206,7 +205,6 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, found: Rehearsal) -> None
 
         shape = (spec.seq_len, spec.micro_batch, spec.model.hidden)
         deepspeed_common.redirect_for_rehearsal(shape, DTYPES[spec.precision])
-    counter = FlopCounterMode(display=False, custom_mapping=_attention_flops())
     with without_storage(rank, layout.world_size):
         held = Memory(vocabulary)
         with held:
@@ -229,11 +227,10 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, found: Rehearsal) -> None
             held.restart()
             messages.forget()
             ranges.listeners += [held, _Progress(rank, layout.n_micro)]
-            with counter:
-                engine.step(_batches(spec), spec.lr)
+            engine.step(_batches(spec), spec.lr)
     found.peak = {kind: size for kind, size in held.peak.items() if size and kind != HOST}
     found.timeline = held.timeline
-    found.flops = float(counter.get_total_flops())
+    found.flops = float(held.flops)
     for axis, size, _ in messages.messages:
         calls, total = found.messages.get(axis, (0, 0.0))
         found.messages[axis] = (calls + 1, total + size)
@@ -245,25 +242,6 @@ def _batches(spec: RunSpec) -> Any:
     shape = (spec.micro_batch, spec.seq_len)
     for _ in range(spec.layout.n_micro):
         yield torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
-
-
-def _attention_flops() -> dict[Any, Any]:
-    """FLOPs of the fused attention that runs on a CPU, which torch's counter does not know: two
-    products forward, four backward, over all of the s x s square."""
-    import torch
-
-    def forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> float:
-        b, n, s, d = query
-        return 4.0 * b * n * s * s * d
-
-    def backward(gradient: Any, query: Any, *_: Any, **__: Any) -> float:
-        return 2.0 * forward(query, None, None)
-
-    aten = torch.ops.aten
-    return {
-        aten._scaled_dot_product_flash_attention_for_cpu: forward,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: backward,
-    }
 
 
 # --- beside the formulas -------------------------------------------------------------------------

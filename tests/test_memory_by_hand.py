@@ -183,7 +183,14 @@ def test_zero_3_keeps_no_more_than_a_billion_gathered_weights_live():
         ({"dropout": False}, PLAIN - 2 * SBH - 3 * 4 * 32 * 32),
         ({"ffn": 256 * 2 / 3, "glu": True}, PLAIN - 2 * SBH - 3 * 4 * 32 * 32),
         # the gate's output beside its input, 2 bytes of each of 2/3 4 h
-        ({"ffn": 256 * 2 / 3, "glu": True, "dropout": True, "plain": True}, PLAIN + 16 / 3 * SBH),
+        (
+            {"ffn": 256 * 2 / 3, "glu": True, "dropout": True, "plain": True},
+            PLAIN + (4 + 16 / 3) * SBH,
+        ),
+        ({"plain": True}, PLAIN + 4 * SBH),  # DistributedDataParallel's norms are in fp32
+        ({"plain": True, "width": 4}, 2 * PLAIN),
+        ({"plain": True, "recompute": 2}, 4 * SBH),
+        ({"plain": True, "fsdp2": True}, PLAIN),
         ({"rotary": True}, PLAIN + 4 * SBH),  # queries and keys before they are turned
         ({"rotary": True, "kv_heads": 2, "tp": 2}, SBH * (10 + (6 * 1.5 + 16) / 2) + 10 * 32 * 32),
         ({"kv_heads": 1}, PLAIN - 3 * SBH),  # a key and a value of h / 4
@@ -250,6 +257,8 @@ def test_logits_are_kept_twice_in_compute_precision_and_once_in_fp32_beside_the_
     assert memory.logits(halved)[0] == 4 * SBH + 32 * 50 * (4 + 4 + 4)
     fsdp2 = columns(**SMALL, fsdp2=True)
     assert memory.logits(fsdp2)[0] == 4 * SBH + 32 * 100 * (2 + 4)
+    alone = memory.logits(columns(**SMALL, width=4), tensors_alone=True)
+    assert alone[0] == 8 * SBH + 32 * 100 * (4 + 4)
     plain = columns(**SMALL, plain=True)  # log-softmax, its gradient and the loss's, in fp32
     assert memory.logits(plain)[0] == 4 * SBH + 32 * 100 * 12
 
@@ -280,7 +289,7 @@ def test_what_is_held_for_a_moment_counts_where_it_exceeds_what_was_freed():
     assert first["buckets"][0] == 10_000 * 64 * 2 - PLAIN - 4 * 2 * SBH
     zero = columns(**SMALL, deepspeed=True, zero_stage=1, bucket=20_000, dp=10**6)
     held = memory.parts(zero, "first", tensors_alone=True)
-    loss, buckets = 32 * 100 * 8 + 4 * SBH, 20_000 * 2
+    loss, buckets = 32 * 100 * 6 + 4 * SBH, 20_000 * 2
     output = 100 * 64 * 2 + 32 * 100 * 2  # the word table's gradient and that of the logits
     assert held["buckets"][0] == buckets + output - loss
 

@@ -92,6 +92,11 @@ class Columns:
         return self.tp * self.cp * self.pp * self.dp
 
     @property
+    def autocast(self) -> Array:
+        """Whether fp32 weights compute in half precision, as DistributedDataParallel's do."""
+        return self.plain & ~self.deepspeed & ~self.fsdp2 & (self.width < 4)
+
+    @property
     def replicas(self) -> Array:
         """Ranks that hold the same parameters and add up their gradients."""
         return self.cp * self.dp
@@ -171,7 +176,7 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
     """A run's settings as one row; other columns (the machine's) are given or as usual."""
     layout = spec.layout
     width = 4 if spec.precision == "fp32" else 2
-    megatron = spec.engine == "megatron"
+    fp32_sums = spec.engine in ("megatron", "ddp")  # of gradients, in fp16, too
     json = read_deepspeed_json(Path(spec.deepspeed_config)) if spec.deepspeed_config else {}
     bucket = int(json.get("zero_optimization", {}).get("reduce_bucket_size", BUCKET))
     sizes = ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage")
@@ -181,7 +186,7 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
         "recompute": RECOMPUTE.index(layout.recompute),
         "offload": OFFLOAD.index(layout.offload),
         "width": width,
-        "grad_width": 4 if spec.precision in ("bf16", "fp8") or megatron else width,
+        "grad_width": 4 if spec.precision in ("bf16", "fp8") or fp32_sums else width,
         "vocab": spec.model.padded_vocab(layout.tp),
         "plain": spec.engine in ("ddp", "fsdp2", "deepspeed_zero")
         and layout.tp == 1

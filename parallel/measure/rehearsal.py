@@ -7,7 +7,6 @@ kernel is run: that a kernel exists, is fast or is right is not rehearsed.
 """
 
 import contextlib
-import gc
 import sys
 import weakref
 from collections import Counter
@@ -29,6 +28,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, shape_wrapper
 from torch.utils.weak import WeakIdKeyDictionary
 
 DRAWN = 0.002  # of the peak: a smaller change of memory is no point of the timeline
@@ -184,6 +184,25 @@ def _tensor(data: Any, *args: Any, make: Callable = torch.tensor, **kwargs: Any)
     return make(data, *args, **kwargs)
 
 
+def _attention(query: Any, *_: Any, **__: Any) -> int:
+    """FLOPs of a CPU's fused attention: two products over all of the s x s square."""
+    b, n, s, d = query
+    return 4 * b * n * s * s * d
+
+
+def _attention_backward(_: Any, query: Any, *__: Any, **___: Any) -> int:
+    return 2 * _attention(query)
+
+
+# FlopCounterMode keeps the graphs of recomputed layers, and so their tensors: only its table here.
+FLOPS = flop_registry | {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: shape_wrapper(_attention),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: shape_wrapper(
+        _attention_backward
+    ),
+}
+
+
 def held_part(parameter: nn.Parameter) -> torch.Tensor:
     """What this rank holds of a parameter: FSDP2's shard, ZeRO-3's partition, or all of it."""
     if isinstance(parameter, DTensor):
@@ -201,6 +220,7 @@ class Memory(TorchDispatchMode):
         super().__init__()
         self.vocabulary = vocabulary  # columns of a logits tensor on this rank
         self.regions = ["build"]
+        self.flops = 0  # of matrix products and attention
         self.held: Counter[str] = Counter()
         self.peak: dict[str, int] = {}
         self.timeline: list[tuple[int, str, dict[str, int]]] = []  # operator, region, held
@@ -211,7 +231,6 @@ class Memory(TorchDispatchMode):
         self.regions.append(name)
 
     def leave(self, name: str) -> None:
-        gc.collect()  # what only the collector frees lives for another while, which is by chance
         while self.regions.pop() != name:
             pass
 
@@ -239,6 +258,8 @@ class Memory(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self._operators += 1
+        if formula := FLOPS.get(func._overloadpacket):
+            self.flops += formula(*args, **(kwargs or {}), out_val=result)
         for tensor in result if isinstance(result, list | tuple) else (result,):
             if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
                 # A DTensor has no bytes itself: the operators on its local part come here, too.
@@ -292,7 +313,7 @@ class Memory(TorchDispatchMode):
 
     def restart(self) -> None:
         """Forget the peak of what came before: a step begins."""
-        gc.freeze()
         self.regions = ["step"]
         self._most, self.peak = self._total(), dict(self.held)
+        self.flops = 0
         self._operators, self.timeline = 0, [(0, "step", self.peak)]
