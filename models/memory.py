@@ -266,11 +266,13 @@ def passing(
     # FSDP2's second block and the gradients of a step's only micro-batch.
     block = layer_params(x) * x.width * (x.zero_stage == 3)
     now = now + x.fsdp2 * (block + n * x.grad_width / x.shards * (x.n_micro == 1))
+    # Of a table that is both, the output layer's part waits for the embedding's, and their sum.
+    tied = at_start & at_end & ~x.untied
     moments = [
         kept + head,
-        kept + now,
+        kept + now + tied * table,
         resting + now + at_end * (table + x.tokens * x.vocab / x.tp * x.width),
-        resting - layers * kept_per_layer(x) + now + at_start * table,
+        resting - layers * kept_per_layer(x) + now + at_start * (1 + 2 * tied) * table,
         update(x, n) + outputs,
         now + outputs,
     ]

@@ -70,7 +70,7 @@ class Rehearsal:
 
     error: why the step could not be trained, and where; "" when it could. peak: kind -> bytes.
     messages: axis -> (calls, bytes). timeline: (operators run, region, kind -> bytes).
-    seconds, real_bytes: what the rehearsal itself took, the most memory of its process.
+    seconds, real_bytes: what the rehearsal itself took of a core, and of memory at most.
     """
 
     rank: int
@@ -120,7 +120,7 @@ def unable(spec: RunSpec) -> str:
 def rehearse(spec: RunSpec, rank: int) -> Rehearsal:
     """Rehearse one rank of a run, in this process, which must not have done it before."""
     stage = spec.layout.coords(rank)["pp"]
-    began, spec = time.perf_counter(), shortened(spec, stage)
+    began, spec = time.process_time(), shortened(spec, stage)
     found = Rehearsal(rank, stage, spec.layout.n_micro)
     try:
         with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as aside:
@@ -130,7 +130,7 @@ def rehearse(spec: RunSpec, rank: int) -> Rehearsal:
         lines = str(error).strip().splitlines() or [""]
         where = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "a library"
         found.error = f"{type(error).__name__}: {lines[0]} (at {where})"
-    found.seconds = time.perf_counter() - began
+    found.seconds = time.process_time() - began
     found.real_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return found
 
@@ -315,8 +315,8 @@ def printed(spec: RunSpec, found: Rehearsal) -> str:
         return f"{where} could not train a step: {found.error}"
     lines = [
         f"{where}: {found.parameters:,} parameters, {found.micro_batches} of"
-        f" {spec.layout.n_micro} micro-batches, {found.seconds:.0f} s and"
-        f" {found.real_bytes / GB:.1f} GB of this machine",
+        f" {spec.layout.n_micro} micro-batches, {found.seconds:.0f} s of a core"
+        f" and {found.real_bytes / GB:.1f} GB of this machine",
         f"  {'':20}{'rehearsed':>12}{'formula':>12}{'difference':>12}",
     ]
     for what, ours, formula in comparison(spec, found):

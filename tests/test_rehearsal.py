@@ -11,8 +11,8 @@ from parallel.config.message_bytes import parameter_sizes
 from parallel.config.settings import RunSpec, add_flags, from_flags, resolve
 from tests.conftest import run_module
 
-MODEL = ["--preset", "1.7b", "--n-layer", "4", "--seq-len", "512", "--grad-accum", "8"]
-LLAMA = ["--preset", "llama3-8b", "--n-layer", "4", "--seq-len", "512", "--grad-accum", "8"]
+SIZES = ["--n-layer", "4", "--seq-len", "2048", "--micro-batch", "4", "--grad-accum", "8"]
+MODEL, LLAMA = ["--preset", "1.7b", *SIZES], ["--preset", "llama3-8b", *SIZES]
 ENGINES = {"megatron", "deepspeed_pipe", "deepspeed_zero", "fsdp2", "ddp"}
 
 
@@ -34,15 +34,17 @@ def run_of(*flags: str) -> RunSpec:
         ["--engine", "megatron", "--gpus", "64", "--tp", "2", "--pp", "4", "--zero-stage", "1"],
         ["--engine", "megatron", "--gpus", "64", "--tp", "8", "--pp", "2", "--vpp", "2"]
         + ["--sequence-parallel", "--recompute", "full"],
-        ["--engine", "deepspeed_pipe", "--gpus", "16", "--tp", "2", "--pp", "4"],
+        ["--engine", "deepspeed_pipe", "--gpus", "16", "--tp", "2", "--pp", "4"]
+        + ["--zero-stage", "1"],
         ["--engine", "deepspeed_zero", "--gpus", "8", "--zero-stage", "1", "--precision", "fp32"],
-        ["--engine", "fsdp2", "--gpus", "8", "--zero-stage", "3", "--precision", "fp32"],
+        ["--engine", "fsdp2", "--gpus", "8", "--zero-stage", "3", "--precision", "fp32"]
+        + ["--recompute", "full"],
         ["--engine", "ddp", "--gpus", "2", "--precision", "fp32"],
     ],
     ids=lambda flags: "-".join(flags[1::2]),
 )
 def test_flops_messages_and_states_are_those_of_the_formulas(flags, processes):
-    model = LLAMA if "--recompute" in flags else MODEL
+    model = LLAMA if "megatron" in flags and "--recompute" in flags else MODEL
     precision = [] if "--precision" in flags else ["--precision", "bf16"]
     spec = run_of(*model, *flags, *precision)
     for number in rehearse.ranks_of(spec, "first-and-last"):
@@ -55,6 +57,8 @@ def test_flops_messages_and_states_are_those_of_the_formulas(flags, processes):
                 assert ours == 0  # the C++ reducer's all-reduces are not rehearsed
             elif what == "TFLOP" or what.endswith(" calls") and formula is not None:
                 assert ours == pytest.approx(formula, rel=1e-3), (what, number)
+            elif what == "peak GB" and spec.pp == 1:  # a stage of one layer is mostly its borders
+                assert ours == pytest.approx(formula, rel=0.03), number
             elif what in ("tp GB", "pp GB", "dp GB", "embedding GB") and formula is not None:
                 assert ours == pytest.approx(formula, rel=1e-3), (what, number)
         assert rank.parameters == sum(size for size, _ in parameter_sizes(spec, number))
