@@ -4,11 +4,12 @@
 
 The runs: the tuning of BLOOM and of a 1.3B model (bigscience, Megatron-DeepSpeed), Jean Zay's 52B,
 and one of NeMo's. Each is trained by today's engine of the same kind, not by the code of its time.
-Rows of one layout are one; a layout that the engine does not have is left out, with the reason.
+Of a file's rows of one pipeline length and precision, the first that the engine can do is taken.
 Without the folder shared/published beside the repository, bigscience's are left out.
 """
 
 import argparse
+import contextlib
 import csv
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ from analysis.common.tables import Column, Table, writing  # noqa: E402
 from models.errors import Parser, UsageError, command_line  # noqa: E402
 from models.memory import GB  # noqa: E402
 from parallel.config.settings import RunSpec, resolve  # noqa: E402
-from parallel.rehearse import Processes, memory_rows  # noqa: E402
+from parallel.rehearse import Processes, memory_rows, unable  # noqa: E402
 
 OURS, SHARED = ROOT / "logs" / "published", ROOT.parent / "shared" / "published"
 FILES = [SHARED / "bigscience_tr11_a100.csv", SHARED / "bigscience_tr3m_1b3_v100.csv"]
@@ -58,12 +59,17 @@ def run_of(row: dict[str, str]) -> RunSpec:
     return resolve((row["id"], settings))
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    """The rows with GB, the first of each layout."""
+def runs_of(path: Path) -> list[tuple[dict[str, str], RunSpec]]:
+    """The rows with GB and their runs, of a pipeline length and precision the first that can be."""
+    found: dict[tuple[str, ...], tuple[dict[str, str], RunSpec]] = {}
     with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["mem_gb"] and row["status"] == "ok"]
-    facts = ("layers", "hidden", "heads", "tp", "pp", "dp", "micro_batch", "precision", "engine")
-    return list({tuple(row[name] for name in facts): row for row in reversed(rows)}.values())[::-1]
+        for row in csv.DictReader(file):
+            if row["mem_gb"] and row["status"] == "ok":
+                with contextlib.suppress(UsageError, ValueError):
+                    spec = run_of(row)
+                    if not unable(spec):
+                        found.setdefault((row["pp"], row["precision"]), (row, spec))
+    return list(found.values())
 
 
 def table(files: list[Path]) -> Table:
@@ -74,12 +80,7 @@ def table(files: list[Path]) -> Table:
         if not path.exists():
             notes.append(f"{path.name} is not here")
             continue
-        for row in rows_of(path):
-            try:
-                spec = run_of(row)
-            except (UsageError, ValueError) as error:
-                print(f"left out {row['id']}: {error}", file=sys.stderr)
-                continue
+        for row, spec in runs_of(path):
             rank = processes.rehearse(spec, 0)
             print(f"{row['id']}: {rank.error or f'{rank.seconds:.0f} s'}", file=sys.stderr)
             if rank.error:
