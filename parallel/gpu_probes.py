@@ -108,7 +108,7 @@ def attention() -> dict[str, Any]:
     }
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention over [batch, heads, sequence, size], written out."""
     mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
     scores = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).masked_fill(mask, -math.inf)
@@ -135,7 +135,7 @@ def _te(heads: int, size: int) -> Callable[..., Tensor]:
 
 def _row(what: str, precision: str, ours: Callable, inputs: list[Tensor]) -> tuple:
     try:
-        return what, kernels.error_of(ours, _plain, inputs), BARS[precision], ""
+        return what, kernels.error_of(ours, plain, inputs), BARS[precision], ""
     except RuntimeError as error:
         return what, None, BARS[precision], str(error).strip().splitlines()[0]
 

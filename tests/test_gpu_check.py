@@ -287,3 +287,20 @@ def test_skipped_is_not_passed(bench_of, tmp_path, monkeypatch):
     bench_of(gpus=1)
     out = str(tmp_path / "again")
     assert gpu_check.main(["--only", "fp32/megatron-tp2", "--out", out]) == 1
+
+
+def test_the_attention_of_this_cpu_is_right_and_a_wrong_one_is_noticed():
+    import torch
+    from torch.nn import functional as F
+
+    from parallel import gpu_probes
+    from parallel.engines.kernels import error_of
+
+    found = {what: (error, bar) for what, error, bar, _ in gpu_probes.attention()["rows"]}
+    for precision in ("fp32", "bf16"):
+        error, bar = found[f"flash_attention {precision}"]
+        assert 0 < error <= bar
+    inputs = [torch.randn(1, 2, 16, 8) for _ in range(3)]
+    wrong = error_of(F.scaled_dot_product_attention, gpu_probes.plain, inputs)  # not causal
+    assert wrong > gpu_probes.BARS["bf16"]
+    assert error_of(lambda q, k, v: (q + k + v) * math.nan, gpu_probes.plain, inputs) == math.inf
