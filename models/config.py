@@ -13,6 +13,7 @@ from typing import Any
 from models.errors import UsageError
 
 INIT_STD = 0.02  # Radford et al. 2019; residual projections are scaled by 1/sqrt(2 n_layer)
+VOCAB_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by: GEMMs like such sides
 POSITIONS = ("learned", "rope")
 NORMS = ("layernorm", "rmsnorm")
 ACTIVATIONS = ("gelu", "swiglu")
@@ -128,12 +129,13 @@ class GPTConfig:
         """How many tensors `n_params` counts: `parameter_shapes` has a name for each."""
         return len(_outer_shapes(self)) + self.n_layer * len(_block_shapes(self))
 
-    def padded_vocab(self, tp: int) -> int:
-        """Rows of the embedding table when it is cut over `tp` ranks: the next multiple of tp.
+    def padded_vocab(self, tp: int, multiple: int = VOCAB_MULTIPLE) -> int:
+        """Rows of the embedding table that is cut over `tp` ranks: the next multiple of
+        `multiple` x tp. `tp` may be a numpy array.
 
         The added rows start at zero, their logits are masked, so they never change the loss.
         """
-        return -(-self.vocab_size // tp) * tp
+        return -(-self.vocab_size // (multiple * tp)) * multiple * tp
 
 
 def _elements(shapes: dict[str, tuple[int, ...]]) -> int:

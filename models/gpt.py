@@ -21,14 +21,17 @@ from torch.utils.checkpoint import checkpoint
 
 from models.config import INIT_STD, LLAMA3_ROPE, GPTConfig, parameter_shapes
 
+WITH_VOCABULARY = ("embedding.word.weight", "output.weight")  # a row for each token id
+
 
 def gelu(x: Tensor) -> Tensor:
     """GPT-2's activation: the tanh approximation of GELU (Hendrycks & Gimpel 2016)."""
     return F.gelu(x, approximate="tanh")
 
 
-def init_parameter(config: GPTConfig, name: str, seed: int) -> Tensor:
-    """The starting value of one full parameter, fp32, on the CPU.
+def init_parameter(config: GPTConfig, name: str, seed: int, vocab_rows: int = 0) -> Tensor:
+    """The starting value of one full parameter, fp32, on the CPU. vocab_rows: how many a parameter
+    of `WITH_VOCABULARY` is padded to, with zeros.
 
     Weights are normal with standard deviation 0.02, divided by sqrt(2 L) where they write to the
     residual stream (Radford et al. 2019, section 2.3); norms are one, biases zero.
@@ -43,7 +46,10 @@ def init_parameter(config: GPTConfig, name: str, seed: int) -> Tensor:
         std /= math.sqrt(2 * config.n_layer)
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return torch.empty(shape).normal_(0.0, std, generator=generator)
+    value = torch.empty(shape).normal_(0.0, std, generator=generator)
+    if name not in WITH_VOCABULARY or vocab_rows <= len(value):
+        return value
+    return F.pad(value, (0, 0, 0, vocab_rows - len(value)))
 
 
 def norm(config: GPTConfig, size: int) -> nn.Module:
@@ -105,10 +111,10 @@ def rotate(x_BNSD: Tensor, angles: Tensor) -> Tensor:
 class Embedding(nn.Module):
     """Token ids [B, S] to hidden states [B, S, H]."""
 
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: GPTConfig, vocab_rows: int):
         super().__init__()
         self.tied = config.tied
-        self.word = nn.Embedding(config.vocab_size, config.hidden)
+        self.word = nn.Embedding(vocab_rows, config.hidden)
         learned = config.position == "learned"
         self.position = nn.Embedding(config.max_seq_len, config.hidden) if learned else None
 
@@ -182,16 +188,23 @@ class Block(nn.Module):
 
 class GPT(nn.Module):
     """The whole model. `recompute` drops each block's activations and recomputes them backward;
-    `end_of_text` separates documents (see `positions`)."""
+    `end_of_text` separates documents (see `positions`); `vocab_rows` pads the vocabulary (V)."""
 
-    def __init__(self, config: GPTConfig, recompute: bool = False, end_of_text: int | None = None):
+    def __init__(
+        self,
+        config: GPTConfig,
+        recompute: bool = False,
+        end_of_text: int | None = None,
+        vocab_rows: int = 0,
+    ):
         super().__init__()
         self.config, self.recompute, self.end_of_text = config, recompute, end_of_text
-        self.embedding = Embedding(config)
+        self.vocab_rows = max(vocab_rows, config.vocab_size)
+        self.embedding = Embedding(config, self.vocab_rows)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = norm(config, config.hidden)
         if not config.tied:
-            self.output = nn.Linear(config.hidden, config.vocab_size, bias=False)
+            self.output = nn.Linear(config.hidden, self.vocab_rows, bias=False)
 
     def logits(self, tokens_BS: Tensor) -> Tensor:
         """Token ids [B, S] to logits [B, S, V]."""
@@ -207,12 +220,26 @@ class GPT(nn.Module):
                 x_BSH = block(x_BSH, angles, mask)
         x_BSH = self.norm(x_BSH)
         if self.config.tied:
-            return F.linear(x_BSH, self.embedding.word.weight)
-        return self.output(x_BSH)
+            logits_BSV = F.linear(x_BSH, self.embedding.word.weight)
+        else:
+            logits_BSV = self.output(x_BSH)
+        return mask_padding(logits_BSV, self.config.vocab_size)
 
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor) -> Tensor:
         """The mean cross-entropy over all B*S tokens, a scalar."""
         return mean_loss(self.logits(tokens_BS), labels_BS)
+
+
+def mask_padding(logits: Tensor, vocab_size: int) -> Tensor:
+    """Give the columns from `vocab_size` on, which no token has, no probability.
+
+    Written in place: a copy would hold all logits twice. Autograd need not know: softmax gives
+    these columns probability 0, so their gradient is 0.
+    """
+    if logits.size(-1) > vocab_size:
+        with torch.no_grad():
+            logits[..., vocab_size:] = torch.finfo(logits.dtype).min
+    return logits
 
 
 def mean_loss(logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
@@ -242,4 +269,5 @@ def initialise(
     gathered: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
 ) -> None:
     """Give a reference GPT its starting weights, in place."""
-    fill(model, lambda name, _: init_parameter(model.config, name, seed), gathered)
+    rows = model.vocab_rows
+    fill(model, lambda name, _: init_parameter(model.config, name, seed, rows), gathered)

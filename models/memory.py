@@ -3,7 +3,8 @@
 `x` holds sizes and splits as numpy arrays of one length (or numbers) under the names of
 parallel.config.layout_arrays.Columns, which explains them; recompute is 0 none, 1 selective or 2
 full, offload 0 none, 1 optimizer or 2 all. Letters: b sequences of a micro-batch, s sequence
-length, h hidden, a heads of size d, k heads of keys and values, f feed-forward, t tp, V vocabulary.
+length, h hidden, a heads of size d, k heads of keys and values, f feed-forward, t tp, V vocabulary
+as it is held: padded to a multiple of t, and in this repository's runs of 128 t.
 
 Sources: [K] Korthikanti et al. 2022, arXiv 2205.05198 (activations). [R] Rajbhandari et al. 2020,
 arXiv 1910.02054 (ZeRO). [N] Narayanan et al. 2021, arXiv 2104.04473 (schedules).

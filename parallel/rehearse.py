@@ -199,7 +199,7 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, found: Rehearsal) -> None
     from parallel.measure.rehearsal import HOST, Memory, held_part, without_storage
 
     device = torch.device("cpu")
-    vocabulary = spec.model.padded_vocab(layout.tp) // layout.tp
+    vocabulary = spec.padded_vocab // layout.tp
     if spec.engine.startswith("deepspeed"):
         from parallel.engines import deepspeed_common
 
@@ -300,7 +300,7 @@ def comparison(spec: RunSpec, found: Rehearsal) -> list[tuple[str, float, float 
 def _flops(spec: RunSpec, stage: int) -> float:
     """FLOPs of a rank's step: equation 3 of SC'21 for the layers of its stage and, on the last
     stage, the output layer, whose padded rows are computed too."""
-    layout, padded = spec.layout, spec.model.padded_vocab(spec.layout.tp)
+    layout, padded = spec.layout, spec.padded_vocab
     part = replace(spec.model, n_layer=spec.model.n_layer // layout.pp, vocab_size=padded)
     per_token = flops.sc21(part, spec.seq_len, layout.recompute == "full")
     if stage < layout.pp - 1:

@@ -3,7 +3,8 @@
 A prepared folder (parallel/data.py writes it) holds `train.bin` and `val.bin` (nanoGPT's format:
 token ids, little-endian, no header; uint16, or uint32 above 65,536 ids) and `meta.json`. A bare
 nanoGPT `.bin` (uint16) and a Megatron `.bin`/`.idx` pair are read too (give the path without the
-suffix, or the .idx); of those, the last 5 % are held out for validation.
+suffix, or the .idx); of those, the last 5 % are held out for validation. These files say neither
+their largest id nor their SHA-256: they are read whole once, and `<file>.scan.json` keeps both.
 
 A sequence starts anywhere in its split's stream of tokens, so it crosses the ends of documents.
 Which sequences step t sees depends on (seed, t) alone, never on the layout.
@@ -11,8 +12,10 @@ Which sequences step t sees depends on (seed, t) alone, never on the layout.
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,8 @@ import torch
 from torch import Tensor
 
 from models.errors import UsageError
-from models.files import parse_json
+from models.files import parse_json, read_json_if_whole
+from models.storage import write_json
 from parallel.config.data_files import DEFAULT_FOLDER, documents, held_out_from, settle
 from parallel.config.layout import Layout
 
@@ -55,20 +59,14 @@ class Tokens:
                 f" {limit} ids; pass --vocab-size {largest + 1} or more"
             )
 
-    def _blocks(self) -> Iterator[np.ndarray]:
-        step = 1 << 24
-        return (self.ids[at : at + step] for at in range(0, len(self.ids), step))
-
-    def largest(self) -> int:
-        """The largest id in all of it."""
-        return max(int(block.max()) for block in self._blocks())
-
-    def digest(self) -> str:
-        """SHA-256 of the ids, for files without a stored one."""
-        digest = hashlib.sha256()
-        for block in self._blocks():
-            digest.update(np.ascontiguousarray(block))
-        return digest.hexdigest()
+    def scan(self) -> tuple[int, str]:
+        """The largest id in all of it, and the SHA-256 of the ids."""
+        largest, digest, step = 0, hashlib.sha256(), 1 << 24
+        for at in range(0, len(self.ids), step):
+            block = np.ascontiguousarray(self.ids[at : at + step])
+            largest = max(largest, int(block.max()))
+            digest.update(block)
+        return largest, digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -79,8 +77,8 @@ class Data:
     val: Tokens
     documents: int | None = None
 
-    def facts(self, with_digest: bool) -> dict[str, Any]:
-        """What run.json says of them; `with_digest` computes the SHA-256 of files without one."""
+    def facts(self) -> dict[str, Any]:
+        """What run.json says of them."""
         train = self.train
         return {
             "path": train.path,
@@ -90,12 +88,15 @@ class Data:
             "val_tokens": len(self.val.ids),
             "documents": self.documents,
             "sequences_cross_documents": None if self.documents is None else self.documents > 1,
-            "sha256": train.sha256 or (train.digest() if with_digest else None),
+            "sha256": train.sha256,
         }
 
 
-def load(path: Path | str, seq_len: int, vocab_size: int) -> Data:
+def load(path: Path | str, seq_len: int, vocab_size: int, scan: bool = True) -> Data:
     """Open token files and check that a model of `vocab_size` ids can train on them.
+
+    scan: look for the largest id where no file says it. One rank of a node is enough: it ends the
+    others, and a batch with an id that is too large is refused on every rank.
 
     Raises:
         UsageError: nothing there, too short for one sequence, or ids beyond the vocabulary.
@@ -124,9 +125,48 @@ def load(path: Path | str, seq_len: int, vocab_size: int) -> Data:
                 f"{path} was made with a tokenizer of {tokens.vocab_size} ids, but the model's"
                 f" vocabulary has {vocab_size}; pass --vocab-size {tokens.vocab_size}"
             )
-        if tokens.vocab_size is None:  # a bare file does not say: look
-            tokens.check(tokens.largest(), vocab_size)
+    if scan and data.train.vocab_size is None:  # a bare file does not say: look
+        found = kept_scans({"train": data.train, "val": data.val})
+        for split, tokens in (("train", data.train), ("val", data.val)):
+            tokens.check(found[split][0], vocab_size)
+        data = replace(data, train=replace(data.train, sha256=found["train"][1]))
     return data
+
+
+def kept_scans(splits: dict[str, Tokens]) -> dict[str, tuple[int, str]]:
+    """`Tokens.scan` of each split, from the file beside its token file where that is of its size
+    and time; otherwise the ids are read, and what they are is kept there."""
+    found, kept = {}, {}
+    for split, tokens in splits.items():
+        file = Path(tokens.ids.filename)
+        about = file.stat()
+        state = {"bytes": about.st_size, "mtime_ns": about.st_mtime_ns}
+        if file not in kept:
+            old = read_json_if_whole(_side_file(file))
+            kept[file] = old if old.get("file") == state else {}
+        name = f"{split}: {len(tokens.ids)} x {tokens.ids.dtype.str}"
+        scan = kept[file].get(name)
+        if not (isinstance(scan, dict) and list(map(type, scan.values())) == [int, str]):
+            largest, sha256 = tokens.scan()
+            scan = {"largest": largest, "sha256": sha256}
+            kept[file] |= {"file": state, "new": True, name: scan}
+        found[split] = (scan["largest"], scan["sha256"])
+    for file, scans in kept.items():
+        if not scans.pop("new", False):
+            continue
+        try:
+            write_json(_side_file(file), scans)
+        except OSError as error:
+            print(
+                f"parallel.train: cannot keep {_side_file(file)} ({error.strerror}): every run will"
+                f" read {file} whole before it starts",
+                file=sys.stderr,
+            )
+    return found
+
+
+def _side_file(file: Path) -> Path:
+    return file.with_name(f"{file.name}.scan.json")
 
 
 def _memory_map(path: Path, dtype: Any) -> np.ndarray:
@@ -220,3 +260,34 @@ def batches(
     per_micro = starts.reshape(layout.n_micro, layout.dp, layout.micro_batch)
     for micro in range(layout.n_micro):
         yield tokens.batch(per_micro[micro, dp_rank], seq_len, vocab_size)
+
+
+class Ahead:
+    """What an iterator gives, each item made by a thread while the one before it is used.
+
+    A step ends by waiting for the device. Without the thread the device would then wait for the
+    next step's first batch. `device` is the one whose pinned memory the items are made in.
+    """
+
+    def __init__(self, items: Iterator[Any], device: torch.device):
+        on_gpu = device.type == "cuda"  # a thread begins on GPU 0, whichever is the process's own
+        start = (torch.cuda.set_device, (device,)) if on_gpu else (None, ())
+        self._pool = ThreadPoolExecutor(1, "batches", *start)
+        self._items = items
+        self._next = self._pool.submit(next, items, None)
+
+    def __iter__(self) -> "Ahead":
+        return self
+
+    def __next__(self) -> Any:
+        """Raises: whatever making the item raised."""
+        if (item := self._next.result()) is None:
+            raise StopIteration
+        self._next = self._pool.submit(next, self._items, None)
+        return item
+
+    def __enter__(self) -> "Ahead":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._pool.shutdown()

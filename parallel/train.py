@@ -195,8 +195,9 @@ def train(
         cpu.keep_freed_memory()
     if spec.compile:
         kernels.check_compiler(device)
-    data = token_files.load(spec.data, spec.seq_len, spec.model.vocab_size)
-    facts["data"] = data.facts(with_digest=launch.rank == 0)
+    scan = launch.local_rank == 0
+    data = token_files.load(spec.data, spec.seq_len, spec.model.vocab_size, scan)
+    facts["data"] = data.facts()
     facts["host"] |= devices.gpu_facts(device, launch)
     facts["variables"] = variables if device.type == "cuda" else {}
     offered = kernels_of(spec.engine, spec.layout.tp, spec.model.norm)
@@ -236,6 +237,7 @@ def train_in_folder(
     import torch.distributed
 
     from parallel import engines
+    from parallel.engines import cpu
     from parallel.engines.devices import init_process_group
     from parallel.measure import breakdown
     from parallel.trainer import Trainer
@@ -258,6 +260,10 @@ def train_in_folder(
         interruption.attend(fail_by_signal, spec.save_grace_s if spec.save_interval else None)
         init_process_group(spec, device, launch, lambda reason: fail(Kind.COMMUNICATION, reason))
         begun = True
+        if spec.offload != "none" and device.type == "cuda" and spec.threads == 1:
+            # AdamW updates what is offloaded on the CPU, while nothing else runs there.
+            facts["host"]["optimizer_threads"] = cpu.share_of_cores()
+            torch.set_num_threads(facts["host"]["optimizer_threads"])
         recorded = breakdown.start(spec, device, launch.rank, folder.path)
         engine = engines.load(spec, device, facts["kernels"])
         trainer = Trainer(

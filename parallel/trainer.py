@@ -55,6 +55,13 @@ def garbage_collected_together(interval: int) -> Iterator[Callable[[int], None]]
         gc.enable()
 
 
+def reads_tokens(spec: RunSpec, rank: int) -> bool:
+    """Whether a rank's pipeline stage reads tokens or labels. One between the first and the last
+    reads them only to tell documents apart."""
+    stage = spec.layout.coords(rank)["pp"]
+    return stage in (0, spec.pp - 1) or spec.end_of_text is not None
+
+
 class Trainer:
     """One rank's part of a run.
 
@@ -112,15 +119,19 @@ class Trainer:
             OSError: the disk did not take the run's end.
         """
         self._write_header()
-        with self.watchdog, contextlib.ExitStack() as profiling:
+        with self.watchdog, contextlib.ExitStack() as stack:
             forget_reports(self.watchdog.folder)
             first = self._load(source)
-            profile = profiling.enter_context(self._profiler(first))
+            steps = (self._made(self.data.train, step) for step in range(first, self.spec.steps))
+            self.made = stack.enter_context(
+                token_files.Ahead(itertools.chain.from_iterable(steps), self.device)
+            )
+            profile = stack.enter_context(self._profiler(first))
             self.clock = Clock(self.device)
             self._leave_out_of_breakdown()  # building the engine
             self.energy = energy_and_memory.Energy(energy_and_memory.visible_gpus(self.device))
             self.startup_s = time.perf_counter() - self.started
-            collect = profiling.enter_context(garbage_collected_together(self.spec.gc_interval))
+            collect = stack.enter_context(garbage_collected_together(self.spec.gc_interval))
             for done in range(first + 1, self.spec.steps + 1):
                 self.step(done)
                 collect(done)  # the next step's time holds it
@@ -183,7 +194,8 @@ class Trainer:
     def step(self, done: int) -> None:
         """Train the optimizer step after which `done` are done."""
         lr = lr_at(self.spec, done - 1)
-        result = self.engine.step(self._batches(self.data.train, done - 1), lr)
+        made = itertools.islice(self.made, self.spec.layout.n_micro)
+        result = self.engine.step(self._batches(made), lr)
         step_s = self.clock.lap()
         if self.breakdown:
             self.breakdown.lap(done, step_s)
@@ -220,16 +232,24 @@ class Trainer:
             tell(self.folder, line)
         self.rows_since_line, self.skipped, self.nans = [], 0, 0
 
-    def _batches(self, tokens: token_files.Tokens, step: int) -> Iterator[engines.Batch]:
-        """This rank's micro-batches of a step, on the device; the time to make them is counted."""
-        spec = self.spec
-        batches = token_files.batches(
-            tokens, spec.layout, spec.seq_len, spec.model.vocab_size, self.dp_rank, spec.seed, step
-        )
+    def _made(self, tokens: token_files.Tokens, step: int) -> Iterator[engines.Batch]:
+        """This rank's micro-batches of a step, in memory that a GPU copies from by itself."""
+        spec, layout = self.spec, self.spec.layout
+        if not reads_tokens(spec, self.rank):
+            nothing = torch.zeros((layout.micro_batch, spec.seq_len), dtype=torch.int64)
+            yield from itertools.repeat((nothing, nothing), layout.n_micro)
+            return
+        for batch in token_files.batches(
+            tokens, layout, spec.seq_len, spec.model.vocab_size, self.dp_rank, spec.seed, step
+        ):
+            yield tuple(t.pin_memory() for t in batch) if self.device.type == "cuda" else batch
+
+    def _batches(self, made: Iterator[engines.Batch]) -> Iterator[engines.Batch]:
+        """Micro-batches on the device; the time that is waited for them is counted."""
         while True:
             before = time.perf_counter()
             with ranges.region("data"):
-                batch = next(batches, None)
+                batch = next(made, None)
             self.data_s += time.perf_counter() - before
             self.watchdog.tick()
             if batch is None:
@@ -261,11 +281,9 @@ class Trainer:
         if n == 0:
             return
         training_data_s = self.data_s
-        batches = itertools.chain.from_iterable(
-            self._batches(self.data.val, number) for number in range(n)
-        )
+        made = itertools.chain.from_iterable(self._made(self.data.val, at) for at in range(n))
         with ranges.validation():
-            loss = self.engine.evaluate(batches, n * self.spec.layout.n_micro)
+            loss = self.engine.evaluate(self._batches(made), n * self.spec.layout.n_micro)
         self.data_s = training_data_s
         self.validations.append((done, loss))
         if self.is_rank_0:

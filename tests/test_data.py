@@ -142,7 +142,38 @@ def test_ids_beyond_the_vocabulary_are_refused(tmp_path, tokens):
     bare = token_files.load(tmp_path / "bare.bin", 8, 301).train
     with pytest.raises(UsageError, match="token id 300, but the model's vocabulary has 257"):
         bare.batch(np.array([0]), 8, 257)
-    assert bare.digest() == token_files.load(tmp_path / "bare.bin", 8, 301).train.digest()
+    assert bare.sha256 == bare.scan()[1]
+
+
+def test_a_bare_file_is_read_whole_once_until_it_changes(tmp_path, monkeypatch, capsys):
+    path, scans = tmp_path / "bare.bin", []
+    scan = token_files.Tokens.scan
+    monkeypatch.setattr(token_files.Tokens, "scan", lambda t: scans.append(len(t.ids)) or scan(t))
+    np.full(1000, 7, dtype=np.uint16).tofile(path)
+    first, again = (token_files.load(path, 8, 8) for _ in range(2))
+    assert scans == [950, 50] and first.train.sha256 == again.train.sha256
+    assert token_files.load(path, 8, 8, scan=False).train.sha256 is None
+    with pytest.raises(UsageError, match="token id 7, but the model's vocabulary has 7"):
+        token_files.load(path, 8, 7)
+    assert len(scans) == 2
+    np.full(1000, 6, dtype=np.uint16).tofile(path)
+    assert token_files.load(path, 8, 7).train.sha256 != first.train.sha256
+    assert scans == [950, 50] * 2
+    (tmp_path / "bare.bin.scan.json").write_text('{"file": ')  # damaged: read again
+    assert token_files.load(path, 8, 7) and scans == [950, 50] * 3
+    assert capsys.readouterr().err == ""
+
+
+def test_where_a_scan_cannot_be_kept_one_line_says_so(tmp_path, monkeypatch, capsys):
+    def read_only(path, _):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(token_files, "write_json", read_only)
+    np.full(1000, 7, dtype=np.uint16).tofile(tmp_path / "bare.bin")
+    assert token_files.load(tmp_path / "bare.bin", 8, 8).train.sha256
+    (line,) = capsys.readouterr().err.splitlines()
+    said = f"cannot keep {tmp_path}/bare.bin.scan.json (Permission denied): every run will read"
+    assert said in line
 
 
 def test_too_little_text_is_refused(tmp_path):
@@ -248,7 +279,7 @@ def test_a_kill_at_any_moment_leaves_the_old_data_or_the_new(tmp_path, renames, 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == (9 if renames < 2 else 0), done.stderr
     loaded = token_files.load(out, 8, 257).train
-    assert loaded.digest() == loaded.sha256
+    assert loaded.scan()[1] == loaded.sha256
     assert (contents(out) == old) if renames == 0 else (loaded.sha256 == new)
     data.prepare(out, [text])
     assert [path.name for path in out.parent.iterdir()] == ["x"]

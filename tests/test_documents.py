@@ -152,7 +152,7 @@ def test_a_run_says_how_many_documents_its_sequences_cross(short_documents, tmp_
         (tmp_path / "bare.bin", None, None, ": unknown (the token files do not say), in one"),
         (tmp_path / "one", 1, False, ": 1, so no sequence crosses a document's end"),
     ):
-        facts = token_files.load(path, 8, 512).facts(with_digest=False)
+        facts = token_files.load(path, 8, 512).facts()
         assert facts["documents"] == number
         assert facts["sequences_cross_documents"] is crosses
         spec = resolve(("test", {"data": str(path), "vocab_size": 512}))

@@ -100,6 +100,7 @@ MEANING = {
 SETTINGS = {"--" + setting.name.replace("_", "-"): setting for setting in fields(RunSpec)}
 ALIASES = {
     "--max-train-steps": "--steps",  # as other trainers call it
+    "--make-vocab-size-divisible-by": "--vocab-multiple",  # as Megatron-LM calls it
     "--local_rank": "--local-rank",  # how the deepspeed launcher calls a program
     "--local-rank": "--local_rank",
     "--kv-heads": "--n-kv-head",  # what others call it, and two words

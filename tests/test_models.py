@@ -144,8 +144,37 @@ def test_stating_what_a_preset_has_changes_nothing():
         assert preset(name, **stated) == has
 
 
-def test_padding_makes_the_vocabulary_a_multiple_of_tp():
-    assert [TINY.padded_vocab(tp) for tp in (1, 2, 3, 4)] == [257, 258, 258, 260]
+def test_padding_makes_the_vocabulary_a_multiple_of_128_times_tp_as_megatron_does():
+    assert [PRESETS["gpt2-124m"].padded_vocab(tp) for tp in (1, 2, 8)] == [50304, 50432, 51200]
+    assert [TINY.padded_vocab(tp, 1) for tp in (1, 2, 3, 4)] == [257, 258, 258, 260]
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("name", ["tiny", "tiny-llama"])
+def test_padded_rows_change_no_loss_and_get_no_gradient(name, backend):
+    tokens, labels = torch.randint(TINY.vocab_size, (2, 2, 32))
+    found = []
+    for rows in (0, 384):
+        model = gpt.GPT(PRESETS[name], vocab_rows=rows)
+        gpt.initialise(model, seed=0)
+        if backend:
+            model.compile(backend=backend)
+        loss = model(tokens, labels)
+        loss.backward()
+        found.append((loss.detach(), {n: p.grad for n, p in model.named_parameters()}))
+    (plain, grads), (padded, of_padded) = found
+    assert torch.allclose(plain, padded, rtol=1e-6)
+    for parameter, gradient in grads.items():
+        ours = of_padded[parameter]
+        assert not ours[len(gradient) :].any()
+        assert torch.allclose(ours[: len(gradient)], gradient, atol=1e-7), parameter
+
+
+def test_masking_the_padding_copies_no_logits():
+    logits = torch.randn(2, 8, 384)
+    address = logits.data_ptr()
+    assert gpt.mask_padding(logits, 257).data_ptr() == address
+    assert logits[..., 257:].unique().tolist() == [torch.finfo(torch.float32).min]
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-llama"])

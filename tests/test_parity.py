@@ -150,11 +150,11 @@ def test_a_run_folder_says_what_ran(trained):
     run = read_run(trained["first", "megatron-tp2-pp2-dp2"])
     facts = run.facts
     assert facts["layout"]["world_size"] == 8 and facts["baseline"] == "ddp"
-    assert facts["model"]["vocab_size"] == 257 and facts["model"]["padded_vocab"] == 258
+    assert facts["model"]["vocab_size"] == 257 and facts["model"]["padded_vocab"] == 512
     assert facts["kernels"] == "torch" and facts["versions"]["megatron-core"]
     log = (run.path / "train.log").read_text()
     assert log.count("elapsed time per iteration (ms)") == 20
-    assert "vocabulary padded from 257 to 258 rows for tp 2" in log
+    assert "vocabulary padded from 257 to 512 rows, a multiple of 128 x tp 2" in log
     epoch = run.metrics["epochs"][0]
     assert epoch["optimizer_steps"] == 20 and epoch["micro_steps"] == 20 * 2
     assert epoch["tokens_processed_global"] == 20 * 8 * 32

@@ -116,6 +116,8 @@ def _settings(run: Run) -> RunSpec:
         UsageError: not this version's, or damaged; it names the file.
     """
     source, settings = run.path / "run.json", run.facts.get("spec") or {}
+    # Without the setting, the vocabulary was padded to a multiple of tp.
+    settings = {"vocab_multiple": 1} | settings
     # Settings that only another version has are not needed here.
     known = [f.name for f in fields(RunSpec) if settings.get(f.name) is not None]
     try:

@@ -48,7 +48,7 @@ def settings_of(record: Record) -> dict[str, Any]:
         "untied": not config.tied,
         "qk_norm": config.qk_norm,
         "ffn": config.ffn_hidden,
-        "vocab": config.vocab_size,
+        "vocab": (record.facts.get("model") or {}).get("padded_vocab") or config.vocab_size,
         "seq": record.seq_len,
         "tp": tp,
         "cp": cp,

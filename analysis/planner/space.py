@@ -76,6 +76,7 @@ def space(
     given = dict(zip((*SPLIT, *POLICY), values.T, strict=True))
     tp, zero_stage, fsdp2 = given["tp"], given["zero_stage"], given["fsdp2"]
     given |= {
+        "vocab": config.padded_vocab(tp),
         "seq": seq_len,
         "width": WIDTHS[precision],
         # The engines that shard gradients add up fp16's in fp16.

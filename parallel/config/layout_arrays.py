@@ -182,6 +182,7 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
     sizes = ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage")
     settings = {name: getattr(layout, name) for name in (*sizes, "sequence_parallel")} | {
         "shards": layout.shards * layout.cp,
+        "vocab": spec.padded_vocab,
         "seq": spec.seq_len,
         "recompute": RECOMPUTE.index(layout.recompute),
         "offload": OFFLOAD.index(layout.offload),

@@ -8,7 +8,7 @@ of a group, e bytes of an activation's number (4 in fp32, else 2).
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from models.config import parameter_shapes
 from parallel.config.settings import RunSpec
@@ -116,7 +116,11 @@ def _tensor(spec: RunSpec, rank: int) -> Volume:
         volume.add("all_reduce", n, e * model.head_dim, m * 2 * layers)
     if last:
         per_token = layout.micro_batch * spec.seq_len * 4
-        volume.add("all_reduce", n, per_token, 3 * m)
+        if spec.fuses_loss:  # it sends two of the numbers together
+            volume.add("all_reduce", n, per_token, m)
+            volume.add("all_reduce", n, 2 * per_token, m)
+        else:
+            volume.add("all_reduce", n, per_token, 3 * m)
     if spec.engine == "deepspeed_pipe":
         # What its stages send is cut over tp (`pipe_partitioned`, `grad_partitioned`) and must be
         # gathered: a stage's input; its own output, which it had cut, and that output's gradient.
@@ -151,7 +155,7 @@ def _pipeline(spec: RunSpec, rank: int) -> Volume:
 def _tied_embedding(spec: RunSpec) -> Volume:
     """The first and the last stage add up the gradients of their copies of the word embedding."""
     tp = spec.layout.tp
-    rows = spec.model.padded_vocab(tp) // tp
+    rows = spec.padded_vocab // tp
     volume = Volume()
     size = 4 if spec.engine == "megatron" or spec.precision == "fp32" else 2
     volume.add("all_reduce", 2, size * rows * spec.model.hidden)
@@ -172,7 +176,7 @@ def parameter_sizes(spec: RunSpec, rank: int) -> list[tuple[int, bool]]:
     if model.bias:  # those after row-parallel layers are whole
         layer += [(rows // tp, False) for rows in columns] + [(h, False)] * 2
     sizes = layer * (model.n_layer // layout.pp)
-    word = (model.padded_vocab(tp) // tp * h, True)
+    word = (spec.padded_vocab // tp * h, True)
     if stage == 0:
         sizes += [word] + [(model.max_seq_len * h, True)] * (model.position == "learned")
     if stage == layout.pp - 1:
@@ -241,7 +245,7 @@ def _fully_sharded(spec: RunSpec) -> Volume:
     """
     layout, shards = spec.layout, spec.layout.shards
     root = block = 0  # padded elements
-    for name, shape in parameter_shapes(spec.model).items():
+    for name, shape in parameter_shapes(replace(spec.model, vocab_size=spec.padded_vocab)).items():
         padded = _up(shape[0], shards) * math.prod(shape[1:])
         root += 0 if name.startswith("blocks.") else padded
         block += padded if name.startswith("blocks.0.") else 0

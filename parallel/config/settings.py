@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from models.bounds import Bounds
-from models.config import ACTIVATIONS, NORMS, POSITIONS, GPTConfig, preset
+from models.config import ACTIVATIONS, NORMS, POSITIONS, VOCAB_MULTIPLE, GPTConfig, preset
 from models.errors import UsageError
 from models.files import parse_json, read_text
 from models.hf_config import architecture
@@ -88,8 +88,14 @@ class RunSpec:
     )
     vocab_size: int | None = _flag(
         None,
-        "token ids; padded to a multiple of tp (default: the preset's, or the data's if larger)",
+        "token ids (default: the preset's, or the data's if larger)",
         _SIZE,
+    )
+    vocab_multiple: int = _flag(
+        VOCAB_MULTIPLE,
+        "pad the vocabulary with masked ids to a multiple of this x tp; 1 pads for tp alone",
+        Bounds(1, 2**16),
+        alias="--make-vocab-size-divisible-by",
     )
     max_seq_len: int | None = _flag(None, "positions: the longest sequence", _SIZE)
     position: str | None = _flag(None, "how positions enter the model", POSITIONS)
@@ -233,6 +239,19 @@ class RunSpec:
     @cached_property
     def model(self) -> GPTConfig:
         return preset(self.preset, **{name: getattr(self, name) for name in MODEL})
+
+    @property
+    def padded_vocab(self) -> int:
+        """Rows of the word embedding, over all tp ranks. Hugging Face's classes are not padded."""
+        if self.implementation == "hf":
+            return self.model.vocab_size
+        return self.model.padded_vocab(self.tp, self.vocab_multiple)
+
+    @property
+    def fuses_loss(self) -> bool:
+        """Whether megatron-core's layers take its fused cross-entropy. That rounds its gradient to
+        bf16, whatever the logits are, and Megatron-LM says that it is not deterministic."""
+        return self.precision in ("bf16", "fp8") and not self.deterministic
 
     @cached_property
     def layout(self) -> Layout:

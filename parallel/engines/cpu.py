@@ -9,10 +9,13 @@ import collections
 import contextlib
 import ctypes
 import functools
+import os
+import platform
 import warnings
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils import _device
 
 FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "arange", "rand", "randn", "as_tensor")
@@ -32,6 +35,16 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     return bool(mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, -1))
+
+
+def share_of_cores() -> int:
+    """Cores for each rank, where those that may use the same cores share them equally. All ranks
+    call it; each asks what its launcher left it.
+    """
+    mine = (platform.node(), sorted(os.sched_getaffinity(0)))
+    of_all = [mine] * dist.get_world_size()
+    dist.all_gather_object(of_all, mine)
+    return max(1, len(mine[1]) // of_all.count(mine))
 
 
 def import_megatron() -> None:

@@ -40,7 +40,7 @@ class DDPEngine:
         if spec.compile:
             self.model.compile()
         self.parameters = list(module.parameters())
-        self.optimizer = adamw(self.parameters, spec, fused=True)
+        self.optimizer = adamw(self.parameters, spec)
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
 
     def _autocast(self) -> contextlib.AbstractContextManager:
@@ -63,11 +63,12 @@ class DDPEngine:
             limit = self.spec.clip_grad or float("inf")
             norm = nn.utils.clip_grad_norm_(self.parameters, limit)
             set_lr(self.optimizer.param_groups, lr)
-            scale = self.scaler.get_scale()
+            # A tensor, and a copy of the one that `update` writes to.
+            scale = self.scaler.scale(torch.ones((), device=self.device))
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
-        norm = float(norm)  # only now: reading it waits for the device
+        norm, scale = float(norm), float(scale)  # only now: reading waits for the device
         skipped = self.spec.precision == "fp16" and not norm < float("inf")
         return StepResult(self._mean(total), None if skipped else norm, scale, skipped)
 

@@ -46,9 +46,13 @@ def config(spec: RunSpec) -> dict[str, Any]:
     zero = {**merged.get("zero_optimization", {}), "stage": layout.zero_stage}
     for key, where in (("offload_optimizer", ("optimizer", "all")), ("offload_param", ("all",))):
         if layout.offload in where:
-            zero[key] = {**zero.get(key, {}), "device": "cpu"}
+            pinned = {"pin_memory": torch.cuda.is_available()}
+            zero[key] = {**pinned, **zero.get(key, {}), "device": "cpu"}
         else:
             zero.pop(key, None)
+    if spec.engine == "deepspeed_zero" and layout.zero_stage in (1, 2):
+        # Reduce gradients while backward goes on, as it does by itself at stage 3: one more bucket.
+        zero.setdefault("overlap_comm", torch.cuda.is_available())
     merged |= {
         "train_batch_size": layout.global_batch,
         "train_micro_batch_size_per_gpu": layout.micro_batch,
@@ -92,24 +96,24 @@ class ClippingAdamW(torch.optim.AdamW):
         # By position: in fp16 DeepSpeed puts fp32 copies in the place of the parameters, and those
         # have not the attributes that `counts` reads.
         self.counted = [counts(p) for group in self.param_groups for p in group["params"]]
-        self._global_grad_norm: float | None = None  # where DeepSpeed's engine looks
+        # Where DeepSpeed's engine looks. A tensor: reading it here would wait for the device.
+        self._global_grad_norm: torch.Tensor | None = None
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         parameters = [p for group in self.param_groups for p in group["params"]]
-        grads = [p.grad for p in parameters if p.grad is not None]
         squares = [
             p.grad.float().square().sum()
             for p, counts_here in zip(parameters, self.counted, strict=True)
             if counts_here and p.grad is not None
         ]
-        total = torch.stack(squares or [grads[0].new_zeros((), dtype=torch.float32)]).sum()
+        none = torch.zeros((), device=parameters[0].device)
+        total = torch.stack(squares or [none]).sum()
         if self.group is not None:
             dist.all_reduce(total, group=self.group)
-        self._global_grad_norm = float(total.sqrt())
-        if self.limit and self._global_grad_norm > self.limit:
-            scale = self.limit / (self._global_grad_norm + 1e-6)
-            torch._foreach_mul_(grads, scale)
+        self._global_grad_norm = total.sqrt()
+        if self.limit:
+            nn.utils.clip_grads_with_norm_(parameters, self.limit, self._global_grad_norm)
         super().step(closure)
 
 
@@ -176,6 +180,8 @@ class DeepSpeedEngine:
         self.unfused = self.fp16 and spec.layout.zero_stage == 0  # FP16_UnfusedOptimizer
         if self.unfused:
             # While it is built, this optimizer steps once on zero gradients to make the moments.
+            # That decays its fp32 weights: take them from the model again.
+            self.outer.refresh_fp32_params()
             set_adam_step(self.adam, 0)
             # DeepSpeed 0.19 raises the scale before it unscales gradients of the lower one. So its
             # own update only lowers the scale, and `step` raises it.

@@ -23,7 +23,7 @@ class DeepSpeedPipeEngine(common.DeepSpeedEngine):
     def __init__(self, spec: RunSpec, device: torch.device, kernels: str):
         common.connect()
         layout = spec.layout
-        config = layers.start(spec, device.type == "cuda")
+        self.config = config = layers.start(spec, device.type == "cuda")
         if spec.model.tied:
             word = ("word", layers.WordEmbedding, spec, config)
             tied = partial(TiedLayerSpec, *word, tied_weight_attr="embedding.weight")
@@ -63,6 +63,7 @@ class DeepSpeedPipeEngine(common.DeepSpeedEngine):
         )
         super().__init__(spec, device, module, adam, tracker=layers.random_tracker())
         self.facts = {"stage_boundaries": [int(p) for p in module.parts]}
+        self.facts |= layers.options(config)
         for tied_weights in module.tied_comms.values():
             name_group(tied_weights["group"], "embedding")
         self.engine._INSTRUCTION_MAP = self.engine._INSTRUCTION_MAP | {
@@ -75,7 +76,7 @@ class DeepSpeedPipeEngine(common.DeepSpeedEngine):
         }
 
     def _loss(self, logits_SBV: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
-        return self._scaled(layers.mean_loss(logits_SBV, labels_BS))
+        return self._scaled(layers.mean_loss(self.config, logits_SBV, labels_BS))
 
     def _train(self, batches: Iterator[Batch]) -> float:
         return float(self.engine.train_batch(batches))

@@ -55,6 +55,7 @@ class DeepSpeedZeroEngine(common.DeepSpeedEngine):
                 model = build_reference(spec, gathered)
         adam = common.optimizer(model.parameters(), spec, counts, group)
         super().__init__(spec, device, model, adam, mpu, tracker)
+        self.facts = layers.options(config) if split else {}
         self.dp_group = mpu.get_data_parallel_group() if split else None
 
     def _train(self, batches: Iterator[Batch]) -> float:

@@ -56,7 +56,9 @@ class FSDP2Engine:
         }
         # No rank ever has the whole model: it is built without memory, then filled shard by shard.
         with torch.device("meta"):
-            self.model = gpt.GPT(spec.model, spec.recompute == "full", spec.end_of_text)
+            self.model = gpt.GPT(
+                spec.model, spec.recompute == "full", spec.end_of_text, spec.padded_vocab
+            )
         self.reshards = layout.zero_stage == 3
         for block in self.model.blocks:
             fully_shard(block, reshard_after_forward=self.reshards, **rules)
@@ -66,12 +68,13 @@ class FSDP2Engine:
         fully_shard(self.model, reshard_after_forward=False, **rules)
         self.model.to_empty(device="cpu" if layout.offload == "all" else device)
         gpt.fill(self.model, self._starting_value)
-        name_parameters(self.model)
+        name_parameters(self.model, spec.model)
         self.parameters = list(self.model.parameters())
-        self.optimizer = adamw(self.parameters, spec, fused=True)
+        self.optimizer = adamw(self.parameters, spec)
 
     def _starting_value(self, name: str, parameter: nn.Parameter) -> torch.Tensor:
-        whole = gpt.init_parameter(self.spec.model, name, self.spec.seed)
+        spec = self.spec
+        whole = gpt.init_parameter(spec.model, name, spec.seed, spec.padded_vocab)
         # Every rank has drawn it, so none is to send it (src_data_rank).
         placed = parameter.device_mesh, parameter.placements
         return distribute_tensor(whole, *placed, src_data_rank=None)

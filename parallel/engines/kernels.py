@@ -29,6 +29,9 @@ def usable() -> dict[str, str]:
     return {name: problem(name) for name in (*_LIBRARIES, "torch")}
 
 
+_GRADIENT_GEMM = "fused_weight_gradient_mlp_cuda"  # of apex, a module of its own
+
+
 def problem(kernels: str) -> str:
     """Why a kernel set's layer norm does not run here as PyTorch's does, or ""."""
     if kernels == "torch":
@@ -77,6 +80,15 @@ def te_attention(heads: int, size: int) -> nn.Module:
     return te.DotProductAttention(heads, size, qkv_format="bshd", attn_mask_type="causal")
 
 
+def adds_up_gradients() -> bool:
+    """Whether apex's GEMM that adds a weight's gradient to an fp32 buffer is here."""
+    try:
+        importlib.import_module(_GRADIENT_GEMM)
+    except (ImportError, OSError):
+        return False
+    return torch.cuda.is_available()
+
+
 def choose(asked: str, device: torch.device, offered: Sequence[str]) -> str:
     """The kernel set to use, of those `offered` (the engine has code for), best first.
 
@@ -97,7 +109,8 @@ def hide_others(chosen: str) -> None:
     """Let no library import a better kernel set than the chosen one. megatron-core would take its
     optimizer and the gradient's norm from it."""
     better = {"te": (), "apex": ("transformer_engine",), "torch": ("transformer_engine", "apex")}
-    sys.modules.update(dict.fromkeys(better[chosen]))
+    gemm = (_GRADIENT_GEMM,) if chosen == "torch" else ()
+    sys.modules.update(dict.fromkeys((*better[chosen], *gemm)))
 
 
 def check_compiler(device: torch.device) -> None:

@@ -14,16 +14,21 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models import gpt
 from models.config import GPTConfig, parameter_shapes
-from models.gpt import fill, gelu, init_parameter, positions, rope_frequencies
+from models.gpt import fill, gelu, positions, rope_frequencies
 from models.tensor_files import DTYPES
 from parallel.checkpoint.contents import is_split
 from parallel.config.settings import RunSpec
 from parallel.engines.cpu import import_megatron
+from parallel.engines.kernels import adds_up_gradients
 
 import_megatron()
 
 from megatron.core import parallel_state, tensor_parallel  # noqa: E402
+from megatron.core.fusions.fused_cross_entropy import (  # noqa: E402
+    fused_vocab_parallel_cross_entropy,
+)
 from megatron.core.models.common.embeddings.rotary_pos_embedding import (  # noqa: E402
     RotaryEmbedding,
 )
@@ -62,7 +67,6 @@ _TOP_NAMES = {
     "decoder.final_layernorm.bias": "norm.bias",
     "output_layer.weight": "output.weight",
 }
-_PADDED = ("embedding.word.weight", "output.weight")  # a row for each token id
 
 
 def compute_dtype(spec: RunSpec) -> torch.dtype:
@@ -154,6 +158,8 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
     """megatron-core's configuration of the run's GPT."""
     model, layout, dtype = spec.model, spec.layout, compute_dtype(spec)
     full = layout.recompute == "full"
+    # megatron-core's fused GELU adds a bias. It is GPT-2's tanh, though it is asked for as F.gelu.
+    fused = model.gated or model.bias
     return TransformerConfig(
         num_layers=model.n_layer,
         hidden_size=model.hidden,
@@ -164,7 +170,8 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         ffn_hidden_size=model.ffn_hidden,
         normalization="RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
         layernorm_epsilon=model.norm_eps,
-        activation_func=F.silu if model.gated else gelu,
+        activation_func=F.silu if model.gated else F.gelu if fused else gelu,
+        bias_activation_fusion=fused,
         gated_linear_unit=model.gated,
         add_bias_linear=model.bias,
         hidden_dropout=0.0,
@@ -180,13 +187,16 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         fp16=spec.precision == "fp16",
         fp8="hybrid" if spec.precision == "fp8" else None,  # e4m3, gradients e5m2
         fp8_recipe=spec.fp8_recipe,
-        attention_softmax_in_fp32=True,
         deterministic_mode=spec.deterministic,
         use_cpu_initialization=not cuda,
         perform_initialization=False,  # `fill` does it, the same for every layout
-        gradient_accumulation_fusion=False,
-        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=spec.engine == "megatron" and adds_up_gradients(),
+        cross_entropy_loss_fusion=spec.fuses_loss,
         bias_dropout_fusion=cuda,
+        # What a stage has sent is needed as a node of the graph alone. The interleaved schedule
+        # frees it before the message has left: gloo then sent other activations.
+        deallocate_pipeline_outputs=layout.vpp == 1,
+        batch_p2p_sync=False,  # a wait for the device, against an error of PyTorch before 2.0
         # In one batch, two messages between the same two ranks differ only in their order. gloo
         # does not keep it: interleaving at pp 2 then trained on swapped gradients.
         batch_p2p_comm=cuda and layout.vpp == 1,
@@ -195,6 +205,14 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         recompute_method="uniform" if full else None,
         recompute_num_layers=1 if full else None,
     )
+
+
+def options(config: TransformerConfig) -> dict[str, bool]:
+    """For run.json: what megatron-core was asked to do faster or with less memory."""
+    names = ("bias_activation_fusion", "bias_dropout_fusion", "cross_entropy_loss_fusion")
+    names += ("gradient_accumulation_fusion", "deallocate_pipeline_outputs")
+    names += ("batch_p2p_comm", "batch_p2p_sync")
+    return {name: getattr(config, name) for name in names}
 
 
 def block_submodules(
@@ -239,7 +257,7 @@ def gpt_model(
     model = GPTModel(
         config=config,
         transformer_layer_spec=block_submodules(spec, config, kernels),
-        vocab_size=spec.model.padded_vocab(spec.layout.tp),
+        vocab_size=spec.padded_vocab,
         max_sequence_length=spec.model.max_seq_len,
         pre_process=pre_process,
         post_process=post_process,
@@ -275,13 +293,9 @@ def positions_and_mask(spec: RunSpec, tokens_BS: Tensor) -> tuple[Tensor, Tensor
 
 
 def mask_padding(logits: Tensor, model: GPTConfig) -> Tensor:
-    """Give the logits of padded vocabulary rows no probability; [.., V/tp], this tp rank's part."""
-    tp = parallel_state.get_tensor_model_parallel_world_size()
-    if model.padded_vocab(tp) == model.vocab_size:
-        return logits
+    """`gpt.mask_padding` of this tp rank's part of the logits, [.., V/tp]."""
     first = parallel_state.get_tensor_model_parallel_rank() * logits.size(-1)
-    column = torch.arange(first, first + logits.size(-1), device=logits.device)
-    return logits.masked_fill(column >= model.vocab_size, torch.finfo(logits.dtype).min)
+    return gpt.mask_padding(logits, max(0, model.vocab_size - first))
 
 
 def reference_value(spec: RunSpec, parameter: nn.Parameter, *names: str) -> Tensor:
@@ -296,10 +310,7 @@ def reference_value(spec: RunSpec, parameter: nn.Parameter, *names: str) -> Tens
     part = (parameter.size(0) // len(names), *parameter.shape[1:])
     parameter.references, values = [], []  # the first for a checkpoint's pieces (see pieces_of)
     for name in names:
-        full = init_parameter(spec.model, name, spec.seed)
-        if name in _PADDED:
-            padding = spec.model.padded_vocab(tp) - spec.model.vocab_size
-            full = torch.cat([full, torch.zeros(padding, spec.model.hidden)])
+        full = gpt.init_parameter(spec.model, name, spec.seed, spec.padded_vocab)
         split = [d for d, n in enumerate(part) if n != full.size(d)]
         offset = tuple(rank * n if d in split else 0 for d, n in enumerate(part))
         shape = parameter_shapes(spec.model)[name]
@@ -366,7 +377,7 @@ class OutputLayer(nn.Module):
         self.model = spec.model
         self.linear = tensor_parallel.ColumnParallelLinear(
             spec.model.hidden,
-            spec.model.padded_vocab(spec.layout.tp),
+            spec.padded_vocab,
             config=config,
             init_method=config.init_method,
             bias=False,
@@ -386,7 +397,7 @@ class WordEmbedding(nn.Module):
         super().__init__()
         self.end_of_text = spec.end_of_text
         self.embedding = tensor_parallel.VocabParallelEmbedding(
-            spec.model.padded_vocab(spec.layout.tp),
+            spec.padded_vocab,
             spec.model.hidden,
             init_method=config.init_method,
             config=config,
@@ -457,10 +468,14 @@ class FinalNorm(nn.Module):
         return self.norm(x[0] if isinstance(x, tuple) else x)
 
 
-def mean_loss(logits_SBV: Tensor, labels_BS: Tensor) -> Tensor:
-    """Mean cross-entropy of vocabulary-parallel logits [S, B, V/tp]; the same on every tp rank."""
+def mean_loss(config: TransformerConfig, logits_SBV: Tensor, labels_BS: Tensor) -> Tensor:
+    """Mean cross-entropy, in fp32, of vocabulary-parallel logits [S, B, V/tp]; the same on every tp
+    rank."""
     labels_SB = labels_BS.transpose(0, 1).contiguous()
-    return tensor_parallel.vocab_parallel_cross_entropy(logits_SBV.float(), labels_SB).mean()
+    if config.cross_entropy_loss_fusion:
+        group = parallel_state.get_tensor_model_parallel_group()
+        return fused_vocab_parallel_cross_entropy(logits_SBV, labels_SB, group).mean()
+    return tensor_parallel.vocab_parallel_cross_entropy(logits_SBV, labels_SB).mean()
 
 
 def random_tracker() -> Any:

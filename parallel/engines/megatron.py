@@ -21,7 +21,7 @@ from torch import Tensor
 from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.settings import RunSpec
 from parallel.engines import Batch, StepResult, layers
-from parallel.engines.optim import adam_step, adam_tensors, set_adam_step, set_lr
+from parallel.engines.optim import adam_step, adam_tensors, fuse, set_adam_step, set_lr
 from parallel.measure.breakdown import name_group
 from parallel.measure.ranges import MegatronTimers, region
 
@@ -73,6 +73,8 @@ class MegatronEngine:
             self.chunks,
             use_gloo_process_groups=False,
         )
+        for optimizer in self._optimizers():
+            fuse(optimizer.optimizer)
         for group in self.optimizer.param_groups:  # Megatron-LM's scheduler does this every step
             group["weight_decay"] = spec.weight_decay * group["wd_mult"]
         config.timers = MegatronTimers()
@@ -85,8 +87,8 @@ class MegatronEngine:
         self.config, self.ddp_config = config, ddp
         self.schedule = get_forward_backward_func()
 
-    def _run(self, batches: Iterator[Batch], n_micro: int, forward_only: bool) -> float:
-        """The schedule over n_micro micro-batches; their mean loss over all ranks."""
+    def _run(self, batches: Iterator[Batch], n_micro: int, forward_only: bool) -> Tensor:
+        """The schedule over n_micro micro-batches; this rank's share of their mean loss, [1]."""
         layout = self.spec.layout
         vpp = layout.vpp
         feeds = list(itertools.tee(batches, vpp))
@@ -101,9 +103,13 @@ class MegatronEngine:
         )
         # Only the last stage has losses; every tp, cp and dp rank of it has a copy or a share.
         mine = torch.stack([loss["loss"] for loss in losses]).mean() if losses else torch.zeros(())
-        total = mine.float().reshape(1).to(self.device)
-        dist.all_reduce(total)
-        return float(total) / (layout.tp * layout.cp * layout.dp)
+        return mine.float().reshape(1).to(self.device)
+
+    def _mean(self, share: Tensor) -> float:
+        """The mean loss over all ranks of what `_run` returned; waits for the device."""
+        layout = self.spec.layout
+        dist.all_reduce(share)
+        return float(share) / (layout.tp * layout.cp * layout.dp)
 
     def _forward(self, batches: Iterator[Batch], model: Any) -> tuple[Tensor, Any]:
         tokens_BS, labels_BS = next(batches)
@@ -119,21 +125,23 @@ class MegatronEngine:
             for chunk in self.chunks:
                 chunk.zero_grad_buffer()
             self.optimizer.zero_grad()
-        loss = self._run(batches, self.spec.layout.n_micro, forward_only=False)
+        share = self._run(batches, self.spec.layout.n_micro, forward_only=False)
         set_lr(self.optimizer.param_groups, lr)
-        scale = float(self.optimizer.get_loss_scale())
+        scale = self.optimizer.get_loss_scale()  # a tensor that the optimizer replaces, not writes
         with region("optimizer"):
             stepped, norm, _ = self.optimizer.step()
-        return StepResult(loss, float(norm) if stepped else None, scale, not stepped)
+        # Only now: reading a number waits for the device, and the optimizer would start late.
+        loss = self._mean(share)
+        return StepResult(loss, float(norm) if stepped else None, float(scale), not stepped)
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:
         for chunk in self.chunks:
             chunk.eval()
-        loss = self._run(batches, n, forward_only=True)
+        share = self._run(batches, n, forward_only=True)
         for chunk in self.chunks:
             chunk.train()
-        return loss
+        return self._mean(share)
 
     def _optimizers(self) -> list[Any]:
         return getattr(self.optimizer, "chained_optimizers", [self.optimizer])
@@ -185,7 +193,7 @@ class MegatronEngine:
         return {
             "schedule": self.schedule.__name__,
             "overlap_grad_reduce": self.ddp_config.overlap_grad_reduce,
-            "batch_p2p_comm": self.config.batch_p2p_comm,
+            **layers.options(self.config),
         }
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from models import gpt
+from models.config import GPTConfig, parameter_shapes
 from parallel.config.settings import RunSpec
 from parallel.engines import Batch
 from parallel.measure.ranges import region
@@ -23,17 +24,20 @@ def build_reference(
         model = hf_model.HuggingFaceGPT(spec.model, recompute, spec.end_of_text)
         hf_model.initialise(model, spec.seed, gathered)
     else:
-        model = gpt.GPT(spec.model, recompute, spec.end_of_text)
+        model = gpt.GPT(spec.model, recompute, spec.end_of_text, spec.padded_vocab)
         gpt.initialise(model, spec.seed, gathered)
-    name_parameters(model)
+    name_parameters(model, spec.model)
     return model
 
 
-def name_parameters(model: nn.Module) -> None:
-    """Give each parameter what `pieces_of` reads: its name and shape; it is there whole."""
+def name_parameters(model: nn.Module, config: GPTConfig) -> None:
+    """Give each parameter what `pieces_of` reads: its name and shape; it is there whole, the
+    padding of the vocabulary too. Hugging Face's have names and shapes of their own."""
+    shapes = parameter_shapes(config)
     for name, p in model.named_parameters():
-        shape = tuple(getattr(p, "ds_shape", p.shape))  # ZeRO-3 empties parameters
-        whole = {"name": name, "shape": shape, "offset": (0,) * len(shape), "part": shape}
+        part = tuple(getattr(p, "ds_shape", p.shape))  # ZeRO-3 empties parameters
+        shape = shapes.get(name, part)
+        whole = {"name": name, "shape": shape, "offset": (0,) * len(shape), "part": part}
         p.references = [whole]
 
 

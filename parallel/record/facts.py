@@ -171,7 +171,7 @@ def run_facts(
 ) -> dict[str, Any]:
     """run.json as far as it is known before torch is loaded; `repeat_of` is Study.repeat_of's."""
     layout = spec.layout
-    derived, padded = ("world_size", "global_batch", "bubble"), spec.model.padded_vocab(layout.tp)
+    derived, padded = ("world_size", "global_batch", "bubble"), spec.padded_vocab
     configuration, repeat = repeat_of or (run, None)
     return {
         "schema_version": SCHEMA_VERSION,

@@ -43,8 +43,8 @@ def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
         )
     if model["padded_vocab"] != model["vocab_size"]:
         lines.append(
-            f"vocabulary padded from {model['vocab_size']} to {model['padded_vocab']} rows for"
-            f" tp {layout['tp']}; the added logits are masked"
+            f"vocabulary padded from {model['vocab_size']} to {model['padded_vocab']} rows, a"
+            f" multiple of {spec.vocab_multiple} x tp {layout['tp']}; the added logits are masked"
         )
     return lines
 

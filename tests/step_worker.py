@@ -1,0 +1,71 @@
+"""Run by test_steps.py in one process: what a step of every engine does to its numbers and when.
+
+Prints a JSON line: "reads", per engine the functions of ours that read a number of a tensor before
+AdamW updated the weights (on a GPU each waits for all that was asked of it); "norms", per engine
+the gradient norm; "masters", the largest difference between DeepSpeed's first fp32 weights and the
+fp16 weights of the model.
+"""
+
+import json
+import sys
+import traceback
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from parallel import engines
+from parallel.config.settings import resolve
+from parallel.engines.deepspeed_common import deepspeed  # patched first
+
+SIZES = {"n_layer": 1, "hidden": 16, "n_head": 2, "vocab_size": 9, "max_seq_len": 8, "steps": 2}
+UPDATES = ("_fused_adamw_", "addcdiv_", "_foreach_addcdiv_")
+
+
+class Reads(TorchDispatchMode):
+    """The functions in parallel/engines that read a number before AdamW's first update."""
+
+    def __init__(self):
+        super().__init__()
+        self.functions, self.updated = [], False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        self.updated |= name in UPDATES
+        if name == "_local_scalar_dense" and not self.updated:
+            callers = [f for f in traceback.extract_stack() if "/torch/" not in f.filename]
+            if "parallel/engines/" in callers[-2].filename:  # the last is this function
+                self.functions.append(callers[-2].name)
+        return func(*args, **(kwargs or {}))
+
+
+def batches():
+    tokens = torch.arange(8)[None]
+    yield tokens, tokens
+
+
+def main() -> None:
+    deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
+    dist.init_process_group("gloo")
+    cpu, found = torch.device("cpu"), {"reads": {}, "norms": {}}
+    for name in sys.argv[1:]:
+        engine, _, precision = name.partition(":")
+        settings = {"engine": engine, "zero_stage": 2 * (engine == "fsdp2"), **SIZES}
+        spec = resolve(("test", settings))
+        if precision:  # which a device that is no GPU is refused
+            spec = resolve(("test", settings | {"precision": precision, "device": "auto"}))
+        built = engines.load(spec, cpu, "torch")
+        if precision and engine == "deepspeed_zero":
+            pairs = list(built._masters())
+            found["masters"] = max(float((half - own).abs().max()) for half, own in pairs)
+        with Reads() as reads:
+            result = built.step(batches(), spec.lr)
+        assert reads.updated, name
+        found["reads"][name], found["norms"][name] = reads.functions, result.grad_norm
+        if engine in ("megatron", "deepspeed_pipe"):
+            sys.modules["megatron.core"].parallel_state.destroy_model_parallel()
+    print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

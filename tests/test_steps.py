@@ -1,0 +1,94 @@
+"""What a step does around its arithmetic: when it waits, and where its batch comes from."""
+
+import json
+import os
+import subprocess
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from models.errors import UsageError
+from parallel import forked_ranks, token_files
+from parallel.config.settings import resolve
+from parallel.engines import cpu
+from parallel.trainer import reads_tokens
+from tests.conftest import ROOT, THREADS
+
+ENGINES = ("ddp", "ddp:fp16", "fsdp2", "deepspeed_zero", "deepspeed_zero:fp16", "deepspeed_pipe")
+ENGINES += ("megatron",)
+
+
+@pytest.fixture(scope="module")
+def steps() -> dict:
+    """What tests/step_worker.py prints."""
+    command = [*forked_ranks.prefix("deepspeed_pipe", 1, 1), "-m", "tests.step_worker", *ENGINES]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | THREADS, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_engine_reads_a_number_before_its_optimizer_has_been_asked_to_step(engine, steps):
+    assert steps["reads"][engine] == []
+    assert steps["norms"][engine] == pytest.approx(steps["norms"]["ddp"], rel=2e-3)
+
+
+def test_deepspeeds_fp16_optimizer_starts_from_the_models_weights(steps):
+    """While DeepSpeed builds it, it takes a step, which decays the fp32 weights."""
+    assert steps["masters"] == 0.0
+
+
+def test_the_next_batch_is_made_while_one_is_used():
+    made, go_on = [], threading.Event()
+
+    def batches():
+        for number in range(3):
+            made.append(number)
+            if number == 1:
+                assert go_on.wait(10)
+            yield number
+
+    with token_files.Ahead(batches(), torch.device("cpu")) as ahead:
+        assert next(ahead) == 0
+        while 1 not in made:  # asked for by nobody yet
+            time.sleep(0.001)
+        assert made == [0, 1]
+        go_on.set()
+        assert list(ahead) == [1, 2]
+
+
+def test_what_is_wrong_with_a_batch_is_raised_where_the_batch_is_used():
+    def batches():
+        yield 0
+        raise UsageError("token id 300")
+
+    with token_files.Ahead(batches(), torch.device("cpu")) as ahead:
+        assert next(ahead) == 0
+        with pytest.raises(UsageError, match="token id 300"):
+            next(ahead)
+
+
+def test_stages_between_the_first_and_the_last_make_no_batches(tokens):
+    settings = {"engine": "megatron", "gpus": 8, "pp": 4, "grad_accum": 4, "data": str(tokens)}
+    spec = resolve(("test", settings))
+    assert [reads_tokens(spec, rank) for rank in range(8)] == [True] * 2 + [False] * 4 + [True] * 2
+    resets = resolve(("test", settings | {"reset_at_documents": True}))
+    assert all(reads_tokens(resets, rank) for rank in range(8))
+
+
+def test_ranks_that_may_use_the_same_cores_share_them(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
+    monkeypatch.setattr(dist, "get_world_size", lambda: 8)
+    monkeypatch.setattr(dist, "all_gather_object", lambda found, mine: None)
+    assert cpu.share_of_cores() == 2  # torchrun: 8 ranks on the node's 16 cores
+
+    def bound(found, mine):
+        found[1:] = [(mine[0], [rank]) for rank in range(1, 8)]
+
+    monkeypatch.setattr(dist, "all_gather_object", bound)
+    assert cpu.share_of_cores() == 16  # srun: each rank has cores of its own
