@@ -5,7 +5,7 @@
 Each FIRST is a run such as `engine:tp=2,pp=2`. It is trained for 4 steps and saved after 2. Then it
 is built again, loads its own checkpoint and repeats steps 3 and 4. In fp32 it also does so from the
 first run's checkpoint. In fp16, training starts with a loss scale that overflows; if OUT's name is
-`raised`, it starts with a scale that DeepSpeed raises after two good steps. Prints one JSON line:
+`raised`, it starts with a scale that DeepSpeed raises after two good steps, and learns slowly. Prints one JSON line:
 {"straight": {name: [[loss, norm, scale], ...]}, "same": ..., "crossed": ..., "scaler": ...}.
 """
 
@@ -42,6 +42,8 @@ def spec_of(name: str, out: Path, tokens: str) -> RunSpec:
     for word in filter(None, words.split(",")):
         key, value = word.split("=")
         chosen[key] = int(value) if value.isdigit() else {"true": True}.get(value, value)
+    if out.name == "raised":  # small steps: what fp16 rounds then hardly changes the next gradient
+        chosen |= {"lr": 1e-4, "min_lr": 1e-5}
     folder = str(out / name.replace(":", "-").replace(",", "-").replace("=", ""))
     chosen |= {"save_interval": 2, "save": folder, "keep_last": 0}
     if "cp" in chosen:  # Transformer Engine, not used here, has no fp32 with cp

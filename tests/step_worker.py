@@ -3,7 +3,8 @@
 Prints a JSON line: "reads", per engine the functions of ours that read a number of a tensor before
 AdamW updated the weights (on a GPU each waits for all that was asked of it); "norms", per engine
 the gradient norm; "masters", the largest difference between DeepSpeed's first fp32 weights and the
-fp16 weights of the model.
+fp16 weights of the model; "activations", the largest differences of megatron-core's fused ones, and
+of their gradients, from the reference GPT's.
 """
 
 import json
@@ -12,8 +13,10 @@ import traceback
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from models.gpt import gelu
 from parallel import engines
 from parallel.config.settings import resolve
 from parallel.engines.deepspeed_common import deepspeed  # patched first
@@ -44,6 +47,34 @@ def batches():
     yield tokens, tokens
 
 
+def fused_activations() -> dict[str, float]:
+    from megatron.core.fusions.fused_bias_gelu import bias_gelu_impl
+    from megatron.core.fusions.fused_bias_swiglu import bias_swiglu_impl
+
+    torch.manual_seed(0)
+    x, bias = torch.randn(64, 32), torch.randn(32)
+    gate, up = slice(0, 16), slice(16, 32)
+    pairs = {
+        "gelu": (lambda x, b: bias_gelu_impl(x, b), lambda x, b: gelu(x + b)),
+        "swiglu": (
+            lambda x, b: bias_swiglu_impl(x, b, False, False),
+            lambda x, b: F.silu((x + b)[:, gate]) * (x + b)[:, up],
+        ),
+    }
+    off = {}
+    for name, both in pairs.items():
+        found = []
+        for function in both:
+            inputs = [t.clone().requires_grad_() for t in (x, bias)]
+            y = function(*inputs)
+            y.square().sum().backward()
+            found.append([y, *(t.grad for t in inputs)])
+        off[name] = max(
+            float((a - b).abs().max() / b.abs().max()) for a, b in zip(*found, strict=True)
+        )
+    return off
+
+
 def main() -> None:
     deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     dist.init_process_group("gloo")
@@ -64,6 +95,7 @@ def main() -> None:
         found["reads"][name], found["norms"][name] = reads.functions, result.grad_norm
         if engine in ("megatron", "deepspeed_pipe"):
             sys.modules["megatron.core"].parallel_state.destroy_model_parallel()
+    found["activations"] = fused_activations()
     print(json.dumps(found), flush=True)
 
 

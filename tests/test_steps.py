@@ -43,6 +43,11 @@ def test_deepspeeds_fp16_optimizer_starts_from_the_models_weights(steps):
     assert steps["masters"] == 0.0
 
 
+@pytest.mark.parametrize("name", ["gelu", "swiglu"])
+def test_megatrons_fused_activation_is_the_reference_models(name, steps):
+    assert steps["activations"][name] < 1e-6
+
+
 def test_the_next_batch_is_made_while_one_is_used():
     made, go_on = [], threading.Event()
 

@@ -1,5 +1,7 @@
 """What a step sends, against numbers added up by hand; `test_parity.py` measures them."""
 
+from dataclasses import replace
+
 import pytest
 
 from parallel.config.message_bytes import Volume, parameter_sizes, step_volumes, wire_bytes
@@ -7,7 +9,7 @@ from parallel.config.settings import resolve
 
 # b 2, s 16, h 8 in fp32: 1,024 bytes of hidden states, 128 of one number a token. 3 micro-batches.
 SMALL = {"n_layer": 4, "hidden": 8, "n_head": 2, "vocab_size": 14, "max_seq_len": 16}
-SMALL |= {"micro_batch": 2, "grad_accum": 3, "engine": "megatron"}
+SMALL |= {"micro_batch": 2, "grad_accum": 3, "engine": "megatron", "vocab_multiple": 1}
 H, TOKEN, M = 1024, 128, 3
 
 
@@ -130,6 +132,16 @@ def test_the_tied_embedding_is_reduced_as_wide_as_gradients_are_kept(engine, pre
     spec = small(8, tp=4, pp=2, engine=engine, precision=precision, n_head=4)
     rows = 4  # 14 words in four parts, padded to 16
     assert sums(step_volumes(spec, 0)["embedding"]) == (1, *[width * rows * 8] * 2)
+    usual = replace(spec, vocab_multiple=128)  # padded to 512
+    assert sums(step_volumes(usual, 0)["embedding"]) == (1, *[width * 128 * 8] * 2)
+
+
+def test_the_fused_loss_sends_two_of_its_numbers_together():
+    whole, fused = (small(2, tp=2, precision=p) for p in ("fp32", "bf16"))
+    steady = replace(fused, deterministic=True)
+    calls = [step_volumes(spec, 0)["tp"].calls for spec in (whole, fused, steady)]
+    assert calls == [calls[0], calls[0] - M, calls[0]]
+    assert step_volumes(fused, 0)["tp"].bytes == step_volumes(steady, 0)["tp"].bytes
 
 
 def test_parameters_of_all_ranks_are_the_models():

@@ -159,7 +159,8 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
     model, layout, dtype = spec.model, spec.layout, compute_dtype(spec)
     full = layout.recompute == "full"
     # megatron-core's fused GELU adds a bias. It is GPT-2's tanh, though it is asked for as F.gelu.
-    fused = model.gated or model.bias
+    # On a CPU nothing compiles it: a dozen passes, each of which rounds, in the place of one.
+    fused = model.gated or (model.bias and cuda)
     return TransformerConfig(
         num_layers=model.n_layer,
         hidden_size=model.hidden,
