@@ -96,7 +96,7 @@ def loop(
 ) -> Callable[[Sequence[Batch]], float]:
     """One step over micro-batches, which returns the loss."""
     parameters = list(model.parameters())
-    optimizer = adamw(parameters, spec, fused=True)
+    optimizer = adamw(parameters, spec)
     scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
     if spec.compile:
         model = torch.compile(model)

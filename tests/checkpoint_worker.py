@@ -5,7 +5,8 @@
 Each FIRST is a run such as `engine:tp=2,pp=2`. It is trained for 4 steps and saved after 2. Then it
 is built again, loads its own checkpoint and repeats steps 3 and 4. In fp32 it also does so from the
 first run's checkpoint. In fp16, training starts with a loss scale that overflows; if OUT's name is
-`raised`, it starts with a scale that DeepSpeed raises after two good steps, and learns slowly. Prints one JSON line:
+`raised`, it starts with a scale that DeepSpeed raises after two good steps, and learns slowly.
+Prints one JSON line:
 {"straight": {name: [[loss, norm, scale], ...]}, "same": ..., "crossed": ..., "scaler": ...}.
 """
 

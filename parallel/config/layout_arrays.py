@@ -188,7 +188,6 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
         "offload": OFFLOAD.index(layout.offload),
         "width": width,
         "grad_width": 4 if spec.precision in ("bf16", "fp8") or fp32_sums else width,
-        "vocab": spec.model.padded_vocab(layout.tp),
         "plain": spec.engine in ("ddp", "fsdp2", "deepspeed_zero")
         and layout.tp == 1
         and not spec.compile,

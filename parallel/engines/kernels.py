@@ -22,14 +22,12 @@ _LIBRARIES = {
     "te": ("Transformer Engine", "transformer_engine.pytorch", "LayerNorm"),
     "apex": ("NVIDIA's apex", "apex.normalization", "FusedLayerNorm", "fused_layer_norm_cuda"),
 }
+_GRADIENT_GEMM = "fused_weight_gradient_mlp_cuda"  # of apex, a module of its own
 
 
 def usable() -> dict[str, str]:
     """Each kernel set, and "" where it works or the reason why it does not."""
     return {name: problem(name) for name in (*_LIBRARIES, "torch")}
-
-
-_GRADIENT_GEMM = "fused_weight_gradient_mlp_cuda"  # of apex, a module of its own
 
 
 def problem(kernels: str) -> str:
