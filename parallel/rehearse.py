@@ -107,7 +107,8 @@ def work_of(spec: RunSpec, rank: int) -> str:
     n_micro = shortened(spec, stage).layout.n_micro
     dp = layout.dp if layout.zero_stage else min(layout.dp, 2)
     rest = {f.name: getattr(spec, f.name) for f in fields(RunSpec) if f.name not in _APART}
-    return repr((stage, n_micro, dp, rest))
+    place = rank % (layout.world_size // layout.pp)  # in its stage
+    return repr((stage, place, n_micro, dp, rest))
 
 
 def unable(spec: RunSpec) -> str:
@@ -452,6 +453,7 @@ def main(argv: list[str] | None = None) -> int:
                 from parallel.measure import memory_timeline
 
                 memory_timeline.write(arguments.out / f"{name}-rank{rank}", found.timeline)
+        found = replace(found, rank=rank)
         over = too_much(rank, found.stage, found.peak, card_gb)
         if found.error or over:
             failed.append(f"{name} rank {rank}")
@@ -463,7 +465,7 @@ def main(argv: list[str] | None = None) -> int:
         names = ("what", "rehearsed", "formula")
         beside = [dict(zip(names, row, strict=True)) for row in beside]
         about = {"run": name, "same_as": same_as, "too_much": over}
-        rows.append(about | asdict(found) | {"beside": beside})
+        rows.append(about | asdict(replace(found, timeline=[])) | {"beside": beside})
     if not text:
         print(json.dumps({"ranks": rows}, indent=2))
     if failed:

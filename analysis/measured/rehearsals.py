@@ -106,6 +106,7 @@ def report(paths: list[Path], runs_too: bool = False) -> list[Table]:
             ],
             summary,
             "Every run of the shipped studies, its first and last stage rehearsed",
+            ["formula within 3 %: of the rehearsed ranks; docs/rehearse.md says where it is not"],
         )
     ]
     if runs_too:
