@@ -22,7 +22,7 @@ from analysis.common.tables import Column, Table, writing  # noqa: E402
 from models.errors import Parser, UsageError, command_line  # noqa: E402
 from models.memory import GB  # noqa: E402
 from parallel.config.settings import RunSpec, resolve  # noqa: E402
-from parallel.rehearse import Processes, memory_rows, unable  # noqa: E402
+from parallel.rehearse import Processes, memory_rows, shortened, unable  # noqa: E402
 
 OURS, SHARED = ROOT / "logs" / "published", ROOT.parent / "shared" / "published"
 FILES = [SHARED / "bigscience_tr11_a100.csv", SHARED / "bigscience_tr3m_1b3_v100.csv"]
@@ -72,28 +72,27 @@ def runs_of(path: Path) -> list[tuple[dict[str, str], RunSpec]]:
     return list(found.values())
 
 
-def table(files: list[Path]) -> Table:
+def rehearsed(row: dict[str, str], spec: RunSpec, processes: Processes) -> dict[str, Any]:
+    """A row of the table.
+
+    Raises:
+        UsageError: rank 0 could not train a step.
+    """
+    rank = processes.rehearse(spec, 0)
+    if rank.error:
+        raise UsageError(f"{row['id']}: {rank.error}")
+    *_, (_, ours, formula) = memory_rows(spec, 0, rank.peak)
+    published = float(row["mem_gb"])
+    return (
+        {name: row[name] for name in ("id", "layers", "hidden", "precision")}
+        | {name: int(row[name] or 1) for name in ("tp", "pp", "dp", "micro_batch")}
+        | {"published": published, "rehearsed": ours / GB, "formula": formula / GB}
+        | {"rest": published - ours / GB}
+    )
+
+
+def table(found: list[dict[str, Any]], missing: list[str]) -> Table:
     """Published beside rehearsed."""
-    processes = Processes({"megatron", "deepspeed_pipe"})
-    found, notes = [], []
-    for path in files:
-        if not path.exists():
-            notes.append(f"{path.name} is not here")
-            continue
-        for row, spec in runs_of(path):
-            rank = processes.rehearse(spec, 0)
-            print(f"{row['id']}: {rank.error or f'{rank.seconds:.0f} s'}", file=sys.stderr)
-            if rank.error:
-                notes.append(f"{row['id']} cannot be rehearsed: {rank.error}")
-                continue
-            *_, (_, ours, formula) = memory_rows(spec, 0, rank.peak)
-            published = float(row["mem_gb"])
-            found.append(
-                {name: row[name] for name in ("id", "layers", "hidden", "precision")}
-                | {name: int(row[name] or 1) for name in ("tp", "pp", "dp", "micro_batch")}
-                | {"published": published, "rehearsed": ours / GB, "formula": formula / GB}
-                | {"rest": published - ours / GB}
-            )
     return Table(
         [
             Column("id", "row"),
@@ -107,12 +106,12 @@ def table(files: list[Path]) -> Table:
             Column("formula", "formula GB", ".1f"),
             Column("rest", "rest GB", "+.1f"),
         ],
-        found,
+        sorted(found, key=lambda row: row["id"]),
         "Published peaks of rank 0 beside its rehearsed tensors",
         [
             "rest: the CUDA context, NCCL and what the allocator wastes (the planner's: 4.2 GB"
             " and 5 % of the activations), and what their code held otherwise than today's",
-            *notes,
+            *([f"not rehearsed: {', '.join(missing)}"] if missing else []),
         ],
     )
 
@@ -127,9 +126,16 @@ def main(argv: list[str] | None = None) -> int:
     out = ROOT / "logs" / "2-core-cpu" / "rehearsed_published.md"
     parser.add_argument("--out", type=Path, default=out, metavar="FILE.md")
     arguments = parser.parse_args(argv)
-    made = table(FILES).render("markdown")
-    with writing(arguments.out):
-        arguments.out.write_text(made)
+    runs = [run for path in FILES if path.exists() for run in runs_of(path)]
+    runs.sort(key=lambda run: run[1].model.n_layer / run[1].pp * shortened(run[1], 0).grad_accum)
+    processes = Processes({spec.engine for _, spec in runs})
+    found: list[dict[str, Any]] = []
+    for at, (row, spec) in enumerate(runs):
+        found.append(rehearsed(row, spec, processes))
+        print(f"{row['id']}: {found[-1]['rehearsed']:.1f} GB", flush=True)
+        made = table(found, [later["id"] for later, _ in runs[at + 1 :]])
+        with writing(arguments.out):  # after each: a stopped one says what is missing
+            arguments.out.write_text(made.render("markdown"))
     return 0
 
 
