@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")  # Paul Tol, bright
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")  # Paul Tol, bright
 
 
 def _figure(title: str) -> "tuple[Figure, Any]":
@@ -25,7 +25,7 @@ def _figure(title: str) -> "tuple[Figure, Any]":
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
     axes.set_title(title)
-    axes.set_prop_cycle(color=_COLOURS)
+    axes.set_prop_cycle(color=COLOURS)
     axes.grid(alpha=0.3)
     return figure, axes
 
@@ -96,7 +96,7 @@ def phases(bars: dict[str, dict[str, float]], title: str) -> "Figure":
     figure, axes = _figure(title)
     bottom = [0.0] * len(bars)
     names = list(dict.fromkeys(name for parts in bars.values() for name in parts))
-    for colour, name in zip(_COLOURS * 3, names, strict=False):
+    for colour, name in zip(COLOURS * 3, names, strict=False):
         heights = [parts.get(name, 0.0) for parts in bars.values()]
         axes.bar(list(bars), heights, bottom=bottom, label=name, color=colour)
         bottom = [b + h for b, h in zip(bottom, heights, strict=True)]

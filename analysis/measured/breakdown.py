@@ -348,13 +348,11 @@ def _is_baseline(base: Breakdown, one: Breakdown) -> bool:
     return beside and base.run.name == one.run.facts.get("baseline")
 
 
-def report(
-    paths: list[Path], baseline: str | None = None, scaling: str = "strong"
-) -> tuple[list[Table], list[str]]:
-    """The three tables of what is at the paths, and one line for each thing that could not be read.
+def read_all(paths: list[Path]) -> tuple[list[Breakdown], list[str]]:
+    """Every breakdown at the paths, and one line for each thing that could not be read.
 
     Raises:
-        UsageError: nothing could be read, or nothing is called `baseline`.
+        UsageError: nothing could be read.
     """
     found, problems = [], []
     for path in find_runs(paths):
@@ -370,4 +368,16 @@ def report(
     shown = distinct([one.run.name for one in found], [one.run.path for one in found])
     for one, name in zip(found, shown, strict=True):
         one.shown = name
+    return found, problems
+
+
+def report(
+    paths: list[Path], baseline: str | None = None, scaling: str = "strong"
+) -> tuple[list[Table], list[str]]:
+    """The three tables of what is at the paths, and one line for each thing that could not be read.
+
+    Raises:
+        UsageError: nothing could be read, or nothing is called `baseline`.
+    """
+    found, problems = read_all(paths)
     return [times(found), messages(found), losses(found, baseline, scaling)], problems

@@ -100,18 +100,30 @@ def compare(run: Run, baseline: Run | None) -> Parity:
     return _judge(run, baseline, math.log(mine["model vocab_size"]))
 
 
+def of_steps(run: Run, baseline: Run) -> list[tuple[int, float, float]]:
+    """(step, |loss - baseline's| in nats, grad norm's difference over the baseline's) of each step.
+
+    Both hold the same steps, with a loss and a grad norm each (`compare` says where they do not).
+    """
+    return [
+        (
+            mine["step"],
+            _difference(mine["loss"], theirs["loss"], False),
+            _difference(mine["grad_norm"], theirs["grad_norm"], True),
+        )
+        for mine, theirs in zip(run.steps, baseline.steps, strict=True)
+    ]
+
+
 def _judge(run: Run, baseline: Run, ln_vocab: float) -> Parity:
     wrong = []
     worst: dict[str, tuple[float, int]] = {}
-    for what, relative, bar in (("loss", False, LOSS_BAR), ("grad_norm", True, GRAD_NORM_BAR)):
-        worst[what] = (0.0, run.steps[0]["step"])
-        for mine, theirs in zip(run.steps, baseline.steps, strict=True):
-            difference = _difference(mine[what], theirs[what], relative)
-            if difference > worst[what][0]:
-                worst[what] = (difference, mine["step"])
-        size, step = worst[what]
+    each = of_steps(run, baseline)
+    for i, (what, kind, bar) in enumerate(
+        (("loss", "", LOSS_BAR), ("grad_norm", "relative ", GRAD_NORM_BAR)), start=1
+    ):
+        size, step = worst[what] = max(((row[i], row[0]) for row in each), key=lambda pair: pair[0])
         if size > bar:
-            kind = "relative " if relative else ""
             wrong.append(f"{kind}{what} by {size:.1e} at step {step} (bar {bar:g})")
     first = run.steps[0]["loss"]
     if not abs(first - ln_vocab) <= FIRST_LOSS_BAR:

@@ -1,0 +1,280 @@
+"""The charts as Vega-Lite specifications, and the scripts from vl-convert's wheel that draw them.
+
+A specification has no data: the page puts the rows of a table into the data set `rows`.
+"""
+
+from functools import cache
+from typing import Any
+
+from analysis.common.plots import COLOURS
+from models.errors import UsageError
+from parallel.config.engine_abilities import ENGINES
+
+Spec = dict[str, Any]
+HEIGHT = 260  # pixels of a chart whose height does not depend on its rows
+# Paul Tol's muted colours and four more that the colour-blind tell apart, by part of a step.
+_PARTS = {
+    "forward": "#88ccee",
+    "backward": "#332288",
+    "compute": "#332288",
+    "optimizer": "#44aa99",
+    "tp": "#cc6677",
+    "dp": "#ddcc77",
+    "pp": "#117733",
+    "bubble": "#dddddd",
+    "embedding": "#aa4499",
+    "mixed": "#6699cc",
+    "control": "#999933",
+    "other communication": "#999933",
+    "data": "#661100",
+    "move": "#882255",
+    "imbalance": "#882255",
+}  # every other part is grey
+_POINT = {"type": "point", "filled": True, "size": 70, "opacity": 0.85}
+
+
+@cache
+def script() -> str:
+    """vega-embed with Vega-Lite and Vega as one script that sets `window.vegaEmbed`.
+
+    Raises:
+        UsageError: vl-convert-python is not installed.
+    """
+    try:
+        import vl_convert
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            "the page needs vl-convert-python: pip install 'gpt-scaling-study[page]'"
+        ) from error
+    return vl_convert.javascript_bundle("window.vegaEmbed=vegaEmbed;")
+
+
+def whole(spec: Spec) -> Spec:
+    """A specification with what all charts share; its data set `rows` is empty."""
+    return {
+        "background": None,
+        "data": {"name": "rows"},
+        "width": "container",
+        "height": HEIGHT,
+        "config": {"legend": {"orient": "bottom", "columns": 3}, "font": "sans-serif"},
+    } | spec
+
+
+def axis(field: str, title: str, log: bool = False, **more: Any) -> Spec:
+    """A quantitative channel of a field."""
+    scale = {"type": "log"} if log else {}
+    return {"field": field, "type": "quantitative", "title": title} | (
+        {"scale": scale | more.pop("scale", {})} | more
+    )
+
+
+def tip(**fields: str) -> list[Spec]:
+    """A tooltip: heading by field; numbers with four digits."""
+    return [{"field": field, "title": title} for field, title in fields.items()]
+
+
+def by_engine(engines: list[str]) -> Spec:
+    """Colour by engine: the same engine has the same colour in every chart of every page."""
+    own = [*ENGINES, *sorted(set(engines) - set(ENGINES))]
+    shown = [name for name in own if name in engines]
+    colours = [COLOURS[own.index(name) % len(COLOURS)] for name in shown]
+    scale = {"domain": shown, "range": colours}
+    return {"field": "engine", "type": "nominal", "title": None, "scale": scale}
+
+
+def against_gpus(value: str, title: str, engines: list[str], largest: list[float]) -> Spec:
+    """A value against GPUs, both logarithmic, with intervals, an ideal line and crosses.
+
+    largest: [fewest, most] GPUs; the ideal line goes from 1 to their ratio (speedup) or stays at
+    1 (efficiency). A row without the value is a cross on the axis.
+    """
+    few, most = largest
+    end = most / few if value == "speedup" else 1
+    ideal = [{"gpus": few, "y": 1}, {"gpus": most, "y": end}]
+    x = axis("gpus", "GPUs", log=True, scale={"base": 2}, axis={"format": "d"})
+    tips = tip(run="run", gpus="GPUs", speedup="speedup", efficiency="efficiency")
+    reasons = tip(run="run", verdict="verdict", **{f"{value}_why": "why it has no point"})
+    shape = {"field": "engine", "type": "nominal", "legend": None}
+    return {
+        "layer": [
+            {
+                "data": {"values": ideal},
+                "mark": {"type": "line", "strokeDash": [4, 4], "color": "#888888"},
+                "encoding": {"x": x, "y": axis("y", title, log=True)},
+            },
+            {
+                "transform": [{"filter": f"isValid(datum.{value}_low)"}],
+                "mark": {"type": "rule", "strokeWidth": 2},
+                "encoding": {
+                    "x": x,
+                    "y": axis(f"{value}_low", title, log=True),
+                    "y2": {"field": f"{value}_high"},
+                    "color": by_engine(engines),
+                },
+            },
+            {
+                "transform": [{"filter": f"isValid(datum.{value})"}],
+                "mark": _POINT,
+                "encoding": {
+                    "x": x,
+                    "y": axis(value, title, log=True),
+                    "color": by_engine(engines),
+                    "shape": shape,
+                    "tooltip": tips,
+                },
+            },
+            {
+                "transform": [{"filter": f"!isValid(datum.{value}) && isValid(datum.gpus)"}],
+                "mark": {"type": "text", "text": "\u2715", "fontSize": 15},
+                "encoding": {
+                    "x": x,
+                    "y": {"value": HEIGHT},
+                    "color": by_engine(engines),
+                    "tooltip": reasons,
+                },
+            },
+        ]
+    }
+
+
+def lines(value: str, title: str, engines: list[str], bar: float | None = None) -> Spec:
+    """A value of every step as one line a run; `bar`: a level that no line should cross, which
+    makes the axis logarithmic (zero, which it cannot show, is left out)."""
+    y = axis(value, title, log=bar is not None, scale={} if bar else {"zero": False})
+    if bar is not None:
+        y["axis"] = {"format": ".0e"}
+    one = {
+        "transform": [{"filter": f"isValid(datum.{value})" + f" && datum.{value} > 0" * bool(bar)}],
+        "mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.8, "point": bar is not None},
+        "encoding": {
+            "x": axis("iteration", "iteration"),
+            "y": y,
+            "color": by_engine(engines),
+            "detail": {"field": "run"},
+            "tooltip": tip(run="run", iteration="iteration", **{value: title}),
+        },
+    }
+    level = {
+        "data": {"values": [{"level": bar}]},
+        "mark": {"type": "rule", "strokeDash": [4, 4], "color": "#888888"},
+        "encoding": {"y": axis("level", title, log=True)},
+    }
+    return {"layer": [one, *[level] * (bar is not None)]}
+
+
+def strip() -> Spec:
+    """Every step of every run as a cell: darker is slower; steps of the warm-up are pale."""
+    over = axis("ratio", "over the run's steady time", scale={"scheme": "cividis", "reverse": True})
+    shown = tip(run="run", iteration="iteration", step_s="s", part="part")
+    return {
+        "height": {"step": 18},
+        "mark": {"type": "bar", "orient": "horizontal"},
+        "encoding": {
+            "x": axis("iteration", "iteration", scale={"zero": False, "nice": False}),
+            "x2": {"field": "next"},
+            "y": {"field": "run", "type": "nominal", "title": None, "sort": None},
+            "color": over,
+            "opacity": {"condition": {"test": "datum.part == 'warm-up'", "value": 0.3}, "value": 1},
+            "tooltip": shown,
+        },
+    }
+
+
+def parts(y: str, value: str, title: str, part: str, names: list[str], marked: str = "") -> Spec:
+    """Stacked horizontal bars: one a `y`, `value` by `part`; rows with `marked` get its words."""
+    scale = {"domain": names, "range": [_PARTS.get(name, "#888888") for name in names]}
+    where = {"field": y, "type": "nominal", "title": None, "sort": None}
+    bars = {
+        "mark": {"type": "bar", "stroke": "white", "strokeWidth": 0.5},
+        "encoding": {
+            "x": axis(value, title, stack=True),
+            "y": where,
+            "color": {"field": part, "type": "nominal", "title": None, "scale": scale},
+            "order": {"field": "order", "type": "quantitative"},
+            "tooltip": tip(**{y: "", part: "part", value: title}),
+        },
+    }
+    words = {
+        "transform": [{"filter": f"isValid(datum.{marked}) && datum.order == 0"}],
+        "mark": {"type": "text", "align": "left", "dx": 4},
+        "encoding": {
+            "x": axis("end", title),
+            "y": where,
+            "text": {"field": marked, "type": "nominal"},
+        },
+    }
+    return {"height": {"step": 20}, "layer": [bars, *[words] * bool(marked)]}
+
+
+def waterfall(names: list[str]) -> Spec:
+    """What each part took of an efficiency of 1, from left to right; they end at the efficiency."""
+    scale = {"domain": names, "range": [_PARTS.get(name, "#888888") for name in names]}
+    return {
+        "height": {"step": 22},
+        "mark": {"type": "bar", "stroke": "white", "strokeWidth": 0.5},
+        "encoding": {
+            "x": axis("from", "efficiency"),
+            "x2": {"field": "to"},
+            "y": {"field": "run", "type": "nominal", "title": None, "sort": None},
+            "color": {"field": "part", "type": "nominal", "title": None, "scale": scale},
+            "tooltip": tip(run="run", part="part", lost="lost"),
+        },
+    }
+
+
+def bars(value: str, title: str, engines: list[str], line: float | None, said: str) -> Spec:
+    """One horizontal bar a run, by engine; `line`: a limit, with its words."""
+    one = {
+        "transform": [{"filter": f"isValid(datum.{value})"}],
+        "mark": "bar",
+        "encoding": {
+            "x": axis(value, title),
+            "y": {"field": "run", "type": "nominal", "title": None, "sort": None},
+            "color": by_engine(engines),
+            "tooltip": tip(run="run", **{value: title}),
+        },
+    }
+    limit = {
+        "data": {"values": [{"limit": line, "said": said}]},
+        "mark": {"type": "rule", "strokeDash": [4, 4], "color": "#888888"},
+        "encoding": {"x": axis("limit", title), "tooltip": tip(said="limit", limit="GB")},
+    }
+    return {"height": {"step": 18}, "layer": [one, *[limit] * (line is not None)]}
+
+
+def beside(x: str, y: str, titles: list[str], colour: Spec, ends: list[float], run: str) -> Spec:
+    """One value against another, both logarithmic, with the line on which they are equal."""
+    equal = [{"x": end, "y": end} for end in ends]
+    return {
+        "layer": [
+            {
+                "data": {"values": equal},
+                "mark": {"type": "line", "strokeDash": [4, 4], "color": "#888888"},
+                "encoding": {"x": axis("x", titles[0], True), "y": axis("y", titles[1], True)},
+            },
+            {
+                "transform": [{"filter": f"isValid(datum.{x}) && isValid(datum.{y})"}],
+                "mark": _POINT,
+                "encoding": {
+                    "x": axis(x, titles[0], True),
+                    "y": axis(y, titles[1], True),
+                    "color": colour,
+                    "tooltip": tip(**{run: run, x: titles[0], y: titles[1]}),
+                },
+            },
+        ]
+    }
+
+
+def points(x: str, y: str, titles: list[str], colour: Spec) -> Spec:
+    """One point a row; x is logarithmic."""
+    return {
+        "transform": [{"filter": f"isValid(datum.{x}) && isValid(datum.{y})"}],
+        "mark": _POINT,
+        "encoding": {
+            "x": axis(x, titles[0], True, scale={"base": 2}, axis={"format": "d"}),
+            "y": axis(y, titles[1]),
+            "color": colour,
+            "tooltip": tip(line="line", **{x: titles[0], y: titles[1]}),
+        },
+    }

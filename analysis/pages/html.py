@@ -1,0 +1,153 @@
+"""Sections as one HTML file that asks for nothing: style, data and scripts are inside it.
+
+The tables are HTML with the same cells that the commands print, so they are read, printed and
+spoken without any script. The raw values stand as JSON in the element `data`.
+"""
+
+import json
+import math
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from analysis.common.tables import Table, cell
+from analysis.pages import charts
+from analysis.pages.section import Chart, Section
+
+_HERE = Path(__file__).parent
+
+
+@cache
+def _own(name: str) -> str:
+    return (_HERE / name).read_text()
+
+
+def page(title: str, sections: list[Section]) -> str:
+    """The whole file; the same sections give the same text.
+
+    Raises:
+        UsageError: vl-convert-python is not installed.
+    """
+    shown = [section for section in sections if not section.empty]
+    tables = {name: _raw(t) for s in shown for name, t in s.tables.items()}
+    drawn = [chart for s in shown for chart in s.charts]
+    data = {
+        "title": title,
+        "tables": tables,
+        "data": {name: groups for s in shown for name, groups in s.data.items()},
+        "charts": [{"spec": charts.whole(c.spec), "data": c.data, "limit": c.limit} for c in drawn],
+    }
+    numbers = {id(chart): i for i, chart in enumerate(drawn)}
+    body = "\n".join(_section(section, numbers) for section in shown)
+    scripts = [_own("page.js")]
+    scripts = [charts.script(), *scripts] if drawn else scripts
+    inline = "\n".join(map(_script, scripts))
+    links = " ".join(f'<a href="#{_id(s.title)}">{escape(s.title)}</a>' for s in shown)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<link rel="icon" href="data:,">
+<title>{escape(title)}</title>
+<style>
+{_own("page.css")}</style>
+</head>
+<body>
+<h1>{escape(title)}</h1>
+<nav aria-label="Views">{links}</nav>
+<main>
+{body}
+</main>
+<script type="application/json" id="data">{_json(data)}</script>
+{inline}
+</body>
+</html>
+"""
+
+
+# Vega makes functions of the expressions in its specifications: 'unsafe-eval' is for those.
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline';"
+    " img-src data:"
+)
+
+
+def _script(text: str) -> str:
+    assert "</script" not in text.lower(), "it would end the element"
+    return f"<script>{text}</script>"
+
+
+def _json(value: Any) -> str:
+    """JSON in which no < stands, so that no text of a log can end the element."""
+    return json.dumps(_finite(value), separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _raw(table: Table) -> dict[str, Any]:
+    """A table's shown columns and raw values, for sorting, copying and drawing."""
+    columns = table.shown
+    return {
+        "keys": [c.key for c in columns],
+        "rows": [[row.get(c.key) for c in columns] for row in table.rows],
+    }
+
+
+def _id(title: str) -> str:
+    return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())
+
+
+def _section(section: Section, numbers: dict[int, int]) -> str:
+    name = _id(section.title)
+    parts = [f'<section aria-labelledby="{name}"><h2 id="{name}">{escape(section.title)}</h2>']
+    parts += [f"<p>{escape(words)}</p>" for words in section.words]
+    parts += [_table(key, table) for key, table in section.tables.items() if table.rows]
+    if section.charts:
+        figures = "\n".join(_figure(numbers[id(c)], c) for c in section.charts)
+        parts.append(f'<div class="charts">{figures}</div>')
+    return "\n".join([*parts, "</section>"])
+
+
+def _figure(number: int, chart: Chart) -> str:
+    said = f"<figcaption>{escape(chart.summary)}</figcaption>" if chart.summary else ""
+    label = escape(chart.summary or "the same runs as the chart before", quote=True)
+    # vega-embed overwrites the label of the element that it draws in.
+    drawn = f'<div class="chart" id="chart-{number}"></div>'
+    return f'<figure><div role="img" aria-label="{label}">{drawn}</div>{said}</figure>'
+
+
+def _table(key: str, table: Table) -> str:
+    columns = table.shown
+    right = [
+        bool(c.spec) or all(isinstance(r.get(c.key), int | float | None) for r in table.rows)
+        for c in columns
+    ]
+    heads = "".join(
+        f'<th scope="col"{" class=n" * to_right}>{escape(c.heading)}</th>'
+        for c, to_right in zip(columns, right, strict=True)
+    )
+    lines = []
+    for row in table.rows:
+        cells = "".join(
+            f"<td{' class=n' * to_right}>{escape(cell(row.get(c.key), c.spec), quote=False)}</td>"
+            for c, to_right in zip(columns, right, strict=True)
+        )
+        lines.append(f"<tr>{cells}</tr>")
+    caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
+    notes = "".join(f"<li>{escape(note)}</li>" for note in table.below)
+    body = "\n".join(lines)
+    return f"""<div class="scroll" tabindex="0" role="region" aria-label="Table {escape(key)}">
+<table id="table-{key}">{caption}<thead><tr>{heads}</tr></thead>
+<tbody>
+{body}
+</tbody></table></div>
+{f"<ul class=notes>{notes}</ul>" if notes else ""}"""

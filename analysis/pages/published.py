@@ -1,0 +1,88 @@
+"""The views of a published CSV: its table, what the audit finds, and its charts."""
+
+from pathlib import Path
+from typing import Any
+
+from analysis.common.tables import Column, Table
+from analysis.logs.published_csv import PublishedTable, read_csv
+from analysis.pages import charts
+from analysis.pages.section import Chart, Section
+from analysis.published import recomputed
+from analysis.published.audit import audit_paths
+
+
+def views(path: Path) -> list[Section]:
+    """The table, its charts, and the audit's findings.
+
+    Raises:
+        UsageError: the CSV cannot be read.
+    """
+    name = path.stem
+    if path.name == recomputed.JEAN_ZAY and path.resolve().parent == recomputed.FOLDER.resolve():
+        table = recomputed.jean_zay(1, 10**6)
+    else:
+        table = _as_printed(read_csv(path))
+    found, refused, _ = audit_paths([path])
+    words = [f"Source: {path}."]
+    one = Section(f"Published: {path.name}", words, {name: table})
+    one.charts += _charts(name, table)
+    audit = Section(f"Audit: {path.name}", [*refused])
+    said = [{"finding": str(finding).replace(f"{path}:", "line ", 1)} for finding in found]
+    audit.tables[f"{name}-audit"] = Table([Column("finding", "finding")], said)
+    if not (found or refused):
+        audit.words.append("The audit found nothing.")
+    return [one, audit]
+
+
+def _as_printed(source: PublishedTable) -> Table:
+    """A CSV's cells: numbers where all of a column are, else as they are printed."""
+    columns, rows = [], [{"line": row.line_no} for row in source.rows]
+    for key in source.columns:
+        values = [(row.text(key), row.number(key)) for row in source.rows]
+        plain = all(not text or text == f"{number:g}" for text, number in values if number) and any(
+            number is not None for _, number in values
+        )
+        for row, (text, number) in zip(rows, values, strict=True):
+            row[key] = number if plain and text else text or None
+        columns.append(Column(key, key, "g" if plain else "", seldom=True))
+    return Table([Column("line", "line", "d"), *columns], rows)
+
+
+def _charts(name: str, table: Table) -> list[Chart]:
+    keys = {c.key for c in table.shown}
+    found: list[Chart] = []
+    if {"step_s", "predicted_s"} <= keys:
+        pairs = [r for r in table.rows if r.get("step_s") and r.get("predicted_s")]
+        seconds = [r[key] for r in pairs for key in ("step_s", "predicted_s")]
+        titles = ["published s/iter", "predicted s/iter"]
+        spec = charts.beside(
+            "step_s", "predicted_s", titles, _SIZE, [min(seconds), max(seconds)], "line"
+        )
+        worst = max(pairs, key=lambda r: abs(r["predicted_error"]))
+        said = f"{len(pairs)} rows; the largest error is {worst['predicted_error']:+.0%}, on line"
+        said += f" {worst['line']}. On the dashed line both are equal."
+        found.append(Chart(spec, name, said))
+    for key in ("megatron", "tflops"):
+        if {"gpus", key} <= keys:
+            found.append(_by_gpus(name, table.rows, key))
+            break
+    return found
+
+
+_SIZE: dict[str, Any] = {
+    "field": "params_b",
+    "type": "quantitative",
+    "title": "parameters (billions)",
+    "scale": {"type": "log", "scheme": "viridis"},
+}
+
+
+def _by_gpus(name: str, rows: list[dict[str, Any]], key: str) -> Chart:
+    known = [r for r in rows if isinstance(r.get(key), int | float) and r.get("gpus")]
+    title = "model TFLOP/s per GPU" if key == "megatron" else "TFLOP/s per GPU, as printed"
+    spec = charts.points("gpus", key, ["GPUs", title], _SIZE)
+    best = max(known, key=lambda r: r[key])
+    said = (
+        f"{len(known)} rows; most: {best[key]:.1f} on {best['gpus']:g} GPUs, line {best['line']}."
+    )
+    return Chart(spec, name, said)

@@ -1,0 +1,45 @@
+"""What a page is made of: sections with tables and charts over the same rows. Plain data."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from analysis.common.tables import Table
+
+# Rows of one kind: facts that all of them share, and one list per column.
+Group = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A Vega-Lite specification over named rows, and its contents in words.
+
+    data: the name of a table or of a data set of the page. limit: how many runs it shows at most,
+    the first that the table's filter leaves; 0: all of them.
+    """
+
+    spec: dict[str, Any]
+    data: str
+    summary: str
+    limit: int = 0
+
+
+@dataclass
+class Section:
+    """One view: sentences, tables by name, and charts. A section without content is left out."""
+
+    title: str
+    words: list[str] = field(default_factory=list)
+    tables: dict[str, Table] = field(default_factory=dict)
+    charts: list[Chart] = field(default_factory=list)
+    data: dict[str, list[Group]] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not (self.words or self.charts or any(t.rows for t in self.tables.values()))
+
+
+def group(rows: list[dict[str, Any]], **same: Any) -> Group:
+    """Rows as columns, with what is the same in all of them said once."""
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return {"same": same, "columns": {key: [row.get(key) for row in rows] for key in keys}}

@@ -1,0 +1,231 @@
+"""The views of runs and logs: verdict, run table, scaling, prediction, memory, provenance."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from analysis.common.tables import Column, Table
+from analysis.logs.load import name_of
+from analysis.logs.record import Record
+from analysis.measured import predictions, tflops
+from analysis.pages import charts
+from analysis.pages.section import Chart, Section, group
+from models.errors import printable
+from models.gpus import find_gpu
+
+# Layout columns that the page has beside those of analysis.tflops, before its column s/iter.
+_LAYOUT = (
+    Column("n_micro", "micro-batches", "d", seldom=True),
+    Column("global_batch", "global batch", "d", seldom=True),
+    Column("seq_len", "seq", "d", seldom=True),
+    Column("zero_stage", "ZeRO", "d", seldom=True),
+    Column("recompute", "recompute", seldom=True),
+    Column("precision", "precision", seldom=True),
+)
+_SPREAD = (
+    Column("ci_low_s", "95 % from", ".4g", seldom=True),
+    Column("ci_high_s", "to", ".4g", seldom=True),
+)
+
+
+def run_table(records: list[Record], found: Table) -> Table:
+    """The table of `analysis.tflops` with every layout column and the interval of s/iter."""
+    rows = []
+    for record, row in zip(records, found.rows, strict=True):
+        layout = {c.key: getattr(record, c.key) for c in _LAYOUT}
+        low, high = row["steady_ci95"] or (None, None)
+        rows.append(row | layout | {"ci_low_s": low, "ci_high_s": high})
+    columns: list[Column] = []
+    for column in found.columns:
+        columns += _LAYOUT if column.key == "step_s" else ()
+        columns.append(replace(column, heading="GPUs") if column.key == "gpus" else column)
+        columns += _SPREAD if column.key == "step_s" else ()
+    return replace(found, columns=columns, rows=rows)
+
+
+def engines_of(rows: list[dict[str, Any]]) -> list[str]:
+    """The engines of rows, in the order in which they first stand there."""
+    return list(dict.fromkeys(row["engine"] or "unknown" for row in rows))
+
+
+def verdict(records: list[Record], refused: list[str], found: Table) -> Section:
+    """What was asked, against what, where, and which runs count."""
+    one = Section("Verdict")
+    for text, name in (("Study", "study"), ("Baseline", "baseline")):
+        if said := _all(getattr(r, name) for r in records):
+            one.words.append(f"{text}: {said}.")
+    machines = [m for r in records for m in (r.gpu_type, (r.facts.get("host") or {}).get("cpu"))]
+    if said := _all(machines):
+        one.words.append(f"Machine: {said}.")
+    for text, room, key in (
+        ("torch", "versions", "torch"),
+        ("deepspeed", "versions", "deepspeed"),
+        ("megatron-core", "versions", "megatron-core"),
+    ):
+        if said := _all((r.facts.get(room) or {}).get(key) for r in records):
+            one.words.append(f"{text}: {said}.")
+    if said := _all(r.commit and r.commit[:12] for r in records):
+        one.words.append(f"Commit: {said}.")
+    counts = Counter(row["verdict"] for row in found.rows)
+    fit = sum(bool(row["fit"]) and row["verdict"] == "complete" for row in found.rows)
+    each = ", ".join(f"{n} {name}" for name, n in counts.most_common())
+    one.words.append(
+        f"{len(found.rows)} runs: {each}. {fit} of them are complete and have a step time."
+    )
+    columns = [Column("run", "run"), Column("verdict", "verdict"), Column("why", "why")]
+    out = [row for row in found.rows if not row["fit"] or row["verdict"] != "complete"]
+    rows = [{"run": r["run"], "verdict": r["verdict"], "why": _why(r)} for r in out]
+    rows += [{"run": None, "verdict": "not read", "why": line} for line in refused]
+    if rows:
+        one.tables["out"] = Table(columns, rows, "Runs that do not count, and why")
+    return one
+
+
+def _why(row: dict[str, Any]) -> str:
+    return row["notes"] or row["missing"].get("speedup") or row["missing"].get("step_s") or "-"
+
+
+def _all(values: Any) -> str:
+    return printable(", ".join(map(str, dict.fromkeys(v for v in values if v))))
+
+
+def scaling(rows: list[dict[str, Any]], kind: str) -> Section:
+    """Speedup and efficiency against GPUs of rows of `tflops.rows`, strong or weak."""
+    one = Section(f"Speedup and efficiency, {kind} scaling")
+    sizes = [row["gpus"] for row in rows if row["speedup"] is not None]
+    if len(set(sizes)) < 2:
+        return one
+    data = []
+    for row in rows:
+        point = {k: row[k] for k in ("run", "gpus", "speedup", "efficiency", "verdict")}
+        point |= {"engine": row["engine"] or "unknown"}
+        low, high = row["steady_ci95"] or (None, None)
+        for key in ("speedup", "efficiency"):
+            point[f"{key}_why"] = row["missing"].get(key)
+            bounds = row[key] is not None and low
+            point[f"{key}_low"] = row[key] * row["step_s"] / high if bounds else None
+            point[f"{key}_high"] = row[key] * row["step_s"] / low if bounds else None
+        data.append(point)
+    one.data[kind] = [group(data)]
+    ends = [min(sizes), max(sizes)]
+    for key in ("speedup", "efficiency"):
+        if any(p[key] is not None for p in data):
+            spec = charts.against_gpus(key, key, engines_of(data), ends)
+            one.charts.append(Chart(spec, kind, _said(data, key, ends)))
+    return one
+
+
+def _said(data: list[dict[str, Any]], key: str, ends: list[float]) -> str:
+    """A chart of `against_gpus` in words."""
+    known = [p for p in data if p[key] is not None]
+    best = max(known, key=lambda p: p[key])
+    said = (
+        f"{len(known)} runs on {ends[0]:g} to {ends[1]:g} GPUs. The highest {key} is"
+        f" {best[key]:.2f}, of {best['run']} on {best['gpus']} GPUs. A bar is the run's own 95 %"
+        " interval of its median step; the dashed line is ideal."
+    )
+    if crosses := len(data) - len(known):
+        said += f" Without {key}: {crosses}, each a cross on the axis that tells why."
+    return said
+
+
+def predicted(found: Table, shown: str) -> Section:
+    """Predicted against measured seconds, and the error of each run."""
+    one = Section("Predicted against measured")
+    pairs = [r for r in found.rows if r.get("predicted_s") and r["step_s"]]
+    if not pairs:
+        return one
+    seconds = [r[key] for r in pairs for key in ("predicted_s", "step_s")]
+    ends = [min(seconds), max(seconds)]
+    titles = ["measured s/iter", "predicted s/iter"]
+    colour = charts.by_engine(engines_of(found.rows))
+    spec = charts.beside("step_s", "predicted_s", titles, colour, ends, "run")
+    worst = max(pairs, key=lambda r: abs(r["predicted_error"]))
+    said = (
+        f"{len(pairs)} runs. The largest error is {worst['predicted_error']:+.1%}, of"
+        f" {worst['run']}. On the dashed line both are equal."
+    )
+    one.charts.append(Chart(spec, shown, said))
+    columns = [Column("run", "run"), Column("step_s", "measured s/iter", ".4g")]
+    one.tables["predicted"] = Table([*columns, *predictions.columns()], pairs)
+    return one
+
+
+def memory(records: list[Record], found: Table, shown: str) -> Section:
+    """Peak GB of each run beside the memory of its card, where all runs have the same card."""
+    one = Section("Memory")
+    known = [row for row in found.rows if row["peak_gb"] is not None]
+    if not known:
+        return one
+    cards = {r.gpu_type: find_gpu(r.gpu_type) for r in records if r.gpu_type}
+    card = next(iter(cards.values())) if len(cards) == 1 else None
+    limit = card.memory_gb if card else None
+    most = max(known, key=lambda r: r["peak_gb"])
+    said = f"Peak GB of the fullest rank, {len(known)} runs; most: {most['run']}, "
+    said += f"{most['peak_gb']:.3g} GB. "
+    said += f"The dashed line is {card.name}'s memory." if card else "No line: no one known card."
+    named = f"{card.name}" if card else ""
+    spec = charts.bars("peak_gb", "peak GB", engines_of(found.rows), limit, named)
+    one.charts.append(Chart(spec, shown, said, limit=40))
+    return one
+
+
+def provenance(records: list[Record]) -> Section:
+    """Where each run stands, what read it, and which facts its log does not say itself."""
+    columns = [
+        Column("run", "run"),
+        Column("source", "source"),
+        Column("format", "format"),
+        Column("commit", "commit"),
+        Column("started", "started", seldom=True),
+        Column("ended", "ended", seldom=True),
+        Column("origin", "facts that the log does not state itself"),
+    ]
+    rows = []
+    for record in records:
+        from_elsewhere: dict[str, list[str]] = {}
+        for name, origin in record.origin.items():
+            if origin not in ("log", "run.json"):
+                from_elsewhere.setdefault(origin, []).append(name)
+        said = "; ".join(f"{where}: {', '.join(n)}" for where, n in from_elsewhere.items())
+        rows.append(
+            {
+                "run": name_of(record),
+                "source": record.source,
+                "format": record.format,
+                "commit": record.commit and record.commit[:12],
+                "started": record.facts.get("started_utc"),
+                "ended": record.ended_utc,
+                "origin": said or None,
+            }
+        )
+    return Section("Provenance", tables={"provenance": Table(columns, rows)})
+
+
+def of_records(
+    records: list[Record],
+    refused: list[str],
+    convention: str | None,
+    baseline: str | None,
+    kind: str,
+    any_commit: bool,
+    predict: str | None,
+) -> tuple[list[Section], list[Section]]:
+    """(the first views of runs, the last ones); the views of steps and ranks stand between.
+
+    Raises:
+        UsageError: there is no such baseline or calibration.
+    """
+    settings = {"any_commit": any_commit, "predict": predict}
+    found = tflops.of_records(records, convention, baseline, kind, **settings)
+    shown = run_table(records, found)
+    other = "weak" if kind == "strong" else "strong"
+    others = tflops.rows(records, convention, baseline, other, any_commit=any_commit)
+    first = [
+        verdict(records, refused, found),
+        Section("Runs", tables={"runs": shown}),
+        scaling(found.rows, kind),
+        scaling(others, other),
+        predicted(shown, "runs"),
+    ]
+    return first, [memory(records, shown, "runs"), provenance(records)]

@@ -1,0 +1,44 @@
+"""The page of what is at paths: runs and logs, published CSVs, or both."""
+
+from pathlib import Path
+from typing import Any
+
+from analysis.logs.load import baseline_of, load
+from analysis.pages import published, ranks, steps, study
+from analysis.pages.html import page
+
+
+def page_of(
+    paths: list[Path],
+    facts: dict[str, Any] | None = None,
+    *,
+    convention: str | None = None,
+    baseline: str | None = None,
+    kind: str = "strong",
+    any_commit: bool = False,
+    predict: str | None = None,
+) -> tuple[str, list[str]]:
+    """(the page as text, one line for each thing that was refused).
+
+    facts: what the logs do not say, by Record's names. The other settings are those of
+    `tflops.of_records`.
+
+    Raises:
+        UsageError: nothing could be read, there is no such baseline or calibration, or
+            vl-convert-python is not installed.
+    """
+    tables = [path for path in paths if path.suffix == ".csv" and path.is_file()]
+    others = [path for path in paths if path not in tables]
+    sections, refused, names = [], [], []
+    if others:
+        records, refused = load(others, facts)
+        settings = (convention, baseline, kind, any_commit, predict)
+        first, last = study.of_records(records, refused, *settings)
+        base = baseline_of(baseline, records) if baseline else None
+        sections += [*first, *steps.views(records, base), *ranks.views(others, baseline, kind)]
+        sections += last
+        names += sorted({r.study for r in records if r.study}) or [p.name for p in others]
+    for path in tables:
+        sections += published.views(path)
+        names.append(path.name)
+    return page(f"Scaling study: {', '.join(names)}", sections), refused
