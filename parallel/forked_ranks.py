@@ -10,6 +10,7 @@ import functools
 import importlib
 import json
 import os
+import random
 import runpy
 import select
 import shutil
@@ -122,9 +123,7 @@ def launch(client: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, descriptors, _, _ = socket.recv_fds(client, 1, 3)
     asked = json.loads(client.makefile().readline())
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     pids = {}
     for rank in range(max(asked["ranks"], 1)):
         if (pid := os.fork()) == 0:
@@ -145,6 +144,15 @@ def launch(client: socket.socket) -> None:
     with contextlib.suppress(OSError):
         client.sendall(f"{1 if status < 0 else status}\n".encode())
     os._exit(0)
+
+
+def free_port() -> int:
+    """A port that nobody listens on. Ports from 32768 on are left out: Linux gives them to outgoing
+    connections, the other ranks' among them, before rank 0 listens."""
+    while True:
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port := random.SystemRandom().randrange(20_000, 32_768)))
+            return port
 
 
 def end(pids: set[int]) -> None:

@@ -64,7 +64,7 @@ def test_rows_are_layouts():
     [
         ("megatron", "fp32", 4, 4),
         ("megatron", "bf16", 2, 4),  # it accumulates gradients in fp32
-        ("megatron", "fp16", 2, 2),
+        ("megatron", "fp16", 2, 4),  # as in bf16
         ("deepspeed_pipe", "bf16", 2, 4),
     ],
 )
