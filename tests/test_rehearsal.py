@@ -6,10 +6,13 @@ import json
 
 import pytest
 
+from analysis.measured import rehearsals
+from benchmarks import rehearse_studies
 from parallel import rehearse
 from parallel.config.message_bytes import parameter_sizes
 from parallel.config.settings import RunSpec, add_flags, from_flags, resolve
-from tests.conftest import run_module
+from parallel.config.study import load_study
+from tests.conftest import ROOT, run_module
 
 SIZES = ["--n-layer", "4", "--seq-len", "2048", "--micro-batch", "4", "--grad-accum", "8"]
 MODEL, LLAMA = ["--preset", "1.7b", *SIZES], ["--preset", "llama3-8b", *SIZES]
@@ -34,17 +37,15 @@ def run_of(*flags: str) -> RunSpec:
         ["--engine", "megatron", "--gpus", "64", "--tp", "2", "--pp", "4", "--zero-stage", "1"],
         ["--engine", "megatron", "--gpus", "64", "--tp", "8", "--pp", "2", "--vpp", "2"]
         + ["--sequence-parallel", "--recompute", "full"],
-        ["--engine", "deepspeed_pipe", "--gpus", "16", "--tp", "2", "--pp", "4"]
-        + ["--zero-stage", "1"],
+        ["--engine", "deepspeed_pipe", "--gpus", "16", "--tp", "2", "--pp", "4"],
         ["--engine", "deepspeed_zero", "--gpus", "8", "--zero-stage", "1", "--precision", "fp32"],
-        ["--engine", "fsdp2", "--gpus", "8", "--zero-stage", "3", "--precision", "fp32"]
-        + ["--recompute", "full"],
+        ["--engine", "fsdp2", "--gpus", "8", "--zero-stage", "3", "--precision", "fp32"],
         ["--engine", "ddp", "--gpus", "2", "--precision", "fp32"],
     ],
     ids=lambda flags: "-".join(flags[1::2]),
 )
 def test_flops_messages_and_states_are_those_of_the_formulas(flags, processes):
-    model = LLAMA if "megatron" in flags and "--recompute" in flags else MODEL
+    model = LLAMA if "--recompute" in flags else MODEL
     precision = [] if "--precision" in flags else ["--precision", "bf16"]
     spec = run_of(*model, *flags, *precision)
     for number in rehearse.ranks_of(spec, "first-and-last"):
@@ -153,3 +154,22 @@ def test_a_run_that_does_not_fit_is_neither_rendered_nor_submitted(study, tmp_pa
     assert done.returncode == 2 and not out.exists()
     assert "and the card has 4" in done.stdout
     assert "not every run trains a step and fits its card" in done.stderr
+
+
+def test_the_table_of_studies_says_what_does_not_train_does_not_fit_and_is_missing(tmp_path):
+    study = "slurm/published/megatron-base-16gb.toml"
+    small, broken, *_ = runs = load_study(ROOT / study).specs
+    lines = [",".join(rehearse_studies.COLUMNS)]
+    for run, stage, weights, error in ((small, 0, 20 * 2**30, ""), (broken, 0, 0, "No kernel")):
+        row = dict.fromkeys(rehearse_studies.COLUMNS, 0) | {"study": study, "run": run}
+        row |= {"stage": stage, "weights_bytes": weights, "error": error, "same_as": ""}
+        lines.append(",".join(map(str, row.values())))
+    path = tmp_path / "rehearsed.csv"
+    path.write_text("\n".join(lines) + "\n")
+    found = {row["run"]: row for row in rehearsals.runs(path) if row["study"] in study}
+    assert list(found) == list(runs)
+    assert "tensors take 20.0 GB" in found[small]["wrong"]
+    assert found[broken]["wrong"] == "cannot train a step: No kernel"
+    assert {row["wrong"] for run, row in found.items() if run not in (small, broken)} == {
+        "not rehearsed"
+    }
