@@ -168,6 +168,20 @@ def strip() -> Spec:
     shown = tip(run="run", iteration="iteration", step_s="s", part="part")
     return {
         "height": {"step": 18},
+        "transform": [
+            {"filter": "isValid(datum.step_s)"},
+            {"calculate": "datum.step_s / datum.steady_s", "as": "ratio"},
+            {
+                "calculate": "datum.iteration < datum.steady_from ? 'warm-up' : 'steady'",
+                "as": "part",
+            },
+            {
+                "window": [{"op": "lead", "field": "iteration", "as": "after"}],
+                "groupby": ["run"],
+                "sort": [{"field": "iteration"}],
+            },
+            {"calculate": "datum.after === null ? datum.iteration + 1 : datum.after", "as": "next"},
+        ],
         "mark": {"type": "bar", "orient": "horizontal"},
         "encoding": {
             "x": axis("iteration", "iteration", scale={"zero": False, "nice": False}),

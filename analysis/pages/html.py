@@ -94,12 +94,26 @@ def _finite(value: Any) -> Any:
 
 
 def _raw(table: Table) -> dict[str, Any]:
-    """A table's shown columns and raw values, for sorting, copying and drawing."""
+    """What a table's cells do not say: which are numbers, and the values that they shorten."""
     columns = table.shown
     return {
         "keys": [c.key for c in columns],
-        "rows": [[row.get(c.key) for c in columns] for row in table.rows],
+        "numbers": _numbers(table),
+        "raw": {
+            c.key: [row.get(c.key) for row in table.rows]
+            for c in columns
+            if c.spec not in ("", "d")
+        },
     }
+
+
+def _numbers(table: Table) -> list[str]:
+    """The keys of the columns that hold numbers; they stand to the right."""
+    return [
+        c.key
+        for c in table.shown
+        if c.spec or all(isinstance(r.get(c.key), int | float | None) for r in table.rows)
+    ]
 
 
 def _id(title: str) -> str:
@@ -127,25 +141,22 @@ def _figure(number: int, chart: Chart) -> str:
 
 def _table(key: str, table: Table) -> str:
     columns = table.shown
-    right = [
-        bool(c.spec) or all(isinstance(r.get(c.key), int | float | None) for r in table.rows)
-        for c in columns
-    ]
-    heads = "".join(
-        f'<th scope="col"{" class=n" * to_right}>{escape(c.heading)}</th>'
-        for c, to_right in zip(columns, right, strict=True)
+    numbers = _numbers(table)
+    right = [i for i, c in enumerate(columns, 1) if c.key in numbers]
+    at = ",".join(f"#table-{key} :nth-child({i}):is(td,th)" for i in right)
+    style = (
+        f"<style>{at}{{text-align:right;white-space:nowrap;min-width:0}}</style>" if right else ""
     )
+    heads = "".join(f'<th scope="col">{escape(c.heading)}</th>' for c in columns)
     lines = []
     for row in table.rows:
-        cells = "".join(
-            f"<td{' class=n' * to_right}>{escape(cell(row.get(c.key), c.spec), quote=False)}</td>"
-            for c, to_right in zip(columns, right, strict=True)
-        )
-        lines.append(f"<tr>{cells}</tr>")
+        cells = "".join(f"<td>{escape(cell(row.get(c.key), c.spec), quote=False)}" for c in columns)
+        lines.append(f"<tr>{cells}")
     caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
     notes = "".join(f"<li>{escape(note)}</li>" for note in table.below)
     body = "\n".join(lines)
-    return f"""<div class="scroll" tabindex="0" role="region" aria-label="Table {escape(key)}">
+    return f"""{style}
+<div class="scroll" tabindex="0" role="region" aria-label="Table {escape(key)}">
 <table id="table-{key}">{caption}<thead><tr>{heads}</tr></thead>
 <tbody>
 {body}

@@ -53,19 +53,22 @@ function quoted(value) {
 }
 
 class Sheet {
-  constructor(name, { keys, rows }) {
-    Object.assign(this, { name, keys, rows });
+  constructor(name, { keys, numbers, raw }) {
+    Object.assign(this, { name, keys, numbers });
     this.table = document.getElementById("table-" + name);
     this.body = this.table.tBodies[0];
     this.lines = [...this.body.rows];
     this.texts = null;
+    const value = (text, key) => (text === "-" ? null : numbers.includes(key) ? Number(text) : text);
+    this.rows = page.tables[name].rows = this.lines.map((line, i) =>
+      keys.map((key, k) => (key in raw ? raw[key][i] : value(line.cells[k].textContent.trim(), key))));
     this.heads = [...this.table.tHead.rows[0].cells];
     this.heads.forEach((head, i) => {
       const button = make("button", { type: "button" }, head.textContent);
       button.addEventListener("click", () => this.sort(i));
       head.replaceChildren(button);
     });
-    this.order = rows.map((_, i) => i);
+    this.order = this.rows.map((_, i) => i);
     this.tools();
     this.restore();
   }
@@ -146,8 +149,8 @@ class Sheet {
   markdown() {
     const line = (cells) => "| " + cells.join(" | ") + " |";
     const text = (one) => one.textContent.replaceAll("|", "\\|");
-    const rule = this.heads.map((head) => (head.classList.contains("n") ? "---:" : "---"));
-    const body = this.shown().map((i) => line([...this.lines[i].cells].map(text)));
+    const rule = this.keys.map((key) => (this.numbers.includes(key) ? "---:" : "---"));
+    const body = this.shown().map((i) => line([...this.lines[i].cells].map((one) => text(one).trim())));
     return [line(this.heads.map(text)), line(rule), ...body, ""].join("\n");
   }
 }
@@ -220,7 +223,10 @@ class Drawing {
 }
 
 const charts = page.charts.map((chart, i) => new Drawing(chart, i));
-for (const [name, table] of Object.entries(page.tables)) if (table.rows.length) new Sheet(name, table);
+const sheets = {};
+for (const [name, table] of Object.entries(page.tables)) {
+  if (document.getElementById("table-" + name)) sheets[name] = new Sheet(name, table);
+}
 const near = new IntersectionObserver((entries) => {
   for (const entry of entries) {
     if (entry.isIntersecting) charts.find((chart) => chart.at === entry.target).draw();

@@ -1,5 +1,6 @@
 """The views of a published CSV: its table, what the audit finds, and its charts."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ def views(path: Path) -> list[Section]:
     Raises:
         UsageError: the CSV cannot be read.
     """
-    name = path.stem
+    name = re.sub(r"\W", "_", path.stem)
     if path.name == recomputed.JEAN_ZAY and path.resolve().parent == recomputed.FOLDER.resolve():
         table = recomputed.jean_zay(1, 10**6)
     else:

@@ -40,6 +40,11 @@ class Section:
 
 
 def group(rows: list[dict[str, Any]], **same: Any) -> Group:
-    """Rows as columns, with what is the same in all of them said once."""
+    """Rows as columns; what is the same in all of them is said once."""
     keys = dict.fromkeys(key for row in rows for key in row)
-    return {"same": same, "columns": {key: [row.get(key) for row in rows] for key in keys}}
+    columns = {key: [row.get(key) for row in rows] for key in keys}
+    alike = {k: v[0] for k, v in columns.items() if len(v) > 1 and v.count(v[0]) == len(v)}
+    return {
+        "same": same | alike,
+        "columns": {k: values for k, values in columns.items() if k not in alike},
+    }

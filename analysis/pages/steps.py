@@ -13,9 +13,9 @@ from analysis.pages import charts
 from analysis.pages.section import Chart, Group, Section, group
 from parallel.record.reader import Run, read_run
 
-POINTS = 5000  # of all runs together: 500 runs stay within the page's size
+POINTS = 3000  # of all runs together: 500 runs stay within the page's size
 RUNS = 40  # that a chart of steps shows at once
-_DIGITS = {"step_s": 5, "ratio": 4, "loss": 6, "grad_norm": 5, "loss_diff": 3, "grad_norm_diff": 3}
+_DIGITS = {"step_s": 5, "loss": 6, "grad_norm": 5, "loss_diff": 3, "grad_norm_diff": 3}
 
 
 def views(records: list[Record], baseline: Record | None) -> list[Section]:
@@ -23,7 +23,7 @@ def views(records: list[Record], baseline: Record | None) -> list[Section]:
     logged = [record for record in records if len(record.iteration)]
     if not logged:
         return []
-    each = max(10, POINTS // len(logged))
+    each = max(6, POINTS // len(logged))
     apart = differences(records, baseline)
     groups = [_steps(r, each, apart.get(r.source, {})) for r in logged]
     thinned = sum(len(r.iteration) > each for r in logged)
@@ -34,7 +34,7 @@ def views(records: list[Record], baseline: Record | None) -> list[Section]:
 
 def _strip(groups: list[Group], note: str) -> Section:
     one = Section("Step times", data={"steps": groups})
-    if any("ratio" in g["columns"] for g in groups):
+    if any("steady_s" in g["same"] for g in groups):
         said = (
             "Each cell is a step, coloured by its time over the run's steady time. Pale: warm-up,"
             " which is not counted. At most the first"
@@ -53,7 +53,9 @@ def _curves(groups: list[Group], engines: list[str], note: str) -> Section:
         ("grad_norm_diff", "gradient norm, relative difference", parity.GRAD_NORM_BAR),
     ):
         values = {
-            g["same"]["run"]: [v for v in g["columns"].get(key, ()) if v is not None]
+            g["same"]["run"]: [
+                v for v in g["columns"].get(key, [g["same"].get(key)]) if v is not None
+            ]
             for g in groups
         }
         if not any(values.values()):
@@ -78,21 +80,23 @@ def _steps(record: Record, most: int, apart: dict[int, tuple[float, float]]) -> 
     chosen = np.unique(np.linspace(0, n - 1, min(n, most)).astype(int))
     time, seconds = timed(record), step_times(record)
     rows = []
-    for place, i in enumerate(chosen):
+    for i in chosen:
         iteration = record.iteration[i]
-        after = record.iteration[chosen[place + 1]] if place + 1 < len(chosen) else iteration + 1
-        row: dict[str, Any] = {"iteration": iteration, "next": after}
+        row: dict[str, Any] = {"iteration": iteration}
         for key in ("loss", "grad_norm"):
             values = getattr(record, key)
             row[key] = values[i] if len(values) else None
         if time is not None and time.step_s > 0 and len(seconds):
-            row |= {"step_s": seconds[i], "ratio": seconds[i] / time.step_s}
-            row["part"] = "warm-up" if i < time.first else "steady"
+            row["step_s"] = seconds[i]
         if apart:
             row["loss_diff"], row["grad_norm_diff"] = apart.get(int(iteration), (None, None))
         rows.append({key: _short(key, value) for key, value in row.items()})
     rows = [row for row in rows if row["iteration"] is not None]
-    return group(rows, run=name_of(record), engine=record.engine or "unknown")
+    same = {"run": name_of(record), "engine": record.engine or "unknown"}
+    if time is not None and time.step_s > 0 and len(seconds):
+        same |= {"steady_s": _short("step_s", time.step_s)}
+        same |= {"steady_from": _short("iteration", record.iteration[time.first])}
+    return group(rows, **same)
 
 
 def _short(key: str, value: Any) -> Any:
