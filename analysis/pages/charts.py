@@ -163,7 +163,7 @@ def lines(value: str, title: str, engines: list[str], bar: float | None = None) 
 
 
 def strip() -> Spec:
-    """Every step of every run as a cell: darker is slower; steps of the warm-up are pale."""
+    """Every step of every run as a cell: darker is slower; steps of the warm-up are faint."""
     over = axis("ratio", "over the run's steady time", scale={"scheme": "cividis", "reverse": True})
     shown = tip(run="run", iteration="iteration", step_s="s", part="part")
     return {
@@ -184,7 +184,12 @@ def strip() -> Spec:
         ],
         "mark": {"type": "bar", "orient": "horizontal"},
         "encoding": {
-            "x": axis("iteration", "iteration", scale={"zero": False, "nice": False}),
+            "x": axis(
+                "iteration",
+                "iteration",
+                scale={"zero": False, "nice": False},
+                axis={"tickMinStep": 1, "format": "d"},
+            ),
             "x2": {"field": "next"},
             "y": {"field": "run", "type": "nominal", "title": None, "sort": None},
             "color": over,

@@ -36,7 +36,7 @@ def _strip(groups: list[Group], note: str) -> Section:
     one = Section("Step times", data={"steps": groups})
     if any("steady_s" in g["same"] for g in groups):
         said = (
-            "Each cell is a step, coloured by its time over the run's steady time. Pale: warm-up,"
+            "Each cell is a step, coloured by its time over the run's steady time. Faint: warm-up,"
             " which is not counted. At most the first"
             f" {RUNS} runs that the filter leaves are shown.{note}"
         )
