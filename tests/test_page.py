@@ -14,7 +14,7 @@ import pytest
 
 from analysis.logs.load import load
 from analysis.measured import tflops
-from analysis.pages import study
+from analysis.pages import published, study
 from analysis.pages.html import page as html_of
 from analysis.pages.section import Section
 from analysis.pages.steps import views as steps_views
@@ -157,3 +157,14 @@ def test_500_runs_fit_into_a_page_and_open_as_fast_as_one(opened, parity_page):
     one, many = (min(opened(page).evaluate(took) for _ in range(2)) for page in (parity_page, text))
     # 1 s on two idle cores; beside other work, no more than four times the page of 19 runs.
     assert many < 1000 or many < 4 * one, (one, many)
+
+
+@pytest.mark.parametrize("name", ["seed003_checkpoint_save", "torchtitan_h100"])
+def test_a_published_csv_is_shown_as_it_is_printed(name):
+    path = ROOT / "logs/published" / f"{name}.csv"
+    with path.open(newline="") as lines:
+        rows = list(csv.reader(lines))[1:]
+    table = published.views(path)[0].tables[name]
+    assert len(table.rows) == len(rows)
+    assert [row["file_line"] for row in table.rows] == list(range(2, len(rows) + 2))
+    assert html_of(name, published.views(path)).count("<tr>") > len(rows)

@@ -37,7 +37,7 @@ def views(path: Path) -> list[Section]:
 
 def _as_printed(source: PublishedTable) -> Table:
     """A CSV's cells: numbers where all of a column are, else as they are printed."""
-    columns, rows = [], [{"line": row.line_no} for row in source.rows]
+    columns, rows = [], [{"file_line": row.line_no} for row in source.rows]
     for key in source.columns:
         values = [(row.text(key), row.number(key)) for row in source.rows]
         plain = all(not text or text == f"{number:g}" for text, number in values if number) and any(
@@ -46,7 +46,7 @@ def _as_printed(source: PublishedTable) -> Table:
         for row, (text, number) in zip(rows, values, strict=True):
             row[key] = number if plain and text else text or None
         columns.append(Column(key, key, "g" if plain else "", seldom=True))
-    return Table([Column("line", "line", "d"), *columns], rows)
+    return Table([Column("file_line", "line of the file", "d"), *columns], rows)
 
 
 def _charts(name: str, table: Table) -> list[Chart]:
