@@ -37,7 +37,8 @@ def run_of(*flags: str) -> RunSpec:
         ["--engine", "megatron", "--gpus", "64", "--tp", "2", "--pp", "4", "--zero-stage", "1"],
         ["--engine", "megatron", "--gpus", "64", "--tp", "8", "--pp", "2", "--vpp", "2"]
         + ["--sequence-parallel", "--recompute", "full"],
-        ["--engine", "deepspeed_pipe", "--gpus", "16", "--tp", "2", "--pp", "4"],
+        ["--engine", "deepspeed_pipe", "--gpus", "16", "--tp", "2", "--pp", "4"]
+        + ["--zero-stage", "1"],
         ["--engine", "deepspeed_zero", "--gpus", "8", "--zero-stage", "1", "--precision", "fp32"],
         ["--engine", "fsdp2", "--gpus", "8", "--zero-stage", "3", "--precision", "fp32"],
         ["--engine", "ddp", "--gpus", "2", "--precision", "fp32"],

@@ -120,16 +120,19 @@ def test_deepspeeds_pipeline_sends_a_part_with_its_description_and_gathers_it():
 
 
 @pytest.mark.parametrize(
-    ("engine", "precision", "width"),
+    ("engine", "precision", "zero_stage", "width"),
     [
-        ("megatron", "fp32", 4),
-        ("megatron", "bf16", 4),
-        ("deepspeed_pipe", "fp32", 4),
-        ("deepspeed_pipe", "bf16", 2),
+        ("megatron", "fp32", 0, 4),
+        ("megatron", "bf16", 1, 4),
+        ("deepspeed_pipe", "fp32", 0, 4),
+        ("deepspeed_pipe", "bf16", 0, 2),
+        ("deepspeed_pipe", "bf16", 1, 4),
     ],
 )
-def test_the_tied_embedding_is_reduced_as_wide_as_gradients_are_kept(engine, precision, width):
-    spec = small(8, tp=4, pp=2, engine=engine, precision=precision, n_head=4)
+def test_the_tied_embedding_is_reduced_as_wide_as_gradients_are_kept(
+    engine, precision, zero_stage, width
+):
+    spec = small(8, tp=4, pp=2, engine=engine, precision=precision, zero_stage=zero_stage, n_head=4)
     rows = 4  # 14 words in four parts, padded to 16
     assert sums(step_volumes(spec, 0)["embedding"]) == (1, *[width * rows * 8] * 2)
     usual = replace(spec, vocab_multiple=128)  # padded to 512

@@ -153,12 +153,17 @@ def _pipeline(spec: RunSpec, rank: int) -> Volume:
 
 
 def _tied_embedding(spec: RunSpec) -> Volume:
-    """The first and the last stage add up the gradients of their copies of the word embedding."""
-    tp = spec.layout.tp
-    rows = spec.padded_vocab // tp
+    """The first and the last stage add up the gradients of their copies of the word embedding.
+
+    In bf16 DeepSpeed's pipeline sends the fp32 sums of its BF16_Optimizer, which it has with ZeRO-1
+    and without offload.
+    """
+    layout = spec.layout
+    sums = spec.precision == "bf16" and layout.zero_stage == 1 and layout.offload == "none"
+    wide = spec.engine == "megatron" or spec.precision == "fp32" or sums
     volume = Volume()
-    size = 4 if spec.engine == "megatron" or spec.precision == "fp32" else 2
-    volume.add("all_reduce", 2, size * rows * spec.model.hidden)
+    rows = spec.padded_vocab // layout.tp
+    volume.add("all_reduce", 2, (4 if wide else 2) * rows * spec.model.hidden)
     return volume
 
 
