@@ -178,7 +178,11 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
     width = 4 if spec.precision == "fp32" else 2
     fp32_sums = spec.engine in ("megatron", "ddp")  # of gradients, in fp16, too
     json = read_deepspeed_json(Path(spec.deepspeed_config)) if spec.deepspeed_config else {}
-    bucket = int(json.get("zero_optimization", {}).get("reduce_bucket_size", BUCKET))
+    zero = json.get("zero_optimization", {})
+    overlaps = spec.engine == "deepspeed_zero" and layout.zero_stage in (1, 2)
+    overlaps = overlaps and zero.get("overlap_comm", True)  # then one fills while one is reduced
+    in_turns = spec.pp > 1 and layout.zero_stage and width == 2  # one in backward, another after it
+    bucket = int(zero.get("reduce_bucket_size", BUCKET)) * (2 if overlaps or in_turns else 1)
     sizes = ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage")
     settings = {name: getattr(layout, name) for name in (*sizes, "sequence_parallel")} | {
         "shards": layout.shards * layout.cp,
@@ -191,8 +195,7 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
         "plain": spec.engine in ("ddp", "fsdp2", "deepspeed_zero")
         and layout.tp == 1
         and not spec.compile,
-        # A pipeline has one in backward and another after it.
-        "bucket": bucket * (2 if spec.pp > 1 and layout.zero_stage and width == 2 else 1),
+        "bucket": bucket,
         "fp8": spec.precision == "fp8",
         "deepspeed": spec.engine.startswith("deepspeed"),
         "fsdp2": spec.engine == "fsdp2",

@@ -52,7 +52,7 @@ def config(spec: RunSpec) -> dict[str, Any]:
             zero.pop(key, None)
     if spec.engine == "deepspeed_zero" and layout.zero_stage in (1, 2):
         # Reduce gradients while backward goes on, as it does by itself at stage 3: one more bucket.
-        zero.setdefault("overlap_comm", torch.cuda.is_available())
+        zero.setdefault("overlap_comm", True)
     merged |= {
         "train_batch_size": layout.global_batch,
         "train_micro_batch_size_per_gpu": layout.micro_batch,
