@@ -159,7 +159,7 @@ def test_500_runs_fit_into_a_page_and_open_as_fast_as_one(opened, parity_page):
     assert many < 1000 or many < 4 * one, (one, many)
 
 
-@pytest.mark.parametrize("name", ["seed003_checkpoint_save", "torchtitan_h100"])
+@pytest.mark.parametrize("name", ["seed003_checkpoint_save", "dgx_h100"])
 def test_a_published_csv_is_shown_as_it_is_printed(name):
     path = ROOT / "logs/published" / f"{name}.csv"
     with path.open(newline="") as lines:

@@ -83,5 +83,6 @@ def _by_gpus(name: str, rows: list[dict[str, Any]], key: str) -> Chart:
     title = "model TFLOP/s per GPU" if key == "megatron" else "TFLOP/s per GPU, as printed"
     spec = charts.points("gpus", key, ["GPUs", title], _SIZE)
     best = max(known, key=lambda r: r[key])
-    said = f"{len(known)} rows; most: {best[key]:.1f} on {best['gpus']:g} GPUs, line {best.get('line') or best['file_line']}."
+    line = best.get("line") or best["file_line"]
+    said = f"{len(known)} rows; most: {best[key]:.1f} on {best['gpus']:g} GPUs, line {line}."
     return Chart(spec, name, said)
