@@ -7,11 +7,14 @@ Each page holds one library's scripts and nothing else; Chromium opens them in t
 network. Prints bytes, the median of the rounds' load times, and its ratio to an empty page's.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
 from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from models.errors import Parser, command_line  # noqa: E402
 
 
 def scripts() -> dict[str, str]:
@@ -29,11 +32,12 @@ def scripts() -> dict[str, str]:
     }
 
 
-def main() -> int:
+@command_line("page_basis")
+def main(argv: list[str] | None = None) -> int:
     """Print one line a library."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    parser = Parser(prog="python benchmarks/page_basis.py", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="how often each page is opened")
+    rounds = parser.parse_args(argv).rounds
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:

@@ -1244,8 +1244,9 @@ def test_our_own_iteration_lines_are_read_with_all_that_stands_behind_megatrons_
     gpu = "NVIDIA A100-SXM4-80GB"
     lines = [iteration_line(spec, [row | {"step": n}], 0, 0, gpu, 9 * 10**9) for n in (1, 2, 3)]
     assert all(" MFU (%): " in line for line in lines)
-    record = read(log("\n".join(lines) + "\n"), {"gpus": 1})
-    assert record.format == "Megatron-LM"
+    world = "using world size: 1, data-parallel size: 1, tensor-model-parallel size: 1"
+    record = read(log("\n".join([world, *lines]) + "\n"))
+    assert record.format == "Megatron-LM" and record.gpus == 1
     assert record.step_s.tolist() == [100.0] * 3 and record.loss.tolist() == [5.5] * 3
     assert record.skipped.tolist() == [0.0] * 3
     tokens_per_s = 128 * spec.seq_len / 100
