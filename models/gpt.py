@@ -126,6 +126,32 @@ class Embedding(nn.Module):
         return x_BSH if self.position is None else x_BSH + self.position(position)
 
 
+def fused_attention(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Tensor | None) -> Tensor:
+    """torch's fused attention, [B, N, S, D]: causal, or where `mask` [B, 1, S, S] is True.
+
+    Where no fused kernel takes fewer keys than queries, keys and values are repeated: torch would
+    write all S x S scores.
+    """
+    shared = k_BKSD.size(1) < q_BNSD.size(1)
+    if shared and not _takes_fewer_keys(q_BNSD, mask):
+        queries = q_BNSD.size(1) // k_BKSD.size(1)
+        k_BKSD, v_BKSD = (x.repeat_interleave(queries, dim=1) for x in (k_BKSD, v_BKSD))
+        shared = False
+    return F.scaled_dot_product_attention(
+        q_BNSD, k_BKSD, v_BKSD, attn_mask=mask, is_causal=mask is None, enable_gqa=shared
+    )
+
+
+def _takes_fewer_keys(q_BNSD: Tensor, mask: Tensor | None) -> bool:
+    """On GPUs flash alone does (torch 2.13); it has no mask, no fp32 and no GPU before Ampere."""
+    if not q_BNSD.is_cuda:
+        return True
+    autocast = torch.is_autocast_enabled("cuda")
+    dtype = torch.get_autocast_dtype("cuda") if autocast else q_BNSD.dtype
+    capability = torch.cuda.get_device_capability(q_BNSD.device)
+    return mask is None and dtype in (torch.float16, torch.bfloat16) and capability >= (8, 0)
+
+
 class Attention(nn.Module):
     """Causal attention of N heads of queries over K heads of keys and values."""
 
@@ -149,9 +175,7 @@ class Attention(nn.Module):
             q_BNSD, k_BKSD = self.q_norm(q_BNSD), self.k_norm(k_BKSD)
         if angles is not None:
             q_BNSD, k_BKSD = rotate(q_BNSD, angles), rotate(k_BKSD, angles)
-        y_BNSD = F.scaled_dot_product_attention(
-            q_BNSD, k_BKSD, v_BKSD, attn_mask=mask, is_causal=mask is None, enable_gqa=K < N
-        )
+        y_BNSD = fused_attention(q_BNSD, k_BKSD, v_BKSD, mask)
         return self.out(y_BNSD.transpose(1, 2).reshape(B, S, -1))
 
 

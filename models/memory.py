@@ -185,9 +185,10 @@ def logits(x: Any, tensors_alone: bool = False) -> np.ndarray:
 
 def buckets(x: Any) -> np.ndarray:
     """Bytes of the buckets through which DeepSpeed's ZeRO reduces gradients in backward, allocated
-    whole. Its optimizer for bf16 with fp32 gradients has none at stage 1; Megatron works in place.
+    whole. Its optimizer for bf16 with fp32 gradients has none at stage 1
+    without offload; Megatron works in place.
     """
-    both = (x.grad_width > x.width) & (x.zero_stage == 1)
+    both = (x.grad_width > x.width) & (x.zero_stage == 1) & (x.offload == 0)
     return np.where(x.deepspeed & (x.zero_stage > 0) & ~both, x.bucket * x.width, 0.0)
 
 

@@ -373,7 +373,9 @@ def ranks_of(spec: RunSpec, asked: str) -> list[int]:
         return sorted({0, (layout.pp - 1) * apart})
     if asked == "worst":
         return [worst_stage(spec)[0] * apart]
-    if not all(number.isdigit() and int(number) < layout.world_size for number in asked.split(",")):
+    if not all(
+        number.isdecimal() and int(number) < layout.world_size for number in asked.split(",")
+    ):
         raise UsageError(
             "--rank must be first-and-last, all-stages, worst or numbers below"
             f" {layout.world_size}, not {asked!r}"
@@ -430,8 +432,10 @@ def main(argv: list[str] | None = None) -> int:
     add_flags(parser)
     arguments = parser.parse_args(argv)
     runs, card_gb = runs_of(arguments)
-    if len(runs) == 1 and (why := unable(next(iter(runs.values())))):
+    if arguments.study is None and (why := unable(next(iter(runs.values())))):
         raise UsageError(f"{why}: leave them out")
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
     work = [
         (name, spec, rank) for name, spec in runs.items() for rank in ranks_of(spec, arguments.rank)
     ]
@@ -441,6 +445,7 @@ def main(argv: list[str] | None = None) -> int:
     for at, (name, spec, rank) in enumerate(work):
         if why := unable(spec):
             print(f"{name}: not rehearsed: {why}", file=sys.stderr)
+            rows.append({"run": name, "rank": rank, "not_rehearsed": why})
             continue
         same_as, found = known.get(work_of(spec, rank), ("", None))
         if found is None:

@@ -9,8 +9,9 @@ from analysis.measured import tflops
 from analysis.measured.fairness import configuration
 from models.errors import UsageError
 from parallel import train
+from parallel.config import clusters
 from parallel.config.layout_arrays import columns_of
-from parallel.config.settings import RunSpec, resolve
+from parallel.config.settings import RunSpec, read_deepspeed_json, resolve
 from parallel.config.study import load_study
 from tests.fixture_runs import facts, write
 
@@ -156,3 +157,27 @@ def test_going_on_in_fp8_says_that_delayed_scales_begin_anew():
     for recipe, said in (("delayed", "its fp8 scales begin anew"), ("tensorwise", "")):
         spec = resolve(("test", LLAMA | {"precision": "fp8", "fp8_recipe": recipe}))
         assert _changed(spec, spec.settings()).partition(",")[0] == said
+
+
+@pytest.mark.parametrize(
+    ("cluster", "settings", "words"),
+    [
+        ("jean-zay-v100-32g", {"tf32": True}, "has no tf32"),
+        ("local-test", {"tf32": True}, "tf32 needs a GPU, and local-test gives none"),
+        ("local-test", {"precision": "fp16"}, "fp16 needs a GPU, and local-test gives none"),
+    ],
+)
+def test_a_cluster_without_the_format_is_refused(cluster, settings, words):
+    (problem,) = clusters.cluster(cluster).problems(resolve(("test", settings)))
+    assert problem.endswith(words)
+
+
+def test_tf32_is_for_fp32_alone():
+    with pytest.raises(UsageError, match="tf32 is how fp32 is multiplied; precision is bf16"):
+        resolve(("test", {"tf32": True, "precision": "bf16"}))
+
+
+def test_auto_in_a_deepspeed_json_states_nothing(tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text('{"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}')
+    assert read_deepspeed_json(path) == {"zero_optimization": {"stage": 2}}

@@ -189,6 +189,18 @@ def test_model_is_causal(name):
     assert not torch.allclose(before[:, 10:], after[:, 10:])
 
 
+def test_keys_repeated_for_their_queries_change_no_attention(monkeypatch):
+    q_BNSD = torch.randn(2, 4, 5, 8)
+    k_BKSD, v_BKSD = torch.randn(2, 2, 2, 5, 8)
+    masks = (None, torch.ones(2, 1, 5, 5).tril().bool())
+    shared = [gpt.fused_attention(q_BNSD, k_BKSD, v_BKSD, mask) for mask in masks]
+    monkeypatch.setattr(gpt, "_takes_fewer_keys", lambda *_: False)  # as in fp32 on a GPU
+    for mask, expected in zip(masks, shared, strict=True):
+        repeated = gpt.fused_attention(q_BNSD, k_BKSD, v_BKSD, mask)
+        torch.testing.assert_close(repeated, expected)
+    torch.testing.assert_close(*shared)
+
+
 def test_first_loss_is_the_logarithm_of_the_vocabulary():
     model = gpt.GPT(TINY)
     gpt.initialise(model, seed=0)

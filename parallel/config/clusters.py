@@ -169,8 +169,12 @@ class Cluster:
             found.append(f"tp {spec.tp} exceeds the {self.gpus_per_node} GPUs of a node")
         if spec.te_alone and self.gpu_request == "none":
             found.append(f"{spec.te_alone} needs a GPU, and {self.name} gives none")
-        elif spec.precision == "fp8" and (card := find_gpu(self.gpu)) and "fp8" not in card.peaks:
-            found.append(f"the {card.name} of {self.name} has no fp8")
+        elif (spec.tf32 or spec.precision == "fp16") and self.gpu_request == "none":
+            needs = "tf32" if spec.tf32 else "fp16"
+            found.append(f"{needs} needs a GPU, and {self.name} gives none")
+        for asked in ("fp8",) * (spec.precision == "fp8") + ("tf32",) * spec.tf32:
+            if (card := find_gpu(self.gpu)) and asked not in card.peaks:
+                found.append(f"the {card.name} of {self.name} has no {asked}")
         if spec.gpus > self.gpus_per_node and spec.gpus % self.gpus_per_node:
             found.append(f"{spec.gpus} GPUs do not fill whole nodes of {self.gpus_per_node}")
         if self.max_nodes is not None and self.nodes(spec.gpus) > self.max_nodes:

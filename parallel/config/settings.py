@@ -348,6 +348,8 @@ class RunSpec:
             problems.append("fp16 needs a GPU; on CPU use fp32 or bf16")
         if self.tf32 and self.device == "cpu":
             problems.append("tf32 needs a GPU")
+        if self.tf32 and self.precision != "fp32":
+            problems.append(f"tf32 is how fp32 is multiplied; precision is {self.precision}")
         if self.export_weights and not self.save_interval:
             problems.append("export_weights are taken from checkpoints: give save_interval too")
         if self.export_weights and self.save_interval and self.export_weights % self.save_interval:
@@ -641,7 +643,17 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
         raise UsageError(f"deepspeed_config {path} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise UsageError(f"deepspeed_config {path} is not a JSON object")
-    return config
+    return _without_auto(config)
+
+
+def _without_auto(section: dict[str, Any]) -> dict[str, Any]:
+    """A section of a DeepSpeed JSON without "auto", which Hugging Face's Trainer fills in and
+    DeepSpeed cannot read."""
+    return {
+        key: _without_auto(value) if isinstance(value, dict) else value
+        for key, value in section.items()
+        if value != "auto"
+    }
 
 
 def from_deepspeed_json(config: dict[str, Any], source: str) -> dict[str, Any]:

@@ -50,7 +50,9 @@ def config(spec: RunSpec) -> dict[str, Any]:
             zero[key] = {**pinned, **zero.get(key, {}), "device": "cpu"}
         else:
             zero.pop(key, None)
-    if spec.engine == "deepspeed_zero" and layout.zero_stage in (1, 2):
+    # DeepSpeed's BF16_Optimizer, which bf16 has with stage 1 and without offload, knows no overlap.
+    whole = spec.precision == "bf16" and layout.zero_stage == 1 and layout.offload == "none"
+    if spec.engine == "deepspeed_zero" and layout.zero_stage in (1, 2) and not whole:
         # Reduce gradients while backward goes on, as it does by itself at stage 3: one more bucket.
         zero.setdefault("overlap_comm", True)
     merged |= {

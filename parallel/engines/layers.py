@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from models import gpt
 from models.config import GPTConfig, parameter_shapes
-from models.gpt import fill, gelu, positions, rope_frequencies
+from models.gpt import fill, fused_attention, gelu, positions, rope_frequencies
 from models.tensor_files import DTYPES
 from parallel.checkpoint.contents import is_split
 from parallel.config.settings import RunSpec
@@ -143,14 +143,7 @@ class FusedAttention(nn.Module):
         """
         q_BNSD, k_BKSD, v_BKSD = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         mask = None if attention_mask is None else ~attention_mask
-        y_BNSD = F.scaled_dot_product_attention(
-            q_BNSD,
-            k_BKSD,
-            v_BKSD,
-            attn_mask=mask,
-            is_causal=mask is None,
-            enable_gqa=k_BKSD.size(1) < q_BNSD.size(1),
-        )
+        y_BNSD = fused_attention(q_BNSD, k_BKSD, v_BKSD, mask)
         return y_BNSD.permute(2, 0, 1, 3).flatten(2)
 
 
@@ -208,11 +201,13 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
     )
 
 
-def options(config: TransformerConfig) -> dict[str, bool]:
-    """For run.json: what megatron-core was asked to do faster or with less memory."""
+def options(config: TransformerConfig, pipelined: bool = False) -> dict[str, bool]:
+    """For run.json: what megatron-core was asked to do faster or with less memory; `pipelined`: its
+    own schedule runs more than one stage."""
     names = ("bias_activation_fusion", "bias_dropout_fusion", "cross_entropy_loss_fusion")
-    names += ("gradient_accumulation_fusion", "deallocate_pipeline_outputs")
-    names += ("batch_p2p_comm", "batch_p2p_sync")
+    names += ("gradient_accumulation_fusion",)
+    if pipelined:
+        names += ("deallocate_pipeline_outputs", "batch_p2p_comm", "batch_p2p_sync")
     return {name: getattr(config, name) for name in names}
 
 
