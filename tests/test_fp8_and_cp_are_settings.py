@@ -164,7 +164,6 @@ def test_going_on_in_fp8_says_that_delayed_scales_begin_anew():
     [
         ("jean-zay-v100-32g", {"tf32": True}, "has no tf32"),
         ("local-test", {"tf32": True}, "tf32 needs a GPU, and local-test gives none"),
-        ("local-test", {"precision": "fp16"}, "fp16 needs a GPU, and local-test gives none"),
     ],
 )
 def test_a_cluster_without_the_format_is_refused(cluster, settings, words):

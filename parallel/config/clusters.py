@@ -169,9 +169,8 @@ class Cluster:
             found.append(f"tp {spec.tp} exceeds the {self.gpus_per_node} GPUs of a node")
         if spec.te_alone and self.gpu_request == "none":
             found.append(f"{spec.te_alone} needs a GPU, and {self.name} gives none")
-        elif (spec.tf32 or spec.precision == "fp16") and self.gpu_request == "none":
-            needs = "tf32" if spec.tf32 else "fp16"
-            found.append(f"{needs} needs a GPU, and {self.name} gives none")
+        elif spec.tf32 and self.gpu_request == "none":
+            found.append(f"tf32 needs a GPU, and {self.name} gives none")
         for asked in ("fp8",) * (spec.precision == "fp8") + ("tf32",) * spec.tf32:
             if (card := find_gpu(self.gpu)) and asked not in card.peaks:
                 found.append(f"the {card.name} of {self.name} has no {asked}")
