@@ -129,14 +129,8 @@ def kept_per_layer(x: Any) -> np.ndarray:
     selective = everything - scores(x)
     width = np.where(x.autocast, 4.0, x.width)
     edge = x.tokens * x.hidden * width / np.where(x.sequence_parallel, x.tp, 1)
-    edge = np.where(_on_host(x), 0.0, edge)
+    edge = np.where(x.host_checkpoints, 0.0, edge)
     return np.select([x.recompute == FULL, x.recompute == SELECTIVE], [edge, selective], everything)
-
-
-def _on_host(x: Any) -> np.ndarray:
-    """Whether activation checkpoints lie in host memory: Megatron-DeepSpeed's ZeRO-3 scripts set
-    --checkpoint-in-cpu. Its published runs on Jean Zay have micro-batches that fit no other way."""
-    return x.deepspeed & (x.zero_stage == 3) & (x.recompute == FULL)
 
 
 def keys_and_values(x: Any) -> np.ndarray:
@@ -229,7 +223,7 @@ def parts(
     one_layer = activations(x, 0.0 * layers, flying) * c["fragments"]  # while it is recomputed
     head = logits(x, tensors_alone) * at_end * c["fragments"]
     # Where checkpoints go to the host, a layer's working memory and the logits take turns, too.
-    head = np.where(_on_host(x) | tensors_alone, np.maximum(head - one_layer, 0.0), head)
+    head = np.where(x.host_checkpoints | tensors_alone, np.maximum(head - one_layer, 0.0), head)
     later = buckets(x)
     if tensors_alone:
         later = passing(x, n, layers, (at_start, at_end), kept, one_layer, head)

@@ -99,3 +99,10 @@ def test_what_is_possible_is_just_so():
     assert possible(columns(config, seq=4096)).all()  # of the model's positions nothing is said
     assert not possible(columns(GPTConfig(2, 64, 4, ffn_hidden=66), tp=4)).any()
     assert possible(columns(PRESETS["tiny-llama"], tp=np.array([1, 2, 4]))).tolist() == [1, 1, 0]
+
+
+def test_published_zero_3_keeps_checkpoints_in_host_memory_and_our_engines_do_not():
+    rows = {"deepspeed": True, "zero_stage": 3, "recompute": 2}
+    assert columns(**SIZES | rows).host_checkpoints.tolist() == [True]
+    given = {"preset": "tiny", "engine": "deepspeed_zero", "zero_stage": 3, "recompute": "full"}
+    assert columns_of(resolve(("test", given | {"gpus": 2}))).host_checkpoints.tolist() == [False]

@@ -35,9 +35,9 @@ class Columns:
     is one kernel that never stores its s x s scores. deepspeed: DeepSpeed's engine runs the step,
     not Megatron's or PyTorch's; fsdp2: PyTorch's FSDP2 does. plain: PyTorch's own operators compute
     gates and the loss, not Megatron's fused ones. bucket: elements of all buckets of
-    DeepSpeed's that live at a time. slower:
-    the micro-batches take a fit's factor `engine` longer (by default DeepSpeed's). cp ranks share a
-    sequence; gathers: attention gathers the keys and values of all of them before it begins, else
+    DeepSpeed's that live at a time. host_checkpoints: activation checkpoints lie in host memory.
+    slower: the micro-batches take a fit's factor `engine` longer (by default DeepSpeed's). cp ranks
+    share a sequence; gathers: attention gathers the keys and values of all of them before it begins, else
     they travel in a ring. shards: ranks that ZeRO and FSDP2 cut one copy of the state over (by
     default dp x cp).
     """
@@ -77,6 +77,7 @@ class Columns:
     rotary: Array
     plain: Array
     bucket: Array
+    host_checkpoints: Array
     shards: Array
     slower: Array
 
@@ -158,6 +159,11 @@ def columns(config: GPTConfig | None = None, **given: object) -> Columns:
     values.setdefault("slower", values["deepspeed"])
     # As published runs had them: two that overlap and one to gather with, none in a pipeline.
     values.setdefault("bucket", np.where(np.asarray(values["pp"]) > 1, 0, 3 * BUCKET))
+    # Megatron-DeepSpeed's ZeRO-3 scripts set --checkpoint-in-cpu. Its published runs on Jean Zay
+    # have micro-batches that fit no other way.
+    on_host = np.asarray(values["deepspeed"]) & (np.asarray(values["zero_stage"]) == 3)
+    on_host = on_host & (np.asarray(values["recompute"]) == RECOMPUTE.index("full"))
+    values.setdefault("host_checkpoints", on_host)
     values.setdefault("shards", np.asarray(values["dp"]) * values["cp"])
     names = [f.name for f in fields(Columns)]
     if unknown := set(values) - set(names):
@@ -196,6 +202,7 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
         and layout.tp == 1
         and not spec.compile,
         "bucket": bucket,
+        "host_checkpoints": False,
         "fp8": spec.precision == "fp8",
         "deepspeed": spec.engine.startswith("deepspeed"),
         "fsdp2": spec.engine == "fsdp2",
