@@ -38,8 +38,8 @@ class Columns:
     DeepSpeed's that live at a time. host_checkpoints: activation checkpoints lie in host memory.
     slower: the micro-batches take a fit's factor `engine` longer (by default DeepSpeed's). cp ranks
     share a sequence; gathers: attention gathers the keys and values of all of them before it
-    begins, else they travel in a ring. shards: ranks that ZeRO and FSDP2 cut one copy of the state over (by
-    default dp x cp).
+    begins, else they travel in a ring. shards: ranks that ZeRO and FSDP2 cut one copy of the state
+    over (by default dp x cp).
     """
 
     layers: Array
