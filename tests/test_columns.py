@@ -5,7 +5,7 @@ import pytest
 
 from models.config import PRESETS, GPTConfig
 from parallel.config.layout import Layout
-from parallel.config.layout_arrays import FLAGS, columns, columns_of, possible
+from parallel.config.layout_arrays import FAMILIES, FLAGS, columns, columns_of, possible
 from parallel.config.settings import resolve
 
 SIZES = {"layers": 12, "hidden": 96, "heads": 6, "vocab": 100, "seq": 64}
@@ -22,6 +22,9 @@ def test_what_is_not_given_is_one_rank_of_a_gpt_in_half_precision():
     y = columns(**SIZES, width=4, deepspeed=True, ffn=7, kv_heads=2, slower=False)
     assert (y.grad_width[0], y.ffn[0], y.kv_heads[0], y.slower[0]) == (4, 7, 2, False)
     assert columns(**SIZES, deepspeed=True).slower.tolist() == [True]
+    flags = {"deepspeed": np.array([False, True, False]), "fsdp2": np.array([False, False, True])}
+    families = [FAMILIES[i] for i in columns(**SIZES, **flags).family]
+    assert families == ["megatron", "deepspeed", "fsdp"]
     with pytest.raises(TypeError, match=r"no such columns: \['experts'\]"):
         columns(**SIZES, experts=8)
 

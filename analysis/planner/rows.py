@@ -21,7 +21,7 @@ from models.errors import UsageError
 from models.flops import sc21
 from models.gpus import planning_gpu
 from parallel.config.layout import RECOMPUTE
-from parallel.config.layout_arrays import Columns, columns
+from parallel.config.layout_arrays import FAMILIES, Columns, columns
 
 NEEDED = ("gpu_type", "gpus", "hidden", "tp", "pp", "micro_batch", "step_s")
 COUNTS = (
@@ -126,8 +126,25 @@ def _settings(row: Row) -> Settings:
         "gpus_per_node": row.number("gpus_per_node") or 8,
         "deepspeed": "deepspeed" in engine.lower(),
         "fsdp2": "fsdp2" in engine.lower(),
+        "family": _family(engine),
     }
     return Settings(found, guessed)
+
+
+# What a published engine is called -> its family; the first that matches.
+_CALLED = {
+    "nanotron": "nanotron",
+    "internevo": "internevo",
+    "deepspeed": "deepspeed",
+    r"fsdp|torchtitan|llm-foundry": "fsdp",
+    r"nemo|megatron-bridge": "nemo",
+}
+
+
+def _family(engine: str) -> int:
+    """The family's place in FAMILIES; Megatron's where none is named."""
+    found = (name for words, name in _CALLED.items() if re.search(words, engine, re.IGNORECASE))
+    return FAMILIES.index(next(found, "megatron"))
 
 
 def _check_counts(row: Row) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 BUCKET = 500_000_000  # elements of DeepSpeed's reduce bucket where its JSON says nothing
+# Whose code runs a step: the engines of one family launch, overlap and hold alike.
+FAMILIES = ("megatron", "deepspeed", "fsdp", "nanotron", "nemo", "internevo")
 FLAGS = ("glu", "untied", "qk_norm", "gathers", "sequence_parallel", "fp8", "flash")
 FLAGS += ("deepspeed", "fsdp2", "rotary", "plain")
 
@@ -39,7 +41,7 @@ class Columns:
     slower: the micro-batches take a fit's factor `engine` longer (by default DeepSpeed's). cp ranks
     share a sequence; gathers: attention gathers the keys and values of all of them before it
     begins, else they travel in a ring. shards: ranks that ZeRO and FSDP2 cut one copy of the state
-    over (by default dp x cp).
+    over (by default dp x cp). family: the position in `FAMILIES` (by default as the flags say).
     """
 
     layers: Array
@@ -80,6 +82,7 @@ class Columns:
     host_checkpoints: Array
     shards: Array
     slower: Array
+    family: Array
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -165,6 +168,9 @@ def columns(config: GPTConfig | None = None, **given: object) -> Columns:
     on_host = on_host & (np.asarray(values["recompute"]) == RECOMPUTE.index("full"))
     values.setdefault("host_checkpoints", on_host)
     values.setdefault("shards", np.asarray(values["dp"]) * values["cp"])
+    families = [FAMILIES.index(name) for name in ("fsdp", "deepspeed", "megatron")]
+    flags = [np.asarray(values[name], bool) for name in ("fsdp2", "deepspeed")]
+    values.setdefault("family", np.where(flags[0], families[0], np.where(flags[1], *families[1:])))
     names = [f.name for f in fields(Columns)]
     if unknown := set(values) - set(names):
         raise TypeError(f"no such columns: {sorted(unknown)}")
