@@ -30,6 +30,15 @@ _PARTS = {
     "move": "#882255",
     "imbalance": "#882255",
 }  # every other part is grey
+_INK = "currentColor"  # of the page around the chart, which may be light or dark
+_INKS = {"labelColor": _INK, "titleColor": _INK}
+_CONFIG = {
+    "font": "sans-serif",
+    "axis": _INKS | {"gridColor": _INK, "gridOpacity": 0.2, "domainColor": _INK, "tickColor": _INK},
+    "legend": _INKS | {"orient": "bottom", "columns": 3},
+    "text": {"color": _INK},
+    "view": {"stroke": None},
+}
 _POINT = {"type": "point", "filled": True, "size": 70, "opacity": 0.85}
 
 
@@ -56,7 +65,7 @@ def whole(spec: Spec) -> Spec:
         "data": {"name": "rows"},
         "width": "container",
         "height": HEIGHT,
-        "config": {"legend": {"orient": "bottom", "columns": 3}, "font": "sans-serif"},
+        "config": _CONFIG,
     } | spec
 
 

@@ -1,11 +1,15 @@
 """Sections as one HTML file that asks for nothing: style, data and scripts are inside it.
 
 The tables are HTML with the same cells that the commands print, so they are read, printed and
-spoken without any script. The raw values stand as JSON in the element `data`.
+spoken without any script. The raw values stand as JSON in the element `data`, and the scripts that
+draw the charts in `vega`, packed: page.js starts them with the first chart.
 """
 
+import base64
+import gzip
 import json
 import math
+from dataclasses import asdict
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -13,7 +17,7 @@ from typing import Any
 
 from analysis.common.tables import Table, cell
 from analysis.pages import charts
-from analysis.pages.section import Chart, Section
+from analysis.pages.section import Cell, Chart, Section
 
 _HERE = Path(__file__).parent
 
@@ -21,6 +25,12 @@ _HERE = Path(__file__).parent
 @cache
 def _own(name: str) -> str:
     return (_HERE / name).read_text()
+
+
+@cache
+def _packed() -> str:
+    """The scripts that draw the charts, as gzip in base64: four tenths of their size."""
+    return base64.b64encode(gzip.compress(charts.script().encode(), mtime=0)).decode()
 
 
 def page(title: str, sections: list[Section]) -> str:
@@ -36,13 +46,17 @@ def page(title: str, sections: list[Section]) -> str:
         "title": title,
         "tables": tables,
         "data": {name: groups for s in shown for name, groups in s.data.items()},
-        "charts": [{"spec": charts.whole(c.spec), "data": c.data, "limit": c.limit} for c in drawn],
+        "charts": [_chart(c) for c in drawn],
     }
     numbers = {id(chart): i for i, chart in enumerate(drawn)}
-    body = "\n".join(_section(section, numbers) for section in shown)
-    scripts = [_own("page.js")]
-    scripts = [charts.script(), *scripts] if drawn else scripts
-    inline = "\n".join(map(_script, scripts))
+    links: dict[Cell, Cell] = {}
+    for a, b in (pair for s in shown for pair in s.links):
+        links.setdefault(a, b)
+        links.setdefault(b, a)
+    body = "\n".join(_section(section, numbers, links) for section in shown)
+    own = _own("page.js")
+    assert "</script" not in own.lower(), "it would end the element"
+    vega = f'<script type="application/gzip;base64" id="vega">{_packed()}</script>' * bool(drawn)
     links = " ".join(f'<a href="#{_id(s.title)}">{escape(s.title)}</a>' for s in shown)
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -62,7 +76,8 @@ def page(title: str, sections: list[Section]) -> str:
 {body}
 </main>
 <script type="application/json" id="data">{_json(data)}</script>
-{inline}
+{vega}
+<script>{own}</script>
 </body>
 </html>
 """
@@ -75,9 +90,9 @@ _POLICY = (
 )
 
 
-def _script(text: str) -> str:
-    assert "</script" not in text.lower(), "it would end the element"
-    return f"<script>{text}</script>"
+def _chart(chart: Chart) -> dict[str, Any]:
+    found = {"spec": charts.whole(chart.spec), "data": chart.data, "limit": chart.limit}
+    return found | ({"axes": [asdict(axis) for axis in chart.axes]} if chart.axes else {})
 
 
 def _json(value: Any) -> str:
@@ -120,11 +135,11 @@ def _id(title: str) -> str:
     return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())
 
 
-def _section(section: Section, numbers: dict[int, int]) -> str:
+def _section(section: Section, numbers: dict[int, int], links: dict[Cell, Cell]) -> str:
     name = _id(section.title)
     parts = [f'<section aria-labelledby="{name}"><h2 id="{name}">{escape(section.title)}</h2>']
     parts += [f"<p>{escape(words)}</p>" for words in section.words]
-    parts += [_table(key, table) for key, table in section.tables.items() if table.rows]
+    parts += [_table(key, table, links) for key, table in section.tables.items() if table.rows]
     if section.charts:
         figures = "\n".join(_figure(numbers[id(c)], c) for c in section.charts)
         parts.append(f'<div class="charts">{figures}</div>')
@@ -139,7 +154,17 @@ def _figure(number: int, chart: Chart) -> str:
     return f'<figure><div role="img" aria-label="{label}">{drawn}</div>{said}</figure>'
 
 
-def _table(key: str, table: Table) -> str:
+def _at(at: Cell) -> str:
+    return ".".join(map(str, at))
+
+
+def _td(at: Cell, text: str, links: dict[Cell, Cell]) -> str:
+    if at not in links:
+        return f"<td>{text}"
+    return f'<td id="{_at(at)}" class="found"><a href="#{_at(links[at])}">{text}</a>'
+
+
+def _table(key: str, table: Table, links: dict[Cell, Cell]) -> str:
     columns = table.shown
     numbers = _numbers(table)
     right = [i for i, c in enumerate(columns, 1) if c.key in numbers]
@@ -149,9 +174,10 @@ def _table(key: str, table: Table) -> str:
     )
     heads = "".join(f'<th scope="col">{escape(c.heading)}</th>' for c in columns)
     lines = []
-    for row in table.rows:
-        cells = "".join(f"<td>{escape(cell(row.get(c.key), c.spec), quote=False)}" for c in columns)
-        lines.append(f"<tr>{cells}")
+    for i, row in enumerate(table.rows):
+        texts = [escape(cell(row.get(c.key), c.spec), quote=False) for c in columns]
+        cells = [_td((key, i, c.key), text, links) for c, text in zip(columns, texts, strict=True)]
+        lines.append(f"<tr>{''.join(cells)}")
     caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
     notes = "".join(f"<li>{escape(note)}</li>" for note in table.below)
     body = "\n".join(lines)

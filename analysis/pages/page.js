@@ -2,12 +2,17 @@
 // Sorts, filters and copies the tables, draws the charts, and keeps the state in the URL's fragment.
 const page = JSON.parse(document.getElementById("data").textContent);
 const state = new URLSearchParams(location.hash.slice(1).includes("=") ? location.hash.slice(1) : "");
-let left = null; // the names of the runs that the filter leaves, in the table's order; null: all
 
 function make(tag, attributes = {}, text = "") {
   const one = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) one.setAttribute(name, value);
   one.textContent = text;
+  return one;
+}
+
+function button(text, act) {
+  const one = make("button", { type: "button" }, text);
+  one.addEventListener("click", act);
   return one;
 }
 
@@ -17,7 +22,7 @@ function keep(name, value) {
   history.replaceState(null, "", state.size ? "#" + state : location.pathname + location.search);
 }
 
-// A filter is words that a row holds, and conditions as gpus>=2 or engine=ddp; a row needs all.
+// A filter is words that a row holds, and conditions as gpus>=2 or engine=ddp,fsdp2; a row needs all.
 function matcher(text, keys) {
   const tests = text.trim().split(/\s+/).filter(Boolean).map((word) => {
     const found = /^(\w+)(<=|>=|!=|=|<|>)(.*)$/.exec(word);
@@ -29,11 +34,12 @@ function matcher(text, keys) {
     const at = keys.indexOf(key);
     return (row) => {
       const value = row[at];
-      const [a, b] = typeof value === "number" ? [value, Number(given)] : [String(value ?? "-"), given];
-      if (sign === "=") return a === b;
-      if (sign === "!=") return a !== b;
-      if (typeof a !== "number") return false; // unknown is neither more nor less
-      return { "<": a < b, ">": a > b, "<=": a <= b, ">=": a >= b }[sign];
+      const number = typeof value === "number";
+      const same = (one) => (number ? value === Number(one) : String(value ?? "-") === one);
+      if (sign === "=" || sign === "!=") return given.split(",").some(same) === (sign === "=");
+      if (!number) return false; // unknown is neither more nor less
+      const b = Number(given);
+      return { "<": value < b, ">": value > b, "<=": value <= b, ">=": value >= b }[sign];
     };
   });
   return (row, cells) => tests.every((test) => test(row, cells));
@@ -47,30 +53,33 @@ function compare(a, b, down) {
   return down ? -order : order;
 }
 
+// A cell of CSV; a ' stands before words that a spreadsheet would take for a formula.
 function quoted(value) {
-  const text = value === null ? "" : String(value);
+  let text = value === null ? "" : String(value);
+  if (typeof value === "string" && /^\s*[=+\-@]/.test(text) && !/^\s*([+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?( ?%)?|-)\s*$/i.test(text))
+    text = "'" + text;
   return /[",\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
 }
 
 class Sheet {
   constructor(name, { keys, numbers, raw }) {
-    Object.assign(this, { name, keys, numbers });
+    Object.assign(this, { name, keys, numbers, raw, texts: null });
     this.table = document.getElementById("table-" + name);
     this.body = this.table.tBodies[0];
     this.lines = [...this.body.rows];
-    this.texts = null;
-    const value = (text, key) => (text === "-" ? null : numbers.includes(key) ? Number(text) : text);
-    this.rows = page.tables[name].rows = this.lines.map((line, i) =>
-      keys.map((key, k) => (key in raw ? raw[key][i] : value(line.cells[k].textContent.trim(), key))));
+    this.order = this.lines.map((_, i) => i);
     this.heads = [...this.table.tHead.rows[0].cells];
-    this.heads.forEach((head, i) => {
-      const button = make("button", { type: "button" }, head.textContent);
-      button.addEventListener("click", () => this.sort(i));
-      head.replaceChildren(button);
-    });
-    this.order = this.rows.map((_, i) => i);
+    this.heads.forEach((head, i) => head.replaceChildren(button(head.textContent, () => this.sort(i))));
     this.tools();
-    this.restore();
+    const [key, down] = (state.get(name + ".sort") ?? "").split(":");
+    if (keys.includes(key)) this.sort(keys.indexOf(key), down === "down");
+    if (state.has(name + ".filter")) this.filter(state.get(name + ".filter"));
+  }
+
+  get rows() { // read when they are first needed: 500 runs have 15,000 cells
+    const value = (text, key) => (text === "-" ? null : this.numbers.includes(key) ? Number(text) : text);
+    return page.tables[this.name].rows ??= this.lines.map((line, i) => this.keys.map((key, k) =>
+      (key in this.raw ? this.raw[key][i] : value(line.cells[k].textContent.trim(), key))));
   }
 
   tools() {
@@ -80,36 +89,18 @@ class Sheet {
       "aria-label": "Filter table " + this.name });
     this.input.addEventListener("input", () => this.filter());
     label.append(this.input);
-    const said = make("span", { class: "said", role: "status" });
-    const button = (text, act) => {
-      const one = make("button", { type: "button" }, text);
-      one.addEventListener("click", act);
-      return one;
-    };
+    this.said = make("span", { class: "said", role: "status" });
     const copy = async (text) => {
       try {
         await navigator.clipboard.writeText(text);
-        said.textContent = "copied";
+        this.said.textContent = "copied";
       } catch {
-        const area = make("textarea", {}, text);
-        bar.append(area);
-        area.select();
-        said.textContent = document.execCommand("copy") ? "copied" : "the browser refused to copy";
-        area.remove();
+        this.said.textContent = "the browser refused to copy";
       }
     };
-    this.said = said;
     bar.append(label, button("Copy as Markdown", () => copy(this.markdown())),
-      button("Copy as CSV", () => copy(this.csv())), said);
-    if (this.name === "runs") bar.append(button("Save all data as JSON", save));
+      button("Copy as CSV", () => copy(this.csv())), this.said);
     this.table.parentElement.before(bar);
-  }
-
-  restore() {
-    this.input.value = state.get(this.name + ".filter") ?? "";
-    const [key, down] = (state.get(this.name + ".sort") ?? "").split(":");
-    if (this.keys.includes(key)) this.sort(this.keys.indexOf(key), down === "down");
-    if (this.input.value) this.filter();
   }
 
   sort(column, down = this.heads[column].getAttribute("aria-sort") === "ascending") {
@@ -121,24 +112,27 @@ class Sheet {
     this.tell();
   }
 
-  filter() {
-    const fits = matcher(this.input.value, this.keys);
+  filter(text = this.input.value) {
+    this.input.value = text;
+    const fits = matcher(text, this.keys);
     this.texts ??= this.lines.map((line) => line.textContent);
     this.lines.forEach((line, i) => { line.hidden = !fits(this.rows[i], this.texts[i]); });
-    keep(this.name + ".filter", this.input.value.trim());
-    this.said.textContent = `${this.shown().length} of ${this.rows.length} rows`;
+    keep(this.name + ".filter", text.trim());
+    this.said.textContent = `${this.shown().length} of ${this.lines.length} rows`;
     this.tell();
+  }
+
+  limit(key, condition) { // in place of the conditions on this column
+    const others = this.input.value.split(/\s+/).filter((word) => !new RegExp(`^${key}[<>=!]`).test(word));
+    this.filter([...others, condition].filter(Boolean).join(" "));
   }
 
   shown() {
     return this.order.filter((i) => !this.lines[i].hidden);
   }
 
-  tell() { // the table of runs decides what the charts show
-    if (this.name !== "runs") return;
-    const run = this.keys.indexOf("run");
-    left = this.shown().map((i) => this.rows[i][run]);
-    charts.forEach((chart) => chart.update());
+  tell() {
+    charts.filter((chart) => chart.follows === this.name).forEach((chart) => chart.update());
   }
 
   csv() {
@@ -148,14 +142,15 @@ class Sheet {
 
   markdown() {
     const line = (cells) => "| " + cells.join(" | ") + " |";
-    const text = (one) => one.textContent.replaceAll("|", "\\|");
+    const text = (one) => one.textContent.replaceAll("|", "\\|").trim();
     const rule = this.keys.map((key) => (this.numbers.includes(key) ? "---:" : "---"));
-    const body = this.shown().map((i) => line([...this.lines[i].cells].map((one) => text(one).trim())));
+    const body = this.shown().map((i) => line([...this.lines[i].cells].map(text)));
     return [line(this.heads.map(text)), line(rule), ...body, ""].join("\n");
   }
 }
 
 function save() {
+  Object.values(sheets).forEach((sheet) => sheet.rows); // so that they are in the page's data
   const link = make("a", { download: "study.json",
     href: URL.createObjectURL(new Blob([JSON.stringify(page)], { type: "application/json" })) });
   link.click();
@@ -164,16 +159,16 @@ function save() {
 
 // Rows of a table or of a data set's columns as objects.
 const expanded = {};
-function rows(name) {
-  expanded[name] ??= name in page.tables
-    ? page.tables[name].rows.map((row) => Object.fromEntries(page.tables[name].keys.map((k, i) => [k, row[i]])))
+function objects(name) {
+  const { keys } = page.tables[name] ?? {};
+  return expanded[name] ??= keys
+    ? sheets[name].rows.map((row) => Object.fromEntries(keys.map((key, k) => [key, row[k]])))
     : page.data[name].flatMap(({ same, columns }) => {
       const entries = Object.entries(columns);
       const n = entries.length ? entries[0][1].length : 0;
       return Array.from({ length: n }, (_, i) =>
         Object.assign({}, same, Object.fromEntries(entries.map(([k, v]) => [k, v[i]]))));
     });
-  return expanded[name];
 }
 
 const tip = make("div", { class: "tip", hidden: "" });
@@ -189,37 +184,90 @@ function showTip(_, event, __, value) {
   tip.style.top = Math.min(event.clientY + 12, innerHeight - tip.offsetHeight - 8) + "px";
 }
 
+let library = null; // Vega's scripts: they stand in the page packed, and start with the first chart
+function vega() {
+  return library ??= (async () => {
+    const packed = Uint8Array.from(atob(document.getElementById("vega").textContent), (c) => c.charCodeAt(0));
+    const text = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    document.head.append(make("script", {}, "{" + await new Response(text).text() + "}")); // names of its own
+  })();
+}
+
+// A chart over a table shows the rows that its filter leaves; another chart, the table of runs' runs.
 class Drawing {
   constructor(chart, i) {
     Object.assign(this, chart);
     this.at = document.getElementById("chart-" + i);
+    this.follows = this.data in page.tables ? this.data : "runs";
     this.view = null;
   }
 
   wanted() {
-    const all = rows(this.data);
-    const names = left ?? [...new Set(all.map((row) => row.run))];
-    const some = this.limit ? names.slice(0, this.limit) : names;
-    const place = new Map(some.map((name, k) => [name, k]));
+    const sheet = sheets[this.follows], all = objects(this.data);
+    if (this.axes) { // a layout map: what the filter leaves out stays, faintly
+      const left = new Set(sheet.shown());
+      return all.map((row, i) => ({ ...row, left: left.has(i) }));
+    }
+    if (this.follows === this.data) return sheet.shown().slice(0, this.limit || Infinity).map((i) => all[i]);
+    const run = sheet?.keys.indexOf("run");
+    const names = sheet ? sheet.shown().map((i) => sheet.rows[i][run]) : [...new Set(all.map((row) => row.run))];
+    const place = new Map(names.slice(0, this.limit || Infinity).map((name, k) => [name, k]));
     const found = all.filter((row) => row.run === undefined || place.has(row.run));
-    return left ? found.sort((a, b) => place.get(a.run) - place.get(b.run)) : found;
+    return found.sort((a, b) => place.get(a.run) - place.get(b.run));
   }
 
-  draw() { // once, when it comes near the screen or is printed
-    if (this.drawn) return this.drawn;
-    const spec = { ...this.spec, data: { name: "rows", values: this.wanted() } };
-    const options = { mode: "vega-lite", renderer: "svg", actions: false, tooltip: showTip, logLevel: 1 };
-    this.drawn = vegaEmbed(this.at, spec, options).then(({ view }) => {
+  draw() { // once, when it comes near the screen or nothing else is to do
+    return this.drawn ??= vega().then(() => {
+      const spec = { ...this.spec, data: { name: "rows", values: this.wanted() } };
+      const options = { mode: "vega-lite", renderer: "svg", actions: false, tooltip: showTip, logLevel: 1 };
+      return vegaEmbed(this.at, spec, options);
+    }).then(({ view }) => {
       this.view = view;
+      if (this.axes) this.brush();
       if (this.stale) this.update();
     });
-    return this.drawn;
   }
 
   update() {
     this.stale = !this.view; // a filter that came while it was being drawn
     if (this.view) this.view.data("rows", this.wanted()).runAsync();
   }
+
+  brush() { // a drag along an axis limits the table to what it spans; a click frees the axis
+    const box = this.at.appendChild(make("div", { class: "brush" }));
+    const x = this.view.scale("x"), y = this.view.scale("y"), [left, top] = this.view.origin();
+    let from = null, axis = 0;
+    const down = (event) => event.clientY - this.at.getBoundingClientRect().top - top;
+    this.at.addEventListener("pointerdown", (event) => {
+      axis = Math.floor((event.clientX - this.at.getBoundingClientRect().left - left) / x.step());
+      if (axis >= 0 && axis < x.domain().length) from = down(event);
+    });
+    this.at.addEventListener("pointermove", (event) => {
+      const [a, b] = [from, down(event)].sort((one, other) => one - other);
+      box.style.cssText = from === null ? "" : `display:block;left:${left + (axis + 0.5) * x.step() - 7}px;`
+        + `top:${top + a}px;height:${b - a}px`;
+    });
+    addEventListener("pointerup", (event) => {
+      if (from === null) return;
+      const [low, high] = [y.invert(from), y.invert(down(event))].sort((a, b) => a - b);
+      const { key, values, ends } = this.axes[axis];
+      const known = values?.filter((_, i) => i / (values.length - 1 || 1) >= low && i / (values.length - 1 || 1) <= high);
+      const bound = (share) => Number((ends[0] + share * (ends[1] - ends[0])).toPrecision(4));
+      const span = values ? known.length && `${key}=${known.map((one) => one ?? "-")}` : high < 0 ? `${key}=-` : `${key}>=${bound(low)} ${key}<=${bound(high)}`;
+      sheets[this.follows].limit(key, Math.abs(down(event) - from) < 4 ? "" : span);
+      box.style.cssText = "";
+      from = null;
+    });
+  }
+}
+
+function go(id) { // to a heading or a cell, also one that a filter hides
+  const target = document.getElementById(id), line = target?.closest("tr");
+  if (!target) return;
+  if (line?.hidden) Object.values(sheets).find((sheet) => sheet.table.contains(line)).filter("");
+  target.scrollIntoView({ block: line ? "center" : "start", inline: "nearest" });
+  target.tabIndex = -1;
+  target.focus({ preventScroll: true });
 }
 
 const charts = page.charts.map((chart, i) => new Drawing(chart, i));
@@ -227,10 +275,18 @@ const sheets = {};
 for (const [name, table] of Object.entries(page.tables)) {
   if (document.getElementById("table-" + name)) sheets[name] = new Sheet(name, table);
 }
-const near = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    if (entry.isIntersecting) charts.find((chart) => chart.at === entry.target).draw();
-  }
-}, { rootMargin: "300px" });
+document.querySelector("nav").append(button("Save all data as JSON", save));
+addEventListener("click", (event) => { // a link inside the page leaves filter and sort in the URL
+  const link = event.target.closest?.('a[href^="#"]');
+  if (!link) return;
+  event.preventDefault();
+  keep("at", link.hash.slice(1));
+  go(link.hash.slice(1));
+});
+if (state.has("at")) go(state.get("at"));
+const near = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting)
+  .forEach((entry) => charts.find((chart) => chart.at === entry.target).draw()), { rootMargin: "300px" });
 charts.forEach((chart) => near.observe(chart.at));
-addEventListener("beforeprint", () => charts.forEach((chart) => chart.draw()));
+addEventListener("load", async () => { // the others, one by one, so that the page is whole when it is printed
+  for (const chart of charts) await new Promise((next) => requestIdleCallback(next)).then(() => chart.draw());
+});

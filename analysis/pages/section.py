@@ -10,28 +10,51 @@ Group = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
+class Axis:
+    """One axis of a layout map. values: what stands on it from below, evenly spaced; None where it
+    is a number between its ends. A value that a row lacks stands below 0."""
+
+    key: str
+    title: str
+    values: tuple[Any, ...] | None = None
+    ends: tuple[float, float] = (0.0, 1.0)
+
+
+@dataclass(frozen=True)
 class Chart:
     """A Vega-Lite specification over named rows, and its contents in words.
 
-    data: the name of a table or of a data set of the page. limit: how many runs it shows at most,
-    the first that the table's filter leaves; 0: all of them.
+    data: the name of a table or of a data set of the page. A chart over a table shows the rows that
+    the table's filter leaves; another chart, the rows whose `run` the table `runs` has left. limit:
+    how many it shows at most, the first ones; 0: all of them. axes: of a chart over a table whose
+    horizontal scale is these columns, in this order; a drag along one of them limits the table's
+    filter, and the rows that it leaves out stay with `left` false.
     """
 
     spec: dict[str, Any]
     data: str
     summary: str
     limit: int = 0
+    axes: tuple[Axis, ...] = ()
+
+
+# Where a value stands: the name of a table of the page, the number of its row from 0, its column.
+Cell = tuple[str, int, str]
 
 
 @dataclass
 class Section:
-    """One view: sentences, tables by name, and charts. A section without content is left out."""
+    """One view: sentences, tables by name, and charts. A section without content is left out.
+
+    links: pairs of cells that lead to each other: a finding, and a cell that it is about.
+    """
 
     title: str
     words: list[str] = field(default_factory=list)
     tables: dict[str, Table] = field(default_factory=dict)
     charts: list[Chart] = field(default_factory=list)
     data: dict[str, list[Group]] = field(default_factory=dict)
+    links: list[tuple[Cell, Cell]] = field(default_factory=list)
 
     @property
     def empty(self) -> bool:
