@@ -6,13 +6,13 @@
 
 FILE is a CSV with the columns gpu_type, gpus, hidden, tp, pp, micro_batch and step_s (or
 seconds_per_iteration). It may have id, cluster, gpu_mem_gb, gpus_per_node, params_b, layers, heads,
-kv_heads, ffn, glu, vocab, seq, vpp, dp, cp, global_batch, gas, zero_stage, offload, act_recompute,
-seq_parallel, precision, engine, tokens_per_s, tflops_per_gpu, tflops_formula, mem_gb, status, lint,
-warm_up, gradients and notes, as the files of logs/published have. Each row is predicted by
-constants that were fitted on at most --calibrate-rows other rows of its cluster: rows of the other
-folds (random: five folds; up to 31 rows, each row is its own fold), of other model sizes, or of
-other tensor-parallel sizes. The fitted rows are chosen by their layouts, never by their times.
---calibrate-rows 0 uses the data sheet's priors.
+kv_heads, ffn, glu, vocab, seq, vpp, dp, cp, global_batch, gas, zero_stage, zero_ranks (that share
+one copy of the optimizer), offload, act_recompute, seq_parallel, precision, engine, tokens_per_s,
+tflops_per_gpu, tflops_formula, mem_gb, status, lint, warm_up, gradients and notes, as the files of
+logs/published have. Each row is predicted by constants that were fitted on at most --calibrate-rows
+other rows of its cluster: rows of the other folds (random: five folds; up to 31 rows, each row is
+its own fold), of other model sizes, or of other tensor-parallel sizes. The fitted rows are chosen
+by their layouts, never by their times. --calibrate-rows 0 uses the data sheet's priors.
 
 Context-parallel ranks (cp) exchange keys and values in a ring. Gradients of bf16 rows are fp32,
 unless `gradients` (or a note) says bf16. FP8 speeds up the layers' four GEMMs and nothing else; the
@@ -23,7 +23,8 @@ Not scored are: a row that contradicts itself (`lint`, or LINT in its notes), a 
 times slower than a row with no less to do; both MAPEs are printed). `repeat noise` is the least
 MAPE that any prediction can reach on identical runs. `choice` is computed over groups of at least 5
 layouts of one model, batch and GPU count: how much slower than the group's best the predicted first
-is, and the best of the predicted first three. Intervals cover 80 %.
+is (the mean and the 90th percentile), and the best of the predicted first three. Intervals cover 80
+%.
 """
 
 if not __package__:

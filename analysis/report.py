@@ -8,7 +8,7 @@ them is written by this command and by nobody else. NAME is one of
     tflops PATH [--convention C] [--baseline NAME] [--predict CLUSTER] [--columns A,B,C]
                                                       the scaling table of runs
     plan ARGUMENTS                                    what analysis.plan prints
-    validation [rows|memory]                          held-out errors on the published tables here
+    validation [choice|rows|memory]                   held-out errors on the published tables here
     parity PATH                                       their parity table
     saves PATH...                                     what runs' checkpoints cost
     compare PATH...                                   a study's configurations and its baseline
@@ -91,15 +91,16 @@ def _plan(arguments: list[str]) -> str:
 
 
 def _validation(arguments: list[str]) -> str:
-    from analysis.planner import validate
+    from analysis.planner import scores
 
     tables = {
-        "": validate.published,
-        "rows": validate.published_by_count,
-        "memory": validate.published_memory,
+        "": scores.by_split,
+        "choice": scores.choices,
+        "rows": scores.by_count,
+        "memory": scores.by_memory,
     }
     if (what := " ".join(arguments)) not in tables:
-        raise UsageError(f"validation takes nothing, rows or memory, not {what!r}")
+        raise UsageError(f"validation takes nothing, choice, rows or memory, not {what!r}")
     return _markdown([tables[what]()])
 
 

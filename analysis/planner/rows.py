@@ -26,8 +26,9 @@ from parallel.config.layout_arrays import FAMILIES, Columns, columns
 NEEDED = ("gpu_type", "gpus", "hidden", "tp", "pp", "micro_batch", "step_s")
 COUNTS = (
     *("gpus", "gpus_per_node", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len"),
-    *("tp", "pp", "vpp", "dp", "cp", "micro_batch", "global_batch", "gas"),
+    *("tp", "pp", "vpp", "dp", "cp", "micro_batch", "global_batch", "gas", "zero_ranks"),
 )
+CRASHED = ("OOM", "crashed_or_OOM")  # statuses of runs that may have had too little memory
 SLOW = 1.3  # a run this many times slower than one with no less to do met what is not modelled
 
 
@@ -56,6 +57,7 @@ class Rows:
     gpu: list[str]
     cluster_key: list[str]
     left_out: list[tuple[str, str]] = field(default_factory=list)
+    left_out_crashed: list[str] = field(default_factory=list)  # ids of those that did not run
 
     @property
     def in_fp8(self) -> np.ndarray:
@@ -113,7 +115,9 @@ def _settings(row: Row) -> Settings:
     if (zero or 0) > 1 and pp > 1:
         raise ValueError(f"ZeRO-{zero:g} cannot run with {pp:g} pipeline stages")
     offload = row.text("offload").lower()
-    fused = re.search(r"torchtitan|nanotron|picotron|nemo|core|flash", engine, re.IGNORECASE)
+    fused = re.search(
+        r"torchtitan|nanotron|picotron|internevo|nemo|core|flash", engine, re.IGNORECASE
+    )
     found = {
         **model,
         **split,
@@ -127,6 +131,7 @@ def _settings(row: Row) -> Settings:
         "deepspeed": "deepspeed" in engine.lower(),
         "fsdp2": "fsdp2" in engine.lower(),
         "family": _family(engine),
+        "shards": row.number("zero_ranks") or split["dp"] * split["cp"],
     }
     return Settings(found, guessed)
 
@@ -267,16 +272,17 @@ def _seconds(row: Row, s: dict[str, Any]) -> float:
     return math.nan
 
 
-def read_rows(paths: list[Path]) -> Rows:
-    """Every row of the files that can be modelled.
+def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
+    """Every row of the files that can be modelled; `needed` columns must be there.
 
     Raises:
         UsageError: unreadable, or a column is missing, or no row is usable.
     """
     found: list[tuple[str, Row, Settings, Machine]] = []
     left_out: list[tuple[str, str]] = []
+    crashed: list[str] = []
     for path in paths:
-        for row in read_csv(path, NEEDED).rows:
+        for row in read_csv(path, needed).rows:
             name = row.text("id") or f"{Path(path).stem}:{row.line_no}"
             try:
                 s = _settings(row)
@@ -284,6 +290,7 @@ def read_rows(paths: list[Path]) -> Rows:
                 machine = machine_of(*where, s.columns["width"])
             except ValueError as error:
                 left_out.append((name, str(error)))
+                crashed += [name] * (_status(row) in CRASHED)
             else:
                 found.append((name, row, s, machine))
     if not found:
@@ -308,6 +315,7 @@ def read_rows(paths: list[Path]) -> Rows:
         gpu=[row.text("gpu_type") for row in rows],
         cluster_key=[cluster_key(row.text("gpu_type"), row.text("cluster")) for row in rows],
         left_out=left_out,
+        left_out_crashed=crashed,
     )
 
 
