@@ -128,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     runs = [run for path in FILES if path.exists() for run in runs_of(path)]
     runs.sort(key=lambda run: run[1].model.n_layer / run[1].pp * shortened(run[1], 0).grad_accum)
-    processes = Processes({spec.engine for _, spec in runs})
+    processes = Processes([spec for _, spec in runs])
     found: list[dict[str, Any]] = []
     for at, (row, spec) in enumerate(runs):
         found.append(rehearsed(row, spec, processes))

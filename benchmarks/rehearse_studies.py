@@ -6,7 +6,7 @@ Ranks that the file has already are left out, so a stopped campaign goes on; sma
 first. Ranks that hold and do the same (their runs differ in seed, steps or rates, in the number of
 micro-batches beyond those that the peak needs, or in replicas that shard nothing) are rehearsed
 once, and `same_as` of the others' lines names the run. A rank that could not train a step is a line
-with its error.
+with its error; `commit` is that of the code that rehearsed. Delete lines to rehearse them again.
 `python -m analysis.report logs/2-core-cpu/rehearsed.md` makes the table of the file.
 """
 
@@ -20,7 +20,9 @@ sys.path[0] = str(ROOT)
 
 from models.errors import Parser, command_line  # noqa: E402
 from models.files import ROOT  # noqa: E402
+from parallel.config.settings import RunSpec  # noqa: E402
 from parallel.config.study import load_study  # noqa: E402
+from parallel.record.facts import git  # noqa: E402
 from parallel.rehearse import (  # noqa: E402
     KINDS,
     Processes,
@@ -33,7 +35,14 @@ from parallel.rehearse import (  # noqa: E402
 
 OUT = ROOT / "logs" / "2-core-cpu" / "rehearsed.csv"
 COLUMNS = ("study", "run", "rank", "stage", "same_as", "micro_batches", "parameters")
-COLUMNS += (*(f"{kind}_bytes" for kind in KINDS), "flops", "seconds", "real_bytes", "error")
+COLUMNS += (
+    *(f"{kind}_bytes" for kind in KINDS),
+    "flops",
+    "seconds",
+    "real_bytes",
+    "commit",
+    "error",
+)
 
 
 def row_of(study: str, run: str, found: Rehearsal) -> dict[str, object]:
@@ -42,6 +51,15 @@ def row_of(study: str, run: str, found: Rehearsal) -> dict[str, object]:
     kept = {name: getattr(found, name) for name in COLUMNS if hasattr(found, name)}
     seconds = {"seconds": f"{found.seconds:.1f}"}
     return {"study": study, "run": run, "same_as": ""} | kept | kinds | seconds
+
+
+def operators(work: tuple[str, str, RunSpec, int]) -> float:
+    """How long a rehearsal takes beside others: layers of the stage times micro-batches, and ZeRO-3
+    cuts and gathers each parameter."""
+    _, _, spec, rank = work
+    stage = spec.layout.coords(rank)["pp"]
+    each = spec.model.n_layer / spec.pp * shortened(spec, stage).layout.n_micro
+    return each * (8 if spec.zero_stage == 3 else 1)
 
 
 @command_line("rehearse_studies")
@@ -68,13 +86,14 @@ def main(argv: list[str] | None = None) -> int:
                 continue
             for rank in ranks_of(spec, "first-and-last"):
                 work.append((study, run, spec, rank))
-    # The operators of a rehearsal: layers of the stage times micro-batches.
-    work.sort(key=lambda w: w[2].model.n_layer / w[2].pp * shortened(w[2], 0).layout.n_micro)
+    work.sort(key=operators)
+    facts = git(ROOT)
+    commit = (facts["commit"] or "-")[:7] + "+changes" * bool(facts["dirty"])
     known = {}  # the row of some work
     for study, run, spec, rank in work:
         if row := done.get((study, run, str(rank))):
             known.setdefault(work_of(spec, rank), row)
-    processes = Processes({spec.engine for _, _, spec, _ in work})
+    processes = Processes([spec for _, _, spec, _ in work])
     for at, (study, run, spec, rank) in enumerate(work):
         if (study, run, str(rank)) in done:
             continue
@@ -86,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"as {same_as}", flush=True)
         else:
             found = processes.rehearse(spec, rank)
-            row = known[key] = row_of(study, run, found)
+            row = known[key] = row_of(study, run, found) | {"commit": commit}
             print(found.error or f"{found.seconds:.0f} s", flush=True)
         new = not arguments.out.exists()
         with arguments.out.open("a", newline="") as file:

@@ -32,6 +32,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -101,14 +102,18 @@ def shortened(spec: RunSpec, stage: int) -> RunSpec:
 
 
 def work_of(spec: RunSpec, rank: int) -> str:
-    """What a rehearsal depends on, as text: equal for ranks that hold and do the same."""
+    """What a rehearsal depends on, as text: equal for ranks that hold and do the same.
+
+    The tp ranks of a stage do. Its dp ranks do where nothing is cut over them; otherwise the parts
+    differ in their padding. DeepSpeed cuts its fp32 state in bf16 without ZeRO, too.
+    """
     layout = spec.layout
-    stage = layout.coords(rank)["pp"]
-    n_micro = shortened(spec, stage).layout.n_micro
-    dp = layout.dp if layout.zero_stage else min(layout.dp, 2)
+    coords = layout.coords(rank)
+    n_micro = shortened(spec, coords["pp"]).layout.n_micro
+    cut = layout.zero_stage > 0 or spec.engine.startswith("deepspeed")
+    part = (coords["dp"], layout.dp) if cut else (0, min(layout.dp, 2))
     rest = {f.name: getattr(spec, f.name) for f in fields(RunSpec) if f.name not in _APART}
-    place = rank % (layout.world_size // layout.pp)  # in its stage
-    return repr((stage, place, n_micro, dp, rest))
+    return repr((coords["pp"], n_micro, part, rest))
 
 
 def unable(spec: RunSpec) -> str:
@@ -139,14 +144,20 @@ def rehearse(spec: RunSpec, rank: int) -> Rehearsal:
 class Processes:
     """Rehearses ranks, each in a process of its own, because libraries keep their process groups.
 
-    The processes are forked from one that has imported the libraries of `engines`.
+    The processes are forked from one that has imported the libraries of the engines of `specs`.
     """
 
-    def __init__(self, engines: set[str]):
+    def __init__(self, specs: Collection[RunSpec]):
         self._forks = multiprocessing.get_context("forkserver")
-        modules = [ENGINES[name].module for name in sorted(engines)]
+        modules = sorted({ENGINES[spec.engine].module for spec in specs})
         # The engines first: they redirect torch's factories, which the rehearsal redirects again.
-        self._forks.set_forkserver_preload([*modules, "parallel.measure.rehearsal"])
+        modules += ["parallel.measure.rehearsal", "parallel.measure.breakdown"]
+        # What a step would import otherwise, in every process.
+        if any(spec.engine == "deepspeed_zero" for spec in specs):
+            modules.append("deepspeed.runtime.zero.muon.muon_optimizer")
+        if any(spec.implementation == "hf" for spec in specs):
+            modules.append("models.hf_model")
+        self._forks.set_forkserver_preload(modules)
         ours = dict(os.environ)
         set_environment(RunSpec(device="cpu", threads=1), Launch(0, 1, 0, 1, "none"))
         # What the libraries warn of when they are imported is what no GPU machine lacks.
@@ -201,6 +212,7 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, found: Rehearsal) -> None
 
     device = torch.device("cpu")
     vocabulary = spec.padded_vocab // layout.tp
+    gc.freeze()  # what is there already is not looked through again for parameters and garbage
     if spec.engine.startswith("deepspeed"):
         from parallel.engines import deepspeed_common
 
@@ -439,7 +451,7 @@ def main(argv: list[str] | None = None) -> int:
     work = [
         (name, spec, rank) for name, spec in runs.items() for rank in ranks_of(spec, arguments.rank)
     ]
-    processes = Processes({spec.engine for spec in runs.values()})
+    processes = Processes(runs.values())
     text, failed, rows = arguments.format == "text", [], []
     known: dict[str, tuple[str, Rehearsal]] = {}
     for at, (name, spec, rank) in enumerate(work):

@@ -22,7 +22,7 @@ ENGINES = {"megatron", "deepspeed_pipe", "deepspeed_zero", "fsdp2", "ddp"}
 @pytest.fixture(scope="module")
 def processes() -> rehearse.Processes:
     """The libraries are imported once for all rehearsals here."""
-    return rehearse.Processes(ENGINES)
+    return rehearse.Processes([resolve(("test", {"engine": name})) for name in ENGINES])
 
 
 def run_of(*flags: str) -> RunSpec:
@@ -77,6 +77,20 @@ def test_a_step_that_cannot_be_trained_names_the_error_and_its_line(monkeypatch)
     assert (found.rank, found.stage) == (3, 1)
     assert found.error.startswith("AttributeError: 'RunSpec' object has no attribute")
     assert "rank 3 (stage 1 of 2) could not train a step" in rehearse.printed(spec, found)
+
+
+def test_ranks_of_a_stage_with_nothing_cut_over_dp_do_equal_work(processes):
+    flags = ["--preset", "tiny", "--vocab-size", "300", "--gpus", "4", "--tp", "2"]
+    spec = run_of(*flags, "--engine", "megatron")  # padding for tp rank 1 alone
+    first, last = processes.rehearse(spec, 0), processes.rehearse(spec, 3)
+    assert not first.error
+    assert (first.peak, first.flops, first.messages) == (last.peak, last.flops, last.messages)
+    assert rehearse.work_of(spec, 0) == rehearse.work_of(spec, 3)
+    for cut in (
+        run_of(*flags, "--engine", "megatron", "--zero-stage", "1"),
+        run_of(*flags, "--engine", "deepspeed_pipe", "--precision", "bf16"),
+    ):
+        assert rehearse.work_of(cut, 0) == rehearse.work_of(cut, 1) != rehearse.work_of(cut, 2)
 
 
 def test_ranks_that_are_none_are_refused():

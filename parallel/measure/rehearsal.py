@@ -57,20 +57,8 @@ def without_storage(rank: int, world_size: int) -> Iterator[None]:
         for holder in (owner, *sys.modules.values()):  # those that imported it by its name, too
             if getattr(holder, "__dict__", {}).get(name) is original:
                 setattr(holder, name, replacement)
-    with FakeTensorMode(allow_non_fake_inputs=True), _Scalars():
+    with FakeTensorMode(allow_non_fake_inputs=True):
         yield
-
-
-class _Scalars(TorchDispatchMode):
-    """Reading a number of a tensor without storage gives 1, of an integer or truth value 0."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        try:
-            return func(*args, **(kwargs or {}))
-        except DataDependentOutputException:
-            return 1.0 if args[0].dtype.is_floating_point else 0
 
 
 class OneCopy(nn.Module):
@@ -214,6 +202,7 @@ class Memory(TorchDispatchMode):
     """The bytes of all storages that live, by kind, and those of the moment with the most.
 
     A listener of the regions of a step. Allocators round blocks up and fragment; that is not in it.
+    Reading a number of a tensor without storage gives 1, of an integer or truth value 0.
     """
 
     def __init__(self, vocabulary: int):
@@ -256,7 +245,10 @@ class Memory(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        try:
+            result = func(*args, **(kwargs or {}))
+        except DataDependentOutputException:
+            return 1.0 if args[0].dtype.is_floating_point else 0
         self._operators += 1
         if formula := FLOPS.get(func._overloadpacket):
             self.flops += formula(*args, **(kwargs or {}), out_val=result)
