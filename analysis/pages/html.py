@@ -9,6 +9,7 @@ import base64
 import gzip
 import json
 import math
+import re
 from dataclasses import asdict
 from functools import cache
 from html import escape
@@ -20,6 +21,7 @@ from analysis.pages import charts
 from analysis.pages.section import Cell, Chart, Section
 
 _HERE = Path(__file__).parent
+FIRST = 200  # rows of a long table that are drawn; page.js has the same number
 
 
 @cache
@@ -40,7 +42,7 @@ def page(title: str, sections: list[Section]) -> str:
         UsageError: vl-convert-python is not installed.
     """
     shown = [section for section in sections if not section.empty]
-    tables = {name: _raw(t) for s in shown for name, t in s.tables.items()}
+    tables = {name: _raw(t, name in s.long) for s in shown for name, t in s.tables.items()}
     drawn = [chart for s in shown for chart in s.charts]
     data = {
         "title": title,
@@ -108,18 +110,29 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _raw(table: Table) -> dict[str, Any]:
-    """What a table's cells do not say: which are numbers, and the values that they shorten."""
+def _raw(table: Table, long: bool) -> dict[str, Any]:
+    """What a table's cells do not say: which are numbers, and the values that they shorten; of a
+    long table all values, and how the page writes them."""
     columns = table.shown
-    return {
+    formats = {"formats": [_format(c.spec) for c in columns]} if long else {}
+    return formats | {
         "keys": [c.key for c in columns],
         "numbers": _numbers(table),
         "raw": {
             c.key: [row.get(c.key) for row in table.rows]
             for c in columns
-            if c.spec not in ("", "d")
+            if long or c.spec not in ("", "d")
         },
     }
+
+
+def _format(spec: str) -> tuple[str, int, str]:
+    """What writes numbers like the format spec: JavaScript's function, its digits, the unit."""
+    if spec in ("", "d"):
+        return "toString", 10, ""
+    assert re.fullmatch(r"\.\d[f%]|#\.\dg", spec), f"page.js cannot write {spec!r}"
+    digits = int(re.sub(r"\D", "", spec))
+    return "toPrecision" if spec.endswith("g") else "toFixed", digits, "%" * spec.endswith("%")
 
 
 def _numbers(table: Table) -> list[str]:
@@ -139,7 +152,11 @@ def _section(section: Section, numbers: dict[int, int], links: dict[Cell, Cell])
     name = _id(section.title)
     parts = [f'<section aria-labelledby="{name}"><h2 id="{name}">{escape(section.title)}</h2>']
     parts += [f"<p>{escape(words)}</p>" for words in section.words]
-    parts += [_table(key, table, links) for key, table in section.tables.items() if table.rows]
+    parts += [
+        _table(key, table, links, FIRST if key in section.long else None)
+        for key, table in section.tables.items()
+        if table.rows
+    ]
     if section.charts:
         figures = "\n".join(_figure(numbers[id(c)], c) for c in section.charts)
         parts.append(f'<div class="charts">{figures}</div>')
@@ -164,7 +181,7 @@ def _td(at: Cell, text: str, links: dict[Cell, Cell]) -> str:
     return f'<td id="{_at(at)}" class="found"><a href="#{_at(links[at])}">{text}</a>'
 
 
-def _table(key: str, table: Table, links: dict[Cell, Cell]) -> str:
+def _table(key: str, table: Table, links: dict[Cell, Cell], most: int | None) -> str:
     columns = table.shown
     numbers = _numbers(table)
     right = [i for i, c in enumerate(columns, 1) if c.key in numbers]
@@ -174,12 +191,13 @@ def _table(key: str, table: Table, links: dict[Cell, Cell]) -> str:
     )
     heads = "".join(f'<th scope="col">{escape(c.heading)}</th>' for c in columns)
     lines = []
-    for i, row in enumerate(table.rows):
+    for i, row in enumerate(table.rows[:most]):
         texts = [escape(cell(row.get(c.key), c.spec), quote=False) for c in columns]
         cells = [_td((key, i, c.key), text, links) for c, text in zip(columns, texts, strict=True)]
         lines.append(f"<tr>{''.join(cells)}")
     caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
-    notes = "".join(f"<li>{escape(note)}</li>" for note in table.below)
+    below = [f"the first {most} rows that filter and sort leave are shown"] if most else []
+    notes = "".join(f"<li>{escape(note)}</li>" for note in [*below, *table.below])
     body = "\n".join(lines)
     return f"""{style}
 <div class="scroll" tabindex="0" role="region" aria-label="Table {escape(key)}">

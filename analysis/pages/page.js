@@ -4,16 +4,13 @@ const page = JSON.parse(document.getElementById("data").textContent);
 const state = new URLSearchParams(location.hash.slice(1).includes("=") ? location.hash.slice(1) : "");
 
 function make(tag, attributes = {}, text = "") {
-  const one = document.createElement(tag);
+  const one = Object.assign(document.createElement(tag), { textContent: text });
   for (const [name, value] of Object.entries(attributes)) one.setAttribute(name, value);
-  one.textContent = text;
   return one;
 }
 
 function button(text, act) {
-  const one = make("button", { type: "button" }, text);
-  one.addEventListener("click", act);
-  return one;
+  return Object.assign(make("button", { type: "button" }, text), { onclick: act });
 }
 
 function keep(name, value) {
@@ -46,12 +43,9 @@ function matcher(text, keys) {
 }
 
 // Unknown values stay last in both directions.
-function compare(a, b, down) {
-  if (a === null || b === null) return (a === null) - (b === null);
-  const order = typeof a === "number" && typeof b === "number"
-    ? a - b : String(a).localeCompare(String(b), undefined, { numeric: true });
-  return down ? -order : order;
-}
+const words = new Intl.Collator(undefined, { numeric: true });
+const compare = (a, b, down) => (a === null || b === null ? (a === null) - (b === null)
+  : (down ? -1 : 1) * (typeof a === "number" && typeof b === "number" ? a - b : words.compare(a, b)));
 
 // A cell of CSV; a ' stands before words that a spreadsheet would take for a formula.
 function quoted(value) {
@@ -62,11 +56,11 @@ function quoted(value) {
 }
 
 class Sheet {
-  constructor(name, { keys, numbers, raw }) {
-    Object.assign(this, { name, keys, numbers, raw, texts: null });
+  constructor(name, { keys, numbers, raw, formats }) { // formats: of a long table, whose rows are all in raw
+    Object.assign(this, { name, keys, numbers, raw, formats, texts: null });
     this.table = document.getElementById("table-" + name);
     this.body = this.table.tBodies[0];
-    this.lines = [...this.body.rows];
+    this.lines = formats ? raw[keys[0]].map(() => make("tr")) : [...this.body.rows];
     this.order = this.lines.map((_, i) => i);
     this.heads = [...this.table.tHead.rows[0].cells];
     this.heads.forEach((head, i) => head.replaceChildren(button(head.textContent, () => this.sort(i))));
@@ -74,6 +68,7 @@ class Sheet {
     const [key, down] = (state.get(name + ".sort") ?? "").split(":");
     if (keys.includes(key)) this.sort(keys.indexOf(key), down === "down");
     if (state.has(name + ".filter")) this.filter(state.get(name + ".filter"));
+    if (formats) this.mark(Number(state.get(name + ".marked")));
   }
 
   get rows() { // read when they are first needed: 500 runs have 15,000 cells
@@ -90,17 +85,34 @@ class Sheet {
     this.input.addEventListener("input", () => this.filter());
     label.append(this.input);
     this.said = make("span", { class: "said", role: "status" });
-    const copy = async (text) => {
-      try {
-        await navigator.clipboard.writeText(text);
-        this.said.textContent = "copied";
-      } catch {
-        this.said.textContent = "the browser refused to copy";
-      }
-    };
+    const copy = (text) => navigator.clipboard.writeText(text)
+      .then(() => "copied", () => "the browser refused to copy").then((word) => { this.said.textContent = word; });
     bar.append(label, button("Copy as Markdown", () => copy(this.markdown())),
       button("Copy as CSV", () => copy(this.csv())), this.said);
     this.table.parentElement.before(bar);
+    if (this.formats) this.body.onclick = (event) => this.mark(this.lines.indexOf(event.target.closest("tr")));
+  }
+
+  mark(i) { // the row that charts show alone; where the filter leaves it out, the first one
+    this.marked = i;
+    keep(this.name + ".marked", i ? String(i) : "");
+    this.tell();
+  }
+
+  cells(i) {
+    if (!this.formats) return [...this.lines[i].cells].map((one) => one.textContent.trim());
+    const written = (value, [how, digits, unit]) => (unit ? 100 * value : value)[how](digits) + unit;
+    return this.rows[i].map((value, k) => (value === null ? "-" : written(value, this.formats[k])));
+  }
+
+  draw(shown) {
+    if (!shown.includes(this.marked)) this.marked = shown[0];
+    this.body.replaceChildren(...shown.slice(0, 200).map((i) => {
+      const line = this.lines[i];
+      if (!line.cells.length) line.append(...this.cells(i).map((text) => make("td", {}, text)));
+      line.ariaCurrent = String(i === this.marked);
+      return line;
+    }));
   }
 
   sort(column, down = this.heads[column].getAttribute("aria-sort") === "ascending") {
@@ -115,7 +127,7 @@ class Sheet {
   filter(text = this.input.value) {
     this.input.value = text;
     const fits = matcher(text, this.keys);
-    this.texts ??= this.lines.map((line) => line.textContent);
+    this.texts ??= this.lines.map((_, i) => this.cells(i).join(" "));
     this.lines.forEach((line, i) => { line.hidden = !fits(this.rows[i], this.texts[i]); });
     keep(this.name + ".filter", text.trim());
     this.said.textContent = `${this.shown().length} of ${this.lines.length} rows`;
@@ -132,29 +144,27 @@ class Sheet {
   }
 
   tell() {
+    if (this.formats) this.draw(this.shown());
     charts.filter((chart) => chart.follows === this.name).forEach((chart) => chart.update());
   }
 
   csv() {
-    const lines = this.shown().map((i) => this.rows[i].map(quoted).join(","));
-    return [this.keys.join(","), ...lines, ""].join("\n");
+    return [this.keys.join(","), ...this.shown().map((i) => this.rows[i].map(quoted).join(",")), ""].join("\n");
   }
 
   markdown() {
     const line = (cells) => "| " + cells.join(" | ") + " |";
-    const text = (one) => one.textContent.replaceAll("|", "\\|").trim();
+    const text = (one) => one.replaceAll("|", "\\|");
     const rule = this.keys.map((key) => (this.numbers.includes(key) ? "---:" : "---"));
-    const body = this.shown().map((i) => line([...this.lines[i].cells].map(text)));
-    return [line(this.heads.map(text)), line(rule), ...body, ""].join("\n");
+    const body = this.shown().map((i) => line(this.cells(i).map(text)));
+    return [line(this.heads.map((head) => text(head.textContent))), line(rule), ...body, ""].join("\n");
   }
 }
 
 function save() {
   Object.values(sheets).forEach((sheet) => sheet.rows); // so that they are in the page's data
-  const link = make("a", { download: "study.json",
-    href: URL.createObjectURL(new Blob([JSON.stringify(page)], { type: "application/json" })) });
-  link.click();
-  URL.revokeObjectURL(link.href);
+  const href = URL.createObjectURL(new Blob([JSON.stringify(page)], { type: "application/json" }));
+  make("a", { download: "study.json", href }).click();
 }
 
 // Rows of a table or of a data set's columns as objects.
@@ -165,14 +175,12 @@ function objects(name) {
     ? sheets[name].rows.map((row) => Object.fromEntries(keys.map((key, k) => [key, row[k]])))
     : page.data[name].flatMap(({ same, columns }) => {
       const entries = Object.entries(columns);
-      const n = entries.length ? entries[0][1].length : 0;
-      return Array.from({ length: n }, (_, i) =>
+      return Array.from({ length: entries[0]?.[1].length ?? 0 }, (_, i) =>
         Object.assign({}, same, Object.fromEntries(entries.map(([k, v]) => [k, v[i]]))));
     });
 }
 
-const tip = make("div", { class: "tip", hidden: "" });
-document.body.append(tip);
+const tip = document.body.appendChild(make("div", { class: "tip", hidden: "" }));
 
 function showTip(_, event, __, value) {
   tip.hidden = !value;
@@ -196,10 +204,8 @@ function vega() {
 // A chart over a table shows the rows that its filter leaves; another chart, the table of runs' runs.
 class Drawing {
   constructor(chart, i) {
-    Object.assign(this, chart);
-    this.at = document.getElementById("chart-" + i);
+    Object.assign(this, chart, { at: document.getElementById("chart-" + i) });
     this.follows = this.data in page.tables ? this.data : "runs";
-    this.view = null;
   }
 
   wanted() {
@@ -208,7 +214,8 @@ class Drawing {
       const left = new Set(sheet.shown());
       return all.map((row, i) => ({ ...row, left: left.has(i) }));
     }
-    if (this.follows === this.data) return sheet.shown().slice(0, this.limit || Infinity).map((i) => all[i]);
+    const some = this.limit === 1 ? [sheet.marked] : sheet.shown().slice(0, this.limit || Infinity);
+    if (this.follows === this.data) return some.map((i) => all[i]).filter(Boolean);
     const run = sheet?.keys.indexOf("run");
     const names = sheet ? sheet.shown().map((i) => sheet.rows[i][run]) : [...new Set(all.map((row) => row.run))];
     const place = new Map(names.slice(0, this.limit || Infinity).map((name, k) => [name, k]));

@@ -46,7 +46,9 @@ Cell = tuple[str, int, str]
 class Section:
     """One view: sentences, tables by name, and charts. A section without content is left out.
 
-    links: pairs of cells that lead to each other: a finding, and a cell that it is about.
+    links: pairs of cells that lead to each other: a finding, and a cell that it is about. long:
+    the names of tables whose rows are drawn when they are looked at, the first ones that the filter
+    leaves; a click marks a row, and a chart with limit 1 shows the marked one.
     """
 
     title: str
@@ -55,6 +57,7 @@ class Section:
     charts: list[Chart] = field(default_factory=list)
     data: dict[str, list[Group]] = field(default_factory=dict)
     links: list[tuple[Cell, Cell]] = field(default_factory=list)
+    long: tuple[str, ...] = ()
 
     @property
     def empty(self) -> bool:
