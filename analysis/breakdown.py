@@ -1,15 +1,23 @@
 """Where each rank's time went, what it sent, and where a split's efficiency was lost.
 
     python -m analysis.breakdown PATH... [--baseline NAME] [--scaling weak] [--format markdown]
+    python -m analysis.breakdown RUN --trace pipeline.json.gz
 
-PATH is a run folder of a run with `--breakdown`, or a folder of them. Three tables, per step, over
-the windows after the warm-up:
+PATH is a run folder of a run with `--breakdown`, or a folder of them. Four tables, per step, the
+first three over the windows after the warm-up:
 
 - every category's time on its slowest rank, the mean over ranks, and the spread (slowest -
   fastest); the step's time is the slowest rank's;
 - tensor-, pipeline- and data-parallel messages: calls, bytes, exposed and hidden time, and whether
   the bytes are those of the closed formula (parallel/config/message_bytes.py);
-- the efficiency that was lost against the baseline, decomposed.
+- the efficiency that was lost against the baseline, decomposed;
+- the few steps whose intervals were recorded: each stage's forward and backward, and the pipeline's
+  time and bubble beside a simulation of the run's schedule with these times.
+
+--trace writes these steps of one run for https://ui.perfetto.dev: one process per stage, the
+simulated stage above its ranks; forward, backward, send, receive, bubble, optimizer and what else a
+rank did. A simulated stage has no collectives and no send, and it waits (bubble) to the end of the
+last stage, where a measured one waits in its next collective (control, embedding or dp).
 
 What each category means is written in measure/breakdown.py. A rank without rows, or a damaged
 file, is named; the others are still reported. Exits 2 when nothing could be read.
@@ -19,23 +27,38 @@ if not __package__:
     import as_script
 
 import sys
+from pathlib import Path
 
-from analysis.common.tables import show
-from analysis.measured import breakdown
+from analysis.common.tables import show, writing
+from analysis.measured import breakdown, timeline
 from analysis.measured.flags import parser_of
-from models.errors import command_line, warn
+from models.errors import UsageError, command_line, warn
 
 
 @command_line("analysis.breakdown")
 def main(argv: list[str] | None = None) -> int:
-    """Print the three tables of what is at the paths."""
+    """Print the tables of what is at the paths."""
     flags = {"paths": "run folder or study", "baseline": "the one that run.json names"}
     parser = parser_of("analysis.breakdown", __doc__, "baseline", "scaling", "table", **flags)
+    traced = "write the traced steps of one run for Perfetto (FILE.json.gz)"
+    parser.add_argument("--trace", type=Path, metavar="FILE", help=traced)
     given = parser.parse_args(argv)
-    tables, problems = breakdown.report(given.paths, given.baseline, given.scaling)
+    found, problems = breakdown.read_all(given.paths)
+    lines = []
+    for one in found:
+        try:
+            lines.append(timeline.of_run(one))
+        except UsageError as error:
+            problems += [str(error)] * (timeline.WITHOUT not in str(error) or bool(given.trace))
     for line in problems:
         warn("analysis.breakdown", line)
-    show(tables, given.format, given.columns)
+    tables = breakdown.tables(found, given.baseline, given.scaling)
+    show([*tables, *[timeline.table(lines)] * bool(lines)], given.format, given.columns)
+    if given.trace:
+        if len(lines) != 1:
+            raise UsageError(f"--trace is of one run with traced steps, not of {len(lines)}")
+        with writing(given.trace):
+            timeline.write(given.trace, lines[0])
     return 0
 
 

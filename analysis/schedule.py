@@ -1,10 +1,26 @@
-"""Pipeline schedules, event by event: GPipe, 1F1B and interleaved 1F1B, and their picture.
+"""Pipeline schedules, event by event: GPipe, 1F1B, interleaved 1F1B and the zero-bubble ones.
 
     python -m analysis.schedule --schedule 1f1b --pp 4 --micro-batches 8 [--vpp 2] [--png FILE]
+    python -m analysis.schedule --schedule zb-h1 --pp 4 --weight 1 --trace zb-h1.json.gz
 
-Prints each stage's row (digits forward, letters backward), the makespan and the idle share, beside
-the closed formula of Narayanan et al. SC'21 (arXiv 2104.04473), section 2.2: idle over ideal time
-(pp - 1) / (vpp n_micro). Times are in units of one chunk's forward unless given.
+Prints each stage's row (digits are forwards, small letters backwards), then the stages' work, idle
+time and most micro-batches held, then the makespan and the bubble beside the closed formula. Times
+are in units of one chunk's forward unless given.
+
+gpipe, 1f1b, interleaved: the bubble is idle over ideal time, (pp - 1) / (vpp n_micro) by Narayanan
+et al. SC'21 (arXiv 2104.04473), section 2.2.
+
+zb-h1, zb-h2, zb-v (Qi et al., arXiv 2401.10241): the backward is split. A small letter is B, the
+gradients of the inputs, and a capital is W, the gradients of the weights; --backward is both and
+--weight is W. The bubble is over ideal time, too: the longest that a stage waits between its own
+first start and last end, for the optimizer of these schedules does not wait for the other stages.
+Its formula is (pp - 1) (F + B - W) for zb-h1, (pp - 1) (F + B - 2 W) for zb-h2, where W takes at
+most as long as F, and 0 for zb-v, where F = B = W. No engine here runs these, so analysis.plan does
+not choose them.
+
+--trace writes what https://ui.perfetto.dev opens: one process per stage with forward, backward,
+receive (see --transfer) and bubble. A measured pipeline beside its simulation: analysis.breakdown
+RUN --trace FILE.
 """
 
 if not __package__:
@@ -14,19 +30,32 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from analysis.common.tables import Column, Table, writing
 from analysis.planner.pipeline import (
     MOST_EVENTS,
     MOST_STAGES,
     SCHEDULES,
+    ZERO_BUBBLE,
+    Event,
     bubble,
+    busy_s,
     draw,
+    in_flight,
+    intervals,
+    longest_wait_s,
     makespan,
     simulate,
     text,
+    zero_bubble_form,
 )
 from models.bounds import Bounds, check_flags
-from models.errors import Parser, command_line
+from models.errors import Parser, UsageError, command_line
 from parallel.config.layout import Layout
+from parallel.record import timeline
+
+WIDEST = (
+    400  # columns of a picture whose columns are shorter than 1: the shortest task, where that fits
+)
 
 
 @command_line("analysis.schedule")
@@ -38,23 +67,87 @@ def main(argv: list[str] | None = None) -> int:
     count = partial(add, type=int, metavar="N")
     count("--pp", default=4, help="pipeline stages (default: 4)")
     count("--micro-batches", default=8, help="micro-batches of a step (default: 8)")
-    chunks = "model chunks per stage; above 1 with interleaved (default: 1)"
-    count("--vpp", default=1, help=chunks)
-    ratio = "a backward's time over a forward's (default: 2)"
-    add("--backward", type=float, default=2.0, metavar="RATIO", help=ratio)
+    chunks = "model chunks per stage; above 1 with interleaved (default: 1; zb-v has 2)"
+    count("--vpp", default=None, help=chunks)
+    ratio = partial(add, type=float, metavar="RATIO")
+    ratio("--backward", default=2.0, help="a backward's time over a forward's (default: 2)")
+    weight = "of the backward, the gradients of weights (W) over a forward; zb-* (default: half)"
+    ratio("--weight", help=weight)
+    transfer = "a message's time between stages over a forward's (default: 0)"
+    ratio("--transfer", default=0.0, help=transfer)
     add("--png", type=Path, metavar="FILE", help="draw it, too")
+    traced = "write it for Perfetto, too (FILE.json.gz)"
+    add("--trace", type=Path, metavar="FILE", help=traced)
     arguments = parser.parse_args(argv)
-    pp, n, vpp = arguments.pp, arguments.micro_batches, arguments.vpp
-    most, backward = (1, MOST_EVENTS), Bounds(0, 100, above=True)
-    check_flags(arguments, pp=(1, MOST_STAGES), micro_batches=most, vpp=most, backward=backward)
-    events = simulate(arguments.schedule, pp, n, vpp, 1.0, arguments.backward)
-    formula = Layout(pp=pp, vpp=vpp, n_micro=n).bubble
-    said = f"makespan {makespan(events):g}, bubble {bubble(events):.4f}, formula {formula:.4f}"
-    print(text(events, pp), end="")
+    name, pp, n = arguments.schedule, arguments.pp, arguments.micro_batches
+    split = name in ZERO_BUBBLE
+    vpp = arguments.vpp if arguments.vpp is not None else 2 if name == "zb-v" else 1
+    most, times = (1, MOST_EVENTS), Bounds(0, 100, above=True)
+    bounds = {"pp": (1, MOST_STAGES), "micro_batches": most, "backward": times}
+    bounds |= {"vpp": most} if arguments.vpp is not None else {}
+    bounds |= {"weight": times} if arguments.weight is not None else {}
+    check_flags(arguments, **bounds, transfer=Bounds(0, 100))
+    if arguments.weight is not None and not split:
+        raise UsageError(
+            f"{name} does not split the backward: --weight is for {', '.join(ZERO_BUBBLE)}"
+        )
+    backward, weight_s = arguments.backward, arguments.weight
+    if split and weight_s is None:
+        weight_s = backward / 2
+    events = simulate(name, pp, n, vpp, 1.0, backward, arguments.transfer, weight_s)
+    shortest = min(e.end - e.start for e in events)
+    print(text(events, pp, min(1.0, max(shortest, makespan(events) / WIDEST))), end="")
+    print(_stages(events, pp).render(), end="")
+    found = bubble(events)
+    if split:
+        found = longest_wait_s(events) / max(busy_s(events).values())
+    formula, why = _formula(name, Layout(pp=pp, vpp=vpp, n_micro=n), backward, weight_s)
+    said = f"makespan {makespan(events):g}, bubble {found:.4f}, formula {formula}"
     print(said)
+    if arguments.transfer:
+        why.append("the formula counts no messages (--transfer)")
+    for line in why:
+        print(f"- {line}")
     if arguments.png:
-        draw(events, pp, f"{arguments.schedule}, pp {pp}, vpp {vpp}: {said}", arguments.png)
+        draw(events, pp, f"{name}, pp {pp}, vpp {vpp}: {said}", arguments.png)
+    if arguments.trace:
+        about = {"schedule": name, "pp": pp, "vpp": vpp, "micro_batches": n}
+        about |= {"backward": backward, "weight": weight_s, "transfer": arguments.transfer}
+        with writing(arguments.trace):
+            spans = intervals(events, arguments.transfer)
+            timeline.write(arguments.trace, spans, about | {"unit": "a chunk's forward is 1 s"})
     return 0
+
+
+def _stages(events: list[Event], pp: int) -> Table:
+    """What each stage works, waits and holds."""
+    whole, busy = makespan(events), busy_s(events)
+    rows = [
+        {"stage": s, "busy": busy[s], "idle": whole - busy[s], "held": in_flight(events, s)}
+        for s in range(pp)
+    ]
+    columns = [
+        Column("stage", "stage", "d"),
+        Column("busy", "busy", "g"),
+        Column("idle", "idle", ".6g"),
+        Column("held", "most chunks held", "d"),
+    ]
+    return Table(columns, rows)
+
+
+def _formula(
+    name: str, layout: Layout, backward: float, weight: float | None
+) -> tuple[str, list[str]]:
+    """(the closed formula's bubble over ideal time, or "-"; why there is none)."""
+    if weight is None:
+        return f"{layout.bubble:.4f}", []
+    try:
+        # Of a stage: its chunks together, and of each micro-batch.
+        times = [layout.vpp * t for t in (1.0, backward - weight, weight)]
+        bubble_s, _ = zero_bubble_form(name, layout.pp, layout.n_micro, *times)
+    except UsageError as error:
+        return "-", [str(error)]
+    return f"{bubble_s / (layout.n_micro * sum(times)):.4f}", []
 
 
 if __name__ == "__main__":

@@ -144,8 +144,8 @@ def test_interleaving_needs_whole_groups():
         pipeline.simulate("interleaved", 4, 6, 2)
     with pytest.raises(UsageError, match="gpipe has no vpp 2: use interleaved"):
         pipeline.simulate("gpipe", 4, 8, 2)
-    with pytest.raises(UsageError, match="unknown schedule 'zb-h1'; known: gpipe"):
-        pipeline.simulate("zb-h1", 4, 8)
+    with pytest.raises(UsageError, match="unknown schedule 'zb-h3'; known: gpipe"):
+        pipeline.simulate("zb-h3", 4, 8)
     for sizes in ((0, 4, 1), (2, 0, 1), (2, 4, 0)):
         with pytest.raises(UsageError, match=f"pp {sizes[0]}, micro-batches {sizes[1]} and"):
             pipeline.simulate("interleaved", *sizes)

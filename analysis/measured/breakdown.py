@@ -380,4 +380,13 @@ def report(
         UsageError: nothing could be read, or nothing is called `baseline`.
     """
     found, problems = read_all(paths)
-    return [times(found), messages(found), losses(found, baseline, scaling)], problems
+    return tables(found, baseline, scaling), problems
+
+
+def tables(found: list[Breakdown], baseline: str | None, scaling: str) -> list[Table]:
+    """The three tables of runs that were read.
+
+    Raises:
+        UsageError: nothing is called `baseline`.
+    """
+    return [times(found), messages(found), losses(found, baseline, scaling)]

@@ -28,6 +28,8 @@ a step: a category is what the compute stream spent between the events, idle or 
 waits that did not before. Collectives that a library puts on a stream of its own are exposed only
 where the compute stream waits for them inside a call we see.
 
+**When.** Of a few steps the moments are kept, too, and written as intervals: traced_steps.py.
+
 **Messages.** Every call that Python makes goes through torch's `ProcessGroup`, however a library
 imported it, so that class is what is wrapped. C++ callers are not seen: DDP's reducer gets a hook
 that does, in Python, what it does itself, and what it leaves is the waiting of its last bucket.
@@ -58,6 +60,7 @@ from parallel.config.layout import Layout
 from parallel.config.message_bytes import wire_bytes
 from parallel.config.settings import RunSpec
 from parallel.measure import ranges
+from parallel.measure.traced_steps import TracedSteps
 from parallel.record.schema import AXES, CATEGORIES
 from parallel.record.writer import BreakdownFile
 
@@ -89,7 +92,13 @@ _KINDS = {
 }
 _CALLS = {name: (kind, at) for kind, (at, names) in _KINDS.items() for name in names.split()}
 
-P2P = "p2p"  # the region of a wait for a pipeline's message: travel, and beyond it bubble
+
+class Message(NamedTuple):
+    """The region of a thread that is in the call of a pipeline's message, or waits for one: travel,
+    and beyond it bubble. `kind`: send or receive; of a batch that has both, receive."""
+
+    kind: str
+    waits: bool = True
 
 
 class Waiting(NamedTuple):
@@ -98,7 +107,7 @@ class Waiting(NamedTuple):
     axis: str
 
 
-Region = str | Waiting
+Region = str | Message | Waiting
 _active: "Breakdown | None" = None
 
 
@@ -152,16 +161,37 @@ class Breakdown:
         self.spec, self.layout, self.rank = spec, spec.layout, rank
         self.axis_of_group: dict[str, str] = {}
         self.transfer_s = _transfer_s(spec, device, rank) if self.layout.pp > 1 else 0.0
-        self._cuda = device.type == "cuda"
+        self._device, self._cuda = device, device.type == "cuda"
         self._stream = torch.cuda.current_stream(device) if self._cuda else None
         self._spare_events: list[Any] = []
         # A call that returned -> the region to be in while waiting for it.
         self._region_of: Any = weakref.WeakKeyDictionary()
         self._latest: dict[str, tuple[str, str, bool]] = {}  # group -> its last call
         self._pending: dict[Work, tuple[str, float]] = {}  # asynchronous -> its axis, when it began
-        self._file = BreakdownFile(folder, rank)
+        self._folder, self._file = folder, BreakdownFile(folder, rank)
+        self._traced: TracedSteps | None = None
         self._new_window()
         self.forget()
+
+    def trace(self, first: int) -> None:
+        """Record the intervals of some steps, of those after `first`. All ranks call it."""
+        self._traced = TracedSteps(self.layout, self.rank, self._device, first, self.spec.steps)
+
+    def is_trace_due(self, done: int) -> bool:
+        """Whether the recording begins or ends after `done` steps."""
+        return self._traced is not None and done in (self._traced.begins, self._traced.ends)
+
+    def trace_at(self, done: int) -> str:
+        """Begin or end the recording, between two steps: all ranks call this. Call `forget` after
+        it, for it was no training. Returns what was recorded, "" where it begins."""
+        traced = self._traced
+        error_s = traced.compare_clocks()
+        if done < traced.ends:
+            return ""
+        traced.write(self._folder)
+        self._traced = None
+        steps = f"steps {traced.begins + 1} to {traced.ends} traced"
+        return f"{steps}, the clocks of ranks compared within {error_s * 1e6:.0f} us"
 
     # --- time ------------------------------------------------------------------------------------
 
@@ -177,22 +207,22 @@ class Breakdown:
     def enter(self, name: Region) -> None:
         """Open a region; the one around it pauses. Backward runs in a thread of its own on CUDA,
         while the thread that called it is blocked: one stack serves both."""
-        self._marks.append((self._stack[-1], self._now()))
+        self._marks.append((self._stack[-1], self._now(), False))
         self._stack.append(name)
         self._check_pending()
 
     def leave(self, name: Region) -> None:
         """Close the innermost region of this name and what was left open inside it."""
         while len(self._stack) > 1:
-            self._marks.append((self._stack[-1], self._now()))
+            self._marks.append((self._stack[-1], self._now(), True))
             self._check_pending()
             if self._stack.pop() == name:
                 return
 
     def lap(self, step: int, step_s: float) -> None:
         """Close optimizer step `step` (from 1), `step_s` long by the loop's clock."""
-        self._marks.append((self._stack[-1], self._now()))
-        self._settle()
+        self._marks.append((self._stack[-1], self._now(), False))
+        self._settle(step)
         self._elapsed_s += step_s
         self._first = self._first or step
         ends = (self.spec.log_interval, steps_per_epoch(self.spec))
@@ -202,32 +232,54 @@ class Breakdown:
 
     def forget(self) -> None:
         """Leave out what happened since the last lap: it was not training."""
-        self._marks: list[tuple[Region, Any]] = []
+        # What was open until when, and whether it was closed then; else it is paused.
+        self._marks: list[tuple[Region, Any, bool]] = []
         self.messages: list[tuple[str, int, float]] = []  # since `lap`: axis, bytes, sent bytes
         self._ended: list[tuple[str, float, float]] = []  # asynchronous calls: axis, began, end
         self._pending.clear()
         self._stack: list[Region] = ["other"]
+        before = time.perf_counter()
         self._last = self._now()
+        self._last_s = before  # by the host's clock
+        if self._cuda and self._traced:
+            self._last.synchronize()
+            error_s = (time.perf_counter() - before) / 2
+            self._last_s += error_s
+            self._traced.begin(error_s)
+        elif not self._cuda:
+            self._last_s = self._last
 
-    def _settle(self) -> None:
-        """Turn the marks and messages of the step into the window's sums."""
-        last = self._last
+    def _settle(self, step: int) -> None:
+        """Turn the marks and messages of the step into the window's sums, and into intervals where
+        the step is traced."""
+        last, at = self._last, self._last_s
+        traced = self._traced if self._traced and self._traced.is_on(step) else None
+        if traced:
+            traced.begin_step()
         if self._cuda:
             self._marks[-1][1].synchronize()
-        for name, now in self._marks:
+        for name, now, closed in self._marks:
             seconds = last.elapsed_time(now) / 1000 if self._cuda else now - last
             if self._cuda:
                 self._spare_events.append(last)
-            if name == P2P:
-                travel = min(seconds, self.transfer_s)
+            waited = 0.0
+            if isinstance(name, Message):
+                travel = min(seconds, self.transfer_s) if name.waits else seconds
+                waited = seconds - travel
                 self._seconds["pp"] += travel
-                self._seconds["bubble"] += seconds - travel
+                self._seconds["bubble"] += waited
             elif isinstance(name, Waiting):
                 self._seconds[name.axis] += seconds
                 self._waited[name.axis] += seconds
             else:
                 self._seconds[name] += seconds
-            last = now
+            if traced:
+                traced.add("bubble", at, at + waited, False, step)
+                kind = name.kind if isinstance(name, Message) else name
+                kind = kind.axis if isinstance(kind, Waiting) else kind
+                traced.add(kind, at + waited, at + seconds, closed, step)
+            last, at = now, at + seconds
+        self._last_s = at
         self._marks, self._last = [], last
         for axis, payload, sent in self.messages:
             self._sums[axis, "calls"] += 1
@@ -285,10 +337,16 @@ class Breakdown:
         if n > 1 and kind not in ("recv", "end"):
             self.messages.append((axis, payload, wire_bytes(kind, n, payload)))
         asynchronous = bool(given) and getattr(given[-1], "asyncOp", False)
+        before = self._latest.get(group.group_name)
         if kind == "end":  # of a batch, whose one work stands for the calls before it
-            kind, axis, asynchronous = self._latest.get(group.group_name, (kind, axis, False))
-        self._latest[group.group_name] = kind, axis, asynchronous
-        region = Waiting(axis) if asynchronous else axis
+            kind, axis, asynchronous = self._latest.pop(group.group_name, (kind, axis, False))
+        elif kind == "send" and before and before[0] == "recv":
+            pass  # a batch that has both waits for what it receives
+        else:
+            self._latest[group.group_name] = kind, axis, asynchronous
+        moves = kind in ("send", "recv") and axis == "pp"
+        message = Message("send" if kind == "send" else "receive")
+        region = Waiting(axis) if asynchronous else message._replace(waits=False) if moves else axis
         began = time.perf_counter()
         self.enter(region)
         try:
@@ -300,7 +358,7 @@ class Breakdown:
                 self._unknown.add(axis)
             elif asynchronous:
                 self._pending[work] = (axis, began)
-            self._region_of[work] = P2P if kind in ("send", "recv") and axis == "pp" else region
+            self._region_of[work] = message if moves else region
         return work
 
     def wait(self, original: Callable, work: Work, args: Any, kw: Any) -> Any:
