@@ -191,13 +191,13 @@ def question(arguments: argparse.Namespace) -> Question:
         cluster = from_data_sheet(arguments.gpu_type, arguments.gpus_per_node or 8)
     else:
         cluster = load_calibration(arguments.cluster)
-    if (arguments.max_tp or 0) > cluster.gpus_per_node:
+    if (arguments.max_tp or 0) > cluster.joined:
         raise UsageError(
-            f"--max-tp {arguments.max_tp} exceeds the {cluster.gpus_per_node} GPUs of a node: tp is"
-            " planned within one"
+            f"--max-tp {arguments.max_tp} exceeds the {cluster.joined} GPUs of a node, or of a rack"
+            " whose links join them: tp is planned within one"
         )
     if arguments.network is not None:
-        one_node = arguments.gpus <= cluster.gpus_per_node and not arguments.scale
+        one_node = arguments.gpus <= cluster.joined and not arguments.scale
         if cluster.is_host or one_node:
             where = cluster.name if cluster.is_host else f"{arguments.gpus} GPUs of {cluster.name}"
             raise UsageError(f"--network: {where} is one node, and nothing leaves it")
@@ -259,7 +259,7 @@ def answer(arguments: argparse.Namespace) -> Table:
         *_assumed(ask, arguments.preset),
         *([FP8_MEMORY] if precision == "fp8" else []),
         *([EXCHANGE[arguments.cp_comm_type or "p2p"]] if x.cp[best].max() > 1 else []),
-        *([cluster.network_note()] if ask.gpus > cluster.gpus_per_node else []),
+        *([cluster.network_note()] if ask.gpus > cluster.joined else []),
         f"{len(order)} of {len(x)} possible layouts fit in {limit / memory.GB:.1f} GB; tight: less"
         f" than {ranking.TIGHT:.0%} of that is left",
         *ranking.refusals(x, used, limit, cluster),

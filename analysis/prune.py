@@ -67,7 +67,7 @@ def report(
     notes = [
         f"predicted, not measured, for {cluster.name} ({cluster.source}); low to high hold 80 %"
     ]
-    if any(spec.gpus > cluster.gpus_per_node for spec in study.specs.values()):
+    if any(spec.gpus > cluster.joined for spec in study.specs.values()):
         notes.append(cluster.network_note())
     notes += [f"cannot run: {what}: {why}" for what, why in study.left_out]
     if kept:

@@ -20,7 +20,8 @@ class Gpu:
     """One card of models/gpus.toml, which says what its numbers are.
 
     peaks: dense TFLOP/s by precision. Rates are bytes/s, one direction, per card: to its memory,
-    over its links to the others of a node, and its share of the node's network.
+    over its links to the others of a node, and its share of the node's network. domain: cards that
+    the links join where they reach beyond a node, else 0.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Gpu:
     network: float
     source: str
     mesh: bool = False
+    domain: int = 0
 
 
 def _read_cards() -> tuple[Gpu, ...]:
@@ -51,8 +53,15 @@ def find_gpu(name: str | None) -> Gpu | None:
     return next((g for g in GPUS if re.search(g.pattern, name, re.IGNORECASE)), None)
 
 
+def joined(name: str | None, gpus_per_node: int) -> int:
+    """GPUs that fast links join: those of a node, or of the maker's rack where the card's links
+    reach beyond a node (GB200: 4 a node, 72 in an NVLink domain)."""
+    card = find_gpu(name)
+    return max(card.domain if card else 0, gpus_per_node)
+
+
 def peak_tflops(name: str | None, precision: str | None) -> float | None:
-    """Dense peak in TFLOP/s of one card at `precision` (fp32, tf32, fp16, bf16, fp8), or None."""
+    """Dense peak of a card in TFLOP/s at `precision` (fp32, tf32, fp16, bf16, fp8, fp4), or None."""
     gpu = find_gpu(name)
     return gpu.peaks.get((precision or "").lower()) if gpu else None
 

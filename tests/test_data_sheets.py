@@ -2,12 +2,14 @@
 
 import pytest
 
+from analysis.planner.calibration import from_data_sheet
 from models.errors import UsageError
 from models.gpus import (
     GBITS,
     GPUS,
     MODEL_FLOPS,
     find_gpu,
+    joined,
     mfu,
     network_rate,
     peak_tflops,
@@ -31,7 +33,9 @@ TENSOR = {
     "L4": (58, 1024, 2.04),
     "MI250X": (220, 1024, 1.7),
     "MI300X": (304, 2048, 2.1),
+    "MI300A": (228, 2048, 2.1),
     "MI325X": (304, 2048, 2.1),
+    "Max 1550": (128, 4096, 1.6),
     "MI350X": (256, 4096, 2.2),
     "MI355X": (256, 4096, 2.4),
 }
@@ -52,6 +56,8 @@ VECTOR = {
     "L4": (58, 256, 2.04),
     "L40S": (142, 256, 2.52),
     "MI300X": (304, 256, 2.1),
+    "MI300A": (228, 256, 2.1),
+    "Max 1550": (128, 256, 1.6),
     "MI325X": (304, 256, 2.1),
 }
 # (bits of the memory's bus, Gb/s of a pin, GB of memory before what is spared and reserved)
@@ -74,6 +80,12 @@ MEMORY = {
     "L40S": (384, 18, 48),
     "GB200": (8192, 8, 192),
     "B200": (8192, 8, 192),
+    "GB300": (8192, 8, 288),
+    "B300": (8192, 8, 288),
+    "MI300A": (8192, 5.2, 128),
+    "Max 1550": (8192, 3.2, 128),
+    "Gaudi 2": (6144, 3.27, 96),
+    "Gaudi 3": (8192, 3.6, 128),
     "MI250X": (8192, 3.2, 128),
     "MI300X": (8192, 5.2, 192),
     "MI325X": (8192, 6, 256),
@@ -91,6 +103,12 @@ WIRES = {
     "H200": (18, 25),
     "GB200": (18, 50),
     "B200": (18, 50),
+    "GB300": (18, 50),
+    "B300": (18, 50),
+    "MI300A": (6, 64),
+    "Max 1550": (16, 26.5),
+    "Gaudi 2": (21, 12.5),
+    "Gaudi 3": (21, 25),
     "MI300X": (7, 64),
     "MI325X": (7, 64),
     "MI350X": (7, 76.8),
@@ -101,6 +119,7 @@ PCIE = {"T4": 3, "V100S PCIe": 3, "V100 PCIe": 3, "A10": 4, "A40": 4, "L4": 4, "
 PCIE |= {"H100 PCIe": 5, "H100 NVL": 5}
 # Gb/s of all InfiniBand ports of the maker's node of eight
 DGX = {"V100 SXM2": 4 * 100, "A100": 8 * 200, "H100 SXM": 8 * 400, "H200": 8 * 400, "B200": 8 * 400}
+DGX |= {"B300": 8 * 800, "Gaudi 2": 8 * 3 * 100, "Gaudi 3": 8 * 3 * 200}
 
 
 @pytest.mark.parametrize(("name", "parts"), TENSOR.items())
@@ -124,7 +143,10 @@ def test_tf32_is_half_and_fp8_twice_of_bf16_and_bf16_is_fp16():
         assert gpu.peaks.get("bf16", half) == half
         rounded = 10.0 if gpu.name == "L40S" else 0.0  # its sheet's 362 is of another clock
         assert gpu.peaks.get("tf32", half / 2) == pytest.approx(half / 2, abs=0.6 + rounded)
-        assert gpu.peaks.get("fp8", half * 2) == pytest.approx(half * 2, abs=1.05 + rounded)
+        eight = half if gpu.name == "Gaudi 3" else half * 2  # its engine is as fast in both
+        assert gpu.peaks.get("fp8", eight) == pytest.approx(eight, abs=1.05 + rounded)
+        four = half * (6 if "B300" in gpu.name else 4)  # Blackwell Ultra's is half as fast again
+        assert gpu.peaks.get("fp4", four) == pytest.approx(four, abs=0.5)
     twins = ("A100", "A800"), ("H200", "H100 SXM"), ("H200 NVL", "H100 NVL"), ("MI300X", "MI325X")
     for one, other in twins:  # the same chip
         for precision, peak in planning_gpu(one).peaks.items():
@@ -148,7 +170,8 @@ def test_links_are_as_fast_as_their_lanes():
     for name, gbits in DGX.items():
         assert planning_gpu(name).network == pytest.approx(gbits / 8 / 8 * 1e9)
     meshes = {gpu.name for gpu in GPUS if gpu.mesh}
-    assert meshes == {"P100 SXM2", "V100 SXM2", "MI300X", "MI325X", "MI350X", "MI355X"}
+    amd = {"MI300X", "MI300A", "MI325X", "MI350X", "MI355X"}
+    assert meshes == amd | {"P100 SXM2", "V100 SXM2", "Max 1550", "Gaudi 2", "Gaudi 3"}
     assert {gpu.name for gpu in GPUS} == set(MEMORY)
 
 
@@ -204,3 +227,14 @@ def test_mfu_says_why_there_is_none():
     assert mfu(1.0, "V100-SXM2", "bf16", "6n")[1] == "no peak known for V100-SXM2 at bf16"
     assert peak_tflops("A100", None) is None
     assert set(MODEL_FLOPS) == {"megatron", "megatron-full", "palm", "6n"}
+
+
+def test_links_of_a_rack_join_more_than_a_node():
+    """GB200 NVL72: 18 nodes of 4; tp 8 is inside, and the network is that of the 72."""
+    assert {gpu.name: gpu.domain for gpu in GPUS if gpu.domain} == {"GB200": 72, "GB300": 72}
+    assert joined("NVIDIA GB200", 4) == 72 and joined("H100 SXM", 8) == joined("", 8) == 8
+    rack = from_data_sheet("GB200", 4)
+    assert rack.joined == 72 and rack.machine().network == 72 * 50e9
+    assert "1600 Gb/s a node" in rack.network_note()
+    assert from_data_sheet("GB200", 4, domain=36).joined == 36
+    assert from_data_sheet("GB200", 4, network="400 Gb/s").machine().network == 18 * 50e9

@@ -123,7 +123,7 @@ def _facts(rows: Rows, chosen: np.ndarray, card: str, network: str) -> dict[str,
     Raises:
         UsageError: `network` states no rate.
     """
-    gpus_per_node = rows.x.gpus_per_node[chosen[0]]
+    gpus_per_node = rows.gpus_per_node[chosen[0]]
     said = network or rows.cluster[chosen[0]]
     known = network_rate(said, gpus_per_node) is not None
     if network:

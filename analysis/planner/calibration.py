@@ -23,6 +23,7 @@ from models.gpus import (
     NETWORK,
     check_network,
     find_gpu,
+    joined,
     mfu,
     network_rate,
     peak_tflops,
@@ -51,6 +52,12 @@ class Calibration:
     max_gpus: int | None = None
     source: str = ""
     machine_override: Machine | None = None
+    domain: int | None = None  # GPUs that fast links join, where a cluster states it
+
+    @property
+    def joined(self) -> int:
+        """GPUs that fast links join: a node's, or those of a rack."""
+        return self.domain or joined(self.gpu, self.gpus_per_node)
 
     @property
     def is_host(self) -> bool:
@@ -61,7 +68,7 @@ class Calibration:
         """The columns that a cluster sets of layouts; scalars or arrays."""
         if self.is_host:
             return host_columns(engine, tp, gpus)
-        return {"flash": self.flash, "gpus_per_node": self.gpus_per_node}
+        return {"flash": self.flash, "gpus_per_node": self.joined}
 
     def precision(self, wanted: str | None) -> str:
         """What to plan in: bf16 where the card has it, else fp16; fp32 on a host CPU.
@@ -95,7 +102,8 @@ class Calibration:
 
     def network_note(self) -> str:
         """The network between the nodes as it is planned with, and where that is known from."""
-        gbits = f"{self.machine().network * 8 / 1e9:.4g} Gb/s a node in each direction"
+        nodes = self.joined / self.gpus_per_node
+        gbits = f"{self.machine().network / nodes * 8 / 1e9:.4g} Gb/s a node in each direction"
         if network_rate(self.network, self.gpus_per_node) is not None:
             return f"network: {gbits} ({self.network})"
         unread = f"{self.network!r} states no rate" if self.network else "none is stated"
@@ -106,10 +114,12 @@ class Calibration:
         )
 
     def machine(self, width: int = 2) -> Machine:
-        """Rates of one GPU and of one node's network, for weights of `width` bytes."""
+        """Rates of one GPU, and of the network of all GPUs that fast links join, for weights of
+        `width` bytes."""
         if self.machine_override is not None:
             return self.machine_override
-        return machine_of(self.gpu, self.network, self.gpus_per_node, width)
+        node = self.gpus_per_node
+        return machine_of(self.gpu, self.network, node, width, domain=self.joined)
 
 
 def host_columns(engine: Any, tp: Any, gpus: Any) -> dict[str, Any]:
@@ -157,7 +167,12 @@ def load_calibration(wanted: str) -> Calibration:
     if wanted in clusters:
         found = clusters[wanted]
         return from_data_sheet(
-            found.gpu, found.gpus_per_node, wanted, found.gpu_memory_gb, found.interconnect
+            found.gpu,
+            found.gpus_per_node,
+            wanted,
+            found.gpu_memory_gb,
+            found.interconnect,
+            found.domain,
         )
     raise UsageError(f"no cluster or calibration {wanted!r}; known: {', '.join(names())}")
 
@@ -168,9 +183,11 @@ def from_data_sheet(
     name: str = "",
     memory_gb: float | None = None,
     network: str = "",
+    domain: int | None = None,
 ) -> Calibration:
     """A cluster that nobody has measured: its card's data sheet and the priors. network: words; the
-    network of the maker's own node is taken where they state no rate.
+    network of the maker's own node is taken where they state no rate. domain: GPUs that fast links
+    join (default: the card's).
 
     Raises:
         UsageError: unknown card.
@@ -185,6 +202,7 @@ def from_data_sheet(
         prior_fit(priors_of(card.name)),
         flash=card.name not in UNFUSED,
         source="data sheet and priors, fitted on no run",
+        domain=domain,
     )
 
 

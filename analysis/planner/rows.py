@@ -19,7 +19,7 @@ from analysis.planner.timemodel import Machine, machine_of
 from models.config import GPTConfig
 from models.errors import UsageError
 from models.flops import sc21
-from models.gpus import planning_gpu
+from models.gpus import joined, planning_gpu
 from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import FAMILIES, Columns, columns
 
@@ -54,6 +54,7 @@ class Rows:
     steady: np.ndarray
     model: list[tuple[int, int]]
     cluster: list[str]
+    gpus_per_node: np.ndarray  # of a node, where fast links join more than those, too
     gpu: list[str]
     cluster_key: list[str]
     left_out: list[tuple[str, str]] = field(default_factory=list)
@@ -127,7 +128,7 @@ def _settings(row: Row) -> Settings:
         "sequence_parallel": _yes(row, "sequence_parallel"),
         "offload": 0 if offload in ("", "none", "no", "0") else 2 if "param" in offload else 1,
         "flash": bool(fused or re.search(r"H100|H200|H800|B200|MI3", row.text("gpu_type"))),
-        "gpus_per_node": row.number("gpus_per_node") or 8,
+        "gpus_per_node": joined(row.text("gpu_type"), _node(row)),
         "deepspeed": "deepspeed" in engine.lower(),
         "fsdp2": "fsdp2" in engine.lower(),
         "family": _family(engine),
@@ -227,20 +228,32 @@ def _split(row: Row) -> dict[str, float]:
 
 
 def _precision(row: Row) -> dict[str, Any]:
-    """Bytes of a weight and of an accumulated gradient, and whether the GEMMs run in fp8.
+    """Bytes of a weight and of an accumulated gradient, and whether the GEMMs run in fp8 or fp4.
 
     Raises:
-        ValueError: the card has no fp8.
+        ValueError: the card has no such format.
     """
     precision = (row.text("precision") or "fp16").lower()
     width = 4 if re.search(r"fp32|float32|tf32", precision) else 2
-    fp8 = bool(re.search(r"fp8|float8|e4m3|e5m2", precision))
-    if fp8 and "fp8" not in planning_gpu(row.text("gpu_type")).peaks:
-        raise ValueError(f"{row.text('gpu_type')} has no fp8")
-    grad_width = 4 if fp8 or re.search("bf16|bfloat16", precision) else width  # accumulated so
+    low = _low(row)
+    if low and low not in planning_gpu(row.text("gpu_type")).peaks:
+        raise ValueError(f"{row.text('gpu_type')} has no {low}")
+    grad_width = 4 if low or re.search("bf16|bfloat16", precision) else width  # accumulated so
     if row.text("gradients"):
         grad_width = 4 if re.search("32", row.text("gradients")) else 2
-    return {"width": width, "grad_width": grad_width, "fp8": fp8}
+    return {"width": width, "grad_width": grad_width, "fp8": bool(low)}
+
+
+def _low(row: Row) -> str:
+    """The format below 16 bits in which the layers' GEMMs run: fp8, fp4 or none."""
+    precision = row.text("precision").lower()
+    if re.search(r"fp4|float4", precision):
+        return "fp4"
+    return "fp8" if re.search(r"fp8|float8|e4m3|e5m2", precision) else ""
+
+
+def _node(row: Row) -> int:
+    return int(row.number("gpus_per_node") or 8)
 
 
 def _recompute(row: Row) -> int:
@@ -286,8 +299,9 @@ def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
             name = row.text("id") or f"{Path(path).stem}:{row.line_no}"
             try:
                 s = _settings(row)
-                where = row.text("gpu_type"), row.text("cluster"), s.columns["gpus_per_node"]
-                machine = machine_of(*where, s.columns["width"])
+                where = row.text("gpu_type"), row.text("cluster"), _node(row)
+                how = s.columns["width"], _low(row) or "fp8", s.columns["gpus_per_node"]
+                machine = machine_of(*where, *how)
             except ValueError as error:
                 left_out.append((name, str(error)))
                 crashed += [name] * (_status(row) in CRASHED)
@@ -312,6 +326,7 @@ def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
         guessed=np.array([s.guessed for s in settings]),
         model=[(int(s.columns["layers"]), int(s.columns["hidden"])) for s in settings],
         cluster=[row.text("cluster") for row in rows],
+        gpus_per_node=np.array([_node(row) for row in rows]),
         gpu=[row.text("gpu_type") for row in rows],
         cluster_key=[cluster_key(row.text("gpu_type"), row.text("cluster")) for row in rows],
         left_out=left_out,

@@ -62,9 +62,9 @@ def space(
             run none.
     """
     _check(config, cluster, gpus, global_batch, seq_len, cps)
-    most_tp = min(max_tp or cluster.gpus_per_node, cluster.gpus_per_node)
+    most_tp = min(max_tp or cluster.joined, cluster.joined)
     wholes = (config.n_head, config.kv_heads, config.ffn_hidden)
-    wholes += (cluster.gpus_per_node,)  # no group over two nodes
+    wholes += (cluster.joined,)  # no group over slow links
     tps = [tp for tp in divisors(math.gcd(*wholes)) if tp <= most_tp]
     shared = [(tp, cp) for tp in tps for cp in cps]
     splits = list(_splits(config.n_layer, gpus, global_batch, shared, min_micro, leave))

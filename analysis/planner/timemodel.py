@@ -31,7 +31,8 @@ SHARPNESS = 5.0  # power of the mean of GPU time and launch time; infinity would
 
 @dataclass(frozen=True)
 class Machine:
-    """What a GPU and its links are, from data sheets: FLOP/s and bytes/s per GPU, or per node.
+    """What a GPU and its links are, from data sheets: FLOP/s and bytes/s per GPU, or per node
+    (`Columns.gpus_per_node`: what fast links join).
 
     mesh: GPUs of a node are wired pairwise (V100), so that n of N GPUs own (n-1)/(N-1) of the
     links; False for a switch. cores: of a host CPU whose ranks share them. fp8: FLOP/s of GEMMs in
@@ -61,10 +62,16 @@ class Machine:
 
 
 def machine_of(
-    gpu: str | None, cluster: str | None, gpus_per_node: float, width: int = 2
+    gpu: str | None,
+    cluster: str | None,
+    gpus_per_node: float,
+    width: int = 2,
+    low: str = "fp8",
+    domain: float | None = None,
 ) -> Machine:
     """The machine of a card by name; the network's rate is the one that the cluster's description
-    states, else the card's.
+    states, else the card's. low: what the layers' GEMMs run in where `Columns.fp8` says so.
+    domain: GPUs that fast links join (`joined`, default: the node's), whose network is meant.
 
     Raises:
         UsageError: no such card.
@@ -74,8 +81,9 @@ def machine_of(
     if width == 4:
         peak = card.peaks.get("tf32", card.peaks.get("fp32", peak / 8))
     network = network_rate(cluster, gpus_per_node) or card.network * float(gpus_per_node)
+    network *= (domain or gpus_per_node) / gpus_per_node
     mesh = card.mesh and gpus_per_node <= 8  # sixteen V100s are a DGX-2, which has a switch
-    fp8 = card.peaks.get("fp8", 0.0) * 1e12
+    fp8 = card.peaks.get(low, 0.0) * 1e12
     return Machine(peak * 1e12, card.memory_rate, card.link, network, mesh, fp8=fp8)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from models.errors import UsageError
 from models.files import ROOT, check_keys, read_toml
-from models.gpus import find_gpu
+from models.gpus import find_gpu, joined
 from parallel.config.settings import RunSpec
 
 CLUSTERS = ROOT / "slurm" / "clusters.toml"
@@ -95,6 +95,9 @@ class Cluster:
     interconnect: str = _key(
         "", "a node's network: 8x NDR, 4x 200 Gb/s, 10 GbE; analysis.plan plans with it"
     )
+    domain: int | None = _key(
+        None, "GPUs that fast links join, where more than a node's; default: the card's rack"
+    )
     max_nodes: int | None = _key(None, "the most nodes that a job may have")
     partition: str = _key("", "#SBATCH --partition")
     account: str = _key("", "#SBATCH --account; SBATCH_ACCOUNT in the environment overrides it")
@@ -127,7 +130,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         where = f"cluster {self.name!r}"
-        for name in ("gpus_per_node", "cores_per_node", "max_nodes"):
+        for name in ("gpus_per_node", "cores_per_node", "max_nodes", "domain"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UsageError(f"{where}: {name} must be positive, not {value}")
         if self.gpu_request not in GPU_REQUESTS:
@@ -165,8 +168,9 @@ class Cluster:
     def problems(self, spec: RunSpec, tp_across_nodes: bool = False) -> list[str]:
         """Every reason why the run cannot be placed here, with the numbers."""
         found = []
-        if spec.tp > self.gpus_per_node and not tp_across_nodes:
-            found.append(f"tp {spec.tp} exceeds the {self.gpus_per_node} GPUs of a node")
+        if spec.tp > (most := self.domain or joined(self.gpu, self.gpus_per_node)):
+            what = "GPUs of a node" if most == self.gpus_per_node else "GPUs that fast links join"
+            found += [f"tp {spec.tp} exceeds the {most} {what}"] * (not tp_across_nodes)
         if spec.te_alone and self.gpu_request == "none":
             found.append(f"{spec.te_alone} needs a GPU, and {self.name} gives none")
         elif spec.tf32 and self.gpu_request == "none":

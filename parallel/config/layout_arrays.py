@@ -33,7 +33,8 @@ class Columns:
     queries and keys have norms. positions: rows of a learned table of positions. rotary: queries
     and keys are turned instead. dropout: backward needs its masks. recompute and offload count as
     their position in `RECOMPUTE` and `OFFLOAD`. width is the bytes of a weight in compute (2 or 4),
-    grad_width those of an accumulated gradient. fp8: the layers' GEMMs run in fp8. flash: attention
+    grad_width those of an accumulated gradient. fp8: the layers' GEMMs run in fp8
+    (or fp4). flash: attention
     is one kernel that never stores its s x s scores. deepspeed: DeepSpeed's engine runs the step,
     not Megatron's or PyTorch's; fsdp2: PyTorch's FSDP2 does. plain: PyTorch's own operators compute
     gates and the loss, not Megatron's fused ones. bucket: elements of all buckets of
@@ -42,6 +43,7 @@ class Columns:
     share a sequence; gathers: attention gathers the keys and values of all of them before it
     begins, else they travel in a ring. shards: ranks that ZeRO and FSDP2 cut one copy of the state
     over (by default dp x cp). family: the position in `FAMILIES` (by default as the flags say).
+    gpus_per_node: GPUs that fast links join; in a rack with NVLink switches more than a node's.
     """
 
     layers: Array
