@@ -61,7 +61,7 @@ def joined(name: str | None, gpus_per_node: int) -> int:
 
 
 def peak_tflops(name: str | None, precision: str | None) -> float | None:
-    """Dense peak of a card in TFLOP/s at `precision` (fp32, tf32, fp16, bf16, fp8, fp4), or None."""
+    """Dense TFLOP/s of one card at `precision` (fp32, tf32, fp16, bf16, fp8, fp4), or None."""
     gpu = find_gpu(name)
     return gpu.peaks.get((precision or "").lower()) if gpu else None
 
