@@ -9,10 +9,6 @@ function make(tag, attributes = {}, text = "") {
   return one;
 }
 
-function button(text, act) {
-  return Object.assign(make("button", { type: "button" }, text), { onclick: act });
-}
-
 function keep(name, value) {
   if (value) state.set(name, value);
   else state.delete(name);
@@ -63,8 +59,13 @@ class Sheet {
     this.lines = formats ? raw[keys[0]].map(() => make("tr")) : [...this.body.rows];
     this.order = this.lines.map((_, i) => i);
     this.heads = [...this.table.tHead.rows[0].cells];
-    this.heads.forEach((head, i) => head.replaceChildren(button(head.textContent, () => this.sort(i))));
-    this.tools();
+    this.heads.forEach((head, i) => { head.firstChild.onclick = () => this.sort(i); });
+    const bar = this.table.parentElement.previousElementSibling, [markdown, csv] = bar.querySelectorAll("button");
+    Object.assign(this, { input: bar.querySelector("input"), said: bar.querySelector("span") });
+    this.input.oninput = () => this.filter();
+    markdown.onclick = () => this.copy(this.markdown());
+    csv.onclick = () => this.copy(this.csv());
+    if (formats) this.body.onclick = (event) => this.mark(this.lines.indexOf(event.target.closest("tr")));
     const [key, down] = (state.get(name + ".sort") ?? "").split(":");
     if (keys.includes(key)) this.sort(keys.indexOf(key), down === "down");
     if (state.has(name + ".filter")) this.filter(state.get(name + ".filter"));
@@ -77,20 +78,9 @@ class Sheet {
       (key in this.raw ? this.raw[key][i] : value(line.cells[k].textContent.trim(), key))));
   }
 
-  tools() {
-    const bar = make("div", { class: "tools" });
-    const label = make("label", {}, "Filter");
-    this.input = make("input", { type: "search", placeholder: "words, or gpus>=2 engine=ddp",
-      "aria-label": "Filter table " + this.name });
-    this.input.addEventListener("input", () => this.filter());
-    label.append(this.input);
-    this.said = make("span", { class: "said", role: "status" });
-    const copy = (text) => navigator.clipboard.writeText(text)
-      .then(() => "copied", () => "the browser refused to copy").then((word) => { this.said.textContent = word; });
-    bar.append(label, button("Copy as Markdown", () => copy(this.markdown())),
-      button("Copy as CSV", () => copy(this.csv())), this.said);
-    this.table.parentElement.before(bar);
-    if (this.formats) this.body.onclick = (event) => this.mark(this.lines.indexOf(event.target.closest("tr")));
+  async copy(text) {
+    const done = navigator.clipboard.writeText(text).then(() => "copied", () => "the browser refused to copy");
+    this.said.textContent = await done;
   }
 
   mark(i) { // the row that charts show alone; where the filter leaves it out, the first one
@@ -109,7 +99,8 @@ class Sheet {
     if (!shown.includes(this.marked)) this.marked = shown[0];
     this.body.replaceChildren(...shown.slice(0, 200).map((i) => {
       const line = this.lines[i];
-      if (!line.cells.length) line.append(...this.cells(i).map((text) => make("td", {}, text)));
+      if (!line.cells.length) line.append(...this.cells(i).map((text, k) =>
+        make("td", this.numbers.includes(this.keys[k]) ? { class: "n" } : {}, text)));
       line.ariaCurrent = String(i === this.marked);
       return line;
     }));
@@ -282,7 +273,7 @@ const sheets = {};
 for (const [name, table] of Object.entries(page.tables)) {
   if (document.getElementById("table-" + name)) sheets[name] = new Sheet(name, table);
 }
-document.querySelector("nav").append(button("Save all data as JSON", save));
+document.querySelector("nav button").onclick = save;
 addEventListener("click", (event) => { // a link inside the page leaves filter and sort in the URL
   const link = event.target.closest?.('a[href^="#"]');
   if (!link) return;
