@@ -29,11 +29,21 @@ def stage_layers(x: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     count as a layer each (the BLOOM rule). Otherwise the first stages have one layer more
     (DeepSpeed's partition_uniform). A middle stage exists from pp 3 on; below pp 3 its number is
     that of the fullest stage.
+
+    cut_by_flops (nanotron's build_model): a stage ends with the layer at which the parameters of
+    all layers until there reach its share of the parameters of layers and output layer.
     """
     even = x.layers % x.pp == 0
     balanced = ~even & ((x.layers + 2) % x.pp == 0)
     most = np.ceil(x.layers / x.pp)
-    return np.where(balanced, most - 1, most), most, np.where(even, most, most - 1)
+    share = (x.layers + x.vocab * x.hidden / layer_params(x)) / x.pp  # in layers
+    begun = np.minimum(np.ceil(share * (x.pp - 1)), x.layers)
+    cut = np.minimum(np.ceil(share), x.layers)
+    return (
+        np.where(x.cut_by_flops, cut, np.where(balanced, most - 1, most)),
+        np.where(x.cut_by_flops, cut, most),
+        np.where(x.cut_by_flops, x.layers - begun, np.where(even, most, most - 1)),
+    )
 
 
 def layer_params(x: Any) -> np.ndarray:

@@ -8,7 +8,7 @@ import pytest
 from analysis.planner import pipeline
 from models import memory
 from models.config import PRESETS, parameter_shapes
-from parallel.config.layout_arrays import columns
+from parallel.config.layout_arrays import FAMILIES, columns
 
 GIB = 2**30
 # 8 layers of h 64 with 4 heads, s 32, b 1, 100 words; a layer has 12 h^2 = 49,152 parameters.
@@ -87,6 +87,17 @@ def test_a_context_parallel_rank_holds_keys_and_values_of_others():
 )
 def test_layers_are_dealt_to_stages_as_bloom_and_deepspeed_do(layers, pp, stages):
     x = columns(**SMALL | {"layers": layers}, pp=pp)
+    assert tuple(part[0] for part in memory.stage_layers(x)) == stages
+
+
+@pytest.mark.parametrize(
+    ("pp", "stages"), [(1, (16, 16, 16)), (2, (10, 10, 6)), (4, (5, 5, 1)), (8, (3, 3, 0))]
+)
+def test_nanotron_counts_the_output_layer_where_it_cuts_stages(pp, stages):
+    """Its output layer of 131,072 x 2,048 has the parameters of four of its layers."""
+    sizes = {"layers": 16, "hidden": 2048, "heads": 32, "ffn": 8192, "glu": True, "vocab": 131072}
+    x = columns(**sizes, seq=64, pp=pp, family=FAMILIES.index("nanotron"))
+    assert x.cut_by_flops.all()
     assert tuple(part[0] for part in memory.stage_layers(x)) == stages
 
 

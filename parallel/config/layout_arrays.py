@@ -22,7 +22,7 @@ BUCKET = 500_000_000  # elements of DeepSpeed's reduce bucket where its JSON say
 # Whose code runs a step: the engines of one family launch, overlap and hold alike.
 FAMILIES = ("megatron", "deepspeed", "fsdp", "nanotron", "nemo", "internevo")
 FLAGS = ("glu", "untied", "qk_norm", "gathers", "sequence_parallel", "fp8", "flash")
-FLAGS += ("deepspeed", "fsdp2", "rotary", "plain")
+FLAGS += ("deepspeed", "fsdp2", "rotary", "plain", "cut_by_flops")
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Columns:
     begins, else they travel in a ring. shards: ranks that ZeRO and FSDP2 cut one copy of the state
     over (by default dp x cp). family: the position in `FAMILIES` (by default as the flags say).
     gpus_per_node: GPUs that fast links join; in a rack with NVLink switches more than a node's.
+    cut_by_flops: the output layer counts where layers are cut into stages (nanotron's does).
     """
 
     layers: Array
@@ -85,6 +86,7 @@ class Columns:
     shards: Array
     slower: Array
     family: Array
+    cut_by_flops: Array
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -153,7 +155,7 @@ def columns(config: GPTConfig | None = None, **given: object) -> Columns:
         }
     usual = {name: 1 for name in ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro")}
     usual |= {name: 0 for name in ("zero_stage", "recompute", "offload")}
-    usual |= dict.fromkeys(FLAGS, False) | {"width": 2, "gpus_per_node": 8}
+    usual |= dict.fromkeys(FLAGS[:-1], False) | {"width": 2, "gpus_per_node": 8}
     usual |= {"positions": 0}
     values = usual | sizes | given
     values.setdefault("ffn", 4 * np.asarray(values["hidden"]))
@@ -173,6 +175,7 @@ def columns(config: GPTConfig | None = None, **given: object) -> Columns:
     families = [FAMILIES.index(name) for name in ("fsdp", "deepspeed", "megatron")]
     flags = [np.asarray(values[name], bool) for name in ("fsdp2", "deepspeed")]
     values.setdefault("family", np.where(flags[0], families[0], np.where(flags[1], *families[1:])))
+    values.setdefault("cut_by_flops", np.asarray(values["family"]) == FAMILIES.index("nanotron"))
     names = [f.name for f in fields(Columns)]
     if unknown := set(values) - set(names):
         raise TypeError(f"no such columns: {sorted(unknown)}")
