@@ -5,12 +5,14 @@
     python -m analysis.plan ... --why tp=8,pp=8,mbs=1 [--png FILE]
     python -m analysis.plan ... --study slurm/planned.toml --top 5 [--force]
     python -m analysis.plan ... --scale FILE.png     # efficiency against GPUs, 8 to 16,384
+    python -m analysis.plan ... --page FILE.html     # all layouts, offline, to sort and filter
 
 Every split of the GPUs by tp, pp, vpp and dp, every micro-batch, recompute policy, ZeRO stage and
 sequence parallelism is tried, and every cp of --cp. What is printed is predicted, not measured; the
 interval holds 80 %.
 A cluster is a name (of analysis/planner/calibrations or slurm/clusters.toml) or a calibration file.
---study refuses to replace a file, unless --force is given.
+--study refuses to replace a file, unless --force is given. --page needs the extra `page`; it also
+shows why nothing fits, where nothing does.
 """
 
 if not __package__:
@@ -105,6 +107,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--why", metavar="LAYOUT", help="explain one: tp=8,pp=8,mbs=1")
     add("--png", type=Path, metavar="FILE", help="draw the layout of --why")
     add("--study", type=Path, metavar="FILE", help="write the top as a study")
+    said = "write an HTML file of all layouts, to sort and filter, with why each is not ranked"
+    add("--page", type=Path, metavar="FILE", help=said)
     add("--force", action="store_true", help="let --study replace a file")
     add("--scale", type=Path, metavar="FILE", help="efficiency over GPUs; a PNG, or -")
 
@@ -143,8 +147,10 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         raise UsageError("--force lets --study replace a file: give --study FILE, too")
     if arguments.png and arguments.why is None:
         raise UsageError("--png draws one layout: say which with --why (or take --scale FILE.png)")
-    if arguments.why is not None and (arguments.scale or arguments.study):
-        raise UsageError("--why explains one layout: no --scale and no --study with it")
+    if arguments.why is not None and (arguments.scale or arguments.study or arguments.page):
+        raise UsageError("--why explains one layout: no --scale, --study or --page with it")
+    if arguments.scale and arguments.page:
+        raise UsageError("--page is of one number of GPUs, --scale of many: give one of them")
     if arguments.study and arguments.study.exists() and not arguments.force:
         raise UsageError(f"{arguments.study} exists: name another file, or replace it with --force")
     if arguments.cluster and arguments.gpus_per_node:
@@ -234,12 +240,15 @@ def answer(arguments: argparse.Namespace) -> Table:
     ask = question(arguments)
     cluster = ask.cluster
     x, _, used, order, limit = ask.ranked()
-    if not len(order):
-        raise UsageError(ranking.nothing_fits(x, used, limit, ask.config, ask.gpus))
-    best = ranking.undominated(x, used, order)[: arguments.top]
+    why_none = ranking.nothing_fits(x, used, limit, ask.config, ask.gpus) if not len(order) else ""
+    if why_none and not arguments.page:
+        raise UsageError(why_none)
+    best = ranking.sifted(x, used, order)[0][: arguments.top]
     precision = ask.settings["precision"]
-    found = ranking.rows_of(x, best, cluster, ask.config, precision, ask.margin)
-    if arguments.study:
+    found = []
+    if len(best):
+        found = ranking.rows_of(x, best, cluster, ask.config, precision, ask.margin)
+    if arguments.study and not why_none:
         _write_study(arguments.study, found, ask, arguments.cluster or arguments.gpu_type)
     if arguments.scale:
         per_gpu = ask.global_batch / ask.gpus
@@ -258,13 +267,33 @@ def answer(arguments: argparse.Namespace) -> Table:
         *([FSDP2] if x.fsdp2[best].any() else []),
         *_assumed(ask, arguments.preset),
         *([FP8_MEMORY] if precision == "fp8" else []),
-        *([EXCHANGE[arguments.cp_comm_type or "p2p"]] if x.cp[best].max() > 1 else []),
+        *([EXCHANGE[arguments.cp_comm_type or "p2p"]] if (x.cp[best] > 1).any() else []),
         *([cluster.network_note()] if ask.gpus > cluster.joined else []),
         f"{len(order)} of {len(x)} possible layouts fit in {limit / memory.GB:.1f} GB; tight: less"
         f" than {ranking.TIGHT:.0%} of that is left",
         *ranking.refusals(x, used, limit, cluster),
     ]
-    return ranking.table(found, notes, cluster.mfu(found[0]["tflops"], precision)[1])
+    shown = ranking.table(found, notes, cluster.mfu(1.0, precision)[1])
+    if arguments.page:
+        _write_page(arguments.page, x, shown, ask)
+    if why_none:
+        raise UsageError(f"{why_none}; {arguments.page} has the reason of each")
+    return shown
+
+
+def _write_page(path: Path, x: Columns, shown: Table, ask: Question) -> None:
+    """Write every layout, ranked or not, as one HTML file; `shown`: the table that is printed."""
+    from analysis.pages import layouts  # here: only a page needs them
+    from analysis.pages.html import page
+
+    model = ask.preset or f"{ask.config.n_params / 1e9:.1f}B"
+    title = f"Plan: {model} on {ask.gpus} GPUs of {ask.cluster.name}, {ask.global_batch} sequences"
+    precision = ask.settings["precision"]
+    sections = layouts.views(x, shown, ask.cluster, ask.config, precision, ask.margin)
+    text = page(title, sections)
+    with writing(path):
+        path.write_text(text)
+    warn("analysis.plan", f"wrote {len(x)} layouts to {path}: {len(text) / 1e6:.2f} MB")
 
 
 def _which_card(said: str | None) -> list[str]:

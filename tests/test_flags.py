@@ -71,6 +71,7 @@ MEANING = {
     "--out": "the file or folder to write",
     "--rank": "the ranks to rehearse",
     "--rehearse": "rehearse the runs first",
+    "--page": "the offline page to write",
     "--params": "parameters of the model",
     "--png": "the picture to draw",
     "--predict": "show this cluster's prediction beside",

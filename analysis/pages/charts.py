@@ -3,10 +3,12 @@
 A specification has no data: the page puts the rows of a table into the data set `rows`.
 """
 
+import json
 from functools import cache
 from typing import Any
 
 from analysis.common.plots import COLOURS
+from analysis.common.tables import Column
 from models.errors import UsageError
 from parallel.config.engine_abilities import ENGINES
 
@@ -305,4 +307,71 @@ def points(x: str, y: str, titles: list[str], colour: Spec) -> Spec:
             "color": colour,
             "tooltip": tip(line="line", **{x: titles[0], y: titles[1]}),
         },
+    }
+
+
+def parts_of_one(parts: list[Column], total: str, title: str, line: float | None = None) -> Spec:
+    """One row's columns as bars, the largest first, below their sum; `line`: a limit of the sum."""
+    names = {total: "all"} | {c.key: c.heading.rpartition(" ")[0] for c in parts}
+    largest = {"field": "value", "op": "max", "order": "descending"}
+    where = {"field": "part", "type": "nominal", "title": None, "sort": largest}
+    share = f"format(datum.value, '.4~g') + ' (' + format(datum.value / datum.{total}, '.1%') + ')'"
+    found = [
+        {"fold": list(names), "as": ["key", "value"]},
+        {"filter": "datum.value > 0"},
+        {"calculate": f"({json.dumps(names)})[datum.key]", "as": "part"},
+        {
+            "calculate": f"datum.key == '{total}' ? format(datum.value, '.4~g') : {share}",
+            "as": "said",
+        },
+    ]
+    x = axis("value", title)
+    colour = {"condition": {"test": "datum.part == 'all'", "value": "#888888"}, "value": COLOURS[0]}
+    limit = {
+        "data": {"values": [{"limit": line}]},
+        "mark": {"type": "rule", "strokeDash": [4, 4], "color": "#888888"},
+        "encoding": {"x": axis("limit", title)},
+    }
+    bars = {
+        "mark": "bar",
+        "encoding": {"x": x, "y": where, "color": colour, "tooltip": tip(part="part", said=title)},
+    }
+    words = {
+        "mark": {"type": "text", "align": "left", "dx": 4},
+        "encoding": {"x": x, "y": where, "text": {"field": "said", "type": "nominal"}},
+    }
+    room = {  # for the words
+        "transform": [*found, {"calculate": "datum.value * 1.2", "as": "room"}],
+        "mark": {"type": "tick", "opacity": 0},
+        "encoding": {"x": axis("room", title), "y": where},
+    }
+    layers = [{"transform": found} | bars, {"transform": found} | words, room]
+    return {"height": {"step": 18}, "layer": [*layers, *[limit] * (line is not None)]}
+
+
+def memory_and_time(engines: list[str], layout: dict[str, str], limit_gb: float) -> Spec:
+    """Seconds against gigabytes of layouts; those over the limit are faint."""
+    close = {"nice": False, "padding": 8}
+    x = axis("memory_gb", "predicted GB", True, scale=close)
+    y = axis("predicted_s", "predicted s/iter", True, scale=close)
+    shown = tip(**layout, predicted_s="predicted s/iter", memory_gb="GB", why="why not ranked")
+    faint = {"condition": {"test": "datum.verdict == 'does not fit'", "value": 0.4}, "value": 0.8}
+    return {
+        "layer": [
+            {
+                "mark": {"type": "point", "filled": True, "size": 25},
+                "encoding": {
+                    "x": x,
+                    "y": y,
+                    "color": by_engine(engines),
+                    "opacity": faint,
+                    "tooltip": shown,
+                },
+            },
+            {
+                "data": {"values": [{"limit": limit_gb}]},
+                "mark": {"type": "rule", "strokeDash": [4, 4], "color": "#888888"},
+                "encoding": {"x": axis("limit", "predicted GB", True, scale=close)},
+            },
+        ]
     }

@@ -114,16 +114,25 @@ def _raw(table: Table, long: bool) -> dict[str, Any]:
     """What a table's cells do not say: which are numbers, and the values that they shorten; of a
     long table all values, and how the page writes them."""
     columns = table.shown
-    formats = {"formats": [_format(c.spec) for c in columns]} if long else {}
-    return formats | {
-        "keys": [c.key for c in columns],
-        "numbers": _numbers(table),
-        "raw": {
-            c.key: [row.get(c.key) for row in table.rows]
-            for c in columns
-            if long or c.spec not in ("", "d")
-        },
+    raw = {
+        c.key: [row.get(c.key) for row in table.rows]
+        for c in columns
+        if long or c.spec not in ("", "d")
     }
+    found = {"keys": [c.key for c in columns], "numbers": _numbers(table), "raw": raw}
+    if long:
+        found["formats"] = [_format(c.spec) for c in columns]
+        found["few"] = {key: few for key in raw if (few := _few(raw[key]))}
+        found["raw"] = {key: raw[key] for key in raw if key not in found["few"]}
+    return found
+
+
+def _few(values: list[Any]) -> dict[str, list[Any]]:
+    """A column of few values as these, and the place of each row's value among them; else {}."""
+    place = {value: i for i, value in enumerate(dict.fromkeys(values))}
+    if len(place) > len(values) / 4:
+        return {}
+    return {"values": list(place), "places": [place[value] for value in values]}
 
 
 def _format(spec: str) -> tuple[str, int, str]:

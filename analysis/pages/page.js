@@ -52,7 +52,8 @@ function quoted(value) {
 }
 
 class Sheet {
-  constructor(name, { keys, numbers, raw, formats }) { // formats: of a long table, whose rows are all in raw
+  constructor(name, { keys, numbers, raw, formats, few }) { // formats, few: of a long table, with all values here
+    Object.entries(few ?? {}).forEach(([key, { values, places }]) => { raw[key] = places.map((i) => values[i]); });
     Object.assign(this, { name, keys, numbers, raw, formats, texts: null });
     this.table = document.getElementById("table-" + name);
     this.body = this.table.tBodies[0];
@@ -174,8 +175,7 @@ function objects(name) {
 const tip = document.body.appendChild(make("div", { class: "tip", hidden: "" }));
 
 function showTip(_, event, __, value) {
-  tip.hidden = !value;
-  if (!value) return;
+  if ((tip.hidden = !value)) return;
   const short = (v) => (Number.isFinite(+v) && v !== "" && v !== null ? String(+(+v).toPrecision(4)) : v);
   const said = typeof value === "object" ? Object.entries(value) : [["", value]];
   tip.replaceChildren(...said.map(([k, v]) => make("div", {}, k ? `${k}: ${short(v)}` : String(v))));

@@ -73,14 +73,20 @@ def why(
     return int(rows[np.argmin(seconds[rows])])
 
 
-def explained(x: Columns, i: int, cluster: Calibration) -> tuple[dict, dict]:
-    """(seconds by term, gigabytes by part) of one layout; compute is split into kernels and
+def by_part(
+    x: Columns, cluster: Calibration
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """(seconds by term, gigabytes by part) of layouts, (n,) each; compute is split into kernels and
     messages between tp and cp ranks."""
-    one = x.take(np.array([i]))
-    terms, messages = seconds_by_term(one, cluster)
-    seconds = {name: value.item() for name, value in (messages | terms).items()}
-    kernels_s = seconds.pop("compute") - sum(value.item() for value in messages.values())
-    return {"kernels": kernels_s} | seconds, gigabytes_by_part(one, cluster)
+    terms, messages = seconds_by_term(x, cluster)
+    kernels_s = terms.pop("compute") - sum(messages.values())
+    return {"kernels": kernels_s} | messages | terms, gigabytes_by_part(x, cluster)
+
+
+def explained(x: Columns, i: int, cluster: Calibration) -> tuple[dict, dict]:
+    """`by_part` of one layout, as numbers."""
+    seconds, gigabytes = by_part(x.take(np.array([i])), cluster)
+    return tuple({k: v.item() for k, v in parts.items()} for parts in (seconds, gigabytes))
 
 
 def exchange(x: Columns, i: int) -> str:

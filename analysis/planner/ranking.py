@@ -1,7 +1,6 @@
 """Which layouts fit in memory, how fast each is, and why the others do not fit."""
 
 import argparse
-import math
 from typing import Any
 
 import numpy as np
@@ -63,19 +62,22 @@ def rank(x: Columns, cluster: Calibration, margin: float) -> tuple[np.ndarray, .
     return seconds, used, fits[np.argsort(seconds[fits], kind="stable")]
 
 
-def undominated(x: Columns, used: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """The rows of `order` without those that another recompute policy beats in time and in memory:
-    with flash attention, selective recomputation recomputes what was never stored."""
+def sifted(x: Columns, used: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
+    """(the rows of `order` without those that another recompute policy beats in time and in memory,
+    each of these -> the row that beats it): with flash attention, selective recomputation
+    recomputes what was never stored."""
     names = ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "zero_stage", "sequence_parallel")
     names += ("fsdp2",)
     split = zip(*(getattr(x, name)[order].tolist() for name in names), strict=True)
-    least: dict[tuple, float] = {}
-    kept = []
+    least: dict[tuple, int] = {}
+    kept, beaten = [], {}
     for i, key in zip(order.tolist(), split, strict=True):
-        if used[i] < least.get(key, math.inf):
-            least[key] = used[i]
+        if key in least and used[i] >= used[least[key]]:
+            beaten[i] = least[key]
+        else:
+            least[key] = i
             kept.append(i)
-    return np.array(kept, int)
+    return np.array(kept, int), beaten
 
 
 def seconds_by_term(x: Columns, cluster: Calibration) -> tuple[dict[str, np.ndarray], ...]:
@@ -94,13 +96,17 @@ def seconds_by_term(x: Columns, cluster: Calibration) -> tuple[dict[str, np.ndar
     return terms, messages
 
 
-def gigabytes_by_part(x: Columns, cluster: Calibration) -> dict[str, float]:
-    """Gigabytes by part on the fullest rank of a single layout."""
+def gigabytes_by_part(x: Columns, cluster: Calibration) -> dict[str, np.ndarray]:
+    """Gigabytes by part on the fullest rank of each layout, (n,)."""
     every = [memory.parts(x, stage, cluster.memory) for stage in ("first", "middle", "last")]
-    if x.pp[0] < 3:
-        every.pop(1)
-    fullest = max(every, key=lambda parts: float(sum(parts.values())[0]))
-    return {name: float(np.asarray(v).ravel()[0]) / memory.GB for name, v in fullest.items()}
+    total = np.stack([np.broadcast_to(sum(parts.values()), len(x)) for parts in every])
+    total[1, x.pp < 3] = 0.0  # there is no stage between
+    fullest = np.argmax(total, axis=0)
+    return {
+        name: np.choose(fullest, [np.broadcast_to(parts[name], len(x)) for parts in every])
+        / memory.GB
+        for name in every[0]
+    }
 
 
 def policy(x: Columns, i: int) -> str:
@@ -124,7 +130,7 @@ def refusals(x: Columns, used: np.ndarray, limit: float, cluster: Calibration) -
             continue
         least = here[np.argmin(used[here])]
         parts = gigabytes_by_part(x.take(np.array([least])), cluster)
-        part, size = max(parts.items(), key=lambda item: item[1])
+        part, size = max(((k, v.item()) for k, v in parts.items()), key=lambda item: item[1])
         said.append(
             f"tp {tp} x pp {', '.join(map(str, full))}: all {len(here)} layouts need more than"
             f" {limit / memory.GB:.0f} GB, the least {used[least] / memory.GB:.1f} GB (pp"
