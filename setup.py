@@ -4,6 +4,14 @@ from setuptools import find_namespace_packages, setup
 
 ROOMS = ("models", "parallel", "slurm", "analysis")
 
+# The tools that get a run's curves (docs/curves.md), each an extra.
+CURVES = {
+    "tensorboard": ["tensorboard>=2.16,<3"],
+    "wandb": ["wandb>=0.31,<0.32"],
+    "mlflow": ["mlflow-skinny>=3.17,<4", "sqlalchemy>=2,<3", "alembic>=1.13,<2"],
+    "trackio": ["trackio>=0.43,<0.44"],
+}
+
 setup(
     name="gpt-scaling-study",
     version="0.1.0",
@@ -40,8 +48,12 @@ setup(
         "gpu": ["transformer-engine[pytorch]>=2.9,<2.12"],
         "nvml": ["nvidia-ml-py>=13"],  # energy of NVIDIA GPUs (measure/energy_and_memory.py)
         "page": ["vl-convert-python>=1.9,<2"],  # analysis.page: the scripts that draw the charts
+        **CURVES,
         "test": [
             "vl-convert-python>=1.9,<2",
+            *CURVES["tensorboard"],
+            "opentelemetry-proto>=1.45,<2",  # these two only check what is written
+            "prometheus-client>=0.26,<1",
             "playwright>=1.55,<2",  # drives Debian's Chromium
             "pytest>=9.2,<10",
             "pytest-xdist>=3.8,<4",

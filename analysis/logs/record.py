@@ -129,7 +129,7 @@ class Record:
     nan_at: np.ndarray = field(default_factory=lambda: np.empty(0, int))  # indices of entries
     last_at: int | None = None  # offset of the last entry in the file, bytes
 
-    # Only a run folder has these.
+    # Only a run folder has these; OpenTelemetry has a name of its own, too.
     run: str | None = None  # the run's own name
     configuration: str | None = None  # the run's name without its repeat
     repeat: int | None = None

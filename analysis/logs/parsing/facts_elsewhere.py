@@ -43,7 +43,7 @@ def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -
         beside = path.parent / "run.json"
         if os.path.isfile(beside):
             parts = {k: v for k, v in _parsed(beside, parse_json).items() if isinstance(v, dict)}
-            facts = {k: v for k, v in stated(parts).items() if k in SETTINGS and _fits(k, v)}
+            facts = {k: v for k, v in stated(parts).items() if k in SETTINGS and fits(k, v)}
             state(record, facts, "run.json")
         for name in _CONFIGURATIONS.get(record.format, ()):
             if os.path.isfile(path.parent / name):
@@ -102,12 +102,12 @@ def _known(facts: dict[str, Any], source: str) -> dict[str, Any]:
         known = ", ".join((*SETTINGS, *MODEL))
         raise Refusal(source, f"unknown key {', '.join(sorted(unknown))}; there are: {known}")
     for name, value in facts.items():
-        if not _fits(name, value):
+        if not fits(name, value):
             raise Refusal(source, f"{name} = {value!r} is not what {name} can be")
     return facts
 
 
-def _fits(name: str, value: Any) -> bool:
+def fits(name: str, value: Any) -> bool:
     """Whether a setting or size can be this."""
     if name == "params":
         return 0 < real(value) < math.inf

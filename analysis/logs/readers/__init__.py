@@ -24,8 +24,9 @@ from analysis.logs.record import Record, Refusal
 from models.errors import UsageError
 
 NAMES = tuple(
-    """nanotron megatron torchtitan modded_nanogpt nanochat nanogpt llmc picotron training_metrics
-    megatron_golden nemo mlperf fairseq nsys rank_epochs deepspeed hf_trainer""".split()
+    """otlp nanotron megatron torchtitan modded_nanogpt nanochat nanogpt llmc picotron
+    training_metrics megatron_golden nemo mlperf fairseq nsys rank_epochs deepspeed
+    hf_trainer""".split()
 )
 UNKNOWN = "unknown"
 
