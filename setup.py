@@ -8,7 +8,7 @@ ROOMS = ("models", "parallel", "slurm", "analysis")
 CURVES = {
     "tensorboard": ["tensorboard>=2.16,<3"],
     "wandb": ["wandb>=0.31,<0.32"],
-    "mlflow": ["mlflow-skinny>=3.17,<4", "sqlalchemy>=2,<3", "alembic>=1.13,<2"],
+    "mlflow": ["mlflow-skinny>=3.17,<4", "sqlalchemy>=2,<2.1", "alembic>=1.13,<2"],
     "trackio": ["trackio>=0.43,<0.44"],
 }
 

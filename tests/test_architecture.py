@@ -26,6 +26,10 @@ HOMES = {
     "transformers": {"models/hf_model.py"},
     "apex": set(),  # probed by name in parallel/engines/kernels.py
     "transformer_engine": set(),
+    **{
+        library: {f"parallel/record/sinks/{library}.py"}
+        for library in ("tensorboard", "wandb", "mlflow", "trackio")
+    },
     "vl_convert": {"analysis/pages/charts.py"},
 }
 

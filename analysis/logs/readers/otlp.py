@@ -98,18 +98,19 @@ def _points(metric: dict[str, Any], series: Series, sums: dict[int, tuple[float,
     for kind in ("gauge", "sum", "histogram"):
         held = mapping(metric.get(kind))
         for point in rows(held.get("dataPoints")):
-            time = real(point.get("timeUnixNano"))
-            if not time > 0:
+            nanoseconds = str(point.get("timeUnixNano"))
+            if not (nanoseconds.isdecimal() and len(nanoseconds) < 20):
                 continue
+            time = int(nanoseconds)  # a double would round it
             if kind != "histogram":
                 value = point.get("asDouble", point.get("asInt"))
-                series[name][int(time)] = real(value)
+                series[name][time] = real(value)
                 continue
             ms, steps = real(point.get("sum")), real(point.get("count"))
             if held.get("aggregationTemporality") in _CUMULATIVE:
-                sums[int(time)] = ms, steps
+                sums[time] = ms, steps
             elif steps > 0:
-                series[name][int(time)] = ms / steps
+                series[name][time] = ms / steps
 
 
 def _step_times(series: Series, sums: dict[int, tuple[float, float]]) -> None:
