@@ -34,7 +34,7 @@ def open_sink(run: Described, files: Path, store: Path, kept: dict[str, Any]) ->
     offline = "online" if os.environ.get("WANDB_API_KEY") else "offline"
     # Its own sampling of the machine would be one more program beside a measurement.
     quiet = {"silent": True, "console": "off"}
-    if "WANDB_X_DISABLE_STATS" not in os.environ:
+    if "WANDB__DISABLE_STATS" not in os.environ:
         quiet["x_disable_stats"] = True
     return WandB(
         wandb.init(
