@@ -17,11 +17,13 @@ restarted from there up to --max-restarts times. <run>/console.out holds what a 
 exit status is 1 when a run failed; the others still run.
 
 At the end the study's table is printed, and the commands to type next. `python -m
-analysis.scaling_report` writes scaling_report.json beside the runs. Both are started as commands of
+analysis.scaling_report` writes scaling_report.json beside the runs and, where the extra `page` is
+installed, `python -m analysis.page` the offline page study.html. They are started as commands of
 analysis, which decides what is comparable; nothing of it is imported.
 """
 
 import contextlib
+import importlib.util
 import shlex
 import subprocess
 import sys
@@ -223,17 +225,22 @@ def sweep(
 
 
 def report(out: Path) -> None:
-    """Have analysis write out/scaling_report.json and print the table; then the next commands."""
-    for command in ("scaling_report", "tflops"):
+    """Have analysis write out/scaling_report.json, print the table and write out/study.html where
+    it can; then the next commands."""
+    has_extra = importlib.util.find_spec("vl_convert") is not None
+    for command in ("scaling_report", "tflops", *["page"] * has_extra):
         words = [sys.executable, "-m", f"analysis.{command}", str(out)]
         subprocess.run(words, env=forked_ranks.environment(), stdin=subprocess.DEVNULL, check=False)
     folder = shlex.quote(str(out))
-    print(
-        "\nnext:\n"
-        f"  python -m analysis.parity --check {folder}    # are the losses the same in every run?\n"
+    lines = [
+        "\nnext:",
+        f"  python -m analysis.parity --check {folder}    # are the losses the same in every run?",
         f"  python -m analysis.compare {folder}           # faster by how much, or within noise?",
-        flush=True,
-    )
+    ]
+    if not has_extra:
+        page = f"pip install vl-convert-python && python -m analysis.page {folder}"
+        lines.append(f"  {page}  # all of it as one offline page")
+    print("\n".join(lines), flush=True)
 
 
 @command_line("parallel.sweep")

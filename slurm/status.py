@@ -4,10 +4,12 @@
 
 A run is pending, running (with the iteration and the time left), complete, OOM, timeout, node
 failure, cancelled, interrupted (it saved, and can go on), failed or missing. The last column is the
-line that proves it. Slurm is asked twice, however many runs there are. The exit status is 1 when a
-run failed in any way.
+line that proves it. Slurm is asked twice, however many runs there are. When every run has ended,
+the commands for the study's tables and page are printed. The exit status is 1 when a run failed in
+any way.
 """
 
+import shlex
 import sys
 from collections import Counter
 
@@ -48,6 +50,13 @@ def main(argv: list[str] | None = None) -> int:
         says = f"{states.no_answer()}; the rows below are from the run folders alone"
         print(f"slurm.status: {says}", file=sys.stderr)
     print("\n".join(table(found)))
+    if found and all(row.state in (*states.FAILURES, "complete") for row in found):
+        folder = shlex.quote(str(arguments.logs / study.name))
+        print(
+            "\nnext:\n"
+            f"  python -m analysis.tflops {folder}    # time, TFLOP/s, speedup and efficiency\n"
+            f"  python -m analysis.page {folder}      # all of it as one offline page, study.html"
+        )
     return int(any(row.state in states.FAILURES for row in found))
 
 

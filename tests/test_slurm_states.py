@@ -489,6 +489,27 @@ def four(tmp_path, monkeypatch):
     return path, tmp_path / "logs", tmp_path
 
 
+@pytest.mark.parametrize("last", ["RUNNING", "CANCELLED"])
+def test_the_commands_for_tables_and_page_follow_when_every_run_has_ended(
+    last, tmp_path, monkeypatch, capsys
+):
+    path = tmp_path / "two.toml"
+    path.write_text(
+        'question = "?"\ncluster = "local-test"\n[[sweep]]\nproduct = { seed = [1, 2] }\n'
+    )
+    ours = comment_of(load_study(path), tmp_path / "logs")
+    queue = [
+        f"{7 + i}|{state}|0|None|{name}|{ours}|{states.ROOT}|"
+        for i, (name, state) in enumerate(
+            zip(load_study(path).settings, ("CANCELLED", last), strict=True)
+        )
+    ]
+    stand_in(tmp_path, monkeypatch, queue)
+    assert status.main([str(path), "--logs", str(tmp_path / "logs")]) == 1
+    commands = f"python -m analysis.page {tmp_path}/logs/two " in capsys.readouterr().out
+    assert commands == (last == "CANCELLED")
+
+
 def test_a_job_that_never_started_is_a_row_of_the_table_too(four, capsys):
     path, logs, _ = four
     assert status.main([str(path), "--logs", str(logs)]) == 1

@@ -173,6 +173,18 @@ def test_srun_starts_the_ranks_of_an_allocation(tokens, tmp_path, monkeypatch, c
     table, _, commands = capfd.readouterr().out.partition("\nnext:\n")
     assert "Speedup: strong scaling against ddp" in table
     assert f"  python -m analysis.parity --check {tmp_path}/out/one " in commands
+    assert "analysis.page" not in commands and "/out/one/study.html: " in table
+    assert (tmp_path / "out" / "one" / "study.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_without_the_extra_a_line_says_how_to_get_the_page(tmp_path, monkeypatch, capsys):
+    started = []
+    monkeypatch.setattr(sweep.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sweep.subprocess, "run", lambda words, **_: started.append(words[2]))
+    sweep.report(tmp_path)
+    assert started == ["analysis.scaling_report", "analysis.tflops"]
+    wanted = f"pip install vl-convert-python && python -m analysis.page {tmp_path}  #"
+    assert wanted in capsys.readouterr().out
 
 
 def test_a_folder_in_use_fails_its_run_alone_and_what_was_printed_before_is_kept(
