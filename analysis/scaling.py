@@ -5,8 +5,12 @@
 One row per number of GPUs: the median over the repeats at that size with their spread, speedup,
 efficiency and Karp and Flatt's serial share; below, the serial share that Amdahl's law (strong)
 or Gustafson's (weak) fits to all rows. A run whose fixed work is not the baseline's, or whose
-commit is not (unless --any-commit), is left out of the fit and says what differs. Exits 2 when
-nothing could be read.
+commit is not (unless --any-commit), is left out of the fit and says what differs.
+
+PATH may be a tree of MLPerf training results (.../SUBMITTER/results/SYSTEM/BENCHMARK/result_0.txt):
+then a table of every result is printed, and for each submitter, benchmark and accelerator a strong
+scaling table of each global batch and a weak one of each batch per GPU that have two sizes.
+Exits 2 when nothing could be read.
 """
 
 if not __package__:
@@ -14,30 +18,48 @@ if not __package__:
 
 import sys
 
-from analysis.common.tables import show
+from analysis.common.tables import show, show_objects
 from analysis.logs.flags import facts_of
-from analysis.measured import scaling
+from analysis.logs.load import load
+from analysis.measured import scaling, submissions
 from analysis.measured.flags import parser_of
-from models.errors import command_line
+from models.errors import UsageError, command_line
 
 
 @command_line("analysis.scaling")
 def main(argv: list[str] | None = None) -> int:
     """Print the scaling curve of what is at the paths."""
     flags = ("baseline", "scaling", "any_commit", "times", "facts", "predict", "table")
-    parser = parser_of("analysis.scaling", __doc__, *flags, baseline="fewest GPUs")
+    parser = parser_of("analysis.scaling", __doc__, *flags, baseline="fewest GPUs", scaling=None)
     given = parser.parse_args(argv)
-    shown = scaling.report(
-        given.paths,
-        given.baseline,
-        given.scaling,
-        facts=facts_of(given),
-        window=given.window,
-        rule=given.rule,
-        any_commit=given.any_commit,
-        predict=given.predict,
-    )
-    show([shown], given.format, given.columns)
+    records, refused = load(given.paths, facts_of(given))
+    results = [record for record in records if submissions.is_result(record)]
+    runs = [record for record in records if not submissions.is_result(record)]
+    if results and given.predict:
+        raise UsageError("--predict is for runs; the times of MLPerf results are not predicted")
+    how = {"window": given.window, "rule": given.rule}
+    tables = []
+    if results:
+        lines = [] if runs else refused
+        tables = submissions.report(
+            results, lines, given.scaling, baseline=None if runs else given.baseline, **how
+        )
+    if runs:
+        tables.append(
+            scaling.report_of(
+                runs,
+                refused,
+                given.baseline,
+                given.scaling or "strong",
+                any_commit=given.any_commit,
+                predict=given.predict,
+                **how,
+            )
+        )
+    if given.format == "json" and len(tables) > 1:
+        show_objects([row for table in tables for row in table.rows], given.columns)
+    else:
+        show(tables, given.format, given.columns)
     return 0
 
 

@@ -27,8 +27,8 @@ def test_the_committed_file_is_what_is_read_today(shared):
     assert text(table(shared / "logs")) == COMMITTED.read_text()
 
 
-def test_45_logs_have_tflops_and_the_others_a_reason(rows):
-    assert sum(bool(row["tflops"]) for row in rows) == 45
+def test_47_logs_have_tflops_and_the_others_a_reason(rows):
+    assert sum(bool(row["tflops"]) for row in rows) == 47
     assert [row["log"] for row in rows if not row["tflops"] and not row["why"]] == []
     named = {"megatron", "6n", throughput.PRINTED}
     assert {row["convention"] for row in rows if row["tflops"]} == named

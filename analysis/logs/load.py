@@ -1,6 +1,7 @@
 """From paths to records, for every command, and what a table calls each run."""
 
 import contextlib
+import hashlib
 import os
 import sys
 import time
@@ -11,7 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from analysis.logs.readers import read
+from analysis.logs.parsing.evidence import is_markdown
+from analysis.logs.parsing.mlperf_tree import is_result
+from analysis.logs.readers import quotes_iterations, read
 from analysis.logs.record import Record, Refusal
 from models.errors import UsageError
 from models.files import below
@@ -35,6 +38,7 @@ def load(paths: list[Path], facts: dict[str, Any] | None = None) -> tuple[list[R
     records, refusals = read_all(paths, facts)
     for record in records:
         _multiply_out(record)
+    _find_copies(records)
     shown = distinct([own_name(r) for r in records], [Path(r.source) for r in records])
     for record, name in zip(records, shown, strict=True):
         record.shown = name
@@ -42,6 +46,25 @@ def load(paths: list[Path], facts: dict[str, Any] | None = None) -> tuple[list[R
     if not records:
         raise UsageError("; ".join(refused) or "nothing to read")
     return records, refused
+
+
+def _find_copies(records: list[Record]) -> None:
+    """Note which runs have the evidence of another: the same measurements, or the same bytes."""
+    alike: dict[str, list[Record]] = defaultdict(list)
+    sizes: dict[int, list[Record]] = defaultdict(list)
+    for record in records:
+        if record.evidence:
+            alike[record.evidence].append(record)
+        elif os.path.isfile(record.source):
+            sizes[os.path.getsize(record.source)].append(record)
+    for same in sizes.values():
+        for record in same if len(same) > 1 else ():
+            with open(record.source, "rb") as file:
+                alike[hashlib.file_digest(file, "sha256").hexdigest()].append(record)
+    for digest, (first, *others) in alike.items():
+        for record in others:
+            record.copy_of = first.source
+            record.notes.append(f"the same evidence as {first.source} (SHA-256 {digest[:12]})")
 
 
 def _multiply_out(record: Record) -> None:
@@ -136,12 +159,18 @@ def find_logs(paths: Iterable[Path | str]) -> tuple[list[Path], list[Refusal]]:
     found: list[Path] = []
     refused: list[Refusal] = []
     for path in map(Path, paths):
-        here = []
+        here, others = [], 0
         for place, why in below(path, is_run_folder, _is_no_log):
             if why:
                 refused.append(Refusal(str(place), why))
             elif place == path or place.is_dir() or _looks_like_log(place):
                 here.append(place)
+        if results := [place for place in here if is_result(place)]:
+            around = {place for place in here if {"systems", "power"} & set(place.parts)}
+            others, here = len(set(here) - around - set(results)), results
+        if others:
+            said = f"{others} files that are no MLPerf results are not read: name them to read them"
+            refused.append(Refusal(str(path), said))
         if not here and not (refused and refused[-1].source == str(path)):
             refused.append(Refusal(str(path), "no logs in this folder"))
         found += here
@@ -154,6 +183,8 @@ def _is_no_log(name: str) -> bool:
 
 def _looks_like_log(path: Path) -> bool:
     name = path.name.lower()
+    if is_markdown(path):
+        return quotes_iterations(path)
     scheduler = path.suffix[1:2] in ("o", "e") and path.suffix[2:].isdigit()  # PBS: name.o123
     return path.suffix in _LOG_SUFFIXES or scheduler or ".out" in name or ".log" in name
 

@@ -64,6 +64,31 @@ class Refusal(UsageError):
 
 
 @dataclass
+class Submission:
+    """What an MLPerf result says beside the run itself, and what the folders around it say.
+
+    Seconds and joules; "" or None where unknown. train_s leaves evaluations out where the log marks
+    them (`eval_s` is None where it does not). block_s: the median time between two evaluations.
+    """
+
+    round: str = ""
+    submitter: str = ""
+    division: str = ""
+    benchmark: str = ""
+    system: str = ""  # the folder's name
+    platform: str = ""  # what the log calls the system
+    accelerator: str = ""
+    nodes: int | None = None
+    status: str = ""  # of run_stop: success, aborted
+    init_s: float | None = None  # before run_start; its warm-up is not part of the result
+    train_s: float | None = None
+    eval_s: float | None = None
+    block_s: float | None = None
+    samples: int | None = None  # trained with
+    energy_j: float | None = None  # of all nodes and switches, in the whole run
+
+
+@dataclass
 class Record:
     """One run, as its log states it.
 
@@ -88,6 +113,9 @@ class Record:
     # What the log says once about all of the run: wall_s, samples_per_s, tokens_per_s, and
     # step_s_mean, step_s_median ... where it prints statistics and no steps.
     totals: dict[str, float] = field(default_factory=dict)
+
+    # A throughput whose unit the log does not say, and about how many samples/s there were.
+    unnamed_rate: tuple[float, float] | None = None
 
     planned_steps: int | None = None
     completed: bool | None = None  # True only when the log itself proves it
@@ -141,6 +169,9 @@ class Record:
     schedule_note: str = ""  # how its learning rate changed when it was resumed
     facts: dict[str, Any] = field(default_factory=dict)  # run.json as it stands
     shown: str = ""  # what tables call the run; `load` sets it
+    evidence: str = ""  # a hash of what was measured, where a reader makes one
+    copy_of: str = ""  # the source of a run with the same evidence; `load` sets it
+    submission: Submission | None = None  # of an MLPerf result
 
     # What a profiler or a breakdown measured; seconds.
     profiler: dict[str, Any] | None = None  # which one watched the run, and how

@@ -23,7 +23,6 @@ from analysis.measured.fairness import (
     unstated,
 )
 from models.errors import UsageError
-from models.flops import DEFAULT_CONVENTION
 
 NOISE = 0.05  # how far above 1 an efficiency may be by chance where no interval is known
 
@@ -244,6 +243,30 @@ def report(
         UsageError: nothing could be read or timed, or there is no such baseline.
     """
     records, refused = load(paths, facts)
+    return report_of(
+        records,
+        refused,
+        baseline,
+        scaling,
+        window=window,
+        rule=rule,
+        any_commit=any_commit,
+        predict=predict,
+    )
+
+
+def report_of(
+    records: list[Record],
+    refused: list[str],
+    baseline: str | None = None,
+    scaling: str = "strong",
+    *,
+    window: tuple[int, int] | None = None,
+    rule: str = "median",
+    any_commit: bool = False,
+    predict: str | None = None,
+) -> Table:
+    """`report` of runs that were read, and the lines of what was refused."""
     predicted, lacking = predictions.seconds(records, predict)
     pairs, untimed = _points(records, predicted, window, rule)
     left_out = refused + untimed
@@ -297,7 +320,9 @@ def _points(
     for record, predicted_s in zip(records, predicted, strict=True):
         time, name = timed(record, window, rule), name_of(record)
         judgement = judge(record, time)
-        if judgement.unfit or record.oversubscribed:
+        if record.copy_of:
+            left_out.append(f"{name}: the same evidence as {record.copy_of}")
+        elif judgement.unfit or record.oversubscribed:
             left_out.append(f"{name}: {'; '.join(map(str, judgement.flags))}")
         elif why := unfinished(record):
             left_out.append(f"{name}: {why}")
@@ -312,24 +337,14 @@ def _points(
                 predicted_s,
                 record.micro_batch,
                 throughput.peak_gb(record),
-                _mfu(record, time.step_s)[0],
+                throughput.model_utilisation(record, time.step_s)[0],
             )
             pairs.append((record, point))
     return pairs, left_out
 
 
-def _mfu(record: Record, step_s: float) -> tuple[float | None, str]:
-    """(MFU, "") or (None, why it is unknown)."""
-    tokens = (record.global_batch or 0) * (record.seq_len or 0)
-    about = record, tokens / step_s, DEFAULT_CONVENTION
-    tflops, why = throughput.tflops_per_gpu(*about)
-    if tflops is None:
-        return None, why
-    return throughput.utilisation(record, tflops, DEFAULT_CONVENTION)
-
-
 def _no_mfu(record: Record, step_s: float) -> dict[str, str]:
-    value, why = _mfu(record, step_s)
+    value, why = throughput.model_utilisation(record, step_s)
     return {} if value is not None else {"mfu": why}
 
 

@@ -63,6 +63,15 @@ def tflops_per_gpu(
     return flops * tokens_per_s / (record.gpus * 1e12), ""
 
 
+def model_utilisation(record: Record, step_s: float) -> tuple[float | None, str]:
+    """(MFU at a step time, by the default convention, "") or (None, why it is unknown)."""
+    tokens = (record.global_batch or 0) * (record.seq_len or 0)
+    tflops, why = tflops_per_gpu(record, tokens / step_s, DEFAULT_CONVENTION)
+    if tflops is None:
+        return None, why
+    return utilisation(record, tflops, DEFAULT_CONVENTION)
+
+
 def best_tflops_per_gpu(
     record: Record, tokens_per_s: float | None, printed: float | None
 ) -> tuple[float | None, str, str]:

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from analysis.logs.parsing import mlperf_tree
 from analysis.logs.parsing.json_values import real, rows, whole
 from analysis.logs.parsing.settings import (
     COUNTS,
@@ -48,11 +49,15 @@ def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -
         for name in _CONFIGURATIONS.get(record.format, ()):
             if os.path.isfile(path.parent / name):
                 _read_configuration(record, path.parent / name)
+        if record.submission:
+            mlperf_tree.read_place(record, path)
         for sidecar in (path.with_name(path.name + ".toml"), path.with_suffix(".toml")):
             if os.path.isfile(sidecar):  # a name may be too long for a suffix
                 state(record, _known(_parsed(sidecar, parse_toml), str(sidecar)), "sidecar")
                 break
     state(record, _known(flags, "flags"), "flag")
+    if record.submission:
+        mlperf_tree.read_names(record, path)
     state(record, from_name(path.name), "from name")
 
 

@@ -1,46 +1,108 @@
-"""The check of printed rates: a rate counts when it agrees with time, batch and sequence.
+"""The guard of printed rates: one counts when it agrees with time, batch and sequence length.
 
     samples/s x seconds a step = global batch          tokens/s x seconds a step = batch x sequence
+    TFLOP/s x seconds a step x GPUs = FLOPs of a step
 
-A rate that does not is unknown, and a note states the numbers. Where it agrees as the other unit,
-it is kept as that one, with a note.
+Every record passes it (`judge_rates`). A rate that agrees in another unit (samples for tokens, one
+GPU's for all) is kept as that one, with a note. One that agrees in none is unknown, and a note
+states the numbers. So is a time or a rate that would need more FLOP/s than any card has.
 """
 
 import numpy as np
 
 from analysis.logs.record import Record
+from models.gpus import find_gpu
 
 _AGREES = 0.1  # share; a rate and a time are rounded, and may be taken over other steps
+_WHOLE_RUN = 0.5  # the same for a rate of a whole run, with its evaluations
 _LAST = 20  # lines; the global batch is the last line's, and may have grown
 # A factor: conventions of counting FLOPs differ by less, units by more.
 _NO_CONVENTION = 30
+_FASTEST = 2e4  # TFLOP/s; no card has them, in any precision
+_LEAST = 2.0  # FLOPs a parameter and token: a forward pass alone
 
 
-def unit_of(rate: float, samples_per_s: float, seq_len: int | None, within: float) -> str | None:
-    """What `rate` counts, "samples" or "tokens"; None where it is neither.
+def units_of(batch: float, seq_len: int | None, gpus: int | None) -> dict[str, float]:
+    """How much of each unit a step of `batch` sequences is: samples_per_s, tokens_per_s, and both
+    of one GPU (`..._of_a_gpu`), where these are known."""
+    amounts = {"samples_per_s": float(batch)}
+    amounts |= {"tokens_per_s": float(batch * seq_len)} if seq_len else {}
+    each = {f"{name}_of_a_gpu": n / gpus for name, n in amounts.items()} if gpus else {}
+    return amounts | (each if gpus != 1 else {})
 
-    samples_per_s: about how many samples a second there were. within: the factor by which it may
-    be off.
+
+def unit_of(
+    rate: float, step_s: float, amounts: dict[str, float], within: float = 1 + _AGREES
+) -> str | None:
+    """The unit of `units_of` in which rate x step_s is a step's amount; None where it is none.
+
+    within: the factor by which it may be off. Of several units the nearest counts.
     """
-    for unit, expected in (("samples", samples_per_s), ("tokens", samples_per_s * (seq_len or 0))):
-        if expected > 0 and expected / within <= rate <= expected * within:
-            return unit
-    return None
+    off = {
+        name: abs(np.log(rate * step_s / amount))
+        for name, amount in amounts.items()
+        if rate * step_s > 0 and amount > 0
+    }
+    name = min(off, key=off.__getitem__, default=None)
+    return name if name is not None and off[name] <= np.log(within) else None
+
+
+def of_steps(step_s: float, batch: int, samples_per_s: float) -> tuple[float, str]:
+    """(what step times are multiplied by, a note) so that they agree with counted samples; 0 where
+    no unit makes them agree."""
+    counted = batch / samples_per_s
+    said = f"steps of {step_s:.6g}, {counted:.6g} s a step by the counted samples"
+    for factor, unit in ((1.0, ""), (1e-3, "ms"), (1e-6, "us")):
+        if 1 / (1 + _WHOLE_RUN) <= step_s * factor / counted <= 1 + _WHOLE_RUN:
+            return factor, f"{said}: read as {unit}" if unit else ""
+    return 0.0, f"{said}: the printed times are unknown"
+
+
+def _name_rate(record: Record, rate: float, samples_per_s: float) -> None:
+    """Put a throughput without a unit into the totals, under the unit that agrees with about how
+    many samples a second there were; or note that none does."""
+    amounts = units_of(samples_per_s, record.seq_len, record.gpus)
+    unit = unit_of(rate, 1.0, amounts, within=1 + _WHOLE_RUN)
+    numbers = f"throughput {rate:.6g}, {samples_per_s:.6g} samples/s by the log's times"
+    if record.seq_len:
+        numbers += f", sequences of {record.seq_len}"
+    if unit is None:
+        record.notes.append(f"{numbers}: its unit is unknown, and so is the rate")
+        return
+    name, each = _plain(unit)
+    record.totals[name] = rate * (record.gpus if each else 1)
+    if unit != "samples_per_s":
+        record.notes.append(f"{numbers}: it counts {_words(unit)}")
+
+
+def _plain(unit: str) -> tuple[str, bool]:
+    """(Record's name of a unit, whether it is of one GPU)."""
+    return unit.removesuffix("_of_a_gpu"), unit.endswith("_of_a_gpu")
+
+
+def _words(unit: str) -> str:
+    name, each = _plain(unit)
+    return name.removesuffix("_per_s") + " of one GPU" * each
 
 
 def judge_rates(record: Record) -> None:
     """Remove rates that contradict time, batch and sequence length, or give them the other unit."""
-    batch, seq_len = record.global_batch, record.seq_len
-    step_s, totals = record.step_s, record.totals
+    if record.unnamed_rate:
+        _name_rate(record, *record.unnamed_rate)
+    _judge_speed(record)
+    batch, step_s, totals = record.global_batch, record.step_s, record.totals
     if not batch or batch < 0 or record.per_epoch:  # an epoch's times are of micro-steps
         return
-    in_a_step = {"samples_per_s": batch} | ({"tokens_per_s": batch * seq_len} if seq_len else {})
-    for name in in_a_step:
-        if name in totals and "step_s_mean" in totals:
-            unit = _unit(record, name, totals[name], totals["step_s_mean"], in_a_step)
+    amounts = units_of(batch, record.seq_len, record.gpus)
+    timed = step_s[step_s > 0]
+    for name in [name for name in ("samples_per_s", "tokens_per_s") if name in amounts]:
+        if name in totals and ("step_s_mean" in totals or len(timed)):
+            within = _AGREES if "step_s_mean" in totals else _WHOLE_RUN
+            time = totals["step_s_mean"] if "step_s_mean" in totals else float(np.median(timed))
             rate = totals.pop(name)
-            if unit:
-                totals.setdefault(unit, rate)
+            if unit := _unit(record, name, rate, time, amounts, 1 + within):
+                plain, each = _plain(unit)
+                totals.setdefault(plain, rate * (record.gpus if each else 1))
         rates = getattr(record, name)
         both = np.isfinite(rates) & np.isfinite(step_s) if len(rates) == len(step_s) else rates[:0]
         if not both.any():
@@ -48,36 +110,39 @@ def judge_rates(record: Record) -> None:
         rate, time = rates[both][-_LAST:], step_s[both][-_LAST:]
         in_one = float(np.median(rate * time))  # of an entry, whose rate and time belong together
         time = float(np.median(time))
-        rate = in_one / time
-        unit = _unit(record, name, rate, time, in_a_step)
+        unit = _unit(record, name, in_one / time, time, amounts, 1 + _AGREES)
         if unit != name:
             setattr(record, name, np.full(len(rates), np.nan))
-            if unit and not np.isfinite(getattr(record, unit)).any():
-                setattr(record, unit, rates)
+            plain, each = _plain(unit) if unit else ("", False)
+            if unit and not np.isfinite(getattr(record, plain)).any():
+                setattr(record, plain, rates * (record.gpus if each else 1))
     _judge_tflops(record, step_s)
 
 
 def _unit(
-    record: Record, name: str, rate: float, step_s: float, in_a_step: dict[str, int]
+    record: Record,
+    name: str,
+    rate: float,
+    step_s: float,
+    amounts: dict[str, float],
+    within: float,
 ) -> str | None:
-    """The unit in which a rate agrees with the step time: its own, the other one or None.
+    """The unit in which a rate agrees with the step time: its own, another one or None.
 
-    A note states the numbers where it is not its own. in_a_step: samples and tokens of a step.
+    A note states the numbers where it is not its own.
     """
-    for unit in (name, *in_a_step):
-        if abs(rate * step_s - in_a_step[unit]) <= _AGREES * in_a_step[unit]:
-            break
-    else:
-        unit = None
+    own = unit_of(rate, step_s, {name: amounts[name]}, within)
+    unit = own or unit_of(rate, step_s, amounts, within)
     if unit != name:
         what = name.removesuffix("_per_s")
         shape = (
             f"{record.global_batch} x {record.seq_len}" if what == "tokens" else "the global batch"
         )
-        verdict = f"read as {unit.removesuffix('_per_s')}/s" if unit else "the rate is unknown"
+        verdict = f"read as {_plain(unit)[0].removesuffix('_per_s')}/s" if unit else ""
+        verdict += " of one GPU" if unit and _plain(unit)[1] else ""
         record.notes.append(
             f"{rate:.6g} {what}/s x {step_s:.4g} s a step is {rate * step_s:.6g}, {shape}"
-            f" {in_a_step[name]}: {verdict}"
+            f" {amounts[name]:.0f}: {verdict or 'the rate is unknown'}"
         )
     return unit
 
@@ -91,9 +156,53 @@ def _judge_tflops(record: Record, step_s: np.ndarray) -> None:
     printed = float(np.median(record.tflops[both]))
     flops = 6.0 * record.params * record.global_batch * record.seq_len
     counted = flops / float(np.median(step_s[both])) / record.gpus / 1e12
-    if not counted / _NO_CONVENTION <= printed <= counted * _NO_CONVENTION:
-        record.notes.append(
-            f"{printed:.4g} TFLOP/s are printed, 6 x parameters x tokens a second and GPU are"
-            f" {counted:.4g}: the printed ones are unknown"
-        )
+    said = (
+        f"{printed:.4g} TFLOP/s are printed, 6 x parameters x tokens a second and GPU are"
+        f" {counted:.4g}"
+    )
+    most = _most_by_convention(record)
+    of_all = printed / counted > most >= printed / counted / record.gpus >= 1 / most
+    if of_all and not record.uncounted:
+        record.notes.append(f"{said}: read as those of all {record.gpus} GPUs")
+        record.tflops = record.tflops / record.gpus
+    elif not counted / _NO_CONVENTION <= printed <= counted * _NO_CONVENTION:
+        record.notes.append(f"{said}: the printed ones are unknown")
         record.tflops = np.full(len(record.tflops), np.nan)
+
+
+def _most_by_convention(record: Record) -> float:
+    """How many times 6 x parameters the widest convention counts (sc21: full attention, and all of
+    the forward pass recomputed), with a quarter for what is counted otherwise."""
+    attention = record.seq_len / (6 * record.model["hidden"]) if "hidden" in record.model else 1.0
+    return 1.25 * 8 / 6 * (1 + attention)
+
+
+def _judge_speed(record: Record) -> None:
+    """Remove what no card can do: printed TFLOP/s above its peak; steps, and tokens a second, that
+    would need more for a forward pass alone."""
+    card = find_gpu(record.gpu_type)
+    fastest = max(card.peaks.values()) if card else _FASTEST
+    limit = f"{fastest:.5g} of {card.name if card else 'any card'}"
+    printed = record.tflops[np.isfinite(record.tflops)]
+    if len(printed) and (middle := float(np.median(printed))) > fastest:
+        record.notes.append(f"{middle:.4g} TFLOP/s are printed, above the {limit}: unknown")
+        record.tflops = np.full(len(record.tflops), np.nan)
+    params = (
+        record.params or 8 * record.model.get("n_layer", 0) * record.model.get("hidden", 0) ** 2
+    )
+    if not params or not record.gpus or record.uncounted or record.per_epoch:
+        return
+    sequences = (record.global_batch or 0) * (record.seq_len or 0)
+    tokens = {"tokens_per_s": record.tokens_per_s}
+    tokens |= {"samples_per_s": record.samples_per_s * (record.seq_len or np.nan)}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tokens |= {"step_s": sequences / record.step_s} if sequences else {}
+    for name, rates in tokens.items():
+        known = rates[np.isfinite(rates)]
+        needed = _LEAST * params * float(np.median(known)) / record.gpus / 1e12 if len(known) else 0
+        if needed > fastest:
+            record.notes.append(
+                f"{name} would need {needed:.4g} TFLOP/s of a GPU for the forward pass alone, above"
+                f" the {limit}: unknown"
+            )
+            setattr(record, name, np.full(len(rates), np.nan))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.logs.parsing.endings import judge_end
-from analysis.logs.parsing.evidence import is_of_a_run, is_source
+from analysis.logs.parsing.evidence import is_markdown, is_of_a_run, is_source
 from analysis.logs.parsing.facts_elsewhere import complete_from_elsewhere
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
@@ -61,9 +61,13 @@ def _read_log(log: Log) -> Record:
     for form in _candidates(log):
         record = form.read(log)
         if len(record.iteration) or record.whole_run:
+            if is_markdown(log.path):
+                _quoted(record)
             return record
         if not form.embedded:
             tried.append(record)
+    if is_markdown(log.path):
+        raise Refusal(str(log.path), "a page that quotes no iteration of a known format")
     if not tried:
         tried = [Record(source=str(log.path), format=_by_banner(log))]
         judge_end(tried[0], log, [])
@@ -74,6 +78,21 @@ def _read_log(log: Log) -> Record:
     if failed.format != UNKNOWN:
         read_header(failed, header_of(log, None))
     return failed
+
+
+def _quoted(record: Record) -> None:
+    """Of lines that a page quotes, the end of the run is not known, nor how far it should go."""
+    record.failure = record.completed = record.planned_steps = None
+    record.notes.append("a page quotes these lines: how the run went on is not known")
+
+
+def quotes_iterations(path: Path) -> bool:
+    """Whether a Markdown page holds an iteration line of a known format."""
+    try:
+        with Log(path) as log:
+            return len(_read_log(log).iteration) > 0
+    except Refusal:
+        return False
 
 
 def _candidates(log: Log) -> Iterator[Format]:

@@ -1,35 +1,44 @@
 """MLPerf's log lines: `:::MLLOG {"key": "tracked_stats", "value": {...}, "metadata": {...}}`.
 
-It times a whole run, from run_start to run_stop; tracked_stats holds a throughput, whose unit no
-log says, and in NVIDIA's logs of GPT-3 each step's time.
+A result is timed from run_start to run_stop; evaluations are marked inside. Some logs time each
+step (tracked_stats). Of the others an entry is the mean over the steps between two evaluations, by
+the samples that were counted there. Neither a throughput nor a count has a unit in these logs:
+parsing/rates.py says which one agrees with time, batch and sequence length.
 """
 
+import hashlib
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from analysis.logs.parsing import rates
 from analysis.logs.parsing.endings import judge_end
-from analysis.logs.parsing.json_values import is_nan, known, mapping, real, text, whole
+from analysis.logs.parsing.json_values import is_nan, known, mapping, real, sequence, text, whole
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
-from analysis.logs.parsing.rates import unit_of
-from analysis.logs.parsing.settings import state
+from analysis.logs.parsing.settings import header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
-from analysis.logs.record import Failure, Record
+from analysis.logs.record import PER_STEP, Failure, Record, Submission
 from models.files import parse_json
 
 # In 2018 the time and the key stood before the JSON object.
-_LINE = re.compile(rb":::MLL(?:OG| (\d{1,12}\.\d{1,9}) (\w{1,60}):) (\{[^\r\n]{1,4000}\})")
+_LINE = re.compile(rb":::MLL(?:OG| (\d{1,12}\.\d{1,9}) (\w{1,60}):) (\{[^\r\n]{1,20000}\})")
+_KEY = re.compile(rb'"key": {0,4}"([^"\\]{1,60})"')
+_OF_A_LINE = re.compile(rb"[^\r\n]*:::MLL[^\r\n]*")
 _FACTS = {
     "global_batch_size": "global_batch",
     "max_sequence_length": "seq_len",
     "sequence_length": "seq_len",
     "tensor_model_parallel": "tp",
+    "tensor_parallelism": "tp",
     "pipeline_model_parallel": "pp",
+    "pipeline_parallelism": "pp",
+    "context_parallelism": "cp",
     "micro_batch_size": "micro_batch",
     "gradient_accumulation_steps": "n_micro",
     "num_layers": "n_layer",
@@ -37,121 +46,278 @@ _FACTS = {
     "ffn_hidden_size": "ffn_hidden",
     "num_heads": "n_head",
 }
-# `64xNVIDIA DGX H100`, `1xXE9680x8H100-SXM-80GB`, `gaudi-256`: nodes and cards of a node, or cards.
-_NODES = re.compile(r"(\d{1,5})x.{0,40}?(?:x(\d{1,2})(?=[A-Z])|\b(DGX))")
-_CARDS = re.compile(r"(?:gaudi|tpu-v\w{1,4})-(\d{1,6})")
-_DGX = 8  # cards
+_ABOUT = {"submission_org": "submitter", "submission_division": "division"}
+_ABOUT |= {"submission_platform": "platform", "submission_benchmark": "benchmark"}
+_MARKS = ("init_start", "init_stop", "run_start", "run_stop")
+_TIMES = ("block_start", "block_stop", "eval_start", "eval_stop", "eval_accuracy")
+_COUNTS = ("train_samples", "trained_samples")
+_LOSSES = ("train_loss", "eval_loss")
+# Of an argument dump; the batch and the steps there are of one GPU, or a limit.
+_SETTINGS = ("tp", "pp", "cp", "vpp", "micro_batch", "seq_len", "precision", "recompute")
+_PRECISION = "lowest_numerical_precision_in_linear"
+_WANTED = {*_FACTS, *_ABOUT, *_MARKS, *_TIMES, *_COUNTS, *_LOSSES, _PRECISION, "tracked_stats"}
+# `train_step_timing`, `train_step_time`, `train_step_timing in s`, `train_step_time_ms`
+_STEP_TIME = re.compile(r"train_step_tim(?:e|ing)(?:[ _](?:in[ _])?(m?s))?$")
+_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+# The benchmark's rules fix the model and the length of its sequences: (our name of it, tokens).
+_BENCHMARKS = {
+    "gpt3": ("gpt3-175b", 2048),
+    "llama2_70b_lora": ("llama2-70b", 8192),
+    "llama31_405b": ("llama3-405b", 8192),
+    "llama31_8b": ("llama3-8b", 8192),
+}
+_OFTEN = 20  # steps a second that no run of these benchmarks makes: the count was of tokens
+
+
+@dataclass
+class _Clock:
+    """Seconds of training since run_start: evaluations, and all between two blocks, left out."""
+
+    started: float
+    idle_s: float = 0.0
+    since: float | None = None  # when training stopped for an evaluation
+    in_block: bool = True
+    evaluations: int = 0  # that are marked
+    blocks: int = 0
+
+    def see(self, key: str, now: float) -> None:
+        """A mark of a block or an evaluation."""
+        if key in ("block_stop", "eval_start"):
+            self.since = now if self.since is None else self.since
+            self.in_block = self.in_block and key != "block_stop"
+            self.evaluations += key == "eval_start"
+            self.blocks += key == "block_stop"
+        elif key == "block_start" or (key == "eval_stop" and self.in_block):
+            self.in_block = True
+            if self.since is not None:
+                self.idle_s += now - self.since
+                self.since = None
+
+    def trained(self, now: float) -> float:
+        return (now if self.since is None else self.since) - self.started - self.idle_s
+
+
+@dataclass
+class _Found:
+    """What the lines say, in their order. times: (offset, seconds, count, when); counts: (offset,
+    seconds of training, count, whether it is surely of samples), growing."""
+
+    clock: _Clock | None = None
+    marks: dict[str, float] = field(default_factory=dict)
+    status: str | None = None
+    start_at: int | None = None  # offsets of run_start and run_stop
+    end_at: int = 0
+    throughputs: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    times: list[tuple[int, float, int, float]] = field(default_factory=list)
+    counts: list[tuple[int, float, int, bool]] = field(default_factory=list)
+
+    def count(self, offset: int, now: float, n: int | None, sure: bool) -> None:
+        if self.clock and n and n > (self.counts[-1][2] if self.counts else 0):
+            self.counts.append((offset, self.clock.trained(now), n, sure))
 
 
 def _read(log: Log, record: Record) -> None:
-    """Read one result log. The run's times and throughput are in `totals`."""
-    started = stopped = None
-    status, end_at, losses = None, 0, []
-    throughputs: list[float] = []
-    times: list[tuple[int, float, int]] = []  # (offset, seconds, the step that it names)
-    counted = (0, math.nan)  # samples so far, and when
-    for offset, key, value, time_s, metadata in _entries(log):
-        if key == "run_start" and started is None:
-            started = time_s
-        elif key == "run_stop" and stopped is None:
-            stopped, status, end_at = time_s, text(metadata.get("status")), offset
-        elif key == "tracked_stats":
-            stats = mapping(value)
-            if (rate := known(stats.get("throughput"))) is not None:
-                throughputs.append(rate)
-            if (seconds := known(stats.get("train_step_timing"))) is not None:
-                times.append((offset, seconds, whole(metadata.get("step")) or 0))
-        elif key in ("train_loss", "eval_loss") and (is_nan(value) or known(value) is not None):
-            losses.append(real(value))
-        elif key in _FACTS and (fact := whole(value)) is not None:
+    """Read one result log. What it says of the whole run is in `totals` and `submission`."""
+    about = record.submission = Submission()
+    found, hashed = _Found(), hashlib.sha256()
+    for offset, key, value, now, metadata in _entries(log):
+        if key in _ABOUT:
+            setattr(about, _ABOUT[key], text(value) or "")
+        elif key in _FACTS and (fact := whole(value)) is not None and fact > 0:
             state(record, {_FACTS[key]: fact}, "log")
-        elif key == "submission_platform":
-            _platform(record, text(value) or "")
-        elif key == "submission_benchmark":
-            _benchmark(record, text(value) or "")
-        samples = metadata.get("samples_count", value if key == "train_samples" else None)
-        if started is not None and (n := whole(samples)) and n > counted[0]:
-            counted = (n, time_s)
-    if started is not None:
+        elif key == _PRECISION and (word := text(value)):
+            state(record, {"precision": _PRECISIONS.get(word.lower(), word.lower())}, "log")
+        else:
+            _see(found, offset, key, value, now, metadata)
+        if found.clock:
+            hashed.update(f"{now:.3f} {key} {value}\n".encode())
+    if found.clock is None:
+        found.clock = _Clock(math.nan)
+    else:
         record.whole_run = True
-    if started is not None and stopped is not None:
-        record.totals["wall_s"] = stopped - started
-    ends = _steps(record, log, times)
-    if throughputs:
-        seconds = counted[1] - started if started is not None else math.nan
-        _throughput(record, float(np.mean(throughputs)), counted[0] / seconds if seconds else 0.0)
-    if losses:
-        record.totals["loss"] = losses[-1]
-        record.nan_iterations = sum(map(math.isnan, losses))
-    record.completed = status == "success"
-    if end_at:
-        record.last_at = end_at
-    judge_end(record, log, [end_at] if end_at else ends)
-    if record.failure is None and status not in (None, "success"):
-        record.failure = Failure("stopped early", log.line_no(end_at), f"run_stop status: {status}")
+        record.evidence = hashed.hexdigest()
+    _settings(record, log, found)
+    _benchmark(record, about.benchmark)
+    ends = _steps(record, log, found)
+    if found.losses:
+        record.totals["loss"] = found.losses[-1]
+        record.nan_iterations = sum(map(math.isnan, found.losses))
+    record.completed = found.status == "success"
+    if found.end_at:
+        record.last_at = found.end_at
+    judge_end(record, log, [found.end_at] if found.end_at else ends)
+    if record.failure is None and found.status not in (None, "success"):
+        said = f"run_stop status: {found.status}"
+        record.failure = Failure("stopped early", log.line_no(found.end_at), said)
     elif record.failure and record.failure.kind == "launcher":
         record.failure = None
 
 
-def _platform(record: Record, name: str) -> None:
-    gpus = None
-    if nodes := _NODES.match(name):
-        gpus = int(nodes[1]) * (_DGX if nodes[3] else int(nodes[2]))
-    elif cards := _CARDS.match(name):
-        gpus = int(cards[1])
-    state(record, {"gpus": gpus, "gpu_type": name or None}, "log")
+def _see(
+    found: _Found, offset: int, key: str, value: Any, now: float, metadata: dict[str, Any]
+) -> None:
+    """One line that tells a time, a count or a result."""
+    if key in _MARKS and key not in found.marks:
+        found.marks[key] = now
+        if key == "run_start":
+            found.clock, found.start_at = _Clock(now), offset
+        elif key == "run_stop":
+            found.status, found.end_at = text(metadata.get("status")), offset
+    elif key in _LOSSES and (is_nan(value) or known(value) is not None):
+        found.losses.append(real(value))
+    elif key == "tracked_stats" or _STEP_TIME.match(key):
+        stats = mapping(value) if key == "tracked_stats" else {key: value}
+        if (rate := known(stats.get("throughput"))) is not None:
+            found.throughputs.append(rate)
+        n = next((n for k in ("step", "samples_count") if (n := whole(metadata.get(k)))), 0)
+        for name, seconds in stats.items():
+            if match := _STEP_TIME.match(name):
+                per_second = 1000.0 if match[1] == "ms" else 1.0
+                each = [known(one) for one in sequence(seconds) or [seconds]]
+                found.times += [
+                    (offset, one / per_second, n, now) for one in each if one is not None
+                ]
+    if found.clock and "run_stop" not in found.marks and key in _TIMES:
+        found.clock.see(key, now)
+    if (samples := whole(metadata.get("samples_count"))) is not None:
+        if key in (*_TIMES, "run_stop"):
+            found.count(offset, now, samples, True)
+    elif key.startswith("eval_"):
+        found.count(offset, now, whole(metadata.get("epoch_num")), False)
+    elif key in _COUNTS:
+        found.count(offset, found.marks.get("run_stop", now), whole(value), False)
 
 
 def _benchmark(record: Record, name: str) -> None:
-    """The model that a benchmark of MLPerf is about."""
-    if name == "gpt3":
-        read_name(record, "gpt3-175b")
-    elif name.endswith("_lora"):
+    """The model that a benchmark of MLPerf is about, and the length of its sequences."""
+    model, seq_len = _BENCHMARKS.get(name, (None, None))
+    if model:
+        read_name(record, model)
+    state(record, {"seq_len": seq_len}, "from name")
+    if name.endswith("_lora"):
         record.uncounted.append("frozen weights (LoRA)")
 
 
-def _steps(record: Record, log: Log, times: list[tuple[int, float, int]]) -> list[int]:
-    """The steps that NVIDIA's logs time one by one, each counted in tokens (or samples) so far."""
-    if not times:
+def _settings(record: Record, log: Log, found: _Found) -> None:
+    """The layout, from argument dumps before the run."""
+    header = _OF_A_LINE.sub(b"", header_of(log, found.start_at))
+    if header.strip():
+        said = Record(source=record.source, format=record.format)
+        read_header(said, header)
+        state(record, {name: getattr(said, name) for name in _SETTINGS}, "log")
+
+
+def _steps(record: Record, log: Log, found: _Found) -> list[int]:
+    """Fill the entries, the times of the whole run and the throughput; returns where the last
+    entries are."""
+    about, marks, clock = record.submission, found.marks, found.clock
+    if {"run_start", "run_stop"} <= set(marks):
+        record.totals["wall_s"] = marks["run_stop"] - marks["run_start"]
+        about.train_s = clock.trained(marks["run_stop"])
+        about.eval_s = clock.idle_s + marks["run_stop"] - (clock.since or marks["run_stop"])
+        about.eval_s = about.eval_s if clock.evaluations else None
+    if {"init_start", "run_start"} <= set(marks):
+        about.init_s = marks["run_start"] - marks["init_start"]
+    about.status = found.status or ""
+    at, trained_s, counts = _counted(record, found)
+    about.samples = int(counts[-1]) if len(counts) else None
+    spans, done = np.diff(trained_s, prepend=0.0), np.diff(counts, prepend=0.0)
+    usable = spans > 0
+    marked = max(clock.blocks, clock.evaluations) >= len(spans)
+    if len(spans) > 1 and marked:
+        # The first span may hold the warm-up, and several evaluations that were left out.
+        about.block_s = float(np.median(spans[1:]))
+    counted_per_s = float(done[usable].sum() / spans[usable].sum()) if usable.any() else 0.0
+    step_s = _timed(record, found, counted_per_s)
+    if step_s is not None:
+        last = _number(record, log, found, step_s)
+    elif record.global_batch and usable.any() and marked:
+        last = _put_blocks(record, at[usable], spans[usable], done[usable], counts[usable])
+        if not clock.evaluations:
+            record.notes.append("evaluations are not marked: the times hold them")
+    else:
         record.notes.append("no step is timed: the times are of the whole run")
-        return []
-    each = times[0][2]
-    numbers = [n / each if each and n % each == 0 else i for i, (_, _, n) in enumerate(times, 1)]
-    columns = {
-        "iteration": np.array(numbers, float),
-        "step_s": np.array([seconds for _, seconds, _ in times]),
-    }
-    return put_steps(record, columns, np.array([at for at, *_ in times], np.int64), log)
+        last = []
+    if found.throughputs:
+        middle = float(np.median(step_s)) if step_s is not None else 0.0
+        expected = record.global_batch / middle if middle and record.global_batch else counted_per_s
+        if not expected and found.counts and record.totals.get("wall_s"):
+            expected = found.counts[-1][2] / record.totals["wall_s"]
+        record.unnamed_rate = (float(np.mean(found.throughputs)), expected)
+    return last
 
 
-def _throughput(record: Record, rate: float, samples_per_s: float) -> None:
-    """`throughput` has no unit: it is samples/s in some logs, in NVIDIA's of GPT-3 tokens/s."""
-    step_s = record.step_s[record.step_s > 0]
-    if record.global_batch and len(step_s):
-        samples_per_s = record.global_batch / float(np.median(step_s))
-    unit = unit_of(rate, samples_per_s, record.seq_len, within=_ABOUT)
-    numbers = f"throughput {rate:.6g}, {samples_per_s:.6g} samples/s by the log's times"
-    if record.seq_len:
-        numbers += f", sequences of {record.seq_len}"
-    if unit is None:
-        record.notes.append(f"{numbers}: its unit is unknown, and so is the rate")
-        return
-    record.totals[f"{unit}_per_s"] = rate
-    if unit == "tokens":
-        record.notes.append(f"{numbers}: it counts tokens")
+def _counted(record: Record, found: _Found) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(offsets, seconds of training, samples) at each count; a count of tokens is divided."""
+    known_unit = [count for count in found.counts if count[3]]
+    table = np.array(known_unit or found.counts, float).reshape(-1, 4)
+    at, trained_s, counts, sure = table.T
+    seq_len, batch = record.seq_len, record.global_batch
+    if len(counts) and not sure.all() and seq_len and batch:
+        done, spent = counts[-1], trained_s[-1]
+        often = spent > 0 and done / spent / batch > _OFTEN
+        steps = [(n, s) for _, s, n, _ in found.times if n and s > 0]
+        if steps:  # each entry counts one step further: batch x sequence, or batch alone
+            often = steps[0][0] % (batch * seq_len) == 0
+        if often and not (counts % seq_len).any():
+            counts = counts / seq_len
+            record.notes.append(f"counts of samples are of tokens: {done:.0f} / {seq_len}")
+    return at, trained_s, counts
 
 
-_ABOUT = 2.0  # evaluations and the first steps count in one of the two and not in the other
+def _timed(record: Record, found: _Found, counted_per_s: float) -> np.ndarray | None:
+    """Seconds of each step, where they agree with what was counted between evaluations."""
+    step_s = np.array([seconds for _, seconds, _, _ in found.times])
+    if not len(step_s) or not (step_s > 0).any():
+        return None
+    middle, batch = float(np.median(step_s[step_s > 0])), record.global_batch
+    if not batch or not counted_per_s:
+        return step_s
+    factor, said = rates.of_steps(middle, batch, counted_per_s)
+    record.notes += [said] * bool(said)
+    return step_s * factor if factor else None
+
+
+def _number(record: Record, log: Log, found: _Found, step_s: np.ndarray) -> list[int]:
+    """Put the steps that are timed one by one, each with its number where the log counts them."""
+    counts = [n for _, _, n, _ in found.times]
+    batch, seq_len = record.global_batch or 1, record.seq_len or 1
+    numbers = np.arange(1.0, len(counts) + 1)
+    for unit in (batch * seq_len, batch, 1):
+        if counts[0] and not any(n % unit for n in counts) and len(set(counts)) == len(counts):
+            numbers = np.array(counts, float) / unit
+            break
+    columns = {"iteration": numbers, "step_s": step_s}
+    return put_steps(record, columns, np.array([at for at, *_ in found.times], np.int64), log)
+
+
+def _put_blocks(
+    record: Record, at: np.ndarray, spans: np.ndarray, done: np.ndarray, counts: np.ndarray
+) -> list[int]:
+    """An entry for each span between two counts: the mean of its steps."""
+    batch = record.global_batch
+    for name in PER_STEP:
+        setattr(record, name, np.full(len(spans), np.nan))
+    record.iteration, record.step_s = counts / batch, spans * batch / done
+    record.interval = max(1, round(float(np.median(done)) / batch))
+    record.last_at = int(at[-1])
+    record.notes.append("no step is timed: an entry is the mean between two evaluations")
+    return [int(offset) for offset in at[-4:]]
 
 
 def _entries(log: Log) -> Iterator[tuple[int, str, Any, float, dict[str, Any]]]:
-    """(offset, key, value, seconds, metadata) of every line that is whole."""
+    """(offset, key, value, seconds, metadata) of every line that is whole and of use here."""
     for offset, match in log.matches(_LINE):
+        named = match[2] or ((found := _KEY.search(match[3])) and found[1]) or b""
+        if (key := named.decode()) not in _WANTED and not _STEP_TIME.match(key):
+            continue
         try:
             line = mapping(parse_json(match[3]))
         except ValueError:
             continue
-        key = match[2].decode() if match[2] else text(line.get("key"))
+        key = key if match[2] else text(line.get("key"))
         time_s = float(match[1]) if match[1] else real(line.get("time_ms")) / 1000
         if key is not None and math.isfinite(time_s):
             yield offset, key, line.get("value"), time_s, mapping(line.get("metadata"))

@@ -1,0 +1,298 @@
+"""Tables of MLPerf results: every result, and strong and weak scaling where sizes allow it.
+
+A series is what is compared: one round, division, benchmark, submitter, accelerator and precision.
+Strong scaling keeps the global batch, weak scaling the batch per GPU; of each, a table needs two
+sizes. The files of one system and benchmark are repeats of one run.
+"""
+
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from analysis.common.tables import Column, Table
+from analysis.logs.load import name_of
+from analysis.logs.record import Record
+from analysis.logs.verdict import judge, timed, unfinished
+from analysis.measured.fairness import differences
+from analysis.measured.scaling import Point, curve
+from analysis.measured.throughput import model_utilisation
+from models.errors import UsageError
+
+COLUMNS = [
+    Column("round", "round", seldom=True),
+    Column("submitter", "submitter"),
+    Column("system", "system"),
+    Column("benchmark", "benchmark"),
+    Column("division", "division", seldom=True),
+    Column("gpus", "GPUs", "d"),
+    Column("tp", "tp", "d", seldom=True),
+    Column("pp", "pp", "d", seldom=True),
+    Column("cp", "cp", "d", seldom=True),
+    Column("vpp", "vpp", "d", seldom=True),
+    Column("micro_batch", "micro-batch", "d", seldom=True),
+    Column("global_batch", "global batch", "d"),
+    Column("n", "runs", "d"),
+    Column("steps", "steps", ".0f"),
+    Column("step_s", "s/step", ".5g"),
+    Column("spread", "spread", ".2%"),
+    Column("block_s", "s/block", ".5g"),
+    Column("samples_per_s", "samples/s", ".5g"),
+    Column("tokens_per_s_per_gpu", "tokens/s/GPU", ".5g"),
+    Column("mfu", "MFU", ".1%", seldom=True),
+    Column("target_s", "s to target", ".5g"),
+    Column("samples", "samples to target", ".0f"),
+    Column("eval_share", "in evaluations", ".1%"),
+    Column("init_s", "s before", ".4g"),
+    Column("energy_j", "J a run", ".4g", seldom=True),
+    Column("j_per_token", "J/token", ".4g", seldom=True),
+]
+_ROW = [
+    Column("run", "system"),
+    Column("gpus", "GPUs", "d"),
+    Column("layout", "layout", seldom=True),
+    Column("global_batch", "global batch", "d"),
+    Column("n", "runs", "d"),
+    Column("step_s", "s/step", ".5g"),
+    Column("spread", "spread", ".2%"),
+    Column("speedup", "speedup", ".2f"),
+    Column("efficiency", "efficiency", ".3f"),
+    Column("serial", "serial share (Karp-Flatt)", ".4f"),
+]
+_NOTES = [
+    "s/step: median over the runs of each one's median; spread: (slowest - fastest) / median",
+    "s/block: between two evaluations; s to target, samples, J: medians of runs that reached it",
+]
+
+
+@dataclass
+class Result:
+    """One system's runs of one benchmark, timed: repeats of one run."""
+
+    runs: list[Record]
+    times: list[float]
+
+    @property
+    def record(self) -> Record:
+        """The first run, which says what all have in common."""
+        return self.runs[0]
+
+    @property
+    def step_s(self) -> float:
+        return statistics.median(self.times)
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """What its results are compared within."""
+        about, record = self.record.submission, self.record
+        division = "" if about.division in ("", "closed") else about.division
+        words = (about.benchmark, about.submitter, record.gpu_type or "", about.round, division)
+        return (*words, record.precision or "")
+
+
+def is_result(record: Record) -> bool:
+    """Whether a run is one of MLPerf's results, of which the folders tell the system."""
+    return record.submission is not None and record.repeat is not None
+
+
+def report(
+    records: list[Record],
+    left_out: list[str],
+    scaling: str | None = None,
+    *,
+    baseline: str | None = None,
+    window: tuple[int, int] | None = None,
+    rule: str = "median",
+) -> list[Table]:
+    """The table of all results, then one for each series, law and fixed work.
+
+    Args:
+        left_out: lines of what was not read.
+        scaling: strong or weak alone; None makes both.
+        baseline: the system to compare with, where a table has it; else its smallest.
+        window, rule: how a step time is taken (logs/verdict.py).
+
+    Raises:
+        UsageError: no result could be timed, or no table has that baseline.
+    """
+    results, untimed = _results(records, window, rule)
+    left_out = [*left_out, *untimed]
+    if not results:
+        raise UsageError("; ".join(left_out))
+    rows = [_row(result) for result in results]
+    first = Table(COLUMNS, rows, "every result", [*_NOTES, *_words(results)])
+    first.notes += [f"left out: {line}" for line in left_out]
+    laws = [scaling] if scaling else ["strong", "weak"]
+    tables = [table for law in laws for table in _of_law(results, law, baseline)]
+    if baseline and not any(baseline in table.notes[0] for table in tables):
+        names = ", ".join(dict.fromkeys(_name(result) for result in results))
+        raise UsageError(f"no table compares with {baseline!r}; there are: {names}")
+    if not tables:
+        first.notes.append("no series has two sizes with one global batch or one batch per GPU")
+    return [first, *tables]
+
+
+def _results(
+    records: list[Record], window: tuple[int, int] | None, rule: str
+) -> tuple[list[Result], list[str]]:
+    """(the timed results by name, one line for each run that is none)."""
+    groups: dict[str, Result] = {}
+    left_out = []
+    for record in records:
+        time, why = timed(record, window, rule), unfinished(record)
+        judgement = judge(record, time)
+        if record.copy_of:
+            why = f"the same evidence as {record.copy_of}"
+        elif not why and judgement.unfit:
+            why = "; ".join(map(str, judgement.flags))
+        elif not why and (time is None or not time.step_s > 0):
+            why = "; ".join(note for note in record.notes if "time" in note) or "no step is timed"
+        elif not why and not record.gpus:
+            why = "the number of GPUs is not known: no systems/SYSTEM.json, and no name says it"
+        if why:
+            left_out.append(f"{name_of(record)}: {why}")
+            continue
+        found = groups.setdefault(record.configuration, Result([], []))
+        found.runs.append(record)
+        found.times.append(time.step_s)
+    ordered = sorted(groups.values(), key=lambda r: (r.series, r.record.gpus, _name(r)))
+    return ordered, left_out
+
+
+def _name(result: Result) -> str:
+    return result.record.submission.system
+
+
+def _row(result: Result) -> dict[str, Any]:
+    """A result's row of the table of all."""
+    record, about, step_s = result.record, result.record.submission, result.step_s
+    reached = [run for run in result.runs if run.completed and "wall_s" in run.totals]
+    tokens = (record.global_batch or 0) * (record.seq_len or 0) / step_s or None
+
+    def middle(values: list[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return statistics.median(known) if known else None
+
+    samples = middle([run.submission.samples for run in reached])
+    energies = [run.submission.energy_j for run in reached]
+    names = ("round", "submitter", "system", "benchmark", "division")
+    facts = ("gpus", "tp", "pp", "cp", "vpp", "micro_batch", "global_batch", "seq_len")
+    return {
+        **{name: getattr(about, name) or None for name in names},
+        "division": about.division if about.division != "closed" else None,
+        **{name: getattr(record, name) for name in facts},
+        "accelerator": about.accelerator or None,
+        "nodes": about.nodes,
+        "n": len(result.times),
+        "steps": samples and record.global_batch and samples / record.global_batch,
+        "step_s": step_s,
+        "spread": _spread(result.times),
+        "block_s": middle([run.submission.block_s for run in result.runs]),
+        "samples_per_s": record.global_batch and record.global_batch / step_s,
+        "tokens_per_s_per_gpu": tokens and tokens / record.gpus,
+        "mfu": model_utilisation(record, step_s)[0],
+        "target_s": middle([run.totals["wall_s"] for run in reached]),
+        "samples": samples,
+        "eval_share": middle([_eval_share(run) for run in reached]),
+        "init_s": middle([run.submission.init_s for run in result.runs]),
+        "energy_j": middle(energies),
+        "j_per_token": middle([_joules_a_token(run) for run in reached]),
+        "runs": [run.source for run in result.runs],
+    }
+
+
+def _spread(times: list[float]) -> float | None:
+    return (max(times) - min(times)) / statistics.median(times) if len(times) > 1 else None
+
+
+def _eval_share(run: Record) -> float | None:
+    spent = run.submission.eval_s
+    return None if spent is None else spent / run.totals["wall_s"]
+
+
+def _joules_a_token(run: Record) -> float | None:
+    """Of the whole run, evaluations and all, over the tokens that it trained with."""
+    about = run.submission
+    if None in (about.energy_j, about.samples, run.seq_len):
+        return None
+    return about.energy_j / (about.samples * run.seq_len)
+
+
+def _of_law(results: list[Result], law: str, baseline: str | None) -> list[Table]:
+    """A table for each series and fixed work that has two sizes."""
+    groups: dict[tuple, list[Result]] = defaultdict(list)
+    for result in results:
+        record = result.record
+        if record.global_batch:
+            each = Fraction(record.global_batch, record.gpus)
+            fixed = record.global_batch if law == "strong" else each
+            groups[(*result.series, record.seq_len, fixed)].append(result)
+    found = []
+    for key, alike in groups.items():
+        if len({result.record.gpus for result in alike}) > 1:
+            found.append(_series(key, alike, law, baseline))
+    return found
+
+
+def _series(key: tuple, results: list[Result], law: str, baseline: str | None) -> Table:
+    """Speedup and efficiency of the results of one series, of one fixed work."""
+    *series, seq_len, fixed = key
+    named = [
+        result for result in results if baseline in (_name(result), result.record.configuration)
+    ]
+    smallest = min(result.record.gpus for result in results)
+    least = [result for result in results if result.record.gpus == smallest]
+    base = (named or sorted(least, key=lambda result: result.step_s))[0]
+    fair, notes = [], []
+    for result in results:
+        if unlike := differences(result.record, base.record, law):
+            notes.append(f"left out: {_name(result)}: invalid comparison: {'; '.join(unlike)}")
+        else:
+            fair.append(result)
+    points = {
+        id(result): [
+            Point(_name(result), result.record.gpus, time, (result.record.configuration,))
+            for time in result.times
+        ]
+        for result in fair
+    }
+    rows, share = curve([p for ps in points.values() for p in ps], points[id(base)][0], law)
+    by_name = {(_name(result), result.record.gpus): result.record for result in fair}
+    for row in rows:
+        record = by_name[row["run"], row["gpus"]]
+        row |= {"layout": _layout(record), "global_batch": record.global_batch}
+        row |= {"scaling": law, "series": " ".join(filter(None, series))}
+    work = f"global batch {fixed}" if law == "strong" else f"{float(fixed):g} sequences a GPU"
+    title = f"{law} scaling: {', '.join(filter(None, series))}; {work}"
+    title += f" of {seq_len} tokens" if seq_len else ""
+    first = f"against {_name(base)} ({base.record.gpus} GPUs)"
+    if share is not None and 0 <= share <= 1:
+        name = "Amdahl" if law == "strong" else "Gustafson"
+        first += f"; {name}'s law fits a serial share of {share:.4f}"
+    odd = [f"{row['run']}: {row['note']}" for row in rows if row["note"]]
+    return Table(_ROW, rows, title, [first, *odd, *notes])
+
+
+def _layout(record: Record) -> str | None:
+    """`tp4 pp8 dp16`, with cp and vpp where they are above 1."""
+    if record.tp is None:
+        return None
+    sizes = {name: getattr(record, name) for name in ("tp", "pp", "cp", "vpp", "dp")}
+    shown = {k: v for k, v in sizes.items() if v and (v > 1 or k in ("tp", "pp", "dp"))}
+    return " ".join(f"{name}{size}" for name, size in shown.items())
+
+
+def _words(results: list[Result]) -> list[str]:
+    """One line for each thing that the logs of some results say or leave out."""
+    said: dict[str, list[str]] = defaultdict(list)
+    for result in results:
+        notes = dict.fromkeys(note for run in result.runs for note in run.notes)
+        for note in notes:
+            if not note.startswith(("from name: ", "counts of samples", "throughput ")):
+                said[note].append(f"{_name(result)} {result.record.submission.benchmark}")
+        if result.record.tp is None:
+            said["layout -: neither the log nor a configuration's name says it"].append(
+                _name(result)
+            )
+    return [f"{note}: {', '.join(dict.fromkeys(names))}" for note, names in said.items()]

@@ -1,0 +1,344 @@
+"""MLPerf results are read with their unit, evaluations left out, and become scaling tables."""
+
+import csv
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis import scaling
+from analysis.logs.load import load
+from analysis.logs.parsing.mlperf_tree import place_of
+from analysis.logs.readers import read
+from analysis.logs.verdict import judge, timed
+from benchmarks.mlperf_tree import configure, describe, line, result, write
+from models.errors import UsageError
+
+GPT3 = {"max_sequence_length": 2048, "counts_tokens": True}
+LORA = {"step_key": None, "block_steps": 48, "blocks": 6}
+
+
+def one(folder: Path, benchmark="gpt3", nodes=64, step_s=11.0, batch=2048, **how):
+    """A made result of one file, read."""
+    lines = result(benchmark, nodes, step_s, batch, ranks=1, **how)
+    return read(write(folder, "Made", f"made_n{nodes}", benchmark, 0, lines))
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["train_step_time", "train_step_timing", "train_step_timing in s", "train_step_time_s"],
+)
+def test_each_step_is_read_under_any_name_of_its_time(tmp_path, key):
+    record = one(tmp_path, step_key=key, per_step={"reduced_train_loss": 2.5}, **GPT3)
+    assert record.iteration.tolist() == list(range(1, 289))
+    assert timed(record).step_s == pytest.approx(11.0, rel=1e-6)
+    assert judge(record, timed(record)).verdict == "complete"
+    assert record.submission.samples == 288 * 2048
+
+
+def test_evaluations_are_left_out_of_the_time_and_told(tmp_path):
+    record = one(tmp_path, "llama2_70b_lora", 1, 4.0, 8, n_micro=4, eval_s=40.0, **LORA)
+    assert record.interval == 48 and len(record.step_s) == 6
+    assert timed(record).step_s == pytest.approx(4.0, rel=1e-3)
+    about = record.submission
+    assert about.eval_s == pytest.approx(240) and about.init_s == pytest.approx(60)
+    assert about.block_s == pytest.approx(192, rel=1e-3)
+    assert about.train_s + about.eval_s == pytest.approx(record.totals["wall_s"])
+
+
+def test_evaluations_that_are_not_marked_are_said_to_be_in_the_times(tmp_path):
+    lines = [x for x in result("gpt3", 64, 11.0, 2048, ranks=1, step_key=None, **GPT3)]
+    kept = [x for x in lines if '"eval_start"' not in x and '"eval_stop"' not in x]
+    record = read(write(tmp_path, "Made", "made_n64", "gpt3", 0, iter(kept)))
+    assert "evaluations are not marked: the times hold them" in record.notes
+    assert record.submission.eval_s is None
+
+
+@pytest.mark.parametrize(("printed", "said"), [("ms", "read as ms"), ("hours", "unknown")])
+def test_step_times_in_another_unit_never_look_complete(tmp_path, printed, said):
+    factor = {"ms": 1000.0, "hours": 1 / 3600}[printed]
+    text = "".join(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
+    pattern = r'("train_step_time": )([\d.]+)'
+    text = re.sub(pattern, lambda match: f"{match[1]}{float(match[2]) * factor}", text)
+    record = read(write(tmp_path, "Made", "made_n64", "gpt3", 0, iter([text])))
+    assert any(said in note for note in record.notes)
+    assert timed(record).step_s == pytest.approx(11.0, rel=2e-3)  # by the blocks, where unknown
+
+
+@pytest.mark.parametrize(
+    ("rate", "name", "expected"),
+    [
+        (345_000.0, "tokens_per_s", 345_000.0),
+        (170.0, "samples_per_s", 170.0),
+        (0.36, "samples_per_s", 0.36 * 512),  # of one GPU
+        (700.0, "tokens_per_s", 700.0 * 512),
+        (21.0, None, None),  # of a node: no unit that is known here
+    ],
+)
+def test_a_throughput_is_taken_in_the_unit_that_agrees_with_counts(tmp_path, rate, name, expected):
+    lines = list(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
+    lines.append(line(1.71e12, "tracked_stats", {"throughput": rate}, step=1))
+    describe(tmp_path, "Made", "made_n64", 64)
+    record = read(write(tmp_path, "Made", "made_n64", "gpt3", 0, iter(lines)))
+    rates = {k: v for k, v in record.totals.items() if k.endswith("_per_s")}
+    if name is None:
+        assert rates == {} and any("its unit is unknown" in note for note in record.notes)
+    else:
+        assert rates == {name: pytest.approx(expected)}
+
+
+def test_the_layout_comes_from_the_only_configuration_that_fits_the_log(tmp_path):
+    describe(tmp_path, "Made", "made_n64", 64)
+    names = ("config_DGXH100_64x8x192x4x8_mbs1.sh", "config_DGXH100_96x8x128x4x8_mbs1.sh")
+    configure(tmp_path, "Made", "gpt3", *names, "config_DGXH200_64x8x128x8x8_mbs1.sh")
+    record = one(tmp_path, n_micro=128, **GPT3)
+    load_one(record)
+    assert (record.gpus, record.tp, record.pp, record.dp, record.micro_batch) == (512, 4, 8, 16, 1)
+    assert record.origin["tp"] == "from name" and record.origin["gpus"] == "config"
+    assert f"layout from the name of {names[0]}" in record.notes
+
+
+def load_one(record):
+    """Let `load` derive what follows from the facts of one record."""
+    from analysis.logs.load import _multiply_out
+
+    _multiply_out(record)
+
+
+def test_a_configuration_whose_batch_contradicts_the_log_is_not_taken(tmp_path):
+    describe(tmp_path, "Made", "made_n64", 64)
+    configure(tmp_path, "Made", "gpt3", "config_DGXH100_64x8x192x8x8_mbs1.sh")
+    record = one(tmp_path, n_micro=128, **GPT3)  # 8 x 8 x 2048 is not 512 x 128
+    assert record.tp is None and record.pp is None
+
+
+def test_two_configurations_that_fit_leave_the_layout_unknown(tmp_path):
+    describe(tmp_path, "Made", "made_n1", 1, card="H200-SXM5-141GB")
+    names = ("config_DGXH200_1x8x2xtp1pp1cp2.sh", "config_DGXH200_1x8x2xtp2pp1cp1.sh")
+    configure(tmp_path, "Made", "llama2_70b_lora", *names)
+    record = one(tmp_path, "llama2_70b_lora", 1, 3.2, 8, n_micro=2, **LORA)
+    assert record.tp is None
+    assert f"the layout is not known: these configurations fit: {', '.join(names)}" in record.notes
+
+
+def test_the_fifth_number_is_no_pipeline_where_lora_is_tuned(tmp_path):
+    describe(tmp_path, "Made", "made_n8", 8)
+    configure(tmp_path, "Made", "llama2_70b_lora", "config_OCI-H100_8x8x1x4x2.sh")
+    assert one(tmp_path, "llama2_70b_lora", 8, 0.6, 8, **LORA).pp is None
+
+
+@pytest.mark.parametrize(
+    ("platform", "gpus"),
+    [
+        ("64xNVIDIA DGX H100", 512),
+        ("2xXE9680x8H100-SXM-80GB", 16),
+        ("7x8xH100-SXM5-80GB", 56),
+        ("gaudi-256", 256),
+        ("tpu-v5l-4096", 4096),
+        ("tpu-v5p-1024", 512),  # TensorCores
+        ("128xBM.GPU.H100.8", None),  # 16 nodes, which the name does not say
+        ("64xND_H200_v5", None),
+    ],
+)
+def test_gpus_are_counted_from_the_platform_where_it_says_them(tmp_path, platform, gpus):
+    lines = result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3)
+    text = "".join(lines).replace("64xMade DGX H100", platform)
+    path = tmp_path / "result_0.txt"
+    path.write_text(text)
+    assert read(path).gpus == gpus
+
+
+def test_the_system_and_its_round_are_told_by_the_path_at_any_depth(tmp_path):
+    top = tmp_path / "training_results_v4.1" / "closed" / "Made+Other"
+    place = place_of(top / "results" / "made_n8" / "gpt3" / "seed1" / "result_12.txt")
+    assert place[:5] == ("v4.1", "Made+Other", "made_n8", "gpt3", 12) and place.top == top
+    flat = place_of(tmp_path / "v3.1" / "Made__made_n8__gpt3__result_2.txt")
+    assert flat[:5] == ("v3.1", "Made", "made_n8", "gpt3", 2)
+
+
+@pytest.fixture
+def tree(tmp_path) -> Path:
+    """Two sizes of one batch and one size of twice the batch, three repeats each."""
+    root = tmp_path / "training_results_v4.1"
+    for nodes, step_s, batch in ((64, 11.0, 2048), (512, 1.6, 2048), (128, 11.2, 4096)):
+        describe(root, "Made", f"made_n{nodes}", nodes)
+        for n in range(3):
+            lines = result(
+                "gpt3", nodes, step_s * (1 + 0.01 * n), batch, ranks=1, shift_ms=1e7 * n, **GPT3
+            )
+            write(root, "Made", f"made_n{nodes}", "gpt3", n, lines)
+    (root / "Made" / "README.md").write_text("no log\n")
+    (root / "Made" / "run.log").write_text("no result\n")
+    return tmp_path
+
+
+def test_a_tree_of_results_gives_strong_and_weak_tables(tree, capsys):
+    assert scaling.main([str(tree)]) == 0
+    shown = capsys.readouterr().out
+    every, strong, weak = shown.split("\n\n")
+    assert every.count("  gpt3  ") == 3 and "1 files that are no MLPerf results" in every
+    assert strong.startswith(
+        "strong scaling: gpt3, Made, H100 SXM, v4.1; global batch 2048 of 2048"
+    )
+    assert re.search(r"made_n512 +4096 +2048 +3 +1\.616 +1\.98% +6\.8[78] +0\.859", strong)
+    assert "against made_n64 (512 GPUs); Amdahl's law fits a serial share" in strong
+    assert weak.startswith("weak scaling: gpt3, Made, H100 SXM, v4.1; 4 sequences a GPU")
+    assert re.search(r"made_n128 +1024 +4096 +3 +11\.31\d* +1\.98% +1\.96 +0\.98", weak)
+
+
+def test_json_of_a_tree_is_one_list(tree, capsys):
+    assert scaling.main([str(tree), "--format", "json", "--scaling", "strong"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) == 5 and [row["speedup"] for row in rows[3:]] == [1.0, pytest.approx(6.875)]
+
+
+def test_a_result_that_was_submitted_twice_counts_once(tree, capsys):
+    made = tree / "training_results_v4.1" / "Made" / "results"
+    shutil.copytree(made / "made_n512", made / "made_n512-POWER")
+    describe(tree / "training_results_v4.1", "Made", "made_n512-POWER", 512)
+    text = (made / "made_n64" / "gpt3" / "result_0.txt").read_text()
+    renamed = text.replace("64xMade DGX H100", "64xAnother DGX H100")  # the same measurements
+    (made / "made_n64" / "gpt3" / "result_3.txt").write_text(renamed)
+    assert scaling.main([str(tree)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("the same evidence as") == 4
+    assert not re.search(r"made_n512-POWER +gpt3 +4096", shown)
+    assert re.search(r"made_n64 +gpt3 +512 +2048 +3 ", shown)
+
+
+def test_a_run_that_missed_the_target_is_no_repeat(tree, capsys):
+    made = tree / "training_results_v4.1"
+    lines = result("gpt3", 64, 9.0, 2048, ranks=1, status="aborted", shift_ms=9e7, **GPT3)
+    write(made, "Made", "made_n64", "gpt3", 3, lines)
+    assert scaling.main([str(tree)]) == 0
+    shown = capsys.readouterr().out
+    assert "left out: v4.1 Made made_n64 gpt3 3: stopped early" in shown
+    assert re.search(r"made_n64 +gpt3 +512 +2048 +3 ", shown)
+
+
+def test_a_baseline_that_no_table_has_is_refused(tree, capsys):
+    assert scaling.main([str(tree), "--baseline", "made_n512"]) == 0
+    assert "against made_n512 (4096 GPUs)" in capsys.readouterr().out
+    assert scaling.main([str(tree), "--baseline", "nothing"]) == 2
+    assert "no table compares with 'nothing'" in capsys.readouterr().err
+
+
+def power(folder: Path, name: str, watts: float, started: float, seconds: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [line(started, "power_measurement_start"), line(started, "conversion_eff", 0.5)]
+    for second in range(1, seconds + 1):
+        lines.append(line(started + 1000 * second, "power_reading", {"value": watts}))
+    lines.append(line(started + 1000 * seconds, "power_measurement_stop"))
+    (folder / name).write_text("".join(lines))
+
+
+def test_power_logs_give_joules_a_run_and_a_token(tmp_path):
+    describe(tmp_path, "Made", "made_n2", 2)
+    lines = list(result("llama2_70b_lora", 2, 2.0, 8, ranks=1, **LORA))
+    path = write(tmp_path, "Made", "made_n2", "llama2_70b_lora", 0, iter(lines))
+    folder = path.parent / "power" / "result_0"
+    power(folder, "node_0.txt", 8000, 1.7e12, 30)
+    half = read(path)
+    assert half.submission.energy_j is None
+    said = "the power logs are of 1 nodes, the system has 2: the energy is unknown"
+    assert said in half.notes
+    power(folder, "node_1.txt", 6000, 1.7e12, 30)
+    (folder / "sw_0.txt").write_text(line(1.7e12, "interconnect_power_est", 1000.0))
+    record = read(path)
+    expected = (0.5 * 8000 + 0.5 * 6000 + 1000) * record.totals["wall_s"]
+    assert record.submission.energy_j == pytest.approx(expected)
+    power(folder, "node_1.txt", 6.0, 1.7e12, 30)  # kW
+    assert read(path).submission.energy_j is None
+
+
+def test_the_argument_dump_of_a_log_states_the_layout(tmp_path):
+    dump = "      tensor_model_parallel_size: 4\n      pipeline_model_parallel_size: 1\n"
+    dump += "      micro_batch_size: 1\n      max_steps: 1024\n      global_batch_size: 48\n"
+    text = dump + "".join(result("llama2_70b_lora", 1, 4.0, 8, ranks=1, **LORA))
+    record = read(write(tmp_path, "Made", "made_n1", "llama2_70b_lora", 0, iter([text])))
+    assert (record.tp, record.pp, record.micro_batch, record.global_batch) == (4, 1, 1, 8)
+    assert record.planned_steps is None and judge(record).verdict == "complete"
+
+
+def test_new_keys_and_values_of_other_types_do_no_harm(tmp_path):
+    odd = [
+        line(1.7e12, "tensor_parallelism", 8),
+        line(1.7e12, "pipeline_parallelism", 4),
+        line(1.7e12, "context_parallelism", 2),
+        line(1.7e12, "lowest_numerical_precision_in_linear", "fp8"),
+        line(1.7e12, "a_new_key", {"deep": [1, {"x": None}]}),
+        line(1.7e12, "tracked_stats", [1, 2]),
+        line(1.7e12, "eval_accuracy", None, epoch_num="one"),
+        line(1.7e12, "global_batch_size", "many"),
+        ":::MLLOG {broken\n",
+    ]
+    lines = [*odd, *result("llama31_405b", 64, 5.0, 1152, ranks=1)]
+    record = read(write(tmp_path, "Made", "made_n64", "llama31_405b", 0, iter(lines)))
+    assert (record.tp, record.pp, record.cp, record.precision) == (8, 4, 2, "fp8")
+    assert record.seq_len == 8192 and timed(record).step_s == pytest.approx(5.0)
+
+
+# What is known of the real logs, independently: mlperf_truth.csv beside them.
+FIELDS = {"gpus": "gpus", "tp": "tp", "pp": "pp", "cp": "cp", "vpp": "vpp", "mbs": "micro_batch"}
+FIELDS |= {"gbs": "global_batch", "seq": "seq_len", "ga": "n_micro"}
+
+
+@pytest.fixture
+def real(shared, tmp_path) -> Path:
+    """The real logs as a tree, with empty configurations of the real names."""
+    logs = shared / "logs"
+    for name in (logs / "mlperf_config_names.txt").read_text().splitlines():
+        version, _, path = name.partition(" ")
+        there = tmp_path / f"training_results_{version}" / path
+        there.parent.mkdir(parents=True, exist_ok=True)
+        there.touch()
+    for log in logs.glob("mlcommons+training_results_*/*__*__*__result_*.txt"):
+        submitter, system, benchmark, name = log.name.split("__")
+        root = tmp_path / log.parent.name.removeprefix("mlcommons+") / submitter
+        (root / "results" / system / benchmark).mkdir(parents=True, exist_ok=True)
+        shutil.copy(log, root / "results" / system / benchmark / name)
+    return tmp_path
+
+
+def test_the_real_logs_agree_with_what_is_known_of_them(shared, real):
+    with (shared / "logs" / "mlperf_truth.csv").open(newline="") as lines:
+        truth = {
+            tuple(r[k] for k in ("round", "submitter", "system")): r for r in csv.DictReader(lines)
+        }
+    records, _ = load([real])
+    systems = set()
+    for record in records:
+        about = record.submission
+        row = truth[about.round, about.submitter, about.system]
+        systems.add(about.system)
+        assert about.benchmark == row["benchmark"]
+        for column, field in FIELDS.items():
+            if row[column] and not (field == "gpus" and record.gpus is None):
+                assert getattr(record, field) == int(row[column]), (about.system, field)
+        time = timed(record).step_s
+        if row["s_per_step_median"]:
+            assert time == pytest.approx(float(row["s_per_step_median"]), rel=5e-3)
+        if row["block_s_median"]:
+            if about.system != "HLS-Gaudi2-N32-PT":  # one block with 24 evaluations in it
+                assert about.block_s == pytest.approx(float(row["block_s_median"]), rel=1e-2)
+        if row["throughput_samples_s"] and not row["s_per_step_median"]:
+            samples_per_s = record.global_batch / time
+            assert samples_per_s == pytest.approx(float(row["throughput_samples_s"]), rel=2e-2)
+        assert record.gpus == int(row["gpus"])
+    assert len(systems) == 8
+
+
+def test_the_step_median_of_a_result_survives_a_slow_first_step(tmp_path):
+    text = "".join(result("gpt3", 64, 11.0, 2048, ranks=1, noise=0.0, **GPT3))
+    text = text.replace('"train_step_time": 11.0', '"train_step_time": 60.0', 1)
+    record = read(write(tmp_path, "Made", "made_n64", "gpt3", 0, iter([text])))
+    assert timed(record).first == 1 and timed(record).step_s == 11.0
+    assert np.isclose(record.step_s[0], 60.0)
+
+
+def test_a_prediction_of_results_is_refused(tree):
+    with pytest.raises(UsageError, match="--predict is for runs"):
+        scaling.main.__wrapped__([str(tree), "--predict", "dgx-h100"])
