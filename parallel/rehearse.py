@@ -213,13 +213,15 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, found: Rehearsal) -> None
     device = torch.device("cpu")
     vocabulary = spec.padded_vocab // layout.tp
     gc.freeze()  # what is there already is not looked through again for parameters and garbage
+    held = Memory(vocabulary)
     if spec.engine.startswith("deepspeed"):
         from parallel.engines import deepspeed_common
 
         shape = (spec.seq_len, spec.micro_batch, spec.model.hidden)
-        deepspeed_common.redirect_for_rehearsal(shape, DTYPES[spec.precision])
+        deepspeed_common.redirect_for_rehearsal(
+            shape, DTYPES[spec.precision], lambda tensor: held.mark(tensor, HOST)
+        )
     with without_storage(rank, layout.world_size):
-        held = Memory(vocabulary)
         with held:
             messages = breakdown.start(replace(spec, breakdown=True), device, rank, aside)
             engine = engines.load(spec, device, "torch")
@@ -237,10 +239,13 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, found: Rehearsal) -> None
                 held.mark(held_part(parameter), weights)
             gc.collect()
             found.parameters = sum(getattr(p, "ds_numel", p.numel()) for p in parameters)
-            held.restart()
-            messages.forget()
-            ranges.listeners += [held, _Progress(rank, layout.n_micro)]
-            engine.step(_batches(spec), spec.lr)
+            # Where it has seen a micro-batch, ZeRO-3 gathers ahead and keeps what it needs again.
+            steps = 2 if layout.zero_stage == 3 and layout.n_micro == 1 else 1
+            ranges.listeners += [held, _Progress(rank, steps * layout.n_micro)]
+            for _ in range(steps):
+                held.restart()
+                messages.forget()
+                engine.step(_batches(spec), spec.lr)
     found.peak = {kind: size for kind, size in held.peak.items() if size and kind != HOST}
     found.timeline = held.timeline
     found.flops = float(held.flops)

@@ -37,6 +37,9 @@ if not torch.cuda.is_available():
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
 
 
+_pins = torch.cuda.is_available()  # what it keeps in host memory; without CUDA it cannot
+
+
 def config(spec: RunSpec) -> dict[str, Any]:
     """The DeepSpeed configuration: the user's JSON with the run's settings put over it."""
     merged = read_deepspeed_json(Path(spec.deepspeed_config)) if spec.deepspeed_config else {}
@@ -46,7 +49,7 @@ def config(spec: RunSpec) -> dict[str, Any]:
     zero = {**merged.get("zero_optimization", {}), "stage": layout.zero_stage}
     for key, where in (("offload_optimizer", ("optimizer", "all")), ("offload_param", ("all",))):
         if layout.offload in where:
-            pinned = {"pin_memory": torch.cuda.is_available()}
+            pinned = {"pin_memory": _pins}
             zero[key] = {**pinned, **zero.get(key, {}), "device": "cpu"}
         else:
             zero.pop(key, None)
@@ -302,11 +305,15 @@ class DeepSpeedEngine:
             self.engine.destroy()
 
 
-def redirect_for_rehearsal(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+def redirect_for_rehearsal(
+    shape: tuple[int, int, int], dtype: torch.dtype, in_host_memory: Callable[[torch.Tensor], None]
+) -> None:
     """Let DeepSpeed run without the numbers that ranks tell each other.
 
-    shape: of the activations [S, B, H] that its pipeline's stages send.
+    shape: of the activations [S, B, H] that its pipeline's stages send. in_host_memory: told of
+    each tensor that it pins there with offload.
     """
+    global _pins
     from deepspeed.accelerator import get_accelerator
     from deepspeed.runtime import utils
     from deepspeed.runtime.pipe.engine import PipelineEngine
@@ -333,9 +340,14 @@ def redirect_for_rehearsal(shape: tuple[int, int, int], dtype: torch.dtype) -> N
         whole.partition = utils.partition_uniform(math.prod(shape), group.size())
         return whole
 
+    def pinned(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        in_host_memory(tensor)
+        return tensor
+
     # Ranks compare lists of numbers; its CPU accelerator refuses fp16.
     for module in (partition_parameters, partitioned_param_coordinator, stage3):
         module.assert_ints_same_as_other_ranks = lambda _: None
     get_accelerator().is_fp16_supported = lambda: True
+    _pins, get_accelerator().pin_memory = True, pinned
     PipelineEngine._recv_tensor_meta = received
     utils.PartitionedTensor.from_meta = staticmethod(from_meta)

@@ -33,6 +33,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 DRAWN = 0.002  # of the peak: a smaller change of memory is no point of the timeline
 HOST = "host"  # what offload keeps in host memory; no part of a peak
+_BIAS_DROPOUT = "megatron.core.fusions.fused_bias_dropout"
 # What is allocated in a region of a step (parallel/measure/ranges.py) and is not one of the kinds
 # that `Memory.mark` names. The engine's own buffers are made while it is built.
 _KIND_IN = {"build": "buffers", "forward": "activations"}
@@ -52,7 +53,10 @@ def without_storage(rank: int, world_size: int) -> Iterator[None]:
         (torch.optim.AdamW, "__init__", _adamw),
         (torch, "tensor", _tensor),
         (device_mesh, "init_device_mesh", _init_device_mesh),
+        (sys.modules.get(_BIAS_DROPOUT), "_bias_dropout_add_func", _bias_dropout_add),
     ):
+        if owner is None:  # an engine without megatron-core
+            continue
         original = getattr(owner, name)
         for holder in (owner, *sys.modules.values()):  # those that imported it by its name, too
             if getattr(holder, "__dict__", {}).get(name) is original:
@@ -128,6 +132,26 @@ class _RMSNorm(torch.autograd.Function):
 
 def _rms_norm(x: torch.Tensor, shape: Any, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return _RMSNorm.apply(x, weight)
+
+
+class _BiasDropoutAdd(torch.autograd.Function):
+    """A bias and the residual added in one kernel, as megatron-core compiles it on a GPU."""
+
+    @staticmethod
+    def forward(
+        context: Any, x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor
+    ) -> torch.Tensor:
+        context.bias = bias.shape
+        return torch.empty_like(residual)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
+        return gradient, gradient.new_empty(context.bias), gradient
+
+
+def _bias_dropout_add(x_with_bias: Any, residual: torch.Tensor, *_: Any) -> torch.Tensor:
+    x, bias = x_with_bias
+    return x + residual if bias is None else _BiasDropoutAdd.apply(x, bias, residual)
 
 
 def _embedding(*args: Any, make: Callable = F.embedding, sparse: bool = False, **kw: Any) -> Any:
