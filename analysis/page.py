@@ -35,6 +35,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="file to write (default: study.html beside PATH)"
     )
+    parser.add_argument(
+        "--question",
+        default="",
+        metavar="TEXT",
+        help="what is asked (default: the study's question)",
+    )
     given = parser.parse_args(argv)
     from analysis.pages.whole import page_of  # here: --help needs no tables
 
@@ -46,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         kind=given.scaling,
         any_commit=given.any_commit,
         predict=given.predict,
+        question=given.question,
     )
     for line in refused:
         warn("analysis.page", line)

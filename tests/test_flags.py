@@ -72,6 +72,7 @@ MEANING = {
     "--rank": "the ranks to rehearse",
     "--rehearse": "rehearse the runs first",
     "--page": "the offline page to write",
+    "--question": "what a study asks",
     "--params": "parameters of the model",
     "--png": "the picture to draw",
     "--predict": "show this cluster's prediction beside",

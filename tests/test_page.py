@@ -12,16 +12,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from analysis.common.tables import Column, Table, cell
 from analysis.logs.load import load
-from analysis.measured import tflops
-from analysis.pages import published, study
+from analysis.measured import breakdown, tflops
+from analysis.pages import memory, pipeline, published, study
 from analysis.pages.html import page as html_of
 from analysis.pages.section import Section
 from analysis.pages.steps import views as steps_views
-from analysis.pages.whole import page_of
+from analysis.pages.whole import page_of, sections_of
+from analysis.planner.pipeline import intervals, simulate
+from models.gpus import find_gpu
+from models.memory import GB
+from parallel.record import timeline
 from tests.conftest import ROOT
 
 PARITY = Path("logs/2-core-cpu/parity")
+BREAKDOWN = Path("logs/2-core-cpu/2-core_breakdown")
 COMMITTED = {
     PARITY: "logs/2-core-cpu/parity.html",
     Path("logs/published/seed003_jeanzay_v100.csv"): "logs/published/jean-zay.html",
@@ -66,30 +72,140 @@ def _asks(url: str) -> bool:
     return not url.startswith(("file:", "data:", "blob:"))
 
 
-@pytest.fixture(scope="module")
-def parity_page():
+def _page_of(*paths, **settings):
+    """(a page's text, its tables by name)."""
     old = os.getcwd()
     os.chdir(ROOT)
-    yield page_of([PARITY])[0]
-    os.chdir(old)
+    try:
+        title, sections, _ = sections_of([Path(path) for path in paths], **settings)
+    finally:
+        os.chdir(old)
+    return html_of(title, sections), {k: t for s in sections for k, t in s.tables.items()}
+
+
+@pytest.fixture(scope="module")
+def parity_page():
+    return _page_of(PARITY)[0]
+
+
+@pytest.fixture(scope="module")
+def breakdown_page():
+    return _page_of(BREAKDOWN, predict="2-core-cpu")
+
+
+@pytest.fixture(scope="module")
+def published_page():
+    return _page_of("logs/published/seed003_jeanzay_v100.csv")
 
 
 @needs_chromium
-def test_every_number_of_the_run_table_is_that_of_the_csv(opened, parity_page):
+@pytest.mark.parametrize("page", ["breakdown_page", "published_page"])
+def test_every_number_on_the_page_is_that_of_the_csv(opened, request, page):
+    text, tables = request.getfixturevalue(page)
+    tab = opened(text)
+    names = tab.evaluate("Object.keys(sheets)")
+    assert names == [name for name, table in tables.items() if table.rows]
+    for name in names:
+        shown = list(csv.DictReader(io.StringIO(tab.evaluate(f"sheets['{name}'].csv()"))))
+        table = tables[name]
+        expected = list(csv.DictReader(io.StringIO(table.render("csv"))))
+        assert len(shown) == len(expected) == len(table.rows)
+        for mine, theirs in zip(shown, expected, strict=True):
+            assert mine.keys() == theirs.keys()
+            for key, value in theirs.items():
+                same = mine[key] == value
+                assert same or float(mine[key]) == float(value), (name, key, mine[key], value)
+        cells = tab.eval_on_selector_all(
+            f"#table-{name} tbody tr",
+            "r => r.map(x => [...x.cells].map(c => c.textContent.trim()))",
+        )
+        assert cells == [[cell(row.get(c.key), c.spec) for c in table.shown] for row in table.rows]
+
+
+@needs_chromium
+def test_the_run_table_is_that_of_the_command(opened, parity_page):
     tab = opened(parity_page)
-    text = tab.evaluate("sheets.runs.csv()")
-    shown = list(csv.DictReader(io.StringIO(text)))
+    shown = list(csv.DictReader(io.StringIO(tab.evaluate("sheets.runs.csv()"))))
     table = tflops.report([ROOT / PARITY], None)
     expected = list(csv.DictReader(io.StringIO(table.render("csv"))))
     assert len(shown) == len(expected) == 19
     for mine, theirs in zip(shown, expected, strict=True):
         for key, value in theirs.items():
-            same = mine[key] == value
-            assert same or float(mine[key]) == float(value), (mine["run"], key)
-    cells = tab.eval_on_selector_all(
-        "#table-runs tbody tr", "r => r.map(x => x.cells[0].innerText)"
+            assert mine[key] == value or float(mine[key]) == float(value), (mine["run"], key)
+
+
+@needs_chromium
+def test_copied_csv_and_markdown_are_the_rows_shown_and_no_formula(chromium, tmp_path):
+    rows = [{"a": text, "b": i} for i, text in enumerate(["=1+1", "@x", "-5 %", "+2", "-x", "a|b"])]
+    table = Table([Column("a", "a"), Column("b", "b", "d")], rows)
+    (tmp_path / "page.html").write_text(html_of("t", [Section("T", tables={"t": table})]))
+    context = chromium.new_context(permissions=["clipboard-read", "clipboard-write"])
+    tab = context.new_page()
+    tab.goto(f"file://{tmp_path}/page.html")
+    for name, expected in (("CSV", table.render("csv")), ("Markdown", table.render("markdown"))):
+        tab.click(f"text=Copy as {name}")
+        tab.wait_for_selector("text=copied")
+        assert tab.evaluate("navigator.clipboard.readText()") == expected
+    assert tab.evaluate("sheets.t.csv()").splitlines()[1:3] == ["'=1+1,0", "'@x,1"]
+    context.close()
+
+
+@needs_chromium
+def test_a_drag_along_an_axis_filters_the_table_and_a_click_frees_it(opened, parity_page):
+    tab = opened(parity_page)
+    place = """async () => {
+        const chart = charts.find((one) => one.axes);
+        await chart.draw();
+        chart.at.scrollIntoView();
+        const { x, y } = chart.at.getBoundingClientRect(), [left, top] = chart.view.origin();
+        const step = chart.view.scale("x").step();
+        return chart.axes.map(({ key }, k) =>
+          [key, x + left + (k + 0.5) * step, y + top, chart.view.scale("y")(0.4)]);
+    }"""
+    for key, condition in (("tp", "tp=2"), ("step_s", "tp=2 step_s>=")):
+        _, x, top, middle = next(axis for axis in tab.evaluate(place) if axis[0] == key)
+        tab.mouse.move(x, top - 2)
+        tab.mouse.down()
+        tab.mouse.move(x + 3, top + middle)
+        tab.mouse.up()
+        assert tab.input_value("[aria-label='Filter table runs']").startswith(condition)
+    names = tab.eval_on_selector_all(
+        "#table-runs tbody tr:not([hidden])", "rows => rows.map(r => r.cells[0].textContent)"
     )
-    assert cells == [row["run"] for row in table.rows]
+    low = float(re.search(r"step_s>=([\d.]+)", tab.evaluate("state.get('runs.filter')"))[1])
+    report = tflops.report([ROOT / PARITY]).rows
+    assert names == [r["run"] for r in report if r["tp"] == 2 and r["step_s"] >= low]
+    drawn = "charts.find((one) => one.axes).view.data('rows').filter((row) => row.left).length"
+    assert tab.evaluate(drawn) == len(names) < 19
+    _, x, top, middle = next(axis for axis in tab.evaluate(place) if axis[0] == "tp")
+    tab.mouse.click(x, top + middle)
+    assert "tp=" not in tab.evaluate("state.get('runs.filter')")
+
+
+@needs_chromium
+def test_a_finding_leads_to_its_cell_and_back_and_keeps_the_filter(opened, published_page):
+    tab = opened(published_page[0], "#seed003_jeanzay_v100.filter=step_s%3C1")
+    tab.click("[id$=-audit] a:has-text('tp 4 x pp 32 x dp 1 = 128')")
+    at = tab.evaluate("[document.activeElement.id, document.activeElement.innerText]")
+    assert at[0].endswith(".gpus") and at[1] == "64"
+    assert tab.is_visible(f"[id='{at[0]}']")  # the filter had hidden its row
+    assert "at=" in tab.evaluate("location.hash")
+    tab.click(f"[id='{at[0]}'] a")
+    assert "but the row says 64 GPUs" in tab.evaluate("document.activeElement.innerText")
+
+
+@needs_chromium
+def test_it_works_by_keyboard_and_prints_dark_on_light(opened, parity_page):
+    tab = opened(parity_page)
+    tab.emulate_media(color_scheme="dark")
+    colour = "getComputedStyle(document.body).backgroundColor"
+    assert tab.evaluate(colour) == "rgb(23, 25, 28)"
+    tab.focus("#table-runs th:has-text('s/iter') button")
+    tab.keyboard.press("Enter")
+    assert tab.get_attribute("#table-runs th:has-text('s/iter')", "aria-sort") == "ascending"
+    tab.emulate_media(color_scheme="dark", media="print")
+    assert tab.evaluate(colour) == "rgb(255, 255, 255)"
+    assert not tab.is_visible(".tools >> nth=0") and not tab.is_visible("nav")
 
 
 @needs_chromium
@@ -114,10 +230,10 @@ def test_sort_and_filter_work_and_stand_in_the_url(opened, parity_page):
 def test_every_chart_is_drawn_and_told_in_words(opened, parity_page):
     tab = opened(parity_page)
     tab.evaluate("Promise.all(charts.map(chart => chart.draw()))")
-    charts = tab.locator(".chart")
-    assert charts.count() == tab.locator(".chart svg").count() == 7
+    count = tab.evaluate("charts.length")
+    assert tab.locator(".chart").count() == tab.locator(".chart svg").count() == count == 8
     labels = [c.get_attribute("aria-label") for c in tab.locator("figure > [role=img]").all()]
-    assert len(labels) == 7 and all(len(label) > 60 for label in labels)
+    assert len(labels) == count and all(len(label) > 60 for label in labels)
 
 
 def test_a_log_cannot_put_script_into_the_page():
@@ -165,3 +281,68 @@ def test_a_published_csv_is_shown_as_it_is_printed(name):
     assert len(table.rows) == len(rows)
     assert [row["file_line"] for row in table.rows] == list(range(2, len(rows) + 2))
     assert html_of(name, published.views(path)).count("<tr>") > len(rows)
+
+
+def test_the_terms_of_a_prediction_add_up_and_so_does_what_was_measured(breakdown_page):
+    tables = breakdown_page[1]
+    of_rank = {one.name: one.ranks for one in breakdown.read_all([ROOT / BREAKDOWN])[0]}
+    for run in tables["runs"].rows:
+        terms = [row for row in tables["terms"].rows if row["run"] == run["run"]]
+        assert sum(row["predicted_s"] for row in terms) == pytest.approx(run["predicted_s"])
+        elapsed = of_rank[run["run"]][terms[0]["rank"]]["elapsed_s"]
+        assert sum(row["measured_s"] for row in terms) == pytest.approx(elapsed)
+
+
+def test_memory_by_part_and_the_cards_line_are_in_the_unit_of_the_peak():
+    (record,), _ = load([ROOT / PARITY / "ddp"])
+    record.facts = record.facts | {"host": {"gpu": "Tesla V100-SXM2-32GB"}}
+    record.gpu_type, record.peak_bytes = "Tesla V100-SXM2-32GB", 5_000_000_000
+    rows = [{"peak_gb": 5.0}]
+    view = memory.view([record], rows)
+    (row,) = view.tables["memory"].rows
+    card = find_gpu(record.gpu_type)
+    assert row["card_gb"] == card.memory_gb * GB / 1e9
+    parts = memory.predicted(record)[0]["first"]
+    assert row["predicted_gb"] == pytest.approx(sum(parts.values()))
+    assert parts["library"] == 4.2 * GB / 1e9
+    limits = [
+        layer["data"]["values"][0]["limit"]
+        for layer in view.charts[0].spec["layer"]
+        if "data" in layer
+    ]
+    assert limits == [row["card_gb"]]
+
+
+def test_the_pipeline_shows_the_intervals_that_the_ranks_traced(tmp_path):
+    run = tmp_path / "megatron-pp2"
+    shutil.copytree(ROOT / BREAKDOWN / "megatron-pp2", run)
+    events = simulate("1f1b", 2, 4, 1, 0.02, 0.04)
+    for rank in (0, 1):
+        mine = [
+            i._replace(rank=rank, step=11, start_s=i.start_s + 5, end_s=i.end_s + 5)
+            for i in intervals(events, 0.0, [0.01, 0.01])
+            if i.stage == rank
+        ]
+        about = {"steps": [11], "clock": {"error_s": 1e-5}}
+        timeline.write(timeline.file_of(run, rank), mine, about)
+    view = pipeline.view(breakdown.read_all([run])[0])
+    assert [row["pipeline_s"] for row in view.tables["stages"].rows] == pytest.approx([0.3, 0.3])
+    (data,) = view.data["intervals"]
+    columns = data["columns"]
+    shown = (columns[key] for key in ("bar", "part", "start", "end"))
+    drawn = sorted(zip(*shown, strict=True))
+    measured = [d for d in drawn if d[0].endswith("rank 1") and d[1] == "forward"]
+    assert [d[2] for d in measured] == pytest.approx(
+        [1e3 * e.start for e in events if e.stage == 1 and e.kind == "F"]
+    )
+    assert len([d for d in drawn if d[0].endswith("simulated") and d[1] == "backward"]) == 8
+
+
+def test_the_verdict_has_the_studys_question_or_says_how_to_give_it(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    said = sections_of([PARITY])[1][0].words[0]
+    assert said.startswith("Question: Do all engines train the same GPT")
+    monkeypatch.chdir(tmp_path)  # the study's file is not there
+    assert "--question TEXT" in sections_of([ROOT / PARITY])[1][0].words[0]
+    asked = sections_of([ROOT / PARITY], question="Why?")[1][0].words[0]
+    assert asked == "Question: Why?"

@@ -69,7 +69,7 @@ def read(path: Path) -> tuple[Breakdown | None, list[str]]:
         record = run_folder.read(path)
         if not (path / "breakdown").is_dir():
             return None, [f"{path}: {WITHOUT}"]
-        spec = _settings(run)
+        spec = spec_of(run)
     except UsageError as error:
         return None, [str(error)]
     ranks, problems = read_breakdown(path, spec.layout.world_size)
@@ -109,7 +109,7 @@ def _per_step(rows: list[dict[str, Any]], steps: int) -> dict[str, float | None]
     return {c: None if None in v else sum(v) / steps for c, v in columns.items()}
 
 
-def _settings(run: Run) -> RunSpec:
+def spec_of(run: Run) -> RunSpec:
     """A run's settings, its sizes and its split computed.
 
     Raises:

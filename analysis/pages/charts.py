@@ -31,14 +31,29 @@ _PARTS = {
     "data": "#661100",
     "move": "#882255",
     "imbalance": "#882255",
+    "send": "#117733",
+    "receive": "#117733",
+    "weight gradients": "#6699cc",
+    "cp": "#aa4499",
+    "weights": "#332288",
+    "gradients": "#88ccee",
+    "activations": "#44aa99",
+    "keys and values": "#117733",
+    "logits": "#ddcc77",
+    "buckets": "#cc6677",
+    "library": "#bbbbbb",
+    "startup": "#ddcc77",
+    "training": "#332288",
+    "evaluation": "#44aa99",
+    "checkpoint": "#cc6677",
 }  # every other part is grey
-_INK = "currentColor"  # of the page around the chart, which may be light or dark
-_INKS = {"labelColor": _INK, "titleColor": _INK}
+INK = "currentColor"  # of the page around the chart, which may be light or dark
+_INKS = {"labelColor": INK, "titleColor": INK}
 _CONFIG = {
     "font": "sans-serif",
-    "axis": _INKS | {"gridColor": _INK, "gridOpacity": 0.2, "domainColor": _INK, "tickColor": _INK},
+    "axis": _INKS | {"gridColor": INK, "gridOpacity": 0.2, "domainColor": INK, "tickColor": INK},
     "legend": _INKS | {"orient": "bottom", "columns": 3},
-    "text": {"color": _INK},
+    "text": {"color": INK},
     "view": {"stroke": None},
 }
 _POINT = {"type": "point", "filled": True, "size": 70, "opacity": 0.85}
@@ -210,9 +225,23 @@ def strip() -> Spec:
     }
 
 
-def parts(y: str, value: str, title: str, part: str, names: list[str], marked: str = "") -> Spec:
-    """Stacked horizontal bars: one a `y`, `value` by `part`; rows with `marked` get its words."""
-    scale = {"domain": names, "range": [_PARTS.get(name, "#888888") for name in names]}
+def parts(
+    y: str,
+    value: str,
+    title: str,
+    part: str,
+    names: list[str] | dict[str, str],
+    marked: str = "",
+) -> Spec:
+    """Stacked horizontal bars: one a `y`, `value` by `part`; rows with `marked` get its words.
+
+    names: the parts in their order, or with the part whose colour each has.
+    """
+    colours = names if isinstance(names, dict) else dict.fromkeys(names)
+    scale = {
+        "domain": list(names),
+        "range": [_PARTS.get(colour or name, "#888888") for name, colour in colours.items()],
+    }
     where = {"field": y, "type": "nominal", "title": None, "sort": None}
     bars = {
         "mark": {"type": "bar", "stroke": "white", "strokeWidth": 0.5},
@@ -252,24 +281,44 @@ def waterfall(names: list[str]) -> Spec:
     }
 
 
-def bars(value: str, title: str, engines: list[str], line: float | None, said: str) -> Spec:
-    """One horizontal bar a run, by engine; `line`: a limit, with its words."""
-    one = {
-        "transform": [{"filter": f"isValid(datum.{value})"}],
-        "mark": "bar",
+def memory(names: list[str], limit: float | None) -> Spec:
+    """Stacked GB by part, one bar a stage; the field `peak` is a mark, `limit` the card's GB."""
+    found = parts("bar", "gb", "GB", "part", names)
+    found["layer"][0]["transform"] = [{"filter": "isValid(datum.gb)"}]
+    found["layer"][0]["mark"]["opacity"] = 0.75
+    where = found["layer"][0]["encoding"]["y"]
+    peak = {
+        "transform": [{"filter": "isValid(datum.peak)"}],
+        "mark": {"type": "tick", "thickness": 4, "color": INK, "size": 18},
         "encoding": {
-            "x": axis(value, title),
-            "y": {"field": "run", "type": "nominal", "title": None, "sort": None},
-            "color": by_engine(engines),
-            "tooltip": tip(run="run", **{value: title}),
+            "x": axis("peak", "GB"),
+            "y": where,
+            "tooltip": tip(bar="", peak="measured peak, GB"),
         },
     }
-    limit = {
-        "data": {"values": [{"limit": line, "said": said}]},
-        "mark": {"type": "rule", "strokeDash": [4, 4], "color": "#888888"},
-        "encoding": {"x": axis("limit", title), "tooltip": tip(said="limit", limit="GB")},
+    line = {
+        "data": {"values": [{"limit": limit}]},
+        "mark": {"type": "rule", "strokeDash": [4, 4], "color": INK},
+        "encoding": {"x": axis("limit", "GB"), "tooltip": tip(limit="the card's GB")},
     }
-    return {"height": {"step": 18}, "layer": [one, *[limit] * (line is not None)]}
+    return found | {"layer": [*found["layer"], peak, *[line] * (limit is not None)]}
+
+
+def intervals(kinds: list[str], spans: str) -> Spec:
+    """What each stage did when: one line a `bar`, coloured by `part`, from `start` to `end`."""
+    scale = {"domain": kinds, "range": [_PARTS.get(kind, "#888888") for kind in kinds]}
+    return {
+        "height": {"step": 22},
+        "mark": {"type": "bar", "stroke": "white", "strokeWidth": 0.3},
+        "encoding": {
+            "x": axis("start", spans, scale={"zero": False, "nice": False}),
+            "x2": {"field": "end"},
+            "y": {"field": "bar", "type": "nominal", "title": None, "sort": None}
+            | {"axis": {"labelLimit": 260}},
+            "color": {"field": "part", "type": "nominal", "title": None, "scale": scale},
+            "tooltip": tip(bar="", part="what", micro="micro-batch", start="from", end="to"),
+        },
+    }
 
 
 def beside(x: str, y: str, titles: list[str], colour: Spec, ends: list[float], run: str) -> Spec:

@@ -149,7 +149,9 @@ def _numbers(table: Table) -> list[str]:
     return [
         c.key
         for c in table.shown
-        if c.spec or all(isinstance(r.get(c.key), int | float | None) for r in table.rows)
+        if c.spec
+        or {type(r.get(c.key)) for r in table.rows} - {type(None)} <= {int, float, bool}
+        and any(r.get(c.key) is not None for r in table.rows)
     ]
 
 
@@ -211,6 +213,7 @@ def _table(key: str, table: Table, links: dict[Cell, Cell], most: int | None) ->
         f"{escape(c.heading)}</button>"
         for c in columns
     )
+    hint = f", or {numbers[0]}&gt;=2" if numbers else ""
     lines = []
     for i, line in enumerate(list(zip(*texts, strict=True))[:most]):
         cells = [
@@ -223,7 +226,7 @@ def _table(key: str, table: Table, links: dict[Cell, Cell], most: int | None) ->
     notes = "".join(f"<li>{escape(note)}</li>" for note in [*below, *table.below])
     body = "\n".join(lines)
     return f"""<div class="tools"><label>Filter <input type="search"
-placeholder="words, or gpus&gt;=2 engine=ddp" aria-label="Filter table {escape(key)}"></label>
+placeholder="words{hint}" aria-label="Filter table {escape(key)}"></label>
 <button type="button">Copy as Markdown</button>
 <button type="button">Copy as CSV</button><span class="said" role="status"></span></div>
 <div class="scroll" tabindex="0" role="region" aria-label="Table {escape(key)}">

@@ -208,7 +208,8 @@ class Drawing {
     const some = this.limit === 1 ? [sheet.marked] : sheet.shown().slice(0, this.limit || Infinity);
     if (this.follows === this.data) return some.map((i) => all[i]).filter(Boolean);
     const run = sheet?.keys.indexOf("run");
-    const names = sheet ? sheet.shown().map((i) => sheet.rows[i][run]) : [...new Set(all.map((row) => row.run))];
+    const own = new Set(all.map((row) => row.run)); // a run without such data takes no place
+    const names = sheet ? sheet.shown().map((i) => sheet.rows[i][run]).filter((name) => own.has(name)) : [...own];
     const place = new Map(names.slice(0, this.limit || Infinity).map((name, k) => [name, k]));
     const found = all.filter((row) => row.run === undefined || place.has(row.run));
     return found.sort((a, b) => place.get(a.run) - place.get(b.run));
@@ -233,26 +234,25 @@ class Drawing {
 
   brush() { // a drag along an axis limits the table to what it spans; a click frees the axis
     const box = this.at.appendChild(make("div", { class: "brush" }));
-    const x = this.view.scale("x"), y = this.view.scale("y"), [left, top] = this.view.origin();
-    let from = null, axis = 0;
-    const down = (event) => event.clientY - this.at.getBoundingClientRect().top - top;
-    this.at.addEventListener("pointerdown", (event) => {
-      axis = Math.floor((event.clientX - this.at.getBoundingClientRect().left - left) / x.step());
-      if (axis >= 0 && axis < x.domain().length) from = down(event);
-    });
-    this.at.addEventListener("pointermove", (event) => {
-      const [a, b] = [from, down(event)].sort((one, other) => one - other);
-      box.style.cssText = from === null ? "" : `display:block;left:${left + (axis + 0.5) * x.step() - 7}px;`
-        + `top:${top + a}px;height:${b - a}px`;
-    });
+    let from = null;
+    const place = ({ clientX, clientY }) => {
+      const { x, y } = this.at.getBoundingClientRect(), [left, top] = this.view.origin();
+      const step = this.view.scale("x").step(), k = Math.floor((clientX - x - left) / step);
+      return { axis: this.axes[k], x: left + (k + 0.5) * step - 7, y: clientY - y, share: this.view.scale("y").invert(clientY - y - top) };
+    };
+    this.at.onpointerdown = (event) => { from = place(event).axis ? place(event) : null; };
+    this.at.onpointermove = (event) => {
+      const ends = from && [from.y, place(event).y].sort((a, b) => a - b);
+      box.style.cssText = ends ? `display:block;left:${from.x}px;top:${ends[0]}px;height:${ends[1] - ends[0]}px` : "";
+    };
     addEventListener("pointerup", (event) => {
-      if (from === null) return;
-      const [low, high] = [y.invert(from), y.invert(down(event))].sort((a, b) => a - b);
-      const { key, values, ends } = this.axes[axis];
-      const known = values?.filter((_, i) => i / (values.length - 1 || 1) >= low && i / (values.length - 1 || 1) <= high);
-      const bound = (share) => Number((ends[0] + share * (ends[1] - ends[0])).toPrecision(4));
-      const span = values ? known.length && `${key}=${known.map((one) => one ?? "-")}` : high < 0 ? `${key}=-` : `${key}>=${bound(low)} ${key}<=${bound(high)}`;
-      sheets[this.follows].limit(key, Math.abs(down(event) - from) < 4 ? "" : span);
+      if (!from) return;
+      const [low, high] = [from.share, place(event).share].sort((a, b) => a - b);
+      const { key, values, ends: [first, last], log } = from.axis, n = values?.length - 1;
+      const some = values?.filter((_, i) => i >= low * n && i <= high * n).map((one) => one ?? "-");
+      const bound = (share) => (log ? first * (last / first) ** share : first + share * (last - first)).toPrecision(4);
+      const span = high < 0 ? `${key}=-` : `${key}>=${bound(low)} ${key}<=${bound(high)}`;
+      sheets[this.follows].limit(key, Math.abs(place(event).y - from.y) < 4 ? "" : values ? some.length && `${key}=${some}` : span);
       box.style.cssText = "";
       from = null;
     });

@@ -6,7 +6,7 @@ from typing import Any
 
 from analysis.common.tables import Column, Table
 from analysis.logs.published_csv import PublishedTable, read_csv
-from analysis.pages import charts
+from analysis.pages import audit, charts, layout_map
 from analysis.pages.section import Chart, Section
 from analysis.published import recomputed
 from analysis.published.audit import audit_paths
@@ -19,20 +19,23 @@ def views(path: Path) -> list[Section]:
         UsageError: the CSV cannot be read.
     """
     name = re.sub(r"\W", "_", path.stem)
+    source = read_csv(path)
     if path.name == recomputed.JEAN_ZAY and path.resolve().parent == recomputed.FOLDER.resolve():
         table = recomputed.jean_zay(1, 10**6)
     else:
-        table = _as_printed(read_csv(path))
+        table = _as_printed(source)
     found, refused, _ = audit_paths([path])
     words = [f"Source: {path}."]
     one = Section(f"Published: {path.name}", words, {name: table})
     one.charts += _charts(name, table)
-    audit = Section(f"Audit: {path.name}", [*refused])
-    said = [{"finding": str(finding).replace(f"{path}:", "line ", 1)} for finding in found]
-    audit.tables[f"{name}-audit"] = Table([Column("finding", "finding")], said)
-    if not (found or refused):
-        audit.words.append("The audit found nothing.")
-    return [one, audit]
+    mapped = layout_map.view(name, table, _SIZE, _key_of(table), f"Layout map: {path.name}")
+    lines = {row.line_no: i for i, row in enumerate(source.rows)}
+    title = f"Audit: {path.name}"
+    return [
+        one,
+        mapped,
+        audit.view(title, found, refused, name, table, lambda f: lines.get(f.line)),
+    ]
 
 
 def _as_printed(source: PublishedTable) -> Table:
@@ -47,6 +50,11 @@ def _as_printed(source: PublishedTable) -> Table:
             row[key] = number if plain and text else text or None
         columns.append(Column(key, key, "g" if plain else "", seldom=True))
     return Table([Column("file_line", "line of the file", "d"), *columns], rows)
+
+
+def _key_of(table: Table) -> str:
+    """The column that tells the rows apart: the line of the document, or of the file."""
+    return "line" if any(c.key == "line" for c in table.shown) else "file_line"
 
 
 def _charts(name: str, table: Table) -> list[Chart]:

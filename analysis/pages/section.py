@@ -12,12 +12,13 @@ Group = dict[str, dict[str, Any]]
 @dataclass(frozen=True)
 class Axis:
     """One axis of a layout map. values: what stands on it from below, evenly spaced; None where it
-    is a number between its ends. A value that a row lacks stands below 0."""
+    is a number between its ends (log: by its logarithm), and one that a row lacks stands below."""
 
     key: str
     title: str
     values: tuple[Any, ...] | None = None
     ends: tuple[float, float] = (0.0, 1.0)
+    log: bool = False
 
 
 @dataclass(frozen=True)

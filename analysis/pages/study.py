@@ -2,16 +2,20 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from analysis.common.tables import Column, Table
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
 from analysis.measured import predictions, tflops
-from analysis.pages import charts
+from analysis.measured.fairness import is_changed
+from analysis.pages import audit, charts, costs, layout_map, memory
 from analysis.pages.section import Chart, Section, group
+from analysis.published.audit import audit_records
 from models.errors import printable
-from models.gpus import find_gpu
+from models.files import read_toml
 
 # Layout columns that the page has beside those of analysis.tflops, before its column s/iter.
 _LAYOUT = (
@@ -48,24 +52,44 @@ def engines_of(rows: list[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(row["engine"] or "unknown" for row in rows))
 
 
-def verdict(records: list[Record], refused: list[str], found: Table) -> Section:
-    """What was asked, against what, where, and which runs count."""
+# What the first lines say, and how to give what no run states; "" where nothing can.
+_NOT_GIVEN = {
+    "Question": "--question TEXT, or `question` in the study's file",
+    "Study": "",
+    "Baseline": "--baseline NAME",
+    "Convention": "",
+    "Machine": "--gpu-type NAME",
+    "Versions": "",
+    "Commit": "",
+}
+
+
+def verdict(
+    records: list[Record], refused: list[str], found: Table, kind: str, question: str, named: str
+) -> Section:
+    """What was asked, against what, where, and which runs count.
+
+    kind: of scaling. question, named: the question and the baseline that were given; "" for none.
+    """
+    used = _all(row["convention"] for row in found.rows if row["tflops"] is not None)
+    packages = ("torch", "deepspeed", "megatron-core", "nccl")
+    versions = [
+        f"{key} {of}" for key in packages if (of := _all(_version(r, key) for r in records))
+    ]
+    hosts = [r.facts.get("host") or {} for r in records]
+    said = {
+        "Question": printable(question or " / ".join(_questions(records))),
+        "Study": _all(r.study for r in records),
+        "Baseline": printable(named) or _all(r.baseline for r in records),
+        "Convention": f"TFLOP/s by {used}, {kind} scaling" if used else f"{kind} scaling",
+        "Machine": _all([*(r.gpu_type for r in records), *(h.get("cpu") for h in hosts)]),
+        "Versions": ", ".join(versions),
+        "Commit": _all(r.commit and r.commit[:12] + " (changed)" * is_changed(r) for r in records),
+    }
     one = Section("Verdict")
-    for text, name in (("Study", "study"), ("Baseline", "baseline")):
-        if said := _all(getattr(r, name) for r in records):
-            one.words.append(f"{text}: {said}.")
-    machines = [m for r in records for m in (r.gpu_type, (r.facts.get("host") or {}).get("cpu"))]
-    if said := _all(machines):
-        one.words.append(f"Machine: {said}.")
-    for text, room, key in (
-        ("torch", "versions", "torch"),
-        ("deepspeed", "versions", "deepspeed"),
-        ("megatron-core", "versions", "megatron-core"),
-    ):
-        if said := _all((r.facts.get(room) or {}).get(key) for r in records):
-            one.words.append(f"{text}: {said}.")
-    if said := _all(r.commit and r.commit[:12] for r in records):
-        one.words.append(f"Commit: {said}.")
+    for name, how in _NOT_GIVEN.items():
+        lacking = f"- (no run states it{f'; give it with {how}' if how else ''})"
+        one.words.append(f"{name}: {said[name] or lacking}")
     counts = Counter(row["verdict"] for row in found.rows)
     fit = sum(bool(row["fit"]) and row["verdict"] == "complete" for row in found.rows)
     each = ", ".join(f"{n} {name}" for name, n in counts.most_common())
@@ -81,8 +105,27 @@ def verdict(records: list[Record], refused: list[str], found: Table) -> Section:
     return one
 
 
-def _why(row: dict[str, Any]) -> str:
-    return row["notes"] or row["missing"].get("speedup") or row["missing"].get("step_s") or "-"
+def _version(record: Record, package: str) -> str | None:
+    """A package's version; run.json has NCCL's among the facts of the host."""
+    room = record.facts.get("host" if package == "nccl" else "versions") or {}
+    return room.get(package)
+
+
+def _questions(records: list[Record]) -> list[str]:
+    """The questions of the studies: of the file that a job kept beside its run, else of the one
+    that the run's command line names, where it is still there under the study's name."""
+    files: dict[Path, None] = {}
+    for record in records:
+        words = str(record.facts.get("command_line") or "").split()
+        named = [Path(b) for a, b in pairwise(words) if a == "--study"]
+        kept = sorted(Path(record.source).glob("*.study.toml")) if record.facts else []
+        files |= dict.fromkeys(kept[-1:] or [p for p in named if p.stem == record.study])
+    found = [read_toml(path, "study").get("question") for path in files if path.is_file()]
+    return list(dict.fromkeys(str(one) for one in found if one))
+
+
+def _why(row: dict[str, Any]) -> str | None:
+    return row["notes"] or row["missing"].get("speedup") or row["missing"].get("step_s")
 
 
 def _all(values: Any) -> str:
@@ -151,25 +194,6 @@ def predicted(found: Table, shown: str) -> Section:
     return one
 
 
-def memory(records: list[Record], found: Table, shown: str) -> Section:
-    """Peak GB of each run beside the memory of its card, where all runs have the same card."""
-    one = Section("Memory")
-    known = [row for row in found.rows if row["peak_gb"] is not None]
-    if not known:
-        return one
-    cards = {r.gpu_type: find_gpu(r.gpu_type) for r in records if r.gpu_type}
-    card = next(iter(cards.values())) if len(cards) == 1 else None
-    limit = card.memory_gb if card else None
-    most = max(known, key=lambda r: r["peak_gb"])
-    said = f"Peak GB of the fullest rank, {len(known)} runs; most: {most['run']}, "
-    said += f"{most['peak_gb']:.3g} GB. "
-    said += f"The dashed line is {card.name}'s memory." if card else "No line: no one known card."
-    named = f"{card.name}" if card else ""
-    spec = charts.bars("peak_gb", "peak GB", engines_of(found.rows), limit, named)
-    one.charts.append(Chart(spec, shown, said, limit=40))
-    return one
-
-
 def provenance(records: list[Record]) -> Section:
     """Where each run stands, what read it, and which facts its log does not say itself."""
     columns = [
@@ -179,7 +203,7 @@ def provenance(records: list[Record]) -> Section:
         Column("commit", "commit"),
         Column("started", "started", seldom=True),
         Column("ended", "ended", seldom=True),
-        Column("origin", "facts that the log does not state itself"),
+        Column("origin", "facts from elsewhere than the log"),
     ]
     rows = []
     for record in records:
@@ -210,6 +234,7 @@ def of_records(
     kind: str,
     any_commit: bool,
     predict: str | None,
+    question: str = "",
 ) -> tuple[list[Section], list[Section]]:
     """(the first views of runs, the last ones); the views of steps and ranks stand between.
 
@@ -222,10 +247,19 @@ def of_records(
     other = "weak" if kind == "strong" else "strong"
     others = tflops.rows(records, convention, baseline, other, any_commit=any_commit)
     first = [
-        verdict(records, refused, found),
+        verdict(records, refused, found, kind, question, baseline or ""),
         Section("Runs", tables={"runs": shown}),
+        layout_map.view("runs", shown, charts.by_engine(engines_of(found.rows))),
         scaling(found.rows, kind),
         scaling(others, other),
         predicted(shown, "runs"),
     ]
-    return first, [memory(records, shown, "runs"), provenance(records)]
+    row_of = {record.source: i for i, record in reversed(list(enumerate(records)))}
+    findings = audit_records(records)
+    last = [
+        memory.view(records, found.rows),
+        costs.view(records),
+        audit.view("Audit", findings, [], "runs", shown, lambda f: row_of.get(f.file)),
+        provenance(records),
+    ]
+    return first, last

@@ -6,9 +6,22 @@ from typing import Any
 from analysis.logs.load import baseline_of, load
 from analysis.pages import published, ranks, steps, study
 from analysis.pages.html import page
+from analysis.pages.section import Section
 
 
 def page_of(
+    paths: list[Path], facts: dict[str, Any] | None = None, **settings: Any
+) -> tuple[str, list[str]]:
+    """(the page as text, one line for each thing that was refused); settings: of `sections_of`.
+
+    Raises:
+        UsageError: as `sections_of`, or vl-convert-python is not installed.
+    """
+    title, sections, refused = sections_of(paths, facts, **settings)
+    return page(title, sections), refused
+
+
+def sections_of(
     paths: list[Path],
     facts: dict[str, Any] | None = None,
     *,
@@ -17,28 +30,32 @@ def page_of(
     kind: str = "strong",
     any_commit: bool = False,
     predict: str | None = None,
-) -> tuple[str, list[str]]:
-    """(the page as text, one line for each thing that was refused).
+    question: str = "",
+) -> tuple[str, list[Section], list[str]]:
+    """(the page's title, its views, one line for each thing that was refused).
 
-    facts: what the logs do not say, by Record's names. The other settings are those of
-    `tflops.of_records`.
+    facts: what the logs do not say, by Record's names. question: what the study asks, where no
+    file of a study says it. The other settings are those of `tflops.of_records`.
 
     Raises:
-        UsageError: nothing could be read, there is no such baseline or calibration, or
-            vl-convert-python is not installed.
+        UsageError: nothing could be read, or there is no such baseline or calibration.
     """
     tables = [path for path in paths if path.suffix == ".csv" and path.is_file()]
     others = [path for path in paths if path not in tables]
     sections, refused, names = [], [], []
     if others:
         records, refused = load(others, facts)
-        settings = (convention, baseline, kind, any_commit, predict)
+        settings = (convention, baseline, kind, any_commit, predict, question)
         first, last = study.of_records(records, refused, *settings)
         base = baseline_of(baseline, records) if baseline else None
-        sections += [*first, *steps.views(records, base), *ranks.views(others, baseline, kind)]
+        sections += [
+            *first,
+            *steps.views(records, base),
+            *ranks.views(others, baseline, kind, predict),
+        ]
         sections += last
         names += sorted({r.study for r in records if r.study}) or [p.name for p in others]
     for path in tables:
         sections += published.views(path)
         names.append(path.name)
-    return page(f"Scaling study: {', '.join(names)}", sections), refused
+    return f"Scaling study: {', '.join(names)}", sections, refused

@@ -10,6 +10,7 @@ from analysis.logs.load import load, name_of
 from analysis.logs.model import asked, config_of
 from analysis.logs.record import Record
 from analysis.logs.verdict import timed
+from analysis.planner import timemodel
 from analysis.planner.calibration import Calibration, host_columns
 from models.errors import UsageError
 from parallel.config.layout import OFFLOAD, RECOMPUTE
@@ -83,17 +84,24 @@ def crowding(record: Record) -> float:
 
 def predicted_seconds(record: Record, calibration: Calibration) -> tuple[float | None, str]:
     """(seconds per step on a cluster, "") or (None, which of the facts is absent)."""
+    terms, why = predicted_terms(record, calibration)
+    return (None, why) if why else (sum(terms.values()), "")
+
+
+def predicted_terms(record: Record, calibration: Calibration) -> tuple[dict[str, float], str]:
+    """(seconds per step by term of the time model, "") or ({}, which of the facts is absent)."""
     try:
         settings = settings_of(record)
     except ValueError as error:
-        return None, str(error)
+        return {}, str(error)
     if calibration.is_host and settings["width"] != 4:
-        return None, f"{calibration.name} is measured in fp32 alone, not {record.precision}"
+        return {}, f"{calibration.name} is measured in fp32 alone, not {record.precision}"
     where = calibration.columns(_engine(record), settings["tp"], record.gpus)
     x = columns(**settings | where)
     machine = calibration.machine(settings["width"])
     crowd = crowding(record) if calibration.is_host else 1.0
-    return float(np.ravel(calibration.fit.seconds(x, machine))[0]) * crowd, ""
+    terms = timemodel.terms(x, machine, calibration.fit.constants)
+    return {name: float(np.ravel(of)[0]) * crowd for name, of in terms.items()}, ""
 
 
 @dataclass
