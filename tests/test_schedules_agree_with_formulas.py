@@ -171,3 +171,117 @@ def test_the_picture_is_drawn(tmp_path):
     out = tmp_path / "pipeline.png"
     assert schedule.main(["--pp", "4", "--micro-batches", "8", "--png", str(out)]) == 0
     assert out.stat().st_size > 5000
+
+
+# --- zero bubble (arXiv 2401.10241) ---------------------------------------------------------------
+
+TIMES = [(1, 1, 1), (2, 2, 1), (3, 4, 2), (2, 5, 2), (5, 3, 4), (4, 1, 1)]  # T_F, T_B, T_W
+
+
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("name", pipeline.ZERO_BUBBLE)
+def test_bubble_and_memory_of_the_zero_bubble_schedules(name, times):
+    """As their closed forms say, wherever the forms hold: what they do not cover they refuse."""
+    checked, vpp = 0, 2 if name == "zb-v" else 1
+    forward, inputs, weights = map(float, times)
+    for pp in (1, 2, 3, 4, 8):
+        for n_micro in (pp, 2 * pp - 1, 2 * pp, 3 * pp + 1):
+            try:
+                form = pipeline.zero_bubble_form(name, pp, n_micro, *times)
+            except UsageError:
+                continue
+            given = forward, inputs + weights, 0.0, weights
+            events = pipeline.simulate(name, pp, n_micro, vpp, *given)
+            held = max(pipeline.in_flight(events, stage) for stage in range(pp))
+            assert (pipeline.longest_wait_s(events), held) == (form[0], form[1] * vpp)
+            assert len(events) == 3 * n_micro * vpp * pp == len(set(events))
+            checked += 1
+    if name == "zb-v":
+        assert checked == (16 if times == (1, 1, 1) else 0)
+    else:
+        assert checked == (20 if name == "zb-h1" else 16)
+
+
+def test_the_forms_are_those_of_the_paper():
+    """Table 2: (p - 1)(T_F + T_B - T_W) with p held, (p - 1)(T_F + T_B - 2 T_W) with 2 p - 1."""
+    assert pipeline.zero_bubble_form("zb-h1", 4, 8, 3, 4, 2) == (3 * (3 + 4 - 2), 4)
+    assert pipeline.zero_bubble_form("zb-h2", 4, 8, 3, 4, 2) == (3 * (3 + 4 - 2 * 2), 7)
+    assert pipeline.zero_bubble_form("zb-v", 4, 8, 2, 2, 2) == (0, 4)
+
+
+def test_where_a_form_does_not_hold_the_numbers_are_said():
+    for name, n_micro, times, said in (
+        ("zb-h1", 3, (1, 1, 1), "zb-h1 needs at least 4 micro-batches at pp 4"),
+        ("zb-h2", 6, (1, 1, 1), "zb-h2 needs at least 7 micro-batches at pp 4"),
+        ("zb-h1", 8, (1, 1, 2), r"T_W up to T_F \(T_F 1, T_B 1, T_W 2\)"),
+        ("zb-h2", 8, (3, 1, 3), "needs 2 T_W up to T_F \\+ T_B"),
+        ("zb-v", 8, (1, 2, 1), "zb-v needs T_F = T_B = T_W"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            pipeline.zero_bubble_form(name, 4, n_micro, *times)
+
+
+def test_with_long_weight_gradients_the_form_would_be_too_small():
+    """T_W above T_F: the simulation waits longer than (p - 1)(T_F + T_B - T_W)."""
+    events = pipeline.simulate("zb-h1", 2, 4, 1, 2.0, 2.0 + 3.0, 0.0, 3.0)
+    assert pipeline.longest_wait_s(events) == 2 > (2 - 1) * (2 + 2 - 3)
+
+
+def test_the_handcrafted_schedules_do_what_figure_3_draws():
+    """Its first and last device, of four with eight micro-batches; ours count from 0."""
+    first = said(pipeline.order("zb-h1", 0, 4, 8))
+    assert first.startswith("F0 F1 F2 F3 B0 W0 F4 B1 W1 F5") and first.endswith("B6 W6 B7 W7")
+    assert said(pipeline.order("zb-h1", 3, 4, 8)) == (
+        "F0 B0 F1 B1 F2 B2 F3 B3 W0 F4 B4 W1 F5 B5 W2 F6 B6 W3 F7 B7 W4 W5 W6 W7"
+    )
+    first = said(pipeline.order("zb-h2", 0, 4, 8))
+    assert first.startswith("F0 F1 F2 F3 F4 F5 F6 B0 W0 F7 B1 W1 B2")
+    last = said(pipeline.order("zb-h2", 3, 4, 8))
+    assert last.startswith("F0 B0 F1") and last.endswith("F6 B6 W0 F7 B7 W1 W2 W3 W4 W5 W6 W7")
+
+
+@pytest.mark.parametrize(("pp", "n_micro"), [(1, 1), (2, 2), (2, 3), (4, 8), (4, 4), (8, 20)])
+def test_zb_v_is_the_schedule_that_pytorch_runs(pp, n_micro):
+    theirs = pytest.importorskip("torch.distributed.pipelining.schedules")
+    schedule = object.__new__(theirs.ScheduleZBVZeroBubble)
+    schedule.pp_group_size, schedule.num_stages, schedule._n_microbatches = pp, 2 * pp, n_micro
+    for stage in range(pp):
+        actions = schedule._calculate_single_rank_operations(stage)
+        kinds = {"FORWARD": "F", "BACKWARD_INPUT": "B", "BACKWARD_WEIGHT": "W"}
+        tasks = [
+            (kinds[a.computation_type.name], a.microbatch_index, int(a.stage_index >= pp))
+            for a in actions
+            if a is not None
+        ]
+        assert pipeline.order("zb-v", stage, pp, n_micro, 2) == tasks
+
+
+def test_zb_v_turns_on_the_last_stage_without_a_message():
+    """Two stages, one micro-batch, a message of 0.5: down 1 + 0.5 + 1, up 1 + 0.5 + 1."""
+    events = pipeline.simulate("zb-v", 2, 1, 2, 1.0, 2.0, 0.5)
+    ends = {(e.kind, e.stage, e.chunk): e.end for e in events}
+    assert ends["F", 1, 0] == 2.5 and ends["F", 1, 1] == 3.5 and ends["F", 0, 1] == 5.0
+
+
+def test_weight_gradients_are_capitals_and_nobody_waits_for_them(capsys):
+    assert schedule.main(["--schedule", "zb-h1", "--pp", "2", "--micro-batches", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("stage   0 01.aA2bBcC\nstage   1 .0a1bA2cBC\n")
+    assert "makespan 10, bubble 0.1111, formula 0.1111\n" in out
+    assert schedule.main(["--schedule", "zb-v", "--weight", "0.5"]) == 0
+    out = capsys.readouterr().out
+    assert "formula -\n- the formula of zb-v needs T_F = T_B = T_W (T_F 2, T_B 3, T_W 1)" in out
+
+
+def test_a_split_that_cannot_be_is_one_line(capsys):
+    for flags, said_ in (
+        (["--weight", "1"], "1f1b does not split the backward"),
+        (
+            ["--schedule", "zb-h1", "--weight", "3"],
+            "weight gradients take 3.0, more than a backward",
+        ),
+        (["--schedule", "zb-v", "--vpp", "3"], "zb-v has two chunks a stage: vpp 2, not 3"),
+        (["--schedule", "zb-h2", "--vpp", "2"], "zb-h2 has no vpp 2"),
+    ):
+        assert schedule.main(flags) == 2
+        assert said_ in capsys.readouterr().err

@@ -86,6 +86,8 @@ def events(intervals: Iterable[Interval]) -> list[dict[str, Any]]:
         thread = 0 if one.rank is None else one.rank + 1
         threads.add((one.stage, thread))
         args = {"micro_batch": one.micro, "chunk": one.chunk, "step": one.step}
+        if one.kind != "bubble":
+            args["stream"] = thread  # HolisticTraceAnalysis: busy; what has none is idle
         found.append(
             {
                 "ph": "X",
