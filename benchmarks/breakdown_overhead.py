@@ -3,14 +3,15 @@
     python benchmarks/breakdown_overhead.py [--engine megatron --tp 2 ...] [--rounds 20 --block 5]
 
 Takes parallel.train's flags (`python -m parallel.train --help`) and starts `--gpus` ranks. In a
-round, one engine takes a block of steps with the breakdown on and two blocks with it off. The order
-of the blocks changes from round to round, so that a machine that warms up or is shared slows all
-alike. Off is the state of a run without `--breakdown`: regions are marked but not timed, and the
-process groups have their own methods. A hook of DDP cannot be removed, so `ddp` has two more
-engines that never had one. Prints one JSON line: the median times and two ratios of blocks. The
-first is on over the mean of the two off; the second is the second off over the first, which shows
-the machine's noise. Each has its quartiles and the 95 % interval of its median. Many short blocks
-(--rounds 300 --block 1) narrow these.
+round, one engine takes a block of steps with the breakdown on, one with it on and every step traced
+(a run traces three), and two blocks with it off. The order of the blocks changes from round to
+round, so that a machine that warms up or is shared slows all alike. Off is a run without the flag:
+regions are marked but not timed, and the process groups have their own methods. A hook of DDP
+cannot be removed, so `ddp` has two more engines that never had one. Prints one JSON line: the
+median times and three ratios of blocks: on, and traced, over the mean of the two off; and the
+second off over the first, which shows the machine's noise. Each ratio has its quartiles and the
+95 % interval of its median. Many short blocks (--rounds 300 --block 1) narrow these. once_s: what a
+run spends between steps, on comparing clocks twice and on writing the trace (of a block here).
 """
 
 import argparse
@@ -39,7 +40,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=20, help="of three blocks")
+    parser.add_argument("--rounds", type=int, default=20, help="of four blocks")
     parser.add_argument("--block", type=int, default=5, help="optimizer steps of a block")
     settings.add_flags(parser)
     arguments = parser.parse_args(argv)
@@ -59,10 +60,11 @@ def measure(arguments: argparse.Namespace) -> None:
     from parallel.engines.devices import choose_device, init_process_group
     from parallel.measure import breakdown, ranges
     from parallel.measure.steady_time import median_ci95
+    from parallel.measure.traced_steps import TracedSteps
     from parallel.record import launch
 
     given = settings.from_flags(arguments) | {"breakdown": True, "eval_steps": 0}
-    given["steps"] = 3 * arguments.block * (arguments.rounds + 1)
+    given["steps"] = 4 * arguments.block * (arguments.rounds + 1)
     place = launch.detect()
     run = settings.resolve(("command line", given), gpus=place.world_size)
     torch.set_num_threads(run.threads)
@@ -82,12 +84,17 @@ def measure(arguments: argparse.Namespace) -> None:
         engine = engines.load(run, device, kernel)
         corpus = token_files.load(run.data, run.seq_len, run.model.vocab_size)
         dp_rank = run.layout.coords(place.rank)["dp"]
-        stepping_in = {"on": engine, "off": bare_engine or engine, "again": bare_again or engine}
+        stepping_in = {"on": engine, "traced": engine}
+        stepping_in |= {"off": bare_engine or engine, "again": bare_again or engine}
         step = 0
+        traced = TracedSteps(run.layout, place.rank, device, 0, arguments.block)
 
         def block(how: str) -> float:
             nonlocal step
-            on, stepping = how == "on", stepping_in[how]
+            on, stepping = how in ("on", "traced"), stepping_in[how]
+            books._traced = traced if how == "traced" else None
+            if books._traced:
+                traced.begins, traced.ends, traced._marks[:] = step, step + arguments.block, []
             breakdown._active = books if on else None
             ranges.listeners[:] = [books] if on else []
             for (of, name), method in zip(methods, wrapped if on else bare, strict=True):
@@ -117,13 +124,22 @@ def measure(arguments: argparse.Namespace) -> None:
                     times[how].append(took)
         breakdown._active = None
         ranges.listeners.clear()
+        dist.barrier()
+        before = time.perf_counter()
+        for _ in range(2):
+            error_s = traced.compare_clocks()
+        traced.write(Path(folder))
+        once_s = time.perf_counter() - before
         engine.close()
     if place.rank == 0:
         found: dict[str, object] = {"run": run.name, "rounds": arguments.rounds}
         found |= {"block": arguments.block}
         found |= {f"{how}_s": statistics.median(taken) for how, taken in times.items()}
-        on, off, again = (np.array(times[how]) for how in ("on", "off", "again"))
-        for name, ratios in {"on": on / ((off + again) / 2), "again": again / off}.items():
+        found |= {"once_s": round(once_s, 4), "clock_error_us": round(1e6 * error_s, 1)}
+        on, with_trace, off, again = (np.array(taken) for taken in times.values())
+        each = {"on": on, "traced": with_trace}
+        ratios_of = {name: taken / ((off + again) / 2) for name, taken in each.items()}
+        for name, ratios in (ratios_of | {"again": again / off}).items():
             low, median, high = np.quantile(ratios, (0.25, 0.5, 0.75)).round(4).tolist()
             interval = [round(end, 4) for end in median_ci95(ratios) or ()]
             found[f"{name}_over_off"] = {

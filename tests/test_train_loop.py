@@ -1,5 +1,6 @@
 """The loop around an engine: what is logged when, validation, the profiler, the progress bar."""
 
+import gzip
 import json
 import math
 import os
@@ -46,8 +47,8 @@ def test_lines_validations_and_traces_come_when_asked_for(tokens, tmp_path):
     best = run.metrics["summary"]["best_val_loss"]
     assert abs(best - min(validations)) < 1e-6
     assert len(run.steps) == 7 and all(step["grad_norm"] > 0 for step in run.steps)
-    trace = json.loads((run.path / "profiles" / "trace_rank0.json").read_text())
-    assert trace["traceEvents"]
+    with gzip.open(run.path / "profiles" / "trace_rank0.json.gz") as trace:
+        assert json.load(trace)["traceEvents"]
 
 
 def test_a_run_that_ends_in_nan_has_failed(tokens, tmp_path):
@@ -99,8 +100,8 @@ def test_a_run_that_goes_on_traces_the_steps_that_were_asked_for(done, traced, t
             with torch.profiler.record_function(f"step {step} "):
                 pass
             profile.step()
-    trace = tmp_path / "profiles" / "trace_rank0.json"
-    text = trace.read_text() if traced else ""
+    trace = tmp_path / "profiles" / "trace_rank0.json.gz"
+    text = gzip.decompress(trace.read_bytes()).decode() if traced else ""
     assert [step for step in range(1, 13) if f'"step {step} "' in text] == traced
     assert trace.exists() == bool(traced)
 

@@ -99,16 +99,12 @@ def _handcrafted(stage: int, pp: int, n_micro: int, depth: int) -> list[Task]:
 def _v_shaped(stage: int, pp: int, n_micro: int) -> list[Task]:
     """ZB-V, section 6: chunk 0 goes down the stages, chunk 1 comes back up.
 
-    The rounds are those of at least 2 pp - 1 micro-batches; of fewer, the others are left out.
+    The rounds are those of at least 2 pp - 1 micro-batches. Tasks of micro-batches that are not
+    there are left out.
     """
     total, behind = max(n_micro, 2 * pp - 1), pp - stage
     warm = ["F0"] * (2 * behind - 1) + ["F1", "F0"] * stage + ["F1", "B1", "W1"] * behind
-    n_forward = total - warm.count("F0")
-    steady = [
-        task
-        for done in range(total - pp)
-        for task in ("F0", "B0", "W0", "F1", "B1", "W1")[0 if done < n_forward else 1 :]
-    ]
+    steady = ["F0", "B0", "W0", "F1", "B1", "W1"] * (total - pp)
     drain = ["B0", "B1"] * stage + ["B0", "W0"] * behind + ["W1"] * stage + ["W0"] * stage
     done: Counter[str] = Counter()
     tasks = []

@@ -254,31 +254,30 @@ class Breakdown:
         the step is traced."""
         last, at = self._last, self._last_s
         traced = self._traced if self._traced and self._traced.is_on(step) else None
-        if traced:
-            traced.begin_step()
         if self._cuda:
             self._marks[-1][1].synchronize()
         for name, now, closed in self._marks:
             seconds = last.elapsed_time(now) / 1000 if self._cuda else now - last
             if self._cuda:
                 self._spare_events.append(last)
-            waited = 0.0
+            kind, start, end = name, at, at + seconds
             if isinstance(name, Message):
+                kind = name.kind
                 travel = min(seconds, self.transfer_s) if name.waits else seconds
-                waited = seconds - travel
                 self._seconds["pp"] += travel
-                self._seconds["bubble"] += waited
+                self._seconds["bubble"] += seconds - travel
+                if traced:
+                    start = end - travel
+                    traced.add("bubble", at, start, False, step)
             elif isinstance(name, Waiting):
-                self._seconds[name.axis] += seconds
-                self._waited[name.axis] += seconds
+                kind = name.axis
+                self._seconds[kind] += seconds
+                self._waited[kind] += seconds
             else:
-                self._seconds[name] += seconds
+                self._seconds[kind] += seconds
             if traced:
-                traced.add("bubble", at, at + waited, False, step)
-                kind = name.kind if isinstance(name, Message) else name
-                kind = kind.axis if isinstance(kind, Waiting) else kind
-                traced.add(kind, at + waited, at + seconds, closed, step)
-            last, at = now, at + seconds
+                traced.add(kind, start, end, closed, step)
+            last, at = now, end
         self._last_s = at
         self._marks, self._last = [], last
         for axis, payload, sent in self.messages:

@@ -2,7 +2,7 @@
 
 profile_mode nvtx   NVTX ranges train/* and val/* on CUDA, for `nsys profile` around the run
 profile_mode torch  the same ranges, and a Chrome/Perfetto trace of the chosen steps and ranks:
-                    profiles/trace_rank<r>.json
+                    profiles/trace_rank<r>.json.gz
 
 On a CPU a range is torch's record_function, which the trace shows as a user annotation. A run that
 is already inside `nsys profile` has its ranges without a flag. A validation after step s is part of
@@ -68,7 +68,7 @@ def attach(
             yield _IDLE
             return
         (folder / "profiles").mkdir(exist_ok=True)
-        trace = folder / "profiles" / f"trace_rank{rank}.json"
+        trace = folder / "profiles" / f"trace_rank{rank}.json.gz"
         first, last = (max(1, step - done) for step in profiled_steps(spec))
         # One step before the first warms the profiler up, where there is one.
         warmup = min(1, first - 1)

@@ -2,8 +2,8 @@
 
 Between two steps the ranks compare their clocks; then three steps are recorded, mark by mark as the
 breakdown makes them; then the clocks are compared again and each rank writes
-breakdown/trace_rank<r>.json.gz (parallel/record/timeline.py). No step's time has any of this in it
-but the list that keeps the marks.
+breakdown/trace_rank<r>.json.gz (parallel/record/timeline.py). Of all this the time of a step has
+only the keeping of the marks in it (benchmarks/breakdown_overhead.py measures that, too).
 
 A rank sends rank 0 a message and gets rank 0's time back; its own clock is taken to have shown the
 middle of the round trip then. Half of the shortest of several round trips is the most that this can
@@ -15,6 +15,7 @@ waited for, and half of that wait is added to the error.
 """
 
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,8 +48,8 @@ class TracedSteps:
         if device.type == "cuda" and layout.world_size > 1:
             self._group = dist.new_group(backend="gloo")
         self._compared: list[Offset] = []
-        self._intervals: list[Interval] = []
-        self._done: dict[str, int] = {}
+        # (kind, start, end, whether the region was closed then, step), by this rank's clock
+        self._marks: list[tuple[str, float, float, bool, int]] = []
         self._began_error_s = 0.0
 
     def is_on(self, done: int) -> bool:
@@ -65,19 +66,23 @@ class TracedSteps:
         """A stretch of steps begins; its first moment is known to `error_s`."""
         self._began_error_s = max(self._began_error_s, error_s)
 
-    def begin_step(self) -> None:
-        """Count micro-batches from 0."""
-        self._done = {"forward": 0, "backward": 0}
-
     def add(self, kind: str, start_s: float, end_s: float, closed: bool, step: int) -> None:
-        """One interval by this rank's clock. closed: the region ends, it is not only paused."""
-        micro = self._done.get(kind)
-        if end_s > start_s:
-            self._intervals.append(
-                Interval(self.stage, kind, micro, start_s, end_s, rank=self.rank, step=step)
-            )
-        if closed and micro is not None:
-            self._done[kind] += 1
+        """Keep one interval, by this rank's clock. closed: its region ends, and is not paused."""
+        self._marks.append((kind, start_s, end_s, closed, step))
+
+    def intervals(self) -> list[Interval]:
+        """What was kept, on rank 0's clock. The how-manieth forward and backward of a step count as
+        micro-batches."""
+        found, offset_s = [], self.clock()["offset_s"]
+        done: dict[tuple[str, int], int] = defaultdict(int)
+        for kind, start_s, end_s, closed, step in self._marks:
+            counts = kind in ("forward", "backward")
+            micro = done[kind, step] if counts else None
+            done[kind, step] += closed and counts
+            span = start_s - offset_s, end_s - offset_s
+            if end_s > start_s:
+                found.append(Interval(self.stage, kind, micro, *span, rank=self.rank, step=step))
+        return found
 
     def clock(self) -> dict[str, float]:
         """What the file says of the clock."""
@@ -92,15 +97,9 @@ class TracedSteps:
 
     def write(self, folder: Path) -> None:
         """Write the file."""
-        clock = self.clock()
-        shifted = [
-            i._replace(start_s=i.start_s - clock["offset_s"], end_s=i.end_s - clock["offset_s"])
-            for i in self._intervals
-        ]
         steps = list(range(self.begins + 1, self.ends + 1))
-        about: dict[str, Any] = {"rank": self.rank, "steps": steps, "clock": clock}
-        timeline.write(timeline.file_of(folder, self.rank), shifted, about)
-        self._intervals = []
+        about: dict[str, Any] = {"rank": self.rank, "steps": steps, "clock": self.clock()}
+        timeline.write(timeline.file_of(folder, self.rank), self.intervals(), about)
 
 
 def compare_clocks(rank: int, world: int, group: Any = None) -> Offset:
