@@ -47,7 +47,7 @@ render: setup
 
 report: setup
 	$(PY) -m analysis.report $(PAGES)
-	$(PY) -m analysis.plots
+	$(PY) -m analysis.plots --out logs/plots
 
 test: setup check
 	$(PYTEST) -m "not slow"

@@ -1,19 +1,24 @@
-"""Pictures of the tables, as PNG and SVG.
+"""Pictures of runs and logs, as PNG and SVG.
 
-    python -m analysis.plots                              the published tables, to logs/plots
     python -m analysis.plots PATH... [--out FOLDER] [--baseline NAME]
+    python -m analysis.plots PATH... --x micro_batch [--y tokens_per_s]
+    python -m analysis.plots PATH... --y peak_gb
+    python -m analysis.plots --out FOLDER               the published tables
 
-With paths: speedup, TFLOP/s and phases of these runs, to PATH/plots (beside a file; of several
-paths --out says where). logs/plots is the published tables' alone. Every file that is written is
-named, and so is every run that a picture leaves out, with the reason. The speedup has its ideal
-line, a point for every run, a line through the medians of the sizes and, where a row is of
-repeats, its spread from slowest to fastest. Exits 2 when there is nothing to draw.
+Without --x and --y: TFLOP/s and speedup against GPUs, the seconds of each configuration, where a
+step's time goes, and the losses, each where the runs have the facts. --x draws one column against
+another, a point a run; --y alone its bars, one a configuration. A line in a bar spans its repeats.
+The pictures go to PATH/plots (beside a file; of several paths --out says where), but never to a
+folder that git tracks, unless --out names it. Every file that is written is named, and so is every
+run that a picture leaves out, with the reason. The speedup has its ideal line, a point for every
+run, and a line through the medians of the sizes. Exits 2 when there is nothing to draw.
 """
 
 if not __package__:
     import as_script
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -27,17 +32,34 @@ def folder_for(paths: list[Path], out: Path | None) -> Path:
     """Where the pictures go.
 
     Raises:
-        UsageError: several paths and no --out, or runs' pictures where the published ones are.
+        UsageError: no path or several and no --out; the folder is that of the published pictures
+            or, where --out does not name it, holds files that git tracks.
     """
+    if not paths and out is None:
+        raise UsageError("say with PATH what to draw, or with --out where the published tables go")
     if not paths:
-        return out or Path("logs/plots")
+        return out
     if out is None and len(paths) > 1:
         raise UsageError(f"{len(paths)} paths: say with --out FOLDER where the pictures go")
     path = paths[0]
     folder = out or (path if path.is_dir() else path.parent) / "plots"
     if os.path.realpath(folder) == os.path.realpath(PUBLISHED):  # a loop of links is no error here
         raise UsageError(f"{folder} holds the published tables' pictures: take another --out")
+    if out is None and _tracked(folder):
+        raise UsageError(f"git tracks files in {folder}: say with --out FOLDER where to write")
     return folder
+
+
+def _tracked(folder: Path) -> bool:
+    """Whether git tracks a file in a folder."""
+    if not folder.is_dir():
+        return False
+    try:
+        words = ["git", "-C", str(folder), "ls-files", "--", "."]
+        asked = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+    except OSError:  # no git here
+        return False
+    return bool(asked.stdout)
 
 
 @command_line("analysis.plots")
@@ -46,18 +68,22 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m analysis.plots", description=__doc__)
     parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="logs, runs, folders")
     parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="folder to write (default: PATH/plots; without paths logs/plots)",
+        "--out", type=Path, metavar="DIR", help="folder to write (default: PATH/plots)"
     )
     parser.add_argument("--baseline", metavar="NAME", help="the run to compare with; or its path")
-    arguments = parser.parse_args(argv)
-    folder, left_out = folder_for(arguments.paths, arguments.out), []
-    if arguments.paths:
+    also = " (a wrong one lists all)"
+    parser.add_argument("--x", metavar="COLUMN", help=f"draw against this column{also}")
+    said = f"draw this column{also}; alone, as bars (default with --x: tokens_per_s)"
+    parser.add_argument("--y", metavar="COLUMN", help=said)
+    given = parser.parse_args(argv)
+    folder, left_out = folder_for(given.paths, given.out), []
+    if given.paths:
         from analysis.measured import pictures  # here: --help needs no numpy
 
-        written, left_out = pictures.draw(arguments.paths, folder, arguments.baseline)
+        axes = given.x, given.y
+        written, left_out = pictures.draw(given.paths, folder, given.baseline, axes)
+    elif given.x or given.y or given.baseline:
+        raise UsageError("--x, --y and --baseline are of runs: say with PATH which")
     else:
         from analysis.published import pictures
 

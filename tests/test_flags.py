@@ -100,6 +100,8 @@ MEANING = {
     "--weight": "the weight gradients' time over a forward's",
     "--why": "the layout to explain",
     "--window": "iterations to use",
+    "--x": "the column along a picture's bottom",
+    "--y": "the column that a picture shows",
     "--yes": "do not ask",
 }
 SETTINGS = {"--" + setting.name.replace("_", "-"): setting for setting in fields(RunSpec)}

@@ -1,5 +1,6 @@
 """Marked blocks are a function of the data: they are current here, and a stale one is an error."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -99,18 +100,96 @@ def test_a_studys_pictures_lie_beside_it_and_show_every_run(tmp_path, capsys):
     write(runs, facts("s", "ddp", engine="ddp", gpus=8, recompute="full"))
     assert plots.main([str(runs)]) == 0
     said = capsys.readouterr()
-    written = [runs / "plots" / f"{n}.{k}" for n in ("tflops", "speedup") for k in ("png", "svg")]
+    names = ("tflops", "speedup", "step_s", "loss")
+    written = [runs / "plots" / f"{name}.{kind}" for name in names for kind in ("png", "svg")]
     assert said.out.splitlines() == list(map(str, written))
     assert sorted(said.err.splitlines()) == [
-        "analysis.plots: ddp-dp4: not in tflops and speedup: no data",
+        "analysis.plots: ddp-dp4: not in tflops, speedup and step_s: no data",
         "analysis.plots: ddp-dp8-recompute-full: not in speedup: invalid comparison: recompute"
         " full here, none in the baseline",
+        "analysis.plots: not in loss: their logs have no losses: ddp-dp4",
     ]
     assert plots.main([str(runs), str(runs / "ddp")]) == 2
     assert "2 paths: say with --out FOLDER" in capsys.readouterr().err
     for where in ([str(ROOT / "logs")], [str(runs), "--out", str(ROOT / "logs" / "plots")]):
         assert plots.main(where) == 2
         assert "holds the published tables' pictures" in capsys.readouterr().err
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Two configurations with two repeats each, and a run that failed."""
+    runs = tmp_path / "runs"
+    for micro_batch, times in ((1, (0.30, 0.34)), (4, (0.26, 0.20))):
+        for repeat, step_s in enumerate(times, start=1):
+            about = facts("s", "ddp", engine="ddp", gpus=2, micro_batch=micro_batch)
+            about["configuration"] = f"{about['run']}-mb{micro_batch}"
+            about["run"] = f"{about['configuration']}-r{repeat}"
+            write(runs, about | {"repeat": repeat}, step_s=step_s)
+    write(runs, facts("s", "ddp", engine="ddp", gpus=4), loss=[], fail="no port")
+    return runs
+
+
+def test_any_column_is_drawn_against_another(study, capsys, monkeypatch):
+    figures = {}
+    monkeypatch.setattr(
+        drawing, "save", lambda figure, _, name: figures.update({name: figure}) or []
+    )
+    assert plots.main([str(study), "--x", "micro_batch", "--y", "step_s"]) == 0
+    (line,) = figures["step_s_by_micro_batch"].axes[0].lines
+    points = sorted((x, round(y, 2)) for x, y in zip(*line.get_data(), strict=True))
+    assert points == [(1, 0.30), (1, 0.34), (4, 0.20), (4, 0.26)]
+    assert (
+        capsys.readouterr().err
+        == "analysis.plots: ddp-dp4: not in step_s by micro_batch: no step was timed\n"
+    )
+    assert plots.main([str(study), "--x", "engine"]) == 0
+    (axes,) = figures["tokens_per_s_by_engine"].axes
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["ddp"]
+
+
+def test_a_bar_is_the_median_of_a_configurations_repeats(study, capsys, monkeypatch):
+    figures = {}
+    monkeypatch.setattr(
+        drawing, "save", lambda figure, _, name: figures.update({name: figure}) or []
+    )
+    assert plots.main([str(study), "--y", "step_s"]) == 0
+    (axes,) = figures["step_s"].axes
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([0.32, 0.23], rel=0.01)
+    spans = [sorted(line.get_xdata()) for line in axes.lines]
+    assert sum(spans, []) == pytest.approx([0.30, 0.34, 0.20, 0.26], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--x", "batch"], "--x cannot be 'batch'; it can be: gpus, tp, "),
+        (["--y", "engine"], "--y cannot be 'engine', which --x can be; it can be: step_s, "),
+        (["--y", "mfu"], "no run here has mfu: nothing to draw; "),
+    ],
+)
+def test_an_axis_that_cannot_be_is_refused_with_those_that_can(flags, words, study, capsys):
+    assert plots.main([str(study), *flags]) == 2
+    assert words in capsys.readouterr().err
+    assert not (study / "plots").exists()
+
+
+def test_pictures_are_not_written_over_tracked_files_unless_told(study, tmp_path, capsys):
+    assert plots.main([str(study)]) == 0
+    for words in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    before = (study / "plots" / "loss.svg").stat().st_mtime_ns
+    capsys.readouterr()
+    assert plots.main([str(study)]) == 2
+    assert capsys.readouterr().err == (
+        f"analysis.plots: git tracks files in {study / 'plots'}: say with --out FOLDER where to"
+        " write\n"
+    )
+    assert (study / "plots" / "loss.svg").stat().st_mtime_ns == before
+    assert plots.main([str(study), "--out", str(study / "plots")]) == 0
+    for flags in ([], ["--x", "tp", "--out", str(tmp_path)]):  # without a path
+        assert plots.main(flags) == 2
+        assert "say with " in capsys.readouterr().err
 
 
 def test_every_row_of_a_size_is_a_point_and_the_line_goes_through_the_medians():

@@ -1,4 +1,4 @@
-"""Drawing: speedup, TFLOP/s and phases as figures, and saving them as PNG and SVG.
+"""Drawing: speedup, points, bars, phases and losses as figures; saving them as PNG and SVG.
 
 The rows come from analysis/measured/pictures.py (runs) and analysis/published/pictures.py
 (published tables).
@@ -8,13 +8,21 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from parallel.config.engine_abilities import ENGINES
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")  # Paul Tol, bright
 
 
-def _figure(title: str) -> "tuple[Figure, Any]":
+def colour_of(label: str) -> str | None:
+    """The colour of an engine, the same in every picture; None for another label."""
+    names = list(ENGINES)
+    return COLOURS[names.index(label) % len(COLOURS)] if label in names else None
+
+
+def _figure(title: str, height: float = 4.2) -> "tuple[Figure, Any]":
     import matplotlib
 
     matplotlib.use("Agg")
@@ -22,7 +30,7 @@ def _figure(title: str) -> "tuple[Figure, Any]":
     matplotlib.rcParams.update({"svg.hashsalt": "3d", "svg.fonttype": "none"})
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    figure = Figure(figsize=(6.4, height), layout="constrained")
     axes = figure.subplots()
     axes.set_title(title)
     axes.set_prop_cycle(color=COLOURS)
@@ -56,10 +64,11 @@ def speedup(series: dict[str, list[dict[str, Any]]], title: str) -> "Figure":
         for size, one in zip(gpus, faster, strict=True):
             by_size.setdefault(size, []).append(one)
         if len(by_size) == len(rows):
-            axes.plot(gpus, faster, "o-", label=label)
+            axes.plot(gpus, faster, "o-", label=label, color=colour_of(label))
         else:
             middle = [statistics.median(by_size[size]) for size in sorted(by_size)]
-            axes.plot(sorted(by_size), middle, "-", label=f"{label} (line: medians)")
+            said = f"{label} (line: medians)"
+            axes.plot(sorted(by_size), middle, "-", label=said, color=colour_of(label))
             axes.plot(gpus, faster, "o", color=axes.lines[-1].get_color(), alpha=0.7)
         colour = axes.lines[-1].get_color()
         for row in rows:
@@ -81,12 +90,70 @@ def tflops(points: dict[str, list[tuple[float, float]]], title: str, convention:
     """TFLOP/s per GPU against GPUs, (gpus, tflops) by label; the convention is on the axis."""
     figure, axes = _figure(title)
     for label, pairs in points.items():
-        axes.plot(*zip(*sorted(pairs), strict=True), "o", label=label)
+        at = zip(*sorted(pairs), strict=True)
+        axes.plot(*at, "o", label=label, color=colour_of(label))
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("GPUs")
     axes.set_ylabel(f"TFLOP/s per GPU ({convention})")
+    axes.legend()
+    return figure
+
+
+def points(series: dict[str, list[tuple[Any, float]]], title: str, x: str, y: str) -> "Figure":
+    """One value against another, (x, y) by label; an x of words has a place for each word."""
+    figure, axes = _figure(title)
+    found = [pair[0] for pairs in series.values() for pair in pairs]
+    words = sorted({str(one) for one in found}) if any(isinstance(o, str) for o in found) else []
+    for label, pairs in series.items():
+        at = [words.index(str(one)) if words else one for one, _ in pairs]
+        ys, colour = [value for _, value in pairs], colour_of(label)
+        axes.plot(at, ys, "o", label=label, alpha=0.8, color=colour)
+    if words:
+        axes.set_xticks(range(len(words)), words)
+        axes.set_xlim(-0.5, len(words) - 0.5)
+    elif min(found) > 0 and max(found) >= 8 * min(found):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+    elif len(set(found)) <= 8:
+        axes.set_xticks(sorted(set(found)))
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
+def bars(values: dict[str, tuple[str, list[float]]], title: str, x: str) -> "Figure":
+    """One bar a configuration, as long as the median of its repeats: (label, values) by name. A
+    line spans the lowest to the highest repeat."""
+    figure, axes = _figure(title, max(4.2, 1.2 + 0.2 * len(values)))
+    for label in dict.fromkeys(label for label, _ in values.values()):
+        mine = {name: v for name, (of, v) in values.items() if of == label}
+        middle = [statistics.median(v) for v in mine.values()]
+        axes.barh(list(mine), middle, label=label, color=colour_of(label))
+        for name, found in mine.items():
+            if len(found) > 1:
+                axes.plot([min(found), max(found)], [name] * 2, "|-", color="#222222", lw=1)
+    axes.invert_yaxis()
+    axes.set_xlabel(x)
+    figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
+def losses(curves: dict[str, list[tuple[Any, Any]]], title: str) -> "Figure":
+    """Loss against iteration, one line a run: (iterations, losses) of each run by label."""
+    figure, axes = _figure(title)
+    for label, runs in curves.items():
+        line = None
+        for iterations, values in runs:
+            colour = line.get_color() if line else colour_of(label)
+            (line,) = axes.plot(
+                iterations, values, lw=1, alpha=0.8, color=colour, label=label if not line else None
+            )
+    axes.set_xlabel("iteration")
+    axes.set_ylabel("loss (nats per token)")
     axes.legend()
     return figure
 
