@@ -7,13 +7,13 @@ from functools import partial
 import numpy as np
 import pytest
 
-from analysis.planner import collectives, timemodel
+from analysis.planner import collectives, engines, timemodel
 from analysis.planner.timemodel import Machine
 from models import flops
 from models.config import GPTConfig
 from models.errors import UsageError
 from models.gpus import planning_gpu
-from parallel.config.layout_arrays import columns
+from parallel.config.layout_arrays import FAMILIES, columns
 
 # Every efficiency one, every latency and penalty none: what is left are the model's own numbers.
 IDEAL = {"gemm": 1.0, "attn": 1.0, "mem": 1.0, "link": 1.0, "network": 1.0, "head": 1.0}
@@ -470,3 +470,92 @@ def test_published_all_reduces_are_those_of_their_cluster():
     machine = timemodel.machine_of("V100", "Jean Zay (Omni-Path)", 4)
     expected = timemodel.all_reduce(table.ranks, table.size, table.gpus_per_node, machine, IDEAL)
     assert table.seconds(machine, IDEAL).tolist() == expected.tolist()
+
+
+# --- engines --------------------------------------------------------------------------------------
+
+
+def of_family(name, **given):
+    return x_of(**given, family=FAMILIES.index(name))
+
+
+def test_an_engines_constants_are_few_and_the_usual_ones_are_the_models_own():
+    assert set(engines.FAMILY) <= set(FAMILIES)
+    for stated in engines.FAMILY.values():
+        assert set(stated) < set(engines.USUAL) and len(stated) <= 8
+    x = x_of(tp=np.array([1, 2]))
+    assert [engines.of(x, name).tolist() for name in ("host", "overlap")] == [[1, 1], [0, 0]]
+    ours = engines.families(["megatron", "deepspeed_zero", "fsdp2", "ddp"])
+    assert [FAMILIES[i] for i in ours] == ["megatron_core", "deepspeed", "fsdp", "megatron"]
+
+
+def test_a_nanotron_host_is_slower_and_in_a_pipeline_by_every_rank_of_tp():
+    usual = engines.FAMILY["nanotron"]
+    c = ideal(launch=1e-3)
+    for tp in (1, 4):
+        plain = one(timemodel.launch(x_of(tp=tp, flash=True), c))
+        alone = one(timemodel.launch(of_family("nanotron", tp=tp, flash=True), c))
+        assert alone == pytest.approx(usual["host"] * plain)
+        piped = one(timemodel.launch(of_family("nanotron", tp=tp, pp=2, flash=True), c))
+        assert piped == pytest.approx(alone + 2 * usual["stage_host"] * tp)
+
+
+def test_tp_over_nodes_waits_for_each_node_of_a_nanotron_group():
+    def waits(tp, family="nanotron"):
+        x = of_family(family, tp=tp, heads=32, ffn=1024, gpus_per_node=8)
+        return one(timemodel.tensor_parallel(x, ENDLESS, IDEAL))
+
+    for tp, nodes in ((8, 0), (16, 2), (32, 4)):
+        more = waits(tp) - waits(tp, "megatron")
+        assert more == pytest.approx(4 * nodes * engines.FAMILY["nanotron"]["hop"])
+
+
+def test_runs_stall_on_many_nodes_and_with_tp_groups_of_four():
+    stall = engines.FAMILY["nanotron"]["stall"]
+
+    def found(**given):
+        return one(timemodel.stall(of_family("nanotron", **given))) / stall
+
+    assert found(dp=8) < 1e-6 and found(dp=360) == pytest.approx(0.25)
+    assert found(dp=128, pp=4) == pytest.approx(1 / (1 + (360 / 512) ** 6))
+    assert found(tp=32, pp=2) == 0.5 and found(tp=32, pp=4) == 1.0 and found(tp=32) < 1e-3
+    assert one(timemodel.stall(x_of(dp=512))) == 0
+
+
+def test_gradients_hide_behind_the_last_backward_and_gathers_behind_every_pass():
+    share = engines.FAMILY["megatron_core"]["overlap"]
+
+    def hidden(traffic, micro, **given):
+        return one(timemodel.hidden(of_family("megatron_core", dp=2, **given), traffic, micro))
+
+    assert hidden(9.0, 3.0, n_micro=4) == pytest.approx(share * 2.0)
+    assert hidden(1.0, 3.0, n_micro=4) == pytest.approx(share * 1.0)
+    assert hidden(9.0, 3.0, pp=4, vpp=2) == pytest.approx(share * 8.0)  # while the pipeline drains
+    assert hidden(20.0, 3.0, n_micro=4, zero_stage=3) == pytest.approx(share * 12.0)
+    assert one(timemodel.hidden(x_of(dp=2), 9.0, 3.0)) == 0  # Megatron-LM does not
+    nanotron = of_family("nanotron", dp=2, zero_stage=1)
+    assert one(timemodel.hidden(nanotron, 9.0, 3.0)) == 0  # nor nanotron's ZeRO-1
+
+
+def test_an_attention_kernel_and_eager_operations_cost_by_engine():
+    machine = Machine(1e12, 1e9, 1e9, 1e9)
+    for family, term, name, plain in (
+        ("megatron_core", timemodel.attention, "attention", {"flash": True}),
+        ("fsdp", timemodel.elementwise, "elementwise", {}),
+    ):
+        x, usual = of_family(family, **plain), x_of(**plain)
+        more = timemodel.layer(x, machine, IDEAL) - timemodel.layer(usual, machine, IDEAL)
+        factor = engines.FAMILY[family][name]
+        assert one(more) == pytest.approx((factor - 1) * 3 * one(term(usual, machine, IDEAL)))
+    unfused = timemodel.layer(of_family("megatron_core"), machine, IDEAL)
+    assert one(unfused) == one(timemodel.layer(x_of(), machine, IDEAL))
+
+
+def test_a_ring_over_nodes_is_crowded_less_in_megatron_core():
+    machine = Machine(np.inf, np.inf, 1e9, 1e6)
+    given = {"dp": 64, "gpus_per_node": 8}
+    rates = [
+        one(timemodel.ring_rate(x, machine, IDEAL))
+        for x in (x_of(**given), of_family("megatron_core", **given))
+    ]
+    assert rates == pytest.approx([1e6 * 8**-0.3, 1e6 * 8**-0.1])

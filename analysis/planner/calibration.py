@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from analysis.common.tables import writing
+from analysis.planner.engines import families
 from analysis.planner.fitting import NAMES, Fit, prior_fit, priors_of
 from analysis.planner.timemodel import Machine, machine_of
 from models import memory
@@ -68,7 +69,11 @@ class Calibration:
         """The columns that a cluster sets of layouts; scalars or arrays."""
         if self.is_host:
             return host_columns(engine, tp, gpus)
-        return {"flash": self.flash, "gpus_per_node": self.joined}
+        return {
+            "flash": self.flash,
+            "gpus_per_node": self.joined,
+            "family": families(engine),
+        }
 
     def precision(self, wanted: str | None) -> str:
         """What to plan in: bf16 where the card has it, else fp16; fp32 on a host CPU.

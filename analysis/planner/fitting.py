@@ -55,14 +55,13 @@ NAMES = tuple(PRIORS)
 # samuel-bohman/AI-benchmarking-guide@26d18e9458): its switch adds, so an all-reduce exceeds the
 # link's rate in one direction (479 GB/s of 450); STREAM reaches 2.9 of 3.35 TB/s; FlashAttention 2
 # forward reaches 328 of 989 TFLOP/s, backward less; GEMMs reach 0.70 of the FP8 peak, at the power
-# limit. Engines of that time overlap data-parallel traffic with backward (Megatron-LM's README).
+# limit.
 _HOPPER = {
     "gemm": (0.76, 0.1),
-    "attn": (0.27, 0.6),
+    "attn": (0.17, 0.5),
     "mem": (0.87, 0.15),
     "link": (1.05, 0.4),
     "network": (1.0, 0.5),
-    "exposed": (0.4, 0.9),
 }
 CARDS: dict[str, dict[str, tuple[float, float]]] = {"H100 SXM": _HOPPER, "H200": _HOPPER}
 

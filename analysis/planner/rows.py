@@ -29,6 +29,7 @@ COUNTS = (
     *("tp", "pp", "vpp", "dp", "cp", "micro_batch", "global_batch", "gas", "zero_ranks"),
 )
 CRASHED = ("OOM", "crashed_or_OOM")  # statuses of runs that may have had too little memory
+INTERLEAVED = 4  # vpp of NeMo's MLPerf runs where it is not stated: those that state it interleave
 SLOW = 1.3  # a run this many times slower than one with no less to do met what is not modelled
 
 
@@ -143,7 +144,7 @@ _CALLED = {
     "internevo": "internevo",
     "deepspeed": "deepspeed",
     r"fsdp|torchtitan|llm-foundry": "fsdp",
-    r"nemo|megatron-bridge": "nemo",
+    r"nemo|megatron-bridge|\bcore\b": "megatron_core",
 }
 
 
@@ -220,7 +221,7 @@ def _split(row: Row) -> dict[str, float]:
     if micro % 1:
         raise ValueError(f"micro_batch would be {micro:g}, no whole number")
     n_micro = max(1.0, round(batch / micro / dp if batch else gas))
-    vpp = row.number("vpp") or 1
+    vpp = row.number("vpp") or (INTERLEAVED if "MLPerf" in row.text("engine") and pp > 1 else 1)
     return {
         **{"tp": tp, "cp": cp, "pp": pp, "vpp": vpp, "dp": dp},
         **{"micro_batch": micro, "n_micro": n_micro},

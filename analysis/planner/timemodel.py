@@ -13,19 +13,18 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from analysis.planner.engines import CROWD, of
 from models.gpus import network_rate, planning_gpu
 from models.memory import keys_and_values, params, stage_layers
 from parallel.config.layout_arrays import Array, Columns
 
 FULL = 2
-CROWD = (
-    0.3  # an all-reduce over n nodes has n^-0.3 of the rate (Jean Zay: 10.6 GB/s on 4, 6.9 on 16)
-)
 HOST_RATE = 2e9  # bytes/s of a rank's share of CPU Adam and PCIe (the Jean Zay offload rows)
 PLAIN_SOFTMAX = 0.2  # added share of launching: cast, scale, mask, softmax, cast are five kernels
 HOST_SPREAD = 0.04  # added share of launching for each further rank of a tp group
 SENT = 0.8  # share of a node's network that stages reach, which send in pairs and not in a ring
 SHOWN = 0.4  # share of p2p that no computation hides
+STALL_GPUS = 360.0  # half of nanotron's runs on so many GPUs stall; all on 512, few on 128
 SHARPNESS = 5.0  # power of the mean of GPU time and launch time; infinity would be max()
 
 
@@ -147,9 +146,9 @@ def inside_rate(n: Array, gpus_per_node: Array, machine: Machine, c: dict) -> Ar
     return machine.link * c["link"] * np.where(machine.mesh, wired, 1.0)
 
 
-def outside_rate(n_nodes: Array, machine: Machine, c: dict) -> Array:
+def outside_rate(n_nodes: Array, machine: Machine, c: dict, crowd: Array | float = CROWD) -> Array:
     """All-reduce bus bandwidth of whole nodes: a ring over more nodes is slower."""
-    return machine.network * c["network"] * np.maximum(n_nodes, 1.0) ** -CROWD
+    return machine.network * c["network"] * np.maximum(n_nodes, 1.0) ** -crowd
 
 
 def latency(n: Array, c: dict) -> Array:
@@ -172,7 +171,10 @@ def tensor_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     all-gather and reduce-scatter [K 4.2]. Ring: 2 (n-1)/n of the bytes."""
     n_all_reduce = np.where(x.recompute == FULL, 6.0, 4.0)
     size = 1.0 * x.tokens * x.hidden * x.width
-    return n_all_reduce * all_reduce(x.tp, size, x.gpus_per_node, machine, c) * (x.tp > 1)
+    # In a pipeline the host is slower than these hops (`launch`).
+    hops = np.where((x.pp == 1) & (x.tp > x.gpus_per_node), x.tp / x.gpus_per_node, 0.0)
+    each = all_reduce(x.tp, size, x.gpus_per_node, machine, c) + of(x, "hop") * hops
+    return n_all_reduce * each * (x.tp > 1)
 
 
 def exchanges(x: Columns) -> Array:
@@ -213,15 +215,18 @@ def fused_softmax(x: Columns) -> Array:
 
 def launch(x: Columns, c: dict) -> Array:
     """Host seconds to launch one layer, all passes; backward launches about as much as forward. The
-    ranks of a tp group wait for their slowest host at each collective."""
+    ranks of a tp group of a node wait for their slowest host at each collective. In a pipeline
+    nanotron's host takes longer for each rank of the group."""
     plain = 1.0 + np.where(fused_softmax(x), 0.0, PLAIN_SOFTMAX)
-    return c["launch"] * plain * (passes(x) - 1.0) * (1.0 + HOST_SPREAD * (x.tp - 1))
+    each = c["launch"] * of(x, "host") * plain * (1.0 + HOST_SPREAD * (x.tp - 1))
+    return (each + of(x, "stage_host") * x.tp * (x.pp > 1)) * (passes(x) - 1.0)
 
 
 def layer(x: Columns, machine: Machine, c: dict) -> Array:
     """One layer, one micro-batch, forward and backward: the larger of GPU and host time, smooth."""
-    core = attention(x, machine, c)
-    gpu = passes(x) * (gemms(x, machine, c) + elementwise(x, machine, c))
+    core = attention(x, machine, c) * np.where(x.flash, of(x, "attention"), 1.0)
+    moved = elementwise(x, machine, c) * of(x, "elementwise")
+    gpu = passes(x) * (gemms(x, machine, c) + moved)
     gpu = gpu + np.where(x.recompute > 0, 4.0, 3.0) * core
     gpu = gpu + tensor_parallel(x, machine, c) + context_parallel(x, machine, c)
     gpu = gpu + c["gap"] * passes(x)  # kernels start and drain one by one
@@ -242,7 +247,20 @@ def stages(x: Columns, machine: Machine, c: dict) -> tuple[Array, Array]:
     first, middle, last = stage_layers(x)
     slowest = np.maximum(np.maximum(first, middle) * one, last * one + head)
     mean = (x.layers * one + head) / x.pp
-    return slowest + c["micro"], mean + c["micro"]
+    host = c["micro"] + stall(x)
+    return slowest + host, mean + host
+
+
+def stall(x: Columns) -> Array:
+    """Seconds for which a micro-batch stalls in some engines: the expectation over its runs.
+
+    nanotron's runs take either the time of their work or a second more a micro-batch, whatever its
+    size: all on 512 GPUs and all pipelines whose tp groups span 4 nodes, none of most others. Half
+    as long without stages on both sides. What stalls is not known.
+    """
+    likely = 1.0 / (1.0 + (STALL_GPUS / x.gpus) ** 6)
+    likely = np.where((x.tp >= 4 * x.gpus_per_node) & (x.pp > 1), 1.0, likely)
+    return of(x, "stall") * np.where(x.pp > 2, 1.0, 0.5) * likely
 
 
 def p2p(x: Columns, machine: Machine, c: dict) -> Array:
@@ -277,7 +295,7 @@ def ring_rate(x: Columns, machine: Machine, c: dict) -> Array:
         x.gpus_per_node // x.tp, 1, x.replicas
     )  # ranks of the group that share a node
     alone = np.sqrt(together / np.minimum(x.gpus_per_node, x.gpus))
-    rate = outside_rate(x.replicas / together, machine, c) * alone
+    rate = outside_rate(x.replicas / together, machine, c, of(x, "crowd")) * alone
     within = inside_rate(x.tp * x.replicas, x.gpus_per_node, machine, c)
     return np.where(inside, within, np.minimum(rate, within))
 
@@ -294,6 +312,9 @@ def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     rate = ring_rate(x, machine, c)
     # DeepSpeed's stage 2 cannot accumulate whole gradients: it reduces every micro-batch.
     times = np.where(x.zero_stage == 2, x.n_micro, 1)
+    # Elsewhere ZeRO-1 reduces to shards and gathers weights. DeepSpeed's stage 1 all-reduces.
+    scatters = (x.zero_stage == 1) & ~x.deepspeed
+    grads = np.where(scatters, share * (x.grad_width + x.width), grads)
     once = (grads * times + gathers) / rate * c["exposed"]
     calls = 3.0 * x.n_micro * x.layers * (n > 1) * latency(n, c)
     zero3 = calls + share * (2.0 * x.width + x.grad_width) / rate * x.n_micro * c["exposed"]
@@ -301,6 +322,16 @@ def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     fsdp2 = (rounds + 1.0) * x.layers * (n > 1) * latency(n, c)
     fsdp2 = fsdp2 + share * (rounds * x.width + x.grad_width) / rate * c["exposed"]
     return np.select([x.fsdp2, x.zero_stage == 3], [fsdp2, zero3], once)
+
+
+def hidden(x: Columns, traffic_s: Array, micro_s: Array) -> Array:
+    """Seconds of data-parallel traffic that run beside the computation of micro-batches of micro_s
+    seconds each. Gradients are whole in the last backward alone; with interleaving, those of a
+    stage's other chunks while the pipeline drains. ZeRO-3 and FSDP2 gather in every pass."""
+    always = x.fsdp2 | (x.zero_stage == 3)
+    beside = micro_s * np.where(always, x.n_micro, 2.0 / 3.0 * np.where(x.vpp > 1, x.pp, 1))
+    share = np.where(x.zero_stage == 1, of(x, "overlap_sharded"), of(x, "overlap"))
+    return share * np.minimum(traffic_s, beside)
 
 
 def tied_embedding(x: Columns, machine: Machine, c: dict) -> Array:
@@ -328,12 +359,13 @@ def terms(x: Columns, machine: Machine, c: dict) -> dict[str, Array]:
     slowest, mean = stages(x, machine, c)
     send = p2p(x, machine, c)
     wait = np.where(x.slower, c["engine"], 1.0)
+    traffic = data_parallel(x, machine, c)
     ranks_per_core = np.maximum(x.gpus / machine.cores, 1.0)
     return {
         "compute": x.n_micro * slowest * wait,
         "bubble": (x.pp - 1) * (mean + send) / x.vpp * wait / ranks_per_core,
         "p2p": x.n_micro * send * wait,
-        "data_parallel": data_parallel(x, machine, c),
+        "data_parallel": traffic - hidden(x, traffic, mean),
         "embedding": tied_embedding(x, machine, c),
         "optimizer": optimizer(x, machine, c),
     }

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Array = np.ndarray
 BUCKET = 500_000_000  # elements of DeepSpeed's reduce bucket where its JSON says nothing
 # Whose code runs a step: the engines of one family launch, overlap and hold alike.
-FAMILIES = ("megatron", "deepspeed", "fsdp", "nanotron", "nemo", "internevo")
+FAMILIES = ("megatron", "deepspeed", "fsdp", "nanotron", "megatron_core", "internevo")
 FLAGS = ("glu", "untied", "qk_norm", "gathers", "sequence_parallel", "fp8", "flash")
 FLAGS += ("deepspeed", "fsdp2", "rotary", "plain", "cut_by_flops")
 

@@ -1,0 +1,67 @@
+"""What engines launch, wait for and overlap: constants of a family of engines, shared by clusters.
+
+They were fitted to published tables (docs/planner-accuracy.md says which), with the constants of
+each cluster held at their priors or fitted beside them. What a family does not state is as in
+Megatron-LM.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from parallel.config.layout_arrays import FAMILIES, Array, Columns
+
+CROWD = (
+    0.3  # an all-reduce over n nodes has n^-0.3 of the rate (Jean Zay: 10.6 GB/s on 4, 6.9 on 16)
+)
+# No family states more than 8.
+USUAL = {
+    "attention": 1.0,  # factor on the time of attention's kernel
+    "elementwise": 1.0,  # factor on element-wise operations: eager ones are not fused
+    "host": 1.0,  # factor on the host's time for a layer
+    "stage_host": 0.0,  # seconds of the host for a layer's forward and rank of tp, in a pipeline
+    "hop": 0.0,  # seconds that a tp collective waits for each of the nodes that its group spans
+    "stall": 0.0,  # seconds for which a micro-batch stalls at many nodes (timemodel.stall)
+    "overlap": 0.0,  # share of data-parallel traffic that can run beside the computation
+    "overlap_sharded": 0.0,  # the same with ZeRO-1
+    "crowd": CROWD,  # a ring over n nodes has n^-crowd of the rate
+}
+FAMILY: dict[str, dict[str, float]] = {
+    "fsdp": {"elementwise": 1.5, "overlap": 0.43},
+    "megatron_core": {"attention": 0.63, "overlap": 0.7, "overlap_sharded": 0.7, "crowd": 0.1},
+    "internevo": {
+        "overlap": 0.7,
+        "overlap_sharded": 0.7,
+    },  # as Megatron core: it says that it overlaps; not fitted
+    "nanotron": {
+        "attention": 1.6,
+        "host": 2.7,
+        "stage_host": 1.2e-3,
+        "hop": 0.77e-3,
+        "stall": 0.98,
+        "overlap": 0.7,
+    },
+}
+TABLE = {
+    name: np.array([(USUAL | FAMILY.get(family, {}))[name] for family in FAMILIES])
+    for name in USUAL
+}
+
+# Engines of this repository on GPUs -> their family. Megatron core overlaps there.
+OURS = {
+    "megatron": "megatron_core",
+    "deepspeed_zero": "deepspeed",
+    "deepspeed_pipe": "deepspeed",
+    "fsdp2": "fsdp",
+}
+
+
+def of(x: Columns, name: str) -> Array:
+    """The constant called `name` of each row's engine, (n,)."""
+    return TABLE[name][x.family]
+
+
+def families(engines: Any) -> Array:
+    """The families of engines of this repository by name, one or many, as `Columns` has them."""
+    names = [OURS.get(name, "megatron") for name in np.atleast_1d(engines)]
+    return np.array([FAMILIES.index(name) for name in names])
