@@ -99,7 +99,7 @@ def reachable(start: Path) -> set[str]:
 @pytest.mark.parametrize(
     "path",
     [p for p in sources() if p.relative_to(ROOT).parts[0] in ("analysis", "slurm")]
-    + [p for room in ("config", "record") for p in sorted((ROOT / "parallel" / room).glob("*.py"))]
+    + [p for room in ("config", "record") for p in sorted((ROOT / "parallel" / room).rglob("*.py"))]
     + [
         ROOT / "parallel" / f"{name}.py"
         for name in (

@@ -19,7 +19,7 @@ from analysis.logs.readers import read
 from analysis.logs.record import Refusal
 from analysis.measured.points import points_of
 from models.flops import tflops_per_gpu
-from parallel import train
+from parallel import sweep, train
 from parallel.config.settings import CURVES, resolve
 from parallel.record import sinks
 from parallel.record.reader import read_run
@@ -227,6 +227,17 @@ def test_the_flags_of_tools_make_no_other_run_of_a_study(tmp_path, capsys):
     described = json.loads(capsys.readouterr().out)
     assert described["tensorboard"] and described["folder"] == "logs/parity/ddp"
     assert train.main([*study[:4], "--check", "--seed", "1"]) == 2
+
+
+def test_a_sweep_trains_no_complete_run_again_because_a_tool_was_added(trained, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder, symlinks=True)
+    facts = json.loads((folder / "run.json").read_text())
+    facts["git"] |= {"code": "c0de", "dirty": False}
+    (folder / "run.json").write_text(json.dumps(facts))
+    for changed, is_done in (({"wandb": True}, True), ({"seed": 1}, False)):
+        spec = resolve(("run.json", facts["spec"] | changed))
+        assert sweep.is_done(folder, spec, facts["git"]) == is_done
 
 
 def test_every_tool_has_a_setting_and_a_file():

@@ -17,13 +17,23 @@ from parallel.record.sinks.run_folder import Source, described
 
 def described_as(record: Record) -> Described:
     """A run's name, study and settings: a run folder's own, or what its log says."""
-    if record.format == run_folder.FORMAT and record.facts.get("spec"):
+    if _is_own(record):
         own = described(record.facts)
         return Described(name_of(record), own.study, own.config)
     known = {name: getattr(record, name) for name in SETTINGS} | record.model
     known |= {"source": record.source, "format": record.format}
     plain = {k: v for k, v in known.items() if isinstance(v, bool | int | float | str)}
     return Described(name_of(record), record.study or "logs", plain)
+
+
+def _is_own(record: Record) -> bool:
+    """Whether a run folder of ours holds it, with steps and all facts about them."""
+    facts = {"spec", "layout", "model", "host"}
+    return (
+        record.format == run_folder.FORMAT
+        and len(record.iteration) > 0
+        and (facts <= record.facts.keys())
+    )
 
 
 def points_of(record: Record) -> tuple[list[Point], list[str]]:
@@ -39,7 +49,7 @@ def points_of(record: Record) -> tuple[list[Point], list[str]]:
     else:
         end_s = source.stat().st_mtime
         said.append("no time of its end is known: its times end when the file was changed")
-    if record.format == run_folder.FORMAT and record.facts.get("spec"):
+    if _is_own(record):
         points = Source(source, record.facts).new(ended=record.state != RUNNING)
     else:
         points, more = _of_log(record)

@@ -6,6 +6,7 @@ the run goes on.
 """
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
@@ -97,6 +98,10 @@ def main() -> None:
         own.mkdir(parents=True, exist_ok=True)
         with (own / "tool.log").open("a") as log:
             os.dup2(log.fileno(), 2)
+        lock = (own / ".lock").open("w")
+        with contextlib.suppress(OSError):  # a file system without locks
+            # The process of an attempt before may still write its last steps.
+            fcntl.flock(lock, fcntl.LOCK_EX)
 
         def late(*_: Any) -> None:
             error = TimeoutError(f"not written to the end within {END_S:g} s")
