@@ -46,6 +46,14 @@ def stage_layers(x: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     )
 
 
+def stages_without_layers(x: Any) -> np.ndarray:
+    """Stages behind that of the last layer, where the output layer counts in cutting them: stage s
+    begins at the layer at which s shares of the parameters are reached."""
+    share = (x.layers + x.vocab * x.hidden / layer_params(x)) / x.pp  # in layers
+    behind = x.pp - 1 - np.floor((x.layers - 1) / share + 1e-9)
+    return np.where(x.cut_by_flops, np.maximum(behind, 0), 0)
+
+
 def layer_params(x: Any) -> np.ndarray:
     """Weights of one layer's matrices, whole: h (2 a d + 2 k d) + 2 h f, or 3 h f with a gate;
     12 h^2 for a GPT."""
@@ -65,8 +73,8 @@ def states(x: Any, n: np.ndarray, tensors_alone: bool = False) -> dict[str, np.n
 
     Adam in mixed precision holds a master weight and two moments in fp32 (12 bytes); in fp32 two
     moments. DeepSpeed's fp16 optimizer also holds its shard of the gradients in fp32 (at stage 3 it
-    steps in sub-groups and holds little of it), which `update` counts with tensors_alone. A bf16
-    engine with an fp32 accumulator keeps its bf16 gradients, too. In fp32, ZeRO copies the shard of
+    steps in sub-groups and holds little of it), which `update` counts with tensors_alone. DeepSpeed
+    and nanotron keep bf16 gradients beside their fp32 sums. In fp32, ZeRO copies the shard of
     the weights and, from stage 2, of the gradients (benchmarks/memory_estimates.py counts what it
     holds).
 
@@ -76,7 +84,7 @@ def states(x: Any, n: np.ndarray, tensors_alone: bool = False) -> dict[str, np.n
     zero = x.zero_stage
     shard = lambda stage: np.where((zero >= stage) | x.fsdp2, x.shards, 1)  # noqa: E731
     mixed = x.width < 4
-    both = x.deepspeed & (x.grad_width > x.width)
+    both = (x.deepspeed | x.nanotron) & (x.grad_width > x.width)
     per_grad = x.grad_width + np.where(both & (zero < 2), x.width, 0)
     fp32_gradients = np.where(x.deepspeed & mixed & (zero < 3) & ~both, 4.0, 0.0)
     copies = np.where(zero > 1, 8.0, 4.0) * (x.deepspeed & ~mixed & (zero > 0))
@@ -174,7 +182,11 @@ def activations(x: Any, layers: np.ndarray, flying: np.ndarray) -> np.ndarray:
     """Bytes of the kept activations and of the one layer that is recomputed at a time."""
     policies = [x.recompute == FULL, x.recompute == SELECTIVE]
     working = np.select(policies, [layer_activations(x), scores(x)], 0.0)
-    return layers * flying * kept_per_layer(x) + working
+    # nanotron holds one whole input a layer of the micro-batch in work, gathered for tp's products,
+    # once a pipeline is full (peaks of the Ultra-Scale sweep at tp 8 to 32).
+    gathers = x.nanotron & x.sequence_parallel & (x.n_micro > x.pp)
+    whole = layers * x.tokens * x.hidden * x.width * gathers
+    return layers * flying * kept_per_layer(x) + working + whole
 
 
 def logits(x: Any, tensors_alone: bool = False) -> np.ndarray:

@@ -101,6 +101,28 @@ def test_nanotron_counts_the_output_layer_where_it_cuts_stages(pp, stages):
     assert tuple(part[0] for part in memory.stage_layers(x)) == stages
 
 
+@pytest.mark.parametrize(("pp", "empty"), [(1, 0), (4, 0), (8, 1), (16, 3), (20, 4)])
+def test_nanotrons_stages_behind_the_last_layer(pp, empty):
+    """16 layers and an output layer as large as four: at pp 16 a stage has 1.25 layers' worth."""
+    sizes = {"layers": 16, "hidden": 2048, "heads": 32, "ffn": 8192, "glu": True, "vocab": 131072}
+    x = columns(**sizes, seq=64, pp=pp, family=FAMILIES.index("nanotron"))
+    assert memory.stages_without_layers(x)[0] == empty
+    assert memory.stages_without_layers(columns(**sizes, seq=64, pp=pp))[0] == 0
+
+
+def test_nanotron_keeps_bf16_gradients_and_a_gathered_input():
+    """8 n of weights and gradients, 12 n of Adam; 2 s b h bytes of each of 8 layers at tp 2."""
+    run = {"grad_width": 4, "n_micro": 4, "family": FAMILIES.index("nanotron")}
+    x = columns(**SMALL, **run)
+    n = memory.params(x, 8, True)[0]
+    assert sum(part[0] for part in memory.states(x, n).values()) == 20 * n
+    split = columns(**SMALL, **run, tp=2, sequence_parallel=True)
+    whole = memory.activations(split, 8, 1) - 8 * memory.kept_per_layer(split)
+    assert whole[0] == 8 * SBH * 2
+    few = columns(**SMALL, **run | {"n_micro": 1}, tp=2, sequence_parallel=True)
+    assert memory.activations(few, 8, 1)[0] == 8 * memory.kept_per_layer(few)[0]
+
+
 @pytest.mark.parametrize("name", ["llama2-70b", "llama3-405b", "qwen3-0.6b", "qwen3-4b", "175b"])
 def test_weights_are_the_models_but_for_norms_biases_and_positions(name):
     config = PRESETS[name]

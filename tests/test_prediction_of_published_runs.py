@@ -115,6 +115,22 @@ def test_memory_of_the_h100_runs(capsys):
     assert found["refused"]["ran"] == 94 and found["refused"]["ran_refused"] <= 1
 
 
+def test_what_crashed_in_the_ultra_scale_sweep_is_refused_and_what_ran_is_not(capsys):
+    """`crashed_or_OOM` is not only memory: nanotron cannot start with fewer micro-batches than
+    pp - 1, nor with stages that hold nothing."""
+    flags = ["--memory", "--format", "json"]
+    assert predict.main(["--validate", str(PUBLISHED / "ultrascale_h100.csv"), *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    said = found["refused"]
+    assert (said["oom"], said["ran"]) == (605, 1026) and found["mape"] <= 0.125
+    assert said["oom_refused"] >= 0.85 * 605 and said["ran_refused"] <= 0.02 * 1026
+    table = rows.read_rows([PUBLISHED / "ultrascale_h100.csv"])
+    assert (~table.can_start & (np.array(table.status) == "ok")).sum() == 1
+    assert {h: bool(table.x.untied[table.x.hidden == h].all()) for h in (2048, 4096)} == {
+        2048: False, 4096: True,
+    }  # fmt: skip
+
+
 def test_the_h100_calibration_does_what_its_report_says():
     """The committed constants, on the committed rows, have the errors that the file prints."""
     facts = read_toml(calibration.FOLDER / "dgx-h100.toml", "calibration")["fit"]

@@ -16,6 +16,7 @@ import numpy as np
 from analysis.logs.published_csv import Row, read_csv
 from analysis.planner.collectives import cluster_key
 from analysis.planner.timemodel import Machine, machine_of
+from models import memory
 from models.config import GPTConfig
 from models.errors import UsageError
 from models.flops import sc21
@@ -74,7 +75,25 @@ class Rows:
         inputs (one byte, or both copies) is not known.
         """
         full = self.memory_gb >= self.gpu_memory_gb
-        return np.isfinite(self.memory_gb) & ~full & ~self.in_fp8
+        return np.isfinite(self.memory_gb) & ~full & ~self.in_fp8 & ~self.tensors_alone
+
+    @property
+    def tensors_alone(self) -> np.ndarray:
+        """Rows whose gigabytes are those of tensors, without CUDA's context and NCCL, bool (n,):
+        nanotron prints PyTorch's largest sum of allocated bytes."""
+        return self.x.nanotron
+
+    @property
+    def can_start(self) -> np.ndarray:
+        """Whether the row's engine can start it at all, whatever its memory, bool (n,).
+
+        nanotron wants pp - 1 micro-batches or more for its schedule, and something in each stage:
+        norm, output layer and loss fill two stages behind the last layer. Of 212 such runs of the
+        Ultra-Scale sweep one ran.
+        """
+        x = self.x
+        few, empty = x.n_micro < x.pp - 1, memory.stages_without_layers(x) > 2
+        return ~(x.nanotron & (few | empty))
 
     def key(self, i: int) -> tuple:
         """A key that rows share when they repeat one run."""
@@ -120,6 +139,7 @@ def _settings(row: Row) -> Settings:
     fused = re.search(
         r"torchtitan|nanotron|picotron|internevo|nemo|core|flash", engine, re.IGNORECASE
     )
+    nanotron = FAMILIES[_family(engine)] == "nanotron"
     found = {
         **model,
         **split,
@@ -134,6 +154,9 @@ def _settings(row: Row) -> Settings:
         "fsdp2": "fsdp2" in engine.lower(),
         "family": _family(engine),
         "shards": row.number("zero_ranks") or split["dp"] * split["cp"],
+        "plain": nanotron,
+        "rotary": nanotron,
+        "untied": nanotron and _untied(row, model),  # others' counts are rounded too far
     }
     return Settings(found, guessed)
 
@@ -195,6 +218,15 @@ def _model(row: Row) -> tuple[dict[str, Any], bool]:
         "seq": row.number("seq_len") or 2048.0,
     }
     return sizes, guessed
+
+
+def _untied(row: Row, sizes: dict[str, Any]) -> bool:
+    """Whether the published number of parameters counts an output layer beside the embedding."""
+    h, share = sizes["hidden"], sizes["kv_heads"] / sizes["heads"]
+    layer = h * (2 * h * (1 + share) + sizes["ffn"] * (2 + sizes["glu"]))
+    table = sizes["vocab"] * h
+    more = (row.number("params_b") or 0) * 1e9 - sizes["layers"] * layer - table
+    return more > table / 2
 
 
 def _split(row: Row) -> dict[str, float]:

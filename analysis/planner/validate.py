@@ -160,7 +160,8 @@ def validate_memory(rows: Rows, calibrate_rows: int, split: str) -> Validation:
         constants, spread = fitting.fit_memory(rows.x.take(chosen), rows.memory_gb[chosen])
         x = rows.x.take(unknown)
         full[unknown] = memory.peak(x, constants) / memory.GB
-        return memory.first_rank(x, constants) / memory.GB, spread, len(chosen)
+        library = np.where(rows.tensors_alone[unknown], constants["library_gb"], 0.0)
+        return memory.first_rank(x, constants) / memory.GB - library, spread, len(chosen)
 
     unknown = (np.array(rows.status) != "ok") | ~np.isfinite(rows.memory_gb)
     tests = [
@@ -175,16 +176,17 @@ def validate_memory(rows: Rows, calibrate_rows: int, split: str) -> Validation:
 
 
 def fits_in_memory(rows: Rows) -> np.ndarray:
-    """Whether each row's fullest rank fits its card, bool (n,); so does one of unknown memory."""
+    """Whether each row can start and its fullest rank fits its card, bool (n,); one of unknown
+    memory does."""
     full = memory.peak(rows.x) / memory.GB
-    return ~(full > rows.gpu_memory_gb) | rows.guessed | rows.in_fp8
+    return rows.can_start & (~(full > rows.gpu_memory_gb) | rows.guessed | rows.in_fp8)
 
 
 def _refused(rows: Rows, full: np.ndarray) -> dict[str, Any]:
     """Which published runs the memory model refuses; `full`: gigabytes of the fullest rank. A row
     that cannot run at all is refused, too."""
     known_size = np.isfinite(rows.gpu_memory_gb) & ~rows.guessed & ~rows.in_fp8
-    refuses = full > rows.gpu_memory_gb
+    refuses = (full > rows.gpu_memory_gb) | ~rows.can_start
     oom = known_size & np.isin(rows.status, CRASHED)
     ran = known_size & (np.array(rows.status) == "ok") & rows.fit
     wrong = np.flatnonzero((oom & ~refuses) | (ran & refuses))

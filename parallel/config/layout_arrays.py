@@ -100,8 +100,14 @@ class Columns:
         return self.tp * self.cp * self.pp * self.dp
 
     @property
+    def nanotron(self) -> Array:
+        """Whether nanotron's code runs the step."""
+        return self.family == FAMILIES.index("nanotron")
+
+    @property
     def autocast(self) -> Array:
-        """Whether fp32 weights compute in half precision, as DistributedDataParallel's do."""
+        """Whether fp32 weights compute in half precision, as DistributedDataParallel's do, and
+        norms in fp32, as nanotron's do."""
         return self.plain & ~self.deepspeed & ~self.fsdp2 & (self.width < 4)
 
     @property
