@@ -129,8 +129,15 @@ def _settings(row: Row) -> Settings:
     split = _split(row)
     engine, pp = row.text("engine"), split["pp"]
     zero = row.number("zero_stage")
+    family = FAMILIES[_family(engine)]
+    recipe = bool(re.search(r"nemo|megatron-bridge", engine, re.IGNORECASE))  # of NVIDIA's
+    sequence_parallel = _yes(row, "sequence_parallel")
     if zero is None and "Megatron-DeepSpeed" in engine:
         zero = 1.0  # what its launch scripts set; 1.3B would not fit 16 GB without
+    if zero is None and recipe:  # its distributed optimizer, or else its FSDP
+        zero = 1.0 if _weights_fit(row, split) else 3.0
+    if not row.text("sequence_parallel") and recipe:
+        sequence_parallel = split["tp"] > 1
     if model["layers"] + 2 < pp:  # embedding and logits may each have a stage (BLOOM)
         raise ValueError(f"{model['layers']:g} layers cannot fill {pp:g} stages")
     if (zero or 0) > 1 and pp > 1:
@@ -139,20 +146,20 @@ def _settings(row: Row) -> Settings:
     fused = re.search(
         r"torchtitan|nanotron|picotron|internevo|nemo|core|flash", engine, re.IGNORECASE
     )
-    nanotron = FAMILIES[_family(engine)] == "nanotron"
+    nanotron = family == "nanotron"
     found = {
         **model,
         **split,
         **_precision(row),
         "zero_stage": zero or 0,
         "recompute": _recompute(row),
-        "sequence_parallel": _yes(row, "sequence_parallel"),
+        "sequence_parallel": sequence_parallel,
         "offload": 0 if offload in ("", "none", "no", "0") else 2 if "param" in offload else 1,
-        "flash": bool(fused or re.search(r"H100|H200|H800|B200|MI3", row.text("gpu_type"))),
+        "flash": bool(fused or re.search(r"H100|H200|H800|B[23]00|MI3", row.text("gpu_type"))),
         "gpus_per_node": joined(row.text("gpu_type"), _node(row)),
         "deepspeed": "deepspeed" in engine.lower(),
-        "fsdp2": "fsdp2" in engine.lower(),
-        "family": _family(engine),
+        "fsdp2": "fsdp2" in engine.lower() or (recipe and zero == 3),
+        "family": FAMILIES.index(family),
         "shards": row.number("zero_ranks") or split["dp"] * split["cp"],
         "plain": nanotron,
         "rotary": nanotron,
@@ -220,6 +227,12 @@ def _model(row: Row) -> tuple[dict[str, Any], bool]:
     return sizes, guessed
 
 
+def _weights_fit(row: Row, split: dict[str, float]) -> bool:
+    """Whether a rank's weights and gradients in 16 bits fit the card without cutting them by dp."""
+    each = (row.number("params_b") or 0) / (split["tp"] * split["pp"]) * 1e9
+    return 4 * each < planning_gpu(row.text("gpu_type")).memory_gb * memory.GB
+
+
 def _untied(row: Row, sizes: dict[str, Any]) -> bool:
     """Whether the published number of parameters counts an output layer beside the embedding."""
     h, share = sizes["hidden"], sizes["kv_heads"] / sizes["heads"]
@@ -272,6 +285,8 @@ def _precision(row: Row) -> dict[str, Any]:
     if low and low not in planning_gpu(row.text("gpu_type")).peaks:
         raise ValueError(f"{row.text('gpu_type')} has no {low}")
     grad_width = 4 if low or re.search("bf16|bfloat16", precision) else width  # accumulated so
+    if "Megatron-Bridge" in row.text("engine"):  # as its makers' other recipes in logs/published
+        grad_width = 2
     if row.text("gradients"):
         grad_width = 4 if re.search("32", row.text("gradients")) else 2
     return {"width": width, "grad_width": grad_width, "fp8": bool(low)}

@@ -1,0 +1,170 @@
+"""Predict the runs of a table before their results are known, and keep what was predicted.
+
+    python -m benchmarks.record_predictions LAYOUTS.csv... [--fitted-on FILE.csv...] [--out FOLDER]
+    python -m benchmarks.record_predictions --check [--out FOLDER]
+
+LAYOUTS.csv has the columns of logs/published without results; a file of logs/predictions is one,
+too, so that a later model can predict it again. FOLDER/<name>.csv gets a row for each of its rows:
+id, seconds, low, high (they hold 80 %), fits (yes, no, - where the memory is not modelled), why
+(what speaks against the run), and the layout. --fitted-on gives published rows of the same cluster;
+the constants are fitted on the times of at most --rows of them. Without it the card's priors are
+used. With it the files are <name>-fitted.csv, without the layouts, and <name>-fitted.toml, the
+constants. made.csv says of each file which model made it: a hash of the planner's code and
+constants, and the commit.
+
+--check prints which files today's code would write otherwise.
+"""
+
+import argparse
+import csv
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from analysis.logs.published_csv import column_name
+from analysis.planner import calibration, fitting
+from analysis.planner.rows import NEEDED, Rows, read_rows
+from analysis.planner.validate import fit_some, validate_time
+from models import memory
+from models.files import ROOT
+from models.gpus import planning_gpu
+
+FOLDER = ROOT / "logs" / "predictions"
+FOUND = ("seconds", "low", "high", "fits", "why")
+RESULTS = {"step_s", "tokens_per_s", "tflops", "mfu", "memory_gb", "status"}
+MODEL = (
+    *("analysis/planner/*.py", "models/memory.py", "models/gpus.py", "models/gpus.toml"),
+    *("models/config.py", "models/flops.py", "parallel/config/layout_arrays.py"),
+    *("parallel/config/message_bytes.py", "analysis/logs/published_csv.py"),
+    "logs/published/all_reduce.csv",
+)
+
+
+def model_hash() -> str:
+    """A hash of the files that a prediction follows from."""
+    found = hashlib.sha256()
+    for pattern in MODEL:
+        for path in sorted(ROOT.glob(pattern)):
+            found.update(path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def predicted(rows: Rows, fits: dict[str, fitting.Fit]) -> dict[str, dict[str, str]]:
+    """What is predicted of each row, by id; `fits`: constants by cluster, else the priors."""
+    found = {}
+    keys = np.array(rows.cluster_key)
+    limit = np.array([planning_gpu(name).memory_gb for name in rows.gpu])
+    limit = np.where(np.isfinite(rows.gpu_memory_gb), rows.gpu_memory_gb, limit)
+    full, start, fp8 = memory.peak(rows.x) / memory.GB, rows.can_start, rows.in_fp8
+    for key in np.unique(keys):
+        here = np.flatnonzero(keys == key)
+        card = planning_gpu(rows.gpu[here[0]]).name
+        fit = fits.get(key) or fitting.prior_fit(fitting.priors_of(card))
+        x, machine = rows.x.take(here), rows.machine.take(here)
+        seconds = fit.seconds(x, machine)
+        low, high = fit.interval(seconds, x, machine)
+        for i, *times in zip(here, seconds, low, high, strict=True):
+            fit_in, why = "yes", ""
+            if not start[i]:
+                fit_in, why = "no", "its engine cannot start it"
+            elif fp8[i]:
+                fit_in, why = "-", "memory of fp8 is not modelled"
+            elif full[i] > limit[i]:
+                fit_in, why = "no", f"needs {full[i]:.0f} of {limit[i]:.0f} GB"
+            texts = [f"{t:.5g}" for t in times]
+            found[rows.ids[i]] = dict(zip(FOUND, (*texts, fit_in, why), strict=True))
+    for name, why in rows.left_out:
+        found[name] = dict(zip(FOUND, ("", "", "", "no", why), strict=True))
+    return found
+
+
+def record(path: Path, given: list[Path], count: int, out: Path) -> None:
+    """Write the predictions of one table, and its line of made.csv."""
+    with path.open(newline="") as stream:
+        layouts = list(csv.DictReader(stream))
+    columns = [c for c in layouts[0] if c not in ("id", *FOUND) and any(r[c] for r in layouts)]
+    if told := [c for c in columns if column_name(c) in RESULTS]:
+        sys.exit(f"{path} has results: {', '.join(told)}")
+    name = path.stem.removesuffix("-fitted") + ("-fitted" if given else "")
+    columns = [] if given else columns  # they stand in <name>.csv
+    fits = {}
+    out.mkdir(parents=True, exist_ok=True)
+    if given:
+        seen = read_rows(given)
+        known = np.flatnonzero(validate_time(seen, 0, "random").scored)
+        for key in sorted({seen.cluster_key[i] for i in known}):
+            index = np.array([i for i in known if seen.cluster_key[i] == key])
+            fit, chosen = fit_some(seen, index, count)
+            fits[key] = fit
+            i = chosen[0]
+            facts = {
+                "gpu": planning_gpu(seen.gpu[i]).name,
+                "gpus_per_node": int(seen.gpus_per_node[i]),
+                "gpu_memory_gb": float(seen.gpu_memory_gb[i]),
+                "flash": bool(seen.x.flash[i]),
+            }
+            ids = [seen.ids[k] for k in chosen]
+            said = f"fitted for predictions on record of {name}"
+            constants = dict(memory.CONSTANTS)
+            calibration.write(out / f"{name}.toml", facts, fit, constants, said, ids)
+    found = predicted(read_rows([path], tuple(n for n in NEEDED if n != "step_s")), fits)
+    with (out / f"{name}.csv").open("w", newline="") as stream:
+        write = csv.writer(stream, lineterminator="\n")
+        write.writerow(["id", *FOUND, *columns])
+        for row in layouts:
+            values = found[row["id"]]
+            write.writerow([row["id"], *values.values(), *(row[c] for c in columns)])
+    _note(out / "made.csv", name, len(layouts), given, count if given else 0)
+
+
+def _commit() -> str:
+    """The commit whose code runs; with a + where the planner's files were changed since."""
+    said = [
+        subprocess.run(["git", *what], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        for what in (["rev-parse", "--short=10", "HEAD"], ["status", "--porcelain", "--", *MODEL])
+    ]
+    return said[0] + "+" * bool(said[1])
+
+
+def _note(path: Path, name: str, rows: int, given: list[Path], count: int) -> None:
+    """Put the file's line into made.csv, in the place of an older one."""
+    head = ["file", "rows", "fitted_on", "fitted_rows", "model", "commit"]
+    lines = list(csv.DictReader(path.open(newline=""))) if path.exists() else []
+    values = (name, rows, " ".join(p.name for p in given), count, model_hash(), _commit())
+    lines = [line for line in lines if line["file"] != name]
+    lines.append(dict(zip(head, map(str, values), strict=True)))
+    with path.open("w", newline="") as stream:
+        write = csv.DictWriter(stream, head, lineterminator="\n")
+        write.writeheader()
+        write.writerows(sorted(lines, key=lambda line: line["file"]))
+
+
+def stale(out: Path) -> list[str]:
+    """Files of `out` that another model than today's made."""
+    with (out / "made.csv").open(newline="") as stream:
+        return [r["file"] for r in csv.DictReader(stream) if r["model"] != model_hash()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("layouts", nargs="*", type=Path)
+    add("--fitted-on", nargs="+", type=Path, default=[])
+    add("--rows", type=int, default=fitting.MAX_ROWS, help="rows to fit at most")
+    add("--out", type=Path, default=FOLDER)
+    add("--check", action="store_true", help="print which files an older model made")
+    given = parser.parse_args()
+    if given.check:
+        old = stale(given.out)
+        print("\n".join(old) or "all were made by today's model")
+        return bool(old)
+    for path in given.layouts:
+        record(path, given.fitted_on, given.rows, given.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Predictions on record: complete, in one form, and without any result."""
+
+import csv
+
+import pytest
+
+from analysis.planner import calibration
+from benchmarks import record_predictions as recorded
+
+FOLDER = recorded.FOLDER
+
+
+def read(path):
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+MADE = read(FOLDER / "made.csv")
+
+
+@pytest.mark.parametrize("made", MADE, ids=lambda made: made["file"])
+def test_each_row_has_seconds_inside_their_interval_or_says_why_not(made):
+    rows = read(FOLDER / f"{made['file']}.csv")
+    assert len({row["id"] for row in rows}) == len(rows) == int(made["rows"])
+    for row in rows:
+        assert row["fits"] in ("yes", "no", "-")
+        assert bool(row["why"]) == (row["fits"] != "yes")
+        if row["seconds"]:
+            low, middle, high = (float(row[name]) for name in ("low", "seconds", "high"))
+            assert 0 < low < middle < high
+        else:
+            assert (row["low"], row["high"], row["fits"]) == ("", "", "no")
+
+
+@pytest.mark.parametrize("made", MADE, ids=lambda made: made["file"])
+def test_no_result_is_on_record_and_the_model_is(made):
+    names = list(read(FOLDER / f"{made['file']}.csv")[0])
+    assert names[:6] == ["id", *recorded.FOUND]
+    assert not {recorded.column_name(name) for name in names} & recorded.RESULTS
+    assert len(made["model"]) == 12 and len(made["commit"]) >= 10
+
+
+def test_fitted_predictions_are_of_the_same_runs_and_their_constants_are_kept():
+    blind, fitted = (read(FOLDER / f"ultrascale_h100{end}.csv") for end in ("", "-fitted"))
+    assert [row["id"] for row in blind] == [row["id"] for row in fitted]
+    assert [row["fits"] for row in blind] == [row["fits"] for row in fitted]
+    known = calibration.load_calibration(str(FOLDER / "ultrascale_h100-fitted.toml"))
+    assert known.fit.n == 20
+
+
+def test_a_record_is_predicted_again_from_itself(tmp_path):
+    """In the same form; with the same numbers where today's model made it."""
+    made = {line["file"]: line for line in MADE}["mlperf_v5"]
+    recorded.record(FOLDER / "mlperf_v5.csv", [], 0, tmp_path)
+    before, again = (read(folder / "mlperf_v5.csv") for folder in (FOLDER, tmp_path))
+    assert [list(row) for row in again] == [list(row) for row in before]
+    assert [row["id"] for row in again] == [row["id"] for row in before]
+    if made["model"] == recorded.model_hash():
+        assert again == before
+
+
+def test_a_table_with_results_is_not_put_on_record(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("id,gpu_type,gpus,tokens_per_s\na,H100 SXM,8,100\n")
+    with pytest.raises(SystemExit, match="has results: tokens_per_s"):
+        recorded.record(path, [], 0, tmp_path)
