@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.planner.rows import Rows
+from analysis.planner.rows import CRASHED, Rows
 from parallel.config.layout_arrays import Array
 
 LEAST = 5  # layouts of a group
@@ -32,13 +32,17 @@ class Group:
         return float(slower[order[0]]), float(slower[order[:3]].min())
 
 
+def _question(rows: Rows, i: int) -> tuple:
+    """What the layouts of row i's group have in common."""
+    what = (*rows.model[i], int(rows.x.heads[i]), int(rows.x.global_batch[i]))
+    return (*what, int(rows.x.gpus[i]), int(rows.x.recompute[i]), rows.cluster_key[i])
+
+
 def groups_of(rows: Rows, index: np.ndarray) -> list[Group]:
     """The groups among the rows of `index`, which all have a time."""
     found: dict[tuple, dict[tuple, list[int]]] = {}
     for i in index:
-        what = (*rows.model[i], int(rows.x.heads[i]), int(rows.x.global_batch[i]))
-        what += (int(rows.x.gpus[i]), int(rows.x.recompute[i]), rows.cluster_key[i])
-        found.setdefault(what, {}).setdefault(rows.key(i), []).append(i)
+        found.setdefault(_question(rows, i), {}).setdefault(rows.key(i), []).append(i)
     groups = []
     for layouts in found.values():
         if len(layouts) >= LEAST:
@@ -70,6 +74,25 @@ def choice(
         refused = np.zeros(len(group.runs)) if fits is None else group.of(~fits) > 0
         found.append(group.regret(np.lexsort([group.of(predicted), refused])))
     return _summary(found)
+
+
+def first_crashed(
+    rows: Rows, index: np.ndarray, predicted: np.ndarray, fits: np.ndarray
+) -> float | None:
+    """The share of groups whose first choice crashed, where runs that crashed may be chosen, too;
+    None where no run of the table crashed. Arrays as for `choice`."""
+    crashed = np.isin(rows.status, CRASHED)
+    if not crashed.any():
+        return None
+    found = {}
+    for group in groups_of(rows, index):
+        found[_question(rows, int(group.runs[0][0]))] = np.concatenate(group.runs)
+    for i in np.flatnonzero(crashed):
+        if (what := _question(rows, i)) in found:
+            found[what] = np.append(found[what], i)
+    order = np.lexsort([predicted, ~fits])
+    place = np.argsort(order)
+    return float(np.mean([crashed[runs[np.argmin(place[runs])]] for runs in found.values()]))
 
 
 # What people do without a model, as keys to sort layouts by; the first key counts most.

@@ -8,7 +8,7 @@ import numpy as np
 
 from analysis.common.tables import Column, Table
 from analysis.planner import fitting
-from analysis.planner.choice import choice, naive
+from analysis.planner.choice import choice, first_crashed, naive
 from analysis.planner.rows import Rows, read_rows
 from analysis.planner.validate import (
     SPLITS,
@@ -25,6 +25,7 @@ SETS = {  # of logs/published
     "Jean Zay V100, healthy network": ["seed003_jeanzay_v100.csv"],
     "DGX H100, NeMo in bf16 and FP8": ["dgx_h100.csv"],
     "llm-foundry H100, FSDP": ["llm_foundry_h100.csv"],
+    "llm-foundry A100, FSDP": ["llm_foundry_a100.csv"],
     "Megatron-LM H100, its own table": ["megatron_readme_h100.csv"],
     "torchtitan H100, FSDP2": ["torchtitan_h100.csv"],
     "vTrain A100, one node": ["vtrain_single_a100.csv"],
@@ -36,7 +37,11 @@ SETS = {  # of logs/published
     "LiBai V100, LiBai and Megatron-LM": ["libai_v100.csv"],
 }
 FIRST = list(SETS)[:3]  # by split
-CHOICES = ("Ultra-Scale H100, nanotron 1.34B and 8.86B", *list(SETS)[6:8])
+CHOICES = (
+    "Ultra-Scale H100, nanotron 1.34B and 8.86B",
+    "vTrain A100, one node",
+    "vTrain A100, 8 nodes",
+)
 COUNTS = (0, 10, fitting.MAX_ROWS)
 # What the planner of commit 7687084 chose on the same rows: (first, 90th percentile, best of 3).
 BEFORE = {
@@ -75,7 +80,9 @@ def choices() -> Table:
         for kind, how in kinds.items():
             tried = validate_time(rows, *how)
             index = np.flatnonzero(tried.scored)
-            now = choice(rows, index, tried.predicted, fits_in_memory(rows))
+            fits = fits_in_memory(rows)
+            now = choice(rows, index, tried.predicted, fits)
+            now["crashed"] = first_crashed(rows, index, tried.predicted, fits)
             first, p90, three = BEFORE[name, kind]
             before = {"first": first, "first_p90": p90, "best_of_three": three}
             found.append({"set": name, "by": f"planner, {kind}"} | now)
@@ -88,6 +95,7 @@ def choices() -> Table:
         Column("first", "first choice slower than the best", ".1%"),
         Column("first_p90", "90th percentile", ".1%"),
         Column("best_of_three", "best of three", ".1%"),
+        Column("crashed", "first choice crashed", ".0%"),
     ]
     return Table(columns, found)
 
