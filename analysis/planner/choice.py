@@ -12,6 +12,7 @@ from analysis.planner.rows import CRASHED, Rows
 from parallel.config.layout_arrays import Array
 
 LEAST = 5  # layouts of a group
+NEAR = 0.05  # regret of a choice that is as good as the best
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def _summary(regrets: list[tuple[float, float]]) -> dict[str, float | int | None
         "groups": len(regrets),
         "first": float(np.mean(first)) if regrets else None,
         "first_p90": float(np.quantile(first, 0.9)) if regrets else None,
+        "near": float(np.mean(np.array(first) <= NEAR)) if regrets else None,
         "best_of_three": float(np.mean([three for _, three in regrets])) if regrets else None,
     }
 

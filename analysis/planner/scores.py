@@ -94,6 +94,7 @@ def choices() -> Table:
         Column("groups", "groups", "d"),
         Column("first", "first choice slower than the best", ".1%"),
         Column("first_p90", "90th percentile", ".1%"),
+        Column("near", "within 5 %", ".0%"),
         Column("best_of_three", "best of three", ".1%"),
         Column("crashed", "first choice crashed", ".0%"),
     ]
