@@ -36,9 +36,12 @@ FOLDER = ROOT / "logs" / "predictions"
 FOUND = ("seconds", "low", "high", "fits", "why")
 RESULTS = {"step_s", "tokens_per_s", "tflops", "mfu", "memory_gb", "status"}
 MODEL = (
-    *("analysis/planner/*.py", "models/memory.py", "models/gpus.py", "models/gpus.toml"),
-    *("models/config.py", "models/flops.py", "parallel/config/layout_arrays.py"),
-    *("parallel/config/message_bytes.py", "analysis/logs/published_csv.py"),
+    *(
+        f"analysis/planner/{n}.py"
+        for n in ("rows", "timemodel", "engines", "fitting", "collectives")
+    ),
+    *("models/memory.py", "models/gpus.py", "models/gpus.toml"),
+    *("parallel/config/layout_arrays.py", "analysis/logs/published_csv.py"),
     "logs/published/all_reduce.csv",
 )
 
@@ -46,9 +49,8 @@ MODEL = (
 def model_hash() -> str:
     """A hash of the files that a prediction follows from."""
     found = hashlib.sha256()
-    for pattern in MODEL:
-        for path in sorted(ROOT.glob(pattern)):
-            found.update(path.read_bytes())
+    for path in MODEL:
+        found.update((ROOT / path).read_bytes())
     return found.hexdigest()[:12]
 
 
