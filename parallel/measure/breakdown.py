@@ -191,7 +191,7 @@ class Breakdown:
         traced.write(self._folder)
         self._traced = None
         steps = f"steps {traced.begins + 1} to {traced.ends} traced"
-        return f"{steps}, the clocks of ranks compared within {error_s * 1e6:.0f} us"
+        return f"{steps}, the clocks of ranks agree within {error_s * 1e6:.0f} us"
 
     # --- time ------------------------------------------------------------------------------------
 
