@@ -78,7 +78,7 @@ def test_in_the_scaling_report(tmp_path, capsys):
     out = tmp_path / "report.json"
     assert scaling_report.main([str(RUNS), *HERE, "--out", str(out)]) == 0
     found = json.loads(out.read_text())
-    assert found["predicted_by"].startswith("2-core-cpu (2-core-cpu.toml: 5 runs")
+    assert found["predicted_by"].startswith("2-core-cpu (2-core-cpu.toml: 8 runs")
     for entry in found["configurations"]:
         wanted = entry["predicted_s"] / entry["step_s"]["median"] - 1
         assert entry["predicted_error"] == pytest.approx(wanted)

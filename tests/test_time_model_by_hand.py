@@ -358,7 +358,8 @@ def test_zero_3_waits_for_three_collectives_a_layer_and_micro_batch():
     c = ideal(latency=1.0)
     for given, calls in (
         ({"zero_stage": 3, "n_micro": 5}, 3 * 5 * 4),
-        ({"zero_stage": 2}, 0),
+        ({"zero_stage": 3, "n_micro": 5, "deepspeed": True}, 3 * 3 * 5 * 4),  # module by module
+        ({"zero_stage": 2, "n_micro": 5}, 4),
         ({"fsdp2": True, "zero_stage": 3, "n_micro": 5}, (2 * 5 + 1) * 4),
         ({"fsdp2": True, "zero_stage": 2, "n_micro": 5}, 2 * 4),
     ):
@@ -520,6 +521,16 @@ def test_runs_stall_on_many_nodes_and_with_tp_groups_of_four():
     assert found(dp=128, pp=4) == pytest.approx(1 / (1 + (360 / 512) ** 6))
     assert found(tp=32, pp=2) == 0.5 and found(tp=32, pp=4) == 1.0 and found(tp=32) < 1e-3
     assert one(timemodel.stall(x_of(dp=512))) == 0
+
+
+def test_luck_is_what_runs_that_stall_or_not_differ_by():
+    """On 240 GPUs half of the pipelines stall: half of the log of how much longer they take."""
+    x = of_family("nanotron", dp=120, pp=2, n_micro=3)
+    long = 1.5 * engines.FAMILY["nanotron"]["stall"] / one(timemodel.seconds(x, ENDLESS, IDEAL))
+    assert one(timemodel.luck(x, ENDLESS, IDEAL)) == pytest.approx(0.5 * np.log1p(long))
+    few = of_family("nanotron", dp=8, n_micro=3)
+    assert one(timemodel.luck(few, ENDLESS, IDEAL)) < 1e-3
+    assert one(timemodel.luck(x_of(dp=120, pp=2), ENDLESS, IDEAL)) == 0
 
 
 def test_gradients_hide_behind_the_last_backward_and_gathers_behind_every_pass():

@@ -25,6 +25,7 @@ HOST_SPREAD = 0.04  # added share of launching for each further rank of a tp gro
 SENT = 0.8  # share of a node's network that stages reach, which send in pairs and not in a ring
 SHOWN = 0.4  # share of p2p that no computation hides
 STALL_GPUS = 360.0  # half of nanotron's runs on so many GPUs stall; all on 512, few on 128
+PARTS = 3  # DeepSpeed's ZeRO-3 gathers a layer's modules one by one
 SHARPNESS = 5.0  # power of the mean of GPU time and launch time; infinity would be max()
 
 
@@ -263,6 +264,16 @@ def stall(x: Columns) -> Array:
     return of(x, "stall") * np.where(x.pp > 2, 1.0, 0.5) * likely
 
 
+def luck(x: Columns, machine: Machine, c: dict) -> Array:
+    """Standard deviation of log seconds that comes from runs which stall or do not (`stall`)."""
+    chance = 1.0 / (1.0 + (STALL_GPUS / x.gpus) ** 6)
+    # Of pipelines one in seven stalls on 128 GPUs, and half on 256.
+    chance = np.where(x.pp > 1, 1.0 / (1.0 + (240.0 / x.gpus) ** 3), chance)
+    stalled = x.n_micro * of(x, "stall") * np.where(x.pp > 2, 1.0, 0.5)
+    ratio = np.log1p(stalled / seconds(x, machine, c))
+    return np.sqrt(chance * (1.0 - chance)) * ratio
+
+
 def p2p(x: Columns, machine: Machine, c: dict) -> Array:
     """Seconds that sending activations and their gradients between stages adds to a micro-batch.
 
@@ -316,7 +327,8 @@ def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     scatters = (x.zero_stage == 1) & ~x.deepspeed
     grads = np.where(scatters, share * (x.grad_width + x.width), grads)
     once = (grads * times + gathers) / rate * c["exposed"]
-    calls = 3.0 * x.n_micro * x.layers * (n > 1) * latency(n, c)
+    once = once + x.layers / x.pp * (n > 1) * latency(n, c)
+    calls = 3.0 * x.n_micro * x.layers * (n > 1) * latency(n, c) * np.where(x.deepspeed, PARTS, 1)
     zero3 = calls + share * (2.0 * x.width + x.grad_width) / rate * x.n_micro * c["exposed"]
     rounds = np.where(x.zero_stage == 3, 2.0 * x.n_micro, 1.0)  # FSDP2's all-gathers of a layer
     fsdp2 = (rounds + 1.0) * x.layers * (n > 1) * latency(n, c)
