@@ -162,6 +162,12 @@ def test_three_steps_are_traced_after_ten_or_the_last_ones(first, last, steps):
     assert [done for done in range(first + 1, last + 1) if traced.is_on(done)] == steps
 
 
+def test_a_run_that_has_no_step_left_leaves_the_trace_as_it_is(tmp_path):
+    measured = breakdown.Breakdown(settings(steps=5), torch.device("cpu"), 0, tmp_path)
+    measured.trace(5)
+    assert not measured.is_trace_due(5)
+
+
 def test_a_steps_intervals_follow_each_other_and_a_paused_forward_stays_one(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(breakdown.time, "perf_counter", lambda: now[0])
@@ -362,6 +368,13 @@ def test_traces_that_are_missing_or_do_not_fit_are_said(two_stages, capsys):
     one, _ = measured_breakdown.read(two_stages)
     other = timeline.file_of(two_stages, 1)
     intervals, about = timeline.read(other)
+    for wrong, said in (
+        (([], about), "rank 1 has no forward in a step that it traced"),
+        ((intervals, {"steps": [2, 3]}), "a trace without its steps or its clock"),
+    ):
+        timeline.write(other, *wrong)
+        with pytest.raises(UsageError, match=said):
+            measured_timeline.of_run(one)
     timeline.write(other, intervals, about | {"steps": [3, 4]})
     with pytest.raises(UsageError, match="the ranks traced different steps"):
         measured_timeline.of_run(one)

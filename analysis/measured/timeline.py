@@ -60,10 +60,18 @@ def of_run(one: Breakdown) -> Timeline:
     read = {
         rank: timeline.read(timeline.file_of(folder, rank)) for rank in range(layout.world_size)
     }
-    steps = {rank: tuple(about["steps"]) for rank, (_, about) in read.items()}
+    try:
+        steps = {rank: tuple(about["steps"]) for rank, (_, about) in read.items()}
+        error_s = max(float(about["clock"]["error_s"]) for _, about in read.values())
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{folder}: a trace without its steps or its clock") from error
     if len(set(steps.values())) > 1:
         raise UsageError(f"{folder}: the ranks traced different steps: {steps}")
     found = [interval for intervals, _ in read.values() for interval in intervals]
+    for rank, (intervals, _) in read.items():
+        for kind in ("forward", "backward"):
+            if {i.step for i in intervals if i.kind == kind} != set(steps[rank]) or not steps[rank]:
+                raise UsageError(f"{folder}: rank {rank} has no {kind} in a step that it traced")
     begin = min(i.start_s for i in found)
     schedule = "interleaved" if layout.vpp > 1 else "1f1b"
     orders = [
@@ -86,7 +94,6 @@ def of_run(one: Breakdown) -> Timeline:
         for at in [window(measured, number)[0]]
         for i in step
     ]
-    error_s = max(about["clock"]["error_s"] for _, about in read.values())
     return Timeline(
         one.name,
         layout.pp,

@@ -175,7 +175,8 @@ class Breakdown:
 
     def trace(self, first: int) -> None:
         """Record the intervals of some steps, of those after `first`. All ranks call it."""
-        self._traced = TracedSteps(self.layout, self.rank, self._device, first, self.spec.steps)
+        if first < self.spec.steps:
+            self._traced = TracedSteps(self.layout, self.rank, self._device, first, self.spec.steps)
 
     def is_trace_due(self, done: int) -> bool:
         """Whether the recording begins or ends after `done` steps."""
