@@ -1,11 +1,13 @@
 """One offline HTML file of a study: its verdict, its table of runs, and what its curves show.
 
     python -m analysis.page PATH... [--out FILE.html] [--baseline NAME] [--predict CLUSTER]
+    python -m analysis.page PATH... --svg FOLDER
 
 PATH is a run folder, a log, a folder of them, or a published CSV. The file asks nothing of the
 network, so it opens on a machine that has none. Its tables are those of analysis.tflops and
 analysis.breakdown; rows sort and filter, and copy as Markdown or CSV. The charts show the runs that
 the filter leaves. The raw values stand in the file as JSON. A view without data is left out.
+--svg writes the charts alone, each as an SVG file; with --out the page, too.
 Exits 2 when nothing could be read.
 """
 
@@ -41,10 +43,13 @@ def main(argv: list[str] | None = None) -> int:
         metavar="TEXT",
         help="what is asked (default: the study's question)",
     )
+    said = "write the charts as SVG files to this folder, and the page only with --out"
+    parser.add_argument("--svg", type=Path, metavar="FOLDER", help=said)
     given = parser.parse_args(argv)
-    from analysis.pages.whole import page_of  # here: --help needs no tables
+    from analysis.pages import html, svg  # here: --help needs no tables
+    from analysis.pages.whole import sections_of
 
-    text, refused = page_of(
+    title, sections, refused = sections_of(
         given.paths,
         facts_of(given),
         convention=given.convention,
@@ -56,7 +61,12 @@ def main(argv: list[str] | None = None) -> int:
     )
     for line in refused:
         warn("analysis.page", line)
-    path = given.paths[0]
+    if given.svg:
+        with writing(given.svg):
+            print(*map(printable, map(str, svg.draw(sections, given.svg))), sep="\n")
+        if not given.out:
+            return 0
+    path, text = given.paths[0], html.page(title, sections)
     out = given.out or (path if path.is_dir() else path.parent) / "study.html"
     with writing(out):
         out.write_text(text)

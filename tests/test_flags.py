@@ -90,6 +90,7 @@ MEANING = {
     "--srun": "start ranks by srun",
     "--strict": "refuse what cannot run",
     "--study": "a study file",
+    "--svg": "the folder of the charts as SVG",
     "--temperature": "what divides the logits",
     "--tokenizer": "a tokenizer",
     "--tokens": "tokens to generate",

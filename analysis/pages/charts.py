@@ -5,6 +5,7 @@ A specification has no data: the page puts the rows of a table into the data set
 
 import json
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 from analysis.common.plots import COLOURS
@@ -66,13 +67,26 @@ def script() -> str:
     Raises:
         UsageError: vl-convert-python is not installed.
     """
+    return _library().javascript_bundle("window.vegaEmbed=vegaEmbed;")
+
+
+def svg(spec: Spec) -> str:
+    """A whole specification, with its rows, as SVG.
+
+    Raises:
+        UsageError: vl-convert-python is not installed.
+    """
+    return _library().vegalite_to_svg(spec, allowed_base_urls=[])
+
+
+def _library() -> ModuleType:
     try:
         import vl_convert
     except ModuleNotFoundError as error:
         raise UsageError(
-            "the page needs vl-convert-python: pip install 'gpt-scaling-study[page]'"
+            "charts need vl-convert-python: pip install 'gpt-scaling-study[page]'"
         ) from error
-    return vl_convert.javascript_bundle("window.vegaEmbed=vegaEmbed;")
+    return vl_convert
 
 
 def whole(spec: Spec) -> Spec:

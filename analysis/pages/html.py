@@ -59,7 +59,7 @@ def page(title: str, sections: list[Section]) -> str:
     own = _own("page.js")
     assert "</script" not in own.lower(), "it would end the element"
     vega = f'<script type="application/gzip;base64" id="vega">{_packed()}</script>' * bool(drawn)
-    links = " ".join(f'<a href="#{_id(s.title)}">{escape(s.title)}</a>' for s in shown)
+    links = " ".join(f'<a href="#{anchor(s.title)}">{escape(s.title)}</a>' for s in shown)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -99,14 +99,15 @@ def _chart(chart: Chart) -> dict[str, Any]:
 
 def _json(value: Any) -> str:
     """JSON in which no < stands, so that no text of a log can end the element."""
-    return json.dumps(_finite(value), separators=(",", ":")).replace("<", "\\u003c")
+    return json.dumps(finite(value), separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value with None in place of every number that is not finite."""
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: finite(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [_finite(one) for one in value]
+        return [finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -155,12 +156,13 @@ def _numbers(table: Table) -> list[str]:
     ]
 
 
-def _id(title: str) -> str:
+def anchor(title: str) -> str:
+    """What names a section in the URL: its title's letters and digits, between dashes."""
     return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())
 
 
 def _section(section: Section, numbers: dict[int, int], links: dict[Cell, Cell]) -> str:
-    name = _id(section.title)
+    name = anchor(section.title)
     parts = [f'<section aria-labelledby="{name}"><h2 id="{name}">{escape(section.title)}</h2>']
     parts += [f"<p>{escape(words)}</p>" for words in section.words]
     parts += [
