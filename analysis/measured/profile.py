@@ -9,6 +9,7 @@ from analysis.common.tables import Column, Table
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.readers import nsys, nsys_sqlite, torch_trace
 from analysis.logs.record import Refusal
+from models.files import below
 from models.storage import write_json
 
 SUMMARY = "profile_summary.json"
@@ -136,20 +137,26 @@ def profiles_of(run: Path) -> list[Path]:
     return [p for p in found if p.is_file() and p.name != SUMMARY and p.suffix not in _BESIDE]
 
 
-def find(path: Path) -> Iterator[Path]:
-    """The run folders at or below a path that were profiled.
+def find(path: Path, refused: list[Refusal]) -> Iterator[Path]:
+    """The run folders at or below a path that were profiled; a folder that cannot be read is added
+    to `refused`.
 
     Raises:
         Refusal: there are none.
     """
-    if profiles_of(path):
-        yield path
-        return
-    below = sorted({p.parent for name in ("profiles", "*.profiles") for p in path.rglob(name)})
-    below = [run for run in below if "attempts" not in run.parts and profiles_of(run)]
-    if not below:
+    known, runs = len(refused), 0
+    for place, why in below(path, lambda folder: bool(profiles_of(folder)), _no_run):
+        if why:
+            refused.append(Refusal(str(place), why))
+        elif place.is_dir():
+            runs += 1
+            yield place
+    if not runs and len(refused) == known:
         raise Refusal(str(path), "no profile here (train with --profile-mode torch, or NSYS=1)")
-    yield from below
+
+
+def _no_run(name: str) -> bool:
+    return name == "attempts"
 
 
 def report(path: Path, refused: list[Refusal], top: int) -> list[tuple[str, dict[str, Any]]]:
@@ -161,7 +168,7 @@ def report(path: Path, refused: list[Refusal], top: int) -> list[tuple[str, dict
     try:
         if not path.is_dir():
             return [(str(path), _shortened(read_profile(path), top))]
-        for run in find(path):
+        for run in find(path, refused):
             summaries = []
             for file in profiles_of(run):
                 try:

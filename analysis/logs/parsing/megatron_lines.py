@@ -47,8 +47,9 @@ class _Kind(NamedTuple):
     per_second: float
 
 
-def scan(log: Log) -> tuple[dict[str, np.ndarray], np.ndarray, int]:
-    """(columns, where in the file each line is, how many times are current/average) of a log.
+def scan(log: Log) -> tuple[dict[str, np.ndarray], np.ndarray, int, list[int]]:
+    """(columns, where in the file each line is, how many times are current/average, where lines
+    begin that were not read) of a log.
 
     columns: COLUMNS' values for each iteration line in file order, NaN where a line lacks it;
     step_s in seconds, nan_loss 1 where the loss was printed as NaN.
@@ -57,12 +58,15 @@ def scan(log: Log) -> tuple[dict[str, np.ndarray], np.ndarray, int]:
     parts: dict[str, list[np.ndarray]] = {name: [np.empty(0, dtype)] for name in COLUMNS}
     offsets, pairs = [np.empty(0, np.int64)], 0
     kinds: list[_Kind] = []
+    missed: list[int] = []
     for at, block in log.blocks(size=1 << 18):  # fits a core's cache
         if not (times := block.count(b"elapsed")):
             continue
         if b"\x1b" in block:  # spaces where colours are, so that every byte stays where it is
             block = re.sub(rb"\x1b\[[0-9;]{0,24}m", lambda match: b" " * len(match[0]), block)
-        found = [_columns(*item) for item in _by_kind(block, times, kinds).items()]
+        left: list[int] = []
+        found = [_columns(*item) for item in _by_kind(block, times, kinds, left).items()]
+        missed += [at + start for start in left]
         order = np.argsort(place := np.concatenate([c["place"] for c in found] or offsets[:1]))
         offsets.append(place[order].astype(np.int64) + at)
         pairs += sum(int(columns["pairs"].sum()) for columns in found)
@@ -74,7 +78,7 @@ def scan(log: Log) -> tuple[dict[str, np.ndarray], np.ndarray, int]:
         if len(offsets) > 500:
             offsets = [np.concatenate(offsets)]
     joined = {name: _packed(np.concatenate(parts.pop(name)), dtype) for name in COLUMNS}
-    return joined, np.concatenate(offsets), pairs
+    return joined, np.concatenate(offsets), pairs, missed
 
 
 def _packed(values: np.ndarray, dtype: type) -> np.ndarray:
@@ -84,8 +88,11 @@ def _packed(values: np.ndarray, dtype: type) -> np.ndarray:
     return values.astype(dtype, copy=False)
 
 
-def _by_kind(block: bytes, times: int, kinds: list[_Kind]) -> dict[_Kind, list[re.Match[bytes]]]:
-    """The block's lines by their kind; `kinds` are those met so far, the usual one first."""
+def _by_kind(
+    block: bytes, times: int, kinds: list[_Kind], missed: list[int]
+) -> dict[_Kind, list[re.Match[bytes]]]:
+    """The block's lines by their kind; `kinds` are those met so far, the usual one first. Where a
+    line of no kind begins is added to `missed`."""
     if kinds:
         matches = list(kinds[0].pattern.finditer(block))
         if len(matches) == times:  # else there is another kind, or one ran into the next line
@@ -104,6 +111,8 @@ def _by_kind(block: bytes, times: int, kinds: list[_Kind]) -> dict[_Kind, list[r
                 kinds.append(kind)
         if match:
             found.setdefault(kind, []).append(match)
+        else:
+            missed.append(start.start())
     kinds.sort(key=lambda kind: -len(found.get(kind, ())))
     del kinds[64:]  # more are not remembered from block to block
     return found

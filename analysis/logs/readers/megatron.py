@@ -14,7 +14,7 @@ import re
 import numpy as np
 
 from analysis.logs.parsing import megatron_lines
-from analysis.logs.parsing.fields import WORD, labelled, ranks_of_rates, table
+from analysis.logs.parsing.fields import WORD, labelled, number, ranks_of_rates, table
 from analysis.logs.parsing.line_format import Columns, LineFormat
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.settings import header_of
@@ -41,6 +41,17 @@ _PLAIN_FIELDS = {
     "skipped": labelled(rb"number[ _]of[ _]skipped[ _]iterations"),
     "global_batch": labelled(rb"global[ _]batch[ _]size"),
 }
+# A line that an excerpt broke in two, of which the first part alone has no time; its number has its
+# bar behind it, or its decimal: one that was cut is not read.
+_BEGINS = re.compile(rb"iteration[ :=]{1,16}\d{1,12}[ \t]{0,16}/")
+_BROKEN = re.compile(rb"[ \t]{0,80}[\r\n]{1,2}[ \t>]{0,80}")
+_WHOLE = re.compile(
+    rb"iteration[ :=]{1,16}(\d{1,12}) {0,16}/ {0,16}(\d{1,12}) {0,16}\|"
+    rb"(?:[^|`]{1,80}\|){0,4}? {0,8}elapsed[ _]time[ _]per[ _]iteration[ _]"
+    rb"(?:(\(ms\)|ms)|\(s\)|s) ?[:=] {0,8}"
+    rb"(\d{1,12}\.\d{1,6}(?=[^\d.])|\d{1,12}(?= {0,8}\|))"
+)
+_FEW, _SPLIT = 1000, 2000  # lines; bytes of one
 _PEAK = re.compile(
     rb"\(after \d{1,9} iterations\) memory \(MB\) [^\r\n]{1,80}max allocated: ([\d.]{1,16})"
 )
@@ -49,9 +60,11 @@ _DONE = (b"[after training is done]", b"[exiting program at iteration", b"traini
 
 
 def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
-    columns, offsets, pairs = megatron_lines.scan(log)
+    columns, offsets, pairs, missed = megatron_lines.scan(log)
     if not len(offsets):
         columns, offsets = table(log, _PLAIN, _PLAIN_FIELDS)
+    elif 0 < len(missed) <= _FEW:
+        columns, offsets = _with_split(log, record, columns, offsets, missed)
     if pairs:
         record.notes.append(f"{pairs} values print current/average: the current one is used")
     if len(nan := columns.get("nan", ())):
@@ -71,6 +84,36 @@ def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
         record.uncounted.append("layers that drop tokens (random-LTD)")
     record.format = record.engine = _tool(header, line)
     return columns, offsets
+
+
+def _with_split(
+    log: Log, record: Record, columns: Columns, offsets: np.ndarray, missed: list[int]
+) -> tuple[Columns, np.ndarray]:
+    """The columns with the lines that an excerpt broke in two, or cut right behind their time."""
+    rows = {}
+    for at in missed:
+        text = log.slice(at, at + _SPLIT)
+        if following := _BEGINS.search(text, 1):
+            text = text[: following.start()]
+        text = b" ".join(_BROKEN.split(text.split(b"```")[0]))
+        if match := _WHOLE.match(text):
+            row = {"iteration": float(match[1]), "planned": float(match[2])}
+            row["step_s"] = float(match[4]) / (1000 if match[3] else 1)
+            for name in ("loss", "grad_norm", "global_batch"):
+                if found := _PLAIN_FIELDS[name].search(text):
+                    row[name] = number(found[1])
+            rows[at] = row
+    if lost := len(missed) - len(rows):
+        record.notes.append(f"{lost} iteration lines hold no whole time: left out")
+    if not rows:
+        return columns, offsets
+    record.notes.append(f"{len(rows)} lines are split or cut behind their time: read all the same")
+    places = np.concatenate([offsets, np.array(list(rows), np.int64)])
+    order = np.argsort(places, kind="stable")
+    for name, values in columns.items():
+        more = [row.get(name, 0.0 if name == "nan_loss" else np.nan) for row in rows.values()]
+        columns[name] = np.concatenate([values, more])[order]
+    return columns, places[order]
 
 
 def _tool(header: bytes, line: bytes = b"") -> str:

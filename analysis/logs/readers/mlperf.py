@@ -27,9 +27,9 @@ from analysis.logs.record import PER_STEP, Failure, Record, Submission
 from models.files import parse_json
 
 # In 2018 the time and the key stood before the JSON object.
-_LINE = re.compile(rb":::MLL(?:OG| (\d{1,12}\.\d{1,9}) (\w{1,60}):) (\{[^\r\n]{1,20000}\})")
-_KEY = re.compile(rb'"key": {0,4}"([^"\\]{1,60})"')
-_OF_A_LINE = re.compile(rb"[^\r\n]*:::MLL[^\r\n]*")
+_OLD_LINE = re.compile(rb":::MLL (\d{1,12}\.\d{1,9}) (\w{1,60}): (\{[^\r\n]{1,20000}\})")
+_END = re.compile(rb"[\r\n]|:::MLL")
+_FAR, _LONGEST = 600, 20_000  # bytes from a line's mark to its key, and to its end
 _FACTS = {
     "global_batch_size": "global_batch",
     "max_sequence_length": "seq_len",
@@ -59,6 +59,9 @@ _WANTED = {*_FACTS, *_ABOUT, *_MARKS, *_TIMES, *_COUNTS, *_LOSSES, _PRECISION, "
 # `train_step_timing`, `train_step_time`, `train_step_timing in s`, `train_step_time_ms`
 _STEP_TIME = re.compile(r"train_step_tim(?:e|ing)(?:[ _](?:in[ _])?(m?s))?$")
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_WANTED_KEY = re.compile(
+    rb'"key": {0,4}"(train_step_tim[^"]{1,20}|%b)"' % "|".join(sorted(_WANTED)).encode()
+)
 
 # The benchmark's rules fix the model and the length of its sequences: (our name of it, tokens).
 _BENCHMARKS = {
@@ -202,8 +205,8 @@ def _benchmark(record: Record, name: str) -> None:
 
 def _settings(record: Record, log: Log, found: _Found) -> None:
     """The layout, from argument dumps before the run."""
-    header = _OF_A_LINE.sub(b"", header_of(log, found.start_at))
-    if header.strip():
+    lines = header_of(log, found.start_at).splitlines()
+    if header := b"\n".join(line for line in lines if line and b":::MLL" not in line):
         said = Record(source=record.source, format=record.format)
         read_header(said, header)
         state(record, {name: getattr(said, name) for name in _SETTINGS}, "log")
@@ -309,18 +312,42 @@ def _put_blocks(
 
 def _entries(log: Log) -> Iterator[tuple[int, str, Any, float, dict[str, Any]]]:
     """(offset, key, value, seconds, metadata) of every line that is whole and of use here."""
-    for offset, match in log.matches(_LINE):
-        named = match[2] or ((found := _KEY.search(match[3])) and found[1]) or b""
-        if (key := named.decode()) not in _WANTED and not _STEP_TIME.match(key):
-            continue
+    for offset, key, content, old_s in _old_lines(log) if log.contains(b":::MLL ") else _lines(log):
         try:
-            line = mapping(parse_json(match[3]))
+            line = mapping(parse_json(content))
         except ValueError:
             continue
-        key = key if match[2] else text(line.get("key"))
-        time_s = float(match[1]) if match[1] else real(line.get("time_ms")) / 1000
-        if key is not None and math.isfinite(time_s):
+        time_s = float(old_s) if old_s else real(line.get("time_ms")) / 1000
+        if math.isfinite(time_s):
             yield offset, key, line.get("value"), time_s, mapping(line.get("metadata"))
+
+
+def _lines(log: Log) -> Iterator[tuple[int, str, bytes, bytes]]:
+    """(offset, key, its JSON, b"") of every line with a key of use: most lines are ones that each
+    rank prints before the run, and are not looked at."""
+    initialised = False
+    for at, block in log.blocks():
+        for match in _WANTED_KEY.finditer(block):
+            if match[1] == b"init_start":  # of each rank
+                if initialised:
+                    continue
+                initialised = True
+            begin = block.rfind(b":::MLLOG {", max(match.start() - _FAR, 0), match.start())
+            if begin >= 0:
+                stop = _END.search(block, match.end(), match.end() + _LONGEST)
+                text = block[begin + 9 : stop.start() if stop else match.end() + _LONGEST]
+                text = text[: text.rfind(b"}") + 1]
+                if len(text) > match.start() - begin and not _END.search(
+                    block, begin + 9, match.start()
+                ):
+                    yield at + begin, match[1].decode(), text, b""
+
+
+def _old_lines(log: Log) -> Iterator[tuple[int, str, bytes, bytes]]:
+    """The same of logs of 2018, with the time."""
+    for offset, match in log.matches(_OLD_LINE):
+        if (key := match[2].decode()) in _WANTED:
+            yield offset, key, match[3], match[1]
 
 
 FORMAT = Format(
