@@ -89,10 +89,18 @@ def judge_rates(record: Record) -> None:
     """Remove rates that contradict time, batch and sequence length, or give them the other unit."""
     if record.unnamed_rate:
         _name_rate(record, *record.unnamed_rate)
-    _judge_speed(record)
+    _judge_speed(record, "step_s")
+    if (record.global_batch or 0) > 0 and not record.per_epoch:  # an epoch times micro-steps
+        _judge_units(record)
+        _judge_tflops(record, record.step_s)
+    _judge_peak(record)
+    _judge_speed(record, "samples_per_s")
+    _judge_speed(record, "tokens_per_s")
+
+
+def _judge_units(record: Record) -> None:
+    """See that samples/s and tokens/s agree with the time of a step."""
     batch, step_s, totals = record.global_batch, record.step_s, record.totals
-    if not batch or batch < 0 or record.per_epoch:  # an epoch's times are of micro-steps
-        return
     amounts = units_of(batch, record.seq_len, record.gpus)
     timed = step_s[step_s > 0]
     for name in [name for name in ("samples_per_s", "tokens_per_s") if name in amounts]:
@@ -116,7 +124,6 @@ def judge_rates(record: Record) -> None:
             plain, each = _plain(unit) if unit else ("", False)
             if unit and not np.isfinite(getattr(record, plain)).any():
                 setattr(record, plain, rates * (record.gpus if each else 1))
-    _judge_tflops(record, step_s)
 
 
 def _unit(
@@ -177,32 +184,42 @@ def _most_by_convention(record: Record) -> float:
     return 1.25 * 8 / 6 * (1 + attention)
 
 
-def _judge_speed(record: Record) -> None:
-    """Remove what no card can do: printed TFLOP/s above its peak; steps, and tokens a second, that
-    would need more for a forward pass alone."""
+def _fastest(record: Record) -> tuple[float, str]:
+    """(the most TFLOP/s that a card of the run can have, in words)."""
     card = find_gpu(record.gpu_type)
     fastest = max(card.peaks.values()) if card else _FASTEST
-    limit = f"{fastest:.5g} of {card.name if card else 'any card'}"
+    return fastest, f"the {fastest:.5g} of {card.name if card else 'any card'}"
+
+
+def _judge_peak(record: Record) -> None:
+    """Remove printed TFLOP/s above twice the card's peak: full attention counts up to twice what a
+    causal kernel does."""
+    fastest, words = _fastest(record)
     printed = record.tflops[np.isfinite(record.tflops)]
-    if len(printed) and (middle := float(np.median(printed))) > fastest:
-        record.notes.append(f"{middle:.4g} TFLOP/s are printed, above the {limit}: unknown")
+    if len(printed) and (middle := float(np.median(printed))) > 2 * fastest:
+        record.notes.append(f"{middle:.4g} TFLOP/s are printed, above twice {words}: unknown")
         record.tflops = np.full(len(record.tflops), np.nan)
-    params = (
-        record.params or 8 * record.model.get("n_layer", 0) * record.model.get("hidden", 0) ** 2
-    )
-    if not params or not record.gpus or record.uncounted or record.per_epoch:
+
+
+def _judge_speed(record: Record, name: str) -> None:
+    """Remove the column where a forward pass alone would need more TFLOP/s than the card has."""
+    values, seq_len = getattr(record, name), record.seq_len or 0
+    known = values[np.isfinite(values) & (values > 0)]
+    shape = record.model.get("n_layer", 0), record.model.get("hidden", 0)
+    params = record.params or 8 * shape[0] * shape[1] ** 2  # the least that such layers have
+    if not len(known) or not record.gpus or record.uncounted or record.per_epoch:
         return
-    sequences = (record.global_batch or 0) * (record.seq_len or 0)
-    tokens = {"tokens_per_s": record.tokens_per_s}
-    tokens |= {"samples_per_s": record.samples_per_s * (record.seq_len or np.nan)}
-    with np.errstate(divide="ignore", invalid="ignore"):
-        tokens |= {"step_s": sequences / record.step_s} if sequences else {}
-    for name, rates in tokens.items():
-        known = rates[np.isfinite(rates)]
-        needed = _LEAST * params * float(np.median(known)) / record.gpus / 1e12 if len(known) else 0
-        if needed > fastest:
-            record.notes.append(
-                f"{name} would need {needed:.4g} TFLOP/s of a GPU for the forward pass alone, above"
-                f" the {limit}: unknown"
-            )
-            setattr(record, name, np.full(len(rates), np.nan))
+    middle = float(np.median(known))
+    tokens_per_s = {
+        "step_s": (record.global_batch or 0) * seq_len / middle,
+        "samples_per_s": middle * seq_len,
+        "tokens_per_s": middle,
+    }[name]
+    needed = _LEAST * params * tokens_per_s / record.gpus / 1e12
+    fastest, words = _fastest(record)
+    if needed > fastest:
+        record.notes.append(
+            f"{name} {middle:.4g} would need {needed:.4g} TFLOP/s of a GPU for the forward pass"
+            f" alone, above {words}: unknown"
+        )
+        setattr(record, name, np.full(len(values), np.nan))

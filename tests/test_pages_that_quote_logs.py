@@ -1,0 +1,101 @@
+"""Markdown that quotes iterations is found in a folder; only the quoted lines count."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from analysis.logs.load import find_logs, load
+from analysis.logs.readers import read
+from analysis.logs.record import Refusal
+from analysis.logs.verdict import judge
+from analysis.measured import profile
+
+
+def line(i: int, ms: float = 1000.5, end: str = " |\n") -> str:
+    return (
+        f" iteration {i:8d}/     100 | consumed samples: {8 * i:12d} | elapsed time per iteration"
+        f" (ms): {ms} | global batch size:     8 | lm loss: 1.05E+01 | grad norm: 1.0{end}"
+    )
+
+
+PAGE = "# Results\n\nA run died of CUDA out of memory. Another one:\n\n```\n{}```\n\n| a | b |\n"
+
+
+def test_a_folder_is_searched_for_pages_that_quote_iterations(tmp_path):
+    (tmp_path / "README.md").write_text("# No log\n\nelapsed time per iteration (ms) is printed\n")
+    (tmp_path / "quotes.md").write_text(PAGE.format("".join(map(line, range(1, 6)))))
+    (tmp_path / "run.log").write_text("".join(map(line, range(1, 4))))
+    found, refused = find_logs([tmp_path])
+    assert [path.name for path in found] == ["quotes.md", "run.log"] and refused == []
+
+
+def test_the_words_of_a_page_say_nothing_of_the_run(tmp_path):
+    page = tmp_path / "quotes.md"
+    page.write_text(PAGE.format("".join(map(line, range(1, 6)))) + "\nCUDA out of memory\n")
+    record = read(page)
+    assert len(record.iteration) == 5 and record.failure is None
+    assert judge(record).verdict == "end unknown"
+    assert "a page quotes these lines: how the run went on is not known" in record.notes
+
+
+def test_a_page_without_iterations_is_refused_when_it_is_named(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("Traceback (most recent call last):\n  File 'x', line 1\nOOM\n")
+    with pytest.raises(Refusal, match="a page that quotes no iteration"):
+        read(page)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        line(5).replace(" | elapsed", " |\n > elapsed"),
+        line(5).replace("elapsed time per iteration", "elapsed time\n per iteration"),
+        line(5).split(" | global")[0] + "\n",
+        line(5).split(" | global")[0] + " ...\n",
+    ],
+    ids=["between two fields", "in a label", "behind its time", "with dots"],
+)
+def test_a_line_that_an_excerpt_breaks_is_read(tmp_path, broken):
+    page = tmp_path / "quotes.md"
+    whole = "".join(line(i, 1000.0 + i) for i in range(1, 5))
+    page.write_text(PAGE.format(whole + broken + line(6, 1006.0)))
+    record = read(page)
+    assert record.iteration.tolist() == [1, 2, 3, 4, 5, 6]
+    assert record.step_s[4] == 1.0005
+    assert any(note.startswith("1 lines are split or cut") for note in record.notes)
+
+
+@pytest.mark.parametrize("cut", ["100\n", "1000.\n", "\n"])
+def test_a_time_that_is_cut_is_left_out_and_said(tmp_path, cut):
+    page = tmp_path / "quotes.md"
+    page.write_text(PAGE.format("".join(map(line, range(1, 5))) + line(5).split("1000.5")[0] + cut))
+    record = read(page)
+    assert record.iteration.tolist() == [1, 2, 3, 4]
+    assert "1 iteration lines hold no whole time: left out" in record.notes
+
+
+def test_the_same_bytes_in_two_files_are_noted(tmp_path):
+    (tmp_path / "a.log").write_text("".join(map(line, range(1, 9))))
+    shutil.copy(tmp_path / "a.log", tmp_path / "b.log")
+    (tmp_path / "c.log").write_text("".join(line(i, 1000.6) for i in range(1, 9)))  # as long
+    a, b, c = load([tmp_path])[0]
+    assert (a.copy_of, b.copy_of, c.copy_of) == ("", str(tmp_path / "a.log"), "")
+    assert b.notes[-1].startswith(f"the same evidence as {tmp_path / 'a.log'} (SHA-256 ")
+    assert np.isfinite(b.step_s).all()
+
+
+def test_a_folder_of_profiles_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    listed = profile.below.__globals__["os"].listdir
+
+    def listdir(path):
+        if str(path) == str(closed):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(profile.below.__globals__["os"], "listdir", listdir)
+    refused: list[Refusal] = []
+    assert profile.report(tmp_path, refused, 10) == []
+    assert [str(refusal) for refusal in refused] == [f"{closed}: Permission denied"]
