@@ -148,6 +148,8 @@ def test_otlp_files_read_back_have_the_run_folders_steps_losses_and_tflops(train
     points, _ = points_of(ours)
     computed = [point.values["throughput/tflops_per_gpu"] for point in points]
     np.testing.assert_array_equal(theirs.tflops, computed)
+    peak_gb = max(point.values["memory/peak_gb"] for point in points)
+    assert theirs.peak_bytes == pytest.approx(peak_gb * 1e9)
     for name in ("engine", "gpus", "dp", "micro_batch", "global_batch", "seq_len", "precision"):
         assert getattr(theirs, name) == getattr(ours, name), name
     assert {k: theirs.model[k] for k in ("n_layer", "hidden")} == {
@@ -257,6 +259,7 @@ def test_otlp_lines_are_requests_of_opentelemetry(tmp_path):
 
     writer = Writer("otlp", RUN, tmp_path)
     bad = Point(3, 1e9 + 3, {"train/loss": math.nan, "time/step_s": 0.2, "train/skipped": 1.0})
+    bad.values["memory/peak_gb"] = 2**30 / 1e9
     writer.write([*steps(1, 2), bad])
     (line,) = (tmp_path / "otlp" / "metrics.jsonl").read_text().splitlines()
     request = json_format.Parse(line, ExportMetricsServiceRequest())
@@ -270,6 +273,8 @@ def test_otlp_lines_are_requests_of_opentelemetry(tmp_path):
     losses = metrics["megatron.training.loss"].gauge.data_points
     assert [p.as_double for p in losses][:2] == [5.0, 2.5] and math.isnan(losses[2].as_double)
     assert losses[0].time_unix_nano == 1_000_000_001_000_000_000
+    (peak,) = metrics["megatron.training.memory_allocated_gb"].gauge.data_points
+    assert peak.as_double == 1.0  # GiB, as Megatron-LM computes it
     steps_ms = metrics["megatron.training.step_duration_ms"]
     assert steps_ms.unit == "ms" and steps_ms.histogram.aggregation_temporality == 1  # delta
     first = steps_ms.histogram.data_points[0]
