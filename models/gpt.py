@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 from torch.utils.checkpoint import checkpoint
 
 from models.config import INIT_STD, LLAMA3_ROPE, GPTConfig, parameter_shapes
@@ -127,7 +128,25 @@ class Embedding(nn.Module):
 
 
 def fused_attention(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Tensor | None) -> Tensor:
-    """torch's fused attention, [B, N, S, D]: causal, or where `mask` [B, 1, S, S] is True.
+    """torch's fused attention, [B, N, S, D]: causal, or where `mask` [B, 1, S, S] is True."""
+    tensors, how = _attention_call(q_BNSD, k_BKSD, v_BKSD, mask)
+    return F.scaled_dot_product_attention(*tensors, attn_mask=mask, **how)
+
+
+def attention_kernel(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Tensor | None) -> str:
+    """The kernel that torch picks for `fused_attention` of these: flash, efficient, cudnn or math.
+
+    It asks what scaled_dot_product_attention itself asks (torch 2.13).
+    """
+    tensors, how = _attention_call(q_BNSD, k_BKSD, v_BKSD, mask)
+    choice = SDPBackend(torch._fused_sdp_choice(*tensors, attn_mask=mask, **how))
+    return choice.name.lower().removesuffix("_attention")
+
+
+def _attention_call(
+    q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Tensor | None
+) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, bool]]:
+    """Queries, keys, values and flags of scaled_dot_product_attention.
 
     Where no fused kernel takes fewer keys than queries, keys and values are repeated: torch would
     write all S x S scores.
@@ -137,9 +156,7 @@ def fused_attention(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Tensor
         queries = q_BNSD.size(1) // k_BKSD.size(1)
         k_BKSD, v_BKSD = (x.repeat_interleave(queries, dim=1) for x in (k_BKSD, v_BKSD))
         shared = False
-    return F.scaled_dot_product_attention(
-        q_BNSD, k_BKSD, v_BKSD, attn_mask=mask, is_causal=mask is None, enable_gqa=shared
-    )
+    return (q_BNSD, k_BKSD, v_BKSD), {"is_causal": mask is None, "enable_gqa": shared}
 
 
 def _takes_fewer_keys(q_BNSD: Tensor, mask: Tensor | None) -> bool:

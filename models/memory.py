@@ -20,6 +20,19 @@ LIVE = 1e9  # elements: DeepSpeed's default stage3_max_live_parameters
 # No formula gives these. library_gb: CUDA context, NCCL's buffers, workspaces. fragments: factor on
 # activations, for the allocator's fragments.
 CONSTANTS = {"library_gb": 4.2, "fragments": 1.05}
+MARGIN = 0.06  # share of a card that is left free, because the bytes are estimates
+
+
+def usable(card_gb: float, margin: float = MARGIN) -> float:
+    """Bytes that a step may take on a card of card_gb GB."""
+    return card_gb * GB * (1.0 - margin)
+
+
+def taken(tensors: float, coming_and_going: float) -> float:
+    """Bytes that tensors take on a card: with the allocator's fragments of those that do not stay,
+    the CUDA context and NCCL's buffers."""
+    fragments = (CONSTANTS["fragments"] - 1.0) * coming_and_going
+    return tensors + fragments + CONSTANTS["library_gb"] * GB
 
 
 def stage_layers(x: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -91,13 +104,21 @@ def states(x: Any, n: np.ndarray, tensors_alone: bool = False) -> dict[str, np.n
     per_optimizer = np.where(mixed, 12.0, 8.0) + fp32_gradients * (not tensors_alone) + copies
     resting = np.where((x.offload == 2) | (x.fsdp2 & mixed), 0.0, n * x.width / shard(3))
     whole = x.fsdp2 & (x.n_micro > 1)
-    before = tensors_alone & x.fsdp2 & ~whole  # backward begins without gradients
+    # Backward begins without gradients.
+    before = tensors_alone & (x.fsdp2 & ~whole | comes_late(x))
     host = np.where((x.offload > 0) & (zero > 1) & ~whole, 0.1, 1.0)
     return {
         "weights": resting + gathered(x, n, 1 if tensors_alone else 2),
         "gradients": np.where(before, 0.0, n * per_grad / np.where(whole, 1, shard(2)) * host),
         "optimizer": n * per_optimizer / shard(1) * np.where(x.offload > 0, 0.0, 1.0),
     }
+
+
+def comes_late(x: Any) -> np.ndarray:
+    """Whether gradients come into being one by one while backward frees activations: with
+    DeepSpeed, in a step of one micro-batch, where no buffer of them is there from the start."""
+    buffer = (x.grad_width > x.width) | (x.zero_stage == 3)
+    return x.deepspeed & (x.pp == 1) & (x.n_micro == 1) & ~buffer
 
 
 def gathered(x: Any, n: np.ndarray, blocks: int = 2) -> np.ndarray:
@@ -209,13 +230,28 @@ def buckets(x: Any) -> np.ndarray:
 
 
 def update(x: Any, n: np.ndarray) -> np.ndarray:
-    """Bytes that DeepSpeed holds of n parameters between backward and the new weights: its shard of
-    the gradients in fp32 or, of bf16 without buckets, what one all-reduce takes, in fp32 and bf16.
+    """Bytes that DeepSpeed holds of n parameters between backward and the new weights, beside those
+    of `states`: its shard of the gradients in fp32 or, of bf16 without buckets, what one all-reduce
+    takes, in fp32 and bf16. Stages 1 and 2 hold their shard in fp16 twice, too: as parameters and
+    flat; the other gradients of stage 1 are gone.
     """
     both = x.grad_width > x.width
-    shard = 4.0 * n / np.where(x.zero_stage > 0, x.shards, 1) * (x.width < 4) * (x.zero_stage < 3)
+    shard = n / np.where(x.zero_stage > 0, x.shards, 1) * (x.width < 4) * (x.zero_stage < 3)
+    flat = (~both & (x.offload == 0)) * ((x.zero_stage == 1) | (x.zero_stage == 2))
+    more = x.width * flat * (shard * np.where(x.zero_stage == 1, 2, 1) - (x.zero_stage == 1) * n)
     whole = (4.0 + x.width) * np.minimum(n, x.bucket)
-    return np.where(x.deepspeed, np.where(both & (x.zero_stage < 2), whole, shard), 0.0)
+    return np.where(
+        x.deepspeed, np.where(both & (x.zero_stage < 2), whole, 4.0 * shard + more), 0.0
+    )
+
+
+def offloaded_gradients(x: Any, n: np.ndarray) -> np.ndarray:
+    """Bytes on the GPU through which DeepSpeed's stages 1 and 2 hand gradients to the host, beside
+    those of `states`: a buffer of the largest parameter and, of bf16 summed in fp32, the shard."""
+    largest = np.maximum(x.vocab, x.ffn * (1.0 + x.glu)) * x.hidden / x.tp * x.width
+    shard = 4.0 * n / x.shards * (x.grad_width > x.width)
+    offloads = x.deepspeed & (x.offload > 0) & (x.zero_stage > 0) & (x.zero_stage < 3)
+    return np.where(offloads, largest + shard, 0.0)
 
 
 def parts(
@@ -233,6 +269,8 @@ def parts(
     c = {"library_gb": 0.0, "fragments": 1.0} if tensors_alone else CONSTANTS | (constants or {})
     first, middle, last = stage_layers(x)
     early, late = in_flight(x)
+    if tensors_alone:  # the second of DeepSpeed's last stage is a buffer alone
+        late = np.where(x.deepspeed & (x.vpp == 1), 1.0, late)
     alone = x.pp == 1
     layers, flying = {
         "first": (first, early),
@@ -248,7 +286,7 @@ def parts(
     head = np.where(x.host_checkpoints | tensors_alone, np.maximum(head - one_layer, 0.0), head)
     later = buckets(x)
     if tensors_alone:
-        later = passing(x, n, layers, (at_start, at_end), kept, one_layer, head)
+        later = passing(x, n, layers, flying, (at_start, at_end), kept, one_layer, head)
     return states(x, n, tensors_alone) | {
         "activations": kept,
         "keys_and_values": received(x),
@@ -258,10 +296,64 @@ def parts(
     }
 
 
+def borders(x: Any, flying: np.ndarray, ends: tuple[Any, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes that a pipeline stage holds of what it received and sent, beside its layers' inputs:
+    (during forward, during backward). ends: whether the stage has the embedding, and the logits.
+
+    Of Megatron's 1F1B, the gradients that came and went last stay until the next replace them, as
+    does the input that the last sent gradient is of; interleaved stages keep their outputs.
+    DeepSpeed's pipeline has buffers of every micro-batch in flight, two at the end: of inputs and
+    outputs or, cut over tp, of the outputs alone, which it gathers again for backward.
+    """
+    first, last = (np.asarray(end) for end in ends)
+    edge = x.tokens * x.hidden * x.width
+    part = edge / np.where(x.sequence_parallel, x.tp, 1)
+    again = x.n_micro > flying  # a micro-batch has gone back before another comes
+    coming, going = again * ~last, again * ~first
+    outputs = (x.vpp > 1) * (flying * x.vpp + 1.0)
+    forward = (coming + 2.0 * going + outputs) * part
+    backward = (1.0 + going + outputs) * part
+    held = np.minimum(np.where(last, 2.0, flying), x.n_micro)
+    whole = (held * (1.0 * ~first + ~last) + 1.0 + ~first) * edge
+    cut = (held * ~last + 2.0) / x.tp * edge
+    deepspeed = np.where(x.tp > 1, cut, whole)
+    gathered = np.where(x.tp > 1, 2.0 * edge, 0.0)
+    piped = x.pp > 1
+    return (
+        piped * np.where(x.deepspeed, deepspeed, forward),
+        np.where(piped, np.where(x.deepspeed, deepspeed + gathered, backward), part),
+    )
+
+
+def in_a_layer(
+    x: Any, flying: np.ndarray, ends: tuple[Any, Any]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bytes beside the kept activations (when the last layer has been computed, when it has been
+    computed again for backward, when its second matrix' gradient has been) of Megatron's layers;
+    `borders` included.
+
+    The layer's output and that of its last product are there, then the gradients of the product's
+    input and of its weight. Sequence parallelism gathers in a buffer that stays, and the gradient
+    of the output.
+    """
+    edge = x.tokens * x.hidden * x.width
+    part = edge / np.where(x.sequence_parallel, x.tp, 1)
+    full = x.recompute == FULL
+    inner = np.select([full, x.recompute == SELECTIVE], [layer_activations(x) - part, scores(x)], 0)
+    feed, matrix = (size * x.ffn / x.tp * x.width for size in (x.tokens, x.hidden))
+    forward, backward = borders(x, flying, ends)
+    gathers = x.sequence_parallel * edge
+    computed = forward + edge + part + gathers
+    again = inner + backward + edge + part + gathers
+    gradient = inner + backward + full * part + np.maximum(feed, edge - feed) + matrix + 2 * gathers
+    return computed * ~full, again * full, gradient
+
+
 def passing(
     x: Any,
     n: np.ndarray,
     layers: np.ndarray,
+    flying: np.ndarray,
     ends: tuple[Any, Any],
     kept: np.ndarray,
     one_layer: np.ndarray,
@@ -276,24 +368,35 @@ def passing(
     always = buckets(x) * (
         (x.zero_stage == 3) | (x.zero_stage == 1) & (x.n_micro > 1) & (x.pp == 1)
     )
-    now, resting = buckets(x) - always, kept - one_layer
+    piped = x.deepspeed & (x.pp > 1)
+    # Of DeepSpeed's pipeline one bucket fills in backward, another when it reduces afterwards.
+    both = buckets(x) - always
+    now, resting = both / np.where(piped, 2, 1), kept - one_layer
+    filled = np.minimum(n, x.bucket / 2) * x.width  # gradients that lie in the bucket by then
+    reduced = both + np.maximum(n * x.width / x.shards - filled, 0.0)
     at_start, at_end = ends
     table = x.vocab * x.hidden / x.tp * x.width
     # DeepSpeed's pipeline keeps the logits of its two buffers.
-    outputs = 2.0 * x.tokens * x.vocab / x.tp * x.width * (at_end & x.deepspeed & (x.pp > 1))
+    outputs = 2.0 * x.tokens * x.vocab / x.tp * x.width * (at_end & piped)
     # FSDP2's second block and the gradients of a step's only micro-batch.
     block = layer_params(x) * x.width * (x.zero_stage == 3)
     now = now + x.fsdp2 * (block + n * x.grad_width / x.shards * (x.n_micro == 1))
     # Of a table that is both, the output layer's part waits for the embedding's, and their sum.
     tied = at_start & at_end & ~x.untied
+    forward, _ = borders(x, flying, ends)
+    late = comes_late(x) * n * x.grad_width / np.where(x.zero_stage > 1, x.shards, 1)
+    computed, again, gradient = in_a_layer(x, flying, ends)
+    backward = np.where(x.plain, kept, resting + np.maximum(again, gradient))
     moments = [
-        kept + head,
-        kept + now + tied * table,
+        np.where(x.plain, kept, np.maximum(resting + computed, kept)),
+        kept + head + at_end * forward + outputs,
+        backward + now + tied * table,
         resting + now + at_end * (table + x.tokens * x.vocab / x.tp * x.width),
-        resting - layers * kept_per_layer(x) + now + at_start * (1 + 2 * tied) * table,
-        update(x, n) + outputs,
-        now + outputs,
+        resting - layers * kept_per_layer(x) + now + at_start * (1 + 2 * tied) * table + late,
+        update(x, n) + outputs + late,
+        np.where(piped & (both > 0), reduced, now) + outputs + late,
     ]
+    always = always + offloaded_gradients(x, n)
     return np.max(np.stack(np.broadcast_arrays(*moments)), axis=0) - kept - head + always
 
 

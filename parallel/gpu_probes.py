@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from models.gpt import attention_kernel, fused_attention
 from models.tensor_files import DTYPES
 from parallel.engines import kernels
 from parallel.engines.devices import driver
@@ -97,6 +99,16 @@ def attention() -> dict[str, Any]:
         for backend in (None, *backends):
             what = "torch's choice" if backend is None else backend.name.lower()
             rows.append(_row(f"{what} {precision}", precision, _sdpa(backend), inputs))
+        # As the models call it: two queries a key, and positions that begin again at 100.
+        grouped = [inputs[0], *(x[:, :2] for x in inputs[1:])]
+        for what, given, mask in (
+            ("grouped queries", grouped, None),
+            ("documents", inputs, _documents(256, 100, device)),
+        ):
+            kernel = attention_kernel(*given, mask)
+            ours = partial(fused_attention, mask=mask)
+            what = f"{what} ({kernel}) {precision}"
+            rows.append(_row(what, precision, ours, given, partial(plain, mask=mask)))
         if device.type == "cuda" and precision != "fp32" and not kernels.usable()["te"]:
             ours = _te(4, 64)
             rows.append(_row(f"te_attention {precision}", precision, ours, inputs))
@@ -108,11 +120,22 @@ def attention() -> dict[str, Any]:
     }
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention over [batch, heads, sequence, size], written out."""
-    mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
-    scores = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).masked_fill(mask, -math.inf)
+def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Causal attention over [batch, heads, sequence, size], or where `mask` is True, written out;
+    k and v may have fewer heads."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    if mask is None:
+        mask = _documents(q.shape[2], 0, q.device)
+    scores = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).masked_fill(~mask, -math.inf)
     return scores.softmax(-1) @ v
+
+
+def _documents(length: int, second: int, device: torch.device) -> Tensor:
+    """True where a token attends: to itself and those before it in its document, of which another
+    begins at `second`."""
+    mask = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    mask[second:, :second] = False
+    return mask[None, None]
 
 
 def _sdpa(backend: SDPBackend | None) -> Callable[..., Tensor]:
@@ -133,9 +156,11 @@ def _te(heads: int, size: int) -> Callable[..., Tensor]:
     return call
 
 
-def _row(what: str, precision: str, ours: Callable, inputs: list[Tensor]) -> tuple:
+def _row(
+    what: str, precision: str, ours: Callable, inputs: list[Tensor], theirs: Callable = plain
+) -> tuple:
     try:
-        return what, kernels.error_of(ours, plain, inputs), BARS[precision], ""
+        return what, kernels.error_of(ours, theirs, inputs), BARS[precision], ""
     except RuntimeError as error:
         return what, None, BARS[precision], str(error).strip().splitlines()[0]
 

@@ -178,8 +178,8 @@ class Processes:
 class _Progress:
     """A listener of the regions of a step that says how far it is, on stderr."""
 
-    def __init__(self, rank: int, micro_batches: int):
-        self.rank, self.micro_batches = rank, micro_batches
+    def __init__(self, rank: int, passes: int):
+        self.rank, self.passes = rank, passes  # forward passes of chunks
         self.began = self.said = time.monotonic()
         self.forwards = 0
 
@@ -188,8 +188,8 @@ class _Progress:
         if (now := time.monotonic()) - self.said > PROGRESS_S:
             self.said = now
             print(
-                f"rank {self.rank}: {self.forwards} forward passes of {self.micro_batches}"
-                f" micro-batches begun, {now - self.began:.0f} s",
+                f"rank {self.rank}: {self.forwards} of {self.passes} forward passes begun,"
+                f" {now - self.began:.0f} s",
                 file=sys.stderr,
                 flush=True,
             )
@@ -241,7 +241,7 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, found: Rehearsal) -> None
             found.parameters = sum(getattr(p, "ds_numel", p.numel()) for p in parameters)
             # Where it has seen a micro-batch, ZeRO-3 gathers ahead and keeps what it needs again.
             steps = 2 if layout.zero_stage == 3 and layout.n_micro == 1 else 1
-            ranges.listeners += [held, _Progress(rank, steps * layout.n_micro)]
+            ranges.listeners += [held, _Progress(rank, steps * layout.n_micro * layout.vpp)]
             for _ in range(steps):
                 held.restart()
                 messages.forget()
@@ -367,12 +367,15 @@ def card_gb_of(cluster: clusters.Cluster | None) -> float | None:
 
 def too_much(rank: int, stage: int, peak: dict[str, int], card_gb: float | None) -> str:
     """Why a rank's peak does not fit on its card; "" when it fits or the card is not known."""
-    tensors, library = sum(peak.values()) / GB, memory.CONSTANTS["library_gb"]
-    if card_gb is None or tensors + library <= card_gb:
+    tensors = sum(peak.values())
+    staying = sum(peak.get(kind, 0) for kind in ("weights", "gradients", "optimizer", "buffers"))
+    taken = memory.taken(tensors, tensors - staying)
+    if card_gb is None or taken <= memory.usable(card_gb):
         return ""
     return (
-        f"rank {rank} (stage {stage}) does not fit: its tensors take {tensors:.1f} GB, CUDA and"
-        f" NCCL about {library:g}, and the card has {card_gb:g}"
+        f"rank {rank} (stage {stage}) does not fit: its tensors take {tensors / GB:.1f} GB, with"
+        f" CUDA, NCCL and the allocator about {taken / GB:.1f}, and a step may use"
+        f" {memory.usable(card_gb) / GB:.1f} of the card's {card_gb:g}"
     )
 
 

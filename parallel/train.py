@@ -208,8 +208,7 @@ def train(
     offered = kernels_of(spec.engine, spec.layout.tp, spec.model.norm)
     facts["kernels"] = kernels.choose("te" if spec.te_alone else spec.kernels, device, offered)
     kernels.hide_others(facts["kernels"])
-    te = facts["kernels"] == "te"
-    facts["attention"] = "Transformer Engine" if te else "torch scaled_dot_product_attention"
+    facts["attention"] = kernels.attention_of(spec, facts["kernels"], device)
     return train_in_folder(spec, facts, RunFolder(path), data, device, launch, interruption)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from models.gpus import find_gpu
 from parallel import gpu_bench, gpu_check
+from parallel.config.settings import resolve
 from parallel.gpu_bench import FAILED, PASSED, SKIPPED, TOLD, Bench, Refused
 from parallel.gpu_check import make
 from tests import fixture_runs
@@ -289,6 +290,22 @@ def test_skipped_is_not_passed(bench_of, tmp_path, monkeypatch):
     assert gpu_check.main(["--only", "fp32/megatron-tp2", "--out", out]) == 1
 
 
+def test_a_run_names_the_kernel_that_torch_picks_for_its_attention():
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from parallel.engines.kernels import attention_of
+
+    cpu, sdpa = torch.device("cpu"), "torch scaled_dot_product_attention"
+    llama = {"preset": "llama3-8b", "hidden": 64, "n_head": 4, "n_kv_head": 2, "seq_len": 32}
+    for settings in ({}, llama, {"reset_at_documents": True, "end_of_text": 3}):
+        spec = resolve(("test", {"preset": "tiny"} | settings))
+        assert attention_of(spec, "torch", cpu) == f"{sdpa} (flash)"
+        with sdpa_kernel(SDPBackend.MATH):
+            assert attention_of(spec, "torch", cpu) == f"{sdpa} (math)"
+    assert attention_of(spec, "te", cpu) == "Transformer Engine"
+
+
 def test_the_attention_of_this_cpu_is_right_and_a_wrong_one_is_noticed():
     import torch
     from torch.nn import functional as F
@@ -298,8 +315,9 @@ def test_the_attention_of_this_cpu_is_right_and_a_wrong_one_is_noticed():
 
     found = {what: (error, bar) for what, error, bar, _ in gpu_probes.attention()["rows"]}
     for precision in ("fp32", "bf16"):
-        error, bar = found[f"flash_attention {precision}"]
-        assert 0 < error <= bar
+        for what in ("flash_attention", "grouped queries (flash)", "documents (flash)"):
+            error, bar = found[f"{what} {precision}"]
+            assert 0 < error <= bar
     inputs = [torch.randn(1, 2, 16, 8) for _ in range(3)]
     wrong = error_of(F.scaled_dot_product_attention, gpu_probes.plain, inputs)  # not causal
     assert wrong > gpu_probes.BARS["bf16"]

@@ -311,7 +311,10 @@ def test_deepspeed_allocates_its_buckets_whole():
         assert memory.buckets(columns(**SMALL, **none))[0] == 0
     both = columns(**SMALL, **zero, grad_width=4, bucket=1000)
     assert memory.update(both, np.array([700.0, 7000.0])).tolist() == [6 * 700, 6 * 1000]
-    assert memory.update(columns(**SMALL, **zero, dp=7), np.array([700.0])).tolist() == [4 * 100]
+    n = np.array([700.0])  # of which a rank updates 100: in fp32, and in fp16 twice
+    assert memory.update(columns(**SMALL, **zero, dp=7), n).tolist() == [8 * 100 - 2 * 700]
+    second = columns(**SMALL, **zero | {"zero_stage": 2}, dp=7)
+    assert memory.update(second, n).tolist() == [6 * 100]
 
 
 def test_what_is_held_for_a_moment_counts_where_it_exceeds_what_was_freed():
@@ -320,11 +323,43 @@ def test_what_is_held_for_a_moment_counts_where_it_exceeds_what_was_freed():
     x = columns(**SMALL | {"vocab": 10_000}, pp=2, recompute=2)
     first = memory.parts(x, "first", tensors_alone=True)
     assert first["buckets"][0] == 10_000 * 64 * 2 - PLAIN - 4 * 2 * SBH
-    zero = columns(**SMALL, deepspeed=True, zero_stage=1, bucket=20_000, dp=10**6)
+    zero = columns(**SMALL, deepspeed=True, zero_stage=2, bucket=20_000, dp=10**6)
     held = memory.parts(zero, "first", tensors_alone=True)
-    loss, buckets = 32 * 100 * 6 + 4 * SBH, 20_000 * 2
-    output = 100 * 64 * 2 + 32 * 100 * 2  # the word table's gradient and that of the logits
-    assert held["buckets"][0] == buckets + output - loss
+    loss, buckets, table = 32 * 100 * 6 + 4 * SBH, 20_000 * 2, 100 * 64 * 2
+    # The gradients of a layer's output, of its second product's input and of that one's matrix.
+    layer = 2 * SBH + 2 * 4 * SBH + 2 * 4 * 64 * 64
+    assert held["buckets"][0] == buckets + table + layer - loss
+
+
+def test_a_stage_holds_what_it_received_and_sent():
+    """Of Megatron's 1F1B and of DeepSpeed's pipeline, in units of a layer's input."""
+    middle, first, last = (False, False), (True, False), (False, True)
+
+    def units(flying, ends, **given):
+        found = memory.borders(columns(**SMALL, pp=4, **given), flying, ends)
+        return [float(size[0]) / (2 * SBH) for size in found]
+
+    # In forward the gradients that came and went last and the input of that which went.
+    assert units(3, middle, n_micro=8) == [3, 2]
+    assert units(4, first, n_micro=8) == [1, 1]
+    assert units(1, last, n_micro=8) == [2, 2]
+    assert units(3, middle, n_micro=3) == [0, 1]  # none has gone back before the last comes
+    assert units(3, middle, n_micro=8, vpp=2) == [3 + 7, 2 + 7]
+    # Buffers of three inputs and outputs; cut over tp, of the outputs, gathered for backward.
+    assert units(3, middle, n_micro=8, deepspeed=True) == [8, 8]
+    assert units(3, middle, n_micro=8, deepspeed=True, tp=2) == [2.5, 4.5]
+    assert units(1, last, n_micro=8, deepspeed=True) == [4, 4]
+    assert memory.borders(columns(**SMALL), 1, (True, True))[0] == 0
+
+
+def test_gradients_of_a_single_micro_batch_come_while_activations_go():
+    """DeepSpeed's, where no buffer holds them from the start."""
+    given = {"deepspeed": True, "zero_stage": 1, "plain": True, "bucket": 1000}
+    one, two = (
+        memory.parts(columns(**SMALL, **given, n_micro=n), tensors_alone=True) for n in (1, 2)
+    )
+    assert one["gradients"][0] == 0 < two["gradients"][0]
+    assert sum(one.values()) < sum(two.values())
 
 
 def test_learned_positions_are_on_the_first_stage_and_whole_on_every_tp_rank():

@@ -59,7 +59,7 @@ def test_flops_messages_and_states_are_those_of_the_formulas(flags, processes):
                 assert ours == 0  # the C++ reducer's all-reduces are not rehearsed
             elif what == "TFLOP" or what.endswith(" calls") and formula is not None:
                 assert ours == pytest.approx(formula, rel=1e-3), (what, number)
-            elif what == "peak GB" and spec.pp == 1:  # a stage of one layer is mostly its borders
+            elif what == "peak GB":
                 assert ours == pytest.approx(formula, rel=0.03), number
             elif what in ("tp GB", "pp GB", "dp GB", "embedding GB") and formula is not None:
                 assert ours == pytest.approx(formula, rel=1e-3), (what, number)
@@ -167,7 +167,7 @@ def test_a_run_that_does_not_fit_is_neither_rendered_nor_submitted(study, tmp_pa
     out = tmp_path / "scripts"
     done = run_module("slurm.render", path, "--rehearse", "--out", str(out))
     assert done.returncode == 2 and not out.exists()
-    assert "and the card has 4" in done.stdout
+    assert "and a step may use 3.8 of the card's 4" in done.stdout
     assert "not every run trains a step and fits its card" in done.stderr
 
 

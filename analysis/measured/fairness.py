@@ -91,10 +91,15 @@ def batch_per_gpu(record: Record) -> float | None:
 
 def other_kernels(records: list[Record]) -> list[str]:
     """A note that names each run's kernels of attention, and the runs that are deterministic, where
-    not all are alike. Runs that do not state it are left out."""
+    not all are alike. Runs that do not state it are left out. Where one does not say which of
+    torch's kernels it was, these count as one."""
     found: dict[str, list[str]] = defaultdict(list)
-    for record in records:
-        if kernels := record.facts.get("attention"):
+    stated = [record.facts.get("attention") for record in records]
+    alone = {kernels.partition(" (")[0] for kernels in stated if kernels} & set(stated)
+    for record, kernels in zip(records, stated, strict=True):
+        if kernels:
+            family = kernels.partition(" (")[0]
+            kernels = family if family in alone else kernels
             steady = (record.facts.get("spec") or {}).get("deterministic")
             found[kernels + ", deterministic" * bool(steady)].append(name_of(record))
     if len(found) < 2:

@@ -17,7 +17,7 @@ from models.flops import tflops_per_gpu
 from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import Columns
 
-MARGIN, MARGINS = 0.06, Bounds(0, 1, below=True)  # share of memory that is left free
+MARGIN, MARGINS = memory.MARGIN, Bounds(0, 1, below=True)  # share of memory left free
 TIGHT = 0.05  # share of the usable memory; a layout that leaves less of it free is marked
 KEYS = ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage", "recompute")
 HEADINGS = {  # of the tables; --why takes them, too
@@ -50,7 +50,7 @@ def crowd(x: Columns, cluster: Calibration) -> np.ndarray:
 def usable_bytes(x: Columns, cluster: Calibration, margin: float) -> float:
     """Bytes that a step may use on the fullest rank; all ranks share a host's memory."""
     ranks = int(x.gpus.max()) if cluster.is_host else 1
-    return cluster.gpu_memory_gb * memory.GB * (1.0 - margin) / ranks
+    return memory.usable(cluster.gpu_memory_gb, margin) / ranks
 
 
 def rank(x: Columns, cluster: Calibration, margin: float) -> tuple[np.ndarray, ...]:

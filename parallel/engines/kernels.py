@@ -15,6 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from models.errors import UsageError
+from models.gpt import attention_kernel
+from models.tensor_files import DTYPES
+from parallel.config.settings import RunSpec
 
 # Kernel set -> its library, a module and the layer norm there, and what else must be importable:
 # PyPI's unrelated apex has no compiled layer norm.
@@ -76,6 +79,27 @@ def te_attention(heads: int, size: int) -> nn.Module:
     """
     te = importlib.import_module("transformer_engine.pytorch")
     return te.DotProductAttention(heads, size, qkv_format="bshd", attn_mask_type="causal")
+
+
+def attention_of(spec: RunSpec, kernels: str, device: torch.device) -> str:
+    """What computes attention in a run, for run.json: Transformer Engine, or torch and the kernel
+    that it picks for the run's shapes, precision, mask and device."""
+    if kernels == "te":
+        return "Transformer Engine"
+    model, kind = spec.model, {"dtype": DTYPES[spec.precision], "device": device}
+    q, k, v = (
+        torch.empty(
+            (spec.micro_batch, heads // spec.tp, spec.seq_len, model.head_dim),
+            **kind,
+            requires_grad=True,
+        )
+        for heads in (model.n_head, model.kv_heads, model.kv_heads)
+    )
+    mask = None
+    if spec.end_of_text is not None:
+        shape = (spec.micro_batch, 1, spec.seq_len, spec.seq_len)
+        mask = torch.empty(shape, dtype=torch.bool, device=device)
+    return f"torch scaled_dot_product_attention ({attention_kernel(q, k, v, mask)})"
 
 
 def adds_up_gradients() -> bool:
