@@ -123,12 +123,12 @@ def record(path: Path, given: list[Path], count: int, out: Path) -> None:
 
 
 def _commit() -> str:
-    """The commit whose code runs; with a + where the planner's files were changed since."""
-    said = [
-        subprocess.run(["git", *what], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-        for what in (["rev-parse", "--short=10", "HEAD"], ["status", "--porcelain", "--", *MODEL])
-    ]
-    return said[0] + "+" * bool(said[1])
+    """The last commit that changed the model; with a + where its files were changed since."""
+    last, changed = (
+        subprocess.run(["git", *what, "--", *MODEL], cwd=ROOT, capture_output=True, text=True)
+        for what in (["log", "-1", "--format=%h", "--abbrev=10"], ["status", "--porcelain"])
+    )
+    return last.stdout.strip() + "+" * bool(changed.stdout.strip())
 
 
 def _note(path: Path, name: str, rows: int, given: list[Path], count: int) -> None:

@@ -125,6 +125,8 @@ def test_what_crashed_in_the_ultra_scale_sweep_is_refused_and_what_ran_is_not(ca
     assert (said["oom"], said["ran"]) == (605, 1026) and found["mape"] <= 0.125
     assert said["oom_refused"] >= 0.85 * 605 and said["ran_refused"] <= 0.02 * 1026
     table = rows.read_rows([PUBLISHED / "ultrascale_h100.csv"])
+    few = table.x.n_micro < table.x.pp - 1
+    assert few.sum() > 50 and not table.can_start[few].any()
     assert (~table.can_start & (np.array(table.status) == "ok")).sum() == 1
     assert {h: bool(table.x.untied[table.x.hidden == h].all()) for h in (2048, 4096)} == {
         2048: False, 4096: True,
