@@ -9,6 +9,7 @@ import numpy as np
 from analysis.common.tables import Column, Table
 from analysis.planner import fitting
 from analysis.planner.choice import choice, first_crashed, naive
+from analysis.planner.ranking import MARGIN
 from analysis.planner.rows import Rows, read_rows
 from analysis.planner.validate import (
     SPLITS,
@@ -80,7 +81,7 @@ def choices() -> Table:
         for kind, how in kinds.items():
             tried = validate_time(rows, *how)
             index = np.flatnonzero(tried.scored)
-            fits = fits_in_memory(rows)
+            fits = fits_in_memory(rows, MARGIN)
             now = choice(rows, index, tried.predicted, fits)
             now["crashed"] = first_crashed(rows, index, tried.predicted, fits)
             first, p90, three = BEFORE[name, kind]

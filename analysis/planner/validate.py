@@ -175,11 +175,12 @@ def validate_memory(rows: Rows, calibrate_rows: int, split: str) -> Validation:
     return found
 
 
-def fits_in_memory(rows: Rows) -> np.ndarray:
-    """Whether each row can start and its fullest rank fits its card, bool (n,); one of unknown
-    memory does."""
+def fits_in_memory(rows: Rows, margin: float) -> np.ndarray:
+    """Whether each row can start and its fullest rank fits its card with that share of it left
+    free, bool (n,); one of unknown memory does."""
+    limit = rows.gpu_memory_gb * (1 - margin)
     full = memory.peak(rows.x) / memory.GB
-    return rows.can_start & (~(full > rows.gpu_memory_gb) | rows.guessed | rows.in_fp8)
+    return rows.can_start & (~(full > limit) | rows.guessed | rows.in_fp8)
 
 
 def _refused(rows: Rows, full: np.ndarray) -> dict[str, Any]:
