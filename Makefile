@@ -22,7 +22,7 @@ help:
 	@echo "make test-all make check, then every test, as CI does"
 	@echo "make setup    only build .venv"
 	@echo "make check    check the format, the lint rules and that every table in Markdown is current"
-	@echo "make report   write the tables and pictures of all pages again"
+	@echo "make report   write the tables, pictures and offline pages again"
 	@echo "make render   write slurm/<study>.slurm of every study again"
 	@echo "make format   let ruff format the code"
 	@echo "make clean    remove .venv (logs stay)"
@@ -48,6 +48,8 @@ render: setup
 report: setup
 	$(PY) -m analysis.report $(PAGES)
 	$(PY) -m analysis.plots --out logs/plots
+	$(PY) -m analysis.page logs/2-core-cpu/parity --out logs/2-core-cpu/parity.html
+	$(PY) -m analysis.page logs/published/seed003_jeanzay_v100.csv --out logs/published/jean-zay.html
 
 test: setup check
 	$(PYTEST) -m "not slow"

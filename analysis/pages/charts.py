@@ -57,6 +57,7 @@ _CONFIG = {
     "text": {"color": INK},
     "view": {"stroke": None},
 }
+_LINES = {"labelExpr": "split(datum.label, '; ')", "labelFontSize": 9}  # of bars with two names
 _POINT = {"type": "point", "filled": True, "size": 70, "opacity": 0.85}
 
 
@@ -256,7 +257,7 @@ def parts(
         "domain": list(names),
         "range": [_PARTS.get(colour or name, "#888888") for name, colour in colours.items()],
     }
-    where = {"field": y, "type": "nominal", "title": None, "sort": None}
+    where = {"field": y, "type": "nominal", "title": None, "sort": None, "axis": _LINES}
     bars = {
         "mark": {"type": "bar", "stroke": "white", "strokeWidth": 0.5},
         "encoding": {
@@ -276,7 +277,7 @@ def parts(
             "text": {"field": marked, "type": "nominal"},
         },
     }
-    return {"height": {"step": 20}, "layer": [bars, *[words] * bool(marked)]}
+    return {"height": {"step": 24}, "layer": [bars, *[words] * bool(marked)]}
 
 
 def waterfall(names: list[str]) -> Spec:
@@ -295,15 +296,27 @@ def waterfall(names: list[str]) -> Spec:
     }
 
 
-def memory(names: list[str], limit: float | None) -> Spec:
-    """Stacked GB by part, one bar a stage; the field `peak` is a mark, `limit` the card's GB."""
-    found = parts("bar", "gb", "GB", "part", names)
-    found["layer"][0]["transform"] = [{"filter": "isValid(datum.gb)"}]
+def memory(names: dict[str, str], limit: float | None) -> Spec:
+    """Stacked GB by part, one bar a run and stage; the field `peak` is a mark, `limit` the card's.
+
+    names: the parts' fields, each with its words.
+    """
+    found = parts("bar", "gb", "GB", "part", list(names.values()))
+    found["transform"] = [
+        {"calculate": "datum.stage ? datum.run + '; ' + datum.stage + ' stage' : datum.run"}
+        | {"as": "bar"}
+    ]
+    found["layer"][0]["transform"] = [
+        {"fold": list(names), "as": ["key", "gb"]},
+        {"filter": "isValid(datum.gb)"},
+        {"calculate": f"({json.dumps(names)})[datum.key]", "as": "part"},
+        {"calculate": f"indexof({json.dumps(list(names))}, datum.key)", "as": "order"},
+    ]
     found["layer"][0]["mark"]["opacity"] = 0.75
     where = found["layer"][0]["encoding"]["y"]
     peak = {
         "transform": [{"filter": "isValid(datum.peak)"}],
-        "mark": {"type": "tick", "thickness": 4, "color": INK, "size": 18},
+        "mark": {"type": "tick", "thickness": 4, "color": INK, "size": 20},
         "encoding": {
             "x": axis("peak", "GB"),
             "y": where,
@@ -322,13 +335,13 @@ def intervals(kinds: list[str], spans: str) -> Spec:
     """What each stage did when: one line a `bar`, coloured by `part`, from `start` to `end`."""
     scale = {"domain": kinds, "range": [_PARTS.get(kind, "#888888") for kind in kinds]}
     return {
-        "height": {"step": 22},
+        "height": {"step": 28},
         "mark": {"type": "bar", "stroke": "white", "strokeWidth": 0.3},
         "encoding": {
             "x": axis("start", spans, scale={"zero": False, "nice": False}),
             "x2": {"field": "end"},
             "y": {"field": "bar", "type": "nominal", "title": None, "sort": None}
-            | {"axis": {"labelLimit": 260}},
+            | {"axis": _LINES},
             "color": {"field": "part", "type": "nominal", "title": None, "scale": scale},
             "tooltip": tip(bar="", part="what", micro="micro-batch", start="from", end="to"),
         },

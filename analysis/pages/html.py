@@ -58,7 +58,7 @@ def page(title: str, sections: list[Section]) -> str:
     body = "\n".join(_section(section, numbers, links) for section in shown)
     own = _own("page.js")
     assert "</script" not in own.lower(), "it would end the element"
-    vega = f'<script type="application/gzip;base64" id="vega">{_packed()}</script>' * bool(drawn)
+    vega = f'{_NOTICE}<script type="application/gzip;base64" id="vega">{_packed()}</script>'
     links = " ".join(f'<a href="#{anchor(s.title)}">{escape(s.title)}</a>' for s in shown)
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -78,13 +78,18 @@ def page(title: str, sections: list[Section]) -> str:
 {body}
 </main>
 <script type="application/json" id="data">{_json(data)}</script>
-{vega}
+{vega if drawn else ""}
 <script>{own}</script>
 </body>
 </html>
 """
 
 
+_NOTICE = (
+    "<!-- The scripts of the charts: Vega, Vega-Lite and vega-embed, of vl-convert-python's wheel."
+    " Copyright (c) University of Washington Interactive Data Lab; BSD-3-Clause licence:"
+    " https://github.com/vega/vega/blob/main/LICENSE -->\n"
+)
 # Vega makes functions of the expressions in its specifications: 'unsafe-eval' is for those.
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline';"

@@ -1,6 +1,7 @@
 """The layout map: one line a run, from its split through what it took to what it reached."""
 
 import math
+import re
 from typing import Any
 
 from analysis.common.tables import Table, cell
@@ -83,16 +84,10 @@ def _parallel(
     """
     names = [axis.title for axis in axes]
     scales = {
-        a.key: {"title": a.title, "values": a.values, "log": a.log}
+        a.key: {"title": a.title, "values": a.values, "log": a.log, "next": after.key}
         | {"low": _scaled(a, a.ends[0]), "high": _scaled(a, a.ends[1])}
-        for a in axes
+        for a, after in zip(axes, (*axes[1:], axes[-1]), strict=True)
     }
-    share = "((of.log ? log(datum.value) : datum.value) - of.low) / (of.high - of.low)"
-    index = "indexof(of.values, datum.value) / (length(of.values) - 1)"
-    lane = f"datum.verdict == 'OOM' ? {_FULL} : {_UNKNOWN}"
-    at = f"of.values ? {index} : isValid(datum.value) ? {share} : {lane}".replace(
-        "of.", "scales[datum.key]."
-    )
     x = {
         "field": "axis",
         "type": "nominal",
@@ -127,16 +122,21 @@ def _parallel(
             },
             {
                 "transform": [
-                    {"fold": [axis.key for axis in axes], "as": ["key", "value"]},
+                    {"fold": [axis.key for axis in axes[:-1]], "as": ["key", "value"]},
+                    {"calculate": "scales[datum.key].next", "as": "next"},
                     {"calculate": "scales[datum.key].title", "as": "axis"},
-                    {"calculate": at, "as": "at"},
+                    {"calculate": "scales[datum.next].title", "as": "to"},
+                    {"calculate": _at("datum.key"), "as": "at"},
+                    {"calculate": _at("datum.next"), "as": "end"},
                 ],
-                "mark": {"type": "line", "strokeWidth": 1.5, "interpolate": "monotone"},
+                # Segments, not a line a row: Vega makes a data flow of its own for each line.
+                "mark": {"type": "rule", "strokeWidth": 1.5, "strokeCap": "round"},
                 "encoding": {
                     "x": x,
+                    "x2": {"field": "to"},
                     "y": y,
+                    "y2": {"field": "end"},
                     "color": colour | {"condition": faint},
-                    "detail": {"field": row},
                     "opacity": {"condition": faint | {"value": 0.12}, "value": 0.8},
                     "tooltip": charts.tip(**{row: row, "step_s": "s/iter", "verdict": "verdict"}),
                 },
@@ -159,6 +159,15 @@ def _parallel(
 
 
 _UNKNOWN, _FULL = -0.1, -0.2  # where the lanes below the axes are
+
+
+def _at(key: str) -> str:
+    """The expression of where a row stands on the axis whose key an expression gives."""
+    share = "((of.log ? log(value) : value) - of.low) / (of.high - of.low)"
+    index = "indexof(of.values, value) / (length(of.values) - 1)"
+    lane = f"datum.verdict == '{OOM}' ? {_FULL} : {_UNKNOWN}"
+    said = f"of.values ? {index} : isValid(value) ? {share} : {lane}"
+    return re.sub(r"\bvalue\b", f"datum[{key}]", said.replace("of.", f"scales[{key}]."))
 
 
 def _ticks(axis: Axis) -> list[tuple[float, str]]:

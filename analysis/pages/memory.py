@@ -30,7 +30,9 @@ def view(records: list[Record], rows: list[dict[str, Any]]) -> Section:
     card = (
         next(iter(cards.values())) if len(cards) == 1 and all(r.gpu_type for r in records) else None
     )
-    found, drawn, lacking = [], [], {}
+    found: list[dict[str, Any]] = []
+    drawn: list[dict[str, Any]] = []
+    lacking: dict[str, list[str]] = {}
     for record, row in zip(records, rows, strict=True):
         parts, why = predicted(record)
         peak = row["peak_gb"]
@@ -45,13 +47,13 @@ def view(records: list[Record], rows: list[dict[str, Any]]) -> Section:
             | {"card_gb": _bytes_gb(find_gpu(record.gpu_type))}
             | (parts[most] if most else {})
         )
-        drawn.append(_bars(name_of(record), parts, peak, most))
+        drawn += _bars(name_of(record), parts, peak, most)
     if not found or all(row["peak_gb"] is None for row in found):
         return one  # predictions alone are the planner's to show
     names = list(dict.fromkeys(key for row in found for key in row))[5:]
     one.tables["memory"] = _table(found, names, records, lacking)
-    one.data["memory_parts"] = drawn
-    spec = charts.memory([n.replace("_", " ") for n in names], _bytes_gb(card))
+    one.data["memory_parts"] = [group(drawn)]
+    spec = charts.memory({name: name.replace("_", " ") for name in names}, _bytes_gb(card))
     one.charts.append(Chart(spec, "memory_parts", _said(found, card), RUNS))
     return one
 
@@ -85,7 +87,7 @@ def predicted(record: Record) -> tuple[dict[str, dict[str, float]], str]:
     found = {}
     for stage in stages:
         parts = memory.parts(x, stage, tensors_alone=on_host)
-        sizes = {name: float(np.ravel(of)[0]) / 1e9 for name, of in parts.items()}
+        sizes = {name: float(f"{np.ravel(of)[0] / 1e9:.6g}") for name, of in parts.items()}
         total = sum(sizes.values())
         found[stage] = {name: gb for name, gb in sizes.items() if gb > _SMALL * total}
     return found, ""
@@ -93,17 +95,13 @@ def predicted(record: Record) -> tuple[dict[str, dict[str, float]], str]:
 
 def _bars(
     run: str, parts: dict[str, dict[str, float]], peak: float | None, most: str | None
-) -> dict[str, Any]:
-    rows: list[dict[str, Any]] = [
-        {"bar": f"{run}, {stage} stage" if len(parts) > 1 else run, "part": part.replace("_", " ")}
-        | {"order": i, "gb": float(f"{gb:.4g}")}
-        for stage, of in parts.items()
-        for i, (part, gb) in enumerate(of.items())
+) -> list[dict[str, Any]]:
+    """One row a stage with its parts, and the peak on the fullest; {} of parts: the peak alone."""
+    return [
+        {"run": run, "stage": stage if len(parts) > 1 else None, **of}
+        | {"peak": peak if stage == most else None}
+        for stage, of in (parts or {None: {}}).items()
     ]
-    if peak is not None:
-        bar = f"{run}, {most} stage" if len(parts) > 1 else run
-        rows.append({"bar": bar, "peak": float(f"{peak:.4g}")})
-    return group(rows, run=run)
 
 
 def _table(

@@ -217,7 +217,9 @@ class Drawing {
 
   draw() { // once, when it comes near the screen or nothing else is to do
     return this.drawn ??= vega().then(() => {
-      const spec = { ...this.spec, data: { name: "rows", values: this.wanted() } };
+      const { config } = this.spec, narrow = this.at.clientWidth < 600
+        && { legend: { ...config.legend, columns: 2 }, axisY: { labelLimit: 110 } };
+      const spec = { ...this.spec, config: { ...config, ...narrow }, data: { name: "rows", values: this.wanted() } };
       const options = { mode: "vega-lite", renderer: "svg", actions: false, tooltip: showTip, logLevel: 1 };
       return vegaEmbed(this.at, spec, options);
     }).then(({ view }) => {

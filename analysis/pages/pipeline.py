@@ -67,7 +67,7 @@ def _rows(run: timeline.Timeline) -> list[dict[str, Any]]:
         for said, of in (("simulated", run.simulated), (f"rank {first}", run.measured)):
             rows += [
                 {
-                    "bar": f"{run.name}, stage {stage}, {said}",
+                    "bar": f"{run.name}; stage {stage}, {said}",
                     "part": i.kind,
                     "micro": i.micro,
                     "start": round(1e3 * (i.start_s - begin), 4),

@@ -82,7 +82,7 @@ _SIZE: dict[str, Any] = {
     "field": "params_b",
     "type": "quantitative",
     "title": "parameters (billions)",
-    "scale": {"type": "log", "scheme": "viridis"},
+    "scale": {"type": "log", "scheme": {"name": "viridis", "extent": [0.2, 0.95]}},
 }
 
 

@@ -113,7 +113,7 @@ def _by_rank(found: list[breakdown.Breakdown], unread: list[str]) -> Section:
                 rows.append(
                     {
                         "run": one.name,
-                        "bar": f"{one.name}, rank {rank}",
+                        "bar": f"{one.name}; rank {rank}",
                         "part": category,
                         "order": place,
                         "seconds": row[f"{category}_s"],
