@@ -48,6 +48,8 @@ LINES = {
     "parallel.data": "--input page.md --out data --tokenizer byte",
     "parallel.record.environment": "environment.txt",
     "parallel.gpu_check": "--device cpu --only versions --out checked",
+    "parallel.plain_loop": "--preset tiny --steps 2",
+    "parallel.rehearse": "--preset tiny",
     "parallel.microbench": "--processes 1 --seconds 0.01",
     "parallel.sweep": "study.toml --logs swept",
     "parallel.train": "--check --preset tiny --out run",
@@ -61,6 +63,8 @@ LINES = {
 }
 STARTS = (
     "parallel.gpu_check",
+    "parallel.plain_loop",
+    "parallel.rehearse",
     "parallel.sweep",
     "slurm.submit",
 )  # they start runs and jobs: only --help is called

@@ -704,3 +704,21 @@ def test_a_real_clusters_configuration_is_not_deleted_for_a_test_cluster(tmp_pat
     with pytest.raises(UsageError, match="holds something else than a test cluster"):
         testbed.up(1, tmp_path)
     assert (tmp_path / "slurm.conf").read_text() == "ClusterName=lise\n"
+
+
+def test_what_a_rehearsal_refuses_is_not_submitted(four, monkeypatch, capsys):
+    path, logs, tmp_path = four
+    flags = [str(path), "--logs", str(logs), "--yes", "--no-preflight"]
+    asked = []
+
+    def refuse(study, names, cluster):
+        asked.append((study.path, names, cluster))
+        raise UsageError("not every run trains a step")
+
+    monkeypatch.setattr(submit, "rehearse", refuse)
+    assert submit.main([*flags, "--rehearse"]) == 2
+    assert capsys.readouterr().err == "slurm.submit: not every run trains a step\n"
+    assert not (tmp_path / "sent").exists()
+    assert submit.main(flags) == 0
+    sent = re.findall(r"^submitted (\S+):", capsys.readouterr().out, re.MULTILINE)
+    assert asked == [(path, sent, None)] and len(sent) == 3

@@ -273,3 +273,19 @@ def test_a_study_that_is_wrong_is_refused_with_its_place(tmp_path, text, words):
     with pytest.raises(UsageError) as caught:
         load_study(study_file(tmp_path, text))
     assert words in str(caught.value) and "a_study.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"rope_theta": 5e5}, "rope_theta is of rotary positions, and this model learns its own"),
+        ({"rope_scaling": 8.0}, "rope_scaling is of rotary positions"),
+        ({"profile_steps": "4-6"}, "profile_steps 4-6 is used with profile_mode torch alone"),
+        ({"profile_ranks": "all"}, "profile_ranks all is used with profile_mode torch alone"),
+    ],
+)
+def test_a_setting_that_nothing_reads_is_refused(settings, words):
+    with pytest.raises(UsageError, match=words):
+        resolve(("test", {"preset": "tiny"} | settings))
+    others = {"position": "rope"} if "rope" in words else {"profile_mode": "torch"}
+    resolve(("test", {"preset": "tiny", "steps": 20} | settings | others))

@@ -383,8 +383,18 @@ class RunSpec:
             problems.append(f"min_lr {self.min_lr:g} exceeds lr {self.lr:g}")
         if self.kernels in ("te", "apex") and self.device == "cpu":
             problems.append(f"kernels {self.kernels} needs a GPU; on CPU use kernels torch")
+        for name in ("rope_theta", "rope_scaling"):
+            if getattr(self, name) is not None and self.model.position != "rope":
+                problems.append(f"{name} is of rotary positions, and this model learns its own")
         if self.profile_mode == "torch":
             problems += _profile_problems(self)
+        else:
+            for name in ("profile_steps", "profile_ranks"):
+                if (value := getattr(self, name)) != DEFAULTS[name]:
+                    problems.append(
+                        f"{name} {value} is used with profile_mode torch alone,"
+                        f" not {self.profile_mode}"
+                    )
         return problems
 
     def _document_problems(self) -> list[str]:
