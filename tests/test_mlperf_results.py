@@ -342,3 +342,19 @@ def test_the_step_median_of_a_result_survives_a_slow_first_step(tmp_path):
 def test_a_prediction_of_results_is_refused(tree):
     with pytest.raises(UsageError, match="--predict is for runs"):
         scaling.main.__wrapped__([str(tree), "--predict", "dgx-h100"])
+
+
+def test_steps_that_two_ranks_print_count_once(tmp_path):
+    lines = list(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
+    twice = [x for x in lines for _ in range(1 + ("tracked_stats" in x))]
+    record = read(write(tmp_path, "Made", "made_n64", "gpt3", 0, iter(twice)))
+    assert record.iteration.tolist() == list(range(1, 289))
+    assert "288 duplicate lines dropped" in record.notes
+
+
+def test_a_line_that_lists_the_times_of_a_block_is_read(tmp_path):
+    lines = list(result("gpt3", 64, 11.0, 2048, ranks=1, step_key=None, **GPT3))
+    listed = line(1.7e12, "tracked_stats", {"train_step_time": [11.0] * 12}, step=7)
+    blocks = [x + listed * ('"block_stop"' in x) for x in lines]
+    record = read(write(tmp_path, "Made", "made_n64", "gpt3", 0, iter(blocks)))
+    assert record.iteration.tolist() == list(range(1, 289)) and record.interval == 1

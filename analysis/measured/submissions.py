@@ -13,6 +13,7 @@ from typing import Any
 
 from analysis.common.tables import Column, Table
 from analysis.logs.load import name_of
+from analysis.logs.readers import mlperf
 from analysis.logs.record import Record
 from analysis.logs.verdict import judge, timed, unfinished
 from analysis.measured.fairness import differences
@@ -271,6 +272,8 @@ def _series(key: tuple, results: list[Result], law: str, baseline: str | None) -
         name = "Amdahl" if law == "strong" else "Gustafson"
         first += f"; {name}'s law fits a serial share of {share:.4f}"
     odd = [f"{row['run']}: {row['note']}" for row in rows if row["note"]]
+    held = [_name(result) for result in fair if mlperf.UNMARKED in result.record.notes]
+    notes += [f"{mlperf.UNMARKED}: {', '.join(held)}"] * bool(held)
     return Table(_ROW, rows, title, [first, *odd, *notes])
 
 

@@ -118,8 +118,10 @@ def read_names(record: Record, path: Path) -> None:
 
 def _system(record: Record, place: Place) -> None:
     """Nodes and accelerators by `systems/SYSTEM.json`."""
-    path = place.top / "systems" / f"{place.system}.json"
-    if not path.is_file():
+    name = f"{place.system}.json".lower()
+    systems = place.top / "systems"
+    path = next((p for p in sorted(systems.glob("*.json")) if p.name.lower() == name), None)
+    if path is None:
         return
     try:
         said = mapping(parse_json(path.read_text(errors="replace")))

@@ -14,7 +14,7 @@ from analysis.logs.record import Record
 from models.gpus import find_gpu
 
 _AGREES = 0.1  # share; a rate and a time are rounded, and may be taken over other steps
-_WHOLE_RUN = 0.5  # the same for a rate of a whole run, with its evaluations
+WHOLE_RUN = 1.5  # the factor for a rate of a whole run, with its evaluations
 _LAST = 20  # lines; the global batch is the last line's, and may have grown
 # A factor: conventions of counting FLOPs differ by less, units by more.
 _NO_CONVENTION = 30
@@ -53,7 +53,7 @@ def of_steps(step_s: float, batch: int, samples_per_s: float) -> tuple[float, st
     counted = batch / samples_per_s
     said = f"steps of {step_s:.6g}, {counted:.6g} s a step by the counted samples"
     for factor, unit in ((1.0, ""), (1e-3, "ms"), (1e-6, "us")):
-        if 1 / (1 + _WHOLE_RUN) <= step_s * factor / counted <= 1 + _WHOLE_RUN:
+        if 1 / WHOLE_RUN <= step_s * factor / counted <= WHOLE_RUN:
             return factor, f"{said}: read as {unit}" if unit else ""
     return 0.0, f"{said}: the printed times are unknown"
 
@@ -62,7 +62,7 @@ def _name_rate(record: Record, rate: float, samples_per_s: float) -> None:
     """Put a throughput without a unit into the totals, under the unit that agrees with about how
     many samples a second there were; or note that none does."""
     amounts = units_of(samples_per_s, record.seq_len, record.gpus)
-    unit = unit_of(rate, 1.0, amounts, within=1 + _WHOLE_RUN)
+    unit = unit_of(rate, 1.0, amounts, within=WHOLE_RUN)
     numbers = f"throughput {rate:.6g}, {samples_per_s:.6g} samples/s by the log's times"
     if record.seq_len:
         numbers += f", sequences of {record.seq_len}"
@@ -105,10 +105,10 @@ def _judge_units(record: Record) -> None:
     timed = step_s[step_s > 0]
     for name in [name for name in ("samples_per_s", "tokens_per_s") if name in amounts]:
         if name in totals and ("step_s_mean" in totals or len(timed)):
-            within = _AGREES if "step_s_mean" in totals else _WHOLE_RUN
+            within = 1 + _AGREES if "step_s_mean" in totals else WHOLE_RUN
             time = totals["step_s_mean"] if "step_s_mean" in totals else float(np.median(timed))
             rate = totals.pop(name)
-            if unit := _unit(record, name, rate, time, amounts, 1 + within):
+            if unit := _unit(record, name, rate, time, amounts, within):
                 plain, each = _plain(unit)
                 totals.setdefault(plain, rate * (record.gpus if each else 1))
         rates = getattr(record, name)

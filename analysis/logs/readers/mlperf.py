@@ -70,6 +70,7 @@ _BENCHMARKS = {
     "llama31_405b": ("llama3-405b", 8192),
     "llama31_8b": ("llama3-8b", 8192),
 }
+UNMARKED = "evaluations are not marked: the times hold them"
 _OFTEN = 20  # steps a second that no run of these benchmarks makes: the count was of tokens
 
 
@@ -239,7 +240,7 @@ def _steps(record: Record, log: Log, found: _Found) -> list[int]:
     elif record.global_batch and usable.any() and marked:
         last = _put_blocks(record, at[usable], spans[usable], done[usable], counts[usable])
         if not clock.evaluations:
-            record.notes.append("evaluations are not marked: the times hold them")
+            record.notes.append(UNMARKED)
     else:
         record.notes.append("no step is timed: the times are of the whole run")
         last = []
@@ -261,9 +262,11 @@ def _counted(record: Record, found: _Found) -> tuple[np.ndarray, np.ndarray, np.
     if len(counts) and not sure.all() and seq_len and batch:
         done, spent = counts[-1], trained_s[-1]
         often = spent > 0 and done / spent / batch > _OFTEN
-        steps = [(n, s) for _, s, n, _ in found.times if n and s > 0]
-        if steps:  # each entry counts one step further: batch x sequence, or batch alone
-            often = steps[0][0] % (batch * seq_len) == 0
+        if found.times and spent > 0:  # the steps' own times say which one it is
+            middle = float(np.median([seconds for _, seconds, _, _ in found.times]))
+            amounts = rates.units_of(batch, seq_len, None)
+            unit = rates.unit_of(done / spent, middle, amounts, rates.WHOLE_RUN)
+            often = unit == "tokens_per_s" if unit else often
         if often and not (counts % seq_len).any():
             counts = counts / seq_len
             record.notes.append(f"counts of samples are of tokens: {done:.0f} / {seq_len}")
@@ -288,8 +291,11 @@ def _number(record: Record, log: Log, found: _Found, step_s: np.ndarray) -> list
     counts = [n for _, _, n, _ in found.times]
     batch, seq_len = record.global_batch or 1, record.seq_len or 1
     numbers = np.arange(1.0, len(counts) + 1)
+    # Not where a line lists several times, nor where one count has several.
+    alone = len({at for at, *_ in found.times}) == len(counts)
+    alone = alone and len(set(counts)) == len({(n, s) for _, s, n, _ in found.times})
     for unit in (batch * seq_len, batch, 1):
-        if counts[0] and not any(n % unit for n in counts) and len(set(counts)) == len(counts):
+        if alone and counts[0] and not any(n % unit for n in counts):
             numbers = np.array(counts, float) / unit
             break
     columns = {"iteration": numbers, "step_s": step_s}
