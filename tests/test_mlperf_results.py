@@ -57,6 +57,17 @@ def test_evaluations_that_are_not_marked_are_said_to_be_in_the_times(tmp_path):
     assert record.submission.eval_s is None
 
 
+def test_counts_inside_of_one_block_are_no_entries(tmp_path):
+    lines = [line(1.7e12, "global_batch_size", 768), line(1.7e12, "run_start")]
+    lines += [line(1.7e12, "block_start")]
+    for i in range(1, 9):
+        lines.append(line(1.7e12 + 2e4 * i, "eval_accuracy", 0.5, epoch_num=150_000 * i))
+    lines += [line(1.7002e12, "block_stop"), line(1.7002e12, "run_stop", status="success")]
+    record = read(write(tmp_path, "Made", "made_n1", "bert", 0, iter(lines)))
+    assert len(record.step_s) == 0
+    assert record.notes == ["no step is timed: the times are of the whole run"]
+
+
 @pytest.mark.parametrize(("printed", "said"), [("ms", "read as ms"), ("hours", "unknown")])
 def test_step_times_in_another_unit_never_look_complete(tmp_path, printed, said):
     factor = {"ms": 1000.0, "hours": 1 / 3600}[printed]
@@ -243,6 +254,9 @@ def test_power_logs_give_joules_a_run_and_a_token(tmp_path):
     power(folder, "node_0.txt", 8000, 1.7e12, 30)
     half = read(path)
     assert half.submission.energy_j is None
+    (path.parent / "power" / "result_1").mkdir()
+    empty = write(tmp_path, "Made", "made_n2", "llama2_70b_lora", 1, iter(lines))
+    assert read(empty).submission.energy_j is None
     said = "the power logs are of 1 nodes, the system has 2: the energy is unknown"
     assert said in half.notes
     power(folder, "node_1.txt", 6000, 1.7e12, 30)

@@ -75,6 +75,12 @@ def test_a_time_that_is_cut_is_left_out_and_said(tmp_path, cut):
     assert "1 iteration lines hold no whole time: left out" in record.notes
 
 
+def test_a_time_that_ends_where_the_file_does_is_left_out(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text("".join(map(line, range(1, 5))) + line(5).split("1000.5")[0] + "1000.5")
+    assert read(log).iteration.tolist() == [1, 2, 3, 4]
+
+
 def test_the_same_bytes_in_two_files_are_noted(tmp_path):
     (tmp_path / "a.log").write_text("".join(map(line, range(1, 9))))
     shutil.copy(tmp_path / "a.log", tmp_path / "b.log")
