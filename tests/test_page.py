@@ -330,6 +330,7 @@ def test_the_pipeline_shows_the_intervals_that_the_ranks_traced(tmp_path):
             for i in intervals(events, 0.0, [0.01, 0.01])
             if i.stage == rank
         ]
+        mine.append(timeline.Interval(rank, "data", None, 4.9, 5.0, 0, rank, 11))
         about = {"steps": [11], "clock": {"error_s": 1e-5}}
         timeline.write(timeline.file_of(run, rank), mine, about)
     view = pipeline.view(breakdown.read_all([run])[0])

@@ -70,9 +70,13 @@ def _clock_table(rows: list[dict[str, Any]]) -> Table:
     if without := [r["run"] for r in rows if r["training_s"] is None]:
         which = "all" if len(without) == len(rows) else ", ".join(without)
         notes.append(f"an older version wrote the wall clock alone, without its parts: {which}")
-    if silent := [r["run"] for r in rows if r["energy_j"] is None]:
-        which = "all" if len(silent) == len(rows) else ", ".join(silent)
-        notes.append(f"energy -: no counter of energy could be read during the run: {which}")
+    silent: dict[str, list[str]] = {}
+    for row in rows:
+        if row["energy_j"] is None:
+            silent.setdefault(row["energy_source"] or "not recorded", []).append(row["run"])
+    for why, runs in silent.items():
+        which = "all" if len(runs) == len(rows) else ", ".join(runs)
+        notes.append(f"energy -: {why}: {which}")
     return Table(columns, rows, "Wall clock and energy of complete runs", notes)
 
 
