@@ -23,10 +23,9 @@ TABLE_NOISE = 0.15  # of log time, of an all-reduce in a step against one alone
 TABLE_RUNS = 3  # a table of all-reduces weighs as much as this many of its points
 UNMODELLED = 0.1  # spread of log time that no constant explains
 UNSEEN = 0.07  # spread expected of rows that were not fitted
-NARROWER = (
-    0.85  # of the priors' widths: with it, intervals without a run hold 8 of 10 rows of tables
-)
-# that chose no prior
+# Of the priors' widths. Chosen by eye on the tables of docs/planner-accuracy.md, so that intervals
+# without a run hold about 8 of 10 rows.
+NARROWER = 0.85
 USUAL_ROWS = 3  # as many rows of that spread are added to a fit's own residuals
 
 MEMORY_WIDTHS = np.array([0.4, 0.08])  # of the priors of memory.CONSTANTS, in log
