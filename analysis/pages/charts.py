@@ -85,7 +85,7 @@ def _library() -> ModuleType:
         import vl_convert
     except ModuleNotFoundError as error:
         raise UsageError(
-            "charts need vl-convert-python: pip install 'gpt-scaling-study[page]'"
+            "charts need vl-convert-python: pip install -c constraints.txt -e '.[page]'"
         ) from error
     return vl_convert
 
