@@ -14,6 +14,7 @@ from analysis.common.tables import Column, Table, cell
 from analysis.logs.load import load
 from analysis.measured import breakdown, tflops
 from analysis.pages import charts, layout_map, memory, pipeline, published
+from analysis.pages.html import _numbers
 from analysis.pages.html import page as html_of
 from analysis.pages.section import Section
 from analysis.pages.whole import page_of, sections_of
@@ -288,6 +289,25 @@ def test_a_published_csv_is_shown_as_it_is_printed(name):
     assert len(table.rows) == len(rows)
     assert [row["file_line"] for row in table.rows] == list(range(2, len(rows) + 2))
     assert html_of(name, published.views(path)).count("<tr>") > len(rows)
+
+
+def test_published_numbers_sort_as_numbers_and_keep_their_digits():
+    views = published.views(ROOT / "logs/published/ultrascale_h100.csv")
+    table = views[0].tables["ultrascale_h100"]
+    times = [row["step_s"] for row in table.rows if row["step_s"] is not None]
+    assert len(times) == 1026 and all(isinstance(seconds, float) for seconds in times)
+    assert {"step_s", "tokens_per_s", "memory_gb"} <= set(_numbers(table))
+    assert max(times) > 100 and cell(table.rows[0]["tokens_per_s"]) == "314187.28"
+    mapped = next(view for view in views if view.title.startswith("Layout map"))
+    assert mapped.charts[0].axes[-1].key == "memory_gb"
+
+
+def test_a_column_with_a_word_stays_as_it_is_printed(tmp_path):
+    path = tmp_path / "some.csv"
+    path.write_text("gpus,seconds_per_iteration\n8,9.50\n16,OOM\n")
+    table = published.views(path)[0].tables["some"]
+    assert [row["step_s"] for row in table.rows] == ["9.50", "OOM"]
+    assert [cell(row["gpus"]) for row in table.rows] == ["8", "16"]
 
 
 def test_the_terms_of_a_prediction_add_up_and_so_does_what_was_measured(breakdown_page):

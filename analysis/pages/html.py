@@ -156,7 +156,7 @@ def _numbers(table: Table) -> list[str]:
         c.key
         for c in table.shown
         if c.spec
-        or {type(r.get(c.key)) for r in table.rows} - {type(None)} <= {int, float, bool}
+        or all(isinstance(r.get(c.key), int | float | None) for r in table.rows)
         and any(r.get(c.key) is not None for r in table.rows)
     ]
 

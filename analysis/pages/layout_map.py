@@ -17,7 +17,7 @@ _SPLIT = {
     "recompute": "recompute",
     "zero_stage": "ZeRO",
 }
-_REACHED = {"step_s": "s/iter", "mfu": "MFU", "peak_gb": "peak GB"}
+_REACHED = {"step_s": "s/iter", "mfu": "MFU", "peak_gb": "peak GB", "memory_gb": "peak GB"}
 FAR = 10  # largest over smallest value from which on an axis is logarithmic
 OOM = "OOM"  # the verdict of a run whose line ends in the lane of those out of memory
 
@@ -49,7 +49,8 @@ def view(
     same = [
         f"{_SPLIT[k]} {_value(v[0])}" for k, v in split.items() if len(v) == 1 and v[0] is not None
     ]
-    lacking = [title for key, title in _REACHED.items() if not known.get(key)]
+    has = {_REACHED[key] for key in known if known[key]}
+    lacking = [title for title in dict.fromkeys(_REACHED.values()) if title not in has]
     full = sum(r.get("verdict") == OOM for r in table.rows)
     fastest = min((r for r in table.rows if r.get("step_s")), key=lambda r: r["step_s"])
     where = ", ".join(f"{axis.title} {_value(fastest.get(axis.key))}" for axis in axes)

@@ -38,17 +38,30 @@ def views(path: Path) -> list[Section]:
     ]
 
 
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+class _Printed(float):
+    """A number that is shown with the digits that were published, as 89.0 or 1.6577e+05."""
+
+    def __new__(cls, text: str) -> "_Printed":
+        one = super().__new__(cls, text)
+        one.text = text
+        return one
+
+    def __str__(self) -> str:
+        return self.text
+
+
 def _as_printed(source: PublishedTable) -> Table:
-    """A CSV's cells: numbers where all of a column are, else as they are printed."""
+    """A CSV's cells as they are printed; they sort as numbers where all of a column are."""
     columns, rows = [], [{"file_line": row.line_no} for row in source.rows]
     for key in source.columns:
-        values = [(row.text(key), row.number(key)) for row in source.rows]
-        plain = all(not text or text == f"{number:g}" for text, number in values if number) and any(
-            number is not None for _, number in values
-        )
-        for row, (text, number) in zip(rows, values, strict=True):
-            row[key] = number if plain and text else text or None
-        columns.append(Column(key, key, "g" if plain else "", seldom=True))
+        texts = [row.text(key) for row in source.rows]
+        plain = all(_NUMBER.fullmatch(text) for text in texts if text)
+        for row, text in zip(rows, texts, strict=True):
+            row[key] = (_Printed(text) if plain else text) if text else None
+        columns.append(Column(key, key, seldom=True))
     return Table([Column("file_line", "line of the file", "d"), *columns], rows)
 
 
