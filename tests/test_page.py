@@ -13,7 +13,7 @@ import pytest
 from analysis.common.tables import Column, Table, cell
 from analysis.logs.load import load
 from analysis.measured import breakdown, tflops
-from analysis.pages import charts, layout_map, memory, pipeline, published
+from analysis.pages import charts, layout_map, memory, pipeline, published, study
 from analysis.pages.html import _numbers
 from analysis.pages.html import page as html_of
 from analysis.pages.section import Section
@@ -289,6 +289,36 @@ def test_a_published_csv_is_shown_as_it_is_printed(name):
     assert len(table.rows) == len(rows)
     assert [row["file_line"] for row in table.rows] == list(range(2, len(rows) + 2))
     assert html_of(name, published.views(path)).count("<tr>") > len(rows)
+
+
+def test_a_run_has_one_name_on_a_page_of_several_studies():
+    folders = [ROOT / PARITY / "ddp-dp2", ROOT / BREAKDOWN]
+    sections = sections_of(folders)[1]
+    tables = {key: table for one in sections for key, table in one.tables.items()}
+    runs = {row["run"] for row in tables["runs"].rows}
+    assert "2-core_breakdown/ddp-dp2" in runs
+    data = {key: groups[0] for one in sections for key, groups in one.data.items()}
+    for key in ("times", "lost"):
+        assert {row["run"] for row in tables[key].rows} <= runs, key
+    for key in ("ranks", "lost_parts"):  # a chart draws the runs that the table of runs shows
+        assert set(data[key]["columns"]["run"]) <= runs, key
+
+
+def test_the_ideal_line_is_1_at_the_gpus_of_the_baseline():
+    def row(gpus, efficiency):
+        known = {"gpus": gpus, "speedup": efficiency * gpus / 4, "efficiency": efficiency}
+        return (
+            known
+            | {"run": f"r{gpus}", "engine": "ddp", "verdict": "complete"}
+            | dict.fromkeys(("steady_ci95", "step_s"))
+            | {"missing": {}}
+        )
+
+    for kind in ("strong", "weak"):
+        charts_ = study.scaling([row(2, 1.1), row(4, 1.0), row(16, 0.7)], kind).charts
+        lines = [chart.spec["layer"][0]["data"]["values"] for chart in charts_]
+        assert [(at["gpus"], at["y"]) for at in lines[0]] == [(2, 0.5), (16, 4)]
+        assert [(at["gpus"], at["y"]) for at in lines[1]] == [(2, 1), (16, 1)]
 
 
 def test_published_numbers_sort_as_numbers_and_keep_their_digits():

@@ -123,15 +123,20 @@ def by_engine(engines: list[str]) -> Spec:
     return {"field": "engine", "type": "nominal", "title": None, "scale": scale}
 
 
-def against_gpus(value: str, title: str, engines: list[str], largest: list[float]) -> Spec:
+def against_gpus(
+    value: str, title: str, engines: list[str], ends: list[float], starts: list[float]
+) -> Spec:
     """A value against GPUs, both logarithmic, with intervals, an ideal line and crosses.
 
-    largest: [fewest, most] GPUs; the ideal line goes from 1 to their ratio (speedup) or stays at
-    1 (efficiency). A row without the value is a cross on the axis.
+    ends: [fewest, most] GPUs. starts: the GPUs of each baseline; its ideal line is 1 there and
+    grows with the GPUs (speedup), or stays at 1 (efficiency). A row without the value is a cross on
+    the axis.
     """
-    few, most = largest
-    end = most / few if value == "speedup" else 1
-    ideal = [{"gpus": few, "y": 1}, {"gpus": most, "y": end}]
+    ideal = [
+        {"gpus": gpus, "y": gpus / start if value == "speedup" else 1, "start": start}
+        for start in starts
+        for gpus in ends
+    ]
     x = axis("gpus", "GPUs", log=True, scale={"base": 2}, axis={"format": "d"})
     tips = tip(run="run", gpus="GPUs", speedup="speedup", efficiency="efficiency")
     reasons = tip(run="run", verdict="verdict", **{f"{value}_why": "why it has no point"})
@@ -141,7 +146,11 @@ def against_gpus(value: str, title: str, engines: list[str], largest: list[float
             {
                 "data": {"values": ideal},
                 "mark": {"type": "line", "strokeDash": [4, 4], "color": "#888888"},
-                "encoding": {"x": x, "y": axis("y", title, log=True)},
+                "encoding": {
+                    "x": x,
+                    "y": axis("y", title, log=True),
+                    "detail": {"field": "start"},
+                },
             },
             {
                 "transform": [{"filter": f"isValid(datum.{value}_low)"}],

@@ -29,10 +29,17 @@ _SHOWN = {"p2p": "pp", "data_parallel": "dp", "not predicted": "other"}
 
 
 def views(
-    paths: list[Path], baseline: str | None, kind: str, predict: str | None = None
+    paths: list[Path],
+    names: dict[Path, str],
+    baseline: str | None,
+    kind: str,
+    predict: str | None = None,
 ) -> list[Section]:
     """The breakdown per rank, its residuals by term where a cluster is given to `predict` on, the
-    pipeline and the waterfall; none where no run has a breakdown."""
+    pipeline and the waterfall; none where no run has a breakdown.
+
+    names: what the page's table of runs calls each run folder; its filter goes by these names.
+    """
     folders = [path for path in paths if path.is_dir()]
     try:
         found, problems = breakdown.read_all(folders) if folders else ([], [])
@@ -40,6 +47,8 @@ def views(
         return []
     if not found:
         return []
+    for one in found:
+        one.shown = names[one.run.path]
     unread = [line for line in problems if not line.endswith(breakdown.WITHOUT)]
     try:
         lost = _lost(breakdown.losses(found, baseline, kind))

@@ -151,9 +151,12 @@ def scaling(rows: list[dict[str, Any]], kind: str) -> Section:
         data.append(point)
     one.data[kind] = [group(data)]
     ends = [min(sizes), max(sizes)]
+    # efficiency = speedup / (gpus / the baseline's): strong and weak alike
+    both = [p for p in data if p["speedup"] and p["efficiency"]]
+    starts = sorted({round(p["gpus"] * p["efficiency"] / p["speedup"]) for p in both})
     for key in ("speedup", "efficiency"):
         if any(p[key] is not None for p in data):
-            spec = charts.against_gpus(key, key, engines_of(data), ends)
+            spec = charts.against_gpus(key, key, engines_of(data), ends, starts)
             one.charts.append(Chart(spec, kind, _said(data, key, ends)))
     return one
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from analysis.logs.load import baseline_of, load
+from analysis.logs.load import baseline_of, load, name_of
 from analysis.pages import published, ranks, steps, study
 from analysis.pages.html import page
 from analysis.pages.section import Section
@@ -48,10 +48,11 @@ def sections_of(
         settings = (convention, baseline, kind, any_commit, predict, question)
         first, last = study.of_records(records, refused, *settings)
         base = baseline_of(baseline, records) if baseline else None
+        names_of = {Path(r.source): name_of(r) for r in records}
         sections += [
             *first,
             *steps.views(records, base),
-            *ranks.views(others, baseline, kind, predict),
+            *ranks.views(others, names_of, baseline, kind, predict),
         ]
         sections += last
         names += sorted({r.study for r in records if r.study}) or [p.name for p in others]
