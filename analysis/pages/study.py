@@ -157,22 +157,30 @@ def scaling(rows: list[dict[str, Any]], kind: str) -> Section:
     for key in ("speedup", "efficiency"):
         if any(p[key] is not None for p in data):
             spec = charts.against_gpus(key, key, engines_of(data), ends, starts)
-            one.charts.append(Chart(spec, kind, _said(data, key, ends)))
+            one.charts.append(Chart(spec, kind, _said(data, key, ends, starts)))
     return one
 
 
-def _said(data: list[dict[str, Any]], key: str, ends: list[float]) -> str:
+def _said(data: list[dict[str, Any]], key: str, ends: list[float], starts: list[int]) -> str:
     """A chart of `against_gpus` in words."""
     known = [p for p in data if p[key] is not None]
     best = max(known, key=lambda p: p[key])
+    ideal = "The dashed line is ideal."
+    if key == "speedup" and len(starts) > 1:
+        own = ", ".join(map(str, starts))
+        ideal = f"Each dashed line is ideal for a baseline on one number of GPUs: {own}."
     said = (
         f"{len(known)} runs on {ends[0]:g} to {ends[1]:g} GPUs. The highest {key} is"
-        f" {best[key]:.2f}, of {best['run']} on {best['gpus']} GPUs. A bar is the run's own 95 %"
-        " interval of its median step; the dashed line is ideal."
+        f" {best[key]:.2f}, of {best['run']} on {_gpus(best['gpus'])}. A bar is the run's own 95 %"
+        f" interval of its median step. {ideal}"
     )
     if crosses := len(data) - len(known):
         said += f" Without {key}: {crosses}, each a cross on the axis that tells why."
     return said
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' * (count != 1)}"
 
 
 def predicted(found: Table, shown: str) -> Section:
