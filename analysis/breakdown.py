@@ -59,6 +59,9 @@ def main(argv: list[str] | None = None) -> int:
             raise UsageError(f"--trace is of one run with traced steps, not of {len(lines)}")
         with writing(given.trace):
             timeline.write(given.trace, lines[0])
+        warn(
+            "analysis.breakdown", f"{given.trace}: written"
+        )  # not among the tables, as JSON or CSV
     return 0
 
 

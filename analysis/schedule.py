@@ -49,7 +49,7 @@ from analysis.planner.pipeline import (
     zero_bubble_form,
 )
 from models.bounds import Bounds, check_flags
-from models.errors import Parser, UsageError, command_line
+from models.errors import Parser, UsageError, command_line, printable
 from parallel.config.layout import Layout
 from parallel.record import timeline
 
@@ -109,13 +109,16 @@ def main(argv: list[str] | None = None) -> int:
     for line in why:
         print(f"- {line}")
     if arguments.png:
-        draw(events, pp, f"{name}, pp {pp}, vpp {vpp}: {said}", arguments.png)
+        picture = arguments.png if arguments.png.suffix else arguments.png.with_suffix(".png")
+        draw(events, pp, f"{name}, pp {pp}, vpp {vpp}: {said}", picture)
+        print(printable(str(picture)))
     if arguments.trace:
         about = {"schedule": name, "pp": pp, "vpp": vpp, "micro_batches": n}
         about |= {"backward": backward, "weight": weight_s, "transfer": arguments.transfer}
         with writing(arguments.trace):
             spans = intervals(events, arguments.transfer)
             timeline.write(arguments.trace, spans, about | {"unit": "a chunk's forward is 1 s"})
+        print(printable(str(arguments.trace)))
     return 0
 
 

@@ -20,6 +20,7 @@ from analysis.pages.section import Section
 from analysis.pages.whole import page_of, sections_of
 from analysis.planner.pipeline import intervals, simulate
 from benchmarks.page_open import of_500_runs
+from models.errors import UsageError
 from models.gpus import find_gpu
 from models.memory import GB
 from parallel.record import timeline
@@ -330,6 +331,17 @@ def test_published_numbers_sort_as_numbers_and_keep_their_digits():
     assert max(times) > 100 and cell(table.rows[0]["tokens_per_s"]) == "314187.28"
     mapped = next(view for view in views if view.title.startswith("Layout map"))
     assert mapped.charts[0].axes[-1].key == "memory_gb"
+
+
+def test_a_csv_that_cannot_be_read_is_named_and_the_others_are_shown(tmp_path):
+    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
+    good.write_text("gpus,tflops\n8,100\n")
+    bad.write_text("bytes,ms\n8,9.5\n")
+    title, sections, refused = sections_of([bad, good])
+    assert title == "Scaling study: good.csv" and "good" in sections[0].tables
+    assert refused == [f"{bad}: no column gpus in this CSV"]
+    with pytest.raises(UsageError, match="no column gpus"):
+        sections_of([bad])
 
 
 def test_a_column_with_a_word_stays_as_it_is_printed(tmp_path):

@@ -159,6 +159,7 @@ def test_interleaving_needs_whole_groups():
         (["--vpp", "9" * 4000], "--vpp must be at least 1 and at most 200000, not 999999999999..."),
         (["--backward", "nan"], "--backward must be above 0 and at most 100, not nan"),
         (["--png", "/no/such/folder/x.png"], "No such file"),
+        (["--trace", "x.json"], "x.json: the trace is gzip, so its name must end in .json.gz"),
     ],
 )
 def test_what_cannot_be_simulated_or_drawn_is_one_line(flags, said, capsys):
@@ -167,10 +168,12 @@ def test_what_cannot_be_simulated_or_drawn_is_one_line(flags, said, capsys):
     assert said in err and err.count("\n") == 1
 
 
-def test_the_picture_is_drawn(tmp_path):
-    out = tmp_path / "pipeline.png"
-    assert schedule.main(["--pp", "4", "--micro-batches", "8", "--png", str(out)]) == 0
-    assert out.stat().st_size > 5000
+def test_the_picture_and_the_trace_are_written_and_named(tmp_path, capsys):
+    out, trace = tmp_path / "pipeline.png", tmp_path / "pipeline.json.gz"
+    flags = ["--pp", "4", "--micro-batches", "8", "--png", str(out.with_suffix(""))]
+    assert schedule.main([*flags, "--trace", str(trace)]) == 0
+    assert out.stat().st_size > 5000 and trace.exists()
+    assert capsys.readouterr().out.endswith(f"{out}\n{trace}\n")
 
 
 # --- zero bubble (arXiv 2401.10241) ---------------------------------------------------------------

@@ -7,6 +7,7 @@ from analysis.logs.load import baseline_of, load, name_of
 from analysis.pages import published, ranks, steps, study
 from analysis.pages.html import page
 from analysis.pages.section import Section
+from models.errors import UsageError
 
 
 def page_of(
@@ -57,6 +58,11 @@ def sections_of(
         sections += last
         names += sorted({r.study for r in records if r.study}) or [p.name for p in others]
     for path in tables:
-        sections += published.views(path)
-        names.append(path.name)
+        try:
+            sections += published.views(path)
+            names.append(path.name)
+        except UsageError as error:  # the others are still shown
+            refused.append(str(error))
+    if not sections:
+        raise UsageError("; ".join(refused))
     return f"Scaling study: {', '.join(names)}", sections, refused

@@ -60,7 +60,10 @@ def write(path: Path, intervals: Iterable[Interval], about: dict[str, Any]) -> N
 
     Raises:
         OSError: as the disk has it.
+        ValueError: the file's name does not say that it is gzip.
     """
+    if path.suffix != ".gz":
+        raise ValueError("the trace is gzip, so its name must end in .json.gz")
     content = {
         "displayTimeUnit": "ms",
         "otherData": {"schema_version": TRACE_VERSION} | about,
