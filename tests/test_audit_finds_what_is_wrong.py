@@ -131,7 +131,7 @@ def test_bad_files_are_named_and_the_rest_is_audited(tmp_path, capsys):
     bad = tmp_path / "bad.csv"
     bad.write_text("a,b\n1,2\n")
     assert main([str(bad)]) == 2
-    assert "bad.csv: no column gpus" in capsys.readouterr().err
+    assert "bad.csv: no column that the audit knows" in capsys.readouterr().err
     good = tmp_path / "good.md"
     good.write_text(TABLE.format(row="| 64 | 52B | 1 | 16 | 256 | 4 | 1024 | 129s | 52.8 |"))
     assert main([str(bad), str(good)]) == 0
@@ -155,7 +155,6 @@ def test_a_raw_log_of_ranks_is_audited_too(tmp_path):
     ("name", "content", "cause"),
     [
         ("t.csv", "", "empty file"),
-        ("t.csv", "a,b\n1,2\n", "no column gpus in this CSV"),
         ("t.csv", 'gpus,tflops\n"8', "unexpected end of data"),
         ("t.csv", "gpus,tp,pp\n8,1", "truncated: line 2 ends after 2 of 3 columns"),
         ("t.md", "", "empty file"),

@@ -56,6 +56,7 @@ MEANING = {
     "--leave": "GPUs that may stay idle",
     "--list": "print names alone",
     "--logs": "the folder that holds the studies' folders",
+    "--mapping": "what a column of a table means",
     "--margin": "share of memory left free",
     "--max-restarts": "times to restart a failed run",
     "--max-running": "jobs at a time",

@@ -7,7 +7,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from analysis.logs.published_csv import (
 )
 from analysis.logs.record import Record
 from analysis.logs.verdict import judge, timed
+from analysis.published import rules
+from analysis.published.any_table import AnyTable, gpus_in, sizes_in, tables_of
 from analysis.published.documents import Document, find, parse, row_tflops
 from models.config import GPTConfig
 from models.errors import UsageError, printable
@@ -43,17 +45,38 @@ _MEASURED = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: where it stands (line 0: no single one), its kind, and the sentence
-    with the numbers."""
+    """One thing that is wrong: where it stands (line 0: no single one), its kind (the rule), and
+    the sentence with the numbers; of a cell, its column, what is printed and what follows.
+
+    sure: "certain" (arithmetic), "likely" (a convention may explain it), "possible" (look at it).
+    """
 
     file: str
     line: int
     kind: str
     message: str
+    column: str = ""
+    printed: str = ""
+    expected: str = ""
+    sure: str = "certain"
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.line else self.file
-        return printable(f"{where}: {self.message}")
+        sure = "" if self.sure == "certain" else f" ({self.sure})"
+        return printable(f"{where}: {self.message}{sure}")
+
+    def annotation(self) -> str:
+        """The finding as a workflow command of GitHub, which marks the line of a pull request."""
+
+        def escaped(text: str, more: str = "") -> str:
+            for mark in "%\r\n" + more:
+                text = text.replace(mark, f"%{ord(mark):02X}")
+            return text
+
+        level = "error" if self.sure == "certain" else "warning"
+        line = f",line={self.line}" if self.line else ""
+        where = f"file={escaped(self.file, ':,')}{line},title={escaped(self.kind, ':,')}"
+        return f"::{level} {where}::{escaped(printable(self.message))}"
 
 
 @dataclass(frozen=True)
@@ -307,6 +330,13 @@ def _prose(document: Document) -> Iterator[Fault]:
                 if gpus and float(value) > ABOVE_LINEAR * float(gpus[1]):
                     message = f"{value}x on {gpus[1]} GPUs is not sub-linear: it is above linear"
                     yield line_no, "efficiency", message
+    for line_no, line in document.prose:
+        sizes, gpus = sizes_in(line), gpus_in(line)
+        if line.lstrip().startswith("|") or not {"tp", "pp", "dp"} <= set(sizes) or not gpus:
+            continue
+        if (product := math.prod(v for k, v in sizes.items() if k != "ep")) != gpus:
+            words = " x ".join(f"{k} {v}" for k, v in sizes.items() if k != "ep")
+            yield line_no, "gpus", f"{words} = {product}, but the line says {gpus} GPUs"
     commits: dict[str, int] = {}
     for at, (line_no, line) in enumerate(document.prose):
         near = " ".join(text for _, text in document.prose[max(at - 3, 0) : at + 1])
@@ -320,25 +350,71 @@ def _prose(document: Document) -> Iterator[Fault]:
 
 def audit_document(text: str, file: str, gpu: str | None = None) -> list[Finding]:
     """Everything about one Markdown document."""
-    document = parse(text, file)
-    faults = [*_ranks(document.lines), *_prose(document)]
-    tokens = _only(document, r"tokens\w* ?[=:] ?([\d,]{4,})")
-    for table in document.tables:
-        faults += faults_of_rows(table, _context(document, table, gpu))
-        faults += [*_repeats(table), *_speedups(table), *_wall_clocks(table, tokens)]
-    return [Finding(file, *fault) for fault in sorted(faults, key=lambda fault: fault[0])]
+    return _audit_text(text, Path(file), gpu, {})[0]
 
 
-def audit_csv(path: Path, gpu: str | None = None) -> tuple[list[Finding], int]:
-    """(everything about one CSV, its number of rows).
+def _audit_text(
+    text: str, path: Path, gpu: str | None, mapping: dict[str, str]
+) -> tuple[list[Finding], list[AnyTable]]:
+    """(findings, tables) of a document or an HTML page."""
+    file, faults, contexts = str(path), [], []
+    if path.suffix.lower() not in (".html", ".htm"):
+        document = parse(text, file)
+        faults = [*_ranks(document.lines), *_prose(document)]
+        tokens = _only(document, r"tokens\w* ?[=:] ?([\d,]{4,})")
+        for table in document.tables:
+            contexts.append(_context(document, table, gpu))
+            faults += faults_of_rows(table, contexts[-1])
+            faults += [*_repeats(table), *_speedups(table), *_wall_clocks(table, tokens)]
+    tables = tables_of(path, text, mapping)
+    return _together(file, faults, tables, gpu), tables
+
+
+def audit_csv(
+    path: Path, gpu: str | None = None, mapping: dict[str, str] | None = None
+) -> tuple[list[Finding], list[AnyTable]]:
+    """(everything about one CSV, its table).
 
     Raises:
         UsageError: it cannot be read.
     """
-    table = read_csv(path)
+    table = read_csv(path, needed=())
     faults = [*faults_of_rows(table, Context(gpu=gpu)), *_repeats(table), *_speedups(table)]
     faults += [*_wall_clocks(table), *_commits(table)]
-    return [Finding(str(path), *fault) for fault in faults], len(table.rows)
+    text = path.read_text(encoding="utf-8", errors="replace")
+    tables = tables_of(path, text, mapping or {})
+    if not tables:
+        headings = ", ".join(table.columns[:8])
+        raise UsageError(
+            f"{path}: no column that the audit knows in this CSV (it has {headings});"
+            " say what one is with --mapping HEADING=NAME"
+        )
+    return _together(str(path), faults, tables, gpu), tables
+
+
+def _together(
+    file: str, faults: list[Fault], tables: list[AnyTable], gpu: str | None
+) -> list[Finding]:
+    """One finding for a line and kind: those of the rules first, which name the cell."""
+    found = {}
+    rules.join(tables)
+    for table in tables:
+        for row in table.rows if gpu else ():
+            row.words["gpu_type"] = gpu
+        for fault in rules.faults_of(table):
+            found[(fault.line, fault.kind, fault.column)] = Finding(file, *astuple(fault))
+    named = (
+        {key[:2] for key in found}
+        | {(line, "tflops") for line, kind, _ in found if kind == "jump"}
+        | {(line, "efficiency") for line, kind, _ in found if kind == "speedup"}
+    )
+    for line, kind, message in faults:
+        if kind == "tflops" and (line, kind) in named:
+            found = {key: f for key, f in found.items() if key[:2] != (line, "jump")}
+        elif (line, kind) in named:
+            continue
+        found.setdefault((line, kind, message), Finding(file, line, kind, message))
+    return sorted(found.values(), key=lambda finding: finding.line)
 
 
 def _context(document: Document, table: PublishedTable, gpu: str | None) -> Context:
@@ -443,11 +519,15 @@ def _is_document(path: Path) -> bool:
 
 
 def audit_paths(
-    paths: list[Path], gpu: str | None = None
+    paths: list[Path],
+    gpu: str | None = None,
+    mapping: dict[str, str] | None = None,
+    says: list[str] | None = None,
 ) -> tuple[list[Finding], list[str], dict[str, int]]:
     """(findings, refusals, rows checked in each file that was read) for tables and logs together.
 
-    A log counts as one row.
+    A log counts as one row. mapping: heading -> our name of it, where the guess is wrong; says: is
+    filled with one line a table, what its headings were taken for.
     """
     found: list[Finding] = []
     refused: list[str] = []
@@ -455,17 +535,21 @@ def audit_paths(
     logs = []
     for path in paths:
         try:
-            if path.suffix.lower() == ".csv":
-                findings, checked[str(path)] = audit_csv(path, gpu)
-                found += findings
-            elif path.is_file() and _is_document(path):
+            suffix = path.suffix.lower()
+            if suffix in (".csv", ".tsv"):
+                findings, tables = audit_csv(path, gpu, mapping)
+            elif suffix in (".html", ".htm") or (path.is_file() and _is_document(path)):
                 text = path.read_text(encoding="utf-8", errors="replace")
                 if not text.strip():
                     raise UsageError(f"{path}: empty file")
-                found += audit_document(text, str(path), gpu)
-                checked[str(path)] = sum(len(t.rows) for t in parse(text, str(path)).tables)
+                findings, tables = _audit_text(text, path, gpu, mapping or {})
             else:
                 logs.append(path)
+                continue
+            found += findings
+            checked[str(path)] = sum(len(table.rows) for table in tables)
+            if says is not None:
+                says += dict.fromkeys(table.says() for table in tables)
         except UsageError as error:
             refused.append(str(error))
         except OSError as error:

@@ -24,7 +24,7 @@ class Document:
     headings: list[tuple[int, int, str]] = field(default_factory=list)  # line, level, text
 
 
-def _split(line: str) -> list[Cell]:
+def cells_of(line: str) -> list[Cell]:
     """The cells of a table line: text between unescaped bars, stripped, with their places."""
     bars = [m.start() for m in re.finditer(r"(?<!\\)\|", line)]
     cells = []
@@ -59,11 +59,11 @@ def parse(text: str, source: str = "") -> Document:
 
 def _table(document: Document, outside: dict[int, str], heading_line: int) -> PublishedTable:
     columns: list[str] = []
-    for cell in _split(outside[heading_line]):
+    for cell in cells_of(outside[heading_line]):
         columns.append(unique(column_name(cell.text), columns))
     rows, line_no = [], heading_line + 2
     while outside.get(line_no, "").lstrip().startswith("|"):
-        cells = _split(outside[line_no])
+        cells = cells_of(outside[line_no])
         if any(cell.text for cell in cells):
             rows.append(Row(line_no, dict(zip(columns, cells, strict=False))))
         line_no += 1

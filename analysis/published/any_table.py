@@ -1,0 +1,327 @@
+"""Tables of Markdown, HTML and CSV files with any headings, as rows of quantities.
+
+A table may stand on its side (a column a run). Cards, GPUs, precisions and layouts are read from
+words, too: `8x H100`, `dp2, tp2, pp4`, `128x GB200 GPUs`, `config_DGXH100_1344x8x8x4x8`.
+"""
+
+import csv
+import re
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+
+from analysis.published.documents import cells_of, parse
+from analysis.published.headings import COUNTS, MEASURED, WORDS, Meaning, Value, meaning, read_cell
+from models.errors import UsageError
+from models.gpus import GPUS
+
+Cells = list[tuple[int, list[str]]]  # each row's line in the file, and its cells
+
+
+@dataclass
+class Line:
+    """One run of a table: its line, what its cells mean, and the text of every cell."""
+
+    line_no: int
+    values: dict[str, Value] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
+    cells: dict[str, str] = field(default_factory=dict)  # heading -> text, of all columns
+    lines: dict[str, int] = field(default_factory=dict)  # column -> line, where they differ
+
+    def __getitem__(self, name: str) -> Value | None:
+        return self.values.get(name)
+
+    def number(self, name: str, default: float | None = None) -> float | None:
+        """The value in our unit, or the default."""
+        value = self.values.get(name)
+        return default if value is None else value.value
+
+    def at(self, column: str) -> int:
+        """The line of the file that a column of this run stands on."""
+        return self.lines.get(column, self.line_no)
+
+
+@dataclass
+class AnyTable:
+    """A table: runs, what each heading was taken for, and the words around it."""
+
+    file: str
+    line_no: int
+    rows: list[Line]
+    columns: dict[str, Meaning]
+    unused: list[str]
+    section: str = ""
+
+    def says(self) -> str:
+        """One line: what the headings were taken for."""
+        parts = []
+        for heading, what in self.columns.items():
+            of = {"gpu": " of one GPU", "all": " of all GPUs"}.get(what.of, "")
+            unit = f" x {what.scale:g}" if what.scale != 1 else ""
+            parts.append(f"{heading!r} = {what.name}{of}{unit}")
+        left = f"; not used: {', '.join(map(repr, self.unused))}" if self.unused else ""
+        return f"{self.file}:{self.line_no}: {', '.join(parts)}{left}"
+
+
+class _Html(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: list[Cells] = []
+        self._open: list[Cells] = []
+        self._cell: list[str] | None = None
+        self._span = 1
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "table":
+            self._open.append([])
+            self.tables.append(self._open[-1])
+        elif tag == "tr" and self._open:
+            self._end_cell()
+            self._open[-1].append((self.getpos()[0], []))
+        elif tag in ("td", "th") and self._open and self._open[-1]:
+            self._end_cell()
+            span = dict(attrs).get("colspan") or "1"
+            self._span = min(int(span), 100) if span.isdigit() else 1
+            self._cell = []
+        elif tag == "br" and self._cell is not None:
+            self._cell.append(" ")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th", "tr"):
+            self._end_cell()
+        elif tag == "table" and self._open:
+            self._end_cell()
+            self._open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self._cell is not None:
+            self._cell.append(data)
+
+    def _end_cell(self) -> None:
+        if self._cell is not None and self._open and self._open[-1]:
+            text = " ".join("".join(self._cell).split())
+            self._open[-1][-1][1].extend([text] * max(self._span, 1))
+        self._cell = None
+
+
+def tables_of(path: Path, text: str, given: dict[str, str]) -> list[AnyTable]:
+    """The tables of a file that say something that can be audited.
+
+    given: heading -> our name (with `:unit` or `/gpu`), where the guess is wrong.
+
+    Raises:
+        UsageError: a CSV cannot be read.
+    """
+    found = []
+    for section, cells in _raw(path, text):
+        table = _understand(str(path), section, cells, given)
+        if table is not None:
+            found.append(table)
+    return found
+
+
+def _raw(path: Path, text: str) -> list[tuple[str, Cells]]:
+    suffix = path.suffix.lower()
+    if suffix in (".csv", ".tsv"):
+        return [("", _csv_cells(path, text, "\t" if suffix == ".tsv" else ""))]
+    found: list[tuple[str, Cells]] = []
+    if suffix in (".html", ".htm") or re.search(r"<table\b", text, re.IGNORECASE):
+        parser = _Html()
+        parser.feed(text)
+        found += [("", [row for row in table if row[1]]) for table in parser.tables]
+    if suffix in (".html", ".htm"):
+        return found
+    document = parse(text, str(path))
+    for table in document.tables:
+        lines = [(table.line_no, document.lines[table.line_no - 1])]
+        lines += [(row.line_no, document.lines[row.line_no - 1]) for row in table.rows]
+        cells = [(no, [cell.text for cell in cells_of(line)]) for no, line in lines]
+        found.append((table.section, cells))
+    return found
+
+
+def _csv_cells(path: Path, text: str, mark: str) -> Cells:
+    lines = text.splitlines()
+    head = lines[0] if lines else ""
+    mark = mark or max(",;\t|", key=head.count)
+    try:
+        reader = csv.reader(lines, delimiter=mark, strict=True)
+        return [(reader.line_num, [t.strip() for t in row]) for row in reader if any(row)]
+    except csv.Error as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _given(heading: str, given: dict[str, str]) -> Meaning | None:
+    text = next((v for k, v in given.items() if k.strip().lower() == heading.lower()), None)
+    if text is None:
+        return meaning(heading)
+    if text in ("", "-"):
+        return None
+    name, _, unit = text.partition(":")
+    name, of = (name.removesuffix("/gpu"), "gpu") if name.endswith("/gpu") else (name, "")
+    if name not in (*COUNTS, *MEASURED, *WORDS, "params_b"):
+        names = ", ".join((*COUNTS, *MEASURED, *WORDS, "params_b"))
+        raise UsageError(f"--mapping {heading}={text}: no such name; there are {names}")
+    try:
+        return Meaning(name, float(unit or 1), of, 1.0 if text.endswith("tokens") else 0.0)
+    except ValueError:
+        raise UsageError(f"--mapping {heading}={text}: {unit!r} is no factor") from None
+
+
+def _understand(file: str, section: str, cells: Cells, given: dict[str, str]) -> AnyTable | None:
+    if len(cells) < 2:
+        return None
+    cells = _without_second_heading(cells)
+    width = max(len(row) for _, row in cells)
+    cells = [(no, row + [""] * (width - len(row))) for no, row in cells]
+    across = [_given(text, given) for text in cells[0][1]]
+    down = [_given(row[0], given) for _, row in cells]
+    # Labels of a table on its side stand in the first column; its headings mean nothing or little.
+    known = lambda found: len({m.name for m in found if m} & {*COUNTS, *MEASURED})  # noqa: E731
+    sideways = known(down) > known(across) and width > 1
+    if sideways:
+        rows, columns, unused = _turned(cells, down)
+    else:
+        rows, columns, unused = _upright(cells, across)
+    if not columns or not rows:
+        return None
+    for row in rows:
+        _words(row, f"{section} {cells[0][1][0] if sideways else ''}")
+    return AnyTable(file, cells[0][0], rows, columns, unused, section)
+
+
+def _without_second_heading(cells: Cells) -> Cells:
+    """Two rows of headings as one: the first has gaps or repeats, the second no number."""
+    first, second = cells[0][1], cells[1][1]
+    no_numbers = not any(re.match(r"^[~*\s]*[\d.]", text) for text in second)
+    if len(cells) < 3 or not no_numbers or sum(meaning(t) is not None for t in second) < 2:
+        return cells
+    if sum(meaning(t) is not None for t in first) > sum(meaning(t) is not None for t in second):
+        return cells
+    group, joined = "", []
+    for i, text in enumerate(second):
+        group = first[i] if i < len(first) and first[i] else group
+        joined.append(f"{group} {text}".strip() if text else group)
+    return [(cells[0][0], joined), *cells[2:]]
+
+
+def _upright(cells: Cells, across: list[Meaning | None]) -> tuple:
+    headings = _distinct(cells[0][1])
+    columns = {h: m for h, m in zip(headings, across, strict=True) if m}
+    rows = []
+    for no, texts in cells[1:]:
+        row = Line(no, cells=dict(zip(headings, texts, strict=True)))
+        for heading, what in columns.items():
+            _put(row, what, heading, row.cells[heading])
+        rows.append(row)
+    return rows, columns, [h for h in headings if h and h not in columns]
+
+
+def _turned(cells: Cells, down: list[Meaning | None]) -> tuple:
+    labels = _distinct([row[0] for _, row in cells])
+    columns = {label: m for label, m in zip(labels, down, strict=True) if m}
+    rows = []
+    for i in range(1, len(cells[0][1])):
+        row = Line(cells[0][0])
+        for label, what, (no, texts) in zip(labels, down, cells, strict=True):
+            row.cells[label], row.lines[label] = texts[i], no
+            if what:
+                _put(row, what, label, texts[i])
+        rows.append(row)
+    return rows, columns, [label for label in labels if label and label not in columns]
+
+
+def _distinct(headings: list[str]) -> list[str]:
+    found: list[str] = []
+    for text in headings:
+        count = 1 + sum(other == text or other.startswith(f"{text} #") for other in found)
+        found.append(text if count == 1 or not text else f"{text} #{count}")
+    return found
+
+
+def _put(row: Line, what: Meaning, column: str, text: str) -> None:
+    if not text or what.name in row.values:
+        return
+    if what.name in WORDS:
+        row.words.setdefault(what.name, text)
+        return
+    value = read_cell(text, column, what)
+    if value is None:
+        return
+    name = what.name
+    if name == "tokens_per_s" and what.of:
+        name = {"gpu": "tokens_per_s_gpu", "all": "tokens_per_s"}[what.of]
+    elif name == "samples_per_s" and what.of == "gpu":
+        name = "samples_per_s_gpu"
+    elif name == "tflops" and what.of == "all":
+        name = "tflops_all"
+    elif name == "global_batch" and (what.tokens or re.search(r"\d\s*[kKmM]\b", text)):
+        name = "batch_tokens"
+    elif name == "params_b" and re.search(r"[x×]\s*\d", text):
+        row.words.setdefault("model", text)  # 8x7B: a mixture of experts
+        return
+    if name == "train_days":
+        row.words["train_tokens"] = str(what.tokens)
+    row.values.setdefault(name, value)
+
+
+_CARD = re.compile("|".join(rf"(?:{gpu.pattern})" for gpu in GPUS), re.IGNORECASE)
+_BARE = re.compile(r"\b(?:V100|H100|P100|H200|A800|H800|MI300X|MI250X?|GB200|B200)\b", re.I)
+_GPUS = re.compile(
+    r"(?<![\w.])(\d[\d,]*)\s*(?:[x×*-]\s*)?(?:[A-Z]*[HVPTABL]{1,2}\d{1,3}\w?|GPUs?|devices|cards)\b",
+    re.IGNORECASE,
+)
+_SIZES = re.compile(r"(?<![A-Za-z])(tp|pp|dp|cp|ep)\s*[=:_ ]?\s*(\d+)(?![\d.])", re.IGNORECASE)
+_PRECISION = re.compile(r"\b(bf16|fp16|fp8|fp4|fp32|tf32|mxfp8|nvfp4)\b", re.IGNORECASE)
+_CONFIG = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)x(\d+)(?:_|\b)")  # nodes, GPUs, steps, tp, pp
+
+
+def sizes_in(text: str) -> dict[str, int]:
+    """tp, pp, dp, cp and ep that a text states once each (`dp2, tp2, pp4`, `TP=8/PP=4`)."""
+    found: dict[str, set[int]] = {}
+    for name, number in _SIZES.findall(text):
+        found.setdefault(name.lower(), set()).add(int(number))
+    return {name: numbers.pop() for name, numbers in found.items() if len(numbers) == 1}
+
+
+def gpus_in(text: str) -> int | None:
+    """The one number of GPUs that a text states (`8x H100`, `128x GB200 GPUs`, `8 GPUs`)."""
+    found = {int(number.replace(",", "")) for number in _GPUS.findall(text)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _words(row: Line, around: str) -> None:
+    """Fill in what the words of the cells say, where no column says it."""
+
+    def put(name: str, number: float, column: str, text: str) -> None:
+        row.values.setdefault(name, Value(number, number, number, text, column))
+
+    for column, text in row.cells.items():
+        if column in {v.column for v in row.values.values()} or len(text) > 200:
+            continue
+        both = f"{column} {text}"
+        sizes = sizes_in(text)
+        if len(sizes) > 1 or (sizes and re.search(r"tp|pp|dp|parallel|layout|config", both, re.I)):
+            for name, number in sizes.items():
+                put(name, number, column, text)
+        if (gpus := gpus_in(text)) and not re.match(r"(?i)source|url|notes?|inferred", column):
+            put("gpus", gpus, column, text)
+        if match := _CONFIG.search(text):
+            nodes, each, gas, tp, pp = map(int, match.groups())
+            put("gpus", nodes * each, column, text)
+            if nodes * each % (tp * pp) == 0:
+                for name, number in {"nodes": nodes, "gas": gas, "tp": tp, "pp": pp}.items():
+                    put(name, number, column, text)
+    skip = re.compile(r"(?i)source|url|notes?|inferred|id$")
+    everything = " ".join(t for c, t in row.cells.items() if not skip.match(c))
+    for name, pattern in (("gpu_type", _CARD), ("precision", _PRECISION)):
+        if row.words.get(name):
+            continue
+        for text in (everything, around):
+            names = {m[0].lower() for m in pattern.finditer(text)}
+            if not names and name == "gpu_type":
+                names = {m[0].lower() for m in _BARE.finditer(text)}
+            if len(names) == 1:
+                row.words[name] = names.pop()
+                break
+    row.words.setdefault("around", around)
