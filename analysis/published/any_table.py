@@ -276,6 +276,9 @@ _PRECISION = re.compile(r"\b(bf16|fp16|fp8|fp4|fp32|tf32|mxfp8|nvfp4)\b", re.IGN
 _CONFIG = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)x(\d+)(?:_|\b)")  # nodes, GPUs, steps, tp, pp
 
 
+_REMARKS = re.compile(r"(?i)source|url|link|notes?|remarks?|inferred|id$")
+
+
 def sizes_in(text: str) -> dict[str, int]:
     """tp, pp, dp, cp and ep that a text states once each (`dp2, tp2, pp4`, `TP=8/PP=4`)."""
     found: dict[str, set[int]] = {}
@@ -299,12 +302,14 @@ def _words(row: Line, around: str) -> None:
     for column, text in row.cells.items():
         if column in {v.column for v in row.values.values()} or len(text) > 200:
             continue
+        if _REMARKS.match(column):
+            continue
         both = f"{column} {text}"
         sizes = sizes_in(text)
         if len(sizes) > 1 or (sizes and re.search(r"tp|pp|dp|parallel|layout|config", both, re.I)):
             for name, number in sizes.items():
                 put(name, number, column, text)
-        if (gpus := gpus_in(text)) and not re.match(r"(?i)source|url|notes?|inferred", column):
+        if gpus := gpus_in(text):
             put("gpus", gpus, column, text)
         if match := _CONFIG.search(text):
             nodes, each, gas, tp, pp = map(int, match.groups())
@@ -312,8 +317,7 @@ def _words(row: Line, around: str) -> None:
             if nodes * each % (tp * pp) == 0:
                 for name, number in {"nodes": nodes, "gas": gas, "tp": tp, "pp": pp}.items():
                     put(name, number, column, text)
-    skip = re.compile(r"(?i)source|url|notes?|inferred|id$")
-    everything = " ".join(t for c, t in row.cells.items() if not skip.match(c))
+    everything = " ".join(t for c, t in row.cells.items() if not _REMARKS.match(c))
     for name, pattern in (("gpu_type", _CARD), ("precision", _PRECISION)):
         if row.words.get(name):
             continue

@@ -51,7 +51,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         "step_s",
         r"\b(?:s|sec|secs|seconds?|ms|milliseconds?|time) ?(?:/|per) ?(?:training )?"
         r"(?:iter|it|iteration|step|batch)s?\b|"
-        r"\b(?:step|iteration|iter|batch)s? ?(?:time|timing|duration|latency|secs?|seconds|ms|s)\b|"
+        r"\b(?:step|iteration|iter|batch) (?:time|timing|duration|latency|secs?|seconds|ms|s)\b|"
         r"\btime step\b|\bmean step\b|\belapsed time per\b",
     ),
     ("wall_s", r"\bwall\b|\b(?:total|training|epoch|run) ?time\b|\bruntime\b|\btime to train\b"),

@@ -1,0 +1,141 @@
+"""How many planted errors does analysis.audit find, and how often is it wrong about clean rows?
+
+    python benchmarks/planted_errors.py FILE.csv... [--errors 500] [--seed 0] [--missed]
+
+Takes the tables that the audit finds nothing in, plants one error at a time into one row, and asks
+whether the audit then finds something in that row (or says that it equals another). The kinds: a
+number in another unit (x 1000, / 1000, x 60, x 100), two digits swapped, another number of GPUs,
+tokens/s left over from another row, and the results of another row copied. An error is planted
+only where it changes what the row says by more than its printed digits: two equal digits swapped
+are none. Only rows with a layout, a batch, a sequence, a time and tokens/s are used: where a number
+stands alone, no table can show that it is wrong. Prints one line a kind.
+"""
+
+import argparse
+import csv
+import io
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from analysis.published.any_table import tables_of
+from analysis.published.rules import Fault, faults_of
+
+NEEDED = ("gpus", "tp", "pp", "dp", "seq_len", "global_batch", "step_s")
+RATES = ("tokens_per_s", "tflops", "mfu")
+Table = list[dict[str, str]]
+
+
+def audit(rows: Table, name: str) -> list[Fault]:
+    """What the rules find in rows."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return [f for table in tables_of(Path(name), text.getvalue(), {}) for f in faults_of(table)]
+
+
+def columns_of(rows: Table, name: str) -> dict[str, str]:
+    """Our name of a column -> its heading."""
+    text = ",".join(rows[0]) + "\n" + ",".join("1" for _ in rows[0])
+    (table,) = tables_of(Path(name), text, {})
+    return {what.name: heading for heading, what in table.columns.items()}
+
+
+def _moved(text: str, factor: float) -> str:
+    return f"{float(text) * factor:.6g}"
+
+
+def _swapped(chance: random.Random, text: str) -> str:
+    at = [i for i in range(len(text) - 1) if text[i : i + 2].isdigit() and text[i] != text[i + 1]]
+    if not at:
+        return text
+    i = chance.choice(at)
+    return text[:i] + text[i + 1] + text[i] + text[i + 2 :]
+
+
+def plant(chance: random.Random, kind: str, rows: Table, at: int, names: dict[str, str]) -> bool:
+    """Plant one error in rows[at]; whether the row says something else now."""
+    row, other = rows[at], chance.choice(rows)
+    printed = [names[k] for k in ("step_s", *RATES) if k in names and row[names[k]]]
+    before = dict(row)
+    if kind == "unit":
+        cell = chance.choice(printed)
+        row[cell] = _moved(row[cell], chance.choice([1000, 0.001, 60, 100]))
+    elif kind == "digits":
+        cell = chance.choice(printed)
+        row[cell] = _swapped(chance, row[cell])
+    elif kind == "gpus":
+        cell = names["gpus"]
+        row[cell] = _moved(row[cell], chance.choice([2, 0.5, 4, 8]))
+    elif kind == "stale":
+        cell = names["tokens_per_s"]
+        row[cell] = other[cell]
+    else:
+        row.update({cell: other[cell] for cell in printed})
+    return row != before
+
+
+def main() -> int:
+    """Plant, audit, count."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--errors", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--missed", action="store_true", help="print each error that is not found")
+    given = parser.parse_args()
+    chance = random.Random(given.seed)
+    clean: list[tuple[str, Table, dict[str, str]]] = []
+    alarms = audited = 0
+    for path in given.files:
+        with path.open(newline="", encoding="utf-8") as lines:
+            rows = list(csv.DictReader(lines))
+        names = columns_of(rows, path.name)
+        audited += len(rows)
+        if found := audit(rows, path.name):
+            alarms += len(found)
+            print(f"{path.name}: {len(found)} findings before anything is planted")
+            wrong = {fault.line - 2 for fault in found}
+            rows = [row for i, row in enumerate(rows) if i not in wrong]
+            if audit(rows, path.name):
+                continue
+        if all(k in names for k in (*NEEDED, "tokens_per_s")):
+            needed = [names[k] for k in (*NEEDED, "tokens_per_s")]
+            whole = [row for row in rows if all(row[cell] for cell in needed)]
+            # Large tables in pieces, so that 500 audits take minutes.
+            for start in range(0, len(whole), 60):
+                piece = whole[start : start + 60]
+                if len(piece) > 3 and not audit(piece, path.name):
+                    clean.append((path.name, piece, names))
+    if not clean:
+        print("planted_errors: no table has whole rows", file=sys.stderr)
+        return 2
+    tried, caught = Counter(), Counter()
+    kinds = ("unit", "digits", "gpus", "stale", "copied")
+    while sum(tried.values()) < given.errors:
+        kind = kinds[sum(tried.values()) % len(kinds)]
+        name, piece, names = chance.choice(clean)
+        rows = [dict(row) for row in piece]
+        at = chance.randrange(len(rows))
+        if not plant(chance, kind, rows, at, names):
+            continue
+        found = audit(rows, name)
+        hit = any(f.line == at + 2 or f"line {at + 2}" in f.message for f in found)
+        tried[kind] += 1
+        caught[kind] += hit
+        if given.missed and not hit:
+            changed = {k: (v, rows[at][k]) for k, v in piece[at].items() if rows[at][k] != v}
+            print(f"missed: {kind} in {name}: {changed}")
+    for kind in kinds:
+        print(f"{kind:8} {caught[kind]:4} of {tried[kind]:4}")
+    whole = sum(tried.values())
+    print(f"all      {sum(caught.values()):4} of {whole:4} = {sum(caught.values()) / whole:.1%}")
+    print(f"rows audited before planting: {audited}; findings there: {alarms}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
