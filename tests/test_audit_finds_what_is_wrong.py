@@ -187,3 +187,114 @@ def test_the_gpus_of_a_context_parallel_mesh_multiply_out(tmp_path):
         "step: 10  loss:  7.9  grad_norm: 3.5  memory: 16.10GiB(9.25%)  tps: 6,922\n"
     )
     assert audit_paths([log]) == ([], [], {str(log): 1})
+
+
+def kinds_of(tmp_path, name, text, *flags):
+    path = tmp_path / name
+    path.write_text(text)
+    mapping = dict(flag.split("=") for flag in flags)
+    return [(f.kind, f.line) for f in audit_paths([path], mapping=mapping)[0]]
+
+
+SIDEWAYS = """## Layouts
+
+| GPUs | SeqLen | TP | PP | DP | MBS | GBS | GA |
+|---|---|---|---|---|---|---|---|
+| 128 | 8192 | 4 | 1 | 32 | 1 | 256 | 8 |
+| 256 | 8192 | 4 | 1 | 64 | 1 | 512 | 8 |
+| 512 | 8192 | 4 | 1 | 128 | 1 | 1024 | 8 |
+
+| Some 314b BF16 | 128x GB200 GPUs | 256x GB200 GPUs | 512x GB200 GPUs |
+|---|---|---|---|
+| Training step time (seconds per step) | 7.325 | 7.39 | 7.324 |
+| Throughput in tokens per second | 286300.61 | 567564.82 | 572679 |
+| Model flops utilization | 47.59% | 47.17% | 47.6% |
+"""
+
+
+def test_a_table_on_its_side_knows_the_batch_from_its_neighbour(tmp_path):
+    (finding,) = audit_paths_of(tmp_path, "x.md", SIDEWAYS)
+    assert (finding.line, finding.kind, finding.printed) == (12, "rate", "572679")
+    assert float(finding.expected) == pytest.approx(1024 * 8192 / 7.324, rel=1e-3)
+    assert finding.column == "Throughput in tokens per second" and finding.sure == "certain"
+    right = SIDEWAYS.replace("572679", "1145316")
+    assert audit_paths_of(tmp_path, "x.md", right) == []
+
+
+def audit_paths_of(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    return audit_paths([path])[0]
+
+
+WORDS = "Setup,Batch size,Seq length,Iteration time (ms),Throughput (tok/s/GPU),Speedup\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ("8x H100 dp8,64,2048,500,32768,1.00\n16x H100 dp16,64,2048,250,32768,2.00\n", []),
+        (
+            "8x H100 dp8,64,2048,500,32768,1.00\n16x H100 dp16,64,2048,250,3276,2.00\n",
+            [("rate", 3)],
+        ),
+        (
+            "8x H100 dp8,64,2048,500,32768,1.00\n16x H100 dp16,64,2048,250,32768,2.40\n",
+            [("speedup", 3)],
+        ),
+        ('"8 GPUs, dp2, tp2, pp4",64,2048,500,32768,1.00\n', [("gpus", 2)]),
+    ],
+)
+def test_headings_in_words_and_layouts_in_cells_are_understood(tmp_path, rows, found):
+    kinds = kinds_of(tmp_path, "x.csv", WORDS + rows)
+    assert [kind for kind in kinds if kind[0] != "efficiency"] == found
+
+
+def test_flops_per_token_that_jump_are_found(tmp_path):
+    """As an MFU that counts tied embeddings twice where pp > 1 (here 16.8 % too much)."""
+    rows = [(1, 40000, 0.40), (1, 30000, 0.30), (1, 20000, 0.20), (2, 25000, 0.292)]
+    lines = [f"8,{pp},{8 // pp},1.34,4096,H100 SXM,bf16,{rate},{mfu}" for pp, rate, mfu in rows]
+    text = "gpus,pp,dp,params_b,seq,gpu_type,precision,tokens/s,mfu\n" + "\n".join(lines) + "\n"
+    (finding,) = audit_paths_of(tmp_path, "x.csv", text)
+    assert (finding.kind, finding.line, finding.printed) == ("jump", 5, "0.292")
+    assert finding.expected == "0.25"
+
+
+def test_html_tables_thousands_and_a_given_mapping(tmp_path):
+    html = (
+        "<table>\n<tr><th>GPUs</th><th>Batch size</th><th>Seq</th><th>Took</th>"
+        "<th>Tokens/s</th></tr>\n"
+        "<tr><td>8</td><td>1,024</td><td>2048</td><td>4000</td><td>524&#44;288</td></tr>\n"
+        "<tr><td>16</td><td>1,024</td><td>2048</td><td>2000</td><td>1,408,576</td></tr>\n</table>\n"
+    )
+    flags = ("Took=step_s:0.001", "Batch size=global_batch")
+    assert kinds_of(tmp_path, "x.html", html, *flags) == [("rate", 4)]
+    assert kinds_of(tmp_path, "x.html", html) == []  # `Took` says nothing
+
+
+def test_equal_results_of_another_batch_size_or_layout_are_found(tmp_path):
+    head = "gpus,tp,pp,dp,micro_batch,global_batch,seq,seconds_per_iteration\n"
+    rows = "8,1,1,8,1,64,2048,1.23456\n8,2,1,4,1,64,2048,1.23456\n8,4,1,2,1,64,2048,1.41234\n"
+    assert kinds_of(tmp_path, "x.csv", head + rows) == [("equal", 3)]
+
+
+def test_annotations_mark_the_line_for_github(tmp_path, capsys):
+    path = tmp_path / "x.md"
+    path.write_text(SIDEWAYS)
+    assert main([str(path), "--format", "github"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith(f"::error file={path},line=12,title=rate::Throughput in tokens")
+    assert main([str(path), "--mapping", "nonsense"]) == 2
+    assert "write HEADING=NAME" in capsys.readouterr().err
+    assert main([str(path), "--mapping", "GPUs=gpu_count"]) == 2
+    assert "no such name" in capsys.readouterr().err
+
+
+@needs_shared
+def test_clean_published_rows_raise_no_alarm_of_the_rules():
+    wrong = {"internevo_a100": 8, "bigscience_tr11_a100": 2, "bigscience_tr8_104b_v100": 2}
+    for path in sorted((SHARED / "published").glob("*.csv")):
+        if path.stem.startswith(("comm_", "seed003_jeanzay")):
+            continue
+        found = [f for f in audit_paths([path])[0] if f.column]
+        assert len(found) == wrong.get(path.stem, 0), (path.stem, [str(f) for f in found])

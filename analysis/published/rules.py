@@ -167,6 +167,11 @@ def settle(table: AnyTable) -> None:
     `batch` that is the global one; a batch of tokens in units of 2^20.
     """
     rows = table.rows
+    for name in ("tp", "pp", "dp", "cp", "ep", "gpus", "nodes", "gpus_per_node", "micro_batch"):
+        numbers = [row.number(name) for row in rows if row[name]]
+        if any(number < 1 or number % 1 for number in numbers):
+            for row in rows:  # seconds or bytes of these, not sizes
+                row.values.pop(name, None)
     for name in ("mfu", "hfu", "efficiency"):
         numbers = [row.number(name) for row in rows if row[name]]
         if numbers and median(numbers) > 1.5:
@@ -252,13 +257,18 @@ def _work_by_size(row: Line) -> Interval | None:
 
 
 def _settle_batch(rows: list[Line]) -> None:
-    for row in rows:
-        if row["batch"] and not row["global_batch"] and not row["batch_tokens"]:
-            step, rate = row.number("step_s"), tokens_rate(row)
-            if step and rate and row["seq_len"]:
-                ratio = _middle(rate) * step / (row["batch"].value * row["seq_len"].value)
-                if 0.98 < ratio < 1.02:
-                    row.values["global_batch"] = row["batch"]
+    open_ = [r for r in rows if r["batch"] and not r["global_batch"] and not r["batch_tokens"]]
+    cases = [r for r in open_ if r["step_s"] and r["seq_len"] and tokens_rate(r)]
+    holds = [
+        0.98
+        < _middle(tokens_rate(r)) * r.number("step_s") / (r.number("batch") * r.number("seq_len"))
+        < 1.02
+        for r in cases
+        if r.number("batch") and r.number("seq_len")
+    ]
+    if holds and 2 * sum(holds) >= len(holds):
+        for row in open_:
+            row.values["global_batch"] = row["batch"]
     binary = decimal = 0
     for row in rows:
         whole, seq_len = row["batch_tokens"], row.number("seq_len")
@@ -528,7 +538,6 @@ def _jump(table: AnyTable) -> Iterator[Fault]:
                 about = (recompute,)
             work = _over(_product(span, gpus), rate)
             groups[(name, *model, *about, *_formula(row))].append((row, name, work))
-    yield from _across(groups)
     for members in groups.values():
         if len(members) < 2:
             continue
@@ -565,12 +574,10 @@ def _jump(table: AnyTable) -> Iterator[Fault]:
             )
             if 0.7 < ratio < 1.4:
                 said = said.replace(" of ", " against ", 1)
-            shown = (
-                f"{value.value / ratio:.4g}"
-                if name == "tflops"
-                else f"{100 * value.value / ratio:.4g} %"
-            )
+            percent = 100 if name != "tflops" and "%" in value.text + value.column else 1
+            shown = f"{percent * value.value / ratio:.4g}" + " %" * (percent == 100)
             yield Fault(row.at(value.column), "jump", said, value.column, value.text, shown, sure)
+    yield from _across(groups)
 
 
 def _across(groups: dict[tuple, list[tuple[Line, str, Interval]]]) -> Iterator[Fault]:
