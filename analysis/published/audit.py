@@ -7,7 +7,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,8 @@ def faults_of_rows(table: PublishedTable, context: Context) -> Iterator[Fault]:
 def _gpus(row: Row, context: Context) -> str:
     gpus, pp, dp = (row.number(k) for k in ("gpus", "pp", "dp"))
     tp, cp = row.number("tp") or context.tp, row.number("cp") or 1
+    if any(size and (size < 1 or size % 1) for size in (tp, pp, dp)) or not pp or not dp:
+        return ""  # seconds or bytes of these, not sizes
     if None in (gpus, pp, dp, tp) or gpus == tp * pp * dp * cp:
         return ""
     product = f"tp {tp:g} x pp {pp:g} x dp {dp:g}" + (f" x cp {cp:g}" if cp > 1 else "")
@@ -403,17 +405,17 @@ def _together(
             row.words["gpu_type"] = gpu
         for fault in rules.faults_of(table):
             found[(fault.line, fault.kind, fault.column)] = Finding(file, *astuple(fault))
-    named = (
-        {key[:2] for key in found}
-        | {(line, "tflops") for line, kind, _ in found if kind == "jump"}
-        | {(line, "efficiency") for line, kind, _ in found if kind == "speedup"}
-    )
+    named = {key[:2] for key in found}
+    named |= {(line, "efficiency") for line, kind, _ in found if kind == "speedup"}
     for line, kind, message in faults:
-        if kind == "tflops" and (line, kind) in named:
-            found = {key: f for key, f in found.items() if key[:2] != (line, "jump")}
+        finding = Finding(file, line, kind, message)
+        if kind == "tflops":  # the stated formula says more than the other rows, of the same cell
+            for key in [key for key in found if key[:2] == (line, "jump")]:
+                other = found.pop(key)
+                finding = replace(other, kind=kind, message=message)
         elif (line, kind) in named:
             continue
-        found.setdefault((line, kind, message), Finding(file, line, kind, message))
+        found.setdefault((line, kind, message), finding)
     return sorted(found.values(), key=lambda finding: finding.line)
 
 

@@ -684,6 +684,9 @@ def _bounds(table: AnyTable) -> Iterator[Fault]:
 def _speedup(table: AnyTable) -> Iterator[Fault]:
     """Speedups and efficiencies follow from the table's own times or rates."""
     base: Line | None = None
+    meant = [what.name for what in table.columns.values()]
+    if meant.count("speedup") > 1 or meant.count("efficiency") > 1:
+        return  # of several times or ranks: which belongs to which is not said
     for row in table.rows:
         speedup, efficiency = row["speedup"], row["efficiency"]
         if (
@@ -707,7 +710,7 @@ def _speedup(table: AnyTable) -> Iterator[Fault]:
         gpus, first = row.number("gpus"), base.number("gpus")
         if efficiency and efficiency.low > 0 and gpus and first:
             shares = {k: (a * first / gpus, b * first / gpus) for k, (a, b) in ratios.items()}
-            if speedup and speedup.low > 0:
+            if speedup and speedup.low > 0 and ratios:
                 shares["speedup"] = (speedup.low * first / gpus, speedup.high * first / gpus)
             if shares:
                 span = (efficiency.low, efficiency.high)
