@@ -11,7 +11,6 @@ are none. Only rows with a layout, a batch, a sequence, a time and tokens/s are 
 stands alone, no table can show that it is wrong. Prints one line a kind.
 """
 
-import argparse
 import csv
 import io
 import random
@@ -23,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from analysis.published.any_table import tables_of
 from analysis.published.rules import Fault, faults_of
+from models.errors import Parser, UsageError, command_line
 
 NEEDED = ("gpus", "tp", "pp", "dp", "seq_len", "global_batch", "step_s")
 RATES = ("tokens_per_s", "tflops", "mfu")
@@ -79,14 +79,15 @@ def plant(chance: random.Random, kind: str, rows: Table, at: int, names: dict[st
     return row != before
 
 
-def main() -> int:
+@command_line("planted_errors")
+def main(argv: list[str] | None = None) -> int:
     """Plant, audit, count."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--errors", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--missed", action="store_true", help="print each error that is not found")
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     chance = random.Random(given.seed)
     clean: list[tuple[str, Table, dict[str, str]]] = []
     alarms = audited = 0
@@ -111,8 +112,7 @@ def main() -> int:
                 if len(piece) > 3 and not audit(piece, path.name):
                     clean.append((path.name, piece, names))
     if not clean:
-        print("planted_errors: no table has whole rows", file=sys.stderr)
-        return 2
+        raise UsageError("no table has whole rows: layout, batch, sequence, time and tokens/s")
     tried, caught = Counter(), Counter()
     kinds = ("unit", "digits", "gpus", "stale", "copied")
     while sum(tried.values()) < given.errors:

@@ -15,7 +15,6 @@ constants, and the commit.
 --check prints which files today's code would write otherwise.
 """
 
-import argparse
 import csv
 import hashlib
 import subprocess
@@ -29,6 +28,7 @@ from analysis.planner import calibration, fitting
 from analysis.planner.rows import NEEDED, Rows, read_rows
 from analysis.planner.validate import fit_some, validate_time
 from models import memory
+from models.errors import Parser, command_line
 from models.files import ROOT
 from models.gpus import planning_gpu
 
@@ -150,15 +150,16 @@ def stale(out: Path) -> list[str]:
         return [r["file"] for r in csv.DictReader(stream) if r["model"] != model_hash()]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+@command_line("record_predictions")
+def main(argv: list[str] | None = None) -> int:
+    parser = Parser(description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("layouts", nargs="*", type=Path)
     add("--fitted-on", nargs="+", type=Path, default=[])
     add("--rows", type=int, default=fitting.MAX_ROWS, help="rows to fit at most")
     add("--out", type=Path, default=FOLDER)
     add("--check", action="store_true", help="print which files an older model made")
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     if given.check:
         old = stale(given.out)
         print("\n".join(old) or "all were made by today's model")
