@@ -345,6 +345,8 @@ def _write_study(path: Path, found: list[dict[str, Any]], ask: Question, where: 
     """Write the layouts as a study; `where` is the cluster or card as the flags name it."""
     if ask.preset is None:
         model = asdict(ask.config)
+        if ask.config.position != "rope":  # a run that learns its positions is refused with them
+            del model["rope_theta"], model["rope_scaling"]
     else:
         sizes = {k: v for k, v in ask.given.items() if v != getattr(PRESETS[ask.preset], k)}
         model = {"preset": ask.preset} | sizes
