@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from analysis.logs.parsing.evidence import is_markdown
-from analysis.logs.parsing.mlperf_tree import is_result
 from analysis.logs.readers import quotes_iterations, read
 from analysis.logs.record import Record, Refusal
 from models.errors import UsageError
@@ -156,6 +155,8 @@ def baseline_of(wanted: str, records: list[Record]) -> Record:
 
 def find_logs(paths: Iterable[Path | str]) -> tuple[list[Path], list[Refusal]]:
     """The run folders and log files at or below each path, in name order, and what is wrong."""
+    from analysis.logs.parsing.mlperf_tree import is_result  # slow to load: not for --help
+
     found: list[Path] = []
     refused: list[Refusal] = []
     for path in map(Path, paths):

@@ -10,7 +10,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from analysis.logs.parsing import mlperf_tree
 from analysis.logs.parsing.json_values import real, rows, whole
 from analysis.logs.parsing.settings import (
     COUNTS,
@@ -37,6 +36,8 @@ def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -
     Raises:
         Refusal: a sidecar or run.json that is damaged, or a key that is not known.
     """
+    if record.submission:
+        from analysis.logs.parsing import mlperf_tree  # slow to load, seldom needed
     for name in SETTINGS:
         if getattr(record, name) is not None:
             record.origin.setdefault(name, "log")
