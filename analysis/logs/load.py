@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from analysis.logs.parsing.evidence import is_markdown
-from analysis.logs.readers import quotes_iterations, read
 from analysis.logs.record import Record, Refusal
 from models.errors import UsageError
 from models.files import below
@@ -185,6 +184,8 @@ def _is_no_log(name: str) -> bool:
 def _looks_like_log(path: Path) -> bool:
     name = path.name.lower()
     if is_markdown(path):
+        from analysis.logs.readers import quotes_iterations
+
         return quotes_iterations(path)
     scheduler = path.suffix[1:2] in ("o", "e") and path.suffix[2:].isdigit()  # PBS: name.o123
     return path.suffix in _LOG_SUFFIXES or scheduler or ".out" in name or ".log" in name
@@ -235,6 +236,8 @@ def _shown(outcomes: Iterable[Any], total: int) -> Iterator[Any]:
 
 
 def _attempt(path: Path, flags: dict[str, Any] | None) -> Record | Refusal:
+    from analysis.logs.readers import read  # slow to load: not for --help
+
     try:
         return read(path, flags)
     except Refusal as refusal:
