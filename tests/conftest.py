@@ -9,6 +9,7 @@ import functools
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -53,6 +54,9 @@ FIRST = ("test_parity", "test_slurm_real", "test_interruptions", "test_checkpoin
 
 
 def pytest_configure() -> None:
+    # Programs inherit an ignored signal (`nohup make test`), but not a handler.
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
     if SERVERS not in os.environ:  # the first process ends last
         os.environ[SERVERS] = tempfile.mkdtemp(prefix="warm-")
         os.environ[f"{SERVERS}_OWNER"] = str(os.getpid())
