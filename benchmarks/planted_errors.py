@@ -21,7 +21,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from analysis.published.any_table import tables_of
-from analysis.published.rules import Fault, faults_of
+from analysis.published.finding import Finding
+from analysis.published.rules import findings_of
 from models.errors import Parser, UsageError, command_line
 
 NEEDED = ("gpus", "tp", "pp", "dp", "seq_len", "global_batch", "step_s")
@@ -29,13 +30,13 @@ RATES = ("tokens_per_s", "tflops", "mfu")
 Table = list[dict[str, str]]
 
 
-def audit(rows: Table, name: str) -> list[Fault]:
+def audit(rows: Table, name: str) -> list[Finding]:
     """What the rules find in rows."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]))
     writer.writeheader()
     writer.writerows(rows)
-    return [f for table in tables_of(Path(name), text.getvalue(), {}) for f in faults_of(table)]
+    return [f for table in tables_of(Path(name), text.getvalue(), {}) for f in findings_of(table)]
 
 
 def columns_of(rows: Table, name: str) -> dict[str, str]:
@@ -99,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
         if found := audit(rows, path.name):
             alarms += len(found)
             print(f"{path.name}: {len(found)} findings before anything is planted")
-            wrong = {fault.line - 2 for fault in found}
+            wrong = {finding.line - 2 for finding in found}
             rows = [row for i, row in enumerate(rows) if i not in wrong]
             if audit(rows, path.name):
                 continue

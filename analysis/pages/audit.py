@@ -3,10 +3,11 @@
 from collections.abc import Callable
 
 from analysis.common.tables import Column, Table
+from analysis.logs.published_csv import column_name
 from analysis.pages.section import Section
-from analysis.published.audit import Finding
+from analysis.published.finding import Finding
 
-# What a finding of a kind is about: the columns, the first one that a table has leads back.
+# What a finding is about beside its own column; the first one that a table has leads back.
 _ABOUT = {
     "gpus": ("gpus", "tp", "pp", "dp"),
     "batch": ("global_batch", "micro_batch", "gas", "dp"),
@@ -37,7 +38,8 @@ def view(
     for finding in found:
         row = row_of(finding)
         if row is not None:
-            about = [key for key in _ABOUT.get(finding.kind, ()) if key in keys] or keys[:1]
+            about = dict.fromkeys((column_name(finding.column), *_ABOUT.get(finding.kind, ())))
+            about = [key for key in about if key in keys] or keys[:1]
             audit.links += [((own, len(rows), "finding"), (name, row, key)) for key in about]
         rows.append(
             {"line": finding.line or None, "kind": finding.kind, "finding": finding.message}

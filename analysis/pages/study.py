@@ -13,7 +13,7 @@ from analysis.measured import predictions, tflops
 from analysis.measured.fairness import is_changed
 from analysis.pages import audit, charts, costs, layout_map, memory
 from analysis.pages.section import Chart, Section, group
-from analysis.published.audit import audit_records
+from analysis.published.audit_logs import audit_records
 from models.errors import printable
 from models.files import read_toml
 

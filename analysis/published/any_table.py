@@ -23,6 +23,7 @@ class Line:
     """One run of a table: its line, what its cells mean, and the text of every cell."""
 
     line_no: int
+    file: str = ""
     values: dict[str, Value] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
     cells: dict[str, str] = field(default_factory=dict)  # heading -> text, of all columns
@@ -41,6 +42,20 @@ class Line:
         return self.lines.get(column, self.line_no)
 
 
+@dataclass(frozen=True)
+class Stated:
+    """What a document states outside of a table's rows; None where it states none or two.
+
+    tokens: of a run. formula: "8PT" where it states the Jean Zay study's; sizes are then exactly
+    as printed.
+    """
+
+    tp: float | None = None
+    seq_len: float | None = None
+    tokens: float | None = None
+    formula: str = ""
+
+
 @dataclass
 class AnyTable:
     """A table: runs, what each heading was taken for, and the words around it."""
@@ -51,6 +66,7 @@ class AnyTable:
     columns: dict[str, Meaning]
     unused: list[str]
     section: str = ""
+    stated: Stated = Stated()
 
     def says(self) -> str:
         """One line: what the headings were taken for."""
@@ -186,6 +202,7 @@ def _understand(file: str, section: str, cells: Cells, given: dict[str, str]) ->
     if not columns or not rows:
         return None
     for row in rows:
+        row.file = file
         _words(row, f"{section} {cells[0][1][0] if sideways else ''}")
     return AnyTable(file, cells[0][0], rows, columns, unused, section)
 

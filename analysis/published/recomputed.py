@@ -22,7 +22,7 @@ from analysis.planner.calibration import load_calibration
 from analysis.planner.fitting import MAX_ROWS
 from analysis.planner.rows import read_rows
 from analysis.planner.validate import validate_time
-from analysis.published.audit import Context, faults_of_rows
+from analysis.published.audit import audit_csv
 from analysis.published.documents import row_tflops
 from models.config import PRESETS, GPTConfig
 from models.errors import UsageError
@@ -166,13 +166,14 @@ def jean_zay(first: int, last: int) -> Table:
         UsageError: no row stands on these lines.
     """
     source = read_csv(FOLDER / JEAN_ZAY)
-    faults = defaultdict(list)
-    for line, _, message in faults_of_rows(source, Context()):
-        faults[line].append(message)
+    findings = defaultdict(list)
+    for finding in audit_csv(FOLDER / JEAN_ZAY)[0]:
+        if finding.kind != "repeats":  # of several rows: the function `repeats` lists them
+            findings[finding.line].append(finding.message)
     chosen = [row for row in source.rows if first <= _line(row) <= last]
     if not chosen:
         raise UsageError(f"{JEAN_ZAY} has no row from lines {first} to {last}")
-    rows = [_jean_zay_row(row, faults[row.line_no]) for row in chosen]
+    rows = [_jean_zay_row(row, findings[row.line_no]) for row in chosen]
     pairs = [
         (_configuration(row), found["predicted_s"], found["step_s"])
         for row, found in zip(chosen, rows, strict=True)
@@ -197,7 +198,7 @@ def jean_zay(first: int, last: int) -> Table:
     return Table(seldom, rows, notes=predictions.notes(_held_out_by("Jean Zay's V100s"), pairs))
 
 
-def _jean_zay_row(row: Row, faults: list[str]) -> dict[str, Any]:
+def _jean_zay_row(row: Row, findings: list[str]) -> dict[str, Any]:
     step_s, gpus, batch = (row.number(k) for k in ("step_s", "gpus", "global_batch"))
     config, seq_len = _config(row), row.number("seq_len")
     megatron = utilisation = None
@@ -206,7 +207,7 @@ def _jean_zay_row(row: Row, faults: list[str]) -> dict[str, Any]:
         gpu = f"{row.text('gpu_type')} {row.text('cluster')}"
         utilisation, _ = mfu(megatron, gpu, row.text("precision"), "megatron")
     engine, status = row.text("engine"), row.text("status")
-    remarks = [engine, _settings(row), *faults, status * (status != "ok")]
+    remarks = [engine, _settings(row), *findings, status * (status != "ok")]
     predicted_s, _ = _held_out(JEAN_ZAY).get(row.text("id") or "", (None, None))
     settings = ("gpus", "params_b", "tp", "pp", "dp", "micro_batch", "gas", "global_batch")
     return {

@@ -1,0 +1,49 @@
+"""How a rule names the cell that breaks it."""
+
+from collections.abc import Callable, Iterator
+
+from analysis.published.any_table import AnyTable, Line
+from analysis.published.finding import Finding
+from analysis.published.headings import Value
+from analysis.published.rules.intervals import Interval, apart, middle, tolerance
+
+
+def of_cell(
+    row: Line, cell: Value, kind: str, said: str, expected: str = "", sure: str = "certain"
+) -> Finding:
+    """The finding about a number of a row."""
+    return Finding(
+        row.file, row.at(cell.column), kind, said, cell.column, cell.text, expected, sure
+    )
+
+
+def of_text(
+    row: Line, column: str, kind: str, said: str, expected: str = "", sure: str = "certain"
+) -> Finding:
+    """The finding about the cell of a row in a column."""
+    line, text = row.at(column), row.cells.get(column, "")
+    return Finding(row.file, line, kind, said, column, text, expected, sure)
+
+
+Identity = Callable[[Line], tuple[str, Interval, Interval, str] | None]
+
+
+def broken(table: AnyTable, kind: str, identity: Identity, least: float = 0.0) -> Iterator[Finding]:
+    """Rows whose printed cell misses what follows by more than `least` and the table allow."""
+    cases = [(row, case) for row in table.rows if (case := identity(row))]
+    misses = [apart(printed, expected) for _, (_, printed, expected, _) in cases]
+    allowed = max(least, tolerance(misses))
+    for row, (name, printed, expected, words) in cases:
+        miss = apart(printed, expected)
+        if miss <= allowed * (1 + 1e-9) + 1e-9:
+            continue
+        value = row[name]
+        sure = "certain" if miss > 0.01 else "likely"
+        ratio = middle(printed) / middle(expected)
+        said = f"{value.column} {value.text}: {words}, {as_ratio(ratio)}"
+        shown = f"{middle(expected) / middle(printed) * value.value:.6g}"
+        yield of_cell(row, value, kind, said, shown, sure)
+
+
+def as_ratio(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.2g} %" if 0.7 < ratio < 1.4 else f"{ratio:.3g} times that"

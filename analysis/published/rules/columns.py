@@ -1,0 +1,180 @@
+"""A column or a row against itself: units, shares, best rows, dates."""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+from analysis.published.any_table import AnyTable, Line
+from analysis.published.finding import DIFFERENT_COMMITS, Finding
+from analysis.published.rules.broken import of_cell, of_text
+from analysis.published.rules.intervals import apart, span_of
+from analysis.published.rules.repeated import NO_FACT
+
+GAP = 5.0  # an outlier is this many times away from every other row
+
+
+def one_unit(table: AnyTable) -> Iterator[Finding]:
+    """One row is not several times away from all others: a unit changed inside a column."""
+    for name in (
+        "step_s",
+        "tokens_per_s",
+        "tokens_per_s_gpu",
+        "samples_per_s",
+        "tflops",
+        "mfu",
+        "memory_gb",
+    ):
+        found = []
+        for row in table.rows:
+            value = row[name]
+            if not value or value.value <= 0:
+                continue
+            scaled = value.value
+            gpus, size = row.number("gpus"), row.number("params_b")
+            if name == "step_s":
+                batch = row.number("global_batch") or row.number("batch_tokens")
+                if not batch or not gpus:
+                    continue
+                scaled *= gpus / batch / (row.number("seq_len") or 1) / (size or 1)
+            elif name in ("tokens_per_s", "samples_per_s"):
+                scaled *= (size or 1) / (gpus or 1)
+            elif name == "tokens_per_s_gpu":
+                scaled *= size or 1
+            found.append((math.log(scaled), row, value))
+        found.sort(key=lambda item: item[0])
+        if len(found) < 4:
+            continue
+        few = max(1, len(found) // 20)
+        for side in (found, found[::-1]):
+            for count in range(1, few + 1):
+                away = abs(side[count][0] - side[count - 1][0])
+                spread = abs(side[-1][0] - side[count][0])
+                if away > math.log(GAP) and away > spread / 2:
+                    for _, row, value in side[:count]:
+                        said = (
+                            f"{value.column} {value.text}: per token, size and GPU"
+                            f" {math.exp(away):.3g} times away from every other row: another unit?"
+                        )
+                        yield of_cell(row, value, "unit", said, "", "likely")
+                    break
+
+
+def shares(table: AnyTable) -> Iterator[Finding]:
+    """Shares that make 100 % in most rows make it in each."""
+    shares: dict[Line, list[tuple[str, float, float]]] = {}
+    headings = [h for h in table.rows[0].cells if "%" in h] if table.rows else []
+    for number, row in enumerate(table.rows):
+        parts = []
+        for heading, text in row.cells.items():
+            match = re.match(r"^\**(\d+(?:\.(\d+))?) ?(%?)\**$", text)
+            if match and (match[3] or heading in headings):
+                parts.append((heading, float(match[1]), 10.0 ** -len(match[2] or "")))
+        shares[number] = parts
+    full = [
+        n
+        for n, parts in shares.items()
+        if len(parts) > 2
+        and abs(sum(p for _, p, _ in parts) - 100) <= sum(u for *_, u in parts) / 2
+    ]
+    if len(full) < 2 or len(full) <= sum(len(parts) > 2 for parts in shares.values()) / 2:
+        return
+    for n, parts in shares.items():
+        total = sum(p for _, p, _ in parts)
+        if len(parts) == len(shares[full[0]]) and n not in full:
+            row = table.rows[n]
+            said = f"the shares of the row make {total:g} %, those of {len(full)} other rows 100 %"
+            column = parts[-1][0]
+            yield Finding(row.file, row.at(column), "sum", said, column, f"{total:g}", "100")
+
+
+_CLAIM = re.compile(r"(?i)\b(?:best|fastest|optimal)\b")
+
+
+def best(table: AnyTable) -> Iterator[Finding]:
+    """A row that is called the best or the fastest is so among its own GPUs, model and batch."""
+    for row in table.rows:
+        claim = next(
+            (
+                h
+                for h, t in row.cells.items()
+                if len(t) < 40 and not NO_FACT.match(h) and _CLAIM.search(t)
+            ),
+            "",
+        )
+        if not claim:
+            continue
+        same = ("gpus", "params_b", "global_batch", "seq_len", "layers", "hidden")
+        peers = [
+            r
+            for r in table.rows
+            if all(r.number(k) == row.number(k) for k in same)
+            and r.words.get("model") == row.words.get("model")
+        ]
+        for name, sign in (
+            ("tokens_per_s", 1),
+            ("tokens_per_s_gpu", 1),
+            ("samples_per_s", 1),
+            ("step_s", -1),
+            ("mfu", 1),
+            ("tflops", 1),
+        ):
+            cell = row[name]
+            if not cell:
+                continue
+            better = [
+                r
+                for r in peers
+                if r[name]
+                and sign * (r.number(name) - cell.value) > 0
+                and apart(span_of(r[name]) or (1, 1), span_of(cell) or (1, 1)) > 0
+            ]
+            if better:
+                top = max(better, key=lambda r: sign * r.number(name))
+                said = (
+                    f"{row.cells[claim]!r}: {cell.column} {cell.text}, but line {top.line_no}"
+                    f" has {top[name].text}"
+                )
+                yield of_cell(row, cell, "best", said, top[name].text, "likely")
+            break
+
+
+_DATES = {
+    "year-month-day": r"\d{4}-\d{1,2}(?:-\d{1,2})?(?:[T ].*)?",
+    "year/month/day": r"\d{4}/\d{1,2}/\d{1,2}",
+    "x/y/year": r"\d{1,2}/\d{1,2}/\d{2,4}",
+    "day.month.year": r"\d{1,2}\.\d{1,2}\.\d{2,4}",
+}
+
+
+def dates(table: AnyTable) -> Iterator[Finding]:
+    """The dates of a column have one form, and exist."""
+    columns = [h for h, what in table.columns.items() if what.name == "date"]
+    for column in columns:
+        forms: dict[str, list[Line]] = defaultdict(list)
+        for row in table.rows:
+            text = row.cells.get(column, "")
+            for form, pattern in _DATES.items():
+                if re.fullmatch(pattern, text):
+                    forms[form].append(row)
+            if match := re.match(r"\d{4}[-/](\d{1,2})(?:[-/](\d{1,2}))?", text):
+                if not 1 <= int(match[1]) <= 12 or not 1 <= int(match[2] or 1) <= 31:
+                    yield of_text(row, column, "date", f"{text} is no date", "a date")
+        usual = max(forms, key=lambda form: len(forms[form]), default="")
+        for form, rows in forms.items():
+            if form != usual and len(forms[usual]) > 2 * len(rows):
+                for row in rows:
+                    said = f"{column} {row.cells[column]} is {form}, the others are {usual}"
+                    yield of_text(row, column, "date", said, usual, "possible")
+
+
+def commits(table: AnyTable) -> Iterator[Finding]:
+    """The rows of one published table (the column `table`) were measured on one commit."""
+    groups: dict[str, dict[str, int]] = defaultdict(dict)
+    for row in table.rows:
+        if commit := row.words.get("commit"):
+            groups[row.cells.get("table", "")].setdefault(commit[:7], row.line_no)
+    for found in groups.values():
+        if len(found) > 1:
+            said = DIFFERENT_COMMITS + ", ".join(found)
+            yield Finding(table.file, min(found.values()), "commits", said, "commit")

@@ -1,0 +1,54 @@
+"""Arithmetic with the intervals that printed digits leave open."""
+
+import math
+from statistics import median
+
+from analysis.published.headings import Value
+
+Interval = tuple[float, float]
+AVERAGED = 0.002  # numbers that were averaged apart do not divide exactly
+MOST_APART = 0.02  # averaging explains no more
+
+
+def span_of(value: Value | None) -> Interval | None:
+    return None if value is None or value.low <= 0 else (value.low, value.high)
+
+
+def product_of(*spans: Interval | None) -> Interval | None:
+    if None in spans:
+        return None
+    return (math.prod(s[0] for s in spans), math.prod(s[1] for s in spans))
+
+
+def ratio_of(one: Interval | None, other: Interval | None) -> Interval | None:
+    return None if one is None or other is None else (one[0] / other[1], one[1] / other[0])
+
+
+def apart(one: Interval, other: Interval) -> float:
+    """By what share two intervals miss each other; 0 where they meet."""
+    return max(one[0] / other[1] - 1, other[0] / one[1] - 1, 0.0)
+
+
+def middle(span: Interval) -> float:
+    return math.sqrt(span[0] * span[1])
+
+
+def common(spans: list[Interval]) -> tuple[float, set[int]]:
+    """(a point that lies in most of the intervals, which intervals hold it)."""
+    best: tuple[float, set[int]] = (0.0, set())
+    for point in {low for low, _ in spans}:
+        held = {i for i, (low, high) in enumerate(spans) if low <= point <= high}
+        if len(held) > len(best[1]):
+            best = (point, held)
+    if best[1]:
+        low, high = max(spans[i][0] for i in best[1]), min(spans[i][1] for i in best[1])
+        best = (math.sqrt(low * high), best[1])
+    return best
+
+
+def tolerance(misses: list[float]) -> float:
+    """The tolerance beyond the digits: none where most rows need none, else what most show."""
+    if not misses or median(misses) == 0:
+        return 0.0
+    typical = median(misses)
+    return 3 * typical if typical < MOST_APART / 3 else 0.0

@@ -1,0 +1,143 @@
+"""What headings leave open, decided by what most rows of a table, or other tables, say."""
+
+import math
+from collections import defaultdict
+from statistics import median
+
+from analysis.published.any_table import AnyTable, Line
+from analysis.published.headings import Value
+from analysis.published.rules.intervals import AVERAGED, Interval, apart, middle, ratio_of, span_of
+from analysis.published.rules.rows import (
+    derived_dp,
+    is_mixture,
+    peaks_of,
+    tokens_of_step,
+    tokens_rate,
+)
+
+
+def settle(table: AnyTable) -> None:
+    """Decide what headings leave open, by what most rows of the table say.
+
+    Shares in percent without a sign; tokens/s, samples/s and TFLOP/s of one GPU or of all; a
+    `batch` that is the global one; a batch of tokens in units of 2^20.
+    """
+    rows = table.rows
+    for name in ("tp", "pp", "dp", "cp", "ep", "gpus", "nodes", "gpus_per_node", "micro_batch"):
+        numbers = [row.number(name) for row in rows if row[name]]
+        if any(number < 1 or number % 1 for number in numbers):
+            for row in rows:  # seconds or bytes of these, not sizes
+                row.values.pop(name, None)
+    for name in ("mfu", "hfu", "efficiency"):
+        numbers = [row.number(name) for row in rows if row[name]]
+        if numbers and median(numbers) > 1.5:
+            for row in rows:
+                if row[name]:
+                    row.values[name] = row[name].times(0.01)
+    _settle_batch(rows)
+    for name, one, whole in (
+        ("tokens_per_s", "tokens_per_s_gpu", tokens_of_step),
+        ("samples_per_s", "samples_per_s_gpu", lambda row: span_of(row["global_batch"])),
+    ):
+        stated = {h for h, what in table.columns.items() if what.name == name and what.of == "all"}
+        of_all = of_one = 0
+        for row in rows:
+            value, gpus = row[name], row.number("gpus")
+            if value is None or value.column in stated or not gpus or gpus < 2:
+                continue
+            work = ratio_of(whole(row), span_of(row["step_s"]))
+            if work is None and name == "tokens_per_s":
+                work = _work_by_size(row)
+            if work is not None:
+                rate = math.log(value.value / middle(work))
+                nearest_one = abs(rate + math.log(gpus)) < abs(rate)
+                of_one += nearest_one
+                of_all += not nearest_one
+        if of_one > of_all:
+            for row in rows:
+                if row[name] and row[name].column not in stated and one not in row.values:
+                    row.values[one] = row.values.pop(name)
+    # Of all GPUs: more than one card can do, and not next to nothing once divided.
+    above = [
+        row["tflops"].value > 1.05 * max(peaks_of(row).values(), default=6000)
+        and row["tflops"].value / row.number("gpus")
+        > 0.05 * max(peaks_of(row).values(), default=99)
+        for row in rows
+        if row["tflops"] and (row.number("gpus") or 0) > 1
+    ]
+    if above and sum(above) > len(above) / 2:
+        for row in rows:
+            if row["tflops"]:
+                row.values["tflops_all"] = row.values.pop("tflops")
+    for row in rows:
+        if row["tflops_all"] and row["gpus"] and not row["tflops"]:
+            row.values["tflops"] = row["tflops_all"].times(1 / row["gpus"].value)
+
+
+def join(tables: list[AnyTable]) -> None:
+    """Give a table without batches those that the document's other tables state for its GPUs.
+
+    Only where all that know these GPUs agree, and where most rows of the table then keep
+    tokens/s x seconds = batch x sequence.
+    """
+    stated: dict[float, set[tuple[float, float]]] = defaultdict(set)
+    source: dict[float, tuple[Value, Value]] = {}
+    for table in tables:
+        for row in table.rows:
+            gpus, batch, seq_len = row.number("gpus"), row["global_batch"], row["seq_len"]
+            if gpus and batch and seq_len:
+                stated[gpus].add((batch.value, seq_len.value))
+                source[gpus] = (batch, seq_len)
+    for table in tables:
+        known = [row for row in table.rows if len(stated.get(row.number("gpus"), ())) == 1]
+        cases = [row for row in known if tokens_rate(row) and row["step_s"]]
+        if any(row["global_batch"] or row["seq_len"] or row["batch"] for row in table.rows):
+            continue
+        if len(cases) < 2 or len({row.number("gpus") for row in cases}) < len(cases):
+            continue
+        for row in cases:
+            row.values["global_batch"], row.values["seq_len"] = source[row.number("gpus")]
+        misses = [
+            apart(tokens_rate(row), ratio_of(tokens_of_step(row), span_of(row["step_s"])))
+            for row in cases
+        ]
+        if sum(miss < AVERAGED for miss in misses) <= len(cases) / 2:
+            for row in cases:
+                del row.values["global_batch"], row.values["seq_len"]
+
+
+def _work_by_size(row: Line) -> Interval | None:
+    """Tokens/s of all GPUs that the TFLOP/s per GPU and 6 N FLOPs a token give, roughly."""
+    size, tflops, gpus = row.number("params_b"), row.number("tflops"), row.number("gpus")
+    if not (size and tflops and gpus) or is_mixture(row):
+        return None
+    rate = tflops * 1e12 * gpus / (6 * size * 1e9)
+    return rate, rate
+
+
+def _settle_batch(rows: list[Line]) -> None:
+    open_ = [r for r in rows if r["batch"] and not r["global_batch"] and not r["batch_tokens"]]
+    cases = [r for r in open_ if r["step_s"] and r["seq_len"] and tokens_rate(r)]
+    holds = [
+        0.98
+        < middle(tokens_rate(r)) * r.number("step_s") / (r.number("batch") * r.number("seq_len"))
+        < 1.02
+        for r in cases
+        if r.number("batch") and r.number("seq_len")
+    ]
+    if holds and 2 * sum(holds) >= len(holds):
+        for row in open_:
+            row.values["global_batch"] = row["batch"]
+    binary = decimal = 0
+    for row in rows:
+        whole, seq_len = row["batch_tokens"], row.number("seq_len")
+        micro, gas, dp = (row.number(k) for k in ("micro_batch", "gas", "dp"))
+        dp = dp or derived_dp(row)
+        if whole and seq_len and micro and dp:
+            work = micro * (gas or 1) * dp * seq_len
+            binary += abs(math.log(work / (whole.value * 1.048576))) < 0.01
+            decimal += abs(math.log(work / whole.value)) < 0.01
+    if binary > decimal:
+        for row in rows:
+            if row["batch_tokens"]:
+                row.values["batch_tokens"] = row["batch_tokens"].times(1.048576)
