@@ -30,8 +30,8 @@ RULES: tuple[Callable[[AnyTable], Iterator[Finding]], ...] = (
     columns.shares,
     columns.best,
     columns.dates,
-    columns.commits,
     rates.wall_clocks,
+    columns.commits,
 )
 
 
