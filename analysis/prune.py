@@ -31,7 +31,7 @@ def row_of(name: str, spec: RunSpec, cluster: Calibration, margin: float) -> dic
     """A run's predicted seconds, their interval, its gigabytes and whether they fit."""
     x = columns_of(spec, **cluster.columns(spec.engine, spec.layout.tp, spec.gpus))
     seconds, (used,), order = ranking.rank(x, cluster, margin)
-    low, high = cluster.fit.interval(seconds, x, cluster.machine(int(x.width[0])))
+    low, high = cluster.fit.interval(seconds, x, cluster.machine_for(x))
     limit = ranking.usable_bytes(x, cluster, margin)
     full = f"needs {used / memory.GB:.1f} GB, has {limit / memory.GB:.1f}"
     return {

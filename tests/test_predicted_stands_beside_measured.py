@@ -2,14 +2,19 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from analysis import scaling, scaling_report, tflops
+from analysis import prune, scaling, scaling_report, tflops
 from analysis.common.statistics import repeat_noise
+from analysis.logs.load import load
 from analysis.measured import predictions
+from analysis.planner.calibration import load_calibration
+from analysis.planner.runs import predicted_seconds, settings_of
 from analysis.published import recomputed
+from parallel.config.layout_arrays import columns
 
 RUNS = Path(__file__).parent.parent / "logs" / "2-core-cpu" / "parity"
 HERE = ["--predict", "2-core-cpu"]
@@ -105,3 +110,25 @@ def test_in_the_published_tables():
             assert row["predicted_error"] == pytest.approx(row["predicted_s"] / row["step_s"] - 1)
     for shown in (recomputed.t4(), recomputed.epoch_speedups()):
         assert "nothing is predicted: neither" in shown.notes[-1]
+
+
+def test_fp32_is_predicted_in_tf32_only_where_the_run_asked_for_it():
+    """Of an H100: 66.9 TFLOP/s in fp32, 494.7 in TF32, which is off unless a run asks for it."""
+    (record,), _ = load([RUNS / "ddp"])
+    h100 = load_calibration("dgx-h100")
+    seconds = []
+    for precision, peak in (("fp32", 66.9e12), ("tf32", 494.7e12)):
+        asked = replace(record, precision=precision)
+        assert h100.machine_for(columns(**settings_of(asked))).peak == pytest.approx(peak)
+        seconds.append(predicted_seconds(asked, h100)[0])
+    assert seconds[0] > seconds[1]
+
+
+def test_a_study_of_fp32_is_pruned_by_the_format_that_its_runs_ask_for(tmp_path):
+    study = tmp_path / "formats.toml"
+    study.write_text(
+        'question = "?"\n[defaults]\npreset = "1.7b"\ngpus = 8\nglobal_batch = 8\n'
+        'zero_stage = 1\nprecision = "fp32"\nengine = "megatron"\n[[run]]\n[[run]]\ntf32 = true\n'
+    )
+    slow, fast = prune.report(study, "dgx-h100").rows
+    assert slow["predicted_s"] > 2 * fast["predicted_s"]

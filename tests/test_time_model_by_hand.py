@@ -441,8 +441,9 @@ def test_a_card_brings_its_sheet_and_the_description_its_network():
     assert (a100.peak, a100.memory_rate, a100.link) == (312e12, 2039e9, 300e9)
     assert (a100.network, a100.fp8, a100.cores) == (8 * 25e9, 0, np.inf)
     assert timemodel.machine_of("A100", "800 Gbps InfiniBand", 8).network == 100e9
-    assert timemodel.machine_of("A100", None, 4, width=4).peak == 156e12  # tf32
-    assert timemodel.machine_of("V100", None, 8, width=4).peak == 15.7e12  # no tf32: fp32
+    assert timemodel.machine_of("A100", None, 4, width=4).peak == 19.5e12  # fp32
+    assert timemodel.machine_of("A100", None, 4, width=4, tf32=True).peak == 156e12
+    assert timemodel.machine_of("V100", None, 8, width=4, tf32=True).peak == 15.7e12  # has none
     assert timemodel.machine_of("MI250X", None, 8, width=4).peak == 383e12 / 8  # neither is known
     assert timemodel.machine_of("H100", None, 8).fp8 == 1978.9e12
     for per_node, mesh in ((4, True), (8, True), (16, False)):  # a DGX-2 has a switch

@@ -31,6 +31,7 @@ from models.gpus import (
     planning_gpu,
 )
 from parallel.config.clusters import load_clusters
+from parallel.config.layout_arrays import Columns
 from parallel.config.settings import gemm_precision
 
 # FlashAttention's kernels need compute capability 8.0 (Ampere) or CDNA 2: these cards are older.
@@ -118,13 +119,17 @@ class Calibration:
             f" interconnect, as {NETWORK}"
         )
 
-    def machine(self, width: int = 2) -> Machine:
+    def machine_for(self, x: Columns) -> Machine:
+        """`machine` for rows of one number format, which the first states."""
+        return self.machine(int(x.width[0]), bool(x.tf32[0]))
+
+    def machine(self, width: int = 2, tf32: bool = False) -> Machine:
         """Rates of one GPU, and of the network of all GPUs that fast links join, for weights of
-        `width` bytes."""
+        `width` bytes; those of 4 are multiplied in fp32, or in TF32."""
         if self.machine_override is not None:
             return self.machine_override
         node = self.gpus_per_node
-        return machine_of(self.gpu, self.network, node, width, domain=self.joined)
+        return machine_of(self.gpu, self.network, node, width, domain=self.joined, tf32=tf32)
 
 
 def host_columns(engine: Any, tp: Any, gpus: Any) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def usable_bytes(x: Columns, cluster: Calibration, margin: float) -> float:
 
 def rank(x: Columns, cluster: Calibration, margin: float) -> tuple[np.ndarray, ...]:
     """(seconds, peak bytes, which rows fit, the fastest first)."""
-    machine = cluster.machine(int(x.width[0]))
+    machine = cluster.machine_for(x)
     seconds = cluster.fit.seconds(x, machine) * crowd(x, cluster)
     used = memory.peak(x, cluster.memory)
     fits = np.flatnonzero(used <= usable_bytes(x, cluster, margin))
@@ -82,7 +82,7 @@ def sifted(x: Columns, used: np.ndarray, order: np.ndarray) -> tuple[np.ndarray,
 
 def seconds_by_term(x: Columns, cluster: Calibration) -> tuple[dict[str, np.ndarray], ...]:
     """(seconds of each term of a step, (n,); those of tp and of cp messages in `compute`)."""
-    machine, c = cluster.machine(int(x.width[0])), cluster.fit.constants
+    machine, c = cluster.machine_for(x), cluster.fit.constants
     crowded = crowd(x, cluster)
     terms = {
         name: np.broadcast_to(value, (len(x),)) * crowded
@@ -163,7 +163,7 @@ def rows_of(
     x = x.take(chosen)
     terms, messages = seconds_by_term(x, cluster)
     seconds = sum(terms.values())
-    low, high = cluster.fit.interval(seconds, x, cluster.machine(int(x.width[0])))
+    low, high = cluster.fit.interval(seconds, x, cluster.machine_for(x))
     used = memory.peak(x, cluster.memory)
     sent = sum(messages.values()) + terms["p2p"] + terms["data_parallel"] + terms["embedding"]
     found = []

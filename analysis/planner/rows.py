@@ -289,7 +289,8 @@ def _precision(row: Row) -> dict[str, Any]:
         grad_width = 2
     if row.text("gradients"):
         grad_width = 4 if re.search("32", row.text("gradients")) else 2
-    return {"width": width, "grad_width": grad_width, "fp8": bool(low)}
+    tf32 = bool(re.search("tf32", precision))
+    return {"width": width, "grad_width": grad_width, "fp8": bool(low), "tf32": tf32}
 
 
 def _low(row: Row) -> str:
@@ -349,7 +350,7 @@ def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
                 s = _settings(row)
                 where = row.text("gpu_type"), row.text("cluster"), _node(row)
                 how = s.columns["width"], _low(row) or "fp8", s.columns["gpus_per_node"]
-                machine = machine_of(*where, *how)
+                machine = machine_of(*where, *how, tf32=s.columns["tf32"])
             except ValueError as error:
                 left_out.append((name, str(error)))
                 crashed += [name] * (_status(row) in CRASHED)

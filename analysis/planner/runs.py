@@ -65,6 +65,7 @@ def settings_of(record: Record) -> dict[str, Any]:
         "width": width,
         "grad_width": 4 if precision in ("bf16", "fp8") else width,
         "fp8": precision == "fp8",
+        "tf32": precision == "tf32",
         "flash": False,
         "gpus_per_node": 8,
         "deepspeed": "deepspeed" in _engine(record),
@@ -98,7 +99,7 @@ def predicted_terms(record: Record, calibration: Calibration) -> tuple[dict[str,
         return {}, f"{calibration.name} is measured in fp32 alone, not {record.precision}"
     where = calibration.columns(_engine(record), settings["tp"], record.gpus)
     x = columns(**settings | where)
-    machine = calibration.machine(settings["width"])
+    machine = calibration.machine_for(x)
     crowd = crowding(record) if calibration.is_host else 1.0
     terms = timemodel.terms(x, machine, calibration.fit.constants)
     return {name: float(np.ravel(of)[0]) * crowd for name, of in terms.items()}, ""

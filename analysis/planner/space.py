@@ -84,6 +84,7 @@ def space(
         "plain": (zero_stage > 1) & (tp == 1),
         "host_checkpoints": False,  # no engine here puts them there
         "fp8": precision == "fp8",
+        "tf32": cluster.gemm_precision(precision) == "tf32",
         "gathers": gathers,
         "deepspeed": (zero_stage > 1) & (fsdp2 == 0),
     }

@@ -68,10 +68,13 @@ def machine_of(
     width: int = 2,
     low: str = "fp8",
     domain: float | None = None,
+    tf32: bool = False,
 ) -> Machine:
     """The machine of a card by name; the network's rate is the one that the cluster's description
     states, else the card's. low: what the layers' GEMMs run in where `Columns.fp8` says so.
     domain: GPUs that fast links join (`joined`, default: the node's), whose network is meant.
+    width: bytes of a weight; those of 4 are multiplied in fp32, or where `tf32` and the card has
+    it, in TF32. An fp32 peak that is not known counts as an eighth of fp16's.
 
     Raises:
         UsageError: no such card.
@@ -79,7 +82,8 @@ def machine_of(
     card = planning_gpu(gpu)
     peak = card.peaks["fp16"]
     if width == 4:
-        peak = card.peaks.get("tf32", card.peaks.get("fp32", peak / 8))
+        fp32 = card.peaks.get("fp32", peak / 8)
+        peak = card.peaks.get("tf32", fp32) if tf32 else fp32
     network = network_rate(cluster, gpus_per_node) or card.network * float(gpus_per_node)
     network *= (domain or gpus_per_node) / gpus_per_node
     mesh = card.mesh and gpus_per_node <= 8  # sixteen V100s are a DGX-2, which has a switch

@@ -21,7 +21,7 @@ Array = np.ndarray
 BUCKET = 500_000_000  # elements of DeepSpeed's reduce bucket where its JSON says nothing
 # Whose code runs a step: the engines of one family launch, overlap and hold alike.
 FAMILIES = ("megatron", "deepspeed", "fsdp", "nanotron", "megatron_core", "internevo")
-FLAGS = ("glu", "untied", "qk_norm", "gathers", "sequence_parallel", "fp8", "flash")
+FLAGS = ("glu", "untied", "qk_norm", "gathers", "sequence_parallel", "fp8", "tf32", "flash")
 FLAGS += ("deepspeed", "fsdp2", "rotary", "plain", "cut_by_flops")
 
 
@@ -34,7 +34,7 @@ class Columns:
     and keys are turned instead. dropout: backward needs its masks. recompute and offload count as
     their position in `RECOMPUTE` and `OFFLOAD`. width is the bytes of a weight in compute (2 or 4),
     grad_width those of an accumulated gradient. fp8: the layers' GEMMs run in fp8
-    (or fp4). flash: attention
+    (or fp4). tf32: fp32 is multiplied in TF32. flash: attention
     is one kernel that never stores its s x s scores. deepspeed: DeepSpeed's engine runs the step,
     not Megatron's or PyTorch's; fsdp2: PyTorch's FSDP2 does. plain: PyTorch's own operators compute
     gates and the loss, not Megatron's fused ones. bucket: elements of all buckets of
@@ -75,6 +75,7 @@ class Columns:
     width: Array
     grad_width: Array
     fp8: Array
+    tf32: Array
     flash: Array
     gpus_per_node: Array
     deepspeed: Array
@@ -221,6 +222,7 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
         "bucket": bucket,
         "host_checkpoints": False,
         "fp8": spec.precision == "fp8",
+        "tf32": spec.tf32,
         "deepspeed": spec.engine.startswith("deepspeed"),
         "fsdp2": spec.engine == "fsdp2",
     }
