@@ -512,26 +512,51 @@ def test_tp_over_nodes_waits_for_each_node_of_a_nanotron_group():
         assert more == pytest.approx(4 * nodes * engines.FAMILY["nanotron"]["hop"])
 
 
-def test_runs_stall_on_many_nodes_and_with_tp_groups_of_four():
-    stall = engines.FAMILY["nanotron"]["stall"]
+def stalled(monkeypatch, name, term, **given):
+    """What the constant `name` of nanotron adds to a term of a step, over that constant."""
+    x, usual = of_family("nanotron", gpus_per_node=8, **given), engines.FAMILY["nanotron"][name]
+    with_it = one(timemodel.terms(x, ENDLESS, IDEAL)[term])
+    with monkeypatch.context() as patch:
+        patch.setitem(engines.TABLE, name, 0.0 * engines.TABLE[name])
+        return (with_it - one(timemodel.terms(x, ENDLESS, IDEAL)[term])) / usual
 
-    def found(**given):
-        return one(timemodel.stall(of_family("nanotron", **given))) / stall
 
-    assert found(dp=8) < 1e-6 and found(dp=360) == pytest.approx(0.25)
-    assert found(dp=128, pp=4) == pytest.approx(1 / (1 + (360 / 512) ** 6))
-    assert found(tp=32, pp=2) == 0.5 and found(tp=32, pp=4) == 1.0 and found(tp=32) < 1e-3
-    assert one(timemodel.stall(x_of(dp=512))) == 0
+def test_pipelines_stall_on_many_nodes_and_with_tp_groups_of_four(monkeypatch):
+    found = partial(stalled, monkeypatch, "stall", "compute", n_micro=3)
+    assert found(dp=128, pp=4) == pytest.approx(3) == found(tp=32, pp=4)
+    assert found(dp=256, pp=2) == pytest.approx(1.5) == found(tp=32, pp=2)
+    assert found(dp=64, pp=4) == 0 == found(dp=512) == found(tp=32)
+    assert engines.of(x_of(), "stall") == 0 == engines.of(x_of(), "ring_stall")  # Megatron-LM
+
+
+def test_a_data_parallel_ring_stalls_at_each_of_its_nodes_on_many_nodes(monkeypatch):
+    found = partial(stalled, monkeypatch, "ring_stall", "data_parallel")
+    assert found(dp=512) == pytest.approx(64) == found(tp=4, dp=128)
+    assert found(tp=16, dp=32) == pytest.approx(32) and found(tp=32, dp=16) == pytest.approx(16)
+    assert found(dp=256) == 0 == found(dp=256, pp=2)
 
 
 def test_luck_is_what_runs_that_stall_or_not_differ_by():
-    """On 240 GPUs half of the pipelines stall: half of the log of how much longer they take."""
+    """On 240 GPUs half of the pipelines stall: half of the log of how much longer they take. On 512
+    GPUs one of 110 does not, and half of the rings."""
+
+    def luck(row):
+        return one(timemodel.luck(row, ENDLESS, IDEAL))
+
+    usual = engines.FAMILY["nanotron"]
     x = of_family("nanotron", dp=120, pp=2, n_micro=3)
-    long = 1.5 * engines.FAMILY["nanotron"]["stall"] / one(timemodel.seconds(x, ENDLESS, IDEAL))
-    assert one(timemodel.luck(x, ENDLESS, IDEAL)) == pytest.approx(0.5 * np.log1p(long))
-    few = of_family("nanotron", dp=8, n_micro=3)
-    assert one(timemodel.luck(few, ENDLESS, IDEAL)) < 1e-3
-    assert one(timemodel.luck(x_of(dp=120, pp=2), ENDLESS, IDEAL)) == 0
+    long = 1.5 * usual["stall"] / one(timemodel.seconds(x, ENDLESS, IDEAL))
+    assert luck(x) == pytest.approx(0.5 * np.log1p(long))
+    x = of_family("nanotron", dp=256, pp=2, n_micro=3)
+    step_s = one(timemodel.seconds(x, ENDLESS, IDEAL))
+    ratio = step_s / (step_s - 1.5 * usual["stall"])
+    assert luck(x) == pytest.approx(np.sqrt(109) / 110 * np.log(ratio))
+    x = of_family("nanotron", dp=512, n_micro=3, gpus_per_node=8, layers=8)
+    step_s = one(timemodel.seconds(x, ENDLESS, IDEAL))
+    ratio = step_s / (step_s - 64 * usual["ring_stall"])
+    assert luck(x) == pytest.approx(0.5 * np.log(ratio))
+    assert luck(of_family("nanotron", dp=8, n_micro=3)) == 0
+    assert luck(x_of(dp=120, pp=2)) == 0 == luck(x_of(dp=512))
 
 
 def test_gradients_hide_behind_the_last_backward_and_gathers_behind_every_pass():

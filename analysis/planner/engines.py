@@ -21,7 +21,8 @@ USUAL = {
     "host": 1.0,  # factor on the host's time for a layer
     "stage_host": 0.0,  # seconds of the host for a layer's forward and rank of tp, in a pipeline
     "hop": 0.0,  # seconds that a tp collective waits for each of the nodes that its group spans
-    "stall": 0.0,  # seconds for which a micro-batch stalls at many nodes (timemodel.stall)
+    "stall": 0.0,  # seconds that a micro-batch of a pipeline stalls (timemodel.pipeline_stall)
+    "ring_stall": 0.0,  # seconds that a ring stalls for each of its nodes (timemodel.ring_stall)
     "overlap": 0.0,  # share of data-parallel traffic that can run beside the computation
     "overlap_sharded": 0.0,  # the same with ZeRO-1
     "crowd": CROWD,  # a ring over n nodes has n^-crowd of the rate
@@ -38,8 +39,10 @@ FAMILY: dict[str, dict[str, float]] = {
         "host": 2.7,
         "stage_host": 1.2e-3,
         "hop": 0.77e-3,
-        "stall": 0.98,
+        "stall": 0.94,
+        "ring_stall": 0.031,
         "overlap": 0.7,
+        "crowd": 0.5,
     },
 }
 TABLE = {

@@ -24,7 +24,7 @@ PLAIN_SOFTMAX = 0.2  # added share of launching: cast, scale, mask, softmax, cas
 HOST_SPREAD = 0.04  # added share of launching for each further rank of a tp group
 SENT = 0.8  # share of a node's network that stages reach, which send in pairs and not in a ring
 SHOWN = 0.4  # share of p2p that no computation hides
-STALL_GPUS = 360.0  # half of nanotron's runs on so many GPUs stall; all on 512, few on 128
+STALL_GPUS = 360  # nanotron's runs on 512 GPUs stall; of those on 256 and fewer, some do
 PARTS = 3  # DeepSpeed's ZeRO-3 gathers a layer's modules one by one
 SHARPNESS = 5.0  # power of the mean of GPU time and launch time; infinity would be max()
 
@@ -252,30 +252,37 @@ def stages(x: Columns, machine: Machine, c: dict) -> tuple[Array, Array]:
     first, middle, last = stage_layers(x)
     slowest = np.maximum(np.maximum(first, middle) * one, last * one + head)
     mean = (x.layers * one + head) / x.pp
-    host = c["micro"] + stall(x)
+    host = c["micro"] + pipeline_stall(x) * stalls(x)
     return slowest + host, mean + host
 
 
-def stall(x: Columns) -> Array:
-    """Seconds for which a micro-batch stalls in some engines: the expectation over its runs.
+def stalls(x: Columns) -> Array:
+    """Whether a row is a pipeline of a kind whose runs stall in nanotron: of 110 on 512 GPUs 109
+    did, and nearly all whose tp groups span 4 nodes. Bool (n,)."""
+    return (x.pp > 1) & ((x.gpus > STALL_GPUS) | (x.tp >= 4 * x.gpus_per_node))
 
-    nanotron's runs take either the time of their work or a second more a micro-batch, whatever its
-    size: all on 512 GPUs and all pipelines whose tp groups span 4 nodes, none of most others. Half
-    as long without stages on both sides. What stalls is not known.
-    """
-    likely = 1.0 / (1.0 + (STALL_GPUS / x.gpus) ** 6)
-    likely = np.where((x.tp >= 4 * x.gpus_per_node) & (x.pp > 1), 1.0, likely)
-    return of(x, "stall") * np.where(x.pp > 2, 1.0, 0.5) * likely
+
+def pipeline_stall(x: Columns) -> Array:
+    """Seconds that a micro-batch of a pipeline that stalls takes longer, whatever its size: half as
+    long without stages on both sides. What stalls is not known."""
+    return of(x, "stall") * np.where(x.pp > 2, 1.0, 0.5)
+
+
+def ring_stall(x: Columns) -> Array:
+    """Seconds that nanotron's data-parallel ring stalls in a step, for each of its nodes, on more
+    than STALL_GPUS GPUs without a pipeline."""
+    return of(x, "ring_stall") * ring_nodes(x) * ((x.pp == 1) & (x.gpus > STALL_GPUS))
 
 
 def luck(x: Columns, machine: Machine, c: dict) -> Array:
-    """Standard deviation of log seconds that comes from runs which stall or do not (`stall`)."""
-    chance = 1.0 / (1.0 + (STALL_GPUS / x.gpus) ** 6)
-    # Of pipelines one in seven stalls on 128 GPUs, and half on 256.
-    chance = np.where(x.pp > 1, 1.0 / (1.0 + (240.0 / x.gpus) ** 3), chance)
-    stalled = x.n_micro * of(x, "stall") * np.where(x.pp > 2, 1.0, 0.5)
-    ratio = np.log1p(stalled / seconds(x, machine, c))
-    return np.sqrt(chance * (1.0 - chance)) * ratio
+    """Standard deviation of log seconds that comes from runs which stall or do not."""
+    step_s, stalled = seconds(x, machine, c), x.n_micro * pipeline_stall(x)
+    # Of the other pipelines one in seven stalls on 128 GPUs, and half on 256.
+    chance = np.where(stalls(x), 109 / 110, 1.0 / (1.0 + (240.0 / x.gpus) ** 3)) * (x.pp > 1)
+    held = stalled * stalls(x)  # of it in step_s
+    ratio = np.log1p((stalled - held) / step_s) - np.log1p(-held / step_s)
+    rings = -0.5 * np.log1p(-ring_stall(x) / step_s)  # every other ring stalls
+    return np.sqrt(chance * (1.0 - chance)) * ratio + rings
 
 
 def p2p(x: Columns, machine: Machine, c: dict) -> Array:
@@ -297,6 +304,11 @@ def parameters(x: Columns) -> Array:
     return np.maximum(params(x, middle, False), params(x, np.maximum(first, last), True))
 
 
+def ring_nodes(x: Columns) -> Array:
+    """Nodes that the ranks which hold the same parameters span."""
+    return x.replicas / np.clip(x.gpus_per_node // x.tp, 1, x.replicas)
+
+
 def ring_rate(x: Columns, machine: Machine, c: dict) -> Array:
     """Bytes/s of one ring of the ranks that hold the same parameters.
 
@@ -306,11 +318,9 @@ def ring_rate(x: Columns, machine: Machine, c: dict) -> Array:
     nodes, and ZeRO-3's gathers on Selene slowed by 1.6 between 48 and 280.
     """
     inside = x.tp * x.replicas <= x.gpus_per_node
-    together = np.clip(
-        x.gpus_per_node // x.tp, 1, x.replicas
-    )  # ranks of the group that share a node
-    alone = np.sqrt(together / np.minimum(x.gpus_per_node, x.gpus))
-    rate = outside_rate(x.replicas / together, machine, c, of(x, "crowd")) * alone
+    nodes = ring_nodes(x)
+    alone = np.sqrt(x.replicas / nodes / np.minimum(x.gpus_per_node, x.gpus))
+    rate = outside_rate(nodes, machine, c, of(x, "crowd")) * alone
     within = inside_rate(x.tp * x.replicas, x.gpus_per_node, machine, c)
     return np.where(inside, within, np.minimum(rate, within))
 
@@ -381,7 +391,7 @@ def terms(x: Columns, machine: Machine, c: dict) -> dict[str, Array]:
         "compute": x.n_micro * slowest * wait,
         "bubble": (x.pp - 1) * (mean + send) / x.vpp * wait / ranks_per_core,
         "p2p": x.n_micro * send * wait,
-        "data_parallel": traffic - hidden(x, traffic, mean),
+        "data_parallel": traffic - hidden(x, traffic, mean) + ring_stall(x),
         "embedding": tied_embedding(x, machine, c),
         "optimizer": optimizer(x, machine, c),
     }
