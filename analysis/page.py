@@ -3,7 +3,7 @@
     python -m analysis.page PATH... [--out FILE.html] [--baseline NAME] [--predict CLUSTER]
     python -m analysis.page PATH... --svg FOLDER
 
-PATH is a run folder, a log, a folder of them, or a published CSV. The file asks nothing of the
+PATH is a run folder, a log, a published CSV, or a folder of these. The file asks nothing of the
 network, so it opens on a machine that has none. Its tables are those of analysis.tflops and
 analysis.breakdown; rows sort and filter, and copy as Markdown or CSV. The charts show the runs that
 the filter leaves. The raw values stand in the file as JSON. A view without data is left out.

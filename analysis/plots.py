@@ -8,8 +8,8 @@
 Without --x and --y: TFLOP/s and speedup against GPUs, the seconds of each configuration, where a
 step's time goes, and the losses, each where the runs have the facts. --x draws one column against
 another, a point a run; --y alone its bars, one a configuration. A line in a bar spans its repeats.
-The pictures go to PATH/plots (beside a file; of several paths --out says where), but never to a
-folder that git tracks, unless --out names it. Every file that is written is named, and so is every
+The pictures go to PATH/plots (beside a file; of several paths --out says where). Where git tracks
+PATH, --out must say where. Every file that is written is named, and so is every
 run that a picture leaves out, with the reason. The speedup has its ideal line, a point for every
 run, and a line through the medians of the sizes. Exits 2 when there is nothing to draw.
 """
@@ -32,8 +32,8 @@ def folder_for(paths: list[Path], out: Path | None) -> Path:
     """Where the pictures go.
 
     Raises:
-        UsageError: no path or several and no --out; the folder is that of the published pictures
-            or, where --out does not name it, holds files that git tracks.
+        UsageError: no path or several and no --out; the folder is that of the published pictures;
+            or git tracks what is drawn or files of the folder, and --out does not name it.
     """
     if not paths and out is None:
         raise UsageError("say with PATH what to draw, or with --out where the published tables go")
@@ -45,17 +45,19 @@ def folder_for(paths: list[Path], out: Path | None) -> Path:
     folder = out or (path if path.is_dir() else path.parent) / "plots"
     if os.path.realpath(folder) == os.path.realpath(PUBLISHED):  # a loop of links is no error here
         raise UsageError(f"{folder} holds the published tables' pictures: take another --out")
-    if out is None and _tracked(folder):
-        raise UsageError(f"git tracks files in {folder}: say with --out FOLDER where to write")
+    for place in (path, folder) if out is None else ():
+        if _tracked(place):
+            raise UsageError(f"git tracks {place}: say with --out FOLDER where to write")
     return folder
 
 
-def _tracked(folder: Path) -> bool:
-    """Whether git tracks a file in a folder."""
-    if not folder.is_dir():
+def _tracked(path: Path) -> bool:
+    """Whether git tracks a file, or one in a folder."""
+    if not path.exists():
         return False
+    here, name = (path, ".") if path.is_dir() else (path.parent, path.name)
     try:
-        words = ["git", "-C", str(folder), "ls-files", "--", "."]
+        words = ["git", "--literal-pathspecs", "-C", str(here), "ls-files", "--", name]
         asked = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, check=False)
     except OSError:  # no git here
         return False

@@ -5,11 +5,13 @@
     python -m slurm.submit slurm/layouts.toml --only megatron-tp2-pp2 --after 4711
     python -m slurm.submit slurm/layouts.toml --max-running 2 --yes
     python -m slurm.submit slurm/layouts.toml --rehearse
+    python -m slurm.submit slurm/layouts.toml --page
 
 It prints what the runs cost at worst, submits them and returns; nothing stays behind on the login
 node. Runs that ask for the same nodes, time and settings are one job array. With --max-running each
 run is a job of its own, which waits for the one that many places before it; the study's jobs that
-wait or run already count.
+wait or run already count. With --page, one more small job waits for all of these and writes the
+study's page beside the runs.
 Above the study's budget (budget_gpu_hours in [slurm], or --budget) it asks, or needs --yes.
 """
 
@@ -20,12 +22,13 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from models.bounds import check_flags
 from models.errors import UsageError, command_line, warn
 from parallel.config.study import Study, load_study
-from slurm import preflight, states
+from slurm import page_job, preflight, states
 from slurm.render import (
     REHEARSE,
     ROOT,
@@ -126,6 +129,22 @@ def sbatch(text: str, waits: list[str], account: str) -> subprocess.CompletedPro
     )
 
 
+def submit_page(study: Study, logs: Path, jobs: Sequence[int]) -> int:
+    """Submit the job that writes the study's page when these jobs have ended; its number.
+
+    Raises:
+        NoSubmission: sbatch refused it.
+    """
+    wait = "afterany:" + ":".join(map(str, sorted(set(jobs))))
+    sent = sbatch(page_job.script(study, logs), [wait], cluster_of(study).account)
+    if sent.returncode:
+        raise NoSubmission(
+            f"sbatch refused the job of the page: {' '.join(sent.stderr.split())}; the runs are"
+            f" submitted, and python -m analysis.page {logs / study.name} writes it later"
+        )
+    return int(sent.stdout.split(";")[0])
+
+
 def split_array(job_id: int, names: list[str]) -> list[int]:
     """Give each job of an array its run's name; the jobs' numbers, in the order of the names.
 
@@ -178,8 +197,12 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
         active = [row.job_id for row in found if row.state in ("pending", "running")]
         active = [job_id for job_id in active if job_id is not None]
         waits = arguments.after, arguments.max_running, active
-        for name, job in submit(study, names, arguments.logs, *waits):
+        done = submit(study, names, arguments.logs, *waits)
+        for name, job in done:
             print(f"submitted {name}: job {job}")
+        if arguments.page:
+            jobs = [*active, *(int(job.partition("_")[0]) for _, job in done)]
+            print(f"submitted the page: job {submit_page(study, arguments.logs, jobs)}")
 
 
 def check_start(study: Study, logs: Path, names: list[str]) -> None:
@@ -233,7 +256,14 @@ def main(argv: list[str] | None = None) -> int:
         "--no-preflight", action="store_true", help="submit although something seems to be missing"
     )
     parser.add_argument("--rehearse", action="store_true", help=REHEARSE)
+    parser.add_argument(
+        "--page", action="store_true", help="add a job that writes study.html when all have ended"
+    )
     arguments = parser.parse_args(argv)
+    if arguments.page and not find_spec("vl_convert"):
+        raise UsageError(
+            "--page needs vl-convert-python: pip install -c constraints.txt -e '.[page]'"
+        )
     check_flags(arguments, max_running=(1, 10**6), budget=(0, 10**12))
     status, elsewhere = 0, []
     paths = list(dict.fromkeys(study_file(path) for path in arguments.studies))

@@ -150,8 +150,10 @@ def test_otlp_files_read_back_have_the_run_folders_steps_losses_and_tflops(train
     np.testing.assert_array_equal(theirs.tflops, computed)
     peak_gb = max(point.values["memory/peak_gb"] for point in points)
     assert theirs.peak_bytes == pytest.approx(peak_gb * 1e9)
-    for name in ("engine", "gpus", "dp", "micro_batch", "global_batch", "seq_len", "precision"):
+    same = "engine gpus gpu_type dp micro_batch global_batch seq_len precision"
+    for name in same.split():
         assert getattr(theirs, name) == getattr(ours, name), name
+    assert theirs.gpu_type
     assert {k: theirs.model[k] for k in ("n_layer", "hidden")} == {
         k: ours.model[k] for k in ("n_layer", "hidden")
     }

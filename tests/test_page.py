@@ -56,7 +56,8 @@ def opened(chromium, tmp_path):
         path.write_text(text)
         contexts.append(chromium.new_context(offline=True))
         tab = contexts[-1].new_page()
-        tab.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
+        loud = ("error", "warning")
+        tab.on("console", lambda m: wrong.append(m.text) if m.type in loud else None)
         tab.on("pageerror", lambda error: wrong.append(str(error)))
         tab.on("request", lambda request: wrong.append(request.url) if _asks(request.url) else None)
         tab.goto(f"file://{path}{fragment}")
@@ -193,7 +194,7 @@ def test_a_run_out_of_memory_ends_in_its_lane_of_the_layout_map(opened):
     ]
     table = Table([Column(k, k) for k in keys], [dict(zip(keys, v, strict=True)) for v in values])
     view = layout_map.view("runs", table, charts.by_engine(["ddp"]))
-    assert "1 ran out of memory" in view.charts[0].summary
+    assert "Runs that ran out of memory: 1." in view.charts[0].summary
     tab = opened(html_of("map", [Section("Runs", tables={"runs": table}), view]))
     ends = """charts[0].draw().then(() => {
         const walk = (item) => [item, ...(item.items ?? []).flatMap(walk)];
@@ -344,12 +345,42 @@ def test_a_csv_that_cannot_be_read_is_named_and_the_others_are_shown(tmp_path):
         sections_of([bad])
 
 
-def test_a_column_with_a_word_stays_as_it_is_printed(tmp_path):
+def test_a_column_with_a_word_stays_as_it_is_printed_and_a_note_says_so(tmp_path):
     path = tmp_path / "some.csv"
-    path.write_text("gpus,seconds_per_iteration\n8,9.50\n16,OOM\n")
+    path.write_text("gpus,seconds_per_iteration\n8,9.50\n16,OOM\n32,7.5\n")
     table = published.views(path)[0].tables["some"]
-    assert [row["step_s"] for row in table.rows] == ["9.50", "OOM"]
-    assert [cell(row["gpus"]) for row in table.rows] == ["8", "16"]
+    assert [row["step_s"] for row in table.rows] == ["9.50", "OOM", "7.5"]
+    assert [cell(row["gpus"]) for row in table.rows] == ["8", "16", "32"]
+    assert table.notes == [
+        "step_s sorts and filters as words, and no chart shows it: 1 of its 3 values is a word,"
+        " 'OOM' in line 3 for one"
+    ]
+
+
+def test_a_row_that_crashed_has_a_lane_of_its_own(tmp_path):
+    path = tmp_path / "some.csv"
+    path.write_text(
+        "gpus,tp,seconds_per_iteration,status\n"
+        "8,1,9.5,ok\n8,2,7.5,ok\n8,4,,crashed_or_OOM\n8,8,,not run\n"
+    )
+    view = next(v for v in published.views(path) if v.title.startswith("Layout map"))
+    assert "Runs that crashed or ran out of memory: 1." in view.charts[0].summary
+    words = [d["text"] for d in view.charts[0].spec["layer"][-1]["data"]["values"]]
+    assert words == ["not known", "crashed or out of memory"]
+
+
+def test_a_folder_of_csvs_is_a_path(tmp_path):
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.csv").write_text("gpus,tflops\n8,100\n")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "c.csv").write_text("gpus,tflops\n8,100\n")
+    title, sections, refused = sections_of([tmp_path])
+    tables = [name for one in sections for name in one.tables]
+    assert title == f"Scaling study: {tmp_path.name}" and refused == []
+    assert [name for name in tables if "audit" not in name] == ["a", "b"]
+    shutil.copytree(ROOT / PARITY / "ddp", tmp_path / "ddp")
+    tables = {name for one in sections_of([tmp_path])[1] for name in one.tables}
+    assert {"a", "b", "runs"} <= tables
 
 
 def test_the_terms_of_a_prediction_add_up_and_so_does_what_was_measured(breakdown_page):

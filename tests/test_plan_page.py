@@ -114,6 +114,26 @@ def test_bars_are_of_the_row_that_is_clicked_and_it_stands_in_the_url(opened, sm
 
 
 @needs_chromium
+def test_a_row_is_marked_by_keyboard(opened, small):
+    text, printed = small
+    tab = opened(text)
+    tab.focus("[aria-label='Table layouts']")
+    while tab.evaluate("document.activeElement.tagName") != "TR":  # headings come before
+        tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.ariaCurrent") == "true"
+    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowUp", "Enter"):
+        tab.keyboard.press(key)
+    assert tab.evaluate("charts[0].wanted()[0].rank") == 3
+    assert tab.evaluate("[...document.querySelectorAll('tbody tr[tabindex=\"0\"]')].length") == 1
+    ring = "getComputedStyle(document.activeElement).outlineStyle"
+    assert tab.evaluate("document.activeElement.ariaCurrent") == "true"
+    assert tab.evaluate(ring) == "solid"
+    tab.keyboard.press("ArrowDown")
+    tab.keyboard.press(" ")
+    assert tab.evaluate("sheets.layouts.marked") == 3
+
+
+@needs_chromium
 def test_a_layout_that_is_not_ranked_says_why(opened, small):
     tab = opened(small[0])
     rows = tab.evaluate("objects('layouts')")

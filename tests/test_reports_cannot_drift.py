@@ -1,5 +1,6 @@
 """Marked blocks are a function of the data: they are current here, and a stale one is an error."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -174,6 +175,16 @@ def test_an_axis_that_cannot_be_is_refused_with_those_that_can(flags, words, stu
     assert not (study / "plots").exists()
 
 
+def test_a_csv_is_refused_as_the_table_that_it_is(tmp_path, capsys):
+    path = tmp_path / "published.csv"
+    path.write_text("gpus,tflops\n8,100\n")
+    assert plots.main([str(path)]) == 2
+    assert capsys.readouterr().err == (
+        f"analysis.plots: {path}: a table, no log: analysis.page shows published tables,"
+        " analysis.audit checks them\n"
+    )
+
+
 def test_pictures_are_not_written_over_tracked_files_unless_told(study, tmp_path, capsys):
     assert plots.main([str(study)]) == 0
     for words in (["init", "-q"], ["add", "."]):
@@ -182,11 +193,12 @@ def test_pictures_are_not_written_over_tracked_files_unless_told(study, tmp_path
     capsys.readouterr()
     assert plots.main([str(study)]) == 2
     assert capsys.readouterr().err == (
-        f"analysis.plots: git tracks files in {study / 'plots'}: say with --out FOLDER where to"
-        " write\n"
+        f"analysis.plots: git tracks {study}: say with --out FOLDER where to write\n"
     )
     assert (study / "plots" / "loss.svg").stat().st_mtime_ns == before
     assert plots.main([str(study), "--out", str(study / "plots")]) == 0
+    shutil.rmtree(study / "plots")
+    assert plots.main([str(study)]) == 2 and not (study / "plots").exists()  # inside evidence
     for flags in ([], ["--x", "tp", "--out", str(tmp_path)]):  # without a path
         assert plots.main(flags) == 2
         assert "say with " in capsys.readouterr().err

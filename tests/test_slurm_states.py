@@ -548,6 +548,33 @@ def test_at_most_n_run_at_a_time_those_that_run_already_included(four, capsys):
     assert [row["verdict"] for row in rows] == ["pending"] * 3
 
 
+def test_the_job_of_the_page_waits_for_every_job_of_the_study(four, capsys):
+    path, logs, tmp_path = four
+    flags = [str(path), "--logs", str(logs), "--yes", "--page", "--no-preflight"]
+    assert submit.main(flags) == 0
+    runs, page = (tmp_path / "sent").read_text().splitlines()
+    assert "--dependency" not in runs and "--dependency=afterany:7:90001 " in page
+    script = (tmp_path / "script").read_text()
+    assert script.endswith(f" -m analysis.page {logs / 'four'}\n")
+    assert "--gres" not in script and "--gpus" not in script and "--array" not in script
+    assert capsys.readouterr().out.endswith("submitted the page: job 90002\n")
+
+
+def test_a_refused_job_of_the_page_is_one_line_and_the_runs_are_submitted(four, capsys):
+    path, logs, tmp_path = four
+    sbatch = tmp_path / "bin" / "sbatch"
+    body = sbatch.read_text()
+    sbatch.write_text(body + "[[ $* != *afterany:7:* ]] || { echo 'no GPU' >&2; exit 1; }\n")
+    flags = [str(path), "--logs", str(logs), "--yes", "--page", "--no-preflight"]
+    assert submit.main(flags) == 2
+    out, err = capsys.readouterr()
+    assert out.count("submitted megatron") == 3
+    assert err == (
+        "slurm.submit: sbatch refused the job of the page: no GPU; the runs are submitted, and"
+        f" python -m analysis.page {logs / 'four'} writes it later\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("own", "asked", "charged"),
     [("", "", "theirs"), ("", "mine", "mine"), ("clusters", "", ""), ("clusters", "mine", "mine")],

@@ -57,6 +57,16 @@ def test_no_line_is_wider_than_the_terminal(command, width):
     assert [line for line in lines if len(line) > width] == []
 
 
+def test_a_note_names_eight_runs_and_counts_more():
+    names = [f"r{i}" for i in range(12)]
+    assert terminal.who(names, 12) == "all"
+    assert terminal.who(names[:8], 12) == "r0, r1, r2, r3, r4, r5, r6, r7"
+    assert terminal.who(names[:9], 12) == "9 of 12 runs: r0, r1, r2 ..."
+    rows = [{"run": name, "notes": "x" if i < 9 else "-"} for i, name in enumerate(names)]
+    table = Table([Column("run", "run"), Column("notes", "notes", long="below")], rows)
+    assert table.fitted(80).splitlines()[-1] == "9 of 12 runs: r0, r1, r2 ...: x"
+
+
 def test_what_is_the_same_in_every_row_stands_once_above_and_notes_below():
     lines = on_terminal(120, "tflops", PARITY)
     assert lines[0].startswith("same in every row: micro-batch 2, peak GB -, MFU -, parity equal")

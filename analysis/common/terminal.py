@@ -10,6 +10,7 @@ from dataclasses import dataclass
 BOLD = "\033[1m{}\033[0m"
 GAP = 2  # spaces between columns
 NAME = 12  # no text is cut below this many characters
+FEW = 8  # runs that a note names
 NARROWEST = 40  # a narrower terminal gets lines of this many characters
 
 
@@ -25,6 +26,16 @@ class Shown:
     cells: list[str]
     right: bool = False
     long: str = ""
+
+
+def who(names: list[str], total: int) -> str:
+    """Which of `total` runs a note is about: all, their names, or of many how many, and the first
+    ones; `--format json` says it of each run."""
+    if len(names) == total > 1:
+        return "all"
+    if len(names) <= FEW:
+        return ", ".join(names)
+    return f"{len(names)} of {total} runs: {', '.join(names[:3])} ..."
 
 
 def fit(title: str, columns: list[Shown], notes: list[str], width: int) -> str:
@@ -84,8 +95,11 @@ def _below(names: list[str], column: Shown, width: int) -> list[str]:
     for name, text in zip(names, column.cells, strict=True):
         if text not in ("", "-") and (column.long == "below" or ": " in text):
             told.setdefault(text, []).append(name)
+    total = len(column.cells)
     return [
-        line for text, who in told.items() for line in wrapped(f"{', '.join(who)}: {text}", width)
+        line
+        for text, some in told.items()
+        for line in wrapped(f"{who(some, total)}: {text}", width)
     ]
 
 

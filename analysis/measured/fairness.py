@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 
+from analysis.common.terminal import who
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
 
@@ -78,8 +79,7 @@ def is_changed(record: Record) -> bool:
 def changed(records: list[Record]) -> list[str]:
     """A note that names the runs whose code was changed since their commit, if there are any."""
     names = [name_of(record) for record in records if is_changed(record)]
-    who = "all" if len(names) == len(records) > 1 else ", ".join(names)
-    return [f"{CHANGED}: {who}"] * bool(names)
+    return [f"{CHANGED}: {who(names, len(records))}"] * bool(names)
 
 
 def batch_per_gpu(record: Record) -> float | None:
@@ -104,7 +104,7 @@ def other_kernels(records: list[Record]) -> list[str]:
             found[kernels + ", deterministic" * bool(steady)].append(name_of(record))
     if len(found) < 2:
         return []
-    told = "; ".join(f"{kernels}: {', '.join(names)}" for kernels, names in found.items())
+    told = "; ".join(f"{kernels}: {who(names, len(records))}" for kernels, names in found.items())
     return [f"attention runs in other kernels, so ratios of times compare these, too ({told})"]
 
 

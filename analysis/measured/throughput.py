@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.common.terminal import who
 from analysis.logs.model import SIZES, asked, config_of
 from analysis.logs.record import Record
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
@@ -197,8 +198,7 @@ def grouped(missing: list[tuple[str, dict[str, str]]]) -> dict[str, list[str]]:
                 groups[key, why].append(name)
     notes: dict[str, list[str]] = defaultdict(list)
     for (key, why), names in groups.items():
-        who = "all" if len(names) == len(missing) > 1 else ", ".join(names)
-        notes[key].append(f"{HEADINGS[key]} -: {why}: {who}")
+        notes[key].append(f"{HEADINGS[key]} -: {why}: {who(names, len(missing))}")
     return notes
 
 

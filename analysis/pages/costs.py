@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.common.tables import Column, Table
+from analysis.common.terminal import who
 from analysis.logs.load import name_of
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
@@ -68,15 +69,14 @@ def _clock_table(rows: list[dict[str, Any]]) -> Table:
     ]
     notes = []
     if without := [r["run"] for r in rows if r["training_s"] is None]:
-        which = "all" if len(without) == len(rows) else ", ".join(without)
+        which = who(without, len(rows))
         notes.append(f"an older version wrote the wall clock alone, without its parts: {which}")
     silent: dict[str, list[str]] = {}
     for row in rows:
         if row["energy_j"] is None:
             silent.setdefault(row["energy_source"] or "not recorded", []).append(row["run"])
     for why, runs in silent.items():
-        which = "all" if len(runs) == len(rows) else ", ".join(runs)
-        notes.append(f"energy -: {why}: {which}")
+        notes.append(f"energy -: {why}: {who(runs, len(rows))}")
     return Table(columns, rows, "Wall clock and energy of complete runs", notes)
 
 

@@ -1,5 +1,6 @@
 """The layout map: one line a run, from its split through what it took to what it reached."""
 
+import json
 import math
 import re
 from typing import Any
@@ -19,11 +20,20 @@ _SPLIT = {
 }
 _REACHED = {"step_s": "s/iter", "mfu": "MFU", "peak_gb": "peak GB", "memory_gb": "peak GB"}
 FAR = 10  # largest over smallest value from which on an axis is logarithmic
-OOM = "OOM"  # the verdict of a run whose line ends in the lane of those out of memory
+# The column that says how a run ended, and its values of runs that ran, or may have run, out of
+# memory: their lines end in a lane of their own.
+Lost = tuple[str, tuple[str, ...]]
+OOM: Lost = ("verdict", ("OOM",))
+_UNKNOWN, _FULL = -0.1, -0.2  # where the lanes below the axes are
 
 
 def view(
-    name: str, table: Table, colour: charts.Spec, row: str = "run", title: str = "Layout map"
+    name: str,
+    table: Table,
+    colour: charts.Spec,
+    row: str = "run",
+    title: str = "Layout map",
+    lost: Lost = OOM,
 ) -> Section:
     """The map over a table of the page; nothing where no setting of the split varies.
 
@@ -51,18 +61,23 @@ def view(
     ]
     has = {_REACHED[key] for key in known if known[key]}
     lacking = [title for title in dict.fromkeys(_REACHED.values()) if title not in has]
-    full = sum(r.get("verdict") == OOM for r in table.rows)
+    full = [r for r in table.rows if r.get(lost[0]) in lost[1]]
+    words = "out of memory"
+    if any(r[lost[0]] != "OOM" for r in full):
+        words = f"crashed or {words}"
     fastest = min((r for r in table.rows if r.get("step_s")), key=lambda r: r["step_s"])
     where = ", ".join(f"{axis.title} {_value(fastest.get(axis.key))}" for axis in axes)
     said = f"{len(table.rows)} rows. The least s/iter is {fastest['step_s']:.4g}, with {where}."
     said += f" The same in all: {', '.join(same)}." * bool(same)
-    said += f" {full} ran out of memory." * bool(full)
+    said += f" Runs that {words.replace('out', 'ran out')}: {len(full)}." * bool(full)
     said += f" No row has {' or '.join(lacking)}." * bool(lacking)
     said += " Drag along an axis to filter the table by it; click the axis to take that back."
     every = (*axes, *reached)
-    short = any(len(known[axis.key]) < len(table.rows) for axis in reached)
-    lanes = ["not known"] * short + ["out of memory"] * bool(full)
-    spec = _parallel(every, colour, row, lanes)
+    others = [r for r in table.rows if r.get(lost[0]) not in lost[1]]
+    short = any(not isinstance(r.get(a.key), int | float) for r in others for a in reached)
+    lanes = {_UNKNOWN: "not known"} if short else {}
+    lanes |= {_FULL: words} if full else {}
+    spec = _parallel(every, colour, row, lanes, lost)
     one.charts.append(Chart(spec, name, said, axes=every))
     return one
 
@@ -76,12 +91,12 @@ def _distinct(rows: list[dict[str, Any]], key: str) -> tuple[Any, ...]:
 
 
 def _parallel(
-    axes: tuple[Axis, ...], colour: charts.Spec, row: str, lanes: list[str]
+    axes: tuple[Axis, ...], colour: charts.Spec, row: str, lanes: dict[float, str], lost: Lost
 ) -> charts.Spec:
     """One line a row through parallel axes; rows with `left` false are faint.
 
-    lanes: what rows have that lack an axis's value, "not known" and "out of memory" at most, from
-    above; they go through these lanes below the axes.
+    lanes: the place below the axes and the words of each lane, from above; rows that lack an axis's
+    value go through _FULL where they are `lost`, else through _UNKNOWN.
     """
     names = [axis.title for axis in axes]
     scales = {
@@ -98,7 +113,7 @@ def _parallel(
         "axis": {"orient": "top", "labelAngle": -20, "grid": False, "ticks": False}
         | {"domain": False, "labelFontSize": 11, "labelLimit": 90, "labelOverlap": False},
     }
-    domain = [(_FULL if "out of memory" in lanes else _UNKNOWN) - 0.05 if lanes else -0.03, 1.03]
+    domain = [min(lanes) - 0.05 if lanes else -0.03, 1.03]
     y = {"field": "at", "type": "quantitative", "axis": None, "scale": {"domain": domain}}
     ticks = [
         {"axis": axis.title, "at": place, "text": text}
@@ -107,8 +122,7 @@ def _parallel(
     ]
     words = [
         {"axis": next(a.title for a in axes if a.values is None), "at": at, "text": text}
-        for at, text in ((_FULL, "out of memory"), (_UNKNOWN, "not known"))
-        if text in lanes
+        for at, text in lanes.items()
     ]
     encoding = {"x": x, "y": y, "text": {"field": "text"}}
     faint = {"test": "datum.left === false", "value": "#888888"}
@@ -127,8 +141,8 @@ def _parallel(
                     {"calculate": "scales[datum.key].next", "as": "next"},
                     {"calculate": "scales[datum.key].title", "as": "axis"},
                     {"calculate": "scales[datum.next].title", "as": "to"},
-                    {"calculate": _at("datum.key"), "as": "at"},
-                    {"calculate": _at("datum.next"), "as": "end"},
+                    {"calculate": _at("datum.key", lost), "as": "at"},
+                    {"calculate": _at("datum.next", lost), "as": "end"},
                 ],
                 # Segments, not a line a row: Vega makes a data flow of its own for each line.
                 "mark": {"type": "rule", "strokeWidth": 1.5, "strokeCap": "round"},
@@ -139,7 +153,7 @@ def _parallel(
                     "y2": {"field": "end"},
                     "color": colour | {"condition": faint},
                     "opacity": {"condition": faint | {"value": 0.12}, "value": 0.8},
-                    "tooltip": charts.tip(**{row: row, "step_s": "s/iter", "verdict": "verdict"}),
+                    "tooltip": charts.tip(**{row: row, "step_s": "s/iter", lost[0]: lost[0]}),
                 },
             },
             {
@@ -159,14 +173,11 @@ def _parallel(
     }
 
 
-_UNKNOWN, _FULL = -0.1, -0.2  # where the lanes below the axes are
-
-
-def _at(key: str) -> str:
+def _at(key: str, lost: Lost) -> str:
     """The expression of where a row stands on the axis whose key an expression gives."""
     share = "((of.log ? log(value) : value) - of.low) / (of.high - of.low)"
     index = "indexof(of.values, value) / (length(of.values) - 1)"
-    lane = f"datum.verdict == '{OOM}' ? {_FULL} : {_UNKNOWN}"
+    lane = f"indexof({json.dumps(lost[1])}, datum.{lost[0]}) < 0 ? {_UNKNOWN} : {_FULL}"
     said = f"of.values ? {index} : isValid(value) ? {share} : {lane}"
     return re.sub(r"\bvalue\b", f"datum[{key}]", said.replace("of.", f"scales[{key}]."))
 

@@ -86,14 +86,14 @@ def _words(name: str) -> str:
 
 def _of_one(seconds: list[Column], gigabytes: list[Column], limit_gb: float) -> list[Chart]:
     said = (
-        "Of the layout that is marked in the table below, the first one or the one that you click:"
-        " {}. The table has the same numbers."
+        "Of the layout that is marked in the table below: the first one, or the one that you click"
+        " or mark with the arrows and Enter. {}. The table has the same numbers."
     )
     time = charts.parts_of_one(seconds, "predicted_s", "predicted seconds of a step")
     size = charts.parts_of_one(gigabytes, "memory_gb", "predicted GB", limit_gb)
     of_size = f"GB of the fullest rank by part; the dashed line is what it may use, {limit_gb:.1f}"
     return [
-        Chart(time, "layouts", said.format("seconds of a step by term"), 1),
+        Chart(time, "layouts", said.format("Seconds of a step by term"), 1),
         Chart(size, "layouts", said.format(of_size), 1),
     ]
 

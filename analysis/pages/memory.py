@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from analysis.common.tables import Column, Table
+from analysis.common.terminal import who
 from analysis.logs.load import name_of
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
@@ -132,8 +133,7 @@ def _table(
             f" {c['fragments'] - 1:.0%} for the allocator's fragments"
         )
     for why, runs in lacking.items():
-        which = "all" if len(runs) == len(records) else ", ".join(runs)
-        notes.append(f"predicted -: {why}: {which}")
+        notes.append(f"predicted -: {why}: {who(runs, len(records))}")
     return Table(shown, found, notes=notes)
 
 

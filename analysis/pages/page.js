@@ -27,8 +27,7 @@ function matcher(text, keys) {
     const at = keys.indexOf(key);
     return (row) => {
       const value = row[at];
-      const number = typeof value === "number";
-      const same = (one) => (number ? value === Number(one) : String(value ?? "-") === one);
+      const number = typeof value === "number", same = (one) => (number ? value === Number(one) : String(value ?? "-") === one);
       if (sign === "=" || sign === "!=") return given.split(",").some(same) === (sign === "=");
       if (!number) return false; // unknown is neither more nor less
       const b = Number(given);
@@ -66,7 +65,7 @@ class Sheet {
     this.input.oninput = () => this.filter();
     markdown.onclick = () => this.copy(this.markdown());
     csv.onclick = () => this.copy(this.csv());
-    if (formats) this.body.onclick = (event) => this.mark(this.lines.indexOf(event.target.closest("tr")));
+    if (formats) this.body.onclick = this.body.onkeydown = (event) => this.choose(event, event.target.closest("tr"));
     const [key, down] = (state.get(name + ".sort") ?? "").split(":");
     if (keys.includes(key)) this.sort(keys.indexOf(key), down === "down");
     if (state.has(name + ".filter")) this.filter(state.get(name + ".filter"));
@@ -80,8 +79,15 @@ class Sheet {
   }
 
   async copy(text) {
-    const done = navigator.clipboard.writeText(text).then(() => "copied", () => "the browser refused to copy");
-    this.said.textContent = await done;
+    this.said.textContent = await navigator.clipboard.writeText(text).then(() => "copied", () => "the browser refused to copy");
+  }
+
+  choose(event, line) { // a click, Enter or Space marks a row; arrows go on to the next
+    const to = { ArrowDown: line.nextElementSibling, ArrowUp: line.previousElementSibling }[event.key];
+    if (!to && ![undefined, "Enter", " "].includes(event.key)) return;
+    if (!to) this.mark(this.lines.indexOf(line));
+    (to ?? line).focus();
+    event.preventDefault();
   }
 
   mark(i) { // the row that charts show alone; where the filter leaves it out, the first one
@@ -98,18 +104,18 @@ class Sheet {
 
   draw(shown) {
     if (!shown.includes(this.marked)) this.marked = shown[0];
-    this.body.replaceChildren(...shown.slice(0, 200).map((i) => {
+    this.body.replaceChildren(...shown.slice(0, 200).map((i, at, some) => { // Tab leads to one row
       const line = this.lines[i];
       if (!line.cells.length) line.append(...this.cells(i).map((text, k) =>
         make("td", this.numbers.includes(this.keys[k]) ? { class: "n" } : {}, text)));
       line.ariaCurrent = String(i === this.marked);
+      line.tabIndex = i === this.marked || (at === 0 && !some.includes(this.marked)) ? 0 : -1;
       return line;
     }));
   }
 
   sort(column, down = this.heads[column].getAttribute("aria-sort") === "ascending") {
-    this.heads.forEach((head) => head.removeAttribute("aria-sort"));
-    this.heads[column].setAttribute("aria-sort", down ? "descending" : "ascending");
+    this.heads.forEach((head, k) => { head.ariaSort = k !== column ? null : down ? "descending" : "ascending"; });
     this.order.sort((a, b) => compare(this.rows[a][column], this.rows[b][column], down) || a - b);
     this.body.append(...this.order.map((i) => this.lines[i]));
     keep(this.name + ".sort", this.keys[column] + (down ? ":down" : ":up"));
@@ -145,8 +151,7 @@ class Sheet {
   }
 
   markdown() {
-    const line = (cells) => "| " + cells.join(" | ") + " |";
-    const text = (one) => one.replaceAll("|", "\\|");
+    const line = (cells) => "| " + cells.join(" | ") + " |", text = (one) => one.replaceAll("|", "\\|");
     const rule = this.keys.map((key) => (this.numbers.includes(key) ? "---:" : "---"));
     const body = this.shown().map((i) => line(this.cells(i).map(text)));
     return [line(this.heads.map((head) => text(head.textContent))), line(rule), ...body, ""].join("\n");
@@ -189,6 +194,8 @@ function vega() {
     const packed = Uint8Array.from(atob(document.getElementById("vega").textContent), (c) => c.charCodeAt(0));
     const text = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
     document.head.append(make("script", {}, "{" + await new Response(text).text() + "}")); // names of its own
+    const warn = console.warn; // Vega-Lite warns of every chart whose height follows from its rows
+    console.warn = (...said) => String(said).includes('Dropping "fit-y"') || warn(...said);
   })();
 }
 

@@ -8,6 +8,7 @@ from analysis.common.tables import Column, Table
 from analysis.logs.published_csv import PublishedTable, read_csv
 from analysis.pages import audit, charts, layout_map
 from analysis.pages.section import Chart, Section
+from analysis.planner.rows import CRASHED
 from analysis.published import recomputed
 from analysis.published.audit import audit_paths
 
@@ -28,7 +29,8 @@ def views(path: Path) -> list[Section]:
     words = [f"Source: {path}."]
     one = Section(f"Published: {path.name}", words, {name: table})
     one.charts += _charts(name, table)
-    mapped = layout_map.view(name, table, _SIZE, _key_of(table), f"Layout map: {path.name}")
+    title = f"Layout map: {path.name}"
+    mapped = layout_map.view(name, table, _SIZE, _key_of(table), title, ("status", CRASHED))
     lines = {row.line_no: i for i, row in enumerate(source.rows)}
     title = f"Audit: {path.name}"
     return [
@@ -54,15 +56,26 @@ class _Printed(float):
 
 
 def _as_printed(source: PublishedTable) -> Table:
-    """A CSV's cells as they are printed; they sort as numbers where all of a column are."""
+    """A CSV's cells as they are printed; they sort as numbers where all of a column are. A note
+    names the words that keep a column from it."""
     columns, rows = [], [{"file_line": row.line_no} for row in source.rows]
+    notes = []
     for key in source.columns:
         texts = [row.text(key) for row in source.rows]
-        plain = all(_NUMBER.fullmatch(text) for text in texts if text)
+        words = [row for row in source.rows if not _NUMBER.fullmatch(row.text(key) or "0")]
+        plain = not words
+        numbers = sum(map(bool, texts)) - len(words)
+        if 0 < len(words) < numbers:
+            are = "is a word" if len(words) == 1 else "are words"
+            notes.append(
+                f"{key} sorts and filters as words, and no chart shows it: {len(words)} of its"
+                f" {len(words) + numbers} values {are}, {words[0].text(key)!r} in line"
+                f" {words[0].line_no} for one"
+            )
         for row, text in zip(rows, texts, strict=True):
             row[key] = (_Printed(text) if plain else text) if text else None
         columns.append(Column(key, key, seldom=True))
-    return Table([Column("file_line", "line of the file", "d"), *columns], rows)
+    return Table([Column("file_line", "line of the file", "d"), *columns], rows, notes=notes)
 
 
 def _key_of(table: Table) -> str:

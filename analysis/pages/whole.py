@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from analysis.logs.load import baseline_of, load, name_of
+from analysis.logs.load import baseline_of, find_logs, load, name_of
 from analysis.pages import published, ranks, steps, study
 from analysis.pages.html import page
 from analysis.pages.section import Section
 from models.errors import UsageError
+from parallel.record.reader import is_run_folder
 
 
 def page_of(
@@ -20,6 +21,17 @@ def page_of(
     """
     title, sections, refused = sections_of(paths, facts, **settings)
     return page(title, sections), refused
+
+
+def tables_at(path: Path) -> list[Path]:
+    """The published CSVs that a path means: itself, or those that stand in the folder."""
+    if path.is_dir():
+        return [] if is_run_folder(path) else sorted(path.glob("*.csv"))
+    return [path] if path.suffix == ".csv" and path.is_file() else []
+
+
+def _has_logs(path: Path) -> bool:
+    return path.is_dir() and bool(find_logs([path])[0])
 
 
 def sections_of(
@@ -41,8 +53,8 @@ def sections_of(
     Raises:
         UsageError: nothing could be read, or there is no such baseline or calibration.
     """
-    tables = [path for path in paths if path.suffix == ".csv" and path.is_file()]
-    others = [path for path in paths if path not in tables]
+    tables = {table: path for path in paths for table in tables_at(path)}
+    others = [path for path in paths if path not in tables.values() or _has_logs(path)]
     sections, refused, names = [], [], []
     if others:
         records, refused = load(others, facts)
@@ -57,12 +69,12 @@ def sections_of(
         ]
         sections += last
         names += sorted({r.study for r in records if r.study}) or [p.name for p in others]
-    for path in tables:
+    for table, path in tables.items():
         try:
-            sections += published.views(path)
-            names.append(path.name)
+            sections += published.views(table)
+            names.append(path.absolute().name)
         except UsageError as error:  # the others are still shown
             refused.append(str(error))
     if not sections:
         raise UsageError("; ".join(refused))
-    return f"Scaling study: {', '.join(names)}", sections, refused
+    return f"Scaling study: {', '.join(dict.fromkeys(names))}", sections, refused

@@ -125,6 +125,8 @@ def _by_banner(log: Log) -> str:
 
 def _why_not(log: Log, tried: list[Record]) -> str:
     names = ", ".join(dict.fromkeys(r.format for r in tried if r.format != UNKNOWN))
+    if log.path.suffix.lower() == ".csv":
+        return "a table, no log: analysis.page shows published tables, analysis.audit checks them"
     if names:
         return f"looks like {names}, but holds no iteration that could be read"
     if b"it/s" in log.tail or b"s/it" in log.tail:

@@ -27,8 +27,9 @@ _COLUMNS = {
     "tokens_per_s": GAUGES["throughput/tokens_per_s"][0],
 }
 _RUN = ("nemo.run.id", "service.instance.id")
-# Record's fields -> what sinks/run_folder.py calls them, where that is another name.
-_OTHER_NAMES = {"planned_steps": "steps", "params": "n_params", "gpu_type": "gpu"}
+# Record's fields -> what sinks/run_folder.py calls them, where that is another name. A run without
+# a GPU has its processor as the card, as in a run folder.
+_OTHER_NAMES = {"planned_steps": ("steps",), "params": ("n_params",), "gpu_type": ("gpu", "cpu")}
 
 Series = dict[str, dict[int, float]]  # metric -> Unix time in ns -> value
 
@@ -129,7 +130,8 @@ def _settings(record: Record, about: dict[str, Any]) -> None:
     """What the resource says of the run, under our names."""
     facts = {}
     for name in (*SETTINGS, *MODEL):
-        value = about.get(OURS + _OTHER_NAMES.get(name, name), about.get(OURS + name))
+        known = (about.get(OURS + other) for other in (*_OTHER_NAMES.get(name, ()), name))
+        value = next((one for one in known if one is not None), None)
         if value is not None and fits(name, value):
             facts[name] = value
     state(record, facts, "log")

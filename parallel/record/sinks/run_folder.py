@@ -28,6 +28,7 @@ def described(facts: dict[str, Any]) -> Described:
     config |= {name: layout.get(name) for name in ("dp", "world_size", "n_micro")}
     config |= {
         "gpu": host.get("gpu"),
+        "cpu": host.get("cpu"),
         "hostname": host.get("hostname"),
         "commit": git.get("commit"),
         "started_utc": facts.get("started_utc"),
