@@ -372,3 +372,237 @@ def test_a_line_that_lists_the_times_of_a_block_is_read(tmp_path):
     blocks = [x + listed * ('"block_stop"' in x) for x in lines]
     record = read(write(tmp_path, "Made", "made_n64", "gpt3", 0, iter(blocks)))
     assert record.iteration.tolist() == list(range(1, 289)) and record.interval == 1
+
+
+LATER = {"max_sequence_length": 8192}
+
+
+@pytest.mark.parametrize(
+    ("key", "factor"),
+    [
+        ("step_time", 1),
+        ("iteration_time_ms", 1e3),
+        ("time_per_step", 1),
+        ("avg_step_time (ms)", 1e3),
+    ],
+)
+def test_other_names_of_a_steps_time_are_read_in_their_unit(tmp_path, key, factor):
+    lines = result("llama31_8b", 1, 2.0 * factor, 128, ranks=1, step_key=key, **LATER)
+    # The clock of the lines runs in seconds, whatever the unit of the times.
+    text = "".join(result("llama31_8b", 1, 2.0, 128, ranks=1, step_key=key, **LATER))
+    if factor > 1:
+        text = re.sub(
+            rf'("{re.escape(key)}": )([\d.]+)', lambda m: m[1] + str(float(m[2]) * 1e3), text
+        )
+    record = read(write(tmp_path, "Made", "made_n1", "llama31_8b", 0, iter([text])))
+    assert len(list(lines)) and record.seq_len == 8192
+    assert len(record.step_s) == 288 and timed(record).step_s == pytest.approx(2.0, rel=1e-2)
+
+
+def test_times_of_evaluation_and_of_epochs_are_no_steps(tmp_path):
+    more = {"validation_step_time": 9.0, "train_epoch_timing": 900.0, "eval_time": 3.0}
+    record = one(tmp_path, step_key=None, per_step=more, **GPT3)
+    assert record.interval == 12 and timed(record).step_s == pytest.approx(11.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1e3, 1e6])
+def test_time_stamps_in_another_unit_are_read_as_such_and_told(tmp_path, unit):
+    text = "".join(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
+    text = re.sub(r'("time_ms": )(\d+)', lambda m: f"{m[1]}{int(m[2]) * unit!r}", text)
+    record = read(write(tmp_path, "Made", "made_n64", "gpt3", 0, iter([text])))
+    assert timed(record).step_s == pytest.approx(11.0, rel=1e-3)
+    assert record.totals["wall_s"] == pytest.approx(288 * 11.0 + 24 * 12.8, rel=1e-3)
+    assert any("since 1970" in note for note in record.notes)
+
+
+def test_step_times_without_a_batch_are_held_against_their_lines_clock(tmp_path):
+    text = "".join(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
+    text = "\n".join(x for x in text.split("\n") if '"global_batch_size"' not in x)
+    assert timed(read_text(tmp_path, text)).step_s == pytest.approx(11.0, rel=1e-3)
+    in_ms = re.sub(r'("train_step_time": )([\d.]+)', lambda m: m[1] + str(float(m[2]) * 1e3), text)
+    record = read_text(tmp_path, in_ms)
+    assert timed(record).step_s == pytest.approx(11.0, rel=1e-3)
+    assert any("read as ms" in note for note in record.notes)
+    in_h = re.sub(r'("train_step_time": )([\d.]+)', lambda m: m[1] + str(float(m[2]) / 3600), text)
+    record = read_text(tmp_path, in_h)
+    assert timed(record) is None and any("unknown" in note for note in record.notes)
+
+
+def read_text(folder, text, benchmark="gpt3", system="made_n64"):
+    """A result of these lines, read."""
+    return read(write(folder, "Made", system, benchmark, 0, iter([text])))
+
+
+def test_samples_that_are_tokens_are_divided_under_any_key(tmp_path):
+    how = {"step_key": None, "blocks": 6, "block_steps": 48, **LATER}
+    text = "".join(result("llama31_405b", 128, 5.0, 1152, ranks=1, **how))
+    text = re.sub(r'("samples_count": )(\d+)', lambda m: m[1] + str(int(m[2]) * 8192), text)
+    record = read_text(tmp_path, text, "llama31_405b")
+    assert timed(record).step_s == pytest.approx(5.0, rel=1e-3)
+    assert record.submission.samples == 6 * 48 * 1152
+    assert any(note.startswith("counts of samples are of tokens") for note in record.notes)
+
+
+def test_counts_that_cannot_be_of_samples_make_no_step_time(tmp_path):
+    how = {"step_key": None, "blocks": 6, "block_steps": 48}
+    text = "".join(result("a_new_benchmark", 128, 5.0, 1152, ranks=1, **how))
+    tokens = re.sub(r'("samples_count": )(\d+)', lambda m: m[1] + str(int(m[2]) * 8000), text)
+    record = read_text(tmp_path, tokens, "a_new_benchmark")
+    assert timed(record) is None and record.submission.samples is None
+    assert any("--seq-len N divides them" in note for note in record.notes)
+    steps = re.sub(r'("samples_count": )(\d+)', lambda m: m[1] + str(int(m[2]) // 1152), text)
+    record = read_text(tmp_path, steps, "a_new_benchmark")
+    assert timed(record) is None
+    assert any("fewer than a batch of 1152" in note for note in record.notes)
+
+
+def test_epochs_are_no_samples(tmp_path):
+    text = "".join(result("unet3d", 8, 0.1, 16, ranks=1, step_key=None, blocks=9, block_steps=200))
+    epochs = re.sub(r'"samples_count": (\d+)', lambda m: f'"epoch_num": {int(m[1]) // 160}', text)
+    record = read_text(tmp_path, epochs, "unet3d")
+    assert timed(record) is None and record.submission.samples is None
+    assert any("unet3d counts epochs" in note for note in record.notes)
+
+
+def test_the_size_of_the_data_is_no_count_of_samples(tmp_path):
+    lines = list(result("llama2_70b_lora", 1, 4.0, 8, ranks=1, **LORA))
+    at = next(i for i, x in enumerate(lines) if '"run_start"' in x) + 1
+    lines.insert(at, line(1.7e12 + 60_000, "train_samples", 3901))
+    record = read_text(tmp_path, "".join(lines), "llama2_70b_lora")
+    assert record.submission.samples == 6 * 48 * 8
+    assert timed(record).step_s == pytest.approx(4.0, rel=1e-3)
+
+
+def test_a_run_that_was_cut_is_no_result(tmp_path):
+    text = "".join(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
+    record = read_text(tmp_path, text[: len(text) * 2 // 3])
+    assert judge(record, timed(record)).verdict == "stopped early"
+    assert "wall_s" not in record.totals and timed(record).step_s == pytest.approx(11.0, rel=1e-3)
+
+
+def test_a_run_that_starts_again_in_its_log_is_read_from_there(tmp_path):
+    first = "".join(result("gpt3", 64, 22.0, 2048, ranks=1, **GPT3))
+    second = "".join(result("gpt3", 64, 11.0, 2048, ranks=1, shift_ms=9e7, **GPT3))
+    record = read_text(tmp_path, first[: len(first) // 2].rpartition("\n")[0] + "\n" + second)
+    assert timed(record).step_s == pytest.approx(11.0, rel=1e-3) and len(record.step_s) == 288
+    assert any("run_start again" in note for note in record.notes)
+    both = read_text(tmp_path, first + second)
+    assert timed(both).step_s == pytest.approx(22.0, rel=1e-3) and len(both.step_s) == 288
+    assert any("another run_start: the first run is read" in note for note in both.notes)
+
+
+def test_each_rank_may_print_the_marks(tmp_path):
+    lines = list(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
+    marks = ("run_start", "block_start", "block_stop", "eval_start", "eval_stop", "run_stop")
+    many = [x for x in lines for _ in range(4 if any(f'"{m}"' in x for m in marks) else 1)]
+    record, alone = read_text(tmp_path, "".join(many)), read_text(tmp_path, "".join(lines))
+    assert timed(record).step_s == timed(alone).step_s
+    assert record.submission.train_s == pytest.approx(alone.submission.train_s)
+
+
+def test_evaluations_beside_training_are_not_taken_out(tmp_path):
+    lines = list(result("gpt3", 64, 11.0, 2048, ranks=1, eval_s=0.0, **GPT3))
+    kept = [x for x in lines if '"block_st' not in x and '"eval_st' not in x]
+    marked = []
+    for i, x in enumerate(kept):
+        marked.append(x)
+        at = int(re.search(r'"time_ms": (\d+)', x)[1])
+        if '"eval_accuracy"' in x and i < len(kept) - 2:
+            marked.append(line(at, "eval_start", epoch_num=1))
+        if "tracked_stats" in x and i % 13 == 9:
+            marked.append(line(at, "eval_stop", epoch_num=1))
+    record = read_text(tmp_path, "".join(marked))
+    assert timed(record).step_s == pytest.approx(11.0, rel=1e-3)
+    assert record.submission.eval_s is None
+    assert record.submission.train_s == pytest.approx(288 * 11.0, rel=1e-2)
+    assert any("steps are timed during evaluations" in note for note in record.notes)
+
+
+def test_a_list_of_thousands_of_times_is_read(tmp_path):
+    lines = list(result("gpt3", 64, 11.0, 2048, ranks=1, step_key=None, **GPT3))
+    times = [11.0 + 1e-12 * i for i in range(288 * 8)]
+    lines.insert(-1, line(1.7e12 + 4e6, "tracked_stats", {"train_step_time": times}, step=7))
+    assert len(read_text(tmp_path, "".join(lines)).step_s) == 288 * 8
+
+
+def test_the_layout_is_read_under_the_names_of_any_trainer(tmp_path):
+    facts = {"tensor_model_parallel_size": 4, "pipeline_parallel_size": 8, "context_parallel": 2}
+    facts |= {"virtual_pipeline_model_parallel_size": 5, "number_of_nodes": 64}
+    record = one(tmp_path, accelerators_per_node=8, **facts, **GPT3)
+    assert (record.tp, record.pp, record.cp, record.vpp, record.gpus) == (4, 8, 2, 5, 512)
+    assert record.origin["gpus"] == "log"
+
+
+@pytest.mark.parametrize(
+    ("platform", "gpus"),
+    [
+        ("8xH200-SXM-141GB", None),  # 8 GPUs, or 8 nodes
+        ("64x NVIDIA B200", None),
+        ("16xDGX GB200", None),  # 4 cards a tray, 72 a rack
+        ("8xDGX GB300 NVL72", None),
+        ("16xDGX B200", 128),
+    ],
+)
+def test_a_platform_that_may_mean_cards_or_nodes_counts_none(tmp_path, platform, gpus):
+    configure(tmp_path, "Made", "gpt3", "config_DGXH200_8x8x256x4x8_mbs1.sh")
+    text = "".join(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
+    record = read_text(tmp_path, text.replace("64xMade DGX H100", platform))
+    assert record.gpus == gpus
+    assert (gpus is not None) == any("GPUs are read from the system's" in n for n in record.notes)
+
+
+def test_a_system_is_found_under_another_spelling_of_its_name(tmp_path):
+    describe(tmp_path, "Made", "Made N64 (v2)", 64)
+    describe(tmp_path, "Made", "other", 8)
+    record = one(tmp_path, **GPT3)
+    assert record.gpus == 512 and "GPUs are read" in " ".join(record.notes)  # by its platform
+    named = tmp_path / "Made" / "systems" / "MADE-n64.JSON"
+    named.write_bytes(b"\xef\xbb\xbf" + (tmp_path / "Made" / "systems" / "other.json").read_bytes())
+    from analysis.logs.parsing import mlperf_tree
+
+    mlperf_tree._descriptions.cache_clear()
+    record = one(tmp_path, **GPT3)
+    assert record.gpus == 64 and "the system made_n64 is described by made-n64.json" in record.notes
+
+
+def test_results_of_one_folder_with_two_batches_are_two_results(tree, capsys):
+    made = tree / "training_results_v4.1"
+    lines = result("gpt3", 64, 22.0, 4096, ranks=1, shift_ms=9e7, **GPT3)
+    write(made, "Made", "made_n64", "gpt3", 3, lines)
+    assert scaling.main([str(tree)]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"made_n64 +gpt3 +512 +2048 +3 ", shown)
+    assert re.search(r"made_n64 +gpt3 +512 +4096 +1 ", shown)
+
+
+def test_results_of_any_name_and_depth_are_read(tmp_path):
+    top = tmp_path / "training_results_v6.0"
+    describe(top, "Made", "made_n64", 64)
+    text = "".join(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
+    for place in ("gpt3/seed_1/result_0.txt", "gpt3/seed_2/result_0.txt", "gpt3/result_seed3.txt"):
+        path = top / "Made" / "results" / "made_n64" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace('"value": 2.7', f'"value": 2.{len(place)}{place[10]}'))
+    records, refused = load([tmp_path])
+    assert not refused and [r.submission.round for r in records] == ["v6.0"] * 3
+    assert len({r.shown for r in records}) == 3 and all(r.gpus == 512 for r in records)
+
+
+def test_the_reviews_factor_is_told(tmp_path):
+    path = write(tmp_path, "Made", "made_n64", "gpt3", 0, result("gpt3", 64, 11.0, 2048, ranks=1))
+    (path.parent / "scaling.json").write_text('{"scaling_factor": 1.05}')
+    assert any("the time x 1.05, which is not applied" in note for note in read(path).notes)
+
+
+def test_what_else_lies_beside_power_logs_does_no_harm(tmp_path):
+    describe(tmp_path, "Made", "made_n1", 1)
+    lines = result("llama2_70b_lora", 1, 2.0, 8, ranks=1, **LORA)
+    path = write(tmp_path, "Made", "made_n1", "llama2_70b_lora", 0, lines)
+    folder = path.parent / "power" / "result_0"
+    power(folder, "node_0.txt", 8000, 1.7e12, 30)
+    (folder / "README.md").write_text("no reading\n")
+    (folder / "raw").mkdir()
+    record = read(path)
+    assert record.submission.energy_j == pytest.approx(0.5 * 8000 * record.totals["wall_s"])
+    power(folder, "node_0.txt", 8e6, 1.7e12, 30)  # mW
+    assert read(path).submission.energy_j is None

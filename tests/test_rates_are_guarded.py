@@ -97,6 +97,8 @@ def test_a_unit_is_the_nearest_that_fits():
 
 
 def test_step_times_agree_with_counted_samples_or_say_in_which_unit():
-    assert of_steps(2.0, 64, 32.0) == (1.0, "")
-    assert of_steps(2000.0, 64, 32.0)[0] == 1e-3
-    assert of_steps(70.0, 64, 32.0)[0] == 0.0
+    by = "the counted samples"
+    assert of_steps(2.0, 64 / 32.0, by) == (1.0, "")
+    assert of_steps(2000.0, 64 / 32.0, by)[0] == 1e-3
+    assert of_steps(70.0, 64 / 32.0, by)[0] == 0.0
+    assert of_steps(2.0, 0.0, by)[0] == 0.0

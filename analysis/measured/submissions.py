@@ -138,7 +138,7 @@ def _results(
     records: list[Record], window: tuple[int, int] | None, rule: str
 ) -> tuple[list[Result], list[str]]:
     """(the timed results by name, one line for each run that is none)."""
-    groups: dict[str, Result] = {}
+    groups: dict[tuple, Result] = {}
     left_out = []
     for record in records:
         time, why = timed(record, window, rule), unfinished(record)
@@ -154,7 +154,8 @@ def _results(
         if why:
             left_out.append(f"{name_of(record)}: {why}")
             continue
-        found = groups.setdefault(record.configuration, Result([], []))
+        sizes = (record.gpus, record.global_batch, record.seq_len, record.submission.division)
+        found = groups.setdefault((record.configuration, *sizes), Result([], []))
         found.runs.append(record)
         found.times.append(time.step_s)
     ordered = sorted(groups.values(), key=lambda r: (r.series, r.record.gpus, _name(r)))

@@ -24,7 +24,7 @@ from analysis.logs.record import Record
 from models.files import parse_json
 from models.gpus import find_gpu
 
-RESULT = re.compile(r"result_(\d{1,4})(?:\.txt|\.log)?$", re.IGNORECASE)
+RESULT = re.compile(r"result_([\w-]{0,60}?)(\d{0,9})(?:\.txt|\.log)?$", re.IGNORECASE)
 _ROUND = re.compile(r"(?:^|[_\W])v(\d{1,2}\.\d)(?:$|[_\W])")
 _CONFIG = re.compile(
     r"config_(?P<card>.*?)_(?P<nodes>\d{1,5})x(?P<each>\d{1,4})x(?P<batch>\d{1,6})"
@@ -34,13 +34,18 @@ _CONFIG = re.compile(
 _NAMED = re.compile(r"(?:(?<![a-z])|(?<=x))(tp|pp|cp|vpp|vp|ep|mbs)(\d{1,4})(?!\d)", re.IGNORECASE)
 _CARD = re.compile(r"(?:GB|GH|MI|[BHAL])\d{2,3}[SX]?", re.IGNORECASE)
 # `64xNVIDIA DGX H100`, `1xXE9680x8H100-SXM-80GB`, `7x8xH100-SXM5-80GB`: nodes, cards of a node.
-_NODES = re.compile(r"(\d{1,5})x(?:.{0,40}?x(\d{1,2})(?=[A-Z])|(\d{1,2})x(?=[A-Z])|.*?\b(DGX))?")
+_NODES = re.compile(r"(\d{1,5})x(?:.{0,40}?x(\d{1,2})(?=[A-Z])|(\d{1,2})x(?=[A-Z])|.*?(DGX))?")
+# `8xH200`: cards or nodes; a DGX with a Grace has 4 cards a tray and 72 a rack.
+_EITHER = re.compile(
+    rf"\d{{1,5}}x[ _]?(?:(?:NVIDIA|AMD|Instinct|Intel)[ _-]?)*(?:{_CARD.pattern}|Gaudi)"
+)
+_GRACE = re.compile(r"\bG[BH]\d{2,3}|NVL", re.IGNORECASE)
 _CARDS = re.compile(r"(?:gaudi|tpu-v(\w{1,4}))-(\d{1,6})")
 _COUNT = re.compile(r"^\d+x|(?<=gaudi)-\d+$|(?<=tpu-v\w\w)-\d+$")
 _DGX = 8  # cards
 # Google names slices of these versions by TensorCores, two a chip; of the others by chips.
 _CORES = ("2", "3", "4", "5p")
-_LEAST_WATTS = 50  # a node that draws less was not measured, or in kW
+_WATTS = (50, 500_000)  # a node that draws less was not measured, or in kW; one with more, in mW
 _POWER = re.compile(rb":::MLL(?:OG)? (\{[^\r\n]{1,4000}\})")
 
 
@@ -68,16 +73,16 @@ def place_of(path: Path) -> Place:
     parts = Path(os.path.abspath(path)).parts
     rounds = [match[1] for part in parts[:-1] if (match := _ROUND.search(part))]
     name = RESULT.search(parts[-1])
-    found = {"round": f"v{rounds[-1]}" if rounds else "", "repeat": int(name[1]) if name else None}
+    version, repeat = f"v{rounds[-1]}" if rounds else "", int(name[2] or 0) if name else None
     folders, flat = list(parts[:-1]), parts[-1].split("__")
     if "results" in folders:
         at = len(folders) - 1 - folders[::-1].index("results")
-        below = folders[at + 1 :] + ["", ""]
-        top = Path(*folders[:at])
-        return Place(found["round"], folders[at - 1], below[0], below[1], found["repeat"], top)
+        # MLPerf HPC has results/SYSTEM/strong/BENCHMARK.
+        below = [part for part in folders[at + 1 :] if part not in ("strong", "weak")] + ["", ""]
+        return Place(version, folders[at - 1], below[0], below[1], repeat, Path(*folders[:at]))
     if name and len(flat) == 4:
-        return Place(found["round"], *flat[:3], found["repeat"], None)
-    return Place(found["round"], "", "", "", found["repeat"], None)
+        return Place(version, *flat[:3], repeat, None)
+    return Place(version, "", "", "", repeat, None)
 
 
 def read_place(record: Record, path: Path) -> None:
@@ -98,6 +103,21 @@ def read_place(record: Record, path: Path) -> None:
     card = find_gpu(about.accelerator)
     state(record, {"gpu_type": card.name if card else about.accelerator or None}, "config")
     _power(record, path)
+    _scaled(record, path)
+
+
+def _scaled(record: Record, path: Path) -> None:
+    """Note what the review multiplies a benchmark's official score by."""
+    file = path.parent / "scaling.json"
+    if not file.is_file():
+        return
+    try:
+        factor = known(mapping(parse_json(file.read_text())).get("scaling_factor"))
+    except (OSError, ValueError):
+        factor = None
+    times = f"x {factor:g}" if factor else "x a factor that cannot be read"
+    said = f"scaling.json: MLPerf's own score is the time {times}, which is not applied here"
+    record.notes.append(said)
 
 
 def read_names(record: Record, path: Path) -> None:
@@ -107,10 +127,12 @@ def read_names(record: Record, path: Path) -> None:
     name, gpus, nodes = about.platform or place.system, None, about.nodes
     if cards := _CARDS.search(name):
         gpus = int(cards[2]) // (2 if cards[1] in _CORES else 1)
-    elif found := _NODES.match(name):
+    elif (found := _NODES.match(name)) and not _EITHER.match(name):
         nodes = nodes or int(found[1])
-        each = found[2] or found[3] or (_DGX if found[4] else None)
+        each = found[2] or found[3] or (_DGX if found[4] and not _GRACE.search(name) else None)
         gpus = int(found[1]) * int(each) if each else None
+    if gpus and record.gpus is None:
+        record.notes.append(f"{gpus} GPUs are read from the system's name {name}")
     state(record, {"gpus": gpus}, "from name")
     if place.top and (record.gpus or nodes):
         _layout(record, place, nodes)
@@ -118,15 +140,16 @@ def read_names(record: Record, path: Path) -> None:
 
 def _system(record: Record, place: Place) -> None:
     """Nodes and accelerators by `systems/SYSTEM.json`."""
-    name = f"{place.system}.json".lower()
-    systems = place.top / "systems"
-    path = next((p for p in sorted(systems.glob("*.json")) if p.name.lower() == name), None)
-    if path is None:
-        return
-    try:
-        said = mapping(parse_json(path.read_text(errors="replace")))
-    except (OSError, ValueError) as error:
-        record.notes.append(f"{path.name} cannot be read: {error}")
+    systems = _descriptions(place.top)
+    said = systems.get(f"{place.system}.json".lower())
+    if said is None:  # another spelling of its name
+        alike = {name: said for name, said in systems.items() if _called(said, name, place.system)}
+        if len(alike) != 1:
+            return
+        name, said = alike.popitem()
+        record.notes.append(f"the system {place.system} is described by {name}")
+    if isinstance(said, str):
+        record.notes.append(said)
         return
     about = record.submission
     about.accelerator = (text(said.get("accelerator_model_name")) or "").strip()
@@ -134,6 +157,28 @@ def _system(record: Record, place: Place) -> None:
     about.nodes = nodes
     if nodes and each:
         state(record, {"gpus": nodes * each}, "config")
+
+
+@cache
+def _descriptions(top: Path) -> dict[str, dict[str, Any] | str]:
+    """The systems' JSON files by their names in small letters; a reason where one cannot be read"""
+    found: dict[str, dict[str, Any] | str] = {}
+    for path in sorted((top / "systems").glob("*.[jJ][sS][oO][nN]")):
+        try:
+            found[path.name.lower()] = mapping(parse_json(path.read_text("utf-8-sig", "replace")))
+        except (OSError, ValueError) as error:
+            found[path.name.lower()] = f"{path.name} cannot be read: {error}"
+    return found
+
+
+def _called(said: dict[str, Any] | str, name: str, system: str) -> bool:
+    """Whether a description is that of a system, but for capitals and punctuation."""
+    names = {name.removesuffix(".json"), "" if isinstance(said, str) else said.get("system_name")}
+    return _plain(system) in {_plain(text(one) or "") for one in names}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.lower())
 
 
 def _count(value: Any) -> int | None:
@@ -234,9 +279,11 @@ def _power(record: Record, path: Path) -> None:
         return
     joules, nodes = 0.0, 0
     for file in sorted(folder.iterdir()):
+        if not file.name.startswith(("node", "sw")) or not file.is_file():
+            continue
         watts = _watts(file)
         if watts is None:
-            said = f"{file.name} of the power logs has no reading above {_LEAST_WATTS} W"
+            said = f"{file.name} of the power logs has no reading of {_WATTS[0]} to {_WATTS[1]} W"
             record.notes.append(f"{said}: the energy is unknown")
             return
         joules += watts * seconds
@@ -279,4 +326,4 @@ def _watts(path: Path) -> float | None:
     if started is None or stopped is None or stopped <= started:
         return None
     watts = efficiency * joules / (stopped - started)
-    return watts if watts > _LEAST_WATTS else None
+    return watts if _WATTS[0] < watts < _WATTS[1] else None

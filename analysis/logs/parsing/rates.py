@@ -47,13 +47,12 @@ def unit_of(
     return name if name is not None and off[name] <= np.log(within) else None
 
 
-def of_steps(step_s: float, batch: int, samples_per_s: float) -> tuple[float, str]:
-    """(what step times are multiplied by, a note) so that they agree with counted samples; 0 where
-    no unit makes them agree."""
-    counted = batch / samples_per_s
-    said = f"steps of {step_s:.6g}, {counted:.6g} s a step by the counted samples"
+def of_steps(step_s: float, counted_s: float, by: str) -> tuple[float, str]:
+    """(what step times are multiplied by, a note) so that they agree with the seconds a step that
+    `by` counts; 0 where no unit makes them agree, or where these are 0, for nothing counts them."""
+    said = f"steps of {step_s:.6g}, {counted_s:.6g} s a step by {by}"
     for factor, unit in ((1.0, ""), (1e-3, "ms"), (1e-6, "us")):
-        if 1 / WHOLE_RUN <= step_s * factor / counted <= WHOLE_RUN:
+        if counted_s > 0 and 1 / WHOLE_RUN <= step_s * factor / counted_s <= WHOLE_RUN:
             return factor, f"{said}: read as {unit}" if unit else ""
     return 0.0, f"{said}: the printed times are unknown"
 

@@ -29,16 +29,11 @@ from models.files import parse_json
 # In 2018 the time and the key stood before the JSON object.
 _OLD_LINE = re.compile(rb":::MLL (\d{1,12}\.\d{1,9}) (\w{1,60}): (\{[^\r\n]{1,20000}\})")
 _END = re.compile(rb"[\r\n]|:::MLL")
-_FAR, _LONGEST = 600, 20_000  # bytes from a line's mark to its key, and to its end
+_FAR, _LONGEST = 600, 1 << 20  # bytes from a line's mark to its key, and to its end
 _FACTS = {
     "global_batch_size": "global_batch",
     "max_sequence_length": "seq_len",
     "sequence_length": "seq_len",
-    "tensor_model_parallel": "tp",
-    "tensor_parallelism": "tp",
-    "pipeline_model_parallel": "pp",
-    "pipeline_parallelism": "pp",
-    "context_parallelism": "cp",
     "micro_batch_size": "micro_batch",
     "gradient_accumulation_steps": "n_micro",
     "num_layers": "n_layer",
@@ -46,6 +41,15 @@ _FACTS = {
     "ffn_hidden_size": "ffn_hidden",
     "num_heads": "n_head",
 }
+# tensor_parallelism, pipeline_model_parallel_size ...
+_SPLITS = {"tensor": "tp", "pipeline": "pp", "context": "cp", "virtual_pipeline": "vpp"}
+_FACTS |= {
+    f"{split}{model}_parallel{end}": name
+    for split, name in _SPLITS.items()
+    for model in ("", "_model")
+    for end in ("", "ism", "_size", "ism_size")
+}
+_NODES = ("number_of_nodes", "accelerators_per_node")  # of one run, by the rules of MLPerf HPC
 _ABOUT = {"submission_org": "submitter", "submission_division": "division"}
 _ABOUT |= {"submission_platform": "platform", "submission_benchmark": "benchmark"}
 _MARKS = ("init_start", "init_stop", "run_start", "run_stop")
@@ -55,12 +59,24 @@ _LOSSES = ("train_loss", "eval_loss")
 # Of an argument dump; the batch and the steps there are of one GPU, or a limit.
 _SETTINGS = ("tp", "pp", "cp", "vpp", "micro_batch", "seq_len", "precision", "recompute")
 _PRECISION = "lowest_numerical_precision_in_linear"
-_WANTED = {*_FACTS, *_ABOUT, *_MARKS, *_TIMES, *_COUNTS, *_LOSSES, _PRECISION, "tracked_stats"}
-# `train_step_timing`, `train_step_time`, `train_step_timing in s`, `train_step_time_ms`
-_STEP_TIME = re.compile(r"train_step_tim(?:e|ing)(?:[ _](?:in[ _])?(m?s))?$")
+_WANTED = {*_FACTS, *_ABOUT, *_MARKS, *_TIMES, *_COUNTS, *_LOSSES, *_NODES, _PRECISION}
+_WANTED |= {"tracked_stats"}
+# `train_step_timing in s`, `train_step_time_ms`, `iteration_time`, `time_per_step (s)`
+_STEP_TIME = re.compile(
+    r"(?:(?:avg|average|mean|median|train|training)[ _]){0,2}"
+    r"(?:(?:step|iter|iteration)[ _](?:tim(?:e|ing)|duration)|time[ _]per[ _](?:step|iteration))"
+    r"(?:[ _]{0,2}[(]?(?:in[ _])?(s|sec|secs|seconds|ms|msec|milliseconds|us)[)]?)?$",
+    re.IGNORECASE,
+)
+_PER_SECOND = {"m": 1e3, "u": 1e6}  # by a unit's first letter
+_RATE = re.compile(
+    r"(?:train(?:ing)?_)?(?:throughput|(?:samples|sequences|tokens)_per_s(?:ec(?:ond)?)?)"
+    r"(?:_per_(?:gpu|device|accelerator))?$"
+)
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _WANTED_KEY = re.compile(
-    rb'"key": {0,4}"(train_step_tim[^"]{1,20}|%b)"' % "|".join(sorted(_WANTED)).encode()
+    rb'"key": {0,4}"([a-z_]{0,24}(?:step|iter|iteration)_(?:tim|dur)[^"]{1,24}|time_per_[^"]{1,24}'
+    rb'|%b)"' % "|".join(sorted(_WANTED)).encode()
 )
 
 # The benchmark's rules fix the model and the length of its sequences: (our name of it, tokens).
@@ -69,9 +85,16 @@ _BENCHMARKS = {
     "llama2_70b_lora": ("llama2-70b", 8192),
     "llama31_405b": ("llama3-405b", 8192),
     "llama31_8b": ("llama3-8b", 8192),
+    "deepseek_v3_671b": (None, 4096),  # experts: no convention here counts their FLOPs
+    "deepseekv3_671b": (None, 4096),
+    "gpt_oss_20b": (None, 8192),
 }
+# Their `epoch_num` counts epochs; elsewhere it counts samples or tokens.
+_EPOCHS = ("resnet", "ssd", "unet3d", "maskrcnn", "rnnt", "gnn", "dlrm", "minigo", "transformer")
 UNMARKED = "evaluations are not marked: the times hold them"
 _OFTEN = 20  # steps a second that no run of these benchmarks makes: the count was of tokens
+_EPOCH_S = (1e9, 1e10)  # seconds since 1970, of the years 2001 to 2286
+_LATE_S = 60.0  # ranks that print one mark do so within it
 
 
 @dataclass
@@ -84,6 +107,7 @@ class _Clock:
     in_block: bool = True
     evaluations: int = 0  # that are marked
     blocks: int = 0
+    steps_inside: int = 0  # that were timed during evaluations
 
     def see(self, key: str, now: float) -> None:
         """A mark of a block or an evaluation."""
@@ -101,36 +125,58 @@ class _Clock:
     def trained(self, now: float) -> float:
         return (now if self.since is None else self.since) - self.started - self.idle_s
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether training goes on while another part of the machine evaluates. A step's line may
+        come late: one in each evaluation is none of it."""
+        return self.steps_inside > 2 * self.evaluations > 0
+
 
 @dataclass
 class _Found:
     """What the lines say, in their order. times: (offset, seconds, count, when); counts: (offset,
-    seconds of training, count, whether it is surely of samples), growing."""
+    seconds of training, seconds since run_start, count, whether it is surely of samples), growing.
+    rates: by their key."""
 
     clock: _Clock | None = None
     marks: dict[str, float] = field(default_factory=dict)
     status: str | None = None
     start_at: int | None = None  # offsets of run_start and run_stop
     end_at: int = 0
-    throughputs: list[float] = field(default_factory=list)
+    rates: dict[str, list[float]] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     times: list[tuple[int, float, int, float]] = field(default_factory=list)
-    counts: list[tuple[int, float, int, bool]] = field(default_factory=list)
+    counts: list[tuple[int, float, float, int, bool]] = field(default_factory=list)
 
     def count(self, offset: int, now: float, n: int | None, sure: bool) -> None:
-        if self.clock and n and n > (self.counts[-1][2] if self.counts else 0):
-            self.counts.append((offset, self.clock.trained(now), n, sure))
+        if self.clock and n and n > (self.counts[-1][3] if self.counts else 0):
+            trained_s = self.clock.trained(now)
+            self.counts.append((offset, trained_s, now - self.clock.started, n, sure))
+
+    def starts_again(self, now: float) -> bool:
+        """Whether a run_start at `now` is another run's, and not another rank's."""
+        return self.clock is not None and now - self.clock.started > _LATE_S
 
 
 def _read(log: Log, record: Record) -> None:
     """Read one result log. What it says of the whole run is in `totals` and `submission`."""
     about = record.submission = Submission()
     found, hashed = _Found(), hashlib.sha256()
-    for offset, key, value, now, metadata in _entries(log):
+    nodes: dict[str, int | None] = {}
+    for offset, key, value, now, metadata in _entries(log, record):
+        if key == "run_start" and found.starts_again(now):
+            line = log.line_no(offset)
+            if "run_stop" in found.marks:
+                record.notes.append(f"line {line}: another run_start: the first run is read")
+                break
+            record.notes.append(f"line {line}: run_start again, without a run_stop: read from here")
+            found, hashed = _Found(), hashlib.sha256()
         if key in _ABOUT:
             setattr(about, _ABOUT[key], text(value) or "")
         elif key in _FACTS and (fact := whole(value)) is not None and fact > 0:
             state(record, {_FACTS[key]: fact}, "log")
+        elif key in _NODES:
+            nodes[key] = whole(value)
         elif key == _PRECISION and (word := text(value)):
             state(record, {"precision": _PRECISIONS.get(word.lower(), word.lower())}, "log")
         else:
@@ -142,6 +188,8 @@ def _read(log: Log, record: Record) -> None:
     else:
         record.whole_run = True
         record.evidence = hashed.hexdigest()
+    if all(nodes.get(name) for name in _NODES):
+        state(record, {"gpus": math.prod(nodes[name] for name in _NODES)}, "log")
     _settings(record, log, found)
     _benchmark(record, about.benchmark)
     ends = _steps(record, log, found)
@@ -168,21 +216,25 @@ def _see(
         if key == "run_start":
             found.clock, found.start_at = _Clock(now), offset
         elif key == "run_stop":
-            found.status, found.end_at = text(metadata.get("status")), offset
+            said = text(metadata.get("status")) or text(mapping(value).get("status"))
+            found.status, found.end_at = said and said.lower(), offset
     elif key in _LOSSES and (is_nan(value) or known(value) is not None):
         found.losses.append(real(value))
     elif key == "tracked_stats" or _STEP_TIME.match(key):
         stats = mapping(value) if key == "tracked_stats" else {key: value}
-        if (rate := known(stats.get("throughput"))) is not None:
-            found.throughputs.append(rate)
+        for name, said in stats.items():
+            if _RATE.match(name) and (rate := known(said)) is not None:
+                found.rates.setdefault(name, []).append(rate)
         n = next((n for k in ("step", "samples_count") if (n := whole(metadata.get(k)))), 0)
         for name, seconds in stats.items():
             if match := _STEP_TIME.match(name):
-                per_second = 1000.0 if match[1] == "ms" else 1.0
+                per_second = _PER_SECOND.get((match[1] or "s")[0].lower(), 1.0)
                 each = [known(one) for one in sequence(seconds) or [seconds]]
                 found.times += [
                     (offset, one / per_second, n, now) for one in each if one is not None
                 ]
+                if found.clock and found.clock.since is not None:
+                    found.clock.steps_inside += len(each)
     if found.clock and "run_stop" not in found.marks and key in _TIMES:
         found.clock.see(key, now)
     if (samples := whole(metadata.get("samples_count"))) is not None:
@@ -190,12 +242,14 @@ def _see(
             found.count(offset, now, samples, True)
     elif key.startswith("eval_"):
         found.count(offset, now, whole(metadata.get("epoch_num")), False)
-    elif key in _COUNTS:
+    elif key == "trained_samples" or (key == "train_samples" and found.counts):
+        # Before the first evaluation, train_samples is the size of the data.
         found.count(offset, found.marks.get("run_stop", now), whole(value), False)
 
 
 def _benchmark(record: Record, name: str) -> None:
     """The model that a benchmark of MLPerf is about, and the length of its sequences."""
+    name = re.sub(r"\W", "_", name.lower().replace("3.1", "31"))
     model, seq_len = _BENCHMARKS.get(name, (None, None))
     if model:
         read_name(record, model)
@@ -221,7 +275,10 @@ def _steps(record: Record, log: Log, found: _Found) -> list[int]:
         record.totals["wall_s"] = marks["run_stop"] - marks["run_start"]
         about.train_s = clock.trained(marks["run_stop"])
         about.eval_s = clock.idle_s + marks["run_stop"] - (clock.since or marks["run_stop"])
-        about.eval_s = about.eval_s if clock.evaluations else None
+        if clock.overlaps:
+            about.train_s = record.totals["wall_s"]
+        if clock.overlaps or not clock.evaluations:
+            about.eval_s = None
     if {"init_start", "run_start"} <= set(marks):
         about.init_s = marks["run_start"] - marks["init_start"]
     about.status = found.status or ""
@@ -244,44 +301,69 @@ def _steps(record: Record, log: Log, found: _Found) -> list[int]:
     else:
         record.notes.append("no step is timed: the times are of the whole run")
         last = []
-    if found.throughputs:
+    if found.rates:
         middle = float(np.median(step_s)) if step_s is not None else 0.0
         expected = record.global_batch / middle if middle and record.global_batch else counted_per_s
         if not expected and found.counts and record.totals.get("wall_s"):
-            expected = found.counts[-1][2] / record.totals["wall_s"]
-        record.unnamed_rate = (float(np.mean(found.throughputs)), expected)
+            expected = found.counts[-1][3] / record.totals["wall_s"]
+        values = found.rates.get("throughput") or next(iter(found.rates.values()))
+        record.unnamed_rate = (float(np.mean(values)), expected)
     return last
 
 
 def _counted(record: Record, found: _Found) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(offsets, seconds of training, samples) at each count; a count of tokens is divided."""
-    known_unit = [count for count in found.counts if count[3]]
-    table = np.array(known_unit or found.counts, float).reshape(-1, 4)
-    at, trained_s, counts, sure = table.T
+    """(offsets, seconds of training, samples) at each count; empty where it is no count of samples.
+
+    A count of tokens is divided: one that would mean an impossible speed, or that agrees with the
+    steps' own times as such.
+    """
+    known_unit = [count for count in found.counts if count[4]]
+    table = np.array(known_unit or found.counts, float).reshape(-1, 5)
+    at, trained_s, elapsed_s, counts, sure = table.T
+    if found.clock.overlaps:
+        trained_s = elapsed_s
+        record.notes.append("steps are timed during evaluations: their time is not left out")
     seq_len, batch = record.seq_len, record.global_batch
-    if len(counts) and not sure.all() and seq_len and batch:
-        done, spent = counts[-1], trained_s[-1]
-        often = spent > 0 and done / spent / batch > _OFTEN
-        if found.times and spent > 0:  # the steps' own times say which one it is
+    if not len(counts) or not batch:
+        return at, trained_s, counts
+    done, spent = counts[-1], trained_s[-1]
+    benchmark, unit = record.submission.benchmark.lower(), ""
+    if np.median(np.diff(counts, prepend=0.0)) < batch:
+        unit = f"fewer than a batch of {batch} lie between two evaluations"
+    elif benchmark.startswith(_EPOCHS) and not sure.any():
+        unit = f"{benchmark} counts epochs"
+    elif spent > 0:
+        often = done / spent / batch > _OFTEN
+        if found.times and seq_len:  # the steps' own times say which one it is
             middle = float(np.median([seconds for _, seconds, _, _ in found.times]))
             amounts = rates.units_of(batch, seq_len, None)
-            unit = rates.unit_of(done / spent, middle, amounts, rates.WHOLE_RUN)
-            often = unit == "tokens_per_s" if unit else often
-        if often and not (counts % seq_len).any():
-            counts = counts / seq_len
+            agrees = rates.unit_of(done / spent, middle, amounts, rates.WHOLE_RUN)
+            often = agrees == "tokens_per_s" if agrees else often
+        if often and seq_len and not (counts % seq_len).any():
             record.notes.append(f"counts of samples are of tokens: {done:.0f} / {seq_len}")
+            return at, trained_s, counts / seq_len
+        if often:
+            unit = f"{done / spent / batch:.4g} steps/s of {batch} samples are more than any run's"
+            unit += "" if seq_len else "; where they are of tokens, --seq-len N divides them"
+    if unit:
+        record.notes.append(f"counts up to {done:.0f} are not of samples ({unit}): unknown")
+        return at[:0], trained_s[:0], counts[:0]
     return at, trained_s, counts
 
 
 def _timed(record: Record, found: _Found, counted_per_s: float) -> np.ndarray | None:
-    """Seconds of each step, where they agree with what was counted between evaluations."""
+    """Seconds of each step, where they agree with what was counted between evaluations, or else
+    with when their lines were written."""
     step_s = np.array([seconds for _, seconds, _, _ in found.times])
     if not len(step_s) or not (step_s > 0).any():
         return None
     middle, batch = float(np.median(step_s[step_s > 0])), record.global_batch
-    if not batch or not counted_per_s:
-        return step_s
-    factor, said = rates.of_steps(middle, batch, counted_per_s)
+    if batch and counted_per_s:
+        counted_s, by = batch / counted_per_s, "the counted samples"
+    else:
+        written = np.diff(sorted({now for *_, now in found.times}))
+        counted_s, by = (float(np.median(written)) if len(written) else 0.0), "their lines' times"
+    factor, said = rates.of_steps(middle, counted_s, by)
     record.notes += [said] * bool(said)
     return step_s * factor if factor else None
 
@@ -316,16 +398,31 @@ def _put_blocks(
     return [int(offset) for offset in at[-4:]]
 
 
-def _entries(log: Log) -> Iterator[tuple[int, str, Any, float, dict[str, Any]]]:
+def _entries(log: Log, record: Record) -> Iterator[tuple[int, str, Any, float, dict[str, Any]]]:
     """(offset, key, value, seconds, metadata) of every line that is whole and of use here."""
+    odd = False
     for offset, key, content, old_s in _old_lines(log) if log.contains(b":::MLL ") else _lines(log):
         try:
             line = mapping(parse_json(content))
         except ValueError:
             continue
         time_s = float(old_s) if old_s else real(line.get("time_ms")) / 1000
+        if not old_s and math.isfinite(time_s) and not _EPOCH_S[0] <= time_s < _EPOCH_S[1]:
+            time_s, unit = _of_1970(time_s)
+            if unit and not odd:
+                odd = True
+                record.notes.append(f"time_ms {line.get('time_ms')} is read as {unit} since 1970")
         if math.isfinite(time_s):
             yield offset, key, line.get("value"), time_s, mapping(line.get("metadata"))
+
+
+def _of_1970(time_s: float) -> tuple[float, str]:
+    """(seconds, their unit) of a time that is printed in another unit than ms, if it is one of
+    these years; else the same time, of a clock that starts elsewhere."""
+    for unit, factor in (("s", 1e3), ("us", 1e-3), ("ns", 1e-6)):
+        if _EPOCH_S[0] <= time_s * factor < _EPOCH_S[1]:
+            return time_s * factor, unit
+    return time_s, ""
 
 
 def _lines(log: Log) -> Iterator[tuple[int, str, bytes, bytes]]:
