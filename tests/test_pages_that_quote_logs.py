@@ -105,3 +105,68 @@ def test_a_folder_of_profiles_that_cannot_be_read_is_named(tmp_path, monkeypatch
     refused: list[Refusal] = []
     assert profile.report(tmp_path, refused, 10) == []
     assert [str(refusal) for refusal in refused] == [f"{closed}: Permission denied"]
+
+
+def lines_of(change, only=None, form=line):
+    """A page of eight iterations, all changed or one of them, read."""
+    made = [form(i, 1000.0 + i) for i in range(1, 9)]
+    return "".join(change(x) if only in (None, i) else x for i, x in enumerate(made))
+
+
+def titan(i: int, ms: float) -> str:
+    return f"[titan] step: {i:3d}  loss: {9.5 - i / 10:.4f}  memory: 9.31GiB(11%)  tps: {ms:,.1f}\n"
+
+
+def nanochat(i: int, ms: float) -> str:
+    said = f"loss: {9.5 - i / 10:.4f} | lrm: 1.00 | dt: {ms}ms | tok/sec: 5,000 | mfu: 9.0"
+    return f"step {i:05d} ({i}.00%) | {said}\n"
+
+
+@pytest.mark.parametrize("form", [line, nanochat, titan])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.replace("|", "\\|"),
+        lambda x: "| " + x.strip().replace("|", "&#124;") + " |\n",
+        lambda x: "<tr><td>" + x.strip().replace(" | ", "</td><td>") + "</td></tr>\n",
+        lambda x: "> " + x.replace(" ", "\u00a0"),
+        lambda x: x.strip() + "<br>\r\n",
+        lambda x: "\x1b[32m" + x.replace(": ", ": \x1b[1m", 1).strip() + "\x1b[0m\n",
+        lambda x: x[:40] + "\n    " + x[40:] if x[40] == " " else x,
+        lambda x: "> " + "\n> ".join(__import__("textwrap").wrap(x, 60)) + "\n",
+    ],
+    ids="escaped entities cells nbsp br colours broken wrapped".split(),
+)
+@pytest.mark.parametrize("only", [None, 3])
+def test_what_a_page_adds_to_its_lines_loses_none(tmp_path, form, change, only):
+    page = tmp_path / "quotes.md"
+    page.write_text(PAGE.format(lines_of(change, only, form)))
+    record = read(page)
+    assert record.iteration.tolist() == list(range(1, 9))
+    plain = tmp_path / "plain.md"
+    plain.write_text(PAGE.format(lines_of(str, None, form)))
+    for name in ("step_s", "tokens_per_s", "loss"):
+        assert getattr(record, name).tolist() == pytest.approx(
+            getattr(read(plain), name).tolist(), nan_ok=True
+        )
+
+
+def test_lines_that_are_joined_are_told_and_keep_their_number(tmp_path):
+    broken = line(5).replace("iteration  ", "iteration\n  ")
+    page = tmp_path / "quotes.md"
+    again = line(4).replace("1.05E", "1.04E")
+    page.write_text(PAGE.format(line(3) + line(4) + broken + again) + line(2))
+    record = read(page)
+    assert record.iteration.tolist() == [3, 4, 5, 4, 2]
+    assert "lines that the page breaks are joined" in record.notes
+    assert any(note.startswith("line 10: iterations go back from 5") for note in record.notes)
+
+
+def test_lines_of_several_runs_at_one_iteration_are_all_read(tmp_path):
+    other = line(3, 900.0).replace("1.05E+01", "9.9E+00")
+    rank = line(3, 1000.6)
+    page = tmp_path / "quotes.md"
+    page.write_text(PAGE.format(line(3) + other + rank))
+    record = read(page)
+    assert record.step_s.tolist() == [1.0005, 0.9]
+    assert "1 lines repeat an iteration and its loss: dropped" in record.notes

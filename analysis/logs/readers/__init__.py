@@ -12,11 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from analysis.logs.parsing.endings import judge_end
 from analysis.logs.parsing.evidence import is_markdown, is_of_a_run, is_source
 from analysis.logs.parsing.facts_elsewhere import complete_from_elsewhere
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
+from analysis.logs.parsing.pages import Page
 from analysis.logs.parsing.rates import judge_rates
 from analysis.logs.parsing.settings import header_of, read_header
 from analysis.logs.readers import run_folder
@@ -47,7 +50,7 @@ def read(path: Path | str, flags: dict[str, Any] | None = None) -> Record:
             raise Refusal(str(path), str(error), "in folder") from error
     else:
         with Log(path) as log:
-            record = _read_log(log)
+            record = _read_page(path) if is_markdown(path) else _read_log(log)
     complete_from_elsewhere(record, path, flags or {})
     judge_rates(record)
     return record
@@ -61,8 +64,6 @@ def _read_log(log: Log) -> Record:
     for form in _candidates(log):
         record = form.read(log)
         if len(record.iteration) or record.whole_run:
-            if is_markdown(log.path):
-                _quoted(record)
             return record
         if not form.embedded:
             tried.append(record)
@@ -80,6 +81,35 @@ def _read_log(log: Log) -> Record:
     return failed
 
 
+def _read_page(path: Path) -> Record:
+    """The lines that a page quotes: as they stand, or, where that reads more of them, with those
+    joined that the page breaks."""
+    found: list[Record | Refusal] = []
+    for joined in (False, True):
+        with Page(path, joined) as page:
+            try:
+                found.append(_read_log(page))
+            except Refusal as refusal:
+                found.append(refusal)
+    as_it_stands, record = found
+    if isinstance(record, Refusal) or _values(record) <= _values(as_it_stands):
+        record = as_it_stands
+    if isinstance(record, Refusal):
+        raise record
+    if record is not as_it_stands:
+        record.notes.append("lines that the page breaks are joined")
+    _quoted(record)
+    return record
+
+
+def _values(record: Record | Refusal) -> int:
+    """How many numbers its iterations have."""
+    if isinstance(record, Refusal):
+        return 0
+    columns = (record.step_s, record.tokens_per_s, record.samples_per_s, record.loss)
+    return sum(int(np.isfinite(values).sum()) for values in columns)
+
+
 def _quoted(record: Record) -> None:
     """Of lines that a page quotes, the end of the run is not known, nor how far it should go."""
     record.failure = record.completed = record.planned_steps = None
@@ -89,8 +119,7 @@ def _quoted(record: Record) -> None:
 def quotes_iterations(path: Path) -> bool:
     """Whether a Markdown page holds an iteration line of a known format."""
     try:
-        with Log(path) as log:
-            return len(_read_log(log).iteration) > 0
+        return len(_read_page(path).iteration) > 0
     except Refusal:
         return False
 

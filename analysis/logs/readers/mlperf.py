@@ -242,8 +242,9 @@ def _see(
             found.count(offset, now, samples, True)
     elif key.startswith("eval_"):
         found.count(offset, now, whole(metadata.get("epoch_num")), False)
-    elif key == "trained_samples" or (key == "train_samples" and found.counts):
-        # Before the first evaluation, train_samples is the size of the data.
+    elif key == "trained_samples" or (
+        key == "train_samples" and (found.counts or "run_stop" in found.marks)
+    ):  # before the first evaluation, train_samples is the size of the data
         found.count(offset, found.marks.get("run_stop", now), whole(value), False)
 
 
