@@ -7,6 +7,7 @@ words, too: `8x H100`, `dp2, tp2, pp4`, `128x GB200 GPUs`, `config_DGXH100_1344x
 import csv
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from analysis.published.headings import COUNTS, MEASURED, WORDS, Meaning, Value,
 from models.errors import UsageError
 from models.gpus import GPUS
 
+LABELS = 200  # no table on its side has more
 Cells = list[tuple[int, list[str]]]  # each row's line in the file, and its cells
 
 
@@ -83,6 +85,8 @@ class _Html(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.tables: list[Cells] = []
+        self.prose: list[tuple[int, str]] = []
+        self._hidden = False
         self._open: list[Cells] = []
         self._cell: list[str] | None = None
         self._span = 1
@@ -101,6 +105,9 @@ class _Html(HTMLParser):
             self._cell = []
         elif tag == "br" and self._cell is not None:
             self._cell.append(" ")
+        elif tag in ("p", "li", "div") and not self._open:
+            self.prose.append((self.getpos()[0], ""))
+        self._hidden = tag in ("script", "style")
 
     def handle_endtag(self, tag: str) -> None:
         if tag in ("td", "th", "tr"):
@@ -112,12 +119,23 @@ class _Html(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._cell is not None:
             self._cell.append(data)
+        elif not self._open and not self._hidden:
+            for more, line in enumerate(data.split("\n")):
+                if line.strip():
+                    self.prose.append((self.getpos()[0] + more, line))
 
     def _end_cell(self) -> None:
         if self._cell is not None and self._open and self._open[-1]:
             text = " ".join("".join(self._cell).split())
             self._open[-1][-1][1].extend([text] * max(self._span, 1))
         self._cell = None
+
+
+def html_prose(text: str) -> list[tuple[int, str]]:
+    """(line, text) of an HTML page outside of its tables; an empty text ends a paragraph."""
+    parser = _Html()
+    parser.feed(text)
+    return parser.prose
 
 
 def tables_of(path: Path, text: str, given: dict[str, str]) -> list[AnyTable]:
@@ -191,15 +209,17 @@ def _understand(file: str, section: str, cells: Cells, given: dict[str, str]) ->
     width = max(len(row) for _, row in cells)
     cells = [(no, row + [""] * (width - len(row))) for no, row in cells]
     across = [_given(text, given) for text in cells[0][1]]
-    down = [_given(row[0], given) for _, row in cells]
+    down = [_given(row[0], given) for _, row in cells[:LABELS]]
     # Labels of a table on its side stand in the first column; its headings mean nothing or little.
     known = lambda found: len({m.name for m in found if m} & {*COUNTS, *MEASURED})  # noqa: E731
-    sideways = known(down) > known(across) and width > 1
+    sideways = known(down) > max(known(across), 1) and 1 < width and len(cells) <= LABELS
+    sideways = sideways and 4 * sum(m is not None for m in down) >= len(down)
     if sideways:
         rows, columns, unused = _turned(cells, down)
     else:
         rows, columns, unused = _upright(cells, across)
-    if not columns or not rows:
+    adds = any(_ADDS.search(text) for text in [*cells[0][1], *(row[0] for _, row in cells)])
+    if not rows or not (columns or adds):
         return None
     for row in rows:
         row.file = file
@@ -293,6 +313,7 @@ _PRECISION = re.compile(r"\b(bf16|fp16|fp8|fp4|fp32|tf32|mxfp8|nvfp4)\b", re.IGN
 _CONFIG = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)x(\d+)(?:_|\b)")  # nodes, GPUs, steps, tp, pp
 
 
+_ADDS = re.compile(r"(?i)^\W*(?:grand )?(?:totals?|sum)\b|%|\bshare\b|\bideal\b")
 _REMARKS = re.compile(r"(?i)source|url|link|notes?|remarks?|inferred|id$")
 
 
@@ -310,6 +331,16 @@ def gpus_in(text: str) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
+@lru_cache(maxsize=1 << 16)
+def _named(text: str, what: str) -> frozenset[str]:
+    """The cards (`gpu_type`) or precisions that a text names, in lower case."""
+    pattern = _CARD if what == "gpu_type" else _PRECISION
+    found = [match[0].lower() for match in pattern.finditer(text)]
+    if not found and what == "gpu_type":
+        found = [name.lower() for name in _BARE.findall(text)]
+    return frozenset(found)
+
+
 def _words(row: Line, around: str) -> None:
     """Fill in what the words of the cells say, where no column says it."""
 
@@ -317,9 +348,9 @@ def _words(row: Line, around: str) -> None:
         row.values.setdefault(name, Value(number, number, number, text, column))
 
     for column, text in row.cells.items():
-        if column in {v.column for v in row.values.values()} or len(text) > 200:
+        if len(text) > 200 or _REMARKS.match(column) or not re.search("[a-zA-Z]", text):
             continue
-        if _REMARKS.match(column):
+        if any(value.column == column for value in row.values.values()):
             continue
         both = f"{column} {text}"
         sizes = sizes_in(text)
@@ -334,15 +365,9 @@ def _words(row: Line, around: str) -> None:
             if nodes * each % (tp * pp) == 0:
                 for name, number in {"nodes": nodes, "gas": gas, "tp": tp, "pp": pp}.items():
                     put(name, number, column, text)
-    everything = " ".join(t for c, t in row.cells.items() if not _REMARKS.match(c))
-    for name, pattern in (("gpu_type", _CARD), ("precision", _PRECISION)):
-        if row.words.get(name):
-            continue
-        for text in (everything, around):
-            names = {m[0].lower() for m in pattern.finditer(text)}
-            if not names and name == "gpu_type":
-                names = {m[0].lower() for m in _BARE.finditer(text)}
-            if len(names) == 1:
-                row.words[name] = names.pop()
-                break
+    for name in ("gpu_type", "precision"):
+        texts = (t for c, t in row.cells.items() if not _REMARKS.match(c))
+        names = set().union(*(_named(text, name) for text in texts)) or _named(around, name)
+        if name not in row.words and len(names) == 1:
+            row.words[name] = next(iter(names))
     row.words.setdefault("around", around)

@@ -3,17 +3,20 @@
 A fact that a table leaves out is no fault, and rounding is none.
 """
 
+import hashlib
 import re
 from pathlib import Path
 
 from analysis.logs.load import load
 from analysis.logs.published_csv import read_csv
-from analysis.published.any_table import AnyTable, tables_of
+from analysis.published.any_table import AnyTable, html_prose, tables_of
 from analysis.published.audit_logs import audit_records, means_over_ranks
 from analysis.published.audit_prose import findings_in_prose, stated_beside
-from analysis.published.documents import parse
+from analysis.published.claims import contradicted
+from analysis.published.documents import Document, parse
 from analysis.published.finding import Finding
 from analysis.published.rules import findings_of
+from analysis.published.rules.across import across
 from analysis.published.rules.settle import join
 from models.errors import UsageError
 
@@ -27,14 +30,17 @@ def _audit_text(
     text: str, path: Path, gpu: str | None, mapping: dict[str, str]
 ) -> tuple[list[Finding], list[AnyTable]]:
     """(findings, tables) of a document or an HTML page."""
-    tables, found = tables_of(path, text, mapping), []
-    if path.suffix.lower() not in (".html", ".htm"):
+    tables = tables_of(path, text, mapping)
+    if path.suffix.lower() in (".html", ".htm"):
+        document = Document(str(path), [], prose=html_prose(text))
+    else:
         document = parse(text, str(path))
-        stated = {t.line_no: stated_beside(document, t) for t in document.tables}
-        for table in tables:
-            table.stated = stated.get(table.line_no, table.stated)
-        found = [*means_over_ranks(document.lines, str(path)), *findings_in_prose(document)]
-    return _sorted(found + _of_tables(tables, gpu)), tables
+    stated = {t.line_no: stated_beside(document, t) for t in document.tables}
+    for table in tables:
+        table.stated = stated.get(table.line_no, table.stated)
+    found = [*means_over_ranks(document.lines, str(path)), *findings_in_prose(document)]
+    found += _of_tables(tables, gpu)  # decides what headings leave open, before claims are read
+    return _sorted([*found, *contradicted(document, tables), *across(tables)]), tables
 
 
 def audit_csv(
@@ -98,6 +104,7 @@ def audit_paths(
     found: list[Finding] = []
     refused: list[str] = []
     checked: dict[str, int] = {}
+    first: dict[str, Path] = {}  # the first file with these bytes
     logs = []
     for path in paths:
         try:
@@ -113,6 +120,10 @@ def audit_paths(
                 logs.append(path)
                 continue
             found += findings
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            if (same := first.setdefault(digest, path)) != path:
+                said = f"the same bytes as {same} (SHA-256 {digest[:12]})"
+                found.append(Finding(str(path), 0, "twice", said))
             checked[str(path)] = sum(len(table.rows) for table in tables)
             if says is not None:
                 says += dict.fromkeys(table.says() for table in tables)

@@ -12,6 +12,7 @@ from analysis.logs.verdict import judge, timed
 from analysis.published.finding import DIFFERENT_COMMITS, FAR_APART, Finding
 from models.gpus import peak_tflops
 
+LEAST_STEPS = 5  # fewer equal times may be chance
 SLOWEST_RANK = 1.02  # slowest rank over the mean over ranks
 
 
@@ -19,6 +20,7 @@ def audit_records(records: list[Record]) -> list[Finding]:
     """Everything about logs: runs that measured nothing, products that fail, commits, repeats."""
     found = []
     groups: dict[tuple, list[tuple[Record, float]]] = defaultdict(list)
+    found += _same_evidence(records)
     for record in records:
         time = timed(record)
         judgement = judge(record, time)
@@ -31,6 +33,21 @@ def audit_records(records: list[Record]) -> list[Finding]:
     for members in groups.values():
         found += [Finding(members[0][0].source, 0, *fault) for fault in _compared(members)]
     return found
+
+
+def _same_evidence(records: list[Record]) -> Iterator[Finding]:
+    """Logs with the bytes of another, or with all its step times, which no two runs share."""
+    first: dict[bytes, Record] = {}
+    for record in records:
+        times = record.step_s
+        if record.copy_of:
+            said = f"the same evidence as {record.copy_of}: one run, or a copied file"
+            yield Finding(record.source, 0, "twice", said)
+        elif len(times) >= LEAST_STEPS and len(set(times.tolist())) > len(times) / 2:
+            other = first.setdefault(times.tobytes(), record)
+            if other is not record:
+                said = f"all {len(times)} step times are those of {other.source}"
+                yield Finding(record.source, 0, "twice", said)
 
 
 def _of_record(record: Record) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ GPU, GB, shares from 0 to 1. A cell keeps the interval that its printed digits l
 import math
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from analysis.logs.published_csv import HEADINGS, column_name
 
@@ -25,8 +26,9 @@ NAMES = (*COUNTS, *MEASURED, *WORDS, "params_b", "gpu_memory_gb")
 _GPU = r"(?:gpu|device|card|chip|accelerator)"
 _IGNORED = re.compile(
     r"\b(?:std|stdev|variance|p\d\d|loss|predicted|estimated|simulated|lr|learning|"
-    r"url|link|notes?|remarks?|formula|inferred|source|id|param dtype|ideal|theoretical|roofline|"
-    r"error|difference|diff|change|gain|improvement|reduction|overhead|interval|ci)\b"
+    r"url|link|notes?|remarks?|formula|inferred|source|id|param dtype|ideal|perfect|theoretical|"
+    r"roofline|bound|limit|peak(?=.*flop)|max(?:imum)? possible|linear|error|difference|diff|"
+    r"change|gain|improvement|reduction|overhead|interval|ci)\b"
 )
 # The first pattern that a heading has is its meaning.
 _PATTERNS: tuple[tuple[str, str], ...] = (
@@ -135,13 +137,14 @@ def plain(heading: str) -> str:
     return " ".join(re.sub(r"[^a-z0-9/#%.]+", " ", text).split())
 
 
+@lru_cache(maxsize=4096)
 def meaning(heading: str) -> Meaning | None:
     """What a heading means, or None where it says nothing that the audit knows."""
     text = plain(heading)
     known = column_name(heading)
     known = {"time_s": "wall_s"}.get(known, known)
     if known not in (*HEADINGS, *NAMES) or known == "sequence_parallel":
-        if not text or _IGNORED.search(text):
+        if not text or known == "sequence_parallel" or _IGNORED.search(text):
             return None
         known = next((name for name, pattern in _COMPILED if pattern.search(text)), "")
     if known not in NAMES:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from analysis.published.any_table import AnyTable
 from analysis.published.finding import Finding
-from analysis.published.rules import columns, flops, layout, rates, repeated, speedups
+from analysis.published.rules import columns, flops, layout, rates, repeated, speedups, sums
 from analysis.published.rules.settle import settle
 
 RULES: tuple[Callable[[AnyTable], Iterator[Finding]], ...] = (
@@ -22,12 +22,17 @@ RULES: tuple[Callable[[AnyTable], Iterator[Finding]], ...] = (
     flops.mfu_of_peak,
     flops.work_per_token,
     speedups.follow_from_times,
+    speedups.ideal,
+    speedups.above_bound,
     speedups.above_linear,
     columns.one_unit,
     repeated.equal_results,
     rates.stale_rates,
     repeated.far_apart,
-    columns.shares,
+    sums.total_rows,
+    sums.total_columns,
+    sums.shares_of_rows,
+    sums.shares_of_columns,
     columns.best,
     columns.dates,
     rates.wall_clocks,

@@ -1,4 +1,4 @@
-"""A column or a row against itself: units, shares, best rows, dates."""
+"""A column against itself: its unit, its best row, its dates, its commits."""
 
 import math
 import re
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from analysis.published.any_table import AnyTable, Line
 from analysis.published.finding import DIFFERENT_COMMITS, Finding
+from analysis.published.headings import Value
 from analysis.published.rules.broken import of_cell, of_text
 from analysis.published.rules.intervals import apart, span_of
 from analysis.published.rules.repeated import NO_FACT
@@ -50,7 +51,7 @@ def one_unit(table: AnyTable) -> Iterator[Finding]:
             for count in range(1, few + 1):
                 away = abs(side[count][0] - side[count - 1][0])
                 spread = abs(side[-1][0] - side[count][0])
-                if away > math.log(GAP) and away > spread / 2:
+                if away > math.log(GAP) and away > spread:
                     for _, row, value in side[:count]:
                         said = (
                             f"{value.column} {value.text}: per token, size and GPU"
@@ -60,35 +61,43 @@ def one_unit(table: AnyTable) -> Iterator[Finding]:
                     break
 
 
-def shares(table: AnyTable) -> Iterator[Finding]:
-    """Shares that make 100 % in most rows make it in each."""
-    shares: dict[Line, list[tuple[str, float, float]]] = {}
-    headings = [h for h in table.rows[0].cells if "%" in h] if table.rows else []
-    for number, row in enumerate(table.rows):
-        parts = []
-        for heading, text in row.cells.items():
-            match = re.match(r"^\**(\d+(?:\.(\d+))?) ?(%?)\**$", text)
-            if match and (match[3] or heading in headings):
-                parts.append((heading, float(match[1]), 10.0 ** -len(match[2] or "")))
-        shares[number] = parts
-    full = [
-        n
-        for n, parts in shares.items()
-        if len(parts) > 2
-        and abs(sum(p for _, p, _ in parts) - 100) <= sum(u for *_, u in parts) / 2
-    ]
-    if len(full) < 2 or len(full) <= sum(len(parts) > 2 for parts in shares.values()) / 2:
-        return
-    for n, parts in shares.items():
-        total = sum(p for _, p, _ in parts)
-        if len(parts) == len(shares[full[0]]) and n not in full:
-            row = table.rows[n]
-            said = f"the shares of the row make {total:g} %, those of {len(full)} other rows 100 %"
-            column = parts[-1][0]
-            yield Finding(row.file, row.at(column), "sum", said, column, f"{total:g}", "100")
-
-
 _CLAIM = re.compile(r"(?i)\b(?:best|fastest|optimal)\b")
+
+
+_SPEEDS = (
+    ("tokens_per_s", 1),
+    ("tokens_per_s_gpu", 1),
+    ("samples_per_s", 1),
+    ("step_s", -1),
+    ("mfu", 1),
+    ("tflops", 1),
+)
+
+
+def better_rows(
+    table: AnyTable, row: Line, same: tuple[str, ...]
+) -> tuple[Value, list[tuple[Line, Value]]] | None:
+    """(how fast a row is, the rows that are faster beyond their digits, the fastest first).
+
+    Only rows of the same model count, with equal values of `same`. None: the row has no speed.
+    """
+    peers = [
+        r
+        for r in table.rows
+        if all(r.number(k) == row.number(k) for k in same)
+        and r.words.get("model") == row.words.get("model")
+    ]
+    for name, sign in _SPEEDS:
+        if cell := row[name]:
+            found = [
+                (r, r[name])
+                for r in peers
+                if r[name]
+                and sign * (r.number(name) - cell.value) > 0
+                and apart(span_of(r[name]) or (1, 1), span_of(cell) or (1, 1)) > 0
+            ]
+            return cell, sorted(found, key=lambda one: -sign * one[1].value)
+    return None
 
 
 def best(table: AnyTable) -> Iterator[Finding]:
@@ -102,41 +111,15 @@ def best(table: AnyTable) -> Iterator[Finding]:
             ),
             "",
         )
-        if not claim:
-            continue
         same = ("gpus", "params_b", "global_batch", "seq_len", "layers", "hidden")
-        peers = [
-            r
-            for r in table.rows
-            if all(r.number(k) == row.number(k) for k in same)
-            and r.words.get("model") == row.words.get("model")
-        ]
-        for name, sign in (
-            ("tokens_per_s", 1),
-            ("tokens_per_s_gpu", 1),
-            ("samples_per_s", 1),
-            ("step_s", -1),
-            ("mfu", 1),
-            ("tflops", 1),
-        ):
-            cell = row[name]
-            if not cell:
-                continue
-            better = [
-                r
-                for r in peers
-                if r[name]
-                and sign * (r.number(name) - cell.value) > 0
-                and apart(span_of(r[name]) or (1, 1), span_of(cell) or (1, 1)) > 0
-            ]
-            if better:
-                top = max(better, key=lambda r: sign * r.number(name))
-                said = (
-                    f"{row.cells[claim]!r}: {cell.column} {cell.text}, but line {top.line_no}"
-                    f" has {top[name].text}"
-                )
-                yield of_cell(row, cell, "best", said, top[name].text, "likely")
-            break
+        found = better_rows(table, row, same) if claim else None
+        if found and found[1]:
+            cell, ((top, faster), *_) = found
+            said = (
+                f"{row.cells[claim]!r}: {cell.column} {cell.text}, but line {top.line_no} has"
+                f" {faster.text}"
+            )
+            yield of_cell(row, cell, "best", said, faster.text, "likely")
 
 
 _DATES = {

@@ -23,7 +23,6 @@ from analysis.published.rules.intervals import (
 from analysis.published.rules.rows import any_rate, card_of, is_mixture, peak_of, peaks_of
 from models.config import GPTConfig
 from models.flops import CONVENTIONS, stated_size_tflops
-from models.gpus import find_gpu
 
 
 def mfu_of_peak(table: AnyTable) -> Iterator[Finding]:
@@ -35,7 +34,7 @@ def mfu_of_peak(table: AnyTable) -> Iterator[Finding]:
             return None
         expected = (tflops[0] / peak, tflops[1] / peak)
         words = (
-            f"{row['tflops'].text} TFLOP/s over the {card_of(row)}'s {peak:g} are"
+            f"{row['tflops'].text} TFLOP/s over the {card_of(row).name}'s {peak:g} are"
             f" {middle(expected):.4g}"
         )
         return "mfu", mfu, expected, words
@@ -131,6 +130,8 @@ def work_per_token(table: AnyTable) -> Iterator[Finding]:
         else:
             odd, against = [i for i in range(len(members)) if i not in held], (point, point)
             sure = "certain" if len(held) > len(members) / 2 else "likely"
+        rest = [row for i, (row, *_) in enumerate(members) if i not in odd]
+        apart_by, convention = _told_apart([members[i][0] for i in odd], rest)
         for i in odd:
             row, name, span = members[i]
             ratio = middle(span) / middle(against)
@@ -143,8 +144,25 @@ def work_per_token(table: AnyTable) -> Iterator[Finding]:
                 said = said.replace(" of ", " against ", 1)
             percent = 100 if name != "tflops" and "%" in value.text + value.column else 1
             shown = f"{percent * value.value / ratio:.4g}" + " %" * (percent == 100)
-            yield of_cell(row, value, "jump", said, shown, sure)
+            yield of_cell(
+                row, value, "jump", said + apart_by, shown, "likely" if convention else sure
+            )
     yield from _across(groups)
+
+
+def _told_apart(odd: list[Line], rest: list[Line]) -> tuple[str, bool]:
+    """(words, whether a convention may explain it) for what all odd rows have and no other has."""
+    for heading in odd[0].cells:
+        if re.search(r"(?i)^(?:engine|release|version|framework|software|container)", heading):
+            values = {row.cells.get(heading) for row in odd}
+            if len(values) == 1 and not values & {row.cells.get(heading) for row in rest}:
+                return f"; the convention of {heading} {values.pop()} may be another", True
+    for name in ("pp", "tp", "cp", "ep", "vpp", "dp"):
+        values = {row.number(name) for row in odd}
+        others = {row.number(name) for row in rest}
+        if None not in values | others and len(values) == 1 and not values & others:
+            return f"; it has {name} {values.pop():g}, and no other row of them has", False
+    return "", False
 
 
 def _across(groups: dict[tuple, list[tuple[Line, str, Interval]]]) -> Iterator[Finding]:
@@ -162,9 +180,9 @@ def _across(groups: dict[tuple, list[tuple[Line, str, Interval]]]) -> Iterator[F
         for row, name, work in members:
             near = sum(abs(math.log(w / usual)) < 0.05 for *_, w in members)
             if near > len(members) / 2 and abs(math.log(work / usual)) > 0.1:
-                value, ratio = row[name], work / usual
+                value, ratio, card = row[name], work / usual, card_of(row).name
                 said = (
-                    f"{value.column} {value.text}: its FLOPs per token by the {card_of(row)}'s peak"
+                    f"{value.column} {value.text}: its FLOPs per token by the {card}'s peak"
                     f" are {ratio:.3g} times those of {near} of {len(members)} rows of the model"
                 )
                 shown = f"{value.value / ratio:.4g}"
@@ -184,7 +202,7 @@ def upper_bounds(table: AnyTable) -> Iterator[Finding]:
         tflops, size = row["tflops"], row.number("params_b")
         usual = peak_of(row) or peaks_of(row).get("fp16")  # where no precision is stated
         if tflops and peak and usual and tflops.low > usual:
-            said = f"TFLOPs {tflops.value:g} are above the {card_of(row)}'s peak of {usual:g}"
+            said = f"TFLOPs {tflops.value:g} are above the {card_of(row).name}'s peak of {usual:g}"
             sure = "certain" if tflops.low > peak else "likely"
             yield of_cell(row, tflops, "peak", said, f"at most {usual:g}", sure)
         for name in ("mfu", "hfu"):
@@ -192,7 +210,7 @@ def upper_bounds(table: AnyTable) -> Iterator[Finding]:
             if share and share.low > 1:
                 said = f"{share.column} {share.text} is above 100 %"
                 yield of_cell(row, share, "peak", said, "at most 100 %")
-        memory, card = row["memory_gb"], find_gpu(card_of(row))
+        memory, card = row["memory_gb"], card_of(row)
         room = row.number("gpu_memory_gb") or (card.memory_gb if card else None)
         if card and room:
             room = max(room, card.memory_gb) if not row["gpu_memory_gb"] else room
@@ -213,7 +231,7 @@ def upper_bounds(table: AnyTable) -> Iterator[Finding]:
         if peak and work > 1.1 * peak and not is_mixture(row):
             said = (
                 f"{cell.column} {cell.text}: 6 x {size:g}B x tokens/s / GPUs = {work:.4g} TFLOP/s a"
-                f" GPU, above the {card_of(row)}'s peak of {peak:g}"
+                f" GPU, above the {card_of(row).name}'s peak of {peak:g}"
             )
             yield of_cell(row, cell, "peak", said, "slower", "certain")
         elif tflops and tflops.value > 0 and not is_mixture(row):

@@ -35,15 +35,18 @@ def middle(span: Interval) -> float:
 
 def common(spans: list[Interval]) -> tuple[float, set[int]]:
     """(a point that lies in most of the intervals, which intervals hold it)."""
-    best: tuple[float, set[int]] = (0.0, set())
-    for point in {low for low, _ in spans}:
-        held = {i for i, (low, high) in enumerate(spans) if low <= point <= high}
-        if len(held) > len(best[1]):
-            best = (point, held)
-    if best[1]:
-        low, high = max(spans[i][0] for i in best[1]), min(spans[i][1] for i in best[1])
-        best = (math.sqrt(low * high), best[1])
-    return best
+    ends = sorted([(low, 0) for low, _ in spans] + [(high, 1) for _, high in spans])
+    depth = most = 0
+    point = 0.0
+    for value, is_end in ends:
+        depth += -1 if is_end else 1
+        if depth > most:
+            most, point = depth, value
+    held = {i for i, (low, high) in enumerate(spans) if low <= point <= high}
+    if held:
+        low, high = max(spans[i][0] for i in held), min(spans[i][1] for i in held)
+        point = math.sqrt(low * high)
+    return point, held
 
 
 def tolerance(misses: list[float]) -> float:

@@ -11,12 +11,14 @@ from analysis.published.any_table import AnyTable, Line
 from analysis.published.finding import FAR_APART, Finding
 from analysis.published.headings import MEASURED
 from analysis.published.rules.broken import of_cell
+from analysis.published.rules.intervals import middle
+from analysis.published.rules.rows import tokens_of_step
 
 SHARP = 3e-4  # numbers of fewer digits than this resolves are equal by chance
 _NUMBER_OF_RUN = re.compile(r"\bID [\d.]+|(?i:\blog file name).*|\b(?:\d{4}-)?\d{2}-\d{2}\b")
 _NO_SETTING = {"status", "date", "lint", "warm_up", "id", "source", "table", "inferred"}
 NO_FACT = re.compile(
-    r"(?i)^(?:id|source|table|notes?|remarks?|inferred|run|name|link|url|lint|line)$"
+    r"(?i)^(?:id|source|table|notes?|remarks?|inferred|run|name|link|url|lint|line|log|file|path|format)$"
 )
 
 
@@ -54,25 +56,23 @@ def equal_results(table: AnyTable) -> Iterator[Finding]:
     for printed, rows in groups.items():
         if len(rows) < 2:
             continue
-        sharpest = min(
-            (rows[0][k].high - rows[0][k].low) / max(rows[0][k].value, 1e-12) for k, _ in printed
-        )
+        digits = sharpest(rows[0], [k for k, _ in printed])
         for one, other in combinations(rows, 2):
             cell = other[printed[0][0]]
             if facts_of(one) == facts_of(other):
                 place = [
-                    {h: t for h, t in r.cells.items() if re.match("(?i)table|source$", h)}
+                    {
+                        h: t
+                        for h, t in r.cells.items()
+                        if re.match("(?i)(?:table|source|log|file|path)$", h)
+                    }
                     for r in (one, other)
                 ]
-                if (
-                    place[0] != place[1]
-                    or one.number("gpus", math.inf) <= fewest
-                    or sharpest > 1e-2
-                ):
+                if place[0] != place[1] or one.number("gpus", math.inf) <= fewest or digits > 1e-2:
                     continue
                 said = f"the same run stands on line {one.line_no}, too"
                 yield of_cell(other, cell, "twice", said, "one row", "possible")
-            elif sharpest < SHARP:
+            elif digits < SHARP:
                 differ = [
                     h
                     for (h, a), (_, b) in zip(facts_of(one), facts_of(other), strict=False)
@@ -83,6 +83,22 @@ def equal_results(table: AnyTable) -> Iterator[Finding]:
                     f" ({', '.join(differ[:3])}), has equal results"
                 )
                 yield of_cell(other, cell, "equal", said, "another number", "likely")
+
+
+def sharpest(row: Line, names: list[str]) -> float:
+    """The smallest relative interval of the printed results.
+
+    A rate that follows from the printed time to its last digit has no more digits than the time.
+    """
+    widths = {k: (row[k].high - row[k].low) / max(row[k].value, 1e-12) for k in names}
+    step_s, work = row["step_s"], tokens_of_step(row)
+    for name in ("tokens_per_s", "tokens_per_s_gpu"):
+        if name in widths and "step_s" in widths and work and step_s.value > 0:
+            gpus = row.number("gpus", 1) if name == "tokens_per_s_gpu" else 1
+            rate = middle(work) / step_s.value / gpus
+            if row[name].low - 1 <= rate <= row[name].high + 1:  # it may have been rounded to 1
+                widths[name] = widths["step_s"] = max(widths[name], widths["step_s"])
+    return min(widths.values())
 
 
 def far_apart(table: AnyTable) -> Iterator[Finding]:

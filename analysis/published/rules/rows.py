@@ -1,6 +1,7 @@
 """What a row says: its tokens/s, its tokens a step, its card and its model."""
 
 import re
+from functools import lru_cache
 
 from analysis.published.any_table import Line
 from analysis.published.rules.intervals import (
@@ -11,7 +12,8 @@ from analysis.published.rules.intervals import (
     ratio_of,
     span_of,
 )
-from models.gpus import find_gpu, planning_gpu
+from models.errors import UsageError
+from models.gpus import Gpu, find_gpu, planning_gpu
 
 MIXTURE = re.compile(
     r"moe|mixtral|grok|deepseek|switch|dbrx|\ba\d+b\b|\d+ ?x ?\d+(?:\.\d+)?b|expert", re.I
@@ -41,25 +43,25 @@ def any_rate(row: Line) -> Interval | None:
     return printed or derived
 
 
-def card_of(row: Line) -> str:
-    name = row.words.get("gpu_type") or row.words.get("cluster") or ""
-    card = find_gpu(name)
-    if card is None and name:
-        card = _usual_card(name.upper())
-    return card.name if card else ""
+def card_of(row: Line) -> Gpu | None:
+    """The card that the row names, or its cluster; a bare name is the usual card of it."""
+    return _card(row.words.get("gpu_type") or row.words.get("cluster") or "")
 
 
-def _usual_card(name: str) -> object:
-    """The usual card of a bare name (H100: SXM), or None."""
+@lru_cache(maxsize=4096)
+def _card(name: str) -> Gpu | None:
+    if not name or find_gpu(name):
+        return find_gpu(name)
     try:
-        return planning_gpu(re.sub(r"^NVIDIA ", "", name))
-    except ValueError:
+        return planning_gpu(re.sub(r"^NVIDIA ", "", name.upper()))
+    except UsageError:
         return None
 
 
 def peaks_of(row: Line) -> dict[str, float]:
+    """TFLOP/s of the row's card by precision; empty where the card is not known."""
     card = card_of(row)
-    return find_gpu(card).peaks if card and find_gpu(card) else {}
+    return card.peaks if card else {}
 
 
 def peak_of(row: Line) -> float | None:

@@ -58,17 +58,18 @@ def settle(table: AnyTable) -> None:
                 if row[name] and row[name].column not in stated and one not in row.values:
                     row.values[one] = row.values.pop(name)
     # Of all GPUs: more than one card can do, and not next to nothing once divided.
+    of_one = {h for h, what in table.columns.items() if what.name == "tflops" and what.of == "gpu"}
+    open_ = [row for row in rows if row["tflops"] and row["tflops"].column not in of_one]
     above = [
-        row["tflops"].value > 1.05 * max(peaks_of(row).values(), default=6000)
-        and row["tflops"].value / row.number("gpus")
+        row.number("tflops") > 1.05 * max(peaks_of(row).values(), default=6000)
+        and row.number("tflops") / row.number("gpus")
         > 0.05 * max(peaks_of(row).values(), default=99)
-        for row in rows
-        if row["tflops"] and (row.number("gpus") or 0) > 1
+        for row in open_
+        if (row.number("gpus") or 0) > 1
     ]
-    if above and sum(above) > len(above) / 2:
-        for row in rows:
-            if row["tflops"]:
-                row.values["tflops_all"] = row.values.pop("tflops")
+    if sum(above) > len(above) / 2:
+        for row in open_:
+            row.values["tflops_all"] = row.values.pop("tflops")
     for row in rows:
         if row["tflops_all"] and row["gpus"] and not row["tflops"]:
             row.values["tflops"] = row["tflops_all"].times(1 / row["gpus"].value)

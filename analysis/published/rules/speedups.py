@@ -1,12 +1,22 @@
 """Speedups and efficiencies against the table's own times."""
 
+import re
 from collections.abc import Iterator
 
 from analysis.published.any_table import AnyTable, Line
 from analysis.published.finding import Finding
-from analysis.published.headings import Value, read_cell
+from analysis.published.headings import Meaning, Value, meaning, plain, read_cell
 from analysis.published.rules.broken import of_cell
-from analysis.published.rules.intervals import AVERAGED, Interval, apart, middle, ratio_of, span_of
+from analysis.published.rules.intervals import (
+    AVERAGED,
+    Interval,
+    apart,
+    common,
+    middle,
+    product_of,
+    ratio_of,
+    span_of,
+)
 
 ABOVE_LINEAR = 1.005  # efficiency that rounding of speedups to 0.01 cannot explain
 
@@ -82,3 +92,73 @@ def above_linear(table: AnyTable) -> Iterator[Finding]:
             if cell and cell.value > ABOVE_LINEAR:
                 said = f"efficiency {cell.value:g} is above 1"
                 yield of_cell(row, cell, "efficiency", said, "at most 1")
+
+
+_IDEAL = re.compile(r"\b(?:ideal|perfect|linear)\b")
+_BOUND = re.compile(
+    r"\b(?:ideal|perfect|theoretical(?: max(?:imum)?)?|roofline|upper bound|lower bound|bound|"
+    r"limit|peak(?=.*flop)|max(?:imum)? possible)\b"
+)
+_TIMES = ("step_s", "wall_s")
+_RATES = ("tokens_per_s", "samples_per_s", "speedup", "tflops", "efficiency", "mfu")
+
+
+def _bounds_of(table: AnyTable, pattern: re.Pattern) -> Iterator[tuple[str, Meaning]]:
+    """(heading, what it bounds) of the columns of ideal or largest values."""
+    for heading in table.unused:
+        text = plain(heading)
+        if pattern.search(text):
+            rest = pattern.sub(" ", text).strip()
+            what = meaning(rest) or (Meaning("speedup") if rest in ("", "scaling") else None)
+            if what and what.name in (*_TIMES, *_RATES):
+                yield heading, what
+
+
+def ideal(table: AnyTable) -> Iterator[Finding]:
+    """An ideal column is the base times (a time: divided by) the GPUs, where it is in most rows."""
+    for heading, what in _bounds_of(table, _IDEAL):
+        if what.name in ("efficiency", "mfu", "tflops") or what.of == "gpu":
+            continue
+        cases = []
+        for row in table.rows:
+            cell = read_cell(row.cells.get(heading, ""), heading, what)
+            gpus = span_of(row["gpus"])
+            if cell and span_of(cell) and gpus:
+                one = span_of(cell)
+                span = product_of(one, gpus) if what.name in _TIMES else ratio_of(one, gpus)
+                cases.append((row, cell, span))
+        values = {cell.text for _, cell, _ in cases}
+        if len(cases) < 2 or len(values) == 1:  # one value for all GPUs: weak scaling
+            continue
+        base, held = common([span for *_, span in cases])
+        if what.name == "speedup" and len(cases) == len(table.rows):
+            first = min(cases, key=lambda case: case[0].number("gpus"))[0]
+            base = 1 / first.number("gpus")
+            held = {i for i, (*_, span) in enumerate(cases) if apart(span, (base, base)) == 0}
+        if 2 * len(held) <= len(cases):
+            continue
+        for i, (row, cell, span) in enumerate(cases):
+            if i not in held and apart(span, (base, base)) > AVERAGED:
+                gpus = row.number("gpus")
+                due = base / gpus if what.name in _TIMES else base * gpus
+                shown = f"{due / what.scale:.6g}"
+                said = f"{heading} {cell.text}: {gpus:g} GPUs make {shown}, as in {len(held)} rows"
+                yield of_cell(row, cell, "ideal", said, shown)
+
+
+def above_bound(table: AnyTable) -> Iterator[Finding]:
+    """No result is better than its own bound: an ideal, a roofline, a theoretical maximum."""
+    for heading, what in _bounds_of(table, _BOUND):
+        for row in table.rows:
+            bound = read_cell(row.cells.get(heading, ""), heading, what)
+            cell = row[
+                "tokens_per_s_gpu" if (what.name, what.of) == (_RATES[0], "gpu") else what.name
+            ]
+            if not bound or not cell or cell.column == heading:
+                continue
+            time = what.name in _TIMES
+            if (bound.low - cell.high if time else cell.low - bound.high) > AVERAGED * bound.value:
+                side = "below" if time else "above"
+                said = f"{cell.column} {cell.text} is {side} its own bound, {heading} {bound.text}"
+                sure = "likely" if _IDEAL.search(plain(heading)) else "certain"
+                yield of_cell(row, cell, "bound", said, f"{bound.text}", sure)

@@ -1,0 +1,425 @@
+"""Each rule of the audit finds what it is for, in the cell where it stands, and nothing beside."""
+
+import pytest
+
+from analysis.published.audit import audit_paths
+
+HEAD = "gpus,tp,pp,dp,global_batch,seq,seconds_per_iteration,tokens_per_s"
+
+
+def audited(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    return audit_paths([path])[0]
+
+
+def found(tmp_path, name, text):
+    """(kind, line, printed) of every finding."""
+    return [(f.kind, f.line, f.printed) for f in audited(tmp_path, name, text)]
+
+
+def csv(*rows, head=HEAD):
+    return "\n".join([head, *rows]) + "\n"
+
+
+def cases(*pairs):
+    """One right and one wrong text a rule."""
+    return pytest.mark.parametrize(("text", "wrong"), pairs)
+
+
+RUNS = [
+    "8,1,1,8,64,2048,2.0,65536",
+    "16,1,1,16,128,2048,2.1,124830",
+    "32,1,1,32,256,2048,2.2,238313",
+]
+
+
+@cases((csv(*RUNS, "64,1,1,64,512,2048,2.25,466034"), []))
+def test_rows_that_agree_have_no_finding(tmp_path, text, wrong):
+    assert found(tmp_path, "x.csv", text) == wrong
+
+
+MEMORY = "gpus,gpu_type,seq,global_batch,seconds_per_iteration,mem_gb\n8,H100 SXM,2048,64,2.0,{}\n"
+
+
+@cases((MEMORY.format("79.5"), []), (MEMORY.format("95.2"), [("memory", 2, "95.2")]))
+def test_a_card_holds_no_more_than_its_memory(tmp_path, text, wrong):
+    assert found(tmp_path, "x.csv", text) == wrong
+
+
+def units(last):
+    head = "model,GPUs,tokens/s"
+    rows = ["a,8,70000", "a,16,139000", "a,32,270000", f"a,64,{last}"]
+    return csv(*rows, head=head)
+
+
+@cases((units(512000), []), (units("512"), [("unit", 5, "512")]))
+def test_a_row_in_another_unit_is_found(tmp_path, text, wrong):
+    assert found(tmp_path, "x.csv", text) == wrong
+
+
+def test_rows_that_are_far_from_each_other_have_no_outlier(tmp_path):
+    """Different models on different cards: the slowest is slow, not in another unit."""
+    rows = ["a,8,953.3", "b,8,40.1", "c,8,2.9", "d,8,0.7", "e,8,0.0042"]
+    assert found(tmp_path, "x.csv", csv(*rows, head="log,gpus,tflops")) == []
+
+
+BEST = "layout,gpus,tokens/s\n{},8,{}\ndp4 tp2,8,90000\ndp2 tp4,8,70000\n"
+
+
+@cases(
+    (BEST.format("dp8 (best)", 95000), []),
+    (BEST.format("dp8 (best)", 85000), [("best", 2, "85000")]),
+    (BEST.format("dp8", 85000), []),
+)
+def test_a_row_called_best_is_the_fastest_of_its_gpus(tmp_path, text, wrong):
+    assert found(tmp_path, "x.csv", text) == wrong
+
+
+DATES = csv(
+    "8,1000.5,2024-05-01",
+    "16,1900.7,2024-05-02",
+    "32,3600.1,{}",
+    "64,7000.2,2024-05-04",
+    head="gpus,tokens/s,date",
+)
+
+
+@cases(
+    (DATES.format("2024-05-03"), []),
+    (DATES.format("03.05.2024"), [("date", 4, "03.05.2024")]),
+    (DATES.format("2024-15-03"), [("date", 4, "2024-15-03")]),
+)
+def test_the_dates_of_a_column_have_one_form_and_exist(tmp_path, text, wrong):
+    assert found(tmp_path, "x.csv", text) == wrong
+
+
+@cases(
+    (csv(*RUNS, *["32,1,1,32,256,2048,2.2,238313"] * 2), []),  # two digits may be equal by chance
+    (csv(*RUNS, *["32,1,1,32,256,2048,2.2134,236870"] * 2), [("twice", 6, "2.2134")]),
+)
+def test_one_run_does_not_stand_twice(tmp_path, text, wrong):
+    assert found(tmp_path, "x.csv", text) == wrong
+
+
+def equal(time, rate):
+    return csv(
+        "16,1,1,16,128,2048,2.12,123652",
+        f"16,2,1,8,128,2048,{time},{rate}",
+        "16,4,1,4,128,2048,2.55,102801",
+    )
+
+
+@cases(
+    (equal("2.12", "123652"), []),  # three digits may be equal by chance, and give the rate
+    (equal("2.1234", "123454"), []),
+    (
+        csv("16,1,1,16,128,2048,2.1234,123454", "16,2,1,8,128,2048,2.1234,123454"),
+        [("equal", 3, "2.1234")],
+    ),
+)
+def test_equal_results_need_more_digits_than_chance_gives(tmp_path, text, wrong):
+    assert found(tmp_path, "x.csv", text) == wrong
+
+
+COMMITS = "gpus,tokens/s,commit\n8,1000.5,efa0448aaa\n16,1900.7,{}\n"
+
+
+@cases(
+    (COMMITS.format("efa0448aaa"), []),
+    (COMMITS.format("bfcef35bbb"), [("commits", 2, "")]),
+)
+def test_rows_of_different_commits_are_compared(tmp_path, text, wrong):
+    assert found(tmp_path, "x.csv", text) == wrong
+
+
+WALL = "gpus,tokens,tokens_per_s,wall_s\n8,1000000,5000,{}\n"
+
+
+@cases((WALL.format("201"), []), (WALL.format("230"), [("wall clock", 2, "230")]))
+def test_a_wall_clock_holds_the_tokens_alone(tmp_path, text, wrong):
+    assert found(tmp_path, "x.csv", text) == wrong
+
+
+FAR = "gpus,tp,seconds_per_iteration,notes\n8,2,2.00,{}\n8,2,2.60,{}\n"
+
+
+@cases(
+    (FAR.format("", ""), [("repeats", 2, "2.00")]),
+    (FAR.format("05-25", "05-27"), [("repeats", 2, "2.00")]),
+    (FAR.format("shards over 8 ranks", "shards over all ranks"), []),
+)
+def test_identical_rows_are_near_unless_a_note_tells_them_apart(tmp_path, text, wrong):
+    assert found(tmp_path, "x.csv", text) == wrong
+
+
+# ---- totals and shares -------------------------------------------------------------------------
+
+TOTAL = """
+| Phase | Time (s) | Calls |
+|---|---|---|
+| forward | 1.25 | 12 |
+| backward | 2.51 | 24 |
+| all-reduce | 0.44 | 6 |
+| **Total** | **{}** | {} |
+"""
+
+
+@cases(
+    (TOTAL.format("4.20", 42), []),
+    (TOTAL.format("4.21", 42), []),  # rounding of three numbers
+    (TOTAL.format("4.60", 42), [("sum", 7, "**4.60**")]),
+    (TOTAL.format("4.20", 24), []),  # the largest part: it counts calls, not their sum
+    (TOTAL.format("4.20", 45), [("sum", 7, "45")]),
+)
+def test_a_total_row_is_the_sum_of_its_parts(tmp_path, text, wrong):
+    assert found(tmp_path, "x.md", text) == wrong
+
+
+PARTS = """
+| Run | Forward s | Backward s | Comm s | Total s |
+|---|---|---|---|---|
+| a | 1.25 | 2.50 | 0.45 | 4.20 |
+| b | 1.35 | 2.70 | 0.55 | 4.60 |
+| c | 1.45 | 2.90 | 0.65 | {} |
+"""
+
+
+@cases((PARTS.format("5.00"), []), (PARTS.format("5.90"), [("sum", 6, "5.90")]))
+def test_a_total_column_is_the_sum_of_the_columns_beside_it(tmp_path, text, wrong):
+    assert found(tmp_path, "x.md", text) == wrong
+
+
+def test_a_total_that_no_row_sums_to_is_something_else(tmp_path):
+    text = PARTS.replace("4.20", "9.1").replace("4.60", "9.2").format("9.3")
+    assert found(tmp_path, "x.md", text) == []
+
+
+SHARES = """
+| Kernel | ms | Share of time |
+|---|---|---|
+| gemm | 50.0 | 50.0 % |
+| attention | 30.0 | {} % |
+| norm | 15.0 | 15.0 % |
+| other | 5.0 | 5.0 % |
+"""
+
+
+@cases((SHARES.format("30.0"), []), (SHARES.format("33.0"), [("sum", 5, "33.0 %")]))
+def test_a_share_is_its_rows_part_of_the_column_beside_it(tmp_path, text, wrong):
+    assert found(tmp_path, "x.md", text) == wrong
+
+
+ALONE = "| Kernel | Share of time (%) |\n|---|---|\n| a | 53.9 |\n| b | 40.8 |\n| c | {} |\n"
+
+
+@cases((ALONE.format("5.3"), []), (ALONE.format("9.3"), [("sum", 5, "9.3")]))
+def test_a_column_of_shares_makes_100(tmp_path, text, wrong):
+    assert found(tmp_path, "x.md", text) == wrong
+
+
+ROWS = """
+| GPUs | Compute % | Comm % | Idle % |
+|---|---|---|---|
+| 8 | 80.0 | 15.0 | 5.0 |
+| 16 | 75.0 | 18.0 | 7.0 |
+| 32 | 70.0 | {} | 9.0 |
+"""
+
+
+@cases((ROWS.format("21.0"), []), (ROWS.format("12.0"), [("sum", 6, "9.0")]))
+def test_the_shares_of_a_row_make_100_as_in_the_others(tmp_path, text, wrong):
+    assert found(tmp_path, "x.md", text) == wrong
+
+
+# ---- ideals and bounds -------------------------------------------------------------------------
+
+IDEAL = """
+| GPUs | Speedup | Ideal speedup |
+|---|---|---|
+| 1 | 1.00 | 1 |
+| 2 | 1.95 | 2 |
+| 4 | 3.80 | 4 |
+| 8 | 7.10 | {} |
+"""
+IDEAL_S = """
+| GPUs | Step time (s) | Ideal time (s) |
+|---|---|---|
+| 1 | 8.00 | 8.00 |
+| 2 | 4.20 | 4.00 |
+| 4 | 2.30 | 2.00 |
+| 8 | 1.20 | {} |
+"""
+
+
+@cases(
+    (IDEAL.format("8"), []),
+    (IDEAL.format("9"), [("ideal", 7, "9")]),
+    (IDEAL_S.format("1.00"), []),
+    (IDEAL_S.format("1.10"), [("ideal", 7, "1.10")]),
+)
+def test_an_ideal_is_the_base_times_the_gpus(tmp_path, text, wrong):
+    assert found(tmp_path, "x.md", text) == wrong
+
+
+def test_a_constant_ideal_is_weak_scaling(tmp_path):
+    text = IDEAL_S.replace("4.00", "8.00").replace("| 2.00", "| 8.00").format("8.00")
+    text = text.replace("4.20", "8.2").replace("2.30", "8.3").replace("1.20", "8.4")
+    assert found(tmp_path, "x.md", text) == []
+
+
+ROOF = """
+| GPUs | TFLOP/s per GPU | Roofline TFLOP/s per GPU |
+|---|---|---|
+| 8 | {} | 420 |
+| 16 | 390 | 415 |
+"""
+
+
+@cases((ROOF.format("401"), []), (ROOF.format("431"), [("bound", 4, "431")]))
+def test_no_result_is_above_its_own_bound(tmp_path, text, wrong):
+    assert found(tmp_path, "x.md", text) == wrong
+
+
+# ---- claims in prose ---------------------------------------------------------------------------
+
+PROSE = """# Results
+
+{}
+
+| GPUs | Layout | Tokens/s | MFU | Speedup | Efficiency |
+|---|---|---|---|---|---|
+| 1 | dp1 | 10,000 | 40.0% | 1.00 | 100% |
+| 4 | tp2 dp2 | 34,100 | 34.1% | 3.41 | 85.3% |
+| 8 | tp2 pp4 | 58,100 | 29.1% | 5.81 | 72.6% |
+| 8 | tp4 pp2 | 52,000 | 26.0% | 5.20 | 65.0% |
+"""
+
+
+@pytest.mark.parametrize(
+    ("sentence", "kinds"),
+    [
+        ("We reach a 5.81x speedup on 8 GPUs.", []),
+        ("We reach a 5.8x speedup on 8 GPUs.", []),
+        ("We reach a 7.6x speedup on 8 GPUs.", ["claim"]),
+        ("Scaling from 1 to 8 GPUs gives a speedup of 7.6x.", ["claim"]),
+        ("Going from 4 to 8 GPUs is 1.70x faster.", []),
+        ("The speedup is 3.41x on 4 GPUs and 5.81x on 8 GPUs.", []),
+        ("The ideal speedup on 8 GPUs would be 8x.", []),
+        ("On 16 GPUs we saw a 9x speedup.", []),  # no such row
+        ("It runs at about 6x speedup on 8 GPUs.", []),
+        ("This is 73 % scaling efficiency on 8 GPUs.", []),
+        ("This is 95 % efficiency on 8 GPUs.", ["claim"]),
+        ("Efficiency of 85 % at 4 GPUs.", []),
+        ("We get 34 % MFU on 4 GPUs.", []),
+        ("We get 47 % MFU on 4 GPUs.", ["claim"]),
+        ("It trains at 58,100 tokens/s on 8 GPUs.", []),
+        ("It trains at 7.26k tokens/s per GPU on 8 GPUs.", []),
+        ("It trains at 85,100 tokens/s on 8 GPUs.", ["claim"]),
+        ("The best layout on 8 GPUs is tp2 pp4.", []),
+        ("Best: tp4 pp2.", ["best"]),
+        ("The fastest on 8 GPUs is TP=4, PP=2.", ["best"]),
+        ("tp4 pp2 needs the least memory, and is best for long sequences.", []),
+    ],
+)
+def test_a_claim_in_prose_agrees_with_the_rows_of_its_document(tmp_path, sentence, kinds):
+    text = PROSE.format(sentence)
+    assert [f.kind for f in audited(tmp_path, "x.md", text)] == kinds
+    table = "".join(
+        "<tr>"
+        + "".join(f"<td>{cell.strip()}</td>" for cell in line.strip("|").split("|"))
+        + "</tr>"
+        for line in text.splitlines()
+        if line.startswith("|") and "---" not in line
+    )
+    page = f"<h1>Results</h1>\n<p>{sentence}</p>\n<table>{table}</table>\n"
+    assert [f.kind for f in audited(tmp_path, "x.html", page)] == kinds
+
+
+def test_a_claim_is_found_on_the_line_where_its_sentence_begins(tmp_path):
+    text = PROSE.format("Some words first.\nWe reach a 7.6x\nspeedup on 8 GPUs.")
+    (finding,) = audited(tmp_path, "x.md", text)
+    assert (finding.line, finding.printed) == (4, "7.6")
+    assert float(finding.expected) == pytest.approx(5.81, rel=0.01)
+
+
+# ---- tables of one document, files of one call -----------------------------------------------
+
+TWO = """## All
+
+| GPUs | TP | Tokens/s |
+|---|---|---|
+| 8 | 1 | 65,536.1 |
+| 8 | 2 | 61,123.7 |
+| 16 | 1 | 120,333.4 |
+
+## {}
+
+| GPUs | TP | Tokens/s |
+|---|---|---|
+| 8 | {} | {} |
+"""
+
+
+@cases(
+    (TWO.format("Best layouts", 1, "65,536.1"), []),
+    (TWO.format("Best layouts", 2, "61,123.7"), [("best", 13, "61,123.7")]),
+    (TWO.format("Other runs", 2, "61,123.7"), []),
+    (TWO.format("Other runs", 4, "61,123.7"), [("equal", 13, "61,123.7")]),
+)
+def test_the_tables_of_a_document_agree_with_each_other(tmp_path, text, wrong):
+    assert found(tmp_path, "x.md", text) == wrong
+
+
+def log(layout, times):
+    lines = [
+        f" iteration {i:8}/      10 | consumed samples: {i * 64:12} | elapsed time per iteration"
+        f" (ms): {ms} | learning rate: 1.0E-04 | global batch size:    64 | lm loss: 9.{i}E+00 |"
+        for i, ms in enumerate(times, 1)
+    ]
+    return f"using world size: 8, data-parallel-size: {layout}\n" + "\n".join(lines) + "\n"
+
+
+def test_equal_evidence_in_two_files_is_found(tmp_path):
+    times = ["1001.3", "998.7", "1003.2", "999.1", "1000.4", "1002.8"]
+    (tmp_path / "a.log").write_text(log(8, times))
+    (tmp_path / "b.log").write_text(log(4, times))  # another layout, the same times
+    (tmp_path / "c.log").write_text(log(8, times))  # the same bytes
+    (tmp_path / "d.log").write_text(log(8, times[::-1]))
+    findings = audit_paths([tmp_path / f"{name}.log" for name in "abcd"])[0]
+    kinds = {(f.kind, f.file.rpartition("/")[2]) for f in findings}
+    assert kinds == {("twice", "b.log"), ("twice", "c.log")}
+
+
+def test_two_tables_of_the_same_bytes_are_found(tmp_path):
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text(csv(*RUNS))
+    (tmp_path / "c.csv").write_text(csv(*RUNS[:2]))
+    findings = audit_paths([tmp_path / name for name in ("a.csv", "b.csv", "c.csv")])[0]
+    assert [(f.kind, f.file.rpartition("/")[2]) for f in findings] == [("twice", "b.csv")]
+
+
+# ---- columns -----------------------------------------------------------------------------------
+
+
+def test_sequence_parallel_is_no_sequence_length(tmp_path):
+    text = csv("8,1,64,1.5,40000", head="gpus,seq_parallel,global_batch,step_s,tokens_per_s")
+    assert found(tmp_path, "x.csv", text) == []
+
+
+def test_a_card_without_a_precision_is_likely_above_its_usual_peak(tmp_path):
+    head = "gpus,gpu_type,tflops/gpu"
+    (one,) = audited(tmp_path, "x.csv", csv("8,H100 SXM,1100", head=head))
+    assert (one.kind, one.sure) == ("peak", "likely")  # fp8 may explain it
+    (two,) = audited(tmp_path, "x.csv", csv("8,H100 SXM,2100", head=head))
+    assert (two.kind, two.sure) == ("peak", "certain")
+
+
+def test_what_tells_the_odd_rows_of_a_jump_apart_is_said(tmp_path):
+    rows = [(1, "400"), (1, "400"), (1, "400"), (2, "467")]
+    lines = [f"8,{pp},7,4096,{10000 * n},{tflops}" for n, (pp, tflops) in enumerate(rows, 1)]
+    lines = [f"8,{pp},7,4096,{70000},{tflops}" for pp, tflops in rows]
+    text = csv(*lines, head="gpus,pp,params_b,seq,tokens_per_s,tflops")
+    findings = [f for f in audited(tmp_path, "x.csv", text) if f.kind == "jump"]
+    assert [f.line for f in findings] == [5]
+    assert "pp 2" in findings[0].message
