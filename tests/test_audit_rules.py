@@ -423,3 +423,18 @@ def test_what_tells_the_odd_rows_of_a_jump_apart_is_said(tmp_path):
     findings = [f for f in audited(tmp_path, "x.csv", text) if f.kind == "jump"]
     assert [f.line for f in findings] == [5]
     assert "pp 2" in findings[0].message
+
+
+def test_a_count_of_flops_is_no_rate_and_a_date_names_no_card(tmp_path):
+    head = "gpus,tp,flops,started"
+    rows = [f"8,{tp},641728512.0,2026-11-21T11:17:12Z" for tp in (1, 2, 4)]
+    assert found(tmp_path, "x.csv", csv(*rows, head=head)) == []
+    rows = [f"8,H100 SXM,{flops}" for flops in ("4.01e14", "4.13e14", "1.21e15")]
+    kinds = found(tmp_path, "x.csv", csv(*rows, head="gpus,gpu_type,FLOP/s per GPU"))
+    assert kinds == [("peak", 4, "1.21e15")]
+
+
+def test_labels_in_words_do_not_turn_a_table_on_its_side(tmp_path):
+    text = "| file | killed | left |\n|---|---|---|\n| models/memory.py | 90 | 1 |\n"
+    text += "".join(f"| part{n}.py | {n} | 29 |\n" for n in range(4))
+    assert found(tmp_path, "x.md", text) == []

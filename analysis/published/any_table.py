@@ -305,7 +305,7 @@ def _put(row: Line, what: Meaning, column: str, text: str) -> None:
 _CARD = re.compile("|".join(rf"(?:{gpu.pattern})" for gpu in GPUS), re.IGNORECASE)
 _BARE = re.compile(r"\b(?:V100|H100|P100|H200|A800|H800|MI300X|MI250X?|GB200|B200)\b", re.I)
 _GPUS = re.compile(
-    r"(?<![\w.])(\d[\d,]*)\s*(?:[x×*-]\s*)?"
+    r"(?<![\w.:/-])(\d[\d,]*)\s*(?:[x×*-]\s*)?"
     r"(?:(?:NVIDIA |AMD )?(?:GB|MI|[HVPATBL])\d{1,3}\w?|(?i:GPUs?|devices|cards))\b"
 )
 _SIZES = re.compile(r"(?<![A-Za-z])(tp|pp|dp|cp|ep)\s*[=:_ ]?\s*(\d+)(?![\d.])", re.IGNORECASE)

@@ -37,7 +37,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("hfu", r"\bhfu\b|\bhardware flops? utili"),
     ("mfu", r"\bmfu\b|\bmodel flops? utili|\bflops? utili"),
     ("train_days", r"\btokens?\b.*\bdays\b|\bdays\b.*\btokens?\b"),
-    ("tflops", r"\b(?:[tpg]|tera|peta)?flops?\b|\b[tp]flop/s|\b[tp]flops?/"),
+    ("tflops", r"\b(?:[tpg]|tera|peta|giga)?flops?\b"),
     (
         "tokens_per_s",
         r"\b[km]?tok(?:en)?s? ?(?:/|per|p) ?(?:second|sec|s)\b|\btgs\b|\btps\b|"
@@ -162,7 +162,7 @@ def meaning(heading: str) -> Meaning | None:
         big = (match[1] or match[2] or match[3][0].replace("t", "k")) if match else ""
         return Meaning(known, _BIG[big], of)
     if known == "tflops":
-        match = re.search(r"\b([tpg])(?:era|eta|iga)?flop", text)
+        match = re.search(r"\b([tpg])(?:era|eta|iga)? ?flop", text)
         scale = {"p": 1e3, "g": 1e-3}.get(match[1] if match else "t", 1.0)
         return Meaning(known, scale, of or ("all" if scale > 1 else ""))
     if known == "memory_gb":

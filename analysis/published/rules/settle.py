@@ -1,6 +1,7 @@
 """What headings leave open, decided by what most rows of a table, or other tables, say."""
 
 import math
+import re
 from collections import defaultdict
 from statistics import median
 
@@ -57,6 +58,11 @@ def settle(table: AnyTable) -> None:
             for row in rows:
                 if row[name] and row[name].column not in stated and one not in row.values:
                     row.values[one] = row.values.pop(name)
+    for row in rows:
+        if row["tflops"] and row.number("tflops") > 1e6:  # FLOP/s, or a count of FLOPs
+            flops = row.values.pop("tflops")
+            if re.search(r"(?i)/ ?s|per s", flops.column):
+                row.values["tflops"] = flops.times(1e-12)
     # Of all GPUs: more than one card can do, and not next to nothing once divided.
     of_one = {h for h, what in table.columns.items() if what.name == "tflops" and what.of == "gpu"}
     open_ = [row for row in rows if row["tflops"] and row["tflops"].column not in of_one]

@@ -119,9 +119,11 @@ def shares_of_columns(table: AnyTable) -> Iterator[Finding]:
     rows = [row for row in table.rows if not _TOTAL.match(_label(row))]
     headings = list(table.rows[0].cells) if table.rows else []
     for heading in headings:
+        is_percent = "%" in heading or all("%" in row.cells.get(heading, "") for row in rows)
+        if heading in table.columns or not is_percent:
+            continue
         shares = [(row, share) for row in rows if (share := _number(row, heading))]
-        is_percent = "%" in heading or all("%" in share.text for _, share in shares)
-        if heading in table.columns or not is_percent or len(shares) < 3:
+        if len(shares) < 3:
             continue
         odd: list[tuple[Line, Value, float]] = []
         for other in headings:
