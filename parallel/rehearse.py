@@ -49,8 +49,9 @@ from parallel.config.engine_abilities import ENGINES
 from parallel.config.layout import Layout
 from parallel.config.layout_arrays import columns_of
 from parallel.config.message_bytes import step_volumes
+from parallel.config.run_names import name_alone
 from parallel.config.settings import RunSpec, add_flags, from_flags, resolve
-from parallel.config.study import load_study, name_alone
+from parallel.config.study import load_study
 from parallel.record.launch import Launch
 from parallel.train import set_environment
 

@@ -40,8 +40,9 @@ from models.files import named_folder
 from parallel.checkpoint import attempts
 from parallel.config import clusters, library_variables
 from parallel.config.engine_abilities import kernels_of
+from parallel.config.run_names import name_alone
 from parallel.config.settings import CURVES, RunSpec, add_flags, from_flags, resolve
-from parallel.config.study import load_study, name_alone
+from parallel.config.study import load_study
 from parallel.record.ends import Kind, kind_of_error
 from parallel.record.facts import launcher_metadata, run_facts
 from parallel.record.launch import (

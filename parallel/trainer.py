@@ -24,8 +24,9 @@ from parallel.checkpoint.checkpointer import Checkpointer
 from parallel.config.settings import RunSpec, profiled_steps
 from parallel.engines.optim import lr_at
 from parallel.measure import energy_and_memory, profiler, ranges, training_metrics
-from parallel.measure.breakdown import Breakdown, epoch_lines
+from parallel.measure.breakdown import Breakdown
 from parallel.measure.clock import Clock
+from parallel.measure.epoch_report import epoch_lines
 from parallel.record import lines
 from parallel.record.ends import Kind
 from parallel.record.launch import Launch, tell_torchrun, with_lost_launcher

@@ -13,7 +13,7 @@ from analysis.logs import readers
 from analysis.measured import breakdown as tables
 from analysis.measured.scaling import speedup
 from parallel.config.settings import resolve
-from parallel.measure import breakdown, ranges
+from parallel.measure import breakdown, epoch_report, ranges
 from parallel.record.reader import read_breakdown
 from parallel.record.schema import AXES, BREAKDOWN_COLUMNS, CATEGORIES
 from parallel.record.writer import BreakdownFile
@@ -257,7 +257,7 @@ def test_the_epoch_report_is_read_back(tmp_path):
     spec = replace(settings(gpus=2, steps=20), epochs=2)
     ranks, _ = read_breakdown(path, 2)
     steps = [{"step": step, "loss": float(step)} for step in range(1, 21)]
-    lines = breakdown.epoch_lines(spec, ranks, steps, [(10, 3.5), (20, 2.5)])
+    lines = epoch_report.epoch_lines(spec, ranks, steps, [(10, 3.5), (20, 2.5)])
     log = tmp_path / "epochs.log"
     log.write_text("\n".join(lines) + "\n")
     record = readers.read(log)

@@ -10,7 +10,7 @@ from models.errors import UsageError
 from models.files import parse_json, parse_toml
 from parallel import token_files
 from parallel.checkpoint import folders
-from parallel.config import data_files, settings, study
+from parallel.config import data_files, deepspeed_json, study
 from parallel.record.reader import read_run
 from tests.conftest import ROOT
 
@@ -29,7 +29,7 @@ def test_nested_json_is_refused_by_every_reader(tmp_path, which):
     for refused in (
         lambda: token_files.load(tmp_path, 8, 257),
         lambda: data_files.training_tokens(str(tmp_path)),
-        lambda: settings.read_deepspeed_json(tmp_path / "ds.json"),
+        lambda: deepspeed_json.read_deepspeed_json(tmp_path / "ds.json"),
         lambda: read_run(tmp_path),
         lambda: folders.read_manifest(tmp_path),
         lambda: load.load([tmp_path / "a.log"]),

@@ -10,8 +10,9 @@ from analysis.measured.fairness import configuration
 from models.errors import UsageError
 from parallel import train
 from parallel.config import clusters
+from parallel.config.deepspeed_json import read_deepspeed_json
 from parallel.config.layout_arrays import columns_of
-from parallel.config.settings import RunSpec, read_deepspeed_json, resolve
+from parallel.config.settings import RunSpec, resolve
 from parallel.config.study import load_study
 from tests.fixture_runs import facts, write
 

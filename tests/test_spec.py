@@ -37,7 +37,7 @@ def test_later_layers_override_earlier_ones():
 
 
 def test_the_vocabulary_comes_from_the_data_where_the_presets_is_too_small(tmp_path):
-    from parallel.config.study import name_alone
+    from parallel.config.run_names import name_alone
 
     def sizes(in_data: int, **given) -> tuple[int | None, int]:
         (tmp_path / "meta.json").write_text(json.dumps({"vocab_size": in_data}))

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from models.errors import UsageError
-from parallel.config import clusters, study
+from parallel.config import clusters, run_names
 from parallel.config.settings import resolve
 from parallel.config.study import load_study
 from tests.conftest import ROOT
@@ -407,7 +407,7 @@ def test_names_do_not_depend_on_how_many_points_a_cluster_can_run(tmp_path):
     ],
 )
 def test_the_folder_of_a_run_without_a_study_is_named_after_its_flags(given, name):
-    assert study.name_alone(resolve(("flags", given)), given) == name
+    assert run_names.name_alone(resolve(("flags", given)), given) == name
 
 
 def test_the_page_on_slurm_describes_every_key_of_a_cluster_as_the_code_does():

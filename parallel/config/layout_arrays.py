@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from models.config import GPTConfig
+from parallel.config.deepspeed_json import read_deepspeed_json
 from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout
-from parallel.config.settings import read_deepspeed_json
 
 if TYPE_CHECKING:
     from parallel.config.settings import RunSpec

@@ -46,7 +46,7 @@ from models.errors import UsageError
 from models.files import check_keys, read_toml
 from parallel.config import clusters
 from parallel.config.clusters import Cluster
-from parallel.config.duration import CIRCUMSTANCES, WORK
+from parallel.config.run_names import IN_NAME, run_name
 from parallel.config.settings import RunSpec, check_setting, merge, resolve
 
 Layers = list[tuple[str, dict[str, Any]]]  # (source, settings), for resolve()
@@ -55,19 +55,6 @@ SWEEP_KEYS = ("repeats", "defaults", "product", "zip", "exclude", "include", "sl
 MOST_RUNS = 10_000  # of a study, points that are left out and repeats included
 BESIDE = ("nodes", "label", "slurm")  # what a point may hold that is no setting of a run
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-# What RunSpec.name tells already (gpus follows from the split's sizes), or what never names a run.
-IN_NAME = {"engine", "gpus", "tp", "cp", "pp", "vpp", "sequence_parallel", "zero_stage"}
-IN_NAME |= {"offload", "fsdp_shard", "recompute", "implementation"}
-SHORT = {
-    "micro_batch": "mbs",
-    "global_batch": "gbs",
-    "grad_accum": "gas",
-    "seq_len": "seq",
-    "n_layer": "layers",
-    "n_head": "heads",
-    "vocab_size": "vocab",
-}
-SHORT |= dict.fromkeys("preset precision deepspeed_config device kernels data".split(), "")
 
 
 @dataclass(frozen=True)
@@ -462,7 +449,7 @@ def _name_all(points: list[_Point]) -> tuple[dict[str, _Point], dict[str, tuple[
     repeat_of: dict[str, tuple[str, int]] = {}
     for point in points:
         values = {name: point.value(name) for name in telling}
-        name = configuration = _name(point.split(), values, point.named, point.label)
+        name = configuration = run_name(point.split(), values, point.named, point.label)
         if point.repeat:
             name = f"{configuration}-r{point.repeat}"
             repeat_of[name] = (configuration, point.repeat)
@@ -484,37 +471,3 @@ def _telling(
         for name in settings
         if any(len({point.value(name) for point in members}) > 1 for members in groups.values())
     ]
-
-
-def name_alone(spec: RunSpec, given: dict[str, Any]) -> str:
-    """The name of a run of no study: its split, then what else its flags say of it, less how long
-    it trains and its circumstances, for with others of those it may go on (duration.py)."""
-    silent = IN_NAME | CIRCUMSTANCES | set(WORK)
-    spec = replace(spec, vocab_size=given.get("vocab_size"))  # the data's is not in the name
-    values = {
-        f.name: getattr(spec, f.name)
-        for f in fields(RunSpec)
-        if f.name in given.keys() - silent and given[f.name] != f.default
-    }
-    return _name(spec.name, values, spec)
-
-
-def _name(split: str, values: dict[str, Any], spec: RunSpec, label: str = "") -> str:
-    """A run's name: its split, the values that tell it from other runs, and its label."""
-    if values.get("global_batch") is not None:
-        values = {name: value for name, value in values.items() if name != "grad_accum"}
-    tags = (_tag(name, value, spec) for name, value in values.items())
-    return "-".join(part for part in (split, *tags, label) if part)
-
-
-def _tag(name: str, value: Any, spec: RunSpec) -> str:
-    """The part of a run's name that says one setting, in letters that are safe in any file name."""
-    if name == "preset" and spec.model != preset(value):  # sizes of its own: not that model
-        value = f"{spec.model.n_params / 1e9:.3g}b"
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return name if value else f"no-{name}"
-    path = name in ("deepspeed_config", "data")
-    text = Path(value).stem if path else f"{value:g}" if isinstance(value, float) else str(value)
-    return re.sub(r"[^A-Za-z0-9.+-]+", "_", SHORT.get(name, name) + text).strip("_-.")

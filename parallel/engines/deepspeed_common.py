@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import nn
 
 from parallel.checkpoint.contents import State, pieces_of
-from parallel.config.settings import RunSpec, read_deepspeed_json
+from parallel.config.deepspeed_json import read_deepspeed_json
+from parallel.config.settings import RunSpec
 from parallel.engines import Batch, StepResult, cpu
 from parallel.engines.optim import adam_step, adam_tensors, adamw, set_adam_step, set_lr
 

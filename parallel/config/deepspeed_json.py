@@ -1,0 +1,80 @@
+"""A DeepSpeed JSON: how it is read, and which of our settings it states. Torch-free."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from models.errors import UsageError
+from models.files import parse_json, read_text
+
+
+def read_deepspeed_json(path: Path) -> dict[str, Any]:
+    """A DeepSpeed configuration file.
+
+    Raises:
+        UsageError: missing, too large, or not a JSON object.
+    """
+    text = read_text(Path(path), "deepspeed_config")
+    try:
+        config = parse_json(text)
+    except ValueError as error:
+        raise UsageError(f"deepspeed_config {path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise UsageError(f"deepspeed_config {path} is not a JSON object")
+    return _without_auto(config)
+
+
+def _without_auto(section: dict[str, Any]) -> dict[str, Any]:
+    """A section of a DeepSpeed JSON without "auto", which Hugging Face's Trainer fills in and
+    DeepSpeed cannot read."""
+    return {
+        key: _without_auto(value) if isinstance(value, dict) else value
+        for key, value in section.items()
+        if value != "auto"
+    }
+
+
+def from_deepspeed_json(config: dict[str, Any], source: str) -> dict[str, Any]:
+    """The settings a DeepSpeed JSON states that are ours too; "auto" states nothing.
+
+    Raises:
+        UsageError: a section is not what DeepSpeed takes, or asks for what is not offered here.
+    """
+
+    def section(name: str, within: dict[str, Any] = config) -> dict[str, Any]:
+        content = within.get(name, {})
+        if not isinstance(content, dict):
+            raise UsageError(f"{source}: {name} must be an object, not {json.dumps(content)}")
+        return content
+
+    zero, optimizer = section("zero_optimization"), section("optimizer")
+    adam = section("params", optimizer)
+    if optimizer.get("type", "AdamW").lower() not in ("adam", "adamw"):
+        raise UsageError(
+            f"{source}: optimizer {optimizer['type']}, but every engine here trains with AdamW"
+        )
+    betas = adam.get("betas", "auto")
+    if betas != "auto" and not (isinstance(betas, list) and len(betas) == 2):
+        raise UsageError(f"{source}: betas must be two numbers, not {json.dumps(betas)}")
+    offload = None
+    for name, ours in (("offload_optimizer", "optimizer"), ("offload_param", "all")):
+        device = section(name, zero).get("device", "none")
+        if device not in ("none", "cpu"):
+            raise UsageError(f"{source}: {name} to {device}; only cpu is offered here")
+        offload = ours if device == "cpu" else offload
+    enabled = [p for p in ("bf16", "fp16") if section(p).get("enabled") is True]
+    stated = {
+        "micro_batch": config.get("train_micro_batch_size_per_gpu"),
+        "global_batch": config.get("train_batch_size"),
+        "grad_accum": config.get("gradient_accumulation_steps"),
+        "clip_grad": config.get("gradient_clipping"),
+        "zero_stage": zero.get("stage"),
+        "offload": offload,
+        "precision": enabled[0] if enabled else None,
+        "lr": adam.get("lr"),
+        "beta1": betas[0] if betas != "auto" else None,
+        "beta2": betas[1] if betas != "auto" else None,
+        "adam_eps": adam.get("eps"),
+        "weight_decay": adam.get("weight_decay"),
+    }
+    return {k: v for k, v in stated.items() if v is not None and v != "auto"}

@@ -1,0 +1,61 @@
+"""What a run is called: its split, and what else tells it from other runs. Torch-free.
+
+The split's part is `RunSpec.name`; study.py finds out which settings tell its runs apart.
+"""
+
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from models.config import preset
+from parallel.config.duration import CIRCUMSTANCES, WORK
+from parallel.config.settings import RunSpec
+
+# What RunSpec.name tells already (gpus follows from the split's sizes), or what never names a run.
+IN_NAME = {"engine", "gpus", "tp", "cp", "pp", "vpp", "sequence_parallel", "zero_stage"}
+IN_NAME |= {"offload", "fsdp_shard", "recompute", "implementation"}
+SHORT = {
+    "micro_batch": "mbs",
+    "global_batch": "gbs",
+    "grad_accum": "gas",
+    "seq_len": "seq",
+    "n_layer": "layers",
+    "n_head": "heads",
+    "vocab_size": "vocab",
+}
+SHORT |= dict.fromkeys("preset precision deepspeed_config device kernels data".split(), "")
+
+
+def name_alone(spec: RunSpec, given: dict[str, Any]) -> str:
+    """The name of a run of no study: its split, then what else its flags say of it, less how long
+    it trains and its circumstances, for with others of those it may go on (duration.py)."""
+    silent = IN_NAME | CIRCUMSTANCES | set(WORK)
+    spec = replace(spec, vocab_size=given.get("vocab_size"))  # the data's is not in the name
+    values = {
+        f.name: getattr(spec, f.name)
+        for f in fields(RunSpec)
+        if f.name in given.keys() - silent and given[f.name] != f.default
+    }
+    return run_name(spec.name, values, spec)
+
+
+def run_name(split: str, values: dict[str, Any], spec: RunSpec, label: str = "") -> str:
+    """A run's name: its split, the values that tell it from other runs, and its label."""
+    if values.get("global_batch") is not None:
+        values = {name: value for name, value in values.items() if name != "grad_accum"}
+    tags = (_tag(name, value, spec) for name, value in values.items())
+    return "-".join(part for part in (split, *tags, label) if part)
+
+
+def _tag(name: str, value: Any, spec: RunSpec) -> str:
+    """The part of a run's name that says one setting, in letters that are safe in any file name."""
+    if name == "preset" and spec.model != preset(value):  # sizes of its own: not that model
+        value = f"{spec.model.n_params / 1e9:.3g}b"
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return name if value else f"no-{name}"
+    path = name in ("deepspeed_config", "data")
+    text = Path(value).stem if path else f"{value:g}" if isinstance(value, float) else str(value)
+    return re.sub(r"[^A-Za-z0-9.+-]+", "_", SHORT.get(name, name) + text).strip("_-.")
