@@ -106,7 +106,8 @@ def states(x: Any, n: np.ndarray, tensors_alone: bool = False) -> dict[str, np.n
     whole = x.fsdp2 & (x.n_micro > 1)
     # Backward begins without gradients.
     before = tensors_alone & (x.fsdp2 & ~whole | comes_late(x))
-    host = np.where((x.offload > 0) & (zero > 1) & ~whole, 0.1, 1.0)
+    handed_over = (x.offload > 0) & (zero > 1) & ~whole  # to the host, as they come
+    host = np.where(handed_over, 0.0 if tensors_alone else 0.1, 1.0)
     return {
         "weights": resting + gathered(x, n, 1 if tensors_alone else 2),
         "gradients": np.where(before, 0.0, n * per_grad / np.where(whole, 1, shard(2)) * host),
@@ -140,8 +141,8 @@ def layer_activations(x: Any) -> np.ndarray:
     masks. Split are 4 (a + k) d: queries, keys, values and the projection's input; 2 (a + k) d more
     with norms of queries and keys, and with rotary positions: the values are a view of the product
     that also holds the queries and keys from before; and 4 f, or with a gate 6 f where its kernel
-    is fused and 8 f where it is not. RMSNorm keeps no more. With autocast the norms' inputs are in
-    fp32.
+    is fused and 8 f where it is not, or 10 f where GELU is written out. RMSNorm keeps no more. With
+    autocast the norms' inputs are in fp32.
     """
     whole = (
         x.hidden
@@ -150,7 +151,7 @@ def layer_activations(x: Any) -> np.ndarray:
     )
     turned = 2.0 * x.qk_norm + 2.0 * x.rotary
     split = (4.0 + turned) * x.head_dim * (x.heads + x.kv_heads)
-    split = split + x.ffn * (4.0 + x.glu * (2.0 + 2.0 * x.plain))
+    split = split + x.ffn * (4.0 + 6.0 * x.gelu_written_out + x.glu * (2.0 + 2.0 * x.plain))
     return x.tokens * x.width / 2 * (whole + split / x.tp) + scores(x)
 
 
@@ -333,8 +334,8 @@ def in_a_layer(
     `borders` included.
 
     The layer's output and that of its last product are there, then the gradients of the product's
-    input and of its weight. Sequence parallelism gathers in a buffer that stays, and the gradient
-    of the output.
+    input and of its weight, and of a gate's two inputs. Sequence parallelism gathers in a buffer
+    that stays, and the gradient of the output.
     """
     edge = x.tokens * x.hidden * x.width
     part = edge / np.where(x.sequence_parallel, x.tp, 1)
@@ -345,7 +346,8 @@ def in_a_layer(
     gathers = x.sequence_parallel * edge
     computed = forward + edge + part + gathers
     again = inner + backward + edge + part + gathers
-    gradient = inner + backward + full * part + np.maximum(feed, edge - feed) + matrix + 2 * gathers
+    product = np.maximum(np.maximum(feed, edge - feed) + matrix, 2.0 * x.glu * feed)
+    gradient = inner + backward + full * part + product + 2 * gathers
     return computed * ~full, again * full, gradient
 
 
@@ -361,7 +363,8 @@ def passing(
 ) -> np.ndarray:
     """Bytes by which a later moment of the step exceeds that at which backward begins: buckets and
     the gradient of a word table, where others' activations have been freed. ZeRO 3's bucket stays,
-    ZeRO 1's from the first micro-batch on.
+    ZeRO 1's from the first micro-batch on; others come with the first gradient, when those of the
+    logits are gone. When ZeRO 3's bucket is full, its gradients are copied in the ranks' order.
 
     ends: whether the stage has the embedding, and the logits.
     """
@@ -374,6 +377,7 @@ def passing(
     now, resting = both / np.where(piped, 2, 1), kept - one_layer
     filled = np.minimum(n, x.bucket / 2) * x.width  # gradients that lie in the bucket by then
     reduced = both + np.maximum(n * x.width / x.shards - filled, 0.0)
+    left = 1.0 - np.minimum(1.0, x.bucket / n)  # of backward when ZeRO 3's bucket is full
     at_start, at_end = ends
     table = x.vocab * x.hidden / x.tp * x.width
     # DeepSpeed's pipeline keeps the logits of its two buffers.
@@ -385,13 +389,17 @@ def passing(
     tied = at_start & at_end & ~x.untied
     forward, _ = borders(x, flying, ends)
     late = comes_late(x) * n * x.grad_width / np.where(x.zero_stage > 1, x.shards, 1)
+    matrix = x.hidden * x.ffn / x.tp  # the layer's second, whose gradient comes first
+    copied = np.minimum(n, matrix * np.maximum(1.0, x.bucket // matrix)) * x.width
+    copied = copied + left * (kept + tied * table + matrix * x.width)
     computed, again, gradient = in_a_layer(x, flying, ends)
     backward = np.where(x.plain, kept, resting + np.maximum(again, gradient))
     moments = [
         np.where(x.plain, kept, np.maximum(resting + computed, kept)),
         kept + head + at_end * forward + outputs,
         backward + now + tied * table,
-        resting + now + at_end * (table + x.tokens * x.vocab / x.tp * x.width),
+        resting + now - both * ~piped + at_end * (table + x.tokens * x.vocab / x.tp * x.width),
+        copied * (x.deepspeed & (x.zero_stage == 3)),
         resting - layers * kept_per_layer(x) + now + at_start * (1 + 2 * tied) * table + late,
         update(x, n) + outputs + late,
         np.where(piped & (both > 0), reduced, now) + outputs + late,

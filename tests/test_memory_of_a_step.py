@@ -1,14 +1,21 @@
 """Bytes of a step agree with what others published, and respond to the split as they must."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from analysis.logs.published_csv import read_csv
+from analysis.measured import rehearsals
 from benchmarks import memory_estimates
 from models import memory
 from models.config import PRESETS
+from models.files import ROOT
 from models.gpt import Block, rope_angles
+from models.hf_model import HuggingFaceGPT
 from parallel import forked_ranks
 from parallel.config.layout_arrays import columns
+from parallel.config.study import load_study
 
 GIB = 2**30
 LLAMA = {"n_kv_head": 2, "activation": "swiglu", "ffn_hidden": 768, "position": "rope"}
@@ -74,15 +81,15 @@ def test_every_engine_holds_what_the_formula_says(settings, monkeypatch):
     assert -0.03 < row["error"] <= 0.0, row
 
 
-def saved_bytes(config, b, s):
-    """Bytes that autograd keeps of one block of the reference GPT, weights and angles left out."""
-    block, x = Block(config), torch.randn(b, s, config.hidden, requires_grad=True)
-    angles = rope_angles(config, torch.arange(s))
+def saved_bytes(config, block, b, s, *others):
+    """Bytes that autograd keeps of a block that is called with others, these and weights left
+    out."""
+    x = torch.randn(b, s, config.hidden, requires_grad=True)
     known = {p.untyped_storage().data_ptr() for p in block.parameters()}
-    known |= {angles.untyped_storage().data_ptr()} if angles is not None else set()
+    known |= {t.untyped_storage().data_ptr() for t in others if t is not None}
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        block(x, angles, None)
+        block(x, *others)
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
     return sum(size for address, size in storages.items() if address not in known)
 
@@ -93,7 +100,31 @@ def test_a_layer_keeps_what_autograd_keeps_of_it(name):
     config = PRESETS[name]
     x = columns(config, micro_batch=2, seq=128, width=4, flash=True, dropout=False, plain=True)
     formula = memory.layer_activations(x)[0] + config.gated * 2 * 128 * 4 * config.hidden * 2
-    assert saved_bytes(config, 2, 128) == pytest.approx(formula, rel=0.005)
+    angles = rope_angles(config, torch.arange(128))
+    ours = saved_bytes(config, Block(config), 2, 128, angles, None)
+    assert ours == pytest.approx(formula, rel=0.005)
+
+
+def test_a_layer_of_hugging_faces_gpt2_keeps_each_operator_of_its_gelu():
+    config = PRESETS["small"]
+    block = HuggingFaceGPT(config).theirs.transformer.h[0]
+    x = columns(config, micro_batch=2, seq=128, width=4, flash=True, dropout=False, plain=True)
+    formula = memory.layer_activations(replace(x, gelu_written_out=~x.gelu_written_out))[0]
+    assert saved_bytes(config, block, 2, 128) == pytest.approx(formula, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("study", "run"),
+    [
+        ("gpt2-fixed-work", "deepspeed-zero-dp4-zero1"),  # one micro-batch a step
+        ("hf-zero3", "deepspeed-zero-dp16-zero3-offload-all-recompute-full-hf-msize-25b-mbs4"),
+    ],
+)
+def test_a_peak_in_backward_is_that_of_the_rehearsal(study, run):
+    lines = read_csv(ROOT / "logs/2-core-cpu/rehearsed.csv", ("study", "run")).rows
+    (line,) = [line for line in lines if line.text("run") == run and study in line.text("study")]
+    found = rehearsals.rank_of(load_study(ROOT / line.text("study")), line)
+    assert abs(found["off"]) < 0.03
 
 
 def test_published_peaks_and_out_of_memory_runs(shared, capsys):

@@ -22,7 +22,7 @@ BUCKET = 500_000_000  # elements of DeepSpeed's reduce bucket where its JSON say
 # Whose code runs a step: the engines of one family launch, overlap and hold alike.
 FAMILIES = ("megatron", "deepspeed", "fsdp", "nanotron", "megatron_core", "internevo")
 FLAGS = ("glu", "untied", "qk_norm", "gathers", "sequence_parallel", "fp8", "tf32", "flash")
-FLAGS += ("deepspeed", "fsdp2", "rotary", "plain", "cut_by_flops")
+FLAGS += ("deepspeed", "fsdp2", "rotary", "plain", "gelu_written_out", "cut_by_flops")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Columns:
     (or fp4). tf32: fp32 is multiplied in TF32. flash: attention
     is one kernel that never stores its s x s scores. deepspeed: DeepSpeed's engine runs the step,
     not Megatron's or PyTorch's; fsdp2: PyTorch's FSDP2 does. plain: PyTorch's own operators compute
-    gates and the loss, not Megatron's fused ones. bucket: elements of all buckets of
+    gates and the loss, not Megatron's fused ones. gelu_written_out: in five operators, as Hugging
+    Face's GPT-2 has it. bucket: elements of all buckets of
     DeepSpeed's that live at a time. host_checkpoints: activation checkpoints lie in host memory.
     slower: the micro-batches take a fit's factor `engine` longer (by default DeepSpeed's). cp ranks
     share a sequence; gathers: attention gathers the keys and values of all of them before it
@@ -82,6 +83,7 @@ class Columns:
     fsdp2: Array
     rotary: Array
     plain: Array
+    gelu_written_out: Array
     bucket: Array
     host_checkpoints: Array
     shards: Array
@@ -219,6 +221,7 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
         "plain": spec.engine in ("ddp", "fsdp2", "deepspeed_zero")
         and layout.tp == 1
         and not spec.compile,
+        "gelu_written_out": spec.implementation == "hf" and not spec.model.gated,
         "bucket": bucket,
         "host_checkpoints": False,
         "fp8": spec.precision == "fp8",

@@ -36,6 +36,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 DRAWN = 0.002  # of the peak: a smaller change of memory is no point of the timeline
 HOST = "host"  # what offload keeps in host memory; no part of a peak
 _BIAS_DROPOUT = "megatron.core.fusions.fused_bias_dropout"
+_SWIGLU = "megatron.core.fusions.fused_bias_swiglu"
 # What is allocated in a region of a step (parallel/measure/ranges.py) and is not one of the kinds
 # that `Memory.mark` names. The engine's own buffers are made while it is built.
 _KIND_IN = {"build": "buffers", "forward": "activations"}
@@ -56,6 +57,7 @@ def without_storage(rank: int, world_size: int) -> Iterator[None]:
         (torch, "tensor", _tensor),
         (device_mesh, "init_device_mesh", _init_device_mesh),
         (sys.modules.get(_BIAS_DROPOUT), "_bias_dropout_add_func", _bias_dropout_add),
+        (sys.modules.get(_SWIGLU), "swiglu_back", _swiglu_back),
     ):
         if owner is None:  # an engine without megatron-core
             continue
@@ -154,6 +156,11 @@ class _BiasDropoutAdd(torch.autograd.Function):
 def _bias_dropout_add(x_with_bias: Any, residual: torch.Tensor, *_: Any) -> torch.Tensor:
     x, bias = x_with_bias
     return x + residual if bias is None else _BiasDropoutAdd.apply(x, bias, residual)
+
+
+def _swiglu_back(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The gradients of a gate's two inputs in one kernel, as megatron-core compiles it on a GPU."""
+    return torch.empty_like(x)
 
 
 def _embedding(*args: Any, make: Callable = F.embedding, sparse: bool = False, **kw: Any) -> Any:
