@@ -491,15 +491,17 @@ def test_an_engines_constants_are_few_and_the_usual_ones_are_the_models_own():
     assert [FAMILIES[i] for i in ours] == ["megatron_core", "deepspeed", "fsdp", "megatron"]
 
 
-def test_a_nanotron_host_is_slower_and_in_a_pipeline_by_every_rank_of_tp():
+def test_a_nanotron_host_is_slower_and_in_a_pipeline_over_nodes_by_every_rank_of_tp():
     usual = engines.FAMILY["nanotron"]
     c = ideal(launch=1e-3)
     for tp in (1, 4):
         plain = one(timemodel.launch(x_of(tp=tp, flash=True), c))
         alone = one(timemodel.launch(of_family("nanotron", tp=tp, flash=True), c))
         assert alone == pytest.approx(usual["host"] * plain)
-        piped = one(timemodel.launch(of_family("nanotron", tp=tp, pp=2, flash=True), c))
-        assert piped == pytest.approx(alone + 2 * usual["stage_host"] * tp)
+        for dp, ranks in ((4, tp), (2, 0)):  # of the two nodes of 4 * tp GPUs, or of one
+            x = of_family("nanotron", tp=tp, pp=2, dp=dp, gpus_per_node=4 * tp, flash=True)
+            more = one(timemodel.launch(x, c)) - alone
+            assert more == pytest.approx(2 * usual["stage_host"] * ranks)
 
 
 def test_tp_over_nodes_waits_for_each_node_of_a_nanotron_group():

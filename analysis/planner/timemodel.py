@@ -221,10 +221,11 @@ def fused_softmax(x: Columns) -> Array:
 def launch(x: Columns, c: dict) -> Array:
     """Host seconds to launch one layer, all passes; backward launches about as much as forward. The
     ranks of a tp group of a node wait for their slowest host at each collective. In a pipeline
-    nanotron's host takes longer for each rank of the group."""
+    nanotron's host takes longer for each rank of the group, but not in a run on one node."""
     plain = 1.0 + np.where(fused_softmax(x), 0.0, PLAIN_SOFTMAX)
     each = c["launch"] * of(x, "host") * plain * (1.0 + HOST_SPREAD * (x.tp - 1))
-    return (each + of(x, "stage_host") * x.tp * (x.pp > 1)) * (passes(x) - 1.0)
+    staged = (x.pp > 1) & (x.gpus > x.gpus_per_node)
+    return (each + of(x, "stage_host") * x.tp * staged) * (passes(x) - 1.0)
 
 
 def layer(x: Columns, machine: Machine, c: dict) -> Array:
