@@ -19,7 +19,7 @@ USUAL = {
     "attention": 1.0,  # factor on the time of attention's kernel
     "elementwise": 1.0,  # factor on element-wise operations: eager ones are not fused
     "host": 1.0,  # factor on the host's time for a layer
-    "stage_host": 0.0,  # seconds of the host for a layer's forward and rank of tp (timemodel.launch)
+    "stage_host": 0.0,  # seconds of the host a layer and rank of tp, in a pipeline over nodes
     "hop": 0.0,  # seconds that a tp collective waits for each of the nodes that its group spans
     "stall": 0.0,  # seconds that a micro-batch of a pipeline stalls (timemodel.pipeline_stall)
     "ring_stall": 0.0,  # seconds that a ring stalls for each of its nodes (timemodel.ring_stall)

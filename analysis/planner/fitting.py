@@ -143,6 +143,7 @@ class _Problem:
     x: Columns
     machine: Machine
     wanted: np.ndarray  # log of the measured seconds
+    noise: np.ndarray  # of each: NOISE and, where runs stall or do not, that luck
     centre: np.ndarray
     width: np.ndarray
     table: AllReduces | None
@@ -162,7 +163,7 @@ class _Problem:
         the distance from the priors."""
         theta = self.theta(z)
         logs, grad = _with_slopes(self.x, self.machine, theta)
-        r, slopes = (logs - self.wanted) / NOISE, grad * self.width / NOISE
+        r, slopes = (logs - self.wanted) / self.noise, grad * self.width / self.noise[:, None]
         if self.table is not None:
             logs, grad, noise = self.of_table(theta)
             r = np.concatenate([r, (logs - np.log(self.table.measured)) / noise])
@@ -206,13 +207,14 @@ class _Problem:
         if self.table is not None:
             _, of_table, noise = self.of_table(theta)
             known = known + of_table.T @ of_table / noise**2
-        weight = 1 / NOISE**2
-        covariance = np.linalg.inv(weight * grad.T @ grad + known)
-        leverage = weight * np.einsum("ij,jk,ik->i", grad, covariance, grad)
+        weighed = grad / self.noise[:, None]
+        covariance = np.linalg.inv(weighed.T @ weighed + known)
+        leverage = np.einsum("ij,jk,ik->i", weighed, covariance, weighed)
         unseen = np.abs(logs - self.wanted) / (1.0 - np.minimum(leverage, 0.9))
         scale = np.quantile(unseen, 0.8) / INTERVAL if n else 0.0
         sigma = np.sqrt((n * scale**2 + USUAL_ROWS * UNSEEN**2) / (n + USUAL_ROWS))
-        return np.linalg.inv(grad.T @ grad / sigma**2 + known), float(sigma)
+        weighed = grad / np.sqrt(self.noise**2 - NOISE**2 + sigma**2)[:, None]
+        return np.linalg.inv(weighed.T @ weighed + known), float(sigma)
 
 
 def fit(
@@ -226,7 +228,8 @@ def fit(
     if not len(measured) and table is None:
         return prior_fit(priors)
     centre, width = np.array([priors[name] for name in NAMES]).T
-    problem = _Problem(x, machine, np.log(measured), np.log(centre), width, table)
+    noise = np.hypot(NOISE, timemodel.luck(x, machine, dict(zip(NAMES, centre, strict=True))))
+    problem = _Problem(x, machine, np.log(measured), noise, np.log(centre), width, table)
     theta = problem.solve()
     covariance, sigma = problem.uncertainty(theta)
     return Fit(dict(zip(NAMES, np.exp(theta), strict=True)), covariance, sigma, len(measured))
