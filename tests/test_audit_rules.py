@@ -316,6 +316,17 @@ PROSE = """# Results
         ("It trains at 58,100 tokens/s on 8 GPUs.", []),
         ("It trains at 7.26k tokens/s per GPU on 8 GPUs.", []),
         ("It trains at 85,100 tokens/s on 8 GPUs.", ["claim"]),
+        ("The 8 GPUs are 5.8 times faster than one.", []),
+        ("The 8 GPUs are 7.6 times faster than one.", ["claim"]),
+        ("A speedup of 5.81 on 8 GPUs.", []),
+        ("A speedup of 6.4 on 8 GPUs.", ["claim"]),
+        ("The scaling efficiency is 0.95 on 8 GPUs.", ["claim"]),
+        ("tp2 pp4 is 12 % faster than tp4 pp2 on 8 GPUs.", []),
+        ("tp2 pp4 is 19 % faster than the other on 8 GPUs.", ["claim"]),
+        ("tp4 pp2 reaches 52,000 tokens/s on 8 GPUs.", []),
+        ("tp4 pp2 reaches 58,100 tokens/s.", ["claim"]),  # those of tp2 pp4
+        ("On 2 nodes it trains at 99,000 tokens/s.", []),  # the table has no nodes
+        ("With fp8 it trains at 99,000 tokens/s on 16 GPUs.", []),
         ("The best layout on 8 GPUs is tp2 pp4.", []),
         ("Best: tp4 pp2.", ["best"]),
         ("The fastest on 8 GPUs is TP=4, PP=2.", ["best"]),
@@ -334,6 +345,22 @@ def test_a_claim_in_prose_agrees_with_the_rows_of_its_document(tmp_path, sentenc
     )
     page = f"<h1>Results</h1>\n<p>{sentence}</p>\n<table>{table}</table>\n"
     assert [f.kind for f in audited(tmp_path, "x.html", page)] == kinds
+
+
+def test_a_claim_about_another_model_precision_or_number_of_nodes_is_of_other_rows(tmp_path):
+    table = (
+        "\n\n| Nodes | GPUs | Params | Precision | Tokens/s |\n|---|---|---|---|---|\n"
+        "| 1 | 8 | 7B | bf16 | 80,100 |\n| 2 | 16 | 7B | bf16 | 155,300 |\n"
+    )
+    for sentence, kinds in (
+        ("The 7B model trains at 80,100 tokens/s on 8 GPUs.", []),
+        ("The 7B model trains at 99,000 tokens/s on 8 GPUs.", ["claim"]),
+        ("The 13B model trains at 99,000 tokens/s on 8 GPUs.", []),
+        ("With fp8 it trains at 99,000 tokens/s on 8 GPUs.", []),
+        ("On 2 nodes it trains at 155k tokens/s.", []),
+        ("On 2 nodes it trains at 199k tokens/s.", ["claim"]),
+    ):
+        assert [f.kind for f in audited(tmp_path, "x.md", sentence + table)] == kinds, sentence
 
 
 def test_a_claim_is_found_on_the_line_where_its_sentence_begins(tmp_path):

@@ -141,6 +141,8 @@ def plain(heading: str) -> str:
 def meaning(heading: str) -> Meaning | None:
     """What a heading means, or None where it says nothing that the audit knows."""
     text = plain(heading)
+    if re.search(r"\b[kmgt]i?b ?/ ?s\b", text):
+        return None  # GB/s, not GBS
     known = column_name(heading)
     known = {"time_s": "wall_s"}.get(known, known)
     if known not in (*HEADINGS, *NAMES) or known == "sequence_parallel":
