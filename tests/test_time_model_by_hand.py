@@ -535,6 +535,8 @@ def test_a_data_parallel_ring_stalls_at_each_of_its_nodes_on_many_nodes(monkeypa
     found = partial(stalled, monkeypatch, "ring_stall", "data_parallel")
     assert found(dp=512) == pytest.approx(64) == found(tp=4, dp=128)
     assert found(tp=16, dp=32) == pytest.approx(32) and found(tp=32, dp=16) == pytest.approx(16)
+    sharded = found(dp=512, zero_stage=1, grad_width=4)  # fp32 gradients, bf16 weights
+    assert sharded == pytest.approx(0.75 * 64)
     assert found(dp=256) == 0 == found(dp=256, pp=2)
 
 

@@ -40,7 +40,7 @@ FAMILY: dict[str, dict[str, float]] = {
         "stage_host": 1.2e-3,
         "hop": 0.77e-3,
         "stall": 0.94,
-        "ring_stall": 0.031,
+        "ring_stall": 0.034,
         "overlap": 0.7,
         "crowd": 0.5,
     },

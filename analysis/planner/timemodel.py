@@ -271,8 +271,10 @@ def pipeline_stall(x: Columns) -> Array:
 
 def ring_stall(x: Columns) -> Array:
     """Seconds that nanotron's data-parallel ring stalls in a step, for each of its nodes, on more
-    than STALL_GPUS GPUs without a pipeline."""
-    return of(x, "ring_stall") * ring_nodes(x) * ((x.pp == 1) & (x.gpus > STALL_GPUS))
+    than STALL_GPUS GPUs without a pipeline. ZeRO-1, which gathers narrower weights, moves fewer
+    bytes than an all-reduce and stalls for as much less."""
+    moved = np.where(x.zero_stage == 1, (x.grad_width + x.width) / (2.0 * x.grad_width), 1.0)
+    return of(x, "ring_stall") * ring_nodes(x) * moved * ((x.pp == 1) & (x.gpus > STALL_GPUS))
 
 
 def luck(x: Columns, machine: Machine, c: dict) -> Array:
