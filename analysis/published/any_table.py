@@ -308,7 +308,12 @@ _GPUS = re.compile(
     r"(?<![\w.:/-])(\d[\d,]*)\s*(?:[x×*-]\s*)?"
     r"(?:(?:NVIDIA |AMD )?(?:GB|MI|[HVPATBL])\d{1,3}\w?|(?i:GPUs?|devices|cards))\b"
 )
-_SIZES = re.compile(r"(?<![A-Za-z])(tp|pp|dp|cp|ep)\s*[=:_ ]?\s*(\d+)(?![\d.])", re.IGNORECASE)
+# `4 nodes x 8 A100`, `16x8 H100`: nodes, GPUs of one
+_NODES = re.compile(
+    r"(?<![\w.:/-])(\d{1,5})\s*(?:(?i:nodes?|hosts?|servers?)\s*)?[x×*]\s*(\d{1,2})\s*(?:[x×]\s*)?"
+    r"(?:NVIDIA |AMD )?(?:(?:GB|MI|[HVPATBL])\d{1,3}|(?i:GPUs?|devices|cards)\b)"
+)
+_SIZES = re.compile(r"(?<![A-Za-z])(fsdp|tp|pp|dp|cp|ep)\s*[=:_ ]?\s*(\d+)(?![\d.])", re.IGNORECASE)
 _PRECISION = re.compile(r"\b(bf16|fp16|fp8|fp4|fp32|tf32|mxfp8|nvfp4)\b", re.IGNORECASE)
 _CONFIG = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)x(\d+)(?:_|\b)")  # nodes, GPUs, steps, tp, pp
 
@@ -322,12 +327,17 @@ def sizes_in(text: str) -> dict[str, int]:
     found: dict[str, set[int]] = {}
     for name, number in _SIZES.findall(text):
         found.setdefault(name.lower(), set()).add(int(number))
-    return {name: numbers.pop() for name, numbers in found.items() if len(numbers) == 1}
+    sizes = {name: numbers.pop() for name, numbers in found.items() if len(numbers) == 1}
+    if shards := sizes.pop("fsdp", None):  # with dp: copies of the shards
+        sizes["dp"] = shards * sizes.get("dp", 1)
+    return sizes
 
 
 def gpus_in(text: str) -> int | None:
     """The one number of GPUs that a text states (`8x H100`, `128x GB200 GPUs`, `8 GPUs`)."""
-    found = {int(number.replace(",", "")) for number in _GPUS.findall(text)}
+    found = {int(nodes) * int(each) for nodes, each in _NODES.findall(text)}
+    text = _NODES.sub(" ", text)
+    found |= {int(number.replace(",", "")) for number in _GPUS.findall(text)}
     return found.pop() if len(found) == 1 else None
 
 
@@ -366,7 +376,9 @@ def _words(row: Line, around: str) -> None:
                 for name, number in {"nodes": nodes, "gas": gas, "tp": tp, "pp": pp}.items():
                     put(name, number, column, text)
     for name in ("gpu_type", "precision"):
-        texts = (t for c, t in row.cells.items() if not _REMARKS.match(c))
+        texts = [t for c, t in row.cells.items() if not _REMARKS.match(c)]
+        if "gpus" in row.values:
+            texts.append(row.values["gpus"].column)  # `H100s`, `GPUs (H100)`
         names = set().union(*(_named(text, name) for text in texts)) or _named(around, name)
         if name not in row.words and len(names) == 1:
             row.words[name] = next(iter(names))

@@ -13,8 +13,8 @@ from analysis.logs.published_csv import HEADINGS, column_name
 
 # What a row is, not how fast it was.
 COUNTS = (
-    "gpus", "nodes", "gpus_per_node", "tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch", "gas",
-    "global_batch", "batch", "seq_len", "layers", "hidden", "heads", "ffn", "vocab", "steps",
+    "gpus", "nodes", "gpus_per_node", "tp", "pp", "dp", "cp", "ep", "vpp", "mp", "micro_batch",
+    "gas", "global_batch", "batch", "seq_len", "layers", "hidden", "heads", "ffn", "vocab", "steps",
 )  # fmt: skip
 MEASURED = (
     "step_s", "tokens_per_s", "samples_per_s", "tflops", "mfu", "hfu", "memory_gb", "speedup",
@@ -24,6 +24,8 @@ WORDS = ("model", "gpu_type", "precision", "recompute", "date", "commit", "statu
 NAMES = (*COUNTS, *MEASURED, *WORDS, "params_b", "gpu_memory_gb")
 
 _GPU = r"(?:gpu|device|card|chip|accelerator)"
+CARD = r"(?:(?:nvidia|amd) )?(?:gb|mi|[hvpabl])\d{2,3}[sx]?"
+_OF_PEAK = re.compile(r"^(?:%|percent|percentage|share|fraction) of (?:the )?(?:[a-z]+ )?peak\b")
 _IGNORED = re.compile(
     r"\b(?:std|stdev|variance|p\d\d|loss|predicted|estimated|simulated|lr|learning|"
     r"url|link|notes?|remarks?|formula|inferred|source|id|param dtype|ideal|perfect|theoretical|"
@@ -33,7 +35,7 @@ _IGNORED = re.compile(
 # The first pattern that a heading has is its meaning.
 _PATTERNS: tuple[tuple[str, str], ...] = (
     ("speedup", r"\bspeed ?up\b|\bscaling factor\b"),
-    ("efficiency", r"\befficiency\b"),
+    ("efficiency", r"\befficiency\b|\beff\b"),
     ("hfu", r"\bhfu\b|\bhardware flops? utili"),
     ("mfu", r"\bmfu\b|\bmodel flops? utili|\bflops? utili"),
     ("train_days", r"\btokens?\b.*\bdays\b|\bdays\b.*\btokens?\b"),
@@ -42,19 +44,20 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         "tokens_per_s",
         r"\b[km]?tok(?:en)?s? ?(?:/|per|p) ?(?:second|sec|s)\b|\btgs\b|\btps\b|"
         rf"\btok(?:en)?s? ?(?:/|per) ?{_GPU}s? ?(?:/|per) ?s|\btokens? (?:throughput|second|sec)\b|"
-        r"\bthroughput\b.*\btok",
+        r"\bthroughput\b.*\btok|\bthroughput t/s\b|\btok(?:en)?s? ?(?:/|per) ?(?:day|hour)\b",
     ),
     (
         "samples_per_s",
         r"\b(?:samples?|seqs?|sequences?|sentences?|examples?) ?(?:/|per) ?(?:second|sec|s)\b|"
-        rf"\b(?:samples?|sequences?) ?(?:/|per) ?{_GPU} ?(?:/|per) ?s|\bthroughput\b.*\bsample",
+        rf"\b(?:samples?|sequences?) ?(?:/|per) ?{_GPU} ?(?:/|per) ?s|\bthroughput\b.*\bsample|"
+        r"\bthroughput s/s\b",
     ),
     (
         "step_s",
         r"\b(?:s|sec|secs|seconds?|ms|milliseconds?|time) ?(?:/|per) ?(?:training )?"
         r"(?:iter|it|iteration|step|batch)s?\b|"
         r"\b(?:step|iteration|iter|batch) (?:time|timing|duration|latency|secs?|seconds|ms|s)\b|"
-        r"\btime step\b|\bmean step\b|\belapsed time per\b",
+        r"\btime step\b|\bmean step\b|\belapsed time per\b|^elapsed (?:time )?ms$",
     ),
     ("wall_s", r"\bwall\b|\b(?:total|training|epoch|run) ?time\b|\bruntime\b|\btime to train\b"),
     ("memory_gb", r"\bmem(?:ory)?\b|\bvram\b|\bhbm\b"),
@@ -65,6 +68,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ),
     ("gas", r"\bgas?\b|\bgrad(?:ient)? ?acc|\baccum|\bmicro ?num\b|\bn micro"),
     ("gas", r"\bnum(?:ber)? (?:of )?micro ?batches\b|\bmicrobatches\b"),
+    ("global_batch", r"^batch(?: size)?(?: in)? tokens$|\btrain(?:ing)? batch\b"),
     ("global_batch", r"\bgbsz?\b|\bglob(?:al)? ?(?:batch|bsz?)\b|\b(?:total|effective) batch\b"),
     ("batch", r"^batch(?: ?size)?s?$|^bsz?$"),
     ("seq_len", r"\bseq(?:uence)?\b|\bcontext(?: len|$)|\bctx\b|\bseq ?len"),
@@ -76,11 +80,13 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         "gpus",
         r"^(?:# ?|n |num |number of |no of |total |total number of )?(?:of )?"
         rf"(?:{_GPU}s|world ?size)(?: used| count| total)?$|^{_GPU} (?:num|number|count)$|"
-        rf"^(?:# |n |num |number of ){_GPU}$|^ngpus?$",
+        rf"^(?:# |n |num |number of ){_GPU}$|^ngpus?$|"
+        rf"^(?:# ?|n |num |number of )?{CARD}s(?: gpus)?$|^(?:# ?|n |num |number of )?gpus {CARD}$",
     ),
     ("etp", r"\betp\b"),
     ("vpp", r"\bv(?:irtual )?pp?\b|\bvirtual|\binterleav"),
     ("tp", r"\btp\b|\btensor (?:model )?parallel|\btensor$"),
+    ("mp", r"^(?:mp|model parallel)(?: size)?$"),
     ("pp", r"\bpp\b|\bpipeline (?:model )?parallel|\bpipeline$"),
     ("dp", r"\bdp\b|\bdata parallel"),
     ("cp", r"\bcp\b|\bcontext parallel"),
@@ -145,6 +151,8 @@ def meaning(heading: str) -> Meaning | None:
         return None  # GB/s, not GBS
     known = column_name(heading)
     known = {"time_s": "wall_s"}.get(known, known)
+    if _OF_PEAK.search(text):
+        known = "mfu"
     if known not in (*HEADINGS, *NAMES) or known == "sequence_parallel":
         if not text or known == "sequence_parallel" or _IGNORED.search(text):
             return None
@@ -162,7 +170,8 @@ def meaning(heading: str) -> Meaning | None:
     if known in ("tokens_per_s", "samples_per_s"):
         match = re.search(r"\b([km])tok|\b([km]) tok|\b(thousand|million) tok", text)
         big = (match[1] or match[2] or match[3][0].replace("t", "k")) if match else ""
-        return Meaning(known, _BIG[big], of)
+        span = re.search(r"(?:/|per) ?(day|hour)\b", text)
+        return Meaning(known, _BIG[big] / {"day": 86400, "hour": 3600}.get(span and span[1], 1), of)
     if known == "tflops":
         match = re.search(r"\b([tpg])(?:era|eta|iga)? ?flop", text)
         scale = {"p": 1e3, "g": 1e-3}.get(match[1] if match else "t", 1.0)
@@ -174,7 +183,7 @@ def meaning(heading: str) -> Meaning | None:
         if not match:
             return None
         return Meaning(known, tokens=float(match[1]) * _BIG[match[2]])
-    if known == "global_batch" and "token" in text:
+    if known == "global_batch" and re.search(r"token| t$", text):
         return Meaning(known, tokens=1.0)
     if known in ("mfu", "hfu", "efficiency"):
         return Meaning(known, 0.01 if "%" in heading or "percent" in text else 1.0)

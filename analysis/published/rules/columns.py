@@ -29,6 +29,9 @@ def one_unit(table: AnyTable) -> Iterator[Finding]:
         found = []
         for row in table.rows:
             value = row[name]
+            if value and value.value == 0 and _others_run(table, row, name):
+                said = f"{value.column} {value.text} is nothing, but the row ran: another unit?"
+                yield of_cell(row, value, "unit", said, "", "likely")
             if not value or value.value <= 0:
                 continue
             scaled = value.value
@@ -59,6 +62,13 @@ def one_unit(table: AnyTable) -> Iterator[Finding]:
                         )
                         yield of_cell(row, value, "unit", said, "", "likely")
                     break
+
+
+def _others_run(table: AnyTable, row: Line, name: str) -> bool:
+    """Whether a row has another result, and every other row this one."""
+    results = [row.number(k, 0) for k, _ in _SPEEDS if k != name]
+    others = [other.number(name) for other in table.rows if other is not row and other[name]]
+    return max(results) > 0 and len(others) > 1 and min(others) > 0
 
 
 _CLAIM = re.compile(r"(?i)\b(?:best|fastest|optimal)\b")

@@ -16,7 +16,6 @@ from analysis.published.rules.intervals import (
     apart,
     common,
     middle,
-    product_of,
     ratio_of,
     span_of,
 )
@@ -40,6 +39,30 @@ def mfu_of_peak(table: AnyTable) -> Iterator[Finding]:
         return "mfu", mfu, expected, words
 
     yield from broken(table, "mfu", share, MOST_APART)  # 989 or 990, 2450 or 2500
+    yield from _one_peak(table)
+
+
+def _one_peak(table: AnyTable) -> Iterator[Finding]:
+    """Where the card or its precision is not stated, TFLOP/s over MFU is one peak all the same."""
+    groups: dict[tuple[str, str], list[tuple[Line, Interval]]] = defaultdict(list)
+    for row in table.rows:
+        peak = ratio_of(span_of(row["tflops"]), span_of(row["mfu"]))
+        if peak and peak_of(row) is None:
+            about = (row.words.get("gpu_type", ""), row.words.get("precision", ""))
+            groups[about].append((row, peak))
+    for members in groups.values():
+        point, held = common([peak for _, peak in members])
+        if len(members) < 3 or len(held) <= len(members) / 2:
+            continue
+        for i, (row, peak) in enumerate(members):
+            if i not in held and apart(peak, (point, point)) > MOST_APART:
+                value = row["mfu"]
+                said = (
+                    f"{value.column} {value.text}: {row['tflops'].text} TFLOP/s over it are a peak"
+                    f" of {middle(peak):.4g}, in {len(held)} of {len(members)} rows {point:.4g}"
+                )
+                shown = f"{middle(peak) / point * value.value:.4g}"
+                yield of_cell(row, value, "mfu", said, shown)
 
 
 def stated_formula(table: AnyTable) -> Iterator[Finding]:
@@ -84,8 +107,9 @@ def work_per_token(table: AnyTable) -> Iterator[Finding]:
     """FLOPs per token (TFLOP/s x GPUs / tokens/s) are one number for one model and sequence."""
     groups: dict[tuple, list[tuple[Line, str, Interval]]] = defaultdict(list)
     for row in table.rows:
-        rate, gpus = any_rate(row), span_of(row["gpus"])
-        if not rate or not gpus:
+        each = span_of(row["tokens_per_s_gpu"])
+        each = each or ratio_of(any_rate(row), span_of(row["gpus"]))
+        if not each or (row["gpus"] and not any_rate(row)):
             continue
         keys = [
             row.number(k)
@@ -102,7 +126,7 @@ def work_per_token(table: AnyTable) -> Iterator[Finding]:
                 about = (row.words.get("precision", ""), row.words.get("gpu_type", ""))
             else:
                 about = (recompute,)
-            work = ratio_of(product_of(span, gpus), rate)
+            work = ratio_of(span, each)
             groups[(name, *model, *about, *formula_of(row))].append((row, name, work))
     for members in groups.values():
         if len(members) < 2:

@@ -54,4 +54,4 @@ def tolerance(misses: list[float]) -> float:
     if not misses or median(misses) == 0:
         return 0.0
     typical = median(misses)
-    return 3 * typical if typical < MOST_APART / 3 else 0.0
+    return max(3 * typical, 2.5 * AVERAGED) if typical < MOST_APART / 3 else 0.0

@@ -7,7 +7,17 @@ from statistics import median
 
 from analysis.published.any_table import AnyTable, Line
 from analysis.published.headings import Value
-from analysis.published.rules.intervals import AVERAGED, Interval, apart, middle, ratio_of, span_of
+from analysis.published.rules.intervals import (
+    AVERAGED,
+    MOST_APART,
+    Interval,
+    apart,
+    common,
+    middle,
+    product_of,
+    ratio_of,
+    span_of,
+)
 from analysis.published.rules.rows import (
     derived_dp,
     is_mixture,
@@ -35,7 +45,9 @@ def settle(table: AnyTable) -> None:
             for row in rows:
                 if row[name]:
                     row.values[name] = row[name].times(0.01)
+    _settle_model_parallel(rows)
     _settle_batch(rows)
+    _settle_work(table)
     for name, one, whole in (
         ("tokens_per_s", "tokens_per_s_gpu", tokens_of_step),
         ("samples_per_s", "samples_per_s_gpu", lambda row: span_of(row["global_batch"])),
@@ -44,7 +56,7 @@ def settle(table: AnyTable) -> None:
         of_all = of_one = 0
         for row in rows:
             value, gpus = row[name], row.number("gpus")
-            if value is None or value.column in stated or not gpus or gpus < 2:
+            if value is None or value.value <= 0 or value.column in stated or not gpus or gpus < 2:
                 continue
             work = ratio_of(whole(row), span_of(row["step_s"]))
             if work is None and name == "tokens_per_s":
@@ -120,6 +132,64 @@ def _work_by_size(row: Line) -> Interval | None:
         return None
     rate = tflops * 1e12 * gpus / (6 * size * 1e9)
     return rate, rate
+
+
+def _settle_model_parallel(rows: list[Line]) -> None:
+    """`MP` is tp where it makes the GPUs with pp and dp in most rows; elsewhere it may be both."""
+    cases = [row for row in rows if row["mp"] and not row["tp"] and row["dp"] and row["gpus"]]
+    holds = [
+        row.number("mp") * row.number("pp", 1) * row.number("dp") == row.number("gpus")
+        for row in cases
+    ]
+    for row in rows if sum(holds) > max(len(holds) / 2, 1) else ():
+        if row["mp"] and not row["tp"]:
+            row.values["tp"] = row["mp"]
+
+
+def _settle_work(table: AnyTable) -> None:
+    """The tokens of a sequence, or how often a GPU's batch is accumulated, where no column says it:
+    the number that most rows' rates, times and batches have in common.
+
+    It is a power of two times a small number, and what the document states, if it does.
+    """
+    for known, filled in ((("global_batch",), "seq_len"), (("micro_batch", "seq_len"), "gas")):
+        cases = []
+        for row in table.rows:
+            if row["seq_len" if filled == "seq_len" else "global_batch"] or row["batch_tokens"]:
+                continue
+            if filled == "gas" and any(row[name] for name in ("gas", "batch", "tp", "pp", "dp")):
+                continue
+            rate = span_of(row["tokens_per_s"])
+            each = product_of(span_of(row["tokens_per_s_gpu"]), span_of(row["gpus"]))
+            sizes = [span_of(row[name]) for name in known]
+            sizes += [span_of(row["gpus"])] if filled == "gas" else []
+            for done in (rate, each):
+                work = ratio_of(product_of(done, span_of(row["step_s"])), product_of(*sizes))
+                if work:
+                    cases.append((row, work))
+                    break
+        near = [work for _, work in cases]
+        if len(near) < 3:
+            continue
+        low = [(a * (1 - MOST_APART / 4), b * (1 + MOST_APART / 4)) for a, b in near]
+        point, held = common(low)
+        whole = _whole_size(point, 64 if filled == "seq_len" else 1)
+        stated = table.stated.seq_len if filled == "seq_len" else None
+        if len(held) <= len(near) / 2 or whole is None or stated not in (None, whole):
+            continue
+        for row, _ in cases:
+            if filled == "seq_len":
+                text = f"{whole:g} (by {len(held)} rows)"
+                row.values["seq_len"] = Value(whole, whole, whole, text, "")
+            else:
+                batch = whole * row.number("micro_batch") * row.number("gpus")
+                row.values["global_batch"] = Value(batch, batch, batch, f"{batch:g}", "")
+
+
+def _whole_size(point: float, unit: int) -> float | None:
+    """The whole multiple of a unit that a number is within 1 %; None where it is near none."""
+    whole = max(round(point / unit), 1) * unit
+    return float(whole) if abs(point / whole - 1) < 0.01 and whole <= (1 << 20) else None
 
 
 def _settle_batch(rows: list[Line]) -> None:

@@ -36,6 +36,8 @@ def follow_from_times(table: AnyTable) -> Iterator[Finding]:
             or (speedup and speedup.text.strip(" *~x×") == "1")
         ):
             base = row
+        elif not speedup and base is None and efficiency and efficiency.value == 1:
+            base = row
         if base is None or base is row:
             continue
         ratios: dict[str, Interval] = {}
@@ -50,6 +52,8 @@ def follow_from_times(table: AnyTable) -> Iterator[Finding]:
         gpus, first = row.number("gpus"), base.number("gpus")
         if efficiency and efficiency.low > 0 and gpus and first:
             shares = {k: (a * first / gpus, b * first / gpus) for k, (a, b) in ratios.items()}
+            each = ratio_of(span_of(row["tokens_per_s_gpu"]), span_of(base["tokens_per_s_gpu"]))
+            shares |= {"tokens_per_s_gpu": each} if each else {}
             if speedup and speedup.low > 0 and ratios:
                 shares["speedup"] = (speedup.low * first / gpus, speedup.high * first / gpus)
             if shares:
@@ -107,7 +111,7 @@ def _bounds_of(table: AnyTable, pattern: re.Pattern) -> Iterator[tuple[str, Mean
     """(heading, what it bounds) of the columns of ideal or largest values."""
     for heading in table.unused:
         text = plain(heading)
-        if pattern.search(text):
+        if pattern.search(text) and not re.search(r"%|\bpercent|\bshare of\b|\bfraction\b", text):
             rest = pattern.sub(" ", text).strip()
             what = meaning(rest) or (Meaning("speedup") if rest in ("", "scaling") else None)
             if what and what.name in (*_TIMES, *_RATES):
