@@ -277,7 +277,7 @@ def _distinct(headings: list[str]) -> list[str]:
 
 
 def _put(row: Line, what: Meaning, column: str, text: str) -> None:
-    if not text or what.name in row.values:
+    if not text:
         return
     if what.name in WORDS:
         row.words.setdefault(what.name, text)

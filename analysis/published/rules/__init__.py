@@ -19,6 +19,7 @@ RULES: tuple[Callable[[AnyTable], Iterator[Finding]], ...] = (
     flops.stated_formula,
     flops.upper_bounds,
     rates.rates_follow,
+    flops.of_all_gpus,
     flops.mfu_of_peak,
     flops.work_per_token,
     speedups.follow_from_times,

@@ -16,10 +16,18 @@ from analysis.published.rules.intervals import (
     apart,
     common,
     middle,
+    product_of,
     ratio_of,
     span_of,
 )
-from analysis.published.rules.rows import any_rate, card_of, is_mixture, peak_of, peaks_of
+from analysis.published.rules.rows import (
+    any_rate,
+    card_of,
+    is_mixture,
+    peak_of,
+    peaks_of,
+    samples_rate,
+)
 from models.config import GPTConfig
 from models.flops import CONVENTIONS, stated_size_tflops
 
@@ -65,6 +73,20 @@ def _one_peak(table: AnyTable) -> Iterator[Finding]:
                 yield of_cell(row, value, "mfu", said, shown)
 
 
+def of_all_gpus(table: AnyTable) -> Iterator[Finding]:
+    """TFLOP/s of one GPU x GPUs are those of all."""
+
+    def whole(row: Line) -> tuple | None:
+        printed = span_of(row["tflops_all"])
+        expected = product_of(span_of(row["tflops"]), span_of(row["gpus"]))
+        if not printed or not expected or row["tflops"].column == row["tflops_all"].column:
+            return None
+        words = f"{row['tflops'].text} TFLOP/s x {row['gpus'].text} GPUs are {middle(expected):.5g}"
+        return "tflops_all", printed, expected, words
+
+    yield from broken(table, "tflops", whole)
+
+
 def stated_formula(table: AnyTable) -> Iterator[Finding]:
     """TFLOP/s follow from the seconds by the formula that the row or the document states."""
     for row in table.rows:
@@ -106,10 +128,13 @@ def _stated_work(row: Line, stated: Stated) -> float | None:
 def work_per_token(table: AnyTable) -> Iterator[Finding]:
     """FLOPs per token (TFLOP/s x GPUs / tokens/s) are one number for one model and sequence."""
     groups: dict[tuple, list[tuple[Line, str, Interval]]] = defaultdict(list)
+    no_tokens = not any(row["seq_len"] or any_rate(row) for row in table.rows)  # then per sample
     for row in table.rows:
         each = span_of(row["tokens_per_s_gpu"])
         each = each or ratio_of(any_rate(row), span_of(row["gpus"]))
-        if not each or (row["gpus"] and not any_rate(row)):
+        if no_tokens:
+            each = ratio_of(samples_rate(row), span_of(row["gpus"]))
+        if not each or (row["gpus"] and not no_tokens and not any_rate(row)):
             continue
         keys = [
             row.number(k)
@@ -128,6 +153,7 @@ def work_per_token(table: AnyTable) -> Iterator[Finding]:
                 about = (recompute,)
             work = ratio_of(span, each)
             groups[(name, *model, *about, *formula_of(row))].append((row, name, work))
+    unit = "sample" if no_tokens else "token"
     for members in groups.values():
         if len(members) < 2:
             continue
@@ -161,7 +187,7 @@ def work_per_token(table: AnyTable) -> Iterator[Finding]:
             ratio = middle(span) / middle(against)
             value = row[name]
             said = (
-                f"{value.column} {value.text}: its FLOPs per token are {as_ratio(ratio)} of"
+                f"{value.column} {value.text}: its FLOPs per {unit} are {as_ratio(ratio)} of"
                 f" {len(held)} of {len(members)} rows of the same model"
             )
             if 0.7 < ratio < 1.4:

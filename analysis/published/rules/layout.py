@@ -84,9 +84,10 @@ def gpus_of_nodes(table: AnyTable) -> Iterator[Finding]:
 def batch_of_parts(table: AnyTable) -> Iterator[Finding]:
     """micro batch x accumulation x dp is the global batch."""
     cases = []
+    alone = _only_data_parallel(table)
     for row in table.rows:
         micro, gas = row.number("micro_batch"), row.number("gas")
-        dp = row.number("dp") or derived_dp(row)
+        dp = row.number("dp") or derived_dp(row) or (alone and row.number("gpus"))
         batch, name = row["global_batch"], "global_batch"
         if not batch and row["batch_tokens"] and row["seq_len"]:
             batch, name = row["batch_tokens"].times(1 / row["seq_len"].value), "batch_tokens"
@@ -112,3 +113,17 @@ def batch_of_parts(table: AnyTable) -> Iterator[Finding]:
                 f" but the row says a global batch of {batch.value:g}"
             )
             yield of_cell(row, cell, "batch", said, f"{product:g}")
+
+
+def _only_data_parallel(table: AnyTable) -> bool:
+    """Whether no column states a split, and micro batch x accumulation x GPUs is the global batch
+    in most rows."""
+    rows = [row for row in table.rows if row["global_batch"] and row["micro_batch"] and row["gas"]]
+    if any(row[name] for row in table.rows for name in ("tp", "pp", "dp", "cp", "ep")):
+        return False
+    holds = [
+        math.prod(row.number(k, 0) for k in ("micro_batch", "gas", "gpus"))
+        == row.number("global_batch")
+        for row in rows
+    ]
+    return sum(holds) > max(len(holds) / 2, 2)

@@ -43,6 +43,15 @@ def any_rate(row: Line) -> Interval | None:
     return printed or derived
 
 
+def samples_rate(row: Line) -> Interval | None:
+    """Samples/s of all GPUs, printed or from the batch and the time; None where they contradict."""
+    printed = span_of(row["samples_per_s"])
+    derived = ratio_of(span_of(row["global_batch"]), span_of(row["step_s"]))
+    if printed and derived and apart(printed, derived) > MOST_APART:
+        return None
+    return printed or derived
+
+
 def card_of(row: Line) -> Gpu | None:
     """The card that the row names, or its cluster; a bare name is the usual card of it."""
     return _card(row.words.get("gpu_type") or row.words.get("cluster") or "")

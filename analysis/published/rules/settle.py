@@ -5,7 +5,7 @@ import re
 from collections import defaultdict
 from statistics import median
 
-from analysis.published.any_table import AnyTable, Line
+from analysis.published.any_table import AnyTable, Line, gpus_in
 from analysis.published.headings import Value
 from analysis.published.rules.intervals import (
     AVERAGED,
@@ -46,6 +46,7 @@ def settle(table: AnyTable) -> None:
                 if row[name]:
                     row.values[name] = row[name].times(0.01)
     _settle_model_parallel(rows)
+    _settle_gpus(table)
     _settle_batch(rows)
     _settle_work(table)
     for name, one, whole in (
@@ -144,6 +145,25 @@ def _settle_model_parallel(rows: list[Line]) -> None:
     for row in rows if sum(holds) > max(len(holds) / 2, 1) else ():
         if row["mp"] and not row["tp"]:
             row.values["tp"] = row["mp"]
+
+
+def _settle_gpus(table: AnyTable) -> None:
+    """Where no row has a number of GPUs: that of the heading above, if most layouts make it."""
+    stated = gpus_in(table.section)
+    cases = [row for row in table.rows if row["dp"] and (row["tp"] or row["pp"] or row["cp"])]
+    if not stated or any(row["gpus"] for row in table.rows):
+        return
+    products = [
+        row.number("dp") * math.prod(row.number(k, 1) for k in ("tp", "pp", "cp"))
+        for row in table.rows
+        if row["dp"]
+    ]
+    if cases and sum(product == stated for product in products) > max(len(products) / 2, 1):
+        for row in table.rows:
+            if dp := row["dp"]:
+                for name in ("tp", "pp"):
+                    row.values.setdefault(name, Value(1.0, 1.0, 1.0, "1", dp.column))
+                row.values["gpus"] = Value(stated, stated, stated, str(stated), dp.column)
 
 
 def _settle_work(table: AnyTable) -> None:
