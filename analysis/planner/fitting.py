@@ -54,19 +54,37 @@ PRIORS: dict[str, tuple[float, float]] = {
 }
 NAMES = tuple(PRIORS)
 
+# Share of the peak of half precision that the fastest of many GEMMs reaches on a card (stas00/
+# ml-engineering, compute/accelerator/README.md, "Maximum Achievable Matmul FLOPS", BF16). The GEMMs
+# of a step reach less, on every card as much less as on an H100 (0.76 of 0.803).
+BEST_GEMM = {
+    "H100 SXM": 0.803,
+    "H200": 0.803,
+    "GB200": 0.729,
+    "GB300": 0.729,  # of GB200; its own is not published
+    "B200": 0.776,
+    "B300": 0.786,
+    "MI300X": 0.514,
+    "MI325X": 0.604,
+    "MI355X": 0.680,
+    "Gaudi 2": 0.969,
+    "Gaudi 3": 0.741,
+}
+OF_BEST = 0.76 / 0.803
 # Priors of one card where more is known. Of an 8-GPU H100 node (Azure ND H100 v5:
 # samuel-bohman/AI-benchmarking-guide@26d18e9458): its switch adds, so an all-reduce exceeds the
 # link's rate in one direction (479 GB/s of 450); STREAM reaches 2.9 of 3.35 TB/s; FlashAttention 2
-# forward reaches 328 of 989 TFLOP/s, backward less; GEMMs reach 0.70 of the FP8 peak, at the power
-# limit.
+# forward reaches 328 of 989 TFLOP/s, backward less.
 _HOPPER = {
-    "gemm": (0.76, 0.1),
     "attn": (0.17, 0.5),
     "mem": (0.87, 0.15),
     "link": (1.05, 0.4),
     "network": (1.0, 0.5),
 }
-CARDS: dict[str, dict[str, tuple[float, float]]] = {"H100 SXM": _HOPPER, "H200": _HOPPER}
+# A Blackwell node has the same kind of switch and of tensor cores; no step on it is in the priors.
+CARDS: dict[str, dict[str, tuple[float, float]]] = dict.fromkeys(
+    ("H100 SXM", "H200", "B200", "B300", "GB200", "GB300"), _HOPPER
+)
 
 
 def add_rows_flag(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +98,10 @@ INTERVAL = 1.2816  # standard deviations that hold the middle 80 % of a normal d
 
 def priors_of(card: str) -> dict[str, tuple[float, float]]:
     """The priors of a card by its name in models/gpus.toml; PRIORS where nothing else is known."""
-    return PRIORS | CARDS.get(card, {})
+    known = CARDS.get(card, {})
+    if best := BEST_GEMM.get(card):
+        known = known | {"gemm": (OF_BEST * best, 0.1)}
+    return PRIORS | known
 
 
 @dataclass(frozen=True)

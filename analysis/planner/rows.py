@@ -285,7 +285,9 @@ def _precision(row: Row) -> dict[str, Any]:
     if low and low not in planning_gpu(row.text("gpu_type")).peaks:
         raise ValueError(f"{row.text('gpu_type')} has no {low}")
     grad_width = 4 if low or re.search("bf16|bfloat16", precision) else width  # accumulated so
-    if "Megatron-Bridge" in row.text("engine"):  # as its makers' other recipes in logs/published
+    # Megatron-Bridge: as its makers' other recipes in logs/published. InternEvo reduces `param.grad`
+    # in the weights' format (internlm/solver/optimizer/hybrid_zero_optim.py).
+    if re.search("Megatron-Bridge|InternEvo", row.text("engine")):
         grad_width = 2
     if row.text("gradients"):
         grad_width = 4 if re.search("32", row.text("gradients")) else 2
