@@ -101,12 +101,15 @@ def from_published(paths: list[Path], count: int, network: str, out: Path) -> Ta
     ids, seen = [rows.ids[i] for i in index], np.isin(index, chosen)
     report = _report(ids, x, rows.measured[index], predicted, seen)
     said = report.notes[0]
+    if fit.at_priors:
+        said += "; the constants are the priors, which explain these runs better than a fit"
     if (table := measured_on(rows.cluster_key[chosen[0]])) is not None:
         alone = rows.machine.take(chosen[:1])
         error = table.seconds(alone, fit.constants) / table.measured - 1
         said += f"; all-reduces: MAPE {np.mean(np.abs(error)):.0%}, n = {len(error)}"
     names = [rows.ids[i] for i in chosen]
     calibration.write(out, facts, fit, _memory_constants(rows, count), said, names)
+    report.notes[0] = said
     return report
 
 

@@ -7,7 +7,7 @@ is known before any run of the cluster is seen. The fit minimises the soft-l1 lo
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +26,10 @@ UNSEEN = 0.07  # spread expected of rows that were not fitted
 # Of the priors' widths. Chosen by eye on the tables of docs/planner-accuracy.md, so that intervals
 # without a run hold about 8 of 10 rows.
 NARROWER = 0.85
+# Constants stay at their priors if the rows are e^6 times as likely so. Chosen by eye: of fits to 10
+# or 20 rows drawn at random (docs/planner-accuracy.md), those that helped were above e^-5.8, and
+# nearly all that hurt below e^-6.8.
+STRONG = 6.0
 USUAL_ROWS = 3  # as many rows of that spread are added to a fit's own residuals
 
 MEMORY_WIDTHS = np.array([0.4, 0.08])  # of the priors of memory.CONSTANTS, in log
@@ -106,12 +110,14 @@ def priors_of(card: str) -> dict[str, tuple[float, float]]:
 
 @dataclass(frozen=True)
 class Fit:
-    """Fitted constants. covariance: of their logs; sigma: robust scale of the log residuals."""
+    """Fitted constants. covariance: of their logs; sigma: robust scale of the log residuals.
+    at_priors: the runs gave no reason to move the constants."""
 
     constants: dict[str, float]
     covariance: np.ndarray
     sigma: float
     n: int
+    at_priors: bool = False
 
     def seconds(self, x: Columns, machine: Machine) -> Array:
         return timemodel.seconds(x, machine, self.constants)
@@ -216,6 +222,21 @@ class _Problem:
         ]
         return self.theta(min(found, key=lambda solution: solution.cost).x)
 
+    def log_odds(self, theta: np.ndarray) -> float:
+        """Log of how many times as likely the rows are with a fit as with the priors' centres.
+
+        With a fit: over all constants that the priors allow, by Laplace's approximation at the best
+        ones, runs off by `NOISE`; constants that are free to fit anything count against it. With
+        the centres: runs off by `UNMODELLED`. Runs that went wrong for reasons that no constant has
+        (a stall, a slow link) would move constants that were right.
+        """
+        rows, slopes = self.residuals((theta - self.centre) / self.width)
+        fitted = -0.5 * rows @ rows - np.linalg.slogdet(slopes.T @ slopes)[1] / 2
+        there = replace(self, noise=np.sqrt(self.noise**2 - NOISE**2 + UNMODELLED**2))
+        rows = there.residuals(np.zeros(len(self.width)))[0]
+        centres = -0.5 * rows @ rows
+        return float(fitted - centres + np.log(there.noise / self.noise).sum())
+
     def uncertainty(self, theta: np.ndarray) -> tuple[np.ndarray, float]:
         """(covariance of the constants' logs, robust scale of the log residuals).
 
@@ -252,8 +273,11 @@ def fit(
     noise = np.hypot(NOISE, timemodel.luck(x, machine, dict(zip(NAMES, centre, strict=True))))
     problem = _Problem(x, machine, np.log(measured), noise, np.log(centre), width, table)
     theta = problem.solve()
+    at_priors = problem.log_odds(theta) < -STRONG
+    theta = problem.centre if at_priors else theta
     covariance, sigma = problem.uncertainty(theta)
-    return Fit(dict(zip(NAMES, np.exp(theta), strict=True)), covariance, sigma, len(measured))
+    constants = dict(zip(NAMES, np.exp(theta), strict=True))
+    return Fit(constants, covariance, sigma, len(measured), at_priors)
 
 
 def fit_memory(x: Columns, gigabytes: Array) -> tuple[dict[str, float], float]:

@@ -285,8 +285,8 @@ def _precision(row: Row) -> dict[str, Any]:
     if low and low not in planning_gpu(row.text("gpu_type")).peaks:
         raise ValueError(f"{row.text('gpu_type')} has no {low}")
     grad_width = 4 if low or re.search("bf16|bfloat16", precision) else width  # accumulated so
-    # Megatron-Bridge: as its makers' other recipes in logs/published. InternEvo reduces `param.grad`
-    # in the weights' format (internlm/solver/optimizer/hybrid_zero_optim.py).
+    # Megatron-Bridge: as its makers' other recipes in logs/published. InternEvo adds and reduces
+    # `param.grad` in the weights' format (internlm/solver/optimizer/hybrid_zero_optim.py).
     if re.search("Megatron-Bridge|InternEvo", row.text("engine")):
         grad_width = 2
     if row.text("gradients"):
