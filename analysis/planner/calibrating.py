@@ -100,9 +100,7 @@ def from_published(paths: list[Path], count: int, network: str, out: Path) -> Ta
     predicted = fit.seconds(x, rows.machine.take(index))
     ids, seen = [rows.ids[i] for i in index], np.isin(index, chosen)
     report = _report(ids, x, rows.measured[index], predicted, seen)
-    said = report.notes[0]
-    if fit.at_priors:
-        said += "; the constants are the priors, which explain these runs better than a fit"
+    said = report.notes[0] + _kept(fit)
     if (table := measured_on(rows.cluster_key[chosen[0]])) is not None:
         alone = rows.machine.take(chosen[:1])
         error = table.seconds(alone, fit.constants) / table.measured - 1
@@ -111,6 +109,11 @@ def from_published(paths: list[Path], count: int, network: str, out: Path) -> Ta
     calibration.write(out, facts, fit, _memory_constants(rows, count), said, names)
     report.notes[0] = said
     return report
+
+
+def _kept(fit: fitting.Fit) -> str:
+    """What to add to a report where the runs moved no constant."""
+    return "; constants: the priors, which explain these runs better than a fit" * fit.at_priors
 
 
 def _memory_constants(rows: Rows, count: int) -> dict[str, float]:
@@ -169,6 +172,7 @@ def from_host(paths: list[Path], count: int, out: Path) -> Table:
     }
     constants = {"library_gb": 0.6, "fragments": 1.05}
     names = [runs.ids[i] for i in chosen]
+    report.notes[0] += _kept(fit)
     calibration.write(out, facts, fit, constants, report.notes[0], names, machine)
     report.notes += [f"left out {line}" for line in runs.left_out]
     return report
