@@ -24,6 +24,8 @@ def findings_in_prose(document: Document) -> Iterator[Finding]:
         sizes, gpus = sizes_in(line), gpus_in(line)
         if line.lstrip().startswith("|") or not {"tp", "pp", "dp"} <= set(sizes) or not gpus:
             continue
+        if "replica" in line.lower():
+            continue  # the GPUs of one replica
         if (product := math.prod(v for k, v in sizes.items() if k != "ep")) != gpus:
             words = " x ".join(f"{k} {v}" for k, v in sizes.items() if k != "ep")
             said = f"{words} = {product}, but the line says {gpus} GPUs"

@@ -30,7 +30,7 @@ _NOT_MEASURED = re.compile(
     r"target|should|would|could|if|paper|et al|previous\w*|reported|up to|at least|at most)\b"
 )
 _ABOUT = re.compile(
-    r"(?i)(?:~|≈|\b(?:about|around|approximately|roughly|nearly|almost|over|under|more than|"
+    r"(?i)(?:[~≈<>≤≥]|\b(?:about|around|approximately|roughly|nearly|almost|over|under|more than|"
     r"less than|above|below|some))\s*$"
 )
 LOOSE = 0.1  # "about": 10 % either way

@@ -30,7 +30,7 @@ _IGNORED = re.compile(
     r"\b(?:std|stdev|variance|p\d\d|loss|predicted|estimated|simulated|lr|learning|"
     r"url|link|notes?|remarks?|formula|inferred|source|id|param dtype|ideal|perfect|theoretical|"
     r"roofline|bound|limit|peak(?=.*flop)|max(?:imum)? possible|linear|error|difference|diff|"
-    r"change|gain|improvement|reduction|overhead|interval|ci)\b"
+    r"(?:per|/) ?dp|change|gain|improvement|reduction|overhead|interval|ci)\b"
 )
 # The first pattern that a heading has is its meaning.
 _PATTERNS: tuple[tuple[str, str], ...] = (

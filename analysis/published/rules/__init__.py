@@ -47,5 +47,5 @@ def findings_of(table: AnyTable) -> list[Finding]:
     found: dict[tuple, Finding] = {}
     for rule in RULES:
         for finding in rule(table):
-            found.setdefault((finding.line, finding.column), finding)
+            found.setdefault((finding.line, finding.column, finding.printed), finding)
     return sorted(found.values(), key=lambda finding: finding.line)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from analysis.published.any_table import AnyTable, Line
 from analysis.published.finding import DIFFERENT_COMMITS, Finding
-from analysis.published.headings import Value
+from analysis.published.headings import MEASURED, Value
 from analysis.published.rules.broken import of_cell, of_text
 from analysis.published.rules.intervals import apart, span_of
 from analysis.published.rules.repeated import NO_FACT
@@ -165,7 +165,8 @@ def commits(table: AnyTable) -> Iterator[Finding]:
     """The rows of one published table (the column `table`) were measured on one commit."""
     groups: dict[str, dict[str, int]] = defaultdict(dict)
     for row in table.rows:
-        if commit := row.words.get("commit"):
+        commit = row.words.get("commit")
+        if commit and any(row[name] for name in MEASURED):
             groups[row.cells.get("table", "")].setdefault(commit[:7], row.line_no)
     for found in groups.values():
         if len(found) > 1:

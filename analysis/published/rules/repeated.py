@@ -15,6 +15,7 @@ from analysis.published.rules.intervals import middle
 from analysis.published.rules.rows import tokens_of_step
 
 SHARP = 3e-4  # numbers of fewer digits than this resolves are equal by chance
+CHANCE = 0.5  # pairs of rows of a table that may be equal by chance before equality says nothing
 _NUMBER_OF_RUN = re.compile(r"\bID [\d.]+|(?i:\blog file name).*|\b(?:\d{4}-)?\d{2}-\d{2}\b")
 _NO_SETTING = {"status", "date", "lint", "warm_up", "id", "source", "table", "inferred"}
 NO_FACT = re.compile(
@@ -53,6 +54,7 @@ def equal_results(table: AnyTable) -> Iterator[Finding]:
         if printed:
             groups[printed].append(row)
     fewest = min((row.number("gpus", math.inf) for row in table.rows), default=math.inf)
+    pairs = len(table.rows) ** 2 / 2
     for printed, rows in groups.items():
         if len(rows) < 2:
             continue
@@ -72,7 +74,7 @@ def equal_results(table: AnyTable) -> Iterator[Finding]:
                     continue
                 said = f"the same run stands on line {one.line_no}, too"
                 yield of_cell(other, cell, "twice", said, "one row", "possible")
-            elif digits < SHARP:
+            elif digits < SHARP and digits * pairs < CHANCE:
                 differ = [
                     h
                     for (h, a), (_, b) in zip(facts_of(one), facts_of(other), strict=False)
