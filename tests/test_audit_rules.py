@@ -465,3 +465,26 @@ def test_labels_in_words_do_not_turn_a_table_on_its_side(tmp_path):
     text = "| file | killed | left |\n|---|---|---|\n| models/memory.py | 90 | 1 |\n"
     text += "".join(f"| part{n}.py | {n} | 29 |\n" for n in range(4))
     assert found(tmp_path, "x.md", text) == []
+
+
+def test_peaks_of_cards_are_no_results_and_a_caption_names_the_precision(tmp_path):
+    peaks = "| Type | B200 TFLOPS | Since |\n|---|---|---|\n| tf32 | 1125 | A100 |\n"
+    peaks += "| fp16 | 2250 | P100 |\n"
+    assert found(tmp_path, "x.md", peaks) == []
+    table = "**{}:**\n\n| GPU | TFLOPS |\n|---|---|\n| H200 SXM | 1453.4 |\n| B200 SXM | 3432.5 |\n"
+    assert found(tmp_path, "x.md", table.format("FP8")) == []
+    kinds = [("peak", 5, "1453.4"), ("peak", 6, "3432.5")]
+    assert found(tmp_path, "x.md", table.format("BF16")) == kinds
+
+
+def test_versions_of_repositories_are_no_runs_of_different_commits(tmp_path):
+    text = "| Repository | Commit | Date |\n|---|---|---|\n| a | 38410cf | 2025-06-01 |\n"
+    assert found(tmp_path, "x.md", text + "| b | 624304a | 2025-06-02 |\n") == []
+
+
+def test_every_run_of_a_table_on_its_side_is_named(tmp_path):
+    """A row of such a table holds the cells of all runs: each odd one is a finding."""
+    text = "| GPU Number | 8 | 16 | 32 | 64 | 128 |\n|---|---|---|---|---|---|\n"
+    text += "| TGS (Tokens/GPU/Second) | 4000 | 3900 | 3800 | 3700 | 3600 |\n"
+    text += "| TFLOPS | 200 | 195 | 190 | 195 | 190 |\n"
+    assert found(tmp_path, "x.md", text) == [("jump", 4, "195"), ("jump", 4, "190")]

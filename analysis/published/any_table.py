@@ -11,7 +11,7 @@ from functools import lru_cache
 from html.parser import HTMLParser
 from pathlib import Path
 
-from analysis.published.documents import cells_of, parse
+from analysis.published.documents import Document, cells_of, parse
 from analysis.published.headings import COUNTS, MEASURED, WORDS, Meaning, Value, meaning, read_cell
 from models.errors import UsageError
 from models.gpus import GPUS
@@ -170,8 +170,14 @@ def _raw(path: Path, text: str) -> list[tuple[str, Cells]]:
         lines = [(table.line_no, document.lines[table.line_no - 1])]
         lines += [(row.line_no, document.lines[row.line_no - 1]) for row in table.rows]
         cells = [(no, [cell.text for cell in cells_of(line)]) for no, line in lines]
-        found.append((table.section, cells))
+        found.append((f"{table.section} {_just_above(document, table.line_no)}", cells))
     return found
+
+
+def _just_above(document: Document, line_no: int) -> str:
+    """The words that introduce a table: its caption, or the end of the paragraph before it."""
+    before = document.lines[max(line_no - 4, 0) : line_no - 1]
+    return " ".join(line.strip() for line in before if not line.lstrip().startswith(("|", "#")))
 
 
 def _csv_cells(path: Path, text: str, mark: str) -> Cells:
@@ -188,7 +194,9 @@ def _csv_cells(path: Path, text: str, mark: str) -> Cells:
 def _given(heading: str, given: dict[str, str]) -> Meaning | None:
     text = next((v for k, v in given.items() if k.strip().lower() == heading.lower()), None)
     if text is None:
-        return meaning(heading)
+        found = meaning(heading)
+        # A column of one card's numbers, as of its peaks: not of the runs that its rows are.
+        return None if found and found.name in MEASURED and _named(heading, "gpu_type") else found
     if text in ("", "-"):
         return None
     name, _, unit = text.partition(":")

@@ -20,6 +20,9 @@ _RESULTS = (
     "mfu",
     "wall_s",
 )
+_NAMED = re.compile(
+    r"(?i)\b(?:best|fastest|optimal) (?:\w+ )?(?:layout|config|split|setup|result|run|throughput)"
+)
 _FACTS = (*COUNTS, "params_b")
 
 
@@ -50,7 +53,7 @@ def _equal(tables: list[AnyTable]) -> Iterator[Finding]:
 
 def _best(tables: list[AnyTable]) -> Iterator[Finding]:
     """A table of best layouts has the fastest rows of the others, for its GPUs and model."""
-    named = [t for t in tables if re.search(r"(?i)\b(?:best|fastest)\b", t.section)]
+    named = [table for table in tables if _NAMED.search(table.section)]
     for table in named:
         for row in table.rows:
             for other in tables if row["gpus"] else ():
