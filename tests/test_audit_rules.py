@@ -153,6 +153,32 @@ def test_identical_rows_are_near_unless_a_note_tells_them_apart(tmp_path, text, 
     assert found(tmp_path, "x.csv", text) == wrong
 
 
+NODES = "nodes,gpus,tokens/s\n1,8,1000\n2,16,1950\n4,32,3800\n8,{},7400\n"
+
+
+@cases((NODES.format(64), []), (NODES.format(32), [("gpus", 5, "32")]))
+def test_nodes_have_the_same_gpus_each(tmp_path, text, wrong):
+    assert found(tmp_path, "x.csv", text) == wrong
+
+
+UTILISED = (
+    "gpus,gpu_type,precision,tflops/gpu,mfu\n8,H100 SXM,bf16,400,{}\n16,H100 SXM,bf16,380,38.4%\n"
+)
+
+
+@cases((UTILISED.format("40.4%"), []), (UTILISED.format("44.0%"), [("mfu", 2, "44.0%")]))
+def test_mfu_is_the_share_of_the_cards_peak(tmp_path, text, wrong):
+    assert found(tmp_path, "x.csv", text) == wrong
+
+
+STALE = "gpus,step time (s),tokens/s\n8,2.10,31207.6\n8,2.45,{}\n"
+
+
+@cases((STALE.format("26749.4"), []), (STALE.format("31207.6"), [("rate", 3, "31207.6")]))
+def test_one_rate_does_not_stand_beside_two_times(tmp_path, text, wrong):
+    assert found(tmp_path, "x.csv", text) == wrong
+
+
 # ---- totals and shares -------------------------------------------------------------------------
 
 TOTAL = """
@@ -305,9 +331,10 @@ PROSE = """# Results
         ("Scaling from 1 to 8 GPUs gives a speedup of 7.6x.", ["claim"]),
         ("Going from 4 to 8 GPUs is 1.70x faster.", []),
         ("The speedup is 3.41x on 4 GPUs and 5.81x on 8 GPUs.", []),
-        ("The ideal speedup on 8 GPUs would be 8x.", []),
+        ("An ideal speedup of 8x on 8 GPUs is out of reach.", []),
         ("On 16 GPUs we saw a 9x speedup.", []),  # no such row
-        ("It runs at about 6x speedup on 8 GPUs.", []),
+        ("It runs at about 5.5x speedup on 8 GPUs.", []),
+        ("It runs at about 4.5x speedup on 8 GPUs.", ["claim"]),
         ("This is 73 % scaling efficiency on 8 GPUs.", []),
         ("This is 95 % efficiency on 8 GPUs.", ["claim"]),
         ("Efficiency of 85 % at 4 GPUs.", []),
