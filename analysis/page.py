@@ -21,6 +21,7 @@ from analysis.common.tables import writing
 from analysis.logs.flags import facts_of
 from analysis.measured.flags import parser_of
 from models.errors import command_line, printable, warn
+from models.files import named_folder
 from models.flops import CONVENTIONS
 
 
@@ -44,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         help="what is asked (default: the study's question)",
     )
     said = "write the charts as SVG files to this folder, and the page only with --out"
-    parser.add_argument("--svg", type=Path, metavar="FOLDER", help=said)
+    parser.add_argument("--svg", type=named_folder, metavar="FOLDER", help=said)
     given = parser.parse_args(argv)
     from analysis.pages import html, svg  # here: --help needs no tables
     from analysis.pages.whole import sections_of

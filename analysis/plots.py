@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 
 from models.errors import Parser, UsageError, command_line, warn
-from models.files import ROOT
+from models.files import ROOT, named_folder
 
 PUBLISHED = ROOT / "logs" / "plots"
 
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m analysis.plots", description=__doc__)
     parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="logs, runs, folders")
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder to write (default: PATH/plots)"
+        "--out", type=named_folder, metavar="DIR", help="folder to write (default: PATH/plots)"
     )
     parser.add_argument("--baseline", metavar="NAME", help="the run to compare with; or its path")
     also = " (a wrong one lists all)"

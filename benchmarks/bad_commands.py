@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 from benchmarks import tiny_checkpoint
@@ -92,6 +93,12 @@ FILES = "logs/study logs/study/ddp job.out study.toml table.csv page.md picture.
 FILES = [*FILES.split(), "folder", "deep.json", "deep.toml", "zero", "null", "loop", "."]
 
 
+# vl-convert's engine asks for more address space than a worker of bad_input.py may have.
+NO_CHARTS = SimpleNamespace(
+    javascript_bundle=lambda script: "", vegalite_to_svg=lambda spec, **_: "<svg></svg>"
+)
+
+
 def lay_desk(desk: Path) -> None:
     runs = [
         ROOT / "logs/2-core-cpu/2-core_breakdown" / n for n in ("ddp", "ddp-dp2", "megatron-pp2")
@@ -161,6 +168,14 @@ def bad_flag(chance: random.Random, module: str, words: list[str]) -> list[str]:
     return [*words, f"{name}={value}"] if chance.random() < 0.5 else [*words, name, value]
 
 
+def misspelled(chance: random.Random, module: str, words: list[str]) -> list[str]:
+    """A flag that no command has, or one of this command with a letter too many."""
+    names = [name for flag in flags(module) for name in flag.option_strings if len(name) > 4]
+    name = chance.choice([*names, "--nonsense"])
+    at = chance.randrange(3, len(name))
+    return [*words, name[:at] + name[at] * 2 + name[at + 1 :]]
+
+
 def bad_word(chance: random.Random, module: str, words: list[str]) -> list[str]:
     """Replace a word that is not a flag by another."""
     at = [i for i, word in enumerate(words) if not word.startswith("-")]
@@ -187,6 +202,7 @@ def nothing_starts() -> Iterator[None]:
         for where, name, failure in [*instead, (builtins, "input", EOFError)]:
             stack.enter_context(mock.patch.object(where, name, side_effect=failure))
         stack.enter_context(mock.patch("slurm.submit.ROOT", Path.cwd()))  # where --logs begins
+        stack.enter_context(mock.patch("analysis.pages.charts._library", return_value=NO_CHARTS))
         yield
 
 
@@ -195,7 +211,7 @@ def one_command(chance: random.Random, folder: Path, loud: bool) -> Try:
     module = chance.choice(sorted(LINES))
     words = LINES[module].split()
     for _ in range(chance.choice([1, 1, 2, 3])):
-        mistake = chance.choice([bad_flag, bad_flag, bad_word, one_word_more])
+        mistake = chance.choice([bad_flag, bad_flag, bad_word, one_word_more, misspelled])
         words = mistake(chance, module, words)
     if loud:
         print(f"python -m {module}", *map(repr, words))

@@ -66,7 +66,7 @@ def measure(arguments: argparse.Namespace) -> None:
     given = settings.from_flags(arguments) | {"breakdown": True, "eval_steps": 0}
     given["steps"] = 4 * arguments.block * (arguments.rounds + 1)
     place = launch.detect()
-    run = settings.resolve(("command line", given), gpus=place.world_size)
+    run = settings.resolve((settings.COMMAND_LINE, given), gpus=place.world_size)
     torch.set_num_threads(run.threads)
     device = choose_device(run, place)
     init_process_group(run, device, place, print)

@@ -26,7 +26,8 @@ class Bounds:
 
 
 def _plain(value: float) -> str:
-    text = str(value)
+    whole = isinstance(value, float) and value.is_integer() and abs(value) < 1e15
+    text = f"{value:.0f}" if whole else str(value)
     return text if len(text) <= 24 else f"{text[:12]}... ({len(text)} digits)"
 
 

@@ -17,6 +17,10 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 _UNPRINTABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+# What argparse says of an argument: which one, and what is wrong with it.
+_ARGUMENT = re.compile(r"argument (\S+): (.*)", re.DOTALL)
+_NO_NUMBER = re.compile(r"invalid (int|float) value: (.*)", re.DOTALL)
+_NO_CHOICE = re.compile(r"invalid choice: (.*) \(choose from (.*)\)", re.DOTALL)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 BROKEN_PIPE = 141  # 128 + SIGPIPE: what a shell reports of cat
 INTERRUPTED = 130  # 128 + SIGINT
@@ -61,7 +65,42 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         name = self.prog.removeprefix("python -m ")
-        self.exit(2, printable(f"{name}: {message} (--help lists the flags)") + "\n")
+        self.exit(2, printable(f"{name}: {self.plainly(message)} (--help lists the flags)") + "\n")
+
+    def plainly(self, message: str) -> str:
+        """One of argparse's sentences as ours: the flag, what is wrong with it, what it can be."""
+        what, colon, rest = message.partition(": ")
+        if colon and what == "unrecognized arguments":
+            return self._unknown(rest.split())
+        if colon and what == "the following arguments are required":
+            return f"{rest} {'are' if ', ' in rest else 'is'} needed"
+        if not (found := _ARGUMENT.fullmatch(message)):
+            return message
+        flag, what = found[1].partition("/")[0], found[2]
+        if number := _NO_NUMBER.fullmatch(what):
+            kind = "a whole number" if number[1] == "int" else "a number"
+            return f"{flag} must be {kind}, not {number[2]}"
+        if choice := _NO_CHOICE.fullmatch(what):
+            known = ", ".join(word.strip("'") for word in choice[2].split(", "))
+            return f"{flag} cannot be {choice[1]}; it can be: {known}"
+        return f"{flag}: {what}"
+
+    def _unknown(self, words: list[str]) -> str:
+        """Words that are no flag, or have no place; the flag that is spelled most like the first
+        one, where there is one."""
+        if not words[0].startswith("-"):
+            return f"there is no place for {' '.join(words)}"
+        from difflib import get_close_matches  # here: seldom needed
+
+        flag, flags = words[0].partition("=")[0], set(self._option_string_actions)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for name, one in action.choices.items():
+                    if flag in one._option_string_actions:
+                        return f"{flag} is a flag of {name} alone"
+                    flags.update(one._option_string_actions)
+        close = get_close_matches(flag, flags, 1, 0.7)
+        return f"there is no flag {flag}" + (f": is {close[0]} meant?" if close else "")
 
     RENAMED: ClassVar = {  # flags of version 0.1 -> of today
         "--gpu": "--gpu-type",

@@ -141,10 +141,13 @@ def named_folder(text: str) -> Path:
     """The folder that a flag names; for argparse.
 
     Raises:
-        argparse.ArgumentTypeError: an empty name, which Path would take for the working directory.
+        argparse.ArgumentTypeError: an empty name, which Path would take for the working directory,
+            or that of a file.
     """
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty: name a folder")
+    if os.path.exists(text) and not os.path.isdir(text):
+        raise argparse.ArgumentTypeError(f"{text} is a file: name a folder")
     return Path(text)
 
 

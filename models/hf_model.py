@@ -77,6 +77,8 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
         UsageError: nothing there that transformers can read.
     """
     path = Path(path)
+    if path.is_dir() and not any(path.glob("*token*")):
+        raise UsageError(f"no tokenizer at {path}: the folder holds no tokenizer.json")
     try:
         if not path.is_file() and tokenizer_files(path) == [path / "tokenizer.json"]:
             path = path / "tokenizer.json"

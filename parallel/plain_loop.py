@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from models.config import GPTConfig
 from models.errors import Parser, UsageError, command_line
 from models.tensor_files import DTYPES
-from parallel.config.settings import RunSpec, add_flags, from_flags, resolve
+from parallel.config.settings import COMMAND_LINE, RunSpec, add_flags, from_flags, resolve
 from parallel.engines import Batch
 from parallel.engines.devices import choose_device
 from parallel.engines.optim import adamw
@@ -123,7 +123,7 @@ def loop(
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m parallel.plain_loop", description=__doc__)
     add_flags(parser, FLAGS)
-    spec = resolve(("command line", from_flags(parser.parse_args(argv))))
+    spec = resolve((COMMAND_LINE, from_flags(parser.parse_args(argv))))
     if spec.model != GPTConfig(**{size: getattr(spec.model, size) for size in SIZES}):
         raise UsageError(f"this loop trains GPT-2's architecture, and {spec.preset} has another")
     device = choose_device(spec, detect())

@@ -50,7 +50,7 @@ from parallel.config.layout import Layout
 from parallel.config.layout_arrays import columns_of
 from parallel.config.message_bytes import step_volumes
 from parallel.config.run_names import name_alone
-from parallel.config.settings import RunSpec, add_flags, from_flags, resolve
+from parallel.config.settings import COMMAND_LINE, RunSpec, add_flags, from_flags, resolve
 from parallel.config.study import load_study
 from parallel.record.launch import Launch
 from parallel.train import set_environment
@@ -425,7 +425,7 @@ def runs_of(arguments: argparse.Namespace) -> tuple[dict[str, RunSpec], float | 
         if arguments.runs is not None:
             raise UsageError("--run-name names a run of a study: give --study too")
         cluster = clusters.cluster(arguments.cluster) if arguments.cluster else None
-        spec = resolve(("command line", flags))
+        spec = resolve((COMMAND_LINE, flags))
         runs, across = {name_alone(spec, flags): spec}, {}
     else:
         study = load_study(arguments.study, arguments.cluster)

@@ -174,7 +174,9 @@ def _memory_map(path: Path, dtype: Any) -> np.ndarray:
         return np.memmap(path, dtype=dtype, mode="r")
     except (ValueError, TypeError) as error:
         size = path.stat().st_size
-        raise UsageError(f"{path}: {size} bytes are no {dtype} token ids: {error}") from error
+        each = np.dtype(dtype).itemsize
+        why = f"{size % each} over" if size % each else str(error)
+        raise UsageError(f"{path}: {size} bytes are no token ids of {each} bytes: {why}") from error
 
 
 def _open_folder(path: Path) -> Data:

@@ -41,7 +41,7 @@ from parallel.checkpoint import attempts
 from parallel.config import clusters, library_variables
 from parallel.config.engine_abilities import kernels_of
 from parallel.config.run_names import name_alone
-from parallel.config.settings import CURVES, RunSpec, add_flags, from_flags, resolve
+from parallel.config.settings import COMMAND_LINE, CURVES, RunSpec, add_flags, from_flags, resolve
 from parallel.config.study import load_study
 from parallel.record.ends import Kind, kind_of_error
 from parallel.record.facts import launcher_metadata, run_facts
@@ -64,7 +64,7 @@ class Flags(Parser):
     """A wrong flag is a UsageError, so that `run` prints it once per node."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (--help lists the flags)")
+        raise UsageError(f"{self.plainly(message)} (--help lists the flags)")
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -101,7 +101,7 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
     if arguments.study is None:
         if arguments.run is not None:
             raise UsageError("--run-name names a run of a study: give --study too")
-        spec = resolve(("command line", flags), gpus=gpus)
+        spec = resolve((COMMAND_LINE, flags), gpus=gpus)
         study_name, run, baseline, repeat_of = None, name_alone(spec, flags), None, None
     else:
         study = load_study(arguments.study, arguments.cluster)

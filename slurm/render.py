@@ -369,7 +369,9 @@ def write(texts: dict[Path, str], dry_run: bool = False) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
     except OSError as error:
-        raise UsageError(f"cannot write {error.filename}: {error.strerror}") from error
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        why = "it is a file: name a folder" if is_file else error.strerror
+        raise UsageError(f"cannot write {error.filename}: {why}") from error
 
 
 def _check_writable(path: Path) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 from models.errors import UsageError
 from models.files import parse_json
 from models.storage import write_json
+from parallel.config.duration import CIRCUMSTANCES
+from parallel.config.settings import DEFAULTS, RunSpec
 from parallel.config.study import Study
 from parallel.record import ends, reader
 from parallel.record.ends import CONSEQUENCES, Kind, kind_of
@@ -376,8 +378,34 @@ def with_result(row: Row, folder: Path) -> Row:
     earlier = judge(row.run, folder, row.steps, recall(folder, ran) if ran else None, ran)
     if earlier.state != "complete":
         return row
+    if (
+        row.line == "Slurm: COMPLETED 0:0"
+    ):  # it did its work, which a run without Slurm has replaced
+        return earlier
     later = f"job {row.job_id}, after it: {row.state}: {row.line}"
     return replace(earlier, line=f"{earlier.line}; {later}")
+
+
+def of_the_study(row: Row, folder: Path, spec: RunSpec) -> Row:
+    """The row of a complete run, missing where the study's file says other settings by now: what it
+    asks for has not run."""
+    if row.state != "complete":
+        return row
+    before, now = reader.read_json_if_whole(folder / "run.json").get("spec"), spec.settings()
+    if not isinstance(before, dict):
+        return row
+    # A setting that is newer than the run has its default; two may follow from the data, which
+    # need not be here.
+    open_ = {name for name in ("vocab_size", "end_of_text") if now[name] is None}
+    changed = [
+        f"{name} {was}, now {value}"
+        for name, value in now.items()
+        if name not in CIRCUMSTANCES | open_ and (was := before.get(name, DEFAULTS[name])) != value
+    ]
+    if not changed:
+        return row
+    line = f"a run of other settings is complete: {', '.join(changed)}; submit trains this one"
+    return replace(row, state="missing", line=line)
 
 
 def ran_by(folder: Path) -> int | None:
@@ -418,5 +446,5 @@ def rows(study: Study, logs: Path) -> tuple[list[Row], bool]:
         if job is not None:
             with contextlib.suppress(OSError):  # another user's logs, or a full disk: shown anyway
                 remember(folder, job, row, planned_text(study, name))
-        found.append(with_result(row, folder))
+        found.append(of_the_study(with_result(row, folder), folder, spec))
     return found, jobs is not None

@@ -2,12 +2,17 @@
 
 import pytest
 
-from benchmarks import bad_input
+from benchmarks import bad_commands, bad_input
+from tests.test_flags import COMMANDS
 
 
 @pytest.mark.parametrize(("campaign", "n"), [("logs", 40), ("neutral", 30), ("folders", 3)])
 def test_bad_input_ends_in_no_traceback(campaign, n):
     assert bad_input.findings(bad_input.run(campaign, "a few", n)) == []
+
+
+def test_every_command_is_given_bad_lines():
+    assert sorted(bad_commands.LINES) == [name for name in COMMANDS if name != "analysis"]
 
 
 @pytest.mark.slow

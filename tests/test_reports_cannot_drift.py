@@ -48,7 +48,7 @@ def test_a_changed_number_is_stale_until_it_is_written_again(tmp_path, capsys):
         ("<!-- report: jeanzay 1-2 -->\n<!-- /report -->", "no row from lines 1 to 2"),
         ("<!-- report: file nowhere.md -->\n<!-- /report -->", "nowhere.md"),
         ("<!-- report: tflops nowhere -->\n<!-- /report -->", "nowhere"),
-        ("<!-- report: tflops --convention x y -->\n<!-- /report -->", "invalid choice"),
+        ("<!-- report: tflops --convention x y -->\n<!-- /report -->", "--convention"),
     ],
 )
 def test_a_block_that_cannot_be_written_names_its_line(block, words):

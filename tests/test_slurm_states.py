@@ -510,6 +510,37 @@ def test_the_commands_for_tables_and_page_follow_when_every_run_has_ended(
     assert commands == (last == "CANCELLED")
 
 
+def test_a_complete_run_of_other_settings_is_missing_and_submitted(four, capsys):
+    path, logs, tmp_path = four
+    study = load_study(path)
+    name = "megatron-tp2-seed4"
+    folder = logs / "four" / name
+    folder.mkdir(parents=True)
+    about = {"spec": study.specs[name].settings(), "scheduler": {"job_id": 6}}
+    (folder / "run.json").write_text(json.dumps(about))
+    (folder / "status.json").write_text('{"state": "complete"}')
+    (folder / "RUN_COMPLETE.txt").touch()
+    (folder / "6.submitted").touch()
+
+    def row() -> str:
+        status.main([str(path), "--logs", str(logs)])
+        lines = capsys.readouterr().out.splitlines()
+        return " ".join(next(line for line in lines if line.startswith(name)).split())
+
+    assert row().endswith("- RUN_COMPLETE.txt") and " complete " in row()
+    about["spec"] |= {"log_interval": 77}  # not another run
+    (folder / "run.json").write_text(json.dumps(about))
+    assert " complete " in row()
+    text = path.read_text().replace("gpus = 2,", "gpus = 2, lr = 0.5, steps = 200,")
+    path.write_text(text)
+    lr, steps = about["spec"]["lr"], about["spec"]["steps"]
+    said = f"a run of other settings is complete: steps {steps}, now 200, lr {lr}, now 0.5;"
+    assert " missing " in row() and said in row()
+    flags = [str(path), "--logs", str(logs), "--yes", "--no-preflight", "--only", "missing"]
+    assert submit.main(flags) == 0
+    assert f"submitted {name}: job" in capsys.readouterr().out
+
+
 def test_a_job_that_never_started_is_a_row_of_the_table_too(four, capsys):
     path, logs, _ = four
     assert status.main([str(path), "--logs", str(logs)]) == 1

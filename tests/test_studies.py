@@ -124,7 +124,7 @@ def test_a_cluster_bounds_what_can_be_placed(tmp_path):
     ("text", "words"),
     [
         ("[[sweep]]\nproduct = { tpp = [1] }", "unknown setting 'tpp'"),
-        ("[[sweep]]\nproduct = { tp = ['two'] }", "tp must be a int, not 'two'"),
+        ("[[sweep]]\nproduct = { tp = ['two'] }", "tp must be a whole number, not 'two'"),
         ("[[sweep]]\nproduct = { preset = ['gpt5'] }", "unknown preset 'gpt5'"),
         ("[[sweep]]\nproduct = { tp = 2 }", "product tp must be a list"),
         ("[[sweep]]\nzip = { tp = [1, 2], gpus = [1] }", "zip's lists differ in length"),

@@ -141,8 +141,10 @@ def read_csv(path: Path, needed: tuple[str, ...] = ("gpus",)) -> PublishedTable:
                     f"{path}: truncated: line {reader.line_num} ends after {width} of"
                     f" {len(columns)} columns"
                 )
-    except (OSError, csv.Error) as error:
-        raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from error
+    except csv.Error as error:
+        raise UsageError(f"{path}: no CSV: {error}") from error
     for row in rows:
         _move_remarks(row)
     return PublishedTable(1, columns, rows)

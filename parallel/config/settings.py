@@ -490,6 +490,7 @@ def _profile_problems(spec: RunSpec) -> list[str]:
     return problems
 
 
+COMMAND_LINE = "command line"  # the source of settings that flags gave: they are named as flags
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(RunSpec)}
 BOUNDS: dict[str, Bounds | None] = {f.name: f.metadata["bounds"] for f in fields(RunSpec)}
 
@@ -505,6 +506,9 @@ def _kind(setting: Field) -> type:
     return getattr(setting.type, "__args__", (setting.type,))[0]
 
 
+_KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+
 def check_setting(name: str, value: Any, source: str) -> Any:
     """`value` in the setting's type.
 
@@ -517,18 +521,20 @@ def check_setting(name: str, value: Any, source: str) -> Any:
         known = ", ".join(RunSpec.__dataclass_fields__)
         raise UsageError(f"{source}: unknown setting {name!r}; known: {known}")
     kind, choices = _kind(setting), setting.metadata["choices"]
+    said = f"{source}: {name}" if source != COMMAND_LINE else f"--{name.replace('_', '-')}"
     if kind is float and type(value) is int:
         value = float(value)
     if value is None and setting.default is None:
         return None
     if type(value) is not kind:
-        raise UsageError(f"{source}: {name} must be a {kind.__name__}, not {value!r}")
+        raise UsageError(f"{said} must be {_KINDS[kind]}, not {value!r}")
     if choices and value not in choices:
-        raise UsageError(f"{source}: {name} must be one of {', '.join(choices)}, not {value!r}")
+        raise UsageError(f"{said} must be one of {', '.join(choices)}, not {value!r}")
     if kind is str and "\0" in value:
-        raise UsageError(f"{source}: {name} cannot hold a zero byte: {value!r}")
-    if problem := out_of_bounds(name, value):
-        raise UsageError(f"{source}: {problem}")
+        raise UsageError(f"{said} cannot hold a zero byte: {value!r}")
+    bounds = setting.metadata["bounds"]
+    if problem := bounds and value is not None and bounds.problem(said, value):
+        raise UsageError(problem)
     return value
 
 

@@ -47,7 +47,7 @@ from models.files import check_keys, read_toml
 from parallel.config import clusters
 from parallel.config.clusters import Cluster
 from parallel.config.run_names import IN_NAME, run_name
-from parallel.config.settings import RunSpec, check_setting, merge, resolve
+from parallel.config.settings import COMMAND_LINE, RunSpec, check_setting, merge, resolve
 
 Layers = list[tuple[str, dict[str, Any]]]  # (source, settings), for resolve()
 STUDY_KEYS = ("question", "baseline", "cluster", "slurm", "defaults", "run", "sweep")
@@ -90,7 +90,7 @@ class Study:
             raise UsageError(f"{self.path}: no run {name!r}; it has: {', '.join(self.settings)}")
         if not flags and gpus in (None, self.specs[name].gpus):
             return self.specs[name]
-        return resolve(*self.settings[name], ("command line", flags or {}), gpus=gpus)
+        return resolve(*self.settings[name], (COMMAND_LINE, flags or {}), gpus=gpus)
 
 
 @dataclass(frozen=True)

@@ -160,4 +160,4 @@ def _why_not(log: Log, tried: list[Record]) -> str:
         return f"looks like {names}, but holds no iteration that could be read"
     if b"it/s" in log.tail or b"s/it" in log.tail:
         return "no format that is known: only progress bars, which print running rates"
-    return "no format that is known: no reader's iteration line stands in it"
+    return "no format that is known: no line is a step of one (docs/read-logs.md lists them)"
