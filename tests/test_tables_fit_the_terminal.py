@@ -1,6 +1,7 @@
 """On a terminal a table fits its width and loses no value; a pipe gets it in full."""
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -12,7 +13,7 @@ import termios
 import pytest
 
 from analysis.common import terminal
-from analysis.common.tables import Column, Table, chosen
+from analysis.common.tables import Column, Table, chosen, show
 from models.errors import UsageError
 from tests.conftest import ROOT
 
@@ -55,6 +56,17 @@ def test_no_line_is_wider_than_the_terminal(command, width):
     lines = on_terminal(width, *command)
     assert len(lines) > 3
     assert [line for line in lines if len(line) > width] == []
+
+
+def test_several_tables_are_one_list_of_json(capsys):
+    tables = [Table([Column("a", "a")], [{"a": i, "b": "x"}], f"T{i}") for i in (1, 2)]
+    show(tables, "json")
+    assert json.loads(capsys.readouterr().out) == [
+        {"table": "T1", "a": 1, "b": "x"},
+        {"table": "T2", "a": 2, "b": "x"},
+    ]
+    show(tables[:1], "json")
+    assert json.loads(capsys.readouterr().out) == [{"a": 1, "b": "x"}]
 
 
 def test_a_note_names_eight_runs_and_counts_more():

@@ -168,8 +168,12 @@ def _csv_cell(value: Any) -> Any:
 
 
 def _json(table: Table) -> str:
+    return json_objects(_objects(table))
+
+
+def _objects(table: Table) -> list[dict[str, Any]]:
     columns = table.shown
-    return json_objects([{c.key: row.get(c.key) for c in columns} | row for row in table.rows])
+    return [{c.key: row.get(c.key) for c in columns} | row for row in table.rows]
 
 
 def _finite(value: Any) -> Any:
@@ -236,10 +240,16 @@ def chosen(tables: Sequence[Table], names: Sequence[str] | None) -> list[Table]:
 
 
 def show(tables: Sequence[Table], format: str, columns: Sequence[str] | None = None) -> None:
-    """Print tables. Text fits the terminal it goes to; a file or a pipe gets it in full."""
+    """Print tables. Text fits the terminal it goes to; a file or a pipe gets it in full. As JSON
+    several tables are one list, in which each row says its `table`."""
+    found = chosen(tables, columns)
+    if format == "json" and len(found) > 1:
+        rows = [{"table": table.title} | row for table in found for row in _objects(table)]
+        print(json_objects(rows), end="")
+        return
     width = shutil.get_terminal_size().columns
     fits = format == "text" and sys.stdout.isatty()
-    texts = [t.fitted(width) if fits else t.render(format) for t in chosen(tables, columns)]
+    texts = [table.fitted(width) if fits else table.render(format) for table in found]
     print("\n".join(texts), end="")
 
 
