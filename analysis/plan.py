@@ -52,7 +52,11 @@ EXCHANGE = {  # by --cp-comm-type
     "p2p": "cp ranks send keys and values on in a ring while attention works on the part before",
     "all_gather": "cp ranks gather all keys and values of a layer before its attention",
 }
-FP8_MEMORY = "the layers' GEMMs run in fp8; memory is that of bf16: what fp8 saves is not modelled"
+FP8_MEMORY = (
+    "the layers' GEMMs run in fp8: weights are held in bf16 and twice in fp8 (plain, transposed),"
+    " the GEMMs' inputs in fp8, by Transformer Engine's rules; no published peak has checked these"
+    " bytes"
+)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -15,8 +15,9 @@ its own fold), of other model sizes, or of other tensor-parallel sizes. The fitt
 by their layouts, never by their times. --calibrate-rows 0 uses the data sheet's priors.
 
 Context-parallel ranks (cp) exchange keys and values in a ring. Gradients of bf16 rows are fp32,
-unless `gradients` (or a note) says bf16. FP8 speeds up the layers' four GEMMs and nothing else; the
-memory of fp8 rows is not modelled and not scored.
+unless `gradients` (or a note) says bf16. FP8 speeds up the layers' four GEMMs and nothing else. The
+memory of fp8 rows is not scored: published rows do not say whether they hold the weights in bf16,
+too.
 
 Not scored are: a row that contradicts itself (`lint`, or LINT in its notes), a first iteration
 (`warm_up`, or a note), a row whose model has no published width, and a row on a slow network (1.3

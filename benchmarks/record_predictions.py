@@ -5,7 +5,8 @@
 
 LAYOUTS.csv has the columns of logs/published without results; a file of logs/predictions is one,
 too, so that a later model can predict it again. FOLDER/<name>.csv gets a row for each of its rows:
-id, seconds, low, high (they hold 80 %), fits (yes, no, - where the memory is not modelled), why
+id, seconds, low, high (they hold 80 %), fits (yes, no, - where what the row says leaves the memory
+open), why
 (what speaks against the run), and the layout. --fitted-on gives published rows of the same cluster;
 the constants are fitted on the times of at most --rows of them. Without it the card's priors are
 used. With it the files are <name>-fitted.csv, without the layouts, and <name>-fitted.toml, the
@@ -73,7 +74,7 @@ def predicted(rows: Rows, fits: dict[str, fitting.Fit]) -> dict[str, dict[str, s
             if not start[i]:
                 fit_in, why = "no", "its engine cannot start it"
             elif fp8[i]:
-                fit_in, why = "-", "memory of fp8 is not modelled"
+                fit_in, why = "-", "fp8: whether its weights are in bf16, too, is not published"
             elif full[i] > limit[i]:
                 fit_in, why = "no", f"needs {full[i]:.0f} of {limit[i]:.0f} GB"
             texts = [f"{t:.5g}" for t in times]

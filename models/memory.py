@@ -133,6 +133,22 @@ def gathered(x: Any, n: np.ndarray, blocks: int = 2) -> np.ndarray:
     return np.where(x.zero_stage == 3, stage_3, n * x.fsdp2) * x.width
 
 
+def in_fp8(x: Any) -> np.ndarray:
+    """Whether Transformer Engine runs the layers' products in fp8. FSDP2's fp8 is torchao's, which
+    keeps inputs and weights otherwise: its memory is counted as that of bf16."""
+    return x.fp8 & ~x.fsdp2
+
+
+def fp8_copies(x: Any, layers: np.ndarray) -> np.ndarray:
+    """Bytes of the layers' weights in fp8 beside those in bf16, as they are and transposed. Hopper
+    multiplies fp8 in one order alone (Transformer Engine, issue 1261 and "Performance
+    Considerations"), and Megatron core keeps both from a step's first micro-batch on. Blackwell
+    needs no transposed copy where a tensor has one scale: half of this. Scales and their history
+    are below 0.1 MB a layer.
+    """
+    return in_fp8(x) * 2.0 * layers * layer_params(x) / x.tp
+
+
 def layer_activations(x: Any) -> np.ndarray:
     """Bytes that backward needs of one layer when nothing is recomputed: s b h (10 + 24/t +
     5 a s / (h t)) for a GPT; with sequence parallelism all of it over t [K eq. 1, 2, 4].
@@ -142,16 +158,20 @@ def layer_activations(x: Any) -> np.ndarray:
     with norms of queries and keys, and with rotary positions: the values are a view of the product
     that also holds the queries and keys from before; and 4 f, or with a gate 6 f where its kernel
     is fused and 8 f where it is not, or 10 f where GELU is written out. RMSNorm keeps no more. With
-    autocast the norms' inputs are in fp32.
+    autocast the norms' inputs are in fp32. In fp8 the inputs of the four products have one byte
+    (`fp8_copies`): 2 h + f less, and a d more, for attention keeps its output beside the
+    projection's input.
     """
+    low = in_fp8(x)
     whole = (
         x.hidden
-        * (8.0 + 2.0 * x.dropout + 4.0 * x.autocast)
+        * (8.0 - 2.0 * low + 2.0 * x.dropout + 4.0 * x.autocast)
         / np.where(x.sequence_parallel, x.tp, 1)
     )
     turned = 2.0 * x.qk_norm + 2.0 * x.rotary
-    split = (4.0 + turned) * x.head_dim * (x.heads + x.kv_heads)
-    split = split + x.ffn * (4.0 + 6.0 * x.gelu_written_out + x.glu * (2.0 + 2.0 * x.plain))
+    split = (4.0 + turned) * x.head_dim * (x.heads + x.kv_heads) + low * x.head_dim * x.heads
+    gates = x.glu * (2.0 + 2.0 * x.plain)
+    split = split + x.ffn * (4.0 - low + 6.0 * x.gelu_written_out + gates)
     return x.tokens * x.width / 2 * (whole + split / x.tp) + scores(x)
 
 
@@ -289,6 +309,7 @@ def parts(
     if tensors_alone:
         later = passing(x, n, layers, flying, (at_start, at_end), kept, one_layer, head)
     return states(x, n, tensors_alone) | {
+        "fp8_copies": fp8_copies(x, layers),
         "activations": kept,
         "keys_and_values": received(x),
         "logits": head,

@@ -18,6 +18,21 @@ SBH = 32 * 64  # numbers in a layer's input
 PLAIN = 34 * SBH + 5 * 4 * 32 * 32  # bytes that a layer keeps in half precision [K eq. 1]
 
 
+def test_in_fp8_weights_are_held_twice_more_and_the_inputs_of_products_in_one_byte():
+    """A GPT of h 8, f 32, 2 heads of 4 and 3 layers on 16 tokens: Transformer Engine on Hopper."""
+    given = SMALL | {"layers": 3, "hidden": 8, "heads": 2, "vocab": 64, "seq": 16}
+    x, plain = (columns(**given, fp8=low, flash=True, grad_width=4) for low in (True, False))
+    parts, before = memory.parts(x), memory.parts(plain)
+    assert parts["fp8_copies"][0] == 2 * 3 * 12 * 8**2 and before["fp8_copies"][0] == 0
+    assert parts["weights"] == before["weights"]
+    # Both norms' outputs and the second product's input halve; attention's output is there twice.
+    saved = memory.layer_activations(plain) - memory.layer_activations(x)
+    assert saved[0] == 16 * (2 * 8 + 32 - 8)
+    assert memory.peak(columns(**given, fp8=True, fsdp2=True)) == memory.peak(
+        columns(**given, fsdp2=True)
+    )  # torchao's fp8 is another
+
+
 # Korthikanti et al. 2022 (arXiv 2205.05198), figure 1, by their own formulas: GiB of activations,
 # (n_layer, hidden, heads, pp, vpp, micro_batch) of their table 3, tp 8.
 FIGURE_1 = [

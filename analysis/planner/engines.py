@@ -1,8 +1,7 @@
 """What engines launch, wait for and overlap: constants of a family of engines, shared by clusters.
 
-They were fitted to published tables (docs/planner-accuracy.md says which), with the constants of
-each cluster held at their priors or fitted beside them. What a family does not state is as in
-Megatron-LM.
+`python -m benchmarks.fit_engines` fits them to published tables, with the constants of each cluster
+at their priors. What a family does not state is as in Megatron-LM.
 """
 
 from typing import Any
@@ -23,17 +22,15 @@ USUAL = {
     "hop": 0.0,  # seconds that a tp collective waits for each of the nodes that its group spans
     "stall": 0.0,  # seconds that a micro-batch of a pipeline stalls (timemodel.pipeline_stall)
     "ring_stall": 0.0,  # seconds that a ring stalls for each of its nodes (timemodel.ring_stall)
-    "overlap": 0.0,  # share of data-parallel traffic that can run beside the computation
-    "overlap_sharded": 0.0,  # the same with ZeRO-1
+    # Share of data-parallel traffic that can run beside the computation; of ZeRO-1's, none.
+    "overlap": 0.0,
     "crowd": CROWD,  # a ring over n nodes has n^-crowd of the rate
 }
+_MEGATRON_CORE = {"attention": 0.51, "crowd": 0.0}
 FAMILY: dict[str, dict[str, float]] = {
-    "fsdp": {"elementwise": 1.5, "overlap": 0.43},
-    "megatron_core": {"attention": 0.63, "overlap": 0.7, "overlap_sharded": 0.7, "crowd": 0.1},
-    "internevo": {
-        "overlap": 0.7,
-        "overlap_sharded": 0.7,
-    },  # as Megatron core: it says that it overlaps; not fitted
+    "fsdp": {"attention": 1.09, "elementwise": 1.7, "overlap": 0.41},
+    "megatron_core": _MEGATRON_CORE,
+    "internevo": _MEGATRON_CORE,  # not fitted to its own table
     "nanotron": {
         "attention": 1.6,
         "host": 2.7,
@@ -50,7 +47,7 @@ TABLE = {
     for name in USUAL
 }
 
-# Engines of this repository on GPUs -> their family. Megatron core overlaps there.
+# Engines of this repository on GPUs -> their family.
 OURS = {
     "megatron": "megatron_core",
     "deepspeed_zero": "deepspeed",

@@ -30,7 +30,6 @@ COUNTS = (
     *("tp", "pp", "vpp", "dp", "cp", "micro_batch", "global_batch", "gas", "zero_ranks"),
 )
 CRASHED = ("OOM", "crashed_or_OOM")  # statuses of runs that may have had too little memory
-INTERLEAVED = 4  # vpp of NeMo's MLPerf runs where it is not stated: those that state it interleave
 SLOW = 1.3  # a run this many times slower than one with no less to do met what is not modelled
 
 
@@ -71,8 +70,8 @@ class Rows:
     def has_step_memory(self) -> np.ndarray:
         """Rows whose gigabytes are what a step needs, bool (n,).
 
-        A reading of the whole card is what the allocator took. How much fp8 keeps of a GEMM's
-        inputs (one byte, or both copies) is not known.
+        A reading of the whole card is what the allocator took. Rows in fp8 do not say whether they
+        hold the weights in bf16 beside fp8.
         """
         full = self.memory_gb >= self.gpu_memory_gb
         return np.isfinite(self.memory_gb) & ~full & ~self.in_fp8 & ~self.tensors_alone
@@ -266,9 +265,8 @@ def _split(row: Row) -> dict[str, float]:
     if micro % 1:
         raise ValueError(f"micro_batch would be {micro:g}, no whole number")
     n_micro = max(1.0, round(batch / micro / dp if batch else gas))
-    vpp = row.number("vpp") or (INTERLEAVED if "MLPerf" in row.text("engine") and pp > 1 else 1)
     return {
-        **{"tp": tp, "cp": cp, "pp": pp, "vpp": vpp, "dp": dp},
+        **{"tp": tp, "cp": cp, "pp": pp, "vpp": row.number("vpp") or 1.0, "dp": dp},
         **{"micro_batch": micro, "n_micro": n_micro},
     }
 

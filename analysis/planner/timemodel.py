@@ -355,12 +355,11 @@ def data_parallel(x: Columns, machine: Machine, c: dict) -> Array:
 
 def hidden(x: Columns, traffic_s: Array, micro_s: Array) -> Array:
     """Seconds of data-parallel traffic that run beside the computation of micro-batches of micro_s
-    seconds each. Gradients are whole in the last backward alone; with interleaving, those of a
-    stage's other chunks while the pipeline drains. ZeRO-3 and FSDP2 gather in every pass."""
+    seconds each. Gradients are whole in the last backward alone. ZeRO-3 and FSDP2 gather in every
+    pass. ZeRO-1's traffic comes after the last backward."""
     always = x.fsdp2 | (x.zero_stage == 3)
-    beside = micro_s * np.where(always, x.n_micro, 2.0 / 3.0 * np.where(x.vpp > 1, x.pp, 1))
-    share = np.where(x.zero_stage == 1, of(x, "overlap_sharded"), of(x, "overlap"))
-    return share * np.minimum(traffic_s, beside)
+    beside = micro_s * np.where(always, x.n_micro, 2.0 / 3.0)
+    return of(x, "overlap") * (x.zero_stage != 1) * np.minimum(traffic_s, beside)
 
 
 def tied_embedding(x: Columns, machine: Machine, c: dict) -> Array:

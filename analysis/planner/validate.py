@@ -166,7 +166,7 @@ def validate_memory(rows: Rows, calibrate_rows: int, split: str) -> Validation:
     unknown = (np.array(rows.status) != "ok") | ~np.isfinite(rows.memory_gb)
     tests = [
         (~rows.fit, LINT),
-        (rows.in_fp8, Reason("fp8", "memory of fp8 is not modelled")),
+        (rows.in_fp8, Reason("fp8", "fp8: whether its weights are in bf16, too, is not published")),
         (unknown, Reason("no memory", "no measured memory ({status})")),
         (rows.guessed, NO_WIDTH),
     ]
