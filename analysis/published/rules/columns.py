@@ -65,10 +65,10 @@ def one_unit(table: AnyTable) -> Iterator[Finding]:
 
 
 def _others_run(table: AnyTable, row: Line, name: str) -> bool:
-    """Whether a row has another result, and every other row this one."""
+    """Whether a row has another result, and every other row one that its digits tell from 0."""
     results = [row.number(k, 0) for k, _ in _SPEEDS if k != name]
     others = [other.number(name) for other in table.rows if other is not row and other[name]]
-    return max(results) > 0 and len(others) > 1 and min(others) > 0
+    return max(results) > 0 and len(others) > 1 and min(others) > 5 * row[name].high
 
 
 _CLAIM = re.compile(r"(?i)\b(?:best|fastest|optimal)\b")
