@@ -144,3 +144,31 @@ def test_most_planted_errors_are_found_and_no_clean_table_has_a_finding(capsys):
 
 def test_a_made_table_is_the_same_each_time():
     assert all(make(form, 3).text() == make(form, 3).text() for form in FORMS)
+
+
+def test_a_tuple_of_sizes_is_a_layout():
+    heading = "GPUs | (dp, tp, pp)"
+    rows = ["16 | (2, 4, 2)", "32 | (4, 4, 2)", "64 | 8/8/1"]
+    assert kinds(table(heading, *rows)) == []
+    assert kinds(table(heading, *rows, "64 | (4, 8, 4)")) == [(6, "gpus")]
+
+
+def test_steps_a_second_are_the_time_of_a_step():
+    heading = "GPUs | Global batch | train_steps_per_second | train_samples_per_second"
+    rows = ["8 | 256 | 0.1097 | 28.08", "16 | 256 | 0.1644 | 42.09"]
+    assert kinds(table(heading, *rows)) == []
+    assert kinds(table(heading, *rows, "32 | 256 | 0.4288 | 190.7")) == [(5, "rate")]
+
+
+def test_rows_show_the_tokens_of_a_step_where_no_batch_is_stated():
+    heading = "Setting | tokens/sec | sec/step"
+    rows = ["baseline | 37,750 | 27.78", "flash | 44,028 | 23.82", "fused | 49,698 | 21.10"]
+    assert kinds(table(heading, *rows)) == []
+    assert kinds(table(heading, *rows, "overlap | 65,207 | 18.66")) == [(6, "rate")]
+    rows = ["a | 37,750 | 27.78", "b | 4,028 | 23.82", "c | 9,698 | 21.10"]  # batches of their own
+    assert kinds(table(heading, *rows)) == []
+
+
+def test_the_batch_of_a_device_is_no_global_batch():
+    assert meaning("per_device_train_batch_size").name == "micro_batch"
+    assert meaning("batch_size (sequences)").name == "batch"

@@ -12,7 +12,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from analysis.published.documents import Document, cells_of, parse
-from analysis.published.headings import COUNTS, MEASURED, WORDS, Meaning, Value, meaning, read_cell
+from analysis.published.headings import (
+    COUNTS,
+    MEASURED,
+    WORDS,
+    Meaning,
+    Value,
+    meaning,
+    read_cell,
+    splits_of,
+)
 from models.errors import UsageError
 from models.gpus import GPUS
 
@@ -366,6 +375,10 @@ def _words(row: Line, around: str) -> None:
         row.values.setdefault(name, Value(number, number, number, text, column))
 
     for column, text in row.cells.items():
+        numbers = [int(n) for n in re.findall(r"\d+", text)]
+        if (names := splits_of(column)) and len(names) == len(numbers):
+            for name, number in zip(names, numbers, strict=True):
+                put(name, number, column, text)
         if len(text) > 200 or _REMARKS.match(column) or not re.search("[a-zA-Z]", text):
             continue
         if any(value.column == column for value in row.values.values()):

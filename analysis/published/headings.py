@@ -17,8 +17,8 @@ COUNTS = (
     "gas", "global_batch", "batch", "seq_len", "layers", "hidden", "heads", "ffn", "vocab", "steps",
 )  # fmt: skip
 MEASURED = (
-    "step_s", "tokens_per_s", "samples_per_s", "tflops", "mfu", "hfu", "memory_gb", "speedup",
-    "efficiency", "wall_s", "train_days", "tokens",
+    "step_s", "steps_per_s", "tokens_per_s", "samples_per_s", "tflops", "mfu", "hfu", "memory_gb",
+    "speedup", "efficiency", "wall_s", "train_days", "tokens",
 )  # fmt: skip
 WORDS = ("model", "gpu_type", "precision", "recompute", "date", "commit", "status", "cluster")
 NAMES = (*COUNTS, *MEASURED, *WORDS, "params_b", "gpu_memory_gb")
@@ -39,7 +39,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("hfu", r"\bhfu\b|\bhardware flops? utili"),
     ("mfu", r"\bmfu\b|\bmodel flops? utili|\bflops? utili"),
     ("train_days", r"\btokens?\b.*\bdays\b|\bdays\b.*\btokens?\b"),
-    ("tflops", r"\b(?:[tpg]|tera|peta|giga)?flops?\b"),
+    ("tflops", r"\bm?(?:[tpg]|tera|peta|giga)?flops?\b"),
     (
         "tokens_per_s",
         r"\b[km]?tok(?:en)?s? ?(?:/|per|p) ?(?:second|sec|s)\b|\btgs\b|\btps\b|"
@@ -59,18 +59,19 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"\b(?:step|iteration|iter|batch) (?:time|timing|duration|latency|secs?|seconds|ms|s)\b|"
         r"\btime step\b|\bmean step\b|\belapsed time per\b|^elapsed (?:time )?ms$",
     ),
+    ("steps_per_s", r"\b(?:steps|iterations|iters|its?) ?(?:/|per) ?(?:second|sec|s)\b"),
     ("wall_s", r"\bwall\b|\b(?:total|training|epoch|run) ?time\b|\bruntime\b|\btime to train\b"),
     ("memory_gb", r"\bmem(?:ory)?\b|\bvram\b|\bhbm\b"),
     (
         "micro_batch",
         rf"\bmbs\b|\bmicro ?(?:batch|bsz?)|\bmic bs\b|\bbatch(?: size)? ?(?:/|per) ?{_GPU}|"
-        rf"\b(?:per|/) ?{_GPU} batch|\blocal batch\b",
+        rf"\b(?:per|/) ?{_GPU} (?:train(?:ing)? )?batch|\blocal batch\b",
     ),
     ("gas", r"\bgas?\b|\bgrad(?:ient)? ?acc|\baccum|\bmicro ?num\b|\bn micro"),
     ("gas", r"\bnum(?:ber)? (?:of )?micro ?batches\b|\bmicrobatches\b"),
     ("global_batch", r"^batch(?: size)?(?: in)? tokens$|\btrain(?:ing)? batch\b"),
     ("global_batch", r"\bgbsz?\b|\bglob(?:al)? ?(?:batch|bsz?)\b|\b(?:total|effective) batch\b"),
-    ("batch", r"^batch(?: ?size)?s?$|^bsz?$"),
+    ("batch", r"^batch(?: ?size)?s?(?: in)?(?: sequences| samples)?$|^bsz?$"),
     ("seq_len", r"\bseq(?:uence)?\b|\bcontext(?: len|$)|\bctx\b|\bseq ?len"),
     ("gpus_per_node", rf"\b{_GPU}s? ?(?:/|per) ?(?:node|server|host)\b|\bppn\b"),
     ("gpu_type", rf"\b{_GPU} ?(?:type|model|name)\b|^hardware$|^accelerator$|^gpu$|^system$"),
@@ -79,7 +80,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (
         "gpus",
         r"^(?:# ?|n |num |number of |no of |total |total number of )?(?:of )?"
-        rf"(?:{_GPU}s|world ?size)(?: used| count| total)?$|^{_GPU} (?:num|number|count)$|"
+        rf"(?:{_GPU}s|world(?: ?size)?)(?: used| count| total)?$|^{_GPU} (?:num|number|count)$|"
         rf"^(?:# |n |num |number of ){_GPU}$|^ngpus?$|"
         rf"^(?:# ?|n |num |number of )?{CARD}s(?: gpus)?$|^(?:# ?|n |num |number of )?gpus {CARD}$",
     ),
@@ -149,6 +150,8 @@ def meaning(heading: str) -> Meaning | None:
     text = plain(heading)
     if re.search(r"\b[kmgt]i?b ?/ ?s\b", text):
         return None  # GB/s, not GBS
+    if splits_of(heading):
+        return None
     known = column_name(heading)
     known = {"time_s": "wall_s"}.get(known, known)
     if _OF_PEAK.search(text):
@@ -188,6 +191,16 @@ def meaning(heading: str) -> Meaning | None:
     if known in ("mfu", "hfu", "efficiency"):
         return Meaning(known, 0.01 if "%" in heading or "percent" in text else 1.0)
     return Meaning(known)
+
+
+_SPLITS = ("tp", "pp", "dp", "cp", "ep", "vpp")
+
+
+def splits_of(heading: str) -> list[str]:
+    """The sizes that a heading lists, in their order: `(dp, tp, pp)`, `TP/PP/DP`; else none."""
+    names = re.findall(r"[a-z]+", heading.lower())
+    alone = re.fullmatch(r"\W*[A-Za-z]+(?:\s*[,/x×·-]\s*[A-Za-z]+)+\W*", heading)
+    return names if alone and len(set(names) & set(_SPLITS)) == len(names) > 1 else []
 
 
 @dataclass(frozen=True)

@@ -45,10 +45,17 @@ def settle(table: AnyTable) -> None:
             for row in rows:
                 if row[name]:
                     row.values[name] = row[name].times(0.01)
+    for row in rows:
+        if (often := row["steps_per_s"]) and often.low > 0 and not row["step_s"]:
+            low, high = 1 / often.high, 1 / often.low
+            row.values["step_s"] = Value(
+                1 / often.value, low, high, f"1/{often.text}", often.column
+            )
     _settle_model_parallel(rows)
     _settle_gpus(table)
     _settle_batch(rows)
     _settle_work(table)
+    _settle_tokens(table)
     for name, one, whole in (
         ("tokens_per_s", "tokens_per_s_gpu", tokens_of_step),
         ("samples_per_s", "samples_per_s_gpu", lambda row: span_of(row["global_batch"])),
@@ -181,7 +188,10 @@ def _settle_work(table: AnyTable) -> None:
                 continue
             rate = span_of(row["tokens_per_s"])
             each = product_of(span_of(row["tokens_per_s_gpu"]), span_of(row["gpus"]))
-            sizes = [span_of(row[name]) for name in known]
+            sizes = [
+                span_of(row[name]) or (span_of(row["batch"]) if name == "global_batch" else None)
+                for name in known
+            ]
             sizes += [span_of(row["gpus"])] if filled == "gas" else []
             for done in (rate, each):
                 work = ratio_of(product_of(done, span_of(row["step_s"])), product_of(*sizes))
@@ -201,9 +211,35 @@ def _settle_work(table: AnyTable) -> None:
             if filled == "seq_len":
                 text = f"{whole:g} (by {len(held)} rows)"
                 row.values["seq_len"] = Value(whole, whole, whole, text, "")
+                row.values.setdefault("global_batch", row["batch"] or row["global_batch"])
             else:
                 batch = whole * row.number("micro_batch") * row.number("gpus")
                 row.values["global_batch"] = Value(batch, batch, batch, f"{batch:g}", "")
+
+
+def _settle_tokens(table: AnyTable) -> None:
+    """Where nothing states a batch: the tokens of a step, in all or for a GPU, that most rows'
+    rates times their seconds have in common."""
+    rows = [row for row in table.rows if row["step_s"]]
+    if any(row[name] for row in rows for name in ("global_batch", "batch", "batch_tokens")):
+        return
+    if any(row[name] for row in rows for name in ("micro_batch", "gas", "samples_per_s")):
+        return
+    for of_one in (False, True):
+        cases = []
+        for row in rows:
+            rate = tokens_rate(row) or (None if of_one else span_of(row["tokens_per_s_gpu"]))
+            work = product_of(rate, span_of(row["step_s"]))
+            work = ratio_of(work, span_of(row["gpus"])) if of_one else work
+            if work and tokens_rate(row):
+                cases.append((row, work))
+        point, held = common([work for _, work in cases])
+        if len(cases) > 2 and len(held) > max(len(cases) / 2, 2):
+            for row, _ in cases:
+                tokens = point * (row.number("gpus") if of_one else 1)
+                text = f"{tokens:.6g} (by {len(held)} rows)"
+                row.values["batch_tokens"] = Value(tokens, tokens, tokens, text, "")
+            return
 
 
 def _whole_size(point: float, unit: int) -> float | None:
@@ -222,6 +258,10 @@ def _settle_batch(rows: list[Line]) -> None:
         for r in cases
         if r.number("batch") and r.number("seq_len")
     ]
+    for row in open_ if not cases else ():
+        if (rate := row["samples_per_s"]) and row["step_s"]:
+            done = product_of(span_of(rate), span_of(row["step_s"]))
+            holds += [done is not None and apart(done, (row.number("batch"),) * 2) < MOST_APART]
     if holds and 2 * sum(holds) >= len(holds):
         for row in open_:
             row.values["global_batch"] = row["batch"]
