@@ -3,6 +3,9 @@ formulas say."""
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -91,6 +94,43 @@ def test_ranks_of_a_stage_with_nothing_cut_over_dp_do_equal_work(processes):
         run_of(*flags, "--engine", "deepspeed_pipe", "--precision", "bf16"),
     ):
         assert rehearse.work_of(cut, 0) == rehearse.work_of(cut, 1) != rehearse.work_of(cut, 2)
+
+
+def test_cuts_made_quickly_are_those_of_torch():
+    """Of all that is known of a tensor without storage: its shape, strides, type and storage."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from parallel.measure.rehearsal import _CUTS, _quickly
+
+    aten = torch.ops.aten
+    with FakeTensorMode():
+        x, y = torch.empty(6, 8, dtype=torch.bfloat16), torch.empty(2, 8)
+        cases: list[tuple] = [
+            (aten.slice.Tensor, (x, 1, 2, 7, 2)),
+            (aten.slice.Tensor, (x, 0, 4, 100)),
+            (aten.view.default, (x, [3, -1])),
+            (aten.detach.default, (x,)),
+            (aten.cat.default, ([x, x],)),
+            (aten.cat.default, ([x, y], 0)),
+        ]
+        assert {func for func, _ in cases} == _CUTS
+        for func, args in cases:
+            ours, theirs = _quickly(func, args, {}), func(*args)
+            for known in ("shape", "dtype", "device"):
+                assert getattr(ours, known) == getattr(theirs, known)
+            assert ours.stride() == theirs.stride()
+            assert ours.storage_offset() == theirs.storage_offset()
+            assert ours.untyped_storage().nbytes() == theirs.untyped_storage().nbytes()
+            shared = ours.untyped_storage()._cdata == x.untyped_storage()._cdata
+            assert shared == (func is not aten.cat.default)
+
+
+def test_without_a_gpu_the_megatron_engine_does_not_load_torchs_compiler():
+    script = "import sys, parallel.engines.megatron; sys.exit('torch._inductor' in sys.modules)"
+    hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    assert subprocess.run(command, cwd=ROOT, env=hidden).returncode == 0
 
 
 def test_ranks_that_are_none_are_refused():

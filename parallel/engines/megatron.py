@@ -6,24 +6,28 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.transformer.module import Float16Module
-from megatron.core.utils import get_batch_on_this_cp_rank
 from torch import Tensor
 
 from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.settings import RunSpec
 from parallel.engines import Batch, StepResult, layers
+from parallel.engines.cpu import import_megatron
 from parallel.engines.optim import adam_step, adam_tensors, fuse, set_adam_step, set_lr
 from parallel.measure.breakdown import name_group
 from parallel.measure.ranges import MegatronTimers, region
+
+import_megatron()
+
+from megatron.core import parallel_state  # noqa: E402
+from megatron.core.distributed import (  # noqa: E402
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
+from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
+from megatron.core.transformer.module import Float16Module  # noqa: E402
+from megatron.core.utils import get_batch_on_this_cp_rank  # noqa: E402
 
 
 class MegatronEngine:
