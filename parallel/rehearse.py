@@ -8,11 +8,11 @@ r"""Build and train a step of any rank of any run on this machine, without its m
     python -m parallel.rehearse ... --rank 317 --format json
 
 The engine's own code runs with tensors that have shapes but no storage, as one rank of all those
-the run has, with as many micro-batches as the peak of memory needs. Printed is what that rank
-holds at its peak, its FLOPs and its messages, beside what the formulas of models/memory.py,
-models/flops.py and parallel/config/message_bytes.py say. No CUDA kernel is run: that one exists, is
-fast or is right is not rehearsed. The exit status is 1 when a rank could not train its step or
-needs more memory than the cluster's card has.
+the run has, with as many micro-batches as the peak of memory needs. The command prints what that
+rank holds at its peak, its FLOPs and its messages, beside what the formulas of models/memory.py,
+models/flops.py and parallel/config/message_bytes.py say. It runs no CUDA kernel, so it does not
+show that one exists, is fast or is right. The exit status is 1 when a rank could not train its step
+or needs more memory than the cluster's card has.
 
 --rank: first-and-last (of the pipeline's stages), all-stages, worst (of the stage that has the
 highest peak by formula), or numbers with commas. --out writes memory over the step's operators, by
@@ -119,9 +119,11 @@ def work_of(spec: RunSpec, rank: int) -> str:
 
 def unable(spec: RunSpec) -> str:
     """Why a run cannot be rehearsed; "" when it can."""
-    if spec.cp > 1 or spec.precision == "fp8":
-        return "cp above 1 and fp8 need Transformer Engine, which is not rehearsed"
-    return ""
+    if not spec.te_alone:
+        return ""
+    instead = {"--cp 1": spec.cp > 1, "--precision bf16": spec.precision == "fp8"}
+    flags = " ".join(flag for flag, is_needed in instead.items() if is_needed)
+    return f"a rehearsal has no Transformer Engine for {spec.te_alone}: try {flags}"
 
 
 def rehearse(spec: RunSpec, rank: int) -> Rehearsal:
@@ -173,7 +175,8 @@ class Processes:
                 return process.submit(rehearse, spec, rank).result()
             except BrokenProcessPool:
                 stage = spec.layout.coords(rank)["pp"]
-                return Rehearsal(rank, stage, 0, error="its process was killed: no memory left?")
+                why = "its process was killed; this machine may be out of memory"
+                return Rehearsal(rank, stage, 0, error=why)
 
 
 class _Progress:
@@ -398,10 +401,10 @@ def ranks_of(spec: RunSpec, asked: str) -> list[int]:
         number.isdecimal() and int(number) < layout.world_size for number in asked.split(",")
     ):
         raise UsageError(
-            "--rank must be first-and-last, all-stages, worst or numbers below"
-            f" {layout.world_size}, not {asked!r}"
+            "--rank must be first-and-last, all-stages, worst or numbers with commas, not"
+            f" {asked!r}: the ranks of {spec.name} are 0 to {layout.world_size - 1}"
         )
-    return [int(number) for number in asked.split(",")]
+    return sorted({int(number) for number in asked.split(",")})
 
 
 def worst_stage(spec: RunSpec) -> tuple[int, str]:
@@ -454,23 +457,26 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     runs, card_gb = runs_of(arguments)
     if arguments.study is None and (why := unable(next(iter(runs.values())))):
-        raise UsageError(f"{why}: leave them out")
+        raise UsageError(why)
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
     work = [
         (name, spec, rank) for name, spec in runs.items() for rank in ranks_of(spec, arguments.rank)
     ]
+    if card_gb is None:
+        print("no card is known, so nothing is checked to fit (give --cluster)", file=sys.stderr)
     processes = Processes(runs.values())
-    text, failed, rows = arguments.format == "text", [], []
+    text, failed, not_fitting, rows = arguments.format == "text", [], False, []
     known: dict[str, tuple[str, Rehearsal]] = {}
     for at, (name, spec, rank) in enumerate(work):
         if why := unable(spec):
-            print(f"{name}: not rehearsed: {why}", file=sys.stderr)
+            print(f"{name}: {why}", file=sys.stderr)
             rows.append({"run": name, "rank": rank, "not_rehearsed": why})
             continue
         same_as, found = known.get(work_of(spec, rank), ("", None))
         if found is None:
-            chosen = f"; {worst_stage(spec)[1]}" if arguments.rank == "worst" else ""
+            of_stages = arguments.rank == "worst" and spec.pp > 1
+            chosen = f"; {worst_stage(spec)[1]}" if of_stages else ""
             of = f"{at + 1} of {len(work)}: {name}, rank {rank} of {spec.gpus}"
             print(f"rehearsing {of}{chosen}", file=sys.stderr, flush=True)
             found = processes.rehearse(spec, rank)
@@ -481,6 +487,7 @@ def main(argv: list[str] | None = None) -> int:
                 memory_timeline.write(arguments.out / f"{name}-rank{rank}", found.timeline)
         found = replace(found, rank=rank)
         over = too_much(rank, found.stage, found.peak, card_gb)
+        not_fitting |= bool(over)
         if found.error or over:
             failed.append(f"{name} rank {rank}")
         if text:
@@ -495,7 +502,9 @@ def main(argv: list[str] | None = None) -> int:
     if not text:
         print(json.dumps({"ranks": rows}, indent=2))
     if failed:
-        warn("parallel.rehearse", f"cannot train a step or does not fit: {', '.join(failed)}")
+        which = ", ".join(failed)
+        fits = "; python -m analysis.plan finds layouts that fit" if not_fitting else ""
+        warn("parallel.rehearse", f"cannot train a step or does not fit: {which}{fits}")
     return int(bool(failed))
 
 

@@ -136,7 +136,16 @@ def test_without_a_gpu_the_megatron_engine_does_not_load_torchs_compiler():
 def test_ranks_that_are_none_are_refused():
     done = run_module("parallel.rehearse", "--gpus", "4", "--rank", "4")
     assert done.returncode == 2
-    assert "numbers below 4, not '4'" in done.stderr
+    assert "not '4': the ranks of ddp-dp4 are 0 to 3" in done.stderr
+
+
+def test_what_needs_transformer_engine_is_named_with_the_flags_without_it():
+    split = ["--engine", "megatron", "--gpus", "4", "--cp", "2", "--preset", "1.7b"]
+    why = "a rehearsal has no Transformer Engine for cp 2{}: try --cp 1{}"
+    assert rehearse.unable(run_of(*split, "--precision", "bf16")) == why.format("", "")
+    both = run_of(*split, "--precision", "fp8")
+    assert rehearse.unable(both) == why.format(" and precision fp8", " --precision bf16")
+    assert not rehearse.unable(run_of("--engine", "megatron"))
 
 
 def test_the_worst_rank_is_of_the_stage_with_the_highest_peak_by_formula():
