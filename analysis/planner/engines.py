@@ -20,7 +20,7 @@ USUAL = {
     "host": 1.0,  # factor on the host's time for a layer
     "stage_host": 0.0,  # seconds of the host a layer and rank of tp, in a pipeline over nodes
     "hop": 0.0,  # seconds that a tp collective waits for each of the nodes that its group spans
-    "stall": 0.0,  # seconds that a micro-batch of a pipeline stalls (timemodel.pipeline_stall)
+    "stall": 0.0,  # seconds that a message between stages may wait (timemodel.pipeline_stall)
     "ring_stall": 0.0,  # seconds that a ring stalls for each of its nodes (timemodel.ring_stall)
     # Share of data-parallel traffic that can run beside the computation; of ZeRO-1's, none.
     "overlap": 0.0,
@@ -36,7 +36,7 @@ FAMILY: dict[str, dict[str, float]] = {
         "host": 2.7,
         "stage_host": 1.2e-3,
         "hop": 0.77e-3,
-        "stall": 0.94,
+        "stall": 0.285,
         "ring_stall": 0.034,
         "overlap": 0.7,
         "crowd": 0.5,

@@ -253,8 +253,8 @@ def stages(x: Columns, machine: Machine, c: dict) -> tuple[Array, Array]:
     first, middle, last = stage_layers(x)
     slowest = np.maximum(np.maximum(first, middle) * one, last * one + head)
     mean = (x.layers * one + head) / x.pp
-    host = c["micro"] + pipeline_stall(x) * stalls(x)
-    return slowest + host, mean + host
+    each, slot = (wait * stalls(x) for wait in pipeline_stall(x))
+    return slowest + c["micro"] + each, mean + c["micro"] + slot
 
 
 def stalls(x: Columns) -> Array:
@@ -263,10 +263,12 @@ def stalls(x: Columns) -> Array:
     return (x.pp > 1) & ((x.gpus > STALL_GPUS) | (x.tp >= 4 * x.gpus_per_node))
 
 
-def pipeline_stall(x: Columns) -> Array:
-    """Seconds that a micro-batch of a pipeline that stalls takes longer, whatever its size: half as
-    long without stages on both sides. What stalls is not known."""
-    return of(x, "stall") * np.where(x.pp > 2, 1.0, 0.5)
+def pipeline_stall(x: Columns) -> tuple[Array, Array]:
+    """Seconds that (a micro-batch, a slot of the bubble) takes longer in a pipeline that stalls,
+    whatever its size: each message between stages waits. A stage has four a micro-batch, and two
+    where all stages are ends. A slot of the bubble waits for one. Why they wait is not known."""
+    message = of(x, "stall")
+    return message * np.where(x.pp > 2, 4.0, 2.0), message
 
 
 def ring_stall(x: Columns) -> Array:
@@ -279,7 +281,8 @@ def ring_stall(x: Columns) -> Array:
 
 def luck(x: Columns, machine: Machine, c: dict) -> Array:
     """Standard deviation of log seconds that comes from runs which stall or do not."""
-    step_s, stalled = seconds(x, machine, c), x.n_micro * pipeline_stall(x)
+    step_s, (each, slot) = seconds(x, machine, c), pipeline_stall(x)
+    stalled = x.n_micro * each + (x.pp - 1) * slot
     # Of the other pipelines one in seven stalls on 128 GPUs, and half on 256.
     chance = np.where(stalls(x), 109 / 110, 1.0 / (1.0 + (240.0 / x.gpus) ** 3)) * (x.pp > 1)
     held = stalled * stalls(x)  # of it in step_s
