@@ -243,11 +243,12 @@ def answer(arguments: argparse.Namespace) -> Table:
     """
     ask = question(arguments)
     cluster = ask.cluster
-    x, _, used, order, limit = ask.ranked()
+    x, seconds, used, order, limit = ask.ranked()
     why_none = ranking.nothing_fits(x, used, limit, ask.config, ask.gpus) if not len(order) else ""
     if why_none and not arguments.page:
         raise UsageError(why_none)
-    best = ranking.sifted(x, used, order)[0][: arguments.top]
+    sifted = ranking.sifted(x, used, order)[0]
+    best = sifted[: arguments.top]
     precision = ask.settings["precision"]
     found = []
     if len(best):
@@ -265,7 +266,9 @@ def answer(arguments: argparse.Namespace) -> Table:
     attention = "flash" if x.flash[0] else "unfused"
     notes = [
         f"predicted, not measured, for {cluster.name} ({cluster.source}) in"
-        f" {cluster.gemm_precision(precision)} with {attention} attention; low to high hold 80 %",
+        f" {cluster.gemm_precision(precision)} with {attention} attention",
+        *([ranking.width_note(found, cluster)] if found else []),
+        *(ranking.alike_note(seconds[sifted]) if len(sifted) else []),
         *_which_card(arguments.gpu_type),
         *_unseen(cluster, arguments.flash),
         *([FSDP2] if x.fsdp2[best].any() else []),
@@ -273,7 +276,9 @@ def answer(arguments: argparse.Namespace) -> Table:
         *([FP8_MEMORY] if precision == "fp8" else []),
         *([EXCHANGE[arguments.cp_comm_type or "p2p"]] if (x.cp[best] > 1).any() else []),
         *([cluster.network_note()] if ask.gpus > cluster.joined else []),
-        f"{len(order)} of {len(x)} possible layouts fit in {limit / memory.GB:.1f} GB; tight: less"
+        f"{len(order)} of {len(x)} possible layouts fit in {limit / memory.GB:.1f} GB"
+        f" ({cluster.gpu_memory_gb:.4g} GB less --margin {ask.margin:g}"
+        f"{', shared by the ranks' if cluster.is_host else ''}); tight: less"
         f" than {ranking.TIGHT:.0%} of that is left",
         *ranking.refusals(x, used, limit, cluster),
     ]

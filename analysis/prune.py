@@ -65,7 +65,8 @@ def report(
     fastest = sorted((r for r in rows if r["fits"]), key=lambda r: -r["tokens_per_s"])[:top]
     kept = [row["run"] for row in rows if row in fastest]
     notes = [
-        f"predicted, not measured, for {cluster.name} ({cluster.source}); low to high hold 80 %"
+        f"predicted, not measured, for {cluster.name} ({cluster.source})",
+        *([ranking.width_note(rows, cluster)] if rows else []),
     ]
     if any(spec.gpus > cluster.joined for spec in study.specs.values()):
         notes.append(cluster.network_note())

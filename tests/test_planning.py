@@ -106,6 +106,22 @@ def test_a_study_that_was_planned_in_tf32_asks_for_it(tmp_path):
         assert {spec.tf32 for spec in load_study(path).specs.values()} == {asks}
 
 
+def test_a_plan_says_how_wide_its_interval_is_and_why_and_how_many_layouts_are_alike():
+    flags = ["--preset", "llama3-8b", "--gpus", "64", "--global-batch", "64", "--top", "3"]
+    for where, why in (
+        (["--gpu-type", "H100 SXM"], "no run was fitted"),
+        (["--cluster", "dgx-h100"], "20 runs were fitted"),
+    ):
+        found = plan.answer(plan_flags([*flags, *where]))
+        first = found.rows[0]
+        low, high = (first[key] / first["predicted_s"] - 1 for key in ("low_s", "high_s"))
+        (said,) = [note for note in found.notes if "hold 80 %" in note]
+        assert f"{low:+.0%} to {high:+.0%}: {why}" in said
+        assert any("GB (80 GB less --margin 0.06); tight" in note for note in found.notes)
+    assert ranking.alike_note(np.array([1.0, 1.029, 1.031]))[0].startswith("2 layouts")
+    assert ranking.alike_note(np.array([1.0, 1.1])) == []
+
+
 def test_fp8_is_planned_on_cards_that_have_it(tmp_path, capsys):
     path = tmp_path / "planned.toml"
     flags = ["--preset", "llama3-8b", "--gpus", "64", "--global-batch", "64", "--top", "2"]

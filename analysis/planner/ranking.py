@@ -18,6 +18,7 @@ from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import Columns
 
 MARGIN, MARGINS = memory.MARGIN, Bounds(0, 1, below=True)  # share of memory left free
+NEAR = 0.03  # of the first's time: layouts that the model cannot tell apart
 TIGHT = 0.05  # share of the usable memory; a layout that leaves less of it free is marked
 KEYS = ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage", "recompute")
 HEADINGS = {  # of the tables; --why takes them, too
@@ -191,6 +192,29 @@ def rows_of(
             }
         )
     return found
+
+
+def width_note(found: list[dict[str, Any]], cluster: Calibration) -> str:
+    """A line about the intervals of `rows_of`: how wide the first is, and why."""
+    low, middle, high = (found[0][key] for key in ("low_s", "predicted_s", "high_s"))
+    if cluster.fit.n:
+        why = f"{cluster.fit.n} runs were fitted, and layouts unlike them are less sure"
+    else:
+        why = (
+            "no run was fitted, the priors of its card allow as much; analysis.calibrate narrows it"
+        )
+    return (
+        f"low to high hold 80 %, of the first {low / middle - 1:+.0%} to {high / middle - 1:+.0%}:"
+        f" {why}"
+    )
+
+
+def alike_note(seconds: np.ndarray) -> list[str]:
+    """A line about the layouts whose predicted seconds, the fastest first, are near the first's."""
+    near = int(np.sum(seconds <= seconds[0] * (1 + NEAR)))
+    if near < 2:
+        return []
+    return [f"{near} layouts are within {NEAR:.0%} of the first: measure some (--study) to choose"]
 
 
 def _columns(*keys: str) -> list[Column]:

@@ -213,6 +213,7 @@ def summary(found: Validation) -> dict[str, Any]:
         "mape": float(np.mean(np.abs(error[i]))),
         "n": len(i),
         "coverage80": float(np.mean(inside[i])),
+        "width80": float(np.median(np.expm1(fitting.INTERVAL * found.spread[i]))),
         "median_error": float(np.median(error[i])),
         "median_abs_error": float(np.median(np.abs(error[i]))),
         "mape_slow": float(np.mean(np.abs(error[slow]))),
@@ -275,7 +276,8 @@ def table(result: dict[str, Any]) -> Table:
     ]
     notes = [
         f"MAPE {result['mape']:.2%}, median error {result['median_abs_error']:.2%},"
-        f" n = {result['n']}; the 80 % interval held {result['coverage80']:.0%};"
+        f" n = {result['n']}; the 80 % interval held {result['coverage80']:.0%} (its usual width:"
+        f" {1 / (1 + result['width80']) - 1:+.0%} to {result['width80']:+.0%});"
         f" repeat noise {_percent(result['repeat_noise'])}"
         f" ({result['repeat_rows']} repeated runs)",
         f"with the slow network's rows: MAPE {result['mape_slow']:.2%};"
