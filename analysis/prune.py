@@ -26,18 +26,24 @@ from parallel.config.layout_arrays import columns_of
 from parallel.config.settings import RunSpec
 from parallel.config.study import load_study
 
+_PREDICTED = ("predicted_s", "low_s", "high_s", "tokens_per_s", "memory_gb")
+
 
 def row_of(name: str, spec: RunSpec, cluster: Calibration, margin: float) -> dict[str, object]:
-    """A run's predicted seconds, their interval, its gigabytes and whether they fit."""
+    """A run's predicted seconds, their interval, its gigabytes and whether they fit; without them
+    where the cluster does not compute in the run's precision."""
+    run = {"run": name, "engine": spec.engine, "gpus": spec.gpus}
+    try:
+        cluster.precision(spec.gemm_precision)
+    except UsageError as error:
+        return run | dict.fromkeys(_PREDICTED) | {"fits": False, "verdict": str(error)}
     x = columns_of(spec, **cluster.columns(spec.engine, spec.layout.tp, spec.gpus))
     seconds, (used,), order = ranking.rank(x, cluster, margin)
     low, high = cluster.fit.interval(seconds, x, cluster.machine_for(x))
     limit = ranking.usable_bytes(x, cluster, margin)
     full = f"needs {used / memory.GB:.1f} GB, has {limit / memory.GB:.1f}"
     return {
-        "run": name,
-        "engine": spec.engine,
-        "gpus": spec.gpus,
+        **run,
         "predicted_s": float(seconds[0]),
         "low_s": float(low[0]),
         "high_s": float(high[0]),

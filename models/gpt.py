@@ -47,7 +47,8 @@ def init_parameter(config: GPTConfig, name: str, seed: int, vocab_rows: int = 0)
         std /= math.sqrt(2 * config.n_layer)
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    value = torch.empty(shape).normal_(0.0, std, generator=generator)
+    # Not torch.empty: while DeepSpeed's ZeRO-3 builds a model, that gives 16 bits, on the GPU.
+    value = torch.normal(0.0, std, shape, generator=generator)
     if name not in WITH_VOCABULARY or vocab_rows <= len(value):
         return value
     return F.pad(value, (0, 0, 0, vocab_rows - len(value)))

@@ -5,6 +5,7 @@ no peak.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,29 @@ def find_gpu(name: str | None) -> Gpu | None:
     if not name:
         return None
     return next((g for g in GPUS if re.search(g.pattern, name, re.IGNORECASE)), None)
+
+
+# Of the number formats of matrix products: those that no CPU of ours trains in, and NVIDIA's first
+# compute capability with each (all of its GPUs have fp32 and fp16).
+ON_GPUS = ("fp16", "tf32", "fp8")
+FIRST_WITH = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}
+
+
+def lacking(
+    formats: Iterable[str], gpu: str | None, capability: tuple[int, int] | None = None
+) -> list[str]:
+    """Those of the number formats (fp32, tf32, fp16, bf16, fp8) that a GPU does not have.
+
+    gpu: its name; None where there is none. capability: what PyTorch says of it; without it the
+    card's sheet counts, and nothing is lacking where the card is not known.
+    """
+    asked = dict.fromkeys(formats)
+    if gpu is None:
+        return [name for name in asked if name in ON_GPUS]
+    if capability is not None:
+        return [name for name in asked if capability < FIRST_WITH.get(name, (0, 0))]
+    card = find_gpu(gpu)
+    return [name for name in asked if card and name in FIRST_WITH and name not in card.peaks]
 
 
 def joined(name: str | None, gpus_per_node: int) -> int:

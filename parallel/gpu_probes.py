@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from models.gpt import attention_kernel, fused_attention
+from models.gpus import lacking
 from models.tensor_files import DTYPES
 from parallel.engines import kernels
 from parallel.engines.devices import driver
@@ -36,14 +37,10 @@ def machine() -> dict[str, Any]:
     cards = [torch.cuda.get_device_properties(i) for i in range(count)]
     capability = min(((card.major, card.minor) for card in cards), default=(0, 0))
     name = cards[0].name if cards else "a CPU"
-    lacks = {"bf16": "", "fp16": "", "fp8": ""}
-    if not here:
-        lacks["fp16"] = lacks["fp8"] = "needs a GPU"
-    else:
-        if not torch.cuda.is_bf16_supported(including_emulation=False):
-            lacks["bf16"] = f"{name} has no bf16"
-        if capability < (8, 9):
-            lacks["fp8"] = f"{name} has no fp8"
+    formats = ("bf16", "fp16", "fp8")
+    why = f"{name} has no {{}}" if here else "needs a GPU"
+    lacks = dict.fromkeys(formats, "")
+    lacks |= {f: why.format(f) for f in lacking(formats, name if here else None, capability)}
     nccl = here and dist.is_nccl_available()
     return {
         "torch_build": torch.__version__,
@@ -90,8 +87,8 @@ def attention() -> dict[str, Any]:
     backends += (SDPBackend.CUDNN_ATTENTION,) if device.type == "cuda" else ()
     precisions = ["fp32", "bf16"]
     if device.type == "cuda":
-        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        precisions = ["fp32", "fp16", "bf16"] if bf16 else ["fp32", "fp16"]
+        capability = torch.cuda.get_device_capability(device)
+        precisions = ["fp32", "fp16"] + ["bf16"] * (not lacking(["bf16"], "", capability))
     torch.manual_seed(0)
     rows = []
     for precision in precisions:

@@ -201,15 +201,15 @@ def train(
         cpu.keep_freed_memory()
     if spec.compile:
         kernels.check_compiler(device)
+    offered = kernels_of(spec.engine, spec.layout.tp, spec.model.norm)
+    facts["kernels"] = kernels.choose("te" if spec.te_alone else spec.kernels, device, offered)
+    kernels.hide_others(facts["kernels"])  # before megatron-core, which reads its own token files
+    facts["attention"] = kernels.attention_of(spec, facts["kernels"], device)
+    facts["host"] |= devices.gpu_facts(device, launch)
+    facts["variables"] = variables if device.type == "cuda" else {}
     scan = launch.local_rank == 0
     data = token_files.load(spec.data, spec.seq_len, spec.model.vocab_size, scan)
     facts["data"] = data.facts()
-    facts["host"] |= devices.gpu_facts(device, launch)
-    facts["variables"] = variables if device.type == "cuda" else {}
-    offered = kernels_of(spec.engine, spec.layout.tp, spec.model.norm)
-    facts["kernels"] = kernels.choose("te" if spec.te_alone else spec.kernels, device, offered)
-    kernels.hide_others(facts["kernels"])
-    facts["attention"] = kernels.attention_of(spec, facts["kernels"], device)
     return train_in_folder(spec, facts, RunFolder(path), data, device, launch, interruption)
 
 

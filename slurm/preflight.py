@@ -3,7 +3,7 @@
     python -m slurm.preflight slurm/layouts.toml
     python -m slurm.preflight slurm/layouts.toml --cluster dgx-a100
 
-It looks for the data, a GPU where one is needed, a run folder that can be written, Python and the
+It looks for the data, a run folder that can be written, Python and the
 container's image, here, on the machine that submits. slurm.submit does the same. Each problem is
 one line, however many runs have it. The exit status is 1 when there is one.
 """
@@ -31,12 +31,12 @@ def problems(
 ) -> list[tuple[str, str]]:
     """(kind, text) of everything that would end these runs at their start; all runs by default.
 
-    Kinds: data, gpu, folder, load, python, container.
+    Kinds: data, folder, load, python, container.
     """
     names = list(study.specs if names is None else names)
     found: dict[tuple[str, str], list[str]] = {}  # each problem once, with the texts of its runs
     for name in names:
-        for kind, text in _of_run(study.specs[name], cluster, logs / study.name / name):
+        for kind, text in _of_run(study.specs[name], logs / study.name / name):
             # Each run has a folder of its own: one is named, and the others are counted.
             found.setdefault((kind, "" if kind == "folder" else text), []).append(text)
     problems = list(_of_cluster(cluster))
@@ -62,19 +62,10 @@ def _of_cluster(cluster: Cluster) -> Iterator[tuple[str, str]]:
         yield "container", f"no container image at {image}"
 
 
-def _of_run(spec: RunSpec, cluster: Cluster, folder: Path) -> Iterator[tuple[str, str]]:
+def _of_run(spec: RunSpec, folder: Path) -> Iterator[tuple[str, str]]:
     """What is wrong for one run."""
     if text := _data_problem(spec):
         yield "data", text
-    needs = {
-        "device cuda": spec.device == "cuda",
-        "precision fp16": spec.precision == "fp16",
-        f"kernels {spec.kernels}": spec.kernels in ("te", "apex"),
-    }
-    if cluster.gpu_request == "none" and (
-        needing := [what for what, is_so in needs.items() if is_so]
-    ):
-        yield "gpu", f"{needing[0]} needs a GPU, and {cluster.name} gives none"
     if spec.load is not None and not (ROOT / spec.load).exists():
         yield "load", f"no checkpoint at {spec.load}"
     if text := _folder_problem(ROOT / folder):

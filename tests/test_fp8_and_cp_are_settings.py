@@ -41,7 +41,7 @@ def test_a_gpu_cluster_takes_both(capsys):
     [
         (("--cp", "2", "--cluster", "local-test"), "cp 2 needs a GPU, and local-test gives none"),
         (("--precision", "fp8", "--cluster", "dgx-a100"), "the A100 of dgx-a100 has no fp8"),
-        (("--cp", "2", "--device", "cpu"), "cp 2 needs Transformer Engine, and so a GPU"),
+        (("--cp", "2", "--device", "cpu"), "cp 2 needs a GPU, and device is cpu"),
         (("--cp", "2", "--precision", "fp32"), "cp 2 needs precision bf16, fp16 or fp8, not fp32"),
         (("--cp", "2", "--kernels", "torch"), "cp 2 needs kernels te, not torch"),
         (
@@ -165,6 +165,14 @@ def test_going_on_in_fp8_says_that_delayed_scales_begin_anew():
     [
         ("jean-zay-v100-32g", {"tf32": True}, "has no tf32"),
         ("local-test", {"tf32": True}, "tf32 needs a GPU, and local-test gives none"),
+        ("jean-zay-v100-32g", {"precision": "bf16"}, "has no bf16"),
+        (
+            "local-test",
+            {"precision": "fp16"},
+            "precision fp16 needs a GPU, and local-test gives none",
+        ),
+        ("local-test", {"device": "cuda"}, "device cuda needs a GPU, and local-test gives none"),
+        ("local-test", {"kernels": "te"}, "kernels te needs a GPU, and local-test gives none"),
     ],
 )
 def test_a_cluster_without_the_format_is_refused(cluster, settings, words):

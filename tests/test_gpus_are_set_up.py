@@ -1,6 +1,7 @@
 """What a run on GPUs sets before and while torch starts; shown without a GPU, with stand-ins."""
 
 import os
+import resource
 import subprocess
 import sys
 
@@ -8,9 +9,10 @@ import pytest
 import torch
 
 from models.errors import UsageError
+from parallel import token_files, train
 from parallel.config import library_variables
 from parallel.config.settings import resolve
-from parallel.engines import devices
+from parallel.engines import devices, kernels
 from parallel.record.launch import Launch
 from tests.conftest import ROOT
 
@@ -143,11 +145,12 @@ def test_a_rank_that_sees_its_own_gpu_alone_takes_that(engine, gpus):
         devices.choose_device(spec, Launch(5, 8, 5, 8, "torchrun"))
 
 
-def test_tf32_needs_a_gpu_that_has_it(gpus):
+@pytest.mark.parametrize("asked", [{"tf32": True}, {"precision": "bf16"}])
+def test_a_number_format_needs_a_gpu_that_has_it(asked, gpus):
     gpus(8, (7, 0))
-    with pytest.raises(UsageError, match="a GPU has no TF32; Ampere and later do"):
-        devices.choose_device(spec_of(tf32=True), ONE_EACH)
-    devices.choose_device(spec_of(), ONE_EACH)
+    with pytest.raises(UsageError, match="a GPU has no (tf32|bf16): take another precision"):
+        devices.choose_device(spec_of(**asked), ONE_EACH)
+    devices.choose_device(spec_of(precision="fp16"), ONE_EACH)
 
 
 def test_a_gpu_that_torch_was_not_built_for_is_refused(gpus, monkeypatch):
@@ -181,22 +184,40 @@ def test_deterministic_is_told_to_torch():
 
 
 def test_nccl_connects_at_the_start_on_the_ranks_own_gpu(monkeypatch):
-    """But for the interleaved schedule, whose messages NCCL would put behind each other."""
+    """But not where megatron-core makes hundreds of groups, each of which all ranks would split."""
     given = []
     monkeypatch.setattr(
         torch.distributed, "init_process_group", lambda backend, **words: given.append(words)
     )
     monkeypatch.setattr(devices.distributed_c10d, "default_pg_timeout", None)
     monkeypatch.setattr(devices.distributed_c10d, "default_pg_nccl_timeout", None)
-    gpu, interleaved = torch.device("cuda", 5), {**MEGATRON, "pp": 2, "vpp": 2, "grad_accum": 2}
+    gpu, split = torch.device("cuda", 5), {"engine": "deepspeed_zero", "gpus": 16, "tp": 2}
     for settings, device, launch in (
         ({"gpus": 16}, gpu, ONE_EACH),
-        (interleaved, gpu, ONE_EACH),
+        (MEGATRON, gpu, ONE_EACH),
+        (split, gpu, ONE_EACH),
         ({}, gpu, Launch(0, 1, 0, 1, "none")),
         ({"gpus": 16}, torch.device("cpu"), ONE_EACH),
     ):
         devices.init_process_group(spec_of(**settings), device, launch, print)
-    assert [words.get("device_id") for words in given] == [gpu, None, None, None]
+    assert [words.get("device_id") for words in given] == [gpu, None, None, None, None]
+    assert len(set(resource.getrlimit(resource.RLIMIT_NOFILE))) == 1  # gloo opens many files
+
+
+def test_better_kernels_are_hidden_before_megatron_core_reads_its_token_files(monkeypatch):
+    hidden = []
+
+    def load(*_):
+        assert hidden == ["torch"]
+        raise UsageError("read")
+
+    monkeypatch.setattr(train, "set_environment", lambda *_: {})
+    monkeypatch.setattr(train, "end_with_launcher", lambda _: None)
+    monkeypatch.setattr(kernels, "hide_others", hidden.append)
+    monkeypatch.setattr(token_files, "load", load)
+    facts, launch = {"host": {"ranks_per_node": 1}}, Launch(1, 2, 1, 2, "torchrun")
+    with pytest.raises(UsageError, match="read"):
+        train.train(spec_of(device="cpu", gpus=2), facts, None, launch, None)
 
 
 def test_the_driver_is_read_where_it_says_its_version(tmp_path, monkeypatch):

@@ -219,6 +219,15 @@ def test_recompute_changes_no_gradient():
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
+def test_starting_weights_do_not_depend_on_what_torch_makes_new_tensors_of(monkeypatch):
+    """DeepSpeed's zero.Init, on a GPU: new tensors have 16 bits, and no CPU's generator draws
+    numbers there."""
+    name, empty = "embedding.word.weight", torch.empty
+    before = gpt.init_parameter(TINY, name, seed=1)
+    monkeypatch.setattr(torch, "empty", lambda *shape, **words: empty(*shape, device="meta"))
+    assert torch.equal(gpt.init_parameter(TINY, name, seed=1), before)
+
+
 def test_starting_weights_depend_on_seed_and_name_alone():
     name = "blocks.2.attn.qkv.weight"
     first = gpt.init_parameter(TINY, name, seed=1)

@@ -51,19 +51,7 @@ def test_a_study_that_can_start_has_no_problem(problems):
         ),
         ("seq_len = 5000\nmax_seq_len = 5000\n" + TWO, "data", "5000 tokens, too few for one seq"),
         ("vocab_size = 200\n" + TWO, "data", "has 257 token ids, but the model has 200"),
-        ("device = 'cuda'\n" + TWO, "gpu", "device cuda needs a GPU, and local-test gives none"),
-        (
-            "precision = 'fp16'\n" + TWO,
-            "gpu",
-            "precision fp16 needs a GPU, and local-test gives none",
-        ),
-        ("kernels = 'te'\n" + TWO, "gpu", "kernels te needs a GPU, and local-test gives none"),
         ("load = 'no/checkpoint'\n" + TWO, "load", "no checkpoint at no/checkpoint"),
-        (
-            "[[sweep]]\ninclude = [{}, { precision = 'fp16', label = 'half' }]",
-            "gpu",
-            "precision fp16 needs a GPU, and local-test gives none (1 of 2 runs)",
-        ),
     ],
 )
 def test_each_problem_is_found_once_for_all_runs(problems, tmp_path, text, kind, words):

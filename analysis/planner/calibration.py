@@ -25,6 +25,7 @@ from models.gpus import (
     check_network,
     find_gpu,
     joined,
+    lacking,
     mfu,
     network_rate,
     peak_tflops,
@@ -88,8 +89,8 @@ class Calibration:
                 raise UsageError(f"{self.name} was measured in fp32 alone: --precision fp32")
             return "fp32"
         card = planning_gpu(self.gpu)
-        if wanted in ("bf16", "fp8") and wanted not in card.peaks:
-            others = [name for name in ("bf16", "fp16", "fp32") if name in card.peaks]
+        if wanted and lacking([wanted], card.name):
+            others = [n for n in ("bf16", "fp16", "fp32") if n not in lacking([n], card.name)]
             raise UsageError(
                 f"the {card.name} of {self.name} has no {wanted}: --precision {' or '.join(others)}"
             )

@@ -18,7 +18,7 @@ from typing import Any
 
 from models.errors import UsageError
 from models.files import ROOT, check_keys, read_toml
-from models.gpus import find_gpu, joined
+from models.gpus import find_gpu, joined, lacking
 from parallel.config.settings import RunSpec
 
 CLUSTERS = ROOT / "slurm" / "clusters.toml"
@@ -171,13 +171,12 @@ class Cluster:
         if spec.tp > (most := self.domain or joined(self.gpu, self.gpus_per_node)):
             what = "GPUs of a node" if most == self.gpus_per_node else "GPUs that fast links join"
             found += [f"tp {spec.tp} exceeds the {most} {what}"] * (not tp_across_nodes)
-        if spec.te_alone and self.gpu_request == "none":
-            found.append(f"{spec.te_alone} needs a GPU, and {self.name} gives none")
-        elif spec.tf32 and self.gpu_request == "none":
-            found.append(f"tf32 needs a GPU, and {self.name} gives none")
-        for asked in ("fp8",) * (spec.precision == "fp8") + ("tf32",) * spec.tf32:
-            if (card := find_gpu(self.gpu)) and asked not in card.peaks:
-                found.append(f"the {card.name} of {self.name} has no {asked}")
+        if self.gpu_request == "none":
+            if needing := spec.needing_a_gpu:
+                found.append(f"{needing} needs a GPU, and {self.name} gives none")
+        elif lacks := lacking(spec.formats, self.gpu):
+            card = find_gpu(self.gpu)
+            found.append(f"the {card.name} of {self.name} has no {' and no '.join(lacks)}")
         if spec.gpus > self.gpus_per_node and spec.gpus % self.gpus_per_node:
             found.append(f"{spec.gpus} GPUs do not fill whole nodes of {self.gpus_per_node}")
         if self.max_nodes is not None and self.nodes(spec.gpus) > self.max_nodes:

@@ -15,6 +15,7 @@ from typing import Any
 from models.bounds import Bounds
 from models.config import ACTIVATIONS, NORMS, POSITIONS, VOCAB_MULTIPLE, GPTConfig, preset
 from models.errors import UsageError
+from models.gpus import lacking
 from models.hf_config import architecture
 from parallel.config.data_files import end_of_text, vocabulary
 from parallel.config.deepspeed_json import from_deepspeed_json, read_deepspeed_json
@@ -302,8 +303,30 @@ class RunSpec:
         return " and ".join(what for what, is_so in asked.items() if is_so)
 
     @property
+    def megatron_layers(self) -> bool:
+        """Whether the model is made of megatron-core's layers, and the ranks of its groups."""
+        return self.tp > 1 or self.engine in ("megatron", "deepspeed_pipe")
+
+    @property
+    def needing_a_gpu(self) -> str:
+        """What of the run a machine without a GPU cannot do, in words; "" where nothing."""
+        asked = {
+            "device cuda": self.device == "cuda",
+            self.te_alone: bool(self.te_alone),
+            "tf32": self.tf32,
+            f"precision {self.precision}": self.precision in lacking(self.formats, None),
+            f"kernels {self.kernels}": self.kernels in ("te", "apex"),
+        }
+        return next((what for what, is_so in asked.items() if is_so), "")
+
+    @property
     def gemm_precision(self) -> str:
         return gemm_precision(self.precision, self.tf32)
+
+    @property
+    def formats(self) -> tuple[str, str]:
+        """The number formats that a GPU must have."""
+        return self.precision, self.gemm_precision
 
     @property
     def tokens_per_step(self) -> int:
@@ -339,8 +362,8 @@ class RunSpec:
         problems += inabilities(
             self.engine, self.layout, self.implementation, self.precision, self.compile
         )
-        if self.te_alone and self.device == "cpu":
-            problems.append(f"{self.te_alone} needs Transformer Engine, and so a GPU")
+        if self.device == "cpu" and (needing := self.needing_a_gpu):
+            problems.append(f"{needing} needs a GPU, and device is cpu")
         elif self.te_alone and self.kernels not in ("auto", "te"):
             problems.append(f"{self.te_alone} needs kernels te, not {self.kernels}")
         if self.cp > 1 and self.precision == "fp32":
@@ -357,10 +380,6 @@ class RunSpec:
                 f"breakdown has no column for messages between cp ranks (asked: cp {self.cp}):"
                 " Transformer Engine's ring has not been counted beside a formula yet"
             )
-        if self.precision == "fp16" and self.device == "cpu":
-            problems.append("fp16 needs a GPU; on CPU use fp32 or bf16")
-        if self.tf32 and self.device == "cpu":
-            problems.append("tf32 needs a GPU")
         if self.tf32 and self.precision != "fp32":
             problems.append(f"tf32 is how fp32 is multiplied; precision is {self.precision}")
         if self.export_weights and not self.save_interval:
@@ -380,8 +399,6 @@ class RunSpec:
                 problems.append(str(error))
         if self.min_lr > self.lr:
             problems.append(f"min_lr {self.min_lr:g} exceeds lr {self.lr:g}")
-        if self.kernels in ("te", "apex") and self.device == "cpu":
-            problems.append(f"kernels {self.kernels} needs a GPU; on CPU use kernels torch")
         for name in ("rope_theta", "rope_scaling"):
             if getattr(self, name) is not None and self.model.position != "rope":
                 problems.append(f"{name} is of rotary positions, and this model learns its own")

@@ -1,7 +1,9 @@
 """Which device this rank trains on, what its memory holds, and the process group of all ranks."""
 
+import contextlib
 import os
 import re
+import resource
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from models.errors import UsageError
+from models.gpus import lacking
 from models.storage import BYTES
 from parallel.config.settings import RunSpec
 from parallel.record.launch import Launch
@@ -29,17 +32,9 @@ def choose_device(spec: RunSpec, launch: Launch) -> torch.device:
         UsageError: CUDA was asked for and is not there, or the run needs a GPU, or another one.
     """
     has_gpu = torch.cuda.is_available()
-    if spec.device == "cuda" and not has_gpu:
-        raise UsageError("device cuda was asked for, but torch sees no GPU")
     if spec.device == "cpu" or not has_gpu:
-        if spec.precision == "fp16":
-            raise UsageError("fp16 needs a GPU and torch sees none; use fp32 or bf16")
-        if spec.tf32:
-            raise UsageError("tf32 needs a GPU and torch sees none")
-        if spec.te_alone:
-            raise UsageError(
-                f"{spec.te_alone} needs Transformer Engine, and so a GPU, and torch sees none"
-            )
+        if spec.needing_a_gpu:
+            raise UsageError(f"{spec.needing_a_gpu} needs a GPU, and torch sees none")
         return torch.device("cpu")
     if launch.local_world_size > (visible := gpus_on_node(launch)):
         raise UsageError(
@@ -55,10 +50,8 @@ def choose_device(spec: RunSpec, launch: Launch) -> torch.device:
             f"{name} is sm_{capability[0]}{capability[1]}, and this build of PyTorch"
             f" ({torch.__version__}) begins at sm_{min(built_for)}: see docs/install-hpc.md"
         )
-    if spec.precision == "fp8" and capability < (8, 9):
-        raise UsageError(f"{name} has no fp8; Ada and Hopper do")
-    if spec.tf32 and capability < (8, 0):
-        raise UsageError(f"{name} has no TF32; Ampere and later do")
+    if lacks := lacking(spec.formats, name, capability):
+        raise UsageError(f"{name} has no {' and no '.join(lacks)}: take another precision")
     os.environ["LOCAL_RANK"] = str(index)
     return torch.device("cuda", index)
 
@@ -132,6 +125,14 @@ def check_memory(spec: RunSpec, ranks: int) -> None:
         )
 
 
+def allow_open_files() -> None:
+    """As many open files as the system lets this process have: gloo connects every two ranks of a
+    group, and a shell often allows 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # a system may allow less than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def init_process_group(
     spec: RunSpec, device: torch.device, launch: Launch, fail: Callable[[str], None]
 ) -> None:
@@ -148,11 +149,13 @@ def init_process_group(
     given: dict[str, Any] = {"timeout": timeout, "rank": launch.rank}
     if launch.world_size == 1:
         given["store"] = dist.HashStore()
-    elif device.type == "cuda" and spec.vpp == 1:
-        # NCCL then connects here and not in the first step, and splits later groups off. With one
-        # named device it also puts messages that are not batched behind each other; the interleaved
-        # schedule has such, and overlaps them.
+    elif device.type == "cuda" and not spec.megatron_layers:
+        # NCCL then connects here and not in the first step, and all ranks take part in splitting
+        # off each later group. megatron-core makes 65 groups of 8 ranks, 1,697 of 512 and 24,017
+        # of 8,192; and messages that are not batched, as its interleaved schedule has and
+        # overlaps, would wait for each other.
         given["device_id"] = device
+    allow_open_files()
     master = ":".join(os.environ.get(f"MASTER_{of}", "?") for of in ("ADDR", "PORT"))
     reason = (
         f"rank {launch.rank} did not meet the other {launch.world_size - 1} ranks at {master}"
