@@ -3,6 +3,7 @@
 import pytest
 
 from analysis.published.audit import audit_paths
+from analysis.published.headings import meaning
 
 HEAD = "gpus,tp,pp,dp,global_batch,seq,seconds_per_iteration,tokens_per_s"
 
@@ -219,6 +220,16 @@ def test_a_total_column_is_the_sum_of_the_columns_beside_it(tmp_path, text, wron
 def test_a_total_that_no_row_sums_to_is_something_else(tmp_path):
     text = PARTS.replace("4.20", "9.1").replace("4.60", "9.2").format("9.3")
     assert found(tmp_path, "x.md", text) == []
+
+
+def test_a_total_of_rates_is_no_sum(tmp_path):
+    text = "| Run | Steps | Tokens/s |\n|---|---|---|\n| a | 100 | 5,001 |\n| b | 200 | 6,002 |\n"
+    assert found(tmp_path, "x.md", text + "| Total | 300 | 7,003 |\n") == []
+
+
+def test_a_total_that_few_rows_sum_to_is_something_else(tmp_path):
+    text = PARTS.replace("| 4.60", "| 9.2").format("9.3") + "| d | 1.5 | 2.5 | 0.5 | 4.50 |\n"
+    assert found(tmp_path, "x.md", text + "| e | 1.6 | 2.5 | 0.5 | 9.50 |\n") == []
 
 
 SHARES = """
@@ -483,6 +494,8 @@ def test_a_count_of_flops_is_no_rate_and_a_date_names_no_card(tmp_path):
     head = "gpus,tp,flops,started"
     rows = [f"8,{tp},641728512.0,2026-11-21T11:17:12Z" for tp in (1, 2, 4)]
     assert found(tmp_path, "x.csv", csv(*rows, head=head)) == []
+    rows = ["2,2,2,2026-11-21T11:17:12Z"]
+    assert found(tmp_path, "x.csv", csv(*rows, head="tp,pp,dp,started")) == []
     rows = [f"8,H100 SXM,{flops}" for flops in ("4.01e14", "4.13e14", "1.21e15")]
     kinds = found(tmp_path, "x.csv", csv(*rows, head="gpus,gpu_type,FLOP/s per GPU"))
     assert kinds == [("peak", 4, "1.21e15")]
@@ -515,3 +528,21 @@ def test_every_run_of_a_table_on_its_side_is_named(tmp_path):
     text += "| TGS (Tokens/GPU/Second) | 4000 | 3900 | 3800 | 3700 | 3600 |\n"
     text += "| TFLOPS | 200 | 195 | 190 | 195 | 190 |\n"
     assert found(tmp_path, "x.md", text) == [("jump", 4, "195"), ("jump", 4, "190")]
+
+
+def test_equal_results_of_long_tables_may_be_chance(tmp_path):
+    rows = [f"8,{n},{60 + 0.17 * min(n, 78):.2f}" for n in range(80)]  # the last two are equal
+    text = csv(*rows, head="gpus,micro_batch,mfu (%)")
+    assert found(tmp_path, "x.csv", text) == []
+    text = csv(*rows[-4:], head="gpus,micro_batch,mfu (%)")
+    assert found(tmp_path, "x.csv", text) == [("equal", 5, "73.26")]
+
+
+def test_the_gpus_of_one_replica_leave_dp_out(tmp_path):
+    text = "TP=8, PP=10 - 80 GPUs{}, can fit DP=4.\n"
+    assert found(tmp_path, "x.md", text.format(" for one replica")) == []
+    assert [kind for kind, *_ in found(tmp_path, "x.md", text.format(""))] == ["gpus"]
+
+
+def test_bytes_a_second_are_no_batch():
+    assert meaning("GB/s") is None and meaning("GBS").name == "global_batch"

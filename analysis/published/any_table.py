@@ -330,7 +330,9 @@ _NODES = re.compile(
     r"(?<![\w.:/-])(\d{1,5})\s*(?:(?i:nodes?|hosts?|servers?)\s*)?[x×*]\s*(\d{1,2})\s*(?:[x×]\s*)?"
     r"(?:NVIDIA |AMD )?(?:(?:GB|MI|[HVPATBL])\d{1,3}|(?i:GPUs?|devices|cards)\b)"
 )
-_SIZES = re.compile(r"(?<![A-Za-z])(fsdp|tp|pp|dp|cp|ep)\s*[=:_ ]?\s*(\d+)(?![\d.])", re.IGNORECASE)
+_SIZES = re.compile(
+    r"(?<![A-Za-z])(fsdp|tp|pp|dp|cp|ep)\s*[=:_ ]?\s*(\d+)(?!\d|\.\d)", re.IGNORECASE
+)
 _PRECISION = re.compile(r"\b(bf16|fp16|fp8|fp4|fp32|tf32|mxfp8|nvfp4)\b", re.IGNORECASE)
 _CONFIG = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)x(\d+)(?:_|\b)")  # nodes, GPUs, steps, tp, pp
 
