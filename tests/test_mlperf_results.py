@@ -545,7 +545,8 @@ def test_the_layout_is_read_under_the_names_of_any_trainer(tmp_path):
 )
 def test_a_platform_that_may_mean_cards_or_nodes_counts_none(tmp_path, platform, gpus):
     configure(tmp_path, "Made", "gpt3", "config_DGXH200_8x8x256x4x8_mbs1.sh")
-    text = "".join(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
+    # The configuration fits all that the log says, so 8 nodes would give its layout.
+    text = "".join(result("gpt3", 64, 11.0, 2048, ranks=1, n_micro=1024, **GPT3))
     record = read_text(tmp_path, text.replace("64xMade DGX H100", platform))
     assert record.gpus == gpus
     assert (gpus is not None) == any("GPUs are read from the system's" in n for n in record.notes)
