@@ -64,3 +64,11 @@ def test_a_table_with_results_is_not_put_on_record(tmp_path):
     path.write_text("id,gpu_type,gpus,tokens_per_s\na,H100 SXM,8,100\n")
     with pytest.raises(SystemExit, match="has results: tokens_per_s"):
         recorded.record(path, [], 0, tmp_path)
+
+
+def test_the_readme_names_the_model_and_what_was_assumed_of_a_layout_is_said():
+    text = (FOLDER / "README.md").read_text()
+    assert all(f"`{made['model']}`" in text and f"`{made['commit']}`" in text for made in MADE)
+    rows = [row for row in read(FOLDER / "mlperf_v5.csv") if int(row["pp"]) > 1]
+    assert rows and all(row["vpp"] for row in rows)
+    assert sum("vpp" in row["inferred"] for row in rows) == 18
