@@ -345,6 +345,8 @@ def printed(spec: RunSpec, found: Rehearsal) -> str:
         beside = "-" if formula is None else f"{formula:.4g}"
         off = "-" if not formula else f"{ours / formula - 1:+.1%}"
         lines.append(f"  {what:20}{ours:>12.4g}{beside:>12}{off:>12}")
+    if spec.engine == "ddp" and spec.layout.dp > 1:
+        lines.append("  dp is 0: the reducer of DistributedDataParallel is not rehearsed")
     return "\n".join(lines)
 
 

@@ -66,6 +66,7 @@ def test_flops_messages_and_states_are_those_of_the_formulas(flags, processes):
                 assert ours == pytest.approx(formula, rel=0.03), number
             elif what in ("tp GB", "pp GB", "dp GB", "embedding GB") and formula is not None:
                 assert ours == pytest.approx(formula, rel=1e-3), (what, number)
+        assert ("dp is 0" in rehearse.printed(spec, rank)) == (spec.engine == "ddp")
         assert rank.parameters == sum(size for size, _ in parameter_sizes(spec, number))
         width = 4 if spec.precision == "fp32" else 2
         shards = spec.layout.dp if spec.engine == "fsdp2" else 1
