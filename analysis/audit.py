@@ -5,14 +5,15 @@
 
 One line per finding, `FILE:LINE: what is wrong, with the numbers`. It looks for: layouts that are
 not the number of GPUs; batches that do not multiply out; tokens/s or samples/s that do not follow
-from the batch and the seconds; TFLOPs or MFU whose FLOPs per token jump between rows of one model;
-more than a card's peak or memory; speedups and efficiencies that the table's own times do not
-give; a row in another unit; equal results of different configurations; a "best" row that is not;
-totals and shares that do not sum; results above their own ideal or bound; sentences that the tables
-beside them contradict; the same evidence in two files; a mean over ranks given as the time that the slowest rank decides; a wall
-clock that holds more than the training; different commits compared; identical configurations far
-apart; and runs that never took an optimizer step. What a table does not say is not held against
-it, and rounding never is: each tolerance is what the printed digits leave open.
+from the batch and the seconds; TFLOPs or MFU whose FLOPs per token jump between rows of one
+model; more than a card's peak or memory; speedups and efficiencies that the table's own times do
+not give; a row in another unit; equal results of different configurations; a "best" row that is
+not; totals and shares that do not sum; results above their own ideal or bound; sentences that the
+tables beside them contradict; the same evidence in two files; a mean over ranks given as the time
+that the slowest rank decides; a wall clock that holds more than the training; different commits
+compared; identical configurations far apart; and runs that never took an optimizer step. What a
+table does not say is not held against it, and rounding never is: each tolerance is what the
+printed digits leave open.
 
 A table is Markdown, HTML or CSV. The meaning of each column is guessed from its heading and printed
 on stderr. Where a guess is wrong: `--mapping "Rate=tokens_per_s/gpu"`, `--mapping
