@@ -16,9 +16,11 @@ table does not say is not held against it, and rounding never is: each tolerance
 printed digits leave open.
 
 A table is Markdown, HTML or CSV. The meaning of each column is guessed from its heading and printed
-on stderr. Where a guess is wrong: `--mapping "Rate=tokens_per_s/gpu"`, `--mapping
-"Took=step_s:0.001"` (a factor to our unit: seconds, tokens/s, TFLOP/s, GB), `--mapping "Size=-"`
-(not used). Exits 0 without findings, 1 with, 2 when nothing could be read.
+on stderr; so are the columns in which twice the number would not be noticed. Where a guess is
+wrong: `--mapping "Rate=tokens_per_s/gpu"`, `--mapping "Took=step_s:0.001"` (a factor to our unit:
+seconds, tokens/s, TFLOP/s, GB), `--mapping "Size=-"` (not used).
+
+Exits 0 without findings, 1 with, 2 when nothing could be read.
 """
 
 if not __package__:

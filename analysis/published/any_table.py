@@ -78,16 +78,23 @@ class AnyTable:
     unused: list[str]
     section: str = ""
     stated: Stated = Stated()
+    unchecked: list[str] = field(default_factory=list)  # columns in which no error is noticed
 
     def says(self) -> str:
-        """One line: what the headings were taken for."""
+        """One line: what the headings were taken for, and what the audit cannot check."""
         parts = []
         for heading, what in self.columns.items():
             of = {"gpu": " of one GPU", "all": " of all GPUs"}.get(what.of, "")
             unit = f" x {what.scale:g}" if what.scale != 1 else ""
             parts.append(f"{heading!r} = {what.name}{of}{unit}")
-        left = f"; not used: {', '.join(map(repr, self.unused))}" if self.unused else ""
-        return f"{self.file}:{self.line_no}: {', '.join(parts)}{left}"
+        left = [h for h in self.unused if not any(v.column == h for v in self._values())]
+        more = f"; not used: {', '.join(map(repr, left))}" if left else ""
+        if self.unchecked:
+            more += f"; twice the number would not be noticed in {', '.join(self.unchecked)}"
+        return f"{self.file}:{self.line_no}: {', '.join(parts)}{more}"
+
+    def _values(self) -> list[Value]:
+        return [value for row in self.rows for value in row.values.values()]
 
 
 class _Html(HTMLParser):

@@ -18,6 +18,7 @@ from analysis.published.finding import Finding
 from analysis.published.rules import findings_of
 from analysis.published.rules.across import across
 from analysis.published.rules.settle import join
+from analysis.published.unchecked import unchecked
 from models.errors import UsageError
 
 
@@ -27,7 +28,7 @@ def audit_document(text: str, file: str, gpu: str | None = None) -> list[Finding
 
 
 def _audit_text(
-    text: str, path: Path, gpu: str | None, mapping: dict[str, str]
+    text: str, path: Path, gpu: str | None, mapping: dict[str, str], whole: bool = False
 ) -> tuple[list[Finding], list[AnyTable]]:
     """(findings, tables) of a document or an HTML page."""
     tables = tables_of(path, text, mapping)
@@ -39,14 +40,19 @@ def _audit_text(
     for table in tables:
         table.stated = stated.get(table.line_no, table.stated)
     found = [*means_over_ranks(document.lines, str(path)), *findings_in_prose(document)]
-    found += _of_tables(tables, gpu)  # decides what headings leave open, before claims are read
+    found += _of_tables(
+        tables, gpu, whole
+    )  # decides what headings leave open, before claims are read
     return _sorted([*found, *contradicted(document, tables), *across(tables)]), tables
 
 
 def audit_csv(
-    path: Path, gpu: str | None = None, mapping: dict[str, str] | None = None
+    path: Path,
+    gpu: str | None = None,
+    mapping: dict[str, str] | None = None,
+    whole: bool = False,
 ) -> tuple[list[Finding], list[AnyTable]]:
-    """(everything about one CSV, its table).
+    """(everything about one CSV, its table). whole: also which columns cannot be checked.
 
     Raises:
         UsageError: it cannot be read.
@@ -60,14 +66,16 @@ def audit_csv(
             f"{path}: no column that the audit knows in this CSV (it has {headings});"
             " say what one is with --mapping HEADING=NAME"
         )
-    return _of_tables(tables, gpu), tables
+    return _of_tables(tables, gpu, whole), tables
 
 
-def _of_tables(tables: list[AnyTable], gpu: str | None) -> list[Finding]:
+def _of_tables(tables: list[AnyTable], gpu: str | None, whole: bool) -> list[Finding]:
     join(tables)
     for table in tables:
         for row in table.rows if gpu else ():
             row.words["gpu_type"] = gpu
+    for table in tables if whole else ():
+        table.unchecked = unchecked(table)
     return _sorted([finding for table in tables for finding in findings_of(table)])
 
 
@@ -110,12 +118,13 @@ def audit_paths(
         try:
             suffix = path.suffix.lower()
             if suffix in (".csv", ".tsv"):
-                findings, tables = audit_csv(path, gpu, mapping)
+                findings, tables = audit_csv(path, gpu, mapping, says is not None)
             elif suffix in (".html", ".htm") or (path.is_file() and _is_document(path)):
                 text = path.read_text(encoding="utf-8", errors="replace")
                 if not text.strip():
                     raise UsageError(f"{path}: empty file")
-                findings, tables = _audit_text(text, path, gpu, mapping or {})
+                whole = says is not None
+                findings, tables = _audit_text(text, path, gpu, mapping or {}, whole)
             else:
                 logs.append(path)
                 continue
