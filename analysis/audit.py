@@ -20,7 +20,7 @@ on stderr; so are the columns in which twice the number would not be noticed. Wh
 wrong: `--mapping "Rate=tokens_per_s/gpu"`, `--mapping "Took=step_s:0.001"` (a factor to our unit:
 seconds, tokens/s, TFLOP/s, GB), `--mapping "Size=-"` (not used).
 
-Exits 0 without findings, 1 with, 2 when nothing could be read.
+Exits 0 without findings, 1 with, 2 when nothing could be read or a FILE does not exist.
 """
 
 if not __package__:
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         help="how to print (default: text); github: annotations of a workflow",
     )
     given = parser.parse_args(argv)
-    if wrong := [text for text in given.mapping if "=" not in text]:
+    if wrong := [text for text in given.mapping if "=" not in text.strip("= ")]:
         raise UsageError(f"--mapping {wrong[0]}: write HEADING=NAME")
     mapping = dict(text.rsplit("=", 1) for text in given.mapping)
     says: list[str] = []
@@ -80,7 +80,8 @@ def main(argv: list[str] | None = None) -> int:
             count = sum(checked.values())
             rows = "row of a table or log" if count == 1 else "rows of tables and logs"
             print(f"{count} {rows} checked, nothing found" if count else "nothing to audit")
-    return int(bool(found))
+    gone = any(not path.exists() for path in given.paths)  # a misspelt name must not pass a check
+    return 1 if found else 2 * gone
 
 
 if __name__ == "__main__":

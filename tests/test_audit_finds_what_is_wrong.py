@@ -309,3 +309,24 @@ def test_published_tables_have_their_true_findings_and_no_other(folder):
     found = {path.stem: audit_paths([path])[0] for path in sorted(folder.glob("*.csv"))}
     wrong = {name: list(map(str, f)) for name, f in found.items() if len(f) != TRUE.get(name, 0)}
     assert found and not wrong
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--mapping", "Tokes=gpus"], "--mapping Tokes: no table that was read has this heading"),
+        (["--mapping", "GPUs="], "--mapping GPUs=: write HEADING=NAME"),
+        (["--gpu-type", "H1000"], "unknown GPU 'H1000'"),
+    ],
+)
+def test_a_flag_that_would_change_nothing_is_a_mistake(tmp_path, capsys, flags, said):
+    path = tmp_path / "good.md"
+    path.write_text("| GPUs | TP | PP | DP |\n|---|---|---|---|\n| 8 | 2 | 2 | 2 |\n")
+    assert main([str(path), *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_file_that_does_not_exist_does_not_pass(tmp_path):
+    path = tmp_path / "good.md"
+    path.write_text("| GPUs | TP | PP | DP |\n|---|---|---|---|\n| 8 | 2 | 2 | 2 |\n")
+    assert main([str(path), str(tmp_path / "god.md")]) == 2

@@ -546,3 +546,113 @@ def test_the_gpus_of_one_replica_leave_dp_out(tmp_path):
 
 def test_bytes_a_second_are_no_batch():
     assert meaning("GB/s") is None and meaning("GBS").name == "global_batch"
+
+
+def test_cells_of_html_that_reach_into_rows_below_do_not_shift_columns(tmp_path):
+    head = "<tr><th rowspan=2>Nodes</th><th rowspan=2>GPUs</th><th colspan=2>Split</th>"
+    head += "<th rowspan=2>Model</th></tr><tr><th>TP</th><th>PP</th></tr>"
+    rows = "<tr><td>1</td><td>8</td><td>2</td><td>1</td><td rowspan=3>7B</td></tr>"
+    rows += "<tr><td>2</td><td>16</td><td>2</td><td>2</td></tr>"
+    rows += "<tr><td>4</td><td>30</td><td>2</td><td>2</td></tr>"
+    path = tmp_path / "x.html"
+    path.write_text(f"<table>{head}{rows}</table>")
+    says: list[str] = []
+    found_here = audit_paths([path], says=says)[0]
+    expected = "'Nodes' = nodes, 'GPUs' = gpus, 'Split TP' = tp, 'Split PP' = pp, 'Model' = model"
+    assert says == [f"{path}:1: {expected}"]
+    (finding,) = found_here
+    assert finding.message == "tp x pp x cp = 4 does not divide 30 GPUs"
+
+
+GERMAN = """| GPUs | Tokens/s | Speedup |
+|---|---|---|
+| 8 | 67.298 | 1,00 |
+| 16 | 131.547 | 1,95 |
+| 128 | 909.491 | {} |
+"""
+
+
+@cases((GERMAN.format("13,51"), []), (GERMAN.format("15,31"), [("speedup", 5, "15,31")]))
+def test_numbers_with_decimal_commas_are_read(tmp_path, text, wrong):
+    assert found(tmp_path, "x.md", text) == wrong
+
+
+def test_a_cell_that_is_not_one_number_is_named_and_not_cut(tmp_path):
+    path = tmp_path / "x.md"
+    table = "| GPUs | Tokens/s | Step (s) |\n|---|---|---|\n| 8 | 42,54 | 1.5 |\n"
+    path.write_text(table + "| 16 | 10,000 | 9.8-10.2 |\n")
+    says: list[str] = []
+    assert audit_paths([path], says=says)[0] == []
+    assert says[0].endswith("not read as one number: '42,54' on line 3, '9.8-10.2' on line 4")
+
+
+@pytest.mark.parametrize(
+    ("heading", "name"),
+    [
+        ("Seq./s", "samples_per_s"),
+        ("Sec./iter.", "step_s"),
+        ("config/world_size", "gpus"),
+        ("perf.mfu", "mfu"),
+        ("No. of params", "params_b"),
+    ],
+)
+def test_abbreviated_and_grouped_headings_are_known(heading, name):
+    assert meaning(heading).name == name
+
+
+def test_a_finding_is_said_in_the_words_and_units_of_the_table(tmp_path):
+    text = "| GPUs | Iteration time (ms) | Efficiency |\n|---|---|---|\n| 8 | 31160 | 100.0% |\n"
+    (finding,) = audited(tmp_path, "x.md", text + "| 128 | 2310 | 94.5% |\n")
+    assert finding.message == (
+        "Efficiency 94.5%: Iteration time (ms) 31160 on 8 GPUs and 2310 on 128 GPUs give 84.31 %"
+    )
+    text = csv(*RUNS, "64,1,1,64,512,2048,2.25,566034").replace("tokens_per_s", "Rate (tok/s)")
+    (finding,) = audited(tmp_path, "x.csv", text)
+    said = "1,048,576 tokens a step / 2.25 s give 466,034/s, +22 %"
+    assert finding.message == f"Rate (tok/s) 566034: {said}"
+
+
+CLAIM = """| GPUs | Step (s) | Speedup |
+|---|---|---|
+| 8 | 31.16 | 1.00 |
+| 64 | 4.25 | 7.33 |
+| 128 | 2.31 | 13.49 |
+
+{}
+"""
+
+
+@cases(
+    (CLAIM.format("At 64 GPUs one iteration takes 4.25 seconds."), []),
+    (CLAIM.format("At 64 GPUs one iteration takes 2.45 seconds."), [("claim", 7, "2.45seconds")]),
+    (CLAIM.format("At 64 GPUs an iteration takes 27 s less than on 8."), []),
+    (CLAIM.format("128 GPUs reach an efficiency of 84 % over 8 GPUs."), []),
+    (CLAIM.format("128 GPUs reach an efficiency of 94 % over 8 GPUs."), [("claim", 7, "94")]),
+)
+def test_seconds_of_an_iteration_and_what_is_compared_are_read_in_sentences(tmp_path, text, wrong):
+    assert found(tmp_path, "x.md", text) == wrong
+
+
+NODES = """| Nodes | DP | TP | PP | GBS | Sec/it | TFLOPs |
+|---|---|---|---|---|---|---|
+| 32 | 2 | 4 | 16 | 1024 | 160.0 | 85.2 |
+| 64 | 4 | 4 | 16 | 1024 | 82.5 | 82.6 |
+| 64 | 8 | 4 | 8 | 2048 | 170.2 | {} |
+| 64 | {} | 4 | 32 | 1024 | 84.7 | 80.5 |
+"""
+
+
+@cases(
+    (NODES.format(80.1, 2), []),
+    (NODES.format(160.2, 2), [("jump", 5, "160.2")]),
+    (NODES.format(80.1, 4), [("gpus", 6, "4"), ("jump", 6, "80.5")]),
+)
+def test_gpus_that_no_column_states_come_from_nodes_and_layouts(tmp_path, text, wrong):
+    assert found(tmp_path, "x.md", text) == wrong
+
+
+def test_slices_of_one_card_have_one_peak(tmp_path):
+    head = "| Accelerator Type | TFLOP/s/chip | MFU |\n|---|---|---|\n"
+    rows = ["v5p-128 | 328 | 71.5%", "v5p-256 | 323 | 70.4%", "v5p-512 | 315 | 86.7%"]
+    text = head + "".join(f"| {row} |\n" for row in [*rows, "v5p-1024 | 316 | 68.8%"])
+    assert found(tmp_path, "x.md", text) == [("mfu", 5, "86.7%")]

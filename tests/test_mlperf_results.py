@@ -607,3 +607,13 @@ def test_what_else_lies_beside_power_logs_does_no_harm(tmp_path):
     assert record.submission.energy_j == pytest.approx(0.5 * 8000 * record.totals["wall_s"])
     power(folder, "node_0.txt", 8e6, 1.7e12, 30)  # mW
     assert read(path).submission.energy_j is None
+
+
+def test_nodes_of_the_json_and_of_the_platform_that_differ_are_noted(tmp_path):
+    describe(tmp_path, "Made", "made_n64", 32)
+    record = one(tmp_path, **GPT3)
+    assert record.gpus == 256
+    said = "the system's JSON has 32 nodes (256 GPUs, which are used), the log's "
+    assert f"{said}submission_platform is 64xMade DGX H100" in record.notes
+    describe(tmp_path / "right", "Made", "made_n64", 64)
+    assert not any("platform" in note for note in one(tmp_path / "right", **GPT3).notes)

@@ -13,7 +13,7 @@ import termios
 import pytest
 
 from analysis.common import terminal
-from analysis.common.tables import Column, Table, chosen, show
+from analysis.common.tables import Column, Table, cell, chosen, show
 from models.errors import UsageError
 from tests.conftest import ROOT
 
@@ -173,3 +173,8 @@ def test_the_commands_take_columns(capsys):
     said = capsys.readouterr().err
     assert said.startswith("analysis.tflops: no column speed; there are: run, engine, gpus")
     assert said.count("\n") == 1
+
+
+def test_thousands_are_not_printed_as_powers():
+    assert cell(3001.2, ".3g") == "3001" and cell(144270.0, ".5g") == "144270"
+    assert cell(301.2, ".3g") == "301" and cell(1.75e11, ".3g") == "1.75e+11"

@@ -100,7 +100,9 @@ def cell(value: Any, spec: str = "") -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return UNKNOWN
     if spec and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return format(value, spec)
+        text = format(value, spec)
+        # `.3g` of a B200's 2,431 TFLOP/s is 2.43e+03
+        return f"{value:.0f}" if "e+" in text and abs(value) < 1e7 else text
     return printable(str(value))
 
 

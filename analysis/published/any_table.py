@@ -6,7 +6,7 @@ words, too: `8x H100`, `dp2, tp2, pp4`, `128x GB200 GPUs`, `config_DGXH100_1344x
 
 import csv
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -39,6 +39,7 @@ class Line:
     words: dict[str, str] = field(default_factory=dict)
     cells: dict[str, str] = field(default_factory=dict)  # heading -> text, of all columns
     lines: dict[str, int] = field(default_factory=dict)  # column -> line, where they differ
+    unread: list[str] = field(default_factory=list)  # columns whose cell has digits, but no number
 
     def __getitem__(self, name: str) -> Value | None:
         return self.values.get(name)
@@ -80,6 +81,11 @@ class AnyTable:
     stated: Stated = Stated()
     unchecked: list[str] = field(default_factory=list)  # columns in which no error is noticed
 
+    def heading(self, name: str) -> str:
+        """The first heading that was taken for a quantity; its name where none was."""
+        name = name.removesuffix("_gpu").removesuffix("_all")
+        return next((text for text, what in self.columns.items() if what.name == name), name)
+
     def says(self) -> str:
         """One line: what the headings were taken for, and what the audit cannot check."""
         parts = []
@@ -87,14 +93,20 @@ class AnyTable:
             of = {"gpu": " of one GPU", "all": " of all GPUs"}.get(what.of, "")
             unit = f" x {what.scale:g}" if what.scale != 1 else ""
             parts.append(f"{heading!r} = {what.name}{of}{unit}")
-        left = [h for h in self.unused if not any(v.column == h for v in self._values())]
-        more = f"; not used: {', '.join(map(repr, left))}" if left else ""
+        unused = []
+        for heading in self.unused:
+            found = (k for row in self.rows for k, v in row.values.items() if v.column == heading)
+            names = ", ".join(dict.fromkeys(found))
+            parts += [f"{heading!r} = {names} by its words"] if names else []
+            unused += [] if names else [repr(heading)]
+        more = f"; not used: {', '.join(unused)}" if unused else ""
+        odd = [f"{row.cells[c]!r} on line {row.at(c)}" for row in self.rows for c in row.unread]
+        if odd:
+            more += f"; not read as one number: {', '.join(odd[:3])}"
+            more += f" and {len(odd) - 3} more" if len(odd) > 3 else ""
         if self.unchecked:
             more += f"; twice the number would not be noticed in {', '.join(self.unchecked)}"
         return f"{self.file}:{self.line_no}: {', '.join(parts)}{more}"
-
-    def _values(self) -> list[Value]:
-        return [value for row in self.rows for value in row.values.values()]
 
 
 class _Html(HTMLParser):
@@ -105,19 +117,22 @@ class _Html(HTMLParser):
         self._hidden = False
         self._open: list[Cells] = []
         self._cell: list[str] | None = None
-        self._span = 1
+        self._span = self._rows = 1
+        self._below: list[dict[int, tuple[int, str]]] = []  # column -> rows that a cell still fills
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "table":
             self._open.append([])
+            self._below.append({})
             self.tables.append(self._open[-1])
         elif tag == "tr" and self._open:
-            self._end_cell()
+            self._end_row()
             self._open[-1].append((self.getpos()[0], []))
         elif tag in ("td", "th") and self._open and self._open[-1]:
             self._end_cell()
-            span = dict(attrs).get("colspan") or "1"
-            self._span = min(int(span), 100) if span.isdigit() else 1
+            spans = [dict(attrs).get(name) or "1" for name in ("colspan", "rowspan")]
+            spans = [min(int(span), 100) if span.isdecimal() else 1 for span in spans]
+            self._span, self._rows = (max(span, 1) for span in spans)
             self._cell = []
         elif tag == "br" and self._cell is not None:
             self._cell.append(" ")
@@ -129,8 +144,9 @@ class _Html(HTMLParser):
         if tag in ("td", "th", "tr"):
             self._end_cell()
         elif tag == "table" and self._open:
-            self._end_cell()
+            self._end_row()
             self._open.pop()
+            self._below.pop()
 
     def handle_data(self, data: str) -> None:
         if self._cell is not None:
@@ -143,8 +159,27 @@ class _Html(HTMLParser):
     def _end_cell(self) -> None:
         if self._cell is not None and self._open and self._open[-1]:
             text = " ".join("".join(self._cell).split())
-            self._open[-1][-1][1].extend([text] * max(self._span, 1))
+            self._fill_from_above()
+            row = self._open[-1][-1][1]
+            if self._rows > 1:
+                columns = range(len(row), len(row) + self._span)
+                self._below[-1] |= {column: (self._rows - 1, text) for column in columns}
+            row.extend([text] * self._span)
         self._cell = None
+
+    def _fill_from_above(self) -> None:
+        """Repeat the cells of rows above that reach down to here."""
+        row, below = self._open[-1][-1][1], self._below[-1]
+        while len(row) in below:
+            column, (rows, text) = len(row), below.pop(len(row))
+            if rows > 1:
+                below[column] = (rows - 1, text)
+            row.append(text)
+
+    def _end_row(self) -> None:
+        self._end_cell()
+        if self._open[-1] and self._open[-1][-1][1]:
+            self._fill_from_above()
 
 
 def html_prose(text: str) -> list[tuple[int, str]]:
@@ -232,6 +267,7 @@ def _understand(file: str, section: str, cells: Cells, given: dict[str, str]) ->
     cells = _without_second_heading(cells)
     width = max(len(row) for _, row in cells)
     cells = [(no, row + [""] * (width - len(row))) for no, row in cells]
+    comma = _has_comma_decimals(cells)
     across = [_given(text, given) for text in cells[0][1]]
     down = [_given(row[0], given) for _, row in cells[:LABELS]]
     # Labels of a table on its side stand in the first column; its headings mean nothing or little.
@@ -239,9 +275,9 @@ def _understand(file: str, section: str, cells: Cells, given: dict[str, str]) ->
     sideways = known(down) > max(known(across), 1) and 1 < width and len(cells) <= LABELS
     sideways = sideways and 4 * sum(m is not None for m in down) >= len(down)
     if sideways:
-        rows, columns, unused = _turned(cells, down)
+        rows, columns, unused = _turned(cells, down, comma)
     else:
-        rows, columns, unused = _upright(cells, across)
+        rows, columns, unused = _upright(cells, across, comma)
     adds = any(_ADDS.search(text) for text in [*cells[0][1], *(row[0] for _, row in cells)])
     if not rows or not (columns or adds):
         return None
@@ -262,23 +298,23 @@ def _without_second_heading(cells: Cells) -> Cells:
     group, joined = "", []
     for i, text in enumerate(second):
         group = first[i] if i < len(first) and first[i] else group
-        joined.append(f"{group} {text}".strip() if text else group)
+        joined.append(f"{group} {text}".strip() if text and text != group else group)
     return [(cells[0][0], joined), *cells[2:]]
 
 
-def _upright(cells: Cells, across: list[Meaning | None]) -> tuple:
+def _upright(cells: Cells, across: list[Meaning | None], comma: bool) -> tuple:
     headings = _distinct(cells[0][1])
     columns = {h: m for h, m in zip(headings, across, strict=True) if m}
     rows = []
     for no, texts in cells[1:]:
         row = Line(no, cells=dict(zip(headings, texts, strict=True)))
         for heading, what in columns.items():
-            _put(row, what, heading, row.cells[heading])
+            _put(row, what, heading, row.cells[heading], comma)
         rows.append(row)
     return rows, columns, [h for h in headings if h and h not in columns]
 
 
-def _turned(cells: Cells, down: list[Meaning | None]) -> tuple:
+def _turned(cells: Cells, down: list[Meaning | None], comma: bool) -> tuple:
     labels = _distinct([row[0] for _, row in cells])
     columns = {label: m for label, m in zip(labels, down, strict=True) if m}
     rows = []
@@ -287,7 +323,7 @@ def _turned(cells: Cells, down: list[Meaning | None]) -> tuple:
         for label, what, (no, texts) in zip(labels, down, cells, strict=True):
             row.cells[label], row.lines[label] = texts[i], no
             if what:
-                _put(row, what, label, texts[i])
+                _put(row, what, label, texts[i], comma)
         rows.append(row)
     return rows, columns, [label for label in labels if label and label not in columns]
 
@@ -300,15 +336,36 @@ def _distinct(headings: list[str]) -> list[str]:
     return found
 
 
-def _put(row: Line, what: Meaning, column: str, text: str) -> None:
+_NUMERIC = r"[~≈*_\s±+-]*(?:{})\s*(?:[%x×*]|[a-zA-Z/]{{1,6}})?[*_\s]*"
+_COMMA = re.compile(
+    _NUMERIC.format(r"\d{1,3}(?:\.\d{3})*,(?:\d{1,2}|\d{4,})|\d{1,3}(?:\.\d{3})+,\d+")
+)
+_DOT = re.compile(_NUMERIC.format(r"\d+\.(?:\d{1,2}|\d{4,})|\d{1,3}(?:,\d{3})+(?:\.\d+)?|0\.\d+"))
+
+
+def _has_comma_decimals(cells: Cells) -> bool:
+    """Whether a table writes 1.234,5: cells that can only be read so, and none only as 1,234.5."""
+    texts = [text for _, row in cells for text in row]
+    dots = any(_DOT.fullmatch(text) for text in texts)
+    return not dots and sum(bool(_COMMA.fullmatch(text)) for text in texts) > 1
+
+
+def _with_point(text: str) -> str:
+    """A cell that writes 1.234,5, as 1234.5."""
+    return re.sub(r"(?<=\d)\.(?=\d{3}(?!\d))", "", text).replace(",", ".")
+
+
+def _put(row: Line, what: Meaning, column: str, text: str, comma: bool = False) -> None:
     if not text:
         return
     if what.name in WORDS:
         row.words.setdefault(what.name, text)
         return
-    value = read_cell(text, column, what)
+    value = read_cell(_with_point(text) if comma else text, column, what)
     if value is None:
+        row.unread += [column] if re.search(r"\d", text) else []
         return
+    value = replace(value, text=text)
     name = what.name
     if name == "tokens_per_s" and what.of:
         name = {"gpu": "tokens_per_s_gpu", "all": "tokens_per_s"}[what.of]

@@ -20,6 +20,7 @@ from analysis.published.rules.across import across
 from analysis.published.rules.settle import join
 from analysis.published.unchecked import unchecked
 from models.errors import UsageError
+from models.gpus import planning_gpu
 
 
 def audit_document(text: str, file: str, gpu: str | None = None) -> list[Finding]:
@@ -108,12 +109,18 @@ def audit_paths(
 
     A log counts as one row. mapping: heading -> our name of it, where the guess is wrong; says: is
     filled with one line a table, what its headings were taken for.
+
+    Raises:
+        UsageError: no such card; no table has a heading of the mapping.
     """
     found: list[Finding] = []
     refused: list[str] = []
     checked: dict[str, int] = {}
     first: dict[str, Path] = {}  # the first file with these bytes
     logs = []
+    headings: set[str] = set()
+    if gpu:
+        planning_gpu(gpu)
     for path in paths:
         try:
             suffix = path.suffix.lower()
@@ -134,12 +141,15 @@ def audit_paths(
                 said = f"the same bytes as {same} (SHA-256 {digest[:12]})"
                 found.append(Finding(str(path), 0, "twice", said))
             checked[str(path)] = sum(len(table.rows) for table in tables)
+            headings |= {h.strip().lower() for t in tables for row in t.rows[:1] for h in row.cells}
             if says is not None:
                 says += dict.fromkeys(table.says() for table in tables)
         except UsageError as error:
             refused.append(str(error))
         except OSError as error:
             refused.append(f"{path}: {error.strerror}")
+    if checked and (wrong := [h for h in mapping or () if h.strip().lower() not in headings]):
+        raise UsageError(f"--mapping {wrong[0]}: no table that was read has this heading")
     if logs:
         try:
             records, left = load(logs)

@@ -13,6 +13,7 @@ from analysis.published.any_table import AnyTable, Line, sizes_in
 from analysis.published.documents import Document
 from analysis.published.finding import Finding
 from analysis.published.headings import Meaning, read_cell
+from analysis.published.rules.broken import figure
 from analysis.published.rules.columns import better_rows
 from analysis.published.rules.intervals import (
     AVERAGED,
@@ -78,6 +79,11 @@ _GPUS = re.compile(
     r"(?<![\w.:/-])(\d[\d,]*)(?: ?[x×])?[ -]?(?:(?:NVIDIA|AMD) )?"
     r"(?:(?:GB|MI|[HPVABT])\d{1,3}\w?s?(?![\w.])|(?i:GPUs?|devices|cards|accelerators)\b)"
 )
+# what others are compared with: `from 8 to 64 GPUs`, `7.6x over 8 GPUs`
+_BASES = (
+    r"(?i)\bfrom (\d+)(?: GPUs?)? to \d+",
+    r"(?i)\b(?:over|versus|vs\.?|compared (?:to|with)|relative to) (\d+)[ -]GPUs?\b",
+)
 _PRECISION = re.compile(r"(?i)\b(?:bf16|fp16|fp8|fp4|fp32|tf32)\b")
 
 
@@ -86,8 +92,9 @@ def _rows_meant(text: str, table: AnyTable, sizes_needed: int = 2) -> list[Line]
 
     No row where it states neither, or names a model size or a precision that no row has.
     """
-    base = {float(n) for n in re.findall(r"(?i)\bfrom (\d+)(?: GPUs?)? to \d+", text)}
-    gpus = {float(n.replace(",", "")) for n in _GPUS.findall(text)} - base
+    base = {float(n) for pattern in _BASES for n in re.findall(pattern, text)}
+    gpus = {float(n.replace(",", "")) for n in _GPUS.findall(text)}
+    gpus = gpus - base or gpus
     nodes = {float(n) for n in re.findall(r"(?i)(?<![\w.])(\d+)[ -]nodes?\b", text)}
     sizes = sizes_in(text)
     rows = table.rows
@@ -176,8 +183,9 @@ def _values(*names: str) -> Callable[[AnyTable, list[Line]], Given]:
             for name in names:
                 if span := span_of(row[name]):
                     yield name, span
-                    yield name, (span[0] / many, span[1] / many)
-                    yield name, product_of(span, (many, many))
+                if span and name != "step_s":
+                    yield f"{name}_all", (span[0] / many, span[1] / many)
+                    yield f"{name}_all", product_of(span, (many, many))
 
     return found
 
@@ -236,6 +244,13 @@ _CLAIMS: tuple[tuple[str, str, Meaning, Callable], ...] = (
         Meaning("step_s"),
         _values("step_s"),
     ),
+    (
+        "seconds a step",
+        r"\b(?:step|iteration)(?: time)?(?:\s+(?:takes?|took|lasts?|of|is|was|=))+\s*[~≈]?\s*"
+        rf"{_N}\s?(?P<unit>ms|s|sec|seconds)\b(?!\s+(?:less|more|long|short|fast|slow))",
+        Meaning("step_s"),
+        _values("step_s"),
+    ),
 )
 
 
@@ -272,12 +287,14 @@ def _claim(
     given = [one for one in given if one[2][0] > 0]
     if not given:
         return
-    table, name, nearest = min(given, key=lambda one: apart(one[2], claimed))
-    if apart(nearest, claimed) > 0:
-        shown = f"{middle(nearest) / what.scale:.4g}"
+    if all(apart(span, claimed) > 0 for *_, span in given):
+        printed = [one for one in given if one[1] == what.name]
+        table, name, nearest = min(printed or given, key=lambda one: apart(one[2], claimed))
+        digits = max(len(re.sub(r"\D", "", value.text).lstrip("0")), 2)
+        shown = figure(middle(nearest) / what.scale, digits)
         said = (
             f"{match[0].strip()!r}: the rows that the sentence means, of the table on line"
-            f" {table.line_no}, give {shown} at the nearest (by {name})"
+            f" {table.line_no}, give {shown} at the nearest (by {table.heading(name)})"
         )
         yield Finding(document.source, sentence.line, "claim", said, kind, text, shown, "likely")
 

@@ -94,7 +94,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("ep", r"\bep\b|\bexpert parallel"),
     (
         "params_b",
-        r"^(?:model )?(?:params?|parameters|size|msize)(?: b| billions?)?$|\bparameters\b",
+        r"^(?:model |# |num |number of |no of )?(?:params?|parameters|size|msize)"
+        r"(?: b| billions?)?$|\bparameters\b",
     ),
     ("layers", r"^(?:# |num |number of |n )?layers?$"),
     ("hidden", r"^hidden(?: size| dim)?$|^d model$"),
@@ -137,10 +138,18 @@ _SECONDS = (
 _BIG = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12, "g": 1e9}
 
 
+# `config/world_size`, `perf.mfu`: how tools that record runs group their columns
+_GROUPS = re.compile(
+    r"^(?:(?:config|cfg|args|perf|metrics|summary|system|train(?:er)?)[/.](?=[a-z]))+", re.I
+)
+
+
 def plain(heading: str) -> str:
     """A heading in lower case, without marks and brackets; `/`, `#` and `%` stay."""
     text = re.sub(r"<[^>]*>|[*`]", " ", heading)
     text = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", " ", text).lower()
+    text = _GROUPS.sub("", text.strip())
+    text = re.sub(r"(?<=[a-z])\.(?![a-z\d])", "", text)  # `Sec./iter.`, `No. of`
     return " ".join(re.sub(r"[^a-z0-9/#%.]+", " ", text).split())
 
 
@@ -238,8 +247,8 @@ def read_cell(text: str, column: str, what: Meaning) -> Value | None:
     match = _CELL.match(text)
     if not match or not re.search(r"\d", match["number"]):
         return None
-    if re.match(r"\s*(?:-|–|to\b|/)\s*\d", text[match.end("number") :]):
-        return None  # a range, or a fraction
+    if re.match(r"\s*(?:-|–|to\b|/|,)\s*\d", text[match.end("number") :]):
+        return None  # a range, a fraction, or a number in another country's digits
     digits = re.sub(r"[,' \u202f_]", "", match["number"])
     power = float("1" + match["power"]) if match["power"] else 1.0
     value = float(digits) * power

@@ -131,6 +131,9 @@ def read_names(record: Record, path: Path) -> None:
         nodes = nodes or int(found[1])
         each = found[2] or found[3] or (_DGX if found[4] and not _GRACE.search(name) else None)
         gpus = int(found[1]) * int(each) if each else None
+        if each and about.platform and nodes != int(found[1]):
+            said = f"the system's JSON has {nodes} nodes ({record.gpus} GPUs, which are used)"
+            record.notes.append(f"{said}, the log's submission_platform is {name}")
     if gpus and record.gpus is None:
         record.notes.append(f"{gpus} GPUs are read from the system's name {name}")
     state(record, {"gpus": gpus}, "from name")

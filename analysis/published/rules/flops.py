@@ -8,7 +8,7 @@ from statistics import median
 
 from analysis.published.any_table import AnyTable, Line, Stated
 from analysis.published.finding import Finding
-from analysis.published.rules.broken import as_ratio, broken, of_cell
+from analysis.published.rules.broken import as_printed, as_ratio, broken, figure, of_cell
 from analysis.published.rules.intervals import (
     AVERAGED,
     MOST_APART,
@@ -42,7 +42,7 @@ def mfu_of_peak(table: AnyTable) -> Iterator[Finding]:
         expected = (tflops[0] / peak, tflops[1] / peak)
         words = (
             f"{row['tflops'].text} TFLOP/s over the {card_of(row).name}'s {peak:g} are"
-            f" {middle(expected):.4g}"
+            f" {as_printed(row['mfu'], row['tflops'].value / peak)}"
         )
         return "mfu", mfu, expected, words
 
@@ -56,8 +56,8 @@ def _one_peak(table: AnyTable) -> Iterator[Finding]:
     for row in table.rows:
         peak = ratio_of(span_of(row["tflops"]), span_of(row["mfu"]))
         if peak and peak_of(row) is None:
-            about = (row.words.get("gpu_type", ""), row.words.get("precision", ""))
-            groups[about].append((row, peak))
+            card = re.sub(r"-\d+$", "", row.words.get("gpu_type", ""))  # v5p-128: chips of a slice
+            groups[card, row.words.get("precision", "")].append((row, peak))
     for members in groups.values():
         point, held = common([peak for _, peak in members])
         if len(members) < 3 or len(held) <= len(members) / 2:
@@ -67,9 +67,10 @@ def _one_peak(table: AnyTable) -> Iterator[Finding]:
                 value = row["mfu"]
                 said = (
                     f"{value.column} {value.text}: {row['tflops'].text} TFLOP/s over it are a peak"
-                    f" of {middle(peak):.4g}, in {len(held)} of {len(members)} rows {point:.4g}"
+                    f" of {figure(middle(peak), 4)}, in {len(held)} of {len(members)} rows"
+                    f" {figure(point, 4)}"
                 )
-                shown = f"{middle(peak) / point * value.value:.4g}"
+                shown = as_printed(value, middle(peak) / point * value.value)
                 yield of_cell(row, value, "mfu", said, shown)
 
 
@@ -192,8 +193,7 @@ def work_per_token(table: AnyTable) -> Iterator[Finding]:
             )
             if 0.7 < ratio < 1.4:
                 said = said.replace(" of ", " against ", 1)
-            percent = 100 if name != "tflops" and "%" in value.text + value.column else 1
-            shown = f"{percent * value.value / ratio:.4g}" + " %" * (percent == 100)
+            shown = as_printed(value, value.value / ratio)
             yield of_cell(
                 row, value, "jump", said + apart_by, shown, "likely" if convention else sure
             )
@@ -207,11 +207,14 @@ def _told_apart(odd: list[Line], rest: list[Line]) -> tuple[str, bool]:
             values = {row.cells.get(heading) for row in odd}
             if len(values) == 1 and not values & {row.cells.get(heading) for row in rest}:
                 return f"; the convention of {heading} {values.pop()} may be another", True
-    for name in ("pp", "tp", "cp", "ep", "vpp", "dp"):
+    for name in ("pp", "tp", "cp", "ep", "vpp"):
         values = {row.number(name) for row in odd}
         others = {row.number(name) for row in rest}
-        if None not in values | others and len(values) == 1 and not values & others:
-            return f"; it has {name} {values.pop():g}, and no other row of them has", False
+        if None in values | others or len(values) > 1 or values & others:
+            continue
+        if len(odd) > 1 or len(others) == 1:  # one row alone has a layout of its own by chance
+            they = " or ".join(f"{size:g}" for size in sorted(others))
+            return f"; it has {name} {values.pop():g}, the others {they}", False
     return "", False
 
 
@@ -252,7 +255,9 @@ def upper_bounds(table: AnyTable) -> Iterator[Finding]:
         tflops, size = row["tflops"], row.number("params_b")
         usual = peak_of(row) or peaks_of(row).get("fp16")  # where no precision is stated
         if tflops and peak and usual and tflops.low > usual:
-            said = f"TFLOPs {tflops.value:g} are above the {card_of(row).name}'s peak of {usual:g}"
+            said = (
+                f"{tflops.column} {tflops.text}: above the {card_of(row).name}'s peak of {usual:g}"
+            )
             sure = "certain" if tflops.low > peak else "likely"
             yield of_cell(row, tflops, "peak", said, f"at most {usual:g}", sure)
         for name in ("mfu", "hfu"):

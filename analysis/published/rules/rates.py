@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from analysis.published.any_table import AnyTable, Line
 from analysis.published.finding import Finding
-from analysis.published.rules.broken import broken, of_cell
+from analysis.published.rules.broken import broken, figure, of_cell
 from analysis.published.rules.intervals import apart, middle, product_of, ratio_of, span_of
 from analysis.published.rules.rows import tokens_of_step, tokens_rate
 
@@ -22,7 +22,10 @@ def rates_follow(table: AnyTable) -> Iterator[Finding]:
         if printed is None or expected is None:
             return None
         step, all_gpus = row["step_s"], "" if name == "tokens_per_s" else " of one GPU"
-        words = f"{middle(work):.6g} tokens a step / {step.text} s give {middle(expected):.6g}/s"
+        batch = row.number("global_batch", 0) * row.number("seq_len", 0)
+        batch = batch or row.number("batch_tokens")
+        words = f"{figure(batch)} tokens a step / {figure(step.value)} s give"
+        words += f" {figure(batch / step.value)}/s"
         return name, printed, expected, words + (f" on all GPUs, not{all_gpus}" if all_gpus else "")
 
     def samples(row: Line) -> tuple | None:
@@ -33,10 +36,9 @@ def rates_follow(table: AnyTable) -> Iterator[Finding]:
         expected = ratio_of(span_of(row["global_batch"]), span_of(row["step_s"]))
         if printed is None or expected is None:
             return None
-        words = (
-            f"batch {row['global_batch'].text} / {row['step_s'].text} s give"
-            f" {middle(expected):.6g}/s"
-        )
+        batch, step_s = row["global_batch"], row["step_s"].value
+        rate = figure(batch.value / step_s)
+        words = f"batch {batch.text} / {figure(step_s)} s give {rate}/s"
         return name, printed, expected, words
 
     def both(row: Line) -> tuple | None:
@@ -44,10 +46,8 @@ def rates_follow(table: AnyTable) -> Iterator[Finding]:
         expected = product_of(expected, span_of(row["seq_len"]))
         if printed is None or expected is None:
             return None
-        words = (
-            f"{row['samples_per_s'].text} samples/s x {row['seq_len'].text} give"
-            f" {middle(expected):.6g}/s"
-        )
+        rate, length = row["samples_per_s"], row["seq_len"]
+        words = f"{rate.text} samples/s x {length.text} give {figure(rate.value * length.value)}/s"
         return "tokens_per_s", printed, expected, words
 
     def each(row: Line) -> tuple | None:
@@ -64,7 +64,7 @@ def rates_follow(table: AnyTable) -> Iterator[Finding]:
             return None
         whole = float(row.words["train_tokens"])
         expected = ratio_of((whole / 86400,) * 2, rate)
-        words = f"{whole:.3g} tokens at {middle(rate):.6g}/s take {middle(expected):.4g} days"
+        words = f"{whole:.3g} tokens at {figure(middle(rate))}/s take {middle(expected):.4g} days"
         return "train_days", printed, expected, words
 
     def whole(row: Line) -> tuple | None:
@@ -74,7 +74,12 @@ def rates_follow(table: AnyTable) -> Iterator[Finding]:
         )
         if printed is None or expected is None:
             return None
-        return "tokens", printed, expected, f"steps x batch x sequence give {middle(expected):.6g}"
+        return (
+            "tokens",
+            printed,
+            expected,
+            f"steps x batch x sequence give {figure(middle(expected))}",
+        )
 
     for identity in (tokens, samples, both, each, days, whole):
         yield from broken(table, "rate", identity)
@@ -94,7 +99,7 @@ def stale_rates(table: AnyTable) -> Iterator[Finding]:
             if None in times or (rate.high - rate.low) / rate.value > 1e-3 or apart(*times) < 0.01:
                 continue
             said = (
-                f"{rate.column} {rate.text} stands beside {one['step_s'].text} s on line"
+                f"{rate.column} {rate.text} stands beside {figure(one['step_s'].value)} s on line"
                 f" {one.line_no}, too"
             )
             yield of_cell(other, rate, "rate", said, "another number", "likely")

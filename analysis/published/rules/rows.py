@@ -90,4 +90,5 @@ def derived_dp(row: Line) -> float | None:
     gpus, tp, pp = (row.number(k) for k in ("gpus", "tp", "pp"))
     if not (gpus and tp):
         return None
-    return gpus / (tp * (pp or 1) * row.number("cp", 1))
+    dp = gpus / (tp * (pp or 1) * row.number("cp", 1))
+    return dp if dp % 1 == 0 else None  # the rule `gpus` names it

@@ -156,6 +156,7 @@ def _settle_model_parallel(rows: list[Line]) -> None:
 
 def _settle_gpus(table: AnyTable) -> None:
     """Where no row has a number of GPUs: that of the heading above, if most layouts make it."""
+    _gpus_by_nodes(table.rows)
     stated = gpus_in(table.section)
     cases = [row for row in table.rows if row["dp"] and (row["tp"] or row["pp"] or row["cp"])]
     if not stated or any(row["gpus"] for row in table.rows):
@@ -171,6 +172,20 @@ def _settle_gpus(table: AnyTable) -> None:
                 for name in ("tp", "pp"):
                     row.values.setdefault(name, Value(1.0, 1.0, 1.0, "1", dp.column))
                 row.values["gpus"] = Value(stated, stated, stated, str(stated), dp.column)
+
+
+def _gpus_by_nodes(rows: list[Line]) -> None:
+    """Where no row has a number of GPUs: tp x pp x dp, if most rows make the same of a node."""
+    cases = [row for row in rows if all(row[name] for name in ("nodes", "tp", "pp", "dp"))]
+    if len(cases) < 3 or any(row["gpus"] or row["gpus_per_node"] for row in rows):
+        return
+    made = [math.prod(row.number(k, 1) for k in ("tp", "pp", "dp", "cp")) for row in cases]
+    each = [gpus / max(row.number("nodes"), 1) for row, gpus in zip(cases, made, strict=True)]
+    usual = max(set(each), key=each.count)
+    if usual % 1 or 2 * each.count(usual) <= len(each):
+        return
+    for row, gpus in zip(cases, made, strict=True):
+        row.values["gpus"] = Value(gpus, gpus, gpus, row["dp"].text, row["dp"].column)
 
 
 def _settle_work(table: AnyTable) -> None:

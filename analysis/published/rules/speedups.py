@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from analysis.published.any_table import AnyTable, Line
 from analysis.published.finding import Finding
 from analysis.published.headings import Meaning, Value, meaning, plain, read_cell
-from analysis.published.rules.broken import of_cell
+from analysis.published.rules.broken import as_printed, of_cell
 from analysis.published.rules.intervals import (
     AVERAGED,
     Interval,
     apart,
     common,
-    middle,
     product_of,
     ratio_of,
     span_of,
@@ -32,7 +31,7 @@ def follow_from_times(table: AnyTable) -> Iterator[Finding]:
         if (
             speedup
             and speedup.low <= 1 <= speedup.high
-            and "." in speedup.text
+            and re.search(r"\d[.,]\d", speedup.text)
             or (speedup and speedup.text.strip(" *~x×") == "1")
         ):
             base = row
@@ -48,7 +47,7 @@ def follow_from_times(table: AnyTable) -> Iterator[Finding]:
                     ratio_of(one, other) if name in ("step_s", "wall_s") else ratio_of(other, one)
                 )
         if speedup and ratios and min(speedup.low, speedup.value) > 0:
-            yield from _follows(row, speedup, (speedup.low, speedup.high), ratios, "speedup")
+            yield from _follows(row, base, speedup, ratios, "speedup")
         gpus, first = row.number("gpus"), base.number("gpus")
         if efficiency and efficiency.low > 0 and gpus and first:
             shares = {k: (a * first / gpus, b * first / gpus) for k, (a, b) in ratios.items()}
@@ -57,19 +56,29 @@ def follow_from_times(table: AnyTable) -> Iterator[Finding]:
             if speedup and speedup.low > 0 and ratios:
                 shares["speedup"] = (speedup.low * first / gpus, speedup.high * first / gpus)
             if shares:
-                span = (efficiency.low, efficiency.high)
-                yield from _follows(row, efficiency, span, shares, "efficiency")
+                yield from _follows(row, base, efficiency, shares, "efficiency")
 
 
 def _follows(
-    row: Line, cell: Value, span: Interval, ratios: dict[str, Interval], kind: str
+    row: Line, base: Line, cell: Value, ratios: dict[str, Interval], kind: str
 ) -> Iterator[Finding]:
+    span = (cell.low, cell.high)
     wide = (span[0] * (1 - AVERAGED) - (span[1] - span[0]) / 2, span[1] * (1 + AVERAGED))
     if any(apart(wide, ratio) == 0 for ratio in ratios.values()):
         return
-    name, ratio = min(ratios.items(), key=lambda item: apart(span, item[1]))
-    said = f"{cell.column} {cell.text}: the table's own {name} give {middle(ratio):.3f}"
-    yield of_cell(row, cell, kind, said, f"{middle(ratio):.3f}")
+    name = min(ratios, key=lambda name: apart(span, ratios[name]))
+    one, other = base[name] or row[name], row[name]
+    due = one.value / other.value if name in _TIMES else other.value / one.value
+    texts = [one.text, other.text]
+    if name == "speedup":
+        many, first = row.number("gpus"), base.number("gpus")
+        due, texts = other.value * first / many, [f"{other.text} on {many:g} GPUs, from {first:g},"]
+    elif kind == "efficiency" and name != "tokens_per_s_gpu":
+        due *= base.number("gpus") / row.number("gpus")
+        texts = [f"{v.text} on {r.number('gpus'):g} GPUs" for v, r in ((one, base), (other, row))]
+    shown = as_printed(cell, due)
+    said = f"{cell.column} {cell.text}: {other.column or name} {' and '.join(texts)} give {shown}"
+    yield of_cell(row, cell, kind, said, shown)
 
 
 def above_linear(table: AnyTable) -> Iterator[Finding]:
