@@ -177,4 +177,4 @@ def test_the_commands_take_columns(capsys):
 
 def test_thousands_are_not_printed_as_powers():
     assert cell(3001.2, ".3g") == "3001" and cell(144270.0, ".5g") == "144270"
-    assert cell(301.2, ".3g") == "301" and cell(1.75e11, ".3g") == "1.75e+11"
+    assert cell(0.0, ".1e") == "0.0e+00" and cell(1.75e11, ".3g") == "1.75e+11"

@@ -102,7 +102,8 @@ def cell(value: Any, spec: str = "") -> str:
     if spec and isinstance(value, (int, float)) and not isinstance(value, bool):
         text = format(value, spec)
         # `.3g` of a B200's 2,431 TFLOP/s is 2.43e+03
-        return f"{value:.0f}" if "e+" in text and abs(value) < 1e7 else text
+        powers = spec.endswith("g") and "e+" in text and abs(value) < 1e7
+        return f"{value:.0f}" if powers else text
     return printable(str(value))
 
 
