@@ -559,7 +559,7 @@ def test_cells_of_html_that_reach_into_rows_below_do_not_shift_columns(tmp_path)
     says: list[str] = []
     found_here = audit_paths([path], says=says)[0]
     expected = "'Nodes' = nodes, 'GPUs' = gpus, 'Split TP' = tp, 'Split PP' = pp, 'Model' = model"
-    assert says == [f"{path}:1: {expected}"]
+    assert says[0].split(";")[0] == f"{path}:1: {expected}"
     (finding,) = found_here
     assert finding.message == "tp x pp x cp = 4 does not divide 30 GPUs"
 
@@ -583,7 +583,8 @@ def test_a_cell_that_is_not_one_number_is_named_and_not_cut(tmp_path):
     path.write_text(table + "| 16 | 10,000 | 9.8-10.2 |\n")
     says: list[str] = []
     assert audit_paths([path], says=says)[0] == []
-    assert says[0].endswith("not read as one number: '42,54' on line 3, '9.8-10.2' on line 4")
+    said = "; not read as one number: '42,54' on line 3, '9.8-10.2' on line 4"
+    assert said in says[0]
 
 
 @pytest.mark.parametrize(
