@@ -272,6 +272,7 @@ def answer(arguments: argparse.Namespace) -> Table:
         *_which_card(arguments.gpu_type),
         *_unseen(cluster, arguments.flash),
         *([FSDP2] if x.fsdp2[best].any() else []),
+        _of_what(ask),
         *_assumed(ask, arguments.preset),
         *([FP8_MEMORY] if precision == "fp8" else []),
         *([EXCHANGE[arguments.cp_comm_type or "p2p"]] if (x.cp[best] > 1).any() else []),
@@ -303,6 +304,15 @@ def _write_page(path: Path, x: Columns, shown: Table, ask: Question) -> None:
     with writing(path):
         path.write_text(text)
     warn("analysis.plan", f"wrote {len(x)} layouts to {path}: {len(text) / 1e6:.2f} MB")
+
+
+def _of_what(ask: Question) -> str:
+    """A line: the model, its size, and what it is trained on."""
+    model = f"{ask.preset}: " if ask.preset else ""
+    return (
+        f"{model}{ask.config.n_params / 1e9:.4g}B parameters, {ask.global_batch} sequences of"
+        f" {ask.settings['seq_len']} tokens a step, {ask.gpus} GPUs"
+    )
 
 
 def _which_card(said: str | None) -> list[str]:
@@ -341,10 +351,7 @@ def _assumed(ask: Question, preset_name: str) -> list[str]:
         if f.name not in ask.given.keys() | derived.keys()
         and ((value := getattr(config, f.name)) != f.default or f.name in SIZES)
     ]
-    said = [
-        f"{config.n_params / 1e9:.1f}B parameters",
-        f"taken from {preset_name}: {', '.join(rest)}",
-    ]
+    said = [f"taken from {preset_name}: {', '.join(rest)}"]
     if derived:
         said.append(f"derived anew: {', '.join(f'{k} {v}' for k, v in derived.items())}")
     return ["; ".join([*said, "all else as in GPT-2"])]
@@ -417,7 +424,7 @@ def explanation(ask: Question, layout: str, png: Path | None) -> str:
         UsageError: no possible layout is like that.
     """
     x, seconds, used, _, limit = ask.ranked()
-    i = explain.why(x, seconds, used, explain.parse_layout(layout), limit)
+    i, chosen = explain.why(x, seconds, used, explain.parse_layout(layout), limit)
     time, gigabytes = explain.explained(x, i, ask.cluster)
     title = explain.title(x, i)
     if png:
@@ -426,7 +433,8 @@ def explanation(ask: Question, layout: str, png: Path | None) -> str:
         "fits in" if used[i] <= limit else "does NOT fit (nor does any with these settings) in"
     )
     return (
-        f"{title}\npredicted {sum(time.values()):.4g} s per iteration:\n"
+        f"{_of_what(ask)}\n{title}\n{chosen}"
+        f"predicted {sum(time.values()):.4g} s per iteration:\n"
         f"{explain.bars(time, 's')}{explain.exchange(x, i)}"
         f"predicted {used[i] / memory.GB:.1f} GB on the fullest rank,"
         f" {verdict} {limit / memory.GB:.1f} GB:\n{explain.bars(gigabytes, 'GB')}"

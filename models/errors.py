@@ -99,7 +99,8 @@ class Parser(argparse.ArgumentParser):
                     if flag in one._option_string_actions:
                         return f"{flag} is a flag of {name} alone"
                     flags.update(one._option_string_actions)
-        close = get_close_matches(flag, flags, 1, 0.7)
+        opposite = flag.replace("--un", "--no-", 1)  # --untied is near --tied, its opposite
+        close = [opposite] if opposite in flags else get_close_matches(flag, flags, 1, 0.7)
         return f"there is no flag {flag}" + (f": is {close[0]} meant?" if close else "")
 
     RENAMED: ClassVar = {  # flags of version 0.1 -> of today

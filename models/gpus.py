@@ -115,8 +115,15 @@ USUAL = {"V100": "V100 SXM2", "H100": "H100 SXM", "A100": "A100", "P100": "P100 
 GBITS = {"EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800, "OMNI-PATH": 100, "OPA": 100}
 
 
+def usual_gpu(name: str) -> Gpu | None:
+    """The card that `name` means: as `find_gpu`, but a bare V100 or H100 is the SXM one."""
+    bare = re.match(r"\s*(?:NVIDIA\s+)?([A-Z]+\d+[A-Z]?)", name, re.IGNORECASE)
+    usual = USUAL.get(bare[1].upper(), "") if bare else ""
+    return find_gpu(name) or next((g for g in GPUS if g.name == usual), None)
+
+
 def planning_gpu(name: str | None) -> Gpu:
-    """The card to plan with: as `find_gpu`, but a bare V100 or H100 is the SXM one.
+    """The card to plan with, by `usual_gpu`.
 
     Raises:
         UsageError: no such card, with the known ones.
@@ -124,9 +131,7 @@ def planning_gpu(name: str | None) -> Gpu:
     known = ", ".join(g.name for g in GPUS)
     if not name:
         raise UsageError(f"no GPU type; known: {known}")
-    bare = re.match(r"\s*(?:NVIDIA\s+)?([A-Z]+\d+[A-Z]?)", name, re.IGNORECASE)
-    usual = USUAL.get(bare[1].upper(), "") if bare else ""
-    found = find_gpu(name) or next((g for g in GPUS if g.name == usual), None)
+    found = usual_gpu(name)
     if found is None:
         raise UsageError(f"unknown GPU {name!r}; known: {known}")
     return found

@@ -1,5 +1,6 @@
 """The planner: every possible layout and no other, fast, ranked, refused in words."""
 
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -219,6 +220,8 @@ def test_what_does_not_fit_is_said_in_words(capsys):
         ([*PLAN, "--gpus-per-node", "4"], "goes with --gpu-type"),
         ([*PLAN, "--why", "recompute=some"], "only none, selective, full"),
         ([*PLAN, "--why", "tp=3"], "there are: tp 1, 2, 4, 8"),
+        ([*PLAN, "--why", "tp=2,tp=4"], "--why: tp is given twice"),
+        ([*PLAN, "--why", ""], "--why: say which layout, as tp=8,pp=8,mbs=1"),
         ([*PLAN, "--scale", "/no/such/folder/x.png"], "/no/such/folder/x.png: No such file"),
         (["--cluster", "slurm/parity.toml", *PLAN[2:]], "no calibration: it has no gpu, constants"),
     ],
@@ -256,6 +259,47 @@ def test_a_mistake_in_a_cluster_file_is_one_line(line, wrong, said, tmp_path, ca
     assert plan.main([*PLAN, "--cluster", str(path)]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("table", "flags", "said"),
+    [
+        ("gpu_memory_gb = 640", [], "640 is no memory of one GPU: a H100 SXM has 80 GB"),
+        ("gpu_memory_gb = 0", [], "gpu_memory_gb must be positive, not 0"),
+        ("max_nodes = 8", ["--gpus", "128"], "128 GPUs exceed the 64 of mine"),
+        ('gpus_per_nod = "8"', [], "[mine]: unknown gpus_per_nod; known: "),
+        ('gpu = ""', [], "names no gpu: give its table the key gpu"),
+    ],
+)
+def test_a_plan_says_what_is_wrong_with_ones_own_cluster(
+    table, flags, said, tmp_path, monkeypatch, capsys
+):
+    path = tmp_path / "clusters.toml"
+    card = "" if "gpu =" in table else 'gpu = "H100"\n'
+    shape = 'description = ""\ngpus_per_node = 8\ncores_per_node = 96\n'
+    path.write_text(f"[mine]\n{shape}{card}{table}\n[other]\n{shape}broken = 1\n")
+    monkeypatch.setenv("SCALING_CLUSTERS", str(path))
+    asked = ["--preset", "llama3-8b", "--gpus", "64", "--global-batch", "128", "--cluster", "mine"]
+    assert plan.main([*asked, *flags]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+
+
+def test_a_plan_says_of_which_model_and_batch_it_is(capsys):
+    said = "llama3-8b: 8.03B parameters, 128 sequences of 8192 tokens a step, 64 GPUs\n"
+    asked = ["--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "128", "--top", "1"]
+    for how in (["--top", "1"], ["--why", "tp=2"]):
+        assert plan.main([*asked, "--preset", "llama3-8b", *how]) == 0
+        assert said in capsys.readouterr().out
+    assert plan.main(asked) == 0
+    assert "\n175b: 174.6B parameters, " in capsys.readouterr().out
+
+
+def test_why_says_of_how_many_layouts_it_chose_the_fastest(capsys):
+    assert plan.main([*PLAN, "--why", "tp=8,pp=1,sequence_parallel=no"]) == 0
+    assert re.search(
+        r"\nthe fastest of \d+ such layouts, \d+ of which fit\n", capsys.readouterr().out
+    )
 
 
 def test_every_layout_names_its_engine_which_can_run_it():
@@ -340,7 +384,7 @@ def test_a_written_plan_names_its_own_size(tmp_path, capsys):
     where = ["--cluster", "selene", "--gpus", "64", "--global-batch", "64", "--study", str(path)]
     assert plan.main([*sizes, *where]) == 0
     said = capsys.readouterr()
-    assert "12.9B parameters; taken from 175b: vocab_size 51200, max_seq_len 2048;" in said.out
+    assert "taken from 175b: vocab_size 51200, max_seq_len 2048;" in said.out
     assert "; derived anew: ffn_hidden 20480; all else as in GPT-2" in said.out
     assert "preset" not in path.read_text() and "hidden = 5120" in path.read_text()
     (model,) = {spec.model for spec in load_study(path, cluster="dgx-a100").specs.values()}
@@ -554,6 +598,12 @@ def test_efficiency_over_gpus_is_drawn(tmp_path, capsys):
     assert "predicted efficiency" in capsys.readouterr().out
 
 
+def test_sizes_without_a_layout_are_named_below_the_curve(capsys):
+    asked = ["--preset", "llama3-70b", "--cluster", "dgx-h100", "--gpus", "64"]
+    assert plan.main([*asked, "--global-batch", "128", "--scale", "-"]) == 0
+    assert "\nno layout fits or is possible on 8, 16 GPUs\n" in capsys.readouterr().out
+
+
 def test_gpus_may_stay_idle_when_they_divide_badly():
     cluster = load_calibration("selene")
     all_used = space(PRESETS["1t"], cluster, 10000, 9984 * 625, 2048)
@@ -578,7 +628,7 @@ def test_the_plan_predicts_what_the_parity_table_does(name):
     seconds, _, _ = ranking.rank(x, cluster, 0.06)
     wanted = {"tp": record.tp, "pp": record.pp, "micro_batch": 2, "vpp": 1, "zero_stage": 0}
     wanted |= {"recompute": 0, "sequence_parallel": 0}
-    row = explain.why(x, seconds, seconds, wanted, np.inf)
+    row, _ = explain.why(x, seconds, seconds, wanted, np.inf)
     assert seconds[row] == pytest.approx(predicted_seconds(record, cluster)[0])
     assert sum(explain.explained(x, row, cluster)[0].values()) == pytest.approx(seconds[row])
 

@@ -31,7 +31,7 @@ from models.gpus import (
     peak_tflops,
     planning_gpu,
 )
-from parallel.config.clusters import load_clusters
+from parallel.config import clusters
 from parallel.config.layout_arrays import Columns
 from parallel.config.settings import gemm_precision
 
@@ -151,7 +151,7 @@ def names() -> list[str]:
 
 
 def _with_cards() -> dict[str, Any]:
-    return {name: c for name, c in load_clusters().items() if c.gpu}
+    return {name: c for name, c in clusters.load_clusters().items() if c.gpu}
 
 
 def fits_of(gpu: str) -> list[str]:
@@ -174,9 +174,13 @@ def load_calibration(wanted: str) -> Calibration:
         path = Path(wanted)
     if path.suffix == ".toml":
         return _read(path)
-    clusters = _with_cards()
-    if wanted in clusters:
-        found = clusters[wanted]
+    if clusters.is_named(wanted):
+        found = clusters.cluster(wanted)
+        if not found.gpu:
+            raise UsageError(
+                f"cluster {wanted} of {found.source} names no gpu: give its table the key gpu, or"
+                " plan with --gpu-type NAME"
+            )
         return from_data_sheet(
             found.gpu,
             found.gpus_per_node,
@@ -184,6 +188,7 @@ def load_calibration(wanted: str) -> Calibration:
             found.gpu_memory_gb,
             found.interconnect,
             found.domain,
+            found.max_nodes and found.max_nodes * found.gpus_per_node,
         )
     raise UsageError(f"no cluster or calibration {wanted!r}; known: {', '.join(names())}")
 
@@ -195,6 +200,7 @@ def from_data_sheet(
     memory_gb: float | None = None,
     network: str = "",
     domain: int | None = None,
+    max_gpus: int | None = None,
 ) -> Calibration:
     """A cluster that nobody has measured: its card's data sheet and the priors. network: words; the
     network of the maker's own node is taken where they state no rate. domain: GPUs that fast links
@@ -214,6 +220,7 @@ def from_data_sheet(
         flash=card.name not in UNFUSED,
         source="data sheet and priors, fitted on no run",
         domain=domain,
+        max_gpus=max_gpus,
     )
 
 

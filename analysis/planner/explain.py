@@ -29,12 +29,14 @@ def parse_layout(text: str) -> dict[str, int]:
     """
     known = {*KEYS, "sequence_parallel"}
     by_heading = {heading.lower(): key for key, heading in HEADINGS.items()}
-    wanted = {}
+    wanted: dict[str, int] = {}
     for piece in filter(None, re.split(r"[,\s]+", text)):
         name, _, value = piece.partition("=")
         key = by_heading.get(name.lower(), name)
         if key not in known:
             raise UsageError(f"--why: unknown {key!r}; known: {', '.join(sorted(known))}")
+        if key in wanted:
+            raise UsageError(f"--why: {key} is given twice")
         words = WORDS.get(key, {})
         if value in words:
             wanted[key] = words[value]
@@ -43,6 +45,8 @@ def parse_layout(text: str) -> dict[str, int]:
         else:
             allowed = ", ".join(words) or "a whole number"
             raise UsageError(f"--why: {key} cannot be {value!r}, only {allowed}")
+    if not wanted:
+        raise UsageError("--why: say which layout, as tp=8,pp=8,mbs=1")
     return wanted
 
 
@@ -52,8 +56,9 @@ def _word(key: str, value: int) -> str:
 
 def why(
     x: Columns, seconds: np.ndarray, used: np.ndarray, wanted: dict[str, int], limit: float
-) -> int:
-    """The fastest row that has the wanted settings and fits; if none fits, the fastest.
+) -> tuple[int, str]:
+    """(the fastest row that has the wanted settings and fits, or the fastest if none fits; of how
+    many it was chosen, as a line, "" where it is the only one).
 
     Raises:
         UsageError: no layout has them.
@@ -68,9 +73,10 @@ def why(
             f"{k} {', '.join(_word(k, v) for v in np.unique(getattr(x, k)))}" for k in wanted
         )
         raise UsageError(f"--why: no possible layout has {said}; there are: {there}")
-    if (used[rows] <= limit).any():
-        rows = rows[used[rows] <= limit]
-    return int(rows[np.argmin(seconds[rows])])
+    n, fit = len(rows), rows[used[rows] <= limit]
+    chosen = f"the fastest of {n} such layouts{f', {len(fit)} of which fit' * bool(len(fit))}\n"
+    rows = fit if len(fit) else rows
+    return int(rows[np.argmin(seconds[rows])]), chosen * (n > 1)
 
 
 def by_part(

@@ -280,4 +280,6 @@ def scale_table(curve: list[dict[str, Any]], per_gpu: float, network: str) -> Ta
         "predicted efficiency: TFLOP/s/GPU over the best size's; the batch grows with the GPUs"
         f" ({per_gpu:g} sequences each), which is weak scaling"
     )
-    return Table(shown, curve, notes=[note, network])
+    missing = sorted(set(SCALE) - {row["gpus"] for row in curve})
+    left_out = f"no layout fits or is possible on {', '.join(map(str, missing))} GPUs"
+    return Table(shown, curve, notes=[note, *[left_out] * bool(missing), network])

@@ -18,7 +18,7 @@ from typing import Any
 
 from models.errors import UsageError
 from models.files import ROOT, check_keys, read_toml
-from models.gpus import find_gpu, joined, lacking
+from models.gpus import find_gpu, joined, lacking, usual_gpu
 from parallel.config.settings import RunSpec
 
 CLUSTERS = ROOT / "slurm" / "clusters.toml"
@@ -130,9 +130,15 @@ class Cluster:
 
     def __post_init__(self) -> None:
         where = f"cluster {self.name!r}"
-        for name in ("gpus_per_node", "cores_per_node", "max_nodes", "domain"):
+        for name in ("gpus_per_node", "cores_per_node", "max_nodes", "domain", "gpu_memory_gb"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UsageError(f"{where}: {name} must be positive, not {value}")
+        card = usual_gpu(self.gpu)
+        if card and (self.gpu_memory_gb or 0) > 2 * card.memory_gb:
+            raise UsageError(
+                f"{where}: gpu_memory_gb {self.gpu_memory_gb:g} is no memory of one GPU: a"
+                f" {card.name} has {card.memory_gb:g} GB"
+            )
         if self.gpu_request not in GPU_REQUESTS:
             raise UsageError(
                 f"{where}: gpu_request must be gres, gpus-per-node or none,"
@@ -241,6 +247,11 @@ def cluster(name: str) -> Cluster:
         raise UsageError(f"no cluster {name!r} in {where}; there are: {', '.join(tables)}")
     path, facts = tables[name][-1]
     return cluster_of(name, facts, path)
+
+
+def is_named(name: str) -> bool:
+    """Whether a file has a table of that name, right or wrong."""
+    return name in _tables(files())
 
 
 def replaced(name: str) -> str:
