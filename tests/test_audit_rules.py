@@ -657,3 +657,31 @@ def test_slices_of_one_card_have_one_peak(tmp_path):
     rows = ["v5p-128 | 328 | 71.5%", "v5p-256 | 323 | 70.4%", "v5p-512 | 315 | 86.7%"]
     text = head + "".join(f"| {row} |\n" for row in [*rows, "v5p-1024 | 316 | 68.8%"])
     assert found(tmp_path, "x.md", text) == [("mfu", 5, "86.7%")]
+
+
+SIZES = """| Model | GPUs | Iteration time | Global batch |
+|---|---|---|---|
+| 22B | 8 | 1.10 s | 4 |
+| 175B | 64 | 13.75 s | 64 |
+| 530B | 280 | {} s | 280 |
+| 1T | 512 | 71.49 s | 512 |
+"""
+
+
+@cases((SIZES.format("37.83"), []), (SIZES.format("0.3783"), [("unit", 5, "0.3783 s")]))
+def test_models_of_other_sizes_are_no_other_unit(tmp_path, text, wrong):
+    assert found(tmp_path, "x.md", text) == wrong
+
+
+def test_steps_of_one_run_are_no_configurations(tmp_path):
+    rows = [f"{i},{3 - 0.01 * i:.3f},524288.1,4.0123" for i in range(1, 5)]
+    text = csv(*rows, head="{},loss,tokens_per_s,step_time")
+    assert found(tmp_path, "x.csv", text.format("step")) == []
+    assert {kind for kind, *_ in found(tmp_path, "y.csv", text.format("layers"))} == {"equal"}
+
+
+def test_a_second_number_of_gpus_in_a_sentence_needs_no_unit(tmp_path):
+    said = "Efficiency is good: 92 % efficiency on 64 GPUs, {} % efficiency on 128."
+    table = "| GPUs | Step (s) |\n|---|---|\n| 16 | 21.843 |\n| 64 | 5.946 |\n| 128 | 3.255 |\n\n"
+    assert found(tmp_path, "x.md", table + said.format(84)) == []
+    assert found(tmp_path, "y.md", table + said.format(74)) == [("claim", 7, "74")]

@@ -94,6 +94,10 @@ def _rows_meant(text: str, table: AnyTable, sizes_needed: int = 2) -> list[Line]
     """
     base = {float(n) for pattern in _BASES for n in re.findall(pattern, text)}
     gpus = {float(n.replace(",", "")) for n in _GPUS.findall(text)}
+    if gpus:  # `90 % on 64 GPUs, 84 % on 128`
+        gpus |= {
+            float(n) for n in re.findall(r"\b(?:on|at|to|and|with) (\d+)\b(?! ?%|[.,]\d)", text)
+        }
     gpus = gpus - base or gpus
     nodes = {float(n) for n in re.findall(r"(?i)(?<![\w.])(\d+)[ -]nodes?\b", text)}
     sizes = sizes_in(text)

@@ -35,7 +35,7 @@ def one_unit(table: AnyTable) -> Iterator[Finding]:
             if not value or value.value <= 0:
                 continue
             scaled = value.value
-            gpus, size = row.number("gpus"), row.number("params_b")
+            gpus, size = row.number("gpus"), _size(row)
             if name == "step_s":
                 batch = row.number("global_batch") or row.number("batch_tokens")
                 if not batch or not gpus:
@@ -62,6 +62,16 @@ def one_unit(table: AnyTable) -> Iterator[Finding]:
                         )
                         yield of_cell(row, value, "unit", said, "", "likely")
                     break
+
+
+_SIZE = re.compile(r"(?<![\w.×-])(\d+(?:\.\d+)?) ?([BT])\b")
+
+
+def _size(row: Line) -> float | None:
+    """Billions of parameters, by a column or by the model's name (`22B`, `GPT 1T`)."""
+    named = _SIZE.search(row.words.get("model", ""))
+    by_name = float(named[1]) * (1000 if named[2] == "T" else 1) if named else None
+    return row.number("params_b") or by_name
 
 
 def _others_run(table: AnyTable, row: Line, name: str) -> bool:

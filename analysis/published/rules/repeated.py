@@ -9,7 +9,7 @@ from itertools import combinations
 from analysis.logs.published_csv import column_name
 from analysis.published.any_table import AnyTable, Line
 from analysis.published.finding import FAR_APART, Finding
-from analysis.published.headings import MEASURED
+from analysis.published.headings import MEASURED, plain
 from analysis.published.rules.broken import of_cell
 from analysis.published.rules.intervals import middle
 from analysis.published.rules.rows import tokens_of_step
@@ -17,6 +17,7 @@ from analysis.published.rules.rows import tokens_of_step
 SHARP = 3e-4  # numbers of fewer digits than this resolves are equal by chance
 CHANCE = 0.5  # pairs of rows of a table that may be equal by chance before equality says nothing
 _NUMBER_OF_RUN = re.compile(r"\bID [\d.]+|(?i:\blog file name).*|\b(?:\d{4}-)?\d{2}-\d{2}\b")
+_MOMENT = re.compile(r"(?:global |train(?:er)? )?(?:step|iter|iteration|epoch|timestamp|elapsed)s?")
 _NO_SETTING = {"status", "date", "lint", "warm_up", "id", "source", "table", "inferred"}
 NO_FACT = re.compile(
     r"(?i)^(?:id|source|table|notes?|remarks?|inferred|run|name|link|url|lint|line|log|file|path|format)$"
@@ -80,6 +81,8 @@ def equal_results(table: AnyTable) -> Iterator[Finding]:
                     for (h, a), (_, b) in zip(facts_of(one), facts_of(other), strict=False)
                     if a != b
                 ]
+                if any(_MOMENT.fullmatch(plain(heading)) for heading in differ):
+                    continue  # one run at two moments
                 said = (
                     f"{cell.column} {cell.text}: line {one.line_no}, another configuration"
                     f" ({', '.join(differ[:3])}), has equal results"
