@@ -268,7 +268,7 @@ def answer(arguments: argparse.Namespace) -> Table:
         f"predicted, not measured, for {cluster.name} ({cluster.source}) in"
         f" {cluster.gemm_precision(precision)} with {attention} attention",
         *([ranking.width_note(found, cluster)] if found else []),
-        *(ranking.alike_note(seconds[sifted]) if len(sifted) else []),
+        *(ranking.alike_note(seconds[sifted], x.tp[sifted], x.pp[sifted]) if len(sifted) else []),
         *_which_card(arguments.gpu_type),
         *_unseen(cluster, arguments.flash),
         *([FSDP2] if x.fsdp2[best].any() else []),

@@ -27,10 +27,12 @@ RAN = np.arange(6)
 
 def test_regret_is_measured_against_the_fastest_and_over_the_first_three(rows):
     predicted = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 0.5])
-    found = choice(rows, RAN, predicted)  # 3.0 s first; 2.0 s is the best of 3.0, 2.0 and 2.4
-    assert found == {
-        "groups": 1, "first": 2.0, "first_p90": 2.0, "near": 0.0, "best_of_three": 1.0,
+    found = choice(rows, RAN, predicted)  # 3.0 s first; then tp 2 in 2.4 s and pp 2 in 1.0 s:
+    assert found == {  # three of different tp and pp, so not 2.0 s, which has tp 1, too
+        "groups": 1, "first": 2.0, "first_p90": 2.0, "near": 0.0, "best_of_three": 0.0,
     }  # fmt: skip
+    predicted[3] = 9.0  # then tp 8 pp 1 in 5.0 s is the third, and 2.4 s the best
+    assert choice(rows, RAN, predicted)["best_of_three"] == pytest.approx(1.4)
     right = choice(rows, RAN, rows.measured)
     assert (right["first"], right["near"], right["best_of_three"]) == (0.0, 1.0, 0.0)
 

@@ -119,8 +119,16 @@ def test_a_plan_says_how_wide_its_interval_is_and_why_and_how_many_layouts_are_a
         (said,) = [note for note in found.notes if "hold 80 %" in note]
         assert f"{low:+.0%} to {high:+.0%}: {why}" in said
         assert any("GB (80 GB less --margin 0.06); tight" in note for note in found.notes)
-    assert ranking.alike_note(np.array([1.0, 1.029, 1.031]))[0].startswith("2 layouts")
-    assert ranking.alike_note(np.array([1.0, 1.1])) == []
+    tp, pp = np.array([8, 8, 4]), np.array([1, 1, 2])
+    (said,) = ranking.alike_note(np.array([1.0, 1.029, 1.031]), tp, pp)
+    assert said.startswith("2 layouts") and said.endswith("of tp 8 pp 1 and tp 4 pp 2")
+    assert ranking.alike_note(np.array([1.0, 1.1, 1.2]), tp, pp) == []
+
+
+def test_layouts_to_measure_are_the_fastest_of_different_splits():
+    tp, pp = np.array([8, 8, 8, 4, 4, 2]), np.array([1, 1, 2, 1, 1, 1])
+    assert ranking.to_measure(tp, pp) == [0, 2, 3]
+    assert ranking.to_measure(tp[:2], pp[:2]) == [0]
 
 
 def test_fp8_is_planned_on_cards_that_have_it(tmp_path, capsys):

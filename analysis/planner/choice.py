@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.planner.ranking import to_measure
 from analysis.planner.rows import CRASHED, Rows
 from parallel.config.layout_arrays import Array
 
@@ -22,15 +23,18 @@ class Group:
 
     runs: list[np.ndarray]
     seconds: np.ndarray
+    tp: np.ndarray
+    pp: np.ndarray
 
     def of(self, values: Array) -> np.ndarray:
         """The mean of each layout's values; `values` has an entry a row."""
         return np.array([np.mean(values[r]) for r in self.runs])
 
     def regret(self, order: np.ndarray) -> tuple[float, float]:
-        """(regret of the first layout, of the best of the first three) in that order."""
+        """(regret of the first layout, of the best of three to measure) in that order."""
         slower = self.seconds / self.seconds.min() - 1
-        return float(slower[order[0]]), float(slower[order[:3]].min())
+        three = order[to_measure(self.tp[order], self.pp[order])]
+        return float(slower[order[0]]), float(slower[three].min())
 
 
 def _question(rows: Rows, i: int) -> tuple:
@@ -48,7 +52,9 @@ def groups_of(rows: Rows, index: np.ndarray) -> list[Group]:
     for layouts in found.values():
         if len(layouts) >= LEAST:
             runs = [np.array(g) for g in layouts.values()]
-            groups.append(Group(runs, np.array([np.mean(rows.measured[r]) for r in runs])))
+            seconds = np.array([np.mean(rows.measured[r]) for r in runs])
+            first = [r[0] for r in runs]
+            groups.append(Group(runs, seconds, rows.x.tp[first], rows.x.pp[first]))
     return groups
 
 

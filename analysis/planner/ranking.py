@@ -19,6 +19,7 @@ from parallel.config.layout_arrays import Columns
 
 MARGIN, MARGINS = memory.MARGIN, Bounds(0, 1, below=True)  # share of memory left free
 NEAR = 0.03  # of the first's time: layouts that the model cannot tell apart
+TRIED = 3  # layouts to measure before one is chosen
 TIGHT = 0.05  # share of the usable memory; a layout that leaves less of it free is marked
 KEYS = ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage", "recompute")
 HEADINGS = {  # of the tables; --why takes them, too
@@ -209,12 +210,29 @@ def width_note(found: list[dict[str, Any]], cluster: Calibration) -> str:
     )
 
 
-def alike_note(seconds: np.ndarray) -> list[str]:
-    """A line about the layouts whose predicted seconds, the fastest first, are near the first's."""
+def to_measure(tp: np.ndarray, pp: np.ndarray) -> list[int]:
+    """Places of the layouts to measure before one is chosen: of layouts from the fastest on, the
+    first of each of the first TRIED splits (tp, pp). What the model does not know slows layouts of
+    one split together, so the three fastest often are one try."""
+    first: dict[tuple[int, int], int] = {}
+    for place, split in enumerate(zip(tp.tolist(), pp.tolist(), strict=True)):
+        first.setdefault(split, place)
+        if len(first) == TRIED:
+            break
+    return list(first.values())
+
+
+def alike_note(seconds: np.ndarray, tp: np.ndarray, pp: np.ndarray) -> list[str]:
+    """A line about layouts whose predicted seconds, the fastest first, are near the first's, and
+    which to measure."""
     near = int(np.sum(seconds <= seconds[0] * (1 + NEAR)))
     if near < 2:
         return []
-    return [f"{near} layouts are within {NEAR:.0%} of the first: measure some (--study) to choose"]
+    splits = [f"tp {tp[i]} pp {pp[i]}" for i in to_measure(tp, pp)]
+    said = f"{near} layouts are within {NEAR:.0%} of the first: measure some (--study) to choose"
+    if len(splits) > 1:
+        said += f", at least the fastest of {', '.join(splits[:-1])} and {splits[-1]}"
+    return [said]
 
 
 def _columns(*keys: str) -> list[Column]:
