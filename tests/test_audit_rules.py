@@ -685,3 +685,29 @@ def test_a_second_number_of_gpus_in_a_sentence_needs_no_unit(tmp_path):
     table = "| GPUs | Step (s) |\n|---|---|\n| 16 | 21.843 |\n| 64 | 5.946 |\n| 128 | 3.255 |\n\n"
     assert found(tmp_path, "x.md", table + said.format(84)) == []
     assert found(tmp_path, "y.md", table + said.format(74)) == [("claim", 7, "74")]
+
+
+BOTH = "gpus,s/iter,tokens/s,speedup\n1,8.0,1000,1.00\n2,{},1980,1.98\n4,2.1,3810,3.81\n"
+BOTH += "8,1.1,7270,7.27\n"
+
+
+@cases((BOTH.format("4.04"), []), (BOTH.format("8.08"), [("speedup", 3, "8.08")]))
+def test_a_time_gives_the_speedup_that_the_rate_beside_it_gives(tmp_path, text, wrong):
+    assert found(tmp_path, "x.csv", text) == wrong
+
+
+def test_in_weak_scaling_the_times_give_no_speedup(tmp_path):
+    weak = "gpus,s/iter,tokens/s,speedup\n1,8.0,1000,1.00\n2,8.1,1975,1.98\n4,8.2,3902,3.90\n"
+    assert found(tmp_path, "x.csv", weak) == []
+
+
+LAYOUTS = "gpus,layout,tokens/s\n8,tp2 dp4,1000\n16,{},1900\n"
+
+
+@cases(
+    (LAYOUTS.format("tp2 dp8"), []),
+    (LAYOUTS.format("tp4 dp8"), [("gpus", 3, "16")]),
+    (LAYOUTS.format("tp4 pp2"), []),  # dp follows
+)
+def test_a_layout_in_words_that_names_dp_is_whole(tmp_path, text, wrong):
+    assert found(tmp_path, "x.csv", text) == wrong

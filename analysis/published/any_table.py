@@ -451,6 +451,8 @@ def _words(row: Line, around: str) -> None:
             continue
         both = f"{column} {text}"
         sizes = sizes_in(text)
+        if len(sizes) > 1 and "dp" in sizes:  # a whole layout: what it does not name is 1
+            sizes = {"tp": 1, "pp": 1} | sizes
         if len(sizes) > 1 or (sizes and re.search(r"tp|pp|dp|parallel|layout|config", both, re.I)):
             for name, number in sizes.items():
                 put(name, number, column, text)

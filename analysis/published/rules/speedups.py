@@ -1,6 +1,7 @@
 """Speedups and efficiencies against the table's own times."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 
 from analysis.published.any_table import AnyTable, Line
@@ -26,6 +27,8 @@ def follow_from_times(table: AnyTable) -> Iterator[Finding]:
     meant = [what.name for what in table.columns.values()]
     if meant.count("speedup") > 1 or meant.count("efficiency") > 1:
         return  # of several times or ranks: which belongs to which is not said
+    agree: dict[str, list[Line]] = defaultdict(list)  # time or rate -> rows whose speedup it gives
+    others: dict[str, list[Line]] = defaultdict(list)  # and rows whose speedup another one gives
     for row in table.rows:
         speedup, efficiency = row["speedup"], row["efficiency"]
         if (
@@ -48,6 +51,9 @@ def follow_from_times(table: AnyTable) -> Iterator[Finding]:
                 )
         if speedup and ratios and min(speedup.low, speedup.value) > 0:
             yield from _follows(row, base, speedup, ratios, "speedup")
+            gives = {name for name, ratio in ratios.items() if apart(_wide(speedup), ratio) == 0}
+            for name in ratios if gives else ():
+                (agree if name in gives else others)[name].append(row)
         gpus, first = row.number("gpus"), base.number("gpus")
         if efficiency and efficiency.low > 0 and gpus and first:
             shares = {k: (a * first / gpus, b * first / gpus) for k, (a, b) in ratios.items()}
@@ -57,14 +63,26 @@ def follow_from_times(table: AnyTable) -> Iterator[Finding]:
                 shares["speedup"] = (speedup.low * first / gpus, speedup.high * first / gpus)
             if shares:
                 yield from _follows(row, base, efficiency, shares, "efficiency")
+    for name, odd in others.items():
+        if len(agree[name]) >= max(2, 2 * len(odd)):
+            for row in odd:
+                cell, speedup = row[name], row["speedup"]
+                said = f"{cell.column} {cell.text}: {speedup.column} {speedup.text} does not follow"
+                said += f" from it, as those of {len(agree[name])} other rows do"
+                yield of_cell(row, cell, "speedup", said, "", "likely")
+
+
+def _wide(cell: Value) -> Interval:
+    """A speedup or efficiency, and what numbers that were averaged apart may miss it by."""
+    half = (cell.high - cell.low) / 2
+    return cell.low * (1 - AVERAGED) - half, cell.high * (1 + AVERAGED)
 
 
 def _follows(
     row: Line, base: Line, cell: Value, ratios: dict[str, Interval], kind: str
 ) -> Iterator[Finding]:
     span = (cell.low, cell.high)
-    wide = (span[0] * (1 - AVERAGED) - (span[1] - span[0]) / 2, span[1] * (1 + AVERAGED))
-    if any(apart(wide, ratio) == 0 for ratio in ratios.values()):
+    if any(apart(_wide(cell), ratio) == 0 for ratio in ratios.values()):
         return
     name = min(ratios, key=lambda name: apart(span, ratios[name]))
     one, other = base[name] or row[name], row[name]
