@@ -691,7 +691,9 @@ BOTH = "gpus,s/iter,tokens/s,speedup\n1,8.0,1000,1.00\n2,{},1980,1.98\n4,2.1,381
 BOTH += "8,1.1,7270,7.27\n"
 
 
-@cases((BOTH.format("4.04"), []), (BOTH.format("8.08"), [("speedup", 3, "8.08")]))
+@cases(
+    (BOTH.format("4.04"), []), (BOTH.format("8.08"), [("rate", 3, "1980"), ("speedup", 3, "8.08")])
+)
 def test_a_time_gives_the_speedup_that_the_rate_beside_it_gives(tmp_path, text, wrong):
     assert found(tmp_path, "x.csv", text) == wrong
 

@@ -391,7 +391,8 @@ def test_the_terms_of_a_prediction_add_up_and_so_does_what_was_measured(breakdow
         terms = [row for row in tables["terms"].rows if row["run"] == run["run"]]
         assert sum(row["predicted_s"] for row in terms) == pytest.approx(run["predicted_s"])
         elapsed = of_rank[run["run"]][terms[0]["rank"]]["elapsed_s"]
-        assert sum(row["measured_s"] for row in terms) == pytest.approx(elapsed)
+        # The parts and the whole are read from the clock one after the other: microseconds apart.
+        assert sum(row["measured_s"] for row in terms) == pytest.approx(elapsed, abs=5e-5)
 
 
 def test_memory_by_part_and_the_cards_line_are_in_the_unit_of_the_peak():

@@ -52,7 +52,7 @@ def follow_from_times(table: AnyTable) -> Iterator[Finding]:
         if speedup and ratios and min(speedup.low, speedup.value) > 0:
             yield from _follows(row, base, speedup, ratios, "speedup")
             gives = {name for name, ratio in ratios.items() if apart(_wide(speedup), ratio) == 0}
-            for name in ratios if gives else ():
+            for name in ratios.keys() - {"wall_s"} if gives else ():  # it holds more than steps
                 (agree if name in gives else others)[name].append(row)
         gpus, first = row.number("gpus"), base.number("gpus")
         if efficiency and efficiency.low > 0 and gpus and first:
