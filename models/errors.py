@@ -88,8 +88,8 @@ class Parser(argparse.ArgumentParser):
     def _unknown(self, words: list[str]) -> str:
         """Words that are no flag, or have no place; the flag that is spelled most like the first
         one, where there is one."""
-        if not words[0].startswith("-"):
-            return f"there is no place for {' '.join(words)}"
+        if not words or not words[0].startswith("-"):
+            return f"there is no place for {' '.join(words) or 'an empty word'}"
         from difflib import get_close_matches  # here: seldom needed
 
         flag, flags = words[0].partition("=")[0], set(self._option_string_actions)

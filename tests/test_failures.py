@@ -41,6 +41,7 @@ from tests.conftest import (
         (["--steps", "many"], "--steps must be a whole number, not 'many'"),
         (["--warmup-stepz", "1"], "there is no flag --warmup-stepz: is --warmup-steps meant?"),
         (["--untied"], "there is no flag --untied: is --no-tied meant?"),
+        ([""], "there is no place for an empty word"),
         (["--steps", "-1"], "train: --steps must be at least 1 and at most 1000000000, not -1"),
         (["--seq-len", "1000"], "seq_len 1000 exceeds the model's 128 positions"),
     ],
