@@ -24,7 +24,7 @@ import numpy as np  # noqa: E402
 
 from analysis.common.tables import Column, Table  # noqa: E402
 from analysis.planner.choice import groups_of  # noqa: E402
-from analysis.planner.ranking import MARGIN  # noqa: E402
+from analysis.planner.ranking import MARGIN, to_measure  # noqa: E402
 from analysis.planner.rows import Rows  # noqa: E402
 from analysis.planner.scores import CHOICES, rows_of  # noqa: E402
 from analysis.planner.validate import fits_in_memory, validate_time  # noqa: E402
@@ -105,7 +105,8 @@ def luck_table(
         seconds = undisturbed * np.exp(np.stack(draw, axis=1))  # (draws, layouts)
         best = seconds.min(axis=1)
         first.append(seconds[:, order[0]] / best - 1)
-        three.append(seconds[:, order[:3]].min(axis=1) / best - 1)
+        measured = order[to_measure(group.tp[order], group.pp[order])]
+        three.append(seconds[:, measured].min(axis=1) / best - 1)
         i, regret = int(group.runs[0][0]), group.regret(order)
         gpus, wide = int(rows.x.gpus[i]), int(rows.x.hidden[i])
         found.append({"hidden": wide, "gpus": gpus, "measured": regret[0], "three": regret[1]})

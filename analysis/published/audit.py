@@ -29,7 +29,7 @@ def audit_document(text: str, file: str, gpu: str | None = None) -> list[Finding
 
 
 def _audit_text(
-    text: str, path: Path, gpu: str | None, mapping: dict[str, str], whole: bool = False
+    text: str, path: Path, gpu: str | None, mapping: dict[str, str], test_columns: bool = False
 ) -> tuple[list[Finding], list[AnyTable]]:
     """(findings, tables) of a document or an HTML page."""
     tables = tables_of(path, text, mapping)
@@ -41,9 +41,8 @@ def _audit_text(
     for table in tables:
         table.stated = stated.get(table.line_no, table.stated)
     found = [*means_over_ranks(document.lines, str(path)), *findings_in_prose(document)]
-    found += _of_tables(
-        tables, gpu, whole
-    )  # decides what headings leave open, before claims are read
+    # Decides what headings leave open, before claims are read.
+    found += _of_tables(tables, gpu, test_columns)
     return _sorted([*found, *contradicted(document, tables), *across(tables)]), tables
 
 
@@ -51,9 +50,9 @@ def audit_csv(
     path: Path,
     gpu: str | None = None,
     mapping: dict[str, str] | None = None,
-    whole: bool = False,
+    test_columns: bool = False,
 ) -> tuple[list[Finding], list[AnyTable]]:
-    """(everything about one CSV, its table). whole: also which columns cannot be checked.
+    """(everything about one CSV, its table). test_columns: also find the table's `unchecked`.
 
     Raises:
         UsageError: it cannot be read.
@@ -67,15 +66,15 @@ def audit_csv(
             f"{path}: no column that the audit knows in this CSV (it has {headings});"
             " say what one is with --mapping HEADING=NAME"
         )
-    return _of_tables(tables, gpu, whole), tables
+    return _of_tables(tables, gpu, test_columns), tables
 
 
-def _of_tables(tables: list[AnyTable], gpu: str | None, whole: bool) -> list[Finding]:
+def _of_tables(tables: list[AnyTable], gpu: str | None, test_columns: bool) -> list[Finding]:
     join(tables)
     for table in tables:
         for row in table.rows if gpu else ():
             row.words["gpu_type"] = gpu
-    for table in tables if whole else ():
+    for table in tables if test_columns else ():
         table.unchecked = unchecked(table)
     return _sorted([finding for table in tables for finding in findings_of(table)])
 
@@ -130,8 +129,8 @@ def audit_paths(
                 text = path.read_text(encoding="utf-8", errors="replace")
                 if not text.strip():
                     raise UsageError(f"{path}: empty file")
-                whole = says is not None
-                findings, tables = _audit_text(text, path, gpu, mapping or {}, whole)
+                test_columns = says is not None
+                findings, tables = _audit_text(text, path, gpu, mapping or {}, test_columns)
             else:
                 logs.append(path)
                 continue
