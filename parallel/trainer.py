@@ -128,6 +128,7 @@ class Trainer:
                 token_files.Ahead(itertools.chain.from_iterable(steps), self.device)
             )
             profile = stack.enter_context(self._profiler(first))
+            self.load = energy_and_memory.Load()
             self.clock = Clock(self.device)
             self._leave_out_of_breakdown()  # building the engine
             self.energy = energy_and_memory.Energy(energy_and_memory.visible_gpus(self.device))
@@ -355,8 +356,11 @@ class Trainer:
         peak_all = energy_and_memory.most_of_all_ranks(
             peak
         )  # every rank got here, so the run is complete
+        load = self.load.facts()
         if not self.is_rank_0:
             return 0
+        self.facts["load"] |= load
+        self.folder.update(self.facts)
         exposed_s = self._write_epochs() if self.breakdown else None
         if broken := training_metrics.ended_in_nan(self.rows, self.validations):
             self.folder.fail(Kind.DIVERGED, broken, 0)

@@ -397,6 +397,8 @@ def change(path, keys, value):
         (["run"], "\ud800", "run cannot be"),
         (["run"], 5, "run cannot be 5"),
         (["run"], "", "it names no run"),
+        (["load"], {"start": -0.5}, "load.start cannot be -0.5"),
+        (["load"], {"cpu_s": float("inf")}, "load.cpu_s cannot be inf"),
         (["attempts"], [{"steps": 20}, 5], r"attempts\[1\] cannot be 5"),
         (["attempts"], [None], r"attempts\[0\] cannot be None"),
         (["attempts"], [{"steps": "20"}], r"attempts\[0\].steps cannot be '20'"),

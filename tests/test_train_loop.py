@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from parallel.config.settings import resolve
-from parallel.measure import profiler, training_metrics
+from parallel.measure import energy_and_memory, profiler, training_metrics
 from parallel.record.reader import read_run
 from tests.conftest import ROOT, run_module
 
@@ -49,6 +49,27 @@ def test_lines_validations_and_traces_come_when_asked_for(tokens, tmp_path):
     assert len(run.steps) == 7 and all(step["grad_norm"] > 0 for step in run.steps)
     with gzip.open(run.path / "profiles" / "trace_rank0.json.gz") as trace:
         assert json.load(trace)["traceEvents"]
+
+
+def test_a_run_records_what_it_and_the_others_on_its_machine_computed(tokens, tmp_path):
+    out = ["--data", str(tokens), "--out", str(tmp_path / "run"), "--steps", "4"]
+    done = run_module("parallel.train", *SMALL, *out, ranks=2)
+    assert done.returncode == 0, done.stderr
+    load = read_run(tmp_path / "run").facts["load"]
+    assert set(load) == {"start", "end", "wall_s", "cpu_s", "machine_cpu_s"}
+    assert load["start"] >= 0 and load["end"] >= 0
+    tick_s = 2 / os.sysconf("SC_CLK_TCK")  # the kernel counts the machine's seconds in these
+    assert 0 < load["cpu_s"] <= load["machine_cpu_s"] + os.cpu_count() * tick_s
+    assert load["cpu_s"] <= 2 * os.cpu_count() * load["wall_s"]
+    assert load["wall_s"] >= sum(step["step_s"] for step in read_run(tmp_path / "run").steps)
+
+
+def test_a_machines_seconds_are_those_in_which_its_cores_were_not_idle(tmp_path):
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 20 30 4000 500 6 7 8 9 0\ncpu0 1 2 3 4 5 6 7 8 9 0\n")
+    ticks = 100 + 20 + 30 + 6 + 7 + 8  # guest time (9) is in user time already
+    assert energy_and_memory.machine_cpu_s(stat) == ticks / os.sysconf("SC_CLK_TCK")
+    assert energy_and_memory.machine_cpu_s(tmp_path / "none") is None
 
 
 def test_a_run_that_ends_in_nan_has_failed(tokens, tmp_path):

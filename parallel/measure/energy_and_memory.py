@@ -1,4 +1,4 @@
-"""Energy and memory of the machine while it trains. Torch is imported only where it is used.
+"""Energy, memory and load of the machine while it trains. Torch is imported only where it is used.
 
 Energy is read where a counter exists and is None elsewhere: NVML's (joules since the driver was
 loaded, whole GPU, Volta or newer; needs setup.py's extra `nvml`) for the GPUs that rank 0 sees, on
@@ -7,12 +7,16 @@ by root alone).
 """
 
 import contextlib
+import os
 import resource
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from parallel.record.facts import load_average
 
 POWERCAP = Path("/sys/class/powercap")
 
@@ -117,3 +121,42 @@ def most_of_all_ranks(peaks: dict[str, int]) -> dict[str, int]:
     values = torch.tensor(list(peaks.values()), dtype=torch.int64)
     torch.distributed.all_reduce(values, torch.distributed.ReduceOp.MAX)
     return dict(zip(peaks, values.tolist(), strict=True))
+
+
+class Load:
+    """What the ranks and everything else on rank 0's machine computed on CPU cores, from here on.
+
+    A rank that shares its core gets fewer CPU seconds in the same wall time. So does one that
+    waits for other ranks: then the machine's CPU seconds say whether somebody else had the cores.
+    """
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter(), time.process_time(), machine_cpu_s()
+
+    def facts(self) -> dict[str, float | None]:
+        """The part of run.json's `load` that is known at the end; every rank calls it."""
+        import torch
+
+        wall_s, cpu_s, machine_s = self._start
+        wall_s = time.perf_counter() - wall_s
+        ended_s = machine_cpu_s()
+        total_s = torch.tensor(time.process_time() - cpu_s, dtype=torch.float64)
+        torch.distributed.all_reduce(total_s)
+        known = None not in (machine_s, ended_s)
+        return {
+            "end": load_average(),
+            "wall_s": wall_s,
+            "cpu_s": total_s.item(),
+            "machine_cpu_s": ended_s - machine_s if known else None,
+        }
+
+
+def machine_cpu_s(stat: Path = Path("/proc/stat")) -> float | None:
+    """Seconds of all cores since the machine started in which they were not idle, also where a
+    hypervisor had them; None where the kernel does not tell."""
+    try:
+        ticks = [int(word) for word in stat.read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    idle, waiting_for_disk = ticks[3:5]  # proc(5): user nice system idle iowait irq softirq steal
+    return (sum(ticks) - idle - waiting_for_disk) / os.sysconf("SC_CLK_TCK")

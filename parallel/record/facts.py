@@ -68,6 +68,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
+def load_average() -> float | None:
+    """Processes that ran or waited for a core here, over the last minute; None where unknown."""
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return None
+
+
 def cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -193,6 +201,7 @@ def run_facts(
             "cores": cores(),
             "ranks_per_node": launch.world_size if one_machine() else launch.local_world_size,
         },
+        "load": {"start": load_average()},  # measure/energy_and_memory.py adds the rest
         "inputs": inputs(spec),
         "profiler": profiler(spec),
         "scheduler": scheduler(),

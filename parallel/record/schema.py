@@ -88,7 +88,8 @@ def may_stand_beside(name: str) -> bool:
     return bool(beside)
 
 
-# What readers rely on: section -> key -> its type. A number stands for whole numbers from it on.
+# What readers rely on: section -> key -> its type. A number stands for whole numbers from it on,
+# float for a finite number from 0 on.
 # null means that the writer did not know; a key may be absent. The section "" is the file itself.
 Types = dict[str, dict[str, type | int]]
 _SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden", "n_params")
@@ -118,6 +119,8 @@ _FACTS: Types = {
     "data": {"sha256": str},
     "host": dict.fromkeys(("hostname", "cpu", "gpu", "cuda", "nccl", "driver"), str)
     | {"cores": 1, "ranks_per_node": 1, "gpus_visible": 0},
+    # Of rank 0's machine; cpu_s: of all ranks over wall_s, machine_cpu_s: of whatever ran there.
+    "load": dict.fromkeys(("start", "end", "wall_s", "cpu_s", "machine_cpu_s"), float),
     "variables": {},
     "git": {"commit": str, "code": str, "dirty": bool},
     "profiler": {"tool": str},
@@ -155,6 +158,8 @@ def _has_type(value: Any, kind: type | int) -> bool:
         return True
     if isinstance(kind, int):
         return is_count(value) and value >= kind
+    if kind is float:
+        return type(value) in (int, float) and 0 <= value < math.inf
     return isinstance(value, kind) and (kind is not str or value.isprintable())
 
 
