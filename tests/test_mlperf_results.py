@@ -68,15 +68,39 @@ def test_counts_inside_of_one_block_are_no_entries(tmp_path):
     assert record.notes == ["no step is timed: the times are of the whole run"]
 
 
-@pytest.mark.parametrize(("printed", "said"), [("ms", "read as ms"), ("hours", "unknown")])
-def test_step_times_in_another_unit_never_look_complete(tmp_path, printed, said):
-    factor = {"ms": 1000.0, "hours": 1 / 3600}[printed]
+@pytest.mark.parametrize(
+    ("factor", "said", "step_s"),
+    [(1000.0, "read as ms", 11.0), (1 / 3600, "neither is a result", None)],
+)
+def test_step_times_in_another_unit_never_look_complete(tmp_path, factor, said, step_s):
     text = "".join(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
     pattern = r'("train_step_time": )([\d.]+)'
     text = re.sub(pattern, lambda match: f"{match[1]}{float(match[2]) * factor}", text)
     record = read(write(tmp_path, "Made", "made_n64", "gpt3", 0, iter([text])))
     assert any(said in note for note in record.notes)
-    assert timed(record).step_s == pytest.approx(11.0, rel=2e-3)  # by the blocks, where unknown
+    time = timed(record)
+    assert (time and time.step_s) == (step_s and pytest.approx(step_s, rel=2e-3))
+
+
+def test_what_a_block_will_train_is_not_counted_at_its_start(tmp_path):
+    """Round 5.1: a first block of 240 steps states its samples, the next one only its own."""
+    now, samples = 1.7e12, 0
+    lines = [line(now, "global_batch_size", 1280), line(now, "run_start")]
+    for block in (240, 15, 15):
+        lines.append(line(now, "block_start", samples_count=1280 * block))
+        for _ in range(block):
+            now, samples = now + 2230, samples + 1280
+            stats = {"train_step_time": 2.23}
+            lines.append(line(now, "tracked_stats", stats, samples_count=samples))
+        lines.append(line(now, "block_stop", samples_count=1280 * block))
+        lines.append(line(now, "eval_start", samples_count=samples))
+        now += 4000
+        lines.append(line(now, "eval_stop", samples_count=samples))
+    lines.append(line(now, "run_stop", status="success", samples_count=samples))
+    record = read(write(tmp_path, "Made", "made_n1", "llama31_405b", 0, iter(lines)))
+    assert len(record.step_s) == 270
+    assert timed(record).step_s == pytest.approx(2.23)
+    assert record.submission.block_s == pytest.approx(15 * 2.23)
 
 
 @pytest.mark.parametrize(

@@ -628,6 +628,15 @@ def test_lines_without_a_number_count_once_too(log, twice):
         )
 
 
+def test_steps_of_a_restart_are_no_duplicates_where_only_a_rate_is_printed(log):
+    line = "0/{}, RunningAvgSamplesPerSec=16.1, CurrSamplesPerSec={}\n"
+    first = [line.format(i, 15 + i / 100) for i in range(200, 2000, 200)]
+    again = [line.format(i, 16 + i / 100) for i in range(200, 2000, 200)]
+    record = read(log("".join([*first, *again, again[-1]])))
+    assert len(record.iteration) == 18 and record.restarts == 1
+    assert "1 duplicate lines dropped" in record.notes
+
+
 def test_duplicate_lines_count_once(log):
     doubled = "".join(line + line for line in RUN.splitlines(keepends=True))
     record = read(log(doubled))

@@ -106,7 +106,7 @@ def _without_repeats(
     """Indices of the lines to keep, in file order."""
     import pandas  # slow to load, seldom needed
 
-    lines = pandas.DataFrame({name: columns[name] for name in PER_STEP[:3]})
+    lines = pandas.DataFrame({name: columns[name] for name in PER_STEP})
     keep = np.flatnonzero(~lines.duplicated())
     if dropped := len(offsets) - len(keep):
         record.notes.append(f"{dropped} duplicate lines dropped")

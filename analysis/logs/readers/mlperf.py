@@ -238,7 +238,8 @@ def _see(
     if found.clock and "run_stop" not in found.marks and key in _TIMES:
         found.clock.see(key, now)
     if (samples := whole(metadata.get("samples_count"))) is not None:
-        if key in (*_TIMES, "run_stop"):
+        # At its start, a block may say how many samples it will have: these are not trained yet.
+        if key in (*_TIMES, "run_stop") and key != "block_start":
             found.count(offset, now, samples, True)
     elif key.startswith("eval_"):
         found.count(offset, now, whole(metadata.get("epoch_num")), False)
@@ -293,14 +294,16 @@ def _steps(record: Record, log: Log, found: _Found) -> list[int]:
         about.block_s = float(np.median(spans[1:]))
     counted_per_s = float(done[usable].sum() / spans[usable].sum()) if usable.any() else 0.0
     step_s = _timed(record, found, counted_per_s)
+    printed = any(seconds > 0 for _, seconds, _, _ in found.times)
     if step_s is not None:
         last = _number(record, log, found, step_s)
-    elif record.global_batch and usable.any() and marked:
+    elif record.global_batch and usable.any() and marked and not printed:
         last = _put_blocks(record, at[usable], spans[usable], done[usable], counts[usable])
         if not clock.evaluations:
             record.notes.append(UNMARKED)
     else:
-        record.notes.append("no step is timed: the times are of the whole run")
+        why = "printed and counted times contradict each other, so neither is a result"
+        record.notes.append(why if printed else "no step is timed: the times are of the whole run")
         last = []
     if found.rates:
         middle = float(np.median(step_s)) if step_s is not None else 0.0
