@@ -1,7 +1,8 @@
 """Is B faster than A, or is it noise? And how far apart are runs that should be identical?
 
     python -m analysis.compare A B [--format json]       A, B: a log, a run, or a folder of repeats
-    python -m analysis.compare STUDY                     each configuration with its baseline
+    python -m analysis.compare STUDY        each configuration with its baseline, and with the
+                                            fastest on as many GPUs
     python -m analysis.compare --repeats PATH...         n and spread of identical configurations
 
 With three repeats or more on both sides the unit is the run, and where a study ran them A B A B
@@ -54,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
             warn("analysis.compare", line)
         sides.append(runs)
     if len(sides) == 1:
-        verdicts = compare.against_baseline(sides[0], given.any_commit)
+        verdicts = compare.of_study(sides[0], given.any_commit)
     else:
         verdicts = [compare.judged(*sides, given.any_commit)]
     if given.format == "json":

@@ -30,7 +30,7 @@ from models.errors import UsageError, command_line
 def main(argv: list[str] | None = None) -> int:
     """Print the scaling curve of what is at the paths."""
     flags = ("baseline", "scaling", "any_commit", "times", "facts", "predict", "table")
-    parser = parser_of("analysis.scaling", __doc__, *flags, baseline="fewest GPUs", scaling=None)
+    parser = parser_of("analysis.scaling", __doc__, *flags, baseline="fewest GPUs")
     given = parser.parse_args(argv)
     records, refused = load(given.paths, facts_of(given))
     results = [record for record in records if submissions.is_result(record)]
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
                 runs,
                 refused,
                 given.baseline,
-                given.scaling or "strong",
+                given.scaling,
                 any_commit=given.any_commit,
                 predict=given.predict,
                 **how,

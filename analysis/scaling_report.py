@@ -30,7 +30,7 @@ from models.storage import write_json
 @command_line("analysis.scaling_report")
 def main(argv: list[str] | None = None) -> int:
     """Write the report and say in one line what is in it."""
-    flags = {"paths": "", "baseline": "the study's own", "scaling": None}
+    flags = {"paths": "", "baseline": "the study's own"}
     names = ("baseline", "scaling", "predict")
     parser = parser_of("analysis.scaling_report", __doc__, *names, **flags)
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of a study's runs")

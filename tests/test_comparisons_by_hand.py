@@ -10,10 +10,10 @@ from analysis.measured import compare as module
 from analysis.measured.compare import (
     Comparison,
     Verdict,
-    against_baseline,
     changes,
     compare,
     judged,
+    of_study,
     spread,
 )
 from analysis.measured.fairness import ANY_COMMIT, CHANGED
@@ -259,15 +259,15 @@ def test_the_studys_baseline_is_beside_every_other_configuration():
             for i, (name, step_s, tp) in enumerate((("c", 1.0, 1), ("a", 2.0, 2), ("b", 4.0, 4)))
         ]
 
-    found = against_baseline(study("c"))
+    found = of_study(study("c"))
     assert [(v.a, v.b) for v in found] == [("c", "a"), ("c", "b")]
     assert [round(v.found.gain, 1) for v in found] == [-0.5, -0.8]
-    assert [(v.a, v.b) for v in against_baseline(study(None))] == [("a", "b"), ("a", "c")]
+    assert [(v.a, v.b) for v in of_study(study(None))] == [("a", "b"), ("a", "c"), ("c", "b")]
     assert not any("stands in" in d for v in found for d in v.doubts)
-    missing = against_baseline(study("z"))
+    missing = of_study(study("z"))[:2]
     assert all("baseline z has no time here: a stands in for it" in v.doubts[-1] for v in missing)
     with pytest.raises(UsageError, match="two things are compared, but there is only c"):
-        against_baseline(study("c")[:1])
+        of_study(study("c")[:1])
     rows = module.table(found).rows
     assert [row["n"] for row in rows] == [40, 40] and rows[0]["ratio"] == pytest.approx(
         0.5, rel=0.01
@@ -282,14 +282,27 @@ def test_the_studys_baseline_is_beside_every_other_configuration():
     assert ANY_COMMIT in noted and ANY_COMMIT not in module.table(found).notes
 
 
+def test_the_fastest_of_each_number_of_gpus_is_beside_the_others_there():
+    times = {"b1": (1, 1.0), "c2": (2, 0.9), "a2": (2, 0.6), "d2": (2, 0.7), "e4": (4, 0.5)}
+    runs = [
+        run(name, step_s, seed=i, gpus=gpus, run=name, baseline="b1")
+        for i, (name, (gpus, step_s)) in enumerate(times.items())
+    ]
+    found = of_study(runs)
+    against_baseline = [("b1", name) for name in ("a2", "c2", "d2", "e4")]
+    assert [(v.a, v.b) for v in found] == [*against_baseline, ("a2", "d2"), ("a2", "c2")]
+    assert [row["gpus"] for row in module.table(found).rows] == [2, 2, 2, 4, 2, 2]
+    assert "the fastest on as many GPUs (A)" in module.table(found).notes[1]
+    assert len(module.table(found[:4]).notes) == 1
+
+
 def test_runs_that_no_study_names_are_called_as_their_first_log():
-    found = against_baseline(
-        [run("b", n=9), run("a", n=9, tp=2), *(run(x, n=9, tp=4) for x in "cd")]
-    )
-    assert [(v.a, v.b) for v in found] == [("a.log", "b.log"), ("a.log", "c.log")]
+    found = of_study([run("b", n=9), run("a", n=9, tp=2), *(run(x, n=9, tp=4) for x in "cd")])
+    against_a = [("a.log", "b.log"), ("a.log", "c.log")]
+    assert [(v.a, v.b) for v in found] == [*against_a, ("b.log", "c.log")]
     repeats = [run(f"r{i}", n=9, tp=2, run=f"r-{i}", configuration="r") for i in "12"]
-    (beside_a_study,) = against_baseline([run("b", n=9), *repeats])
+    (beside_a_study,) = of_study([run("b", n=9), *repeats])
     assert (beside_a_study.a, beside_a_study.b) == ("b.log", "r")
     assert not any("baseline" in doubt for doubt in beside_a_study.doubts)  # no study names one
     with pytest.raises(UsageError, match="there is only r$"):
-        against_baseline(repeats)
+        of_study(repeats)

@@ -66,7 +66,7 @@ def test_more_ranks_than_cores_is_labelled_and_has_no_efficiency(tmp_path, capsy
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"global_batch": 32}, "global batch 32 here, 16 in the baseline"),
+        ({"global_batch": 64}, "global batch 64 here, 16 in the baseline"),
         ({"n_layer": 8}, "model n_layer 8 here, 4 in the baseline"),
         ({"precision": "bf16"}, "precision bf16 here, fp32 in the baseline"),
         ({"recompute": "full"}, "recompute full here, none in the baseline"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import compare, scaling, scaling_report, tflops
+from analysis import compare, report, scaling, scaling_report, tflops
 from analysis.common.statistics import log_ratio, student_t95
 from analysis.logs.load import read_all
 from analysis.measured.fairness import ANY_COMMIT
@@ -98,6 +98,29 @@ def test_runs_with_other_kernels_of_attention_are_compared_and_told_apart(tmp_pa
     write(tmp_path, facts("s", "ddp", gpus=2) | {"attention": f"{sdpa} (flash)"})  # the other: any
     assert scaling.main([str(tmp_path / "ddp"), str(tmp_path / "ddp-dp2")]) == 0
     assert "attention" not in capsys.readouterr().out
+
+
+def test_a_weak_study_is_told_by_its_batches_and_every_command_scales_it(tmp_path, capsys):
+    """The batch per GPU stays: twice the work on twice the GPUs in 1.25 times the time."""
+    for gpus, engine, step_s in ((1, "ddp", 1.0), (2, "ddp", 1.25), (2, "megatron", 1.5)):
+        about = facts("s", "ddp", engine=engine, gpus=gpus, global_batch=8 * gpus)
+        write(tmp_path, about, step_s=step_s)
+    for command in (tflops, scaling):
+        assert command.main([str(tmp_path)]) == 0
+        said = capsys.readouterr().out
+        assert "weak scaling against ddp" in said and "invalid" not in said
+        assert "1.60" in said and "0.80" in said
+        assert command.main([str(tmp_path), "--scaling", "strong"]) == 0
+        assert "invalid comparison: global batch 16 here, 8" in capsys.readouterr().out
+    assert compare.main([str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "weak scaling: a step of B is 2 times A's work" in said and "invalid" not in said
+    assert compare.main([str(tmp_path / "ddp"), str(tmp_path / "ddp-dp2")]) == 0
+    assert "GPU-seconds per token: A 0.0" in capsys.readouterr().out
+    (tmp_path / "page.md").write_text(f"<!-- report: scaling {tmp_path} -->\n<!-- /report -->\n")
+    assert report.main([str(tmp_path / "page.md")]) == 0
+    assert "| ddp-dp2 | 2 |" in (page := (tmp_path / "page.md").read_text())
+    assert "weak scaling against ddp" in page and "left out" not in page
 
 
 def test_students_t_is_the_printed_tables():

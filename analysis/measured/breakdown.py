@@ -14,7 +14,7 @@ from analysis.logs.load import chosen, distinct
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
 from analysis.logs.verdict import timed
-from analysis.measured.fairness import differences
+from analysis.measured.fairness import differences, scaling_of
 from analysis.measured.scaling import above_linear, speedup
 from models.errors import UsageError
 from parallel.config.message_bytes import step_volumes
@@ -281,12 +281,14 @@ def lost(one: Breakdown, base: Breakdown, scaling: str = "strong") -> dict[str, 
     return {name: (mine[name] - ratio * theirs[name]) / one.step_s for name in mine}
 
 
-def losses(found: list[Breakdown], baseline: str | None, scaling: str) -> Table:
-    """The efficiency-loss decomposition of every run beside its baseline.
+def losses(found: list[Breakdown], baseline: str | None, scaling: str | None) -> Table:
+    """The efficiency-loss decomposition of every run beside its baseline; scaling: strong or weak,
+    None takes what the runs are.
 
     Raises:
         UsageError: no breakdown of a run called `baseline`.
     """
+    scaling = scaling or scaling_of([one.record for one in found])
     named = None
     if baseline:
         runs = [(one.name, one.run.name, one.run.path) for one in found]
@@ -372,7 +374,7 @@ def read_all(paths: list[Path]) -> tuple[list[Breakdown], list[str]]:
 
 
 def report(
-    paths: list[Path], baseline: str | None = None, scaling: str = "strong"
+    paths: list[Path], baseline: str | None = None, scaling: str | None = None
 ) -> tuple[list[Table], list[str]]:
     """The three tables of what is at the paths, and one line for each thing that could not be read.
 
@@ -383,7 +385,7 @@ def report(
     return tables(found, baseline, scaling), problems
 
 
-def tables(found: list[Breakdown], baseline: str | None, scaling: str) -> list[Table]:
+def tables(found: list[Breakdown], baseline: str | None, scaling: str | None) -> list[Table]:
     """The three tables of runs that were read.
 
     Raises:

@@ -22,6 +22,7 @@ from analysis.measured.fairness import (
     is_changed,
     named,
     other_kernels,
+    scaling_of,
     shared_cores,
     unstated,
 )
@@ -230,6 +231,7 @@ class Verdict:
     doubts: list[str]
     differ: list[str]  # the settings that tell B from A
     values: list[str] = field(default_factory=list)  # the same with A's and B's values
+    gpus: int | None = None  # B's
 
     def lines(self) -> list[str]:
         """For a terminal."""
@@ -246,7 +248,7 @@ class Verdict:
     def as_dict(self) -> dict[str, Any]:
         known = self.found.as_dict() if self.found else {"verdict": None}
         said = {"differ": self.differ, "values": self.values, "doubts": self.doubts}
-        return {"a": self.a, "b": self.b} | said | known
+        return {"a": self.a, "b": self.b, "gpus": self.gpus} | said | known
 
 
 # Record's fields that decide a step's time -> their words.
@@ -277,9 +279,15 @@ def _details(facts: dict[str, Any]) -> dict[str, Any]:
     return (facts.get("spec") or {}) | (facts.get("versions") or {}) | known
 
 
-def judged(a: list[TimedRun], b: list[TimedRun], any_commit: bool = False) -> Verdict:
-    """A beside B, if their work, machine and (unless `any_commit`) commit are the same."""
+def judged(
+    a: list[TimedRun], b: list[TimedRun], any_commit: bool = False, scaling: str | None = None
+) -> Verdict:
+    """A beside B, if their work, machine and (unless `any_commit`) commit are the same.
+
+    scaling: strong or weak; None takes what the runs are (fairness.py).
+    """
     first, other = a[0][0], b[0][0]
+    scaling = scaling or scaling_of([r for r, _ in (*a, *b)])
     names = [named(r) or name_of(r) for r in (first, other)]
     if names[0] == names[1]:
         names = [name_of(first), name_of(other)]
@@ -289,14 +297,14 @@ def judged(a: list[TimedRun], b: list[TimedRun], any_commit: bool = False) -> Ve
     values = [f"{_FACTS.get(k, k)} {x} -> {y}" for k, (x, y) in told.items()]
 
     def refused(why: str) -> Verdict:
-        return Verdict(*names, None, [why], list(told), values)
+        return Verdict(*names, None, [why], list(told), values, other.gpus)
 
     for name, side in zip("AB", (a, b), strict=True):
         if mixed := list(dict.fromkeys(k for r, _ in side for k in changes(side[0][0], r, False))):
             said = ", ".join(_FACTS.get(k, k) for k in mixed)
             return refused(f"no comparison: {name}'s own {len(side)} runs differ in: {said}")
     unfair = dict.fromkeys(
-        d for r, _ in (*a, *b) for d in differences(r, first, any_commit=any_commit)
+        d for r, _ in (*a, *b) for d in differences(r, first, scaling, any_commit)
     )
     if unfair:
         return refused(f"invalid comparison: {'; '.join(unfair)}")
@@ -311,7 +319,7 @@ def judged(a: list[TimedRun], b: list[TimedRun], any_commit: bool = False) -> Ve
         found = replace(found, unit=BLOCKS_OF_ENTRIES)
     if "gpus" in told:
         found = replace(found, gpus=told["gpus"])
-    return Verdict(*names, found, _doubts(a, b, found), list(told), values)
+    return Verdict(*names, found, _doubts(a, b, found), list(told), values, other.gpus)
 
 
 def _doubts(a: list[TimedRun], b: list[TimedRun], found: Comparison) -> list[str]:
@@ -319,12 +327,15 @@ def _doubts(a: list[TimedRun], b: list[TimedRun], found: Comparison) -> list[str
     first, other = a[0][0], b[0][0]
     doubts = []
     if found.gpus is not None:
-        tokens = [r.global_batch and r.seq_len and r.global_batch * r.seq_len for r, _ in (*a, *b)]
-        if None not in tokens and len(set(tokens)) == 1:
+        if all(r.global_batch and r.seq_len for r in (first, other)):
             spent = [
-                r.gpus * float(np.median([np.median(x) for _, x in side])) / tokens[0]
+                r.gpus
+                * float(np.median([np.median(x) for _, x in side]))
+                / (r.global_batch * r.seq_len)
                 for r, side in ((first, a), (other, b))
             ]
+            if (work := other.global_batch / first.global_batch) != 1:
+                doubts.append(f"weak scaling: a step of B is {work:g} times A's work")
             doubts.append(f"GPU-seconds per token: A {spent[0]:.4g}, B {spent[1]:.4g}")
         else:
             doubts.append("GPU-seconds per token: - (no global batch or sequence length)")
@@ -354,8 +365,9 @@ def _doubts(a: list[TimedRun], b: list[TimedRun], found: Comparison) -> list[str
     return doubts + other_kernels([r for r, _ in (*a, *b)])
 
 
-def against_baseline(runs: list[TimedRun], any_commit: bool = False) -> list[Verdict]:
-    """Each configuration of a study beside the baseline's, in the order the names have.
+def of_study(runs: list[TimedRun], any_commit: bool = False) -> list[Verdict]:
+    """Each configuration of a study beside the baseline's, in the order the names have; then at
+    each number of GPUs the fastest beside the others, the faster first.
 
     Raises:
         UsageError: there is only one configuration.
@@ -375,10 +387,20 @@ def against_baseline(runs: list[TimedRun], any_commit: bool = False) -> list[Ver
     if len(fits) > 1:
         raise UsageError(f"the baseline {wanted} fits {', '.join(fits)}; give A and B")
     base = fits[0] if fits else min(groups)
-    found = [judged(groups[base], groups[k], any_commit) for k in sorted(groups) if k != base]
+    how = any_commit, scaling_of([record for record, _ in runs])
+    found = [judged(groups[base], groups[k], *how) for k in sorted(groups) if k != base]
     if wanted and not fits:
         missing = f"the study's baseline {wanted} has no time here: {base} stands in for it"
         found = [replace(verdict, doubts=[*verdict.doubts, missing]) for verdict in found]
+    middle = {k: np.median([np.median(x) for _, x in side]) for k, side in groups.items()}
+    sizes: dict[int, list[str]] = defaultdict(list)
+    for name in sorted(groups, key=middle.__getitem__):
+        if gpus := groups[name][0][0].gpus:
+            sizes[gpus].append(name)
+    for _, (fastest, *others) in sorted(sizes.items()):
+        found += [
+            judged(groups[fastest], groups[k], *how) for k in others if base not in (fastest, k)
+        ]
     return found
 
 
@@ -387,7 +409,12 @@ def table(verdicts: list[Verdict], any_commit: bool = False) -> Table:
     rows = []
     for verdict in verdicts:
         found = verdict.found
-        row = {"a": verdict.a, "b": verdict.b, "verdict": "; ".join(verdict.doubts)}
+        row = {
+            "a": verdict.a,
+            "b": verdict.b,
+            "gpus": verdict.gpus,
+            "verdict": "; ".join(verdict.doubts),
+        }
         row |= dict.fromkeys(("n", "unit", "ratio", "ci95"))
         if found:
             row |= {"n": found.n_b, "unit": found.unit, "ratio": 1 + found.gain}
@@ -398,6 +425,7 @@ def table(verdicts: list[Verdict], any_commit: bool = False) -> Table:
     columns = [
         Column("a", "A"),
         Column("b", "B"),
+        Column("gpus", "B's GPUs", "d"),
         Column("n", "n", "d"),
         Column("unit", "of"),
         Column("ratio", "time A / time B", ".3f"),
@@ -405,6 +433,11 @@ def table(verdicts: list[Verdict], any_commit: bool = False) -> Table:
         Column("verdict", "verdict", long="below"),
     ]
     notes = ["step times: median after the warm-up that the data show"]
+    if len({verdict.a for verdict in verdicts}) > 1:
+        notes.append(
+            "below the rows of the baseline: the fastest on as many GPUs (A), and the others there"
+            " in the order of their times"
+        )
     return Table(columns, rows, notes=notes + [ANY_COMMIT] * any_commit)
 
 
@@ -414,4 +447,4 @@ def report(paths: list[Path]) -> Table:
     Raises:
         UsageError: nothing could be read, or there is nothing to compare.
     """
-    return table(against_baseline(timed_runs(paths)[0]))
+    return table(of_study(timed_runs(paths)[0]))

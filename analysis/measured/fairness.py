@@ -89,6 +89,14 @@ def batch_per_gpu(record: Record) -> float | None:
     return record.global_batch / record.gpus
 
 
+def scaling_of(records: list[Record]) -> str:
+    """ "weak" where the batch per GPU is the same everywhere and the global batch is not; else
+    "strong"."""
+    per_gpu = {batch_per_gpu(record) for record in records} - {None}
+    batches = {record.global_batch for record in records} - {None}
+    return "weak" if len(per_gpu) == 1 < len(batches) else "strong"
+
+
 def other_kernels(records: list[Record]) -> list[str]:
     """A note that names each run's kernels of attention, and the runs that are deterministic, where
     not all are alike. Runs that do not state it are left out. Where one does not say which of

@@ -18,7 +18,6 @@ def parser_of(
     *flags: str,
     paths: str = "log, run or folder",
     baseline: str = "",
-    scaling: str | None = "strong",
 ) -> Parser:
     """The parser of `python -m COMMAND PATH...` with flags of this file by name, in this order.
 
@@ -26,23 +25,24 @@ def parser_of(
         flags: baseline, scaling, any_commit, predict, or a name in GROUPS.
         paths: the help text of PATH; "" for a command that adds its own paths.
         baseline: the run that is taken without --baseline.
-        scaling: the default of --scaling; with None the runs decide.
     """
     by_default = f" (default: {baseline})" if baseline else ""
-    kept = f"the global batch, or the batch per GPU (default: {scaling or 'what the runs are'})"
     own = {
         "baseline": {
             "metavar": "NAME",
             "help": f"the run to compare with; or its path{by_default}",
         },
-        "scaling": {"choices": ("strong", "weak"), "default": scaling},
+        "scaling": {
+            "choices": ("strong", "weak"),
+            "help": "what stays the same: the global batch, or the batch per GPU (default: weak"
+            " where the runs share the batch per GPU alone)",
+        },
         "any_commit": {"action": "store_true", "help": "compare runs of different commits, too"},
         "predict": {
             "metavar": "NAME|FILE",
             "help": "show the time predicted for this cluster, too",
         },
     }
-    own["scaling"]["help"] = f"what stays the same: {kept}"
     parser = Parser(prog=f"python -m {command}", description=description)
     if paths:
         parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=paths)

@@ -19,6 +19,7 @@ from analysis.measured.fairness import (
     differences,
     named,
     other_kernels,
+    scaling_of,
     shared_cores,
     unstated,
 )
@@ -222,7 +223,7 @@ Pair = tuple[Record, Point]
 def report(
     paths: list[Path],
     baseline: str | None = None,
-    scaling: str = "strong",
+    scaling: str | None = None,
     *,
     facts: dict[str, Any] | None = None,
     window: tuple[int, int] | None = None,
@@ -234,6 +235,7 @@ def report(
 
     Args:
         baseline: the name or path of a run or configuration; default: the fewest GPUs.
+        scaling: strong or weak; None takes what the runs are (fairness.py).
         facts: what the logs do not say, by Record's names.
         window, rule: how a step time is taken (logs/verdict.py).
         any_commit: also compare runs of different commits.
@@ -259,7 +261,7 @@ def report_of(
     records: list[Record],
     refused: list[str],
     baseline: str | None = None,
-    scaling: str = "strong",
+    scaling: str | None = None,
     *,
     window: tuple[int, int] | None = None,
     rule: str = "median",
@@ -273,6 +275,7 @@ def report_of(
     if not pairs:
         raise UsageError("; ".join(left_out))
     base, start = _baseline(pairs, baseline)
+    scaling = scaling or scaling_of([record for record, _ in pairs])
     fair = []
     for record, point in pairs:
         if unfair := differences(record, base, scaling, any_commit):

@@ -11,11 +11,11 @@ from analysis.logs.record import Record
 from analysis.logs.verdict import describe_rule, judge, timed
 from analysis.measured import predictions
 from analysis.measured.fairness import (
-    batch_per_gpu,
     configuration,
     differences,
     named,
     other_kernels,
+    scaling_of,
     shared_cores,
 )
 from analysis.measured.scaling import above_linear, of_repeats
@@ -45,13 +45,6 @@ def gather(records: list[Record]) -> tuple[list[list[Timed]], list[str]]:
     return list(groups.values()), left_out
 
 
-def kind_of(groups: list[list[Timed]]) -> str:
-    """ "weak" where the batch per GPU is the same everywhere and the global batch is not."""
-    records = [group[0][0] for group in groups]
-    per_gpu = {batch_per_gpu(r) for r in records}
-    return "weak" if len(per_gpu) == 1 < len({r.global_batch for r in records}) else "strong"
-
-
 def report(
     records: list[Record],
     refused: list[str],
@@ -69,7 +62,7 @@ def report(
         raise UsageError("; ".join(left_out + refused) or "no run to compare")
     base, missing = _baseline(groups, records, baseline)
     left_out += missing
-    kind = kind or kind_of(groups)
+    kind = kind or scaling_of([group[0][0] for group in groups])
     groups.sort(key=lambda g: (g[0][0].gpus, str(named(g[0][0]))))
     together = shared_cores(records)
     entries = [_entry(group, base, kind, together) for group in groups]

@@ -26,6 +26,7 @@ from analysis.measured.fairness import (
     differences,
     is_changed,
     other_kernels,
+    scaling_of,
     shared_cores,
     unstated,
 )
@@ -68,17 +69,19 @@ def rows(
     records: list[Record],
     convention: str | None = DEFAULT_CONVENTION,
     baseline: str | None = None,
-    kind: str = "strong",
+    kind: str | None = None,
     window: tuple[int, int] | None = None,
     rule: str = "median",
     any_commit: bool = False,
 ) -> list[dict[str, Any]]:
     """One dict per record: `verdict.summary`'s facts and what the table adds to them.
 
-    convention: None takes for each run the first that its log has the facts for. `missing` says
-    for each unknown value which fact is absent and how to give it.
+    convention: None takes for each run the first that its log has the facts for. kind: strong or
+    weak scaling; None takes what the runs are. `missing` says for each unknown value which fact
+    is absent and how to give it.
     """
     named = baseline_of(baseline, records) if baseline else None
+    kind = kind or scaling_of(records)
     parity = _parity(records, named)
     times = {id(r): timed(r, window, rule) for r in records}
     together = shared_cores(records)
@@ -264,7 +267,7 @@ def of_records(
     records: list[Record],
     convention: str | None = DEFAULT_CONVENTION,
     baseline: str | None = None,
-    kind: str = "strong",
+    kind: str | None = None,
     *,
     window: tuple[int, int] | None = None,
     rule: str = "median",
@@ -280,6 +283,7 @@ def of_records(
         named = [name_of(baseline_of(baseline, records))]
     else:
         named = sorted({r.baseline for r in records} - {None})
+    kind = kind or scaling_of(records)
     predicted, lacking = predictions.seconds(records, predict)
     found = rows(records, convention, baseline, kind, window, rule, any_commit)
     predictions.fill(found, predicted, "step_s")

@@ -32,7 +32,7 @@ def views(
     paths: list[Path],
     names: dict[Path, str],
     baseline: str | None,
-    kind: str,
+    kind: str | None,
     predict: str | None = None,
 ) -> list[Section]:
     """The breakdown per rank, its residuals by term where a cluster is given to `predict` on, the

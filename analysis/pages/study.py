@@ -10,7 +10,7 @@ from analysis.common.tables import Column, Table
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
 from analysis.measured import predictions, tflops
-from analysis.measured.fairness import is_changed
+from analysis.measured.fairness import is_changed, scaling_of
 from analysis.pages import audit, charts, costs, layout_map, memory
 from analysis.pages.section import Chart, Section, group
 from analysis.published.audit_logs import audit_records
@@ -242,7 +242,7 @@ def of_records(
     refused: list[str],
     convention: str | None,
     baseline: str | None,
-    kind: str,
+    kind: str | None,
     any_commit: bool,
     predict: str | None,
     question: str = "",
@@ -252,6 +252,7 @@ def of_records(
     Raises:
         UsageError: there is no such baseline or calibration.
     """
+    kind = kind or scaling_of(records)
     settings = {"any_commit": any_commit, "predict": predict}
     found = tflops.of_records(records, convention, baseline, kind, **settings)
     shown = run_table(records, found)

@@ -40,7 +40,7 @@ def sections_of(
     *,
     convention: str | None = None,
     baseline: str | None = None,
-    kind: str = "strong",
+    kind: str | None = None,
     any_commit: bool = False,
     predict: str | None = None,
     question: str = "",
