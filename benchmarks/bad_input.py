@@ -209,7 +209,7 @@ def facts(path: Path) -> dict[str, Any]:
     """A record as plain data, without positions in the file."""
     record = readers.read(path)
     found = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
-    del found["last_at"]
+    del found["last_at"], found["last_line"]
     found["failure"] = found["failure"] and (record.failure.kind, undressed(record.failure.line))
     found["notes"] = [undressed(note) for note in record.notes]
     return found

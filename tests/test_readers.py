@@ -986,6 +986,28 @@ def test_the_rest_of_a_batch_is_still_read(log, tmp_path):
     assert causes["missing.out"] == "No such file or directory"
 
 
+@pytest.mark.parametrize(
+    "flags", (["tflops", "--baseline"], ["scaling", "--baseline"], ["compare"], ["quality"])
+)
+def test_a_table_reads_each_log_once(log, monkeypatch, flags):
+    paths = [log(RUN, f"n{gpus}-gpus{gpus}.out") for gpus in (1, 2, 4, 8)]
+    opened = []
+    monkeypatch.setattr(Log, "__init__", _counted(Log.__init__, opened))
+    command, *more = flags
+    names = [paths[0].name for _ in more]
+    main = importlib.import_module(f"analysis.{command}").main
+    main([*map(str, paths[: 2 if command == "compare" else 4]), *more, *names])
+    assert opened and sorted(opened) == sorted(set(opened))
+
+
+def _counted(init, opened):
+    def counting(self, path):
+        opened.append(path)
+        init(self, path)
+
+    return counting
+
+
 @pytest.mark.parametrize("jobs", (1, 2))
 def test_a_readers_own_defect_refuses_its_file_and_shows_the_others(log, monkeypatch, jobs):
     from analysis.logs.readers import nanogpt
@@ -1209,7 +1231,7 @@ WHOLE = {kind: line for kind, (line, _) in FORMATS.items()} | {
 
 def said(path):
     record = read(path)
-    differ = ("source", "failure", "last_at")  # a line more moves what follows
+    differ = ("source", "failure", "last_at", "last_line")  # a line more moves what follows
     columns = {k: str(v) for k, v in vars(record).items() if k not in differ}
     return columns, record.failure and (record.failure.kind, record.failure.line)
 

@@ -156,6 +156,7 @@ class Record:
     nan_iterations: int = 0  # how many iterations had a loss of NaN
     nan_at: np.ndarray = field(default_factory=lambda: np.empty(0, int))  # indices of entries
     last_at: int | None = None  # offset of the last entry in the file, bytes
+    last_line: int = 0  # the line there; 0 where no line of a log is an entry
 
     # Only a run folder has these; OpenTelemetry has a name of its own, too.
     run: str | None = None  # the run's own name

@@ -8,13 +8,11 @@ stopped early; end unknown; OOM, communication error, node failure, timeout, can
 
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from analysis.logs.load import name_of
-from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Record
 from models.errors import Reason
 from parallel.measure.steady_time import MIN_STEADY, Steady, steady
@@ -133,7 +131,7 @@ def unfinished(record: Record) -> str:
 def _verdict(record: Record) -> Judgement:
     ended = _ended(record)
     if ended.verdict in ("complete", "end unknown") and (why := _diverged(record)):
-        return Judgement("diverged", _last_line(record), why, notes=ended.notes)
+        return Judgement("diverged", record.last_line, why, notes=ended.notes)
     return ended
 
 
@@ -171,7 +169,7 @@ def _ended(record: Record) -> Judgement:
         return Judgement("rows missing", proof=record.missing_steps)
     if finished:
         proof = f"{planned} of {planned} iterations"
-        judgement = Judgement("complete", _last_line(record), proof)
+        judgement = Judgement("complete", record.last_line, proof)
         if planned is None:
             judgement.proof = "it says that it completed"
         if failure is not None:
@@ -193,18 +191,10 @@ def _ended(record: Record) -> Judgement:
         numbers = record.iteration[np.isfinite(record.iteration)]
         last = int(numbers.max()) if len(numbers) else "an unknown number"
         proof = f"ended at iteration {last} of {planned}"
-        return Judgement("stopped early", _last_line(record), proof)
+        return Judgement("stopped early", record.last_line, proof)
     if record.completed is False:
-        return Judgement("stopped early", _last_line(record), "it never says that it completed")
+        return Judgement("stopped early", record.last_line, "it never says that it completed")
     return Judgement("end unknown", proof="the log says neither how far it should go nor an end")
-
-
-def _last_line(record: Record) -> int:
-    """The line of what was logged last, which is as far as the run got; 0 where there is none."""
-    if record.last_at is None:
-        return 0
-    with Log(Path(record.source)) as log:
-        return log.line_no(record.last_at)
 
 
 def _last(record: Record) -> float:

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from analysis.logs.load import load
+from analysis.logs.parsing.logfile import Log
 from analysis.logs.published_csv import read_csv
 from analysis.published.any_table import AnyTable, html_prose, tables_of
 from analysis.published.audit_logs import audit_records, means_over_ranks
@@ -156,8 +157,8 @@ def audit_paths(
             found += audit_records(records)
             for record in records:
                 if record.averages:  # epochs that every rank printed
-                    text = Path(record.source).read_text(encoding="utf-8", errors="replace")
-                    found += means_over_ranks(text.split("\n"), record.source)
+                    with Log(Path(record.source)) as log:
+                        found += means_over_ranks(log.text().split("\n"), record.source)
             checked |= {record.source: 1 for record in records}
         except UsageError as error:
             refused.append(str(error))

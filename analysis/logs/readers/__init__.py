@@ -51,6 +51,7 @@ def read(path: Path | str, flags: dict[str, Any] | None = None) -> Record:
     else:
         with Log(path) as log:
             record = _read_page(path) if is_markdown(path) else _read_log(log)
+            record.last_line = log.line_no(record.last_at) if record.last_at is not None else 0
     complete_from_elsewhere(record, path, flags or {})
     judge_rates(record)
     return record
