@@ -26,12 +26,11 @@ from tqdm import tqdm
 
 from models.errors import Parser, UsageError, command_line
 from models.storage import publish, write_json
-from parallel.config.data_files import DEFAULT_FOLDER, HELD_OUT, aside_of, settle
+from parallel.config.data_files import DEFAULT_FOLDER, HELD_OUT, SPLITS, aside_of, settle
 
 BYTE_VOCAB = 257  # 256 bytes and one end-of-document id
 BPE_VOCAB = 4096
 MAX_BPE = 2**20  # its trainer takes memory for all ids at once
-SPLITS = ("train", "val")
 END = "<|endoftext|>"
 
 
@@ -169,6 +168,7 @@ def _check_replaceable(out: Path) -> None:
     names = {path.name for path in out.iterdir()}
     partial = {f"{split}.bin.partial" for split in SPLITS}  # of a killed one, in earlier versions
     known = {"meta.json", "tokenizer.json", "train.bin", "val.bin"} | partial
+    known |= {f"{split}.bin.scan.json" for split in SPLITS}  # beside what a run has read
     ours = names <= known and ("meta.json" in names or names & partial)
     if names and not ours:
         other = min(names - known, default=min(names))

@@ -203,7 +203,7 @@ def train(
         kernels.check_compiler(device)
     offered = kernels_of(spec.engine, spec.layout.tp, spec.model.norm)
     facts["kernels"] = kernels.choose("te" if spec.te_alone else spec.kernels, device, offered)
-    kernels.hide_others(facts["kernels"])  # before megatron-core, which reads its own token files
+    kernels.hide_others(facts["kernels"])  # before megatron-core is imported
     facts["attention"] = kernels.attention_of(spec, facts["kernels"], device)
     facts["host"] |= devices.gpu_facts(device, launch)
     facts["variables"] = variables if device.type == "cuda" else {}

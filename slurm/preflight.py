@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from models.errors import UsageError, command_line
-from models.files import ROOT, parse_json
+from models.files import ROOT
 from parallel.config.clusters import Cluster
-from parallel.config.duration import training_tokens
+from parallel.config.data_files import describe
 from parallel.config.settings import RunSpec
 from parallel.config.study import Study, load_study
 from parallel.record.writer import check_folder
@@ -79,16 +79,13 @@ def _data_problem(spec: RunSpec) -> str:
     if not path.exists() and not Path(f"{path}.idx").exists():
         return f"no token files at {spec.data}: python -m parallel.data{mend} makes them"
     try:
-        tokens = training_tokens(str(path))
-        meta = path / "meta.json"
-        ids = parse_json(meta.read_text())["vocab_size"] if meta.exists() else 0
+        described = describe(path)
     except UsageError as error:
         return str(error)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{spec.data} is damaged: {error!r}: python -m parallel.data{mend} makes it again"
+    tokens, ids = described.train.stop - described.train.first, described.vocab_size
     if tokens <= spec.seq_len:
         return f"{spec.data} has {tokens} tokens, too few for one sequence of {spec.seq_len} + 1"
-    if ids > spec.model.vocab_size:
+    if ids is not None and ids > spec.model.vocab_size:
         return f"{spec.data} has {ids} token ids, but the model has {spec.model.vocab_size}"
     return ""
 

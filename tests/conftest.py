@@ -6,6 +6,8 @@ fork ranks (parallel/forked_ranks.py).
 
 import fcntl
 import functools
+import hashlib
+import json
 import os
 import random
 import shutil
@@ -46,6 +48,19 @@ def seeded() -> None:
     numpy.random.seed(0)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
+
+
+def write_prepared(folder: Path, train: int, val: int = 500, **other) -> Path:
+    """A prepared folder of so many ids, all 0; `other` values in its meta.json."""
+    folder.mkdir(exist_ok=True)
+    counts, digests = {"train": train, "val": val}, {}
+    for split, tokens in counts.items():
+        (folder / f"{split}.bin").write_bytes(bytes(2 * tokens))
+        digests[split] = hashlib.sha256(bytes(2 * tokens)).hexdigest()
+    meta = {"tokenizer": "byte", "vocab_size": 257, "dtype": "<u2", "end_of_text": 256}
+    meta |= {"documents": 3, "tokens": counts, "sha256": digests}
+    (folder / "meta.json").write_text(json.dumps(meta | other))
+    return folder
 
 
 SERVERS = "SCALING_TEST_SERVERS"  # the folder of their sockets

@@ -19,7 +19,6 @@ HOMES = {
     "deepspeed": {"parallel/engines/deepspeed_common.py", "parallel/engines/deepspeed_pipe.py"},
     "megatron": {
         "parallel/engines/cpu.py",
-        "parallel/token_files.py",  # IndexedDataset, inside the function that reads one
         "parallel/engines/layers.py",
         "parallel/engines/megatron.py",
     },

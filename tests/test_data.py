@@ -2,7 +2,9 @@
 (seed, step) alone."""
 
 import fcntl
+import hashlib
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from models.errors import UsageError
 from parallel import data, token_files
 from parallel.config import data_files
 from parallel.config.layout import Layout
-from tests.conftest import ROOT
+from tests.conftest import ROOT, write_prepared
 
 
 def corpus(tmp_path, n: int = 40):
@@ -159,8 +161,12 @@ def test_a_bare_file_is_read_whole_once_until_it_changes(tmp_path, monkeypatch, 
     np.full(1000, 6, dtype=np.uint16).tofile(path)
     assert token_files.load(path, 8, 7).train.sha256 != first.train.sha256
     assert scans == [950, 50] * 2
-    (tmp_path / "bare.bin.scan.json").write_text('{"file": ')  # damaged: read again
-    assert token_files.load(path, 8, 7) and scans == [950, 50] * 3
+    kept = tmp_path / "bare.bin.scan.json"
+    strange = kept.read_text().replace("largest", "smallest")
+    for damaged in ('{"file": ', strange):  # read again
+        scans.clear()
+        kept.write_text(damaged)
+        assert token_files.load(path, 8, 7) and scans == [950, 50]
     assert capsys.readouterr().err == ""
 
 
@@ -213,6 +219,67 @@ def test_a_file_of_a_prepared_folder_is_not_read_as_something_else(tmp_path):
     data.prepare(tmp_path / "out", [corpus(tmp_path)])
     with pytest.raises(UsageError, match="belongs to the prepared folder"):
         token_files.load(tmp_path / "out" / "train.bin", 8, 257)
+
+
+def damaged_meta(folder: Path, **values) -> None:
+    path = folder / "meta.json"
+    meta = json.loads(path.read_text())
+    for name, value in values.items():
+        outer, _, inner = name.partition("__")
+        (meta[outer] if inner else meta)[inner or outer] = value
+    path.write_text(json.dumps(meta))
+
+
+DTYPES = ["O", "?", "<f4", "<i2", ">u2", "u1", "<u8", "V2", "S2", "<u2,<u2", 5, None, ["<u2"], {}]
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        *(({"dtype": dtype}, "dtype of meta.json is .*, not <u2 or <u4") for dtype in DTYPES),
+        ({"dtype": "<u4"}, "train.bin holds 2500 ids, but meta.json beside it states 5000"),
+        *(({"vocab_size": n}, "vocab_size of meta.json is") for n in (0, -1, 2.5, "257", True)),
+        *(({"tokens__val": n}, "tokens.val of meta.json is") for n in (-1, None, "5", 2**70)),
+        *(({"documents": n}, "documents of meta.json is") for n in (-1, "5", [])),
+        ({"end_of_text": -1}, "end_of_text of meta.json is -1"),
+        ({"tokenizer": 5}, "tokenizer of meta.json is 5"),
+        ({"sha256__train": "d"}, "sha256.train of meta.json is 'd'"),
+        ({"tokens": 5}, "tokens.train of meta.json is None"),
+        ({"sha256": None}, "sha256.train of meta.json is None"),
+    ],
+)
+def test_a_meta_json_that_cannot_be_is_refused_in_a_line(values, why, tmp_path, capsys):
+    from parallel import train
+
+    folder = write_prepared(tmp_path / "data", 5000)
+    assert token_files.load(folder, 8, 257).train.ids.dtype == np.uint16
+    damaged_meta(folder, **values)
+    with pytest.raises(UsageError, match=why):
+        token_files.load(folder, 8, 257)
+    assert train.main(["--check", "--preset", "tiny", "--data", str(folder)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_token_files_that_are_not_those_of_their_meta_json_are_refused(tmp_path):
+    """Though their time and their size are the old ones."""
+    folder = write_prepared(tmp_path / "data", 5000)
+    path = folder / "train.bin"
+    first = token_files.load(folder, 8, 257)
+    assert first.facts()["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    about = path.stat()
+    for content in (bytes(9998) + b"\1\0", b"\1" + bytes(9999)):
+        path.write_bytes(content)
+        os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+        with pytest.raises(UsageError, match="train.bin is not what was prepared: its SHA-256 is"):
+            token_files.load(folder, 8, 257)
+    path.write_bytes(bytes(10_000))
+    assert token_files.load(folder, 8, 257).facts() == first.facts()
+    (folder / "val.bin").write_bytes(bytes(999) + b"\1")
+    with pytest.raises(UsageError, match="val.bin is not what was prepared"):
+        token_files.load(folder, 8, 257)
+    path.write_bytes(bytes(400))
+    with pytest.raises(UsageError, match="train.bin holds 200 ids, but .* states 5000"):
+        token_files.load(folder, 8, 257)
 
 
 @pytest.mark.parametrize("content", [b"", b"abc"])
@@ -278,9 +345,10 @@ def test_a_kill_at_any_moment_leaves_the_old_data_or_the_new(tmp_path, renames, 
     command = [sys.executable, "-c", KILLED, str(renames), str(out), str(text)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == (9 if renames < 2 else 0), done.stderr
+    left = contents(out) if out.exists() else {}
     loaded = token_files.load(out, 8, 257).train
     assert loaded.scan()[1] == loaded.sha256
-    assert (contents(out) == old) if renames == 0 else (loaded.sha256 == new)
+    assert (left == old) if renames == 0 else (loaded.sha256 == new)
     data.prepare(out, [text])
     assert [path.name for path in out.parent.iterdir()] == ["x"]
     assert ("which a killed attempt left" in capsys.readouterr().err) == (renames == 0)

@@ -74,17 +74,49 @@ def test_enforcement_refuses_any_other_global_batch():
     ("code", "dtype"), [(1, "u1"), (2, "i1"), (3, "i2"), (4, "i4"), (5, "i8"), (8, "u2")]
 )
 def test_a_megatron_index_says_how_wide_its_ids_are(code, dtype, tmp_path):
-    """megatron/core/datasets/indexed_dataset.py: b"MMIDIDX", version 1, DType; 5 % are held out."""
-    header = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1) + struct.pack("<B", code)
+    """megatron/core/datasets/indexed_dataset.py: b"MMIDIDX", version 1, DType, the numbers of
+    sequences and of documents and 1, lengths, bytes before each, documents; 5 % are held out."""
+
+    def index(code: int, lengths=(400, 600), begins=None, documents=(0, 1, 2)) -> bytes:
+        width = np.dtype(dtype).itemsize
+        begins = (0, lengths[0] * width) if begins is None else begins
+        head = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(lengths), len(documents))
+        return head + struct.pack("<2i2q", *lengths, *begins) + np.array(documents, "<i8").tobytes()
+
     for name in ("text", "words.v2"):
-        (tmp_path / f"{name}.idx").write_bytes(header)
+        (tmp_path / f"{name}.idx").write_bytes(index(code))
         np.zeros(1000, dtype).tofile(tmp_path / f"{name}.bin")
     for name in ("text", "text.idx", "words.v2", "words.v2.idx"):
         assert training_tokens(str(tmp_path / name)) == 950
-    for damaged in (header[:-1] + b"\x07", header[:-1]):  # of floats, or cut
+    for damaged, why in (
+        (index(7), "its ids are of type 7"),  # floats
+        (index(9), "its ids are of type 9"),
+        (index(code)[:17], "its header is"),
+        (index(code).replace(b"MMID", b"MMIX"), "its header is"),
+        (index(code)[:-1], "it has 81 bytes for 2 sequences and 3 document bounds"),
+        (index(code, documents=()), "it has 58 bytes for 2 sequences and 0 document bounds"),
+        (index(code, lengths=(400, 599)), "its sequences end at byte"),
+        (index(code, lengths=(400, -600)), "its sequences end at byte"),
+        (index(code, begins=(0, -8)), "its sequences end at byte"),
+    ):
         (tmp_path / "text.idx").write_bytes(damaged)
-        with pytest.raises(UsageError, match="text is damaged"):
+        with pytest.raises(UsageError, match=f"text.idx is not a Megatron index of .*: {why}"):
             training_tokens(str(tmp_path / "text"))
+
+
+@pytest.mark.parametrize("dtype", ["<i2", "<i4"])
+def test_an_id_below_0_is_refused_before_anything_starts(dtype, tmp_path):
+    code, ids = {"<i2": 3, "<i4": 4}[dtype], np.zeros(100, dtype)
+    ids[7] = -1
+    ids.tofile(tmp_path / "text.bin")
+    head = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, 1, 2)
+    (tmp_path / "text.idx").write_bytes(head + struct.pack("<iqqq", 100, 0, 0, 1))
+    beyond = 2 ** (8 * ids.itemsize) - 1
+    with pytest.raises(UsageError, match=f"holds token id {beyond}, but the model's vocabulary"):
+        token_files.load(tmp_path / "text", 4, 257)
+    unread = token_files.load(tmp_path / "text", 4, 257, scan=False).train
+    with pytest.raises(UsageError, match=f"holds token id {beyond}, but the model's vocabulary"):
+        unread.batch(np.array([5]), 4, 257)
 
 
 def test_bare_files_hold_two_bytes_a_token_and_a_twentieth_back_unless_val_is_beside(tmp_path):
@@ -92,14 +124,9 @@ def test_bare_files_hold_two_bytes_a_token_and_a_twentieth_back_unless_val_is_be
     for name in ("train.bin", "other.bin"):
         np.zeros(1000, "u2").tofile(tmp_path / name)
     assert training_tokens(str(train)) == training_tokens(str(tmp_path)) == 950
-    (tmp_path / "val.bin").touch()
+    np.zeros(9, "u2").tofile(tmp_path / "val.bin")
     assert training_tokens(str(train)) == training_tokens(str(tmp_path)) == 1000
     assert training_tokens(str(tmp_path / "other.bin")) == 950  # val.bin is not its
-    (tmp_path / "meta.json").write_text('{"tokens": {"train": "123"}}')
-    assert training_tokens(str(tmp_path)) == 123
-    (tmp_path / "meta.json").write_text("{}")
-    with pytest.raises(UsageError, match="is damaged: KeyError"):
-        training_tokens(str(tmp_path))
 
 
 def test_an_epoch_is_one_step_at_least(tmp_path):
@@ -125,5 +152,5 @@ def test_tokens_are_counted_as_the_loader_counts_them(tokens, tmp_path):
     (np.arange(999) % 257).astype("<u2").tofile(tmp_path / "bare.bin")
     for path in (tokens, tmp_path / "bare.bin", tmp_path / "pair", tmp_path / "pair.idx"):
         assert training_tokens(str(path)) == len(token_files.load(path, 16, 257).train.ids)
-    with pytest.raises(UsageError, match="epochs needs the data: .*: No such file"):
+    with pytest.raises(UsageError, match="no token files at .*none"):
         resolve(("study", {"epochs": 1, "data": str(tmp_path / "none")}))

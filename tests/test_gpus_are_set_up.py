@@ -204,7 +204,7 @@ def test_nccl_connects_at_the_start_on_the_ranks_own_gpu(monkeypatch):
     assert len(set(resource.getrlimit(resource.RLIMIT_NOFILE))) == 1  # gloo opens many files
 
 
-def test_better_kernels_are_hidden_before_megatron_core_reads_its_token_files(monkeypatch):
+def test_better_kernels_are_hidden_before_the_data_is_loaded(monkeypatch):
     hidden = []
 
     def load(*_):

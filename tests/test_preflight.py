@@ -1,6 +1,5 @@
 """What every run would find missing at its start is found once, before anything is submitted."""
 
-import json
 import os
 from dataclasses import replace
 
@@ -9,6 +8,7 @@ import pytest
 from parallel.config.clusters import Container
 from parallel.config.study import load_study
 from slurm import preflight
+from tests.conftest import write_prepared
 
 HEAD = 'question = "which?"\ncluster = "local-test"\n[defaults]\npreset = "tiny"\n'
 TWO = "[[sweep]]\nproduct = { seed = [1, 2] }\n"
@@ -18,10 +18,7 @@ TWO = "[[sweep]]\nproduct = { seed = [1, 2] }\n"
 def problems(tmp_path, monkeypatch):
     """The problems of a study on a cluster, with data and Python there."""
     monkeypatch.setenv("PYTHON", "/bin/sh")
-    data = tmp_path / "data"
-    data.mkdir()
-    meta = {"vocab_size": 257, "tokens": {"train": 5000, "val": 500}}
-    (data / "meta.json").write_text(json.dumps(meta))
+    data = write_prepared(tmp_path / "data", 5000)
 
     def found(text: str, where: str = "local-test", **changes) -> list[tuple[str, str]]:
         path = tmp_path / "two.toml"

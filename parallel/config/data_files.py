@@ -1,26 +1,193 @@
 """What lies at a path of token files, from sizes and headers alone. Torch-free.
 
-parallel/data.py writes such folders, parallel/token_files.py reads the ids.
+parallel/data.py writes prepared folders, parallel/token_files.py reads the ids of all kinds.
 """
 
 import contextlib
+import os
+import re
+import struct
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from models.errors import UsageError
-from models.files import parse_json
+from models.files import parse_json, read_json, shown
 from models.storage import publish
 
 DEFAULT_FOLDER = "data/stdlib"
 HELD_OUT = 0.05  # the fraction of a bare file's tokens (or of documents) kept for validation
+SPLITS = ("train", "val")
 
-# Megatron's IndexedDataset: the header's one-byte code of the ids' type -> bytes per id.
-_MEGATRON_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
+# NumPy's name of the ids' type -> bytes per id. Others than these are refused: "O" would make
+# Python's pointers of a file's bytes.
+_PREPARED = {"<u2": 2, "<u4": 4}
+# Megatron's IndexedDataset: the header's one-byte code of the ids' type, read as unsigned: an id
+# below 0 is then beyond every vocabulary.
+_MEGATRON = {1: "|u1", 2: "|u1", 3: "<u2", 4: "<u4", 5: "<u8", 8: "<u2"}
+_MEGATRON_HEADER = struct.Struct("<9sQBQQ")  # magic, version, type, sequences, document bounds
 
 
-def held_out_from(n_tokens: int) -> int:
-    """Where a bare file's training tokens end; the rest is for validation."""
-    return int(n_tokens * (1 - HELD_OUT))
+class Split(NamedTuple):
+    """The ids from number `first` to before `stop` of a file, of NumPy's type `dtype`.
+
+    sha256: of the file's bytes, as its meta.json states it.
+    """
+
+    file: Path
+    dtype: str
+    first: int
+    stop: int
+    sha256: str | None = None
+
+
+class Description(NamedTuple):
+    """What a path of token files holds; None: the files do not say."""
+
+    train: Split
+    val: Split
+    tokenizer: str = "unknown"
+    vocab_size: int | None = None
+    documents: int | None = None
+
+
+def describe(path: Path) -> Description:
+    """What lies at a path: a prepared folder, nanoGPT's .bin or its folder, or Megatron's pair.
+
+    Raises:
+        UsageError: nothing does, or its sizes and its headers disagree.
+    """
+    try:
+        if path.is_dir() and ((path / "meta.json").exists() or not (path / "train.bin").exists()):
+            return _prepared(path)
+        if path.is_dir():
+            return _bare(path / "train.bin", path / "val.bin")
+        if path.suffix == ".idx" or Path(f"{path}.idx").exists():
+            return _megatron(path.with_suffix("") if path.suffix == ".idx" else path)
+        if not path.is_file():
+            by_default = str(path) == DEFAULT_FOLDER
+            hint = "; prepare it with: python -m parallel.data" if by_default else ""
+            raise UsageError(f"no token files at {path}{hint}")
+        if (path.parent / "meta.json").exists():
+            raise UsageError(f"{path} belongs to the prepared folder {path.parent}: give that")
+        return _bare(path, path.with_name("val.bin") if path.name == "train.bin" else None)
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from error
+
+
+def training_tokens(data: str) -> int:
+    """Tokens of the training split, from sizes and headers alone.
+
+    Raises:
+        UsageError: there is nothing at the path, or it is damaged.
+    """
+    train = describe(Path(data)).train
+    return train.stop - train.first
+
+
+def _prepared(folder: Path) -> Description:
+    """A folder of parallel/data.py, whose files are of the sizes that meta.json states."""
+    meta = read_json(folder / "meta.json")
+
+    def checked(name: str, value: Any, good: bool, wanted: str) -> Any:
+        if not good:
+            raise UsageError(
+                f"{folder} is damaged: {name} of meta.json is {shown(value)}, not {wanted}; prepare"
+                " it again"
+            )
+        return value
+
+    def count(name: str, value: Any, least: int = 0) -> int:
+        good = type(value) is int and least <= value < 2**63
+        return checked(name, value, good, f"a whole number from {least}")
+
+    dtype = meta.get("dtype")
+    checked("dtype", dtype, isinstance(dtype, str) and dtype in _PREPARED, " or ".join(_PREPARED))
+    tokenizer = meta.get("tokenizer")
+    checked("tokenizer", tokenizer, isinstance(tokenizer, str), "text")
+    for name in ("documents", "end_of_text"):
+        if meta.get(name) is not None:
+            count(name, meta[name])
+    splits = []
+    for name in SPLITS:
+        file, tokens = folder / f"{name}.bin", _of(meta, "tokens", name)
+        count(f"tokens.{name}", tokens)
+        sha256 = _of(meta, "sha256", name)
+        is_digest = isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256) is not None
+        checked(f"sha256.{name}", sha256, is_digest, "64 hexadecimal digits")
+        if (stored := _ids_in(file, _PREPARED[dtype])) != tokens:
+            raise UsageError(
+                f"{file} holds {stored} ids, but meta.json beside it states {tokens}; prepare"
+                f" {folder} again"
+            )
+        splits.append(Split(file, dtype, 0, tokens, sha256))
+    vocab_size = count("vocab_size", meta.get("vocab_size"), 1)
+    return Description(*splits, tokenizer, vocab_size, meta.get("documents"))
+
+
+def _of(meta: dict[str, Any], name: str, split: str) -> Any:
+    part = meta.get(name)
+    return part.get(split) if isinstance(part, dict) else None
+
+
+def _bare(train: Path, val: Path | None) -> Description:
+    """nanoGPT's uint16 files; without a val.bin the end of the other is held out."""
+    tokens = _ids_in(train, 2)
+    if val is None or not val.exists():
+        return _held_out(train, "<u2", tokens)
+    return Description(Split(train, "<u2", 0, tokens), Split(val, "<u2", 0, _ids_in(val, 2)))
+
+
+def _megatron(prefix: Path) -> Description:
+    """Megatron's IndexedDataset: documents one after the other in the .bin. The .idx has a header,
+    the sequences' lengths (int32), where each begins in the .bin (int64, bytes), and the numbers of
+    the documents' first sequences and of the last one's end (int64).
+    """
+    index, ids = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+    size, header = ids.stat().st_size, _MEGATRON_HEADER
+
+    def refuse(why: str) -> UsageError:
+        return UsageError(f"{index} is not a Megatron index of {ids.name}: {why}")
+
+    with index.open("rb") as file:
+        head, length = file.read(header.size), os.fstat(file.fileno()).st_size
+        if len(head) < header.size:
+            raise refuse(f"its header is {head[:9]!r}")
+        magic, version, code, sequences, bounds = header.unpack(head)
+        if (magic, version) != (b"MMIDIDX\0\0", 1):
+            raise refuse(f"its header is {head[:9]!r}, version {version}")
+        if code not in _MEGATRON:
+            raise refuse(f"its ids are of type {code}, which is none of whole numbers")
+        needed = header.size + 12 * sequences + 8 * bounds
+        if not sequences or not bounds or length not in (needed, needed + sequences):  # with modes
+            raise refuse(
+                f"it has {length} bytes for {sequences} sequences and {bounds} document bounds"
+            )
+        file.seek(header.size + 4 * (sequences - 1))
+        (last,) = struct.unpack("<i", file.read(4))
+        file.seek(header.size + 4 * sequences + 8 * (sequences - 1))
+        (begins,) = struct.unpack("<q", file.read(8))
+    dtype = _MEGATRON[code]
+    each = int(dtype[-1])
+    if last < 0 or begins + last * each != size:
+        raise refuse(f"its sequences end at byte {begins + last * each} of {size}")
+    return _held_out(ids, dtype, _ids_in(ids, each), bounds - 1)
+
+
+def _held_out(file: Path, dtype: str, tokens: int, documents: int | None = None) -> Description:
+    """Of one file the end is held out."""
+    cut = int(tokens * (1 - HELD_OUT))
+    splits = Split(file, dtype, 0, cut), Split(file, dtype, cut, tokens)
+    return Description(*splits, documents=documents)
+
+
+def _ids_in(file: Path, each: int) -> int:
+    """How many ids of `each` bytes a file holds."""
+    size = file.stat().st_size
+    if not size or size % each:
+        why = f"{size % each} over" if size else "the file is empty"
+        raise UsageError(f"{file}: {size} bytes are no token ids of {each} bytes: {why}")
+    return size // each
 
 
 def _number(data: str, name: str, least: int) -> int | None:
@@ -40,40 +207,6 @@ def vocabulary(data: str) -> int | None:
 def end_of_text(data: str) -> int | None:
     """The id after each of a prepared folder's documents, if it says so."""
     return _number(data, "end_of_text", 0)
-
-
-def documents(data: str) -> int | None:
-    """How many documents a prepared folder has, with those held out, if it says so."""
-    return _number(data, "documents", 0)
-
-
-def training_tokens(data: str) -> int:
-    """Tokens of the training split, from sizes and headers alone; parallel.data reads the ids.
-
-    Raises:
-        UsageError: there is nothing at the path, or it is damaged.
-    """
-    path = Path(data)
-    try:
-        if (path / "meta.json").exists():
-            return int(parse_json((path / "meta.json").read_text())["tokens"]["train"])
-        if path.is_dir():
-            return _bare(path / "train.bin", path / "val.bin")
-        if path.suffix == ".idx" or Path(f"{path}.idx").exists():
-            prefix = path.with_suffix("") if path.suffix == ".idx" else path
-            code = Path(f"{prefix}.idx").read_bytes()[17]  # magic (9 bytes), version (8), type
-            return held_out_from(Path(f"{prefix}.bin").stat().st_size // _MEGATRON_BYTES[code])
-        return _bare(path, path.with_name("val.bin") if path.name == "train.bin" else None)
-    except OSError as error:
-        raise UsageError(f"epochs needs the data: {error.filename}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise UsageError(f"epochs needs the data, but {path} is damaged: {error!r}") from error
-
-
-def _bare(train: Path, val: Path | None) -> int:
-    """nanoGPT's uint16 files."""
-    tokens = train.stat().st_size // 2
-    return tokens if val is not None and val.exists() else held_out_from(tokens)
 
 
 def aside_of(out: Path) -> Path:
