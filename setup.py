@@ -9,7 +9,6 @@ CURVES = {
     "tensorboard": ["tensorboard>=2.16,<3"],
     "wandb": ["wandb>=0.31,<0.32"],
     "mlflow": ["mlflow-skinny>=3.17,<4", "sqlalchemy>=2,<2.1", "alembic>=1.13,<2"],
-    "trackio": ["trackio>=0.43,<0.44"],
 }
 
 setup(
@@ -52,8 +51,6 @@ setup(
         "test": [
             "vl-convert-python>=1.9,<2",
             *CURVES["tensorboard"],
-            "opentelemetry-proto>=1.45,<2",  # these two only check what is written
-            "prometheus-client>=0.26,<1",
             "playwright>=1.55,<2",  # drives Debian's Chromium
             "pytest>=9.2,<10",
             "pytest-xdist>=3.8,<4",

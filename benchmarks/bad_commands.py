@@ -43,7 +43,7 @@ LINES = {
     "analysis.scaling": "logs/study",
     "analysis.scaling_report": "logs/study --out report.json",
     "analysis.schedule": "--pp 2",
-    "analysis.sinks": "logs/study --openmetrics --out curves",
+    "analysis.curves": "logs/study --to tensorboard --out curves",
     "analysis.tables": "--recompute page.md",
     "analysis.tflops": "job.out",
     "models.hf": "export weights gpt2",

@@ -62,7 +62,7 @@ _APART = """gpus global_batch grad_accum lr min_lr warmup_steps lr_schedule weig
 adam_eps seed steps epochs train_tokens enforce_global_batch_size data eval_interval eval_steps
 save_interval save load load_previous resume keep_last keep_every export_weights async_save
 save_grace_s device kernels threads profile_mode profile_steps profile_ranks breakdown log_interval
-timeout_s hang_s tensorboard wandb mlflow trackio otlp openmetrics""".split()
+timeout_s hang_s""".split()
 PROGRESS_S = 10.0  # a line at most so often
 
 

@@ -39,7 +39,7 @@ from models.errors import Parser, UsageError, command_line, printable
 from models.files import ROOT, named_folder
 from parallel import forked_ranks
 from parallel.checkpoint import attempts
-from parallel.config.settings import CURVES, RunSpec
+from parallel.config.settings import RunSpec
 from parallel.config.study import Study, load_study
 from parallel.record import facts
 from parallel.record.ends import COMPLETE, kind_of
@@ -57,8 +57,7 @@ def is_done(folder: Path, spec: RunSpec, commit: dict) -> bool:
     except UsageError:  # damaged: it is run again, and moves aside
         return False
     before = run.facts
-    as_before = (before.get("spec") or {}) | {tool: getattr(spec, tool) for tool in CURVES}
-    same = as_before == spec.settings() and before.get("inputs") == facts.inputs(spec)
+    same = before.get("spec") == spec.settings() and before.get("inputs") == facts.inputs(spec)
     git = before.get("git") or {}
     same = same and facts.same_code(git, commit) and git.get("dirty") is commit["dirty"] is False
     return same and run.state == COMPLETE and not run.missing

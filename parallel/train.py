@@ -41,7 +41,7 @@ from parallel.checkpoint import attempts
 from parallel.config import clusters, library_variables
 from parallel.config.engine_abilities import kernels_of
 from parallel.config.run_names import name_alone
-from parallel.config.settings import COMMAND_LINE, CURVES, RunSpec, add_flags, from_flags, resolve
+from parallel.config.settings import COMMAND_LINE, RunSpec, add_flags, from_flags, resolve
 from parallel.config.study import load_study
 from parallel.record.ends import Kind, kind_of_error
 from parallel.record.facts import launcher_metadata, run_facts
@@ -55,8 +55,6 @@ from parallel.record.launch import (
 )
 from parallel.record.reader import read_status
 from parallel.record.signals_and_hangs import Interruption, on_signals
-from parallel.record.sinks import require
-from parallel.record.sinks.follow import Followers
 from parallel.record.writer import RunFolder, check_folder
 
 
@@ -110,8 +108,7 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
                 f"--run-name is missing; {arguments.study} has: {', '.join(study.settings)}"
             )
         spec = study.run(arguments.run, flags, gpus)
-        others = {name: value for name, value in flags.items() if name not in CURVES}
-        same = study.run(arguments.run, others, gpus) == study.run(arguments.run, gpus=gpus)
+        same = spec == study.run(arguments.run, gpus=gpus)
         if not same and not arguments.out:
             raise UsageError(
                 f"the flags make another run than {arguments.study}'s {arguments.run};"
@@ -141,7 +138,6 @@ def run(argv: list[str] | None, interruption: Interruption) -> int:
         arguments = parse(argv)
         launch = detect()
         spec, facts, path = choose(arguments, launch)
-        require(spec.curves)
         if arguments.check:
             check_data(spec)
             model = asdict(spec.model) | {"n_params": spec.model.n_params}
@@ -248,8 +244,6 @@ def train_in_folder(
     from parallel.trainer import Trainer
 
     source = attempts.begin(spec, facts, folder) if launch.rank == 0 else None
-    # Where this rank ends by an error, the followers end by themselves.
-    followers = Followers(folder.path, spec.curves if launch.rank == 0 else ())
     # The other ranks know that the folder is there when they have met rank 0. Until then rank 0
     # writes why: its mistake ended the others, or it has the signal too.
     begun = launch.rank == 0
@@ -280,7 +274,6 @@ def train_in_folder(
         engine.close()
         interruption.attend(lambda _: None, None)  # what comes now changes no result
         torch.distributed.destroy_process_group()
-        followers.end()
         return status
     except BaseException as error:  # whatever it was, the folder must say so before we die
         line = str(error).strip().splitlines()[0] if str(error).strip() else ""

@@ -26,8 +26,8 @@ HOMES = {
     "apex": set(),  # probed by name in parallel/engines/kernels.py
     "transformer_engine": set(),
     **{
-        library: {f"parallel/record/sinks/{library}.py"}
-        for library in ("tensorboard", "wandb", "mlflow", "trackio")
+        library: {"analysis/measured/curve_tools.py"}
+        for library in ("tensorboard", "wandb", "mlflow")
     },
     "vl_convert": {"analysis/pages/charts.py"},
 }

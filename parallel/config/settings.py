@@ -6,7 +6,6 @@ Torch-free.
 """
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +26,6 @@ PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
 KERNELS = ("auto", "te", "apex", "torch")
 FP8_RECIPES = ("delayed", "tensorwise")
 PROFILE_MODES = ("none", "nvtx", "torch")
-CURVES = ("tensorboard", "wandb", "mlflow", "trackio", "otlp", "openmetrics")
 
 # Far beyond any run. A number outside is refused before it can overflow, hang or fill the memory.
 _RANKS, _STEPS = Bounds(1, 10**6), Bounds(1, 10**9)
@@ -237,14 +235,6 @@ class RunSpec:
         _SECONDS,
     )
 
-    # curves and metrics, which docs/curves.md explains
-    tensorboard: bool = _flag(False, "TensorBoard's event files, in <run folder>/curves")
-    wandb: bool = _flag(False, "a run of Weights & Biases; offline unless WANDB_API_KEY is set")
-    mlflow: bool = _flag(False, "a run of MLflow, in a local file or at MLFLOW_TRACKING_URI")
-    trackio: bool = _flag(False, "a run of trackio, in local files or at TRACKIO_SERVER_URL")
-    otlp: bool = _flag(False, "OpenTelemetry metrics by Megatron-LM's names, as OTLP JSON lines")
-    openmetrics: bool = _flag(False, "the last values as a .prom file for node_exporter")
-
     @cached_property
     def model(self) -> GPTConfig:
         return preset(self.preset, **{name: getattr(self, name) for name in MODEL})
@@ -332,11 +322,6 @@ class RunSpec:
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step over all ranks."""
         return self.layout.global_batch * self.seq_len
-
-    @property
-    def curves(self) -> tuple[str, ...]:
-        """The tools that get the run's curves."""
-        return tuple(tool for tool in CURVES if getattr(self, tool))
 
     @property
     def hang_after_s(self) -> float:
@@ -676,11 +661,8 @@ def _grad_accum(draft: RunSpec) -> int:
     return accum
 
 
-def add_flags(
-    parser: argparse.ArgumentParser, names: Sequence[str] = tuple(RunSpec.__dataclass_fields__)
-) -> None:
-    """One flag per setting, by default of all; a flag that is not given leaves no trace in the
-    namespace."""
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag per setting; a flag that is not given leaves no trace in the namespace."""
     groups = {
         "engine": "what trains",
         "preset": "the model",
@@ -689,10 +671,9 @@ def add_flags(
         "data": "the data",
         "save_interval": "checkpoints",
         "device": "the machine",
-        "tensorboard": "curves and metrics, beside the run folder's own files (docs/curves.md)",
     }
     group = parser
-    for setting in (RunSpec.__dataclass_fields__[name] for name in names):
+    for setting in fields(RunSpec):
         if setting.name in groups:
             group = parser.add_argument_group(groups[setting.name])
         kind, choices = _kind(setting), setting.metadata["choices"]

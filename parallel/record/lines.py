@@ -23,8 +23,6 @@ def header(spec: RunSpec, facts: dict[str, Any]) -> list[str]:
         _documents(spec, facts["data"]["documents"]),
         f"watchdog: no progress for {spec.hang_after_s:g} s ends the run",
     ]
-    if spec.curves:
-        lines.append(f"curves: {', '.join(spec.curves)}, written by a process of its own")
     if facts["host"].get("gpus_visible_to_rank_0") == 1 < facts["host"]["ranks_per_node"]:
         lines.append(
             "each rank sees its own GPU alone: between these NCCL may not use NVLink (srun"

@@ -11,7 +11,6 @@ RUN_COMPLETE.txt       only when it truly completed
 breakdown/rank<r>.csv  with --breakdown: where the time went, one row per window of steps
 breakdown/epochs.log   the same per epoch and rank, as it was printed
 breakdown/trace_rank<r>.json.gz  the intervals of a few steps, for Perfetto (timeline.py)
-curves/                with --tensorboard, --wandb ...: what these tools got (record/sinks/)
 status.json            running, complete, interrupted (saved; can go on) or failed; why, as a kind
                        (ends.py lists them) and in words
 attempts/<n>/          the files of earlier runs in the same folder; nothing is lost
@@ -37,13 +36,12 @@ METRICS_VERSION = "2.0"  # of training_metrics.json
 
 RUN, STATUS, LOG, LOCK = "run.json", "status.json", "train.log", ".lock"
 STEPS, CHECKPOINTS = "steps.csv", "checkpoints.csv"
-CURVES = "curves"
 MARKER, METRICS = "RUN_COMPLETE.txt", "training_metrics.json"
 # What a run writes at the top of its folder. Only this is moved to attempts/.
 _WRITTEN = frozenset(
     (
         *(RUN, STATUS, METRICS, MARKER, STEPS, CHECKPOINTS, LOG, "launcher_metadata.json"),
-        *("checkpoints", "breakdown", "profiles", "hang", CURVES),
+        *("checkpoints", "breakdown", "profiles", "hang"),
     )
 )
 _ASIDE = re.compile(r"\.([\w.]+)\.\d+")  # write_synced's, of a writer that was killed

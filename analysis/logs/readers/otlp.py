@@ -1,35 +1,32 @@
 """OpenTelemetry metrics by Megatron-LM's names, as OTLP JSON: one request a line.
 
-The OpenTelemetry Collector's file exporter writes such files, and parallel/record/sinks/otlp.py.
-Points of one time belong together. Megatron-LM exports every so many seconds: a gauge is then the
-last value, and the histogram of step times is cumulative, so that its increase over the points
-before gives the mean. It exports no iteration: without ours, entries are counted from 1.
+The OpenTelemetry Collector's file exporter writes such files for Megatron-LM
+(megatron/core/telemetry/training_metrics.py, commit d7d7a6a7e2). Points of one time belong
+together. Megatron-LM exports every so many seconds: a gauge is then the last value, and the
+histogram of step times is cumulative, so that its increase over the points before gives the mean.
+It exports no iteration: entries are counted from 1.
 """
 
 from collections import defaultdict
 from typing import Any
 
-from analysis.logs.parsing.facts_elsewhere import fits
 from analysis.logs.parsing.json_values import fill, mapping, real, rows, text
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
-from analysis.logs.parsing.settings import MODEL, SETTINGS, state
 from analysis.logs.record import Record, Refusal
 from models.files import parse_json
-from parallel.record.sinks.otlp import GAUGES, ITERATION, MEGATRON, OURS, SKIPPED, STEP_MS
 
-_CUMULATIVE = (2, "AGGREGATION_TEMPORALITY_CUMULATIVE")
-_COLUMNS = {
-    "iteration": ITERATION,
-    "loss": GAUGES["train/loss"][0],
-    "grad_norm": GAUGES["train/grad_norm"][0],
-    "tflops": GAUGES["throughput/tflops_per_gpu"][0],
-    "tokens_per_s": GAUGES["throughput/tokens_per_s"][0],
+MEGATRON = "megatron.training."
+STEP_MS, SKIPPED = MEGATRON + "step_duration_ms", MEGATRON + "skipped_iters"
+MEMORY = MEGATRON + "memory_allocated_gb"  # GiB
+COLUMNS = {
+    "loss": MEGATRON + "loss",
+    "grad_norm": MEGATRON + "grad_norm",
+    "tflops": MEGATRON + "throughput_tflops",
+    "tokens_per_s": MEGATRON + "tokens_per_sec",
 }
+_CUMULATIVE = (2, "AGGREGATION_TEMPORALITY_CUMULATIVE")
 _RUN = ("nemo.run.id", "service.instance.id")
-# Record's fields -> what sinks/run_folder.py calls them, where that is another name. A run without
-# a GPU has its processor as the card, as in a run folder.
-_OTHER_NAMES = {"planned_steps": ("steps",), "params": ("n_params",), "gpu_type": ("gpu", "cpu")}
 
 Series = dict[str, dict[int, float]]  # metric -> Unix time in ns -> value
 
@@ -55,7 +52,7 @@ def _read(log: Log, record: Record) -> None:
                 metric
                 for scope in rows(resource.get("scopeMetrics"))
                 for metric in rows(scope.get("metrics"))
-                if str(metric.get("name")).startswith((MEGATRON, OURS))
+                if str(metric.get("name")).startswith(MEGATRON)
             ]
             if metrics:
                 about = _attributes(mapping(resource.get("resource")))
@@ -68,19 +65,18 @@ def _read(log: Log, record: Record) -> None:
     if broken:
         record.notes.append(f"{broken} lines are not JSON")
     _step_times(series, sums)
-    times = sorted(series[STEP_MS] or series[_COLUMNS["loss"]])
-    columns = {name: [series[metric].get(t) for t in times] for name, metric in _COLUMNS.items()}
-    if not series[ITERATION]:
-        columns["iteration"] = list(range(1, len(times) + 1))
-        record.notes.append("no iteration is exported: entries are counted from 1")
-        record.running_average = record.running_average or bool(sums)
+    times = sorted(series[STEP_MS] or series[COLUMNS["loss"]])
+    columns = {name: [series[metric].get(t) for t in times] for name, metric in COLUMNS.items()}
+    columns["iteration"] = list(range(1, len(times) + 1))
+    record.notes.append("no iteration is exported: entries are counted from 1")
+    record.running_average = record.running_average or bool(sums)
     columns["step_s"] = [real(series[STEP_MS].get(t)) / 1000 for t in times]
     columns["skipped"] = [series[SKIPPED].get(t, 0.0) for t in times]
     fill(record, **columns)
     for name, about in runs.items():
         record.run = name or None
-        _settings(record, about)
-    if peaks := series[GAUGES["memory/peak_gb"][0]].values():
+        record.engine = record.engine or text(about.get("service.name"))
+    if peaks := series[MEMORY].values():
         record.peak_bytes = round(max(peaks) * 2**30)
 
 
@@ -126,20 +122,8 @@ def _step_times(series: Series, sums: dict[int, tuple[float, float]]) -> None:
         before = ms, steps
 
 
-def _settings(record: Record, about: dict[str, Any]) -> None:
-    """What the resource says of the run, under our names."""
-    facts = {}
-    for name in (*SETTINGS, *MODEL):
-        known = (about.get(OURS + other) for other in (*_OTHER_NAMES.get(name, ()), name))
-        value = next((one for one in known if one is not None), None)
-        if value is not None and fits(name, value):
-            facts[name] = value
-    state(record, facts, "log")
-    record.engine = record.engine or text(about.get("service.name"))
-
-
 FORMAT = Format(
     name="OpenTelemetry",
-    marks=((b'"resourceMetrics"', MEGATRON.encode()), (b'"resourceMetrics"', OURS.encode())),
+    marks=((b'"resourceMetrics"', MEGATRON.encode()),),
     reader=_read,
 )

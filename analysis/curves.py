@@ -1,0 +1,172 @@
+"""Give the curves of runs to TensorBoard, Weights & Biases or MLflow, through each tool's library.
+
+    python -m analysis.curves PATH... --to tensorboard|wandb|mlflow [--out DIR] [--follow]
+
+PATH is a run folder, or a folder of them. The steps of steps.csv and the validation losses of
+train.log go to DIR/TOOL; the settings of run.json become the run's config. `--follow` goes on while
+the runs train, and ends when they have ended. The same command again writes only steps that are
+new. docs/curves.md lists the tags and says how to look at them.
+
+Exits 1 when the tool failed, 2 when nothing could be read.
+"""
+
+if not __package__:
+    import as_script
+
+import importlib.util
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from analysis.measured.curve_tools import TOOLS, Point, Sink
+from models.config import GPTConfig
+from models.errors import Parser, UsageError, command_line, printable, warn
+from models.files import named_folder, read_json_if_whole
+from models.flops import DEFAULT_CONVENTION, tflops_per_gpu
+from models.gpus import mfu
+from models.storage import write_synced
+from parallel.config.settings import gemm_precision
+from parallel.record import schema
+from parallel.record.ends import RUNNING
+from parallel.record.reader import Run, find_runs, read_facts, read_run
+
+NAME = "analysis.curves"
+EVERY_S = 5.0  # between two looks of --follow
+_VALIDATION = re.compile(r" validation loss at iteration (\d+) \| lm loss value: (\S+) \|")
+
+
+@command_line(NAME)
+def main(argv: list[str] | None = None) -> int:
+    """Write the curves; 0 when the tool took those of every run."""
+    parser = Parser(prog=f"python -m {NAME}", description=__doc__)
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run folder or folder")
+    parser.add_argument("--to", choices=tuple(TOOLS), required=True, help="the tool")
+    parser.add_argument(
+        "--out",
+        type=named_folder,
+        default=Path("curves"),
+        metavar="DIR",
+        help="the folder of all tools (default: curves)",
+    )
+    parser.add_argument("--follow", action="store_true", help="go on until the runs have ended")
+    flags = parser.parse_args(argv)
+    tool = TOOLS[flags.to]
+    if missing := [name for name in tool.modules if importlib.util.find_spec(name) is None]:
+        raise UsageError(
+            f"--to {flags.to} needs {' and '.join(missing)}, not installed here:"
+            f" pip install -c constraints.txt -e '.[{flags.to}]'"
+        )
+    store = flags.out / flags.to
+    store.mkdir(parents=True, exist_ok=True)
+    feeds, failed = [Feed(flags.to, folder, store) for folder in find_runs(flags.paths)], False
+    while feeds:
+        training = []
+        for feed in feeds:
+            try:
+                ended = feed.write(flags.follow)
+            except UsageError:
+                raise
+            except Exception as error:  # a tool's library raises what it likes
+                reason = printable(f"{type(error).__name__}: {error}").partition("\n")[0]
+                warn(NAME, f"{feed.folder}: {flags.to} failed: {reason}")
+                failed = ended = True
+            if not ended:
+                training.append(feed)
+        feeds = training
+        if feeds:
+            time.sleep(EVERY_S)
+    return int(failed)
+
+
+class Feed:
+    """One run on its way to a tool.
+
+    STORE/KEY.json holds the last step that the tool has, and the id by which it knows the run. KEY
+    holds the run's start: a run of the same name that began anew is another run.
+    """
+
+    def __init__(self, tool: str, folder: Path, store: Path):
+        self.folder, self._tool, self._store = folder, tool, store
+        facts = read_facts(folder)
+        started = re.sub(r"\D", "", str(facts.get("started_utc")))
+        key = f"{facts.get('study') or 'runs'}-{facts['run']}-{started}"
+        self._files = store / re.sub(r"[^\w.+=-]+", "-", key)
+        self._bookmark = store / f"{self._files.name}.json"
+        self._kept = read_json_if_whole(self._bookmark) or {"last_step": 0, "ids": {}}
+        self._sink: Sink | None = None
+
+    def write(self, follow: bool) -> bool:
+        """Give the tool the steps that it does not have, and say so in a line; whether this was
+        the last time. Raises what the tool's library raises."""
+        run = read_run(self.folder)
+        points = points_of(run)
+        new = [point for point in points if point.step > self._kept["last_step"]]
+        if new:
+            if self._sink is None:
+                study = run.facts.get("study") or "runs"
+                config, ids = config_of(run.facts), self._kept["ids"]
+                self._sink = TOOLS[self._tool].open(study, run.name, config, self._files, ids)
+            self._sink.write(new)
+            self._kept["last_step"] = new[-1].step
+            write_synced(self._bookmark, json.dumps(self._kept) + "\n")
+        if follow and run.state == RUNNING:
+            return False
+        if self._sink is not None:
+            self._sink.close(run.state)
+        had = len(points) - len(new)
+        line = f"{run.name}: {len(new)} steps written, {had} were there: {self._store}"
+        print(printable(line), flush=True)
+        return True
+
+
+def config_of(facts: dict[str, Any]) -> dict[str, int | float | str | bool]:
+    """What a tool shows of a run beside its curves: the settings, the model's sizes and where it
+    ran, from run.json."""
+    config = (facts.get("spec") or {}) | (facts.get("model") or {}) | (facts.get("layout") or {})
+    host, git = facts.get("host") or {}, facts.get("git") or {}
+    config |= {"gpu": host.get("gpu"), "cpu": host.get("cpu"), "commit": git.get("commit")}
+    config |= {f"version_{name}": value for name, value in (facts.get("versions") or {}).items()}
+    return {k: v for k, v in config.items() if isinstance(v, int | float | str)}
+
+
+def points_of(run: Run) -> list[Point]:
+    """A run's steps with Unix times: the last one ended when steps.csv was written last, and each
+    began its own seconds before. A value that is not known has no tag."""
+    sizes = run.facts["model"].items()
+    model = GPTConfig(**{k: v for k, v in sizes if k in GPTConfig.__dataclass_fields__})
+    spec, gpus = run.facts["spec"], run.facts["layout"]["world_size"]
+    precision = gemm_precision(spec["precision"], spec.get("tf32"))
+    log = run.path / schema.LOG
+    text = log.read_text(errors="replace") if log.exists() else ""
+    validation = {int(step): float(loss) for step, loss in _VALIDATION.findall(text)}
+    points, end_s = [], (run.path / schema.STEPS).stat().st_mtime if run.steps else 0.0
+    for row in reversed(run.steps):
+        values = {
+            "train/loss": row["loss"],
+            "train/grad_norm": row["grad_norm"],
+            "train/learning_rate": row["lr"],
+            "train/skipped": row["skipped"],
+            "val/loss": validation.get(row["step"]),
+            "time/step_s": row["step_s"],
+        }
+        if spec["precision"] == "fp16":
+            values["train/loss_scale"] = row["loss_scale"]
+        if row["step_s"] and row["tokens"]:
+            tflops = tflops_per_gpu(model, spec["seq_len"], row["tokens"], row["step_s"], gpus)
+            utilization, _ = mfu(
+                tflops, run.facts["host"].get("gpu"), precision, DEFAULT_CONVENTION
+            )
+            values["throughput/tokens_per_s"] = row["tokens"] / row["step_s"]
+            values["throughput/tflops_per_gpu"] = tflops
+            values["throughput/mfu"] = utilization
+        known = {tag: float(value) for tag, value in values.items() if value is not None}
+        points.append(Point(row["step"], end_s, known))
+        end_s -= row["step_s"] or 0.0
+    return points[::-1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
