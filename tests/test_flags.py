@@ -105,6 +105,8 @@ MEANING = {
     "--x": "the column along a picture's bottom",
     "--y": "the column that a picture shows",
     "--yes": "do not ask",
+    "--to": "the tool that gets curves",
+    "--follow": "go on while it trains",
 }
 SETTINGS = {"--" + setting.name.replace("_", "-"): setting for setting in fields(RunSpec)}
 ALIASES = {

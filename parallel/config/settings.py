@@ -6,6 +6,7 @@ Torch-free.
 """
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -661,8 +662,11 @@ def _grad_accum(draft: RunSpec) -> int:
     return accum
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag per setting; a flag that is not given leaves no trace in the namespace."""
+def add_flags(
+    parser: argparse.ArgumentParser, names: Sequence[str] = tuple(RunSpec.__dataclass_fields__)
+) -> None:
+    """One flag per setting, by default of all; a flag that is not given leaves no trace in the
+    namespace."""
     groups = {
         "engine": "what trains",
         "preset": "the model",
@@ -673,7 +677,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "device": "the machine",
     }
     group = parser
-    for setting in fields(RunSpec):
+    for setting in (RunSpec.__dataclass_fields__[name] for name in names):
         if setting.name in groups:
             group = parser.add_argument_group(groups[setting.name])
         kind, choices = _kind(setting), setting.metadata["choices"]
