@@ -29,10 +29,13 @@ if not __package__:
 import sys
 from pathlib import Path
 
-from analysis.common.tables import show, writing
+from analysis.common.tables import show
 from analysis.measured import breakdown, timeline
 from analysis.measured.flags import parser_of
 from models.errors import UsageError, command_line, warn
+from models.files import add_force_flag
+from models.storage import output
+from parallel.record.timeline import MARK
 
 
 @command_line("analysis.breakdown")
@@ -42,6 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = parser_of("analysis.breakdown", __doc__, "baseline", "scaling", "table", **flags)
     traced = "write the traced steps of one run for Perfetto (FILE.json.gz)"
     parser.add_argument("--trace", type=Path, metavar="FILE", help=traced)
+    add_force_flag(parser)
     given = parser.parse_args(argv)
     found, problems = breakdown.read_all(given.paths)
     lines = []
@@ -57,8 +61,8 @@ def main(argv: list[str] | None = None) -> int:
     if given.trace:
         if len(lines) != 1:
             raise UsageError(f"--trace is of one run with traced steps, not of {len(lines)}")
-        with writing(given.trace):
-            timeline.write(given.trace, lines[0])
+        with output(given.trace, MARK, given.force) as file:
+            timeline.write(file, lines[0])
         warn(
             "analysis.breakdown", f"{given.trace}: written"
         )  # not among the tables, as JSON or CSV

@@ -19,10 +19,12 @@ from pathlib import Path
 
 from analysis.common.tables import add_table_flags, show
 from analysis.planner import calibrating
-from analysis.planner.calibration import FOLDER
+from analysis.planner.calibration import FOLDER, MARK
 from analysis.planner.fitting import add_rows_flag
 from models.bounds import check_flags
-from models.errors import Parser, UsageError, command_line
+from models.errors import Parser, command_line
+from models.files import add_force_flag
+from models.storage import check_output
 
 
 @command_line("analysis.calibrate")
@@ -47,17 +49,18 @@ def main(argv: list[str] | None = None) -> int:
         metavar="FILE",
         help="the calibration (default: analysis/planner/calibrations/NAME.toml)",
     )
+    add_force_flag(parser)
     add_table_flags(parser)
     arguments = parser.parse_args(argv)
     out = arguments.out or FOLDER / f"{arguments.cluster}.toml"
     check_flags(arguments, calibrate_rows=(1, 10_000), fit=(1, 10_000))
-    if not out.parent.is_dir():  # known before a minute of measuring
-        raise UsageError(f"{out}: no folder {out.parent}")
+    inputs = arguments.published or arguments.here
+    check_output(out, MARK, arguments.force, inputs)  # before a minute of measuring
     if arguments.published:
         rows, network = arguments.calibrate_rows, arguments.network
-        table = calibrating.from_published(arguments.published, rows, network, out)
+        table = calibrating.from_published(inputs, rows, network, out)
     else:
-        table = calibrating.from_host(arguments.here, arguments.fit, out)
+        table = calibrating.from_host(inputs, arguments.fit, out)
     show([table], arguments.format, arguments.columns)
     print(f"wrote {out}", file=sys.stderr)
     return 0

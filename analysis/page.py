@@ -21,8 +21,9 @@ from analysis.common.tables import writing
 from analysis.logs.flags import facts_of
 from analysis.measured.flags import parser_of
 from models.errors import command_line, printable, warn
-from models.files import named_folder
+from models.files import add_force_flag, named_folder
 from models.flops import CONVENTIONS
+from models.storage import check_output, output
 
 
 @command_line("analysis.page")
@@ -46,10 +47,15 @@ def main(argv: list[str] | None = None) -> int:
     )
     said = "write the charts as SVG files to this folder, and the page only with --out"
     parser.add_argument("--svg", type=named_folder, metavar="FOLDER", help=said)
+    add_force_flag(parser)
     given = parser.parse_args(argv)
     from analysis.pages import html, svg  # here: --help needs no tables
     from analysis.pages.whole import sections_of
 
+    path = given.paths[0]
+    out = given.out or (path if path.is_dir() else path.parent) / "study.html"
+    if given.out or not given.svg:
+        check_output(out, html.MARK, given.force, given.paths)
     title, sections, refused = sections_of(
         given.paths,
         facts_of(given),
@@ -64,13 +70,13 @@ def main(argv: list[str] | None = None) -> int:
         warn("analysis.page", line)
     if given.svg:
         with writing(given.svg):
-            print(*map(printable, map(str, svg.draw(sections, given.svg))), sep="\n")
+            written = svg.draw(sections, given.svg, given.force)
+        print(*map(printable, map(str, written)), sep="\n")
         if not given.out:
             return 0
-    path, text = given.paths[0], html.page(title, sections)
-    out = given.out or (path if path.is_dir() else path.parent) / "study.html"
-    with writing(out):
-        out.write_text(text)
+    text = html.page(title, sections)
+    with output(out, html.MARK, given.force, given.paths) as file:
+        file.write_text(text)
     print(printable(f"{out}: {len(text) / 1e6:.2f} MB"))
     return 0
 

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from analysis.common import plots
-from analysis.common.tables import Table, add_table_flags, show, writing
+from analysis.common.tables import Table, add_table_flags, show
 from analysis.planner import explain, ranking
 from analysis.planner.calibration import Calibration, fits_of, from_data_sheet, load_calibration
 from analysis.planner.space import PLANNED, WIDTHS, space
@@ -38,7 +38,9 @@ from models import memory
 from models.bounds import check_flags
 from models.config import PRESETS, GPTConfig, name_of, preset
 from models.errors import Parser, UsageError, command_line, warn
+from models.files import add_force_flag
 from models.gpus import NETWORK, check_network, find_gpu, planning_gpu
+from models.storage import output
 from parallel.config import settings
 from parallel.config.clusters import load_clusters
 from parallel.config.layout_arrays import Columns
@@ -113,8 +115,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--study", type=Path, metavar="FILE", help="write the top as a study")
     said = "write an HTML file of all layouts, to sort and filter, with why each is not ranked"
     add("--page", type=Path, metavar="FILE", help=said)
-    add("--force", action="store_true", help="let --study replace a file")
     add("--scale", type=Path, metavar="FILE", help="efficiency over GPUs; a PNG, or -")
+    add_force_flag(parser)
 
 
 def _check_flags(arguments: argparse.Namespace) -> None:
@@ -147,15 +149,13 @@ def _check_flags(arguments: argparse.Namespace) -> None:
             f"--leave {arguments.leave} would leave all {arguments.gpus} GPUs idle: give at most"
             f" {arguments.gpus - 1}"
         )
-    if arguments.force and not arguments.study:
-        raise UsageError("--force lets --study replace a file: give --study FILE, too")
     if arguments.png and arguments.why is None:
         raise UsageError("--png draws one layout: say which with --why (or take --scale FILE.png)")
     if arguments.why is not None and (arguments.scale or arguments.study or arguments.page):
         raise UsageError("--why explains one layout: no --scale, --study or --page with it")
     if arguments.scale and arguments.page:
         raise UsageError("--page is of one number of GPUs, --scale of many: give one of them")
-    if arguments.study and arguments.study.exists() and not arguments.force:
+    if arguments.study and arguments.study.exists() and not arguments.force:  # edited, maybe
         raise UsageError(f"{arguments.study} exists: name another file, or replace it with --force")
     if arguments.cluster and arguments.gpus_per_node:
         raise UsageError("--gpus-per-node goes with --gpu-type: a cluster knows its own")
@@ -254,14 +254,14 @@ def answer(arguments: argparse.Namespace) -> Table:
     if len(best):
         found = ranking.rows_of(x, best, cluster, ask.config, precision, ask.margin)
     if arguments.study and not why_none:
-        _write_study(arguments.study, found, ask, arguments.cluster or arguments.gpu_type)
+        where = arguments.cluster or arguments.gpu_type
+        _write_study(arguments.study, found, ask, where)
     if arguments.scale:
         per_gpu = ask.global_batch / ask.gpus
         curve = ranking.scale(ask.config, cluster, per_gpu, ask.settings, ask.margin)
         if str(arguments.scale) != "-":
             picture = plots.planned(curve, f"{ask.config.n_params / 1e9:.0f}B on {cluster.name}")
-            with writing(arguments.scale):
-                picture.savefig(arguments.scale, dpi=144)
+            plots.write(picture, arguments.scale, force=arguments.force)
         return ranking.scale_table(curve, per_gpu, cluster.network_note())
     attention = "flash" if x.flash[0] else "unfused"
     notes = [
@@ -285,24 +285,24 @@ def answer(arguments: argparse.Namespace) -> Table:
     ]
     shown = ranking.table(found, notes, cluster.mfu(1.0, precision)[1])
     if arguments.page:
-        _write_page(arguments.page, x, shown, ask)
+        _write_page(arguments.page, x, shown, ask, arguments.force)
     if why_none:
         raise UsageError(f"{why_none}; {arguments.page} has the reason of each")
     return shown
 
 
-def _write_page(path: Path, x: Columns, shown: Table, ask: Question) -> None:
+def _write_page(path: Path, x: Columns, shown: Table, ask: Question, force: bool) -> None:
     """Write every layout, ranked or not, as one HTML file; `shown`: the table that is printed."""
     from analysis.pages import layouts  # here: only a page needs them
-    from analysis.pages.html import page
+    from analysis.pages.html import MARK, page
 
     model = ask.preset or f"{ask.config.n_params / 1e9:.1f}B"
     title = f"Plan: {model} on {ask.gpus} GPUs of {ask.cluster.name}, {ask.global_batch} sequences"
     precision = ask.settings["precision"]
     sections = layouts.views(x, shown, ask.cluster, ask.config, precision, ask.margin)
     text = page(title, sections)
-    with writing(path):
-        path.write_text(text)
+    with output(path, MARK, force) as file:
+        file.write_text(text)
     warn("analysis.plan", f"wrote {len(x)} layouts to {path}: {len(text) / 1e6:.2f} MB")
 
 
@@ -378,8 +378,8 @@ def _write_study(path: Path, found: list[dict[str, Any]], ask: Question, where: 
     if ask.cluster.gemm_precision(precision) == "tf32":
         defaults["tf32"] = True
     known = sorted(load_clusters())
-    with writing(path):
-        path.write_text(study_toml(found, defaults, where if where in known else None))
+    with output(path, mark="", force=True) as file:
+        file.write_text(study_toml(found, defaults, where if where in known else None))
     warn("analysis.plan", f"wrote {len(found)} runs to {path}")
     if where not in known:
         said = f"render with --cluster NAME, one of {', '.join(known)}"
@@ -417,7 +417,7 @@ def study_toml(found: list[dict[str, Any]], defaults: dict[str, Any], cluster: s
     return "\n".join(lines) + "\n"
 
 
-def explanation(ask: Question, layout: str, png: Path | None) -> str:
+def explanation(ask: Question, layout: str, png: Path | None, force: bool = False) -> str:
     """One layout term by term, in words; drawn to `png`, too, where one is given.
 
     Raises:
@@ -428,7 +428,7 @@ def explanation(ask: Question, layout: str, png: Path | None) -> str:
     time, gigabytes = explain.explained(x, i, ask.cluster)
     title = explain.title(x, i)
     if png:
-        explain.draw(time, gigabytes, f"{title} (predicted)", png)
+        explain.draw(time, gigabytes, f"{title} (predicted)", png, force)
     verdict = (
         "fits in" if used[i] <= limit else "does NOT fit (nor does any with these settings) in"
     )
@@ -451,7 +451,8 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.why is not None:
         if arguments.format != "text" or arguments.columns:
             raise UsageError("--why prints text only: no --format and no --columns with it")
-        print(explanation(question(arguments), arguments.why, arguments.png), end="")
+        asked = question(arguments)
+        print(explanation(asked, arguments.why, arguments.png, arguments.force), end="")
     else:
         show([answer(arguments)], arguments.format, arguments.columns)
     return 0

@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 
 from models.errors import Parser, UsageError, command_line, warn
-from models.files import ROOT, named_folder
+from models.files import ROOT, add_force_flag, named_folder
 
 PUBLISHED = ROOT / "logs" / "plots"
 
@@ -77,19 +77,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--x", metavar="COLUMN", help=f"draw against this column{also}")
     said = f"draw this column{also}; alone, as bars (default with --x: tokens_per_s)"
     parser.add_argument("--y", metavar="COLUMN", help=said)
+    add_force_flag(parser)
     given = parser.parse_args(argv)
     folder, left_out = folder_for(given.paths, given.out), []
     if given.paths:
         from analysis.measured import pictures  # here: --help needs no numpy
 
         axes = given.x, given.y
-        written, left_out = pictures.draw(given.paths, folder, given.baseline, axes)
+        written, left_out = pictures.draw(given.paths, folder, given.baseline, axes, given.force)
     elif given.x or given.y or given.baseline:
         raise UsageError("--x, --y and --baseline are of runs: say with PATH which")
     else:
         from analysis.published import pictures
 
-        written = pictures.draw(folder)
+        written = pictures.draw(folder, given.force)
     for line in left_out:
         warn("analysis.plots", line)
     print(*written, sep="\n")

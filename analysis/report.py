@@ -43,6 +43,7 @@ from analysis.common.tables import Table, chosen, column_names, writing
 from models.errors import Parser, UsageError, command_line
 from models.files import ROOT, check_ends
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
+from models.storage import output
 
 _OPEN = re.compile(r"^<!-- report: (\S.*?) -->[ \t]*$")
 _CLOSE = "<!-- /report -->"
@@ -242,7 +243,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{path} is stale: run python -m analysis.report {path}")
             status = 1
         else:
-            path.write_text(new)
+            with output(path, mark="", force=True) as file:
+                file.write_text(new)
             print(f"{path}: written")
     return status
 

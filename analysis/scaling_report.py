@@ -23,8 +23,11 @@ from pathlib import Path
 from analysis.logs.load import load
 from analysis.measured.flags import parser_of
 from analysis.measured.scaling_report import FILE, report
-from models.errors import UsageError, command_line, printable
-from models.storage import write_json
+from models.errors import command_line, printable
+from models.files import add_force_flag
+from models.storage import as_json, check_output, output
+
+MARK = '"step_time_rule":'
 
 
 @command_line("analysis.scaling_report")
@@ -37,14 +40,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help=f"file to write (default: DIR/{FILE})"
     )
+    add_force_flag(parser)
     given = parser.parse_args(argv)
+    out = given.out or given.folder / FILE
+    check_output(out, MARK, given.force)
     records, refused = load([given.folder])
     found = report(records, refused, given.baseline, given.scaling, given.predict)
-    out = given.out or given.folder / FILE
-    try:
-        write_json(out, found)
-    except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror}") from error
+    with output(out, MARK, given.force) as file:
+        file.write_text(as_json(found))
     for line in found["left_out"]:
         print(printable(f"left out: {line}"))
     invalid = sum("invalid_comparison" in entry for entry in found["configurations"])

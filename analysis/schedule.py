@@ -30,7 +30,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from analysis.common.tables import Column, Table, writing
+from analysis.common.tables import Column, Table
 from analysis.planner.pipeline import (
     MOST_EVENTS,
     MOST_STAGES,
@@ -50,6 +50,8 @@ from analysis.planner.pipeline import (
 )
 from models.bounds import Bounds, check_flags
 from models.errors import Parser, UsageError, command_line, printable
+from models.files import add_force_flag
+from models.storage import output
 from parallel.config.layout import Layout
 from parallel.record import timeline
 
@@ -78,6 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--png", type=Path, metavar="FILE", help="draw it, too")
     traced = "write it for Perfetto, too (FILE.json.gz)"
     add("--trace", type=Path, metavar="FILE", help=traced)
+    add_force_flag(parser)
     arguments = parser.parse_args(argv)
     name, pp, n = arguments.schedule, arguments.pp, arguments.micro_batches
     split = name in ZERO_BUBBLE
@@ -110,14 +113,14 @@ def main(argv: list[str] | None = None) -> int:
         print(f"- {line}")
     if arguments.png:
         picture = arguments.png if arguments.png.suffix else arguments.png.with_suffix(".png")
-        draw(events, pp, f"{name}, pp {pp}, vpp {vpp}: {said}", picture)
+        draw(events, pp, f"{name}, pp {pp}, vpp {vpp}: {said}", picture, arguments.force)
         print(printable(str(picture)))
     if arguments.trace:
         about = {"schedule": name, "pp": pp, "vpp": vpp, "micro_batches": n}
         about |= {"backward": backward, "weight": weight_s, "transfer": arguments.transfer}
-        with writing(arguments.trace):
+        with output(arguments.trace, timeline.MARK, arguments.force) as file:
             spans = intervals(events, arguments.transfer)
-            timeline.write(arguments.trace, spans, about | {"unit": "a chunk's forward is 1 s"})
+            timeline.write(file, spans, about | {"unit": "a chunk's forward is 1 s"})
         print(printable(str(arguments.trace)))
     return 0
 

@@ -19,6 +19,7 @@ from analysis.published.documents import recompute_tflops
 from models.bounds import check_flags
 from models.errors import Parser, UsageError, command_line
 from models.files import check_ends
+from models.storage import output
 
 
 @command_line("analysis.tables")
@@ -46,8 +47,8 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.buffer.write(new)
         sys.stdout.buffer.flush()
     elif new != old:
-        with writing(path):
-            path.write_bytes(new)
+        with output(path, mark="", force=True) as file:
+            file.write_bytes(new)
     return 0
 
 

@@ -21,7 +21,7 @@ _UNPRINTABLE = re.compile(
 _ARGUMENT = re.compile(r"argument (\S+): (.*)", re.DOTALL)
 _NO_NUMBER = re.compile(r"invalid (int|float) value: (.*)", re.DOTALL)
 _NO_CHOICE = re.compile(r"invalid choice: (.*) \(choose from (.*)\)", re.DOTALL)
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 BROKEN_PIPE = 141  # 128 + SIGPIPE: what a shell reports of cat
 INTERRUPTED = 130  # 128 + SIGINT
 
@@ -51,8 +51,16 @@ class UsageError(ValueError):
     `command_line` prints it on stderr and exits with status 2.
     """
 
+    status = 2
+
     def __str__(self) -> str:
         return printable(super().__str__())
+
+
+class OutputError(UsageError):
+    """An output could not be written, to a full disk say: one line, and status 1."""
+
+    status = 1
 
 
 class Parser(argparse.ArgumentParser):
@@ -155,7 +163,7 @@ def command_line(name: str) -> Callable[[Callable[..., int]], Callable[..., int]
                     return main(argv)
                 except UsageError as error:
                     _say(f"{name}: {error}")
-                    return 2
+                    return error.status
                 finally:
                     sys.stdout.flush()  # here, where a failure can still be told
             except BrokenPipeError:
@@ -164,7 +172,7 @@ def command_line(name: str) -> Callable[[Callable[..., int]], Callable[..., int]
             except OSError as error:
                 said, status = error.strerror or str(error), 2
                 # What could not be written stays in the buffer; under Python's -u there is none.
-                lost = error.filename is None and error.errno in _NO_ROOM
+                lost = error.filename is None and error.errno in NO_ROOM
                 if lost or not _flushes(sys.stdout):
                     said, status = f"cannot write the output: {said}", 1
                     drop_output()

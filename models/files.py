@@ -137,6 +137,12 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise UsageError(f"{what} {path} is not TOML: {error}") from error
 
 
+def add_force_flag(parser: argparse.ArgumentParser) -> None:
+    """Add --force, for `storage.output`."""
+    said = "replace a file that this command did not write, too"
+    parser.add_argument("--force", action="store_true", help=said)
+
+
 def named_folder(text: str) -> Path:
     """The folder that a flag names; for argparse.
 

@@ -6,18 +6,21 @@ numbers per parameter: the master weight and AdamW's two moments. The Jean Zay s
 per parameter. Padding and duplicates never count: a checkpoint holds every parameter once.
 """
 
+import contextlib
+import gzip
 import json
 import math
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from models.errors import UsageError
+from models.errors import NO_ROOM, OutputError, UsageError
 
+MARKED_BYTES = 1 << 16  # the mark of a file's writer stands in its first bytes
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}  # per number
 STATE_BYTES_PER_PARAM = 4 + 4 + 4  # fp32 master weight, AdamW's exp_avg and exp_avg_sq
 
@@ -167,6 +170,73 @@ def stored_tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
         raise UsageError(f"{path}: {error.strerror or error}") from error
     except SafetensorError as error:
         raise UsageError(f"{path} is damaged: it is no safetensors file: {error}") from error
+
+
+def check_output(path: Path, mark: str, force: bool = False, inputs: Iterable[Path] = ()) -> None:
+    """Whether a command may write a file; `mark` is text that each file of this writer has.
+
+    Raises:
+        UsageError: the file is an input; it is a folder, or in none; or its writer is another and
+            `force` is false.
+    """
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: no folder {path.parent}")
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a folder: name a file")
+    if not path.is_file():
+        return  # new, or a device
+    if any(given.exists() and given.samefile(path) for given in inputs):
+        raise UsageError(f"cannot write {path}: it is an input: name another file")
+    if not force and not _has_mark(path, mark):
+        raise UsageError(
+            f"cannot write {path}: it exists, and this command did not write it: name another"
+            " file, or replace it with --force"
+        )
+
+
+def _has_mark(path: Path, mark: str) -> bool:
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rb") as file:
+            return mark.encode() in file.read(MARKED_BYTES)
+    except (OSError, EOFError, zlib.error):  # unreadable, or no gzip: not ours
+        return False
+
+
+@contextlib.contextmanager
+def output(
+    path: Path, mark: str, force: bool = False, inputs: Iterable[Path] = ()
+) -> Iterator[Path]:
+    """A name to write a command's output to; the file gets its own name when it is whole.
+
+    Until then, and where writing fails, an older file stays as it was. A link's target is replaced,
+    not the link; a device is written directly.
+
+    Raises:
+        UsageError: as check_output; or the system or the writer refuses the file.
+        OutputError: the disk is full or broken.
+    """
+    check_output(path, mark, force, inputs)
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    is_device = target.exists() and not target.is_file()
+    aside = target if is_device else target.with_name(f".{os.getpid()}.{target.name}")
+    try:
+        yield aside
+        if not is_device:
+            if target.exists():
+                shutil.copymode(target, aside)
+            os.replace(aside, target)
+    except UsageError:
+        raise
+    except OSError as error:
+        kind = OutputError if error.errno in NO_ROOM else UsageError
+        raise kind(f"cannot write {path}: {error.strerror or error}") from error
+    except ValueError as error:  # a suffix that the writer does not know
+        raise UsageError(f"cannot write {path}: {error}") from error
+    finally:
+        if not is_device:
+            with contextlib.suppress(OSError):  # a name that is too long
+                aside.unlink(missing_ok=True)
 
 
 def refuse_existing(folder: Path) -> None:

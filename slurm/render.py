@@ -10,11 +10,12 @@ r"""What a study asks of Slurm: its runs, what they may cost, and the script of 
     sbatch slurm/*.slurm                                       # and of every study
 
 The first form also writes the study's script beside it (slurm/layouts.slurm), which submits the
-runs; --dry-run writes nothing. Points that cannot run are listed with their reasons and left out;
---strict refuses them instead. Submit from the repository's root: paths in the scripts are relative
-to it.
+runs; --dry-run writes nothing. A script that this command did not write is replaced with --force
+alone. Points that cannot run are listed with their reasons and left out; --strict refuses them
+instead. Submit from the repository's root: paths in the scripts are relative to it.
 """
 
+import argparse
 import errno
 import json
 import os
@@ -29,7 +30,8 @@ from typing import Any
 from urllib.parse import quote as percent_encode
 
 from models.errors import Parser, UsageError, command_line
-from models.files import ROOT
+from models.files import ROOT, add_force_flag
+from models.storage import check_output, output
 from parallel.config.clusters import CLUSTERS, OPTION, Cluster, check_environment, values_of
 from parallel.config.settings import RunSpec
 from parallel.config.study import Study, load_study
@@ -37,6 +39,7 @@ from parallel.record.facts import planned
 
 JOB = ROOT / "slurm" / "job.sh"
 MARK = "# Rendered by python -m slurm.render"
+STUDY_MARK = "exec bash slurm/study.sh"
 ARRAY_SIZE = 1000  # Slurm's default limit (MaxArraySize) is 1001
 REHEARSE = "first train a step of each run's first and last stage without its GPUs"
 SWITCHES = ("nsys", "nccl_logs", "torchrun_logs", "dist_debug")
@@ -319,7 +322,7 @@ def study_script(study: Study) -> str:
             f"# {words(study.question)}",
             "# Submits the runs of this study, and of the other scripts that it is given.",
             '[[ -f slurm/study.sh ]] || { echo "submit from the repository\'s root" >&2; exit 2; }',
-            f'exec bash slurm/study.sh {shlex.quote(shown(study.path))} "$@"',
+            f'{STUDY_MARK} {shlex.quote(shown(study.path))} "$@"',
             "",
         ]
     )
@@ -355,35 +358,38 @@ def estimate(study: Study, names: list[str]) -> tuple[list[str], float]:
     return lines + study.assumed + [f"left out: {w}: {why}" for w, why in study.left_out], total
 
 
-def write(texts: dict[Path, str], dry_run: bool = False) -> None:
+def write(
+    texts: dict[Path, str], mark: str, study: Path, force: bool = False, dry_run: bool = False
+) -> None:
     """Write each text to its file; with `dry_run`, find out only whether that can be done.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: a file is the study, or one that lacks `mark`, without `force`; or the system
+            refuses. Nothing is written then, unless it was the system that refused.
     """
     try:
+        for path in texts:
+            _check_folder(path)
+            if path.parent.is_dir():
+                check_output(path, mark, force, [study])
+        if dry_run:
+            return
         for path, text in texts.items():
-            if dry_run:
-                _check_writable(path)
-                continue
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            with output(path, mark, force, [study]) as file:
+                file.write_text(text)
     except OSError as error:
-        is_file = isinstance(error, FileExistsError | NotADirectoryError)
-        why = "it is a file: name a folder" if is_file else error.strerror
-        raise UsageError(f"cannot write {error.filename}: {why}") from error
+        raise UsageError(f"cannot write {error.filename}: {error.strerror}") from error
 
 
-def _check_writable(path: Path) -> None:
-    """Raises: OSError: as writing this file would."""
+def _check_folder(path: Path) -> None:
+    """Raises: UsageError: no file can be written to the folder, which may not be there yet."""
     folder = next(place for place in path.absolute().parents if place.exists())
     if not folder.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise UsageError(f"cannot write {folder}: it is a file: name a folder")
     for place in (folder, folder / path.name):
         if place.exists() and not os.access(place, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+            raise UsageError(f"cannot write {place}: {os.strerror(errno.EACCES)}")
 
 
 def rehearse(study: Study, names: list[str], cluster: str | None) -> None:
@@ -443,6 +449,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR", help="write the runs' scripts there")
     parser.add_argument("--dry-run", action="store_true", help="write nothing; print the estimate")
     parser.add_argument("--rehearse", action="store_true", help=REHEARSE)
+    add_force_flag(parser)
     arguments = parser.parse_args(argv)
     if arguments.run_name and len(arguments.studies) > 1:
         raise UsageError(f"--run-name names a run of one study, not of {len(arguments.studies)}")
@@ -460,24 +467,23 @@ def main(argv: list[str] | None = None) -> int:
         elif arguments.out or not arguments.run_name:
             if len(arguments.studies) > 1:
                 print(f"{shown(path)}:")
-            print_and_write(study, names, arguments.logs, arguments.out, arguments.dry_run)
+            print_and_write(study, names, arguments)
         else:
             print(script(study, names, cluster_of(study), arguments.logs), end="")
     return 0
 
 
-def print_and_write(
-    study: Study, names: list[str], logs: Path, out: Path | None, dry_run: bool
-) -> None:
-    """Print what the runs may cost; write their scripts to `out`, or without it the study's own."""
+def print_and_write(study: Study, names: list[str], arguments: argparse.Namespace) -> None:
+    """Print what the runs may cost; write their scripts to --out, or without it the study's own."""
+    out, dry_run = arguments.out, arguments.dry_run
     print("\n".join(estimate(study, names)[0]))
     where = cluster_of(study)
-    whole = {name: script(study, [name], where, logs) for name in names}
+    whole = {name: script(study, [name], where, arguments.logs) for name in names}
     if out is None:
-        texts = {study.path.with_suffix(".slurm"): study_script(study)}
+        texts, mark = {study.path.with_suffix(".slurm"): study_script(study)}, STUDY_MARK
     else:
-        texts = {out / f"{name}.slurm": text for name, text in whole.items()}
-    write(texts, dry_run)
+        texts, mark = {out / f"{name}.slurm": text for name, text in whole.items()}, MARK
+    write(texts, mark, study.path, arguments.force, dry_run)
     if out and not dry_run and len(names) == len(study.settings):
         remove_others(out, names)
     if not dry_run:

@@ -219,7 +219,6 @@ def test_what_does_not_fit_is_said_in_words(capsys):
             "in bf16 with cp 2: cp above 1 is planned for megatron, and not in fp32",
         ),
         ([*PLAN, "--leave", "64"], "would leave all 64 GPUs idle: give at most 63"),
-        ([*PLAN, "--force"], "give --study FILE, too"),
         ([*PLAN, "--max-tp", "16"], "--max-tp 16 exceeds the 8 GPUs of a node"),
         (
             ["--cluster", "selene", "--gpus", "8", "--global-batch", "8", "--network", "8x NDR"],

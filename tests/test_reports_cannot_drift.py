@@ -134,7 +134,7 @@ def study(tmp_path):
 def test_any_column_is_drawn_against_another(study, capsys, monkeypatch):
     figures = {}
     monkeypatch.setattr(
-        drawing, "save", lambda figure, _, name: figures.update({name: figure}) or []
+        drawing, "save", lambda figure, _, name, force: figures.update({name: figure}) or []
     )
     assert plots.main([str(study), "--x", "micro_batch", "--y", "step_s"]) == 0
     (line,) = figures["step_s_by_micro_batch"].axes[0].lines
@@ -152,7 +152,7 @@ def test_any_column_is_drawn_against_another(study, capsys, monkeypatch):
 def test_a_bar_is_the_median_of_a_configurations_repeats(study, capsys, monkeypatch):
     figures = {}
     monkeypatch.setattr(
-        drawing, "save", lambda figure, _, name: figures.update({name: figure}) or []
+        drawing, "save", lambda figure, _, name, force: figures.update({name: figure}) or []
     )
     assert plots.main([str(study), "--y", "step_s"]) == 0
     (axes,) = figures["step_s"].axes

@@ -8,11 +8,13 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from models.storage import output
 from parallel.config.engine_abilities import ENGINES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MARK = "GPT scaling study"  # in the pictures
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")  # Paul Tol, bright
 
 
@@ -38,13 +40,24 @@ def _figure(title: str, height: float = 4.2) -> "tuple[Figure, Any]":
     return figure, axes
 
 
-def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
+def save(figure: "Figure", folder: Path, name: str, force: bool = False) -> list[Path]:
     """Write NAME.png and NAME.svg; the SVG is the same bytes for the same data."""
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(paths[0], dpi=144, metadata={"Software": None})
-    figure.savefig(paths[1], metadata={"Date": None})
+    for path in paths:
+        write(figure, path, force=force)
     return paths
+
+
+def write(figure: "Figure", path: Path, dpi: int = 144, force: bool = False) -> None:
+    """Write a picture that says in itself who drew it; its suffix names the format.
+
+    Raises:
+        UsageError: as `storage.output`.
+    """
+    known = {".png": {"Software": MARK}, ".svg": {"Creator": MARK, "Date": None}}
+    with output(path, MARK, force) as file:
+        figure.savefig(file, dpi=dpi, metadata=known.get(path.suffix.lower()))
 
 
 def speedup(series: dict[str, list[dict[str, Any]]], title: str) -> "Figure":

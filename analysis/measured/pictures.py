@@ -36,7 +36,11 @@ Axes = tuple[str | None, str | None]
 
 
 def draw(
-    paths: list[Path], folder: Path, baseline: str | None, axes: Axes = (None, None)
+    paths: list[Path],
+    folder: Path,
+    baseline: str | None,
+    axes: Axes = (None, None),
+    force: bool = False,
 ) -> tuple[list[Path], list[str]]:
     """(the pictures written to a folder, one line for each thing that a picture leaves out).
 
@@ -60,7 +64,7 @@ def draw(
     if not figures:
         wanted = " and ".join(filter(None, axes)) or "a number of GPUs and a steady time"
         raise UsageError("; ".join([f"no run here has {wanted}: nothing to draw", *left_out]))
-    written = [plots.save(figure, folder, name) for name, figure in figures.items()]
+    written = [plots.save(figure, folder, name, force) for name, figure in figures.items()]
     return sum(written, []), left_out
 
 

@@ -65,7 +65,7 @@ def page(title: str, sections: list[Section]) -> str:
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+{MARK} content="{_POLICY}">
 <link rel="icon" href="data:,">
 <title>{escape(title)}</title>
 <style>
@@ -91,6 +91,7 @@ _NOTICE = (
     " https://github.com/vega/vega/blob/main/LICENSE -->\n"
 )
 # Vega makes functions of the expressions in its specifications: 'unsafe-eval' is for those.
+MARK = '<meta http-equiv="Content-Security-Policy"'  # no page of others begins as ours do
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline';"
     " img-src data:"

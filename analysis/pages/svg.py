@@ -9,15 +9,17 @@ from analysis.common.tables import Table
 from analysis.pages import charts
 from analysis.pages.html import anchor, finite
 from analysis.pages.section import Chart, Group, Section
+from models.storage import output
 
 WIDTH = 640  # pixels
+MARK = "<metadata>analysis.page</metadata>"
 
 
-def draw(sections: list[Section], folder: Path) -> list[Path]:
+def draw(sections: list[Section], folder: Path, force: bool = False) -> list[Path]:
     """Write every chart that has rows to a folder; the files, named after their sections.
 
     Raises:
-        UsageError: vl-convert-python is not installed.
+        UsageError: vl-convert-python is not installed, or a file there is not ours, without force.
     """
     tables = {name: table for s in sections for name, table in s.tables.items()}
     data = {name: groups for s in sections for name, groups in s.data.items()}
@@ -25,11 +27,12 @@ def draw(sections: list[Section], folder: Path) -> list[Path]:
     for section in sections:
         for number, chart in enumerate(section.charts, start=1):
             text = _numbered(charts.svg(_spec(chart, tables, data)))
-            text = text.replace(">", f"><title>{escape(chart.summary)}</title>", 1)
+            text = text.replace(">", f"><title>{escape(chart.summary)}</title>{MARK}", 1)
             also = f"-{number}" * (len(section.charts) > 1)
             folder.mkdir(parents=True, exist_ok=True)
             written.append(folder / f"{anchor(section.title)}{also}.svg")
-            written[-1].write_text(text)
+            with output(written[-1], MARK, force) as file:
+                file.write_text(text)
     return written
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from analysis.common.tables import writing
 from analysis.planner.engines import families
 from analysis.planner.fitting import NAMES, Fit, prior_fit, priors_of
 from analysis.planner.timemodel import Machine, machine_of
@@ -31,12 +30,14 @@ from models.gpus import (
     peak_tflops,
     planning_gpu,
 )
+from models.storage import output
 from parallel.config import clusters
 from parallel.config.layout_arrays import Columns
 from parallel.config.settings import gemm_precision
 
 # FlashAttention's kernels need compute capability 8.0 (Ampere) or CDNA 2: these cards are older.
 UNFUSED = ("T4", "P100 SXM2", "V100 SXM2", "V100S PCIe", "V100 PCIe")
+MARK = "# Written by: python -m analysis.calibrate"
 FOLDER = Path(__file__).resolve().parent / "calibrations"
 
 
@@ -319,7 +320,7 @@ def write(
             return str(v).lower()
         return f"{v!r}" if isinstance(v, (int, float)) else json.dumps(str(v))
 
-    lines = [f"# Written by: python -m analysis.calibrate. {report}"]
+    lines = [f"{MARK}. {report}"]
     lines += [f"{k} = {value(v)}" for k, v in facts.items() if v is not None]
     lines += ["", "[constants]  # analysis/planner/fitting.py says what each is"]
     lines += [f"{n} = {float(fit.constants[n]):.6g}" for n in NAMES]
@@ -333,5 +334,5 @@ def write(
     lines += ["rows = [", *(f"  {value(row)}," for row in rows), "]", "covariance = ["]
     for row in fit.covariance:
         lines.append("  [" + ", ".join(f"{v:.4g}" for v in row) + "],")
-    with writing(path):
-        path.write_text("\n".join([*lines, "]"]) + "\n")
+    with output(path, MARK, force=True) as file:  # the command has checked the name
+        file.write_text("\n".join([*lines, "]"]) + "\n")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.common.tables import writing
+from analysis.common import plots
 from analysis.planner import timemodel
 from analysis.planner.calibration import Calibration
 from analysis.planner.ranking import HEADINGS, KEYS, gigabytes_by_part, policy, seconds_by_term
@@ -125,7 +125,13 @@ def bars(values: dict[str, float], unit: str, width: int = 40) -> str:
     return "\n".join([*lines, f"  {'sum':<16} {total:>9.4g} {unit}"]) + "\n"
 
 
-def draw(time: dict[str, float], gigabytes: dict[str, float], title: str, path: Path) -> None:
+def draw(
+    time: dict[str, float],
+    gigabytes: dict[str, float],
+    title: str,
+    path: Path,
+    force: bool = False,
+) -> None:
     """Both bar charts as a picture."""
     from matplotlib.figure import Figure
 
@@ -137,5 +143,4 @@ def draw(time: dict[str, float], gigabytes: dict[str, float], title: str, path: 
         axis.barh(*zip(*ordered, strict=True), color="tab:blue")
         axis.set_xlabel(f"predicted {unit}, sum {sum(values.values()):.4g} {unit}")
     figure.suptitle(title)
-    with writing(path):
-        figure.savefig(path, dpi=120)
+    plots.write(figure, path, 120, force)

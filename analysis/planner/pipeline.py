@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.common.tables import writing
+from analysis.common import plots
 from models.errors import UsageError
 from parallel.record.timeline import Interval
 
@@ -325,7 +325,7 @@ def text(events: list[Event], pp: int, unit: float = 1.0) -> str:
     return "\n".join(f"stage {i:>3} {''.join(row)}" for i, row in enumerate(rows)) + "\n"
 
 
-def draw(events: list[Event], pp: int, title: str, path: Path) -> None:
+def draw(events: list[Event], pp: int, title: str, path: Path, force: bool = False) -> None:
     """The pipeline as a picture: F blue, B green, W orange, later chunks lighter."""
     from matplotlib.figure import Figure
 
@@ -342,5 +342,4 @@ def draw(events: list[Event], pp: int, title: str, path: Path) -> None:
     axis.set_yticks(range(pp), [f"stage {i}" for i in range(pp)])
     axis.set_xlabel("time (forward of one chunk = 1)")
     axis.set_title(title)
-    with writing(path):
-        figure.savefig(path, dpi=120)
+    plots.write(figure, path, 120, force)

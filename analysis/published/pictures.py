@@ -15,13 +15,13 @@ from models.flops import DEFAULT_CONVENTION
 Figure = Any  # matplotlib's, which loads only where something is drawn
 
 
-def draw(folder: Path) -> list[Path]:
+def draw(folder: Path, force: bool = False) -> list[Path]:
     """The files written to a folder."""
     return [
-        *plots.save(_speedup(), folder, "speedup"),
-        *plots.save(_tflops(), folder, "tflops"),
-        *plots.save(_breakdown(), folder, "breakdown"),
-        *plots.save(_planned(), folder, "planned"),
+        *plots.save(_speedup(), folder, "speedup", force),
+        *plots.save(_tflops(), folder, "tflops", force),
+        *plots.save(_breakdown(), folder, "breakdown", force),
+        *plots.save(_planned(), folder, "planned", force),
     ]
 
 

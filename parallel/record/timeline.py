@@ -23,6 +23,7 @@ from models.storage import publish, sync
 from parallel.record.schema import CATEGORIES
 
 TRACE_VERSION = "1"
+MARK = '"otherData":{"schema_version"'  # in the first bytes of every trace of ours
 # What an interval is, as the breakdown's categories are; `pp` is send and receive here. The weight
 # gradients are apart from `backward` in schedules that split it.
 KINDS = (
