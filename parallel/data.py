@@ -4,8 +4,10 @@
     python -m parallel.data --input corpus/ --tokenizer bpe --vocab-size 4096 --out data/corpus
     python -m parallel.data --input corpus.txt --tokenizer path/to/gpt2 --out data/corpus
 
-The folder gets `train.bin` and `val.bin` (nanoGPT's format: token ids, little-endian, no header;
-uint16, or uint32 above 65,536 ids) and `meta.json`. An end-of-text id follows each document.
+A document is a file of UTF-8 text, or the text of a line of a .jsonl file: of its key `text`, or of
+--text-key. The folder gets `train.bin` and `val.bin` (nanoGPT's format: token ids, little-endian,
+no header; uint16, or uint32 above 65,536 ids) and `meta.json`. An end-of-text id follows each
+document, and every 20th is for validation; of fewer than 20, the end of each.
 parallel.train reads it with --data, and other files too: parallel/token_files.py lists them.
 """
 
@@ -13,18 +15,20 @@ import contextlib
 import fcntl
 import hashlib
 import io
+import itertools
 import os
 import shutil
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
-from models.errors import Parser, UsageError, command_line
+from models.errors import Parser, UsageError, command_line, warn
+from models.files import parse_json, shown
 from models.storage import publish, write_json
 from parallel.config.data_files import DEFAULT_FOLDER, HELD_OUT, SPLITS, aside_of, settle
 
@@ -32,6 +36,7 @@ BYTE_VOCAB = 257  # 256 bytes and one end-of-document id
 BPE_VOCAB = 4096
 MAX_BPE = 2**20  # its trainer takes memory for all ids at once
 END = "<|endoftext|>"
+TEXT_KEY = "text"
 
 
 def stdlib_documents(limit_bytes: int = 16_000_000) -> list[Path]:
@@ -40,53 +45,99 @@ def stdlib_documents(limit_bytes: int = 16_000_000) -> list[Path]:
     skipped = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
     documents, total = [], 0
     for path in sorted(root.rglob("*.py")):
-        if skipped.isdisjoint(path.relative_to(root).parts[:-1]) and total < limit_bytes:
+        size = path.stat().st_size
+        if (
+            skipped.isdisjoint(path.relative_to(root).parts[:-1])
+            and 0 < size
+            and total < limit_bytes
+        ):
             documents.append(path)
-            total += path.stat().st_size
+            total += size
     return documents
 
 
-def _documents(inputs: list[Path]) -> list[Path]:
+def _files(inputs: list[Path]) -> list[Path]:
+    """The files of the inputs; those of a folder in name order."""
     if not inputs:
         return stdlib_documents()
-    documents: list[Path] = []
+    files: list[Path] = []
     for path in inputs:
         if path.is_dir():
-            documents += sorted(p for p in path.rglob("*") if p.is_file())
+            files += sorted(p for p in path.rglob("*") if p.is_file())
         elif path.is_file():
-            documents.append(path)
+            files.append(path)
         else:
             kind = "neither a file nor a folder" if path.exists() else "no such file or folder"
             raise UsageError(f"{path}: {kind}")
-    if not documents:
+    if not files:
         raise UsageError(f"no files in {', '.join(map(str, inputs))}")
-    return documents
+    return files
 
 
-def _decoded(text: bytes) -> str:
-    return text.decode("utf-8", "replace")
+def _is_jsonl(file: Path) -> bool:
+    return file.suffix.lower() == ".jsonl"
 
 
-def _read(document: Path) -> bytes:
+def _texts(files: Iterable[Path], text_key: str) -> Iterator[str]:
+    """The text of each document; an empty one, too.
+
+    Raises:
+        UsageError: a file cannot be read or is no UTF-8 text, or a line of a .jsonl file has none.
+    """
+    for file in files:
+        try:
+            with file.open("rb") as content:
+                if not _is_jsonl(file):
+                    yield _decoded(content.read(), str(file))
+                    continue
+                for number, line in enumerate(content, 1):
+                    if line.strip():
+                        yield _text_of(line, text_key, f"{file}:{number}")
+        except OSError as error:
+            raise UsageError(f"cannot read {file}: {error.strerror}") from error
+
+
+def _decoded(content: bytes, where: str) -> str:
     try:
-        return document.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {document}: {error.strerror}") from error
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{where} is no UTF-8 text: byte {error.start + 1} is {content[error.start]:#04x};"
+            " convert it, or take it out of the input"
+        ) from error
+    if "\0" in text:
+        raise UsageError(f"{where} is no text: it holds a zero byte; take it out of the input")
+    return text
+
+
+def _text_of(line: bytes, text_key: str, where: str) -> str:
+    """The text of a line of a .jsonl file."""
+    try:
+        return _decoded(parse_json(line)[text_key].encode(), where)
+    except UsageError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{where} is no JSON object with a text at {text_key!r} (--text-key names another):"
+            f" {shown(line)}"
+        ) from error
 
 
 class Tokenizer(NamedTuple):
-    """`encode` makes token ids of a document's bytes; `end` is the id between documents."""
+    """`encode` makes token ids of a document's text; `end` is the id between documents."""
 
     name: str
     vocab_size: int
     end: int
-    encode: Callable[[bytes], Any]
+    encode: Callable[[str], Any]
 
 
-_BYTES = Tokenizer("byte", BYTE_VOCAB, 256, lambda text: np.frombuffer(text, dtype=np.uint8))
+_BYTES = Tokenizer(
+    "byte", BYTE_VOCAB, 256, lambda text: np.frombuffer(text.encode(), dtype=np.uint8)
+)
 
 
-def _train_bpe(documents: list[Path], vocab_size: int, out: Path) -> Tokenizer:
+def _train_bpe(texts: Iterable[str], vocab_size: int, out: Path) -> Tokenizer:
     from tokenizers import ByteLevelBPETokenizer
 
     if not BYTE_VOCAB <= vocab_size <= MAX_BPE:
@@ -94,14 +145,11 @@ def _train_bpe(documents: list[Path], vocab_size: int, out: Path) -> Tokenizer:
             f"a byte-level BPE needs --vocab-size {BYTE_VOCAB} to {MAX_BPE}, not {vocab_size}"
         )
 
-    def lines() -> Iterator[str]:  # not the files' names: a byte that is no UTF-8 would end it
-        for document in documents:
-            yield from io.StringIO(_decoded(_read(document)), newline="\n")
-
+    lines = (line for text in texts for line in io.StringIO(text, newline="\n"))
     bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator(lines(), vocab_size, show_progress=False, special_tokens=[END])
+    bpe.train_from_iterator(lines, vocab_size, show_progress=False, special_tokens=[END])
     bpe.save(str(out / "tokenizer.json"))
-    encode = lambda text: bpe.encode(_decoded(text)).ids  # noqa: E731
+    encode = lambda text: bpe.encode(text).ids  # noqa: E731
     return Tokenizer("bpe", bpe.get_vocab_size(), bpe.token_to_id(END), encode)
 
 
@@ -115,23 +163,29 @@ def _from_hugging_face(path: Path) -> Tokenizer:
     if end is None:
         raise UsageError(f"the tokenizer at {path} has no end-of-text token")
     how = {"add_special_tokens": False, "verbose": False}
-    encode = lambda text: tokenizer(_decoded(text), **how)["input_ids"]  # noqa: E731
+    encode = lambda text: tokenizer(text, **how)["input_ids"]  # noqa: E731
     return Tokenizer(str(path), len(tokenizer), end, encode)
 
 
 def prepare(
-    out: Path, inputs: list[Path], tokenizer: str = "byte", vocab_size: int = BPE_VOCAB
+    out: Path,
+    inputs: list[Path],
+    tokenizer: str = "byte",
+    vocab_size: int = BPE_VOCAB,
+    text_key: str = TEXT_KEY,
 ) -> dict:
     """Tokenize documents into out/train.bin and out/val.bin, and describe them in out/meta.json.
 
-    Every 20th document is held out. All is written aside, in `.NAME.new`, and takes the place of
-    an earlier preparation when it is whole.
+    All is written aside, in `.NAME.new`, and takes the place of an earlier preparation when it is
+    whole. text_key: of the text in a line of a .jsonl file.
 
     Raises:
         UsageError: an input or the tokenizer cannot be read, there is no text, something else than
             a prepared folder is at `out`, or it cannot be written.
     """
-    documents = _documents(inputs)
+    files = _files(inputs)
+    if text_key != TEXT_KEY and not any(map(_is_jsonl, files)):
+        raise UsageError(f"--text-key {text_key} is of .jsonl files, and the input has none")
     out = Path(os.path.realpath(out))  # a link's target is replaced, not the link
     aside = aside_of(out)
     try:
@@ -149,7 +203,7 @@ def prepare(
                 )
                 left.unlink()
             try:
-                meta = _write(aside, documents, inputs, tokenizer, vocab_size)
+                meta = _write(aside, files, inputs, tokenizer, vocab_size, text_key)
                 (aside / ".lock").unlink()
                 publish(aside, out)
             finally:  # also after Ctrl-C; what a kill leaves, the next preparation removes
@@ -179,44 +233,54 @@ def _check_replaceable(out: Path) -> None:
 
 
 def _write(
-    folder: Path, documents: list[Path], inputs: list[Path], tokenizer: str, vocab_size: int
+    folder: Path,
+    files: list[Path],
+    inputs: list[Path],
+    tokenizer: str,
+    vocab_size: int,
+    text_key: str,
 ) -> dict:
     """Fill the folder, meta.json last; the content of meta.json."""
     if tokenizer == "byte":
         coder = _BYTES
     elif tokenizer == "bpe":
-        coder = _train_bpe(documents, vocab_size, folder)
+        coder = _train_bpe(_texts(files, text_key), vocab_size, folder)
     else:
         coder = _from_hugging_face(Path(tokenizer))
     dtype = "<u2" if coder.vocab_size <= 2**16 else "<u4"
     every = round(1 / HELD_OUT)
+    few = len(list(itertools.islice(filter(None, _texts(files, text_key)), every))) < every
     hashes = {split: hashlib.sha256() for split in SPLITS}
     counts = dict.fromkeys(hashes, 0)
     with contextlib.ExitStack() as stack:
-        files = {s: stack.enter_context((folder / f"{s}.bin").open("wb")) for s in SPLITS}
-        bar = tqdm(documents, "tokenizing", unit="file", disable=not sys.stderr.isatty())
-        read = ended = 0
-        for number, document in enumerate(bar):
-            text = _read(document)
-            read += len(text)
+        written = {s: stack.enter_context((folder / f"{s}.bin").open("wb")) for s in SPLITS}
+        bar = tqdm(files, "tokenizing", unit="file", disable=not sys.stderr.isatty())
+        number = empty = ended = 0
+        for text in _texts(bar, text_key):
+            if not text:
+                empty += 1
+                continue
             ids = np.append(np.asarray(coder.encode(text), dtype=np.uint32), np.uint32(coder.end))
             ended += int((ids == coder.end).sum())  # a file may hold several documents
-            # One file alone is cut, so that it too leaves something to validate on.
-            if len(documents) < every:
+            number += 1
+            # A few are cut, so that they too leave something to validate on.
+            if few:
                 cut = int(len(ids) * (1 - HELD_OUT))
                 parts = {"train": ids[:cut], "val": ids[cut:]}
             else:
-                parts = {"val" if number % every == every - 1 else "train": ids}
+                parts = {"train" if number % every else "val": ids}
             for split, part in parts.items():
                 block = part.astype(dtype).tobytes()
-                files[split].write(block)
+                written[split].write(block)
                 hashes[split].update(block)
                 counts[split] += len(part)
-        for file in files.values():
+        for file in written.values():
             file.flush()
             os.fsync(file.fileno())
-    if not read:
-        raise UsageError(f"no text: the {len(documents)} files of the input are empty")
+    if not number:
+        raise UsageError(f"no text: the {empty} documents of the input are empty")
+    if empty:
+        warn("parallel.data", f"left out {empty} empty documents of {empty + number}")
     meta = {
         "tokenizer": coder.name,
         "vocab_size": coder.vocab_size,
@@ -240,7 +304,7 @@ def main(argv: list[str] | None = None) -> int:
         nargs="+",
         default=[],
         metavar="PATH",
-        help="text files or folders (default: the standard library's source)",
+        help="text or .jsonl files, or folders of them (default: the standard library's source)",
     )
     parser.add_argument(
         "--out",
@@ -261,6 +325,12 @@ def main(argv: list[str] | None = None) -> int:
         metavar="N",
         help=f"token ids of a BPE trained here (default: {BPE_VOCAB})",
     )
+    parser.add_argument(
+        "--text-key",
+        default=TEXT_KEY,
+        metavar="KEY",
+        help=f"of the text in a line of a .jsonl file (default: {TEXT_KEY})",
+    )
     parser.add_argument("--if-missing", action="store_true", help="do nothing if it is there")
     arguments = parser.parse_args(argv)
     if arguments.vocab_size is not None and arguments.tokenizer != "bpe":
@@ -272,7 +342,8 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.if_missing and (arguments.out / "meta.json").exists():
         return 0
     vocab_size = BPE_VOCAB if arguments.vocab_size is None else arguments.vocab_size
-    meta = prepare(arguments.out, arguments.input, arguments.tokenizer, vocab_size)
+    flags = (arguments.tokenizer, vocab_size, arguments.text_key)
+    meta = prepare(arguments.out, arguments.input, *flags)
     print(
         f"{arguments.out}: {meta['documents']} documents, {meta['tokens']['train']:,} training and"
         f" {meta['tokens']['val']:,} validation tokens, {meta['vocab_size']} ids"

@@ -2,9 +2,11 @@
 (seed, step) alone."""
 
 import fcntl
+import gzip
 import hashlib
 import json
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -308,7 +310,7 @@ def test_a_failed_preparation_leaves_the_old_data_whole(tmp_path):
         data.prepare(out, [folder], tokenizer=str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "a.txt").touch()
-    with pytest.raises(UsageError, match="no text: the 1 files of the input are empty"):
+    with pytest.raises(UsageError, match="no text: the 1 documents of the input are empty"):
         data.prepare(out, [tmp_path / "empty"])
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (9000, limits[1]))  # as on a full disk
@@ -388,12 +390,74 @@ def test_two_preparations_of_one_folder_do_not_mix(tmp_path):
 def test_an_input_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(UsageError, match="/dev/zero: neither a file nor a folder"):
         data.prepare(tmp_path / "out", [Path("/dev/zero")])
-    (tmp_path / "bytes.txt").write_bytes(b"no \xff\xfe UTF-8 " * 50)
-    meta = data.prepare(tmp_path / "bpe", [tmp_path / "bytes.txt"], "bpe", 300)
-    assert meta["tokenizer"] == "bpe"
+    (tmp_path / "some.txt").write_text("text " * 50)
     for size in (256, 2**40):
         with pytest.raises(UsageError, match=f"--vocab-size 257 to 1048576, not {size}"):
-            data.prepare(tmp_path / "x", [tmp_path / "bytes.txt"], "bpe", size)
+            data.prepare(tmp_path / "x", [tmp_path / "some.txt"], "bpe", size)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (gzip.compress(b"the quick brown fox"), "is no UTF-8 text: byte 2 is 0x8b"),
+        (b"\x89PNG\r\n\x1a\n", "is no UTF-8 text: byte 1 is 0x89"),
+        (b"na\xefve", "is no UTF-8 text: byte 3 is 0xef"),
+        (bytes(100), "is no text: it holds a zero byte"),
+        (random.Random(0).randbytes(1000), "is no UTF-8 text: byte "),
+    ],
+)
+@pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
+def test_a_file_that_is_no_text_is_named(content, why, tokenizer, tmp_path):
+    folder = corpus(tmp_path)
+    (folder / "other.txt").write_bytes(content)
+    with pytest.raises(UsageError, match=f"other.txt {why}"):
+        data.prepare(tmp_path / "out", [folder], tokenizer, 300)
+    assert not (tmp_path / "out").exists()
+
+
+def lines_of(path: Path, *documents: object) -> Path:
+    path.write_text("".join(f"{json.dumps(document)}\n" for document in documents))
+    return path
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
+def test_each_line_of_a_jsonl_file_is_a_document(tokenizer, tmp_path, capsys):
+    texts = [f"document {n}:\nit has two lines é" for n in range(40)]
+    file = lines_of(tmp_path / "a.jsonl", *({"id": 1, "text": text} for text in texts))
+    file.write_text(file.read_text().replace("\n", "\n\n", 3))  # a blank line is none
+    meta = data.prepare(tmp_path / "lines", [file], tokenizer, 300)
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for n, text in enumerate(texts):
+        (folder / f"{n:03}.txt").write_text(text)
+    files = data.prepare(tmp_path / "files", [folder], tokenizer, 300)
+    assert meta["documents"] == 40 and capsys.readouterr().err == ""
+    assert meta["sha256"] == files["sha256"]
+
+
+def test_the_text_of_a_line_has_a_key_and_empty_documents_are_left_out(tmp_path, capsys):
+    file = lines_of(tmp_path / "a.JSONL", {"content": "x" * 100}, {"content": ""})
+    flags = ["--input", str(file), "--out", str(tmp_path / "out")]
+    for refused, why in (
+        ([*flags], "a.JSONL:1 is no JSON object with a text at 'text' (--text-key names another)"),
+        ([*flags, "--text-key", "id"], "a.JSONL:1 is no JSON object with a text at 'id'"),
+        (["--text-key", "x", "--input", __file__], "--text-key x is of .jsonl files"),
+    ):
+        assert data.main(refused) == 2
+        assert why in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert data.main([*flags, "--text-key", "content"]) == 0
+    printed = capsys.readouterr()
+    assert "1 documents" in printed.out
+    assert printed.err == "parallel.data: left out 1 empty documents of 2\n"
+
+
+@pytest.mark.parametrize(
+    "line", ["[1]", '"text"', "{", '{"text": 5}', '{"text": null}', '{"text": "\\ud800"}', "\0"]
+)
+def test_a_line_without_text_is_named(line, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "some"}\n' + line + "\n")
+    with pytest.raises(UsageError, match="a.jsonl:2 is no JSON object with a text at 'text'"):
+        data.prepare(tmp_path / "out", [tmp_path / "a.jsonl"])
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "some/gpt2"])
