@@ -36,10 +36,7 @@ FAILURES |= {"cancelled": Kind.SIGNAL, INTERRUPTED: Kind.SIGNAL, "failed": Kind.
 
 # What Slurm and libraries write into a job's log at its end, the surest first.
 EVIDENCE = {
-    "OOM": re.compile(
-        r"oom[-_]kill|exceeded memory limit|Exceeded job memory|: Out Of Memory|CUDA out of memory"
-        r"|OutOfMemoryError|DefaultCPUAllocator: can't allocate|MemoryError"
-    ),
+    "OOM": re.compile(ends.OUT_OF_MEMORY, re.MULTILINE),
     "timeout": re.compile(r"DUE TO TIME LIMIT"),
     "node failure": re.compile(
         r"DUE TO NODE FAILURE|srun: error: Node failure|Node failure on", re.MULTILINE

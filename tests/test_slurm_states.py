@@ -12,6 +12,8 @@ from dataclasses import replace
 import pytest
 
 from analysis import tflops
+from analysis.logs.parsing.endings import find_failure
+from analysis.logs.parsing.logfile import Log
 from models.errors import UsageError
 from parallel.config.study import load_study
 from parallel.record import facts
@@ -174,6 +176,71 @@ def test_an_end_that_the_script_made_is_known_by_its_kind(tmp_path, kind, reason
     for job in (Job(9, "FAILED", "1:0"), None):
         row = judge("run", folder, 10, job, 9)
         assert (row.state, row.line, row.kind) == (state, reason, kind)
+
+
+MEMORY = [
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB",
+    "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 3.91 GiB",
+    "RuntimeError: CUDA error: out of memory",
+    "RuntimeError: Triton Error [CUDA]: out of memory",
+    "ncclUnhandledCudaError: Call to CUDA function failed. Cuda failure 2 'out of memory'",
+    "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't"
+    " allocate memory: you tried to allocate 8000000000000 bytes.",
+    "RuntimeError: DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes.",
+    "MemoryError",
+    "MemoryError:  (rank 1)",
+    "exit status 1: MemoryError: Unable to allocate 3.00 GiB",
+    "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 3.00 GiB for an array",
+    "OSError: [Errno 12] Cannot allocate memory",
+    "[1234.5] python invoked oom-killer: gfp_mask=0xcc0, order=0",
+    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=step_0,task=python,pid=9",
+    "[1234.5] Memory cgroup out of memory: Killed process 9 (python) total-vm:1kB",
+    "Out of memory: Kill process 9 (python) score 9 or sacrifice child",
+    "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=5.0. Some of your processes may ...",
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=5.0. Some of the step tasks ...",
+    "slurmstepd: error: Exceeded job memory limit at some point.",
+    "slurmstepd: error: Exceeded step memory limit at some point.",
+    "slurmstepd: error: Job 5 exceeded memory limit (9 > 8), being killed",
+    "srun: error: node1: task 0: Out Of Memory",
+    "exit status 1: srun: error: node1: task 0: Out Of Memory",
+]
+ENOUGH_MEMORY = [
+    "    except MemoryError:",
+    "    raise MemoryError",
+    "GPUMemoryError: 0",
+    "uncorrectable MemoryErrors: 0",
+    "srun --oom-kill-step=1 python train.py",
+    "oom_kill 0",
+    "oom_kill_disable 0",
+    "the room_kill event is over",
+    "a step that runs out of memory is tried again with recompute",
+    "out of memory: 9 of 10 refused",
+    "Out Of Memory: see the page on memory",
+    "JobState=RUNNING MemoryLimit=8G",
+    "job memory limit: 8 GB",
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "STATUS_ALLOC_FAILED = 3",
+    "can't allocate memory bandwidth to both",
+]
+
+
+@pytest.mark.parametrize("line", MEMORY + ENOUGH_MEMORY)
+def test_reader_status_and_slurm_agree_on_what_is_out_of_memory(tmp_path, line):
+    path = tmp_path / "a.log"
+    path.write_text(f"using world size: 2\n{line}\nusing world size: 2\n")
+    with Log(path) as log:
+        failure = find_failure(log)
+    end = states.evidence(path.read_text(), None)
+    by_each = {
+        kind_of(line) == "memory",
+        end is not None,
+        failure is not None and failure.kind == "oom",
+    }
+    assert by_each == {line in MEMORY}
+    if line in MEMORY:
+        assert (end.state, end.line, failure.line) == ("OOM", line, line.strip())
 
 
 @pytest.mark.parametrize(

@@ -36,17 +36,27 @@ class Kind(StrEnum):
 # These follow from another event: a later word about that event replaces them.
 CONSEQUENCES = (Kind.LOST_PEER, Kind.SIGNAL, Kind.UNKNOWN)
 
+# What says that a GPU or the host ran out of memory: PyTorch and the libraries on GPUs, NCCL (in
+# quotes), PyTorch on CPU, Python and NumPy, the kernel, Slurm.
+OUT_OF_MEMORY = (
+    r"(?:CUDA|HIP|XPU|[Ee]rror:|Error \[CUDA\]:) out of memory|OutOfMemoryError|'out of memory'"
+    r"|[A-Z]_STATUS_ALLOC_FAILED|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
+    r"|(?<!except )(?<!raise )(?<!\w)(?:_Array)?MemoryError(?::|[ \r]*$)"
+    r"|\[Errno 12\] Cannot allocate memory|[Oo]ut of memory: Kill|invoked oom-killer"
+    r"|\boom[-_]kill(?: event|:)|xceeded (?:(?:job|step) )?memory limit|: Out Of Memory"
+)
+
 # Lines of libraries, launchers, Slurm and earlier versions of this program; the first match counts.
 _LINES = [
     (kind, re.compile(pattern))
     for kind, pattern in (
+        (Kind.MEMORY, f".*(?:{OUT_OF_MEMORY})"),
         (
             Kind.UNKNOWN,
             r"(exit status \d+(: srun: error: .*)?|srun: error: .*|max_restarts: .*|Slurm: .*"
             r"|Slurm no longer .*|no status and no log|)$",
         ),
         (Kind.DIVERGED, r"(validation )?loss is (nan|-?inf) |gradient norm is nan "),
-        (Kind.MEMORY, r"(?i).*(out of memory|OutOfMemory|can't allocate memory|MemoryError)"),
         (Kind.DISK, r".*(No space left on device|Disk quota exceeded)"),
         (Kind.HANG, r".*no progress for \S+ s"),
         (

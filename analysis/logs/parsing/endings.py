@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from analysis.logs.parsing.fields import WORD, plain
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Failure, Record
+from parallel.record.ends import OUT_OF_MEMORY
 
 # These are the cause even if something else is printed before them.
 _CAUSES = {
-    "oom": (
-        b"CUDA out of memory|HIP out of memory|OutOfMemoryError|CUDA error: out of memory"
-        b"|oom-kill|oom_kill|Out Of Memory"
-    ).split(b"|"),
     "node": (
         b"NODE_FAIL|uncorrectable ECC error|fallen off the bus|lost connection to node"
         b"|Node failure on"
@@ -24,7 +21,8 @@ _CAUSES = {
 _CANCELLED = rb"\*\*\* (?:JOB|STEP) \d[^\r\n]{0,200}? CANCELLED (?:AT |\*\*\*)"
 _OPENS = (b"*** JOB ", b"*** STEP ")
 _FRAME = re.compile(rb"[^\r\n]*" + _CANCELLED)
-_SLURMS = {
+_PATTERNS = {
+    "oom": re.compile(OUT_OF_MEMORY.encode(), re.MULTILINE),
     "node": re.compile(_CANCELLED + rb"[^\r\n]{0,60}?DUE TO NODE FAIL"),
     "timeout": re.compile(_CANCELLED + rb"[^\r\n]{0,60}?DUE TO TIME ?LIMIT"),
 }
@@ -99,10 +97,10 @@ def judge_end(record: Record, log: Log, offsets: list[int], trained: bool = True
 
 def find_failure(log: Log, start: int = 0) -> Failure | None:
     """The evidence at or after `start`: a cause if there is one, else the first sign."""
-    for kind, needles in _CAUSES.items():
-        at = _first(log, needles, start)
-        if kind in _SLURMS and (slurms := next(log.matches(_SLURMS[kind], start), None)):
-            at = slurms[0] if at is None else min(at, slurms[0])
+    for kind, pattern in _PATTERNS.items():
+        at = _first(log, _CAUSES.get(kind, ()), start)
+        if line := next(log.matches(pattern, start), None):
+            at = line[0] if at is None else min(at, line[0])
         if at is not None:
             return _failure(log, kind, at)
     if (killed := next(log.matches(_KILLED, start), None)) is not None:
