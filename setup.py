@@ -20,7 +20,6 @@ setup(
     packages=find_namespace_packages(include=[f"{room}*" for room in ROOMS]),
     package_data={
         "models": ["gpus.toml"],
-        "parallel": ["gpu_check.toml"],
         "slurm": ["*.toml", "*.sh", "*.conf", "*.slurm", "published/*", "deepspeed/*.json"],
         "parallel.record": ["*.json", "*.txt"],
         "analysis.planner": ["calibrations/*.toml"],

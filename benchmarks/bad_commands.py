@@ -50,8 +50,7 @@ LINES = {
     "parallel.checkpoint": "verify logs/study/ddp",
     "parallel.data": "--input page.md --out data --tokenizer byte",
     "parallel.record.environment": "environment.txt",
-    "parallel.gpu_check": "--device cpu --only versions --out checked",
-    "parallel.plain_loop": "--preset tiny --steps 2",
+    "parallel.gpu_check": "--cpu --json checked.json",
     "parallel.rehearse": "--preset tiny",
     "parallel.microbench": "--processes 1 --seconds 0.01",
     "parallel.sweep": "study.toml --logs swept",
@@ -67,7 +66,6 @@ LINES = {
 }
 STARTS = (
     "parallel.gpu_check",
-    "parallel.plain_loop",
     "parallel.rehearse",
     "parallel.sweep",
     "slurm.submit",

@@ -7,7 +7,7 @@ The model, weights, batch, precision, clipping and fused AdamW are the same for
 
 ours   the `ddp` engine with one rank, as `parallel.train` starts it
 hf     transformers' GPT2LMHeadModel in a loop of a dozen lines
-plain  a GPT as nanoGPT writes it (parallel/plain_loop.py), in the same loop
+plain  a GPT as nanoGPT writes it (plain_loop.py), in the same loop
 
 Every run is a process on core 0 with one thread. A round runs each of them once, in turn. A run's
 step time is the median of its timed steps. A ratio compares two runs of one round, so that other
@@ -78,7 +78,7 @@ def contender(job: dict[str, Any], spec: RunSpec) -> Callable[[list], float]:
     """The step of one contender: micro-batches in, loss out."""
     import torch
 
-    from parallel import plain_loop
+    from benchmarks import plain_loop
 
     if job["contender"] == "ours":
         import torch.distributed as dist

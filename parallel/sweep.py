@@ -2,6 +2,7 @@
 
     python -m parallel.sweep slurm/parity.toml
     python -m parallel.sweep slurm/parity.toml --only ddp megatron-pp2
+    python -m parallel.sweep slurm/gpu-check.toml --max-gpus 2
     python -m parallel.sweep slurm/parity.toml --fresh
 
 Each run has one process per rank. torchrun starts them; on CPU they are forks of a process that has
@@ -247,6 +248,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m parallel.sweep", description=__doc__)
     parser.add_argument("study", type=Path, metavar="TOML", help="the study file")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these runs of it")
+    parser.add_argument("--max-gpus", type=int, metavar="N", help="leave out runs of more GPUs")
     parser.add_argument(
         "--cluster",
         metavar="NAME",
@@ -271,7 +273,7 @@ def main(argv: list[str] | None = None) -> int:
         help="times to restart a failed run that has a checkpoint (default: 0)",
     )
     arguments = parser.parse_args(argv)
-    check_flags(arguments, max_restarts=(0, 1000))
+    check_flags(arguments, max_restarts=(0, 1000), max_gpus=(1, 2**20))
     try:
         study = load_study(arguments.study, arguments.cluster)
         for line in study.assumed:
@@ -281,6 +283,11 @@ def main(argv: list[str] | None = None) -> int:
         names = arguments.only or list(study.settings)
         for name in names:
             study.run(name)  # every one is checked before the first starts
+        if arguments.max_gpus is not None:
+            larger = [name for name in names if study.run(name).gpus > arguments.max_gpus]
+            names = [name for name in names if name not in larger]
+            if larger:
+                print(f"left out: more than {arguments.max_gpus} GPUs: {', '.join(larger)}")
         out = arguments.logs / study.name
         failed = sweep(study, names, out, arguments.fresh, arguments.srun, arguments.max_restarts)
         report(out)

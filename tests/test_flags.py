@@ -107,6 +107,9 @@ MEANING = {
     "--yes": "do not ask",
     "--to": "the tool that gets curves",
     "--follow": "go on while it trains",
+    "--max-gpus": "leave out what needs more GPUs",
+    "--json": "a file of the same rows",
+    "--cpu": "without a GPU",
 }
 SETTINGS = {"--" + setting.name.replace("_", "-"): setting for setting in fields(RunSpec)}
 ALIASES = {

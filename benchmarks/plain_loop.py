@@ -1,15 +1,8 @@
 """A GPT-2 and a training step as they are written without a framework, to time engines beside.
 
-    python -m parallel.plain_loop --preset gpt2-124m --precision bf16 --micro-batch 4
-
-Trains on random tokens on one device and prints one JSON object: seconds of each step. The model,
-the batch, the precision, clipping and the fused AdamW are the `ddp` engine's.
+The model, the batch, the precision, clipping and the fused AdamW are the `ddp` engine's.
 """
 
-import json
-import statistics
-import sys
-import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,17 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.config import GPTConfig
-from models.errors import Parser, UsageError, command_line
 from models.tensor_files import DTYPES
-from parallel.config.settings import COMMAND_LINE, RunSpec, add_flags, from_flags, resolve
+from parallel.config.settings import RunSpec
 from parallel.engines import Batch
-from parallel.engines.devices import choose_device
 from parallel.engines.optim import adamw
-from parallel.record.launch import detect
-
-SIZES = ("n_layer", "hidden", "n_head", "ffn_hidden", "vocab_size", "max_seq_len")
-FLAGS = ("preset", *SIZES, "seq_len", "micro_batch", "global_batch", "steps", "precision")
-FLAGS += ("clip_grad", "seed", "device", "threads", "compile")
 
 
 class Attention(nn.Module):
@@ -117,33 +103,3 @@ def loop(
         return total.item()
 
     return step
-
-
-@command_line("parallel.plain_loop")
-def main(argv: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m parallel.plain_loop", description=__doc__)
-    add_flags(parser, FLAGS)
-    spec = resolve((COMMAND_LINE, from_flags(parser.parse_args(argv))))
-    if spec.model != GPTConfig(**{size: getattr(spec.model, size) for size in SIZES}):
-        raise UsageError(f"this loop trains GPT-2's architecture, and {spec.preset} has another")
-    device = choose_device(spec, detect())
-    torch.set_num_threads(spec.threads)
-    torch.manual_seed(spec.seed)
-    with device:
-        step = loop(PlainGPT(spec.model), spec, device)
-        shape = (spec.micro_batch, spec.seq_len)
-        batches = [
-            tuple(torch.randint(spec.model.vocab_size, shape) for _ in range(2))
-            for _ in range(spec.layout.n_micro)
-        ]
-    seconds = []
-    for _ in range(spec.steps):
-        before = time.perf_counter()
-        step(batches)
-        seconds.append(time.perf_counter() - before)
-    print(json.dumps({"step_s": statistics.median(seconds[len(seconds) // 3 :]), "all": seconds}))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
