@@ -8,7 +8,7 @@ import pytest
 from analysis.logs.record import Record
 from analysis.measured import fairness, scaling
 from analysis.measured.fairness import batch_per_gpu, differences, shared_cores
-from analysis.measured.scaling import Point, curve
+from analysis.measured.scaling import Point, Times, curve
 from models.errors import UsageError
 from tests.fixture_runs import facts, write
 
@@ -120,12 +120,24 @@ def test_a_serial_share_may_be_nothing_and_all():
     assert scaling.serial_share(4.0, 1) is None
 
 
-def test_above_linear_is_said_beyond_a_twentieth_and_where_repeats_agree():
-    assert scaling.above_linear(1.05, 2) == ""
-    assert scaling.above_linear(1.06, 2).startswith("superlinear: efficiency 1.06 is above 1")
+def test_every_efficiency_that_is_printed_above_1_has_a_note_with_its_interval():
+    assert scaling.above_linear(1.005, 2) == ""
+    assert scaling.above_linear(1.006, 2).startswith("superlinear: efficiency 1.01 is above 1")
     assert scaling.above_linear(2.5, 1).startswith("2.50 times as fast as the baseline on as many")
-    for lowest, said in ((0.99, False), (1.0, False), (1.01, True), (1.5, True), (None, True)):
-        assert bool(scaling.above_linear(1.5, 2, lowest)) == said
+    for low, word in (
+        (0.99, "may be 1"),
+        (1.0, "may be 1"),
+        (1.01, "superlinear"),
+        (1.5, "superl"),
+    ):
+        note = scaling.above_linear(1.5, 2, (low, 1.75))
+        assert word in note and f"efficiency 1.50 ({low:.2f} to 1.75)" in note
+    side, base = Times(0.4, 2, 0.3, 0.45), Times(1.0, 1, 0.9, 1.2)
+    assert "efficiency 1.25 (1.00 to 2.00) may be 1" in scaling.against(side, base, "strong").note
+    assert "1.25 is above 1" in scaling.against(Times(0.4, 2), base, "strong").note
+    assert scaling.against(side, base, "strong", "a ran beside b") == (
+        *(None, None, "no speedup: a ran beside b", ""),
+    )
 
 
 def test_a_row_is_of_medians_and_says_how_far_apart_repeats_are():
@@ -137,7 +149,7 @@ def test_a_row_is_of_medians_and_says_how_far_apart_repeats_are():
     row = rows[1]
     assert (row["step_s"], row["fastest_s"], row["slowest_s"], row["n"]) == (0.5, 0.4, 0.9, 3)
     assert row["spread"] == pytest.approx((0.9 - 0.4) / 0.5)
-    assert (row["speedup"], row["efficiency"], row["serial"], row["note"]) == (2.0, 1.0, 0.0, "")
+    assert (row["speedup"], row["efficiency"], row["serial"], row["note"]) == (2.0, 1.0, 0.0, None)
     assert row["predicted_error"] == pytest.approx(0.1) and rows[0]["predicted_error"] is None
     assert share == 0
     pair = curve([one[1], Point("b", 2, 0.5, ("x",)), Point("b", 2, 0.6, ("x",))], one[1])[0][1]
@@ -164,7 +176,7 @@ def test_a_law_is_fitted_to_the_fastest_of_each_size_above_the_baselines():
 
 def test_repeats_that_reach_down_to_linear_take_superlinear_back():
     """Median 0.4 of two GPUs is efficiency 1.25; one repeat or baseline at linear is doubt."""
-    one = [Point("one", 1, 1.0)]
+    one = [Point("one", 1, 1.0, ci95=(0.99, 1.01))]
     for times, base, said in (
         ([0.4], one, True),
         ([0.4, 0.41], one, True),
@@ -172,9 +184,10 @@ def test_repeats_that_reach_down_to_linear_take_superlinear_back():
         ([0.4], [*one, Point("one", 1, 0.7)], False),
         ([0.4], [*one, Point("one", 1, 0.98)], True),
     ):
-        two = [Point("two", 2, t, ("x",)) for t in times]
-        note = curve([*base, *two], base[0])[0][1]["note"]
-        assert note.startswith("superlinear") == said, (times, note)
+        two = [Point("two", 2, t, ("x",), ci95=(t, t)) for t in times]
+        row = curve([*base, *two], base[0])[0][1]
+        assert row["note"].startswith("superlinear" if said else "efficiency 1."), (times, row)
+        assert row["above"] == row["note"]
 
 
 def test_notes_of_a_table_name_the_law_its_share_or_why_there_is_none():
@@ -190,8 +203,10 @@ def test_notes_of_a_table_name_the_law_its_share_or_why_there_is_none():
     assert notes(-0.1) == [head, f"{law} no serial share: above linear"]
     assert notes(1.1) == [head, f"{law} no serial share: slower than the baseline"]
     assert notes(0.5, "weak")[1].startswith("Gustafson's law")
-    assert notes(None, note="odd") == [head, "odd: r, s"]
-    row = {"run": "r", "note": "", "predicted_s": None}
+    row = {"run": "r", "note": None, "predicted_s": None}
+    keys = [column.key for column in scaling.table([row], None, "strong", "base").shown]
+    odd = scaling.table([row | {"note": "odd"}], None, "strong", "base").shown
+    assert "note" not in keys and odd[-1].key == "note"
     for predicted, shown in (([None, None], False), ([None, 0.5], True), ([0.5, 0.5], True)):
         rows = [row | {"predicted_s": p} for p in predicted]
         keys = {column.key for column in scaling.table(rows, None, "strong", "base").shown}
@@ -240,6 +255,15 @@ def test_of_three_runs_those_that_overlap_are_named():
     runs = [on_host(n, b, e, ranks=3) for n, b, e in (("a", 10, 12), ("b", 13, 15), ("c", 14, 16))]
     found = shared_cores([on_host("d", 30, 40, ranks=9), *runs[::-1]])
     assert {name: said.split(" as ")[1][0] for name, said in found.items()} == {"b": "c", "c": "b"}
+
+
+def test_three_runs_that_are_too_many_together_name_each_other():
+    """Two of them fit on the four cores, three do not."""
+    runs = [on_host(name, 10 + i, 20, ranks=2) for i, name in enumerate("abc")]
+    assert shared_cores(runs[:2]) == {}
+    found = shared_cores(runs)
+    assert found["a"].startswith("ran at the same time as b, c on h: they may have shared")
+    assert "as a, c on h" in found["b"] and "as a, b on h" in found["c"]
 
 
 def test_a_curve_leaves_out_what_has_no_time_and_says_so(tmp_path):

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from analysis import scaling
+from analysis.logs.load import load
 from analysis.logs.model import config_of
 from analysis.logs.record import Record
 from analysis.measured.fairness import CHANGED, UNSTATED
 from analysis.measured.throughput import tflops_per_gpu
+from analysis.published.audit_logs import audit_records
 from analysis.tflops import main
 from models.flops import CONVENTIONS
 from tests.fixture_runs import TINY, facts, write
@@ -258,16 +260,24 @@ def test_runs_that_ran_together_on_one_hosts_cores_say_so(tmp_path, capsys):
     found = rows(capsys, tmp_path)
     said = "ran at the same time as ddp on node1: they may have shared its cores"
     assert said in found["ddp-dp2"]["notes"] and "as ddp-dp2 on node1" in found["ddp"]["notes"]
-    assert "superlinear: efficiency 2.50" in found["ddp-dp2"]["notes"]
+    for row in found.values():
+        assert row["speedup"] == row["efficiency"] == "" and "no speedup: " in row["notes"]
     from analysis import scaling, scaling_report
 
     assert scaling.main([str(tmp_path)]) == scaling_report.main([str(tmp_path)]) == 0
-    assert f"ddp-dp2: {said}" in capsys.readouterr().out
-    entries = json.loads((tmp_path / "scaling_report.json").read_text())["configurations"]
-    assert entries[1]["note"].startswith("superlinear") and said in entries[1]["note"]
+    assert f"ddp-dp2 {said}" in capsys.readouterr().out
+    for entry in json.loads((tmp_path / "scaling_report.json").read_text())["configurations"]:
+        assert entry["speedup_vs_baseline"] is entry["scaling_efficiency"] is None
+        assert "at the same time" in entry["no_efficiency"]
     alone = tmp_path / "ddp-dp2" / "run.json"  # a job with a host of its own
     alone.write_text(alone.read_text().replace("node1", "node2"))
-    assert "at the same time" not in rows(capsys, tmp_path)["ddp-dp2"]["notes"]
+    found = rows(capsys, tmp_path)["ddp-dp2"]
+    assert "at the same time" not in found["notes"]
+    assert "superlinear: efficiency 2.50 (2.50 to 2.50) is above 1" in found["notes"]
+    assert main([str(tmp_path), "--columns", "run,efficiency"]) == 0
+    out = capsys.readouterr().out
+    assert "2.50?" in out and "\nspeedup, efficiency ?: superlinear: efficiency 2.50" in out
+    assert [f.kind for f in audit_records(load([tmp_path])[0])] == ["efficiency"]
 
 
 def test_a_changed_working_tree_is_told_from_its_commit(tmp_path, capsys):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("text", "markdown", "csv", "json")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?( ?%)?|-")  # or the lone dash
-UNKNOWN = "-"
+UNKNOWN, DOUBTFUL = "-", "?"  # in place of a value, and after one
 
 
 @contextlib.contextmanager
@@ -41,7 +41,8 @@ class Column:
     """One column: the rows' key, its heading, and a format spec for numbers (words stay).
 
     seldom: not printed where no row has a value. long: how a terminal shows sentences ("below" or
-    "word", see terminal.py); "" for names and numbers.
+    "word", see terminal.py); "" for names and numbers. tells: the columns whose dashes and doubts
+    this one's cells explain, row by row.
     """
 
     key: str
@@ -49,13 +50,15 @@ class Column:
     spec: str = ""
     seldom: bool = False
     long: str = ""
+    tells: tuple[str, ...] = ()
 
 
 @dataclass
 class Table:
     """Rows are dicts with raw values; None is unknown. `notes` are printed below the rows.
 
-    missing: a column's key -> notes that say why it is unknown, printed where the column is.
+    missing: a column's key -> notes that say why it is unknown or doubtful, printed where the
+    column is and no other one `tells` it. doubtful: a row's number -> the keys that are marked.
     """
 
     columns: Sequence[Column]
@@ -63,6 +66,7 @@ class Table:
     title: str = ""
     notes: list[str] = field(default_factory=list)
     missing: dict[str, list[str]] = field(default_factory=dict)
+    doubtful: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def shown(self) -> list[Column]:
@@ -73,8 +77,18 @@ class Table:
     @property
     def below(self) -> list[str]:
         """Every note, each one line."""
-        missing = (note for column in self.shown for note in self.missing.get(column.key, []))
+        told = {key for column in self.shown for key in column.tells}
+        open_ = [column.key for column in self.shown if column.key not in told]
+        missing = dict.fromkeys(note for key in open_ for note in self.missing.get(key, []))
         return [printable(note) for note in (*self.notes, *missing)]
+
+    def texts(self, column: Column) -> list[str]:
+        """A column's cells as they are printed."""
+        return [
+            cell(row.get(column.key), column.spec)
+            + (DOUBTFUL if column.key in self.doubtful.get(number, ()) else "")
+            for number, row in enumerate(self.rows)
+        ]
 
     def render(self, format: str = "text") -> str:
         """The table as a string that ends with a newline."""
@@ -89,8 +103,8 @@ class Table:
     def fitted(self, width: int) -> str:
         """The table as text for a terminal of `width` columns."""
         columns = [
-            terminal.Shown(c.heading, list(cells), _numeric(c, self.rows), c.long)
-            for c, *cells in zip(self.shown, *_cells(self), strict=True)
+            terminal.Shown(c.heading, self.texts(c), _numeric(c, self.rows), c.long)
+            for c in self.shown
         ]
         return terminal.fit(printable(self.title), columns, self.below, width)
 
@@ -108,8 +122,7 @@ def cell(value: Any, spec: str = "") -> str:
 
 
 def _cells(table: Table) -> list[list[str]]:
-    columns = table.shown
-    return [[cell(row.get(c.key), c.spec) for c in columns] for row in table.rows]
+    return [list(cells) for cells in zip(*map(table.texts, table.shown), strict=True)]
 
 
 def _numeric(column: Column, rows: Iterable[dict[str, Any]]) -> bool:

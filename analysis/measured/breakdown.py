@@ -14,8 +14,8 @@ from analysis.logs.load import chosen, distinct
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
 from analysis.logs.verdict import timed
-from analysis.measured.fairness import differences, scaling_of
-from analysis.measured.scaling import above_linear, speedup
+from analysis.measured.fairness import differences, scaling_of, shared_cores, sharing
+from analysis.measured.scaling import Times, against
 from models.errors import UsageError
 from parallel.config.message_bytes import step_volumes
 from parallel.config.settings import RunSpec, check_setting
@@ -294,6 +294,7 @@ def losses(found: list[Breakdown], baseline: str | None, scaling: str | None) ->
         runs = [(one.name, one.run.name, one.run.path) for one in found]
         named = found[chosen(baseline, runs)]
     rows, notes = [], []
+    partners = shared_cores([one.record for one in found])
     for one in found:
         fits = [named] if named else [b for b in found if _is_baseline(b, one)]
         if len(fits) == 1 and fits[0] is one:
@@ -302,11 +303,12 @@ def losses(found: list[Breakdown], baseline: str | None, scaling: str | None) ->
             notes.append(f"{one.name}: {why}")
             continue
         base = fits[0]
-        _, efficiency = speedup(
-            one.step_s, one.spec.gpus, base.step_s, base.spec.gpus, scaling=scaling
-        )
-        if odd := above_linear(efficiency, one.spec.gpus / base.spec.gpus):
-            notes.append(f"{one.name}: {odd}")
+        sides = (Times(run.step_s, run.spec.gpus) for run in (one, base))
+        ratio = against(*sides, scaling, sharing([one.record], [base.record], partners))
+        if ratio.why or ratio.note:
+            notes.append(f"{one.name}: {ratio.why or ratio.note}")
+        if (efficiency := ratio.efficiency) is None:
+            continue
         rows.append(
             {"run": one.name, "gpus": one.spec.gpus, "efficiency": efficiency}
             | {"lost": 1 - efficiency, "baseline": base.name}

@@ -1,6 +1,7 @@
 """What must be equal before two runs' times are compared, and what makes a comparison doubtful."""
 
 from collections import defaultdict
+from typing import NamedTuple
 
 from analysis.common.terminal import who
 from analysis.logs.load import name_of
@@ -116,13 +117,24 @@ def other_kernels(records: list[Record]) -> list[str]:
     return [f"attention runs in other kernels, so ratios of times compare these, too ({told})"]
 
 
-def shared_cores(records: list[Record]) -> dict[str, str]:
-    """source -> which run ran on the same host's cores at the same time, for runs on CPU.
+class _Stay(NamedTuple):
+    """A run on a host's cores, from when it began to when it ended."""
 
-    Only runs that state when they began and ended are compared, and only where both together have
-    more threads than cores. Slurm may have given each its own cores, so this is only a doubt.
+    began: str
+    ended: str
+    threads: int
+    cores: int
+    record: Record
+
+
+def shared_cores(records: list[Record]) -> dict[str, str]:
+    """source -> which runs ran on the same host's cores at the same time, for runs on CPU.
+
+    Only runs that state when they began and ended are compared, and only where those of one moment
+    together have more threads than cores. Slurm may have given each its own cores, so this is a
+    doubt, and a ratio of such times is withheld.
     """
-    hosts: dict[str, list[tuple[str, str, int, int, Record]]] = defaultdict(list)
+    hosts: dict[str, list[_Stay]] = defaultdict(list)
     for record in records:
         facts = record.facts
         host, spec = facts.get("host") or {}, facts.get("spec") or {}
@@ -131,20 +143,37 @@ def shared_cores(records: list[Record]) -> dict[str, str]:
         if began and ended and ranks and host.get("cores") and host.get("hostname"):
             if not host.get("gpu"):
                 threads = ranks * (spec.get("threads") or 1)
-                told = (began, ended, threads, host["cores"], record)
-                hosts[host["hostname"]].append(told)
-    found: dict[str, str] = {}
-    for name, runs in hosts.items():
-        runs.sort(key=lambda run: run[:2])
-        for i, (_, ended, threads, cores, record) in enumerate(runs):
-            for began, _, others, cores_too, other in runs[i + 1 :]:
-                if began >= ended:
-                    break
-                if threads + others > max(cores, cores_too):
-                    for one, two in ((record, other), (other, record)):
-                        said = f"ran at the same time as {name_of(two)} on {name}"
-                        found.setdefault(one.source, f"{said}: they may have shared its cores")
-    return found
+                hosts[host["hostname"]].append(_Stay(began, ended, threads, host["cores"], record))
+    partners: dict[str, str] = {}
+    for name, stays in hosts.items():
+        stays.sort(key=lambda stay: stay[:2])
+        crowded, present = set(), []
+        for stay in stays:
+            present = [other for other in present if other.ended > stay.began] + [stay]
+            if len(present) > 1:
+                if sum(s.threads for s in present) > max(s.cores for s in present):
+                    crowded |= {s.record.source for s in present}
+        for stay in (stay for stay in stays if stay.record.source in crowded):
+            others = [
+                name_of(other.record)
+                for other in stays
+                if other is not stay and other.began < stay.ended and stay.began < other.ended
+            ]
+            partners[stay.record.source] = (
+                f"ran at the same time as {who(others, len(stays))} on {name}:"
+                " they may have shared its cores"
+            )
+    return partners
+
+
+def sharing(runs: list[Record], base: list[Record], partners: dict[str, str]) -> str:
+    """Which runs of two sides shared their machine, of `shared_cores`: no ratio of their times is
+    a result. "" where none did."""
+    own, theirs = (
+        [f"{name_of(r)} {partners[r.source]}" for r in side if r.source in partners]
+        for side in (runs, base)
+    )
+    return "; ".join(own or [f"the baseline {said}" for said in theirs])
 
 
 def configuration(record: Record) -> tuple:

@@ -4,7 +4,7 @@ import statistics
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.common.tables import Column, Table
 from analysis.logs.load import called, load, name_of
@@ -21,11 +21,14 @@ from analysis.measured.fairness import (
     other_kernels,
     scaling_of,
     shared_cores,
+    sharing,
     unstated,
 )
+from analysis.measured.throughput import MARKED
 from models.errors import UsageError
+from parallel.measure.steady_time import Steady
 
-NOISE = 0.05  # how far above 1 an efficiency may be by chance where no interval is known
+LINEAR = 1.005  # an efficiency above it is printed as more than 1.00
 
 
 def speedup(
@@ -45,16 +48,52 @@ def speedup(
     return (times, times / ratio) if scaling == "strong" else (times * ratio, times)
 
 
-def of_repeats(
-    times: list[float], gpus: int, base_times: list[float], base_gpus: int, scaling: str
-) -> tuple[float, float, float]:
-    """(speedup, efficiency, least efficiency that any pair shows) of two sides' repeats.
+class Times(NamedTuple):
+    """Seconds per step of a run or of repeats on `gpus`, with the least and the most that its 95 %
+    interval or the repeats allow; None where neither is known."""
 
-    The first two are of the medians, the third of the slowest repeat and the baseline's fastest.
-    """
-    middle = statistics.median(times), gpus, statistics.median(base_times), base_gpus
-    lowest = speedup(max(times), gpus, min(base_times), base_gpus, scaling)[1]
-    return *speedup(*middle, scaling), lowest
+    step_s: float
+    gpus: int
+    low_s: float | None = None
+    high_s: float | None = None
+
+
+class Ratio(NamedTuple):
+    """A speedup and an efficiency. `why`: why they are withheld. `note`: what is odd about an
+    efficiency above 1, which a table marks."""
+
+    speedup: float | None
+    efficiency: float | None
+    why: str = ""
+    note: str = ""
+
+
+def against(side: Times, base: Times, scaling: str, shared: str = "") -> Ratio:
+    """The ratio of two sides' times, by the one rule of every table: it is withheld where either
+    side `shared` its machine, and an efficiency above 1 has a note with its interval."""
+    if shared:
+        return Ratio(None, None, f"no speedup: {shared}")
+    faster, efficiency = speedup(side.step_s, side.gpus, base.step_s, base.gpus, scaling)
+    interval = None
+    if None not in (*side, *base):
+        interval = (
+            speedup(side.high_s, side.gpus, base.low_s, base.gpus, scaling)[1],
+            speedup(side.low_s, side.gpus, base.high_s, base.gpus, scaling)[1],
+        )
+    return Ratio(faster, efficiency, "", above_linear(efficiency, side.gpus / base.gpus, interval))
+
+
+def of_run(time: Steady, gpus: int) -> Times:
+    """A run's time with its 95 % interval."""
+    return Times(time.step_s, gpus, *(time.ci95 or ()))
+
+
+def of_repeats(repeats: list[Times]) -> Times:
+    """Repeats' median, their fastest and their slowest; of one run its own interval."""
+    if len(repeats) == 1:
+        return repeats[0]
+    times = [one.step_s for one in repeats]
+    return Times(statistics.median(times), repeats[0].gpus, min(times), max(times))
 
 
 def karp_flatt(speedup: float, ratio: float) -> float | None:
@@ -72,21 +111,26 @@ def serial_share(speedup: float, ratio: float) -> float | None:
     return share if share is not None and 0 <= share <= 1 else None
 
 
-def above_linear(efficiency: float, ratio: float, lowest: float | None = None) -> str:
-    """What an efficiency well above 1 says on `ratio` times the baseline's GPUs, or "".
+def above_linear(
+    efficiency: float, ratio: float, interval: tuple[float, float] | None = None
+) -> str:
+    """What an efficiency above 1 says on `ratio` times the baseline's GPUs, or "".
 
-    `lowest`: the least that the intervals or repeats of both sides allow, where that is known.
+    `interval`: what the intervals or repeats of both sides allow, where that is known.
     """
-    if efficiency <= 1 + NOISE or (lowest is not None and lowest <= 1):
+    if efficiency <= LINEAR:
         return ""
+    span = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
+    if interval and interval[0] <= 1:
+        return f"efficiency {efficiency:.2f}{span} may be 1: too little to be sure of"
     if ratio == 1:
         return (
-            f"{efficiency:.2f} times as fast as the baseline on as many GPUs: another split, or"
-            " the baseline shared its machine"
+            f"{efficiency:.2f}{span} times as fast as the baseline on as many GPUs: another split,"
+            " or the baseline shared its machine"
         )
     return (
-        f"superlinear: efficiency {efficiency:.2f} is above 1 (each GPU's part fits its caches or"
-        " memory better, or the baseline shared its machine)"
+        f"superlinear: efficiency {efficiency:.2f}{span} is above 1 (each GPU's part fits its"
+        " caches or memory better, or the baseline shared its machine)"
     )
 
 
@@ -108,7 +152,9 @@ def _slope(points: list[tuple[float, float]]) -> float | None:
 
 @dataclass(frozen=True)
 class Point:
-    """One timed run: enough to scale by. Points of one configuration are repeats."""
+    """One timed run: enough to scale by. Points of one configuration are repeats.
+
+    sharing: why no ratio of its time is a result, or ""."""
 
     name: str
     gpus: int
@@ -118,6 +164,12 @@ class Point:
     micro_batch: int | None = None
     peak_gb: float | None = None
     mfu: float | None = None
+    ci95: tuple[float, float] | None = None
+    sharing: str = ""
+
+    @property
+    def times(self) -> Times:
+        return Times(self.step_s, self.gpus, *(self.ci95 or ()))
 
 
 def curve(
@@ -126,8 +178,8 @@ def curve(
     """(one row per configuration, fitted serial share) of repeats at several sizes.
 
     Rows: run, gpus, n repeats, step_s (their median), spread ((slowest - fastest) / median),
-    speedup, efficiency, serial (Karp-Flatt, where it is a share), note (why it is none, and what is
-    odd about the efficiency). The baseline's own repeats are what it is against.
+    speedup, efficiency, serial (Karp-Flatt, where it is a share), note (why one is none, and what
+    is odd about the efficiency). The baseline's own repeats are what it is against.
     The fit is to the fastest configuration of each size: a law is about what the machine can do.
     """
     groups = defaultdict(list)
@@ -138,21 +190,25 @@ def curve(
     rows = [_row(repeats, alike, scaling) for _, repeats in ordered]
     best: dict[float, float] = {}
     for row in rows:
-        if (ratio := row["gpus"] / baseline.gpus) > 1:
+        if (ratio := row["gpus"] / baseline.gpus) > 1 and row["speedup"] is not None:
             best[ratio] = max(row["speedup"], best.get(ratio, 0.0))
     return rows, (fit_amdahl if scaling == "strong" else fit_gustafson)(list(best.items()))
 
 
 def _row(repeats: list[Point], alike: list[Point], scaling: str) -> dict[str, Any]:
     """The repeats of one configuration against the baseline's repeats, `alike`."""
-    times, base_times = [p.step_s for p in repeats], [p.step_s for p in alike]
-    first, gpus, base_gpus = repeats[0], repeats[0].gpus, alike[0].gpus
-    step_s, ratio = statistics.median(times), gpus / base_gpus
-    faster, efficiency, lowest = of_repeats(times, gpus, base_times, base_gpus, scaling)
+    first, times = repeats[0], [p.step_s for p in repeats]
+    side, base = (of_repeats([p.times for p in points]) for points in (repeats, alike))
+    step_s, ratio = side.step_s, side.gpus / base.gpus
+    shared = [p.sharing for p in repeats if p.sharing]
+    shared = shared or [f"the baseline {p.sharing}" for p in alike if p.sharing]
+    found = against(side, base, scaling, "; ".join(shared))
+    withheld = dict.fromkeys(MARKED, found.why) if found.why else {}
+    share = karp_flatt(found.speedup, ratio) if found.speedup else None
     peaks = [p.peak_gb for p in repeats if p.peak_gb is not None]
     return {
         "run": first.name,
-        "gpus": gpus,
+        "gpus": side.gpus,
         "micro_batch": first.micro_batch,
         "n": len(times),
         "step_s": step_s,
@@ -163,20 +219,21 @@ def _row(repeats: list[Point], alike: list[Point], scaling: str) -> dict[str, An
         "predicted_error": predictions.error(first.predicted_s, step_s),
         "peak_gb": max(peaks, default=None),
         "mfu": first.mfu and first.mfu * first.step_s / step_s,
-        "speedup": faster,
-        "efficiency": efficiency,
-        "serial": serial_share(faster, ratio),
-        "note": _note(karp_flatt(faster, ratio), efficiency, ratio, lowest),
+        "speedup": found.speedup,
+        "efficiency": found.efficiency,
+        "serial": found.speedup and serial_share(found.speedup, ratio),
+        "note": found.why or found.note or _no_share(share),
+        "above": found.note,
+        "missing": withheld,
     }
 
 
-def _note(share: float | None, efficiency: float, ratio: float, lowest: float) -> str:
-    said = above_linear(efficiency, ratio, lowest)
-    if share is not None and share > 1:
-        said = "no serial share, slower than the baseline on more GPUs"
-    elif share is not None and share < 0 and not said:
-        said = f"no serial share: efficiency {efficiency:.3f} is above 1, too little to be sure of"
-    return said
+def _no_share(share: float | None) -> str | None:
+    if share is None or 0 <= share <= 1:
+        return None
+    if share > 1:
+        return "no serial share, slower than the baseline on more GPUs"
+    return "no serial share: the efficiency is 1 or too little above it to be sure of"
 
 
 def table(
@@ -201,6 +258,7 @@ def table(
         Column("speedup", "speedup", ".2f"),
         Column("efficiency", "efficiency", ".2f"),
         Column("serial", "serial share (Karp-Flatt)", ".3f"),
+        Column("note", "notes", seldom=True, long="below", tells=(*MARKED, "serial")),
     ]
     law = {"strong": "Amdahl", "weak": "Gustafson"}[scaling]
     notes = [f"{scaling} scaling against {baseline}; spread: (slowest - fastest) / median"]
@@ -210,11 +268,12 @@ def table(
             why = "above linear" if share < 0 else "slower than the baseline"
             fits = f"no serial share: {why}"
         notes.append(f"{law}'s law, at each size's fastest, fits {fits}")
-    noted: dict[str, list[str]] = defaultdict(list)
-    for row in rows:
-        noted[row["note"]].append(row["run"])
-    notes += [f"{note}: {', '.join(runs)}" for note, runs in noted.items() if note]
-    return Table(columns, rows, notes=notes)
+    return Table(columns, rows, notes=notes, doubtful=doubtful(rows))
+
+
+def doubtful(rows: list[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
+    """Which cells of rows a table marks: those of an efficiency above 1."""
+    return {number: MARKED for number, row in enumerate(rows) if row.get("above")}
 
 
 Pair = tuple[Record, Point]
@@ -270,7 +329,8 @@ def report_of(
 ) -> Table:
     """`report` of runs that were read, and the lines of what was refused."""
     predicted, lacking = predictions.seconds(records, predict)
-    pairs, untimed = _points(records, predicted, window, rule)
+    partners = shared_cores(records)
+    pairs, untimed = _points(records, predicted, partners, window, rule)
     left_out = refused + untimed
     if not pairs:
         raise UsageError("; ".join(left_out))
@@ -286,11 +346,10 @@ def report_of(
     compared = [record for record, _ in fair]
     rows, share = curve([point for _, point in fair], start, scaling)
     called_base = next(point.name for record, point in fair if record is base)
-    against = f"{called_base} ({base.gpus} GPUs)"
-    shown = table(rows, share, scaling, against, predict is not None)
+    shown = table(rows, share, scaling, f"{called_base} ({base.gpus} GPUs)", predict is not None)
     shown.notes += averages(compared)
     unpredicted = {r.source: why for r, why in zip(records, lacking, strict=True)}
-    shown.missing |= throughput.grouped(
+    shown.missing = throughput.shown_in(rows) | throughput.grouped(
         [
             (
                 name_of(r),
@@ -301,8 +360,6 @@ def report_of(
     )
     if open_ := unstated(compared):
         shown.notes.append(UNSTATED + ", ".join(open_))
-    together = shared_cores(compared)
-    shown.notes += [f"{name_of(r)}: {together[r.source]}" for r in compared if r.source in together]
     shown.notes += other_kernels(compared) + changed(compared)
     if predict:
         told = [(point.configuration, point.predicted_s, point.step_s) for _, point in fair]
@@ -315,6 +372,7 @@ def report_of(
 def _points(
     records: list[Record],
     predicted: list[float | None],
+    partners: dict[str, str],
     window: tuple[int, int] | None,
     rule: str,
 ) -> tuple[list[Pair], list[str]]:
@@ -341,6 +399,8 @@ def _points(
                 record.micro_batch,
                 throughput.peak_gb(record),
                 throughput.model_utilisation(record, time.step_s)[0],
+                time.ci95,
+                sharing([record], [], partners),
             )
             pairs.append((record, point))
     return pairs, left_out

@@ -17,13 +17,15 @@ from analysis.measured.fairness import (
     other_kernels,
     scaling_of,
     shared_cores,
+    sharing,
 )
-from analysis.measured.scaling import above_linear, of_repeats
+from analysis.measured.scaling import against, of_repeats, of_run
 from models.errors import UsageError
+from parallel.measure.steady_time import Steady
 from parallel.record.schema import utc_now
 
 FILE = "scaling_report.json"
-Timed = tuple[Record, float]  # a run and its steady step time in seconds
+Timed = tuple[Record, Steady]  # a run and its steady step time
 
 
 def gather(records: list[Record]) -> tuple[list[list[Timed]], list[str]]:
@@ -41,7 +43,7 @@ def gather(records: list[Record]) -> tuple[list[list[Timed]], list[str]]:
         elif time is None or not time.step_s > 0 or not record.gpus:
             left_out.append(f"{name_of(record)}: no steady time or no number of GPUs")
         else:
-            groups[configuration(record)].append((record, time.step_s))
+            groups[configuration(record)].append((record, time))
     return list(groups.values()), left_out
 
 
@@ -64,8 +66,8 @@ def report(
     left_out += missing
     kind = kind or scaling_of([group[0][0] for group in groups])
     groups.sort(key=lambda g: (g[0][0].gpus, str(named(g[0][0]))))
-    together = shared_cores(records)
-    entries = [_entry(group, base, kind, together) for group in groups]
+    partners = shared_cores(records)
+    entries = [_entry(group, base, kind, partners) for group in groups]
     if predict:
         predicted, lacking = predictions.seconds([group[0][0] for group in groups], predict)
         for entry, seconds, why in zip(entries, predicted, lacking, strict=True):
@@ -110,10 +112,10 @@ def _baseline(
 
 
 def _entry(
-    group: list[Timed], base: list[Timed], kind: str, together: dict[str, str]
+    group: list[Timed], base: list[Timed], kind: str, partners: dict[str, str]
 ) -> dict[str, Any]:
     record, start = group[0][0], base[0][0]
-    times = [step_s for _, step_s in group]
+    times = [time.step_s for _, time in group]
     per_step = record.global_batch and record.seq_len and record.global_batch * record.seq_len
     unfair = list(dict.fromkeys(d for r, _ in group for d in differences(r, start, kind)))
     entry: dict[str, Any] = {
@@ -129,16 +131,16 @@ def _entry(
     }
     if unfair:
         return entry | {"invalid_comparison": unfair}
-    base_times = [step_s for _, step_s in base]
-    faster, efficiency, lowest = of_repeats(times, record.gpus, base_times, start.gpus, kind)
+    shared = sharing([r for r, _ in group], [r for r, _ in base], partners)
+    sides = (of_repeats([of_run(t, r.gpus) for r, t in side]) for side in (group, base))
+    found = against(*sides, kind, shared)
     crowded = record.oversubscribed or start.oversubscribed
-    odd = "" if crowded else above_linear(efficiency, record.gpus / start.gpus, lowest)
-    shared = [f"{name_of(r)} {said}" for r, _ in group if (said := together.get(r.source))]
-    odd = "; ".join(filter(None, (odd, *shared, *other_kernels([start, record]))))
+    why = found.why or ("oversubscribed: ranks share cores" if crowded else "")
+    odd = "; ".join(filter(None, (not why and found.note, *other_kernels([start, record]))))
     return entry | {
-        "speedup_vs_1gpu": faster if start.gpus == 1 else None,
-        "speedup_vs_baseline": faster,
-        "scaling_efficiency": None if crowded else efficiency,
-        **({"no_efficiency": "oversubscribed: ranks share cores"} if crowded else {}),
+        "speedup_vs_1gpu": found.speedup if start.gpus == 1 else None,
+        "speedup_vs_baseline": found.speedup,
+        "scaling_efficiency": None if crowded else found.efficiency,
+        **({"no_efficiency": why} if why else {}),
         **({"note": odd} if odd else {}),
     }

@@ -17,7 +17,7 @@ from analysis.logs.readers import mlperf
 from analysis.logs.record import Record
 from analysis.logs.verdict import judge, timed, unfinished
 from analysis.measured.fairness import differences
-from analysis.measured.scaling import Point, curve
+from analysis.measured.scaling import Point, curve, doubtful
 from analysis.measured.throughput import model_utilisation
 from models.errors import UsageError
 
@@ -275,7 +275,7 @@ def _series(key: tuple, results: list[Result], law: str, baseline: str | None) -
     odd = [f"{row['run']}: {row['note']}" for row in rows if row["note"]]
     held = [_name(result) for result in fair if mlperf.UNMARKED in result.record.notes]
     notes += [f"{mlperf.UNMARKED}: {', '.join(held)}"] * bool(held)
-    return Table(_ROW, rows, title, [first, *odd, *notes])
+    return Table(_ROW, rows, title, [first, *odd, *notes], doubtful=doubtful(rows))
 
 
 def _layout(record: Record) -> str | None:

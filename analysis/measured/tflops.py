@@ -28,9 +28,11 @@ from analysis.measured.fairness import (
     other_kernels,
     scaling_of,
     shared_cores,
+    sharing,
     unstated,
 )
 from analysis.measured.parity import NOT_VERIFIED, verify
+from analysis.measured.scaling import Ratio
 from models.flops import DEFAULT_CONVENTION
 from parallel.measure.steady_time import Steady
 from parallel.record.reader import read_run
@@ -84,20 +86,25 @@ def rows(
     kind = kind or scaling_of(records)
     parity = _parity(records, named)
     times = {id(r): timed(r, window, rule) for r in records}
-    together = shared_cores(records)
+    partners = shared_cores(records)
     found = []
     for record in records:
         base, why = (named, "") if named else _baseline_of(record, records)
         row = _row(record, times[id(record)], convention)
         row["parity"] = parity.get(record.source, NOT_VERIFIED)
-        doubts: list[str] = []
-        if row["fit"]:
-            row["speedup"], row["efficiency"], doubts = _against(
-                record, base, times, kind, any_commit
-            )
-        doubts += filter(None, (why, together.get(record.source)))
-        if row["speedup"] is None or row["efficiency"] is None:
-            _say_why_no_speedup(row, record, base, doubts)
+        doubts = [why] if why else []
+        if not row["fit"]:
+            ratio = Ratio(None, None, "; ".join(row["unfit"]) or row["missing"]["step_s"])
+        elif base is None:
+            ratio = Ratio(None, None, why or "no baseline (--baseline NAME)")
+        else:
+            shared = sharing([record], [base], partners)
+            ratio = _against(record, base, times, kind, any_commit, shared)
+            doubts += filter(None, [ratio.note, ratio.why if ratio.why != SHARE else ""])
+        if record.source in partners and not (ratio.why and partners[record.source] in ratio.why):
+            doubts.append(partners[record.source])
+        row |= {"speedup": ratio.speedup, "efficiency": ratio.efficiency, "above": ratio.note}
+        row["missing"] |= {key: ratio.why for key in throughput.MARKED if row[key] is None}
         row["notes"] = "; ".join(row["notes"] + doubts)
         row["reasons"] += doubts
         found.append(row)
@@ -145,8 +152,6 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
         "tflops": tflops,
         "mfu": utilisation,
         "peak_gb": throughput.peak_gb(record),
-        "speedup": None,
-        "efficiency": None,
         "printed_by": printed_by,
         "printed_error": printed_error,
         "missing": missing,
@@ -157,22 +162,8 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
     }
 
 
+SHARE, CROWDED = "the ranks share cores", "the baseline is oversubscribed"
 _USED = {"6n": "6 per stated parameter", throughput.PRINTED: "as the log prints them"}
-
-
-def _say_why_no_speedup(
-    row: dict[str, Any], record: Record, baseline: Record | None, doubts: list[str]
-) -> None:
-    if not row["fit"]:
-        why = "; ".join(row["unfit"]) or row["missing"]["step_s"]
-    elif baseline is None:
-        why = "no baseline (--baseline NAME)"
-    elif record.oversubscribed:
-        why = "the ranks share cores"
-    else:
-        why = ""  # the row's notes say it
-    why = why or "; ".join(doubts)
-    row["missing"] |= {key: why for key in ("speedup", "efficiency") if row[key] is None}
 
 
 def _notes(judgement: Judgement, time: Steady | None) -> list[str]:
@@ -185,40 +176,34 @@ def _notes(judgement: Judgement, time: Steady | None) -> list[str]:
 
 def _against(
     record: Record,
-    baseline: Record | None,
+    baseline: Record,
     times: dict[int, Steady | None],
     kind: str,
     any_commit: bool,
-) -> tuple[float | None, float | None, list[str]]:
-    """(speedup, efficiency, why one of them is missing) of a run against its baseline."""
-    time, base = times[id(record)], baseline and times[id(baseline)]
-    if baseline is None:
-        return None, None, []
+    shared: str,
+) -> Ratio:
+    """A run with a time against its baseline."""
+    time, base = times[id(record)], times[id(baseline)]
+    why = ""
     if base is None:
-        return None, None, [f"the baseline {name_of(baseline)} has no time"]
-    if not (time.step_s > 0 and base.step_s > 0):
-        return None, None, ["no time: less than one whole second"]
-    if not (record.gpus and baseline.gpus):
-        return None, None, ["number of GPUs unknown"]
-    if why := unfinished(record):
-        return None, None, [f"no speedup: {why}"]
-    if why := unfinished(baseline):
-        return None, None, [f"no speedup: the baseline {name_of(baseline)} is {why}"]
-    unfair = differences(record, baseline, kind, any_commit)
-    if unfair:
-        return None, None, ["invalid comparison: " + "; ".join(unfair)]
-    ratio = record.gpus / baseline.gpus
-    faster, efficiency = scaling.speedup(time.step_s, record.gpus, base.step_s, baseline.gpus, kind)
-    if record.oversubscribed:
-        return faster, None, []
-    if baseline.oversubscribed:
-        return faster, None, ["the baseline is oversubscribed"]
-    lowest = None
-    if time.ci95 and base.ci95:
-        ends = time.ci95[1], record.gpus, base.ci95[0], baseline.gpus
-        lowest = scaling.speedup(*ends, kind)[1]
-    why = scaling.above_linear(efficiency, ratio, lowest)
-    return faster, efficiency, [why] * bool(why)
+        why = f"the baseline {name_of(baseline)} has no time"
+    elif not (time.step_s > 0 and base.step_s > 0):
+        why = "no time: less than one whole second"
+    elif not (record.gpus and baseline.gpus):
+        why = "number of GPUs unknown"
+    elif ended := unfinished(record):
+        why = f"no speedup: {ended}"
+    elif ended := unfinished(baseline):
+        why = f"no speedup: the baseline {name_of(baseline)} is {ended}"
+    elif unfair := differences(record, baseline, kind, any_commit):
+        why = "invalid comparison: " + "; ".join(unfair)
+    if why:
+        return Ratio(None, None, why)
+    sides = scaling.of_run(time, record.gpus), scaling.of_run(base, baseline.gpus)
+    ratio = scaling.against(*sides, kind, shared)
+    if ratio.efficiency is None or not (record.oversubscribed or baseline.oversubscribed):
+        return ratio
+    return Ratio(ratio.speedup, None, SHARE if record.oversubscribed else CROWDED)
 
 
 def table(
@@ -253,14 +238,14 @@ def table(
         Column("efficiency", "efficiency", ".2f"),
         Column("parity", "parity"),
         Column("verdict", "verdict"),
-        Column("notes", "notes", long="below"),
+        Column("notes", "notes", long="below", tells=throughput.MARKED),
     ]
     stated = ", ".join(baselines) or "none stated (--baseline NAME)"
     notes = [
         f"s/iter: {step_rule}. TFLOP/s: {one or 'the named'} convention."
         f" Speedup: {kind} scaling against {stated}."
     ]
-    return Table(columns, found, notes=notes)
+    return Table(columns, found, notes=notes, doubtful=scaling.doubtful(found))
 
 
 def of_records(

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.common.tables import DOUBTFUL, UNKNOWN
 from analysis.common.terminal import who
 from analysis.logs.model import SIZES, asked, config_of
 from analysis.logs.record import Record
@@ -177,7 +178,8 @@ def plain_missing(record: Record) -> dict[str, str]:
     return found
 
 
-# The columns whose `-` a table explains below it; a row's own notes explain speedup and efficiency.
+MARKED = ("speedup", "efficiency")  # the columns of a value above linear
+# The columns whose `-` a table explains below it.
 HEADINGS = {
     "step_s": "s/iter",
     "predicted_s": "predicted s/iter",
@@ -186,22 +188,30 @@ HEADINGS = {
     "mfu": "MFU",
     "tflops": "TFLOP/s",
     "tokens_per_s": "tokens/s",
+    "speedup": "speedup",
+    "efficiency": "efficiency",
 }
 
 
-def grouped(missing: list[tuple[str, dict[str, str]]]) -> dict[str, list[str]]:
-    """Column -> notes for a table, of (a run's name, column -> why it is unknown)."""
+def grouped(missing: list[tuple[str, dict[str, str]]], mark: str = UNKNOWN) -> dict[str, list[str]]:
+    """Column -> notes for a table, of (a run's name, column -> why it is unknown or doubtful)."""
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, reasons in missing:
-        for key, why in reasons.items():
-            if key in HEADINGS:
-                groups[key, why].append(name)
+        for why in dict.fromkeys(reasons.values()):
+            keys = [key for key in HEADINGS if reasons.get(key) == why]
+            groups[tuple(keys), why].append(name)
     notes: dict[str, list[str]] = defaultdict(list)
-    for (key, why), names in groups.items():
-        notes[key].append(f"{HEADINGS[key]} -: {why}: {who(names, len(missing))}")
+    for (keys, why), names in groups.items():
+        headings = ", ".join(HEADINGS[key] for key in keys)
+        for key in keys:
+            notes[key].append(f"{headings} {mark}: {why}: {who(names, len(missing))}")
     return notes
 
 
 def shown_in(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """`grouped` of a table's rows that have `run` and `missing`."""
-    return grouped([(row["run"], row["missing"]) for row in rows])
+    """`grouped` of a table's rows that have `run`, `missing` and, where an efficiency is above 1,
+    `above`."""
+    notes = grouped([(row["run"], row["missing"]) for row in rows])
+    doubts = ({k: row["above"] for k in MARKED if row["above"]} for row in rows)
+    marked = grouped([(row["run"], why) for row, why in zip(rows, doubts, strict=True)], DOUBTFUL)
+    return {key: notes[key] + marked[key] for key in HEADINGS}

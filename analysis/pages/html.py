@@ -16,7 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from analysis.common.tables import Table, cell
+from analysis.common.tables import Table
 from analysis.pages import charts
 from analysis.pages.section import Cell, Chart, Section
 
@@ -213,7 +213,7 @@ def _width(heading: str, texts: list[str]) -> int:
 
 def _table(key: str, table: Table, links: dict[Cell, Cell], most: int | None) -> str:
     columns, numbers = table.shown, _numbers(table)
-    texts = [[cell(row.get(c.key), c.spec) for row in table.rows] for c in columns]
+    texts = [table.texts(column) for column in columns]
     widths = [_width(c.heading, of) for c, of in zip(columns, texts, strict=True)]
     cols = "".join(f'<col style="width:{width}ch">' for width in widths)
     heads = "".join(

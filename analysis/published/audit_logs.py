@@ -9,6 +9,7 @@ from typing import Any
 
 from analysis.logs.record import Record
 from analysis.logs.verdict import judge, timed
+from analysis.measured import tflops
 from analysis.published.finding import DIFFERENT_COMMITS, FAR_APART, Finding
 from models.gpus import peak_tflops
 
@@ -17,7 +18,8 @@ SLOWEST_RANK = 1.02  # slowest rank over the mean over ranks
 
 
 def audit_records(records: list[Record]) -> list[Finding]:
-    """Everything about logs: runs that measured nothing, products that fail, commits, repeats."""
+    """Everything about logs: runs that measured nothing, products that fail, efficiencies above 1,
+    commits, repeats."""
     found = []
     groups: dict[tuple, list[tuple[Record, float]]] = defaultdict(list)
     found += _same_evidence(records)
@@ -30,6 +32,9 @@ def audit_records(records: list[Record]) -> list[Finding]:
         found += [Finding(record.source, 0, *fault) for fault in faults]
         if time is not None and not judgement.unfit and record.global_batch and record.gpus:
             groups[_work_of(record)].append((record, time.step_s))
+    for row in tflops.rows(records):
+        if row["above"]:
+            found.append(Finding(row["source"], 0, "efficiency", row["above"]))
     for members in groups.values():
         found += [Finding(members[0][0].source, 0, *fault) for fault in _compared(members)]
     return found
