@@ -11,9 +11,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from models.errors import UsageError
-from models.files import ROOT, read_json_if_whole
+from models.files import ROOT, read_json, read_json_if_whole
+from models.storage import own_crc32
 
 CONFIG, FORMAT = "config.json", "gpt-weights-1"  # of a weights-only folder
 TOKENIZER_FILES = (
@@ -55,6 +57,23 @@ def is_checkpoint(path: Path) -> bool:
 
 def is_weights(path: Path) -> bool:
     return read_json_if_whole(path / CONFIG).get("format") == FORMAT
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """The config.json of a weights-only folder; earlier versions wrote it without a checksum.
+
+    Raises:
+        UsageError: missing, altered, or of no such folder.
+    """
+    described = read_json(folder / CONFIG)
+    if described.get("format") != FORMAT:
+        hint = "; import it first: python -m models.hf import" if "model_type" in described else ""
+        raise UsageError(f"{folder / CONFIG} describes no weights-only folder of ours{hint}")
+    if described.get("crc32", own_crc32(described)) != own_crc32(described):
+        raise UsageError(
+            f"{folder / CONFIG} is damaged: its bytes have changed since they were written"
+        )
+    return described
 
 
 def step_in_name(path: Path) -> int | None:

@@ -154,6 +154,12 @@ def file_crc32(path: Path, tick: Callable[[], None] = lambda: None) -> int:
     return crc32
 
 
+def own_crc32(content: dict[str, Any]) -> int:
+    """The CRC-32 of a JSON object without its key `crc32`, which states it."""
+    body = {key: value for key, value in content.items() if key != "crc32"}
+    return zlib.crc32(json.dumps(body, sort_keys=True).encode())
+
+
 def stored_tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """name -> (safetensors' dtype, shape) of a safetensors file.
 

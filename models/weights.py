@@ -1,8 +1,8 @@
 """Weights-only folders: every parameter of a GPT once, under the reference GPT's name.
 
 model.safetensors  the parameters, unpadded, in one dtype; the tied output layer is not repeated
-config.json        the model's sizes, the dtype, the bytes and CRC-32 of model.safetensors, and what
-                   the writer adds (step, run, ...)
+config.json        the model's sizes, the dtype, the bytes and CRC-32 of model.safetensors, what the
+                   writer adds (step, run, ...), and its own CRC-32
 
 They do not depend on the layout that trained them: any engine can start from such a folder, and
 `python -m models.hf` turns it into a Hugging Face directory and back. A folder is there complete or
@@ -22,9 +22,8 @@ from torch import Tensor
 
 from models.config import GPTConfig, parameter_shapes
 from models.errors import UsageError
-from models.files import read_json
-from models.run_weights import CONFIG, FORMAT
-from models.storage import file_crc32, publish, stored_tensors, sync, write_synced
+from models.run_weights import CONFIG, FORMAT, read_description
+from models.storage import file_crc32, own_crc32, publish, stored_tensors, sync, write_synced
 from models.tensor_files import CODES, DTYPES, write_safetensors
 
 TENSORS = "model.safetensors"
@@ -92,6 +91,8 @@ def write_weights(
             "safetensors": {"bytes": size, "crc32": crc32},
             **(facts or {}),
         }
+        described = json.loads(json.dumps(described))  # as it will be read
+        described["crc32"] = own_crc32(described)
         copy_beside(beside, aside)
         write_synced(aside / CONFIG, json.dumps(described, indent=2) + "\n")
         return size + (aside / CONFIG).stat().st_size
@@ -107,15 +108,12 @@ def read_weights(
         UsageError: missing, altered, or not such a folder; it names the file and the numbers.
     """
     folder = Path(folder)
-    described = read_json(folder / CONFIG)
-    if described.get("format") != FORMAT:
-        hint = "; import it first: python -m models.hf import" if "model_type" in described else ""
-        raise UsageError(f"{folder / CONFIG} describes no weights-only folder of ours{hint}")
+    described = read_description(folder)
     refuse_pickles(folder)
-    known = ("format", "model", "n_params", "dtype", "safetensors")
+    known = ("format", "model", "n_params", "dtype", "safetensors", "crc32")
     try:
         config = GPTConfig(**described["model"])
-        n_params, dtype, stated = (described[key] for key in known[2:])
+        n_params, dtype, stated = (described[key] for key in known[2:5])
         size, crc32, code = stated["bytes"], stated["crc32"], CODES[DTYPES[dtype]]
     except (KeyError, TypeError, UsageError) as error:
         raise UsageError(f"{folder / CONFIG} is damaged: {error!r}") from error

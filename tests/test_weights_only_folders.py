@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from models import gpt
 from models.config import PRESETS, GPTConfig, parameter_shapes
 from models.errors import UsageError
+from models.run_weights import read_description
 from models.storage import checkpoint_bytes, state_bytes, weights_bytes
 from models.weights import read_weights, write_weights
 from tests.conftest import ROOT
@@ -114,9 +115,27 @@ def test_a_config_that_cannot_be_is_refused_in_a_line(edit, folder):
     assert str(folder) in str(refused.value) and len(str(refused.value)) < 500
 
 
+def test_no_flipped_bit_of_config_json_changes_the_model(folder):
+    path, whole = folder / "config.json", read_description(folder)
+    content = path.read_bytes()
+    refused = 0
+    for at in range(8 * len(content)):
+        harmed = bytearray(content)
+        harmed[at // 8] ^= 1 << at % 8
+        path.write_bytes(harmed)
+        try:
+            found = read_description(folder)
+            assert all(found[key] == whole[key] for key in ("model", "n_params", "dtype"))
+        except UsageError:
+            refused += 1
+    assert refused > 7 * len(content)  # the others are of white space and of the checksum's name
+
+
 def test_a_model_of_other_sizes_is_refused_with_the_numbers(folder):
-    text = (folder / "config.json").read_text()
-    (folder / "config.json").write_text(text.replace('"vocab_size": 61', '"vocab_size": 62'))
+    described = json.loads((folder / "config.json").read_text())
+    described["model"]["vocab_size"] = 62
+    del described["crc32"]  # as an earlier version wrote it
+    (folder / "config.json").write_text(json.dumps(described))
     with pytest.raises(UsageError, match=r"embedding.word.weight is \[61, 32\], not \[62, 32\]"):
         read_weights(folder)
     with pytest.raises(ValueError, match="norm.bias is "):

@@ -17,7 +17,6 @@ import json
 import re
 import shutil
 import stat
-import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 from models import storage
 from models.errors import UsageError
 from models.files import parse_json
-from models.storage import file_crc32, write_synced
+from models.storage import file_crc32, own_crc32, write_synced
 from parallel.checkpoint.manifest import check, check_tensors
 from parallel.record.reader import read_run
 
@@ -58,14 +57,9 @@ def steps_in(save: Path) -> list[int]:
 # --- the manifest --------------------------------------------------------------------------------
 
 
-def _own_crc32(manifest: dict[str, Any]) -> int:
-    body = {key: value for key, value in manifest.items() if key != "crc32"}
-    return zlib.crc32(json.dumps(body, sort_keys=True).encode())
-
-
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     manifest = json.loads(json.dumps(manifest))  # as it will be read: lists, string keys
-    manifest["crc32"] = _own_crc32(manifest)
+    manifest["crc32"] = own_crc32(manifest)
     write_synced(folder / MANIFEST, json.dumps(manifest) + "\n")
 
 
@@ -87,7 +81,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise Damaged(f"{path} is damaged: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise Damaged(f"{path} describes no checkpoint of ours ({FORMAT})")
-    if manifest.get("crc32") != _own_crc32(manifest):
+    if manifest.get("crc32") != own_crc32(manifest):
         raise Damaged(f"{path} is damaged: its bytes have changed since they were written")
     try:
         check(manifest, step_of(folder))
