@@ -118,19 +118,27 @@ def test_what_a_killed_writer_left_is_given_its_name_or_removed(save):
     fill(folders.begin(save, 2), 2)  # whole, but for its name
     folders.begin(save, 3)  # not whole
     fill(save / ".step-00000004.partial", 5)  # another's
-    for name in (".step-00000009.old", ".weights-00000001.partial"):
+    for name in (".step-00000009.old", ".weights-00000001.partial", ".weights-00000001.old"):
         (save / name).mkdir()
-    for name in (f".{LATEST}.12", f".{MANIFEST}.12", ".step-1"):
-        (save / name).touch()
-    (save / ".keep").touch()
+    (save / f".{LATEST}.12").touch()
     folders.tidy(save)
-    assert {p.name for p in save.iterdir()} == {
-        "step-00000001",
-        "step-00000002",
-        LATEST,
-        ".keep",
-    }
+    assert {p.name for p in save.iterdir()} == {"step-00000001", "step-00000002", LATEST}
     assert (save / LATEST).read_text() == "step-00000002\n"
+
+
+def test_what_somebody_else_left_beside_the_checkpoints_stays(save):
+    some(save, 1)
+    theirs = {".keep", ".weights-old", ".step-1", ".step-best", ".latest.bak", ".manifest.json.old"}
+    theirs |= {".step-00000003.partial", ".weights-00000004.old", ".latest.7", ".step-00000005"}
+    for name in theirs:
+        (save / name).mkdir()
+        (save / name / "mine").touch()
+    for name in (".step-00000003.partial", ".weights-00000004.old", ".latest.7"):  # as links
+        (save / name).rename(save.parent / name)
+        (save / name).symlink_to(save.parent / name)
+    folders.tidy(save)
+    assert {p.name for p in save.iterdir()} == {"step-00000001", *theirs}
+    assert all((save / name / "mine").exists() for name in theirs)
 
 
 @pytest.mark.parametrize(

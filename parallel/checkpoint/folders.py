@@ -31,6 +31,8 @@ from parallel.record.reader import read_run
 FORMAT = "gpt-checkpoint-1"
 MANIFEST, LATEST = "manifest.json", "latest"
 _NAME = re.compile(r"step-(\d{8,})")
+# What a writer of ours leaves where it is killed; other names are somebody else's.
+_LEFT = re.compile(rf"\.((step|weights)-\d{{8,}}\.(partial|old)|{LATEST}\.\d+)")
 
 
 class Damaged(UsageError):
@@ -157,14 +159,17 @@ def publish(aside: Path, save: Path, step: int) -> Path:
 
 def tidy(save: Path) -> None:
     """Publish checkpoints that a killed writer had completed, and remove what it left of others."""
-    for aside in sorted(save.glob(".step-*.partial")):
+    left = [p for p in sorted(save.glob(".*")) if _LEFT.fullmatch(p.name) and not p.is_symlink()]
+    for aside in left:
         with contextlib.suppress(Damaged, OSError):
             step = read_manifest(aside)["step"]  # written last: the files were on the disk before
             if aside == aside_of(save, step):
                 publish(aside, save, step)
-    for pattern in (".step-*", ".weights-*", f".{LATEST}.*", f".{MANIFEST}.*"):
-        for left in save.glob(pattern):
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+    for path in left:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def retain(save: Path, step: int, keep_last: int, keep_every: int) -> list[int]:
