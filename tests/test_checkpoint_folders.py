@@ -9,6 +9,8 @@ import pytest
 from models.errors import UsageError
 from parallel.checkpoint import attempts, folders
 from parallel.checkpoint.folders import FORMAT, LATEST, MANIFEST, Damaged
+from parallel.config.settings import resolve
+from parallel.record.writer import RunFolder
 from tests.fixture_runs import facts, write
 
 
@@ -243,3 +245,65 @@ def test_a_complete_run_goes_on_only_for_more_steps(save):
     assert attempts.why_anew(run, settings | {"steps": 21}) is None
     (run / "RUN_COMPLETE.txt").unlink()
     assert attempts.why_anew(run, settings) is None  # the marker was to be written last
+
+
+def begun(run, **settings):
+    """An attempt that has begun in a folder."""
+    spec = spec_of(save_interval=5, **settings)
+    folder = RunFolder(run)
+    about = facts("s", None, save_interval=5, **settings) | {"profiler": None}
+    attempts.begin(spec, about, folder)
+    return folder
+
+
+def spec_of(**settings):
+    about = facts("s", None, **settings)["spec"]
+    return resolve(("test", {name: value for name, value in about.items() if value is not None}))
+
+
+def test_a_folder_that_another_run_saves_to_is_refused_before_anything_is_written(save):
+    one, two = save.parent / "one", save.parent / "two"
+    first = begun(one, save=str(save))
+    with pytest.raises(UsageError, match=f"{save} is being written by .* or give another --save"):
+        begun(two, save=str(save))
+    inside = begun(save.parent / "three")
+    (save.parent / "three" / "checkpoints").mkdir()
+    with pytest.raises(UsageError, match="is of a run that is being written: give another --save"):
+        begun(two, save=str(save.parent / "three" / "checkpoints"))
+    assert not two.exists()
+    first.close()
+    inside.close()
+    begun(two, save=str(save)).close()
+
+
+def checkpoint_of(save, step, run, settings):
+    folder = save / folders.name_of(step)
+    fill(folder, step)
+    manifest = folders.read_manifest(folder) | {"run": run, "spec": settings}
+    folders.write_manifest(folder, manifest)
+
+
+def test_a_run_does_not_go_on_from_another_runs_state(save, capsys):
+    run = save.parent / "one"
+    begun(run, save=str(save)).close()
+    about = json.loads((run / "run.json").read_text())
+    ours = about["spec"]
+    checkpoint_of(save, 5, about["run"], ours)
+    for name, settings, why in (
+        (about["run"], ours | {"lr": 1.0, "log_interval": 9}, f"lr 1.0 not {ours['lr']}"),
+        ("other", ours, f"run other not {about['run']}"),
+    ):
+        checkpoint_of(save, 10, name, settings)
+        before = (run / "run.json").read_text()
+        with pytest.raises(UsageError, match=rf"step-00000010 is another run's \({why}\): give"):
+            begun(run, save=str(save))
+        assert (run / "run.json").read_text() == before
+    checkpoint_of(save, 10, about["run"], ours | {"log_interval": 9, "steps": 15})
+    begun(run, save=str(save)).close()
+    assert "attempts" in json.loads((run / "run.json").read_text())
+    # Where it began from the other's state, it may begin there again.
+    checkpoint_of(save, 15, "other", ours)
+    two = save.parent / "two"
+    begun(two, save=str(save), load=str(save)).close()
+    begun(two, save=str(save), load=str(save)).close()
+    assert "attempts" in json.loads((two / "run.json").read_text())

@@ -1,5 +1,6 @@
 """Begin an attempt of a run: anew, or from the checkpoints of the attempt before it. Torch-free."""
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -75,7 +76,8 @@ def begin(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path | Non
     Raises:
         UsageError: the folder is no run's, or another process writes it; the folder to save to
             holds another run's checkpoints, or later ones than the one to load, which would be
-            taken for this run's; or there is none to load, or none before the last step.
+            taken for this run's; another run saves there; or there is none to load, or none before
+            the last step.
     """
     why = why_anew(folder.path, spec.settings())
     if why is None:
@@ -91,6 +93,8 @@ def begin(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path | Non
     if first is not None and (folders.step_of(first) or 0) >= spec.steps:
         if not spec.load_previous:
             raise UsageError(nothing_to_train(spec, first.name))
+    if spec.save_interval:
+        folder.hold(folders.save_folder(folder.path, spec.settings()))
     with folder.locked():
         if aside := folder.set_aside():
             if load is not None and load.is_relative_to(inside):
@@ -120,8 +124,14 @@ def _check_save_folder(spec: RunSpec, folder: RunFolder, first: Path | None) -> 
 
 
 def _resume(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path:
-    """Begin an attempt that goes on from the one before; the folder of its checkpoints."""
+    """Begin an attempt that goes on from the one before; the folder of its checkpoints.
+
+    Raises:
+        UsageError: another run's checkpoints are there, or another process writes the run folder.
+    """
     before = read_facts(folder.path)
+    save = folders.save_folder(folder.path, spec.settings())
+    _check_own(spec, before, save)
     reason = "status.json is missing or damaged"
     if read_status(folder.path):
         reason = read_run(folder.path).reason  # a process that is gone, say
@@ -130,6 +140,7 @@ def _resume(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path:
     facts["attempts"] = [*(before.get("attempts") or []), ended]
     facts["loaded"] = before.get("loaded")
     facts["profiler"] = facts["profiler"] or before.get("profiler")
+    folder.hold(save)
     aside = folder.begin(facts, go_on=True)
     if aside is not None:
         note(folder, f"the result after {steps} steps is kept in {aside}")
@@ -138,7 +149,26 @@ def _resume(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path:
         if spec.lr_schedule != "constant":
             line += f"; its learning rates were those of {steps} steps"
         note(folder, line)
-    return folders.save_folder(folder.path, spec.settings())
+    return save
+
+
+def _check_own(spec: RunSpec, before: dict[str, Any], save: Path) -> None:
+    """Refuse to go on where the newest checkpoint in `save` is another run's, unless the attempt
+    before, whose run.json is `before`, began from it."""
+    newest = folders.candidates(save)[0]
+    began = before.get("loaded")
+    if began and folders.any_at(Path(began)) and folders.candidates(Path(began))[0] == newest:
+        return
+    with contextlib.suppress(folders.Damaged):  # then loading says so
+        manifest = folders.read_manifest(newest)
+        stated, now = DEFAULTS | manifest["spec"], spec.settings()
+        stated, now = stated | {"run": manifest["run"]}, now | {"run": before["run"]}
+        names = sorted(now.keys() - CIRCUMSTANCES - set(WORK))
+        if differ := [f"{k} {stated[k]} not {now[k]}" for k in names if stated[k] != now[k]]:
+            raise UsageError(
+                f"{newest} is another run's ({', '.join(differ)}): give the one that it belongs to"
+                " another --save, and take its checkpoints out of this one"
+            )
 
 
 def nothing_to_train(spec: RunSpec, checkpoint: str) -> str:

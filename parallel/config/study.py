@@ -35,6 +35,7 @@ Besides the settings, a point may have `nodes` (in place of gpus) and `label` (a
 
 import itertools
 import math
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -129,8 +130,8 @@ def load_study(path: Path | str, cluster: str | None = None, strict: bool = Fals
 
     Raises:
         UsageError: unreadable, not TOML, a key that is not known, a name that no folder beside the
-            file can have, more than MOST_RUNS runs, two runs of one name, a baseline that is no
-            run, or a run that cannot start.
+            file can have, more than MOST_RUNS runs, two runs of one name, two that save to one
+            folder, a baseline that is no run, or a run that cannot start.
     """
     path = Path(path)
     table = read_toml(path, "study")
@@ -148,6 +149,7 @@ def load_study(path: Path | str, cluster: str | None = None, strict: bool = Fals
         raise UsageError(_cannot_run(path, where, left_out, strict))
     if not named:
         raise UsageError(f"study {path}: no run is left: every point is excluded")
+    _check_save_folders(path, {name: point.spec for name, point in named.items()})
     baseline, assumed = _baseline(path, table, names, repeat_of, where)
     if chosen and (note := clusters.replaced(chosen)):
         assumed.insert(0, note)
@@ -192,6 +194,20 @@ def _check_table(path: Path, table: dict[str, Any]) -> None:
         if not isinstance(table.get(kind, ""), str):
             raise UsageError(f"study {path}: {kind} must be a name, not {table[kind]!r}")
     _check_size(path, table)
+
+
+def _check_save_folders(path: Path, specs: dict[str, RunSpec]) -> None:
+    """Raises: UsageError: two runs save to one folder, where each would take the other's state."""
+    savers: dict[str, str] = {}
+    for name, spec in specs.items():
+        if not (spec.save and spec.save_interval):
+            continue
+        other = savers.setdefault(os.path.realpath(spec.save), name)
+        if other != name:
+            raise UsageError(
+                f"study {path}: {other} and {name} both save to {spec.save}: give each run a folder"
+                " of its own, or leave save out"
+            )
 
 
 def _baseline(
