@@ -243,24 +243,25 @@ def logits(x: Any, tensors_alone: bool = False) -> np.ndarray:
 
 def buckets(x: Any) -> np.ndarray:
     """Bytes of the buckets through which DeepSpeed's ZeRO reduces gradients in backward, allocated
-    whole. Its optimizer for bf16 with fp32 gradients has none at stage 1
-    without offload; Megatron works in place.
+    whole, as wide as the sums but for stage 2's. Its optimizer for bf16 with fp32 gradients has
+    none at stage 1 without offload; Megatron works in place.
     """
     both = (x.grad_width > x.width) & (x.zero_stage == 1) & (x.offload == 0)
-    return np.where(x.deepspeed & (x.zero_stage > 0) & ~both, x.bucket * x.width, 0.0)
+    width = np.where(x.zero_stage == 2, x.width, x.grad_width)
+    return np.where(x.deepspeed & (x.zero_stage > 0) & ~both, x.bucket * width, 0.0)
 
 
 def update(x: Any, n: np.ndarray) -> np.ndarray:
     """Bytes that DeepSpeed holds of n parameters between backward and the new weights, beside those
     of `states`: its shard of the gradients in fp32 or, of bf16 without buckets, what one all-reduce
-    takes, in fp32 and bf16. Stages 1 and 2 hold their shard in fp16 twice, too: as parameters and
+    takes in fp32. Stages 1 and 2 hold their shard in fp16 twice, too: as parameters and
     flat; the other gradients of stage 1 are gone.
     """
     both = x.grad_width > x.width
     shard = n / np.where(x.zero_stage > 0, x.shards, 1) * (x.width < 4) * (x.zero_stage < 3)
     flat = (~both & (x.offload == 0)) * ((x.zero_stage == 1) | (x.zero_stage == 2))
     more = x.width * flat * (shard * np.where(x.zero_stage == 1, 2, 1) - (x.zero_stage == 1) * n)
-    whole = (4.0 + x.width) * np.minimum(n, x.bucket)
+    whole = 4.0 * np.minimum(n, x.bucket)
     return np.where(
         x.deepspeed, np.where(both & (x.zero_stage < 2), whole, 4.0 * shard + more), 0.0
     )
@@ -385,7 +386,8 @@ def passing(
     """Bytes by which a later moment of the step exceeds that at which backward begins: buckets and
     the gradient of a word table, where others' activations have been freed. ZeRO 3's bucket stays,
     ZeRO 1's from the first micro-batch on; others come with the first gradient, when those of the
-    logits are gone. When ZeRO 3's bucket is full, its gradients are copied in the ranks' order.
+    logits are gone. When ZeRO 3's bucket is full, its gradients are copied in the ranks' order. One
+    of ZeRO 2's in bf16 is copied, and copied in fp32.
 
     ends: whether the stage has the embedding, and the logits.
     """
@@ -411,8 +413,12 @@ def passing(
     forward, _ = borders(x, flying, ends)
     late = comes_late(x) * n * x.grad_width / np.where(x.zero_stage > 1, x.shards, 1)
     matrix = x.hidden * x.ffn / x.tp  # the layer's second, whose gradient comes first
-    copied = np.minimum(n, matrix * np.maximum(1.0, x.bucket // matrix)) * x.width
+    copied = np.minimum(n, matrix * np.maximum(1.0, x.bucket // matrix)) * x.grad_width
     copied = copied + left * (kept + tied * table + matrix * x.width)
+    one = x.bucket / 2  # of ZeRO 2's buckets; the gradient of the word table comes last
+    one = np.where(n > one, np.minimum(n - at_start * table / x.width, one), n)
+    widened = (x.width + 4.0) * one + (1.0 - one / n) * kept + (one < n) * tied * table
+    in_fp32 = x.deepspeed & (x.zero_stage == 2) & (x.grad_width > x.width)
     computed, again, gradient = in_a_layer(x, flying, ends)
     backward = np.where(x.plain, kept, resting + np.maximum(again, gradient))
     moments = [
@@ -421,6 +427,7 @@ def passing(
         backward + now + tied * table,
         resting + now - both * ~piped + at_end * (table + x.tokens * x.vocab / x.tp * x.width),
         copied * (x.deepspeed & (x.zero_stage == 3)),
+        (now + widened) * in_fp32,
         resting - layers * kept_per_layer(x) + now + at_start * (1 + 2 * tied) * table + late,
         update(x, n) + outputs + late,
         np.where(piped & (both > 0), reduced, now) + outputs + late,

@@ -106,13 +106,12 @@ def work_of(spec: RunSpec, rank: int) -> str:
     """What a rehearsal depends on, as text: equal for ranks that hold and do the same.
 
     The tp ranks of a stage do. Its dp ranks do where nothing is cut over them; otherwise the parts
-    differ in their padding. DeepSpeed cuts its fp32 state in bf16 without ZeRO, too.
+    differ in their padding.
     """
     layout = spec.layout
     coords = layout.coords(rank)
     n_micro = shortened(spec, coords["pp"]).layout.n_micro
-    cut = layout.zero_stage > 0 or spec.engine.startswith("deepspeed")
-    part = (coords["dp"], layout.dp) if cut else (0, min(layout.dp, 2))
+    part = (coords["dp"], layout.dp) if layout.zero_stage > 0 else (0, min(layout.dp, 2))
     rest = {f.name: getattr(spec, f.name) for f in fields(RunSpec) if f.name not in _APART}
     return repr((coords["pp"], n_micro, part, rest))
 

@@ -73,6 +73,7 @@ def test_rows_are_layouts():
 )
 def test_a_runs_settings_are_a_row(engine, precision, width, grad_width):
     given = {"preset": "tiny", "engine": engine, "precision": precision, "device": "cuda"}
+    given |= {"zero_stage": int(engine == "deepspeed_pipe")}
     spec = resolve(("test", given | {"gpus": 4, "tp": 2, "recompute": "full", "seq_len": 32}))
     x = columns_of(spec)
     assert x.layout(0) == spec.layout and spec.layout.recompute == "full"

@@ -152,6 +152,15 @@ def test_what_transformer_engine_alone_can_do_is_named():
     assert RunSpec(cp=2, precision="fp8").te_alone == "cp 2 and precision fp8"
 
 
+@pytest.mark.filterwarnings("ignore:full scope is deprecated")
+def test_delayed_scales_are_the_largest_of_the_last_1024_steps():
+    from parallel.engines.layers import transformer_config
+
+    config = transformer_config(resolve(("test", LLAMA | {"precision": "fp8"})), True)
+    asked = (config.fp8_recipe, config.fp8_amax_history_len, config.fp8_amax_compute_algo)
+    assert asked == ("delayed", 1024, "max")
+
+
 def test_going_on_in_fp8_says_that_delayed_scales_begin_anew():
     from parallel.checkpoint.loading import _changed
 

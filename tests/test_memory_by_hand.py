@@ -313,7 +313,7 @@ def test_logits_are_kept_twice_in_compute_precision_and_once_in_fp32_beside_the_
 
 def test_deepspeed_allocates_its_buckets_whole():
     """Published runs: three of half a billion elements, none in a pipeline. bf16 at stage 1 adds up
-    without, in fp32 and bf16 at a time."""
+    without, in fp32."""
     zero = {"deepspeed": True, "zero_stage": 1}
     assert memory.buckets(columns(**SMALL, **zero))[0] == 3 * 5e8 * 2
     assert memory.buckets(columns(**SMALL, **zero, pp=2, bucket=5e8, width=4))[0] == 5e8 * 4
@@ -325,7 +325,10 @@ def test_deepspeed_allocates_its_buckets_whole():
     ):
         assert memory.buckets(columns(**SMALL, **none))[0] == 0
     both = columns(**SMALL, **zero, grad_width=4, bucket=1000)
-    assert memory.update(both, np.array([700.0, 7000.0])).tolist() == [6 * 700, 6 * 1000]
+    assert memory.update(both, np.array([700.0, 7000.0])).tolist() == [4 * 700, 4 * 1000]
+    for stage, width in ((2, 2), (3, 4)):  # stage 2 keeps its buckets in bf16 and sends fp32 copies
+        low = columns(**SMALL, deepspeed=True, zero_stage=stage, grad_width=4, bucket=1000)
+        assert memory.buckets(low)[0] == width * 1000
     n = np.array([700.0])  # of which a rank updates 100: in fp32, and in fp16 twice
     assert memory.update(columns(**SMALL, **zero, dp=7), n).tolist() == [8 * 100 - 2 * 700]
     second = columns(**SMALL, **zero | {"zero_stage": 2}, dp=7)

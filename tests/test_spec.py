@@ -121,6 +121,23 @@ def test_deepspeed_gets_the_users_json_with_our_values_over_it(tmp_path):
     assert made["zero_optimization"] == {"reduce_bucket_size": 200000000} | ours
     assert made["wall_clock_breakdown"] is True
     assert made["train_batch_size"] == 2
+    assert made["timers"] == {"throughput": {"enabled": False}}  # it would wait for the device
+
+
+@pytest.mark.parametrize(
+    ("engine", "stage"),
+    [("deepspeed_zero", 1), ("deepspeed_zero", 2), ("deepspeed_zero", 3), ("deepspeed_pipe", 1)],
+)
+def test_deepspeed_adds_gradients_of_bf16_up_in_fp32_over_micro_batches_and_ranks(engine, stage):
+    from parallel.engines.deepspeed_common import config
+
+    given = {"engine": engine, "zero_stage": stage, "precision": "bf16"}
+    made = config(resolve(("flags", given)))
+    assert made["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert made["communication_data_type"] == "fp32"
+    assert "communication_data_type" not in config(
+        resolve(("flags", given | {"precision": "fp32"}))
+    )
 
 
 def test_unreadable_deepspeed_json_is_named(tmp_path):
@@ -160,7 +177,8 @@ def test_unreadable_deepspeed_json_is_named(tmp_path):
         ({"gpus": 3, "tp": 2, "engine": "megatron"}, "3 ranks cannot be split"),
         ({"lr": -1.0}, "lr must be above 0 and at most 100, not -1"),
         ({"lr": 1e-5}, "min_lr 3e-05 exceeds lr 1e-05"),
-        ({"engine": "deepspeed_zero", "precision": "bf16"}, "for bf16 use zero_stage 1"),
+        ({"engine": "deepspeed_zero", "precision": "bf16"}, "offers zero_stage 1, 2, 3"),
+        ({"engine": "deepspeed_pipe", "precision": "bf16"}, "deepspeed_pipe offers zero_stage 1"),
         ({"eval_steps": -3}, "eval_steps must be at least 0 and at most 1000000, not -3"),
         ({"beta1": 1.5}, "beta1 must be at least 0 and below 1"),
         (

@@ -109,10 +109,11 @@ def inabilities(
         problems.append(f"engine {engine} does not compile its model (ddp and fsdp2 do)")
     if implementation == "hf" and layout.tp > 1:
         problems.append(f"Hugging Face's model has no tp (asked: {layout.tp})")
-    if engine == "deepspeed_zero" and precision == "bf16" and layout.zero_stage == 0:
+    if engine.startswith("deepspeed") and precision == "bf16" and layout.zero_stage == 0:
+        stages = ", ".join(map(str, able.zero_stages[1:]))
         problems.append(
-            "DeepSpeed without ZeRO updates the bf16 weights themselves, with no fp32 copy;"
-            " for bf16 use zero_stage 1, 2 or 3"
+            "DeepSpeed without ZeRO adds gradients up in bf16, and deepspeed_zero updates the bf16"
+            f" weights themselves; for bf16 {engine} offers zero_stage {stages}"
         )
     return problems
 

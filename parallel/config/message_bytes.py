@@ -155,12 +155,10 @@ def _pipeline(spec: RunSpec, rank: int) -> Volume:
 def _tied_embedding(spec: RunSpec) -> Volume:
     """The first and the last stage add up the gradients of their copies of the word embedding.
 
-    In bf16 DeepSpeed's pipeline sends the fp32 sums of its BF16_Optimizer, which it has with ZeRO-1
-    and without offload.
+    In bf16 DeepSpeed's pipeline sends the fp32 sums of its BF16_Optimizer.
     """
     layout = spec.layout
-    sums = spec.precision == "bf16" and layout.zero_stage == 1 and layout.offload == "none"
-    wide = spec.engine == "megatron" or spec.precision == "fp32" or sums
+    wide = spec.engine == "megatron" or spec.precision != "fp16"
     volume = Volume()
     rows = spec.padded_vocab // layout.tp
     volume.add("all_reduce", 2, (4 if wide else 2) * rows * spec.model.hidden)
@@ -195,7 +193,8 @@ def _data(spec: RunSpec, rank: int) -> Volume | None:
     ddp: one all-reduce of the fp32 gradients (Li et al. 2020, "PyTorch Distributed"), in buckets.
     megatron (core 0.16): the same; with zero_stage 1 a reduce-scatter, and an all-gather of the
     parameters, each padded to 64 elements and their bucket to lcm(n, 128).
-    DeepSpeed (0.19), counted in elements of each library's flat buffers, fp32:
+    DeepSpeed (0.19), counted in elements of each library's flat buffers; gradients in fp32,
+    parameters in fp32 or bf16:
     - zero 0: an all-reduce. zero 1: an all-reduce too (its buckets span several owners, and are
       not scattered), then the all-gather of the updated parameters, each of the optimizer's groups
       padded to 2n elements. zero 2: the all-reduce with every micro-batch.
@@ -220,8 +219,9 @@ def _data(spec: RunSpec, rank: int) -> Volume | None:
             volume.add("reduce_scatter", n, GRAD_BYTES * padded, None)
             volume.add("all_gather", n, _activation(spec)[1] * padded, None)
         return volume
-    if spec.precision != "fp32":
+    if spec.precision == "fp16":
         return None  # which of its buffers are fp32 then depends on further settings
+    e = _activation(spec)[1]
     if layout.zero_stage < 3:
         times = layout.n_micro if layout.zero_stage == 2 else 1
         volume.add("all_reduce", n, gradients * times, None)
@@ -230,13 +230,13 @@ def _data(spec: RunSpec, rank: int) -> Volume | None:
             for size, matrix in sizes:
                 groups[matrix] += size
             padded = sum(_up(size, 2 * n) for size in groups.values())
-            volume.add("all_gather", n, 4 * padded, None)
+            volume.add("all_gather", n, e * padded, None)
         return volume
     if max(size for size, _ in sizes) >= PERSISTENT:
         return None
     padded = sum(_up(size, n) for size, _ in sizes)
-    volume.add("reduce_scatter", n, 4 * padded * layout.n_micro, None)
-    volume.add("all_gather", n, 4 * padded, None)
+    volume.add("reduce_scatter", n, GRAD_BYTES * padded * layout.n_micro, None)
+    volume.add("all_gather", n, e * padded, None)
     return volume
 
 

@@ -68,11 +68,14 @@ def config(spec: RunSpec) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,  # torch's AdamW
         "zero_force_ds_cpu_optimizer": False,  # DeepSpeed's CPU Adam needs a C++ compiler
         "steps_per_print": 10**9,  # train.py prints
+        # It waits for the device twice a micro-batch.
+        "timers": {"throughput": {"enabled": False}},
     }
     for name in ("bf16", "fp16"):
         merged[name] = {**merged.get(name, {}), "enabled": spec.precision == name}
-    if spec.precision == "bf16" and layout.zero_stage > 0:  # without ZeRO it cannot
+    if spec.precision == "bf16":  # else DeepSpeed adds gradients up, and over dp, in bf16
         merged.setdefault("data_types", {"grad_accum_dtype": "fp32"})
+        merged.setdefault("communication_data_type", "fp32")
     if clips_itself(spec):
         merged["gradient_clipping"] = 0.0
     return merged

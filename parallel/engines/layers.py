@@ -181,6 +181,8 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         fp16=spec.precision == "fp16",
         fp8="hybrid" if spec.precision == "fp8" else None,  # e4m3, gradients e5m2
         fp8_recipe=spec.fp8_recipe,
+        fp8_amax_history_len=1024,  # with "max": the usual recipe for fp8_recipe delayed
+        fp8_amax_compute_algo="max",
         deterministic_mode=spec.deterministic,
         use_cpu_initialization=not cuda,
         perform_initialization=False,  # `fill` does it, the same for every layout
