@@ -10,8 +10,9 @@ step's time goes, and the losses, each where the runs have the facts. --x draws 
 another, a point a run; --y alone its bars, one a configuration. A line in a bar spans its repeats.
 The pictures go to PATH/plots (beside a file; of several paths --out says where). Where git tracks
 PATH, --out must say where. Every file that is written is named, and so is every
-run that a picture leaves out, with the reason. The speedup has its ideal line, a point for every
-run, and a line through the medians of the sizes. Exits 2 when there is nothing to draw.
+run that a picture leaves out, with the reason. The speedup, weak where the runs share the batch per
+GPU alone, has its ideal line and a point for every configuration, named after its split; a line
+joins the points of an engine that has one at each size. Exits 2 when there is nothing to draw.
 """
 
 if not __package__:

@@ -1,27 +1,44 @@
 """Drawing: speedup, points, bars, phases and losses as figures; saving them as PNG and SVG.
 
 The rows come from analysis/measured/pictures.py (runs) and analysis/published/pictures.py
-(published tables).
+(published tables); colours and marks from colours.py beside this file.
 """
 
 import statistics
+from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from analysis.common.colours import FIRST, GREY, MARKS, of_engines, of_part
 from models.storage import output
-from parallel.config.engine_abilities import ENGINES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARK = "GPT scaling study"  # in the pictures
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")  # Paul Tol, bright
+_GAP, _LABELS = 0.036, 24  # between two names of points, of the axes' height; at one x at most
 
 
-def colour_of(label: str) -> str | None:
-    """The colour of an engine, the same in every picture; None for another label."""
-    names = list(ENGINES)
-    return COLOURS[names.index(label) % len(COLOURS)] if label in names else None
+class Point(NamedTuple):
+    """A point of a picture; `engine` gives it its colour, `precision` its mark. low, high: the
+    values of y that repeats span."""
+
+    x: Any
+    y: float
+    engine: str
+    precision: str | None = None
+    split: str = ""
+    low: float | None = None
+    high: float | None = None
+
+
+class Bar(NamedTuple):
+    """The values of a configuration's repeats; bars of one `group` stand together."""
+
+    name: str
+    engine: str
+    values: list[float]
+    group: str = ""
 
 
 def _figure(title: str, height: float = 4.2) -> "tuple[Figure, Any]":
@@ -35,8 +52,8 @@ def _figure(title: str, height: float = 4.2) -> "tuple[Figure, Any]":
     figure = Figure(figsize=(6.4, height), layout="constrained")
     axes = figure.subplots()
     axes.set_title(title)
-    axes.set_prop_cycle(color=COLOURS)
     axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
     return figure, axes
 
 
@@ -60,128 +77,198 @@ def write(figure: "Figure", path: Path, dpi: int = 144, force: bool = False) -> 
         figure.savefig(file, dpi=dpi, metadata=known.get(path.suffix.lower()))
 
 
-def speedup(series: dict[str, list[dict[str, Any]]], title: str) -> "Figure":
-    """Speedup against GPUs: rows of `scaling.curve` by label, with the ideal line.
+def speedup(points: list[Point], title: str, start: float, weak: bool = False) -> "Figure":
+    """Speedup over `start` GPUs against GPUs, with the ideal line.
 
-    A bar spans the slowest to the fastest repeat of a size; without repeats there is none. Where a
-    size has several rows, each is a point and the line goes through their medians.
+    A bar spans the slowest to the fastest repeat of a point. A line joins the points of an engine
+    that has one configuration at each size; several configurations are points with their splits.
     """
     figure, axes = _figure(title)
-    sizes = [row["gpus"] for rows in series.values() for row in rows]
-    smallest, largest = min(sizes), max(sizes)
-    for label, rows in series.items():
-        gpus = [row["gpus"] for row in rows]
-        base = rows[0]["speedup"] * rows[0]["step_s"]
-        faster = [row["speedup"] for row in rows]
-        by_size: dict[float, list[float]] = {}
-        for size, one in zip(gpus, faster, strict=True):
-            by_size.setdefault(size, []).append(one)
-        if len(by_size) == len(rows):
-            axes.plot(gpus, faster, "o-", label=label, color=colour_of(label))
-        else:
-            middle = [statistics.median(by_size[size]) for size in sorted(by_size)]
-            said = f"{label} (line: medians)"
-            axes.plot(sorted(by_size), middle, "-", label=said, color=colour_of(label))
-            axes.plot(gpus, faster, "o", color=axes.lines[-1].get_color(), alpha=0.7)
-        colour = axes.lines[-1].get_color()
-        for row in rows:
-            if row.get("n", 1) > 1:
-                span = [base / row["slowest_s"], base / row["fastest_s"]]
-                axes.plot([row["gpus"]] * 2, span, "_-", color=colour, markersize=10)
-    ideal = [smallest, largest]
-    axes.plot(ideal, [g / smallest for g in ideal], "--", color="#888888", label="ideal")
+    sizes = sorted({point.x for point in points})
+    for engine, colour in of_engines(point.engine for point in points).items():
+        own = sorted(point for point in points if point.engine == engine)
+        if len({point.x for point in own}) == len(own):
+            axes.plot([p.x for p in own], [p.y for p in own], "-", color=colour)
+        for point in own:
+            if point.low is not None:
+                axes.plot([point.x] * 2, [point.low, point.high], "_-", color=colour, markersize=10)
+    axes.plot(sizes, [size / start for size in sizes], "--", color=GREY)
+    if sizes[-1] >= 16 * sizes[0]:
+        for axis in (axes.xaxis, axes.yaxis):
+            _doubling(axes, axis)
+        axes.set_xlim(sizes[0] / 1.4, sizes[-1] * 1.8)
+    else:
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xlim(0, sizes[-1] * 1.25)
+        axes.set_ylim(0, 1.05 * max([sizes[-1] / start, *(p.high or p.y for p in points)]))
     axes.set_xlabel("GPUs")
-    axes.set_ylabel(f"speedup over {smallest:g}")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    axes.legend()
+    over = f"over {start:g} GPU{'s' if start > 1 else ''}"
+    axes.set_ylabel(f"{'scaled speedup' if weak else 'speedup'} {over}")
+    _draw(figure, axes, points, {"ideal": "--"})
     return figure
 
 
-def tflops(points: dict[str, list[tuple[float, float]]], title: str, convention: str) -> "Figure":
-    """TFLOP/s per GPU against GPUs, (gpus, tflops) by label; the convention is on the axis."""
+def tflops(points: list[Point], title: str, convention: str) -> "Figure":
+    """TFLOP/s per GPU against GPUs; the convention is on the axis."""
     figure, axes = _figure(title)
-    for label, pairs in points.items():
-        at = zip(*sorted(pairs), strict=True)
-        axes.plot(*at, "o", label=label, color=colour_of(label))
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_ylim(bottom=0)
+    _doubling(axes, axes.xaxis)
+    sizes = [point.x for point in points]
+    axes.set_xlim(min(sizes) / 1.4, max(sizes) * 1.8)
+    axes.set_ylim(0, 1.06 * max(point.y for point in points))
     axes.set_xlabel("GPUs")
     axes.set_ylabel(f"TFLOP/s per GPU ({convention})")
-    axes.legend()
+    _draw(figure, axes, points)
     return figure
 
 
-def points(series: dict[str, list[tuple[Any, float]]], title: str, x: str, y: str) -> "Figure":
-    """One value against another, (x, y) by label; an x of words has a place for each word."""
+def values(points: list[Point], title: str, x: str, y: str) -> "Figure":
+    """One value against another; an x of words has a place for each word."""
     figure, axes = _figure(title)
-    found = [pair[0] for pairs in series.values() for pair in pairs]
-    words = sorted({str(one) for one in found}) if any(isinstance(o, str) for o in found) else []
-    for label, pairs in series.items():
-        at = [words.index(str(one)) if words else one for one, _ in pairs]
-        ys, colour = [value for _, value in pairs], colour_of(label)
-        axes.plot(at, ys, "o", label=label, alpha=0.8, color=colour)
-    if words:
+    at = [point.x for point in points]
+    if any(isinstance(value, str) for value in at):
+        words = sorted(set(map(str, at)))
+        points = [point._replace(x=words.index(str(point.x))) for point in points]
         axes.set_xticks(range(len(words)), words)
         axes.set_xlim(-0.5, len(words) - 0.5)
-    elif min(found) > 0 and max(found) >= 8 * min(found):
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
-    elif len(set(found)) <= 8:
-        axes.set_xticks(sorted(set(found)))
-    axes.set_ylim(bottom=0)
+    elif min(at) > 0 and max(at) >= 8 * min(at):
+        _doubling(axes, axes.xaxis)
+        axes.set_xlim(min(at) / 1.4, max(at) * 1.4)
+    else:
+        room = 0.1 * (max(at) - min(at)) or 0.5
+        axes.set_xlim(min(at) - room, max(at) + room)
+        if len(set(at)) <= 8:
+            axes.set_xticks(sorted(set(at)))
+    axes.set_ylim(0, 1.06 * max(point.y for point in points))
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    figure.legend(loc="outside lower center", ncols=3)
+    _draw(figure, axes, points)
     return figure
 
 
-def bars(values: dict[str, tuple[str, list[float]]], title: str, x: str) -> "Figure":
-    """One bar a configuration, as long as the median of its repeats: (label, values) by name. A
-    line spans the lowest to the highest repeat."""
-    figure, axes = _figure(title, max(4.2, 1.2 + 0.2 * len(values)))
-    for label in dict.fromkeys(label for label, _ in values.values()):
-        mine = {name: v for name, (of, v) in values.items() if of == label}
-        middle = [statistics.median(v) for v in mine.values()]
-        axes.barh(list(mine), middle, label=label, color=colour_of(label))
-        for name, found in mine.items():
-            if len(found) > 1:
-                axes.plot([min(found), max(found)], [name] * 2, "|-", color="#222222", lw=1)
-    axes.invert_yaxis()
+def _doubling(axes: Any, axis: Any) -> None:
+    """An axis of powers of two, printed as numbers."""
+    scale = axes.set_xscale if axis is axes.xaxis else axes.set_yscale
+    scale("log", base=2)
+    axis.set_major_formatter("{x:g}")
+
+
+def _draw(
+    figure: "Figure", axes: Any, points: list[Point], lines: dict[str, str] | None = None
+) -> None:
+    """The points with the names of their splits, and the legend; lines: dashed ones by label."""
+    colours = of_engines(point.engine for point in points)
+    present = {point.precision for point in points}
+    marks = {name: mark.matplotlib for name, mark in MARKS.items() if name in present}
+    if len(marks) < 2:
+        marks = dict.fromkeys(present, "o")
+    for point in points:
+        colour, mark = colours[point.engine], marks.get(point.precision, "v")
+        axes.plot(point.x, point.y, mark, color=colour, alpha=0.8, clip_on=False)
+    by_x: dict[float, list[Point]] = defaultdict(list)
+    for point in sorted(points, key=lambda point: point.y):
+        by_x[point.x] += [point] if point.split else []
+    for named in by_x.values():
+        highest = list({(point.engine, point.split): point for point in named}.values())
+        named = named if len(named) <= _LABELS else sorted(highest, key=lambda point: point.y)
+        if len(named) <= _LABELS:
+            _name(axes, named, colours)
+    entries = [({"color": colour, "marker": "o", "ls": ""}, e) for e, colour in colours.items()]
+    if len(marks) == 1:
+        entries = [(style | {"marker": next(iter(marks.values()))}, e) for style, e in entries]
+    else:
+        entries += [({"color": GREY, "marker": m, "ls": ""}, p or "?") for p, m in marks.items()]
+    entries += [({"color": GREY, "ls": style}, label) for label, style in (lines or {}).items()]
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], label=label, **style) for style, label in entries]
+    _legend(figure, handles)
+
+
+def _legend(figure: "Figure", handles: list[Any]) -> None:
+    """Below the axes, in as many columns as there is room for."""
+    longest = max(len(handle.get_label()) for handle in handles)
+    columns = max(1, min(4, 72 // (longest + 6)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+
+
+def _name(axes: Any, points: list[Point], colours: dict[str, str]) -> None:
+    """The splits of points at one x to their right, from below upwards, none over another."""
+    to_axes = axes.transScale + axes.transLimits
+    places = [to_axes.transform((point.x, point.y)) for point in points]
+    heights: list[float] = []
+    for _, height in places:
+        heights.append(max(height, heights[-1] + _GAP) if heights else height)
+    top = 1.0
+    for i in reversed(range(len(heights))):
+        heights[i] = min(heights[i], top)
+        top = heights[i] - _GAP
+    for point, (x, y), height in zip(points, places, heights, strict=True):
+        line = {"arrowstyle": "-", "lw": 0.5, "shrinkA": 0, "shrinkB": 3}
+        line["color"] = colours[point.engine]
+        axes.annotate(
+            point.split,
+            (point.x, point.y),
+            xytext=(x + 0.025, height),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=7,
+            color="#333333",
+            arrowprops=line if abs(height - y) > _GAP / 3 else None,
+        )
+
+
+def bars(found: list[Bar], title: str, x: str) -> "Figure":
+    """One bar a configuration, as long as the median of its repeats, group by group. A line spans
+    the lowest to the highest repeat."""
+    groups = list(dict.fromkeys(bar.group for bar in found))
+    rows: list[Bar | str] = []
+    for group in groups:
+        rows += [group] if group else []
+        rows += [bar for bar in found if bar.group == group]
+    figure, axes = _figure(title, max(4.2, 1.2 + 0.2 * len(rows)))
+    colours = of_engines(bar.engine for bar in found)
+    for engine, colour in colours.items():
+        mine = [(at, bar) for at, bar in enumerate(rows) if getattr(bar, "engine", "") == engine]
+        middle = [statistics.median(bar.values) for _, bar in mine]
+        axes.barh([at for at, _ in mine], middle, label=engine, color=colour)
+    for at, bar in enumerate(rows):
+        if isinstance(bar, Bar) and len(bar.values) > 1:
+            span = [min(bar.values), max(bar.values)]
+            axes.plot(span, [at, at], "|-", color="#222222", lw=1)
+    names = [bar.name if isinstance(bar, Bar) else bar for bar in rows]
+    axes.set_yticks(range(len(rows)), names)
+    for row, tick in zip(rows, axes.get_yticklabels(), strict=True):
+        tick.set_fontweight("normal" if isinstance(row, Bar) else "bold")
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
     axes.set_xlabel(x)
-    figure.legend(loc="outside lower center", ncols=3)
+    _legend(figure, axes.get_legend_handles_labels()[0])
     return figure
 
 
 def losses(curves: dict[str, list[tuple[Any, Any]]], title: str) -> "Figure":
-    """Loss against iteration, one line a run: (iterations, losses) of each run by label."""
+    """Loss against iteration, one line a run: (iterations, losses) of each run by engine."""
     figure, axes = _figure(title)
-    for label, runs in curves.items():
-        line = None
-        for iterations, values in runs:
-            colour = line.get_color() if line else colour_of(label)
-            (line,) = axes.plot(
-                iterations, values, lw=1, alpha=0.8, color=colour, label=label if not line else None
-            )
+    for engine, colour in of_engines(curves).items():
+        for number, (iterations, values) in enumerate(curves[engine]):
+            label = None if number else engine
+            axes.plot(iterations, values, lw=1, alpha=0.8, color=colour, label=label)
     axes.set_xlabel("iteration")
     axes.set_ylabel("loss (nats per token)")
-    axes.legend()
+    _legend(figure, axes.get_legend_handles_labels()[0])
     return figure
 
 
 def phases(bars: dict[str, dict[str, float]], title: str) -> "Figure":
-    """Where the time goes: stacked seconds by phase, one bar a label."""
+    """Where the time goes: stacked seconds by part of a step (colours.PARTS), one bar a label."""
     figure, axes = _figure(title)
     bottom = [0.0] * len(bars)
-    names = list(dict.fromkeys(name for parts in bars.values() for name in parts))
-    for colour, name in zip(COLOURS * 3, names, strict=False):
+    for name in dict.fromkeys(name for parts in bars.values() for name in parts):
         heights = [parts.get(name, 0.0) for parts in bars.values()]
-        axes.bar(list(bars), heights, bottom=bottom, label=name, color=colour)
+        axes.bar(list(bars), heights, bottom=bottom, label=name, color=of_part(name))
         bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
     axes.set_ylabel("seconds")
-    axes.legend()
+    _legend(figure, axes.get_legend_handles_labels()[0])
     return figure
 
 
@@ -193,10 +280,10 @@ def planned(found: list[dict[str, Any]], title: str) -> "Figure":
         [row["efficiency"] * row["predicted_s"] / row[edge] for row in found]
         for edge in ("high_s", "low_s")
     )
-    axes.fill_between(gpus, low, high, alpha=0.2, label="80 % interval")
-    axes.plot(gpus, [row["efficiency"] for row in found], "o-", label="predicted")
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(8, 16384)
+    axes.fill_between(gpus, low, high, alpha=0.2, color=FIRST, label="80 % interval")
+    axes.plot(gpus, [row["efficiency"] for row in found], "o-", color=FIRST, label="predicted")
+    _doubling(axes, axes.xaxis)
+    axes.set_xlim(min(gpus) / 1.4, max(gpus) * 1.4)
     axes.set_ylim(0, None)
     axes.set_xlabel("GPUs")
     axes.set_ylabel("TFLOP/s per GPU over the best of all sizes")

@@ -1,20 +1,24 @@
 """The pictures of runs and logs: speed, scaling, where a step's time goes, losses; any column
 against another."""
 
+import statistics
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from analysis.common import plots
+from analysis.common.plots import Bar, Point
 from analysis.logs.load import load, name_of
 from analysis.logs.record import Record
-from analysis.measured.fairness import configuration, named
+from analysis.measured.fairness import configuration, named, scaling_of
 from analysis.measured.tflops import rows as scaling_rows
 from models.errors import UsageError
 from models.flops import DEFAULT_CONVENTION
 
-PHASES = ("compute", "communication", "data loading", "data movement")
+PHASES = ("compute", "communication", "data loading", "data movement")  # of colours.PARTS
+TIMERS = {"fwd": "forward", "bwd": "backward", "step": "optimizer"}  # of DeepSpeed
 POINTS = 400  # that are drawn of a loss curve at most
 MEASURES = {  # columns that an axis can show, with their words; the others are of the layout
     "step_s": "s/iter",
@@ -32,7 +36,9 @@ LAYOUT = (
     *("gpus", "tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro", "global_batch", "seq_len"),
     *("zero_stage", "recompute", "precision", "engine"),
 )
+LESS_IS_BETTER = ("step_s", "peak_gb")
 Axes = tuple[str | None, str | None]
+Row = dict[str, Any]  # of `tflops.rows`, with the layout, the configuration's name and the split
 
 
 def draw(
@@ -53,12 +59,20 @@ def draw(
     _check(axes)
     records, left_out = load(paths)
     rows = [
-        {key: getattr(record, key, None) for key in LAYOUT} | row
-        for record, row in zip(records, scaling_rows(records, baseline=baseline), strict=True)
+        {key: getattr(record, key, None) for key in LAYOUT}
+        | row
+        | {"engine": record.engine or "unknown", "configuration": name, "split": _split(record)}
+        | {"baseline": baseline or record.baseline}
+        for record, row, name in zip(
+            records,
+            scaling_rows(records, baseline=baseline),
+            _configurations(records),
+            strict=True,
+        )
     ]
-    figures = _of_axes(records, rows, axes, left_out) if any(axes) else {}
+    figures = _of_axes(rows, axes, left_out) if any(axes) else {}
     if not any(axes):
-        figures |= _of_speed(records, rows, baseline, left_out)
+        figures |= _of_speed(rows, scaling_of(records) == "weak", left_out)
         figures |= _of_phases(records, left_out)
         figures |= _of_losses(records, left_out)
     if not figures:
@@ -77,30 +91,39 @@ def _check(axes: Axes) -> None:
             raise UsageError(f"{flag} cannot be {name!r}{also}; it can be: {', '.join(known)}")
 
 
-def _of_axes(
-    records: list[Record], rows: list[dict[str, Any]], axes: Axes, left_out: list[str]
-) -> dict[str, Any]:
+def _split(record: Record) -> str:
+    """What of a run is split or sharded, as "tp2 dp4 zero1"; "" where nothing is or is known."""
+    sizes = {axis: getattr(record, axis) or 1 for axis in ("tp", "cp", "pp", "vpp", "dp")}
+    words = [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
+    if (record.facts.get("layout") or {}).get("sequence_parallel"):
+        words.append("sp")
+    if words and record.zero_stage:
+        words.append(f"zero{record.zero_stage}")
+    return " ".join(words)
+
+
+def _point(row: Row, x: str, y: str) -> Point:
+    return Point(row[x], row[y], row["engine"], row["precision"], row["split"])
+
+
+def _of_axes(rows: list[Row], axes: Axes, left_out: list[str]) -> dict[str, Any]:
     """y against x by engine, or the bars of y by configuration."""
     x, y = axes[0], axes[1] or "tokens_per_s"
-    names = _configurations(records)
-    series: dict[str, list[tuple[Any, float]]] = {}
-    values: dict[str, tuple[str, list[float]]] = {}
-    for record, row, name in zip(records, rows, names, strict=True):
-        label = row["engine"] or "unknown"
+    drawn = []
+    for row in rows:
         missing = [key for key in (x, y) if key and row[key] is None]
         if missing or not row["fit"]:
-            why = missing and row["missing"].get(missing[0]) or _why_not(row, record.baseline)
+            why = missing and row["missing"].get(missing[0]) or _why_not(row)
             left_out.append(f"{row['run']}: not in {y}{f' by {x}' if x else ''}: {why}")
-        elif x:
-            series.setdefault(label, []).append((row[x], row[y]))
         else:
-            values.setdefault(name, (label, []))[1].append(row[y])
-    if x:
-        words = WORDS.get(x, x.replace("_", " "))
-        title = f"{MEASURES[y]} by {words}"
-        figure = plots.points(series, title, words, MEASURES[y]) if series else None
-        return {f"{y}_by_{x}": figure} if series else {}
-    return {y: plots.bars(values, MEASURES[y], MEASURES[y])} if values else {}
+            drawn.append(row)
+    if not drawn:
+        return {}
+    if x is None:
+        return {y: plots.bars(_bars(drawn, y), MEASURES[y], MEASURES[y])}
+    words = WORDS.get(x, x.replace("_", " "))
+    points = [_point(row, x, y) for row in drawn]
+    return {f"{y}_by_{x}": plots.values(points, f"{MEASURES[y]} by {words}", words, MEASURES[y])}
 
 
 def _configurations(records: list[Record]) -> list[str]:
@@ -114,45 +137,67 @@ def _configurations(records: list[Record]) -> list[str]:
     ]
 
 
-def _of_speed(
-    records: list[Record],
-    rows: list[dict[str, Any]],
-    baseline: str | None,
-    left_out: list[str],
-) -> dict[str, Any]:
+def _together(rows: list[Row]) -> list[list[Row]]:
+    """The rows of each configuration."""
+    alike: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        alike[row["configuration"]].append(row)
+    return list(alike.values())
+
+
+def _bars(rows: list[Row], key: str) -> list[Bar]:
+    """A bar a configuration, the best of each number of GPUs first; precisions are told apart."""
+    mixed = len({row["precision"] for row in rows}) > 1
+    found = []
+    for repeats in _together(rows):
+        first, values = repeats[0], [row[key] for row in repeats]
+        name = f"{first['configuration']} ({first['precision'] or '?'})"
+        name = name if mixed else first["configuration"]
+        gpus = first["gpus"] or 0
+        group = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else ""
+        place = statistics.median(values) * (1 if key in LESS_IS_BETTER else -1)
+        found.append((gpus, place, Bar(name, first["engine"], values, group)))
+    return [bar for *_, bar in sorted(found)]
+
+
+def _of_speed(rows: list[Row], weak: bool, left_out: list[str]) -> dict[str, Any]:
     """TFLOP/s and speedup against GPUs, and the seconds of each configuration."""
-    by_engine: dict[str, list[tuple[float, float]]] = {}
-    curves: dict[str, list[dict[str, Any]]] = {}
-    times: dict[str, tuple[str, list[float]]] = {}
-    for record, row, name in zip(records, rows, _configurations(records), strict=True):
-        label, missing = row["engine"] or "unknown", []
-        if row["tflops"] and row["gpus"]:
-            by_engine.setdefault(label, []).append((row["gpus"], row["tflops"]))
-        else:
-            missing.append("tflops")
-        if row["speedup"] and row["efficiency"]:  # oversubscribed rows have no efficiency
-            curves.setdefault(label, []).append(row)
-        else:
-            missing.append("speedup")
-        if row["fit"] and row["step_s"] is not None:
-            times.setdefault(name, (label, []))[1].append(row["step_s"])
-        else:
-            missing.append("step_s")
-        if missing:
+    drawn: dict[str, list[Row]] = {"tflops": [], "speedup": [], "step_s": []}
+    for row in rows:
+        fits = {
+            "tflops": row["tflops"] and row["gpus"],
+            "speedup": row["speedup"] and row["efficiency"],  # oversubscribed rows have none
+            "step_s": row["fit"] and row["step_s"] is not None,
+        }
+        for name, fit in fits.items():
+            drawn[name] += [row] if fit else []
+        if missing := [name for name, fit in fits.items() if not fit]:
             which = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
-            why = _why_not(row, baseline or record.baseline)
-            left_out.append(f"{row['run']}: not in {which}: {why}")
-    for found in curves.values():
-        found.sort(key=lambda row: (row["gpus"], row["run"]))
-    convention = DEFAULT_CONVENTION
+            left_out.append(f"{row['run']}: not in {which}: {_why_not(row)}")
     figures: dict[str, Any] = {}
-    if by_engine:
-        figures["tflops"] = plots.tflops(by_engine, "TFLOP/s per GPU", convention)
-    if curves:
-        figures["speedup"] = plots.speedup(curves, "Strong scaling")
-    if times:
-        figures["step_s"] = plots.bars(times, "Time of a step", MEASURES["step_s"])
+    if drawn["tflops"]:
+        points = [_point(row, "gpus", "tflops") for row in drawn["tflops"]]
+        figures["tflops"] = plots.tflops(points, "TFLOP/s per GPU", DEFAULT_CONVENTION)
+    if drawn["speedup"]:
+        points = [_speedup(repeats) for repeats in _together(drawn["speedup"])]
+        first = drawn["speedup"][0]
+        start = round(first["gpus"] * first["efficiency"] / first["speedup"])  # the baseline's GPUs
+        title = "Weak scaling" if weak else "Strong scaling"
+        figures["speedup"] = plots.speedup(points, title, start, weak)
+    if drawn["step_s"]:
+        bars = _bars(drawn["step_s"], "step_s")
+        figures["step_s"] = plots.bars(bars, "Time of a step, fastest first", MEASURES["step_s"])
     return figures
+
+
+def _speedup(repeats: list[Row]) -> Point:
+    """A configuration's speedup, which its rows share, and what its repeats span."""
+    times = [row["step_s"] for row in repeats]
+    point = _point(repeats[0], "gpus", "speedup")
+    if len(times) == 1:
+        return point
+    base = point.y * statistics.median(times)
+    return point._replace(low=base / max(times), high=base / min(times))
 
 
 def _of_phases(records: list[Record], left_out: list[str]) -> dict[str, Any]:
@@ -184,10 +229,10 @@ def _of_losses(records: list[Record], left_out: list[str]) -> dict[str, Any]:
     return {"loss": plots.losses(curves, "Loss")} if curves else {}
 
 
-def _why_not(row: dict[str, Any], baseline: str | None) -> str:
+def _why_not(row: Row) -> str:
     """Why a row of the scaling table is not in a picture."""
     why = row["notes"] if row["verdict"] == "complete" else row["verdict"]
-    if not (why or baseline):
+    if not (why or row["baseline"]):
         why = "no baseline is stated (--baseline NAME)"
     return why or "a fact that it needs is not known"
 
@@ -199,4 +244,4 @@ def _phases(record: Record) -> dict[str, float]:
         keys = ("compute_s", "comm_s", "data_s", "move_s")
         return {name: slowest.get(key, 0.0) for name, key in zip(PHASES, keys, strict=True)}
     # DeepSpeed's wall_clock_breakdown; its other timers are parts of these.
-    return {k: record.timers_s[k] for k in ("fwd", "bwd", "step") if k in record.timers_s}
+    return {name: record.timers_s[k] for k, name in TIMERS.items() if k in record.timers_s}

@@ -8,46 +8,13 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from analysis.common.plots import COLOURS
+from analysis.common import colours
+from analysis.common.colours import GREY
 from analysis.common.tables import Column
 from models.errors import UsageError
-from parallel.config.engine_abilities import ENGINES
 
 Spec = dict[str, Any]
 HEIGHT = 260  # pixels of a chart whose height does not depend on its rows
-# Paul Tol's muted colours and four more that the colour-blind tell apart, by part of a step.
-_PARTS = {
-    "forward": "#88ccee",
-    "backward": "#332288",
-    "compute": "#332288",
-    "optimizer": "#44aa99",
-    "tp": "#cc6677",
-    "dp": "#ddcc77",
-    "pp": "#117733",
-    "bubble": "#dddddd",
-    "embedding": "#aa4499",
-    "mixed": "#6699cc",
-    "control": "#999933",
-    "other communication": "#999933",
-    "data": "#661100",
-    "move": "#882255",
-    "imbalance": "#882255",
-    "send": "#117733",
-    "receive": "#117733",
-    "weight gradients": "#6699cc",
-    "cp": "#aa4499",
-    "weights": "#332288",
-    "gradients": "#88ccee",
-    "activations": "#44aa99",
-    "keys and values": "#117733",
-    "logits": "#ddcc77",
-    "buckets": "#cc6677",
-    "library": "#bbbbbb",
-    "startup": "#ddcc77",
-    "training": "#332288",
-    "evaluation": "#44aa99",
-    "checkpoint": "#cc6677",
-}  # every other part is grey
 INK = "currentColor"  # of the page around the chart, which may be light or dark
 _INKS = {"labelColor": INK, "titleColor": INK}
 _CONFIG = {
@@ -116,21 +83,29 @@ def tip(**fields: str) -> list[Spec]:
 
 def by_engine(engines: list[str]) -> Spec:
     """Colour by engine: the same engine has the same colour in every chart of every page."""
-    own = [*ENGINES, *sorted(set(engines) - set(ENGINES))]
-    shown = [name for name in own if name in engines]
-    colours = [COLOURS[own.index(name) % len(COLOURS)] for name in shown]
-    scale = {"domain": shown, "range": colours}
+    names = colours.of_engines(engines)
+    scale = {"domain": list(names), "range": list(names.values())}
     return {"field": "engine", "type": "nominal", "title": None, "scale": scale}
 
 
+def by_precision(rows: list[dict[str, Any]]) -> Spec:
+    """The channel that gives each precision its mark; none where all rows have one precision."""
+    names = [name for name in colours.MARKS if any(row.get("precision") == name for row in rows)]
+    if len(names) < 2:
+        return {}
+    scale = {"domain": names, "range": [colours.MARKS[name].vega for name in names]}
+    field = {"field": "precision", "type": "nominal", "title": "precision", "scale": scale}
+    return {"shape": field | {"legend": {"symbolFillColor": GREY, "symbolStrokeColor": GREY}}}
+
+
 def against_gpus(
-    value: str, title: str, engines: list[str], ends: list[float], starts: list[float]
+    value: str, title: str, rows: list[dict[str, Any]], ends: list[float], starts: list[float]
 ) -> Spec:
     """A value against GPUs, both logarithmic, with intervals, an ideal line and crosses.
 
-    ends: [fewest, most] GPUs. starts: the GPUs of each baseline; its ideal line is 1 there and
-    grows with the GPUs (speedup), or stays at 1 (efficiency). A row without the value is a cross on
-    the axis.
+    rows: what is drawn, for its engines and precisions. ends: [fewest, most] GPUs. starts: the GPUs
+    of each baseline; its ideal line is 1 there and grows with the GPUs (speedup), or stays at 1
+    (efficiency). A row without the value is a cross on the axis.
     """
     ideal = [
         {"gpus": gpus, "y": gpus / start if value == "speedup" else 1, "start": start}
@@ -140,12 +115,12 @@ def against_gpus(
     x = axis("gpus", "GPUs", log=True, scale={"base": 2}, axis={"format": "d"})
     tips = tip(run="run", gpus="GPUs", speedup="speedup", efficiency="efficiency")
     reasons = tip(run="run", verdict="verdict", **{f"{value}_why": "why it has no point"})
-    shape = {"field": "engine", "type": "nominal", "legend": None}
+    engines = [row["engine"] for row in rows]
     return {
         "layer": [
             {
                 "data": {"values": ideal},
-                "mark": {"type": "line", "strokeDash": [4, 4], "color": "#888888"},
+                "mark": {"type": "line", "strokeDash": [4, 4], "color": GREY},
                 "encoding": {
                     "x": x,
                     "y": axis("y", title, log=True),
@@ -169,9 +144,9 @@ def against_gpus(
                     "x": x,
                     "y": axis(value, title, log=True),
                     "color": by_engine(engines),
-                    "shape": shape,
                     "tooltip": tips,
-                },
+                }
+                | by_precision(rows),
             },
             {
                 "transform": [{"filter": f"!isValid(datum.{value}) && isValid(datum.gpus)"}],
@@ -206,7 +181,7 @@ def lines(value: str, title: str, engines: list[str], bar: float | None = None) 
     }
     level = {
         "data": {"values": [{"level": bar}]},
-        "mark": {"type": "rule", "strokeDash": [4, 4], "color": "#888888"},
+        "mark": {"type": "rule", "strokeDash": [4, 4], "color": GREY},
         "encoding": {"y": axis("level", title, log=True)},
     }
     return {"layer": [one, *[level] * (bar is not None)]}
@@ -261,11 +236,8 @@ def parts(
 
     names: the parts in their order, or with the part whose colour each has.
     """
-    colours = names if isinstance(names, dict) else dict.fromkeys(names)
-    scale = {
-        "domain": list(names),
-        "range": [_PARTS.get(colour or name, "#888888") for name, colour in colours.items()],
-    }
+    alike = names if isinstance(names, dict) else {name: name for name in names}
+    scale = {"domain": list(names), "range": [colours.of_part(part) for part in alike.values()]}
     where = {"field": y, "type": "nominal", "title": None, "sort": None, "axis": _LINES}
     bars = {
         "mark": {"type": "bar", "stroke": "white", "strokeWidth": 0.5},
@@ -291,7 +263,7 @@ def parts(
 
 def waterfall(names: list[str]) -> Spec:
     """What each part took of an efficiency of 1, from left to right; they end at the efficiency."""
-    scale = {"domain": names, "range": [_PARTS.get(name, "#888888") for name in names]}
+    scale = {"domain": names, "range": [colours.of_part(name) for name in names]}
     return {
         "height": {"step": 22},
         "mark": {"type": "bar", "stroke": "white", "strokeWidth": 0.5},
@@ -342,7 +314,7 @@ def memory(names: dict[str, str], limit: float | None) -> Spec:
 
 def intervals(kinds: list[str], spans: str) -> Spec:
     """What each stage did when: one line a `bar`, coloured by `part`, from `start` to `end`."""
-    scale = {"domain": kinds, "range": [_PARTS.get(kind, "#888888") for kind in kinds]}
+    scale = {"domain": kinds, "range": [colours.of_part(kind) for kind in kinds]}
     return {
         "height": {"step": 28},
         "mark": {"type": "bar", "stroke": "white", "strokeWidth": 0.3},
@@ -357,14 +329,18 @@ def intervals(kinds: list[str], spans: str) -> Spec:
     }
 
 
-def beside(x: str, y: str, titles: list[str], colour: Spec, ends: list[float], run: str) -> Spec:
-    """One value against another, both logarithmic, with the line on which they are equal."""
-    equal = [{"x": end, "y": end} for end in ends]
+def beside(
+    x: str, y: str, titles: list[str], colour: Spec, rows: list[dict[str, Any]], run: str
+) -> Spec:
+    """One value of rows against another, both logarithmic, with the line on which they are
+    equal."""
+    values = [row[key] for row in rows for key in (x, y)]
+    equal = [{"x": end, "y": end} for end in (min(values), max(values))]
     return {
         "layer": [
             {
                 "data": {"values": equal},
-                "mark": {"type": "line", "strokeDash": [4, 4], "color": "#888888"},
+                "mark": {"type": "line", "strokeDash": [4, 4], "color": GREY},
                 "encoding": {"x": axis("x", titles[0], True), "y": axis("y", titles[1], True)},
             },
             {
@@ -375,13 +351,14 @@ def beside(x: str, y: str, titles: list[str], colour: Spec, ends: list[float], r
                     "y": axis(y, titles[1], True),
                     "color": colour,
                     "tooltip": tip(**{run: run, x: titles[0], y: titles[1]}),
-                },
+                }
+                | by_precision(rows),
             },
         ]
     }
 
 
-def points(x: str, y: str, titles: list[str], colour: Spec) -> Spec:
+def points(x: str, y: str, titles: list[str], colour: Spec, rows: list[dict[str, Any]]) -> Spec:
     """One point a row; x is logarithmic."""
     return {
         "transform": [{"filter": f"isValid(datum.{x}) && isValid(datum.{y})"}],
@@ -391,7 +368,8 @@ def points(x: str, y: str, titles: list[str], colour: Spec) -> Spec:
             "y": axis(y, titles[1]),
             "color": colour,
             "tooltip": tip(line="line", **{x: titles[0], y: titles[1]}),
-        },
+        }
+        | by_precision(rows),
     }
 
 
@@ -411,10 +389,10 @@ def parts_of_one(parts: list[Column], total: str, title: str, line: float | None
         },
     ]
     x = axis("value", title)
-    colour = {"condition": {"test": "datum.part == 'all'", "value": "#888888"}, "value": COLOURS[0]}
+    colour = {"condition": {"test": "datum.part == 'all'", "value": GREY}, "value": colours.FIRST}
     limit = {
         "data": {"values": [{"limit": line}]},
-        "mark": {"type": "rule", "strokeDash": [4, 4], "color": "#888888"},
+        "mark": {"type": "rule", "strokeDash": [4, 4], "color": GREY},
         "encoding": {"x": axis("limit", title)},
     }
     bars = {
@@ -455,7 +433,7 @@ def memory_and_time(engines: list[str], layout: dict[str, str], limit_gb: float)
             },
             {
                 "data": {"values": [{"limit": limit_gb}]},
-                "mark": {"type": "rule", "strokeDash": [4, 4], "color": "#888888"},
+                "mark": {"type": "rule", "strokeDash": [4, 4], "color": GREY},
                 "encoding": {"x": axis("limit", "predicted GB", True, scale=close)},
             },
         ]

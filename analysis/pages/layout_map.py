@@ -125,7 +125,7 @@ def _parallel(
         for at, text in lanes.items()
     ]
     encoding = {"x": x, "y": y, "text": {"field": "text"}}
-    faint = {"test": "datum.left === false", "value": "#888888"}
+    faint = {"test": "datum.left === false", "value": charts.GREY}
     return {
         "height": 340,
         "params": [{"name": "scales", "value": scales}],

@@ -88,11 +88,8 @@ def _charts(name: str, table: Table) -> list[Chart]:
     found: list[Chart] = []
     if {"step_s", "predicted_s"} <= keys:
         pairs = [r for r in table.rows if r.get("step_s") and r.get("predicted_s")]
-        seconds = [r[key] for r in pairs for key in ("step_s", "predicted_s")]
         titles = ["published s/iter", "predicted s/iter"]
-        spec = charts.beside(
-            "step_s", "predicted_s", titles, _SIZE, [min(seconds), max(seconds)], "line"
-        )
+        spec = charts.beside("step_s", "predicted_s", titles, _SIZE, pairs, "line")
         worst = max(pairs, key=lambda r: abs(r["predicted_error"]))
         said = f"{len(pairs)} rows; the largest error is {worst['predicted_error']:+.0%}, on line"
         said += f" {worst['line']}. On the dashed line both are equal."
@@ -115,7 +112,7 @@ _SIZE: dict[str, Any] = {
 def _by_gpus(name: str, rows: list[dict[str, Any]], key: str) -> Chart:
     known = [r for r in rows if isinstance(r.get(key), int | float) and r.get("gpus")]
     title = "model TFLOP/s per GPU" if key == "megatron" else "TFLOP/s per GPU, as printed"
-    spec = charts.points("gpus", key, ["GPUs", title], _SIZE)
+    spec = charts.points("gpus", key, ["GPUs", title], _SIZE, known)
     best = max(known, key=lambda r: r[key])
     line = best.get("line") or best["file_line"]
     said = f"{len(known)} rows; most: {best[key]:.1f} on {best['gpus']:g} GPUs, line {line}."

@@ -24,7 +24,7 @@ _TERMS = {
     "optimizer": ("optimizer",),
     "not predicted": ("data", "move", "mixed", "control", "other"),
 }
-# Which colour of charts._PARTS a term has.
+# Which part's colour a term has.
 _SHOWN = {"p2p": "pp", "data_parallel": "dp", "not predicted": "other"}
 
 

@@ -141,7 +141,7 @@ def scaling(rows: list[dict[str, Any]], kind: str) -> Section:
     data = []
     for row in rows:
         point = {k: row[k] for k in ("run", "gpus", "speedup", "efficiency", "verdict")}
-        point |= {"engine": row["engine"] or "unknown"}
+        point |= {"engine": row["engine"] or "unknown", "precision": row["precision"]}
         low, high = row["steady_ci95"] or (None, None)
         for key in ("speedup", "efficiency"):
             point[f"{key}_why"] = row["missing"].get(key)
@@ -156,7 +156,7 @@ def scaling(rows: list[dict[str, Any]], kind: str) -> Section:
     starts = sorted({round(p["gpus"] * p["efficiency"] / p["speedup"]) for p in both})
     for key in ("speedup", "efficiency"):
         if any(p[key] is not None for p in data):
-            spec = charts.against_gpus(key, key, engines_of(data), ends, starts)
+            spec = charts.against_gpus(key, key, data, ends, starts)
             one.charts.append(Chart(spec, kind, _said(data, key, ends, starts)))
     return one
 
@@ -189,11 +189,9 @@ def predicted(found: Table, shown: str) -> Section:
     pairs = [r for r in found.rows if r.get("predicted_s") and r["step_s"]]
     if not pairs:
         return one
-    seconds = [r[key] for r in pairs for key in ("predicted_s", "step_s")]
-    ends = [min(seconds), max(seconds)]
     titles = ["measured s/iter", "predicted s/iter"]
     colour = charts.by_engine(engines_of(found.rows))
-    spec = charts.beside("step_s", "predicted_s", titles, colour, ends, "run")
+    spec = charts.beside("step_s", "predicted_s", titles, colour, pairs, "run")
     worst = max(pairs, key=lambda r: abs(r["predicted_error"]))
     said = (
         f"{len(pairs)} runs. The largest error is {worst['predicted_error']:+.1%}, of"
@@ -262,8 +260,8 @@ def of_records(
         verdict(records, refused, found, kind, question, baseline or ""),
         Section("Runs", tables={"runs": shown}),
         layout_map.view("runs", shown, charts.by_engine(engines_of(found.rows))),
-        scaling(found.rows, kind),
-        scaling(others, other),
+        scaling(shown.rows, kind),
+        scaling(run_table(records, replace(found, rows=others)).rows, other),
         predicted(shown, "runs"),
     ]
     row_of = {record.source: i for i, record in reversed(list(enumerate(records)))}

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.common import plots
+from analysis.common.colours import FIRST
 from analysis.planner import timemodel
 from analysis.planner.calibration import Calibration
 from analysis.planner.ranking import HEADINGS, KEYS, gigabytes_by_part, policy, seconds_by_term
@@ -140,7 +141,7 @@ def draw(
         figure.subplots(1, 2), (time, gigabytes), ("s", "GB"), strict=True
     ):
         ordered = sorted(values.items(), key=lambda item: item[1])
-        axis.barh(*zip(*ordered, strict=True), color="tab:blue")
+        axis.barh(*zip(*ordered, strict=True), color=FIRST)
         axis.set_xlabel(f"predicted {unit}, sum {sum(values.values()):.4g} {unit}")
     figure.suptitle(title)
     plots.write(figure, path, 120, force)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analysis.common import plots
+from analysis.common.colours import of_part
 from models.errors import UsageError
 from parallel.record.timeline import Interval
 
@@ -326,18 +327,21 @@ def text(events: list[Event], pp: int, unit: float = 1.0) -> str:
 
 
 def draw(events: list[Event], pp: int, title: str, path: Path, force: bool = False) -> None:
-    """The pipeline as a picture: F blue, B green, W orange, later chunks lighter."""
+    """The pipeline as a picture: forward, backward and the weights' gradients in their colours of
+    every picture; later chunks lighter."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 0.6 * pp + 1.5), layout="tight")
     axis = figure.subplots()
     for e in events:
-        colour = {"F": "tab:blue", "B": "tab:green", "W": "tab:orange"}[e.kind]
-        span = e.end - e.start
+        colour, span = of_part(KINDS[e.kind]), e.end - e.start
         axis.barh(e.stage, span, left=e.start, color=colour, alpha=1 / (1 + e.chunk), ec="white")
         if len(events) <= 400:
             middle = e.start + span / 2
-            axis.text(middle, e.stage, str(e.micro), ha="center", va="center", fontsize=7)
+            ink = "black" if e.kind == "F" or e.chunk else "white"
+            axis.text(
+                middle, e.stage, str(e.micro), ha="center", va="center", fontsize=7, color=ink
+            )
     axis.invert_yaxis()
     axis.set_yticks(range(pp), [f"stage {i}" for i in range(pp)])
     axis.set_xlabel("time (forward of one chunk = 1)")

@@ -27,24 +27,25 @@ def draw(folder: Path, force: bool = False) -> list[Path]:
 
 def _speedup() -> Figure:
     big = recomputed.big_purple().rows
-    points = [Point("", int(row["gpus"]), row["step_s"]) for row in big]
-    series = {"GPT-2 124M, V100, Big Purple": curve(points, points[0])[0]}
+    times = {"GPT-2 124M, V100, Big Purple": {int(row["gpus"]): row["step_s"] for row in big}}
     for batch in (64, 128):
-        points = [
-            Point("", gpus, recomputed.slowest_rank(ranks)["total_s"])
+        times[f"GPT epochs, batch {batch}, slowest rank"] = {
+            gpus: recomputed.slowest_rank(ranks)["total_s"]
             for (of, gpus), ranks in sorted(recomputed.epochs().items())
             if of == batch
-        ]
-        series[f"GPT epochs, batch {batch}, slowest rank"] = curve(points, points[0])[0]
-    return plots.speedup(series, "Published strong scaling, recomputed")
+        }
+    points = []
+    for label, seconds in times.items():
+        runs = [Point("", gpus, step_s) for gpus, step_s in seconds.items()]
+        rows = curve(runs, runs[0])[0]
+        points += [plots.Point(row["gpus"], row["speedup"], label) for row in rows]
+    return plots.speedup(points, "Published strong scaling, recomputed", 1)
 
 
 def _tflops() -> Figure:
-    parts: dict[str, list[tuple[float, float]]] = {}
-    for row in recomputed.jean_zay(1, 10**6).rows:
-        if row.get("megatron"):
-            parts.setdefault(_library(row["engine"]), []).append((row["gpus"], row["megatron"]))
-    return plots.tflops(parts, "GPT-2 7.5B to 206B on Jean Zay's V100s", DEFAULT_CONVENTION)
+    rows = [row for row in recomputed.jean_zay(1, 10**6).rows if row.get("megatron")]
+    points = [plots.Point(row["gpus"], row["megatron"], _library(row["engine"])) for row in rows]
+    return plots.tflops(points, "GPT-2 7.5B to 206B on Jean Zay's V100s", DEFAULT_CONVENTION)
 
 
 def _library(engine: str) -> str:

@@ -1,0 +1,80 @@
+"""The colours and the marks of every picture and every page: an engine, a part of a step and a
+precision look the same wherever they are drawn. Colours are Paul Tol's, which the colour-blind tell
+apart (https://personal.sron.nl/~pault/)."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from parallel.config.engine_abilities import ENGINES
+
+_OWN = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee")  # of ENGINES
+_OTHERS = ("#aa3377", "#ee7733", "#332288", "#44aa99", "#882255", "#999933", "#777777")
+FIRST = _OWN[0]  # of a picture with one series
+GREY = "#888888"  # ideal lines, limits, and parts that PARTS lacks
+
+# By part of a step, of memory or of the wall clock. Parts of one chart differ.
+PARTS = {
+    "forward": "#88ccee",
+    "backward": "#332288",
+    "weight gradients": "#225555",
+    "compute": "#332288",
+    "optimizer": "#44aa99",
+    "tp": "#cc6677",
+    "dp": "#ddcc77",
+    "pp": "#ee8866",
+    "cp": "#0077bb",
+    "send": "#117733",
+    "receive": "#bbcc33",
+    "bubble": "#dddddd",
+    "embedding": "#aa4499",
+    "mixed": "#6699cc",
+    "control": "#999933",
+    "communication": "#cc6677",
+    "other communication": "#999933",
+    "data": "#661100",
+    "data loading": "#661100",
+    "move": "#ee3377",
+    "data movement": "#ee3377",
+    "imbalance": "#882255",
+    "weights": "#332288",
+    "gradients": "#88ccee",
+    "activations": "#cc6677",
+    "keys and values": "#117733",
+    "logits": "#ddcc77",
+    "buckets": "#882255",
+    "library": "#bbbbbb",
+    "startup": "#ddcc77",
+    "training": "#332288",
+    "evaluation": "#44aa99",
+    "checkpoint": "#cc6677",
+}
+
+
+class Mark(NamedTuple):
+    """A point's mark, as matplotlib and Vega call it."""
+
+    matplotlib: str
+    vega: str
+
+
+MARKS = {  # by precision; None: one that is not known
+    "fp32": Mark("o", "circle"),
+    "bf16": Mark("s", "square"),
+    "fp16": Mark("^", "triangle-up"),
+    "fp8": Mark("D", "diamond"),
+    None: Mark("v", "triangle-down"),
+}
+
+
+def of_engines(labels: Iterable[str]) -> dict[str, str]:
+    """Label -> colour. Engines of this repository have their own; the other labels, which should
+    be those of all runs of a study, share the others in alphabetical order."""
+    wanted = set(labels)
+    own = {name: colour for name, colour in zip(ENGINES, _OWN, strict=True) if name in wanted}
+    others = enumerate(sorted(wanted - set(ENGINES)))
+    return own | {name: _OTHERS[i % len(_OTHERS)] for i, name in others}
+
+
+def of_part(name: str) -> str:
+    """The colour of a part of a step, of memory or of the wall clock."""
+    return PARTS.get(name, GREY)

@@ -1,0 +1,117 @@
+"""Pictures and pages: one colour an engine and a part, a mark a precision, names of splits."""
+
+import re
+
+import pytest
+
+from analysis import plots
+from analysis.common import colours
+from analysis.common import plots as drawing
+from analysis.common.plots import Point
+from analysis.measured.pictures import PHASES, TIMERS
+from analysis.pages import charts, costs
+from parallel.config.engine_abilities import ENGINES
+from parallel.record.schema import CATEGORIES
+from parallel.record.timeline import KINDS
+from tests.fixture_runs import facts, write
+
+MEMORY = ("weights", "gradients", "optimizer", "activations", "keys and values", "logits")
+MEMORY = (*MEMORY, "buckets", "library")
+LOST = ("compute", "bubble", "tp", "dp", "pp", "other communication", "imbalance", "other")
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """What analysis.plots draws of a study's runs: figures by name."""
+    figures = {}
+    monkeypatch.setattr(
+        drawing, "save", lambda figure, _, name, *__: figures.update({name: figure}) or []
+    )
+
+    def draw(*runs):
+        for step_s, settings in runs:
+            write(tmp_path, facts("s", "ddp", **({"engine": "ddp"} | settings)), step_s=step_s)
+        assert plots.main([str(tmp_path)]) == 0
+        return figures
+
+    return draw
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [CATEGORIES, KINDS, LOST, MEMORY, costs._PARTS, PHASES, tuple(TIMERS.values())],
+)
+def test_the_parts_of_a_chart_have_different_colours(parts):
+    assert len({colours.of_part(part) for part in parts}) == len(parts)
+
+
+def test_plot_and_page_give_an_engine_one_colour():
+    labels = ["torchtitan", "megatron", "nanoGPT", "ddp", "GPT-NeoX"]
+    page = charts.by_engine(labels)["scale"]
+    on_page = dict(zip(page["domain"], page["range"], strict=True))
+    points = [Point(1, 1.0, label) for label in reversed(labels)]
+    legend = drawing.tflops(points, "", "").legends[0].legend_handles
+    assert {handle.get_label(): handle.get_color() for handle in legend} == on_page
+    assert len(set(on_page.values())) == 5
+    assert set(colours.of_engines([*ENGINES, "x"])) == {*ENGINES, "x"}
+
+
+def test_a_precision_has_its_mark_and_the_legend_shows_the_marks_that_are_drawn():
+    points = [Point(8, 1.0, "megatron", "bf16"), Point(8, 2.0, "megatron", "fp8")]
+    figure = drawing.tflops(points, "", "")
+    assert {line.get_marker() for line in figure.axes[0].lines} == {"s", "D"}
+    engine, *precisions = figure.legends[0].legend_handles
+    assert [(h.get_label(), h.get_marker()) for h in precisions] == [("bf16", "s"), ("fp8", "D")]
+    figure = drawing.tflops(points[:1], "", "")
+    assert {line.get_marker() for line in figure.axes[0].lines} == {"o"}
+    assert [h.get_marker() for h in figure.legends[0].legend_handles] == ["o"]
+    rows = [{"engine": "megatron", "precision": name} for name in ("bf16", "fp8")]
+    point = charts.against_gpus("speedup", "speedup", rows, [1, 2], [1])["layer"][2]["encoding"]
+    assert point["shape"]["scale"] == {"domain": ["bf16", "fp8"], "range": ["square", "diamond"]}
+    assert "shape" not in charts.against_gpus("speedup", "", rows[:1], [1, 2], [1])["layer"][2]
+
+
+def test_splits_are_named_and_no_line_joins_them(drawn):
+    """At two GPUs there are three splits of megatron; only ddp has one run at each size."""
+    splits = ({"tp": 2}, {"pp": 2}, {})
+    runs = [(0.6 + 0.1 * i, {"engine": "megatron", "gpus": 2} | s) for i, s in enumerate(splits)]
+    figures = drawn((1.0, {}), (0.5, {"gpus": 2}), *runs)
+    axes = figures["speedup"].axes[0]
+    names = {text.get_text() for text in axes.texts}
+    assert names == {"tp2", "pp2", "dp2"} and len(axes.texts) == 4
+    lines = [line for line in axes.lines if line.get_linestyle() == "-"]
+    assert [line.get_color() for line in lines] == [colours.of_engines(["ddp"])["ddp"]]
+    heights = sorted(text.xyann[1] for text in axes.texts)
+    assert min(b - a for a, b in zip(heights, heights[1:], strict=False)) >= 0.03
+    bars = [tick.get_text() for tick in figures["step_s"].axes[0].get_yticklabels()]
+    assert bars[2:] == ["2 GPUs", "ddp-dp2", "megatron-tp2", "megatron-pp2", "megatron-dp2"]
+
+
+def test_no_point_lies_on_the_frame(drawn):
+    figures = drawn((1.0, {}), (0.5, {"gpus": 2}), (0.3, {"gpus": 4}))
+    for name in ("speedup", "tflops"):
+        axes = figures[name].axes[0]
+        for line in axes.lines:
+            for point in line.get_xydata():
+                place = (axes.transScale + axes.transLimits).transform(point)
+                assert all(0.01 < value < 0.99 for value in place), name
+
+
+def test_a_weak_study_has_a_weak_picture(drawn):
+    figures = drawn((1.0, {"global_batch": 8}), (1.25, {"gpus": 2, "global_batch": 16}))
+    axes = figures["speedup"].axes[0]
+    assert (axes.get_title(), axes.get_ylabel()) == ("Weak scaling", "scaled speedup over 1 GPU")
+    assert sorted(y for line in axes.lines for y in line.get_ydata() if y not in (1, 2)) == (
+        pytest.approx([1.6, 1.6], rel=0.01)
+    )
+
+
+def test_colours_have_one_home():
+    """No other file of the product writes a colour of a chart."""
+    from tests.conftest import ROOT
+
+    files = [p for p in (ROOT / "analysis").rglob("*.py") if p.name != "colours.py"]
+    found = {p.name: re.findall(r'"#[0-9a-f]{6}"|"tab:\w+"', p.read_text()) for p in files}
+    assert {name: set(words) - {'"#222222"', '"#333333"'} for name, words in found.items()} == {
+        p.name: set() for p in files
+    }
