@@ -43,7 +43,7 @@ from parallel.config.engine_abilities import kernels_of
 from parallel.config.run_names import name_alone
 from parallel.config.settings import COMMAND_LINE, RunSpec, add_flags, from_flags, resolve
 from parallel.config.study import load_study
-from parallel.record.ends import Kind, kind_of_error
+from parallel.record.ends import CONSEQUENCES, Kind, kind_of_error
 from parallel.record.facts import launcher_metadata, run_facts
 from parallel.record.launch import (
     Launch,
@@ -54,6 +54,7 @@ from parallel.record.launch import (
     with_lost_launcher,
 )
 from parallel.record.reader import read_status
+from parallel.record.siblings import Siblings, process_number
 from parallel.record.signals_and_hangs import Interruption, on_signals
 from parallel.record.writer import RunFolder, check_folder
 
@@ -247,10 +248,17 @@ def train_in_folder(
     # The other ranks know that the folder is there when they have met rank 0. Until then rank 0
     # writes why: its mistake ended the others, or it has the signal too.
     begun = launch.rank == 0
+    siblings: Siblings | None = None
 
     def fail(kind: Kind, reason: str) -> None:
+        follows = siblings and kind in (*CONSEQUENCES, Kind.COMMUNICATION)
+        # A launcher sends SIGTERM after it has seen a rank end, a connection breaks before.
+        if follows and (end := siblings.first_end(0.0 if kind == Kind.SIGNAL else 0.5)):
+            kind, reason = end
         if begun:
             folder.fail(kind, reason, launch.rank)
+            if kind not in CONSEQUENCES:
+                folder.explain(kind, reason)
 
     def fail_by_signal(signal: str) -> None:
         fail(Kind.SIGNAL, f"{with_lost_launcher(signal)} (rank {launch.rank})")
@@ -261,6 +269,7 @@ def train_in_folder(
         interruption.attend(fail_by_signal, spec.save_grace_s if spec.save_interval else None)
         init_process_group(spec, device, launch, lambda reason: fail(Kind.COMMUNICATION, reason))
         begun = True
+        siblings = Siblings(process_numbers(launch), launch.rank)
         if spec.offload != "none" and device.type == "cuda" and spec.threads == 1:
             # AdamW updates what is offloaded on the CPU, while nothing else runs there.
             facts["host"]["optimizer_threads"] = cpu.share_of_cores()
@@ -284,6 +293,16 @@ def train_in_folder(
         else:
             first_reason = reason
         end_by_error(error, reason, first_reason)
+
+
+def process_numbers(launch: Launch) -> list[int]:
+    """Each rank's `process_number`; every rank calls it."""
+    import torch
+
+    numbers = torch.zeros(launch.world_size, dtype=torch.int64)
+    numbers[launch.rank] = process_number()
+    torch.distributed.all_reduce(numbers)
+    return numbers.tolist()
 
 
 def end_by_error(error: BaseException, reason: str, first_reason: str) -> NoReturn:

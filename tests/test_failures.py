@@ -131,21 +131,21 @@ def start_long_run(folder, tokens, engine: str, ranks: int, *flags: str) -> subp
 
 
 @pytest.mark.parametrize(
-    ("engine", "flags", "victim"),
+    ("engine", "flags", "victim", "number"),
     [
-        ("ddp", [], 1),
-        ("ddp", [], 0),
-        ("megatron", ["--pp", "2"], 1),
-        ("deepspeed_pipe", ["--pp", "2"], 0),
+        ("ddp", [], 1, signal.SIGKILL),
+        ("ddp", [], 0, signal.SIGSEGV),
+        ("megatron", ["--pp", "2"], 1, signal.SIGKILL),
+        ("deepspeed_pipe", ["--pp", "2"], 0, signal.SIGABRT),
     ],
 )
-def test_a_rank_that_dies_ends_the_run_as_failed(engine, flags, victim, tokens, tmp_path):
+def test_a_rank_that_dies_ends_the_run_as_failed(engine, flags, victim, number, tokens, tmp_path):
     folder = tmp_path / "run"
     launcher = start_long_run(folder, tokens, engine, 2, *flags)
     try:
         wait_for(lambda: steps_so_far(folder) >= 3, 120, "three steps")
         ranks = [rank_process(launcher, rank) for rank in (0, 1)]
-        ranks[victim].kill()
+        ranks[victim].send_signal(number)
         assert launcher.wait(timeout=90) != 0
     finally:
         launcher.stderr.close()
@@ -154,7 +154,9 @@ def test_a_rank_that_dies_ends_the_run_as_failed(engine, flags, victim, tokens, 
             launcher.wait()
     assert not any(process.is_running() for process in ranks)
     run = read_run(folder)
-    assert run.state == "failed" and run.reason
+    # Not the survivor's broken connection, nor the SIGTERM that torchrun sent it.
+    assert (run.state, run.kind) == ("failed", "killed")
+    assert run.reason == f"rank {victim} was killed: {number.name}"
     assert not (folder / "RUN_COMPLETE.txt").exists()
     assert len(run.steps) >= 3  # nothing that was measured is lost
 

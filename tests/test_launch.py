@@ -88,6 +88,48 @@ def test_a_rank_ends_with_its_launcher(tmp_path):
     assert ends_how("none")[1] == "lives on\n"  # a shell may end before what it has started
 
 
+WATCHED = """
+import os, signal, sys
+from parallel.record import siblings
+counts = [1, int(sys.argv[3])]
+siblings._oom_kills = lambda: counts.pop(0)
+reader, writer = os.pipe()
+if (other := os.fork()) == 0:
+    os.read(reader, 1)
+    os.kill(os.getpid(), int(sys.argv[1]))
+    os._exit(int(sys.argv[2]))
+if (rank := os.fork()) == 0:
+    me = siblings.process_number()
+    watch = siblings.Siblings([me, me - os.getpid() + other], 0)
+    os.write(writer, b"!")
+    end = watch.first_end(float(sys.argv[4]))
+    print(*(end or ["nothing"]), sep=": ", flush=True)
+    os._exit(0)
+os.waitpid(rank, 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "oom_kills", "end"),
+    [
+        (9, 0, 1, "killed: rank 1 was killed: SIGKILL"),
+        (9, 0, 2, "memory: rank 1 was killed: SIGKILL, and the kernel killed for lack of memory"),
+        (11, 0, 2, "killed: rank 1 was killed: SIGSEGV"),
+        (0, 3, 1, "unknown: rank 1 ended with exit status 3 and gave no reason"),
+        (15, 0, 1, "nothing"),
+        (0, 143, 1, "nothing"),
+    ],
+)
+def test_a_rank_knows_how_another_one_ended(number, status, oom_kills, end):
+    """A SIGTERM, or its handler's status, is the launcher's word on the rank, and no cause."""
+    wait_s = 0.5 if end == "nothing" else 30.0
+    words = map(str, (number, status, oom_kills, wait_s))
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED, *words], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout == f"{end}\n", done.stderr
+
+
 def test_torchrun_is_told_why_once(tmp_path):
     error = tmp_path / "error.json"
     environment = {"TORCHELASTIC_ERROR_FILE": str(error)}

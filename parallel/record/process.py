@@ -18,11 +18,16 @@ def process_start(pid: int) -> int | None:
     It tells a process from a later one with the same number. None where the process has ended, also
     as a zombie, and where there is no /proc.
     """
+    fields = stat(pid)
+    return None if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def stat(pid: int) -> list[str] | None:
+    """/proc/<pid>/stat from its third field, the state, on; None where there is none."""
     try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if state in "ZX" else int(fields[18])
 
 
 def ran_here(writer: dict[str, Any]) -> bool:

@@ -1,0 +1,105 @@
+"""How the other ranks of this node end: one that is killed, or leaves without a word, writes no
+reason, and its peers see a broken connection or their launcher's SIGTERM. Torch-free.
+
+Linux alone tells how a process that is not our child ended, and only until its launcher has asked.
+"""
+
+import contextlib
+import os
+import platform
+import select
+import signal
+import threading
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from parallel.record.ends import Kind
+from parallel.record.process import stat
+
+_PID_BITS = 22  # Linux has no larger process number
+_ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the launcher's own, or a user's
+
+
+class End(NamedTuple):
+    """Why a rank ended, as status.json says it."""
+
+    kind: Kind
+    reason: str
+
+
+def process_number() -> int:
+    """This process, told from those of other hosts; below 2**54."""
+    return zlib.crc32(platform.node().encode()) << _PID_BITS | os.getpid()
+
+
+class Siblings:
+    """Watches the ranks that this rank's launcher started on this node.
+
+    numbers: each rank's `process_number`.
+    """
+
+    def __init__(self, numbers: Sequence[int], rank: int):
+        self._known = threading.Event()
+        self._end: End | None = None
+        self._oom_kills = _oom_kills()
+        here, watched = process_number() >> _PID_BITS, {}
+        for other, number in enumerate(numbers):
+            pid = number & (1 << _PID_BITS) - 1
+            fields = stat(pid) if other != rank and number >> _PID_BITS == here else None
+            if fields and int(fields[1]) == os.getppid():
+                with contextlib.suppress(OSError, AttributeError):  # an older kernel
+                    watched[os.pidfd_open(pid)] = other, pid
+        threading.Thread(target=self._watch, args=(watched,), daemon=True, name="siblings").start()
+
+    def first_end(self, wait_s: float) -> End | None:
+        """How the first of them ended without a word, waiting so long for it; None: none did."""
+        self._known.wait(wait_s)
+        return self._end
+
+    def _watch(self, watched: dict[int, tuple[int, int]]) -> None:
+        poll = select.poll()
+        for descriptor in watched:
+            poll.register(descriptor, select.POLLIN)
+        while watched:
+            for descriptor, _ in poll.poll():
+                end = self._how_ended(*watched.pop(descriptor))
+                poll.unregister(descriptor)
+                os.close(descriptor)
+                if end and self._end is None:
+                    self._end = end
+                    self._known.set()
+
+    def _how_ended(self, rank: int, pid: int) -> End | None:
+        """From the process's exit status; None where it was asked to end, or nobody knows."""
+        fields = stat(pid)
+        if not fields or fields[0] != "Z":
+            return None
+        status, number = divmod(int(fields[49]), 256)
+        number &= 127  # the highest bit says that there is a core file
+        if number in _ASKED or status in [128 + asked for asked in _ASKED]:
+            return None
+        if not number:
+            reason = f"rank {rank} ended with exit status {status} and gave no reason"
+            return End(Kind.UNKNOWN, reason)
+        reason = f"rank {rank} was killed: {_name(number)}"
+        if number == signal.SIGKILL and _oom_kills() > self._oom_kills:
+            return End(Kind.MEMORY, f"{reason}, and the kernel killed for lack of memory")
+        return End(Kind.KILLED, reason)
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"Signal {number}"
+
+
+def _oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
+    """How many processes this machine's kernel has killed because memory ran out."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in vmstat.read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
