@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -239,6 +240,24 @@ def test_a_run_whose_last_lines_the_disk_did_not_take_is_not_complete(tmp_path):
     assert "RUN_COMPLETE.txt" not in names and "RUN_COMPLETE" not in "".join(
         (run.path / name).read_text() for name in names
     )
+
+
+@pytest.mark.parametrize("gone", ["all", "train.log", "steps.csv"])
+@pytest.mark.parametrize("end", ["complete", "interrupt", "update", "sync"])
+def test_a_run_whose_folder_was_deleted_is_not_complete(gone, end, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(FACTS)
+    folder.step(row(1))
+    if gone == "all":
+        shutil.rmtree(tmp_path / "run")
+        (tmp_path / "run" / "checkpoints").mkdir(parents=True)  # a save makes it again
+    else:
+        (tmp_path / "run" / gone).unlink()
+    arguments = {"complete": ({}, "marker"), "interrupt": ("SIGTERM",), "update": (FACTS,)}
+    with pytest.raises(UsageError, match=r"(train.log|steps.csv) was deleted while the run wrote"):
+        getattr(folder, end)(*arguments.get(end, ()))
+    assert not (tmp_path / "run" / "RUN_COMPLETE.txt").exists()
+    folder.close()
 
 
 def test_a_failure_is_written_where_a_full_disk_has_no_room_for_a_new_file(tmp_path, monkeypatch):

@@ -151,6 +151,7 @@ class RunFolder:
         """Write the metrics, the status that says complete, with a remark, and, last, the marker.
 
         Raises:
+            UsageError: the folder was deleted.
             OSError: the disk did not take all of it; then the status says failed.
         """
         try:
@@ -188,7 +189,12 @@ class RunFolder:
             self._write_status(FAILED, kind, reason, status.get("rank", -1))
 
     def interrupt(self, reason: str) -> None:
-        """Record that the run was stopped and can go on."""
+        """Record that the run was stopped and can go on.
+
+        Raises:
+            UsageError: the folder was deleted.
+        """
+        self._check_there()
         self._write_status(INTERRUPTED, Kind.SIGNAL, reason, 0)
         self.close()
 
@@ -216,7 +222,12 @@ class RunFolder:
     # --- while the run trains ---
 
     def update(self, facts: dict[str, Any]) -> None:
-        """Replace run.json."""
+        """Replace run.json.
+
+        Raises:
+            UsageError: the folder was deleted.
+        """
+        self._check_there()
         write_json(self.path / schema.RUN, facts)
 
     def launcher(self, metadata: dict[str, Any]) -> None:
@@ -248,11 +259,24 @@ class RunFolder:
         """Bring train.log and steps.csv to the disk, up to their last line.
 
         Raises:
+            UsageError: the folder was deleted.
             OSError: as the disk has it.
         """
+        self._check_there()
         for stream in (self._log, self._steps):
             stream.flush()
             os.fsync(stream.fileno())
+
+    def _check_there(self) -> None:
+        """Raises: UsageError: what was written is gone. A save may have made the folder again."""
+        for name, stream in ((schema.LOG, self._log), (schema.STEPS, self._steps)):
+            if stream is None:
+                continue
+            if not (self.path / name).exists() or os.fstat(stream.fileno()).st_nlink == 0:
+                raise UsageError(
+                    f"{self.path / name} was deleted while the run wrote it: the run has no record,"
+                    " start it again"
+                )
 
 
 class BreakdownFile:
