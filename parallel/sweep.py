@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 from models.bounds import check_flags
 from models.errors import Parser, UsageError, command_line, printable
-from models.files import ROOT, named_folder
+from models.files import ROOT, named_folder, read_json_if_whole
 from parallel import forked_ranks
 from parallel.checkpoint import attempts
 from parallel.config.settings import RunSpec
@@ -233,10 +233,14 @@ def report(out: Path) -> None:
         subprocess.run(words, env=forked_ranks.environment(), stdin=subprocess.DEVNULL, check=False)
     folder = shlex.quote(str(out))
     lines = [
-        "\nnext:",
         f"  python -m analysis.parity --check {folder}    # are the losses the same in every run?",
-        f"  python -m analysis.compare {folder}           # faster by how much, or within noise?",
+        f"  python -m analysis.compare {folder}           # which is fastest, or is it noise?",
+        f"  python -m analysis.plots {folder}             # pictures, in {folder}/plots",
     ]
+    if read_json_if_whole(out / "scaling_report.json").get("scaling") == "weak":
+        # Runs of other batches have other losses.
+        lines[0] = f"  python -m analysis.scaling {folder}           # what is kept of the speed?"
+    print("\nnext:")
     if not has_extra:
         page = f"pip install vl-convert-python && python -m analysis.page {folder}"
         lines.append(f"  {page}  # all of it as one offline page")

@@ -1,6 +1,8 @@
 """A sweep runs a study in order, at one commit, under one bar, and goes on where it stopped."""
 
+import importlib
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from parallel.record import ends, facts, schema
 from parallel.record.ends import Kind
 from parallel.record.reader import read_run
 from parallel.record.writer import RunFolder
+from tests import fixture_runs
 
 CLEAN = {"commit": "c" * 40, "dirty": False}
 STUDY = """
@@ -175,6 +178,20 @@ def test_srun_starts_the_ranks_of_an_allocation(tokens, tmp_path, monkeypatch, c
     assert f"  python -m analysis.parity --check {tmp_path}/out/one " in commands
     assert "analysis.page" not in commands and "/out/one/study.html: " in table
     assert (tmp_path / "out" / "one" / "study.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_after_a_weak_study_the_next_commands_are_those_that_scale_it(tmp_path, capfd):
+    """The batch grows with the GPUs, so the losses are not compared."""
+    for gpus in (1, 2):
+        settings = {"engine": "ddp", "gpus": gpus, "global_batch": 8 * gpus}
+        fixture_runs.write(tmp_path, fixture_runs.facts("s", "ddp", **settings))
+    sweep.report(tmp_path)
+    table, _, commands = capfd.readouterr().out.partition("\nnext:\n")
+    assert "Speedup: weak scaling against ddp" in table and "invalid" not in table
+    named = re.findall(r"python -m analysis\.(\w+) (\S+)", commands)
+    assert [name for name, _ in named[:3]] == ["scaling", "compare", "plots"]
+    for name, path in named[:3]:
+        assert importlib.import_module(f"analysis.{name}").main([path]) == 0
 
 
 def test_without_the_extra_a_line_says_how_to_get_the_page(tmp_path, monkeypatch, capsys):
