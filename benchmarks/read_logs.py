@@ -8,6 +8,7 @@ machine and on its other programs. Perl only averages one column; the reader fil
 """
 
 import argparse
+import contextlib
 import itertools
 import random
 import shutil
@@ -23,9 +24,21 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from analysis.logs.load import read_all
 from analysis.logs.readers import read
+from analysis.logs.record import Refusal
 from models.bounds import check_flags
 from models.errors import Parser, UsageError, command_line
 
+# Words of many formats; lines of them alone would slow a reader that scans a line twice.
+PIECES = (
+    "| ", "iteration ", "elapsed time per iteration (ms): ", "step: ", "loss: ", "tps: ",
+    "memory: ",
+    "1", "1,", ".", "e+", " ", "=", "/", "train_time:", "step_avg:", "DLLL {", ":::MLLOG {",
+    "'loss': ",
+    "{'train_runtime': 1", "train_step_timing in s", "[00:00<00:00,", "num_updates", "wps", "ups",
+    "consumed samples: ", "SamplesPerSec=", "0/1, ", "\x1b[32m", "\x1b[", "using world size: 1",
+    "micro_batch_size", "....", "Total epoch time: 1", "Training compute time:", "Error: ", "error",
+    "Traceback (most recent call last)", "Tokens/s/GPU: ", "Step: 1 | ", "time_per_iteration_ms: ",
+)  # fmt: skip
 # The Jean Zay study's one-liner: it averages "elapsed time per iteration".
 ONE_LINER = (
     "m|elapsed time per iteration .ms.: ([\\d\\.]+)| &&  do {$x+=$1; $c++};"
@@ -119,6 +132,26 @@ def beside_perl(path: Path, what: str) -> None:
     )
 
 
+def growth(folder: Path) -> None:
+    """Print how much longer eight times the text takes, with or without line ends."""
+    rng, path = random.Random(3), folder / "pieces.out"
+
+    def attempt() -> None:
+        with contextlib.suppress(Refusal):
+            read(path)
+
+    ratios = []
+    for _ in range(25):
+        unit = "".join(rng.choices(PIECES, k=rng.randint(1, 6)))
+        small = unit * (100_000 // len(unit) + 1)
+        took = []
+        for times in (1, 8):
+            path.write_text(small * times)
+            took.append(min(seconds(attempt) for _ in range(2)))
+        ratios.append(took[1] / took[0])
+    print(f"8 times the text of words of logs takes {max(ratios):.1f} x the time; bar: 20 x")
+
+
 @command_line("read_logs")
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(description=__doc__.splitlines()[0])
@@ -140,6 +173,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measure(folder: Path, arguments: argparse.Namespace) -> None:
+    growth(folder)
     if arguments.mb:
         for share, what in ((0.06, "6 % iteration lines"), (0.95, "95 % iteration lines")):
             log = folder / "mixed.out"

@@ -1,9 +1,13 @@
 """What the tests share: where things are, how a command is run, and which file is tested first.
 
+The tests work in a folder of links to the repository's files, which leaves out the files that git
+ignores: what `make study` or a user's run left in data/ and logs/ changes no test.
+
 Two processes run the tests (pytest-xdist), each one file at a time. They share the servers that
 fork ranks (parallel/forked_ranks.py).
 """
 
+import atexit
 import fcntl
 import functools
 import hashlib
@@ -25,12 +29,29 @@ import pytest
 
 from parallel import forked_ranks
 
+
+def clean_copy(repository: Path) -> Path:
+    """A new folder of links to the repository's files without those that git ignores."""
+    folder = Path(tempfile.mkdtemp(prefix="clean-"))
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=repository, check=True, capture_output=True, text=True)
+    for name in filter(None, names.stdout.split("\0")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(repository / name)
+    return folder
+
+
 TRAIN = "parallel.train"
-ROOT = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parent.parent
+CLEAN = "SCALING_TEST_ROOT"  # the processes of one test run share the folder
+if CLEAN not in os.environ:
+    os.environ[CLEAN] = str(clean_copy(REPOSITORY))
+    atexit.register(shutil.rmtree, os.environ[CLEAN])
+ROOT = Path(os.environ[CLEAN])
 ENGINES = ("ddp", "fsdp2", "deepspeed_zero", "deepspeed_pipe", "megatron")
 THREADS = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 os.environ["SCALING_CLUSTERS"] = ""  # the shipped clusters alone, whatever the user has
-SHARED = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared"))
+SHARED = Path(os.environ.get("SCALING_SHARED", REPOSITORY.parent / "shared"))
 
 
 @pytest.fixture
@@ -39,6 +60,11 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"published material is not here ({SHARED}; set SCALING_SHARED)")
     return SHARED
+
+
+@pytest.fixture(autouse=True, scope="session")
+def clean_folder() -> None:
+    os.chdir(ROOT)
 
 
 @pytest.fixture(autouse=True)

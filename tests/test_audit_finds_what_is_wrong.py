@@ -1,18 +1,14 @@
 """The audit finds each contradiction of the published tables, and nothing in consistent rows."""
 
-import os
-from pathlib import Path
-
 import pytest
 
 from analysis import tables
 from analysis.audit import main
 from analysis.logs.published_csv import read_csv
 from analysis.published.audit import audit_document, audit_paths
+from tests.conftest import ROOT, SHARED
 
-ROOT = Path(__file__).resolve().parent.parent
 PUBLISHED = ROOT / "logs" / "published"
-SHARED = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared"))
 JEAN_ZAY = PUBLISHED / "seed003_jeanzay_v100.csv"
 
 needs_shared = pytest.mark.skipif(

@@ -2,9 +2,7 @@
 
 import csv
 import math
-import os
 import re
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +11,8 @@ from analysis.published.documents import parse, recompute_tflops
 from analysis.tables import main
 from models.config import PRESETS, GPTConfig
 from models.flops import CONVENTIONS
+from tests.conftest import SHARED
 
-ROOT = Path(__file__).resolve().parent.parent
-SHARED = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared"))
 SEED = next((SHARED / "seeds").glob("003_*.txt"), None) if (SHARED / "seeds").is_dir() else None
 
 

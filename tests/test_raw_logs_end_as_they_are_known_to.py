@@ -1,18 +1,16 @@
 """Every published log that failed is judged so, at its line; no log that ended well is."""
 
 import csv
-import os
 import re
-from pathlib import Path
 
 import pytest
 
 from analysis.logs.readers import read
 from analysis.logs.record import Refusal
 from analysis.logs.verdict import judge, timed
+from tests.conftest import SHARED
 
-ROOT = Path(__file__).resolve().parent.parent
-LOGS = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared")) / "logs"
+LOGS = SHARED / "logs"
 TRUTH = LOGS / "truth.csv"
 VERDICTS = {  # a word of the independent judgement -> ours
     "OOM": "OOM",

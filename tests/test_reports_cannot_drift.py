@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -10,9 +9,8 @@ from analysis import plots, report
 from analysis.common import plots as drawing
 from analysis.published import pictures
 from models.errors import UsageError
+from tests.conftest import ROOT
 from tests.fixture_runs import facts, write
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def marked():

@@ -5,16 +5,14 @@ The logs are published beside the repository, not in it; without them these test
 
 import csv
 import math
-import os
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from analysis.logs.readers import read
 from analysis.logs.record import Refusal
+from tests.conftest import SHARED
 
-SHARED = Path(os.environ.get("SCALING_SHARED", Path(__file__).parents[2] / "shared"))
 TRUTH = SHARED / "logs" / "truth.csv"
 TOLERANCE = 0.002
 
