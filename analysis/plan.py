@@ -267,7 +267,7 @@ def answer(arguments: argparse.Namespace) -> Table:
     notes = [
         f"predicted, not measured, for {cluster.name} ({cluster.source}) in"
         f" {cluster.gemm_precision(precision)} with {attention} attention",
-        *([ranking.width_note(found, cluster)] if found else []),
+        *ranking.width_note(found, cluster),
         *(ranking.alike_note(seconds[sifted], x.tp[sifted], x.pp[sifted]) if len(sifted) else []),
         *_which_card(arguments.gpu_type),
         *_unseen(cluster, arguments.flash),
@@ -276,7 +276,7 @@ def answer(arguments: argparse.Namespace) -> Table:
         *_assumed(ask, arguments.preset),
         *([FP8_MEMORY] if precision == "fp8" else []),
         *([EXCHANGE[arguments.cp_comm_type or "p2p"]] if (x.cp[best] > 1).any() else []),
-        *([cluster.network_note()] if ask.gpus > cluster.joined else []),
+        *cluster.network_note(ask.gpus),
         f"{len(order)} of {len(x)} possible layouts fit in {limit / memory.GB:.1f} GB"
         f" ({cluster.gpu_memory_gb:.4g} GB less --margin {ask.margin:g}"
         f"{', shared by the ranks' if cluster.is_host else ''}); tight: less"

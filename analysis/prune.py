@@ -72,10 +72,9 @@ def report(
     kept = [row["run"] for row in rows if row in fastest]
     notes = [
         f"predicted, not measured, for {cluster.name} ({cluster.source})",
-        *([ranking.width_note(rows, cluster)] if rows else []),
+        *ranking.width_note(rows, cluster),
+        *cluster.network_note(max((spec.gpus for spec in study.specs.values()), default=0)),
     ]
-    if any(spec.gpus > cluster.joined for spec in study.specs.values()):
-        notes.append(cluster.network_note())
     notes += [f"cannot run: {what}: {why}" for what, why in study.left_out]
     if kept:
         command = f"python -m slurm.submit {path} --only {' '.join(kept)}"

@@ -235,6 +235,6 @@ def test_links_of_a_rack_join_more_than_a_node():
     assert joined("NVIDIA GB200", 4) == 72 and joined("H100 SXM", 8) == joined("", 8) == 8
     rack = from_data_sheet("GB200", 4)
     assert rack.joined == 72 and rack.machine().network == 72 * 50e9
-    assert "1600 Gb/s a node" in rack.network_note()
+    assert "1600 Gb/s a node" in rack.network_note()[0]
     assert from_data_sheet("GB200", 4, domain=36).joined == 36
     assert from_data_sheet("GB200", 4, network="400 Gb/s").machine().network == 18 * 50e9

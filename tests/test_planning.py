@@ -20,6 +20,7 @@ from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout
 from parallel.config.layout_arrays import columns, possible
 from parallel.config.study import load_study
 from slurm import render
+from tests.conftest import ROOT
 
 PLAN = ["--cluster", "selene", "--gpus", "64", "--global-batch", "64", "--preset", "18b"]
 HUGE = ["--gpus-per-node", "1000000000", "--leave", "7"]
@@ -225,7 +226,7 @@ def test_what_does_not_fit_is_said_in_words(capsys):
         ([*PLAN, "--why", "tp=3"], "there are: tp 1, 2, 4, 8"),
         ([*PLAN, "--why", "tp=2,tp=4"], "--why: tp is given twice"),
         ([*PLAN, "--why", ""], "--why: say which layout, as tp=8,pp=8,mbs=1"),
-        ([*PLAN, "--scale", "/no/such/folder/x.png"], "/no/such/folder/x.png: No such file"),
+        ([*PLAN, "--scale", "/no/such/folder/x.png"], "x.png: no folder /no/such/folder"),
         (["--cluster", "slurm/parity.toml", *PLAN[2:]], "no calibration: it has no gpu, constants"),
     ],
 )
@@ -585,6 +586,17 @@ def test_what_does_not_fit_is_pruned(tmp_path, capsys):
         assert prune.main(flags) == 2
         err = capsys.readouterr().err
         assert said in err and err.count("\n") == 1
+
+
+STUDIES = [path for path in sorted(ROOT.glob("slurm/*.toml")) if path.stem != "clusters"]
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.stem)
+def test_a_shipped_study_is_pruned_for_this_kind_of_machine(study, capsys):
+    assert prune.main([str(study), "--cluster", "2-core-cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "network:" not in out  # the ranks share one machine
+    assert ("low to high" in out) == ("bf16" not in study.stem)  # bf16 was not measured there
 
 
 def test_every_committed_calibration_reads():

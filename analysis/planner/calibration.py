@@ -6,6 +6,7 @@ its card's data sheet and the priors of analysis/planner/fitting.py.
 """
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,18 +109,21 @@ class Calibration:
     def _card(self) -> str:
         return self.gpu if self.is_host else planning_gpu(self.gpu).name
 
-    def network_note(self) -> str:
-        """The network between the nodes as it is planned with, and where that is known from."""
+    def network_note(self, gpus: float = math.inf) -> list[str]:
+        """A line about the network between the nodes as it is planned with, and where that is known
+        from; none where no message of `gpus` GPUs leaves a node."""
+        if self.is_host or gpus <= self.joined:
+            return []
         nodes = self.joined / self.gpus_per_node
         gbits = f"{self.machine().network / nodes * 8 / 1e9:.4g} Gb/s a node in each direction"
         if network_rate(self.network, self.gpus_per_node) is not None:
-            return f"network: {gbits} ({self.network})"
+            return [f"network: {gbits} ({self.network})"]
         unread = f"{self.network!r} states no rate" if self.network else "none is stated"
-        return (
+        return [
             f"network assumed ({unread}): {gbits}, as in the maker's own node with"
             f" {planning_gpu(self.gpu).name}; state yours with --network, or as the cluster's key"
             f" interconnect, as {NETWORK}"
-        )
+        ]
 
     def machine_for(self, x: Columns) -> Machine:
         """`machine` for rows of one number format, which the first states."""
@@ -180,7 +184,7 @@ def load_calibration(wanted: str) -> Calibration:
         if not found.gpu:
             raise UsageError(
                 f"cluster {wanted} of {found.source} names no gpu: give its table the key gpu, or"
-                " plan with --gpu-type NAME"
+                " plan for another with --cluster NAME"
             )
         return from_data_sheet(
             found.gpu,

@@ -195,19 +195,23 @@ def rows_of(
     return found
 
 
-def width_note(found: list[dict[str, Any]], cluster: Calibration) -> str:
-    """A line about the intervals of `rows_of`: how wide the first is, and why."""
-    low, middle, high = (found[0][key] for key in ("low_s", "predicted_s", "high_s"))
+def width_note(rows: list[dict[str, Any]], cluster: Calibration) -> list[str]:
+    """A line about the intervals of `rows_of`: how wide the first is, and why; none where no row is
+    predicted."""
+    predicted = next((row for row in rows if row["predicted_s"] is not None), None)
+    if predicted is None:
+        return []
+    low, middle, high = (predicted[key] for key in ("low_s", "predicted_s", "high_s"))
     if cluster.fit.n:
         why = f"{cluster.fit.n} runs were fitted, and layouts unlike them are less sure"
     else:
         why = (
             "no run was fitted, the priors of its card allow as much; analysis.calibrate narrows it"
         )
-    return (
+    return [
         f"low to high hold 80 %, of the first {low / middle - 1:+.0%} to {high / middle - 1:+.0%}:"
         f" {why}"
-    )
+    ]
 
 
 def to_measure(tp: np.ndarray, pp: np.ndarray) -> list[int]:
@@ -283,8 +287,8 @@ def scale(
     return [row | {"efficiency": row["tflops"] / top} for row in found]
 
 
-def scale_table(curve: list[dict[str, Any]], per_gpu: float, network: str) -> Table:
-    """Efficiency against GPUs: rows of `scale`; `network`: a line about it."""
+def scale_table(curve: list[dict[str, Any]], per_gpu: float, network: list[str]) -> Table:
+    """Efficiency against GPUs: rows of `scale`; `network`: lines about it."""
     has_cp = any(row["cp"] > 1 for row in curve)
     shown = [
         Column("gpus", "GPUs", "d"),
@@ -300,4 +304,4 @@ def scale_table(curve: list[dict[str, Any]], per_gpu: float, network: str) -> Ta
     )
     missing = sorted(set(SCALE) - {row["gpus"] for row in curve})
     left_out = f"no layout fits or is possible on {', '.join(map(str, missing))} GPUs"
-    return Table(shown, curve, notes=[note, *[left_out] * bool(missing), network])
+    return Table(shown, curve, notes=[note, *[left_out] * bool(missing), *network])
