@@ -109,12 +109,17 @@ def _json(value: Any) -> str:
 
 
 def finite(value: Any) -> Any:
-    """The value with None in place of every number that is not finite."""
+    """The value with None in place of every number that is not finite. A number of more than 10
+    digits was computed, and is rounded to 6: its last digits differ between processors."""
     if isinstance(value, dict):
         return {key: finite(one) for key, one in value.items()}
     if isinstance(value, list):
         return [finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        return None
+    return value if value == float(f"{value:.10g}") else float(f"{value:.6g}")
 
 
 def _raw(table: Table, long: bool) -> dict[str, Any]:
