@@ -21,10 +21,8 @@ if not __package__:
 import sys
 
 from analysis.common.tables import show
-from analysis.logs.flags import facts_of
-from analysis.logs.load import load
 from analysis.measured import checkpoints
-from analysis.measured.flags import parser_of
+from analysis.measured.flags import load_given, parser_of
 from models.bounds import Bounds, check_flags
 from models.errors import command_line, warn
 
@@ -50,9 +48,9 @@ def main(argv: list[str] | None = None) -> int:
 
         tables += [recomputed(path) for path in published]
     if others:
-        records, refused = load(others, facts_of(given))
+        records = load_given("analysis.checkpoints", given, others)
         shown, silent, damaged = checkpoints.table(records, given.bytes_per_param)
-        for line in refused + damaged:
+        for line in damaged:
             warn("analysis.checkpoints", line)
         if silent:
             warn("analysis.checkpoints", f"no checkpoint in {', '.join(silent)}")

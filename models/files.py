@@ -83,7 +83,7 @@ def read_json(path: Path) -> dict[str, Any]:
         UsageError: unreadable, not JSON, or no object; it names the file.
     """
     try:
-        content = parse_json(path.read_text())
+        content = parse_json(check_file(path).read_text())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -116,6 +116,17 @@ def check_ends(path: Path) -> Path:
     if Path(path).is_char_device():
         raise UsageError(f"{path}: a device, no file")
     return Path(path)
+
+
+def check_file(path: Path) -> Path:
+    """The path, of a file that a program wrote.
+
+    Raises:
+        UsageError: it is a device or a pipe, which may have no end.
+    """
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path}: not a regular file")
+    return path
 
 
 def check_keys(table: Iterable[str], known: Iterable[str], where: str) -> None:

@@ -1,18 +1,25 @@
 """Files that a user wrote: what no program should follow to its depth is refused in one line."""
 
+import gzip
 import importlib
+import os
+from pathlib import Path
 
 import pytest
 
 from analysis import plots
 from analysis.logs import load
+from analysis.logs.parsing import packed
+from analysis.logs.readers import torch_trace
 from models.errors import UsageError
-from models.files import parse_json, parse_toml
+from models.files import parse_json, parse_toml, read_json
 from parallel import token_files
 from parallel.checkpoint import folders
 from parallel.config import data_files, deepspeed_json, study
-from parallel.record.reader import read_run
+from parallel.record import timeline
+from parallel.record.reader import read_breakdown, read_run, read_saves
 from tests.conftest import ROOT
+from tests.fixture_runs import facts, write
 
 DEEP_JSON = {"parser": "[" * 100_000 + "]" * 100_000, "ours": '{"a":' * 300 + "1" + "}" * 300}
 DEEP_TOML = {"parser": "a = " + "[" * 5_000 + "]" * 5_000, "ours": ".".join("a" * 300) + " = 1"}
@@ -76,3 +83,38 @@ def test_a_loop_of_links_is_refused(tmp_path, capsys):
     (tmp_path / "loop").symlink_to("loop")
     assert plots.main([str(ROOT / "logs/2-core-cpu"), "--out", str(tmp_path / "loop")]) == 2
     assert "loop" in capsys.readouterr().err
+
+
+RUNS_FILES = ("status.json", "steps.csv", "training_metrics.json", "checkpoints.csv", "9.state")
+RUNS_FILES += ("breakdown/rank0.csv", "timeline.json.gz")
+
+
+@pytest.mark.parametrize("name", RUNS_FILES)
+def test_no_file_of_a_run_is_waited_for(tmp_path, name):
+    """A pipe that nobody writes, where a run's file should be."""
+    run = write(tmp_path / "run", facts("study", None))
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    calls = {
+        "checkpoints.csv": lambda: read_saves(run),
+        "9.state": lambda: read_json(run / name),
+        "breakdown/rank0.csv": lambda: _raised(read_breakdown(run, 1)[1]),
+        "timeline.json.gz": lambda: timeline.read(run / name),
+    }
+    with pytest.raises(UsageError, match=f"{Path(name).name}: not a regular file"):
+        calls.get(name, lambda: read_run(run))()
+
+
+def _raised(problems):
+    raise UsageError("; ".join(problems))
+
+
+def test_a_trace_that_inflates_to_gigabytes_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "trace.json.gz").write_bytes(gzip.compress(b" " * (3 << 20) + b"{}"))
+    monkeypatch.setattr(packed, "MOST", 1 << 20)
+    monkeypatch.setattr(timeline, "_MOST_BYTES", 1 << 20)
+    with pytest.raises(UsageError, match="more than 1 MiB"):
+        torch_trace.read_trace(tmp_path / "trace.json.gz")
+    with pytest.raises(UsageError, match="more than 1 MiB"):
+        timeline.read(tmp_path / "trace.json.gz")

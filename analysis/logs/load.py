@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.logs.parsing.evidence import is_markdown
+from analysis.logs.parsing.packed import STDIN, files_in
 from analysis.logs.record import Record, Refusal
 from models.errors import UsageError
 from models.files import below
@@ -153,18 +154,24 @@ def baseline_of(wanted: str, records: list[Record]) -> Record:
 
 
 def find_logs(paths: Iterable[Path | str]) -> tuple[list[Path], list[Refusal]]:
-    """The run folders and log files at or below each path, in name order, and what is wrong."""
+    """The run folders and log files at or below each path, in name order, and what is wrong.
+
+    `-` is standard input. Of an archive, the members whose names are those of logs.
+    """
     from analysis.logs.parsing.mlperf_tree import is_result  # slow to load: not for --help
 
     found: list[Path] = []
     refused: list[Refusal] = []
-    for path in map(Path, paths):
+    for path in (STDIN if str(path) == "-" else Path(path) for path in paths):
         here, others = [], 0
         for place, why in below(path, is_run_folder, _is_no_log):
             if why:
                 refused.append(Refusal(str(place), why))
             elif place == path or place.is_dir() or _looks_like_log(place):
-                here.append(place)
+                try:
+                    here += _unpacked(place)
+                except Refusal as refusal:
+                    refused.append(refusal)
         if results := [place for place in here if is_result(place)]:
             around = {place for place in here if {"systems", "power"} & set(place.parts)}
             others, here = len(set(here) - around - set(results)), results
@@ -175,6 +182,20 @@ def find_logs(paths: Iterable[Path | str]) -> tuple[list[Path], list[Refusal]]:
             refused.append(Refusal(str(path), "no logs in this folder"))
         found += here
     return list(dict.fromkeys(found)), refused
+
+
+def _unpacked(place: Path) -> list[Path]:
+    """The logs in an archive, or the place itself."""
+    if (inside := files_in(place)) is None:
+        return [place]
+    logs = [
+        member
+        for member in inside
+        if not any(map(_is_no_log, member.relative_to(place).parts)) and _looks_like_log(member)
+    ]
+    if not logs:
+        raise Refusal(str(place), f"an archive of {len(inside)} files, none named as a log is")
+    return logs
 
 
 def _is_no_log(name: str) -> bool:
@@ -204,7 +225,8 @@ def read_all(
     """
     logs, refused = find_logs(paths)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    jobs = jobs or (cores if len(logs) >= _MANY else 1)
+    # A process of its own has another standard input.
+    jobs = jobs or (cores if len(logs) >= _MANY and STDIN not in logs else 1)
     progress = len(logs) >= _MANY if progress is None else progress
     one = partial(_attempt, flags=flags)
     records = []

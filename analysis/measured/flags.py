@@ -7,7 +7,7 @@ from analysis.common.tables import add_table_flags
 from analysis.logs.flags import add_fact_flags, add_time_flags, facts_of
 from analysis.logs.load import load
 from analysis.logs.record import Record
-from models.errors import Parser, warn
+from models.errors import Parser, warn, warn_at_end
 
 GROUPS = {"times": add_time_flags, "facts": add_fact_flags, "table": add_table_flags}
 
@@ -16,7 +16,7 @@ def parser_of(
     command: str,
     description: str,
     *flags: str,
-    paths: str = "log, run or folder",
+    paths: str = "log, run, folder or archive; - is standard input",
     baseline: str = "",
 ) -> Parser:
     """The parser of `python -m COMMAND PATH...` with flags of this file by name, in this order.
@@ -54,13 +54,19 @@ def parser_of(
     return parser
 
 
-def load_given(command: str, given: argparse.Namespace) -> list[Record]:
-    """The runs at the paths that were given; what is refused is said on stderr.
+def load_given(
+    command: str, given: argparse.Namespace, paths: list[Path] | None = None
+) -> list[Record]:
+    """The runs at the paths that were given, or at `paths` of these; what is refused is said on
+    stderr, and at the end how much that was.
 
     Raises:
         UsageError: nothing could be read.
     """
-    records, refused = load(given.paths, facts_of(given))
+    records, refused = load(paths or given.paths, facts_of(given))
     for line in refused:
         warn(command, line)
+    if refused:
+        n = len(records)
+        warn_at_end(command, f"{len(refused)} not read, {n} read; the reasons stand first")
     return records

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import UsageError
-from models.files import below, read_json, read_json_if_whole, shown
+from models.files import below, check_file, read_json, read_json_if_whole, shown
 from parallel.record import schema
 from parallel.record.ends import COMPLETE, FAILED, INTERRUPTED, PENDING, RUNNING, Kind, kind_of
 from parallel.record.process import ran_here, runs_here
@@ -336,7 +336,7 @@ def read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
         UsageError: it cannot be read, or is no text; it names the file.
     """
     try:
-        with path.open(newline="") as lines:
+        with check_file(path).open(newline="") as lines:
             reader = csv.reader(lines)
             for row in reader:
                 yield reader.line_num, row

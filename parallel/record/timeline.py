@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from models.errors import UsageError
+from models.files import check_file
 from models.storage import publish, sync
 from parallel.record.schema import CATEGORIES
 
 TRACE_VERSION = "1"
 MARK = '"otherData":{"schema_version"'  # in the first bytes of every trace of ours
+_MOST_BYTES = 1 << 28  # of a trace, inflated; a step of a rank has some kilobytes
 # What an interval is, as the breakdown's categories are; `pp` is send and receive here. The weight
 # gradients are apart from `backward` in schedules that split it.
 KINDS = (
@@ -123,7 +125,11 @@ def read(path: Path) -> tuple[list[Interval], dict[str, Any]]:
         UsageError: there is none, or it is damaged; it names the file.
     """
     try:
-        content = json.loads(gzip.decompress(path.read_bytes()))
+        with gzip.open(check_file(path)) as file:
+            text = file.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise ValueError(f"it inflates to more than {_MOST_BYTES >> 20} MiB")
+        content = json.loads(text)
         about = content["otherData"]
         if about["schema_version"] != TRACE_VERSION:
             raise ValueError(f"schema_version {about['schema_version']!r} is not known")

@@ -22,7 +22,7 @@ from analysis.logs.parsing.settings import (
     state,
 )
 from analysis.logs.record import Record, Refusal
-from models.files import parse_json, parse_toml
+from models.files import check_file, parse_json, parse_toml
 from parallel.config.settings import gemm_precision
 
 
@@ -88,7 +88,7 @@ def _read_configuration(record: Record, path: Path) -> None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        return check_file(path).read_text()
     except (OSError, ValueError) as error:
         raise Refusal(str(path), f"cannot be read: {error}") from error
 

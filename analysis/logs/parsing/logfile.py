@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from analysis.logs.parsing.packed import open_log
 from analysis.logs.record import Refusal
 
 BLOCK = 1 << 20  # bytes; fits a core's L2 cache
@@ -20,20 +21,20 @@ _BLANK = b" \t\r\n\0\xef\xbb\xbf"
 
 
 class Log:
-    """A readable, non-empty file.
+    """A readable, non-empty log: a file, one in an archive, or a stream; unpacked if gzipped.
 
     Raises:
-        Refusal: it is missing, empty, not a regular file or may not be read.
+        Refusal: it is missing, empty, damaged, no log's kind of file or may not be read.
     """
 
     def __init__(self, path: Path):
         self.path = Path(path)
         self._contains: dict[bytes, bool] = {}
         try:
-            if self.path.exists() and not self.path.is_file():
-                raise Refusal(str(path), "not a regular file")
-            self._file = self.path.open("rb", buffering=0)
+            self._file = open_log(self.path)
             self.size = os.fstat(self._file.fileno()).st_size
+        except Refusal:
+            raise
         except OSError as error:
             raise Refusal(str(path), error.strerror or str(error)) from error
         except ValueError as error:  # a zero byte in the path

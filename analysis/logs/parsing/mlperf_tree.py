@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from analysis.logs.parsing.json_values import known, mapping, real, text, whole
 from analysis.logs.parsing.settings import state
 from analysis.logs.record import Record
-from models.files import parse_json
+from models.files import check_file, parse_json
 from models.gpus import find_gpu
 
 RESULT = re.compile(r"result_([\w-]{0,60}?)(\d{0,9})(?:\.txt|\.log)?$", re.IGNORECASE)
@@ -303,7 +303,7 @@ def _watts(path: Path) -> float | None:
     started = stopped = before = None
     joules, estimate, efficiency = 0.0, None, 1.0
     lines = []
-    for match in _POWER.finditer(path.read_bytes()):
+    for match in _POWER.finditer(check_file(path).read_bytes()):
         try:
             line = mapping(parse_json(match[1]))
         except ValueError:

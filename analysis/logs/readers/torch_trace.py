@@ -6,15 +6,14 @@ host. An operator's own time, without the operators that it calls, is what adds 
 `cpu_op_sum` holds. ProfilerStep#n ranges are the profiled steps themselves.
 """
 
-import gzip
 import json
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analysis.logs.parsing.packed import open_log
 from analysis.logs.readers.nsys import Row
 from analysis.logs.readers.nsys_sqlite import summed
 from analysis.logs.record import Refusal
@@ -37,13 +36,14 @@ def read_trace(path: Path) -> Trace:
     """Read one trace, plain or gzipped.
 
     Raises:
-        Refusal: cut off, not JSON, or no trace.
+        Refusal: cut off, too large, not JSON, or no trace.
     """
     try:
-        opened = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-        with opened as file:
+        with open_log(path) as file:
             content = json.load(file)
-    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error, RecursionError) as error:
+    except Refusal:
+        raise
+    except (ValueError, RecursionError) as error:
         raise Refusal(str(path), f"truncated or no JSON: {error}") from error
     events = content.get("traceEvents") if isinstance(content, dict) else None
     if not isinstance(events, list):
