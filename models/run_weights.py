@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from models.config import GPTConfig
 from models.errors import UsageError
 from models.files import ROOT, read_json, read_json_if_whole
 from models.storage import own_crc32
@@ -59,8 +60,9 @@ def is_weights(path: Path) -> bool:
     return read_json_if_whole(path / CONFIG).get("format") == FORMAT
 
 
-def read_description(folder: Path) -> dict[str, Any]:
-    """The config.json of a weights-only folder; earlier versions wrote it without a checksum.
+def read_description(folder: Path) -> tuple[GPTConfig, dict[str, Any]]:
+    """The model and all else of a weights-only folder's config.json; earlier versions wrote it
+    without a checksum.
 
     Raises:
         UsageError: missing, altered, or of no such folder.
@@ -73,7 +75,10 @@ def read_description(folder: Path) -> dict[str, Any]:
         raise UsageError(
             f"{folder / CONFIG} is damaged: its bytes have changed since they were written"
         )
-    return described
+    try:
+        return GPTConfig(**described["model"]), described
+    except (KeyError, TypeError, UsageError) as error:
+        raise UsageError(f"{folder / CONFIG} is damaged: {error!r}") from error
 
 
 def step_in_name(path: Path) -> int | None:
@@ -127,7 +132,7 @@ def tokenizer_of(path: Path) -> str | None:
     """The tokenizer of the data that the run at, or around, `path` trained on: "byte" or a path.
 
     None where there is no run, its data are gone, or the meta.json beside them names none that is
-    still there.
+    still there or, moved with them, beside them.
     """
     path = path.absolute()
     run = next((p for p in (path, *path.parents[:2]) if (p / "run.json").is_file()), None)
@@ -137,5 +142,6 @@ def tokenizer_of(path: Path) -> str | None:
     name = read_json_if_whole(Path(data) / "meta.json").get("tokenizer")
     if not isinstance(name, str) or name == "byte":
         return name
-    source = Path(data) if name == "bpe" else Path(name)
-    return str(source) if tokenizer_files(source) else None
+    beside = [Path(data) / Path(name).name, Path(data)]
+    sources = [Path(data)] if name == "bpe" else [Path(name), *beside]
+    return next((str(source) for source in sources if tokenizer_files(source)), None)

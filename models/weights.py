@@ -108,14 +108,13 @@ def read_weights(
         UsageError: missing, altered, or not such a folder; it names the file and the numbers.
     """
     folder = Path(folder)
-    described = read_description(folder)
+    config, described = read_description(folder)
     refuse_pickles(folder)
     known = ("format", "model", "n_params", "dtype", "safetensors", "crc32")
     try:
-        config = GPTConfig(**described["model"])
         n_params, dtype, stated = (described[key] for key in known[2:5])
         size, crc32, code = stated["bytes"], stated["crc32"], CODES[DTYPES[dtype]]
-    except (KeyError, TypeError, UsageError) as error:
+    except (KeyError, TypeError) as error:
         raise UsageError(f"{folder / CONFIG} is damaged: {error!r}") from error
     path = folder / TENSORS
     try:

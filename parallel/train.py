@@ -37,7 +37,7 @@ STARTED = time.perf_counter()
 # The clock starts before the imports.
 from models.errors import Parser, UsageError, command_line, warn
 from models.files import named_folder
-from parallel.checkpoint import attempts
+from parallel.checkpoint import attempts, folders
 from parallel.config import clusters, library_variables
 from parallel.config.engine_abilities import kernels_of
 from parallel.config.run_names import name_alone
@@ -141,6 +141,7 @@ def run(argv: list[str] | None, interruption: Interruption) -> int:
         spec, facts, path = choose(arguments, launch)
         if arguments.check:
             check_data(spec)
+            check_load(spec)
             model = asdict(spec.model) | {"n_params": spec.model.n_params}
             described = {"run": facts["run"], "folder": str(path), "model": model}
             print(json.dumps(described | facts["spec"]))
@@ -166,6 +167,18 @@ def check_data(spec: RunSpec) -> None:
     from parallel import token_files
 
     token_files.load(spec.data, spec.seq_len, spec.model.vocab_size)
+
+
+def check_load(spec: RunSpec) -> None:
+    """What the start would say of what it is to load, where that is on this machine.
+
+    Raises:
+        UsageError: the run cannot begin with it.
+    """
+    if spec.load is not None and not Path(spec.load).exists():
+        warn("parallel.train", f"no checkpoint at {spec.load} here: it is not checked")
+    elif spec.load is not None:
+        attempts.check_first(spec, folders.candidates(Path(spec.load))[0])
 
 
 def train(

@@ -3,6 +3,7 @@
 import json
 import os
 import zlib
+from dataclasses import asdict
 
 import pytest
 
@@ -279,7 +280,9 @@ def test_a_folder_that_another_run_saves_to_is_refused_before_anything_is_writte
 def checkpoint_of(save, step, run, settings):
     folder = save / folders.name_of(step)
     fill(folder, step)
-    manifest = folders.read_manifest(folder) | {"run": run, "spec": settings}
+    model = asdict(resolve(("test", {k: v for k, v in settings.items() if v is not None})).model)
+    about = {"run": run, "spec": settings, "model": model, "implementation": "gpt"}
+    manifest = folders.read_manifest(folder) | about
     folders.write_manifest(folder, manifest)
 
 
@@ -301,6 +304,11 @@ def test_a_run_does_not_go_on_from_another_runs_state(save, capsys):
     checkpoint_of(save, 10, about["run"], ours | {"log_interval": 9, "steps": 15})
     begun(run, save=str(save)).close()
     assert "attempts" in json.loads((run / "run.json").read_text())
+    checkpoint_of(save, 15, "other", ours | {"n_layer": 3})
+    for load in (save, save / "step-00000015"):
+        with pytest.raises(UsageError, match="step-00000015 holds another model: n_layer 3 not 4"):
+            begun(save.parent / "two", load=str(load))
+    assert not (save.parent / "two").exists()
     # Where it began from the other's state, it may begin there again.
     checkpoint_of(save, 15, "other", ours)
     two = save.parent / "two"

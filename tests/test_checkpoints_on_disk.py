@@ -137,6 +137,22 @@ def test_damage_is_found_named_and_gone_around_when_asked(hurt, name, tmp_path):
     assert name in saver.events()[0].line()
 
 
+@pytest.mark.parametrize(
+    ("chosen", "changed"),
+    [
+        ({"steps": 200}, "learning rates of a run of 200 steps not 100"),
+        ({"steps": 200, "lr_schedule": "constant"}, "lr_schedule constant not cosine"),
+        ({"log_interval": 5}, ""),
+    ],
+)
+def test_a_learning_rate_that_jumps_is_said(chosen, changed, tmp_path):
+    save_some(tmp_path, [1])
+    saver = saver_of(Engine(), tmp_path, **chosen)
+    assert saver.load(tmp_path) == 1
+    (event,) = saver.events()
+    assert event.changed == changed and event.line().endswith(changed or "at iteration 1")
+
+
 def test_a_checkpoint_that_latest_names_and_is_gone_is_missed(tmp_path):
     save_some(tmp_path, [1, 2])
     for path in (tmp_path / "step-00000002").iterdir():

@@ -30,7 +30,7 @@ from models.config import LLAMA3_ROPE, PRESETS, GPTConfig, preset
 from models.errors import UsageError, printable
 from models.hf_config import config_of, hugging_face_config
 from models.hf_files import export_hugging_face, import_hugging_face
-from models.run_weights import find_weights
+from models.run_weights import find_weights, tokenizer_of
 from models.weights import read_weights, write_weights
 from parallel import engines, token_files
 from parallel.checkpoint.checkpointer import Checkpointer
@@ -589,6 +589,17 @@ def test_a_run_continues_a_prompt_in_its_datas_own_subwords(tmp_path, capsys):
     assert hf.main(["export", str(run), str(tmp_path / "gpt2")]) == 0
     original = (tmp_path / "data" / "tokenizer.json").read_bytes()
     assert (tmp_path / "gpt2" / "tokenizer.json").read_bytes() == original
+
+
+@pytest.mark.parametrize("beside", ["tokenizer.json", "words/tokenizer.json"])
+def test_a_tokenizer_that_was_moved_with_the_data_is_found_beside_them(beside, tmp_path):
+    named = str(Path("/moved/away") / Path(beside).parent.name)  # a folder, or a file
+    run, _ = run_of(tmp_path, named if "/" in beside else "/moved/away/tokenizer.json")
+    assert tokenizer_of(run) is None
+    file = tmp_path / "data" / beside
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    assert tokenizer_of(run) == str(file.parent if "/" in beside else file)
 
 
 def test_the_end_of_a_text_ends_it():

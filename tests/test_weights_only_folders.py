@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,14 @@ import torch
 from safetensors.torch import load_file
 
 from models import gpt
-from models.config import PRESETS, GPTConfig, parameter_shapes
+from models.config import PRESETS, GPTConfig, parameter_shapes, preset
 from models.errors import UsageError
 from models.run_weights import read_description
 from models.storage import checkpoint_bytes, state_bytes, weights_bytes
 from models.weights import read_weights, write_weights
+from parallel import train
+from parallel.checkpoint import attempts
+from parallel.config.settings import resolve
 from tests.conftest import ROOT
 
 CONFIG = GPTConfig(n_layer=2, hidden=32, n_head=4, vocab_size=61, max_seq_len=16)
@@ -116,7 +120,7 @@ def test_a_config_that_cannot_be_is_refused_in_a_line(edit, folder):
 
 
 def test_no_flipped_bit_of_config_json_changes_the_model(folder):
-    path, whole = folder / "config.json", read_description(folder)
+    path, (_, whole) = folder / "config.json", read_description(folder)
     content = path.read_bytes()
     refused = 0
     for at in range(8 * len(content)):
@@ -124,7 +128,7 @@ def test_no_flipped_bit_of_config_json_changes_the_model(folder):
         harmed[at // 8] ^= 1 << at % 8
         path.write_bytes(harmed)
         try:
-            found = read_description(folder)
+            _, found = read_description(folder)
             assert all(found[key] == whole[key] for key in ("model", "n_params", "dtype"))
         except UsageError:
             refused += 1
@@ -142,6 +146,37 @@ def test_a_model_of_other_sizes_is_refused_with_the_numbers(folder):
         shapes = parameter_shapes(CONFIG)
         wrong = {n: torch.zeros(s if n != "norm.bias" else 3) for n, s in shapes.items()}
         write_weights(folder, CONFIG, wrong.__getitem__)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama3.1"])
+def test_a_run_that_loads_weights_alone_takes_their_sizes(kind, tmp_path):
+    config = CONFIG
+    if kind == "llama3.1":
+        config = preset("tiny-llama", n_layer=1, hidden=32, n_kv_head=2, rope_scaling=8.0)
+    folder, other = tmp_path / "weights", {"n_layer": 7}
+    write_weights(folder, config, lambda name: gpt.init_parameter(config, name, seed=1))
+    load = {"load": str(folder), "data": "none"}
+    spec = resolve(("flags", load))
+    assert spec.model == config and spec.seq_len == config.max_seq_len
+    assert resolve(("flags", load | {"preset": "small"})).model == preset("small")
+    assert resolve(("flags", load | other)).model == replace(config, **other)
+    attempts.check_first(spec, folder)
+    with pytest.raises(
+        UsageError, match=f"{folder} holds another model: n_layer {config.n_layer} not 7"
+    ):
+        attempts.check_first(resolve(("flags", load | other)), folder)
+
+
+def test_check_refuses_to_load_another_model(folder, tmp_path, capsys):
+    flags = ["--check", "--data", str(tmp_path / "none"), "--load"]
+    assert train.main([*flags, str(folder)]) == 0
+    assert json.loads(capsys.readouterr().out)["model"]["hidden"] == CONFIG.hidden
+    assert train.main([*flags, str(folder), "--preset", "small"]) == 2
+    assert f"{folder} holds another model: " in capsys.readouterr().err
+    assert train.main([*flags, str(tmp_path)]) == 2
+    assert f"no checkpoint at {tmp_path}" in capsys.readouterr().err
+    assert train.main([*flags, "elsewhere"]) == 0
+    assert "no checkpoint at elsewhere here: it is not checked" in capsys.readouterr().err
 
 
 def test_a_full_disk_leaves_the_old_folder_and_nothing_else(folder, monkeypatch):

@@ -3,11 +3,14 @@
 import contextlib
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from models.config import GPTConfig
 from models.errors import UsageError, drop_output
 from models.files import parse_json
+from models.run_weights import read_description
 from parallel.checkpoint import folders
 from parallel.config.duration import CIRCUMSTANCES, WORK
 from parallel.config.settings import DEFAULTS, RunSpec
@@ -90,9 +93,8 @@ def begin(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path | Non
     # Without a checkpoint to load there is no run folder yet when that is said.
     first = None if load is None else folders.candidates(load)[0]
     _check_save_folder(spec, folder, first)
-    if first is not None and (folders.step_of(first) or 0) >= spec.steps:
-        if not spec.load_previous:
-            raise UsageError(nothing_to_train(spec, first.name))
+    if first is not None:
+        check_first(spec, first)
     if spec.save_interval:
         folder.hold(folders.save_folder(folder.path, spec.settings()))
     with folder.locked():
@@ -146,8 +148,6 @@ def _resume(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path:
         note(folder, f"the result after {steps} steps is kept in {aside}")
     if steps != spec.steps:
         line = f"this run goes on to step {spec.steps}; the earlier attempt planned {steps}"
-        if spec.lr_schedule != "constant":
-            line += f"; its learning rates were those of {steps} steps"
         note(folder, line)
     return save
 
@@ -169,6 +169,37 @@ def _check_own(spec: RunSpec, before: dict[str, Any], save: Path) -> None:
                 f"{newest} is another run's ({', '.join(differ)}): give the one that it belongs to"
                 " another --save, and take its checkpoints out of this one"
             )
+
+
+def check_first(spec: RunSpec, first: Path) -> None:
+    """Refuse what a run cannot begin with, from its headers alone; `first` is what is to be loaded.
+
+    Raises:
+        UsageError: it is of another model, or of the run's last step or a later one.
+    """
+    if folders.step_of(first) is None:
+        check_model(spec, first, read_description(first)[0], "gpt")
+        return
+    if spec.load_previous:
+        return  # loading looks for a good one
+    if folders.step_of(first) >= spec.steps:
+        raise UsageError(nothing_to_train(spec, first.name))
+    with contextlib.suppress(folders.Damaged):  # then loading says so
+        manifest = folders.read_manifest(first)
+        check_model(spec, first, GPTConfig(**manifest["model"]), manifest["implementation"])
+
+
+def check_model(spec: RunSpec, folder: Path, model: GPTConfig, implementation: str) -> None:
+    """Raises: UsageError: the folder holds another model than the run's, or another form of it."""
+    ours = asdict(spec.model)
+    if differ := [k for k, v in asdict(model).items() if v != ours[k]]:
+        words = ", ".join(f"{k} {getattr(model, k)} not {ours[k]}" for k in differ)
+        raise UsageError(f"{folder} holds another model: {words}")
+    if implementation != spec.implementation:
+        raise UsageError(
+            f"{folder} holds implementation {implementation}'s own layout,"
+            f" not {spec.implementation}'s"
+        )
 
 
 def nothing_to_train(spec: RunSpec, checkpoint: str) -> str:

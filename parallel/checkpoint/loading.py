@@ -1,7 +1,7 @@
 """Fill an engine from a checkpoint, of any layout and engine, or from weights alone."""
 
 import functools
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from models.config import GPTConfig
 from models.errors import UsageError
 from models.weights import TENSORS, read_weights
 from parallel.checkpoint import folders
+from parallel.checkpoint.attempts import check_model
 from parallel.checkpoint.folders import Damaged
 from parallel.checkpoint.manifest import KINDS, rank_file
 from parallel.checkpoint.random_states import set_random_states
@@ -77,7 +78,7 @@ def _load_checkpoint(
     manifest: dict[str, Any],
     damaged: list[tuple[Path, str]],
 ) -> Loaded:
-    _check_model(spec, folder, GPTConfig(**manifest["model"]), manifest["implementation"])
+    check_model(spec, folder, GPTConfig(**manifest["model"]), manifest["implementation"])
     if manifest["step"] > spec.steps:
         raise UsageError(f"{folder} is beyond the run's {spec.steps} steps")
     reader, state = Reader(folder, manifest), engine.state()
@@ -103,7 +104,7 @@ def _load_checkpoint(
 
 
 def _changed(spec: RunSpec, before: dict[str, Any]) -> str:
-    """The settings that change what is computed from here on; more steps are no change."""
+    """What changes what is computed from here on: settings, and learning rates of other steps."""
     others = ("tf32", "fp8_recipe", "global_batch", "data", "end_of_text")
     names = (*(name for name in TRAINING if name != "steps"), *others)
     now = spec.settings()
@@ -112,21 +113,11 @@ def _changed(spec: RunSpec, before: dict[str, Any]) -> str:
         for name in names
         if name in before and now[name] != before[name]
     ]
+    if spec.lr_schedule != "constant" and before.get("steps", spec.steps) != spec.steps:
+        changed.append(f"learning rates of a run of {spec.steps} steps not {before['steps']}")
     if spec.precision == "fp8" and spec.fp8_recipe == "delayed":
         changed.append("its fp8 scales begin anew, for a checkpoint holds none")
     return ", ".join(changed)
-
-
-def _check_model(spec: RunSpec, folder: Path, model: GPTConfig, implementation: str) -> None:
-    ours = asdict(spec.model)
-    if differ := [k for k, v in asdict(model).items() if v != ours[k]]:
-        words = ", ".join(f"{k} {getattr(model, k)} not {ours[k]}" for k in differ)
-        raise UsageError(f"{folder} holds another model: {words}")
-    if implementation != spec.implementation:
-        raise UsageError(
-            f"{folder} holds implementation {implementation}'s own layout,"
-            f" not {spec.implementation}'s"
-        )
 
 
 def _load_weights(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> Loaded:
@@ -136,7 +127,7 @@ def _load_weights(engine: Any, spec: RunSpec, ranks: Ranks, folder: Path) -> Loa
         if problem:
             raise UsageError(problem)
     weights, _ = opened[ranks.rank]
-    _check_model(spec, folder, weights.config, "gpt")
+    check_model(spec, folder, weights.config, "gpt")
     gathered = functools.lru_cache(maxsize=1)(weights.tensor)
     pieces = engine.state().pieces
 

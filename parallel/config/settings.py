@@ -17,6 +17,7 @@ from models.config import ACTIVATIONS, NORMS, POSITIONS, VOCAB_MULTIPLE, GPTConf
 from models.errors import UsageError
 from models.gpus import lacking
 from models.hf_config import architecture
+from models.run_weights import is_weights, read_description
 from parallel.config.data_files import end_of_text, vocabulary
 from parallel.config.deepspeed_json import from_deepspeed_json, read_deepspeed_json
 from parallel.config.duration import WORK, steps_of
@@ -75,7 +76,11 @@ class RunSpec:
 
     engine: str = _flag("ddp", "what trains", tuple(ENGINES))
     # the model
-    preset: str = _flag("tiny", "model sizes by name; the size flags below override them")
+    preset: str = _flag(
+        "tiny",
+        "model sizes by name; the size flags below override them. Without it, --load of weights"
+        " alone takes theirs",
+    )
     n_layer: int | None = _flag(None, "transformer blocks", Bounds(1, 10**4))
     hidden: int | None = _flag(None, "hidden size", Bounds(1, 2**20))
     n_head: int | None = _flag(None, "attention heads", Bounds(1, 2**16))
@@ -558,6 +563,7 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
                 f"{source} asks for {merged['gpus']} ranks, but the launcher started {gpus}"
             )
         merged["gpus"] = gpus
+    merged = _loaded_sizes(merged) | merged
     draft = RunSpec(**merged)
     merged["vocab_size"] = _vocab_size(draft)
     merged["end_of_text"] = _end_of_text(draft)
@@ -609,6 +615,16 @@ def merge(
     if DEFAULTS["zero_stage"] not in stages:
         merged.setdefault("zero_stage", max(stages))
     return merged, layers
+
+
+def _loaded_sizes(merged: dict[str, Any]) -> dict[str, Any]:
+    """The sizes of the weights-only folder that is loaded, where no preset is named."""
+    folder = Path(merged.get("load") or "")
+    if not merged.get("load") or "preset" in merged or not is_weights(folder):
+        return {}
+    model, _ = read_description(folder)
+    unused = ("rope_theta", "rope_scaling") if model.position != "rope" else ()
+    return {name: value for name, value in asdict(model).items() if name not in unused}
 
 
 def _vocab_size(draft: RunSpec) -> int | None:
