@@ -57,7 +57,8 @@ def main(argv: list[str] | None = None) -> int:
     for line in problems:
         warn("analysis.breakdown", line)
     tables = breakdown.tables(found, given.baseline, given.scaling)
-    show([*tables, *[timeline.table(lines)] * bool(lines)], given.format, given.columns)
+    if lines:
+        tables.append(timeline.table(lines))
     if given.trace:
         if len(lines) != 1:
             raise UsageError(f"--trace is of one run with traced steps, not of {len(lines)}")
@@ -66,6 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         warn(
             "analysis.breakdown", f"{given.trace}: written"
         )  # not among the tables, as JSON or CSV
+    show(tables, given.format, given.columns)  # last: a reader that goes away ends the command
     return 0
 
 

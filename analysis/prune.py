@@ -21,7 +21,7 @@ from analysis.planner import ranking
 from analysis.planner.calibration import Calibration, load_calibration
 from models import memory
 from models.bounds import check_flags
-from models.errors import Parser, UsageError, command_line
+from models.errors import Parser, UsageError, by_reason, command_line
 from parallel.config.layout_arrays import columns_of
 from parallel.config.settings import RunSpec
 from parallel.config.study import load_study
@@ -75,7 +75,7 @@ def report(
         *ranking.width_note(rows, cluster),
         *cluster.network_note(max((spec.gpus for spec in study.specs.values()), default=0)),
     ]
-    notes += [f"cannot run: {what}: {why}" for what, why in study.left_out]
+    notes += [f"cannot run: {line}" for line in by_reason(study.left_out)]
     if kept:
         command = f"python -m slurm.submit {path} --only {' '.join(kept)}"
         notes.append(f"{len(kept)} of {len(rows)} runs kept: {command}")

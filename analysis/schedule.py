@@ -98,30 +98,30 @@ def main(argv: list[str] | None = None) -> int:
     if split and weight_s is None:
         weight_s = backward / 2
     events = simulate(name, pp, n, vpp, 1.0, backward, arguments.transfer, weight_s)
-    shortest = min(e.end - e.start for e in events)
-    print(text(events, pp, min(1.0, max(shortest, makespan(events) / WIDEST))), end="")
-    print(_stages(events, pp).render(), end="")
     found = bubble(events)
     if split:
         found = longest_wait_s(events) / max(busy_s(events).values())
     formula, why = _formula(name, Layout(pp=pp, vpp=vpp, n_micro=n), backward, weight_s)
     said = f"makespan {makespan(events):g}, bubble {found:.4f}, formula {formula}"
-    print(said)
     if arguments.transfer:
         why.append("the formula counts no messages (--transfer)")
-    for line in why:
-        print(f"- {line}")
+    written = []
     if arguments.png:
         picture = arguments.png if arguments.png.suffix else arguments.png.with_suffix(".png")
         draw(events, pp, f"{name}, pp {pp}, vpp {vpp}: {said}", picture, arguments.force)
-        print(printable(str(picture)))
+        written.append(picture)
     if arguments.trace:
         about = {"schedule": name, "pp": pp, "vpp": vpp, "micro_batches": n}
         about |= {"backward": backward, "weight": weight_s, "transfer": arguments.transfer}
         with output(arguments.trace, timeline.MARK, arguments.force) as file:
             spans = intervals(events, arguments.transfer)
             timeline.write(file, spans, about | {"unit": "a chunk's forward is 1 s"})
-        print(printable(str(arguments.trace)))
+        written.append(arguments.trace)
+    # Printed last: a reader that goes away, as head does, ends the command.
+    shortest = min(e.end - e.start for e in events)
+    print(text(events, pp, min(1.0, max(shortest, makespan(events) / WIDEST))), end="")
+    print(_stages(events, pp).render(), end="")
+    print(said, *(f"- {line}" for line in why), *map(printable, map(str, written)), sep="\n")
     return 0
 
 

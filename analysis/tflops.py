@@ -17,7 +17,8 @@ and reasons; engine; steps and step_s_mean, _median, _min and _max over all logg
 steady_step_s, steady_n and steady_ci95; tokens_per_s, samples_per_s and printed_tflops; gpus, tp,
 pp, vpp, dp, micro_batch, global_batch, seq_len, model, params. Then what this table adds: run,
 origin (of what the log does not say itself), peak_gb, convention, tflops, mfu, speedup, efficiency,
-parity and missing (which fact each unknown value lacks), and with --predict predicted_s and
+parity, missing (which fact each unknown value lacks), printed_by and printed_error (the convention
+of the log's own TFLOP/s), precision and gpu_type, and with --predict predicted_s and
 predicted_error. Exits 2 when nothing could be read.
 """
 

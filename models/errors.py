@@ -9,7 +9,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 # Control characters of both sets, what turns the direction of text or breaks its line, and bytes
@@ -23,6 +23,7 @@ _NO_NUMBER = re.compile(r"invalid (int|float) value: (.*)", re.DOTALL)
 _NO_CHOICE = re.compile(r"invalid choice: (.*) \(choose from (.*)\)", re.DOTALL)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 BROKEN_PIPE = 141  # 128 + SIGPIPE: what a shell reports of cat
+NAMED = 3  # things of one reason that a line names beside the first
 INTERRUPTED = 130  # 128 + SIGINT
 
 
@@ -43,6 +44,24 @@ class Reason(NamedTuple):
 
     def __str__(self) -> str:
         return self.text
+
+
+def by_reason(left_out: Iterable[tuple[str, str]]) -> list[str]:
+    """One line a reason, of (what was left out, why). Reasons that differ in numbers alone are one:
+    the line tells the first one, and names the first of the others."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for what, why in left_out:
+        groups.setdefault(re.sub(r"\d+(\.\d+)?", "0", why), []).append((what, why))
+    lines = []
+    for (what, why), *others in groups.values():
+        line = f"{what}: {why}"
+        if others:
+            names = "; ".join(name for name, _ in others[:NAMED])
+            line += f"; likewise {len(others)} more: {names}"
+        if len(others) > NAMED:
+            line += " ..."
+        lines.append(line)
+    return lines
 
 
 class UsageError(ValueError):

@@ -36,7 +36,7 @@ from typing import Any
 from tqdm import tqdm
 
 from models.bounds import check_flags
-from models.errors import Parser, UsageError, command_line, printable
+from models.errors import Parser, UsageError, by_reason, command_line, printable
 from models.files import ROOT, named_folder, read_json_if_whole
 from parallel import forked_ranks
 from parallel.checkpoint import attempts
@@ -282,8 +282,8 @@ def main(argv: list[str] | None = None) -> int:
         study = load_study(arguments.study, arguments.cluster)
         for line in study.assumed:
             print(line, flush=True)
-        for what, why in study.left_out:
-            print(f"left out: {what}: {why}", flush=True)
+        for line in by_reason(study.left_out):
+            print(f"left out: {line}", flush=True)
         names = arguments.only or list(study.settings)
         for name in names:
             study.run(name)  # every one is checked before the first starts

@@ -11,8 +11,8 @@ r"""What a study asks of Slurm: its runs, what they may cost, and the script of 
 
 The first form also writes the study's script beside it (slurm/layouts.slurm), which submits the
 runs; --dry-run writes nothing. A script that this command did not write is replaced with --force
-alone. Points that cannot run are listed with their reasons and left out; --strict refuses them
-instead. Submit from the repository's root: paths in the scripts are relative to it.
+alone. Points that cannot run are left out, with one line a reason; --strict refuses them and lists
+all. Submit from the repository's root: paths in the scripts are relative to it.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote as percent_encode
 
-from models.errors import Parser, UsageError, command_line
+from models.errors import Parser, UsageError, by_reason, command_line
 from models.files import ROOT, add_force_flag
 from models.storage import check_output, output
 from parallel.config.clusters import CLUSTERS, OPTION, Cluster, check_environment, values_of
@@ -355,7 +355,9 @@ def estimate(study: Study, names: list[str]) -> tuple[list[str], float]:
     lines.append(f"{len(jobs)} runs on {cluster_of(study).name}: {total:.2f} GPU-hours at worst")
     if most := max((job.ask.max_restarts for job in jobs if job.ask.requeue), default=0):
         lines.append(f"with requeue, max_restarts are counted: {most} of a run at most")
-    return lines + study.assumed + [f"left out: {w}: {why}" for w, why in study.left_out], total
+    return lines + study.assumed + [
+        f"left out: {line}" for line in by_reason(study.left_out)
+    ], total
 
 
 def write(

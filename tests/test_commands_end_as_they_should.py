@@ -144,3 +144,12 @@ def test_a_flag_without_its_value_is_one_line(capsys):
     said = capsys.readouterr().err
     assert ended.value.code == 2 and said.startswith("toy: --format=--: -- is no value")
     assert parser.parse_args(["--format", "csv"]).format == "csv"
+
+
+def test_a_reader_that_goes_away_ends_a_command_after_its_files_are_written(tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "analysis.schedule", "--trace", str(tmp_path / "x.json.gz")]
+    done = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert done.returncode == 141 and (tmp_path / "x.json.gz").exists()

@@ -295,8 +295,9 @@ def test_of_a_log_that_states_no_gpus_there_is_no_point(tmp_path, monkeypatch):
         )
 
     for record in (known(None), known(0), known(8, step_s=0.0), known(8, n=0)):
+        why = "no steady time" if record.gpus else r"the log does not state GPUs \(--gpus\)"
         monkeypatch.setattr(scaling, "load", lambda paths, facts, r=record: ([r], ["x: refused"]))
-        with pytest.raises(UsageError, match="^x: refused; a.*: no steady time or no number of G"):
+        with pytest.raises(UsageError, match=f"^x: refused; a.*: {why}"):
             scaling.report([tmp_path])
 
 

@@ -14,6 +14,7 @@ from analysis.logs.load import load
 from analysis.logs.model import config_of
 from analysis.logs.record import Record
 from analysis.measured.fairness import CHANGED, UNSTATED
+from analysis.measured.tflops import of_records
 from analysis.measured.throughput import tflops_per_gpu
 from analysis.published.audit_logs import audit_records
 from analysis.tflops import main
@@ -256,6 +257,39 @@ def test_runs_that_ran_together_on_one_hosts_cores_say_so(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "2.50?" in out and "\nspeedup, efficiency ?: superlinear: efficiency 2.50" in out
     assert [f.kind for f in audit_records(load([tmp_path])[0])] == ["efficiency"]
+
+
+def test_a_frame_has_the_convention_and_the_columns_of_the_work(tmp_path):
+    write(tmp_path, facts("s", "ddp", engine="ddp", precision="fp32"))
+    frame = of_records(load([tmp_path])[0], convention=None).frame()
+    of_work = ["convention", "global_batch", "seq_len", "precision", "gpu_type"]
+    assert frame.loc[0, of_work].tolist()[:4] == ["megatron", 16, 64, "fp32"]
+
+
+def test_columns_are_named_by_key_or_heading_and_keep_the_reasons_of_their_dashes(tmp_path, capsys):
+    about = facts("s", "ddp", engine="ddp", gpus=2)
+    about["baseline"] = None
+    write(tmp_path, about)
+    assert main([str(tmp_path), "--columns", "run,printed,processor,speedup,efficiency"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].split() == "run printed processor speedup efficiency".split()
+    assert "speedup, efficiency -: no baseline (--baseline NAME): ddp-dp2" in out
+    write(tmp_path, facts("s", "ddp-dp2", engine="ddp", gpus=4, recompute="full"))
+    assert main([str(tmp_path), "--columns", "run,efficiency"]) == 0
+    assert "-: invalid comparison: recompute full here, none in" in capsys.readouterr().out
+    assert main([str(tmp_path)]) == 0  # the notes of the rows say it
+    assert "efficiency -: invalid" not in capsys.readouterr().out
+
+
+def test_a_curve_says_in_one_line_what_several_runs_lack(tmp_path, capsys):
+    for gpus in (2, 4, 8, 16):
+        write(tmp_path, facts("s", None, 16, engine="ddp", gpus=gpus), fail="SIGTERM (rank 0)")
+    write(tmp_path, facts("s", None, engine="ddp"))
+    assert scaling.main([str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "the baseline: fewest GPUs, for none was named (--baseline NAME)" in lines[3]
+    (left,) = (line for line in lines if line.startswith("left out"))
+    assert left == "left out: ddp-dp16: cancelled; likewise 3 more: ddp-dp2; ddp-dp4; ddp-dp8"
 
 
 def test_a_changed_working_tree_is_told_from_its_commit(tmp_path, capsys):

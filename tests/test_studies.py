@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from models.errors import UsageError
+from models.errors import UsageError, by_reason
 from parallel.config import clusters, run_names
 from parallel.config.settings import resolve
 from parallel.config.study import load_study
@@ -113,6 +113,10 @@ def test_an_impossible_point_is_left_out_with_every_reason(tmp_path):
     assert "tp 3 does not divide the 4 attention heads" in reasons["[[sweep]] 1: tp 3, gpus 6"]
     assert "tp 4 exceeds the 2 GPUs of a node" in reasons["[[sweep]] 1: tp 4, gpus 4"]
     assert "2 ranks cannot be split into tp 4" in reasons["[[sweep]] 1: tp 4, gpus 2"]
+    lines = by_reason(study.left_out)
+    kinds = ("attention heads", "of a node", "cannot be split")
+    assert [sum(kind in line for line in lines) for kind in kinds] == [1, 1, 1]
+    assert len(lines) == 3 and "; likewise 3 more: [[sweep]] 1: tp 3, gpus 4; [[" in lines[0]
     with pytest.raises(UsageError, match="6 points cannot run: .*attention heads"):
         study_of(tmp_path, IMPOSSIBLE, strict=True)
 

@@ -41,7 +41,8 @@ class Column:
     """One column: the rows' key, its heading, and a format spec for numbers (words stay).
 
     seldom: not printed where no row has a value. long: how a terminal shows sentences ("below" or
-    "word", see terminal.py); "" for names and numbers. tells: the columns whose dashes and doubts
+    "word", see terminal.py); "" for names and numbers. asked: printed where --columns names it
+    alone. tells: the columns whose dashes and doubts
     this one's cells explain, row by row.
     """
 
@@ -50,6 +51,7 @@ class Column:
     spec: str = ""
     seldom: bool = False
     long: str = ""
+    asked: bool = False
     tells: tuple[str, ...] = ()
 
 
@@ -70,9 +72,9 @@ class Table:
 
     @property
     def shown(self) -> list[Column]:
-        """The columns without those that are seldom known and here unknown in every row."""
+        """The columns without those that are asked for, or seldom known and here in no row."""
         known = {c.key for c in self.columns for row in self.rows if row.get(c.key) is not None}
-        return [c for c in self.columns if not c.seldom or c.key in known]
+        return [c for c in self.columns if not c.asked and (not c.seldom or c.key in known)]
 
     @property
     def below(self) -> list[str]:
@@ -95,7 +97,7 @@ class Table:
         return {"text": _text, "markdown": _markdown, "csv": _csv, "json": _json}[format](self)
 
     def frame(self) -> "pandas.DataFrame":
-        """The rows as a pandas DataFrame, raw values under the columns' keys."""
+        """The rows as a pandas DataFrame, raw values under the keys of all columns."""
         import pandas  # here, because it takes longer to load than a table to print
 
         return pandas.DataFrame(self.rows, columns=[c.key for c in self.columns])
@@ -149,18 +151,24 @@ def _text(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
+def no_html(text: str) -> str:
+    """Text for Markdown in which a name is no tag."""
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
 def _markdown(table: Table) -> str:
     right = [_numeric(c, table.rows) for c in table.shown]
 
     def line(cells: Iterable[str]) -> str:
-        return "| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |"
+        escaped = (no_html(text).replace("\\", "\\\\").replace("|", "\\|") for text in cells)
+        return "| " + " | ".join(escaped) + " |"
 
-    lines = [f"**{printable(table.title)}**", ""] if table.title else []
+    lines = [f"**{no_html(printable(table.title))}**", ""] if table.title else []
     lines += [line(c.heading for c in table.shown)]
     lines += ["| " + " | ".join("---:" if r else "---" for r in right) + " |"]
     lines += map(line, _cells(table))
     if table.below:
-        lines += ["", *(f"- {note}" for note in table.below)]
+        lines += ["", *(f"- {no_html(note)}" for note in table.below)]
     return "\n".join(lines) + "\n"
 
 
@@ -236,19 +244,22 @@ def add_table_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(tables: Sequence[Table], names: Sequence[str] | None) -> list[Table]:
-    """The tables with these columns alone; a table that has none of them is left out.
+    """The tables with these columns alone, named by key or heading; a table that has none of them
+    is left out.
 
     Raises:
         UsageError: no table has such a column; it names those that there are.
     """
     if names is None:
         return list(tables)
-    known = list(dict.fromkeys(c.key for table in tables for c in table.columns))
+    keys = {c.heading: c.key for table in tables for c in table.columns}
+    known = list(dict.fromkeys(keys.values()))
+    names = [name if name in known else keys.get(name, name) for name in names]
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"no column {', '.join(unknown)}; there are: {', '.join(known)}")
     found = []
     for table in tables:
-        columns = {c.key: replace(c, seldom=False) for c in table.columns}
+        columns = {c.key: replace(c, seldom=False, asked=False) for c in table.columns}
         kept = [columns[name] for name in names if name in columns]
         rows = [{c.key: row.get(c.key) for c in kept} for row in table.rows]
         found += [replace(table, columns=kept, rows=rows)] * bool(kept)

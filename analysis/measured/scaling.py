@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from analysis.common.tables import Column, Table
 from analysis.logs.load import called, load, name_of
+from analysis.logs.model import asked
 from analysis.logs.record import Record
 from analysis.logs.verdict import averages, judge, timed, unfinished
 from analysis.measured import predictions, throughput
@@ -25,7 +26,7 @@ from analysis.measured.fairness import (
     unstated,
 )
 from analysis.measured.throughput import MARKED
-from models.errors import UsageError
+from models.errors import UsageError, by_reason
 from parallel.measure.steady_time import Steady
 
 LINEAR = 1.005  # an efficiency above it is printed as more than 1.00
@@ -331,15 +332,16 @@ def report_of(
     predicted, lacking = predictions.seconds(records, predict)
     partners = shared_cores(records)
     pairs, untimed = _points(records, predicted, partners, window, rule)
-    left_out = refused + untimed
+    read = (line.partition(": ") for line in refused)
+    left_out = [(source, why) for source, _, why in read] + untimed
     if not pairs:
-        raise UsageError("; ".join(left_out))
+        raise UsageError("; ".join(by_reason(left_out)))
     base, start = _baseline(pairs, baseline)
     scaling = scaling or scaling_of([record for record, _ in pairs])
     fair = []
     for record, point in pairs:
         if unfair := differences(record, base, scaling, any_commit):
-            left_out.append(f"{point.name}: invalid comparison: {'; '.join(unfair)}")
+            left_out.append((point.name, f"invalid comparison: {'; '.join(unfair)}"))
         else:
             fair.append((record, point))
     fair = _named_by_configuration(fair)
@@ -347,6 +349,8 @@ def report_of(
     rows, share = curve([point for _, point in fair], start, scaling)
     called_base = next(point.name for record, point in fair if record is base)
     shown = table(rows, share, scaling, f"{called_base} ({base.gpus} GPUs)", predict is not None)
+    if not baseline:
+        shown.notes[0] += "; the baseline: fewest GPUs, for none was named (--baseline NAME)"
     shown.notes += averages(compared)
     unpredicted = {r.source: why for r, why in zip(records, lacking, strict=True)}
     shown.missing = throughput.shown_in(rows) | throughput.grouped(
@@ -365,7 +369,7 @@ def report_of(
         told = [(point.configuration, point.predicted_s, point.step_s) for _, point in fair]
         shown.notes += predictions.notes(predictions.source(predict), told)
     shown.notes += [ANY_COMMIT] * any_commit
-    shown.notes += [f"left out: {line}" for line in left_out]
+    shown.notes += [f"left out: {line}" for line in by_reason(left_out)]
     return shown
 
 
@@ -375,20 +379,22 @@ def _points(
     partners: dict[str, str],
     window: tuple[int, int] | None,
     rule: str,
-) -> tuple[list[Pair], list[str]]:
-    """(the timed runs with their points, one line for each other run)."""
+) -> tuple[list[Pair], list[tuple[str, str]]]:
+    """(the timed runs with their points, the name of each other run and why it is none)."""
     pairs, left_out = [], []
     for record, predicted_s in zip(records, predicted, strict=True):
         time, name = timed(record, window, rule), name_of(record)
         judgement = judge(record, time)
         if record.copy_of:
-            left_out.append(f"{name}: the same evidence as {record.copy_of}")
+            left_out.append((name, f"the same evidence as {record.copy_of}"))
         elif judgement.unfit or record.oversubscribed:
-            left_out.append(f"{name}: {'; '.join(map(str, judgement.flags))}")
+            left_out.append((name, "; ".join(map(str, judgement.flags))))
         elif why := unfinished(record):
-            left_out.append(f"{name}: {why}")
-        elif time is None or not time.step_s > 0 or not record.gpus:
-            left_out.append(f"{name}: no steady time or no number of GPUs")
+            left_out.append((name, why))
+        elif not record.gpus:
+            left_out.append((name, asked(["gpus"])))
+        elif time is None or not time.step_s > 0:
+            left_out.append((name, "no steady time"))
         else:
             point = Point(
                 name,

@@ -39,7 +39,7 @@ from parallel.record.reader import read_run
 
 # What the rows have beside the keys of `verdict.summary`; `--format json` prints them, too.
 ADDED = ("run", "origin", "peak_gb", "convention", "tflops", "mfu", "speedup", "efficiency")
-ADDED = (*ADDED, "parity", "missing", "printed_by", "printed_error")
+ADDED = (*ADDED, "parity", "missing", "printed_by", "printed_error", "precision", "gpu_type")
 
 
 def _baseline_of(record: Record, records: list[Record]) -> tuple[Record | None, str]:
@@ -151,6 +151,8 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
         "convention": used,
         "tflops": tflops,
         "mfu": utilisation,
+        "precision": record.precision,
+        "gpu_type": record.gpu_type,
         "peak_gb": throughput.peak_gb(record),
         "printed_by": printed_by,
         "printed_error": printed_error,
@@ -228,7 +230,7 @@ def table(
         *predictions.columns(seldom=not predicted),
         Column("tokens_per_s", "tokens/s", ".0f"),
         Column("tflops", f"TFLOP/s/GPU ({one})" if one else "TFLOP/s/GPU", ".3g"),
-        *[Column("convention", "convention")] * (one is None),
+        Column("convention", "convention", asked=one is not None),
         Column("printed_tflops", "printed", ".3g", seldom=True),
         Column("printed_by", "printed by", seldom=True),
         Column("printed_error", "ours by that", "+.1%", seldom=True),
@@ -239,6 +241,10 @@ def table(
         Column("parity", "parity"),
         Column("verdict", "verdict"),
         Column("notes", "notes", long="below", tells=throughput.MARKED),
+        Column("global_batch", "global batch", "d", asked=True),
+        Column("seq_len", "sequence length", "d", asked=True),
+        Column("precision", "precision", asked=True),
+        Column("gpu_type", "processor", asked=True),
     ]
     stated = ", ".join(baselines) or "none stated (--baseline NAME)"
     notes = [
