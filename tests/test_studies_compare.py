@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis import compare, report, scaling, scaling_report, tflops
+from analysis import compare, plots, report, scaling, scaling_report, tflops
+from analysis.common import plots as drawing
 from analysis.common.statistics import log_ratio, student_t95
 from analysis.logs.load import read_all
 from analysis.measured.fairness import ANY_COMMIT
@@ -42,6 +43,28 @@ def test_the_report_has_each_configuration_with_its_interval(tmp_path):
     half = student_t95(2) * step["stdev"] / 3**0.5
     assert step["ci95"] == pytest.approx([step["mean"] - half, step["mean"] + half])
     assert scaling_report.main([str(tmp_path)]) == 0  # its own report is no log
+
+
+def test_table_curve_and_picture_divide_the_same_medians_of_repeats(tmp_path, capsys, monkeypatch):
+    repeats(tmp_path, {1: [1.0, 1.3, 1.2], 2: [0.9, 0.5, 0.6]})
+    assert tflops.main([str(tmp_path), "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    table = {row["run"]: (row["speedup"], row["efficiency"]) for row in rows}
+    assert tflops.report([tmp_path]).notes[0].endswith("Repeats: the medians of both sides.")
+    assert len(table) == 6 and len(set(table.values())) == 2
+    assert table["ddp-r1"] == table["ddp-r2"] == (1, 1)  # no repeat of it is faster than it
+    assert scaling.main([str(tmp_path), "--format", "json"]) == 0
+    curve = {r["run"]: (r["speedup"], r["efficiency"]) for r in json.loads(capsys.readouterr().out)}
+    assert curve == {"ddp": (1, 1), "ddp-dp2": table["ddp-dp2-r1"]}
+    assert curve["ddp-dp2"][0] == pytest.approx(1.2 / 0.6)
+    figures = {}
+    monkeypatch.setattr(
+        drawing, "save", lambda figure, _, name, *__: figures.update({name: figure}) or []
+    )
+    assert plots.main([str(tmp_path)]) == 0
+    points = [line for line in figures["speedup"].axes[0].lines if line.get_marker() == "o"]
+    drawn = sorted(float(line.get_ydata()[0]) for line in points)
+    assert drawn == sorted(faster for faster, _ in curve.values())
 
 
 def test_other_commits_are_an_invalid_comparison_and_failed_runs_are_named(tmp_path):

@@ -1,5 +1,6 @@
 """The table of runs: one row each with seconds, TFLOP/s, MFU, peak GB, speedup and efficiency."""
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def rows(
 ) -> list[dict[str, Any]]:
     """One dict per record: `verdict.summary`'s facts and what the table adds to them.
 
+    The speedup and the efficiency of a study's repeats are of their medians, and so are the same.
     convention: None takes for each run the first that its log has the facts for. kind: strong or
     weak scaling; None takes what the runs are. `missing` says for each unknown value which fact
     is absent and how to give it.
@@ -87,10 +89,13 @@ def rows(
     parity = _parity(records, named)
     times = {id(r): timed(r, window, rule) for r in records}
     partners = shared_cores(records)
-    found = []
-    for record in records:
+    found = [_row(record, times[id(record)], convention) for record in records]
+    repeats: dict[tuple, list[Record]] = defaultdict(list)
+    for record, row in zip(records, found, strict=True):
+        if row["fit"] and not unfinished(record):
+            repeats[_repeated(record)].append(record)
+    for record, row in zip(records, found, strict=True):
         base, why = (named, "") if named else _baseline_of(record, records)
-        row = _row(record, times[id(record)], convention)
         row["parity"] = parity.get(record.source, NOT_VERIFIED)
         doubts = [why] if why else []
         if not row["fit"]:
@@ -98,8 +103,13 @@ def rows(
         elif base is None:
             ratio = Ratio(None, None, why or "no baseline (--baseline NAME)")
         else:
-            shared = sharing([record], [base], partners)
-            ratio = _against(record, base, times, kind, any_commit, shared)
+            sides = [
+                [r for r in repeats[_repeated(of)] if not differences(r, base, kind, any_commit)]
+                or [of]
+                for of in (record, base)
+            ]
+            shared = sharing(*sides, partners)
+            ratio = _against(record, base, sides, times, kind, any_commit, shared)
             doubts += filter(None, [ratio.note, ratio.why if ratio.why != SHARE else ""])
         if record.source in partners and not (ratio.why and partners[record.source] in ratio.why):
             doubts.append(partners[record.source])
@@ -107,8 +117,14 @@ def rows(
         row["missing"] |= {key: ratio.why for key in throughput.MARKED if row[key] is None}
         row["notes"] = "; ".join(row["notes"] + doubts)
         row["reasons"] += doubts
-        found.append(row)
     return found
+
+
+def _repeated(record: Record) -> tuple:
+    """What the repeats that a study made of a configuration share; another run has it alone."""
+    if record.configuration is None:
+        return (record.source,)
+    return (Path(record.source).parent, record.study, configuration(record))
 
 
 def _row(record: Record, time: Steady | None, convention: str | None) -> dict[str, Any]:
@@ -179,12 +195,13 @@ def _notes(judgement: Judgement, time: Steady | None) -> list[str]:
 def _against(
     record: Record,
     baseline: Record,
+    repeats: list[list[Record]],
     times: dict[int, Steady | None],
     kind: str,
     any_commit: bool,
     shared: str,
 ) -> Ratio:
-    """A run with a time against its baseline."""
+    """A run with a time against its baseline; repeats: both sides' comparable runs."""
     time, base = times[id(record)], times[id(baseline)]
     why = ""
     if base is None:
@@ -201,7 +218,9 @@ def _against(
         why = "invalid comparison: " + "; ".join(unfair)
     if why:
         return Ratio(None, None, why)
-    sides = scaling.of_run(time, record.gpus), scaling.of_run(base, baseline.gpus)
+    sides = (
+        scaling.of_repeats([scaling.of_run(times[id(r)], r.gpus) for r in side]) for side in repeats
+    )
     ratio = scaling.against(*sides, kind, shared)
     if ratio.efficiency is None or not (record.oversubscribed or baseline.oversubscribed):
         return ratio
@@ -284,7 +303,9 @@ def of_records(
     shown = table(found, convention, named, kind, *about)
     pairs = list(zip(records, found, strict=True))
     compared = [record for record, row in pairs if row["speedup"] is not None]
-    shown.missing |= throughput.shown_in(found)
+    if len({_repeated(record) for record in compared}) < len(compared):
+        shown.notes[0] += " Repeats: the medians of both sides."
+    shown.missing = throughput.shown_in(found)
     shown.notes += [ANY_COMMIT] * any_commit
     if open_ := unstated(compared):
         shown.notes.append(UNSTATED + ", ".join(open_))
