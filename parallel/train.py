@@ -50,8 +50,8 @@ from parallel.record.launch import (
     detect,
     end_with_launcher,
     rendezvous_environment,
+    signal_words,
     tell_torchrun,
-    with_lost_launcher,
 )
 from parallel.record.reader import read_status
 from parallel.record.siblings import Siblings, process_number
@@ -274,7 +274,7 @@ def train_in_folder(
                 folder.explain(kind, reason)
 
     def fail_by_signal(signal: str) -> None:
-        fail(Kind.SIGNAL, f"{with_lost_launcher(signal)} (rank {launch.rank})")
+        fail(Kind.SIGNAL, f"{signal_words(signal)} (rank {launch.rank})")
 
     try:
         if launch.rank == 0:

@@ -29,7 +29,7 @@ from parallel.measure.clock import Clock
 from parallel.measure.epoch_report import epoch_lines
 from parallel.record import lines
 from parallel.record.ends import Kind
-from parallel.record.launch import Launch, tell_torchrun, with_lost_launcher
+from parallel.record.launch import TIME_LIMIT_SIGNAL, Launch, signal_words, tell_torchrun
 from parallel.record.reader import read_breakdown, read_run, read_saves
 from parallel.record.signals_and_hangs import Interruption, Watchdog, forget_reports
 from parallel.record.writer import RunFolder
@@ -327,9 +327,10 @@ class Trainer:
         elif self.is_rank_0:
             outcome = f"could not save: {problem}" if problem else f"saved step {done}"
             signal = self.interruption.signal or "a signal to another rank"
-            reason = f"{with_lost_launcher(signal)}, {outcome}"
+            reason = f"{signal_words(signal)}, {outcome}"
             self._say(f" interrupted by {reason}; the same command goes on")
-            self.folder.interrupt(reason)
+            limit = signal == TIME_LIMIT_SIGNAL
+            self.folder.interrupt(Kind.TIME_LIMIT if limit else Kind.SIGNAL, reason)
         return stop
 
     def _save(self, done: int) -> None:

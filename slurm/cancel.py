@@ -1,4 +1,4 @@
-"""Cancel the jobs of a study that wait or run.
+"""Cancel the jobs of studies that wait or run.
 
 python -m slurm.cancel slurm/layouts.toml
 python -m slurm.cancel slurm/layouts.toml --only megatron-tp2-pp2
@@ -7,38 +7,31 @@ python -m slurm.cancel slurm/layouts.toml --only megatron-tp2-pp2
 import sys
 
 from models.errors import UsageError, command_line
-from parallel.config.study import load_study
 from slurm import states
-from slurm.render import study_parser
-
-
-def slurm_ids(job_ids: list[int]) -> list[str]:
-    """The jobs as Slurm's commands take them: 7_0 for a job of an array, since 7, which may be that
-    job's own number, means the whole array."""
-    printed = states.ask(["squeue", "--noheader", "--me", "--array", "--format=%A|%i"]) or ""
-    pairs = (line.split("|")[:2] for line in printed.split())
-    of_arrays = {pair[0]: pair[1] for pair in pairs if "_" in pair[-1] and pair[-1][0].isdigit()}
-    return [of_arrays.get(str(job_id), str(job_id)) for job_id in job_ids]
+from slurm.render import load_studies, study_parser
 
 
 @command_line("slurm.cancel")
 def main(argv: list[str] | None = None) -> int:
     parser = study_parser("slurm.cancel", __doc__)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these runs of it")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these runs of a study")
     arguments = parser.parse_args(argv)
-    study = load_study(arguments.study, arguments.cluster)
+    studies = load_studies(arguments)
+    if arguments.only and len(studies) > 1:
+        raise UsageError(f"--only names runs of one study, not of {len(studies)}")
     for name in arguments.only or ():
-        study.run(name)
-    found, answered = states.rows(study, arguments.logs)
-    if not answered:
+        studies[0].run(name)
+    jobs = states.ask_slurm()
+    if jobs is None:
         raise UsageError(states.no_answer())
-    job_ids = [
-        row.job_id
-        for row in found
+    ids = [
+        row.job
+        for study in studies
+        for row in states.rows(study, arguments.logs, jobs)
         if row.state in ("pending", "running") and row.job_id is not None
         if arguments.only is None or row.run in arguments.only
     ]
-    if ids := slurm_ids(job_ids) if job_ids else []:
+    if ids:
         states.slurm(["scancel", *ids])
     print(f"cancelled {len(ids)} jobs" + (f": {' '.join(ids)}" if ids else ""))
     return 0

@@ -1,7 +1,7 @@
 """Check before submitting what every run of a study would check when it starts.
 
     python -m slurm.preflight slurm/layouts.toml
-    python -m slurm.preflight slurm/layouts.toml --cluster dgx-a100
+    python -m slurm.preflight slurm/*.toml --cluster dgx-a100
 
 It looks for the data, a run folder that can be written, Python and the
 container's image, here, on the machine that submits. slurm.submit does the same. Each problem is
@@ -19,9 +19,9 @@ from models.files import ROOT
 from parallel.config.clusters import Cluster
 from parallel.config.data_files import describe
 from parallel.config.settings import RunSpec
-from parallel.config.study import Study, load_study
+from parallel.config.study import Study
 from parallel.record.writer import check_folder
-from slurm.render import cluster_of, study_parser
+from slurm.render import cluster_of, load_studies, shown, study_parser
 
 STANDARD_DATA = "data/stdlib"  # what `python -m parallel.data` makes without flags
 
@@ -105,13 +105,17 @@ def _folder_problem(folder: Path) -> str:
 @command_line("slurm.preflight")
 def main(argv: list[str] | None = None) -> int:
     arguments = study_parser("slurm.preflight", __doc__).parse_args(argv)
-    study = load_study(arguments.study, arguments.cluster)
-    found = problems(study, cluster_of(study), arguments.logs)
-    for kind, text in found:
-        print(f"{kind}: {text}")
-    if not found:
-        print(f"nothing is missing for {len(study.specs)} runs on {study.cluster.name}")
-    return int(bool(found))
+    studies, status = load_studies(arguments), 0
+    for study in studies:
+        found = problems(study, cluster_of(study), arguments.logs)
+        if len(studies) > 1:
+            print(f"{shown(study.path)}:")
+        for kind, text in found:
+            print(f"{kind}: {text}")
+        if not found:
+            print(f"nothing is missing for {len(study.specs)} runs on {study.cluster.name}")
+        status |= bool(found)
+    return int(status)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import re
 import shlex
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -418,9 +419,8 @@ def remove_others(folder: Path, names: list[str]) -> None:
             old.unlink()
 
 
-def study_parser(command: str, doc: str, studies: str = "") -> Parser:
-    """A parser of one study and the flags that every command about it has; with `studies`, the help
-    text of their argument, of several studies and --strict."""
+def study_parser(command: str, doc: str) -> Parser:
+    """A parser of studies and the flags that every command about them has."""
     parser = Parser(
         prog=f"python -m {command}",
         description=doc,
@@ -435,17 +435,36 @@ def study_parser(command: str, doc: str, studies: str = "") -> Parser:
         metavar="DIR",
         help="runs are in DIR/<study>/<run> (default: logs)",
     )
-    if studies:
-        parser.add_argument("studies", type=Path, metavar="TOML", nargs="+", help=studies)
-        parser.add_argument("--strict", action="store_true", help="refuse what cannot run")
-    else:
-        parser.add_argument("study", type=Path, metavar="TOML", help="the study file")
+    parser.add_argument(
+        "studies", type=Path, metavar="TOML", nargs="+", help="study files, or their scripts"
+    )
     return parser
+
+
+def study_files(paths: list[Path]) -> list[Path]:
+    """The study of each path: slurm/<study>.slurm stands for its study. slurm/*.toml names the
+    clusters' file too, which is none."""
+    paths = [path.with_suffix(".toml") if path.suffix == ".slurm" else path for path in paths]
+    return [
+        path
+        for path in dict.fromkeys(paths)
+        if len(paths) == 1 or os.path.realpath(path) != str(CLUSTERS)
+    ]
+
+
+def load_studies(arguments: Namespace) -> list[Study]:
+    """The studies that `study_parser`'s arguments name.
+
+    Raises:
+        UsageError: one cannot be read.
+    """
+    return [load_study(path, arguments.cluster) for path in study_files(arguments.studies)]
 
 
 @command_line("slurm.render")
 def main(argv: list[str] | None = None) -> int:
-    parser = study_parser("slurm.render", __doc__, studies="study files")
+    parser = study_parser("slurm.render", __doc__)
+    parser.add_argument("--strict", action="store_true", help="refuse what cannot run")
     parser.add_argument("--list", action="store_true", help="print the runs' names alone")
     parser.add_argument("--run-name", metavar="NAME", help="print the script of this run")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write the runs' scripts there")
@@ -453,11 +472,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rehearse", action="store_true", help=REHEARSE)
     add_force_flag(parser)
     arguments = parser.parse_args(argv)
-    if arguments.run_name and len(arguments.studies) > 1:
-        raise UsageError(f"--run-name names a run of one study, not of {len(arguments.studies)}")
-    for path in arguments.studies:
-        if os.path.realpath(path) == str(CLUSTERS) and len(arguments.studies) > 1:
-            continue  # slurm/*.toml names it too
+    paths = study_files(arguments.studies)
+    if arguments.run_name and len(paths) > 1:
+        raise UsageError(f"--run-name names a run of one study, not of {len(paths)}")
+    for path in paths:
         study = load_study(path, arguments.cluster, arguments.strict)
         if arguments.run_name:
             study.run(arguments.run_name)  # or a UsageError that lists the names
@@ -467,7 +485,7 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.list:
             print("\n".join(names))
         elif arguments.out or not arguments.run_name:
-            if len(arguments.studies) > 1:
+            if len(paths) > 1:
                 print(f"{shown(path)}:")
             print_and_write(study, names, arguments)
         else:

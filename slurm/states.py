@@ -33,6 +33,7 @@ INTERRUPTED = "interrupted"  # stopped from outside, but it has saved and can go
 # Each failure, and the kind of end that it is; a run that failed by itself says its kind.
 FAILURES = {"OOM": Kind.MEMORY, "timeout": Kind.TIME_LIMIT, "node failure": Kind.KILLED}
 FAILURES |= {"cancelled": Kind.SIGNAL, INTERRUPTED: Kind.SIGNAL, "failed": Kind.UNKNOWN}
+STOPPED = ("cancelled", INTERRUPTED)  # of these: by somebody, or to go on; no failure of the run
 
 # What Slurm and libraries write into a job's log at its end, the surest first.
 EVIDENCE = {
@@ -72,7 +73,10 @@ COMPLAINT = re.compile(r"^.*(?:Error|error:|FAILED|Killed).*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Job:
-    """A job in Slurm's words. exit: its own status and the signal that ended it, as in 0:125."""
+    """A job in Slurm's words. exit: its own status and the signal that ended it, as in 0:125.
+
+    array: as Slurm's commands print and take it where it is of an array, 7_0 for example.
+    """
 
     job_id: int
     state: str
@@ -81,13 +85,14 @@ class Job:
     name: str = ""
     comment: str = ""
     folder: str = ""
+    array: str = ""
 
 
 @dataclass(frozen=True)
 class Row:
     """One run: what it is doing or how it ended, and the line that proves it.
 
-    kind: why it failed; empty where it did not.
+    kind: why it failed; empty where it did not. job: its last job as Slurm's commands print it.
     """
 
     run: str
@@ -98,6 +103,11 @@ class Row:
     eta_s: float | None
     line: str
     kind: str = ""
+    array: str = ""
+
+    @property
+    def job(self) -> str:
+        return self.array or str(self.job_id or "-")
 
 
 @dataclass(frozen=True)
@@ -152,7 +162,8 @@ def ask(command: list[str], text: str = "") -> str | None:
 
 
 QUEUE = ("JobID", "State", "exit_code", "Reason", "Name", "Comment", "WorkDir")
-ACCOUNTS = ("JobIDRaw", "State", "ExitCode", "Reason", "JobName", "Comment", "WorkDir")
+QUEUE += ("ArrayJobID", "ArrayTaskID")
+ACCOUNTS = ("JobIDRaw", "State", "ExitCode", "Reason", "JobName", "Comment", "WorkDir", "JobID")
 
 
 def ask_slurm() -> dict[int, Job] | None:
@@ -182,9 +193,10 @@ def parse(text: str, of_queue: bool = False) -> dict[int, Job]:
         state, status, reason, name, comment, folder = (c.strip() for c in columns[:6])
         if of_queue and status.isdigit():  # as wait() gives it
             status = f"{int(status) >> 8}:{int(status) & 127}"
-        jobs[int(job_id)] = Job(
-            int(job_id), state.split()[0] if state else "", status, reason, name, comment, folder
-        )
+        state = state.split()[0] if state else ""
+        array, task, *_ = [*"_".join(c.strip() for c in columns[6:8]).split("_"), "", ""]
+        array = f"{array}_{task}" if task.isdigit() else ""
+        jobs[int(job_id)] = Job(int(job_id), state, status, reason, name, comment, folder, array)
     return jobs
 
 
@@ -255,7 +267,7 @@ def recall(folder: Path, job_id: int) -> Job | None:
     """A job that Slurm has forgotten, as it was written down."""
     noted = reader.read_json_if_whole(folder / f"{job_id}.state")
     known = {name: noted[name] for name in ("job_id", "state", "exit") if name in noted}
-    return Job(**known) if len(known) == 3 else None
+    return Job(**known, array=str(noted.get("array", ""))) if len(known) == 3 else None
 
 
 def remember(folder: Path, job: Job, row: Row, planned: str) -> None:
@@ -265,7 +277,7 @@ def remember(folder: Path, job: Job, row: Row, planned: str) -> None:
         path.unlink(missing_ok=True)  # an end before Slurm restarted the job
         return
     verdict = row.state if row.state in FAILURES else ""
-    end = {"job_id": job.job_id, "state": job.state, "exit": job.exit}
+    end = {"job_id": job.job_id, "state": job.state, "exit": job.exit, "array": job.array}
     end |= {"verdict": verdict, "kind": row.kind, "line": row.line}
     if reader.read_json_if_whole(path) != end:
         folder.mkdir(parents=True, exist_ok=True)
@@ -306,7 +318,8 @@ def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | Non
     eta_s = max(0, steps - step) * step_s if end.state == "running" and step_s is not None else None
     kind = end.kind or FAILURES.get(end.state, "")
     line = " ".join(end.line.split())[:300]
-    return Row(run, end.state, job_id, step, steps, eta_s, line, str(kind))
+    array = job.array if job is not None else ""
+    return Row(run, end.state, job_id, step, steps, eta_s, line, str(kind), array)
 
 
 def _slurm_says(job: Job | None) -> str:
@@ -327,7 +340,7 @@ def _end_of_folder(folder: Path, status: dict, job: Job | None) -> End | None:
     if state == INTERRUPTED:  # and saved, which scancel's victim may have as well
         ended = "cancelled" if job is not None and job.state == "CANCELLED" else INTERRUPTED
         line = "; ".join(filter(None, (why, _slurm_says(job)))) or "status.json says so"
-        return End(ended, line)
+        return End(ended, line, str(status.get("kind", "")))
     return End("timeout", why) if status.get("kind") == Kind.TIME_LIMIT else None
 
 
@@ -379,7 +392,7 @@ def with_result(row: Row, folder: Path) -> Row:
         row.line == "Slurm: COMPLETED 0:0"
     ):  # it did its work, which a run without Slurm has replaced
         return earlier
-    later = f"job {row.job_id}, after it: {row.state}: {row.line}"
+    later = f"job {row.job}, after it: {row.state}: {row.line}"
     return replace(earlier, line=f"{earlier.line}; {later}")
 
 
@@ -414,9 +427,8 @@ def ran_by(folder: Path) -> int | None:
         return None
 
 
-def rows(study: Study, logs: Path) -> tuple[list[Row], bool]:
-    """One row per run of the study, and whether a Slurm answered."""
-    jobs = ask_slurm()
+def rows(study: Study, logs: Path, jobs: dict[int, Job] | None) -> list[Row]:
+    """One row per run of the study; `jobs`: what `ask_slurm` said."""
     known = jobs or {}
     comment = comment_of(study, logs)
     # A job that was submitted by hand and never started has left nothing in its folder.
@@ -444,4 +456,4 @@ def rows(study: Study, logs: Path) -> tuple[list[Row], bool]:
             with contextlib.suppress(OSError):  # another user's logs, or a full disk: shown anyway
                 remember(folder, job, row, planned_text(study, name))
         found.append(of_the_study(with_result(row, folder), folder, spec))
-    return found, jobs is not None
+    return found

@@ -1,12 +1,13 @@
 """How the runs of a study are doing, one row each.
 
     python -m slurm.status slurm/layouts.toml
+    python -m slurm.status slurm/*.toml
 
 A run is pending, running (with the iteration and the time left), complete, OOM, timeout, node
 failure, cancelled, interrupted (it saved, and can go on), failed or missing. The last column is the
 line that proves it. Slurm is asked twice, however many runs there are. When every run has ended,
-the commands for the study's tables and page are printed. The exit status is 1 when a run failed in
-any way.
+the commands for the study's tables and page are printed. The exit status is 1 when a run of a study
+failed in any way.
 """
 
 import shlex
@@ -14,9 +15,13 @@ import sys
 from collections import Counter
 
 from models.errors import command_line, printable
-from parallel.config.study import load_study
 from slurm import states
-from slurm.render import study_parser
+from slurm.render import load_studies, shown, study_parser
+
+NEXT = """
+next:
+  python -m analysis.tflops {folder}    # time, TFLOP/s, speedup and efficiency
+  python -m analysis.page {folder}      # all of it as one offline page, study.html"""
 
 
 def duration(seconds: float | None) -> str:
@@ -30,11 +35,12 @@ def duration(seconds: float | None) -> str:
 def table(found: list[states.Row]) -> list[str]:
     """The rows as text, with a last line that counts the states."""
     wide = max((len(row.run) for row in found), default=3)
-    lines = [f"{'run':{wide}}  {'state':12}  {'job':>8}  {'iteration':>13}  {'ETA':>8}  proof"]
+    ids = max((len(row.job) for row in found if len(row.job) > 8), default=8)
+    lines = [f"{'run':{wide}}  {'state':12}  {'job':>{ids}}  {'iteration':>13}  {'ETA':>8}  proof"]
     for row in found:
         steps = f"{row.step}/{row.steps}"
         lines.append(
-            f"{row.run:{wide}}  {row.state:12}  {row.job_id or '-':>8}  {steps:>13}"
+            f"{row.run:{wide}}  {row.state:12}  {row.job:>{ids}}  {steps:>13}"
             f"  {duration(row.eta_s):>8}  {row.line}"
         )
     counts = Counter(row.state for row in found)
@@ -44,20 +50,21 @@ def table(found: list[states.Row]) -> list[str]:
 @command_line("slurm.status")
 def main(argv: list[str] | None = None) -> int:
     arguments = study_parser("slurm.status", __doc__).parse_args(argv)
-    study = load_study(arguments.study, arguments.cluster)
-    found, answered = states.rows(study, arguments.logs)
-    if not answered:
+    studies = load_studies(arguments)
+    jobs = states.ask_slurm()
+    if jobs is None:
         says = f"{states.no_answer()}; the rows below are from the run folders alone"
         print(f"slurm.status: {says}", file=sys.stderr)
-    print("\n".join(table(found)))
-    if found and all(row.state in (*states.FAILURES, "complete") for row in found):
-        folder = shlex.quote(str(arguments.logs / study.name))
-        print(
-            "\nnext:\n"
-            f"  python -m analysis.tflops {folder}    # time, TFLOP/s, speedup and efficiency\n"
-            f"  python -m analysis.page {folder}      # all of it as one offline page, study.html"
-        )
-    return int(any(row.state in states.FAILURES for row in found))
+    status = 0
+    for study in studies:
+        if len(studies) > 1:
+            print(f"{shown(study.path)}:")
+        found = states.rows(study, arguments.logs, jobs)
+        print("\n".join(table(found)))
+        if found and all(row.state in (*states.FAILURES, "complete") for row in found):
+            print(NEXT.format(folder=shlex.quote(str(arguments.logs / study.name))))
+        status |= any(row.state in states.FAILURES for row in found)
+    return int(status)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from slurm.render import (
     rehearse,
     script,
     shown,
+    study_files,
     study_parser,
 )
 
@@ -58,13 +59,16 @@ def choose(study: Study, found: list[states.Row], only: list[str] | None) -> lis
     ]
     if only is None:
         return startable
+    stopped = [name for name in startable if open_runs[name] in states.STOPPED]
+    if "failed" in only and (left := [name for name in stopped if name not in only]):
+        print(f"cancelled or interrupted, not failed: {', '.join(left)}")
     for name in set(only) - {"failed", "missing"}:
         study.run(name)  # or a UsageError that lists the names
     return [
         name
         for name in startable
         if name in only
-        or ("failed" in only and open_runs[name] in states.FAILURES)
+        or ("failed" in only and open_runs[name] in states.FAILURES.keys() - set(states.STOPPED))
         or ("missing" in only and open_runs[name] == "missing")
     ]
 
@@ -180,9 +184,10 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
     # Two submits at a time would each find the other's runs still missing.
     with (logs / study.name / ".submit.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        found, answered = states.rows(study, logs)
-        if not answered:
+        jobs = states.ask_slurm()
+        if jobs is None:
             raise NoSubmission(states.no_answer())
+        found = states.rows(study, logs, jobs)
         names = choose(study, found, arguments.only)
         if not names:
             print("nothing to submit: all that was asked for waits, runs or is complete")
@@ -237,16 +242,15 @@ def check_budget(
         raise UsageError("nothing was submitted")
 
 
-def study_file(path: Path) -> Path:
-    """The study of a script as slurm/<study>.slurm; any other path as it is."""
-    return path.with_suffix(".toml") if path.suffix == ".slurm" else path
-
-
 @command_line("slurm.submit")
 def main(argv: list[str] | None = None) -> int:
-    parser = study_parser("slurm.submit", __doc__, studies="study files, or their scripts")
+    parser = study_parser("slurm.submit", __doc__)
+    parser.add_argument("--strict", action="store_true", help="refuse what cannot run")
     parser.add_argument(
-        "--only", nargs="+", metavar="WHICH", help="failed, missing, names, or several of them"
+        "--only",
+        nargs="+",
+        metavar="WHICH",
+        help="failed (not cancelled or interrupted), missing, names, or several of them",
     )
     parser.add_argument("--after", metavar="JOB", help="a job id, or a dependency as afterok:4711")
     parser.add_argument("--max-running", type=int, metavar="N", help="at most N at a time")
@@ -266,7 +270,7 @@ def main(argv: list[str] | None = None) -> int:
         )
     check_flags(arguments, max_running=(1, 10**6), budget=(0, 10**12))
     status, elsewhere = 0, []
-    paths = list(dict.fromkeys(study_file(path) for path in arguments.studies))
+    paths = study_files(arguments.studies)
     for path in paths:
         if len(paths) > 1:
             print(f"{shown(path)}:")

@@ -11,7 +11,9 @@ import sys
 import time
 from pathlib import Path
 
+from parallel.record.ends import Kind
 from parallel.record.facts import scheduler
+from parallel.record.launch import signal_words
 from parallel.record.schema import STEP_COLUMNS
 from parallel.record.writer import RunFolder
 
@@ -26,7 +28,8 @@ def main() -> int:
     def interrupted(*_) -> None:
         (out / f"heard.{rank}").touch()
         if chief:
-            chief._write_status("interrupted", "signal", "SIGUSR1, saved step 1", 0)
+            words = signal_words(signal.SIGUSR1.name)
+            chief.interrupt(Kind.TIME_LIMIT, f"{words}, saved step 1")
         time.sleep(3)  # as if saving; when the first rank ends, torchrun ends the others
         os._exit(75)
 

@@ -102,7 +102,7 @@ def test_a_run_trains_in_charliecloud_and_saves_when_its_time_is_over(
     assert submit.main([str(path), "--logs", str(logs)]) == 0
 
     def row(of=study):
-        return states.rows(of, logs)[0][0]
+        return states.rows(of, logs, states.ask_slurm())[0]
 
     wait_for(lambda: row().step > 0 or row().state in states.FAILURES, 240, "the run to train")
     job_id = row().job_id
@@ -122,7 +122,7 @@ def test_a_run_trains_in_charliecloud_and_saves_when_its_time_is_over(
     assert submit.main([str(path), "--cluster", "broken", "--logs", str(again)]) == 0
 
     def failed():
-        return states.rows(broken_study, again)[0][0]
+        return states.rows(broken_study, again, states.ask_slurm())[0]
 
     wait_for(lambda: failed().state not in ("running", "pending"), 120, "the set-up to fail")
     assert failed().state == "failed" and failed().kind == "refused", failed()

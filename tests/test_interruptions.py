@@ -398,7 +398,9 @@ def a_stopped_run(folder: Path, spec, state: str) -> None:
     run = RunFolder(folder)
     run.begin({"run": "ddp", "spec": spec.settings()})
     (folder / "checkpoints" / folders.name_of(2)).mkdir(parents=True)
-    run.fail(Kind.KILLED, "killed", 0) if state == ends.FAILED else run.interrupt("SIGTERM")
+    run.fail(Kind.KILLED, "killed", 0) if state == ends.FAILED else run.interrupt(
+        Kind.SIGNAL, "SIGTERM"
+    )
     run.close()
 
 

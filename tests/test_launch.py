@@ -65,7 +65,7 @@ def test_a_rank_ends_with_its_launcher(tmp_path):
         "import signal, sys, time\n"
         "from parallel.record import launch\n"
         "def heard(*_):\n"
-        "    print(launch.with_lost_launcher('SIGTERM'), flush=True)\n"
+        "    print(launch.signal_words('SIGTERM'), flush=True)\n"
         "    sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, heard)\n"
         "launch.end_with_launcher(launch.Launch(0, 2, 0, 2, sys.argv[1]))\n"

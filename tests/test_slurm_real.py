@@ -13,7 +13,7 @@ import pytest
 from analysis import tflops
 from parallel.config.study import load_study
 from parallel.record import reader
-from slurm import cancel, render, states, submit, testbed
+from slurm import render, states, submit, testbed
 from tests.conftest import ROOT, wait_for
 
 pytestmark = pytest.mark.slow
@@ -53,9 +53,9 @@ def written(study, logs: Path) -> list[str]:
 
 
 def table(study, logs: Path) -> dict[str, states.Row]:
-    found, answered = states.rows(study, logs)
-    assert answered
-    return {row.run: row for row in found}
+    jobs = states.ask_slurm()
+    assert jobs is not None
+    return {row.run: row for row in states.rows(study, logs, jobs)}
 
 
 def test_sbatch_with_many_scripts_submits_each_once_and_they_train(
@@ -221,7 +221,7 @@ def requeued(slurm, tokens, tmp_path_factory):
     rows = table(study, logs)
     lost, again, _, goes_on = study.settings
     node = nodes_of(rows[lost].job_id)[0]
-    told, restarted = cancel.slurm_ids([rows[goes_on].job_id, rows[again].job_id])
+    told, restarted = rows[goes_on].job, rows[again].job
     assert "_" in told  # runs that ask for the same are one array
     slurm_says("scancel", "--signal=USR1", "--batch", told)
     slurm_says("scontrol", "requeue", restarted)
@@ -256,7 +256,8 @@ def test_a_requeued_run_keeps_its_first_attempt_and_a_signal_comes_before_the_li
         limit: "interrupted",
         goes_on: "complete",
     }, rows
-    assert rows[limit].line.startswith("SIGUSR1, saved step 1; Slurm: FAILED 75:0")
+    assert rows[limit].line.startswith("time limit: SIGUSR1, saved step 1; Slurm: FAILED 75:0")
+    assert rows[limit].kind == "time limit"
     heard = sorted(p.name for p in folder(limit).glob("heard.*"))
     assert heard == ["heard.0", "heard.1", "heard.2", "heard.3"]
     for run in (lost, again, goes_on):

@@ -15,11 +15,11 @@ from analysis.logs.parsing.endings import find_failure
 from analysis.logs.parsing.logfile import Log
 from models.errors import UsageError
 from parallel.config.study import load_study
-from parallel.record import facts
+from parallel.record import facts, launch
 from parallel.record.ends import kind_of
 from parallel.record.reader import read_status
 from parallel.record.writer import RunFolder
-from slurm import cancel, forward_signals, record_end, states, status, submit, testbed
+from slurm import cancel, forward_signals, preflight, record_end, states, status, submit, testbed
 from slurm.render import comment_of
 from slurm.states import Job, judge, parse
 from tests.multi_node_logs import (
@@ -376,7 +376,7 @@ def test_an_earlier_jobs_result_is_told_with_its_own_job(tmp_path, monkeypatch, 
     ):
         job = Job(12, state, "1:0", name="ddp")
         monkeypatch.setattr(states, "ask_slurm", lambda job=job: {12: job})
-        (row,), _ = states.rows(study, logs)
+        (row,) = states.rows(study, logs, states.ask_slurm())
         assert (row.job_id, row.step) == (job_id, step) and row.line.startswith(words), row
     assert row.state == "complete"
     assert "job 12, after it: failed: module load cuda" in row.line
@@ -523,6 +523,71 @@ def test_submitting_again_never_duplicates_what_waits_or_runs(many, capsys):
     assert cancel.main([str(path), "--logs", str(logs), "--only", *names]) == 0
     asked = (tmp_path / "cancelled").read_text().split()
     assert sorted(asked) == ["3", "4", "7", "8"]  # PENDING and RUNNING
+
+
+def test_only_failed_leaves_out_what_was_stopped_and_says_so(four, capsys):
+    path, logs, tmp_path = four
+    for seed, state, reason in (
+        (1, "interrupted", "SIGUSR1, saved step 5"),
+        (3, "interrupted", "time limit: SIGUSR1, saved step 5"),
+        (4, "failed", "ValueError: x"),
+    ):
+        folder = logs / "four" / f"megatron-tp2-seed{seed}"
+        folder.mkdir(parents=True)
+        RunFolder(folder)._write_status(state, kind_of(reason), reason, 0)
+    (tmp_path / "queue").write_text((tmp_path / "queue").read_text().replace("7|RUN", "|"))
+    flags = [str(path), "--logs", str(logs), "--yes", "--no-preflight"]
+    assert submit.main([*flags, "--only", "failed"]) == 0
+    out = capsys.readouterr().out
+    stopped = "megatron-tp2-seed1, megatron-tp2-seed2, megatron-tp2-seed3"
+    assert f"cancelled or interrupted, not failed: {stopped}\n" in out
+    assert re.findall(r"submitted (\S+):", out) == ["megatron-tp2-seed4"]
+
+
+def test_a_job_of_an_array_has_the_number_that_squeue_prints(tmp_path):
+    queue = "414003|RUNNING|0|None|a|s|/r|414002|0|\n414005|PENDING|0|None|a|s|/r|N/A|N/A|\n"
+    found = parse(queue, of_queue=True)
+    assert found[414003].array == "414002_0" and not found[414005].array
+    accounts = parse("414003|COMPLETED|0:0|None|a|s|/r|414002_0\n7|FAILED|1:0|None|a|s|/r|7\n")
+    assert accounts[414003].array == "414002_0" and not accounts[7].array
+    row = judge("run", folder_of(tmp_path, "running"), 10, found[414003], 414003)
+    assert "414002_0" in status.table([row])[1] and "414003" not in status.table([row])[1]
+    states.remember(tmp_path / "run", replace(found[414003], state="FAILED"), row, "{}")
+    assert states.recall(tmp_path / "run", 414003).array == "414002_0"
+
+
+def test_a_run_that_saved_before_its_time_limit_says_so(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    reason = f"{launch.signal_words('SIGUSR1')}, saved step 5"
+    RunFolder(folder).interrupt("time limit", reason)
+    row = judge("run", folder, 10, Job(9, "FAILED", "75:0"), 9)
+    assert (row.state, row.kind) == ("interrupted", "time limit")
+    assert row.line == "time limit: SIGUSR1, saved step 5; Slurm: FAILED 75:0"
+
+
+def test_status_cancel_and_preflight_take_several_studies(four, capsys):
+    path, logs, tmp_path = four
+    other = tmp_path / "other.toml"
+    other.write_text('question = "?"\ncluster = "local-test"\nrun = [{ engine = "ddp" }]\n')
+    ours = comment_of(load_study(other), logs)
+    with (tmp_path / "queue").open("a") as queue:
+        queue.write(f"12|RUNNING|0|None|ddp|{ours}|{states.ROOT}|11|0|\n")
+    both = [str(path), str(other.with_suffix(".slurm")), "--logs", str(logs)]
+    assert status.main(both) == 1  # a run of the first was cancelled
+    out = capsys.readouterr().out
+    assert f"{path}:\n" in out and f"{other}:\n" in out and " 11_0 " in out
+    assert (tmp_path / "calls").read_text().split() == ["squeue", "sacct"]
+    assert cancel.main([*both, "--only", "ddp"]) == 2
+    assert "--only names runs of one study, not of 2" in capsys.readouterr().err
+    assert cancel.main(both) == 0
+    assert (tmp_path / "cancelled").read_text().split() == ["7", "11_0"]
+    clusters = str(states.ROOT / "slurm" / "clusters.toml")  # as slurm/*.toml names it
+    for study in (path, other):
+        study.write_text(study.read_text().replace("engine = ", "data = '/no/data', engine = ", 1))
+    assert preflight.main([clusters, *both]) == 1
+    out = capsys.readouterr().out
+    assert f"{path}:\ndata: " in out and f"{other}:\ndata: " in out
 
 
 def test_a_budget_is_kept_where_nobody_can_be_asked(many, capsys):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from models.errors import UsageError
 
 LAUNCHER = "SCALING_LAUNCHER"  # set by a launcher of ours, to its name
+TIME_LIMIT_SIGNAL = "SIGUSR1"  # Slurm sends it before a job's time limit
 _launcher = 0  # its process id, once this process is to end with it
 
 
@@ -110,8 +111,10 @@ def end_with_launcher(launch: Launch, environment: Mapping[str, str] = os.enviro
         threading.Thread(target=watch, daemon=True, name="launcher").start()
 
 
-def with_lost_launcher(signal_name: str) -> str:
-    """A signal's name and, where it came because the launcher is gone, that."""
+def signal_words(signal_name: str) -> str:
+    """A signal's name and why it came: the time limit is near, or the launcher is gone."""
+    if signal_name == TIME_LIMIT_SIGNAL:
+        return f"time limit: {signal_name}"
     gone = _launcher and os.getppid() != _launcher
     return f"{signal_name}: the launcher (process {_launcher}) is gone" if gone else signal_name
 

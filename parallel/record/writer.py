@@ -188,14 +188,14 @@ class RunFolder:
         if status.get("state") == FAILED and status["kind"] in CONSEQUENCES:
             self._write_status(FAILED, kind, reason, status.get("rank", -1))
 
-    def interrupt(self, reason: str) -> None:
+    def interrupt(self, kind: Kind, reason: str) -> None:
         """Record that the run was stopped and can go on.
 
         Raises:
             UsageError: the folder was deleted.
         """
         self._check_there()
-        self._write_status(INTERRUPTED, Kind.SIGNAL, reason, 0)
+        self._write_status(INTERRUPTED, kind, reason, 0)
         self.close()
 
     def close(self) -> None:
