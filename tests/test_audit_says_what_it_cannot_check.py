@@ -4,6 +4,7 @@ from pathlib import Path
 
 from analysis.audit import main
 from analysis.published.any_table import tables_of
+from analysis.published.audit import audit_paths
 from analysis.published.unchecked import unchecked
 
 HEAD = "| GPUs | batch size | seq len | s/step | tokens/s | peak memory (GB) |\n|" + "---|" * 6
@@ -39,3 +40,12 @@ def test_the_columns_are_named_beside_those_that_were_read(tmp_path, capsys):
     assert main([str(path)]) == 0
     said = capsys.readouterr().err
     assert "twice the number would not be noticed in peak memory (GB)" in said
+
+
+def test_a_column_of_zeros_alone_is_none_that_is_not_checked(tmp_path):
+    lines = ["gpus,tp,pp,dp,skipped,tokens/s,loss,seconds_per_iteration"]
+    lines += [f"{n},1,1,{n},0,{n}00,0,0" for n in (8, 16)]
+    (tmp_path / "x.csv").write_text("\n".join(lines) + "\n")
+    says: list[str] = []
+    audit_paths([tmp_path / "x.csv"], says=says)
+    assert says and "seconds" not in says[0].partition("not be noticed")[2]

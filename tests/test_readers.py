@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from analysis.logs import readers
-from analysis.logs.load import read_all
+from analysis.logs.load import load, read_all
 from analysis.logs.parsing import megatron_lines
 from analysis.logs.parsing.facts_elsewhere import from_name
 from analysis.logs.parsing.logfile import Log
@@ -626,6 +626,32 @@ def test_lines_without_a_number_count_once_too(log, twice):
             == len(read(log(text, "plain.out")).iteration)
             == 3
         )
+
+
+def test_a_torchtitan_log_that_took_no_step_states_its_gpus_and_batch(log):
+    record = read(
+        log(
+            "[titan] 2026-05-19 15:37:28,806 - root - INFO - Building device mesh with parallelism:"
+            " pp=1, dp_shard=8, cp=1, tp=1, ep=1\n"
+            "[titan] 2026-05-19 15:37:30,806 - root - INFO - Trainer is initialized with local"
+            " batch size 160, global batch size 1280, sequence length 8192, total steps 50\n"
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB.\n"
+        )
+    )
+    assert (record.format, record.failure.kind) == ("torchtitan", "oom")
+    assert (record.gpus, record.dp, record.global_batch) == (8, 8, 1280)
+
+
+def test_a_count_of_zero_is_unknown(log):
+    record = read(log("using world size: 0, data-parallel-size: 0\n" + RUN))
+    assert record.gpus is None and record.dp is None
+    assert {"gpus: log says 0: unknown", "dp: log says 0: unknown"} <= set(record.notes)
+
+
+def test_a_name_that_is_no_utf8_is_shown_escaped(log, tmp_path):
+    log(RUN, os.fsdecode(b"a\xff.out"))
+    ((record,), _) = load([tmp_path])
+    assert record.shown == "a\\udcff.out"
 
 
 def test_steps_of_a_restart_are_no_duplicates_where_only_a_rate_is_printed(log):
