@@ -23,7 +23,8 @@ them is written by this command and by nobody else. NAME is one of
     real-logs                                         published logs, read
     repeats | checkpoints | big-purple | t4 | bucket-ab | epochs | phases | sc21-days | sc21-weak
 
-Paths are relative to the repository. `--check` writes nothing and exits 1 when a file is stale.
+Paths are relative to the repository. `--check` writes nothing, prints the first lines that differ
+and exits 1 when a file is stale.
 Exits 2 when a file, a block or its data cannot be read.
 """
 
@@ -31,6 +32,7 @@ if not __package__:
     import as_script
 
 import argparse
+import difflib
 import importlib
 import re
 import shlex
@@ -40,13 +42,14 @@ from pathlib import Path
 from typing import Any
 
 from analysis.common.tables import Table, chosen, column_names, writing
-from models.errors import Parser, UsageError, command_line
+from models.errors import Parser, UsageError, command_line, printable
 from models.files import ROOT, check_ends
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 from models.storage import output
 
 _OPEN = re.compile(r"^<!-- report: (\S.*?) -->[ \t]*$")
 _CLOSE = "<!-- /report -->"
+SHOWN = 20  # lines of a difference
 _SETTINGS: dict[str, dict[str, Any]] = {
     "--convention": {"choices": tuple(CONVENTIONS), "default": DEFAULT_CONVENTION},
     "--columns": {"type": column_names},
@@ -241,6 +244,8 @@ def main(argv: list[str] | None = None) -> int:
             continue
         if arguments.check:
             print(f"{path} is stale: run python -m analysis.report {path}")
+            lines = difflib.unified_diff(old.split("\n"), new.split("\n"), "", "", "", "", 0, "")
+            print(*map(printable, list(lines)[2 : 2 + SHOWN]), sep="\n")
             status = 1
         else:
             with output(path, mark="", force=True) as file:

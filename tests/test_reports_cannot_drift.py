@@ -33,8 +33,11 @@ def test_a_changed_number_is_stale_until_it_is_written_again(tmp_path, capsys):
     assert text.startswith("a\n<!-- report: t4 -->\n") and text.endswith("<!-- /report -->\nb\n")
     assert "| Optimized (4x T4s) | 650 | 3.5 | 3.48 |" in text
     path.write_text(text.replace("3.48", "3.49"))
+    capsys.readouterr()
     assert report.main(["--check", str(path)]) == 1
-    assert "is stale" in capsys.readouterr().out
+    stale, where, old, new = capsys.readouterr().out.splitlines()
+    assert "is stale" in stale and where.startswith("@@ ")
+    assert old == "-| Optimized (4x T4s) | 650 | 3.5 | 3.49 |" and new.endswith("| 3.48 |")
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,11 @@ def _cannot_run(
         reasons = "; ".join(f"{what}: {why}" for what, why in left_out)
         return f"study {path}: {len(left_out)} points cannot run: {reasons}"
     what, why = left_out[0]
-    more = f" (--strict lists all {len(left_out)})" if len(left_out) > 1 else ""
+    more = (
+        f" (python -m slurm.render {path} --strict lists all {len(left_out)})"
+        if len(left_out) > 1
+        else ""
+    )
     on = f" on {where.name}" if where else ""
     return f"study {path}: none of its {len(left_out)} points can run{on}: {what}: {why}{more}"
 
