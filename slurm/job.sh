@@ -5,12 +5,12 @@
 # Slurm gets this text with two things above it, which slurm/render.py writes: the #SBATCH lines and
 # the array `settings`. To read, change or submit such a script alone:
 #   python -m slurm.render STUDY --run-name RUN
-# Bash treats every setting as data. Only a line of `setup` is run.
+# Bash treats every setting as data. Only the lines of `setup` and `after` are run.
 set -uo pipefail
 
 # Raise this number when the settings below change, or when this script asks something new of the
 # Python modules that it calls. A job that was queued before then ends with one line.
-version=3
+version=4
 
 # The settings, one NAME=VALUE a word. Those that are lists here may be given several times.
 study_file=""   # the study, from the repository's root
@@ -32,6 +32,7 @@ container_python=python3
 nsys=0 nccl_logs=0 torchrun_logs=0 dist_debug=0
 runs=()         # run=NAME PLANNED: the run, and what it is in JSON; several in a job array
 setup=()        # setup=LINE: run before Python
+after=()        # after=LINE: run after the run
 exports=()      # export=NAME=VALUE
 mounts=()       # mount=FOLDER or mount=FOLDER:WHERE: in the container
 srun_options=() # srun=OPTION
@@ -78,6 +79,7 @@ read_settings() { # NAME=VALUE...
     case $word in
       run=*) runs+=("${word#*=}") ;;
       setup=*) setup+=("${word#*=}") ;;
+      after=*) after+=("${word#*=}") ;;
       export=*) exports+=("${word#*=}") ;;
       mount=*) mounts+=("${word#*=}") ;;
       srun=*) srun_options+=("${word#*=}") ;;
@@ -175,20 +177,20 @@ stop_after_the_last_restart() { # Slurm's own restarts, as of a lost node, count
   fail "max_restarts: $max_restarts used up" 75 unknown
 }
 
-# Slurm's view of the job, this script, the study, the clusters, the code, and the environment
-# without secrets.
+# Slurm's view of the job, the code, and without secrets this script, the study, the clusters and the
+# environment.
 archive() {
-  "$python" -m parallel.record.environment "$folder/$attempt.env" ||
-    fail "no working Python: $python ended with status $?"
-  scontrol show job "$slurm_id" >"$folder/$attempt.job"
-  if ((${#runs[@]} == 1)); then
-    cp -- "$0" "$folder/$attempt.slurm"
-  else # this script names every run of a job array; the copy names this run, and can be submitted
-    sed "/^#SBATCH --array=/d; s/^#SBATCH --job-name=.*/#SBATCH --job-name=$run/
-      /^  'run=/{/^  'run=${run//./\\.} /!d}" "$0" >"$folder/$attempt.slurm"
-  fi
+  local mask
+  mask=$(umask)
+  umask 077
+  archive_script
   cp -- "$study_file" "$folder/$attempt.study.toml"
   cp -- "$clusters_file" "$folder/$attempt.clusters.toml"
+  umask "$mask"
+  "$python" -m parallel.record.environment "$folder/$attempt.env" --hide \
+    "$folder/$attempt".{slurm,study.toml,clusters.toml} ||
+    fail "no working Python: $python ended with status $?"
+  scontrol show job "$slurm_id" >"$folder/$attempt.job"
   export SCALING_CLUSTERS=$folder/$attempt.clusters.toml # a container may not see the user's own
   export GIT_OPTIONAL_LOCKS=0
   if git rev-parse HEAD >"$folder/$attempt.commit" 2>/dev/null; then
@@ -196,6 +198,16 @@ archive() {
   else
     echo "slurm: no commit is archived: git knows none here"
     rm -- "$folder/$attempt.commit"
+  fi
+}
+
+archive_script() {
+  rm -f -- "$folder/$attempt".{slurm,study.toml,clusters.toml} # an older one keeps its mode
+  if ((${#runs[@]} == 1)); then
+    cp -- "$0" "$folder/$attempt.slurm"
+  else # this script names every run of a job array; the copy names this run, and can be submitted
+    sed "/^#SBATCH --array=/d; s/^#SBATCH --job-name=.*/#SBATCH --job-name=$run/
+      /^  'run=/{/^  'run=${run//./\\.} /!d}" "$0" >"$folder/$attempt.slurm"
   fi
 }
 
@@ -327,7 +339,7 @@ run_step() { # sets `status`, and `stopped` to the kind of end where a signal ca
   trap before_the_limit USR1
   trap 'stop TERM signal "SIGTERM: cancelled, preempted or requeued"' TERM
   srun "--nodes=$SLURM_JOB_NUM_NODES" "--ntasks=$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
-    "--cpus-per-task=${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1 "${srun_options[@]}" \
+    ${SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"} --kill-on-bad-exit=1 "${srun_options[@]}" \
     "${launch[@]}" &
   step=$!
   wait "$step" || status=$?
@@ -357,6 +369,13 @@ record_end() {
     fi
   fi
   printf '%s\n' "$status" >"$folder/$attempt.exit"
+}
+
+run_lines_after() {
+  local line
+  for line in "${after[@]}"; do
+    (set +u; eval "$line") || echo "slurm: after the run: $line: status $?"
+  done
 }
 
 # A run that made steps and saved before its time limit goes on from there, where the study asks for
@@ -432,5 +451,6 @@ build_command
 run_step
 write_profile_tables
 record_end
+run_lines_after
 requeue_what_can_go_on
 exit "$status"

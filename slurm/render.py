@@ -23,7 +23,6 @@ import re
 import shlex
 import subprocess
 import sys
-from argparse import Namespace
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -50,7 +49,8 @@ SWITCHES = ("nsys", "nccl_logs", "torchrun_logs", "dist_debug")
 class Ask:
     """What a study's [slurm] table asks for, beyond the run itself.
 
-    time: the limit, as Slurm writes it. requeue: start again when a node dies, and when the run has
+    time: the limit, as Slurm writes it. gpu_type: the site's name of the card, where nodes differ
+    (a100 gives --gres=gpu:a100:4). requeue: start again when a node dies, and when the run has
     saved before its limit; it goes on from there, so it needs save_interval. max_restarts: how
     often at most, whoever restarts it. The four switches leave proof beside the run; at submission
     the environment variable of the same name in capitals (NSYS=1 sbatch ...) overrides each.
@@ -58,6 +58,7 @@ class Ask:
 
     time: str = ""
     memory: str = ""
+    gpu_type: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     nsys: bool = False
     nccl_logs: bool = False
@@ -83,6 +84,8 @@ def ask_of(table: dict[str, Any], source: str) -> Ask:
     for name in ("time", "memory"):
         if not OPTION.fullmatch(value := getattr(ask, name)):
             raise UsageError(f"{where}: {name} {value!r} cannot stand in an #SBATCH line")
+    if not re.fullmatch(r"[\w.-]*", ask.gpu_type):
+        raise UsageError(f"{where}: gpu_type {ask.gpu_type!r} is no name of a card")
     check_environment(ask.environment, where)
     return ask
 
@@ -136,6 +139,10 @@ def job_of(study: Study, name: str, cluster: Cluster) -> Job:
         raise UsageError(
             f"{study.path}: {name} asks for requeue without save_interval: nothing would be saved,"
             " and every restart would begin at step 0"
+        )
+    if ask.gpu_type and cluster.gpu_request == "none":
+        raise UsageError(
+            f"{study.path}: {name} asks for gpu_type {ask.gpu_type}, and {cluster.name} has no GPUs"
         )
     time = ask.time or cluster.time
     nodes = cluster.nodes(spec.gpus)
@@ -195,8 +202,9 @@ def header(study: Study, name: str, cluster: Cluster, logs: Path) -> list[str]:
     """
     job = job_of(study, name, cluster)
     cores = cluster.cores_per_node * job.ranks_per_node // cluster.gpus_per_node
-    request = {"gres": f"--gres=gpu:{job.ranks_per_node}", "none": ""}.get(
-        cluster.gpu_request, f"--gpus-per-node={job.ranks_per_node}"
+    gpus = f"{job.ask.gpu_type}:{job.ranks_per_node}" if job.ask.gpu_type else job.ranks_per_node
+    request = {"gres": f"--gres=gpu:{gpus}", "none": ""}.get(
+        cluster.gpu_request, f"--gpus-per-node={gpus}"
     )
     memory = job.ask.memory or cluster.memory
     options = [
@@ -207,7 +215,7 @@ def header(study: Study, name: str, cluster: Cluster, logs: Path) -> list[str]:
         f"--constraint={cluster.constraint}" if cluster.constraint else "",
         f"--nodes={job.nodes}",
         "--ntasks-per-node=1",
-        f"--cpus-per-task={max(1, cores)}",
+        f"--cpus-per-task={max(1, cores)}" if cluster.cpus_per_task else "",
         request,
         f"--mem={memory}" if memory else "",
         *cluster.options,
@@ -257,6 +265,7 @@ def settings(study: Study, name: str, cluster: Cluster, logs: Path) -> list[str]
     given = [
         *(f"{key}={value}" for key, value in single.items() if value != ""),
         *(f"setup={line}" for line in cluster.setup),
+        *(f"after={line}" for line in cluster.after),
         *(f"export={key}={value}" for key, value in environment.items()),
         *(f"srun={option}" for option in cluster.srun),
         *(f"torchrun={option}" for option in cluster.torchrun),
@@ -366,6 +375,8 @@ def write(
 ) -> None:
     """Write each text to its file; with `dry_run`, find out only whether that can be done.
 
+    The script of a run (MARK) is its owner's alone: it holds the cluster's environment.
+
     Raises:
         UsageError: a file is the study, or one that lacks `mark`, without `force`; or the system
             refuses. Nothing is written then, unless it was the system that refused.
@@ -379,7 +390,11 @@ def write(
             return
         for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
+            if mark == MARK and path.exists():
+                path.chmod(0o600)
             with output(path, mark, force, [study]) as file:
+                if mark == MARK:
+                    file.touch(0o600)
                 file.write_text(text)
     except OSError as error:
         raise UsageError(f"cannot write {error.filename}: {error.strerror}") from error
@@ -452,7 +467,7 @@ def study_files(paths: list[Path]) -> list[Path]:
     ]
 
 
-def load_studies(arguments: Namespace) -> list[Study]:
+def load_studies(arguments: argparse.Namespace) -> list[Study]:
     """The studies that `study_parser`'s arguments name.
 
     Raises:

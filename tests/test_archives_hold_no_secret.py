@@ -110,6 +110,16 @@ def test_no_file_is_ever_open_to_others(tmp_path):
         (["DB_PASS=x", "--gh-pat", "y"], "DB_PASS=*** --gh-pat ***"),
         (["--data", "s3://me:p/w@host/x"], "--data s3://***@host/x"),
         (["--header", "Authorization: Bearer abc"], "--header Authorization: Bearer ***"),
+        (["-p", "abc", "-p", "8080"], "-p *** -p 8080"),
+        (["https://a.net/x?sv=1&sig=a%2Bb=&se=2"], "https://a.net/x?sv=1&sig=***&se=2"),
+        (
+            ["https://a.net/x?X-Amz-Date=1&X-Amz-Signature=0a1b"],
+            "https://a.net/x?X-Amz-Date=1&X-Amz-Signature=***",
+        ),
+        (["https://hooks.slack.com/services/T0/B0/x1"], "https://hooks.slack.com/***"),
+        (["https://discord.com/api/webhooks/1/x-Y"], "https://discord.com/api/webhooks/***"),
+        (["https://a.office.com/webhook/1@2/In/3"], "https://a.office.com/webhook/***"),
+        (["npm_hunter2p0123456789abcdef0123456789"], "***"),
         (["--run-name", "hf-zero3-dp8-mbs4", "--compass", "north"], None),
     ],
 )
@@ -131,6 +141,12 @@ def test_this_processs_own_command_line_is_the_default(monkeypatch):
         "node[1-2,4]:29500",
         "granularity=fine,compact,1,0",
         "hf_zero3_on_two_nodes",
+        "npm_config_cache",
+        "https://a.net/x?sigma=1",
+        "https://a.net/docs/hooks.html",
+        "slurm/hooks/prolog.sh",
+        "export=NCCL_IB_HCA=mlx5_0:1",
+        'network = { NCCL_SOCKET_IFNAME = "ib0" }',
     ],
 )
 def test_what_is_no_secret_stays_as_it_is(word):

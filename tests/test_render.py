@@ -6,7 +6,9 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,6 +105,100 @@ def test_the_header_asks_for_what_the_run_needs(tmp_path):
     ]
     assert text.startswith("#!/bin/bash\n#SBATCH")
     assert job_of(study, "megatron-tp4-dp2", study.cluster).gpu_hours == pytest.approx(8 / 3)
+
+
+def test_a_card_is_asked_for_by_its_name_and_cores_not_where_the_site_takes_none(tmp_path):
+    path = tmp_path / "two.toml"
+    path.write_text(
+        'question = "?"\n[defaults]\ngpus = 2\n[[run]]\nslurm = { gpu_type = "a100" }\n'
+        '[[run]]\nlabel = "b"\nslurm = { gpu_type = "h100-80" }\n'
+    )
+    base = {"description": "x", "gpus_per_node": 2, "cores_per_node": 4}
+
+    def asked(name: str, **facts) -> list[str]:
+        study = replace(load_study(path), cluster=cluster_of("mine", base | facts, CLUSTERS))
+        return header(script(study, [name], study.cluster))
+
+    assert "--gres=gpu:a100:2" in asked("ddp-dp2") and "--cpus-per-task=4" in asked("ddp-dp2")
+    assert "--gres=gpu:h100-80:2" in asked("ddp-dp2-b")
+    others = asked("ddp-dp2", gpu_request="gpus-per-node", cpus_per_task=False)
+    assert "--gpus-per-node=a100:2" in others and not any("cpus" in line for line in others)
+    with pytest.raises(UsageError, match="asks for gpu_type a100, and mine has no GPUs"):
+        asked("ddp-dp2", gpu_request="none")
+    path.write_text(path.read_text().replace("a100", "a100:4 --x"))
+    with pytest.raises(UsageError, match="gpu_type 'a100:4 --x' is no name of a card"):
+        asked("ddp-dp2")
+
+
+def test_the_step_asks_for_cores_where_the_job_did(tmp_path):
+    study = study_on(tmp_path, cpus_per_task=False)
+    tools = {"srun": f'printf "%s\\n" "$@" >{tmp_path}/seen\n'}
+    for variables, options in (({}, []), ({"SLURM_CPUS_PER_TASK": "6"}, ["--cpus-per-task=6"])):
+        run_script(tmp_path, script(study, ["ddp"], study.cluster), tools, **variables)
+        seen = (tmp_path / "seen").read_text().splitlines()
+        assert [word for word in seen if "cpus" in word] == options
+        assert "" not in seen and "--kill-on-bad-exit=1" in seen
+
+
+def test_lines_after_the_run_see_how_it_ended(tmp_path):
+    lines = [f'cp "$folder/77.exit" {tmp_path}/copied', "false # copy: it's gone", "echo $UNSET x"]
+    study = study_on(tmp_path, after=lines)
+    done = run_script(tmp_path, script(study, ["ddp"], study.cluster), {"srun": "exit 3"})
+    assert (tmp_path / "copied").read_text() == "3\n" and done.returncode == 3
+    said = "slurm: after the run: false # copy: it's gone: status 1\n"
+    assert said in done.stdout and done.stdout.endswith("x\n")
+    with pytest.raises(UsageError, match="after ' ' is not one line of shell"):
+        study_on(tmp_path, after=[" "])
+
+
+SECRETS = """
+[mine]
+description = "x"
+gpus_per_node = 2
+cores_per_node = 2
+setup = [
+    "export HF_HUB_TOKEN=hunter2a A=1", 'curl -H "Authorization: Bearer hunter2b" x', "echo a@b"
+]
+environment = { WANDB_API_KEY = "hunter2c", NCCL_DEBUG = "INFO" }
+network = { https_proxy = "http://me:hunter2d@proxy:3128" }
+"""
+
+
+def test_what_is_archived_of_a_secretive_cluster_is_whole_private_and_hides_them(tmp_path):
+    (tmp_path / "one.toml").write_text('question = "?"\n[[run]]\n')
+    clusters = tmp_path / "clusters.toml"
+    clusters.write_text(SECRETS)
+    facts = tomllib.loads(SECRETS)["mine"]
+    study = replace(load_study(tmp_path / "one.toml"), cluster=cluster_of("mine", facts, clusters))
+    text = script(study, ["ddp"], study.cluster)
+    real = f'[[ $* != *record.environment* ]] || PYTHONPATH={ROOT} exec {sys.executable} "$@"\n'
+    folder = tmp_path / "logs/one/ddp"
+    folder.mkdir(parents=True)
+    (folder / "77.slurm").write_text("of an attempt before")
+    (folder / "77.slurm").chmod(0o644)
+    tools = {"srun": f'echo "$WANDB_API_KEY" >{tmp_path}/seen', "python": real, "curl": ""}
+    done = run_script(tmp_path, text, tools)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "seen").read_text() == "hunter2c\n"
+    kept = {name: folder / f"77.{name}" for name in ("slurm", "study.toml", "clusters.toml", "env")}
+    assert {path.stat().st_mode & 0o777 for path in kept.values()} == {0o600}
+    assert "hunter2" in text and not any("hunter2" in p.read_text() for p in folder.glob("77.*"))
+    there = tomllib.loads(kept["clusters.toml"].read_text())["mine"]
+    assert there["environment"] == {"WANDB_API_KEY": "***", "NCCL_DEBUG": "INFO"}
+    assert there["setup"][2] == "echo a@b" and there["setup"][0].endswith("=*** A=1")
+    archived = kept["slurm"].read_text()
+    assert archived.count("\n") == text.count("\n")
+    assert archived.split("\n)\n", 1)[1] == text.split("\n)\n", 1)[1]  # job.sh is as it was
+    subprocess.run(["bash", "-n", str(kept["slurm"])], check=True)
+
+
+def test_scripts_of_runs_are_their_owners_alone(tmp_path, capsys):
+    (tmp_path / "one.toml").write_text('question = "?"\ncluster = "local-test"\n[[run]]\n')
+    out = tmp_path / "scripts"
+    for _ in range(2):
+        assert main([str(tmp_path / "one.toml"), "--out", str(out)]) == 0
+        assert (out / "ddp.slurm").stat().st_mode & 0o777 == 0o600
+        (out / "ddp.slurm").chmod(0o644)  # as an earlier version left it
 
 
 HOSTILE = [

@@ -104,6 +104,7 @@ class Cluster:
     qos: str = _key("", "#SBATCH --qos")
     constraint: str = _key("", "#SBATCH --constraint")
     gpu_request: str = _key("gres", "how to ask for GPUs: gres, gpus-per-node or none")
+    cpus_per_task: bool = _key(True, "whether to ask for cores with #SBATCH --cpus-per-task")
     memory: str = _key("", "#SBATCH --mem")
     time: str = _key("01:00:00", "#SBATCH --time where the study gives none")
     signal_lead_s: int = _key(
@@ -116,6 +117,9 @@ class Cluster:
     )
     setup: tuple[str, ...] = _key(
         (), "shell lines before Python: module, conda, source; one that fails ends the job"
+    )
+    after: tuple[str, ...] = _key(
+        (), "shell lines after the run, to copy results for example; $folder is the run's folder"
     )
     environment: dict[str, str] = _key({}, "environment variables")
     network: dict[str, str] = _key({}, "environment variables of NCCL and gloo")
@@ -156,9 +160,10 @@ class Cluster:
             for option in getattr(self, launcher):
                 if not option.startswith("-"):
                     raise UsageError(f"{where}: {launcher} {option!r} is no option")
-        for line in self.setup:
-            if not line.strip() or "\n" in line:
-                raise UsageError(f"{where}: setup {line!r} is not one line of shell")
+        for key in ("setup", "after"):
+            for line in getattr(self, key):
+                if not line.strip() or "\n" in line:
+                    raise UsageError(f"{where}: {key} {line!r} is not one line of shell")
         written = {n: getattr(self, n) for n in ("partition", "account", "qos", "constraint")}
         written |= {"memory": self.memory, "time": self.time}
         written |= {f"options[{i}]": option for i, option in enumerate(self.options)}

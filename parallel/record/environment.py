@@ -1,6 +1,7 @@
 """What is archived of a process's environment and command line: no secret. Torch-free.
 
     python -m parallel.record.environment FILE     of this process, for its owner alone
+    python -m parallel.record.environment FILE --hide OTHER ...    and hide the secrets in others
 
 Only variables that environment_variables.txt lists are archived: those of launchers, libraries,
 threads, devices, modules and Slurm that can change how a run is started or how fast it is. A
@@ -37,27 +38,31 @@ _NAMES, _PREFIXES = _read_known()
 # What sounds like a secret's name: words that never stand in another one, and short ones alone.
 _SECRET_NAME = re.compile(
     r"token|secret|passw|passphrase|credential|cookie|jwt|bearer|apikey|private"
-    r"|(?<![a-z])(?:(?:db|my|pg|ssh)?pass|pwd|pw|pat|keys?|auth|authorization|cert|creds?|pin)(?![a-z])",
+    r"|(?<![a-z])(?:(?:db|my|pg|ssh)?pass|pwd|pw|pat|keys?|auth|authorization|cert|creds?|pin"
+    r"|sig|signature)(?![a-z])",
     re.IGNORECASE,
 )
 _COUNTS = re.compile(r"tokens|keys", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?[\d_]*\.?\d+(?:e[-+]?\d+)?[kmgbt]?", re.IGNORECASE)
 _VALUES = (
+    # Who knows the address of a webhook may write there.
+    (re.compile(r"(://[^\s/]*(?:/\S*?)?\b(?:hooks|webhooks?)\b[^\s/]*/)[^\s\"']+"), rf"\1{HIDDEN}"),
     # A password may hold slashes and an at sign, so all up to the last one goes.
     (re.compile(r"://\S*@"), f"://{HIDDEN}@"),
     (re.compile(r"\b(bearer|basic|negotiate)([ :=]+)\S+", re.IGNORECASE), rf"\1\2{HIDDEN}"),
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*", re.DOTALL), HIDDEN),
-    # As they are issued: GitHub, GitLab, Hugging Face, AWS, Slack, Google, many an API, any JWT.
+    # As they are issued: GitHub, GitLab, Hugging Face, npm, AWS, Slack, Google, others, any JWT.
     (
         re.compile(
-            r"\b(?:gh[a-z]_\w{16}|github_pat_\w{16}|glpat-[\w-]{12}|hf_[A-Za-z0-9]{20}"
+            r"\b(?:gh[a-z]_\w{16}|github_pat_\w{16}|glpat-[\w-]{12}|(?:hf|npm)_[A-Za-z0-9]{20}"
             r"|A[KS]IA[0-9A-Z]{12}|xox[a-z]-[\w-]{8}|AIza[\w-]{20}|sk-[\w-]{20}"
             r"|eyJ[\w-]{8,}\.[\w-]+)[\w.-]*"
         ),
         HIDDEN,
     ),
 )
-_PAIR = re.compile(r"""([\w.-]+)(=|["']?:\s*["'])([^\s,;&"']+)""")
+# In a command line, an address, JSON, TOML or a script's quoted words.
+_PAIR = re.compile(r"""([\w.-]+)(=["']*|\s*=\s*["']|["']?:\s*["'])([^\s,;&"']+)""")
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -71,10 +76,13 @@ def hide(text: str) -> str:
     """A text without the passwords and tokens that can be told by their own looks."""
     for pattern, without in _VALUES:
         text = pattern.sub(without, text)
-    return _PAIR.sub(
-        lambda pair: f"{pair[1]}{pair[2]}{HIDDEN}" if is_secret(pair[1], pair[3]) else pair[0],
-        text,
-    )
+    return _PAIR.sub(_without_secret, text)
+
+
+def _without_secret(pair: re.Match[str]) -> str:
+    # A value may be a pair itself, as in export=NAME=VALUE.
+    value = HIDDEN if is_secret(pair[1], pair[3]) else _PAIR.sub(_without_secret, pair[3])
+    return f"{pair[1]}{pair[2]}{value}"
 
 
 def environment_facts(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -92,7 +100,8 @@ def command_line(words: Sequence[str] | None = None) -> str:
         words = [Path(sys.executable).name, *sys.orig_argv[1:]]
     shown, flag = [], ""
     for word in words:
-        if flag and not word.startswith("--") and is_secret(flag, word):
+        password = flag == "-p" and not _NUMBER.fullmatch(word)
+        if flag and not word.startswith("--") and (password or is_secret(flag, word)):
             shown.append(HIDDEN)
         else:
             shown.append(hide(word))
@@ -105,17 +114,37 @@ def write(path: Path, environment: Mapping[str, str] = os.environ) -> None:
     facts = environment_facts(environment)
     lines = [f"{name}={value}".replace("\n", "\\n") for name, value in facts.items()]
     lines.append(f"# {len(environment) - len(facts)} other variables are not archived")
-    with open(path, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+    _write_private(path, "\n".join(lines) + "\n")
+
+
+def hide_in_file(path: Path) -> None:
+    """Hide the secrets in a script or TOML file, which its owner alone can read from then on.
+
+    What is hidden ends at a quote, so that the file is as whole as before.
+    """
+    os.chmod(path, 0o600)
+    text = _PAIR.sub(_without_secret, path.read_text(errors="surrogateescape"))
+    _write_private(path, "".join(map(hide, re.split("([\"'])", text))))
+
+
+def _write_private(path: Path, text: str) -> None:
+    private = {"opener": lambda name, flags: os.open(name, flags, 0o600)}
+    with open(path, "w", errors="surrogateescape", **private) as file:
         os.fchmod(file.fileno(), 0o600)  # one that was there keeps its mode otherwise
-        file.write("\n".join(lines) + "\n")
+        file.write(text)
 
 
 @errors.command_line("parallel.record.environment")
 def main(argv: list[str] | None = None) -> int:
     parser = errors.Parser(prog="python -m parallel.record.environment", description=__doc__)
     parser.add_argument("file", type=Path, metavar="FILE", help="the file to write")
+    parser.add_argument(
+        "--hide", type=Path, nargs="+", default=[], metavar="OTHER", help="files to hide secrets in"
+    )
     arguments = parser.parse_args(argv)
     write(arguments.file)
+    for path in arguments.hide:
+        hide_in_file(path)
     return 0
 
 
