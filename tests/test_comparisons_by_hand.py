@@ -1,6 +1,7 @@
 """Verdicts, intervals and doubts of a comparison: cases made by hand."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -306,3 +307,23 @@ def test_runs_that_no_study_names_are_called_as_their_first_log():
     assert not any("baseline" in doubt for doubt in beside_a_study.doubts)  # no study names one
     with pytest.raises(UsageError, match="there is only r$"):
         of_study(repeats)
+
+
+def test_a_long_run_is_resampled_in_little_memory():
+    """All resamples at once are 3,000 x 10,000 times and as many indices, of 8 bytes each."""
+    rng = np.random.default_rng(0)
+    a, b = ([1 + rng.random(n)] for n in (3000, 2000))
+    tracemalloc.start()
+    assert compare(a, b).unit == module.BLOCKS
+    assert tracemalloc.get_traced_memory()[1] < 1e8
+    tracemalloc.stop()
+
+
+def test_how_many_are_resampled_at_once_changes_no_number(monkeypatch):
+    sides = [[1 + np.random.default_rng(seed).random(n)] for seed, n in ((1, 200), (2, 100))]
+    monkeypatch.setattr(module, "RESAMPLES", 50)
+    found = []
+    for at_once in (1, 1000, 10**6):
+        monkeypatch.setattr(module, "AT_ONCE", at_once)
+        found.append(compare(*sides))
+    assert found[0] == found[1] == found[2]

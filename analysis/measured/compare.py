@@ -30,6 +30,7 @@ from models.errors import UsageError
 from parallel.measure.steady_time import Steady, steady_iterations
 
 RESAMPLES = 10_000
+AT_ONCE = 2**20  # step times that are resampled at once: more would only take memory
 RUNS, PAIRS = "runs", "pairs of runs"
 BLOCKS, BLOCKS_OF_ENTRIES = "blocks of iterations", "blocks of entries"
 # What is resampled -> what is counted.
@@ -115,14 +116,20 @@ def compare(
 
 def _block_medians(runs: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
     """Medians of RESAMPLES series made of blocks drawn, with replacement, from each run."""
-    pieces = []
-    for x in runs:
-        block = max(1, int(round(len(x) ** 0.5)))
-        count = -(-len(x) // block)
-        starts = rng.integers(0, len(x) - block + 1, (RESAMPLES, count))
-        index = (starts[:, :, None] + np.arange(block)).reshape(RESAMPLES, -1)[:, : len(x)]
-        pieces.append(x[index])
-    return np.median(np.concatenate(pieces, axis=1), axis=1)
+    blocks = [max(1, int(round(len(x) ** 0.5))) for x in runs]
+    starts = [
+        rng.integers(0, len(x) - block + 1, (RESAMPLES, -(-len(x) // block)))
+        for x, block in zip(runs, blocks, strict=True)
+    ]
+    rows = max(1, AT_ONCE // sum(map(len, runs)))
+    medians = np.empty(RESAMPLES)
+    for first in range(0, RESAMPLES, rows):
+        pieces = []
+        for x, block, begin in zip(runs, blocks, starts, strict=True):
+            index = begin[first : first + rows, :, None] + np.arange(block)
+            pieces.append(x[index.reshape(len(index), -1)[:, : len(x)]])
+        medians[first : first + rows] = np.median(np.concatenate(pieces, axis=1), axis=1)
+    return medians
 
 
 def repeats(records: list[Record], times: list[Steady]) -> list[dict[str, Any]]:
