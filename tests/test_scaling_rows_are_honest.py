@@ -19,6 +19,8 @@ from analysis.measured.throughput import tflops_per_gpu
 from analysis.published.audit_logs import audit_records
 from analysis.tflops import main
 from models.flops import CONVENTIONS
+from parallel.config.settings import resolve
+from parallel.record.lines import iteration_line
 from tests.fixture_runs import TINY, facts, write
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -257,6 +259,17 @@ def test_runs_that_ran_together_on_one_hosts_cores_say_so(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "2.50?" in out and "\nspeedup, efficiency ?: superlinear: efficiency 2.50" in out
     assert [f.kind for f in audit_records(load([tmp_path])[0])] == ["efficiency"]
+
+
+def test_an_interrupted_run_has_the_peak_of_memory_that_its_log_prints(tmp_path, capsys):
+    spec = resolve(("test", {"preset": "tiny", "device": "cpu", "steps": 2}))
+    row = {"step": 1, "step_s": 1.0, "loss": 5.0, "grad_norm": 1.0, "lr": 1e-3, "loss_scale": 1.0}
+    path = write(tmp_path, facts("s", "ddp", engine="ddp"), fail="SIGTERM (rank 0)")
+    with (path / "train.log").open("a") as log:
+        for held in (1_500_000_000, 1_250_000_000):
+            log.write(iteration_line(spec, [row], 0, 0, None, held) + "\n")
+    run = rows(capsys, tmp_path)["ddp"]
+    assert run["peak_gb"] == "1.5" and "peak of memory is rank 0's" in run["notes"]
 
 
 def test_a_frame_has_the_convention_and_the_columns_of_the_work(tmp_path):
