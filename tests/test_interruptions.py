@@ -545,7 +545,7 @@ def test_a_complete_run_goes_on_to_more_steps_and_keeps_its_result(tmp_path, cap
     assert begin(steps=80) == run / "checkpoints"
     said = capsys.readouterr().out
     assert f"the result after 20 steps is kept in {run}/attempts/1" in said
-    assert "this run goes on to step 80; the earlier attempt planned 20; its learning" in said
+    assert "this run goes on to step 80; the earlier attempt planned 20\n" in said
     assert read_run(run / "attempts" / "1").state == ends.COMPLETE
     assert not (run / "RUN_COMPLETE.txt").exists()
     (run / "status.json").write_text("")  # a crash, of a disk that lost it
