@@ -85,6 +85,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--gpu-type", metavar="NAME", help="a card, where there is no cluster")
     count("--gpus-per-node", help="with --gpu-type (default: 8)")
     add(
+        "--gpu-memory", type=float, metavar="GB", help="with --gpu-type (default: its data sheet's)"
+    )
+    add(
         "--network", metavar="WORDS", help=f"a node's network, in place of the cluster's: {NETWORK}"
     )
     count("--gpus", required=True, help="GPUs, all nodes")
@@ -131,6 +134,7 @@ def _check_flags(arguments: argparse.Namespace) -> None:
             if (bounds := settings.BOUNDS[name])
         },
         gpus_per_node=(1, 10**9),
+        gpu_memory=(1, 10_000),
         max_tp=settings.BOUNDS["tp"],
         min_micro_batches=settings.BOUNDS["grad_accum"],
         leave=(0, 10**9),
@@ -157,8 +161,10 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         raise UsageError("--page is of one number of GPUs, --scale of many: give one of them")
     if arguments.study and arguments.study.exists() and not arguments.force:  # edited, maybe
         raise UsageError(f"{arguments.study} exists: name another file, or replace it with --force")
-    if arguments.cluster and arguments.gpus_per_node:
-        raise UsageError("--gpus-per-node goes with --gpu-type: a cluster knows its own")
+    for flag in ("gpus_per_node", "gpu_memory"):
+        if arguments.cluster and getattr(arguments, flag):
+            name = flag.replace("_", "-")
+            raise UsageError(f"--{name} goes with --gpu-type: a cluster knows its own")
 
 
 @dataclass(frozen=True)
@@ -198,7 +204,11 @@ def question(arguments: argparse.Namespace) -> Question:
         named["max_seq_len"] = arguments.seq_len
     config = preset(arguments.preset, **named)
     if arguments.gpu_type:
-        cluster = from_data_sheet(arguments.gpu_type, arguments.gpus_per_node or 8)
+        cluster = from_data_sheet(
+            arguments.gpu_type,
+            arguments.gpus_per_node or 8,
+            memory_gb=arguments.gpu_memory,
+        )
     else:
         cluster = load_calibration(arguments.cluster)
     if (arguments.max_tp or 0) > cluster.joined:

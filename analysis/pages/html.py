@@ -47,8 +47,8 @@ def page(title: str, sections: list[Section]) -> str:
     data = {
         "title": title,
         "tables": tables,
-        "data": {name: groups for s in shown for name, groups in s.data.items()},
-        "charts": [_chart(c) for c in drawn],
+        "data": rounded({name: groups for s in shown for name, groups in s.data.items()}),
+        "charts": rounded([_chart(c) for c in drawn]),
     }
     numbers = {id(chart): i for i, chart in enumerate(drawn)}
     links: dict[Cell, Cell] = {}
@@ -109,17 +109,23 @@ def _json(value: Any) -> str:
 
 
 def finite(value: Any) -> Any:
-    """The value with None in place of every number that is not finite. A number of more than 10
-    digits was computed, and is rounded to 6: its last digits differ between processors."""
+    """The value with None in place of every number that is not finite."""
     if isinstance(value, dict):
         return {key: finite(one) for key, one in value.items()}
     if isinstance(value, list):
         return [finite(one) for one in value]
-    if not isinstance(value, float):
-        return value
-    if not math.isfinite(value):
-        return None
-    return value if value == float(f"{value:.10g}") else float(f"{value:.6g}")
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def rounded(value: Any) -> Any:
+    """The value with 6 digits of every number of more than 10: such a number was computed, and its
+    last digits differ between processors."""
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [rounded(one) for one in value]
+    exact = not isinstance(value, float) or value == float(f"{value:.10g}")
+    return value if exact or math.isnan(value) else float(f"{value:.6g}")
 
 
 def _raw(table: Table, long: bool) -> dict[str, Any]:
@@ -131,6 +137,8 @@ def _raw(table: Table, long: bool) -> dict[str, Any]:
         for c in columns
         if long or c.spec not in ("", "d")
     }
+    if not long:  # page.js writes the cells of a long one
+        raw = rounded(raw)
     found = {"keys": [c.key for c in columns], "numbers": _numbers(table), "raw": raw}
     if long:
         found["formats"] = [_format(c.spec) for c in columns]
