@@ -112,7 +112,7 @@ def against_gpus(
         for start in starts
         for gpus in ends
     ]
-    x = axis("gpus", "GPUs", log=True, scale={"base": 2}, axis={"format": "d"})
+    x = axis("gpus", "GPUs", log=True, scale={"base": 2, "padding": 12}, axis={"format": "d"})
     tips = tip(run="run", gpus="GPUs", speedup="speedup", efficiency="efficiency")
     reasons = tip(run="run", verdict="verdict", **{f"{value}_why": "why it has no point"})
     engines = [row["engine"] for row in rows]
@@ -364,7 +364,7 @@ def points(x: str, y: str, titles: list[str], colour: Spec, rows: list[dict[str,
         "transform": [{"filter": f"isValid(datum.{x}) && isValid(datum.{y})"}],
         "mark": _POINT,
         "encoding": {
-            "x": axis(x, titles[0], True, scale={"base": 2}, axis={"format": "d"}),
+            "x": axis(x, titles[0], True, scale={"base": 2, "padding": 12}, axis={"format": "d"}),
             "y": axis(y, titles[1]),
             "color": colour,
             "tooltip": tip(line="line", **{x: titles[0], y: titles[1]}),

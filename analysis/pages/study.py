@@ -141,7 +141,7 @@ def scaling(rows: list[dict[str, Any]], kind: str) -> Section:
     data = []
     for row in rows:
         point = {k: row[k] for k in ("run", "gpus", "speedup", "efficiency", "verdict")}
-        point |= {"engine": row["engine"] or "unknown", "precision": row["precision"]}
+        point |= {"engine": row["engine"] or "unknown", "precision": row.get("precision")}
         low, high = row["steady_ci95"] or (None, None)
         for key in ("speedup", "efficiency"):
             point[f"{key}_why"] = row["missing"].get(key)
