@@ -49,8 +49,6 @@ report: setup
 	$(PY) -m analysis.report $(PAGES)
 	$(PY) -m analysis.plots --out logs/plots
 	$(PY) -m analysis.page logs/2-core-cpu/parity --out logs/2-core-cpu/parity.html
-	$(PY) -m analysis.page logs/2-core-cpu/2-core_breakdown --out logs/2-core-cpu/breakdown.html
-	$(PY) -m analysis.page logs/published/seed003_jeanzay_v100.csv --out logs/published/jean-zay.html
 
 test: setup check
 	$(PYTEST) -m "not slow"

@@ -23,7 +23,7 @@ setup(
         "slurm": ["*.toml", "*.sh", "*.conf", "*.slurm", "published/*", "deepspeed/*.json"],
         "parallel.record": ["*.json", "*.txt"],
         "analysis.planner": ["calibrations/*.toml"],
-        "analysis.pages": ["page.css", "page.js"],
+        "analysis.pages": ["page.html", "page.css", "page.js"],
     },
     # The lowest versions are those with which the parity tests pass together, the highest those of
     # constraints.txt. DeepSpeed 0.19.0 is too old: its pipeline trains another model.
@@ -45,10 +45,14 @@ setup(
         # Fused kernels; the range that megatron-core names. Not tried here, where there is no GPU.
         "gpu": ["transformer-engine[pytorch]>=2.9,<2.12"],
         "nvml": ["nvidia-ml-py>=13"],  # energy of NVIDIA GPUs (measure/energy_and_memory.py)
-        "page": ["vl-convert-python>=1.9,<2"],  # analysis.page: the scripts that draw the charts
+        "page": [
+            "vl-convert-python>=1.9,<2",
+            "altair>=6,<7",
+        ],  # analysis.page: the scripts that draw the charts
         **CURVES,
         "test": [
             "vl-convert-python>=1.9,<2",
+            "altair>=6,<7",
             *CURVES["tensorboard"],
             "playwright>=1.55,<2",  # drives Debian's Chromium
             "pytest>=9.2,<10",

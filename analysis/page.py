@@ -1,13 +1,10 @@
-"""One offline HTML file of a study: its verdict, its table of runs, and what its curves show.
+"""One offline HTML file of a study: what won, by how much, whether it can be trusted, and why.
 
     python -m analysis.page PATH... [--out FILE.html] [--baseline NAME] [--predict CLUSTER]
-    python -m analysis.page PATH... --svg FOLDER
 
-PATH is a run folder, a log, a published CSV, or a folder of these. The file asks nothing of the
+PATH is a run folder, a log, or a folder of these. The file asks nothing of the
 network, so it opens on a machine that has none. Its tables are those of analysis.tflops and
-analysis.breakdown; rows sort and filter, and copy as Markdown or CSV. The charts show the runs that
-the filter leaves. The raw values stand in the file as JSON. A view without data is left out.
---svg writes the charts alone, each as an SVG file; with --out the page, too.
+analysis.breakdown; rows sort and filter. A view without data is left out.
 Exits 2 when nothing could be read.
 """
 
@@ -17,11 +14,10 @@ if not __package__:
 import sys
 from pathlib import Path
 
-from analysis.common.tables import writing
 from analysis.logs.flags import facts_of
 from analysis.measured.flags import parser_of
 from models.errors import command_line, printable, warn
-from models.files import add_force_flag, named_folder
+from models.files import add_force_flag
 from models.flops import CONVENTIONS
 from models.storage import check_output, output
 
@@ -45,18 +41,15 @@ def main(argv: list[str] | None = None) -> int:
         metavar="TEXT",
         help="what is asked (default: the study's question)",
     )
-    said = "write the charts as SVG files to this folder, and the page only with --out"
-    parser.add_argument("--svg", type=named_folder, metavar="FOLDER", help=said)
     add_force_flag(parser)
     given = parser.parse_args(argv)
-    from analysis.pages import html, svg  # here: --help needs no tables
-    from analysis.pages.whole import sections_of
+    from analysis.pages import page_html  # here: --help needs no tables
+    from analysis.pages.assembled import page_at
 
     path = given.paths[0]
     out = given.out or (path if path.is_dir() else path.parent) / "study.html"
-    if given.out or not given.svg:
-        check_output(out, html.MARK, given.force, given.paths)
-    title, sections, refused = sections_of(
+    check_output(out, page_html.MARK, given.force, given.paths)
+    page = page_at(
         given.paths,
         facts_of(given),
         convention=given.convention,
@@ -66,16 +59,10 @@ def main(argv: list[str] | None = None) -> int:
         predict=given.predict,
         question=given.question,
     )
-    for line in refused:
+    for line in page.refused:
         warn("analysis.page", line)
-    if given.svg:
-        with writing(given.svg):
-            written = svg.draw(sections, given.svg, given.force)
-        print(*map(printable, map(str, written)), sep="\n")
-        if not given.out:
-            return 0
-    text = html.page(title, sections)
-    with output(out, html.MARK, given.force, given.paths) as file:
+    text = page_html.html_of(page)
+    with output(out, page_html.MARK, given.force, given.paths) as file:
         file.write_text(text)
     print(printable(f"{out}: {len(text) / 1e6:.2f} MB"))
     return 0

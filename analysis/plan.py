@@ -85,9 +85,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--gpu-type", metavar="NAME", help="a card, where there is no cluster")
     count("--gpus-per-node", help="with --gpu-type (default: 8)")
     add(
-        "--gpu-memory", type=float, metavar="GB", help="with --gpu-type (default: its data sheet's)"
-    )
-    add(
         "--network", metavar="WORDS", help=f"a node's network, in place of the cluster's: {NETWORK}"
     )
     count("--gpus", required=True, help="GPUs, all nodes")
@@ -134,7 +131,6 @@ def _check_flags(arguments: argparse.Namespace) -> None:
             if (bounds := settings.BOUNDS[name])
         },
         gpus_per_node=(1, 10**9),
-        gpu_memory=(1, 10_000),
         max_tp=settings.BOUNDS["tp"],
         min_micro_batches=settings.BOUNDS["grad_accum"],
         leave=(0, 10**9),
@@ -161,10 +157,8 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         raise UsageError("--page is of one number of GPUs, --scale of many: give one of them")
     if arguments.study and arguments.study.exists() and not arguments.force:  # edited, maybe
         raise UsageError(f"{arguments.study} exists: name another file, or replace it with --force")
-    for flag in ("gpus_per_node", "gpu_memory"):
-        if arguments.cluster and getattr(arguments, flag):
-            name = flag.replace("_", "-")
-            raise UsageError(f"--{name} goes with --gpu-type: a cluster knows its own")
+    if arguments.cluster and arguments.gpus_per_node:
+        raise UsageError("--gpus-per-node goes with --gpu-type: a cluster knows its own")
 
 
 @dataclass(frozen=True)
@@ -204,11 +198,7 @@ def question(arguments: argparse.Namespace) -> Question:
         named["max_seq_len"] = arguments.seq_len
     config = preset(arguments.preset, **named)
     if arguments.gpu_type:
-        cluster = from_data_sheet(
-            arguments.gpu_type,
-            arguments.gpus_per_node or 8,
-            memory_gb=arguments.gpu_memory,
-        )
+        cluster = from_data_sheet(arguments.gpu_type, arguments.gpus_per_node or 8)
     else:
         cluster = load_calibration(arguments.cluster)
     if (arguments.max_tp or 0) > cluster.joined:
@@ -303,14 +293,15 @@ def answer(arguments: argparse.Namespace) -> Table:
 
 def _write_page(path: Path, x: Columns, shown: Table, ask: Question, force: bool) -> None:
     """Write every layout, ranked or not, as one HTML file; `shown`: the table that is printed."""
-    from analysis.pages import layouts  # here: only a page needs them
-    from analysis.pages.html import MARK, page
+    from analysis.pages import plan_views  # here: only a page needs them
+    from analysis.pages.page_html import MARK, html_of
+    from analysis.pages.section import Page
 
     model = ask.preset or f"{ask.config.n_params / 1e9:.1f}B"
     title = f"Plan: {model} on {ask.gpus} GPUs of {ask.cluster.name}, {ask.global_batch} sequences"
     precision = ask.settings["precision"]
-    sections = layouts.views(x, shown, ask.cluster, ask.config, precision, ask.margin)
-    text = page(title, sections)
+    sections = plan_views.views(x, shown, ask.cluster, ask.config, precision, ask.margin)
+    text = html_of(Page(title, [], sections, []))
     with output(path, MARK, force) as file:
         file.write_text(text)
     warn("analysis.plan", f"wrote {len(x)} layouts to {path}: {len(text) / 1e6:.2f} MB")

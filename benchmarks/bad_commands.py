@@ -200,7 +200,7 @@ def nothing_starts() -> Iterator[None]:
         for where, name, failure in [*instead, (builtins, "input", EOFError)]:
             stack.enter_context(mock.patch.object(where, name, side_effect=failure))
         stack.enter_context(mock.patch("slurm.submit.ROOT", Path.cwd()))  # where --logs begins
-        stack.enter_context(mock.patch("analysis.pages.charts._library", return_value=NO_CHARTS))
+        stack.enter_context(mock.patch("analysis.pages.page_html.library", return_value=NO_CHARTS))
         yield
 
 

@@ -6,7 +6,7 @@ no peak.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from models.errors import UsageError
@@ -51,16 +51,7 @@ def find_gpu(name: str | None) -> Gpu | None:
     """The card that `name` means, or None when it means none or more than one."""
     if not name:
         return None
-    return _sized(next((g for g in GPUS if re.search(g.pattern, name, re.IGNORECASE)), None), name)
-
-
-def _sized(card: Gpu | None, name: str) -> Gpu | None:
-    """The card with the memory that `name` states: A100-SXM4-40GB is no card of 80 GB. More than
-    twice the card's is another memory (GH200 480GB: its CPU's)."""
-    stated = re.search(r"\b(\d{2,3})\s?GB?\b(?!/)", name, re.IGNORECASE)
-    if card and stated and float(stated[1]) <= 2 * card.memory_gb:
-        return replace(card, memory_gb=float(stated[1]))
-    return card
+    return next((g for g in GPUS if re.search(g.pattern, name, re.IGNORECASE)), None)
 
 
 # Of the number formats of matrix products: those that no CPU of ours trains in, and NVIDIA's first
@@ -128,7 +119,7 @@ def usual_gpu(name: str) -> Gpu | None:
     """The card that `name` means: as `find_gpu`, but a bare V100 or H100 is the SXM one."""
     bare = re.match(r"\s*(?:NVIDIA\s+)?([A-Z]+\d+[A-Z]?)", name, re.IGNORECASE)
     usual = USUAL.get(bare[1].upper(), "") if bare else ""
-    return find_gpu(name) or _sized(next((g for g in GPUS if g.name == usual), None), name)
+    return find_gpu(name) or next((g for g in GPUS if g.name == usual), None)
 
 
 def planning_gpu(name: str | None) -> Gpu:

@@ -29,7 +29,8 @@ HOMES = {
         library: {"analysis/measured/curve_tools.py"}
         for library in ("tensorboard", "wandb", "mlflow")
     },
-    "vl_convert": {"analysis/pages/charts.py"},
+    "vl_convert": {"analysis/pages/page_html.py"},
+    "altair": {"analysis/pages/altair_charts.py"},
 }
 
 

@@ -14,7 +14,6 @@ from models.gpus import (
     network_rate,
     peak_tflops,
     planning_gpu,
-    usual_gpu,
 )
 
 # (units, FLOPs of a unit and clock in 16 bit, boost clock in GHz): the makers' architecture papers.
@@ -239,28 +238,3 @@ def test_links_of_a_rack_join_more_than_a_node():
     assert "1600 Gb/s a node" in rack.network_note()[0]
     assert from_data_sheet("GB200", 4, domain=36).joined == 36
     assert from_data_sheet("GB200", 4, network="400 Gb/s").machine().network == 18 * 50e9
-
-
-@pytest.mark.parametrize(
-    ("name", "card", "gb"),
-    [
-        ("A100-40GB", "A100", 40),
-        ("NVIDIA A100-SXM4-40GB", "A100", 40),
-        ("NVIDIA A100-SXM4-80GB", "A100", 80),
-        ("V100-16GB", "V100 SXM2", 16),
-        ("Tesla V100-SXM2-16GB", "V100 SXM2", 16),
-        ("V100-SXM3-32GB", "V100 SXM2", 32),
-        ("NVIDIA H100 80GB HBM3", "H100 SXM", 80),
-        ("GB200", "GB200", 186),
-        ("NVIDIA GH200 480GB", "H100 SXM", 80),  # of its CPU
-    ],
-)
-def test_a_name_that_states_a_memory_is_the_card_of_that_memory(name, card, gb):
-    assert usual_gpu(name).name == card and usual_gpu(name).memory_gb == gb
-    sheet = find_gpu(card).memory_gb
-    if gb == sheet:
-        assert from_data_sheet(name).gpu_memory_gb == gb
-        return
-    with pytest.raises(UsageError, match=f"is of {sheet:g} GB, not of '{name}'.*--gpu-memory {gb}"):
-        from_data_sheet(name)
-    assert from_data_sheet(name, memory_gb=gb).gpu_memory_gb == gb

@@ -9,7 +9,7 @@ from analysis.common import colours
 from analysis.common import plots as drawing
 from analysis.common.plots import Point
 from analysis.measured.pictures import PHASES, TIMERS
-from analysis.pages import charts, costs
+from analysis.pages import altair_charts, cost_views
 from parallel.config.engine_abilities import ENGINES
 from parallel.record.schema import CATEGORIES
 from parallel.record.timeline import KINDS
@@ -39,7 +39,7 @@ def drawn(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "parts",
-    [CATEGORIES, KINDS, LOST, MEMORY, costs._PARTS, PHASES, tuple(TIMERS.values())],
+    [CATEGORIES, KINDS, LOST, MEMORY, cost_views._CLOCK, PHASES, tuple(TIMERS.values())],
 )
 def test_the_parts_of_a_chart_have_different_colours(parts):
     assert len({colours.of_part(part) for part in parts}) == len(parts)
@@ -47,7 +47,8 @@ def test_the_parts_of_a_chart_have_different_colours(parts):
 
 def test_plot_and_page_give_an_engine_one_colour():
     labels = ["torchtitan", "megatron", "nanoGPT", "ddp", "GPT-NeoX"]
-    page = charts.by_engine(labels)["scale"]
+    rows = [{"engine": label} for label in labels]
+    page = altair_charts._engines(rows).to_dict()["scale"]
     on_page = dict(zip(page["domain"], page["range"], strict=True))
     points = [Point(1, 1.0, label) for label in reversed(labels)]
     legend = drawing.tflops(points, "", "").legends[0].legend_handles
@@ -65,10 +66,10 @@ def test_a_precision_has_its_mark_and_the_legend_shows_the_marks_that_are_drawn(
     figure = drawing.tflops(points[:1], "", "")
     assert {line.get_marker() for line in figure.axes[0].lines} == {"o"}
     assert [h.get_marker() for h in figure.legends[0].legend_handles] == ["o"]
-    rows = [{"engine": "megatron", "precision": name} for name in ("bf16", "fp8")]
-    point = charts.against_gpus("speedup", "speedup", rows, [1, 2], [1])["layer"][2]["encoding"]
-    assert point["shape"]["scale"] == {"domain": ["bf16", "fp8"], "range": ["square", "diamond"]}
-    assert "shape" not in charts.against_gpus("speedup", "", rows[:1], [1, 2], [1])["layer"][2]
+    rows = [{"precision": name} for name in ("bf16", "fp8")]
+    scale = altair_charts._precisions(rows)["shape"].to_dict()["scale"]
+    assert scale == {"domain": ["bf16", "fp8"], "range": ["square", "diamond"]}
+    assert altair_charts._precisions(rows[:1]) == {}
 
 
 def test_splits_are_named_and_no_line_joins_them(drawn):

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from models.errors import UsageError
-from models.files import ROOT
 from parallel.config.clusters import CLUSTERS, cluster, cluster_of
 from parallel.config.study import load_study
 from slurm import states
 from slurm.render import MARK, batches, job_of, main, script, seconds, study_script
+from tests.conftest import ROOT
 
 STUDIES = [p for p in sorted((ROOT / "slurm").rglob("*.toml")) if p.name != "clusters.toml"]
 
@@ -819,8 +819,7 @@ def test_dry_run_writes_nothing_and_says_what_it_costs(tmp_path, capsys):
     assert main([str(path), "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "2 runs on dgx-h200: 48.00 GPU-hours at worst" in out
-    assert out.count("left out: ") == 1 and "likewise 1 more: [[sweep]] 1: nodes 2, tp 3" in out
-    assert not (tmp_path / "few").exists()
+    assert out.count("left out: [[sweep]] 1:") == 2 and not (tmp_path / "few").exists()
     assert main([str(path), "--strict"]) == 2
     path.write_text('question = "?"\n[[run]]\n')
     assert main([str(path)]) == 2

@@ -114,7 +114,7 @@ def test_a_studys_pictures_lie_beside_it_and_show_every_run(tmp_path, capsys):
     ]
     assert plots.main([str(runs), str(runs / "ddp")]) == 2
     assert "2 paths: say with --out FOLDER" in capsys.readouterr().err
-    for where in ([str(plots.PUBLISHED.parent)], [str(runs), "--out", str(plots.PUBLISHED)]):
+    for where in ([str(ROOT / "logs")], [str(runs), "--out", str(ROOT / "logs" / "plots")]):
         assert plots.main(where) == 2
         assert "holds the published tables' pictures" in capsys.readouterr().err
 

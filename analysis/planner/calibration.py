@@ -161,10 +161,10 @@ def _with_cards() -> dict[str, Any]:
 
 def fits_of(gpu: str) -> list[str]:
     """Committed calibrations of the same card."""
-    card, found = planning_gpu(gpu).name, []
+    card, found = planning_gpu(gpu), []
     for path in sorted(FOLDER.glob("*.toml")):
         other = find_gpu(read_toml(path, "calibration")["gpu"])
-        found += [path.stem] if other and other.name == card else []
+        found += [path.stem] if other == card else []
     return found
 
 
@@ -212,28 +212,18 @@ def from_data_sheet(
     join (default: the card's).
 
     Raises:
-        UsageError: unknown card, or one of another memory than its data sheet's.
+        UsageError: unknown card.
     """
     card = planning_gpu(gpu)
-    sheet = find_gpu(card.name)
-    if memory_gb is None and card.memory_gb != sheet.memory_gb:
-        raise UsageError(
-            f"the data sheet of {card.name} is of {sheet.memory_gb:g} GB, not of {gpu!r}: to plan"
-            f" with its rates, add --gpu-memory {card.memory_gb:g} (a cluster: the key"
-            " gpu_memory_gb)"
-        )
-    gigabytes, rates = memory_gb or card.memory_gb, ""
-    if gigabytes != sheet.memory_gb:
-        rates = f"; rates of the card of {sheet.memory_gb:g} GB"
     return Calibration(
         name or card.name,
         gpu,
         gpus_per_node,
-        gigabytes,
+        memory_gb or card.memory_gb,
         network,
         prior_fit(priors_of(card.name)),
         flash=card.name not in UNFUSED,
-        source=f"data sheet and priors, fitted on no run{rates}",
+        source="data sheet and priors, fitted on no run",
         domain=domain,
         max_gpus=max_gpus,
     )

@@ -1,0 +1,199 @@
+"""The charts, by altair; each returns a Vega-Lite specification that holds its rows.
+
+A row is a dict. A value that is None has no mark. Colours are those of every picture of ours.
+"""
+
+import math
+from typing import Any
+
+import altair as alt
+
+from analysis.common import colours
+
+Rows = list[dict[str, Any]]
+MOST = 40  # runs or bars of one chart
+BAR = 20  # pixels
+GREY, INK = colours.GREY, "currentColor"  # of the page around it, which may be light or dark
+_AXIS = {"labelColor": INK, "titleColor": INK, "gridColor": INK, "domainColor": INK}
+_CONFIG = {
+    "font": "sans-serif",
+    "axis": _AXIS | {"gridOpacity": 0.15, "tickColor": INK, "labelLimit": 260},
+    "legend": {"labelColor": INK, "titleColor": INK, "orient": "bottom", "columns": 2},
+    "text": {"color": INK},
+    "view": {"stroke": None},
+}
+
+
+def _finite(rows: Rows) -> Rows:
+    return [
+        {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        for row in rows
+    ]
+
+
+def _chart(rows: Rows) -> alt.Chart:
+    return alt.Chart(alt.InlineData(values=_finite(rows)))
+
+
+def _spec(chart: alt.Chart | alt.LayerChart, height: int = 260) -> dict[str, Any]:
+    spec = chart.properties(width="container", height=height).to_dict(validate=False)
+    return spec | {"config": _CONFIG, "background": None}
+
+
+def _engines(rows: Rows) -> alt.Color:
+    """The same engine has the same colour in every chart of every page."""
+    colour_of = colours.of_engines(row["engine"] for row in rows)
+    scale = alt.Scale(domain=list(colour_of), range=list(colour_of.values()))
+    legend = alt.Legend(title=None) if len(colour_of) > 1 else None
+    return alt.Color("engine:N", scale=scale, legend=legend)
+
+
+def _precisions(rows: Rows) -> dict[str, alt.Shape]:
+    """A mark of its own for each precision, where rows of several stand in one chart."""
+    names = list(dict.fromkeys(row["precision"] for row in rows))
+    if len(names) < 2:
+        return {}
+    marks = [colours.MARKS.get(name, colours.MARKS[None]).vega for name in names]
+    return {"shape": alt.Shape("precision:N", scale=alt.Scale(domain=names, range=marks))}
+
+
+def bars(rows: Rows, value: str, title: str) -> dict[str, Any]:
+    """One bar a row, its `text` behind it, and a tick at `ideal`. Rows: bar, engine, text, ideal,
+    low, high and the value."""
+    order = [row["bar"] for row in rows]
+    base = _chart(rows)
+    y = alt.Y("bar:N", sort=order, title=None)
+    x = alt.X(f"{value}:Q", title=title)
+    layers = [
+        base.mark_bar(opacity=0.85).encode(
+            x=x, y=y, color=_engines(rows), tooltip=["bar:N", f"{value}:Q", "text:N"]
+        ),
+        base.mark_rule(color=INK).encode(x="low:Q", x2="high:Q", y=y),
+        base.mark_tick(color=INK, thickness=2, size=16).encode(x="ideal:Q", y=y),
+        base.mark_text(align="left", dx=5).encode(x="end:Q", y=y, text="text:N"),
+    ]
+    return _spec(alt.layer(*layers), BAR * len(order))
+
+
+def against_gpus(rows: Rows, value: str, ideal: Rows, names: Rows) -> dict[str, Any]:
+    """A value against GPUs, both logarithmic, the ideal lines, and `names` beside their points."""
+    log = {"type": "log", "nice": False}
+    ticks = alt.Axis(values=sorted({row["gpus"] for row in rows}), format="d")
+    x = alt.X("gpus:Q", title="GPUs", scale=alt.Scale(base=2, padding=30, **log), axis=ticks)
+    y = alt.Y(f"{value}:Q", title=value, scale=alt.Scale(padding=20, **log))
+    middle = math.sqrt(min(row["gpus"] for row in names) * max(row["gpus"] for row in names))
+    left = [row for row in names if row["gpus"] <= middle]
+    right = [row for row in names if row["gpus"] > middle]
+    tips = [f"{name}:N" for name in ("run", "gpus", "speedup", "efficiency", "verdict")]
+    layers = [
+        _chart(ideal).mark_line(strokeDash=[4, 4], color=GREY).encode(x=x, y=y, detail="start:N"),
+        _chart(rows)
+        .mark_point(filled=True, size=55, opacity=0.8)
+        .encode(x=x, y=y, color=_engines(rows), **_precisions(rows), tooltip=tips),
+        _chart(left).mark_text(align="left", dx=8, dy=-6).encode(x=x, y=y, text="run:N"),
+        _chart(right).mark_text(align="right", dx=-8, dy=-6).encode(x=x, y=y, text="run:N"),
+    ]
+    return _spec(alt.layer(*layers), 320)
+
+
+def beside(rows: Rows, x: str, y: str, titles: tuple[str, str], name: str) -> dict[str, Any]:
+    """One value against another, both logarithmic, and the line on which they are equal."""
+    values = [row[key] for row in rows for key in (x, y)]
+    ends = [{x: end, y: end} for end in (min(values), max(values))]
+    log = alt.Scale(type="log", padding=10)
+    places = {"x": alt.X(f"{x}:Q", title=titles[0], scale=log)}
+    places |= {"y": alt.Y(f"{y}:Q", title=titles[1], scale=log)}
+    colour = {"color": _engines(rows)} if "engine" in rows[0] else {}
+    equal = _chart(ends).mark_line(strokeDash=[4, 4], color=GREY).encode(**places)
+    tips = [f"{key}:N" for key in (name, x, y)]
+    points = _chart(rows).mark_point(filled=True, size=55).encode(**places, **colour, tooltip=tips)
+    return _spec(alt.layer(equal, points), 320)
+
+
+def parts(rows: Rows, value: str, title: str, marks: Rows = (), line: float | None = None) -> dict:
+    """Stacked bars: rows have bar, part and the value; `start` and `end` place a part that does not
+    begin where the one before ends. marks: `bar` and `mark`, a value beside the bars."""
+    names = list(dict.fromkeys(row["part"] for row in rows))
+    scale = alt.Scale(domain=names, range=[colours.of_part(name) for name in names])
+    order = list(dict.fromkeys(row["bar"] for row in rows))
+    y = alt.Y("bar:N", sort=order, title=None)
+    x = {"x": alt.X(f"{value}:Q", title=title)}
+    if "start" in rows[0]:
+        x = {"x": alt.X("start:Q", title=title, scale=alt.Scale(zero=False)), "x2": "end:Q"}
+    numbered = [row | {"order": names.index(row["part"])} for row in rows]
+    layers = [
+        _chart(numbered)
+        .mark_bar(stroke="white", strokeWidth=0.4)
+        .encode(
+            **x,
+            y=y,
+            color=alt.Color("part:N", scale=scale, legend=alt.Legend(title=None)),
+            order="order:Q",
+            tooltip=["bar:N", "part:N", f"{value}:Q"],
+        )
+    ]
+    if marks:
+        tick = _chart(list(marks)).mark_tick(thickness=4, size=18, color=INK)
+        layers.append(tick.encode(x="mark:Q", y=y, tooltip=["bar:N", "mark:Q"]))
+    if line is not None:
+        limit = _chart([{"limit": line}]).mark_rule(strokeDash=[4, 4], color=INK)
+        layers.append(limit.encode(x="limit:Q"))
+    return _spec(alt.layer(*layers), BAR * len(order))
+
+
+def lines(rows: Rows, value: str, title: str, bar: float | None = None) -> dict[str, Any]:
+    """A value of every step, one line a run. bar: a level that no line should cross; the axis is
+    then logarithmic, and a value of 0 has no mark."""
+    shown = [row for row in rows if row.get(value) is not None and (bar is None or row[value] > 0)]
+    scale = alt.Scale(zero=False) if bar is None else alt.Scale(type="log")
+    axis = alt.Axis() if bar is None else alt.Axis(format=".0e")
+    y = alt.Y(f"{value}:Q", title=title, scale=scale, axis=axis)
+    mark = _chart(shown).mark_line(strokeWidth=1.5, opacity=0.8, point=bar is not None)
+    tips = ["run:N", "iteration:Q", f"{value}:Q"]
+    layers = [
+        mark.encode(
+            x=alt.X("iteration:Q", title="iteration"),
+            y=y,
+            color=_engines(shown),
+            detail="run:N",
+            tooltip=tips,
+        )
+    ]
+    if bar is not None:
+        level = _chart([{"level": bar}]).mark_rule(strokeDash=[4, 4], color=GREY)
+        layers.append(level.encode(y="level:Q"))
+    return _spec(alt.layer(*layers))
+
+
+def strip(rows: Rows) -> dict[str, Any]:
+    """Every step of every run as a cell: darker is slower; steps of the warm-up are faint."""
+    scale = alt.Scale(scheme="cividis", reverse=True)
+    order = list(dict.fromkeys(row["run"] for row in rows))
+    chart = _chart(rows).mark_bar()
+    encoding = {
+        "x": alt.X("iteration:Q", title="iteration", scale=alt.Scale(zero=False, nice=False)),
+        "x2": "next:Q",
+        "y": alt.Y("run:N", sort=order, title=None),
+        "color": alt.Color("ratio:Q", title="over the run's steady time", scale=scale),
+        "opacity": alt.condition("datum.warm_up", alt.value(0.3), alt.value(1)),
+        "tooltip": ["run:N", "iteration:Q", "step_s:Q", "warm_up:N"],
+    }
+    return _spec(chart.encode(**encoding), BAR * len(order))
+
+
+def memory_and_time(rows: Rows, tips: dict[str, str], limit_gb: float) -> dict[str, Any]:
+    """Seconds against gigabytes of layouts; those over the limit are faint."""
+    log = alt.Scale(type="log", nice=False, padding=8)
+    x = alt.X("memory_gb:Q", title="predicted GB", scale=log)
+    chart = _chart(rows).mark_point(filled=True, size=25)
+    encoding = {
+        "x": x,
+        "y": alt.Y("predicted_s:Q", title="predicted s/iter", scale=log),
+        "color": _engines(rows),
+        "opacity": alt.condition(
+            "datum.verdict == 'does not fit'", alt.value(0.35), alt.value(0.8)
+        ),
+        "tooltip": [alt.Tooltip(f"{key}:N", title=title) for key, title in tips.items()],
+    }
+    limit = _chart([{"memory_gb": limit_gb}]).mark_rule(strokeDash=[4, 4], color=GREY).encode(x=x)
+    return _spec(alt.layer(chart.encode(**encoding), limit), 360)

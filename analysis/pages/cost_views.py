@@ -1,0 +1,145 @@
+"""Where time and memory went: each rank's parts of a step, efficiency lost, memory, wall clock."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.common.tables import Column, Table
+from analysis.logs.load import name_of
+from analysis.logs.readers import run_folder
+from analysis.logs.record import Record
+from analysis.measured import breakdown, checkpoints
+from analysis.pages import altair_charts
+from analysis.pages.section import Chart, Section
+from models import memory
+from models.errors import UsageError
+from parallel.config.layout_arrays import columns_of
+from parallel.record.reader import read_run
+from parallel.record.schema import CATEGORIES
+
+_CLOCK = ("startup", "training", "evaluation", "checkpoint", "other")
+
+
+def views(records: list[Record], baseline: str | None, kind: str) -> list[Section]:
+    """The views that have anything to show."""
+    own = [record for record in records if record.format == run_folder.FORMAT]
+    return [*_breakdowns(own, baseline, kind), memory_view(own), clock_view(own)]
+
+
+def _breakdowns(records: list[Record], baseline: str | None, kind: str) -> list[Section]:
+    folders = [Path(record.source) for record in records]
+    try:
+        runs, problems = breakdown.read_all(folders) if folders else ([], [])
+    except UsageError:  # no run folder has one
+        return []
+    if not runs:
+        return []
+    names = {Path(record.source): name_of(record) for record in records}
+    for run in runs:
+        run.shown = names[run.run.path]
+    bars = [
+        {"bar": f"{run.name}; rank {rank}", "part": part, "seconds": row[f"{part}_s"]}
+        for run in runs
+        for rank, row in sorted(run.ranks.items())
+        for part in CATEGORIES
+        if row[f"{part}_s"]
+    ]
+    shown = list(dict.fromkeys(row["bar"] for row in bars))[: altair_charts.MOST]
+    spec = altair_charts.parts(
+        [row for row in bars if row["bar"] in shown], "seconds", "seconds per step"
+    )
+    section = Section("Breakdown per rank", [p for p in problems if breakdown.WITHOUT not in p])
+    section.tables = {"times": breakdown.times(runs), "messages": breakdown.messages(runs)}
+    section.charts = [Chart(spec, f"One bar a rank; the first {altair_charts.MOST} are shown.")]
+    try:
+        table = breakdown.losses(runs, baseline, kind)
+    except UsageError as error:  # the baseline has no breakdown: the other views are still there
+        return [section, Section("Efficiency lost", [str(error)])]
+    lost = Section("Efficiency lost", tables={"lost": table})
+    pieces = []
+    for row in table.rows:
+        start = 1.0
+        for column in table.columns[4:-1]:
+            end = start - row[column.key]
+            pieces.append({"bar": row["run"], "part": column.key, "start": start, "end": end})
+            pieces[-1]["lost"] = row[column.key]
+            start = end
+    if pieces:
+        caption = (
+            "From an efficiency of 1, each part takes its share; a bar ends at the efficiency."
+        )
+        lost.charts = [Chart(altair_charts.parts(pieces, "lost", "efficiency"), caption)]
+    return [section, lost]
+
+
+def memory_view(records: list[Record]) -> Section:
+    """Predicted GB of the fullest stage by part, and the measured peak as a mark."""
+    section = Section("Memory")
+    rows, bars, marks = [], [], []
+    for record in records:
+        if record.peak_bytes is None:
+            continue
+        on_host = not (record.facts.get("host") or {}).get("gpu")
+        try:
+            spec = breakdown.spec_of(read_run(Path(record.source)))
+        except UsageError:
+            continue
+        x = columns_of(spec, flash=True, dropout=False)  # no model of ours has dropout
+        stages = ("first", "middle", "last") if spec.layout.pp > 1 else ("first",)
+        sizes = [memory.parts(x, stage, tensors_alone=on_host) for stage in stages]
+        fullest = max(sizes, key=lambda parts: sum(float(np.ravel(v)[0]) for v in parts.values()))
+        parts = {k.replace("_", " "): float(np.ravel(v)[0]) / 1e9 for k, v in fullest.items()}
+        name, peak = name_of(record), record.peak_bytes / 1e9
+        rows.append({"run": name, "peak_gb": peak, "predicted_gb": sum(parts.values())} | parts)
+        bars += [{"bar": name, "part": part, "gb": gb} for part, gb in parts.items() if gb]
+        marks.append({"bar": name, "mark": peak})
+    if not rows:
+        return section
+    columns = [Column("run", "run"), Column("peak_gb", "measured peak GB", ".3g")]
+    columns.append(Column("predicted_gb", "predicted GB", ".3g"))
+    notes = [
+        "predicted: the fullest stage by models/memory.py; on a CPU its tensors alone, while the"
+        " measured resident memory holds Python and its libraries, too"
+    ]
+    section.tables["memory"] = Table(columns, rows, notes=notes)
+    most = altair_charts.MOST
+    first = {mark["bar"] for mark in marks[:most]}
+    spec = altair_charts.parts([b for b in bars if b["bar"] in first], "gb", "GB", marks[:most])
+    section.charts.append(Chart(spec, "Predicted GB by part; the mark is the measured peak."))
+    return section
+
+
+def clock_view(records: list[Record]) -> Section:
+    """Wall clock by part, energy, saves and loads, and runs that were started again."""
+    section = Section("Wall clock, saves, restarts and energy")
+    rows, again = [], []
+    for record in records:
+        summary = read_run(Path(record.source)).metrics.get("summary") or {}
+        if wall_s := summary.get("total_wall_time_sec"):
+            row: dict[str, Any] = {"run": name_of(record), "wall_s": wall_s}
+            row |= {f"{part}_s": summary.get(f"{part}_time_sec") for part in _CLOCK}
+            rows.append(row | {"energy_j": summary.get("energy_joules")})
+        if attempts := record.facts.get("attempts"):
+            why = "; ".join(str(attempt.get("reason") or "no reason") for attempt in attempts)
+            again.append(f"{name_of(record)} was started again {len(attempts)} times: {why}")
+    section.words = again
+    if rows:
+        columns = [Column("run", "run"), Column("wall_s", "wall clock s", ".4g")]
+        columns += [Column(f"{part}_s", f"{part} s", ".4g", seldom=True) for part in _CLOCK]
+        columns.append(Column("energy_j", "energy J", ".4g", seldom=True))
+        section.tables["clock"] = Table(columns, rows, "Wall clock of complete runs")
+        bars = [
+            {"bar": row["run"], "part": part, "seconds": row[f"{part}_s"]}
+            for row in rows[: altair_charts.MOST]
+            for part in _CLOCK
+            if row[f"{part}_s"]
+        ]
+        if bars:  # an older version wrote the whole alone
+            spec = altair_charts.parts(bars, "seconds", "seconds of the wall clock")
+            section.charts.append(Chart(spec, "Seconds of the wall clock by part."))
+    saves, _, damaged = checkpoints.table(records)
+    section.words += damaged
+    if saves.rows:
+        section.tables["saves"] = saves
+    return section

@@ -1,0 +1,166 @@
+"""Sections as one HTML file that asks for nothing: style, data and scripts are inside it.
+
+The tables are plain HTML, so they are read, printed and spoken without any script. The scripts that
+draw the charts are packed with gzip: page.js starts them with the first chart.
+"""
+
+import base64
+import gzip
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from analysis.common.tables import UNKNOWN, Column, Table, cell
+from analysis.pages.section import Page, Section
+from models.errors import UsageError, printable
+
+MARK = '<meta http-equiv="Content-Security-Policy"'  # no page of others begins as ours do
+FEW = 4  # rows of a table that needs no filter
+_HERE = Path(__file__).parent
+
+
+@cache
+def _vega() -> str:
+    """vega-embed with Vega-Lite and Vega, as gzip in base64.
+
+    Raises:
+        UsageError: vl-convert-python is not installed.
+    """
+    bundle = library().javascript_bundle("window.vegaEmbed=vegaEmbed;")
+    return base64.b64encode(gzip.compress(bundle.encode(), mtime=0)).decode()
+
+
+def library() -> Any:
+    """vl-convert.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import vl_convert
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            "charts need altair and vl-convert-python: pip install -c constraints.txt -e '.[page]'"
+        ) from error
+    return vl_convert
+
+
+def html_of(page: Page) -> str:
+    """The whole file; the same page gives the same text.
+
+    Raises:
+        UsageError: altair or vl-convert-python is not installed.
+    """
+    import jinja2
+
+    shown = [section for section in page.sections if not section.empty]
+    charts = [chart for section in shown for chart in section.charts]
+    numbers = {id(chart): number for number, chart in enumerate(charts)}
+    # No < stands in the JSON, so that no text of a log can end the element.
+    data = json.dumps([rounded(c.spec) for c in charts], separators=(",", ":"))
+    template = jinja2.Template(
+        (_HERE / "page.html").read_text(), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    return template.render(
+        mark=MARK,
+        css=(_HERE / "page.css").read_text(),
+        js=(_HERE / "page.js").read_text(),
+        title=printable(page.title),
+        summary=[printable(sentence) for sentence in page.summary],
+        sections=[_section(section, numbers) for section in shown],
+        data=data.replace("<", "\\u003c"),
+        vega=_vega() if charts else "",
+    )
+
+
+def rounded(value: Any) -> Any:
+    """A specification with six digits of every number: what a chart shows does not depend on the
+    last digits of a processor."""
+    if isinstance(value, dict):
+        return {key: rounded(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(v) for v in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
+
+
+def anchor(title: str) -> str:
+    """What names a section in the URL: its title's letters and digits, between dashes."""
+    return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())
+
+
+def _section(section: Section, numbers: dict[int, int]) -> dict[str, Any]:
+    tables = [_table(name, t, section.results) for name, t in section.tables.items() if t.rows]
+    charts = [
+        {"number": numbers[id(chart)], "caption": printable(chart.caption)}
+        for chart in section.charts
+    ]
+    words = [printable(sentence) for sentence in section.words]
+    title = printable(section.title)
+    return {
+        "anchor": anchor(title),
+        "title": title,
+        "words": words,
+        "tables": tables,
+        "charts": charts,
+    }
+
+
+def _table(name: str, table: Table, results: tuple[str, ...]) -> dict[str, Any]:
+    """A table without the columns that are the same in every row, which are one line above it; the
+    results stand behind the first column, then the settings. Long notes of rows stand below."""
+    first, *others = table.shown
+    alike, varied, unknown = [], [], []
+    for column in others:
+        texts = {cell(row.get(column.key), column.spec) for row in table.rows}
+        if texts == {UNKNOWN}:
+            unknown.append(column.heading)
+        elif len(texts) == 1 and len(table.rows) > 1 and not column.long:
+            alike.append(f"{column.heading} {texts.pop()}")
+        elif not column.long:
+            varied.append(column)
+    order = {key: place for place, key in enumerate(results)}
+    varied.sort(key=lambda column: order.get(column.key, len(order)))
+    columns = [first, *varied]
+    numeric = {column.key: _is_numeric(column, table) for column in columns}
+    notes = [*_row_notes(table), *table.below]
+    if unknown:
+        notes.append(f"not known in any row: {', '.join(unknown)}")
+    return {
+        "name": name,
+        "title": printable(table.title),
+        "same": ", ".join(alike),
+        "filter": len(table.rows) > FEW,
+        "heads": [{"text": c.heading, "number": numeric[c.key]} for c in columns],
+        "rows": [
+            [_cell(row.get(column.key), column, numeric[column.key]) for column in columns]
+            for row in table.rows
+        ],
+        "notes": notes,
+    }
+
+
+def _cell(value: Any, column: Column, number: bool) -> dict[str, Any]:
+    text = cell(value, column.spec)
+    raw = rounded(value) if number and text != UNKNOWN else None
+    return {"text": text, "number": number, "raw": raw, "head": column.heading}
+
+
+def _row_notes(table: Table) -> list[str]:
+    """The sentences of rows in `long` columns, each once with the rows that it is about."""
+    name = table.shown[0].key
+    rows: dict[str, list[str]] = {}
+    for column in table.shown:
+        if column.long:
+            for row in table.rows:
+                if row.get(column.key):
+                    rows.setdefault(str(row[column.key]), []).append(str(row[name]))
+    return [printable(f"{', '.join(names)}: {text}") for text, names in rows.items()]
+
+
+def _is_numeric(column: Column, table: Table) -> bool:
+    values = [row.get(column.key) for row in table.rows]
+    return bool(column.spec) or all(isinstance(v, int | float) or v is None for v in values)

@@ -1,0 +1,75 @@
+"""The page of a plan: every possible layout, why it is refused, and its seconds and gigabytes."""
+
+import numpy as np
+
+from analysis.common.tables import Column, Table
+from analysis.pages import altair_charts
+from analysis.pages.section import Chart, Section
+from analysis.planner import explain, ranking
+from analysis.planner.calibration import Calibration
+from models import memory
+from models.config import GPTConfig
+from parallel.config.layout import RECOMPUTE
+from parallel.config.layout_arrays import Columns
+
+FIRST = 200  # rows of the table of each verdict
+POINTS = 1000  # of the chart
+
+
+def views(
+    x: Columns,
+    ranked: Table,
+    cluster: Calibration,
+    config: GPTConfig,
+    precision: str,
+    margin: float,
+) -> list[Section]:
+    """The plan in words, memory against time, and the table. The ranked layouts come first, then
+    those that another recompute policy beats, then those that do not fit, the smallest first.
+
+    ranked: the table of `ranking.table`, whose columns and notes are taken.
+    """
+    _, used, order = ranking.rank(x, cluster, margin)
+    limit = ranking.usable_bytes(x, cluster, margin)
+    limit_gb = limit / memory.GB
+    best, beaten_by = ranking.sifted(x, used, order)
+    beaten = np.array(list(beaten_by), int)
+    large = np.flatnonzero(used > limit)
+    large = large[np.argsort(used[large], kind="stable")]
+    every = np.concatenate([best, beaten, large])
+    rows = ranking.rows_of(x, every, cluster, config, precision, margin)
+    _, gigabytes = explain.by_part(x.take(every), cluster)
+    place = {layout: number for number, layout in enumerate(best.tolist(), 1)}
+    for n, (i, row) in enumerate(zip(every.tolist(), rows, strict=True)):
+        row |= {"rank": place.get(i), "verdict": "fits", "why": None}
+        if i in beaten_by:
+            policy, other = RECOMPUTE[x.recompute[beaten_by[i]]], place[beaten_by[i]]
+            why = f"recompute {policy} is no slower and needs no more memory: # {other}"
+            row |= {"verdict": "beaten", "why": why}
+        elif used[i] > limit:
+            part = max(gigabytes, key=lambda name: gigabytes[name][n]).replace("_", " ")
+            why = f"more than the {limit_gb:.1f} GB of a rank; the largest part: {part}"
+            row |= {"verdict": "does not fit", "why": why, "tight": ""}
+    rank, *others = ranked.columns
+    columns = [rank, Column("verdict", "verdict"), *others, Column("why", "why not ranked")]
+    sizes = len(best), len(beaten), len(large)
+    starts = 0, len(best), len(best) + len(beaten)
+    shown = [row for at, n in zip(starts, sizes, strict=True) for row in rows[at:][: min(n, FIRST)]]
+    notes = list(ranked.notes)
+    if len(shown) < len(rows):
+        notes.insert(0, f"of each verdict the first {FIRST} layouts")
+    table = Table(columns, shown, notes=notes, missing=ranked.missing)
+    words = [
+        f"{len(rows)} possible layouts: {len(best)} are ranked; {len(beaten)} fit, but another"
+        f" recompute policy is no slower in no more memory; {len(large)} do not fit. All times and"
+        " sizes are predicted, not measured."
+    ]
+    keys = ("engine", *ranking.KEYS, "sequence_parallel", "predicted_s", "memory_gb", "why")
+    tips = {column.key: column.heading for column in columns if column.key in keys}
+    points = [{k: row.get(k) for k in (*tips, "verdict")} for row in rows[:POINTS]]
+    spec = altair_charts.memory_and_time(points, tips, limit_gb)
+    caption = f"The first {POINTS} layouts. Dashed: what a rank may use, {limit_gb:.1f} GB."
+    return [
+        Section("Memory and time", words, charts=[Chart(spec, caption)]),
+        Section("Layouts", tables={"layouts": table}),
+    ]

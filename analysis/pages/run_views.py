@@ -1,0 +1,292 @@
+"""The first screen of a page of runs, their table, scaling, predictions, and where each stands."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from analysis.common.tables import Column, Table
+from analysis.common.terminal import who
+from analysis.logs.load import name_of
+from analysis.logs.record import Record
+from analysis.measured import parity, predictions
+from analysis.measured.fairness import is_changed
+from analysis.pages import altair_charts
+from analysis.pages.section import Chart, Section
+from models.errors import printable
+from models.files import read_toml
+from parallel.record.reader import read_run
+
+Rows = list[dict[str, Any]]
+RESULTS = ("gpus", "engine", "speedup", "efficiency", "step_s", "tokens_per_s", "tflops", "mfu")
+RESULTS = (*RESULTS, "predicted_s", "predicted_error", "peak_gb", "parity", "verdict")
+_SETTINGS = (
+    Column("n_micro", "micro-batches", "d", seldom=True),
+    Column("global_batch", "global batch", "d", seldom=True),
+    Column("seq_len", "seq", "d", seldom=True),
+    Column("zero_stage", "ZeRO", "d", seldom=True),
+    Column("recompute", "recompute", seldom=True),
+    Column("precision", "precision", seldom=True),
+)
+
+
+def ranked(rows: Rows) -> Rows:
+    """Rows by number of GPUs; of one number the fastest first, and runs without a ratio last."""
+
+    def key(row: dict[str, Any]) -> tuple[float, float, float]:
+        return (row["gpus"] or 0, -(row["speedup"] or 0), row["step_s"] or float("inf"))
+
+    return sorted(rows, key=key)
+
+
+def winners(rows: Rows) -> Rows:
+    """The row with the most speedup at each number of GPUs."""
+    best: dict[int, dict[str, Any]] = {}
+    for row in ranked(rows):
+        if row["speedup"] is not None:
+            best.setdefault(row["gpus"], row)
+    return list(best.values())
+
+
+def summary(records: list[Record], table: Table, kind: str, refused: list[str]) -> list[str]:
+    """What won and by how much, whether the losses are equal, and what is doubtful."""
+    on_cpu = all(r.facts and not (r.facts.get("host") or {}).get("gpu") for r in records)
+    unit = "CPU ranks" if on_cpu else "GPUs"
+    return [
+        _fastest(table.rows, kind, unit, " / ".join(_baselines(records))),
+        _losses(records),
+        _doubts(records, table.rows, refused),
+    ]
+
+
+def _baselines(records: list[Record]) -> list[str]:
+    return sorted({r.baseline for r in records if r.baseline})
+
+
+def _fastest(rows: Rows, kind: str, unit: str, baseline: str) -> str:
+    best = [row for row in winners(rows) if row["run"] != baseline]
+    if not best:
+        known = [row for row in rows if row["tokens_per_s"]]
+        if not known:
+            return "No run has a time, so nothing is compared."
+        most = max(known, key=lambda row: row["tokens_per_s"])
+        return (
+            f"No run has a speedup against a baseline. {most['run']} has the most tokens/s:"
+            f" {most['tokens_per_s']:.0f} on {most['gpus'] or '-'} {unit}."
+        )
+    shown = best if len(best) <= 4 else [best[0], best[len(best) // 2], best[-1]]
+    each = "; ".join(f"on {row['gpus']} {unit} {row['run']}, {_ratio(row)}" for row in shown)
+    against = f" against {baseline}" if baseline else ""
+    return f"Fastest ({kind} scaling{against}): {each}."
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    efficiency = row["efficiency"]
+    share = f"efficiency {efficiency:.2f}" if efficiency is not None else "efficiency withheld"
+    return f"speedup {row['speedup']:.2f}, {share}"
+
+
+def _losses(records: list[Record]) -> str:
+    runs = [read_run(Path(r.source)) for r in records if r.format == "run folder"]
+    verdicts = list(parity.verify(runs).values())
+    if not verdicts:
+        return "Losses: these logs are not compared; only run folders of this repository are."
+    kinds = Counter(verdict.verdict.kind for verdict in verdicts)
+    known = [v for v in verdicts if v.max_loss_diff is not None]
+    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    line = f"Losses beside the baseline's at every step: {counts}"
+    if known:
+        worst = max(known, key=lambda verdict: verdict.max_loss_diff)
+        line += f"; the largest difference is {worst.max_loss_diff:.1e} ({worst.run}), the bar"
+        line += f" {parity.LOSS_BAR:g}"
+    return line + "."
+
+
+def _doubts(records: list[Record], rows: Rows, refused: list[str]) -> str:
+    """How many runs count, and the reasons for doubt with the runs that they are about."""
+    good = [row for row in rows if row["fit"] and row["verdict"] == "complete"]
+    reasons: dict[str, list[str]] = {}
+    for record, row in zip(records, rows, strict=True):
+        notes = row["notes"].split("; ") if row["notes"] else []
+        if is_changed(record):
+            notes.append("run from a changed working tree")
+        for note in dict.fromkeys(note.partition(":")[0] for note in notes):
+            reasons.setdefault(note, []).append(row["run"])
+    common = sorted(reasons.items(), key=lambda item: -len(item[1]))[:3]
+    each = [f"{reason} ({who(runs, len(rows))})" for reason, runs in common]
+    if refused:
+        each.append(f"{len(refused)} files could not be read")
+    line = f"{len(good)} of {len(rows)} runs are complete and timed."
+    return f"{line} In doubt: {'; '.join(each)}." if each else f"{line} Nothing is in doubt."
+
+
+def run_table(records: list[Record], table: Table) -> Table:
+    """The table of `analysis.tflops` with every setting of the layout, in the order of `ranked`."""
+    rows = [
+        row | {column.key: getattr(record, column.key) for column in _SETTINGS}
+        for record, row in zip(records, table.rows, strict=True)
+    ]
+    columns: list[Column] = []
+    for column in table.columns:
+        columns += _SETTINGS if column.key == "step_s" else ()
+        columns.append(column)
+    return replace(table, columns=columns, rows=ranked(rows))
+
+
+def about(records: list[Record], question: str) -> list[str]:
+    """What was asked, of what, on which machine."""
+    hosts = [r.facts.get("host") or {} for r in records]
+    versions = [
+        f"{name} {_all((r.facts.get('versions') or {}).get(name) for r in records)}"
+        for name in ("torch", "deepspeed", "megatron-core")
+    ]
+    facts = {
+        "Question": question or " / ".join(_questions(records)),
+        "Study": _all(r.study for r in records),
+        "Machine": _all([*(r.gpu_type for r in records), *(h.get("cpu") for h in hosts)]),
+        "Versions": ", ".join(name for name in versions if name.split(" ", 1)[1]),
+        "Commit": _all(
+            r.commit and r.commit[:12] + (" (changed)" if is_changed(r) else "") for r in records
+        ),
+    }
+    missing = [name.lower() for name, value in facts.items() if not value]
+    lines = [f"{name}: {printable(value)}" for name, value in facts.items() if value]
+    if missing:
+        lines.append(f"No run states: {', '.join(missing)} (--question, --gpu-type give two)")
+    return lines
+
+
+def _questions(records: list[Record]) -> list[str]:
+    """The questions of the studies: of the file that a job kept beside its run, else of the one
+    that the run's command line names, where it is still there under the study's name."""
+    files: dict[Path, None] = {}
+    for record in records:
+        words = str(record.facts.get("command_line") or "").split()
+        named = [Path(b) for a, b in pairwise(words) if a == "--study"]
+        kept = sorted(Path(record.source).glob("*.study.toml")) if record.facts else []
+        files |= dict.fromkeys(kept[-1:] or [p for p in named if p.stem == record.study])
+    questions = [read_toml(path, "study").get("question") for path in files if path.is_file()]
+    return list(dict.fromkeys(str(question) for question in questions if question))
+
+
+def _all(values: Any) -> str:
+    return ", ".join(map(str, dict.fromkeys(value for value in values if value)))
+
+
+def scaling(records: list[Record], rows: Rows, kind: str) -> Section:
+    """Speedup or efficiency against GPUs, with the names of the fastest, and one bar a run."""
+    section = Section(f"{kind.capitalize()} scaling")
+    key = "speedup" if kind == "strong" else "efficiency"
+    known = [row | {"engine": row["engine"] or "unknown"} for row in rows if row[key] is not None]
+    sizes = sorted({row["gpus"] for row in known})
+    if len(sizes) < 2:
+        return section
+    best = winners(known)
+    base = min(sizes)
+    ideal = [{"gpus": n, key: n / base if kind == "strong" else 1, "start": base} for n in sizes]
+    names = ("run", "engine", "gpus", "speedup", "efficiency", "verdict")
+    precision = {row["run"]: r.precision for r, row in zip(records, rows, strict=True)}
+    data = [{n: row[n] for n in names} | {"precision": precision[row["run"]]} for row in known]
+    spec = altair_charts.against_gpus(data, key, ideal, [{k: b[k] for k in names} for b in best])
+    section.charts.append(
+        Chart(spec, f"The fastest run of each number of GPUs has its name. Dashed: ideal {key}.")
+    )
+    shown = ranked(known)
+    if len(shown) > altair_charts.MOST:  # of each number of GPUs the fastest
+        each = max(1, altair_charts.MOST // len(sizes))
+        shown = [row for n in sizes for row in [r for r in shown if r["gpus"] == n][:each]]
+    start = {n: n / base if kind == "strong" else 1 for n in sizes}
+    bars = [_bar(row, key, start[row["gpus"]]) for row in shown]
+    note = "" if len(shown) == len(known) else f" The fastest {len(shown)} of {len(known)} runs."
+    section.charts.append(
+        Chart(
+            altair_charts.bars(bars, key, key),
+            f"{key.capitalize()} by number of GPUs, the fastest first; the tick is ideal, the line"
+            f" the 95 % interval of the run's own median step.{note}",
+        )
+    )
+    return section
+
+
+def _bar(row: dict[str, Any], key: str, ideal: float) -> dict[str, Any]:
+    low, high = row["steady_ci95"] or (None, None)
+    end = row[key] * row["step_s"] / low if low else row[key]
+    text = f"{row[key]:.2f}"
+    if key == "speedup" and row["efficiency"] is not None:
+        text += f" (efficiency {row['efficiency']:.2f})"
+    return {
+        "bar": f"{row['gpus']} × {row['run']}",
+        "engine": row["engine"],
+        key: row[key],
+        "text": text,
+        "ideal": ideal,
+        "low": row[key] * row["step_s"] / high if high else row[key],
+        "high": end,
+        "end": max(end, ideal),
+    }
+
+
+def predicted(table: Table) -> Section:
+    """Predicted beside measured seconds."""
+    section = Section("Predicted beside measured")
+    pairs = [
+        row | {"engine": row["engine"] or "unknown"}
+        for row in table.rows
+        if row.get("predicted_s") and row["step_s"]
+    ]
+    if not pairs:
+        return section
+    worst = max(pairs, key=lambda row: abs(row["predicted_error"]))
+    keys = ("run", "engine", "step_s", "predicted_s")
+    spec = altair_charts.beside(
+        [{key: row[key] for key in keys} for row in pairs],
+        "step_s",
+        "predicted_s",
+        ("measured s/iter", "predicted s/iter"),
+        "run",
+    )
+    caption = f"{len(pairs)} runs. The largest error is {worst['predicted_error']:+.1%}, of"
+    section.charts.append(Chart(spec, f"{caption} {worst['run']}. Dashed: both are equal."))
+    columns = [Column("run", "run"), Column("step_s", "measured s/iter", ".4g")]
+    section.tables["predicted"] = Table([*columns, *predictions.columns()], pairs)
+    return section
+
+
+def provenance(records: list[Record], refused: list[str]) -> Section:
+    """Where each run stands, what read it, and which facts its log does not say itself."""
+    columns = [
+        Column("run", "run"),
+        Column("source", "source"),
+        Column("format", "format"),
+        Column("commit", "commit"),
+        Column("started", "started", seldom=True),
+        Column("origin", "facts from elsewhere than the log", seldom=True),
+    ]
+    rows = []
+    for record in records:
+        elsewhere = [
+            f"{name}: {origin}"
+            for name, origin in record.origin.items()
+            if origin not in ("log", "run.json")
+        ]
+        rows.append(
+            {
+                "run": name_of(record),
+                "source": record.source,
+                "format": record.format,
+                "commit": record.commit and record.commit[:12],
+                "started": record.facts.get("started_utc"),
+                "origin": ", ".join(elsewhere) or None,
+            }
+        )
+    words = [f"Not read: {line}" for line in refused]
+    return Section("Provenance", words, {"provenance": Table(columns, rows)})
+
+
+def first_views(records: list[Record], table: Table, others: Rows, kind: str) -> list[Section]:
+    """Scaling, the runs, and predictions. others: `tflops.rows` of the other kind of scaling."""
+    other = "weak" if kind == "strong" else "strong"
+    runs = Section("Runs", tables={"runs": run_table(records, table)}, results=RESULTS)
+    both = scaling(records, table.rows, kind), scaling(records, others, other)
+    return [both[0], runs, both[1], predicted(table)]
