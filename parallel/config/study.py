@@ -319,11 +319,19 @@ def _read_sweeps(
             try:
                 point = _point(layers, slurm, where, source, what)
             except UsageError as error:
+                if _unread(error):
+                    raise UsageError(f"{source}: {error} (looked for in {Path.cwd()})") from error
                 impossible.append((what, str(error)))
                 continue
             for repeat in range(1, repeats + 1):
                 points.append(replace(point, repeat=repeat if repeats > 1 else 0))
     return points, impossible
+
+
+def _unread(error: UsageError) -> bool:
+    """Whether a file could not be read. Such a point is a mistake and not left out: the names of
+    the others would depend on the folder that the command runs in."""
+    return isinstance(error.__cause__, OSError)
 
 
 def _check_sweep(sweep: Any, source: str) -> None:
@@ -434,7 +442,7 @@ def _point(
     try:
         spec = resolve(*plain)
     except UsageError as error:
-        if nodes is None:  # it does not depend on the cluster
+        if nodes is None or _unread(error):  # it does not depend on the cluster
             raise
         spec, why = None, str(error)
     else:
