@@ -22,8 +22,8 @@ from analysis.common.tables import show, show_objects
 from analysis.logs.flags import facts_of
 from analysis.logs.load import load
 from analysis.measured import scaling, submissions
-from analysis.measured.flags import parser_of
-from models.errors import UsageError, command_line
+from analysis.measured.flags import parser_of, unheeded
+from models.errors import UsageError, command_line, warn
 
 
 @command_line("analysis.scaling")
@@ -33,6 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = parser_of("analysis.scaling", __doc__, *flags, baseline="fewest GPUs")
     given = parser.parse_args(argv)
     records, refused = load(given.paths, facts_of(given))
+    for line in unheeded(records, facts_of(given)):
+        warn("analysis.scaling", line)
     results = [record for record in records if submissions.is_result(record)]
     runs = [record for record in records if not submissions.is_result(record)]
     if results and given.predict:

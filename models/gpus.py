@@ -91,20 +91,27 @@ def peak_tflops(name: str | None, precision: str | None) -> float | None:
 
 
 def mfu(
-    tflops: float | None, gpu: str | None, precision: str | None, convention: str
+    tflops: float | None,
+    gpu: str | None,
+    precision: str | None,
+    convention: str,
+    given_peak: float | None = None,
 ) -> tuple[float | None, str]:
     """(model FLOPs utilisation in 0..1, "") or (None, why there is none).
 
     Chowdhery et al. 2022 (PaLM), section 4.1: observed throughput of model FLOPs over the peak. A
-    throughput above the peak is an error, not a utilisation; the sentence says so.
+    throughput above the peak is an error, not a utilisation; the sentence says so. given_peak:
+    TFLOP/s of a card that is not known.
     """
     if tflops is None:
         return None, ""
-    peak = peak_tflops(gpu, precision)
+    card = find_gpu(gpu)
+    peak = peak_tflops(gpu, precision) or given_peak
     if peak is None:
         return None, f"no peak known for {gpu or 'this machine'} at {precision or 'its precision'}"
     if tflops > peak:
-        return None, f"{tflops:.1f} TFLOP/s is above the peak of {peak:g} ({find_gpu(gpu).name})"
+        whose = card.name if card else gpu or "as given"
+        return None, f"{tflops:.1f} TFLOP/s is above the peak of {peak:g} ({whose})"
     if convention not in MODEL_FLOPS:
         return None, f"the {convention} convention counts recomputation: no MFU"
     return tflops / peak, ""

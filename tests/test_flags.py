@@ -76,6 +76,7 @@ MEANING = {
     "--question": "what a study asks",
     "--params": "parameters of the model",
     "--png": "the picture to draw",
+    "--peak-tflops": "the peak of a card that is not known",
     "--predict": "show this cluster's prediction beside",
     "--processes": "ranks of a measurement",
     "--prompt": "a text to continue",

@@ -10,6 +10,8 @@ from analysis.logs.readers import read
 from analysis.logs.record import Failure, Record
 from analysis.logs.verdict import judge, step_times, summary, timed
 from analysis.measured import tflops as library
+from analysis.measured import throughput
+from analysis.measured.flags import unheeded
 from analysis.quality import main
 from parallel.measure.steady_time import steady
 from parallel.record.schema import CHECKPOINT_COLUMNS
@@ -288,3 +290,39 @@ def test_failed_saves_are_a_note_of_the_run(fail, tmp_path, capsys):
     assert said in capsys.readouterr().out
     (folder / "checkpoints.csv").write_bytes(b"\xff,\n\0")
     assert not any("saves failed" in note for note in read(folder).notes)
+
+
+def test_a_flag_that_a_log_contradicts_is_said_not_to_be_used(tmp_path, capsys):
+    run = write(tmp_path / "study", facts("study", None))
+    assert tflops.main([str(run), "--gpus", "16", "--precision", "fp32"]) == 0
+    said = capsys.readouterr().err
+    assert said == f"analysis.tflops: --gpus 16 is not used for {run.name}: known is 1\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--gpu-type", "H1000"], "unknown GPU 'H1000'; known: "),
+        (["--precision", "fp99"], "--precision cannot be 'fp99'; it can be: fp32, tf32, bf16"),
+        (["--recompute", "some"], "--recompute cannot be 'some'; it can be: none, selective"),
+    ],
+)
+def test_a_fact_that_does_not_exist_is_refused(tmp_path, capsys, flags, why):
+    run = write(tmp_path / "study", facts("study", None))
+    try:
+        status = tflops.main([str(run), *flags])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2 and why in capsys.readouterr().err
+
+
+def test_a_card_that_is_not_known_has_the_peak_that_is_given():
+    runs = [record(gpu_type=name, precision="bf16", peak_tflops=100.0) for name in (None, "X1")]
+    known = record(gpu_type="H100 SXM", precision="bf16", peak_tflops=100.0)
+    values = [throughput.utilisation(run, 50.0, "megatron")[0] for run in (*runs, known)]
+    assert values == [0.5, 0.5, pytest.approx(50 / 989.4)]
+    assert throughput.above_peak(runs[1], 101.0, "megatron") == [
+        "101.0 TFLOP/s is above the peak of 100 (X1)"
+    ]
+    (line,) = unheeded([known], {"peak_tflops": 100.0})
+    assert line.startswith("--peak-tflops 100.0 is not used for") and line.endswith("989.4")

@@ -11,8 +11,12 @@ from analysis.logs.parsing.settings import (
     MODEL_SIZES,
     MODEL_SWITCHES,
     MODEL_WORDS,
+    NUMBERS,
+    SETTING_WORDS,
     SETTINGS,
 )
+from models.errors import UsageError
+from models.gpus import planning_gpu
 
 
 def add_fact_flags(parser: argparse.ArgumentParser) -> None:
@@ -23,11 +27,16 @@ def add_fact_flags(parser: argparse.ArgumentParser) -> None:
         f"NAME.toml beside a log gives them for that log alone; its keys: {keys}",
     )
     for name, text in (SETTINGS | MODEL_SIZES).items():
-        kind = int if name in COUNTS | MODEL_SIZES else float if name == "params" else str
+        kind = int if name in COUNTS | MODEL_SIZES else float if name in NUMBERS else str
         checked = kind if kind is str else functools.partial(_size, kind, name == "zero_stage")
-        metavar = kind.__name__.upper()
+        words = SETTING_WORDS.get(name)
         group.add_argument(
-            flag_of(name), type=checked, dest=f"fact_{name}", metavar=metavar, help=text
+            flag_of(name),
+            type=checked,
+            choices=words,
+            dest=f"fact_{name}",
+            metavar=None if words else kind.__name__.upper(),
+            help=text,
         )
     for name, (words, text) in MODEL_WORDS.items():
         group.add_argument(flag_of(name), choices=words, dest=f"fact_{name}", help=text)
@@ -42,9 +51,19 @@ def flag_of(name: str) -> str:
 
 
 def facts_of(arguments: argparse.Namespace | None) -> dict[str, Any]:
-    """The facts that were given as flags, by Record's names."""
+    """The facts that were given as flags, by Record's names.
+
+    Raises:
+        UsageError: a card that does not exist, without a peak of its own.
+    """
     given = {name: getattr(arguments, f"fact_{name}", None) for name in (*SETTINGS, *MODEL)}
-    return {name: value for name, value in given.items() if value is not None}
+    facts = {name: value for name, value in given.items() if value is not None}
+    if "gpu_type" in facts and "peak_tflops" not in facts:
+        try:
+            planning_gpu(facts["gpu_type"])
+        except UsageError as error:
+            raise UsageError(f"{error}; another card needs --peak-tflops") from error
+    return facts
 
 
 def _size(kind: type, may_be_zero: bool, text: str) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 from analysis.logs.parsing.evidence import is_markdown
 from analysis.logs.parsing.packed import STDIN, files_in
 from analysis.logs.record import Record, Refusal
-from models.errors import UsageError
+from models.errors import UsageError, printable
 from models.files import below
 from parallel.record.reader import is_run_folder
 
@@ -40,7 +40,7 @@ def load(paths: list[Path], facts: dict[str, Any] | None = None) -> tuple[list[R
     _find_copies(records)
     shown = distinct([own_name(r) for r in records], [Path(r.source) for r in records])
     for record, name in zip(records, shown, strict=True):
-        record.shown = name
+        record.shown = printable(name)  # a file may have a name that is no UTF-8
     refused = [str(refusal) for refusal in refusals]
     if not records:
         raise UsageError("; ".join(refused) or "nothing to read")

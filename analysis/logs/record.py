@@ -139,6 +139,7 @@ class Record:
     recompute: str | None = None
     zero_stage: int | None = None
     gpu_type: str | None = None
+    peak_tflops: float | None = None  # that was given, of a card that is not known
     commit: str | None = None
     code: str | None = None  # a name for the code that trained, which other commits may share
     oversubscribed: bool | None = None

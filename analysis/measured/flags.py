@@ -2,12 +2,15 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from analysis.common.tables import add_table_flags
-from analysis.logs.flags import add_fact_flags, add_time_flags, facts_of
-from analysis.logs.load import load
+from analysis.common.terminal import who
+from analysis.logs.flags import add_fact_flags, add_time_flags, facts_of, flag_of
+from analysis.logs.load import load, name_of
 from analysis.logs.record import Record
 from models.errors import Parser, warn, warn_at_end
+from models.gpus import peak_tflops
 
 GROUPS = {"times": add_time_flags, "facts": add_fact_flags, "table": add_table_flags}
 
@@ -64,9 +67,28 @@ def load_given(
         UsageError: nothing could be read.
     """
     records, refused = load(paths or given.paths, facts_of(given))
-    for line in refused:
+    for line in refused + unheeded(records, facts_of(given)):
         warn(command, line)
     if refused:
         n = len(records)
         warn_at_end(command, f"{len(refused)} not read, {n} read; the reasons stand first")
     return records
+
+
+def unheeded(records: list[Record], facts: dict[str, Any]) -> list[str]:
+    """A line for each fact that was given and that some log states otherwise."""
+    lines = []
+    for name, value in facts.items():
+        stated = [(name_of(r), _stated(r, name)) for r in records]
+        others = [(run, other) for run, other in stated if other not in (None, value)]
+        if others:
+            runs = who([run for run, _ in others], len(records))
+            known = ", ".join(dict.fromkeys(str(other) for _, other in others))
+            lines.append(f"{flag_of(name)} {value} is not used for {runs}: known is {known}")
+    return lines
+
+
+def _stated(record: Record, name: str) -> Any:
+    if name == "peak_tflops":
+        return peak_tflops(record.gpu_type, record.precision)
+    return getattr(record, name, record.model.get(name))

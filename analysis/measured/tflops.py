@@ -159,6 +159,9 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
         missing["mfu"] = why
     doubts += throughput.above_peak(record, tflops, used)
     printed_by, printed_error = throughput.beside_printed(record)
+    if printed_by == throughput.NO_VOCABULARY:
+        again = "count recomputation and " * (record.recompute == "full")
+        doubts.append(f"the printed TFLOP/s {again}leave the vocabulary's matrix out")
     return {
         **found,
         "run": name_of(record),

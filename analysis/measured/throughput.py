@@ -94,12 +94,13 @@ def best_tflops_per_gpu(
     return None, DEFAULT_CONVENTION, why
 
 
+NO_VOCABULARY = "sc21 without vocabulary"  # GPT-NeoX's, since it counts its FLOPs itself
 # What a format's tool prints; of several, the log's numbers decide.
 _PRINTED_BY = {
     "Megatron-LM": ("megatron", "megatron-full"),
     "NeMo": ("megatron", "megatron-full"),
     "Megatron-DeepSpeed": ("sc21",),
-    "GPT-NeoX": ("sc21",),
+    "GPT-NeoX": ("sc21", NO_VOCABULARY),
     "torchtitan": ("palm",),
     "nanoGPT": ("palm",),
     "nanotron": ("megatron-full",),
@@ -119,8 +120,10 @@ def beside_printed(record: Record) -> tuple[str | None, float | None]:
     rate = rate[np.isfinite(rate) & (rate > 0)]
     found: list[tuple[float, str]] = []
     for convention in _PRINTED_BY.get(record.format, ()) if len(rate) else ():
-        flops, _ = per_token(record, convention)
+        flops, _ = per_token(record, convention.partition(" ")[0])
         if flops is not None:
+            if convention == NO_VOCABULARY:
+                flops -= 6.0 * record.model["hidden"] * record.model["vocab_size"]
             found.append((float(np.median(rate)) * flops - 1, convention))
     error, convention = min(found, key=lambda pair: abs(pair[0]), default=(None, None))
     return convention, error
@@ -141,10 +144,11 @@ def utilisation(record: Record, tflops: float | None, convention: str) -> tuple[
         return None, "the TFLOP/s are the log's own count"
     if tflops is None:
         return None, "TFLOP/s is unknown"
-    if absent := [name for name in ("gpu_type", "precision") if getattr(record, name) is None]:
+    absent = [name for name in ("gpu_type", "precision") if getattr(record, name) is None]
+    if absent and record.peak_tflops is None:
         return None, asked(absent)
-    value, why = mfu(tflops, record.gpu_type, record.precision, convention)
-    if value is None and find_gpu(record.gpu_type) is None:
+    value, why = mfu(tflops, record.gpu_type, record.precision, convention, record.peak_tflops)
+    if value is None and not absent and find_gpu(record.gpu_type) is None:
         card = _parts(record.gpu_type)
         if cards := [f'"{g.name}"' for g in GPUS if card and set(card) <= set(_parts(g.name))]:
             why += f"; give --gpu-type {' or '.join(cards)}"
@@ -157,10 +161,10 @@ def _parts(name: str) -> list[str]:
 
 def above_peak(record: Record, tflops: float | None, convention: str) -> list[str]:
     """What is wrong with more TFLOP/s than the card's peak; [] where there are not."""
-    peak = peak_tflops(record.gpu_type, record.precision)
+    peak = peak_tflops(record.gpu_type, record.precision) or record.peak_tflops
     if not (peak and tflops and tflops > peak):
         return []
-    return [mfu(tflops, record.gpu_type, record.precision, convention)[1]]
+    return [mfu(tflops, record.gpu_type, record.precision, convention, peak)[1]]
 
 
 def peak_gb(record: Record) -> float | None:

@@ -17,6 +17,8 @@ from analysis.logs.parsing.settings import (
     MODEL_SIZES,
     MODEL_SWITCHES,
     MODEL_WORDS,
+    NUMBERS,
+    SETTING_WORDS,
     SETTINGS,
     read_settings,
     state,
@@ -115,8 +117,10 @@ def _known(facts: dict[str, Any], source: str) -> dict[str, Any]:
 
 def fits(name: str, value: Any) -> bool:
     """Whether a setting or size can be this."""
-    if name == "params":
+    if name in NUMBERS:
         return 0 < real(value) < math.inf
+    if name in SETTING_WORDS:
+        return value in SETTING_WORDS[name]
     if name in MODEL_SWITCHES:
         return isinstance(value, bool)
     if name in MODEL_WORDS:

@@ -26,16 +26,14 @@ class Format:
 
     name: what records and tables show. marks: a file with all byte strings of one tuple may hold
     its entries. banners: byte strings that name the tool even where no entry was printed.
-    embedded: other formats' logs hold its lines too. dialect: its name by the text before
-    training, for a format of several tools. reader: fills the record of a log, with no entries
-    where the marks stand in something else.
+    embedded: other formats' logs hold its lines too. reader: fills the record of a log, with no
+    entries where the marks stand in something else.
     """
 
     name: str
     marks: tuple[tuple[bytes, ...], ...]
     banners: tuple[bytes, ...] = ()
     embedded: bool = False
-    dialect: Callable[[bytes], str] | None = None
     reader: Callable[[Log, Record], None] | None = None
 
     def read(self, log: Log) -> Record:

@@ -32,11 +32,17 @@ COUNTS = {
 }
 SETTINGS = COUNTS | {
     "params": "parameters of the model",
-    "precision": "what it trained in: fp32, bf16, fp16, fp8",
-    "recompute": "activations recomputed: none, selective, full",
+    "precision": "what it trained in",
+    "recompute": "activations that are recomputed",
     "gpu_type": "the card, as it is sold: 'H100 SXM' (H100 alone may be two cards)",
+    "peak_tflops": "TFLOP/s of the card's peak in this precision, where the card is not known",
     "commit": "the commit of the training code",
     "engine": "what trained",
+}
+NUMBERS = ("params", "peak_tflops")
+SETTING_WORDS = {
+    "precision": ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4"),
+    "recompute": ("none", "selective", "full"),
 }
 # GPTConfig's names, which are keys of Record.model.
 MODEL_SIZES = {
@@ -352,7 +358,9 @@ def state(record: Record, facts: dict[str, Any], origin: str) -> None:
                 record.origin.setdefault(name, origin)
             continue
         known = getattr(record, name)
-        if known is None:
+        if value == 0 and name in COUNTS and name != "zero_stage":
+            record.notes.append(f"{name}: {origin} says 0: unknown")
+        elif known is None:
             setattr(record, name, value)
             record.origin[name] = origin
         elif known != value and origin != "from name":

@@ -71,8 +71,7 @@ def _read_log(log: Log) -> Record:
     if is_markdown(log.path):
         raise Refusal(str(log.path), "a page that quotes no iteration of a known format")
     if not tried:
-        tried = [Record(source=str(log.path), format=_by_banner(log))]
-        judge_end(tried[0], log, [])
+        tried = [_by_banner(log)]
     # A run that died before its first iteration is a run: its failure is what it shows.
     failed = next((record for record in tried if record.failure), None)
     if failed is None or not is_of_a_run(log):
@@ -145,12 +144,14 @@ def _formats() -> tuple[Format, ...]:
     return tuple(importlib.import_module(f"{__name__}.{name}").FORMAT for name in NAMES)
 
 
-def _by_banner(log: Log) -> str:
-    """The name of the format whose tool says its name in a log without iterations."""
+def _by_banner(log: Log) -> Record:
+    """What a log without iterations says, read as the format whose tool says its name there."""
     for form in _formats():
         if any(map(log.contains, form.banners)):
-            return form.dialect(header_of(log, None)) if form.dialect else form.name
-    return UNKNOWN
+            return form.read(log)
+    record = Record(source=str(log.path), format=UNKNOWN)
+    judge_end(record, log, [])
+    return record
 
 
 def _why_not(log: Log, tried: list[Record]) -> str:

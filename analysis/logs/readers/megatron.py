@@ -148,7 +148,6 @@ FORMAT = LineFormat(
         b"NeoXArgs.configure_distributed_args()",
         b"> padded vocab (size:",
     ),
-    dialect=_tool,
     scan=_scan,
     averages=True,
     prepare=_rates,

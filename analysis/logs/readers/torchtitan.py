@@ -50,7 +50,7 @@ def _derive(record: Record, columns: Columns, header: bytes) -> None:
     _model(record, header)
     tokens_per_s = positive(columns["tps"]) * (record.gpus or np.nan)
     columns["tokens_per_s"] = tokens_per_s
-    if record.gpus and record.global_batch and record.seq_len:
+    if len(tokens_per_s) and record.gpus and record.global_batch and record.seq_len:
         columns["step_s"] = record.global_batch * record.seq_len / tokens_per_s
         columns["samples_per_s"] = tokens_per_s / record.seq_len
         record.notes.append("step times follow from the printed tokens per second")
