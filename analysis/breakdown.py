@@ -1,6 +1,6 @@
 """Where each rank's time went, what it sent, and where a split's efficiency was lost.
 
-    python -m analysis.breakdown PATH... [--baseline NAME] [--scaling weak] [--format markdown]
+    python -m analysis.breakdown PATH... [--baseline NAME] [--scaling strong|weak]
     python -m analysis.breakdown RUN --trace pipeline.json.gz
 
 PATH is a run folder of a run with `--breakdown`, or a folder of them. Four tables, per step, the

@@ -1,6 +1,6 @@
 """Strong and weak scaling curves over repeats, against a baseline of any number of GPUs.
 
-    python -m analysis.scaling PATH... [--baseline NAME] [--scaling weak] [--predict CLUSTER]
+    python -m analysis.scaling PATH... [--baseline NAME] [--scaling strong|weak] [--predict CLUSTER]
 
 One row per number of GPUs: the median over the repeats at that size with their spread, speedup,
 efficiency and Karp and Flatt's serial share; below, the serial share that Amdahl's law (strong)

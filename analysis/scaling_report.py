@@ -1,6 +1,6 @@
 """Every configuration of a study beside its baseline, for machines: scaling_report.json.
 
-    python -m analysis.scaling_report logs/STUDY [--baseline NAME] [--scaling weak]
+    python -m analysis.scaling_report logs/STUDY [--baseline NAME] [--scaling strong|weak]
         [--predict CLUSTER] [--out FILE]
 
 One entry per configuration: n runs, mean, stdev, median and the mean's 95 % interval (Student's t

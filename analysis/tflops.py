@@ -1,6 +1,6 @@
 """One row for each training run: seconds, tokens/s, TFLOP/s, MFU, memory, speedup, efficiency.
 
-    python analysis/tflops.py PATH... [--convention NAME] [--baseline NAME] [--scaling weak]
+    python analysis/tflops.py PATH... [--convention NAME] [--baseline NAME] [--scaling strong|weak]
         [--columns A,B,C]
 
 Seconds per iteration are the median after the warm-up that is found in the data (--window states
@@ -8,9 +8,10 @@ it instead, --rule seed takes the mean of everything). TFLOP/s per GPU are compu
 FLOPs convention; what a log printed itself is in a column of its own. Peak GB is that of the
 fullest rank: allocated on CUDA, resident on a CPU. A speedup is printed only where both runs
 completed, have the same fixed work and (unless --any-commit) commit, and shared no cores with other
-runs; an efficiency only where every rank had cores of its own; above 1 both are marked `?`. MFU is
-printed only for a GPU whose peak is known. A run that failed keeps its row and its reason. On a
-terminal the table fits its width; a pipe or a file gets it in full.
+runs; of a study's repeats it is that of their medians; it is weak where the runs share the batch
+per GPU alone; an efficiency only where every rank had cores of its own; above 1 both are marked
+`?`. MFU is printed only for a GPU whose peak is known. A run that failed keeps its row and its
+reason. On a terminal the table fits its width; a pipe or a file gets it in full.
 
 `--format json` prints an array of objects, one per run; unknown is null. source, format, verdict
 and reasons; engine; steps and step_s_mean, _median, _min and _max over all logged steps;
