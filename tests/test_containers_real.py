@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from models.files import ROOT
 from parallel.config.study import load_study
 from parallel.record import reader
 from slurm import states, submit, testbed
-from tests.conftest import ROOT, wait_for
+from tests.conftest import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -114,7 +115,7 @@ def test_a_run_trains_in_charliecloud_and_saves_when_its_time_is_over(
     subprocess.run(ask, env=states.environment(), check=True)
     wait_for(lambda: row().state not in ("running", "pending"), 120, "the run to end")
     assert row().state == "interrupted", (row(), (folder / f"{job_id}.out").read_text())
-    assert "saved step" in row().line
+    assert row().kind == "time limit" and "time limit: SIGUSR1, saved step" in row().line
     assert states.read_end(folder, str(job_id))[0] == "time limit"
 
     broken_study = load_study(path, "broken")
