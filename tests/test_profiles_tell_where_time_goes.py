@@ -111,6 +111,18 @@ TRACE = [
 ]
 
 
+def test_ranges_of_one_name_inside_each_other_count_as_the_time_that_they_cover(tmp_path):
+    """An outer range of 60 us holds one of 50; another thread's, of 40, begins when 30 are left."""
+    inside = [
+        event("user_annotation", "train/backward", 15, 50),
+        event("user_annotation", "train/backward", 40, 40, thread=2),
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [*inside, *TRACE]}))
+    backward = library.read_profile(path)["backward"]
+    assert backward["of_time"] == pytest.approx(0.7) and backward["instances"] == 3
+
+
 def test_a_torch_trace_counts_an_operators_own_time(tmp_path):
     path = tmp_path / "trace_rank3.json.gz"
     path.write_bytes(

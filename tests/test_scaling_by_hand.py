@@ -5,10 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
+from analysis import tflops
+from analysis.compare import main as compare_main
 from analysis.logs.record import Record
 from analysis.measured import fairness, scaling
 from analysis.measured.fairness import batch_per_gpu, differences, shared_cores
 from analysis.measured.scaling import Point, Times, curve
+from analysis.scaling import main
 from models.errors import UsageError
 from tests.fixture_runs import facts, write
 
@@ -264,6 +267,41 @@ def test_three_runs_that_are_too_many_together_name_each_other():
     found = shared_cores(runs)
     assert found["a"].startswith("ran at the same time as b, c on h: they may have shared")
     assert "as a, c on h" in found["b"] and "as a, b on h" in found["c"]
+
+
+@pytest.mark.parametrize(
+    ("load", "ranks", "gpus", "cores"),
+    [  # the ranks' CPU seconds, the machine's, over 10 s on 4 cores -> cores of other programs
+        ((20.0, 20.9), 2, 2, None),
+        ((20.0, 40.9), 2, 2, None),  # 2.09 of the two that are left
+        ((20.0, 41.5), 2, 2, "2.1"),
+        ((18.0, 35.0), 4, 4, "1.7"),  # none is left
+        ((40.0, 41.5), 2, 4, "2.1"),  # half of the ranks are on another node
+        ((20.0, 19.0), 4, 4, None),
+        ((20.0, None), 4, 4, None),
+    ],
+)
+def test_a_machine_without_a_core_for_each_thread_was_busy(load, ranks, gpus, cores):
+    record = on_host("a", "10", "12", ranks=ranks, gpus=gpus)
+    record.facts["load"] = {"cpu_s": load[0], "machine_cpu_s": load[1], "wall_s": 10.0}
+    notes = fairness.busy([record, on_host("b", "10", "12")])
+    if cores is None:
+        assert notes == []
+    else:
+        said = f"the machine was busy: other programs used up to {cores} cores, so these times"
+        assert notes == [f"{said} may be too long: a"]
+
+
+def test_every_table_says_that_the_machine_was_busy(tmp_path, capsys):
+    about = facts("s", "ddp", engine="ddp")
+    about["load"] = {"start": 3.0, "cpu_s": 8.0, "machine_cpu_s": 90.0, "wall_s": 10.0}
+    write(tmp_path, about)
+    write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2), step_s=0.3)
+    for command in (tflops.main, main, compare_main):
+        assert command([str(tmp_path)]) == 0
+        assert (
+            "the machine was busy: other programs used up to 8.2 cores" in capsys.readouterr().out
+        )
 
 
 def test_a_curve_leaves_out_what_has_no_time_and_says_so(tmp_path):

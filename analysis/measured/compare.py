@@ -17,6 +17,7 @@ from analysis.measured.fairness import (
     ANY_COMMIT,
     AXES,
     CHANGED,
+    busy,
     configuration,
     differences,
     is_changed,
@@ -369,7 +370,8 @@ def _doubts(a: list[TimedRun], b: list[TimedRun], found: Comparison) -> list[str
     doubts += [f"{name_of(r)}: {together[r.source]}" for r, _ in (*a, *b) if r.source in together]
     if any(is_changed(r) for r, _ in (*a, *b)):
         doubts.append(CHANGED)
-    return doubts + other_kernels([r for r, _ in (*a, *b)])
+    records = [r for r, _ in (*a, *b)]
+    return doubts + busy(records) + other_kernels(records)
 
 
 def of_study(runs: list[TimedRun], any_commit: bool = False) -> list[Verdict]:

@@ -13,6 +13,7 @@ AXES = ("engine", "gpus", "tp", "cp", "pp", "vpp", "dp", "micro_batch", "global_
 UNSTATED = "not stated by every run, so not compared: "  # a table's note
 ANY_COMMIT = "runs of different commits are compared, too (--any-commit)"  # a table's note
 CHANGED = "run from a changed working tree, so the commit does not say what ran"  # a note
+SPARE = 0.1  # cores that a machine's own services use, and that disturb no run
 WORDS = {"seq_len": "sequence length", "global_batch": "global batch", "gpu_type": "processor"}
 
 
@@ -164,6 +165,36 @@ def shared_cores(records: list[Record]) -> dict[str, str]:
                 " they may have shared its cores"
             )
     return partners
+
+
+def others_cores(record: Record) -> float | None:
+    """Cores that other programs used on rank 0's machine while the run trained; None where its
+    run.json does not state it."""
+    load, host = record.facts.get("load") or {}, record.facts.get("host") or {}
+    ranks = host.get("ranks_per_node") or record.gpus
+    known = [load.get(name) for name in ("machine_cpu_s", "cpu_s", "wall_s")]
+    if not (ranks and record.gpus and known[2]) or None in known:
+        return None
+    machine_cpu_s, cpu_s, wall_s = known
+    return max(0.0, machine_cpu_s - cpu_s * min(1.0, ranks / record.gpus)) / wall_s
+
+
+def busy(records: list[Record]) -> list[str]:
+    """A note on the runs whose machine had fewer cores left than they have threads, if there are
+    any: other programs used the rest."""
+    taken: dict[str, float] = {}
+    for record in records:
+        host, spec = record.facts.get("host") or {}, record.facts.get("spec") or {}
+        used, cores = others_cores(record), host.get("cores")
+        if used is None or not cores:
+            continue
+        threads = (host.get("ranks_per_node") or record.gpus) * (spec.get("threads") or 1)
+        if used > max(0, cores - threads) + SPARE:
+            taken[name_of(record)] = used
+    if not taken:
+        return []
+    about = f"the machine was busy: other programs used up to {max(taken.values()):.1f} cores"
+    return [f"{about}, so these times may be too long: {who(list(taken), len(records))}"]
 
 
 def sharing(runs: list[Record], base: list[Record], partners: dict[str, str]) -> str:

@@ -15,6 +15,7 @@ from analysis.measured import predictions, throughput
 from analysis.measured.fairness import (
     ANY_COMMIT,
     UNSTATED,
+    busy,
     changed,
     configuration,
     differences,
@@ -364,7 +365,7 @@ def report_of(
     )
     if open_ := unstated(compared):
         shown.notes.append(UNSTATED + ", ".join(open_))
-    shown.notes += other_kernels(compared) + changed(compared)
+    shown.notes += busy(compared) + other_kernels(compared) + changed(compared)
     if predict:
         told = [(point.configuration, point.predicted_s, point.step_s) for _, point in fair]
         shown.notes += predictions.notes(predictions.source(predict), told)

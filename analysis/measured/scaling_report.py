@@ -11,6 +11,7 @@ from analysis.logs.record import Record
 from analysis.logs.verdict import describe_rule, judge, timed
 from analysis.measured import predictions
 from analysis.measured.fairness import (
+    busy,
     configuration,
     differences,
     named,
@@ -136,7 +137,8 @@ def _entry(
     found = against(*sides, kind, shared)
     crowded = record.oversubscribed or start.oversubscribed
     why = found.why or ("oversubscribed: ranks share cores" if crowded else "")
-    odd = "; ".join(filter(None, (not why and found.note, *other_kernels([start, record]))))
+    doubts = busy([r for r, _ in group]) + other_kernels([start, record])
+    odd = "; ".join(filter(None, (not why and found.note, *doubts)))
     return entry | {
         "speedup_vs_1gpu": found.speedup if start.gpus == 1 else None,
         "speedup_vs_baseline": found.speedup,

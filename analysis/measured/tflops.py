@@ -22,6 +22,7 @@ from analysis.measured.fairness import (
     ANY_COMMIT,
     CHANGED,
     UNSTATED,
+    busy,
     changed,
     configuration,
     differences,
@@ -116,7 +117,7 @@ def rows(
         row |= {"speedup": ratio.speedup, "efficiency": ratio.efficiency, "above": ratio.note}
         row["missing"] |= {key: ratio.why for key in throughput.MARKED if row[key] is None}
         row["notes"] = "; ".join(row["notes"] + doubts)
-        row["reasons"] += doubts
+        row["reasons"] += doubts + busy([record])
     return found
 
 
@@ -312,7 +313,7 @@ def of_records(
     shown.notes += [ANY_COMMIT] * any_commit
     if open_ := unstated(compared):
         shown.notes.append(UNSTATED + ", ".join(open_))
-    shown.notes += other_kernels(compared) + changed(compared)
+    shown.notes += busy(records) + other_kernels(compared) + changed(compared)
     if predict:
         told = [(configuration(r), row["predicted_s"], row["step_s"]) for r, row in pairs]
         shown.notes += predictions.notes(predictions.source(predict), told)

@@ -8,7 +8,7 @@ host. An operator's own time, without the operators that it calls, is what adds 
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def read_trace(path: Path) -> Trace:
     ranges = [e for e in ranges if not e["name"].startswith(_STEP)]
     kernels = [e for e in complete if e.get("cat") == "kernel"]
     tables = {
-        "nvtx_sum": _summed(((e["name"], e["dur"]) for e in ranges), "Range"),
+        "nvtx_sum": _summed(_covered(ranges), "Range"),
         "cuda_gpu_kern_sum": _summed(((e["name"], e["dur"]) for e in kernels), "Name"),
         "cpu_op_sum": _summed(_own_times(complete), "Name"),
     }
@@ -95,6 +95,17 @@ def _problem(event: dict[str, Any]) -> str:
 def _summed(durations: Iterable[tuple[str, float]], heading: str) -> list[Row]:
     """Rows of a table, from (name, microseconds)."""
     return summed(((name, 1, *3 * [1000 * us]) for name, us in durations), heading, "Instances")
+
+
+def _covered(events: list[dict[str, Any]]) -> Iterator[tuple[str, float]]:
+    """(name, microseconds that no earlier event of the name covers): ranges of one name that lie
+    inside each other, or in several threads at once, count as the time that they cover."""
+    ends: dict[str, float] = {}
+    for event in sorted(events, key=lambda e: e["ts"]):
+        name, end = event["name"], event["ts"] + event["dur"]
+        before = ends.get(name, event["ts"])
+        yield name, max(0.0, end - max(before, event["ts"]))
+        ends[name] = max(before, end)
 
 
 def _own_times(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
