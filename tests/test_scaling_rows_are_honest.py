@@ -86,12 +86,17 @@ def test_other_work_is_an_invalid_comparison(tmp_path, capsys, change, what):
 
 def test_a_failed_run_keeps_its_row_and_unverified_runs_say_so(tmp_path, capsys):
     write(tmp_path, facts("s", "ddp", engine="ddp"))
-    write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2), loss=[], fail="rank 1: out of memory")
+    write(
+        tmp_path,
+        facts("s", "ddp", engine="ddp", gpus=2),
+        loss=[],
+        fail="rank 1: CUDA out of memory",
+    )
     found = rows(capsys, tmp_path)
     assert found["ddp"]["parity"] == "equal"
     assert found["ddp-dp2"]["parity"] == "not verified"
     assert found["ddp-dp2"]["verdict"] == "OOM"
-    assert "rank 1: out of memory" in found["ddp-dp2"]["notes"]
+    assert "rank 1: CUDA out of memory" in found["ddp-dp2"]["notes"]
     assert found["ddp-dp2"]["step_s"] == ""
 
 
