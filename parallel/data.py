@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from models.errors import Parser, UsageError, command_line, warn
 from models.files import parse_json, shown
-from models.storage import publish, write_json
+from models.storage import own_crc32, publish, write_json
 from parallel.config.data_files import DEFAULT_FOLDER, HELD_OUT, SPLITS, aside_of, settle
 
 BYTE_VOCAB = 257  # 256 bytes and one end-of-document id
@@ -291,6 +291,7 @@ def _write(
         "sha256": {split: digest.hexdigest() for split, digest in hashes.items()},
         "source": [str(p) for p in inputs] or "the Python standard library's source",
     }
+    meta["crc32"] = own_crc32(meta)
     write_json(folder / "meta.json", meta)
     return meta
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from models.errors import UsageError
 from models.files import read_json_if_whole
-from models.storage import write_json
+from models.storage import own_crc32, write_json
 from parallel.config.data_files import Split, describe, settle
 from parallel.config.layout import Layout
 
@@ -153,11 +153,11 @@ def kept_scans(splits: dict[str, Tokens]) -> dict[str, tuple[int, str]]:
         state |= {"ctime_ns": about.st_ctime_ns, "inode": about.st_ino}
         if file not in kept:
             old = read_json_if_whole(_side_file(file))
-            kept[file] = old if old.get("file") == state else {}
+            whole = old.get("file") == state and old.pop("crc32", None) == own_crc32(old)
+            kept[file] = old if whole else {}
         name = f"{split}: {len(tokens.ids)} x {tokens.ids.dtype.str}"
         scan = kept[file].get(name)
-        scan = scan if isinstance(scan, dict) else {}
-        if {key: type(value) for key, value in scan.items()} != {"largest": int, "sha256": str}:
+        if scan is None:
             largest, sha256 = tokens.scan()
             scan = {"largest": largest, "sha256": sha256}
             kept[file] |= {"file": state, "new": True, name: scan}
@@ -166,7 +166,7 @@ def kept_scans(splits: dict[str, Tokens]) -> dict[str, tuple[int, str]]:
         if not scans.pop("new", False):
             continue
         try:
-            write_json(_side_file(file), scans)
+            write_json(_side_file(file), scans | {"crc32": own_crc32(scans)})
         except OSError as error:
             print(
                 f"parallel.train: cannot keep {_side_file(file)} ({error.strerror}): every run will"

@@ -164,8 +164,8 @@ def test_a_bare_file_is_read_whole_once_until_it_changes(tmp_path, monkeypatch, 
     assert token_files.load(path, 8, 7).train.sha256 != first.train.sha256
     assert scans == [950, 50] * 2
     kept = tmp_path / "bare.bin.scan.json"
-    strange = kept.read_text().replace("largest", "smallest")
-    for damaged in ('{"file": ', strange):  # read again
+    text = kept.read_text()
+    for damaged in ('{"file": ', text.replace('"largest": 6', '"largest": 9'), "[]"):  # read again
         scans.clear()
         kept.write_text(damaged)
         assert token_files.load(path, 8, 7) and scans == [950, 50]
@@ -260,6 +260,14 @@ def test_a_meta_json_that_cannot_be_is_refused_in_a_line(values, why, tmp_path, 
         token_files.load(folder, 8, 257)
     assert train.main(["--check", "--preset", "tiny", "--data", str(folder)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("values", [{"end_of_text": 250}, {"vocab_size": 200}])
+def test_a_meta_json_that_was_changed_is_refused(values, tmp_path):
+    data.prepare(tmp_path / "out", [corpus(tmp_path)])
+    damaged_meta(tmp_path / "out", **values)
+    with pytest.raises(UsageError, match="out/meta.json has changed since it was written"):
+        token_files.load(tmp_path / "out", 8, 257)
 
 
 def test_token_files_that_are_not_those_of_their_meta_json_are_refused(tmp_path):

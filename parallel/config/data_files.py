@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from models.errors import UsageError
 from models.files import parse_json, read_json, shown
-from models.storage import publish
+from models.storage import own_crc32, publish
 
 DEFAULT_FOLDER = "data/stdlib"
 HELD_OUT = 0.05  # the fraction of a bare file's tokens (or of documents) kept for validation
@@ -88,6 +88,10 @@ def training_tokens(data: str) -> int:
 def _prepared(folder: Path) -> Description:
     """A folder of parallel/data.py, whose files are of the sizes that meta.json states."""
     meta = read_json(folder / "meta.json")
+    if meta.get("crc32", own_crc32(meta)) != own_crc32(meta):  # earlier versions wrote none
+        raise UsageError(
+            f"{folder / 'meta.json'} has changed since it was written; prepare it again"
+        )
 
     def checked(name: str, value: Any, good: bool, wanted: str) -> Any:
         if not good:
