@@ -1,26 +1,19 @@
-"""What cannot be true, or cannot be compared, in published tables and in logs.
+"""What cannot be true in published tables, by their own numbers.
 
-    python -m analysis.audit FILE... [--gpu-type NAME] [--mapping HEADING=NAME]
-                             [--format text|json|github]
+    python -m analysis.audit PATH... [--mapping HEADING=COLUMN] [--fact COLUMN=VALUE]
+                             [--format text|json]
 
-One line per finding, `FILE:LINE: what is wrong, with the numbers`. It looks for: layouts that are
-not the number of GPUs; batches that do not multiply out; tokens/s or samples/s that do not follow
-from the batch and the seconds; TFLOPs or MFU whose FLOPs per token jump between rows of one
-model; more than a card's peak or memory; speedups and efficiencies that the table's own times do
-not give; a row in another unit; equal results of different configurations; a "best" row that is
-not; totals and shares that do not sum; results above their own ideal or bound; sentences that the
-tables beside them contradict; the same evidence in two files; a mean over ranks given as the time
-that the slowest rank decides; a wall clock that holds more than the training; different commits
-compared; identical configurations far apart; and runs that never took an optimizer step. What a
-table does not say is not held against it, and rounding never is: each tolerance is what the
-printed digits leave open.
+PATH is a table in CSV, TSV, Markdown or HTML, or a folder of these. One line a finding:
+`FILE:LINE: what is printed, but what follows`. What must hold is a list of identities
+(analysis/published/identities.py): GPUs of the layout, batches, rates, FLOPs per token, MFU, peaks,
+speedups, efficiencies, sums, repeats, equal results. Printed digits are intervals.
 
-A table is Markdown, HTML or CSV. The meaning of each column is guessed from its heading and printed
-on stderr; so are the columns in which twice the number would not be noticed. Where a guess is
-wrong: `--mapping "Rate=tokens_per_s/gpu"`, `--mapping "Took=step_s:0.001"` (a factor to our unit:
-seconds, tokens/s, TFLOP/s, GB), `--mapping "Size=-"` (not used).
+On stderr: each heading that is not known, each table in which nothing could be checked, and each
+file that cannot be read. --mapping says what a heading means; --fact states for every row what the
+text beside the table says, as seq_len=1024 or gpu_type=H100.
 
-Exits 0 without findings, 1 with, 2 when nothing could be read or a FILE does not exist.
+Exits 0 where all was checked and nothing found, 1 where something was found, and 2 where nothing
+was found, but a table or file could not be checked.
 """
 
 if not __package__:
@@ -39,49 +32,40 @@ from models.errors import Parser, UsageError, command_line, warn
 def main(argv: list[str] | None = None) -> int:
     """Print the findings."""
     parser = Parser(prog="python -m analysis.audit", description=__doc__)
-    parser.add_argument(
-        "paths", nargs="+", type=Path, metavar="FILE", help="a table (Markdown, HTML, CSV) or a log"
-    )
-    parser.add_argument("--gpu-type", metavar="NAME", help="the card, where the tables do not say")
-    parser.add_argument(
-        "--mapping",
-        action="append",
-        default=[],
-        metavar="HEADING=NAME",
-        help="what a heading means: a name as printed on stderr, /gpu for of one GPU, :FACTOR",
-    )
-    parser.add_argument(
-        "--format",
-        choices=("text", "json", "github"),
-        default="text",
-        help="how to print (default: text); github: annotations of a workflow",
-    )
-    given = parser.parse_args(argv)
-    if wrong := [text for text in given.mapping if "=" not in text.strip("= ")]:
-        raise UsageError(f"--mapping {wrong[0]}: write HEADING=NAME")
-    mapping = dict(text.rsplit("=", 1) for text in given.mapping)
-    says: list[str] = []
-    found, refused, checked = audit_paths(given.paths, given.gpu_type, mapping, says)
-    for line in says:
-        warn("analysis.audit", f"columns: {line}")
-    for line in refused:
+    add = parser.add_argument
+    add("paths", nargs="+", type=Path, metavar="PATH", help="a table, or a folder of tables")
+    words = "what a heading means (docs/audit.md lists the columns); again for another heading"
+    add("--mapping", action="append", default=[], metavar="HEADING=COLUMN", help=words)
+    words = "what is true of every row; again for another column"
+    add("--fact", action="append", default=[], metavar="COLUMN=VALUE", help=words)
+    add("--format", choices=("text", "json"), default="text", help="default: text")
+    arguments = parser.parse_args(argv)
+    mapping = _pairs("--mapping", arguments.mapping)
+    audit = audit_paths(arguments.paths, mapping, _pairs("--fact", arguments.fact))
+    for line in [*audit.unread, *audit.refused]:
         warn("analysis.audit", line)
-    if not checked:
-        return 2
-    if given.format == "json":
-        show_objects([asdict(finding) for finding in found])
-    elif given.format == "github":
-        for finding in found:
-            print(finding.annotation())
+    if arguments.format == "json":
+        show_objects([asdict(finding) for finding in audit.findings])
     else:
-        for finding in found:
+        for finding in audit.findings:
             print(finding)
-        if not found:
-            count = sum(checked.values())
-            rows = "row of a table or log" if count == 1 else "rows of tables and logs"
-            print(f"{count} {rows} checked, nothing found" if count else "nothing to audit")
-    gone = any(not path.exists() for path in given.paths)  # a misspelt name must not pass a check
-    return 1 if found else 2 * gone
+        rows = sum(audit.checked.values())
+        if not audit.findings and rows:
+            print(f"{rows} rows checked, nothing found")
+    if audit.findings:
+        return 1
+    return 2 if audit.has_gaps or not audit.checked else 0
+
+
+def _pairs(flag: str, texts: list[str]) -> dict[str, str]:
+    """`A=B` as A -> B; A may have = in it."""
+    pairs = {}
+    for text in texts:
+        name, sign, value = text.rpartition("=")
+        if not (sign and name.strip() and value.strip()):
+            raise UsageError(f"{flag} {text}: write {flag} A=B")
+        pairs[name] = value.strip()
+    return pairs
 
 
 if __name__ == "__main__":

@@ -127,10 +127,10 @@ def _rehearsals(arguments: list[str]) -> str:
 def _audit(arguments: list[str]) -> str:
     from analysis.published.audit import audit_paths
 
-    found, refused, _ = audit_paths(_given("audit", arguments).paths)
-    if refused:
-        raise UsageError("; ".join(refused))
-    lines = [str(f).replace(f"{ROOT}/", "") for f in found]
+    audit = audit_paths(_given("audit", arguments).paths)
+    if audit.has_gaps:
+        raise UsageError("; ".join([*audit.refused, *audit.unread]))
+    lines = [str(finding).replace(f"{ROOT}/", "") for finding in audit.findings]
     return "".join(f"- {line}\n" for line in lines) or "- nothing\n"
 
 

@@ -12,17 +12,17 @@ stands alone, no table can show that it is wrong. Prints one line a kind.
 """
 
 import csv
-import io
 import random
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from analysis.published.any_table import tables_of
-from analysis.published.finding import Finding
-from analysis.published.rules import findings_of
+from analysis.published.audit import audit_paths
+from analysis.published.checks import Finding
+from analysis.published.read_tables import meaning
 from models.errors import Parser, UsageError, command_line
 
 NEEDED = ("gpus", "tp", "pp", "dp", "seq_len", "global_batch", "step_s")
@@ -31,19 +31,14 @@ Table = list[dict[str, str]]
 
 
 def audit(rows: Table, name: str) -> list[Finding]:
-    """What the rules find in rows."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return [f for table in tables_of(Path(name), text.getvalue(), {}) for f in findings_of(table)]
-
-
-def columns_of(rows: Table, name: str) -> dict[str, str]:
-    """Our name of a column -> its heading."""
-    text = ",".join(rows[0]) + "\n" + ",".join("1" for _ in rows[0])
-    (table,) = tables_of(Path(name), text, {})
-    return {what.name: heading for heading, what in table.columns.items()}
+    """What the audit finds in rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        return audit_paths([path]).findings
 
 
 def _moved(text: str, factor: float) -> str:
@@ -95,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
     for path in given.files:
         with path.open(newline="", encoding="utf-8") as lines:
             rows = list(csv.DictReader(lines))
-        names = columns_of(rows, path.name)
+        names = {meaning(heading, {}): heading for heading in rows[0]}
         audited += len(rows)
         if found := audit(rows, path.name):
             alarms += len(found)

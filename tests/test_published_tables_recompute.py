@@ -7,7 +7,7 @@ import re
 import pytest
 
 from analysis.published import recomputed
-from analysis.published.documents import parse, recompute_tflops
+from analysis.published.documents import recompute_tflops, tables_in
 from analysis.tables import main
 from models.config import PRESETS, GPTConfig
 from models.flops import CONVENTIONS
@@ -109,7 +109,7 @@ def test_recompute_does_what_the_perl_did_on_every_row_that_it_knew(capsysbinary
             assert after.split() == f"{match[1]} | {perl} {match[6]}".split()
     assert known == 58
     assert sum(a != b for a, b in zip(old, new, strict=True)) == 6
-    assert len(parse("\n".join(new)).tables) == len(parse("\n".join(old)).tables) == 17
+    assert len(tables_in("\n".join(new))) == len(tables_in("\n".join(old))) == 17
 
 
 def test_recompute_writes_in_place_or_says_why_not(tmp_path, capsys):

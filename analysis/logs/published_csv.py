@@ -12,7 +12,7 @@ import csv
 import math
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from models.errors import UsageError
@@ -100,13 +100,12 @@ class Row:
 
 @dataclass
 class PublishedTable:
-    """A table of a document: its headings' line, rows, and the section that it stands in."""
+    """A table of a document: its headings' line, its columns by our names, and its rows."""
 
     line_no: int
     columns: list[str]
     rows: list[Row]
-    section: str = ""
-    section_lines: tuple[int, int] = (1, 1)  # first and last line of the section
+    headings: list[str] = field(default_factory=list)  # of the columns, as they are printed
 
 
 def unique(name: str, taken: list[str]) -> str:
@@ -115,7 +114,9 @@ def unique(name: str, taken: list[str]) -> str:
     return name if count == 1 else f"{name}#{count}"
 
 
-def read_csv(path: Path, needed: tuple[str, ...] = ("gpus",)) -> PublishedTable:
+def read_csv(
+    path: Path, needed: tuple[str, ...] = ("gpus",), delimiter: str = ","
+) -> PublishedTable:
     """Read a CSV of measurements; empty lines are skipped.
 
     Raises:
@@ -123,9 +124,10 @@ def read_csv(path: Path, needed: tuple[str, ...] = ("gpus",)) -> PublishedTable:
     """
     try:
         with check_ends(path).open(newline="", encoding="utf-8", errors="replace") as lines:
-            reader = csv.reader(lines, strict=True)
+            reader = csv.reader(lines, delimiter=delimiter, strict=True)
             columns: list[str] = []
-            for heading in next(reader, ()):
+            headings = next(reader, [])
+            for heading in headings:
                 columns.append(unique(column_name(heading), columns))
             if not columns:
                 raise UsageError(f"{path}: empty file")
@@ -147,7 +149,7 @@ def read_csv(path: Path, needed: tuple[str, ...] = ("gpus",)) -> PublishedTable:
         raise UsageError(f"{path}: no CSV: {error}") from error
     for row in rows:
         _move_remarks(row)
-    return PublishedTable(1, columns, rows)
+    return PublishedTable(1, columns, rows, headings)
 
 
 def _move_remarks(row: Row) -> None:

@@ -5,30 +5,22 @@ rewritten and nothing else.
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from itertools import pairwise
 
 from analysis.logs.published_csv import Cell, PublishedTable, Row, column_name, number, unique
 from models.errors import UsageError
 from models.flops import stated_size_tflops
 
 
-@dataclass
-class Document:
-    """A Markdown file: its lines, its tables, and its prose (lines outside of code fences)."""
-
-    source: str
-    lines: list[str]
-    tables: list[PublishedTable] = field(default_factory=list)
-    prose: list[tuple[int, str]] = field(default_factory=list)
-    headings: list[tuple[int, int, str]] = field(default_factory=list)  # line, level, text
-
-
 def cells_of(line: str) -> list[Cell]:
     """The cells of a table line: text between unescaped bars, stripped, with their places."""
     bars = [m.start() for m in re.finditer(r"(?<!\\)\|", line)]
+    if line[: bars[0]].strip():  # no bar at the line's begin, none at its end
+        bars.insert(0, -1)
+    if line[bars[-1] + 1 :].strip():
+        bars.append(len(line))
     cells = []
-    for left, right in zip(bars, bars[1:], strict=False):
+    for left, right in pairwise(bars):
         inside = line[left + 1 : right]
         stripped = inside.strip()
         start = left + 1 + (len(inside) - len(inside.lstrip())) if stripped else left + 1
@@ -36,45 +28,37 @@ def cells_of(line: str) -> list[Cell]:
     return cells
 
 
-_RULE = re.compile(r"^\s*\|(?:\s*:?-+:?\s*\|)+\s*$")
+_RULE = re.compile(r"^\s*(?=.*\|)\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$")
 
 
-def parse(text: str, source: str = "") -> Document:
-    """Read a Markdown document."""
-    document = Document(source, text.split("\n"))
+def tables_in(text: str) -> list[PublishedTable]:
+    """The tables of a Markdown document outside of code fences."""
+    outside: dict[int, str] = {}  # of code fences
     fenced = False
-    for line_no, line in enumerate(document.lines, start=1):
+    for line_no, line in enumerate(text.split("\n"), start=1):
         if line.lstrip().startswith("```"):
             fenced = not fenced
         elif not fenced:
-            document.prose.append((line_no, line.rstrip("\r")))
-            if match := re.match(r"^(#{1,6}) +(.*)", line):
-                document.headings.append((line_no, len(match[1]), match[2].strip()))
-    outside = dict(document.prose)
-    for line_no, line in document.prose:
-        if _RULE.match(line) and "|" in outside.get(line_no - 1, ""):
-            document.tables.append(_table(document, outside, line_no - 1))
-    return document
+            outside[line_no] = line.rstrip("\r")
+    return [
+        _table(outside, line_no - 1)
+        for line_no, line in outside.items()
+        if _RULE.match(line) and "|" in outside.get(line_no - 1, "")
+    ]
 
 
-def _table(document: Document, outside: dict[int, str], heading_line: int) -> PublishedTable:
+def _table(outside: dict[int, str], heading_line: int) -> PublishedTable:
+    headings = [cell.text for cell in cells_of(outside[heading_line])]
     columns: list[str] = []
-    for cell in cells_of(outside[heading_line]):
-        columns.append(unique(column_name(cell.text), columns))
+    for heading in headings:
+        columns.append(unique(column_name(heading), columns))
     rows, line_no = [], heading_line + 2
-    while outside.get(line_no, "").lstrip().startswith("|"):
+    while "|" in outside.get(line_no, ""):
         cells = cells_of(outside[line_no])
         if any(cell.text for cell in cells):
             rows.append(Row(line_no, dict(zip(columns, cells, strict=False))))
         line_no += 1
-    first, last, title = 1, len(document.lines), ""
-    for at, level, text in document.headings:
-        if at < heading_line:
-            first, title, own = at, text, level
-        elif title and level <= own:
-            last = at - 1
-            break
-    return PublishedTable(heading_line, columns, rows, title, (first, last))
+    return PublishedTable(heading_line, columns, rows, headings)
 
 
 def recompute_tflops(text: str, seq_len: int = 1024) -> str:
@@ -87,9 +71,9 @@ def recompute_tflops(text: str, seq_len: int = 1024) -> str:
     Raises:
         UsageError: there is no table with these columns.
     """
-    document = parse(text)
+    lines = text.split("\n")
     needed = {"gpus", "params_b", "global_batch", "step_s", "tflops"}
-    tables = [table for table in document.tables if needed <= set(table.columns)]
+    tables = [table for table in tables_in(text) if needed <= set(table.columns)]
     if not tables:
         raise UsageError("no table with GPUs, size, GBS, seconds (Speed) and TFLOPs columns")
     for table in tables:
@@ -98,9 +82,9 @@ def recompute_tflops(text: str, seq_len: int = 1024) -> str:
             cell = row.cells.get("tflops")
             if computed is None or cell is None or number(cell.text) is None:
                 continue
-            line = document.lines[row.line_no - 1]
-            document.lines[row.line_no - 1] = _replace(line, cell, f"{computed:.1f}")
-    return "\n".join(document.lines)
+            line = lines[row.line_no - 1]
+            lines[row.line_no - 1] = _replace(line, cell, f"{computed:.1f}")
+    return "\n".join(lines)
 
 
 def _replace(line: str, cell: Cell, new: str) -> str:
@@ -122,12 +106,3 @@ def row_tflops(
     if not (gpus and size and batch and step_s and seq_len):
         return None
     return stated_size_tflops(size * 1e9, batch * seq_len, step_s, gpus, recompute)
-
-
-def find(document: Document, pattern: str, lines: tuple[int, int] | None = None) -> Iterator:
-    """(line number, match) of `pattern` in the prose, within `lines` where given."""
-    first, last = lines or (1, len(document.lines))
-    for line_no, line in document.prose:
-        if first <= line_no <= last:
-            for match in re.finditer(pattern, line):
-                yield line_no, match

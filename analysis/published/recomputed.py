@@ -22,7 +22,7 @@ from analysis.planner.calibration import load_calibration
 from analysis.planner.fitting import MAX_ROWS
 from analysis.planner.rows import read_rows
 from analysis.planner.validate import validate_time
-from analysis.published.audit import audit_csv
+from analysis.published.audit import audit_paths
 from analysis.published.documents import row_tflops
 from models.config import PRESETS, GPTConfig
 from models.errors import UsageError
@@ -167,7 +167,7 @@ def jean_zay(first: int, last: int) -> Table:
     """
     source = read_csv(FOLDER / JEAN_ZAY)
     findings = defaultdict(list)
-    for finding in audit_csv(FOLDER / JEAN_ZAY)[0]:
+    for finding in audit_paths([FOLDER / JEAN_ZAY]).findings:
         if finding.kind != "repeats":  # of several rows: the function `repeats` lists them
             findings[finding.line].append(finding.message)
     chosen = [row for row in source.rows if first <= _line(row) <= last]

@@ -1,0 +1,326 @@
+"""The rules of identities.py over the rows of one table."""
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple
+
+from analysis.logs.published_csv import column_name
+from analysis.published.identities import (
+    BOUNDS,
+    DERIVED,
+    FAR_APART,
+    IDENTITIES,
+    RESULTS,
+    SAME,
+    SHARP,
+    SPEEDS,
+    WHOLE,
+    Identity,
+    Same,
+)
+from analysis.published.intervals import Interval, Value, agreement, read_value, tolerance
+from analysis.published.read_tables import REMARKS, Line
+from models.errors import printable
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: where it stands, its kind, the sentence with the numbers; of a
+    cell, its heading and what is printed."""
+
+    file: str
+    line: int
+    kind: str
+    message: str
+    column: str = ""
+    printed: str = ""
+
+    def __str__(self) -> str:
+        return printable(f"{self.file}:{self.line}: {self.message}")
+
+
+class Checked(NamedTuple):
+    """What is wrong in a table, and the lines in which something could be checked."""
+
+    findings: list[Finding]
+    lines: set[int]
+
+
+def check(rows: list[Line]) -> Checked:
+    """Every rule over the rows of one table; the first finding about a cell stands."""
+    lines: set[int] = set()
+    findings = [
+        *_identities(rows, lines),
+        *_whole_numbers(rows, lines),
+        *_bounds(rows),
+    ]
+    doubtful = {finding.line for finding in findings}
+    for row in rows:
+        _derive(row)
+    sound = [row for row in rows if row.line_no not in doubtful]
+    findings += [*_same(sound, lines), *_sums(rows, lines)]
+    findings += [*_equal(rows), *_repeats(rows), *_commits(rows)]
+    first: dict[tuple[int, str], Finding] = {}
+    for finding in findings:
+        first.setdefault((finding.line, finding.column), finding)
+    return Checked(sorted(first.values(), key=lambda finding: finding.line), lines)
+
+
+def _of_cell(row: Line, value: Value, kind: str, words: str) -> Finding:
+    message = f"{value.heading} {value.text}, but {words}"
+    return Finding(row.file, row.line_no, kind, message, value.heading, value.text)
+
+
+def figure(number: float) -> str:
+    """A number in a sentence: a whole one as it is (2,097,152), else four digits."""
+    if abs(number - round(number)) <= 1e-9 * abs(number) or abs(number) >= 1e4:
+        return f"{number:,.0f}"
+    return f"{number:.4g}"
+
+
+class Result(NamedTuple):
+    """What an expression makes of a row: its interval, its value of the printed numbers, and the
+    words that show them."""
+
+    interval: Interval
+    number: float
+    words: str
+
+
+def evaluate(row: Line, expression: str) -> Result | None:
+    """An expression of columns, numbers, `*` and `/`; None where the row lacks a column."""
+    interval, number, words = Interval(1.0, 1.0), 1.0, ""
+    for sign, name in re.findall(r"([*/]?) ?(\w+)", expression):
+        operand = row.operand(name)
+        if operand is None:
+            return None
+        if sign == "/":
+            interval, number = interval.over(operand.interval), number / operand.number
+        else:
+            interval, number = interval.times(operand.interval), number * operand.number
+        shown = operand.text if name.isdecimal() else f"{name} {operand.text}"
+        if words and operand.text:
+            words += f" / {shown}" if sign == "/" else f" x {shown}"
+        elif operand.text:
+            words = shown
+    return Result(interval, number, words)
+
+
+class Case(NamedTuple):
+    """A row, its printed value, the right side that it meets best, and by what share it misses."""
+
+    row: Line
+    value: Value
+    result: Result
+    miss: float
+
+
+def _identities(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
+    for identity in IDENTITIES:
+        cases = [case for row in rows if (case := _case(row, identity))]
+        if not cases:
+            continue
+        lines |= {case.row.line_no for case in cases}
+        allowed = max(identity.slack, tolerance([case.miss for case in cases]))
+        for row, value, result, miss in cases:
+            if miss > allowed:
+                words = f"{result.words} = {figure(result.number)}"
+                yield _of_cell(row, value, identity.kind, words)
+
+
+def _case(row: Line, identity: Identity) -> Case | None:
+    value, formula = row.values.get(identity.left), row.words.get("formula", "")
+    if identity.formula and ("estimate" in formula or identity.formula.lower() not in formula):
+        return None
+    results = [result for right in identity.right if (result := evaluate(row, right))]
+    if value is None or not results:
+        return None
+    best = min(results, key=lambda result: value.interval.misses(result.interval))
+    return Case(row, value, best, value.interval.misses(best.interval))
+
+
+def _whole_numbers(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
+    for kind, expression, without in WHOLE:
+        left = expression.split()[0]
+        for row in rows:
+            result = evaluate(row, expression)
+            if result is None or without in row.values:
+                continue
+            lines.add(row.line_no)
+            if result.number % 1:
+                words = f"{result.words} = {figure(result.number)}, no whole number"
+                yield _of_cell(row, row.values[left], kind, words)
+
+
+def _bounds(rows: list[Line]) -> Iterator[Finding]:
+    for bound in BOUNDS:
+        for row in rows:
+            value, most = row.values.get(bound.left), evaluate(row, bound.right)
+            if value and most and value.interval.low > most.interval.high * (1 + bound.slack):
+                yield _of_cell(row, value, bound.kind, f"at most {most.words} is possible")
+
+
+def _derive(row: Line) -> None:
+    """Fill in what a row does not print, from what it prints."""
+    for name, expression in DERIVED:
+        result = evaluate(row, expression)
+        if name not in row.values and result:
+            row.values[name] = Value(result.number, result.interval, "", figure(result.number))
+
+
+def _same(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
+    for same in SAME:
+        groups: dict[tuple, list[tuple[Line, Result]]] = defaultdict(list)
+        for row in rows:
+            if result := evaluate(row, same.expression):
+                groups[tuple(row.fact(name) for name in same.group)].append((row, result))
+        for members in groups.values():
+            yield from _odd_ones(same, members, lines)
+
+
+def _odd_ones(same: Same, members: list[tuple[Line, Result]], lines: set[int]) -> Iterator[Finding]:
+    """The rows of a group that most rows contradict. Two rows have no majority; where one of them
+    has speedup or efficiency 1, it is the baseline, and decides."""
+    left = same.expression.split()[0]
+    point, held = agreement([result.interval for _, result in members], same.slack)
+    if len(members) == 2 and same.kind in ("speedup", "efficiency"):
+        bases = [n for n, (row, _) in enumerate(members) if row.values[left].number == 1]
+        if len(bases) != 1:
+            return
+        if len(held) < 2:
+            point, held = members[bases[0]][1].interval.middle, set(bases)
+    elif len(members) < 3 or 2 * len(held) <= len(members):
+        return
+    lines |= {row.line_no for row, _ in members}
+    for n, (row, result) in enumerate(members):
+        if n not in held:
+            words = (
+                f"{same.expression} is {figure(result.number)}, in {len(held)} of"
+                f" {len(members)} rows {figure(point)}"
+            )
+            yield _of_cell(row, row.values[left], same.kind, words)
+
+
+_TOTAL = re.compile(r"(?i)^\W*(?:grand )?(?:total|sum)s?\W*$")
+
+
+class Total(NamedTuple):
+    """A cell that is called a total, and the numbers that it should be the sum of."""
+
+    row: Line
+    value: Value | None
+    parts: list[Value | None]
+
+
+def _sums(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
+    """A row called total is the sum of the rows above it, back to the total before; a column called
+    total is the sum of all columns of numbers before it."""
+
+    def number(row: Line, heading: str) -> Value | None:
+        return read_value(row.cells[heading], heading, 1.0, {})
+
+    headings = list(rows[0].cells) if rows else []
+    above: list[Line] = []
+    for row in rows:
+        if _TOTAL.match(row.cells[headings[0]]):
+            totals = [Total(row, number(row, h), [number(r, h) for r in above]) for h in headings]
+            yield from _wrong_totals(totals, lines)
+            above = []
+        else:
+            above.append(row)
+    for at, heading in enumerate(headings):
+        if _TOTAL.match(heading):
+            before = [h for h in headings[:at] if all(number(row, h) for row in rows)]
+            totals = [Total(r, number(r, heading), [number(r, h) for h in before]) for r in rows]
+            yield from _wrong_totals(totals, lines)
+
+
+def _wrong_totals(totals: list[Total], lines: set[int]) -> Iterator[Finding]:
+    """Totals that are not the sum of their parts, where most of the totals are."""
+    wrong, right = [], 0
+    for row, value, parts in totals:
+        if value is None or None in parts or len(parts) < 2:
+            continue
+        made = sum(part.number for part in parts)
+        slack = sum(part.number - part.interval.low for part in [*parts, value])
+        if abs(made - value.number) <= slack + 1e-9:
+            right += 1
+            lines.add(row.line_no)
+        elif value.number > max(part.number for part in parts):
+            words = f"its {len(parts)} parts sum to {figure(made)}"
+            wrong.append(_of_cell(row, value, "sum", words))
+    if len(wrong) <= right:
+        yield from wrong
+
+
+def _configuration(row: Line, without: Collection[str]) -> dict[str, str]:
+    """What a row is: heading -> text of every cell but results and the columns `without`."""
+    results = {row.values[name].heading for name in RESULTS if name in row.values}
+    return {
+        heading: text
+        for heading, text in row.cells.items()
+        if heading not in results and column_name(heading) not in without
+    }
+
+
+def _equal(rows: list[Line]) -> Iterator[Finding]:
+    """Different configurations do not print equal results."""
+    groups: dict[tuple[tuple[str, str], ...], list[Line]] = defaultdict(list)
+    for row in rows:
+        printed = [(name, row.values[name]) for name in SPEEDS if name in row.values]
+        key = tuple((name, value.text) for name, value in printed if value.heading)
+        low, high = printed[0][1].interval if key else (1.0, 2.0)
+        if high / low - 1 <= min(SHARP, 1 / len(rows) ** 2):  # more digits than chance repeats
+            groups[key].append(row)
+    remarks = (*REMARKS, "table", "commit", "tflops_formula")
+    for key, members in groups.items():
+        for first, other in combinations(members, 2):
+            before, after = _configuration(first, remarks), _configuration(other, remarks)
+            differ = [heading for heading in before if before[heading] != after.get(heading)]
+            if differ:
+                words = (
+                    f"line {first.line_no} differs ({', '.join(differ[:3])}) and has equal results"
+                )
+                yield _of_cell(other, other.values[key[0][0]], "equal", words)
+
+
+# Of a remark, what is no setting: numbers of runs, files, dates, and a transcriber's LINT.
+_NO_SETTING = re.compile(
+    r"LINT[^;]*|\bID [\d.]+|(?i:log file name).*|\b(?:\d{4}-)?\d{2}-\d{2}\b|[; ]+$"
+)
+
+
+def _repeats(rows: list[Line]) -> Iterator[Finding]:
+    """Rows that differ in nothing but what was measured do not differ much in that."""
+    groups: dict[tuple, list[Line]] = defaultdict(list)
+    remarks = [name for name in REMARKS if name not in ("notes", "remarks")]
+    for row in rows:
+        if "step_s" in row.values:
+            texts = _configuration(row, [*remarks, "table"]).values()
+            groups[tuple(_NO_SETTING.sub("", text) for text in texts)].append(row)
+    for members in groups.values():
+        times = [row.values["step_s"].number for row in members]
+        if max(times) > FAR_APART * min(times):
+            row, at = members[0], ", ".join(str(row.line_no) for row in members)
+            words = (
+                f"identical configurations took {', '.join(map(figure, times))} s (lines {at}):"
+                f" the slowest is {max(times) / min(times):.2f} times the fastest"
+            )
+            yield Finding(row.file, row.line_no, "repeats", words, row.values["step_s"].heading)
+
+
+def _commits(rows: list[Line]) -> Iterator[Finding]:
+    """The rows of one published table (the column `table`) were measured on one commit."""
+    groups: dict[str, dict[str, Line]] = defaultdict(dict)
+    for row in rows:
+        commit = row.words.get("commit", "")[:7]
+        if commit and any(name in row.values for name in RESULTS):
+            groups[row.words.get("table", "")].setdefault(commit, row)
+    for members in groups.values():
+        if len(members) > 1:
+            row = next(iter(members.values()))
+            words = f"runs of different commits are compared: {', '.join(members)}"
+            yield Finding(row.file, row.line_no, "commits", words, "commit")

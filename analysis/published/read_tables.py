@@ -1,0 +1,271 @@
+"""Tables of CSV, Markdown and HTML files as rows of our columns; KNOWN lists the headings."""
+
+import re
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import NamedTuple
+
+from analysis.logs.published_csv import Cell, PublishedTable, Row, column_name, read_csv, unique
+from analysis.published.documents import tables_in
+from analysis.published.intervals import BILLIONS, SECONDS, Interval, Value, read_value
+from models.errors import UsageError
+from models.files import check_ends
+from models.gpus import usual_gpu
+
+SUFFIXES = (".csv", ".tsv", ".md", ".markdown", ".html", ".htm")
+
+# Our column -> headings of others; case, spaces and punctuation but % do not count.
+KNOWN = {
+    "gpus": "# gpus; gpu count; number of gpus; total gpus; world size; devices; num devices",
+    "nodes": "nodes; # nodes; num nodes; number of nodes; hosts",
+    "gpus_per_node": "gpus per node; gpus/node",
+    "tp": "tp size; tensor parallel; tensor parallelism; tensor parallel size",
+    "pp": "pp size; pipeline parallel; pipeline parallelism; pipeline parallel size",
+    "dp": "dp size; data parallel; data parallelism; data parallel size",
+    "cp": "cp size; context parallel; context parallel size",
+    "ep": "ep; ep size; expert parallel; expert parallel size",
+    "micro_batch": "micro batch size; micro-batch",
+    "gas": "ga; gradient accumulation; gradient accumulation steps; grad accum steps",
+    "global_batch": "global batch size; total batch size",
+    "seq_len": "sequence length; seq length; context length",
+    "layers": "layers; # layers; num layers; number of layers",
+    "hidden": "hidden; hidden size; d model",
+    "heads": "heads; attention heads; num heads",
+    "ffn": "ffn; ffn size; ffn hidden size",
+    "vocab": "vocab; vocab size; vocabulary size",
+    "steps": "steps; train steps; optimizer steps; iterations",
+    "params_b": "params; parameters; model size (b); # params (b); params (b); parameters (b)",
+    "step_s": "step time; step time (s); s/step; sec/step; seconds per step; s/iteration;"
+    " iteration time; iteration time (s); sec/iter; time per iteration (s); time per step (s)",
+    "step_ms": "step time (ms); ms/step; ms/iter; iteration time (ms); time per step (ms);"
+    " elapsed time per iteration (ms)",
+    "tokens_per_s": "tokens/s (global); total tokens/s; global tokens/s; tokens/s (total)",
+    "tokens_per_s_gpu": "tokens/s/gpu; tokens/gpu/s; tokens per second per gpu; tgs;"
+    " tokens/sec/gpu; tok/s/gpu; throughput (tokens/s/gpu); tps/gpu; tokens_per_s_per_gpu",
+    "tokens_per_s_some": "tokens/s; tokens/sec; tok/s; tokens per second; throughput (tokens/s);"
+    " throughput (tok/s); tps; throughput in tokens per second",
+    "samples_per_s": "samples/s; samples/sec; samples per second; sequences/s; seq/s",
+    "tflops": "tflop/s; tflop/s/gpu; tflops/gpu; tflops/s/gpu; achieved tflops; tflop/s per gpu;"
+    " model tflop/s/gpu; model tflops/gpu",
+    "mfu": "mfu; model flops utilization",
+    "mfu_pct": "mfu %; mfu (%); mfu pct; model flops utilization (%)",
+    "memory_gb": "memory (gb); peak memory (gb); memory (gib); memory/gpu (gb); peak gb",
+    "efficiency_pct": "efficiency (%); scaling efficiency (%); efficiency pct",
+    "tokens": "tokens; trained tokens; total tokens",
+    "wall_s": "time_s; time s; wall clock (s); wall time (s)",
+    "gpu_type": "gpu; gpu type; accelerator; hardware; device type",
+    "precision": "precision; dtype; data type",
+    "model": "model; model name; workload",
+    "formula": "tflops formula; formula; convention",
+    "commit": "commit; revision",
+    "cluster": "cluster; system",
+    "table": "table",
+}
+FACTORS = {"step_ms": ("step_s", 1e-3), "mfu_pct": ("mfu", 1e-2)}
+FACTORS |= {"efficiency_pct": ("efficiency", 1e-2)}
+WORDS = ("gpu_type", "precision", "model", "formula", "commit", "cluster", "table", "recompute")
+COUNTS = (
+    *("gpus", "nodes", "gpus_per_node", "tp", "pp", "dp", "cp", "ep", "micro_batch", "gas"),
+    *("global_batch", "seq_len", "layers", "hidden", "heads", "ffn", "vocab", "steps"),
+)
+# Columns that say nothing of what a row is, or what was measured.
+REMARKS = (
+    *("id", "source", "date", "status", "notes", "remarks", "inferred", "lint", "line", "name"),
+    *("run", "log", "format", "link", "url", "file", "path", "warm_up", "gradients"),
+)
+NAMES = (*dict.fromkeys([*KNOWN, "recompute", "speedup", "efficiency", "gpu_memory_gb"]),)
+
+
+SAME_RATE = 0.02  # closer rates are one; of one GPU and of all they are far apart
+
+
+def _plain(heading: str) -> str:
+    return "".join(re.findall(r"[a-z0-9%]+", re.sub(r"<[^>]*>", " ", heading.lower())))
+
+
+_BY_HEADING = {_plain(h): name for name, known in KNOWN.items() for h in known.split(";")}
+
+
+def meaning(heading: str, mapping: dict[str, str]) -> str:
+    """Our column of a heading, or "" where it is not known; `mapping`: what the user says."""
+    if (name := mapping.get(heading.strip().lower())) is not None:
+        return name
+    if heading in NAMES:
+        return heading
+    if "b/s" in heading.lower():
+        return ""  # GB/s, not GBS
+    if name := _BY_HEADING.get(_plain(heading)):
+        return name
+    if "%" in heading:
+        return ""
+    name = column_name(heading)
+    return name if name in NAMES else ""
+
+
+@dataclass
+class Line:
+    """One row: what it states in our columns, and the text of each of its cells by heading."""
+
+    file: str
+    line_no: int
+    values: dict[str, Value]
+    words: dict[str, str]
+    cells: dict[str, str]
+
+    def operand(self, name: str) -> Value | None:
+        """A column's value, or a number's own; cp and ep are 1 where they are not stated."""
+        if name in ("cp", "ep") and self.fact(name) in ("", 1):
+            return Value(1.0, Interval(1.0, 1.0), "", "")
+        if name.isdecimal():
+            number = float(name)
+            return Value(number, Interval(number, number), "", name)
+        return self.values.get(name)
+
+    def fact(self, name: str) -> object:
+        return self.values[name].number if name in self.values else self.words.get(name, "")
+
+
+class RunTable(NamedTuple):
+    """A table whose rows are runs: what its headings mean, and those that were not read."""
+
+    where: str
+    columns: dict[str, str]  # heading -> our column
+    unread: list[str]
+    rows: list[Line]
+
+
+def run_tables(path: Path, mapping: dict[str, str], facts: dict[str, str]) -> list[RunTable]:
+    """The tables of a file. `facts`: what is true of every row that does not state it.
+
+    Raises:
+        UsageError: the file cannot be read, or is none of the formats.
+    """
+    return [_understood(str(path), table, mapping, facts) for table in _tables(path)]
+
+
+def _tables(path: Path) -> list[PublishedTable]:
+    suffix = path.suffix.lower()
+    if suffix in (".csv", ".tsv"):
+        return [read_csv(path, needed=(), delimiter="\t" if suffix == ".tsv" else ",")]
+    try:
+        text = check_ends(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    if not text.strip():
+        raise UsageError(f"{path}: empty file")
+    if suffix in (".html", ".htm"):
+        parser = _Html()
+        parser.feed(text)
+        tables = [_of_html(cells) for cells in parser.tables if len(cells) > 1]
+    else:
+        tables = tables_in(text)
+    if not tables:
+        raise UsageError(f"{path}: no table in CSV, Markdown or HTML")
+    return tables
+
+
+class _Html(HTMLParser):
+    """The tables of a page: each row's line, and its cells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: list[list[tuple[int, list[str]]]] = []
+        self._text: list[str] | None = None
+        self._columns = 1
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr" and self.tables:
+            self._end_cell()
+            self.tables[-1].append((self.getpos()[0], []))
+        elif tag in ("td", "th"):
+            self._end_cell()
+            span = dict(attrs).get("colspan") or "1"
+            self._text, self._columns = [], int(span) if span in map(str, range(1, 100)) else 1
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th", "tr", "table"):
+            self._end_cell()
+
+    def _end_cell(self) -> None:
+        if self._text is not None and self.tables and self.tables[-1]:
+            text = " ".join("".join(self._text).split())
+            self.tables[-1][-1][1].extend([text] * self._columns)
+        self._text = None
+
+    def handle_data(self, data: str) -> None:
+        if self._text is not None:
+            self._text.append(data)
+
+
+def _of_html(cells: list[tuple[int, list[str]]]) -> PublishedTable:
+    (line_no, headings), *rows = cells
+    columns: list[str] = []
+    for heading in headings:
+        columns.append(unique(column_name(heading), columns))
+    read = [Row(no, dict(zip(columns, map(Cell, texts), strict=False))) for no, texts in rows]
+    return PublishedTable(line_no, columns, read, headings)
+
+
+def _understood(
+    file: str, table: PublishedTable, mapping: dict[str, str], facts: dict[str, str]
+) -> RunTable:
+    names = [meaning(heading, mapping) for heading in table.headings]
+    columns = {h: name for h, name in zip(table.headings, names, strict=True) if name}
+    unread = [h for h in table.headings if h and h not in columns and column_name(h) not in REMARKS]
+    rows = []
+    for row in table.rows:
+        texts = [row.text(column) for column in table.columns]
+        cells = dict(zip(table.headings, texts, strict=True))
+        line = Line(file, row.line_no, {}, {}, cells)
+        for name, text in facts.items():
+            _put(line, name, "--fact", text)
+        for heading, name, text in zip(table.headings, names, texts, strict=True):
+            if name and text:
+                _put(line, name, heading, text)
+        card = usual_gpu(line.words.get("gpu_type", ""))
+        if card:
+            precision = re.search(r"bf16|fp16|fp8|fp4|fp32|tf32", line.words.get("precision", ""))
+            peak = card.peaks.get(precision[0]) if precision else max(card.peaks.values())
+            if peak:
+                line.values["peak"] = Value(peak, Interval(peak, peak), card.name, f"{peak:g}")
+        rows.append(line)
+    _settle_rates(rows)
+    return RunTable(f"{file}:{table.line_no}", columns, unread, rows)
+
+
+def _put(line: Line, name: str, heading: str, text: str) -> None:
+    if name in WORDS:
+        line.words[name] = text.lower()
+        return
+    name, factor = FACTORS.get(name, (name, 1.0))
+    units = {}
+    if name in ("step_s", "wall_s"):
+        units = SECONDS
+    elif name in ("mfu", "efficiency"):
+        units = {"%": 0.01}
+    elif name == "params_b":
+        units = BILLIONS
+    value = read_value(text, heading, factor, units, name in (*COUNTS, "params_b"))
+    if value:
+        line.values[name] = value
+
+
+def _settle_rates(rows: list[Line]) -> None:
+    """Give a rate whose heading does not say it to one GPU or to all, as most rows have it by their
+    batch and time; where none can tell, nobody knows, and it is not used."""
+    votes = {"tokens_per_s": 0, "tokens_per_s_gpu": 0}
+    for row in rows:
+        names = ("tokens_per_s_some", "global_batch", "seq_len", "step_s", "gpus")
+        if not all(name in row.values for name in names):
+            continue
+        rate, batch, seq_len, step_s, gpus = (row.values[name].interval for name in names)
+        of_all = batch.times(seq_len).over(step_s)
+        votes["tokens_per_s"] += rate.misses(of_all) < SAME_RATE
+        votes["tokens_per_s_gpu"] += gpus.low > 1 and rate.misses(of_all.over(gpus)) < SAME_RATE
+    for row in rows:
+        value = row.values.pop("tokens_per_s_some", None)
+        if value and max(votes.values()):
+            row.values.setdefault(max(votes, key=votes.get), value)

@@ -1,0 +1,139 @@
+"""The audit: which tables it reads, and what it says of those that it cannot check."""
+
+import json
+
+import pytest
+
+from analysis import tables
+from analysis.audit import main
+from analysis.published.audit import audit_paths
+from analysis.published.read_tables import KNOWN, NAMES, meaning
+
+MARKDOWN = "| GPUs | TP | PP | DP |\n|---|---|---|---|\n| 8 | 2 | 2 | {dp} |\n"
+BARE = "GPUs | TP | PP | DP\n--- | --- | --- | ---\n8 | 2 | 2 | {dp}\n\nwords\n"
+HTML = (
+    "<table>\n<tr><th>GPUs<th>TP<th>PP<th>DP\n<tr><td>8<td>2<td>2<td>{dp}\n</table>"
+    "<table><tr><th colspan=2>x</th><th>DP</th></tr></table>"
+)
+CSV = "gpus,tp,pp,dp\n8,2,2,{dp}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("t.md", MARKDOWN, 3),
+        ("t.md", BARE, 3),
+        ("t.html", HTML, 3),
+        ("t.csv", CSV, 2),
+        ("t.tsv", CSV.replace(",", "\t"), 2),
+        ("t.txt", "# Words\n\n" + MARKDOWN, 5),
+    ],
+)
+def test_a_table_of_each_format_is_read(tmp_path, capsys, name, text, line):
+    path = tmp_path / name
+    path.write_text(text.format(dp=2))
+    assert main([str(path)]) == 0
+    assert capsys.readouterr().out == "1 rows checked, nothing found\n"
+    path.write_text(text.format(dp=4))
+    assert main([str(path)]) == 1
+    said = capsys.readouterr().out.lower()
+    assert said == f"{path}:{line}: gpus 8, but tp 2 x pp 2 x dp 4 = 16\n".lower()
+
+
+def test_a_heading_that_is_not_known_is_said_and_can_be_named(tmp_path, capsys):
+    path = tmp_path / "t.md"
+    path.write_text(
+        "| GPUs | Batch | Seq | Took | tokens/s |\n|" + "-|" * 5 + "\n|8|64|2048|4000|9|\n"
+    )
+    assert main([str(path)]) == 2
+    said = capsys.readouterr().err
+    assert "t.md:1: unread: Batch, Took" in said and "skipped: nothing to check" in said
+    flags = ["--mapping", "Batch=global_batch", "--mapping", "Took=step_ms"]
+    assert main([str(path), *flags, "--mapping", "tokens/s=tokens_per_s"]) == 1
+    said = capsys.readouterr()
+    assert "tokens/s 9, but global_batch 64 x seq_len 2048 / step_s 4000 = 32,768" in said.out
+    assert said.err == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--mapping", "Tokes=gpus"], "--mapping tokes: no table has this heading"),
+        (["--mapping", "GPUs="], "--mapping GPUs=: write --mapping A=B"),
+        (["--mapping", "GPUs=gpu_count"], "no column gpu_count; there are: gpus, nodes"),
+        (["--fact", "speed=5"], "no column speed"),
+    ],
+)
+def test_a_flag_that_would_change_nothing_is_a_mistake(tmp_path, capsys, flags, words):
+    path = tmp_path / "t.md"
+    path.write_text(MARKDOWN.format(dp=2))
+    assert main([str(path), *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "cause"),
+    [
+        ("t.csv", "", "empty file"),
+        ("t.csv", 'gpus,tflops\n"8', "no CSV: unexpected end of data"),
+        ("t.csv", "gpus,tp,pp\n8,1", "truncated: line 2 ends after 2 of 3 columns"),
+        ("t.md", "", "empty file"),
+        ("t.md", "# Words\n\nand no table\n", "no table in CSV, Markdown or HTML"),
+        ("run.log", " iteration 1/ 100 | elapsed time per iteration (ms): 9\n", "no table in"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_one_line_and_exit_2(tmp_path, capsys, name, content, cause):
+    path = tmp_path / name
+    path.write_text(content)
+    assert main([str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"analysis.audit: {path}: {cause}") and said.count("\n") == 1
+    assert tables.main(["--recompute", str(path)]) == 2
+
+
+def test_a_folder_is_audited_to_its_end_and_each_skipped_table_is_said(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text('gpus,tflops\n"8')
+    (tmp_path / "b.md").write_text(MARKDOWN.format(dp=4) + "\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")
+    (tmp_path / "c.png").write_bytes(b"\x89PNG")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "d.csv").write_text(CSV.format(dp=2))
+    assert main([str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert said.out.count("\n") == 1 and "b.md:3: GPUs 8" in said.out
+    lines = [line.removeprefix(f"analysis.audit: {tmp_path}/") for line in said.err.splitlines()]
+    assert [line[:20] for line in lines] == [
+        "b.md:6: unread: a, b",
+        "b.md:6: skipped: not",
+        "c.png: skipped: no .",
+        "a.csv: no CSV: unexp",
+    ]
+    (tmp_path / "b.md").unlink()
+    assert main([str(tmp_path)]) == 2  # nothing found, but a file was not read
+    assert main([str(tmp_path / "deep"), str(tmp_path / "nowhere.csv")]) == 2
+
+
+def test_json_has_every_field(tmp_path, capsys):
+    path = tmp_path / "t.csv"
+    path.write_text(CSV.format(dp=4))
+    assert main([str(path), "--format", "json"]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)
+    assert finding["kind"] == "gpus" and (finding["column"], finding["printed"]) == ("gpus", "8")
+    assert (finding["file"], finding["line"]) == (str(path), 2)
+
+
+def test_no_heading_is_listed_for_two_columns_and_ours_are_known():
+    headings = [h.strip() for known in KNOWN.values() for h in known.split(";")]
+    assert len(headings) == len(set(headings))
+    for name in NAMES:
+        if not name.endswith(("_ms", "_pct", "_some")):
+            assert meaning(name, {}) == name
+    for heading in ("local batch", "Batch size", "theoretical peak FLOP/s", "GB/s", "eval batch"):
+        assert meaning(heading, {}) == ""
+    assert [meaning(h, {}) for h in ("MFU (%)", "mfu_pct", "MFU")] == ["mfu_pct", "mfu_pct", "mfu"]
+
+
+def test_the_cells_of_one_line_may_have_bars_at_one_end(tmp_path):
+    path = tmp_path / "t.md"
+    path.write_text("a \\| b | GPUs | TP | PP | DP |\n--|--|--|--|--\n| x | 8 | 2 | 2 | 4\n")
+    (finding,) = audit_paths([path]).findings
+    assert finding.line == 3 and finding.printed == "8"
