@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
             print(finding)
         rows = sum(audit.checked.values())
         if not audit.findings and rows:
-            print(f"{rows} rows checked, nothing found")
+            print(f"rows checked: {rows}; nothing found")
     if audit.findings:
         return 1
     return 2 if audit.has_gaps or not audit.checked else 0

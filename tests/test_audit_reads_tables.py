@@ -33,7 +33,7 @@ def test_a_table_of_each_format_is_read(tmp_path, capsys, name, text, line):
     path = tmp_path / name
     path.write_text(text.format(dp=2))
     assert main([str(path)]) == 0
-    assert capsys.readouterr().out == "1 rows checked, nothing found\n"
+    assert capsys.readouterr().out == "rows checked: 1; nothing found\n"
     path.write_text(text.format(dp=4))
     assert main([str(path)]) == 1
     said = capsys.readouterr().out.lower()

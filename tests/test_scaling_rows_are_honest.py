@@ -16,7 +16,6 @@ from analysis.logs.record import Record
 from analysis.measured.fairness import CHANGED, UNSTATED
 from analysis.measured.tflops import of_records
 from analysis.measured.throughput import tflops_per_gpu
-from analysis.published.audit_logs import audit_records
 from analysis.tflops import main
 from models.flops import CONVENTIONS
 from parallel.config.settings import resolve
@@ -263,7 +262,6 @@ def test_runs_that_ran_together_on_one_hosts_cores_say_so(tmp_path, capsys):
     assert main([str(tmp_path), "--columns", "run,efficiency"]) == 0
     out = capsys.readouterr().out
     assert "2.50?" in out and "\nspeedup, efficiency ?: superlinear: efficiency 2.50" in out
-    assert [f.kind for f in audit_records(load([tmp_path])[0])] == ["efficiency"]
 
 
 def test_an_interrupted_run_has_the_peak_of_memory_that_its_log_prints(tmp_path, capsys):
