@@ -140,6 +140,17 @@ def test_the_first_screen_says_what_won_whether_losses_are_equal_and_what_is_in_
     assert doubts.startswith("3 of 3 runs are complete and timed.")
 
 
+def test_an_efficiency_above_1_is_marked_in_its_row_and_doubtful_on_the_first_screen(tmp_path):
+    for step_s, gpus in ((1.0, 1), (0.4, 2), (0.3, 4)):
+        fixture_runs.write(tmp_path, fixture_runs.facts("s", "ddp", gpus=gpus), step_s=step_s)
+    page = page_at([tmp_path], baseline="ddp")
+    assert "speedup 2.50, efficiency 1.25 (doubtful: above 1); on 4" in page.summary[0]
+    (table,) = (s.tables["runs"] for s in page.sections if "runs" in s.tables)
+    (column,) = (column for column in table.columns if column.key == "efficiency")
+    cells = dict(zip([row["run"] for row in table.rows], table.texts(column), strict=True))
+    assert cells == {"ddp": "1.00", "ddp-dp2": "1.25?", "ddp-dp4": "0.83"}
+
+
 def test_columns_that_are_the_same_in_every_row_stand_above_and_unknown_ones_below():
     columns = [Column(name, name) for name in ("run", "engine", "tp", "mfu", "notes")]
     columns[-1] = Column("notes", "notes", long="below")

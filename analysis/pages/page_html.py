@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from analysis.common.tables import UNKNOWN, Column, Table, cell
+from analysis.common.tables import UNKNOWN, Column, Table
 from analysis.pages.section import Page, Section
 from models.errors import UsageError, printable
 
@@ -115,7 +115,7 @@ def _table(name: str, table: Table, results: tuple[str, ...]) -> dict[str, Any]:
     first, *others = table.shown
     alike, varied, unknown = [], [], []
     for column in others:
-        texts = {cell(row.get(column.key), column.spec) for row in table.rows}
+        texts = set(table.texts(column))
         if texts == {UNKNOWN}:
             unknown.append(column.heading)
         elif len(texts) == 1 and len(table.rows) > 1 and not column.long:
@@ -136,15 +136,17 @@ def _table(name: str, table: Table, results: tuple[str, ...]) -> dict[str, Any]:
         "filter": len(table.rows) > FEW,
         "heads": [{"text": c.heading, "number": numeric[c.key]} for c in columns],
         "rows": [
-            [_cell(row.get(column.key), column, numeric[column.key]) for column in columns]
-            for row in table.rows
+            [
+                _cell(text, row.get(column.key), column, numeric[column.key])
+                for text, column in zip(texts, columns, strict=True)
+            ]
+            for row, *texts in zip(table.rows, *map(table.texts, columns), strict=True)
         ],
         "notes": notes,
     }
 
 
-def _cell(value: Any, column: Column, number: bool) -> dict[str, Any]:
-    text = cell(value, column.spec)
+def _cell(text: str, value: Any, column: Column, number: bool) -> dict[str, Any]:
     raw = rounded(value) if number and text != UNKNOWN else None
     return {"text": text, "number": number, "raw": raw, "head": column.heading}
 

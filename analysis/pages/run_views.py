@@ -12,6 +12,7 @@ from analysis.logs.load import name_of
 from analysis.logs.record import Record
 from analysis.measured import parity, predictions
 from analysis.measured.fairness import is_changed
+from analysis.measured.scaling import doubtful
 from analysis.pages import altair_charts
 from analysis.pages.section import Chart, Section
 from models.errors import printable
@@ -84,6 +85,8 @@ def _fastest(rows: Rows, kind: str, unit: str, baseline: str) -> str:
 def _ratio(row: dict[str, Any]) -> str:
     efficiency = row["efficiency"]
     share = f"efficiency {efficiency:.2f}" if efficiency is not None else "efficiency withheld"
+    if row["above"]:
+        share += " (doubtful: above 1)"
     return f"speedup {row['speedup']:.2f}, {share}"
 
 
@@ -131,7 +134,8 @@ def run_table(records: list[Record], table: Table) -> Table:
     for column in table.columns:
         columns += _SETTINGS if column.key == "step_s" else ()
         columns.append(column)
-    return replace(table, columns=columns, rows=ranked(rows))
+    rows = ranked(rows)
+    return replace(table, columns=columns, rows=rows, doubtful=doubtful(rows))
 
 
 def about(records: list[Record], question: str) -> list[str]:
