@@ -1265,3 +1265,55 @@ def test_our_own_iteration_lines_are_read_with_all_that_stands_behind_megatrons_
     assert record.skipped.tolist() == [0.0] * 3
     tokens_per_s = 128 * spec.seq_len / 100
     assert record.tokens_per_s == pytest.approx([tokens_per_s] * 3, rel=1e-4)
+
+
+# --- facts that only one line of a reader makes ----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stated", "gpus"),
+    [
+        ({"trainer/num_nodes": 2, "trainer/devices": 8}, 16),
+        ({"trainer/num_nodes": 2}, None),
+        ({"trainer/devices": 8}, None),
+    ],
+)
+def test_nemos_parameters_state_its_gpus(log, stated, gpus):
+    entry = {"type": "LOG", "step": 0, "data": {"train_step_timing in s": 2.0}}
+    lines = [{"type": "LOG", "step": "PARAMETER", "data": stated}, entry, entry | {"step": 1}]
+    record = read(log("".join(f"DLLL {json.dumps(line)}\n" for line in lines)))
+    assert (record.gpus, len(record.iteration)) == (gpus, 2)
+
+
+@pytest.mark.parametrize(
+    ("end", "completed"), [("done training in 9.1 seconds\n", True), ("", None)]
+)
+def test_fairseq_says_when_it_is_done(log, end, completed):
+    assert read(log(FORMATS["fairseq"][0] + end)).completed is completed
+
+
+@pytest.mark.parametrize(("printed", "layers"), [("123.59M", 12), ("124.38M", None)])
+def test_nanogpts_parameters_are_those_without_positions(log, printed, layers):
+    text = f"number of parameters: {printed}\n" + FORMATS["nanoGPT"][0]
+    assert read(log(text)).model.get("n_layer") == layers
+
+
+@pytest.mark.parametrize(
+    ("split", "gpus"),
+    [("", 4), ("PipelineEngine", None), ("PipelineModule", None), ("autotp", None)],
+)
+def test_deepspeeds_ranks_are_the_gpus_of_a_run_that_splits_no_model(log, split, gpus):
+    world = "[2023-01-01 00:00:00,000] [INFO] [config.py:999:print]   world_size ... 4\n"
+    losses = "{'loss': 2.5, 'learning_rate': 5e-06, 'epoch': 0.01}\n" * 2
+    end = "{'train_runtime': 9.0, 'train_samples_per_second': 1.0}\n"
+    assert read(log(f"{split}\n{world}{losses}{end}")).gpus == gpus
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [("ERROR: a hook of the site failed", None), ("CUDA out of memory. Tried to", "oom")],
+)
+def test_a_launchers_error_is_no_end_of_an_mlperf_run(log, said, kind):
+    start = {"key": "run_start", "value": None, "time_ms": 1_700_000_000_000, "metadata": {}}
+    failure = read(log(f":::MLLOG {json.dumps(start)}\n{said}\n")).failure
+    assert (failure and failure.kind) == kind
