@@ -106,6 +106,7 @@ class Trainer:
         self.rows: list[dict[str, Any]] = []  # rank 0's: steps.csv, of earlier attempts too
         self.rows_since_line: list[dict[str, Any]] = []
         self.skipped = self.nans = 0  # steps since the last iteration line
+        self.stopping = False  # a signal came to a rank before the last step's end
         self.validations: list[tuple[int, float]] = []  # (optimizer steps done, loss)
         self.data_s = 0.0  # waiting for training batches
         self.startup_s = self.evaluation_s = self.checkpoint_s = self.earlier_s = 0.0
@@ -142,7 +143,7 @@ class Trainer:
                 collect(done)  # the next step's time holds it
                 self._trace_at(done)
                 if self._is_validation_due(done):
-                    self.energy.count()
+                    self._begin_other_work()
                     self.validate(done)
                     self.evaluation_s += self._end_of_other_work()
                 profile.step()
@@ -201,10 +202,11 @@ class Trainer:
         """Train the optimizer step after which `done` are done."""
         lr = lr_at(self.spec, done - 1)
         made = itertools.islice(self.made, self.spec.layout.n_micro)
-        result = self.engine.step(self._batches(made), lr)
+        result = self.engine.step(self._batches(made), lr, lambda: bool(self.interruption.signal))
         step_s = self.clock.lap()
         if self.breakdown:
             self.breakdown.lap(done, step_s)
+        self.stopping = result.stop
         self.skipped += result.skipped
         self.nans += result.loss != result.loss
         if not self.is_rank_0:
@@ -271,17 +273,22 @@ class Trainer:
     def _trace_at(self, done: int) -> None:
         """Begin or end the breakdown's trace of some steps; no step's time has this in it."""
         if self.breakdown and self.breakdown.is_trace_due(done):
-            self.energy.count()
+            self._begin_other_work()
             if said := self.breakdown.trace_at(done):
                 self.watchdog.tick()
                 if self.is_rank_0:
                     self._say(f" breakdown: {said}")
             self._end_of_other_work()
 
+    def _begin_other_work(self) -> None:
+        if self.is_rank_0:  # the one that reports it
+            self.energy.count()
+
     def _end_of_other_work(self) -> float:
         """Leave what happened since the last lap out of training; its seconds."""
         seconds = self.clock.lap()
-        self.energy.skip()
+        if self.is_rank_0:
+            self.energy.skip()
         self._leave_out_of_breakdown()
         return seconds
 
@@ -314,11 +321,14 @@ class Trainer:
         """
         if not self.spec.save_interval:
             return False
-        self.energy.count()
+        self.checkpointer.raise_failure()
         last = done == self.spec.steps
-        stop = self.checkpointer.agree(bool(self.interruption.signal)) and not last
-        if stop or self.checkpointer.due(done):
-            self._save(done)
+        stop = self.stopping and not last
+        if not (stop or self.checkpointer.due(done)):
+            self._report_checkpoints()
+            return False
+        self._begin_other_work()
+        self._save(done)
         if stop or last:
             self.checkpointer.wait()
         problem = self._report_checkpoints()

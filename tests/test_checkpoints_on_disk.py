@@ -384,7 +384,7 @@ def test_a_mistake_of_ours_ends_the_run_and_not_the_last_checkpoint(behind, tmp_
         saver.save(2)
         while not saver._saving.done():
             pass
-        saver.agree(False)  # what every step asks
+        saver.raise_failure()  # what every step asks
     assert folders.steps_in(tmp_path) == [1]
     saver.wait()
 

@@ -143,6 +143,20 @@ def two_ranks(program, folder):
     return [rank.returncode for rank in ranks], said
 
 
+def test_all_ranks_hear_with_the_loss_that_one_of_them_was_asked_to_stop(tmp_path):
+    program = (
+        "import sys, torch, torch.distributed as dist\n"
+        "from parallel.engines.optim import mean_over_ranks\n"
+        "rank, store = int(sys.argv[1]), f'file://{sys.argv[2]}/store'\n"
+        "dist.init_process_group('gloo', store, rank=rank, world_size=2)\n"
+        "mean = lambda *stop: mean_over_ranks(torch.tensor(rank + 1.0), 2, *stop)\n"
+        "assert mean(rank == 1) == mean(True) == (1.5, True)\n"
+        "assert mean() == (1.5, False)\n"
+    )
+    codes, said = two_ranks(program, tmp_path)
+    assert codes == [0, 0], said
+
+
 def test_ranks_that_wait_for_an_export_are_patient_while_it_gets_on(tmp_path):
     """The first export lasts three times the watchdog's limit and ticks; the second hangs."""
     program = (

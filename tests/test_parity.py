@@ -40,7 +40,7 @@ CHOSEN = {  # of the others all
         "ddp",
         "deepspeed-zero-tp2-dp2-zero2",
         "deepspeed-pipe-pp2-dp2-zero1-recompute-full",
-        "megatron-tp2-pp2-vpp2-sp-recompute-selective",
+        "megatron-tp2-pp2-vpp2-sp-recompute-full",
     ),
     "qwen3": (
         "ddp",

@@ -361,13 +361,17 @@ def test_a_card_without_bf16_is_planned_in_fp16_and_the_note_says_what_is_unknow
     assert not from_data_sheet("V100").flash
 
 
-def test_selective_recomputation_is_not_offered_where_it_saves_nothing():
+def test_recomputation_is_not_offered_where_it_saves_nothing():
+    """Selective: our engines never store the scores. Full: a stage of one layer keeps as much."""
     cluster = load_calibration("selene")
-    x = space(PRESETS["18b"], cluster, 64, 64, 2048, flash=True)
+    x = space(PRESETS["18b"], cluster, 64, 64, 2048)
+    assert set(x.recompute.tolist()) == {0, 2}
     _, used, order = ranking.rank(x, cluster, 0.06)
-    kept = ranking.sifted(x, used, order)[0]
-    assert (x.recompute[order] == 1).any() and not (x.recompute[kept] == 1).any()
+    kept, beaten = ranking.sifted(x, used, order)
+    assert all(x.recompute[[i, j]].tolist() == [2, 0] for i, j in beaten.items())
     assert (x.recompute[kept] == 2).any() and kept[0] == order[0]
+    (problem,) = Layout(recompute="selective").problems(PRESETS["18b"], 2048)
+    assert "no engine here stores" in problem
 
 
 def test_the_top_is_a_study_that_renders(tmp_path, capsys):

@@ -168,3 +168,43 @@ def test_python_collects_garbage_in_the_steps_that_are_asked_for(monkeypatch):
     with trainer.garbage_collected_together(0) as collect:
         collect(1)
         assert gc.isenabled() and len(collected) == 3
+
+
+class Refusing:
+    """Fails at whatever is asked of it but what it is given."""
+
+    def __init__(self, **allowed):
+        self.__dict__ |= allowed
+
+    def __getattr__(self, name):
+        raise AssertionError(f"a step without a save uses {name}")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_step_without_a_save_asks_no_rank_no_counter_and_no_device(rank):
+    saver = Refusing(raise_failure=lambda: None, events=list, due=lambda done: done == 3)
+    one = Refusing(spec=resolve(("x", {"save_interval": 3, "steps": 9})), checkpointer=saver)
+    one.__dict__ |= {"energy": Refusing(), "clock": Refusing(), "is_rank_0": rank == 0}
+    one.stopping, one._report_checkpoints = False, lambda: ""
+    assert not trainer.Trainer.save_if_due(one, 1)
+    for due in (True, False):  # at the third step, or where a rank was asked to stop
+        one.stopping = not due
+        with pytest.raises(AssertionError, match="uses _begin_other_work"):
+            trainer.Trainer.save_if_due(one, 3 if due else 2)
+
+
+def test_only_the_rank_that_reports_energy_reads_it():
+    read = []
+    energy = types.SimpleNamespace(
+        count=lambda: read.append("count"), skip=lambda: read.append("skip")
+    )
+    clock = types.SimpleNamespace(lap=lambda: 2.0)
+    ranks = [
+        types.SimpleNamespace(is_rank_0=first, energy=energy, clock=clock, breakdown=None)
+        for first in (False, True)
+    ]
+    for rank, calls in zip(ranks, ([], ["count", "skip"]), strict=True):
+        rank._leave_out_of_breakdown = lambda: None
+        trainer.Trainer._begin_other_work(rank)
+        assert trainer.Trainer._end_of_other_work(rank) == 2.0
+        assert read == calls

@@ -66,8 +66,8 @@ def rank(x: Columns, cluster: Calibration, margin: float) -> tuple[np.ndarray, .
 
 def sifted(x: Columns, used: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
     """(the rows of `order` without those that another recompute policy beats in time and in memory,
-    each of these -> the row that beats it): with flash attention, selective recomputation
-    recomputes what was never stored."""
+    each of these -> the row that beats it): a stage of one layer computes again all that it holds.
+    """
     names = ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "zero_stage", "sequence_parallel")
     names += ("fsdp2",)
     split = zip(*(getattr(x, name)[order].tolist() for name in names), strict=True)

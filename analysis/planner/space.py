@@ -15,13 +15,12 @@ WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}  # bytes of a weight in com
 SPLIT = ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro")
 PLANNED = ("megatron", "deepspeed_zero", "fsdp2")
 POLICY = ("recompute", "zero_stage", "sequence_parallel", "fsdp2")
-# ZeRO 2 and 3 run without sequence parallelism and without selective recomputation.
+# ZeRO 2 and 3 run without sequence parallelism.
 POLICIES = [
     (recompute, zero, sequence_parallel, fsdp2)
-    for recompute in range(len(RECOMPUTE))
+    for recompute in map(RECOMPUTE.index, ("none", "full"))
     for zero in range(4)
     for sequence_parallel, fsdp2 in (((0, 0), (1, 0)) if zero < 2 else ((0, 0), (0, 1)))
-    if not (zero > 1 and RECOMPUTE[recompute] == "selective")
 ]
 
 

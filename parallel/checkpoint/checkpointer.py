@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from models.storage import STATE_BYTES_PER_PARAM, state_bytes
@@ -109,15 +107,10 @@ class Checkpointer:
     def _note(self, event: str, step: int, path: Path, **values: Any) -> None:
         self._events.append(Event(event, step, str(path), ranks=self.ranks.world, **values))
 
-    def agree(self, wanted: bool) -> bool:
-        """Whether any rank wants it; called by the main threads only."""
+    def raise_failure(self) -> None:
+        """Raise what a save in the background raised, if it has ended."""
         if self._saving is not None and self._saving.done():
-            self.wait()  # raises what the save raised
-        if self.ranks.world == 1:
-            return wanted
-        flag = torch.tensor([int(wanted)], dtype=torch.int32, device="cpu")
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        return bool(flag.item())
+            self.wait()
 
     def load(self, path: Path | None) -> int:
         """Fill the engine from rank 0's `path`, a checkpoint or weights alone; the step to resume

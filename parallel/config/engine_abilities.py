@@ -12,7 +12,6 @@ class Ability:
     module: str
     summary: str
     zero_stages: tuple[int, ...] = (0,)
-    recompute: tuple[str, ...] = ("none", "full")
     offload: tuple[str, ...] = ("none",)
     implementations: tuple[str, ...] = ("gpt",)
     kernels: tuple[str, ...] = ("torch",)
@@ -64,7 +63,6 @@ ENGINES: dict[str, Ability] = {
         summary="megatron-core: GPTModel, its DDP, 1F1B and interleaved schedules;"
         " zero_stage 1 is its distributed optimizer",
         zero_stages=(0, 1),
-        recompute=("none", "selective", "full"),
         kernels=_MEGATRON_KERNELS,
         precisions=("fp32", "bf16", "fp16", "fp8"),  # fp8 and cp through Transformer Engine alone
         tp=True,
@@ -93,7 +91,6 @@ def inabilities(
         problems.append(f"engine {engine} has no sequence_parallel (megatron has)")
     for what, value, known in (
         ("zero_stage", layout.zero_stage, able.zero_stages),
-        ("recompute", layout.recompute, able.recompute),
         ("offload", layout.offload, able.offload),
         ("implementation", implementation, able.implementations),
         ("precision", precision, able.precisions),

@@ -123,6 +123,11 @@ class Layout:
             problems.append(f"sequence_parallel: tp {self.tp} does not divide {part}")
         if seq_len > config.max_seq_len:
             problems.append(f"seq_len {seq_len} exceeds the model's {config.max_seq_len} positions")
+        if self.recompute == "selective":
+            problems.append(
+                "recompute selective computes attention's scores again, which no engine here"
+                " stores: use none or full"
+            )
         if self.offload == "all" and self.zero_stage != 3:
             problems.append(f"offload all needs zero_stage 3, not {self.zero_stage}")
         if self.offload == "optimizer" and self.zero_stage < 1:

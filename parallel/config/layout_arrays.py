@@ -244,6 +244,7 @@ def possible(x: Columns, max_seq_len: Array | int | None = None) -> Array:
     bad |= (x.cp > 1) & (x.seq % (2 * x.cp) != 0)
     bad |= x.sequence_parallel & ((x.tp < 2) | (x.seq // x.cp % x.tp != 0))
     bad |= x.seq > limit
+    bad |= x.recompute == RECOMPUTE.index("selective")
     bad |= (x.offload == OFFLOAD.index("all")) & (x.zero_stage != 3)
     bad |= (x.offload == OFFLOAD.index("optimizer")) & (x.zero_stage < 1)
     bad |= x.tp > x.gpus_per_node

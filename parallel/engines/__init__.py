@@ -4,9 +4,9 @@ An engine knows only how to run a step. Loop, clock, log line and run folder are
 """
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from parallel.config.engine_abilities import ENGINES
 from parallel.config.settings import RunSpec
@@ -17,6 +17,19 @@ if TYPE_CHECKING:
 Batch = tuple[Any, Any]  # tokens and labels: torch tensors, each [micro_batch, seq_len], int64
 
 
+class Reduced(NamedTuple):
+    """What the ranks tell each other at the end of a step: their mean loss, and whether one of them
+    was asked to stop."""
+
+    loss: float
+    stop: bool
+
+
+def never() -> bool:
+    """No signal asks this rank to stop."""
+    return False
+
+
 @dataclass(frozen=True)
 class StepResult:
     """What one optimizer step reports, the same on every rank.
@@ -25,19 +38,24 @@ class StepResult:
     grad_norm: L2 norm of the whole gradient before clipping; None when the step was skipped.
     loss_scale: the scale the loss was multiplied with (1.0 without fp16).
     skipped: the optimizer did not step, because fp16 gradients overflowed.
+    stop: a rank was asked to stop.
     """
 
     loss: float
     grad_norm: float | None
     loss_scale: float = 1.0
     skipped: bool = False
+    stop: bool = False
 
 
 class Engine(Protocol):
     """Built with (spec, device, kernels) once the process group exists; all ranks call it alike."""
 
-    def step(self, batches: "Iterator[Batch]", lr: float) -> StepResult:
-        """Consume n_micro micro-batches of this dp rank and do one optimizer step."""
+    def step(
+        self, batches: "Iterator[Batch]", lr: float, stop: Callable[[], bool] = never
+    ) -> StepResult:
+        """Consume n_micro micro-batches of this dp rank and do one optimizer step. stop: whether
+        this rank was asked to stop; all hear of it with the loss."""
 
     def evaluate(self, batches: "Iterator[Batch]", n: int) -> float:
         """Mean loss over n micro-batches of every dp rank, without touching the weights."""

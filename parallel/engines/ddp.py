@@ -4,7 +4,7 @@ fp32, or autocast to bf16/fp16 over fp32 weights; fp16 with torch's GradScaler.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,8 +15,15 @@ from torch.nn.parallel import DistributedDataParallel
 from models.tensor_files import DTYPES
 from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.settings import RunSpec
-from parallel.engines import Batch, StepResult
-from parallel.engines.optim import adam_step, adam_tensors, adamw, set_adam_step, set_lr
+from parallel.engines import Batch, StepResult, never
+from parallel.engines.optim import (
+    adam_step,
+    adam_tensors,
+    adamw,
+    mean_over_ranks,
+    set_adam_step,
+    set_lr,
+)
 from parallel.engines.reference import build_reference, evaluate
 from parallel.measure.breakdown import ddp_hook
 from parallel.measure.ranges import region
@@ -47,7 +54,9 @@ class DDPEngine:
         dtype = DTYPES[self.spec.precision]
         return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
 
-    def step(self, batches: Iterator[Batch], lr: float) -> StepResult:
+    def step(
+        self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool] = never
+    ) -> StepResult:
         n_micro, total = self.spec.layout.n_micro, torch.zeros((), device=self.device)
         for micro, (tokens_BS, labels_BS) in enumerate(batches):
             # DDP reduces gradients once, with the last micro-batch.
@@ -70,16 +79,12 @@ class DDPEngine:
             self.optimizer.zero_grad(set_to_none=True)
         norm, scale = float(norm), float(scale)  # only now: reading waits for the device
         skipped = self.spec.precision == "fp16" and not norm < float("inf")
-        return StepResult(self._mean(total), None if skipped else norm, scale, skipped)
+        loss, stopped = mean_over_ranks(total, self.spec.layout.dp, stop())
+        return StepResult(loss, None if skipped else norm, scale, skipped, stopped)
 
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:
-        return self._mean(evaluate(self.module, batches, n, self.device, self._autocast))
-
-    def _mean(self, value: torch.Tensor) -> float:
-        """The mean over dp ranks of a scalar that is a mean on each."""
-        if self.spec.layout.dp > 1:
-            dist.all_reduce(value)
-        return float(value) / self.spec.layout.dp
+        mean = evaluate(self.module, batches, n, self.device, self._autocast)
+        return mean_over_ranks(mean, self.spec.layout.dp).loss
 
     def state(self) -> State:
         trained = ((p, adam_tensors(self.optimizer, p), 0) for p in self.parameters)

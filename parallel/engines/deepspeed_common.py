@@ -16,7 +16,7 @@ from torch import nn
 from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.deepspeed_json import read_deepspeed_json
 from parallel.config.settings import RunSpec
-from parallel.engines import Batch, StepResult, cpu
+from parallel.engines import Batch, Reduced, StepResult, cpu, never
 from parallel.engines.optim import adam_step, adam_tensors, adamw, set_adam_step, set_lr
 
 os.environ.setdefault("DS_LOG_LEVEL", "error")
@@ -212,22 +212,24 @@ class DeepSpeedEngine:
             loss.register_hook(lambda gradient: gradient * scale)
         return loss
 
-    def _train(self, batches: Iterator[Batch]) -> float:
-        """Run a step's micro-batches and the optimizer; the mean loss over all ranks."""
+    def _train(self, batches: Iterator[Batch], stop: Callable[[], bool]) -> Reduced:
+        """Run a step's micro-batches and the optimizer; what all ranks are told at its end."""
         raise NotImplementedError
 
-    def step(self, batches: Iterator[Batch], lr: float) -> StepResult:
+    def step(
+        self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool] = never
+    ) -> StepResult:
         skipped = self.engine.skipped_steps
         scale = float(self._scaler().cur_scale) if self.fp16 else 1.0
         set_lr(self.outer.param_groups, lr)
-        loss = self._train(batches)
+        loss, stopped = self._train(batches, stop)
         if self.engine.skipped_steps > skipped:
-            return StepResult(loss, None, scale, skipped=True)
+            return StepResult(loss, None, scale, skipped=True, stop=stopped)
         if self.unfused:
             type(self.outer)._update_scale(self.outer, False)
         by_us = clips_itself(self.spec)
         norm = self.adam._global_grad_norm if by_us else self.engine.get_global_grad_norm()
-        return StepResult(loss, None if norm is None else float(norm), scale)
+        return StepResult(loss, None if norm is None else float(norm), scale, stop=stopped)
 
     def _trained(self) -> Iterator[tuple[nn.Parameter, dict[str, torch.Tensor], int]]:
         """For `pieces_of`: each parameter, and this rank's fp32 tensors of it.

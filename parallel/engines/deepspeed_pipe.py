@@ -2,15 +2,17 @@
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+import torch.distributed as dist
 
 from parallel.checkpoint.contents import is_split
 from parallel.config.settings import RunSpec
-from parallel.engines import Batch, layers
+from parallel.engines import Batch, Reduced, layers
 from parallel.engines import deepspeed_common as common
+from parallel.engines.optim import mean_over_ranks
 from parallel.measure.breakdown import name_group
 from parallel.measure.ranges import timed
 
@@ -78,8 +80,9 @@ class DeepSpeedPipeEngine(common.DeepSpeedEngine):
     def _loss(self, logits_SBV: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
         return self._scaled(layers.mean_loss(self.config, logits_SBV, labels_BS))
 
-    def _train(self, batches: Iterator[Batch]) -> float:
-        return float(self.engine.train_batch(batches))
+    def _train(self, batches: Iterator[Batch], stop: Callable[[], bool]) -> Reduced:
+        mean = self.engine.train_batch(batches)  # DeepSpeed has told it to all ranks
+        return mean_over_ranks(mean, dist.get_world_size(), stop())
 
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:
         return float(self.engine.eval_batch(batches, num_micro_batches=n))

@@ -1,7 +1,7 @@
 """DeepSpeed's engine: ZeRO stages 0 to 3 and offload, over our GPT, Hugging Face's, or a
 tensor-parallel one from megatron-core's layers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from parallel.checkpoint.contents import is_split
 from parallel.config.settings import RunSpec
-from parallel.engines import Batch
+from parallel.engines import Batch, Reduced
 from parallel.engines import deepspeed_common as common
+from parallel.engines.optim import mean_over_ranks
 from parallel.engines.reference import build_reference, evaluate
 from parallel.measure.ranges import region
 
@@ -56,9 +57,8 @@ class DeepSpeedZeroEngine(common.DeepSpeedEngine):
         adam = common.optimizer(model.parameters(), spec, counts, group)
         super().__init__(spec, device, model, adam, mpu, tracker)
         self.facts = layers.options(config) if split else {}
-        self.dp_group = mpu.get_data_parallel_group() if split else None
 
-    def _train(self, batches: Iterator[Batch]) -> float:
+    def _train(self, batches: Iterator[Batch], stop: Callable[[], bool]) -> Reduced:
         total = torch.zeros((), device=self.device)
         for tokens_BS, labels_BS in batches:
             with region("forward"):
@@ -68,14 +68,11 @@ class DeepSpeedZeroEngine(common.DeepSpeedEngine):
             with region("optimizer"):
                 self.engine.step()  # an optimizer step only after the last micro-batch
             total += loss.detach() / self.spec.layout.n_micro
-        return self._mean(total)
+        return mean_over_ranks(total, dist.get_world_size(), stop())
 
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:
-        return self._mean(evaluate(self.engine, batches, n, self.device))
-
-    def _mean(self, value: Tensor) -> float:
-        dist.all_reduce(value, group=self.dp_group)
-        return float(value) / self.spec.layout.dp
+        mean = evaluate(self.engine, batches, n, self.device)
+        return mean_over_ranks(mean, dist.get_world_size()).loss  # equal on tp ranks
 
 
 build = DeepSpeedZeroEngine

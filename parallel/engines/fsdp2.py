@@ -9,7 +9,7 @@ MixedPrecisionPolicy: fp32 shards, bf16 weights in compute, fp32 reduction.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -28,8 +28,15 @@ from models import gpt
 from models.tensor_files import DTYPES
 from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.settings import RunSpec
-from parallel.engines import Batch, StepResult
-from parallel.engines.optim import adam_step, adam_tensors, adamw, set_adam_step, set_lr
+from parallel.engines import Batch, StepResult, never
+from parallel.engines.optim import (
+    adam_step,
+    adam_tensors,
+    adamw,
+    mean_over_ranks,
+    set_adam_step,
+    set_lr,
+)
 from parallel.engines.reference import evaluate, name_parameters
 from parallel.measure.ranges import region
 
@@ -79,7 +86,9 @@ class FSDP2Engine:
         placed = parameter.device_mesh, parameter.placements
         return distribute_tensor(whole, *placed, src_data_rank=None)
 
-    def step(self, batches: Iterator[Batch], lr: float) -> StepResult:
+    def step(
+        self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool] = never
+    ) -> StepResult:
         n_micro, total = self.spec.layout.n_micro, torch.zeros((), device=self.device)
         for micro, (tokens_BS, labels_BS) in enumerate(batches):
             last = micro + 1 == n_micro
@@ -97,7 +106,8 @@ class FSDP2Engine:
             set_lr(self.optimizer.param_groups, lr)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-        return StepResult(self._mean(total), float(norm))
+        loss, stopped = mean_over_ranks(total, self.spec.layout.dp, stop())
+        return StepResult(loss, float(norm), stop=stopped)
 
     def _grad_norm(self) -> torch.Tensor:
         """The L2 norm of the whole gradient, of which each rank of a copy has a part."""
@@ -107,12 +117,8 @@ class FSDP2Engine:
         return square.sqrt()
 
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:
-        return self._mean(evaluate(self.model, batches, n, self.device))
-
-    def _mean(self, value: torch.Tensor) -> float:
-        """The mean over dp ranks of a scalar that is a mean on each."""
-        dist.all_reduce(value)
-        return float(value) / self.spec.layout.dp
+        mean = evaluate(self.model, batches, n, self.device)
+        return mean_over_ranks(mean, self.spec.layout.dp).loss
 
     def state(self) -> State:
         layout, rank = self.spec.layout, dist.get_rank()

@@ -197,7 +197,7 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
         # does not keep it: interleaving at pp 2 then trained on swapped gradients.
         batch_p2p_comm=cuda and layout.vpp == 1,
         overlap_p2p_comm=layout.vpp > 1,
-        recompute_granularity=layout.recompute if layout.recompute != "none" else None,
+        recompute_granularity="full" if full else None,
         recompute_method="uniform" if full else None,
         recompute_num_layers=1 if full else None,
     )

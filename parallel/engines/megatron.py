@@ -1,7 +1,7 @@
 """megatron-core: GPTModel, its DDP and distributed optimizer, 1F1B and interleaved schedules."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,9 +10,16 @@ from torch import Tensor
 
 from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.settings import RunSpec
-from parallel.engines import Batch, StepResult, layers
+from parallel.engines import Batch, StepResult, layers, never
 from parallel.engines.cpu import import_megatron
-from parallel.engines.optim import adam_step, adam_tensors, fuse, set_adam_step, set_lr
+from parallel.engines.optim import (
+    adam_step,
+    adam_tensors,
+    fuse,
+    mean_over_ranks,
+    set_adam_step,
+    set_lr,
+)
 from parallel.measure.breakdown import name_group
 from parallel.measure.ranges import MegatronTimers, region
 
@@ -35,6 +42,7 @@ class MegatronEngine:
         self.spec, self.device, layout = spec, device, spec.layout
         cuda = device.type == "cuda"
         copies = layout.dp * layout.cp  # the ranks that hold the same parameters
+        self.shares = copies * layout.tp  # of the loss
         dtype = layers.compute_dtype(spec)
         config = layers.start(spec, cuda)
         ddp = DistributedDataParallelConfig(
@@ -109,12 +117,6 @@ class MegatronEngine:
         mine = torch.stack([loss["loss"] for loss in losses]).mean() if losses else torch.zeros(())
         return mine.float().reshape(1).to(self.device)
 
-    def _mean(self, share: Tensor) -> float:
-        """The mean loss over all ranks of what `_run` returned; waits for the device."""
-        layout = self.spec.layout
-        dist.all_reduce(share)
-        return float(share) / (layout.tp * layout.cp * layout.dp)
-
     def _forward(self, batches: Iterator[Batch], model: Any) -> tuple[Tensor, Any]:
         tokens_BS, labels_BS = next(batches)
         positions_BS, mask = layers.positions_and_mask(self.spec, tokens_BS)
@@ -124,7 +126,9 @@ class MegatronEngine:
         )
         return model(attention_mask=mask, **part), _mean
 
-    def step(self, batches: Iterator[Batch], lr: float) -> StepResult:
+    def step(
+        self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool] = never
+    ) -> StepResult:
         with region("optimizer"):
             for chunk in self.chunks:
                 chunk.zero_grad_buffer()
@@ -135,8 +139,9 @@ class MegatronEngine:
         with region("optimizer"):
             stepped, norm, _ = self.optimizer.step()
         # Only now: reading a number waits for the device, and the optimizer would start late.
-        loss = self._mean(share)
-        return StepResult(loss, float(norm) if stepped else None, float(scale), not stepped)
+        loss, stopped = mean_over_ranks(share, self.shares, stop())
+        norm = float(norm) if stepped else None
+        return StepResult(loss, norm, float(scale), not stepped, stopped)
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], n: int) -> float:
@@ -145,7 +150,7 @@ class MegatronEngine:
         share = self._run(batches, n, forward_only=True)
         for chunk in self.chunks:
             chunk.train()
-        return self._mean(share)
+        return mean_over_ranks(share, self.shares).loss
 
     def _optimizers(self) -> list[Any]:
         return getattr(self.optimizer, "chained_optimizers", [self.optimizer])

@@ -1,14 +1,26 @@
-"""The optimizer's rules, the same in every engine: decay groups, AdamW, learning-rate schedule."""
+"""What is the same in every engine: the mean loss of all ranks, decay groups, AdamW, learning-rate
+schedule."""
 
 import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from parallel.checkpoint.manifest import KINDS
 from parallel.config.settings import RunSpec
+from parallel.engines import Reduced
+
+
+def mean_over_ranks(share: Tensor, parts: int, stop: bool = False) -> Reduced:
+    """The sum of all ranks' shares over `parts`, and whether any rank stops: one message of two
+    numbers. share: one number. Waits for the device."""
+    both = torch.stack([share.float().reshape(()), share.new_full((), stop, dtype=torch.float32)])
+    if dist.get_world_size() > 1:
+        dist.all_reduce(both)
+    return Reduced(float(both[0]) / parts, float(both[1]) > 0)
 
 
 def lr_at(spec: RunSpec, step: int) -> float:
