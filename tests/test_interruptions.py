@@ -152,6 +152,7 @@ def test_all_ranks_hear_with_the_loss_that_one_of_them_was_asked_to_stop(tmp_pat
         "mean = lambda *stop: mean_over_ranks(torch.tensor(rank + 1.0), 2, *stop)\n"
         "assert mean(rank == 1) == mean(True) == (1.5, True)\n"
         "assert mean() == (1.5, False)\n"
+        "dist.destroy_process_group()\n"
     )
     codes, said = two_ranks(program, tmp_path)
     assert codes == [0, 0], said
