@@ -353,16 +353,18 @@ def batches(study: Study, names: list[str], logs: Path) -> list[list[str]]:
 
 def estimate(study: Study, names: list[str]) -> tuple[list[str], float]:
     """What the named runs ask for, cost at worst and leave out, as lines; GPU-hours in total."""
-    jobs = [job_of(study, name, cluster_of(study)) for name in names]
+    cluster = cluster_of(study)
+    jobs = [job_of(study, name, cluster) for name in names]
     total = sum(job.gpu_hours for job in jobs)
     wide = max((len(job.run) for job in jobs), default=3)
-    lines = [f"{'run':{wide}}  nodes  ranks/node  time limit   GPU-hours at worst"]
+    hours_wide = len(cluster.hours) + 10
+    lines = [f"{'run':{wide}}  nodes  ranks/node  time limit   {cluster.hours} at worst"]
     lines += [
         f"{job.run:{wide}}  {job.nodes:5}  {job.ranks_per_node:10}  {job.time:>10}"
-        f"  {job.gpu_hours:19.2f}"
+        f"  {job.gpu_hours:{hours_wide}.2f}"
         for job in jobs
     ]
-    lines.append(f"{len(jobs)} runs on {cluster_of(study).name}: {total:.2f} GPU-hours at worst")
+    lines.append(f"{len(jobs)} runs on {cluster.name}: {total:.2f} {cluster.hours} at worst")
     if most := max((job.ask.max_restarts for job in jobs if job.ask.requeue), default=0):
         lines.append(f"with requeue, max_restarts are counted: {most} of a run at most")
     return lines + study.assumed + [

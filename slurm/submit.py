@@ -235,7 +235,7 @@ def check_budget(
         budget = min(ask_of(study.slurm[name], str(study.path)).budget_gpu_hours for name in names)
     if total <= budget or yes:
         return
-    says = f"{total:.1f} GPU-hours at worst exceed the budget of {budget:g}"
+    says = f"{total:.1f} {cluster_of(study).hours} at worst exceed the budget of {budget:g}"
     if not sys.stdin.isatty():
         raise UsageError(f"{says}: give --yes, or --budget")
     if not agreed(f"{says}. Submit? [y/N] "):

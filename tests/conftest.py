@@ -42,16 +42,16 @@ def clean_copy(repository: Path) -> Path:
 
 
 TRAIN = "parallel.train"
-REPOSITORY = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 CLEAN = "SCALING_TEST_ROOT"  # the processes of one test run share the folder
 if CLEAN not in os.environ:
-    os.environ[CLEAN] = str(clean_copy(REPOSITORY))
+    os.environ[CLEAN] = str(clean_copy(ROOT))
     atexit.register(shutil.rmtree, os.environ[CLEAN])
-ROOT = Path(os.environ[CLEAN])
+CLEAN_ROOT = Path(os.environ[CLEAN])
 ENGINES = ("ddp", "fsdp2", "deepspeed_zero", "deepspeed_pipe", "megatron")
 THREADS = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 os.environ["SCALING_CLUSTERS"] = ""  # the shipped clusters alone, whatever the user has
-SHARED = Path(os.environ.get("SCALING_SHARED", REPOSITORY.parent / "shared"))
+SHARED = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared"))
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def shared() -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def clean_folder() -> None:
-    os.chdir(ROOT)
+    os.chdir(CLEAN_ROOT)
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +143,7 @@ def run_module(*arguments: str, ranks: int = 0, timeout: float = 300, **environm
             command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return subprocess.run(
         [*command, "-m", *arguments],
-        cwd=ROOT,
+        cwd=CLEAN_ROOT,
         env=os.environ | THREADS | environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -160,7 +160,7 @@ def start_training(
     command += [f"--nproc-per-node={ranks}", "-m", TRAIN, *flags]
     return subprocess.Popen(
         [*command, "--data", str(tokens), "--out", str(folder)],
-        cwd=ROOT,
+        cwd=CLEAN_ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

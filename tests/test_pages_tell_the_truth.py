@@ -14,7 +14,7 @@ import pytest
 
 from models.errors import Parser
 from parallel.config.study import load_study
-from tests.conftest import ROOT, THREADS
+from tests.conftest import CLEAN_ROOT, ROOT, THREADS
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Lines; other pages 250. The last has a row for every run of the shipped studies.
@@ -107,7 +107,7 @@ def test_the_commands_of_a_page_run_as_typed_in_a_clone(page, tmp_path):
     lines = [line for line in commands(page) if not why_not(line)]
     if not lines:
         pytest.skip("no command of this page is run: NOT_RUN says why")
-    clone = shutil.copytree(ROOT, tmp_path / "clone")
+    clone = shutil.copytree(CLEAN_ROOT, tmp_path / "clone")
     (clone / "slurm" / "first.toml").write_text(study_of(ROOT / "README.md"))
     for line in lines:
         command = [sys.executable, *words_of(line)[1:]]

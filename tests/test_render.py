@@ -819,7 +819,7 @@ def test_dry_run_writes_nothing_and_says_what_it_costs(tmp_path, capsys):
     assert main([str(path), "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "2 runs on dgx-h200: 48.00 GPU-hours at worst" in out
-    assert out.count("left out: [[sweep]] 1:") == 2 and not (tmp_path / "few").exists()
+    assert "likewise 1 more: [[sweep]] 1: nodes 2" in out and not (tmp_path / "few").exists()
     assert main([str(path), "--strict"]) == 2
     path.write_text('question = "?"\n[[run]]\n')
     assert main([str(path)]) == 2

@@ -594,7 +594,7 @@ def test_a_budget_is_kept_where_nobody_can_be_asked(many, capsys):
     path, logs, tmp_path = many
     flags = [str(path), "--logs", str(logs), "--only", "failed", "--budget", "1", "--no-preflight"]
     assert submit.main(flags) == 2
-    assert "GPU-hours at worst exceed the budget of 1" in capsys.readouterr().err
+    assert "rank-hours at worst exceed the budget of 1" in capsys.readouterr().err
     assert "sbatch" not in (tmp_path / "calls").read_text()
 
 
@@ -798,7 +798,7 @@ def test_above_the_budget_the_user_is_asked(four, answer, submitted):
     )
     os.write(keyboard, answer.encode())
     out, err = asking.communicate(timeout=60)
-    assert b"GPU-hours at worst exceed the budget of 0.1. Submit? [y/N]" in out
+    assert b"rank-hours at worst exceed the budget of 0.1. Submit? [y/N]" in out
     assert (tmp_path / "sent").exists() is submitted
     assert asking.returncode == (0 if submitted else 2), err
     assert submitted or err.splitlines() == [b"slurm.submit: nothing was submitted"]

@@ -87,9 +87,9 @@ class Cluster:
 
     name: str
     source: Path  # the file that describes it
-    description: str = _key(MISSING, "one line for people")
     gpus_per_node: int = _key(MISSING, "GPUs of a node; without GPUs, ranks on a node")
     cores_per_node: int = _key(MISSING, "CPU cores of a node")
+    description: str = _key("", "one line for people")
     gpu: str = _key("", "the GPU's name")
     gpu_memory_gb: float | None = _key(None, "memory of one GPU")
     interconnect: str = _key(
@@ -175,6 +175,11 @@ class Cluster:
     def nodes(self, gpus: int) -> int:
         """Nodes that hold `gpus` GPUs."""
         return -(-gpus // self.gpus_per_node)
+
+    @property
+    def hours(self) -> str:
+        """The unit of what a run costs."""
+        return "rank-hours" if self.gpu_request == "none" else "GPU-hours"
 
     def problems(self, spec: RunSpec, tp_across_nodes: bool = False) -> list[str]:
         """Every reason why the run cannot be placed here, with the numbers."""
@@ -299,7 +304,8 @@ def values_of(kind: type, facts: Any, where: str) -> dict[str, Any]:
     for key, value in facts.items():
         wanted = _TOML.get(known[key].type, dict)
         if not isinstance(value, wanted) or isinstance(value, bool) != (wanted is bool):
-            raise UsageError(f"{where}: {key} cannot be {value!r}")
+            hint = ": write a list of texts, in [ ]" if wanted is list else ""
+            raise UsageError(f"{where}: {key} cannot be {value!r}{hint}")
         if isinstance(value, list) and (wrong := [v for v in value if not isinstance(v, str)]):
             raise UsageError(f"{where}: {wrong[0]!r} is no text")
         values[key] = tuple(value) if isinstance(value, list) else value
