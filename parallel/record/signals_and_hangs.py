@@ -216,7 +216,11 @@ def _location(frames: list[tuple[str, int, str]]) -> str:
     """Where a stack (innermost first) is: its innermost line, and the innermost one of ours."""
     root = str(ROOT) + os.sep
     # By room, for the virtual environment, with torch in it, may lie inside the repository too.
-    ours = [f for f in frames if f[0].startswith((root + "parallel/", root + "models/"))]
+    rooms = (root + "parallel/", root + "models/")
+    # The repository may be reached through a link.
+    real = [(os.path.realpath(file), *at) for file, *at in frames]
+    frames = [r if r[0].startswith(rooms) else f for r, f in zip(real, frames, strict=True)]
+    ours = [f for f in frames if f[0].startswith(rooms)]
     shown = dict.fromkeys([frames[0], *ours[:1]] if frames else [])
     return ", in ".join(f"{file.removeprefix(root)}:{at} {name}" for file, at, name in shown)
 
