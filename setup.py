@@ -2,7 +2,7 @@
 
 from setuptools import find_namespace_packages, setup
 
-ROOMS = ("models", "parallel", "slurm", "analysis")
+ROOMS = ("base", "models", "parallel", "slurm", "analysis")
 
 # The tools that get a run's curves (docs/curves.md), each an extra.
 CURVES = {

@@ -4,7 +4,7 @@ import ast
 import sys
 from pathlib import Path
 
-from models.errors import Parser, command_line
+from base.errors import Parser, command_line
 
 NOT_COMMANDS = ("__init__", "__main__", "as_script")
 

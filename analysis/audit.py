@@ -23,9 +23,9 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from analysis.common.tables import show_objects
+from analysis.common.table import show_objects
 from analysis.published.audit import audit_paths
-from models.errors import Parser, UsageError, command_line, warn
+from base.errors import Parser, UsageError, command_line, warn
 
 
 @command_line("analysis.audit")

@@ -29,13 +29,13 @@ if not __package__:
 import sys
 from pathlib import Path
 
-from analysis.common.tables import show
-from analysis.measured import breakdown, timeline
-from analysis.measured.flags import parser_of
-from models.errors import UsageError, command_line, warn
-from models.files import add_force_flag
-from models.storage import output
-from parallel.record.timeline import MARK
+from analysis.common.table import show
+from analysis.measured import rank_times, stage_timeline
+from analysis.measured.run_flags import parser_of
+from base.errors import UsageError, command_line, warn
+from base.files import add_force_flag
+from base.storage import output
+from parallel.record.trace_file import MARK
 
 
 @command_line("analysis.breakdown")
@@ -47,23 +47,24 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--trace", type=Path, metavar="FILE", help=traced)
     add_force_flag(parser)
     given = parser.parse_args(argv)
-    found, problems = breakdown.read_all(given.paths)
+    found, problems = rank_times.read_all(given.paths)
     lines = []
     for one in found:
         try:
-            lines.append(timeline.of_run(one))
+            lines.append(stage_timeline.of_run(one))
         except UsageError as error:
-            problems += [str(error)] * (timeline.WITHOUT not in str(error) or bool(given.trace))
+            if stage_timeline.WITHOUT not in str(error) or given.trace:
+                problems.append(str(error))
     for line in problems:
         warn("analysis.breakdown", line)
-    tables = breakdown.tables(found, given.baseline, given.scaling)
+    tables = rank_times.tables(found, given.baseline, given.scaling)
     if lines:
-        tables.append(timeline.table(lines))
+        tables.append(stage_timeline.table(lines))
     if given.trace:
         if len(lines) != 1:
             raise UsageError(f"--trace is of one run with traced steps, not of {len(lines)}")
         with output(given.trace, MARK, given.force) as file:
-            timeline.write(file, lines[0])
+            stage_timeline.write(file, lines[0])
         warn(
             "analysis.breakdown", f"{given.trace}: written"
         )  # not among the tables, as JSON or CSV

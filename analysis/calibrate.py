@@ -17,14 +17,14 @@ if not __package__:
 import sys
 from pathlib import Path
 
-from analysis.common.tables import add_table_flags, show
+from analysis.common.table import add_table_flags, show
 from analysis.planner import calibrating
 from analysis.planner.calibration import FOLDER, MARK
 from analysis.planner.fitting import add_rows_flag
-from models.bounds import check_flags
-from models.errors import Parser, command_line
-from models.files import add_force_flag
-from models.storage import check_output
+from base.bounds import check_flags
+from base.errors import Parser, command_line
+from base.files import add_force_flag
+from base.storage import check_output
 
 
 @command_line("analysis.calibrate")

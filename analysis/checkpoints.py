@@ -20,11 +20,11 @@ if not __package__:
 
 import sys
 
-from analysis.common.tables import show
-from analysis.measured import checkpoints
-from analysis.measured.flags import load_given, parser_of
-from models.bounds import Bounds, check_flags
-from models.errors import command_line, warn
+from analysis.common.table import show
+from analysis.measured import checkpoint_costs
+from analysis.measured.run_flags import load_given, parser_of
+from base.bounds import Bounds, check_flags
+from base.errors import command_line, warn
 
 
 @command_line("analysis.checkpoints")
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         tables += [recomputed(path) for path in published]
     if others:
         records = load_given("analysis.checkpoints", given, others)
-        shown, silent, damaged = checkpoints.table(records, given.bytes_per_param)
+        shown, silent, damaged = checkpoint_costs.table(records, given.bytes_per_param)
         for line in damaged:
             warn("analysis.checkpoints", line)
         if silent:

@@ -19,12 +19,12 @@ if not __package__:
 
 import sys
 
-from analysis.common.tables import show, show_objects
-from analysis.logs.flags import facts_of
-from analysis.measured import compare
+from analysis.common.table import show, show_objects
+from analysis.logs.fact_flags import facts_of
+from analysis.measured import comparisons
 from analysis.measured.fairness import ANY_COMMIT
-from analysis.measured.flags import parser_of
-from models.errors import UsageError, command_line, printable, warn
+from analysis.measured.run_flags import parser_of
+from base.errors import UsageError, command_line, printable, warn
 
 
 @command_line("analysis.compare")
@@ -43,25 +43,25 @@ def main(argv: list[str] | None = None) -> int:
             " is known"
         )
     if given.repeats:
-        shown = compare.repeats_table(given.paths, facts, given.window, given.rule)
+        shown = comparisons.repeats_table(given.paths, facts, given.window, given.rule)
         show([shown], given.format, given.columns)
         return 0
     if len(given.paths) > 2:
         raise UsageError(f"two things are compared, but {len(given.paths)} were given")
     sides = []
     for path in given.paths:
-        runs, left_out = compare.timed_runs([path], facts, given.window)
+        runs, left_out = comparisons.timed_runs([path], facts, given.window)
         for line in left_out:
             warn("analysis.compare", line)
         sides.append(runs)
     if len(sides) == 1:
-        verdicts = compare.of_study(sides[0], given.any_commit)
+        verdicts = comparisons.of_study(sides[0], given.any_commit)
     else:
-        verdicts = [compare.judged(*sides, given.any_commit)]
+        verdicts = [comparisons.judged(*sides, given.any_commit)]
     if given.format == "json":
         show_objects([verdict.as_dict() for verdict in verdicts], given.columns)
     elif len(sides) == 1 or given.columns:
-        shown = compare.table(verdicts, given.any_commit)
+        shown = comparisons.table(verdicts, given.any_commit)
         show([shown], given.format, given.columns)
     else:
         lines = verdicts[0].lines() + [ANY_COMMIT] * given.any_commit

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from analysis.measured.curve_tools import TOOLS, Point, Sink
+from base.errors import Parser, UsageError, command_line, printable, warn
+from base.files import named_folder, read_json_if_whole
+from base.storage import write_synced
 from models.config import GPTConfig
-from models.errors import Parser, UsageError, command_line, printable, warn
-from models.files import named_folder, read_json_if_whole
 from models.flops import DEFAULT_CONVENTION, tflops_per_gpu
 from models.gpus import mfu
-from models.storage import write_synced
 from parallel.config.settings import gemm_precision
 from parallel.record import schema
 from parallel.record.ends import RUNNING

@@ -14,12 +14,12 @@ if not __package__:
 import sys
 from pathlib import Path
 
-from analysis.logs.flags import facts_of
-from analysis.measured.flags import parser_of
-from models.errors import command_line, printable, warn
-from models.files import add_force_flag
+from analysis.logs.fact_flags import facts_of
+from analysis.measured.run_flags import parser_of
+from base.errors import command_line, printable, warn
+from base.files import add_force_flag
+from base.storage import check_output, output
 from models.flops import CONVENTIONS
-from models.storage import check_output, output
 
 
 @command_line("analysis.page")

@@ -15,10 +15,10 @@ if not __package__:
 
 import sys
 
-from analysis.common.tables import show
-from analysis.measured import parity
-from analysis.measured.flags import parser_of
-from models.errors import command_line, warn
+from analysis.common.table import show
+from analysis.measured import loss_parity
+from analysis.measured.run_flags import parser_of
+from base.errors import command_line, warn
 
 
 @command_line("analysis.parity")
@@ -28,9 +28,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = parser_of("analysis.parity", __doc__, "baseline", "table", **flags)
     parser.add_argument("--check", action="store_true", help="exit 1 when one is not verified too")
     given = parser.parse_args(argv)
-    runs, damaged = parity.read_runs(given.paths)
-    base = parity.called(given.baseline, runs) if given.baseline else None
-    fits = [] if base else parity.possible_baselines(runs)
+    runs, damaged = loss_parity.read_runs(given.paths)
+    base = loss_parity.called(given.baseline, runs) if given.baseline else None
+    fits = [] if base else loss_parity.possible_baselines(runs)
     if len(fits) == 1:
         (base,) = fits
         warn("analysis.parity", f"baseline: {base.name}, the only complete run on fewest GPUs")
@@ -40,11 +40,11 @@ def main(argv: list[str] | None = None) -> int:
         warn("analysis.parity", f"{said}: {places}; say which with --baseline")
     for line in damaged:
         warn("analysis.parity", line)
-    found = list(parity.verify(runs, base and base.path).values())
+    found = list(loss_parity.verify(runs, base and base.path).values())
     baselines = {run.facts.get("baseline") for run in runs} - {None}
     if base:
         baselines = {given.baseline or base.name}
-    shown = parity.table(found, ", ".join(sorted(baselines)))
+    shown = loss_parity.table(found, ", ".join(sorted(baselines)))
     show([shown], given.format, given.columns)
     failed = (lambda p: not p.equal) if given.check else (lambda p: p.differs)
     return int(any(map(failed, found)))

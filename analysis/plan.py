@@ -29,18 +29,18 @@ from typing import Any
 
 import numpy as np
 
-from analysis.common import plots
-from analysis.common.tables import Table, add_table_flags, show
+from analysis.common import drawing
+from analysis.common.table import Table, add_table_flags, show
 from analysis.planner import explain, ranking
 from analysis.planner.calibration import Calibration, fits_of, from_data_sheet, load_calibration
 from analysis.planner.space import PLANNED, WIDTHS, space
+from base.bounds import check_flags
+from base.errors import Parser, UsageError, command_line, warn
+from base.files import add_force_flag
+from base.storage import output
 from models import memory
-from models.bounds import check_flags
 from models.config import PRESETS, GPTConfig, name_of, preset
-from models.errors import Parser, UsageError, command_line, warn
-from models.files import add_force_flag
 from models.gpus import NETWORK, check_network, find_gpu, planning_gpu
-from models.storage import output
 from parallel.config import settings
 from parallel.config.clusters import load_clusters
 from parallel.config.layout_arrays import Columns
@@ -260,8 +260,8 @@ def answer(arguments: argparse.Namespace) -> Table:
         per_gpu = ask.global_batch / ask.gpus
         curve = ranking.scale(ask.config, cluster, per_gpu, ask.settings, ask.margin)
         if str(arguments.scale) != "-":
-            picture = plots.planned(curve, f"{ask.config.n_params / 1e9:.0f}B on {cluster.name}")
-            plots.write(picture, arguments.scale, force=arguments.force)
+            picture = drawing.planned(curve, f"{ask.config.n_params / 1e9:.0f}B on {cluster.name}")
+            drawing.write(picture, arguments.scale, force=arguments.force)
         return ranking.scale_table(curve, per_gpu, cluster.network_note())
     attention = "flash" if x.flash[0] else "unfused"
     notes = [

@@ -23,8 +23,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from models.errors import Parser, UsageError, command_line, warn
-from models.files import ROOT, add_force_flag, named_folder
+from base.errors import Parser, UsageError, command_line, warn
+from base.files import ROOT, add_force_flag, named_folder
 
 PUBLISHED = ROOT / "logs" / "plots"
 
@@ -82,16 +82,18 @@ def main(argv: list[str] | None = None) -> int:
     given = parser.parse_args(argv)
     folder, left_out = folder_for(given.paths, given.out), []
     if given.paths:
-        from analysis.measured import pictures  # here: --help needs no numpy
+        from analysis.measured import published_pictures  # here: --help needs no numpy
 
         axes = given.x, given.y
-        written, left_out = pictures.draw(given.paths, folder, given.baseline, axes, given.force)
+        written, left_out = published_pictures.draw(
+            given.paths, folder, given.baseline, axes, given.force
+        )
     elif given.x or given.y or given.baseline:
         raise UsageError("--x, --y and --baseline are of runs: say with PATH which")
     else:
-        from analysis.published import pictures
+        from analysis.published import published_pictures
 
-        written = pictures.draw(folder, given.force)
+        written = published_pictures.draw(folder, given.force)
     for line in left_out:
         warn("analysis.plots", line)
     print(*written, sep="\n")

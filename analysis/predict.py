@@ -34,12 +34,12 @@ if not __package__:
 import sys
 from pathlib import Path
 
-from analysis.common.tables import add_table_flags, json_object, show
+from analysis.common.table import add_table_flags, json_object, show
 from analysis.planner.fitting import add_rows_flag
 from analysis.planner.rows import read_rows
 from analysis.planner.validate import SPLITS, summary, table, validate_memory, validate_time
-from models.bounds import check_flags
-from models.errors import Parser, command_line
+from base.bounds import check_flags
+from base.errors import Parser, command_line
 
 
 @command_line("analysis.predict")

@@ -18,11 +18,11 @@ if not __package__:
 import sys
 from pathlib import Path
 
-from analysis.common.tables import add_table_flags, show, show_objects
+from analysis.common.table import add_table_flags, show, show_objects
 from analysis.logs.record import Refusal
-from analysis.measured import profile
-from models.bounds import check_flags
-from models.errors import Parser, command_line, warn
+from analysis.measured import profile_rows
+from base.bounds import check_flags
+from base.errors import Parser, command_line, warn
 
 
 @command_line("analysis.profile")
@@ -39,13 +39,13 @@ def main(argv: list[str] | None = None) -> int:
     given = parser.parse_args(argv)
     check_flags(given, top=(1, 10_000))
     refused: list[Refusal] = []
-    found = [one for path in given.paths for one in profile.report(path, refused, given.top)]
+    found = [one for path in given.paths for one in profile_rows.report(path, refused, given.top)]
     for refusal in refused:
         warn("analysis.profile", refusal)
     if given.format == "json":
         show_objects([{"source": title} | summary for title, summary in found], given.columns)
     else:
-        tables = [profile.table(title, summary) for title, summary in found]
+        tables = [profile_rows.table(title, summary) for title, summary in found]
         show(tables, given.format, given.columns)
     return 2 if refused else 0
 

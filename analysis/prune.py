@@ -16,12 +16,12 @@ if not __package__:
 import sys
 from pathlib import Path
 
-from analysis.common.tables import Column, Table, add_table_flags, show
+from analysis.common.table import Column, Table, add_table_flags, show
 from analysis.planner import ranking
 from analysis.planner.calibration import Calibration, load_calibration
+from base.bounds import check_flags
+from base.errors import Parser, UsageError, by_reason, command_line
 from models import memory
-from models.bounds import check_flags
-from models.errors import Parser, UsageError, by_reason, command_line
 from parallel.config.layout_arrays import columns_of
 from parallel.config.settings import RunSpec
 from parallel.config.study import load_study

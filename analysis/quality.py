@@ -17,12 +17,12 @@ if not __package__:
 import sys
 from typing import Any
 
-from analysis.common.tables import Column, Table, show, show_objects
+from analysis.common.table import Column, Table, show, show_objects
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
 from analysis.logs.verdict import describe_rule, judge, summary, timed
-from analysis.measured.flags import load_given, parser_of
-from models.errors import command_line
+from analysis.measured.run_flags import load_given, parser_of
+from base.errors import command_line
 
 
 def _summarised(

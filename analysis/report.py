@@ -41,11 +41,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from analysis.common.tables import Table, chosen, column_names, writing
-from models.errors import Parser, UsageError, command_line, printable
-from models.files import ROOT, check_ends
+from analysis.common.table import Table, chosen, column_names, writing
+from base.errors import Parser, UsageError, command_line, printable
+from base.files import ROOT, check_ends
+from base.storage import output
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
-from models.storage import output
 
 _OPEN = re.compile(r"^<!-- report: (\S.*?) -->[ \t]*$")
 _CLOSE = "<!-- /report -->"
@@ -109,7 +109,7 @@ def _validation(arguments: list[str]) -> str:
 
 
 def _breakdown_tables(arguments: list[str]) -> list[Table]:
-    from analysis.measured.breakdown import report
+    from analysis.measured.rank_times import report
 
     tables, problems = report(_given("breakdown", arguments).paths)
     if problems:

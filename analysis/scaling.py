@@ -18,12 +18,12 @@ if not __package__:
 
 import sys
 
-from analysis.common.tables import show, show_objects
-from analysis.logs.flags import facts_of
+from analysis.common.table import show, show_objects
+from analysis.logs.fact_flags import facts_of
 from analysis.logs.load import load
-from analysis.measured import scaling, submissions
-from analysis.measured.flags import parser_of, unheeded
-from models.errors import UsageError, command_line, warn
+from analysis.measured import scaling_curve, submissions
+from analysis.measured.run_flags import parser_of, unheeded
+from base.errors import UsageError, command_line, warn
 
 
 @command_line("analysis.scaling")
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         )
     if runs:
         tables.append(
-            scaling.report_of(
+            scaling_curve.report_of(
                 runs,
                 refused,
                 given.baseline,

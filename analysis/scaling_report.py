@@ -21,11 +21,11 @@ import sys
 from pathlib import Path
 
 from analysis.logs.load import load
-from analysis.measured.flags import parser_of
-from analysis.measured.scaling_report import FILE, report
-from models.errors import command_line, printable
-from models.files import add_force_flag
-from models.storage import as_json, check_output, output
+from analysis.measured.report_document import FILE, report
+from analysis.measured.run_flags import parser_of
+from base.errors import command_line, printable
+from base.files import add_force_flag
+from base.storage import as_json, check_output, output
 
 MARK = '"step_time_rule":'
 

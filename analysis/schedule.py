@@ -30,7 +30,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from analysis.common.tables import Column, Table
+from analysis.common.table import Column, Table
 from analysis.planner.pipeline import (
     MOST_EVENTS,
     MOST_STAGES,
@@ -48,12 +48,12 @@ from analysis.planner.pipeline import (
     text,
     zero_bubble_form,
 )
-from models.bounds import Bounds, check_flags
-from models.errors import Parser, UsageError, command_line, printable
-from models.files import add_force_flag
-from models.storage import output
+from base.bounds import Bounds, check_flags
+from base.errors import Parser, UsageError, command_line, printable
+from base.files import add_force_flag
+from base.storage import output
 from parallel.config.layout import Layout
-from parallel.record import timeline
+from parallel.record import trace_file
 
 WIDEST = (
     400  # columns of a picture whose columns are shorter than 1: the shortest task, where that fits
@@ -113,9 +113,9 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.trace:
         about = {"schedule": name, "pp": pp, "vpp": vpp, "micro_batches": n}
         about |= {"backward": backward, "weight": weight_s, "transfer": arguments.transfer}
-        with output(arguments.trace, timeline.MARK, arguments.force) as file:
+        with output(arguments.trace, trace_file.MARK, arguments.force) as file:
             spans = intervals(events, arguments.transfer)
-            timeline.write(file, spans, about | {"unit": "a chunk's forward is 1 s"})
+            trace_file.write(file, spans, about | {"unit": "a chunk's forward is 1 s"})
         written.append(arguments.trace)
     # Printed last: a reader that goes away, as head does, ends the command.
     shortest = min(e.end - e.start for e in events)

@@ -14,12 +14,12 @@ if not __package__:
 import sys
 from pathlib import Path
 
-from analysis.common.tables import writing
+from analysis.common.table import writing
 from analysis.published.documents import recompute_tflops
-from models.bounds import check_flags
-from models.errors import Parser, UsageError, command_line
-from models.files import check_ends
-from models.storage import output
+from base.bounds import check_flags
+from base.errors import Parser, UsageError, command_line
+from base.files import check_ends
+from base.storage import output
 
 
 @command_line("analysis.tables")

@@ -28,11 +28,11 @@ if not __package__:
 
 import sys
 
-from analysis.common.tables import show, show_objects
+from analysis.common.table import show, show_objects
 from analysis.logs.verdict import SUMMARY
-from analysis.measured import tflops
-from analysis.measured.flags import load_given, parser_of
-from models.errors import command_line
+from analysis.measured import run_table
+from analysis.measured.run_flags import load_given, parser_of
+from base.errors import command_line
 from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 
 
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         " can be computed, as it prints them)",
     )
     given = parser.parse_args(argv)
-    shown = tflops.of_records(
+    shown = run_table.of_records(
         load_given("analysis.tflops", given),
         given.convention,
         given.baseline,
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         predict=given.predict,
     )
     if given.format == "json":
-        keys = [*SUMMARY, *tflops.ADDED]
+        keys = [*SUMMARY, *run_table.ADDED]
         keys += ["predicted_s", "predicted_error"] * bool(given.predict)
         show_objects([{k: row.get(k) for k in keys} for row in shown.rows], given.columns)
     else:

@@ -47,11 +47,11 @@ if not __package__:  # run as a script: find the rooms
 
 import numpy as np  # noqa: E402
 
-from analysis.common.tables import FORMATS  # noqa: E402
+from analysis.common.table import FORMATS  # noqa: E402
 from analysis.logs import readers  # noqa: E402
+from base.errors import Parser, UsageError, command_line  # noqa: E402
 from benchmarks import bad_commands, spoil  # noqa: E402
 from benchmarks.watched import COLUMNS, WRONG, Problem, Try, command, copy_study, watched  # noqa: E402
-from models.errors import Parser, UsageError, command_line  # noqa: E402
 
 SHARED = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared")) / "logs"
 OWN = ROOT / "logs" / "2-core-cpu"

@@ -28,8 +28,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
-from models.bounds import check_flags  # noqa: E402
-from models.errors import Parser, command_line  # noqa: E402
+from base.bounds import check_flags  # noqa: E402
+from base.errors import Parser, command_line  # noqa: E402
 from parallel.config import settings  # noqa: E402
 from parallel.config.engine_abilities import kernels_of  # noqa: E402
 
@@ -58,7 +58,7 @@ def measure(arguments: argparse.Namespace) -> None:
     from parallel import engines, token_files
     from parallel.engines import kernels
     from parallel.engines.devices import choose_device, init_process_group
-    from parallel.measure import breakdown, ranges
+    from parallel.measure import ranges, step_parts
     from parallel.measure.steady_time import median_ci95
     from parallel.measure.traced_steps import TracedSteps
     from parallel.record import launch
@@ -70,7 +70,7 @@ def measure(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(run.threads)
     device = choose_device(run, place)
     init_process_group(run, device, place, print)
-    methods = (*((ProcessGroup, name) for name in breakdown._CALLS), (Work, "wait"))
+    methods = (*((ProcessGroup, name) for name in step_parts._CALLS), (Work, "wait"))
     methods = tuple((of, name) for of, name in methods if name in of.__dict__)
     bare = [of.__dict__[name] for of, name in methods]
     kernel = kernels.choose(
@@ -79,7 +79,7 @@ def measure(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         bare_engine = engines.load(run, device, kernel) if run.engine == "ddp" else None
         bare_again = engines.load(run, device, kernel) if run.engine == "ddp" else None
-        books = breakdown.start(run, device, place.rank, Path(folder))
+        books = step_parts.start(run, device, place.rank, Path(folder))
         wrapped = [of.__dict__[name] for of, name in methods]
         engine = engines.load(run, device, kernel)
         corpus = token_files.load(run.data, run.seq_len, run.model.vocab_size)
@@ -95,7 +95,7 @@ def measure(arguments: argparse.Namespace) -> None:
             books._traced = traced if how == "traced" else None
             if books._traced:
                 traced.begins, traced.ends, traced._marks[:] = step, step + arguments.block, []
-            breakdown._active = books if on else None
+            step_parts._active = books if on else None
             ranges.listeners[:] = [books] if on else []
             for (of, name), method in zip(methods, wrapped if on else bare, strict=True):
                 setattr(of, name, method)
@@ -122,7 +122,7 @@ def measure(arguments: argparse.Namespace) -> None:
                 took = block(how)
                 if number:  # the first round is warm-up
                     times[how].append(took)
-        breakdown._active = None
+        step_parts._active = None
         ranges.listeners.clear()
         dist.barrier()
         before = time.perf_counter()

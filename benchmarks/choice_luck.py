@@ -22,14 +22,14 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import numpy as np  # noqa: E402
 
-from analysis.common.tables import Column, Table  # noqa: E402
+from analysis.common.table import Column, Table  # noqa: E402
 from analysis.planner.choice import groups_of  # noqa: E402
 from analysis.planner.ranking import MARGIN, to_measure  # noqa: E402
 from analysis.planner.rows import Rows  # noqa: E402
 from analysis.planner.scores import CHOICES, rows_of  # noqa: E402
 from analysis.planner.validate import fits_in_memory, validate_time  # noqa: E402
-from models.bounds import check_flags  # noqa: E402
-from models.errors import Parser, command_line  # noqa: E402
+from base.bounds import check_flags  # noqa: E402
+from base.errors import Parser, command_line  # noqa: E402
 
 FAR = 1.7  # times: twins of which one stalled
 

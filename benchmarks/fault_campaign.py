@@ -33,10 +33,10 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
-from analysis.measured.checkpoints import read_events  # noqa: E402
-from models.bounds import check_flags  # noqa: E402
-from models.errors import Parser, command_line  # noqa: E402
-from models.storage import write_json  # noqa: E402
+from analysis.measured.checkpoint_costs import read_events  # noqa: E402
+from base.bounds import check_flags  # noqa: E402
+from base.errors import Parser, command_line  # noqa: E402
+from base.storage import write_json  # noqa: E402
 from parallel.checkpoint import folders  # noqa: E402
 from parallel.record.reader import read_run, read_status  # noqa: E402
 

@@ -28,13 +28,13 @@ from typing import Any
 
 import numpy as np
 
-from analysis.common.tables import Column, Table, writing
+from analysis.common.table import Column, Table, writing
 from analysis.planner import engines, fitting, timemodel
 from analysis.planner.rows import Rows
 from analysis.planner.scores import SETS, rows_of
 from analysis.planner.timemodel import Machine
 from analysis.planner.validate import validate_time
-from models.errors import Parser, command_line
+from base.errors import Parser, command_line
 from models.gpus import planning_gpu
 from parallel.config.layout_arrays import FAMILIES, Columns
 

@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
-from models.errors import Parser, UsageError, command_line  # noqa: E402
+from base.errors import Parser, UsageError, command_line  # noqa: E402
 from parallel.config import settings  # noqa: E402
 from parallel.record.launch import Launch  # noqa: E402
 

@@ -27,13 +27,13 @@ sys.path[0] = str(ROOT)
 
 import numpy as np  # noqa: E402
 
-from analysis.common.tables import Column, Table, writing  # noqa: E402
+from analysis.common.table import Column, Table, writing  # noqa: E402
 from analysis.logs.load import load, name_of  # noqa: E402
 from analysis.logs.published_csv import column_name, read_csv  # noqa: E402
 from analysis.planner.runs import settings_of  # noqa: E402
+from base.errors import Parser, UsageError, command_line  # noqa: E402
 from models import memory  # noqa: E402
 from models.config import PRESETS, GPTConfig  # noqa: E402
-from models.errors import Parser, UsageError, command_line  # noqa: E402
 from parallel.config.layout import OFFLOAD, RECOMPUTE  # noqa: E402
 from parallel.config.layout_arrays import Columns, columns, columns_of  # noqa: E402
 from parallel.config.settings import RunSpec, resolve  # noqa: E402

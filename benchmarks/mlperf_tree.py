@@ -20,8 +20,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from models.bounds import check_flags
-from models.errors import Parser, command_line
+from base.bounds import check_flags
+from base.errors import Parser, command_line
 
 BAR_S = 10.0
 

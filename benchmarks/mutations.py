@@ -34,14 +34,14 @@ from types import CodeType
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
-from models.errors import Parser, command_line  # noqa: E402
+from base.errors import Parser, command_line  # noqa: E402
 
 # Each file and the tests of its family: files, single tests, or "-k" and what their names contain.
 FAMILIES = {
     "models/flops.py": ["tests/test_flops.py"],
     "models/memory.py": ["tests/test_memory_by_hand.py"],
     "models/gpus.py": ["tests/test_mfu_needs_a_known_peak.py", "tests/test_data_sheets.py"],
-    "models/storage.py": ["tests/test_saved_bytes.py"],
+    "base/storage.py": ["tests/test_saved_bytes.py"],
     "parallel/config/layout.py": ["tests/test_layout.py"],
     "parallel/config/layout_arrays.py": ["tests/test_columns.py"],
     "parallel/measure/steady_time.py": ["tests/test_steady_step_time.py"],
@@ -55,13 +55,13 @@ FAMILIES = {
         "tests/test_scaling_rows_are_honest.py",
         *("-k", "not help_costs"),
     ],
-    "analysis/measured/scaling.py": [
+    "analysis/measured/scaling_curve.py": [
         "tests/test_scaling_by_hand.py",
         "tests/test_scaling_laws.py",
         "tests/test_scaling_rows_are_honest.py",
         *("-k", "not help_costs"),
     ],
-    "analysis/measured/compare.py": [
+    "analysis/measured/comparisons.py": [
         "tests/test_comparisons_by_hand.py",
         "tests/test_comparisons_know_noise.py",
     ],

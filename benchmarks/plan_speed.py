@@ -20,10 +20,10 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"  # before numpy is loaded
 sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from analysis.common.tables import Column, Table, writing  # noqa: E402
+from analysis.common.table import Column, Table, writing  # noqa: E402
 from analysis.plan import add_flags, question  # noqa: E402
-from models.bounds import check_flags  # noqa: E402
-from models.errors import Parser, command_line  # noqa: E402
+from base.bounds import check_flags  # noqa: E402
+from base.errors import Parser, command_line  # noqa: E402
 
 BAR = 100_000  # layouts a second
 PLANS = {

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from analysis.published.audit import audit_paths
 from analysis.published.checks import Finding
 from analysis.published.read_tables import meaning
-from models.errors import Parser, UsageError, command_line
+from base.errors import Parser, UsageError, command_line
 
 NEEDED = ("gpus", "tp", "pp", "dp", "seq_len", "global_batch", "step_s")
 RATES = ("tokens_per_s", "tflops", "mfu")

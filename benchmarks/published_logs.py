@@ -16,8 +16,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from analysis.logs.load import load
-from analysis.measured.tflops import rows
-from models.errors import Parser, command_line
+from analysis.measured.run_table import rows
+from base.errors import Parser, command_line
 
 COLUMNS = tuple(
     """log format gpus tokens_per_s tflops convention printed_tflops printed_by printed_error

@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from analysis.logs.load import read_all
 from analysis.logs.readers import read
 from analysis.logs.record import Refusal
-from models.bounds import check_flags
-from models.errors import Parser, UsageError, command_line
+from base.bounds import check_flags
+from base.errors import Parser, UsageError, command_line
 
 # Words of many formats; lines of them alone would slow a reader that scans a line twice.
 PIECES = (

@@ -28,9 +28,9 @@ from analysis.logs.published_csv import column_name
 from analysis.planner import calibration, fitting
 from analysis.planner.rows import NEEDED, Rows, read_rows
 from analysis.planner.validate import fit_some, validate_time
+from base.errors import Parser, command_line
+from base.files import ROOT
 from models import memory
-from models.errors import Parser, command_line
-from models.files import ROOT
 from models.gpus import planning_gpu
 
 FOLDER = ROOT / "logs" / "predictions"

@@ -18,8 +18,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
-from analysis.common.tables import Column, Table, writing  # noqa: E402
-from models.errors import Parser, UsageError, command_line  # noqa: E402
+from analysis.common.table import Column, Table, writing  # noqa: E402
+from base.errors import Parser, UsageError, command_line  # noqa: E402
 from models.memory import GB  # noqa: E402
 from parallel.config.settings import RunSpec, resolve  # noqa: E402
 from parallel.rehearse import Processes, memory_rows, shortened, unable  # noqa: E402

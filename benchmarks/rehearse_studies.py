@@ -18,8 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
-from models.errors import Parser, command_line  # noqa: E402
-from models.files import ROOT  # noqa: E402
+from base.errors import Parser, command_line  # noqa: E402
+from base.files import ROOT  # noqa: E402
 from parallel.config.settings import RunSpec  # noqa: E402
 from parallel.config.study import load_study  # noqa: E402
 from parallel.record.facts import git  # noqa: E402

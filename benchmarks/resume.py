@@ -21,9 +21,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
-from analysis.measured.parity import GRAD_NORM_BAR, LOSS_BAR  # noqa: E402
+from analysis.measured.loss_parity import GRAD_NORM_BAR, LOSS_BAR  # noqa: E402
+from base.errors import Parser, command_line  # noqa: E402
 from benchmarks.fault_campaign import MARK, RUNS, difference, family  # noqa: E402
-from models.errors import Parser, command_line  # noqa: E402
 from parallel.checkpoint import folders  # noqa: E402
 from parallel.record.reader import read_run, read_status  # noqa: E402
 

@@ -36,9 +36,9 @@ sys.path[0] = str(ROOT)
 
 import torch  # noqa: E402
 
-from models.bounds import check_flags  # noqa: E402
+from base.bounds import check_flags  # noqa: E402
+from base.errors import Parser, command_line  # noqa: E402
 from models.config import parameter_shapes  # noqa: E402
-from models.errors import Parser, command_line  # noqa: E402
 from parallel.checkpoint import __main__ as checkpoint  # noqa: E402
 from parallel.checkpoint.checkpointer import Checkpointer  # noqa: E402
 from parallel.checkpoint.contents import State, unpadded  # noqa: E402

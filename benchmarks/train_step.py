@@ -35,9 +35,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from analysis.common.tables import Column, Table
-from models.bounds import check_flags
-from models.errors import Parser, UsageError, command_line
+from analysis.common.table import Column, Table
+from base.bounds import check_flags
+from base.errors import Parser, UsageError, command_line
 from models.flops import CONVENTIONS
 from parallel.config.settings import RunSpec, resolve
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from models.errors import UsageError
+from base.errors import UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU_S, WAIT_S = 5.0, 30.0  # of one call

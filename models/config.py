@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from models.errors import UsageError
+from base.errors import UsageError
 
 INIT_STD = 0.02  # Radford et al. 2019; residual projections are scaled by 1/sqrt(2 n_layer)
 VOCAB_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by: GEMMs like such sides

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from base.errors import UsageError
 from models import gpt
 from models.config import GPTConfig
-from models.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.errors import UsageError
-from models.files import read_toml
+from base.errors import UsageError
+from base.files import read_toml
 
 # Model FLOPs only: what MFU is defined on. sc21 and seed count recomputation, which is HFU.
 MODEL_FLOPS = ("megatron", "megatron-full", "palm", "6n")

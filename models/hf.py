@@ -45,8 +45,9 @@ import sys
 from pathlib import Path
 
 # torch and transformers are loaded where they are used: --help and mistakes are answered at once.
-from models.bounds import check_flags
-from models.errors import Parser, UsageError, command_line, printable
+from base.bounds import check_flags
+from base.errors import Parser, UsageError, command_line, printable
+from base.storage import BYTES, refuse_existing
 from models.run_weights import (
     as_weights,
     find_weights,
@@ -55,7 +56,6 @@ from models.run_weights import (
     tokenizer_files,
     tokenizer_of,
 )
-from models.storage import BYTES, refuse_existing
 
 
 def _about_tokenizer(path: Path | None) -> tuple[list[Path], int | None, int | None]:

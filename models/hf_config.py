@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from base.errors import UsageError
 from models.config import INIT_STD, LLAMA3_ROPE, GPTConfig
-from models.errors import UsageError
 
 _Meaning = dict[str, tuple[tuple, str]]
 

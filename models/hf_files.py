@@ -13,12 +13,12 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from base.errors import UsageError
+from base.files import read_json
+from base.storage import refuse_existing, stored_tensors, write_synced
 from models.config import GPTConfig, parameter_shapes
-from models.errors import UsageError
-from models.files import read_json
 from models.hf_config import architecture, config_of, hugging_face_config, hugging_face_names
 from models.run_weights import CONFIG, FORMAT
-from models.storage import refuse_existing, stored_tensors, write_synced
 from models.tensor_files import CODES, DTYPES, write_safetensors
 from models.weights import (
     METADATA,

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from base.errors import UsageError
+from base.files import ROOT, read_json, read_json_if_whole
+from base.storage import own_crc32
 from models.config import GPTConfig
-from models.errors import UsageError
-from models.files import ROOT, read_json, read_json_if_whole
-from models.storage import own_crc32
 
 CONFIG, FORMAT = "config.json", "gpt-weights-1"  # of a weights-only folder
 TOKENIZER_FILES = (

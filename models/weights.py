@@ -20,10 +20,10 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor
 
+from base.errors import UsageError
+from base.storage import file_crc32, own_crc32, publish, stored_tensors, sync, write_synced
 from models.config import GPTConfig, parameter_shapes
-from models.errors import UsageError
 from models.run_weights import CONFIG, FORMAT, read_description
-from models.storage import file_crc32, own_crc32, publish, stored_tensors, sync, write_synced
 from models.tensor_files import CODES, DTYPES, write_safetensors
 
 TENSORS = "model.safetensors"

@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from models.errors import Parser, UsageError, command_line, warn
-from models.files import parse_json, shown
-from models.storage import own_crc32, publish, write_json
+from base.errors import Parser, UsageError, command_line, warn
+from base.files import parse_json, shown
+from base.storage import own_crc32, publish, write_json
 from parallel.config.data_files import DEFAULT_FOLDER, HELD_OUT, SPLITS, aside_of, settle
 
 BYTE_VOCAB = 257  # 256 bytes and one end-of-document id

@@ -18,9 +18,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from models.errors import Parser, UsageError, command_line, printable
+from base.errors import Parser, UsageError, command_line, printable
+from base.storage import write_json
 from models.gpus import find_gpu
-from models.storage import write_json
 from parallel.record import facts
 
 PASSED, FAILED, TOLD = "passed", "FAILED", "-"

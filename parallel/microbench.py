@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from models.bounds import Bounds, check_flags
-from models.errors import Parser, command_line
+from base.bounds import Bounds, check_flags
+from base.errors import Parser, command_line
 
 SIZES = {"cpu": (0.25, 4), "cuda": (1, 8, 64, 512)}  # MiB of the all-reduces
 LINK = {"cpu": 4, "cuda": 64}  # the one of them that a calibration takes

@@ -40,9 +40,9 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+from base.errors import Parser, UsageError, command_line, warn
+from base.files import named_folder
 from models import flops, memory
-from models.errors import Parser, UsageError, command_line, warn
-from models.files import named_folder
 from models.memory import GB
 from parallel.config import clusters
 from parallel.config.engine_abilities import ENGINES
@@ -153,7 +153,7 @@ class Processes:
         self._forks = multiprocessing.get_context("forkserver")
         modules = sorted({ENGINES[spec.engine].module for spec in specs})
         # The engines first: they redirect torch's factories, which the rehearsal redirects again.
-        modules += ["parallel.measure.rehearsal", "parallel.measure.breakdown"]
+        modules += ["parallel.measure.rehearsal", "parallel.measure.step_parts"]
         # What a step would import otherwise, in every process.
         if any(spec.engine == "deepspeed_zero" for spec in specs):
             modules.append("deepspeed.runtime.zero.muon.muon_optimizer")
@@ -210,7 +210,7 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, found: Rehearsal) -> None
 
     from models.tensor_files import DTYPES
     from parallel import engines
-    from parallel.measure import breakdown, ranges
+    from parallel.measure import ranges, step_parts
     from parallel.measure.rehearsal import HOST, Memory, held_part, without_storage
 
     device = torch.device("cpu")
@@ -226,7 +226,7 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, found: Rehearsal) -> None
         )
     with without_storage(rank, layout.world_size):
         with held:
-            messages = breakdown.start(replace(spec, breakdown=True), device, rank, aside)
+            messages = step_parts.start(replace(spec, breakdown=True), device, rank, aside)
             engine = engines.load(spec, device, "torch")
             parameters = [p for p in gc.get_objects() if isinstance(p, nn.Parameter)]
             weights = HOST if layout.offload == "all" else "weights"

@@ -35,9 +35,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from models.bounds import check_flags
-from models.errors import Parser, UsageError, by_reason, command_line, printable
-from models.files import ROOT, named_folder, read_json_if_whole
+from base.bounds import check_flags
+from base.errors import Parser, UsageError, by_reason, command_line, printable
+from base.files import ROOT, named_folder, read_json_if_whole
 from parallel import forked_ranks
 from parallel.checkpoint import attempts
 from parallel.config.settings import RunSpec

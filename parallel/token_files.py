@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.errors import UsageError
-from models.files import read_json_if_whole
-from models.storage import own_crc32, write_json
+from base.errors import UsageError
+from base.files import read_json_if_whole
+from base.storage import own_crc32, write_json
 from parallel.config.data_files import Split, describe, settle
 from parallel.config.layout import Layout
 

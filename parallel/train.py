@@ -35,8 +35,8 @@ from typing import Any, NoReturn
 STARTED = time.perf_counter()
 
 # The clock starts before the imports.
-from models.errors import Parser, UsageError, command_line, warn
-from models.files import named_folder
+from base.errors import Parser, UsageError, command_line, warn
+from base.files import named_folder
 from parallel.checkpoint import attempts, folders
 from parallel.config import clusters, library_variables
 from parallel.config.engine_abilities import kernels_of
@@ -254,7 +254,7 @@ def train_in_folder(
     from parallel import engines
     from parallel.engines import cpu
     from parallel.engines.devices import init_process_group
-    from parallel.measure import breakdown
+    from parallel.measure import step_parts
     from parallel.trainer import Trainer
 
     source = attempts.begin(spec, facts, folder) if launch.rank == 0 else None
@@ -287,7 +287,7 @@ def train_in_folder(
             # AdamW updates what is offloaded on the CPU, while nothing else runs there.
             facts["host"]["optimizer_threads"] = cpu.share_of_cores()
             torch.set_num_threads(facts["host"]["optimizer_threads"])
-        recorded = breakdown.start(spec, device, launch.rank, folder.path)
+        recorded = step_parts.start(spec, device, launch.rank, folder.path)
         engine = engines.load(spec, device, facts["kernels"])
         trainer = Trainer(
             spec, facts, folder, engine, data, device, launch, recorded, interruption, STARTED

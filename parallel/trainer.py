@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from models.errors import UsageError
+from base.errors import UsageError
 from parallel import engines, token_files
 from parallel.checkpoint import folders
 from parallel.checkpoint.attempts import nothing_to_train, other_schedules, tell
@@ -24,9 +24,9 @@ from parallel.checkpoint.checkpointer import Checkpointer
 from parallel.config.settings import RunSpec, profiled_steps
 from parallel.engines.optim import lr_at
 from parallel.measure import energy_and_memory, profiler, ranges, training_metrics
-from parallel.measure.breakdown import Breakdown
 from parallel.measure.clock import Clock
 from parallel.measure.epoch_report import epoch_lines
+from parallel.measure.step_parts import Breakdown
 from parallel.record import lines
 from parallel.record.ends import Kind
 from parallel.record.launch import TIME_LIMIT_SIGNAL, Launch, signal_words, tell_torchrun

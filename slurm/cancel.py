@@ -6,7 +6,7 @@ python -m slurm.cancel slurm/layouts.toml --only megatron-tp2-pp2
 
 import sys
 
-from models.errors import UsageError, command_line
+from base.errors import UsageError, command_line
 from slurm import states
 from slurm.render import load_studies, study_parser
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from models.errors import command_line
+from base.errors import command_line
 
 
 def below(pid: int) -> list[int]:

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from models.errors import UsageError, command_line
-from models.files import ROOT
+from base.errors import UsageError, command_line
+from base.files import ROOT
 from parallel.config.clusters import Cluster
 from parallel.config.data_files import describe
 from parallel.config.settings import RunSpec

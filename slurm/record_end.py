@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from models.errors import Parser, command_line
+from base.errors import Parser, command_line
 from parallel.record.ends import Kind, kind_of
 from parallel.record.writer import RunFolder
 from slurm.states import cause, killed_rank, ran_by, read_end, tail

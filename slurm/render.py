@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote as percent_encode
 
-from models.errors import Parser, UsageError, by_reason, command_line
-from models.files import ROOT, add_force_flag
-from models.storage import check_output, output
+from base.errors import Parser, UsageError, by_reason, command_line
+from base.files import ROOT, add_force_flag
+from base.storage import check_output, output
 from parallel.config.clusters import CLUSTERS, OPTION, Cluster, check_environment, values_of
 from parallel.config.settings import RunSpec
 from parallel.config.study import Study, load_study

@@ -13,9 +13,9 @@ import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from models.errors import UsageError
-from models.files import parse_json
-from models.storage import write_json
+from base.errors import UsageError
+from base.files import parse_json
+from base.storage import write_json
 from parallel.config.duration import CIRCUMSTANCES
 from parallel.config.settings import DEFAULTS, RunSpec
 from parallel.config.study import Study

@@ -14,7 +14,7 @@ import shlex
 import sys
 from collections import Counter
 
-from models.errors import command_line, printable
+from base.errors import command_line, printable
 from slurm import states
 from slurm.render import load_studies, shown, study_parser
 

@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from models.bounds import check_flags
-from models.errors import UsageError, command_line, warn
+from base.bounds import check_flags
+from base.errors import UsageError, command_line, warn
 from parallel.config.study import Study, load_study
 from slurm import page_job, preflight, states
 from slurm.render import (

@@ -25,9 +25,9 @@ from pathlib import Path
 
 import psutil
 
-from models.bounds import check_flags
-from models.errors import Parser, UsageError, command_line
-from models.files import ROOT
+from base.bounds import check_flags
+from base.errors import Parser, UsageError, command_line
+from base.files import ROOT
 
 HOME = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "scaling-study-slurm"
 TOOLS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "sbatch": "slurm-wlm"}

@@ -7,12 +7,13 @@ import pytest
 
 from tests.conftest import ROOT
 
-ROOMS = ("models", "parallel", "slurm", "analysis")
+ROOMS = ("base", "models", "parallel", "slurm", "analysis")
 MAY_IMPORT = {
-    "models": {"models"},
-    "parallel": {"models", "parallel"},
-    "slurm": {"models", "parallel", "slurm"},
-    "analysis": {"models", "parallel", "analysis"},
+    "base": {"base"},
+    "models": {"base", "models"},
+    "parallel": {"base", "models", "parallel"},
+    "slurm": {"base", "models", "parallel", "slurm"},
+    "analysis": {"base", "models", "parallel", "analysis"},
 }
 # Each heavy library and the only files that may import it.
 HOMES = {

@@ -8,7 +8,7 @@ import pytest
 from analysis.logs.published_csv import read_csv
 from analysis.published.audit import audit_paths
 from analysis.published.intervals import Interval, agreement, read_value, tolerance
-from models.files import ROOT
+from base.files import ROOT
 
 PUBLISHED = ROOT / "logs" / "published"
 SHARED = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared"))

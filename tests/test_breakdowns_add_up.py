@@ -10,10 +10,10 @@ import torch
 
 from analysis import breakdown as command
 from analysis.logs import readers
-from analysis.measured import breakdown as tables
-from analysis.measured.scaling import speedup
+from analysis.measured import rank_times as tables
+from analysis.measured.scaling_curve import speedup
 from parallel.config.settings import resolve
-from parallel.measure import breakdown, epoch_report, ranges
+from parallel.measure import epoch_report, ranges, step_parts
 from parallel.record.reader import read_breakdown
 from parallel.record.schema import AXES, BREAKDOWN_COLUMNS, CATEGORIES
 from parallel.record.writer import BreakdownFile
@@ -28,7 +28,7 @@ def settings(**given):
 def clock(monkeypatch):
     """A clock that only `clock(seconds)` moves."""
     now = [0.0]
-    monkeypatch.setattr(breakdown.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(step_parts.time, "perf_counter", lambda: now[0])
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
@@ -37,7 +37,7 @@ def clock(monkeypatch):
 
 
 def test_an_inner_region_pauses_the_outer_one(clock, tmp_path, monkeypatch):
-    measured = breakdown.Breakdown(settings(steps=2), torch.device("cpu"), 0, tmp_path)
+    measured = step_parts.Breakdown(settings(steps=2), torch.device("cpu"), 0, tmp_path)
     monkeypatch.setattr(ranges, "listeners", [measured])
     for step in (1, 2):
         clock(1)
@@ -49,7 +49,7 @@ def test_an_inner_region_pauses_the_outer_one(clock, tmp_path, monkeypatch):
         with ranges.region("backward"):
             clock(16)
             # DDP's last bucket: nothing closes it but the end of backward.
-            measured.enter(breakdown.Waiting("dp"))
+            measured.enter(step_parts.Waiting("dp"))
             clock(32)
         clock(64)
         measured.lap(step, 127.0)
@@ -64,12 +64,12 @@ def test_an_inner_region_pauses_the_outer_one(clock, tmp_path, monkeypatch):
 
 
 def test_waiting_longer_than_a_message_travels_is_bubble(clock, tmp_path):
-    measured = breakdown.Breakdown(settings(steps=1), torch.device("cpu"), 0, tmp_path)
+    measured = step_parts.Breakdown(settings(steps=1), torch.device("cpu"), 0, tmp_path)
     measured.transfer_s = 2.0
     for waited in (1, 5):
-        measured.enter(breakdown.Message("receive"))
+        measured.enter(step_parts.Message("receive"))
         clock(waited)
-        measured.leave(breakdown.Message("receive"))
+        measured.leave(step_parts.Message("receive"))
     measured.lap(1, 6.0)
     row = read_breakdown(tmp_path, 1)[0][0][0]
     assert (row["pp_s"], row["bubble_s"], row["other_s"]) == (1 + 2, 3, 0)
@@ -96,10 +96,10 @@ def test_a_batch_of_messages_is_waited_for_as_a_single_one_is(
 ):
     """Under NCCL a batch's messages give back nothing, and its end one work for all of them."""
     spec = settings(engine="megatron", gpus=2, pp=2, steps=1)
-    monkeypatch.setattr(breakdown, "_transfer_s", lambda *_: 2.0)
-    monkeypatch.setattr(breakdown.dist, "get_global_rank", lambda _, peer: peer)
-    monkeypatch.setattr(breakdown.dist, "get_process_group_ranks", lambda _: [0, 1])
-    measured = breakdown.Breakdown(spec, torch.device("cpu"), 0, tmp_path)
+    monkeypatch.setattr(step_parts, "_transfer_s", lambda *_: 2.0)
+    monkeypatch.setattr(step_parts.dist, "get_global_rank", lambda _, peer: peer)
+    monkeypatch.setattr(step_parts.dist, "get_process_group_ranks", lambda _: [0, 1])
+    measured = step_parts.Breakdown(spec, torch.device("cpu"), 0, tmp_path)
     work, message = Sent(), [torch.zeros(100)]
 
     def call(kind, *args, gives):
@@ -121,11 +121,11 @@ def test_a_batch_of_messages_is_waited_for_as_a_single_one_is(
 
 def test_an_asynchronous_call_is_over_once_it_is_seen_to_be(clock, tmp_path):
     """First of two calls: seen done at the next region; second: over in the wait for it."""
-    measured = breakdown.Breakdown(settings(steps=1), torch.device("cpu"), 0, tmp_path)
+    measured = step_parts.Breakdown(settings(steps=1), torch.device("cpu"), 0, tmp_path)
     first, second = Sent(), Sent()
     for work in (first, second):
-        measured._pending[work] = ("dp", breakdown.time.perf_counter())
-        measured._region_of[work] = breakdown.Waiting("dp")
+        measured._pending[work] = ("dp", step_parts.time.perf_counter())
+        measured._region_of[work] = step_parts.Waiting("dp")
     with_region = ("forward", "backward")
     for seconds, name in zip((1, 2), with_region, strict=True):
         clock(seconds)
@@ -146,8 +146,8 @@ def test_an_asynchronous_call_is_over_once_it_is_seen_to_be(clock, tmp_path):
 
 def test_off_means_that_nothing_listens_and_nothing_is_wrapped(tmp_path):
     call = torch.distributed.ProcessGroup.allreduce
-    assert breakdown.start(settings(), torch.device("cpu"), 0, tmp_path) is None
-    assert ranges.listeners == [] and breakdown.ddp_hook() is None
+    assert step_parts.start(settings(), torch.device("cpu"), 0, tmp_path) is None
+    assert ranges.listeners == [] and step_parts.ddp_hook() is None
     assert torch.distributed.ProcessGroup.allreduce is call
     assert not (tmp_path / "breakdown").exists()
 
@@ -156,7 +156,7 @@ def test_axes_are_told_by_the_ranks_that_differ():
     layout = settings(engine="megatron", gpus=8, tp=2, pp=2).layout
     axes = {"tp": [0, 1], "dp": [1, 3], "pp": [0, 4], "mixed": range(8), "control": [5]}
     for axis, group in axes.items():
-        assert breakdown.axis_of(layout, group) == axis
+        assert step_parts.axis_of(layout, group) == axis
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -6,12 +6,12 @@ import json
 import pytest
 
 from analysis.checkpoints import main
-from analysis.logs.parsing.checkpoints import Event, scan
+from analysis.logs.parsing.checkpoint_lines import Event, scan
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.readers import read
-from analysis.measured.checkpoints import COLUMNS, read_events, report, rows
+from analysis.measured.checkpoint_costs import COLUMNS, read_events, report, rows
 from analysis.published.recomputed import checkpoints
-from models.errors import UsageError
+from base.errors import UsageError
 from tests.conftest import ROOT
 
 ITERATION = (

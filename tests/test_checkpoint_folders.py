@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from models.errors import UsageError
+from base.errors import UsageError
 from parallel.checkpoint import attempts, folders
 from parallel.checkpoint.folders import FORMAT, LATEST, MANIFEST, Damaged
 from parallel.config.settings import resolve

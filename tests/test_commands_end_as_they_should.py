@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from models.errors import Parser, UsageError, command_line, printable
+from base.errors import Parser, UsageError, command_line, printable
 from tests.conftest import ROOT
 
 COMMANDS = sorted(
@@ -21,7 +21,7 @@ COMMANDS = sorted(
 )
 TOY = """
 import sys, time
-from models.errors import UsageError, command_line
+from base.errors import UsageError, command_line
 
 @command_line("toy")
 def main(argv=None):

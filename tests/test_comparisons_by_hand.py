@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from analysis.logs.record import Record
-from analysis.measured import compare as module
-from analysis.measured.compare import (
+from analysis.measured import comparisons as module
+from analysis.measured.comparisons import (
     Comparison,
     Verdict,
     changes,
@@ -18,7 +18,7 @@ from analysis.measured.compare import (
     spread,
 )
 from analysis.measured.fairness import ANY_COMMIT, CHANGED
-from models.errors import UsageError
+from base.errors import UsageError
 
 SAME = {"global_batch": 64, "seq_len": 1024, "precision": "bf16", "params": 1e9}
 

@@ -7,7 +7,7 @@ import pytest
 
 from analysis.compare import main
 from analysis.logs.record import Record
-from analysis.measured.compare import compare, judged, spread, timed_runs
+from analysis.measured.comparisons import compare, judged, spread, timed_runs
 from tests.fixture_runs import facts, write
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from models.files import ROOT
+from base.files import ROOT
 from parallel.config.study import load_study
 from parallel.record import reader
 from slurm import states, submit, testbed

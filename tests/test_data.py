@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.errors import UsageError
+from base.errors import UsageError
 from parallel import data, token_files
 from parallel.config import data_files
 from parallel.config.layout import Layout

@@ -3,7 +3,7 @@
 import pytest
 
 from analysis.planner.calibration import from_data_sheet
-from models.errors import UsageError
+from base.errors import UsageError
 from models.gpus import (
     GBITS,
     GPUS,

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from base.errors import UsageError
 from models import gpt, hf_model
 from models.config import PRESETS
-from models.errors import UsageError
 from parallel import data, token_files
 from parallel.config.message_bytes import step_volumes
 from parallel.config.settings import resolve

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from models.errors import UsageError
+from base.errors import UsageError
 from parallel.record.reader import read_run, read_status
 from tests.conftest import (
     TRAIN,

@@ -11,12 +11,12 @@ from analysis import plots
 from analysis.logs import load
 from analysis.logs.parsing import packed
 from analysis.logs.readers import torch_trace
-from models.errors import UsageError
-from models.files import parse_json, parse_toml, read_json
+from base.errors import UsageError
+from base.files import parse_json, parse_toml, read_json
 from parallel import token_files
 from parallel.checkpoint import folders
 from parallel.config import data_files, deepspeed_json, study
-from parallel.record import timeline
+from parallel.record import trace_file
 from parallel.record.reader import read_breakdown, read_run, read_saves
 from tests.conftest import ROOT
 from tests.fixture_runs import facts, write
@@ -100,7 +100,7 @@ def test_no_file_of_a_run_is_waited_for(tmp_path, name):
         "checkpoints.csv": lambda: read_saves(run),
         "9.state": lambda: read_json(run / name),
         "breakdown/rank0.csv": lambda: _raised(read_breakdown(run, 1)[1]),
-        "timeline.json.gz": lambda: timeline.read(run / name),
+        "timeline.json.gz": lambda: trace_file.read(run / name),
     }
     with pytest.raises(UsageError, match=f"{Path(name).name}: not a regular file"):
         calls.get(name, lambda: read_run(run))()
@@ -113,8 +113,8 @@ def _raised(problems):
 def test_a_trace_that_inflates_to_gigabytes_is_refused(tmp_path, monkeypatch):
     (tmp_path / "trace.json.gz").write_bytes(gzip.compress(b" " * (3 << 20) + b"{}"))
     monkeypatch.setattr(packed, "MOST", 1 << 20)
-    monkeypatch.setattr(timeline, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(trace_file, "_MOST_BYTES", 1 << 20)
     with pytest.raises(UsageError, match="more than 1 MiB"):
         torch_trace.read_trace(tmp_path / "trace.json.gz")
     with pytest.raises(UsageError, match="more than 1 MiB"):
-        timeline.read(tmp_path / "trace.json.gz")
+        trace_file.read(tmp_path / "trace.json.gz")

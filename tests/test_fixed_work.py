@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from models.errors import UsageError
+from base.errors import UsageError
 from parallel import token_files
 from parallel.config.data_files import training_tokens
 from parallel.config.duration import steps_of, steps_per_epoch

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from models.errors import Parser
+from base.errors import Parser
 from parallel.config.settings import RunSpec
 from tests.conftest import ROOT
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from analysis.logs.load import load
-from analysis.measured import tflops
+from analysis.measured import run_table
 from analysis.measured.fairness import configuration
-from models.errors import UsageError
+from base.errors import UsageError
 from parallel import train
 from parallel.config import clusters
 from parallel.config.deepspeed_json import read_deepspeed_json
@@ -92,10 +92,10 @@ def run_with(tmp_path, cp: int, **about: dict) -> None:
 
 def test_cp_is_a_column_where_a_run_has_more_than_one(tmp_path):
     run_with(tmp_path, 1)
-    shown = tflops.report([tmp_path])
+    shown = run_table.report([tmp_path])
     assert "cp" not in [c.key for c in shown.shown] and shown.rows[0]["cp"] == 1
     run_with(tmp_path, 2)
-    shown = tflops.report([tmp_path])
+    shown = run_table.report([tmp_path])
     assert "cp" in [c.key for c in shown.shown]
     assert {row["run"]: (row["cp"], row["gpus"]) for row in shown.rows} == {
         "cp1": (1, 1),

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from models.errors import UsageError
+from base.errors import UsageError
 from parallel import token_files, train
 from parallel.config import library_variables
 from parallel.config.settings import resolve

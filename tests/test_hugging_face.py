@@ -25,9 +25,9 @@ from transformers import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from base.errors import UsageError, printable
 from models import generate, gpt, hf, hf_model
 from models.config import LLAMA3_ROPE, PRESETS, GPTConfig, preset
-from models.errors import UsageError, printable
 from models.hf_config import config_of, hugging_face_config
 from models.hf_files import export_hugging_face, import_hugging_face
 from models.run_weights import find_weights, tokenizer_of

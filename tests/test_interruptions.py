@@ -606,7 +606,7 @@ def test_an_attempt_that_loads_from_its_own_folder_can_be_started_again(tmp_path
 
 
 def test_a_checkpoint_of_the_last_step_leaves_nothing_to_train(tmp_path):
-    from models.errors import UsageError
+    from base.errors import UsageError
     from parallel.checkpoint import attempts
     from parallel.config.settings import resolve
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from models.errors import UsageError
+from base.errors import UsageError
 from parallel import train
 from parallel.record import launch
 from parallel.record.launch import Launch, detect, rendezvous_environment

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
+from base.errors import UsageError
 from models.config import PRESETS, GPTConfig
-from models.errors import UsageError
 from parallel.config.layout import Layout, split_world
 
 

@@ -7,7 +7,7 @@ import pytest
 from analysis.logs.load import load
 from analysis.logs.model import config_of
 from analysis.logs.readers import read
-from analysis.measured import tflops
+from analysis.measured import run_table
 from models.config import PRESETS, GPTConfig
 from models.flops import CONVENTIONS
 
@@ -92,7 +92,7 @@ def test_a_llama_is_read_from_every_kind_of_dump(record_of, dump):
         False,
         14336,
     )
-    (row,) = tflops.rows([record], None)
+    (row,) = run_table.rows([record], None)
     flops = CONVENTIONS["megatron"](config, 8192, False)
     assert row["tflops"] == pytest.approx(flops * 8 * 8192 / (0.5 * record.gpus * 1e12))
 
@@ -116,7 +116,7 @@ def test_what_no_convention_counts_is_named_and_not_counted_as_dense(record_of, 
     record = record_of(megatron(**setting) + LINES)
     assert record.uncounted == [said]
     for convention in (None, "6n", "megatron"):
-        (row,) = tflops.rows([record], convention)
+        (row,) = run_table.rows([record], convention)
         assert row["tflops"] is None and said in row["missing"]["tflops"]
 
 
@@ -163,7 +163,7 @@ def test_torchtitan_states_sizes_or_names_a_flavour(record_of):
     config, _ = config_of(record)
     assert config.n_params == 14_768_307_200 and record.gpu_type == "NVIDIA H100 80GB HBM3"
     assert record.origin["ffn_hidden"] == "from name"
-    (row,) = tflops.rows([record], None)
+    (row,) = run_table.rows([record], None)
     assert any(reason.startswith("from name: n_layer 40") for reason in row["reasons"])
     other = record_of(TITAN.format(built="qwen3 14B", name="qwen3 14B", params="7,000,000,000"))
     assert config_of(other)[0] is None
@@ -231,7 +231,7 @@ def test_a_sidecar_and_flags_take_every_fact_of_the_model(record_of, tmp_path, c
     config, _ = config_of(record)
     assert config == GPTConfig(**record.model, max_seq_len=8192)
     assert config.n_params == PRESETS["llama3-8b"].n_params
-    (row,) = tflops.rows([record], None)
+    (row,) = run_table.rows([record], None)
     assert row["mfu"] is not None
     (tmp_path / "job.toml").write_text('activation = "swish"\n')
     from analysis.tflops import main
@@ -263,27 +263,27 @@ def test_the_convention_falls_back_and_says_so(record_of):
         " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 1000000000\n"
     )
     record = record_of(megatron(**sizes) + params + LINES)
-    shown = tflops.of_records([record], None)
+    shown = run_table.of_records([record], None)
     (row,) = shown.rows
     assert row["convention"] == "6n"
     assert row["tflops"] == pytest.approx(6e9 * 8 * 8192 / (0.5 * 8 * 1e12))
     assert "6 per stated parameter, for the log does not state n_layer" in row["notes"]
-    assert tflops.rows([record])[0]["tflops"] is None  # megatron was asked for
+    assert run_table.rows([record])[0]["tflops"] is None  # megatron was asked for
     printing = LINES.replace("| lm loss", "| throughput per GPU (TFLOP/s/GPU): 123.0 | lm loss")
     record = record_of(megatron(num_experts=64) + printing)
-    (row,) = tflops.rows([record], None)
+    (row,) = run_table.rows([record], None)
     assert (row["convention"], row["tflops"], row["mfu"]) == ("printed", 123.0, None)
 
 
 def test_a_prediction_takes_the_model_of_the_log_or_says_what_it_lacks(record_of):
     dense = record_of(megatron(global_batch_size=8) + LINES)
-    shown = tflops.of_records([dense], predict="dgx-h100")
+    shown = run_table.of_records([dense], predict="dgx-h100")
     (row,) = shown.rows
     ungrouped = record_of(megatron(group_query_attention=False, global_batch_size=8) + LINES)
-    (other,) = tflops.of_records([ungrouped], predict="dgx-h100").rows
+    (other,) = run_table.of_records([ungrouped], predict="dgx-h100").rows
     assert 0 < row["predicted_s"] < other["predicted_s"]
     experts = record_of(megatron(num_experts=8) + LINES)
-    shown = tflops.of_records([experts], predict="dgx-h100")
+    shown = run_table.of_records([experts], predict="dgx-h100")
     assert shown.rows[0]["predicted_s"] is None
     assert shown.rows[0]["missing"]["predicted_s"].startswith("the model has 8 experts")
 

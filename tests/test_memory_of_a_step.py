@@ -7,10 +7,10 @@ import torch
 
 from analysis.logs.published_csv import read_csv
 from analysis.measured import rehearsals
+from base.files import ROOT
 from benchmarks import memory_estimates
 from models import memory
 from models.config import PRESETS
-from models.files import ROOT
 from models.gpt import Block, rope_angles
 from models.hf_model import HuggingFaceGPT
 from parallel import forked_ranks

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from base.errors import UsageError
 from models import gpt
 from models.config import PRESETS, GPTConfig, parameter_shapes, preset
-from models.errors import UsageError
 
 TINY = PRESETS["tiny"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from analysis import calibrate, page, plan, plots, scaling_report, schedule
-from models.errors import OutputError, UsageError
-from models.files import ROOT
-from models.storage import output
+from base.errors import OutputError, UsageError
+from base.files import ROOT
+from base.storage import output
 from slurm import render
 from tests.fixture_runs import facts, write
 

@@ -58,7 +58,7 @@ def test_each_log_in_an_archive_is_a_run_of_its_own(tmp_path, kind):
     assert [r.shown for r in records] == ["a/job.out", "b/job.out"] and not refused
     assert [r.source for r in records] == [f"{archive}/{r.shown}" for r in records]
     assert [round(timed(r).step_s, 2) for r in records] == [1.02, 3.0]
-    row = tflops.tflops.of_records(records).rows[0]
+    row = tflops.run_table.of_records(records).rows[0]
     assert row["reasons"][0] == "line 40: ended at iteration 40 of 100"
 
 

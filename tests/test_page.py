@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from analysis import page as command
-from analysis.common.tables import Column, Table, cell
+from analysis.common.table import Column, Table, cell
 from analysis.logs.load import load
-from analysis.measured import tflops
+from analysis.measured import run_table
 from analysis.pages import altair_charts, run_views
 from analysis.pages.assembled import page_at
 from analysis.pages.page_html import html_of
@@ -77,7 +77,7 @@ def test_the_runs_have_the_numbers_of_the_command(opened):
     tab = opened(html_of(page_at([PARITY])))
     (heads, *rows) = texts_of(tab, "runs")
     records, _ = load([PARITY])
-    expected = {row["run"]: row for row in tflops.of_records(records, None).rows}
+    expected = {row["run"]: row for row in run_table.of_records(records, None).rows}
     assert {row[0] for row in rows} == expected.keys()
     for heading, key, spec in (
         ("s/iter", "step_s", ".4g"),

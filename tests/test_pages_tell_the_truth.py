@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from models.errors import Parser
+from base.errors import Parser
 from parallel.config.study import load_study
 from tests.conftest import CLEAN_ROOT, ROOT, THREADS
 

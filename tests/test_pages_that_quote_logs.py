@@ -9,7 +9,7 @@ from analysis.logs.load import find_logs, load
 from analysis.logs.readers import read
 from analysis.logs.record import Refusal
 from analysis.logs.verdict import judge
-from analysis.measured import profile
+from analysis.measured import profile_rows
 
 
 def line(i: int, ms: float = 1000.5, end: str = " |\n") -> str:
@@ -94,16 +94,16 @@ def test_the_same_bytes_in_two_files_are_noted(tmp_path):
 def test_a_folder_of_profiles_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     closed = tmp_path / "closed"
     closed.mkdir()
-    listed = profile.below.__globals__["os"].listdir
+    listed = profile_rows.below.__globals__["os"].listdir
 
     def listdir(path):
         if str(path) == str(closed):
             raise PermissionError(13, "Permission denied", str(path))
         return listed(path)
 
-    monkeypatch.setattr(profile.below.__globals__["os"], "listdir", listdir)
+    monkeypatch.setattr(profile_rows.below.__globals__["os"], "listdir", listdir)
     refused: list[Refusal] = []
-    assert profile.report(tmp_path, refused, 10) == []
+    assert profile_rows.report(tmp_path, refused, 10) == []
     assert [str(refusal) for refusal in refused] == [f"{closed}: Permission denied"]
 
 

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from analysis.measured import breakdown as measured_breakdown
-from analysis.measured import timeline as measured_timeline
+from analysis.measured import rank_times as measured_breakdown
+from analysis.measured import stage_timeline as measured_timeline
 from parallel import sweep
 from parallel.config.message_bytes import step_volumes
 from parallel.config.settings import RunSpec
 from parallel.config.study import load_study
-from parallel.record import timeline
+from parallel.record import trace_file
 from parallel.record.reader import Run, read_breakdown, read_run
 from parallel.record.schema import AXES, CATEGORIES
 from tests.conftest import ROOT
@@ -153,7 +153,7 @@ def test_the_traced_steps_are_those_of_the_breakdown(key, name, trained):
     spec, ranks = breakdown_of(trained[key, name])
     layout = spec.layout
     for rank, rows in ranks.items():
-        intervals, about = timeline.read(timeline.file_of(trained[key, name], rank))
+        intervals, about = trace_file.read(trace_file.file_of(trained[key, name], rank))
         assert about["steps"] == [11, 12, 13] and 0 <= about["clock"]["error_s"] < 0.1
         assert {(i.rank, i.stage) for i in intervals} == {(rank, layout.coords(rank)["pp"])}
         for row in rows[10:13]:

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from analysis.measured.parity import verify
+from analysis.measured.loss_parity import verify
 from analysis.parity import main
 from parallel.record.reader import find_runs, read_run
 from tests.fixture_runs import facts, losses, write

@@ -6,13 +6,13 @@ import pytest
 
 from analysis import plots
 from analysis.common import colours
-from analysis.common import plots as drawing
-from analysis.common.plots import Point
-from analysis.measured.pictures import PHASES, TIMERS
+from analysis.common import drawing as drawing
+from analysis.common.drawing import Point
+from analysis.measured.run_pictures import PHASES, TIMERS
 from analysis.pages import altair_charts, cost_views
 from parallel.config.engine_abilities import ENGINES
 from parallel.record.schema import CATEGORIES
-from parallel.record.timeline import KINDS
+from parallel.record.trace_file import KINDS
 from tests.fixture_runs import facts, write
 
 MEMORY = ("weights", "gradients", "optimizer", "activations", "keys and values", "logits")

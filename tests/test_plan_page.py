@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from analysis import plan
-from analysis.common.tables import cell
+from analysis.common.table import cell
 from analysis.pages import plan_views
 from analysis.planner import ranking
-from models.errors import Parser
+from base.errors import Parser
 from tests import test_page
 
 chromium, opened = test_page.chromium, test_page.opened

@@ -9,9 +9,9 @@ import pytest
 from analysis import predict
 from analysis.planner import calibration, collectives, fitting, rows, timemodel
 from analysis.planner import validate as held_out
+from base.errors import UsageError
+from base.files import read_toml
 from models.config import PRESETS
-from models.errors import UsageError
-from models.files import read_toml
 from models.gpus import planning_gpu
 from parallel.config.layout_arrays import FAMILIES, columns
 

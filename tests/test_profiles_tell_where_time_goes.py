@@ -9,8 +9,8 @@ import pytest
 
 from analysis import profile, scaling_report
 from analysis.logs.record import Refusal
-from analysis.measured import profile as library
-from analysis.measured import tflops
+from analysis.measured import profile_rows as library
+from analysis.measured import run_table
 from parallel.config.settings import resolve
 from parallel.record import facts
 from tests import fixture_runs
@@ -183,7 +183,7 @@ def test_a_profiled_run_is_in_no_headline(tmp_path, capsys):
     marked = fixture_runs.facts("study", "ddp", gpus=2) | {"profiler": facts.profiler(spec, {})}
     for about in (plain, marked):
         fixture_runs.write(tmp_path, about)
-    one, two = tflops.report([tmp_path]).rows
+    one, two = run_table.report([tmp_path]).rows
     assert one["speedup"] == 1.0 and "profiled" not in one["notes"]
     assert "profiled with torch: not a timing" in two["notes"]
     for name in ("step_s", "tokens_per_s", "tflops", "mfu", "speedup", "efficiency"):
@@ -195,7 +195,7 @@ def test_a_profiled_run_is_in_no_headline(tmp_path, capsys):
     marked["run"], plain["run"], plain["baseline"] = "ddp", "other", "ddp"
     for about in (plain, marked):
         fixture_runs.write(tmp_path / "as-baseline", about)
-    rows = {row["run"]: row for row in tflops.report([tmp_path / "as-baseline"]).rows}
+    rows = {row["run"]: row for row in run_table.report([tmp_path / "as-baseline"]).rows}
     assert rows["other"]["speedup"] is None and "has no time" in rows["other"]["notes"]
 
 
@@ -225,7 +225,7 @@ def test_every_rank_traces_its_ranges(tokens, tmp_path):
     ],
 )
 def test_steps_and_ranks_that_are_not_there_are_refused(setting, value, why):
-    from models.errors import UsageError
+    from base.errors import UsageError
 
     with pytest.raises(UsageError, match=why):
         resolve(("test", {"profile_mode": "torch", setting: value}))

@@ -3,7 +3,7 @@
 import pytest
 
 from analysis.logs.published_csv import column_name, number, read_csv
-from models.errors import UsageError
+from base.errors import UsageError
 from tests.conftest import ROOT
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from analysis.logs.load import load
 from analysis.logs.model import config_of
-from analysis.measured import tflops, throughput
+from analysis.measured import run_table, throughput
 from benchmarks.published_logs import AGREES, table, text
 from models.flops import CONVENTIONS
 from tests.conftest import ROOT
@@ -64,7 +64,7 @@ def test_gpt_neox_of_2023_left_the_output_layer_out(shared):
     config, _ = config_of(record)
     output = 6 * config.hidden * config.vocab_size
     check(record, CONVENTIONS["sc21"](config, record.seq_len, True) - output)
-    (row,) = tflops.rows([record], None)
+    (row,) = run_table.rows([record], None)
     assert row["printed_by"] == throughput.NO_VOCABULARY and abs(row["printed_error"]) < 1e-3
     assert row["notes"].endswith(
         "the printed TFLOP/s count recomputation and leave the vocabulary's matrix out"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from analysis import quality
-from analysis.logs.flags import parse_window
+from analysis.logs.fact_flags import parse_window
 from analysis.logs.record import Failure, Record
 from analysis.logs.verdict import (
     Judgement,
@@ -19,7 +19,7 @@ from analysis.logs.verdict import (
     timed,
     unfinished,
 )
-from models.errors import Reason
+from base.errors import Reason
 from parallel.measure.steady_time import Steady
 
 

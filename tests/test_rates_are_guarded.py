@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis.logs.parsing.rates import judge_rates, of_steps, unit_of, units_of
+from analysis.logs.parsing.rate_words import judge_rates, of_steps, unit_of, units_of
 from analysis.logs.record import Record
 
 

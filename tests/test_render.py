@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from models.errors import UsageError
+from base.errors import UsageError
 from parallel.config.clusters import CLUSTERS, cluster, cluster_of
 from parallel.config.study import load_study
 from slurm import states

@@ -6,9 +6,9 @@ import subprocess
 import pytest
 
 from analysis import plots, report
-from analysis.common import plots as drawing
-from analysis.published import pictures
-from models.errors import UsageError
+from analysis.common import drawing as drawing
+from analysis.published import published_pictures
+from base.errors import UsageError
 from tests.conftest import ROOT
 from tests.fixture_runs import facts, write
 
@@ -69,8 +69,8 @@ def test_runs_make_blocks_too(tmp_path, monkeypatch):
 
 
 def test_pictures_are_drawn_as_png_and_svg_and_the_svg_repeats(tmp_path):
-    first = pictures.draw(tmp_path / "a")
-    second = pictures.draw(tmp_path / "b")
+    first = published_pictures.draw(tmp_path / "a")
+    second = published_pictures.draw(tmp_path / "b")
     assert [p.name for p in first] == [
         f"{name}.{kind}"
         for name in ("speedup", "tflops", "breakdown", "planned")

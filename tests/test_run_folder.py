@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from models import storage
-from models.errors import UsageError
-from models.storage import write_json
+from base import storage
+from base.errors import UsageError
+from base.storage import write_json
 from parallel import train
 from parallel.record import facts as parallel_facts
 from parallel.record import lock, process

@@ -8,8 +8,8 @@ import zlib
 
 import pytest
 
-from models import storage
-from models.storage import checkpoint_bytes, state_bytes, weights_bytes, write_blocks, write_synced
+from base import storage
+from base.storage import checkpoint_bytes, state_bytes, weights_bytes, write_blocks, write_synced
 
 
 def test_training_goes_on_from_twelve_bytes_a_parameter_and_weights_are_two_or_four():

@@ -8,11 +8,11 @@ import pytest
 from analysis import tflops
 from analysis.compare import main as compare_main
 from analysis.logs.record import Record
-from analysis.measured import fairness, scaling
+from analysis.measured import fairness, scaling_curve
 from analysis.measured.fairness import batch_per_gpu, differences, shared_cores
-from analysis.measured.scaling import Point, Times, curve
+from analysis.measured.scaling_curve import Point, Times, curve
 from analysis.scaling import main
-from models.errors import UsageError
+from base.errors import UsageError
 from tests.fixture_runs import facts, write
 
 RUN = Record(
@@ -113,32 +113,39 @@ def test_what_one_run_does_not_state_is_not_compared_and_changed_trees_are_named
 
 
 def test_laws_without_more_gpus_fit_nothing():
-    assert scaling.fit_amdahl([]) is scaling.fit_gustafson([]) is None
-    assert scaling.fit_amdahl([(1, 1)]) is scaling.fit_gustafson([(1, 1)]) is None
+    assert scaling_curve.fit_amdahl([]) is scaling_curve.fit_gustafson([]) is None
+    assert scaling_curve.fit_amdahl([(1, 1)]) is scaling_curve.fit_gustafson([(1, 1)]) is None
 
 
 def test_a_serial_share_may_be_nothing_and_all():
     for speedup, share in ((4.0, 0.0), (1.0, 1.0), (2.0, 1 / 3), (4.1, None), (0.9, None)):
-        assert scaling.serial_share(speedup, 4) == pytest.approx(share)
-    assert scaling.serial_share(4.0, 1) is None
+        assert scaling_curve.serial_share(speedup, 4) == pytest.approx(share)
+    assert scaling_curve.serial_share(4.0, 1) is None
 
 
 def test_every_efficiency_that_is_printed_above_1_has_a_note_with_its_interval():
-    assert scaling.above_linear(1.005, 2) == ""
-    assert scaling.above_linear(1.006, 2).startswith("superlinear: efficiency 1.01 is above 1")
-    assert scaling.above_linear(2.5, 1).startswith("2.50 times as fast as the baseline on as many")
+    assert scaling_curve.above_linear(1.005, 2) == ""
+    assert scaling_curve.above_linear(1.006, 2).startswith(
+        "superlinear: efficiency 1.01 is above 1"
+    )
+    assert scaling_curve.above_linear(2.5, 1).startswith(
+        "2.50 times as fast as the baseline on as many"
+    )
     for low, word in (
         (0.99, "may be 1"),
         (1.0, "may be 1"),
         (1.01, "superlinear"),
         (1.5, "superl"),
     ):
-        note = scaling.above_linear(1.5, 2, (low, 1.75))
+        note = scaling_curve.above_linear(1.5, 2, (low, 1.75))
         assert word in note and f"efficiency 1.50 ({low:.2f} to 1.75)" in note
     side, base = Times(0.4, 2, 0.3, 0.45), Times(1.0, 1, 0.9, 1.2)
-    assert "efficiency 1.25 (1.00 to 2.00) may be 1" in scaling.against(side, base, "strong").note
-    assert "1.25 is above 1" in scaling.against(Times(0.4, 2), base, "strong").note
-    assert scaling.against(side, base, "strong", "a ran beside b") == (
+    assert (
+        "efficiency 1.25 (1.00 to 2.00) may be 1"
+        in scaling_curve.against(side, base, "strong").note
+    )
+    assert "1.25 is above 1" in scaling_curve.against(Times(0.4, 2), base, "strong").note
+    assert scaling_curve.against(side, base, "strong", "a ran beside b") == (
         *(None, None, "no speedup: a ran beside b", ""),
     )
 
@@ -196,7 +203,7 @@ def test_repeats_that_reach_down_to_linear_take_superlinear_back():
 def test_notes_of_a_table_name_the_law_its_share_or_why_there_is_none():
     def notes(share, law="strong", note=""):
         row = {"run": "r", "note": note, "predicted_s": None}
-        return scaling.table([row, row | {"run": "s"}], share, law, "base").notes
+        return scaling_curve.table([row, row | {"run": "s"}], share, law, "base").notes
 
     head = "strong scaling against base; spread: (slowest - fastest) / median"
     law = "Amdahl's law, at each size's fastest, fits"
@@ -207,12 +214,12 @@ def test_notes_of_a_table_name_the_law_its_share_or_why_there_is_none():
     assert notes(1.1) == [head, f"{law} no serial share: slower than the baseline"]
     assert notes(0.5, "weak")[1].startswith("Gustafson's law")
     row = {"run": "r", "note": None, "predicted_s": None}
-    keys = [column.key for column in scaling.table([row], None, "strong", "base").shown]
-    odd = scaling.table([row | {"note": "odd"}], None, "strong", "base").shown
+    keys = [column.key for column in scaling_curve.table([row], None, "strong", "base").shown]
+    odd = scaling_curve.table([row | {"note": "odd"}], None, "strong", "base").shown
     assert "note" not in keys and odd[-1].key == "note"
     for predicted, shown in (([None, None], False), ([None, 0.5], True), ([0.5, 0.5], True)):
         rows = [row | {"predicted_s": p} for p in predicted]
-        keys = {column.key for column in scaling.table(rows, None, "strong", "base").shown}
+        keys = {column.key for column in scaling_curve.table(rows, None, "strong", "base").shown}
         assert ("predicted_s" in keys) == shown
 
 
@@ -309,15 +316,15 @@ def test_a_curve_leaves_out_what_has_no_time_and_says_so(tmp_path):
     write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2), step_s=0.3)
     write(tmp_path, facts("s", "ddp", engine="ddp", gpus=4), loss=[])
     write(tmp_path, facts("s", "ddp", engine="ddp", gpus=8, cores=2), step_s=0.1)
-    shown = scaling.report([tmp_path], any_commit=True)
+    shown = scaling_curve.report([tmp_path], any_commit=True)
     assert [row["run"] for row in shown.rows] == ["ddp", "ddp-dp2"]
     left_out = sorted(note.split(": ")[1] for note in shown.notes if note.startswith("left out"))
     assert left_out == ["ddp-dp4", "ddp-dp8"]
     assert any("oversubscribed" in note for note in shown.notes)
     assert fairness.ANY_COMMIT in shown.notes
-    assert fairness.ANY_COMMIT not in scaling.report([tmp_path]).notes
+    assert fairness.ANY_COMMIT not in scaling_curve.report([tmp_path]).notes
     assert shown.notes[0].startswith("strong scaling against ddp (1 GPUs)")
-    larger = scaling.report([tmp_path], "ddp-dp2")
+    larger = scaling_curve.report([tmp_path], "ddp-dp2")
     assert larger.notes[0].startswith("strong scaling against ddp-dp2 (2 GPUs)")
     assert larger.rows[1]["speedup"] == 1 and larger.rows[0]["efficiency"] == pytest.approx(1.2)
 
@@ -334,9 +341,11 @@ def test_of_a_log_that_states_no_gpus_there_is_no_point(tmp_path, monkeypatch):
 
     for record in (known(None), known(0), known(8, step_s=0.0), known(8, n=0)):
         why = "no steady time" if record.gpus else r"the log does not state GPUs \(--gpus\)"
-        monkeypatch.setattr(scaling, "load", lambda paths, facts, r=record: ([r], ["x: refused"]))
+        monkeypatch.setattr(
+            scaling_curve, "load", lambda paths, facts, r=record: ([r], ["x: refused"])
+        )
         with pytest.raises(UsageError, match=f"^x: refused; a.*: {why}"):
-            scaling.report([tmp_path])
+            scaling_curve.report([tmp_path])
 
 
 def test_a_point_has_its_configurations_name_or_its_logs(tmp_path, monkeypatch):
@@ -345,8 +354,8 @@ def test_a_point_has_its_configurations_name_or_its_logs(tmp_path, monkeypatch):
         return other(source=source, gpus=gpus, completed=True, **extra, **steps)
 
     def names(*records):
-        monkeypatch.setattr(scaling, "load", lambda paths, facts: (list(records), []))
-        return [row["run"] for row in scaling.report([tmp_path]).rows]
+        monkeypatch.setattr(scaling_curve, "load", lambda paths, facts: (list(records), []))
+        return [row["run"] for row in scaling_curve.report([tmp_path]).rows]
 
     repeats = [known("x", 16, run=f"r-{i}", configuration="r") for i in (1, 2)]
     assert names(*repeats, known("logs/a.log", 8)) == ["a.log", "r"]

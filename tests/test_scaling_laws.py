@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis.measured.scaling import (
+from analysis.measured.scaling_curve import (
     Point,
     curve,
     fit_amdahl,

@@ -14,7 +14,7 @@ from analysis.logs.load import load
 from analysis.logs.model import config_of
 from analysis.logs.record import Record
 from analysis.measured.fairness import CHANGED, UNSTATED
-from analysis.measured.tflops import of_records
+from analysis.measured.run_table import of_records
 from analysis.measured.throughput import tflops_per_gpu
 from analysis.tflops import main
 from models.flops import CONVENTIONS

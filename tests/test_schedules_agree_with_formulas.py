@@ -6,7 +6,7 @@ import pytest
 
 from analysis import schedule
 from analysis.planner import pipeline
-from models.errors import UsageError
+from base.errors import UsageError
 
 SIZES = [(1, 4, 1), (2, 4, 1), (4, 8, 1), (4, 16, 1), (8, 8, 1)]
 

@@ -13,7 +13,7 @@ import pytest
 from analysis import tflops
 from analysis.logs.parsing.endings import find_failure
 from analysis.logs.parsing.logfile import Log
-from models.errors import UsageError
+from base.errors import UsageError
 from parallel.config.study import load_study
 from parallel.record import facts, launch
 from parallel.record.ends import kind_of

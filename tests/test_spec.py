@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from models.errors import UsageError
+from base.errors import UsageError
 from parallel.config.settings import RunSpec, add_flags, from_flags, resolve
 from parallel.config.study import load_study
 

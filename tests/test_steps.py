@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from models.errors import UsageError
+from base.errors import UsageError
 from parallel import forked_ranks, token_files
 from parallel.config.settings import resolve
 from parallel.engines import cpu

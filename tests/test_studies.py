@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from models.errors import UsageError, by_reason
+from base.errors import UsageError, by_reason
 from parallel.config import clusters, run_names
 from parallel.config.settings import resolve
 from parallel.config.study import load_study

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from analysis import compare, plots, report, scaling, scaling_report, tflops
-from analysis.common import plots as drawing
+from analysis.common import drawing as drawing
 from analysis.common.statistics import log_ratio, student_t95
 from analysis.logs.load import read_all
 from analysis.measured.fairness import ANY_COMMIT

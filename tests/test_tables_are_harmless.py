@@ -4,9 +4,9 @@ import csv
 import io
 
 from analysis import tflops
-from analysis.common.tables import FORMATS, Column, Table
+from analysis.common.table import FORMATS, Column, Table
 from analysis.compare import main as compare
-from models.errors import warn
+from base.errors import warn
 
 EVIL = "a\x1b[2J\x9b1m|b\x07\u202e\udcff\nnew"
 SHOWN = r"a\x1b[2J\x9b1m|b\x07\u202e\udcff new"

@@ -13,8 +13,8 @@ import termios
 import pytest
 
 from analysis.common import terminal
-from analysis.common.tables import Column, Table, cell, chosen, show
-from models.errors import UsageError
+from analysis.common.table import Column, Table, cell, chosen, show
+from base.errors import UsageError
 from tests.conftest import ROOT
 
 PARITY = "logs/2-core-cpu/parity"

@@ -9,9 +9,9 @@ import pytest
 
 from analysis.planner import collectives, engines, timemodel
 from analysis.planner.timemodel import Machine
+from base.errors import UsageError
 from models import flops
 from models.config import GPTConfig
-from models.errors import UsageError
 from models.gpus import planning_gpu
 from parallel.config.layout_arrays import FAMILIES, columns
 

@@ -14,15 +14,15 @@ import torch
 
 from analysis import breakdown as breakdown_command
 from analysis import schedule
-from analysis.measured import breakdown as measured_breakdown
-from analysis.measured import timeline as measured_timeline
+from analysis.measured import rank_times as measured_breakdown
+from analysis.measured import stage_timeline as measured_timeline
 from analysis.planner import pipeline
-from models.errors import UsageError
+from base.errors import UsageError
 from parallel.config.settings import resolve
-from parallel.measure import breakdown, ranges, traced_steps
-from parallel.record import timeline
+from parallel.measure import ranges, step_parts, traced_steps
+from parallel.record import trace_file
 from parallel.record.schema import BREAKDOWN_COLUMNS
-from parallel.record.timeline import Interval
+from parallel.record.trace_file import Interval
 from parallel.record.writer import BreakdownFile
 from tests import fixture_runs
 
@@ -118,8 +118,8 @@ def test_a_trace_is_read_back(tmp_path):
         Interval(0, "bubble", None, 0.5, 1.0),
         Interval(0, "other", None, 1.0, 1.0 + 1e-10),  # below a nanosecond: left out
     ]
-    timeline.write(path, wrote, {"rank": 7})
-    assert timeline.read(path) == (wrote[:2], {"schema_version": "1", "rank": 7})
+    trace_file.write(path, wrote, {"rank": 7})
+    assert trace_file.read(path) == (wrote[:2], {"schema_version": "1", "rank": 7})
     assert [p.name for p in tmp_path.iterdir()] == ["t.json.gz"]
 
 
@@ -135,15 +135,15 @@ def test_a_trace_is_read_back(tmp_path):
 )
 def test_a_damaged_trace_is_named(spoil, said, tmp_path):
     path = tmp_path / "t.json.gz"
-    timeline.write(path, [Interval(0, "forward", 0, 0.0, 1.0)], {})
+    trace_file.write(path, [Interval(0, "forward", 0, 0.0, 1.0)], {})
     content = json.loads(gzip.decompress(path.read_bytes()))
     spoil(content)
     path.write_bytes(gzip.compress(json.dumps(content).encode()))
     with pytest.raises(UsageError, match=f"t.json.gz is damaged: .*{said}"):
-        timeline.read(path)
+        trace_file.read(path)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(UsageError, match="t.json.gz is damaged: EOFError"):
-        timeline.read(path)
+        trace_file.read(path)
 
 
 # --- what a run records ---------------------------------------------------------------------------
@@ -163,19 +163,19 @@ def test_three_steps_are_traced_after_ten_or_the_last_ones(first, last, steps):
 
 
 def test_a_run_that_has_no_step_left_leaves_the_trace_as_it_is(tmp_path):
-    measured = breakdown.Breakdown(settings(steps=5), torch.device("cpu"), 0, tmp_path)
+    measured = step_parts.Breakdown(settings(steps=5), torch.device("cpu"), 0, tmp_path)
     measured.trace(5)
     assert not measured.is_trace_due(5)
 
 
 def test_a_steps_intervals_follow_each_other_and_a_paused_forward_stays_one(tmp_path, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(breakdown.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(step_parts.time, "perf_counter", lambda: now[0])
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    measured = breakdown.Breakdown(settings(steps=2), torch.device("cpu"), 0, tmp_path)
+    measured = step_parts.Breakdown(settings(steps=2), torch.device("cpu"), 0, tmp_path)
     monkeypatch.setattr(ranges, "listeners", [measured])
     measured.transfer_s = 2.0
     measured.trace(0)
@@ -190,21 +190,21 @@ def test_a_steps_intervals_follow_each_other_and_a_paused_forward_stays_one(tmp_
                 with ranges.region("data"):
                     sleep(4)
                 sleep(8)
-        measured.enter(breakdown.Message("receive"))
+        measured.enter(step_parts.Message("receive"))
         sleep(5)
-        measured.leave(breakdown.Message("receive"))
-        measured.enter(breakdown.Message("send", waits=False))
+        measured.leave(step_parts.Message("receive"))
+        measured.enter(step_parts.Message("send", waits=False))
         sleep(3)
-        measured.leave(breakdown.Message("send", waits=False))
+        measured.leave(step_parts.Message("send", waits=False))
         with ranges.region("backward"):
             sleep(16)
-            measured.enter(breakdown.Waiting("dp"))
+            measured.enter(step_parts.Waiting("dp"))
             sleep(2)
         measured.lap(step, 50.0)
     assert measured.is_trace_due(2)
     assert measured.trace_at(2) == "steps 1 to 2 traced, the clocks of ranks agree within 0 us"
     assert not measured.is_trace_due(2)
-    intervals, about = timeline.read(timeline.file_of(tmp_path, 0))
+    intervals, about = trace_file.read(trace_file.file_of(tmp_path, 0))
     assert about["steps"] == [1, 2] and about["clock"]["error_s"] == 0
     second = [(i.kind, i.micro, i.start_s - 202, i.end_s - 202) for i in intervals if i.step == 2]
     assert second == [
@@ -225,10 +225,10 @@ def test_a_steps_intervals_follow_each_other_and_a_paused_forward_stays_one(tmp_
 @pytest.mark.parametrize("kinds", [("send", "recv"), ("recv", "send")])
 def test_a_batch_that_has_both_waits_for_what_it_receives(kinds, tmp_path, monkeypatch):
     spec = settings(engine="megatron", gpus=2, pp=2, steps=1)
-    monkeypatch.setattr(breakdown, "_transfer_s", lambda *_: 2.0)
-    monkeypatch.setattr(breakdown.dist, "get_global_rank", lambda _, peer: peer)
-    monkeypatch.setattr(breakdown.dist, "get_process_group_ranks", lambda _: [0, 1])
-    measured = breakdown.Breakdown(spec, torch.device("cpu"), 0, tmp_path)
+    monkeypatch.setattr(step_parts, "_transfer_s", lambda *_: 2.0)
+    monkeypatch.setattr(step_parts.dist, "get_global_rank", lambda _, peer: peer)
+    monkeypatch.setattr(step_parts.dist, "get_process_group_ranks", lambda _: [0, 1])
+    measured = step_parts.Breakdown(spec, torch.device("cpu"), 0, tmp_path)
     group = SimpleNamespace(group_name="stages", size=lambda: 2)
 
     class Work:
@@ -245,7 +245,7 @@ def test_a_batch_that_has_both_waits_for_what_it_receives(kinds, tmp_path, monke
     call("send", [torch.zeros(100)], 1, 0)
     call("end", torch.device("cpu"), gives=only_sent)
     found = [measured._region_of[one] for one in (work, only_sent)]
-    assert found == [breakdown.Message("receive"), breakdown.Message("send")]
+    assert found == [step_parts.Message("receive"), step_parts.Message("send")]
 
 
 @pytest.mark.parametrize("world", [1, 4])
@@ -327,7 +327,7 @@ def two_stages(tmp_path):
             intervals.append(Interval(rank, "bubble", None, at + 7.5, at + 8.5, 0, rank, step))
         clock = {"offset_s": 0.0, "error_s": 1e-5 * rank, "drift_s": 0.0}
         about = {"steps": [2, 3], "clock": clock, "rank": rank}
-        timeline.write(timeline.file_of(path, rank), intervals, about)
+        trace_file.write(trace_file.file_of(path, rank), intervals, about)
     return path
 
 
@@ -366,16 +366,16 @@ def test_an_interleaved_rank_names_its_micro_batches_and_chunks():
 
 def test_traces_that_are_missing_or_do_not_fit_are_said(two_stages, capsys):
     one, _ = measured_breakdown.read(two_stages)
-    other = timeline.file_of(two_stages, 1)
-    intervals, about = timeline.read(other)
+    other = trace_file.file_of(two_stages, 1)
+    intervals, about = trace_file.read(other)
     for wrong, said in (
         (([], about), "rank 1 has no forward in a step that it traced"),
         ((intervals, {"steps": [2, 3]}), "a trace without its steps or its clock"),
     ):
-        timeline.write(other, *wrong)
+        trace_file.write(other, *wrong)
         with pytest.raises(UsageError, match=said):
             measured_timeline.of_run(one)
-    timeline.write(other, intervals, about | {"steps": [3, 4]})
+    trace_file.write(other, intervals, about | {"steps": [3, 4]})
     with pytest.raises(UsageError, match="the ranks traced different steps"):
         measured_timeline.of_run(one)
     other.unlink()
@@ -383,7 +383,7 @@ def test_traces_that_are_missing_or_do_not_fit_are_said(two_stages, capsys):
     captured = capsys.readouterr()
     assert "trace_rank1.json.gz: no such file" in captured.err
     assert "Traced steps" not in captured.out
-    timeline.file_of(two_stages, 0).unlink()
+    trace_file.file_of(two_stages, 0).unlink()
     assert breakdown_command.main([str(two_stages)]) == 0
     assert capsys.readouterr().err == ""  # a run of an earlier version: no reason to warn
     assert breakdown_command.main([str(two_stages), "--trace", "x.json.gz"]) == 2
@@ -426,7 +426,7 @@ def test_holistic_trace_analysis_finds_the_same_makespan_and_idle_time(
     stages = read(path, "pid")
     assert max(s["end"] for s in stages.values()) / 1e6 == pytest.approx(makespan)
     receiving = {i: 0.0 for i in stages}
-    for i in timeline.read(path)[0]:
+    for i in trace_file.read(path)[0]:
         receiving[i.stage] += i.end_s - i.start_s if i.kind == "receive" else 0.0
     for cells in lines:
         if cells[0].isdigit():
@@ -440,7 +440,7 @@ def test_holistic_trace_analysis_finds_the_same_makespan_and_idle_time(
     rows = measured_timeline.table([measured_timeline.of_run(one)]).rows
     # Of two steps; the second stage's first 1 s and last 0.25 s are before and after its work.
     for rank, outside_s in ((0, 0.0), (1, 1.25)):
-        found = read(timeline.file_of(two_stages, rank), "pid")[rank]
+        found = read(trace_file.file_of(two_stages, rank), "pid")[rank]
         assert found["kernel_time(us)"] / 1e6 == pytest.approx(2 * 11.75 - outside_s)
         idle_s = found["idle_time(us)"] / 1e6
         assert idle_s == pytest.approx(2 * rows[rank]["bubble_s"] - outside_s)

@@ -9,9 +9,9 @@ from dataclasses import asdict
 import pytest
 import torch
 
+from base.errors import UsageError
 from models import gpt
 from models.config import PRESETS
-from models.errors import UsageError
 from parallel import trainer
 from parallel.config.settings import resolve
 from parallel.engines import kernels

@@ -9,9 +9,9 @@ from analysis import tflops
 from analysis.logs.readers import read
 from analysis.logs.record import Failure, Record
 from analysis.logs.verdict import judge, step_times, summary, timed
-from analysis.measured import tflops as library
+from analysis.measured import run_table as library
 from analysis.measured import throughput
-from analysis.measured.flags import unheeded
+from analysis.measured.run_flags import unheeded
 from analysis.quality import main
 from parallel.measure.steady_time import steady
 from parallel.record.schema import CHECKPOINT_COLUMNS

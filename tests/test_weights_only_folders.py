@@ -14,11 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from base.errors import UsageError
+from base.storage import checkpoint_bytes, state_bytes, weights_bytes
 from models import gpt
 from models.config import PRESETS, GPTConfig, parameter_shapes, preset
-from models.errors import UsageError
 from models.run_weights import read_description
-from models.storage import checkpoint_bytes, state_bytes, weights_bytes
 from models.weights import read_weights, write_weights
 from parallel import train
 from parallel.checkpoint import attempts

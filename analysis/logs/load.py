@@ -15,8 +15,8 @@ from typing import Any
 from analysis.logs.parsing.evidence import is_markdown
 from analysis.logs.parsing.packed import STDIN, files_in
 from analysis.logs.record import Record, Refusal
-from models.errors import UsageError, printable
-from models.files import below
+from base.errors import UsageError, printable
+from base.files import below
 from parallel.record.reader import is_run_folder
 
 # In a folder, only these are taken for logs; a file named outright is always tried.

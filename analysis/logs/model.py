@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from analysis.logs.flags import flag_of
+from analysis.logs.fact_flags import flag_of
 from analysis.logs.record import Record
+from base.errors import UsageError
 from models.config import GPTConfig
-from models.errors import UsageError
 
 SAME_MODEL = 0.05  # parameters printed over those of a GPT of the printed shapes, less one
 SIZES = ("n_layer", "hidden", "vocab_size")  # without them there is no model

@@ -15,8 +15,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from models.errors import UsageError
-from models.files import check_ends
+from base.errors import UsageError
+from base.files import check_ends
 
 # Our name of a column -> what publishers call it, in lower case without spaces and punctuation.
 HEADINGS = {

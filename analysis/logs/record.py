@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from models.errors import UsageError, printable
+from base.errors import UsageError, printable
 
 ORIGINS = (
     "log",

@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
-from models.errors import Reason
+from base.errors import Reason
 from parallel.measure.steady_time import MIN_STEADY, Steady, steady
 
 # A failure's kind as the readers name it -> the verdict.

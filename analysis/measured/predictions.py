@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 from analysis.common.statistics import repeat_noise
-from analysis.common.tables import Column
+from analysis.common.table import Column
 from analysis.logs.record import Record
 
 Pair = tuple[Hashable, float | None, float | None]  # configuration, predicted, measured

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from analysis.common.tables import Column, Table
+from analysis.common.table import Column, Table
 from analysis.logs.published_csv import Row, read_csv
-from models.files import ROOT
+from base.files import ROOT
 from models.memory import GB
 from parallel.config.study import Study, load_study
 from parallel.rehearse import KINDS, card_gb_of, memory_rows, too_much, unable

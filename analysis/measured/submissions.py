@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from analysis.common.tables import Column, Table
+from analysis.common.table import Column, Table
 from analysis.logs.load import name_of
 from analysis.logs.readers import mlperf
 from analysis.logs.record import Record
 from analysis.logs.verdict import judge, timed, unfinished
 from analysis.measured.fairness import differences
-from analysis.measured.scaling import Point, curve, doubtful
+from analysis.measured.scaling_curve import Point, curve, doubtful
 from analysis.measured.throughput import model_utilisation
-from models.errors import UsageError
+from base.errors import UsageError
 
 COLUMNS = [
     Column("round", "round", seldom=True),

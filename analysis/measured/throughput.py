@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.common.tables import DOUBTFUL, UNKNOWN
+from analysis.common.table import DOUBTFUL, UNKNOWN
 from analysis.common.terminal import who
 from analysis.logs.model import SIZES, asked, config_of
 from analysis.logs.record import Record

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.logs.load import baseline_of, load
-from analysis.measured import tflops
+from analysis.measured import run_table
 from analysis.measured.fairness import scaling_of
 from analysis.pages import cost_views, run_views, step_views
 from analysis.pages.section import Page, Section
@@ -30,9 +30,9 @@ def page_at(
     records, refused = load(paths, facts)
     kind = kind or scaling_of(records)
     settings = {"any_commit": any_commit}
-    table = tflops.of_records(records, convention, baseline, kind, predict=predict, **settings)
+    table = run_table.of_records(records, convention, baseline, kind, predict=predict, **settings)
     other = "weak" if kind == "strong" else "strong"
-    others = tflops.rows(records, convention, baseline, other, **settings)
+    others = run_table.rows(records, convention, baseline, other, **settings)
     base = baseline_of(baseline, records) if baseline else None
     names = sorted({r.study for r in records if r.study}) or [path.name for path in paths]
     sections = [

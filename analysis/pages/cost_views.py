@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from analysis.common.tables import Column, Table
+from analysis.common.table import Column, Table
 from analysis.logs.load import name_of
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
-from analysis.measured import breakdown, checkpoints
+from analysis.measured import checkpoint_costs, rank_times
 from analysis.pages import altair_charts
 from analysis.pages.section import Chart, Section
+from base.errors import UsageError
 from models import memory
-from models.errors import UsageError
 from parallel.config.layout_arrays import columns_of
 from parallel.record.reader import read_run
 from parallel.record.schema import CATEGORIES
@@ -30,7 +30,7 @@ def views(records: list[Record], baseline: str | None, kind: str) -> list[Sectio
 def _breakdowns(records: list[Record], baseline: str | None, kind: str) -> list[Section]:
     folders = [Path(record.source) for record in records]
     try:
-        runs, problems = breakdown.read_all(folders) if folders else ([], [])
+        runs, problems = rank_times.read_all(folders) if folders else ([], [])
     except UsageError:  # no run folder has one
         return []
     if not runs:
@@ -49,11 +49,11 @@ def _breakdowns(records: list[Record], baseline: str | None, kind: str) -> list[
     spec = altair_charts.parts(
         [row for row in bars if row["bar"] in shown], "seconds", "seconds per step"
     )
-    section = Section("Breakdown per rank", [p for p in problems if breakdown.WITHOUT not in p])
-    section.tables = {"times": breakdown.times(runs), "messages": breakdown.messages(runs)}
+    section = Section("Breakdown per rank", [p for p in problems if rank_times.WITHOUT not in p])
+    section.tables = {"times": rank_times.times(runs), "messages": rank_times.messages(runs)}
     section.charts = [Chart(spec, f"One bar a rank; the first {altair_charts.MOST} are shown.")]
     try:
-        table = breakdown.losses(runs, baseline, kind)
+        table = rank_times.losses(runs, baseline, kind)
     except UsageError as error:  # the baseline has no breakdown: the other views are still there
         return [section, Section("Efficiency lost", [str(error)])]
     lost = Section("Efficiency lost", tables={"lost": table})
@@ -82,7 +82,7 @@ def memory_view(records: list[Record]) -> Section:
             continue
         on_host = not (record.facts.get("host") or {}).get("gpu")
         try:
-            spec = breakdown.spec_of(read_run(Path(record.source)))
+            spec = rank_times.spec_of(read_run(Path(record.source)))
         except UsageError:
             continue
         x = columns_of(spec, flash=True, dropout=False)  # no model of ours has dropout
@@ -138,7 +138,7 @@ def clock_view(records: list[Record]) -> Section:
         if bars:  # an older version wrote the whole alone
             spec = altair_charts.parts(bars, "seconds", "seconds of the wall clock")
             section.charts.append(Chart(spec, "Seconds of the wall clock by part."))
-    saves, _, damaged = checkpoints.table(records)
+    saves, _, damaged = checkpoint_costs.table(records)
     section.words += damaged
     if saves.rows:
         section.tables["saves"] = saves

@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from analysis.common.tables import UNKNOWN, Column, Table
+from analysis.common.table import UNKNOWN, Column, Table
 from analysis.pages.section import Page, Section
-from models.errors import UsageError, printable
+from base.errors import UsageError, printable
 
 MARK = '<meta http-equiv="Content-Security-Policy"'  # no page of others begins as ours do
 FEW = 4  # rows of a table that needs no filter

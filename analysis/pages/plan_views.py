@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from analysis.common.tables import Column, Table
+from analysis.common.table import Column, Table
 from analysis.pages import altair_charts
 from analysis.pages.section import Chart, Section
 from analysis.planner import explain, ranking

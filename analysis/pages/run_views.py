@@ -6,17 +6,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from analysis.common.tables import Column, Table
+from analysis.common.table import Column, Table
 from analysis.common.terminal import who
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
-from analysis.measured import parity, predictions
+from analysis.measured import loss_parity, predictions
 from analysis.measured.fairness import is_changed
-from analysis.measured.scaling import doubtful
+from analysis.measured.scaling_curve import doubtful
 from analysis.pages import altair_charts
 from analysis.pages.section import Chart, Section
-from models.errors import printable
-from models.files import read_toml
+from base.errors import printable
+from base.files import read_toml
 from parallel.record.reader import read_run
 
 Rows = list[dict[str, Any]]
@@ -92,7 +92,7 @@ def _ratio(row: dict[str, Any]) -> str:
 
 def _losses(records: list[Record]) -> str:
     runs = [read_run(Path(r.source)) for r in records if r.format == "run folder"]
-    verdicts = list(parity.verify(runs).values())
+    verdicts = list(loss_parity.verify(runs).values())
     if not verdicts:
         return "Losses: these logs are not compared; only run folders of this repository are."
     kinds = Counter(verdict.verdict.kind for verdict in verdicts)
@@ -102,7 +102,7 @@ def _losses(records: list[Record]) -> str:
     if known:
         worst = max(known, key=lambda verdict: verdict.max_loss_diff)
         line += f"; the largest difference is {worst.max_loss_diff:.1e} ({worst.run}), the bar"
-        line += f" {parity.LOSS_BAR:g}"
+        line += f" {loss_parity.LOSS_BAR:g}"
     return line + "."
 
 

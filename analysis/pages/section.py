@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from analysis.common.tables import Table
+from analysis.common.table import Table
 
 
 class Chart(NamedTuple):

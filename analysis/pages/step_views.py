@@ -8,7 +8,7 @@ import numpy as np
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
 from analysis.logs.verdict import step_times, timed
-from analysis.measured import parity
+from analysis.measured import loss_parity
 from analysis.pages import altair_charts
 from analysis.pages.section import Chart, Section
 from parallel.record.reader import Run, read_run
@@ -16,9 +16,9 @@ from parallel.record.reader import Run, read_run
 POINTS = 3000  # of all runs together
 _CURVES = (
     ("loss", "loss (nats per token)", None),
-    ("loss_diff", "|loss - baseline's|", parity.LOSS_BAR),
+    ("loss_diff", "|loss - baseline's|", loss_parity.LOSS_BAR),
     ("grad_norm", "gradient norm", None),
-    ("grad_norm_diff", "gradient norm, relative difference", parity.GRAD_NORM_BAR),
+    ("grad_norm_diff", "gradient norm, relative difference", loss_parity.GRAD_NORM_BAR),
 )
 
 
@@ -93,12 +93,12 @@ def differences(
 ) -> dict[str, dict[int, tuple[float, float]]]:
     """source -> step -> (loss, relative grad norm) difference, of the runs that can be compared."""
     runs = {r.source: read_run(Path(r.source)) for r in records if r.format == "run folder"}
-    verdicts = parity.verify(runs.values(), baseline and Path(baseline.source))
+    verdicts = loss_parity.verify(runs.values(), baseline and Path(baseline.source))
     steps = {}
     for source, run in runs.items():
         base = runs.get(baseline.source) if baseline else _own_baseline(run, runs)
         if base is not None and base is not run and verdicts[run.path].max_loss_diff is not None:
-            steps[source] = {step: (a, b) for step, a, b in parity.of_steps(run, base)}
+            steps[source] = {step: (a, b) for step, a, b in loss_parity.of_steps(run, base)}
     return steps
 
 

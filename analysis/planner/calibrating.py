@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from analysis.common.tables import Column, Table
+from analysis.common.table import Column, Table
 from analysis.planner import calibration, fitting
 from analysis.planner.collectives import measured_on
 from analysis.planner.rows import Rows, healthy, read_rows, split_of
 from analysis.planner.runs import host_runs
 from analysis.planner.timemodel import Machine
 from analysis.planner.validate import error_columns, fit_some
-from models.errors import UsageError
+from base.errors import UsageError
 from models.gpus import check_network, network_rate, planning_gpu
 from parallel.config.layout_arrays import Columns
 from parallel.record.facts import cores

@@ -16,9 +16,10 @@ import numpy as np
 from analysis.planner.engines import families
 from analysis.planner.fitting import NAMES, Fit, prior_fit, priors_of
 from analysis.planner.timemodel import Machine, machine_of
+from base.errors import UsageError
+from base.files import read_toml
+from base.storage import output
 from models import memory
-from models.errors import UsageError
-from models.files import read_toml
 from models.flops import DEFAULT_CONVENTION
 from models.gpus import (
     NETWORK,
@@ -31,7 +32,6 @@ from models.gpus import (
     peak_tflops,
     planning_gpu,
 )
-from models.storage import output
 from parallel.config import clusters
 from parallel.config.layout_arrays import Columns
 from parallel.config.settings import gemm_precision

@@ -8,7 +8,7 @@ import numpy as np
 from analysis.logs.published_csv import read_csv
 from analysis.planner import timemodel
 from analysis.planner.timemodel import Machine
-from models.files import ROOT
+from base.files import ROOT
 from models.gpus import planning_gpu
 
 FILE = ROOT / "logs" / "published" / "all_reduce.csv"

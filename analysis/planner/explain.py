@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.common import plots
+from analysis.common import drawing
 from analysis.common.colours import FIRST
 from analysis.planner import timemodel
 from analysis.planner.calibration import Calibration
 from analysis.planner.ranking import HEADINGS, KEYS, gigabytes_by_part, policy, seconds_by_term
 from analysis.planner.space import engine_of
+from base.errors import UsageError
 from models import memory
-from models.errors import UsageError
 from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import Columns
 
@@ -144,4 +144,4 @@ def draw(
         axis.barh(*zip(*ordered, strict=True), color=FIRST)
         axis.set_xlabel(f"predicted {unit}, sum {sum(values.values()):.4g} {unit}")
     figure.suptitle(title)
-    plots.write(figure, path, 120, force)
+    drawing.write(figure, path, 120, force)

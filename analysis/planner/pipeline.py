@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.common import plots
+from analysis.common import drawing
 from analysis.common.colours import of_part
-from models.errors import UsageError
-from parallel.record.timeline import Interval
+from base.errors import UsageError
+from parallel.record.trace_file import Interval
 
 MOST_STAGES, MOST_EVENTS = 1024, 200_000  # what is simulated in seconds
 ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v")
@@ -346,4 +346,4 @@ def draw(events: list[Event], pp: int, title: str, path: Path, force: bool = Fal
     axis.set_yticks(range(pp), [f"stage {i}" for i in range(pp)])
     axis.set_xlabel("time (forward of one chunk = 1)")
     axis.set_title(title)
-    plots.write(figure, path, 120, force)
+    drawing.write(figure, path, 120, force)

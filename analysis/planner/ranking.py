@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from analysis.common.tables import Column, Table
+from analysis.common.table import Column, Table
 from analysis.planner import timemodel
 from analysis.planner.calibration import Calibration
 from analysis.planner.space import engine_of, space
+from base.bounds import Bounds
+from base.errors import UsageError
 from models import memory
-from models.bounds import Bounds
 from models.config import GPTConfig
-from models.errors import UsageError
 from models.flops import tflops_per_gpu
 from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import Columns

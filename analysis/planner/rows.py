@@ -16,9 +16,9 @@ import numpy as np
 from analysis.logs.published_csv import Row, read_csv
 from analysis.planner.collectives import cluster_key
 from analysis.planner.timemodel import Machine, machine_of
+from base.errors import UsageError
 from models import memory
 from models.config import GPTConfig
-from models.errors import UsageError
 from models.flops import sc21
 from models.gpus import joined, planning_gpu
 from parallel.config.layout import RECOMPUTE

@@ -12,7 +12,7 @@ from analysis.logs.record import Record
 from analysis.logs.verdict import timed
 from analysis.planner import timemodel
 from analysis.planner.calibration import Calibration, host_columns
-from models.errors import UsageError
+from base.errors import UsageError
 from parallel.config.layout import OFFLOAD, RECOMPUTE
 from parallel.config.layout_arrays import Columns, columns
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.common.tables import Column, Table
+from analysis.common.table import Column, Table
 from analysis.planner import fitting
 from analysis.planner.choice import choice, first_crashed, naive
 from analysis.planner.ranking import MARGIN
@@ -18,8 +18,8 @@ from analysis.planner.validate import (
     validate_memory,
     validate_time,
 )
-from models.errors import UsageError
-from models.files import ROOT
+from base.errors import UsageError
+from base.files import ROOT
 
 SETS = {  # of logs/published
     "Selene, SC'21 tables 1 and 2": ["narayanan_sc21_table1.csv", "narayanan_sc21_table2.csv"],

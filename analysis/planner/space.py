@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from analysis.planner.calibration import Calibration
+from base.errors import UsageError
 from models.config import GPTConfig
-from models.errors import UsageError
 from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import Columns, columns, possible
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from analysis.common import statistics
-from analysis.common.tables import Column, Table
+from analysis.common.table import Column, Table
 from analysis.planner import fitting
 from analysis.planner.choice import choice
 from analysis.planner.collectives import measured_on
 from analysis.planner.rows import CRASHED, Rows, healthy, split_of
+from base.errors import Reason, UsageError
 from models import memory
-from models.errors import Reason, UsageError
 from models.gpus import planning_gpu
 
 SPLITS = ("random", "leave-model-out", "leave-tp-out", "leave-one-out")

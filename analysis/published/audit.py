@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from analysis.published.checks import Finding, check
 from analysis.published.read_tables import NAMES, SUFFIXES, RunTable, run_tables
-from models.errors import UsageError
-from models.files import below
+from base.errors import UsageError
+from base.files import below
 
 
 class Audit(NamedTuple):

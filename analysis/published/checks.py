@@ -23,7 +23,7 @@ from analysis.published.identities import (
 )
 from analysis.published.intervals import Interval, Value, agreement, read_value, tolerance
 from analysis.published.read_tables import REMARKS, Line
-from models.errors import printable
+from base.errors import printable
 
 
 @dataclass(frozen=True)

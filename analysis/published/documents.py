@@ -8,7 +8,7 @@ import re
 from itertools import pairwise
 
 from analysis.logs.published_csv import Cell, PublishedTable, Row, column_name, number, unique
-from models.errors import UsageError
+from base.errors import UsageError
 from models.flops import stated_size_tflops
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from analysis.logs.published_csv import Cell, PublishedTable, Row, column_name, read_csv, unique
 from analysis.published.documents import tables_in
 from analysis.published.intervals import BILLIONS, SECONDS, Interval, Value, read_value
-from models.errors import UsageError
-from models.files import check_ends
+from base.errors import UsageError
+from base.files import check_ends
 from models.gpus import usual_gpu
 
 SUFFIXES = (".csv", ".tsv", ".md", ".markdown", ".html", ".htm")

@@ -14,22 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from analysis.common.tables import Column, Table
+from analysis.common.table import Column, Table
 from analysis.logs.published_csv import Row, read_csv
-from analysis.measured import predictions, scaling
-from analysis.measured.compare import REPEAT_COLUMNS, spread
+from analysis.measured import predictions, scaling_curve
+from analysis.measured.comparisons import REPEAT_COLUMNS, spread
 from analysis.planner.calibration import load_calibration
 from analysis.planner.fitting import MAX_ROWS
 from analysis.planner.rows import read_rows
 from analysis.planner.validate import validate_time
 from analysis.published.audit import audit_paths
 from analysis.published.documents import row_tflops
+from base.errors import UsageError
+from base.files import ROOT
+from base.storage import checkpoint_bytes, state_bytes, weights_bytes
 from models.config import PRESETS, GPTConfig
-from models.errors import UsageError
-from models.files import ROOT
 from models.flops import CONVENTIONS, tflops_per_gpu
 from models.gpus import mfu
-from models.storage import checkpoint_bytes, state_bytes, weights_bytes
 from parallel.config.layout_arrays import columns as step_columns
 
 FOLDER = ROOT / "logs" / "published"
@@ -296,7 +296,7 @@ def big_purple() -> Table:
     for row in measured:
         found = _big_purple_row(row)
         times = 1 / found["tokens_per_s"], found["gpus"], 1 / base.number("tokens_per_s")
-        faster, efficiency = scaling.speedup(*times, base.number("gpus"))
+        faster, efficiency = scaling_curve.speedup(*times, base.number("gpus"))
         changed = [k for k in ("precision", "engine", "commit") if row.text(k) != base.text(k)]
         found |= {
             "published": row.number("speedup"),
@@ -304,7 +304,7 @@ def big_purple() -> Table:
             "speedup": faster,
             "efficiency": efficiency,
             "wall_speedup": base.number("wall_s") / found["wall_s"],
-            "serial": scaling.serial_share(faster, found["gpus"] / base.number("gpus")),
+            "serial": scaling_curve.serial_share(faster, found["gpus"] / base.number("gpus")),
             "remarks": f"invalid comparison: {', '.join(changed)} differ" if changed else "",
         }
         rows.append(found)
@@ -323,7 +323,7 @@ def big_purple() -> Table:
         Column("serial", "serial share (Karp-Flatt)", ".3f"),
         Column("remarks", "remarks", long="below"),
     ]
-    share = scaling.fit_amdahl([(r["gpus"], r["speedup"]) for r in rows if r["gpus"] > 1])
+    share = scaling_curve.fit_amdahl([(r["gpus"], r["speedup"]) for r in rows if r["gpus"] > 1])
     notes = [f"Amdahl's law fits a serial share of {share:.3f}"]
     return Table(columns, rows, notes=notes + _big_purple_notes(rows))
 
@@ -335,7 +335,7 @@ def t4() -> Table:
     rows = []
     for row in found:
         wall_s = row.number("wall_s")
-        faster, efficiency = scaling.speedup(wall_s, row.number("gpus"), base_s, base_gpus)
+        faster, efficiency = scaling_curve.speedup(wall_s, row.number("gpus"), base_s, base_gpus)
         rows.append(
             {"run": row.text("run"), "wall_s": wall_s, "published": row.number("speedup")}
             | {"speedup": faster, "efficiency": efficiency, "saved": 1 - 1 / faster}
@@ -413,7 +413,7 @@ def _epoch_rows() -> list[dict[str, Any]]:
                 "slowest_s": slowest["total_s"],
                 "speedup": speedup,
                 "efficiency": speedup / gpus,
-                "serial": scaling.serial_share(speedup, gpus),
+                "serial": scaling_curve.serial_share(speedup, gpus),
                 "compute_s": mean["compute_s"],
                 "comm_s": mean["comm_s"],
                 "ratio": mean["compute_s"] / mean["comm_s"],

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 # torch is loaded where it is used: --help, verify and mistakes are answered at once.
-from models.errors import Parser, UsageError, command_line
-from models.storage import refuse_existing
+from base.errors import Parser, UsageError, command_line
+from base.storage import refuse_existing
 from parallel.checkpoint import folders
 
 

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from base.errors import UsageError, drop_output
+from base.files import parse_json
 from models.config import GPTConfig
-from models.errors import UsageError, drop_output
-from models.files import parse_json
 from models.run_weights import read_description
 from parallel.checkpoint import folders
 from parallel.config.duration import CIRCUMSTANCES, WORK

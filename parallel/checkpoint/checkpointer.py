@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from models.storage import STATE_BYTES_PER_PARAM, state_bytes
+from base.storage import STATE_BYTES_PER_PARAM, state_bytes
 from parallel.checkpoint import folders, loading
 from parallel.checkpoint.contents import Piece, slices_to_save
 from parallel.checkpoint.export import export_weights

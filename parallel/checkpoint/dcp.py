@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter, save
 from torch.distributed.checkpoint.api import CheckpointException
 
-from models.errors import UsageError
+from base.errors import UsageError
 from models.weights import new_folder
 from parallel.checkpoint import folders
 from parallel.checkpoint.export import open_gpt

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from base.errors import UsageError
 from models.config import GPTConfig
-from models.errors import UsageError
 from models.weights import write_weights
 from parallel.checkpoint import folders
 from parallel.checkpoint.rank_files import Reader

@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from models import storage
-from models.errors import UsageError
-from models.files import parse_json
-from models.storage import file_crc32, own_crc32, write_synced
+from base import storage
+from base.errors import UsageError
+from base.files import parse_json
+from base.storage import file_crc32, own_crc32, write_synced
 from parallel.checkpoint.manifest import check, check_tensors
 from parallel.record.reader import read_run
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from base.errors import UsageError
 from models.config import GPTConfig
-from models.errors import UsageError
 from models.weights import TENSORS, read_weights
 from parallel.checkpoint import folders
 from parallel.checkpoint.attempts import check_model

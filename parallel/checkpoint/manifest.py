@@ -10,9 +10,9 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
+from base.errors import UsageError
+from base.storage import STATE_BYTES_PER_PARAM, stored_tensors
 from models.config import GPTConfig, parameter_shapes
-from models.errors import UsageError
-from models.storage import STATE_BYTES_PER_PARAM, stored_tensors
 from parallel.config.engine_abilities import ENGINES
 from parallel.config.layout import Layout
 from parallel.config.settings import PRECISIONS

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from models.errors import UsageError
+from base.errors import UsageError
 
 HEARTBEAT_S = 1.0  # how often the ranks report their progress to each other
 

@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from models.errors import UsageError
-from models.files import ROOT, check_keys, read_toml
+from base.errors import UsageError
+from base.files import ROOT, check_keys, read_toml
 from models.gpus import find_gpu, joined, lacking, usual_gpu
 from parallel.config.settings import RunSpec
 

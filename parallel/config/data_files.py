@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from models.errors import UsageError
-from models.files import parse_json, read_json, shown
-from models.storage import own_crc32, publish
+from base.errors import UsageError
+from base.files import parse_json, read_json, shown
+from base.storage import own_crc32, publish
 
 DEFAULT_FOLDER = "data/stdlib"
 HELD_OUT = 0.05  # the fraction of a bare file's tokens (or of documents) kept for validation

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from models.errors import UsageError
-from models.files import parse_json, read_text
+from base.errors import UsageError
+from base.files import parse_json, read_text
 
 
 def read_deepspeed_json(path: Path) -> dict[str, Any]:

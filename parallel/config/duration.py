@@ -10,7 +10,7 @@ step). Tokens that fill no whole step are left out, as by a loader with drop_las
 tokens is never exceeded: floor(budget / tokens per step).
 """
 
-from models.errors import UsageError
+from base.errors import UsageError
 from parallel.config.data_files import training_tokens
 
 WORK = ("steps", "epochs", "train_tokens")  # what one layer of settings says replaces them all

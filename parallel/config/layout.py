@@ -7,8 +7,8 @@ Megatron-LM and (without cp) DeepSpeed's topology order them.
 
 from dataclasses import dataclass
 
+from base.errors import UsageError
 from models.config import GPTConfig
-from models.errors import UsageError
 
 RECOMPUTE = ("none", "selective", "full")
 OFFLOAD = ("none", "optimizer", "all")

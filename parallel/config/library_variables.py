@@ -10,7 +10,7 @@ and need the opposite.
 import os
 from collections.abc import Mapping, MutableMapping
 
-from models.errors import UsageError
+from base.errors import UsageError
 from parallel.config.settings import RunSpec
 
 _OLDER_NAMES = {"PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF"}

@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from models.bounds import Bounds
+from base.bounds import Bounds
+from base.errors import UsageError
 from models.config import ACTIVATIONS, NORMS, POSITIONS, VOCAB_MULTIPLE, GPTConfig, preset
-from models.errors import UsageError
 from models.gpus import lacking
 from models.hf_config import architecture
 from models.run_weights import is_weights, read_description

@@ -42,9 +42,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from base.errors import UsageError
+from base.files import check_keys, read_toml
 from models.config import preset
-from models.errors import UsageError
-from models.files import check_keys, read_toml
 from parallel.config import clusters
 from parallel.config.clusters import Cluster
 from parallel.config.run_names import IN_NAME, run_name

@@ -25,8 +25,8 @@ from parallel.engines.optim import (
     set_lr,
 )
 from parallel.engines.reference import build_reference, evaluate
-from parallel.measure.breakdown import ddp_hook
 from parallel.measure.ranges import region
+from parallel.measure.step_parts import ddp_hook
 
 
 class DDPEngine:

@@ -13,8 +13,8 @@ from parallel.config.settings import RunSpec
 from parallel.engines import Batch, Reduced, layers
 from parallel.engines import deepspeed_common as common
 from parallel.engines.optim import mean_over_ranks
-from parallel.measure.breakdown import name_group
 from parallel.measure.ranges import timed
+from parallel.measure.step_parts import name_group
 
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec  # isort: skip  (after common)
 from deepspeed.runtime.pipe import schedule  # isort: skip

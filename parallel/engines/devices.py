@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from models.errors import UsageError
+from base.errors import UsageError
+from base.storage import BYTES
 from models.gpus import lacking
-from models.storage import BYTES
 from parallel.config.settings import RunSpec
 from parallel.record.launch import Launch
 from parallel.record.signals_and_hangs import deadline

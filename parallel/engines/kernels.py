@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from models.errors import UsageError
+from base.errors import UsageError
 from models.gpt import attention_kernel
 from models.tensor_files import DTYPES
 from parallel.config.settings import RunSpec

@@ -20,8 +20,8 @@ from parallel.engines.optim import (
     set_adam_step,
     set_lr,
 )
-from parallel.measure.breakdown import name_group
 from parallel.measure.ranges import MegatronTimers, region
+from parallel.measure.step_parts import name_group
 
 import_megatron()
 

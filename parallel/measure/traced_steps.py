@@ -2,7 +2,7 @@
 
 Between two steps the ranks compare their clocks; then three steps are recorded, mark by mark as the
 breakdown makes them; then the clocks are compared again and each rank writes
-breakdown/trace_rank<r>.json.gz (parallel/record/timeline.py). Of all this the time of a step has
+breakdown/trace_rank<r>.json.gz (parallel/record/trace_file.py). Of all this the time of a step has
 only the keeping of the marks in it (benchmarks/breakdown_overhead.py measures that, too).
 
 The processes of one machine have one clock (Linux: CLOCK_MONOTONIC), which needs no comparison. A
@@ -27,8 +27,8 @@ import torch
 import torch.distributed as dist
 
 from parallel.config.layout import Layout
-from parallel.record import timeline
-from parallel.record.timeline import Interval
+from parallel.record import trace_file
+from parallel.record.trace_file import Interval
 
 STEPS, AFTER = 3, 10  # how many steps are recorded, after how many that this attempt made
 ROUND_TRIPS = 16
@@ -103,7 +103,7 @@ class TracedSteps:
         """Write the file."""
         steps = list(range(self.begins + 1, self.ends + 1))
         about: dict[str, Any] = {"rank": self.rank, "steps": steps, "clock": self.clock()}
-        timeline.write(timeline.file_of(folder, self.rank), self.intervals(), about)
+        trace_file.write(trace_file.file_of(folder, self.rank), self.intervals(), about)
 
 
 def compare_clocks(rank: int, world: int, group: Any = None) -> Offset:

@@ -9,7 +9,7 @@ import errno
 import re
 from enum import StrEnum
 
-from models.errors import UsageError
+from base.errors import UsageError
 
 RUNNING, COMPLETE, INTERRUPTED, FAILED = "running", "complete", "interrupted", "failed"
 PENDING = "pending"  # in no file: a job was submitted and has written nothing yet

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from models import errors
+from base import errors
 
 HIDDEN = "***"
 

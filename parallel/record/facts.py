@@ -14,14 +14,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from models.files import ROOT
+from base.files import ROOT
 from parallel.config.settings import RunSpec
 from parallel.record.environment import command_line, environment_facts
 from parallel.record.launch import Launch
 from parallel.record.schema import SCHEMA_VERSION, utc_now
 
 PACKAGES = ("torch", "deepspeed", "megatron-core", "transformers", "numpy", "transformer-engine")
-TRAINS = ("models", "parallel", "setup.py", "constraints.txt")  # the code that a result depends on
+# The code that a result depends on.
+TRAINS = ("base", "models", "parallel", "setup.py", "constraints.txt")
 
 
 def versions() -> dict[str, str | None]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from models.errors import UsageError
+from base.errors import UsageError
 
 LAUNCHER = "SCALING_LAUNCHER"  # set by a launcher of ours, to its name
 TIME_LIMIT_SIGNAL = "SIGUSR1"  # Slurm sends it before a job's time limit

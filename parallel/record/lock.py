@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from models.errors import UsageError
-from models.storage import as_json
+from base.errors import UsageError
+from base.storage import as_json
 from parallel.record.ends import RUNNING
 from parallel.record.process import runs_here, this_process
 from parallel.record.reader import read_json_if_whole, read_status

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from models.errors import UsageError
-from models.files import below, check_file, read_json, read_json_if_whole, shown
+from base.errors import UsageError
+from base.files import below, check_file, read_json, read_json_if_whole, shown
 from parallel.record import schema
 from parallel.record.ends import COMPLETE, FAILED, INTERRUPTED, PENDING, RUNNING, Kind, kind_of
 from parallel.record.process import ran_here, runs_here

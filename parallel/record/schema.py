@@ -28,8 +28,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from models.errors import UsageError
-from models.files import shown
+from base.errors import UsageError
+from base.files import shown
 
 SCHEMA_VERSION = "1"  # of run.json
 METRICS_VERSION = "2.0"  # of training_metrics.json

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from models.files import ROOT
-from models.storage import publish
+from base.files import ROOT
+from base.storage import publish
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)  # they end a process without a handler
 LISTENED = (*ENDING, signal.SIGUSR1)  # SIGUSR1: sent by Slurm before the time limit

@@ -10,8 +10,8 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, TextIO
 
-from models.errors import UsageError
-from models.storage import as_json, write_json, write_synced
+from base.errors import UsageError
+from base.storage import as_json, write_json, write_synced
 from parallel.record import schema
 from parallel.record.ends import (
     COMPLETE,

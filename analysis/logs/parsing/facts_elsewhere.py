@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.logs.parsing.json_values import real, rows, whole
-from analysis.logs.parsing.settings import (
+from analysis.logs.parsing.setting_names import (
     COUNTS,
     MODEL,
     MODEL_SIZES,
@@ -24,7 +24,7 @@ from analysis.logs.parsing.settings import (
     state,
 )
 from analysis.logs.record import Record, Refusal
-from models.files import check_file, parse_json, parse_toml
+from base.files import check_file, parse_json, parse_toml
 from parallel.config.settings import gemm_precision
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from analysis.logs.record import PER_STEP, Record, Refusal
-from models.files import parse_json
+from base.files import parse_json
 
 _LARGEST = 10**15  # no count of anything here is larger
 

@@ -12,7 +12,7 @@ import numpy as np
 from analysis.logs.parsing.endings import judge_end
 from analysis.logs.parsing.fields import number, positive, ranks_of_rates, table
 from analysis.logs.parsing.logfile import Log
-from analysis.logs.parsing.settings import header_of, read_header, state
+from analysis.logs.parsing.setting_names import header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
 from analysis.logs.record import Record
 

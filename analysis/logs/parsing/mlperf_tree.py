@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.logs.parsing.json_values import known, mapping, real, text, whole
-from analysis.logs.parsing.settings import state
+from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
-from models.files import check_file, parse_json
+from base.files import check_file, parse_json
 from models.gpus import find_gpu
 
 RESULT = re.compile(r"result_([\w-]{0,60}?)(\d{0,9})(?:\.txt|\.log)?$", re.IGNORECASE)

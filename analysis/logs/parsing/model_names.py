@@ -2,7 +2,7 @@
 
 import re
 
-from analysis.logs.parsing.settings import MODEL, state
+from analysis.logs.parsing.setting_names import MODEL, state
 from analysis.logs.record import Record
 from models.config import PRESETS
 

@@ -20,14 +20,14 @@ from analysis.logs.parsing.facts_elsewhere import complete_from_elsewhere
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.pages import Page
-from analysis.logs.parsing.rates import judge_rates
-from analysis.logs.parsing.settings import header_of, read_header
+from analysis.logs.parsing.rate_words import judge_rates
+from analysis.logs.parsing.setting_names import header_of, read_header
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record, Refusal
-from models.errors import UsageError
+from base.errors import UsageError
 
 NAMES = tuple(
-    """otlp nanotron megatron torchtitan modded_nanogpt nanochat nanogpt llmc picotron
+    """otlp nanotron megatron_lm torchtitan modded_nanogpt nanochat nanogpt llmc picotron
     training_metrics megatron_golden nemo mlperf fairseq nsys rank_epochs deepspeed
     hf_trainer""".split()
 )

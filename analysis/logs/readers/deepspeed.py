@@ -20,7 +20,7 @@ from analysis.logs.parsing.fields import labelled, number, table, word
 from analysis.logs.parsing.line_format import Columns, LineFormat
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
-from analysis.logs.parsing.settings import state
+from analysis.logs.parsing.setting_names import state
 from analysis.logs.readers.hf_trainer import deepspeed_ranks, end_lines, ends_of
 from analysis.logs.record import Record
 

@@ -19,7 +19,7 @@ from analysis.logs.parsing.json_values import document, fill, known, real, rows,
 from analysis.logs.parsing.line_format import Format, last_number
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
-from analysis.logs.parsing.settings import header_of, read_header, state
+from analysis.logs.parsing.setting_names import header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
 from analysis.logs.record import Record, Refusal
 

@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from analysis.logs.parsing import rates
+from analysis.logs.parsing import rate_words
 from analysis.logs.parsing.endings import judge_end
 from analysis.logs.parsing.json_values import is_nan, known, mapping, real, sequence, text, whole
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
-from analysis.logs.parsing.settings import header_of, read_header, state
+from analysis.logs.parsing.setting_names import header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
 from analysis.logs.record import PER_STEP, Failure, Record, Submission
-from models.files import parse_json
+from base.files import parse_json
 
 # In 2018 the time and the key stood before the JSON object.
 _OLD_LINE = re.compile(rb":::MLL (\d{1,12}\.\d{1,9}) (\w{1,60}): (\{[^\r\n]{1,20000}\})")
@@ -340,8 +340,8 @@ def _counted(record: Record, found: _Found) -> tuple[np.ndarray, np.ndarray, np.
         often = done / spent / batch > _OFTEN
         if found.times and seq_len:  # the steps' own times say which one it is
             middle = float(np.median([seconds for _, seconds, _, _ in found.times]))
-            amounts = rates.units_of(batch, seq_len, None)
-            agrees = rates.unit_of(done / spent, middle, amounts, rates.WHOLE_RUN)
+            amounts = rate_words.units_of(batch, seq_len, None)
+            agrees = rate_words.unit_of(done / spent, middle, amounts, rate_words.WHOLE_RUN)
             often = agrees == "tokens_per_s" if agrees else often
         if often and seq_len and not (counts % seq_len).any():
             record.notes.append(f"counts of samples are of tokens: {done:.0f} / {seq_len}")
@@ -367,7 +367,7 @@ def _timed(record: Record, found: _Found, counted_per_s: float) -> np.ndarray | 
     else:
         written = np.diff(sorted({now for *_, now in found.times}))
         counted_s, by = (float(np.median(written)) if len(written) else 0.0), "their lines' times"
-    factor, said = rates.of_steps(middle, counted_s, by)
+    factor, said = rate_words.of_steps(middle, counted_s, by)
     record.notes += [said] * bool(said)
     return step_s * factor if factor else None
 

@@ -14,7 +14,7 @@ import numpy as np
 from analysis.logs.parsing.fields import named_number, table, word
 from analysis.logs.parsing.line_format import Columns, LineFormat
 from analysis.logs.parsing.logfile import Log
-from analysis.logs.parsing.settings import state
+from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
 
 _BEGIN = word(b"step:") + rb"(?P<iteration>\d{1,9})/(?P<planned>\d{1,9}) "

@@ -11,10 +11,10 @@ import numpy as np
 
 from analysis.logs.parsing.fields import named_number, ranks_of_rates, word
 from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
-from analysis.logs.parsing.settings import state
+from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
+from base.errors import UsageError
 from models.config import GPTConfig
-from models.errors import UsageError
 from models.flops import palm
 
 _A100 = 312.0  # TFLOP/s

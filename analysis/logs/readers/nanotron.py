@@ -7,7 +7,7 @@ import re
 
 from analysis.logs.parsing.fields import labelled, word
 from analysis.logs.parsing.line_format import Columns, LineFormat
-from analysis.logs.parsing.settings import state
+from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
 
 _ITERATION = re.compile(

@@ -19,9 +19,9 @@ from analysis.logs.parsing.fields import labelled, table
 from analysis.logs.parsing.json_values import is_nan, mapping, real, whole
 from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
 from analysis.logs.parsing.logfile import Log
-from analysis.logs.parsing.settings import read_settings, state
+from analysis.logs.parsing.setting_names import read_settings, state
 from analysis.logs.record import Record
-from models.files import parse_json
+from base.files import parse_json
 
 _JSON = re.compile(
     rb"DLLL (\{[^\r\n]{1,20000}\})(?=(?:[ \t\0]|\x1b\[[\d;]{0,20}[mK])*(?:\r|\n|\Z))"

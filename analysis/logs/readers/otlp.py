@@ -14,7 +14,7 @@ from analysis.logs.parsing.json_values import fill, mapping, real, rows, text
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Record, Refusal
-from models.files import parse_json
+from base.files import parse_json
 
 MEGATRON = "megatron.training."
 STEP_MS, SKIPPED = MEGATRON + "step_duration_ms", MEGATRON + "skipped_iters"

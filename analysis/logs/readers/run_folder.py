@@ -9,7 +9,7 @@ from analysis.logs.parsing.facts_elsewhere import peak_bytes, sharing, stated
 from analysis.logs.parsing.json_values import fill
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Failure, Record, Refusal
-from models.errors import UsageError
+from base.errors import UsageError
 from parallel.record.ends import COMPLETE, FAILED, PENDING, RUNNING, Kind
 from parallel.record.reader import Run, read_run, read_saves, read_status
 from parallel.record.schema import LOG

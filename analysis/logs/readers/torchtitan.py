@@ -14,7 +14,7 @@ from analysis.logs.parsing.fields import ANSI, labelled, positive, word
 from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
-from analysis.logs.parsing.settings import state
+from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
 
 _GAP = ANSI + rb" {1,8}" + ANSI

@@ -5,7 +5,7 @@ import functools
 import math
 from typing import Any
 
-from analysis.logs.parsing.settings import (
+from analysis.logs.parsing.setting_names import (
     COUNTS,
     MODEL,
     MODEL_SIZES,
@@ -15,7 +15,7 @@ from analysis.logs.parsing.settings import (
     SETTING_WORDS,
     SETTINGS,
 )
-from models.errors import UsageError
+from base.errors import UsageError
 from models.gpus import planning_gpu
 
 

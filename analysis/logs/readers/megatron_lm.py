@@ -17,7 +17,7 @@ from analysis.logs.parsing import megatron_lines
 from analysis.logs.parsing.fields import WORD, labelled, number, ranks_of_rates, table
 from analysis.logs.parsing.line_format import Columns, LineFormat
 from analysis.logs.parsing.logfile import Log
-from analysis.logs.parsing.settings import header_of
+from analysis.logs.parsing.setting_names import header_of
 from analysis.logs.record import Record
 
 # Tool -> what only it prints: in an iteration line, or before training.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from models.errors import UsageError
+from base.errors import UsageError
 
 ROOT = Path(__file__).resolve().parent.parent  # of the repository
 MOST_BYTES = 4 << 20  # a study of 10,000 runs, each written out, has 1 MB

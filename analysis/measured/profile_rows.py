@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from analysis.common.tables import Column, Table
+from analysis.common.table import Column, Table
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.readers import nsys, nsys_sqlite, torch_trace
 from analysis.logs.record import Refusal
-from models.files import below
-from models.storage import write_json
+from base.files import below
+from base.storage import write_json
 
 SUMMARY = "profile_summary.json"
 _BESIDE = (".nsys-rep", ".qdrep", ".qdstrm")  # Nsight's own files: exported, then read

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.common import terminal
-from models.errors import UsageError, printable
+from base.errors import UsageError, printable
 
 if TYPE_CHECKING:
     import pandas

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from analysis.common import plots
-from analysis.common.plots import Bar, Point
+from analysis.common import drawing
+from analysis.common.drawing import Bar, Point
 from analysis.logs.load import load, name_of
 from analysis.logs.record import Record
 from analysis.measured.fairness import configuration, named, scaling_of
-from analysis.measured.tflops import rows as scaling_rows
-from models.errors import UsageError
+from analysis.measured.run_table import rows as scaling_rows
+from base.errors import UsageError
 from models.flops import DEFAULT_CONVENTION
 
 PHASES = ("compute", "communication", "data loading", "data movement")  # of colours.PARTS
@@ -78,7 +78,7 @@ def draw(
     if not figures:
         wanted = " and ".join(filter(None, axes)) or "a number of GPUs and a steady time"
         raise UsageError("; ".join([f"no run here has {wanted}: nothing to draw", *left_out]))
-    written = [plots.save(figure, folder, name, force) for name, figure in figures.items()]
+    written = [drawing.save(figure, folder, name, force) for name, figure in figures.items()]
     return sum(written, []), left_out
 
 
@@ -120,10 +120,10 @@ def _of_axes(rows: list[Row], axes: Axes, left_out: list[str]) -> dict[str, Any]
     if not drawn:
         return {}
     if x is None:
-        return {y: plots.bars(_bars(drawn, y), MEASURES[y], MEASURES[y])}
+        return {y: drawing.bars(_bars(drawn, y), MEASURES[y], MEASURES[y])}
     words = WORDS.get(x, x.replace("_", " "))
     points = [_point(row, x, y) for row in drawn]
-    return {f"{y}_by_{x}": plots.values(points, f"{MEASURES[y]} by {words}", words, MEASURES[y])}
+    return {f"{y}_by_{x}": drawing.values(points, f"{MEASURES[y]} by {words}", words, MEASURES[y])}
 
 
 def _configurations(records: list[Record]) -> list[str]:
@@ -177,16 +177,16 @@ def _of_speed(rows: list[Row], weak: bool, left_out: list[str]) -> dict[str, Any
     figures: dict[str, Any] = {}
     if drawn["tflops"]:
         points = [_point(row, "gpus", "tflops") for row in drawn["tflops"]]
-        figures["tflops"] = plots.tflops(points, "TFLOP/s per GPU", DEFAULT_CONVENTION)
+        figures["tflops"] = drawing.tflops(points, "TFLOP/s per GPU", DEFAULT_CONVENTION)
     if drawn["speedup"]:
         points = [_speedup(repeats) for repeats in _together(drawn["speedup"])]
         first = drawn["speedup"][0]
         start = round(first["gpus"] * first["efficiency"] / first["speedup"])  # the baseline's GPUs
         title = "Weak scaling" if weak else "Strong scaling"
-        figures["speedup"] = plots.speedup(points, title, start, weak)
+        figures["speedup"] = drawing.speedup(points, title, start, weak)
     if drawn["step_s"]:
         bars = _bars(drawn["step_s"], "step_s")
-        figures["step_s"] = plots.bars(bars, "Time of a step, fastest first", MEASURES["step_s"])
+        figures["step_s"] = drawing.bars(bars, "Time of a step, fastest first", MEASURES["step_s"])
     return figures
 
 
@@ -206,7 +206,7 @@ def _of_phases(records: list[Record], left_out: list[str]) -> dict[str, Any]:
     without = [name_of(record) for record in records if name_of(record) not in bars]
     if bars and without:
         left_out.append(f"not in breakdown: their logs have none: {', '.join(without)}")
-    return {"breakdown": plots.phases(bars, "Where a step's time goes")} if bars else {}
+    return {"breakdown": drawing.phases(bars, "Where a step's time goes")} if bars else {}
 
 
 def _of_losses(records: list[Record], left_out: list[str]) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def _of_losses(records: list[Record], left_out: list[str]) -> dict[str, Any]:
         left_out.append(f"not in loss: their logs have no losses: {', '.join(without)}")
     if thinned:
         left_out.append(f"loss: of {thinned} long runs, {POINTS} steps each, evenly spaced")
-    return {"loss": plots.losses(curves, "Loss")} if curves else {}
+    return {"loss": drawing.losses(curves, "Loss")} if curves else {}
 
 
 def _why_not(row: Row) -> str:

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from analysis.common.tables import Column, Table
+from analysis.common.table import Column, Table
 from analysis.logs.load import load, name_of
 from analysis.logs.model import config_of
-from analysis.logs.parsing.checkpoints import Event, scan
+from analysis.logs.parsing.checkpoint_lines import Event, scan
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
-from models.errors import UsageError
+from base.errors import UsageError
 from parallel.record.reader import read_csv
 from parallel.record.schema import count
 

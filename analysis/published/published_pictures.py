@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from analysis.common import plots
-from analysis.measured.pictures import PHASES
-from analysis.measured.scaling import Point, curve
+from analysis.common import drawing
+from analysis.measured.run_pictures import PHASES
+from analysis.measured.scaling_curve import Point, curve
 from analysis.planner import ranking
 from analysis.planner.calibration import load_calibration
 from analysis.published import recomputed
@@ -18,10 +18,10 @@ Figure = Any  # matplotlib's, which loads only where something is drawn
 def draw(folder: Path, force: bool = False) -> list[Path]:
     """The files written to a folder."""
     return [
-        *plots.save(_speedup(), folder, "speedup", force),
-        *plots.save(_tflops(), folder, "tflops", force),
-        *plots.save(_breakdown(), folder, "breakdown", force),
-        *plots.save(_planned(), folder, "planned", force),
+        *drawing.save(_speedup(), folder, "speedup", force),
+        *drawing.save(_tflops(), folder, "tflops", force),
+        *drawing.save(_breakdown(), folder, "breakdown", force),
+        *drawing.save(_planned(), folder, "planned", force),
     ]
 
 
@@ -38,14 +38,14 @@ def _speedup() -> Figure:
     for label, seconds in times.items():
         runs = [Point("", gpus, step_s) for gpus, step_s in seconds.items()]
         rows = curve(runs, runs[0])[0]
-        points += [plots.Point(row["gpus"], row["speedup"], label) for row in rows]
-    return plots.speedup(points, "Published strong scaling, recomputed", 1)
+        points += [drawing.Point(row["gpus"], row["speedup"], label) for row in rows]
+    return drawing.speedup(points, "Published strong scaling, recomputed", 1)
 
 
 def _tflops() -> Figure:
     rows = [row for row in recomputed.jean_zay(1, 10**6).rows if row.get("megatron")]
-    points = [plots.Point(row["gpus"], row["megatron"], _library(row["engine"])) for row in rows]
-    return plots.tflops(points, "GPT-2 7.5B to 206B on Jean Zay's V100s", DEFAULT_CONVENTION)
+    points = [drawing.Point(row["gpus"], row["megatron"], _library(row["engine"])) for row in rows]
+    return drawing.tflops(points, "GPT-2 7.5B to 206B on Jean Zay's V100s", DEFAULT_CONVENTION)
 
 
 def _library(engine: str) -> str:
@@ -63,11 +63,11 @@ def _breakdown() -> Figure:
         slowest = recomputed.slowest_rank(ranks)
         keys = ("compute_s", "comm_s", "loading_s", "movement_s")
         bars[f"b{batch}\n{gpus} GPU"] = dict(zip(PHASES, (slowest[k] for k in keys), strict=True))
-    return plots.phases(bars, "Where an epoch's time goes (slowest rank)")
+    return drawing.phases(bars, "Where an epoch's time goes (slowest rank)")
 
 
 def _planned() -> Figure:
     """18B parameters on Selene, three sequences a GPU, the best layout at each size."""
     settings = {"seq_len": 2048, "precision": "bf16"}
     found = ranking.scale(PRESETS["18b"], load_calibration("selene"), 3.0, settings, ranking.MARGIN)
-    return plots.planned(found, "GPT 18B on Selene, three sequences a GPU")
+    return drawing.planned(found, "GPT 18B on Selene, three sequences a GPU")

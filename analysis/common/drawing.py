@@ -1,7 +1,7 @@
 """Drawing: speedup, points, bars, phases and losses as figures; saving them as PNG and SVG.
 
-The rows come from analysis/measured/pictures.py (runs) and analysis/published/pictures.py
-(published tables); colours and marks from colours.py beside this file.
+The rows come from analysis/measured/run_pictures.py (runs) and
+analysis/published/published_pictures.py (tables); colours and marks from colours.py.
 """
 
 import statistics
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.common.colours import FIRST, GREY, MARKS, of_engines, of_part
-from models.storage import output
+from base.storage import output
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

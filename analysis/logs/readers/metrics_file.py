@@ -26,7 +26,7 @@ from analysis.logs.parsing.json_values import (
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
-from analysis.logs.parsing.settings import state
+from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record, Refusal
 from parallel.record.schema import METRICS_VERSION
 

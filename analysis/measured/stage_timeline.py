@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 
-from analysis.common.tables import Column, Table
-from analysis.measured.breakdown import Breakdown
+from analysis.common.table import Column, Table
+from analysis.measured.rank_times import Breakdown
 from analysis.planner import pipeline
-from models.errors import UsageError
-from parallel.record import timeline
+from base.errors import UsageError
+from parallel.record import trace_file
 from parallel.record.reader import read_breakdown
-from parallel.record.timeline import COMPUTE, Interval
+from parallel.record.trace_file import COMPUTE, Interval
 
 WITHOUT = "no traced steps (an older version wrote the run, or it ended before them)"
 
@@ -55,10 +55,10 @@ def of_run(one: Breakdown) -> Timeline:
         UsageError: it has none, or a rank's are missing or damaged; it names the file.
     """
     layout, folder = one.spec.layout, one.run.path
-    if not timeline.file_of(folder, 0).exists():
+    if not trace_file.file_of(folder, 0).exists():
         raise UsageError(f"{folder}: {WITHOUT}")
     read = {
-        rank: timeline.read(timeline.file_of(folder, rank)) for rank in range(layout.world_size)
+        rank: trace_file.read(trace_file.file_of(folder, rank)) for rank in range(layout.world_size)
     }
     try:
         steps = {rank: tuple(about["steps"]) for rank, (_, about) in read.items()}
@@ -147,7 +147,7 @@ def write(path: Path, found: Timeline) -> None:
         OSError: as the disk has it.
     """
     about = {"run": found.name, "steps": found.steps, "clock_error_s": found.clock_error_s}
-    timeline.write(path, [*found.simulated, *found.measured], about)
+    trace_file.write(path, [*found.simulated, *found.measured], about)
 
 
 def table(found: Iterable[Timeline]) -> Table:

@@ -18,9 +18,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from models.errors import UsageError
-from models.files import check_file
-from models.storage import publish, sync
+from base.errors import UsageError
+from base.files import check_file
+from base.storage import publish, sync
 from parallel.record.schema import CATEGORIES
 
 TRACE_VERSION = "1"

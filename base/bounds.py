@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import dataclass
 
-from models.errors import UsageError
+from base.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from analysis.common.tables import Column, Table
+from analysis.common.table import Column, Table
 from analysis.logs.load import chosen, distinct
+from base.errors import Reason, UsageError
 from models.config import GPTConfig
-from models.errors import Reason, UsageError
 from parallel.config.settings import TRAINING, gemm_precision
 from parallel.record.ends import COMPLETE
 from parallel.record.reader import Run, find_runs, read_run

@@ -20,8 +20,8 @@ from analysis.measured.fairness import (
     shared_cores,
     sharing,
 )
-from analysis.measured.scaling import against, of_repeats, of_run
-from models.errors import UsageError
+from analysis.measured.scaling_curve import against, of_repeats, of_run
+from base.errors import UsageError
 from parallel.measure.steady_time import Steady
 from parallel.record.schema import utc_now
 

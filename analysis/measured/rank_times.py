@@ -1,6 +1,6 @@
 """Where each rank's time went, what it sent, and where a split's efficiency was lost.
 
-What each category means is written in parallel/measure/breakdown.py.
+What each category means is written in parallel/measure/step_parts.py.
 """
 
 from collections import defaultdict
@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from analysis.common.tables import Column, Table
+from analysis.common.table import Column, Table
 from analysis.logs.load import chosen, distinct
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
 from analysis.logs.verdict import timed
 from analysis.measured.fairness import differences, scaling_of, shared_cores, sharing
-from analysis.measured.scaling import Times, against
-from models.errors import UsageError
+from analysis.measured.scaling_curve import Times, against
+from base.errors import UsageError
 from parallel.config.message_bytes import step_volumes
 from parallel.config.settings import RunSpec, check_setting
 from parallel.record.ends import COMPLETE

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.common.tables import Column, Table
+from analysis.common.table import Column, Table
 from analysis.logs.load import called, load, name_of
 from analysis.logs.model import asked
 from analysis.logs.record import Record
@@ -27,7 +27,7 @@ from analysis.measured.fairness import (
     unstated,
 )
 from analysis.measured.throughput import MARKED
-from models.errors import UsageError, by_reason
+from base.errors import UsageError, by_reason
 from parallel.measure.steady_time import Steady
 
 LINEAR = 1.005  # an efficiency above it is printed as more than 1.00

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from models.errors import NO_ROOM, OutputError, UsageError
+from base.errors import NO_ROOM, OutputError, UsageError
 
 MARKED_BYTES = 1 << 16  # the mark of a file's writer stands in its first bytes
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}  # per number

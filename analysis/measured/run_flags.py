@@ -4,12 +4,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from analysis.common.tables import add_table_flags
+from analysis.common.table import add_table_flags
 from analysis.common.terminal import who
-from analysis.logs.flags import add_fact_flags, add_time_flags, facts_of, flag_of
+from analysis.logs.fact_flags import add_fact_flags, add_time_flags, facts_of, flag_of
 from analysis.logs.load import load, name_of
 from analysis.logs.record import Record
-from models.errors import Parser, warn, warn_at_end
+from base.errors import Parser, warn, warn_at_end
 from models.gpus import peak_tflops
 
 GROUPS = {"times": add_time_flags, "facts": add_fact_flags, "table": add_table_flags}

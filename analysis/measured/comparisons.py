@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from analysis.common.statistics import log_ratio
-from analysis.common.tables import Column, Table
+from analysis.common.table import Column, Table
 from analysis.logs.load import called, load, name_of
 from analysis.logs.record import Record
 from analysis.logs.verdict import judge, no_timing, step_times, timed
@@ -27,7 +27,7 @@ from analysis.measured.fairness import (
     shared_cores,
     unstated,
 )
-from models.errors import UsageError
+from base.errors import UsageError
 from parallel.measure.steady_time import Steady, steady_iterations
 
 RESAMPLES = 10_000

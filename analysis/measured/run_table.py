@@ -4,7 +4,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from analysis.common.tables import Column, Table
+from analysis.common.table import Column, Table
 from analysis.logs.load import baseline_of, load, name_of, own_name
 from analysis.logs.record import Record
 from analysis.logs.verdict import (
@@ -17,7 +17,7 @@ from analysis.logs.verdict import (
     timed,
     unfinished,
 )
-from analysis.measured import predictions, scaling, throughput
+from analysis.measured import predictions, scaling_curve, throughput
 from analysis.measured.fairness import (
     ANY_COMMIT,
     CHANGED,
@@ -33,8 +33,8 @@ from analysis.measured.fairness import (
     sharing,
     unstated,
 )
-from analysis.measured.parity import NOT_VERIFIED, verify
-from analysis.measured.scaling import Ratio
+from analysis.measured.loss_parity import NOT_VERIFIED, verify
+from analysis.measured.scaling_curve import Ratio
 from models.flops import DEFAULT_CONVENTION
 from parallel.measure.steady_time import Steady
 from parallel.record.reader import read_run
@@ -223,9 +223,10 @@ def _against(
     if why:
         return Ratio(None, None, why)
     sides = (
-        scaling.of_repeats([scaling.of_run(times[id(r)], r.gpus) for r in side]) for side in repeats
+        scaling_curve.of_repeats([scaling_curve.of_run(times[id(r)], r.gpus) for r in side])
+        for side in repeats
     )
-    ratio = scaling.against(*sides, kind, shared)
+    ratio = scaling_curve.against(*sides, kind, shared)
     if ratio.efficiency is None or not (record.oversubscribed or baseline.oversubscribed):
         return ratio
     return Ratio(ratio.speedup, None, SHARE if record.oversubscribed else CROWDED)
@@ -274,7 +275,7 @@ def table(
         f"s/iter: {step_rule}. TFLOP/s: {one or 'the named'} convention."
         f" Speedup: {kind} scaling against {stated}."
     ]
-    return Table(columns, found, notes=notes, doubtful=scaling.doubtful(found))
+    return Table(columns, found, notes=notes, doubtful=scaling_curve.doubtful(found))
 
 
 def of_records(
