@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-import models.files
+import base.files
 from analysis.logs.readers import read
 from analysis.logs.verdict import judge
 from parallel import sweep
@@ -389,9 +389,9 @@ def test_the_timeout_reaches_every_process_group(tmp_path):
 
 def test_the_place_is_the_innermost_line_and_the_innermost_of_this_repository():
     inside = ".venv/lib/python3/site-packages/torch/autograd/graph.py"
-    torch = (str(models.files.ROOT / inside), 8, "backward")
-    step = (str(models.files.ROOT / "parallel/engines/ddp.py"), 7, "step")
-    loop = (str(models.files.ROOT / "parallel/trainer.py"), 6, "step")
+    torch = (str(base.files.ROOT / inside), 8, "backward")
+    step = (str(base.files.ROOT / "parallel/engines/ddp.py"), 7, "step")
+    loop = (str(base.files.ROOT / "parallel/trainer.py"), 6, "step")
     place = signals_and_hangs._location([torch, step, loop])
     assert place == f"{inside}:8 backward, in parallel/engines/ddp.py:7 step"
     assert signals_and_hangs._location([step, loop]) == "parallel/engines/ddp.py:7 step"
