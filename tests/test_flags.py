@@ -57,6 +57,7 @@ MEANING = {
     "--list": "print names alone",
     "--logs": "the folder that holds the studies' folders",
     "--mapping": "what a column of a table means",
+    "--fact": "what is true of every row of a table",
     "--margin": "share of memory left free",
     "--max-restarts": "times to restart a failed run",
     "--max-running": "jobs at a time",
