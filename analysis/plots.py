@@ -82,10 +82,10 @@ def main(argv: list[str] | None = None) -> int:
     given = parser.parse_args(argv)
     folder, left_out = folder_for(given.paths, given.out), []
     if given.paths:
-        from analysis.measured import published_pictures  # here: --help needs no numpy
+        from analysis.measured import run_pictures  # here: --help needs no numpy
 
         axes = given.x, given.y
-        written, left_out = published_pictures.draw(
+        written, left_out = run_pictures.draw(
             given.paths, folder, given.baseline, axes, given.force
         )
     elif given.x or given.y or given.baseline:
