@@ -28,7 +28,7 @@ from base.errors import UsageError
 
 NAMES = tuple(
     """otlp nanotron megatron_lm torchtitan modded_nanogpt nanochat nanogpt llmc picotron
-    training_metrics megatron_golden nemo mlperf fairseq nsys rank_epochs deepspeed
+    metrics_file megatron_golden nemo mlperf fairseq nsys rank_epochs deepspeed
     hf_trainer""".split()
 )
 UNKNOWN = "unknown"
