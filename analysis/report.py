@@ -163,15 +163,15 @@ def _published(name: str) -> Callable[[list[str]], str]:
 
 
 REPORTS: dict[str, Callable[[list[str]], str]] = {
-    "tflops": _measured("tflops", "--convention", "--baseline", "--predict", "--columns"),
-    "parity": _measured("parity"),
+    "tflops": _measured("run_table", "--convention", "--baseline", "--predict", "--columns"),
+    "parity": _measured("loss_parity"),
     "plan": _plan,
     "validation": _validation,
-    "saves": _measured("checkpoints"),
-    "compare": _measured("compare"),
+    "saves": _measured("checkpoint_costs"),
+    "compare": _measured("comparisons"),
     "breakdown": lambda arguments: _markdown(_breakdown_tables(arguments)),
     "losses": lambda arguments: _markdown(_breakdown_tables(arguments)[-1:]),
-    "scaling": _measured("scaling", "--baseline", "--predict", "--columns"),
+    "scaling": _measured("scaling_curve", "--baseline", "--predict", "--columns"),
     "rehearsals": _rehearsals,
     "audit": _audit,
     "file": _file,
