@@ -19,7 +19,7 @@ simulated stage above its ranks; forward, backward, send, receive, bubble, optim
 rank did. A simulated stage has no collectives and no send, and it waits (bubble) to the end of the
 last stage, where a measured one waits in its next collective (control, embedding or dp).
 
-What each category means is written in measure/breakdown.py. A rank without rows, or a damaged
+What each category means is written in measure/step_parts.py. A rank without rows, or a damaged
 file, is named; the others are still reported. Exits 2 when nothing could be read.
 """
 

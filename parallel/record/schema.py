@@ -55,7 +55,7 @@ _BESIDE = re.compile(
 STEP_COLUMNS = ("step", "step_s", "loss", "grad_norm", "lr", "loss_scale", "skipped", "tokens")
 STEP_COUNTS = ("step", "skipped", "tokens")  # the columns of whole numbers
 CHECKPOINT_COLUMNS = ("event", "step", "blocked_s", "total_s", "bytes", "ranks", "problem")
-# A breakdown's columns; measure/breakdown.py says what each is. The CATEGORIES exclude each other
+# A breakdown's columns; measure/step_parts.py says what each is. The CATEGORIES exclude each other
 # and add up to elapsed_s.
 AXES = ("tp", "dp", "pp", "embedding", "mixed", "control")
 CATEGORIES = ("data", "move", "forward", "backward", "optimizer", *AXES, "bubble", "other")
