@@ -20,7 +20,7 @@ setup(
     packages=find_namespace_packages(include=[f"{room}*" for room in ROOMS]),
     package_data={
         "models": ["gpus.toml"],
-        "slurm": ["*.toml", "*.sh", "*.conf", "*.slurm", "published/*", "deepspeed/*.json"],
+        "slurm": ["*.toml", "*.sh", "*.slurm", "published/*", "deepspeed/*.json"],
         "parallel.record": ["*.json", "*.txt"],
         "analysis.planner": ["calibrations/*.toml"],
         "analysis.pages": ["page.html", "page.css", "page.js"],
@@ -39,7 +39,7 @@ setup(
         "matplotlib>=3.10,<3.12",
         "scipy>=1.15.3,<1.18",
         "tqdm>=4.66.5,<5",
-        "psutil>=7.2,<8",  # slurm.testbed; the fault campaign too
+        "psutil>=7.2,<8",  # tests.tools.testbed; the fault campaign too
     ],
     extras_require={
         # Fused kernels; the range that megatron-core names. Not tried here, where there is no GPU.

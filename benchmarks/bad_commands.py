@@ -56,7 +56,6 @@ LINES = {
     "parallel.sweep": "study.toml --logs swept",
     "parallel.train": "--check --preset tiny --out run",
     "slurm.cancel": "study.toml --logs logs",
-    "slurm.testbed": "down --folder cluster",
     "slurm.record_end": "logs/study/ddp broken job.out",
     "slurm.forward_signals": "true",
     "slurm.preflight": "study.toml",

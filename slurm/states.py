@@ -132,7 +132,7 @@ def no_answer() -> str:
     """Why no Slurm may answer, and what to do."""
     conf = os.environ.get("SLURM_CONF")
     asked = f"SLURM_CONF={conf}" if conf else "SLURM_CONF is not set"
-    return f"no Slurm answers ({asked}; python -m slurm.testbed up starts one here)"
+    return f"no Slurm answers ({asked}; python -m tests.tools.testbed up starts one here)"
 
 
 def slurm(command: list[str], text: str = "") -> str:

@@ -12,8 +12,9 @@ import pytest
 from base.files import ROOT
 from parallel.config.study import load_study
 from parallel.record import reader
-from slurm import states, submit, testbed
+from slurm import states, submit
 from tests.conftest import wait_for
+from tests.tools import testbed
 
 pytestmark = pytest.mark.slow
 

@@ -86,7 +86,7 @@ NOT_RUN = {
     r"torchrun|deepspeed|srun|python -m parallel\.(sweep|gpu_check|data)": "trains for minutes",
     r"python -m parallel\.train(?!.* --check)": "trains for minutes",
     r"python -m (parallel\.rehearse|.* --rehearse)": "trains for minutes",
-    r"sbatch|bash|python -m slurm\.(submit|status|cancel|testbed|preflight)": "needs Slurm",
+    r"sbatch|bash|python -m (tests\.tools|slurm\.(?!render).*)": "needs Slurm",
     r".* (logs/(first|mine|runs|parity|gpu-check)|training_results_v4\.1)": "reads the reader's",
     r".* (RUN|FOLDER|HF_DIR|PATH)": "reads the reader's",
 }

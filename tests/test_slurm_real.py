@@ -13,8 +13,9 @@ import pytest
 from analysis import tflops
 from parallel.config.study import load_study
 from parallel.record import reader
-from slurm import render, states, submit, testbed
+from slurm import render, states, submit
 from tests.conftest import ROOT, wait_for
+from tests.tools import testbed
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from parallel.record import facts, launch
 from parallel.record.ends import kind_of
 from parallel.record.reader import read_status
 from parallel.record.writer import RunFolder
-from slurm import cancel, forward_signals, preflight, record_end, states, status, submit, testbed
+from slurm import cancel, forward_signals, preflight, record_end, states, status, submit
 from slurm.render import comment_of
 from slurm.states import Job, judge, parse
 from tests.multi_node_logs import (
@@ -31,6 +31,7 @@ from tests.multi_node_logs import (
     RAISED,
     TOLD_TO_STOP,
 )
+from tests.tools import testbed
 
 QUEUE = (
     "12|OUT_OF_MEMORY|253|OutOfMemory|a|grid|/r|\n"
@@ -871,17 +872,6 @@ def test_a_command_that_a_node_does_not_have_is_one_line_and_the_shells_status(t
         said = f"slurm.forward_signals: {command}: {why}"
         assert (done.returncode, done.stderr) == (code, said + "\n")
         assert states.cause(said) == said
-
-
-@pytest.mark.parametrize(
-    "command", ["render", "submit", "status", "cancel", "testbed", "record_end"]
-)
-def test_every_command_says_how_it_is_used(command):
-    module = __import__(f"slurm.{command}", fromlist=["main"])
-    with pytest.raises(SystemExit) as ended:
-        module.main(["--help"])
-    assert ended.value.code == 0
-    assert subprocess.list2cmdline([f"slurm.{command}"]) in module.__doc__
 
 
 def test_a_real_clusters_configuration_is_not_deleted_for_a_test_cluster(tmp_path, monkeypatch):

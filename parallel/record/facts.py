@@ -102,7 +102,7 @@ def scheduler(environment: dict[str, str] | os._Environ = os.environ) -> dict[st
 
 
 def one_machine(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the nodes are those of slurm.testbed, which are all this machine."""
+    """Whether the nodes are those of tests.tools.testbed, which are all this machine."""
     return environment.get("SLURM_CLUSTER_NAME") == "local-test"
 
 

@@ -1,9 +1,9 @@
 """A real Slurm on this machine, to try a sweep before spending an allocation.
 
-    python -m slurm.testbed up [--nodes 4]      then: export SLURM_CONF=... as it says
-    python -m slurm.testbed up --accounting     with slurmdbd and MariaDB behind it, for sacct
-    python -m slurm.testbed down
-    python -m slurm.testbed stop-node node3     a node that dies, to see what happens
+    python -m tests.tools.testbed up [--nodes 4]      then: export SLURM_CONF=... as it says
+    python -m tests.tools.testbed up --accounting     with slurmdbd and MariaDB behind it, for sacct
+    python -m tests.tools.testbed down
+    python -m tests.tools.testbed stop-node node3     a node that dies, to see what happens
 
 It starts slurmctld, munged and one slurmd for each node. All of it lives in one folder (--folder,
 default ~/.cache/scaling-study-slurm); nothing else is written. The nodes are node1, node2 ..., each
@@ -27,7 +27,6 @@ import psutil
 
 from base.bounds import check_flags
 from base.errors import Parser, UsageError, command_line
-from base.files import ROOT
 
 HOME = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "scaling-study-slurm"
 TOOLS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "sbatch": "slurm-wlm"}
@@ -35,8 +34,8 @@ TOOLS |= {"munged": "munge", "scontrol": "slurm-wlm"}
 ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server"}
 CGROUP_MEMORY = Path("/sys/fs/cgroup/memory")
 
-CONF = (ROOT / "slurm" / "testbed.slurm.conf").read_text()
-DBD_CONF = (ROOT / "slurm" / "testbed.slurmdbd.conf").read_text()
+CONF = Path(__file__).with_name("testbed.slurm.conf").read_text()
+DBD_CONF = Path(__file__).with_name("testbed.slurmdbd.conf").read_text()
 
 
 def missing_packages(accounting: bool = False) -> list[str]:
@@ -111,7 +110,7 @@ def _check_can_start(nodes: int, folder: Path, accounting: bool) -> None:
     if os.geteuid() != 0:
         raise UsageError("the test cluster needs root: slurmd starts jobs as their users")
     if alive(folder):
-        raise UsageError(f"a cluster is up in {folder}: python -m slurm.testbed down")
+        raise UsageError(f"a cluster is up in {folder}: python -m tests.tools.testbed down")
     if nodes < 1:
         raise UsageError(f"--nodes must be positive, not {nodes}")
     conf = folder / "slurm.conf"
@@ -296,9 +295,9 @@ def end(processes: list[psutil.Process]) -> None:
             time.sleep(0.1)
 
 
-@command_line("slurm.testbed")
+@command_line("tests.tools.testbed")
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m slurm.testbed", description=__doc__)
+    parser = Parser(prog="python -m tests.tools.testbed", description=__doc__)
     parser.add_argument("do", choices=("up", "down", "stop-node", "start-node"), help="what to do")
     parser.add_argument("node", nargs="?", help="the node to stop or to start")
     parser.add_argument("--nodes", type=int, default=4, metavar="N", help="nodes (default: 4)")
