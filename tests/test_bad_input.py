@@ -1,9 +1,9 @@
-"""Bad input ends in one line and never in a traceback: some cases of benchmarks/bad_input.py."""
+"""Bad input ends in one line and never in a traceback: some cases of tests/tools/bad_input.py."""
 
 import pytest
 
-from benchmarks import bad_commands, bad_input
 from tests.test_flags import COMMANDS
+from tests.tools import bad_commands, bad_input
 
 
 @pytest.mark.parametrize(("campaign", "n"), [("logs", 40), ("neutral", 30), ("folders", 3)])

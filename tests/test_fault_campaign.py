@@ -1,4 +1,4 @@
-"""The fault campaign of benchmarks/fault_campaign.py, a few kills of it."""
+"""The fault campaign of tests/tools/fault_campaign.py, a few kills of it."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.slow
 def test_runs_killed_at_random_lose_nothing(tokens, tmp_path):
-    script = str(ROOT / "benchmarks" / "fault_campaign.py")
+    script = str(ROOT / "tests" / "tools" / "fault_campaign.py")
     command = [sys.executable, script, "--kills", "4", "--steps", "60", "--only", "ddp"]
     command += ["--seed", "ci", "--out", str(tmp_path), "--data", str(tokens)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)

@@ -15,7 +15,7 @@ from analysis.logs.parsing.mlperf_tree import place_of
 from analysis.logs.readers import read
 from analysis.logs.verdict import judge, timed
 from base.errors import UsageError
-from benchmarks.mlperf_tree import configure, describe, line, result, write
+from tests.tools.mlperf_tree import configure, describe, line, result, write
 
 GPT3 = {"max_sequence_length": 2048, "counts_tokens": True}
 LORA = {"step_key": None, "block_steps": 48, "blocks": 6}

@@ -1,4 +1,4 @@
-"""The campaign of benchmarks/mutations.py: its changes by hand, and a small one of it."""
+"""The campaign of tests/tools/mutations.py: its changes by hand, and a small one of it."""
 
 import re
 import subprocess
@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from benchmarks import mutations
 from tests.conftest import ROOT
+from tests.tools import mutations
 
 
 def changed(source: str, monkeypatch, tmp_path) -> set[str]:
@@ -59,7 +59,7 @@ def test_reasons_beside_survivors_are_kept(tmp_path):
 
 @pytest.mark.slow
 def test_tests_notice_nine_of_ten_mutations(tmp_path):
-    script = str(ROOT / "benchmarks" / "mutations.py")
+    script = str(ROOT / "tests" / "tools" / "mutations.py")
     command = [sys.executable, script, "--n", "20", "--seed", "5", "--out", str(tmp_path / "a.md")]
     command += ["--only", "models/flops.py", "parallel/config/layout.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)

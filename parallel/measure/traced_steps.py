@@ -3,7 +3,7 @@
 Between two steps the ranks compare their clocks; then three steps are recorded, mark by mark as the
 breakdown makes them; then the clocks are compared again and each rank writes
 breakdown/trace_rank<r>.json.gz (parallel/record/trace_file.py). Of all this the time of a step has
-only the keeping of the marks in it (benchmarks/breakdown_overhead.py measures that, too).
+only the keeping of the marks in it.
 
 The processes of one machine have one clock (Linux: CLOCK_MONOTONIC), which needs no comparison. A
 rank of another machine than rank 0's sends rank 0 a message and gets rank 0's time back; its own

@@ -1,6 +1,6 @@
 """Change the arithmetic a little, one place at a time, and count what the tests notice.
 
-    python benchmarks/mutations.py --n 40 --seed 0 --out mutations.md [--only FILE ...]
+    python tests/tools/mutations.py --n 40 --seed 0 --out mutations.md [--only FILE ...]
 
 A mutation is one changed operator, comparison, number, condition, branch or statement of a file
 without torch or processes. `--n` of each file's mutations are drawn with `--seed` (0: all of them).
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)
 
 from base.errors import Parser, command_line  # noqa: E402

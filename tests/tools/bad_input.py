@@ -1,7 +1,7 @@
 """Bad input, seeded, for every reader and command. Nothing may end in a traceback.
 
-    python benchmarks/bad_input.py logs [--n 6500] [--seed 1] [--jobs 2] [--verbose]
-    python benchmarks/bad_input.py logs --number 4711 --keep /tmp/case    # repeat one case
+    python tests/tools/bad_input.py logs [--n 6500] [--seed 1] [--jobs 2] [--verbose]
+    python tests/tools/bad_input.py logs --number 4711 --keep /tmp/case    # repeat one case
 
 logs       mutated logs (../shared/logs where it is there, and logs/), read by tflops and quality
 folders    a study of three runs, one of them damaged, read by every command that reads run folders
@@ -41,7 +41,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 if not __package__:  # run as a script: find the rooms
     sys.path[0] = str(ROOT)
 
@@ -50,8 +50,8 @@ import numpy as np  # noqa: E402
 from analysis.common.table import FORMATS  # noqa: E402
 from analysis.logs import readers  # noqa: E402
 from base.errors import Parser, UsageError, command_line  # noqa: E402
-from benchmarks import bad_commands, spoil  # noqa: E402
-from benchmarks.watched import COLUMNS, WRONG, Problem, Try, command, copy_study, watched  # noqa: E402
+from tests.tools import bad_commands, spoil  # noqa: E402
+from tests.tools.watched import COLUMNS, WRONG, Problem, Try, command, copy_study, watched  # noqa: E402
 
 SHARED = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared")) / "logs"
 OWN = ROOT / "logs" / "2-core-cpu"
@@ -328,7 +328,7 @@ def forge(chance: random.Random, folder: Path) -> str:
 
 def one_manifest(chance: random.Random, folder: Path, loud: bool) -> Try:
     """A forged manifest through verify, both exports and loading: refused, or without effect."""
-    from benchmarks import tiny_checkpoint  # loads torch
+    from tests.tools import tiny_checkpoint  # loads torch
 
     good = {}
     for name in ("good", "bad"):
@@ -346,7 +346,7 @@ def one_manifest(chance: random.Random, folder: Path, loud: bool) -> Try:
 
 def through(save: Path, out: Path, loud: bool) -> tuple[dict[str, Any], list[Problem]]:
     """The result of each way of reading a checkpoint; None where it refuses."""
-    from benchmarks import tiny_checkpoint  # loads torch
+    from tests.tools import tiny_checkpoint  # loads torch
 
     results, problems = {}, command("parallel.checkpoint", ["verify", str(save)], loud)[1]
     for form in ("weights", "dcp"):

@@ -18,7 +18,7 @@ from typing import Any
 
 from base.errors import UsageError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CPU_S, WAIT_S = 5.0, 30.0  # of one call
 TRACEBACK, HANG, WRONG = COLUMNS = ("traceback", "hang", "wrong")
 

@@ -1,6 +1,6 @@
 """How many planted errors does analysis.audit find, and how often is it wrong about clean rows?
 
-    python benchmarks/planted_errors.py FILE.csv... [--errors 500] [--seed 0] [--missed]
+    python tests/tools/planted_errors.py FILE.csv... [--errors 500] [--seed 0] [--missed]
 
 Takes the tables that the audit finds nothing in, plants one error at a time into one row, and asks
 whether the audit then finds something in that row (or says that it equals another). The kinds: a
@@ -18,7 +18,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from analysis.published.audit import audit_paths
 from analysis.published.checks import Finding

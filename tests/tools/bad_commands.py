@@ -21,8 +21,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from benchmarks import tiny_checkpoint
-from benchmarks.watched import HANG, ROOT, TRACEBACK, WRONG, Problem, Try, command, copy_study
+from tests.tools import tiny_checkpoint
+from tests.tools.watched import HANG, ROOT, TRACEBACK, WRONG, Problem, Try, command, copy_study
 
 # For each command, a line that works on the desk. Benchmarks are left out: they start the commands.
 LINES = {

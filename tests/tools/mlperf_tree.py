@@ -1,29 +1,9 @@
-"""How fast analysis.scaling reads a round of MLPerf results: a made tree of 600 files.
-
-    python benchmarks/mlperf_tree.py [--systems 60] [--repeats 10] [--folder DIR]
-
-Half of the made systems pretrain GPT-3 and time each step, half tune Llama 2 with LoRA and time the
-blocks between evaluations; all ranks print their lines before the run. The seconds depend on what
-else the machine does, so those of its processors stand beside them.
-"""
+"""Made results of MLPerf: a tree of folders as a round of submissions has it."""
 
 import json
-import resource
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from base.bounds import check_flags
-from base.errors import Parser, command_line
-
-BAR_S = 10.0
 
 
 def line(time_ms: float, key: str, value: Any = None, **metadata: Any) -> str:
@@ -115,56 +95,3 @@ def configure(root: Path, submitter: str, benchmark: str, *names: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         (folder / name).touch()
-
-
-def make_round(root: Path, systems: int, repeats: int) -> None:
-    """A round of results: sizes from 8 to 512 GPUs, a few submitters, repeats of each system."""
-    for i in range(systems):
-        nodes, submitter = 2 ** (i % 7), f"Made{i // 14}"
-        if i % 2:
-            benchmark, batch = "llama2_70b_lora", 8 * nodes
-            how = {"step_key": None, "blocks": 9, "block_steps": 48, "step_s": 0.5, "n_micro": 8}
-            configure(root, submitter, benchmark, f"config_DGXH100_{nodes}x8x1xtp4pp1cp2.sh")
-        else:
-            benchmark, batch = "gpt3", 2048
-            how = {"step_s": 700 / nodes, "counts_tokens": True, "max_sequence_length": 2048}
-            how |= {"n_micro": 8192 // nodes}
-            configure(root, submitter, benchmark, f"config_DGXH100_{nodes}x8x16x4x8_mbs1.sh")
-        system = f"made_n{nodes}_{i // 14}"
-        describe(root, submitter, system, nodes)
-        for n in range(repeats):
-            lines = result(benchmark, nodes, global_batch=batch, shift_ms=1e7 * n + i, **how)
-            write(root, submitter, system, benchmark, n, lines)
-
-
-@command_line("mlperf_tree")
-def main(argv: list[str] | None = None) -> int:
-    """Make the tree, read it, and say how long that took."""
-    parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--systems", type=int, default=60, help="systems and benchmarks")
-    parser.add_argument("--repeats", type=int, default=10, help="results of each")
-    parser.add_argument("--folder", type=Path, help="where to make the tree (a temporary folder)")
-    given = parser.parse_args(argv)
-    check_flags(given, systems=(1, 10_000), repeats=(1, 1000))
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        root = Path(folder) / "training_results_v0.0"
-        make_round(root, given.systems, given.repeats)
-        files = list(root.rglob("result_*.txt"))
-        mb = sum(path.stat().st_size for path in files) / 1e6
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = [sys.executable, "-m", "analysis.scaling", str(root)]
-        begun = time.perf_counter()
-        subprocess.run(
-            command, check=True, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[1]
-        )
-        took = time.perf_counter() - begun
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        said = f"{took:.1f} s, {cpu:.1f} s of processors; bar: {BAR_S:.0f} s on 2 cores"
-        print(f"{len(files)} files of {mb:.0f} MB: {said}")
-        shutil.rmtree(root)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

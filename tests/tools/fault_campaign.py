@@ -1,7 +1,7 @@
 """Kill training at random moments, resume it, and compare with a run that never stopped.
 
-    python benchmarks/fault_campaign.py --kills 100 --out /tmp/faults
-    python benchmarks/fault_campaign.py --kills 4 --only ddp --out /tmp/faults
+    python tests/tools/fault_campaign.py --kills 100 --out /tmp/faults
+    python tests/tools/fault_campaign.py --kills 4 --only ddp --out /tmp/faults
 
 Each engine has a run of --steps steps that saves every second step. An attempt is killed (SIGKILL
 of one rank, or of all ranks and the launcher) at a random moment of a phase: start, loading, a
@@ -30,7 +30,7 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)
 
 from analysis.measured.checkpoint_costs import read_events  # noqa: E402

@@ -1,6 +1,6 @@
 """Resume in the same layout, in others and in other engines; compare with runs that never stopped.
 
-    python benchmarks/resume.py --out /tmp/resume
+    python tests/tools/resume.py --out /tmp/resume
 
 Every run has preset tiny in fp32 and 20 steps; torchrun starts it. First, in each engine, one run
 takes 20 steps. Another takes 10, is killed (SIGKILL of all its processes) and takes 10 more by the
@@ -18,14 +18,14 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)
 
 from analysis.measured.loss_parity import GRAD_NORM_BAR, LOSS_BAR  # noqa: E402
 from base.errors import Parser, command_line  # noqa: E402
-from benchmarks.fault_campaign import MARK, RUNS, difference, family  # noqa: E402
 from parallel.checkpoint import folders  # noqa: E402
 from parallel.record.reader import read_run, read_status  # noqa: E402
+from tests.tools.fault_campaign import MARK, RUNS, difference, family  # noqa: E402
 
 STEPS, HALF = 20, 10
 BASE = ["--preset", "tiny", "--steps", str(STEPS), "--global-batch", "16", "--micro-batch", "2"]
