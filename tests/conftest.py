@@ -1,7 +1,7 @@
 """What the tests share: where things are, how a command is run, and which file is tested first.
 
-The tests work in a folder of links to the repository's files, which leaves out the files that git
-ignores: what `make study` or a user's run left in data/ and logs/ changes no test.
+The tests work in a copy of the repository's files without those that git ignores: what `make study`
+or a user's run left in data/ and logs/ changes no test, and no test changes the repository.
 
 Two processes run the tests (pytest-xdist), each one file at a time. They share the servers that
 fork ranks (parallel/forked_ranks.py).
@@ -31,13 +31,14 @@ from parallel import forked_ranks
 
 
 def clean_copy(repository: Path) -> Path:
-    """A new folder of links to the repository's files without those that git ignores."""
+    """A new folder of copies of the repository's files without those that git ignores."""
     folder = Path(tempfile.mkdtemp(prefix="clean-"))
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=repository, check=True, capture_output=True, text=True)
     for name in filter(None, names.stdout.split("\0")):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).symlink_to(repository / name)
+        if (repository / name).exists():  # not deleted since the last commit
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(repository / name, folder / name)
     return folder
 
 
