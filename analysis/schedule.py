@@ -18,20 +18,23 @@ Its formula is (pp - 1) (F + B - W) for zb-h1, (pp - 1) (F + B - 2 W) for zb-h2,
 most as long as F, and 0 for zb-v, where F = B = W. No engine here runs these, so analysis.plan does
 not choose them.
 
---trace writes what https://ui.perfetto.dev opens: one process per stage with forward, backward,
-receive (see --transfer) and bubble. A measured pipeline beside its simulation: analysis.breakdown
-RUN --trace FILE.
+--trace writes what https://ui.perfetto.dev opens: one process per stage with its forwards and
+backwards; a gap is bubble, or a message that travels (--transfer).
 """
 
 if not __package__:
     import as_script
 
+import gzip
+import json
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from analysis.common.table import Column, Table
 from analysis.planner.pipeline import (
+    KINDS,
     MOST_EVENTS,
     MOST_STAGES,
     SCHEDULES,
@@ -41,7 +44,6 @@ from analysis.planner.pipeline import (
     busy_s,
     draw,
     in_flight,
-    intervals,
     longest_wait_s,
     makespan,
     simulate,
@@ -53,11 +55,10 @@ from base.errors import Parser, UsageError, command_line, printable
 from base.files import add_force_flag
 from base.storage import output
 from parallel.config.layout import Layout
-from parallel.record import trace_file
 
-WIDEST = (
-    400  # columns of a picture whose columns are shorter than 1: the shortest task, where that fits
-)
+# Columns of a picture whose columns are shorter than 1: the shortest task, where that fits.
+WIDEST = 400
+TRACE_MARK = '"otherData":{"schedule"'  # in the first bytes of every trace of ours
 
 
 @command_line("analysis.schedule")
@@ -113,9 +114,10 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.trace:
         about = {"schedule": name, "pp": pp, "vpp": vpp, "micro_batches": n}
         about |= {"backward": backward, "weight": weight_s, "transfer": arguments.transfer}
-        with output(arguments.trace, trace_file.MARK, arguments.force) as file:
-            spans = intervals(events, arguments.transfer)
-            trace_file.write(file, spans, about | {"unit": "a chunk's forward is 1 s"})
+        if arguments.trace.suffix != ".gz":
+            raise UsageError(f"{arguments.trace}: the name must end in .json.gz")
+        with output(arguments.trace, TRACE_MARK, arguments.force) as file:
+            file.write_bytes(_trace(events, about | {"unit": "a chunk's forward is 1 s"}))
         written.append(arguments.trace)
     # Printed last: a reader that goes away, as head does, ends the command.
     shortest = min(e.end - e.start for e in events)
@@ -123,6 +125,30 @@ def main(argv: list[str] | None = None) -> int:
     print(_stages(events, pp).render(), end="")
     print(said, *(f"- {line}" for line in why), *map(printable, map(str, written)), sep="\n")
     return 0
+
+
+def _trace(events: list[Event], about: dict[str, Any]) -> bytes:
+    """The tasks in Google's Trace Event Format, gzipped: complete events (`ph` X; `ts` and `dur` in
+    microseconds), a process for each stage. `about` becomes its `otherData`."""
+    spans = [
+        {
+            "ph": "X",
+            "name": f"{KINDS[e.kind]} {e.micro}",
+            "cat": KINDS[e.kind],
+            "pid": e.stage,
+            "tid": 0,
+            "ts": e.start * 1e6,
+            "dur": (e.end - e.start) * 1e6,
+            "args": {"micro_batch": e.micro, "chunk": e.chunk},
+        }
+        for e in events
+    ]
+    names = [
+        {"ph": "M", "name": "process_name", "pid": stage, "args": {"name": f"stage {stage}"}}
+        for stage in sorted({e.stage for e in events})
+    ]
+    content = {"displayTimeUnit": "ms", "otherData": about, "traceEvents": names + spans}
+    return gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0)
 
 
 def _stages(events: list[Event], pp: int) -> Table:

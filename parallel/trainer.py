@@ -134,14 +134,10 @@ class Trainer:
             self._leave_out_of_breakdown()  # building the engine
             self.energy = energy_and_memory.Energy(energy_and_memory.visible_gpus(self.device))
             self.startup_s = time.perf_counter() - self.started
-            if self.breakdown:
-                self.breakdown.trace(first)
-                self._trace_at(first)
             collect = stack.enter_context(garbage_collected_together(self.spec.gc_interval))
             for done in range(first + 1, self.spec.steps + 1):
                 self.step(done)
                 collect(done)  # the next step's time holds it
-                self._trace_at(done)
                 if self._is_validation_due(done):
                     self._begin_other_work()
                     self.validate(done)
@@ -269,16 +265,6 @@ class Trainer:
     def _leave_out_of_breakdown(self) -> None:
         if self.breakdown:
             self.breakdown.forget()
-
-    def _trace_at(self, done: int) -> None:
-        """Begin or end the breakdown's trace of some steps; no step's time has this in it."""
-        if self.breakdown and self.breakdown.is_trace_due(done):
-            self._begin_other_work()
-            if said := self.breakdown.trace_at(done):
-                self.watchdog.tick()
-                if self.is_rank_0:
-                    self._say(f" breakdown: {said}")
-            self._end_of_other_work()
 
     def _begin_other_work(self) -> None:
         if self.is_rank_0:  # the one that reports it

@@ -67,9 +67,9 @@ def test_waiting_longer_than_a_message_travels_is_bubble(clock, tmp_path):
     measured = step_parts.Breakdown(settings(steps=1), torch.device("cpu"), 0, tmp_path)
     measured.transfer_s = 2.0
     for waited in (1, 5):
-        measured.enter(step_parts.Message("receive"))
+        measured.enter(step_parts.Message(waits=True))
         clock(waited)
-        measured.leave(step_parts.Message("receive"))
+        measured.leave(step_parts.Message(waits=True))
     measured.lap(1, 6.0)
     row = read_breakdown(tmp_path, 1)[0][0][0]
     assert (row["pp_s"], row["bubble_s"], row["other_s"]) == (1 + 2, 3, 0)

@@ -16,7 +16,6 @@ from base.files import parse_json, parse_toml, read_json
 from parallel import token_files
 from parallel.checkpoint import folders
 from parallel.config import data_files, deepspeed_json, study
-from parallel.record import trace_file
 from parallel.record.reader import read_breakdown, read_run, read_saves
 from tests.conftest import ROOT
 from tests.fixture_runs import facts, write
@@ -86,7 +85,7 @@ def test_a_loop_of_links_is_refused(tmp_path, capsys):
 
 
 RUNS_FILES = ("status.json", "steps.csv", "training_metrics.json", "checkpoints.csv", "9.state")
-RUNS_FILES += ("breakdown/rank0.csv", "timeline.json.gz")
+RUNS_FILES += ("breakdown/rank0.csv",)
 
 
 @pytest.mark.parametrize("name", RUNS_FILES)
@@ -100,7 +99,6 @@ def test_no_file_of_a_run_is_waited_for(tmp_path, name):
         "checkpoints.csv": lambda: read_saves(run),
         "9.state": lambda: read_json(run / name),
         "breakdown/rank0.csv": lambda: _raised(read_breakdown(run, 1)[1]),
-        "timeline.json.gz": lambda: trace_file.read(run / name),
     }
     with pytest.raises(UsageError, match=f"{Path(name).name}: not a regular file"):
         calls.get(name, lambda: read_run(run))()
@@ -113,8 +111,5 @@ def _raised(problems):
 def test_a_trace_that_inflates_to_gigabytes_is_refused(tmp_path, monkeypatch):
     (tmp_path / "trace.json.gz").write_bytes(gzip.compress(b" " * (3 << 20) + b"{}"))
     monkeypatch.setattr(packed, "MOST", 1 << 20)
-    monkeypatch.setattr(trace_file, "_MOST_BYTES", 1 << 20)
     with pytest.raises(UsageError, match="more than 1 MiB"):
         torch_trace.read_trace(tmp_path / "trace.json.gz")
-    with pytest.raises(UsageError, match="more than 1 MiB"):
-        trace_file.read(tmp_path / "trace.json.gz")

@@ -10,21 +10,16 @@ Each runs with its time broken down, which must change nothing; what the ranks s
 with the closed formulas.
 """
 
-import itertools
 import math
 import statistics
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from analysis.measured import rank_times as measured_breakdown
-from analysis.measured import stage_timeline as measured_timeline
 from parallel import sweep
 from parallel.config.message_bytes import step_volumes
 from parallel.config.settings import RunSpec
 from parallel.config.study import load_study
-from parallel.record import trace_file
 from parallel.record.reader import Run, read_breakdown, read_run
 from parallel.record.schema import AXES, CATEGORIES
 from tests.conftest import ROOT
@@ -144,37 +139,6 @@ def test_the_parts_of_a_step_add_up_to_it(key, name, trained):
         assert {"forward", "backward", "optimizer", "data", "other"} <= worked
         assert ("bubble" in worked) == (spec.layout.pp > 1)
         assert ("tp" in worked) == (spec.layout.tp > 1)
-
-
-@pytest.mark.parametrize(("key", "name"), ROWS)
-def test_the_traced_steps_are_those_of_the_breakdown(key, name, trained):
-    """Every rank's intervals follow each other without a gap, and add up to its rows; each stage
-    has the forwards and backwards of its schedule."""
-    spec, ranks = breakdown_of(trained[key, name])
-    layout = spec.layout
-    for rank, rows in ranks.items():
-        intervals, about = trace_file.read(trace_file.file_of(trained[key, name], rank))
-        assert about["steps"] == [11, 12, 13] and 0 <= about["clock"]["error_s"] < 0.1
-        assert {(i.rank, i.stage) for i in intervals} == {(rank, layout.coords(rank)["pp"])}
-        for row in rows[10:13]:
-            mine = sorted(i for i in intervals if i.step == row["last_step"])
-            mine.sort(key=lambda i: i.start_s)
-            for before, after in itertools.pairwise(mine):
-                assert abs(after.start_s - before.end_s) < 1e-6
-            seconds = Counter()
-            for i in mine:
-                kind = "pp" if i.kind in ("send", "receive") else i.kind
-                seconds[kind] += i.end_s - i.start_s
-            for part in CATEGORIES:
-                assert seconds[part] == pytest.approx(row[f"{part}_s"], abs=2e-5), part
-            for kind in ("forward", "backward"):
-                n = {i.micro for i in mine if i.kind == kind}
-                assert n == set(range(layout.n_micro * layout.vpp)), kind
-    one, _ = measured_breakdown.read(trained[key, name])
-    found = measured_timeline.of_run(one)
-    done = Counter((i.stage, i.kind, i.step) for i in found.simulated if i.kind == "forward")
-    assert set(done.values()) == {layout.n_micro * layout.vpp}
-    assert len(done) == 3 * layout.pp
 
 
 def test_the_run_learns_and_is_clipped(trained):

@@ -12,7 +12,6 @@ from analysis.measured.run_pictures import PHASES, TIMERS
 from analysis.pages import altair_charts, cost_views
 from parallel.config.engine_abilities import ENGINES
 from parallel.record.schema import CATEGORIES
-from parallel.record.trace_file import KINDS
 from tests.fixture_runs import facts, write
 
 MEMORY = ("weights", "gradients", "optimizer", "activations", "keys and values", "logits")
@@ -39,7 +38,7 @@ def drawn(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "parts",
-    [CATEGORIES, KINDS, LOST, MEMORY, cost_views._CLOCK, PHASES, tuple(TIMERS.values())],
+    [CATEGORIES, LOST, MEMORY, cost_views._CLOCK, PHASES, tuple(TIMERS.values())],
 )
 def test_the_parts_of_a_chart_have_different_colours(parts):
     assert len({colours.of_part(part) for part in parts}) == len(parts)

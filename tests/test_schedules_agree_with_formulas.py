@@ -1,5 +1,8 @@
 """The event-by-event schedules have the bubble and the memory that the closed formulas say."""
 
+import gzip
+import itertools
+import json
 import string
 
 import pytest
@@ -158,8 +161,8 @@ def test_interleaving_needs_whole_groups():
         (["--pp", "1024", "--micro-batches", "99999"], "at most pp 1024 and 200000 events"),
         (["--vpp", "9" * 4000], "--vpp must be at least 1 and at most 200000, not 999999999999..."),
         (["--backward", "nan"], "--backward must be above 0 and at most 100, not nan"),
-        (["--png", "/no/such/folder/x.png"], "No such file"),
-        (["--trace", "x.json"], "x.json: the trace is gzip, so its name must end in .json.gz"),
+        (["--png", "/no/such/folder/x.png"], "no folder /no/such/folder"),
+        (["--trace", "x.json"], "x.json: the name must end in .json.gz"),
     ],
 )
 def test_what_cannot_be_simulated_or_drawn_is_one_line(flags, said, capsys):
@@ -174,6 +177,34 @@ def test_the_picture_and_the_trace_are_written_and_named(tmp_path, capsys):
     assert schedule.main([*flags, "--trace", str(trace)]) == 0
     assert out.stat().st_size > 5000 and trace.exists()
     assert capsys.readouterr().out.endswith(f"{out}\n{trace}\n")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--pp", "3", "--micro-batches", "5", "--transfer", "0.25"],
+        ["--schedule", "interleaved", "--vpp", "2", "--backward", "1.7"],
+        ["--schedule", "zb-h2", "--weight", "0.7"],
+    ],
+    ids=lambda flags: " ".join(flags),
+)
+def test_a_trace_has_the_tables_makespan_and_work(flags, tmp_path, capsys):
+    """By Google's Trace Event Format: complete events, of which one process has no two at once."""
+    path = tmp_path / "pipeline.json.gz"
+    assert schedule.main([*flags, "--trace", str(path)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rows = {int(cells[0]): cells for cells in lines if cells[0].isdigit()}
+    makespan = next(line for line in lines if line[0] == "makespan")[1].rstrip(",")
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+    assert names == {stage: f"stage {stage}" for stage in rows}
+    tasks = sorted((e["pid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X")
+    assert max(ts + dur for _, ts, dur in tasks) / 1e6 == pytest.approx(float(makespan), rel=1e-5)
+    for (stage, ts, dur), (other, after, _) in itertools.pairwise(tasks):
+        assert stage != other or ts + dur <= after + 1e-3
+    for stage, cells in rows.items():
+        work_s = sum(dur for pid, _, dur in tasks if pid == stage) / 1e6
+        assert work_s == pytest.approx(float(cells[1]), abs=1e-4)
 
 
 # --- zero bubble (arXiv 2401.10241) ---------------------------------------------------------------

@@ -23,8 +23,6 @@ PARTS = {
     "dp": "#ddcc77",
     "pp": "#ee8866",
     "cp": "#0077bb",
-    "send": "#117733",
-    "receive": "#bbcc33",
     "bubble": "#dddddd",
     "embedding": "#aa4499",
     "mixed": "#6699cc",

@@ -9,14 +9,12 @@ them.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from analysis.common import drawing
 from analysis.common.colours import of_part
 from base.errors import UsageError
-from parallel.record.trace_file import Interval
 
 MOST_STAGES, MOST_EVENTS = 1024, 200_000  # what is simulated in seconds
 ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v")
@@ -278,40 +276,6 @@ def in_flight(events: list[Event], stage: int) -> int:
         now += (e.kind == "F") - (e.kind == last)
         most = max(most, now)
     return most
-
-
-def intervals(
-    events: list[Event], p2p_s: float = 0.0, optimizer_s: float | list[float] = 0.0
-) -> Iterator[Interval]:
-    """A simulated step for a trace or a chart: each stage without a gap, from 0 to the last end.
-
-    A task is one interval, and the time before it is bubble, the last p2p_s of it receive: the
-    message travels while the stage waits for it. Sending holds up no stage, so there is no send.
-    After the last stage's last task each stage has its optimizer, which needs the gradient norm of
-    all.
-    """
-    begin = min(e.start for e in events)
-    end = begin + makespan(events)
-    stages = sorted(busy_s(events))
-    update_s = _per_stage(optimizer_s, len(stages))
-    last = end + max(update_s)
-    for stage in stages:
-        at = begin
-        for e in sorted((e for e in events if e.stage == stage), key=lambda e: e.start):
-            travels = min(p2p_s, e.start - at) if e.kind != "W" else 0.0
-            yield from _waits(stage, at, e.start - travels)
-            if travels > 0:
-                yield Interval(stage, "receive", e.micro, e.start - travels, e.start, e.chunk)
-            yield Interval(stage, KINDS[e.kind], e.micro, e.start, e.end, e.chunk)
-            at = e.end
-        yield from _waits(stage, at, end)
-        if update_s[stage] > 0:
-            yield Interval(stage, "optimizer", None, end, end + update_s[stage])
-        yield from _waits(stage, end + update_s[stage], last)
-
-
-def _waits(stage: int, start: float, end: float) -> Iterable[Interval]:
-    return [Interval(stage, "bubble", None, start, end)] if end > start else []
 
 
 def text(events: list[Event], pp: int, unit: float = 1.0) -> str:

@@ -28,8 +28,6 @@ a step: a category is what the compute stream spent between the events, idle or 
 waits that did not before. Collectives that a library puts on a stream of its own are exposed only
 where the compute stream waits for them inside a call we see.
 
-**When.** Of a few steps the moments are kept, too, and written as intervals: traced_steps.py.
-
 **Messages.** Every call that Python makes goes through torch's `ProcessGroup`, however a library
 imported it, so that class is what is wrapped. C++ callers are not seen: DDP's reducer gets a hook
 that does, in Python, what it does itself, and what it leaves is the waiting of its last bucket.
@@ -61,7 +59,6 @@ from parallel.config.message_bytes import wire_bytes
 from parallel.config.settings import RunSpec
 from parallel.measure import ranges
 from parallel.measure.epoch_report import steps_per_epoch
-from parallel.measure.traced_steps import TracedSteps
 from parallel.record.schema import AXES, CATEGORIES
 from parallel.record.writer import BreakdownFile
 
@@ -95,11 +92,10 @@ _CALLS = {name: (kind, at) for kind, (at, names) in _KINDS.items() for name in n
 
 
 class Message(NamedTuple):
-    """The region of a thread that is in the call of a pipeline's message, or waits for one: travel,
-    and beyond it bubble. `kind`: send or receive; of a batch that has both, receive."""
+    """The region of a thread that is in the call of a pipeline's message, or `waits` for one:
+    travel, and beyond it bubble."""
 
-    kind: str
-    waits: bool = True
+    waits: bool
 
 
 class Waiting(NamedTuple):
@@ -169,31 +165,9 @@ class Breakdown:
         self._region_of: Any = weakref.WeakKeyDictionary()
         self._latest: dict[str, tuple[str, str, bool]] = {}  # group -> its last call
         self._pending: dict[Work, tuple[str, float]] = {}  # asynchronous -> its axis, when it began
-        self._folder, self._file = folder, BreakdownFile(folder, rank)
-        self._traced: TracedSteps | None = None
+        self._file = BreakdownFile(folder, rank)
         self._new_window()
         self.forget()
-
-    def trace(self, first: int) -> None:
-        """Record the intervals of some steps, of those after `first`. All ranks call it."""
-        if first < self.spec.steps:
-            self._traced = TracedSteps(self.layout, self.rank, self._device, first, self.spec.steps)
-
-    def is_trace_due(self, done: int) -> bool:
-        """Whether the recording begins or ends after `done` steps."""
-        return self._traced is not None and done in (self._traced.begins, self._traced.ends)
-
-    def trace_at(self, done: int) -> str:
-        """Begin or end the recording, between two steps: all ranks call this. Call `forget` after
-        it, for it was no training. Returns what was recorded, "" where it begins."""
-        traced = self._traced
-        error_s = traced.compare_clocks()
-        if done < traced.ends:
-            return ""
-        traced.write(self._folder)
-        self._traced = None
-        steps = f"steps {traced.begins + 1} to {traced.ends} traced"
-        return f"{steps}, the clocks of ranks agree within {error_s * 1e6:.0f} us"
 
     # --- time ------------------------------------------------------------------------------------
 
@@ -209,22 +183,22 @@ class Breakdown:
     def enter(self, name: Region) -> None:
         """Open a region; the one around it pauses. Backward runs in a thread of its own on CUDA,
         while the thread that called it is blocked: one stack serves both."""
-        self._marks.append((self._stack[-1], self._now(), False))
+        self._marks.append((self._stack[-1], self._now()))
         self._stack.append(name)
         self._check_pending()
 
     def leave(self, name: Region) -> None:
         """Close the innermost region of this name and what was left open inside it."""
         while len(self._stack) > 1:
-            self._marks.append((self._stack[-1], self._now(), True))
+            self._marks.append((self._stack[-1], self._now()))
             self._check_pending()
             if self._stack.pop() == name:
                 return
 
     def lap(self, step: int, step_s: float) -> None:
         """Close optimizer step `step` (from 1), `step_s` long by the loop's clock."""
-        self._marks.append((self._stack[-1], self._now(), False))
-        self._settle(step)
+        self._marks.append((self._stack[-1], self._now()))
+        self._settle()
         self._elapsed_s += step_s
         self._first = self._first or step
         ends = (self.spec.log_interval, steps_per_epoch(self.spec))
@@ -234,53 +208,32 @@ class Breakdown:
 
     def forget(self) -> None:
         """Leave out what happened since the last lap: it was not training."""
-        # What was open until when, and whether it was closed then; else it is paused.
-        self._marks: list[tuple[Region, Any, bool]] = []
+        self._marks: list[tuple[Region, Any]] = []  # what was open until when
         self.messages: list[tuple[str, int, float]] = []  # since `lap`: axis, bytes, sent bytes
         self._ended: list[tuple[str, float, float]] = []  # asynchronous calls: axis, began, end
         self._pending.clear()
         self._stack: list[Region] = ["other"]
-        before = time.perf_counter()
         self._last = self._now()
-        self._last_s = before  # by the host's clock
-        if self._cuda and self._traced:
-            self._last.synchronize()
-            error_s = (time.perf_counter() - before) / 2
-            self._last_s += error_s
-            self._traced.begin(error_s)
-        elif not self._cuda:
-            self._last_s = self._last
 
-    def _settle(self, step: int) -> None:
-        """Turn the marks and messages of the step into the window's sums, and into intervals where
-        the step is traced."""
-        last, at = self._last, self._last_s
-        traced = self._traced if self._traced and self._traced.is_on(step) else None
+    def _settle(self) -> None:
+        """Turn the marks and messages of the step into the window's sums."""
+        last = self._last
         if self._cuda:
             self._marks[-1][1].synchronize()
-        for name, now, closed in self._marks:
+        for name, now in self._marks:
             seconds = last.elapsed_time(now) / 1000 if self._cuda else now - last
             if self._cuda:
                 self._spare_events.append(last)
-            kind, start, end = name, at, at + seconds
             if isinstance(name, Message):
-                kind = name.kind
                 travel = min(seconds, self.transfer_s) if name.waits else seconds
                 self._seconds["pp"] += travel
                 self._seconds["bubble"] += seconds - travel
-                if traced:
-                    start = end - travel
-                    traced.add("bubble", at, start, False, step)
             elif isinstance(name, Waiting):
-                kind = name.axis
-                self._seconds[kind] += seconds
-                self._waited[kind] += seconds
+                self._seconds[name.axis] += seconds
+                self._waited[name.axis] += seconds
             else:
-                self._seconds[kind] += seconds
-            if traced:
-                traced.add(kind, start, end, closed, step)
-            last, at = now, end
-        self._last_s = at
+                self._seconds[name] += seconds
+            last = now
         self._marks, self._last = [], last
         for axis, payload, sent in self.messages:
             self._sums[axis, "calls"] += 1
@@ -338,16 +291,16 @@ class Breakdown:
         if n > 1 and kind not in ("recv", "end"):
             self.messages.append((axis, payload, wire_bytes(kind, n, payload)))
         asynchronous = bool(given) and getattr(given[-1], "asyncOp", False)
-        before = self._latest.get(group.group_name)
         if kind == "end":  # of a batch, whose one work stands for the calls before it
             kind, axis, asynchronous = self._latest.pop(group.group_name, (kind, axis, False))
-        elif kind == "send" and before and before[0] == "recv":
-            pass  # a batch that has both waits for what it receives
         else:
             self._latest[group.group_name] = kind, axis, asynchronous
         moves = kind in ("send", "recv") and axis == "pp"
-        message = Message("send" if kind == "send" else "receive")
-        region = Waiting(axis) if asynchronous else message._replace(waits=False) if moves else axis
+        region: Region = axis
+        if asynchronous:
+            region = Waiting(axis)
+        elif moves:
+            region = Message(waits=False)
         began = time.perf_counter()
         self.enter(region)
         try:
@@ -359,7 +312,7 @@ class Breakdown:
                 self._unknown.add(axis)
             elif asynchronous:
                 self._pending[work] = (axis, began)
-            self._region_of[work] = message if moves else region
+            self._region_of[work] = Message(waits=True) if moves else region
         return work
 
     def wait(self, original: Callable, work: Work, args: Any, kw: Any) -> Any:
