@@ -3,13 +3,12 @@
     python -m analysis.profile PATH... [--top 10] [--format json]
 
 PATH is a run folder, whose profiles/ and <jobid>.profiles/ are read and summed up in
-profiles/profile_summary.json; a folder of such runs; or one profile: `nsys stats` text, an Nsight
-Systems SQLite export, or a torch.profiler trace, which is only printed. A share is of the sum of
-its table, as nsys prints it: ranges inside each other count in both, and
-in a trace those of one name as the time that they cover. Where a trace tells how long
-the profiled steps were, `of time` is the share of that. A profiled run says what takes the time,
-never how fast the run is. What cannot be read is named in one line, and the rest is still reported;
-exits 2 if there was any.
+profiles/profile_summary.json; a folder of such runs; or one profile: `nsys stats` text or a
+torch.profiler trace, which is only printed. A share is of the sum of its table, as nsys prints it:
+ranges inside each other count in both, and in a trace those of one name as the time that they
+cover. Where a trace tells how long the profiled steps were, `of time` is the share of that. A
+profiled run says what takes the time, never how fast the run is. What cannot be read is named in
+one line, and the rest is still reported; exits 2 if there was any.
 """
 
 if not __package__:

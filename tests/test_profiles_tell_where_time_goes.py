@@ -1,9 +1,7 @@
-"""Profiles: nsys text, nsys SQLite and torch traces give their own figures, or one line why not."""
+"""Profiles: `nsys stats` text and torch traces give their own figures, or one line why not."""
 
 import gzip
 import json
-import sqlite3
-from pathlib import Path
 
 import pytest
 
@@ -47,46 +45,6 @@ def test_the_second_published_profile_keeps_its_figures(tmp_path):
     assert found["all_reduce"]["share"] == pytest.approx(0.168)
     assert found["all_reduce"]["calls"] == 520
     assert found["backward"]["name"] == ":train/backward"
-
-
-def export(path: Path) -> Path:
-    """An Nsight Systems export: a domain, three ranges (one never closed), three kernels."""
-    base = sqlite3.connect(path)
-    base.executescript("""
-        CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT NOT NULL);
-        CREATE TABLE NVTX_EVENTS (start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL,
-            text TEXT, globalTid INTEGER, domainId INTEGER, textId INTEGER);
-        CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER NOT NULL, end INTEGER NOT NULL,
-            demangledName INTEGER NOT NULL, shortName INTEGER NOT NULL);
-        INSERT INTO StringIds VALUES (1, 'ncclAllReduce'), (2, 'ncclDevKernel_AllReduce_Sum'),
-            (3, 'gemm');
-        INSERT INTO NVTX_EVENTS VALUES (0, NULL, 75, 'NCCL', 16777216, 1, NULL),
-            (0, 600, 59, 'train/backward', 16777216, 0, NULL),
-            (100, 300, 59, NULL, 16777216, 1, 1), (300, 400, 59, NULL, 16777216, 1, 1),
-            (900, NULL, 60, 'train/forward', 16777216, 0, NULL),
-            (500, NULL, 34, 'a mark, no range', 16777216, 0, NULL),
-            (1000, 1000, 59, 'end', 16777216, 0, NULL);
-        INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (0, 300, 2, 2), (0, 600, 3, 3),
-            (600, 700, 3, 3);
-    """)
-    base.commit()
-    base.close()
-    return path
-
-
-def test_a_sqlite_export_gives_what_nsys_stats_would(tmp_path):
-    found = library.read_profile(export(tmp_path / "nsys.sqlite"))
-    total_s = {e["name"]: (e["instances"], e["total_s"]) for e in found["ranges"]}
-    assert total_s == {
-        ":train/backward": (1, pytest.approx(600e-9)),
-        "NCCL:ncclAllReduce": (2, pytest.approx(300e-9)),
-        ":train/forward": (1, pytest.approx(100e-9)),
-        ":end": (1, 0),
-    }
-    assert found["backward"]["share"] == pytest.approx(0.6)
-    assert found["all_reduce"]["calls"] == 2
-    assert found["all_reduce"]["kernel_share"] == pytest.approx(0.3)
-    assert [e["instances"] for e in found["kernels"]] == [2, 1]
 
 
 def event(category: str, name: str, start: float, us: float, thread: int = 1) -> dict:
@@ -146,7 +104,6 @@ def test_a_torch_trace_counts_an_operators_own_time(tmp_path):
         ("other.json", b'{"a": 1}', "no torch trace"),
         ("empty.json", b"", "empty file"),
         ("notes.txt", b"remember the milk\n", "no profile that is known"),
-        ("cut.sqlite", None, "truncated"),
     ],
 )
 def test_a_cut_or_unknown_profile_is_one_line_and_the_rest_is_read(
@@ -154,8 +111,6 @@ def test_a_cut_or_unknown_profile_is_one_line_and_the_rest_is_read(
 ):
     for run in ("bad", "good"):
         (tmp_path / run / "profiles").mkdir(parents=True)
-    if content is None:
-        content = export(tmp_path / "whole.sqlite").read_bytes()[:-4096]
     (tmp_path / "bad" / "profiles" / name).write_bytes(content)
     (tmp_path / "good" / "profiles" / "nsys_stats_a.txt").write_text(SECOND)
     with pytest.raises(Refusal):
@@ -252,3 +207,19 @@ def test_an_event_that_no_profiler_writes_refuses_its_trace_alone(tmp_path, caps
     said = capsys.readouterr()
     assert "a/rank0.json" in said.out.replace("a: rank0", "a/rank0") and "forward" in said.out
     assert said.err.count("\n") == 1 and f"an event's {key} is" in said.err
+
+
+def test_a_folder_of_profiles_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    listed = library.below.__globals__["os"].listdir
+
+    def listdir(path):
+        if str(path) == str(closed):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(library.below.__globals__["os"], "listdir", listdir)
+    refused: list[Refusal] = []
+    assert library.report(tmp_path, refused, 10) == []
+    assert [str(refusal) for refusal in refused] == [f"{closed}: Permission denied"]

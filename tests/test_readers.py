@@ -1,10 +1,16 @@
 """Every log format is read, whatever stands around its lines; what is no log is refused."""
 
+import gzip
 import importlib
 import importlib.util
 import json
 import os
 import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +18,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from analysis import tflops
 from analysis.logs import readers
 from analysis.logs.load import load, read_all
-from analysis.logs.parsing import megatron_lines
+from analysis.logs.parsing import megatron_lines, packed
 from analysis.logs.parsing.facts_elsewhere import from_name
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.readers import NAMES, read
 from analysis.logs.record import Refusal
 from analysis.logs.verdict import judge, timed
+from base.errors import UsageError
 from tests.conftest import ROOT
 from tests.multi_node_logs import BAD_EXIT, CLOSING, FAILED_RANK, KILLED, PEER, RAISED, TOLD_TO_STOP
 
@@ -578,6 +586,11 @@ def test_a_cut_last_line_is_left_out(log):
         assert known in ([1, 2], [1, 2, 3]) and set(times(record)) <= {1.0, 1.2345}
 
 
+def test_a_time_that_ends_where_the_file_does_is_left_out(log):
+    whole = "".join(megatron(i) for i in range(1, 5))
+    assert read(log(whole + megatron(5).split(" | learning")[0])).iteration.tolist() == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("kind", ("nanoGPT", "nanotron", "torchtitan", "DeepSpeed pipeline"))
 def test_a_cut_number_is_no_number(log, kind):
     line, expected = FORMATS[kind]
@@ -969,6 +982,14 @@ def test_no_file_of_an_installed_package_is_a_run(package):
     assert len(files) > 500 and runs_among(files) == []
 
 
+def test_a_page_that_quotes_a_log_is_no_log(log, tmp_path):
+    page = log(RUN, "page.md")
+    with pytest.raises(Refusal, match="code or a page by its name"):
+        read(page)
+    with pytest.raises(UsageError, match="no logs in this folder"):
+        load([tmp_path])
+
+
 @pytest.mark.parametrize(
     "name", ("README.md", "CHANGELOG.md", "parallel/measure/training_metrics.py", "models/gpt.py")
 )
@@ -1089,6 +1110,16 @@ def test_a_line_of_50_megabytes_is_read(log):
 
 
 # --- folders -------------------------------------------------------------------------------
+
+
+def test_the_same_bytes_in_two_files_are_noted(tmp_path):
+    (tmp_path / "a.log").write_text(RUN)
+    shutil.copy(tmp_path / "a.log", tmp_path / "b.log")
+    (tmp_path / "c.log").write_text(RUN.replace("1001.0", "1009.0"))  # as long
+    a, b, c = load([tmp_path])[0]
+    assert (a.copy_of, b.copy_of, c.copy_of) == ("", str(tmp_path / "a.log"), "")
+    assert b.notes[-1].startswith(f"the same evidence as {tmp_path / 'a.log'} (SHA-256 ")
+    assert np.isfinite(b.step_s).all()
 
 
 def test_links_that_form_a_loop_end_and_each_log_is_read_once(log, tmp_path):
@@ -1317,3 +1348,63 @@ def test_a_launchers_error_is_no_end_of_an_mlperf_run(log, said, kind):
     start = {"key": "run_start", "value": None, "time_ms": 1_700_000_000_000, "metadata": {}}
     failure = read(log(f":::MLLOG {json.dumps(start)}\n{said}\n")).failure
     assert (failure and failure.kind) == kind
+
+
+# --- gzip, streams and archives --------------------------------------------------------------
+
+
+def test_a_gzipped_log_is_read_as_what_it_holds(tmp_path):
+    (tmp_path / "job.out").write_text(RUN)
+    (tmp_path / "job.out.gz").write_bytes(gzip.compress(RUN.encode()))
+    one, two = (read(tmp_path / name) for name in ("job.out", "job.out.gz"))
+    assert one.step_s.tolist() == two.step_s.tolist() and one.last_line == two.last_line == 40
+
+
+def test_what_cannot_be_unpacked_says_so(tmp_path, monkeypatch):
+    content = gzip.compress(RUN.encode())
+    (tmp_path / "job.log").write_text(RUN)
+    for name, mode in (("a.tar", "w"), ("a.tgz", "w:gz")):
+        with tarfile.open(tmp_path / name, mode) as archive:
+            archive.add(tmp_path / "job.log")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("job.out", RUN)
+    (tmp_path / "cut.gz").write_bytes(content[:-40])
+    (tmp_path / "zero.gz").write_bytes(gzip.compress(b""))
+    reasons = dict.fromkeys(("a.tar", "a.tgz", "a.zip"), "an archive of files: unpack it")
+    reasons |= {"cut.gz": "cannot be unpacked: ", "zero.gz": "empty file"}
+    for name, reason in reasons.items():
+        with pytest.raises(Refusal, match=f"{name}: {reason}"):
+            read(tmp_path / name)
+    monkeypatch.setattr(packed, "MOST", 1 << 20)
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(3 << 20)))
+    with pytest.raises(Refusal, match="more than 1 MiB: unpack it to a plain file"):
+        read(tmp_path / "bomb.gz")
+
+
+@pytest.mark.parametrize("how", ("cat", "gzip -c", "<(cat)"))
+def test_a_pipe_is_read(tmp_path, how):
+    log = tmp_path / "job.out"
+    log.write_text(RUN)
+    command = f"{sys.executable} -m analysis.tflops --columns step_s,verdict"
+    line = f"{command} <(cat {log})" if how == "<(cat)" else f"{how} {log} | {command} -"
+    done = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "1.0" in done.stdout and "stopped early" in done.stdout
+
+
+def test_a_pipe_that_nobody_writes_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "job.out")
+    with pytest.raises(Refusal, match=r"job\.out: not a regular file"):
+        read(tmp_path / "job.out")
+
+
+def test_the_last_line_says_that_files_were_not_read(tmp_path, capsys):
+    (tmp_path / "good.out").write_text(RUN)
+    (tmp_path / "bad.log").write_text("nothing")
+    assert tflops.main([str(tmp_path)]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert "bad.log: no format that is known" in lines[0]
+    assert lines[-1] == "analysis.tflops: 1 not read, 1 read; the reasons stand first"
+    assert tflops.main([str(tmp_path / "bad.log")]) == 2
+    assert tflops.main([str(tmp_path / "good.out")]) == 0
+    assert "not read" not in capsys.readouterr().err

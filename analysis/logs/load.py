@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from analysis.logs.parsing.evidence import is_markdown
-from analysis.logs.parsing.packed import STDIN, files_in
+from analysis.logs.parsing.packed import STDIN
 from analysis.logs.record import Record, Refusal
 from base.errors import UsageError, printable
 from base.files import below
@@ -156,7 +155,7 @@ def baseline_of(wanted: str, records: list[Record]) -> Record:
 def find_logs(paths: Iterable[Path | str]) -> tuple[list[Path], list[Refusal]]:
     """The run folders and log files at or below each path, in name order, and what is wrong.
 
-    `-` is standard input. Of an archive, the members whose names are those of logs.
+    `-` is standard input.
     """
     from analysis.logs.parsing.mlperf_tree import is_result  # slow to load: not for --help
 
@@ -168,10 +167,7 @@ def find_logs(paths: Iterable[Path | str]) -> tuple[list[Path], list[Refusal]]:
             if why:
                 refused.append(Refusal(str(place), why))
             elif place == path or place.is_dir() or _looks_like_log(place):
-                try:
-                    here += _unpacked(place)
-                except Refusal as refusal:
-                    refused.append(refusal)
+                here.append(place)
         if results := [place for place in here if is_result(place)]:
             around = {place for place in here if {"systems", "power"} & set(place.parts)}
             others, here = len(set(here) - around - set(results)), results
@@ -184,30 +180,12 @@ def find_logs(paths: Iterable[Path | str]) -> tuple[list[Path], list[Refusal]]:
     return list(dict.fromkeys(found)), refused
 
 
-def _unpacked(place: Path) -> list[Path]:
-    """The logs in an archive, or the place itself."""
-    if (inside := files_in(place)) is None:
-        return [place]
-    logs = [
-        member
-        for member in inside
-        if not any(map(_is_no_log, member.relative_to(place).parts)) and _looks_like_log(member)
-    ]
-    if not logs:
-        raise Refusal(str(place), f"an archive of {len(inside)} files, none named as a log is")
-    return logs
-
-
 def _is_no_log(name: str) -> bool:
     return name.startswith(".") or name in _NOT_LOGS
 
 
 def _looks_like_log(path: Path) -> bool:
     name = path.name.lower()
-    if is_markdown(path):
-        from analysis.logs.readers import quotes_iterations
-
-        return quotes_iterations(path)
     scheduler = path.suffix[1:2] in ("o", "e") and path.suffix[2:].isdigit()  # PBS: name.o123
     return path.suffix in _LOG_SUFFIXES or scheduler or ".out" in name or ".log" in name
 

@@ -50,17 +50,15 @@ class Failure:
 class Refusal(UsageError):
     """A file that cannot be read as a run.
 
-    `source` names it, `reason` says why, in one line. `kind` is "file", or "in folder" where the
-    reason already names the file of a folder that is wrong.
+    `source` names it, `reason` says why, in one line.
     """
 
-    def __init__(self, source: str, reason: str, kind: str = "file"):
-        super().__init__(source, reason, kind)  # all, to survive pickling between processes
-        self.source, self.reason, self.kind = source, reason, kind
+    def __init__(self, source: str, reason: str):
+        super().__init__(source, reason)  # both, to survive pickling between processes
+        self.source, self.reason = source, reason
 
     def __str__(self) -> str:
-        named = self.kind == "in folder"
-        return printable(self.reason if named else f"{self.source}: {self.reason}")
+        return printable(f"{self.source}: {self.reason}")
 
 
 @dataclass

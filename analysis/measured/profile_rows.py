@@ -7,13 +7,13 @@ from typing import Any
 
 from analysis.common.table import Column, Table
 from analysis.logs.parsing.logfile import Log
-from analysis.logs.readers import nsys, nsys_sqlite, torch_trace
+from analysis.logs.readers import nsys, torch_trace
 from analysis.logs.record import Refusal
 from base.files import below
 from base.storage import write_json
 
 SUMMARY = "profile_summary.json"
-_BESIDE = (".nsys-rep", ".qdrep", ".qdstrm")  # Nsight's own files: exported, then read
+_BESIDE = (".nsys-rep", ".qdrep", ".qdstrm", ".sqlite")  # Nsight's own: `nsys stats` reads them
 
 # What a table is called by old and new versions of nsys, and in our summary.
 _KINDS = {
@@ -111,8 +111,6 @@ def read_profile(path: Path) -> dict[str, Any]:
         head = log.head
         text = b"Total Time (ns)" in head and log.text()
     about: dict[str, Any] = {"file": path.name, "rank": None, "steps": None, "profiled_s": None}
-    if head.startswith(nsys_sqlite.MAGIC[:6]):
-        return about | {"format": nsys_sqlite.FORMAT} | summarise(nsys_sqlite.tables(path))
     if text:
         tables = nsys.tables(text, str(path))
         if not tables:
@@ -125,9 +123,7 @@ def read_profile(path: Path) -> dict[str, Any]:
         return about | summarise(trace.tables, trace.profiled_s)
     if b"nvtx_sum" in head or b"stats report" in head:
         raise Refusal(str(path), "truncated: nsys stats that ends before its first table")
-    raise Refusal(
-        str(path), "no profile that is known: not nsys text, nsys SQLite or torch's trace"
-    )
+    raise Refusal(str(path), "no profile that is known: neither nsys stats' text nor torch's trace")
 
 
 def profiles_of(run: Path) -> list[Path]:

@@ -19,7 +19,7 @@ def parser_of(
     command: str,
     description: str,
     *flags: str,
-    paths: str = "log, run, folder or archive; - is standard input",
+    paths: str = "log, run or folder; - is standard input",
     baseline: str = "",
 ) -> Parser:
     """The parser of `python -m COMMAND PATH...` with flags of this file by name, in this order.

@@ -5,15 +5,13 @@ launcher, a scheduler or a framework prints, in its exact form, at the beginning
 """
 
 import re
-from pathlib import Path
 
 from analysis.logs.parsing.logfile import Log
 
-_MARKDOWN = (".md", ".markdown")
 # Code and other pages, which quote logs. A log with such a name must be renamed to be read.
 _SOURCES = frozenset(
-    ".py .pyi .pyx .ipynb .sh .bash .slurm .sbatch .c .cc .cpp .cu .cuh .h .hpp .js .css .pl .go"
-    " .rs .rst .tex .html .htm .toml .yaml .yml .cfg .ini .svg .xml".split()
+    ".md .markdown .py .pyi .pyx .ipynb .sh .bash .slurm .sbatch .c .cc .cpp .cu .cuh .h .hpp .js"
+    " .css .pl .go .rs .rst .tex .html .htm .toml .yaml .yml .cfg .ini .svg .xml".split()
 )
 # What may stand before a line: who printed it, a colour, a progress bar.
 _WHO = (
@@ -49,12 +47,6 @@ _LINES = (
     rb"terminate called after throwing an instance of ",
 )
 _EVIDENCE = re.compile(_WHO + rb"(?:" + rb"|".join(_LINES) + rb")", re.MULTILINE)
-
-
-def is_markdown(path: Path) -> bool:
-    """Whether a file is a Markdown page by its name. Such pages quote logs: their lines are read,
-    but the words around them say nothing of the run."""
-    return path.suffix.lower() in _MARKDOWN
 
 
 def is_source(log: Log) -> bool:

@@ -7,7 +7,6 @@ import re
 
 import numpy as np
 
-from analysis.logs.parsing.evidence import is_markdown
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import PER_STEP, Record
 
@@ -111,11 +110,6 @@ def _without_repeats(
     if dropped := len(offsets) - len(keep):
         record.notes.append(f"{dropped} duplicate lines dropped")
     iteration = columns["iteration"]
-    if is_markdown(log.path):  # quotes several runs; of one run's ranks the losses are the same
-        lost = ~np.isnan(lines["loss"]) & lines.duplicated(["iteration", "loss"])
-        if others := int(lost[keep].sum()):
-            record.notes.append(f"{others} lines repeat an iteration and its loss: dropped")
-        return np.flatnonzero(~lines.duplicated() & ~lost)
     back = (np.diff(iteration[keep]) <= 0).sum()
     if back * 10 < len(keep):
         return keep  # restarts; interleaved ranks go back all the time

@@ -12,14 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from analysis.logs.parsing.endings import judge_end
-from analysis.logs.parsing.evidence import is_markdown, is_of_a_run, is_source
+from analysis.logs.parsing.evidence import is_of_a_run, is_source
 from analysis.logs.parsing.facts_elsewhere import complete_from_elsewhere
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
-from analysis.logs.parsing.pages import Page
 from analysis.logs.parsing.rate_words import judge_rates
 from analysis.logs.parsing.setting_names import header_of, read_header
 from analysis.logs.readers import run_folder
@@ -47,10 +44,10 @@ def read(path: Path | str, flags: dict[str, Any] | None = None) -> Record:
         try:
             record = run_folder.read(path)
         except UsageError as error:
-            raise Refusal(str(path), str(error), "in folder") from error
+            raise Refusal(str(path), str(error).removeprefix(f"{path}/")) from error
     else:
         with Log(path) as log:
-            record = _read_page(path) if is_markdown(path) else _read_log(log)
+            record = _read_log(log)
             record.last_line = log.line_no(record.last_at) if record.last_at is not None else 0
     complete_from_elsewhere(record, path, flags or {})
     judge_rates(record)
@@ -68,8 +65,6 @@ def _read_log(log: Log) -> Record:
             return record
         if not form.embedded:
             tried.append(record)
-    if is_markdown(log.path):
-        raise Refusal(str(log.path), "a page that quotes no iteration of a known format")
     if not tried:
         tried = [_by_banner(log)]
     # A run that died before its first iteration is a run: its failure is what it shows.
@@ -79,49 +74,6 @@ def _read_log(log: Log) -> Record:
     if failed.format != UNKNOWN:
         read_header(failed, header_of(log, None))
     return failed
-
-
-def _read_page(path: Path) -> Record:
-    """The lines that a page quotes: as they stand, or, where that reads more of them, with those
-    joined that the page breaks."""
-    found: list[Record | Refusal] = []
-    for joined in (False, True):
-        with Page(path, joined) as page:
-            try:
-                found.append(_read_log(page))
-            except Refusal as refusal:
-                found.append(refusal)
-    as_it_stands, record = found
-    if isinstance(record, Refusal) or _values(record) <= _values(as_it_stands):
-        record = as_it_stands
-    if isinstance(record, Refusal):
-        raise record
-    if record is not as_it_stands:
-        record.notes.append("lines that the page breaks are joined")
-    _quoted(record)
-    return record
-
-
-def _values(record: Record | Refusal) -> int:
-    """How many numbers its iterations have."""
-    if isinstance(record, Refusal):
-        return 0
-    columns = (record.step_s, record.tokens_per_s, record.samples_per_s, record.loss)
-    return sum(int(np.isfinite(values).sum()) for values in columns)
-
-
-def _quoted(record: Record) -> None:
-    """Of lines that a page quotes, the end of the run is not known, nor how far it should go."""
-    record.failure = record.completed = record.planned_steps = None
-    record.notes.append("a page quotes these lines: how the run went on is not known")
-
-
-def quotes_iterations(path: Path) -> bool:
-    """Whether a Markdown page holds an iteration line of a known format."""
-    try:
-        return len(_read_page(path).iteration) > 0
-    except Refusal:
-        return False
 
 
 def _candidates(log: Log) -> Iterator[Format]:

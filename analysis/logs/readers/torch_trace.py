@@ -15,7 +15,6 @@ from typing import Any
 
 from analysis.logs.parsing.packed import open_log
 from analysis.logs.readers.nsys import Row
-from analysis.logs.readers.nsys_sqlite import summed
 from analysis.logs.record import Refusal
 
 FORMAT = "torch trace"
@@ -93,8 +92,20 @@ def _problem(event: dict[str, Any]) -> str:
 
 
 def _summed(durations: Iterable[tuple[str, float]], heading: str) -> list[Row]:
-    """Rows of a table, from (name, microseconds)."""
-    return summed(((name, 1, *3 * [1000 * us]) for name, us in durations), heading, "Instances")
+    """Rows as `nsys stats` prints them, the longest first, from (name, microseconds)."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for name, us in durations:
+        seconds[name].append(us / 1e6)
+    total_s = sum(map(sum, seconds.values())) or 1
+    return [
+        {
+            "Time (%)": 100 * sum(times) / total_s,
+            "Total Time (s)": sum(times),
+            "Instances": float(len(times)),
+            heading: name,
+        }
+        for name, times in sorted(seconds.items(), key=lambda item: -sum(item[1]))
+    ]
 
 
 def _covered(events: list[dict[str, Any]]) -> Iterator[tuple[str, float]]:
