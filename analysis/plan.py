@@ -42,6 +42,7 @@ from models import memory
 from models.config import PRESETS, GPTConfig, name_of, preset
 from models.gpus import NETWORK, check_network, find_gpu, planning_gpu
 from parallel.config import settings
+from parallel.config.axes import SET_AXES
 from parallel.config.clusters import load_clusters
 from parallel.config.layout_arrays import Columns
 
@@ -409,7 +410,7 @@ def study_toml(found: list[dict[str, Any]], defaults: dict[str, Any], cluster: s
             "",
             f"[[run]] # predicted {row['predicted_s']:.4g} s, {row['memory_gb']:.1f} GB",
             f'engine = "{row["engine"]}"',
-            *(f"{k} = {row[k]}" for k in ("tp", "cp", "pp", "vpp", "micro_batch", "zero_stage")),
+            *(f"{k} = {row[k]}" for k in (*SET_AXES, "micro_batch", "zero_stage")),
             f'recompute = "{row["recompute"]}"',
             *(["sequence_parallel = true"] if row["sequence_parallel"] else []),
             f'label = "plan{row["rank"]}"',

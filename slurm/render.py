@@ -32,6 +32,7 @@ from urllib.parse import quote as percent_encode
 from base.errors import Parser, UsageError, by_reason, command_line
 from base.files import ROOT, add_force_flag
 from base.storage import check_output, output
+from parallel.config.axes import shown_axes
 from parallel.config.clusters import CLUSTERS, OPTION, Cluster, check_environment, values_of
 from parallel.config.settings import RunSpec
 from parallel.config.study import Study, load_study
@@ -184,8 +185,7 @@ def planned_text(study: Study, name: str) -> str:
 
 def summary(spec: RunSpec) -> str:
     layout = spec.layout
-    axes = ("tp", *["cp"] * (layout.cp > 1), "pp", "vpp", "dp")
-    sizes = " ".join(f"{axis}{getattr(layout, axis)}" for axis in axes)
+    sizes = " ".join(f"{axis}{getattr(layout, axis)}" for axis in shown_axes([vars(layout)]))
     return (
         f"{spec.engine}, {spec.model.n_params / 1e9:.3g}B parameters, {sizes},"
         f" {layout.n_micro} x {layout.micro_batch} x dp {layout.dp}"

@@ -152,5 +152,7 @@ def test_ranks_that_cannot_be_split_are_refused():
         Layout(tp=0)
     assert split_world(1, tp=1, pp=1) == 1
     for sizes in ((0, 1, 1, 1), (4, 0, 1, 1), (4, 1, 0, 1), (4, 1, 1, 0), (4, -1, -1, 1)):
-        with pytest.raises(UsageError, match="gpus {}, tp {}, pp {} and cp {} must".format(*sizes)):
-            split_world(*sizes)
+        with pytest.raises(
+            UsageError, match="gpus {}, tp {}, pp {}, cp {}: each must".format(*sizes)
+        ):
+            split_world(**dict(zip(("gpus", "tp", "pp", "cp"), sizes, strict=True)))

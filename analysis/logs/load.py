@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import math
 import os
 import sys
 import time
@@ -16,6 +17,7 @@ from analysis.logs.parsing.packed import STDIN
 from analysis.logs.record import Record, Refusal
 from base.errors import UsageError, printable
 from base.files import below
+from parallel.config.axes import MODEL_AXES, SELDOM
 from parallel.record.reader import is_run_folder
 
 # In a folder, only these are taken for logs; a file named outright is always tried.
@@ -70,19 +72,19 @@ def _multiply_out(record: Record) -> None:
 
     Trainers that are data-parallel unless they say otherwise leave tp and pp out.
     """
-    tp, pp, dp, cp = record.tp, record.pp, record.dp, record.cp or 1
+    dp = record.dp
     each = (record.micro_batch or 0) * (record.n_micro or 0)
     if dp is None and record.gpus is None and each and record.global_batch:
         if record.global_batch % each == 0:
             dp = record.dp = record.global_batch // each
             record.origin["dp"] = record.origin.get("global_batch", "log")
-    if record.format in _DATA_PARALLEL:
-        tp, pp = tp or 1, pp or 1
-    if record.gpus is None and tp and pp and dp:
-        record.gpus = tp * pp * dp * cp
+    assumed = MODEL_AXES if record.format in _DATA_PARALLEL else SELDOM
+    ranks = math.prod(getattr(record, a) or (1 if a in assumed else 0) for a in MODEL_AXES)
+    if record.gpus is None and ranks and dp:
+        record.gpus = ranks * dp
         record.origin["gpus"] = record.origin.get("dp", "log")
-    elif dp is None and record.gpus and tp and pp and record.gpus % (tp * pp * cp) == 0:
-        record.dp = record.gpus // (tp * pp * cp)
+    elif dp is None and record.gpus and ranks and record.gpus % ranks == 0:
+        record.dp = record.gpus // ranks
         record.origin["dp"] = record.origin.get("gpus", "log")
 
 

@@ -15,8 +15,8 @@ from analysis.logs.record import Record
 from analysis.logs.verdict import judge, no_timing, step_times, timed
 from analysis.measured.fairness import (
     ANY_COMMIT,
-    AXES,
     CHANGED,
+    LAYOUT,
     busy,
     configuration,
     differences,
@@ -191,7 +191,7 @@ def repeats_table(
 
 
 def _describe(record: Record) -> str:
-    said = [f"{k} {v}" for k in AXES if (v := getattr(record, k)) is not None]
+    said = [f"{k} {v}" for k in LAYOUT if (v := getattr(record, k)) is not None]
     said += [f"zero {record.zero_stage}"] * bool(record.zero_stage)
     said += [f"recompute {record.recompute}"] * (record.recompute not in (None, "none"))
     layout = record.facts.get("layout") or {}
@@ -260,7 +260,7 @@ class Verdict:
 
 
 # Record's fields that decide a step's time -> their words.
-_FACTS = {name: name for name in (*AXES, "zero_stage", "precision", "recompute")}
+_FACTS = {name: name for name in (*LAYOUT, "zero_stage", "precision", "recompute")}
 _FACTS |= {"gpus": "GPUs", "interval": "iterations per entry"}
 
 

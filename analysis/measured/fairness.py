@@ -6,10 +6,11 @@ from typing import NamedTuple
 from analysis.common.terminal import who
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
+from parallel.config.axes import AXES
 
 # What must be equal for a ratio of two step times to say something about the split alone.
 FIXED = ("precision", "recompute", "commit", "gpu_type")
-AXES = ("engine", "gpus", "tp", "cp", "pp", "vpp", "dp", "micro_batch", "global_batch", "seq_len")
+LAYOUT = ("engine", "gpus", *AXES, "micro_batch", "global_batch", "seq_len")
 UNSTATED = "not stated by every run, so not compared: "  # a table's note
 ANY_COMMIT = "runs of different commits are compared, too (--any-commit)"  # a table's note
 CHANGED = "run from a changed working tree, so the commit does not say what ran"  # a note
@@ -209,7 +210,7 @@ def sharing(runs: list[Record], base: list[Record], partners: dict[str, str]) ->
 
 def configuration(record: Record) -> tuple:
     """What two runs must share to be repeats of each other."""
-    facts = [getattr(record, k) for k in (*AXES, "precision", "recompute", "zero_stage")]
+    facts = [getattr(record, k) for k in (*LAYOUT, "precision", "recompute", "zero_stage")]
     return (*facts, record.params, tuple(sorted(record.model.items())), named(record))
 
 

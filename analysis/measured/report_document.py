@@ -22,6 +22,7 @@ from analysis.measured.fairness import (
 )
 from analysis.measured.scaling_curve import against, of_repeats, of_run
 from base.errors import UsageError
+from parallel.config.axes import AXES
 from parallel.measure.steady_time import Steady
 from parallel.record.schema import utc_now
 
@@ -122,7 +123,7 @@ def _entry(
     entry: dict[str, Any] = {
         "configuration": named(record) or name_of(record),
         "runs": [name_of(r) for r, _ in group],
-        **{k: getattr(record, k) for k in ("engine", "gpus", "tp", "cp", "pp", "dp", "zero_stage")},
+        **{k: getattr(record, k) for k in ("engine", "gpus", *AXES, "zero_stage")},
         **{k: getattr(record, k) for k in ("precision", "seq_len", "global_batch", "commit")},
         "fixed_work": record.facts.get("work"),
         "n": len(times),

@@ -16,6 +16,7 @@ from analysis.measured.fairness import configuration, named, scaling_of
 from analysis.measured.run_table import rows as scaling_rows
 from base.errors import UsageError
 from models.flops import DEFAULT_CONVENTION
+from parallel.config.axes import AXES
 
 PHASES = ("compute", "communication", "data loading", "data movement")  # of colours.PARTS
 TIMERS = {"fwd": "forward", "bwd": "backward", "step": "optimizer"}  # of DeepSpeed
@@ -33,7 +34,7 @@ MEASURES = {  # columns that an axis can show, with their words; the others are 
 }
 WORDS = MEASURES | {"gpus": "GPUs", "micro_batch": "micro-batch", "zero_stage": "ZeRO stage"}
 LAYOUT = (
-    *("gpus", "tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro", "global_batch", "seq_len"),
+    *("gpus", *AXES, "micro_batch", "n_micro", "global_batch", "seq_len"),
     *("zero_stage", "recompute", "precision", "engine"),
 )
 LESS_IS_BETTER = ("step_s", "peak_gb")
@@ -93,7 +94,7 @@ def _check(axes: Axes) -> None:
 
 def _split(record: Record) -> str:
     """What of a run is split or sharded, as "tp2 dp4 zero1"; "" where nothing is or is known."""
-    sizes = {axis: getattr(record, axis) or 1 for axis in ("tp", "cp", "pp", "vpp", "dp")}
+    sizes = {axis: getattr(record, axis) or 1 for axis in AXES}
     words = [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
     if (record.facts.get("layout") or {}).get("sequence_parallel"):
         words.append("sp")

@@ -36,6 +36,7 @@ from analysis.measured.fairness import (
 from analysis.measured.loss_parity import NOT_VERIFIED, verify
 from analysis.measured.scaling_curve import Ratio
 from models.flops import DEFAULT_CONVENTION
+from parallel.config.axes import shown_axes
 from parallel.measure.steady_time import Steady
 from parallel.record.reader import read_run
 
@@ -244,11 +245,10 @@ def table(
     a prediction was asked for, so its columns stand there even if no row has one."""
     used = dict.fromkeys(row["convention"] for row in found if row["tflops"] is not None)
     one = convention or (next(iter(used), DEFAULT_CONVENTION) if len(used) < 2 else None)
-    has_cp = any((row["cp"] or 1) > 1 for row in found)
     columns = [
         Column("run", "run"),
         Column("engine", "engine"),
-        *(Column(k, k, "d") for k in ("gpus", "tp", *["cp"] * has_cp, "pp", "vpp", "dp")),
+        *(Column(k, k, "d") for k in ("gpus", *shown_axes(found))),
         Column("micro_batch", "micro-batch", "d"),
         Column("step_s", "s/iter", ".4g"),
         *predictions.columns(seldom=not predicted),

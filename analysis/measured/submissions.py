@@ -20,6 +20,7 @@ from analysis.measured.fairness import differences
 from analysis.measured.scaling_curve import Point, curve, doubtful
 from analysis.measured.throughput import model_utilisation
 from base.errors import UsageError
+from parallel.config.axes import AXES, SET_AXES
 
 COLUMNS = [
     Column("round", "round", seldom=True),
@@ -28,10 +29,7 @@ COLUMNS = [
     Column("benchmark", "benchmark"),
     Column("division", "division", seldom=True),
     Column("gpus", "GPUs", "d"),
-    Column("tp", "tp", "d", seldom=True),
-    Column("pp", "pp", "d", seldom=True),
-    Column("cp", "cp", "d", seldom=True),
-    Column("vpp", "vpp", "d", seldom=True),
+    *(Column(axis, axis, "d", seldom=True) for axis in SET_AXES),
     Column("micro_batch", "micro-batch", "d", seldom=True),
     Column("global_batch", "global batch", "d"),
     Column("n", "runs", "d"),
@@ -179,7 +177,7 @@ def _row(result: Result) -> dict[str, Any]:
     samples = middle([run.submission.samples for run in reached])
     energies = [run.submission.energy_j for run in reached]
     names = ("round", "submitter", "system", "benchmark", "division")
-    facts = ("gpus", "tp", "pp", "cp", "vpp", "micro_batch", "global_batch", "seq_len")
+    facts = ("gpus", *SET_AXES, "micro_batch", "global_batch", "seq_len")
     return {
         **{name: getattr(about, name) or None for name in names},
         "division": about.division if about.division != "closed" else None,
@@ -282,7 +280,7 @@ def _layout(record: Record) -> str | None:
     """`tp4 pp8 dp16`, with cp and vpp where they are above 1."""
     if record.tp is None:
         return None
-    sizes = {name: getattr(record, name) for name in ("tp", "pp", "cp", "vpp", "dp")}
+    sizes = {name: getattr(record, name) for name in AXES}
     shown = {k: v for k, v in sizes.items() if v and (v > 1 or k in ("tp", "pp", "dp"))}
     return " ".join(f"{name}{size}" for name, size in shown.items())
 

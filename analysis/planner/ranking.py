@@ -14,6 +14,7 @@ from base.errors import UsageError
 from models import memory
 from models.config import GPTConfig
 from models.flops import tflops_per_gpu
+from parallel.config.axes import AXES, shown_axes
 from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import Columns
 
@@ -21,7 +22,7 @@ MARGIN, MARGINS = memory.MARGIN, Bounds(0, 1, below=True)  # share of memory lef
 NEAR = 0.03  # of the first's time: layouts that the model cannot tell apart
 TRIED = 3  # layouts to measure before one is chosen
 TIGHT = 0.05  # share of the usable memory; a layout that leaves less of it free is marked
-KEYS = ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage", "recompute")
+KEYS = (*AXES, "micro_batch", "n_micro", "zero_stage", "recompute")
 HEADINGS = {  # of the tables; --why takes them, too
     "micro_batch": "mbs",
     "n_micro": "micro-batches",
@@ -68,8 +69,7 @@ def sifted(x: Columns, used: np.ndarray, order: np.ndarray) -> tuple[np.ndarray,
     """(the rows of `order` without those that another recompute policy beats in time and in memory,
     each of these -> the row that beats it): a stage of one layer computes again all that it holds.
     """
-    names = ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "zero_stage", "sequence_parallel")
-    names += ("fsdp2",)
+    names = (*AXES, "micro_batch", "zero_stage", "sequence_parallel", "fsdp2")
     split = zip(*(getattr(x, name)[order].tolist() for name in names), strict=True)
     least: dict[tuple, int] = {}
     kept, beaten = [], {}
@@ -246,11 +246,11 @@ def _columns(*keys: str) -> list[Column]:
 
 def table(found: list[dict[str, Any]], notes: list[str], no_mfu: str) -> Table:
     """The ranked table: rows of `rows_of`; `no_mfu`: why they have no MFU, "" where they have."""
-    has_cp = any(row["cp"] > 1 for row in found)
+    keys = [*shown_axes(found), *(key for key in KEYS if key not in AXES)]
     shown = [
         Column("rank", "#", "d"),
         Column("engine", "engine"),
-        *_columns(*(key for key in KEYS if key != "cp" or has_cp), "sequence_parallel"),
+        *_columns(*keys, "sequence_parallel"),
         *SECONDS,
         Column("tflops", "TFLOP/s/GPU", "#.4g"),
         Column("mfu", "MFU", ".1%"),
@@ -289,11 +289,10 @@ def scale(
 
 def scale_table(curve: list[dict[str, Any]], per_gpu: float, network: list[str]) -> Table:
     """Efficiency against GPUs: rows of `scale`; `network`: lines about it."""
-    has_cp = any(row["cp"] > 1 for row in curve)
     shown = [
         Column("gpus", "GPUs", "d"),
         Column("global_batch", "global batch", "d"),
-        *_columns("tp", *["cp"] * has_cp, "pp", "dp", "micro_batch"),
+        *_columns(*shown_axes(curve), "micro_batch"),
         SECONDS[0],
         Column("tflops", "predicted TFLOP/s/GPU", "#.4g"),
         Column("efficiency", "predicted efficiency", ".1%"),

@@ -21,13 +21,14 @@ from models import memory
 from models.config import GPTConfig
 from models.flops import sc21
 from models.gpus import joined, planning_gpu
+from parallel.config.axes import AXES, MODEL_AXES, RANK_AXES, SET_AXES
 from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import FAMILIES, Columns, columns
 
 NEEDED = ("gpu_type", "gpus", "hidden", "tp", "pp", "micro_batch", "step_s")
 COUNTS = (
     *("gpus", "gpus_per_node", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len"),
-    *("tp", "pp", "vpp", "dp", "cp", "micro_batch", "global_batch", "gas", "zero_ranks"),
+    *(*AXES, "micro_batch", "global_batch", "gas", "zero_ranks"),
 )
 CRASHED = ("OOM", "crashed_or_OOM")  # statuses of runs that may have had too little memory
 SLOW = 1.3  # a run this many times slower than one with no less to do met what is not modelled
@@ -102,8 +103,7 @@ class Rows:
 
 def split_of(x: Columns, i: int) -> dict[str, int]:
     """The split of row i, for a table."""
-    names = ("tp", "cp", "pp", "vpp", "dp", "micro_batch")
-    return {name: int(getattr(x, name)[i]) for name in names}
+    return {name: int(getattr(x, name)[i]) for name in (*AXES, "micro_batch")}
 
 
 class Settings(NamedTuple):
@@ -247,28 +247,25 @@ def _split(row: Row) -> dict[str, float]:
     Raises:
         ValueError: they do not give the number of GPUs, or no batch is stated.
     """
-    gpus, tp, pp = (row.number(name) for name in ("gpus", "tp", "pp"))
-    cp = row.number("cp") or 1.0
-    dp = gpus / (tp * pp * cp)
+    gpus, split = row.number("gpus"), {axis: row.number(axis) or 1.0 for axis in SET_AXES}
+    dp = gpus / math.prod(split[axis] for axis in MODEL_AXES)
     if dp < 1 or dp % 1:
-        raise ValueError(f"gpus {gpus:g} is no multiple of tp {tp:g} x pp {pp:g} x cp {cp:g}")
+        sizes = " x ".join(f"{axis} {split[axis]:g}" for axis in MODEL_AXES)
+        raise ValueError(f"gpus {gpus:g} is no multiple of {sizes}")
     batch, gas, micro = (row.number(name) for name in ("global_batch", "gas", "micro_batch"))
     if not micro and batch and gas:
         micro = batch / gas / dp
-    if not micro and batch and pp == 1:  # no accumulation is stated
+    if not micro and batch and split["pp"] == 1:  # no accumulation is stated
         micro = batch / dp
     micro = micro or 1.0
     if not batch and not gas:
-        if pp > 1:
+        if split["pp"] > 1:
             raise ValueError("no global_batch and no gas")
         gas = 1.0
     if micro % 1:
         raise ValueError(f"micro_batch would be {micro:g}, no whole number")
     n_micro = max(1.0, round(batch / micro / dp if batch else gas))
-    return {
-        **{"tp": tp, "cp": cp, "pp": pp, "vpp": row.number("vpp") or 1.0, "dp": dp},
-        **{"micro_batch": micro, "n_micro": n_micro},
-    }
+    return split | {"dp": dp, "micro_batch": micro, "n_micro": n_micro}
 
 
 def _precision(row: Row) -> dict[str, Any]:
@@ -324,7 +321,7 @@ def _seconds(row: Row, s: dict[str, Any]) -> float:
     if rate := row.number("tokens_per_s"):
         return tokens / rate
     rate, formula = row.number("tflops"), row.text("tflops_formula")
-    gpus = s["dp"] * s["tp"] * s["cp"] * s["pp"]
+    gpus = math.prod(s[axis] for axis in RANK_AXES)
     if rate and re.search(r"96|eq\.?3", formula):
         shape = GPTConfig(int(s["layers"]), int(s["hidden"]), 1, int(s["vocab"]), int(s["seq"]))
         return sc21(shape, shape.max_seq_len, recompute=True) * tokens / (rate * 1e12 * gpus)

@@ -1,5 +1,6 @@
 """Runs that were read from logs, as `Columns`: their settings, and what the time model predicts."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from analysis.logs.verdict import timed
 from analysis.planner import timemodel
 from analysis.planner.calibration import Calibration, host_columns
 from base.errors import UsageError
+from parallel.config.axes import AXES, MODEL_AXES
 from parallel.config.layout import OFFLOAD, RECOMPUTE
 from parallel.config.layout_arrays import Columns, columns
 
@@ -33,8 +35,9 @@ def settings_of(record: Record) -> dict[str, Any]:
     absent = [k for k in ("gpus", "global_batch", "seq_len", "precision") if not getattr(record, k)]
     if absent := ["n_head"] * ("n_head" not in record.model) + absent:
         raise ValueError(asked(absent))
-    tp, cp, pp = record.tp or 1, record.cp or 1, record.pp or 1
-    dp = record.dp or max(1, record.gpus // (tp * cp * pp))
+    split = {axis: getattr(record, axis) or 1 for axis in AXES}
+    ranks = math.prod(split[axis] for axis in MODEL_AXES)
+    dp = split["dp"] = record.dp or max(1, record.gpus // ranks)
     micro = record.micro_batch or 1
     precision = record.precision
     width = 4 if precision in ("fp32", "tf32") else 2
@@ -51,11 +54,7 @@ def settings_of(record: Record) -> dict[str, Any]:
         "ffn": config.ffn_hidden,
         "vocab": (record.facts.get("model") or {}).get("padded_vocab") or config.vocab_size,
         "seq": record.seq_len,
-        "tp": tp,
-        "cp": cp,
-        "pp": pp,
-        "vpp": record.vpp or 1,
-        "dp": dp,
+        **split,
         "micro_batch": micro,
         "n_micro": max(1, round(record.global_batch / micro / dp)),
         "zero_stage": record.zero_stage or 0,
@@ -70,7 +69,7 @@ def settings_of(record: Record) -> dict[str, Any]:
         "gpus_per_node": 8,
         "deepspeed": "deepspeed" in _engine(record),
         "fsdp2": _engine(record) == "fsdp2",
-        "shards": layout.get("fsdp_shard") or dp * cp,
+        "shards": layout.get("fsdp_shard") or dp * split["cp"],
     }
 
 

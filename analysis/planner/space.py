@@ -8,11 +8,12 @@ import numpy as np
 from analysis.planner.calibration import Calibration
 from base.errors import UsageError
 from models.config import GPTConfig
+from parallel.config.axes import AXES, RANK_AXES
 from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import Columns, columns, possible
 
 WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}  # bytes of a weight in compute
-SPLIT = ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro")
+SPLIT = (*AXES, "micro_batch", "n_micro")
 PLANNED = ("megatron", "deepspeed_zero", "fsdp2")
 POLICY = ("recompute", "zero_stage", "sequence_parallel", "fsdp2")
 # ZeRO 2 and 3 run without sequence parallelism.
@@ -88,7 +89,7 @@ def space(
         "deepspeed": (zero_stage > 1) & (fsdp2 == 0),
     }
     engine = list(map(engine_of, zero_stage, fsdp2))
-    given |= cluster.columns(engine, tp, tp * given["cp"] * given["pp"] * given["dp"])
+    given |= cluster.columns(engine, tp, math.prod(given[axis] for axis in RANK_AXES))
     if flash is not None:
         given["flash"] = flash
     x = columns(config, **given)

@@ -15,6 +15,7 @@ from analysis.planner.rows import CRASHED, Rows, healthy, split_of
 from base.errors import Reason, UsageError
 from models import memory
 from models.gpus import planning_gpu
+from parallel.config.axes import AXES
 
 SPLITS = ("random", "leave-model-out", "leave-tp-out", "leave-one-out")
 FOLDS = 5
@@ -256,7 +257,7 @@ def _percent(value: float | None) -> str:
 def error_columns(unit: str) -> list[Column]:
     """The columns of a row's split, its measured and predicted value in `unit`, and the error."""
     return [
-        *(Column(k, k, "g") for k in ("tp", "cp", "pp", "vpp", "dp", "micro_batch")),
+        *(Column(k, k, "g") for k in (*AXES, "micro_batch")),
         Column(f"measured_{unit}", f"measured {unit}", ".4g"),
         Column(f"predicted_{unit}", f"predicted {unit}", ".4g"),
         Column("error", "error", "+.1%"),

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from parallel.config.axes import SET_AXES
 from parallel.config.layout import Layout
 
 
@@ -80,7 +81,7 @@ def inabilities(
     """What is asked of an engine that it does not do, in words."""
     able = ENGINES[engine]
     problems = []
-    for axis in ("tp", "cp", "pp", "vpp"):
+    for axis in SET_AXES:
         if getattr(layout, axis) > 1 and not getattr(able, axis):
             others = [e for e, a in ENGINES.items() if getattr(a, axis)]
             problems.append(

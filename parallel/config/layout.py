@@ -5,10 +5,12 @@ chunks per pipeline rank (interleaved 1F1B). Ranks count tp fastest, then cp, th
 Megatron-LM and (without cp) DeepSpeed's topology order them.
 """
 
+import math
 from dataclasses import dataclass
 
 from base.errors import UsageError
 from models.config import GPTConfig
+from parallel.config.axes import AXES, RANK_AXES, SELDOM
 
 RECOMPUTE = ("none", "selective", "full")
 OFFLOAD = ("none", "optimizer", "all")
@@ -40,7 +42,7 @@ class Layout:
     fsdp_shard: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "cp", "pp", "vpp", "micro_batch", "n_micro", "shards"):
+        for name in (*AXES, "micro_batch", "n_micro", "shards"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name} must be a positive whole number, not {value!r}")
@@ -51,7 +53,7 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        return self.dp * self.tp * self.cp * self.pp
+        return math.prod(getattr(self, axis) for axis in RANK_AXES)
 
     @property
     def shards(self) -> int:
@@ -73,12 +75,10 @@ class Layout:
 
     def coords(self, rank: int) -> dict[str, int]:
         """Where `rank` stands on each axis: {"tp": .., "cp": .., "dp": .., "pp": ..}."""
-        return {
-            "tp": rank % self.tp,
-            "cp": rank // self.tp % self.cp,
-            "dp": rank // (self.tp * self.cp) % self.dp,
-            "pp": rank // (self.tp * self.cp * self.dp),
-        }
+        coords = {}
+        for axis in RANK_AXES:
+            rank, coords[axis] = divmod(rank, getattr(self, axis))
+        return coords
 
     def problems(
         self, config: GPTConfig, seq_len: int, gpus_per_node: int | None = None
@@ -139,18 +139,20 @@ class Layout:
         return problems
 
 
-def split_world(gpus: int, tp: int, pp: int, cp: int = 1) -> int:
-    """The data-parallel size that `gpus` ranks leave after tp, pp and cp.
+def split_world(gpus: int, **sizes: int) -> int:
+    """The data-parallel size that `gpus` ranks leave after the `sizes` of the other axes.
 
     Raises:
-        UsageError: tp * pp * cp does not divide the number of ranks.
+        UsageError: the product of the sizes does not divide the number of ranks.
     """
-    if min(gpus, tp, pp, cp) < 1:
-        raise UsageError(f"gpus {gpus}, tp {tp}, pp {pp} and cp {cp} must be positive")
-    if gpus % (tp * pp * cp):
-        split = f"tp {tp} x pp {pp}" + (f" x cp {cp}" if cp > 1 else "")
+    if min(gpus, *sizes.values()) < 1:
+        stated = ", ".join(f"{name} {size}" for name, size in {"gpus": gpus, **sizes}.items())
+        raise UsageError(f"{stated}: each must be positive")
+    ranks = math.prod(sizes.values())
+    if gpus % ranks:
+        split = " x ".join(f"{a} {n}" for a, n in sizes.items() if n > 1 or a not in SELDOM)
         raise UsageError(
             f"{gpus} ranks cannot be split into {split}:"
-            f" the number of ranks must be a multiple of {tp * pp * cp}"
+            f" the number of ranks must be a multiple of {ranks}"
         )
-    return gpus // (tp * pp * cp)
+    return gpus // ranks

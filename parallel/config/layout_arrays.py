@@ -4,6 +4,7 @@ The planner and the models of time and memory work on these. `possible` finds in
 `Layout.problems` finds of one layout.
 """
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from models.config import GPTConfig
+from parallel.config.axes import AXES, RANK_AXES
 from parallel.config.deepspeed_json import read_deepspeed_json
 from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout
 
@@ -100,7 +102,7 @@ class Columns:
 
     @property
     def gpus(self) -> Array:
-        return self.tp * self.cp * self.pp * self.dp
+        return math.prod(getattr(self, axis) for axis in RANK_AXES)
 
     @property
     def nanotron(self) -> Array:
@@ -129,7 +131,7 @@ class Columns:
 
     def layout(self, i: int) -> Layout:
         """Row i as one Layout."""
-        sizes = ("dp", "tp", "cp", "pp", "vpp", "micro_batch", "n_micro", "zero_stage")
+        sizes = (*AXES, "micro_batch", "n_micro", "zero_stage")
         return Layout(
             **{name: int(getattr(self, name)[i]) for name in sizes},
             fsdp_shard=int(self.shards[i]) if self.shards[i] < self.replicas[i] else None,
@@ -162,7 +164,7 @@ def columns(config: GPTConfig | None = None, **given: object) -> Columns:
             "rotary": config.position == "rope",
             "seq": config.max_seq_len,
         }
-    usual = {name: 1 for name in ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro")}
+    usual: dict[str, object] = dict.fromkeys((*AXES, "micro_batch", "n_micro"), 1)
     usual |= {name: 0 for name in ("zero_stage", "recompute", "offload")}
     usual |= dict.fromkeys(FLAGS[:-1], False) | {"width": 2, "gpus_per_node": 8}
     usual |= {"positions": 0}
@@ -209,8 +211,8 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
     overlaps = overlaps and zero.get("overlap_comm", True)  # then one fills while one is reduced
     in_turns = spec.pp > 1 and layout.zero_stage  # one in backward, another after it
     bucket = int(zero.get("reduce_bucket_size", BUCKET)) * (2 if overlaps or in_turns else 1)
-    sizes = ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "n_micro", "zero_stage")
-    settings = {name: getattr(layout, name) for name in (*sizes, "sequence_parallel")} | {
+    sizes = (*AXES, "micro_batch", "n_micro", "zero_stage", "sequence_parallel")
+    settings = {name: getattr(layout, name) for name in sizes} | {
         "shards": layout.shards * layout.cp,
         "vocab": spec.padded_vocab,
         "seq": spec.seq_len,

@@ -18,6 +18,7 @@ from models.config import ACTIVATIONS, NORMS, POSITIONS, VOCAB_MULTIPLE, GPTConf
 from models.gpus import lacking
 from models.hf_config import architecture
 from models.run_weights import is_weights, read_description
+from parallel.config.axes import AXES, MODEL_AXES, SET_AXES
 from parallel.config.data_files import end_of_text, vocabulary
 from parallel.config.deepspeed_json import from_deepspeed_json, read_deepspeed_json
 from parallel.config.duration import WORK, steps_of
@@ -57,17 +58,7 @@ TRAINING = (
 )  # fmt: skip
 # The settings that the model and the split are made of, under the same names.
 MODEL = tuple(setting.name for setting in fields(GPTConfig))
-_SPLIT = (
-    "tp",
-    "cp",
-    "pp",
-    "vpp",
-    "micro_batch",
-    "zero_stage",
-    "fsdp_shard",
-    "recompute",
-    "offload",
-)
+_SPLIT = (*SET_AXES, "micro_batch", "zero_stage", "fsdp_shard", "recompute", "offload")
 
 
 @dataclass(frozen=True)
@@ -117,12 +108,10 @@ class RunSpec:
     implementation: str = _flag("gpt", "whose model code: ours or Hugging Face's", ("gpt", "hf"))
     # the split
     gpus: int = _flag(1, "ranks, one per GPU; the launcher's world size where there is one", _RANKS)
-    tp: int = _flag(1, "tensor-parallel size", _RANKS)
-    cp: int = _flag(1, "context-parallel size: ranks that share a sequence", _RANKS)
-    pp: int = _flag(1, "pipeline-parallel size", _RANKS)
-    vpp: int = _flag(
-        1, "model chunks per pipeline rank: above 1, interleaved 1F1B", Bounds(1, 10**4)
-    )
+    tp: int = _flag(1, AXES["tp"], _RANKS)
+    cp: int = _flag(1, f"{AXES['cp']}: ranks that share a sequence", _RANKS)
+    pp: int = _flag(1, AXES["pp"], _RANKS)
+    vpp: int = _flag(1, f"{AXES['vpp']}: above 1, interleaved 1F1B", Bounds(1, 10**4))
     sequence_parallel: bool = _flag(False, "split norms and residuals over tp ranks")
     zero_stage: int = _flag(
         0,
@@ -258,11 +247,16 @@ class RunSpec:
         bf16, whatever the logits are, and Megatron-LM says that it is not deterministic."""
         return self.precision in ("bf16", "fp8") and not self.deterministic
 
+    @property
+    def dp(self) -> int:
+        """The data-parallel size. Raises: UsageError: the split does not divide the ranks."""
+        return split_world(self.gpus, **{axis: getattr(self, axis) for axis in MODEL_AXES})
+
     @cached_property
     def layout(self) -> Layout:
         assert self.grad_accum is not None, "resolve() fills in grad_accum"
         return Layout(
-            dp=split_world(self.gpus, self.tp, self.pp, self.cp),
+            dp=self.dp,
             n_micro=self.grad_accum,
             sequence_parallel=self.sequence_parallel,
             **{name: getattr(self, name) for name in _SPLIT},
@@ -275,7 +269,7 @@ class RunSpec:
 
     def split_name(self, dp: int) -> str:
         """The name of the split with `dp` in it; with dp 1 it does not depend on the GPUs."""
-        sizes = {"tp": self.tp, "cp": self.cp, "pp": self.pp, "vpp": self.vpp, "dp": dp}
+        sizes = {axis: getattr(self, axis) for axis in SET_AXES} | {"dp": dp}
         parts = [self.engine.replace("_", "-")]
         parts += [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
         if self.sequence_parallel:
@@ -569,11 +563,7 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
     merged["end_of_text"] = _end_of_text(draft)
     merged["seq_len"] = draft.model.max_seq_len if draft.seq_len is None else draft.seq_len
     merged["grad_accum"] = _grad_accum(draft)
-    merged["global_batch"] = (
-        split_world(draft.gpus, draft.tp, draft.pp, draft.cp)
-        * draft.micro_batch
-        * merged["grad_accum"]
-    )
+    merged["global_batch"] = draft.dp * draft.micro_batch * merged["grad_accum"]
     given = {name: merged[name] for name in WORK if merged.get(name) is not None}
     if given and min(given.values()) > 0 and min(merged["global_batch"], merged["seq_len"]) > 0:
         per_step = merged["global_batch"] * merged["seq_len"]
@@ -663,7 +653,7 @@ def _grad_accum(draft: RunSpec) -> int:
     """Micro-batches per dp rank and step, from global_batch where that is what was given."""
     if draft.global_batch is None:
         return 1 if draft.grad_accum is None else draft.grad_accum
-    dp = split_world(draft.gpus, draft.tp, draft.pp, draft.cp)
+    dp = draft.dp
     if draft.micro_batch < 1 or draft.global_batch % (dp * draft.micro_batch):
         raise UsageError(
             f"global_batch {draft.global_batch} is not a multiple of"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from base.files import ROOT
+from parallel.config.axes import AXES
 from parallel.config.settings import RunSpec
 from parallel.record.environment import command_line, environment_facts
 from parallel.record.launch import Launch
@@ -159,7 +160,7 @@ def inputs(spec: RunSpec) -> dict[str, str | None]:
 def planned(spec: RunSpec, study: str, run: str, baseline: str) -> dict[str, Any]:
     """The part of run.json that is known before a job starts: what it is to train, and how."""
     layout = spec.layout
-    split = ("world_size", "tp", "cp", "pp", "vpp", "dp", "micro_batch", "global_batch")
+    split = ("world_size", *AXES, "micro_batch", "global_batch")
     return {
         "study": study,
         "run": run,

@@ -29,6 +29,7 @@ from typing import Any
 
 from base.errors import UsageError
 from base.files import shown
+from parallel.config import axes
 
 SCHEMA_VERSION = "1"  # of run.json
 METRICS_VERSION = "2.0"  # of training_metrics.json
@@ -90,7 +91,7 @@ def may_stand_beside(name: str) -> bool:
 # null means that the writer did not know; a key may be absent. The section "" is the file itself.
 Types = dict[str, dict[str, type | int]]
 _SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden", "n_params")
-_SPLIT = ("dp", "tp", "cp", "pp", "vpp", "micro_batch", "n_micro", "world_size", "global_batch")
+_SPLIT = (*axes.AXES, "micro_batch", "n_micro", "world_size", "global_batch")
 _NAMES = (
     "run",
     "study",
@@ -217,7 +218,8 @@ def _check_split(spec: dict[str, Any], layout: dict[str, Any], path: Path) -> No
                 f"{path} is damaged: {name} {shown(stated[name])} in spec,"
                 f" {shown(layout[name])} in layout"
             )
-    ranks = ("dp", "tp", *["cp"] * ("cp" in layout), "pp")  # older files do not state cp
+    # Older files do not state those of SELDOM.
+    ranks = [a for a in axes.RANK_AXES if a in layout or a not in axes.SELDOM]
     for product, factors in (
         ("world_size", ranks),
         ("global_batch", ("dp", "micro_batch", "n_micro")),

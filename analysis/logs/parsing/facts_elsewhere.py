@@ -25,6 +25,7 @@ from analysis.logs.parsing.setting_names import (
 )
 from analysis.logs.record import Record, Refusal
 from base.files import check_file, parse_json, parse_toml
+from parallel.config.axes import AXES
 from parallel.config.settings import gemm_precision
 
 
@@ -138,11 +139,7 @@ _IN_NAME = {
         "micro_batch": "mbs|lbs|micro-?bs",
         "global_batch": "gbs|global[-_]?batch[-_]?size",
         "n_micro": "gas",
-        "tp": "tp",
-        "cp": "cp",
-        "pp": "pp",
-        "vpp": "vpp",
-        "dp": "dp",
+        **{axis: axis for axis in AXES},
         "seq_len": "seq(?:-?len)?",
         "zero_stage": "zero|z",
     }.items()
@@ -169,7 +166,7 @@ def from_name(name: str) -> dict[str, Any]:
 # Record's fields that run.json's table of that name states under the same name.
 _STATED = {
     "spec": ("engine", "seq_len"),
-    "layout": tuple("tp pp vpp dp micro_batch global_batch zero_stage recompute".split()),
+    "layout": (*AXES, "micro_batch", "global_batch", "zero_stage", "recompute"),
 }
 
 

@@ -23,6 +23,7 @@ from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
 from base.files import check_file, parse_json
 from models.gpus import find_gpu
+from parallel.config.axes import SET_AXES
 
 RESULT = re.compile(r"result_([\w-]{0,60}?)(\d{0,9})(?:\.txt|\.log)?$", re.IGNORECASE)
 _ROUND = re.compile(r"(?:^|[_\W])v(\d{1,2}\.\d)(?:$|[_\W])")
@@ -236,7 +237,7 @@ def _layout(record: Record, place: Place, nodes: int | None) -> None:
         return
     for named in layouts.values():
         stated = record.tp is not None
-        facts = {k: v for k, v in named.sizes.items() if k in ("tp", "pp", "cp", "vpp")}
+        facts = {k: v for k, v in named.sizes.items() if k in SET_AXES}
         facts |= {"micro_batch": named.sizes.get("mbs"), "gpus": named.nodes * named.each}
         state(record, facts, "from name")
         if not stated:

@@ -14,15 +14,12 @@ from analysis.logs.parsing.fields import plain
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Record
 from models.config import ACTIVATIONS, NORMS, POSITIONS
+from parallel.config.axes import AXES
 
 # Facts that a log may leave out: Record's fields and sizes of the model, with the flags' help.
 COUNTS = {
     "gpus": "GPUs of the run",
-    "tp": "tensor-parallel size",
-    "pp": "pipeline-parallel size",
-    "vpp": "model chunks per pipeline rank",
-    "cp": "context-parallel size",
-    "dp": "data-parallel size",
+    **AXES,
     "micro_batch": "sequences per micro-batch and dp rank",
     "n_micro": "micro-batches per optimizer step and dp rank",
     "global_batch": "sequences per optimizer step, all ranks",

@@ -25,6 +25,7 @@ from analysis.logs.parsing.setting_names import header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
 from analysis.logs.record import PER_STEP, Failure, Record, Submission
 from base.files import parse_json
+from parallel.config.axes import SET_AXES
 
 # In 2018 the time and the key stood before the JSON object.
 _OLD_LINE = re.compile(rb":::MLL (\d{1,12}\.\d{1,9}) (\w{1,60}): (\{[^\r\n]{1,20000}\})")
@@ -57,7 +58,7 @@ _TIMES = ("block_start", "block_stop", "eval_start", "eval_stop", "eval_accuracy
 _COUNTS = ("train_samples", "trained_samples")
 _LOSSES = ("train_loss", "eval_loss")
 # Of an argument dump; the batch and the steps there are of one GPU, or a limit.
-_SETTINGS = ("tp", "pp", "cp", "vpp", "micro_batch", "seq_len", "precision", "recompute")
+_SETTINGS = (*SET_AXES, "micro_batch", "seq_len", "precision", "recompute")
 _PRECISION = "lowest_numerical_precision_in_linear"
 _WANTED = {*_FACTS, *_ABOUT, *_MARKS, *_TIMES, *_COUNTS, *_LOSSES, *_NODES, _PRECISION}
 _WANTED |= {"tracked_stats"}

@@ -1,0 +1,25 @@
+"""The axes over which a step is split, listed once. What names, checks, records or shows them
+iterates over these lists. Torch-free.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+# In the order of names and tables, with the words of --help.
+AXES = {
+    "tp": "tensor-parallel size",
+    "cp": "context-parallel size",
+    "pp": "pipeline-parallel size",
+    "vpp": "model chunks per pipeline rank",
+    "dp": "data-parallel size",
+}
+RANK_AXES = ("tp", "cp", "dp", "pp")  # those whose product is the ranks, the fastest first
+MODEL_AXES = tuple(axis for axis in RANK_AXES if axis != "dp")  # dp follows from them and the ranks
+SET_AXES = tuple(axis for axis in AXES if axis != "dp")  # those that are settings of a run
+SELDOM = ("cp",)  # left out of a table in which every row has 1 of it
+
+
+def shown_axes(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The axes that a table of these rows shows: one of SELDOM only where a row has more than 1."""
+    rows = list(rows)
+    return [a for a in AXES if a not in SELDOM or any((row[a] or 1) > 1 for row in rows)]
