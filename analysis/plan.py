@@ -127,9 +127,9 @@ def _check_flags(arguments: argparse.Namespace) -> None:
     check_flags(
         arguments,
         **{
-            name: bounds
+            name: settings.BOUNDS[name]
             for name in (*MODEL, "seq_len", "gpus", "global_batch")
-            if (bounds := settings.BOUNDS[name])
+            if name in settings.BOUNDS
         },
         gpus_per_node=(1, 10**9),
         max_tp=settings.BOUNDS["tp"],

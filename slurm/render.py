@@ -23,17 +23,18 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote as percent_encode
 
+from base.bounds import Bounds, Text, key, values_of
 from base.errors import Parser, UsageError, by_reason, command_line
 from base.files import ROOT, add_force_flag
 from base.storage import check_output, output
 from parallel.config.axes import shown_axes
-from parallel.config.clusters import CLUSTERS, OPTION, Cluster, check_environment, values_of
+from parallel.config.clusters import CLUSTERS, OPTION, VARIABLE, Cluster
 from parallel.config.settings import RunSpec
 from parallel.config.study import Study, load_study
 from parallel.record.facts import planned
@@ -57,38 +58,27 @@ class Ask:
     the environment variable of the same name in capitals (NSYS=1 sbatch ...) overrides each.
     """
 
-    time: str = ""
-    memory: str = ""
-    gpu_type: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
-    nsys: bool = False
-    nccl_logs: bool = False
-    torchrun_logs: bool = False
-    dist_debug: bool = False
-    requeue: bool = False
-    max_restarts: int = 3
-    tp_across_nodes: bool = False
-    budget_gpu_hours: float = 1000.0
+    time: str = key("", "the limit, as Slurm writes it", OPTION)
+    memory: str = key("", "#SBATCH --mem", OPTION)
+    gpu_type: str = key("", "the site's name of the card", Text(r"[\w.-]*", "a card's name"))
+    environment: dict[str, str] = key({}, "environment variables", VARIABLE)
+    nsys: bool = key(False, "profile with Nsight Systems")
+    nccl_logs: bool = key(False, "keep NCCL's logs")
+    torchrun_logs: bool = key(False, "keep each rank's output")
+    dist_debug: bool = key(False, "let torch check each collective")
+    requeue: bool = key(False, "start again when a node dies")
+    max_restarts: int = key(3, "how often at most", Bounds(0, 10**6))
+    tp_across_nodes: bool = key(False, "let tp be larger than a node")
+    budget_gpu_hours: float = key(1000.0, "that submit may spend", Bounds(0, 10**12))
 
 
 def ask_of(table: dict[str, Any], source: str) -> Ask:
     """The [slurm] table, checked.
 
     Raises:
-        UsageError: an unknown key, a value of another type, or one that no #SBATCH line can hold.
+        UsageError: an unknown key, or a value that its key cannot have.
     """
-    where = f"{source} [slurm]"
-    ask = Ask(**values_of(Ask, table, where))
-    for name in ("max_restarts", "budget_gpu_hours"):
-        if not getattr(ask, name) >= 0:
-            raise UsageError(f"{where}: {name} cannot be {getattr(ask, name)!r}")
-    for name in ("time", "memory"):
-        if not OPTION.fullmatch(value := getattr(ask, name)):
-            raise UsageError(f"{where}: {name} {value!r} cannot stand in an #SBATCH line")
-    if not re.fullmatch(r"[\w.-]*", ask.gpu_type):
-        raise UsageError(f"{where}: gpu_type {ask.gpu_type!r} is no name of a card")
-    check_environment(ask.environment, where)
-    return ask
+    return Ask(**values_of(Ask, table, f"{source} [slurm]"))
 
 
 def seconds(limit: str) -> int:

@@ -118,7 +118,7 @@ def test_a_run_json_whose_cp_does_not_make_its_ranks_is_damaged(tmp_path):
     path = tmp_path / "cp2" / "run.json"
     path.write_text(path.read_text().replace('"world_size": 2', '"world_size": 4'))
     path.write_text(path.read_text().replace('"gpus": 2', '"gpus": 4'))
-    with pytest.raises(UsageError, match="world_size 4 .* is not dp 1 x tp 1 x cp 2 x pp 1"):
+    with pytest.raises(UsageError, match="world_size 4 .* is not tp 1 x cp 2 x dp 1 x pp 1"):
         load([tmp_path])
 
 

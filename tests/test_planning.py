@@ -269,7 +269,7 @@ def test_a_mistake_in_a_cluster_file_is_one_line(line, wrong, said, tmp_path, ca
     ("table", "flags", "said"),
     [
         ("gpu_memory_gb = 640", [], "640 is no memory of one GPU: a H100 SXM has 80 GB"),
-        ("gpu_memory_gb = 0", [], "gpu_memory_gb must be positive, not 0"),
+        ("gpu_memory_gb = 0", [], "gpu_memory_gb must be at least 1 and at most 1000000, not 0"),
         ("max_nodes = 8", ["--gpus", "128"], "128 GPUs exceed the 64 of mine"),
         ('gpus_per_nod = "8"', [], "[mine]: unknown gpus_per_nod; known: "),
         ('gpu = ""', [], "names no gpu: give its table the key gpu"),

@@ -241,36 +241,36 @@ def test_every_cluster_reads():
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"partition": "a b"}, "cannot stand in an #SBATCH line"),
-        ({"partition": "a\n#SBATCH --nodes=9"}, "cannot stand in an #SBATCH line"),
-        ({"options": ["--mem=$(id)"]}, "cannot stand in an #SBATCH line"),
-        ({"environment": {"A B": "x"}}, "no name of an environment variable"),
-        ({"environment": {"A": 1}}, "the value of A must be text"),
+        ({"partition": "a b"}, "partition 'a b' is not what an #SBATCH line can hold"),
+        ({"partition": "a\n#SBATCH --nodes=9"}, "partition 'a.*nodes=9' is not"),
+        ({"options": ["--mem=$(id)"]}, "options '--mem=..id.' is not"),
+        ({"environment": {"A B": "x"}}, "environment 'A B' is not"),
+        ({"environment": {"A": 1}}, "environment: 1 must be text"),
         ({"gpus": 4}, "unknown gpus; known: gpus_per_node, cores_per_node, description, gpu,"),
         ({"name": "other"}, "unknown name"),
-        ({"gpus_per_node": 0}, "must be positive"),
-        ({"gpus_per_node": True}, "cannot be True"),
-        ({"max_nodes": 0}, "max_nodes must be positive"),
         ({"source": "x"}, "unknown source"),
-        ({"signal_lead_s": -1}, "signal_lead_s must be 0 to 65535, not -1"),
-        ({"signal_lead_s": 1.5}, "signal_lead_s cannot be 1.5"),
-        ({"master_addr_suffix": "-ib0;id"}, "no part of a host name"),
-        ({"srun": ["cpu-bind=cores"]}, "srun 'cpu-bind=cores' is no option"),
-        ({"srun": "--cpu-bind=cores"}, "srun cannot be '--cpu-bind=cores': write a list"),
-        ({"setup": ["a\nb"]}, "is not one line of shell"),
-        ({"setup": [" "]}, "is not one line of shell"),
-        ({"setup": [1]}, "1 is no text"),
-        ({"container": "x.sif"}, "container cannot be 'x.sif'"),
+        ({"gpus_per_node": 0}, "gpus_per_node must be at least 1 .* not 0"),
+        ({"gpus_per_node": True}, "gpus_per_node must be a whole number, not True"),
+        ({"signal_lead_s": -1}, "signal_lead_s must be at least 0 and at most 65535, not -1"),
+        ({"signal_lead_s": 1.5}, "signal_lead_s must be a whole number, not 1.5"),
+        ({"gpu": "A100 SXM", "gpu_memory_gb": 800}, "gpu_memory_gb 800 .* has 80 GB"),
+        ({"master_addr_suffix": "-ib0;id"}, "master_addr_suffix '-ib0;id' is not"),
+        ({"srun": ["cpu-bind=cores"]}, "srun 'cpu-bind=cores' is not"),
+        ({"srun": "--cpu-bind=cores"}, "srun must be a list .* not '--cpu-bind=cores'"),
+        ({"setup": ["a\nb"]}, "setup 'a.*b' is not"),
+        ({"after": [" "]}, "after ' ' is not"),
+        ({"setup": [1]}, "setup: 1 must be text"),
+        ({"container": "x.sif"}, "container is no table"),
         ({"container": {"image": "x"}}, "container: missing runtime"),
-        ({"container": {"runtime": "docker", "image": "x"}}, "pyxis or charliecloud, not 'docker'"),
-        ({"container": {"runtime": "pyxis", "image": ""}}, "image cannot be ''"),
+        ({"container": {"runtime": "docker", "image": "x"}}, "runtime .* pyxis.* not 'docker'"),
+        ({"container": {"runtime": "pyxis", "image": ""}}, "image '' is not"),
         ({"container": {"runtime": "pyxis", "image": "x", "mount": []}}, "unknown mount"),
-        ({"container": {"runtime": "pyxis", "image": "x", "mounts": ["a:b:c"]}}, "mount 'a:b:c'"),
+        ({"container": {"runtime": "pyxis", "image": "x", "mounts": ["a:b:c"]}}, "mounts 'a:b:c'"),
     ],
 )
 def test_a_wrong_cluster_is_refused(facts, words):
     base = {"description": "x", "gpus_per_node": 4, "cores_per_node": 40}
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=f"clusters.toml .mine.*{words}"):
         clusters.cluster_of("mine", base | facts, "clusters.toml")
     with pytest.raises(UsageError, match="missing cores_per_node"):
         clusters.cluster_of("mine", {"description": "x", "gpus_per_node": 4}, "clusters.toml")

@@ -9,168 +9,109 @@ the same name. A wrong table is an error only where its cluster is used.
 """
 
 import os
-import re
 import sys
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from base.bounds import Bounds, Text, key, values_of
 from base.errors import UsageError
-from base.files import ROOT, check_keys, read_toml
+from base.files import ROOT, read_toml
 from models.gpus import find_gpu, joined, lacking, usual_gpu
 from parallel.config.settings import RunSpec
 
 CLUSTERS = ROOT / "slurm" / "clusters.toml"
-RUNTIMES = ("apptainer", "pyxis", "charliecloud")
-GPU_REQUESTS = ("gres", "gpus-per-node", "none")
-# What may stand in an #SBATCH line: Slurm reads those lines with its own quoting rules, so nothing
-# that any reader could take for a quote, a comment or the line's end goes there.
-OPTION = re.compile(r"[A-Za-z0-9_.,:@+=%/&|*()\[\]-]*")
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-HOST = re.compile(r"[A-Za-z0-9.-]*")
-LONGEST_LEAD_S = 65535  # of sbatch --signal
-
-# The type of a field, and what TOML must hold for it.
-_TOML = {
-    str: str,
-    int: int,
-    int | None: int,
-    float: (int, float),
-    float | None: (int, float),
-    bool: bool,
-    tuple[str, ...]: list,
-    dict[str, str]: dict,
-}
-
-
-def _key(default: Any, help: str) -> Any:
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata={"help": help})
-    return field(default=default, metadata={"help": help})
+# Slurm reads #SBATCH lines with its own quoting rules, so nothing that any reader could take for a
+# quote, a comment or the line's end goes there.
+OPTION = Text(r"[A-Za-z0-9_.,:@+=%/&|*()\[\]-]*", "what an #SBATCH line can hold")
+VARIABLE = Text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
+_FLAG = Text(r"(?s)-.*", "an option")
+_SHELL = Text(r"[^\n]*[^\n\s][^\n]*", "one line of shell")
+_SOME = Text(r"(?s).*\S.*", "a text that is not blank")
+_MOUNT = Text(r"[^:,]+(:[^:,]+)?", "FOLDER or FOLDER:WHERE")
+_HOST = Text(r"[A-Za-z0-9.-]*", "a part of a host name")
+_COUNT = Bounds(1, 10**6)
 
 
 @dataclass(frozen=True)
 class Container:
-    """The container that a site runs training in. The whole launch enters it once on each node.
+    """The container that a site runs training in. The whole launch enters it once on each node."""
 
-    Raises:
-        UsageError: a runtime that is not known, or no image.
-    """
-
-    runtime: str = _key(MISSING, "apptainer, pyxis or charliecloud")
-    image: str = _key(MISSING, "its image, as the runtime takes it; may hold ${NAME}")
-    mounts: tuple[str, ...] = _key((), "more folders, FOLDER or FOLDER:WHERE; may hold ${NAME}")
-    python: str = _key("python3", "the Python inside it")
-
-    def __post_init__(self) -> None:
-        if self.runtime not in RUNTIMES:
-            raise UsageError(
-                f"container: runtime must be {', '.join(RUNTIMES[:-1])} or {RUNTIMES[-1]},"
-                f" not {self.runtime!r}"
-            )
-        for name, text in (("image", self.image), ("python", self.python)):
-            if not text.strip():
-                raise UsageError(f"container: {name} cannot be {text!r}")
-        for mount in self.mounts:
-            if mount.count(":") > 1 or not all(mount.split(":")) or "," in mount:
-                raise UsageError(f"container: mount {mount!r} is not FOLDER or FOLDER:WHERE")
+    runtime: str = key(
+        MISSING, "apptainer, pyxis or charliecloud", ("apptainer", "pyxis", "charliecloud")
+    )
+    image: str = key(MISSING, "its image, as the runtime takes it; may hold ${NAME}", _SOME)
+    mounts: tuple[str, ...] = key(
+        (), "more folders, FOLDER or FOLDER:WHERE; may hold ${NAME}", _MOUNT
+    )
+    python: str = key("python3", "the Python inside it", _SOME)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A Slurm cluster, as the study's user may use it.
-
-    Raises:
-        UsageError: a value that no #SBATCH line can hold, or one that cannot be what its key says.
-    """
+    """A Slurm cluster, as the study's user may use it."""
 
     name: str
     source: Path  # the file that describes it
-    gpus_per_node: int = _key(MISSING, "GPUs of a node; without GPUs, ranks on a node")
-    cores_per_node: int = _key(MISSING, "CPU cores of a node")
-    description: str = _key("", "one line for people")
-    gpu: str = _key("", "the GPU's name")
-    gpu_memory_gb: float | None = _key(None, "memory of one GPU")
-    interconnect: str = _key(
+    gpus_per_node: int = key(MISSING, "GPUs of a node; without GPUs, ranks on a node", _COUNT)
+    cores_per_node: int = key(MISSING, "CPU cores of a node", _COUNT)
+    description: str = key("", "one line for people")
+    gpu: str = key("", "the GPU's name")
+    gpu_memory_gb: float | None = key(None, "memory of one GPU", _COUNT)
+    interconnect: str = key(
         "", "a node's network: 8x NDR, 4x 200 Gb/s, 10 GbE; analysis.plan plans with it"
     )
-    domain: int | None = _key(
-        None, "GPUs that fast links join, where more than a node's; default: the card's rack"
+    domain: int | None = key(
+        None,
+        "GPUs that fast links join, where more than a node's; default: the card's rack",
+        _COUNT,
     )
-    max_nodes: int | None = _key(None, "the most nodes that a job may have")
-    partition: str = _key("", "#SBATCH --partition")
-    account: str = _key("", "#SBATCH --account; SBATCH_ACCOUNT in the environment overrides it")
-    qos: str = _key("", "#SBATCH --qos")
-    constraint: str = _key("", "#SBATCH --constraint")
-    gpu_request: str = _key("gres", "how to ask for GPUs: gres, gpus-per-node or none")
-    cpus_per_task: bool = _key(True, "whether to ask for cores with #SBATCH --cpus-per-task")
-    memory: str = _key("", "#SBATCH --mem")
-    time: str = _key("01:00:00", "#SBATCH --time where the study gives none")
-    signal_lead_s: int = _key(
-        0, "seconds before the time limit at which runs save and end; 0: a fifth, 10 to 120"
+    max_nodes: int | None = key(None, "the most nodes that a job may have", _COUNT)
+    partition: str = key("", "#SBATCH --partition", OPTION)
+    account: str = key(
+        "", "#SBATCH --account; SBATCH_ACCOUNT in the environment overrides it", OPTION
     )
-    options: tuple[str, ...] = _key((), "more #SBATCH options")
-    srun: tuple[str, ...] = _key((), "more options of srun, --cpu-bind=cores for example")
-    torchrun: tuple[str, ...] = _key(
-        (), "more options of torchrun, --numa-binding=node for example"
+    qos: str = key("", "#SBATCH --qos", OPTION)
+    constraint: str = key("", "#SBATCH --constraint", OPTION)
+    gpu_request: str = key(
+        "gres",
+        "how to ask for GPUs: gres, gpus-per-node or none",
+        ("gres", "gpus-per-node", "none"),
     )
-    setup: tuple[str, ...] = _key(
-        (), "shell lines before Python: module, conda, source; one that fails ends the job"
+    cpus_per_task: bool = key(True, "whether to ask for cores with #SBATCH --cpus-per-task")
+    memory: str = key("", "#SBATCH --mem", OPTION)
+    time: str = key("01:00:00", "#SBATCH --time where the study gives none", OPTION)
+    signal_lead_s: int = key(
+        0,
+        "seconds before the time limit at which runs save and end; 0: a fifth, 10 to 120",
+        Bounds(0, 65535),
     )
-    after: tuple[str, ...] = _key(
-        (), "shell lines after the run, to copy results for example; $folder is the run's folder"
+    options: tuple[str, ...] = key((), "more #SBATCH options", OPTION)
+    srun: tuple[str, ...] = key((), "more options of srun, --cpu-bind=cores for example", _FLAG)
+    torchrun: tuple[str, ...] = key(
+        (), "more options of torchrun, --numa-binding=node for example", _FLAG
     )
-    environment: dict[str, str] = _key({}, "environment variables")
-    network: dict[str, str] = _key({}, "environment variables of NCCL and gloo")
-    master_addr_suffix: str = _key("", "added to the first node's name to reach its fast network")
-    scratch: str = _key("", "folder for compiled extensions; may hold ${NAME}")
-    python: str = _key(
+    setup: tuple[str, ...] = key(
+        (), "shell lines before Python: module, conda, source; one that fails ends the job", _SHELL
+    )
+    after: tuple[str, ...] = key(
+        (),
+        "shell lines after the run, to copy results for example; $folder is the run's folder",
+        _SHELL,
+    )
+    environment: dict[str, str] = key({}, "environment variables", VARIABLE)
+    network: dict[str, str] = key({}, "environment variables of NCCL and gloo", VARIABLE)
+    master_addr_suffix: str = key(
+        "", "added to the first node's name to reach its fast network", _HOST
+    )
+    scratch: str = key("", "folder for compiled extensions; may hold ${NAME}")
+    python: str = key(
         ".venv/bin/python", "Python of the jobs; PYTHON in the environment overrides it"
     )
-    container: Container | None = _key(
+    container: Container | None = key(
         None, "table: runtime, image, mounts, python; training runs in it"
     )
-
-    def __post_init__(self) -> None:
-        where = f"cluster {self.name!r}"
-        for name in ("gpus_per_node", "cores_per_node", "max_nodes", "domain", "gpu_memory_gb"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UsageError(f"{where}: {name} must be positive, not {value}")
-        card = usual_gpu(self.gpu)
-        if card and (self.gpu_memory_gb or 0) > 2 * card.memory_gb:
-            raise UsageError(
-                f"{where}: gpu_memory_gb {self.gpu_memory_gb:g} is no memory of one GPU: a"
-                f" {card.name} has {card.memory_gb:g} GB"
-            )
-        if self.gpu_request not in GPU_REQUESTS:
-            raise UsageError(
-                f"{where}: gpu_request must be gres, gpus-per-node or none,"
-                f" not {self.gpu_request!r}"
-            )
-        if not 0 <= self.signal_lead_s <= LONGEST_LEAD_S:
-            raise UsageError(
-                f"{where}: signal_lead_s must be 0 to {LONGEST_LEAD_S}, not {self.signal_lead_s}"
-            )
-        if not HOST.fullmatch(self.master_addr_suffix):
-            raise UsageError(
-                f"{where}: master_addr_suffix {self.master_addr_suffix!r} is no part of a host name"
-            )
-        for launcher in ("srun", "torchrun"):
-            for option in getattr(self, launcher):
-                if not option.startswith("-"):
-                    raise UsageError(f"{where}: {launcher} {option!r} is no option")
-        for key in ("setup", "after"):
-            for line in getattr(self, key):
-                if not line.strip() or "\n" in line:
-                    raise UsageError(f"{where}: {key} {line!r} is not one line of shell")
-        written = {n: getattr(self, n) for n in ("partition", "account", "qos", "constraint")}
-        written |= {"memory": self.memory, "time": self.time}
-        written |= {f"options[{i}]": option for i, option in enumerate(self.options)}
-        for name, value in written.items():
-            if not OPTION.fullmatch(value):
-                raise UsageError(f"{where}: {name} {value!r} cannot stand in an #SBATCH line")
-        check_environment(self.environment | self.network, where)
 
     def nodes(self, gpus: int) -> int:
         """Nodes that hold `gpus` GPUs."""
@@ -184,9 +125,10 @@ class Cluster:
     def problems(self, spec: RunSpec, tp_across_nodes: bool = False) -> list[str]:
         """Every reason why the run cannot be placed here, with the numbers."""
         found = []
-        if spec.tp > (most := self.domain or joined(self.gpu, self.gpus_per_node)):
+        most = self.domain or joined(self.gpu, self.gpus_per_node)
+        if spec.tp > most and not tp_across_nodes:
             what = "GPUs of a node" if most == self.gpus_per_node else "GPUs that fast links join"
-            found += [f"tp {spec.tp} exceeds the {most} {what}"] * (not tp_across_nodes)
+            found.append(f"tp {spec.tp} exceeds the {most} {what}")
         if self.gpu_request == "none":
             if needing := spec.needing_a_gpu:
                 found.append(f"{needing} needs a GPU, and {self.name} gives none")
@@ -198,15 +140,6 @@ class Cluster:
         if self.max_nodes is not None and self.nodes(spec.gpus) > self.max_nodes:
             found.append(f"{self.nodes(spec.gpus)} nodes exceed the cluster's {self.max_nodes}")
         return found
-
-
-def check_environment(environment: dict[str, str], where: str) -> None:
-    """Raises: UsageError: a name that no shell can export, or a value that is no text."""
-    for name, value in environment.items():
-        if not NAME.fullmatch(name):
-            raise UsageError(f"{where}: {name!r} is no name of an environment variable")
-        if not isinstance(value, str) or "\0" in value:
-            raise UsageError(f"{where}: the value of {name} must be text, not {value!r}")
 
 
 def files() -> tuple[Path, ...]:
@@ -276,37 +209,11 @@ def cluster_of(name: str, facts: Any, source: Path | str) -> Cluster:
     Raises:
         UsageError: an unknown or missing key, or a value that its key cannot have.
     """
-    where = f"{source} [{name}]"
-    values = values_of(Cluster, facts, where)
-    if "container" in values:
-        inside = values_of(Container, values["container"], f"{where} container")
-        try:
-            values["container"] = Container(**inside)
-        except UsageError as error:
-            raise UsageError(f"{where} {error}") from error
-    return Cluster(name=name, source=Path(source), **values)
-
-
-def values_of(kind: type, facts: Any, where: str) -> dict[str, Any]:
-    """A table's values in the types of a dataclass's fields, `name` and `source` excepted.
-
-    Raises:
-        UsageError: no table, an unknown or missing key, or a value of another type.
-    """
-    if not isinstance(facts, dict):
-        raise UsageError(f"{where} is no table")
-    known = {f.name: f for f in fields(kind) if f.name not in ("name", "source")}
-    check_keys(facts, list(known), where)
-    needed = [n for n, f in known.items() if f.default is f.default_factory is MISSING]
-    if missing := [name for name in needed if name not in facts]:
-        raise UsageError(f"{where}: missing {', '.join(missing)}")
-    values = {}
-    for key, value in facts.items():
-        wanted = _TOML.get(known[key].type, dict)
-        if not isinstance(value, wanted) or isinstance(value, bool) != (wanted is bool):
-            hint = ": write a list of texts, in [ ]" if wanted is list else ""
-            raise UsageError(f"{where}: {key} cannot be {value!r}{hint}")
-        if isinstance(value, list) and (wrong := [v for v in value if not isinstance(v, str)]):
-            raise UsageError(f"{where}: {wrong[0]!r} is no text")
-        values[key] = tuple(value) if isinstance(value, list) else value
-    return values
+    cluster = Cluster(name, Path(source), **values_of(Cluster, facts, f"{source} [{name}]"))
+    card, memory_gb = usual_gpu(cluster.gpu), cluster.gpu_memory_gb
+    if card and memory_gb and memory_gb > 2 * card.memory_gb:
+        raise UsageError(
+            f"{source} [{name}]: gpu_memory_gb {memory_gb:g} is no memory of one GPU: a"
+            f" {card.name} has {card.memory_gb:g} GB"
+        )
+    return cluster

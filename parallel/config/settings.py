@@ -7,12 +7,12 @@ Torch-free.
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import Field, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from base.bounds import Bounds
+from base.bounds import Bounds, Words, checked, key, kind_of
 from base.errors import UsageError
 from models.config import ACTIVATIONS, NORMS, POSITIONS, VOCAB_MULTIPLE, GPTConfig, preset
 from models.gpus import lacking
@@ -38,26 +38,13 @@ _SECONDS = Bounds(0, 30 * 86400, above=True)
 _RATE = Bounds(0, 100)
 
 
-def _flag(
-    default: Any,
-    help: str,
-    allowed: tuple[str, ...] | Bounds | None = None,
-    alias: str | None = None,
-) -> Any:
-    """A dataclass field that is also a command-line flag; `allowed` are the words to choose from,
-    or a number's bounds."""
-    bounds, choices = (allowed, None) if isinstance(allowed, Bounds) else (None, allowed)
-    meta = {"help": help, "choices": choices, "bounds": bounds, "alias": alias}
-    return field(default=default, metadata=meta)
-
-
 # What decides what is computed, not how it is split.
 TRAINING = (
     "precision", "seq_len", "steps", "seed", "lr", "min_lr", "warmup_steps", "lr_schedule",
     "weight_decay", "beta1", "beta2", "adam_eps", "clip_grad",
 )  # fmt: skip
 # The settings that the model and the split are made of, under the same names.
-MODEL = tuple(setting.name for setting in fields(GPTConfig))
+MODEL = tuple(f.name for f in fields(GPTConfig))
 _SPLIT = (*SET_AXES, "micro_batch", "zero_stage", "fsdp_shard", "recompute", "offload")
 
 
@@ -65,165 +52,157 @@ _SPLIT = (*SET_AXES, "micro_batch", "zero_stage", "fsdp_shard", "recompute", "of
 class RunSpec:
     """One run. Build it with `resolve`, which fills in and checks; fields are the flags' names."""
 
-    engine: str = _flag("ddp", "what trains", tuple(ENGINES))
+    engine: str = key("ddp", "what trains", tuple(ENGINES))
     # the model
-    preset: str = _flag(
+    preset: str = key(
         "tiny",
         "model sizes by name; the size flags below override them. Without it, --load of weights"
         " alone takes theirs",
     )
-    n_layer: int | None = _flag(None, "transformer blocks", Bounds(1, 10**4))
-    hidden: int | None = _flag(None, "hidden size", Bounds(1, 2**20))
-    n_head: int | None = _flag(None, "attention heads", Bounds(1, 2**16))
-    n_kv_head: int | None = _flag(
+    n_layer: int | None = key(None, "transformer blocks", Bounds(1, 10**4))
+    hidden: int | None = key(None, "hidden size", Bounds(1, 2**20))
+    n_head: int | None = key(None, "attention heads", Bounds(1, 2**16))
+    n_kv_head: int | None = key(
         None, "heads of keys and values, for grouped-query attention; 0: n_head", Bounds(0, 2**16)
     )
-    kv_channels: int | None = _flag(None, "size of a head; 0: hidden / n_head", Bounds(0, 2**16))
-    ffn_hidden: int | None = _flag(
+    kv_channels: int | None = key(None, "size of a head; 0: hidden / n_head", Bounds(0, 2**16))
+    ffn_hidden: int | None = key(
         None, "feed-forward size; 0: 4 x hidden, with swiglu 8/3 x hidden", Bounds(0, 2**22)
     )
-    vocab_size: int | None = _flag(
+    vocab_size: int | None = key(
         None,
         "token ids (default: the preset's, or the data's if larger)",
         _SIZE,
     )
-    vocab_multiple: int = _flag(
+    vocab_multiple: int = key(
         VOCAB_MULTIPLE,
         "pad the vocabulary with masked ids to a multiple of this x tp; 1 pads for tp alone",
         Bounds(1, 2**16),
         alias="--make-vocab-size-divisible-by",
     )
-    max_seq_len: int | None = _flag(None, "positions: the longest sequence", _SIZE)
-    position: str | None = _flag(None, "how positions enter the model", POSITIONS)
-    rope_theta: float | None = _flag(None, "base of the rotary wavelengths", Bounds(1, 10**12))
-    rope_scaling: float | None = _flag(
+    max_seq_len: int | None = key(None, "positions: the longest sequence", _SIZE)
+    position: str | None = key(None, "how positions enter the model", POSITIONS)
+    rope_theta: float | None = key(None, "base of the rotary wavelengths", Bounds(1, 10**12))
+    rope_scaling: float | None = key(
         None, "Llama 3.1's stretching factor of the rotary wavelengths; 1: none", Bounds(1, 10**4)
     )
-    norm: str | None = _flag(None, "the norm before each part of a block", NORMS)
-    norm_eps: float | None = _flag(None, "its epsilon", Bounds(0, 1, above=True))
-    qk_norm: bool | None = _flag(None, "norm each head's query and key, as in Qwen3")
-    activation: str | None = _flag(None, "of the feed-forward; swiglu has a gate", ACTIVATIONS)
-    tied: bool | None = _flag(None, "the output layer is the word embedding")
-    bias: bool | None = _flag(None, "linear layers have biases")
-    implementation: str = _flag("gpt", "whose model code: ours or Hugging Face's", ("gpt", "hf"))
+    norm: str | None = key(None, "the norm before each part of a block", NORMS)
+    norm_eps: float | None = key(None, "its epsilon", Bounds(0, 1, above=True))
+    qk_norm: bool | None = key(None, "norm each head's query and key, as in Qwen3")
+    activation: str | None = key(None, "of the feed-forward; swiglu has a gate", ACTIVATIONS)
+    tied: bool | None = key(None, "the output layer is the word embedding")
+    bias: bool | None = key(None, "linear layers have biases")
+    implementation: str = key("gpt", "whose model code: ours or Hugging Face's", ("gpt", "hf"))
     # the split
-    gpus: int = _flag(1, "ranks, one per GPU; the launcher's world size where there is one", _RANKS)
-    tp: int = _flag(1, AXES["tp"], _RANKS)
-    cp: int = _flag(1, f"{AXES['cp']}: ranks that share a sequence", _RANKS)
-    pp: int = _flag(1, AXES["pp"], _RANKS)
-    vpp: int = _flag(1, f"{AXES['vpp']}: above 1, interleaved 1F1B", Bounds(1, 10**4))
-    sequence_parallel: bool = _flag(False, "split norms and residuals over tp ranks")
-    zero_stage: int = _flag(
+    gpus: int = key(1, "ranks, one per GPU; the launcher's world size where there is one", _RANKS)
+    tp: int = key(1, AXES["tp"], _RANKS)
+    cp: int = key(1, f"{AXES['cp']}: ranks that share a sequence", _RANKS)
+    pp: int = key(1, AXES["pp"], _RANKS)
+    vpp: int = key(1, f"{AXES['vpp']}: above 1, interleaved 1F1B", Bounds(1, 10**4))
+    sequence_parallel: bool = key(False, "split norms and residuals over tp ranks")
+    zero_stage: int = key(
         0,
         "ZeRO stage; 1 is megatron's distributed optimizer; fsdp2 has 3, its default, which gathers"
         " a block's weights for forward and again for backward, and 2, which gathers them once a"
         " step",
         Bounds(0, 3),
     )
-    fsdp_shard: int | None = _flag(
+    fsdp_shard: int | None = key(
         None,
         "fsdp2's hybrid sharding: neighbouring dp ranks that share one copy of the state, of which"
         " there are dp / fsdp_shard (default: all of dp, one copy)",
         _RANKS,
     )
-    offload: str = _flag("none", "keep in host memory: optimizer state, or all", OFFLOAD)
-    recompute: str = _flag("none", "activations to drop and recompute", RECOMPUTE)
-    micro_batch: int = _flag(1, "sequences per micro-batch and dp rank", Bounds(1, 10**6))
-    global_batch: int | None = _flag(None, "sequences per optimizer step, all ranks", _SIZE)
-    grad_accum: int | None = _flag(None, "micro-batches per step; or give global_batch", _SIZE)
+    offload: str = key("none", "keep in host memory: optimizer state, or all", OFFLOAD)
+    recompute: str = key("none", "activations to drop and recompute", RECOMPUTE)
+    micro_batch: int = key(1, "sequences per micro-batch and dp rank", Bounds(1, 10**6))
+    global_batch: int | None = key(None, "sequences per optimizer step, all ranks", _SIZE)
+    grad_accum: int | None = key(None, "micro-batches per step; or give global_batch", _SIZE)
     # the training
-    seq_len: int | None = _flag(None, "tokens per sequence (the model's positions)", _SIZE)
-    steps: int = _flag(20, "optimizer steps, never micro-steps", _STEPS, alias="--max-train-steps")
-    epochs: int | None = _flag(None, "train so many whole passes' worth instead", Bounds(1, 10**6))
-    train_tokens: int | None = _flag(
-        None, "a budget of tokens instead, all ranks", Bounds(1, 10**18)
-    )
-    enforce_global_batch_size: bool = _flag(
+    seq_len: int | None = key(None, "tokens per sequence (the model's positions)", _SIZE)
+    steps: int = key(20, "optimizer steps, never micro-steps", _STEPS, alias="--max-train-steps")
+    epochs: int | None = key(None, "train so many whole passes' worth instead", Bounds(1, 10**6))
+    train_tokens: int | None = key(None, "a budget of tokens instead, all ranks", Bounds(1, 10**18))
+    enforce_global_batch_size: bool = key(
         False, "refuse a run whose batch is not the global_batch that was stated anywhere"
     )
-    precision: str = _flag(
+    precision: str = key(
         "fp32",
         "fp16 scales the loss dynamically; fp8: bf16, with the layers' GEMMs in fp8",
         PRECISIONS,
     )
-    fp8_recipe: str = _flag(
+    fp8_recipe: str = key(
         "delayed", "scale by the largest value seen before, or by the tensor's own", FP8_RECIPES
     )
-    lr: float = _flag(3e-4, "peak learning rate", Bounds(0, 100, above=True))
-    min_lr: float = _flag(3e-5, "learning rate at the end of the cosine", _RATE)
-    warmup_steps: int = _flag(0, "steps of linear warm-up to lr", _MAYBE_STEPS)
-    lr_schedule: str = _flag("cosine", "after the warm-up", ("cosine", "constant"))
-    weight_decay: float = _flag(0.1, "AdamW's, on matrices only: not on biases and norms", _RATE)
-    beta1: float = _flag(0.9, "AdamW's first-moment decay", Bounds(0, 1, below=True))
-    beta2: float = _flag(0.95, "AdamW's second-moment decay", Bounds(0, 1, below=True))
-    adam_eps: float = _flag(1e-8, "AdamW's epsilon", Bounds(0, 1))
-    clip_grad: float = _flag(
-        1.0, "largest gradient norm; 0 switches clipping off", Bounds(0, 10**9)
-    )
-    seed: int = _flag(1234, "of weights and data order", Bounds(0, 2**31 - 1))
+    lr: float = key(3e-4, "peak learning rate", Bounds(0, 100, above=True))
+    min_lr: float = key(3e-5, "learning rate at the end of the cosine", _RATE)
+    warmup_steps: int = key(0, "steps of linear warm-up to lr", _MAYBE_STEPS)
+    lr_schedule: str = key("cosine", "after the warm-up", ("cosine", "constant"))
+    weight_decay: float = key(0.1, "AdamW's, on matrices only: not on biases and norms", _RATE)
+    beta1: float = key(0.9, "AdamW's first-moment decay", Bounds(0, 1, below=True))
+    beta2: float = key(0.95, "AdamW's second-moment decay", Bounds(0, 1, below=True))
+    adam_eps: float = key(1e-8, "AdamW's epsilon", Bounds(0, 1))
+    clip_grad: float = key(1.0, "largest gradient norm; 0 switches clipping off", Bounds(0, 10**9))
+    seed: int = key(1234, "of weights and data order", Bounds(0, 2**31 - 1))
     # the data
-    data: str = _flag(
-        "data/stdlib", "folder of token files, a nanoGPT .bin or a megatron .bin/.idx"
-    )
-    reset_at_documents: bool = _flag(
+    data: str = key("data/stdlib", "folder of token files, a nanoGPT .bin or a megatron .bin/.idx")
+    reset_at_documents: bool = key(
         False, "start positions again at each document's end, and let no attention cross it"
     )
-    end_of_text: int | None = _flag(
+    end_of_text: int | None = key(
         None, "the token id that ends a document (default: the data's)", Bounds(0, 2**24)
     )
-    eval_interval: int = _flag(0, "steps between validations; 0: once, at the end", _MAYBE_STEPS)
-    eval_steps: int = _flag(
-        2, "global batches in a validation; 0: never validate", Bounds(0, 10**6)
-    )
+    eval_interval: int = key(0, "steps between validations; 0: once, at the end", _MAYBE_STEPS)
+    eval_steps: int = key(2, "global batches in a validation; 0: never validate", Bounds(0, 10**6))
     # checkpoints
-    save_interval: int = _flag(
+    save_interval: int = key(
         0,
         "steps between checkpoints, and one at the end and at a signal; 0: save nothing",
         _MAYBE_STEPS,
     )
-    save: str | None = _flag(None, "folder for them (default: <run folder>/checkpoints)")
-    load: str | None = _flag(
+    save: str | None = key(None, "folder for them (default: <run folder>/checkpoints)")
+    load: str | None = key(
         None,
         "go on from this checkpoint, or from a folder's newest; or start from weights alone",
     )
-    load_previous: bool = _flag(False, "where a checkpoint is damaged, take the one before")
-    resume: bool = _flag(True, "go on where a stopped attempt of this run left a checkpoint")
-    keep_last: int = _flag(2, "newest checkpoints to keep; 0: all", _MAYBE_STEPS)
-    keep_every: int = _flag(0, "keep those whose step this divides, too; 0: none", _MAYBE_STEPS)
-    export_weights: int = _flag(0, "steps between bf16 weights-only exports; 0: none", _MAYBE_STEPS)
-    async_save: bool = _flag(False, "train on while a copy of the state is being written")
-    save_grace_s: float = _flag(
+    load_previous: bool = key(False, "where a checkpoint is damaged, take the one before")
+    resume: bool = key(True, "go on where a stopped attempt of this run left a checkpoint")
+    keep_last: int = key(2, "newest checkpoints to keep; 0: all", _MAYBE_STEPS)
+    keep_every: int = key(0, "keep those whose step this divides, too; 0: none", _MAYBE_STEPS)
+    export_weights: int = key(0, "steps between bf16 weights-only exports; 0: none", _MAYBE_STEPS)
+    async_save: bool = key(False, "train on while a copy of the state is being written")
+    save_grace_s: float = key(
         25.0, "seconds from SIGTERM in which to save before giving up", _SECONDS
     )
     # the machine
-    device: str = _flag("auto", "auto is cuda where there is one", ("auto", "cpu", "cuda"))
-    kernels: str = _flag("auto", "auto: Transformer Engine, apex, PyTorch, in that order", KERNELS)
-    tf32: bool = _flag(
+    device: str = key("auto", "auto is cuda where there is one", ("auto", "cpu", "cuda"))
+    kernels: str = key("auto", "auto: Transformer Engine, apex, PyTorch, in that order", KERNELS)
+    tf32: bool = key(
         False, "GEMMs of fp32 numbers in TF32, on Ampere GPUs or later; parity of fp32 is then lost"
     )
-    deterministic: bool = _flag(
+    deterministic: bool = key(
         False, "only operations that give the same bits every time (slower); else refuse to train"
     )
-    gc_interval: int = _flag(
+    gc_interval: int = key(
         100,
         "steps between Python's garbage collections, so that all ranks collect in the same step;"
         " 0: when Python likes",
         _MAYBE_STEPS,
     )
-    compile: bool = _flag(
+    compile: bool = key(
         False, "torch.compile the model (ddp) or each block (fsdp2); on CPU it needs a C++ compiler"
     )
-    threads: int = _flag(1, "CPU threads per rank", Bounds(1, 1024))
-    deepspeed_config: str | None = _flag(None, "DeepSpeed JSON; other settings override")
-    profile_mode: str = _flag(
+    threads: int = key(1, "CPU threads per rank", Bounds(1, 1024))
+    deepspeed_config: str | None = key(None, "DeepSpeed JSON; other settings override")
+    profile_mode: str = key(
         "none", "nvtx: ranges for nsys; torch: ranges and a Chrome trace", PROFILE_MODES
     )
-    profile_steps: str = _flag("3-5", "the steps that torch's trace holds, FIRST-LAST or one")
-    profile_ranks: str = _flag("0", "the ranks that write one: all, or numbers with commas")
-    breakdown: bool = _flag(False, "where each rank's time goes, per iteration line (breakdown/)")
-    log_interval: int = _flag(1, "steps between iteration lines", _STEPS)
-    timeout_s: float = _flag(600.0, "seconds a collective may wait before the run fails", _SECONDS)
-    hang_s: float | None = _flag(
+    profile_steps: str = key("3-5", "the steps that torch's trace holds, FIRST-LAST or one")
+    profile_ranks: str = key("0", "the ranks that write one: all, or numbers with commas")
+    breakdown: bool = key(False, "where each rank's time goes, per iteration line (breakdown/)")
+    log_interval: int = key(1, "steps between iteration lines", _STEPS)
+    timeout_s: float = key(600.0, "seconds a collective may wait before the run fails", _SECONDS)
+    hang_s: float | None = key(
         None,
         "seconds without progress after which the run ends and names the rank that hangs"
         " (default: half of timeout_s)",
@@ -340,7 +319,8 @@ class RunSpec:
 
     def problems(self) -> list[str]:
         """Every reason this run cannot start, with the numbers."""
-        problems = [out_of_bounds(f.name, getattr(self, f.name)) for f in fields(self)]
+        values = {name: getattr(self, name) for name in BOUNDS}
+        problems = [BOUNDS[name].problem(name, v) for name, v in values.items() if v is not None]
         if problems := list(filter(None, problems)):
             return problems  # a model or a layout of such sizes is not looked at
         problems = self.layout.problems(self.model, self.seq_len)
@@ -494,21 +474,12 @@ def _profile_problems(spec: RunSpec) -> list[str]:
 
 COMMAND_LINE = "command line"  # the source of settings that flags gave: they are named as flags
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(RunSpec)}
-BOUNDS: dict[str, Bounds | None] = {f.name: f.metadata["bounds"] for f in fields(RunSpec)}
-
-
-def out_of_bounds(name: str, value: Any) -> str:
-    """What is wrong with a setting's number, with its bounds; empty where nothing is."""
-    bounds = BOUNDS[name]
-    return "" if bounds is None or value is None else bounds.problem(name, value)
-
-
-def _kind(setting: Field) -> type:
-    """The type of a setting's value; where it is `int | None`, int."""
-    return getattr(setting.type, "__args__", (setting.type,))[0]
-
-
-_KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+# The bounds of the settings that are numbers.
+BOUNDS: dict[str, Bounds] = {
+    f.name: f.metadata["allowed"]
+    for f in fields(RunSpec)
+    if isinstance(f.metadata["allowed"], Bounds)
+}
 
 
 def check_setting(name: str, value: Any, source: str) -> Any:
@@ -518,26 +489,12 @@ def check_setting(name: str, value: Any, source: str) -> Any:
         UsageError: no such setting, or not its type, one of its choices or within its bounds; it
             names the source.
     """
-    setting = RunSpec.__dataclass_fields__.get(name)
-    if setting is None:
+    field = RunSpec.__dataclass_fields__.get(name)
+    if field is None:
         known = ", ".join(RunSpec.__dataclass_fields__)
         raise UsageError(f"{source}: unknown setting {name!r}; known: {known}")
-    kind, choices = _kind(setting), setting.metadata["choices"]
-    said = f"{source}: {name}" if source != COMMAND_LINE else f"--{name.replace('_', '-')}"
-    if kind is float and type(value) is int:
-        value = float(value)
-    if value is None and setting.default is None:
-        return None
-    if type(value) is not kind:
-        raise UsageError(f"{said} must be {_KINDS[kind]}, not {value!r}")
-    if choices and value not in choices:
-        raise UsageError(f"{said} must be one of {', '.join(choices)}, not {value!r}")
-    if kind is str and "\0" in value:
-        raise UsageError(f"{said} cannot hold a zero byte: {value!r}")
-    bounds = setting.metadata["bounds"]
-    if problem := bounds and value is not None and bounds.problem(said, value):
-        raise UsageError(problem)
-    return value
+    is_flag = source == COMMAND_LINE
+    return checked(field, value, f"--{name.replace('_', '-')}" if is_flag else f"{source}: {name}")
 
 
 def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> RunSpec:
@@ -683,20 +640,21 @@ def add_flags(
         "device": "the machine",
     }
     group = parser
-    for setting in (RunSpec.__dataclass_fields__[name] for name in names):
-        if setting.name in groups:
-            group = parser.add_argument_group(groups[setting.name])
-        kind, choices = _kind(setting), setting.metadata["choices"]
-        help = setting.metadata["help"]
-        if setting.default is not None:
-            help += f" (default: {setting.default})"
-        names = ["--" + setting.name.replace("_", "-"), setting.metadata["alias"]]
+    for field in (RunSpec.__dataclass_fields__[name] for name in names):
+        if field.name in groups:
+            group = parser.add_argument_group(groups[field.name])
+        kind, allowed = kind_of(field), field.metadata["allowed"]
+        help = field.metadata["help"]
+        if field.default is not None:
+            help += f" (default: {field.default})"
         how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         if kind is not bool:
+            choices = allowed if isinstance(allowed, Words) else None
             metavar = None if choices else kind.__name__.upper()
             how = {"type": kind, "choices": choices, "metavar": metavar}
-        how |= {"dest": setting.name, "default": argparse.SUPPRESS, "help": help}
-        group.add_argument(*filter(None, names), **how)
+        how |= {"dest": field.name, "default": argparse.SUPPRESS, "help": help}
+        flags = ("--" + field.name.replace("_", "-"), field.metadata["alias"])
+        group.add_argument(*filter(None, flags), **how)
 
 
 def from_flags(arguments: argparse.Namespace) -> dict[str, Any]:
