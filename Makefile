@@ -13,7 +13,7 @@ LLAMA = ddp megatron-tp2
 PYTEST = $(PY) -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 PAGES = $(shell grep -rl --include=*.md '<!-- report:' README.md docs logs)
 
-.PHONY: help setup study render report test test-all check format clean
+.PHONY: help setup study measure render report picture test test-all check format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,8 @@ help:
 	@echo "make setup    only build .venv"
 	@echo "make check    check the format, the lint rules and that every table in Markdown is current"
 	@echo "make report   write the tables, pictures and offline pages again"
+	@echo "make measure  train the runs of logs/2-core-cpu again; from a clean tree, then make report picture"
+	@echo "make picture  take README's picture of the offline page; needs chromium"
 	@echo "make render   write slurm/<study>.slurm of every study again"
 	@echo "make format   let ruff format the code"
 	@echo "make clean    remove .venv (logs stay)"
@@ -42,6 +44,18 @@ study: setup
 	$(PY) -m parallel.sweep slurm/parity-llama.toml --only $(LLAMA)
 	$(PY) -m analysis.parity --check logs/parity logs/parity-llama
 
+# .gitignore says which files of a run are committed; of the last two studies, their tables are.
+measure: setup
+	@test -z "$$(git status --porcelain)" || { echo "the tree is not clean: commit first" >&2; exit 2; }
+	$(PY) -m parallel.data --if-missing
+	rm -rf logs/2-core-cpu/parity logs/2-core-cpu/2-core_bucket_ab
+	$(PY) -m parallel.sweep slurm/parity.toml --logs logs/2-core-cpu
+	$(PY) -m parallel.sweep slurm/2-core_bucket_ab.toml --logs logs/2-core-cpu
+	for model in llama qwen3; do \
+	  $(PY) -m parallel.sweep slurm/parity-$$model.toml && \
+	  $(PY) -m analysis.parity --format markdown logs/parity-$$model > logs/2-core-cpu/parity-$$model.md && \
+	  echo "- code: $$(git rev-parse --short HEAD)" >> logs/2-core-cpu/parity-$$model.md || exit 1; done
+
 render: setup
 	$(PY) -m slurm.render slurm/*.toml slurm/published/*.toml
 
@@ -49,6 +63,11 @@ report: setup
 	$(PY) -m analysis.report $(PAGES)
 	$(PY) -m analysis.plots --out logs/plots
 	$(PY) -m analysis.page logs/2-core-cpu/parity --out logs/2-core-cpu/parity.html
+
+picture: setup
+	chromium --headless --no-sandbox --hide-scrollbars --window-size=1280,860 --virtual-time-budget=5000 \
+	  --screenshot=logs/plots/page.png file://$(CURDIR)/logs/2-core-cpu/parity.html
+	$(PY) -c "from PIL import Image as I; p = 'logs/plots/page.png'; I.open(p).convert('RGB').quantize(64).save(p)"
 
 test: setup check
 	$(PYTEST) -m "not slow"

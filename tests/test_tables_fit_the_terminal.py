@@ -21,7 +21,7 @@ PARITY = "logs/2-core-cpu/parity"
 COMMANDS = (
     ("tflops", PARITY),
     ("tflops", PARITY, "--predict", "2-core-cpu"),
-    ("scaling", "logs/2-core-cpu/2-core-gpt2-124m-fp32-again"),
+    ("scaling", "logs/2-core-cpu/2-core_bucket_ab"),
     ("quality", PARITY),
     ("parity", PARITY),
     ("compare", "logs/2-core-cpu/2-core_bucket_ab"),

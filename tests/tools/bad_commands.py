@@ -104,7 +104,7 @@ def lay_desk(desk: Path) -> None:
     shutil.copy(runs[0] / "train.log", desk / "job.out")
     shutil.copy(ROOT / "slurm/2-core_breakdown.toml", desk / "study.toml")
     shutil.copy(ROOT / "logs/published/seed003_jeanzay_v100.csv", desk / "table.csv")
-    shutil.copy(ROOT / "logs/plots/tflops.png", desk / "picture.png")
+    shutil.copy(ROOT / "logs/plots/page.png", desk / "picture.png")
     (desk / "page.md").write_text(
         "# Page\n\n| GPUs | Size | GBS | Speed | TFLOPs |\n"
         "| --- | --- | --- | --- | --- |\n| 16 | 7.5B | 4 | 0.661s | 23.2 |\n"
