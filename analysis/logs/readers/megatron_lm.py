@@ -5,16 +5,24 @@ GPT-NeoX, Megatron-Bridge and our own engines.
      iteration=       4/  317892 | consumed_samples= 3072 | elapsed_time_per_iteration_ms=49871.4 |
      samples/sec: 206.693 | iteration        1/     512 | elapsed time per iteration (ms): 2477.1 |
 
-All have fields between bars (parsing/megatron_lines.py). Lines that were copied without their bars,
-or cut behind the time, are read one by one.
+All have fields between bars, in any order: one expression reads a line. A field counts when its bar
+is behind it, for a number without may be cut. Lines that were copied without bars are read as other
+formats' are.
 """
 
 import re
+from collections import defaultdict
 
 import numpy as np
 
-from analysis.logs.parsing import megatron_lines
-from analysis.logs.parsing.fields import WORD, labelled, number, ranks_of_rates, table
+from analysis.logs.parsing.fields import (
+    WORD,
+    is_nan,
+    labelled,
+    leading_number,
+    ranks_of_rates,
+    table,
+)
 from analysis.logs.parsing.line_format import Columns, LineFormat
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.setting_names import header_of
@@ -29,6 +37,27 @@ _TOOLS: tuple[tuple[str, tuple[bytes, ...], tuple[bytes, ...]], ...] = (
         (b"DeepSpeed info: version", b"DeepSpeedEngine", b"deepspeed.initialize"),
     ),
 )
+_LABELS = {
+    "step_s": rb"elapsed[ _-]time[ _-]per[ _-]iteration[ _]?\(?(?P<unit>m?s)\b[^|:=\r\n]*+[:=]",
+    "loss": rb"lm[ _-]loss[ ]?[ :=]",  # `lm loss 9.1` in 2020
+    "grad_norm": rb"grad[ _-]norm[^|:=\r\n]*+[:=]",
+    "tflops": rb"(?:throughput[ _]per[ _][gG]|(?:\[LM\])?TFLOPs|approx[ _]flops)[^|:=\r\n]*+[:=]",
+    "samples_per_s": rb"samples[ _]per[ _]second[^|:=\r\n]*+[:=]",
+    "tokens_per_s_per_gpu": rb"tokens(?:[ _]per[ _]gpu|-per-second-per-gpu)[^|:=\r\n]*+[:=]",
+    "skipped": rb"number[ _]of[ _]skipped[^|:=\r\n]*+[:=]",
+    "nan": rb"number[ _]of[ _]nan[^|:=\r\n]*+[:=]",
+    "global_batch": rb"global[ _]batch[^|:=\r\n]*+[:=]",
+    "seq_len": rb"actual[ _]seqlen[^|:=\r\n]*+[:=]",
+}
+_FIELDS = [b"%b(?P<%b>[^|\r\n]*+)" % (label, name.encode()) for name, label in _LABELS.items()]
+_OTHER = rb"[^|/\r\n]*+(?:/(?![ ]*\d+[ ]*\|)[^|/\r\n]*+)*+"  # not the next line's `iteration 2/9 |`
+_LINE = (
+    rb"iteration[ :=]{1,16}+(?P<iteration>\d{1,12})[ \t]{0,16}+/[ \t]{0,16}+(?P<planned>\d{1,12})"
+    rb"[ \t]{0,16}+\|(?:(?:[ ]?(?:" + b"|".join(_FIELDS) + rb")|" + _OTHER + rb")\|)++"
+)
+_MEGATRON = re.compile(_LINE)
+_NEOX = re.compile(rb"(?:samples/sec: {1,3}(?P<samples>[\d.]{1,20}) ?\| {0,4})?" + _LINE)
+_COLOUR = re.compile(rb"\x1b\[[0-9;]{0,24}m")
 _PLAIN = re.compile(
     WORD + rb"iteration[ :=]{1,16}(?P<iteration>\d{1,12}) {0,8}/ {0,8}(?P<planned>\d{1,12})(?!\d)"
     rb"(?=[^\r\n]{1,300}?elapsed[ _]time[ _]per[ _]iteration[ _]\(?m?s)"
@@ -41,17 +70,6 @@ _PLAIN_FIELDS = {
     "skipped": labelled(rb"number[ _]of[ _]skipped[ _]iterations"),
     "global_batch": labelled(rb"global[ _]batch[ _]size"),
 }
-# A line that an excerpt broke in two, of which the first part alone has no time; its number has its
-# bar behind it, or its decimal: one that was cut is not read.
-_BEGINS = re.compile(rb"iteration[ :=]{1,16}\d{1,12}[ \t]{0,16}/")
-_BROKEN = re.compile(rb"[ \t]{0,80}[\r\n]{1,2}[ \t>]{0,80}")
-_WHOLE = re.compile(
-    rb"iteration[ :=]{1,16}(\d{1,12}) {0,16}/ {0,16}(\d{1,12}) {0,16}\|"
-    rb"(?:[^|`]{1,80}\|){0,4}? {0,8}elapsed[ _]time[ _]per[ _]iteration[ _]"
-    rb"(?:(\(ms\)|ms)|\(s\)|s) ?[:=] {0,8}"
-    rb"(\d{1,12}\.\d{1,6}(?=[^\d.])|\d{1,12}(?= {0,8}\|))"
-)
-_FEW, _SPLIT = 1000, 2000  # lines; bytes of one
 _PEAK = re.compile(
     rb"\(after \d{1,9} iterations\) memory \(MB\) [^\r\n]{1,80}max allocated: ([\d.]{1,16})"
 )
@@ -59,14 +77,58 @@ _SOON = 1 << 20  # bytes behind the first iteration, in which it prints its memo
 _DONE = (b"[after training is done]", b"[exiting program at iteration", b"training finished")
 
 
+def scan(log: Log) -> tuple[Columns, np.ndarray]:
+    """The columns of all iteration lines in file order, NaN where a line lacks one, and where the
+    lines are. step_s in seconds; nan_loss is 1 where NaN was printed as the loss, average 1 where
+    `current/average` was printed as the time.
+    """
+    parts: dict[str, list[np.ndarray]] = defaultdict(list)
+    for at, block in log.blocks():
+        if b"elapsed" not in block:
+            continue
+        if b"\x1b" in block:  # spaces where colours are, so that every byte stays where it is
+            block = _COLOUR.sub(lambda match: b" " * len(match[0]), block)
+        pattern = _NEOX if b"samples/sec: " in block else _MEGATRON
+        matches = [match for match in pattern.finditer(block) if match["step_s"]]
+        if not matches:
+            continue
+        texts = zip(*(match.groups(b"") for match in matches), strict=True)
+        texts = dict(
+            zip(sorted(pattern.groupindex, key=pattern.groupindex.get), texts, strict=True)
+        )
+        units = texts.pop("unit")
+        columns = {name: _numbers(values) for name, values in texts.items()}
+        columns["step_s"] = columns["step_s"] / np.where(np.array(units) == b"ms", 1000, 1)
+        if "samples" in columns:
+            columns["samples_per_s"] = columns.pop("samples")
+        columns["nan_loss"] = np.zeros(len(matches))
+        if np.isnan(columns["loss"]).any():
+            columns["nan_loss"] = np.array(list(map(is_nan, texts["loss"])), float)
+        columns["average"] = np.array([b"/" in text for text in texts["step_s"]], float)
+        columns["place"] = np.array([at + match.start() for match in matches])
+        timed = np.isfinite(columns["step_s"]) | np.isinf(columns["step_s"])
+        for name, values in columns.items():
+            parts[name].append(values[timed])
+    columns = {name: np.concatenate(values) for name, values in parts.items()}
+    return columns, columns.pop("place", np.empty(0, np.int64))
+
+
+def _numbers(texts: tuple[bytes, ...]) -> np.ndarray:
+    """A column's numbers; most columns of a block hold one value."""
+    distinct = texts[:1] if texts.count(texts[0]) == len(texts) else texts
+    try:
+        numbers = np.array(list(map(float, distinct)))
+    except ValueError:  # one is missing, `current/average` or `13.3TFLOPS`
+        numbers = np.array([leading_number(text)[0] for text in distinct])
+    return np.broadcast_to(numbers, len(texts))
+
+
 def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
-    columns, offsets, pairs, missed = megatron_lines.scan(log)
+    columns, offsets = scan(log)
     if not len(offsets):
         columns, offsets = table(log, _PLAIN, _PLAIN_FIELDS)
-    elif 0 < len(missed) <= _FEW:
-        columns, offsets = _with_split(log, record, columns, offsets, missed)
-    if pairs:
-        record.notes.append(f"{pairs} values print current/average: the current one is used")
+    if averages := int(columns.pop("average", np.zeros(0)).sum()):
+        record.notes.append(f"{averages} values print current/average: the current one is used")
     if len(nan := columns.get("nan", ())):
         record.nan_iterations = int(nan[np.isfinite(nan)].sum())
     batch = columns["global_batch"][np.isfinite(columns["global_batch"])]
@@ -84,36 +146,6 @@ def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
         record.uncounted.append("layers that drop tokens (random-LTD)")
     record.format = record.engine = _tool(header, line)
     return columns, offsets
-
-
-def _with_split(
-    log: Log, record: Record, columns: Columns, offsets: np.ndarray, missed: list[int]
-) -> tuple[Columns, np.ndarray]:
-    """The columns with the lines that an excerpt broke in two, or cut right behind their time."""
-    rows = {}
-    for at in missed:
-        text = log.slice(at, at + _SPLIT)
-        if following := _BEGINS.search(text, 1):
-            text = text[: following.start()]
-        text = b" ".join(_BROKEN.split(text.split(b"```")[0]))
-        if match := _WHOLE.match(text):
-            row = {"iteration": float(match[1]), "planned": float(match[2])}
-            row["step_s"] = float(match[4]) / (1000 if match[3] else 1)
-            for name in ("loss", "grad_norm", "global_batch"):
-                if found := _PLAIN_FIELDS[name].search(text):
-                    row[name] = number(found[1])
-            rows[at] = row
-    if lost := len(missed) - len(rows):
-        record.notes.append(f"{lost} iteration lines hold no whole time: left out")
-    if not rows:
-        return columns, offsets
-    record.notes.append(f"{len(rows)} lines are split or cut behind their time: read all the same")
-    places = np.concatenate([offsets, np.array(list(rows), np.int64)])
-    order = np.argsort(places, kind="stable")
-    for name, values in columns.items():
-        more = [row.get(name, 0.0 if name == "nan_loss" else np.nan) for row in rows.values()]
-        columns[name] = np.concatenate([values, more])[order]
-    return columns, places[order]
 
 
 def _tool(header: bytes, line: bytes = b"") -> str:
