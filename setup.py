@@ -13,7 +13,7 @@ CURVES = {
 
 setup(
     name="gpt-scaling-study",
-    version="0.1.0",
+    version="0.2.0",
     description="GPT training in 3D parallelism, measured: studies in, tables you can defend out",
     license="Apache-2.0",
     python_requires=">=3.11",
