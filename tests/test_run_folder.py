@@ -253,7 +253,11 @@ def test_a_run_whose_folder_was_deleted_is_not_complete(gone, end, tmp_path):
         (tmp_path / "run" / "checkpoints").mkdir(parents=True)  # a save makes it again
     else:
         (tmp_path / "run" / gone).unlink()
-    arguments = {"complete": ({}, "marker"), "interrupt": ("SIGTERM",), "update": (FACTS,)}
+    arguments = {
+        "complete": ({}, "marker"),
+        "interrupt": (Kind.SIGNAL, "SIGTERM"),
+        "update": (FACTS,),
+    }
     with pytest.raises(UsageError, match=r"(train.log|steps.csv) was deleted while the run wrote"):
         getattr(folder, end)(*arguments.get(end, ()))
     assert not (tmp_path / "run" / "RUN_COMPLETE.txt").exists()
@@ -276,8 +280,8 @@ def test_a_failure_is_written_where_a_full_disk_has_no_room_for_a_new_file(tmp_p
 
 def test_only_a_change_of_what_trains_makes_the_commit_dirty(tmp_path):
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
-    put(tmp_path, "models/gpt.py", "parallel/train.py", "setup.py", "constraints.txt")
-    put(tmp_path, "slurm/clusters.toml", "logs/plots/a.png")
+    put(tmp_path, "base/files.py", "models/gpt.py", "parallel/train.py", "setup.py")
+    put(tmp_path, "constraints.txt", "slurm/clusters.toml", "logs/plots/a.png")
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
         subprocess.run([*git, *command], check=True)
     put(tmp_path, "slurm/clusters.toml", "logs/plots/a.png", "models/new.txt", text="changed")
@@ -408,7 +412,7 @@ def change(path, keys, value):
         (["spec", "seq_len"], True, "spec.seq_len cannot be True"),
         (["layout", "dp"], 10**30, r"layout.dp cannot be 1000"),
         (["layout", "dp"], -1, "layout.dp cannot be -1"),
-        (["layout", "dp"], 2, "world_size 1 in layout is not dp 2 x tp 1 x pp 1"),
+        (["layout", "dp"], 2, "world_size 1 in layout is not tp 1 x dp 2 x pp 1"),
         (["layout", "micro_batch"], 7, "micro_batch 1 in spec, 7 in layout"),
         (["host", "cores"], float("nan"), "host.cores cannot be nan"),
         (["git", "commit"], {"a": 1}, "git.commit cannot be"),
@@ -539,4 +543,4 @@ def test_a_damaged_file_is_named_once(tmp_path):
     (run / "status.json").write_text("[]")
     with pytest.raises(Refusal) as refused:
         read(run)
-    assert str(refused.value).startswith(f"{run / 'status.json'} is damaged")
+    assert str(refused.value).startswith(f"{run}: status.json is damaged")
