@@ -59,18 +59,22 @@ _KINDS = {
     bool: "true or false",
     tuple: "a list of texts, in [ ]",
     dict: "a table",
+    list: "a list of tables, as [[ ]] writes one",
 }
 _GIVEN_AS = {float: (int, float), tuple: (list,)}  # what TOML and JSON hold for a type
 
 
 def key(
-    default: Any, help: str, allowed: Bounds | Text | tuple[str, ...] = (), alias: str | None = None
+    default: Any,
+    help: str = "",
+    allowed: Bounds | Text | tuple[str, ...] = (),
+    alias: str | None = None,
 ) -> Any:
     """A dataclass's field that a user sets; `alias` is another name of its flag."""
     allowed = (Words(allowed) if allowed else None) if type(allowed) is tuple else allowed
     meta = {"help": help, "allowed": allowed, "alias": alias}
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata=meta)
+    if isinstance(default, dict | list):
+        return field(default_factory=type(default), metadata=meta)
     return field(default=default, metadata=meta)
 
 
@@ -95,11 +99,15 @@ def checked(setting: Field, value: Any, name: str) -> Any:
         return kind(**values_of(kind, value, name))
     if type(value) not in _GIVEN_AS.get(kind, (kind,)):
         raise UsageError(f"{name} must be {_KINDS[kind]}, not {shown(value)}")
-    parts = list(value) if isinstance(value, list | dict) else [value]
-    texts = [*parts, *value.values()] if kind is dict else parts if kind in (str, tuple) else []
+    parts = list(value) if kind in (tuple, list, dict) else [value]
+    texts = parts if kind in (str, tuple) else []
+    if kind is dict and get_args(setting.type):  # dict alone holds anything
+        texts = [*parts, *value.values()]
     for text in texts:
         if type(text) is not str or "\0" in text:
             raise UsageError(f"{name}: {shown(text)} must be text without a zero byte")
+    if kind is list and (wrong := [part for part in parts if type(part) is not dict]):
+        raise UsageError(f"{name} must be {_KINDS[list]}: {shown(wrong[0])} is no table")
     for part in parts:
         if problem := allowed and allowed.problem(name, part):
             raise UsageError(problem)

@@ -280,7 +280,7 @@ def test_a_study_is_its_defaults_and_its_runs(tmp_path):
     [
         ("question = ", "is not TOML"),
         ('question = "?"', "has no [[run]] table"),
-        ("[[run]]\ngpus = 1", "asks no question"),
+        ("[[run]]\ngpus = 1", "missing question"),
         ('question = "?"\ncolour = 1\n[[run]]\n', "unknown colour"),
         ('question = "?"\n[[run]]\n[[run]]\n', "[[run]] 2: a second run called ddp"),
         ('question = "?"\n[[run]]\ntp = 2\ngpus = 2\n', "[[run]] 1: engine ddp has no tp"),

@@ -36,14 +36,14 @@ Besides the settings, a point may have `nodes` (in place of gpus) and `label` (a
 import itertools
 import math
 import os
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from base.bounds import Bounds, Text, checked, key, values_of
 from base.errors import UsageError
-from base.files import check_keys, read_toml
+from base.files import read_toml
 from models.config import preset
 from parallel.config import clusters
 from parallel.config.clusters import Cluster
@@ -51,11 +51,60 @@ from parallel.config.run_names import IN_NAME, run_name
 from parallel.config.settings import COMMAND_LINE, RunSpec, check_setting, merge, resolve
 
 Layers = list[tuple[str, dict[str, Any]]]  # (source, settings), for resolve()
-STUDY_KEYS = ("question", "baseline", "cluster", "slurm", "defaults", "run", "sweep")
-SWEEP_KEYS = ("repeats", "defaults", "product", "zip", "exclude", "include", "slurm")
 MOST_RUNS = 10_000  # of a study, points that are left out and repeats included
-BESIDE = ("nodes", "label", "slurm")  # what a point may hold that is no setting of a run
-LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+
+@dataclass(frozen=True)
+class _File:
+    """A study file's keys, as the docstring above describes them."""
+
+    question: str = key(MISSING)
+    baseline: str | None = key(None)
+    cluster: str | None = key(None)
+    slurm: dict = key({})
+    defaults: dict = key({})
+    run: list = key([])
+    sweep: list = key([])
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """A [[sweep]] table's keys."""
+
+    repeats: int = key(1, allowed=Bounds(1, 10**12))
+    defaults: dict = key({})
+    product: dict = key({})
+    zip: dict = key({})
+    exclude: list = key([])
+    include: list | None = key(None)
+    slurm: dict = key({})
+
+    @property
+    def included(self) -> list[dict[str, Any]]:
+        """The further points; without axes and `include`, the defaults are a point."""
+        if self.include is None:
+            return [] if self.product or self.zip else [{}]
+        return self.include
+
+    @property
+    def size(self) -> int:
+        """How many runs it asks for, excluded ones included."""
+        points = math.prod(map(len, self.product.values()))
+        points *= max(map(len, self.zip.values()), default=1)
+        axes = self.product or self.zip
+        return ((points if axes else 0) + len(self.included)) * self.repeats
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """What a point may hold that is no setting of a run."""
+
+    nodes: int | None = key(None, allowed=Bounds(1, 10**6))
+    label: str = key("", allowed=Text(r"[A-Za-z0-9][A-Za-z0-9._+-]*", "a word for a name"))
+    slurm: dict = key({})
+
+
+_BESIDE = {f.name: f for f in fields(_Beside)}
 
 
 @dataclass(frozen=True)
@@ -134,12 +183,18 @@ def load_study(path: Path | str, cluster: str | None = None, strict: bool = Fals
             folder, a baseline that is no run, or a run that cannot start.
     """
     path = Path(path)
-    table = read_toml(path, "study")
-    _check_table(path, table)
-    chosen = cluster or table.get("cluster")
+    file = _read(path)
+    sweeps = {
+        f"{path} [[sweep]] {number}": _sweep(table, f"{path} [[sweep]] {number}")
+        for number, table in enumerate(file.sweep, start=1)
+    }
+    total = len(file.run) + sum(sweep.size for sweep in sweeps.values())
+    if total > MOST_RUNS:
+        raise UsageError(f"study {path} asks for {total} runs: at most {MOST_RUNS} are made")
+    chosen = cluster or file.cluster
     where = clusters.cluster(chosen) if chosen else None
-    points = _read_runs(path, table, where)
-    of_sweeps, left_out = _read_sweeps(path, table, where)
+    points = _read_runs(path, file, where)
+    of_sweeps, left_out = _read_sweeps(path, file, sweeps, where)
     points += of_sweeps
     left_out += [(p.what, p.why) for p in points if p.why and p.repeat <= 1]
     # A B A B: sorting is stable, so each round keeps the file's order.
@@ -150,13 +205,13 @@ def load_study(path: Path | str, cluster: str | None = None, strict: bool = Fals
     if not named:
         raise UsageError(f"study {path}: no run is left: every point is excluded")
     _check_save_folders(path, {name: point.spec for name, point in named.items()})
-    baseline, assumed = _baseline(path, table, names, repeat_of, where)
+    baseline, assumed = _baseline(path, file, names, repeat_of, where)
     if chosen and (note := clusters.replaced(chosen)):
         assumed.insert(0, note)
     return Study(
         path.stem,
         path,
-        table["question"],
+        file.question,
         baseline,
         settings={name: point.layers for name, point in named.items()},
         specs={name: point.spec for name, point in named.items()},
@@ -168,32 +223,22 @@ def load_study(path: Path | str, cluster: str | None = None, strict: bool = Fals
     )
 
 
-def _check_table(path: Path, table: dict[str, Any]) -> None:
-    """Refuse a study whose parts are not what their names say.
+def _read(path: Path) -> _File:
+    """The tables of a study file.
 
     Raises:
-        UsageError: it names the file and the part.
+        UsageError: they are not what their names say; or no folder can have the file's name.
     """
+    table = read_toml(path, "study")
     if path.stem.startswith(".") or not path.suffix:
         raise UsageError(
             f"study {path}: its scripts and logs go to a folder called {path.stem!r}: call the file"
             " NAME.toml, with a NAME that does not begin with a dot"
         )
-    check_keys(table, STUDY_KEYS, f"study {path}")
-    for kind in ("run", "sweep"):
-        if not isinstance(table.get(kind, []), list):
-            raise UsageError(f"study {path}: write [[{kind}]], not [{kind}]")
-    if not table.get("run") and not table.get("sweep"):
+    file = _File(**values_of(_File, table, f"study {path}"))
+    if not file.run and not file.sweep:
         raise UsageError(f"study {path} has no [[run]] table and no [[sweep]]")
-    if not isinstance(table.get("question"), str):
-        raise UsageError(f"study {path} asks no question (question = ...)")
-    for kind in ("slurm", "defaults"):
-        if not isinstance(table.get(kind, {}), dict):
-            raise UsageError(f"study {path}: {kind} is no table")
-    for kind in ("baseline", "cluster"):
-        if not isinstance(table.get(kind, ""), str):
-            raise UsageError(f"study {path}: {kind} must be a name, not {table[kind]!r}")
-    _check_size(path, table)
+    return file
 
 
 def _check_save_folders(path: Path, specs: dict[str, RunSpec]) -> None:
@@ -212,7 +257,7 @@ def _check_save_folders(path: Path, specs: dict[str, RunSpec]) -> None:
 
 def _baseline(
     path: Path,
-    table: dict[str, Any],
+    file: _File,
     names: dict[str, _Point],
     repeat_of: dict[str, tuple[str, int]],
     where: Cluster | None,
@@ -223,10 +268,10 @@ def _baseline(
         UsageError: it is no run, or it cannot run on this cluster.
     """
     named = [name for name, point in names.items() if not point.why]
-    baseline = table.get("baseline", named[0])
+    baseline = file.baseline or named[0]
     assumed = []
     configurations = {repeat_of.get(name, (name, 0))[0] for name in named}
-    if "baseline" not in table and len(configurations) > 1:
+    if file.baseline is None and len(configurations) > 1:
         assumed.append(f"no baseline is named: it is {baseline}, the first run")
     if baseline not in names and repeat_of.get(f"{baseline}-r1") == (baseline, 1):
         baseline = f"{baseline}-r1"
@@ -240,25 +285,6 @@ def _baseline(
             f"study {path}: baseline {baseline!r} is no run; it has: {', '.join(named)}"
         )
     return baseline, assumed
-
-
-def _check_size(path: Path, table: dict[str, Any]) -> None:
-    """Refuse a study that asks for too many runs, before any of them is made.
-
-    Raises:
-        UsageError: with how many; or a part of a sweep that is not what its name says.
-    """
-    total = len(table.get("run", []))
-    for number, sweep in enumerate(table.get("sweep", []), start=1):
-        source = f"{path} [[sweep]] {number}"
-        _check_sweep(sweep, source)
-        axes = sweep.get("product", {}) | sweep.get("zip", {})
-        points = math.prod(len(values) for values in sweep.get("product", {}).values())
-        points *= max((len(values) for values in sweep.get("zip", {}).values()), default=1)
-        include = len(sweep.get("include", [] if axes else [{}]))
-        total += ((points if axes else 0) + include) * sweep.get("repeats", 1)
-    if total > MOST_RUNS:
-        raise UsageError(f"study {path} asks for {total} runs: at most {MOST_RUNS} are made")
 
 
 def _cannot_run(
@@ -278,17 +304,19 @@ def _cannot_run(
     return f"study {path}: none of its {len(left_out)} points can run{on}: {what}: {why}{more}"
 
 
-def _read_runs(path: Path, table: dict, where: Cluster | None) -> list[_Point]:
+def _read_runs(path: Path, file: _File, where: Cluster | None) -> list[_Point]:
     """The points of the [[run]] tables.
 
     Raises:
         UsageError: one is wrong, or cannot run.
     """
-    defaults, points = (f"{path} [defaults]", table.get("defaults", {})), []
-    for number, run in enumerate(table.get("run", []), start=1):
+    defaults, points = (f"{path} [defaults]", file.defaults), []
+    for number, run in enumerate(file.run, start=1):
         source = f"{path} [[run]] {number}"
         try:
-            point = _point([defaults, (source, run)], table.get("slurm", {}), where, source)
+            layers = [defaults, (source, run)]
+            check_settings(layers)
+            point = _point(layers, file.slurm, where, source)
             if point.why:
                 raise UsageError(point.why)
         except UsageError as error:
@@ -299,23 +327,19 @@ def _read_runs(path: Path, table: dict, where: Cluster | None) -> list[_Point]:
 
 
 def _read_sweeps(
-    path: Path, table: dict, where: Cluster | None
+    path: Path, file: _File, sweeps: dict[str, _Sweep], where: Cluster | None
 ) -> tuple[list[_Point], list[tuple[str, str]]]:
     """The points of the [[sweep]] tables, and (point, reason) of those that can run nowhere."""
-    defaults = (f"{path} [defaults]", table.get("defaults", {}))
+    defaults = (f"{path} [defaults]", file.defaults)
     points: list[_Point] = []
     impossible: list[tuple[str, str]] = []
-    for number, sweep in enumerate(table.get("sweep", []), start=1):
-        source = f"{path} [[sweep]] {number}"
-        slurm = table.get("slurm", {}) | sweep.get("slurm", {})
-        repeats = sweep.get("repeats", 1)
-        branch = (f"{source} defaults", sweep.get("defaults", {}))
-        for given in _points(sweep, source):
-            layers = [defaults, branch, (source, given)]
-            for origin, settings in layers:
-                check_settings(settings, origin)
-            settings = ", ".join(f"{k} {v}" for k, v in given.items()) or "the only point"
-            what = f"{source.removeprefix(f'{path} ')}: {settings}"
+    for source, sweep in sweeps.items():
+        slurm, repeats = file.slurm | sweep.slurm, sweep.repeats
+        branch = (f"{source} defaults", sweep.defaults)
+        for settings in _points(sweep, source):
+            layers = [defaults, branch, (source, settings)]
+            check_settings(layers)
+            what = f"{source.removeprefix(f'{path} ')}: {_words(settings) or 'the only point'}"
             try:
                 point = _point(layers, slurm, where, source, what)
             except UsageError as error:
@@ -334,20 +358,12 @@ def _unread(error: UsageError) -> bool:
     return isinstance(error.__cause__, OSError)
 
 
-def _check_sweep(sweep: Any, source: str) -> None:
+def _sweep(table: dict[str, Any], source: str) -> _Sweep:
     """Raises: UsageError: a part of a sweep that is not what its name says."""
-    if not isinstance(sweep, dict):
-        raise UsageError(f"{source} is no table")
-    check_keys(sweep, SWEEP_KEYS, source)
-    repeats = sweep.get("repeats", 1)
-    if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats < 1:
-        raise UsageError(f"{source}: repeats must be a whole number above 0, not {repeats!r}")
-    for kind in ("defaults", "slurm", "product", "zip"):
-        if not isinstance(sweep.get(kind, {}), dict):
-            raise UsageError(f"{source}: {kind} is no table")
-    product, zipped = sweep.get("product", {}), sweep.get("zip", {})
-    for kind in ("product", "zip"):
-        for name, values in sweep.get(kind, {}).items():
+    sweep = _Sweep(**values_of(_Sweep, table, source))
+    product, zipped = sweep.product, sweep.zip
+    for kind, lists in (("product", product), ("zip", zipped)):
+        for name, values in lists.items():
             if not isinstance(values, list) or not values:
                 raise UsageError(f"{source}: {kind} {name} must be a list of values")
     if both := set(product) & set(zipped):
@@ -355,36 +371,34 @@ def _check_sweep(sweep: Any, source: str) -> None:
     lengths = {name: len(values) for name, values in zipped.items()}
     if len(set(lengths.values())) > 1:
         raise UsageError(f"{source}: zip's lists differ in length: {lengths}")
-    for kind in ("exclude", "include"):
-        given = sweep.get(kind, [])
-        if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
-            raise UsageError(f"{source}: {kind} must be a list of tables")
-    axes = set(product) | set(zipped)
-    for exclude in sweep.get("exclude", []):
-        if unknown := set(exclude) - axes:
+    for exclude in sweep.exclude:
+        if unknown := set(exclude) - set(product) - set(zipped):
             raise UsageError(f"{source}: exclude names {', '.join(sorted(unknown))}, no axis here")
+    return sweep
 
 
-def _points(sweep: dict[str, Any], source: str) -> Iterator[dict[str, Any]]:
+def _points(sweep: _Sweep, source: str) -> Iterator[dict[str, Any]]:
     """The settings of each point of a sweep, in the order the file gives.
 
     Raises:
         UsageError: an exclude that matches none of them.
     """
-    product, zipped = sweep.get("product", {}), sweep.get("zip", {})
-    axes, unmatched = bool(product or zipped), list(sweep.get("exclude", []))
+    product, zipped, unmatched = sweep.product, sweep.zip, list(sweep.exclude)
     rows = [dict(zip(zipped, row, strict=True)) for row in zip(*zipped.values(), strict=True)]
-    for values in itertools.product(*product.values()) if axes else ():
+    for values in itertools.product(*product.values()) if product or zipped else ():
         for row in rows or [{}]:
             point = dict(zip(product, values, strict=True)) | row
-            matching = [e for e in sweep.get("exclude", []) if _matches(point, e)]
+            matching = [e for e in sweep.exclude if _matches(point, e)]
             unmatched = [exclude for exclude in unmatched if exclude not in matching]
             if not matching:
                 yield point
     if unmatched:
-        shown = "; ".join(", ".join(f"{k} {v}" for k, v in one.items()) for one in unmatched)
-        raise UsageError(f"{source}: exclude matches no point: {shown}")
-    yield from sweep.get("include", [] if axes else [{}])
+        raise UsageError(f"{source}: exclude matches no point: {'; '.join(map(_words, unmatched))}")
+    yield from sweep.included
+
+
+def _words(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def _matches(point: dict[str, Any], pattern: dict[str, Any]) -> bool:
@@ -394,23 +408,20 @@ def _matches(point: dict[str, Any], pattern: dict[str, Any]) -> bool:
     )
 
 
-def check_settings(settings: Any, source: str) -> None:
+def check_settings(layers: Layers) -> None:
     """Refuse what is wrong wherever it stands: an unknown setting, a wrong type, an unknown name.
 
     Raises:
         UsageError: so that a typo is never taken for a point that cannot run.
     """
-    if not isinstance(settings, dict):
-        raise UsageError(f"{source} is no table")
-    for name, value in settings.items():
-        if name == "nodes" and (isinstance(value, bool) or not isinstance(value, int)):
-            raise UsageError(f"{source}: nodes must be an int, not {value!r}")
-        if name == "label" and not (isinstance(value, str) and LABEL.fullmatch(value)):
-            raise UsageError(f"{source}: label {value!r} is no word for a name")
-        if name not in BESIDE:
-            check_setting(name, value, source)
-        if name == "preset":
-            preset(value)
+    for source, settings in layers:
+        for name, value in settings.items():
+            if name in _BESIDE:
+                checked(_BESIDE[name], value, f"{source}: {name}")
+            else:
+                check_setting(name, value, source)
+            if name == "preset":
+                preset(value)
 
 
 def _point(
@@ -423,12 +434,9 @@ def _point(
     """
     label, nodes, plain = "", None, []
     for origin, settings in layers:
-        check_settings(settings, origin)
         label = settings.get("label", label)
-        if not isinstance(settings.get("slurm", {}), dict):
-            raise UsageError(f"{origin}: slurm is no table")
         slurm = slurm | settings.get("slurm", {})
-        kept = {name: value for name, value in settings.items() if name not in BESIDE}
+        kept = {name: value for name, value in settings.items() if name not in _BESIDE}
         if "gpus" in settings:
             nodes = None
         if "nodes" in settings:
