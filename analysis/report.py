@@ -8,7 +8,6 @@ them is written by this command and by nobody else. NAME is one of
     tflops PATH [--convention C] [--baseline NAME] [--predict CLUSTER] [--columns A,B,C]
                                                       the scaling table of runs
     plan ARGUMENTS                                    what analysis.plan prints
-    validation [choice|rows|memory]                   held-out errors on the published tables here
     parity PATH                                       their parity table
     saves PATH...                                     what runs' checkpoints cost
     compare PATH...                                   a study's configurations and its baseline
@@ -21,7 +20,7 @@ them is written by this command and by nobody else. NAME is one of
     file PATH                                         a Markdown table that a benchmark wrote
     jeanzay FIRST-LAST                                published rows of these lines, recomputed
     real-logs                                         published logs, read
-    repeats | checkpoints | big-purple | t4 | bucket-ab | epochs | phases | sc21-days | sc21-weak
+    repeats | checkpoints | big-purple | t4 | bucket-ab | epochs | phases | sc21-days
 
 Paths are relative to the repository. `--check` writes nothing, prints the first lines that differ
 and exits 1 when a file is stale.
@@ -94,20 +93,6 @@ def _plan(arguments: list[str]) -> str:
     return plan.answer(parser.parse_args(arguments)).render("markdown")
 
 
-def _validation(arguments: list[str]) -> str:
-    from analysis.planner import scores
-
-    tables = {
-        "": scores.by_split,
-        "choice": scores.choices,
-        "rows": scores.by_count,
-        "memory": scores.by_memory,
-    }
-    if (what := " ".join(arguments)) not in tables:
-        raise UsageError(f"validation takes nothing, choice, rows or memory, not {what!r}")
-    return _markdown([tables[what]()])
-
-
 def _breakdown_tables(arguments: list[str]) -> list[Table]:
     from analysis.measured.rank_times import report
 
@@ -166,7 +151,6 @@ REPORTS: dict[str, Callable[[list[str]], str]] = {
     "tflops": _measured("run_table", "--convention", "--baseline", "--predict", "--columns"),
     "parity": _measured("loss_parity"),
     "plan": _plan,
-    "validation": _validation,
     "saves": _measured("checkpoint_costs"),
     "compare": _measured("comparisons"),
     "breakdown": lambda arguments: _markdown(_breakdown_tables(arguments)),
@@ -185,7 +169,6 @@ REPORTS: dict[str, Callable[[list[str]], str]] = {
     "epochs": _published("epoch_speedups"),
     "phases": _published("epoch_phases"),
     "sc21-days": _published("sc21_days"),
-    "sc21-weak": _published("sc21_weak"),
 }
 
 

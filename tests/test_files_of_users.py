@@ -63,8 +63,7 @@ def test_what_is_not_deep_is_read():
 @pytest.mark.parametrize(
     ("command", "flags"),
     [
-        ("predict", ["--validate", "/dev/zero"]),
-        ("calibrate", ["--published", "/dev/zero", "--cluster", "x", "--out", "/tmp/x.toml"]),
+        ("calibrate", ["--here", "/dev/zero", "--cluster", "x", "--out", "/tmp/x.toml"]),
         ("audit", ["/dev/zero"]),
         ("tables", ["--recompute", "/dev/zero"]),
         ("report", ["/dev/zero"]),

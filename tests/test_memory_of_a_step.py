@@ -9,6 +9,8 @@ from analysis.logs.published_csv import read_csv
 from analysis.measured import rehearsals
 from base.files import ROOT
 from benchmarks import memory_estimates
+from benchmarks.planner import held_out
+from benchmarks.planner.published_rows import read_rows
 from models import memory
 from models.config import PRESETS
 from models.gpt import Block, rope_angles
@@ -127,20 +129,12 @@ def test_a_peak_in_backward_is_that_of_the_rehearsal(study, run):
     assert abs(found["off"]) < 0.03
 
 
-def test_published_peaks_and_out_of_memory_runs(shared, capsys):
+def test_published_peaks_and_out_of_memory_runs(shared):
     """The BLOOM tuning's and the 1.3B study's gigabytes within the bar; what ran is not refused."""
-    import json
-
-    from analysis import predict
-
-    files = [
-        str(shared / "published" / f"{name}.csv")
-        for name in ("bigscience_tr11_a100", "bigscience_tr3m_1b3_v100")
-    ]
-    assert predict.main(["--memory", "--validate", *files, "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["n"] == 77
-    assert found["mape"] <= 0.05
-    assert found["refused"]["ran_refused"] == 0
+    names = ("bigscience_tr11_a100", "bigscience_tr3m_1b3_v100")
+    rows = read_rows([shared / "published" / f"{name}.csv" for name in names])
+    errors = held_out.of_memory(rows).errors(rows.memory_gb)
+    assert errors["n"] == 77 and errors["mape"] <= 0.05
+    counts = held_out.refused(rows)
     # One published OOM (82 layers of 14,336 over 12 stages) should have fitted by every formula.
-    assert found["refused"]["oom_refused"] >= 7
+    assert counts["ran_refused"] == 0 and counts["crashed_refused"] >= 7

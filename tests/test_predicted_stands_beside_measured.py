@@ -93,16 +93,7 @@ def test_in_the_scaling_report(tmp_path, capsys):
 
 
 def test_in_the_published_tables():
-    """Held out where the cluster has a fit, by the data sheet where it has none, else in words."""
-    for shown, cluster in (
-        (recomputed.jean_zay(73, 77), "Jean Zay"),
-        (recomputed.sc21_days(), "Selene"),
-        (recomputed.sc21_weak(), "Selene"),
-    ):
-        assert all(abs(row["predicted_error"]) < 0.2 for row in shown.rows)
-        assert f"rows of {cluster}" in shown.notes[-1] and "never saw" in shown.notes[-1]
-    for row in recomputed.sc21_days().rows:
-        assert row["predicted_days"] / row["days"] - 1 == pytest.approx(row["predicted_error"])
+    """By the data sheet, for these clusters have no fit; else in words."""
     for shown in (recomputed.big_purple(), recomputed.bucket_ab()):
         assert "fitted on no run" in shown.notes[-1]
         assert "no calibration of Big Purple" in shown.notes[-1]

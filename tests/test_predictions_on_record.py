@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from analysis.planner import calibration
-from benchmarks import record_predictions as recorded
+from benchmarks.planner import record as recorded
 
 FOLDER = recorded.FOLDER
 

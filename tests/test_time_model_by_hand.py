@@ -1,13 +1,12 @@
 """Every term of the time model against the paper's count, or a sum made by hand."""
 
-import csv
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 
-from analysis.planner import collectives, engines, timemodel
+from analysis.planner import engines, timemodel
 from analysis.planner.timemodel import Machine
 from base.errors import UsageError
 from models import flops
@@ -459,19 +458,6 @@ def test_machines_are_rows_as_columns_are():
     assert both.peak.tolist() == [312e12, 125e12] and both.mesh.tolist() == [False, True]
     assert both.take(np.array([1])).link.tolist() == [planning_gpu("V100 SXM2").link]
     assert cards[0].spread(3).network.tolist() == [200e9] * 3
-
-
-def test_published_all_reduces_are_those_of_their_cluster():
-    rows = list(csv.DictReader(collectives.FILE.read_text(encoding="utf-8").splitlines()))
-    keys = {collectives.cluster_key(row["gpu_type"], row["cluster"]) for row in rows}
-    assert sum(len(collectives.measured_on(key).ranks) for key in keys) == len(rows)
-    assert collectives.measured_on("A100 Nowhere") is None
-    assert collectives.cluster_key("V100", "Jean Zay (Omni-Path)") == "V100 SXM2 Jean"
-    assert collectives.cluster_key("A100", None) == "A100 "
-    table = collectives.measured_on("V100 SXM2 Jean")
-    machine = timemodel.machine_of("V100", "Jean Zay (Omni-Path)", 4)
-    expected = timemodel.all_reduce(table.ranks, table.size, table.gpus_per_node, machine, IDEAL)
-    assert table.seconds(machine, IDEAL).tolist() == expected.tolist()
 
 
 # --- engines --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A cluster's constants, fitted to a published table or to this machine's own runs."""
+"""A cluster's constants, fitted to its runs."""
 
 import json
 import subprocess
@@ -10,14 +10,13 @@ import numpy as np
 
 from analysis.common.table import Column, Table
 from analysis.planner import calibration, fitting
-from analysis.planner.collectives import measured_on
-from analysis.planner.rows import Rows, healthy, read_rows, split_of
-from analysis.planner.runs import host_runs
+from analysis.planner.calibration import Calibration, host_columns
+from analysis.planner.runs import Runs, read_runs
 from analysis.planner.timemodel import Machine
-from analysis.planner.validate import error_columns, fit_some
 from base.errors import UsageError
-from models.gpus import check_network, network_rate, planning_gpu
-from parallel.config.layout_arrays import Columns
+from models.gpus import planning_gpu
+from parallel.config.axes import AXES
+from parallel.config.layout_arrays import Array, Columns
 from parallel.record.facts import cores
 
 # A host CPU is no GPU: its peaks are measured, so efficiencies start at 1, and Python launches.
@@ -36,6 +35,7 @@ HERE_PRIORS = fitting.PRIORS | {
     "micro": (3e-3, 1.0),
     "engine": (2.2, 0.3),  # megatron-core layers beside plain ones
 }
+SPLIT = (*AXES, "micro_batch")
 HERE_CORES = max(2, cores())  # each counts as a GPU; an all-reduce needs two
 
 
@@ -53,21 +53,19 @@ def measure_here(processes: int = HERE_CORES, timeout_s: float = 120.0) -> dict[
     return json.loads(done.stdout)
 
 
-def _report(
-    ids: list[str], x: Columns, measured: np.ndarray, predicted: np.ndarray, seen: np.ndarray
-) -> Table:
+def _report(ids: list[str], x: Columns, measured: Array, predicted: Array, seen: Array) -> Table:
     """One row a run, seconds measured beside predicted; `seen`: whether it was fitted, bool (n,).
     The note sums up the errors of the fitted runs and of the others."""
     error = predicted / measured - 1
-    inside, others = (np.abs(error[mask & np.isfinite(error)]) for mask in (seen, ~seen))
-    said = f"fitted runs: MAPE {np.mean(inside):.1%}, n = {len(inside)}"
+    inside, others = np.abs(error[seen]), np.abs(error[~seen])
+    note = f"fitted runs: MAPE {np.mean(inside):.1%}, n = {len(inside)}"
     if len(others):
-        said += f"; others: MAPE {np.mean(others):.1%}, n = {len(others)}"
-        said += f", worst {np.max(others):.0%}"
+        note += f"; others: MAPE {np.mean(others):.1%}, n = {len(others)}"
+        note += f", worst {np.max(others):.0%}"
     rows = [
         {
             "id": ids[i],
-            **split_of(x, i),
+            **{name: int(getattr(x, name)[i]) for name in SPLIT},
             "measured_s": float(measured[i]),
             "predicted_s": float(predicted[i]),
             "error": float(error[i]),
@@ -75,75 +73,41 @@ def _report(
         }
         for i in range(len(ids))
     ]
-    columns = [Column("id", "run"), *error_columns("s"), Column("fitted", "fitted")]
-    return Table(columns, rows, notes=[said])
+    columns = [
+        Column("id", "run"),
+        *(Column(name, name, "d") for name in SPLIT),
+        Column("measured_s", "measured s", ".4g"),
+        Column("predicted_s", "predicted s", ".4g"),
+        Column("error", "error", "+.1%"),
+        Column("fitted", "fitted"),
+    ]
+    return Table(columns, rows, notes=[note])
 
 
-def from_published(paths: list[Path], count: int, network: str, out: Path) -> Table:
-    """Fit at most `count` rows of published tables, write the calibration `out`, and report.
+def from_runs(paths: list[Path], cluster: Calibration, count: int, out: Path) -> Table:
+    """Fit at most `count` runs of a cluster that nobody has calibrated, write the calibration
+    `out`, and report.
 
-    network: words for a node's network; "" takes the table's own.
-
-    Raises:
-        UsageError: no row can be fitted, the rows are of several cards, or `network` has no rate.
-    """
-    rows = read_rows(paths)
-    good = healthy(rows) & rows.fit & rows.steady & ~rows.guessed & np.isfinite(rows.measured)
-    index = np.flatnonzero(good)
-    if not len(index):
-        raise UsageError("no row to fit")
-    if len(cards := sorted({planning_gpu(rows.gpu[i]).name for i in index})) > 1:
-        raise UsageError(f"rows of {' and '.join(cards)}: a calibration is of one card")
-    fit, chosen = fit_some(rows, index, count)
-    facts = _facts(rows, chosen, cards[0], network)
-    x = rows.x.take(index)
-    predicted = fit.seconds(x, rows.machine.take(index))
-    ids, seen = [rows.ids[i] for i in index], np.isin(index, chosen)
-    report = _report(ids, x, rows.measured[index], predicted, seen)
-    said = report.notes[0] + _kept(fit)
-    if (table := measured_on(rows.cluster_key[chosen[0]])) is not None:
-        alone = rows.machine.take(chosen[:1])
-        error = table.seconds(alone, fit.constants) / table.measured - 1
-        said += f"; all-reduces: MAPE {np.mean(np.abs(error)):.0%}, n = {len(error)}"
-    names = [rows.ids[i] for i in chosen]
-    calibration.write(out, facts, fit, _memory_constants(rows, count), said, names)
-    report.notes[0] = said
-    return report
-
-
-def _kept(fit: fitting.Fit) -> str:
-    """What to add to a report where the runs moved no constant."""
-    return "; constants: the priors, which explain these runs better than a fit" * fit.at_priors
-
-
-def _memory_constants(rows: Rows, count: int) -> dict[str, float]:
-    """Fitted to at most `count` rows with a published peak; two rows are too few."""
-    ran = np.array(rows.status) == "ok"
-    known = np.flatnonzero(rows.fit & ~rows.guessed & rows.has_step_memory & ran)
-    known = known[: len(known) if len(known) > 2 else 0]
-    chosen = known[fitting.choose(rows.x.take(known), count)]
-    return fitting.fit_memory(rows.x.take(chosen), rows.memory_gb[chosen])[0]
-
-
-def _facts(rows: Rows, chosen: np.ndarray, card: str, network: str) -> dict[str, Any]:
-    """What a calibration file says of the cluster.
+    paths: run folders, logs, or tables (CSV) as `read_runs` takes them.
 
     Raises:
-        UsageError: `network` states no rate.
+        UsageError: no run has a time and all its settings.
     """
-    gpus_per_node = rows.gpus_per_node[chosen[0]]
-    said = network or rows.cluster[chosen[0]]
-    known = network_rate(said, gpus_per_node) is not None
-    if network:
-        check_network(network, gpus_per_node, "--network")
-    sizes = rows.gpu_memory_gb[np.isfinite(rows.gpu_memory_gb)]
-    return {
-        "gpu": card,
-        "gpus_per_node": int(gpus_per_node),
-        "gpu_memory_gb": float(sizes.max() if len(sizes) else planning_gpu(card).memory_gb),
-        "network": said if known else "",
-        "flash": bool(np.median(rows.x.flash[chosen])),
+    runs = read_runs(paths, cluster.columns)
+    machines = [cluster.machine_for(runs.x.take([i])) for i in range(len(runs.ids))]
+    machine = Machine.stack(machines)
+    priors = fitting.priors_of(planning_gpu(cluster.gpu).name)
+    chosen = fitting.choose(runs.x, count, fitting.slopes(runs.x, machine, priors))
+    fit = fitting.fit(runs.x.take(chosen), machine.take(chosen), runs.measured[chosen], priors)
+    facts = {
+        "gpu": cluster.gpu,
+        "gpus_per_node": cluster.gpus_per_node,
+        "gpu_memory_gb": cluster.gpu_memory_gb,
+        "network": cluster.network,
+        "flash": cluster.flash,
     }
+    predicted = fit.seconds(runs.x, machine)
+    return written(runs, predicted, chosen, fit, facts, cluster.memory, out)
 
 
 def from_host(paths: list[Path], count: int, out: Path) -> Table:
@@ -152,7 +116,7 @@ def from_host(paths: list[Path], count: int, out: Path) -> Table:
     Raises:
         UsageError: too few runs, or the micro-benchmark failed.
     """
-    runs = host_runs(paths)
+    runs = read_runs(paths, host_columns)
     if len(runs.ids) <= count:
         raise UsageError(f"{len(runs.ids)} runs with a time: {count} to fit and no other")
     measured = measure_here()
@@ -163,16 +127,31 @@ def from_host(paths: list[Path], count: int, out: Path) -> Table:
     seconds = runs.measured[chosen] / runs.crowd[chosen]
     fit = fitting.fit(runs.x.take(chosen), machine, seconds, HERE_PRIORS)
     predicted = fit.seconds(runs.x, machine) * runs.crowd
-    seen = np.isin(np.arange(len(runs.ids)), chosen)
-    report = _report(runs.ids, runs.x, runs.measured, predicted, seen)
     facts = {
         "gpu": "this machine",
         "gpus_per_node": HERE_CORES,
         "gpu_memory_gb": measured["memory_gb"],
     }
     constants = {"library_gb": 0.6, "fragments": 1.05}
+    return written(runs, predicted, chosen, fit, facts, constants, out, machine)
+
+
+def written(
+    runs: Runs,
+    predicted: Array,
+    chosen: Array,
+    fit: fitting.Fit,
+    facts: dict[str, Any],
+    constants: dict[str, float],
+    out: Path,
+    machine: Machine | None = None,
+) -> Table:
+    """The report of a fit on the runs `chosen`, after its calibration was written."""
+    seen = np.isin(np.arange(len(runs.ids)), chosen)
+    report = _report(runs.ids, runs.x, runs.measured, predicted, seen)
+    if fit.at_priors:
+        report.notes[0] += "; constants: the priors, which explain these runs better than a fit"
     names = [runs.ids[i] for i in chosen]
-    report.notes[0] += _kept(fit)
     calibration.write(out, facts, fit, constants, report.notes[0], names, machine)
     report.notes += [f"left out {line}" for line in runs.left_out]
     return report

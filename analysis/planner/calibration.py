@@ -7,7 +7,7 @@ its card's data sheet and the priors of analysis/planner/fitting.py.
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -180,22 +180,42 @@ def load_calibration(wanted: str) -> Calibration:
     if path.suffix == ".toml":
         return _read(path)
     if clusters.is_named(wanted):
-        found = clusters.cluster(wanted)
-        if not found.gpu:
+        return uncalibrated(wanted)
+    raise UsageError(f"no cluster or calibration {wanted!r}; known: {', '.join(names())}")
+
+
+def uncalibrated(
+    name: str, gpu: str | None = None, gpus_per_node: int = 8, network: str = ""
+) -> Calibration:
+    """A cluster by the data sheet of its card: of the card `gpu`, or as a clusters file has `name`.
+    network: words in the place of the file's.
+
+    Raises:
+        UsageError: no such card, or the file has no such cluster or states no card, or `network`
+            states no rate.
+    """
+    if gpu:
+        found = from_data_sheet(gpu, gpus_per_node, name)
+    else:
+        stated = clusters.cluster(name)
+        if not stated.gpu:
             raise UsageError(
-                f"cluster {wanted} of {found.source} names no gpu: give its table the key gpu, or"
+                f"cluster {name} of {stated.source} names no gpu: give its table the key gpu, or"
                 " plan for another with --cluster NAME"
             )
-        return from_data_sheet(
-            found.gpu,
-            found.gpus_per_node,
-            wanted,
-            found.gpu_memory_gb,
-            found.interconnect,
-            found.domain,
-            found.max_nodes and found.max_nodes * found.gpus_per_node,
+        found = from_data_sheet(
+            stated.gpu,
+            stated.gpus_per_node,
+            name,
+            stated.gpu_memory_gb,
+            stated.interconnect,
+            stated.domain,
+            stated.max_nodes and stated.max_nodes * stated.gpus_per_node,
         )
-    raise UsageError(f"no cluster or calibration {wanted!r}; known: {', '.join(names())}")
+    if network:
+        check_network(network, found.gpus_per_node, "--network")
+        found = replace(found, network=network)
+    return found
 
 
 def from_data_sheet(

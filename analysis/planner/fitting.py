@@ -5,22 +5,16 @@ is known before any run of the cluster is seen. The fit minimises the soft-l1 lo
 / measured) over the calibration rows plus the squared distance from the priors in widths.
 """
 
-import argparse
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from analysis.planner import timemodel
-from analysis.planner.collectives import AllReduces
 from analysis.planner.timemodel import Machine
-from models import memory
 from parallel.config.layout_arrays import Array, Columns
 
 MAX_ROWS = 20
 NOISE = 0.04  # of one run's log time, before any run is seen
-TABLE_NOISE = 0.15  # of log time, of an all-reduce in a step against one alone
-TABLE_RUNS = 3  # a table of all-reduces weighs as much as this many of its points
 UNMODELLED = 0.1  # spread of log time that no constant explains
 UNSEEN = 0.07  # spread expected of rows that were not fitted
 # Of the priors' widths. Chosen by eye on the tables of docs/planner-accuracy.md, so that intervals
@@ -31,11 +25,6 @@ NARROWER = 0.85
 # each of them raised the error of the rows that were not drawn.
 STRONG = 6.0
 USUAL_ROWS = 3  # as many rows of that spread are added to a fit's own residuals
-
-MEMORY_WIDTHS = np.array([0.4, 0.08])  # of the priors of memory.CONSTANTS, in log
-MEMORY_NOISE = 0.05  # of one peak's log bytes
-MEMORY_UNSEEN = 0.15  # spread where no row was fitted
-MEMORY_USUAL_ROWS = 5  # how many rows the usual noise weighs as
 
 # name: (centre, width in log). A share is of the data sheet's rate; seconds are of one layer, step
 # or micro-batch, as said.
@@ -91,12 +80,6 @@ CARDS: dict[str, dict[str, tuple[float, float]]] = dict.fromkeys(
 )
 
 
-def add_rows_flag(parser: argparse.ArgumentParser) -> None:
-    """Add --calibrate-rows."""
-    said = f"rows of a published table to fit (default: {MAX_ROWS})"
-    parser.add_argument("--calibrate-rows", type=int, default=MAX_ROWS, metavar="N", help=said)
-
-
 INTERVAL = 1.2816  # standard deviations that hold the middle 80 % of a normal distribution
 
 
@@ -134,18 +117,14 @@ class Fit:
         return seconds * np.exp(-half), seconds * np.exp(half)
 
 
-def _slopes(
-    seconds: Callable[[dict], Array], theta: np.ndarray, step: float = 1e-4
+def _with_slopes(
+    x: Columns, machine: Machine, theta: np.ndarray, step: float = 1e-4
 ) -> tuple[Array, np.ndarray]:
     """Log seconds (n,) and their slopes (n, constants); all constants moved in one evaluation."""
     moved = theta + step * np.vstack([np.zeros(len(theta)), np.eye(len(theta))])
     constants = {name: np.exp(moved[:, i])[:, None] for i, name in enumerate(NAMES)}
-    logs = np.log(seconds(constants))
+    logs = np.log(timemodel.seconds(x, machine, constants))
     return logs[0], ((logs[1:] - logs[0]) / step).T
-
-
-def _with_slopes(x: Columns, machine: Machine, theta: np.ndarray) -> tuple[Array, np.ndarray]:
-    return _slopes(lambda c: timemodel.seconds(x, machine, c), theta)
 
 
 def prior_fit(priors: dict[str, tuple[float, float]] = PRIORS) -> Fit:
@@ -154,18 +133,14 @@ def prior_fit(priors: dict[str, tuple[float, float]] = PRIORS) -> Fit:
     return Fit({n: priors[n][0] for n in NAMES}, np.diag((NARROWER * widths) ** 2), UNSEEN, 0)
 
 
-def _soft_l1(r: np.ndarray) -> np.ndarray:
+def soft_l1(r: np.ndarray) -> np.ndarray:
     """The soft-l1 loss of residuals as a square root, because it will be squared."""
     return np.sqrt(2 * (np.sqrt(1 + r * r) - 1) + 1e-12)
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """What a fit minimises, as a function of z: how many prior widths each constant has moved.
-
-    The points of `table` err together (it was taken on idle links), so that all of them weigh as
-    much as `TABLE_RUNS` of its points would.
-    """
+    """What a fit minimises, as a function of z: how many prior widths each constant has moved."""
 
     x: Columns
     machine: Machine
@@ -173,17 +148,10 @@ class _Problem:
     noise: np.ndarray  # of each: NOISE and, where runs stall or do not, that luck
     centre: np.ndarray
     width: np.ndarray
-    table: AllReduces | None
 
     def theta(self, z: np.ndarray) -> np.ndarray:
         """Logs of the constants."""
         return self.centre + z * self.width
-
-    def of_table(self, theta: np.ndarray) -> tuple[Array, np.ndarray, float]:
-        """(log seconds of the table's all-reduces, their slopes, the noise of each)."""
-        alone = self.machine.take(np.zeros(1, int))  # the cluster's machine; a table has one
-        logs, grad = _slopes(lambda c: self.table.seconds(alone, c), theta)
-        return logs, grad, TABLE_NOISE * np.sqrt(max(1.0, len(logs) / TABLE_RUNS))
 
     def residuals(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(residuals whose squares are summed, their slopes): soft-l1 of the measurements, and z,
@@ -191,11 +159,7 @@ class _Problem:
         theta = self.theta(z)
         logs, grad = _with_slopes(self.x, self.machine, theta)
         r, slopes = (logs - self.wanted) / self.noise, grad * self.width / self.noise[:, None]
-        if self.table is not None:
-            logs, grad, noise = self.of_table(theta)
-            r = np.concatenate([r, (logs - np.log(self.table.measured)) / noise])
-            slopes = np.concatenate([slopes, grad * self.width / noise])
-        robust = _soft_l1(r)
+        robust = soft_l1(r)
         flatter = np.abs(r) / (np.sqrt(1 + r * r) * robust)
         rows = np.concatenate([np.sign(r) * robust, z])
         return rows, np.concatenate([slopes * flatter[:, None], np.eye(len(z))])
@@ -246,14 +210,11 @@ class _Problem:
         n = len(self.wanted)
         logs, grad = _with_slopes(self.x, self.machine, theta)
         known = np.diag(1 / self.width**2)
-        if self.table is not None:
-            _, of_table, noise = self.of_table(theta)
-            known = known + of_table.T @ of_table / noise**2
         weighed = grad / self.noise[:, None]
         covariance = np.linalg.inv(weighed.T @ weighed + known)
         leverage = np.einsum("ij,jk,ik->i", weighed, covariance, weighed)
         unseen = np.abs(logs - self.wanted) / (1.0 - np.minimum(leverage, 0.9))
-        scale = np.quantile(unseen, 0.8) / INTERVAL if n else 0.0
+        scale = np.quantile(unseen, 0.8) / INTERVAL
         sigma = np.sqrt((n * scale**2 + USUAL_ROWS * UNSEEN**2) / (n + USUAL_ROWS))
         weighed = grad / np.sqrt(self.noise**2 - NOISE**2 + sigma**2)[:, None]
         return np.linalg.inv(weighed.T @ weighed + known), float(sigma)
@@ -264,45 +225,19 @@ def fit(
     machine: Machine,
     measured: Array,
     priors: dict[str, tuple[float, float]] = PRIORS,
-    table: AllReduces | None = None,
 ) -> Fit:
-    """Constants from the measured seconds of a few runs and the cluster's all-reduces, if any."""
-    if not len(measured) and table is None:
+    """Constants from the measured seconds of a few runs."""
+    if not len(measured):
         return prior_fit(priors)
     centre, width = np.array([priors[name] for name in NAMES]).T
     noise = np.hypot(NOISE, timemodel.luck(x, machine, dict(zip(NAMES, centre, strict=True))))
-    problem = _Problem(x, machine, np.log(measured), noise, np.log(centre), width, table)
+    problem = _Problem(x, machine, np.log(measured), noise, np.log(centre), width)
     theta = problem.solve()
     at_priors = problem.log_odds(theta) < -STRONG
     theta = problem.centre if at_priors else theta
     covariance, sigma = problem.uncertainty(theta)
     constants = dict(zip(NAMES, np.exp(theta), strict=True))
     return Fit(constants, covariance, sigma, len(measured), at_priors)
-
-
-def fit_memory(x: Columns, gigabytes: Array) -> tuple[dict[str, float], float]:
-    """(constants of the memory model, spread of log gigabytes) from published peaks."""
-    from scipy.optimize import least_squares
-
-    n, names = len(gigabytes), list(memory.CONSTANTS)
-    if not n:
-        return dict(memory.CONSTANTS), MEMORY_UNSEEN
-    centre = np.log(list(memory.CONSTANTS.values()))
-
-    def constants(z: np.ndarray) -> dict[str, float]:
-        return dict(zip(names, np.exp(centre + z * MEMORY_WIDTHS), strict=True))
-
-    def errors(z: np.ndarray) -> np.ndarray:
-        return np.log(memory.first_rank(x, constants(z)) / memory.GB) - np.log(gigabytes)
-
-    def residuals(z: np.ndarray) -> np.ndarray:
-        r = errors(z) / MEMORY_NOISE
-        return np.concatenate([np.sign(r) * _soft_l1(r), z])
-
-    z = least_squares(residuals, np.zeros(len(names))).x
-    squares = n * (1.4826 * np.median(np.abs(errors(z)))) ** 2
-    usual = MEMORY_USUAL_ROWS * MEMORY_NOISE**2
-    return constants(z), float(np.sqrt((squares + usual) / (n + MEMORY_USUAL_ROWS)))
 
 
 def features(x: Columns) -> np.ndarray:

@@ -1,22 +1,26 @@
 """Runs that were read from logs, as `Columns`: their settings, and what the time model predicts."""
 
+import json
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from analysis.logs.load import load, name_of
 from analysis.logs.model import asked, config_of
+from analysis.logs.published_csv import read_csv
 from analysis.logs.record import Record
 from analysis.logs.verdict import timed
 from analysis.planner import timemodel
-from analysis.planner.calibration import Calibration, host_columns
+from analysis.planner.calibration import Calibration
 from base.errors import UsageError
 from parallel.config.axes import AXES, MODEL_AXES
 from parallel.config.layout import OFFLOAD, RECOMPUTE
-from parallel.config.layout_arrays import Columns, columns
+from parallel.config.layout_arrays import Columns, columns, columns_of
+from parallel.config.settings import resolve
 
 
 def _engine(record: Record) -> str:
@@ -105,9 +109,9 @@ def predicted_terms(record: Record, calibration: Calibration) -> tuple[dict[str,
 
 
 @dataclass
-class HostRuns:
-    """Runs of this machine with a steady time. measured: seconds per step; crowd: threads that
-    share a core; left_out: what has no time or lacks a fact, with the reason."""
+class Runs:
+    """Runs with a steady time. measured: seconds per step; crowd: threads that share a core;
+    left_out: what has no time or lacks a fact, with the reason."""
 
     ids: list[str]
     x: Columns
@@ -116,14 +120,27 @@ class HostRuns:
     left_out: list[str]
 
 
-def host_runs(paths: list[Path]) -> HostRuns:
-    """Run folders and logs of this machine.
+class _Run(NamedTuple):
+    """One of `Runs`."""
+
+    name: str
+    x: Columns
+    step_s: float
+    crowd: float
+
+
+def read_runs(paths: list[Path], place: Callable[[Any, Any, Any], dict[str, Any]]) -> Runs:
+    """Run folders, logs, and tables of runs (CSV).
+
+    place: the columns that the machine sets, by engine, tp and GPUs (`Calibration.columns`).
 
     Raises:
-        UsageError: no run has a time and all its settings.
+        UsageError: no run has a time and all its settings, or a table cannot be read.
     """
-    records, left_out = load(paths)
-    found = []
+    runs = [run for path in paths if path.suffix == ".csv" for run in _of_table(path, place)]
+    records, left_out = [], []
+    if logs := [path for path in paths if path.suffix != ".csv"]:
+        records, left_out = load(logs)
     for record in records:
         time = timed(record)
         try:
@@ -133,10 +150,38 @@ def host_runs(paths: list[Path]) -> HostRuns:
         except ValueError as error:
             left_out.append(f"{name_of(record)}: {error}")
             continue
-        settings |= host_columns(_engine(record), settings["tp"], record.gpus)
-        found.append((name_of(record), settings, time.step_s, crowding(record)))
-    if not found:
+        x = columns(**settings | place(_engine(record), settings["tp"], record.gpus))
+        runs.append(_Run(name_of(record), x, time.step_s, crowding(record)))
+    if not runs:
         raise UsageError("; ".join(["no run with a time and all its settings", *left_out]))
-    ids, settings, seconds, crowd = zip(*found, strict=True)
-    x = columns(**{key: np.array([s[key] for s in settings]) for key in settings[0]})
-    return HostRuns(list(ids), x, np.array(seconds), np.array(crowd), left_out)
+    ids, x, seconds, crowd = zip(*runs, strict=True)
+    return Runs(list(ids), Columns.stack(x), np.array(seconds), np.array(crowd), left_out)
+
+
+def _of_table(path: Path, place: Callable[[Any, Any, Any], dict[str, Any]]) -> Iterator[_Run]:
+    """The rows of a CSV whose columns are called as the settings of a run; `run` names a row and
+    `step_s` is its time.
+
+    Raises:
+        UsageError: a setting that is unknown or cannot be, or no time; it names the line.
+    """
+    for row in read_csv(path, ("engine", "gpus", "step_s")).rows:
+        where = f"{path}:{row.line_no}"
+        step_s = row.number("step_s")
+        if not step_s or step_s <= 0:
+            raise UsageError(f"{where}: step_s must be positive, not {row.text('step_s')!r}")
+        texts = {name: row.text(name) for name in row.cells if name not in ("run", "step_s")}
+        try:
+            spec = resolve((where, {name: _value(text) for name, text in texts.items() if text}))
+        except UsageError as error:
+            raise UsageError(f"{where}: {error}") from error
+        x = columns_of(spec, **place(spec.engine, spec.tp, spec.gpus))
+        yield _Run(row.text("run") or where, x, step_s, 1.0)
+
+
+def _value(text: str) -> Any:
+    """A number, true or false, or else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

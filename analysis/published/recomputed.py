@@ -6,7 +6,6 @@ into Markdown, `analysis.plots` draws from the same rows.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,9 +18,6 @@ from analysis.logs.published_csv import Row, read_csv
 from analysis.measured import predictions, scaling_curve
 from analysis.measured.comparisons import REPEAT_COLUMNS, spread
 from analysis.planner.calibration import load_calibration
-from analysis.planner.fitting import MAX_ROWS
-from analysis.planner.rows import read_rows
-from analysis.planner.validate import validate_time
 from analysis.published.audit import audit_paths
 from analysis.published.documents import row_tflops
 from base.errors import UsageError
@@ -39,8 +35,7 @@ EPOCHS = "gpt_epochs.csv"
 REAL_LOGS = "real_logs.csv"
 CHECKPOINTS = "seed003_checkpoint_save.csv"
 BIG_PURPLE = "big-purple-v100"  # of slurm/clusters.toml
-SC21 = ("narayanan_sc21_table1.csv", "narayanan_sc21_table2.csv")
-HELD_OUT = "predicted s/iter (held out)"
+SC21_DAYS = "narayanan_sc21_table2.csv"
 
 
 def _rows(name: str) -> list[Row]:
@@ -64,19 +59,6 @@ def _config(row: Row) -> GPTConfig | None:
 def _line(row: Row) -> int:
     """The line of the published document that the row was transcribed from."""
     return int(re.match(r"line (\d+)", row.text("table"))[1])
-
-
-@cache
-def _held_out(*names: str) -> dict[str, tuple[float, float]]:
-    """(predicted, measured) seconds of a cluster's published rows, each from a fit without
-    that row; nan where there is none."""
-    found = validate_time(read_rows([FOLDER / name for name in names]), MAX_ROWS, "random")
-    pairs = zip(found.predicted, found.rows.measured, strict=True)
-    return {row: tuple(map(float, pair)) for row, pair in zip(found.rows.ids, pairs, strict=True)}
-
-
-def _held_out_by(cluster: str) -> str:
-    return f"a fit on {MAX_ROWS} other rows of {cluster} at most, which never saw the row"
 
 
 @cache
@@ -160,7 +142,6 @@ def jean_zay(first: int, last: int) -> Table:
 
     `published` is as printed; `8P tokens` its own rule on its own seconds; `megatron` model FLOPs
     from the shapes, which leave recomputation out, and MFU is theirs over the V100's peak.
-    `predicted` is held out: analysis.predict's time model, fitted on at most 20 other rows.
 
     Raises:
         UsageError: no row stands on these lines.
@@ -174,10 +155,6 @@ def jean_zay(first: int, last: int) -> Table:
     if not chosen:
         raise UsageError(f"{JEAN_ZAY} has no row from lines {first} to {last}")
     rows = [_jean_zay_row(row, findings[row.line_no]) for row in chosen]
-    pairs = [
-        (_configuration(row), found["predicted_s"], found["step_s"])
-        for row, found in zip(chosen, rows, strict=True)
-    ]
     columns = [
         Column("line", "line", "d"),
         Column("gpus", "GPUs", ".0f"),
@@ -187,7 +164,6 @@ def jean_zay(first: int, last: int) -> Table:
         Column("micro_batch", "MBS", ".0f"),
         Column("global_batch", "GBS", ".0f"),
         Column("step_s", "s/iter", "g"),
-        *predictions.columns(HELD_OUT),
         Column("published", "TFLOPs published", ".1f"),
         Column("recomputed", "recomputed (8P tokens)", ".1f"),
         Column("megatron", "model TFLOP/s (megatron)", ".1f"),
@@ -195,7 +171,7 @@ def jean_zay(first: int, last: int) -> Table:
         Column("remarks", "remarks", long="below"),
     ]
     seldom = [replace(column, seldom=True) for column in columns]
-    return Table(seldom, rows, notes=predictions.notes(_held_out_by("Jean Zay's V100s"), pairs))
+    return Table(seldom, rows)
 
 
 def _jean_zay_row(row: Row, findings: list[str]) -> dict[str, Any]:
@@ -208,7 +184,6 @@ def _jean_zay_row(row: Row, findings: list[str]) -> dict[str, Any]:
         utilisation, _ = mfu(megatron, gpu, row.text("precision"), "megatron")
     engine, status = row.text("engine"), row.text("status")
     remarks = [engine, _settings(row), *findings, status * (status != "ok")]
-    predicted_s, _ = _held_out(JEAN_ZAY).get(row.text("id") or "", (None, None))
     settings = ("gpus", "params_b", "tp", "pp", "dp", "micro_batch", "gas", "global_batch")
     return {
         **_numbers(row, *settings),
@@ -219,8 +194,6 @@ def _jean_zay_row(row: Row, findings: list[str]) -> dict[str, Any]:
         "recomputed": row_tflops(row, seq_len),
         "megatron": megatron,
         "mfu": utilisation,
-        "predicted_s": predicted_s,
-        "predicted_error": predictions.error(predicted_s, step_s),
         "remarks": "; ".join(filter(None, remarks)),
     }
 
@@ -457,21 +430,16 @@ def epoch_phases() -> Table:
 
 
 def sc21_days() -> Table:
-    """SC'21 table 2: days for 300 billion tokens, published, from equation 3 and its TFLOP/s, and
-    predicted."""
+    """SC'21 table 2: days for 300 billion tokens, published, and by equation 3 and its TFLOP/s."""
     rows = []
-    for row, found in _sc21_rows(SC21[1], "params_b", "gpus", "tflops"):
+    for row in _rows(SC21_DAYS):
+        found = _numbers(row, "params_b", "gpus", "tflops")
         rate = found["tflops"] * 1e12 * found["gpus"]
         sizes = [int(row.number(k)) for k in ("layers", "hidden", "heads")]
         config = GPTConfig(*sizes, vocab_size=51200, max_seq_len=2048)
         days = 300e9 * CONVENTIONS["sc21"](config, 2048, True) / rate / 86400
-        found |= {
-            "engine": row.text("engine"),
-            "published": float(re.search(r"300B tokens (\d+) days", row.text("notes"))[1]),
-            "days": days,
-            "predicted_days": days * found["predicted_s"] / found["step_s"],
-        }
-        rows.append(found)
+        published = float(re.search(r"300B tokens (\d+) days", row.text("notes"))[1])
+        rows.append(found | {"engine": row.text("engine"), "published": published, "days": days})
     columns = [
         Column("engine", "engine"),
         Column("params_b", "size (B)", "g"),
@@ -479,37 +447,5 @@ def sc21_days() -> Table:
         Column("tflops", "TFLOP/s/GPU published", ".0f"),
         Column("published", "days published", ".0f"),
         Column("days", "recomputed (sc21)", ".1f"),
-        *predictions.columns("predicted days (held out)", "predicted_days", ".1f"),
     ]
-    return Table(columns, rows, notes=_sc21_notes(rows))
-
-
-def sc21_weak() -> Table:
-    """SC'21 table 1: model and GPUs grow together; seconds by equation 3 and the published TFLOP/s,
-    and predicted."""
-    names = ("params_b", "gpus", "tp", "pp", "dp", "global_batch", "tflops")
-    rows = [found for _, found in _sc21_rows(SC21[0], *names)]
-    columns = [
-        Column("params_b", "size (B)", "g"),
-        Column("gpus", "GPUs", ".0f"),
-        *(Column(k, k, ".0f") for k in ("tp", "pp", "dp")),
-        Column("global_batch", "global batch", ".0f"),
-        Column("tflops", "TFLOP/s/GPU published", ".0f"),
-        Column("step_s", "s/iter (sc21)", ".4g"),
-        *predictions.columns(HELD_OUT),
-    ]
-    return Table(columns, rows, notes=_sc21_notes(rows))
-
-
-def _sc21_rows(file: str, *names: str) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """The rows of an SC'21 table, with these columns and the predicted and measured seconds."""
-    for row in _rows(file):
-        predicted_s, step_s = _held_out(*SC21)[row.text("id")]
-        seconds = {"step_s": step_s, "predicted_s": predicted_s}
-        error = predictions.error(predicted_s, step_s)
-        yield row, _numbers(row, *names) | seconds | {"predicted_error": error}
-
-
-def _sc21_notes(rows: list[dict[str, Any]]) -> list[str]:
-    pairs = [(i, row["predicted_s"], row["step_s"]) for i, row in enumerate(rows)]
-    return predictions.notes(_held_out_by("Selene"), pairs)
+    return Table(columns, rows)

@@ -5,6 +5,7 @@ The planner and the models of time and memory work on these. `possible` finds in
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,6 +100,12 @@ class Columns:
     def take(self, chosen: Array) -> "Columns":
         """The rows that an index or a mask chooses."""
         return Columns(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
+
+    @classmethod
+    def stack(cls, parts: Sequence["Columns"]) -> "Columns":
+        """The rows of all parts."""
+        names = [f.name for f in fields(cls)]
+        return cls(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
 
     @property
     def gpus(self) -> Array:

@@ -76,7 +76,6 @@ FAMILIES = {
     ],
     "analysis/planner/timemodel.py": ["tests/test_time_model_by_hand.py"],
     "analysis/common/statistics.py": ["tests/test_repeats_by_hand.py"],
-    "analysis/planner/collectives.py": ["tests/test_time_model_by_hand.py"],
 }
 HEAVY = ("numpy", "torch", "matplotlib.pyplot", "pytest")  # imported once, not in every fork
 MEMORY = 16 * 2**30  # bytes of address space of a mutant

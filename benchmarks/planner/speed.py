@@ -1,6 +1,6 @@
 """How many layouts a second the planner makes, prices and ranks on one core.
 
-    python benchmarks/plan_speed.py [--rounds 9] [--out FILE.md]
+    python -m benchmarks.planner.speed [--rounds 9] [--out FILE.md]
 
 Each plan is made, predicted and sorted as `analysis.plan` does it, in turns, on one core of this
 machine. Prints, and writes to FILE, the layouts of each plan and the medians over the rounds of
@@ -18,7 +18,6 @@ from pathlib import Path
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"  # before numpy is loaded
-sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from analysis.common.table import Column, Table, writing  # noqa: E402
 from analysis.plan import add_flags, question  # noqa: E402
@@ -60,7 +59,7 @@ def seconds_of(flags: str) -> tuple[int, float, float, float]:
     return len(x), time.process_time() - ranked, ranked - made, ranked - begin
 
 
-@command_line("plan_speed")
+@command_line("speed")
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=9, metavar="N", help="default: 9")

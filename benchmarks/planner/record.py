@@ -1,7 +1,7 @@
 """Predict the runs of a table before their results are known, and keep what was predicted.
 
-    python -m benchmarks.record_predictions LAYOUTS.csv... [--fitted-on FILE.csv...] [--out FOLDER]
-    python -m benchmarks.record_predictions --check [--out FOLDER]
+    python -m benchmarks.planner.record LAYOUTS.csv... [--fitted-on FILE.csv...] [--out FOLDER]
+    python -m benchmarks.planner.record --check [--out FOLDER]
 
 LAYOUTS.csv has the columns of logs/published without results; a file of logs/predictions is one,
 too, so that a later model can predict it again. FOLDER/<name>.csv gets a row for each of its rows:
@@ -26,10 +26,10 @@ import numpy as np
 
 from analysis.logs.published_csv import column_name
 from analysis.planner import calibration, fitting
-from analysis.planner.rows import NEEDED, Rows, read_rows
-from analysis.planner.validate import fit_some, validate_time
 from base.errors import Parser, command_line
 from base.files import ROOT
+from benchmarks.planner.held_out import fit_some, scored
+from benchmarks.planner.published_rows import NEEDED, Rows, read_rows
 from models import memory
 from models.gpus import planning_gpu
 
@@ -37,13 +37,10 @@ FOLDER = ROOT / "logs" / "predictions"
 FOUND = ("seconds", "low", "high", "fits", "why")
 RESULTS = {"step_s", "tokens_per_s", "tflops", "mfu", "memory_gb", "status"}
 MODEL = (
-    *(
-        f"analysis/planner/{n}.py"
-        for n in ("rows", "timemodel", "engines", "fitting", "collectives")
-    ),
+    *(f"analysis/planner/{name}.py" for name in ("timemodel", "engines", "fitting")),
     *("models/memory.py", "models/gpus.py", "models/gpus.toml"),
     *("parallel/config/layout_arrays.py", "analysis/logs/published_csv.py"),
-    "logs/published/all_reduce.csv",
+    "benchmarks/planner/published_rows.py",
 )
 
 
@@ -61,11 +58,10 @@ def predicted(rows: Rows, fits: dict[str, fitting.Fit]) -> dict[str, dict[str, s
     keys = np.array(rows.cluster_key)
     limit = np.array([planning_gpu(name).memory_gb for name in rows.gpu])
     limit = np.where(np.isfinite(rows.gpu_memory_gb), rows.gpu_memory_gb, limit)
-    full, start, fp8 = memory.peak(rows.x) / memory.GB, rows.can_start, rows.in_fp8
+    full, start, fp8 = memory.peak(rows.x) / memory.GB, rows.can_start, rows.x.fp8
     for key in np.unique(keys):
         here = np.flatnonzero(keys == key)
-        card = planning_gpu(rows.gpu[here[0]]).name
-        fit = fits.get(key) or fitting.prior_fit(fitting.priors_of(card))
+        fit = fits.get(key) or fitting.prior_fit(fitting.priors_of(rows.gpu[here[0]]))
         x, machine = rows.x.take(here), rows.machine.take(here)
         seconds = fit.seconds(x, machine)
         low, high = fit.interval(seconds, x, machine)
@@ -97,14 +93,14 @@ def record(path: Path, given: list[Path], count: int, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     if given:
         seen = read_rows(given)
-        known = np.flatnonzero(validate_time(seen, 0, "random").scored)
+        known = scored(seen)
         for key in sorted({seen.cluster_key[i] for i in known}):
             index = np.array([i for i in known if seen.cluster_key[i] == key])
-            fit, chosen = fit_some(seen, index, count)
+            fit, chosen = fit_some(seen, index, count, seen.gpu[index[0]])
             fits[key] = fit
             i = chosen[0]
             facts = {
-                "gpu": planning_gpu(seen.gpu[i]).name,
+                "gpu": seen.gpu[i],
                 "gpus_per_node": int(seen.gpus_per_node[i]),
                 "gpu_memory_gb": float(seen.gpu_memory_gb[i]),
                 "flash": bool(seen.x.flash[i]),
@@ -151,7 +147,7 @@ def stale(out: Path) -> list[str]:
         return [r["file"] for r in csv.DictReader(stream) if r["model"] != model_hash()]
 
 
-@command_line("record_predictions")
+@command_line("record")
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(description=__doc__.split("\n")[0])
     add = parser.add_argument

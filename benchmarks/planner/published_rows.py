@@ -7,14 +7,13 @@ reason.
 
 import math
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from analysis.logs.published_csv import Row, read_csv
-from analysis.planner.collectives import cluster_key
 from analysis.planner.timemodel import Machine, machine_of
 from base.errors import UsageError
 from models import memory
@@ -59,13 +58,7 @@ class Rows:
     gpus_per_node: np.ndarray  # of a node, where fast links join more than those, too
     gpu: list[str]
     cluster_key: list[str]
-    left_out: list[tuple[str, str]] = field(default_factory=list)
-    left_out_crashed: list[str] = field(default_factory=list)  # ids of those that did not run
-
-    @property
-    def in_fp8(self) -> np.ndarray:
-        """Rows whose layers' GEMMs run in fp8, bool (n,)."""
-        return self.x.fp8
+    left_out: list[tuple[str, str]]
 
     @property
     def has_step_memory(self) -> np.ndarray:
@@ -75,7 +68,7 @@ class Rows:
         hold the weights in bf16 beside fp8.
         """
         full = self.memory_gb >= self.gpu_memory_gb
-        return np.isfinite(self.memory_gb) & ~full & ~self.in_fp8 & ~self.tensors_alone
+        return np.isfinite(self.memory_gb) & ~full & ~self.x.fp8 & ~self.tensors_alone
 
     @property
     def tensors_alone(self) -> np.ndarray:
@@ -99,11 +92,6 @@ class Rows:
         """A key that rows share when they repeat one run."""
         numbers = tuple(float(getattr(self.x, f.name)[i]) for f in fields(Columns))
         return (*numbers, self.cluster_key[i], self.status[i])
-
-
-def split_of(x: Columns, i: int) -> dict[str, int]:
-    """The split of row i, for a table."""
-    return {name: int(getattr(x, name)[i]) for name in (*AXES, "micro_batch")}
 
 
 class Settings(NamedTuple):
@@ -339,7 +327,6 @@ def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
     """
     found: list[tuple[str, Row, Settings, Machine]] = []
     left_out: list[tuple[str, str]] = []
-    crashed: list[str] = []
     for path in paths:
         for row in read_csv(path, needed).rows:
             name = row.text("id") or f"{Path(path).stem}:{row.line_no}"
@@ -350,7 +337,6 @@ def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
                 machine = machine_of(*where, *how, tf32=s.columns["tf32"])
             except ValueError as error:
                 left_out.append((name, str(error)))
-                crashed += [name] * (_status(row) in CRASHED)
             else:
                 found.append((name, row, s, machine))
     if not found:
@@ -373,15 +359,19 @@ def read_rows(paths: list[Path], needed: tuple[str, ...] = NEEDED) -> Rows:
         model=[(int(s.columns["layers"]), int(s.columns["hidden"])) for s in settings],
         cluster=[row.text("cluster") for row in rows],
         gpus_per_node=np.array([_node(row) for row in rows]),
-        gpu=[row.text("gpu_type") for row in rows],
-        cluster_key=[cluster_key(row.text("gpu_type"), row.text("cluster")) for row in rows],
+        gpu=[planning_gpu(row.text("gpu_type")).name for row in rows],
+        cluster_key=[_cluster_key(row) for row in rows],
         left_out=left_out,
-        left_out_crashed=crashed,
     )
 
 
 def _status(row: Row) -> str:
     return row.text("status") or "ok"
+
+
+def _cluster_key(row: Row) -> str:
+    """Equal for rows of one cluster: the card and the first word of the cluster's description."""
+    return f"{planning_gpu(row.text('gpu_type')).name} {row.text('cluster').split(' ')[0]}"
 
 
 def healthy(rows: Rows) -> np.ndarray:

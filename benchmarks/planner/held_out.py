@@ -1,0 +1,278 @@
+"""How far predictions of published runs are off that no fit has seen.
+
+    python -m benchmarks.planner.held_out [--out FILE.md]
+
+Prints, and writes to FILE, three tables over the sets of `SETS`: errors of the time of a step by
+which rows the fit has not seen, errors by how many rows were fitted, and errors of memory with the
+runs that the memory model refuses.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from analysis.common import statistics
+from analysis.common.table import Column, Table, writing
+from analysis.planner import fitting
+from base.errors import Parser, command_line
+from base.files import ROOT
+from benchmarks.planner.published_rows import CRASHED, Rows, healthy, read_rows
+from models import memory
+from parallel.config.layout_arrays import Columns
+
+SETS = {  # of logs/published
+    "Selene, SC'21 tables 1 and 2": ["narayanan_sc21_table1.csv", "narayanan_sc21_table2.csv"],
+    "Jean Zay V100, healthy network": ["seed003_jeanzay_v100.csv"],
+    "DGX H100, NeMo in bf16 and FP8": ["dgx_h100.csv"],
+    "llm-foundry H100, FSDP": ["llm_foundry_h100.csv"],
+    "llm-foundry A100, FSDP": ["llm_foundry_a100.csv"],
+    "Megatron-LM H100, its own table": ["megatron_readme_h100.csv"],
+    "torchtitan H100, FSDP2": ["torchtitan_h100.csv"],
+    "vTrain A100, one node": ["vtrain_single_a100.csv"],
+    "vTrain A100, 8 nodes": ["vtrain_multi_a100.csv"],
+    "Ultra-Scale H100, nanotron 1.34B and 8.86B": ["ultrascale_h100.csv"],
+    "MLPerf GPT-3 175B, v3.1 to v4.1": ["mlperf_gpt3.csv"],
+    "InternEvo A100, 7B": ["internevo_a100.csv"],
+    "DGX GB200 and H100, NeMo 25.05": ["dgxc_v2505.csv"],
+    "LiBai V100, LiBai and Megatron-LM": ["libai_v100.csv"],
+}
+SPLITS = ("random", "leave-model-out", "leave-tp-out")
+BY_SPLIT = list(SETS)[:3]
+FOLDS = 5
+MEMORY_WIDTHS = np.array([0.4, 0.08])  # of the priors of memory.CONSTANTS, in log
+MEMORY_NOISE = 0.05  # of one peak's log bytes
+
+
+class HeldOut(NamedTuple):
+    """Predictions of the rows `index`, each by a fit without it; spread: of the value's log."""
+
+    rows: Rows
+    index: np.ndarray
+    predicted: np.ndarray
+    spread: np.ndarray
+
+    def errors(self, truth: np.ndarray) -> dict[str, Any]:
+        """n, MAPE, median error, share inside the 80 % interval, and noise of identical runs."""
+        truth = truth[self.index]
+        error = np.abs(self.predicted / truth - 1)
+        inside = np.abs(np.log(self.predicted / truth)) <= fitting.INTERVAL * self.spread
+        repeats: dict[tuple, list[float]] = {}
+        for i, value in zip(self.index, truth.tolist(), strict=True):
+            repeats.setdefault(self.rows.key(i), []).append(value)
+        return {
+            "n": len(truth),
+            "mape": float(np.mean(error)),
+            "median": float(np.median(error)),
+            "inside": float(np.mean(inside)),
+            "noise": statistics.repeat_noise(repeats.values())[0],
+        }
+
+
+def rows_of(name: str) -> Rows:
+    """The published rows of a set."""
+    return read_rows([ROOT / "logs" / "published" / file for file in SETS[name]])
+
+
+def scored(rows: Rows) -> np.ndarray:
+    """Rows whose time is a fact about their layout: a steady time, of a model of known width, that
+    nothing in the row contradicts, on a network that was not slow."""
+    good = healthy(rows) & rows.fit & rows.steady & ~rows.guessed & np.isfinite(rows.measured)
+    return np.flatnonzero(good)
+
+
+def folds(rows: Rows, index: np.ndarray, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(rows to learn from, rows to predict), so that each row of `index` is predicted once."""
+    if split == "leave-model-out":
+        kinds = sorted({rows.model[i] for i in index})
+        group = np.array([kinds.index(rows.model[i]) for i in index])
+    elif split == "leave-tp-out":
+        group = rows.x.tp[index]
+    elif len(index) <= 31:
+        group = np.arange(len(index))
+    else:
+        group = np.random.default_rng(0).permutation(len(index)) % FOLDS
+    for g in np.unique(group):
+        yield index[group != g], index[group == g]
+
+
+def _held_out(
+    rows: Rows,
+    index: np.ndarray,
+    split: str,
+    predict: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray | float]],
+) -> HeldOut:
+    """Each row of `index` by a fit on other rows of its cluster. predict: (values, spread of their
+    logs) of rows to learn from and rows to predict."""
+    predicted, spread = np.full((2, len(rows.ids)), np.nan)
+    keys = np.array(rows.cluster_key)
+    for key in np.unique(keys[index]):
+        for known, unknown in folds(rows, index[keys[index] == key], split):
+            predicted[unknown], spread[unknown] = predict(known, unknown)
+    return HeldOut(rows, index, predicted[index], spread[index])
+
+
+def of_time(rows: Rows, count: int, split: str) -> HeldOut:
+    """Seconds of a step, by constants that were fitted on at most `count` other rows."""
+
+    def predict(known: np.ndarray, unknown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        fit, _ = fit_some(rows, known, count, rows.gpu[unknown[0]])
+        x, machine = rows.x.take(unknown), rows.machine.take(unknown)
+        return fit.seconds(x, machine), fit.spread(x, machine)
+
+    return _held_out(rows, scored(rows), split, predict)
+
+
+def fit_some(
+    rows: Rows, known: np.ndarray, count: int, card: str
+) -> tuple[fitting.Fit, np.ndarray]:
+    """(constants from the priors of a card and at most `count` of the known rows, these rows)."""
+    priors = fitting.priors_of(card)
+    if count <= 0 or not len(known):
+        return fitting.prior_fit(priors), known[:0]
+    x, machine = rows.x.take(known), rows.machine.take(known)
+    chosen = known[fitting.choose(x, count, fitting.slopes(x, machine, priors))]
+    x, machine = rows.x.take(chosen), rows.machine.take(chosen)
+    return fitting.fit(x, machine, rows.measured[chosen], priors), chosen
+
+
+def of_memory(rows: Rows, count: int = fitting.MAX_ROWS) -> HeldOut:
+    """Gigabytes of rank 0, by constants that were fitted on at most `count` other rows."""
+
+    def predict(known: np.ndarray, unknown: np.ndarray) -> tuple[np.ndarray, float]:
+        constants = memory_constants(rows, known, count)
+        library = np.where(rows.tensors_alone[unknown], constants["library_gb"], 0.0)
+        peaks = memory.first_rank(rows.x.take(unknown), constants) / memory.GB
+        return peaks - library, np.nan
+
+    return _held_out(rows, _has_peak(rows), "random", predict)
+
+
+def _has_peak(rows: Rows) -> np.ndarray:
+    """Rows whose published gigabytes can be predicted."""
+    ran = np.array(rows.status) == "ok"
+    good = rows.fit & ~rows.x.fp8 & ran & np.isfinite(rows.memory_gb) & ~rows.guessed
+    return np.flatnonzero(good)
+
+
+def memory_constants(rows: Rows, known: np.ndarray, count: int) -> dict[str, float]:
+    """memory.CONSTANTS, moved by the published peaks of at most `count` of the known rows."""
+    known = known[rows.has_step_memory[known]]
+    chosen = known[fitting.choose(rows.x.take(known), count)]
+    return fit_memory(rows.x.take(chosen), rows.memory_gb[chosen])
+
+
+def fit_memory(x: Columns, gigabytes: np.ndarray) -> dict[str, float]:
+    """The constants of the memory model from peaks: soft-l1 of their logs, and the priors."""
+    from scipy.optimize import least_squares
+
+    names, centre = list(memory.CONSTANTS), np.log(list(memory.CONSTANTS.values()))
+    if not len(gigabytes):
+        return dict(memory.CONSTANTS)
+
+    def constants(z: np.ndarray) -> dict[str, float]:
+        return dict(zip(names, np.exp(centre + z * MEMORY_WIDTHS), strict=True))
+
+    def residuals(z: np.ndarray) -> np.ndarray:
+        r = np.log(memory.first_rank(x, constants(z)) / memory.GB / gigabytes) / MEMORY_NOISE
+        return np.concatenate([np.sign(r) * fitting.soft_l1(r), z])
+
+    return constants(least_squares(residuals, np.zeros(len(names))).x)
+
+
+def refused(rows: Rows) -> dict[str, Any]:
+    """Which published runs the memory model refuses, by constants of the cluster's peaks; a run
+    that its engine cannot start is refused, too."""
+    full, keys = np.zeros(len(rows.ids)), np.array(rows.cluster_key)
+    for key in np.unique(keys):
+        here = np.flatnonzero(keys == key)
+        known = np.intersect1d(here, _has_peak(rows))
+        constants = memory_constants(rows, known, fitting.MAX_ROWS)
+        full[here] = memory.peak(rows.x.take(here), constants) / memory.GB
+    known = np.isfinite(rows.gpu_memory_gb) & ~rows.guessed & ~rows.x.fp8
+    refuses = (full > rows.gpu_memory_gb) | ~rows.can_start
+    crashed = known & np.isin(rows.status, CRASHED)
+    ran = known & (np.array(rows.status) == "ok") & rows.fit
+    return {
+        "crashed": int(crashed.sum()),
+        "crashed_refused": int((crashed & refuses).sum()),
+        "ran": int(ran.sum()),
+        "ran_refused": int((ran & refuses).sum()),
+    }
+
+
+def by_split() -> Table:
+    """Errors of time on three sets, by which rows the fit has not seen."""
+    found = []
+    for name in BY_SPLIT:
+        rows = rows_of(name)
+        for split in SPLITS:
+            errors = of_time(rows, fitting.MAX_ROWS, split).errors(rows.measured)
+            found.append({"set": name, "split": split} | errors)
+    columns = [
+        Column("set", "published rows"),
+        Column("split", "split"),
+        Column("mape", "MAPE", ".1%"),
+        Column("n", "n", "d"),
+        Column("inside", "inside the 80 % interval", ".0%"),
+        Column("noise", "repeat noise", ".1%"),
+    ]
+    return Table(columns, found)
+
+
+def by_count() -> Table:
+    """Errors of time by how many other rows were fitted; 0: the priors alone."""
+    found = []
+    for name in SETS:
+        rows = rows_of(name)
+        row: dict[str, Any] = {"set": name}
+        for count in (0, 10, fitting.MAX_ROWS):
+            errors = of_time(rows, count, "random").errors(rows.measured)
+            row |= {"n": errors["n"]} | {f"{key}{count}": v for key, v in errors.items()}
+        found.append(row)
+    columns = [Column("set", "published rows"), Column("n", "n", "d")]
+    for count, words in ((0, "no run"), (10, "10 rows"), (fitting.MAX_ROWS, "20 rows")):
+        columns += [
+            Column(f"median{count}", f"{words}: median error", ".1%"),
+            Column(f"mape{count}", "MAPE", ".1%"),
+            Column(f"inside{count}", "in the interval", ".0%"),
+        ]
+    return Table(columns, found)
+
+
+def by_memory() -> Table:
+    """Errors of memory where peaks are published, and which runs are refused."""
+    found = []
+    for name in SETS:
+        rows = rows_of(name)
+        if len((peaks := of_memory(rows)).index):
+            found.append({"set": name} | peaks.errors(rows.memory_gb) | refused(rows))
+    columns = [
+        Column("set", "published rows"),
+        Column("mape", "MAPE of the peak", ".1%"),
+        Column("n", "n", "d"),
+        Column("crashed", "out of memory or crashed", "d"),
+        Column("crashed_refused", "of them refused", "d"),
+        Column("ran", "ran", "d"),
+        Column("ran_refused", "of them refused", "d"),
+    ]
+    return Table(columns, found)
+
+
+@command_line("held_out")
+def main(argv: list[str] | None = None) -> int:
+    parser = Parser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, metavar="FILE.md", help="write the tables there, too")
+    arguments = parser.parse_args(argv)
+    text = "\n".join(table().render("markdown") for table in (by_split, by_count, by_memory))
+    if arguments.out:
+        with writing(arguments.out):
+            arguments.out.write_text(text)
+    print(text, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
