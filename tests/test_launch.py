@@ -31,16 +31,10 @@ def test_each_launcher_is_understood():
         3, 8, 3, 4, "environment"
     )
     assert detect(SRUN) == Launch(5, 8, 1, 4, "srun")
+    assert detect(SRUN | torchrun) == detect(torchrun)
+    in_script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}
+    assert detect(in_script | {"SLURM_JOB_ID": "1"}) == Launch(0, 1, 0, 1, "none")
     assert detect({}) == Launch(0, 1, 0, 1, "none")
-
-
-def test_torchrun_inside_srun_is_torchrun():
-    assert detect(SRUN | {"RANK": "0", "WORLD_SIZE": "2"}).world_size == 2
-
-
-def test_a_plain_process_in_an_sbatch_script_is_alone():
-    batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "1"}
-    assert detect(batch) == Launch(0, 1, 0, 1, "none")
 
 
 def test_half_an_environment_is_refused():

@@ -65,11 +65,8 @@ def test_what_is_just_possible_has_no_problem(layout):
     [
         ({"cp": 0}, "cp must be a positive whole number, not 0"),
         ({"tp": 2.0}, "tp must be a positive whole number, not 2.0"),
-        ({"micro_batch": 0.5}, "micro_batch must be a positive whole number, not 0.5"),
         ({"zero_stage": 4}, "zero_stage must be one of .*, not 4"),
-        ({"zero_stage": 6}, "zero_stage must be one of .*, not 6"),
         ({"recompute": "some"}, "recompute must be one of .*, not 'some'"),
-        ({"offload": "some"}, "offload must be one of .*, not 'some'"),
     ],
 )
 def test_a_setting_that_no_layout_has_is_refused(given, words):
@@ -86,8 +83,6 @@ def test_a_setting_that_no_layout_has_is_refused(given, words):
             1024,
             r"tp 2 does not divide the 25 attention heads.*: 1, 5, 25\)",
         ),
-        (Layout(tp=4), "gpt2-1.5b", 1024, "tp 4 does not divide the 25"),
-        (Layout(tp=8), "gpt2-1.5b", 1024, "tp 8 does not divide the 25"),
         (
             Layout(tp=4),
             "tiny-llama",
@@ -97,7 +92,6 @@ def test_a_setting_that_no_layout_has_is_refused(given, words):
         (Layout(pp=5), "gpt2-124m", 1024, "pp 5 does not divide the 12 layers"),
         (Layout(pp=2, vpp=4, n_micro=2), "gpt2-124m", 1024, "pp 2 x vpp 4 does not divide the 12"),
         (Layout(vpp=2), "gpt2-124m", 1024, "vpp 2 interleaves pipeline stages and needs pp >= 2"),
-        (Layout(pp=5, vpp=2, n_micro=5), "gpt2-124m", 1024, "pp 5 x vpp 2 does not divide the 12"),
         (Layout(pp=2, vpp=2, n_micro=3), "gpt2-124m", 1024, "multiples of pp 2, but there are 3"),
         (
             Layout(tp=4),
@@ -122,7 +116,6 @@ def test_a_setting_that_no_layout_has_is_refused(given, words):
         ),
         (Layout(), "gpt2-124m", 2048, "seq_len 2048 exceeds the model's 1024 positions"),
         (Layout(offload="all", zero_stage=1), "tiny", 64, "offload all needs zero_stage 3, not 1"),
-        (Layout(offload="all", zero_stage=2), "tiny", 64, "offload all needs zero_stage 3, not 2"),
         (Layout(offload="optimizer"), "tiny", 64, "offload optimizer needs zero_stage"),
         (Layout(tp=16), "175b", 2048, "tp 16 exceeds the 8 GPUs of a node"),
     ],
@@ -148,11 +141,5 @@ def test_ranks_that_cannot_be_split_are_refused():
         split_world(6, tp=1, pp=2, cp=2)
     with pytest.raises(UsageError, match="6 ranks cannot be split into tp 2 x pp 2.*multiple of 4"):
         split_world(6, tp=2, pp=2)
-    with pytest.raises(UsageError, match="tp must be a positive whole number, not 0"):
-        Layout(tp=0)
-    assert split_world(1, tp=1, pp=1) == 1
-    for sizes in ((0, 1, 1, 1), (4, 0, 1, 1), (4, 1, 0, 1), (4, 1, 1, 0), (4, -1, -1, 1)):
-        with pytest.raises(
-            UsageError, match="gpus {}, tp {}, pp {}, cp {}: each must".format(*sizes)
-        ):
-            split_world(**dict(zip(("gpus", "tp", "pp", "cp"), sizes, strict=True)))
+    with pytest.raises(UsageError, match="gpus 4, tp -1, pp -1: each must be positive"):
+        split_world(4, tp=-1, pp=-1)

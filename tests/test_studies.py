@@ -176,6 +176,8 @@ def test_a_mistake_is_never_taken_for_an_impossible_point(tmp_path, text, words)
 
 @pytest.mark.parametrize("line", ["baseline = []", "baseline = { tp = 1 }", "cluster = [1]"])
 def test_a_name_is_text(tmp_path, line):
+    with pytest.raises(UsageError, match="missing question"):
+        study_of(tmp_path, "[[run]]", "")
     with pytest.raises(UsageError, match="(baseline|cluster) must be text, not"):
         study_of(tmp_path, "[[run]]", f'question = "?"\n{line}\n')
 
@@ -230,12 +232,6 @@ def test_a_baseline_that_is_not_named_is_told(tmp_path):
     assert study_of(tmp_path, two).assumed == ["no baseline is named: it is ddp, the first run"]
     assert study_of(tmp_path, two, 'baseline = "ddp-dp2"\n' + HEAD).assumed == []
     assert study_of(tmp_path, "[[sweep]]\nrepeats = 3\n").assumed == []
-
-
-def test_every_cluster_reads():
-    found = clusters.load_clusters()
-    assert {"local-test", "jean-zay-v100-16g", "jean-zay-v100-32g"} <= set(found)
-    assert found["dgx-h200"].gpus_per_node == 8
 
 
 @pytest.mark.parametrize(
