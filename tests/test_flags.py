@@ -23,7 +23,6 @@ WITHOUT_FLAGS = {"analysis", "slurm.forward_signals"}  # these parse no command 
 # What each flag is for, beside the trainer's settings, which are named in RunSpec. A new flag gets
 # a line here; its thing must not be on another line.
 MEANING = {
-    "--accounting": "slurmdbd and MariaDB, too",
     "--after": "the job to wait for",
     "--any-commit": "compare runs of different commits",
     "--backward": "a backward's time over a forward's",
@@ -43,7 +42,6 @@ MEANING = {
     "--dtype": "number format of the weights",
     "--fit": "run folders to fit",
     "--flash": "flash attention",
-    "--folder": "where the test cluster is",
     "--force": "replace a file that is there",
     "--format": "the form of the output",
     "--fresh": "run what is complete again",
@@ -68,7 +66,6 @@ MEANING = {
     "--min-micro-batches": "fewest micro-batches to try",
     "--n-micro": "micro-batches of an optimizer step on a rank",
     "--network": "a node's network, in words",
-    "--nodes": "nodes of the test cluster",
     "--only": "which runs of the study",
     "--out": "the file or folder to write",
     "--rank": "the ranks to rehearse",
