@@ -1,22 +1,11 @@
-"""Pipeline schedules, event by event: GPipe, 1F1B, interleaved 1F1B and the zero-bubble ones.
+"""Pipeline schedules, event by event: GPipe, 1F1B and interleaved 1F1B.
 
     python -m analysis.schedule --schedule 1f1b --pp 4 --micro-batches 8 [--vpp 2] [--png FILE]
-    python -m analysis.schedule --schedule zb-h1 --pp 4 --weight 1 --trace zb-h1.json.gz
 
-Prints each stage's row (digits are forwards, small letters backwards), then the stages' work, idle
-time and most micro-batches held, then the makespan and the bubble beside the closed formula. Times
-are in units of one chunk's forward unless given.
-
-gpipe, 1f1b, interleaved: the bubble is idle over ideal time, (pp - 1) / (vpp n_micro) by Narayanan
-et al. SC'21 (arXiv 2104.04473), section 2.2.
-
-zb-h1, zb-h2, zb-v (Qi et al., arXiv 2401.10241): the backward is split. A small letter is B, the
-gradients of the inputs, and a capital is W, the gradients of the weights; --backward is both and
---weight is W. The bubble is over ideal time, too: the longest that a stage waits between its own
-first start and last end, for the optimizer of these schedules does not wait for the other stages.
-Its formula is (pp - 1) (F + B - W) for zb-h1, (pp - 1) (F + B - 2 W) for zb-h2, where W takes at
-most as long as F, and 0 for zb-v, where F = B = W. No engine here runs these, so analysis.plan does
-not choose them.
+Prints each stage's row (digits are forwards, letters backwards), then the stages' work, idle time
+and most micro-batches held, then the makespan and the bubble (idle over ideal time) beside the
+closed formula, (pp - 1) / (vpp n_micro) by Narayanan et al. SC'21 (arXiv 2104.04473), section 2.2.
+Times are in units of one chunk's forward unless given.
 
 --trace writes what https://ui.perfetto.dev opens: one process per stage with its forwards and
 backwards; a gap is bubble, or a message that travels (--transfer).
@@ -38,17 +27,14 @@ from analysis.planner.pipeline import (
     MOST_EVENTS,
     MOST_STAGES,
     SCHEDULES,
-    ZERO_BUBBLE,
     Event,
     bubble,
     busy_s,
     draw,
     in_flight,
-    longest_wait_s,
     makespan,
     simulate,
     text,
-    zero_bubble_form,
 )
 from base.bounds import Bounds, check_flags
 from base.errors import Parser, UsageError, command_line, printable
@@ -70,12 +56,9 @@ def main(argv: list[str] | None = None) -> int:
     count = partial(add, type=int, metavar="N")
     count("--pp", default=4, help="pipeline stages (default: 4)")
     count("--micro-batches", default=8, help="micro-batches of a step (default: 8)")
-    chunks = "model chunks per stage; above 1 with interleaved (default: 1; zb-v has 2)"
-    count("--vpp", default=None, help=chunks)
+    count("--vpp", default=1, help="model chunks per stage; above 1 with interleaved (default: 1)")
     ratio = partial(add, type=float, metavar="RATIO")
     ratio("--backward", default=2.0, help="a backward's time over a forward's (default: 2)")
-    weight = "of the backward, the gradients of weights (W) over a forward; zb-* (default: half)"
-    ratio("--weight", help=weight)
     transfer = "a message's time between stages over a forward's (default: 0)"
     ratio("--transfer", default=0.0, help=transfer)
     add("--png", type=Path, metavar="FILE", help="draw it, too")
@@ -84,36 +67,26 @@ def main(argv: list[str] | None = None) -> int:
     add_force_flag(parser)
     arguments = parser.parse_args(argv)
     name, pp, n = arguments.schedule, arguments.pp, arguments.micro_batches
-    split = name in ZERO_BUBBLE
-    vpp = arguments.vpp if arguments.vpp is not None else 2 if name == "zb-v" else 1
-    most, times = (1, MOST_EVENTS), Bounds(0, 100, above=True)
-    bounds = {"pp": (1, MOST_STAGES), "micro_batches": most, "backward": times}
-    bounds |= {"vpp": most} if arguments.vpp is not None else {}
-    bounds |= {"weight": times} if arguments.weight is not None else {}
-    check_flags(arguments, **bounds, transfer=Bounds(0, 100))
-    if arguments.weight is not None and not split:
-        raise UsageError(
-            f"{name} does not split the backward: --weight is for {', '.join(ZERO_BUBBLE)}"
-        )
-    backward, weight_s = arguments.backward, arguments.weight
-    if split and weight_s is None:
-        weight_s = backward / 2
-    events = simulate(name, pp, n, vpp, 1.0, backward, arguments.transfer, weight_s)
-    found = bubble(events)
-    if split:
-        found = longest_wait_s(events) / max(busy_s(events).values())
-    formula, why = _formula(name, Layout(pp=pp, vpp=vpp, n_micro=n), backward, weight_s)
-    said = f"makespan {makespan(events):g}, bubble {found:.4f}, formula {formula}"
-    if arguments.transfer:
-        why.append("the formula counts no messages (--transfer)")
+    vpp, backward = arguments.vpp, arguments.backward
+    check_flags(
+        arguments,
+        pp=(1, MOST_STAGES),
+        micro_batches=(1, MOST_EVENTS),
+        vpp=(1, MOST_EVENTS),
+        backward=Bounds(0, 100, above=True),
+        transfer=Bounds(0, 100),
+    )
+    events = simulate(name, pp, n, vpp, 1.0, backward, arguments.transfer)
+    formula = Layout(pp=pp, vpp=vpp, n_micro=n).bubble
+    summary = f"makespan {makespan(events):g}, bubble {bubble(events):.4f}, formula {formula:.4f}"
     written = []
     if arguments.png:
         picture = arguments.png if arguments.png.suffix else arguments.png.with_suffix(".png")
-        draw(events, pp, f"{name}, pp {pp}, vpp {vpp}: {said}", picture, arguments.force)
+        draw(events, pp, f"{name}, pp {pp}, vpp {vpp}: {summary}", picture, arguments.force)
         written.append(picture)
     if arguments.trace:
         about = {"schedule": name, "pp": pp, "vpp": vpp, "micro_batches": n}
-        about |= {"backward": backward, "weight": weight_s, "transfer": arguments.transfer}
+        about |= {"backward": backward, "transfer": arguments.transfer}
         if arguments.trace.suffix != ".gz":
             raise UsageError(f"{arguments.trace}: the name must end in .json.gz")
         with output(arguments.trace, TRACE_MARK, arguments.force) as file:
@@ -123,7 +96,11 @@ def main(argv: list[str] | None = None) -> int:
     shortest = min(e.end - e.start for e in events)
     print(text(events, pp, min(1.0, max(shortest, makespan(events) / WIDEST))), end="")
     print(_stages(events, pp).render(), end="")
-    print(said, *(f"- {line}" for line in why), *map(printable, map(str, written)), sep="\n")
+    print(summary)
+    if arguments.transfer:
+        print("- the formula counts no messages (--transfer)")
+    for path in written:
+        print(printable(str(path)))
     return 0
 
 
@@ -165,21 +142,6 @@ def _stages(events: list[Event], pp: int) -> Table:
         Column("held", "most chunks held", "d"),
     ]
     return Table(columns, rows)
-
-
-def _formula(
-    name: str, layout: Layout, backward: float, weight: float | None
-) -> tuple[str, list[str]]:
-    """(the closed formula's bubble over ideal time, or "-"; why there is none)."""
-    if weight is None:
-        return f"{layout.bubble:.4f}", []
-    try:
-        # Of a stage: its chunks together, and of each micro-batch.
-        times = [layout.vpp * t for t in (1.0, backward - weight, weight)]
-        bubble_s, _ = zero_bubble_form(name, layout.pp, layout.n_micro, *times)
-    except UsageError as error:
-        return "-", [str(error)]
-    return f"{bubble_s / (layout.n_micro * sum(times)):.4f}", []
 
 
 if __name__ == "__main__":

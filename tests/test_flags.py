@@ -96,7 +96,6 @@ MEANING = {
     "--trace": "the trace of a pipeline to write",
     "--transfer": "a message's time over a forward's",
     "--top": "how many to show or keep, best first",
-    "--weight": "the weight gradients' time over a forward's",
     "--why": "the layout to explain",
     "--window": "iterations to use",
     "--x": "the column along a picture's bottom",

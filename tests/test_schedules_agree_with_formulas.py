@@ -94,12 +94,6 @@ def test_a_pipeline_takes_what_one_adds_up_by_hand():
     assert pipeline.makespan(late) == 3 and pipeline.bubble(late) == 0
 
 
-def test_the_busiest_stage_is_the_ideal():
-    """F 1, F 2, B 2, B 1 in six seconds, of which the second stage works four."""
-    events = pipeline.simulate("gpipe", 2, 1, 1, [1.0, 2.0], [1.0, 2.0])
-    assert pipeline.makespan(events) == 6 and pipeline.bubble(events) == 0.5
-
-
 def test_what_flies_is_forward_and_not_yet_backward():
     events = [pipeline.Event(0, kind, 0, 0, at, at + 1) for at, kind in enumerate("FFBFFBB")]
     assert pipeline.in_flight(events, 0) == 3 and pipeline.in_flight(events, 1) == 0
@@ -107,7 +101,7 @@ def test_what_flies_is_forward_and_not_yet_backward():
 
 def test_an_order_that_waits_for_itself_is_our_mistake(monkeypatch):
     monkeypatch.setattr(pipeline, "order", lambda *_: [("B", 0, 0), ("F", 0, 0)])
-    with pytest.raises(RuntimeError, match="gpipe deadlocks at pp 2, 1, vpp 1"):
+    with pytest.raises(AssertionError, match="gpipe deadlocks at pp 2, 1, vpp 1"):
         pipeline.simulate("gpipe", 2, 1)
 
 
@@ -129,7 +123,7 @@ def test_1f1b_holds_few_micro_batches_and_gpipe_all():
 
 
 def test_no_stage_does_two_things_at_once_and_nothing_runs_before_its_input():
-    events = pipeline.simulate("interleaved", 4, 8, 2, [1.0, 1.5, 1.0, 2.0], [2.0] * 4, 0.1)
+    events = pipeline.simulate("interleaved", 4, 8, 2, 1.5, 2.0, 0.1)
     for stage in range(4):
         mine = sorted((e for e in events if e.stage == stage), key=lambda e: e.start)
         assert all(a.end <= b.start for a, b in zip(mine, mine[1:], strict=False))
@@ -147,8 +141,8 @@ def test_interleaving_needs_whole_groups():
         pipeline.simulate("interleaved", 4, 6, 2)
     with pytest.raises(UsageError, match="gpipe has no vpp 2: use interleaved"):
         pipeline.simulate("gpipe", 4, 8, 2)
-    with pytest.raises(UsageError, match="unknown schedule 'zb-h3'; known: gpipe"):
-        pipeline.simulate("zb-h3", 4, 8)
+    with pytest.raises(UsageError, match="unknown schedule 'zb-h1'; known: gpipe"):
+        pipeline.simulate("zb-h1", 4, 8)
     for sizes in ((0, 4, 1), (2, 0, 1), (2, 4, 0)):
         with pytest.raises(UsageError, match=f"pp {sizes[0]}, micro-batches {sizes[1]} and"):
             pipeline.simulate("interleaved", *sizes)
@@ -184,7 +178,6 @@ def test_the_picture_and_the_trace_are_written_and_named(tmp_path, capsys):
     [
         ["--pp", "3", "--micro-batches", "5", "--transfer", "0.25"],
         ["--schedule", "interleaved", "--vpp", "2", "--backward", "1.7"],
-        ["--schedule", "zb-h2", "--weight", "0.7"],
     ],
     ids=lambda flags: " ".join(flags),
 )
@@ -205,117 +198,3 @@ def test_a_trace_has_the_tables_makespan_and_work(flags, tmp_path, capsys):
     for stage, cells in rows.items():
         work_s = sum(dur for pid, _, dur in tasks if pid == stage) / 1e6
         assert work_s == pytest.approx(float(cells[1]), abs=1e-4)
-
-
-# --- zero bubble (arXiv 2401.10241) ---------------------------------------------------------------
-
-TIMES = [(1, 1, 1), (2, 2, 1), (3, 4, 2), (2, 5, 2), (5, 3, 4), (4, 1, 1)]  # T_F, T_B, T_W
-
-
-@pytest.mark.parametrize("times", TIMES)
-@pytest.mark.parametrize("name", pipeline.ZERO_BUBBLE)
-def test_bubble_and_memory_of_the_zero_bubble_schedules(name, times):
-    """As their closed forms say, wherever the forms hold: what they do not cover they refuse."""
-    checked, vpp = 0, 2 if name == "zb-v" else 1
-    forward, inputs, weights = map(float, times)
-    for pp in (1, 2, 3, 4, 8):
-        for n_micro in (pp, 2 * pp - 1, 2 * pp, 3 * pp + 1):
-            try:
-                form = pipeline.zero_bubble_form(name, pp, n_micro, *times)
-            except UsageError:
-                continue
-            given = forward, inputs + weights, 0.0, weights
-            events = pipeline.simulate(name, pp, n_micro, vpp, *given)
-            held = max(pipeline.in_flight(events, stage) for stage in range(pp))
-            assert (pipeline.longest_wait_s(events), held) == (form[0], form[1] * vpp)
-            assert len(events) == 3 * n_micro * vpp * pp == len(set(events))
-            checked += 1
-    if name == "zb-v":
-        assert checked == (16 if times == (1, 1, 1) else 0)
-    else:
-        assert checked == (20 if name == "zb-h1" else 16)
-
-
-def test_the_forms_are_those_of_the_paper():
-    """Table 2: (p - 1)(T_F + T_B - T_W) with p held, (p - 1)(T_F + T_B - 2 T_W) with 2 p - 1."""
-    assert pipeline.zero_bubble_form("zb-h1", 4, 8, 3, 4, 2) == (3 * (3 + 4 - 2), 4)
-    assert pipeline.zero_bubble_form("zb-h2", 4, 8, 3, 4, 2) == (3 * (3 + 4 - 2 * 2), 7)
-    assert pipeline.zero_bubble_form("zb-v", 4, 8, 2, 2, 2) == (0, 4)
-
-
-def test_where_a_form_does_not_hold_the_numbers_are_said():
-    for name, n_micro, times, said in (
-        ("zb-h1", 3, (1, 1, 1), "zb-h1 needs at least 4 micro-batches at pp 4"),
-        ("zb-h2", 6, (1, 1, 1), "zb-h2 needs at least 7 micro-batches at pp 4"),
-        ("zb-h1", 8, (1, 1, 2), r"T_W up to T_F \(T_F 1, T_B 1, T_W 2\)"),
-        ("zb-h2", 8, (3, 1, 3), "needs 2 T_W up to T_F \\+ T_B"),
-        ("zb-v", 8, (1, 2, 1), "zb-v needs T_F = T_B = T_W"),
-    ):
-        with pytest.raises(UsageError, match=said):
-            pipeline.zero_bubble_form(name, 4, n_micro, *times)
-
-
-def test_with_long_weight_gradients_the_form_would_be_too_small():
-    """T_W above T_F: the simulation waits longer than (p - 1)(T_F + T_B - T_W)."""
-    events = pipeline.simulate("zb-h1", 2, 4, 1, 2.0, 2.0 + 3.0, 0.0, 3.0)
-    assert pipeline.longest_wait_s(events) == 2 > (2 - 1) * (2 + 2 - 3)
-
-
-def test_the_handcrafted_schedules_do_what_figure_3_draws():
-    """Its first and last device, of four with eight micro-batches; ours count from 0."""
-    first = said(pipeline.order("zb-h1", 0, 4, 8))
-    assert first.startswith("F0 F1 F2 F3 B0 W0 F4 B1 W1 F5") and first.endswith("B6 W6 B7 W7")
-    assert said(pipeline.order("zb-h1", 3, 4, 8)) == (
-        "F0 B0 F1 B1 F2 B2 F3 B3 W0 F4 B4 W1 F5 B5 W2 F6 B6 W3 F7 B7 W4 W5 W6 W7"
-    )
-    first = said(pipeline.order("zb-h2", 0, 4, 8))
-    assert first.startswith("F0 F1 F2 F3 F4 F5 F6 B0 W0 F7 B1 W1 B2")
-    last = said(pipeline.order("zb-h2", 3, 4, 8))
-    assert last.startswith("F0 B0 F1") and last.endswith("F6 B6 W0 F7 B7 W1 W2 W3 W4 W5 W6 W7")
-
-
-@pytest.mark.parametrize(("pp", "n_micro"), [(1, 1), (2, 2), (2, 3), (4, 8), (4, 4), (8, 20)])
-def test_zb_v_is_the_schedule_that_pytorch_runs(pp, n_micro):
-    theirs = pytest.importorskip("torch.distributed.pipelining.schedules")
-    schedule = object.__new__(theirs.ScheduleZBVZeroBubble)
-    schedule.pp_group_size, schedule.num_stages, schedule._n_microbatches = pp, 2 * pp, n_micro
-    for stage in range(pp):
-        actions = schedule._calculate_single_rank_operations(stage)
-        kinds = {"FORWARD": "F", "BACKWARD_INPUT": "B", "BACKWARD_WEIGHT": "W"}
-        tasks = [
-            (kinds[a.computation_type.name], a.microbatch_index, int(a.stage_index >= pp))
-            for a in actions
-            if a is not None
-        ]
-        assert pipeline.order("zb-v", stage, pp, n_micro, 2) == tasks
-
-
-def test_zb_v_turns_on_the_last_stage_without_a_message():
-    """Two stages, one micro-batch, a message of 0.5: down 1 + 0.5 + 1, up 1 + 0.5 + 1."""
-    events = pipeline.simulate("zb-v", 2, 1, 2, 1.0, 2.0, 0.5)
-    ends = {(e.kind, e.stage, e.chunk): e.end for e in events}
-    assert ends["F", 1, 0] == 2.5 and ends["F", 1, 1] == 3.5 and ends["F", 0, 1] == 5.0
-
-
-def test_weight_gradients_are_capitals_and_nobody_waits_for_them(capsys):
-    assert schedule.main(["--schedule", "zb-h1", "--pp", "2", "--micro-batches", "3"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("stage   0 01.aA2bBcC\nstage   1 .0a1bA2cBC\n")
-    assert "makespan 10, bubble 0.1111, formula 0.1111\n" in out
-    assert schedule.main(["--schedule", "zb-v", "--weight", "0.5"]) == 0
-    out = capsys.readouterr().out
-    assert "formula -\n- the formula of zb-v needs T_F = T_B = T_W (T_F 2, T_B 3, T_W 1)" in out
-
-
-def test_a_split_that_cannot_be_is_one_line(capsys):
-    for flags, said_ in (
-        (["--weight", "1"], "1f1b does not split the backward"),
-        (
-            ["--schedule", "zb-h1", "--weight", "3"],
-            "weight gradients take 3.0, more than a backward",
-        ),
-        (["--schedule", "zb-v", "--vpp", "3"], "zb-v has two chunks a stage: vpp 2, not 3"),
-        (["--schedule", "zb-h2", "--vpp", "2"], "zb-h2 has no vpp 2"),
-    ):
-        assert schedule.main(flags) == 2
-        assert said_ in capsys.readouterr().err
