@@ -4,7 +4,7 @@ r"""Build and train a step of any rank of any run on this machine, without its m
     python -m parallel.rehearse --study slurm/parity.toml          # every run of the study
     python -m parallel.rehearse --engine megatron --preset 175b --gpus 512 --tp 8 --pp 8 \
         --micro-batch 1 --global-batch 512 --zero-stage 1 --precision bf16 --rank all-stages
-    python -m parallel.rehearse ... --rank worst --out folder
+    python -m parallel.rehearse ... --rank worst
     python -m parallel.rehearse ... --rank 317 --format json
 
 The engine's own code runs with tensors that have shapes but no storage, as one rank of all those
@@ -15,33 +15,30 @@ show that one exists, is fast or is right. The exit status is 1 when a rank coul
 or needs more memory than the cluster's card has.
 
 --rank: first-and-last (of the pipeline's stages), all-stages, worst (of the stage that has the
-highest peak by formula), or numbers with commas. --out writes memory over the step's operators, by
-kind, of every rank: a picture and a JSON file.
+highest peak by formula), or numbers with commas.
 """
 
 import argparse
 import contextlib
 import gc
+import importlib
 import io
 import json
 import logging
 import multiprocessing
-import os
 import resource
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Collection
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field, fields, replace
-from multiprocessing import forkserver
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from base.errors import Parser, UsageError, command_line, warn
-from base.files import named_folder
 from models import flops, memory
 from models.memory import GB
 from parallel.config import clusters
@@ -57,35 +54,35 @@ from parallel.train import set_environment
 
 # What a rank's bytes are: parallel/measure/rehearsal.py sorts them.
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "temporary")
-# Settings on which no rehearsal depends.
-_APART = """gpus global_batch grad_accum lr min_lr warmup_steps lr_schedule weight_decay beta1 beta2
-adam_eps seed steps epochs train_tokens enforce_global_batch_size data eval_interval eval_steps
-save_interval save load load_previous resume keep_last keep_every export_weights async_save
-save_grace_s device kernels threads profile_mode profile_steps profile_ranks breakdown log_interval
-timeout_s hang_s""".split()
-PROGRESS_S = 10.0  # a line at most so often
 
 
 @dataclass
 class Rehearsal:
-    """What one rank's rehearsal found; bytes, and FLOPs of the rehearsed micro-batches.
+    """One rank's rehearsal; bytes, and FLOPs of the rehearsed micro-batches.
 
     error: why the step could not be trained, and where; "" when it could. peak: kind -> bytes.
-    messages: axis -> (calls, bytes). timeline: (operators run, region, kind -> bytes).
-    seconds, real_bytes: what the rehearsal itself took of a core, and of memory at most.
+    messages: axis -> (calls, bytes). seconds, real_bytes: what the rehearsal itself took of a core,
+    and of memory at most.
     """
 
     rank: int
     stage: int
-    micro_batches: int
+    micro_batches: int = 0
     parameters: int = 0
     peak: dict[str, int] = field(default_factory=dict)
     flops: float = 0.0
     messages: dict[str, tuple[int, float]] = field(default_factory=dict)
-    timeline: list[tuple[int, str, dict[str, int]]] = field(default_factory=list)
     seconds: float = 0.0
     real_bytes: int = 0
     error: str = ""
+
+
+class Comparison(NamedTuple):
+    """A number of the rehearsal beside the formula's; None where there is no formula."""
+
+    what: str
+    rehearsed: float
+    formula: float | None
 
 
 def enough_micro_batches(layout: Layout, stage: int) -> int:
@@ -102,162 +99,102 @@ def shortened(spec: RunSpec, stage: int) -> RunSpec:
     return replace(spec, grad_accum=n, global_batch=batch, device="cpu")
 
 
-def work_of(spec: RunSpec, rank: int) -> str:
-    """What a rehearsal depends on, as text: equal for ranks that hold and do the same.
-
-    The tp ranks of a stage do. Its dp ranks do where nothing is cut over them; otherwise the parts
-    differ in their padding.
-    """
-    layout = spec.layout
-    coords = layout.coords(rank)
-    n_micro = shortened(spec, coords["pp"]).layout.n_micro
-    part = (coords["dp"], layout.dp) if layout.zero_stage > 0 else (0, min(layout.dp, 2))
-    rest = {f.name: getattr(spec, f.name) for f in fields(RunSpec) if f.name not in _APART}
-    return repr((coords["pp"], n_micro, part, rest))
-
-
 def unable(spec: RunSpec) -> str:
     """Why a run cannot be rehearsed; "" when it can."""
     if not spec.te_alone:
         return ""
-    instead = {"--cp 1": spec.cp > 1, "--precision bf16": spec.precision == "fp8"}
-    flags = " ".join(flag for flag, is_needed in instead.items() if is_needed)
-    return f"a rehearsal has no Transformer Engine for {spec.te_alone}: try {flags}"
+    flags = []
+    if spec.cp > 1:
+        flags.append("--cp 1")
+    if spec.precision == "fp8":
+        flags.append("--precision bf16")
+    return f"a rehearsal has no Transformer Engine for {spec.te_alone}: try {' '.join(flags)}"
+
+
+def import_libraries(specs: Iterable[RunSpec]) -> None:
+    """Import what the engines of `specs` import, once for all rehearsals of this process."""
+    set_environment(RunSpec(device="cpu", threads=1), Launch(0, 1, 0, 1, "none"))
+    warnings.simplefilter("ignore")  # of the libraries: what they miss is what no GPU machine lacks
+    logging.getLogger("megatron.core").setLevel(logging.ERROR)
+    for engine in sorted({spec.engine for spec in specs}):
+        importlib.import_module(ENGINES[engine].module)
+    # After the engines: they redirect torch's factories, which the rehearsal redirects again.
+    importlib.import_module("parallel.measure.rehearsal")
+
+
+def rehearse_apart(spec: RunSpec, rank: int) -> Rehearsal:
+    """`rehearse` in a fork of this process, because libraries keep their process groups."""
+    forks = multiprocessing.get_context("fork")
+    here, there = forks.Pipe(duplex=False)
+    process = forks.Process(target=_send, args=(there, spec, rank))
+    process.start()
+    there.close()
+    try:
+        return here.recv()
+    except EOFError:
+        why = "its process was killed; this machine may be out of memory"
+        return Rehearsal(rank, spec.layout.coords(rank)["pp"], error=why)
+    finally:
+        process.join()
+
+
+def _send(connection: Connection, spec: RunSpec, rank: int) -> None:
+    connection.send(rehearse(spec, rank))
 
 
 def rehearse(spec: RunSpec, rank: int) -> Rehearsal:
     """Rehearse one rank of a run, in this process, which must not have done it before."""
     stage = spec.layout.coords(rank)["pp"]
     began, spec = time.process_time(), shortened(spec, stage)
-    found = Rehearsal(rank, stage, spec.layout.n_micro)
+    rehearsal = Rehearsal(rank, stage, spec.layout.n_micro)
     try:
         with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as aside:
-            _train_step(spec, rank, Path(aside), found)
+            _train_step(spec, rank, Path(aside), rehearsal)
     except Exception as error:  # whatever the engine or a library raised is the finding
         ours = [f for f in traceback.extract_tb(error.__traceback__) if "/parallel/" in f.filename]
         lines = str(error).strip().splitlines() or [""]
         where = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "a library"
-        found.error = f"{type(error).__name__}: {lines[0]} (at {where})"
-    found.seconds = time.process_time() - began
-    found.real_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return found
+        rehearsal.error = f"{type(error).__name__}: {lines[0]} (at {where})"
+    rehearsal.seconds = time.process_time() - began
+    rehearsal.real_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return rehearsal
 
 
-class Processes:
-    """Rehearses ranks, each in a process of its own, because libraries keep their process groups.
-
-    The processes are forked from one that has imported the libraries of the engines of `specs`.
-    """
-
-    def __init__(self, specs: Collection[RunSpec]):
-        self._forks = multiprocessing.get_context("forkserver")
-        modules = sorted({ENGINES[spec.engine].module for spec in specs})
-        # The engines first: they redirect torch's factories, which the rehearsal redirects again.
-        modules += ["parallel.measure.rehearsal", "parallel.measure.step_parts"]
-        # What a step would import otherwise, in every process.
-        if any(spec.engine == "deepspeed_zero" for spec in specs):
-            modules.append("deepspeed.runtime.zero.muon.muon_optimizer")
-        if any(spec.implementation == "hf" for spec in specs):
-            modules.append("models.hf_model")
-        self._forks.set_forkserver_preload(modules)
-        ours = dict(os.environ)
-        set_environment(RunSpec(device="cpu", threads=1), Launch(0, 1, 0, 1, "none"))
-        # What the libraries warn of when they are imported is what no GPU machine lacks.
-        os.environ.setdefault("PYTHONWARNINGS", "ignore")
-        forkserver.ensure_running()
-        os.environ.clear()
-        os.environ.update(ours)
-
-    def rehearse(self, spec: RunSpec, rank: int) -> Rehearsal:
-        with ProcessPoolExecutor(1, self._forks) as process:
-            try:
-                return process.submit(rehearse, spec, rank).result()
-            except BrokenProcessPool:
-                stage = spec.layout.coords(rank)["pp"]
-                why = "its process was killed; this machine may be out of memory"
-                return Rehearsal(rank, stage, 0, error=why)
-
-
-class _Progress:
-    """A listener of the regions of a step that says how far it is, on stderr."""
-
-    def __init__(self, rank: int, passes: int):
-        self.rank, self.passes = rank, passes  # forward passes of chunks
-        self.began = self.said = time.monotonic()
-        self.forwards = 0
-
-    def enter(self, name: str) -> None:
-        self.forwards += name == "forward"
-        if (now := time.monotonic()) - self.said > PROGRESS_S:
-            self.said = now
-            print(
-                f"rank {self.rank}: {self.forwards} of {self.passes} forward passes begun,"
-                f" {now - self.began:.0f} s",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    def leave(self, name: str) -> None:
-        pass
-
-
-def _train_step(spec: RunSpec, rank: int, aside: Path, found: Rehearsal) -> None:
+def _train_step(spec: RunSpec, rank: int, aside: Path, rehearsal: Rehearsal) -> None:
     layout = spec.layout
-    logging.getLogger("megatron.core").setLevel(logging.ERROR)  # it misses the states of a GPU
     set_environment(spec, Launch(rank, layout.world_size, 0, 1, "none"))
     import torch
-    from torch import nn
 
-    from models.tensor_files import DTYPES
     from parallel import engines
     from parallel.measure import ranges, step_parts
-    from parallel.measure.rehearsal import HOST, Memory, held_part, without_storage
+    from parallel.measure.rehearsal import HOST, Memory, without_storage
 
     device = torch.device("cpu")
-    vocabulary = spec.padded_vocab // layout.tp
     gc.freeze()  # what is there already is not looked through again for parameters and garbage
-    held = Memory(vocabulary)
+    held = Memory(vocabulary=spec.padded_vocab // layout.tp)
     if spec.engine.startswith("deepspeed"):
-        from parallel.engines import deepspeed_common
+        from parallel.measure import rehearsed_deepspeed
 
-        shape = (spec.seq_len, spec.micro_batch, spec.model.hidden)
-        deepspeed_common.redirect_for_rehearsal(
-            shape, DTYPES[spec.precision], lambda tensor: held.mark(tensor, HOST)
-        )
-    with without_storage(rank, layout.world_size):
-        with held:
-            messages = step_parts.start(replace(spec, breakdown=True), device, rank, aside)
-            engine = engines.load(spec, device, "torch")
-            parameters = [p for p in gc.get_objects() if isinstance(p, nn.Parameter)]
-            weights = HOST if layout.offload == "all" else "weights"
-            states = "optimizer" if layout.offload == "none" else HOST
-            for parameter in parameters:
-                held.mark(held_part(parameter), weights)
-                held.mark(getattr(parameter, "main_grad", None), "gradients")
-                parameter.register_post_accumulate_grad_hook(held.mark_gradient)
-            for piece in engine.state().pieces:  # it makes Adam's moments
-                for tensor in piece.tensors.values():
-                    held.mark(tensor, states)
-            for parameter in parameters:  # a parameter may be its own master
-                held.mark(held_part(parameter), weights)
-            gc.collect()
-            found.parameters = sum(getattr(p, "ds_numel", p.numel()) for p in parameters)
-            # Where it has seen a micro-batch, ZeRO-3 gathers ahead and keeps what it needs again.
-            steps = 2 if layout.zero_stage == 3 and layout.n_micro == 1 else 1
-            ranges.listeners += [held, _Progress(rank, steps * layout.n_micro * layout.vpp)]
-            for _ in range(steps):
-                held.restart()
-                messages.forget()
-                engine.step(_batches(spec), spec.lr)
-    found.peak = {kind: size for kind, size in held.peak.items() if size and kind != HOST}
-    found.timeline = held.timeline
-    found.flops = float(held.flops)
+        rehearsed_deepspeed.redirect(spec, lambda tensor: held.mark(tensor, HOST))
+    with without_storage(rank, layout.world_size), held:
+        messages = step_parts.start(replace(spec, breakdown=True), device, rank, aside)
+        engine = engines.load(spec, device, "torch")
+        rehearsal.parameters = held.mark_engine(engine, layout.offload)
+        # Where it has seen a micro-batch, ZeRO-3 gathers ahead and keeps what it needs again.
+        steps = 2 if layout.zero_stage == 3 and layout.n_micro == 1 else 1
+        ranges.listeners.append(held)
+        for _ in range(steps):
+            held.restart()
+            messages.forget()
+            engine.step(_batches(spec), spec.lr)
+    rehearsal.peak = {kind: size for kind, size in held.peak.items() if size and kind != HOST}
+    rehearsal.flops = float(held.flops)
     for axis, size, _ in messages.messages:
-        calls, total = found.messages.get(axis, (0, 0.0))
-        found.messages[axis] = (calls + 1, total + size)
+        calls, total = rehearsal.messages.get(axis, (0, 0.0))
+        rehearsal.messages[axis] = (calls + 1, total + size)
 
 
-def _batches(spec: RunSpec) -> Any:
+def _batches(spec: RunSpec) -> Iterator[Any]:
     import torch
 
     shape = (spec.micro_batch, spec.seq_len)
@@ -285,36 +222,39 @@ def memory_by_formula(spec: RunSpec, stage: int) -> dict[str, float]:
     return {part: float(size[0]) for part, size in memory.parts(x, at, tensors_alone=True).items()}
 
 
-def memory_rows(
-    spec: RunSpec, stage: int, peak: dict[str, int]
-) -> list[tuple[str, float, float | None]]:
-    """(part, rehearsed, by formula) of a rank's peak, in bytes; the last row is their sum."""
+def memory_rows(spec: RunSpec, stage: int, peak: dict[str, int]) -> list[Comparison]:
+    """A rank's peak in bytes, part by part; the last row is their sum."""
     formula = memory_by_formula(spec, stage)
     rows = [
-        (part, *(float(sum(of.get(kind, 0) for kind in kinds)) for of in (peak, formula)))
+        Comparison(
+            part,
+            float(sum(peak.get(kind, 0) for kind in kinds)),
+            sum(formula.get(kind, 0.0) for kind in kinds),
+        )
         for part, kinds in _PARTS.items()
     ]
-    return [*rows, ("peak", float(sum(peak.values())), sum(formula.values()))]
+    return [*rows, Comparison("peak", float(sum(peak.values())), sum(formula.values()))]
 
 
-def comparison(spec: RunSpec, found: Rehearsal) -> list[tuple[str, float, float | None]]:
-    """(what, rehearsed, by formula or None) of a rank: bytes of its peak, FLOPs, and messages.
+def comparison(spec: RunSpec, rehearsal: Rehearsal) -> list[Comparison]:
+    """A rank's bytes at its peak, FLOPs and messages.
 
     The memory is that of the whole step; FLOPs and messages are those of the rehearsed
     micro-batches.
     """
-    short = shortened(spec, found.stage)
-    parts = memory_rows(spec, found.stage, found.peak)
-    rows: list[tuple[str, float, float | None]]
-    rows = [(f"{part} GB", ours / GB, formula / GB) for part, ours, formula in parts]
-    rows.append(("TFLOP", found.flops / 1e12, _flops(short, found.stage) / 1e12))
-    volumes = step_volumes(short, found.rank)
-    for axis in sorted((found.messages.keys() | volumes.keys()) - {"control"}):
-        calls, size = found.messages.get(axis, (0, 0.0))
+    short = shortened(spec, rehearsal.stage)
+    rows = [
+        Comparison(f"{part} GB", size / GB, formula / GB)
+        for part, size, formula in memory_rows(spec, rehearsal.stage, rehearsal.peak)
+    ]
+    expected = _flops(short, rehearsal.stage)
+    rows.append(Comparison("TFLOP", rehearsal.flops / 1e12, expected / 1e12))
+    volumes = step_volumes(short, rehearsal.rank)
+    for axis in sorted((rehearsal.messages.keys() | volumes.keys()) - {"control"}):
+        calls, size = rehearsal.messages.get(axis, (0, 0.0))
         volume = volumes.get(axis)
-        known = volume is not None
-        rows.append((f"{axis} calls", calls, volume.calls if known else None))
-        rows.append((f"{axis} GB", size / GB, volume.bytes / GB if known else None))
+        rows.append(Comparison(f"{axis} calls", calls, volume and volume.calls))
+        rows.append(Comparison(f"{axis} GB", size / GB, volume and volume.bytes / GB))
     return rows
 
 
@@ -329,39 +269,35 @@ def _flops(spec: RunSpec, stage: int) -> float:
     return per_token * layout.micro_batch * layout.n_micro * spec.seq_len / layout.tp
 
 
-def printed(spec: RunSpec, found: Rehearsal) -> str:
-    """A rank's rehearsal as text."""
-    where = f"rank {found.rank} (stage {found.stage} of {spec.pp})"
-    if found.error:
-        return f"{where} could not train a step: {found.error}"
+def printed(spec: RunSpec, rehearsal: Rehearsal) -> str:
+    """A rank's rehearsal as a table."""
+    where = f"rank {rehearsal.rank} (stage {rehearsal.stage} of {spec.pp})"
+    if rehearsal.error:
+        return f"{where} could not train a step: {rehearsal.error}"
     lines = [
-        f"{where}: {found.parameters:,} parameters, {found.micro_batches} of"
-        f" {spec.layout.n_micro} micro-batches, {found.seconds:.0f} s of a core"
-        f" and {found.real_bytes / GB:.1f} GB of this machine",
+        f"{where}: {rehearsal.parameters:,} parameters, {rehearsal.micro_batches} of"
+        f" {spec.layout.n_micro} micro-batches, {rehearsal.seconds:.0f} s of a core"
+        f" and {rehearsal.real_bytes / GB:.1f} GB of this machine",
         f"  {'':20}{'rehearsed':>12}{'formula':>12}{'difference':>12}",
     ]
-    for what, ours, formula in comparison(spec, found):
+    for what, size, formula in comparison(spec, rehearsal):
         beside = "-" if formula is None else f"{formula:.4g}"
-        off = "-" if not formula else f"{ours / formula - 1:+.1%}"
-        lines.append(f"  {what:20}{ours:>12.4g}{beside:>12}{off:>12}")
+        difference = f"{size / formula - 1:+.1%}" if formula else "-"
+        lines.append(f"  {what:20}{size:>12.4g}{beside:>12}{difference:>12}")
     if spec.engine == "ddp" and spec.layout.dp > 1:
         lines.append("  dp is 0: the reducer of DistributedDataParallel is not rehearsed")
     return "\n".join(lines)
 
 
-def in_a_line(
-    name: str, spec: RunSpec, found: Rehearsal, card_gb: float | None, same_as: str = ""
-) -> str:
-    """A rank's rehearsal as one line; same_as: the run of equal work that was rehearsed for it."""
-    where = f"{name}: stage {found.stage} of {spec.pp}"
-    if found.error:
-        return f"{where} could not train a step: {found.error}"
-    *_, (_, ours, formula) = memory_rows(spec, found.stage, found.peak)
-    of = f" of {card_gb:g} GB" if card_gb else ""
-    as_other = f", as {same_as}" if same_as else ""
+def in_a_line(name: str, spec: RunSpec, rehearsal: Rehearsal) -> str:
+    """A rank's rehearsal as one line."""
+    where = f"{name}: stage {rehearsal.stage} of {spec.pp}"
+    if rehearsal.error:
+        return f"{where} could not train a step: {rehearsal.error}"
+    peak = memory_rows(spec, rehearsal.stage, rehearsal.peak)[-1]
     return (
-        f"{where} trains a step{as_other}: {ours / GB:.2f} GB{of} at the peak,"
-        f" {formula / GB:.2f} by formula"
+        f"{where} trains a step: {peak.rehearsed / GB:.2f} GB at the peak,"
+        f" {peak.formula / GB:.2f} by formula"
     )
 
 
@@ -397,7 +333,7 @@ def ranks_of(spec: RunSpec, asked: str) -> list[int]:
     if asked == "first-and-last":
         return sorted({0, (layout.pp - 1) * apart})
     if asked == "worst":
-        return [worst_stage(spec)[0] * apart]
+        return [worst_stage(spec).stage * apart]
     if not all(
         number.isdecimal() and int(number) < layout.world_size for number in asked.split(",")
     ):
@@ -408,14 +344,19 @@ def ranks_of(spec: RunSpec, asked: str) -> list[int]:
     return sorted({int(number) for number in asked.split(",")})
 
 
-def worst_stage(spec: RunSpec) -> tuple[int, str]:
-    """The stage with the highest peak by formula, and a sentence that says so. Of the middle
-    stages, the first holds the most micro-batches."""
+class WorstStage(NamedTuple):
+    stage: int
+    reason: str
+
+
+def worst_stage(spec: RunSpec) -> WorstStage:
+    """The stage with the highest peak by formula. Of the middle stages, the first holds the most
+    micro-batches."""
     stages = sorted({0, min(1, spec.pp - 1), spec.pp - 1})
     peaks = {stage: sum(memory_by_formula(spec, stage).values()) / GB for stage in stages}
     worst = max(stages, key=lambda stage: peaks[stage])
     beside = ", ".join(f"stage {stage} {size:.2f} GB" for stage, size in peaks.items())
-    return worst, f"stage {worst} has the highest peak by formula ({beside})"
+    return WorstStage(worst, f"stage {worst} has the highest peak by formula ({beside})")
 
 
 def runs_of(arguments: argparse.Namespace) -> tuple[dict[str, RunSpec], float | None]:
@@ -430,6 +371,8 @@ def runs_of(arguments: argparse.Namespace) -> tuple[dict[str, RunSpec], float | 
             raise UsageError("--run-name names a run of a study: give --study too")
         cluster = clusters.cluster(arguments.cluster) if arguments.cluster else None
         spec = resolve((COMMAND_LINE, flags))
+        if why := unable(spec):
+            raise UsageError(why)
         runs, across = {name_alone(spec, flags): spec}, {}
     else:
         study = load_study(arguments.study, arguments.cluster)
@@ -452,60 +395,46 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--cluster", metavar="NAME", help="the cluster whose card it must fit")
     parser.add_argument("--rank", default="first-and-last", metavar="RANKS", help="see above")
-    parser.add_argument("--out", type=named_folder, metavar="DIR", help="memory over the step")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="how to print")
     add_flags(parser)
     arguments = parser.parse_args(argv)
     runs, card_gb = runs_of(arguments)
-    if arguments.study is None and (why := unable(next(iter(runs.values())))):
-        raise UsageError(why)
-    if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
     work = [
         (name, spec, rank) for name, spec in runs.items() for rank in ranks_of(spec, arguments.rank)
     ]
     if card_gb is None:
         print("no card is known, so nothing is checked to fit (give --cluster)", file=sys.stderr)
-    processes = Processes(runs.values())
-    text, failed, not_fitting, rows = arguments.format == "text", [], False, []
-    known: dict[str, tuple[str, Rehearsal]] = {}
-    for at, (name, spec, rank) in enumerate(work):
+    import_libraries(spec for spec in runs.values() if not unable(spec))
+    failed, advice, rows = [], "", []
+    for at, (name, spec, rank) in enumerate(work, start=1):
         if why := unable(spec):
             print(f"{name}: {why}", file=sys.stderr)
             rows.append({"run": name, "rank": rank, "not_rehearsed": why})
             continue
-        same_as, found = known.get(work_of(spec, rank), ("", None))
-        if found is None:
-            of_stages = arguments.rank == "worst" and spec.pp > 1
-            chosen = f"; {worst_stage(spec)[1]}" if of_stages else ""
-            of = f"{at + 1} of {len(work)}: {name}, rank {rank} of {spec.gpus}"
-            print(f"rehearsing {of}{chosen}", file=sys.stderr, flush=True)
-            found = processes.rehearse(spec, rank)
-            known[work_of(spec, rank)] = name, found
-            if arguments.out and not found.error:
-                from parallel.measure import memory_timeline
-
-                memory_timeline.write(arguments.out / f"{name}-rank{rank}", found.timeline)
-        found = replace(found, rank=rank)
-        over = too_much(rank, found.stage, found.peak, card_gb)
-        not_fitting |= bool(over)
-        if found.error or over:
+        doing = f"rehearsing {at} of {len(work)}: {name}, rank {rank} of {spec.gpus}"
+        if arguments.rank == "worst" and spec.pp > 1:
+            doing += f"; {worst_stage(spec).reason}"
+        print(doing, file=sys.stderr, flush=True)
+        rehearsal = rehearse_apart(spec, rank)
+        over = too_much(rank, rehearsal.stage, rehearsal.peak, card_gb)
+        if over:
+            advice = "; python -m analysis.plan finds layouts that fit"
+        if rehearsal.error or over:
             failed.append(f"{name} rank {rank}")
-        if text:
-            short = in_a_line(name, spec, found, card_gb, same_as)
-            print(printed(spec, found) if len(runs) == 1 else short)
-            print(over, flush=True, end="\n" * bool(over))
-        beside = [] if found.error else comparison(spec, found)
-        names = ("what", "rehearsed", "formula")
-        beside = [dict(zip(names, row, strict=True)) for row in beside]
-        about = {"run": name, "same_as": same_as, "too_much": over}
-        rows.append(about | asdict(replace(found, timeline=[])) | {"beside": beside})
-    if not text:
+        if arguments.format == "text":
+            alone = len(runs) == 1
+            print(printed(spec, rehearsal) if alone else in_a_line(name, spec, rehearsal))
+            if over:
+                print(over)
+            sys.stdout.flush()
+        beside = [] if rehearsal.error else comparison(spec, rehearsal)
+        verdict = {"run": name, "too_much": over, "beside": [row._asdict() for row in beside]}
+        rows.append(verdict | asdict(rehearsal))
+    if arguments.format == "json":
         print(json.dumps({"ranks": rows}, indent=2))
     if failed:
-        which = ", ".join(failed)
-        fits = "; python -m analysis.plan finds layouts that fit" if not_fitting else ""
-        warn("parallel.rehearse", f"cannot train a step or does not fit: {which}{fits}")
+        why = f"cannot train a step or does not fit: {', '.join(failed)}{advice}"
+        warn("parallel.rehearse", why)
     return int(bool(failed))
 
 

@@ -17,7 +17,11 @@ MAY_IMPORT = {
 }
 # Each heavy library and the only files that may import it.
 HOMES = {
-    "deepspeed": {"parallel/engines/deepspeed_common.py", "parallel/engines/deepspeed_pipe.py"},
+    "deepspeed": {
+        "parallel/engines/deepspeed_common.py",
+        "parallel/engines/deepspeed_pipe.py",
+        "parallel/measure/rehearsed_deepspeed.py",
+    },
     "megatron": {
         "parallel/engines/cpu.py",
         "parallel/engines/layers.py",
@@ -110,7 +114,6 @@ def reachable(start: Path) -> set[str]:
             "checkpoint/__main__",
             "measure/ranges",
             "measure/steady_time",
-            "measure/memory_timeline",
             "rehearse",
             "engines/__init__",
         )

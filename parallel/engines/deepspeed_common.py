@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import logging
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -38,7 +37,7 @@ if not torch.cuda.is_available():
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
 
 
-_pins = torch.cuda.is_available()  # what it keeps in host memory; without CUDA it cannot
+pins_host_memory = torch.cuda.is_available()  # without CUDA it cannot
 
 
 def config(spec: RunSpec) -> dict[str, Any]:
@@ -50,7 +49,7 @@ def config(spec: RunSpec) -> dict[str, Any]:
     zero = {**merged.get("zero_optimization", {}), "stage": layout.zero_stage}
     for key, where in (("offload_optimizer", ("optimizer", "all")), ("offload_param", ("all",))):
         if layout.offload in where:
-            pinned = {"pin_memory": _pins}
+            pinned = {"pin_memory": pins_host_memory}
             zero[key] = {**pinned, **zero.get(key, {}), "device": "cpu"}
         else:
             zero.pop(key, None)
@@ -309,84 +308,3 @@ class DeepSpeedEngine:
     def close(self) -> None:
         with contextlib.suppress(AttributeError):  # DeepSpeed's is missing without ZeRO
             self.engine.destroy()
-
-
-def redirect_for_rehearsal(
-    shape: tuple[int, int, int], dtype: torch.dtype, in_host_memory: Callable[[torch.Tensor], None]
-) -> None:
-    """Let DeepSpeed run without the numbers that ranks tell each other.
-
-    ZeRO-3 puts tensors together of a piece from every rank, which is most of its time on shapes
-    alone. Here it allocates them whole.
-
-    shape: of the activations [S, B, H] that its pipeline's stages send. in_host_memory: told of
-    each tensor that it pins there with offload.
-    """
-    global _pins
-    from deepspeed.accelerator import get_accelerator
-    from deepspeed.runtime import utils
-    from deepspeed.runtime.comm import coalesced_collectives
-    from deepspeed.runtime.pipe.engine import PipelineEngine
-    from deepspeed.runtime.zero import (
-        partition_parameters,
-        partitioned_param_coordinator,
-        stage3,
-    )
-
-    def received(engine: Any, _: int) -> Any:
-        """The buffers for a stage's input, whose shapes the stage before would have sent."""
-        if not engine.is_pipe_partitioned:
-            return torch.empty(shape, dtype=dtype, requires_grad=True)
-        tp = engine.grid.get_slice_parallel_world_size()
-        part = torch.empty(math.prod(shape) // tp, dtype=dtype)
-        return torch.empty(len(shape) + 4 + tp, dtype=torch.int64), part
-
-    def from_meta(meta: Any, local_part: torch.Tensor, group: Any, device: Any = None) -> Any:
-        whole = object.__new__(utils.PartitionedTensor)
-        whole.group, whole.num_parts, whole.rank = group, group.size(), group.rank()
-        whole.even_split = math.prod(shape) % group.size() == 0
-        whole.orig_size, whole.orig_device = list(shape), torch.device("cpu")
-        whole.local_data = local_part.detach()
-        whole.partition = utils.partition_uniform(math.prod(shape), group.size())
-        return whole
-
-    def pinned(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        in_host_memory(tensor)
-        return tensor
-
-    def gathered(handle: Any, handle_dependency: bool = True) -> None:
-        """AllGatherCoalescedHandle.wait: parameters as copies out of the gathered buffer."""
-        if handle.complete:
-            return
-        handle.allgather_handle.wait()
-        for parameter in handle.params:
-            parameter.data = torch.empty(parameter.ds_shape, dtype=parameter.ds_tensor.dtype)
-            parameter.ds_status = partition_parameters.ZeroParamStatus.AVAILABLE
-        handle.complete = True
-
-    def reduce_scattered(tensors: list[torch.Tensor], group: Any = None) -> list[torch.Tensor]:
-        """reduce_scatter_coalesced: this rank's part of each gradient, out of one buffer in which
-        each is padded to equal parts. A single one that needs no padding is its own buffer."""
-        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-        sizes = [math.ceil(tensor.numel() / ranks) for tensor in tensors]
-        whole = tensors[0].view(-1)
-        if len(tensors) > 1 or whole.numel() % ranks:
-            whole = whole.new_empty(ranks * sum(sizes))
-        whole.div_(ranks)
-        part = whole.narrow(0, rank * sum(sizes), sum(sizes))
-        coalesced_collectives._torch_reduce_scatter_fn(whole, part, group=group)
-        own, at = [], 0
-        for tensor, size in zip(tensors, sizes, strict=True):
-            own.append(part.narrow(0, at, min(size, max(0, tensor.numel() - rank * size))))
-            at += size
-        return own
-
-    partition_parameters.AllGatherCoalescedHandle.wait = gathered
-    stage3.reduce_scatter_coalesced = reduce_scattered
-    # Ranks compare lists of numbers; its CPU accelerator refuses fp16.
-    for module in (partition_parameters, partitioned_param_coordinator, stage3):
-        module.assert_ints_same_as_other_ranks = lambda _: None
-    get_accelerator().is_fp16_supported = lambda: True
-    _pins, get_accelerator().pin_memory = True, pinned
-    PipelineEngine._recv_tensor_meta = received
-    utils.PartitionedTensor.from_meta = staticmethod(from_meta)

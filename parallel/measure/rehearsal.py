@@ -7,6 +7,7 @@ kernel is run: that a kernel exists, is fast or is right is not rehearsed.
 """
 
 import contextlib
+import gc
 import sys
 import weakref
 from collections import Counter
@@ -21,7 +22,6 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     FakeTensor,
     FakeTensorMode,
-    in_kernel_invocation_manager,
     unset_fake_temporarily,
 )
 from torch.distributed import device_mesh
@@ -33,7 +33,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 from torch.utils.weak import WeakIdKeyDictionary
 
-DRAWN = 0.002  # of the peak: a smaller change of memory is no point of the timeline
 HOST = "host"  # what offload keeps in host memory; no part of a peak
 _BIAS_DROPOUT = "megatron.core.fusions.fused_bias_dropout"
 _SWIGLU = "megatron.core.fusions.fused_bias_swiglu"
@@ -224,24 +223,6 @@ FLOPS = flop_registry | {
 }
 
 
-# Operators whose result FakeTensorMode takes longest to look up, and that ZeRO-3 runs by the ten
-# thousand: it cuts a piece for every rank out of every parameter.
-_aten = torch.ops.aten
-_CUTS = {_aten.slice.Tensor, _aten.view.default, _aten.detach.default, _aten.cat.default}
-
-
-def _quickly(func: Any, args: tuple, kwargs: dict) -> Any:
-    """The result of an operator of `_CUTS` as FakeTensorMode makes it, in a fifth of its time; None
-    where the tensors are not all its own."""
-    tensors = args[0] if func is _aten.cat.default else args[:1]
-    if not all(isinstance(t, FakeTensor) and t.constant is None for t in tensors):
-        return None
-    mode, device = tensors[0].fake_mode, tensors[0].fake_device
-    with in_kernel_invocation_manager(mode):
-        result = func(*args, **kwargs)
-    return FakeTensor(mode, result, device)
-
-
 def held_part(parameter: nn.Parameter) -> torch.Tensor:
     """What this rank holds of a parameter: FSDP2's shard, ZeRO-3's partition, or all of it."""
     if isinstance(parameter, DTensor):
@@ -263,8 +244,7 @@ class Memory(TorchDispatchMode):
         self.flops = 0  # of matrix products and attention
         self.held: Counter[str] = Counter()
         self.peak: dict[str, int] = {}
-        self.timeline: list[tuple[int, str, dict[str, int]]] = []  # operator, region, held
-        self._operators = self._most = self._drawn = 0
+        self._most = 0
         self._live = WeakIdKeyDictionary(ref_type=weakref.ref)  # storage -> [kind, bytes]
 
     def enter(self, name: str) -> None:
@@ -298,11 +278,9 @@ class Memory(TorchDispatchMode):
     ) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return args[0].fake_device
-        self._operators += 1
         kwargs = kwargs or {}
-        result = _quickly(func, args, kwargs) if func in _CUTS else None
         try:
-            result = func(*args, **kwargs) if result is None else result
+            result = func(*args, **kwargs)
         except DataDependentOutputException:
             return 1.0 if args[0].dtype.is_floating_point else 0
         if formula := FLOPS.get(func._overloadpacket):
@@ -312,10 +290,6 @@ class Memory(TorchDispatchMode):
                 # A DTensor has no bytes itself: the operators on its local part come here, too.
                 if not isinstance(tensor, DTensor) and tensor.device.type != "meta":
                     self._see(tensor)
-        total = self._total()
-        if abs(total - self._drawn) > DRAWN * self._most:
-            self._drawn = total
-            self.timeline.append((self._operators, self.regions[-1], dict(self.held)))
         return result
 
     def _see(self, tensor: torch.Tensor) -> None:
@@ -352,6 +326,23 @@ class Memory(TorchDispatchMode):
         entry[0] = kind
         self.held[kind] += entry[1]
 
+    def mark_engine(self, engine: Any, offload: str) -> int:
+        """Count an engine's weights, gradients and Adam's moments as such, those that come, too;
+        the number of its parameters. offload: of the layout."""
+        parameters = [p for p in gc.get_objects() if isinstance(p, nn.Parameter)]
+        weights = HOST if offload == "all" else "weights"
+        for parameter in parameters:
+            self.mark(held_part(parameter), weights)
+            self.mark(getattr(parameter, "main_grad", None), "gradients")
+            parameter.register_post_accumulate_grad_hook(self.mark_gradient)
+        for piece in engine.state().pieces:  # it makes the moments
+            for tensor in piece.tensors.values():
+                self.mark(tensor, "optimizer" if offload == "none" else HOST)
+        for parameter in parameters:  # a parameter may be its own master
+            self.mark(held_part(parameter), weights)
+        gc.collect()
+        return sum(getattr(p, "ds_numel", p.numel()) for p in parameters)
+
     def mark_gradient(self, parameter: nn.Parameter) -> None:
         """Count a parameter's gradient, unless it lies in a bucket that holds others too."""
         gradient = None if parameter.grad is None else held_part(parameter.grad)
@@ -363,4 +354,3 @@ class Memory(TorchDispatchMode):
         self.regions = ["step"]
         self._most, self.peak = self._total(), dict(self.held)
         self.flops = 0
-        self._operators, self.timeline = 0, [(0, "step", self.peak)]
