@@ -15,7 +15,7 @@ them is written by this command and by nobody else. NAME is one of
     losses PATH...                                    its last table: the efficiency alone
     scaling PATH... [--baseline NAME] [--predict CLUSTER] [--columns A,B,C]
                                                       the curve over repeats
-    rehearsals PATH [--runs]                          the shipped studies' rehearsals
+    rehearsals PATH                                   the shipped studies' rehearsals
     audit PATH...                                     what is wrong with published tables
     file PATH                                         a Markdown table that a benchmark wrote
     jeanzay FIRST-LAST                                published rows of these lines, recomputed
@@ -105,8 +105,7 @@ def _breakdown_tables(arguments: list[str]) -> list[Table]:
 def _rehearsals(arguments: list[str]) -> str:
     from analysis.measured.rehearsals import report
 
-    given = _given("rehearsals", arguments, "--runs")
-    return _markdown(report(given.paths, given.runs))
+    return _markdown(report(_given("rehearsals", arguments).paths))
 
 
 def _audit(arguments: list[str]) -> str:
