@@ -4,7 +4,8 @@
 
 Ranks that the file has already are left out, so a stopped campaign goes on. A rank that could not
 train a step is a line with its error; `commit` is that of the code that rehearsed. `same_as` of an
-older line names the run whose rehearsal was taken over for it. Delete lines to rehearse them again.
+older line names the run whose rehearsal was taken over for it; new lines have no `flops`.
+Delete lines to rehearse them again.
 `python -m analysis.report logs/2-core-cpu/rehearsed.md` makes the table of the file.
 """
 
@@ -28,7 +29,7 @@ from parallel.rehearse import (  # noqa: E402
 )
 
 OUT = ROOT / "logs" / "2-core-cpu" / "rehearsed.csv"
-KEPT = ("rank", "stage", "micro_batches", "parameters", "flops", "real_bytes", "error")
+KEPT = ("rank", "stage", "micro_batches", "parameters", "error")
 COLUMNS = ("study", "run", "rank", "stage", "same_as", "micro_batches", "parameters")
 COLUMNS += (*(f"{kind}_bytes" for kind in KINDS), "flops", "seconds", "real_bytes")
 COLUMNS += ("commit", "error")

@@ -9,10 +9,10 @@ r"""Build and train a step of any rank of any run on this machine, without its m
 
 The engine's own code runs with tensors that have shapes but no storage, as one rank of all those
 the run has, with as many micro-batches as the peak of memory needs. The command prints what that
-rank holds at its peak, its FLOPs and its messages, beside what the formulas of models/memory.py,
-models/flops.py and parallel/config/message_bytes.py say. It runs no CUDA kernel, so it does not
-show that one exists, is fast or is right. The exit status is 1 when a rank could not train its step
-or needs more memory than the cluster's card has.
+rank holds at its peak and its messages, beside what the formulas of models/memory.py and
+parallel/config/message_bytes.py say. It runs no CUDA kernel, so it does not show that one exists,
+is fast or is right. The exit status is 1 when a rank could not train its step or needs more memory
+than the cluster's card has.
 
 --rank: first-and-last (of the pipeline's stages), all-stages, worst (of the stage that has the
 highest peak by formula), or numbers with commas.
@@ -26,7 +26,6 @@ import io
 import json
 import logging
 import multiprocessing
-import resource
 import sys
 import tempfile
 import time
@@ -39,7 +38,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from base.errors import Parser, UsageError, command_line, warn
-from models import flops, memory
+from models import memory
 from models.memory import GB
 from parallel.config import clusters
 from parallel.config.engine_abilities import ENGINES
@@ -58,11 +57,10 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers"
 
 @dataclass
 class Rehearsal:
-    """One rank's rehearsal; bytes, and FLOPs of the rehearsed micro-batches.
+    """One rank's rehearsal.
 
     error: why the step could not be trained, and where; "" when it could. peak: kind -> bytes.
-    messages: axis -> (calls, bytes). seconds, real_bytes: what the rehearsal itself took of a core,
-    and of memory at most.
+    messages: axis -> (calls, bytes). seconds: what the rehearsal itself took of a core.
     """
 
     rank: int
@@ -70,10 +68,8 @@ class Rehearsal:
     micro_batches: int = 0
     parameters: int = 0
     peak: dict[str, int] = field(default_factory=dict)
-    flops: float = 0.0
     messages: dict[str, tuple[int, float]] = field(default_factory=dict)
     seconds: float = 0.0
-    real_bytes: int = 0
     error: str = ""
 
 
@@ -156,7 +152,6 @@ def rehearse(spec: RunSpec, rank: int) -> Rehearsal:
         where = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "a library"
         rehearsal.error = f"{type(error).__name__}: {lines[0]} (at {where})"
     rehearsal.seconds = time.process_time() - began
-    rehearsal.real_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return rehearsal
 
 
@@ -188,7 +183,6 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, rehearsal: Rehearsal) -> 
             messages.forget()
             engine.step(_batches(spec), spec.lr)
     rehearsal.peak = {kind: size for kind, size in held.peak.items() if size and kind != HOST}
-    rehearsal.flops = float(held.flops)
     for axis, size, _ in messages.messages:
         calls, total = rehearsal.messages.get(axis, (0, 0.0))
         rehearsal.messages[axis] = (calls + 1, total + size)
@@ -237,19 +231,12 @@ def memory_rows(spec: RunSpec, stage: int, peak: dict[str, int]) -> list[Compari
 
 
 def comparison(spec: RunSpec, rehearsal: Rehearsal) -> list[Comparison]:
-    """A rank's bytes at its peak, FLOPs and messages.
-
-    The memory is that of the whole step; FLOPs and messages are those of the rehearsed
-    micro-batches.
-    """
-    short = shortened(spec, rehearsal.stage)
+    """A rank's bytes at its peak, and the messages of the rehearsed micro-batches."""
     rows = [
         Comparison(f"{part} GB", size / GB, formula / GB)
         for part, size, formula in memory_rows(spec, rehearsal.stage, rehearsal.peak)
     ]
-    expected = _flops(short, rehearsal.stage)
-    rows.append(Comparison("TFLOP", rehearsal.flops / 1e12, expected / 1e12))
-    volumes = step_volumes(short, rehearsal.rank)
+    volumes = step_volumes(shortened(spec, rehearsal.stage), rehearsal.rank)
     for axis in sorted((rehearsal.messages.keys() | volumes.keys()) - {"control"}):
         calls, size = rehearsal.messages.get(axis, (0, 0.0))
         volume = volumes.get(axis)
@@ -258,28 +245,21 @@ def comparison(spec: RunSpec, rehearsal: Rehearsal) -> list[Comparison]:
     return rows
 
 
-def _flops(spec: RunSpec, stage: int) -> float:
-    """FLOPs of a rank's step: equation 3 of SC'21 for the layers of its stage and, on the last
-    stage, the output layer, whose padded rows are computed too."""
-    layout, padded = spec.layout, spec.padded_vocab
-    part = replace(spec.model, n_layer=spec.model.n_layer // layout.pp, vocab_size=padded)
-    per_token = flops.sc21(part, spec.seq_len, layout.recompute == "full")
-    if stage < layout.pp - 1:
-        per_token -= 6 * part.hidden * padded
-    return per_token * layout.micro_batch * layout.n_micro * spec.seq_len / layout.tp
-
-
-def printed(spec: RunSpec, rehearsal: Rehearsal) -> str:
-    """A rank's rehearsal as a table."""
-    where = f"rank {rehearsal.rank} (stage {rehearsal.stage} of {spec.pp})"
+def printed(name: str, spec: RunSpec, rehearsal: Rehearsal, details: bool) -> str:
+    """A rank's rehearsal as a line; with details the table of `comparison` below it."""
+    where = f"{name}, rank {rehearsal.rank} (stage {rehearsal.stage} of {spec.pp})"
     if rehearsal.error:
         return f"{where} could not train a step: {rehearsal.error}"
-    lines = [
-        f"{where}: {rehearsal.parameters:,} parameters, {rehearsal.micro_batches} of"
+    peak = memory_rows(spec, rehearsal.stage, rehearsal.peak)[-1]
+    sizes = f"{peak.rehearsed / GB:.2f} GB at the peak, {peak.formula / GB:.2f} by formula"
+    lines = [f"{where} trains a step: {sizes}"]
+    if not details:
+        return lines[0]
+    lines.append(
+        f"  {rehearsal.parameters:,} parameters, {rehearsal.micro_batches} of"
         f" {spec.layout.n_micro} micro-batches, {rehearsal.seconds:.0f} s of a core"
-        f" and {rehearsal.real_bytes / GB:.1f} GB of this machine",
-        f"  {'':20}{'rehearsed':>12}{'formula':>12}{'difference':>12}",
-    ]
+    )
+    lines.append(f"  {'':20}{'rehearsed':>12}{'formula':>12}{'difference':>12}")
     for what, size, formula in comparison(spec, rehearsal):
         beside = "-" if formula is None else f"{formula:.4g}"
         difference = f"{size / formula - 1:+.1%}" if formula else "-"
@@ -287,18 +267,6 @@ def printed(spec: RunSpec, rehearsal: Rehearsal) -> str:
     if spec.engine == "ddp" and spec.layout.dp > 1:
         lines.append("  dp is 0: the reducer of DistributedDataParallel is not rehearsed")
     return "\n".join(lines)
-
-
-def in_a_line(name: str, spec: RunSpec, rehearsal: Rehearsal) -> str:
-    """A rank's rehearsal as one line."""
-    where = f"{name}: stage {rehearsal.stage} of {spec.pp}"
-    if rehearsal.error:
-        return f"{where} could not train a step: {rehearsal.error}"
-    peak = memory_rows(spec, rehearsal.stage, rehearsal.peak)[-1]
-    return (
-        f"{where} trains a step: {peak.rehearsed / GB:.2f} GB at the peak,"
-        f" {peak.formula / GB:.2f} by formula"
-    )
 
 
 def card_gb_of(cluster: clusters.Cluster | None) -> float | None:
@@ -422,11 +390,9 @@ def main(argv: list[str] | None = None) -> int:
         if rehearsal.error or over:
             failed.append(f"{name} rank {rank}")
         if arguments.format == "text":
-            alone = len(runs) == 1
-            print(printed(spec, rehearsal) if alone else in_a_line(name, spec, rehearsal))
+            print(printed(name, spec, rehearsal, len(runs) == 1), flush=True)
             if over:
-                print(over)
-            sys.stdout.flush()
+                print(over, flush=True)
         beside = [] if rehearsal.error else comparison(spec, rehearsal)
         verdict = {"run": name, "too_much": over, "beside": [row._asdict() for row in beside]}
         rows.append(verdict | asdict(rehearsal))

@@ -29,11 +29,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from base.bounds import check_flags
 from base.errors import Parser, UsageError, by_reason, command_line, printable
@@ -64,14 +61,6 @@ def is_done(folder: Path, spec: RunSpec, commit: dict) -> bool:
     return same and run.state == COMPLETE and not run.missing
 
 
-def steps_done(folder: Path) -> int:
-    """Optimizer steps in steps.csv so far."""
-    try:
-        return max((folder / "steps.csv").read_bytes().count(b"\n") - 1, 0)
-    except OSError:
-        return 0
-
-
 def command_of(study: Study, name: str, folder: Path, srun: bool) -> list[str]:
     """What starts the run: srun over the allocation's nodes, or this machine's launcher."""
     spec = study.run(name)
@@ -100,20 +89,18 @@ def start(
     spec: RunSpec,
     folder: Path,
     srun: bool = False,
-    advance: Callable[[int], None] | None = None,
     max_restarts: int = 0,
 ) -> int:
     """Run one run of the study to its end; its exit status.
 
-    `advance` is called once a second with the number of new steps. A run that fails or is
-    interrupted, and has a checkpoint, goes on up to `max_restarts` times.
+    A run that fails or is interrupted, and has a checkpoint, goes on up to `max_restarts` times.
     """
     run_folder = RunFolder(folder)
     why_anew = attempts.why_anew(folder, spec.settings())
     if why_anew is not None and (aside := run_folder.set_aside(also=["console.out"])):
-        tqdm.write(f"{name}: {attempts.moved_line(aside, why_anew, spec.load)}")
+        print(f"{name}: {attempts.moved_line(aside, why_anew, spec.load)}", flush=True)
     command = command_of(study, name, folder, srun)
-    console_out, done = folder / "console.out", 0
+    console_out = folder / "console.out"
     began_at = console_out.stat().st_size if console_out.exists() else 0  # it goes on
     for _ in range(1 + max_restarts):
         with (
@@ -127,11 +114,6 @@ def start(
             ) as process,
         ):
             try:
-                while advance is not None and process.poll() is None:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(timeout=1)
-                    advance((now := steps_done(folder)) - done)
-                    done = now
                 status = process.wait()
             except BaseException:  # Ctrl-C: the launcher got it too and ends its ranks
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -195,32 +177,22 @@ def sweep(
 ) -> list[str]:
     """Run the named runs into out/<name>, in this order; the names of those that failed.
 
-    On a terminal there is one bar for the whole sweep, which counts optimizer steps of all runs.
-
     Raises:
         UsageError: the commit changed meanwhile.
     """
     commit = facts.git(ROOT)
-    on_terminal = sys.stderr.isatty()
     failed: list[str] = []
-    total = sum(study.run(name).steps for name in names)
-    with tqdm(total=total, desc=study.name, unit="step", disable=not on_terminal) as bar:
-        advance = bar.update if on_terminal else None
-        for number, name in enumerate(names, start=1):
-            bar.set_postfix_str(f"{number}/{len(names)} {name}")
-            spec, folder = study.run(name), out / name
-            before, expected = time.monotonic(), bar.n + spec.steps
-            same_commit(commit)
-            if not fresh and is_done(folder, spec, commit):
-                outcome = "already complete"
-            elif why := failure(study, name, spec, folder, srun, advance, max_restarts):
-                failed.append(name)
-                outcome = f"FAILED: {why}"
-            else:
-                outcome = f"complete in {time.monotonic() - before:.0f} s"
-            bar.update(expected - bar.n)  # also for what failed or was there already
-            line = printable(f"[{number}/{len(names)}] {name}: {outcome}")
-            tqdm.write(line) if on_terminal else print(line, flush=True)
+    for number, name in enumerate(names, start=1):
+        spec, folder, before = study.run(name), out / name, time.monotonic()
+        same_commit(commit)
+        if not fresh and is_done(folder, spec, commit):
+            outcome = "already complete"
+        elif why := failure(study, name, spec, folder, srun, max_restarts):
+            failed.append(name)
+            outcome = f"FAILED: {why}"
+        else:
+            outcome = f"complete in {time.monotonic() - before:.0f} s"
+        print(printable(f"[{number}/{len(names)}] {name}: {outcome}"), flush=True)
     return failed
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from base.errors import UsageError
 from parallel import engines, token_files
@@ -88,10 +87,6 @@ class Trainer:
         self.breakdown, self.interruption, self.started = breakdown, interruption, started
         self.is_rank_0 = self.rank == 0
         self.dp_rank = spec.layout.coords(self.rank)["dp"]
-        self.on_terminal = self.is_rank_0 and sys.stdout.isatty()
-        self.bar = tqdm(
-            total=spec.steps, desc=facts["run"], unit="step", disable=not self.on_terminal
-        )
         self.watchdog = Watchdog(
             folder.path / "hang",
             self.rank,
@@ -145,7 +140,6 @@ class Trainer:
                 profile.step()
                 if self.save_if_due(done):
                     return TRY_AGAIN
-        self.bar.close()
         return self.finish()
 
     # --- before the first step ---
@@ -165,7 +159,6 @@ class Trainer:
         self._report_checkpoints()
         if self.is_rank_0 and "attempts" in self.facts:
             self._take_over_attempts(first)
-        self.bar.update(first)
         if first == self.spec.steps:
             if self.is_rank_0 and not self.rows:
                 raise UsageError(nothing_to_train(self.spec, folders.name_of(first)))
@@ -222,7 +215,6 @@ class Trainer:
         self.folder.step(row)
         if done % self.spec.log_interval == 0 or done == self.spec.steps:
             self._write_iteration_line()
-        self.bar.update()
 
     def _write_iteration_line(self) -> None:
         gpu, peak = self.facts["host"]["gpu"], energy_and_memory.peak_memory(self.device)
@@ -230,10 +222,7 @@ class Trainer:
         since = self.rows_since_line, self.skipped, self.nans
         line = lines.iteration_line(self.spec, *since, gpu, held)
         self.folder.log(line)
-        if self.on_terminal:
-            self.bar.set_postfix_str(f"loss {self.rows[-1]['loss']:.4f}")
-        else:
-            tell(self.folder, line)
+        tell(self.folder, line)
         self.rows_since_line, self.skipped, self.nans = [], 0, 0
 
     def _made(self, tokens: token_files.Tokens, step: int) -> Iterator[engines.Batch]:

@@ -114,6 +114,10 @@ def test_the_steady_speed_is_of_the_median_step():
     assert summary["steady_step_time_ci95_sec"] == [0.5, 0.5]
     assert summary["tflops_per_gpu"] == tflops_per_gpu(TINY, 64, tokens, 0.5, 2)
     assert summary["mfu"] is None
+    on_a100 = about(precision="bf16")
+    on_a100["host"]["gpu"] = "NVIDIA A100-SXM4-80GB"
+    summary = training_metrics(on_a100, rows, MEASURED)["summary"]
+    assert summary["mfu"] == pytest.approx(summary["tflops_per_gpu"] / 312.0)
     few = training_metrics(about(), rows[:3], MEASURED)["summary"]
     assert few["steady_step_time_ci95_sec"] is None
     skipped = [

@@ -1,5 +1,4 @@
-"""A rank rehearsed on shapes alone does the FLOPs, sends the messages and holds the bytes that the
-formulas say."""
+"""A rank rehearsed on shapes alone sends the messages and holds the bytes that the formulas say."""
 
 import argparse
 import json
@@ -56,12 +55,13 @@ def run_of(*flags: str) -> RunSpec:
     return resolve(("test", from_flags(parser.parse_args(flags))))
 
 
-def test_flops_messages_and_states_are_those_of_the_formulas(tmp_path):
+def test_messages_and_states_are_those_of_the_formulas(tmp_path):
     (tmp_path / "runs.toml").write_text(RUNS)
     study = load_study(tmp_path / "runs.toml")
     done = run_module("parallel.rehearse", "--study", str(study.path), "--format", "json")
-    assert done.returncode == 0, done.stderr
     ranks = json.loads(done.stdout)["ranks"]
+    assert not [rank["error"] for rank in ranks if rank["error"]]
+    assert done.returncode == 0, done.stderr
     assert len(ranks) == 4 + 2 * 3
     for rank in ranks:
         spec, number = study.specs[rank["run"]], rank["rank"]
@@ -74,9 +74,7 @@ def test_flops_messages_and_states_are_those_of_the_formulas(tmp_path):
                 assert size == 0, about  # the C++ reducer's all-reduces are not rehearsed
             elif what == "peak GB":
                 assert size == pytest.approx(formula, rel=0.03), about
-            elif what == "TFLOP" and spec.zero_stage == 3 and spec.engine == "deepspeed_zero":
-                assert size == pytest.approx(formula, rel=0.06), about
-            elif what.startswith(("TFLOP", "tp", "pp", "dp", "embedding")) and formula is not None:
+            elif what.startswith(("tp", "pp", "dp", "embedding")) and formula is not None:
                 assert size == pytest.approx(formula, rel=1e-3), about
         whole = sum(size for size, _ in parameter_sizes(spec, number))
         assert rank["parameters"] == whole
@@ -92,7 +90,7 @@ def test_a_step_that_cannot_be_trained_names_the_error_and_its_line(monkeypatch)
     rehearsal = rehearse.rehearse(spec, 3)
     assert (rehearsal.rank, rehearsal.stage) == (3, 1)
     assert rehearsal.error.startswith("AttributeError: 'RunSpec' object has no attribute")
-    assert "rank 3 (stage 1 of 2) could not train" in rehearse.printed(spec, rehearsal)
+    assert "rank 3 (stage 1 of 2) could not train" in rehearse.printed("run", spec, rehearsal, True)
 
 
 def test_without_a_gpu_the_megatron_engine_does_not_load_torchs_compiler():

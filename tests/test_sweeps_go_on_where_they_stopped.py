@@ -45,13 +45,11 @@ def started(monkeypatch) -> list[str]:
     """Names of the runs that were started: each is only written; `names_that_fail` do."""
     names: list[str] = []
 
-    def start(study, name, spec, folder, srun, advance, max_restarts):
+    def start(study, name, spec, folder, srun, max_restarts):
         names.append(name)
         run = RunFolder(folder)
         about = {"run": name, "spec": spec.settings(), "inputs": facts.inputs(spec)}
         run.begin(about | {"git": facts.git(folder)})
-        if advance:
-            advance(3)
         if name in names_that_fail:
             run.fail(Kind.RAISED, "Broken: it is (rank 0)", 0)
             run.close()
@@ -92,30 +90,6 @@ def test_repeats_are_interleaved_and_what_is_complete_is_not_run_again(
     steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:4]))
     assert sweep.main([str(study), *out]) == 0  # complete, but not all of it is there
     assert started == [ORDER[2], ORDER[0], ORDER[3]]
-
-
-def test_on_a_terminal_one_bar_counts_the_steps_of_the_whole_sweep(
-    study, started, tmp_path, capsys, monkeypatch
-):
-    bars = []
-
-    class Bar(sweep.tqdm):
-        def __init__(self, *args, **kw):
-            super().__init__(*args, **kw)
-            bars.append(self)
-
-        def close(self):
-            self.counted = self.n
-            super().close()
-
-    monkeypatch.setattr(sweep, "tqdm", Bar)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    names_that_fail.add(ORDER[1])
-    assert sweep.main([str(study), "--logs", str(tmp_path / "out")]) == 1
-    (bar,) = bars
-    assert (bar.total, bar.counted) == (20, 20)  # a failed run's steps are over, too
-    said = capsys.readouterr()
-    assert f"4/4 {ORDER[3]}" in said.err and f"[2/4] {ORDER[1]}: FAILED" in said.out
 
 
 def test_a_sweep_stops_when_the_commit_changes_under_it(

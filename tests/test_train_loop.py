@@ -1,35 +1,24 @@
-"""The loop around an engine: what is logged when, validation, the profiler, the progress bar."""
+"""The loop around an engine: what is logged when, validation, the profiler."""
 
 import gzip
 import json
 import math
 import os
-import pty
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from parallel.config.settings import resolve
-from parallel.measure import energy_and_memory, profiler, training_metrics
+from parallel.measure import energy_and_memory, profiler
 from parallel.record.reader import read_run
-from tests.conftest import ROOT, run_module
+from tests.conftest import run_module
 
 SMALL = ["--max-seq-len", "32", "--device", "cpu"]
 
 
 def test_lines_validations_and_traces_come_when_asked_for(tokens, tmp_path):
-    flags = [
-        "--steps",
-        "7",
-        "--log-interval",
-        "3",
-        "--eval-interval",
-        "2",
-        "--profile-mode",
-        "torch",
-    ]
+    flags = ["--steps", "7", "--log-interval", "3", "--eval-interval", "2"]
+    flags += ["--profile-mode", "torch"]
     out = ["--data", str(tokens), "--out", str(tmp_path / "run"), "--clip-grad", "0"]
     done = run_module("parallel.train", *SMALL, *flags, *out)
     assert done.returncode == 0, done.stderr
@@ -38,14 +27,7 @@ def test_lines_validations_and_traces_come_when_asked_for(tokens, tmp_path):
     lines = [line for line in log.splitlines() if "elapsed time per iteration" in line]
     assert [int(line.split("iteration")[1].split("/")[0]) for line in lines] == [3, 6, 7]
     assert lines == [line for line in done.stdout.splitlines() if "elapsed time" in line]
-    validations = [
-        float(line.split("lm loss value:")[1].split("|")[0])
-        for line in log.splitlines()
-        if "validation loss" in line
-    ]
-    assert len(validations) == 4  # after 2, 4, 6 and at the end
-    best = run.metrics["summary"]["best_val_loss"]
-    assert abs(best - min(validations)) < 1e-6
+    assert log.count("validation loss") == 4  # after 2, 4, 6 and at the end
     assert len(run.steps) == 7 and all(step["grad_norm"] > 0 for step in run.steps)
     with gzip.open(run.path / "profiles" / "trace_rank0.json.gz") as trace:
         assert json.load(trace)["traceEvents"]
@@ -84,33 +66,6 @@ def test_a_run_that_ends_in_nan_has_failed(tokens, tmp_path):
     assert len(run.steps) == 4
 
 
-NAN = float("nan")
-
-
-@pytest.mark.parametrize(
-    ("losses", "norm", "skipped", "validation", "verdict"),
-    [
-        ([2.0, 1.9, 1.8], 1.0, 0, 1.9, ""),
-        ([2.0, NAN, 1.8], 1.0, 0, 1.9, ""),  # it came back
-        ([2.0, NAN, NAN], 1.0, 0, 1.9, "loss is nan since step 2"),
-        ([2.0, 1.9, float("inf")], 1.0, 0, 1.9, "loss is inf since step 3"),
-        ([2.0, 1.9, NAN], 1.0, 1, 1.9, ""),  # fp16 skips it and lowers its scale
-        ([2.0, NAN, NAN], 1.0, 1, None, "loss is nan since step 2"),
-        ([2.0, 1.9, 1.8], NAN, 0, None, "gradient norm is nan at step 3, the last"),
-        ([2.0, 1.9, 1.8], NAN, 1, 1.9, ""),
-        ([2.0, 1.9, 1.8], float("inf"), 0, 1.9, ""),
-        ([2.0, 1.9, 1.8], None, 0, NAN, "validation loss is nan after step 3, the last"),
-    ],
-)
-def test_what_counts_as_an_end_in_nan(losses, norm, skipped, validation, verdict):
-    steps = [
-        {"step": n, "loss": loss, "grad_norm": norm, "skipped": skipped if n == 3 else 0}
-        for n, loss in enumerate(losses, start=1)
-    ]
-    validations = [] if validation is None else [(1, NAN), (3, validation)]
-    assert training_metrics.ended_in_nan(steps, validations) == verdict
-
-
 @pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")
 @pytest.mark.parametrize(("done", "traced"), [(5, [8, 9]), (8, [9]), (9, [])])
 def test_a_run_that_goes_on_traces_the_steps_that_were_asked_for(done, traced, tmp_path):
@@ -125,23 +80,3 @@ def test_a_run_that_goes_on_traces_the_steps_that_were_asked_for(done, traced, t
     text = gzip.decompress(trace.read_bytes()).decode() if traced else ""
     assert [step for step in range(1, 13) if f'"step {step} "' in text] == traced
     assert trace.exists() == bool(traced)
-
-
-def test_a_terminal_gets_a_progress_bar_and_the_log_keeps_its_lines(tokens, tmp_path):
-    master, slave = pty.openpty()
-    subprocess.run(["stty", "cols", "120", "rows", "40"], stdin=slave, check=True)
-    command = [sys.executable, "-m", "parallel.train", *SMALL, "--steps", "20"]
-    command += ["--data", str(tokens), "--out", str(tmp_path / "run")]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=slave, stdout=slave, stderr=slave)
-    os.close(slave)
-    shown = b""
-    try:
-        while block := os.read(master, 65536):
-            shown += block
-    except OSError:  # how a terminal says that the other side is gone
-        pass
-    finally:
-        os.close(master)
-    assert process.wait(timeout=60) == 0
-    assert b"20/20 [" in shown and b"elapsed time per iteration" not in shown
-    assert (tmp_path / "run" / "train.log").read_text().count("elapsed time per iteration") == 20

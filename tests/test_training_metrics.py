@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import jsonschema
@@ -15,7 +14,6 @@ from parallel.record import facts
 from parallel.record.reader import read_breakdown, read_run
 from parallel.record.schema import AXES
 from tests.conftest import ROOT, run_module
-from tests.fixture_runs import facts as run_facts
 
 SCHEMA = json.loads((ROOT / "parallel" / "record" / "training_metrics.schema.json").read_text())
 
@@ -127,37 +125,6 @@ def test_micro_steps_and_optimizer_steps_are_told_apart(ours):
     assert epoch["optimizer_step_time_p50_sec"] == pytest.approx(4 * epoch["step_time_p50_sec"])
 
 
-def test_epochs_are_entries_with_their_own_validation(tmp_path):
-    from parallel.measure.training_metrics import Measured, training_metrics
-
-    about = run_facts("s", None) | {
-        "started_utc": "2026-01-01T00:00:00Z",
-        "command_line": "",
-        "versions": dict.fromkeys(("python", "torch", "transformers", "deepspeed")),
-        "inputs": {"deepspeed_config": None},
-        "scheduler": facts.scheduler({}),
-        "data": {"path": "d", "train_tokens": 1, "val_tokens": 1},
-    }
-    about["host"] |= {"hostname": "h", "platform": "p", "cuda": None, "gpus_visible": 0}
-    about["host"]["gpu"] = "NVIDIA A100-SXM4-80GB"
-    about["spec"] |= {"epochs": 2, "steps": 6, "precision": "bf16"}
-    rows = [
-        {"step": i + 1, "step_s": 1e-6, "tokens": 10, "loss": float(i), "skipped": 0}
-        for i in range(6)
-    ]
-    measured = Measured(1.0, 1.0, 0.0, 20.0, None, {}, {}, [(3, 2.0), (6, 3.0)])
-    found = training_metrics(about, rows, measured)
-    size = f"{about['model']['n_params']} parameters"  # the preset's name is another size's
-    assert about["spec"]["preset"] == "tiny" and found["training_config"]["model_name"] == size
-    assert [e["val_loss_avg_global"] for e in found["epochs"]] == [2.0, 3.0]
-    assert [e["optimizer_steps"] for e in found["epochs"]] == [3, 3]
-    assert [e["train_loss_avg_global"] for e in found["epochs"]] == [1.0, 4.0]
-    summary = found["summary"]
-    assert summary["mfu"] is None and "above the peak" in summary["mfu_note"]
-    slow = training_metrics(about, [row | {"step_s": 1.0} for row in rows], measured)["summary"]
-    assert slow["mfu"] == pytest.approx(slow["tflops_per_gpu"] / 312.0)
-
-
 def test_launcher_metadata_tells_the_launcher_and_no_secret(ours):
     text = (ours["path"] / "launcher_metadata.json").read_text()
     told = json.loads(text)
@@ -166,26 +133,6 @@ def test_launcher_metadata_tells_the_launcher_and_no_secret(ours):
     assert "hf_12345" not in text
     assert (ours["path"] / "launcher_metadata.json").stat().st_mode & 0o777 == 0o600
     assert facts.scheduler({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"})["job_id"] == "7"
-
-
-def package(folder: Path, name: str, energy_uj: int) -> None:
-    (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / name / "energy_uj").write_text(f"{energy_uj}\n")
-    (folder / name / "max_energy_range_uj").write_text("1000000000\n")
-
-
-def test_energy_counts_whole_packages_over_a_wrap_and_only_while_training(tmp_path):
-    package(tmp_path, "intel-rapl:0", 999_000_000)
-    package(tmp_path, "intel-rapl:0:0", 5)  # its cores, counted already
-    package(tmp_path, "intel-rapl:1", 10_000_000)
-    energy = energy_and_memory.Energy([], tmp_path)
-    package(tmp_path, "intel-rapl:0", 2_000_000)  # 3 J, over the wrap
-    package(tmp_path, "intel-rapl:1", 14_000_000)  # 4 J
-    energy.count()
-    package(tmp_path, "intel-rapl:1", 90_000_000)
-    energy.skip()
-    assert energy.joules == pytest.approx(7.0)
-    assert energy.source == "RAPL, 2 packages of rank 0's node"
 
 
 def test_energy_of_gpus_is_nvmls_in_joules(monkeypatch):
@@ -208,7 +155,7 @@ def test_energy_of_gpus_is_nvmls_in_joules(monkeypatch):
     assert energy_and_memory.Energy(["GPU-a"]).source.startswith("none (NVML: ")
 
 
-def test_no_counter_is_no_number(tmp_path):
-    energy = energy_and_memory.Energy([], tmp_path)
+def test_no_counter_is_no_number():
+    energy = energy_and_memory.Energy([])
     energy.count()
     assert energy.joules is None and energy.source.startswith("none")

@@ -12,6 +12,7 @@ import torch
 from base.errors import UsageError
 from models import gpt
 from models.config import PRESETS
+from models.flops import tflops_per_gpu
 from parallel import trainer
 from parallel.config.settings import resolve
 from parallel.engines import kernels
@@ -51,7 +52,7 @@ def test_pypis_apex_does_not_count_as_kernels(monkeypatch):
     monkeypatch.setitem(sys.modules, "apex.normalization", real)
     monkeypatch.setattr(torch.nn.Module, "cuda", lambda module: module)
     on_cpu = torch.randn
-    monkeypatch.setattr(torch, "randn", lambda *shape, **_: on_cpu(*shape))
+    monkeypatch.setattr(torch, "randn", lambda *shape, **_: on_cpu(*shape).requires_grad_())
     assert kernels.usable()["apex"] == ""
     real.FusedLayerNorm = torch.nn.RMSNorm
     assert "layer norm is" in kernels.usable()["apex"]
@@ -94,18 +95,6 @@ def test_libraries_find_no_better_kernels_than_the_chosen_ones(chosen, hidden, m
             importlib.import_module(name)
 
 
-def test_the_log_says_where_ranks_cannot_see_each_others_gpus():
-    spec = resolve(("x", {}))
-    model = asdict(spec.model) | {"n_params": 1, "padded_vocab": spec.model.vocab_size}
-    facts = {"run": "ddp", "kernels": "torch", "attention": "torch's", "model": model}
-    facts |= {"layout": asdict(spec.layout)}
-    facts |= {"data": {"vocab_size": 257, "documents": 1}, "variables": {}}
-    for seen, ranks, said in ((1, 8, True), (8, 8, False), (1, 1, False), (0, 8, False)):
-        host = {"gpu": None, "gpus_visible_to_rank_0": seen, "ranks_per_node": ranks}
-        header = "\n".join(lines.header(spec, facts | {"host": host}))
-        assert ("each rank sees its own GPU alone" in header) is said
-
-
 def test_the_log_says_whose_vocabulary_the_model_has():
     for in_data, said in ((4096, True), (200, False), (None, False)):
         spec = resolve(("x", {"vocab_size": in_data if said else None, "data": "data/corpus"}))
@@ -144,11 +133,8 @@ def test_iteration_line_is_megatrons():
 
 
 def test_a_line_has_mfu_where_the_gpus_peak_is_known():
-    from models.flops import tflops_per_gpu
-
     for given, peak in (({"precision": "bf16"}, 989.4), ({}, 66.9), ({"tf32": True}, 494.7)):
-        size = {"preset": "1.7b", "global_batch": 128, "micro_batch": 128}
-        spec = resolve(("x", {**size, **given}))
+        spec = resolve(("x", {"preset": "1.7b", "global_batch": 128, "micro_batch": 128, **given}))
         row = ROW | {"step_s": 100.0}
         line = lines.iteration_line(spec, [row], 0, 0, "NVIDIA H100 80GB HBM3", 10**9)
         tflops = tflops_per_gpu(spec.model, spec.seq_len, spec.tokens_per_step, 100.0, 1)
@@ -191,20 +177,3 @@ def test_a_step_without_a_save_asks_no_rank_no_counter_and_no_device(rank):
         one.stopping = not due
         with pytest.raises(AssertionError, match="uses _begin_other_work"):
             trainer.Trainer.save_if_due(one, 3 if due else 2)
-
-
-def test_only_the_rank_that_reports_energy_reads_it():
-    read = []
-    energy = types.SimpleNamespace(
-        count=lambda: read.append("count"), skip=lambda: read.append("skip")
-    )
-    clock = types.SimpleNamespace(lap=lambda: 2.0)
-    ranks = [
-        types.SimpleNamespace(is_rank_0=first, energy=energy, clock=clock, breakdown=None)
-        for first in (False, True)
-    ]
-    for rank, calls in zip(ranks, ([], ["count", "skip"]), strict=True):
-        rank._leave_out_of_breakdown = lambda: None
-        trainer.Trainer._begin_other_work(rank)
-        assert trainer.Trainer._end_of_other_work(rank) == 2.0
-        assert read == calls

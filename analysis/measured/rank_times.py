@@ -176,9 +176,6 @@ def messages(found: Iterable[Breakdown]) -> Table:
             most = max(senders, key=lambda rank: one.ranks[rank][f"{axis}_wire_bytes"])
             row = one.ranks[most]
             exposed = {rank: one.ranks[rank][f"{axis}_s"] for rank in senders}
-            totals = [one.ranks[rank][f"{axis}_total_s"] for rank in senders]
-            known = None not in totals
-            hidden = sum(totals) - sum(exposed.values()) if known else None
             rows.append(
                 {
                     "run": one.name,
@@ -189,8 +186,6 @@ def messages(found: Iterable[Breakdown]) -> Table:
                     "formula": None if axis == "control" else agreement(one, axis),
                     "exposed_s": max(exposed.values()),
                     "mean_s": sum(exposed.values()) / len(senders),
-                    "total_s": sum(totals) / len(senders) if known else None,
-                    "hidden": hidden / sum(totals) if known and sum(totals) else None,
                 }
             )
     columns = [
@@ -202,8 +197,6 @@ def messages(found: Iterable[Breakdown]) -> Table:
         Column("formula", "formula"),
         Column("exposed_s", "exposed s, slowest rank", ".4g"),
         Column("mean_s", "mean of ranks", ".4g"),
-        Column("total_s", "under way s", ".4g"),
-        Column("hidden", "hidden", ".1%"),
     ]
     return Table(columns, rows, "Messages per step and rank")
 

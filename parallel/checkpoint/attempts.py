@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -239,11 +238,9 @@ def note(folder: RunFolder, line: str) -> None:
 
 
 def tell(folder: RunFolder, line: str) -> None:
-    """Print a line, above tqdm's bar where there is one; a lost console is noted in the log."""
-    from tqdm import tqdm
-
+    """Print a line; a lost console is noted in the log."""
     try:
-        tqdm.write(line) if sys.stdout.isatty() else print(line, flush=True)
+        print(line, flush=True)
     except OSError as error:
         drop_output()  # nobody reads it any more, or its disk is full: the log has the lines
         folder.log(f" the console takes no more lines: {error.strerror}")

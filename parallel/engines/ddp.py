@@ -20,6 +20,7 @@ from parallel.engines.optim import (
     adam_step,
     adam_tensors,
     adamw,
+    clip_gradients,
     mean_over_ranks,
     set_adam_step,
     set_lr,
@@ -69,8 +70,8 @@ class DDPEngine:
             total += loss.detach() / n_micro
         with region("optimizer"):
             self.scaler.unscale_(self.optimizer)
-            limit = self.spec.clip_grad or float("inf")
-            norm = nn.utils.clip_grad_norm_(self.parameters, limit)
+            norm = nn.utils.get_total_norm([p.grad for p in self.parameters])
+            clip_gradients(self.parameters, self.spec, norm)
             set_lr(self.optimizer.param_groups, lr)
             # A tensor, and a copy of the one that `update` writes to.
             scale = self.scaler.scale(torch.ones((), device=self.device))

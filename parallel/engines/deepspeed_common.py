@@ -5,6 +5,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,14 @@ from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.deepspeed_json import read_deepspeed_json
 from parallel.config.settings import RunSpec
 from parallel.engines import Batch, Reduced, StepResult, cpu, never
-from parallel.engines.optim import adam_step, adam_tensors, adamw, set_adam_step, set_lr
+from parallel.engines.optim import (
+    adam_step,
+    adam_tensors,
+    adamw,
+    clip_gradients,
+    set_adam_step,
+    set_lr,
+)
 
 os.environ.setdefault("DS_LOG_LEVEL", "error")
 if not torch.cuda.is_available():
@@ -98,9 +106,9 @@ class ClippingAdamW(torch.optim.AdamW):
     model; None where this rank has all of it.
     """
 
-    def __init__(self, *args: Any, limit: float, counts: Callable, group: Any, **kwargs: Any):
+    def __init__(self, *args: Any, spec: RunSpec, counts: Callable, group: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.limit, self.group = limit, group
+        self.spec, self.group = spec, group
         # By position: in fp16 DeepSpeed puts fp32 copies in the place of the parameters, and those
         # have not the attributes that `counts` reads.
         self.counted = [counts(p) for group in self.param_groups for p in group["params"]]
@@ -120,8 +128,7 @@ class ClippingAdamW(torch.optim.AdamW):
         if self.group is not None:
             dist.all_reduce(total, group=self.group)
         self._global_grad_norm = total.sqrt()
-        if self.limit:
-            nn.utils.clip_grads_with_norm_(parameters, self.limit, self._global_grad_norm)
+        clip_gradients(parameters, self.spec, self._global_grad_norm)
         super().step(closure)
 
 
@@ -133,8 +140,9 @@ def optimizer(
 ) -> torch.optim.Optimizer:
     """The AdamW to hand to deepspeed.initialize."""
     if clips_itself(spec):
-        clipping = {"limit": spec.clip_grad, "counts": counts, "group": group}
-        return adamw(parameters, spec, ClippingAdamW, **clipping)
+        return adamw(
+            parameters, spec, partial(ClippingAdamW, spec=spec, counts=counts, group=group)
+        )
     return adamw(parameters, spec)
 
 

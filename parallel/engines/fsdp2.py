@@ -33,6 +33,7 @@ from parallel.engines.optim import (
     adam_step,
     adam_tensors,
     adamw,
+    clip_gradients,
     mean_over_ranks,
     set_adam_step,
     set_lr,
@@ -101,8 +102,7 @@ class FSDP2Engine:
             total += loss.detach() / n_micro
         with region("optimizer"):
             norm = self._grad_norm()
-            limit = self.spec.clip_grad or float("inf")
-            nn.utils.clip_grads_with_norm_(self.parameters, limit, norm)
+            clip_gradients(self.parameters, self.spec, norm)
             set_lr(self.optimizer.param_groups, lr)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)

@@ -1,9 +1,8 @@
-"""What is the same in every engine: the mean loss of all ranks, decay groups, AdamW, learning-rate
-schedule."""
+"""What is the same in every engine: the mean loss of all ranks, decay groups, AdamW, clipping, the
+learning-rate schedule."""
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -58,12 +57,11 @@ def param_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> lis
 def adamw(
     parameters: Iterable[nn.Parameter],
     spec: RunSpec,
-    kind: type[torch.optim.AdamW] = torch.optim.AdamW,
-    **settings: Any,
+    kind: Callable[..., torch.optim.AdamW] = torch.optim.AdamW,
 ) -> torch.optim.AdamW:
     """torch's AdamW over `param_groups` with the run's betas and epsilon, fused (see `fuse`)."""
     groups, betas = param_groups(parameters, spec.weight_decay), (spec.beta1, spec.beta2)
-    return kind(groups, lr=spec.lr, betas=betas, eps=spec.adam_eps, fused=True, **settings)
+    return kind(groups, lr=spec.lr, betas=betas, eps=spec.adam_eps, fused=True)
 
 
 def fuse(adam: torch.optim.Optimizer) -> None:
@@ -75,6 +73,13 @@ def fuse(adam: torch.optim.Optimizer) -> None:
     if isinstance(adam, torch.optim.Adam):
         for settings in (adam.defaults, *adam.param_groups):
             settings["fused"] = True
+
+
+def clip_gradients(parameters: Iterable[Tensor], spec: RunSpec, norm: Tensor) -> None:
+    """Scale the gradients so that their whole L2 norm, which is `norm` now, is the run's clip_grad
+    at most."""
+    if spec.clip_grad:
+        nn.utils.clip_grads_with_norm_(parameters, spec.clip_grad, norm)
 
 
 def set_lr(groups: Iterable[dict], lr: float) -> None:

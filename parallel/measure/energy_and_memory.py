@@ -1,54 +1,47 @@
 """Energy, memory and load of the machine while it trains. Torch is imported only where it is used.
 
-Energy is read where a counter exists and is None elsewhere: NVML's (joules since the driver was
-loaded, whole GPU, Volta or newer; needs setup.py's extra `nvml`) for the GPUs that rank 0 sees, on
-CPU the kernel's RAPL counters (whole processor packages and what else runs on them; often readable
-by root alone).
+Energy is read from NVML's counter (joules since the driver was loaded, whole GPU, Volta or newer;
+needs setup.py's extra `nvml`) for the GPUs that rank 0 sees. It is None elsewhere.
 """
 
-import contextlib
 import os
 import resource
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from parallel.record.facts import load_average
 
-POWERCAP = Path("/sys/class/powercap")
-
 
 class Energy:
-    """Joules of rank 0's machine while it trains: `count` after training, `skip` after the rest."""
+    """Joules of rank 0's GPUs while it trains: `count` after training, `skip` after the rest."""
 
-    def __init__(self, gpus: list[str], powercap: Path = POWERCAP):
-        """`gpus`: UUIDs of those rank 0 sees; none for a run on CPU, whose packages count then."""
-        self.source, self._counters = _nvml(gpus) if gpus else _rapl(powercap)
-        self.joules: float | None = 0.0 if self._counters else None
-        self._last = self._read()
+    def __init__(self, gpus: list[str]):
+        """`gpus`: UUIDs of those rank 0 sees; none on CPU."""
+        self.source, self._read = _nvml(gpus)
+        self.joules = 0.0 if self._read else None
+        self._last = self._now()
 
-    def _read(self) -> list[float]:
+    def _now(self) -> float:
         try:
-            return [read() for read, _ in self._counters]
+            return self._read() if self._read else 0.0
         except Exception as error:  # a counter that goes away must not end the training
-            self.source, self.joules = f"none ({type(error).__name__}: {error})", None
-            self._counters = []
-            return []
+            self.source = f"none ({type(error).__name__}: {error})"
+            self._read = self.joules = None
+            return 0.0
 
     def count(self) -> None:
         """Count the energy used since the last call: it was used for training."""
-        now, before = self._read(), self._last
-        self._last = now
+        before = self._last
+        self._last = self._now()
         if self.joules is not None:
-            pairs = zip(now, before, self._counters, strict=True)
-            self.joules += sum(a - b + (wraps if a < b else 0.0) for a, b, (_, wraps) in pairs)
+            self.joules += self._last - before
 
     def skip(self) -> None:
         """Leave out the energy used since the last call."""
-        self._last = self._read()
+        self._last = self._now()
 
 
 def visible_gpus(device: Any) -> list[str]:
@@ -61,44 +54,29 @@ def visible_gpus(device: Any) -> list[str]:
     return [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in range(count)]
 
 
-_Counter = tuple[Callable[[], float], float]  # reads joules; after how many it starts again
+class _Counter(NamedTuple):
+    """Where joules are read, and how; no reader where there are none."""
+
+    source: str
+    read: Callable[[], float] | None = None
 
 
-def _nvml(gpus: list[str]) -> tuple[str, list[_Counter]]:
+def _nvml(gpus: list[str]) -> _Counter:
+    if not gpus:
+        return _Counter("none (no GPU)")
     try:
         import pynvml
 
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in gpus]
-        for handle in handles:
-            pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+
+        def joules() -> float:
+            return sum(pynvml.nvmlDeviceGetTotalEnergyConsumption(h) for h in handles) / 1e3
+
+        joules()
     except Exception as error:  # no package, no driver, or a GPU without the counter: no number
-        return f"none (NVML: {error})", []
-
-    def joules(handle: Any) -> float:
-        return pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3  # millijoules
-
-    return f"NVML, {len(gpus)} GPUs that rank 0 sees", [(partial(joules, h), 0.0) for h in handles]
-
-
-def _rapl(powercap: Path) -> tuple[str, list[_Counter]]:
-    counters: list[_Counter] = []
-    # Packages only (intel-rapl:0); what lies inside them (intel-rapl:0:0) is counted already.
-    for package in sorted(powercap.glob("*-rapl:*")):
-        if package.name.count(":") != 1:
-            continue
-        with contextlib.suppress(OSError, ValueError):
-            wraps = int((package / "max_energy_range_uj").read_text()) / 1e6
-            reader = partial(_joules, package / "energy_uj")
-            reader()
-            counters.append((reader, wraps))
-    if not counters:
-        return "none (no readable RAPL counter)", []
-    return f"RAPL, {len(counters)} packages of rank 0's node", counters
-
-
-def _joules(path: Path) -> float:
-    return int(path.read_text()) / 1e6  # microjoules
+        return _Counter(f"none (NVML: {error})")
+    return _Counter(f"NVML, {len(gpus)} GPUs that rank 0 sees", joules)
 
 
 def peak_memory(device: Any) -> dict[str, int]:

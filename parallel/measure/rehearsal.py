@@ -30,7 +30,6 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, shape_wrapper
 from torch.utils.weak import WeakIdKeyDictionary
 
 HOST = "host"  # what offload keeps in host memory; no part of a peak
@@ -52,7 +51,6 @@ def without_storage(rank: int, world_size: int) -> Iterator[None]:
         (nn.parallel, "DistributedDataParallel", OneCopy),
         (F, "rms_norm", _rms_norm),
         (F, "embedding", _embedding),
-        (torch.optim.AdamW, "__init__", _adamw),
         (torch, "tensor", _tensor),
         (device_mesh, "init_device_mesh", _init_device_mesh),
         (sys.modules.get(_BIAS_DROPOUT), "_bias_dropout_add_func", _bias_dropout_add),
@@ -167,13 +165,6 @@ def _embedding(*args: Any, make: Callable = F.embedding, sparse: bool = False, *
     return make(*args, **kw)
 
 
-def _adamw(
-    self: Any, *args: Any, make: Callable = torch.optim.AdamW.__init__, **settings: Any
-) -> None:
-    """torch's AdamW in one kernel, as on a GPU: it holds no copies."""
-    make(self, *args, **settings | {"fused": True, "foreach": None})
-
-
 def _all_gather_object(found: list[Any], mine: Any, group: Any = None) -> None:
     """Every rank says what this one says; torch's pickles it into a tensor's storage."""
     found[:] = [mine] * len(found)
@@ -198,29 +189,10 @@ def _init_device_mesh(*args: Any, make: Callable = device_mesh.init_device_mesh,
 
 def _tensor(data: Any, *args: Any, make: Callable = torch.tensor, **kwargs: Any) -> torch.Tensor:
     """torch.tensor, which reads the storages of the tensors in nested lists."""
-    found = [leaf for leaf in tree_leaves(data) if isinstance(leaf, torch.Tensor)]
-    if found and isinstance(data, list):
-        return torch.stack(found)
+    tensors = [leaf for leaf in tree_leaves(data) if isinstance(leaf, torch.Tensor)]
+    if tensors and isinstance(data, list):
+        return torch.stack(tensors)
     return make(data, *args, **kwargs)
-
-
-def _attention(query: Any, *_: Any, **__: Any) -> int:
-    """FLOPs of a CPU's fused attention: two products over all of the s x s square."""
-    b, n, s, d = query
-    return 4 * b * n * s * s * d
-
-
-def _attention_backward(_: Any, query: Any, *__: Any, **___: Any) -> int:
-    return 2 * _attention(query)
-
-
-# FlopCounterMode keeps the graphs of recomputed layers, and so their tensors: only its table here.
-FLOPS = flop_registry | {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: shape_wrapper(_attention),
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: shape_wrapper(
-        _attention_backward
-    ),
-}
 
 
 def held_part(parameter: nn.Parameter) -> torch.Tensor:
@@ -241,7 +213,6 @@ class Memory(TorchDispatchMode):
         super().__init__()
         self.vocabulary = vocabulary  # columns of a logits tensor on this rank
         self.regions = ["build"]
-        self.flops = 0  # of matrix products and attention
         self.held: Counter[str] = Counter()
         self.peak: dict[str, int] = {}
         self._most = 0
@@ -278,13 +249,10 @@ class Memory(TorchDispatchMode):
     ) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return args[0].fake_device
-        kwargs = kwargs or {}
         try:
-            result = func(*args, **kwargs)
+            result = func(*args, **(kwargs or {}))
         except DataDependentOutputException:
             return 1.0 if args[0].dtype.is_floating_point else 0
-        if formula := FLOPS.get(func._overloadpacket):
-            self.flops += formula(*args, **kwargs, out_val=result)
         for tensor in result if isinstance(result, list | tuple) else (result,):
             if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
                 # A DTensor has no bytes itself: the operators on its local part come here, too.
@@ -353,4 +321,3 @@ class Memory(TorchDispatchMode):
         """Forget the peak of what came before: a step begins."""
         self.regions = ["step"]
         self._most, self.peak = self._total(), dict(self.held)
-        self.flops = 0

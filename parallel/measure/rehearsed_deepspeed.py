@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from models.tensor_files import DTYPES
 from parallel.config.settings import RunSpec
@@ -13,7 +12,6 @@ from parallel.engines import deepspeed_common
 
 from deepspeed.accelerator import get_accelerator  # isort: skip  (after deepspeed_common)
 from deepspeed.runtime import utils  # isort: skip
-from deepspeed.runtime.comm import coalesced_collectives  # isort: skip
 from deepspeed.runtime.pipe.engine import PipelineEngine  # isort: skip
 from deepspeed.runtime.zero import (  # isort: skip
     partition_parameters,
@@ -23,11 +21,8 @@ from deepspeed.runtime.zero import (  # isort: skip
 
 
 def redirect(spec: RunSpec, in_host_memory: Callable[[torch.Tensor], None]) -> None:
-    """Patch DeepSpeed in this process. ZeRO-3 puts tensors together of a piece from every rank,
-    which is most of its time on shapes alone; here it allocates them whole.
-
-    in_host_memory: told of each tensor that it pins there with offload.
-    """
+    """Patch DeepSpeed in this process. in_host_memory: told of each tensor that it pins there with
+    offload."""
     shape = (spec.seq_len, spec.micro_batch, spec.model.hidden)  # [S, B, H] between stages
     dtype = DTYPES[spec.precision]
 
@@ -52,35 +47,6 @@ def redirect(spec: RunSpec, in_host_memory: Callable[[torch.Tensor], None]) -> N
         in_host_memory(tensor)
         return tensor
 
-    def gathered(handle: Any, handle_dependency: bool = True) -> None:
-        """AllGatherCoalescedHandle.wait: parameters as copies out of the gathered buffer."""
-        if handle.complete:
-            return
-        handle.allgather_handle.wait()
-        for parameter in handle.params:
-            parameter.data = torch.empty(parameter.ds_shape, dtype=parameter.ds_tensor.dtype)
-            parameter.ds_status = partition_parameters.ZeroParamStatus.AVAILABLE
-        handle.complete = True
-
-    def reduce_scattered(tensors: list[torch.Tensor], group: Any = None) -> list[torch.Tensor]:
-        """reduce_scatter_coalesced: this rank's part of each gradient, out of one buffer in which
-        each is padded to equal parts. A single one that needs no padding is its own buffer."""
-        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-        sizes = [math.ceil(tensor.numel() / ranks) for tensor in tensors]
-        whole = tensors[0].view(-1)
-        if len(tensors) > 1 or whole.numel() % ranks:
-            whole = whole.new_empty(ranks * sum(sizes))
-        whole.div_(ranks)
-        part = whole.narrow(0, rank * sum(sizes), sum(sizes))
-        coalesced_collectives._torch_reduce_scatter_fn(whole, part, group=group)
-        own, at = [], 0
-        for tensor, size in zip(tensors, sizes, strict=True):
-            own.append(part.narrow(0, at, min(size, max(0, tensor.numel() - rank * size))))
-            at += size
-        return own
-
-    partition_parameters.AllGatherCoalescedHandle.wait = gathered
-    stage3.reduce_scatter_coalesced = reduce_scattered
     # Ranks compare lists of numbers; its CPU accelerator refuses fp16.
     for module in (partition_parameters, partitioned_param_coordinator, stage3):
         module.assert_ints_same_as_other_ranks = lambda _: None

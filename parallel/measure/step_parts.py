@@ -34,12 +34,6 @@ that does, in Python, what it does itself, and what it leaves is the waiting of 
 calls      collectives entered, and messages sent (receiving one is not a call)
 bytes      their payload; wire_bytes: what this rank sends, `volumes.wire_bytes`
 exposed_s  as above
-total_s    time in which at least one call was under way, waited for or not; what overlap hid is
-           total_s - exposed_s. An asynchronous call is over when it is seen to be: at the next
-           region or call, or in the wait, as gloo's reduce-scatter always is (a callback would say
-           when, but it holds up what it measures: 2 % of a tensor-parallel step on gloo). A
-           point-to-point message counts transfer_s, or its exposed time where that is longer.
-           Unknown where CUDA hides an asynchronous call.
 """
 
 import time
@@ -98,13 +92,7 @@ class Message(NamedTuple):
     waits: bool
 
 
-class Waiting(NamedTuple):
-    """The region of a thread that is blocked by an asynchronous call over an axis."""
-
-    axis: str
-
-
-Region = str | Message | Waiting
+Region = str | Message
 _active: "Breakdown | None" = None
 
 
@@ -129,13 +117,8 @@ def ddp_hook() -> Callable | None:
     def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         work = dist.all_reduce(bucket.buffer(), async_op=True)
         if bucket.is_last():
-            breakdown.enter(Waiting("dp"))  # left when the backward region around it is
-
-        def reduced(future: torch.futures.Future) -> torch.Tensor:
-            breakdown.is_done(work)
-            return future.value()[0]
-
-        return work.get_future().then(reduced)
+            breakdown.enter("dp")  # left when the backward region around it is
+        return work.get_future().then(lambda future: future.value()[0])
 
     return hook
 
@@ -163,8 +146,7 @@ class Breakdown:
         self._spare_events: list[Any] = []
         # A call that returned -> the region to be in while waiting for it.
         self._region_of: Any = weakref.WeakKeyDictionary()
-        self._latest: dict[str, tuple[str, str, bool]] = {}  # group -> its last call
-        self._pending: dict[Work, tuple[str, float]] = {}  # asynchronous -> its axis, when it began
+        self._latest: dict[str, tuple[str, str]] = {}  # group -> kind and axis of its last call
         self._file = BreakdownFile(folder, rank)
         self._new_window()
         self.forget()
@@ -185,13 +167,11 @@ class Breakdown:
         while the thread that called it is blocked: one stack serves both."""
         self._marks.append((self._stack[-1], self._now()))
         self._stack.append(name)
-        self._check_pending()
 
     def leave(self, name: Region) -> None:
         """Close the innermost region of this name and what was left open inside it."""
         while len(self._stack) > 1:
             self._marks.append((self._stack[-1], self._now()))
-            self._check_pending()
             if self._stack.pop() == name:
                 return
 
@@ -210,8 +190,6 @@ class Breakdown:
         """Leave out what happened since the last lap: it was not training."""
         self._marks: list[tuple[Region, Any]] = []  # what was open until when
         self.messages: list[tuple[str, int, float]] = []  # since `lap`: axis, bytes, sent bytes
-        self._ended: list[tuple[str, float, float]] = []  # asynchronous calls: axis, began, end
-        self._pending.clear()
         self._stack: list[Region] = ["other"]
         self._last = self._now()
 
@@ -228,9 +206,6 @@ class Breakdown:
                 travel = min(seconds, self.transfer_s) if name.waits else seconds
                 self._seconds["pp"] += travel
                 self._seconds["bubble"] += seconds - travel
-            elif isinstance(name, Waiting):
-                self._seconds[name.axis] += seconds
-                self._waited[name.axis] += seconds
             else:
                 self._seconds[name] += seconds
             last = now
@@ -240,19 +215,11 @@ class Breakdown:
             self._sums[axis, "bytes"] += payload
             self._sums[axis, "wire_bytes"] += sent
         self.messages = []
-        covered_until: dict[str, float] = defaultdict(float)  # calls overlap: count time once
-        for axis, began, end in sorted(self._ended, key=lambda call: call[1]):
-            self._async_s[axis] += max(0.0, end - max(began, covered_until[axis]))
-            covered_until[axis] = max(end, covered_until[axis])
-        self._ended = []
 
     def _new_window(self) -> None:
         self._first, self._elapsed_s = 0, 0.0
         self._seconds: dict[str, float] = defaultdict(float)
         self._sums: dict[tuple[str, str], float] = defaultdict(int)
-        self._waited: dict[str, float] = defaultdict(float)  # exposed time of asynchronous calls
-        self._async_s: dict[str, float] = defaultdict(float)  # in which one was under way
-        self._unknown: set[str] = set()
 
     def _row(self, step: int) -> dict[str, Any]:
         row: dict[str, Any] = {
@@ -264,18 +231,9 @@ class Breakdown:
         }
         row |= {f"{name}_s": self._seconds[name] for name in CATEGORIES}
         for axis in AXES:
-            row |= {f"{axis}_{what}": self._sums[axis, what] for what in ("calls", "bytes")}
-            row[f"{axis}_wire_bytes"] = self._sums[axis, "wire_bytes"]
-            row[f"{axis}_total_s"] = self._total_s(axis)
+            for counted in ("calls", "bytes", "wire_bytes"):
+                row[f"{axis}_{counted}"] = self._sums[axis, counted]
         return row
-
-    def _total_s(self, axis: str) -> float | None:
-        exposed = self._seconds[axis]
-        if axis in self._unknown:
-            return None
-        if axis == "pp":
-            return max(exposed, self._sums["pp", "calls"] * self.transfer_s)
-        return max(exposed, exposed - self._waited[axis] + self._async_s[axis])
 
     # --- messages --------------------------------------------------------------------------------
 
@@ -290,29 +248,19 @@ class Breakdown:
             axis = "control"
         if n > 1 and kind not in ("recv", "end"):
             self.messages.append((axis, payload, wire_bytes(kind, n, payload)))
-        asynchronous = bool(given) and getattr(given[-1], "asyncOp", False)
         if kind == "end":  # of a batch, whose one work stands for the calls before it
-            kind, axis, asynchronous = self._latest.pop(group.group_name, (kind, axis, False))
+            kind, axis = self._latest.pop(group.group_name, (kind, axis))
         else:
-            self._latest[group.group_name] = kind, axis, asynchronous
+            self._latest[group.group_name] = kind, axis
         moves = kind in ("send", "recv") and axis == "pp"
-        region: Region = axis
-        if asynchronous:
-            region = Waiting(axis)
-        elif moves:
-            region = Message(waits=False)
-        began = time.perf_counter()
+        region: Region = Message(waits=False) if moves else axis
         self.enter(region)
         try:
             work = original(group, *args, **kw)
         finally:
             self.leave(region)
         if work is not None and n > 1:
-            if asynchronous and self._cuda:
-                self._unknown.add(axis)
-            elif asynchronous:
-                self._pending[work] = (axis, began)
-            self._region_of[work] = Message(waits=True) if moves else region
+            self._region_of[work] = Message(waits=True) if moves else axis
         return work
 
     def wait(self, original: Callable, work: Work, args: Any, kw: Any) -> Any:
@@ -324,19 +272,7 @@ class Breakdown:
         try:
             return original(work, *args, **kw)
         finally:
-            self.is_done(work)
             self.leave(region)
-
-    def is_done(self, work: Work) -> None:
-        """Record that an asynchronous call has ended."""
-        if pending := self._pending.pop(work, None):
-            self._ended.append((*pending, time.perf_counter()))
-
-    def _check_pending(self) -> None:
-        """See which asynchronous calls have ended; DDP's report it from another thread."""
-        for work in list(self._pending):
-            if work.is_completed():
-                self.is_done(work)
 
     def _axis(self, group: ProcessGroup, peer: int | None) -> tuple[str, int]:
         """(axis, number of ranks) of a group, or of a message to rank `peer` of it."""

@@ -285,8 +285,7 @@ def _read_windows(path: Path) -> list[dict[str, Any]]:
     rows = _read_rows(path, schema.BREAKDOWN_COLUMNS, schema.BREAKDOWN_COUNTS)
     for number, row in enumerate(rows, 1):
         for name, value in row.items():
-            open_end = value is None and name.endswith("_total_s")
-            if not open_end and (value is None or not math.isfinite(value)):
+            if value is None or not math.isfinite(value):
                 raise UsageError(f"{path}: row {number}: {name} cannot be {value}")
         if not (row["elapsed_s"] > 0 and row["first_step"] <= row["last_step"]):
             raise UsageError(f"{path}: row {number} is no window of steps")
@@ -309,10 +308,10 @@ def _read_rows(
     rows = []
     lines = read_csv(path)
     line_no, header = next(lines, (1, None))
-    if header != list(columns):
+    if header is None or not set(columns) <= set(header):  # an earlier version wrote more
         raise UsageError(f"{path}:1: expected columns {', '.join(columns)}")
     for line_no, row in lines:
-        if len(row) != len(columns):
+        if len(row) != len(header):
             # Only a killed writer leaves a short row, and only as the last one.
             if next(lines, None) is not None:
                 raise UsageError(f"{path}:{line_no}: {len(row)} columns")
@@ -321,7 +320,8 @@ def _read_rows(
             rows.append(
                 {
                     name: None if text == "" else (schema.count if name in counts else float)(text)
-                    for name, text in zip(columns, row, strict=True)
+                    for name, text in zip(header, row, strict=True)
+                    if name in columns
                 }
             )
         except ValueError as error:

@@ -66,7 +66,7 @@ BREAKDOWN_COUNTS = (
 BREAKDOWN_COLUMNS = (
     *("rank", "first_step", "last_step", "elapsed_s", "transfer_s"),
     *(f"{name}_s" for name in CATEGORIES),
-    *(f"{axis}_{what}" for axis in AXES for what in ("calls", "bytes", "wire_bytes", "total_s")),
+    *(f"{axis}_{what}" for axis in AXES for what in ("calls", "bytes", "wire_bytes")),
 )
 
 
