@@ -45,11 +45,11 @@ def find_weights(path: Path) -> Path:
     tops = [path]
     if save := (read_json_if_whole(path / "run.json").get("spec") or {}).get("save"):
         tops.append(Path(save))
-    found = [p for top in tops for depth in ("*", "*/*") for p in top.glob(depth)]
-    found = [p for p in found if is_checkpoint(p) or (p.name[0] != "." and is_weights(p))]
-    if not found:
+    paths = [p for top in tops for depth in ("*", "*/*") for p in top.glob(depth)]
+    weights = [p for p in paths if is_checkpoint(p) or (p.name[0] != "." and is_weights(p))]
+    if not weights:
         raise UsageError(f"{path}: no weights-only folder and no checkpoint here")
-    return max(found, key=lambda p: (step_in_name(p) or -1, is_weights(p)))
+    return max(weights, key=lambda p: (step_in_name(p) or -1, is_weights(p)))
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -88,7 +88,7 @@ def step_in_name(path: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def as_weights(found: Path, dtype: str | None, near: Path | None = None) -> Iterator[Path]:
+def as_weights(source: Path, dtype: str | None, near: Path | None = None) -> Iterator[Path]:
     """What `find_weights` found as a weights-only folder. A checkpoint's is temporary, in `near`.
 
     dtype: of the weights of a checkpoint; None means fp32, in which it stores them.
@@ -96,8 +96,8 @@ def as_weights(found: Path, dtype: str | None, near: Path | None = None) -> Iter
     Raises:
         UsageError: the checkpoint is damaged or of another model class, or the disk is full.
     """
-    if not is_checkpoint(found):
-        yield found
+    if not is_checkpoint(source):
+        yield source
         return
     try:
         temporary = tempfile.TemporaryDirectory(dir=near, prefix=".exporting-")
@@ -108,7 +108,7 @@ def as_weights(found: Path, dtype: str | None, near: Path | None = None) -> Iter
     with temporary as folder:
         out = Path(folder).absolute() / "weights"
         command = [sys.executable, "-m", "parallel.checkpoint", "export"]
-        command += [str(found.absolute()), str(out), "--dtype", dtype or "fp32"]
+        command += [str(source.absolute()), str(out), "--dtype", dtype or "fp32"]
         done = subprocess.run(
             command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True
         )

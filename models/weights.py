@@ -118,9 +118,9 @@ def read_weights(
         raise UsageError(f"{folder / CONFIG} is damaged: {error!r}") from error
     path = folder / TENSORS
     try:
-        found = path.stat().st_size
-        if found != size:
-            raise UsageError(f"{path} is damaged: {found} bytes, written were {size!r:.60}")
+        on_disk = path.stat().st_size
+        if on_disk != size:
+            raise UsageError(f"{path} is damaged: {on_disk} bytes, written were {size!r:.60}")
         if verify and file_crc32(path, tick) != crc32:
             raise UsageError(f"{path} is damaged: its bytes have changed since they were written")
     except OSError as error:
@@ -186,14 +186,14 @@ def refuse_pickles(folder: Path) -> None:
     )
 
 
-def differing(found: dict[str, tuple], wanted: dict[str, tuple], shown: int = 3) -> str:
-    """What of `wanted` is missing, of another shape or more than wanted in `found`; "" if none."""
-    problems = [f"{n} is missing" for n in wanted if n not in found]
-    problems += [f"{n} is unknown" for n in found if n not in wanted]
+def differing(stored: dict[str, tuple], wanted: dict[str, tuple], shown: int = 3) -> str:
+    """What of `wanted` is missing, of another shape or more than wanted in `stored`; "" if none."""
+    problems = [f"{n} is missing" for n in wanted if n not in stored]
+    problems += [f"{n} is unknown" for n in stored if n not in wanted]
     problems += [
-        f"{n} is {list(found[n])}, not {list(wanted[n])}"
+        f"{n} is {list(stored[n])}, not {list(wanted[n])}"
         for n in wanted
-        if n in found and found[n] != wanted[n]
+        if n in stored and stored[n] != wanted[n]
     ]
     more = f" and {len(problems) - shown} more" if len(problems) > shown else ""
     return "; ".join(problems[:shown]) + more

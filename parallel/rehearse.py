@@ -33,7 +33,6 @@ import traceback
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,7 +121,7 @@ def rehearse_apart(spec: RunSpec, rank: int) -> Rehearsal:
     """`rehearse` in a fork of this process, because libraries keep their process groups."""
     forks = multiprocessing.get_context("fork")
     here, there = forks.Pipe(duplex=False)
-    process = forks.Process(target=_send, args=(there, spec, rank))
+    process = forks.Process(target=lambda: there.send(rehearse(spec, rank)))
     process.start()
     there.close()
     try:
@@ -132,10 +131,6 @@ def rehearse_apart(spec: RunSpec, rank: int) -> Rehearsal:
         return Rehearsal(rank, spec.layout.coords(rank)["pp"], error=why)
     finally:
         process.join()
-
-
-def _send(connection: Connection, spec: RunSpec, rank: int) -> None:
-    connection.send(rehearse(spec, rank))
 
 
 def rehearse(spec: RunSpec, rank: int) -> Rehearsal:
@@ -301,7 +296,7 @@ def ranks_of(spec: RunSpec, asked: str) -> list[int]:
     if asked == "first-and-last":
         return sorted({0, (layout.pp - 1) * apart})
     if asked == "worst":
-        return [worst_stage(spec).stage * apart]
+        return [worst_stage(spec) * apart]
     if not all(
         number.isdecimal() and int(number) < layout.world_size for number in asked.split(",")
     ):
@@ -312,19 +307,11 @@ def ranks_of(spec: RunSpec, asked: str) -> list[int]:
     return sorted({int(number) for number in asked.split(",")})
 
 
-class WorstStage(NamedTuple):
-    stage: int
-    reason: str
-
-
-def worst_stage(spec: RunSpec) -> WorstStage:
+def worst_stage(spec: RunSpec) -> int:
     """The stage with the highest peak by formula. Of the middle stages, the first holds the most
     micro-batches."""
     stages = sorted({0, min(1, spec.pp - 1), spec.pp - 1})
-    peaks = {stage: sum(memory_by_formula(spec, stage).values()) / GB for stage in stages}
-    worst = max(stages, key=lambda stage: peaks[stage])
-    beside = ", ".join(f"stage {stage} {size:.2f} GB" for stage, size in peaks.items())
-    return WorstStage(worst, f"stage {worst} has the highest peak by formula ({beside})")
+    return max(stages, key=lambda stage: sum(memory_by_formula(spec, stage).values()))
 
 
 def runs_of(arguments: argparse.Namespace) -> tuple[dict[str, RunSpec], float | None]:
@@ -380,8 +367,6 @@ def main(argv: list[str] | None = None) -> int:
             rows.append({"run": name, "rank": rank, "not_rehearsed": why})
             continue
         doing = f"rehearsing {at} of {len(work)}: {name}, rank {rank} of {spec.gpus}"
-        if arguments.rank == "worst" and spec.pp > 1:
-            doing += f"; {worst_stage(spec).reason}"
         print(doing, file=sys.stderr, flush=True)
         rehearsal = rehearse_apart(spec, rank)
         over = too_much(rank, rehearsal.stage, rehearsal.peak, card_gb)

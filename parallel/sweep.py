@@ -137,8 +137,8 @@ def start(
 def last_words(console: Path, since: int = 0) -> str:
     """The trainer's own line about why it stopped, after `since` bytes; "" without one."""
     lines = console.read_bytes()[since:].decode(errors="replace").splitlines()
-    said = [line for line in lines if line.startswith("parallel.train: ")]
-    return said[-1].removeprefix("parallel.train: ") if said else ""
+    own = [line for line in lines if line.startswith("parallel.train: ")]
+    return own[-1].removeprefix("parallel.train: ") if own else ""
 
 
 def failure(study: Study, name: str, spec: RunSpec, folder: Path, *how: Any) -> str:
@@ -199,24 +199,25 @@ def sweep(
 def report(out: Path) -> None:
     """Have analysis write out/scaling_report.json, print the table and write out/study.html where
     it can; then the next commands."""
-    has_extra = importlib.util.find_spec("vl_convert") is not None
-    for command in ("scaling_report", "tflops", *["page"] * has_extra):
+    commands, has_extra = ["scaling_report", "tflops"], importlib.util.find_spec("vl_convert")
+    if has_extra:
+        commands.append("page")
+    for command in commands:
         words = [sys.executable, "-m", f"analysis.{command}", str(out)]
         subprocess.run(words, env=forked_ranks.environment(), stdin=subprocess.DEVNULL, check=False)
     folder = shlex.quote(str(out))
-    lines = [
-        f"  python -m analysis.parity --check {folder}    # are the losses the same in every run?",
-        f"  python -m analysis.compare {folder}           # which is fastest, or is it noise?",
-        f"  python -m analysis.plots {folder}             # pictures, in {folder}/plots",
-    ]
+    print("\nnext:")
     if read_json_if_whole(out / "scaling_report.json").get("scaling") == "weak":
         # Runs of other batches have other losses.
-        lines[0] = f"  python -m analysis.scaling {folder}           # what is kept of the speed?"
-    print("\nnext:")
+        print(f"  python -m analysis.scaling {folder}           # what is kept of the speed?")
+    else:
+        print(f"  python -m analysis.parity --check {folder}    # are the losses the same?")
+    print(f"  python -m analysis.compare {folder}           # which is fastest, or is it noise?")
+    print(f"  python -m analysis.plots {folder}             # pictures, in {folder}/plots")
     if not has_extra:
         page = f"pip install vl-convert-python && python -m analysis.page {folder}"
-        lines.append(f"  {page}  # all of it as one offline page")
-    print("\n".join(lines), flush=True)
+        print(f"  {page}  # all of it as one offline page")
+    sys.stdout.flush()
 
 
 @command_line("parallel.sweep")

@@ -339,9 +339,8 @@ class Trainer:
     def finish(self) -> int:
         """Record the end of a run that did all its steps; the exit status, 1 where it is NaN."""
         peak = energy_and_memory.peak_memory(self.device)
-        peak_all = energy_and_memory.most_of_all_ranks(
-            peak
-        )  # every rank got here, so the run is complete
+        # Every rank got here, so the run is complete.
+        peak_all = energy_and_memory.most_of_all_ranks(peak)
         load = self.load.facts()
         if not self.is_rank_0:
             return 0

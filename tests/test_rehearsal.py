@@ -118,7 +118,7 @@ def test_what_needs_transformer_engine_is_named_with_the_flags_without_it():
 def test_the_worst_rank_is_of_the_stage_with_the_highest_peak_by_formula():
     split = ["--engine", "megatron", "--gpus", "64", "--tp", "8", "--pp", "8"]
     short = run_of("--preset", "175b", *split)
-    stage = rehearse.worst_stage(short).stage
+    stage = rehearse.worst_stage(short)
     peaks = [sum(rehearse.memory_by_formula(short, stage).values()) for stage in range(8)]
     assert peaks[stage] == max(peaks)
     assert rehearse.ranks_of(short, "worst") == [8 * stage]

@@ -62,8 +62,10 @@ def config(spec: RunSpec) -> dict[str, Any]:
         else:
             zero.pop(key, None)
     # DeepSpeed's BF16_Optimizer, which bf16 has with stage 1 and without offload, knows no overlap.
-    whole = spec.precision == "bf16" and layout.zero_stage == 1 and layout.offload == "none"
-    if spec.engine == "deepspeed_zero" and layout.zero_stage in (1, 2) and not whole:
+    is_bf16_optimizer = (
+        spec.precision == "bf16" and layout.zero_stage == 1 and layout.offload == "none"
+    )
+    if spec.engine == "deepspeed_zero" and layout.zero_stage in (1, 2) and not is_bf16_optimizer:
         # Reduce gradients while backward goes on, as it does by itself at stage 3: one more bucket.
         zero.setdefault("overlap_comm", True)
     merged |= {

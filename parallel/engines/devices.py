@@ -89,10 +89,10 @@ def gpu_facts(device: torch.device, launch: Launch) -> dict[str, Any]:
 def driver() -> str | None:
     """The version of NVIDIA's kernel driver; None where it does not say."""
     try:
-        found = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text())
+        version = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text())
     except OSError:
         return None
-    return found[0] if found else None
+    return version[0] if version else None
 
 
 def check_memory(spec: RunSpec, ranks: int) -> None:
@@ -146,15 +146,15 @@ def init_process_group(
     # Every group that a library or we make without a limit of its own has this one.
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-    given: dict[str, Any] = {"timeout": timeout, "rank": launch.rank}
+    options: dict[str, Any] = {"timeout": timeout, "rank": launch.rank}
     if launch.world_size == 1:
-        given["store"] = dist.HashStore()
+        options["store"] = dist.HashStore()
     elif device.type == "cuda" and not spec.megatron_layers:
         # NCCL then connects here and not in the first step, and all ranks take part in splitting
         # off each later group. megatron-core makes 65 groups of 8 ranks, 1,697 of 512 and 24,017
         # of 8,192; and messages that are not batched, as its interleaved schedule has and
         # overlaps, would wait for each other.
-        given["device_id"] = device
+        options["device_id"] = device
     allow_open_files()
     master = ":".join(os.environ.get(f"MASTER_{of}", "?") for of in ("ADDR", "PORT"))
     reason = (
@@ -163,7 +163,7 @@ def init_process_group(
     )
     try:
         with deadline(spec.timeout_s, reason, fail):
-            dist.init_process_group(backend, world_size=launch.world_size, **given)
+            dist.init_process_group(backend, world_size=launch.world_size, **options)
     except dist.DistNetworkError as error:
         line = str(error).splitlines()[0]
         raise UsageError(f"{reason}; set MASTER_PORT to a free one ({line})") from error

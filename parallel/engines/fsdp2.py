@@ -82,10 +82,10 @@ class FSDP2Engine:
 
     def _starting_value(self, name: str, parameter: nn.Parameter) -> torch.Tensor:
         spec = self.spec
-        whole = gpt.init_parameter(spec.model, name, spec.seed, spec.padded_vocab)
+        value = gpt.init_parameter(spec.model, name, spec.seed, spec.padded_vocab)
         # Every rank has drawn it, so none is to send it (src_data_rank).
         placed = parameter.device_mesh, parameter.placements
-        return distribute_tensor(whole, *placed, src_data_rank=None)
+        return distribute_tensor(value, *placed, src_data_rank=None)
 
     def step(
         self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool] = never

@@ -37,8 +37,8 @@ def name_parameters(model: nn.Module, config: GPTConfig) -> None:
     for name, p in model.named_parameters():
         part = tuple(getattr(p, "ds_shape", p.shape))  # ZeRO-3 empties parameters
         shape = shapes.get(name, part)
-        whole = {"name": name, "shape": shape, "offset": (0,) * len(shape), "part": part}
-        p.references = [whole]
+        offset = (0,) * len(shape)
+        p.references = [{"name": name, "shape": shape, "offset": offset, "part": part}]
 
 
 @torch.no_grad()

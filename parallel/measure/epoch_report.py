@@ -26,15 +26,15 @@ def epoch_lines(
     """
     lines, size = [], steps_per_epoch(spec)
     for epoch, first in enumerate(range(0, spec.steps, size)):
-
-        def within(step: int, first: int = first) -> bool:
-            return first < step <= first + size
-
-        loss = [row["loss"] for row in steps if within(row["step"])]
-        val_loss = [loss for step, loss in validations if within(step)]
-        windows = {r: [w for w in rows if within(w["last_step"])] for r, rows in ranks.items()}
+        steps_within = range(first + 1, first + size + 1)
+        loss = [row["loss"] for row in steps if row["step"] in steps_within]
+        val_loss = [loss for step, loss in validations if step in steps_within]
+        windows = {
+            rank: [row for row in rows if row["last_step"] in steps_within]
+            for rank, rows in ranks.items()
+        }
         # An epoch whose beginning another attempt trained, without a breakdown, has no report.
-        if loss and all(w and w[0]["first_step"] == first + 1 for w in windows.values()):
+        if loss and all(rows and rows[0]["first_step"] == first + 1 for rows in windows.values()):
             mean = sum(loss) / len(loss)
             lines += _epoch_lines(windows, epoch, mean, val_loss[-1] if val_loss else None)
     return lines
@@ -57,27 +57,26 @@ _EPOCH_TIMES = {  # the titles of an epoch's report, and what is added under eac
 def _epoch_lines(
     ranks: dict[int, list[dict[str, Any]]], epoch: int, loss: float, val_loss: float | None
 ) -> list[str]:
-    def seconds(rows: list[dict[str, Any]]) -> dict[str, float]:
-        return {
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S,000", time.localtime())
+    seconds = {
+        rank: {
             title: sum(row[f"{name}_s"] for row in rows for name in names)
             for title, names in _EPOCH_TIMES.items()
         }
-
-    stamp = time.strftime("%Y-%m-%d %H:%M:%S,000", time.localtime())
-    each = {rank: seconds(rows) for rank, rows in sorted(ranks.items())}
+        for rank, rows in sorted(ranks.items())
+    }
     lines = [f"{stamp} - Average metrics:"]
-    for name in next(iter(each.values()), {}):
-        mean = sum(one[name] for one in each.values()) / len(each)
-        lines.append(f"    {name} time: {mean:.4f} seconds")
+    for title in _EPOCH_TIMES:
+        mean = sum(times[title] for times in seconds.values()) / len(seconds)
+        lines.append(f"    {title} time: {mean:.4f} seconds")
     lines.append(f"    Train loss: {loss:.4f}")
     if val_loss is not None:
         lines.append(f"    Val loss: {val_loss:.4f}")
-    for rank, one in each.items():
+    for rank, times in seconds.items():
         lines += [f"{stamp} - Rank {rank} -", f"    Rank {rank} Epoch {epoch} timing breakdown:"]
         lines.append(f"        Average Loss: {loss:.4f}")
-        lines += [f"        {name} time: {value:.4f} seconds" for name, value in one.items()]
+        lines += [f"        {title} time: {value:.4f} seconds" for title, value in times.items()]
     if val_loss is not None:
-        lines.append(
-            f"{stamp} - Rank 0 - Epoch {epoch}: train loss {loss:.4f}, val loss {val_loss:.4f}"
-        )
+        losses = f"train loss {loss:.4f}, val loss {val_loss:.4f}"
+        lines.append(f"{stamp} - Rank 0 - Epoch {epoch}: {losses}")
     return lines

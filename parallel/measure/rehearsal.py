@@ -165,9 +165,9 @@ def _embedding(*args: Any, make: Callable = F.embedding, sparse: bool = False, *
     return make(*args, **kw)
 
 
-def _all_gather_object(found: list[Any], mine: Any, group: Any = None) -> None:
+def _all_gather_object(answers: list[Any], mine: Any, group: Any = None) -> None:
     """Every rank says what this one says; torch's pickles it into a tensor's storage."""
-    found[:] = [mine] * len(found)
+    answers[:] = [mine] * len(answers)
 
 
 @contextlib.contextmanager

@@ -35,13 +35,13 @@ def redirect(spec: RunSpec, in_host_memory: Callable[[torch.Tensor], None]) -> N
         return torch.empty(len(shape) + 4 + tp, dtype=torch.int64), part
 
     def from_meta(meta: Any, local_part: torch.Tensor, group: Any, device: Any = None) -> Any:
-        whole = object.__new__(utils.PartitionedTensor)
-        whole.group, whole.num_parts, whole.rank = group, group.size(), group.rank()
-        whole.even_split = math.prod(shape) % group.size() == 0
-        whole.orig_size, whole.orig_device = list(shape), torch.device("cpu")
-        whole.local_data = local_part.detach()
-        whole.partition = utils.partition_uniform(math.prod(shape), group.size())
-        return whole
+        tensor = object.__new__(utils.PartitionedTensor)
+        tensor.group, tensor.num_parts, tensor.rank = group, group.size(), group.rank()
+        tensor.even_split = math.prod(shape) % group.size() == 0
+        tensor.orig_size, tensor.orig_device = list(shape), torch.device("cpu")
+        tensor.local_data = local_part.detach()
+        tensor.partition = utils.partition_uniform(math.prod(shape), group.size())
+        return tensor
 
     def pinned(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         in_host_memory(tensor)

@@ -241,9 +241,9 @@ class Breakdown:
         self, original: Callable, kind: str, which: int, group: Any, args: Any, kw: Any
     ) -> Any:
         """Make one of ProcessGroup's calls, counted and timed."""
-        given = (*args, *kw.values())
-        payload = 0 if kind in ("barrier", "end") else _nbytes(given[which])
-        axis, n = self._axis(group, given[1] if kind in ("send", "recv") else None)
+        arguments = (*args, *kw.values())
+        payload = 0 if kind in ("barrier", "end") else _nbytes(arguments[which])
+        axis, n = self._axis(group, arguments[1] if kind in ("send", "recv") else None)
         if n > 1 and payload <= CONTROL_BYTES and kind != "end":
             axis = "control"
         if n > 1 and kind not in ("recv", "end"):
