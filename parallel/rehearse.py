@@ -163,7 +163,7 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, rehearsal: Rehearsal) -> 
     gc.freeze()  # what is there already is not looked through again for parameters and garbage
     held = Memory(vocabulary=spec.padded_vocab // layout.tp)
     if spec.engine.startswith("deepspeed"):
-        from parallel.measure import rehearsed_deepspeed
+        from parallel import rehearsed_deepspeed
 
         rehearsed_deepspeed.redirect(spec, lambda tensor: held.mark(tensor, HOST))
     with without_storage(rank, layout.world_size), held:

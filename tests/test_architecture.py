@@ -20,7 +20,7 @@ HOMES = {
     "deepspeed": {
         "parallel/engines/deepspeed_common.py",
         "parallel/engines/deepspeed_pipe.py",
-        "parallel/measure/rehearsed_deepspeed.py",
+        "parallel/rehearsed_deepspeed.py",
     },
     "megatron": {
         "parallel/engines/cpu.py",
