@@ -65,7 +65,7 @@ class Refusal(UsageError):
 class Submission:
     """What an MLPerf result says beside the run itself, and what the folders around it say.
 
-    Seconds and joules; "" or None where unknown. train_s leaves evaluations out where the log marks
+    Seconds; "" or None where unknown. train_s leaves evaluations out where the log marks
     them (`eval_s` is None where it does not). block_s: the median time between two evaluations.
     """
 
@@ -83,7 +83,6 @@ class Submission:
     eval_s: float | None = None
     block_s: float | None = None
     samples: int | None = None  # trained with
-    energy_j: float | None = None  # of all nodes and switches, in the whole run
 
 
 @dataclass

@@ -13,7 +13,6 @@ from typing import Any
 
 from analysis.common.table import Column, Table
 from analysis.logs.load import name_of
-from analysis.logs.readers import mlperf
 from analysis.logs.record import Record
 from analysis.logs.verdict import judge, timed, unfinished
 from analysis.measured.fairness import differences
@@ -21,6 +20,7 @@ from analysis.measured.scaling_curve import Point, curve, doubtful
 from analysis.measured.throughput import model_utilisation
 from base.errors import UsageError
 from parallel.config.axes import AXES, SET_AXES
+from parallel.measure.steady_time import Steady
 
 COLUMNS = [
     Column("round", "round", seldom=True),
@@ -44,8 +44,6 @@ COLUMNS = [
     Column("samples", "samples to target", ".0f"),
     Column("eval_share", "in evaluations", ".1%"),
     Column("init_s", "s before", ".4g"),
-    Column("energy_j", "J a run", ".4g", seldom=True),
-    Column("j_per_token", "J/token", ".4g", seldom=True),
 ]
 _ROW = [
     Column("run", "system"),
@@ -61,7 +59,7 @@ _ROW = [
 ]
 _NOTES = [
     "s/step: median over the runs of each one's median; spread: (slowest - fastest) / median",
-    "s/block: between two evaluations; s to target, samples, J: medians of runs that reached it",
+    "s/block: between two evaluations; s to target, samples: medians of runs that reached it",
 ]
 
 
@@ -120,7 +118,7 @@ def report(
     if not results:
         raise UsageError("; ".join(left_out))
     rows = [_row(result) for result in results]
-    first = Table(COLUMNS, rows, "every result", [*_NOTES, *_words(results)])
+    first = Table(COLUMNS, rows, "every result", [*_NOTES, *_notes(results)])
     first.notes += [f"left out: {line}" for line in left_out]
     laws = [scaling] if scaling else ["strong", "weak"]
     tables = [table for law in laws for table in _of_law(results, law, baseline)]
@@ -139,25 +137,32 @@ def _results(
     groups: dict[tuple, Result] = {}
     left_out = []
     for record in records:
-        time, why = timed(record, window, rule), unfinished(record)
-        judgement = judge(record, time)
-        if record.copy_of:
-            why = f"the same evidence as {record.copy_of}"
-        elif not why and judgement.unfit:
-            why = "; ".join(map(str, judgement.flags))
-        elif not why and (time is None or not time.step_s > 0):
-            why = "; ".join(note for note in record.notes if "time" in note) or "no step is timed"
-        elif not why and not record.gpus:
-            why = "the number of GPUs is not known: no systems/SYSTEM.json, and no name says it"
-        if why:
+        time = timed(record, window, rule)
+        if why := _unfit(record, time):
             left_out.append(f"{name_of(record)}: {why}")
             continue
         sizes = (record.gpus, record.global_batch, record.seq_len, record.submission.division)
-        found = groups.setdefault((record.configuration, *sizes), Result([], []))
-        found.runs.append(record)
-        found.times.append(time.step_s)
+        result = groups.setdefault((record.configuration, *sizes), Result([], []))
+        result.runs.append(record)
+        result.times.append(time.step_s)
     ordered = sorted(groups.values(), key=lambda r: (r.series, r.record.gpus, _name(r)))
     return ordered, left_out
+
+
+def _unfit(record: Record, time: Steady | None) -> str:
+    """Why a run is no timed result, or ""."""
+    if record.copy_of:
+        return f"the same evidence as {record.copy_of}"
+    if why := unfinished(record):
+        return why
+    judgement = judge(record, time)
+    if judgement.unfit:
+        return "; ".join(map(str, judgement.flags))
+    if time is None or not time.step_s > 0:
+        return "; ".join(note for note in record.notes if "time" in note) or "no step is timed"
+    if not record.gpus:
+        return "the number of GPUs is not known: no systems/SYSTEM.json, and no name says it"
+    return ""
 
 
 def _name(result: Result) -> str:
@@ -169,37 +174,34 @@ def _row(result: Result) -> dict[str, Any]:
     record, about, step_s = result.record, result.record.submission, result.step_s
     reached = [run for run in result.runs if run.completed and "wall_s" in run.totals]
     tokens = (record.global_batch or 0) * (record.seq_len or 0) / step_s or None
-
-    def middle(values: list[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return statistics.median(known) if known else None
-
-    samples = middle([run.submission.samples for run in reached])
-    energies = [run.submission.energy_j for run in reached]
-    names = ("round", "submitter", "system", "benchmark", "division")
-    facts = ("gpus", *SET_AXES, "micro_batch", "global_batch", "seq_len")
+    samples = _median([run.submission.samples for run in reached])
+    about_names = ("round", "submitter", "system", "benchmark")
+    names = ("gpus", *SET_AXES, "micro_batch", "global_batch", "seq_len")
     return {
-        **{name: getattr(about, name) or None for name in names},
+        **{name: getattr(about, name) or None for name in about_names},
+        **{name: getattr(record, name) for name in names},
         "division": about.division if about.division != "closed" else None,
-        **{name: getattr(record, name) for name in facts},
         "accelerator": about.accelerator or None,
         "nodes": about.nodes,
         "n": len(result.times),
         "steps": samples and record.global_batch and samples / record.global_batch,
         "step_s": step_s,
         "spread": _spread(result.times),
-        "block_s": middle([run.submission.block_s for run in result.runs]),
+        "block_s": _median([run.submission.block_s for run in result.runs]),
         "samples_per_s": record.global_batch and record.global_batch / step_s,
         "tokens_per_s_per_gpu": tokens and tokens / record.gpus,
         "mfu": model_utilisation(record, step_s)[0],
-        "target_s": middle([run.totals["wall_s"] for run in reached]),
+        "target_s": _median([run.totals["wall_s"] for run in reached]),
         "samples": samples,
-        "eval_share": middle([_eval_share(run) for run in reached]),
-        "init_s": middle([run.submission.init_s for run in result.runs]),
-        "energy_j": middle(energies),
-        "j_per_token": middle([_joules_a_token(run) for run in reached]),
+        "eval_share": _median([_eval_share(run) for run in reached]),
+        "init_s": _median([run.submission.init_s for run in result.runs]),
         "runs": [run.source for run in result.runs],
     }
+
+
+def _median(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def _spread(times: list[float]) -> float | None:
@@ -209,14 +211,6 @@ def _spread(times: list[float]) -> float | None:
 def _eval_share(run: Record) -> float | None:
     spent = run.submission.eval_s
     return None if spent is None else spent / run.totals["wall_s"]
-
-
-def _joules_a_token(run: Record) -> float | None:
-    """Of the whole run, evaluations and all, over the tokens that it trained with."""
-    about = run.submission
-    if None in (about.energy_j, about.samples, run.seq_len):
-        return None
-    return about.energy_j / (about.samples * run.seq_len)
 
 
 def _of_law(results: list[Result], law: str, baseline: str | None) -> list[Table]:
@@ -241,38 +235,33 @@ def _series(key: tuple, results: list[Result], law: str, baseline: str | None) -
     named = [
         result for result in results if baseline in (_name(result), result.record.configuration)
     ]
-    smallest = min(result.record.gpus for result in results)
-    least = [result for result in results if result.record.gpus == smallest]
-    base = (named or sorted(least, key=lambda result: result.step_s))[0]
-    fair, notes = [], []
+    smallest = sorted(results, key=lambda result: (result.record.gpus, result.step_s))
+    base = (named or smallest)[0].record
+    fair, notes = {}, []
     for result in results:
-        if unlike := differences(result.record, base.record, law):
+        record = result.record
+        if unlike := differences(record, base, law):
             notes.append(f"left out: {_name(result)}: invalid comparison: {'; '.join(unlike)}")
         else:
-            fair.append(result)
+            fair[_name(result), record.gpus] = result
     points = {
-        id(result): [
-            Point(_name(result), result.record.gpus, time, (result.record.configuration,))
-            for time in result.times
-        ]
-        for result in fair
+        name: [Point(*name, time, (result.record.configuration,)) for time in result.times]
+        for name, result in fair.items()
     }
-    rows, share = curve([p for ps in points.values() for p in ps], points[id(base)][0], law)
-    by_name = {(_name(result), result.record.gpus): result.record for result in fair}
+    against = points[base.submission.system, base.gpus][0]
+    rows, share = curve([point for repeats in points.values() for point in repeats], against, law)
     for row in rows:
-        record = by_name[row["run"], row["gpus"]]
+        record = fair[row["run"], row["gpus"]].record
         row |= {"layout": _layout(record), "global_batch": record.global_batch}
         row |= {"scaling": law, "series": " ".join(filter(None, series))}
     work = f"global batch {fixed}" if law == "strong" else f"{float(fixed):g} sequences a GPU"
     title = f"{law} scaling: {', '.join(filter(None, series))}; {work}"
     title += f" of {seq_len} tokens" if seq_len else ""
-    first = f"against {_name(base)} ({base.record.gpus} GPUs)"
+    first = f"against {base.submission.system} ({base.gpus} GPUs)"
     if share is not None and 0 <= share <= 1:
         name = "Amdahl" if law == "strong" else "Gustafson"
         first += f"; {name}'s law fits a serial share of {share:.4f}"
     odd = [f"{row['run']}: {row['note']}" for row in rows if row["note"]]
-    held = [_name(result) for result in fair if mlperf.UNMARKED in result.record.notes]
-    notes += [f"{mlperf.UNMARKED}: {', '.join(held)}"] * bool(held)
     return Table(_ROW, rows, title, [first, *odd, *notes], doubtful=doubtful(rows))
 
 
@@ -285,16 +274,14 @@ def _layout(record: Record) -> str | None:
     return " ".join(f"{name}{size}" for name, size in shown.items())
 
 
-def _words(results: list[Result]) -> list[str]:
+def _notes(results: list[Result]) -> list[str]:
     """One line for each thing that the logs of some results say or leave out."""
-    said: dict[str, list[str]] = defaultdict(list)
+    names: dict[str, dict[str, None]] = defaultdict(dict)
     for result in results:
-        notes = dict.fromkeys(note for run in result.runs for note in run.notes)
-        for note in notes:
+        name = f"{_name(result)} {result.record.submission.benchmark}"
+        for note in (note for run in result.runs for note in run.notes):
             if not note.startswith(("from name: ", "counts of samples", "throughput ")):
-                said[note].append(f"{_name(result)} {result.record.submission.benchmark}")
+                names[note][name] = None
         if result.record.tp is None:
-            said["layout -: neither the log nor a configuration's name says it"].append(
-                _name(result)
-            )
-    return [f"{note}: {', '.join(dict.fromkeys(names))}" for note, names in said.items()]
+            names["layout -: neither the log nor a configuration's name says it"][name] = None
+    return [f"{note}: {', '.join(systems)}" for note, systems in names.items()]
