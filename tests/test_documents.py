@@ -183,7 +183,7 @@ def test_without_the_id_that_ends_a_document_a_reset_is_refused(short_documents,
         resolve(("test", bare | reset))
     with pytest.raises(UsageError, match="end_of_text 300 is not among the 257 ids"):
         resolve(("test", bare | reset | {"end_of_text": 300}))
-    with pytest.raises(UsageError, match="end_of_text 3 is used with reset_at_documents alone"):
+    with pytest.raises(UsageError, match="end_of_text 3 is used with reset_at_documents True"):
         resolve(("test", bare | {"end_of_text": 3}))
     with pytest.raises(UsageError, match="/meta.json does not say it: give end_of_text"):
         resolve(("test", reset | {"data": str(tmp_path)}))

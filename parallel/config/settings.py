@@ -335,11 +335,6 @@ class RunSpec:
             problems.append(f"cp {self.cp} needs precision bf16, fp16 or fp8, not fp32")
         if self.precision == "fp8":
             problems += _fp8_problems(self)
-        elif self.fp8_recipe != DEFAULTS["fp8_recipe"]:
-            problems.append(
-                f"fp8_recipe {self.fp8_recipe} is used with precision fp8 alone, not"
-                f" {self.precision}"
-            )
         if self.breakdown and self.cp > 1:
             problems.append(
                 f"breakdown has no column for messages between cp ranks (asked: cp {self.cp}):"
@@ -364,25 +359,19 @@ class RunSpec:
                 problems.append(str(error))
         if self.min_lr > self.lr:
             problems.append(f"min_lr {self.min_lr:g} exceeds lr {self.lr:g}")
-        for name in ("rope_theta", "rope_scaling"):
-            if getattr(self, name) is not None and self.model.position != "rope":
-                problems.append(f"{name} is of rotary positions, and this model learns its own")
+        for name, (reader, wanted) in _READ_WITH.items():
+            actual = getattr(self.model if reader == "position" else self, reader)
+            if getattr(self, name) != DEFAULTS[name] and actual != wanted:
+                stated = f"{name} {getattr(self, name)} is used with {reader} {wanted} alone"
+                problems.append(f"{stated}, not {actual}")
         if self.profile_mode == "torch":
             problems += _profile_problems(self)
-        else:
-            for name in ("profile_steps", "profile_ranks"):
-                if (value := getattr(self, name)) != DEFAULTS[name]:
-                    problems.append(
-                        f"{name} {value} is used with profile_mode torch alone,"
-                        f" not {self.profile_mode}"
-                    )
         return problems
 
     def _document_problems(self) -> list[str]:
         end, vocab_size = self.end_of_text, self.model.vocab_size
         if not self.reset_at_documents:
-            given = f"end_of_text {end} is used with reset_at_documents alone: give that too"
-            return [] if end is None else [given]
+            return []
         if end is None:
             silent = f"{self.data}/meta.json does not say it"
             prepare = "prepare the data with parallel.data (again, if an earlier version did)"
@@ -474,6 +463,14 @@ def _profile_problems(spec: RunSpec) -> list[str]:
 
 COMMAND_LINE = "command line"  # the source of settings that flags gave: they are named as flags
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(RunSpec)}
+_READ_WITH = {  # a setting -> the other, and its value, without which nothing reads it
+    "fp8_recipe": ("precision", "fp8"),
+    "rope_theta": ("position", "rope"),
+    "rope_scaling": ("position", "rope"),
+    "profile_steps": ("profile_mode", "torch"),
+    "profile_ranks": ("profile_mode", "torch"),
+    "end_of_text": ("reset_at_documents", True),
+}
 # The bounds of the settings that are numbers.
 BOUNDS: dict[str, Bounds] = {
     f.name: f.metadata["allowed"]

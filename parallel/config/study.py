@@ -184,18 +184,9 @@ def load_study(path: Path | str, cluster: str | None = None, strict: bool = Fals
     """
     path = Path(path)
     file = _read(path)
-    sweeps = {
-        f"{path} [[sweep]] {number}": _sweep(table, f"{path} [[sweep]] {number}")
-        for number, table in enumerate(file.sweep, start=1)
-    }
-    total = len(file.run) + sum(sweep.size for sweep in sweeps.values())
-    if total > MOST_RUNS:
-        raise UsageError(f"study {path} asks for {total} runs: at most {MOST_RUNS} are made")
     chosen = cluster or file.cluster
     where = clusters.cluster(chosen) if chosen else None
-    points = _read_runs(path, file, where)
-    of_sweeps, left_out = _read_sweeps(path, file, sweeps, where)
-    points += of_sweeps
+    points, left_out = _read_points(path, file, where)
     left_out += [(p.what, p.why) for p in points if p.why and p.repeat <= 1]
     # A B A B: sorting is stable, so each round keeps the file's order.
     names, repeat_of = _name_all(sorted(points, key=lambda point: max(point.repeat, 1)))
@@ -304,57 +295,51 @@ def _cannot_run(
     return f"study {path}: none of its {len(left_out)} points can run{on}: {what}: {why}{more}"
 
 
-def _read_runs(path: Path, file: _File, where: Cluster | None) -> list[_Point]:
-    """The points of the [[run]] tables.
+def _read_points(
+    path: Path, file: _File, where: Cluster | None
+) -> tuple[list[_Point], list[tuple[str, str]]]:
+    """The points of all tables, those of [[run]] first, and (point, reason) of those of sweeps that
+    can run nowhere.
 
     Raises:
-        UsageError: one is wrong, or cannot run.
+        UsageError: a table is wrong, there are too many points, or a [[run]] cannot run.
     """
-    defaults, points = (f"{path} [defaults]", file.defaults), []
-    for number, run in enumerate(file.run, start=1):
-        source = f"{path} [[run]] {number}"
-        try:
-            layers = [defaults, (source, run)]
-            check_settings(layers)
-            point = _point(layers, file.slurm, where, source)
-            if point.why:
-                raise UsageError(point.why)
-        except UsageError as error:
-            message = str(error)
-            raise UsageError(message if str(path) in message else f"{source}: {message}") from error
-        points.append(point)
-    return points
-
-
-def _read_sweeps(
-    path: Path, file: _File, sweeps: dict[str, _Sweep], where: Cluster | None
-) -> tuple[list[_Point], list[tuple[str, str]]]:
-    """The points of the [[sweep]] tables, and (point, reason) of those that can run nowhere."""
+    sweeps = {f"{path} [[run]] {n}": _Sweep(include=[run]) for n, run in enumerate(file.run, 1)}
+    for number, table in enumerate(file.sweep, start=1):
+        source = f"{path} [[sweep]] {number}"
+        sweeps[source] = _sweep(table, source)
+    total = sum(sweep.size for sweep in sweeps.values())
+    if total > MOST_RUNS:
+        raise UsageError(f"study {path} asks for {total} runs: at most {MOST_RUNS} are made")
     defaults = (f"{path} [defaults]", file.defaults)
     points: list[_Point] = []
     impossible: list[tuple[str, str]] = []
-    for source, sweep in sweeps.items():
-        slurm, repeats = file.slurm | sweep.slurm, sweep.repeats
-        branch = (f"{source} defaults", sweep.defaults)
+    for number, (source, sweep) in enumerate(sweeps.items()):
+        must_run = number < len(file.run)
         for settings in _points(sweep, source):
-            layers = [defaults, branch, (source, settings)]
+            layers = [defaults, (f"{source} defaults", sweep.defaults), (source, settings)]
             check_settings(layers)
             what = f"{source.removeprefix(f'{path} ')}: {_words(settings) or 'the only point'}"
             try:
-                point = _point(layers, slurm, where, source, what)
+                point = _point(layers, file.slurm | sweep.slurm, where, source, what)
+                if must_run and point.why:
+                    raise UsageError(point.why)
             except UsageError as error:
-                if _unread(error):
-                    raise UsageError(f"{source}: {error} (looked for in {Path.cwd()})") from error
-                impossible.append((what, str(error)))
+                # A file that is not there is a mistake in any case: were the point left out, the
+                # names of the others would depend on the folder that the command runs in.
+                message = f"{error} (looked for in {Path.cwd()})" if _unread(error) else str(error)
+                if must_run or _unread(error):
+                    message = message if str(path) in message else f"{source}: {message}"
+                    raise UsageError(message) from error
+                impossible.append((what, message))
                 continue
-            for repeat in range(1, repeats + 1):
-                points.append(replace(point, repeat=repeat if repeats > 1 else 0))
+            for repeat in range(1, sweep.repeats + 1):
+                points.append(replace(point, repeat=repeat if sweep.repeats > 1 else 0))
     return points, impossible
 
 
 def _unread(error: UsageError) -> bool:
-    """Whether a file could not be read. Such a point is a mistake and not left out: the names of
-    the others would depend on the folder that the command runs in."""
+    """Whether a file could not be read."""
     return isinstance(error.__cause__, OSError)
 
 
