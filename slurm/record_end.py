@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 from base.errors import Parser, command_line
-from parallel.record.ends import Kind, kind_of
+from parallel.record.ends import Kind, cause, killed_rank, kind_of
 from parallel.record.writer import RunFolder
-from slurm.states import cause, killed_rank, ran_by, read_end, tail
+from slurm.states import ran_by, read_end, tail
 
 
 def record_end(folder: Path, attempt: str, status: int) -> None:

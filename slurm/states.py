@@ -33,41 +33,10 @@ INTERRUPTED = "interrupted"  # stopped from outside, but it has saved and can go
 # Each failure, and the kind of end that it is; a run that failed by itself says its kind.
 FAILURES = {"OOM": Kind.MEMORY, "timeout": Kind.TIME_LIMIT, "node failure": Kind.KILLED}
 FAILURES |= {"cancelled": Kind.SIGNAL, INTERRUPTED: Kind.SIGNAL, "failed": Kind.UNKNOWN}
+# What a log says, as find_sign calls it -> the state that it proves.
+EVIDENCE = {"oom": "OOM", "timeout": "timeout", "node": "node failure", "scancel": "cancelled"}
 STOPPED = ("cancelled", INTERRUPTED)  # of these: by somebody, or to go on; no failure of the run
 
-# What Slurm and libraries write into a job's log at its end, the surest first.
-EVIDENCE = {
-    "OOM": re.compile(ends.OUT_OF_MEMORY, re.MULTILINE),
-    "timeout": re.compile(r"DUE TO TIME LIMIT"),
-    "node failure": re.compile(
-        r"DUE TO NODE FAILURE|srun: error: Node failure|Node failure on", re.MULTILINE
-    ),
-    "cancelled": re.compile(r"\*\*\* JOB .*CANCELLED AT"),
-}
-# A cancelled step is the job's, or what srun --kill-on-bad-exit did after a task had failed.
-STEP = re.compile(r"^.*\*\*\* STEP .*CANCELLED AT.*$", re.MULTILINE)
-BAD_EXIT = re.compile(
-    r"^srun: .*(?:: (?:Exited with exit code|Killed|Segmentation fault|Aborted|Bus error)"
-    r"|Terminating (?:StepId|job step))",
-    re.MULTILINE,
-)
-# Why a run failed, the surest first. torchrun names the process that died first as its root cause;
-# then a program's own refusal, the shell's and the interpreter's words, and what was raised.
-ROOT_CAUSE = re.compile(
-    r"Root Cause \(first observed failure\):\s+\[\d+\]:\s+time .*\s+host .*\s+rank +: (\d+).*"
-    r"\s+exitcode +: -(?!15 |2 ).*\s+error_file.*\s+traceback : (Signal .*)"
-)
-SIGNAL = re.compile(r"Signal (?!15 )\d+ \(SIG\w+\) received by PID \d+")
-CAUSES = [
-    re.compile(pattern, re.MULTILINE)
-    for pattern in (
-        r"^parallel\.train: .*$",
-        r"^.*(?:bad interpreter|execve\(\): |command not found|No module named ).*$",
-        r"^(?!\S*(?:ChildFailedError|SignalException))\S*(?:Error|Exception|Interrupt): .*$",
-        r"^.*(?:No such file or directory|Permission denied).*$",
-        r"^srun: error: .*: (?:Exited with|Killed|Segmentation fault|Aborted|Bus error).*$",
-    )
-]
 COMPLAINT = re.compile(r"^.*(?:Error|error:|FAILED|Killed).*$", re.MULTILINE)
 
 
@@ -210,22 +179,6 @@ def tail(path: Path, size: int = 65536) -> str:
         return ""
 
 
-def killed_rank(text: str) -> str:
-    """The rank that a signal killed, as torchrun names it in a log; empty where it names none."""
-    if found := ROOT_CAUSE.search(text):
-        return f"rank {found[1]} was killed: {found[2].strip()}"
-    found = SIGNAL.search(text)
-    return found[0] if found else ""
-
-
-def cause(text: str) -> str:
-    """The line of a job's log that says why its run failed; empty where none does."""
-    if killed := killed_rank(text):
-        return killed
-    found = (pattern.search(text) for pattern in CAUSES)
-    return next((match[0].strip() for match in found if match), "")
-
-
 def read_end(folder: Path, attempt: str) -> tuple[str, str] | None:
     """(kind, reason) that slurm/job.sh wrote when it ended a run itself; None where it did not."""
     try:
@@ -237,15 +190,14 @@ def read_end(folder: Path, attempt: str) -> tuple[str, str] | None:
 
 def evidence(text: str, noted: tuple[str, str] | None) -> End | None:
     """An end that is no failure of the run itself, from its log and from what was noted of it."""
-    for state, pattern in EVIDENCE.items():
-        if match := pattern.search(text):
-            start = text.rfind("\n", 0, match.start()) + 1
-            return End(state, text[start:].split("\n", 1)[0])
-        if noted is not None and noted[0] == FAILURES[state]:
-            return End(state, noted[1])
-    step, bad_exit = STEP.search(text), BAD_EXIT.search(text)
-    if step and (bad_exit is None or step.start() < bad_exit.start()):
-        return End("cancelled", step[0])
+    log = text.encode()
+    sign, stopped = ends.outside_sign(log), ends.first_sign(log, "scancel")
+    if sign is None and noted is not None:
+        for state in EVIDENCE.values():
+            if noted[0] == FAILURES[state]:
+                return End(state, noted[1])
+    if sign := sign or stopped:
+        return End(EVIDENCE[sign.kind], ends.line_of(log, sign.at).decode(errors="replace"))
     return None
 
 
@@ -367,7 +319,7 @@ def _end_of_job(
         return End("running", "the run folder says so; no job of Slurm")
     if noted is not None:
         return End("failed", noted[1], noted[0])
-    if line := cause(text):
+    if line := ends.cause(text):
         return End("failed", line, kind_of(line))
     if state == ends.FAILED and why:
         return End("failed", why, kind)

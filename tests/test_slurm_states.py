@@ -15,7 +15,7 @@ from analysis.logs.parsing.endings import find_failure
 from analysis.logs.parsing.logfile import Log
 from base.errors import UsageError
 from parallel.config.study import load_study
-from parallel.record import facts, launch
+from parallel.record import ends, facts, launch
 from parallel.record.ends import kind_of
 from parallel.record.reader import read_status
 from parallel.record.writer import RunFolder
@@ -871,7 +871,7 @@ def test_a_command_that_a_node_does_not_have_is_one_line_and_the_shells_status(t
         done = subprocess.run(ask, cwd=states.ROOT, capture_output=True, text=True)
         said = f"slurm.forward_signals: {command}: {why}"
         assert (done.returncode, done.stderr) == (code, said + "\n")
-        assert states.cause(said) == said
+        assert ends.cause(said) == said
 
 
 def test_a_real_clusters_configuration_is_not_deleted_for_a_test_cluster(tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
-"""How a run ends: the states and kinds that status.json may hold. Torch-free.
+"""How a run ends: the states and kinds that status.json may hold, and what a log says of an end.
+Torch-free.
 
 `state` says where the run is, `kind` why it failed or stopped, and `reason` says that in words for
 a person. A program decides by the kind. A status.json written before there was a kind has none:
@@ -8,6 +9,7 @@ the reader then takes it from the words, with `kind_of`.
 import errno
 import re
 from enum import StrEnum
+from typing import NamedTuple
 
 from base.errors import UsageError
 
@@ -88,3 +90,166 @@ def kind_of_error(error: BaseException) -> Kind:
         return Kind.DISK
     kind = kind_of(f"{type(error).__name__}: {error}")
     return Kind.RAISED if kind in (Kind.REFUSED, Kind.UNKNOWN, Kind.DIVERGED) else kind
+
+
+# --- what a log says -----------------------------------------------------------------------------
+
+# Slurm's own line, `*** STEP 7.0 ON n1 CANCELLED AT 2021-05-24T09:50:34 DUE TO TIME LIMIT ***`.
+# Without its beginning the words may stand in any text.
+_FRAME = rb"\*\*\* (?:JOB|STEP) \d[^\r\n]{0,200}? CANCELLED (?:AT |\*\*\*)"
+# These are the cause even if something else is printed before them.
+_OUTSIDE = {
+    "oom": re.compile(OUT_OF_MEMORY.encode(), re.MULTILINE),
+    "node": re.compile(
+        rb"NODE_FAIL|uncorrectable ECC error|fallen off the bus|lost connection to node"
+        rb"|[Nn]ode failure on|" + _FRAME + rb"[^\r\n]{0,60}?DUE TO NODE FAIL"
+    ),
+    "timeout": re.compile(
+        rb"PBS: job killed: walltime|TERM_RUNLIMIT|" + _FRAME + rb"[^\r\n]{0,60}?DUE TO TIME ?LIMIT"
+    ),
+}
+# Of these the first one counts.
+_SIGNS = {
+    "nccl": re.compile(
+        rb"NCCL error|ncclSystemError|ncclInternalError|ncclRemoteError|ncclUnhandledCudaError"
+        rb"|DistBackendError|Watchdog caught collective operation timeout"
+        rb"|Some NCCL operations have failed or timed out|RCCL error|Connection reset by peer"
+        rb"|Connection closed by peer|Socket Timeout|/gloo/transport/|MPI_ABORT was invoked"
+    ),
+    "cancelled": re.compile(rb"KeyboardInterrupt|SIGTERM|Received 15 death signal|" + _FRAME),
+    "scancel": re.compile(_FRAME),
+}
+# Not a cancelled run: after one rank failed, torchrun ends its other ranks, and srun
+# --kill-on-bad-exit ends the step on the other nodes.
+_SENT = re.compile(rb"[^\r\n]*(?:closing signal SIGTERM|Signal 15 \(SIGTERM\)|exitcode +: -15 )")
+_STEP = re.compile(rb"[^\r\n]*\*\*\* STEP [^\r\n]* CANCELLED AT (?![^\r\n]*DUE TO)")
+_BAD_EXIT = re.compile(
+    rb"srun: [^\r\n]*(?:: (?:Exited with exit code|Killed|Segmentation fault|Aborted|Bus error)"
+    rb"|Terminating (?:StepId|job step))"
+)
+# torchrun names the process that a signal ended first; its peers see a broken connection.
+# It sends SIGTERM itself, and SIGABRT (6) is what NCCL's watchdog ends a rank with.
+_KILLED = re.compile(
+    rb"failed \(exitcode: -(?!15\)|6\)|2\))\d{1,2}\) local_rank: \d+ \(pid: (\d+)\)"
+)
+_TRACEBACK = re.compile(
+    rb"Traceback \(most recent call last\)|Fatal Python error|Segmentation fault"
+    rb"|terminate called after throwing"
+)
+_RAISED = re.compile(
+    rb"(?:(?<![\w.])|(?<=[0-9;\[]m))(?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception): "
+)
+# The line that ends a traceback: not indented, behind the name of who printed it. torchrun's own
+# says only that a rank failed.
+_LAST_LINE = re.compile(
+    rb"(?:^|\r)(?:\x1b\[[\d;]{0,20}[mK]|\[?[\w.@-]{1,60}\]?: ?){0,4}"
+    rb"(?:[A-Za-z_]\w{0,60}\.){0,6}(?!ChildFailedError)[A-Z]\w{0,60}(?:Error|Exception|Exit)"
+    rb"(?:: |[ \t]{0,9}\r?$)",
+    re.MULTILINE,
+)
+_FAR = 1 << 20  # bytes from a traceback to its end, with other ranks' lines between
+
+
+class Sign(NamedTuple):
+    """What a log says of its run's end: oom, node, timeout, nccl, cancelled or traceback.
+
+    at: where in the text it stands. raised: where the line ends that closes a traceback.
+    """
+
+    kind: str
+    at: int
+    raised: int | None = None
+
+
+def line_of(text: bytes, at: int) -> bytes:
+    """The line that holds the byte at `at`, cut 300 bytes before and behind it."""
+    first = max(at - 300, 0)
+    begin = 1 + max(text.rfind(b"\n", first, at), text.rfind(b"\r", first, at), first - 1)
+    return re.split(rb"[\r\n]", text[begin : at + 300], maxsplit=1)[0]
+
+
+def outside_sign(text: bytes) -> Sign | None:
+    """An end for lack of memory, of a node or of time."""
+    matches = ((kind, pattern.search(text)) for kind, pattern in _OUTSIDE.items())
+    return next((Sign(kind, match.start()) for kind, match in matches if match), None)
+
+
+def first_sign(text: bytes, kind: str) -> Sign | None:
+    """The first sign of a broken connection (nccl), of a cancelled run or of Slurm's own word on it
+    (scancel) that does not follow from the end of another process."""
+    for match in _SIGNS[kind].finditer(text):
+        line = line_of(text, match.start())
+        if _SENT.match(line):
+            continue
+        if _STEP.match(line):
+            bad_exit = _BAD_EXIT.search(text)
+            if bad_exit and bad_exit.start() < match.start():
+                continue
+        return Sign(kind, match.start())
+    return None
+
+
+def find_sign(text: bytes) -> Sign | None:
+    """How a run ended: a cause if its log shows one, else the first sign."""
+    if sign := outside_sign(text):
+        return sign
+    if killed := _KILLED.search(text):
+        named = re.compile(rb"Signal \d+ \(SIG\w+\) received by PID %b\b" % killed[1])
+        return Sign("traceback", (named.search(text, killed.start()) or killed).start())
+    signs = [sign for kind in ("nccl", "cancelled") if (sign := first_sign(text, kind))]
+    sign = min(signs, key=lambda sign: sign.at, default=None)
+    traceback = _TRACEBACK.search(text)
+    if traceback is None:
+        return sign
+    if sign is None:
+        return _raised(text, traceback)
+    # The traceback may raise the sign itself. If it raised something else, that came first.
+    for error in _RAISED.finditer(text, traceback.start(), min(sign.at, traceback.start() + _FAR)):
+        ends = text.find(b"\n", error.start(), sign.at) >= 0
+        if ends and not _SIGNS[sign.kind].search(error[0]):
+            return _raised(text, traceback)
+    return sign
+
+
+def _raised(text: bytes, traceback: re.Match[bytes]) -> Sign:
+    """A traceback and, where the log shows it, the line with what was raised."""
+    at = traceback.start()
+    last = None
+    if traceback[0].startswith(b"Traceback"):
+        last = _LAST_LINE.search(text, at, at + _FAR)
+    # The last byte of the match, which may begin with the end of the line before.
+    raised = last.start() + len(last[0].rstrip()) - 1 if last else None
+    return Sign("traceback", at, raised)
+
+
+# Why a run failed, the surest first. torchrun names the process that died first as its root cause;
+# then a program's own refusal, the shell's and the interpreter's words, and what was raised.
+_ROOT_CAUSE = re.compile(
+    r"Root Cause \(first observed failure\):\s+\[\d+\]:\s+time .*\s+host .*\s+rank +: (\d+).*"
+    r"\s+exitcode +: -(?!15 |2 ).*\s+error_file.*\s+traceback : (Signal .*)"
+)
+_SIGNAL = re.compile(r"Signal (?!15 )\d+ \(SIG\w+\) received by PID \d+")
+_REASONS = [
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        r"^parallel\.train: .*$",
+        r"^.*(?:bad interpreter|execve\(\): |command not found|No module named ).*$",
+        r"^(?!\S*(?:ChildFailedError|SignalException))\S*(?:Error|Exception|Interrupt): .*$",
+        r"^.*(?:No such file or directory|Permission denied).*$",
+        r"^srun: error: .*: (?:Exited with|Killed|Segmentation fault|Aborted|Bus error).*$",
+    )
+]
+
+
+def killed_rank(text: str) -> str:
+    """The rank that a signal killed, as torchrun names it in a log; empty where it names none."""
+    if root := _ROOT_CAUSE.search(text):
+        return f"rank {root[1]} was killed: {root[2].strip()}"
+    signal = _SIGNAL.search(text)
+    return signal[0] if signal else ""
+
+
+def cause(text: str) -> str:
+    """The line of a job's log that says why its run failed; empty where none does."""
+    matches = (pattern.search(text) for pattern in _REASONS)
+    return killed_rank(text) or next((match[0].strip() for match in matches if match), "")
