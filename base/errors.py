@@ -10,17 +10,23 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 # Control characters of both sets, what turns the direction of text or breaks its line, and bytes
 # of a file's name that are no UTF-8 (they are held as surrogates).
 _UNPRINTABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-# What argparse says of an argument: which one, and what is wrong with it.
-_ARGUMENT = re.compile(r"argument (\S+): (.*)", re.DOTALL)
-_NO_NUMBER = re.compile(r"invalid (int|float) value: (.*)", re.DOTALL)
-_NO_CHOICE = re.compile(r"invalid choice: (.*) \(choose from (.*)\)", re.DOTALL)
+# argparse's sentences, and ours: the flag, what is wrong with it, what it can be.
+_FLAG = r"argument ([^/\s]+)\S*: "
+_SENTENCES = (
+    (r"the following arguments are required: (.*, .*)", r"\1 are needed"),
+    (r"the following arguments are required: (.*)", r"\1 is needed"),
+    (_FLAG + r"invalid int value: (.*)", r"\1 must be a whole number, not \2"),
+    (_FLAG + r"invalid float value: (.*)", r"\1 must be a number, not \2"),
+    (_FLAG + r"invalid choice: (.*) \(choose from (.*)\)", r"\1 cannot be \2; it can be: \3"),
+    (_FLAG + r"(.*)", r"\1: \2"),
+)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 BROKEN_PIPE = 141  # 128 + SIGPIPE: what a shell reports of cat
 NAMED = 3  # things of one reason that a line names beside the first
@@ -95,49 +101,30 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, printable(f"{name}: {self.plainly(message)} (--help lists the flags)") + "\n")
 
     def plainly(self, message: str) -> str:
-        """One of argparse's sentences as ours: the flag, what is wrong with it, what it can be."""
-        what, colon, rest = message.partition(": ")
-        if colon and what == "unrecognized arguments":
-            return self._unknown(rest.split())
-        if colon and what == "the following arguments are required":
-            return f"{rest} {'are' if ', ' in rest else 'is'} needed"
-        if not (found := _ARGUMENT.fullmatch(message)):
-            return message
-        flag, what = found[1].partition("/")[0], found[2]
-        if number := _NO_NUMBER.fullmatch(what):
-            kind = "a whole number" if number[1] == "int" else "a number"
-            return f"{flag} must be {kind}, not {number[2]}"
-        if choice := _NO_CHOICE.fullmatch(what):
-            known = ", ".join(word.strip("'") for word in choice[2].split(", "))
-            return f"{flag} cannot be {choice[1]}; it can be: {known}"
-        return f"{flag}: {what}"
+        """One of argparse's sentences as ours."""
+        what, _, rest = message.partition(": ")
+        if what == "unrecognized arguments":
+            return self._unknown(rest.split() or ["an empty word"])
+        for theirs, ours in _SENTENCES:
+            if match := re.fullmatch(theirs, message, re.DOTALL):
+                head, can_be, choices = match.expand(ours).partition("it can be: ")
+                return head + can_be + choices.replace("'", "")
+        return message
 
     def _unknown(self, words: list[str]) -> str:
         """Words that are no flag, or have no place; the flag that is spelled most like the first
         one, where there is one."""
-        if not words or not words[0].startswith("-"):
-            return f"there is no place for {' '.join(words) or 'an empty word'}"
+        if not words[0].startswith("-"):
+            return f"there is no place for {' '.join(words)}"
         from difflib import get_close_matches  # here: seldom needed
 
-        flag, flags = words[0].partition("=")[0], set(self._option_string_actions)
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                for name, one in action.choices.items():
-                    if flag in one._option_string_actions:
-                        return f"{flag} is a flag of {name} alone"
-                    flags.update(one._option_string_actions)
+        flag = words[0].partition("=")[0]
         opposite = flag.replace("--un", "--no-", 1)  # --untied is near --tied, its opposite
-        close = [opposite] if opposite in flags else get_close_matches(flag, flags, 1, 0.7)
+        known = (
+            [opposite] if opposite in self._option_string_actions else self._option_string_actions
+        )
+        close = get_close_matches(flag, known, 1, 0.7)
         return f"there is no flag {flag}" + (f": is {close[0]} meant?" if close else "")
-
-    RENAMED: ClassVar = {  # flags of version 0.1 -> of today
-        "--gpu": "--gpu-type",
-        "--model": "--preset",
-        "--name": "--cluster",
-        "--planned-steps": "--steps",
-        "--rows": "--calibrate-rows",
-        "--out": "--logs",
-    }
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         spelled: dict[str, str] = {}  # what a flag sets -> how it was written first
@@ -148,9 +135,6 @@ class Parser(argparse.ArgumentParser):
             if word == "--":
                 break
             flag = word.partition("=")[0]
-            new = self.RENAMED.get(flag)
-            if new in self._option_string_actions and flag not in self._option_string_actions:
-                self.error(f"{flag} is {new} now")
             # The same flag again overrides, as everywhere; two spellings may contradict each other.
             if action := self._option_string_actions.get(flag):
                 if (first := spelled.setdefault(action.dest, flag)) != flag:

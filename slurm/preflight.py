@@ -21,7 +21,7 @@ from parallel.config.data_files import describe
 from parallel.config.settings import RunSpec
 from parallel.config.study import Study
 from parallel.record.writer import check_folder
-from slurm.render import cluster_of, load_studies, shown, study_parser
+from slurm.render import cluster_of, each, load_studies, study_parser
 
 STANDARD_DATA = "data/stdlib"  # what `python -m parallel.data` makes without flags
 
@@ -106,10 +106,8 @@ def _folder_problem(folder: Path) -> str:
 def main(argv: list[str] | None = None) -> int:
     arguments = study_parser("slurm.preflight", __doc__).parse_args(argv)
     studies, status = load_studies(arguments), 0
-    for study in studies:
+    for study in each(studies):
         found = problems(study, cluster_of(study), arguments.logs)
-        if len(studies) > 1:
-            print(f"{shown(study.path)}:")
         for kind, text in found:
             print(f"{kind}: {text}")
         if not found:

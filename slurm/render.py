@@ -23,6 +23,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -184,6 +185,12 @@ def summary(spec: RunSpec) -> str:
     )
 
 
+def place(cluster: Cluster) -> list[str]:
+    """Where a job runs and who pays for it, as options of sbatch."""
+    names = ("account", "partition", "qos", "constraint")
+    return [f"--{name}={value}" for name in names if (value := getattr(cluster, name))]
+
+
 def header(study: Study, name: str, cluster: Cluster, logs: Path) -> list[str]:
     """The options of sbatch, without the job's name.
 
@@ -199,10 +206,7 @@ def header(study: Study, name: str, cluster: Cluster, logs: Path) -> list[str]:
     memory = job.ask.memory or cluster.memory
     options = [
         f"--comment={comment_of(study, logs)}",
-        f"--account={cluster.account}" if cluster.account else "",
-        f"--partition={cluster.partition}" if cluster.partition else "",
-        f"--qos={cluster.qos}" if cluster.qos else "",
-        f"--constraint={cluster.constraint}" if cluster.constraint else "",
+        *place(cluster),
         f"--nodes={job.nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={max(1, cores)}" if cluster.cpus_per_task else "",
@@ -277,7 +281,8 @@ def script(study: Study, names: list[str], cluster: Cluster, logs: Path = Path("
     """
     array = len(names) > 1
     options = [f"--job-name={percent_encode(os.fsencode(study.name)) if array else names[0]}"]
-    options += [f"--array=0-{len(names) - 1}"] * array
+    if array:
+        options.append(f"--array=0-{len(names) - 1}")
     options += header(study, names[0], cluster, logs)
     given = [f"  {shlex.quote(word)}" for word in settings(study, names[0], cluster, logs)]
     given += [
@@ -323,6 +328,26 @@ def study_script(study: Study) -> str:
             "# Submits the runs of this study, and of the other scripts that it is given.",
             '[[ -f slurm/study.sh ]] || { echo "submit from the repository\'s root" >&2; exit 2; }',
             f'{STUDY_MARK} {shlex.quote(shown(study.path))} "$@"',
+            "",
+        ]
+    )
+
+
+def page_script(study: Study, logs: Path) -> str:
+    """The script that writes a study's page: one task without a GPU where the runs are. No run
+    knows that it is the last one, so this job depends on all of them (slurm.submit --page)."""
+    cluster = cluster_of(study)
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            f"#SBATCH --job-name={percent_encode(os.fsencode(study.name))}-page",
+            *(f"#SBATCH {option}" for option in place(cluster)),
+            "#SBATCH --ntasks=1",
+            "#SBATCH --time=00:10:00",  # a page of 500 runs takes under a minute
+            "#SBATCH --output=%x-%j.out",
+            *cluster.setup,
+            f"python=${{PYTHON:-{shlex.quote(cluster.python)}}}",
+            f'exec "$python" -m analysis.page {shlex.quote(str(logs / study.name))}',
             "",
         ]
     )
@@ -466,6 +491,14 @@ def load_studies(arguments: argparse.Namespace) -> list[Study]:
         UsageError: one cannot be read.
     """
     return [load_study(path, arguments.cluster) for path in study_files(arguments.studies)]
+
+
+def each(studies: list[Study]) -> Iterator[Study]:
+    """The studies; where there are several, the name of each is printed before it."""
+    for study in studies:
+        if len(studies) > 1:
+            print(f"{shown(study.path)}:")
+        yield study
 
 
 @command_line("slurm.render")

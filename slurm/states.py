@@ -16,8 +16,9 @@ from pathlib import Path
 from base.errors import UsageError
 from base.files import parse_json
 from base.storage import write_json
+from parallel.checkpoint.attempts import changes
 from parallel.config.duration import CIRCUMSTANCES
-from parallel.config.settings import DEFAULTS, RunSpec
+from parallel.config.settings import RunSpec
 from parallel.config.study import Study
 from parallel.record import ends, reader
 from parallel.record.ends import CONSEQUENCES, Kind, kind_of
@@ -356,13 +357,14 @@ def of_the_study(row: Row, folder: Path, spec: RunSpec) -> Row:
     before, now = reader.read_json_if_whole(folder / "run.json").get("spec"), spec.settings()
     if not isinstance(before, dict):
         return row
-    # A setting that is newer than the run has its default; two may follow from the data, which
-    # need not be here.
-    open_ = {name for name in ("vocab_size", "end_of_text") if now[name] is None}
+    # Two may follow from the data, which need not be here.
+    known = {
+        name for name in now if name not in ("vocab_size", "end_of_text") or now[name] is not None
+    }
     changed = [
         f"{name} {was}, now {value}"
-        for name, value in now.items()
-        if name not in CIRCUMSTANCES | open_ and (was := before.get(name, DEFAULTS[name])) != value
+        for name, was, value in changes(before, now)
+        if name in known - CIRCUMSTANCES
     ]
     if not changed:
         return row

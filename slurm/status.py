@@ -16,7 +16,7 @@ from collections import Counter
 
 from base.errors import command_line, printable
 from slurm import states
-from slurm.render import load_studies, shown, study_parser
+from slurm.render import each, load_studies, study_parser
 
 NEXT = """
 next:
@@ -56,9 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         says = f"{states.no_answer()}; the rows below are from the run folders alone"
         print(f"slurm.status: {says}", file=sys.stderr)
     status = 0
-    for study in studies:
-        if len(studies) > 1:
-            print(f"{shown(study.path)}:")
+    for study in each(studies):
         found = states.rows(study, arguments.logs, jobs)
         print("\n".join(table(found)))
         if found and all(row.state in (*states.FAILURES, "complete") for row in found):

@@ -28,7 +28,7 @@ from pathlib import Path
 from base.bounds import check_flags
 from base.errors import UsageError, command_line, warn
 from parallel.config.study import Study, load_study
-from slurm import page_job, preflight, states
+from slurm import preflight, states
 from slurm.render import (
     REHEARSE,
     ROOT,
@@ -36,6 +36,7 @@ from slurm.render import (
     batches,
     cluster_of,
     estimate,
+    page_script,
     planned_text,
     rehearse,
     script,
@@ -124,7 +125,8 @@ def sbatch(text: str, waits: list[str], account: str) -> subprocess.CompletedPro
     """Hand a script to sbatch, to start after what it waits for. `account`: the cluster's."""
     command = ["sbatch", "--parsable", f"--chdir={ROOT}"]
     # A job whose dependency can no longer be met would wait for ever.
-    command += [f"--dependency={','.join(waits)}", "--kill-on-invalid-dep=yes"] * bool(waits)
+    if waits:
+        command += [f"--dependency={','.join(waits)}", "--kill-on-invalid-dep=yes"]
     environment = states.environment()
     if not account and (ours := os.environ.get("SLURM_JOB_ACCOUNT")):  # as of sbatch --account
         environment.setdefault("SBATCH_ACCOUNT", ours)
@@ -140,7 +142,7 @@ def submit_page(study: Study, logs: Path, jobs: Sequence[int]) -> int:
         NoSubmission: sbatch refused it.
     """
     wait = "afterany:" + ":".join(map(str, sorted(set(jobs))))
-    sent = sbatch(page_job.script(study, logs), [wait], cluster_of(study).account)
+    sent = sbatch(page_script(study, logs), [wait], cluster_of(study).account)
     if sent.returncode:
         raise NoSubmission(
             f"sbatch refused the job of the page: {' '.join(sent.stderr.split())}; the runs are"
@@ -279,7 +281,8 @@ def main(argv: list[str] | None = None) -> int:
         except UsageError as error:  # the other studies are submitted all the same
             warn("slurm.submit", error)
             status = 2
-            elsewhere += [path] if isinstance(error, NoSubmission) else []
+            if isinstance(error, NoSubmission):
+                elsewhere.append(path)
     if elsewhere and "SLURM_JOB_ID" in os.environ:
         scripts = " ".join(shlex.quote(shown(path.with_suffix(".slurm"))) for path in elsewhere)
         warn(

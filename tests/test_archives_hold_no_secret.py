@@ -1,12 +1,11 @@
 """What a run archives of its environment and command line tells how it ran, and no secret."""
 
-import os
 import subprocess
 import sys
 
 import pytest
 
-from parallel.record.environment import command_line, environment_facts, hide, write
+from parallel.record.environment import command_line, environment_facts, hide
 from tests.conftest import ROOT
 
 SECRETS = {
@@ -71,32 +70,6 @@ def test_the_scripts_archive_is_its_owners_alone_from_the_first_byte(tmp_path, b
     assert "other variables are not archived" in text
 
 
-def test_a_file_that_cannot_be_written_is_one_line():
-    done = subprocess.run(
-        [sys.executable, "-m", "parallel.record.environment", "/nowhere/7.env"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert done.stderr == "parallel.record.environment: /nowhere/7.env: No such file or directory\n"
-
-
-def test_no_file_is_ever_open_to_others(tmp_path):
-    """Not even between being made and being closed to them."""
-    modes = []
-    fchmod = os.fchmod
-
-    def seen(descriptor: int, mode: int) -> None:
-        modes.append(os.fstat(descriptor).st_mode & 0o777)
-        fchmod(descriptor, mode)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fchmod", seen)
-        write(tmp_path / "7.env", FACTS)
-    assert modes == [0o600]
-
-
 @pytest.mark.parametrize(
     ("typed", "archived"),
     [
@@ -125,11 +98,6 @@ def test_no_file_is_ever_open_to_others(tmp_path):
 )
 def test_a_command_line_keeps_its_numbers_and_hides_its_secrets(typed, archived):
     assert command_line(typed) == (archived or " ".join(typed))
-
-
-def test_this_processs_own_command_line_is_the_default(monkeypatch):
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "x", "--api-token", "abc", "--lr=1"])
-    assert command_line().endswith("-m x --api-token *** --lr=1")
 
 
 @pytest.mark.parametrize(

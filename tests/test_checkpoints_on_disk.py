@@ -7,7 +7,6 @@ import errno
 import json
 import math
 import pickle
-import time
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,31 +152,12 @@ def test_a_learning_rate_that_jumps_is_said(chosen, changed, tmp_path):
     assert event.changed == changed and event.line().endswith(changed or "at iteration 1")
 
 
-def test_a_checkpoint_that_latest_names_and_is_gone_is_missed(tmp_path):
-    save_some(tmp_path, [1, 2])
-    for path in (tmp_path / "step-00000002").iterdir():
-        path.unlink()
-    (tmp_path / "step-00000002").rmdir()
-    with pytest.raises(Damaged, match="step-00000002"):
-        saver_of(Engine(), tmp_path).load(tmp_path)
-    assert saver_of(Engine(), tmp_path, load_previous=True).load(tmp_path) == 1
-
-
 def test_when_all_are_damaged_all_are_named(tmp_path):
     save_some(tmp_path, [1, 2])
     for step in (1, 2):
         flip(tmp_path / folders.name_of(step) / RANK)
     with pytest.raises(Damaged, match="step-00000002.*step-00000001"):
         saver_of(Engine(), tmp_path, load_previous=True).load(tmp_path)
-
-
-def test_verify_names_what_is_damaged(tmp_path, capsys):
-    save_some(tmp_path, [1, 2])
-    assert checkpoint.main(["verify", str(tmp_path)]) == 0
-    flip(tmp_path / "step-00000001" / RANK)
-    assert checkpoint.main(["verify", str(tmp_path)]) == 1
-    assert f"step-00000001/{RANK} is damaged" in capsys.readouterr().out
-    assert checkpoint.main(["verify", str(tmp_path / "nowhere")]) == 2
 
 
 def forged(**values):
@@ -300,16 +280,6 @@ def test_a_file_whose_checksum_fits_must_hold_the_pieces_that_are_told(old, new,
         saver_of(Engine(), tmp_path).load(folder)
 
 
-@pytest.mark.parametrize("name", [RANK, MANIFEST])
-def test_what_is_elsewhere_is_no_part_of_a_checkpoint(name, tmp_path, capsys):
-    save_some(tmp_path / "ck", [2])
-    file = tmp_path / "ck" / folders.name_of(2) / name
-    file.rename(tmp_path / "elsewhere")
-    file.symlink_to(tmp_path / "elsewhere")
-    assert checkpoint.main(["verify", str(tmp_path / "ck")]) == 1
-    assert f"{file} is damaged: it is a link, or no file\n" == capsys.readouterr().out
-
-
 def test_random_states_that_do_not_fit_are_refused_in_a_line(tmp_path):
     save_some(tmp_path, [2])
     folder = tmp_path / folders.name_of(2)
@@ -389,19 +359,6 @@ def test_a_mistake_of_ours_ends_the_run_and_not_the_last_checkpoint(behind, tmp_
     saver.wait()
 
 
-def test_training_that_waits_for_a_save_behind_it_says_so(tmp_path, monkeypatch):
-    saver, write = saver_of(Engine(), tmp_path, async_save=True), checkpointer.write_rank_file
-    monkeypatch.setattr(checkpointer, "write_rank_file", lambda *a: time.sleep(0.5) or write(*a))
-    saver.save(1)
-    saver.wait()
-    (event,) = saver.events()
-    assert 0.4 < event.blocked_s <= event.total_s + 0.1
-    saver.save(2)
-    while not saver._saving.done():
-        time.sleep(0.01)
-    assert saver.events()[0].blocked_s < 0.3
-
-
 def test_a_disk_without_room_is_not_even_begun_to_be_filled(tmp_path, monkeypatch):
     saver = saver_of(Engine(), tmp_path)
     usage = SimpleNamespace(free=saver.predicted_bytes() - 1)
@@ -409,57 +366,6 @@ def test_a_disk_without_room_is_not_even_begun_to_be_filled(tmp_path, monkeypatc
     saver.save(1)
     assert "bytes are needed" in saver.events()[0].line()
     assert folders.steps_in(tmp_path) == []
-
-
-def test_a_file_too_large_for_the_disk_is_a_full_disk(tmp_path):
-    """The real thing, from the kernel: a limit on file size."""
-    import resource
-    import signal
-
-    saver = save_some(tmp_path, [1])
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    heard = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, old[1]))
-    try:
-        saver.save(2)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
-        signal.signal(signal.SIGXFSZ, heard)
-    assert [e.problem != "" for e in saver.events()] == [False, True]
-    assert saver_of(Engine(), tmp_path).load(tmp_path) == 1
-
-
-def test_what_a_killed_writer_left_is_tidied_and_never_loaded(tmp_path):
-    save_some(tmp_path, [1])
-    partial = folders.begin(tmp_path, 2)
-    (partial / RANK).write_bytes(b"half")
-    (tmp_path / ".step-00000000.old").mkdir()
-    saver = saver_of(Engine(), tmp_path)
-    assert saver.load(tmp_path) == 1
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-00000001"]
-
-
-def test_retention_keeps_the_last_and_every_nth(tmp_path):
-    save_some(tmp_path, list(range(1, 10)), keep_last=2, keep_every=4)
-    assert folders.steps_in(tmp_path) == [4, 8, 9]
-    assert not list(tmp_path.glob(".step*"))
-
-
-def test_what_was_just_saved_is_kept_though_later_ones_were_damaged(tmp_path):
-    save_some(tmp_path, [4, 9, 10])
-    for step in (9, 10):
-        flip(tmp_path / folders.name_of(step) / RANK)
-    engine = Engine()
-    saver = saver_of(engine, tmp_path, keep_last=2, load_previous=True)
-    assert saver.load(tmp_path) == 4
-    for step in (6, 8, 10):
-        engine.set(step)
-        saver.save(step)
-        again = saver_of(Engine(), tmp_path, load_previous=True)
-        assert again.load(tmp_path) == step
-    assert folders.steps_in(tmp_path) == [9, 10]
-    saver.save(12)
-    assert folders.steps_in(tmp_path) == [10, 12]
 
 
 class Bomb:

@@ -47,13 +47,6 @@ def test_bytes_come_back_as_the_text(tmp_path):
     assert (loaded.train.ids == 256).sum() + (loaded.val.ids == 256).sum() == 40
 
 
-def test_preparing_twice_gives_the_same_files(tmp_path):
-    folder = corpus(tmp_path)
-    one = data.prepare(tmp_path / "a", [folder])
-    two = data.prepare(tmp_path / "b", [folder])
-    assert one["sha256"] == two["sha256"]
-
-
 def test_one_file_is_cut_so_that_something_is_held_out(tmp_path):
     (tmp_path / "one.txt").write_text("x" * 1000)
     meta = data.prepare(tmp_path / "out", [tmp_path / "one.txt"])
@@ -172,30 +165,11 @@ def test_a_bare_file_is_read_whole_once_until_it_changes(tmp_path, monkeypatch, 
     assert capsys.readouterr().err == ""
 
 
-def test_where_a_scan_cannot_be_kept_one_line_says_so(tmp_path, monkeypatch, capsys):
-    def read_only(path, _):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(token_files, "write_json", read_only)
-    np.full(1000, 7, dtype=np.uint16).tofile(tmp_path / "bare.bin")
-    assert token_files.load(tmp_path / "bare.bin", 8, 8).train.sha256
-    (line,) = capsys.readouterr().err.splitlines()
-    said = f"cannot keep {tmp_path}/bare.bin.scan.json (Permission denied): every run will read"
-    assert said in line
-
-
 def test_too_little_text_is_refused(tmp_path):
     (tmp_path / "short.txt").write_text("short")
     data.prepare(tmp_path / "out", [tmp_path / "short.txt"])
     with pytest.raises(UsageError, match="training split.* has 5 tokens, too few.*64"):
         token_files.load(tmp_path / "out", 64, 257)
-
-
-def test_an_unfinished_folder_is_not_data(tmp_path):
-    data.prepare(tmp_path / "out", [corpus(tmp_path)])
-    (tmp_path / "out" / "meta.json").write_text("{")
-    with pytest.raises(UsageError, match="is damaged"):
-        token_files.load(tmp_path / "out", 8, 257)
 
 
 def test_an_interrupted_preparation_leaves_nothing_that_looks_like_data(tmp_path, monkeypatch):
@@ -290,13 +264,6 @@ def test_token_files_that_are_not_those_of_their_meta_json_are_refused(tmp_path)
     path.write_bytes(bytes(400))
     with pytest.raises(UsageError, match="train.bin holds 200 ids, but .* states 5000"):
         token_files.load(folder, 8, 257)
-
-
-@pytest.mark.parametrize("content", [b"", b"abc"])
-def test_bytes_that_are_no_token_ids_are_named(tmp_path, content):
-    (tmp_path / "odd.bin").write_bytes(content)
-    with pytest.raises(UsageError, match=f"odd.bin: {len(content)} bytes are no"):
-        token_files.load(tmp_path / "odd.bin", 8, 257)
 
 
 def test_a_damaged_megatron_index_is_named_and_dots_in_names_are_allowed(tmp_path):

@@ -178,16 +178,6 @@ def test_no_meaning_has_two_flags(monkeypatch):
     assert set(MEANING) - used == set(), "flags that no command has"
 
 
-def test_a_flag_of_earlier_names_the_one_of_today(capsys):
-    from analysis import plan
-
-    with pytest.raises(SystemExit) as ended:
-        plan.main(["--model", "18b"])
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said == "analysis.plan: --model is --preset now (--help lists the flags)\n"
-
-
 @pytest.mark.parametrize(
     ("command", "flags"),
     [

@@ -36,16 +36,6 @@ def test_every_committed_script_is_of_a_study_and_they_are_short():
     assert sum(path.read_text().count("\n") for path in scripts) <= 3000
 
 
-def test_the_sweeps_of_the_top_folder_fit_four_small_nodes_or_are_for_a_gpu_node():
-    for path in (ROOT / "slurm").glob("*.slurm"):
-        study = load_study(path.with_suffix(".toml"))
-        if path.stem == "gpu-check":
-            assert all(job_of(study, name, study.cluster).nodes == 1 for name in study.settings)
-            continue
-        assert study.cluster.name == "local-test"
-        assert all(job_of(study, name, study.cluster).nodes <= 4 for name in study.settings)
-
-
 def test_every_script_passes_shellcheck():
     """Of a rendered script, what differs is the array of settings, each one quoted word; shellcheck
     sees one script with every kind of setting."""
@@ -326,19 +316,6 @@ def test_proof_is_left_when_asked_for_and_a_tool_that_is_absent_is_noted(tmp_pat
     }
 
 
-def test_nccls_files_are_in_a_run_folder_that_is_given_as_an_absolute_path(tmp_path):
-    study, logs = study_on(tmp_path), tmp_path / "elsewhere"
-    tools = {
-        "srun": f'printf "%s\\n" "$NCCL_DEBUG_FILE" "$NCCL_TOPO_DUMP_FILE" >{tmp_path}/seen\n',
-        "python": '[[ $2 != parallel.record.environment ]] || touch "$3"\n',
-    }
-    text = script(study, ["ddp"], study.cluster, logs)
-    assert run_script(tmp_path, text, tools, NCCL_LOGS="1").returncode == 0
-    folder = logs / "one" / "ddp" / "77.nccl"
-    files = [str(folder / "nccl_rank_%h_%p.log"), str(folder / "nccl_topo.xml")]
-    assert (tmp_path / "seen").read_text().splitlines() == files and folder.is_dir()
-
-
 def study_on(tmp_path, **facts):
     """A study of one run, on a cluster with these facts."""
     path = tmp_path / "one.toml"
@@ -473,13 +450,6 @@ def test_the_launch_enters_the_container_once_with_all_that_it_needs(tmp_path, r
     assert entering == expected
     assert [word for word in inside if not word.startswith("--")][: len(INSIDE)] == INSIDE
     assert words.count(expected[0]) == 1 and inside.count("py3") == 2
-
-
-def test_without_a_container_the_clusters_python_is_launched(tmp_path):
-    study = study_on(tmp_path, python="/opt/python3.12")
-    assert "\n  python=/opt/python3.12\n" in script(study, ["ddp"], study.cluster)
-    words = launch_of(tmp_path, python="other")  # PYTHON, which the tests set, comes first
-    assert words[words.index("-m") - 1] == str(tmp_path / "bin" / "python")
 
 
 def test_torchrun_binds_the_ranks_as_the_cluster_asks(tmp_path):
@@ -710,17 +680,6 @@ def test_the_others_are_submitted_once_with_the_account_of_the_first(account, tm
     assert not list(tmp_path.rglob("pwned"))
 
 
-def test_what_cannot_be_written_is_said_in_a_line(tmp_path, capsys):
-    path = tmp_path / "few.toml"
-    path.write_text('question = "?"\ncluster = "local-test"\n[[run]]\n')
-    (tmp_path / "few").touch()
-    assert main([str(path), "--out", str(tmp_path / "few")]) == 2
-    assert capsys.readouterr().err.startswith(f"slurm.render: cannot write {tmp_path}/few: ")
-    (tmp_path / "few.slurm").mkdir()
-    assert main([str(path)]) == 2
-    assert capsys.readouterr().err.startswith(f"slurm.render: cannot write {tmp_path}/few.slurm: ")
-
-
 def test_restarts_are_in_the_estimate(tmp_path, capsys):
     path = tmp_path / "few.toml"
     path.write_text(
@@ -787,16 +746,6 @@ def test_a_dry_run_refuses_what_the_real_one_refuses(case, tmp_path, capsys):
         assert main([str(path), "--out", str(tmp_path / "few"), *dry]) == 2
         said = capsys.readouterr().err
         assert words in said and said.count("\n") == 1
-
-
-def test_each_run_of_a_large_sweep_gets_its_script(tmp_path):
-    path = tmp_path / "many.toml"
-    path.write_text(
-        'question = "?"\ncluster = "local-test"\n[[sweep]]\n'
-        f"product = {{ seed = {list(range(200))} }}\n"
-    )
-    assert main([str(path), "--out", str(tmp_path / "scripts")]) == 0
-    assert len(list((tmp_path / "scripts").iterdir())) == 200
 
 
 def test_scripts_of_runs_that_are_gone_are_removed_and_others_kept(tmp_path):

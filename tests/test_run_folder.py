@@ -164,12 +164,6 @@ def test_a_folder_that_no_run_wrote_is_refused_and_left_as_it_is(tmp_path, what,
     assert tree(tmp_path) == before
 
 
-@pytest.mark.parametrize("out", ["", " "])
-def test_an_empty_name_is_no_folder(out, capsys):
-    assert train.main([f"--out={out}"]) == 2
-    assert "--out: is empty" in capsys.readouterr().err
-
-
 def test_what_somebody_put_into_a_run_folder_stays_where_it_is(tmp_path):
     run = tmp_path / "run"
     begun(run)
@@ -378,13 +372,6 @@ def test_what_is_no_number_is_null_in_json(tmp_path):
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": [None, {"b": None}]}
 
 
-def test_json_is_replaced_whole(tmp_path):
-    write_json(tmp_path / "x.json", {"a": 1})
-    write_json(tmp_path / "x.json", {"a": 2})
-    assert json.loads((tmp_path / "x.json").read_text()) == {"a": 2}
-    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
-
-
 def whole_folder(tmp_path):
     """A complete run of 20 steps, and its metrics' count of them."""
     folder = write(tmp_path, facts("s", "ddp", engine="ddp"))
@@ -528,19 +515,3 @@ def test_run_folders_are_found_past_loops_and_a_folder_that_cannot_be_read_is_na
     monkeypatch.setattr(os, "listdir", refuse)
     assert find_runs([tmp_path]) == [tmp_path / "ddp"]
     assert capsys.readouterr().err == f"{tmp_path / 'shut'}: Permission denied: left out\n"
-
-
-def test_a_path_that_no_system_takes_is_a_users_mistake(tmp_path):
-    with pytest.raises(UsageError, match="File name too long"):
-        find_runs([tmp_path / ("x" * 300)])
-
-
-def test_a_damaged_file_is_named_once(tmp_path):
-    from analysis.logs.readers import read
-    from analysis.logs.record import Refusal
-
-    run = write(tmp_path, facts("s", None, engine="ddp"))
-    (run / "status.json").write_text("[]")
-    with pytest.raises(Refusal) as refused:
-        read(run)
-    assert str(refused.value).startswith(f"{run}: status.json is damaged")

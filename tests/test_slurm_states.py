@@ -19,7 +19,7 @@ from parallel.record import ends, facts, launch
 from parallel.record.ends import kind_of
 from parallel.record.reader import read_status
 from parallel.record.writer import RunFolder
-from slurm import cancel, forward_signals, preflight, record_end, states, status, submit
+from slurm import cancel, preflight, record_end, states, status, submit
 from slurm.render import comment_of
 from slurm.states import Job, judge, parse
 from tests.multi_node_logs import (
@@ -88,70 +88,42 @@ def ended_by_the_script(folder, attempt: str, kind: str, reason: str) -> None:
     record_end.main([str(folder), attempt, "1"])
 
 
-KINDS = {
-    # name: (Slurm's state and exit or None, status.json, its reason, the log, what it is)
-    "complete": (("COMPLETED", "0:0"), "complete", "", "", "complete"),
-    "complete, Slurm forgot": (None, "complete", "", "", "complete"),
-    "0:125 is not success": (("COMPLETED", "0:125"), "complete", "", "", "OOM"),
-    "0:125": (("OUT_OF_MEMORY", "0:125"), "running", "", "", "OOM"),
-    "one task's OOM": (
-        ("FAILED", "1:0"),
-        "failed",
-        "exit status 1",
-        "step\nslurmstepd: error: Detected 1 oom-kill event(s) in StepId=5.0.\n",
-        "OOM",
-    ),
-    "CUDA": (("FAILED", "1:0"), "failed", "OutOfMemoryError: CUDA out of memory. ...", "", "OOM"),
-    "time limit": (("TIMEOUT", "0:1"), "running", "", "", "timeout"),
-    "time limit, it stopped itself": (
-        ("FAILED", "143:0"),
-        "failed",
-        "time limit: stopped 60 s before it",
-        "*** STEP 9.0 ON node1 CANCELLED AT 2026 ***",
-        "timeout",
-    ),
-    "time limit, Slurm forgot": (
-        None,
-        "running",
-        "",
-        "slurmstepd: error: *** JOB 9 ON node1 CANCELLED AT 2026 DUE TO TIME LIMIT ***\n",
-        "timeout",
-    ),
-    "scancel": (("CANCELLED", "0:15"), "failed", "SIGTERM (rank 0)", "", "cancelled"),
-    "dead node": (("NODE_FAIL", "0:0"), "running", "", "", "node failure"),
-    "a rank crashed": (
-        ("FAILED", "1:0"),
-        "failed",
-        "RuntimeError: boom (rank 1)",
-        "RuntimeError: boom\n",
-        "failed",
-    ),
-    "no folder status": (("FAILED", "2:0"), None, "", "parallel.train: error: no data\n", "failed"),
-    "exit 0 without the marker": (("COMPLETED", "0:0"), "running", "", "", "failed"),
-    "interrupted": (("FAILED", "1:0"), "interrupted", "SIGUSR1, saved step 5", "", "interrupted"),
-    "scancel, and saved": (
-        ("CANCELLED", "0:15"),
-        "interrupted",
-        "SIGTERM, saved step 5",
-        "",
-        "cancelled",
-    ),
-    "preempted, and saved": (
-        ("PREEMPTED", "0:15"),
-        "interrupted",
-        "SIGTERM, saved step 5",
-        "",
-        "interrupted",
-    ),
-    "requeued": (("PENDING", "0:0"), "failed", "SIGTERM (rank 0)", "", "pending"),
-    "running": (("RUNNING", "0:0"), "running", "", "", "running"),
-}
+# name | Slurm's state and exit, if known | status.json | its reason | the log | what it is
+KINDS = """
+complete                     | COMPLETED 0:0       | complete | | | complete
+complete, Slurm forgot       |                     | complete | | | complete
+0:125 is not success         | COMPLETED 0:125     | complete | | | OOM
+0:125                        | OUT_OF_MEMORY 0:125 | running | | | OOM
+one task's OOM               | FAILED 1:0 | failed | exit status 1 | \
+slurmstepd: error: Detected 1 oom-kill event(s) in StepId=5.0. | OOM
+CUDA                         | FAILED 1:0 | failed | OutOfMemoryError: CUDA out of memory. | | OOM
+time limit                   | TIMEOUT 0:1 | running | | | timeout
+time limit, it stopped itself | FAILED 143:0 | failed | time limit: stopped 60 s before it | \
+*** STEP 9.0 ON node1 CANCELLED AT 2026 *** | timeout
+time limit, Slurm forgot     | | running | | \
+slurmstepd: error: *** JOB 9 ON node1 CANCELLED AT 2026 DUE TO TIME LIMIT *** | timeout
+scancel                      | CANCELLED 0:15 | failed | SIGTERM (rank 0) | | cancelled
+dead node                    | NODE_FAIL 0:0 | running | | | node failure
+a rank crashed               | FAILED 1:0 | failed | RuntimeError: boom (rank 1) | \
+RuntimeError: boom | failed
+no folder status             | FAILED 2:0 | | | parallel.train: error: no data | failed
+exit 0 without the marker    | COMPLETED 0:0 | running | | | failed
+interrupted                  | FAILED 1:0 | interrupted | SIGUSR1, saved step 5 | | interrupted
+scancel, and saved           | CANCELLED 0:15 | interrupted | SIGTERM, saved step 5 | | cancelled
+preempted, and saved         | PREEMPTED 0:15 | interrupted | SIGTERM, saved step 5 | | interrupted
+requeued                     | PENDING 0:0 | failed | SIGTERM (rank 0) | | pending
+running                      | RUNNING 0:0 | running | | | running
+"""
+KINDS = [[cell.strip() for cell in line.split("|")] for line in KINDS.strip().splitlines()]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_end_is_told_from_the_others(tmp_path, kind):
-    slurm, state, reason, log, expected = KINDS[kind]
-    job = Job(9, *slurm) if slurm else None
+@pytest.mark.parametrize(
+    ("slurm", "state", "reason", "log", "expected"),
+    [kind[1:] for kind in KINDS],
+    ids=[kind[0] for kind in KINDS],
+)
+def test_each_end_is_told_from_the_others(tmp_path, slurm, state, reason, log, expected):
+    job = Job(9, *slurm.split()) if slurm else None
     row = judge("run", folder_of(tmp_path, state, reason, log), 10, job, 9)
     assert row.state == expected and row.line
 
@@ -264,68 +236,37 @@ GLOO = (
     "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer (rank 2)"
 )
 HANG = "no progress for 10 s: rank 3 hangs and does not answer (stopped?)"
-NO_DATA = "parallel.train: no token files at /nowhere"
-NO_GPU = "parallel.train: device cuda was asked for, but torch sees no GPU"
-NO_INTERFACE = "RuntimeError: [gloo/transport/tcp/device.cc:84] Unable to find address for: eth99"
-BAD_PYTHON = "/var/spool/job7/slurm_script: line 118: /v/python: bad interpreter: No such file"
+NO_DATA = "parallel.train: no token files at /nowhere\n"
+NO_INTERFACE = (
+    "Traceback (most recent call last):\n"
+    "RuntimeError: [gloo/transport/tcp/device.cc:84] Unable to find address for: eth99\n"
+)
+BAD_PYTHON = "/var/spool/job7/slurm_script: line 118: /v/python: bad interpreter: No such file\n"
+ENDED = CLOSING + FAILED_RANK + BAD_EXIT
+NO_EXECVE = "slurmstepd-node2: error: execve(): /v/python: No such file or directory\n"
+PEER_OF_KILLED = PEER + CLOSING + KILLED + BAD_EXIT
+SAID = "ValueError: the data are gone (rank 1)"
 ENDS_OF_TWO_NODES = {
     # name: (the first reason in status.json, the log, Slurm's state, what it is, its line has)
-    "a hang": (HANG, CLOSING + FAILED_RANK + BAD_EXIT, "FAILED", "failed", HANG),
+    "a hang": (HANG, ENDED, "FAILED", "failed", HANG),
     "a hang, until the limit": (HANG, CLOSING + FAILED_RANK, "TIMEOUT", "failed", HANG),
     "a hang of a dead node": (HANG, CLOSING, "NODE_FAIL", "node failure", "NODE_FAIL"),
-    "no data": ("", NO_DATA + "\n" + CLOSING + FAILED_RANK + BAD_EXIT, "FAILED", "failed", NO_DATA),
-    "no GPU": ("", NO_GPU + "\n" + CLOSING + FAILED_RANK + BAD_EXIT, "FAILED", "failed", NO_GPU),
-    "no interface": (
-        "",
-        f"Traceback (most recent call last):\n{NO_INTERFACE}\n" + CLOSING + FAILED_RANK + BAD_EXIT,
-        "FAILED",
-        "failed",
-        "Unable to find address for: eth99",
-    ),
-    "a killed rank": (
-        GLOO,
-        PEER + CLOSING + KILLED + BAD_EXIT,
-        "FAILED",
-        "failed",
-        "rank 3 was kill",
-    ),
+    "no data": ("", NO_DATA + ENDED, "FAILED", "failed", NO_DATA.strip()),
+    "no interface": ("", NO_INTERFACE + ENDED, "FAILED", "failed", "Unable to find address for"),
+    "a killed rank": (GLOO, PEER_OF_KILLED, "FAILED", "failed", "rank 3 was kill"),
     "a killed rank, of which its peer heard": (
-        "SIGTERM (rank 2)",
-        PEER + CLOSING + KILLED + BAD_EXIT,
-        "FAILED",
-        "failed",
+        *("SIGTERM (rank 2)", PEER_OF_KILLED, "FAILED", "failed"),
         "Signal 9 (SIGKILL) received by PID 2676",
     ),
-    "what a rank raised": (
-        "",
-        RAISED + CLOSING + FAILED_RANK + BAD_EXIT,
-        "FAILED",
-        "failed",
-        "data",
-    ),
+    "what a rank raised": ("", RAISED + ENDED, "FAILED", "failed", "data"),
     "raised, then cancelled": (
-        "ValueError: the data are gone (rank 1)",
-        RAISED + TOLD_TO_STOP,
-        "CANCELLED",
-        "failed",
-        "ValueError: the data are gone (rank 1); Slurm: CANCELLED",
+        *(SAID, RAISED + TOLD_TO_STOP, "CANCELLED", "failed"),
+        f"{SAID}; Slurm: CANCELLED",
     ),
-    "a bad interpreter": ("", BAD_PYTHON + "\n" + BAD_EXIT, "FAILED", "failed", "bad interpreter"),
-    "no Python on a node": (
-        "",
-        "slurmstepd-node2: error: execve(): /v/python: No such file or directory\n" + BAD_EXIT,
-        "FAILED",
-        "failed",
-        "execve(): /v/python",
-    ),
+    "a bad interpreter": ("", BAD_PYTHON + BAD_EXIT, "FAILED", "failed", "bad interpreter"),
+    "no Python": ("", NO_EXECVE + BAD_EXIT, "FAILED", "failed", "execve(): /v/python"),
     "scancel": (GLOO, TOLD_TO_STOP + CLOSING + PEER, "CANCELLED", "cancelled", "Slurm: CANCELLED"),
-    "scancel, Slurm forgot": (
-        "SIGTERM (rank 0)",
-        TOLD_TO_STOP + CLOSING,
-        None,
-        "cancelled",
-        "JOB 7",
-    ),
+    "scancel, Slurm forgot": ("SIGTERM", TOLD_TO_STOP + CLOSING, None, "cancelled", "JOB 7"),
     "scancel of its step": ("", BAD_EXIT.split("\n")[2], "FAILED", "cancelled", "STEP 7.0"),
     "srun's word alone": ("", BAD_EXIT, "FAILED", "failed", "srun: error: node2: task 1: Exited"),
 }
@@ -411,25 +352,6 @@ def test_a_job_that_found_nothing_to_do_is_no_attempt(tmp_path):
     folder = folder_of(tmp_path, "complete")
     (folder / "12.skipped").write_text("slurm: not run: it is complete\n")
     assert states.reader.job_ids(folder) == [9]
-
-
-def test_the_script_knows_whose_sigterm_it_was(tmp_path):
-    folder = folder_of(tmp_path, "failed", "SIGTERM (rank 0)")
-    record_end.main([str(folder), "9", "143"])
-    assert read_status(folder)["reason"].startswith("SIGTERM")
-    ended_by_the_script(folder, "9", "time limit", "stopped 60 s before it")
-    assert read_status(folder)["kind"] == "time limit"
-    (folder / "9.end").unlink()
-    record_end.main([str(folder), "9", "1"])
-    assert read_status(folder)["kind"] == "time limit"
-    folder = folder_of(tmp_path, "interrupted", "SIGUSR1, saved step 5")
-    ended_by_the_script(folder, "9", "time limit", "stopped 60 s before it")
-    assert read_status(folder)["state"] == "interrupted"
-
-
-def test_a_run_that_never_started_is_missing(tmp_path):
-    row = judge("run", tmp_path / "nothing", 10, None, None)
-    assert (row.state, row.line) == ("missing", "never started")
 
 
 def test_progress_and_time_left_come_from_the_steps(tmp_path):
@@ -619,27 +541,6 @@ def four(tmp_path, monkeypatch):
     return path, tmp_path / "logs", tmp_path
 
 
-@pytest.mark.parametrize("last", ["RUNNING", "CANCELLED"])
-def test_the_commands_for_tables_and_page_follow_when_every_run_has_ended(
-    last, tmp_path, monkeypatch, capsys
-):
-    path = tmp_path / "two.toml"
-    path.write_text(
-        'question = "?"\ncluster = "local-test"\n[[sweep]]\nproduct = { seed = [1, 2] }\n'
-    )
-    ours = comment_of(load_study(path), tmp_path / "logs")
-    queue = [
-        f"{7 + i}|{state}|0|None|{name}|{ours}|{states.ROOT}|"
-        for i, (name, state) in enumerate(
-            zip(load_study(path).settings, ("CANCELLED", last), strict=True)
-        )
-    ]
-    stand_in(tmp_path, monkeypatch, queue)
-    assert status.main([str(path), "--logs", str(tmp_path / "logs")]) == 1
-    commands = f"python -m analysis.page {tmp_path}/logs/two " in capsys.readouterr().out
-    assert commands == (last == "CANCELLED")
-
-
 def test_a_complete_run_of_other_settings_is_missing_and_submitted(four, capsys):
     path, logs, tmp_path = four
     study = load_study(path)
@@ -664,7 +565,7 @@ def test_a_complete_run_of_other_settings_is_missing_and_submitted(four, capsys)
     text = path.read_text().replace("gpus = 2,", "gpus = 2, lr = 0.5, steps = 200,")
     path.write_text(text)
     lr, steps = about["spec"]["lr"], about["spec"]["steps"]
-    said = f"a run of other settings is complete: steps {steps}, now 200, lr {lr}, now 0.5;"
+    said = f"a run of other settings is complete: lr {lr}, now 0.5, steps {steps}, now 200;"
     assert " missing " in row() and said in row()
     flags = [str(path), "--logs", str(logs), "--yes", "--no-preflight", "--only", "missing"]
     assert submit.main(flags) == 0
@@ -685,18 +586,8 @@ def test_a_job_that_never_started_is_a_row_of_the_table_too(four, capsys):
 
 def test_at_most_n_run_at_a_time_those_that_run_already_included(four, capsys):
     path, logs, tmp_path = four
-    flags = [
-        str(path),
-        "--logs",
-        str(logs),
-        "--yes",
-        "--max-running",
-        "2",
-        "--after",
-        "5",
-        "--no-preflight",
-    ]
-    assert submit.main(flags) == 0
+    flags = [str(path), "--logs", str(logs), "--yes", "--no-preflight"]
+    assert submit.main([*flags, "--max-running", "2", "--after", "5"]) == 0
     sent = (tmp_path / "sent").read_text().splitlines()
     waits = [re.search(r"--dependency=(\S+)", line)[1] for line in sent]
     # 7 runs: the first may run beside it, the second waits for it, the third for the first.
@@ -719,21 +610,6 @@ def test_the_job_of_the_page_waits_for_every_job_of_the_study(four, capsys):
     assert script.endswith(f" -m analysis.page {logs / 'four'}\n")
     assert "--gres" not in script and "--gpus" not in script and "--array" not in script
     assert capsys.readouterr().out.endswith("submitted the page: job 90002\n")
-
-
-def test_a_refused_job_of_the_page_is_one_line_and_the_runs_are_submitted(four, capsys):
-    path, logs, tmp_path = four
-    sbatch = tmp_path / "bin" / "sbatch"
-    body = sbatch.read_text()
-    sbatch.write_text(body + "[[ $* != *afterany:7:* ]] || { echo 'no GPU' >&2; exit 1; }\n")
-    flags = [str(path), "--logs", str(logs), "--yes", "--page", "--no-preflight"]
-    assert submit.main(flags) == 2
-    out, err = capsys.readouterr()
-    assert out.count("submitted megatron") == 3
-    assert err == (
-        "slurm.submit: sbatch refused the job of the page: no GPU; the runs are submitted, and"
-        f" python -m analysis.page {logs / 'four'} writes it later\n"
-    )
 
 
 @pytest.mark.parametrize(
@@ -826,12 +702,6 @@ def test_ranks_on_nodes_of_the_test_cluster_share_one_machine():
     name = re.search(r"^ClusterName=(.*)$", testbed.CONF, re.MULTILINE)[1]
     assert facts.one_machine({"SLURM_CLUSTER_NAME": name})
     assert not facts.one_machine({"SLURM_CLUSTER_NAME": "jean-zay"}) and not facts.one_machine({})
-
-
-def test_a_command_for_a_node_is_no_option(capsys):
-    assert forward_signals.main(["--help"]) == 0
-    assert "python -m slurm.forward_signals COMMAND" in capsys.readouterr().out
-    assert forward_signals.main([]) == 2
 
 
 RANK = """

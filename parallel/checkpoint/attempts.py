@@ -2,9 +2,10 @@
 
 import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from base.errors import UsageError, drop_output
 from base.files import parse_json
@@ -24,6 +25,29 @@ from parallel.record.reader import (
 from parallel.record.writer import RunFolder
 
 
+class Change(NamedTuple):
+    """A setting that differs between two runs, or two attempts of one."""
+
+    name: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.before} not {self.now}"
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """The settings that differ, by name. One that is newer than `before` had its default."""
+    before = DEFAULTS | before
+    pairs = (Change(k, before.get(k), now.get(k)) for k in sorted(now.keys() | before.keys()))
+    return [change for change in pairs if change.before != change.now]
+
+
+def matters(change: Change) -> bool:
+    """Whether a run with this change is another run."""
+    return change.name not in CIRCUMSTANCES and change.name not in WORK
+
+
 def why_anew(run_folder: Path, settings: dict[str, Any]) -> str | None:
     """Why a run with these settings starts anew in its folder, in words that end `moved_line`.
 
@@ -34,22 +58,20 @@ def why_anew(run_folder: Path, settings: dict[str, Any]) -> str | None:
         return ""
     try:
         facts = parse_json((run_folder / "run.json").read_text())
-        before = (
-            DEFAULTS | facts["spec"]
-        )  # a setting that is newer than the attempt has its default
+        before = facts["spec"]
+        differ = changes(before, settings)
     except OSError as error:
         return f"the earlier one's run.json cannot be read ({error.strerror})"
     except (ValueError, TypeError, KeyError) as error:
         return f"the earlier one's run.json is damaged ({type(error).__name__}: {error})"
-    differ = [k for k in settings.keys() | before.keys() if settings.get(k) != before.get(k)]
-    changes = [f"{k} changed from {before.get(k)} to {settings.get(k)}" for k in sorted(differ)]
+    words = [f"{name} changed from {was} to {now}" for name, was, now in differ]
     steps, longer = settings["steps"], settings["steps"] > before.get("steps", 0)
     # The marker is written last: without it the run was stopped just before.
     complete = read_status(run_folder).get("state") == COMPLETE
     if complete and (run_folder / "RUN_COMPLETE.txt").exists() and not longer:
-        return " and ".join(["the earlier one is complete", *changes])
-    if set(differ) - CIRCUMSTANCES - set(WORK):
-        return " and ".join(changes)
+        return " and ".join(["the earlier one is complete", *words])
+    if any(map(matters, differ)):
+        return " and ".join(words)
     load, began = settings.get("load"), before.get("load")
     if load is not None and not (began and os.path.abspath(load) == os.path.abspath(began)):
         return f"the earlier one began at {began or 'step 0'} and this one is to load {load}"
@@ -160,13 +182,13 @@ def _check_own(spec: RunSpec, before: dict[str, Any], save: Path) -> None:
         return
     with contextlib.suppress(folders.Damaged):  # then loading says so
         manifest = folders.read_manifest(newest)
-        stated, now = DEFAULTS | manifest["spec"], spec.settings()
-        stated, now = stated | {"run": manifest["run"]}, now | {"run": before["run"]}
-        names = sorted(now.keys() - CIRCUMSTANCES - set(WORK))
-        if differ := [f"{k} {stated[k]} not {now[k]}" for k in names if stated[k] != now[k]]:
+        stated = manifest["spec"] | {"run": manifest["run"]}
+        ours = spec.settings() | {"run": before["run"]}
+        if differ := list(filter(matters, changes(stated, ours))):
+            words = ", ".join(map(str, differ))
             raise UsageError(
-                f"{newest} is another run's ({', '.join(differ)}): give the one that it belongs to"
-                " another --save, and take its checkpoints out of this one"
+                f"{newest} is another run's ({words}): give the one that it belongs to another"
+                " --save, and take its checkpoints out of this one"
             )
 
 
@@ -190,10 +212,9 @@ def check_first(spec: RunSpec, first: Path) -> None:
 
 def check_model(spec: RunSpec, folder: Path, model: GPTConfig, implementation: str) -> None:
     """Raises: UsageError: the folder holds another model than the run's, or another form of it."""
-    ours = asdict(spec.model)
-    if differ := [k for k, v in asdict(model).items() if v != ours[k]]:
-        words = ", ".join(f"{k} {getattr(model, k)} not {ours[k]}" for k in differ)
-        raise UsageError(f"{folder} holds another model: {words}")
+    theirs, ours = asdict(model), asdict(spec.model)
+    if differ := [str(Change(k, v, ours[k])) for k, v in theirs.items() if v != ours[k]]:
+        raise UsageError(f"{folder} holds another model: {', '.join(differ)}")
     if implementation != spec.implementation:
         raise UsageError(
             f"{folder} holds implementation {implementation}'s own layout,"

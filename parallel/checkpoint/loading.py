@@ -9,13 +9,16 @@ from base.errors import UsageError
 from models.config import GPTConfig
 from models.weights import TENSORS, read_weights
 from parallel.checkpoint import folders
-from parallel.checkpoint.attempts import check_model
+from parallel.checkpoint.attempts import changes, check_model
 from parallel.checkpoint.folders import Damaged
 from parallel.checkpoint.manifest import KINDS, rank_file
 from parallel.checkpoint.random_states import set_random_states
 from parallel.checkpoint.rank_files import Reader
 from parallel.checkpoint.ranks import Ranks, attempt
 from parallel.config.settings import TRAINING, RunSpec
+
+# The settings that change what is computed; another number of steps changes learning rates alone.
+_COMPUTES = {"tf32", "fp8_recipe", "global_batch", "data", "end_of_text", *TRAINING} - {"steps"}
 
 
 @dataclass
@@ -105,13 +108,10 @@ def _load_checkpoint(
 
 def _changed(spec: RunSpec, before: dict[str, Any]) -> str:
     """What changes what is computed from here on: settings, and learning rates of other steps."""
-    others = ("tf32", "fp8_recipe", "global_batch", "data", "end_of_text")
-    names = (*(name for name in TRAINING if name != "steps"), *others)
-    now = spec.settings()
     changed = [
-        f"{name} {now[name]} not {before[name]}"
-        for name in names
-        if name in before and now[name] != before[name]
+        f"{name} {now} not {was}"
+        for name, was, now in changes(before, spec.settings())
+        if name in _COMPUTES
     ]
     if spec.lr_schedule != "constant" and before.get("steps", spec.steps) != spec.steps:
         changed.append(f"learning rates of a run of {spec.steps} steps not {before['steps']}")
