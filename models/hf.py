@@ -7,8 +7,8 @@
 `import` turns a directory of a GPT-2, Llama, Qwen3 or Mistral (config.json and model.safetensors,
 in one file or with an index) into a weights-only folder, from which training starts on any engine
 and layout. `export` turns the newest weights of a run, or a weights-only folder, into a directory
-that transformers loads (from_pretrained). In fp32 the logits agree to 1e-4; in bf16 they are what 8
-bits of mantissa leave. `generate` continues a prompt, on the GPU where torch sees one.
+that transformers loads (from_pretrained). In fp32 the logits agree to 1e-4. `generate` continues a
+prompt, on the GPU where torch sees one.
 
     python -m models.hf export logs/parity/ddp out/ddp
     python -m models.hf generate logs/parity/ddp --prompt "def main("
@@ -17,28 +17,16 @@ bits of mantissa leave. `generate` continues a prompt, on the GPU where torch se
 RUN          a run folder or its folder of checkpoints: the newest checkpoint, or weights-only
              export, is taken. A checkpoint is checked first, all its bytes.
 FOLDER       a weights-only folder, or one checkpoint. `generate` takes an HF_DIR too.
-class        learned positions, LayerNorm, GELU and biases are GPT2LMHeadModel; rotary positions,
-             RMSNorm and SwiGLU are LlamaForCausalLM, with norms of query and key Qwen3ForCausalLM.
-             A Mistral is imported, and exported as a Llama. Another mixture has no class and is
-             not exported.
-dtype        fp32, bf16 or fp16; without it, what is stored. A checkpoint stores fp32.
-vocabulary   our weights hold one row for every id and none for padding. Rows beyond config.json's
-             vocab_size are cut on import; where config.json counts the padding too (50304 for
-             50257 ids), --vocab-size 50257 cuts it. Keeping more rows than there are, or fewer
-             than the tokenizer beside has ids, is refused. An export is never padded.
+vocabulary   rows beyond config.json's vocab_size are cut on import; where config.json counts the
+             padding too (50304 for 50257 ids), --vocab-size 50257 cuts it.
 tokenizer    without --tokenizer: the files beside the weights, or what the meta.json of the run's
-             data names. They go along with an import or export as they are; the end-of-text id
-             goes into config.json. `byte` is parallel.data's, one id per byte.
-refused      in one line with the numbers: another model_type, activation or attention scale, a
-             sliding window, experts, rotary positions in a part of a head or stretched otherwise
-             than Llama 3.1's (linear, dynamic, yarn ...), biases in some linear layers only,
-             tensors that do not fit config.json; and pickles (pytorch_model.bin), which can run
-             code when they are read: where you trust one, load it with transformers and save it
-             again with save_pretrained().
+             data names. They go along as they are. `byte` is parallel.data's, one id per byte.
+refused      in one line with the numbers: what our GPT does not have, tensors that do not fit
+             config.json, and pickles (pytorch_model.bin), which can run code when they are read:
+             where you trust one, save it again with transformers' save_pretrained().
 ignored      dropout: our GPT trains without.
 
 A folder is written aside and renamed when it is complete; one that exists is never overwritten.
-Exits 2 when it refuses.
 """
 
 import sys

@@ -314,43 +314,35 @@ def job_script() -> str:
     return JOB.read_text().removeprefix("#!/bin/bash\n")
 
 
+def small_job(name: str, options: list[str], lines: list[str]) -> str:
+    """A script of one task without a GPU, for ten minutes at most."""
+    options = [f"--job-name={percent_encode(os.fsencode(name))}", *options]
+    options += ["--ntasks=1", "--time=00:10:00", "--output=%x-%j.out"]
+    return "\n".join(["#!/bin/bash", *(f"#SBATCH {option}" for option in options), *lines, ""])
+
+
 def study_script(study: Study) -> str:
     """slurm/<study>.slurm, which submits the runs of the study."""
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            f"#SBATCH --job-name={percent_encode(os.fsencode(study.name))}",
-            "#SBATCH --ntasks=1",
-            "#SBATCH --time=00:10:00",
-            "#SBATCH --output=%x-%j.out",
-            "",
-            f"# {words(study.question)}",
-            "# Submits the runs of this study, and of the other scripts that it is given.",
-            '[[ -f slurm/study.sh ]] || { echo "submit from the repository\'s root" >&2; exit 2; }',
-            f'{STUDY_MARK} {shlex.quote(shown(study.path))} "$@"',
-            "",
-        ]
-    )
+    lines = [
+        "",
+        f"# {words(study.question)}",
+        "# Submits the runs of this study, and of the other scripts that it is given.",
+        '[[ -f slurm/study.sh ]] || { echo "submit from the repository\'s root" >&2; exit 2; }',
+        f'{STUDY_MARK} {shlex.quote(shown(study.path))} "$@"',
+    ]
+    return small_job(study.name, [], lines)
 
 
 def page_script(study: Study, logs: Path) -> str:
-    """The script that writes a study's page: one task without a GPU where the runs are. No run
-    knows that it is the last one, so this job depends on all of them (slurm.submit --page)."""
+    """The script that writes a study's page, where the runs are. No run knows that it is the last
+    one, so this job depends on all of them (slurm.submit --page)."""
     cluster = cluster_of(study)
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            f"#SBATCH --job-name={percent_encode(os.fsencode(study.name))}-page",
-            *(f"#SBATCH {option}" for option in place(cluster)),
-            "#SBATCH --ntasks=1",
-            "#SBATCH --time=00:10:00",  # a page of 500 runs takes under a minute
-            "#SBATCH --output=%x-%j.out",
-            *cluster.setup,
-            f"python=${{PYTHON:-{shlex.quote(cluster.python)}}}",
-            f'exec "$python" -m analysis.page {shlex.quote(str(logs / study.name))}',
-            "",
-        ]
-    )
+    lines = [
+        *cluster.setup,
+        f"python=${{PYTHON:-{shlex.quote(cluster.python)}}}",
+        f'exec "$python" -m analysis.page {shlex.quote(str(logs / study.name))}',
+    ]
+    return small_job(f"{study.name}-page", place(cluster), lines)
 
 
 def batches(study: Study, names: list[str], logs: Path) -> list[list[str]]:

@@ -42,7 +42,9 @@ class FolderLock:
             UsageError: another process writes the folder.
             OSError: the file system refuses.
         """
-        file, holder = self._wait()
+        file, holder = _flock(self.folder / LOCK)
+        if file is None and holder.get("host", platform.node()) != platform.node():
+            file, holder = self._wait(holder)
         status = read_status(self.folder)
         if file is not None and status.get("state") == RUNNING:
             if status.get("pid") != this_process()["pid"] and runs_here(status):
@@ -62,27 +64,19 @@ class FolderLock:
         file.write(as_json({**this_process(), "time_utc": utc_now()}))
         file.flush()
 
-    def _wait(self) -> tuple[TextIO | None, dict[str, Any]]:
+    def _wait(self, holder: dict[str, Any]) -> tuple[TextIO | None, dict[str, Any]]:
         """`_flock`'s answer, after waiting for another host's lock.
 
         A file server keeps the lock of a host that died for a while, and a requeued run may start
         before the server lets go of it.
         """
-        warned, until = False, time.monotonic() + LOCK_WAIT_S
-        while True:
-            file, holder = _flock(self.folder / LOCK)
-            here = holder.get("host", platform.node()) == platform.node()
-            if file is not None or here or time.monotonic() > until:
-                return file, holder
-            if not warned:
-                print(
-                    f"{self.folder} is locked by process {holder.get('pid', '?')} on"
-                    f" {holder.get('host', '?')}: waiting up to {LOCK_WAIT_S:g} s for it",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            warned = True
+        words = f"{self.folder} is locked by process {holder.get('pid', '?')} on {holder['host']}"
+        print(f"{words}: waiting up to {LOCK_WAIT_S:g} s for it", file=sys.stderr, flush=True)
+        file, until = None, time.monotonic() + LOCK_WAIT_S
+        while file is None and time.monotonic() < until:
             time.sleep(min(1.0, LOCK_WAIT_S / 10))
+            file, holder = _flock(self.folder / LOCK)
+        return file, holder
 
     def release(self) -> None:
         """Let another process write the folder."""
