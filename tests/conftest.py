@@ -184,6 +184,12 @@ def steps_so_far(folder: Path) -> int:
     return path.read_text().count("\n") - 1 if path.exists() else 0
 
 
+def study_file(path: Path, text: str) -> Path:
+    """Write a study on the local test cluster."""
+    path.write_text(f'question = "?"\ncluster = "local-test"\n{text}')
+    return path
+
+
 def wait_for(condition: Callable, seconds: float, what: str, every: float = 0.1):
     """Call `condition` until its value is true and return the value; after `seconds` the test
     fails."""

@@ -509,19 +509,6 @@ def test_a_dcp_export_that_fails_leaves_nothing_behind(tmp_path, capsys, monkeyp
     assert [p.name for p in tmp_path.iterdir()] == ["ck"]
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_run_folder_stands_for_its_checkpoints(elsewhere, tmp_path, capsys):
-    save = tmp_path / ("other" if elsewhere else "run/checkpoints")
-    save_some(save, [3])
-    (tmp_path / "run").mkdir(exist_ok=True)
-    facts = {"run": "r", "spec": {"save": str(save) if elsewhere else None}}
-    (tmp_path / "run" / "run.json").write_text(json.dumps(facts))
-    assert saver_of(Engine(), save).load(tmp_path / "run") == 3
-    assert checkpoint.main(["verify", str(tmp_path / "run")]) == 0
-    assert checkpoint.main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
-    assert read_weights(tmp_path / "out").facts["step"] == 3
-
-
 def test_another_models_checkpoint_is_refused_in_words(tmp_path):
     save_some(tmp_path, [1])
     other = saver_of(Engine(), tmp_path, hidden=16)

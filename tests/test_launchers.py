@@ -1,12 +1,9 @@
 """Other launchers than torchrun start the same program."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from parallel.record.reader import read_run
 from tests.conftest import ROOT, run_module
@@ -62,17 +59,3 @@ def test_what_srun_sets_is_enough(tokens, tmp_path):
     run = read_run(tmp_path / "run")
     assert run.state == "complete" and run.facts["launcher"] == "srun"
     assert run.facts["layout"]["dp"] == 2
-
-
-@pytest.mark.skipif(
-    shutil.which("srun") is None
-    or subprocess.run(["squeue"], capture_output=True, check=False).returncode != 0,
-    reason="no Slurm answers here (srun and a running slurmctld are needed)",
-)
-def test_srun_starts_it(tokens, tmp_path):
-    command = ["srun", "--ntasks=2", "--overcommit", sys.executable, "-m", "parallel.train"]
-    command += ["--engine", "ddp", *SMALL, "--data", str(tokens), "--out", str(tmp_path / "run")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    run = read_run(tmp_path / "run")
-    assert run.state == "complete" and run.facts["launcher"] == "srun"

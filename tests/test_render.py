@@ -19,7 +19,7 @@ from parallel.config.clusters import CLUSTERS, cluster, cluster_of
 from parallel.config.study import load_study
 from slurm import states
 from slurm.render import MARK, batches, job_of, main, script, seconds, study_script
-from tests.conftest import ROOT
+from tests.conftest import ROOT, study_file
 
 STUDIES = [p for p in sorted((ROOT / "slurm").rglob("*.toml")) if p.name != "clusters.toml"]
 
@@ -274,8 +274,7 @@ def test_no_value_ever_runs(tmp_path, word):
 
 @pytest.mark.parametrize("there", [True, False])
 def test_proof_is_left_when_asked_for_and_a_tool_that_is_absent_is_noted(tmp_path, there):
-    path = tmp_path / "proof.toml"
-    path.write_text('question = "?"\ncluster = "local-test"\n[[run]]\n')
+    path = study_file(tmp_path / "proof.toml", "[[run]]\n")
     study = load_study(path)
     folder = tmp_path / "logs" / "proof" / "ddp"
     tools = {
@@ -507,10 +506,7 @@ def test_a_script_without_a_run_and_a_setting_that_is_not_known_are_refused(tmp_
 
 def test_an_attempt_keeps_what_it_is_made_of_and_its_script_can_be_submitted_alone(tmp_path):
     """The second job of an array: its copy of the script is the one rendered for it alone."""
-    path = tmp_path / "two.toml"
-    path.write_text(
-        'question = "?"\ncluster = "local-test"\n[[sweep]]\nproduct = { seed = [1, 2] }\n'
-    )
+    path = study_file(tmp_path / "two.toml", "[[sweep]]\nproduct = { seed = [1, 2] }\n")
     git = ["git", "-c", "user.name=n", "-c", "user.email=e"]
     (tmp_path / "code").write_text("one\n")
     for words in (["init", "-q"], ["add", "code"], ["commit", "-q", "-m", "first"]):
@@ -554,10 +550,7 @@ def test_a_study_script_submits_from_the_root_alone_and_passes_on_what_it_is_giv
 
 
 def test_the_names_or_one_script_are_printed_alone(tmp_path, capsys):
-    path = tmp_path / "few.toml"
-    path.write_text(
-        'question = "?"\ncluster = "local-test"\n[[sweep]]\nproduct = { seed = [1, 2] }\n'
-    )
+    path = study_file(tmp_path / "few.toml", "[[sweep]]\nproduct = { seed = [1, 2] }\n")
     study = load_study(path)
     assert main([str(path), "--list"]) == 0
     assert capsys.readouterr().out == "ddp-seed1\nddp-seed2\n"
@@ -619,10 +612,9 @@ def test_a_job_submitted_from_another_folder_leaves_its_word_there(tmp_path):
 
 def attempt(tmp_path, restart: int, max_restarts: int = 2):
     """A restart of a job that gains one step and hears of its time limit, as the script runs it."""
-    path = tmp_path / "again.toml"
-    path.write_text(
-        'question = "?"\ncluster = "local-test"\n[slurm]\nrequeue = true\n'
-        f"max_restarts = {max_restarts}\n[[run]]\nsave_interval = 1\n"
+    path = study_file(
+        tmp_path / "again.toml",
+        f"[slurm]\nrequeue = true\nmax_restarts = {max_restarts}\n[[run]]\nsave_interval = 1\n",
     )
     study, folder = load_study(path), tmp_path / "logs" / "again" / "ddp"
     tools = {
@@ -660,10 +652,7 @@ def test_a_run_that_gains_a_step_per_time_limit_is_not_restarted_for_ever(
 
 @pytest.mark.parametrize("account", ["", "its@own $(touch pwned)"])
 def test_the_others_are_submitted_once_with_the_account_of_the_first(account, tmp_path):
-    path = tmp_path / "list.toml"
-    path.write_text(
-        'question = "?"\ncluster = "local-test"\n[[sweep]]\nproduct = { seed = [1, 2] }\n'
-    )
+    path = study_file(tmp_path / "list.toml", "[[sweep]]\nproduct = { seed = [1, 2] }\n")
     assert main([str(path), "--out", str(tmp_path / "list")]) == 0
     own, other = (str(tmp_path / "list" / f"ddp-seed{n}.slurm") for n in (1, 2))
     sbatch = f'echo "${{SBATCH_ACCOUNT-none}} ${{SLURM_JOB_ID-none}} $*" >>{tmp_path}/sent\n'
@@ -749,8 +738,7 @@ def test_a_dry_run_refuses_what_the_real_one_refuses(case, tmp_path, capsys):
 
 
 def test_scripts_of_runs_that_are_gone_are_removed_and_others_kept(tmp_path):
-    path = tmp_path / "few.toml"
-    path.write_text('question = "?"\ncluster = "local-test"\n[[run]]\ngpus = 1\n')
+    path = study_file(tmp_path / "few.toml", "[[run]]\ngpus = 1\n")
     folder = tmp_path / "few"
     folder.mkdir()
     (folder / "gone.slurm").write_text(f"{MARK} few.toml\n")

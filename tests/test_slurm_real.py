@@ -430,24 +430,3 @@ def test_sbatch_of_every_study_typed_literally_submits_every_run_with_its_accoun
         ["bash", "slurm/layouts.slurm"], cwd=clone, env=states.environment(), capture_output=True
     )
     assert b"nothing to submit" in again.stdout, again.stderr
-
-
-def test_a_queued_job_of_another_version_says_so_and_does_not_train(
-    slurm, tokens, tmp_path, monkeypatch
-):
-    clone = fresh_clone(tmp_path, tokens, monkeypatch)
-    first = slurm_says("sbatch", "--parsable", f"--output={tmp_path}/first.out", "--wrap=sleep 600")
-    command = [sys.executable, "-m", "slurm.submit", "slurm/weak-scaling.toml", "--after"]
-    subprocess.run([*command, first.strip()], cwd=clone, env=states.environment(), check=True)
-    job = clone / "slurm/job.sh"
-    job.write_text(job.read_text().replace("\nversion=", "\nversion=9"))
-    slurm_says("scancel", first.strip())
-    study = load_study(clone / "slurm/weak-scaling.toml")
-    logs = [clone / "logs" / study.name / name for name in study.settings]
-    wait_for(lambda: all(list(folder.glob("*.exit")) for folder in logs), 120, "all to end")
-    for folder in logs:
-        (job_id,) = reader.job_ids(folder)
-        assert (folder / f"{job_id}.exit").read_text() == "1\n"
-        said = (folder / f"{job_id}.out").read_text().splitlines()
-        assert len(said) == 1 and "but the repository has version 9" in said[0], said
-        assert not (folder / "RUN_COMPLETE.txt").exists()

@@ -22,6 +22,7 @@ from parallel.record.writer import RunFolder
 from slurm import cancel, preflight, record_end, states, status, submit
 from slurm.render import comment_of
 from slurm.states import Job, judge, parse
+from tests.conftest import study_file
 from tests.multi_node_logs import (
     BAD_EXIT,
     CLOSING,
@@ -298,8 +299,7 @@ def test_what_an_earlier_job_left_says_nothing_of_a_later_one(tmp_path):
 @pytest.mark.parametrize("first", ["9", None])
 def test_an_earlier_jobs_result_is_told_with_its_own_job(tmp_path, monkeypatch, first):
     """Also one that parallel.sweep left, without a job."""
-    path = tmp_path / "two.toml"
-    path.write_text('question = "?"\ncluster = "local-test"\n[[run]]\n')
+    path = study_file(tmp_path / "two.toml", "[[run]]\n")
     study, logs = load_study(path), tmp_path / "logs"
     folder = logs / "two" / "ddp"
     folder.mkdir(parents=True)
@@ -375,10 +375,8 @@ def test_what_slurm_forgets_was_written_down(tmp_path):
 @pytest.fixture
 def many(tmp_path, monkeypatch):
     """A study of 2,000 runs that have ended or run, and a squeue and sacct that count calls."""
-    path = tmp_path / "many.toml"
-    path.write_text(
-        'question = "?"\ncluster = "local-test"\n[[sweep]]\n'
-        f"product = {{ seed = {list(range(2000))} }}\n"
+    path = study_file(
+        tmp_path / "many.toml", f"[[sweep]]\nproduct = {{ seed = {list(range(2000))} }}\n"
     )
     logs, lines = tmp_path / "logs", []
     for number, name in enumerate(load_study(path).settings, start=1):
@@ -524,11 +522,11 @@ def test_a_budget_is_kept_where_nobody_can_be_asked(many, capsys):
 @pytest.fixture
 def four(tmp_path, monkeypatch):
     """A study of four runs, of which one runs and one was cancelled before it started."""
-    path = tmp_path / "four.toml"
-    path.write_text(
-        'question = "?"\ncluster = "local-test"\n[slurm]\nbudget_gpu_hours = 0.1\n[[sweep]]\n'
+    path = study_file(
+        tmp_path / "four.toml",
+        "[slurm]\nbudget_gpu_hours = 0.1\n[[sweep]]\n"
         "defaults = { engine = 'megatron', gpus = 2, tp = 2 }\n"
-        "product = { seed = [1, 2, 3, 4] }\n"
+        "product = { seed = [1, 2, 3, 4] }\n",
     )
     ours = comment_of(load_study(path), tmp_path / "logs")
     queue = [
@@ -683,8 +681,7 @@ def test_above_the_budget_the_user_is_asked(four, answer, submitted):
 
 def test_without_slurm_the_folders_speak_and_nothing_is_submitted(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
-    path = tmp_path / "one.toml"
-    path.write_text('question = "?"\ncluster = "local-test"\n[[run]]\n')
+    path = study_file(tmp_path / "one.toml", "[[run]]\n")
     folder = tmp_path / "logs" / "one" / "ddp"
     folder.mkdir(parents=True)
     (folder / "4.submitted").touch()
