@@ -92,11 +92,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     count("--global-batch", required=True, help="sequences")
     precision = "default: bf16; fp16 on a card without; fp32 on a CPU"
     add("--precision", choices=tuple(WIDTHS), help=precision)
-    add(
-        "--flash",
-        action=argparse.BooleanOptionalAction,
-        help="flash attention (default: as the cluster was calibrated)",
-    )
+    ranking.add_flash_flag(parser)
     said = f"engines to plan for (default: {', '.join(PLANNED)})"
     add("--engine", nargs="+", choices=PLANNED, default=PLANNED, help=said)
     said = "context-parallel sizes to try (default: 1)"

@@ -1,7 +1,7 @@
 """A study before it is submitted: which of its runs fit the cluster, and how fast each would be.
 
     python -m analysis.prune slurm/layouts.toml --cluster 2-core-cpu [--top N]
-        [--margin 0.06] [--format markdown]
+        [--margin 0.06] [--flash] [--format markdown]
 
 Every run of the study is predicted as analysis.plan predicts its layouts; --cluster is a
 calibration or a cluster of slurm/clusters.toml, by default the study's own. Below the table stands
@@ -29,7 +29,9 @@ from parallel.config.study import load_study
 _PREDICTED = ("predicted_s", "low_s", "high_s", "tokens_per_s", "memory_gb")
 
 
-def row_of(name: str, spec: RunSpec, cluster: Calibration, margin: float) -> dict[str, object]:
+def row_of(
+    name: str, spec: RunSpec, cluster: Calibration, margin: float, flash: bool | None
+) -> dict[str, object]:
     """A run's predicted seconds, their interval, its gigabytes and whether they fit; without them
     where the cluster does not compute in the run's precision."""
     run = {"run": name, "engine": spec.engine, "gpus": spec.gpus}
@@ -37,7 +39,10 @@ def row_of(name: str, spec: RunSpec, cluster: Calibration, margin: float) -> dic
         cluster.precision(spec.gemm_precision)
     except UsageError as error:
         return run | dict.fromkeys(_PREDICTED) | {"fits": False, "verdict": str(error)}
-    x = columns_of(spec, **cluster.columns(spec.engine, spec.layout.tp, spec.gpus))
+    where = cluster.columns(spec.engine, spec.layout.tp, spec.gpus)
+    if flash is not None:
+        where["flash"] = flash
+    x = columns_of(spec, **where)
     seconds, (used,), order = ranking.rank(x, cluster, margin)
     low, high = cluster.fit.interval(seconds, x, cluster.machine_for(x))
     limit = ranking.usable_bytes(x, cluster, margin)
@@ -55,7 +60,11 @@ def row_of(name: str, spec: RunSpec, cluster: Calibration, margin: float) -> dic
 
 
 def report(
-    path: Path, wanted: str | None = None, top: int | None = None, margin: float = ranking.MARGIN
+    path: Path,
+    wanted: str | None = None,
+    top: int | None = None,
+    margin: float = ranking.MARGIN,
+    flash: bool | None = None,
 ) -> Table:
     """The study's runs, and the command that submits those that are kept: the `top` fastest of
     those that fit, or all that fit, in the study's order.
@@ -67,7 +76,7 @@ def report(
     if wanted is None and study.cluster is None:
         raise UsageError(f"{path} names no cluster: say where with --cluster NAME")
     cluster = load_calibration(wanted or study.cluster.name)
-    rows = [row_of(name, spec, cluster, margin) for name, spec in study.specs.items()]
+    rows = [row_of(name, spec, cluster, margin, flash) for name, spec in study.specs.items()]
     fastest = sorted((r for r in rows if r["fits"]), key=lambda r: -r["tokens_per_s"])[:top]
     kept = [row["run"] for row in rows if row in fastest]
     notes = [
@@ -106,10 +115,12 @@ def main(argv: list[str] | None = None) -> int:
     )
     add("--top", type=int, metavar="N", help="runs kept, the fastest (default: all)")
     ranking.add_margin_flag(parser)
+    ranking.add_flash_flag(parser)
     add_table_flags(parser)
     arguments = parser.parse_args(argv)
     check_flags(arguments, top=(1, 10_000), margin=ranking.MARGINS)
-    shown = report(arguments.study, arguments.cluster, arguments.top, arguments.margin)
+    given = arguments.cluster, arguments.top, arguments.margin, arguments.flash
+    shown = report(arguments.study, *given)
     show([shown], arguments.format, arguments.columns)
     return 0
 

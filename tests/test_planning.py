@@ -573,6 +573,16 @@ def test_speed_is_printed_as_mfu_tokens_and_gpu_days_and_a_tight_layout_is_marke
     assert "no peak known for this machine at fp32" in shown.below
 
 
+def test_a_study_is_pruned_with_the_attention_that_is_asked_for():
+    """Selene's fit is of unfused attention, which stores its scores and moves them."""
+    study = ROOT / "slurm" / "published" / "sc21-figure13.toml"
+    plain, unfused, flash = (
+        prune.report(study, "selene", flash=flag).rows[0] for flag in (None, False, True)
+    )
+    assert plain == unfused
+    assert flash["predicted_s"] < plain["predicted_s"] and flash["memory_gb"] < plain["memory_gb"]
+
+
 def test_what_does_not_fit_is_pruned(tmp_path, capsys):
     path = tmp_path / "large.toml"
     path.write_text(

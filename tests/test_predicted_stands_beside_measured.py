@@ -123,3 +123,11 @@ def test_a_study_of_fp32_is_pruned_by_the_format_that_its_runs_ask_for(tmp_path)
     )
     slow, fast = prune.report(study, "dgx-h100").rows
     assert slow["predicted_s"] > 2 * fast["predicted_s"]
+
+
+def test_a_calibrated_cpu_says_where_runs_are_of_another_processor():
+    (record,), _ = load([RUNS / "ddp"])
+    assert predictions.other_processor("2-core-cpu", [record]) == []
+    (line,) = predictions.other_processor("2-core-cpu", [replace(record, gpu_type="EPYC 9654")])
+    assert "2.50GHz" in line and "EPYC 9654" in line
+    assert predictions.other_processor("dgx-h100", [record]) == []

@@ -61,6 +61,24 @@ def source(cluster: str) -> str:
     return f"{found.name} ({found.source})"
 
 
+def other_processor(cluster: str, records: Iterable[Record]) -> list[str]:
+    """A line where `cluster` is a calibrated host CPU and runs are of another processor.
+
+    Raises:
+        UsageError: no such calibration.
+    """
+    from analysis.planner.calibration import load_calibration
+
+    calibrated = load_calibration(cluster)
+    others = {record.gpu_type for record in records} - {None, calibrated.processor}
+    if not calibrated.processor or not others:
+        return []
+    return [
+        f"{calibrated.name} was calibrated on {calibrated.processor}, and runs here are of"
+        f" {', '.join(sorted(others))}: their predicted times are of the other processor"
+    ]
+
+
 def notes(made_of: str, pairs: Iterable[Pair]) -> list[str]:
     """What a table's predictions were fitted on, their MAPE, and the repeat noise: the least MAPE
     that any prediction can reach on runs of one configuration."""

@@ -318,6 +318,7 @@ def of_records(
     if predict:
         told = [(configuration(r), row["predicted_s"], row["step_s"]) for r, row in pairs]
         shown.notes += predictions.notes(predictions.source(predict), told)
+        shown.notes += predictions.other_processor(predict, records)
     return shown
 
 

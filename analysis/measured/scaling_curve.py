@@ -369,6 +369,7 @@ def report_of(
     if predict:
         told = [(point.configuration, point.predicted_s, point.step_s) for _, point in fair]
         shown.notes += predictions.notes(predictions.source(predict), told)
+        shown.notes += predictions.other_processor(predict, compared)
     shown.notes += [ANY_COMMIT] * any_commit
     shown.notes += [f"left out: {line}" for line in by_reason(left_out)]
     return shown

@@ -17,7 +17,7 @@ from base.errors import UsageError
 from models.gpus import planning_gpu
 from parallel.config.axes import AXES
 from parallel.config.layout_arrays import Array, Columns
-from parallel.record.facts import cores
+from parallel.record.facts import cores, cpu_name
 
 # A host CPU is no GPU: its peaks are measured, so efficiencies start at 1, and Python launches.
 HERE_PRIORS = fitting.PRIORS | {
@@ -129,6 +129,7 @@ def from_host(paths: list[Path], count: int, out: Path) -> Table:
     predicted = fit.seconds(runs.x, machine) * runs.crowd
     facts = {
         "gpu": "this machine",
+        "processor": cpu_name(),
         "gpus_per_node": HERE_CORES,
         "gpu_memory_gb": measured["memory_gb"],
     }

@@ -58,6 +58,7 @@ class Calibration:
     source: str = ""
     machine_override: Machine | None = None
     domain: int | None = None  # GPUs that fast links join, where a cluster states it
+    processor: str = ""  # of a host CPU, as its runs name it
 
     @property
     def joined(self) -> int:
@@ -270,12 +271,15 @@ def _section(path: Path, table: dict[str, Any], name: str) -> dict[str, Any]:
     return table.get(name, {})
 
 
+_KINDS = (("gpu", str), ("processor", str), ("network", str), ("flash", bool), ("max_gpus", int))
+
+
 def _read(path: Path) -> Calibration:
     """Raises: UsageError: what the file holds is no calibration, with the first thing wrong."""
     table = read_toml(path, "calibration")
     if missing := [k for k in ("gpu", "constants", "fit") if k not in table]:
         raise UsageError(f"{path} is no calibration: it has no {', '.join(missing)}")
-    for name, kind in (("gpu", str), ("network", str), ("flash", bool), ("max_gpus", int)):
+    for name, kind in _KINDS:
         if not isinstance(table.get(name, kind()), kind):
             raise UsageError(f"calibration {path}: {name} cannot be {table[name]!r}")
     constants, fitted, held, rates = (
@@ -325,6 +329,7 @@ def _read(path: Path) -> Calibration:
         table.get("max_gpus"),
         f"{path.name}: {fit.n} runs, {fitted.get('report', '')}",
         override,
+        processor=table.get("processor", ""),
     )
 
 

@@ -43,6 +43,12 @@ def add_margin_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--margin", type=float, default=MARGIN, metavar="SHARE", help=said)
 
 
+def add_flash_flag(parser: argparse.ArgumentParser) -> None:
+    """Add --flash and --no-flash."""
+    said = "flash attention (default: as the cluster was calibrated)"
+    parser.add_argument("--flash", action=argparse.BooleanOptionalAction, help=said)
+
+
 def crowd(x: Columns, cluster: Calibration) -> np.ndarray:
     """Ranks per core, (n,): more than 1 only on a host CPU, whose cores count as its GPUs."""
     if not cluster.is_host:
