@@ -38,10 +38,9 @@ from base.bounds import check_flags
 from base.errors import Parser, UsageError, command_line, warn
 from base.files import add_force_flag
 from base.storage import output
-from models import memory
 from models.config import PRESETS, GPTConfig, name_of, preset
 from models.gpus import NETWORK, check_network, find_gpu, planning_gpu
-from parallel.config import settings
+from parallel.config import memory, settings
 from parallel.config.axes import SET_AXES
 from parallel.config.clusters import load_clusters
 from parallel.config.layout_arrays import Columns

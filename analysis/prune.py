@@ -21,7 +21,7 @@ from analysis.planner import ranking
 from analysis.planner.calibration import Calibration, load_calibration
 from base.bounds import check_flags
 from base.errors import Parser, UsageError, by_reason, command_line
-from models import memory
+from parallel.config import memory
 from parallel.config.layout_arrays import columns_of
 from parallel.config.settings import RunSpec
 from parallel.config.study import load_study

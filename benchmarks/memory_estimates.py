@@ -6,7 +6,7 @@ Prints Markdown tables: model states by ZeRO stage and offload beside DeepSpeed'
 weights, optimizer and activations beside Megatron-LM's closed formula; activations beside the
 published ones of Korthikanti et al.; the peaks that CPU runs of logs/ recorded; and, for every
 engine, the bytes of all tensors that two ranks of a small GPT in fp32 hold after a backward pass or
-an update, whichever is more, beside `models.memory.states`. For this, DeepSpeed's buckets are made
+an update, whichever is more, beside `memory.states`. For this, DeepSpeed's buckets are made
 small: by default each is allocated with 5e8 elements, far more than a small model has.
 """
 
@@ -32,8 +32,8 @@ from analysis.logs.load import load, name_of  # noqa: E402
 from analysis.logs.published_csv import column_name, read_csv  # noqa: E402
 from analysis.planner.runs import settings_of  # noqa: E402
 from base.errors import Parser, UsageError, command_line  # noqa: E402
-from models import memory  # noqa: E402
 from models.config import PRESETS, GPTConfig  # noqa: E402
+from parallel.config import memory  # noqa: E402
 from parallel.config.layout import OFFLOAD, RECOMPUTE  # noqa: E402
 from parallel.config.layout_arrays import Columns, columns, columns_of  # noqa: E402
 from parallel.config.settings import RunSpec, resolve  # noqa: E402

@@ -9,10 +9,10 @@ r"""Build and train a step of any rank of any run on this machine, without its m
 
 The engine's own code runs with tensors that have shapes but no storage, as one rank of all those
 the run has, with as many micro-batches as the peak of memory needs. The command prints what that
-rank holds at its peak and its messages, beside what the formulas of models/memory.py and
-parallel/config/message_bytes.py say. It runs no CUDA kernel, so it does not show that one exists,
-is fast or is right. The exit status is 1 when a rank could not train its step or needs more memory
-than the cluster's card has.
+rank holds at its peak and its messages, beside what the formulas of memory.py and message_bytes.py
+in parallel/config/ say. It runs no CUDA kernel, so it does not show that one exists, is fast or is
+right. The exit status is 1 when a rank could not train its step or needs more memory than the
+cluster's card has.
 
 --rank: first-and-last (of the pipeline's stages), all-stages, worst (of the stage that has the
 highest peak by formula), or numbers with commas.
@@ -37,12 +37,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from base.errors import Parser, UsageError, command_line, warn
-from models import memory
-from models.memory import GB
-from parallel.config import clusters
+from parallel.config import clusters, memory
 from parallel.config.engine_abilities import ENGINES
 from parallel.config.layout import Layout
 from parallel.config.layout_arrays import columns_of
+from parallel.config.memory import GB
 from parallel.config.message_bytes import step_volumes
 from parallel.config.run_names import name_alone
 from parallel.config.settings import COMMAND_LINE, RunSpec, add_flags, from_flags, resolve
@@ -193,7 +192,7 @@ def _batches(spec: RunSpec) -> Iterator[Any]:
 
 # --- beside the formulas -------------------------------------------------------------------------
 
-# The rows of memory: the kinds of parallel/measure/rehearsal.py and of models/memory.py in each.
+# The rows of memory: the kinds of parallel/measure/rehearsal.py, of parallel/config/memory.py.
 _PARTS = {
     "weights": ("weights",),
     "gradients": ("gradients",),
@@ -204,7 +203,7 @@ _PARTS = {
 
 
 def memory_by_formula(spec: RunSpec, stage: int) -> dict[str, float]:
-    """Bytes of the peak of a rank of a pipeline stage, by part of models/memory.py: its tensors
+    """Bytes of the peak of a rank of a pipeline stage, by part of `memory.parts`: its tensors
     alone, of the kernels that a rehearsal runs."""
     at = "first" if stage == 0 else "last" if stage == spec.layout.pp - 1 else "middle"
     x = columns_of(spec, flash=True, dropout=False)  # torch's fused attention in every engine

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from analysis.planner import pipeline
-from models import memory
 from models.config import PRESETS, parameter_shapes
+from parallel.config import memory
 from parallel.config.layout_arrays import FAMILIES, columns
 
 GIB = 2**30

@@ -11,11 +11,11 @@ from base.files import ROOT
 from benchmarks import memory_estimates
 from benchmarks.planner import held_out
 from benchmarks.planner.published_rows import read_rows
-from models import memory
 from models.config import PRESETS
 from models.gpt import Block, rope_angles
 from models.hf_model import HuggingFaceGPT
 from parallel import forked_ranks
+from parallel.config import memory
 from parallel.config.layout_arrays import columns
 from parallel.config.study import load_study
 

@@ -12,9 +12,9 @@ from analysis.planner import explain, ranking
 from analysis.planner.calibration import FOLDER, from_data_sheet, load_calibration, names
 from analysis.planner.space import engine_of, space
 from base.errors import Parser
-from models import memory
 from models.config import PRESETS, GPTConfig, preset
 from models.gpus import network_rate
+from parallel.config import memory
 from parallel.config.clusters import load_clusters
 from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout
 from parallel.config.layout_arrays import columns, possible

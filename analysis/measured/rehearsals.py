@@ -11,7 +11,7 @@ from typing import Any
 from analysis.common.table import Column, Table
 from analysis.logs.published_csv import Row, read_csv
 from base.files import ROOT
-from models.memory import GB
+from parallel.config.memory import GB
 from parallel.config.study import Study, load_study
 from parallel.rehearse import KINDS, card_gb_of, memory_rows, too_much, unable
 

@@ -13,7 +13,7 @@ from analysis.measured import checkpoint_costs, rank_times
 from analysis.pages import altair_charts
 from analysis.pages.section import Chart, Section
 from base.errors import UsageError
-from models import memory
+from parallel.config import memory
 from parallel.config.layout_arrays import columns_of
 from parallel.record.reader import read_run
 from parallel.record.schema import CATEGORIES
@@ -99,8 +99,8 @@ def memory_view(records: list[Record]) -> Section:
     columns = [Column("run", "run"), Column("peak_gb", "measured peak GB", ".3g")]
     columns.append(Column("predicted_gb", "predicted GB", ".3g"))
     notes = [
-        "predicted: the fullest stage by models/memory.py; on a CPU its tensors alone, while the"
-        " measured resident memory holds Python and its libraries, too"
+        "predicted: the fullest stage by parallel/config/memory.py; on a CPU its tensors alone,"
+        " while the measured resident memory holds Python and its libraries, too"
     ]
     section.tables["memory"] = Table(columns, rows, notes=notes)
     most = altair_charts.MOST

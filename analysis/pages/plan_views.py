@@ -7,8 +7,8 @@ from analysis.pages import altair_charts
 from analysis.pages.section import Chart, Section
 from analysis.planner import explain, ranking
 from analysis.planner.calibration import Calibration
-from models import memory
 from models.config import GPTConfig
+from parallel.config import memory
 from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import Columns
 

@@ -19,7 +19,6 @@ from analysis.planner.timemodel import Machine, machine_of
 from base.errors import UsageError
 from base.files import read_toml
 from base.storage import output
-from models import memory
 from models.flops import DEFAULT_CONVENTION
 from models.gpus import (
     NETWORK,
@@ -32,7 +31,7 @@ from models.gpus import (
     peak_tflops,
     planning_gpu,
 )
-from parallel.config import clusters
+from parallel.config import clusters, memory
 from parallel.config.layout_arrays import Columns
 from parallel.config.settings import gemm_precision
 

@@ -12,7 +12,7 @@ from analysis.planner.calibration import Calibration
 from analysis.planner.ranking import HEADINGS, KEYS, gigabytes_by_part, policy, seconds_by_term
 from analysis.planner.space import engine_of
 from base.errors import UsageError
-from models import memory
+from parallel.config import memory
 from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import Columns
 

@@ -11,9 +11,9 @@ from analysis.planner.calibration import Calibration
 from analysis.planner.space import engine_of, space
 from base.bounds import Bounds
 from base.errors import UsageError
-from models import memory
 from models.config import GPTConfig
 from models.flops import tflops_per_gpu
+from parallel.config import memory
 from parallel.config.axes import AXES, shown_axes
 from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import Columns

@@ -20,7 +20,7 @@ from analysis.planner import fitting
 from base.errors import Parser, command_line
 from base.files import ROOT
 from benchmarks.planner.published_rows import CRASHED, Rows, healthy, read_rows
-from models import memory
+from parallel.config import memory
 from parallel.config.layout_arrays import Columns
 
 SETS = {  # of logs/published

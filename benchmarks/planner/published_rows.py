@@ -16,10 +16,10 @@ import numpy as np
 from analysis.logs.published_csv import Row, read_csv
 from analysis.planner.timemodel import Machine, machine_of
 from base.errors import UsageError
-from models import memory
 from models.config import GPTConfig
 from models.flops import sc21
 from models.gpus import joined, planning_gpu
+from parallel.config import memory
 from parallel.config.axes import AXES, MODEL_AXES, RANK_AXES, SET_AXES
 from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import FAMILIES, Columns, columns

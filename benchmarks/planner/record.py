@@ -30,15 +30,15 @@ from base.errors import Parser, command_line
 from base.files import ROOT
 from benchmarks.planner.held_out import fit_some, scored
 from benchmarks.planner.published_rows import NEEDED, Rows, read_rows
-from models import memory
 from models.gpus import planning_gpu
+from parallel.config import memory
 
 FOLDER = ROOT / "logs" / "predictions"
 FOUND = ("seconds", "low", "high", "fits", "why")
 RESULTS = {"step_s", "tokens_per_s", "tflops", "mfu", "memory_gb", "status"}
 MODEL = (
     *(f"analysis/planner/{name}.py" for name in ("timemodel", "engines", "fitting")),
-    *("models/memory.py", "models/gpus.py", "models/gpus.toml"),
+    *("parallel/config/memory.py", "models/gpus.py", "models/gpus.toml"),
     *("parallel/config/layout_arrays.py", "analysis/logs/published_csv.py"),
     "benchmarks/planner/published_rows.py",
 )

@@ -39,7 +39,7 @@ from base.errors import Parser, command_line  # noqa: E402
 # Each file and the tests of its family: files, single tests, or "-k" and what their names contain.
 FAMILIES = {
     "models/flops.py": ["tests/test_flops.py"],
-    "models/memory.py": ["tests/test_memory_by_hand.py"],
+    "parallel/config/memory.py": ["tests/test_memory_by_hand.py"],
     "models/gpus.py": ["tests/test_mfu_needs_a_known_peak.py", "tests/test_data_sheets.py"],
     "base/storage.py": ["tests/test_saved_bytes.py"],
     "parallel/config/layout.py": ["tests/test_layout.py"],

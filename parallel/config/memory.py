@@ -1,18 +1,20 @@
 """Bytes of GPU memory of one training step, part by part, on the first and on the fullest rank.
 
-`x` holds sizes and splits as numpy arrays of one length (or numbers) under the names of
-parallel.config.layout_arrays.Columns, which explains them; recompute is 0 none, 1 selective or 2
-full, offload 0 none, 1 optimizer or 2 all. Letters: b sequences of a micro-batch, s sequence
-length, h hidden, a heads of size d, k heads of keys and values, f feed-forward, t tp, V vocabulary
-as it is held: padded to a multiple of t, and in this repository's runs of 128 t.
+Recompute is 0 none, 1 selective or 2 full, offload 0 none, 1 optimizer or 2 all. Letters: b
+sequences of a micro-batch, s sequence length, h hidden, a heads of size d, k heads of keys and
+values, f feed-forward, t tp, V vocabulary as it is held: padded to a multiple of t, and in this
+repository's runs of 128 t.
 
 Sources: [K] Korthikanti et al. 2022, arXiv 2205.05198 (activations). [R] Rajbhandari et al. 2020,
 arXiv 1910.02054 (ZeRO). [N] Narayanan et al. 2021, arXiv 2104.04473 (schedules).
 """
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from parallel.config.layout_arrays import Columns
 
 FULL, SELECTIVE = 2, 1
 GB = 2.0**30  # what cards have and tools print as a GB
@@ -35,7 +37,7 @@ def taken(tensors: float, coming_and_going: float) -> float:
     return tensors + fragments + CONSTANTS["library_gb"] * GB
 
 
-def stage_layers(x: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def stage_layers(x: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Layers of the (first, fullest middle, last) stage.
 
     If pp divides the layers, all stages are equal. If it divides layers + 2, embedding and logits
@@ -59,7 +61,7 @@ def stage_layers(x: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     )
 
 
-def stages_without_layers(x: Any) -> np.ndarray:
+def stages_without_layers(x: Columns) -> np.ndarray:
     """Stages behind that of the last layer, where the output layer counts in cutting them: stage s
     begins at the layer at which s shares of the parameters are reached."""
     share = (x.layers + x.vocab * x.hidden / layer_params(x)) / x.pp  # in layers
@@ -67,20 +69,20 @@ def stages_without_layers(x: Any) -> np.ndarray:
     return np.where(x.cut_by_flops, np.maximum(behind, 0), 0)
 
 
-def layer_params(x: Any) -> np.ndarray:
+def layer_params(x: Columns) -> np.ndarray:
     """Weights of one layer's matrices, whole: h (2 a d + 2 k d) + 2 h f, or 3 h f with a gate;
     12 h^2 for a GPT."""
     return x.hidden * (2.0 * x.head_dim * (x.heads + x.kv_heads) + x.ffn * (2.0 + x.glu))
 
 
-def params(x: Any, layers: np.ndarray, embedding: np.ndarray | bool) -> np.ndarray:
+def params(x: Columns, layers: np.ndarray, embedding: np.ndarray | bool) -> np.ndarray:
     """Parameters a rank computes with: its layers and, at an end, the word embedding or the output
     layer. A rank that is both ends has an untied output layer beside the embedding."""
     ends = np.where(x.untied & (x.pp == 1), 2, 1) * embedding
     return (layers * layer_params(x) + ends * x.vocab * x.hidden) / x.tp
 
 
-def states(x: Any, n: np.ndarray, tensors_alone: bool = False) -> dict[str, np.ndarray]:
+def states(x: Columns, n: np.ndarray, tensors_alone: bool = False) -> dict[str, np.ndarray]:
     """Bytes of weights, gradients and optimizer of n parameters [R 5]. Stage 1 shards the
     optimizer, stage 2 also the gradients, stage 3 also the weights.
 
@@ -95,14 +97,16 @@ def states(x: Any, n: np.ndarray, tensors_alone: bool = False) -> dict[str, np.n
     weight. It reduces gradients once a step: micro-batches before the last add up whole ones.
     """
     zero = x.zero_stage
-    shard = lambda stage: np.where((zero >= stage) | x.fsdp2, x.shards, 1)  # noqa: E731
+    shards_by_stage = {
+        stage: np.where((zero >= stage) | x.fsdp2, x.shards, 1) for stage in (1, 2, 3)
+    }
     mixed = x.width < 4
     both = (x.deepspeed | x.nanotron) & (x.grad_width > x.width)
     per_grad = x.grad_width + np.where(both & (zero < 2), x.width, 0)
     fp32_gradients = np.where(x.deepspeed & mixed & (zero < 3) & ~both, 4.0, 0.0)
     copies = np.where(zero > 1, 8.0, 4.0) * (x.deepspeed & ~mixed & (zero > 0))
     per_optimizer = np.where(mixed, 12.0, 8.0) + fp32_gradients * (not tensors_alone) + copies
-    resting = np.where((x.offload == 2) | (x.fsdp2 & mixed), 0.0, n * x.width / shard(3))
+    resting = np.where((x.offload == 2) | (x.fsdp2 & mixed), 0.0, n * x.width / shards_by_stage[3])
     whole = x.fsdp2 & (x.n_micro > 1)
     # Backward begins without gradients.
     before = tensors_alone & (x.fsdp2 & ~whole | comes_late(x))
@@ -110,19 +114,21 @@ def states(x: Any, n: np.ndarray, tensors_alone: bool = False) -> dict[str, np.n
     host = np.where(handed_over, 0.0 if tensors_alone else 0.1, 1.0)
     return {
         "weights": resting + gathered(x, n, 1 if tensors_alone else 2),
-        "gradients": np.where(before, 0.0, n * per_grad / np.where(whole, 1, shard(2)) * host),
-        "optimizer": n * per_optimizer / shard(1) * np.where(x.offload > 0, 0.0, 1.0),
+        "gradients": np.where(
+            before, 0.0, n * per_grad / np.where(whole, 1, shards_by_stage[2]) * host
+        ),
+        "optimizer": n * per_optimizer / shards_by_stage[1] * np.where(x.offload > 0, 0.0, 1.0),
     }
 
 
-def comes_late(x: Any) -> np.ndarray:
+def comes_late(x: Columns) -> np.ndarray:
     """Whether gradients come into being one by one while backward frees activations: with
     DeepSpeed, in a step of one micro-batch, where no buffer of them is there from the start."""
     buffer = (x.grad_width > x.width) | (x.zero_stage == 3)
     return x.deepspeed & (x.pp == 1) & (x.n_micro == 1) & ~buffer
 
 
-def gathered(x: Any, n: np.ndarray, blocks: int = 2) -> np.ndarray:
+def gathered(x: Columns, n: np.ndarray, blocks: int = 2) -> np.ndarray:
     """Bytes of weights that ZeRO 3 or FSDP2 has gathered at a time, of n parameters.
 
     FSDP2's zero_stage 3: what is outside the blocks, one block and the next, which is under way; at
@@ -133,13 +139,13 @@ def gathered(x: Any, n: np.ndarray, blocks: int = 2) -> np.ndarray:
     return np.where(x.zero_stage == 3, stage_3, n * x.fsdp2) * x.width
 
 
-def in_fp8(x: Any) -> np.ndarray:
+def in_fp8(x: Columns) -> np.ndarray:
     """Whether Transformer Engine runs the layers' products in fp8. FSDP2's fp8 is torchao's, which
     keeps inputs and weights otherwise: its memory is counted as that of bf16."""
     return x.fp8 & ~x.fsdp2
 
 
-def fp8_copies(x: Any, layers: np.ndarray) -> np.ndarray:
+def fp8_copies(x: Columns, layers: np.ndarray) -> np.ndarray:
     """Bytes of the layers' weights in fp8 beside those in bf16, as they are and transposed. Hopper
     multiplies fp8 in one order alone (Transformer Engine, issue 1261 and "Performance
     Considerations"), and Megatron core keeps both from a step's first micro-batch on. Blackwell
@@ -149,7 +155,7 @@ def fp8_copies(x: Any, layers: np.ndarray) -> np.ndarray:
     return in_fp8(x) * 2.0 * layers * layer_params(x) / x.tp
 
 
-def layer_activations(x: Any) -> np.ndarray:
+def layer_activations(x: Columns) -> np.ndarray:
     """Bytes that backward needs of one layer when nothing is recomputed: s b h (10 + 24/t +
     5 a s / (h t)) for a GPT; with sequence parallelism all of it over t [K eq. 1, 2, 4].
 
@@ -175,7 +181,7 @@ def layer_activations(x: Any) -> np.ndarray:
     return x.tokens * x.width / 2 * (whole + split / x.tp) + scores(x)
 
 
-def scores(x: Any) -> np.ndarray:
+def scores(x: Columns) -> np.ndarray:
     """Bytes of a layer's s x s scores: softmax's output and, with dropout, its mask and output,
     5 a s^2 b / t [K]. Flash attention keeps none."""
     each = np.where(x.dropout, 5.0, 2.0)
@@ -183,7 +189,7 @@ def scores(x: Any) -> np.ndarray:
     return np.where(x.flash, 0.0, kept)
 
 
-def kept_per_layer(x: Any) -> np.ndarray:
+def kept_per_layer(x: Columns) -> np.ndarray:
     """Bytes that one layer keeps from forward to backward under its recompute policy."""
     everything = layer_activations(x)
     selective = everything - scores(x)
@@ -193,12 +199,12 @@ def kept_per_layer(x: Any) -> np.ndarray:
     return np.select([x.recompute == FULL, x.recompute == SELECTIVE], [edge, selective], everything)
 
 
-def keys_and_values(x: Any) -> np.ndarray:
+def keys_and_values(x: Columns) -> np.ndarray:
     """Bytes of the keys and values of one layer and whole sequences, 2 b s k d / t numbers."""
     return 2.0 * x.micro_batch * x.seq * x.kv_heads * x.head_dim / x.tp * x.width
 
 
-def received(x: Any) -> np.ndarray:
+def received(x: Columns) -> np.ndarray:
     """Bytes of keys, values and their gradients that a context-parallel rank holds of the others'.
 
     A ring (Liu et al. 2023, arXiv 2310.01889) holds one rank's part beside its own; an all-gather
@@ -208,7 +214,7 @@ def received(x: Any) -> np.ndarray:
     return (x.cp > 1) * 2.0 * keys_and_values(x) * parts / x.cp
 
 
-def in_flight(x: Any) -> tuple[np.ndarray, np.ndarray]:
+def in_flight(x: Columns) -> tuple[np.ndarray, np.ndarray]:
     """Micro-batches' worth of a stage's layers that (the first, the last) stage holds at its peak.
 
     1F1B: min(pp, n_micro) and 1 (2 in DeepSpeed, TrainSchedule.num_pipe_buffers). Interleaved:
@@ -220,7 +226,7 @@ def in_flight(x: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.minimum(deep, x.n_micro), np.minimum(last, x.n_micro)
 
 
-def activations(x: Any, layers: np.ndarray, flying: np.ndarray) -> np.ndarray:
+def activations(x: Columns, layers: np.ndarray, flying: np.ndarray) -> np.ndarray:
     """Bytes of the kept activations and of the one layer that is recomputed at a time."""
     policies = [x.recompute == FULL, x.recompute == SELECTIVE]
     working = np.select(policies, [layer_activations(x), scores(x)], 0.0)
@@ -231,7 +237,7 @@ def activations(x: Any, layers: np.ndarray, flying: np.ndarray) -> np.ndarray:
     return layers * flying * kept_per_layer(x) + working + whole
 
 
-def logits(x: Any, tensors_alone: bool = False) -> np.ndarray:
+def logits(x: Columns, tensors_alone: bool = False) -> np.ndarray:
     """Bytes of the last norm and of the output layer's s b V / t values when backward begins: in
     compute precision, in fp32 and, as published peaks look, a gradient, which the tensors alone of
     Megatron's loss are not and a loss compiled into FSDP2's model is not; PyTorch's own loss holds
@@ -241,7 +247,7 @@ def logits(x: Any, tensors_alone: bool = False) -> np.ndarray:
     return edge + x.tokens * x.vocab / x.tp * each
 
 
-def buckets(x: Any) -> np.ndarray:
+def buckets(x: Columns) -> np.ndarray:
     """Bytes of the buckets through which DeepSpeed's ZeRO reduces gradients in backward, allocated
     whole, as wide as the sums but for stage 2's. Its optimizer for bf16 with fp32 gradients has
     none at stage 1 without offload; Megatron works in place.
@@ -251,7 +257,7 @@ def buckets(x: Any) -> np.ndarray:
     return np.where(x.deepspeed & (x.zero_stage > 0) & ~both, x.bucket * width, 0.0)
 
 
-def update(x: Any, n: np.ndarray) -> np.ndarray:
+def update(x: Columns, n: np.ndarray) -> np.ndarray:
     """Bytes that DeepSpeed holds of n parameters between backward and the new weights, beside those
     of `states`: its shard of the gradients in fp32 or, of bf16 without buckets, what one all-reduce
     takes in fp32. Stages 1 and 2 hold their shard in fp16 twice, too: as parameters and
@@ -267,7 +273,7 @@ def update(x: Any, n: np.ndarray) -> np.ndarray:
     )
 
 
-def offloaded_gradients(x: Any, n: np.ndarray) -> np.ndarray:
+def offloaded_gradients(x: Columns, n: np.ndarray) -> np.ndarray:
     """Bytes on the GPU through which DeepSpeed's stages 1 and 2 hand gradients to the host, beside
     those of `states`: a buffer of the largest parameter and, of bf16 summed in fp32, the shard."""
     largest = np.maximum(x.vocab, x.ffn * (1.0 + x.glu)) * x.hidden / x.tp * x.width
@@ -276,8 +282,55 @@ def offloaded_gradients(x: Any, n: np.ndarray) -> np.ndarray:
     return np.where(offloads, largest + shard, 0.0)
 
 
+@dataclass(frozen=True)
+class Stage:
+    """A rank of one pipeline stage when backward begins; (n,) each, bytes but for the first five.
+
+    n: its parameters. flying: micro-batches in flight. first, last: whether the stage has the
+    embedding, and the logits. kept: activations, with one_layer, what one layer needs while it is
+    recomputed. head: logits. always: buckets that live all along; passing: those of backward.
+    """
+
+    n: np.ndarray
+    layers: np.ndarray
+    flying: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    kept: np.ndarray
+    one_layer: np.ndarray
+    head: np.ndarray
+
+    @property
+    def resting(self) -> np.ndarray:
+        """The activations of layers that are not at work."""
+        return self.kept - self.one_layer
+
+
+def _stage(
+    x: Columns, stage: str, fragments: float | np.ndarray, tensors_alone: bool = False
+) -> Stage:
+    """The "first", "middle" or "last" stage; fragments: the factor on activations."""
+    first_layers, middle, last_layers = stage_layers(x)
+    early, late = in_flight(x)
+    if tensors_alone:  # the second of DeepSpeed's last stage is a buffer alone
+        late = np.where(x.deepspeed & (x.vpp == 1), 1.0, late)
+    layers, flying = {
+        "first": (first_layers, early),
+        "middle": (middle, np.maximum(early - 1.0, late)),
+        "last": (last_layers, late),
+    }[stage]
+    first, last = (stage == "first") | (x.pp == 1), (stage == "last") | (x.pp == 1)
+    n = params(x, layers, first | last) + x.positions * x.hidden * first
+    kept = activations(x, layers, flying) * fragments
+    one_layer = activations(x, 0.0 * layers, flying) * fragments
+    head = logits(x, tensors_alone) * last * fragments
+    # Where checkpoints go to the host, a layer's working memory and the logits take turns, too.
+    head = np.where(x.host_checkpoints | tensors_alone, np.maximum(head - one_layer, 0.0), head)
+    return Stage(n, layers, flying, first, last, kept, one_layer, head)
+
+
 def parts(
-    x: Any,
+    x: Columns,
     stage: str = "first",
     constants: dict[str, Any] | None = None,
     tensors_alone: bool = False,
@@ -285,43 +338,30 @@ def parts(
     """Bytes by part on a rank of the "first", "middle" or "last" pipeline stage.
 
     With tensors_alone, without the constants, and what comes later in a step takes the place of
-    what has been freed. Otherwise all parts add up: published peaks look as an allocator's would
-    that does not use the freed blocks again.
+    what has been freed (`passing`). Otherwise all parts add up: published peaks look as an
+    allocator's would that does not use the freed blocks again.
     """
     c = {"library_gb": 0.0, "fragments": 1.0} if tensors_alone else CONSTANTS | (constants or {})
-    first, middle, last = stage_layers(x)
-    early, late = in_flight(x)
-    if tensors_alone:  # the second of DeepSpeed's last stage is a buffer alone
-        late = np.where(x.deepspeed & (x.vpp == 1), 1.0, late)
-    alone = x.pp == 1
-    layers, flying = {
-        "first": (first, early),
-        "middle": (middle, np.maximum(early - 1.0, late)),
-        "last": (last, late),
-    }[stage]
-    at_start, at_end = (stage == "first") | alone, (stage == "last") | alone
-    n = params(x, layers, at_start | at_end) + x.positions * x.hidden * at_start
-    kept = activations(x, layers, flying) * c["fragments"]
-    one_layer = activations(x, 0.0 * layers, flying) * c["fragments"]  # while it is recomputed
-    head = logits(x, tensors_alone) * at_end * c["fragments"]
-    # Where checkpoints go to the host, a layer's working memory and the logits take turns, too.
-    head = np.where(x.host_checkpoints | tensors_alone, np.maximum(head - one_layer, 0.0), head)
-    later = buckets(x)
-    if tensors_alone:
-        later = passing(x, n, layers, flying, (at_start, at_end), kept, one_layer, head)
-    return states(x, n, tensors_alone) | {
-        "fp8_copies": fp8_copies(x, layers),
-        "activations": kept,
+    s = _stage(x, stage, c["fragments"], tensors_alone)
+    return states(x, s.n, tensors_alone) | {
+        "fp8_copies": fp8_copies(x, s.layers),
+        "activations": s.kept,
         "keys_and_values": received(x),
-        "logits": head,
-        "buckets": later,
-        "library": c["library_gb"] * GB + 0.0 * n,
+        "logits": s.head,
+        "buckets": passing(x, s) if tensors_alone else buckets(x),
+        "library": c["library_gb"] * GB + 0.0 * s.n,
     }
 
 
-def borders(x: Any, flying: np.ndarray, ends: tuple[Any, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes that a pipeline stage holds of what it received and sent, beside its layers' inputs:
-    (during forward, during backward). ends: whether the stage has the embedding, and the logits.
+class Borders(NamedTuple):
+    """Bytes of what a pipeline stage received and sent, beside its layers' inputs."""
+
+    forward: np.ndarray
+    backward: np.ndarray
+
+
+def borders(x: Columns, flying: np.ndarray, ends: tuple[Any, Any]) -> Borders:
+    """ends: whether the stage has the embedding, and the logits.
 
     Of Megatron's 1F1B, the gradients that came and went last stay until the next replace them, as
     does the input that the last sent gradient is of; interleaved stages keep their outputs.
@@ -329,8 +369,7 @@ def borders(x: Any, flying: np.ndarray, ends: tuple[Any, Any]) -> tuple[np.ndarr
     outputs or, cut over tp, of the outputs alone, which it gathers again for backward.
     """
     first, last = (np.asarray(end) for end in ends)
-    edge = x.tokens * x.hidden * x.width
-    part = edge / np.where(x.sequence_parallel, x.tp, 1)
+    edge, part = _edge(x)
     again = x.n_micro > flying  # a micro-batch has gone back before another comes
     coming, going = again * ~last, again * ~first
     outputs = (x.vpp > 1) * (flying * x.vpp + 1.0)
@@ -342,106 +381,167 @@ def borders(x: Any, flying: np.ndarray, ends: tuple[Any, Any]) -> tuple[np.ndarr
     deepspeed = np.where(x.tp > 1, cut, whole)
     gathered = np.where(x.tp > 1, 2.0 * edge, 0.0)
     piped = x.pp > 1
-    return (
+    return Borders(
         piped * np.where(x.deepspeed, deepspeed, forward),
         np.where(piped, np.where(x.deepspeed, deepspeed + gathered, backward), part),
     )
 
 
-def in_a_layer(
-    x: Any, flying: np.ndarray, ends: tuple[Any, Any]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bytes beside the kept activations (when the last layer has been computed, when it has been
-    computed again for backward, when its second matrix' gradient has been) of Megatron's layers;
-    `borders` included.
-
-    The layer's output and that of its last product are there, then the gradients of the product's
-    input and of its weight, and of a gate's two inputs. Sequence parallelism gathers in a buffer
-    that stays, and the gradient of the output.
-    """
+def _edge(x: Columns) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes of what goes into a layer: whole, and as a rank of tp holds it."""
     edge = x.tokens * x.hidden * x.width
-    part = edge / np.where(x.sequence_parallel, x.tp, 1)
+    return edge, edge / np.where(x.sequence_parallel, x.tp, 1)
+
+
+# --- the moments of a step whose bytes may be the most --------------------------------------------
+
+
+def passing(x: Columns, s: Stage) -> np.ndarray:
+    """Bytes by which a later moment of the step exceeds that at which backward begins: buckets and
+    gradients, where others' activations have been freed."""
+    moments = [
+        when_forward_ends(x, s),
+        when_the_logits_are_there(x, s),
+        when_a_layer_goes_back(x, s),
+        when_the_output_layer_goes_back(x, s),
+        when_a_bucket_of_zero_3_is_copied(x, s),
+        when_a_bucket_of_zero_2_is_widened(x, s),
+        when_the_embedding_goes_back(x, s),
+        when_weights_are_updated(x, s),
+        when_a_pipeline_reduces(x, s),
+    ]
+    most = np.max(np.stack(np.broadcast_arrays(*moments)), axis=0)
+    return most - s.kept - s.head + _buckets_that_stay(x) + offloaded_gradients(x, s.n)
+
+
+def _buckets_that_stay(x: Columns) -> np.ndarray:
+    """Bytes of buckets all through a step: ZeRO 3's, and ZeRO 1's from the first micro-batch on."""
+    first_micro = (x.zero_stage == 1) & (x.n_micro > 1) & (x.pp == 1)
+    return buckets(x) * ((x.zero_stage == 3) | first_micro)
+
+
+def _buckets_of_backward(x: Columns, s: Stage) -> np.ndarray:
+    """Bytes of the other buckets, which come with the first gradient, when those of the logits are
+    gone; of DeepSpeed's pipeline one fills in backward, another when it reduces afterwards. FSDP2
+    has its second block, and the gradients of a step's only micro-batch."""
+    filled = (buckets(x) - _buckets_that_stay(x)) / np.where(_deepspeed_pipe(x), 2, 1)
+    block = layer_params(x) * x.width * (x.zero_stage == 3)
+    return filled + x.fsdp2 * (block + s.n * x.grad_width / x.shards * (x.n_micro == 1))
+
+
+def _deepspeed_pipe(x: Columns) -> np.ndarray:
+    return x.deepspeed & (x.pp > 1)
+
+
+def _word_table(x: Columns) -> np.ndarray:
+    """Bytes of the gradient of the word embedding or the output layer."""
+    return x.vocab * x.hidden / x.tp * x.width
+
+
+def _waits_for_its_twin(x: Columns, s: Stage) -> np.ndarray:
+    """Whether the output layer's gradient waits for the embedding's, and their sum."""
+    return s.first & s.last & ~x.untied
+
+
+def _outputs(x: Columns, s: Stage) -> np.ndarray:
+    """Bytes of the logits of two buffers that DeepSpeed's pipeline keeps."""
+    return 2.0 * x.tokens * x.vocab / x.tp * x.width * (s.last & _deepspeed_pipe(x))
+
+
+def _late_gradients(x: Columns, s: Stage) -> np.ndarray:
+    """Bytes of gradients that came one by one, when backward ends."""
+    return comes_late(x) * s.n * x.grad_width / np.where(x.zero_stage > 1, x.shards, 1)
+
+
+def when_forward_ends(x: Columns, s: Stage) -> np.ndarray:
+    """The last layer has been computed: its output and that of its last product are there.
+    Sequence parallelism gathers in a buffer that stays."""
+    edge, part = _edge(x)
+    computed = borders(x, s.flying, (s.first, s.last)).forward + edge + part
+    computed = (computed + x.sequence_parallel * edge) * (x.recompute != FULL)
+    return np.where(x.plain, s.kept, np.maximum(s.resting + computed, s.kept))
+
+
+def when_the_logits_are_there(x: Columns, s: Stage) -> np.ndarray:
+    """Backward begins, with what came over the pipeline's border."""
+    forward = borders(x, s.flying, (s.first, s.last)).forward
+    return s.kept + s.head + s.last * forward + _outputs(x, s)
+
+
+def when_a_layer_goes_back(x: Columns, s: Stage) -> np.ndarray:
+    """The last layer has been computed again, or has the gradients of its second matrix: those of
+    the product's input and of its weight, of a gate's two inputs, and of the output, gathered."""
+    edge, part = _edge(x)
     full = x.recompute == FULL
     inner = np.select([full, x.recompute == SELECTIVE], [layer_activations(x) - part, scores(x)], 0)
-    feed, matrix = (size * x.ffn / x.tp * x.width for size in (x.tokens, x.hidden))
-    forward, backward = borders(x, flying, ends)
+    inner = inner + borders(x, s.flying, (s.first, s.last)).backward
     gathers = x.sequence_parallel * edge
-    computed = forward + edge + part + gathers
-    again = inner + backward + edge + part + gathers
+    again = (inner + edge + part + gathers) * full
+    feed, matrix = (size * x.ffn / x.tp * x.width for size in (x.tokens, x.hidden))
     product = np.maximum(np.maximum(feed, edge - feed) + matrix, 2.0 * x.glu * feed)
-    gradient = inner + backward + full * part + product + 2 * gathers
-    return computed * ~full, again * full, gradient
+    gradient = inner + full * part + product + 2 * gathers
+    backward = np.where(x.plain, s.kept, s.resting + np.maximum(again, gradient))
+    return backward + _buckets_of_backward(x, s) + _waits_for_its_twin(x, s) * _word_table(x)
 
 
-def passing(
-    x: Any,
-    n: np.ndarray,
-    layers: np.ndarray,
-    flying: np.ndarray,
-    ends: tuple[Any, Any],
-    kept: np.ndarray,
-    one_layer: np.ndarray,
-    head: np.ndarray,
-) -> np.ndarray:
-    """Bytes by which a later moment of the step exceeds that at which backward begins: buckets and
-    the gradient of a word table, where others' activations have been freed. ZeRO 3's bucket stays,
-    ZeRO 1's from the first micro-batch on; others come with the first gradient, when those of the
-    logits are gone. When ZeRO 3's bucket is full, its gradients are copied in the ranks' order. One
-    of ZeRO 2's in bf16 is copied, and copied in fp32.
+def when_the_output_layer_goes_back(x: Columns, s: Stage) -> np.ndarray:
+    """The gradients of the logits and of the output layer. Buckets come with these alone in a
+    pipeline of DeepSpeed."""
+    coming = (buckets(x) - _buckets_that_stay(x)) * ~_deepspeed_pipe(x)
+    gradients = _word_table(x) + x.tokens * x.vocab / x.tp * x.width
+    return s.resting + _buckets_of_backward(x, s) - coming + s.last * gradients
 
-    ends: whether the stage has the embedding, and the logits.
-    """
-    always = buckets(x) * (
-        (x.zero_stage == 3) | (x.zero_stage == 1) & (x.n_micro > 1) & (x.pp == 1)
-    )
-    piped = x.deepspeed & (x.pp > 1)
-    # Of DeepSpeed's pipeline one bucket fills in backward, another when it reduces afterwards.
-    both = buckets(x) - always
-    now, resting = both / np.where(piped, 2, 1), kept - one_layer
-    filled = np.minimum(n, x.bucket / 2) * x.width  # gradients that lie in the bucket by then
-    reduced = both + np.maximum(n * x.width / x.shards - filled, 0.0)
-    left = 1.0 - np.minimum(1.0, x.bucket / n)  # of backward when ZeRO 3's bucket is full
-    at_start, at_end = ends
-    table = x.vocab * x.hidden / x.tp * x.width
-    # DeepSpeed's pipeline keeps the logits of its two buffers.
-    outputs = 2.0 * x.tokens * x.vocab / x.tp * x.width * (at_end & piped)
-    # FSDP2's second block and the gradients of a step's only micro-batch.
-    block = layer_params(x) * x.width * (x.zero_stage == 3)
-    now = now + x.fsdp2 * (block + n * x.grad_width / x.shards * (x.n_micro == 1))
-    # Of a table that is both, the output layer's part waits for the embedding's, and their sum.
-    tied = at_start & at_end & ~x.untied
-    forward, _ = borders(x, flying, ends)
-    late = comes_late(x) * n * x.grad_width / np.where(x.zero_stage > 1, x.shards, 1)
-    matrix = x.hidden * x.ffn / x.tp  # the layer's second, whose gradient comes first
-    copied = np.minimum(n, matrix * np.maximum(1.0, x.bucket // matrix)) * x.grad_width
-    copied = copied + left * (kept + tied * table + matrix * x.width)
-    one = x.bucket / 2  # of ZeRO 2's buckets; the gradient of the word table comes last
-    one = np.where(n > one, np.minimum(n - at_start * table / x.width, one), n)
-    widened = (x.width + 4.0) * one + (1.0 - one / n) * kept + (one < n) * tied * table
+
+def when_a_bucket_of_zero_3_is_copied(x: Columns, s: Stage) -> np.ndarray:
+    """ZeRO 3's bucket is full, and its gradients are copied in the ranks' order; the layer's second
+    matrix has the first gradient."""
+    left = 1.0 - np.minimum(1.0, x.bucket / s.n)  # of backward
+    matrix = x.hidden * x.ffn / x.tp
+    copied = np.minimum(s.n, matrix * np.maximum(1.0, x.bucket // matrix)) * x.grad_width
+    there = s.kept + _waits_for_its_twin(x, s) * _word_table(x) + matrix * x.width
+    return (copied + left * there) * (x.deepspeed & (x.zero_stage == 3))
+
+
+def when_a_bucket_of_zero_2_is_widened(x: Columns, s: Stage) -> np.ndarray:
+    """One of ZeRO 2's two buckets in bf16 is copied, and copied in fp32; the gradient of the word
+    table comes last."""
+    table, half = _word_table(x), x.bucket / 2
+    size = np.where(s.n > half, np.minimum(s.n - s.first * table / x.width, half), s.n)
+    waiting = (size < s.n) * _waits_for_its_twin(x, s) * table
+    widened = (x.width + 4.0) * size + (1.0 - size / s.n) * s.kept + waiting
     in_fp32 = x.deepspeed & (x.zero_stage == 2) & (x.grad_width > x.width)
-    computed, again, gradient = in_a_layer(x, flying, ends)
-    backward = np.where(x.plain, kept, resting + np.maximum(again, gradient))
-    moments = [
-        np.where(x.plain, kept, np.maximum(resting + computed, kept)),
-        kept + head + at_end * forward + outputs,
-        backward + now + tied * table,
-        resting + now - both * ~piped + at_end * (table + x.tokens * x.vocab / x.tp * x.width),
-        copied * (x.deepspeed & (x.zero_stage == 3)),
-        (now + widened) * in_fp32,
-        resting - layers * kept_per_layer(x) + now + at_start * (1 + 2 * tied) * table + late,
-        update(x, n) + outputs + late,
-        np.where(piped & (both > 0), reduced, now) + outputs + late,
-    ]
-    always = always + offloaded_gradients(x, n)
-    return np.max(np.stack(np.broadcast_arrays(*moments)), axis=0) - kept - head + always
+    return (_buckets_of_backward(x, s) + widened) * in_fp32
 
 
-def first_rank(x: Any, constants: dict[str, Any] | None = None) -> np.ndarray:
+def when_the_embedding_goes_back(x: Columns, s: Stage) -> np.ndarray:
+    """Backward ends: no layer keeps anything."""
+    tables = s.first * (1 + 2 * _waits_for_its_twin(x, s)) * _word_table(x)
+    freed = s.layers * kept_per_layer(x)
+    return s.resting - freed + _buckets_of_backward(x, s) + tables + _late_gradients(x, s)
+
+
+def when_weights_are_updated(x: Columns, s: Stage) -> np.ndarray:
+    """What `update` counts."""
+    return update(x, s.n) + _outputs(x, s) + _late_gradients(x, s)
+
+
+def when_a_pipeline_reduces(x: Columns, s: Stage) -> np.ndarray:
+    """Both buckets of DeepSpeed's pipeline, and the gradients that do not lie in the first by then;
+    elsewhere what is there when backward ends."""
+    both = buckets(x) - _buckets_that_stay(x)
+    filled = np.minimum(s.n, x.bucket / 2) * x.width
+    reduced = both + np.maximum(s.n * x.width / x.shards - filled, 0.0)
+    alone = _buckets_of_backward(x, s)
+    there = np.where(_deepspeed_pipe(x) & (both > 0), reduced, alone)
+    return there + _outputs(x, s) + _late_gradients(x, s)
+
+
+def first_rank(x: Columns, constants: dict[str, Any] | None = None) -> np.ndarray:
     """Peak bytes of rank 0, the one whose memory logs print."""
     return sum(parts(x, "first", constants).values())
 
 
-def peak(x: Any, constants: dict[str, Any] | None = None) -> np.ndarray:
+def peak(x: Columns, constants: dict[str, Any] | None = None) -> np.ndarray:
     """Peak bytes of the fullest rank: what must fit."""
     totals = [sum(parts(x, stage, constants).values()) for stage in ("first", "middle", "last")]
     return np.max(np.stack(np.broadcast_arrays(*totals)), axis=0)
