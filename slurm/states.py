@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from base.errors import UsageError
-from base.files import parse_json
+from base.files import read_json_if_whole
 from base.storage import write_json
 from parallel.checkpoint.attempts import changes
 from parallel.config.duration import CIRCUMSTANCES
@@ -375,7 +375,7 @@ def of_the_study(row: Row, folder: Path, spec: RunSpec) -> Row:
 def ran_by(folder: Path) -> int | None:
     """The job whose results are in the folder."""
     try:
-        found = parse_json((folder / "run.json").read_text())["scheduler"].get("job_id")
+        found = read_json_if_whole(folder / "run.json")["scheduler"].get("job_id")
         return None if found is None else int(found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -14,9 +14,10 @@ from analysis.logs.readers import torch_trace
 from base.errors import UsageError
 from base.files import parse_json, parse_toml, read_json
 from parallel import token_files
-from parallel.checkpoint import folders
+from parallel.checkpoint import attempts, folders
 from parallel.config import data_files, deepspeed_json, study
 from parallel.record.reader import read_breakdown, read_run, read_saves
+from slurm import states
 from tests.conftest import ROOT
 from tests.fixture_runs import facts, write
 
@@ -112,3 +113,12 @@ def test_a_trace_that_inflates_to_gigabytes_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(packed, "MOST", 1 << 20)
     with pytest.raises(UsageError, match="more than 1 MiB"):
         torch_trace.read_trace(tmp_path / "trace.json.gz")
+
+
+def test_a_pipe_in_place_of_a_file_of_ours_is_not_waited_for(tmp_path):
+    for name in ("meta.json", "run.json"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "status.json").write_text("{}")
+    assert data_files.vocabulary(str(tmp_path)) is None
+    assert states.ran_by(tmp_path) is None
+    assert "not a regular file" in attempts.why_anew(tmp_path, {"steps": 1})

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from base.errors import UsageError, drop_output
-from base.files import parse_json
+from base.files import check_file, parse_json
 from models.config import GPTConfig
 from models.run_weights import read_description
 from parallel.checkpoint import folders
@@ -57,7 +57,7 @@ def why_anew(run_folder: Path, settings: dict[str, Any]) -> str | None:
     if not holds_attempt(run_folder):
         return ""
     try:
-        facts = parse_json((run_folder / "run.json").read_text())
+        facts = parse_json(check_file(run_folder / "run.json").read_text())
         before = facts["spec"]
         differ = changes(before, settings)
     except OSError as error:

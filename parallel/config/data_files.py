@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from base.errors import UsageError
-from base.files import parse_json, read_json, shown
+from base.files import read_json, read_json_if_whole, shown
 from base.storage import own_crc32, publish
 
 DEFAULT_FOLDER = "data/stdlib"
@@ -196,10 +196,8 @@ def _ids_in(file: Path, each: int) -> int:
 
 def _number(data: str, name: str, least: int) -> int | None:
     """A whole number of a prepared folder's meta.json; None where nothing readable says it."""
-    try:
-        number = parse_json((Path(data) / "meta.json").read_text())[name]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # training reads the data again, and says what is wrong
+    # Training reads the data again, and says what is wrong.
+    number = read_json_if_whole(Path(data) / "meta.json").get(name)
     return number if type(number) is int and number >= least else None
 
 

@@ -5,6 +5,11 @@
 
 logs       mutated logs (../shared/logs where it is there, and logs/), read by tflops and quality
 folders    a study of three runs, one of them damaged, read by every command that reads run folders
+packed     logs in gz, tar and zip, bombs, pipes and devices, by name and through stdin
+texts      documents for parallel.data: damaged JSONL, bytes, pictures, empty ones
+tokens     data folders with a damaged meta.json or token file: other tokens are never trained on
+saves      folders of checkpoints in which others keep files, folders and links
+deleted    run folders that are deleted or moved while a run writes
 manifests  a forged manifest of a checkpoint with a matching checksum: verify, export and load
 commands   command lines with bad numbers, empty values, wrong files, devices, unknown words
 output     every command where its output is closed, full, or read no further than one line
@@ -50,7 +55,8 @@ import numpy as np  # noqa: E402
 from analysis.common.table import FORMATS  # noqa: E402
 from analysis.logs import readers  # noqa: E402
 from base.errors import Parser, UsageError, command_line  # noqa: E402
-from tests.tools import bad_commands, spoil  # noqa: E402
+from tests.tools import bad_commands, bad_files, spoil  # noqa: E402
+from tests.tools.bad_files import spoilt  # noqa: E402
 from tests.tools.watched import COLUMNS, WRONG, Problem, Try, command, copy_study, watched  # noqa: E402
 
 SHARED = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared")) / "logs"
@@ -78,12 +84,6 @@ def a_log(chance: random.Random) -> Path:
     """A real log; most are foreign, where there are any."""
     foreign = foreign_logs()
     return chance.choice(foreign if foreign and chance.random() < 0.8 else own_logs())
-
-
-def spoilt(chance: random.Random, data: bytes) -> tuple[str, bytes]:
-    """(the way, the bytes); the slow ways are chosen seldom."""
-    way = chance.choice(spoil.HARD if chance.random() < 0.05 else spoil.SPOILERS)
-    return way.__name__, way(chance, data)
 
 
 def one_log(chance: random.Random, folder: Path, loud: bool) -> Try:
@@ -167,7 +167,9 @@ def shows(text: str, run: str) -> bool:
 def harm(chance: random.Random, run: Path) -> str:
     """Damage one file of a run; returns the way."""
     path = chance.choice(sorted(p for p in run.rglob("*") if p.is_file()))
-    way = chance.choice(["bytes"] * 12 + ["missing", "empty", "folder", "loop", "huge"])
+    way = chance.choice(
+        ["bytes"] * 12 + ["missing", "empty", "folder", "loop", "huge", "pipe", "zero"]
+    )
     if way == "bytes":
         way, data = spoilt(chance, path.read_bytes() or b"\n")
         path.write_bytes(data)
@@ -179,6 +181,10 @@ def harm(chance: random.Random, run: Path) -> str:
         path.mkdir()
     elif way == "loop":
         path.symlink_to(chance.choice([path, path.parent, run.parent]))
+    elif way == "pipe":
+        os.mkfifo(path)
+    elif way == "zero":
+        path.symlink_to("/dev/zero")
     elif way == "huge":
         with path.open("wb") as file:
             file.truncate(1 << 28)
@@ -377,6 +383,11 @@ CAMPAIGNS: dict[str, tuple[Callable[..., Try], int | Callable[[], list]]] = {
     "logs": (one_log, 6500),
     "folders": (one_folder, 500),
     "manifests": (one_manifest, 200),
+    "packed": (bad_files.one_packed, 500),
+    "texts": (bad_files.one_text, 500),
+    "tokens": (bad_files.one_tokens, 500),
+    "saves": (bad_files.one_save, 100),
+    "deleted": (bad_files.one_deleted, 100),
     "commands": (bad_commands.one_command, 1500),
     "output": (bad_commands.one_output, bad_commands.outputs),
     "neutral": (one_neutral, neutral_cases),

@@ -52,7 +52,7 @@ def place(error: BaseException) -> str:
 
 
 def _is_ours(filename: str) -> bool:
-    rooms = [str(ROOT / room) for room in ("analysis", "models", "parallel", "slurm")]
+    rooms = [str(ROOT / room) for room in ("analysis", "base", "models", "parallel", "slurm")]
     return filename.startswith(tuple(rooms))
 
 
