@@ -140,8 +140,7 @@ def run(argv: list[str] | None, interruption: Interruption) -> int:
         launch = detect()
         spec, facts, path = choose(arguments, launch)
         if arguments.check:
-            check_data(spec)
-            check_load(spec)
+            check_inputs(spec)
             model = asdict(spec.model) | {"n_params": spec.model.n_params}
             described = {"run": facts["run"], "folder": str(path), "model": model}
             print(json.dumps(described | facts["spec"]))
@@ -155,26 +154,19 @@ def run(argv: list[str] | None, interruption: Interruption) -> int:
         return 2
 
 
-def check_data(spec: RunSpec) -> None:
-    """What the start would say of the data, where they are on this machine; else a line says so.
+def check_inputs(spec: RunSpec) -> None:
+    """What the start would say of the data and of what it is to load, where they are on this
+    machine; else a line says that they are not checked.
 
     Raises:
-        UsageError: the run cannot train on them.
+        UsageError: the run cannot train on them, or begin with it.
     """
-    if not (Path(spec.data).exists() or Path(f"{spec.data}.idx").exists()):
+    if Path(spec.data).exists() or Path(f"{spec.data}.idx").exists():
+        from parallel import token_files
+
+        token_files.load(spec.data, spec.seq_len, spec.model.vocab_size)
+    else:
         warn("parallel.train", f"no token files at {spec.data} here: they are not checked")
-        return
-    from parallel import token_files
-
-    token_files.load(spec.data, spec.seq_len, spec.model.vocab_size)
-
-
-def check_load(spec: RunSpec) -> None:
-    """What the start would say of what it is to load, where that is on this machine.
-
-    Raises:
-        UsageError: the run cannot begin with it.
-    """
     if spec.load is not None and not Path(spec.load).exists():
         warn("parallel.train", f"no checkpoint at {spec.load} here: it is not checked")
     elif spec.load is not None:

@@ -175,26 +175,19 @@ def test_several_documents_in_one_file_are_counted(tmp_path):
 
 def test_without_the_id_that_ends_a_document_a_reset_is_refused(short_documents, tmp_path):
     np.zeros(1000, dtype=np.uint16).tofile(tmp_path / "bare.bin")
-    bare = {"data": str(tmp_path / "bare.bin")}
+    bare, prepared = {"data": str(tmp_path / "bare.bin")}, {"data": str(short_documents)}
     reset = {"reset_at_documents": True}
-    with pytest.raises(
-        UsageError, match="bare.bin does not say it: give end_of_text, or prepare t"
+    split = {"engine": "megatron", "gpus": 2, "cp": 2, "device": "cuda", "end_of_text": 3}
+    for settings, reason in (
+        (bare | reset, "bare.bin does not say it: give end_of_text, or prepare t"),
+        (bare | reset | {"end_of_text": 300}, "end_of_text 300 is not among the 257 ids"),
+        (bare | {"end_of_text": 3}, "end_of_text 3 is used with reset_at_documents True"),
+        (reset | {"data": str(tmp_path)}, "/meta.json does not say it: give end_of_text"),
+        (bare | reset | split, "needs whole sequences on each rank, so cp 1, not 2"),
+        (prepared | reset | {"end_of_text": 3}, f"not the data's: .*meta.json says {END}"),
     ):
-        resolve(("test", bare | reset))
-    with pytest.raises(UsageError, match="end_of_text 300 is not among the 257 ids"):
-        resolve(("test", bare | reset | {"end_of_text": 300}))
-    with pytest.raises(UsageError, match="end_of_text 3 is used with reset_at_documents True"):
-        resolve(("test", bare | {"end_of_text": 3}))
-    with pytest.raises(UsageError, match="/meta.json does not say it: give end_of_text"):
-        resolve(("test", reset | {"data": str(tmp_path)}))
-    split = {"engine": "megatron", "gpus": 2, "cp": 2, "device": "cuda"}
-    with pytest.raises(UsageError, match="needs whole sequences on each rank, so cp 1, not 2"):
-        resolve(("test", bare | reset | split | {"end_of_text": 3}))
+        with pytest.raises(UsageError, match=reason):
+            resolve(("test", settings))
     assert resolve(("test", bare | reset | {"end_of_text": 3})).end_of_text == 3
-    prepared = {"data": str(short_documents)}
     assert resolve(("test", prepared | reset)).end_of_text == END
     assert resolve(("test", prepared)).end_of_text is None
-    with pytest.raises(
-        UsageError, match=f"end_of_text 3 is not the data's: .*meta.json says {END}"
-    ):
-        resolve(("test", prepared | reset | {"end_of_text": 3}))

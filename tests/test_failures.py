@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 
+import numpy as np
 import pytest
 
 from base.errors import UsageError
@@ -62,19 +63,22 @@ def test_a_users_mistake_is_one_line_and_exit_2(flags, words, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tokens, tmp_path):
-    flags = ["--data", str(tokens), "--vocab-size", "200", "--out", str(tmp_path / "run")]
-    done = run_module(TRAIN, *flags)
-    assert done.returncode == 2 and "tokenizer of 257 ids" in done.stderr
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--data", "{tokens}", "--vocab-size", "200"], "tokenizer of 257 ids"),
+        (["--data", "{tokens}", "--load", "{tmp}/nowhere"], "no checkpoint at"),
+        (["--data", "{tmp}/bare.bin"], "token id 400"),  # beyond the model's vocabulary
+    ],
+)
+def test_what_cannot_be_read_is_said_before_there_is_a_folder(flags, words, tokens, tmp_path):
+    ids = np.zeros(4000, dtype=np.uint16)
+    ids[3000] = 400
+    ids.tofile(tmp_path / "bare.bin")
+    flags = [flag.format(tokens=tokens, tmp=tmp_path) for flag in flags]
+    done = run_module(TRAIN, *flags, "--device", "cpu", "--out", str(tmp_path / "run"))
+    assert done.returncode == 2 and words in done.stderr and not done.stdout
     assert done.stderr.count("\n") == 1 and not (tmp_path / "run").exists()
-
-
-def test_nothing_to_load_is_said_before_there_is_a_folder(tokens, tmp_path):
-    flags = ["--data", str(tokens), "--device", "cpu", "--load", str(tmp_path / "nowhere")]
-    done = run_module(TRAIN, *flags, "--out", str(tmp_path / "run"))
-    assert done.returncode == 2 and "no checkpoint at" in done.stderr
-    assert done.stderr.count("\n") == 1 and not done.stdout
-    assert not (tmp_path / "run").exists()
 
 
 def test_checkpoints_of_another_training_are_not_mixed_with_ours(tokens, tmp_path):
@@ -172,18 +176,6 @@ def test_sigterm_is_heard_and_written_down(tokens, tmp_path):
         end(launcher)
     status = read_status(folder)
     assert status["state"] == "failed" and "SIGTERM" in status["reason"]
-
-
-def test_ids_beyond_the_vocabulary_of_a_bare_file_are_found_before_anything_starts(tmp_path):
-    import numpy as np
-
-    ids = np.zeros(4000, dtype=np.uint16)
-    ids[3000] = 400
-    ids.tofile(tmp_path / "bare.bin")
-    flags = ["--data", str(tmp_path / "bare.bin"), "--out", str(tmp_path / "run")]
-    done = run_module(TRAIN, *flags, "--device", "cpu")
-    assert done.returncode == 2 and "token id 400" in done.stderr
-    assert done.stderr.count("\n") == 1 and not (tmp_path / "run").exists()
 
 
 def test_a_run_killed_without_a_word_is_not_running_for_ever(tokens, tmp_path):

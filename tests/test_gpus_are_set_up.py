@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from base.errors import UsageError
-from parallel import token_files, train
 from parallel.config import library_variables
 from parallel.config.settings import resolve
-from parallel.engines import devices, kernels
+from parallel.engines import devices
 from parallel.record.launch import Launch
 from tests.conftest import ROOT
 
@@ -129,10 +128,9 @@ def gpus(monkeypatch):
     return see
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "deepspeed_zero", "deepspeed_pipe", "megatron"])
-def test_a_rank_that_sees_its_own_gpu_alone_takes_that(engine, gpus):
+def test_a_rank_that_sees_its_own_gpu_alone_takes_that(gpus):
     """srun --gpus-per-task=1. DeepSpeed takes LOCAL_RANK for the GPU's number."""
-    spec = spec_of(engine=engine, zero_stage=3 if engine == "fsdp2" else 0, gpus=16)
+    spec = spec_of(gpus=16)
     chosen = gpus(1)
     assert devices.choose_device(spec, ONE_EACH) == torch.device("cuda", 0)
     assert chosen == [0] and os.environ["LOCAL_RANK"] == "0"
@@ -204,29 +202,13 @@ def test_nccl_connects_at_the_start_on_the_ranks_own_gpu(monkeypatch):
     assert len(set(resource.getrlimit(resource.RLIMIT_NOFILE))) == 1  # gloo opens many files
 
 
-def test_better_kernels_are_hidden_before_the_data_is_loaded(monkeypatch):
-    hidden = []
-
-    def load(*_):
-        assert hidden == ["torch"]
-        raise UsageError("read")
-
-    monkeypatch.setattr(train, "set_environment", lambda *_: {})
-    monkeypatch.setattr(train, "end_with_launcher", lambda _: None)
-    monkeypatch.setattr(kernels, "hide_others", hidden.append)
-    monkeypatch.setattr(token_files, "load", load)
-    facts, launch = {"host": {"ranks_per_node": 1}}, Launch(1, 2, 1, 2, "torchrun")
-    with pytest.raises(UsageError, match="read"):
-        train.train(spec_of(device="cpu", gpus=2), facts, None, launch, None)
-
-
 def test_the_driver_is_read_where_it_says_its_version(tmp_path, monkeypatch):
     path = tmp_path / "version"
     monkeypatch.setattr(devices, "DRIVER", path)
     assert devices.driver() is None
-    path.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26\n")
-    assert devices.driver() == "570.124.06"
-    path.write_text(
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65  Release Build\n"
-    )
-    assert devices.driver() == "580.65"
+    for line, version in (
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26", "570.124.06"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65  Release", "580.65"),
+    ):
+        path.write_text(line)
+        assert devices.driver() == version

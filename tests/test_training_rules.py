@@ -4,7 +4,6 @@ import gc
 import importlib
 import sys
 import types
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -93,19 +92,6 @@ def test_libraries_find_no_better_kernels_than_the_chosen_ones(chosen, hidden, m
                 importlib.import_module(name)
         else:
             importlib.import_module(name)
-
-
-def test_the_log_says_whose_vocabulary_the_model_has():
-    for in_data, said in ((4096, True), (200, False), (None, False)):
-        spec = resolve(("x", {"vocab_size": in_data if said else None, "data": "data/corpus"}))
-        layout = asdict(spec.layout)
-        model = asdict(spec.model) | {"n_params": 1, "padded_vocab": spec.model.vocab_size}
-        data = {"vocab_size": in_data, "documents": None}
-        facts = {"run": "ddp", "kernels": "torch", "attention": "torch's", "data": data}
-        facts |= {"variables": {}, "host": {"gpu": None}}
-        header = "\n".join(lines.header(spec, facts | {"layout": layout, "model": model}))
-        line = "vocabulary: the 4096 ids of data/corpus; preset tiny has 257"
-        assert (line in header) is said and ("vocabulary" in header) is said
 
 
 ROW = {"step": 7, "step_s": 0.25, "loss": 5.5, "grad_norm": 1.25, "lr": 1e-3, "loss_scale": 1.0}

@@ -238,7 +238,7 @@ class Memory(TorchDispatchMode):
             resize(tensor)
             storage = tensor.untyped_storage()
             if entry := self._live.get(storage):
-                self.held[entry[0]] -= entry[1]
+                self._free(entry)
                 entry[1] = storage.nbytes()
                 self._add(*entry)
 
@@ -290,7 +290,7 @@ class Memory(TorchDispatchMode):
             return
         self._see(tensor)
         entry = self._live[tensor.untyped_storage()]
-        self.held[entry[0]] -= entry[1]
+        self._free(entry)
         entry[0] = kind
         self.held[kind] += entry[1]
 

@@ -187,8 +187,8 @@ def _epoch(
 ) -> dict[str, Any]:
     n_micro = facts["layout"]["n_micro"]
     times = sorted(s["step_s"] for s in steps)
-    mean, median = statistics.fmean(times), statistics.median(times)
-    p95 = times[int(0.95 * len(times))]
+    step_s = {"mean": statistics.fmean(times), "p50": statistics.median(times)}
+    step_s["p95"] = times[int(0.95 * len(times))]
     last = steps[-1]["step"]
     val_losses = [v for done, v in measured.validations if steps[0]["step"] <= done <= last]
     every = facts["spec"]["steps"] * n_micro  # micro-steps of the whole run
@@ -208,12 +208,8 @@ def _epoch(
         "max_cuda_mem_reserved_bytes_global": measured.peak_all.get("reserved"),
         "max_resident_bytes_rank0": measured.peak.get("resident"),
         "max_resident_bytes_global": measured.peak_all.get("resident"),
-        "step_time_mean_sec": mean / n_micro,
-        "step_time_p50_sec": median / n_micro,
-        "step_time_p95_sec": p95 / n_micro,
-        "optimizer_step_time_mean_sec": mean,
-        "optimizer_step_time_p50_sec": median,
-        "optimizer_step_time_p95_sec": p95,
+        **{f"step_time_{which}_sec": s / n_micro for which, s in step_s.items()},
+        **{f"optimizer_step_time_{which}_sec": s for which, s in step_s.items()},
         "dataload_time_mean_sec": None if measured.data_s is None else measured.data_s / every,
     }
 
