@@ -1,9 +1,8 @@
-"""Is B faster than A, or is it noise? And how far apart are runs that should be identical?
+"""Is B faster than A, or is it noise?
 
     python -m analysis.compare A B [--format json]       A, B: a log, a run, or a folder of repeats
     python -m analysis.compare STUDY        each configuration with its baseline, and with the
                                             fastest on as many GPUs
-    python -m analysis.compare --repeats PATH...         n and spread of identical configurations
 
 With three repeats or more on both sides the unit is the run, and where a study ran them A B A B
 the pair of neighbours; with fewer it is a block of steady iterations within the runs, which cannot
@@ -29,28 +28,17 @@ from base.errors import UsageError, command_line, printable, warn
 
 @command_line("analysis.compare")
 def main(argv: list[str] | None = None) -> int:
-    """Print the verdict, or the table of repeats."""
+    """Print the verdict, or the table of a study."""
     flags = ("any_commit", "times", "facts", "table")
     parser = parser_of("analysis.compare", __doc__, *flags, paths="A B, or a study")
-    parser.add_argument("--repeats", action="store_true", help="n and spread of identical runs")
     given = parser.parse_args(argv)
-    facts = facts_of(given)
-    if given.repeats and given.any_commit:
-        raise UsageError("--any-commit is of two sides: --repeats compares none")
-    if given.rule != "median" and not given.repeats:
-        raise UsageError(
-            f"--rule {given.rule} is of --repeats: two sides are compared by medians, whose noise"
-            " is known"
-        )
-    if given.repeats:
-        shown = comparisons.repeats_table(given.paths, facts, given.window, given.rule)
-        show([shown], given.format, given.columns)
-        return 0
+    if given.rule != "median":
+        raise UsageError("two sides are compared by medians, whose noise is known: no --rule here")
     if len(given.paths) > 2:
         raise UsageError(f"two things are compared, but {len(given.paths)} were given")
     sides = []
     for path in given.paths:
-        runs, left_out = comparisons.timed_runs([path], facts, given.window)
+        runs, left_out = comparisons.timed_runs([path], facts_of(given), given.window)
         for line in left_out:
             warn("analysis.compare", line)
         sides.append(runs)
@@ -64,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         shown = comparisons.table(verdicts, given.any_commit)
         show([shown], given.format, given.columns)
     else:
-        lines = verdicts[0].lines() + [ANY_COMMIT] * given.any_commit
+        lines = verdicts[0].lines() + ([ANY_COMMIT] if given.any_commit else [])
         print(*map(printable, lines), sep="\n")
     return 0 if all(verdict.found for verdict in verdicts) else 1
 

@@ -1,13 +1,9 @@
 """Pictures of runs and logs, as PNG and SVG.
 
     python -m analysis.plots PATH... [--out FOLDER] [--baseline NAME]
-    python -m analysis.plots PATH... --x micro_batch [--y tokens_per_s]
-    python -m analysis.plots PATH... --y peak_gb
     python -m analysis.plots --out FOLDER               the published tables
 
-Without --x and --y: TFLOP/s and speedup against GPUs, the seconds of each configuration, where a
-step's time goes, and the losses, each where the runs have the facts. --x draws one column against
-another, a point a run; --y alone its bars, one a configuration. A line in a bar spans its repeats.
+TFLOP/s and speedup against GPUs.
 The pictures go to PATH/plots (beside a file; of several paths --out says where). Where git tracks
 PATH, --out must say where. Every file that is written is named, and so is every
 run that a picture leaves out, with the reason. The speedup, weak where the runs share the batch per
@@ -74,22 +70,15 @@ def main(argv: list[str] | None = None) -> int:
         "--out", type=named_folder, metavar="DIR", help="folder to write (default: PATH/plots)"
     )
     parser.add_argument("--baseline", metavar="NAME", help="the run to compare with; or its path")
-    also = " (a wrong one lists all)"
-    parser.add_argument("--x", metavar="COLUMN", help=f"draw against this column{also}")
-    said = f"draw this column{also}; alone, as bars (default with --x: tokens_per_s)"
-    parser.add_argument("--y", metavar="COLUMN", help=said)
     add_force_flag(parser)
     given = parser.parse_args(argv)
     folder, left_out = folder_for(given.paths, given.out), []
     if given.paths:
         from analysis.measured import run_pictures  # here: --help needs no numpy
 
-        axes = given.x, given.y
-        written, left_out = run_pictures.draw(
-            given.paths, folder, given.baseline, axes, given.force
-        )
-    elif given.x or given.y or given.baseline:
-        raise UsageError("--x, --y and --baseline are of runs: say with PATH which")
+        written, left_out = run_pictures.draw(given.paths, folder, given.baseline, given.force)
+    elif given.baseline:
+        raise UsageError("--baseline is of runs: say with PATH which")
     else:
         from analysis.published import published_pictures
 

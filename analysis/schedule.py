@@ -87,9 +87,9 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.trace:
         about = {"schedule": name, "pp": pp, "vpp": vpp, "micro_batches": n}
         about |= {"backward": backward, "transfer": arguments.transfer}
-        if arguments.trace.suffix != ".gz":
-            raise UsageError(f"{arguments.trace}: the name must end in .json.gz")
         with output(arguments.trace, TRACE_MARK, arguments.force) as file:
+            if arguments.trace.suffix != ".gz":
+                raise UsageError(f"{arguments.trace}: the name must end in .json.gz")
             file.write_bytes(_trace(events, about | {"unit": "a chunk's forward is 1 s"}))
         written.append(arguments.trace)
     # Printed last: a reader that goes away, as head does, ends the command.

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from analysis import tables
 from analysis.audit import main
 from analysis.published.audit import audit_paths
 from analysis.published.read_tables import KNOWN, NAMES, meaning
@@ -88,7 +87,6 @@ def test_a_table_that_cannot_be_read_is_one_line_and_exit_2(tmp_path, capsys, na
     assert main([str(path)]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"analysis.audit: {path}: {cause}") and said.count("\n") == 1
-    assert tables.main(["--recompute", str(path)]) == 2
 
 
 def test_a_folder_is_audited_to_its_end_and_each_skipped_table_is_said(tmp_path, capsys):

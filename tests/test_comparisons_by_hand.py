@@ -15,7 +15,6 @@ from analysis.measured.comparisons import (
     compare,
     judged,
     of_study,
-    spread,
 )
 from analysis.measured.fairness import ANY_COMMIT, CHANGED
 from base.errors import UsageError
@@ -118,18 +117,6 @@ def test_blocks_are_as_long_as_the_root_of_their_run_and_never_leave_it():
     assert medians[0] == np.median([7, 8, 9] * 3 + [7, 5])
 
 
-def test_repeats_spread_from_the_fastest_to_the_slowest():
-    assert spread(np.array([2.0, 1.0, 1.2])) == {
-        "n": 3,
-        "median_s": 1.2,
-        "fastest_s": 1.0,
-        "slowest_s": 2.0,
-        "spread": 1.0,
-    }
-    assert spread(np.array([2.0, 3.0]))["spread"] == 0.5
-    assert spread(np.array([2.0]))["spread"] is None
-
-
 def test_a_run_without_a_fit_time_is_said_and_left_out(tmp_path, monkeypatch):
     good = run("good")
     untimed, profiled, skipped = (run(name)[0] for name in ("untimed", "profiled", "skipped"))
@@ -149,17 +136,6 @@ def test_a_run_without_a_fit_time_is_said_and_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "load", lambda paths, facts: (bad, []))
     with pytest.raises(UsageError, match="nothing here was timed; untimed.log: no step was timed"):
         module.timed_runs([tmp_path])
-
-
-def test_a_configuration_is_described_by_what_is_known_of_it():
-    record = Record("a", "a format")
-    assert module._describe(record) == "a format"
-    record = Record("a", "a format", gpus=8, zero_stage=1, recompute="full", tp=2)
-    record.run, record.facts = "r", {"layout": {"sequence_parallel": True}}
-    assert module._describe(record) == "r: gpus 8, tp 2, zero 1, recompute full, sp"
-    record.zero_stage, record.recompute, record.facts = 0, "none", {"layout": None}
-    record.run = None
-    assert module._describe(record) == "gpus 8, tp 2"
 
 
 def test_lines_count_runs_pairs_or_iterations():

@@ -7,7 +7,7 @@ import pytest
 
 from analysis.compare import main
 from analysis.logs.record import Record
-from analysis.measured.comparisons import compare, judged, spread, timed_runs
+from analysis.measured.comparisons import compare, judged, timed_runs
 from tests.fixture_runs import facts, write
 
 
@@ -57,12 +57,6 @@ def test_single_numbers_have_no_verdict():
     assert compare([np.array([82.0])], [np.array([71.0])]) is None
 
 
-def test_the_published_repeats_of_one_configuration_are_80_percent_apart():
-    found = spread(np.array([129.0, 217.0, 125.0, 225.0]))  # 64 GPUs, 52B, mbs 4, gbs 1024
-    assert found["n"] == 4
-    assert found["spread"] == pytest.approx(0.8)
-
-
 def test_other_work_is_refused_with_exit_1(tmp_path, capsys):
     a = write(tmp_path / "a", facts("s", "ddp", engine="ddp"))
     b = write(tmp_path / "b", facts("s", "ddp", engine="ddp", n_layer=8), step_s=0.2)
@@ -71,18 +65,6 @@ def test_other_work_is_refused_with_exit_1(tmp_path, capsys):
     assert main([str(a), str(a)]) == 0
     assert "within noise" in capsys.readouterr().out
     assert main([str(a)]) == 2
-
-
-def test_the_table_of_repeats_groups_identical_configurations(tmp_path, capsys):
-    for i, step_s in enumerate((0.5, 0.7, 0.6)):
-        write(tmp_path / str(i), facts("s", "ddp", engine="ddp"), step_s=step_s)
-    write(tmp_path / "other", facts("s", "ddp", engine="ddp", gpus=2))
-    assert main(["--repeats", str(tmp_path), "--format", "csv"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split('",')[1].split(",")[0] for line in lines[1:]] == ["3", "1"]
-    write(tmp_path / "dead", facts("s", "ddp", engine="ddp", gpus=4), loss=[], fail="no port")
-    assert main(["--repeats", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.endswith("left out: ddp-dp4: no step was timed\n")
 
 
 def log_of(name: str, gpus: int | None, step_s: float, **facts) -> tuple[Record, np.ndarray]:

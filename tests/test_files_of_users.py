@@ -66,7 +66,6 @@ def test_what_is_not_deep_is_read():
     [
         ("calibrate", ["--here", "/dev/zero", "--cluster", "x", "--out", "/tmp/x.toml"]),
         ("audit", ["/dev/zero"]),
-        ("tables", ["--recompute", "/dev/zero"]),
         ("report", ["/dev/zero"]),
         ("checkpoints", ["/dev/zero"]),
         ("plots", ["/dev/zero", "--out", "/tmp"]),

@@ -78,7 +78,6 @@ MEANING = {
     "--predict": "show this cluster's prediction beside",
     "--processes": "ranks of a measurement",
     "--prompt": "a text to continue",
-    "--repeats": "show identical runs only",
     "--runs": "runs to fit",
     "--rule": "how the time of a run is taken",
     "--run-name": "one run of the study",

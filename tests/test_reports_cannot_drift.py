@@ -103,14 +103,13 @@ def test_a_studys_pictures_lie_beside_it_and_show_every_run(tmp_path, capsys):
     write(runs, facts("s", "ddp", engine="ddp", gpus=8, recompute="full"))
     assert plots.main([str(runs)]) == 0
     said = capsys.readouterr()
-    names = ("tflops", "speedup", "step_s", "loss")
+    names = ("tflops", "speedup")
     written = [runs / "plots" / f"{name}.{kind}" for name in names for kind in ("png", "svg")]
     assert said.out.splitlines() == list(map(str, written))
     assert sorted(said.err.splitlines()) == [
-        "analysis.plots: ddp-dp4: not in tflops, speedup and step_s: no data",
+        "analysis.plots: ddp-dp4: not in tflops and speedup: no data",
         "analysis.plots: ddp-dp8-recompute-full: not in speedup: invalid comparison: recompute"
         " full here, none in the baseline",
-        "analysis.plots: not in loss: their logs have no losses: ddp-dp4",
     ]
     assert plots.main([str(runs), str(runs / "ddp")]) == 2
     assert "2 paths: say with --out FOLDER" in capsys.readouterr().err
@@ -133,55 +132,6 @@ def study(tmp_path):
     return runs
 
 
-def test_any_column_is_drawn_against_another(study, capsys, monkeypatch):
-    figures = {}
-    monkeypatch.setattr(
-        drawing, "save", lambda figure, _, name, force: figures.update({name: figure}) or []
-    )
-    assert plots.main([str(study), "--x", "micro_batch", "--y", "step_s"]) == 0
-    points = sorted(
-        (x, round(y, 2))
-        for line in figures["step_s_by_micro_batch"].axes[0].lines
-        for x, y in zip(*line.get_data(), strict=True)
-    )
-    assert points == [(1, 0.30), (1, 0.34), (4, 0.20), (4, 0.26)]
-    assert (
-        capsys.readouterr().err
-        == "analysis.plots: ddp-dp4: not in step_s by micro_batch: no step was timed\n"
-    )
-    assert plots.main([str(study), "--x", "engine"]) == 0
-    (axes,) = figures["tokens_per_s_by_engine"].axes
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["ddp"]
-
-
-def test_a_bar_is_the_median_of_a_configurations_repeats_fastest_first(study, capsys, monkeypatch):
-    figures = {}
-    monkeypatch.setattr(
-        drawing, "save", lambda figure, _, name, force: figures.update({name: figure}) or []
-    )
-    assert plots.main([str(study), "--y", "step_s"]) == 0
-    (axes,) = figures["step_s"].axes
-    assert [bar.get_width() for bar in axes.patches] == pytest.approx([0.23, 0.32], rel=0.01)
-    names = [tick.get_text() for tick in axes.get_yticklabels()]
-    assert names == ["2 GPUs", "ddp-dp2-mb4", "ddp-dp2-mb1"]
-    spans = [sorted(line.get_xdata()) for line in axes.lines]
-    assert sum(spans, []) == pytest.approx([0.20, 0.26, 0.30, 0.34], rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--x", "batch"], "--x cannot be 'batch'; it can be: gpus, tp, "),
-        (["--y", "engine"], "--y cannot be 'engine', which --x can be; it can be: step_s, "),
-        (["--y", "mfu"], "no run here has mfu: nothing to draw; "),
-    ],
-)
-def test_an_axis_that_cannot_be_is_refused_with_those_that_can(flags, words, study, capsys):
-    assert plots.main([str(study), *flags]) == 2
-    assert words in capsys.readouterr().err
-    assert not (study / "plots").exists()
-
-
 def test_a_csv_is_refused_as_the_table_that_it_is(tmp_path, capsys):
     path = tmp_path / "published.csv"
     path.write_text("gpus,tflops\n8,100\n")
@@ -196,16 +146,16 @@ def test_pictures_are_not_written_over_tracked_files_unless_told(study, tmp_path
     assert plots.main([str(study)]) == 0
     for words in (["init", "-q"], ["add", "."]):
         subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
-    before = (study / "plots" / "loss.svg").stat().st_mtime_ns
+    before = (study / "plots" / "speedup.svg").stat().st_mtime_ns
     capsys.readouterr()
     assert plots.main([str(study)]) == 2
     assert capsys.readouterr().err == (
         f"analysis.plots: git tracks {study}: say with --out FOLDER where to write\n"
     )
-    assert (study / "plots" / "loss.svg").stat().st_mtime_ns == before
+    assert (study / "plots" / "speedup.svg").stat().st_mtime_ns == before
     assert plots.main([str(study), "--out", str(study / "plots")]) == 0
     shutil.rmtree(study / "plots")
     assert plots.main([str(study)]) == 2 and not (study / "plots").exists()  # inside evidence
-    for flags in ([], ["--x", "tp", "--out", str(tmp_path)]):  # without a path
+    for flags in ([], ["--baseline", "ddp", "--out", str(tmp_path)]):  # without a path
         assert plots.main(flags) == 2
         assert "say with " in capsys.readouterr().err

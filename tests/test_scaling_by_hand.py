@@ -10,7 +10,7 @@ from analysis.compare import main as compare_main
 from analysis.logs.record import Record
 from analysis.measured import fairness, scaling_curve
 from analysis.measured.fairness import batch_per_gpu, differences, shared_cores
-from analysis.measured.scaling_curve import Point, Times, curve
+from analysis.measured.scaling_curve import Side, curve
 from analysis.scaling import main
 from base.errors import UsageError
 from tests.fixture_runs import facts, write
@@ -139,63 +139,53 @@ def test_every_efficiency_that_is_printed_above_1_has_a_note_with_its_interval()
     ):
         note = scaling_curve.above_linear(1.5, 2, (low, 1.75))
         assert word in note and f"efficiency 1.50 ({low:.2f} to 1.75)" in note
-    side, base = Times(0.4, 2, 0.3, 0.45), Times(1.0, 1, 0.9, 1.2)
-    assert (
-        "efficiency 1.25 (1.00 to 2.00) may be 1"
-        in scaling_curve.against(side, base, "strong").note
-    )
-    assert "1.25 is above 1" in scaling_curve.against(Times(0.4, 2), base, "strong").note
-    assert scaling_curve.against(side, base, "strong", "a ran beside b") == (
+    side, base = Side("s", 2, (0.4,), (0.3, 0.45)), Side("b", 1, (1.0,), (0.9, 1.2))
+    note = scaling_curve.against(side, base, "strong").note
+    assert "efficiency 1.25 (1.00 to 2.00) may be 1" in note
+    assert "1.25 is above 1" in scaling_curve.against(Side("s", 2, (0.4,)), base, "strong").note
+    beside = dataclasses.replace(side, shared="a ran beside b")
+    assert scaling_curve.against(beside, base, "strong") == (
         *(None, None, "no speedup: a ran beside b", ""),
     )
+    assert scaling_curve.against(base, beside, "strong").why.endswith("the baseline a ran beside b")
 
 
 def test_a_row_is_of_medians_and_says_how_far_apart_repeats_are():
     """Baseline 1.0 (0.8, 1.0, 1.8), two GPUs 0.5 (0.4, 0.5, 0.9): medians, not means."""
-    one = [Point("one", 1, t) for t in (0.8, 1.0, 1.8)]
-    two = [Point("two", 2, t, ("x",), 0.55) for t in (0.4, 0.5, 0.9)]
-    rows, share = curve([*two, *one], one[0])
+    one, two = Side("one", 1, (0.8, 1.0, 1.8)), Side("two", 2, (0.4, 0.5, 0.9))
+    rows, share = curve([two, one], one)
     assert [row["run"] for row in rows] == ["one", "two"]
     row = rows[1]
     assert (row["step_s"], row["fastest_s"], row["slowest_s"], row["n"]) == (0.5, 0.4, 0.9, 3)
     assert row["spread"] == pytest.approx((0.9 - 0.4) / 0.5)
     assert (row["speedup"], row["efficiency"], row["serial"], row["note"]) == (2.0, 1.0, 0.0, None)
-    assert row["predicted_error"] == pytest.approx(0.1) and rows[0]["predicted_error"] is None
     assert share == 0
-    pair = curve([one[1], Point("b", 2, 0.5, ("x",)), Point("b", 2, 0.6, ("x",))], one[1])[0][1]
+    pair = curve([one, Side("b", 2, (0.5, 0.6))], one)[0][1]
     assert (pair["n"], pair["spread"]) == (2, pytest.approx(0.1 / 0.55))
 
 
 def test_a_law_is_fitted_to_the_fastest_of_each_size_above_the_baselines():
-    base = Point("base", 2, 1.0)
-    points = [
-        base,
-        Point("half", 1, 5.0, (0,)),
-        Point("a", 4, 0.8, (1,)),
-        Point("b", 4, 0.75, (2,)),
-    ]
-    assert curve(points, base)[1] == pytest.approx(0.5)  # 1/S = 0.75 = f + (1 - f) / 2
-    assert curve([base, *points[3:]], base)[1] == pytest.approx(0.5)
+    base, a = Side("base", 2, (1.0,)), Side("a", 4, (0.8,))
+    b = Side("b", 4, (0.75,))
+    assert curve([base, Side("half", 1, (5.0,)), a, b], base)[1] == pytest.approx(0.5)
+    assert curve([base, b], base)[1] == pytest.approx(0.5)  # 1/S = 0.75 = f + (1 - f) / 2
     # Weak: twice the work in 1.25 of the time is 1.6 times the speed, 2 - f = 1.6.
-    assert curve([base, Point("a", 4, 1.25, (1,))], base, "weak")[1] == pytest.approx(0.4)
-    slower = curve([base, Point("a", 4, 4.0, (1,))], base)
+    assert curve([base, Side("a", 4, (1.25,))], base, "weak")[1] == pytest.approx(0.4)
+    slower = curve([base, Side("a", 4, (4.0,))], base)
     assert slower[1] == pytest.approx(7) and slower[0][1]["serial"] is None  # 4 = f + (1 - f) / 2
-    absent = curve([Point("a", 4, 0.5, (1,))], base)  # the baseline need not be among them
-    assert absent[0][0]["efficiency"] == 1.0
 
 
 def test_repeats_that_reach_down_to_linear_take_superlinear_back():
     """Median 0.4 of two GPUs is efficiency 1.25; one repeat or baseline at linear is doubt."""
-    one = [Point("one", 1, 1.0, ci95=(0.99, 1.01))]
     for times, base, said in (
-        ([0.4], one, True),
-        ([0.4, 0.41], one, True),
-        ([0.3, 0.5], one, False),
-        ([0.4], [*one, Point("one", 1, 0.7)], False),
-        ([0.4], [*one, Point("one", 1, 0.98)], True),
+        ((0.4,), (1.0,), True),
+        ((0.4, 0.41), (1.0,), True),
+        ((0.3, 0.5), (1.0,), False),
+        ((0.4,), (1.0, 0.7), False),
+        ((0.4,), (1.0, 0.98), True),
     ):
-        two = [Point("two", 2, t, ("x",), ci95=(t, t)) for t in times]
-        row = curve([*base, *two], base[0])[0][1]
+        start = Side("one", 1, base, (0.99, 1.01))
+        row = curve([start, Side("two", 2, times, (times[0],) * 2)], start)[0][1]
         assert row["note"].startswith("superlinear" if said else "efficiency 1."), (times, row)
         assert row["above"] == row["note"]
 
@@ -341,9 +331,7 @@ def test_of_a_log_that_states_no_gpus_there_is_no_point(tmp_path, monkeypatch):
 
     for record in (known(None), known(0), known(8, step_s=0.0), known(8, n=0)):
         why = "no steady time" if record.gpus else r"the log does not state GPUs \(--gpus\)"
-        monkeypatch.setattr(
-            scaling_curve, "load", lambda paths, facts, r=record: ([r], ["x: refused"])
-        )
+        monkeypatch.setattr(scaling_curve, "load", lambda paths, r=record: ([r], ["x: refused"]))
         with pytest.raises(UsageError, match=f"^x: refused; a.*: {why}"):
             scaling_curve.report([tmp_path])
 
@@ -354,7 +342,7 @@ def test_a_point_has_its_configurations_name_or_its_logs(tmp_path, monkeypatch):
         return other(source=source, gpus=gpus, completed=True, **extra, **steps)
 
     def names(*records):
-        monkeypatch.setattr(scaling_curve, "load", lambda paths, facts: (list(records), []))
+        monkeypatch.setattr(scaling_curve, "load", lambda paths: (list(records), []))
         return [row["run"] for row in scaling_curve.report([tmp_path]).rows]
 
     repeats = [known("x", 16, run=f"r-{i}", configuration="r") for i in (1, 2)]

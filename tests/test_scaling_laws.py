@@ -3,7 +3,7 @@
 import pytest
 
 from analysis.measured.scaling_curve import (
-    Point,
+    Side,
     curve,
     fit_amdahl,
     fit_gustafson,
@@ -38,17 +38,16 @@ def test_strong_and_weak_efficiency_are_ideal_where_they_should_be():
 def test_the_published_1_2_4_gpu_table_follows():
     # NYU Big Purple, V100, seconds per iteration: 3.41x at efficiency 0.85 on four GPUs.
     seconds = {1: 0.276756, 2: 0.142994, 4: 0.081277}
-    points = [Point(str(n), n, s) for n, s in seconds.items()]
-    rows, share = curve(points, points[0])
+    sides = [Side(str(n), n, (s,)) for n, s in seconds.items()]
+    rows, share = curve(sides, sides[0])
     assert [round(r["speedup"], 2) for r in rows] == [1.0, 1.94, 3.41]
     assert [round(r["efficiency"], 2) for r in rows] == [1.0, 0.97, 0.85]
     assert 0 < share < 0.1
 
 
 def test_repeats_become_a_median_and_a_spread_but_other_splits_do_not():
-    tp2 = [Point("tp2", 2, x, ("tp2",)) for x in (0.5, 0.7, 0.6)]
-    points = [Point("one", 1, 1.0), *tp2, Point("pp2", 2, 0.8, ("pp2",))]
-    rows, share = curve(points, points[0])
+    one, tp2 = Side("one", 1, (1.0,)), Side("tp2", 2, (0.5, 0.7, 0.6))
+    rows, share = curve([one, tp2, Side("pp2", 2, (0.8,))], one)
     found = {row["run"]: row for row in rows}
     assert list(found) == ["one", "pp2", "tp2"]
     assert (found["tp2"]["n"], found["tp2"]["step_s"]) == (3, 0.6)
@@ -76,8 +75,8 @@ def test_weak_scaling_wants_equal_work_per_gpu(tmp_path, capsys):
 
 def test_a_serial_share_lies_between_0_and_1_and_its_absence_has_a_reason(tmp_path):
     times = {1: 1.0, 2: 0.4, 4: 1.5, 8: 0.1249}
-    points = [Point(f"dp{gpus}", gpus, step_s, (gpus,)) for gpus, step_s in times.items()]
-    rows, share = curve(points, points[0])
+    sides = [Side(f"dp{gpus}", gpus, (step_s,)) for gpus, step_s in times.items()]
+    rows, share = curve(sides, sides[0])
     assert [row["serial"] for row in rows] == [None] * 4
     notes = [row["note"] for row in rows]
     assert notes[0] is None and notes[1].startswith("superlinear: ")
@@ -94,13 +93,13 @@ def test_a_serial_share_lies_between_0_and_1_and_its_absence_has_a_reason(tmp_pa
 
 
 def test_faster_on_as_many_gpus_is_no_scaling_and_repeats_say_what_is_noise():
-    slow, fast = Point("slow", 2, 1.0, ("a",)), Point("fast", 2, 0.395, ("b",))
+    slow, fast = Side("slow", 2, (1.0,)), Side("fast", 2, (0.395,))
     note = curve([slow, fast], slow)[0][0]["note"]
     assert note.startswith("2.53 times as fast as the baseline on as many GPUs")
-    spread = [Point("fast", 2, step_s, ("b",)) for step_s in (0.8, 0.9, 1.2)]
-    slow = Point("slow", 2, 1.0, ("a",), ci95=(0.98, 1.02))
+    spread = Side("fast", 2, (0.8, 0.9, 1.2))
+    slow = Side("slow", 2, (1.0,), (0.98, 1.02))
     note = "efficiency 1.11 (0.82 to 1.27) may be 1: too little to be sure of"
-    assert curve([slow, *spread], slow)[0][0]["note"] == note
+    assert curve([slow, spread], slow)[0][0]["note"] == note
 
 
 def test_an_unfinished_run_is_no_point_of_a_curve(tmp_path):
@@ -108,4 +107,4 @@ def test_an_unfinished_run_is_no_point_of_a_curve(tmp_path):
     write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2), fail="SIGTERM (rank 0)")
     shown = report([tmp_path])
     assert [row["run"] for row in shown.rows] == ["ddp"]
-    assert shown.notes[-1] == "left out: ddp-dp2: cancelled"
+    assert shown.notes[-1] == "left out: ddp-dp2: cancelled: SIGTERM (rank 0)"

@@ -1,10 +1,9 @@
-"""Drawing: speedup, points, bars, phases and losses as figures; saving them as PNG and SVG.
+"""Drawing: speedup, TFLOP/s and phases as figures; saving them as PNG and SVG.
 
 The rows come from analysis/measured/run_pictures.py (runs) and
 analysis/published/published_pictures.py (tables); colours and marks from colours.py.
 """
 
-import statistics
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,16 +31,7 @@ class Point(NamedTuple):
     high: float | None = None
 
 
-class Bar(NamedTuple):
-    """The values of a configuration's repeats; bars of one `group` stand together."""
-
-    name: str
-    engine: str
-    values: list[float]
-    group: str = ""
-
-
-def _figure(title: str, height: float = 4.2) -> "tuple[Figure, Any]":
+def _figure(title: str) -> "tuple[Figure, Any]":
     import matplotlib
 
     matplotlib.use("Agg")
@@ -49,7 +39,7 @@ def _figure(title: str, height: float = 4.2) -> "tuple[Figure, Any]":
     matplotlib.rcParams.update({"svg.hashsalt": "3d", "svg.fonttype": "none"})
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, height), layout="constrained")
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
     axes.set_title(title)
     axes.grid(alpha=0.3)
@@ -117,30 +107,6 @@ def tflops(points: list[Point], title: str, convention: str) -> "Figure":
     axes.set_ylim(0, 1.06 * max(point.y for point in points))
     axes.set_xlabel("GPUs")
     axes.set_ylabel(f"TFLOP/s per GPU ({convention})")
-    _draw(figure, axes, points)
-    return figure
-
-
-def values(points: list[Point], title: str, x: str, y: str) -> "Figure":
-    """One value against another; an x of words has a place for each word."""
-    figure, axes = _figure(title)
-    at = [point.x for point in points]
-    if any(isinstance(value, str) for value in at):
-        words = sorted(set(map(str, at)))
-        points = [point._replace(x=words.index(str(point.x))) for point in points]
-        axes.set_xticks(range(len(words)), words)
-        axes.set_xlim(-0.5, len(words) - 0.5)
-    elif min(at) > 0 and max(at) >= 8 * min(at):
-        _doubling(axes, axes.xaxis)
-        axes.set_xlim(min(at) / 1.4, max(at) * 1.4)
-    else:
-        room = 0.1 * (max(at) - min(at)) or 0.5
-        axes.set_xlim(min(at) - room, max(at) + room)
-        if len(set(at)) <= 8:
-            axes.set_xticks(sorted(set(at)))
-    axes.set_ylim(0, 1.06 * max(point.y for point in points))
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
     _draw(figure, axes, points)
     return figure
 
@@ -215,48 +181,6 @@ def _name(axes: Any, points: list[Point], colours: dict[str, str]) -> None:
             color="#333333",
             arrowprops=line if abs(height - y) > _GAP / 3 else None,
         )
-
-
-def bars(found: list[Bar], title: str, x: str) -> "Figure":
-    """One bar a configuration, as long as the median of its repeats, group by group. A line spans
-    the lowest to the highest repeat."""
-    groups = list(dict.fromkeys(bar.group for bar in found))
-    rows: list[Bar | str] = []
-    for group in groups:
-        rows += [group] if group else []
-        rows += [bar for bar in found if bar.group == group]
-    figure, axes = _figure(title, max(4.2, 1.2 + 0.2 * len(rows)))
-    colours = of_engines(bar.engine for bar in found)
-    for engine, colour in colours.items():
-        mine = [(at, bar) for at, bar in enumerate(rows) if getattr(bar, "engine", "") == engine]
-        middle = [statistics.median(bar.values) for _, bar in mine]
-        axes.barh([at for at, _ in mine], middle, label=engine, color=colour)
-    for at, bar in enumerate(rows):
-        if isinstance(bar, Bar) and len(bar.values) > 1:
-            span = [min(bar.values), max(bar.values)]
-            axes.plot(span, [at, at], "|-", color="#222222", lw=1)
-    names = [bar.name if isinstance(bar, Bar) else bar for bar in rows]
-    axes.set_yticks(range(len(rows)), names)
-    for row, tick in zip(rows, axes.get_yticklabels(), strict=True):
-        tick.set_fontweight("normal" if isinstance(row, Bar) else "bold")
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel(x)
-    _legend(figure, axes.get_legend_handles_labels()[0])
-    return figure
-
-
-def losses(curves: dict[str, list[tuple[Any, Any]]], title: str) -> "Figure":
-    """Loss against iteration, one line a run: (iterations, losses) of each run by engine."""
-    figure, axes = _figure(title)
-    for engine, colour in of_engines(curves).items():
-        for number, (iterations, values) in enumerate(curves[engine]):
-            label = None if number else engine
-            axes.plot(iterations, values, lw=1, alpha=0.8, color=colour, label=label)
-    axes.set_xlabel("iteration")
-    axes.set_ylabel("loss (nats per token)")
-    _legend(figure, axes.get_legend_handles_labels()[0])
-    return figure
 
 
 def phases(bars: dict[str, dict[str, float]], title: str) -> "Figure":

@@ -12,13 +12,10 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from analysis.common import terminal
 from base.errors import UsageError, printable
-
-if TYPE_CHECKING:
-    import pandas
 
 FORMATS = ("text", "markdown", "csv", "json")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?( ?%)?|-")  # or the lone dash
@@ -96,19 +93,17 @@ class Table:
         """The table as a string that ends with a newline."""
         return {"text": _text, "markdown": _markdown, "csv": _csv, "json": _json}[format](self)
 
-    def frame(self) -> "pandas.DataFrame":
-        """The rows as a pandas DataFrame, raw values under the keys of all columns."""
-        import pandas  # here, because it takes longer to load than a table to print
-
-        return pandas.DataFrame(self.rows, columns=[c.key for c in self.columns])
-
-    def fitted(self, width: int) -> str:
-        """The table as text for a terminal of `width` columns."""
-        columns = [
+    @property
+    def shown_texts(self) -> list[terminal.Shown]:
+        """The columns as they are printed."""
+        return [
             terminal.Shown(c.heading, self.texts(c), _numeric(c, self.rows), c.long)
             for c in self.shown
         ]
-        return terminal.fit(printable(self.title), columns, self.below, width)
+
+    def fitted(self, width: int) -> str:
+        """The table as text for a terminal of `width` columns."""
+        return terminal.fit(printable(self.title), self.shown_texts, self.below, width)
 
 
 def cell(value: Any, spec: str = "") -> str:
@@ -123,10 +118,6 @@ def cell(value: Any, spec: str = "") -> str:
     return printable(str(value))
 
 
-def _cells(table: Table) -> list[list[str]]:
-    return [list(cells) for cells in zip(*map(table.texts, table.shown), strict=True)]
-
-
 def _numeric(column: Column, rows: Iterable[dict[str, Any]]) -> bool:
     return bool(column.spec) or all(
         isinstance(row.get(column.key), (int, float, type(None))) for row in rows
@@ -134,21 +125,10 @@ def _numeric(column: Column, rows: Iterable[dict[str, Any]]) -> bool:
 
 
 def _text(table: Table) -> str:
-    headings, body = [c.heading for c in table.shown], _cells(table)
-    widths = [max(map(len, column)) for column in zip(headings, *body, strict=True)]
-    right = [_numeric(c, table.rows) for c in table.shown]
-
-    def line(cells: list[str]) -> str:
-        padded = (
-            text.rjust(width) if to_right else text.ljust(width)
-            for text, width, to_right in zip(cells, widths, right, strict=True)
-        )
-        return "  ".join(padded).rstrip()
-
-    rule = "  ".join("-" * width for width in widths)
-    lines = [printable(table.title)] if table.title else []
-    lines += [line(headings), rule, *map(line, body), *table.below]
-    return "\n".join(lines) + "\n"
+    columns = table.shown_texts
+    widths = [max(map(len, (c.heading, *c.cells))) for c in columns]
+    rows = [printable(table.title)] if table.title else []
+    return "\n".join([*rows, *terminal.lines(columns, widths), *table.below]) + "\n"
 
 
 def no_html(text: str) -> str:
@@ -157,16 +137,16 @@ def no_html(text: str) -> str:
 
 
 def _markdown(table: Table) -> str:
-    right = [_numeric(c, table.rows) for c in table.shown]
+    columns = table.shown_texts
 
     def line(cells: Iterable[str]) -> str:
         escaped = (no_html(text).replace("\\", "\\\\").replace("|", "\\|") for text in cells)
         return "| " + " | ".join(escaped) + " |"
 
     lines = [f"**{no_html(printable(table.title))}**", ""] if table.title else []
-    lines += [line(c.heading for c in table.shown)]
-    lines += ["| " + " | ".join("---:" if r else "---" for r in right) + " |"]
-    lines += map(line, _cells(table))
+    lines += [line(c.heading for c in columns)]
+    lines += ["| " + " | ".join("---:" if c.right else "---" for c in columns) + " |"]
+    lines += map(line, zip(*(c.cells for c in columns), strict=True))
     if table.below:
         lines += ["", *(f"- {no_html(note)}" for note in table.below)]
     return "\n".join(lines) + "\n"

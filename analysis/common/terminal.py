@@ -45,16 +45,19 @@ def fit(title: str, columns: list[Shown], notes: list[str], width: int) -> str:
     same = [c for c in rest if len(c.cells) > 1 and len(set(c.cells)) == 1 and not c.long]
     sentences = [c for c in rest if c.long]
     rest = [_first_words(c) for c in rest if c not in same and c.long != "below"]
-    lines = [BOLD.format(line) for line in wrapped(title, width)]
+    rows = [BOLD.format(line) for line in wrapped(title, width)]
     if same:
         values = ", ".join(f"{c.heading} {c.cells[0]}" for c in same)
-        lines += wrapped(f"same in every row: {values}", width)
+        rows += wrapped(f"same in every row: {values}", width)
     for i, (block, widths) in enumerate(_blocks([names, *rest], width)):
-        lines += [""] * (i > 0) + _lines(block, widths)
+        if i:
+            rows.append("")
+        headings, *others = lines(block, widths)
+        rows += [BOLD.format(headings), *others]
     named = next((c for c in columns if len(set(c.cells)) == len(c.cells)), names)
     for column in sentences:
-        lines += _below(named.cells, column, width)
-    return "\n".join([*lines, *(line for note in notes for line in wrapped(note, width))]) + "\n"
+        rows += _below(named.cells, column, width)
+    return "\n".join([*rows, *(line for note in notes for line in wrapped(note, width))]) + "\n"
 
 
 def wrapped(text: str, width: int) -> list[str]:
@@ -104,51 +107,24 @@ def _below(names: list[str], column: Shown, width: int) -> list[str]:
 
 
 def _blocks(columns: list[Shown], width: int) -> list[tuple[list[Shown], list[int]]]:
-    """The columns and their widths, in as few blocks as fit; each begins with the first column."""
-    cells = [max(map(len, c.cells), default=0) for c in columns]
-    whole = [max(size, len(c.heading)) for size, c in zip(cells, columns, strict=True)]
-    widths = whole
-    if _total(whole) > width:  # headings wrap
-        words = [max(map(len, c.heading.split() or [""])) for c in columns]
-        widths = [max(pair) for pair in zip(cells, words, strict=True)]
-        least = [
-            size if c.right else min(size, max(_least(c, width // 2 - GAP), word))
-            for size, c, word in zip(widths, columns, words, strict=True)
-        ]
-        if _total(least) > width:  # several blocks: names need not be as short as they can be
-            pairs = zip(widths, least, strict=True)
-            widths = [min(size, max(low, width // 3)) for size, low in pairs]
-        while _total(least) <= width < _total(widths):
-            spare = [i for i in range(len(widths)) if widths[i] > least[i]]
-            widths[max(spare, key=lambda i: widths[i])] -= 1
-    blocks, used = [], width
+    """The columns and their widths, in as few blocks as fit; each begins with the first column. A
+    text takes a third of the width at most."""
+    widths = [max(map(len, (c.heading, *c.cells))) for c in columns]
+    most = max(NAME, width // 3)
+    widths = [n if c.right else min(n, most) for c, n in zip(columns, widths, strict=True)]
+    blocks, used = [([columns[0]], [widths[0]])], widths[0]
     for column, size in zip(columns[1:], widths[1:], strict=True):
-        if not blocks or used + GAP + size > width:
+        if used + GAP + size > width and len(blocks[-1][0]) > 1:
             blocks.append(([columns[0]], [widths[0]]))
             used = widths[0]
         blocks[-1][0].append(column)
         blocks[-1][1].append(size)
         used += GAP + size
-    return blocks or [(columns, widths)]
+    return blocks
 
 
-def _total(widths: list[int]) -> int:
-    return sum(widths) + GAP * (len(widths) - 1)
-
-
-def _least(column: Shown, most: int) -> int:
-    """The shortest cut that still tells the column's cells apart, `most` at most."""
-    different = len(set(column.cells))
-    sizes = range(NAME, most)
-    return next((n for n in sizes if len({cut(c, n) for c in column.cells}) == different), most)
-
-
-def _lines(columns: list[Shown], widths: list[int]) -> list[str]:
-    headings = [
-        textwrap.wrap(c.heading, size, break_on_hyphens=False) or [""]
-        for c, size in zip(columns, widths, strict=True)
-    ]
-    height = max(map(len, headings))
+def lines(columns: list[Shown], widths: list[int]) -> list[str]:
+    """The headings, a rule and the rows; a cell of text that is longer than its width is cut."""
 
     def line(cells: list[str]) -> str:
         padded = (
@@ -157,8 +133,7 @@ def _lines(columns: list[Shown], widths: list[int]) -> list[str]:
         )
         return (" " * GAP).join(padded).rstrip()
 
-    above = [[""] * (height - len(heading)) + heading for heading in headings]
-    lines = [BOLD.format(line(list(row))) for row in zip(*above, strict=True)]
-    lines.append((" " * GAP).join("-" * size for size in widths))
+    headings = [cut(c.heading, size) for c, size in zip(columns, widths, strict=True)]
+    rule = (" " * GAP).join("-" * size for size in widths)
     cells = [cut_apart(c.cells, size) for c, size in zip(columns, widths, strict=True)]
-    return lines + [line(list(row)) for row in zip(*cells, strict=True)]
+    return [line(headings), rule, *(line(list(row)) for row in zip(*cells, strict=True))]

@@ -71,46 +71,48 @@ def events_of(record: Record) -> list[Event]:
 
 
 def rows(record: Record, bytes_per_param: float | None = None) -> list[dict[str, Any]]:
-    """One dict for each kind of event in the run; none where it neither saved nor loaded."""
+    """One dict for each kind of event in the run; none where it neither saved nor loaded.
+
+    bytes_per_param: a checkpoint's bytes where the log says none. share: the seconds that training
+    waited for this kind, over all waiting and the logged steps."""
     events = events_of(record)
     config, _ = config_of(record)
     params = record.params or (config and config.n_params)
     stated = params * bytes_per_param if params and bytes_per_param else None
     trained_s = float(np.nansum(record.step_s)) * record.interval
-    busy_s = trained_s + sum(event.blocked_s or 0.0 for event in events) if trained_s > 0 else None
+    busy_s = trained_s + sum(event.blocked_s or 0.0 for event in events)
+    kinds = [*KINDS, *sorted({event.kind for event in events} - set(KINDS))]
     found = []
-    for kind in [*KINDS, *sorted({event.kind for event in events} - set(KINDS))]:
-        if every := [event for event in events if event.kind == kind]:
-            size = stated if kind != "export" else None
-            row = _row(every, size, record.gpus, busy_s)
-            found.append({"run": name_of(record), "source": record.source, "event": kind} | row)
+    for kind in kinds:
+        every = [event for event in events if event.kind == kind]
+        if not every:
+            continue
+        done = [event for event in every if not event.problem]
+        default = stated if kind != "export" else None
+        sizes = [default if event.bytes is None else event.bytes for event in done]
+        pairs = zip(sizes, [event.total_s for event in done], strict=True)
+        rate = _median([size / s if size and s else None for size, s in pairs])
+        ranks = _median([event.ranks for event in done]) or record.gpus
+        waits = [event.blocked_s for event in every]
+        found.append(
+            {
+                "run": name_of(record),
+                "source": record.source,
+                "event": kind,
+                "n": len(done),
+                "failed": len(every) - len(done),
+                "problems": [f"{e.kind} of step {e.step}: {e.problem}" for e in every if e.problem],
+                "ranks": ranks,
+                "blocked_s": _median([event.blocked_s for event in done]),
+                "total_s": _median([event.total_s for event in done]),
+                "bytes": _median(sizes),
+                "gb": _giga(_median(sizes)),
+                "gb_per_s": _giga(rate),
+                "gb_per_s_per_rank": _giga(rate / ranks) if rate and ranks else None,
+                "share": sum(waits) / busy_s if trained_s > 0 and None not in waits else None,
+            }
+        )
     return found
-
-
-def _row(
-    every: list[Event], stated: float | None, gpus: int | None, busy_s: float | None
-) -> dict[str, Any]:
-    """One kind of event: `stated` bytes where the log says none, the share of `busy_s` seconds."""
-    done = [event for event in every if not event.problem]
-    size = [stated if event.bytes is None else event.bytes for event in done]
-    rate = _median(
-        [b / e.total_s if b and e.total_s else None for b, e in zip(size, done, strict=True)]
-    )
-    ranks = _median([event.ranks for event in done]) or gpus
-    lost = [event.blocked_s for event in every]
-    return {
-        "n": len(done),
-        "failed": len(every) - len(done),
-        "problems": [f"{e.kind} of step {e.step}: {e.problem}" for e in every if e.problem],
-        "ranks": ranks,
-        "blocked_s": _median([event.blocked_s for event in done]),
-        "total_s": _median([event.total_s for event in done]),
-        "bytes": _median(size),
-        "gb": _giga(_median(size)),
-        "gb_per_s": _giga(rate),
-        "gb_per_s_per_rank": _giga(rate / ranks) if rate and ranks else None,
-        "share": sum(lost) / busy_s if busy_s and None not in lost else None,
-    }
 
 
 def _median(values: list[float | None]) -> float | None:
@@ -134,7 +136,8 @@ def table(
             refused.append(str(error))
             continue
         found += of_run
-        silent += [name_of(record)] * (not of_run)
+        if not of_run:
+            silent.append(name_of(record))
     columns = [
         Column("run", "run"),
         Column("event", "event"),

@@ -1,4 +1,4 @@
-"""Whether B is faster than A or the difference is noise, and how far apart identical runs are."""
+"""Whether B is faster than A or the difference is noise."""
 
 import math
 from collections import defaultdict
@@ -10,16 +10,17 @@ import numpy as np
 
 from analysis.common.statistics import log_ratio
 from analysis.common.table import Column, Table
-from analysis.logs.load import called, load, name_of
+from analysis.logs.load import load, name_of
 from analysis.logs.record import Record
-from analysis.logs.verdict import judge, no_timing, step_times, timed
+from analysis.logs.verdict import judge, step_times, timed
 from analysis.measured.fairness import (
     ANY_COMMIT,
     CHANGED,
     LAYOUT,
     busy,
-    configuration,
+    by_configuration,
     differences,
+    group_called,
     is_changed,
     named,
     other_kernels,
@@ -28,7 +29,7 @@ from analysis.measured.fairness import (
     unstated,
 )
 from base.errors import UsageError
-from parallel.measure.steady_time import Steady, steady_iterations
+from parallel.measure.steady_time import steady_iterations
 
 RESAMPLES = 10_000
 AT_ONCE = 2**20  # step times that are resampled at once: more would only take memory
@@ -75,12 +76,13 @@ class Comparison:
     def _on_other_gpus(self) -> str:
         a, b = self.gpus
         time, seconds = 1 / (1 + self.gain), b / a / (1 + self.gain)
-        said = f"on {b} GPUs instead of {a}, B takes {time:.3f} of A's time per step"
+        ratio = f"on {b} GPUs instead of {a}, B takes {time:.3f} of A's time per step"
+        work = f"and {seconds:.3f} of its GPU-seconds"
         if self.low is None or self.high is None:
-            return f"{said} and {seconds:.3f} of its GPU-seconds; how much is noise is unknown"
-        said += f" ({1 / (1 + self.high):.3f} to {1 / (1 + self.low):.3f})"
-        noise = "; the times are equal within noise" * (self.low <= 0 <= self.high)
-        return f"{said} and {seconds:.3f} of its GPU-seconds{noise}"
+            return f"{ratio} {work}; how much is noise is unknown"
+        ratio += f" ({1 / (1 + self.high):.3f} to {1 / (1 + self.low):.3f}) {work}"
+        is_noise = self.low <= 0 <= self.high
+        return f"{ratio}; the times are equal within noise" if is_noise else ratio
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data; `ratio` is the time of A over the time of B."""
@@ -133,73 +135,6 @@ def _block_medians(runs: list[np.ndarray], rng: np.random.Generator) -> np.ndarr
     return medians
 
 
-def repeats(records: list[Record], times: list[Steady]) -> list[dict[str, Any]]:
-    """One row per configuration: how many runs, and how far apart they are."""
-    groups = defaultdict(list)
-    for record, time in zip(records, times, strict=True):
-        groups[configuration(record)].append((record, time.step_s))
-    return [
-        {"configuration": _describe(members[0][0])}
-        | spread(np.array([s for _, s in members]))
-        | {"sources": ", ".join(r.source for r, _ in members)}
-        for members in groups.values()
-    ]
-
-
-def spread(seconds: np.ndarray) -> dict[str, Any]:
-    """n, median, fastest, slowest and spread (slowest over fastest, less one) of repeats."""
-    return {
-        "n": len(seconds),
-        "median_s": float(np.median(seconds)),
-        "fastest_s": float(seconds.min()),
-        "slowest_s": float(seconds.max()),
-        "spread": float(seconds.max() / seconds.min() - 1) if len(seconds) > 1 else None,
-    }
-
-
-REPEAT_COLUMNS = (
-    Column("configuration", "configuration"),
-    Column("n", "n", "d"),
-    Column("median_s", "median s", ".4g"),
-    Column("fastest_s", "fastest", ".4g"),
-    Column("slowest_s", "slowest", ".4g"),
-    Column("spread", "spread", ".1%"),
-)
-
-
-def repeats_table(
-    paths: list[Path],
-    facts: dict[str, Any] | None = None,
-    window: tuple[int, int] | None = None,
-    rule: str = "median",
-) -> Table:
-    """n and spread of identical runs.
-
-    Raises:
-        UsageError: nothing could be read.
-    """
-    records, left_out = load(paths, facts)
-    found = []
-    for record in records:
-        if time := timed(record, window, rule):
-            found.append((record, time))
-        else:
-            why = no_timing(record) or "no step was timed"
-            left_out.append(f"{name_of(record)}: {why}")
-    rows = repeats([record for record, _ in found], [time for _, time in found])
-    return Table(REPEAT_COLUMNS, rows, notes=[f"left out: {line}" for line in left_out])
-
-
-def _describe(record: Record) -> str:
-    said = [f"{k} {v}" for k in LAYOUT if (v := getattr(record, k)) is not None]
-    said += [f"zero {record.zero_stage}"] * bool(record.zero_stage)
-    said += [f"recompute {record.recompute}"] * (record.recompute not in (None, "none"))
-    layout = record.facts.get("layout") or {}
-    said += ["sp"] * bool(layout.get("sequence_parallel"))
-    about = ", ".join(said) or record.format
-    return f"{name}: {about}" if (name := named(record)) else about
-
-
 def timed_runs(
     paths: list[Path],
     facts: dict[str, Any] | None = None,
@@ -243,7 +178,6 @@ class Verdict:
 
     def lines(self) -> list[str]:
         """For a terminal."""
-        about = [f"A is {self.a}, B is {self.b}; they differ in: {', '.join(self.values)}"]
         if self.found is None:
             return self.doubts
         found = self.found
@@ -251,7 +185,10 @@ class Verdict:
         other = "" if found.unit == PAIRS else f" and {found.n_b}"
         counts = f"{found.n_a}{other} {what}"
         sure = "" if found.low is None else "95 %, "
-        return [f"{found.verdict} ({sure}{counts})", *about * bool(self.differ), *self.doubts]
+        lines = [f"{found.verdict} ({sure}{counts})"]
+        if self.differ:
+            lines.append(f"A is {self.a}, B is {self.b}; they differ in: {', '.join(self.values)}")
+        return lines + self.doubts
 
     def as_dict(self) -> dict[str, Any]:
         known = self.found.as_dict() if self.found else {"verdict": None}
@@ -381,24 +318,15 @@ def of_study(runs: list[TimedRun], any_commit: bool = False) -> list[Verdict]:
     Raises:
         UsageError: there is only one configuration.
     """
-    kinds: dict[tuple, list[TimedRun]] = defaultdict(list)
-    for record, x in sorted(runs, key=lambda run: run[0].repeat or 0):
-        kinds[configuration(record)].append((record, x))
-    names = [named(side[0][0]) or name_of(side[0][0]) for side in kinds.values()]
-    groups = {
-        name if names.count(name) == 1 else name_of(side[0][0]): side
-        for name, side in zip(names, kinds.values(), strict=True)
-    }
+    groups = by_configuration(sorted(runs, key=lambda run: run[0].repeat or 0))
     if len(groups) < 2:
         raise UsageError(f"two things are compared, but there is only {next(iter(groups))}")
     wanted = next((b for r, _ in runs if (b := r.baseline)), None)
-    fits = [k for k, g in groups.items() if wanted and any(called(wanted, r) for r, _ in g)]
-    if len(fits) > 1:
-        raise UsageError(f"the baseline {wanted} fits {', '.join(fits)}; give A and B")
-    base = fits[0] if fits else min(groups)
+    start = group_called(wanted, groups) if wanted else None
+    base = start or min(groups)
     how = any_commit, scaling_of([record for record, _ in runs])
     found = [judged(groups[base], groups[k], *how) for k in sorted(groups) if k != base]
-    if wanted and not fits:
+    if wanted and not start:
         missing = f"the study's baseline {wanted} has no time here: {base} stands in for it"
         found = [replace(verdict, doubts=[*verdict.doubts, missing]) for verdict in found]
     middle = {k: np.median([np.median(x) for _, x in side]) for k, side in groups.items()}
@@ -447,7 +375,9 @@ def table(verdicts: list[Verdict], any_commit: bool = False) -> Table:
             "below the rows of the baseline: the fastest on as many GPUs (A), and the others there"
             " in the order of their times"
         )
-    return Table(columns, rows, notes=notes + [ANY_COMMIT] * any_commit)
+    if any_commit:
+        notes.append(ANY_COMMIT)
+    return Table(columns, rows, notes=notes)
 
 
 def report(paths: list[Path]) -> Table:

@@ -1,12 +1,16 @@
 """What must be equal before two runs' times are compared, and what makes a comparison doubtful."""
 
 from collections import defaultdict
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 from analysis.common.terminal import who
-from analysis.logs.load import name_of
+from analysis.logs.load import called, name_of
 from analysis.logs.record import Record
+from base.errors import UsageError
 from parallel.config.axes import AXES
+
+Run = TypeVar("Run", bound=tuple)  # whose first part is a Record
 
 # What must be equal for a ratio of two step times to say something about the split alone.
 FIXED = ("precision", "recompute", "commit", "gpu_type")
@@ -198,16 +202,6 @@ def busy(records: list[Record]) -> list[str]:
     return [f"{about}, so these times may be too long: {who(list(taken), len(records))}"]
 
 
-def sharing(runs: list[Record], base: list[Record], partners: dict[str, str]) -> str:
-    """Which runs of two sides shared their machine, of `shared_cores`: no ratio of their times is
-    a result. "" where none did."""
-    own, theirs = (
-        [f"{name_of(r)} {partners[r.source]}" for r in side if r.source in partners]
-        for side in (runs, base)
-    )
-    return "; ".join(own or [f"the baseline {said}" for said in theirs])
-
-
 def configuration(record: Record) -> tuple:
     """What two runs must share to be repeats of each other."""
     facts = [getattr(record, k) for k in (*LAYOUT, "precision", "recompute", "zero_stage")]
@@ -217,3 +211,29 @@ def configuration(record: Record) -> tuple:
 def named(record: Record) -> str | None:
     """What a study calls the configuration: the run's name without its repeat."""
     return record.configuration or record.run
+
+
+def by_configuration(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs (tuples that begin with a record) of each configuration by its name, or, where
+    others have that name, by its first run's."""
+    kinds: dict[tuple, list[Run]] = defaultdict(list)
+    for run in runs:
+        kinds[configuration(run[0])].append(run)
+    names = [named(repeats[0][0]) for repeats in kinds.values()]
+    return {
+        (name if names.count(name) == 1 else None) or name_of(repeats[0][0]): repeats
+        for name, repeats in zip(names, kinds.values(), strict=True)
+    }
+
+
+def group_called(wanted: str, groups: dict[str, list[Run]]) -> str | None:
+    """Which of `by_configuration`'s names a baseline's name means; None where it means none.
+
+    Raises:
+        UsageError: it means several.
+    """
+    fits = [name for name, runs in groups.items() if any(called(wanted, run[0]) for run in runs)]
+    if len(fits) > 1:
+        names = ", ".join(name_of(run[0]) for name in fits for run in groups[name])
+        raise UsageError(f"the baseline {wanted} fits {names}; name one of these with --baseline")
+    return fits[0] if fits else None

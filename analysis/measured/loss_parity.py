@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table
 from analysis.logs.load import chosen, distinct
@@ -100,56 +100,57 @@ def compare(run: Run, baseline: Run | None) -> Parity:
     return _judge(run, baseline, math.log(mine["model vocab_size"]))
 
 
-def of_steps(run: Run, baseline: Run) -> list[tuple[int, float, float]]:
-    """(step, |loss - baseline's| in nats, grad norm's difference over the baseline's) of each step.
+class StepDifference(NamedTuple):
+    """|loss - baseline's| in nats, and the grad norm's difference over the baseline's."""
+
+    step: int
+    loss: float
+    grad_norm: float
+
+
+def of_steps(run: Run, baseline: Run) -> list[StepDifference]:
+    """The differences of each step.
 
     Both hold the same steps, with a loss and a grad norm each (`compare` says where they do not).
     """
     return [
-        (
+        StepDifference(
             mine["step"],
-            _difference(mine["loss"], theirs["loss"], False),
-            _difference(mine["grad_norm"], theirs["grad_norm"], True),
+            _difference(mine["loss"], theirs["loss"]),
+            _difference(mine["grad_norm"], theirs["grad_norm"], relative=True),
         )
         for mine, theirs in zip(run.steps, baseline.steps, strict=True)
     ]
 
 
 def _judge(run: Run, baseline: Run, ln_vocab: float) -> Parity:
-    wrong = []
-    worst: dict[str, tuple[float, int]] = {}
-    each = of_steps(run, baseline)
-    for i, (what, kind, bar) in enumerate(
-        (("loss", "", LOSS_BAR), ("grad_norm", "relative ", GRAD_NORM_BAR)), start=1
-    ):
-        size, step = worst[what] = max(((row[i], row[0]) for row in each), key=lambda pair: pair[0])
-        if size > bar:
-            wrong.append(f"{kind}{what} by {size:.1e} at step {step} (bar {bar:g})")
-    first = run.steps[0]["loss"]
+    steps = of_steps(run, baseline)
+    loss = max(steps, key=lambda step: step.loss)
+    norm = max(steps, key=lambda step: step.grad_norm)
+    first, wrong = run.steps[0]["loss"], []
+    if loss.loss > LOSS_BAR:
+        wrong.append(f"loss by {loss.loss:.1e} at step {loss.step} (bar {LOSS_BAR:g})")
+    if norm.grad_norm > GRAD_NORM_BAR:
+        at = f"at step {norm.step} (bar {GRAD_NORM_BAR:g})"
+        wrong.append(f"relative grad_norm by {norm.grad_norm:.1e} {at}")
     if not abs(first - ln_vocab) <= FIRST_LOSS_BAR:
         wrong.append(f"first loss {first:.3f} is not ln(vocab) = {ln_vocab:.3f}")
     if wrong:
         both = (run, baseline)
         wrong += [f"{of.name} {of.facts['go_on']}" for of in both if of.facts.get("go_on")]
-    return Parity(
-        run.name,
-        Reason(DIFFERS, f"{DIFFERS}: {'; '.join(wrong)}") if wrong else Reason(EQUAL, EQUAL),
-        len(run.steps),
-        worst["loss"][0],
-        worst["grad_norm"][0],
-        first,
-        ln_vocab,
-    )
+    verdict = Reason(DIFFERS, f"{DIFFERS}: {'; '.join(wrong)}") if wrong else Reason(EQUAL, EQUAL)
+    n = len(run.steps)
+    return Parity(run.name, verdict, n, loss.loss, norm.grad_norm, first, ln_vocab)
 
 
-def _difference(mine: float, theirs: float, relative: bool) -> float:
+def _difference(mine: float, theirs: float, relative: bool = False) -> float:
     """|mine - theirs|, over |theirs| where relative; infinite where one is NaN."""
     if not (math.isfinite(mine) and math.isfinite(theirs)):
         return math.inf
     difference = abs(mine - theirs)
-    if relative and difference:
-        return difference / abs(theirs) if theirs else math.inf
-    return difference
+    if not (relative and difference):
+        return difference
+    return difference / abs(theirs) if theirs else math.inf
 
 
 def verify(runs: Iterable[Run], baseline: Path | None = None) -> dict[Path, Parity]:

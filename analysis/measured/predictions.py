@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
-from typing import Any
+from typing import NamedTuple
 
 from analysis.common.statistics import repeat_noise
 from analysis.common.table import Column
@@ -30,23 +30,27 @@ def error(predicted: float | None, measured: float | None) -> float | None:
     return predicted / measured - 1 if predicted and measured else None
 
 
-def seconds(
-    records: list[Record], cluster: str | None
-) -> tuple[list[float | None], list[dict[str, str]]]:
-    """(predicted seconds per iteration of each run on a calibrated cluster, what `predicted_s` of
-    each lacks); None and {} without a cluster.
+class Prediction(NamedTuple):
+    """Predicted seconds per iteration of a run, or None and what `predicted_s` lacks."""
+
+    seconds: float | None
+    missing: dict[str, str]
+
+
+def of_runs(records: list[Record], cluster: str | None) -> list[Prediction]:
+    """Each run's prediction on a calibrated cluster; none without a cluster.
 
     Raises:
         UsageError: no such calibration.
     """
     if not cluster:
-        return [None] * len(records), [{} for _ in records]
+        return [Prediction(None, {})] * len(records)
     from analysis.planner.calibration import load_calibration  # here: --help needs no planner
     from analysis.planner.runs import predicted_seconds
 
     calibration = load_calibration(cluster)
-    found = [predicted_seconds(record, calibration) for record in records]
-    return [s for s, _ in found], [{"predicted_s": why} if why else {} for _, why in found]
+    pairs = [predicted_seconds(record, calibration) for record in records]
+    return [Prediction(s, {"predicted_s": why} if why else {}) for s, why in pairs]
 
 
 def source(cluster: str) -> str:
@@ -97,10 +101,3 @@ def notes(made_of: str, pairs: Iterable[Pair]) -> list[str]:
         f"predicted, not measured, by {made_of}; here MAPE {sum(errors) / len(errors):.1%},"
         f" n = {len(errors)}; {said}"
     ]
-
-
-def fill(rows: list[dict[str, Any]], predicted: list[float | None], measured: str) -> None:
-    """Predicted seconds and their signed error into rows that have `measured` seconds."""
-    for row, value in zip(rows, predicted, strict=True):
-        row["predicted_s"] = value
-        row["predicted_error"] = error(value, row.get(measured))

@@ -1,7 +1,6 @@
-"""Where the time of a profiled run went: top ranges, kernels and collectives."""
+"""Where the time of a profiled run went: top ranges, kernels and all-reduces."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,6 @@ _KINDS = {
     "cuda_calls": ("cuda_api_sum", "cudaapisum"),
     "system_calls": ("osrt_sum", "osrtsum"),
 }
-_COLLECTIVE = re.compile(
-    r"all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|send_?recv|barrier", re.I
-)
 # A call into the library itself, one per collective: NCCL:ncclAllReduce, gloo:all_reduce.
 _LIBRARY = re.compile(r"^(?:nccl|gloo|mpi):|^nccl", re.I)
 _ALL_REDUCE = re.compile(r"all_?reduce", re.I)
@@ -73,31 +69,23 @@ def summarise(tables: dict[str, list[nsys.Row]], profiled_s: float | None = None
     def longest(pattern: re.Pattern[str]) -> dict[str, Any] | None:
         return next((e for e in ranges if pattern.search(e["name"])), None)
 
-    collectives = [
-        entry | {"seen_as": what}
-        for what, found in (("range", ranges), ("kernel", kernels))
-        for entry in found
-        if _COLLECTIVE.search(entry["name"])
-        and (what == "range" or "nccl" in entry["name"].lower())
-    ]
-    reduces = [e for e in collectives if _ALL_REDUCE.search(e["name"])]
-    marked = next((e for e in reduces if e["seen_as"] == "range"), None)
-    on_gpu = [e for e in reduces if e["seen_as"] == "kernel"]
-    calls = [e for e in reduces if e["seen_as"] == "range" and _LIBRARY.search(e["name"])]
-    return {
-        **{part: longest(pattern) for part, pattern in _PARTS.items()},
-        "all_reduce": {
-            "name": marked and marked["name"],
-            "share": marked and marked["share"],
+    reduces = [e for e in ranges if _ALL_REDUCE.search(e["name"])]
+    calls = [e for e in reduces if _LIBRARY.search(e["name"])]
+    on_gpu = [e for e in kernels if _ALL_REDUCE.search(e["name"]) and "nccl" in e["name"].lower()]
+    all_reduce = None
+    if reduces or on_gpu:
+        all_reduce = {
+            "name": reduces[0]["name"] if reduces else None,
+            "share": reduces[0]["share"] if reduces else None,
             "calls": sum(e["instances"] for e in calls) if calls else None,
             "kernel_share": sum(e["share"] for e in on_gpu) if on_gpu else None,
             "kernel_instances": sum(e["instances"] for e in on_gpu) if on_gpu else None,
         }
-        if reduces
-        else None,
-        "collectives": collectives,
+    return {
+        **{part: longest(pattern) for part, pattern in _PARTS.items()},
+        "all_reduce": all_reduce,
         **kinds,
-        "counts": {kind: sum(e["instances"] for e in found) for kind, found in kinds.items()},
+        "counts": {kind: sum(e["instances"] for e in rows) for kind, rows in kinds.items()},
     }
 
 
@@ -133,58 +121,47 @@ def profiles_of(run: Path) -> list[Path]:
     return [p for p in found if p.is_file() and p.name != SUMMARY and p.suffix not in _BESIDE]
 
 
-def find(path: Path, refused: list[Refusal]) -> Iterator[Path]:
-    """The run folders at or below a path that were profiled; a folder that cannot be read is added
-    to `refused`.
+def report(path: Path, refused: list[Refusal], top: int) -> list[tuple[str, dict[str, Any]]]:
+    """(title, summary) of every profile at a path; a run's are written to its profile_summary.json.
 
-    Raises:
-        Refusal: there are none.
+    What cannot be read is added to `refused`.
     """
-    known, runs = len(refused), 0
-    for place, why in below(path, lambda folder: bool(profiles_of(folder)), _no_run):
+    if not path.is_dir():
+        return [(str(path), profile) for profile in _read_or_refuse([path], refused, top)]
+    rows, known = [], len(refused)
+    for run, why in below(path, lambda folder: bool(profiles_of(folder)), _no_run):
         if why:
-            refused.append(Refusal(str(place), why))
-        elif place.is_dir():
-            runs += 1
-            yield place
-    if not runs and len(refused) == known:
-        raise Refusal(str(path), "no profile here (train with --profile-mode torch, or NSYS=1)")
+            refused.append(Refusal(str(run), why))
+        elif run.is_dir() and (profiles := _read_or_refuse(profiles_of(run), refused, top)):
+            content = {"schema_version": "1", "run": run.name, "top": top, "profiles": profiles}
+            try:
+                (run / "profiles").mkdir(exist_ok=True)
+                write_json(run / "profiles" / SUMMARY, content)
+            except OSError as error:
+                refused.append(Refusal(str(error.filename or run), error.strerror or str(error)))
+            rows += [(f"{run}: {profile['file']}", profile) for profile in profiles]
+    if not rows and len(refused) == known:
+        why = "no profile here (train with --profile-mode torch, or NSYS=1)"
+        refused.append(Refusal(str(path), why))
+    return rows
 
 
 def _no_run(name: str) -> bool:
     return name == "attempts"
 
 
-def report(path: Path, refused: list[Refusal], top: int) -> list[tuple[str, dict[str, Any]]]:
-    """(title, summary) of every profile at a path; a run's are written to its profile_summary.json.
-
-    What cannot be read is added to `refused`.
-    """
-    found = []
-    try:
-        if not path.is_dir():
-            return [(str(path), _shortened(read_profile(path), top))]
-        for run in find(path, refused):
-            summaries = []
-            for file in profiles_of(run):
-                try:
-                    summaries.append(_shortened(read_profile(file), top))
-                except Refusal as refusal:
-                    refused.append(refusal)
-            if summaries:
-                content = {"schema_version": "1", "run": run.name, "top": top}
-                (run / "profiles").mkdir(exist_ok=True)
-                write_json(run / "profiles" / SUMMARY, content | {"profiles": summaries})
-            found += [(f"{run}: {summary['file']}", summary) for summary in summaries]
-    except Refusal as refusal:
-        refused.append(refusal)
-    except OSError as error:
-        refused.append(Refusal(str(error.filename or path), error.strerror or str(error)))
-    return found
-
-
-def _shortened(profile: dict[str, Any], top: int) -> dict[str, Any]:
-    return profile | {kind: profile[kind][:top] for kind in _KINDS}
+def _read_or_refuse(files: list[Path], refused: list[Refusal], top: int) -> list[dict[str, Any]]:
+    """The profiles that can be read, with the `top` entries of each kind."""
+    profiles = []
+    for file in files:
+        try:
+            profile = read_profile(file)
+            profiles.append(profile | {kind: profile[kind][:top] for kind in _KINDS})
+        except Refusal as refusal:
+            refused.append(refusal)
+        except OSError as error:
+            refused.append(Refusal(str(error.filename or file), error.strerror or str(error)))
+    return profiles
 
 
 def table(title: str, profile: dict[str, Any]) -> Table:
@@ -204,14 +181,14 @@ def table(title: str, profile: dict[str, Any]) -> Table:
         for entry in profile[key]:
             mean_ms = entry["mean_s"] and 1000 * entry["mean_s"]
             rows.append(entry | {"kind": kind, "mean_ms": mean_ms, "name": _short(entry["name"])})
-    return Table(columns, rows, title=title, notes=_said(profile))
+    return Table(columns, rows, title=title, notes=_notes(profile))
 
 
 def _short(name: str) -> str:
     return name if len(name) <= 60 else name[:59] + "…"
 
 
-def _said(profile: dict[str, Any]) -> list[str]:
+def _notes(profile: dict[str, Any]) -> list[str]:
     notes = []
     for part in ("forward", "backward", "optimizer"):
         if entry := profile[part]:

@@ -1,10 +1,7 @@
-"""Where each rank's time went, what it sent, and where a split's efficiency was lost.
-
-What each category means is written in parallel/measure/step_parts.py.
-"""
+"""Where each rank's time went, what it sent, and where a split's efficiency was lost."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -14,8 +11,8 @@ from analysis.logs.load import chosen, distinct
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
 from analysis.logs.verdict import timed
-from analysis.measured.fairness import differences, scaling_of, shared_cores, sharing
-from analysis.measured.scaling_curve import Times, against
+from analysis.measured.fairness import differences, scaling_of, shared_cores
+from analysis.measured.scaling_curve import Side, against
 from base.errors import UsageError
 from parallel.config.message_bytes import step_volumes
 from parallel.config.settings import RunSpec, check_setting
@@ -79,9 +76,8 @@ def read(path: Path) -> tuple[Breakdown | None, list[str]]:
     # Without a steady part, skip the first window if there are others.
     start = 2 if time is None else max(2, int(record.iteration[time.first]))
     found = Breakdown(run, spec, record, {}, 0)
-    last = min(
-        rows[-1]["last_step"] for rows in ranks.values()
-    )  # the ranks of a killed run end apart
+    # The ranks of a killed run end apart.
+    last = min(rows[-1]["last_step"] for rows in ranks.values())
     for rank, rows in ranks.items():
         if used := _used(rows, start, last):
             found.steps = sum(row["last_step"] - row["first_step"] + 1 for row in used)
@@ -92,7 +88,8 @@ def read(path: Path) -> tuple[Breakdown | None, list[str]]:
         found.notes.append(f"{len(found.ranks)} of {spec.layout.world_size} ranks")
     if run.state != COMPLETE:
         found.notes.append(f"the run is {run.state}")
-    found.notes += [run.missing] * bool(run.missing)
+    if run.missing:
+        found.notes.append(run.missing)
     return (found if found.ranks else None), problems
 
 
@@ -216,19 +213,19 @@ def agreement(one: Breakdown, axis: str) -> str | None:
     return "equal"
 
 
-def groups(one: Breakdown, axis: str) -> Iterable[list[int]]:
-    """The ranks that wait for each other in collectives along an axis."""
-    apart: dict[Any, list[int]] = defaultdict(list)
-    among: dict[str, Callable[[dict[str, int]], tuple]] = {
-        "tp": lambda c: (c["dp"], c["pp"]),
-        "dp": lambda c: (c["tp"], c["pp"]),
-        "embedding": lambda c: (c["tp"], c["dp"]),
-    }
+# The coordinates that the ranks of one group share, in collectives along an axis.
+_SHARED = {"tp": ("dp", "pp"), "dp": ("tp", "pp"), "embedding": ("tp", "dp")}
+
+
+def _least_s(one: Breakdown, axis: str) -> float:
+    """Mean over ranks of the seconds along an axis of the rank that waited least in each group of
+    ranks that wait for each other."""
+    groups: dict[tuple, list[float]] = defaultdict(list)
     for rank, row in one.ranks.items():
         if axis != "embedding" or row["embedding_calls"]:
-            key = among.get(axis, lambda _: ())(one.spec.layout.coords(rank))
-            apart[key].append(rank)
-    return apart.values()
+            coords = one.spec.layout.coords(rank)
+            groups[tuple(coords[a] for a in _SHARED.get(axis, ()))].append(row[f"{axis}_s"])
+    return sum(len(seconds) * min(seconds) for seconds in groups.values()) / len(one.ranks)
 
 
 def parts(one: Breakdown) -> dict[str, float]:
@@ -239,15 +236,7 @@ def parts(one: Breakdown) -> dict[str, float]:
     is waiting for it; that waiting, and what the slowest rank's step exceeds the mean by, is load
     imbalance. compute: forward, backward, optimizer. other: the rest.
     """
-    n = len(one.ranks)
-    least = {
-        axis: sum(
-            len(ranks) * min(one.ranks[r][f"{axis}_s"] for r in ranks)
-            for ranks in groups(one, axis)
-        )
-        / n
-        for axis in COLLECTIVE
-    }
+    least = {axis: _least_s(one, axis) for axis in COLLECTIVE}
     found = {
         "compute": one.mean(*(f"{name}_s" for name in COMPUTE)),
         "bubble": one.mean("bubble_s"),
@@ -295,18 +284,15 @@ def losses(found: list[Breakdown], baseline: str | None, scaling: str | None) ->
         if why := _not_decomposed(one, fits, baseline, scaling):
             notes.append(f"{one.name}: {why}")
             continue
-        base = fits[0]
-        sides = (Times(run.step_s, run.spec.gpus) for run in (one, base))
-        ratio = against(*sides, scaling, sharing([one.record], [base.record], partners))
+        ratio = against(_side(one, partners), _side(fits[0], partners), scaling)
         if ratio.why or ratio.note:
             notes.append(f"{one.name}: {ratio.why or ratio.note}")
-        if (efficiency := ratio.efficiency) is None:
-            continue
-        rows.append(
-            {"run": one.name, "gpus": one.spec.gpus, "efficiency": efficiency}
-            | {"lost": 1 - efficiency, "baseline": base.name}
-            | lost(one, base, scaling)
-        )
+        if (efficiency := ratio.efficiency) is not None:
+            rows.append(
+                {"run": one.name, "gpus": one.spec.gpus, "efficiency": efficiency}
+                | {"lost": 1 - efficiency, "baseline": fits[0].name}
+                | lost(one, fits[0], scaling)
+            )
     names = list(parts(found[0])) if rows else []
     columns = [
         Column("run", "run"),
@@ -318,6 +304,12 @@ def losses(found: list[Breakdown], baseline: str | None, scaling: str | None) ->
     ]
     notes.insert(0, "lost = 1 - efficiency = the sum of the columns after it; negative: a gain")
     return Table(columns, rows, f"Efficiency lost ({scaling} scaling)", notes)
+
+
+def _side(one: Breakdown, partners: dict[str, str]) -> Side:
+    why = partners.get(one.record.source)
+    shared = f"{one.name} {why}" if why else ""
+    return Side(one.name, one.spec.gpus, (one.step_s,), shared=shared)
 
 
 def _not_decomposed(
@@ -377,13 +369,4 @@ def report(
         UsageError: nothing could be read, or nothing is called `baseline`.
     """
     found, problems = read_all(paths)
-    return tables(found, baseline, scaling), problems
-
-
-def tables(found: list[Breakdown], baseline: str | None, scaling: str | None) -> list[Table]:
-    """The three tables of runs that were read.
-
-    Raises:
-        UsageError: nothing is called `baseline`.
-    """
-    return [times(found), messages(found), losses(found, baseline, scaling)]
+    return [times(found), messages(found), losses(found, baseline, scaling)], problems

@@ -30,11 +30,10 @@ from analysis.measured.fairness import (
     other_kernels,
     scaling_of,
     shared_cores,
-    sharing,
     unstated,
 )
 from analysis.measured.loss_parity import NOT_VERIFIED, verify
-from analysis.measured.scaling_curve import Ratio
+from analysis.measured.scaling_curve import Ratio, Timed, side_of
 from models.flops import DEFAULT_CONVENTION
 from parallel.config.axes import shown_axes
 from parallel.measure.steady_time import Steady
@@ -105,13 +104,17 @@ def rows(
         elif base is None:
             ratio = Ratio(None, None, why or "no baseline (--baseline NAME)")
         else:
-            sides = [
-                [r for r in repeats[_repeated(of)] if not differences(r, base, kind, any_commit)]
-                or [of]
-                for of in (record, base)
-            ]
-            shared = sharing(*sides, partners)
-            ratio = _against(record, base, sides, times, kind, any_commit, shared)
+            why = _no_ratio(record, base, times, kind, any_commit)
+            ratio = Ratio(None, None, why)
+            if not why:
+                sides = []
+                for of in (record, base):
+                    alike = repeats[_repeated(of)]
+                    alike = [r for r in alike if not differences(r, base, kind, any_commit)] or [of]
+                    sides.append(side_of([Timed(r, times[id(r)]) for r in alike], partners))
+                ratio = scaling_curve.against(*sides, kind)
+            if ratio.efficiency is not None and (record.oversubscribed or base.oversubscribed):
+                ratio = Ratio(ratio.speedup, None, SHARE if record.oversubscribed else CROWDED)
             doubts += filter(None, [ratio.note, ratio.why if ratio.why != SHARE else ""])
         if record.source in partners and not (ratio.why and partners[record.source] in ratio.why):
             doubts.append(partners[record.source])
@@ -197,40 +200,28 @@ def _notes(judgement: Judgement, time: Steady | None) -> list[str]:
     return [doubt.text for doubt in judgement.doubts] + judgement.notes * silent
 
 
-def _against(
+def _no_ratio(
     record: Record,
     baseline: Record,
-    repeats: list[list[Record]],
     times: dict[int, Steady | None],
     kind: str,
     any_commit: bool,
-    shared: str,
-) -> Ratio:
-    """A run with a time against its baseline; repeats: both sides' comparable runs."""
+) -> str:
+    """Why a run with a time has no ratio to its baseline, or ""."""
     time, base = times[id(record)], times[id(baseline)]
-    why = ""
     if base is None:
-        why = f"the baseline {name_of(baseline)} has no time"
-    elif not (time.step_s > 0 and base.step_s > 0):
-        why = "no time: less than one whole second"
-    elif not (record.gpus and baseline.gpus):
-        why = "number of GPUs unknown"
-    elif ended := unfinished(record):
-        why = f"no speedup: {ended}"
-    elif ended := unfinished(baseline):
-        why = f"no speedup: the baseline {name_of(baseline)} is {ended}"
-    elif unfair := differences(record, baseline, kind, any_commit):
-        why = "invalid comparison: " + "; ".join(unfair)
-    if why:
-        return Ratio(None, None, why)
-    sides = (
-        scaling_curve.of_repeats([scaling_curve.of_run(times[id(r)], r.gpus) for r in side])
-        for side in repeats
-    )
-    ratio = scaling_curve.against(*sides, kind, shared)
-    if ratio.efficiency is None or not (record.oversubscribed or baseline.oversubscribed):
-        return ratio
-    return Ratio(ratio.speedup, None, SHARE if record.oversubscribed else CROWDED)
+        return f"the baseline {name_of(baseline)} has no time"
+    if not (time.step_s > 0 and base.step_s > 0):
+        return "no time: less than one whole second"
+    if not (record.gpus and baseline.gpus):
+        return "number of GPUs unknown"
+    if ended := unfinished(record):
+        return f"no speedup: {ended}"
+    if ended := unfinished(baseline):
+        return f"no speedup: the baseline {name_of(baseline)} is {ended}"
+    if unfair := differences(record, baseline, kind, any_commit):
+        return "invalid comparison: " + "; ".join(unfair)
+    return ""
 
 
 def table(
@@ -299,11 +290,12 @@ def of_records(
     else:
         named = sorted({r.baseline for r in records} - {None})
     kind = kind or scaling_of(records)
-    predicted, lacking = predictions.seconds(records, predict)
+    predicted = predictions.of_runs(records, predict)
     found = rows(records, convention, baseline, kind, window, rule, any_commit)
-    predictions.fill(found, predicted, "step_s")
-    for row, why in zip(found, lacking, strict=True):
-        row["missing"] |= why
+    for row, prediction in zip(found, predicted, strict=True):
+        row["predicted_s"] = prediction.seconds
+        row["predicted_error"] = predictions.error(prediction.seconds, row["step_s"])
+        row["missing"] |= prediction.missing
     about = describe_rule(window, rule), predict is not None
     shown = table(found, convention, named, kind, *about)
     pairs = list(zip(records, found, strict=True))

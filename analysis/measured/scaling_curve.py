@@ -1,8 +1,7 @@
 """Speedup, efficiency and serial share over repeats at several sizes: the curve of a study."""
 
 import statistics
-from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,20 +9,20 @@ from analysis.common.table import Column, Table
 from analysis.logs.load import called, load, name_of
 from analysis.logs.model import asked
 from analysis.logs.record import Record
-from analysis.logs.verdict import averages, judge, timed, unfinished
+from analysis.logs.verdict import averages, judge, timed
 from analysis.measured import predictions, throughput
 from analysis.measured.fairness import (
     ANY_COMMIT,
     UNSTATED,
     busy,
+    by_configuration,
     changed,
     configuration,
     differences,
-    named,
+    group_called,
     other_kernels,
     scaling_of,
     shared_cores,
-    sharing,
     unstated,
 )
 from analysis.measured.throughput import MARKED
@@ -50,14 +49,45 @@ def speedup(
     return (times, times / ratio) if scaling == "strong" else (times * ratio, times)
 
 
-class Times(NamedTuple):
-    """Seconds per step of a run or of repeats on `gpus`, with the least and the most that its 95 %
-    interval or the repeats allow; None where neither is known."""
+class Timed(NamedTuple):
+    """A run and its steady step time."""
 
-    step_s: float
+    record: Record
+    time: Steady
+
+
+@dataclass(frozen=True)
+class Side:
+    """The repeats of one configuration on `gpus`: seconds per step of each, and of a single one its
+    95 % interval where that is known. shared: why no ratio of its times is a result, or ""."""
+
+    name: str
     gpus: int
-    low_s: float | None = None
-    high_s: float | None = None
+    seconds: tuple[float, ...]
+    ci95: tuple[float, float] | None = None
+    shared: str = ""
+
+    @property
+    def step_s(self) -> float:
+        """The repeats' median."""
+        return statistics.median(self.seconds)
+
+    @property
+    def span(self) -> tuple[float, float] | None:
+        """The fastest and the slowest repeat; of a single run its interval."""
+        return (min(self.seconds), max(self.seconds)) if len(self.seconds) > 1 else self.ci95
+
+
+def side_of(runs: list[Timed], partners: dict[str, str], name: str = "") -> Side:
+    """The repeats as one side; partners: `shared_cores`."""
+    shared = [
+        f"{name_of(run.record)} {partners[run.record.source]}"
+        for run in runs
+        if run.record.source in partners
+    ]
+    seconds = tuple(run.time.step_s for run in runs)
+    first = runs[0]
+    return Side(name, first.record.gpus, seconds, first.time.ci95, "; ".join(shared))
 
 
 class Ratio(NamedTuple):
@@ -70,32 +100,20 @@ class Ratio(NamedTuple):
     note: str = ""
 
 
-def against(side: Times, base: Times, scaling: str, shared: str = "") -> Ratio:
+def against(side: Side, base: Side, scaling: str) -> Ratio:
     """The ratio of two sides' times, by the one rule of every table: it is withheld where either
-    side `shared` its machine, and an efficiency above 1 has a note with its interval."""
+    side shared its machine, and an efficiency above 1 has a note with its interval."""
+    shared = side.shared or (base.shared and f"the baseline {base.shared}")
     if shared:
         return Ratio(None, None, f"no speedup: {shared}")
     faster, efficiency = speedup(side.step_s, side.gpus, base.step_s, base.gpus, scaling)
     interval = None
-    if None not in (*side, *base):
+    if side.span and base.span:
         interval = (
-            speedup(side.high_s, side.gpus, base.low_s, base.gpus, scaling)[1],
-            speedup(side.low_s, side.gpus, base.high_s, base.gpus, scaling)[1],
+            speedup(side.span[1], side.gpus, base.span[0], base.gpus, scaling)[1],
+            speedup(side.span[0], side.gpus, base.span[1], base.gpus, scaling)[1],
         )
     return Ratio(faster, efficiency, "", above_linear(efficiency, side.gpus / base.gpus, interval))
-
-
-def of_run(time: Steady, gpus: int) -> Times:
-    """A run's time with its 95 % interval."""
-    return Times(time.step_s, gpus, *(time.ci95 or ()))
-
-
-def of_repeats(repeats: list[Times]) -> Times:
-    """Repeats' median, their fastest and their slowest; of one run its own interval."""
-    if len(repeats) == 1:
-        return repeats[0]
-    times = [one.step_s for one in repeats]
-    return Times(statistics.median(times), repeats[0].gpus, min(times), max(times))
 
 
 def karp_flatt(speedup: float, ratio: float) -> float | None:
@@ -152,81 +170,43 @@ def _slope(points: list[tuple[float, float]]) -> float | None:
     return sum(x * y for x, y in points) / square if square else None
 
 
-@dataclass(frozen=True)
-class Point:
-    """One timed run: enough to scale by. Points of one configuration are repeats.
-
-    sharing: why no ratio of its time is a result, or ""."""
-
-    name: str
-    gpus: int
-    step_s: float
-    configuration: tuple = ()
-    predicted_s: float | None = None
-    micro_batch: int | None = None
-    peak_gb: float | None = None
-    mfu: float | None = None
-    ci95: tuple[float, float] | None = None
-    sharing: str = ""
-
-    @property
-    def times(self) -> Times:
-        return Times(self.step_s, self.gpus, *(self.ci95 or ()))
-
-
 def curve(
-    points: list[Point], baseline: Point, scaling: str = "strong"
+    sides: list[Side], base: Side, scaling: str = "strong"
 ) -> tuple[list[dict[str, Any]], float | None]:
-    """(one row per configuration, fitted serial share) of repeats at several sizes.
+    """(one row per configuration, by GPUs and name; fitted serial share).
 
     Rows: run, gpus, n repeats, step_s (their median), spread ((slowest - fastest) / median),
     speedup, efficiency, serial (Karp-Flatt, where it is a share), note (why one is none, and what
-    is odd about the efficiency). The baseline's own repeats are what it is against.
-    The fit is to the fastest configuration of each size: a law is about what the machine can do.
+    is odd about the efficiency), missing. The fit is to the fastest configuration of each size: a
+    law is about what the machine can do.
     """
-    groups = defaultdict(list)
-    for point in points:
-        groups[point.gpus, point.configuration].append(point)
-    alike = groups.get((baseline.gpus, baseline.configuration), [baseline])
-    ordered = sorted(groups.items(), key=lambda g: (g[0][0], g[1][0].name))
-    rows = [_row(repeats, alike, scaling) for _, repeats in ordered]
+    ordered = sorted(sides, key=lambda side: (side.gpus, side.name))
+    rows = [_row(side, base, scaling) for side in ordered]
     best: dict[float, float] = {}
     for row in rows:
-        if (ratio := row["gpus"] / baseline.gpus) > 1 and row["speedup"] is not None:
+        if (ratio := row["gpus"] / base.gpus) > 1 and row["speedup"] is not None:
             best[ratio] = max(row["speedup"], best.get(ratio, 0.0))
     return rows, (fit_amdahl if scaling == "strong" else fit_gustafson)(list(best.items()))
 
 
-def _row(repeats: list[Point], alike: list[Point], scaling: str) -> dict[str, Any]:
-    """The repeats of one configuration against the baseline's repeats, `alike`."""
-    first, times = repeats[0], [p.step_s for p in repeats]
-    side, base = (of_repeats([p.times for p in points]) for points in (repeats, alike))
-    step_s, ratio = side.step_s, side.gpus / base.gpus
-    shared = [p.sharing for p in repeats if p.sharing]
-    shared = shared or [f"the baseline {p.sharing}" for p in alike if p.sharing]
-    found = against(side, base, scaling, "; ".join(shared))
-    withheld = dict.fromkeys(MARKED, found.why) if found.why else {}
-    share = karp_flatt(found.speedup, ratio) if found.speedup else None
-    peaks = [p.peak_gb for p in repeats if p.peak_gb is not None]
+def _row(side: Side, base: Side, scaling: str) -> dict[str, Any]:
+    ratio = against(side, base, scaling)
+    fastest_s, slowest_s = min(side.seconds), max(side.seconds)
+    share = karp_flatt(ratio.speedup, side.gpus / base.gpus) if ratio.speedup else None
     return {
-        "run": first.name,
+        "run": side.name,
         "gpus": side.gpus,
-        "micro_batch": first.micro_batch,
-        "n": len(times),
-        "step_s": step_s,
-        "spread": (max(times) - min(times)) / step_s if len(times) > 1 else None,
-        "fastest_s": min(times),
-        "slowest_s": max(times),
-        "predicted_s": first.predicted_s,
-        "predicted_error": predictions.error(first.predicted_s, step_s),
-        "peak_gb": max(peaks, default=None),
-        "mfu": first.mfu and first.mfu * first.step_s / step_s,
-        "speedup": found.speedup,
-        "efficiency": found.efficiency,
-        "serial": found.speedup and serial_share(found.speedup, ratio),
-        "note": found.why or found.note or _no_share(share),
-        "above": found.note,
-        "missing": withheld,
+        "n": len(side.seconds),
+        "step_s": side.step_s,
+        "spread": (slowest_s - fastest_s) / side.step_s if len(side.seconds) > 1 else None,
+        "fastest_s": fastest_s,
+        "slowest_s": slowest_s,
+        "speedup": ratio.speedup,
+        "efficiency": ratio.efficiency,
+        "serial": share if share is not None and 0 <= share <= 1 else None,
+        "note": ratio.why or ratio.note or _no_share(share),
+        "above": ratio.note,
+        "missing": dict.fromkeys(MARKED, ratio.why) if ratio.why else {},
     }
 
 
@@ -278,44 +258,40 @@ def doubtful(rows: list[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
     return {number: MARKED for number, row in enumerate(rows) if row.get("above")}
 
 
-Pair = tuple[Record, Point]
+def gather(
+    records: list[Record], window: tuple[int, int] | None = None, rule: str = "median"
+) -> tuple[list[Timed], list[tuple[str, str]]]:
+    """(the runs whose times are results, the name of each other run and why its time is none)."""
+    runs, left_out = [], []
+    for record in records:
+        time = timed(record, window, rule)
+        judgement = judge(record, time)
+        if record.copy_of:
+            why = f"the same evidence as {record.copy_of}"
+        elif judgement.unfit:
+            why = "; ".join(map(str, judgement.flags))
+        elif judgement.verdict not in ("complete", "end unknown"):
+            why = f"{judgement.verdict}: {judgement.proof}".rstrip(": ")
+        elif not record.gpus:
+            why = asked(["gpus"])
+        elif time is None or not time.step_s > 0:
+            why = "no steady time"
+        else:
+            runs.append(Timed(record, time))
+            continue
+        left_out.append((name_of(record), why))
+    return runs, left_out
 
 
 def report(
-    paths: list[Path],
-    baseline: str | None = None,
-    scaling: str | None = None,
-    *,
-    facts: dict[str, Any] | None = None,
-    window: tuple[int, int] | None = None,
-    rule: str = "median",
-    any_commit: bool = False,
-    predict: str | None = None,
+    paths: list[Path], baseline: str | None = None, scaling: str | None = None, **settings: Any
 ) -> Table:
-    """The scaling curve of what is at the paths.
-
-    Args:
-        baseline: the name or path of a run or configuration; default: the fewest GPUs.
-        scaling: strong or weak; None takes what the runs are (fairness.py).
-        facts: what the logs do not say, by Record's names.
-        window, rule: how a step time is taken (logs/verdict.py).
-        any_commit: also compare runs of different commits.
-        predict: the calibrated cluster whose predictions stand beside the times.
+    """`report_of` what is at the paths.
 
     Raises:
         UsageError: nothing could be read or timed, or there is no such baseline.
     """
-    records, refused = load(paths, facts)
-    return report_of(
-        records,
-        refused,
-        baseline,
-        scaling,
-        window=window,
-        rule=rule,
-        any_commit=any_commit,
-        predict=predict,
-    )
+    return report_of(*load(paths), baseline, scaling, **settings)
 
 
 def report_of(
@@ -329,120 +305,92 @@ def report_of(
     any_commit: bool = False,
     predict: str | None = None,
 ) -> Table:
-    """`report` of runs that were read, and the lines of what was refused."""
-    predicted, lacking = predictions.seconds(records, predict)
-    partners = shared_cores(records)
-    pairs, untimed = _points(records, predicted, partners, window, rule)
+    """The scaling curve of runs.
+
+    Args:
+        refused: the lines of what could not be read.
+        baseline: the name or path of a run or configuration; default: the fewest GPUs.
+        scaling: strong or weak; None takes what the runs are (fairness.py).
+        window, rule: how a step time is taken (logs/verdict.py).
+        any_commit: also compare runs of different commits.
+        predict: the calibrated cluster whose predictions stand beside the times.
+
+    Raises:
+        UsageError: nothing was timed, or there is no such baseline.
+    """
+    runs, untimed = gather(records, window, rule)
     read = (line.partition(": ") for line in refused)
     left_out = [(source, why) for source, _, why in read] + untimed
-    if not pairs:
+    for run in runs:
+        if run.record.oversubscribed:
+            flags = judge(run.record, run.time).flags
+            left_out.append((name_of(run.record), "; ".join(map(str, flags))))
+    runs = [run for run in runs if not run.record.oversubscribed]
+    if not runs:
         raise UsageError("; ".join(by_reason(left_out)))
-    base, start = _baseline(pairs, baseline)
-    scaling = scaling or scaling_of([record for record, _ in pairs])
+    base = baseline_run(runs, baseline)
+    scaling = scaling or scaling_of([run.record for run in runs])
     fair = []
-    for record, point in pairs:
-        if unfair := differences(record, base, scaling, any_commit):
-            left_out.append((point.name, f"invalid comparison: {'; '.join(unfair)}"))
+    for run in runs:
+        if unfair := differences(run.record, base, scaling, any_commit):
+            left_out.append((name_of(run.record), f"invalid comparison: {'; '.join(unfair)}"))
         else:
-            fair.append((record, point))
-    fair = _named_by_configuration(fair)
-    compared = [record for record, _ in fair]
-    rows, share = curve([point for _, point in fair], start, scaling)
-    called_base = next(point.name for record, point in fair if record is base)
-    shown = table(rows, share, scaling, f"{called_base} ({base.gpus} GPUs)", predict is not None)
+            fair.append(run)
+    groups, partners = by_configuration(fair), shared_cores(records)
+    sides = {name: side_of(repeats, partners, name) for name, repeats in groups.items()}
+    start = next(n for n, repeats in groups.items() if any(r.record is base for r in repeats))
+    rows, share = curve(list(sides.values()), sides[start], scaling)
+    compared = [run.record for run in fair]
+    firsts = [repeats[0].record for repeats in groups.values()]
+    predicted = dict(zip(groups, predictions.of_runs(firsts, predict), strict=True))
+    missing = []
+    for row in rows:
+        repeats, prediction = groups[row["run"]], predicted[row["run"]]
+        first = repeats[0].record
+        mfu, no_mfu = throughput.model_utilisation(first, row["step_s"])
+        peaks = [run.record.peak_bytes for run in repeats if run.record.peak_bytes is not None]
+        row |= {
+            "micro_batch": first.micro_batch,
+            "peak_gb": max(peaks) / 1e9 if peaks else None,
+            "mfu": mfu,
+            "predicted_s": prediction.seconds,
+            "predicted_error": predictions.error(prediction.seconds, row["step_s"]),
+        }
+        unknown = throughput.plain_missing(first) | prediction.missing
+        if no_mfu:
+            unknown["mfu"] = no_mfu
+        missing += [(name_of(run.record), unknown) for run in repeats]
+    shown = table(rows, share, scaling, f"{start} ({base.gpus} GPUs)", predict is not None)
     if not baseline:
         shown.notes[0] += "; the baseline: fewest GPUs, for none was named (--baseline NAME)"
     shown.notes += averages(compared)
-    unpredicted = {r.source: why for r, why in zip(records, lacking, strict=True)}
-    shown.missing = throughput.shown_in(rows) | throughput.grouped(
-        [
-            (
-                name_of(r),
-                unpredicted[r.source] | throughput.plain_missing(r) | _no_mfu(r, point.step_s),
-            )
-            for r, point in fair
-        ]
-    )
+    shown.missing = throughput.shown_in(rows) | throughput.grouped(missing)
     if open_ := unstated(compared):
         shown.notes.append(UNSTATED + ", ".join(open_))
     shown.notes += busy(compared) + other_kernels(compared) + changed(compared)
     if predict:
-        told = [(point.configuration, point.predicted_s, point.step_s) for _, point in fair]
-        shown.notes += predictions.notes(predictions.source(predict), told)
+        pairs = [
+            (configuration(run.record), predicted[name].seconds, run.time.step_s)
+            for name, repeats in groups.items()
+            for run in repeats
+        ]
+        shown.notes += predictions.notes(predictions.source(predict), pairs)
         shown.notes += predictions.other_processor(predict, compared)
-    shown.notes += [ANY_COMMIT] * any_commit
+    if any_commit:
+        shown.notes.append(ANY_COMMIT)
     shown.notes += [f"left out: {line}" for line in by_reason(left_out)]
     return shown
 
 
-def _points(
-    records: list[Record],
-    predicted: list[float | None],
-    partners: dict[str, str],
-    window: tuple[int, int] | None,
-    rule: str,
-) -> tuple[list[Pair], list[tuple[str, str]]]:
-    """(the timed runs with their points, the name of each other run and why it is none)."""
-    pairs, left_out = [], []
-    for record, predicted_s in zip(records, predicted, strict=True):
-        time, name = timed(record, window, rule), name_of(record)
-        judgement = judge(record, time)
-        if record.copy_of:
-            left_out.append((name, f"the same evidence as {record.copy_of}"))
-        elif judgement.unfit or record.oversubscribed:
-            left_out.append((name, "; ".join(map(str, judgement.flags))))
-        elif why := unfinished(record):
-            left_out.append((name, why))
-        elif not record.gpus:
-            left_out.append((name, asked(["gpus"])))
-        elif time is None or not time.step_s > 0:
-            left_out.append((name, "no steady time"))
-        else:
-            point = Point(
-                name,
-                record.gpus,
-                time.step_s,
-                configuration(record),
-                predicted_s,
-                record.micro_batch,
-                throughput.peak_gb(record),
-                throughput.model_utilisation(record, time.step_s)[0],
-                time.ci95,
-                sharing([record], [], partners),
-            )
-            pairs.append((record, point))
-    return pairs, left_out
-
-
-def _no_mfu(record: Record, step_s: float) -> dict[str, str]:
-    value, why = throughput.model_utilisation(record, step_s)
-    return {} if value is not None else {"mfu": why}
-
-
-def _baseline(pairs: list[Pair], baseline: str | None) -> Pair:
-    """The pair that the others are compared with.
+def baseline_run(runs: list[Timed], baseline: str | None) -> Record:
+    """The run that the others are compared with: of those that `baseline` means, or else of all,
+    the one on the fewest GPUs.
 
     Raises:
         UsageError: no timed run is called `baseline`, or several configurations are.
     """
-    wanted = [pair for pair in pairs if baseline and called(baseline, pair[0])]
-    if baseline and not wanted:
-        names = ", ".join(point.name for _, point in pairs)
+    if baseline and not group_called(baseline, by_configuration(runs)):
+        names = ", ".join(name_of(run.record) for run in runs)
         raise UsageError(f"no timed run called {baseline!r}; there are: {names}")
-    if len({point.configuration for _, point in wanted}) > 1:
-        names = ", ".join(point.name for _, point in wanted)
-        raise UsageError(f"--baseline {baseline} fits {names}; name one of these")
-    return min(wanted or pairs, key=lambda pair: pair[1].gpus)
-
-
-def _named_by_configuration(pairs: list[Pair]) -> list[Pair]:
-    """Repeats get their configuration's name, unless other configurations have it, too."""
-    kinds: dict[str | None, set[tuple]] = defaultdict(set)
-    for record, point in pairs:
-        kinds[named(record)].add(point.configuration)
-    return [
-        (record, point)
-        if len(kinds[name := named(record)]) > 1
-        else (record, replace(point, name=name or point.name))
-        for record, point in pairs
-    ]
+    wanted = [run.record for run in runs if not baseline or called(baseline, run.record)]
+    return min(wanted, key=lambda record: record.gpus)

@@ -16,7 +16,7 @@ from analysis.logs.load import name_of
 from analysis.logs.record import Record
 from analysis.logs.verdict import judge, timed, unfinished
 from analysis.measured.fairness import differences
-from analysis.measured.scaling_curve import Point, curve, doubtful
+from analysis.measured.scaling_curve import Side, curve, doubtful
 from analysis.measured.throughput import model_utilisation
 from base.errors import UsageError
 from parallel.config.axes import AXES, SET_AXES
@@ -244,12 +244,8 @@ def _series(key: tuple, results: list[Result], law: str, baseline: str | None) -
             notes.append(f"left out: {_name(result)}: invalid comparison: {'; '.join(unlike)}")
         else:
             fair[_name(result), record.gpus] = result
-    points = {
-        name: [Point(*name, time, (result.record.configuration,)) for time in result.times]
-        for name, result in fair.items()
-    }
-    against = points[base.submission.system, base.gpus][0]
-    rows, share = curve([point for repeats in points.values() for point in repeats], against, law)
+    sides = {name: Side(*name, tuple(result.times)) for name, result in fair.items()}
+    rows, share = curve(list(sides.values()), sides[base.submission.system, base.gpus], law)
     for row in rows:
         record = fair[row["run"], row["gpus"]].record
         row |= {"layout": _layout(record), "global_batch": record.global_batch}

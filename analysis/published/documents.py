@@ -1,14 +1,12 @@
 """Published Markdown tables as data, under the column names of analysis/logs/published_csv.py.
 
-A row keeps its line, so that a finding can name it, and a cell its place, so that one cell can be
-rewritten and nothing else.
+A row keeps its line, so that a finding can name it.
 """
 
 import re
 from itertools import pairwise
 
-from analysis.logs.published_csv import Cell, PublishedTable, Row, column_name, number, unique
-from base.errors import UsageError
+from analysis.logs.published_csv import Cell, PublishedTable, Row, column_name, unique
 from models.flops import stated_size_tflops
 
 
@@ -59,42 +57,6 @@ def _table(outside: dict[int, str], heading_line: int) -> PublishedTable:
             rows.append(Row(line_no, dict(zip(columns, cells, strict=False))))
         line_no += 1
     return PublishedTable(heading_line, columns, rows, headings)
-
-
-def recompute_tflops(text: str, seq_len: int = 1024) -> str:
-    """`text` with every TFLOPs cell computed again from its row, all else byte for byte.
-
-    The Jean Zay tables' rule, 8 FLOPs per parameter and token with the size as the row states it.
-    A cell keeps its width where the number fits; a row without one of size, global batch, GPUs and
-    seconds (or without a number in its TFLOPs cell, such as OOM) stays as it is.
-
-    Raises:
-        UsageError: there is no table with these columns.
-    """
-    lines = text.split("\n")
-    needed = {"gpus", "params_b", "global_batch", "step_s", "tflops"}
-    tables = [table for table in tables_in(text) if needed <= set(table.columns)]
-    if not tables:
-        raise UsageError("no table with GPUs, size, GBS, seconds (Speed) and TFLOPs columns")
-    for table in tables:
-        for row in table.rows:
-            computed = row_tflops(row, seq_len)
-            cell = row.cells.get("tflops")
-            if computed is None or cell is None or number(cell.text) is None:
-                continue
-            line = lines[row.line_no - 1]
-            lines[row.line_no - 1] = _replace(line, cell, f"{computed:.1f}")
-    return "\n".join(lines)
-
-
-def _replace(line: str, cell: Cell, new: str) -> str:
-    start, old = cell.start, cell.text
-    shift = len(new) - len(old)
-    if shift > 0 and line[start - shift - 1 : start].isspace():
-        start -= shift  # a wider number takes the room on its left
-    elif shift < 0:
-        new = " " * -shift + new
-    return line[:start] + new + line[cell.end :]
 
 
 def row_tflops(

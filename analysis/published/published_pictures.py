@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from analysis.common import drawing
-from analysis.measured.run_pictures import PHASES
-from analysis.measured.scaling_curve import Point, curve
+from analysis.measured.scaling_curve import Side, curve
 from analysis.planner import ranking
 from analysis.planner.calibration import load_calibration
 from analysis.published import recomputed
 from models.config import PRESETS
 from models.flops import DEFAULT_CONVENTION
 
+PHASES = ("compute", "communication", "data loading", "data movement")  # of colours.PARTS
 Figure = Any  # matplotlib's, which loads only where something is drawn
 
 
@@ -36,8 +36,8 @@ def _speedup() -> Figure:
         }
     points = []
     for label, seconds in times.items():
-        runs = [Point("", gpus, step_s) for gpus, step_s in seconds.items()]
-        rows = curve(runs, runs[0])[0]
+        sides = [Side(label, gpus, (step_s,)) for gpus, step_s in seconds.items()]
+        rows = curve(sides, sides[0])[0]
         points += [drawing.Point(row["gpus"], row["speedup"], label) for row in rows]
     return drawing.speedup(points, "Published strong scaling, recomputed", 1)
 

@@ -5,18 +5,16 @@ into Markdown, `analysis.plots` draws from the same rows.
 """
 
 import re
+import statistics
 from collections import defaultdict
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from analysis.common.table import Column, Table
 from analysis.logs.published_csv import Row, read_csv
 from analysis.measured import predictions, scaling_curve
-from analysis.measured.comparisons import REPEAT_COLUMNS, spread
 from analysis.planner.calibration import load_calibration
 from analysis.published.audit import audit_paths
 from analysis.published.documents import row_tflops
@@ -228,9 +226,28 @@ def repeats() -> Table:
             split = f"{size}B on {gpus} GPUs, tp {tp} pp {pp} dp {dp}, mbs {micro}, gbs {batch}"
             about = ", ".join(text for text in (split, key[10], key[11]) if text)
             lines = ", ".join(str(_line(m)) for m in members)
-            seconds = np.array([m.number("step_s") for m in members])
-            rows.append({"configuration": about, **spread(seconds), "lines": lines})
-    return Table([*REPEAT_COLUMNS, Column("lines", "lines")], rows)
+            seconds = [m.number("step_s") for m in members]
+            rows.append(
+                {
+                    "configuration": about,
+                    "n": len(seconds),
+                    "median_s": statistics.median(seconds),
+                    "fastest_s": min(seconds),
+                    "slowest_s": max(seconds),
+                    "spread": max(seconds) / min(seconds) - 1,
+                    "lines": lines,
+                }
+            )
+    columns = [
+        Column("configuration", "configuration"),
+        Column("n", "n", "d"),
+        Column("median_s", "median s", ".4g"),
+        Column("fastest_s", "fastest", ".4g"),
+        Column("slowest_s", "slowest", ".4g"),
+        Column("spread", "spread", ".1%"),
+        Column("lines", "lines"),
+    ]
+    return Table(columns, rows)
 
 
 def checkpoints(path: Path = FOLDER / CHECKPOINTS) -> Table:

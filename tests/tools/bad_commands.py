@@ -43,7 +43,6 @@ LINES = {
     "analysis.scaling_report": "logs/study --out report.json",
     "analysis.schedule": "--pp 2",
     "analysis.curves": "logs/study --to tensorboard --out curves",
-    "analysis.tables": "--recompute page.md",
     "analysis.tflops": "job.out",
     "models.hf": "export weights gpt2",
     "parallel.checkpoint": "verify logs/study/ddp",

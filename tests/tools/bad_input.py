@@ -120,7 +120,7 @@ OF_FOLDERS = {
     "analysis.scaling": ("{study}",),
     "analysis.parity": ("{study}",),
     "analysis.compare": ("{study}",),
-    "analysis.compare ": ("{study}", "--repeats"),
+    "analysis.compare ": ("{study}",),
     "analysis.checkpoints": ("{study}",),
     "analysis.breakdown": ("{study}",),
     "analysis.profile": ("{study}",),
