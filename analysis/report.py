@@ -136,6 +136,8 @@ def _jean_zay(arguments: list[str]) -> str:
 
 
 def _published(name: str) -> Callable[[list[str]], str]:
+    """A block of the table that this function of analysis/published/recomputed.py makes."""
+
     def block(arguments: list[str]) -> str:
         from analysis.published import recomputed
 
@@ -146,6 +148,7 @@ def _published(name: str) -> Callable[[list[str]], str]:
     return block
 
 
+PUBLISHED = "real-logs repeats checkpoints big-purple t4 bucket-ab sc21-days".split()
 REPORTS: dict[str, Callable[[list[str]], str]] = {
     "tflops": _measured("run_table", "--convention", "--baseline", "--predict", "--columns"),
     "parity": _measured("loss_parity"),
@@ -159,15 +162,9 @@ REPORTS: dict[str, Callable[[list[str]], str]] = {
     "audit": _audit,
     "file": _file,
     "jeanzay": _jean_zay,
-    "real-logs": _published("real_logs"),
-    "repeats": _published("repeats"),
-    "checkpoints": _published("checkpoints"),
-    "big-purple": _published("big_purple"),
-    "t4": _published("t4"),
-    "bucket-ab": _published("bucket_ab"),
     "epochs": _published("epoch_speedups"),
     "phases": _published("epoch_phases"),
-    "sc21-days": _published("sc21_days"),
+    **{name: _published(name.replace("-", "_")) for name in PUBLISHED},
 }
 
 

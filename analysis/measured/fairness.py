@@ -123,6 +123,17 @@ def other_kernels(records: list[Record]) -> list[str]:
     return [f"attention runs in other kernels, so ratios of times compare these, too ({told})"]
 
 
+def notes_on(compared: list[Record], any_commit: bool = False) -> list[str]:
+    """What a table says of the runs that it compares."""
+    notes = []
+    if open_ := unstated(compared):
+        notes.append(UNSTATED + ", ".join(open_))
+    notes += other_kernels(compared) + changed(compared)
+    if any_commit:
+        notes.append(ANY_COMMIT)
+    return notes
+
+
 class _Stay(NamedTuple):
     """A run on a host's cores, from when it began to when it ended."""
 

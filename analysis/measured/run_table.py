@@ -19,18 +19,14 @@ from analysis.logs.verdict import (
 )
 from analysis.measured import predictions, scaling_curve, throughput
 from analysis.measured.fairness import (
-    ANY_COMMIT,
     CHANGED,
-    UNSTATED,
     busy,
-    changed,
     configuration,
     differences,
     is_changed,
-    other_kernels,
+    notes_on,
     scaling_of,
     shared_cores,
-    unstated,
 )
 from analysis.measured.loss_parity import NOT_VERIFIED, verify
 from analysis.measured.scaling_curve import Ratio, Timed, side_of
@@ -303,10 +299,7 @@ def of_records(
     if len({_repeated(record) for record in compared}) < len(compared):
         shown.notes[0] += " Repeats: the medians of both sides."
     shown.missing = throughput.shown_in(found)
-    shown.notes += [ANY_COMMIT] * any_commit
-    if open_ := unstated(compared):
-        shown.notes.append(UNSTATED + ", ".join(open_))
-    shown.notes += busy(records) + other_kernels(compared) + changed(compared)
+    shown.notes += busy(records) + notes_on(compared, any_commit)
     if predict:
         told = [(configuration(r), row["predicted_s"], row["step_s"]) for r, row in pairs]
         shown.notes += predictions.notes(predictions.source(predict), told)

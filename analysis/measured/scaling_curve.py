@@ -12,18 +12,14 @@ from analysis.logs.record import Record
 from analysis.logs.verdict import averages, judge, timed
 from analysis.measured import predictions, throughput
 from analysis.measured.fairness import (
-    ANY_COMMIT,
-    UNSTATED,
     busy,
     by_configuration,
-    changed,
     configuration,
     differences,
     group_called,
-    other_kernels,
+    notes_on,
     scaling_of,
     shared_cores,
-    unstated,
 )
 from analysis.measured.throughput import MARKED
 from base.errors import UsageError, by_reason
@@ -365,9 +361,7 @@ def report_of(
         shown.notes[0] += "; the baseline: fewest GPUs, for none was named (--baseline NAME)"
     shown.notes += averages(compared)
     shown.missing = throughput.shown_in(rows) | throughput.grouped(missing)
-    if open_ := unstated(compared):
-        shown.notes.append(UNSTATED + ", ".join(open_))
-    shown.notes += busy(compared) + other_kernels(compared) + changed(compared)
+    shown.notes += busy(compared) + notes_on(compared, any_commit)
     if predict:
         pairs = [
             (configuration(run.record), predicted[name].seconds, run.time.step_s)
@@ -376,8 +370,6 @@ def report_of(
         ]
         shown.notes += predictions.notes(predictions.source(predict), pairs)
         shown.notes += predictions.other_processor(predict, compared)
-    if any_commit:
-        shown.notes.append(ANY_COMMIT)
     shown.notes += [f"left out: {line}" for line in by_reason(left_out)]
     return shown
 
