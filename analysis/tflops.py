@@ -61,7 +61,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     if given.format == "json":
         keys = [*SUMMARY, *run_table.ADDED]
-        keys += ["predicted_s", "predicted_error"] * bool(given.predict)
+        if given.predict:
+            keys += ["predicted_s", "predicted_error"]
         show_objects([{k: row.get(k) for k in keys} for row in shown.rows], given.columns)
     else:
         show([shown], given.format, given.columns)

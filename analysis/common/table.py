@@ -241,8 +241,9 @@ def chosen(tables: Sequence[Table], names: Sequence[str] | None) -> list[Table]:
     for table in tables:
         columns = {c.key: replace(c, seldom=False, asked=False) for c in table.columns}
         kept = [columns[name] for name in names if name in columns]
-        rows = [{c.key: row.get(c.key) for c in kept} for row in table.rows]
-        found += [replace(table, columns=kept, rows=rows)] * bool(kept)
+        if kept:
+            rows = [{c.key: row.get(c.key) for c in kept} for row in table.rows]
+            found.append(replace(table, columns=kept, rows=rows))
     return found
 
 

@@ -69,7 +69,9 @@ def unstated(records: list[Record]) -> list[str]:
     names = {"gpus": "GPUs", **WORDS, "precision": "precision"}
     del names["gpu_type"]
     found = [word for name, word in names.items() if any(getattr(r, name) is None for r in records)]
-    return found + ["model"] * any(not (r.model or r.params) for r in records)
+    if any(not (r.model or r.params) for r in records):
+        found.append("model")
+    return found
 
 
 def short_commit(commit: object) -> str:
@@ -86,7 +88,7 @@ def is_changed(record: Record) -> bool:
 def changed(records: list[Record]) -> list[str]:
     """A note that names the runs whose code was changed since their commit, if there are any."""
     names = [name_of(record) for record in records if is_changed(record)]
-    return [f"{CHANGED}: {who(names, len(records))}"] * bool(names)
+    return [f"{CHANGED}: {who(names, len(records))}"] if names else []
 
 
 def batch_per_gpu(record: Record) -> float | None:
@@ -115,8 +117,9 @@ def other_kernels(records: list[Record]) -> list[str]:
         if kernels:
             family = kernels.partition(" (")[0]
             kernels = family if family in alone else kernels
-            steady = (record.facts.get("spec") or {}).get("deterministic")
-            found[kernels + ", deterministic" * bool(steady)].append(name_of(record))
+            if (record.facts.get("spec") or {}).get("deterministic"):
+                kernels += ", deterministic"
+            found[kernels].append(name_of(record))
     if len(found) < 2:
         return []
     told = "; ".join(f"{kernels}: {who(names, len(records))}" for kernels, names in found.items())

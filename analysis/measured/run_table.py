@@ -159,9 +159,10 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
     if utilisation is None:
         missing["mfu"] = why
     doubts += throughput.above_peak(record, tflops, used)
+    changed = [CHANGED] if is_changed(record) else []
     printed_by, printed_error = throughput.beside_printed(record)
     if printed_by == throughput.NO_VOCABULARY:
-        again = "count recomputation and " * (record.recompute == "full")
+        again = "count recomputation and " if record.recompute == "full" else ""
         doubts.append(f"the printed TFLOP/s {again}leave the vocabulary's matrix out")
     return {
         **found,
@@ -178,7 +179,7 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
         "printed_error": printed_error,
         "missing": missing,
         "unfit": unfit,
-        "reasons": found["reasons"] + [CHANGED] * is_changed(record) + doubts,
+        "reasons": found["reasons"] + changed + doubts,
         "notes": _notes(judgement, time) + doubts,
         "fit": fit,
     }

@@ -27,7 +27,7 @@ def _for_tokens(record: Record) -> list[str]:
 
 def _open(record: Record) -> list[str]:
     """What TFLOP/s per GPU need beside the model, where the log does not state it."""
-    return ["gpus"] * (not record.gpus) + _for_tokens(record)
+    return [*([] if record.gpus else ["gpus"]), *_for_tokens(record)]
 
 
 def per_token(record: Record, convention: str) -> tuple[float | None, str]:
