@@ -87,7 +87,7 @@ def test_pictures_of_runs_and_of_nothing(tmp_path, capsys):
     write(runs, facts("s", "ddp", engine="ddp"))
     write(runs, facts("s", "ddp", engine="ddp", gpus=2), step_s=0.3)
     assert plots.main([str(runs), "--out", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out" / "speedup.svg").is_file()
+    assert (tmp_path / "out" / "tflops.svg").is_file()
     assert plots.main([str(tmp_path / "nowhere")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -146,13 +146,13 @@ def test_pictures_are_not_written_over_tracked_files_unless_told(study, tmp_path
     assert plots.main([str(study)]) == 0
     for words in (["init", "-q"], ["add", "."]):
         subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
-    before = (study / "plots" / "speedup.svg").stat().st_mtime_ns
+    before = (study / "plots" / "tflops.svg").stat().st_mtime_ns
     capsys.readouterr()
     assert plots.main([str(study)]) == 2
     assert capsys.readouterr().err == (
         f"analysis.plots: git tracks {study}: say with --out FOLDER where to write\n"
     )
-    assert (study / "plots" / "speedup.svg").stat().st_mtime_ns == before
+    assert (study / "plots" / "tflops.svg").stat().st_mtime_ns == before
     assert plots.main([str(study), "--out", str(study / "plots")]) == 0
     shutil.rmtree(study / "plots")
     assert plots.main([str(study)]) == 2 and not (study / "plots").exists()  # inside evidence
