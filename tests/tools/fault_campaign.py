@@ -8,15 +8,16 @@ of one rank, or of all ranks and the launcher) at a random moment of a phase: st
 step, saving. Phases and victims come in turns, shuffled by --seed. Each kill is counted under the
 phase that the log shows at that moment. After each kill, these must hold: every checkpoint that the
 log called saved and that retention keeps is there and undamaged; no process of the attempt is left
-(a mark in its environment identifies it); no port of it is still open. Then the same command must
-resume from the newest checkpoint. In the end losses, gradient norms and learning rates must equal
-those of the run that never stopped, bit for bit.
+(a mark in its environment identifies it). Then the same command must resume from the newest
+checkpoint. In the end losses, gradient norms and learning rates must equal those of the run that
+never stopped, bit for bit.
 
 Prints one line per kill; counts go to <out>/result.json and result.md. If the campaign was stopped,
 the same command resumes it. Exit status 1 when anything was lost.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -115,6 +116,12 @@ def family(mark: str) -> list[psutil.Process]:
     return found
 
 
+def kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 def ranks_of(processes: list[psutil.Process]) -> list[tuple[int, psutil.Process]]:
     found = []
     for process in processes:
@@ -125,28 +132,6 @@ def ranks_of(processes: list[psutil.Process]) -> list[tuple[int, psutil.Process]
         except psutil.Error:
             continue
     return sorted(found, key=lambda pair: pair[0])
-
-
-def listening(processes: list[psutil.Process]) -> set[int]:
-    found = set()
-    for process in processes:
-        try:
-            found |= {c.laddr.port for c in process.net_connections("tcp") if c.status == "LISTEN"}
-        except psutil.Error:
-            continue
-    return found
-
-
-def taken(port: int, mark: str) -> bool:
-    """Whether a port is still open, and not by another program that opened it later."""
-    for connection in psutil.net_connections("tcp"):
-        if connection.status != "LISTEN" or connection.laddr.port != port:
-            continue
-        try:
-            return psutil.Process(connection.pid).environ().get(MARK) == mark
-        except (psutil.Error, ValueError, TypeError):
-            return True
-    return False
 
 
 def median_s(folder: Path, event: str, otherwise: float) -> float:
@@ -163,9 +148,9 @@ def wait_and_kill(
     turn: tuple[str, str],
     n_ranks: int,
     chance: random.Random,
-) -> tuple[str, str, set[int]]:
+) -> tuple[str, str]:
     """SIGKILL one rank, or all and the launcher, at a random moment of a phase; (the phase that the
-    log was in, which processes were killed, the open ports of the attempt)."""
+    log was in, which processes were killed)."""
     phase, whom = turn
     everyone = ranks = []
     while len(ranks) < n_ranks and process.poll() is None:
@@ -179,35 +164,21 @@ def wait_and_kill(
     signs = {"loading": " loading checkpoint", "step": "elapsed time", "saving": " saving checkp"}
     skip = chance.randrange(1, 12) if phase in ("step", "saving") else 1
     moment = chance.random()
-    ports = listening(everyone)
     if phase == "start":
         time.sleep(STARTING_S * moment)
     else:
-        lasts_s = (
-            0.1
-            if phase == "step"
-            else median_s(folder, {"loading": "load"}.get(phase, "save"), 0.05)
-        )
+        event = "load" if phase == "loading" else "save"
+        lasts_s = 0.1 if phase == "step" else median_s(folder, event, 0.05)
         while process.poll() is None and (text := log.text()).count(signs[phase]) < skip:
             if phase == "loading" and "elapsed time" in text:
                 break  # there was nothing to load
             time.sleep(0.002)
         time.sleep(lasts_s * moment)
     now = "complete" if process.poll() is not None else phase_of(log.text())
-    for victim in victims:
-        try:
-            victim.kill()
-        except psutil.NoSuchProcess:
-            continue
-    # Processes that started after the list was made, and ports that a survivor opened later.
-    everyone = family(mark)
-    ports |= listening(everyone)
-    for late in everyone if whom == "all" else []:
-        try:
-            late.kill()
-        except psutil.NoSuchProcess:
-            continue
-    return now, whom, ports
+    kill(victims)
+    if whom == "all":
+        kill(family(mark))  # what started after the list was made
+    return now, whom
 
 
 def newest_saved(log: str) -> int:
@@ -248,25 +219,21 @@ def one_kill(folder: Path, engine: str, steps: int, number: int, seed: str, flag
     save, log, mark = folder / "checkpoints", Log(folder), f"{os.getpid()}-{time.time_ns()}"
     before, problems = folders.steps_in(save), []
     process = start(folder, engine, steps, flags, mark)
-    phase, whom, ports = wait_and_kill(process, folder, log, mark, turn, RUNS[engine][0], chance)
+    phase, whom = wait_and_kill(process, folder, log, mark, turn, RUNS[engine][0], chance)
     began = time.monotonic()
     try:
         status = process.wait(EXITS_WITHIN_S)
     except subprocess.TimeoutExpired:
         problems.append(f"the launcher did not end within {EXITS_WITHIN_S:g} s")
-        for member in family(mark):
-            member.kill()
+        kill(family(mark))
         status = process.wait()
     ended_s = time.monotonic() - began
-    for _ in range(50):  # the kernel frees a killed process's memory first and its sockets later
-        left, open_ports = family(mark), sorted(port for port in ports if taken(port, mark))
-        if not left and not open_ports:
+    for _ in range(50):  # until the kernel has freed what was killed
+        if not (left := family(mark)):
             break
         time.sleep(0.1)
     if left:
         problems.append(f"processes left: {[p.pid for p in left]}")
-    if open_ports:
-        problems.append(f"ports left: {open_ports}")
     if phase == "complete" and read_status(folder).get("state") != "complete":
         problems.append(f"it ended by itself, with exit status {status}")
     problems += damage_in(save, before, log.text())
@@ -278,7 +245,6 @@ def one_kill(folder: Path, engine: str, steps: int, number: int, seed: str, flag
         "killed": whom,
         "exit": status,
         "ended_s": round(ended_s, 1),
-        "ports": len(ports),
         "newest": (folders.steps_in(save) or [0])[-1],
         "problems": problems,
     }
@@ -306,7 +272,7 @@ def campaign(engine: str, kills: int, steps: int, seed: str, out: Path, flags: l
         problem = difference(folder, alone)
         same = "DIFFERS from" if problem else "is bit for bit"
         note(
-            {"engine": engine, "phase": "end", "problems": [problem] * bool(problem)},
+            {"engine": engine, "phase": "end", "problems": [problem] if problem else []},
             f"the curve of {len(losses(folder))} steps {same} the undisturbed one",
         )
         folder.rename(out / f"{engine}-{len(told)}")

@@ -49,6 +49,11 @@ FAMILIES = {
     "parallel/config/duration.py": ["tests/test_fixed_work.py", "-k", "not loader"],
     "parallel/checkpoint/folders.py": ["tests/test_checkpoint_folders.py"],
     "parallel/checkpoint/attempts.py": ["tests/test_checkpoint_folders.py"],
+    "parallel/checkpoint/manifest.py": ["tests/test_checkpoints_on_disk.py"],
+    "parallel/checkpoint/contents.py": ["tests/test_checkpoints_on_disk.py"],
+    "parallel/checkpoint/rank_files.py": ["tests/test_checkpoints_on_disk.py"],
+    "slurm/states.py": ["tests/test_slurm_states.py"],
+    "slurm/render.py": ["tests/test_render.py", "tests/test_studies.py"],
     "parallel/measure/training_metrics.py": ["tests/test_metrics_by_hand.py"],
     "analysis/measured/fairness.py": [
         "tests/test_scaling_by_hand.py",
@@ -342,6 +347,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     os.environ |= {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    os.environ["SCALING_TEST_ROOT"] = str(ROOT)  # no copy of the repository for each mutant
     os.chdir(ROOT)
     for name in HEAVY:
         importlib.import_module(name)

@@ -25,7 +25,7 @@ from analysis.measured.loss_parity import GRAD_NORM_BAR, LOSS_BAR  # noqa: E402
 from base.errors import Parser, command_line  # noqa: E402
 from parallel.checkpoint import folders  # noqa: E402
 from parallel.record.reader import read_run, read_status  # noqa: E402
-from tests.tools.fault_campaign import MARK, RUNS, difference, family  # noqa: E402
+from tests.tools.fault_campaign import MARK, RUNS, difference, family, kill  # noqa: E402
 
 STEPS, HALF = 20, 10
 BASE = ["--preset", "tiny", "--steps", str(STEPS), "--global-batch", "16", "--micro-batch", "2"]
@@ -75,8 +75,7 @@ def train(folder: Path, ranks: int, flags: list[str], kill_after: int | None = N
             said = f"successfully saved checkpoint at iteration {kill_after:7d}"
             while process.poll() is None and not (log.exists() and said in log.read_text()):
                 time.sleep(0.01)
-            for member in family(mark):
-                member.kill()
+            kill(family(mark))
         if process.wait() != 0 and kill_after is None:
             raise SystemExit(f"{folder.name} failed: see {folder}.console")
 
