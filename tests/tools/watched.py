@@ -98,7 +98,8 @@ def command(module: str, argv: list[str], loud: bool = False) -> tuple[str, list
     printed, said = (stream.buffer.getvalue().decode() for stream in (out, err))
     if isinstance(status, UsageError):
         problems.append((TRACEBACK, f"UsageError leaves {module}.main"))
-    if status == 2 and not any(line.startswith(f"{module}: ") for line in said.splitlines()):
+    names = f"{module}: ", f"{module} "  # of the command, or of its subcommand
+    if status == 2 and not any(line.startswith(names) for line in said.splitlines()):
         problems.append((WRONG, f"{module}: ends with 2 and does not say why"))
     problems += [(WRONG, f"{module}: {what}") for what in complaints(argv, printed, said)]
     return printed, problems
