@@ -90,8 +90,7 @@ def states(x: Columns, n: np.ndarray, tensors_alone: bool = False) -> dict[str, 
     moments. DeepSpeed's fp16 optimizer also holds its shard of the gradients in fp32 (at stage 3 it
     steps in sub-groups and holds little of it), which `update` counts with tensors_alone. DeepSpeed
     and nanotron keep bf16 gradients beside their fp32 sums. In fp32, ZeRO copies the shard of
-    the weights and, from stage 2, of the gradients (benchmarks/memory_estimates.py counts what it
-    holds).
+    the weights and, from stage 2, of the gradients.
 
     FSDP2 shards all but what it gathers. In mixed precision its shard of the weights is the master
     weight. It reduces gradients once a step: micro-batches before the last add up whole ones.
