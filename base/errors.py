@@ -39,7 +39,7 @@ def printable(text: str) -> str:
     if not _UNPRINTABLE.search(text):
         return text
     text = re.sub(r"[\t\n\r]+", " ", text)
-    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class Reason(NamedTuple):
@@ -183,15 +183,15 @@ def command_line(name: str) -> Callable[[Callable[..., int]], Callable[..., int]
                 drop_output()
                 return BROKEN_PIPE
             except OSError as error:
-                said, status = error.strerror or str(error), 2
+                words, status = error.strerror or str(error), 2
                 # What could not be written stays in the buffer; under Python's -u there is none.
                 lost = error.filename is None and error.errno in NO_ROOM
                 if lost or not _flushes(sys.stdout):
-                    said, status = f"cannot write the output: {said}", 1
+                    words, status = f"cannot write the output: {words}", 1
                     drop_output()
                 elif error.filename is not None:
-                    said = f"{error.filename}: {said}"
-                _say(f"{name}: {printable(said)}")
+                    words = f"{error.filename}: {words}"
+                _say(f"{name}: {printable(words)}")
                 return status
             except KeyboardInterrupt:
                 if argv is not None:  # called as a function, by a test say: that must end, too

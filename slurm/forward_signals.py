@@ -22,10 +22,10 @@ def below(pid: int) -> list[int]:
         with contextlib.suppress(OSError):
             parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(process.name))
-    found = [pid]
-    for one in found:  # it grows as it is read
-        found += children.get(one, [])
-    return found[1:]
+    processes = [pid]
+    for process in processes:  # it grows as it is read
+        processes += children.get(process, [])
+    return processes[1:]
 
 
 def hears(pid: int, number: int) -> bool:

@@ -34,13 +34,13 @@ def problems(
     Kinds: data, folder, load, python, container.
     """
     names = list(study.specs if names is None else names)
-    found: dict[tuple[str, str], list[str]] = {}  # each problem once, with the texts of its runs
+    findings: dict[tuple[str, str], list[str]] = {}  # each problem once, with the texts of its runs
     for name in names:
         for kind, text in _of_run(study.specs[name], logs / study.name / name):
             # Each run has a folder of its own: one is named, and the others are counted.
-            found.setdefault((kind, "" if kind == "folder" else text), []).append(text)
+            findings.setdefault((kind, "" if kind == "folder" else text), []).append(text)
     problems = list(_of_cluster(cluster))
-    for (kind, _), texts in found.items():
+    for (kind, _), texts in findings.items():
         some = f" ({len(texts)} of {len(names)} runs)" if len(texts) < len(names) else ""
         problems.append((kind, texts[0] + some))
     return problems
@@ -107,12 +107,12 @@ def main(argv: list[str] | None = None) -> int:
     arguments = study_parser("slurm.preflight", __doc__).parse_args(argv)
     studies, status = load_studies(arguments), 0
     for study in each(studies):
-        found = problems(study, cluster_of(study), arguments.logs)
-        for kind, text in found:
+        findings = problems(study, cluster_of(study), arguments.logs)
+        for kind, text in findings:
             print(f"{kind}: {text}")
-        if not found:
+        if not findings:
             print(f"nothing is missing for {len(study.specs)} runs on {study.cluster.name}")
-        status |= bool(found)
+        status |= bool(findings)
     return int(status)
 
 

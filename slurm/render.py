@@ -256,7 +256,7 @@ def settings(study: Study, name: str, cluster: Cluster, logs: Path) -> list[str]
         **{switch: int(getattr(job.ask, switch)) for switch in SWITCHES},
     }
     environment = cluster.environment | cluster.network | job.ask.environment
-    given = [
+    lines = [
         *(f"{key}={value}" for key, value in single.items() if value != ""),
         *(f"setup={line}" for line in cluster.setup),
         *(f"after={line}" for line in cluster.after),
@@ -265,11 +265,11 @@ def settings(study: Study, name: str, cluster: Cluster, logs: Path) -> list[str]
         *(f"torchrun={option}" for option in cluster.torchrun),
     ]
     if inside := cluster.container:
-        given += [
+        lines += [
             f"container_{key}={getattr(inside, key)}" for key in ("runtime", "image", "python")
         ]
-        given += [f"mount={mount}" for mount in inside.mounts]
-    return given
+        lines += [f"mount={mount}" for mount in inside.mounts]
+    return lines
 
 
 def script(study: Study, names: list[str], cluster: Cluster, logs: Path = Path("logs")) -> str:
@@ -284,8 +284,8 @@ def script(study: Study, names: list[str], cluster: Cluster, logs: Path = Path("
     if array:
         options.append(f"--array=0-{len(names) - 1}")
     options += header(study, names[0], cluster, logs)
-    given = [f"  {shlex.quote(word)}" for word in settings(study, names[0], cluster, logs)]
-    given += [
+    quoted = [f"  {shlex.quote(word)}" for word in settings(study, names[0], cluster, logs)]
+    quoted += [
         f"  {shlex.quote(f'run={name} {planned_text(study, name)}')}"
         f" # {words(summary(study.specs[name]))}"
         for name in names
@@ -299,7 +299,7 @@ def script(study: Study, names: list[str], cluster: Cluster, logs: Path = Path("
             f"{MARK} {words(shown(study.path))} --run-name NAME",
             "# shellcheck disable=SC2016 # bash expands no setting",
             "settings=(",
-            *given,
+            *quoted,
             ")",
             "",
             "# What follows is slurm/job.sh.",
@@ -530,11 +530,11 @@ def print_and_write(study: Study, names: list[str], arguments: argparse.Namespac
     out, dry_run = arguments.out, arguments.dry_run
     print("\n".join(estimate(study, names)[0]))
     where = cluster_of(study)
-    whole = {name: script(study, [name], where, arguments.logs) for name in names}
+    scripts = {name: script(study, [name], where, arguments.logs) for name in names}
     if out is None:
         texts, mark = {study.path.with_suffix(".slurm"): study_script(study)}, STUDY_MARK
     else:
-        texts, mark = {out / f"{name}.slurm": text for name, text in whole.items()}, MARK
+        texts, mark = {out / f"{name}.slurm": text for name, text in scripts.items()}, MARK
     write(texts, mark, study.path, arguments.force, dry_run)
     if out and not dry_run and len(names) == len(study.settings):
         remove_others(out, names)

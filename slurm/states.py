@@ -111,9 +111,9 @@ def slurm(command: list[str], text: str = "") -> str:
     Raises:
         UsageError: it is not here, it refuses, or it does not answer within a minute.
     """
-    given = {"env": environment(), "input": text, "cwd": ROOT, "timeout": 60}
+    options = {"env": environment(), "input": text, "cwd": ROOT, "timeout": 60}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, **given)
+        done = subprocess.run(command, capture_output=True, text=True, **options)
     except OSError as error:
         raise UsageError(f"{command[0]}: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
@@ -180,23 +180,23 @@ def tail(path: Path, size: int = 65536) -> str:
         return ""
 
 
-def read_end(folder: Path, attempt: str) -> tuple[str, str] | None:
-    """(kind, reason) that slurm/job.sh wrote when it ended a run itself; None where it did not."""
+def read_end(folder: Path, attempt: str) -> ends.End | None:
+    """The end that slurm/job.sh wrote when it ended a run itself; None where it did not."""
     try:
         kind, reason, *_ = (folder / f"{attempt}.end").read_text(errors="replace").splitlines()
     except (OSError, ValueError):
         return None
-    return kind, reason
+    return ends.End(kind, reason)
 
 
-def evidence(text: str, noted: tuple[str, str] | None) -> End | None:
+def evidence(text: str, noted: ends.End | None) -> End | None:
     """An end that is no failure of the run itself, from its log and from what was noted of it."""
     log = text.encode()
     sign, stopped = ends.outside_sign(log), ends.first_sign(log, "scancel")
     if sign is None and noted is not None:
         for state in EVIDENCE.values():
-            if noted[0] == FAILURES[state]:
-                return End(state, noted[1])
+            if noted.kind == FAILURES[state]:
+                return End(state, noted.reason)
     if sign := sign or stopped:
         return End(EVIDENCE[sign.kind], ends.line_of(log, sign.at).decode(errors="replace"))
     return None
@@ -304,7 +304,7 @@ def _end_of_job(
     state, why, kind = (str(status.get(name, "")) for name in ("state", "reason", "kind"))
     text = tail(folder / f"{attempt}.out") if job_id is not None else ""
     noted = read_end(folder, attempt)
-    seen = evidence(text, (kind, why) if kind == Kind.MEMORY else noted)
+    seen = evidence(text, ends.End(kind, why) if kind == Kind.MEMORY else noted)
     own = state == ends.FAILED and why and kind not in CONSEQUENCES
     if own and not (job is not None and job.state == "NODE_FAIL"):
         # The run said why before Slurm ended what was left of it; of memory the log knows more.
@@ -319,7 +319,7 @@ def _end_of_job(
     if state == ends.RUNNING and job_id is None:
         return End("running", "the run folder says so; no job of Slurm")
     if noted is not None:
-        return End("failed", noted[1], noted[0])
+        return End("failed", noted.reason, noted.kind)
     if line := ends.cause(text):
         return End("failed", line, kind_of(line))
     if state == ends.FAILED and why:
@@ -375,8 +375,8 @@ def of_the_study(row: Row, folder: Path, spec: RunSpec) -> Row:
 def ran_by(folder: Path) -> int | None:
     """The job whose results are in the folder."""
     try:
-        found = read_json_if_whole(folder / "run.json")["scheduler"].get("job_id")
-        return None if found is None else int(found)
+        job_id = read_json_if_whole(folder / "run.json")["scheduler"].get("job_id")
+        return None if job_id is None else int(job_id)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -390,7 +390,7 @@ def rows(study: Study, logs: Path, jobs: dict[int, Job] | None) -> list[Row]:
     for job in known.values():
         if job.comment == comment and job.folder == str(ROOT) and job.state != "COMPLETED":
             unseen.setdefault(job.name, []).append(job.job_id)
-    found = []
+    table = []
     for name, spec in study.specs.items():
         folder = logs / study.name / name
         ids = reader.job_ids(folder)
@@ -403,11 +403,11 @@ def rows(study: Study, logs: Path, jobs: dict[int, Job] | None) -> list[Row]:
             if says in (ends.RUNNING, None):
                 step, _ = progress(folder)
                 line = "no Slurm answers; it was submitted"
-                found.append(Row(name, "unknown", job_id, step, spec.steps, None, line))
+                table.append(Row(name, "unknown", job_id, step, spec.steps, None, line))
                 continue
         row = judge(name, folder, spec.steps, job, job_id)
         if job is not None:
             with contextlib.suppress(OSError):  # another user's logs, or a full disk: shown anyway
                 remember(folder, job, row, planned_text(study, name))
-        found.append(of_the_study(with_result(row, folder), folder, spec))
-    return found
+        table.append(of_the_study(with_result(row, folder), folder, spec))
+    return table

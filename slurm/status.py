@@ -32,18 +32,18 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{secs:02}"
 
 
-def table(found: list[states.Row]) -> list[str]:
+def table(rows: list[states.Row]) -> list[str]:
     """The rows as text, with a last line that counts the states."""
-    wide = max((len(row.run) for row in found), default=3)
-    ids = max((len(row.job) for row in found if len(row.job) > 8), default=8)
+    wide = max((len(row.run) for row in rows), default=3)
+    ids = max((len(row.job) for row in rows if len(row.job) > 8), default=8)
     lines = [f"{'run':{wide}}  {'state':12}  {'job':>{ids}}  {'iteration':>13}  {'ETA':>8}  proof"]
-    for row in found:
+    for row in rows:
         steps = f"{row.step}/{row.steps}"
         lines.append(
             f"{row.run:{wide}}  {row.state:12}  {row.job:>{ids}}  {steps:>13}"
             f"  {duration(row.eta_s):>8}  {row.line}"
         )
-    counts = Counter(row.state for row in found)
+    counts = Counter(row.state for row in rows)
     return [*map(printable, lines), ", ".join(f"{n} {state}" for state, n in counts.most_common())]
 
 
@@ -57,11 +57,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"slurm.status: {says}", file=sys.stderr)
     status = 0
     for study in each(studies):
-        found = states.rows(study, arguments.logs, jobs)
-        print("\n".join(table(found)))
-        if found and all(row.state in (*states.FAILURES, "complete") for row in found):
+        rows = states.rows(study, arguments.logs, jobs)
+        print("\n".join(table(rows)))
+        if rows and all(row.state in (*states.FAILURES, "complete") for row in rows):
             print(NEXT.format(folder=shlex.quote(str(arguments.logs / study.name))))
-        status |= any(row.state in states.FAILURES for row in found)
+        status |= any(row.state in states.FAILURES for row in rows)
     return int(status)
 
 

@@ -50,9 +50,9 @@ class NoSubmission(UsageError):
     """Slurm does not take jobs here: sbatch refused one, or no Slurm answers."""
 
 
-def choose(study: Study, found: list[states.Row], only: list[str] | None) -> list[str]:
+def choose(study: Study, rows: list[states.Row], only: list[str] | None) -> list[str]:
     """The runs to submit: those asked for that are not waiting, running or complete."""
-    open_runs = {row.run: row.state for row in found}
+    open_runs = {row.run: row.state for row in rows}
     startable = [
         name
         for name, state in open_runs.items()
@@ -189,8 +189,8 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
         jobs = states.ask_slurm()
         if jobs is None:
             raise NoSubmission(states.no_answer())
-        found = states.rows(study, logs, jobs)
-        names = choose(study, found, arguments.only)
+        rows = states.rows(study, logs, jobs)
+        names = choose(study, rows, arguments.only)
         if not names:
             print("nothing to submit: all that was asked for waits, runs or is complete")
             return
@@ -201,8 +201,8 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
         if arguments.rehearse:
             rehearse(study, names, arguments.cluster)
         check_budget(study, names, total, arguments.budget, arguments.yes)
-        active = [row.job_id for row in found if row.state in ("pending", "running")]
-        active = [job_id for job_id in active if job_id is not None]
+        waiting = (row.job_id for row in rows if row.state in ("pending", "running"))
+        active = [job_id for job_id in waiting if job_id is not None]
         waits = arguments.after, arguments.max_running, active
         done = submit(study, names, arguments.logs, *waits)
         for name, job in done:

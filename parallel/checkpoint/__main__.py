@@ -21,12 +21,12 @@ from parallel.checkpoint import folders
 
 def _in(path: Path) -> list[Path]:
     """The checkpoints that a path names: one, or all in a folder and its weights-only exports."""
-    found = folders.candidates(path)
+    checkpoints = folders.candidates(path)
     if folders.step_of(path) is not None:
-        return found[:1]
-    if folders.step_of(found[0]) is None:
-        return found
-    return [*found, *sorted(found[0].parent.glob("weights-*"))]
+        return checkpoints[:1]
+    if folders.step_of(checkpoints[0]) is None:
+        return checkpoints
+    return [*checkpoints, *sorted(checkpoints[0].parent.glob("weights-*"))]
 
 
 def _verify(folder: Path) -> None:

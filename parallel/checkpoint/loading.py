@@ -43,15 +43,15 @@ def load(engine: Any, spec: RunSpec, ranks: Ranks, path: Path | None) -> Loaded 
         UsageError: no checkpoint there; it is damaged and no earlier one may be taken, or all are
             damaged; it is another model's, or beyond the run's steps.
     """
-    found, problem = ranks.gather(attempt(folders.candidates, path) if path else (None, ""))[0]
+    candidates, problem = ranks.gather(attempt(folders.candidates, path) if path else (None, ""))[0]
     if problem:
         raise UsageError(problem)
-    if found is None:
+    if candidates is None:
         return None
-    if folders.step_of(found[0]) is None:
-        return _load_weights(engine, spec, ranks, found[0])
+    if folders.step_of(candidates[0]) is None:
+        return _load_weights(engine, spec, ranks, candidates[0])
     damaged: list[tuple[Path, str]] = []
-    for folder in found:
+    for folder in candidates:
         manifest, problem = _checked(ranks, folder)
         if not problem:
             return _load_checkpoint(engine, spec, ranks, folder, manifest, damaged)

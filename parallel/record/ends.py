@@ -35,6 +35,13 @@ class Kind(StrEnum):
     UNKNOWN = "unknown"  # only that it ended is known, an exit status for example
 
 
+class End(NamedTuple):
+    """Why a run or a rank ended, as status.json says it."""
+
+    kind: Kind | str
+    reason: str
+
+
 # These follow from another event: a later word about that event replaces them.
 CONSEQUENCES = (Kind.LOST_PEER, Kind.SIGNAL, Kind.UNKNOWN)
 

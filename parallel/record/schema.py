@@ -226,8 +226,8 @@ def _check_split(spec: dict[str, Any], layout: dict[str, Any], path: Path) -> No
     ):
         known = [layout.get(name) for name in (product, *factors)]
         if None not in known and known[0] != math.prod(known[1:]):
-            given = " x ".join(f"{name} {layout[name]}" for name in factors)
-            raise UsageError(f"{path} is damaged: {product} {known[0]} in layout is not {given}")
+            parts = " x ".join(f"{name} {layout[name]}" for name in factors)
+            raise UsageError(f"{path} is damaged: {product} {known[0]} in layout is not {parts}")
 
 
 def checked_metrics(metrics: dict[str, Any], facts: dict[str, Any], path: Path) -> dict[str, Any]:

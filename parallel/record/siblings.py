@@ -13,20 +13,12 @@ import threading
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from parallel.record.ends import Kind
+from parallel.record.ends import End, Kind
 from parallel.record.process import stat
 
 _PID_BITS = 22  # Linux has no larger process number
 _ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the launcher's own, or a user's
-
-
-class End(NamedTuple):
-    """Why a rank ended, as status.json says it."""
-
-    kind: Kind
-    reason: str
 
 
 def process_number() -> int:
