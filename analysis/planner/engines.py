@@ -1,7 +1,7 @@
 """What engines launch, wait for and overlap: constants of a family of engines, shared by clusters.
 
-`python -m benchmarks.fit_engines` fits them to published tables, with the constants of each cluster
-at their priors. What a family does not state is as in Megatron-LM.
+They were fitted to published tables, with the constants of each cluster at their priors. What a
+family does not state is as in Megatron-LM.
 """
 
 from typing import Any

@@ -280,15 +280,19 @@ def ring_stall(x: Columns) -> Array:
 
 
 def luck(x: Columns, machine: Machine, c: dict) -> Array:
-    """Standard deviation of log seconds that comes from runs which stall or do not."""
-    step_s, (each, slot) = seconds(x, machine, c), pipeline_stall(x)
-    stalled = x.n_micro * each + (x.pp - 1) * slot
-    # Of the other pipelines one in seven stalls on 128 GPUs, and half on 256.
-    chance = np.where(stalls(x), 109 / 110, 1.0 / (1.0 + (240.0 / x.gpus) ** 3)) * (x.pp > 1)
-    held = stalled * stalls(x)  # of it in step_s
-    ratio = np.log1p((stalled - held) / step_s) - np.log1p(-held / step_s)
-    rings = -0.5 * np.log1p(-ring_stall(x) / step_s)  # every other ring stalls
-    return np.sqrt(chance * (1.0 - chance)) * ratio + rings
+    """Standard deviation of log seconds that comes from runs which stall or do not.
+
+    A pipeline that stalls with probability q takes t or t + w seconds: sqrt(q (1 - q)) log(1 + w/t).
+    q is 109/110 where `stalls` says so. Of the other pipelines one in seven stalls on 128 GPUs, and
+    half on 256. Every other ring stalls.
+    """
+    step_s, stall = seconds(x, machine, c), pipeline_stall(x)
+    waits_s = x.n_micro * stall[0] + (x.pp - 1) * stall[1]
+    without_s = step_s - waits_s * stalls(x)  # step_s counts what is sure to come
+    q = np.where(stalls(x), 109 / 110, 1.0 / (1.0 + (240.0 / x.gpus) ** 3)) * (x.pp > 1)
+    pipelines = np.sqrt(q * (1.0 - q)) * np.log1p(waits_s / without_s)
+    rings = 0.5 * np.log(step_s / (step_s - ring_stall(x)))
+    return pipelines + rings
 
 
 def p2p(x: Columns, machine: Machine, c: dict) -> Array:

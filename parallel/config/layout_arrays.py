@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -148,52 +148,60 @@ class Columns:
         )
 
 
+def _of_model(config: GPTConfig) -> dict[str, Any]:
+    """The columns that a model sets."""
+    return {
+        "layers": config.n_layer,
+        "hidden": config.hidden,
+        "heads": config.n_head,
+        "head_dim": config.head_dim,
+        "kv_heads": config.kv_heads,
+        "ffn": config.ffn_hidden,
+        "glu": config.gated,
+        "untied": not config.tied,
+        "qk_norm": config.qk_norm,
+        "vocab": config.vocab_size,
+        "positions": config.max_seq_len * (config.position == "learned"),
+        "rotary": config.position == "rope",
+        "seq": config.max_seq_len,
+    }
+
+
+def _derived(values: dict[str, Array]) -> dict[str, Array]:
+    """The usual values of columns that follow from others."""
+    deepspeed, fsdp2 = values["deepspeed"].astype(bool), values["fsdp2"].astype(bool)
+    fsdp, of_deepspeed, megatron = map(FAMILIES.index, ("fsdp", "deepspeed", "megatron"))
+    by_engine = np.where(fsdp2, fsdp, np.where(deepspeed, of_deepspeed, megatron))
+    recomputed = values["recompute"] == RECOMPUTE.index("full")
+    return {
+        "ffn": 4 * values["hidden"],
+        "kv_heads": values["heads"],
+        "head_dim": values["hidden"] / values["heads"],
+        "dropout": ~values["glu"].astype(bool),
+        "grad_width": values["width"],
+        "slower": deepspeed,
+        # As published runs had them: two that overlap and one to gather with, none in a pipeline.
+        "bucket": np.where(values["pp"] > 1, 0, 3 * BUCKET),
+        # Megatron-DeepSpeed's ZeRO-3 scripts set --checkpoint-in-cpu. Its published runs on Jean
+        # Zay have micro-batches that fit no other way.
+        "host_checkpoints": deepspeed & (values["zero_stage"] == 3) & recomputed,
+        "shards": values["dp"] * values["cp"],
+        "family": by_engine,
+        "cut_by_flops": values.get("family", by_engine) == FAMILIES.index("nanotron"),
+    }
+
+
 def columns(config: GPTConfig | None = None, **given: object) -> Columns:
     """Columns from scalars and arrays, broadcast together; what is not given has its usual value.
 
     `config` gives the model's sizes, of which any may be given instead. Models without a gate have
     dropout, as GPT-2 and GPT-3 had; those with one have none, as Llama.
     """
-    sizes = {}
-    if config is not None:
-        sizes = {
-            "layers": config.n_layer,
-            "hidden": config.hidden,
-            "heads": config.n_head,
-            "head_dim": config.head_dim,
-            "kv_heads": config.kv_heads,
-            "ffn": config.ffn_hidden,
-            "glu": config.gated,
-            "untied": not config.tied,
-            "qk_norm": config.qk_norm,
-            "vocab": config.vocab_size,
-            "positions": config.max_seq_len * (config.position == "learned"),
-            "rotary": config.position == "rope",
-            "seq": config.max_seq_len,
-        }
-    usual: dict[str, object] = dict.fromkeys((*AXES, "micro_batch", "n_micro"), 1)
-    usual |= {name: 0 for name in ("zero_stage", "recompute", "offload")}
+    usual: dict[str, Any] = dict.fromkeys((*AXES, "micro_batch", "n_micro"), 1)
+    usual |= dict.fromkeys(("zero_stage", "recompute", "offload", "positions"), 0)
     usual |= dict.fromkeys(FLAGS[:-1], False) | {"width": 2, "gpus_per_node": 8}
-    usual |= {"positions": 0}
-    values = usual | sizes | given
-    values.setdefault("ffn", 4 * np.asarray(values["hidden"]))
-    values.setdefault("kv_heads", values["heads"])
-    values.setdefault("head_dim", np.asarray(values["hidden"]) / values["heads"])
-    values.setdefault("dropout", ~np.asarray(values["glu"], bool))
-    values.setdefault("grad_width", values["width"])
-    values.setdefault("slower", values["deepspeed"])
-    # As published runs had them: two that overlap and one to gather with, none in a pipeline.
-    values.setdefault("bucket", np.where(np.asarray(values["pp"]) > 1, 0, 3 * BUCKET))
-    # Megatron-DeepSpeed's ZeRO-3 scripts set --checkpoint-in-cpu. Its published runs on Jean Zay
-    # have micro-batches that fit no other way.
-    on_host = np.asarray(values["deepspeed"]) & (np.asarray(values["zero_stage"]) == 3)
-    on_host = on_host & (np.asarray(values["recompute"]) == RECOMPUTE.index("full"))
-    values.setdefault("host_checkpoints", on_host)
-    values.setdefault("shards", np.asarray(values["dp"]) * values["cp"])
-    families = [FAMILIES.index(name) for name in ("fsdp", "deepspeed", "megatron")]
-    flags = [np.asarray(values[name], bool) for name in ("fsdp2", "deepspeed")]
-    values.setdefault("family", np.where(flags[0], families[0], np.where(flags[1], *families[1:])))
-    values.setdefault("cut_by_flops", np.asarray(values["family"]) == FAMILIES.index("nanotron"))
+    values = usual | (_of_model(config) if config else {}) | given
+    values = _derived({name: np.asarray(value) for name, value in values.items()}) | values
     names = [f.name for f in fields(Columns)]
     if unknown := set(values) - set(names):
         raise TypeError(f"no such columns: {sorted(unknown)}")
