@@ -282,7 +282,7 @@ def ring_stall(x: Columns) -> Array:
 def luck(x: Columns, machine: Machine, c: dict) -> Array:
     """Standard deviation of log seconds that comes from runs which stall or do not.
 
-    A pipeline that stalls with probability q takes t or t + w seconds: sqrt(q (1 - q)) log(1 + w/t).
+    A pipeline that stalls with probability q takes t or t + w seconds: sqrt(q - q^2) log(1 + w/t).
     q is 109/110 where `stalls` says so. Of the other pipelines one in seven stalls on 128 GPUs, and
     half on 256. Every other ring stalls.
     """
