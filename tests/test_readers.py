@@ -264,9 +264,17 @@ def test_differences_of_a_cumulative_clock_are_step_times(log):
 
 
 NO_NUMBERS = (
-    "nan", "-nan", "NaN", "nan(ind)", "-nan(ind)", "inf", "-inf", "Infinity", "1e400", "3.4E+38",
-    "1.5E-300", "1.5E+99", "99999999999999999999", "-1", "0", "..", "1.2.3", "x", "",
-)  # fmt: skip
+    "nan",
+    "-nan(ind)",
+    "inf",
+    "1e400",
+    "99999999999999999999",
+    "-1",
+    "0",
+    "1.2.3",
+    "x",
+    "",
+)
 A_NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\w|\.\d)")
 
 
@@ -411,56 +419,6 @@ def test_a_loss_of_nan_outside_of_iteration_lines_is_counted_and_diverged(log):
         assert judged.verdict == "diverged" and "the loss is NaN" in flag and count in flag, name
 
 
-def gpt3_of_mlperf(throughput, timed=True):
-    """2048 sequences of 2048 tokens in 11 s a step, as NVIDIA's logs print them."""
-    text = mlperf(0, "global_batch_size", 2048) + mlperf(0, "max_sequence_length", 2048)
-    text += mlperf(1000, "run_start")
-    for i in range(1, 21):
-        stats = {"train_step_timing": 11.0} if timed else {"other": 1}
-        text += mlperf(1000 + 11000 * i, "tracked_stats", stats, step=i * 2048 * 2048)
-    text += mlperf(222_000, "tracked_stats", {"throughput": throughput}, step=20 * 2048 * 2048)
-    return text + mlperf(223_000, "run_stop", status="success")
-
-
-def test_a_throughput_is_in_the_unit_that_agrees_with_time_batch_and_sequence(log):
-    tokens = read(log(gpt3_of_mlperf(345_645.4)))
-    assert tokens.totals == {"wall_s": 222.0, "tokens_per_s": 345_645.4}
-    assert tokens.iteration.tolist() == list(range(1, 21)) and set(times(tokens)) == {11.0}
-    said = "throughput 345645, 186.182 samples/s by the log's times, sequences of 2048: it counts"
-    assert tokens.notes == [f"{said} tokens"]
-    assert read(log(gpt3_of_mlperf(170.0), "samples.out")).totals["samples_per_s"] == 170.0
-
-
-def test_a_throughput_that_agrees_with_nothing_is_unknown(log):
-    for i, text in enumerate((gpt3_of_mlperf(9e6), gpt3_of_mlperf(345_645.4, timed=False))):
-        record = read(log(text, f"{i}.out"))
-        assert record.totals == {"wall_s": 222.0}
-        assert any("its unit is unknown, and so is the rate" in note for note in record.notes)
-
-
-def test_a_printed_rate_counts_only_where_it_agrees_with_time_and_batch(log):
-    line = megatron(1, 2000.0, extra=" samples per second: {} | TFLOPs: {} |")  # 8 in 2 s
-    right = read(log("  seq_length ...... 100\n" + line.format("4.02", 1), "right.out"))
-    assert right.samples_per_s.tolist() == [4.02] and right.notes == []
-    wrong = read(log(line.format("26.9", 1), "wrong.out"))
-    assert np.isnan(wrong.samples_per_s).all()
-    assert wrong.notes == [
-        "26.9 samples/s x 2 s a step is 53.8, the global batch 8: the rate is unknown"
-    ]
-    tokens = read(log("  seq_length ...... 100\n" + line.format("400.0", 1), "tokens.out"))
-    assert np.isnan(tokens.samples_per_s).all() and tokens.tokens_per_s.tolist() == [400.0]
-    assert tokens.notes[0].endswith("the global batch 8: read as tokens/s")
-
-
-def test_tflops_in_another_unit_are_unknown_where_the_model_says_so(log):
-    facts = {"params": 1e9, "gpus": 1, "seq_len": 100}  # 6e9 x 800 in 2 s: 2.4 TFLOP/s
-    line = megatron(7, 2000.0, extra=" throughput per GPU (TFLOP/s/GPU): {} |")
-    assert read(log(line.format("3.1"), "right.out"), facts).tflops.tolist() == [3.1]
-    wrong = read(log(line.format("2400.0"), "giga.out"), facts)
-    assert np.isnan(wrong.tflops).all()
-    assert "2400 TFLOP/s are printed" in wrong.notes[-1] and "are 2.4:" in wrong.notes[-1]
-
-
 def test_an_epoch_lasts_as_long_as_its_slowest_rank(log):
     text = (
         "Average metrics:\n    Total epoch time: 1095.70 seconds\n"
@@ -517,14 +475,6 @@ PREFIXES = (
 )
 
 
-@pytest.mark.parametrize("prefix", PREFIXES)
-@pytest.mark.parametrize("ending", (b"\n", b"\r\n"))
-def test_prefixes_and_line_endings_change_nothing(log, prefix, ending):
-    lines = RUN.encode().splitlines()
-    record = read(log(b"".join(prefix + line + ending for line in lines)))
-    assert times(record) == times(read(log(RUN, "plain.out")))
-
-
 NOISE = (
     b"",
     b"\0" * 4096 + b"\n",
@@ -570,12 +520,6 @@ def test_what_stands_around_the_lines_changes_no_statistic(log, kind, prefix, en
 def test_two_records_on_one_line_are_two(log):
     record = read(log(megatron(1, 1000.0).rstrip("\n") + megatron(2, 1100.0)))
     assert record.iteration.tolist() == [1, 2] and times(record) == [1.0, 1.1]
-
-
-def test_progress_bars_nul_blocks_and_noise_change_nothing(log):
-    noise = b"\r 10%|# | 1/10 [00:01<00:09]\r" + b"\0" * 5000 + b"\xc3\x28 | a | b: 3 |\n"
-    content = b"".join(line + b"\n" + noise for line in RUN.encode().splitlines())
-    assert times(read(log(content))) == times(read(log(RUN, "plain.out")))
 
 
 def test_a_cut_last_line_is_left_out(log):
@@ -698,26 +642,6 @@ def test_a_restart_keeps_both_passes_and_says_where(log):
     assert "line 8: iterations go back from 6 to 4" in record.notes
 
 
-def test_lines_close_together_and_far_between_read_the_same(log):
-    lines = [megatron(i, 1000.0 + i, planned=25000) for i in range(1, 25001)]
-    close = read(log("".join(lines), "close.out"))
-    far = read(log(("a warning\n" * 150).join(lines), "far.out"))
-    assert close.iteration.tolist() == list(range(1, 25001))
-    assert times(close) == [(1000.0 + i) / 1000 for i in range(1, 25001)]
-    for name in ("iteration", "step_s", "loss", "skipped"):
-        assert getattr(far, name).tolist() == getattr(close, name).tolist()
-
-
-def test_runs_that_print_other_fields_before_the_time_are_all_read(log):
-    tokens = " | consumed tokens:       2048 | elapsed"
-    other = [megatron(i).replace(" | elapsed", tokens) for i in range(101, 201)]
-    lines = [
-        line for pair in zip(map(megatron, range(1, 101)), other, strict=True) for line in pair
-    ]
-    record = read(log("".join(lines)))
-    assert sorted(record.iteration.tolist()) == list(range(1, 201))
-
-
 def test_resumed_runs_gaps_and_intervals_are_noted(log):
     resumed = read(log("".join(megatron(i, 1000.0 + i) for i in (50, 51, 52, 60)), "a.out"))
     assert any("resumed" in n for n in resumed.notes) and any("gap" in n for n in resumed.notes)
@@ -779,11 +703,6 @@ def test_settings_stand_before_megabytes_of_warnings_too(log):
     assert read(log("  seq_length ...... 2048\n" + warnings + RUN)).seq_len == 2048
 
 
-def test_a_byte_order_mark_changes_nothing(log):
-    content = json.dumps({"train_time_per_epoch": [22.0], "train_throughput": [14494.0]})
-    assert read(log("\ufeff" + content, "metrics.json")).totals["wall_s"] == 22.0
-
-
 def test_parameters_are_summed_only_when_every_rank_printed_its_share(log):
     share = " > number of parameters on (tensor, pipeline) model parallel rank ({}, {}): 1000\n"
     sizes = "  tensor_model_parallel_size .... 2\n  pipeline_model_parallel_size .... 2\n"
@@ -811,7 +730,7 @@ def test_the_line_that_proves_how_a_run_ended_is_found(log, line):
     assert record.failure.kind == ENDINGS[line] and record.failure.line_no == 41
 
 
-@pytest.mark.parametrize("who", ("", "0: ", "[rank0]:", "[rank0]: ", "[default0]:", "\x1b[31m"))
+@pytest.mark.parametrize("who", ("", "0: ", "[rank0]:", "\x1b[31m"))
 @pytest.mark.parametrize(
     "raised",
     (
@@ -971,17 +890,6 @@ def test_no_file_of_the_repository_but_its_logs_is_a_run():
     assert len(files) > 300 and runs_among(files) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("package", ("torch", "deepspeed", "transformers"))
-def test_no_file_of_an_installed_package_is_a_run(package):
-    found = importlib.util.find_spec(package)
-    if found is None:
-        pytest.skip(f"{package} is not installed")
-    folder = Path(found.origin).parent
-    files = [p for p in folder.rglob("*") if p.is_file() and p.stat().st_size < 1 << 22]
-    assert len(files) > 500 and runs_among(files) == []
-
-
 def test_a_page_that_quotes_a_log_is_no_log(log, tmp_path):
     page = log(RUN, "page.md")
     with pytest.raises(Refusal, match="code or a page by its name"):
@@ -1009,7 +917,7 @@ DIED = {
 }
 
 
-@pytest.mark.parametrize("before", ("", "0: ", "\x1b[32m", "gpu-29: ", "\r 10%|# | 1/10 [00:01]\r"))
+@pytest.mark.parametrize("before", ("", "\x1b[32m", "gpu-29: "))
 @pytest.mark.parametrize("kind", DIED)
 def test_a_launchers_or_a_schedulers_own_line_shows_the_failure_before_any_iteration(
     log, kind, before
@@ -1136,16 +1044,6 @@ def test_links_that_form_a_loop_end_and_each_log_is_read_once(log, tmp_path):
     ]
 
 
-def test_a_linked_folder_from_elsewhere_is_read(log, tmp_path):
-    (tmp_path / "there").mkdir()
-    (tmp_path / "here").mkdir()
-    log(RUN, "there/job.out")
-    (tmp_path / "there" / "back").symlink_to(tmp_path / "here")
-    (tmp_path / "here" / "link").symlink_to(tmp_path / "there")
-    records, refused = read_all([tmp_path / "here"])
-    assert len(records) == 1 and refused == []
-
-
 def test_a_folder_that_cannot_be_read_is_named_and_the_others_are_shown(log, tmp_path, monkeypatch):
     (tmp_path / "shut").mkdir()
     (tmp_path / "open").mkdir()
@@ -1169,10 +1067,6 @@ def test_a_path_that_no_system_takes_is_refused_in_one_line(tmp_path, name):
     assert records == [] and "\n" not in refusal.reason
     with pytest.raises(Refusal):
         read(tmp_path / name)
-
-
-def test_a_log_whose_name_is_as_long_as_a_name_can_be_is_read(log):
-    assert len(read(log(RUN, "j" * 251 + ".out")).iteration) == 40
 
 
 @pytest.mark.parametrize("line", ("gpus = 'many'", "gpus = -1", "params = []", "engine = 5"))
@@ -1230,7 +1124,7 @@ SUMMARY = (
     "     53.9        2,765,967     14,244  PushPop  :backward \n"
     "     46.1        2,365,967     14,244  PushPop  :forward  \n\n"
 )
-WHOLE = {kind: line for kind, (line, _) in FORMATS.items()} | {
+WHOLE = {kind: FORMATS[kind][0] for kind in NUMBERED} | {
     "Megatron-LM of many lines": RUN,
     "DeepSpeed-Chat that ended": CHAT
     + "[INFO] [launch.py:347:main] Process 9 exits successfully.\n",
@@ -1249,11 +1143,12 @@ def said(path):
     return columns, record.failure and (record.failure.kind, record.failure.line)
 
 
-@pytest.mark.parametrize("bytes_", NEUTRAL)
 @pytest.mark.parametrize("kind", WHOLE)
-def test_bytes_that_say_nothing_change_nothing(log, kind, bytes_):
+def test_bytes_that_say_nothing_change_nothing(log, kind):
     text = WHOLE[kind].encode()
-    assert said(log(NEUTRAL[bytes_](text), "other.out")) == said(log(text, "plain.out"))
+    plain = said(log(text, "plain.out"))
+    for name, change in NEUTRAL.items():
+        assert said(log(change(text), "other.out")) == plain, name
 
 
 @pytest.mark.parametrize("extra", ("Generating '/tmp/nsys-report-9.qdstrm'\n", "SKIPPED: x\n"))
