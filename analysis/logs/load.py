@@ -4,11 +4,9 @@ import contextlib
 import hashlib
 import math
 import os
-import sys
-import time
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -193,48 +191,33 @@ def _looks_like_log(path: Path) -> bool:
 
 
 def read_all(
-    paths: Iterable[Path | str],
-    flags: dict[str, Any] | None = None,
-    jobs: int | None = None,
-    progress: bool | None = None,
+    paths: Iterable[Path | str], flags: dict[str, Any] | None = None, jobs: int | None = None
 ) -> tuple[list[Record], list[Refusal]]:
     """Every run at or below `paths`, in the order of `find_logs`, and what was refused.
 
-    jobs: processes; None takes the cores at hand where there is enough to read. progress: a bar
-    on a terminal, a line now and then elsewhere; None shows it when there are many files.
+    jobs: processes; None takes the cores at hand where there is enough to read, with a bar on a
+    terminal.
     """
     logs, refused = find_logs(paths)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    # A process of its own has another standard input.
-    jobs = jobs or (cores if len(logs) >= _MANY and STDIN not in logs else 1)
-    progress = len(logs) >= _MANY if progress is None else progress
-    one = partial(_attempt, flags=flags)
-    records = []
+    many = len(logs) >= _MANY and STDIN not in logs  # another process has another standard input
+    jobs = jobs or (len(os.sched_getaffinity(0)) if many else 1)
+    read_one = partial(_attempt, flags=flags)
+    records: list[Record] = []
+    outcomes: Iterable[Record | Refusal] = map(read_one, logs)
     with contextlib.ExitStack() as stack:
-        outcomes: Iterable[Record | Refusal] = map(one, logs)
         if jobs > 1:
             from concurrent.futures import ProcessPoolExecutor  # slow to load, seldom needed
 
             pool = stack.enter_context(ProcessPoolExecutor(jobs))
-            outcomes = pool.map(one, logs, chunksize=max(1, min(16, len(logs) // (4 * jobs))))
-        for outcome in _shown(outcomes, len(logs)) if progress else outcomes:
+            chunk = max(1, min(16, len(logs) // (4 * jobs)))
+            outcomes = pool.map(read_one, logs, chunksize=chunk)
+        if many:
+            from tqdm import tqdm  # as slow
+
+            outcomes = tqdm(outcomes, "reading", len(logs), unit="file", disable=None)
+        for outcome in outcomes:
             (refused if isinstance(outcome, Refusal) else records).append(outcome)
     return records, refused
-
-
-def _shown(outcomes: Iterable[Any], total: int) -> Iterator[Any]:
-    """Pass `outcomes` on and say on stderr how far they are."""
-    if sys.stderr.isatty():
-        from tqdm import tqdm
-
-        yield from tqdm(outcomes, total=total, unit="file", desc="reading")
-        return
-    said = time.monotonic()
-    for n, outcome in enumerate(outcomes, 1):
-        if time.monotonic() - said > 2 or n == total:
-            said = time.monotonic()
-            print(f"read {n} of {total} files", file=sys.stderr, flush=True)
-        yield outcome
 
 
 def _attempt(path: Path, flags: dict[str, Any] | None) -> Record | Refusal:

@@ -95,7 +95,7 @@ class Judgement:
     def reasons(self) -> list[str]:
         """Proof, doubts and notes in words."""
         where = f"line {self.line_no}: " if self.line_no else ""
-        proof = [f"{where}{self.proof}"] * bool(self.proof)
+        proof = [f"{where}{self.proof}"] if self.proof else []
         return proof + [flag.text for flag in self.doubts] + self.notes
 
     @property

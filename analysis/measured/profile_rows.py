@@ -100,7 +100,7 @@ def read_profile(path: Path) -> dict[str, Any]:
         text = b"Total Time (ns)" in head and log.text()
     about: dict[str, Any] = {"file": path.name, "rank": None, "steps": None, "profiled_s": None}
     if text:
-        tables = nsys.tables(text, str(path))
+        tables = nsys.tables(text, str(path), [])
         if not tables:
             raise Refusal(str(path), "nsys stats without a table that is known")
         return about | {"format": nsys.FORMAT.name} | summarise(tables)

@@ -122,7 +122,8 @@ def table(
         lost = (name for name in row if name not in known and math.isnan(row[name]))
         if cut and offsets and any(not math.isnan(columns[name][-1]) for name in lost):
             continue
-        nans += [len(offsets)] * nan
+        if nan:
+            nans.append(len(offsets))
         offsets.append(offset)
         for name, value in row.items():
             columns[name].append(value)

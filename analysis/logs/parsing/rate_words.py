@@ -81,7 +81,8 @@ def _plain(unit: str) -> tuple[str, bool]:
 
 def _words(unit: str) -> str:
     name, each = _plain(unit)
-    return name.removesuffix("_per_s") + " of one GPU" * each
+    words = name.removesuffix("_per_s")
+    return f"{words} of one GPU" if each else words
 
 
 def judge_rates(record: Record) -> None:
@@ -140,15 +141,19 @@ def _unit(
     own = unit_of(rate, step_s, {name: amounts[name]}, within)
     unit = own or unit_of(rate, step_s, amounts, within)
     if unit != name:
-        what = name.removesuffix("_per_s")
-        shape = (
-            f"{record.global_batch} x {record.seq_len}" if what == "tokens" else "the global batch"
+        what, shape, verdict = (
+            name.removesuffix("_per_s"),
+            "the global batch",
+            "the rate is unknown",
         )
-        verdict = f"read as {_plain(unit)[0].removesuffix('_per_s')}/s" if unit else ""
-        verdict += " of one GPU" if unit and _plain(unit)[1] else ""
+        if what == "tokens":
+            shape = f"{record.global_batch} x {record.seq_len}"
+        if unit:
+            words, *of_a_gpu = _words(unit).split(" ", 1)
+            verdict = " ".join([f"read as {words}/s", *of_a_gpu])
         record.notes.append(
             f"{rate:.6g} {what}/s x {step_s:.4g} s a step is {rate * step_s:.6g}, {shape}"
-            f" {amounts[name]:.0f}: {verdict or 'the rate is unknown'}"
+            f" {amounts[name]:.0f}: {verdict}"
         )
     return unit
 

@@ -276,9 +276,12 @@ def _uncounted(words: Mapping[str, str | None]) -> list[str]:
         int(value) if (value := words[name] or "").isdigit() else 0
         for name in ("experts", "predicted")
     )
-    found = [f"{experts} experts"] * (experts > 1)
-    found += ["multi-latent attention"] * (words["latent"] == "true")
-    return found + [f"{predicted} layers that predict further tokens"] * (predicted > 0)
+    parts = {
+        f"{experts} experts": experts > 1,
+        "multi-latent attention": words["latent"] == "true",
+        f"{predicted} layers that predict further tokens": predicted > 0,
+    }
+    return [part for part, there in parts.items() if there]
 
 
 def _world(header: bytes, stated: Mapping[str, Any]) -> dict[str, int]:

@@ -6,8 +6,7 @@ GPT-NeoX, Megatron-Bridge and our own engines.
      samples/sec: 206.693 | iteration        1/     512 | elapsed time per iteration (ms): 2477.1 |
 
 All have fields between bars, in any order: one expression reads a line. A field counts when its bar
-is behind it, for a number without may be cut. Lines that were copied without bars are read as other
-formats' are.
+is behind it, for a number without may be cut.
 """
 
 import re
@@ -16,12 +15,9 @@ from collections import defaultdict
 import numpy as np
 
 from analysis.logs.parsing.fields import (
-    WORD,
     is_nan,
-    labelled,
     leading_number,
     ranks_of_rates,
-    table,
 )
 from analysis.logs.parsing.line_format import Columns, LineFormat
 from analysis.logs.parsing.logfile import Log
@@ -58,18 +54,6 @@ _LINE = (
 _MEGATRON = re.compile(_LINE)
 _NEOX = re.compile(rb"(?:samples/sec: {1,3}(?P<samples>[\d.]{1,20}) ?\| {0,4})?" + _LINE)
 _COLOUR = re.compile(rb"\x1b\[[0-9;]{0,24}m")
-_PLAIN = re.compile(
-    WORD + rb"iteration[ :=]{1,16}(?P<iteration>\d{1,12}) {0,8}/ {0,8}(?P<planned>\d{1,12})(?!\d)"
-    rb"(?=[^\r\n]{1,300}?elapsed[ _]time[ _]per[ _]iteration[ _]\(?m?s)"
-)  # fmt: skip
-_PLAIN_FIELDS = {
-    "ms": labelled(rb"elapsed[ _]time[ _]per[ _]iteration[ _](?:\(ms\)|ms)"),
-    "step_s": labelled(rb"elapsed[ _]time[ _]per[ _]iteration[ _](?:\(s\)|s)"),
-    "loss": labelled(rb"(?:lm[ _-])?loss"),
-    "grad_norm": labelled(rb"grad[ _]norm"),
-    "skipped": labelled(rb"number[ _]of[ _]skipped[ _]iterations"),
-    "global_batch": labelled(rb"global[ _]batch[ _]size"),
-}
 _PEAK = re.compile(
     rb"\(after \d{1,9} iterations\) memory \(MB\) [^\r\n]{1,80}max allocated: ([\d.]{1,16})"
 )
@@ -109,8 +93,9 @@ def scan(log: Log) -> tuple[Columns, np.ndarray]:
         timed = np.isfinite(columns["step_s"]) | np.isinf(columns["step_s"])
         for name, values in columns.items():
             parts[name].append(values[timed])
-    columns = {name: np.concatenate(values) for name, values in parts.items()}
-    return columns, columns.pop("place", np.empty(0, np.int64))
+    names = ("iteration", "planned", *_LABELS, "nan_loss", "average", "place")
+    columns = {name: np.concatenate([np.empty(0), *parts[name]]) for name in names}
+    return columns, columns.pop("place").astype(np.int64)
 
 
 def _numbers(texts: tuple[bytes, ...]) -> np.ndarray:
@@ -125,12 +110,10 @@ def _numbers(texts: tuple[bytes, ...]) -> np.ndarray:
 
 def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
     columns, offsets = scan(log)
-    if not len(offsets):
-        columns, offsets = table(log, _PLAIN, _PLAIN_FIELDS)
-    if averages := int(columns.pop("average", np.zeros(0)).sum()):
+    if averages := int(columns.pop("average").sum()):
         record.notes.append(f"{averages} values print current/average: the current one is used")
-    if len(nan := columns.get("nan", ())):
-        record.nan_iterations = int(nan[np.isfinite(nan)].sum())
+    nan = columns["nan"]
+    record.nan_iterations = int(nan[np.isfinite(nan)].sum())
     batch = columns["global_batch"][np.isfinite(columns["global_batch"])]
     if len(batch) and (batch != batch[-1]).any():
         record.notes.append(f"the global batch grows from {batch[0]:.0f} to {batch[-1]:.0f}")
@@ -157,7 +140,7 @@ def _tool(header: bytes, line: bytes = b"") -> str:
 
 
 def _rates(record: Record, columns: Columns, header: bytes) -> None:
-    each = columns.get("tokens_per_s_per_gpu", np.empty(0))
+    each = columns["tokens_per_s_per_gpu"]
     if np.isfinite(each).any():
         if record.gpus is None and record.seq_len:
             together = columns["samples_per_s"] * record.seq_len

@@ -53,6 +53,7 @@ def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
             used = ~np.isnan(columns["loss"])
         if start is _BAR and used.any():
             # The bar is redrawn, also with the last step's numbers: the first drawing counts.
+            used &= np.isfinite(columns["iteration"])
             steps = columns["iteration"][used]
             used[used] = np.diff(steps, prepend=-1) != 0
             record.notes.append("read from the progress bar, which prints few digits")

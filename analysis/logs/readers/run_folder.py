@@ -72,7 +72,8 @@ def read(path: Path) -> Record:
         record.notes.append(run.reason)
     elif run.state not in (COMPLETE, FAILED):
         record.notes.append(f"status.json says {run.state} {run.reason}".strip())
-    record.notes += [run.later] * bool(run.later)
+    if run.later:
+        record.notes.append(run.later)
     try:
         saves, failed = read_saves(run.path)
     except UsageError as error:  # the run's steps are whole

@@ -74,19 +74,19 @@ def read_trace(path: Path) -> Trace:
 
 def _problem(event: dict[str, Any]) -> str:
     """Which value of an event is none that the profiler writes, or ""."""
-    none = type(None)
+    time, text = (int, float), (int, str, type(None))
     kinds = {
-        **dict.fromkeys(("ts", "dur"), (int, float)),
+        "ts": time,
+        "dur": time,
         "name": str,
-        "cat": (str, none),
-        **dict.fromkeys(("pid", "tid"), (int, str, none)),
+        "cat": (str, type(None)),
+        "pid": text,
+        "tid": text,
     }
     for key, kind in kinds.items():
         value = event.get(key)
-        fits = isinstance(value, kind)
-        if key in ("ts", "dur"):  # microseconds
-            fits = fits and not isinstance(value, bool) and 0 <= value < 1e18
-        if not fits:
+        fits = isinstance(value, kind) and not isinstance(value, bool)
+        if not fits or (kind is time and not 0 <= value < 1e18):  # microseconds
             return f"{key} is {ascii(value):.40}"
     return ""
 
