@@ -50,7 +50,6 @@ def test_each_end_has_its_verdict_and_its_line(known, verdict):
 
 ITERATIONS = {
     "Megatron-LM": " iteration {i}/ 5 | elapsed time per iteration (ms): 9.0 | lm loss: {loss} |\n",
-    "without bars": "iteration {i}/ 5 elapsed time per iteration (ms): 100 loss: {loss}\n",
     "nanoGPT": "iter {i}: loss {loss}, time 100.00ms, mfu 22.82%\n",
     "torchtitan": "step: {i}  loss: {loss}  grad_norm: 1.0  memory: 1.0GiB(1%)  tps: 6,922\n",
     "modded-nanogpt": "step:{i}/5 train_loss:{loss} train_time:{i}00ms step_avg:100.00ms\n",
