@@ -112,6 +112,11 @@ def test_what_one_run_does_not_state_is_not_compared_and_changed_trees_are_named
     assert fairness.changed([RUN]) == fairness.changed([RUN] * 2) == []
 
 
+def test_laws_without_more_gpus_fit_nothing():
+    assert scaling_curve.fit_amdahl([]) is scaling_curve.fit_gustafson([]) is None
+    assert scaling_curve.fit_amdahl([(1, 1)]) is scaling_curve.fit_gustafson([(1, 1)]) is None
+
+
 def test_a_serial_share_may_be_nothing_and_all():
     for speedup, share in ((4.0, 0.0), (1.0, 1.0), (2.0, 1 / 3), (4.1, None), (0.9, None)):
         assert scaling_curve.serial_share(speedup, 4) == pytest.approx(share)
@@ -244,6 +249,12 @@ def test_runs_with_more_threads_than_their_host_has_cores_shared_them(second, sh
         assert set(found) == ({"a", "b"} if shared else set())
     if shared:
         assert found["a"].startswith("ran at the same time as b on h: they may have shared")
+
+
+def test_of_three_runs_those_that_overlap_are_named():
+    runs = [on_host(n, b, e, ranks=3) for n, b, e in (("a", 10, 12), ("b", 13, 15), ("c", 14, 16))]
+    found = shared_cores([on_host("d", 30, 40, ranks=9), *runs[::-1]])
+    assert {name: said.split(" as ")[1][0] for name, said in found.items()} == {"b": "c", "c": "b"}
 
 
 def test_three_runs_that_are_too_many_together_name_each_other():

@@ -131,22 +131,22 @@ def spec_of(run: Run) -> RunSpec:
 def times(found: Iterable[Breakdown]) -> Table:
     """Every category of every run: slowest rank, mean and spread over ranks, share of the step."""
     rows = []
-    for one in found:
+    for breakdown in found:
         for name in ("elapsed", *CATEGORIES):
-            each = {rank: row[f"{name}_s"] for rank, row in one.ranks.items()}
+            each = {rank: row[f"{name}_s"] for rank, row in breakdown.ranks.items()}
             if name != "elapsed" and not any(each.values()):
                 continue
             slowest = max(each, key=lambda rank: each[rank])
-            mean = one.mean(f"{name}_s")
+            mean = breakdown.mean(f"{name}_s")
             rows.append(
                 {
-                    "run": one.name,
+                    "run": breakdown.name,
                     "category": "step" if name == "elapsed" else name,
                     "slowest_s": each[slowest],
                     "rank": slowest,
                     "mean_s": mean,
                     "spread_s": max(each.values()) - min(each.values()),
-                    "share": mean / one.mean("elapsed_s"),
+                    "share": mean / breakdown.mean("elapsed_s"),
                 }
             )
     columns = [
@@ -158,29 +158,29 @@ def times(found: Iterable[Breakdown]) -> Table:
         Column("spread_s", "spread", ".2g"),
         Column("share", "share", ".1%"),
     ]
-    notes = [f"{one.name}: {note}" for one in found for note in one.notes]
+    notes = [f"{breakdown.name}: {note}" for breakdown in found for note in breakdown.notes]
     return Table(columns, rows, "Time per step", notes)
 
 
 def messages(found: Iterable[Breakdown]) -> Table:
     """Every axis that sends: calls and bytes per step of the rank that sends most, and times."""
     rows = []
-    for one in found:
+    for breakdown in found:
         for axis in AXES:
-            senders = [r for r, row in one.ranks.items() if row[f"{axis}_calls"]]
+            senders = [r for r, row in breakdown.ranks.items() if row[f"{axis}_calls"]]
             if not senders:
                 continue
-            most = max(senders, key=lambda rank: one.ranks[rank][f"{axis}_wire_bytes"])
-            row = one.ranks[most]
-            exposed = {rank: one.ranks[rank][f"{axis}_s"] for rank in senders}
+            most = max(senders, key=lambda rank: breakdown.ranks[rank][f"{axis}_wire_bytes"])
+            row = breakdown.ranks[most]
+            exposed = {rank: breakdown.ranks[rank][f"{axis}_s"] for rank in senders}
             rows.append(
                 {
-                    "run": one.name,
+                    "run": breakdown.name,
                     "axis": axis,
                     "calls": row[f"{axis}_calls"],
                     "mb": row[f"{axis}_bytes"] / 1e6,
                     "wire_mb": row[f"{axis}_wire_bytes"] / 1e6,
-                    "formula": None if axis == "control" else agreement(one, axis),
+                    "formula": None if axis == "control" else agreement(breakdown, axis),
                     "exposed_s": max(exposed.values()),
                     "mean_s": sum(exposed.values()) / len(senders),
                 }
@@ -198,10 +198,10 @@ def messages(found: Iterable[Breakdown]) -> Table:
     return Table(columns, rows, "Messages per step and rank")
 
 
-def agreement(one: Breakdown, axis: str) -> str | None:
+def agreement(breakdown: Breakdown, axis: str) -> str | None:
     """Whether every rank sent along `axis` what the closed formula says: `equal`, or how not."""
-    for rank, row in one.ranks.items():
-        expected = step_volumes(one.spec, rank)
+    for rank, row in breakdown.ranks.items():
+        expected = step_volumes(breakdown.spec, rank)
         volume = expected.get(axis)
         if volume is None:
             if axis in expected:
@@ -217,18 +217,18 @@ def agreement(one: Breakdown, axis: str) -> str | None:
 _SHARED = {"tp": ("dp", "pp"), "dp": ("tp", "pp"), "embedding": ("tp", "dp")}
 
 
-def _least_s(one: Breakdown, axis: str) -> float:
+def _least_s(breakdown: Breakdown, axis: str) -> float:
     """Mean over ranks of the seconds along an axis of the rank that waited least in each group of
     ranks that wait for each other."""
     groups: dict[tuple, list[float]] = defaultdict(list)
-    for rank, row in one.ranks.items():
+    for rank, row in breakdown.ranks.items():
         if axis != "embedding" or row["embedding_calls"]:
-            coords = one.spec.layout.coords(rank)
+            coords = breakdown.spec.layout.coords(rank)
             groups[tuple(coords[a] for a in _SHARED.get(axis, ()))].append(row[f"{axis}_s"])
-    return sum(len(seconds) * min(seconds) for seconds in groups.values()) / len(one.ranks)
+    return sum(len(seconds) * min(seconds) for seconds in groups.values()) / len(breakdown.ranks)
 
 
-def parts(one: Breakdown) -> dict[str, float]:
+def parts(breakdown: Breakdown) -> dict[str, float]:
     """Seconds per step of a run's slowest rank, in parts that add up to it.
 
     bubble, pp: the mean over ranks. tp, dp, other communication (embedding, mixed, control): what
@@ -236,21 +236,21 @@ def parts(one: Breakdown) -> dict[str, float]:
     is waiting for it; that waiting, and what the slowest rank's step exceeds the mean by, is load
     imbalance. compute: forward, backward, optimizer. other: the rest.
     """
-    least = {axis: _least_s(one, axis) for axis in COLLECTIVE}
+    least = {axis: _least_s(breakdown, axis) for axis in COLLECTIVE}
     found = {
-        "compute": one.mean(*(f"{name}_s" for name in COMPUTE)),
-        "bubble": one.mean("bubble_s"),
+        "compute": breakdown.mean(*(f"{name}_s" for name in COMPUTE)),
+        "bubble": breakdown.mean("bubble_s"),
         "tp": least["tp"],
         "dp": least["dp"],
-        "pp": one.mean("pp_s"),
+        "pp": breakdown.mean("pp_s"),
         "other communication": sum(least[a] for a in ("embedding", "mixed", "control")),
-        "imbalance": sum(one.mean(f"{a}_s") - least[a] for a in COLLECTIVE)
-        + (one.step_s - one.mean("elapsed_s")),
+        "imbalance": sum(breakdown.mean(f"{a}_s") - least[a] for a in COLLECTIVE)
+        + (breakdown.step_s - breakdown.mean("elapsed_s")),
     }
-    return found | {"other": one.step_s - sum(found.values())}
+    return found | {"other": breakdown.step_s - sum(found.values())}
 
 
-def lost(one: Breakdown, base: Breakdown, scaling: str = "strong") -> dict[str, float]:
+def lost(breakdown: Breakdown, base: Breakdown, scaling: str = "strong") -> dict[str, float]:
     """The efficiency that a run lost against its baseline, in shares that add up to it.
 
     Efficiency is T0 n0 / (T n) (strong; weak: T0 / T), so 1 - efficiency is the share of the run's
@@ -258,9 +258,13 @@ def lost(one: Breakdown, base: Breakdown, scaling: str = "strong") -> dict[str, 
     less the baseline's own, divided the same way, over the run's step time. A negative share is a
     gain.
     """
-    ratio = base.spec.layout.world_size / one.spec.layout.world_size if scaling == "strong" else 1.0
-    mine, theirs = parts(one), parts(base)
-    return {name: (mine[name] - ratio * theirs[name]) / one.step_s for name in mine}
+    ratio = (
+        base.spec.layout.world_size / breakdown.spec.layout.world_size
+        if scaling == "strong"
+        else 1.0
+    )
+    mine, theirs = parts(breakdown), parts(base)
+    return {name: (mine[name] - ratio * theirs[name]) / breakdown.step_s for name in mine}
 
 
 def losses(found: list[Breakdown], baseline: str | None, scaling: str | None) -> Table:
@@ -270,28 +274,28 @@ def losses(found: list[Breakdown], baseline: str | None, scaling: str | None) ->
     Raises:
         UsageError: no breakdown of a run called `baseline`.
     """
-    scaling = scaling or scaling_of([one.record for one in found])
+    scaling = scaling or scaling_of([breakdown.record for breakdown in found])
     named = None
     if baseline:
-        runs = [(one.name, one.run.name, one.run.path) for one in found]
+        runs = [(breakdown.name, breakdown.run.name, breakdown.run.path) for breakdown in found]
         named = found[chosen(baseline, runs)]
     rows, notes = [], []
-    partners = shared_cores([one.record for one in found])
-    for one in found:
-        fits = [named] if named else [b for b in found if _is_baseline(b, one)]
-        if len(fits) == 1 and fits[0] is one:
+    partners = shared_cores([breakdown.record for breakdown in found])
+    for breakdown in found:
+        fits = [named] if named else [b for b in found if _is_baseline(b, breakdown)]
+        if len(fits) == 1 and fits[0] is breakdown:
             continue
-        if why := _not_decomposed(one, fits, baseline, scaling):
-            notes.append(f"{one.name}: {why}")
+        if why := _not_decomposed(breakdown, fits, baseline, scaling):
+            notes.append(f"{breakdown.name}: {why}")
             continue
-        ratio = against(_side(one, partners), _side(fits[0], partners), scaling)
+        ratio = against(_side(breakdown, partners), _side(fits[0], partners), scaling)
         if ratio.why or ratio.note:
-            notes.append(f"{one.name}: {ratio.why or ratio.note}")
+            notes.append(f"{breakdown.name}: {ratio.why or ratio.note}")
         if (efficiency := ratio.efficiency) is not None:
             rows.append(
-                {"run": one.name, "gpus": one.spec.gpus, "efficiency": efficiency}
+                {"run": breakdown.name, "gpus": breakdown.spec.gpus, "efficiency": efficiency}
                 | {"lost": 1 - efficiency, "baseline": fits[0].name}
-                | lost(one, fits[0], scaling)
+                | lost(breakdown, fits[0], scaling)
             )
     names = list(parts(found[0])) if rows else []
     columns = [
@@ -306,35 +310,37 @@ def losses(found: list[Breakdown], baseline: str | None, scaling: str | None) ->
     return Table(columns, rows, f"Efficiency lost ({scaling} scaling)", notes)
 
 
-def _side(one: Breakdown, partners: dict[str, str]) -> Side:
-    why = partners.get(one.record.source)
-    shared = f"{one.name} {why}" if why else ""
-    return Side(one.name, one.spec.gpus, (one.step_s,), shared=shared)
+def _side(breakdown: Breakdown, partners: dict[str, str]) -> Side:
+    why = partners.get(breakdown.record.source)
+    shared = f"{breakdown.name} {why}" if why else ""
+    return Side(breakdown.name, breakdown.spec.gpus, (breakdown.step_s,), shared=shared)
 
 
 def _not_decomposed(
-    one: Breakdown, fits: list[Breakdown], baseline: str | None, scaling: str
+    breakdown: Breakdown, fits: list[Breakdown], baseline: str | None, scaling: str
 ) -> str:
     """Why a run's efficiency cannot be taken apart against the baseline that fits, or ""."""
-    wanted = baseline or one.run.facts.get("baseline")
+    wanted = baseline or breakdown.run.facts.get("baseline")
     if len(fits) > 1:
         return f"the baseline {wanted} fits {', '.join(fit.name for fit in fits)}"
     if not fits:
         return f"no breakdown of the baseline {wanted}" if wanted else "no baseline (--baseline)"
     base = fits[0]
-    if not (one.whole and base.whole):
+    if not (breakdown.whole and base.whole):
         return "needs every rank"
-    if unfinished := [b.name for b in (one, base) if b.run.state != COMPLETE]:
+    if unfinished := [b.name for b in (breakdown, base) if b.run.state != COMPLETE]:
         return f"no efficiency: {', '.join(unfinished)} did not complete"
-    if unfair := differences(one.record, base.record, scaling):
+    if unfair := differences(breakdown.record, base.record, scaling):
         return f"invalid comparison: {'; '.join(unfair)}"
-    return "oversubscribed: more ranks than cores or GPUs" if one.record.oversubscribed else ""
+    return (
+        "oversubscribed: more ranks than cores or GPUs" if breakdown.record.oversubscribed else ""
+    )
 
 
-def _is_baseline(base: Breakdown, one: Breakdown) -> bool:
+def _is_baseline(base: Breakdown, breakdown: Breakdown) -> bool:
     """Whether `base` is the baseline that the run names, in the same study folder."""
-    beside = one.run.path.parent == base.run.path.parent
-    return beside and base.run.name == one.run.facts.get("baseline")
+    beside = breakdown.run.path.parent == base.run.path.parent
+    return beside and base.run.name == breakdown.run.facts.get("baseline")
 
 
 def read_all(paths: list[Path]) -> tuple[list[Breakdown], list[str]]:
@@ -345,18 +351,20 @@ def read_all(paths: list[Path]) -> tuple[list[Breakdown], list[str]]:
     """
     found, problems = [], []
     for path in find_runs(paths):
-        one, unread = read(path)
+        breakdown, unread = read(path)
         problems += unread
-        if one is not None:
-            found.append(one)
+        if breakdown is not None:
+            found.append(breakdown)
     if not found:
         if len(problems) > 1 and all(line.endswith(WITHOUT) for line in problems):
             where = ", ".join(map(str, paths))
             problems = [f"{where}: none of {len(problems)} runs has a breakdown (--breakdown)"]
         raise UsageError("; ".join(problems))
-    shown = distinct([one.run.name for one in found], [one.run.path for one in found])
-    for one, name in zip(found, shown, strict=True):
-        one.shown = name
+    shown = distinct(
+        [breakdown.run.name for breakdown in found], [breakdown.run.path for breakdown in found]
+    )
+    for breakdown, name in zip(found, shown, strict=True):
+        breakdown.shown = name
     return found, problems
 
 
