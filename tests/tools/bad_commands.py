@@ -61,29 +61,11 @@ LINES = {
     "slurm.status": "study.toml",
     "slurm.submit": "study.toml --logs logs",
 }
-STARTS = (
-    "parallel.gpu_check",
-    "parallel.rehearse",
-    "parallel.sweep",
-    "slurm.submit",
-)  # they start runs and jobs: only --help is called
+# They start runs and jobs: only --help is called.
+STARTS = "parallel.gpu_check parallel.rehearse parallel.sweep slurm.submit".split()
 OUTPUT_S = 60
 NUMBERS = "-1 0 nan inf 1e400 1e300 1e9 1e-300 1.5 0x10 1,5 0_1 100000".split() + ["9" * 30, "٣"]
-WORDS = [
-    "",
-    " ",
-    "x",
-    "--",
-    "-",
-    "x" * 5000,
-    "a\nb",
-    "\x1b[2J",
-    "\udcff",
-    "=1",
-    "1:0",
-    "a/../b",
-    "%s",
-]
+WORDS = ["", " ", "x", "--", "-", "x" * 5000, "a\nb", "\x1b[2J", "\udcff", "=1", "1:0", "a/../b"]
 FILES = "logs/study logs/study/ddp job.out study.toml table.csv page.md picture.png empty missing"
 FILES = [*FILES.split(), "folder", "deep.json", "deep.toml", "zero", "null", "loop", "."]
 
@@ -244,16 +226,9 @@ def one_output(chance: random.Random, folder: Path, loud: bool, number: int) -> 
     lay_desk(folder)
     line = f"{sys.executable} -m {module} {words}"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder)}
-    in_shell = functools.partial(
-        subprocess.run,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=OUTPUT_S,
-    )
+    how = {"cwd": folder, "env": environment, "stdin": subprocess.DEVNULL, "timeout": OUTPUT_S}
+    how |= {"capture_output": True, "text": True, "errors": "replace"}
+    in_shell = functools.partial(subprocess.run, **how)
     try:
         done = in_shell(["bash", "-c", OUTPUTS[output].format(line)])
     except subprocess.TimeoutExpired:
@@ -266,4 +241,4 @@ def one_output(chance: random.Random, folder: Path, loud: bool, number: int) -> 
     # argparse prints no error where its --help cannot be printed.
     silent = output == ">/dev/full" and done.returncode == 0 and words != "--help"
     silent = silent and in_shell(["bash", "-c", line]).stdout != ""
-    return Try(output, [(WRONG, f"{module} {words}: a full disk is no failure")] * silent)
+    return Try(output, [(WRONG, f"{module} {words}: a full disk is no failure")] if silent else [])

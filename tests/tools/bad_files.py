@@ -134,7 +134,7 @@ def texts_of(name: str, data: bytes) -> list[str] | None:
     except UnicodeDecodeError:
         return None
     if not name.endswith(".jsonl"):
-        return [text] if text.strip() else []
+        return [text] if text else []
     texts = []
     for line in text.split("\n"):
         if line.strip():
@@ -142,7 +142,7 @@ def texts_of(name: str, data: bytes) -> list[str] | None:
                 texts.append(json.loads(line)["text"])
             except (ValueError, KeyError, TypeError, RecursionError):
                 return None
-    return None if not all(isinstance(t, str) for t in texts) else [t for t in texts if t.strip()]
+    return None if not all(isinstance(t, str) for t in texts) else [t for t in texts if t]
 
 
 def one_text(chance: random.Random, folder: Path, loud: bool) -> Try:

@@ -120,7 +120,6 @@ OF_FOLDERS = {
     "analysis.scaling": ("{study}",),
     "analysis.parity": ("{study}",),
     "analysis.compare": ("{study}",),
-    "analysis.compare ": ("{study}",),
     "analysis.checkpoints": ("{study}",),
     "analysis.breakdown": ("{study}",),
     "analysis.profile": ("{study}",),
@@ -146,8 +145,8 @@ def show(study: Path, slow: bool, loud: bool) -> tuple[dict[str, str], list[Prob
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
         argv = [w.format(study=study, toml=toml, logs=study.parent, out=out) for w in words]
-        told[name], wrong = command(name.strip(), argv, loud)
-        problems += [(column, f"{name.strip()}: {what}") for column, what in wrong]
+        told[name], wrong = command(name, argv, loud)
+        problems += [(column, f"{name}: {what}") for column, what in wrong]
         told[name] += "".join(p.read_text() for p in sorted(out.rglob("*.json")))
     return told, problems
 
@@ -200,12 +199,12 @@ def one_folder(chance: random.Random, folder: Path, loud: bool) -> Try:
     for name, expected in unharmed(runs, slow).items():
         for lost in sorted(expected - {victim.name}):
             if not shows(told[name], lost) and not problems_of(name, problems):
-                problems.append((WRONG, f"{name.strip()}: an unharmed run is not shown"))
+                problems.append((WRONG, f"{name}: an unharmed run is not shown"))
     return Try(way, problems)
 
 
 def problems_of(name: str, problems: list[Problem]) -> list[Problem]:
-    return [p for p in problems if p[1].startswith(f"{name.strip()}: ") and p[0] != WRONG]
+    return [p for p in problems if p[1].startswith(f"{name}: ") and p[0] != WRONG]
 
 
 # --- neutral bytes -------------------------------------------------------------------------------
