@@ -17,7 +17,7 @@ from tests import test_page
 
 chromium, opened = test_page.chromium, test_page.opened
 needs_chromium = test_page.needs_chromium
-SMALL = "--preset 1.7b --cluster dgx-h100 --gpus 8 --global-batch 64".split()
+SMALL = "--preset 7.5b --n-layer 8 --cluster dgx-h100 --gpus 8 --global-batch 64".split()
 
 
 def asked(flags: list[str]) -> plan.Question:
