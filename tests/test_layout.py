@@ -2,12 +2,17 @@
 
 import itertools
 import re
+from dataclasses import fields
 
 import pytest
 
+from analysis.logs.record import Record
 from base.errors import UsageError
 from models.config import PRESETS, GPTConfig
+from parallel.config.axes import AXES, RANK_AXES, SET_AXES
 from parallel.config.layout import Layout, split_world
+from parallel.config.layout_arrays import Columns
+from parallel.config.settings import RunSpec
 
 
 def test_tp_counts_fastest_then_cp_then_dp_then_pp():
@@ -17,6 +22,12 @@ def test_tp_counts_fastest_then_cp_then_dp_then_pp():
     assert seen == list(itertools.product((0, 1), repeat=4))
     last = Layout(tp=2, cp=5, dp=3, pp=4).coords(2 * 5 * 3 * 3 + 2 * 5 * 2 + 2 * 4 + 1)
     assert last == {"tp": 1, "cp": 4, "dp": 2, "pp": 3}
+
+
+def test_every_axis_of_the_list_is_a_size_a_setting_a_column_and_a_fact():
+    declared = {kind: {f.name for f in fields(kind)} for kind in (Layout, Columns, Record, RunSpec)}
+    assert all(set(AXES) <= names for kind, names in declared.items() if kind is not RunSpec)
+    assert set(SET_AXES) <= declared[RunSpec] and set(RANK_AXES) <= set(AXES)
 
 
 def test_a_layout_of_which_nothing_is_said_is_one_rank_that_splits_nothing():
