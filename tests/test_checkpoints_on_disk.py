@@ -217,7 +217,11 @@ FORGED = [
         for key in ("shape", "offset", "part")
         for n in (None, 5, [], [-1, 8], [NAN, 8], ["1", 8], [11], [11, 9], [10**30, 8], [[1], 8])
     ),
-    *(forged(**{f"piece__{key}": n}) for key in ("start", "stop") for n in (-1, 1, NAN, 10**30)),
+    *(
+        forged(**{f"piece__{key}": n})
+        for key in ("start", "stop")
+        for n in (-1, 1, NAN, 10**30, None)
+    ),
     pieces_of(lambda pieces: pieces.pop()),
     pieces_of(lambda pieces: pieces.append(dict(pieces[0]))),
     pieces_of(lambda pieces: pieces.append({**pieces[0], "name": "more"})),
