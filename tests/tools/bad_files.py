@@ -19,6 +19,7 @@ from unittest import mock
 import numpy as np
 
 from analysis.logs import readers
+from analysis.logs.parsing import packed
 from base.errors import UsageError
 from tests.tools import spoil
 from tests.tools.watched import WRONG, Problem, Try, command, watched
@@ -57,22 +58,17 @@ def zipped(data: bytes) -> bytes:
     return out.getvalue()
 
 
-@functools.cache
-def bomb() -> bytes:
-    """A gzip of a megabyte that holds more than a gigabyte."""
-    return b"".join([gzip.compress(bytes(1 << 24))] * 70)
-
-
 PACKED = {
     "gz": gzip.compress,
     "gz twice": lambda data: gzip.compress(gzip.compress(data)),
     "tar": tarred,
     "tar.gz": functools.partial(tarred, kind="w:gz"),
     "zip": zipped,
-    "bomb": lambda data: bomb(),
+    "bomb": lambda data: gzip.compress(bytes(1 << 25)),
 }
 
 
+@mock.patch.object(packed, "MOST", 1 << 24)  # bytes, so that a small bomb is one
 def one_packed(chance: random.Random, folder: Path, loud: bool) -> Try:
     """A packed log, whole or damaged, by its name or through stdin: read as the log, or refused."""
     kind = chance.choice([*PACKED, "gz", "pipe", "device", "name"])
