@@ -758,6 +758,13 @@ def test_dry_run_writes_nothing_and_says_what_it_costs(tmp_path, capsys):
     assert "2 runs on dgx-h200: 48.00 GPU-hours at worst" in out
     assert "likewise 1 more: [[sweep]] 1: nodes 2" in out and not (tmp_path / "few").exists()
     assert main([str(path), "--strict"]) == 2
+    out = ["--out", str(tmp_path / "a" / "b")]
+    assert main([str(path), *out]) == 0
+    script = next((tmp_path / "a" / "b").iterdir())
+    gone = script.rename(script.with_name("gone.slurm"))
+    for dry, stays in (["--dry-run"], True), ([], False):
+        assert main([str(path), *out, *dry]) == 0
+        assert gone.exists() is stays and script.exists() is not stays
     path.write_text('question = "?"\n[[run]]\n')
     assert main([str(path)]) == 2
     assert "names no cluster" in capsys.readouterr().err
