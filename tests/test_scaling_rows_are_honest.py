@@ -260,6 +260,13 @@ def test_a_row_has_the_convention_and_the_columns_of_the_work(tmp_path):
     assert [row[key] for key in of_work] == ["megatron", 16, 64, "fp32"]
 
 
+def test_a_frame_has_the_convention_and_the_columns_of_the_work(tmp_path):
+    write(tmp_path, facts("s", "ddp", engine="ddp", precision="fp32"))
+    frame = of_records(load([tmp_path])[0], convention=None).frame()
+    of_work = ["convention", "global_batch", "seq_len", "precision", "gpu_type"]
+    assert frame.loc[0, of_work].tolist()[:4] == ["megatron", 16, 64, "fp32"]
+
+
 def test_columns_are_named_by_key_or_heading_and_keep_the_reasons_of_their_dashes(tmp_path, capsys):
     about = facts("s", "ddp", engine="ddp", gpus=2)
     about["baseline"] = None

@@ -12,10 +12,13 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from analysis.common import terminal
 from base.errors import UsageError, printable
+
+if TYPE_CHECKING:
+    import pandas
 
 FORMATS = ("text", "markdown", "csv", "json")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?( ?%)?|-")  # or the lone dash
@@ -100,6 +103,12 @@ class Table:
             terminal.Shown(c.heading, self.texts(c), _numeric(c, self.rows), c.long)
             for c in self.shown
         ]
+
+    def frame(self) -> "pandas.DataFrame":
+        """The rows as a pandas DataFrame, raw values under the keys of all columns."""
+        import pandas  # here, because it takes longer to load than a table to print
+
+        return pandas.DataFrame(self.rows, columns=[c.key for c in self.columns])
 
     def fitted(self, width: int) -> str:
         """The table as text for a terminal of `width` columns."""
