@@ -41,7 +41,7 @@ from tests.conftest import (
         (["--engine", "horovod"], "--engine cannot be 'horovod'; it can be: ddp, fsdp2, "),
         (["--precision", "fp4"], "--precision cannot be 'fp4'; it can be: fp32, bf16, "),
         (["--precision", "fp8"], "engine ddp offers precision fp32, bf16, fp16, not fp8"),
-        (["--cp", "2"], "1 ranks cannot be split into tp 1 x pp 1 x cp 2"),
+        (["--cp", "2"], "1 ranks cannot be split into tp 1 x cp 2 x pp 1"),
         (["--experts", "2"], "there is no flag --experts ("),
         (["--steps", "many"], "--steps must be a whole number, not 'many'"),
         (["--warmup-stepz", "1"], "there is no flag --warmup-stepz: is --warmup-steps meant?"),
