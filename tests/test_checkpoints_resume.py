@@ -175,7 +175,7 @@ def test_one_process_goes_on_from_four_and_the_moments_matter(trained, tokens, t
 
     flags[flags.index("--global-batch") + 1], flags[-1] = "4", str(tmp_path / "smaller")
     smaller = run_module("parallel.train", *flags, "--seed", "7", "--load", load)
-    assert "at iteration 2; this run differs from it: seed 7 not 1234, global_batch 4 not 8\n" in (
+    assert "at iteration 2; this run differs from it: global_batch 4 not 8, seed 7 not 1234\n" in (
         smaller.stdout
     )
 
