@@ -32,6 +32,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from base.bounds import check_flags
 from base.errors import Parser, UsageError, by_reason, command_line, printable
 from base.files import ROOT, named_folder, read_json_if_whole
@@ -175,14 +177,16 @@ def sweep(
     srun: bool = False,
     max_restarts: int = 0,
 ) -> list[str]:
-    """Run the named runs into out/<name>, in this order; the names of those that failed.
+    """Run the named runs into out/<name>, in this order; the names of those that failed. A terminal
+    shows a bar of runs.
 
     Raises:
         UsageError: the commit changed meanwhile.
     """
     commit = facts.git(ROOT)
     failed: list[str] = []
-    for number, name in enumerate(names, start=1):
+    bar = tqdm(names, study.name, unit="run", disable=None)
+    for number, name in enumerate(bar, start=1):
         spec, folder, before = study.run(name), out / name, time.monotonic()
         same_commit(commit)
         if not fresh and is_done(folder, spec, commit):
@@ -192,7 +196,8 @@ def sweep(
             outcome = f"FAILED: {why}"
         else:
             outcome = f"complete in {time.monotonic() - before:.0f} s"
-        print(printable(f"[{number}/{len(names)}] {name}: {outcome}"), flush=True)
+        tqdm.write(printable(f"[{number}/{len(names)}] {name}: {outcome}"))
+        sys.stdout.flush()
     return failed
 
 
