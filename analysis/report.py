@@ -20,7 +20,7 @@ them is written by this command and by nobody else. NAME is one of
     file PATH                                         a Markdown table that a benchmark wrote
     jeanzay FIRST-LAST                                published rows of these lines, recomputed
     real-logs                                         published logs, read
-    repeats | checkpoints | big-purple | t4 | bucket-ab | epochs | phases | sc21-days
+    repeats | checkpoints | big-purple | t4 | bucket-ab | epochs | sc21-days
 
 Paths are relative to the repository. `--check` writes nothing, prints the first lines that differ
 and exits 1 when a file is stale.
@@ -148,7 +148,7 @@ def _published(name: str) -> Callable[[list[str]], str]:
     return block
 
 
-PUBLISHED = "real-logs repeats checkpoints big-purple t4 bucket-ab sc21-days".split()
+PUBLISHED = "real-logs repeats checkpoints big-purple t4 bucket-ab epochs sc21-days".split()
 REPORTS: dict[str, Callable[[list[str]], str]] = {
     "tflops": _measured("run_table", "--convention", "--baseline", "--predict", "--columns"),
     "parity": _measured("loss_parity"),
@@ -162,8 +162,6 @@ REPORTS: dict[str, Callable[[list[str]], str]] = {
     "audit": _audit,
     "file": _file,
     "jeanzay": _jean_zay,
-    "epochs": _published("epoch_speedups"),
-    "phases": _published("epoch_phases"),
     **{name: _published(name.replace("-", "_")) for name in PUBLISHED},
 }
 

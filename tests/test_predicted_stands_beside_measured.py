@@ -99,7 +99,7 @@ def test_in_the_published_tables():
         assert "no calibration of Big Purple" in shown.notes[-1]
         for row in shown.rows:
             assert row["predicted_error"] == pytest.approx(row["predicted_s"] / row["step_s"] - 1)
-    for shown in (recomputed.t4(), recomputed.epoch_speedups()):
+    for shown in (recomputed.t4(), recomputed.epochs()):
         assert "nothing is predicted: neither" in shown.notes[-1]
 
 

@@ -7,7 +7,6 @@ import re
 from itertools import pairwise
 
 from analysis.logs.published_csv import Cell, PublishedTable, Row, column_name, unique
-from models.flops import stated_size_tflops
 
 
 def cells_of(line: str) -> list[Cell]:
@@ -57,14 +56,3 @@ def _table(outside: dict[int, str], heading_line: int) -> PublishedTable:
             rows.append(Row(line_no, dict(zip(columns, cells, strict=False))))
         line_no += 1
     return PublishedTable(heading_line, columns, rows, headings)
-
-
-def row_tflops(
-    row: Row, seq_len: float | None, step_s: float | None = None, recompute: bool = True
-) -> float | None:
-    """TFLOP/s per GPU of a row by the Jean Zay rule, or None where a number is missing."""
-    gpus, size, batch = (row.number(k) for k in ("gpus", "params_b", "global_batch"))
-    step_s = step_s or row.number("step_s")
-    if not (gpus and size and batch and step_s and seq_len):
-        return None
-    return stated_size_tflops(size * 1e9, batch * seq_len, step_s, gpus, recompute)

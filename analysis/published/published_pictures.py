@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from analysis.common import drawing
-from analysis.measured.scaling_curve import Side, curve
 from analysis.planner import ranking
 from analysis.planner.calibration import load_calibration
 from analysis.published import recomputed
@@ -26,19 +25,12 @@ def draw(folder: Path, force: bool = False) -> list[Path]:
 
 
 def _speedup() -> Figure:
-    big = recomputed.big_purple().rows
-    times = {"GPT-2 124M, V100, Big Purple": {int(row["gpus"]): row["step_s"] for row in big}}
-    for batch in (64, 128):
-        times[f"GPT epochs, batch {batch}, slowest rank"] = {
-            gpus: recomputed.slowest_rank(ranks)["total_s"]
-            for (of, gpus), ranks in sorted(recomputed.epochs().items())
-            if of == batch
-        }
-    points = []
-    for label, seconds in times.items():
-        sides = [Side(label, gpus, (step_s,)) for gpus, step_s in seconds.items()]
-        rows = curve(sides, sides[0])[0]
-        points += [drawing.Point(row["gpus"], row["speedup"], label) for row in rows]
+    label = "GPT-2 124M, V100, Big Purple"
+    rows = recomputed.big_purple().rows
+    points = [drawing.Point(int(row["gpus"]), row["speedup"], label) for row in rows]
+    for row in recomputed.epochs().rows:
+        label = f"GPT epochs, batch {row['batch']}, slowest rank"
+        points.append(drawing.Point(row["gpus"], row["speedup"], label))
     return drawing.speedup(points, "Published strong scaling, recomputed", 1)
 
 
@@ -59,10 +51,10 @@ def _library(engine: str) -> str:
 
 def _breakdown() -> Figure:
     bars = {}
-    for (batch, gpus), ranks in sorted(recomputed.epochs().items()):
-        slowest = recomputed.slowest_rank(ranks)
-        keys = ("compute_s", "comm_s", "loading_s", "movement_s")
-        bars[f"b{batch}\n{gpus} GPU"] = dict(zip(PHASES, (slowest[k] for k in keys), strict=True))
+    for row in recomputed.epochs().rows:
+        seconds = [row[f"{part}_s_slowest"] for part in ("compute", "comm", "loading", "movement")]
+        label = f"b{row['batch']}\n{row['gpus']} GPU"
+        bars[label] = dict(zip(PHASES, seconds, strict=True))
     return drawing.phases(bars, "Where an epoch's time goes (slowest rank)")
 
 
