@@ -6,8 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.logs.published_csv import Cell, PublishedTable, Row, column_name, read_csv, unique
-from analysis.published.documents import tables_in
+from analysis.logs.published_csv import PublishedTable, column_name, read_csv, table_of
 from analysis.published.intervals import BILLIONS, SECONDS, Interval, Value, read_value
 from base.errors import UsageError
 from base.files import check_ends
@@ -135,6 +134,13 @@ class RunTable(NamedTuple):
     rows: list[Line]
 
 
+class _TextLine(NamedTuple):
+    """A line of a table: its number from 1, and its texts."""
+
+    line_no: int
+    cells: list[str]
+
+
 def run_tables(path: Path, mapping: dict[str, str], facts: dict[str, str]) -> list[RunTable]:
     """The tables of a file. `facts`: what is true of every row that does not state it.
 
@@ -157,20 +163,55 @@ def _tables(path: Path) -> list[PublishedTable]:
     if suffix in (".html", ".htm"):
         parser = _Html()
         parser.feed(text)
-        tables = [_of_html(cells) for cells in parser.tables if len(cells) > 1]
+        tables = [lines for lines in parser.tables if len(lines) > 1]
     else:
-        tables = tables_in(text)
+        tables = _in_markdown(text)
     if not tables:
         raise UsageError(f"{path}: no table in CSV, Markdown or HTML")
+    return [table_of(*headings, rows) for headings, *rows in tables]
+
+
+_RULE = re.compile(r"^\s*(?=.*\|)\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$")
+_BAR = re.compile(r"\s*(?<!\\)\|\s*")
+
+
+def _in_markdown(text: str) -> list[list[_TextLine]]:
+    """The lines of each table of a Markdown document outside of code fences."""
+    outside: dict[int, str] = {}
+    fenced = False
+    for line_no, line in enumerate(text.split("\n"), start=1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif not fenced:
+            outside[line_no] = line.strip()
+    tables = []
+    for rule in [no for no, line in outside.items() if _RULE.match(line)]:
+        if "|" not in outside.get(rule - 1, ""):
+            continue
+        lines, at = [_cells(rule - 1, outside[rule - 1])], rule + 1
+        while "|" in outside.get(at, ""):
+            lines.append(_cells(at, outside[at]))
+            at += 1
+        tables.append([line for line in lines if any(line.cells)])
     return tables
 
 
+def _cells(line_no: int, line: str) -> _TextLine:
+    """The texts between the unescaped bars of a line, which may have bars at its ends, too."""
+    texts = _BAR.split(line)
+    if not texts[0]:  # a bar at the line's begin
+        del texts[0]
+    if texts and not texts[-1]:
+        del texts[-1]
+    return _TextLine(line_no, texts)
+
+
 class _Html(HTMLParser):
-    """The tables of a page: each row's line, and its cells."""
+    """The lines of each table of a page."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.tables: list[list[tuple[int, list[str]]]] = []
+        self.tables: list[list[_TextLine]] = []
         self._text: list[str] | None = None
         self._columns = 1
 
@@ -179,7 +220,7 @@ class _Html(HTMLParser):
             self.tables.append([])
         elif tag == "tr" and self.tables:
             self._end_cell()
-            self.tables[-1].append((self.getpos()[0], []))
+            self.tables[-1].append(_TextLine(self.getpos()[0], []))
         elif tag in ("td", "th"):
             self._end_cell()
             span = dict(attrs).get("colspan") or "1"
@@ -192,21 +233,12 @@ class _Html(HTMLParser):
     def _end_cell(self) -> None:
         if self._text is not None and self.tables and self.tables[-1]:
             text = " ".join("".join(self._text).split())
-            self.tables[-1][-1][1].extend([text] * self._columns)
+            self.tables[-1][-1].cells.extend([text] * self._columns)
         self._text = None
 
     def handle_data(self, data: str) -> None:
         if self._text is not None:
             self._text.append(data)
-
-
-def _of_html(cells: list[tuple[int, list[str]]]) -> PublishedTable:
-    (line_no, headings), *rows = cells
-    columns: list[str] = []
-    for heading in headings:
-        columns.append(unique(column_name(heading), columns))
-    read = [Row(no, dict(zip(columns, map(Cell, texts), strict=False))) for no, texts in rows]
-    return PublishedTable(line_no, columns, read, headings)
 
 
 def _understood(
