@@ -10,7 +10,6 @@ from memory, then fsync). The order alternates. The things are:
     weights        --export-weights: the checkpoint is read (from the page cache, as it has just
                    been written), cast to bf16 and written with its checksum
     export         python -m parallel.checkpoint export: the same, after every byte is verified
-    export dcp     the same with --format dcp: all three fp32 tensors per parameter
 
 The files are removed after each write. One uncounted write of each comes first. With an even number
 of repeats both orders are equally frequent. Prints a line per repeat and, last, a Markdown table,
@@ -136,7 +135,6 @@ def main(argv: list[str] | None = None) -> int:
         "save": lambda: save(target),
         "weights": lambda: export_weights(source, target),
         "export": lambda: command("export", source, target),
-        "export dcp": lambda: command("export", source, target, "--format", "dcp"),
     }
     contents: dict[str, memoryview] = {}
     for name, work in works.items():

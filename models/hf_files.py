@@ -8,6 +8,7 @@ all keys, all values, in one matrix or in three. transformers is not needed.
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -18,7 +19,6 @@ from base.files import read_json
 from base.storage import refuse_existing, stored_tensors, write_synced
 from models.config import GPTConfig, parameter_shapes
 from models.hf_config import architecture, config_of, hugging_face_config, hugging_face_names
-from models.run_weights import CONFIG, FORMAT
 from models.tensor_files import CODES, DTYPES, write_safetensors
 from models.weights import (
     METADATA,
@@ -31,11 +31,38 @@ from models.weights import (
     refuse_pickles,
     write_weights,
 )
+from models.weights_config import CONFIG, FORMAT
 
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 _INDEX = "model.safetensors.index.json"
 _EMBEDDING, _OUTPUT = "embedding.word.weight", "output.weight"
 _HEAD = "lm_head.weight"  # where it is tied, some files repeat the embedding under this name
 _CONSTANTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # in old files
+
+
+class Tokenizer(NamedTuple):
+    """The files of a tokenizer to send along, how many ids it has, and the id that ends a text."""
+
+    paths: list[Path]
+    ids: int
+    end: int | None
+
+
+def tokenizer_files(path: Path) -> list[Path]:
+    """The files of the tokenizer at a path (a folder or a tokenizer.json), [] where there is none.
+
+    A folder's vocabulary alone (vocab.json without merges) is taken too: they go along unread.
+    """
+    if path.is_file():
+        return [path]
+    return [path / name for name in _TOKENIZER_FILES if (path / name).is_file()]
 
 
 def to_hugging_face(config: GPTConfig, name: str, value: Tensor) -> list[Tensor]:
@@ -99,6 +126,7 @@ class HuggingFaceFolder:
     config: GPTConfig
     dtype: str
     stored: dict[str, tuple[Path, str]]
+    remarks: list[str]
 
     def tensor(self, name: str) -> Tensor:
         """One parameter as the reference GPT has it, without padded vocabulary rows."""
@@ -112,10 +140,8 @@ class HuggingFaceFolder:
             return opened.get_tensor(there)
 
 
-def open_hugging_face(
-    source: Path, vocab_size: int | None = None
-) -> tuple[HuggingFaceFolder, list[str]]:
-    """Check that a directory's model is one that our GPT can be: (the model, remarks).
+def open_hugging_face(source: Path, vocab_size: int | None = None) -> HuggingFaceFolder:
+    """Check that a directory's model is one that our GPT can be.
 
     vocab_size: rows of the embedding to keep; None takes config.json's. Rows beyond are padding
     and are cut, with a remark.
@@ -146,13 +172,13 @@ def open_hugging_face(
         raise UsageError(f"{source} is not the model of its {CONFIG}: {problems}")
     config, remarks = _cut_vocabulary(config, rows, vocab_size, source)
     dtype = next((name for name, code in DTYPES.items() if kinds == {CODES[code]}), "fp32")
-    model = HuggingFaceFolder(config, dtype, stored)
+    model = HuggingFaceFolder(config, dtype, stored, remarks)
     if repeated and not model._stored(_HEAD).equal(model._stored(embedding)):
         raise UsageError(
             f"{source}: {_HEAD} differs from {embedding.partition('.')[2]}, but {CONFIG} ties the"
             " output layer to it"
         )
-    return model, remarks
+    return model
 
 
 def import_hugging_face(
@@ -160,13 +186,11 @@ def import_hugging_face(
     folder: Path | str,
     dtype: str | None = None,
     vocab_size: int | None = None,
-    tokenizer: list[Path] = (),
-    tokenizer_ids: int | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> tuple[Weights, list[str]]:
     """Make a weights-only folder from a Hugging Face directory: (what was written, remarks).
 
-    dtype: None keeps what is stored. vocab_size: see `open_hugging_face`. tokenizer: files to send
-    along, of one with `tokenizer_ids` ids.
+    dtype: None keeps what is stored. vocab_size: see `open_hugging_face`. tokenizer: to send along.
 
     Raises:
         UsageError: no model in safetensors, or one that our GPT cannot be; the folder exists or
@@ -174,10 +198,10 @@ def import_hugging_face(
     """
     source, folder = Path(source), Path(folder)
     refuse_existing(folder)
-    model, remarks = open_hugging_face(source, vocab_size)
-    remarks += _check_tokenizer(model.config, tokenizer_ids)
-    dtype = dtype or model.dtype
-    write_weights(folder, model.config, model.tensor, dtype, {"source": str(source)}, tokenizer)
+    model = open_hugging_face(source, vocab_size)
+    remarks = model.remarks + _check_tokenizer(model.config, tokenizer)
+    facts, along = {"source": str(source)}, tokenizer.paths if tokenizer else ()
+    write_weights(folder, model.config, model.tensor, dtype or model.dtype, facts, along)
     return read_weights(folder, verify=False), remarks
 
 
@@ -213,14 +237,11 @@ def export_hugging_face(
     source: Path | str,
     folder: Path | str,
     dtype: str | None = None,
-    tokenizer: list[Path] = (),
-    tokenizer_ids: int | None = None,
-    end_id: int | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> GPTConfig:
     """Make a directory that transformers' class loads (from_pretrained) from a weights-only folder.
 
-    dtype: None keeps what is stored. tokenizer: files to send along, of one with `tokenizer_ids`
-    ids, `end_id` among them its end of text.
+    dtype: None keeps what is stored. tokenizer: to send along.
 
     Raises:
         UsageError: no weights there, or damaged ones; no class has this model; the folder exists or
@@ -229,7 +250,8 @@ def export_hugging_face(
     weights = read_weights(source)
     config, dtype = weights.config, dtype or weights.dtype
     refuse_existing(Path(folder))
-    _check_tokenizer(config, tokenizer_ids)
+    _check_tokenizer(config, tokenizer)
+    end = tokenizer.end if tokenizer else None
     of = architecture(config)
     values = (
         part for name, value in weights.tensors() for part in to_hugging_face(config, name, value)
@@ -241,22 +263,20 @@ def export_hugging_face(
             "architectures": [of.name],
             "model_type": of.model_type,
             **hugging_face_config(config),
-            "bos_token_id": end_id,
-            "eos_token_id": end_id,
+            "bos_token_id": end,
+            "eos_token_id": end,
             "dtype": str(DTYPES[dtype]).removeprefix("torch."),
         }
         write_synced(aside / CONFIG, json.dumps(described, indent=2) + "\n")
-        copy_beside(tokenizer, aside)
+        copy_beside(tokenizer.paths if tokenizer else (), aside)
     return config
 
 
-def _check_tokenizer(config: GPTConfig, ids: int | None) -> list[str]:
+def _check_tokenizer(config: GPTConfig, tokenizer: Tokenizer | None) -> list[str]:
     """A remark on padding that stays; an id without a row is refused."""
-    if ids is not None and ids > config.vocab_size:
-        raise UsageError(
-            f"the tokenizer has {ids} ids, but the model has {config.vocab_size} embedding rows"
-        )
-    if ids is None or ids == config.vocab_size:
+    if tokenizer is None or tokenizer.ids == config.vocab_size:
         return []
-    extra = config.vocab_size - ids
-    return [f"{extra} rows have no id in the tokenizer; --vocab-size {ids} leaves them out"]
+    ids, rows = tokenizer.ids, config.vocab_size
+    if ids > rows:
+        raise UsageError(f"the tokenizer has {ids} ids, but the model has {rows} embedding rows")
+    return [f"{rows - ids} rows have no id in the tokenizer; --vocab-size {ids} leaves them out"]

@@ -24,8 +24,7 @@ from base.errors import UsageError
 from models.config import GPTConfig, parameter_shapes
 from models.gpt import fill, init_parameter, mean_loss, positions, rope_frequencies
 from models.hf_config import architecture, hugging_face_config, hugging_face_names
-from models.hf_files import to_hugging_face
-from models.run_weights import tokenizer_files
+from models.hf_files import to_hugging_face, tokenizer_files
 
 _CLASSES = {
     "gpt2": (GPT2Config, GPT2LMHeadModel),

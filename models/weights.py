@@ -23,8 +23,8 @@ from torch import Tensor
 from base.errors import UsageError
 from base.storage import file_crc32, own_crc32, publish, stored_tensors, sync, write_synced
 from models.config import GPTConfig, parameter_shapes
-from models.run_weights import CONFIG, FORMAT, read_description
 from models.tensor_files import CODES, DTYPES, write_safetensors
+from models.weights_config import CONFIG, FORMAT, read_description
 
 TENSORS = "model.safetensors"
 METADATA = {"format": "pt"}  # as the library's own writer for PyTorch puts it

@@ -240,10 +240,8 @@ def test_a_manifest_whose_checksum_fits_must_describe_a_whole_checkpoint(edit, t
     said = capsys.readouterr().out
     assert said.startswith(f"{folder}/manifest.json describes no checkpoint: ")
     assert said.count("\n") == 1 and len(said) < 400
-    for form in ("weights", "dcp"):
-        words = ["export", str(folder), str(tmp_path / "out"), "--format", form]
-        assert checkpoint.main(words) == 2
-    assert capsys.readouterr().err.count("\n") == 2 and not (tmp_path / "out").exists()
+    assert checkpoint.main(["export", str(folder), str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "out").exists()
     with pytest.raises(Damaged, match="manifest.json describes no checkpoint"):
         saver_of(Engine(), tmp_path / "ck").load(folder)
 
@@ -455,62 +453,15 @@ def test_weights_alone_are_exported_and_start_a_new_training(tmp_path, capsys):
     assert checkpoint.main(["verify", out]) == 1
 
 
-@pytest.mark.parametrize("form", ["weights", "dcp"])
-def test_an_export_never_replaces_what_is_there(tmp_path, capsys, form):
+def test_an_export_never_replaces_what_is_there(tmp_path, capsys):
     """Least of all the run that it is of."""
     save_some(tmp_path / "ck", [1])
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "ck", tmp_path / "file", Path(".")):
-        assert checkpoint.main(["export", str(tmp_path / "ck"), str(out), "--format", form]) == 2
+        assert checkpoint.main(["export", str(tmp_path / "ck"), str(out)]) == 2
         assert f"{out} exists already: name a new folder\n" in capsys.readouterr().err
     assert folders.verify(tmp_path / "ck" / "step-00000001")
     assert (tmp_path / "file").read_text() == "mine"
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # dcp.load's, without a group
-def test_a_dcp_folder_is_what_pytorch_reads(tmp_path, capsys):
-    """Into plain tensors, without a process group."""
-    import torch.distributed.checkpoint as dcp
-
-    save_some(tmp_path / "ck", [1, 2])
-    out = tmp_path / "dcp"
-    assert checkpoint.main(["export", str(tmp_path / "ck"), str(out), "--format", "dcp"]) == 0
-    said = capsys.readouterr().out
-    assert f"{sum(p.stat().st_size for p in out.iterdir())} bytes" in said
-    held = Engine(2.0).tensors
-    found = {
-        "model": {name: torch.empty_like(t["param"]) for name, t in held.items()},
-        "optimizer": {
-            "state": {n: {k: torch.empty_like(t[k]) for k in KINDS[1:]} for n, t in held.items()},
-            "step": torch.tensor(-1),
-        },
-        "step": torch.tensor(-1),
-    }
-    dcp.load(found, checkpoint_id=out, no_dist=True)
-    for name, tensors in held.items():
-        assert torch.equal(found["model"][name], tensors["param"])
-        for kind in KINDS[1:]:
-            assert torch.equal(found["optimizer"]["state"][name][kind], tensors[kind])
-    manifest = folders.read_manifest(tmp_path / "ck" / "step-00000002")
-    assert int(found["step"]) == 2 and int(found["optimizer"]["step"]) == manifest["adam_step"]
-    stored = dcp.FileSystemReader(out).read_metadata().state_dict_metadata
-    assert len(stored) == 3 * len(held) + 2  # and nothing else
-
-
-def test_a_dcp_export_that_fails_leaves_nothing_behind(tmp_path, capsys, monkeypatch):
-    save_some(tmp_path / "ck", [1])
-    export = ["export", str(tmp_path / "ck"), str(tmp_path / "out"), "--format", "dcp"]
-    assert checkpoint.main([*export, "--dtype", "bf16"]) == 2
-    assert "in fp32, not bf16" in capsys.readouterr().err
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Reader, "gathered", full)
-    assert checkpoint.main(export) == 2
-    said = capsys.readouterr().err
-    assert "cannot write" in said and "No space left" in said and said.count("\n") == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["ck"]
 
 
 def test_another_models_checkpoint_is_refused_in_words(tmp_path):

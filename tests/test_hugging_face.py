@@ -25,20 +25,19 @@ from transformers import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from base.errors import UsageError, printable
-from models import generate, gpt, hf, hf_model
+from base.errors import UsageError
+from models import gpt, hf, hf_model
 from models.config import LLAMA3_ROPE, PRESETS, GPTConfig, preset
 from models.hf_config import config_of, hugging_face_config
-from models.hf_files import export_hugging_face, import_hugging_face
-from models.run_weights import find_weights, tokenizer_of
+from models.hf_files import Tokenizer, export_hugging_face, import_hugging_face
 from models.weights import read_weights, write_weights
 from parallel import engines, token_files
+from parallel.checkpoint import __main__ as checkpoint
 from parallel.checkpoint.checkpointer import Checkpointer
 from parallel.checkpoint.manifest import KINDS
 from parallel.config.settings import resolve
 from parallel.record.reader import read_run
 from tests.conftest import ROOT, run_module
-from tests.test_checkpoints_on_disk import SIZES, Engine, flip, save_some
 from tests.test_parity import train_all
 
 SMALL = GPTConfig(n_layer=2, hidden=32, n_head=4, vocab_size=61, max_seq_len=16, ffn_hidden=96)
@@ -233,37 +232,22 @@ def test_a_released_config_json_is_the_preset_in_both_forms(tmp_path):
         assert config_of(now, tmp_path)[0] == wanted[name]
 
 
-def test_the_command_exports_a_runs_newest_weights_with_a_tokenizer_and_they_generate(
-    tmp_path, capsys
-):
+def test_a_tokenizer_goes_along_and_comes_back(tmp_path, capsys):
     from tokenizers import ByteLevelBPETokenizer
 
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(["the cat sat on the mat"] * 3, 270, special_tokens=["<|endoftext|>"])
     (tmp_path / "tokenizer").mkdir()
     bpe.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
-    ids = bpe.get_vocab_size()
-    run = tmp_path / "run"
-    weights_of(replace(SMALL, vocab_size=ids), run / "checkpoints" / "weights-00000009")
-    newest = weights_of(
-        replace(SMALL, vocab_size=ids), run / "checkpoints" / "weights-00000010", "bf16"
-    )
-    arguments = ["export", str(run), str(tmp_path / "gpt2")]
-    arguments += ["--tokenizer", str(tmp_path / "tokenizer"), "--dtype", "fp32"]
-    assert hf.main(arguments) == 0
-    assert "weights-00000010" in capsys.readouterr().out
+    weights_of(replace(SMALL, vocab_size=bpe.get_vocab_size()), tmp_path / "weights", "bf16")
+    words = ["export", str(tmp_path / "weights"), str(tmp_path / "gpt2"), "--dtype", "fp32"]
+    assert hf.main([*words, "--tokenizer", str(tmp_path / "none")]) == 2
+    assert f"no tokenizer at {tmp_path}/none" in capsys.readouterr().err
+    assert hf.main([*words, "--tokenizer", str(tmp_path / "tokenizer")]) == 0
     model = GPT2LMHeadModel.from_pretrained(tmp_path / "gpt2")
-    stored = model.state_dict()["transformer.wpe.weight"]
-    assert torch.equal(stored, newest.embedding.position.weight.bfloat16().float())
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "gpt2")
-    prompt = tokenizer("the cat", return_tensors="pt")
-    out = model.generate(
-        **prompt, max_new_tokens=5, min_new_tokens=5, do_sample=False, pad_token_id=0
-    )
-    text = tokenizer.decode(out[0])
-    assert text.startswith("the cat") and len(out[0]) == prompt["input_ids"].shape[1] + 5
+    assert model.dtype == torch.float32
     assert model.config.eos_token_id == bpe.token_to_id("<|endoftext|>")
-    # and the tokenizer comes along when it is imported again
+    assert AutoTokenizer.from_pretrained(tmp_path / "gpt2")("the cat")["input_ids"]
     assert hf.main(["import", str(tmp_path / "gpt2"), str(tmp_path / "back")]) == 0
     original = (tmp_path / "tokenizer" / "tokenizer.json").read_bytes()
     assert (tmp_path / "back" / "tokenizer.json").read_bytes() == original
@@ -411,136 +395,23 @@ def read_all(folder) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_run_that_has_checkpoints_alone_is_exported_in_one_step(elsewhere, tmp_path, capsys):
-    run = tmp_path / "run"
-    save = tmp_path / "other" if elsewhere else run / "checkpoints"
-    save_some(save, [1, 2])
-    run.mkdir(exist_ok=True)
-    facts = {"spec": {"save": str(save) if elsewhere else None}}
-    (run / "run.json").write_text(json.dumps(facts))
-    write_weights(save / "weights-00000001", *trained(9.0))  # older than the newest checkpoint
-    assert find_weights(run) == save / "step-00000002"
-    assert hf.main(["export", str(run)]) == 0
-    out = save / "gpt2-00000002"
-    assert f"{out}: " in capsys.readouterr().out
-    wanted = Engine(2.0).tensors["embedding.position.weight"]["param"]
-    assert torch.equal(read_all(out)["transformer.wpe.weight"], wanted)
-    write_weights(save / "weights-00000002", *trained(3.0))  # of the same step: nothing to make
-    assert find_weights(run) == save / "weights-00000002"
-
-
-def trained(value: float):
-    """A config and its tensors, as Engine(value) holds them."""
-    tensors = Engine(value).tensors
-    return preset("tiny", **SIZES), lambda name: tensors[name]["param"]
-
-
-def test_a_damaged_checkpoint_is_not_exported(tmp_path, capsys):
-    save_some(tmp_path / "run" / "checkpoints", [1])
-    flip(tmp_path / "run" / "checkpoints" / "step-00000001" / "rank-00000.safetensors")
-    assert hf.main(["export", str(tmp_path / "run"), str(tmp_path / "gpt2")]) == 2
-    said = capsys.readouterr().err
-    assert "rank-00000.safetensors is damaged" in said and said.count("\n") == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["run"]
-
-
-BYTES = replace(SMALL, vocab_size=257)
-LLAMA_BYTES = replace(LLAMA, vocab_size=257)
-
-
-def run_of(folder, tokenizer: str, config: GPTConfig = BYTES):
-    """A run whose data has this tokenizer, with weights of it."""
-    (folder / "data").mkdir(parents=True)
-    (folder / "data" / "meta.json").write_text(json.dumps({"tokenizer": tokenizer}))
-    run = folder / "run"
-    model = weights_of(config, run / "checkpoints" / "weights-00000005")
-    (run / "run.json").write_text(json.dumps({"data": {"path": str(folder / "data")}}))
-    return run, model
-
-
-@pytest.mark.parametrize(("kind", "config"), [("gpt2", BYTES), ("llama", LLAMA_BYTES)])
-def test_a_run_continues_a_prompt(kind, config, tmp_path, capsys):
-    run, model = run_of(tmp_path, "byte", config)
-    weights, prompt = run / "checkpoints" / "weights-00000005", "def"
-
-    def text(source, *flags: str) -> str:
-        words = ["generate", str(source), "--prompt", prompt, "--tokens", "24", *flags]
-        assert hf.main(words) == 0
-        return capsys.readouterr().out
-
-    tokens = list(prompt.encode())
-    with torch.no_grad():  # beyond the 16 positions, too
-        for _ in range(24):
-            tokens.append(int(model.logits(torch.tensor([tokens[-16:]]))[0, -1].argmax()))
-    assert 256 not in tokens
-    likely = bytes(tokens).decode("utf-8", "replace")
-    assert text(run, "--temperature", "0") == "\n".join(map(printable, likely.splitlines())) + "\n"
-    drawn = text(run, "--seed", "3")
-    assert drawn.startswith(prompt) and drawn == text(run, "--seed", "3") != text(
-        run, "--seed", "4"
-    )
-    assert drawn == text(weights, "--seed", "3")  # the run is around it
-    assert drawn == text(run, "--seed", "3", "--temperature", "0.8")
-    assert drawn != text(run, "--seed", "3", "--temperature", "0.01")
-    assert hf.main(["export", str(run)]) == 0
-    capsys.readouterr()
-    exported = run / "checkpoints" / f"{kind}-00000005"
-    assert drawn == text(exported, "--seed", "3", "--tokenizer", "byte")
-
-
-@pytest.mark.parametrize("beside", ["tokenizer.json", "words/tokenizer.json"])
-def test_a_tokenizer_that_was_moved_with_the_data_is_found_beside_them(beside, tmp_path):
-    named = str(Path("/moved/away") / Path(beside).parent.name)  # a folder, or a file
-    run, _ = run_of(tmp_path, named if "/" in beside else "/moved/away/tokenizer.json")
-    assert tokenizer_of(run) is None
-    file = tmp_path / "data" / beside
-    file.parent.mkdir(exist_ok=True)
-    file.touch()
-    assert tokenizer_of(run) == str(file.parent if "/" in beside else file)
-
-
-def test_the_end_of_a_text_ends_it():
-    model = gpt.GPT(replace(SMALL, vocab_size=5)).eval()
-    (likely,) = generate.sample(model, [1], 1, 0, 0)
-    assert generate.sample(model, [1], 9, 0, 0, end=likely) == []
-
-
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        ([], "no tokenizer is known; give --tokenizer byte or a path"),
-        (["--tokenizer", "nowhere"], "no tokenizer at nowhere"),
-        (["--tokenizer", "byte", "--prompt", ""], "the prompt has no token"),
-        (["--tokenizer", "byte", "--prompt", "~"], "has token id 126, but the model has 61 ids"),
-        (["--tokens", "0"], "--tokens must be at least 1"),
-        (["--temperature", "nan"], "--temperature must be at least 0"),
-    ],
-)
-def test_what_cannot_be_continued_is_refused_in_a_line(tmp_path, capsys, flags, why):
-    weights_of(SMALL, tmp_path / "weights")
-    assert hf.main(["generate", str(tmp_path / "weights"), "--prompt", "0", *flags]) == 2
-    said = capsys.readouterr().err
-    assert why in said and said.count("\n") == 1
-
-
 @pytest.mark.slow
 def test_a_trained_run_goes_to_transformers_and_back_and_trains_on(tokens, tmp_path, capsys):
     run, out, back, again = (tmp_path / name for name in ("run", "gpt2", "weights", "again"))
     flags = ["--n-layer", "1", "--hidden", "32", "--n-head", "2", "--max-seq-len", "32"]
     flags += ["--global-batch", "8", "--device", "cpu", "--data", str(tokens), "--eval-steps", "0"]
     flags += ["--lr", "1e-2", "--min-lr", "1e-2", "--warmup-steps", "1"]
-    saving = ["--save-interval", "40", "--export-weights", "40"]
-    done = run_module("parallel.train", *flags, *saving, "--steps", "40", "--out", str(run))
+    saving = ["--save-interval", "40", "--steps", "40"]
+    done = run_module("parallel.train", *flags, *saving, "--out", str(run))
     assert done.returncode == 0, done.stderr
-    assert hf.main(["export", str(run), str(out)]) == 0
+    assert hf.main(["export", str(run), str(out)]) == 2
+    assert f"python -m parallel.checkpoint export {run} FOLDER" in capsys.readouterr().err
+    assert checkpoint.main(["export", str(run), str(tmp_path / "exported")]) == 0
+    assert hf.main(["export", str(tmp_path / "exported"), str(out)]) == 0
     exported = GPT2LMHeadModel.from_pretrained(out, dtype=torch.float32).eval()
     assert exported.generate(torch.tensor([[72, 101]]), max_new_tokens=4).shape == (1, 6)
     assert hf.main(["import", str(out), str(back)]) == 0
     assert_same_logits(ours(back), exported)
-    capsys.readouterr()
-    assert hf.main(["generate", str(run), "--prompt", "import ", "--tokens", "8"]) == 0
-    assert capsys.readouterr().out.startswith("import ")  # the tokenizer is the data's own
     loading = ["--load", str(back), "--steps", "1"]
     done = run_module("parallel.train", *flags, *loading, "--out", str(again))
     assert done.returncode == 0, done.stderr
@@ -640,11 +511,8 @@ def test_what_is_no_source_or_exists_already_is_refused(tmp_path):
         export_hugging_face(tmp_path / "weights", tmp_path / "weights")
     with pytest.raises(UsageError, match="is a weights-only folder of ours already"):
         import_hugging_face(tmp_path / "weights", tmp_path / "again")
-    with pytest.raises(UsageError, match="no such folder"):
-        find_weights(tmp_path / "nothing")
-    with pytest.raises(UsageError, match="no weights-only folder"):
-        find_weights(tmp_path / "gpt2")
     with pytest.raises(UsageError, match="--vocab-size 62 is more than the 61 rows"):
         import_hugging_face(tmp_path / "gpt2", tmp_path / "again", vocab_size=62)
+    tokenizer = Tokenizer([], 62, None)
     with pytest.raises(UsageError, match="the tokenizer has 62 ids, but the model has 61"):
-        import_hugging_face(tmp_path / "gpt2", tmp_path / "again", tokenizer_ids=62)
+        import_hugging_face(tmp_path / "gpt2", tmp_path / "again", tokenizer=tokenizer)

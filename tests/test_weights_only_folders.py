@@ -18,8 +18,8 @@ from base.errors import UsageError
 from base.storage import checkpoint_bytes, state_bytes, weights_bytes
 from models import gpt
 from models.config import PRESETS, GPTConfig, parameter_shapes, preset
-from models.run_weights import read_description
 from models.weights import read_weights, write_weights
+from models.weights_config import read_description
 from parallel import train
 from parallel.checkpoint import attempts
 from parallel.config.settings import resolve

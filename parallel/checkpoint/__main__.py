@@ -2,12 +2,9 @@
 
     python -m parallel.checkpoint verify PATH...                  # what is damaged, if anything
     python -m parallel.checkpoint export PATH OUT [--dtype fp32]  # weights only, for models.hf
-    python -m parallel.checkpoint export PATH OUT --format dcp    # for other programs of PyTorch
 
 PATH is a checkpoint, a folder of checkpoints or a run folder. `export` takes the newest one and
-first checks all its bytes. `--format dcp` writes a folder of torch.distributed.checkpoint: full
-fp32 weights and AdamW's two moments, under the reference names (dcp.py). That format is never read
-here, because its readers unpickle.
+first checks all its bytes.
 """
 
 import sys
@@ -39,8 +36,8 @@ def _verify(folder: Path) -> None:
     read_weights(folder)
 
 
-def _export(path: Path, out: Path, dtype: str | None, form: str) -> str:
-    """Export a checkpoint and say what was written."""
+def _export(path: Path, out: Path, dtype: str) -> str:
+    """Export a checkpoint's weights and say what was written."""
     refuse_existing(out)
     folder = folders.candidates(path)[0]
     if folders.step_of(folder) is None:
@@ -48,16 +45,8 @@ def _export(path: Path, out: Path, dtype: str | None, form: str) -> str:
             f"{folder} holds weights alone already; python -m models.hf export reads it"
         )
     folders.verify(folder)
-    if form == "dcp":
-        if dtype not in (None, "fp32"):
-            raise UsageError(f"--format dcp is the state in fp32, not {dtype}")
-        from parallel.checkpoint.dcp import export_dcp
-
-        size = export_dcp(folder, out)
-        return f"{out}: {size} bytes of {folder}'s weights and moments in fp32"
     from parallel.checkpoint.export import export_weights
 
-    dtype = dtype or "bf16"
     size = export_weights(folder, out, dtype)
     return f"{out}: {size} bytes of {folder}'s weights in {dtype}"
 
@@ -69,17 +58,15 @@ def main(argv: list[str] | None = None) -> int:
     verify = commands.add_parser("verify", help="read every byte and compare checksums")
     what = "checkpoints, folders of them, run folders"
     verify.add_argument("paths", type=Path, nargs="+", metavar="PATH", help=what)
-    exporting = commands.add_parser("export", help="write the full weights alone, or all to DCP")
+    exporting = commands.add_parser("export", help="write the full weights alone")
     what = "a checkpoint, a folder of them or a run folder"
     exporting.add_argument("path", type=Path, metavar="PATH", help=what)
     exporting.add_argument("out", type=Path, metavar="OUT", help="the folder to write")
     what = "of the weights (default: bf16)"
-    exporting.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), help=what)
-    forms, what = ("weights", "dcp"), "weights alone, or all for PyTorch's DCP (default: weights)"
-    exporting.add_argument("--format", default="weights", choices=forms, help=what)
+    exporting.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16", help=what)
     arguments = parser.parse_args(argv)
     if arguments.command == "export":
-        print(_export(arguments.path, arguments.out, arguments.dtype, arguments.format))
+        print(_export(arguments.path, arguments.out, arguments.dtype))
         return 0
     damaged = False
     for folder in (folder for path in arguments.paths for folder in _in(path)):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from base.errors import UsageError, drop_output
 from base.files import check_file, parse_json
 from models.config import GPTConfig
-from models.run_weights import read_description
+from models.weights_config import read_description
 from parallel.checkpoint import folders
 from parallel.config.duration import CIRCUMSTANCES, WORK
 from parallel.config.settings import DEFAULTS, RunSpec

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -13,27 +12,19 @@ from parallel.checkpoint import folders
 from parallel.checkpoint.rank_files import Reader
 
 
-def open_gpt(folder: Path) -> tuple[dict[str, Any], Reader]:
-    """The manifest and the reader of a checkpoint of our GPT, which has the reference names.
-
-    Raises:
-        UsageError: it is damaged, or holds Hugging Face's model.
-    """
-    manifest = folders.read_manifest(folder)
-    if manifest["implementation"] == "hf":
-        raise UsageError(f"{folder} holds Hugging Face's own layout; only our GPT is exported")
-    return manifest, Reader(folder, manifest)
-
-
 def export_weights(
     folder: Path, out: Path, dtype: str = "bf16", tick: Callable[[], None] = lambda: None
 ) -> int:
     """Write a checkpoint's weights as the weights-only folder `out`; its bytes.
 
     Raises:
-        UsageError: the checkpoint is damaged, or `out` cannot be written.
+        UsageError: the checkpoint is damaged or of Hugging Face's model, whose parameters have
+            other names; or `out` cannot be written.
     """
-    manifest, reader = open_gpt(folder)
+    manifest = folders.read_manifest(folder)
+    if manifest["implementation"] == "hf":
+        raise UsageError(f"{folder} holds Hugging Face's own layout; only our GPT is exported")
+    reader = Reader(folder, manifest)
     facts = {key: manifest[key] for key in ("step", "run", "commit")}
 
     def gathered(name: str) -> Tensor:

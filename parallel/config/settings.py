@@ -17,7 +17,7 @@ from base.errors import UsageError
 from models.config import ACTIVATIONS, NORMS, POSITIONS, VOCAB_MULTIPLE, GPTConfig, preset
 from models.gpus import lacking
 from models.hf_config import architecture
-from models.run_weights import is_weights, read_description
+from models.weights_config import is_weights, read_description
 from parallel.config.axes import AXES, MODEL_AXES, SET_AXES
 from parallel.config.data_files import end_of_text, vocabulary
 from parallel.config.deepspeed_json import from_deepspeed_json, read_deepspeed_json

@@ -1,0 +1,34 @@
+"""config.json of a weights-only folder (weights.py): its model, and all else. Torch-free."""
+
+from pathlib import Path
+from typing import Any
+
+from base.errors import UsageError
+from base.files import read_json, read_json_if_whole
+from base.storage import own_crc32
+from models.config import GPTConfig
+
+CONFIG, FORMAT = "config.json", "gpt-weights-1"
+
+
+def is_weights(path: Path) -> bool:
+    """Whether a folder is a weights-only folder."""
+    return read_json_if_whole(path / CONFIG).get("format") == FORMAT
+
+
+def read_description(folder: Path) -> tuple[GPTConfig, dict[str, Any]]:
+    """The model, and config.json; earlier versions wrote it without a checksum.
+
+    Raises:
+        UsageError: missing, altered, or of no such folder.
+    """
+    described, path = read_json(folder / CONFIG), folder / CONFIG
+    if described.get("format") != FORMAT:
+        hint = "; import it first: python -m models.hf import" if "model_type" in described else ""
+        raise UsageError(f"{path} describes no weights-only folder of ours{hint}")
+    if described.get("crc32", own_crc32(described)) != own_crc32(described):
+        raise UsageError(f"{path} is damaged: its bytes have changed since they were written")
+    try:
+        return GPTConfig(**described["model"]), described
+    except (KeyError, TypeError, UsageError) as error:
+        raise UsageError(f"{path} is damaged: {error!r}") from error
