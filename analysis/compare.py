@@ -32,8 +32,6 @@ def main(argv: list[str] | None = None) -> int:
     flags = ("any_commit", "times", "facts", "table")
     parser = parser_of("analysis.compare", __doc__, *flags, paths="A B, or a study")
     given = parser.parse_args(argv)
-    if given.rule != "median":
-        raise UsageError("two sides are compared by medians, whose noise is known: no --rule here")
     if len(given.paths) > 2:
         raise UsageError(f"two things are compared, but {len(given.paths)} were given")
     sides = []

@@ -1,64 +1,125 @@
-"""Pictures of runs and logs, as PNG and SVG.
+"""Pictures of runs and logs, as PNG and SVG: TFLOP/s and speedup against GPUs.
 
     python -m analysis.plots PATH... [--out FOLDER] [--baseline NAME]
     python -m analysis.plots --out FOLDER               the published tables
 
-TFLOP/s and speedup against GPUs.
-The pictures go to PATH/plots (beside a file; of several paths --out says where). Where git tracks
-PATH, --out must say where. Every file that is written is named, and so is every
-run that a picture leaves out, with the reason. The speedup, weak where the runs share the batch per
-GPU alone, has its ideal line and a point for every configuration, named after its split; a line
-joins the points of an engine that has one at each size. Exits 2 when there is nothing to draw.
+The pictures go to PATH/plots (beside a file; of several paths --out says where). Every file that is
+written is named, and so is every run that a picture leaves out, with the reason. The speedup, weak
+where the runs share the batch per GPU alone, has its ideal line and a point for every
+configuration, named after its split; a line joins the points of an engine that has one at each
+size. Exits 2 when there is nothing to draw.
 """
 
 if not __package__:
     import as_script
 
 import os
-import subprocess
+import statistics
 import sys
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
+from analysis.common import drawing
+from analysis.logs.load import load
+from analysis.logs.record import Record
+from analysis.measured import run_table
+from analysis.measured.fairness import by_configuration, scaling_of
 from base.errors import Parser, UsageError, command_line, warn
 from base.files import ROOT, add_force_flag, named_folder
+from models.flops import DEFAULT_CONVENTION
+from parallel.config.axes import AXES
 
 PUBLISHED = ROOT / "logs" / "plots"
+Row = dict[str, Any]  # of `run_table.rows`, with the configuration's name, its split and baseline
 
 
 def folder_for(paths: list[Path], out: Path | None) -> Path:
-    """Where the pictures go.
+    """Where the pictures of runs go.
 
     Raises:
-        UsageError: no path or several and no --out; the folder is that of the published pictures;
-            or git tracks what is drawn or files of the folder, and --out does not name it.
+        UsageError: several paths and no --out, or the folder is that of the published pictures.
     """
-    if not paths and out is None:
-        raise UsageError("say with PATH what to draw, or with --out where the published tables go")
-    if not paths:
-        return out
     if out is None and len(paths) > 1:
         raise UsageError(f"{len(paths)} paths: say with --out FOLDER where the pictures go")
-    path = paths[0]
-    folder = out or (path if path.is_dir() else path.parent) / "plots"
+    folder = out or (paths[0] if paths[0].is_dir() else paths[0].parent) / "plots"
     if os.path.realpath(folder) == os.path.realpath(PUBLISHED):  # a loop of links is no error here
         raise UsageError(f"{folder} holds the published tables' pictures: take another --out")
-    for place in (path, folder) if out is None else ():
-        if _tracked(place):
-            raise UsageError(f"git tracks {place}: say with --out FOLDER where to write")
     return folder
 
 
-def _tracked(path: Path) -> bool:
-    """Whether git tracks a file, or one in a folder."""
-    if not path.exists():
-        return False
-    here, name = (path, ".") if path.is_dir() else (path.parent, path.name)
-    try:
-        words = ["git", "--literal-pathspecs", "-C", str(here), "ls-files", "--", name]
-        asked = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, check=False)
-    except OSError:  # no git here
-        return False
-    return bool(asked.stdout)
+def draw(paths: list[Path], folder: Path, baseline: str | None, force: bool = False) -> list[Path]:
+    """The pictures written to a folder; what a picture leaves out is said on stderr.
+
+    Raises:
+        UsageError: nothing could be read, or nothing of it can be drawn.
+    """
+    records, left_out = load(paths)
+    groups = by_configuration([(record,) for record in records])
+    name_by = {id(run[0]): name for name, repeats in groups.items() for run in repeats}
+    rows = run_table.rows(records, baseline=baseline)
+    for record, row in zip(records, rows, strict=True):
+        row |= {"engine": record.engine or "unknown", "configuration": name_by[id(record)]}
+        row |= {"split": _split(record), "baseline": baseline or record.baseline}
+    measured = [row for row in rows if row["tflops"] and row["gpus"]]
+    compared = [row for row in rows if row["speedup"] and row["efficiency"]]  # of own cores
+    for row in rows:
+        pictures = {"tflops": measured, "speedup": compared}
+        if missing := [name for name, drawn in pictures.items() if row not in drawn]:
+            left_out.append(f"{row['run']}: not in {' and '.join(missing)}: {_why_not(row)}")
+    figures = {}
+    if measured:
+        points = [_point(row, "tflops") for row in measured]
+        figures["tflops"] = drawing.tflops(points, "TFLOP/s per GPU", DEFAULT_CONVENTION)
+    if compared:
+        figures["speedup"] = _speedups(compared, scaling_of(records) == "weak")
+    if not figures:
+        why = "no run here has a number of GPUs and a steady time: nothing to draw"
+        raise UsageError("; ".join([why, *left_out]))
+    for line in left_out:
+        warn("analysis.plots", line)
+    written = [drawing.save(figure, folder, name, force) for name, figure in figures.items()]
+    return sum(written, [])
+
+
+def _split(record: Record) -> str:
+    """What of a run is split or sharded, as "tp2 dp4 zero1"; "" where nothing is or is known."""
+    sizes = {axis: getattr(record, axis) or 1 for axis in AXES}
+    words = [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
+    if (record.facts.get("layout") or {}).get("sequence_parallel"):
+        words.append("sp")
+    if words and record.zero_stage:
+        words.append(f"zero{record.zero_stage}")
+    return " ".join(words)
+
+
+def _point(row: Row, y: str) -> drawing.Point:
+    return drawing.Point(row["gpus"], row[y], row["engine"], row["precision"], row["split"])
+
+
+def _speedups(rows: list[Row], weak: bool) -> Any:
+    """The speedup of each configuration, which its rows share, and what its repeats span."""
+    alike: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        alike[row["configuration"]].append(row)
+    points = []
+    for repeats in alike.values():
+        point, times = _point(repeats[0], "speedup"), [row["step_s"] for row in repeats]
+        if len(times) > 1:
+            base = point.y * statistics.median(times)
+            point = point._replace(low=base / max(times), high=base / min(times))
+        points.append(point)
+    first = rows[0]
+    start = round(first["gpus"] * first["efficiency"] / first["speedup"])  # the baseline's GPUs
+    return drawing.speedup(points, "Weak scaling" if weak else "Strong scaling", start, weak)
+
+
+def _why_not(row: Row) -> str:
+    """Why a row of the scaling table is not in a picture."""
+    why = row["notes"] if row["verdict"] == "complete" else row["verdict"]
+    if not (why or row["baseline"]):
+        why = "no baseline is stated (--baseline NAME)"
+    return why or "a fact that it needs is not known"
 
 
 @command_line("analysis.plots")
@@ -71,20 +132,16 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--baseline", metavar="NAME", help="the run to compare with; or its path")
     add_force_flag(parser)
-    given = parser.parse_args(argv)
-    folder, left_out = folder_for(given.paths, given.out), []
-    if given.paths:
-        from analysis.measured import run_pictures  # here: --help needs no numpy
-
-        written, left_out = run_pictures.draw(given.paths, folder, given.baseline, given.force)
-    elif given.baseline:
-        raise UsageError("--baseline is of runs: say with PATH which")
+    flags = parser.parse_args(argv)
+    if flags.paths:
+        folder = folder_for(flags.paths, flags.out)
+        written = draw(flags.paths, folder, flags.baseline, flags.force)
+    elif flags.baseline or not flags.out:
+        raise UsageError("say with PATH what to draw, or with --out where the published tables go")
     else:
         from analysis.published import published_pictures
 
-        written = published_pictures.draw(folder, given.force)
-    for line in left_out:
-        warn("analysis.plots", line)
+        written = published_pictures.draw(flags.out, flags.force)
     print(*written, sep="\n")
     return 0
 

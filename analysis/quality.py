@@ -1,11 +1,10 @@
 """May I believe this run? Its verdict with the line that proves it, and its steady step time.
 
-    python -m analysis.quality PATH... [--window FIRST:LAST] [--rule seed] [--format json]
+    python -m analysis.quality PATH... [--window FIRST:LAST] [--format json]
 
 One row per run: how it ended and the line that proves it, its steady step time with a 95 %
 interval, and what makes its numbers doubtful. `--window` states the iterations to use by the
-numbers that the log prints; `--rule seed` takes the mean of every iteration in whole seconds, as
-the Jean Zay one-liner did. `--format json` prints an array with one object per run; unknown is
+numbers that the log prints. `--format json` prints an array with one object per run; unknown is
 null. Exits 2 when nothing could be read.
 
 analysis/logs/verdict.py lists the verdicts.
@@ -25,14 +24,12 @@ from analysis.measured.run_flags import load_given, parser_of
 from base.errors import command_line
 
 
-def _summarised(
-    record: Record, window: tuple[int, int] | None = None, rule: str = "median"
-) -> dict[str, Any]:
-    time = timed(record, window, rule)
+def _summarised(record: Record, window: tuple[int, int] | None) -> dict[str, Any]:
+    time = timed(record, window)
     return summary(record, time, judge(record, time))
 
 
-def table(records: list[Record], window: tuple[int, int] | None, rule: str) -> Table:
+def table(records: list[Record], window: tuple[int, int] | None) -> Table:
     """The quality table: one row per run."""
     columns = [
         Column("run", "run"),
@@ -46,26 +43,25 @@ def table(records: list[Record], window: tuple[int, int] | None, rule: str) -> T
     ]
     rows = []
     for record in records:
-        row = _summarised(record, window, rule)
+        row = _summarised(record, window)
         ci95 = row["steady_ci95"]
         row["run"] = name_of(record)
         row["ci95"] = f"{ci95[0]:.4g} .. {ci95[1]:.4g}" if ci95 else None
         row["reasons"] = "; ".join(row["reasons"])
         rows.append({c.key: row[c.key] for c in columns})
-    return Table(columns, rows, notes=[f"s/iter: {describe_rule(window, rule)}"])
+    return Table(columns, rows, notes=[f"s/iter: {describe_rule(window)}"])
 
 
 @command_line("analysis.quality")
 def main(argv: list[str] | None = None) -> int:
     """Print the verdicts of what is at the paths."""
     parser = parser_of("analysis.quality", __doc__, "times", "facts", "table")
-    arguments = parser.parse_args(argv)
-    records = load_given("analysis.quality", arguments)
-    if arguments.format == "json":
-        found = [_summarised(record, arguments.window, arguments.rule) for record in records]
-        show_objects(found, arguments.columns)
-        return 0
-    show([table(records, arguments.window, arguments.rule)], arguments.format, arguments.columns)
+    flags = parser.parse_args(argv)
+    records = load_given("analysis.quality", flags)
+    if flags.format == "json":
+        show_objects([_summarised(record, flags.window) for record in records], flags.columns)
+    else:
+        show([table(records, flags.window)], flags.format, flags.columns)
     return 0
 
 

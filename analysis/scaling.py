@@ -39,25 +39,13 @@ def main(argv: list[str] | None = None) -> int:
     runs = [record for record in records if not submissions.is_result(record)]
     if results and given.predict:
         raise UsageError("--predict is for runs; the times of MLPerf results are not predicted")
-    how = {"window": given.window, "rule": given.rule}
-    tables = []
-    if results:
-        lines = [] if runs else refused
-        tables = submissions.report(
-            results, lines, given.scaling, baseline=None if runs else given.baseline, **how
-        )
-    if runs:
-        tables.append(
-            scaling_curve.report_of(
-                runs,
-                refused,
-                given.baseline,
-                given.scaling,
-                any_commit=given.any_commit,
-                predict=given.predict,
-                **how,
-            )
-        )
+    settings = {"scaling": given.scaling, "window": given.window}
+    if not runs:
+        tables = submissions.report(results, refused, baseline=given.baseline, **settings)
+    else:
+        tables = submissions.report(results, [], **settings) if results else []
+        settings |= {"any_commit": given.any_commit, "predict": given.predict}
+        tables.append(scaling_curve.report_of(runs, refused, given.baseline, **settings))
     if given.format == "json" and len(tables) > 1:
         show_objects([row for table in tables for row in table.rows], given.columns)
     else:

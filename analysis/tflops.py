@@ -4,23 +4,22 @@
         [--columns A,B,C]
 
 Seconds per iteration are the median after the warm-up that is found in the data (--window states
-it instead, --rule seed takes the mean of everything). TFLOP/s per GPU are computed under the named
-FLOPs convention; what a log printed itself is in a column of its own. Peak GB is that of the
-fullest rank: allocated on CUDA, resident on a CPU. A speedup is printed only where both runs
-completed, have the same fixed work and (unless --any-commit) commit, and shared no cores with other
-runs; of a study's repeats it is that of their medians; it is weak where the runs share the batch
-per GPU alone; an efficiency only where every rank had cores of its own; above 1 both are marked
-`?`. MFU is printed only for a GPU whose peak is known. A run that failed keeps its row and its
-reason. On a terminal the table fits its width; a pipe or a file gets it in full.
+it instead). TFLOP/s per GPU are computed under the named FLOPs convention; what a log printed
+itself is in a column of its own. Peak GB is that of the fullest rank: allocated on CUDA, resident
+on a CPU. A speedup is printed only where both runs completed, have the same fixed work and (unless
+--any-commit) commit, and shared no cores with other runs; of a study's repeats it is that of their
+medians; it is weak where the runs share the batch per GPU alone; an efficiency only where every
+rank had cores of its own; above 1 both are marked `?`. MFU is printed only for a GPU whose peak is
+known. A run that failed keeps its row and its reason. On a terminal the table fits its width; a
+pipe or a file gets it in full.
 
 `--format json` prints an array of objects, one per run; unknown is null. source, format, verdict
 and reasons; engine; steps and step_s_mean, _median, _min and _max over all logged steps;
 steady_step_s, steady_n and steady_ci95; tokens_per_s, samples_per_s and printed_tflops; gpus, tp,
 pp, vpp, dp, micro_batch, global_batch, seq_len, model, params. Then what this table adds: run,
 origin (of what the log does not say itself), peak_gb, convention, tflops, mfu, speedup, efficiency,
-parity, missing (which fact each unknown value lacks), printed_by and printed_error (the convention
-of the log's own TFLOP/s), precision and gpu_type, and with --predict predicted_s and
-predicted_error. Exits 2 when nothing could be read.
+parity, missing (which fact each unknown value lacks), precision and gpu_type, and with --predict
+predicted_s and predicted_error. Exits 2 when nothing could be read.
 """
 
 if not __package__:
@@ -55,7 +54,6 @@ def main(argv: list[str] | None = None) -> int:
         given.baseline,
         given.scaling,
         window=given.window,
-        rule=given.rule,
         any_commit=given.any_commit,
         predict=given.predict,
     )

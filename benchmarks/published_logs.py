@@ -11,11 +11,15 @@ import csv
 import io
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import numpy as np
+
 from analysis.logs.load import load
+from analysis.logs.record import Record
+from analysis.measured import throughput
 from analysis.measured.run_table import rows
 from base.errors import Parser, command_line
 
@@ -50,8 +54,49 @@ def table(folder: Path, paths: list[Path] | None = None) -> list[dict[str, Any]]
             why = row["missing"]["tflops"]
         elif row["convention"] != "megatron":
             why = "; ".join([*(r for r in row["reasons"] if r.startswith("TFLOP/s: ")), why])
+        printed = beside_printed(record)
+        row |= {"printed_by": printed.convention, "printed_error": printed.error}
         found.append(row | {"log": log, "why": why.strip("; ")})
     return found
+
+
+NO_VOCABULARY = "sc21 without vocabulary"  # GPT-NeoX's, since it counts its FLOPs itself
+# What a format's tool prints; of several, the log's numbers decide.
+_PRINTED_BY = {
+    "Megatron-LM": ("megatron", "megatron-full"),
+    "NeMo": ("megatron", "megatron-full"),
+    "Megatron-DeepSpeed": ("sc21",),
+    "GPT-NeoX": ("sc21", NO_VOCABULARY),
+    "torchtitan": ("palm",),
+    "nanoGPT": ("palm",),
+    "nanotron": ("megatron-full",),
+}
+
+
+class Printed(NamedTuple):
+    """The convention of the TFLOP/s that a log prints, and ours by it over the printed, less one:
+    the median over the log's entries. None where it prints none or the model is not known."""
+
+    convention: str | None = None
+    error: float | None = None
+
+
+def beside_printed(record: Record) -> Printed:
+    """What a log prints, beside ours by its own convention."""
+    batch = (record.global_batch or 0) * (record.seq_len or 0)
+    if len(record.tflops) != len(record.step_s):
+        return Printed()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = batch / (record.step_s * (record.gpus or np.nan) * 1e12) / record.tflops
+    rate = rate[np.isfinite(rate) & (rate > 0)]
+    candidates = []
+    for convention in _PRINTED_BY.get(record.format, ()) if len(rate) else ():
+        flops, _ = throughput.per_token(record, convention.partition(" ")[0])
+        if flops is not None:
+            if convention == NO_VOCABULARY:
+                flops -= 6.0 * record.model["hidden"] * record.model["vocab_size"]
+            candidates.append(Printed(convention, float(np.median(rate)) * flops - 1))
+    return min(candidates, key=lambda printed: abs(printed.error), default=Printed())
 
 
 def text(found: list[dict[str, Any]]) -> str:

@@ -17,10 +17,9 @@ A run with save_interval that was stopped goes on from its newest checkpoint; wh
 restarted from there up to --max-restarts times. <run>/console.out holds what a run printed. The
 exit status is 1 when a run failed; the others still run.
 
-At the end the study's table is printed, and the commands to type next. `python -m
-analysis.scaling_report` writes scaling_report.json beside the runs and, where the extra `page` is
-installed, `python -m analysis.page` the offline page study.html. They are started as commands of
-analysis, which decides what is comparable; nothing of it is imported.
+At the end `python -m analysis.tflops` prints the study's table and, where the extra `page` is
+installed, `python -m analysis.page` writes the offline page study.html; then the commands to type
+next. analysis decides what is comparable; nothing of it is imported.
 """
 
 import contextlib
@@ -36,7 +35,7 @@ from tqdm import tqdm
 
 from base.bounds import check_flags
 from base.errors import Parser, UsageError, by_reason, command_line, printable
-from base.files import ROOT, named_folder, read_json_if_whole
+from base.files import ROOT, named_folder
 from parallel import forked_ranks
 from parallel.checkpoint import attempts
 from parallel.config.settings import RunSpec
@@ -201,10 +200,10 @@ def sweep(
     return failed
 
 
-def report(out: Path) -> None:
-    """Have analysis write out/scaling_report.json, print the table and write out/study.html where
-    it can; then the next commands."""
-    commands, has_extra = ["scaling_report", "tflops"], importlib.util.find_spec("vl_convert")
+def report(out: Path, is_weak: bool) -> None:
+    """Have analysis print the table and write out/study.html where it can; then the next commands.
+    is_weak: the batch grows with the GPUs."""
+    commands, has_extra = ["tflops"], importlib.util.find_spec("vl_convert")
     if has_extra:
         commands.append("page")
     for command in commands:
@@ -212,7 +211,7 @@ def report(out: Path) -> None:
         subprocess.run(words, env=forked_ranks.environment(), stdin=subprocess.DEVNULL, check=False)
     folder = shlex.quote(str(out))
     print("\nnext:")
-    if read_json_if_whole(out / "scaling_report.json").get("scaling") == "weak":
+    if is_weak:
         # Runs of other batches have other losses.
         print(f"  python -m analysis.scaling {folder}           # what is kept of the speed?")
     else:
@@ -272,7 +271,10 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"left out: more than {arguments.max_gpus} GPUs: {', '.join(larger)}")
         out = arguments.logs / study.name
         failed = sweep(study, names, out, arguments.fresh, arguments.srun, arguments.max_restarts)
-        report(out)
+        specs = [study.run(name) for name in names]
+        batches = {spec.layout.global_batch for spec in specs}
+        per_gpu = {spec.layout.global_batch / spec.gpus for spec in specs}
+        report(out, is_weak=len(per_gpu) == 1 < len(batches))
     except KeyboardInterrupt:
         print("parallel.sweep: interrupted; run it again to go on", file=sys.stderr)
         return 130

@@ -76,7 +76,6 @@ MEANING = {
     "--predict": "show this cluster's prediction beside",
     "--processes": "ranks of a measurement",
     "--runs": "runs to fit",
-    "--rule": "how the time of a run is taken",
     "--run-name": "one run of the study",
     "--scale": "efficiency over GPUs",
     "--scaling": "strong or weak",

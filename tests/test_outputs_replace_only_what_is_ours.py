@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import calibrate, page, plan, plots, scaling_report, schedule
+from analysis import calibrate, page, plan, plots, schedule
 from base.errors import OutputError, UsageError
 from base.files import ROOT
 from base.storage import output
@@ -36,13 +36,11 @@ def test_an_input_and_a_file_of_others_stay_as_they_are(tmp_path, runs, capsys):
     table = tmp_path / "t.csv"
     table.write_text(TABLE.read_text())
     steps = next(runs.rglob("steps.csv"))
-    facts_of_run = next(runs.rglob("run.json"))
     notes = tmp_path / "notes.txt"
     notes.write_text("mine")
-    before = {path: path.read_bytes() for path in (table, steps, facts_of_run, notes)}
+    before = {path: path.read_bytes() for path in (table, steps, notes)}
     assert "it is an input" in refuses(capsys, page.main, table, "--out", table, "--force")
     assert "--force" in refuses(capsys, page.main, runs, "--out", steps)
-    refuses(capsys, scaling_report.main, runs, "--out", facts_of_run)
     fit = ("--runs", table, "--cluster", "x")
     refuses(capsys, calibrate.main, *fit, "--out", table)
     refuses(capsys, calibrate.main, *fit, "--out", notes)
@@ -65,7 +63,6 @@ def test_a_picture_of_others_stays_in_a_folder_of_pictures(runs, tmp_path, capsy
 
 def test_what_a_command_wrote_it_replaces(runs, tmp_path):
     for _ in range(2):
-        assert scaling_report.main([str(runs)]) == 0
         assert page.main([str(runs)]) == 0
         assert schedule.main(["--trace", str(tmp_path / "t.json.gz")]) == 0
 

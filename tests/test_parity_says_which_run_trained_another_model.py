@@ -95,38 +95,6 @@ def test_without_a_baseline_the_flag_is_named_and_the_steps_are_counted(tmp_path
     assert said["steps"] == 20 and "--baseline" in said["verdict"]
 
 
-def test_the_only_run_that_fits_is_the_baseline_and_is_named(tmp_path, capsys):
-    one = write(tmp_path, facts("s", None, engine="ddp"))
-    write(tmp_path, facts("s", None, engine="ddp", gpus=2))
-    write(tmp_path, facts("s", None, engine="ddp", gpus=4))
-    assert main([str(tmp_path), "--check"]) == 0
-    said = capsys.readouterr()
-    assert said.err == "analysis.parity: baseline: ddp, the only complete run on fewest GPUs\n"
-    assert said.out.count("equal") == 3 and "baseline: ddp" in said.out
-    # The smallest run that did not complete is none to compare with.
-    (one / "RUN_COMPLETE.txt").unlink()
-    assert main([str(tmp_path)]) == 0
-    assert "baseline: ddp-dp2, the only" in capsys.readouterr().err
-
-
-def test_where_two_runs_fit_or_a_run_names_its_own_none_is_guessed(tmp_path, capsys):
-    alike = tmp_path / "alike"
-    for name in ("a", "b"):
-        write(alike, facts("s", None, engine="ddp") | {"run": name})
-    assert main([str(alike), "--check"]) == 1
-    said = capsys.readouterr()
-    assert "(--baseline NAME names one)" in said.out
-    assert said.err == (
-        "analysis.parity: no run names a baseline, and 2 complete runs are on fewest GPUs:"
-        f" {alike / 'a'}, {alike / 'b'}; say which with --baseline\n"
-    )
-    named = tmp_path / "named"
-    write(named, facts("s", "elsewhere", engine="ddp"))
-    write(named, facts("s", None, engine="ddp", gpus=2))
-    assert main([str(named), "--check"]) == 1
-    assert capsys.readouterr().err == ""
-
-
 def test_a_baseline_may_be_called_as_its_folder_is(tmp_path, capsys):
     one = write(tmp_path, facts("s", None, engine="ddp"))
     write(tmp_path, facts("s", None, engine="ddp", gpus=2))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import prune, scaling, scaling_report, tflops
+from analysis import prune, scaling, tflops
 from analysis.common.statistics import repeat_noise
 from analysis.logs.load import load
 from analysis.measured import predictions
@@ -73,23 +73,6 @@ def test_a_run_that_cannot_be_predicted_says_why_in_every_table(tmp_path, capsys
     for command in (tflops, scaling):
         assert command.main([str(folder), *HERE]) == 0
         assert f"predicted s/iter -: {why}: ddp" in capsys.readouterr().out
-    out = tmp_path / "report.json"
-    assert scaling_report.main([str(folder), *HERE, "--out", str(out)]) == 0
-    (entry,) = json.loads(out.read_text())["configurations"]
-    assert entry["predicted_s"] is None and entry["not_predicted_because"] == why
-
-
-def test_in_the_scaling_report(tmp_path, capsys):
-    out = tmp_path / "report.json"
-    assert scaling_report.main([str(RUNS), *HERE, "--out", str(out)]) == 0
-    found = json.loads(out.read_text())
-    assert found["predicted_by"].startswith("2-core-cpu (2-core-cpu.toml: 8 runs")
-    for entry in found["configurations"]:
-        wanted = entry["predicted_s"] / entry["step_s"]["median"] - 1
-        assert entry["predicted_error"] == pytest.approx(wanted)
-    assert scaling_report.main([str(RUNS), "--out", str(out)]) == 0
-    assert "predicted" not in out.read_text()
-    assert scaling_report.main([str(RUNS), "--predict", "nowhere", "--out", str(out)]) == 2
 
 
 def test_in_the_published_tables():

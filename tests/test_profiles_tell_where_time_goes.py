@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from analysis import profile, scaling_report
+from analysis import profile
 from analysis.logs.record import Refusal
 from analysis.measured import profile_rows as library
-from analysis.measured import run_table
+from analysis.measured import run_table, scaling_curve
 from parallel.config.settings import resolve
 from parallel.record import facts
 from tests import fixture_runs
@@ -143,10 +143,9 @@ def test_a_profiled_run_is_in_no_headline(tmp_path, capsys):
     assert "profiled with torch: not a timing" in two["notes"]
     for name in ("step_s", "tokens_per_s", "tflops", "mfu", "speedup", "efficiency"):
         assert two[name] is None, name
-    assert scaling_report.main([str(tmp_path)]) == 0
-    report = json.loads((tmp_path / scaling_report.FILE).read_text())
-    assert [c["gpus"] for c in report["configurations"]] == [1]
-    assert "profiled with torch" in report["left_out"][0]
+    curve = scaling_curve.report([tmp_path])
+    assert [row["gpus"] for row in curve.rows] == [1]
+    assert "left out: ddp-dp2: profiled with torch" in curve.notes[-1]
     marked["run"], plain["run"], plain["baseline"] = "ddp", "other", "ddp"
     for about in (plain, marked):
         fixture_runs.write(tmp_path / "as-baseline", about)

@@ -249,13 +249,12 @@ def test_a_window_is_two_numbers_in_order():
     for text in ("7:3", "3", "3:", ":3", "a:b", ""):
         with pytest.raises(argparse.ArgumentTypeError, match="is not FIRST:LAST"):
             parse_window(text)
-    assert describe_rule((3, 7), "median") == "median of iterations 3 to 7"
-    assert describe_rule(None, "median").startswith("median after the warm-up")
-    assert describe_rule((3, 7), "seed").startswith("mean of all iterations, cut to whole")
+    assert describe_rule((3, 7)) == "median of iterations 3 to 7"
+    assert describe_rule(None).startswith("median after the warm-up")
 
 
 def test_the_table_has_a_row_a_run():
-    shown = quality.table([record(planned_steps=40), record(0)], None, "median")
+    shown = quality.table([record(planned_steps=40), record(0)], None)
     first, second = shown.rows
     assert (first["verdict"], first["steps"], first["steady_n"]) == ("complete", 40, 40)
     assert first["ci95"] == "1 .. 1" and first["reasons"] == "40 of 40 iterations"

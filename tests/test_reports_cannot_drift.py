@@ -1,8 +1,5 @@
 """Marked blocks are a function of the data: they are current here, and a stale one is an error."""
 
-import shutil
-import subprocess
-
 import pytest
 
 from analysis import plots, report
@@ -113,23 +110,12 @@ def test_a_studys_pictures_lie_beside_it_and_show_every_run(tmp_path, capsys):
     ]
     assert plots.main([str(runs), str(runs / "ddp")]) == 2
     assert "2 paths: say with --out FOLDER" in capsys.readouterr().err
+    for flags in ([], ["--baseline", "ddp", "--out", str(tmp_path)]):  # without a path
+        assert plots.main(flags) == 2
+        assert "say with " in capsys.readouterr().err
     for where in ([str(ROOT / "logs")], [str(runs), "--out", str(ROOT / "logs" / "plots")]):
         assert plots.main(where) == 2
         assert "holds the published tables' pictures" in capsys.readouterr().err
-
-
-@pytest.fixture
-def study(tmp_path):
-    """Two configurations with two repeats each, and a run that failed."""
-    runs = tmp_path / "runs"
-    for micro_batch, times in ((1, (0.30, 0.34)), (4, (0.26, 0.20))):
-        for repeat, step_s in enumerate(times, start=1):
-            about = facts("s", "ddp", engine="ddp", gpus=2, micro_batch=micro_batch)
-            about["configuration"] = f"{about['run']}-mb{micro_batch}"
-            about["run"] = f"{about['configuration']}-r{repeat}"
-            write(runs, about | {"repeat": repeat}, step_s=step_s)
-    write(runs, facts("s", "ddp", engine="ddp", gpus=4), loss=[], fail="no port")
-    return runs
 
 
 def test_a_csv_is_refused_as_the_table_that_it_is(tmp_path, capsys):
@@ -140,22 +126,3 @@ def test_a_csv_is_refused_as_the_table_that_it_is(tmp_path, capsys):
         f"analysis.plots: {path}: a table, no log: analysis.page shows published tables,"
         " analysis.audit checks them\n"
     )
-
-
-def test_pictures_are_not_written_over_tracked_files_unless_told(study, tmp_path, capsys):
-    assert plots.main([str(study)]) == 0
-    for words in (["init", "-q"], ["add", "."]):
-        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
-    before = (study / "plots" / "tflops.svg").stat().st_mtime_ns
-    capsys.readouterr()
-    assert plots.main([str(study)]) == 2
-    assert capsys.readouterr().err == (
-        f"analysis.plots: git tracks {study}: say with --out FOLDER where to write\n"
-    )
-    assert (study / "plots" / "tflops.svg").stat().st_mtime_ns == before
-    assert plots.main([str(study), "--out", str(study / "plots")]) == 0
-    shutil.rmtree(study / "plots")
-    assert plots.main([str(study)]) == 2 and not (study / "plots").exists()  # inside evidence
-    for flags in ([], ["--baseline", "ddp", "--out", str(tmp_path)]):  # without a path
-        assert plots.main(flags) == 2
-        assert "say with " in capsys.readouterr().err

@@ -170,19 +170,18 @@ def test_a_loss_that_became_nan_is_flagged(tmp_path, capsys):
     ],
 )
 def test_one_damaged_folder_does_not_hide_the_others(tmp_path, capsys, file, content):
-    from analysis import checkpoints, compare, parity, quality, scaling, scaling_report
+    from analysis import checkpoints, compare, parity, quality
 
     study = tmp_path / "study"
     for gpus in (1, 2, 4):
         write(study, facts("s", "ddp", engine="ddp", gpus=gpus))
     (study / "ddp-dp2" / file).write_bytes(content)
-    commands = (main, quality.main, parity.main, scaling.main, scaling_report.main, compare.main)
+    commands = (main, quality.main, parity.main, scaling.main, compare.main)
     for command in (checkpoints.main,) if file == "checkpoints.csv" else commands:
         assert command([str(study)]) == 0
         said = capsys.readouterr()
         assert str(study / "ddp-dp2") in said.out + said.err and file in said.out + said.err
-        report = study / "scaling_report.json"
-        assert "ddp-dp4" in said.out + said.err + (report.read_text() if report.exists() else "")
+        assert "ddp-dp4" in said.out + said.err
 
 
 def test_a_complete_run_without_all_its_rows_has_no_time_and_no_speedup(tmp_path, capsys):
@@ -225,13 +224,8 @@ def test_runs_that_ran_together_on_one_hosts_cores_say_so(tmp_path, capsys):
     assert said in found["ddp-dp2"]["notes"] and "as ddp-dp2 on node1" in found["ddp"]["notes"]
     for row in found.values():
         assert row["speedup"] == row["efficiency"] == "" and "no speedup: " in row["notes"]
-    from analysis import scaling, scaling_report
-
-    assert scaling.main([str(tmp_path)]) == scaling_report.main([str(tmp_path)]) == 0
+    assert scaling.main([str(tmp_path)]) == 0
     assert f"ddp-dp2 {said}" in capsys.readouterr().out
-    for entry in json.loads((tmp_path / "scaling_report.json").read_text())["configurations"]:
-        assert entry["speedup_vs_baseline"] is entry["scaling_efficiency"] is None
-        assert "at the same time" in entry["no_efficiency"]
     alone = tmp_path / "ddp-dp2" / "run.json"  # a job with a host of its own
     alone.write_text(alone.read_text().replace("node1", "node2"))
     found = rows(capsys, tmp_path)["ddp-dp2"]
@@ -330,7 +324,7 @@ def git(commit: str, code: str) -> dict:
 def test_runs_of_one_name_are_told_apart_and_a_baseline_that_fits_several_is_refused(
     tmp_path, capsys
 ):
-    from analysis import parity, quality, scaling, scaling_report
+    from analysis import parity, quality
 
     for folder in ("a", "b"):
         write(tmp_path / folder, facts("s", "ddp", engine="ddp"))
@@ -343,13 +337,13 @@ def test_runs_of_one_name_are_told_apart_and_a_baseline_that_fits_several_is_ref
         said = capsys.readouterr().out
         assert all(f" {n} " in f" {said}".replace("\n", " \n ") for n in ("b/ddp", "c/ddp"))
         assert "ddp (a/copy)" in said
-    for command in (main, parity.main, scaling.main, scaling_report.main):
+    for command in (main, parity.main, scaling.main):
         assert command([str(tmp_path), "--baseline", "ddp"]) == 2
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and "fits" in said
         assert "ddp (a/copy), b/ddp, c/ddp" in said
     for named in ("b/ddp", str(tmp_path / "b" / "ddp")):
-        for command in (main, parity.main, scaling.main, scaling_report.main):
+        for command in (main, parity.main, scaling.main):
             assert command([str(tmp_path), "--baseline", named]) == 0
         assert capsys.readouterr().err == ""
 
@@ -364,8 +358,6 @@ def test_a_studys_own_baseline_that_is_there_twice_gives_no_speedup(tmp_path, ca
 
 
 def test_what_no_log_states_is_said_not_to_be_compared(tmp_path, capsys):
-    from analysis import scaling
-
     line = " iteration {}/ 9 | elapsed time per iteration (ms): {} | lm loss: 2.0E+00 |\n"
     for gpus in (1, 2):
         text = "".join(line.format(i, 1000.0 / gpus) for i in range(1, 10))

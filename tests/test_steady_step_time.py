@@ -137,13 +137,6 @@ def test_a_window_is_in_the_logs_own_numbers():
     assert steady(x, iteration=numbers, window=(500, 600)) is None
 
 
-def test_the_seed_rule_is_the_mean_of_all_in_whole_seconds():
-    assert steady(np.array([200.0, 127.4, 126.9]), rule="seed").step_s == 151.0
-    time = steady(np.array([np.nan, 9.0, 1.0]), skipped=np.array([0, 1, 0]), rule="seed")
-    assert (time.step_s, time.n, time.first, time.spikes, time.ci95) == (5.0, 2, 1, 0, None)
-    assert time.settled
-
-
 def test_an_untimed_log_has_no_steady_time():
     assert steady(np.full(5, np.nan)) is None
     assert steady(np.empty(0)) is None

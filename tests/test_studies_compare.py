@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis import compare, plots, report, scaling, scaling_report, tflops
+from analysis import compare, plots, report, scaling, tflops
 from analysis.common import drawing as drawing
-from analysis.common.statistics import student_t95
 from analysis.logs.load import read_all
 from analysis.measured.fairness import ANY_COMMIT
 from parallel.config.study import load_study
@@ -24,25 +23,6 @@ def repeats(folder: Path, times: dict[int, list[float]], **changes) -> None:
             about |= {"configuration": about["run"], "repeat": number}
             about["run"] += f"-r{number}"
             write(folder, about | changes, step_s=step_s)
-
-
-def report_of(folder: Path) -> dict:
-    assert scaling_report.main([str(folder)]) == 0
-    return json.loads((folder / "scaling_report.json").read_text())
-
-
-def test_the_report_has_each_configuration_with_its_interval(tmp_path):
-    repeats(tmp_path, {1: [1.0, 1.1, 0.9], 2: [0.5, 0.55, 0.45]})
-    found = report_of(tmp_path)
-    one, two = found["configurations"]
-    assert (found["baseline"], found["scaling"], found["left_out"]) == ("ddp", "strong", [])
-    assert (one["n"], two["n"], two["runs"][0]) == (3, 3, "ddp-dp2-r1")
-    assert two["speedup_vs_1gpu"] == pytest.approx(2.0)
-    assert two["scaling_efficiency"] == pytest.approx(1.0)
-    step = one["step_s"]
-    half = student_t95(2) * step["stdev"] / 3**0.5
-    assert step["ci95"] == pytest.approx([step["mean"] - half, step["mean"] + half])
-    assert scaling_report.main([str(tmp_path)]) == 0  # its own report is no log
 
 
 def test_table_curve_and_picture_divide_the_same_medians_of_repeats(tmp_path, capsys, monkeypatch):
@@ -68,18 +48,6 @@ def test_table_curve_and_picture_divide_the_same_medians_of_repeats(tmp_path, ca
     assert drawn == sorted(faster for faster, _ in curve.values())
 
 
-def test_other_commits_are_an_invalid_comparison_and_failed_runs_are_named(tmp_path):
-    repeats(tmp_path, {1: [1.0]})
-    repeats(tmp_path, {2: [0.5]}, git={"commit": "e" * 40, "dirty": False})
-    write(tmp_path, facts("s", "ddp-r1", engine="ddp", gpus=4), fail="SIGTERM (rank 1)")
-    found = report_of(tmp_path)
-    assert (
-        "commit eeeeeeeeee here, cccccccccc" in found["configurations"][1]["invalid_comparison"][0]
-    )
-    assert found["configurations"][1]["speedup_vs_1gpu"] is None
-    assert found["left_out"] == ["ddp-dp4: cancelled: SIGTERM (rank 1)"]
-
-
 def test_other_commits_have_a_speedup_only_where_asked_for_and_the_table_says_so(tmp_path, capsys):
     repeats(tmp_path, {1: [1.0]})
     repeats(tmp_path, {2: [0.5]}, git={"commit": "e" * 40, "dirty": False})
@@ -93,7 +61,7 @@ def test_other_commits_have_a_speedup_only_where_asked_for_and_the_table_says_so
 
 
 def test_runs_with_other_kernels_of_attention_are_compared_and_told_apart(tmp_path, capsys):
-    """In the scaling table, the curve, a comparison and scaling_report.json."""
+    """In the scaling table, the curve and a comparison."""
     sdpa, te = "torch scaled_dot_product_attention", "Transformer Engine"
     for engine, kernels in (("ddp", sdpa), ("megatron", te)):
         write(tmp_path, facts("s", "ddp", engine=engine) | {"attention": kernels})
@@ -106,8 +74,6 @@ def test_runs_with_other_kernels_of_attention_are_compared_and_told_apart(tmp_pa
         paths += [str(tmp_path / "megatron")] * (module is compare)
         assert module.main([*paths, *more]) == 0
         assert note in capsys.readouterr().out, module
-    ddp, megatron = sorted(report_of(tmp_path)["configurations"], key=lambda c: c["engine"])
-    assert megatron["note"].endswith(note) and "note" not in ddp
     write(tmp_path, facts("s", "ddp", gpus=2) | {"attention": f"{sdpa} (flash)"})  # the other: any
     assert scaling.main([str(tmp_path / "ddp"), str(tmp_path / "ddp-dp2")]) == 0
     assert "attention" not in capsys.readouterr().out
@@ -209,9 +175,3 @@ def test_the_bucket_studies_interleave_and_run_in_one_allocation():
     nodes = load_study(ROOT / "slurm/published/gpt2-two-nodes_bucket_ab.toml")
     command = command_of(nodes, nodes.baseline, Path("out"), srun=True)
     assert command[:5] == ["srun", "--nodes", "2", "--ntasks", "8"]
-
-
-def test_a_rule_that_a_comparison_does_not_use_is_refused(tmp_path, capsys):
-    repeats(tmp_path, {1: [1.0], 2: [0.5]})
-    assert compare.main([str(tmp_path), "--rule", "seed"]) == 2
-    assert "two sides are compared by medians" in capsys.readouterr().err

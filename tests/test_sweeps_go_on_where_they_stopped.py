@@ -62,7 +62,7 @@ def started(monkeypatch) -> list[str]:
 
     names_that_fail.clear()
     monkeypatch.setattr(sweep, "start", start)
-    monkeypatch.setattr(sweep, "report", lambda out: None)
+    monkeypatch.setattr(sweep, "report", lambda *_, **__: None)
     monkeypatch.setattr(facts, "git", lambda folder: CLEAN)
     return names
 
@@ -146,7 +146,6 @@ def test_srun_starts_the_ranks_of_an_allocation(tokens, tmp_path, monkeypatch, c
     assert sweep.main([str(study), "--srun", "--logs", str(tmp_path / "out")]) == 0
     assert (tmp_path / "asked").read_text() == "--nodes 1 --ntasks 1\n"
     assert read_run(tmp_path / "out" / "one" / "ddp").state == ends.COMPLETE
-    assert (tmp_path / "out" / "one" / "scaling_report.json").exists()
     table, _, commands = capfd.readouterr().out.partition("\nnext:\n")
     assert "Speedup: strong scaling against ddp" in table
     assert f"  python -m analysis.parity --check {tmp_path}/out/one " in commands
@@ -159,7 +158,7 @@ def test_after_a_weak_study_the_next_commands_are_those_that_scale_it(tmp_path, 
     for gpus in (1, 2):
         settings = {"engine": "ddp", "gpus": gpus, "global_batch": 8 * gpus}
         fixture_runs.write(tmp_path, fixture_runs.facts("s", "ddp", **settings))
-    sweep.report(tmp_path)
+    sweep.report(tmp_path, is_weak=True)
     table, _, commands = capfd.readouterr().out.partition("\nnext:\n")
     assert "Speedup: weak scaling against ddp" in table and "invalid" not in table
     named = re.findall(r"python -m analysis\.(\w+) (\S+)", commands)
@@ -172,8 +171,8 @@ def test_without_the_extra_a_line_says_how_to_get_the_page(tmp_path, monkeypatch
     started = []
     monkeypatch.setattr(sweep.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(sweep.subprocess, "run", lambda words, **_: started.append(words[2]))
-    sweep.report(tmp_path)
-    assert started == ["analysis.scaling_report", "analysis.tflops"]
+    sweep.report(tmp_path, is_weak=False)
+    assert started == ["analysis.tflops"]
     wanted = f"pip install vl-convert-python && python -m analysis.page {tmp_path}  #"
     assert wanted in capsys.readouterr().out
 
@@ -184,7 +183,7 @@ def test_a_folder_in_use_fails_its_run_alone_and_what_was_printed_before_is_kept
     out = tmp_path / "out" / "ab"
     (out / ORDER[0]).mkdir(parents=True)
     (out / ORDER[0] / "thesis.tex").write_text("mine")
-    monkeypatch.setattr(sweep, "report", lambda out: None)
+    monkeypatch.setattr(sweep, "report", lambda *_, **__: None)
     command = [sys.executable, "-c", "print('parallel.train: no data')\nraise SystemExit(2)"]
     monkeypatch.setattr(sweep, "command_of", lambda *_: command)
     used = RunFolder(out / ORDER[1])

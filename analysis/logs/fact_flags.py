@@ -85,12 +85,6 @@ def add_time_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FIRST:LAST",
         help="iterations to use, by the numbers in the log",
     )
-    parser.add_argument(
-        "--rule",
-        choices=("median", "seed"),
-        default="median",
-        help="the time of a run: median after the warm-up, or mean of all in whole seconds",
-    )
 
 
 def parse_window(text: str) -> tuple[int, int]:

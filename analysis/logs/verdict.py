@@ -66,16 +66,14 @@ def no_timing(record: Record) -> Reason | None:
     return Reason("rows missing", record.missing_steps) if record.missing_steps else None
 
 
-def timed(
-    record: Record, window: tuple[int, int] | None = None, rule: str = "median"
-) -> Steady | None:
+def timed(record: Record, window: tuple[int, int] | None = None) -> Steady | None:
     """`steady` of a run's optimizer steps: how every command here takes a step time.
 
     None where nothing was timed, or `no_timing` says why no time is taken.
     """
     if no_timing(record):
         return None
-    return steady(step_times(record), record.skipped, record.iteration, window, rule)
+    return steady(step_times(record), record.skipped, record.iteration, window)
 
 
 @dataclass
@@ -347,10 +345,8 @@ def summary(record: Record, time: Steady | None, judgement: Judgement) -> dict[s
     return {name: computed[name] if name in computed else getattr(record, name) for name in SUMMARY}
 
 
-def describe_rule(window: tuple[int, int] | None, rule: str) -> str:
+def describe_rule(window: tuple[int, int] | None) -> str:
     """How a step time was taken, for a table's note."""
-    if rule == "seed":
-        return "mean of all iterations, cut to whole seconds (the seed rule)"
     if window:
         return f"median of iterations {window[0]} to {window[1]}"
     return "median after the warm-up that the data show"

@@ -205,14 +205,9 @@ def called(wanted: str, runs: list[Run]) -> Run:
     return runs[chosen(wanted, names)]
 
 
-def possible_baselines(runs: list[Run]) -> list[Run]:
-    """The runs that can be the baseline where no run names any: complete, on fewest GPUs."""
-    if len(runs) < 2 or any(run.facts.get("baseline") for run in runs):
-        return []
-    sizes = [(run.facts.get("layout") or {}).get("world_size") or math.inf for run in runs]
-    complete = [i for i, run in enumerate(runs) if run.state == COMPLETE]
-    least = min((sizes[i] for i in complete), default=math.inf)
-    return [runs[i] for i in complete if sizes[i] == least < math.inf]
+def baselines(runs: list[Run]) -> str:
+    """The names of the runs' own baselines, for the table's note."""
+    return ", ".join(sorted({run.facts.get("baseline") for run in runs} - {None}))
 
 
 def table(parities: Iterable[Parity], baseline: str | None = None) -> Table:
@@ -247,5 +242,4 @@ def report(paths: list[Path]) -> Table:
     runs, damaged = read_runs(paths)
     if damaged:
         raise UsageError("; ".join(damaged))
-    baselines = sorted({run.facts.get("baseline") for run in runs} - {None})
-    return table(verify(runs).values(), ", ".join(baselines))
+    return table(verify(runs).values(), baselines(runs))

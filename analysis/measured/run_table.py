@@ -37,7 +37,7 @@ from parallel.record.reader import read_run
 
 # What the rows have beside the keys of `verdict.summary`; `--format json` prints them, too.
 ADDED = ("run", "origin", "peak_gb", "convention", "tflops", "mfu", "speedup", "efficiency")
-ADDED = (*ADDED, "parity", "missing", "printed_by", "printed_error", "precision", "gpu_type")
+ADDED = (*ADDED, "parity", "missing", "precision", "gpu_type")
 
 
 def _baseline_of(record: Record, records: list[Record]) -> tuple[Record | None, str]:
@@ -71,7 +71,6 @@ def rows(
     baseline: str | None = None,
     kind: str | None = None,
     window: tuple[int, int] | None = None,
-    rule: str = "median",
     any_commit: bool = False,
 ) -> list[dict[str, Any]]:
     """One dict per record: `verdict.summary`'s facts and what the table adds to them.
@@ -84,7 +83,7 @@ def rows(
     named = baseline_of(baseline, records) if baseline else None
     kind = kind or scaling_of(records)
     parity = _parity(records, named)
-    times = {id(r): timed(r, window, rule) for r in records}
+    times = {id(r): timed(r, window) for r in records}
     partners = shared_cores(records)
     found = [_row(record, times[id(record)], convention) for record in records]
     repeats: dict[tuple, list[Record]] = defaultdict(list)
@@ -160,10 +159,6 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
         missing["mfu"] = why
     doubts += throughput.above_peak(record, tflops, used)
     changed = [CHANGED] if is_changed(record) else []
-    printed_by, printed_error = throughput.beside_printed(record)
-    if printed_by == throughput.NO_VOCABULARY:
-        again = "count recomputation and " if record.recompute == "full" else ""
-        doubts.append(f"the printed TFLOP/s {again}leave the vocabulary's matrix out")
     return {
         **found,
         "run": name_of(record),
@@ -175,8 +170,6 @@ def _row(record: Record, time: Steady | None, convention: str | None) -> dict[st
         "precision": record.precision,
         "gpu_type": record.gpu_type,
         "peak_gb": throughput.peak_gb(record),
-        "printed_by": printed_by,
-        "printed_error": printed_error,
         "missing": missing,
         "unfit": unfit,
         "reasons": found["reasons"] + changed + doubts,
@@ -226,7 +219,7 @@ def table(
     convention: str | None,
     baselines: list[str],
     kind: str = "strong",
-    step_rule: str = describe_rule(None, "median"),
+    step_rule: str = describe_rule(None),
     predicted: bool = False,
 ) -> Table:
     """The scaling table; `convention` None: each row names its own where they differ; predicted:
@@ -244,8 +237,6 @@ def table(
         Column("tflops", f"TFLOP/s/GPU ({one})" if one else "TFLOP/s/GPU", ".3g"),
         Column("convention", "convention", asked=one is not None),
         Column("printed_tflops", "printed", ".3g", seldom=True),
-        Column("printed_by", "printed by", seldom=True),
-        Column("printed_error", "ours by that", "+.1%", seldom=True),
         Column("peak_gb", "peak GB", ".3g"),
         Column("mfu", "MFU", ".1%"),
         Column("speedup", "speedup", ".2f"),
@@ -273,7 +264,6 @@ def of_records(
     kind: str | None = None,
     *,
     window: tuple[int, int] | None = None,
-    rule: str = "median",
     any_commit: bool = False,
     predict: str | None = None,
 ) -> Table:
@@ -288,12 +278,12 @@ def of_records(
         named = sorted({r.baseline for r in records} - {None})
     kind = kind or scaling_of(records)
     predicted = predictions.of_runs(records, predict)
-    found = rows(records, convention, baseline, kind, window, rule, any_commit)
+    found = rows(records, convention, baseline, kind, window, any_commit)
     for row, prediction in zip(found, predicted, strict=True):
         row["predicted_s"] = prediction.seconds
         row["predicted_error"] = predictions.error(prediction.seconds, row["step_s"])
         row["missing"] |= prediction.missing
-    about = describe_rule(window, rule), predict is not None
+    about = describe_rule(window), predict is not None
     shown = table(found, convention, named, kind, *about)
     pairs = list(zip(records, found, strict=True))
     compared = [record for record, row in pairs if row["speedup"] is not None]

@@ -255,12 +255,12 @@ def doubtful(rows: list[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
 
 
 def gather(
-    records: list[Record], window: tuple[int, int] | None = None, rule: str = "median"
+    records: list[Record], window: tuple[int, int] | None = None
 ) -> tuple[list[Timed], list[tuple[str, str]]]:
     """(the runs whose times are results, the name of each other run and why its time is none)."""
     runs, left_out = [], []
     for record in records:
-        time = timed(record, window, rule)
+        time = timed(record, window)
         judgement = judge(record, time)
         if record.copy_of:
             why = f"the same evidence as {record.copy_of}"
@@ -297,7 +297,6 @@ def report_of(
     scaling: str | None = None,
     *,
     window: tuple[int, int] | None = None,
-    rule: str = "median",
     any_commit: bool = False,
     predict: str | None = None,
 ) -> Table:
@@ -307,14 +306,14 @@ def report_of(
         refused: the lines of what could not be read.
         baseline: the name or path of a run or configuration; default: the fewest GPUs.
         scaling: strong or weak; None takes what the runs are (fairness.py).
-        window, rule: how a step time is taken (logs/verdict.py).
+        window: the iterations to use, by the numbers in the log.
         any_commit: also compare runs of different commits.
         predict: the calibrated cluster whose predictions stand beside the times.
 
     Raises:
         UsageError: nothing was timed, or there is no such baseline.
     """
-    runs, untimed = gather(records, window, rule)
+    runs, untimed = gather(records, window)
     read = (line.partition(": ") for line in refused)
     left_out = [(source, why) for source, _, why in read] + untimed
     for run in runs:

@@ -100,7 +100,6 @@ def report(
     *,
     baseline: str | None = None,
     window: tuple[int, int] | None = None,
-    rule: str = "median",
 ) -> list[Table]:
     """The table of all results, then one for each series, law and fixed work.
 
@@ -108,12 +107,12 @@ def report(
         left_out: lines of what was not read.
         scaling: strong or weak alone; None makes both.
         baseline: the system to compare with, where a table has it; else its smallest.
-        window, rule: how a step time is taken (logs/verdict.py).
+        window: the iterations to use, by the numbers in the log.
 
     Raises:
         UsageError: no result could be timed, or no table has that baseline.
     """
-    results, untimed = _results(records, window, rule)
+    results, untimed = _results(records, window)
     left_out = [*left_out, *untimed]
     if not results:
         raise UsageError("; ".join(left_out))
@@ -131,13 +130,13 @@ def report(
 
 
 def _results(
-    records: list[Record], window: tuple[int, int] | None, rule: str
+    records: list[Record], window: tuple[int, int] | None
 ) -> tuple[list[Result], list[str]]:
     """(the timed results by name, one line for each run that is none)."""
     groups: dict[tuple, Result] = {}
     left_out = []
     for record in records:
-        time = timed(record, window, rule)
+        time = timed(record, window)
         if why := _unfit(record, time):
             left_out.append(f"{name_of(record)}: {why}")
             continue

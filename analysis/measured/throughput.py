@@ -94,41 +94,6 @@ def best_tflops_per_gpu(
     return None, DEFAULT_CONVENTION, why
 
 
-NO_VOCABULARY = "sc21 without vocabulary"  # GPT-NeoX's, since it counts its FLOPs itself
-# What a format's tool prints; of several, the log's numbers decide.
-_PRINTED_BY = {
-    "Megatron-LM": ("megatron", "megatron-full"),
-    "NeMo": ("megatron", "megatron-full"),
-    "Megatron-DeepSpeed": ("sc21",),
-    "GPT-NeoX": ("sc21", NO_VOCABULARY),
-    "torchtitan": ("palm",),
-    "nanoGPT": ("palm",),
-    "nanotron": ("megatron-full",),
-}
-
-
-def beside_printed(record: Record) -> tuple[str | None, float | None]:
-    """(the convention of the TFLOP/s that the log prints, ours by it over the printed, less one).
-
-    The median over the log's entries. None where it prints none or the model is not known.
-    """
-    batch = (record.global_batch or 0) * (record.seq_len or 0)
-    if len(record.tflops) != len(record.step_s):
-        return None, None
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rate = batch / (record.step_s * (record.gpus or np.nan) * 1e12) / record.tflops
-    rate = rate[np.isfinite(rate) & (rate > 0)]
-    found: list[tuple[float, str]] = []
-    for convention in _PRINTED_BY.get(record.format, ()) if len(rate) else ():
-        flops, _ = per_token(record, convention.partition(" ")[0])
-        if flops is not None:
-            if convention == NO_VOCABULARY:
-                flops -= 6.0 * record.model["hidden"] * record.model["vocab_size"]
-            found.append((float(np.median(rate)) * flops - 1, convention))
-    error, convention = min(found, key=lambda pair: abs(pair[0]), default=(None, None))
-    return convention, error
-
-
 NO_RATE = "the log has neither a step time nor a rate"
 
 

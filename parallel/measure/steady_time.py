@@ -93,7 +93,6 @@ def steady(
     skipped: np.ndarray | None = None,
     iteration: np.ndarray | None = None,
     window: tuple[int, int] | None = None,
-    rule: str = "median",
 ) -> Steady | None:
     """THE steady step time, by which every table here is made; None where nothing was timed.
 
@@ -104,12 +103,8 @@ def steady(
        is counted. Its interval is `median_ci95`'s.
 
     `window` (first, last), inclusive, in the log's own iteration numbers, replaces 1 and 2.
-    `rule` "seed" is the Jean Zay one-liner's: the mean of all, cut to whole seconds.
     """
     step_s = np.asarray(step_s, dtype=float)
-    if rule == "seed":
-        x = step_s[where := _timed(step_s, iteration, window)]
-        return Steady(float(int(x.mean())), len(x), None, int(where[0]), 0) if len(x) else None
     where = steady_iterations(step_s, skipped, iteration, window)
     if not len(where):
         return None

@@ -123,7 +123,6 @@ OF_FOLDERS = {
     "analysis.checkpoints": ("{study}",),
     "analysis.breakdown": ("{study}",),
     "analysis.profile": ("{study}",),
-    "analysis.scaling_report": ("{study}", "--out", "{out}/report.json"),
     "slurm.status": ("{toml}", "--logs", "{logs}"),
     "analysis.plots": ("{study}", "--out", "{out}/plots"),
 }
