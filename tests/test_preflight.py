@@ -85,6 +85,7 @@ def test_python_and_the_container_are_looked_for(problems, monkeypatch, tmp_path
     monkeypatch.delenv("PYTHON")
     assert problems(TWO, python=str(tmp_path / "python"))[0][0] == "python"
     assert "no Python at snake" in problems(TWO, python="snake")[0][1]
+    assert problems(TWO, python="sh") == []
     assert problems(TWO, python="snake", setup=("module load snake",)) == []
 
 

@@ -151,6 +151,22 @@ def test_an_end_that_the_script_made_is_known_by_its_kind(tmp_path, kind, reason
         assert (row.state, row.line, row.kind) == (state, reason, kind)
 
 
+def test_a_job_writes_the_kind_of_its_end_also_where_no_run_began(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+    folder = folder_of(tmp_path, "running")
+    ended_by_the_script(folder, "9", "of an older script", "HUP")
+    assert read_status(folder)["kind"] == kind_of("HUP")
+    monkeypatch.delenv("SLURM_JOB_ID")  # job.sh was started by hand
+    (folder / "9.end").unlink()
+    (folder / "run.json").write_text(json.dumps({"scheduler": {"job_id": None}}))
+    kinds = {"": ends.Kind.UNKNOWN, "RuntimeError: CUDA out of memory\n": ends.Kind.MEMORY}
+    for log, kind in kinds.items():
+        folder_of(tmp_path, "running", log=log)
+        assert record_end.main([str(folder), "9", "1"]) == 0
+        ended = read_status(folder)
+        assert (ended["kind"], ended["rank"]) == (kind, -1)
+
+
 MEMORY = [
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB",
     "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 3.91 GiB",
@@ -573,13 +589,38 @@ def test_a_complete_run_of_other_settings_is_missing_and_submitted(four, capsys)
 def test_a_job_that_never_started_is_a_row_of_the_table_too(four, capsys):
     path, logs, _ = four
     assert status.main([str(path), "--logs", str(logs)]) == 1
-    said = capsys.readouterr().out
+    said, wrong = capsys.readouterr()
     assert "1 running" in said and "1 cancelled" in said and "2 missing" in said
+    assert wrong == "" and "next:" not in said
     assert tflops.main([str(logs / "four"), "--format", "json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["run"], row["verdict"]) == ("megatron-tp2-seed2", "cancelled")
     assert row["reasons"] == ["Slurm: CANCELLED 0:0"]
     assert (row["engine"], row["gpus"], row["tp"]) == ("megatron", 2, 2)
+
+
+def test_the_columns_of_status_are_as_wide_as_what_stands_in_them():
+    assert status.table([])[0].startswith("run  state")
+    few = states.Row("ddp", "complete", 7, 5, 5, None, "proof 1")
+    much = states.Row("megatron-tp2", "running", 8, 0, 5, 61.0, "proof 2", array="414002_10")
+    head, *lines, _ = status.table([few, much])
+    assert len({line.index("proof") for line in (head, *lines)}) == 1
+    assert lines[1].startswith("megatron-tp2  running") and " 414002_10 " in lines[1]
+    assert head.index("state") == lines[0].index("complete") == lines[1].index("running")
+
+
+def test_cancel_takes_the_named_run_and_asks_for_nothing_where_none_waits(four, capsys):
+    path, logs, tmp_path = four
+    flags = [str(path), "--logs", str(logs), "--only"]
+    assert cancel.main([*flags, "ddp"]) == 2  # no run of the study
+    folder = logs / "four" / "megatron-tp2-seed3"
+    folder.mkdir(parents=True)
+    (folder / "status.json").write_text('{"state": "running"}')  # in a sweep without Slurm
+    assert cancel.main([*flags, "megatron-tp2-seed3"]) == 0
+    assert capsys.readouterr().out == "cancelled 0 jobs\n"
+    assert not (tmp_path / "cancelled").exists()
+    assert cancel.main([*flags, "megatron-tp2-seed1"]) == 0
+    assert (tmp_path / "cancelled").read_text().split() == ["7"]
 
 
 def test_at_most_n_run_at_a_time_those_that_run_already_included(four, capsys):
@@ -592,7 +633,7 @@ def test_at_most_n_run_at_a_time_those_that_run_already_included(four, capsys):
     assert waits == ["afterany:5", "afterany:5,afterany:7", "afterany:5,afterany:90001"]
     assert all("--kill-on-invalid-dep=yes" in line for line in sent)
     assert len(list((logs / "four").glob("*/9000*.submitted"))) == 3
-    capsys.readouterr()
+    assert re.findall(r": job (\S+)", capsys.readouterr().out) == ["90001", "90002", "90003"]
     assert tflops.main([str(logs / "four"), "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["verdict"] for row in rows] == ["pending"] * 3
