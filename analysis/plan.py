@@ -2,9 +2,8 @@
 
     python -m analysis.plan --preset 175b --cluster selene --gpus 512 --global-batch 1536
     python -m analysis.plan --preset 1t --cluster selene --gpus 10000 --leave 16 --global-batch 9984
-    python -m analysis.plan ... --why tp=8,pp=8,mbs=1 [--png FILE]
+    python -m analysis.plan ... --why tp=8,pp=8,mbs=1
     python -m analysis.plan ... --study slurm/planned.toml --top 5 [--force]
-    python -m analysis.plan ... --scale FILE.png     # efficiency against GPUs, 8 to 16,384
     python -m analysis.plan ... --page FILE.html     # all layouts, offline, to sort and filter
 
 Every split of the GPUs by tp, pp, vpp and dp, every micro-batch, recompute policy, ZeRO stage and
@@ -27,12 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from analysis.common import drawing
 from analysis.common.table import Table, add_table_flags, show
 from analysis.planner import explain, ranking
 from analysis.planner.calibration import Calibration, fits_of, from_data_sheet, load_calibration
+from analysis.planner.ranking import Ranking
 from analysis.planner.space import PLANNED, WIDTHS, space
 from base.bounds import check_flags
 from base.errors import Parser, UsageError, command_line, warn
@@ -43,17 +40,13 @@ from models.gpus import NETWORK, check_network, find_gpu, planning_gpu
 from parallel.config import memory, settings
 from parallel.config.axes import SET_AXES
 from parallel.config.clusters import load_clusters
-from parallel.config.layout_arrays import Columns
 
 # What a model is made of, as flags; the sequence length that is planned is its number of positions.
 MODEL = tuple(name for name in settings.MODEL if name != "max_seq_len")
-SIZES = ("n_layer", "hidden", "n_head", "ffn_hidden", "vocab_size", "max_seq_len")
+SIZES = ("n_layer", "hidden", "n_head", "ffn_hidden", "n_kv_head", "vocab_size", "max_seq_len")
 STEPS = 20  # of a planned run
 FSDP2 = "fsdp2: no run of it is behind these times"  # a table's note
-EXCHANGE = {  # by --cp-comm-type
-    "p2p": "cp ranks send keys and values on in a ring while attention works on the part before",
-    "all_gather": "cp ranks gather all keys and values of a layer before its attention",
-}
+RING = "cp ranks send keys and values on in a ring while attention works on the part before"
 FP8_MEMORY = (
     "the layers' GEMMs run in fp8: weights are held in bf16 and twice in fp8 (plain, transposed),"
     " the GEMMs' inputs in fp8, by Transformer Engine's rules; no published peak has checked these"
@@ -65,53 +58,32 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that say what is planned."""
     add = parser.add_argument
     count = partial(add, type=int, metavar="N")
-    add(
-        "--preset",
-        default="175b",
-        metavar="NAME",
-        help="model sizes by name; the flags below override them (default: 175b)",
-    )
+    sizes = "model sizes by name; the flags below override them (default: 175b)"
+    add("--preset", default="175b", metavar="NAME", help=sizes)
     settings.add_flags(parser, MODEL)
-    also = partial(add, default=argparse.SUPPRESS)
-    also("--kv-heads", dest="n_kv_head", type=int, metavar="INT", help="is --n-kv-head")
-    also("--glu", dest="activation", action="store_const", const="swiglu", help="is swiglu")
-    also("--untied", dest="tied", action="store_false", help="is --no-tied")
     count("--seq-len", help="tokens per sequence (default: the preset's positions)")
-    add(
-        "--cluster",
-        metavar="NAME|FILE",
-        help="a calibration or a cluster of clusters.toml (a wrong NAME lists all)",
-    )
+    where = "a calibration or a cluster of clusters.toml (a wrong NAME lists all)"
+    add("--cluster", metavar="NAME|FILE", help=where)
     add("--gpu-type", metavar="NAME", help="a card, where there is no cluster")
     count("--gpus-per-node", help="with --gpu-type (default: 8)")
-    add(
-        "--network", metavar="WORDS", help=f"a node's network, in place of the cluster's: {NETWORK}"
-    )
+    network = f"a node's network, in place of the cluster's: {NETWORK}"
+    add("--network", metavar="WORDS", help=network)
     count("--gpus", required=True, help="GPUs, all nodes")
     count("--global-batch", required=True, help="sequences")
     precision = "default: bf16; fp16 on a card without; fp32 on a CPU"
     add("--precision", choices=tuple(WIDTHS), help=precision)
     ranking.add_flash_flag(parser)
-    said = f"engines to plan for (default: {', '.join(PLANNED)})"
-    add("--engine", nargs="+", choices=PLANNED, default=PLANNED, help=said)
-    said = "context-parallel sizes to try (default: 1)"
-    add("--cp", type=int, nargs="+", default=[1], metavar="N", help=said)
-    add(
-        "--cp-comm-type",
-        choices=tuple(EXCHANGE),
-        help="how cp ranks exchange keys and values: in a ring, or gathered (default: p2p)",
-    )
-    count("--max-tp", help="largest tp (default: a node's GPUs)")
-    count("--min-micro-batches", default=1, help="fewest micro-batches of a step (default: 1)")
+    engines = f"engines to plan for (default: {', '.join(PLANNED)})"
+    add("--engine", nargs="+", choices=PLANNED, default=PLANNED, help=engines)
+    cps = "context-parallel sizes to try (default: 1)"
+    add("--cp", type=int, nargs="+", default=[1], metavar="N", help=cps)
     count("--leave", default=0, help="GPUs that may stay idle")
     ranking.add_margin_flag(parser)
     count("--top", default=10, help="layouts shown (default: 10)")
     add("--why", metavar="LAYOUT", help="explain one: tp=8,pp=8,mbs=1")
-    add("--png", type=Path, metavar="FILE", help="draw the layout of --why")
     add("--study", type=Path, metavar="FILE", help="write the top as a study")
-    said = "write an HTML file of all layouts, to sort and filter, with why each is not ranked"
-    add("--page", type=Path, metavar="FILE", help=said)
-    add("--scale", type=Path, metavar="FILE", help="efficiency over GPUs; a PNG, or -")
+    page = "write an HTML file of all layouts, to sort and filter, with why each is not ranked"
+    add("--page", type=Path, metavar="FILE", help=page)
     add_force_flag(parser)
 
 
@@ -119,16 +91,11 @@ def _check_flags(arguments: argparse.Namespace) -> None:
     """Raises: UsageError: a number out of its bounds, or a flag that would be ignored."""
     if bool(arguments.cluster) == bool(arguments.gpu_type):
         raise UsageError("say where: --cluster NAME or --gpu-type NAME, one of them")
+    sizes = {*MODEL, "seq_len", "gpus", "global_batch"} & settings.BOUNDS.keys()
     check_flags(
         arguments,
-        **{
-            name: settings.BOUNDS[name]
-            for name in (*MODEL, "seq_len", "gpus", "global_batch")
-            if name in settings.BOUNDS
-        },
+        **{name: settings.BOUNDS[name] for name in sizes},
         gpus_per_node=(1, 10**9),
-        max_tp=settings.BOUNDS["tp"],
-        min_micro_batches=settings.BOUNDS["grad_accum"],
         leave=(0, 10**9),
         margin=ranking.MARGINS,
         top=(1, 10_000),
@@ -136,21 +103,13 @@ def _check_flags(arguments: argparse.Namespace) -> None:
     for cp in arguments.cp:
         if problem := settings.BOUNDS["cp"].problem("--cp", cp):
             raise UsageError(problem)
-    if arguments.study and arguments.cp_comm_type == "all_gather":
-        raise UsageError("the engines exchange keys and values in a ring: --study needs p2p")
-    if arguments.cp_comm_type and max(arguments.cp) == 1:
-        raise UsageError("--cp-comm-type is of context parallelism: give --cp N above 1, too")
     if arguments.leave >= arguments.gpus:
         raise UsageError(
             f"--leave {arguments.leave} would leave all {arguments.gpus} GPUs idle: give at most"
             f" {arguments.gpus - 1}"
         )
-    if arguments.png and arguments.why is None:
-        raise UsageError("--png draws one layout: say which with --why (or take --scale FILE.png)")
-    if arguments.why is not None and (arguments.scale or arguments.study or arguments.page):
-        raise UsageError("--why explains one layout: no --scale, --study or --page with it")
-    if arguments.scale and arguments.page:
-        raise UsageError("--page is of one number of GPUs, --scale of many: give one of them")
+    if arguments.why is not None and (arguments.study or arguments.page):
+        raise UsageError("--why explains one layout: no --study or --page with it")
     if arguments.study and arguments.study.exists() and not arguments.force:  # edited, maybe
         raise UsageError(f"{arguments.study} exists: name another file, or replace it with --force")
     if arguments.cluster and arguments.gpus_per_node:
@@ -171,15 +130,14 @@ class Question:
     settings: dict[str, Any]
     margin: float
 
-    def ranked(self) -> tuple[Columns, np.ndarray, np.ndarray, np.ndarray, float]:
-        """(every layout, seconds, peak bytes, which fit with the fastest first, usable bytes).
+    def ranked(self) -> Ranking:
+        """Every layout.
 
         Raises:
             UsageError: no layout is possible.
         """
         x = space(self.config, self.cluster, self.gpus, self.global_batch, **self.settings)
-        limit = ranking.usable_bytes(x, self.cluster, self.margin)
-        return x, *ranking.rank(x, self.cluster, self.margin), limit
+        return ranking.rank(x, self.cluster, self.margin)
 
 
 def question(arguments: argparse.Namespace) -> Question:
@@ -197,14 +155,8 @@ def question(arguments: argparse.Namespace) -> Question:
         cluster = from_data_sheet(arguments.gpu_type, arguments.gpus_per_node or 8)
     else:
         cluster = load_calibration(arguments.cluster)
-    if (arguments.max_tp or 0) > cluster.joined:
-        raise UsageError(
-            f"--max-tp {arguments.max_tp} exceeds the {cluster.joined} GPUs of a node, or of a rack"
-            " whose links join them: tp is planned within one"
-        )
     if arguments.network is not None:
-        one_node = arguments.gpus <= cluster.joined and not arguments.scale
-        if cluster.is_host or one_node:
+        if cluster.is_host or arguments.gpus <= cluster.joined:
             where = cluster.name if cluster.is_host else f"{arguments.gpus} GPUs of {cluster.name}"
             raise UsageError(f"--network: {where} is one node, and nothing leaves it")
         check_network(arguments.network, cluster.gpus_per_node, "--network")
@@ -220,74 +172,86 @@ def question(arguments: argparse.Namespace) -> Question:
             "seq_len": config.max_seq_len,
             "precision": cluster.precision(arguments.precision),
             "flash": arguments.flash,
-            "max_tp": arguments.max_tp,
-            "min_micro": arguments.min_micro_batches,
             "leave": arguments.leave,
             "engines": arguments.engine,
             "cps": sorted(set(arguments.cp)),
-            "gathers": arguments.cp_comm_type == "all_gather",
         },
         margin=arguments.margin,
     )
 
 
 def answer(arguments: argparse.Namespace) -> Table:
-    """The ranked table, or with --scale the efficiency over GPUs; files are written as flags say.
+    """The ranked table; files are written as flags say.
 
     Raises:
         UsageError: a wrong flag, or no layout is possible or fits.
     """
     ask = question(arguments)
-    cluster = ask.cluster
-    x, seconds, used, order, limit = ask.ranked()
-    why_none = ranking.nothing_fits(x, used, limit, ask.config, ask.gpus) if not len(order) else ""
+    r, cluster, precision = ask.ranked(), ask.cluster, ask.settings["precision"]
+    why_none = "" if len(r.order) else ranking.nothing_fits(r, ask.config, ask.gpus)
     if why_none and not arguments.page:
         raise UsageError(why_none)
-    sifted = ranking.sifted(x, used, order)[0]
-    best = sifted[: arguments.top]
-    precision = ask.settings["precision"]
-    found = []
-    if len(best):
-        found = ranking.rows_of(x, best, cluster, ask.config, precision, ask.margin)
-    if arguments.study and not why_none:
-        where = arguments.cluster or arguments.gpu_type
-        _write_study(arguments.study, found, ask, where)
-    if arguments.scale:
-        per_gpu = ask.global_batch / ask.gpus
-        curve = ranking.scale(ask.config, cluster, per_gpu, ask.settings, ask.margin)
-        if str(arguments.scale) != "-":
-            picture = drawing.planned(curve, f"{ask.config.n_params / 1e9:.0f}B on {cluster.name}")
-            drawing.write(picture, arguments.scale, force=arguments.force)
-        return ranking.scale_table(curve, per_gpu, cluster.network_note())
-    attention = "flash" if x.flash[0] else "unfused"
-    notes = [
-        f"predicted, not measured, for {cluster.name} ({cluster.source}) in"
-        f" {cluster.gemm_precision(precision)} with {attention} attention",
-        *ranking.width_note(found, cluster),
-        *(ranking.alike_note(seconds[sifted], x.tp[sifted], x.pp[sifted]) if len(sifted) else []),
-        *_which_card(arguments.gpu_type),
-        *_unseen(cluster, arguments.flash),
-        *([FSDP2] if x.fsdp2[best].any() else []),
-        _of_what(ask),
-        *_assumed(ask, arguments.preset),
-        *([FP8_MEMORY] if precision == "fp8" else []),
-        *([EXCHANGE[arguments.cp_comm_type or "p2p"]] if (x.cp[best] > 1).any() else []),
-        *cluster.network_note(ask.gpus),
-        f"{len(order)} of {len(x)} possible layouts fit in {limit / memory.GB:.1f} GB"
-        f" ({cluster.gpu_memory_gb:.4g} GB less --margin {ask.margin:g}"
-        f"{', shared by the ranks' if cluster.is_host else ''}); tight: less"
-        f" than {ranking.TIGHT:.0%} of that is left",
-        *ranking.refusals(x, used, limit, cluster),
-    ]
-    shown = ranking.table(found, notes, cluster.mfu(1.0, precision)[1])
+    top = r.best[: arguments.top]
+    rows = ranking.rows_of(r, top, ask.config, precision) if len(top) else []
+    if arguments.study and rows:
+        _write_study(arguments.study, rows, ask, arguments.cluster or arguments.gpu_type)
+    notes = _notes(ask, r, rows, arguments)
+    shown = ranking.table(rows, notes, cluster.mfu(1.0, precision)[1])
     if arguments.page:
-        _write_page(arguments.page, x, shown, ask, arguments.force)
+        _write_page(arguments.page, r, shown, ask, arguments.force)
     if why_none:
         raise UsageError(f"{why_none}; {arguments.page} has the reason of each")
     return shown
 
 
-def _write_page(path: Path, x: Columns, shown: Table, ask: Question, force: bool) -> None:
+def _notes(
+    ask: Question, r: Ranking, rows: list[dict[str, Any]], arguments: argparse.Namespace
+) -> list[str]:
+    """What the times are of, what was assumed, and what does not fit."""
+    cluster, x, precision = ask.cluster, r.x, ask.settings["precision"]
+    top, flash, card = r.best[: len(rows)], arguments.flash, arguments.gpu_type
+    attention = "flash" if x.flash[0] else "unfused"
+    notes = [
+        f"predicted, not measured, for {cluster.name} ({cluster.source}) in"
+        f" {cluster.gemm_precision(precision)} with {attention} attention",
+        *ranking.width_note(rows, cluster),
+    ]
+    splits = zip(x.tp[r.best].tolist(), x.pp[r.best].tolist(), strict=True)
+    notes += ranking.alike_note(r.seconds[r.best], list(splits))
+    if card and not find_gpu(card):
+        name = planning_gpu(card).name
+        notes.append(f"--gpu-type {card} may be several cards: {name} is assumed")
+    if flash is not None and flash != cluster.flash and cluster.fit.n:
+        notes.append(f"no run of this fit had {attention} attention: its time is the model's alone")
+    if not cluster.fit.n and (fits := fits_of(cluster.gpu)):
+        notes.append(f"a fit of this card exists: {', '.join(fits)}")
+    if x.fsdp2[top].any():
+        notes.append(FSDP2)
+    notes.append(_of_what(ask))
+    if ask.preset is None:
+        config = ask.config
+        sizes = [
+            f"{f.name} {value}"
+            for f in fields(config)
+            if (value := getattr(config, f.name)) != f.default or f.name in SIZES
+        ]
+        notes.append(f"the model: {', '.join(sizes)}; all else as in GPT-2")
+    if precision == "fp8":
+        notes.append(FP8_MEMORY)
+    if (x.cp[top] > 1).any():
+        notes.append(RING)
+    shared = ", shared by the ranks" if cluster.is_host else ""
+    return [
+        *notes,
+        *cluster.network_note(ask.gpus),
+        f"{len(r.order)} of {len(x)} possible layouts fit in {r.limit / memory.GB:.1f} GB"
+        f" ({cluster.gpu_memory_gb:.4g} GB less --margin {ask.margin:g}{shared}); tight: less"
+        f" than {ranking.TIGHT:.0%} of that is left",
+        *ranking.refusals(r),
+    ]
+
+
+def _write_page(path: Path, r: Ranking, shown: Table, ask: Question, force: bool) -> None:
     """Write every layout, ranked or not, as one HTML file; `shown`: the table that is printed."""
     from analysis.pages import plan_views  # here: only a page needs them
     from analysis.pages.page_html import MARK, html_of
@@ -295,12 +259,11 @@ def _write_page(path: Path, x: Columns, shown: Table, ask: Question, force: bool
 
     model = ask.preset or f"{ask.config.n_params / 1e9:.1f}B"
     title = f"Plan: {model} on {ask.gpus} GPUs of {ask.cluster.name}, {ask.global_batch} sequences"
-    precision = ask.settings["precision"]
-    sections = plan_views.views(x, shown, ask.cluster, ask.config, precision, ask.margin)
+    sections = plan_views.views(r, shown, ask.config, ask.settings["precision"])
     text = html_of(Page(title, [], sections, []))
     with output(path, MARK, force) as file:
         file.write_text(text)
-    warn("analysis.plan", f"wrote {len(x)} layouts to {path}: {len(text) / 1e6:.2f} MB")
+    warn("analysis.plan", f"wrote {len(r.x)} layouts to {path}: {len(text) / 1e6:.2f} MB")
 
 
 def _of_what(ask: Question) -> str:
@@ -312,49 +275,7 @@ def _of_what(ask: Question) -> str:
     )
 
 
-def _which_card(said: str | None) -> list[str]:
-    """A line where --gpu-type `said` names several cards."""
-    if said is None or find_gpu(said):
-        return []
-    return [f"--gpu-type {said} may be several cards: {planning_gpu(said).name} is assumed"]
-
-
-def _unseen(cluster: Calibration, flash: bool | None) -> list[str]:
-    """What the runs behind the fit did not have, and which fits of the card exist."""
-    said = []
-    if flash is not None and flash != cluster.flash and cluster.fit.n:
-        other = "flash" if flash else "unfused"
-        said.append(f"no run of this fit had {other} attention: its time is the model's alone")
-    if not cluster.fit.n and (fits := fits_of(cluster.gpu)):
-        said.append(f"a fit of this card exists: {', '.join(fits)}")
-    return said
-
-
-def _assumed(ask: Question, preset_name: str) -> list[str]:
-    """What the model has of the preset's and of GPT-2's, where it is no preset."""
-    if ask.preset is not None:
-        return []
-    config, base = ask.config, PRESETS[preset_name]
-    follow = {"ffn_hidden": config.ffn_hidden, "n_kv_head": config.kv_heads}
-    follow |= {"kv_channels": config.head_dim}
-    derived = {
-        name: value
-        for name, value in follow.items()
-        if name not in ask.given and getattr(config, name) != getattr(base, name)
-    }
-    rest = [
-        f"{f.name} {value}"
-        for f in fields(config)
-        if f.name not in ask.given.keys() | derived.keys()
-        and ((value := getattr(config, f.name)) != f.default or f.name in SIZES)
-    ]
-    said = [f"taken from {preset_name}: {', '.join(rest)}"]
-    if derived:
-        said.append(f"derived anew: {', '.join(f'{k} {v}' for k, v in derived.items())}")
-    return ["; ".join([*said, "all else as in GPT-2"])]
-
-
-def _write_study(path: Path, found: list[dict[str, Any]], ask: Question, where: str) -> None:
+def _write_study(path: Path, rows: list[dict[str, Any]], ask: Question, where: str) -> None:
     """Write the layouts as a study; `where` is the cluster or card as the flags name it."""
     if ask.preset is None:
         model = asdict(ask.config)
@@ -376,8 +297,8 @@ def _write_study(path: Path, found: list[dict[str, Any]], ask: Question, where: 
         defaults["tf32"] = True
     known = sorted(load_clusters())
     with output(path, mark="", force=True) as file:
-        file.write_text(study_toml(found, defaults, where if where in known else None))
-    warn("analysis.plan", f"wrote {len(found)} runs to {path}")
+        file.write_text(study_toml(rows, defaults, where if where in known else None))
+    warn("analysis.plan", f"wrote {len(rows)} runs to {path}")
     if where not in known:
         said = f"render with --cluster NAME, one of {', '.join(known)}"
         warn("analysis.plan", f"{where} is no Slurm cluster: {said}")
@@ -390,7 +311,7 @@ def time_limit(high_s: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:00"
 
 
-def study_toml(found: list[dict[str, Any]], defaults: dict[str, Any], cluster: str | None) -> str:
+def study_toml(rows: list[dict[str, Any]], defaults: dict[str, Any], cluster: str | None) -> str:
     """The text of a study: `defaults` of all runs, one run for each of `ranking.rows_of`."""
     lines = [
         "# Written by: python -m analysis.plan --study. Times in it are predicted, not measured.",
@@ -400,7 +321,7 @@ def study_toml(found: list[dict[str, Any]], defaults: dict[str, Any], cluster: s
         "[defaults]",
     ]
     lines += [f"{k} = {json.dumps(v)}" for k, v in defaults.items()]
-    for row in found:
+    for row in rows:
         lines += [
             "",
             f"[[run]] # predicted {row['predicted_s']:.4g} s, {row['memory_gb']:.1f} GB",
@@ -414,27 +335,23 @@ def study_toml(found: list[dict[str, Any]], defaults: dict[str, Any], cluster: s
     return "\n".join(lines) + "\n"
 
 
-def explanation(ask: Question, layout: str, png: Path | None, force: bool = False) -> str:
-    """One layout term by term, in words; drawn to `png`, too, where one is given.
+def explanation(ask: Question, layout: str) -> str:
+    """One layout term by term, in words.
 
     Raises:
         UsageError: no possible layout is like that.
     """
-    x, seconds, used, _, limit = ask.ranked()
-    i, chosen = explain.why(x, seconds, used, explain.parse_layout(layout), limit)
-    time, gigabytes = explain.explained(x, i, ask.cluster)
-    title = explain.title(x, i)
-    if png:
-        explain.draw(time, gigabytes, f"{title} (predicted)", png, force)
-    verdict = (
-        "fits in" if used[i] <= limit else "does NOT fit (nor does any with these settings) in"
-    )
+    r = ask.ranked()
+    i, chosen = explain.why(r, explain.parse_layout(layout))
+    fits = r.used[i] <= r.limit
+    verdict = "fits in" if fits else "does NOT fit (nor does any with these settings) in"
     return (
-        f"{_of_what(ask)}\n{title}\n{chosen}"
-        f"predicted {sum(time.values()):.4g} s per iteration:\n"
-        f"{explain.bars(time, 's')}{explain.exchange(x, i)}"
-        f"predicted {used[i] / memory.GB:.1f} GB on the fullest rank,"
-        f" {verdict} {limit / memory.GB:.1f} GB:\n{explain.bars(gigabytes, 'GB')}"
+        f"{_of_what(ask)}\n{explain.title(r.x, i)}\n{chosen}"
+        f"predicted {r.seconds[i]:.4g} s per iteration:\n"
+        f"{explain.bars(explain.seconds_of(r, i), 's')}{explain.exchange(r.x, i)}"
+        f"predicted {r.used[i] / memory.GB:.1f} GB on the fullest rank,"
+        f" {verdict} {r.limit / memory.GB:.1f} GB:\n"
+        f"{explain.bars(explain.gigabytes_of(r, i), 'GB')}"
     )
 
 
@@ -448,8 +365,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.why is not None:
         if arguments.format != "text" or arguments.columns:
             raise UsageError("--why prints text only: no --format and no --columns with it")
-        asked = question(arguments)
-        print(explanation(asked, arguments.why, arguments.png, arguments.force), end="")
+        print(explanation(question(arguments), arguments.why), end="")
     else:
         show([answer(arguments)], arguments.format, arguments.columns)
     return 0

@@ -43,20 +43,15 @@ def row_of(
     if flash is not None:
         where["flash"] = flash
     x = columns_of(spec, **where)
-    seconds, (used,), order = ranking.rank(x, cluster, margin)
-    low, high = cluster.fit.interval(seconds, x, cluster.machine_for(x))
-    limit = ranking.usable_bytes(x, cluster, margin)
-    full = f"needs {used / memory.GB:.1f} GB, has {limit / memory.GB:.1f}"
-    return {
-        **run,
-        "predicted_s": float(seconds[0]),
-        "low_s": float(low[0]),
-        "high_s": float(high[0]),
-        "tokens_per_s": float(spec.global_batch * spec.seq_len / seconds[0]),
-        "memory_gb": float(used / memory.GB),
-        "fits": bool(len(order)),
-        "verdict": "fits" if len(order) else full,
-    }
+    r = ranking.rank(x, cluster, margin)
+    low, high = cluster.fit.interval(r.seconds, x, cluster.machine_for(x))
+    gigabytes, limit = float(r.used[0] / memory.GB), r.limit / memory.GB
+    tokens_per_s = float(spec.global_batch * spec.seq_len / r.seconds[0])
+    values = float(r.seconds[0]), float(low[0]), float(high[0]), tokens_per_s, gigabytes
+    fits = len(r.order) > 0
+    verdict = "fits" if fits else f"needs {gigabytes:.1f} GB, has {limit:.1f}"
+    row = dict(zip(_PREDICTED, values, strict=True))
+    return run | row | {"fits": fits, "verdict": verdict}
 
 
 def report(

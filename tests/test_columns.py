@@ -5,7 +5,7 @@ import pytest
 
 from models.config import PRESETS, GPTConfig
 from parallel.config.layout import Layout
-from parallel.config.layout_arrays import FAMILIES, FLAGS, columns, columns_of, possible
+from parallel.config.layout_arrays import FAMILIES, FLAGS, columns, columns_of
 from parallel.config.settings import resolve
 
 SIZES = {"layers": 12, "hidden": 96, "heads": 6, "vocab": 100, "seq": 64}
@@ -80,29 +80,6 @@ def test_a_runs_settings_are_a_row(engine, precision, width, grad_width):
     assert (x.width[0], x.grad_width[0], x.seq[0]) == (width, grad_width, 32)
     assert x.deepspeed[0] == x.slower[0] == (engine == "deepspeed_pipe")
     assert (x.layers[0], x.hidden[0]) == (spec.model.n_layer, spec.model.hidden)
-
-
-def test_what_is_possible_is_just_so():
-    """At each border, beside what `Layout.problems` says of the same row."""
-    config = PRESETS["gpt2-124m"]  # 12 layers, 12 heads, 1,024 positions
-    rows = [
-        {},
-        *({"tp": n} for n in (2, 3, 5, 6, 8, 12)),
-        *({"pp": 2, "vpp": v, "n_micro": m} for v in (1, 2, 3, 4) for m in (2, 3, 4)),
-        *({"pp": 1, "vpp": 2, "n_micro": m} for m in (1, 2)),
-        *({"tp": t, "sequence_parallel": True, "seq": s} for t in (1, 2, 3) for s in (1023, 1024)),
-        *({"seq": s} for s in (1, 1024, 1025)),
-        *({"offload": o, "zero_stage": z} for o in (0, 1, 2) for z in range(4)),
-    ]
-    for given in rows:
-        x = columns(config, **given)
-        fine = not x.layout(0).problems(config, int(x.seq[0]), 8)
-        assert possible(x, 1024).tolist() == [fine], given
-    node = columns(config, tp=6, gpus_per_node=np.array([5, 6, 7]))
-    assert possible(node).tolist() == [False, True, True]
-    assert possible(columns(config, seq=4096)).all()  # of the model's positions nothing is said
-    assert not possible(columns(GPTConfig(2, 64, 4, ffn_hidden=66), tp=4)).any()
-    assert possible(columns(PRESETS["tiny-llama"], tp=np.array([1, 2, 4]))).tolist() == [1, 1, 0]
 
 
 def test_published_zero_3_keeps_checkpoints_in_host_memory_and_our_engines_do_not():

@@ -149,7 +149,8 @@ def test_a_flag_without_its_value_is_one_line(capsys):
 def test_a_reader_that_goes_away_ends_a_command_after_its_files_are_written(tmp_path):
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "analysis.schedule", "--trace", str(tmp_path / "x.json.gz")]
+    flags = "--preset 1.7b --gpu-type A100 --gpus 8 --global-batch 8 --study".split()
+    command = [sys.executable, "-m", "analysis.plan", *flags, str(tmp_path / "x.toml")]
     done = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, check=False)
     os.close(write)
-    assert done.returncode == 141 and (tmp_path / "x.json.gz").exists()
+    assert done.returncode == 141 and (tmp_path / "x.toml").exists()

@@ -36,7 +36,6 @@ MEANING = {
     "--commit": "the commit of the training code",
     "--convention": "the formula for FLOPs",
     "--cp": "context-parallel size",
-    "--cp-comm-type": "how cp ranks exchange keys and values",
     "--dp": "data-parallel size",
     "--dry-run": "write nothing, print what it costs",
     "--dtype": "number format of the weights",
@@ -60,9 +59,7 @@ MEANING = {
     "--max-restarts": "times to restart a failed run",
     "--max-running": "jobs at a time",
     "--no-preflight": "submit although something is missing",
-    "--max-tp": "largest tensor-parallel size to try",
     "--micro-batches": "micro-batches through a pipeline that is drawn",
-    "--min-micro-batches": "fewest micro-batches to try",
     "--n-micro": "micro-batches of an optimizer step on a rank",
     "--network": "a node's network, in words",
     "--only": "which runs of the study",
@@ -71,13 +68,11 @@ MEANING = {
     "--page": "the offline page to write",
     "--question": "what a study asks",
     "--params": "parameters of the model",
-    "--png": "the picture to draw",
     "--peak-tflops": "the peak of a card that is not known",
     "--predict": "show this cluster's prediction beside",
     "--processes": "ranks of a measurement",
     "--runs": "runs to fit",
     "--run-name": "one run of the study",
-    "--scale": "efficiency over GPUs",
     "--scaling": "strong or weak",
     "--schedule": "the pipeline schedule",
     "--seconds": "seconds of a measurement",
@@ -86,8 +81,6 @@ MEANING = {
     "--study": "a study file",
     "--text-key": "the key of a document's text",
     "--tokenizer": "a tokenizer",
-    "--trace": "the trace of a pipeline to write",
-    "--transfer": "a message's time over a forward's",
     "--top": "how many to show or keep, best first",
     "--why": "the layout to explain",
     "--window": "iterations to use",
@@ -104,9 +97,6 @@ ALIASES = {
     "--make-vocab-size-divisible-by": "--vocab-multiple",  # as Megatron-LM calls it
     "--local_rank": "--local-rank",  # how the deepspeed launcher calls a program
     "--local-rank": "--local_rank",
-    "--kv-heads": "--n-kv-head",  # what others call it, and two words
-    "--glu": "--activation",
-    "--untied": "--no-tied",
 }
 
 
@@ -172,10 +162,7 @@ def test_no_meaning_has_two_flags(monkeypatch):
 @pytest.mark.parametrize(
     ("command", "flags"),
     [
-        ("plan", ["--untied", "--tied"]),
         ("plan", ["--tied", "--no-tied"]),
-        ("plan", ["--kv-heads", "4", "--n-kv-head=8"]),
-        ("plan", ["--glu", "--activation", "gelu"]),
         ("tflops", ["log", "--tied", "--no-tied"]),
     ],
 )

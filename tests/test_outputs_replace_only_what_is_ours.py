@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import calibrate, page, plan, plots, schedule
+from analysis import calibrate, page, plan, plots
 from base.errors import OutputError, UsageError
 from base.files import ROOT
 from base.storage import output
@@ -44,7 +44,6 @@ def test_an_input_and_a_file_of_others_stay_as_they_are(tmp_path, runs, capsys):
     fit = ("--runs", table, "--cluster", "x")
     refuses(capsys, calibrate.main, *fit, "--out", table)
     refuses(capsys, calibrate.main, *fit, "--out", notes)
-    refuses(capsys, schedule.main, "--png", notes)
     planned = ("--preset", "gpt2-124m", "--gpus", "8", "--cluster", "jean-zay-v100")
     planned += ("--global-batch", "64")
     refuses(capsys, plan.main, *planned, "--page", notes)
@@ -64,7 +63,6 @@ def test_a_picture_of_others_stays_in_a_folder_of_pictures(runs, tmp_path, capsy
 def test_what_a_command_wrote_it_replaces(runs, tmp_path):
     for _ in range(2):
         assert page.main([str(runs)]) == 0
-        assert schedule.main(["--trace", str(tmp_path / "t.json.gz")]) == 0
 
 
 def test_a_study_and_a_script_by_hand_are_not_replaced(tmp_path, capsys):

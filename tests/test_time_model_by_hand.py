@@ -154,27 +154,25 @@ def test_gradients_are_reduced_and_sharded_over_dp_and_cp():
             assert found[0] == found[1] > 0
 
 
-def test_an_all_gather_moves_keys_and_values_once_a_pass_and_a_ring_hides_them():
+def test_a_ring_moves_keys_and_values_once_a_pass_and_hides_them_behind_attention():
     """Forward, backward (again, and their gradients back), and once more with recomputation."""
-    machine = Machine(np.inf, 1e9, 1e9, 1e9)
+    machine = Machine(np.inf, 1e9, 1e9, 1e9)  # attention takes no time
 
     def moved(c=IDEAL, machine=machine, **given):
         x = x_of(micro_batch=3, flash=True, **given)
         return one(timemodel.context_parallel(x, machine, c)) * 1e9 / (3 * KV)
 
-    assert moved() == moved(gathers=True) == 0
-    assert one(timemodel.received(x_of(cp=4, recompute=2))) == 4 * 3 / 4 * KV
-    for gathers in (True, False):  # a ring sends as much; here attention takes no time
-        assert moved(cp=4, gathers=gathers) == pytest.approx(3 * 3 / 4)
-        assert moved(cp=2, tp=2, kv_heads=2, gathers=gathers) == pytest.approx(3 / 2 / 2 / 2)
-        for recompute in (1, 2):
-            assert moved(cp=2, recompute=recompute, gathers=gathers) == pytest.approx(4 / 2)
-    assert moved(ideal(latency=1.0), cp=4) * 3 * KV / 1e9 > 3 * 3  # a ring waits for three sends
+    assert moved() == 0 and one(timemodel.received(x_of(cp=4, recompute=2))) == 4 * 3 / 4 * KV
+    assert moved(cp=4) == pytest.approx(3 * 3 / 4)
+    assert moved(cp=2, tp=2, kv_heads=2) == pytest.approx(3 / 2 / 2 / 2)
+    for recompute in (1, 2):
+        assert moved(cp=2, recompute=recompute) == pytest.approx(4 / 2)
+    waits = moved(ideal(latency=1.0), cp=4) - moved(cp=4)
+    assert waits * 3 * KV / 1e9 == pytest.approx(3 * 3)  # for three sends in three passes
     slow = Machine(1e9, np.inf, 1e9, 1e9)  # attention of 1/4 of the sequence, three times of four
     attention = one(timemodel.attention(x_of(micro_batch=3, cp=4, flash=True), slow, IDEAL))
-    gathered, ring = (moved(cp=4, machine=slow, gathers=gathers) for gathers in (True, False))
-    assert gathered == pytest.approx(3 * 3 / 4)
-    assert ring == pytest.approx(max(gathered - 3 * 3 / 4 * attention * 1e9 / (3 * KV), 0))
+    shown = 3 * 3 / 4 * (1 - attention * 1e9 / (3 * KV))
+    assert moved(cp=4, machine=slow) == pytest.approx(max(shown, 0))
     assert moved(cp=4, machine=Machine(1e7, np.inf, 1e9, 1e9)) == 0
 
 
@@ -183,7 +181,7 @@ def test_a_context_parallel_group_beyond_a_node_has_its_share_of_the_network():
     machine = Machine(np.inf, 1e9, 1e9, 4e8)
 
     def moved(**given):
-        x = columns(CONFIG, heads=8, gathers=True, **given)
+        x = columns(CONFIG, heads=8, flash=True, **given)
         return one(timemodel.context_parallel(x, machine, IDEAL)) / 3 / (KV / 2)
 
     assert moved(cp=2, dp=4) * 1e9 == pytest.approx(1)  # inside

@@ -9,7 +9,6 @@ from parallel.config.engine_abilities import ENGINES
 
 _OWN = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee")  # of ENGINES
 _OTHERS = ("#aa3377", "#ee7733", "#332288", "#44aa99", "#882255", "#999933", "#777777")
-FIRST = _OWN[0]  # of a picture with one series
 GREY = "#888888"  # ideal lines, limits, and parts that PARTS lacks
 
 # By part of a step, of memory or of the wall clock. Parts of one chart differ.

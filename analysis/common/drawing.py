@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from analysis.common.colours import FIRST, GREY, MARKS, of_engines, of_part
+from analysis.common.colours import GREY, MARKS, of_engines, of_part
 from base.storage import output
 
 if TYPE_CHECKING:
@@ -193,23 +193,4 @@ def phases(bars: dict[str, dict[str, float]], title: str) -> "Figure":
         bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
     axes.set_ylabel("seconds")
     _legend(figure, axes.get_legend_handles_labels()[0])
-    return figure
-
-
-def planned(found: list[dict[str, Any]], title: str) -> "Figure":
-    """Predicted efficiency against GPUs, with the 80 % interval."""
-    figure, axes = _figure(f"{title} (predicted, not measured)")
-    gpus = [row["gpus"] for row in found]
-    low, high = (
-        [row["efficiency"] * row["predicted_s"] / row[edge] for row in found]
-        for edge in ("high_s", "low_s")
-    )
-    axes.fill_between(gpus, low, high, alpha=0.2, color=FIRST, label="80 % interval")
-    axes.plot(gpus, [row["efficiency"] for row in found], "o-", color=FIRST, label="predicted")
-    _doubling(axes, axes.xaxis)
-    axes.set_xlim(min(gpus) / 1.4, max(gpus) * 1.4)
-    axes.set_ylim(0, None)
-    axes.set_xlabel("GPUs")
-    axes.set_ylabel("TFLOP/s per GPU over the best of all sizes")
-    axes.legend()
     return figure

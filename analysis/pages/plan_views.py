@@ -5,51 +5,40 @@ import numpy as np
 from analysis.common.table import Column, Table
 from analysis.pages import altair_charts
 from analysis.pages.section import Chart, Section
-from analysis.planner import explain, ranking
-from analysis.planner.calibration import Calibration
+from analysis.planner import ranking
+from analysis.planner.ranking import Ranking
 from models.config import GPTConfig
 from parallel.config import memory
 from parallel.config.layout import RECOMPUTE
-from parallel.config.layout_arrays import Columns
 
 FIRST = 200  # rows of the table of each verdict
 POINTS = 1000  # of the chart
 
 
-def views(
-    x: Columns,
-    ranked: Table,
-    cluster: Calibration,
-    config: GPTConfig,
-    precision: str,
-    margin: float,
-) -> list[Section]:
+def views(r: Ranking, ranked: Table, config: GPTConfig, precision: str) -> list[Section]:
     """The plan in words, memory against time, and the table. The ranked layouts come first, then
     those that another recompute policy beats, then those that do not fit, the smallest first.
 
     ranked: the table of `ranking.table`, whose columns and notes are taken.
     """
-    _, used, order = ranking.rank(x, cluster, margin)
-    limit = ranking.usable_bytes(x, cluster, margin)
-    limit_gb = limit / memory.GB
-    best, beaten_by = ranking.sifted(x, used, order)
-    beaten = np.array(list(beaten_by), int)
-    large = np.flatnonzero(used > limit)
-    large = large[np.argsort(used[large], kind="stable")]
+    x, best, limit_gb = r.x, r.best, r.limit / memory.GB
+    beaten = np.array(list(r.beaten), int)
+    large = np.flatnonzero(r.used > r.limit)
+    large = large[np.argsort(r.used[large], kind="stable")]
     every = np.concatenate([best, beaten, large])
-    rows = ranking.rows_of(x, every, cluster, config, precision, margin)
-    _, gigabytes = explain.by_part(x.take(every), cluster)
+    rows = ranking.rows_of(r, every, config, precision)
+    gigabytes = ranking.gigabytes_by_part(x.take(every), r.cluster)
     place = {layout: number for number, layout in enumerate(best.tolist(), 1)}
     for n, (i, row) in enumerate(zip(every.tolist(), rows, strict=True)):
         row |= {"rank": place.get(i), "verdict": "fits", "why": None}
-        if i in beaten_by:
-            policy, other = RECOMPUTE[x.recompute[beaten_by[i]]], place[beaten_by[i]]
+        if i in r.beaten:
+            policy, other = RECOMPUTE[x.recompute[r.beaten[i]]], place[r.beaten[i]]
             why = f"recompute {policy} is no slower and needs no more memory: # {other}"
             row |= {"verdict": "beaten", "why": why}
-        elif used[i] > limit:
+        elif r.used[i] > r.limit:
             part = max(gigabytes, key=lambda name: gigabytes[name][n]).replace("_", " ")
             why = f"more than the {limit_gb:.1f} GB of a rank; the largest part: {part}"
-            row |= {"verdict": "does not fit", "why": why, "tight": ""}
+            row |= {"verdict": "does not fit", "why": why}
     rank, *others = ranked.columns
     columns = [rank, Column("verdict", "verdict"), *others, Column("why", "why not ranked")]
     sizes = len(best), len(beaten), len(large)

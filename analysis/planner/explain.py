@@ -1,15 +1,19 @@
 """One layout explained: its predicted seconds term by term, its memory part by part."""
 
 import re
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from analysis.common import drawing
-from analysis.common.colours import FIRST
 from analysis.planner import timemodel
-from analysis.planner.calibration import Calibration
-from analysis.planner.ranking import HEADINGS, KEYS, gigabytes_by_part, policy, seconds_by_term
+from analysis.planner.ranking import (
+    HEADINGS,
+    KEYS,
+    Ranking,
+    gigabytes_by_part,
+    message_seconds,
+    policy,
+)
 from analysis.planner.space import engine_of
 from base.errors import UsageError
 from parallel.config import memory
@@ -55,45 +59,46 @@ def _word(key: str, value: int) -> str:
     return next((word for word, v in WORDS.get(key, {}).items() if v == value), str(int(value)))
 
 
-def why(
-    x: Columns, seconds: np.ndarray, used: np.ndarray, wanted: dict[str, int], limit: float
-) -> tuple[int, str]:
-    """(the fastest row that has the wanted settings and fits, or the fastest if none fits; of how
-    many it was chosen, as a line, "" where it is the only one).
+class Chosen(NamedTuple):
+    """A row, and of how many it was chosen, as a line: "" where it is the only one."""
+
+    row: int
+    line: str
+
+
+def why(r: Ranking, wanted: dict[str, int]) -> Chosen:
+    """The fastest row that has the wanted settings and fits, or the fastest if none fits.
 
     Raises:
         UsageError: no layout has them.
     """
-    match = np.ones(len(x), bool)
-    for key, value in wanted.items():
-        match &= getattr(x, key) == value
+    match = np.logical_and.reduce([getattr(r.x, key) == value for key, value in wanted.items()])
     rows = np.flatnonzero(match)
     if not len(rows):
-        said = ", ".join(f"{k} {_word(k, v)}" for k, v in wanted.items())
+        words = ", ".join(f"{k} {_word(k, v)}" for k, v in wanted.items())
         there = "; ".join(
-            f"{k} {', '.join(_word(k, v) for v in np.unique(getattr(x, k)))}" for k in wanted
+            f"{k} {', '.join(_word(k, v) for v in np.unique(getattr(r.x, k)))}" for k in wanted
         )
-        raise UsageError(f"--why: no possible layout has {said}; there are: {there}")
-    n, fit = len(rows), rows[used[rows] <= limit]
-    chosen = f"the fastest of {n} such layouts{f', {len(fit)} of which fit' * bool(len(fit))}\n"
+        raise UsageError(f"--why: no possible layout has {words}; there are: {there}")
+    n, fit = len(rows), rows[r.used[rows] <= r.limit]
+    line = f"the fastest of {n} such layouts" + (f", {len(fit)} of which fit" if len(fit) else "")
     rows = fit if len(fit) else rows
-    return int(rows[np.argmin(seconds[rows])]), chosen * (n > 1)
+    return Chosen(int(rows[np.argmin(r.seconds[rows])]), f"{line}\n" if n > 1 else "")
 
 
-def by_part(
-    x: Columns, cluster: Calibration
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """(seconds by term, gigabytes by part) of layouts, (n,) each; compute is split into kernels and
-    messages between tp and cp ranks."""
-    terms, messages = seconds_by_term(x, cluster)
-    kernels_s = terms.pop("compute") - sum(messages.values())
-    return {"kernels": kernels_s} | messages | terms, gigabytes_by_part(x, cluster)
+def seconds_of(r: Ranking, i: int) -> dict[str, float]:
+    """Seconds of a row by term; compute is split into kernels and messages between tp and cp
+    ranks."""
+    terms = {name: float(values[i]) for name, values in r.terms.items()}
+    messages = message_seconds(r.x.take(np.array([i])), r.cluster)
+    messages = {name: values.item() for name, values in messages.items()}
+    return {"kernels": terms.pop("compute") - sum(messages.values())} | messages | terms
 
 
-def explained(x: Columns, i: int, cluster: Calibration) -> tuple[dict, dict]:
-    """`by_part` of one layout, as numbers."""
-    seconds, gigabytes = by_part(x.take(np.array([i])), cluster)
-    return tuple({k: v.item() for k, v in parts.items()} for parts in (seconds, gigabytes))
+def gigabytes_of(r: Ranking, i: int) -> dict[str, float]:
+    """Gigabytes of a row by part, on its fullest rank."""
+    parts = gigabytes_by_part(r.x.take(np.array([i])), r.cluster)
+    return {name: values.item() for name, values in parts.items()}
 
 
 def exchange(x: Columns, i: int) -> str:
@@ -101,8 +106,7 @@ def exchange(x: Columns, i: int) -> str:
     if x.cp[i] == 1:
         return ""
     gb = (timemodel.received(x) * x.n_micro * x.layers / x.pp)[i] / memory.GB
-    how = "gathered before attention" if x.gathers[i] else "in a ring beside attention"
-    return f"each cp rank receives {gb:.4g} GB of keys, values and their gradients a step, {how}\n"
+    return f"each cp rank receives {gb:.4g} GB of keys, values and their gradients a step\n"
 
 
 def title(x: Columns, i: int) -> str:
@@ -124,24 +128,3 @@ def bars(values: dict[str, float], unit: str, width: int = 40) -> str:
         if value > 0
     ]
     return "\n".join([*lines, f"  {'sum':<16} {total:>9.4g} {unit}"]) + "\n"
-
-
-def draw(
-    time: dict[str, float],
-    gigabytes: dict[str, float],
-    title: str,
-    path: Path,
-    force: bool = False,
-) -> None:
-    """Both bar charts as a picture."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4), layout="tight")
-    for axis, values, unit in zip(
-        figure.subplots(1, 2), (time, gigabytes), ("s", "GB"), strict=True
-    ):
-        ordered = sorted(values.items(), key=lambda item: item[1])
-        axis.barh(*zip(*ordered, strict=True), color=FIRST)
-        axis.set_xlabel(f"predicted {unit}, sum {sum(values.values()):.4g} {unit}")
-    figure.suptitle(title)
-    drawing.write(figure, path, 120, force)

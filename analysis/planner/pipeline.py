@@ -1,21 +1,16 @@
 """Pipeline schedules, event by event: GPipe, 1F1B and interleaved 1F1B. F is a forward, B a
 backward."""
 
-from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
-from analysis.common import drawing
-from analysis.common.colours import of_part
 from base.errors import UsageError
 
 MOST_STAGES, MOST_EVENTS = 1024, 200_000  # what is simulated in seconds
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
-KINDS = {"F": "forward", "B": "backward"}
-Task = tuple[str, int, int]  # (a kind, micro-batch, chunk or virtual stage)
+Task = tuple[str, int, int]  # (F or B, micro-batch, chunk or virtual stage)
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """One task (F or B) of one micro-batch through one chunk on one stage; seconds."""
 
     stage: int
@@ -71,7 +66,6 @@ def simulate(
     vpp: int = 1,
     forward_s: float = 1.0,
     backward_s: float = 2.0,
-    p2p_s: float = 0.0,
 ) -> list[Event]:
     """Every event; the times are of one chunk. A task starts when its stage is free and what it
     needs has arrived: forward from the stage (or chunk) before, backward from the one behind and
@@ -102,8 +96,7 @@ def simulate(
                 if any(need not in done for need in needs):
                     break
                 queue.pop()
-                arrived = [done[n] + (p2p_s if n[2] % pp != stage else 0.0) for n in needs]
-                start = max([free[stage], *arrived])
+                start = max([free[stage], *(done[need] for need in needs)])
                 end = start + seconds[kind]
                 done[kind, micro, place] = free[stage] = end
                 events.append(Event(stage, kind, micro, chunk, start, end))
@@ -156,25 +149,3 @@ def text(events: list[Event], pp: int, unit: float = 1.0) -> str:
         for column in range(round(e.start / unit), min(round(e.end / unit), width)):
             rows[e.stage][column] = sign
     return "\n".join(f"stage {i:>3} {''.join(row)}" for i, row in enumerate(rows)) + "\n"
-
-
-def draw(events: list[Event], pp: int, title: str, path: Path, force: bool = False) -> None:
-    """The pipeline as a picture; later chunks lighter."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 0.6 * pp + 1.5), layout="tight")
-    axis = figure.subplots()
-    for e in events:
-        colour, span = of_part(KINDS[e.kind]), e.end - e.start
-        axis.barh(e.stage, span, left=e.start, color=colour, alpha=1 / (1 + e.chunk), ec="white")
-        if len(events) <= 400:
-            middle = e.start + span / 2
-            ink = "black" if e.kind == "F" or e.chunk else "white"
-            axis.text(
-                middle, e.stage, str(e.micro), ha="center", va="center", fontsize=7, color=ink
-            )
-    axis.invert_yaxis()
-    axis.set_yticks(range(pp), [f"stage {i}" for i in range(pp)])
-    axis.set_xlabel("time (forward of one chunk = 1)")
-    axis.set_title(title)
-    drawing.write(figure, path, 120, force)

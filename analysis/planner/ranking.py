@@ -1,16 +1,15 @@
 """Which layouts fit in memory, how fast each is, and why the others do not fit."""
 
 import argparse
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from analysis.common.table import Column, Table
 from analysis.planner import timemodel
 from analysis.planner.calibration import Calibration
-from analysis.planner.space import engine_of, space
+from analysis.planner.space import engine_of
 from base.bounds import Bounds
-from base.errors import UsageError
 from models.config import GPTConfig
 from models.flops import tflops_per_gpu
 from parallel.config import memory
@@ -29,7 +28,6 @@ HEADINGS = {  # of the tables; --why takes them, too
     "zero_stage": "ZeRO",
     "sequence_parallel": "sp",
 }
-SCALE = tuple(2**i for i in range(3, 15))  # GPUs
 SECONDS = (
     Column("predicted_s", "predicted s/iter", "#.4g"),
     Column("low_s", "low", "#.4g"),
@@ -62,46 +60,57 @@ def usable_bytes(x: Columns, cluster: Calibration, margin: float) -> float:
     return memory.usable(cluster.gpu_memory_gb, margin) / ranks
 
 
-def rank(x: Columns, cluster: Calibration, margin: float) -> tuple[np.ndarray, ...]:
-    """(seconds, peak bytes, which rows fit, the fastest first)."""
-    machine = cluster.machine_for(x)
-    seconds = cluster.fit.seconds(x, machine) * crowd(x, cluster)
-    used = memory.peak(x, cluster.memory)
-    fits = np.flatnonzero(used <= usable_bytes(x, cluster, margin))
-    return seconds, used, fits[np.argsort(seconds[fits], kind="stable")]
+class Ranking(NamedTuple):
+    """Layouts on a cluster, each predicted once; arrays are (n,).
 
-
-def sifted(x: Columns, used: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
-    """(the rows of `order` without those that another recompute policy beats in time and in memory,
-    each of these -> the row that beats it): a stage of one layer computes again all that it holds.
+    terms: seconds by term of a step, and their sum; used: peak bytes of the fullest rank; limit:
+    usable bytes. order: the rows that fit, the fastest first. best: those of `order` that no other
+    recompute policy beats in time and in memory; beaten: each of the others -> the row that does (a
+    stage of one layer computes again all that it holds).
     """
+
+    x: Columns
+    cluster: Calibration
+    terms: dict[str, np.ndarray]
+    seconds: np.ndarray
+    used: np.ndarray
+    limit: float
+    order: np.ndarray
+    best: np.ndarray
+    beaten: dict[int, int]
+
+
+def rank(x: Columns, cluster: Calibration, margin: float) -> Ranking:
+    """Predict every layout, and put those that fit in order of time."""
+    machine, ranks_per_core = cluster.machine_for(x), crowd(x, cluster)
+    terms = timemodel.terms(x, machine, cluster.fit.constants)
+    terms = {name: np.broadcast_to(s, (len(x),)) * ranks_per_core for name, s in terms.items()}
+    seconds = sum(terms.values())
+    used, limit = memory.peak(x, cluster.memory), usable_bytes(x, cluster, margin)
+    fits = np.flatnonzero(used <= limit)
+    order = fits[np.argsort(seconds[fits], kind="stable")]
     names = (*AXES, "micro_batch", "zero_stage", "sequence_parallel", "fsdp2")
-    split = zip(*(getattr(x, name)[order].tolist() for name in names), strict=True)
+    splits = zip(*(getattr(x, name)[order].tolist() for name in names), strict=True)
     least: dict[tuple, int] = {}
-    kept, beaten = [], {}
-    for i, key in zip(order.tolist(), split, strict=True):
-        if key in least and used[i] >= used[least[key]]:
-            beaten[i] = least[key]
+    best, beaten = [], {}
+    for i, split in zip(order.tolist(), splits, strict=True):
+        if split in least and used[i] >= used[least[split]]:
+            beaten[i] = least[split]
         else:
-            least[key] = i
-            kept.append(i)
-    return np.array(kept, int), beaten
+            least[split] = i
+            best.append(i)
+    return Ranking(x, cluster, terms, seconds, used, limit, order, np.array(best, int), beaten)
 
 
-def seconds_by_term(x: Columns, cluster: Calibration) -> tuple[dict[str, np.ndarray], ...]:
-    """(seconds of each term of a step, (n,); those of tp and of cp messages in `compute`)."""
+def message_seconds(x: Columns, cluster: Calibration) -> dict[str, np.ndarray]:
+    """Seconds of a step's messages between tp and between cp ranks, which its term `compute` holds,
+    (n,)."""
     machine, c = cluster.machine_for(x), cluster.fit.constants
-    crowded = crowd(x, cluster)
-    terms = {
-        name: np.broadcast_to(value, (len(x),)) * crowded
-        for name, value in timemodel.terms(x, machine, c).items()
-    }
-    layers = x.n_micro * x.layers / x.pp * crowded
-    messages = {
+    layers = x.n_micro * x.layers / x.pp * crowd(x, cluster)
+    return {
         "tensor parallel": layers * timemodel.tensor_parallel(x, machine, c),
         "context parallel": layers * timemodel.context_parallel(x, machine, c),
     }
-    return terms, messages
 
 
 def gigabytes_by_part(x: Columns, cluster: Calibration) -> dict[str, np.ndarray]:
@@ -123,140 +132,109 @@ def policy(x: Columns, i: int) -> str:
     return f"{words}, ZeRO {x.zero_stage[i]}" + (", sp" if x.sequence_parallel[i] else "")
 
 
-def refusals(x: Columns, used: np.ndarray, limit: float, cluster: Calibration) -> list[str]:
-    """Why layouts do not fit in `limit` bytes, a sentence for each tp: at which pp none fits, the
-    least that any of them needs, and the largest part of it."""
-    said = []
-    for tp in sorted(set(x.tp.tolist())):
-        full = [
-            pp
-            for pp in sorted(set(x.pp[x.tp == tp].tolist()))
-            if (used[(x.tp == tp) & (x.pp == pp)] > limit).all()
-        ]
-        here = np.flatnonzero((x.tp == tp) & np.isin(x.pp, full))
+def refusals(r: Ranking) -> list[str]:
+    """Why layouts do not fit, a sentence for each tp: at which pp none fits, the least that any of
+    them needs, and the largest part of it."""
+    lines = []
+    for tp in sorted(set(r.x.tp.tolist())):
+        fitting = r.x.pp[r.order][r.x.tp[r.order] == tp]
+        here = np.flatnonzero((r.x.tp == tp) & ~np.isin(r.x.pp, fitting))
         if not len(here):
             continue
-        least = here[np.argmin(used[here])]
-        parts = gigabytes_by_part(x.take(np.array([least])), cluster)
-        part, size = max(((k, v.item()) for k, v in parts.items()), key=lambda item: item[1])
-        said.append(
-            f"tp {tp} x pp {', '.join(map(str, full))}: all {len(here)} layouts need more than"
-            f" {limit / memory.GB:.0f} GB, the least {used[least] / memory.GB:.1f} GB (pp"
-            f" {x.pp[least]}, {policy(x, least)}), of it {size:.1f} GB {part}"
+        least = here[np.argmin(r.used[here])]
+        parts = gigabytes_by_part(r.x.take(np.array([least])), r.cluster)
+        part = max(parts, key=parts.get)
+        lines.append(
+            f"tp {tp} x pp {', '.join(map(str, np.unique(r.x.pp[here])))}: all {len(here)} layouts"
+            f" need more than {r.limit / memory.GB:.0f} GB, the least"
+            f" {r.used[least] / memory.GB:.1f} GB (pp {r.x.pp[least]}, {policy(r.x, least)}), of it"
+            f" {parts[part].item():.1f} GB {part}"
         )
-    return said
+    return lines
 
 
-def nothing_fits(x: Columns, used: np.ndarray, limit: float, config: GPTConfig, gpus: int) -> str:
-    """One line: the least memory that any layout needs, where none fits in `limit` bytes."""
-    least = int(np.argmin(used))
+def nothing_fits(r: Ranking, config: GPTConfig, gpus: int) -> str:
+    """One line: the least memory that any layout needs, where none fits."""
+    x, least = r.x, int(np.argmin(r.used))
     return (
         f"{config.n_params / 1e9:.1f}B parameters do not fit on {gpus} GPUs of"
-        f" {limit / memory.GB:.1f} GB: the least of {len(x)} layouts needs"
-        f" {used[least] / memory.GB:.1f} GB (tp {x.tp[least]}, pp {x.pp[least]},"
+        f" {r.limit / memory.GB:.1f} GB: the least of {len(x)} layouts needs"
+        f" {r.used[least] / memory.GB:.1f} GB (tp {x.tp[least]}, pp {x.pp[least]},"
         f" {policy(x, least)})"
     )
 
 
 def rows_of(
-    x: Columns,
-    chosen: np.ndarray,
-    cluster: Calibration,
-    config: GPTConfig,
-    precision: str,
-    margin: float,
+    r: Ranking, chosen: np.ndarray, config: GPTConfig, precision: str
 ) -> list[dict[str, Any]]:
     """What is printed of the chosen layouts."""
-    limit = usable_bytes(x, cluster, margin)
-    x = x.take(chosen)
-    terms, messages = seconds_by_term(x, cluster)
-    seconds = sum(terms.values())
-    low, high = cluster.fit.interval(seconds, x, cluster.machine_for(x))
-    used = memory.peak(x, cluster.memory)
-    sent = sum(messages.values()) + terms["p2p"] + terms["data_parallel"] + terms["embedding"]
-    found = []
+    x, used = r.x.take(chosen), r.used[chosen]
+    seconds, terms = r.seconds[chosen], {name: s[chosen] for name, s in r.terms.items()}
+    low, high = r.cluster.fit.interval(seconds, x, r.cluster.machine_for(x))
+    sent = sum(message_seconds(x, r.cluster).values())
+    sent = sent + terms["p2p"] + terms["data_parallel"] + terms["embedding"]
+    rows = []
     for i in range(len(x)):
         layout, seq_len, t = x.layout(i), int(x.seq[i]), float(seconds[i])
         tokens, gpus = layout.global_batch * seq_len, layout.world_size
         tflops = tflops_per_gpu(config, seq_len, tokens, t, gpus)
-        found.append(
-            {
-                "rank": i + 1,
-                "engine": engine_of(layout.zero_stage, x.fsdp2[i]),
-                **{key: getattr(layout, key) for key in KEYS},
-                "sequence_parallel": "yes" if layout.sequence_parallel else "",
-                "predicted_s": t,
-                "low_s": float(low[i]),
-                "high_s": float(high[i]),
-                "tflops": tflops,
-                "mfu": cluster.mfu(tflops, precision)[0],
-                "tokens_per_s": tokens / t,
-                "gpu_days": gpus * t / 86400 / tokens * 1e12,
-                "memory_gb": float(used[i] / memory.GB),
-                "tight": "tight" if used[i] > (1 - TIGHT) * limit else "",
-                "bubble": float(terms["bubble"][i] / t),
-                "communication": float(sent[i] / t),
-            }
-        )
-    return found
+        row = {
+            "rank": i + 1,
+            "engine": engine_of(layout.zero_stage, x.fsdp2[i]),
+            **{key: getattr(layout, key) for key in KEYS},
+            "sequence_parallel": "yes" if layout.sequence_parallel else "",
+            "predicted_s": t,
+            "low_s": float(low[i]),
+            "high_s": float(high[i]),
+            "tflops": tflops,
+            "mfu": r.cluster.mfu(tflops, precision)[0],
+            "tokens_per_s": tokens / t,
+            "gpu_days": gpus * t / 86400 / tokens * 1e12,
+            "memory_gb": float(used[i] / memory.GB),
+            "tight": "tight" if (1 - TIGHT) * r.limit < used[i] <= r.limit else "",
+            "bubble": float(terms["bubble"][i] / t),
+            "communication": float(sent[i] / t),
+        }
+        rows.append(row)
+    return rows
 
 
 def width_note(rows: list[dict[str, Any]], cluster: Calibration) -> list[str]:
     """A line about the intervals of `rows_of`: how wide the first is, and why; none where no row is
     predicted."""
-    predicted = next((row for row in rows if row["predicted_s"] is not None), None)
-    if predicted is None:
+    first = next((row for row in rows if row["predicted_s"] is not None), None)
+    if first is None:
         return []
-    low, middle, high = (predicted[key] for key in ("low_s", "predicted_s", "high_s"))
+    low, high = (first[key] / first["predicted_s"] - 1 for key in ("low_s", "high_s"))
+    why = "no run was fitted, the priors of its card allow as much; analysis.calibrate narrows it"
     if cluster.fit.n:
         why = f"{cluster.fit.n} runs were fitted, and layouts unlike them are less sure"
-    else:
-        why = (
-            "no run was fitted, the priors of its card allow as much; analysis.calibrate narrows it"
-        )
-    return [
-        f"low to high hold 80 %, of the first {low / middle - 1:+.0%} to {high / middle - 1:+.0%}:"
-        f" {why}"
-    ]
+    return [f"low to high hold 80 %, of the first {low:+.0%} to {high:+.0%}: {why}"]
 
 
-def to_measure(tp: np.ndarray, pp: np.ndarray) -> list[int]:
-    """Places of the layouts to measure before one is chosen: of layouts from the fastest on, the
-    first of each of the first TRIED splits (tp, pp). What the model does not know slows layouts of
-    one split together, so the three fastest often are one try."""
-    first: dict[tuple[int, int], int] = {}
-    for place, split in enumerate(zip(tp.tolist(), pp.tolist(), strict=True)):
-        first.setdefault(split, place)
-        if len(first) == TRIED:
-            break
-    return list(first.values())
-
-
-def alike_note(seconds: np.ndarray, tp: np.ndarray, pp: np.ndarray) -> list[str]:
+def alike_note(seconds: np.ndarray, splits: list[tuple[int, int]]) -> list[str]:
     """A line about layouts whose predicted seconds, the fastest first, are near the first's, and
-    which to measure."""
-    near = int(np.sum(seconds <= seconds[0] * (1 + NEAR)))
+    which (tp, pp) to measure: of layouts from the fastest on the first TRIED that differ. What the
+    model does not know slows layouts of one split together."""
+    near = int(np.sum(seconds <= seconds[:1] * (1 + NEAR)))
     if near < 2:
         return []
-    splits = [f"tp {tp[i]} pp {pp[i]}" for i in to_measure(tp, pp)]
-    said = f"{near} layouts are within {NEAR:.0%} of the first: measure some (--study) to choose"
-    if len(splits) > 1:
-        said += f", at least the fastest of {', '.join(splits[:-1])} and {splits[-1]}"
-    return [said]
+    line = f"{near} layouts are within {NEAR:.0%} of the first: measure some (--study) to choose"
+    *others, last = [f"tp {tp} pp {pp}" for tp, pp in list(dict.fromkeys(splits))[:TRIED]]
+    if others:
+        line += f", at least the fastest of {', '.join(others)} and {last}"
+    return [line]
 
 
-def _columns(*keys: str) -> list[Column]:
-    words = ("recompute", "sequence_parallel")
-    return [Column(key, HEADINGS.get(key, key), "" if key in words else "d") for key in keys]
-
-
-def table(found: list[dict[str, Any]], notes: list[str], no_mfu: str) -> Table:
+def table(rows: list[dict[str, Any]], notes: list[str], no_mfu: str) -> Table:
     """The ranked table: rows of `rows_of`; `no_mfu`: why they have no MFU, "" where they have."""
-    keys = [*shown_axes(found), *(key for key in KEYS if key not in AXES)]
-    shown = [
+    numbers = [*shown_axes(rows), *(k for k in KEYS if k not in (*AXES, "recompute"))]
+    columns = [
         Column("rank", "#", "d"),
         Column("engine", "engine"),
-        *_columns(*keys, "sequence_parallel"),
+        *(Column(key, HEADINGS.get(key, key), "d") for key in numbers),
+        Column("recompute", "recompute"),
+        Column("sequence_parallel", "sp"),
         *SECONDS,
         Column("tflops", "TFLOP/s/GPU", "#.4g"),
         Column("mfu", "MFU", ".1%"),
@@ -267,46 +245,4 @@ def table(found: list[dict[str, Any]], notes: list[str], no_mfu: str) -> Table:
         Column("bubble", "bubble", ".1%"),
         Column("communication", "communication", ".1%"),
     ]
-    return Table(shown, found, notes=notes, missing={"mfu": [no_mfu] if no_mfu else []})
-
-
-def scale(
-    config: GPTConfig, cluster: Calibration, per_gpu: float, settings: dict[str, Any], margin: float
-) -> list[dict[str, Any]]:
-    """The best layout at each power of two of GPUs from 8 to 16,384. The batch grows with them
-    (weak scaling): `per_gpu` sequences each. `settings` are those of `space`.
-
-    efficiency is TFLOP/s per GPU over the best of all sizes.
-    """
-    found = []
-    for gpus in SCALE:
-        batch = max(1, round(per_gpu * gpus))
-        try:
-            x = space(config, cluster, gpus, batch, **settings)
-        except UsageError:
-            continue
-        _, _, order = rank(x, cluster, margin)
-        if len(order):
-            best = rows_of(x, order[:1], cluster, config, settings["precision"], margin)[0]
-            found.append({"gpus": gpus, "global_batch": batch} | best)
-    top = max((row["tflops"] for row in found), default=1.0)
-    return [row | {"efficiency": row["tflops"] / top} for row in found]
-
-
-def scale_table(curve: list[dict[str, Any]], per_gpu: float, network: list[str]) -> Table:
-    """Efficiency against GPUs: rows of `scale`; `network`: lines about it."""
-    shown = [
-        Column("gpus", "GPUs", "d"),
-        Column("global_batch", "global batch", "d"),
-        *_columns(*shown_axes(curve), "micro_batch"),
-        SECONDS[0],
-        Column("tflops", "predicted TFLOP/s/GPU", "#.4g"),
-        Column("efficiency", "predicted efficiency", ".1%"),
-    ]
-    note = (
-        "predicted efficiency: TFLOP/s/GPU over the best size's; the batch grows with the GPUs"
-        f" ({per_gpu:g} sequences each), which is weak scaling"
-    )
-    missing = sorted(set(SCALE) - {row["gpus"] for row in curve})
-    left_out = f"no layout fits or is possible on {', '.join(map(str, missing))} GPUs"
-    return Table(shown, curve, notes=[note, *[left_out] * bool(missing), *network])
+    return Table(columns, rows, notes=notes, missing={"mfu": [no_mfu] if no_mfu else []})

@@ -10,7 +10,7 @@ from base.errors import UsageError
 from models.config import GPTConfig
 from parallel.config.axes import AXES, RANK_AXES
 from parallel.config.layout import RECOMPUTE
-from parallel.config.layout_arrays import Columns, columns, possible
+from parallel.config.layout_arrays import Columns, columns
 
 WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}  # bytes of a weight in compute
 SPLIT = (*AXES, "micro_batch", "n_micro")
@@ -45,31 +45,33 @@ def space(
     seq_len: int,
     precision: str = "bf16",
     flash: bool | None = None,
-    max_tp: int | None = None,
-    min_micro: int = 1,
     leave: int = 0,
     cps: Sequence[int] = (1,),
-    gathers: bool = False,
     engines: Sequence[str] = PLANNED,
 ) -> Columns:
-    """Every layout of the model on that many GPUs, one row each; impossible ones are left out.
+    """Every layout of the model on that many GPUs, one row each, of which `Layout.problems` finds
+    nothing and which the engines can run.
 
     At most `leave` GPUs stay idle: 10,000 have few divisors, 9,984 have many. cps: the
-    context-parallel sizes; gathers: as in `Columns`. engines: those of `PLANNED` to plan for.
+    context-parallel sizes. engines: those of `PLANNED` to plan for.
 
     Raises:
         UsageError: no split of the GPUs and the batch exists, with the numbers; or the engines can
             run none.
     """
-    _check(config, cluster, gpus, global_batch, seq_len, cps)
-    most_tp = min(max_tp or cluster.joined, cluster.joined)
-    wholes = (config.n_head, config.kv_heads, config.ffn_hidden)
-    wholes += (cluster.joined,)  # no group over slow links
-    tps = [tp for tp in divisors(math.gcd(*wholes)) if tp <= most_tp]
-    shared = [(tp, cp) for tp in tps for cp in cps]
-    splits = list(_splits(config.n_layer, gpus, global_batch, shared, min_micro, leave))
+    if seq_len > config.max_seq_len:
+        raise UsageError(f"seq_len {seq_len} exceeds the model's {config.max_seq_len} positions")
+    if cluster.max_gpus and gpus > cluster.max_gpus:
+        raise UsageError(f"{gpus} GPUs exceed the {cluster.max_gpus} of {cluster.name}")
+    for cp in cps:
+        if cp > 1 and seq_len % (2 * cp):
+            raise UsageError(f"cp {cp} cuts a sequence into {2 * cp} chunks: not one of {seq_len}")
+    # No tp group spans slow links.
+    wholes = (config.n_head, config.kv_heads, config.ffn_hidden, cluster.joined)
+    shared = [(tp, cp) for tp in divisors(math.gcd(*wholes)) for cp in cps]
+    splits = list(_splits(config.n_layer, gpus, global_batch, shared, leave))
     if not splits:
-        raise UsageError(_no_layout(config, gpus, global_batch, shared, min_micro, leave))
+        raise UsageError(_no_layout(config, gpus, global_batch, shared, leave))
     values = np.hstack(
         [np.repeat(splits, len(POLICIES), axis=0), np.tile(POLICIES, (len(splits), 1))]
     )
@@ -85,7 +87,6 @@ def space(
         "host_checkpoints": False,  # no engine here puts them there
         "fp8": precision == "fp8",
         "tf32": cluster.gemm_precision(precision) == "tf32",
-        "gathers": gathers,
         "deepspeed": (zero_stage > 1) & (fsdp2 == 0),
     }
     engine = list(map(engine_of, zero_stage, fsdp2))
@@ -93,13 +94,7 @@ def space(
     if flash is not None:
         given["flash"] = flash
     x = columns(config, **given)
-    keep = possible(x, config.max_seq_len)
-    keep &= ~((x.zero_stage > 1) & (x.pp > 1))  # DeepSpeed: no ZeRO 2 or 3 with its pipeline
-    keep &= ~((x.zero_stage > 1) & ((x.cp > 1) | x.fp8))  # only megatron has these
-    keep &= ~((x.cp > 1) & (x.width == 4))  # attention of Transformer Engine has no fp32
-    keep &= ~(x.fsdp2 & ((x.tp > 1) | (precision == "fp16")))  # the engine has neither
-    keep &= ~((x.zero_stage > 0) & (x.replicas == 1))  # nothing to shard over: as stage 0
-    keep &= np.isin(engine, engines)
+    keep = np.isin(engine, engines) & ~_cannot_run(x, precision)
     if not keep.any():
         raise UsageError(
             f"{' and '.join(engines)} can run none of the {len(splits)} splits in {precision} with"
@@ -108,43 +103,34 @@ def space(
     return x.take(keep)
 
 
+def _cannot_run(x: Columns, precision: str) -> np.ndarray:
+    """Which rows their engine does not run, or runs as another row, bool (n,)."""
+    sharded = x.zero_stage > 1  # DeepSpeed and FSDP2
+    cut = np.where(x.sequence_parallel, x.tp, 1)
+    bad = x.sequence_parallel & ((x.tp < 2) | (x.seq // x.cp % x.tp != 0))
+    bad |= sharded & ((x.pp > 1) | (x.cp > 1) | x.fp8)
+    bad |= (x.cp > 1) & (x.width == 4)  # attention of Transformer Engine has no fp32
+    bad |= x.fsdp2 & ((x.tp > 1) | (precision == "fp16"))
+    bad |= (x.zero_stage > 0) & (x.replicas == 1)  # nothing to shard over: as stage 0
+    head = x.head_dim / x.tp
+    sides = (x.hidden, x.heads * head, x.kv_heads * head, x.ffn / x.tp, x.tokens / cut)
+    return bad | x.fp8 & np.any([side % 16 != 0 for side in sides], axis=0)  # cuBLAS
+
+
 def _limits(precision: str, cps: Sequence[int]) -> list[str]:
     """What is planned for megatron alone, of what was asked."""
-    found = ["a dp x cp of 1 is planned for megatron"] if min(cps) == 1 else []
+    limits = []
     if precision == "fp8":
-        found = ["fp8 is planned for megatron, for GEMMs with sides in multiples of 16"]
+        limits.append("fp8 is planned for megatron, for GEMMs with sides in multiples of 16")
+    elif min(cps) == 1:
+        limits.append("a dp x cp of 1 is planned for megatron")
     if max(cps) > 1:
-        found.append("cp above 1 is planned for megatron, and not in fp32")
-    return found
-
-
-def _check(
-    config: GPTConfig,
-    cluster: Calibration,
-    gpus: int,
-    global_batch: int,
-    seq_len: int,
-    cps: Sequence[int],
-) -> None:
-    """Raises: UsageError: a number that no layout can have."""
-    if gpus < 1 or global_batch < 1:
-        raise UsageError(f"gpus {gpus} and global batch {global_batch} must be positive")
-    if seq_len > config.max_seq_len:
-        raise UsageError(f"seq_len {seq_len} exceeds the model's {config.max_seq_len} positions")
-    if cluster.max_gpus and gpus > cluster.max_gpus:
-        raise UsageError(f"{gpus} GPUs exceed the {cluster.max_gpus} of {cluster.name}")
-    for cp in cps:
-        if cp > 1 and seq_len % (2 * cp):
-            raise UsageError(f"cp {cp} cuts a sequence into {2 * cp} chunks: not one of {seq_len}")
+        limits.append("cp above 1 is planned for megatron, and not in fp32")
+    return limits
 
 
 def _splits(
-    n_layer: int,
-    gpus: int,
-    global_batch: int,
-    shared: list[tuple[int, int]],
-    min_micro: int,
-    leave: int,
+    n_layer: int, gpus: int, global_batch: int, shared: list[tuple[int, int]], leave: int
 ) -> Iterator[tuple[int, ...]]:
     """The numbers of SPLIT; shared: (tp, cp) to try. dp is the most that divides the batch."""
     dps = divisors(global_batch)[::-1]
@@ -157,42 +143,32 @@ def _splits(
                 continue
             for micro in divisors(global_batch // dp):
                 n_micro = global_batch // dp // micro
-                if n_micro < min_micro:
-                    continue
                 for vpp in divisors(n_layer // pp):
                     if vpp == 1 or (pp > 1 and n_micro % pp == 0):
                         yield tp, cp, pp, vpp, dp, micro, n_micro
 
 
 def _no_layout(
-    config: GPTConfig,
-    gpus: int,
-    global_batch: int,
-    shared: list[tuple[int, int]],
-    min_micro: int,
-    leave: int,
+    config: GPTConfig, gpus: int, global_batch: int, shared: list[tuple[int, int]], leave: int
 ) -> str:
     """One line: why no split of the GPUs and the batch exists, and which numbers would do."""
-    most_dp, (tp, cp) = global_batch // min_micro, max(shared, key=math.prod)
-    most = f"tp {tp} x cp {cp}" if cp > 1 else f"tp {tp}"
-    least = f" with {min_micro} micro-batches or more" if min_micro > 1 else ""
-    if not most_dp:
-        return f"a global batch of {global_batch} has no {min_micro} micro-batches"
-    if gpus - leave > tp * cp * config.n_layer * most_dp:
+    tp, cp = max(shared, key=math.prod)
+    most = tp * cp * config.n_layer * global_batch
+    if gpus - leave > most:
+        context = f" x cp {cp}" if cp > 1 else ""
         return (
-            f"{gpus} GPUs are too many for a global batch of {global_batch}{least}: at most {most}"
-            f" x pp {config.n_layer} (the layers) x dp {most_dp} ="
-            f" {tp * cp * config.n_layer * most_dp}"
+            f"{gpus} GPUs are too many for a global batch of {global_batch}: at most tp {tp}"
+            f"{context} x pp {config.n_layer} (the layers) x dp {global_batch} = {most}"
         )
     splits = [tp * cp * pp for tp, cp in shared for pp in divisors(config.n_layer)]
     dps = sorted({gpus // split for split in splits if gpus % split == 0})
     if not dps:
         return f"no layout of {gpus} GPUs: no tp x cp x pp divides them; other --cp, or --leave N"
-    batches = [dp * max(global_batch // dp + more, min_micro) for dp in dps for more in (0, 1)]
-    near = sorted(set(batches), key=lambda batch: abs(batch - global_batch))[:2]
+    batches = {dp * (global_batch // dp + more) for dp in dps for more in (0, 1)} - {0}
+    near = sorted(sorted(batches, key=lambda batch: abs(batch - global_batch))[:2])
     shown = ", ".join(map(str, dps if len(dps) < 8 else [*dps[:3], "...", *dps[-2:]]))
     return (
         f"no layout of {gpus} GPUs: the dp that tp and pp leave ({shown}) do not divide a global"
-        f" batch of {global_batch}{least}; {' or '.join(map(str, sorted(near)))} would do, or"
-        " --leave N for up to N idle GPUs"
+        f" batch of {global_batch}; {' or '.join(map(str, near))} would do, or --leave N for up to"
+        " N idle GPUs"
     )

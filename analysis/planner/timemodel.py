@@ -6,7 +6,7 @@ heads of size d, V vocabulary, L layers. Times are seconds, sizes bytes, rates b
 
 Sources: [N] Narayanan et al. SC'21, arXiv 2104.04473. [K] Korthikanti et al. 2022, arXiv
 2205.05198. [R] Rajbhandari et al. 2020 (ZeRO), arXiv 1910.02054. [L] Liu et al. 2023 (Ring
-Attention), arXiv 2310.01889. [G] Grattafiori et al. 2024 (Llama 3), arXiv 2407.21783.
+Attention), arXiv 2310.01889.
 """
 
 from dataclasses import dataclass, fields
@@ -190,24 +190,22 @@ def exchanges(x: Columns) -> Array:
 
 def received(x: Columns) -> Array:
     """Bytes that a rank receives of the others of its cp group for one layer and micro-batch: a
-    ring and an all-gather both move (cp-1)/cp of the whole each time."""
+    ring moves (cp-1)/cp of the whole each time."""
     return exchanges(x) * (x.cp - 1) / x.cp * keys_and_values(x)
 
 
 def context_parallel(x: Columns, machine: Machine, c: dict) -> Array:
-    """Seconds of a layer, all passes, in which its keys and values travel between the cp ranks.
-
-    In a ring [L] (Megatron-LM's p2p) a part travels while attention works on the one before, so
-    that only what takes longer is added. An all-gather [G 3.3.2] ends before attention begins.
-    """
+    """Seconds of a layer, all passes, in which its keys and values travel between the cp ranks: in
+    a ring [L] (Megatron-LM's p2p) a part travels while attention works on the one before, so that
+    only what takes longer is added."""
     n = x.cp
     together = np.clip(x.gpus_per_node // x.tp, 1, n)  # ranks of the group that share a node
     share = together / np.minimum(x.gpus_per_node, x.gpus)  # of a node's network, beside the others
     within = inside_rate(x.tp * n, x.gpus_per_node, machine, c)
     outside = np.minimum(within, outside_rate(n / together, machine, c) * share)
     rate = np.where(together < n, outside, within)
-    wait = np.where(x.gathers, latency(n, c), (n - 1) * c["latency"])
-    hidden = np.where(x.gathers, 0.0, (n - 1) / n * attention(x, machine, c))
+    wait = (n - 1) * c["latency"]
+    hidden = (n - 1) / n * attention(x, machine, c)
     shown = exchanges(x) * (wait - hidden) + received(x) / rate
     return np.maximum(shown, 0.0) * (n > 1)
 

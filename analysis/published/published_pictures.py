@@ -4,10 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.common import drawing
-from analysis.planner import ranking
-from analysis.planner.calibration import load_calibration
 from analysis.published import recomputed
-from models.config import PRESETS
 from models.flops import DEFAULT_CONVENTION
 
 PHASES = ("compute", "communication", "data loading", "data movement")  # of colours.PARTS
@@ -20,7 +17,6 @@ def draw(folder: Path, force: bool = False) -> list[Path]:
         *drawing.save(_speedup(), folder, "speedup", force),
         *drawing.save(_tflops(), folder, "tflops", force),
         *drawing.save(_breakdown(), folder, "breakdown", force),
-        *drawing.save(_planned(), folder, "planned", force),
     ]
 
 
@@ -56,10 +52,3 @@ def _breakdown() -> Figure:
         label = f"b{row['batch']}\n{row['gpus']} GPU"
         bars[label] = dict(zip(PHASES, seconds, strict=True))
     return drawing.phases(bars, "Where an epoch's time goes (slowest rank)")
-
-
-def _planned() -> Figure:
-    """18B parameters on Selene, three sequences a GPU, the best layout at each size."""
-    settings = {"seq_len": 2048, "precision": "bf16"}
-    found = ranking.scale(PRESETS["18b"], load_calibration("selene"), 3.0, settings, ranking.MARGIN)
-    return drawing.planned(found, "GPT 18B on Selene, three sequences a GPU")

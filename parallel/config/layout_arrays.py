@@ -1,7 +1,6 @@
 """Layouts as columns: many ways to split a step, each setting one numpy array.
 
-The planner and the models of time and memory work on these. `possible` finds in bulk what
-`Layout.problems` finds of one layout.
+The planner and the models of time and memory work on these.
 """
 
 import math
@@ -24,7 +23,7 @@ Array = np.ndarray
 BUCKET = 500_000_000  # elements of DeepSpeed's reduce bucket where its JSON says nothing
 # Whose code runs a step: the engines of one family launch, overlap and hold alike.
 FAMILIES = ("megatron", "deepspeed", "fsdp", "nanotron", "megatron_core", "internevo")
-FLAGS = ("glu", "untied", "qk_norm", "gathers", "sequence_parallel", "fp8", "tf32", "flash")
+FLAGS = ("glu", "untied", "qk_norm", "sequence_parallel", "fp8", "tf32", "flash")
 FLAGS += ("deepspeed", "fsdp2", "rotary", "plain", "gelu_written_out", "cut_by_flops")
 
 
@@ -44,10 +43,10 @@ class Columns:
     Face's GPT-2 has it. bucket: elements of all buckets of
     DeepSpeed's that live at a time. host_checkpoints: activation checkpoints lie in host memory.
     slower: the micro-batches take a fit's factor `engine` longer (by default DeepSpeed's). cp ranks
-    share a sequence; gathers: attention gathers the keys and values of all of them before it
-    begins, else they travel in a ring. shards: ranks that ZeRO and FSDP2 cut one copy of the state
-    over (by default dp x cp). family: the position in `FAMILIES` (by default as the flags say).
-    gpus_per_node: GPUs that fast links join; in a rack with NVLink switches more than a node's.
+    share a sequence; keys and values travel in a ring. shards: ranks that ZeRO and FSDP2 cut one
+    copy of the state over (by default dp x cp). family: the position in `FAMILIES` (by default as
+    the flags say). gpus_per_node: GPUs that fast links join; in a rack with NVLink switches more
+    than a node's.
     cut_by_flops: the output layer counts where layers are cut into stages (nanotron's does).
     """
 
@@ -66,7 +65,6 @@ class Columns:
     seq: Array
     tp: Array
     cp: Array
-    gathers: Array
     pp: Array
     vpp: Array
     dp: Array
@@ -247,25 +245,3 @@ def columns_of(spec: "RunSpec", **given: object) -> Columns:
         "fsdp2": spec.engine == "fsdp2",
     }
     return columns(spec.model, **settings | given)
-
-
-def possible(x: Columns, max_seq_len: Array | int | None = None) -> Array:
-    """Whether each row can run at all, bool (n,): `Layout.problems` finds nothing.
-
-    The layers-divide rule is Megatron's; tests compare both on random layouts.
-    """
-    limit = x.seq if max_seq_len is None else max_seq_len
-    bad = (x.heads % x.tp != 0) | (x.kv_heads % x.tp != 0) | (x.ffn % x.tp != 0)
-    bad |= x.layers % (x.pp * x.vpp) != 0
-    bad |= (x.vpp > 1) & ((x.pp < 2) | (x.n_micro % x.pp != 0))
-    bad |= (x.cp > 1) & (x.seq % (2 * x.cp) != 0)
-    bad |= x.sequence_parallel & ((x.tp < 2) | (x.seq // x.cp % x.tp != 0))
-    bad |= x.seq > limit
-    bad |= x.recompute == RECOMPUTE.index("selective")
-    bad |= (x.offload == OFFLOAD.index("all")) & (x.zero_stage != 3)
-    bad |= (x.offload == OFFLOAD.index("optimizer")) & (x.zero_stage < 1)
-    bad |= x.tp > x.gpus_per_node
-    head, part = x.head_dim / x.tp, np.where(x.sequence_parallel, x.tp, 1)
-    sides = (x.hidden, x.heads * head, x.kv_heads * head, x.ffn / x.tp, x.tokens / part)
-    bad |= x.fp8 & np.any([side % 16 != 0 for side in sides], axis=0)  # what cuBLAS takes
-    return ~bad

@@ -204,13 +204,9 @@ def keys_and_values(x: Columns) -> np.ndarray:
 
 
 def received(x: Columns) -> np.ndarray:
-    """Bytes of keys, values and their gradients that a context-parallel rank holds of the others'.
-
-    A ring (Liu et al. 2023, arXiv 2310.01889) holds one rank's part beside its own; an all-gather
-    (Grattafiori et al. 2024, arXiv 2407.21783, section 3.3.2) all of a layer's.
-    """
-    parts = np.where(x.gathers, x.cp - 1.0, 1.0)
-    return (x.cp > 1) * 2.0 * keys_and_values(x) * parts / x.cp
+    """Bytes of keys, values and their gradients that a context-parallel rank holds of the others':
+    a ring (Liu et al. 2023, arXiv 2310.01889) holds one rank's part beside its own."""
+    return (x.cp > 1) * 2.0 * keys_and_values(x) / x.cp
 
 
 def in_flight(x: Columns) -> tuple[np.ndarray, np.ndarray]:
