@@ -13,7 +13,7 @@ rank, then `tp4pp1cp2` or `x tp x pp`; `mbs` is the micro-batch (1 where it is l
 
 import os
 import re
-from functools import cache
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,20 +22,19 @@ from analysis.logs.parsing.setting_names import state
 from analysis.logs.record import Record
 from base.files import parse_json
 from models.gpus import find_gpu
-from parallel.config.axes import SET_AXES
 
 RESULT = re.compile(r"result_([\w-]{0,60}?)(\d{0,9})(?:\.txt|\.log)?$", re.IGNORECASE)
 _ROUND = re.compile(r"(?:^|[_\W])v(\d{1,2}\.\d)(?:$|[_\W])")
 _CONFIG = re.compile(
-    r"config_(?P<card>.*?)_(?P<nodes>\d{1,5})x(?P<each>\d{1,4})x(?P<batch>\d{1,6})"
-    r"(?:x(?P<tp>\d{1,4})x(?P<pp>\d{1,4}))?(?P<rest>[x_.].*)?$",
-    re.IGNORECASE,
+    r"config_.*?_(?P<nodes>\d{1,5})x(?P<each>\d{1,4})x(?P<batch>\d{1,6})x"
+    r"(?:tp(?P<tp>\d{1,4})pp(?P<pp>\d{1,4})cp(?P<cp>\d{1,4})|(?P<tensor>\d{1,4})x(?P<stages>\d{1,4}))"
+    r"(?:_mbs(?P<mbs>\d{1,4}))?(?!\d)"
 )
-_NAMED = re.compile(r"(?:(?<![a-z])|(?<=x))(tp|pp|cp|vpp|vp|mbs)(\d{1,4})(?!\d)", re.IGNORECASE)
-_CARD = re.compile(r"(?:GB|GH|MI|[BHAL])\d{2,3}[SX]?", re.IGNORECASE)
 # `64xNVIDIA DGX H100`, `1xXE9680x8H100-SXM-80GB`, `gaudi-256`; `8xH200` may be cards or nodes.
-_GPUS = re.compile(r"(\d{1,5})x(?:[A-Z]\w{2,40}x(\d{1,2})(?=[A-Z])|NVIDIA (DGX) [ABH]\d{3}$)")
-_CARDS = re.compile(r"(?:gaudi|tpu-v\w{1,4})-(\d{1,6})")
+_GPUS = re.compile(
+    r"(?P<nodes>\d{1,5})x(?:[A-Z]\w{2,40}x(?P<each>\d{1,2})(?=[A-Z])|NVIDIA DGX [ABH]\d{3}$)"
+    r"|(?:gaudi|tpu-v\w{1,4})-(?P<cards>\d{1,6})"
+)
 _DGX = 8  # cards
 
 
@@ -76,27 +75,23 @@ def place_of(path: Path) -> Place:
 def read_place(record: Record, path: Path) -> None:
     """Fill what the result's path and the system's JSON say."""
     about, place = record.submission, place_of(path)
-    about.round = place.round
+    about.round, about.system = place.round, place.system or about.platform
     about.submitter = place.submitter or about.submitter
     about.benchmark = about.benchmark or place.benchmark
-    about.system = place.system or about.platform
     if place.repeat is not None and about.system:
         record.repeat = place.repeat
         names = (about.round, about.submitter, about.system, about.benchmark)
         record.configuration = " ".join(filter(None, names))
         record.run = f"{record.configuration} {place.repeat}"
-    if place.top:
-        _system(record, place.top / "systems" / f"{place.system}.json")
-    named = re.sub(r"^\d+x|-\d+$", "", about.platform).strip()
-    about.accelerator = about.accelerator or named
+    if place.top and (system := place.top / "systems" / f"{place.system}.json").is_file():
+        _system(record, system)
+    about.accelerator = about.accelerator or re.sub(r"^\d+x|-\d+$", "", about.platform).strip()
     card = find_gpu(about.accelerator)
     state(record, {"gpu_type": card.name if card else about.accelerator or None}, "config")
 
 
 def _system(record: Record, path: Path) -> None:
     """Nodes and accelerators by `systems/SYSTEM.json`, whose numbers may be texts."""
-    if not path.is_file():
-        return
     try:
         system = mapping(parse_json(path.read_text("utf-8-sig", "replace")))
     except (OSError, ValueError) as error:
@@ -104,8 +99,8 @@ def _system(record: Record, path: Path) -> None:
         return
     about = record.submission
     about.accelerator = (text(system.get("accelerator_model_name")) or "").strip()
-    keys = ("number_of_nodes", "accelerators_per_node")
-    about.nodes, each = (whole(known(system.get(key))) for key in keys)
+    about.nodes = whole(known(system.get("number_of_nodes")))
+    each = whole(known(system.get("accelerators_per_node")))
     if about.nodes and each:
         state(record, {"gpus": about.nodes * each}, "config")
 
@@ -114,75 +109,36 @@ def read_names(record: Record, path: Path) -> None:
     """Fill what is still unknown from what the log calls the system, and from the name of the
     configuration: the weakest evidence."""
     about, place = record.submission, place_of(path)
-    if record.gpus is None:
-        gpus = None
-        if cards := _CARDS.match(about.platform):
-            gpus = int(cards[1])
-        elif match := _GPUS.match(about.platform):
-            gpus = int(match[1]) * int(match[2] or _DGX)
-        if gpus:
-            record.notes.append(f"{gpus} GPUs are read from the system's name {about.platform}")
+    if record.gpus is None and (match := _GPUS.match(about.platform)):
+        gpus = int(match["cards"] or 0) or int(match["nodes"]) * int(match["each"] or _DGX)
+        record.notes.append(f"{gpus} GPUs are read from the system's name {about.platform}")
         state(record, {"gpus": gpus}, "from name")
-    if place.top:
-        _layout(record, place)
+    if place.top and record.gpus and record.global_batch and record.tp is None:
+        _layout(record, place.top.glob(f"benchmark*/{place.benchmark}/**/config_*"))
 
 
-@cache
-def _configurations(top: Path, benchmark: str) -> list[re.Match[str]]:
-    """The configurations of one benchmark whose names state a layout."""
-    names = {path.name for path in top.glob(f"benchmark*/{benchmark}/**/config_*")}
-    return [match for name in sorted(names) if (match := _CONFIG.match(name))]
-
-
-def _sizes(configuration: re.Match[str], benchmark: str) -> dict[str, int]:
-    """tp, pp, cp, vpp and mbs by a configuration's name; empty where it does not state tp and pp.
-
-    Its fifth number is pp; for LoRA, which needs no pipeline, some submitters write cp there."""
-    sizes = {key.lower(): int(n) for key, n in _NAMED.findall(configuration["rest"] or "")}
-    if "vp" in sizes:
-        sizes["vpp"] = sizes.pop("vp")
-    if configuration["tp"] and "tp" not in sizes and not benchmark.endswith("_lora"):
-        sizes |= {"tp": int(configuration["tp"]), "pp": int(configuration["pp"])}
-    return sizes if {"tp", "pp"} <= set(sizes) else {}
-
-
-def _layout(record: Record, place: Place) -> None:
-    """tp, pp, cp and the micro-batch by the one configuration whose name fits the log."""
-    layouts: dict[tuple[tuple[str, int], ...], str] = {}
-    for configuration in _configurations(place.top, place.benchmark):
-        sizes = _sizes(configuration, place.benchmark)
-        if sizes and _fits(record, configuration, sizes):
-            layouts[tuple(sorted(sizes.items()))] = configuration[0]
-            gpus = int(configuration["nodes"]) * int(configuration["each"])
-    if record.tp is None and layouts:
-        names = ", ".join(layouts.values())
-        only = f"layout from the name of {names}"
-        many = f"the layout is not known: these configurations fit: {names}"
-        record.notes.append(only if len(layouts) == 1 else many)
-    if len(layouts) == 1:
-        sizes = dict(*layouts)
-        facts = {name: sizes.get(name) for name in SET_AXES}
-        state(record, facts | {"micro_batch": sizes.get("mbs"), "gpus": gpus}, "from name")
-
-
-def _fits(record: Record, configuration: re.Match[str], sizes: dict[str, int]) -> bool:
-    """Whether a configuration can be this run's: it has its card and GPUs, and
+def _layout(record: Record, configurations: Iterable[Path]) -> None:
+    """tp, pp, cp and the micro-batch by the one configuration whose name has the run's GPUs and
 
         tp x pp x cp x global batch = GPUs x micro-batch x accumulation steps
 
     with the log's accumulation; where it has none, the sequences that the name has."""
-    about, nodes = record.submission, configuration["nodes"]
-    gpus = int(nodes) * int(configuration["each"])
-    card = _CARD.search(configuration["card"].upper())
-    cards = _CARD.findall(f"{about.accelerator} {about.system} {about.platform}".upper())
-    if record.gpus != gpus and (record.gpus or not about.platform.startswith(f"{nodes}x")):
-        return False
-    if card and cards and card[0] not in cards:
-        return False
-    if any(getattr(record, name) not in (None, sizes[name]) for name in ("tp", "pp")):
-        return False
-    batch = int(configuration["batch"])
-    if record.n_micro:
-        batch = (record.micro_batch or sizes.get("mbs", 1)) * record.n_micro
-    split = sizes["tp"] * sizes["pp"] * sizes.get("cp", 1)
-    return split * (record.global_batch or 0) == gpus * batch
+    layouts: dict[tuple[int | None, ...], str] = {}
+    for match in filter(None, (_CONFIG.match(path.name) for path in configurations)):
+        if match["tensor"] and record.submission.benchmark.endswith("_lora"):
+            continue  # some submitters write cp there, not pp
+        sizes = {name: int(size or 1) for name, size in match.groupdict().items()}
+        tp, pp, cp = sizes["tp"] * sizes["tensor"], sizes["pp"] * sizes["stages"], sizes["cp"]
+        sequences = sizes["batch"]
+        if record.n_micro:
+            sequences = (record.micro_batch or sizes["mbs"]) * record.n_micro
+        fits = tp * pp * cp * record.global_batch == record.gpus * sequences
+        if fits and record.gpus == sizes["nodes"] * sizes["each"]:
+            layouts[tp, pp, cp, sizes["mbs"] if match["mbs"] else None] = match.string
+    names = ", ".join(sorted(layouts.values()))
+    if len(layouts) == 1:
+        facts = zip(("tp", "pp", "cp", "micro_batch"), *layouts, strict=True)
+        state(record, dict(facts), "from name")
+        record.notes.append(f"layout from the name of {names}")
+    elif layouts:
+        record.notes.append(f"the layout is not known: these configurations fit: {names}")
