@@ -5,12 +5,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from analysis.logs.record import STEP, Record, steps_table
 from models.config import GPTConfig
 from parallel.config.settings import resolve
 from parallel.record.ends import kind_of
 from parallel.record.writer import RunFolder
 
 TINY = GPTConfig(n_layer=4, hidden=64, n_head=4, vocab_size=257, max_seq_len=64)
+
+
+def logged(source: str = "x.log", n: int = 40, **known: Any) -> Record:
+    """A log of `n` steps of one second; known: columns of its steps and fields of its record."""
+    columns = {"iteration": np.arange(1.0, n + 1), "step_s": np.ones(n)}
+    columns |= {name: known.pop(name) for name in STEP.names if name in known}
+    return Record(source, "test", steps=steps_table(**columns), **known)
 
 
 def facts(study: str, baseline: str | None, cores: int = 8, **settings: Any) -> dict[str, Any]:

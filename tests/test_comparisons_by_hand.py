@@ -6,7 +6,6 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from analysis.logs.record import Record
 from analysis.measured import comparisons as module
 from analysis.measured.comparisons import (
     Comparison,
@@ -18,6 +17,7 @@ from analysis.measured.comparisons import (
 )
 from analysis.measured.fairness import ANY_COMMIT, CHANGED
 from base.errors import UsageError
+from tests.fixture_runs import logged
 
 SAME = {"global_batch": 64, "seq_len": 1024, "precision": "bf16", "params": 1e9}
 
@@ -25,11 +25,9 @@ SAME = {"global_batch": 64, "seq_len": 1024, "precision": "bf16", "params": 1e9}
 def run(name, step_s=1.0, n=40, seed=0, **given):
     """A complete run of a foreign log with half a percent of noise."""
     noise = 1 + 0.005 * np.random.default_rng(seed).standard_normal(n)
-    record = Record(f"{name}.log", "a format", completed=True)
-    record.step_s, record.iteration = step_s * noise, np.arange(1.0, n + 1)
-    for key, value in (SAME | {"gpus": 8} | given).items():
-        setattr(record, key, value)
-    return record, record.step_s
+    facts = SAME | {"gpus": 8, "completed": True} | given
+    record = logged(f"{name}.log", n, step_s=step_s * noise, **facts)
+    return record, record.steps["step_s"]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +118,9 @@ def test_blocks_are_as_long_as_the_root_of_their_run_and_never_leave_it():
 def test_a_run_without_a_fit_time_is_said_and_left_out(tmp_path, monkeypatch):
     good = run("good")
     untimed, profiled, skipped = (run(name)[0] for name in ("untimed", "profiled", "skipped"))
-    untimed.step_s = untimed.iteration = np.empty(0)
+    untimed.steps = untimed.steps[:0]
     profiled.profiler = {"tool": "nsys"}
-    skipped.skipped = np.ones(40)  # it has a time, but no optimizer step
+    skipped.steps["skipped"] = 1  # it has a time, but no optimizer step
     bad = [untimed, profiled, skipped]
     monkeypatch.setattr(module, "load", lambda paths, facts: ([*bad, good[0]], ["x: refused"]))
     ((record, x),), left_out = module.timed_runs([tmp_path])

@@ -8,7 +8,7 @@ import pytest
 from analysis.compare import main
 from analysis.logs.record import Record
 from analysis.measured.comparisons import compare, judged, timed_runs
-from tests.fixture_runs import facts, write
+from tests.fixture_runs import facts, logged, write
 
 
 def runs(centre, n_runs, between, within=0.01, n=50, seed=0):
@@ -70,11 +70,8 @@ def test_other_work_is_refused_with_exit_1(tmp_path, capsys):
 def log_of(name: str, gpus: int | None, step_s: float, **facts) -> tuple[Record, np.ndarray]:
     """A run as a foreign log tells it, and its steady step times."""
     noise = 1 + 0.001 * np.random.default_rng(len(name)).standard_normal(40)
-    record = Record(f"{name}.log", "a format", step_s=step_s * noise, gpus=gpus)
-    record.iteration = np.arange(1.0, 41)
-    for key, value in facts.items():
-        setattr(record, key, value)
-    return record, record.step_s
+    record = logged(f"{name}.log", 40, step_s=step_s * noise, gpus=gpus, **facts)
+    return record, record.steps["step_s"]
 
 
 def test_other_gpus_are_named_and_give_no_faster_by():

@@ -168,9 +168,14 @@ def test_metrics_that_megatron_lm_exports_every_so_many_seconds_are_read(tmp_pat
     log = tmp_path / "collector.jsonl"
     log.write_text(exported())
     record = read(log)
-    assert record.step_s.tolist() == [0.45, 0.4]  # the third export has no new step
-    assert (record.loss.tolist(), record.tflops.tolist()) == ([9.5, 9.0], [400.0, 400.0])
-    assert record.iteration.tolist() == [1, 2] and "counted from 1" in " ".join(record.notes)
+    assert record.steps["step_s"].tolist() == [0.45, 0.4]  # the third export has no new step
+    assert (record.steps["loss"].tolist(), record.steps["tflops"].tolist()) == (
+        [9.5, 9.0],
+        [400.0, 400.0],
+    )
+    assert record.steps["iteration"].tolist() == [1, 2] and "counted from 1" in " ".join(
+        record.notes
+    )
 
 
 def test_a_file_of_two_runs_and_a_damaged_line_are_named(tmp_path):
@@ -179,4 +184,4 @@ def test_a_file_of_two_runs_and_a_damaged_line_are_named(tmp_path):
     with pytest.raises(Refusal, match=r"holds the points of 2 runs \(one, two\)"):
         read(log)
     log.write_text(exported("one") + exported("one")[:200] + "\n")
-    assert "1 lines are not JSON" in read(log).notes and len(read(log).iteration) == 2
+    assert "1 lines are not JSON" in read(log).notes and len(read(log).steps) == 2

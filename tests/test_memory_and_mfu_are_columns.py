@@ -2,12 +2,11 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from analysis.logs.record import Record
 from analysis.measured import run_table, scaling_curve, throughput
-from tests.fixture_runs import facts, write
+from tests.fixture_runs import facts, logged, write
 
 KEYS = ("max_cuda_mem_allocated_bytes_global", "max_resident_bytes_global")
 
@@ -49,7 +48,7 @@ def test_mfu_of_a_known_card_is_in_both_tables_and_of_an_unknown_one_says_so(tmp
 
 
 def test_a_log_that_states_nothing_names_every_missing_fact_and_the_flag_that_gives_it():
-    a = Record("a.log", "x", iteration=np.arange(1.0, 31), step_s=np.full(30, 0.5))
+    a = logged("a.log", 30, step_s=0.5)
     shown = run_table.of_records([a], None)
     (row,) = shown.rows
     assert row["missing"] == {

@@ -32,7 +32,7 @@ def one(folder: Path, benchmark="gpt3", nodes=64, step_s=11.0, batch=2048, **how
 )
 def test_each_step_is_read_under_any_name_of_its_time(tmp_path, key):
     record = one(tmp_path, step_key=key, per_step={"reduced_train_loss": 2.5}, **GPT3)
-    assert record.iteration.tolist() == list(range(1, 289))
+    assert record.steps["iteration"].tolist() == list(range(1, 289))
     assert timed(record).step_s == pytest.approx(11.0, rel=1e-6)
     assert judge(record, timed(record)).verdict == "complete"
     assert record.submission.samples == 288 * 2048
@@ -40,7 +40,7 @@ def test_each_step_is_read_under_any_name_of_its_time(tmp_path, key):
 
 def test_evaluations_are_left_out_of_the_time_and_told(tmp_path):
     record = one(tmp_path, "llama2_70b_lora", 1, 4.0, 8, n_micro=4, eval_s=40.0, **LORA)
-    assert record.interval == 48 and len(record.step_s) == 6
+    assert record.interval == 48 and len(record.steps) == 6
     assert timed(record).step_s == pytest.approx(4.0, rel=1e-3)
     about = record.submission
     assert about.eval_s == pytest.approx(240) and about.init_s == pytest.approx(60)
@@ -63,7 +63,7 @@ def test_counts_inside_of_one_block_are_no_entries(tmp_path):
         lines.append(line(1.7e12 + 2e4 * i, "eval_accuracy", 0.5, epoch_num=150_000 * i))
     lines += [line(1.7002e12, "block_stop"), line(1.7002e12, "run_stop", status="success")]
     record = read(write(tmp_path, "Made", "made_n1", "bert", 0, iter(lines)))
-    assert len(record.step_s) == 0
+    assert len(record.steps) == 0
     assert record.notes == ["no step is timed: the times are of the whole run"]
 
 
@@ -97,7 +97,7 @@ def test_what_a_block_will_train_is_not_counted_at_its_start(tmp_path):
         lines.append(line(now, "eval_stop", samples_count=samples))
     lines.append(line(now, "run_stop", status="success", samples_count=samples))
     record = read(write(tmp_path, "Made", "made_n1", "llama31_405b", 0, iter(lines)))
-    assert len(record.step_s) == 270
+    assert len(record.steps) == 270
     assert timed(record).step_s == pytest.approx(2.23)
     assert record.submission.block_s == pytest.approx(15 * 2.23)
 
@@ -334,7 +334,7 @@ def test_the_step_median_of_a_result_survives_a_slow_first_step(tmp_path):
     text = text.replace('"train_step_time": 11.0', '"train_step_time": 60.0', 1)
     record = read(write(tmp_path, "Made", "made_n64", "gpt3", 0, iter([text])))
     assert timed(record).first == 1 and timed(record).step_s == 11.0
-    assert np.isclose(record.step_s[0], 60.0)
+    assert np.isclose(record.steps["step_s"][0], 60.0)
 
 
 def test_a_prediction_of_results_is_refused(tree):
@@ -346,7 +346,7 @@ def test_steps_that_two_ranks_print_count_once(tmp_path):
     lines = list(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
     twice = [x for x in lines for _ in range(1 + ("tracked_stats" in x))]
     record = read(write(tmp_path, "Made", "made_n64", "gpt3", 0, iter(twice)))
-    assert record.iteration.tolist() == list(range(1, 289))
+    assert record.steps["iteration"].tolist() == list(range(1, 289))
     assert "288 duplicate lines dropped" in record.notes
 
 
@@ -413,7 +413,7 @@ def test_a_second_run_in_a_log_is_not_read(tmp_path):
     first = "".join(result("gpt3", 64, 22.0, 2048, ranks=1, **GPT3))
     second = "".join(result("gpt3", 64, 11.0, 2048, ranks=1, shift_ms=9e7, **GPT3))
     record = read_text(tmp_path, first + second)
-    assert timed(record).step_s == pytest.approx(22.0, rel=1e-3) and len(record.step_s) == 288
+    assert timed(record).step_s == pytest.approx(22.0, rel=1e-3) and len(record.steps) == 288
     assert any("another run_start: the first run is read" in note for note in record.notes)
 
 

@@ -71,8 +71,8 @@ def test_gpt_neox_of_2023_left_the_output_layer_out(shared):
 def check(record, flops_per_token):
     """The log's TFLOP/s are these FLOPs at its own step times, within 0.1 %."""
     tokens = record.global_batch * record.seq_len
-    ours = flops_per_token * tokens / (record.step_s * record.gpus * 1e12)
-    assert abs(np.median(ours / record.tflops) - 1) < 1e-3
+    ours = flops_per_token * tokens / (record.steps["step_s"] * record.gpus * 1e12)
+    assert abs(np.median(ours / record.steps["tflops"]) - 1) < 1e-3
 
 
 def test_no_path_of_this_machine_is_in_the_table():

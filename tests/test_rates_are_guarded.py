@@ -4,28 +4,25 @@ import numpy as np
 import pytest
 
 from analysis.logs.parsing.rate_words import judge_rates, of_steps, unit_of, units_of
-from analysis.logs.record import Record
+from tests.fixture_runs import logged
 
 
 def run(step_s=2.0, **facts):
     """A 1.3B model on 16 GPUs: 64 sequences of 2048 tokens in 2 s, three steps."""
-    known = {"gpus": 16, "global_batch": 64, "seq_len": 2048, "params": 1.3e9} | facts
-    model = known.pop("model", {"n_layer": 24, "hidden": 2048})
-    columns = {
-        name: np.full(3, known.pop(name, np.nan))
-        for name in ("samples_per_s", "tokens_per_s", "tflops")
-    }
-    record = Record("run.log", "any", step_s=np.full(3, step_s), **known)
-    record.iteration, record.model = np.arange(3.0), model
-    for name, values in columns.items():
-        setattr(record, name, values)
+    known = {"gpus": 16, "global_batch": 64, "seq_len": 2048, "params": 1.3e9}
+    known |= {"model": {"n_layer": 24, "hidden": 2048}}
+    record = logged(n=3, step_s=step_s, **known | facts)
     judge_rates(record)
     return record
 
 
 def test_a_rate_that_agrees_is_kept_without_a_note():
     record = run(samples_per_s=32.0, tokens_per_s=65_536.0, tflops=40.0)
-    assert record.notes == [] and record.tokens_per_s[0] == 65_536 and record.tflops[0] == 40
+    assert (
+        record.notes == []
+        and record.steps["tokens_per_s"][0] == 65_536
+        and record.steps["tflops"][0] == 40
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,19 +36,21 @@ def test_a_rate_that_agrees_is_kept_without_a_note():
 )
 def test_a_rate_in_another_unit_is_read_as_that_one(name, printed, kept, value, said):
     record = run(**{name: printed})
-    assert getattr(record, kept)[-1] == value and record.notes[0].endswith(said)
+    assert record.steps[kept][-1] == value and record.notes[0].endswith(said)
 
 
 @pytest.mark.parametrize("wrong", [65.536, 131_072.0, 8192.0])  # in thousands; twice; of 2 GPUs
 def test_a_rate_in_no_unit_is_unknown(wrong):
     record = run(tokens_per_s=wrong)
-    assert np.isnan(record.tokens_per_s).all() and np.isnan(record.samples_per_s).all()
+    assert (
+        np.isnan(record.steps["tokens_per_s"]).all()
+        and np.isnan(record.steps["samples_per_s"]).all()
+    )
     assert record.notes[0].endswith("the rate is unknown")
 
 
 def test_a_rate_of_the_whole_run_is_judged_by_its_steps():
-    record = Record("run.log", "any", step_s=np.full(3, 2.0), gpus=16)
-    record.global_batch, record.seq_len = 64, 2048
+    record = logged(n=3, step_s=2.0, gpus=16, global_batch=64, seq_len=2048)
     record.totals = {"samples_per_s": 60_000.0}
     judge_rates(record)
     assert record.totals == {"tokens_per_s": 60_000.0}
@@ -62,23 +61,25 @@ def test_a_rate_of_the_whole_run_is_judged_by_its_steps():
 
 def test_tflops_of_all_gpus_are_divided_among_them():
     record = run(tflops=40.0 * 16)
-    assert record.tflops[0] == pytest.approx(40.0)
+    assert record.steps["tflops"][0] == pytest.approx(40.0)
     assert record.notes[0].endswith("read as those of all 16 GPUs")
     kept = run(tflops=40.0 * 16, uncounted=["64 experts"])  # its parameters do not all work
-    assert kept.tflops[0] == 640
+    assert kept.steps["tflops"][0] == 640
 
 
 def test_tflops_above_twice_the_cards_peak_are_unknown():
     record = run(tflops=620.0, gpu_type="NVIDIA A100-SXM4-80GB", params=None, model={})
-    assert record.tflops[0] == 620
+    assert record.steps["tflops"][0] == 620
     record = run(tflops=630.0, gpu_type="NVIDIA A100-SXM4-80GB", params=None, model={})
-    assert np.isnan(record.tflops).all() and "above twice the 312 of A100" in record.notes[0]
+    assert (
+        np.isnan(record.steps["tflops"]).all() and "above twice the 312 of A100" in record.notes[0]
+    )
 
 
 @pytest.mark.parametrize("step_s", [2e-5, 2e-6])
 def test_a_time_that_no_card_can_keep_is_unknown(step_s):
     record = run(step_s=step_s)
-    assert np.isnan(record.step_s).all()
+    assert np.isnan(record.steps["step_s"]).all()
     assert " TFLOP/s of a GPU for the forward pass" in record.notes[0]
 
 

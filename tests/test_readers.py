@@ -56,7 +56,7 @@ def log(tmp_path):
 
 
 def times(record):
-    return record.step_s.tolist()
+    return record.steps["step_s"].tolist()
 
 
 # --- one line of each format ---------------------------------------------------------------
@@ -243,8 +243,8 @@ FORMATS = {
 def test_a_line_of_each_format_is_read(log, kind):
     line, expected = FORMATS[kind]
     record = read(log(line))
-    assert len(record.iteration) == 1
-    found = {name: getattr(record, name)[0] for name in expected}
+    assert len(record.steps) == 1
+    found = {name: record.steps[name][0] for name in expected}
     assert found == pytest.approx(expected)
 
 
@@ -254,8 +254,8 @@ def test_differences_of_a_cumulative_clock_are_step_times(log):
         f"step:{i}/3 train_loss:9.0 train_time:{100 * i}ms step_avg:100.00ms\n" for i in (2, 3)
     )
     record = read(log(source + lines))
-    assert record.iteration.tolist() == [1, 2, 3]
-    assert np.isnan(record.step_s[:2]).all() and record.step_s[2] == 0.1
+    assert record.steps["iteration"].tolist() == [1, 2, 3]
+    assert np.isnan(record.steps["step_s"][:2]).all() and record.steps["step_s"][2] == 0.1
     assert record.step_stats()["mean"] == 0.1 and record.completed
 
 
@@ -295,20 +295,20 @@ def test_one_value_that_is_no_number_takes_nothing_from_the_other_lines(log, fie
     together = read(log("".join([*lines[:19], odd, *lines[20:]])))
     alone = read(log(odd, "alone.out")) if "(ms)" not in field else None
     plain = read(log(RUN, "plain.out"))
-    others = np.isin(together.iteration, np.delete(np.arange(1, 41), 19))
+    others = np.isin(together.steps["iteration"], np.delete(np.arange(1, 41), 19))
     assert others.sum() == 39
     for name in ("step_s", "loss", "grad_norm"):
-        expected = np.delete(getattr(plain, name), 19)
-        np.testing.assert_array_equal(getattr(together, name)[others], expected)
-        if alone is not None and len(alone.iteration) and not others.all():
-            np.testing.assert_array_equal(getattr(together, name)[~others], getattr(alone, name))
+        expected = np.delete(plain.steps[name], 19)
+        np.testing.assert_array_equal(together.steps[name][others], expected)
+        if alone is not None and len(alone.steps) and not others.all():
+            np.testing.assert_array_equal(together.steps[name][~others], alone.steps[name])
 
 
 def test_a_lone_list_of_nemos_step_times_is_read(log):
     line = "{}: [NeMo I 2025-06-11 05:23:31 nemo_logging:393] train_step_timing in s: [{}]\n"
     record = read(log(line.format(0, "52.33, 39.9, x") + line.format(1, "52.33, 39.9, 35.75")))
     assert record.format == "NeMo" and times(record) == [52.33, 39.9, 35.75]
-    assert record.iteration.tolist() == [0, 1, 2]
+    assert record.steps["iteration"].tolist() == [0, 1, 2]
     assert "only the list of step times is there" in " ".join(record.notes)
     bar = FORMATS["NeMo bar"][0]
     assert times(read(log(bar + line.format(0, "27.5, 1.0"), "both.out"))) == [27.5]
@@ -347,7 +347,7 @@ def test_a_runtime_in_hours_minutes_seconds_is_read(log):
 def test_trainer_state_json_is_read(log):
     history = [{"step": 10, "loss": 2.5}, {"step": 20, "train_runtime": 40.0}]
     record = read(log(json.dumps({"log_history": history, "max_steps": 20}), "trainer_state.json"))
-    assert record.loss.tolist() == [2.5] and record.step_stats()["mean"] == 2.0
+    assert record.steps["loss"].tolist() == [2.5] and record.step_stats()["mean"] == 2.0
 
 
 def test_golden_values_by_step_are_read(log):
@@ -355,7 +355,7 @@ def test_golden_values_by_step_are_read(log):
         str(i): {"lm loss": 9.0 - i, "elapsed time per iteration (ms)": 200.0} for i in (0, 1)
     }
     record = read(log(json.dumps(content | {"alloc": 81.9}), "golden.json"))
-    assert record.iteration.tolist() == [0, 1] and times(record) == [0.2, 0.2]
+    assert record.steps["iteration"].tolist() == [0, 1] and times(record) == [0.2, 0.2]
 
 
 def test_golden_values_leave_out_what_is_not_a_number(log):
@@ -367,7 +367,7 @@ def test_golden_values_leave_out_what_is_not_a_number(log):
         "iteration-time": series({"1": "nan", "2": 8.5, "3": 0.95}),
     }
     record = read(log(json.dumps(content), "golden.json"))
-    assert record.iteration.tolist() == [2, 3] and times(record) == [8.5, 0.95]
+    assert record.steps["iteration"].tolist() == [2, 3] and times(record) == [8.5, 0.95]
 
 
 def mlperf(ms, key, value=None, **metadata):
@@ -430,7 +430,10 @@ def test_an_epoch_lasts_as_long_as_its_slowest_rank(log):
 def test_the_short_form_of_training_metrics_is_read(log):
     content = {"train_time_per_epoch": [22.0, 16.0], "train_throughput": [14494.0, 19205.0]}
     record = read(log(json.dumps(content), "training_metrics.json"))
-    assert record.totals["wall_s"] == 38.0 and record.tokens_per_s.tolist() == [14494.0, 19205.0]
+    assert record.totals["wall_s"] == 38.0 and record.steps["tokens_per_s"].tolist() == [
+        14494.0,
+        19205.0,
+    ]
 
 
 def test_digits_grouped_as_in_india_are_read(log):
@@ -507,28 +510,33 @@ def test_what_stands_around_the_lines_changes_no_statistic(log, kind, prefix, en
 
     plain = read(log(b"".join(lines(b"", b"\n", b"")), "plain.out"))
     found = read(log(b"".join(lines(prefix, ending, noise)), "found.out"))
-    assert len(plain.iteration) == n
+    assert len(plain.steps) == n
     assert found.step_stats() == plain.step_stats() and found.gpus == plain.gpus
     for name in set(expected) - {"iteration", "step_s"}:
-        np.testing.assert_array_equal(getattr(found, name), getattr(plain, name))
+        np.testing.assert_array_equal(found.steps[name], plain.steps[name])
 
 
 def test_two_records_on_one_line_are_two(log):
     record = read(log(megatron(1, 1000.0).rstrip("\n") + megatron(2, 1100.0)))
-    assert record.iteration.tolist() == [1, 2] and times(record) == [1.0, 1.1]
+    assert record.steps["iteration"].tolist() == [1, 2] and times(record) == [1.0, 1.1]
 
 
 def test_a_cut_last_line_is_left_out(log):
     whole = megatron(1) + megatron(2)
     for cut in (60, 90, 120):
         record = read(log(whole + megatron(3, 1234.5)[:cut], f"{cut}.out"))
-        known = record.iteration.tolist()
+        known = record.steps["iteration"].tolist()
         assert known in ([1, 2], [1, 2, 3]) and set(times(record)) <= {1.0, 1.2345}
 
 
 def test_a_time_that_ends_where_the_file_does_is_left_out(log):
     whole = "".join(megatron(i) for i in range(1, 5))
-    assert read(log(whole + megatron(5).split(" | learning")[0])).iteration.tolist() == [1, 2, 3, 4]
+    assert read(log(whole + megatron(5).split(" | learning")[0])).steps["iteration"].tolist() == [
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 @pytest.mark.parametrize("kind", ("nanoGPT", "nanotron", "torchtitan", "DeepSpeed pipeline"))
@@ -540,7 +548,7 @@ def test_a_cut_number_is_no_number(log, kind):
         except Refusal:
             continue
         for name, value in expected.items():
-            known = getattr(record, name)[:2]
+            known = record.steps[name][:2]
             assert np.isnan(known[-1]) or known[-1] == pytest.approx(value), (cut, name)
 
 
@@ -555,13 +563,13 @@ def test_a_last_line_without_its_newline_counts_when_every_field_is_there(log):
         line, _ = FORMATS[kind]
         last = line.splitlines(keepends=True)[-1].replace(number, number[:-1] + "9")
         record = read(log(line + last[:-1], "end.out"))
-        assert len(record.loss) == 2 and not np.isnan(record.loss).any(), kind
+        assert len(record.steps) == 2 and not np.isnan(record.steps["loss"]).any(), kind
 
 
 def test_a_validation_is_no_step(log):
     line, _ = FORMATS["torchtitan"]
     check = "validate step: 15  loss:  9.1234  memory: 27.11GiB(34.28%)  tps: 17,232\n"
-    assert read(log(line + check)).iteration.tolist() == [10]
+    assert read(log(line + check)).steps["iteration"].tolist() == [10]
 
 
 @pytest.mark.parametrize(
@@ -574,11 +582,7 @@ def test_lines_without_a_number_count_once_too(log, twice):
         for i in range(3)
     )
     for text in (losses, chat):
-        assert (
-            len(read(log(twice(text))).iteration)
-            == len(read(log(text, "plain.out")).iteration)
-            == 3
-        )
+        assert len(read(log(twice(text))).steps) == len(read(log(text, "plain.out")).steps) == 3
 
 
 def test_a_torchtitan_log_that_took_no_step_states_its_gpus_and_batch(log):
@@ -612,7 +616,7 @@ def test_steps_of_a_restart_are_no_duplicates_where_only_a_rate_is_printed(log):
     first = [line.format(i, 15 + i / 100) for i in range(200, 2000, 200)]
     again = [line.format(i, 16 + i / 100) for i in range(200, 2000, 200)]
     record = read(log("".join([*first, *again, again[-1]])))
-    assert len(record.iteration) == 18 and record.restarts == 1
+    assert len(record.steps) == 18 and record.restarts == 1
     assert "1 duplicate lines dropped" in record.notes
 
 
@@ -626,14 +630,14 @@ def test_duplicate_lines_count_once(log):
 def test_interleaved_ranks_give_one_of_them(log):
     lines = "".join(f"{rank}:{megatron(i, 1000.0 + rank)}" for i in range(1, 9) for rank in (0, 1))
     record = read(log(lines))
-    assert record.iteration.tolist() == list(range(1, 9)) and set(times(record)) == {1.0}
+    assert record.steps["iteration"].tolist() == list(range(1, 9)) and set(times(record)) == {1.0}
 
 
 def test_a_restart_keeps_both_passes_and_says_where(log):
     first = "".join(megatron(i, 1000.0) for i in range(1, 7))
     again = "".join(megatron(i, 1200.0) for i in range(4, 9))
     record = read(log(first + "restarting\n" + again))
-    assert record.iteration.tolist() == [1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8]
+    assert record.steps["iteration"].tolist() == [1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8]
     assert record.restarts == 1
     assert "line 8: iterations go back from 6 to 4" in record.notes
 
@@ -805,7 +809,7 @@ def test_a_run_that_died_before_its_first_iteration_is_a_run(log):
     text = "using world size: 16\n  seq_length ........ 2048\nCUDA out of memory. Tried\n"
     record = read(log(text))
     assert record.format == "Megatron-LM" and record.failure.line_no == 3
-    assert record.gpus == 16 and record.seq_len == 2048 and len(record.iteration) == 0
+    assert record.gpus == 16 and record.seq_len == 2048 and len(record.steps) == 0
 
 
 # --- values from elsewhere -----------------------------------------------------------------
@@ -999,7 +1003,7 @@ def test_the_columns_of_megatrons_lines_are_their_numbers(tmp_path_factory, ms, 
     lines = (names + megatron(i, float(v), loss=float(loss)) for i, v in enumerate(ms, 1))
     path.write_text("".join(lines))
     with Log(path) as log:
-        columns, _ = megatron_lm.scan(log)
+        columns = megatron_lm.scan(log)
     assert columns["step_s"].tolist() == [float(f"{float(v):.1f}") / 1000 for v in ms]
     assert columns["loss"].tolist() == [float(f"{float(loss):.6E}")] * len(ms)
 
@@ -1009,7 +1013,7 @@ def test_a_line_of_50_megabytes_is_read(log):
     lines = (megatron(i, 1000.0 + i).rstrip("\n") + filler for i in range(1, 10_001))
     path = log("".join(lines))
     assert path.stat().st_size > 50e6
-    assert len(read(path).iteration) == 10_000
+    assert len(read(path).steps) == 10_000
 
 
 # --- folders -------------------------------------------------------------------------------
@@ -1022,7 +1026,7 @@ def test_the_same_bytes_in_two_files_are_noted(tmp_path):
     a, b, c = load([tmp_path])[0]
     assert (a.copy_of, b.copy_of, c.copy_of) == ("", str(tmp_path / "a.log"), "")
     assert b.notes[-1].startswith(f"the same evidence as {tmp_path / 'a.log'} (SHA-256 ")
-    assert np.isfinite(b.step_s).all()
+    assert np.isfinite(b.steps["step_s"]).all()
 
 
 def test_links_that_form_a_loop_end_and_each_log_is_read_once(log, tmp_path):
@@ -1134,6 +1138,7 @@ WHOLE = {kind: FORMATS[kind][0] for kind in NUMBERED} | {
 
 def said(path):
     record = read(path)
+    record.steps["at"] = 0
     differ = ("source", "failure", "last_at", "last_line")  # a line more moves what follows
     columns = {k: str(v) for k, v in vars(record).items() if k not in differ}
     return columns, record.failure and (record.failure.kind, record.failure.line)
@@ -1182,10 +1187,13 @@ def test_our_own_iteration_lines_are_read_with_all_that_stands_behind_megatrons_
     world = "using world size: 1, data-parallel size: 1, tensor-model-parallel size: 1"
     record = read(log("\n".join([world, *lines]) + "\n"))
     assert record.format == "Megatron-LM" and record.gpus == 1
-    assert record.step_s.tolist() == [100.0] * 3 and record.loss.tolist() == [5.5] * 3
-    assert record.skipped.tolist() == [0.0] * 3
+    assert (
+        record.steps["step_s"].tolist() == [100.0] * 3
+        and record.steps["loss"].tolist() == [5.5] * 3
+    )
+    assert record.steps["skipped"].tolist() == [0.0] * 3
     tokens_per_s = 128 * spec.seq_len / 100
-    assert record.tokens_per_s == pytest.approx([tokens_per_s] * 3, rel=1e-4)
+    assert record.steps["tokens_per_s"] == pytest.approx([tokens_per_s] * 3, rel=1e-4)
 
 
 # --- facts that only one line of a reader makes ----------------------------------------------
@@ -1203,7 +1211,7 @@ def test_nemos_parameters_state_its_gpus(log, stated, gpus):
     entry = {"type": "LOG", "step": 0, "data": {"train_step_timing in s": 2.0}}
     lines = [{"type": "LOG", "step": "PARAMETER", "data": stated}, entry, entry | {"step": 1}]
     record = read(log("".join(f"DLLL {json.dumps(line)}\n" for line in lines)))
-    assert (record.gpus, len(record.iteration)) == (gpus, 2)
+    assert (record.gpus, len(record.steps)) == (gpus, 2)
 
 
 @pytest.mark.parametrize(
@@ -1247,7 +1255,10 @@ def test_a_gzipped_log_is_read_as_what_it_holds(tmp_path):
     (tmp_path / "job.out").write_text(RUN)
     (tmp_path / "job.out.gz").write_bytes(gzip.compress(RUN.encode()))
     one, two = (read(tmp_path / name) for name in ("job.out", "job.out.gz"))
-    assert one.step_s.tolist() == two.step_s.tolist() and one.last_line == two.last_line == 40
+    assert (
+        one.steps["step_s"].tolist() == two.steps["step_s"].tolist()
+        and one.last_line == two.last_line == 40
+    )
 
 
 def test_what_cannot_be_unpacked_says_so(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from analysis import tflops
@@ -13,7 +12,7 @@ from analysis.measured.fairness import batch_per_gpu, differences, shared_cores
 from analysis.measured.scaling_curve import Side, curve
 from analysis.scaling import main
 from base.errors import UsageError
-from tests.fixture_runs import facts, write
+from tests.fixture_runs import facts, logged, write
 
 RUN = Record(
     "a.log",
@@ -321,13 +320,8 @@ def test_a_curve_leaves_out_what_has_no_time_and_says_so(tmp_path):
 
 def test_of_a_log_that_states_no_gpus_there_is_no_point(tmp_path, monkeypatch):
     def known(gpus, step_s=1.0, n=30):
-        return other(
-            gpus=gpus,
-            completed=True,
-            iteration=np.arange(1.0, n + 1),
-            step_s=np.full(n, step_s),
-            interval=1,
-        )
+        steps = logged(n=n, step_s=step_s).steps
+        return other(gpus=gpus, completed=True, steps=steps, interval=1)
 
     for record in (known(None), known(0), known(8, step_s=0.0), known(8, n=0)):
         why = "no steady time" if record.gpus else r"the log does not state GPUs \(--gpus\)"
@@ -338,8 +332,8 @@ def test_of_a_log_that_states_no_gpus_there_is_no_point(tmp_path, monkeypatch):
 
 def test_a_point_has_its_configurations_name_or_its_logs(tmp_path, monkeypatch):
     def known(source, gpus, **extra):
-        steps = {"iteration": np.arange(1.0, 31), "step_s": np.full(30, 8 / gpus)}
-        return other(source=source, gpus=gpus, completed=True, **extra, **steps)
+        steps = logged(n=30, step_s=8 / gpus).steps
+        return other(source=source, gpus=gpus, completed=True, steps=steps, **extra)
 
     def names(*records):
         monkeypatch.setattr(scaling_curve, "load", lambda paths: (list(records), []))

@@ -7,15 +7,14 @@ import pytest
 
 from analysis import tflops
 from analysis.logs.readers import read
-from analysis.logs.record import Failure, Record
+from analysis.logs.record import Failure, Record, steps_table
 from analysis.logs.verdict import judge, step_times, summary, timed
 from analysis.measured import run_table as library
 from analysis.measured import throughput
 from analysis.measured.run_flags import unheeded
 from analysis.quality import main
-from parallel.measure.steady_time import steady
 from parallel.record.schema import CHECKPOINT_COLUMNS
-from tests.fixture_runs import facts, write
+from tests.fixture_runs import facts, logged, write
 
 KEYS = """source format verdict reasons engine steps step_s_mean step_s_median step_s_min step_s_max
 steady_step_s steady_n steady_ci95 tokens_per_s samples_per_s printed_tflops gpus tp cp pp vpp
@@ -23,7 +22,7 @@ dp micro_batch global_batch seq_len model params""".split()
 
 
 def record(n=40, **known):
-    return Record("x.log", "test", iteration=np.arange(1, n + 1), step_s=np.full(n, 1.0), **known)
+    return logged(n=n, **known)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +93,9 @@ def test_an_iteration_without_a_loss_is_not_nan(tmp_path):
 def test_one_skipped_step_at_the_end_is_fp16_lowering_its_scale():
     run = record(planned_steps=40, loss=np.r_[np.full(39, 2.0), np.inf], skipped=np.zeros(40))
     assert judge(run).verdict == "diverged"
-    run.skipped[-1] = 1
+    run.steps["skipped"][-1] = 1
     assert judge(run).verdict == "complete"
-    run.loss[-2] = np.inf
+    run.steps["loss"][-2] = np.inf
     assert judge(run).verdict == "diverged"
 
 
@@ -130,8 +129,7 @@ def test_all_iterations_without_the_marker_of_completion_are_not_complete():
 
 
 def test_counting_from_zero_completes_one_number_earlier():
-    from_zero = record(planned_steps=40)
-    from_zero.iteration = np.arange(40)
+    from_zero = record(planned_steps=40, iteration=np.arange(40))
     assert judge(from_zero).verdict == "complete"
 
 
@@ -157,10 +155,8 @@ def test_nothing_logged_is_no_data():
     ],
 )
 def test_each_doubt_has_its_flag(arrays, word):
-    run = record(planned_steps=40)
-    for name, values in arrays.items():
-        setattr(run, name, values)
-    flags = judge(run, steady(run.step_s, run.skipped, run.iteration)).flags
+    run = record(planned_steps=40, **arrays)
+    flags = judge(run, timed(run)).flags
     assert any(word in flag.text for flag in flags), flags
 
 
@@ -169,8 +165,8 @@ def test_a_good_run_has_no_flag():
     run = record(
         planned_steps=40, loss=np.linspace(9, 2, 40), grad_norm=np.ones(40), skipped=np.zeros(40)
     )
-    run.step_s = 1 + 0.01 * rng.standard_normal(40)
-    assert judge(run, steady(run.step_s)).flags == []
+    run.steps["step_s"] = 1 + 0.01 * rng.standard_normal(40)
+    assert judge(run, timed(run)).flags == []
 
 
 def test_json_is_one_object_per_run_with_exactly_these_keys(tmp_path, capsys):
@@ -194,7 +190,8 @@ def test_the_scaling_tables_json_adds_to_these_keys_and_marks_what_a_name_said(t
 
 
 def test_printed_throughput_is_used_where_no_step_time_is_logged():
-    run = Record("x.log", "test", samples_per_s=np.array([7.0, 8.0, 9.0]), seq_len=10)
+    steps = steps_table(samples_per_s=[7.0, 8.0, 9.0])
+    run = Record("x.log", "test", steps=steps, seq_len=10)
     known = summary(run, None, judge(run))
     assert (known["samples_per_s"], known["tokens_per_s"]) == (8.0, 80.0)
     assert known["steady_step_s"] is None
@@ -214,7 +211,7 @@ def test_a_row_without_a_time_says_in_the_table_why(tmp_path):
 
 def test_micro_steps_are_no_optimizer_steps():
     # Big Purple, one V100: 0.06299 s a micro-step, but 16 x 512 tokens at 29600.05 tokens/s.
-    run = Record("x.json", "test", step_s=np.array([0.06299]), tokens_per_s=np.array([29600.05]))
+    run = record(1, step_s=[0.06299], tokens_per_s=[29600.05])
     run.global_batch, run.seq_len, run.per_epoch = 16, 512, True
     assert timed(run).step_s == pytest.approx(0.276756, rel=1e-5)
 

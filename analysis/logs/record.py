@@ -4,6 +4,7 @@ A reader turns one log (or run folder) into one `Record`. What the log does not 
 leave it unknown rather than guess. `origin` says where each fact came from.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,20 +21,29 @@ ORIGINS = (
     "default",
     "from name",
 )  # strongest evidence first
-PER_STEP = (
-    "iteration",
-    "step_s",
-    "loss",
-    "grad_norm",
-    "tflops",
-    "samples_per_s",
-    "tokens_per_s",
-    "skipped",
+# The columns of a table of steps; NaN where a line of the log does not say.
+STEP = np.dtype(
+    [
+        ("iteration", float),  # its number
+        ("step_s", float),  # seconds per iteration
+        ("loss", float),
+        ("grad_norm", float),
+        ("tflops", float),  # as printed, per GPU
+        ("samples_per_s", float),
+        ("tokens_per_s", float),
+        ("skipped", float),  # 0 or 1, or how many of the interval
+        ("nan_loss", float),  # 1 where NaN was printed as the loss
+        ("at", float),  # where its line begins in the log, bytes
+    ]
 )
 
 
-def _empty() -> np.ndarray:
-    return np.empty(0)
+def steps_table(**columns: Sequence[float] | np.ndarray) -> np.ndarray:
+    """A table of steps: one column or more by STEP's names, of one length; NaN in the others."""
+    steps = np.full(len(next(iter(columns.values()))), np.nan, STEP)
+    for name, values in columns.items():
+        steps[name] = values
+    return steps
 
 
 @dataclass
@@ -89,23 +99,14 @@ class Submission:
 class Record:
     """One run, as its log states it.
 
-    Per-step arrays all have the same length, one entry per logged iteration in file order, NaN
-    where that line did not say: `iteration` (number), `step_s` (seconds per iteration), `loss`,
-    `grad_norm`, `tflops` (as printed, per GPU), `samples_per_s`, `tokens_per_s`, `skipped` (0 or
-    1). `interval` is how many iterations one entry averages over.
+    steps: a table with a row for each logged iteration, in the order of the file; its columns are
+    STEP's: `record.steps["loss"]`. interval: how many iterations a row averages over.
     """
 
     source: str
     format: str
     engine: str | None = None
-    iteration: np.ndarray = field(default_factory=_empty)
-    step_s: np.ndarray = field(default_factory=_empty)
-    loss: np.ndarray = field(default_factory=_empty)
-    grad_norm: np.ndarray = field(default_factory=_empty)
-    tflops: np.ndarray = field(default_factory=_empty)
-    samples_per_s: np.ndarray = field(default_factory=_empty)
-    tokens_per_s: np.ndarray = field(default_factory=_empty)
-    skipped: np.ndarray = field(default_factory=_empty)
+    steps: np.ndarray = field(default_factory=lambda: np.empty(0, STEP))
     interval: int = 1
     # What the log says once about all of the run: wall_s, samples_per_s, tokens_per_s, and
     # step_s_mean, step_s_median ... where it prints statistics and no steps.
@@ -151,8 +152,7 @@ class Record:
     running_average: bool = False  # an entry is a running mean of the steps before it
     whole_run: bool = False  # the log states results of the whole run, so it needs no entries
     restarts: int = 0  # how often the iterations go back
-    nan_iterations: int = 0  # how many iterations had a loss of NaN
-    nan_at: np.ndarray = field(default_factory=lambda: np.empty(0, int))  # indices of entries
+    nan_iterations: int = 0  # how many iterations had a loss of NaN, by the log's own count
     last_at: int | None = None  # offset of the last entry in the file, bytes
     last_line: int = 0  # the line there; 0 where no line of a log is an entry
 
@@ -180,18 +180,13 @@ class Record:
     averages: list[dict[str, float]] = field(default_factory=list)  # one per epoch, over ranks
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)  # of a file with several runs
 
-    def count_nans(self, printed: np.ndarray) -> None:
-        """Keep which entries' loss was printed as NaN (a mask), apart from those without a loss."""
-        self.nan_at = np.flatnonzero(printed)
-        self.nan_iterations = max(self.nan_iterations, len(self.nan_at))
-
     def step_stats(self) -> dict[str, float | int | None]:
         """n, mean, median, min and max (seconds) over all logged steps; None where unknown.
 
         Where a log prints statistics instead of steps, the printed ones are used.
         """
-        times = self.step_s[~np.isnan(self.step_s)]
-        found: dict[str, float | int | None] = {"n": len(self.iteration)}
+        times = self.steps["step_s"][~np.isnan(self.steps["step_s"])]
+        found: dict[str, float | int | None] = {"n": len(self.steps)}
         for name in ("mean", "median", "min", "max"):
             printed = self.totals.get(f"step_s_{name}")
             measured = float(getattr(np, name)(times)) if len(times) else None

@@ -46,13 +46,14 @@ def step_times(record: Record) -> np.ndarray:
     The logged time. Where the log times micro-steps or prints only throughput: the time that the
     global batch takes at the printed tokens or samples per second. Empty where neither is known.
     """
-    if np.isfinite(record.step_s).any() and not record.per_epoch:
-        return record.step_s
+    steps = record.steps
+    if np.isfinite(steps["step_s"]).any() and not record.per_epoch:
+        return steps["step_s"]
     with np.errstate(divide="ignore", invalid="ignore"):
-        if record.global_batch and record.seq_len and np.isfinite(record.tokens_per_s).any():
-            step_s = record.global_batch * record.seq_len / record.tokens_per_s
-        elif record.global_batch and np.isfinite(record.samples_per_s).any():
-            step_s = record.global_batch / record.samples_per_s
+        if record.global_batch and record.seq_len and np.isfinite(steps["tokens_per_s"]).any():
+            step_s = record.global_batch * record.seq_len / steps["tokens_per_s"]
+        elif record.global_batch and np.isfinite(steps["samples_per_s"]).any():
+            step_s = record.global_batch / steps["samples_per_s"]
         else:
             return np.empty(0)
     return np.where(np.isfinite(step_s), step_s, np.nan)
@@ -73,7 +74,8 @@ def timed(record: Record, window: tuple[int, int] | None = None) -> Steady | Non
     """
     if no_timing(record):
         return None
-    return steady(step_times(record), record.skipped, record.iteration, window)
+    steps = record.steps
+    return steady(step_times(record), steps["skipped"], steps["iteration"], window)
 
 
 @dataclass
@@ -135,9 +137,9 @@ def _verdict(record: Record) -> Judgement:
 
 def _not_finite(record: Record) -> tuple[np.ndarray, np.ndarray]:
     """(which entries' loss is NaN or infinite, where a loss was printed at all)."""
-    bad = np.isinf(record.loss)
-    bad[record.nan_at] = True
-    return bad, np.flatnonzero(bad | np.isfinite(record.loss))
+    loss = record.steps["loss"]
+    bad = np.isinf(loss) | (record.steps["nan_loss"] == 1)
+    return bad, np.flatnonzero(bad | np.isfinite(loss))
 
 
 def _diverged(record: Record) -> str:
@@ -151,15 +153,15 @@ def _diverged(record: Record) -> str:
         return "" if math.isfinite(last) else f"the last loss is {last:g}"
     if not bad[last := printed[-1]]:
         return ""
-    skipped = len(record.skipped) == len(bad) and record.skipped[last] >= record.interval
+    skipped = record.steps["skipped"][last] >= record.interval
     if skipped and not bad[printed[-2:-1]].any():
         return ""
-    return f"the last loss is {record.loss[last]:g}"
+    return f"the last loss is {record.steps['loss'][last]:g}"
 
 
 def _ended(record: Record) -> Judgement:
     failure, state = record.failure, record.state
-    n, planned = len(record.step_s), record.planned_steps
+    planned = record.planned_steps
     finished = record.completed is True or (
         record.completed is None and planned is not None and _last(record) >= planned
     )
@@ -180,13 +182,13 @@ def _ended(record: Record) -> Judgement:
         return Judgement(verdict, failure.line_no, failure.line.strip())
     if state in _STATES:
         return Judgement(state, proof=_STATES[state])
-    if n == 0 and not np.isfinite(record.samples_per_s).any():
+    if not len(record.steps):
         if record.tables:
             names = ", ".join(record.tables)
             return Judgement("no data", proof=f"a profile, without steps: {names}")
         return Judgement("no data", proof="no iteration was logged")
     if planned is not None and _last(record) < planned:
-        numbers = record.iteration[np.isfinite(record.iteration)]
+        numbers = _iterations(record)
         last = int(numbers.max()) if len(numbers) else "an unknown number"
         proof = f"ended at iteration {last} of {planned}"
         return Judgement("stopped early", record.last_line, proof)
@@ -197,15 +199,19 @@ def _ended(record: Record) -> Judgement:
 
 def _last(record: Record) -> float:
     """How many iterations the log reached, whether it counts from 0 or from 1."""
-    numbers = record.iteration[np.isfinite(record.iteration)]
-    if not len(numbers):
-        return 0.0
-    return float(numbers.max() + (numbers.min() == 0))
+    numbers = _iterations(record)
+    return float(numbers.max() + (numbers.min() == 0)) if len(numbers) else 0.0
+
+
+def _iterations(record: Record) -> np.ndarray:
+    numbers = record.steps["iteration"]
+    return numbers[np.isfinite(numbers)]
 
 
 def _flags(record: Record, time: Steady | None) -> list[Reason]:
     """The doubts about a run's numbers, in the order that tables show them."""
-    norm = record.grad_norm[np.isfinite(record.grad_norm)]
+    norm = record.steps["grad_norm"]
+    norm = norm[np.isfinite(norm)]
     zeros = f"grad norm is zero in {(norm == 0).sum()} of {len(norm)} iterations"
     shared = f"oversubscribed: {record.sharing or 'more ranks than cores'}"
     doubts = (
@@ -232,9 +238,10 @@ def _weak(record: Record, origin: str, said: str) -> str:
 
 
 def _skipped(record: Record) -> Reason | None:
-    touched, n = int(np.sum(np.nan_to_num(record.skipped) > 0)), len(record.skipped)
+    skipped = np.nan_to_num(record.steps["skipped"])
+    touched, n = int(np.sum(skipped > 0)), len(skipped)
     unit = "iterations" if record.interval == 1 else "entries"
-    if n and (np.nan_to_num(record.skipped) >= record.interval).all():
+    if n and (skipped >= record.interval).all():
         return Reason("all skipped", f"all {n} {unit} skipped: no optimizer step was timed")
     if touched > MANY_SKIPPED * n:
         return Reason("skipped", f"{touched} of {n} {unit} skipped the optimizer")
@@ -245,7 +252,7 @@ def _time_flags(record: Record, time: Steady | None) -> list[Reason]:
     if time is None:
         return []
     flags = []
-    if time.n < MIN_STEADY and len(record.step_s):
+    if time.n < MIN_STEADY and len(record.steps):
         said = f"too few points: {time.n} after the warm-up, 95 % needs {MIN_STEADY}"
         flags.append(Reason("few points", said))
     if not time.settled:
@@ -278,18 +285,18 @@ def averages(records: list[Record]) -> list[str]:
 
 
 def _loss_doubt(record: Record) -> str:
-    loss = record.loss
+    loss = record.steps["loss"]
     bad, printed = _not_finite(record)
     end = ", to the end" if len(printed) and bad[printed[-1]] else ""
-    if nans := record.nan_iterations:
+    nans = max(record.nan_iterations, int(np.nansum(record.steps["nan_loss"])))
+    if nans:
         where = f"in {nans} of {len(loss)} iterations" if len(loss) else f"{nans} times"
         return f"the loss is NaN {where}{end}"
     infinite = np.flatnonzero(bad)
     if len(infinite):
-        numbers = record.iteration if len(record.iteration) == len(loss) else np.arange(len(loss))
         return (
             f"the loss is infinite in {len(infinite)} of {len(loss)} iterations, first in"
-            f" {int(numbers[infinite[0]])}{end}"
+            f" {int(record.steps['iteration'][infinite[0]])}{end}"
         )
     loss = loss[np.isfinite(loss)]
     if len(loss) < 20:
@@ -324,8 +331,10 @@ def summary(record: Record, time: Steady | None, judgement: Judgement) -> dict[s
     if time is not None and time.step_s > 0 and record.global_batch:
         samples = record.global_batch / time.step_s
         tokens = samples * record.seq_len if record.seq_len else None
-    samples = samples or _median(record.samples_per_s) or record.totals.get("samples_per_s")
-    tokens = tokens or _median(record.tokens_per_s) or record.totals.get("tokens_per_s")
+    samples = (
+        samples or _median(record.steps["samples_per_s"]) or record.totals.get("samples_per_s")
+    )
+    tokens = tokens or _median(record.steps["tokens_per_s"]) or record.totals.get("tokens_per_s")
     if samples and record.seq_len:
         tokens = tokens or samples * record.seq_len
     if no_timing(record):
@@ -340,7 +349,7 @@ def summary(record: Record, time: Steady | None, judgement: Judgement) -> dict[s
         "steady_ci95": list(time.ci95) if time and time.ci95 else None,
         "tokens_per_s": _number(tokens),
         "samples_per_s": _number(samples),
-        "printed_tflops": _median(record.tflops[time.first if time else 0 :]),
+        "printed_tflops": _median(record.steps["tflops"][time.first if time else 0 :]),
     }
     return {name: computed[name] if name in computed else getattr(record, name) for name in SUMMARY}
 

@@ -156,7 +156,8 @@ def timed_runs(
             left_out.append(f"{record.source}: no step was timed")
         else:
             x = step_times(record)
-            where = steady_iterations(x, record.skipped, record.iteration, window)
+            steps = record.steps
+            where = steady_iterations(x, steps["skipped"], steps["iteration"], window)
             found.append((record, x[where]))
     if not found:
         where = ", ".join(map(str, paths))

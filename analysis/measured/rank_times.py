@@ -74,7 +74,7 @@ def read(path: Path) -> tuple[Breakdown | None, list[str]]:
         return None, problems
     time = timed(record)
     # Without a steady part, skip the first window if there are others.
-    start = 2 if time is None else max(2, int(record.iteration[time.first]))
+    start = 2 if time is None else max(2, int(record.steps["iteration"][time.first]))
     found = Breakdown(run, spec, record, {}, 0)
     # The ranks of a killed run end apart.
     last = min(rows[-1]["last_step"] for rows in ranks.values())

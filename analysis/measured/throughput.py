@@ -18,8 +18,7 @@ PRINTED = "printed"  # TFLOP/s that the log prints and that no convention here c
 
 def _for_tokens(record: Record) -> list[str]:
     """What tokens/s need beside a time or samples/s, where the log does not state it."""
-    rates = (record.samples_per_s, record.tokens_per_s)
-    rate = any(np.isfinite(rate).any() for rate in rates)
+    rate = any(np.isfinite(record.steps[name]).any() for name in ("samples_per_s", "tokens_per_s"))
     rate = rate or not {"samples_per_s", "tokens_per_s"}.isdisjoint(record.totals)
     needed = ["seq_len"] if rate else ["global_batch", "seq_len"]
     return [name for name in needed if not getattr(record, name)]
@@ -99,7 +98,7 @@ NO_RATE = "the log has neither a step time nor a rate"
 
 def tokens_missing(record: Record, timed: bool) -> str:
     """Why tokens/s is unknown."""
-    rate = np.isfinite(record.samples_per_s).any() or "samples_per_s" in record.totals
+    rate = np.isfinite(record.steps["samples_per_s"]).any() or "samples_per_s" in record.totals
     return asked(_for_tokens(record)) if (timed or rate) and _for_tokens(record) else NO_RATE
 
 

@@ -24,7 +24,7 @@ _CURVES = (
 
 def views(records: list[Record], baseline: Record | None) -> list[Section]:
     """The strip of step times and the curves of loss and gradient norm, of the first runs."""
-    logged = [record for record in records if len(record.iteration)]
+    logged = [record for record in records if len(record.steps)]
     shown = logged[: altair_charts.MOST]
     if not shown:
         return []
@@ -34,7 +34,7 @@ def views(records: list[Record], baseline: Record | None) -> list[Section]:
     notes = []
     if len(logged) > len(shown):
         notes.append(f"The first {len(shown)} of {len(logged)} runs are shown.")
-    if thinned := sum(len(record.iteration) > each for record in shown):
+    if thinned := sum(len(record.steps) > each for record in shown):
         notes.append(f"Of {thinned} long runs {each} steps each are shown, evenly spaced.")
     times = Section("Step times", list(notes))
     timed_rows = [row for row in rows if row.get("ratio") is not None]
@@ -65,22 +65,22 @@ def _steps(
     record: Record, most: int, apart: dict[int, tuple[float, float]]
 ) -> list[dict[str, Any]]:
     """At most `most` of a run's entries, evenly spaced; `apart`: differences by iteration."""
-    n = len(record.iteration)
+    n = len(record.steps)
     chosen = np.unique(np.linspace(0, n - 1, min(n, most)).astype(int))
     time, seconds = timed(record), step_times(record)
     is_timed = time is not None and time.step_s > 0 and len(seconds) > 0
     rows: list[dict[str, Any]] = []
     for i in chosen:
         row: dict[str, Any] = {"run": name_of(record), "engine": record.engine or "unknown"}
-        row["iteration"] = float(record.iteration[i])
+        step = record.steps[i]
+        row["iteration"] = float(step["iteration"])
         for key in ("loss", "grad_norm"):
-            values = getattr(record, key)
-            if len(values) and np.isfinite(values[i]):
-                row[key] = float(values[i])
+            if np.isfinite(step[key]):
+                row[key] = float(step[key])
         if is_timed and np.isfinite(seconds[i]):
             row |= {"step_s": float(seconds[i]), "ratio": float(seconds[i] / time.step_s)}
             row["warm_up"] = bool(i < time.first)
-        if pair := apart.get(int(record.iteration[i])):
+        if pair := apart.get(int(step["iteration"])):
             row["loss_diff"], row["grad_norm_diff"] = pair
         rows.append(row)
     for row, after in zip(rows, [*rows[1:], None], strict=True):

@@ -1,6 +1,7 @@
 """How a run ended: the line that proves it. parallel/record/ends.py says which one does."""
 
 import re
+from collections.abc import Sequence
 
 from analysis.logs.parsing.fields import plain
 from analysis.logs.parsing.logfile import LONGEST_LINE, Log
@@ -15,19 +16,17 @@ _LAUNCHER = re.compile(
 _LINES_BACK = 4  # ranks are interleaved: the failing one may print before the last iteration line
 
 
-def judge_end(record: Record, log: Log, offsets: list[int], trained: bool = True) -> None:
-    """Set `failure`, from what stands after the last record, and settle `completed`.
+def judge_end(record: Record, log: Log, ends: Sequence[int] | None = None) -> None:
+    """Set `failure`, from what stands after the last step.
 
-    offsets: where the records are. A traceback after a completed run is noted, but no failure.
+    ends: where the lines are that count as the last steps, if these are not the record's. A
+    traceback after a completed run is noted, but no failure.
     """
-    failure = None
-    for back in (1, _LINES_BACK):
-        start = offsets[-min(back, len(offsets))] if offsets else 0
-        if failure := find_failure(log, start):
-            break
-        if not offsets or record.completed:
-            break
-    if failure is None and not offsets:
+    ends = record.steps["at"].astype(int) if ends is None else ends
+    failure = find_failure(log, ends[-1] if len(ends) else 0)
+    if failure is None and len(ends) and not record.completed:
+        failure = find_failure(log, ends[-_LINES_BACK:][0])
+    if failure is None and not len(ends):
         failure = _launcher_error(log)
     if failure and record.completed:
         record.notes.append(

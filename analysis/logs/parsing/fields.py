@@ -91,16 +91,15 @@ def lines(log: Log, start: re.Pattern[bytes]) -> Iterator[tuple[int, re.Match[by
 
 def table(
     log: Log, start: re.Pattern[bytes], fields: dict[str, re.Pattern[bytes]]
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Columns and line offsets: `start`'s named groups, and each field's first number.
+) -> dict[str, np.ndarray]:
+    """Columns: `start`'s named groups, each field's first number, and `at`, where the line is.
 
     A last line that the file's end cuts off counts when it has every field that the line before it
     has. A number that ends where the file does is NaN, and may not be all that says how long the
-    step took. `nan_loss` is 1 where the loss was printed as NaN; it is left out where none was.
+    step took. `nan_loss` is 1 where the loss was printed as NaN.
     """
-    nans = []
-    columns: dict[str, list[float]] = {name: [] for name in [*start.groupindex, *fields]}
-    offsets = []
+    names = (*start.groupindex, *fields, "nan_loss", "at")
+    columns: dict[str, list[float]] = {name: [] for name in names}
     for offset, match, text, cut in lines(log, start):
         row = {name: number(match[name]) for name in start.groupindex}
         nan = "loss" in start.groupindex and is_nan(match["loss"])
@@ -120,18 +119,11 @@ def table(
             continue
         known = (open_ended, "loss" if nan else None)
         lost = (name for name in row if name not in known and math.isnan(row[name]))
-        if cut and offsets and any(not math.isnan(columns[name][-1]) for name in lost):
+        if cut and columns["at"] and any(not math.isnan(columns[name][-1]) for name in lost):
             continue
-        if nan:
-            nans.append(len(offsets))
-        offsets.append(offset)
-        for name, value in row.items():
+        for name, value in (row | {"nan_loss": nan, "at": offset}).items():
             columns[name].append(value)
-    arrays = {name: np.array(values, float) for name, values in columns.items()}
-    if nans:
-        arrays["nan_loss"] = np.zeros(len(offsets))
-        arrays["nan_loss"][nans] = 1
-    return arrays, np.array(offsets, np.int64)
+    return {name: np.array(values, float) for name, values in columns.items()}
 
 
 def positive(values: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.logs.record import PER_STEP, Record, Refusal
+from analysis.logs.record import Refusal, steps_table
 from base.files import parse_json
 
 _LARGEST = 10**15  # no count of anything here is larger
@@ -79,9 +79,8 @@ def rows(value: Any) -> list[dict[str, Any]]:
     return [item for item in sequence(value) if isinstance(item, dict)]
 
 
-def fill(record: Record, **columns: Sequence[Any]) -> None:
-    """Set the per-step arrays, of equal lengths; NaN for what is no number or is not given."""
-    n = len(columns["iteration"])
-    for name in PER_STEP:
-        setattr(record, name, np.array([real(value) for value in columns.get(name, [None] * n)]))
-    record.count_nans(np.array([is_nan(value) for value in columns["loss"]], bool))
+def steps_of(loss: Sequence[Any], **columns: Sequence[Any]) -> np.ndarray:
+    """A table of steps; NaN for what is no number."""
+    numbers = {name: [real(value) for value in values] for name, values in columns.items()}
+    nan_loss = [is_nan(value) for value in loss]
+    return steps_table(loss=[real(value) for value in loss], nan_loss=nan_loss, **numbers)

@@ -61,9 +61,9 @@ class LineFormat(Format):
     counts. arguments: whether argument dumps may stand before training. averages: an entry is the
     mean since the entry before. first: the number of the first iteration.
 
-    scan replaces `lines` where these are not enough; prepare sees the columns before they become
-    the record's, with the text before training; finish sees the record, with the offsets of its
-    last entries.
+    scan replaces `lines` where these are not enough: it returns columns, with `at` (where a line
+    is, bytes) among them. prepare sees the columns before they become the record's, with the text
+    before training; finish sees the record.
     """
 
     lines: tuple[tuple[re.Pattern[bytes], Fields], ...] = ()
@@ -71,36 +71,36 @@ class LineFormat(Format):
     arguments: bool = True
     averages: bool = False
     first: int = 1
-    scan: Callable[[Log, Record], tuple[Columns, np.ndarray]] | None = None
+    scan: Callable[[Log, Record], Columns] | None = None
     prepare: Callable[[Record, Columns, bytes], None] | None = None
-    finish: Callable[[Record, Log, list[int]], None] | None = None
+    finish: Callable[[Record, Log], None] | None = None
 
     def read(self, log: Log) -> Record:
-        """The run that a log holds; without an entry its arrays are empty."""
+        """The run that a log holds; without an entry its table of steps is empty."""
         record = Record(source=str(log.path), format=self.name, engine=self.name)
-        columns, offsets = (self.scan or self._first_kind)(log, record)
-        header = header_of(log, int(offsets[0]) if len(offsets) else None)
+        columns = (self.scan or self._first_kind)(log, record)
+        header = header_of(log, int(columns["at"][0]) if len(columns["at"]) else None)
         self._settle_facts(record, columns, header)
         if "ms" in columns:
-            timed = columns.get("step_s", np.full(len(offsets), np.nan))
+            timed = columns.get("step_s", np.nan)
             columns["step_s"] = np.where(np.isnan(timed), columns.pop("ms") / 1000, timed)
         if self.prepare:
             self.prepare(record, columns, header)
-        kept = put_steps(record, columns, offsets, log, self.averages)
-        if record.planned_steps and kept:
+        put_steps(record, columns, log, self.averages)
+        if record.planned_steps and len(record.steps):
             last = record.planned_steps - 1 + self.first
-            record.completed = bool(record.iteration[-1] >= last)
+            record.completed = bool(record.steps["iteration"][-1] >= last)
         if self.finish:
-            self.finish(record, log, kept)
-        judge_end(record, log, kept)
+            self.finish(record, log)
+        judge_end(record, log)
         return record
 
-    def _first_kind(self, log: Log, _: Record) -> tuple[Columns, np.ndarray]:
+    def _first_kind(self, log: Log, _: Record) -> Columns:
         for start, fields in self.lines:
-            columns, offsets = table(log, start, fields)
-            if len(offsets):
+            columns = table(log, start, fields)
+            if len(columns["at"]):
                 break
-        return columns, offsets
+        return columns
 
     def _settle_facts(self, record: Record, columns: Columns, header: bytes) -> None:
         """What the lines and the text before them say once about all of the run."""

@@ -92,7 +92,7 @@ def judge_rates(record: Record) -> None:
     _judge_speed(record, "step_s")
     if (record.global_batch or 0) > 0 and not record.per_epoch:  # an epoch times micro-steps
         _judge_units(record)
-        _judge_tflops(record, record.step_s)
+        _judge_tflops(record)
     _judge_peak(record)
     _judge_speed(record, "samples_per_s")
     _judge_speed(record, "tokens_per_s")
@@ -100,7 +100,7 @@ def judge_rates(record: Record) -> None:
 
 def _judge_units(record: Record) -> None:
     """See that samples/s and tokens/s agree with the time of a step."""
-    batch, step_s, totals = record.global_batch, record.step_s, record.totals
+    batch, step_s, totals = record.global_batch, record.steps["step_s"], record.totals
     amounts = units_of(batch, record.seq_len, record.gpus)
     timed = step_s[step_s > 0]
     for name in [name for name in ("samples_per_s", "tokens_per_s") if name in amounts]:
@@ -111,8 +111,8 @@ def _judge_units(record: Record) -> None:
             if unit := _unit(record, name, rate, time, amounts, within):
                 plain, each = _plain(unit)
                 totals.setdefault(plain, rate * (record.gpus if each else 1))
-        rates = getattr(record, name)
-        both = np.isfinite(rates) & np.isfinite(step_s) if len(rates) == len(step_s) else rates[:0]
+        rates = record.steps[name].copy()
+        both = np.isfinite(rates) & np.isfinite(step_s)
         if not both.any():
             continue
         rate, time = rates[both][-_LAST:], step_s[both][-_LAST:]
@@ -120,10 +120,10 @@ def _judge_units(record: Record) -> None:
         time = float(np.median(time))
         unit = _unit(record, name, in_one / time, time, amounts, 1 + _AGREES)
         if unit != name:
-            setattr(record, name, np.full(len(rates), np.nan))
+            record.steps[name] = np.nan
             plain, each = _plain(unit) if unit else ("", False)
-            if unit and not np.isfinite(getattr(record, plain)).any():
-                setattr(record, plain, rates * (record.gpus if each else 1))
+            if unit and not np.isfinite(record.steps[plain]).any():
+                record.steps[plain] = rates * (record.gpus if each else 1)
 
 
 def _unit(
@@ -158,13 +158,14 @@ def _unit(
     return unit
 
 
-def _judge_tflops(record: Record, step_s: np.ndarray) -> None:
+def _judge_tflops(record: Record) -> None:
     """Printed TFLOP/s beside 6 FLOPs a parameter and token (Kaplan et al. 2020)."""
     facts = (record.params, record.gpus, record.global_batch, record.seq_len)
-    both = np.isfinite(record.tflops) & (step_s > 0) if len(step_s) == len(record.tflops) else []
-    if not all(fact and fact > 0 for fact in facts) or not np.any(both):
+    step_s, tflops = record.steps["step_s"], record.steps["tflops"]
+    both = np.isfinite(tflops) & (step_s > 0)
+    if not all(fact and fact > 0 for fact in facts) or not both.any():
         return
-    printed = float(np.median(record.tflops[both]))
+    printed = float(np.median(tflops[both]))
     flops = 6.0 * record.params * record.global_batch * record.seq_len
     counted = flops / float(np.median(step_s[both])) / record.gpus / 1e12
     said = (
@@ -175,10 +176,10 @@ def _judge_tflops(record: Record, step_s: np.ndarray) -> None:
     of_all = printed / counted > most >= printed / counted / record.gpus >= 1 / most
     if of_all and not record.uncounted:
         record.notes.append(f"{said}: read as those of all {record.gpus} GPUs")
-        record.tflops = record.tflops / record.gpus
+        record.steps["tflops"] /= record.gpus
     elif not counted / _NO_CONVENTION <= printed <= counted * _NO_CONVENTION:
         record.notes.append(f"{said}: the printed ones are unknown")
-        record.tflops = np.full(len(record.tflops), np.nan)
+        record.steps["tflops"] = np.nan
 
 
 def _most_by_convention(record: Record) -> float:
@@ -199,15 +200,15 @@ def _judge_peak(record: Record) -> None:
     """Remove printed TFLOP/s above twice the card's peak: full attention counts up to twice what a
     causal kernel does."""
     fastest, words = _fastest(record)
-    printed = record.tflops[np.isfinite(record.tflops)]
+    printed = record.steps["tflops"][np.isfinite(record.steps["tflops"])]
     if len(printed) and (middle := float(np.median(printed))) > 2 * fastest:
         record.notes.append(f"{middle:.4g} TFLOP/s are printed, above twice {words}: unknown")
-        record.tflops = np.full(len(record.tflops), np.nan)
+        record.steps["tflops"] = np.nan
 
 
 def _judge_speed(record: Record, name: str) -> None:
     """Remove the column where a forward pass alone would need more TFLOP/s than the card has."""
-    values, seq_len = getattr(record, name), record.seq_len or 0
+    values, seq_len = record.steps[name], record.seq_len or 0
     known = values[np.isfinite(values) & (values > 0)]
     shape = record.model.get("n_layer", 0), record.model.get("hidden", 0)
     params = record.params or 8 * shape[0] * shape[1] ** 2  # the least that such layers have
@@ -226,4 +227,4 @@ def _judge_speed(record: Record, name: str) -> None:
             f"{name} {middle:.4g} would need {needed:.4g} TFLOP/s of a GPU for the forward pass"
             f" alone, above {words}: unknown"
         )
-        setattr(record, name, np.full(len(values), np.nan))
+        record.steps[name] = np.nan

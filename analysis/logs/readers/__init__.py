@@ -61,7 +61,7 @@ def _read_log(log: Log) -> Record:
     tried = []
     for form in _candidates(log):
         record = form.read(log)
-        if len(record.iteration) or record.whole_run:
+        if len(record.steps) or record.whole_run:
             return record
         if not form.embedded:
             tried.append(record)

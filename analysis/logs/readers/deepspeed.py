@@ -47,19 +47,19 @@ _TIMERS = re.compile(rb"time \(ms\) \| ([^\r\n]{1,600})")
 _TIMER = re.compile(rb"(\w{1,60}): ([\d.]{1,16})")
 
 
-def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
-    columns, offsets = table(log, _PIPE, _PIPE_FIELDS)
-    if not len(offsets) and any(log.contains(mark) for mark in _CHAT_MARKS):
-        columns, offsets = _chat(log, record)
-    if not len(offsets):
-        columns, offsets = table(log, _THROUGHPUT, _THROUGHPUT_FIELDS)
-        if len(offsets) and np.isnan(columns["samples_per_s"]).all():
+def _scan(log: Log, record: Record) -> Columns:
+    columns = table(log, _PIPE, _PIPE_FIELDS)
+    if not len(columns["at"]) and any(log.contains(mark) for mark in _CHAT_MARKS):
+        columns = _chat(log, record)
+    if not len(columns["at"]):
+        columns = table(log, _THROUGHPUT, _THROUGHPUT_FIELDS)
+        if len(columns["at"]) and np.isnan(columns["samples_per_s"]).all():
             columns["samples_per_s"] = columns["running"]
             record.running_average = True
             record.notes.append("samples per second are running averages, not single steps")
-        if len(offsets):
+        if len(columns["at"]):
             record.notes.append("no step time is printed, only samples per second")
-    return columns, offsets
+    return columns
 
 
 _PRETRAINED = re.compile(rb"--model_name_or_path[= ]{1,3}([\w./~-]{2,200})")
@@ -81,33 +81,34 @@ def _model(record: Record, columns: Columns, header: bytes) -> None:
         record.notes.append("a reward model's sample is two sequences: seq_len counts both")
 
 
-def _finish(record: Record, log: Log, kept: list[int]) -> None:
+def _finish(record: Record, log: Log) -> None:
     record.timers_s = _timers(log)
     record.completed = None
     if ends := ends_of(log):  # the engine under HF's Trainer
         end_lines(record, [match for _, match in ends])
         record.completed = True
-    if kept and (said := log.last(b"exits successfully", kept[-1])) is not None:
-        record.completed = True  # the launcher prints it for every rank
-        record.last_at = said
+    if len(record.steps):  # the launcher says so for every rank
+        said = log.last(b"exits successfully", record.last_at)
+        if said is not None:
+            record.completed, record.last_at = True, said
 
 
-def _chat(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
+def _chat(log: Log, record: Record) -> Columns:
     """A line for each step, which carries no number: the line of losses above it tells it from a
     line that was printed twice."""
-    columns, offsets = table(log, _CHAT, _CHAT_FIELDS)
+    columns = table(log, _CHAT, _CHAT_FIELDS)
     steps = [(at, match[0]) for at, match in log.matches(_CHAT_STEP)]
-    above = np.searchsorted([at for at, _ in steps], offsets) - 1
+    above = np.searchsorted([at for at, _ in steps], columns["at"]) - 1
     seen: dict[tuple, int] = {}
     for i, at in enumerate(above.tolist()):
         key = (steps[at][1], columns["step_s"][i]) if at >= 0 else (i,)
         seen.setdefault(key, i)
     keep = np.array(list(seen.values()), int)
-    if dropped := len(offsets) - len(keep):
+    if dropped := len(above) - len(keep):
         record.notes.append(f"{dropped} duplicate lines dropped")
     columns = {name: values[keep] for name, values in columns.items()}
     columns["iteration"] = np.arange(1.0, len(keep) + 1)
-    return columns, offsets[keep]
+    return columns
 
 
 def _timers(log: Log) -> dict[str, float]:

@@ -36,20 +36,20 @@ _FIELDS = {
 }
 
 
-def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
-    columns, offsets = table(log, _START, _FIELDS)
+def _scan(log: Log, record: Record) -> Columns:
+    columns = table(log, _START, _FIELDS)
     counted = (columns["epoch"] - 1) * columns["updates"] + columns["within"]
     numbered = np.isfinite(columns["iteration"])  # in 2018 its updates were not
     columns["iteration"] = np.where(numbered, columns["iteration"], counted)
     columns["samples_per_s"] = columns["batch"] * columns["ups"]
     known = np.isfinite(columns["iteration"])
-    return {name: values[known] for name, values in columns.items()}, offsets[known]
+    return {name: values[known] for name, values in columns.items()}
 
 
-def _finish(record: Record, log: Log, kept: list[int]) -> None:
-    if kept:
+def _finish(record: Record, log: Log) -> None:
+    if len(record.steps):
         record.notes.append("no step time is printed, only words per second")
-        record.completed = log.last(b"done training in", kept[-1]) is not None or None
+        record.completed = log.last(b"done training in", record.last_at) is not None or None
 
 
 FORMAT = LineFormat(

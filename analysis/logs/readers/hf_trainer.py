@@ -15,8 +15,8 @@ import numpy as np
 
 from analysis.logs.parsing.endings import judge_end
 from analysis.logs.parsing.fields import labelled, named_number, number, table
-from analysis.logs.parsing.json_values import document, fill, known, real, rows, whole
-from analysis.logs.parsing.line_format import Format, last_number
+from analysis.logs.parsing.json_values import document, known, real, rows, steps_of, whole
+from analysis.logs.parsing.line_format import Columns, Format, last_number
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import header_of, read_header, state
@@ -61,11 +61,11 @@ def _read(log: Log, record: Record) -> None:
             return
         except Refusal:
             record.notes.append("opens like a JSON document, but is none: read as a console log")
-    columns, offsets = _once(*table(log, _LOSS, _LOSS_FIELDS), log, record)
-    columns["iteration"] = np.arange(1.0, len(offsets) + 1)
+    columns = _once(table(log, _LOSS, _LOSS_FIELDS), log, record)
+    columns["iteration"] = np.arange(1.0, len(columns["at"]) + 1)
     ends = ends_of(log)
-    kept = put_steps(record, columns, offsets, log)
-    first = min([int(at) for at in offsets[:1]] + [at for at, _ in ends[:1]], default=None)
+    put_steps(record, columns, log)
+    first = min([*columns["at"][:1].astype(int), *(at for at, _ in ends[:1])], default=None)
     header = header_of(log, first)
     facts = {name: last_number(pattern, header) for name, pattern in _SIZES.items()}
     for overrides in _OVERRIDES.findall(header)[-1:]:  # configs that are printed later do not count
@@ -85,7 +85,7 @@ def _read(log: Log, record: Record) -> None:
     else:
         _end_table(record, log)
     _whole_run(record)
-    judge_end(record, log, kept or [at for at, _ in ends])
+    judge_end(record, log, None if len(record.steps) else [at for at, _ in ends])
 
 
 def deepspeed_ranks(header: bytes) -> int | None:
@@ -104,21 +104,19 @@ def _block(record: Record, header: bytes) -> None:
     state(record, {"seq_len": given}, "log")
 
 
-def _once(
-    columns: dict[str, np.ndarray], offsets: np.ndarray, log: Log, record: Record
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def _once(columns: Columns, log: Log, record: Record) -> Columns:
     """Without lines that repeat another to the letter.
 
     They carry no step, but epoch, rate and loss to many digits; a loss of zero has none.
     """
-    texts = [log.slice(at, at + 1000).partition(b"}")[0] for at in offsets.tolist()]
+    texts = [log.slice(at, at + 1000).partition(b"}")[0] for at in columns["at"].astype(int)]
     first = {text: i for i, text in reversed(list(enumerate(texts)))}
     numbered = [b"'epoch'" in text for text in texts]
     again = np.array([first[text] < i for i, text in enumerate(texts)], bool)
     kept = ~again | (columns["loss"] == 0) | ~np.array(numbered, bool)
     if dropped := int((~kept).sum()):
         record.notes.append(f"{dropped} duplicate lines dropped")
-    return {name: values[kept] for name, values in columns.items()}, offsets[kept]
+    return {name: values[kept] for name, values in columns.items()}
 
 
 def ends_of(log: Log) -> list[tuple[int, re.Match[bytes]]]:
@@ -158,7 +156,8 @@ def _document(record: Record, content: dict[str, Any]) -> None:
     history = rows(content.get("log_history"))
     steps = [row for row in history if "loss" in row and known(row.get("step")) is not None]
     columns = {"iteration": "step", "loss": "loss", "grad_norm": "grad_norm"}
-    fill(record, **{name: [row.get(key) for row in steps] for name, key in columns.items()})
+    values = {name: [row.get(key) for row in steps] for name, key in columns.items()}
+    record.steps = steps_of(**values)
     ends = [row for row in [*history, content] if known(row.get("train_runtime")) is not None]
     if ends:
         end = ends[-1]

@@ -27,8 +27,8 @@ _CONSOLE_FIELDS = {
 _MAIN = re.compile(word(b"s:") + rb"(?P<iteration>\d{1,9}) trl:" + named_number("loss"))
 
 
-def _finish(record: Record, log: Log, kept: list[int]) -> None:
-    if np.isnan(record.step_s).all():
+def _finish(record: Record, log: Log) -> None:
+    if np.isnan(record.steps["step_s"]).all():
         record.notes.append("main.log holds losses only: no times")
 
 

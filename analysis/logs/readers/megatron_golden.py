@@ -11,7 +11,15 @@ Older files list the values without their iteration. Steps are sampled, not aver
 import re
 from typing import Any
 
-from analysis.logs.parsing.json_values import document, fill, is_nan, known, mapping, real, whole
+from analysis.logs.parsing.json_values import (
+    document,
+    is_nan,
+    known,
+    mapping,
+    real,
+    steps_of,
+    whole,
+)
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Record
@@ -45,7 +53,7 @@ def _read(log: Log, record: Record) -> None:
     series["step_s"] = {k: v for k, v in series["step_s"].items() if not is_nan(v)}
     steps = sorted(series["step_s"] or series["loss"])
     columns = {name: [values.get(step) for step in steps] for name, values in series.items()}
-    fill(record, iteration=steps, **columns)
+    record.steps = steps_of(iteration=steps, **columns)
 
 
 def _series(content: dict[str, Any], metrics: tuple[tuple[str, float], ...]) -> dict[int, float]:

@@ -61,9 +61,9 @@ _SOON = 1 << 20  # bytes behind the first iteration, in which it prints its memo
 _DONE = (b"[after training is done]", b"[exiting program at iteration", b"training finished")
 
 
-def scan(log: Log) -> tuple[Columns, np.ndarray]:
-    """The columns of all iteration lines in file order, NaN where a line lacks one, and where the
-    lines are. step_s in seconds; nan_loss is 1 where NaN was printed as the loss, average 1 where
+def scan(log: Log) -> Columns:
+    """The columns of all iteration lines in file order, NaN where a line lacks one. step_s in
+    seconds; at: where the line is; nan_loss is 1 where NaN was printed as the loss, average 1 where
     `current/average` was printed as the time.
     """
     parts: dict[str, list[np.ndarray]] = defaultdict(list)
@@ -89,13 +89,12 @@ def scan(log: Log) -> tuple[Columns, np.ndarray]:
         if np.isnan(columns["loss"]).any():
             columns["nan_loss"] = np.array(list(map(is_nan, texts["loss"])), float)
         columns["average"] = np.array([b"/" in text for text in texts["step_s"]], float)
-        columns["place"] = np.array([at + match.start() for match in matches])
+        columns["at"] = np.array([at + match.start() for match in matches])
         timed = np.isfinite(columns["step_s"]) | np.isinf(columns["step_s"])
         for name, values in columns.items():
             parts[name].append(values[timed])
-    names = ("iteration", "planned", *_LABELS, "nan_loss", "average", "place")
-    columns = {name: np.concatenate([np.empty(0), *parts[name]]) for name in names}
-    return columns, columns.pop("place").astype(np.int64)
+    names = ("iteration", "planned", *_LABELS, "nan_loss", "average", "at")
+    return {name: np.concatenate([np.empty(0), *parts[name]]) for name in names}
 
 
 def _numbers(texts: tuple[bytes, ...]) -> np.ndarray:
@@ -108,8 +107,8 @@ def _numbers(texts: tuple[bytes, ...]) -> np.ndarray:
     return np.broadcast_to(numbers, len(texts))
 
 
-def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
-    columns, offsets = scan(log)
+def _scan(log: Log, record: Record) -> Columns:
+    columns = scan(log)
     if averages := int(columns.pop("average").sum()):
         record.notes.append(f"{averages} values print current/average: the current one is used")
     nan = columns["nan"]
@@ -117,18 +116,18 @@ def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
     batch = columns["global_batch"][np.isfinite(columns["global_batch"])]
     if len(batch) and (batch != batch[-1]).any():
         record.notes.append(f"the global batch grows from {batch[0]:.0f} to {batch[-1]:.0f}")
-    line = b""
-    if len(offsets):
-        first = int(offsets[0])
+    line, first = b"", None
+    if len(columns["at"]):
+        first = int(columns["at"][0])
         line = log.slice(first - 400, first).rpartition(b"\n")[2]
         line += log.slice(first, first + 1500).partition(b"\n")[0]
         if peaks := _PEAK.findall(log.slice(first, first + _SOON)):
             record.peak_bytes = int(max(map(float, peaks)) * 2**20)
-    header = header_of(log, int(offsets[0]) if len(offsets) else None)
+    header = header_of(log, first)
     if b"reserve_length:" in line or b"Loading extension module token_dropping" in header:
         record.uncounted.append("layers that drop tokens (random-LTD)")
     record.format = record.engine = _tool(header, line)
-    return columns, offsets
+    return columns
 
 
 def _tool(header: bytes, line: bytes = b"") -> str:
@@ -148,9 +147,9 @@ def _rates(record: Record, columns: Columns, header: bytes) -> None:
         columns["tokens_per_s"] = each * (record.gpus or np.nan)
 
 
-def _finish(record: Record, log: Log, kept: list[int]) -> None:
-    if kept and not record.completed:
-        tail = log.slice(kept[-1], kept[-1] + (1 << 16))
+def _finish(record: Record, log: Log) -> None:
+    if len(record.steps) and not record.completed:
+        tail = log.slice(record.last_at, record.last_at + (1 << 16))
         record.completed = None if any(done in tail for done in _DONE) else False
 
 

@@ -14,12 +14,12 @@ from analysis.logs.parsing.facts_elsewhere import peak_bytes
 from analysis.logs.parsing.fields import number
 from analysis.logs.parsing.json_values import (
     document,
-    fill,
     known,
     mapping,
     real,
     rows,
     sequence,
+    steps_of,
     text,
     whole,
 )
@@ -86,8 +86,7 @@ def _short(record: Record, content: dict[str, Any]) -> None:
     times = list(map(real, sequence(content["train_time_per_epoch"])))
     losses = sequence(content.get("train_loss_per_epoch")) + [None] * len(times)
     rates = sequence(content.get("train_throughput")) + [None] * len(times)
-    fill(
-        record,
+    record.steps = steps_of(
         iteration=list(range(1, len(times) + 1)),
         loss=losses[: len(times)],
         tokens_per_s=rates[: len(times)],
@@ -102,8 +101,7 @@ def _short(record: Record, content: dict[str, Any]) -> None:
 def _schema_2(record: Record, content: dict[str, Any]) -> None:
     config = mapping(content.get("training_config"))
     epochs = rows(content.get("epochs"))
-    fill(
-        record,
+    record.steps = steps_of(
         iteration=[e.get("epoch_idx", i + 1) for i, e in enumerate(epochs)],
         step_s=[e.get("step_time_mean_sec") for e in epochs],
         loss=[e.get("train_loss_avg_global") for e in epochs],

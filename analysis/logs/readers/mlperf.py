@@ -24,7 +24,7 @@ from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import header_of, read_header, state
 from analysis.logs.parsing.steps import put_steps
-from analysis.logs.record import PER_STEP, Failure, Record, Submission
+from analysis.logs.record import Failure, Record, Submission, steps_table
 from parallel.config.axes import SET_AXES
 
 _FACTS = {
@@ -206,15 +206,16 @@ def _read(log: Log, record: Record) -> None:
         record.whole_run, record.evidence = True, hashed.hexdigest()
     _settings(record, log, start and start.at)
     _benchmark(record, about.benchmark)
-    ends = _steps(record, log, run) if start else []
+    if start:
+        _steps(record, log, run)
     if run.losses:
         record.totals["loss"] = run.losses[-1]
         record.nan_iterations = sum(map(math.isnan, run.losses))
     if stop:
         about.status = (text((stop.metadata | mapping(stop.value)).get("status")) or "").lower()
-        record.last_at, ends = stop.at, [stop.at]
+        record.last_at = stop.at
     record.completed = about.status == "success"
-    judge_end(record, log, ends)
+    judge_end(record, log, [stop.at] if stop else None)
     if record.failure is None and about.status not in ("", "success"):
         words = f"run_stop status: {about.status}"
         record.failure = Failure("stopped early", log.line_no(stop.at), words)
@@ -267,9 +268,8 @@ def _settings(record: Record, log: Log, start: int | None) -> None:
         state(record, {name: getattr(dump, name) for name in _SETTINGS}, "log")
 
 
-def _steps(record: Record, log: Log, run: _Run) -> list[int]:
-    """Fill the entries, the times of the whole run and the throughput; returns where the last
-    entries are."""
+def _steps(record: Record, log: Log, run: _Run) -> None:
+    """Fill the entries, the times of the whole run and the throughput."""
     about, marks, batch = record.submission, run.marks, record.global_batch
     start_s = marks["run_start"].time_s
     if stop := marks.get("run_stop"):
@@ -291,21 +291,20 @@ def _steps(record: Record, log: Log, run: _Run) -> list[int]:
         about.block_s = float(np.median(spans[1:]))
     samples_per_s = float(done[usable].sum() / spans[usable].sum()) if usable.any() else 0.0
     step_s = _timed(record, run, samples_per_s)
-    last: list[int] = []
     if step_s is not None:
-        columns = {"iteration": _numbers(run.steps), "step_s": step_s}
-        last = put_steps(record, columns, np.array([step.at for step in run.steps]), log)
+        at = np.array([step.at for step in run.steps])
+        put_steps(record, {"iteration": _numbers(run.steps), "step_s": step_s, "at": at}, log)
     elif any(step.seconds > 0 for step in run.steps):
         why = "printed and counted times contradict each other, so neither is a result"
         record.notes.append(why)
     elif batch and usable.any() and marked:
-        last = [counts[i].at for i in np.flatnonzero(usable)[-4:]]
-        for name in PER_STEP:
-            setattr(record, name, np.full(usable.sum(), np.nan))
-        record.iteration = n[usable] / batch
-        record.step_s = spans[usable] * batch / done[usable]
+        record.steps = steps_table(
+            iteration=n[usable] / batch,
+            step_s=spans[usable] * batch / done[usable],
+            at=np.array([count.at for count in counts])[usable],
+        )
         record.interval = max(1, round(float(np.median(done[usable])) / batch))
-        record.last_at = last[-1]
+        record.last_at = int(record.steps["at"][-1])
         record.notes.append("no step is timed: an entry is the mean between two evaluations")
         if not run.evaluations:
             record.notes.append(UNMARKED)
@@ -317,7 +316,6 @@ def _steps(record: Record, log: Log, run: _Run) -> list[int]:
         elif not samples_per_s and run.counts and record.totals.get("wall_s"):
             samples_per_s = run.counts[-1].n / record.totals["wall_s"]
         record.unnamed_rate = (float(np.mean(run.rates)), samples_per_s)
-    return last
 
 
 def _counts(record: Record, run: _Run) -> list[_Count]:

@@ -26,9 +26,10 @@ _PROCESS = re.compile(rb"\| {1,8}(\d{1,3}) {1,4}N/A {1,4}N/A {1,12}\d{1,9} {1,8}
 _GPU = re.compile(rb"\| {1,4}\d{1,3} {1,3}((?:NVIDIA|AMD) [\w -]{1,40}?) {2,40}O[nf]")
 
 
-def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
-    columns, offsets = table(log, _STEP, {})
-    validated, places = table(log, _VALIDATION, {})
+def _scan(log: Log, record: Record) -> Columns:
+    columns = table(log, _STEP, {})
+    validated = table(log, _VALIDATION, {})
+    offsets, places = columns["at"], validated["at"]
     last = validated if len(places) and places[-1] > max(offsets, default=-1) else columns
     if len(offsets):
         record.totals["step_s_mean"] = float(last["average_ms"][-1]) / 1000
@@ -42,7 +43,7 @@ def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
     first = (iteration == 1) & ~uncounted  # its clock starts with it
     step_s[first] = train_ms[first] / 1000
     columns["step_s"] = step_s
-    return columns, offsets
+    return columns
 
 
 _SIZES = {

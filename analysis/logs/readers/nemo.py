@@ -41,12 +41,12 @@ _FIELDS = {
 _CONFIG = ("cfg", "trainer")  # what the names in DLLogger's parameter line begin with
 
 
-def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
-    columns, offsets = _dllogger(log, record) if log.contains(b"DLLL {") else ({}, np.empty(0))
+def _scan(log: Log, record: Record) -> Columns:
+    columns = _dllogger(log, record) if log.contains(b"DLLL {") else {"at": np.empty(0)}
     for start in (_DLL, _CONSOLE, _BAR):
-        if len(offsets):
-            return columns, offsets
-        columns, offsets = table(log, start, _FIELDS)
+        if len(columns["at"]):
+            return columns
+        columns = table(log, start, _FIELDS)
         columns.setdefault("iteration", columns["global_step"])
         used = ~np.isnan(columns["step_s"])
         if start is _CONSOLE and not used.any():  # its timer can be off
@@ -57,8 +57,8 @@ def _scan(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
             steps = columns["iteration"][used]
             used[used] = np.diff(steps, prepend=-1) != 0
             record.notes.append("read from the progress bar, which prints few digits")
-        columns, offsets = {name: v[used] for name, v in columns.items()}, offsets[used]
-    return (columns, offsets) if len(offsets) else _listed(log, record)
+        columns = {name: values[used] for name, values in columns.items()}
+    return columns if len(columns["at"]) else _listed(log, record)
 
 
 def _gpus(record: Record, columns: Columns, header: bytes) -> None:
@@ -68,18 +68,18 @@ def _gpus(record: Record, columns: Columns, header: bytes) -> None:
         state(record, {"gpus": nodes * devices}, "log")
 
 
-def _finish(record: Record, log: Log, kept: list[int]) -> None:
-    if not kept:
+def _finish(record: Record, log: Log) -> None:
+    if not len(record.steps):
         return
-    record.running_average = not np.isnan(record.step_s).all()
+    record.running_average = not np.isnan(record.steps["step_s"]).all()
     timer = "step times are NeMo's running means of the last few steps"
     record.notes.append(timer if record.running_average else "no step time is printed")
-    after = log.slice(kept[-1], kept[-1] + (1 << 16))
+    after = log.slice(record.last_at, record.last_at + (1 << 16))
     if not record.completed:
         record.completed = b"`Trainer.fit` stopped: `max_" in after or None
 
 
-def _listed(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
+def _listed(log: Log, record: Record) -> Columns:
     """The last whole list of step times, of which every rank may print one."""
     times, at = np.empty(0), 0
     for offset, match in log.matches(_LIST):
@@ -89,11 +89,11 @@ def _listed(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
             continue
     if len(times):
         record.notes.append("only the list of step times is there: its entries are counted from 0")
-    columns = {"iteration": np.arange(len(times), dtype=float), "step_s": times}
-    return columns, np.full(len(times), at, np.int64)
+    places = np.full(len(times), at)
+    return {"iteration": np.arange(len(times), dtype=float), "step_s": times, "at": places}
 
 
-def _dllogger(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
+def _dllogger(log: Log, record: Record) -> Columns:
     names = ("train_step_timing in s", "reduced_train_loss", "grad_norm")
     rows: list[list[float]] = []
     broken, facts = 0, {}
@@ -123,9 +123,8 @@ def _dllogger(log: Log, record: Record) -> tuple[Columns, np.ndarray]:
     state(record, facts, "log")
     if broken:
         record.notes.append(f"{broken} DLLogger lines are not JSON")
-    offsets, *columns = np.array(rows, float).reshape(-1, 6).T
-    named = ("iteration", "step_s", "loss", "grad_norm", "nan_loss")
-    return dict(zip(named, columns, strict=True)), offsets.astype(np.int64)
+    named = ("at", "iteration", "step_s", "loss", "grad_norm", "nan_loss")
+    return dict(zip(named, np.array(rows, float).reshape(-1, 6).T, strict=True))
 
 
 FORMAT = LineFormat(

@@ -10,7 +10,7 @@ It exports no iteration: entries are counted from 1.
 from collections import defaultdict
 from typing import Any
 
-from analysis.logs.parsing.json_values import fill, mapping, real, rows, text
+from analysis.logs.parsing.json_values import mapping, real, rows, steps_of, text
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Record, Refusal
@@ -72,7 +72,7 @@ def _read(log: Log, record: Record) -> None:
     record.running_average = record.running_average or bool(sums)
     columns["step_s"] = [real(series[STEP_MS].get(t)) / 1000 for t in times]
     columns["skipped"] = [series[SKIPPED].get(t, 0.0) for t in times]
-    fill(record, **columns)
+    record.steps = steps_of(**columns)
     for name, about in runs.items():
         record.run = name or None
         record.engine = record.engine or text(about.get("service.name"))

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from analysis.logs.parsing.facts_elsewhere import peak_bytes, sharing, stated
-from analysis.logs.parsing.json_values import fill
+from analysis.logs.parsing.fields import positive
+from analysis.logs.parsing.json_values import steps_of
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.record import Failure, Record, Refusal
 from base.errors import UsageError
@@ -42,17 +43,17 @@ def read(path: Path) -> Record:
 
     columns = {
         name: [step[name] for step in run.steps]
-        for name in ("step_s", "loss", "grad_norm", "skipped", "tokens")
+        for name in ("step_s", "loss", "grad_norm", "skipped")
     }
-    fill(record, iteration=[step["step"] for step in run.steps], **columns)
-    tokens = np.array(columns["tokens"], float)
-    record.tokens_per_s = tokens / np.where(record.step_s > 0, record.step_s, np.nan)
+    steps = record.steps = steps_of(iteration=[step["step"] for step in run.steps], **columns)
+    tokens = np.array([step["tokens"] for step in run.steps], float)
+    steps["tokens_per_s"] = tokens / positive(steps["step_s"])
     for name, value in stated(facts).items():
         if value is not None:
             setattr(record, name, value)
             record.origin[name] = "run.json"
     if record.seq_len:
-        record.samples_per_s = record.tokens_per_s / record.seq_len
+        steps["samples_per_s"] = steps["tokens_per_s"] / record.seq_len
     record.run = facts.get("run", run.path.name)
     record.configuration = facts.get("configuration") or facts.get("run")
     for name in ("repeat", "study", "baseline", "profiler"):

@@ -119,9 +119,10 @@ def _mesh(header: bytes) -> dict[str, int | None]:
     return facts
 
 
-def _finish(record: Record, log: Log, kept: list[int]) -> None:
-    if kept and not record.completed:
-        record.completed = b"Training completed" in log.slice(kept[-1], kept[-1] + (1 << 16))
+def _finish(record: Record, log: Log) -> None:
+    if len(record.steps) and not record.completed:
+        after = log.slice(record.last_at, record.last_at + (1 << 16))
+        record.completed = b"Training completed" in after
 
 
 FORMAT = LineFormat(
