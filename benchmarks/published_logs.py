@@ -84,10 +84,9 @@ class Printed(NamedTuple):
 def beside_printed(record: Record) -> Printed:
     """What a log prints, beside ours by its own convention."""
     batch = (record.global_batch or 0) * (record.seq_len or 0)
-    if len(record.tflops) != len(record.step_s):
-        return Printed()
+    step_s, tflops = record.steps["step_s"], record.steps["tflops"]
     with np.errstate(divide="ignore", invalid="ignore"):
-        rate = batch / (record.step_s * (record.gpus or np.nan) * 1e12) / record.tflops
+        rate = batch / (step_s * (record.gpus or np.nan) * 1e12) / tflops
     rate = rate[np.isfinite(rate) & (rate > 0)]
     candidates = []
     for convention in _PRINTED_BY.get(record.format, ()) if len(rate) else ():
