@@ -34,6 +34,10 @@ class Bounds:
         return f"{name} must be {least} and {most}, not {_plain(value)}"
 
 
+class Count(Bounds):
+    """Bounds of whole numbers, where `misfit` checks a JSON file's."""
+
+
 class Text(NamedTuple):
     """What a text, each text of a list, or each name of a table must match, and that in words."""
 
@@ -128,6 +132,38 @@ def values_of(kind: type, table: Any, where: str) -> dict[str, Any]:
     if missing := [name for name in needed if name not in table]:
         raise UsageError(f"{where}: missing {', '.join(missing)}")
     return {key: checked(known[key], value, f"{where}: {key}") for key, value in table.items()}
+
+
+class Whole(dict[str, Any]):
+    """A JSON object that must have all these keys: key -> what its value can be."""
+
+
+def misfit(value: Any, allowed: Any, name: str = "") -> str:
+    """What in a JSON file's value, called `name`, cannot be, as "NAME cannot be VALUE"; "" if none.
+
+    allowed: a type; Bounds; Text; Words; a dict of an object's keys, where a key may be absent or
+    null unless it is a Whole; or [what each item of a list can be]. A text must be printable.
+    """
+    if isinstance(allowed, dict) and isinstance(value, dict):
+        inner = {k: value.get(k) for k in allowed}
+        asked = {k: v for k, v in inner.items() if v is not None or isinstance(allowed, Whole)}
+        parts = ((v, allowed[k], f"{name}.{k}".lstrip(".")) for k, v in asked.items())
+    elif isinstance(allowed, list) and isinstance(value, list):
+        parts = ((v, allowed[0], f"{name}[{at}]") for at, v in enumerate(value))
+    else:
+        return "" if _fits(value, allowed) else f"{name} cannot be {shown(value)}"
+    return next(filter(None, (misfit(*part) for part in parts)), "")
+
+
+def _fits(value: Any, allowed: Any) -> bool:
+    if isinstance(allowed, type):
+        return isinstance(value, allowed) and (allowed is not str or value.isprintable())
+    if isinstance(allowed, Bounds):
+        numbers = (int,) if isinstance(allowed, Count) else (int, float)
+        return type(value) in numbers and not allowed.problem("", value)
+    return (
+        type(value) is str and isinstance(allowed, Text | Words) and not allowed.problem("", value)
+    )
 
 
 def _plain(value: float) -> str:

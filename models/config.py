@@ -1,4 +1,4 @@
-"""GPT sizes and architecture: one frozen dataclass, the presets, the parameters and their count.
+"""GPT sizes and architecture: one frozen dataclass, its presets (presets.toml), its parameters.
 
 The defaults are GPT-2's: learned positions, pre-LayerNorm blocks, biases everywhere, tanh GELU,
 output layer tied to the word embedding. The Llama presets have rotary positions, RMSNorm, SwiGLU,
@@ -8,10 +8,13 @@ any split gives the same loss.
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
+from base.bounds import Bounds, checked, key
 from base.errors import UsageError
+from base.files import read_toml
 
 INIT_STD = 0.02  # Radford et al. 2019; residual projections are scaled by 1/sqrt(2 n_layer)
 VOCAB_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by: GEMMs like such sides
@@ -24,7 +27,8 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-_OPTIONAL = ("ffn_hidden", "n_kv_head", "kv_channels")  # 0: derived from the other sizes
+_SIZE, _DERIVED = Bounds(1, 2**53), Bounds(0, 2**53)  # 0: derived from the other sizes
+_ABOVE_0 = Bounds(0, math.inf, above=True, below=True)
 
 
 @dataclass(frozen=True)
@@ -43,35 +47,31 @@ class GPTConfig:
     bias: linear layers have biases.
 
     Raises:
-        UsageError: a size is not positive, the sizes do not fit together, or a name is not known.
+        UsageError: a size is out of its bounds, sizes do not fit together, or a name is not known.
     """
 
-    n_layer: int
-    hidden: int
-    n_head: int
-    vocab_size: int = 50257
-    max_seq_len: int = 1024
-    ffn_hidden: int = 0
-    n_kv_head: int = 0
-    kv_channels: int = 0
-    position: str = "learned"
-    rope_theta: float = 10000.0
-    rope_scaling: float = 1.0
-    norm: str = "layernorm"
-    norm_eps: float = 1e-5
-    qk_norm: bool = False
-    activation: str = "gelu"
-    tied: bool = True
-    bias: bool = True
+    n_layer: int = key(MISSING, allowed=_SIZE)
+    hidden: int = key(MISSING, allowed=_SIZE)
+    n_head: int = key(MISSING, allowed=_SIZE)
+    vocab_size: int = key(50257, allowed=_SIZE)
+    max_seq_len: int = key(1024, allowed=_SIZE)
+    ffn_hidden: int = key(0, allowed=_DERIVED)
+    n_kv_head: int = key(0, allowed=_DERIVED)
+    kv_channels: int = key(0, allowed=_DERIVED)
+    position: str = key("learned", allowed=POSITIONS)
+    rope_theta: float = key(10000.0, allowed=_ABOVE_0)
+    rope_scaling: float = key(1.0, allowed=_ABOVE_0)
+    norm: str = key("layernorm", allowed=NORMS)
+    norm_eps: float = key(1e-5, allowed=_ABOVE_0)
+    qk_norm: bool = key(False)
+    activation: str = key("gelu", allowed=ACTIVATIONS)
+    tied: bool = key(True)
+    bias: bool = key(True)
 
     def __post_init__(self) -> None:
-        sizes = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", *_OPTIONAL)
-        given = {name: getattr(self, name) for name in sizes}
-        least = {name: name not in _OPTIONAL for name in sizes}
-        wrong = {k: v for k, v in given.items() if type(v) is not int or v < least[k]}
-        if wrong:
-            raise UsageError(f"model sizes must be positive whole numbers, but {wrong}")
-        self._check_words()
+        for size in fields(self):
+            value = checked(size, getattr(self, size.name), size.name)
+            object.__setattr__(self, size.name, value)
         if not self.kv_channels and self.hidden % self.n_head:
             raise UsageError(f"hidden {self.hidden} is not a multiple of n_head {self.n_head}")
         if self.n_head % self.kv_heads:
@@ -88,19 +88,6 @@ class GPTConfig:
         if self.ffn_hidden == 0:
             gated = -(-8 * self.hidden // (3 * 256)) * 256
             object.__setattr__(self, "ffn_hidden", gated if self.gated else 4 * self.hidden)
-
-    def _check_words(self) -> None:
-        words = {"position": POSITIONS, "norm": NORMS, "activation": ACTIVATIONS}
-        for name, known in words.items():
-            if (value := getattr(self, name)) not in known:
-                raise UsageError(f"{name} must be one of {', '.join(known)}, not {value!r}")
-        for name in ("rope_theta", "rope_scaling", "norm_eps"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise UsageError(f"{name} must be a positive number, not {value!r}")
-        for name in ("qk_norm", "tied", "bias"):
-            if type(value := getattr(self, name)) is not bool:
-                raise UsageError(f"{name} must be true or false, not {value!r}")
 
     @property
     def kv_heads(self) -> int:
@@ -143,100 +130,21 @@ def _elements(shapes: dict[str, tuple[int, ...]]) -> int:
     return sum(map(math.prod, shapes.values()))
 
 
-def _gpt2(n_layer: int, hidden: int, n_head: int) -> GPTConfig:
-    return GPTConfig(n_layer, hidden, n_head, vocab_size=50257, max_seq_len=1024)
+# What Llama's architecture has otherwise than GPT-2's.
+_LLAMA: dict[str, Any] = {"position": "rope", "norm": "rmsnorm", "activation": "swiglu"}
+_LLAMA |= {"tied": False, "bias": False}
 
 
-def _sc21(n_layer: int, hidden: int, n_head: int) -> GPTConfig:
-    return GPTConfig(n_layer, hidden, n_head, vocab_size=51200, max_seq_len=2048)
+def _read_presets() -> dict[str, GPTConfig]:
+    families = read_toml(Path(__file__).with_name("presets.toml"), "presets")
+    return {
+        name: GPTConfig(**(_LLAMA if "like" in family else {}) | family["shared"] | sizes)
+        for family in families.values()
+        for name, sizes in family["models"].items()
+    }
 
 
-def _jean_zay(n_layer: int, hidden: int) -> GPTConfig:
-    return GPTConfig(n_layer, hidden, n_head=32, vocab_size=50257, max_seq_len=1024)
-
-
-def _llama(n_layer: int, hidden: int, n_head: int, **others: Any) -> GPTConfig:
-    """Llama's architecture; `others` are the sizes, and what Qwen3 has of its own."""
-    style = {"position": "rope", "norm": "rmsnorm", "activation": "swiglu"}
-    style |= {"tied": False, "bias": False}
-    return GPTConfig(n_layer, hidden, n_head, **(style | others))
-
-
-def _llama2(n_layer: int, hidden: int, n_head: int, **others: int) -> GPTConfig:
-    return _llama(n_layer, hidden, n_head, vocab_size=32000, max_seq_len=4096, **others)
-
-
-def _llama3(n_layer: int, hidden: int, n_head: int, ffn_hidden: int) -> GPTConfig:
-    sizes = {"vocab_size": 128256, "max_seq_len": 8192, "n_kv_head": 8, "ffn_hidden": ffn_hidden}
-    return _llama(n_layer, hidden, n_head, rope_theta=500000.0, **sizes)
-
-
-def _qwen3(n_layer: int, hidden: int, n_head: int, ffn_hidden: int, tied: bool = True) -> GPTConfig:
-    sizes = {"vocab_size": 151936, "max_seq_len": 32768, "n_kv_head": 8, "ffn_hidden": ffn_hidden}
-    style = {"kv_channels": 128, "qk_norm": True, "tied": tied, "norm_eps": 1e-6}
-    return _llama(n_layer, hidden, n_head, rope_theta=1e6, **sizes, **style)
-
-
-PRESETS: dict[str, GPTConfig] = {
-    # Small ones that train on a laptop's CPU. Byte-level text has 257 ids, an odd number on
-    # purpose: every tensor-parallel split then exercises vocabulary padding.
-    "tiny": GPTConfig(n_layer=4, hidden=128, n_head=4, vocab_size=257, max_seq_len=128),
-    "small": GPTConfig(n_layer=4, hidden=256, n_head=8, vocab_size=257, max_seq_len=256),
-    "base": GPTConfig(n_layer=8, hidden=512, n_head=8, vocab_size=257, max_seq_len=512),
-    "tiny-llama": _llama(4, 128, 4, n_kv_head=2, ffn_hidden=384, vocab_size=257, max_seq_len=128),
-    # Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", table 2.
-    # Head counts are those of the released checkpoints.
-    "gpt2-124m": _gpt2(12, 768, 12),
-    "gpt2-355m": _gpt2(24, 1024, 16),
-    "gpt2-774m": _gpt2(36, 1280, 20),
-    "gpt2-1.5b": _gpt2(48, 1600, 25),
-    # Brown et al. 2020 (arXiv 2005.14165), table 2.1; it prints d_model 5140, which 40 heads of 128
-    # do not make.
-    "gpt3-13b": GPTConfig(40, 5120, 40, vocab_size=50257, max_seq_len=2048),
-    # Touvron et al. 2023 (arXiv 2307.09288) and the released checkpoints' config.json.
-    "llama2-7b": _llama2(32, 4096, 32, ffn_hidden=11008),
-    "llama2-13b": _llama2(40, 5120, 40, ffn_hidden=13824),
-    "llama2-70b": _llama2(80, 8192, 64, ffn_hidden=28672, n_kv_head=8),
-    # Grattafiori et al. 2024 (arXiv 2407.21783), table 3, with the 8,192 positions of pre-training.
-    # The released 3.1 checkpoints stretch them to 131,072 with rope_scaling 8.
-    "llama3-8b": _llama3(32, 4096, 32, ffn_hidden=14336),
-    "llama3-70b": _llama3(80, 8192, 64, ffn_hidden=28672),
-    "llama3-405b": _llama3(126, 16384, 128, ffn_hidden=53248),
-    # Yang et al. 2025 (arXiv 2505.09388), table 1, and the released checkpoints' config.json.
-    "qwen3-0.6b": _qwen3(28, 1024, 16, ffn_hidden=3072),
-    "qwen3-1.7b": _qwen3(28, 2048, 16, ffn_hidden=6144),
-    "qwen3-4b": _qwen3(36, 2560, 32, ffn_hidden=9728),
-    "qwen3-8b": _qwen3(36, 4096, 32, ffn_hidden=12288, tied=False),
-    "qwen3-14b": _qwen3(40, 5120, 40, ffn_hidden=17408, tied=False),
-    "qwen3-32b": _qwen3(64, 5120, 64, ffn_hidden=25600, tied=False),
-    # Narayanan et al., SC'21 (arXiv 2104.04473), table 1; 175b is table 2's.
-    "1.7b": _sc21(24, 2304, 24),
-    "3.6b": _sc21(30, 3072, 32),
-    "7.5b": _sc21(36, 4096, 32),
-    "18b": _sc21(40, 6144, 48),
-    "39b": _sc21(48, 8192, 64),
-    "76b": _sc21(60, 10240, 80),
-    "145b": _sc21(80, 12288, 96),
-    "175b": _sc21(96, 12288, 96),
-    "310b": _sc21(96, 16384, 128),
-    "530b": _sc21(105, 20480, 128),
-    "1t": _sc21(128, 25600, 160),
-    # The MSIZE family of the Jean Zay V100 study: 32 heads, sequence length 1024. The names are
-    # the study's own; its "22B" and "78B" shapes really hold 26.2 and 81.1 billion parameters.
-    "msize-7.5b": _jean_zay(36, 4096),
-    "msize-18b": _jean_zay(40, 6144),
-    "msize-22b": _jean_zay(32, 8192),
-    "msize-25b": _jean_zay(40, 7168),
-    "msize-30b": _jean_zay(48, 7168),
-    "msize-39b": _jean_zay(48, 8192),
-    "msize-52b": _jean_zay(64, 8192),
-    "msize-65b": _jean_zay(64, 9216),
-    "msize-78b": _jean_zay(64, 10240),
-    "msize-97b": _jean_zay(64, 11264),
-    "msize-116b": _jean_zay(64, 12288),
-    "msize-181b": _jean_zay(64, 15360),
-    "msize-206b": _jean_zay(64, 16384),
-}
+PRESETS = _read_presets()
 
 
 def _outer_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:

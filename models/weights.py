@@ -20,6 +20,7 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor
 
+from base.bounds import Count, Whole, Words, misfit
 from base.errors import UsageError
 from base.storage import file_crc32, own_crc32, publish, stored_tensors, sync, write_synced
 from models.config import GPTConfig, parameter_shapes
@@ -28,6 +29,10 @@ from models.weights_config import CONFIG, FORMAT, read_description
 
 TENSORS = "model.safetensors"
 METADATA = {"format": "pt"}  # as the library's own writer for PyTorch puts it
+_COUNT = Count(0, 2**63)
+_STORED = Whole({"bytes": _COUNT, "crc32": _COUNT})
+_DESCRIBED = Whole({"n_params": _COUNT, "dtype": Words(DTYPES), "safetensors": _STORED})
+_KNOWN = {"format", "model", "crc32", *_DESCRIBED}
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -110,17 +115,15 @@ def read_weights(
     folder = Path(folder)
     config, described = read_description(folder)
     refuse_pickles(folder)
-    known = ("format", "model", "n_params", "dtype", "safetensors", "crc32")
-    try:
-        n_params, dtype, stated = (described[key] for key in known[2:5])
-        size, crc32, code = stated["bytes"], stated["crc32"], CODES[DTYPES[dtype]]
-    except (KeyError, TypeError) as error:
-        raise UsageError(f"{folder / CONFIG} is damaged: {error!r}") from error
+    if problem := misfit(described, _DESCRIBED):
+        raise UsageError(f"{folder / CONFIG} is damaged: {problem}")
+    dtype, n_params = described["dtype"], described["n_params"]
+    size, crc32 = described["safetensors"]["bytes"], described["safetensors"]["crc32"]
     path = folder / TENSORS
     try:
         on_disk = path.stat().st_size
         if on_disk != size:
-            raise UsageError(f"{path} is damaged: {on_disk} bytes, written were {size!r:.60}")
+            raise UsageError(f"{path} is damaged: {on_disk} bytes, written were {size}")
         if verify and file_crc32(path, tick) != crc32:
             raise UsageError(f"{path} is damaged: its bytes have changed since they were written")
     except OSError as error:
@@ -128,16 +131,16 @@ def read_weights(
     stored = stored_tensors(path)
     if len(stored) != config.n_parameters:  # before as many names are made as config.json asks for
         raise UsageError(f"{path} holds {len(stored)} tensors, the model has {config.n_parameters}")
-    if others := sorted({other for other, _ in stored.values()} - {code}):
+    if others := sorted({other for other, _ in stored.values()} - {CODES[DTYPES[dtype]]}):
         raise UsageError(f"{path} holds {', '.join(others)}, not {dtype} as its {CONFIG} says")
     shapes = {name: shape for name, (_, shape) in stored.items()}
     if problems := differing(shapes, parameter_shapes(config)):
         raise UsageError(f"{path} is not the model of its {CONFIG}: {problems}")
     if n_params != config.n_params:
         raise UsageError(
-            f"{folder / CONFIG} is damaged: n_params is {n_params!r:.60}, not {config.n_params}"
+            f"{folder / CONFIG} is damaged: n_params is {n_params}, not {config.n_params}"
         )
-    facts = {k: v for k, v in described.items() if k not in known}
+    facts = {k: v for k, v in described.items() if k not in _KNOWN}
     return Weights(folder, config, dtype, facts)
 
 

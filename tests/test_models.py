@@ -95,7 +95,7 @@ def test_parameter_count_is_what_the_model_holds():
 def test_sizes_that_do_not_fit_are_refused_with_the_numbers():
     with pytest.raises(UsageError, match="hidden 100 is not a multiple of n_head 3"):
         GPTConfig(n_layer=1, hidden=100, n_head=3)
-    with pytest.raises(UsageError, match="positive whole numbers.*'n_layer': 0"):
+    with pytest.raises(UsageError, match="n_layer must be at least 1 .*, not 0"):
         GPTConfig(n_layer=0, hidden=8, n_head=1)
     for name in ("mixtral-8x7b", "Mixtral 8x22B", "deepseek-v3", "qwen3-30b-a3b", "grok-1"):
         with pytest.raises(

@@ -25,7 +25,7 @@ def export_weights(
     if manifest["implementation"] == "hf":
         raise UsageError(f"{folder} holds Hugging Face's own layout; only our GPT is exported")
     reader = Reader(folder, manifest)
-    facts = {key: manifest[key] for key in ("step", "run", "commit")}
+    facts = {key: manifest.get(key) for key in ("step", "run", "commit")}
 
     def gathered(name: str) -> Tensor:
         tick()

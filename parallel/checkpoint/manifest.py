@@ -10,6 +10,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
+from base.bounds import Bounds, Count, Whole, Words, misfit
 from base.errors import UsageError
 from base.storage import STATE_BYTES_PER_PARAM, stored_tensors
 from models.config import GPTConfig, parameter_shapes
@@ -18,6 +19,23 @@ from parallel.config.layout import Layout
 from parallel.config.settings import PRECISIONS
 
 KINDS = ("param", "exp_avg", "exp_avg_sq")  # the tensors of a piece
+_COUNT, _BOX = Count(0, math.inf), [Count(0, math.inf)]
+_PIECE = {"name": str, "shape": _BOX, "offset": _BOX, "part": _BOX, "start": _COUNT, "stop": _COUNT}
+_FILE = {"path": str, "bytes": _COUNT, "crc32": Count(0, 2**32 - 1), "pieces": [Whole(_PIECE)]}
+_MANIFEST = Whole(
+    {
+        **dict.fromkeys(("step", "adam_step", "n_params", "state_bytes", "world_size"), _COUNT),
+        **dict.fromkeys(("run", "time_utc"), str),
+        **dict.fromkeys(("spec", "layout", "model"), dict),
+        "engine": Words(ENGINES),
+        "implementation": Words(("gpt", "hf")),
+        "precision": Words(PRECISIONS),
+        "data": Whole({"next_step": _COUNT}),
+        "scaler": {},
+        "files": [Whole(_FILE)],
+    }
+)
+_SCALER = Whole({"scale": Bounds(0, math.inf, above=True, below=True), "good_steps": _COUNT})
 
 
 def rank_file(rank: int) -> str:
@@ -31,17 +49,31 @@ def check(manifest: Mapping[str, Any], step: int | None) -> None:
     Raises:
         ValueError: it does not; in words.
     """
-    _check_facts(manifest, step)
-    _make(Layout, "layout", manifest.get("layout"))
-    model = _make(GPTConfig, "model", manifest.get("model"))
-    for name, each in (("n_params", 1), ("state_bytes", STATE_BYTES_PER_PARAM)):
-        _expect(name, manifest.get(name), each * model.n_params)
-    files = manifest.get("files")
-    _require(isinstance(files, list) and files != [], "files", files, "a list of files")
-    _expect("world_size", manifest.get("world_size"), len(files))
+    problem = misfit(manifest, _MANIFEST)
+    if manifest.get("precision") == "fp16":
+        problem = problem or misfit(manifest["scaler"], _SCALER, "scaler")
+    elif not problem and manifest["scaler"]:
+        problem = "scaler is not empty, without fp16"
+    if problem:
+        raise ValueError(problem)
+    try:
+        model, _ = GPTConfig(**manifest["model"]), Layout(**manifest["layout"])
+    except (TypeError, UsageError) as error:
+        raise ValueError(f"model or layout: {error}") from error
+    stated, files = manifest["step"], manifest["files"]
+    _expect("step", stated, stated if step is None else step)
+    _expect("next_step of data", manifest["data"]["next_step"], stated)
+    _expect("adam_step", manifest["adam_step"], min(manifest["adam_step"], stated))
+    _expect("n_params", manifest["n_params"], model.n_params)
+    _expect("state_bytes", manifest["state_bytes"], STATE_BYTES_PER_PARAM * model.n_params)
+    _expect("the number of files", len(files), max(1, manifest["world_size"]))
     pieces: dict[str, list[dict]] = {}
     for rank, entry in enumerate(files):
-        for piece in _pieces(entry, rank_file(rank)):
+        _expect("it names a file elsewhere: path", entry["path"], rank_file(rank))
+        if len({piece["name"] for piece in entry["pieces"]}) < len(entry["pieces"]):
+            raise ValueError(f"{entry['path']} holds two pieces of one parameter")
+        for piece in entry["pieces"]:
+            _check_piece(piece)
             pieces.setdefault(piece["name"], []).append(piece)
     shapes = {name: tuple(its[0]["shape"]) for name, its in pieces.items()}
     if manifest["implementation"] == "gpt":
@@ -54,92 +86,19 @@ def check(manifest: Mapping[str, Any], step: int | None) -> None:
         _check_cover(name, shapes[name], its)
 
 
-def _check_facts(manifest: Mapping[str, Any], step: int | None) -> None:
-    """See that all but the model, the layout and the files is what it must be."""
-    get = manifest.get
-    stated, data, fp16 = get("step"), get("data"), get("precision") == "fp16"
-    _require(_is_count(stated) and step in (None, stated), "step", stated, step)
-    position = isinstance(data, dict) and data.get("next_step") == stated
-    known = {
-        "engine": tuple(ENGINES),
-        "implementation": ("gpt", "hf"),
-        "precision": PRECISIONS,
-    }
-    for name, good, wanted in (
-        ("adam_step", _is_count(get("adam_step"), 0, stated), f"0 to {stated}"),
-        ("run", isinstance(get("run"), str), "text"),
-        ("time_utc", isinstance(get("time_utc"), str), "text"),
-        ("commit", isinstance(get("commit", False), str | None), "text or null"),
-        ("spec", isinstance(get("spec"), dict), "settings"),
-        *((name, get(name) in words, " or ".join(words)) for name, words in known.items()),
-        ("data", position, f"the data's position, with next_step {stated}"),
-        ("scaler", _is_scaler(get("scaler"), fp16), "fp16's scale and counts; empty without fp16"),
-    ):
-        _require(good, name, get(name), wanted)
-
-
-def _require(good: bool, name: str, value: Any, wanted: object) -> None:
-    if not good:
-        raise ValueError(f"{name} is {value!r:.60}, not {wanted}")
-
-
 def _expect(name: str, value: Any, wanted: object) -> None:
-    _require(value == wanted, name, value, wanted)
+    if value != wanted:
+        raise ValueError(f"{name} is {value!r:.60}, not {wanted!r:.60}")
 
 
-def _is_count(value: Any, least: int = 0, most: float = math.inf) -> bool:
-    return type(value) is int and least <= value <= most
-
-
-def _make(kind: type, name: str, values: Any) -> Any:
-    try:
-        return kind(**values)
-    except (TypeError, UsageError) as error:
-        raise ValueError(f"{name}: {error}") from error
-
-
-def _is_scaler(scaler: Any, fp16: bool) -> bool:
-    if not fp16:
-        return scaler == {}
-    counts = {"good_steps", "hysteresis"}
-    return (
-        isinstance(scaler, dict)
-        and {"scale", "good_steps"} <= scaler.keys() <= {"scale", *counts}
-        and type(scaler["scale"]) in (int, float)
-        and 0 < scaler["scale"] < math.inf
-        and _is_count(scaler["good_steps"])
-        and _is_count(scaler.get("hysteresis", 0), -math.inf)
+def _check_piece(piece: dict[str, Any]) -> None:
+    """See that a piece is a run of numbers in a part that lies in its parameter."""
+    shape, offset, part = piece["shape"], piece["offset"], piece["part"]
+    inside = 0 < len(shape) == len(offset) == len(part) and all(
+        p and o + p <= n for o, p, n in zip(offset, part, shape, strict=True)
     )
-
-
-def _pieces(entry: Any, name: str) -> list[dict[str, Any]]:
-    """The pieces that a rank's file holds, each well formed."""
-    _require(isinstance(entry, dict), name, entry, "described")
-    path, pieces = entry.get("path"), entry.get("pieces")
-    _require(path == name, "it names a file elsewhere: path", path, name)
-    for key, most in (("bytes", math.inf), ("crc32", 2**32 - 1)):
-        _require(_is_count(entry.get(key), 0, most), f"{key} of {name}", entry.get(key), "a number")
-    _require(isinstance(pieces, list), f"pieces of {name}", pieces, "a list")
-    for piece in pieces:
-        _require(_is_piece(piece), f"a piece in {name}", piece, "a run of a part of a parameter")
-    if len({piece["name"] for piece in pieces}) < len(pieces):
-        raise ValueError(f"{name} holds two pieces of one parameter")
-    return pieces
-
-
-def _is_piece(piece: Any) -> bool:
-    if not isinstance(piece, dict) or not isinstance(piece.get("name"), str):
-        return False
-    boxes = [piece.get(key) for key in ("shape", "offset", "part")]
-    if not all(isinstance(box, list) and all(map(_is_count, box)) for box in boxes):
-        return False
-    shape, offset, part = boxes
-    return (
-        0 < len(shape) == len(offset) == len(part)
-        and all(p and o + p <= n for o, p, n in zip(offset, part, shape, strict=True))
-        and _is_count(piece.get("start"))
-        and _is_count(piece.get("stop"), piece["start"] + 1, math.prod(part))
-    )
+    if not inside or not piece["start"] < piece["stop"] <= math.prod(part):
+        raise ValueError(f"a piece is {piece!r:.100}, no run of a part of a parameter")
 
 
 def _check_cover(name: str, shape: tuple[int, ...], pieces: list[dict[str, Any]]) -> None:

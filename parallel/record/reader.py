@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from base.bounds import misfit
 from base.errors import UsageError
 from base.files import below, check_file, read_json, read_json_if_whole, shown
 from parallel.record import schema
@@ -134,7 +135,7 @@ def _missing(run: Run) -> str:
         last = max(last, planned)
         epochs = run.metrics.get("epochs")
         counts = [e.get("optimizer_steps") for e in epochs or [] if isinstance(e, dict)]
-        if counts and all(map(schema.is_count, counts)):
+        if counts and not misfit(counts, [schema.COUNT]):
             first = min(first, last - sum(counts) + 1)
     gaps, expected = [], first
     for step in [*there, last + 1]:

@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from base.bounds import Bounds, Count, misfit
 from base.errors import UsageError
 from base.files import shown
 from parallel.config import axes
@@ -86,89 +87,53 @@ def may_stand_beside(name: str) -> bool:
     return bool(beside)
 
 
-# What readers rely on: section -> key -> its type. A number stands for whole numbers from it on,
-# float for a finite number from 0 on.
-# null means that the writer did not know; a key may be absent. The section "" is the file itself.
-Types = dict[str, dict[str, type | int]]
+LARGEST = 2**53  # whole numbers below it are exact in every reader's arithmetic
+COUNT, POSITIVE = Count(0, LARGEST, below=True), Count(1, LARGEST, below=True)
+_NUMBER = Bounds(0, math.inf, below=True)
+# What readers rely on: key -> its type. null means that the writer did not know; a key may be
+# absent.
+_NAMES = "run study configuration baseline started_utc go_on kernels attention"
 _SIZES = ("n_layer", "hidden", "n_head", "vocab_size", "max_seq_len", "ffn_hidden", "n_params")
-_SPLIT = (*axes.AXES, "micro_batch", "n_micro", "world_size", "global_batch")
-_NAMES = (
-    "run",
-    "study",
-    "configuration",
-    "baseline",
-    "started_utc",
-    "go_on",
-    "kernels",
-    "attention",
-)
-_FACTS: Types = {
-    "": dict.fromkeys(_NAMES, str) | {"repeat": 0, "attempts": list},
+_SPLIT = (*axes.AXES, "micro_batch", "n_micro", "world_size", "global_batch", "fsdp_shard")
+_ATTEMPT = {"started_utc": str, "reason": str, "steps": COUNT, "kept_to": COUNT}
+_FACTS = {
+    **dict.fromkeys(_NAMES.split(), str),
+    "repeat": COUNT,
+    "attempts": [_ATTEMPT],
     "spec": dict.fromkeys(("engine", "preset", "precision"), str)
-    | dict.fromkeys(("gpus", "seq_len", "threads"), 1)
-    | {"steps": 0},
-    "layout": dict.fromkeys(_SPLIT, 1)
-    | {"zero_stage": 0, "fsdp_shard": 1, "recompute": str, "offload": str}
-    | {"sequence_parallel": bool},
-    "model": dict.fromkeys(_SIZES, 1)
-    | dict.fromkeys(("n_kv_head", "kv_channels"), 0)
+    | dict.fromkeys(("gpus", "seq_len", "threads"), POSITIVE)
+    | {"steps": COUNT},
+    "layout": dict.fromkeys(_SPLIT, POSITIVE)
+    | {"zero_stage": COUNT, "recompute": str, "offload": str, "sequence_parallel": bool},
+    "model": dict.fromkeys(_SIZES, POSITIVE)
+    | dict.fromkeys(("n_kv_head", "kv_channels"), COUNT)
     | dict.fromkeys(("position", "norm", "activation"), str)
     | dict.fromkeys(("qk_norm", "tied", "bias"), bool),
     "data": {"sha256": str},
     "host": dict.fromkeys(("hostname", "cpu", "gpu", "cuda", "nccl", "driver"), str)
-    | {"cores": 1, "ranks_per_node": 1, "gpus_visible": 0},
+    | {"cores": POSITIVE, "ranks_per_node": POSITIVE, "gpus_visible": COUNT},
     # Of rank 0's machine; cpu_s: of all ranks over wall_s, machine_cpu_s: of whatever ran there.
-    "load": dict.fromkeys(("start", "end", "wall_s", "cpu_s", "machine_cpu_s"), float),
+    "load": dict.fromkeys(("start", "end", "wall_s", "cpu_s", "machine_cpu_s"), _NUMBER),
     "variables": {},
     "git": {"commit": str, "code": str, "dirty": bool},
     "profiler": {"tool": str},
     "scheduler": {"job_id": str},
     "work": {},
 }
-_ATTEMPT: dict[str, type | int] = {"started_utc": str, "reason": str, "steps": 0, "kept_to": 0}
-_STATUS_TEXTS = ("state", "kind", "reason", "host", "time_utc")
-_STATUS: Types = {"": dict.fromkeys(_STATUS_TEXTS, str) | {"pid": 1}}
-_METRICS: Types = {"": {"epochs": list}, "hardware": {"world_size": 1}}
-_LARGEST = 2**53  # whole numbers below it are exact in every reader's arithmetic
+_STATUS = dict.fromkeys(("state", "kind", "reason", "host", "time_utc"), str) | {"pid": POSITIVE}
+_METRICS = {"epochs": list, "hardware": {"world_size": POSITIVE}}
 
 
-def _checked(content: dict[str, Any], types: Types, path: Path) -> dict[str, Any]:
-    """`content`, whose values have these types.
-
-    Raises:
-        UsageError: one has not; it names the file and the key.
-    """
-    for section, keys in types.items():
-        part = content if not section else content.get(section)
-        if part is None:
-            continue
-        if not isinstance(part, dict):
-            raise UsageError(f"{path} is damaged: {section} cannot be {shown(part)}")
-        for key, kind in keys.items():
-            if not _has_type(part.get(key), kind):
-                name = f"{section}.{key}" if section else key
-                raise UsageError(f"{path} is damaged: {name} cannot be {shown(part[key])}")
+def _checked(content: dict[str, Any], allowed: dict[str, Any], path: Path) -> dict[str, Any]:
+    """`content`, whose values are allowed. Raises: UsageError: one is not; file and key."""
+    if problem := misfit(content, allowed):
+        raise UsageError(f"{path} is damaged: {problem}")
     return content
-
-
-def _has_type(value: Any, kind: type | int) -> bool:
-    if value is None:
-        return True
-    if isinstance(kind, int):
-        return is_count(value) and value >= kind
-    if kind is float:
-        return type(value) in (int, float) and 0 <= value < math.inf
-    return isinstance(value, kind) and (kind is not str or value.isprintable())
-
-
-def is_count(value: Any) -> bool:
-    """Whether a value is a whole number from 0 that every reader can hold."""
-    return type(value) is int and 0 <= value < _LARGEST
 
 
 def count(text: str) -> int:
     """The whole number from 0 that a text is. Raises: ValueError: it is none, or too large."""
-    if not is_count(value := int(text)):
+    if misfit(value := int(text), COUNT):
         raise ValueError(f"{text[:40]!r} is out of range")
     return value
 
@@ -189,11 +154,6 @@ def checked_facts(facts: dict[str, Any], path: Path) -> dict[str, Any]:
     if not facts.get("run"):
         raise UsageError(f"{path} is damaged: it names no run")
     _check_version(facts, SCHEMA_VERSION, path)
-    for number, attempt in enumerate(facts.get("attempts") or []):
-        name = f"attempts[{number}]"
-        if attempt is None:
-            raise UsageError(f"{path} is damaged: {name} cannot be None")
-        _checked({name: attempt}, {name: _ATTEMPT}, path)
     _check_split(facts.get("spec") or {}, facts.get("layout") or {}, path)
     return facts
 
@@ -211,23 +171,22 @@ def _check_split(spec: dict[str, Any], layout: dict[str, Any], path: Path) -> No
     Raises:
         UsageError: it names the file and the numbers.
     """
+    damaged = f"{path} is damaged: "
     stated = spec | {"world_size": spec.get("gpus")}
     for name in sorted(stated.keys() & layout.keys()):
-        if None not in (stated[name], layout[name]) and stated[name] != layout[name]:
-            raise UsageError(
-                f"{path} is damaged: {name} {shown(stated[name])} in spec,"
-                f" {shown(layout[name])} in layout"
-            )
+        asked, had = stated[name], layout[name]
+        if None not in (asked, had) and asked != had:
+            raise UsageError(f"{damaged}{name} {shown(asked)} in spec, {shown(had)} in layout")
     # Older files do not state those of SELDOM.
     ranks = [a for a in axes.RANK_AXES if a in layout or a not in axes.SELDOM]
-    for product, factors in (
+    for name, factors in (
         ("world_size", ranks),
         ("global_batch", ("dp", "micro_batch", "n_micro")),
     ):
-        known = [layout.get(name) for name in (product, *factors)]
-        if None not in known and known[0] != math.prod(known[1:]):
-            parts = " x ".join(f"{name} {layout[name]}" for name in factors)
-            raise UsageError(f"{path} is damaged: {product} {known[0]} in layout is not {parts}")
+        numbers = [layout.get(factor) for factor in factors]
+        if None not in (layout.get(name), *numbers) and layout[name] != math.prod(numbers):
+            parts = " x ".join(f"{factor} {layout[factor]}" for factor in factors)
+            raise UsageError(f"{damaged}{name} {layout[name]} in layout is not {parts}")
 
 
 def checked_metrics(metrics: dict[str, Any], facts: dict[str, Any], path: Path) -> dict[str, Any]:
