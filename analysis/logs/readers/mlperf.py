@@ -11,7 +11,6 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,22 +36,18 @@ _FACTS = {
     "hidden_size": "hidden",
     "ffn_hidden_size": "ffn_hidden",
     "num_heads": "n_head",
-}
-_FACTS |= {
-    f"{split}{model}_parallel{end}": name
-    for split, name in (("tensor", "tp"), ("pipeline", "pp"), ("context", "cp"))
-    for model in ("", "_model")
-    for end in ("", "ism", "_size", "ism_size")
+    "tensor_parallelism": "tp",
+    "pipeline_parallelism": "pp",
+    "context_parallelism": "cp",
 }
 _ABOUT = {"submission_org": "submitter", "submission_division": "division"}
 _ABOUT |= {"submission_platform": "platform", "submission_benchmark": "benchmark"}
-_MARKS = ("init_start", "run_start", "run_stop")
-_TIMES = ("block_start", "block_stop", "eval_start", "eval_stop", "eval_accuracy")
-_COUNTS = ("train_samples", "trained_samples")
-_LOSSES = ("train_loss", "eval_loss")
 _PRECISION = "lowest_numerical_precision_in_linear"
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_WANTED = {*_FACTS, *_ABOUT, *_MARKS, *_TIMES, *_COUNTS, *_LOSSES, _PRECISION, "tracked_stats"}
+_COUNTED = ("block_stop", "eval_start", "eval_stop", "eval_accuracy", "run_stop")
+_LOSSES = ("train_loss", "eval_loss")
+_WANTED = {*_FACTS, *_ABOUT, *_COUNTED, *_LOSSES, _PRECISION, "init_start", "run_start"}
+_WANTED |= {"block_start", "train_samples", "trained_samples", "tracked_stats"}
 # Of an argument dump; the batch and the steps there are of one GPU, or a limit.
 _SETTINGS = (*SET_AXES, "micro_batch", "seq_len", "precision", "recompute")
 # `train_step_timing in s`, `train_step_time_ms`, `iteration_time`, `time_per_step (s)`
@@ -93,12 +88,11 @@ class _Line(NamedTuple):
 
 
 class _Count(NamedTuple):
-    """How many samples (or tokens, or epochs) were trained; sure: they are named samples."""
+    """How many samples (or tokens, or epochs) were trained after how many seconds of training."""
 
     at: int
     trained_s: float
     n: int
-    sure: bool
 
 
 class _Step(NamedTuple):
@@ -110,107 +104,34 @@ class _Step(NamedTuple):
     time_s: float
 
 
-@dataclass
-class _Run:
-    """What the lines between run_start and run_stop say, in their order.
-
-    idle_s: seconds in evaluations and between blocks; since: when training stopped for one.
-    """
-
-    marks: dict[str, _Line] = field(default_factory=dict)
-    idle_s: float = 0.0
-    since: float | None = None
-    in_block: bool = True
-    evaluations: int = 0
-    blocks: int = 0
-    rates: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    steps: list[_Step] = field(default_factory=list)
-    counts: list[_Count] = field(default_factory=list)
-
-    def trained(self, now: float) -> float:
-        """Seconds of training up to now."""
-        end = now if self.since is None else self.since
-        return end - self.marks["run_start"].time_s - self.idle_s
-
-    def see(self, line: _Line) -> None:
-        """Take a line in."""
-        key, now = line.key, line.time_s
-        if key in _MARKS:
-            self.marks.setdefault(key, line)
-        elif key in _LOSSES and (is_nan(line.value) or known(line.value) is not None):
-            self.losses.append(real(line.value))
-        elif key == "tracked_stats":
-            self._see_step(line, mapping(line.value))
-        if "run_start" not in self.marks:
-            return
-        if "run_stop" not in self.marks and key in _TIMES:
-            self._see_evaluation(key, now)
-        samples = whole(line.metadata.get("samples_count"))
-        if samples is not None:
-            # At its start, a block may say how many samples it will have: these are not trained.
-            if key in (*_TIMES, "run_stop") and key != "block_start":
-                self._count(line, samples, sure=True)
-        elif key.startswith("eval_"):
-            self._count(line, whole(line.metadata.get("epoch_num")), sure=False)
-        elif key == "trained_samples" or (
-            key == "train_samples" and (self.counts or "run_stop" in self.marks)
-        ):  # before the first evaluation, train_samples is the size of the data
-            self._count(line, whole(line.value), sure=False)
-
-    def _see_step(self, line: _Line, stats: dict[str, Any]) -> None:
-        if (rate := known(stats.get("throughput"))) is not None:
-            self.rates.append(rate)
-        counts = (whole(line.metadata.get(key)) for key in ("step", "samples_count"))
-        n = next((n for n in counts if n), 0)
-        for name, value in stats.items():
-            if (match := _STEP_TIME.match(name)) and (time := known(value)) is not None:
-                unit = _PER_SECOND[match[1] and match[1].lower()]
-                self.steps.append(_Step(line.at, time / unit, n, line.time_s))
-
-    def _see_evaluation(self, key: str, now: float) -> None:
-        if key in ("block_stop", "eval_start"):
-            self.since = now if self.since is None else self.since
-            self.in_block = self.in_block and key != "block_stop"
-            self.evaluations += key == "eval_start"
-            self.blocks += key == "block_stop"
-        elif key == "block_start" or (key == "eval_stop" and self.in_block):
-            self.in_block = True
-            if self.since is not None:
-                self.idle_s += now - self.since
-                self.since = None
-
-    def _count(self, line: _Line, n: int | None, sure: bool) -> None:
-        if n and n > (self.counts[-1].n if self.counts else 0):
-            now = min(line.time_s, self.marks.get("run_stop", line).time_s)
-            self.counts.append(_Count(line.at, self.trained(now), n, sure))
-
-
 def _read(log: Log, record: Record) -> None:
     """Read one result log. What it says of the whole run is in `totals` and `submission`."""
     about = record.submission = Submission()
-    run, hashed = _Run(), hashlib.sha256()
-    for line in _first_run(list(_lines(log)), log, record):
+    lines = _first_run(list(_lines(log)), log, record)
+    marks: dict[str, _Line] = {}
+    for line in lines:
+        marks.setdefault(line.key, line)
         if line.key in _ABOUT:
             setattr(about, _ABOUT[line.key], text(line.value) or "")
         elif line.key in _FACTS and (fact := whole(line.value)) is not None and fact > 0:
             state(record, {_FACTS[line.key]: fact}, "log")
         elif line.key == _PRECISION and (word := text(line.value)):
             state(record, {"precision": _PRECISIONS.get(word.lower(), word.lower())}, "log")
-        else:
-            run.see(line)
-        if "run_start" in run.marks:
-            hashed.update(f"{line.time_s:.3f} {line.key} {line.value}\n".encode())
-    start, stop = run.marks.get("run_start"), run.marks.get("run_stop")
-    if start:
-        record.whole_run, record.evidence = True, hashed.hexdigest()
+    start, stop = marks.get("run_start"), marks.get("run_stop")
     _settings(record, log, start and start.at)
     _benchmark(record, about.benchmark)
     if start:
-        _steps(record, log, run)
-    if run.losses:
-        record.totals["loss"] = run.losses[-1]
-        record.nan_iterations = sum(map(math.isnan, run.losses))
+        run = lines[lines.index(start) :]
+        words = "".join(f"{line.time_s:.3f} {line.key} {line.value}\n" for line in run)
+        record.whole_run, record.evidence = True, hashlib.sha256(words.encode()).hexdigest()
+        if init := marks.get("init_start"):
+            about.init_s = start.time_s - init.time_s
+        _time(record, log, run, stop)
+    losses = [line.value for line in lines if line.key in _LOSSES]
+    losses = [real(loss) for loss in losses if is_nan(loss) or known(loss) is not None]
+    if losses:
+        record.totals["loss"] = losses[-1]
+        record.nan_iterations = sum(map(math.isnan, losses))
     if stop:
         about.status = (text((stop.metadata | mapping(stop.value)).get("status")) or "").lower()
         record.last_at = stop.at
@@ -268,33 +189,35 @@ def _settings(record: Record, log: Log, start: int | None) -> None:
         state(record, {name: getattr(dump, name) for name in _SETTINGS}, "log")
 
 
-def _steps(record: Record, log: Log, run: _Run) -> None:
-    """Fill the entries, the times of the whole run and the throughput."""
-    about, marks, batch = record.submission, run.marks, record.global_batch
-    start_s = marks["run_start"].time_s
-    if stop := marks.get("run_stop"):
-        record.totals["wall_s"] = stop.time_s - start_s
-        about.train_s = run.trained(stop.time_s)
-        if run.evaluations:
+def _time(record: Record, log: Log, run: list[_Line], stop: _Line | None) -> None:
+    """Fill the entries, the times of the whole run and the throughput, from run_start on."""
+    about, batch = record.submission, record.global_batch
+    trained_s = _training(run)
+    evaluations = sum(line.key == "eval_start" for line in run)
+    blocks = sum(line.key == "block_stop" for line in run)
+    if stop:
+        record.totals["wall_s"] = stop.time_s - run[0].time_s
+        about.train_s = trained_s[run.index(stop)]
+        if evaluations:
             about.eval_s = record.totals["wall_s"] - about.train_s
-    if init := marks.get("init_start"):
-        about.init_s = start_s - init.time_s
-    counts = _counts(record, run)
+    printed = _counts(run, trained_s)
+    steps, rates = _tracked(run)
+    counts = _samples(record, printed)
     n = np.array([count.n for count in counts], float)
     spans = np.diff([count.trained_s for count in counts], prepend=0.0)
     done = np.diff(n, prepend=0.0)
     usable = spans > 0
     about.samples = counts[-1].n if counts else None
-    marked = max(run.blocks, run.evaluations) >= len(spans)
+    marked = max(blocks, evaluations) >= len(spans)
     if len(spans) > 1 and marked:
         # The first span may hold the warm-up, and several evaluations that were left out.
         about.block_s = float(np.median(spans[1:]))
     samples_per_s = float(done[usable].sum() / spans[usable].sum()) if usable.any() else 0.0
-    step_s = _timed(record, run, samples_per_s)
+    step_s = _checked(record, steps, samples_per_s)
     if step_s is not None:
-        at = np.array([step.at for step in run.steps])
-        put_steps(record, {"iteration": _numbers(run.steps), "step_s": step_s, "at": at}, log)
-    elif any(step.seconds > 0 for step in run.steps):
+        at = np.array([step.at for step in steps])
+        put_steps(record, {"iteration": _numbers(steps), "step_s": step_s, "at": at}, log)
+    elif any(step.seconds > 0 for step in steps):
         why = "printed and counted times contradict each other, so neither is a result"
         record.notes.append(why)
     elif batch and usable.any() and marked:
@@ -306,59 +229,106 @@ def _steps(record: Record, log: Log, run: _Run) -> None:
         record.interval = max(1, round(float(np.median(done[usable])) / batch))
         record.last_at = int(record.steps["at"][-1])
         record.notes.append("no step is timed: an entry is the mean between two evaluations")
-        if not run.evaluations:
+        if not evaluations:
             record.notes.append(UNMARKED)
     else:
         record.notes.append("no step is timed: the times are of the whole run")
-    if run.rates:
+    if rates:
         if step_s is not None and batch:
             samples_per_s = batch / float(np.median(step_s))
-        elif not samples_per_s and run.counts and record.totals.get("wall_s"):
-            samples_per_s = run.counts[-1].n / record.totals["wall_s"]
-        record.unnamed_rate = (float(np.mean(run.rates)), samples_per_s)
+        elif not samples_per_s and printed and record.totals.get("wall_s"):
+            samples_per_s = printed[-1].n / record.totals["wall_s"]
+        record.unnamed_rate = (float(np.mean(rates)), samples_per_s)
 
 
-def _counts(record: Record, run: _Run) -> list[_Count]:
-    """The counts of samples; none where they are no samples.
+def _training(run: list[_Line]) -> list[float]:
+    """Seconds of training up to each line: without evaluations and what lies between blocks."""
+    idle_s, since, in_block = 0.0, None, True
+    stop_s = math.inf
+    seconds = []
+    for line in run:
+        key, now = line.key, min(line.time_s, stop_s)
+        if key == "run_stop":
+            stop_s = now
+        elif stop_s == math.inf and key in ("block_stop", "eval_start"):
+            since = now if since is None else since
+            in_block = in_block and key != "block_stop"
+        elif stop_s == math.inf and (key == "block_start" or (key == "eval_stop" and in_block)):
+            in_block = True
+            idle_s += 0.0 if since is None else now - since
+            since = None
+        seconds.append((now if since is None else since) - run[0].time_s - idle_s)
+    return seconds
 
-    A count of tokens is divided: one that would mean an impossible speed, or that agrees with the
-    steps' own times as such.
-    """
-    counts = [count for count in run.counts if count.sure] or run.counts
+
+def _counts(run: list[_Line], trained_s: list[float]) -> list[_Count]:
+    """What the lines count, growing: samples where they are named so, else what may be samples."""
+    named, other, stopped = [], [], False
+    for line, seconds in zip(run, trained_s, strict=True):
+        samples, counts = whole(line.metadata.get("samples_count")), other
+        stopped = stopped or line.key == "run_stop"
+        if samples is not None:
+            # At its start, a block may say how many samples it will have: these are not trained.
+            counts, n = named, samples if line.key in _COUNTED else 0
+        elif line.key.startswith("eval_"):
+            n = whole(line.metadata.get("epoch_num"))
+        elif line.key == "trained_samples":
+            n = whole(line.value)
+        elif line.key == "train_samples" and (named or other or stopped):
+            n = whole(line.value)  # before the first evaluation it is the size of the data
+        else:
+            continue
+        if n and n > (counts[-1].n if counts else 0):
+            counts.append(_Count(line.at, seconds, n))
+    return named or other
+
+
+def _tracked(run: list[_Line]) -> tuple[list[_Step], list[float]]:
+    """(the steps' times, the throughputs) of tracked_stats."""
+    steps, rates = [], []
+    for line in (line for line in run if line.key == "tracked_stats"):
+        counts = (whole(line.metadata.get(key)) for key in ("step", "samples_count"))
+        n = next((n for n in counts if n), 0)
+        for name, value in mapping(line.value).items():
+            if (number := known(value)) is None:
+                continue
+            if name == "throughput":
+                rates.append(number)
+            elif match := _STEP_TIME.match(name):
+                unit = _PER_SECOND[match[1] and match[1].lower()]
+                steps.append(_Step(line.at, number / unit, n, line.time_s))
+    return steps, rates
+
+
+def _samples(record: Record, counts: list[_Count]) -> list[_Count]:
+    """The counts as samples, none where they are none; one that would mean an impossible speed is
+    of tokens."""
     seq_len, batch = record.seq_len, record.global_batch
     if not counts or not batch:
         return counts
-    done, spent = counts[-1].n, counts[-1].trained_s
+    done, spent_s = counts[-1].n, counts[-1].trained_s
     if np.median(np.diff([count.n for count in counts], prepend=0)) < batch:
         why = f"fewer than a batch of {batch} lie between two evaluations"
-    elif spent > 0:
-        often = done / spent / batch > _OFTEN
-        if run.steps and seq_len:  # the steps' own times say which one it is
-            middle = float(np.median([step.seconds for step in run.steps]))
-            amounts = rate_words.units_of(batch, seq_len, None)
-            agrees = rate_words.unit_of(done / spent, middle, amounts, rate_words.WHOLE_RUN)
-            often = agrees == "tokens_per_s" if agrees else often
-        if not often:
-            return counts
-        if seq_len and not any(count.n % seq_len for count in counts):
-            record.notes.append(f"counts of samples are of tokens: {done} / {seq_len}")
-            return [count._replace(n=count.n // seq_len) for count in counts]
-        why = f"{done / spent / batch:.4g} steps/s of {batch} samples are more than any run's"
-        why += "" if seq_len else "; where they are of tokens, --seq-len N divides them"
-    else:
+    elif spent_s <= 0 or done / spent_s / batch <= _OFTEN:
         return counts
+    elif seq_len and not any(count.n % seq_len for count in counts):
+        record.notes.append(f"counts of samples are of tokens: {done} / {seq_len}")
+        return [count._replace(n=count.n // seq_len) for count in counts]
+    else:
+        why = f"{done / spent_s / batch:.4g} steps/s of {batch} samples are more than any run's"
+        why += "" if seq_len else "; where they are of tokens, --seq-len N divides them"
     record.notes.append(f"counts up to {done} are not of samples ({why}): unknown")
     return []
 
 
-def _timed(record: Record, run: _Run, samples_per_s: float) -> np.ndarray | None:
+def _checked(record: Record, steps: list[_Step], samples_per_s: float) -> np.ndarray | None:
     """Seconds of each step, where they agree with what was counted between evaluations, or else
     with when their lines were written."""
-    step_s = np.array([step.seconds for step in run.steps])
+    step_s = np.array([step.seconds for step in steps])
     if not (step_s > 0).any():
         return None
     counted_s, by = 0.0, "their lines' times"
-    written = np.diff(sorted({step.time_s for step in run.steps}))
+    written = np.diff(sorted({step.time_s for step in steps}))
     if record.global_batch and samples_per_s:
         counted_s, by = record.global_batch / samples_per_s, "the counted samples"
     elif len(written):
