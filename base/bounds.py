@@ -68,15 +68,10 @@ _KINDS = {
 _GIVEN_AS = {float: (int, float), tuple: (list,)}  # what TOML and JSON hold for a type
 
 
-def key(
-    default: Any,
-    help: str = "",
-    allowed: Bounds | Text | tuple[str, ...] = (),
-    alias: str | None = None,
-) -> Any:
-    """A dataclass's field that a user sets; `alias` is another name of its flag."""
+def key(default: Any, help: str = "", allowed: Bounds | Text | tuple[str, ...] = ()) -> Any:
+    """A dataclass's field that a user sets."""
     allowed = (Words(allowed) if allowed else None) if type(allowed) is tuple else allowed
-    meta = {"help": help, "allowed": allowed, "alias": alias}
+    meta = {"help": help, "allowed": allowed}
     if isinstance(default, dict | list):
         return field(default_factory=type(default), metadata=meta)
     return field(default=default, metadata=meta)

@@ -17,16 +17,6 @@ from typing import Any, NamedTuple, NoReturn
 _UNPRINTABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-# argparse's sentences, and ours: the flag, what is wrong with it, what it can be.
-_FLAG = r"argument ([^/\s]+)\S*: "
-_SENTENCES = (
-    (r"the following arguments are required: (.*, .*)", r"\1 are needed"),
-    (r"the following arguments are required: (.*)", r"\1 is needed"),
-    (_FLAG + r"invalid int value: (.*)", r"\1 must be a whole number, not \2"),
-    (_FLAG + r"invalid float value: (.*)", r"\1 must be a number, not \2"),
-    (_FLAG + r"invalid choice: (.*) \(choose from (.*)\)", r"\1 cannot be \2; it can be: \3"),
-    (_FLAG + r"(.*)", r"\1: \2"),
-)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 BROKEN_PIPE = 141  # 128 + SIGPIPE: what a shell reports of cat
 NAMED = 3  # things of one reason that a line names beside the first
@@ -98,48 +88,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         name = self.prog.removeprefix("python -m ")
-        self.exit(2, printable(f"{name}: {self.plainly(message)} (--help lists the flags)") + "\n")
+        self.exit(2, printable(f"{name}: {self.explained(message)}") + "\n")
 
-    def plainly(self, message: str) -> str:
-        """One of argparse's sentences as ours."""
-        what, _, rest = message.partition(": ")
-        if what == "unrecognized arguments":
-            return self._unknown(rest.split() or ["an empty word"])
-        for theirs, ours in _SENTENCES:
-            if match := re.fullmatch(theirs, message, re.DOTALL):
-                head, can_be, choices = match.expand(ours).partition("it can be: ")
-                return head + can_be + choices.replace("'", "")
-        return message
-
-    def _unknown(self, words: list[str]) -> str:
-        """Words that are no flag, or have no place; the flag that is spelled most like the first
-        one, where there is one."""
-        if not words[0].startswith("-"):
-            return f"there is no place for {' '.join(words)}"
+    def explained(self, message: str) -> str:
+        """argparse's sentence, and of an unknown flag the one that is spelled most like it."""
         from difflib import get_close_matches  # here: seldom needed
 
-        flag = words[0].partition("=")[0]
-        opposite = flag.replace("--un", "--no-", 1)  # --untied is near --tied, its opposite
-        known = (
-            [opposite] if opposite in self._option_string_actions else self._option_string_actions
-        )
-        close = get_close_matches(flag, known, 1, 0.7)
-        return f"there is no flag {flag}" + (f": is {close[0]} meant?" if close else "")
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        spelled: dict[str, str] = {}  # what a flag sets -> how it was written first
-        for word in sys.argv[1:] if args is None else args:
-            # Before Python 3.13 the value of `--flag=--` is an empty list.
-            if word.startswith("--") and word.endswith("=--"):
-                self.error(f"{word}: -- is no value")
-            if word == "--":
-                break
-            flag = word.partition("=")[0]
-            # The same flag again overrides, as everywhere; two spellings may contradict each other.
-            if action := self._option_string_actions.get(flag):
-                if (first := spelled.setdefault(action.dest, flag)) != flag:
-                    self.error(f"{first} and {flag} set the same thing: give one of them")
-        return super().parse_known_args(args, namespace)
+        flag = re.sub(r"^unrecognized arguments: (--[\w-]+).*|.*", r"\1", message)
+        close = get_close_matches(flag, self._option_string_actions, 1, 0.7)
+        is_meant = f": is {close[0]} meant?" if close else ""
+        return f"{message}{is_meant} (--help lists the flags)"
 
 
 def warn(name: str, line: object) -> None:

@@ -35,24 +35,23 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _shallow(parse: Callable[[str], Any], text: str, openers: str) -> Any:
-    deep = ValueError(f"nested deeper than {DEEPEST} levels")
     try:
         content = parse(text)
     except RecursionError:
-        raise deep from None
-    if sum(map(text.count, openers)) <= DEEPEST:
-        return content
-    level = [content]
-    for _ in range(DEEPEST + 1):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, (dict, list))
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
+        content = None
+    else:
+        if sum(map(text.count, openers)) <= DEEPEST or not _is_deep(content):
             return content
-    raise deep
+    raise ValueError(f"nested deeper than {DEEPEST} levels")
+
+
+def _is_deep(content: Any, levels: int = DEEPEST) -> bool:
+    """Whether tables and lists are nested deeper than so many levels."""
+    if isinstance(content, dict):
+        content = list(content.values())
+    if not isinstance(content, list):
+        return False
+    return levels == 0 or any(_is_deep(part, levels - 1) for part in content)
 
 
 def read_text(path: Path, what: str) -> str:
@@ -150,8 +149,8 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 def add_force_flag(parser: argparse.ArgumentParser) -> None:
     """Add --force, for `storage.output`."""
-    said = "replace a file that this command did not write, too"
-    parser.add_argument("--force", action="store_true", help=said)
+    help = "replace a file that this command did not write, too"
+    parser.add_argument("--force", action="store_true", help=help)
 
 
 def named_folder(text: str) -> Path:

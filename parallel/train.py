@@ -63,7 +63,7 @@ class Flags(Parser):
     """A wrong flag is a UsageError, so that `run` prints it once per node."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.plainly(message)} (--help lists the flags)")
+        raise UsageError(self.explained(message))
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

@@ -249,7 +249,7 @@ def settings(study: Study, name: str, cluster: Cluster, logs: Path) -> list[str]
         "master_addr_suffix": cluster.master_addr_suffix,
         **{switch: int(getattr(job.ask, switch)) for switch in SWITCHES},
     }
-    environment = cluster.environment | cluster.network | job.ask.environment
+    environment = cluster.environment | job.ask.environment
     lines = [
         *(f"{key}={value}" for key, value in single.items() if value != ""),
         *(f"setup={line}" for line in cluster.setup),

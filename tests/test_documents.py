@@ -182,9 +182,9 @@ def test_without_the_id_that_ends_a_document_a_reset_is_refused(short_documents,
         (bare | reset, "bare.bin does not say it: give end_of_text, or prepare t"),
         (bare | reset | {"end_of_text": 300}, "end_of_text 300 is not among the 257 ids"),
         (bare | {"end_of_text": 3}, "end_of_text 3 is used with reset_at_documents True"),
-        (reset | {"data": str(tmp_path)}, "/meta.json does not say it: give end_of_text"),
+        (reset | {"data": str(tmp_path)}, "does not say it: give end_of_text"),
         (bare | reset | split, "needs whole sequences on each rank, so cp 1, not 2"),
-        (prepared | reset | {"end_of_text": 3}, f"not the data's: .*meta.json says {END}"),
+        (prepared | reset | {"end_of_text": 3}, f"not the data's: .* says {END}"),
     ):
         with pytest.raises(UsageError, match=reason):
             resolve(("test", settings))

@@ -10,7 +10,6 @@ from parallel import token_files
 from parallel.config.data_files import training_tokens
 from parallel.config.duration import steps_of, steps_per_epoch
 from parallel.config.settings import resolve
-from tests.test_spec import flags
 
 SIXTEEN = {"preset": "gpt2-124m", "micro_batch": 4, "global_batch": 16, "seq_len": 512}
 
@@ -29,7 +28,6 @@ def test_the_same_tokens_on_any_number_of_ranks(gpus, micro_steps):
 def test_300_micro_steps_of_two_are_150_steps():
     spec = resolve(("study", {"gpus": 8, "micro_batch": 2, "grad_accum": 2, "steps": 150}))
     assert spec.work["micro_steps"] == 300
-    assert flags("--max-train-steps", "150") == {"steps": 150}
 
 
 def test_an_epoch_is_as_many_whole_steps_as_the_split_fills(tokens):

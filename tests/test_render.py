@@ -196,8 +196,10 @@ cores_per_node = 2
 setup = [
     "export HF_HUB_TOKEN=hunter2a A=1", 'curl -H "Authorization: Bearer hunter2b" x', "echo a@b"
 ]
-environment = { WANDB_API_KEY = "hunter2c", NCCL_DEBUG = "INFO" }
-network = { https_proxy = "http://me:hunter2d@proxy:3128" }
+[mine.environment]
+WANDB_API_KEY = "hunter2c"
+NCCL_DEBUG = "INFO"
+https_proxy = "http://me:hunter2d@proxy:3128"
 """
 
 
@@ -220,7 +222,11 @@ def test_what_is_archived_of_a_secretive_cluster_is_whole_private_and_hides_them
     assert {path.stat().st_mode & 0o777 for path in kept.values()} == {0o600}
     assert "hunter2" in text and not any("hunter2" in p.read_text() for p in folder.glob("77.*"))
     there = tomllib.loads(kept["clusters.toml"].read_text())["mine"]
-    assert there["environment"] == {"WANDB_API_KEY": "***", "NCCL_DEBUG": "INFO"}
+    assert there["environment"] == {
+        "WANDB_API_KEY": "***",
+        "NCCL_DEBUG": "INFO",
+        "https_proxy": "http://***@proxy:3128",
+    }
     assert there["setup"][2] == "echo a@b" and there["setup"][0].endswith("=*** A=1")
     archived = kept["slurm"].read_text()
     assert archived.count("\n") == text.count("\n")
@@ -236,7 +242,7 @@ HOSTILE += ["; touch pwned", "*"]
 def test_no_value_ever_runs(tmp_path, word):
     """Run the script up to srun, for which a harmless stand-in is put in the path."""
     base = {"description": word, "gpus_per_node": 2, "cores_per_node": 2}
-    values = {"environment": {"EVIL": word}, "network": {"NET": word}, "srun": [f"--x={word}"]}
+    values = {"environment": {"EVIL": word}, "srun": [f"--x={word}"]}
     values |= {"torchrun": [f"--y={word}"], "scratch": "${HOME}/" + word}
     where = cluster_of("hostile", base | values, CLUSTERS)
     (tmp_path / "logs").mkdir()
@@ -248,12 +254,12 @@ def test_no_value_ever_runs(tmp_path, word):
     study = replace(load_study(path), cluster=where)
     text = script(study, ["ddp"], where)
     assert len(header(text)) == 11  # no value has made a line of its own
-    tools = {"srun": 'printf "%s\\0" "$EVIL" "$NET" "$MINE" "$TRITON_CACHE_DIR" "$@" >"$SEEN"\n'}
+    tools = {"srun": 'printf "%s\\0" "$EVIL" "$MINE" "$TRITON_CACHE_DIR" "$@" >"$SEEN"\n'}
     done = run_script(tmp_path, text, tools, SEEN=str(tmp_path / "seen"))
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.rglob("pwned"))
     given = (tmp_path / "seen").read_text().split("\0")
-    assert given[:4] == [word, word, word, f"/home/me/{word}/triton"]
+    assert given[:3] == [word, word, f"/home/me/{word}/triton"]
     assert f"--x={word}" in given and f"--y={word}" in given
     assert given[given.index("--study") + 1] == str(path)
     assert (tmp_path / "logs" / word / "ddp" / "77.exit").read_text() == "0\n"

@@ -55,12 +55,11 @@ def test_runs_of_a_study_do_not_share_the_folder_of_their_checkpoints(tmp_path):
     assert study_of(tmp_path, "save_interval = 5\n" + sweep)
 
 
-def test_excludes_includes_branches_and_repeats(tmp_path):
+def test_includes_branches_and_repeats(tmp_path):
     study = study_of(
         tmp_path,
         """[[sweep]]
-        product = { engine = ["ddp", "megatron"], nodes = [1, 2, 4] }
-        exclude = [{ engine = "ddp", nodes = [2, 4] }]
+        product = { engine = ["ddp", "megatron"], nodes = [1, 2] }
         include = [{ engine = "megatron", nodes = 1, tp = 2 }]
         [[sweep]]
         repeats = 2
@@ -70,9 +69,9 @@ def test_excludes_includes_branches_and_repeats(tmp_path):
     )
     assert list(study.settings) == [
         "ddp-nodes1",
+        "ddp-nodes2",
         "megatron-nodes1",
         "megatron-nodes2",
-        "megatron-nodes4",
         "megatron-tp2-nodes1",
         "deepspeed-zero-zero3-r1",
         "deepspeed-zero-zero3-r2",
@@ -146,26 +145,15 @@ def test_a_cluster_bounds_what_can_be_placed(tmp_path):
         ("[[sweep]]\nproduct = { tp = 2 }", "product tp must be a list"),
         ("[[sweep]]\nzip = { tp = [1, 2], gpus = [1] }", "zip's lists differ in length"),
         ("[[sweep]]\nproduct = { tp = [1] }\nzip = { tp = [1] }", "tp in both product and zip"),
-        ("[[sweep]]\nproduct = { tp = [1] }\nexclude = [{ pp = 2 }]", "exclude names pp"),
         ("[[sweep]]\nrepeats = 0", "repeats must be at least 1 .* not 0"),
         ("[[sweep]]\nproduct = { gpus = [1, 1] }", "a second run called ddp"),
         ("[[sweep]]\ndefaults = { label = 'a b' }", "label 'a b' is not a word"),
         ("[[sweep]]\nproducts = {}", "unknown products; known: repeats, defaults, product, zip"),
         ("[[run]]\n[walltime]", "unknown walltime; known: question, baseline, cluster, slurm"),
-        (
-            "[[sweep]]\nproduct = { tp = [1, 2] }\nexclude = [{ tp = 1 }, { tp = 8 }]",
-            "exclude matches no point: tp 8$",
-        ),
-        ("[[sweep]]\nproduct = { tp = [1] }\nexclude = [{ tp = 1 }]", "no run is left"),
-        ("[[sweep]]\nexclude = [{}]", "exclude matches no point"),
+        ("[[sweep]]\nexclude = []", "unknown exclude"),
         ("[[sweep]]\nproduct = 5", "product must be a table, not 5"),
-        ("[[sweep]]\nzip = [1]", "zip must be a table"),
-        ("[[sweep]]\nslurm = 'x'", "slurm must be a table"),
-        ("[[sweep]]\ndefaults = 1", "defaults must be a table, not 1"),
-        ("[[sweep]]\nexclude = 5", "exclude must be a list of tables"),
         ("[[sweep]]\ninclude = { tp = 1 }", "include must be a list of tables"),
         ("[[sweep]]\ninclude = [{ slurm = 5 }]", "slurm must be a table"),
-        ("[[run]]\nslurm = 5", "slurm must be a table"),
         ("[sweep]\n", r"sweep must be a list of tables"),
     ],
 )
@@ -190,9 +178,7 @@ RANGE = list(range(1000))
     [
         ("[[sweep]]\nrepeats = 1000000000", 10**9),
         (f"[[sweep]]\nproduct = {{ seed = {RANGE}, steps = {RANGE}, gpus = {RANGE} }}", 10**9),
-        (f"[[sweep]]\nproduct = {{ seed = {RANGE} }}\nzip = {{ steps = {RANGE} }}", 10**6),
         (f"[[sweep]]\nzip = {{ seed = {RANGE} }}\nrepeats = 11", 11_000),
-        ("[[sweep]]\nrepeats = 6000\n[[sweep]]\nrepeats = 6000", 12_000),
         ("[[sweep]]\nrepeats = 3000\ninclude = [{}, {}, {}, {}]", 12_000),
         ("[[run]]\n" * 10_001, 10_001),
     ],
@@ -206,18 +192,12 @@ def test_too_many_runs_are_refused_before_any_is_made(tmp_path, monkeypatch, tex
 def test_a_file_without_end_is_refused_at_once(tmp_path):
     with pytest.raises(UsageError, match="study /dev/zero is larger than the 4 MiB"):
         load_study("/dev/zero")
-    large = tmp_path / "large.toml"
-    large.write_text(f'question = "{"?" * (4 << 20)}"')
-    with pytest.raises(UsageError, match="larger than the 4 MiB"):
-        load_study(large)
     for path, words in ((tmp_path, "Is a directory"), ("a\0b.toml", "null byte")):
         with pytest.raises(UsageError, match=words):
             load_study(path)
 
 
-@pytest.mark.parametrize(
-    "name", ["...toml", "..toml", ".toml", ".hidden.toml", "plain", "....toml"]
-)
+@pytest.mark.parametrize("name", ["..toml", ".toml", ".hidden.toml", "plain"])
 def test_a_study_keeps_to_a_folder_of_its_own(tmp_path, name):
     """Its scripts and logs go to a folder of its name, which must lie below where it says."""
     path = tmp_path / "below" / name
@@ -241,26 +221,20 @@ def test_a_baseline_that_is_not_named_is_told(tmp_path):
         ({"partition": "a\n#SBATCH --nodes=9"}, "partition 'a.*nodes=9' is not"),
         ({"options": ["--mem=$(id)"]}, "options '--mem=..id.' is not"),
         ({"environment": {"A B": "x"}}, "environment 'A B' is not"),
-        ({"environment": {"A": 1}}, "environment: 1 must be text"),
         ({"gpus": 4}, "unknown gpus; known: gpus_per_node, cores_per_node, description, gpu,"),
         ({"name": "other"}, "unknown name"),
-        ({"source": "x"}, "unknown source"),
-        ({"gpus_per_node": 0}, "gpus_per_node must be at least 1 .* not 0"),
         ({"gpus_per_node": True}, "gpus_per_node must be a whole number, not True"),
         ({"signal_lead_s": -1}, "signal_lead_s must be at least 0 and at most 65535, not -1"),
-        ({"signal_lead_s": 1.5}, "signal_lead_s must be a whole number, not 1.5"),
         ({"gpu": "A100 SXM", "gpu_memory_gb": 800}, "gpu_memory_gb 800 .* has 80 GB"),
         ({"master_addr_suffix": "-ib0;id"}, "master_addr_suffix '-ib0;id' is not"),
         ({"srun": ["cpu-bind=cores"]}, "srun 'cpu-bind=cores' is not"),
         ({"srun": "--cpu-bind=cores"}, "srun must be a list .* not '--cpu-bind=cores'"),
-        ({"setup": ["a\nb"]}, "setup 'a.*b' is not"),
         ({"after": [" "]}, "after ' ' is not"),
         ({"setup": [1]}, "setup: 1 must be text"),
         ({"container": "x.sif"}, "container is no table"),
         ({"container": {"image": "x"}}, "container: missing runtime"),
         ({"container": {"runtime": "docker", "image": "x"}}, "runtime .* pyxis.* not 'docker'"),
         ({"container": {"runtime": "pyxis", "image": ""}}, "image '' is not"),
-        ({"container": {"runtime": "pyxis", "image": "x", "mount": []}}, "unknown mount"),
         ({"container": {"runtime": "pyxis", "image": "x", "mounts": ["a:b:c"]}}, "mounts 'a:b:c'"),
     ],
 )
@@ -273,7 +247,6 @@ def test_a_wrong_cluster_is_refused(facts, words):
 
 
 OWN = """[mine]
-description = "my site"
 gpus_per_node = 4
 cores_per_node = 64
 setup = ["module purge", "source env.sh"]
@@ -281,12 +254,10 @@ srun = ["--cpu-bind=cores"]
 container = { runtime = "pyxis", image = "/images/a.sqsh", mounts = ["/data"] }
 
 [dgx-a100]
-description = "ours has four"
 gpus_per_node = 4
 cores_per_node = 64
 
 [typo]
-description = "x"
 gpus_per_nodes = 4
 """
 
@@ -348,22 +319,7 @@ def test_a_file_that_is_not_found_changes_no_names_of_runs(tmp_path, monkeypatch
     assert set(load_study(mixed).settings) > set(names)
 
 
-def test_each_point_of_a_large_sweep_is_a_run_or_left_out(tmp_path):
-    text = """[[sweep]]
-    defaults = { engine = "megatron", preset = "18b", global_batch = 5040 }
-    product = { tp = [1, 2, 4, 8], pp = [1, 2, 4, 5, 8], nodes = [10, 16, 32, 64],
-                micro_batch = [1, 2, 3], seed = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10] }
-    """.replace(",\n", ",")
-    study = study_of(tmp_path, text, cluster="dgx-a100")
-    assert len(study.settings) + len(study.left_out) == 2400
-
-
 SHIPPED = [p for p in sorted(ROOT.glob("slurm/**/*.toml")) if p.name != "clusters.toml"]
-
-
-def test_every_shipped_study_reads_and_leaves_out_only_with_reasons():
-    for path in SHIPPED:
-        assert all(why for _, why in load_study(path).left_out)
 
 
 def less_gpus(study, name: str) -> list[dict]:
@@ -375,6 +331,7 @@ def less_gpus(study, name: str) -> list[dict]:
 def test_a_run_has_the_same_name_on_every_cluster(path):
     """Or the study is refused, by one sentence with the numbers."""
     own = load_study(path)
+    assert all(why for _, why in own.left_out)
     for cluster in clusters.load_clusters():
         try:
             other = load_study(path, cluster)
@@ -391,13 +348,6 @@ def test_a_run_has_the_same_name_on_every_cluster(path):
         # A name that only one cluster has is of a point that the other leaves out.
         assert len(other.settings.keys() - own.settings.keys()) <= len(own.left_out)
         assert bool(own.settings.keys() - other.settings.keys()) <= bool(other.left_out)
-
-
-def test_the_study_of_the_help_text_runs_on_gpu_nodes():
-    here, there = (load_study(ROOT / "slurm/layouts.toml", c) for c in (None, "dgx-a100"))
-    assert here.baseline == there.baseline == "ddp"
-    assert {"megatron-tp2-pp2", "deepspeed-zero-zero1"} <= here.specs.keys() & there.specs.keys()
-    assert (here.specs["ddp"].gpus, there.specs["ddp"].gpus) == (4, 16)
 
 
 def test_names_do_not_depend_on_how_many_points_a_cluster_can_run(tmp_path):
@@ -436,13 +386,10 @@ def test_the_folder_of_a_run_without_a_study_is_named_after_its_flags(given, nam
     assert run_names.name_alone(resolve(("flags", given)), given) == name
 
 
-def test_the_page_on_slurm_describes_every_key_of_a_cluster_as_the_code_does():
+def test_the_page_on_slurm_names_every_key_of_a_cluster():
     page = (ROOT / "docs" / "slurm.md").read_text()
-    described = re.findall(r"^\| `([a-z_.]+)` \| (.*) \|$", page, re.MULTILINE)
-    keys = [(f.name, f.metadata["help"]) for f in fields(clusters.Cluster) if f.metadata]
-    inside = fields(clusters.Container)
-    keys += [(f"container.{f.name}", f.metadata["help"]) for f in inside]
-    assert [row for row in described if row in keys] == keys
+    keys = {f.name for f in (*fields(clusters.Cluster), *fields(clusters.Container)) if f.metadata}
+    assert keys <= set(re.findall(r"`(?:container\.)?([a-z_]+)`", page))
     (site,) = re.findall(r"^```toml\n(\[my-site\].*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert len(site.splitlines()) == 10
     (name, facts), *others = tomllib.loads(site).items()

@@ -5,7 +5,7 @@ A user's own clusters stand in the files that the environment variable SCALING_C
 configuration folder (XDG_CONFIG_HOME, else ~/.config). A table there replaces the shipped one of
 the same name. A wrong table is an error only where its cluster is used.
 
-`Cluster` and `Container` describe every key once; docs/slurm.md repeats their help texts.
+`Cluster` and `Container` describe every key; docs/slurm.md names them.
 """
 
 import os
@@ -38,13 +38,9 @@ _COUNT = Bounds(1, 10**6)
 class Container:
     """The container that a site runs training in. The whole launch enters it once on each node."""
 
-    runtime: str = key(
-        MISSING, "apptainer, pyxis or charliecloud", ("apptainer", "pyxis", "charliecloud")
-    )
+    runtime: str = key(MISSING, "what starts it", ("apptainer", "pyxis", "charliecloud"))
     image: str = key(MISSING, "its image, as the runtime takes it; may hold ${NAME}", _SOME)
-    mounts: tuple[str, ...] = key(
-        (), "more folders, FOLDER or FOLDER:WHERE; may hold ${NAME}", _MOUNT
-    )
+    mounts: tuple[str, ...] = key((), "FOLDER or FOLDER:WHERE; may hold ${NAME}", _MOUNT)
     python: str = key("python3", "the Python inside it", _SOME)
 
 
@@ -59,59 +55,30 @@ class Cluster:
     description: str = key("", "one line for people")
     gpu: str = key("", "the GPU's name")
     gpu_memory_gb: float | None = key(None, "memory of one GPU", _COUNT)
-    interconnect: str = key(
-        "", "a node's network: 8x NDR, 4x 200 Gb/s, 10 GbE; analysis.plan plans with it"
-    )
-    domain: int | None = key(
-        None,
-        "GPUs that fast links join, where more than a node's; default: the card's rack",
-        _COUNT,
-    )
+    interconnect: str = key("", "a node's network, for analysis.plan: 8x NDR, 10 GbE")
+    domain: int | None = key(None, "GPUs that fast links join; default: the card's rack", _COUNT)
     max_nodes: int | None = key(None, "the most nodes that a job may have", _COUNT)
     partition: str = key("", "#SBATCH --partition", OPTION)
-    account: str = key(
-        "", "#SBATCH --account; SBATCH_ACCOUNT in the environment overrides it", OPTION
-    )
+    account: str = key("", "#SBATCH --account; SBATCH_ACCOUNT overrides it", OPTION)
     qos: str = key("", "#SBATCH --qos", OPTION)
     constraint: str = key("", "#SBATCH --constraint", OPTION)
-    gpu_request: str = key(
-        "gres",
-        "how to ask for GPUs: gres, gpus-per-node or none",
-        ("gres", "gpus-per-node", "none"),
-    )
+    gpu_request: str = key("gres", "how to ask for GPUs", ("gres", "gpus-per-node", "none"))
     cpus_per_task: bool = key(True, "whether to ask for cores with #SBATCH --cpus-per-task")
     memory: str = key("", "#SBATCH --mem", OPTION)
     time: str = key("01:00:00", "#SBATCH --time where the study gives none", OPTION)
     signal_lead_s: int = key(
-        0,
-        "seconds before the time limit at which runs save and end; 0: a fifth, 10 to 120",
-        Bounds(0, 65535),
+        0, "seconds before the limit at which runs save; 0: a fifth, 10 to 120", Bounds(0, 65535)
     )
     options: tuple[str, ...] = key((), "more #SBATCH options", OPTION)
-    srun: tuple[str, ...] = key((), "more options of srun, --cpu-bind=cores for example", _FLAG)
-    torchrun: tuple[str, ...] = key(
-        (), "more options of torchrun, --numa-binding=node for example", _FLAG
-    )
-    setup: tuple[str, ...] = key(
-        (), "shell lines before Python: module, conda, source; one that fails ends the job", _SHELL
-    )
-    after: tuple[str, ...] = key(
-        (),
-        "shell lines after the run, to copy results for example; $folder is the run's folder",
-        _SHELL,
-    )
+    srun: tuple[str, ...] = key((), "more options of srun", _FLAG)
+    torchrun: tuple[str, ...] = key((), "more options of torchrun", _FLAG)
+    setup: tuple[str, ...] = key((), "shell lines before Python: module, conda, source", _SHELL)
+    after: tuple[str, ...] = key((), "shell lines after the run; $folder is its folder", _SHELL)
     environment: dict[str, str] = key({}, "environment variables", VARIABLE)
-    network: dict[str, str] = key({}, "environment variables of NCCL and gloo", VARIABLE)
-    master_addr_suffix: str = key(
-        "", "added to the first node's name to reach its fast network", _HOST
-    )
+    master_addr_suffix: str = key("", "added to the first node's name: its fast network", _HOST)
     scratch: str = key("", "folder for compiled extensions; may hold ${NAME}")
-    python: str = key(
-        ".venv/bin/python", "Python of the jobs; PYTHON in the environment overrides it"
-    )
-    container: Container | None = key(
-        None, "table: runtime, image, mounts, python; training runs in it"
-    )
+    python: str = key(".venv/bin/python", "Python of the jobs; PYTHON overrides it")
+    container: Container | None = key(None, "table: training runs in it")
 
     def nodes(self, gpus: int) -> int:
         """Nodes that hold `gpus` GPUs."""
@@ -124,22 +91,22 @@ class Cluster:
 
     def problems(self, spec: RunSpec, tp_across_nodes: bool = False) -> list[str]:
         """Every reason why the run cannot be placed here, with the numbers."""
-        found = []
+        problems = []
         most = self.domain or joined(self.gpu, self.gpus_per_node)
         if spec.tp > most and not tp_across_nodes:
             what = "GPUs of a node" if most == self.gpus_per_node else "GPUs that fast links join"
-            found.append(f"tp {spec.tp} exceeds the {most} {what}")
+            problems.append(f"tp {spec.tp} exceeds the {most} {what}")
         if self.gpu_request == "none":
             if needing := spec.needing_a_gpu:
-                found.append(f"{needing} needs a GPU, and {self.name} gives none")
+                problems.append(f"{needing} needs a GPU, and {self.name} gives none")
         elif lacks := lacking(spec.formats, self.gpu):
             card = find_gpu(self.gpu)
-            found.append(f"the {card.name} of {self.name} has no {' and no '.join(lacks)}")
+            problems.append(f"the {card.name} of {self.name} has no {' and no '.join(lacks)}")
         if spec.gpus > self.gpus_per_node and spec.gpus % self.gpus_per_node:
-            found.append(f"{spec.gpus} GPUs do not fill whole nodes of {self.gpus_per_node}")
+            problems.append(f"{spec.gpus} GPUs do not fill whole nodes of {self.gpus_per_node}")
         if self.max_nodes is not None and self.nodes(spec.gpus) > self.max_nodes:
-            found.append(f"{self.nodes(spec.gpus)} nodes exceed the cluster's {self.max_nodes}")
-        return found
+            problems.append(f"{self.nodes(spec.gpus)} nodes exceed the cluster's {self.max_nodes}")
+        return problems
 
 
 def files() -> tuple[Path, ...]:
@@ -155,11 +122,11 @@ def files() -> tuple[Path, ...]:
 @cache
 def _tables(paths: tuple[Path, ...]) -> dict[str, list[tuple[Path, Any]]]:
     """(file, table) of each name, the one that counts last."""
-    found: dict[str, list[tuple[Path, Any]]] = {}
+    tables: dict[str, list[tuple[Path, Any]]] = {}
     for path in paths:
         for name, facts in read_toml(path, "clusters").items():
-            found.setdefault(name, []).append((path, facts))
-    return found
+            tables.setdefault(name, []).append((path, facts))
+    return tables
 
 
 def load_clusters() -> dict[str, Cluster]:
@@ -168,13 +135,13 @@ def load_clusters() -> dict[str, Cluster]:
     Raises:
         UsageError: a file is unreadable or not TOML.
     """
-    found = {}
+    clusters = {}
     for name in _tables(files()):
         try:
-            found[name] = cluster(name)
+            clusters[name] = cluster(name)
         except UsageError as error:
             print(f"cluster {name} is left out: {error}", file=sys.stderr)
-    return found
+    return clusters
 
 
 def cluster(name: str) -> Cluster:

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from base.bounds import Bounds, Words, checked, key, kind_of
+from base.bounds import Bounds, Text, Words, checked, key, kind_of
 from base.errors import UsageError
 from models.config import ACTIVATIONS, NORMS, POSITIONS, VOCAB_MULTIPLE, GPTConfig, preset
 from models.gpus import lacking
@@ -34,8 +34,11 @@ PROFILE_MODES = ("none", "nvtx", "torch")
 _RANKS, _STEPS = Bounds(1, 10**6), Bounds(1, 10**9)
 _MAYBE_STEPS = Bounds(0, 10**9)  # 0: never
 _SIZE = Bounds(1, 2**24)
+_HEADS, _MAYBE_HEADS = Bounds(1, 2**16), Bounds(0, 2**16)
 _SECONDS = Bounds(0, 30 * 86400, above=True)
 _RATE = Bounds(0, 100)
+_STEPS_TRACED = Text(r"\d{1,9}(-\d{1,9})?", "FIRST-LAST or one number")
+_TRACERS = Text(r"all|\d{1,9}(,\d{1,9})*", "all or numbers with commas")
 
 
 # What decides what is computed, not how it is split.
@@ -54,38 +57,23 @@ class RunSpec:
 
     engine: str = key("ddp", "what trains", tuple(ENGINES))
     # the model
-    preset: str = key(
-        "tiny",
-        "model sizes by name; the size flags below override them. Without it, --load of weights"
-        " alone takes theirs",
-    )
+    preset: str = key("tiny", "model sizes by name; without it, --load of weights takes theirs")
     n_layer: int | None = key(None, "transformer blocks", Bounds(1, 10**4))
     hidden: int | None = key(None, "hidden size", Bounds(1, 2**20))
-    n_head: int | None = key(None, "attention heads", Bounds(1, 2**16))
-    n_kv_head: int | None = key(
-        None, "heads of keys and values, for grouped-query attention; 0: n_head", Bounds(0, 2**16)
-    )
-    kv_channels: int | None = key(None, "size of a head; 0: hidden / n_head", Bounds(0, 2**16))
+    n_head: int | None = key(None, "attention heads", _HEADS)
+    n_kv_head: int | None = key(None, "heads of keys and values; 0: n_head", _MAYBE_HEADS)
+    kv_channels: int | None = key(None, "size of a head; 0: hidden / n_head", _MAYBE_HEADS)
     ffn_hidden: int | None = key(
         None, "feed-forward size; 0: 4 x hidden, with swiglu 8/3 x hidden", Bounds(0, 2**22)
     )
-    vocab_size: int | None = key(
-        None,
-        "token ids (default: the preset's, or the data's if larger)",
-        _SIZE,
-    )
+    vocab_size: int | None = key(None, "token ids; default: the preset's, or the data's", _SIZE)
     vocab_multiple: int = key(
-        VOCAB_MULTIPLE,
-        "pad the vocabulary with masked ids to a multiple of this x tp; 1 pads for tp alone",
-        Bounds(1, 2**16),
-        alias="--make-vocab-size-divisible-by",
+        VOCAB_MULTIPLE, "masked ids fill the vocabulary to a multiple of this x tp", _HEADS
     )
     max_seq_len: int | None = key(None, "positions: the longest sequence", _SIZE)
     position: str | None = key(None, "how positions enter the model", POSITIONS)
     rope_theta: float | None = key(None, "base of the rotary wavelengths", Bounds(1, 10**12))
-    rope_scaling: float | None = key(
-        None, "Llama 3.1's stretching factor of the rotary wavelengths; 1: none", Bounds(1, 10**4)
-    )
+    rope_scaling: float | None = key(None, "Llama 3.1's stretching of them", Bounds(1, 10**4))
     norm: str | None = key(None, "the norm before each part of a block", NORMS)
     norm_eps: float | None = key(None, "its epsilon", Bounds(0, 1, above=True))
     qk_norm: bool | None = key(None, "norm each head's query and key, as in Qwen3")
@@ -101,17 +89,10 @@ class RunSpec:
     vpp: int = key(1, f"{AXES['vpp']}: above 1, interleaved 1F1B", Bounds(1, 10**4))
     sequence_parallel: bool = key(False, "split norms and residuals over tp ranks")
     zero_stage: int = key(
-        0,
-        "ZeRO stage; 1 is megatron's distributed optimizer; fsdp2 has 3, its default, which gathers"
-        " a block's weights for forward and again for backward, and 2, which gathers them once a"
-        " step",
-        Bounds(0, 3),
+        0, "ZeRO stage; 1 is megatron's distributed optimizer; fsdp2 has 2 and 3", Bounds(0, 3)
     )
     fsdp_shard: int | None = key(
-        None,
-        "fsdp2's hybrid sharding: neighbouring dp ranks that share one copy of the state, of which"
-        " there are dp / fsdp_shard (default: all of dp, one copy)",
-        _RANKS,
+        None, "fsdp2's hybrid sharding: dp ranks that share one copy of the state", _RANKS
     )
     offload: str = key("none", "keep in host memory: optimizer state, or all", OFFLOAD)
     recompute: str = key("none", "activations to drop and recompute", RECOMPUTE)
@@ -120,17 +101,13 @@ class RunSpec:
     grad_accum: int | None = key(None, "micro-batches per step; or give global_batch", _SIZE)
     # the training
     seq_len: int | None = key(None, "tokens per sequence (the model's positions)", _SIZE)
-    steps: int = key(20, "optimizer steps, never micro-steps", _STEPS, alias="--max-train-steps")
+    steps: int = key(20, "optimizer steps, never micro-steps", _STEPS)
     epochs: int | None = key(None, "train so many whole passes' worth instead", Bounds(1, 10**6))
     train_tokens: int | None = key(None, "a budget of tokens instead, all ranks", Bounds(1, 10**18))
     enforce_global_batch_size: bool = key(
         False, "refuse a run whose batch is not the global_batch that was stated anywhere"
     )
-    precision: str = key(
-        "fp32",
-        "fp16 scales the loss dynamically; fp8: bf16, with the layers' GEMMs in fp8",
-        PRECISIONS,
-    )
+    precision: str = key("fp32", "fp8: bf16, with the layers' GEMMs in fp8", PRECISIONS)
     fp8_recipe: str = key(
         "delayed", "scale by the largest value seen before, or by the tensor's own", FP8_RECIPES
     )
@@ -156,57 +133,38 @@ class RunSpec:
     eval_steps: int = key(2, "global batches in a validation; 0: never validate", Bounds(0, 10**6))
     # checkpoints
     save_interval: int = key(
-        0,
-        "steps between checkpoints, and one at the end and at a signal; 0: save nothing",
-        _MAYBE_STEPS,
+        0, "steps between checkpoints, also one at the end and at a signal; 0: none", _MAYBE_STEPS
     )
     save: str | None = key(None, "folder for them (default: <run folder>/checkpoints)")
-    load: str | None = key(
-        None,
-        "go on from this checkpoint, or from a folder's newest; or start from weights alone",
-    )
+    load: str | None = key(None, "checkpoint, or folder of them, to go on from; or weights alone")
     load_previous: bool = key(False, "where a checkpoint is damaged, take the one before")
     resume: bool = key(True, "go on where a stopped attempt of this run left a checkpoint")
     keep_last: int = key(2, "newest checkpoints to keep; 0: all", _MAYBE_STEPS)
     keep_every: int = key(0, "keep those whose step this divides, too; 0: none", _MAYBE_STEPS)
     export_weights: int = key(0, "steps between bf16 weights-only exports; 0: none", _MAYBE_STEPS)
     async_save: bool = key(False, "train on while a copy of the state is being written")
-    save_grace_s: float = key(
-        25.0, "seconds from SIGTERM in which to save before giving up", _SECONDS
-    )
+    save_grace_s: float = key(25.0, "seconds from SIGTERM in which to save", _SECONDS)
     # the machine
     device: str = key("auto", "auto is cuda where there is one", ("auto", "cpu", "cuda"))
     kernels: str = key("auto", "auto: Transformer Engine, apex, PyTorch, in that order", KERNELS)
-    tf32: bool = key(
-        False, "GEMMs of fp32 numbers in TF32, on Ampere GPUs or later; parity of fp32 is then lost"
-    )
-    deterministic: bool = key(
-        False, "only operations that give the same bits every time (slower); else refuse to train"
-    )
+    tf32: bool = key(False, "GEMMs of fp32 numbers in TF32; parity of fp32 is then lost")
+    deterministic: bool = key(False, "only operations that give the same bits every time (slower)")
     gc_interval: int = key(
-        100,
-        "steps between Python's garbage collections, so that all ranks collect in the same step;"
-        " 0: when Python likes",
-        _MAYBE_STEPS,
+        100, "steps between garbage collections, of all ranks alike; 0: Python's own", _MAYBE_STEPS
     )
-    compile: bool = key(
-        False, "torch.compile the model (ddp) or each block (fsdp2); on CPU it needs a C++ compiler"
-    )
+    compile: bool = key(False, "torch.compile the model (ddp) or each block (fsdp2)")
     threads: int = key(1, "CPU threads per rank", Bounds(1, 1024))
     deepspeed_config: str | None = key(None, "DeepSpeed JSON; other settings override")
     profile_mode: str = key(
         "none", "nvtx: ranges for nsys; torch: ranges and a Chrome trace", PROFILE_MODES
     )
-    profile_steps: str = key("3-5", "the steps that torch's trace holds, FIRST-LAST or one")
-    profile_ranks: str = key("0", "the ranks that write one: all, or numbers with commas")
+    profile_steps: str = key("3-5", "the steps in torch's trace, FIRST-LAST or one", _STEPS_TRACED)
+    profile_ranks: str = key("0", "the ranks that write one: all, or numbers with commas", _TRACERS)
     breakdown: bool = key(False, "where each rank's time goes, per iteration line (breakdown/)")
     log_interval: int = key(1, "steps between iteration lines", _STEPS)
     timeout_s: float = key(600.0, "seconds a collective may wait before the run fails", _SECONDS)
     hang_s: float | None = key(
-        None,
-        "seconds without progress after which the run ends and names the rank that hangs"
-        " (default: half of timeout_s)",
-        _SECONDS,
+        None, "seconds without progress that end the run; default: half of timeout_s", _SECONDS
     )
 
     @cached_property
@@ -342,12 +300,11 @@ class RunSpec:
             )
         if self.tf32 and self.precision != "fp32":
             problems.append(f"tf32 is how fp32 is multiplied; precision is {self.precision}")
-        if self.export_weights and not self.save_interval:
-            problems.append("export_weights are taken from checkpoints: give save_interval too")
-        if self.export_weights and self.save_interval and self.export_weights % self.save_interval:
+        saves = self.save_interval
+        if self.export_weights and (not saves or self.export_weights % saves):
             problems.append(
-                f"export_weights {self.export_weights} must be a multiple of"
-                f" save_interval {self.save_interval}"
+                "export_weights are taken from checkpoints:"
+                f" {self.export_weights} must be a multiple of save_interval {saves}"
             )
         if self.export_weights and self.implementation == "hf":
             problems.append("export_weights are of our GPT, not of implementation hf")
@@ -365,31 +322,40 @@ class RunSpec:
                 stated = f"{name} {getattr(self, name)} is used with {reader} {wanted} alone"
                 problems.append(f"{stated}, not {actual}")
         if self.profile_mode == "torch":
-            problems += _profile_problems(self)
+            first, last = profiled_steps(self)
+            if not 1 <= first <= last <= self.steps:
+                problems.append(
+                    f"profile_steps {self.profile_steps} is not within steps 1 to {self.steps}"
+                )
+            if max(profiled_ranks(self)) >= self.gpus:
+                problems.append(
+                    f"profile_ranks {self.profile_ranks}, but there are {self.gpus} ranks"
+                )
         return problems
 
     def _document_problems(self) -> list[str]:
-        end, vocab_size = self.end_of_text, self.model.vocab_size
+        """Why the ends of documents are not known, or cannot be told apart."""
+        end, known = self.end_of_text, end_of_text(self.data)
         if not self.reset_at_documents:
             return []
         if end is None:
-            silent = f"{self.data}/meta.json does not say it"
-            prepare = "prepare the data with parallel.data (again, if an earlier version did)"
-            if Path(self.data).is_file() or Path(f"{self.data}.idx").exists():
-                silent, prepare = f"{self.data} does not say it", "prepare text with parallel.data"
             return [
                 "reset_at_documents needs the token id that ends a document, and"
-                f" {silent}: give end_of_text, or {prepare}"
+                f" {self.data} does not say it: give end_of_text, or prepare text with"
+                " parallel.data"
             ]
+        problems = []
         if self.cp > 1:
-            return [
+            problems.append(
                 f"reset_at_documents needs whole sequences on each rank, so cp 1, not {self.cp}"
-            ]
-        known = end_of_text(self.data)
+            )
         if known not in (None, end):
-            return [f"end_of_text {end} is not the data's: {self.data}/meta.json says {known}"]
-        beyond = f"end_of_text {end} is not among the {vocab_size} ids of the vocabulary"
-        return [beyond] if end >= vocab_size else []
+            problems.append(f"end_of_text {end} is not the data's: {self.data} says {known}")
+        if end >= self.model.vocab_size:
+            problems.append(
+                f"end_of_text {end} is not among the {self.model.vocab_size} ids of the vocabulary"
+            )
+        return problems
 
     def settings(self) -> dict[str, Any]:
         """All fields as plain data, for run.json."""
@@ -402,21 +368,13 @@ def gemm_precision(precision: str, tf32: bool | None) -> str:
 
 
 def profiled_steps(spec: RunSpec) -> tuple[int, int]:
-    """The first and last step, from 1, that torch's profiler records.
-
-    Raises:
-        ValueError: not FIRST-LAST and not one number.
-    """
+    """The first and last step, from 1, that torch's profiler records."""
     first, dash, last = spec.profile_steps.partition("-")
     return int(first), int(last if dash else first)
 
 
 def profiled_ranks(spec: RunSpec) -> tuple[int, ...]:
-    """The ranks that write a torch trace.
-
-    Raises:
-        ValueError: neither `all` nor numbers with commas.
-    """
+    """The ranks that write a torch trace."""
     if spec.profile_ranks == "all":
         return tuple(range(spec.gpus))
     return tuple(map(int, spec.profile_ranks.split(",")))
@@ -439,26 +397,6 @@ def _fp8_problems(spec: RunSpec) -> list[str]:
         for what, size in sides.items()
         if size % 16
     ]
-
-
-def _profile_problems(spec: RunSpec) -> list[str]:
-    problems = []
-    try:
-        first, last = profiled_steps(spec)
-        if not 1 <= first <= last <= spec.steps:
-            problems.append(
-                f"profile_steps {spec.profile_steps} is not within steps 1 to {spec.steps}"
-            )
-    except ValueError:
-        problems.append(
-            f"profile_steps must be FIRST-LAST or one number, not {spec.profile_steps!r}"
-        )
-    try:
-        if absent := [rank for rank in profiled_ranks(spec) if not 0 <= rank < spec.gpus]:
-            problems.append(f"profile_ranks asks for rank {absent[0]}, but there are {spec.gpus}")
-    except ValueError:
-        problems.append(f"profile_ranks must be all or numbers, not {spec.profile_ranks!r}")
-    return problems
 
 
 COMMAND_LINE = "command line"  # the source of settings that flags gave: they are named as flags
@@ -513,8 +451,11 @@ def resolve(*layers: tuple[str, dict[str, Any]], gpus: int | None = None) -> Run
         merged["gpus"] = gpus
     merged = _loaded_sizes(merged) | merged
     draft = RunSpec(**merged)
-    merged["vocab_size"] = _vocab_size(draft)
-    merged["end_of_text"] = _end_of_text(draft)
+    data_ids = vocabulary(draft.data)
+    if draft.vocab_size is None and data_ids and data_ids > draft.model.vocab_size:
+        merged["vocab_size"] = data_ids
+    if draft.end_of_text is None and draft.reset_at_documents:
+        merged["end_of_text"] = end_of_text(draft.data)
     merged["seq_len"] = draft.model.max_seq_len if draft.seq_len is None else draft.seq_len
     merged["grad_accum"] = _grad_accum(draft)
     merged["global_batch"] = draft.dp * draft.micro_batch * merged["grad_accum"]
@@ -569,21 +510,6 @@ def _loaded_sizes(merged: dict[str, Any]) -> dict[str, Any]:
     model, _ = read_description(folder)
     unused = ("rope_theta", "rope_scaling") if model.position != "rope" else ()
     return {name: value for name, value in asdict(model).items() if name not in unused}
-
-
-def _vocab_size(draft: RunSpec) -> int | None:
-    """The vocabulary that was asked for, or the data's where the preset's is too small for it."""
-    in_data = vocabulary(draft.data)
-    if draft.vocab_size is not None or in_data is None or in_data <= draft.model.vocab_size:
-        return draft.vocab_size
-    return in_data
-
-
-def _end_of_text(draft: RunSpec) -> int | None:
-    """The id that was asked for, or the data's where documents are to be told apart by it."""
-    if draft.end_of_text is not None or not draft.reset_at_documents:
-        return draft.end_of_text
-    return end_of_text(draft.data)
 
 
 def _other_batches(spec: RunSpec, layers: tuple[tuple[str, dict[str, Any]], ...]) -> list[str]:
@@ -650,8 +576,7 @@ def add_flags(
             metavar = None if choices else kind.__name__.upper()
             how = {"type": kind, "choices": choices, "metavar": metavar}
         how |= {"dest": field.name, "default": argparse.SUPPRESS, "help": help}
-        flags = ("--" + field.name.replace("_", "-"), field.metadata["alias"])
-        group.add_argument(*filter(None, flags), **how)
+        group.add_argument("--" + field.name.replace("_", "-"), **how)
 
 
 def from_flags(arguments: argparse.Namespace) -> dict[str, Any]:

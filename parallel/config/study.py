@@ -20,7 +20,6 @@ repeats = 3                 # each point three times: ...-r1, ...-r2, ...-r3, A 
 defaults = { engine = "megatron", micro_batch = 2 }
 product = { tp = [1, 2, 4], pp = [1, 2] }
 zip = { nodes = [1, 2, 4], global_batch = [16, 32, 64] }
-exclude = [{ tp = 4, pp = 2 }, { nodes = [2, 4], tp = 1 }]
 include = [{ engine = "ddp", nodes = 1 }]
 slurm = { time = "00:30:00" }
 
@@ -75,24 +74,33 @@ class _Sweep:
     defaults: dict = key({})
     product: dict = key({})
     zip: dict = key({})
-    exclude: list = key([])
     include: list | None = key(None)
     slurm: dict = key({})
 
     @property
     def included(self) -> list[dict[str, Any]]:
         """The further points; without axes and `include`, the defaults are a point."""
-        if self.include is None:
-            return [] if self.product or self.zip else [{}]
-        return self.include
+        alone = [] if self.product or self.zip else [{}]
+        return alone if self.include is None else self.include
 
     @property
     def size(self) -> int:
-        """How many runs it asks for, excluded ones included."""
+        """How many runs it asks for."""
         points = math.prod(map(len, self.product.values()))
         points *= max(map(len, self.zip.values()), default=1)
-        axes = self.product or self.zip
-        return ((points if axes else 0) + len(self.included)) * self.repeats
+        if not (self.product or self.zip):
+            points = 0
+        return (points + len(self.included)) * self.repeats
+
+    def points(self) -> Iterator[dict[str, Any]]:
+        """The settings of each point, in the order that the file gives."""
+        if self.product or self.zip:
+            zipped = zip(*self.zip.values(), strict=True)
+            rows = [dict(zip(self.zip, row, strict=True)) for row in zipped]
+            for values in itertools.product(*self.product.values()):
+                for row in rows or [{}]:
+                    yield dict(zip(self.product, values, strict=True)) | row
+        yield from self.included
 
 
 @dataclass(frozen=True)
@@ -147,7 +155,7 @@ class Study:
 class _Point:
     """A run before it has a name.
 
-    spec: None where it cannot run on this cluster; `why` says why. named: the settings that its
+    spec: None where this cluster cannot run it; `why` says why. named: the settings that its
     name is made of: the spec's, or, where it states `nodes` in place of gpus, those that do not
     depend on the cluster. repeat: from 1, where the point is repeated; 0 where it is not.
     """
@@ -190,12 +198,11 @@ def load_study(path: Path | str, cluster: str | None = None, strict: bool = Fals
     left_out += [(p.what, p.why) for p in points if p.why and p.repeat <= 1]
     # A B A B: sorting is stable, so each round keeps the file's order.
     names, repeat_of = _name_all(sorted(points, key=lambda point: max(point.repeat, 1)))
-    named = {name: point for name, point in names.items() if not point.why}
+    named = {name: point for name, point in names.items() if point.spec is not None}
     if left_out and (strict or not named):
         raise UsageError(_cannot_run(path, where, left_out, strict))
-    if not named:
-        raise UsageError(f"study {path}: no run is left: every point is excluded")
-    _check_save_folders(path, {name: point.spec for name, point in named.items()})
+    specs = {name: point.spec for name, point in named.items()}
+    _check_save_folders(path, specs)
     baseline, assumed = _baseline(path, file, names, repeat_of, where)
     if chosen and (note := clusters.replaced(chosen)):
         assumed.insert(0, note)
@@ -205,7 +212,7 @@ def load_study(path: Path | str, cluster: str | None = None, strict: bool = Fals
         file.question,
         baseline,
         settings={name: point.layers for name, point in named.items()},
-        specs={name: point.spec for name, point in named.items()},
+        specs=specs,
         slurm={name: point.slurm for name, point in named.items()},
         cluster=where,
         repeat_of={name: repeat_of[name] for name in named if name in repeat_of},
@@ -258,24 +265,23 @@ def _baseline(
     Raises:
         UsageError: it is no run, or it cannot run on this cluster.
     """
-    named = [name for name, point in names.items() if not point.why]
-    baseline = file.baseline or named[0]
-    assumed = []
+    named = [name for name, point in names.items() if point.spec is not None]
+    baseline, assumed = file.baseline or named[0], []
     configurations = {repeat_of.get(name, (name, 0))[0] for name in named}
     if file.baseline is None and len(configurations) > 1:
         assumed.append(f"no baseline is named: it is {baseline}, the first run")
     if baseline not in names and repeat_of.get(f"{baseline}-r1") == (baseline, 1):
         baseline = f"{baseline}-r1"
-    if baseline in names and baseline not in named:
-        on_cluster = f" on {where.name}" if where else ""
-        raise UsageError(
-            f"study {path}: its baseline {baseline} cannot run{on_cluster}: {names[baseline].why}"
-        )
-    if baseline not in named:
-        raise UsageError(
-            f"study {path}: baseline {baseline!r} is no run; it has: {', '.join(named)}"
-        )
+    if baseline not in names:
+        has = ", ".join(named)
+        raise UsageError(f"study {path}: baseline {baseline!r} is no run; it has: {has}")
+    if why := names[baseline].why:
+        raise UsageError(f"study {path}: its baseline {baseline} cannot run{_on(where)}: {why}")
     return baseline, assumed
+
+
+def _on(where: Cluster | None) -> str:
+    return f" on {where.name}" if where else ""
 
 
 def _cannot_run(
@@ -285,14 +291,11 @@ def _cannot_run(
     if strict:
         reasons = "; ".join(f"{what}: {why}" for what, why in left_out)
         return f"study {path}: {len(left_out)} points cannot run: {reasons}"
-    what, why = left_out[0]
-    more = (
-        f" (python -m slurm.render {path} --strict lists all {len(left_out)})"
-        if len(left_out) > 1
-        else ""
-    )
-    on = f" on {where.name}" if where else ""
-    return f"study {path}: none of its {len(left_out)} points can run{on}: {what}: {why}{more}"
+    (what, why), more = left_out[0], ""
+    if len(left_out) > 1:
+        more = f" (python -m slurm.render {path} --strict lists all {len(left_out)})"
+    none = f"none of its {len(left_out)} points can run{_on(where)}"
+    return f"study {path}: {none}: {what}: {why}{more}"
 
 
 def _read_points(
@@ -311,15 +314,16 @@ def _read_points(
     total = sum(sweep.size for sweep in sweeps.values())
     if total > MOST_RUNS:
         raise UsageError(f"study {path} asks for {total} runs: at most {MOST_RUNS} are made")
-    defaults = (f"{path} [defaults]", file.defaults)
     points: list[_Point] = []
     impossible: list[tuple[str, str]] = []
     for number, (source, sweep) in enumerate(sweeps.items()):
         must_run = number < len(file.run)
-        for settings in _points(sweep, source):
-            layers = [defaults, (f"{source} defaults", sweep.defaults), (source, settings)]
+        before = [(f"{path} [defaults]", file.defaults), (f"{source} defaults", sweep.defaults)]
+        for settings in sweep.points():
+            layers = [*before, (source, settings)]
             check_settings(layers)
-            what = f"{source.removeprefix(f'{path} ')}: {_words(settings) or 'the only point'}"
+            words = ", ".join(f"{name} {value}" for name, value in settings.items())
+            what = f"{source.removeprefix(f'{path} ')}: {words or 'the only point'}"
             try:
                 point = _point(layers, file.slurm | sweep.slurm, where, source, what)
                 if must_run and point.why:
@@ -346,51 +350,16 @@ def _unread(error: UsageError) -> bool:
 def _sweep(table: dict[str, Any], source: str) -> _Sweep:
     """Raises: UsageError: a part of a sweep that is not what its name says."""
     sweep = _Sweep(**values_of(_Sweep, table, source))
-    product, zipped = sweep.product, sweep.zip
-    for kind, lists in (("product", product), ("zip", zipped)):
-        for name, values in lists.items():
+    for kind in ("product", "zip"):
+        for name, values in getattr(sweep, kind).items():
             if not isinstance(values, list) or not values:
                 raise UsageError(f"{source}: {kind} {name} must be a list of values")
-    if both := set(product) & set(zipped):
+    if both := set(sweep.product) & set(sweep.zip):
         raise UsageError(f"{source}: {', '.join(sorted(both))} in both product and zip")
-    lengths = {name: len(values) for name, values in zipped.items()}
+    lengths = {name: len(values) for name, values in sweep.zip.items()}
     if len(set(lengths.values())) > 1:
         raise UsageError(f"{source}: zip's lists differ in length: {lengths}")
-    for exclude in sweep.exclude:
-        if unknown := set(exclude) - set(product) - set(zipped):
-            raise UsageError(f"{source}: exclude names {', '.join(sorted(unknown))}, no axis here")
     return sweep
-
-
-def _points(sweep: _Sweep, source: str) -> Iterator[dict[str, Any]]:
-    """The settings of each point of a sweep, in the order the file gives.
-
-    Raises:
-        UsageError: an exclude that matches none of them.
-    """
-    product, zipped, unmatched = sweep.product, sweep.zip, list(sweep.exclude)
-    rows = [dict(zip(zipped, row, strict=True)) for row in zip(*zipped.values(), strict=True)]
-    for values in itertools.product(*product.values()) if product or zipped else ():
-        for row in rows or [{}]:
-            point = dict(zip(product, values, strict=True)) | row
-            matching = [e for e in sweep.exclude if _matches(point, e)]
-            unmatched = [exclude for exclude in unmatched if exclude not in matching]
-            if not matching:
-                yield point
-    if unmatched:
-        raise UsageError(f"{source}: exclude matches no point: {'; '.join(map(_words, unmatched))}")
-    yield from sweep.included
-
-
-def _words(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in settings.items())
-
-
-def _matches(point: dict[str, Any], pattern: dict[str, Any]) -> bool:
-    return all(
-        point[name] in (wanted if isinstance(wanted, list) else [wanted])
-        for name, wanted in pattern.items()
-    )
 
 
 def check_settings(layers: Layers) -> None:
@@ -410,7 +379,7 @@ def check_settings(layers: Layers) -> None:
 
 
 def _point(
-    layers: Layers, slurm: dict[str, Any], where: Cluster | None, source: str, what: str = ""
+    layers: Layers, slurm: dict[str, Any], where: Cluster | None, source: str, what: str
 ) -> _Point:
     """A run, out of its layers. Where only this cluster makes it impossible, `why` says so.
 
@@ -432,20 +401,19 @@ def _point(
             nodes = settings["nodes"]
             kept["gpus"] = nodes * where.gpus_per_node
         plain.append((origin, kept))
+    spec, why = None, ""
     try:
-        spec = resolve(*plain)
+        spec = named = resolve(*plain)
+        if where is not None:
+            why = "; ".join(where.problems(spec, bool(slurm.get("tp_across_nodes", False))))
     except UsageError as error:
         if nodes is None or _unread(error):  # it does not depend on the cluster
             raise
-        spec, why = None, str(error)
-    else:
-        across = bool(slurm.get("tp_across_nodes", False))
-        why = "; ".join(where.problems(spec, across)) if where is not None else ""
-    if spec is not None and nodes is None:
-        named = spec
-    else:
+        why = str(error)
+    if nodes is not None:
         named = RunSpec(**merge(*plain)[0])
         named = replace(named, seq_len=named.seq_len or named.model.max_seq_len)
+    spec = None if why else spec
     return _Point(spec, why, named, nodes, plain, slurm, label, source, what)
 
 
