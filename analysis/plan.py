@@ -21,7 +21,7 @@ import argparse
 import json
 import math
 import sys
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from base.errors import Parser, UsageError, command_line, warn
 from base.files import add_force_flag
 from base.storage import output
 from models.config import PRESETS, GPTConfig, name_of, preset
-from models.gpus import NETWORK, check_network, find_gpu, planning_gpu
+from models.gpus import NETWORK, find_gpu, planning_gpu
 from parallel.config import memory, settings
 from parallel.config.axes import SET_AXES
 from parallel.config.clusters import load_clusters
@@ -159,8 +159,7 @@ def question(arguments: argparse.Namespace) -> Question:
         if cluster.is_host or arguments.gpus <= cluster.joined:
             where = cluster.name if cluster.is_host else f"{arguments.gpus} GPUs of {cluster.name}"
             raise UsageError(f"--network: {where} is one node, and nothing leaves it")
-        check_network(arguments.network, cluster.gpus_per_node, "--network")
-        cluster = replace(cluster, network=arguments.network)
+        cluster = cluster.with_network(arguments.network)
     return Question(
         config=config,
         preset=name_of(config, arguments.preset),

@@ -64,7 +64,7 @@ def test_what_is_not_deep_is_read():
 @pytest.mark.parametrize(
     ("command", "flags"),
     [
-        ("calibrate", ["--here", "/dev/zero", "--cluster", "x", "--out", "/tmp/x.toml"]),
+        ("calibrate", ["--here", "--runs", "/dev/zero", "--cluster", "x", "--out", "/tmp/x.toml"]),
         ("audit", ["/dev/zero"]),
         ("report", ["/dev/zero"]),
         ("checkpoints", ["/dev/zero"]),

@@ -3,15 +3,15 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from analysis.common.table import Column, Table
 from analysis.planner import calibration, fitting
-from analysis.planner.calibration import Calibration, host_columns
-from analysis.planner.runs import Runs, read_runs
+from analysis.planner.calibration import Calibration
+from analysis.planner.runs import Runs
 from analysis.planner.timemodel import Machine
 from base.errors import UsageError
 from models.gpus import planning_gpu
@@ -62,16 +62,12 @@ def _report(ids: list[str], x: Columns, measured: Array, predicted: Array, seen:
     if len(others):
         note += f"; others: MAPE {np.mean(others):.1%}, n = {len(others)}"
         note += f", worst {np.max(others):.0%}"
+    values = {name: getattr(x, name) for name in SPLIT}
+    values |= {"measured_s": measured, "predicted_s": predicted, "error": error}
+    values |= {"fitted": np.where(seen, "fitted", "")}
     rows = [
-        {
-            "id": ids[i],
-            **{name: int(getattr(x, name)[i]) for name in SPLIT},
-            "measured_s": float(measured[i]),
-            "predicted_s": float(predicted[i]),
-            "error": float(error[i]),
-            "fitted": "fitted" if seen[i] else "",
-        }
-        for i in range(len(ids))
+        {"id": run} | {name: column[i].item() for name, column in values.items()}
+        for i, run in enumerate(ids)
     ]
     columns = [
         Column("id", "run"),
@@ -84,75 +80,48 @@ def _report(ids: list[str], x: Columns, measured: Array, predicted: Array, seen:
     return Table(columns, rows, notes=[note])
 
 
-def from_runs(paths: list[Path], cluster: Calibration, count: int, out: Path) -> Table:
-    """Fit at most `count` runs of a cluster that nobody has calibrated, write the calibration
-    `out`, and report.
-
-    paths: run folders, logs, or tables (CSV) as `read_runs` takes them.
+def here() -> Calibration:
+    """This machine, measured; its fit is the priors.
 
     Raises:
-        UsageError: no run has a time and all its settings.
+        UsageError: the micro-benchmark failed.
     """
-    runs = read_runs(paths, cluster.columns)
-    machines = [cluster.machine_for(runs.x.take([i])) for i in range(len(runs.ids))]
-    machine = Machine.stack(machines)
-    priors = fitting.priors_of(planning_gpu(cluster.gpu).name)
-    chosen = fitting.choose(runs.x, count, fitting.slopes(runs.x, machine, priors))
-    fit = fitting.fit(runs.x.take(chosen), machine.take(chosen), runs.measured[chosen], priors)
-    facts = {
-        "gpu": cluster.gpu,
-        "gpus_per_node": cluster.gpus_per_node,
-        "gpu_memory_gb": cluster.gpu_memory_gb,
-        "network": cluster.network,
-        "flash": cluster.flash,
-    }
-    predicted = fit.seconds(runs.x, machine)
-    return written(runs, predicted, chosen, fit, facts, cluster.memory, out)
-
-
-def from_host(paths: list[Path], count: int, out: Path) -> Table:
-    """Measure this machine, fit `count` of its runs, write the calibration `out`, and report.
-
-    Raises:
-        UsageError: too few runs, or the micro-benchmark failed.
-    """
-    runs = read_runs(paths, host_columns)
-    if len(runs.ids) <= count:
-        raise UsageError(f"{len(runs.ids)} runs with a time: {count} to fit and no other")
     measured = measure_here()
     rates = (measured[name] for name in ("flops", "memory_rate", "link", "link"))
-    machine = Machine(*rates, False, HERE_CORES)
-    chosen = fitting.choose(runs.x, count, fitting.slopes(runs.x, machine, HERE_PRIORS))
+    return Calibration(
+        "this machine",
+        "this machine",
+        HERE_CORES,
+        measured["memory_gb"],
+        fitting.prior_fit(HERE_PRIORS),
+        memory={"library_gb": 0.6, "fragments": 1.05},
+        machine_override=Machine(*rates, cores=HERE_CORES),
+        processor=cpu_name(),
+    )
+
+
+def fitted(runs: Runs, cluster: Calibration, count: int, out: Path) -> Table:
+    """Fit at most `count` runs of a cluster that nobody has calibrated, write the calibration
+    `out`, and report."""
+    host = cluster.is_host
+    priors = HERE_PRIORS if host else fitting.priors_of(planning_gpu(cluster.gpu).name)
+    machine = Machine.stack(
+        [cluster.machine_for(runs.x.take([i])) for i in range(len(runs.measured))]
+    )
+    chosen = fitting.choose(runs.x, count, fitting.slopes(runs.x, machine, priors))
     # Ranks that share a core take turns: each would take that much less time on a core of its own.
     seconds = runs.measured[chosen] / runs.crowd[chosen]
-    fit = fitting.fit(runs.x.take(chosen), machine, seconds, HERE_PRIORS)
+    fit = fitting.fit(runs.x.take(chosen), machine.take(chosen), seconds, priors)
     predicted = fit.seconds(runs.x, machine) * runs.crowd
-    facts = {
-        "gpu": "this machine",
-        "processor": cpu_name(),
-        "gpus_per_node": HERE_CORES,
-        "gpu_memory_gb": measured["memory_gb"],
-    }
-    constants = {"library_gb": 0.6, "fragments": 1.05}
-    return written(runs, predicted, chosen, fit, facts, constants, out, machine)
+    return written(runs, predicted, chosen, replace(cluster, fit=fit), out)
 
 
-def written(
-    runs: Runs,
-    predicted: Array,
-    chosen: Array,
-    fit: fitting.Fit,
-    facts: dict[str, Any],
-    constants: dict[str, float],
-    out: Path,
-    machine: Machine | None = None,
-) -> Table:
-    """The report of a fit on the runs `chosen`, after its calibration was written."""
+def written(runs: Runs, predicted: Array, chosen: Array, cluster: Calibration, out: Path) -> Table:
+    """The report of a cluster's fit on the runs `chosen`, after the calibration was written."""
     seen = np.isin(np.arange(len(runs.ids)), chosen)
     report = _report(runs.ids, runs.x, runs.measured, predicted, seen)
-    if fit.at_priors:
+    if cluster.fit.at_priors:
         report.notes[0] += "; constants: the priors, which explain these runs better than a fit"
-    names = [runs.ids[i] for i in chosen]
-    calibration.write(out, facts, fit, constants, report.notes[0], names, machine)
+    calibration.write(out, cluster, report.notes[0], [runs.ids[i] for i in chosen])
     report.notes += [f"left out {line}" for line in runs.left_out]
     return report

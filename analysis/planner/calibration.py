@@ -7,7 +7,7 @@ its card's data sheet and the priors of analysis/planner/fitting.py.
 
 import json
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, asdict, dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from analysis.planner.engines import families
 from analysis.planner.fitting import NAMES, Fit, prior_fit, priors_of
 from analysis.planner.timemodel import Machine, machine_of
+from base.bounds import Bounds, key, values_of
 from base.errors import UsageError
 from base.files import read_toml
 from base.storage import output
@@ -39,6 +40,40 @@ from parallel.config.settings import gemm_precision
 UNFUSED = ("T4", "P100 SXM2", "V100 SXM2", "V100S PCIe", "V100 PCIe")
 MARK = "# Written by: python -m analysis.calibrate"
 FOLDER = Path(__file__).resolve().parent / "calibrations"
+RATES = ("peak", "memory_rate", "link", "network", "cores")
+_POSITIVE = Bounds(0, math.inf, above=True, below=True)
+_NOT_NEGATIVE = Bounds(0, math.inf, below=True)
+# The tables of a file: [constants], [memory], [machine] and [fit], which has the covariance, too.
+_Constants = make_dataclass("_Constants", [(n, float, key(MISSING, "", _POSITIVE)) for n in NAMES])
+_Memory = make_dataclass(
+    "_Memory", [(n, float, key(v, "", _NOT_NEGATIVE)) for n, v in memory.CONSTANTS.items()]
+)
+_Rates = make_dataclass("_Rates", [(n, float, key(MISSING, "", _POSITIVE)) for n in RATES])
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    n: int = key(MISSING, "", Bounds(0, 10**9))
+    sigma: float = key(MISSING, "", _NOT_NEGATIVE)
+    report: str = key("")
+    rows: tuple[str, ...] = key(())
+
+
+@dataclass(frozen=True)
+class _File:
+    """What a file states beside the covariance."""
+
+    gpu: str = key(MISSING)
+    gpus_per_node: int = key(MISSING, "", Bounds(1, 10**9))
+    gpu_memory_gb: float = key(MISSING, "", _POSITIVE)
+    constants: _Constants = key(MISSING)
+    fit: _Fitted = key(MISSING)
+    processor: str = key("")
+    network: str = key("")
+    flash: bool = key(False)
+    max_gpus: int | None = key(None, "", Bounds(1, 10**9))
+    memory: _Memory | None = key(None)
+    machine: _Rates | None = key(None)
 
 
 @dataclass(frozen=True)
@@ -49,8 +84,8 @@ class Calibration:
     gpu: str
     gpus_per_node: int
     gpu_memory_gb: float
-    network: str
     fit: Fit
+    network: str = ""
     memory: dict[str, float] = field(default_factory=lambda: dict(memory.CONSTANTS))
     flash: bool = False
     max_gpus: int | None = None
@@ -109,6 +144,15 @@ class Calibration:
     def _card(self) -> str:
         return self.gpu if self.is_host else planning_gpu(self.gpu).name
 
+    def with_network(self, words: str) -> "Calibration":
+        """The same with the network of --network.
+
+        Raises:
+            UsageError: the words state no rate.
+        """
+        check_network(words, self.gpus_per_node, "--network")
+        return replace(self, network=words)
+
     def network_note(self, gpus: float = math.inf) -> list[str]:
         """A line about the network between the nodes as it is planned with, and where that is known
         from; none where no message of `gpus` GPUs leaves a node."""
@@ -152,20 +196,14 @@ def host_columns(engine: Any, tp: Any, gpus: Any) -> dict[str, Any]:
 
 def names() -> list[str]:
     """Every cluster that can be planned for."""
-    return sorted({p.stem for p in FOLDER.glob("*.toml")} | set(_with_cards()))
-
-
-def _with_cards() -> dict[str, Any]:
-    return {name: c for name, c in clusters.load_clusters().items() if c.gpu}
+    with_cards = {name for name, cluster in clusters.load_clusters().items() if cluster.gpu}
+    return sorted({path.stem for path in FOLDER.glob("*.toml")} | with_cards)
 
 
 def fits_of(gpu: str) -> list[str]:
     """Committed calibrations of the same card."""
-    card, found = planning_gpu(gpu), []
-    for path in sorted(FOLDER.glob("*.toml")):
-        other = find_gpu(read_toml(path, "calibration")["gpu"])
-        found += [path.stem] if other == card else []
-    return found
+    cards = {p.stem: find_gpu(read_toml(p, "calibration")["gpu"]) for p in FOLDER.glob("*.toml")}
+    return sorted(name for name, card in cards.items() if card == planning_gpu(gpu))
 
 
 def load_calibration(wanted: str) -> Calibration:
@@ -180,56 +218,35 @@ def load_calibration(wanted: str) -> Calibration:
     if path.suffix == ".toml":
         return _read(path)
     if clusters.is_named(wanted):
-        return uncalibrated(wanted)
+        return of_cluster(wanted)
     raise UsageError(f"no cluster or calibration {wanted!r}; known: {', '.join(names())}")
 
 
-def uncalibrated(
-    name: str, gpu: str | None = None, gpus_per_node: int = 8, network: str = ""
-) -> Calibration:
-    """A cluster by the data sheet of its card: of the card `gpu`, or as a clusters file has `name`.
-    network: words in the place of the file's.
+def of_cluster(name: str) -> Calibration:
+    """A cluster of a clusters file by the data sheet of its card.
 
     Raises:
-        UsageError: no such card, or the file has no such cluster or states no card, or `network`
-            states no rate.
+        UsageError: the file has no such cluster, or states no card.
     """
-    if gpu:
-        found = from_data_sheet(gpu, gpus_per_node, name)
-    else:
-        stated = clusters.cluster(name)
-        if not stated.gpu:
-            raise UsageError(
-                f"cluster {name} of {stated.source} names no gpu: give its table the key gpu, or"
-                " plan for another with --cluster NAME"
-            )
-        found = from_data_sheet(
-            stated.gpu,
-            stated.gpus_per_node,
-            name,
-            stated.gpu_memory_gb,
-            stated.interconnect,
-            stated.domain,
-            stated.max_nodes and stated.max_nodes * stated.gpus_per_node,
+    stated = clusters.cluster(name)
+    if not stated.gpu:
+        raise UsageError(
+            f"cluster {name} of {stated.source} names no gpu: give its table the key gpu, or"
+            " plan for another with --cluster NAME"
         )
-    if network:
-        check_network(network, found.gpus_per_node, "--network")
-        found = replace(found, network=network)
-    return found
+    cluster = from_data_sheet(stated.gpu, stated.gpus_per_node, name)
+    return replace(
+        cluster,
+        gpu_memory_gb=stated.gpu_memory_gb or cluster.gpu_memory_gb,
+        network=stated.interconnect,
+        domain=stated.domain,
+        max_gpus=stated.max_nodes and stated.max_nodes * stated.gpus_per_node,
+    )
 
 
-def from_data_sheet(
-    gpu: str,
-    gpus_per_node: int = 8,
-    name: str = "",
-    memory_gb: float | None = None,
-    network: str = "",
-    domain: int | None = None,
-    max_gpus: int | None = None,
-) -> Calibration:
-    """A cluster that nobody has measured: its card's data sheet and the priors. network: words; the
-    network of the maker's own node is taken where they state no rate. domain: GPUs that fast links
-    join (default: the card's).
+def from_data_sheet(gpu: str, gpus_per_node: int = 8, name: str = "") -> Calibration:
+    """A cluster that nobody has measured: its card's data sheet, the network of the maker's own
+    node, and the priors.
 
     Raises:
         UsageError: unknown card.
@@ -239,128 +256,58 @@ def from_data_sheet(
         name or card.name,
         gpu,
         gpus_per_node,
-        memory_gb or card.memory_gb,
-        network,
+        card.memory_gb,
         prior_fit(priors_of(card.name)),
         flash=card.name not in UNFUSED,
         source="data sheet and priors, fitted on no run",
-        domain=domain,
-        max_gpus=max_gpus,
     )
-
-
-def _number(path: Path, table: dict[str, Any], name: str, or_zero: bool = False) -> float:
-    """The positive (`or_zero`: or 0), finite number called `name`.
-
-    Raises:
-        UsageError: it is missing or something else.
-    """
-    if name not in table:
-        raise UsageError(f"calibration {path} has no {name}")
-    value = table[name]
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if 0 < value < np.inf or (or_zero and value == 0):
-            return float(value)
-    raise UsageError(f"calibration {path}: {name} must be a positive number, not {value!r}")
-
-
-def _section(path: Path, table: dict[str, Any], name: str) -> dict[str, Any]:
-    if not isinstance(table.get(name, {}), dict):
-        raise UsageError(f"calibration {path}: {name} is no table")
-    return table.get(name, {})
-
-
-_KINDS = (("gpu", str), ("processor", str), ("network", str), ("flash", bool), ("max_gpus", int))
 
 
 def _read(path: Path) -> Calibration:
     """Raises: UsageError: what the file holds is no calibration, with the first thing wrong."""
-    table = read_toml(path, "calibration")
-    if missing := [k for k in ("gpu", "constants", "fit") if k not in table]:
-        raise UsageError(f"{path} is no calibration: it has no {', '.join(missing)}")
-    for name, kind in _KINDS:
-        if not isinstance(table.get(name, kind()), kind):
-            raise UsageError(f"calibration {path}: {name} cannot be {table[name]!r}")
-    constants, fitted, held, rates = (
-        _section(path, table, name) for name in ("constants", "fit", "memory", "machine")
-    )
-    if unknown := sorted(set(held) - set(memory.CONSTANTS)):
-        raise UsageError(
-            f"calibration {path}: unknown memory constant {', '.join(unknown)};"
-            f" known: {', '.join(memory.CONSTANTS)}"
-        )
+    where, table = f"calibration {path}", read_toml(path, "calibration")
+    fitted = table.get("fit")
+    rows = fitted.pop("covariance", None) if isinstance(fitted, dict) else None
+    stated = values_of(_File, table, where)
     try:
-        covariance = np.array(fitted.get("covariance"), float)
+        covariance = np.array(rows, float)
     except (TypeError, ValueError):
         covariance = np.zeros(0)
     if covariance.shape != (len(NAMES), len(NAMES)) or not np.isfinite(covariance).all():
-        raise UsageError(
-            f"calibration {path}: covariance is no {len(NAMES)} x {len(NAMES)} table of numbers"
-        )
-    fit = Fit(
-        {name: _number(path, constants, name) for name in NAMES},
-        covariance,
-        _number(path, fitted, "sigma", or_zero=True),
-        int(_number(path, fitted, "n", or_zero=True)),
-    )
-    override = None
-    if rates:
-        if not isinstance(mesh := rates.get("mesh", False), bool):
-            raise UsageError(f"calibration {path}: mesh cannot be {mesh!r}")
-        needed = ("peak", "memory_rate", "link", "network", "cores")
-        peak, memory_rate, link, network, cores = (_number(path, rates, name) for name in needed)
-        override = Machine(peak, memory_rate, link, network, mesh, cores)
-    else:
-        planning_gpu(table["gpu"])
-        if said := table.get("network"):
-            check_network(
-                said, _number(path, table, "gpus_per_node"), f"calibration {path}: network"
-            )
+        raise UsageError(f"{where}: covariance is no {len(NAMES)} x {len(NAMES)} table of numbers")
+    constants, fitted = asdict(stated.pop("constants")), stated.pop("fit")
+    rates, held = stated.pop("machine", None), stated.pop("memory", None) or _Memory()
+    if rates is None:
+        planning_gpu(stated["gpu"])
+        if words := stated.get("network"):
+            check_network(words, stated["gpus_per_node"], f"{where}: network")
     return Calibration(
         path.stem,
-        table["gpu"],
-        int(_number(path, table, "gpus_per_node")),
-        _number(path, table, "gpu_memory_gb"),
-        table.get("network", ""),
-        fit,
-        memory.CONSTANTS | {name: _number(path, held, name, or_zero=True) for name in held},
-        table.get("flash", False),
-        table.get("max_gpus"),
-        f"{path.name}: {fit.n} runs, {fitted.get('report', '')}",
-        override,
-        processor=table.get("processor", ""),
+        **stated,
+        fit=Fit(constants, covariance, fitted.sigma, fitted.n),
+        memory=asdict(held),
+        source=f"{path.name}: {fitted.n} runs, {fitted.report}",
+        machine_override=Machine(**asdict(rates)) if rates else None,
     )
 
 
-def write(
-    path: Path,
-    facts: dict[str, Any],
-    fit: Fit,
-    constants: dict[str, float],
-    report: str,
-    rows: list[str],
-    machine: Machine | None = None,
-) -> None:
-    """Write a calibration; what a fit was made of and how it did stands in the file."""
-
-    def value(v: Any) -> str:
-        if isinstance(v, bool):
-            return str(v).lower()
-        return f"{v!r}" if isinstance(v, (int, float)) else json.dumps(str(v))
-
+def write(path: Path, cluster: Calibration, report: str, rows: list[str]) -> None:
+    """Write a calibration; what its fit was made of and how it did stands in the file."""
+    fit = cluster.fit
+    facts = ("gpu", "processor", "gpus_per_node", "gpu_memory_gb", "network", "flash")
     lines = [f"{MARK}. {report}"]
-    lines += [f"{k} = {value(v)}" for k, v in facts.items() if v is not None]
+    for name in facts:
+        if (value := getattr(cluster, name)) != "":
+            lines.append(f"{name} = {json.dumps(value)}")
     lines += ["", "[constants]  # analysis/planner/fitting.py says what each is"]
     lines += [f"{n} = {float(fit.constants[n]):.6g}" for n in NAMES]
-    lines += ["", "[memory]", *(f"{k} = {float(v):.4g}" for k, v in constants.items())]
-    if machine is not None:
+    lines += ["", "[memory]", *(f"{k} = {float(v):.4g}" for k, v in cluster.memory.items())]
+    if cluster.is_host:
         lines += ["", "[machine]  # measured here: FLOP/s and bytes/s"]
-        for key in ("peak", "memory_rate", "link", "network"):
-            lines.append(f"{key} = {float(getattr(machine, key)):.6g}")
-        lines += [f"mesh = {value(bool(machine.mesh))}", f"cores = {machine.cores}"]
-    lines += ["", "[fit]", f"n = {fit.n}", f"sigma = {fit.sigma:.4f}", f"report = {value(report)}"]
-    lines += ["rows = [", *(f"  {value(row)}," for row in rows), "]", "covariance = ["]
-    for row in fit.covariance:
-        lines.append("  [" + ", ".join(f"{v:.4g}" for v in row) + "],")
+        lines += [f"{n} = {float(getattr(cluster.machine_override, n)):.6g}" for n in RATES]
+    lines += ["", "[fit]", f"n = {fit.n}", f"sigma = {fit.sigma:.4f}"]
+    lines += [f"report = {json.dumps(report)}", "rows = ["]
+    lines += [*(f"  {json.dumps(row)}," for row in rows), "]", "covariance = ["]
+    lines += ["  [" + ", ".join(f"{v:.4g}" for v in row) + "]," for row in fit.covariance]
     with output(path, MARK, force=True) as file:  # the command has checked the name
         file.write_text("\n".join([*lines, "]"]) + "\n")

@@ -1,4 +1,4 @@
-"""The pictures of the published tables, and one of a predicted scaling curve."""
+"""The pictures of the published tables."""
 
 from pathlib import Path
 from typing import Any

@@ -12,6 +12,7 @@ import numpy as np
 
 from analysis.common.table import show
 from analysis.planner import calibrating
+from analysis.planner.calibration import Calibration
 from analysis.planner.fitting import MAX_ROWS
 from analysis.planner.runs import Runs
 from base.errors import Parser, UsageError, command_line
@@ -35,22 +36,23 @@ def main(argv: list[str] | None = None) -> int:
     per_node = int(rows.gpus_per_node[chosen[0]])
     network = arguments.network or rows.cluster[chosen[0]]
     sizes = rows.gpu_memory_gb[np.isfinite(rows.gpu_memory_gb)]
-    facts = {
-        "gpu": cards[0],
-        "gpus_per_node": per_node,
-        "gpu_memory_gb": float(sizes.max() if len(sizes) else planning_gpu(cards[0]).memory_gb),
-        "network": network if network_rate(network, per_node) else "",
-        "flash": bool(np.median(rows.x.flash[chosen])),
-    }
     peaks = np.flatnonzero(rows.fit & ~rows.guessed & (np.array(rows.status) == "ok"))
     peaks = peaks if rows.has_step_memory[peaks].sum() > 2 else peaks[:0]  # two are too few
-    constants = memory_constants(rows, peaks, MAX_ROWS)
-    x = rows.x.take(index)
+    cluster = Calibration(
+        cards[0],
+        cards[0],
+        per_node,
+        float(sizes.max() if len(sizes) else planning_gpu(cards[0]).memory_gb),
+        fit,
+        network if network_rate(network, per_node) else "",
+        memory=memory_constants(rows, peaks, MAX_ROWS),
+        flash=bool(np.median(rows.x.flash[chosen])),
+    )
     ids = [rows.ids[i] for i in index]
-    runs = Runs(ids, x, rows.measured[index], np.ones(len(index)), [])
-    predicted = fit.seconds(x, rows.machine.take(index))
+    runs = Runs(ids, rows.x.take(index), rows.measured[index], np.ones(len(index)), [])
+    predicted = fit.seconds(runs.x, rows.machine.take(index))
     places = np.flatnonzero(np.isin(index, chosen))
-    written = calibrating.written(runs, predicted, places, fit, facts, constants, arguments.out)
+    written = calibrating.written(runs, predicted, places, cluster, arguments.out)
     show([written], "text", None)
     return 0
 

@@ -99,16 +99,11 @@ def record(path: Path, given: list[Path], count: int, out: Path) -> None:
             fit, chosen = fit_some(seen, index, count, seen.gpu[index[0]])
             fits[key] = fit
             i = chosen[0]
-            facts = {
-                "gpu": seen.gpu[i],
-                "gpus_per_node": int(seen.gpus_per_node[i]),
-                "gpu_memory_gb": float(seen.gpu_memory_gb[i]),
-                "flash": bool(seen.x.flash[i]),
-            }
-            ids = [seen.ids[k] for k in chosen]
+            where = seen.gpu[i], seen.gpu[i], int(seen.gpus_per_node[i])
+            size, flash = float(seen.gpu_memory_gb[i]), bool(seen.x.flash[i])
+            cluster = calibration.Calibration(*where, size, fit, flash=flash)
             said = f"fitted for predictions on record of {name}"
-            constants = dict(memory.CONSTANTS)
-            calibration.write(out / f"{name}.toml", facts, fit, constants, said, ids)
+            calibration.write(out / f"{name}.toml", cluster, said, [seen.ids[k] for k in chosen])
     found = predicted(read_rows([path], tuple(n for n in NEEDED if n != "step_s")), fits)
     with (out / f"{name}.csv").open("w", newline="") as stream:
         write = csv.writer(stream, lineterminator="\n")
