@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from tests.tools import tiny_checkpoint
-from tests.tools.watched import HANG, ROOT, TRACEBACK, WRONG, Problem, Try, command, copy_study
+from tests.tools.watched import HANG, ROOT, TRACEBACK, WRONG, Problem, command, copy_study
 
 # For each command, a line that works on the desk. Benchmarks are left out: they start the commands.
 LINES = {
@@ -131,12 +131,12 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def bad_flag(chance: random.Random, module: str, words: list[str]) -> list[str]:
-    """A flag of the command with a value that is probably wrong."""
-    declared = flags(module)
-    if not declared:
-        return one_word_more(chance, module, words)
-    flag = chance.choice(declared)
+    """A flag of the command with a value that is probably wrong, or with a letter too many."""
+    nonsense = argparse.Action(["--nonsense"], "nonsense")
+    flag = chance.choice(flags(module) or [nonsense])
     name = chance.choice(flag.option_strings)
+    if chance.random() < 0.2:
+        return [*words, name + name[-1]]
     if flag.nargs == 0:
         return [*words, name]
     values = chance.choice([NUMBERS, NUMBERS, WORDS, FILES, list(flag.choices or NUMBERS)])
@@ -144,28 +144,10 @@ def bad_flag(chance: random.Random, module: str, words: list[str]) -> list[str]:
     return [*words, f"{name}={value}"] if chance.random() < 0.5 else [*words, name, value]
 
 
-def misspelled(chance: random.Random, module: str, words: list[str]) -> list[str]:
-    """A flag that no command has, or one of this command with a letter too many."""
-    names = [name for flag in flags(module) for name in flag.option_strings if len(name) > 4]
-    name = chance.choice([*names, "--nonsense"])
-    at = chance.randrange(3, len(name))
-    return [*words, name[:at] + name[at] * 2 + name[at + 1 :]]
-
-
 def bad_word(chance: random.Random, module: str, words: list[str]) -> list[str]:
-    """Replace a word that is not a flag by another."""
-    at = [i for i, word in enumerate(words) if not word.startswith("-")]
-    if not at:
-        return one_word_more(chance, module, words)
-    words = words.copy()
-    words[chance.choice(at)] = chance.choice(FILES + WORDS)
-    return words
-
-
-def one_word_more(chance: random.Random, module: str, words: list[str]) -> list[str]:
-    words = words.copy()
-    words.insert(chance.randrange(len(words) + 1), chance.choice(FILES + WORDS))
-    return words
+    """Another word in the place of one, or between two."""
+    at = chance.randrange(len(words) + 1)
+    return [*words[:at], chance.choice(FILES + WORDS), *words[at + chance.randrange(2) :]]
 
 
 @contextlib.contextmanager
@@ -182,19 +164,15 @@ def nothing_starts() -> Iterator[None]:
         yield
 
 
-def one_command(chance: random.Random, folder: Path, loud: bool) -> Try:
+def one_command(chance: random.Random, folder: Path, loud: bool) -> list[Problem]:
     """A command's working line with one to three mistakes in it, in this process."""
     module = chance.choice(sorted(LINES))
     words = LINES[module].split()
     for _ in range(chance.choice([1, 1, 2, 3])):
-        mistake = chance.choice([bad_flag, bad_flag, bad_word, one_word_more, misspelled])
+        mistake = chance.choice([bad_flag, bad_word])
         words = mistake(chance, module, words)
     if loud:
         print(f"python -m {module}", *map(repr, words))
-    return Try(module, on_desk(folder, module, words, loud))
-
-
-def on_desk(folder: Path, module: str, words: list[str], loud: bool = False) -> list[Problem]:
     lay_desk(folder)
     with contextlib.chdir(folder), nothing_starts():
         return command(module, words, loud)[1]
@@ -219,7 +197,7 @@ def outputs() -> list[tuple[str, str, str]]:
     return [(module, words, output) for module, words in lines for output in OUTPUTS]
 
 
-def one_output(chance: random.Random, folder: Path, loud: bool, number: int) -> Try:
+def one_output(chance: random.Random, folder: Path, loud: bool, number: int) -> list[Problem]:
     """Run a command whose output cannot be written: it must end with one line or silently."""
     module, words, output = outputs()[number]
     lay_desk(folder)
@@ -231,13 +209,13 @@ def one_output(chance: random.Random, folder: Path, loud: bool, number: int) -> 
     try:
         done = in_shell(["bash", "-c", OUTPUTS[output].format(line)])
     except subprocess.TimeoutExpired:
-        return Try(output, [(HANG, f"{module} {words}: over {OUTPUT_S} s")])
+        return [(HANG, f"{module} {words}: over {OUTPUT_S} s")]
     said = done.stderr.strip()
     if loud:
         print(said)
     if "Traceback" in said or "Exception ignored" in said:
-        return Try(output, [(TRACEBACK, f"{module} {words}: {said.splitlines()[-1]}")])
+        return [(TRACEBACK, f"{module} {words}: {said.splitlines()[-1]}")]
     # argparse prints no error where its --help cannot be printed.
     silent = output == ">/dev/full" and done.returncode == 0 and words != "--help"
     silent = silent and in_shell(["bash", "-c", line]).stdout != ""
-    return Try(output, [(WRONG, f"{module} {words}: a full disk is no failure")] if silent else [])
+    return [(WRONG, f"{module} {words}: a full disk is no failure")] if silent else []

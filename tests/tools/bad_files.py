@@ -22,14 +22,8 @@ from analysis.logs import readers
 from analysis.logs.parsing import packed
 from base.errors import UsageError
 from tests.tools import spoil
-from tests.tools.watched import WRONG, Problem, Try, command, watched
-
-
-def spoilt(chance: random.Random, data: bytes) -> tuple[str, bytes]:
-    """(the way, the bytes); the slow ways are chosen seldom."""
-    way = chance.choice(spoil.HARD if chance.random() < 0.05 else spoil.SPOILERS)
-    return way.__name__, way(chance, data)
-
+from tests.tools.spoil import spoilt
+from tests.tools.watched import WRONG, Problem, command, watched
 
 # --- packed logs ---------------------------------------------------------------------------------
 
@@ -69,7 +63,7 @@ PACKED = {
 
 
 @mock.patch.object(packed, "MOST", 1 << 24)  # bytes, so that a small bomb is one
-def one_packed(chance: random.Random, folder: Path, loud: bool) -> Try:
+def one_packed(chance: random.Random, folder: Path, loud: bool) -> list[Problem]:
     """A packed log, whole or damaged, by its name or through stdin: read as the log, or refused."""
     kind = chance.choice([*PACKED, "gz", "pipe", "device", "name"])
     path = folder / f"run.{kind.replace(' ', '.')}"
@@ -97,71 +91,47 @@ def one_packed(chance: random.Random, folder: Path, loud: bool) -> Try:
         steps = 0 if isinstance(read, UsageError) else len(read.iteration)
         if steps != (20 if kind in ("gz", "name") else 0):
             problems = [(WRONG, f"{kind}: {steps} steps are read")]
-    return Try(f"{kind}, damaged" if damaged else kind, problems)
+    return problems
 
 
 # --- documents -----------------------------------------------------------------------------------
 
 
-def a_document(chance: random.Random) -> tuple[str, bytes]:
-    """(the ending of its name, its bytes)."""
-    text = "".join(chance.choices("abc é\n", k=chance.randint(1, 300)))
-    lines = [json.dumps({"text": text[i : i + 40], "id": i}) for i in range(0, len(text), 40)]
-    jsonl = "\n".join(lines).encode()
-    return chance.choice(
-        [
-            (".txt", text.encode()),
-            (".jsonl", jsonl),
-            (".jsonl", spoilt(chance, jsonl)[1]),
-            (".txt", spoilt(chance, text.encode())[1]),
-            (".txt", chance.randbytes(200)),
-            (".txt", gzip.compress(text.encode())),
-            (".png", b"\x89PNG\r\n\x1a\n" + chance.randbytes(50)),
-            (".txt", b""),
-            (".jsonl", b"\n\n"),
-        ]
-    )
+LINES = b"".join(b'{"text": "%d", "id": 1}\n' % number for number in range(3))
+# The ending of a file's name, its bytes, and its documents; None: it is no text.
+DOCUMENTS = [
+    (".txt", "abc é\n".encode() * 30, 1),
+    (".jsonl", LINES, 3),
+    (".jsonl", LINES + b'{"text": 3}\n', None),
+    (".jsonl", LINES[:-4], None),
+    (".jsonl", b"\n\n", 0),
+    (".txt", b"", 0),
+    (".txt", b"\xff\xfe" + bytes(200), None),
+    (".txt", gzip.compress(LINES), None),
+    (".png", b"\x89PNG\r\n\x1a\n" + bytes(50), None),
+]
 
 
-def texts_of(name: str, data: bytes) -> list[str] | None:
-    """The documents of a file as another reader counts them; None: it is no text."""
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-    if not name.endswith(".jsonl"):
-        return [text] if text else []
-    texts = []
-    for line in text.split("\n"):
-        if line.strip():
-            try:
-                texts.append(json.loads(line)["text"])
-            except (ValueError, KeyError, TypeError, RecursionError):
-                return None
-    return None if not all(isinstance(t, str) for t in texts) else [t for t in texts if t]
-
-
-def one_text(chance: random.Random, folder: Path, loud: bool) -> Try:
+def one_text(chance: random.Random, folder: Path, loud: bool) -> list[Problem]:
     """Documents of every kind to tokens: their number is right, or the file is refused."""
     source, out = folder / "texts", folder / "data"
     source.mkdir()
-    expected: list[str] | None = []
-    for i in range(chance.randint(1, 4)):
-        ending, data = a_document(chance)
-        (source / f"{i}{ending}").write_bytes(data)
-        texts = texts_of(ending, data)
-        expected = None if expected is None or texts is None else expected + texts
+    files = chance.choices(DOCUMENTS, k=chance.randint(1, 4))
+    for number, (ending, data, _) in enumerate(files):
+        (source / f"{number}{ending}").write_bytes(data)
+    damaged = chance.random() < 0.5
+    if damaged:
+        (source / "more.jsonl").write_bytes(spoilt(chance, LINES)[1])
     argv = ["--input", str(source), "--out", str(out), "--tokenizer", "byte"]
     problems = command("parallel.data", argv, loud)[1]
-    meta = out / "meta.json"
-    kind = "no text among them" if expected is None else "texts"
-    if meta.exists() and not problems:
+    meta, counts = out / "meta.json", [count for *_, count in files]
+    if meta.exists() and not problems and None in counts:
+        problems = [(WRONG, "a file that is no text is taken as documents")]
+    elif meta.exists() and not problems and not damaged:
         documents = json.loads(meta.read_text())["documents"]
-        if expected is None:
-            problems = [(WRONG, "a file that is no text is taken as documents")]
-        elif documents != len(expected):
-            problems = [(WRONG, f"{documents} documents, not {len(expected)}")]
-    return Try(kind, problems)
+        if documents != sum(counts):
+            problems = [(WRONG, f"{documents} documents, not {sum(counts)}")]
+    return problems
 
 
 # --- token files ---------------------------------------------------------------------------------
@@ -179,43 +149,36 @@ def tokens() -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in out.iterdir()}
 
 
-def one_tokens(chance: random.Random, folder: Path, loud: bool) -> Try:
+def one_tokens(chance: random.Random, folder: Path, loud: bool) -> list[Problem]:
     """A data folder with one damaged file: refused, or the tokens are those that were prepared."""
     from parallel import token_files  # loads torch
 
     for name, data in tokens().items():
         (folder / name).write_bytes(data)
     name = chance.choice(["meta.json", "meta.json", *tokens()])
-    path, data = folder / name, tokens()[name]
-    way = chance.choice(["bytes"] * 6 + ["dtype", "cut", "other", "missing", "pipe", "folder"])
-    path.unlink()
-    if way == "bytes":
-        change = spoil.json_value if name == "meta.json" and chance.random() < 0.7 else None
-        path.write_bytes(change(chance, data) if change else spoilt(chance, data)[1])
-    elif way == "dtype":
-        path.write_bytes(data)
-        meta = json.loads(tokens()["meta.json"])
-        kind = chance.choice(["O", "?", "<f4", "<i8", "S2", "V2", "<u8", "u1,u1", ">u2", "", "<U1"])
-        (folder / "meta.json").write_text(json.dumps(meta | {"dtype": kind}))
-    elif way == "cut":
-        path.write_bytes(data[: chance.randrange(len(data))])
-    elif way == "other":
+    path, data, way = folder / name, tokens()[name], "other order"
+    meta = json.loads(tokens()["meta.json"])
+    if chance.random() < 0.2:
         path.write_bytes(bytes(chance.sample(list(data), len(data))))
-    elif way == "pipe":
-        os.mkfifo(path)
-    elif way == "folder":
-        path.mkdir()
+    elif name != "meta.json" or chance.random() < 0.4:
+        way = spoil.harm(chance, path)
+    elif chance.random() < 0.5:
+        way = "value"
+        path.write_bytes(spoil.json_value(chance, data))
+    else:
+        kinds = ["O", "?", "<f4", "<i8", "S2", "V2", "<u8", "u1,u1", ">u2", "", "<U1"]
+        way = "dtype"
+        path.write_text(json.dumps(meta | {"dtype": chance.choice(kinds)}))
     argv = ["--check", "--preset", "tiny", "--data", str(folder), "--out", str(folder / "run")]
     problems = command("parallel.train", [*argv, "--device", "cpu"], loud)[1]
     loaded, wrong = watched(lambda: token_files.load(folder, 8, 300), loud)
     problems += wrong
     if not wrong and not isinstance(loaded, UsageError):
-        kind = json.loads(tokens()["meta.json"])["dtype"]
         for split in ("train", "val"):
-            prepared = np.frombuffer(tokens()[f"{split}.bin"], kind)
+            prepared = np.frombuffer(tokens()[f"{split}.bin"], meta["dtype"])
             if not np.array_equal(getattr(loaded, split).ids, prepared):
                 problems.append((WRONG, f"{way} of {name}: other tokens are trained on"))
-    return Try(f"{way} of {name}", problems)
+    return problems
 
 
 # --- folders of checkpoints ----------------------------------------------------------------------
@@ -224,23 +187,21 @@ FOREIGN = [".weights-old", ".latest.bak", ".manifest.json.old", ".step-mine", "n
 FOREIGN += ["step-x", "step-00000005.bak", ".step-00000004.mine", "latest.txt", "weights"]
 
 
-def one_save(chance: random.Random, folder: Path, loud: bool) -> Try:
+def one_save(chance: random.Random, folder: Path, loud: bool) -> list[Problem]:
     """Saves and retention beside what others put there: all of that stays."""
     from tests.tools import tiny_checkpoint  # loads torch
 
-    save = folder / "checkpoints"
-    save.mkdir()
+    save, elsewhere = folder / "checkpoints", folder / "elsewhere"
     kinds = chance.choices(["file", "folder", "link", "broken link"], k=3)
     theirs = dict(zip(chance.sample(FOREIGN, 3), kinds, strict=True))
-    elsewhere = folder / "elsewhere"
-    elsewhere.mkdir()
+    for place in (save, elsewhere):
+        place.mkdir()
     (elsewhere / "mine").write_text("mine")
     for name, kind in theirs.items():
         if kind == "file":
             (save / name).write_text("mine")
         elif kind == "folder":
-            (save / name).mkdir()
-            (save / name / "mine").write_text("mine")
+            shutil.copytree(elsewhere, save / name)
         else:
             (save / name).symlink_to(elsewhere if kind == "link" else folder / "nothing")
 
@@ -256,13 +217,13 @@ def one_save(chance: random.Random, folder: Path, loud: bool) -> Try:
             problems.append((WRONG, f"a {kind} called {name} is gone"))
     if (elsewhere / "mine").read_text() != "mine":
         problems.append((WRONG, "a file elsewhere has changed"))
-    return Try(" and ".join(sorted(set(kinds))), problems)
+    return problems
 
 
 # --- run folders that are deleted while a run writes ---------------------------------------------
 
 
-def one_deleted(chance: random.Random, folder: Path, loud: bool) -> Try:
+def one_deleted(chance: random.Random, folder: Path, loud: bool) -> list[Problem]:
     """Parts of a run folder are deleted between two steps: the run does not end as complete."""
     from parallel.record.writer import RunFolder  # loads torch
 
@@ -289,4 +250,4 @@ def one_deleted(chance: random.Random, folder: Path, loud: bool) -> Try:
     if not problems and not isinstance(result, UsageError):
         problems = [(WRONG, f"{way}: the run ends as complete")]
     run.close()
-    return Try(way, problems)
+    return problems

@@ -1,7 +1,7 @@
 """Bad input, seeded, for every reader and command. Nothing may end in a traceback.
 
-    python tests/tools/bad_input.py logs [--n 6500] [--seed 1] [--jobs 2] [--verbose]
-    python tests/tools/bad_input.py logs --number 4711 --keep /tmp/case    # repeat one case
+    python tests/tools/bad_input.py logs [--n 6500] [--seed 1] [--jobs 2]
+    python tests/tools/bad_input.py logs --number 4711    # repeat one case, and keep its files
 
 logs       mutated logs (../shared/logs where it is there, and logs/), read by tflops and quality
 folders    a study of three runs, one of them damaged, read by every command that reads run folders
@@ -16,7 +16,7 @@ output     every command where its output is closed, full, or read no further th
 not-runs   files of this repository and of installed packages that are not runs: each is refused
 neutral    bytes that change no fact (line ends, colours, padding ...): no field of a record changes
 
-One row per kind of case: how many were tried, how many ended in a traceback (an exception that is
+One row per campaign: how many cases were tried, how many ended in a traceback (an exception that is
 no UsageError, or a warning), hung (over 5 s of CPU time, or 60 s of waiting), or gave a wrong
 answer: a run from a file that is none, a lost row, invalid JSON, a control character on a terminal.
 Every distinct finding is listed with the number of a case that shows it. Exit status 1 when there
@@ -56,8 +56,8 @@ from analysis.common.table import FORMATS  # noqa: E402
 from analysis.logs import readers  # noqa: E402
 from base.errors import Parser, UsageError, command_line  # noqa: E402
 from tests.tools import bad_commands, bad_files, spoil  # noqa: E402
-from tests.tools.bad_files import spoilt  # noqa: E402
-from tests.tools.watched import COLUMNS, WRONG, Problem, Try, command, copy_study, watched  # noqa: E402
+from tests.tools.spoil import spoilt  # noqa: E402
+from tests.tools.watched import COLUMNS, WRONG, Problem, command, copy_study, watched  # noqa: E402
 
 SHARED = Path(os.environ.get("SCALING_SHARED", ROOT.parent / "shared")) / "logs"
 OWN = ROOT / "logs" / "2-core-cpu"
@@ -86,17 +86,16 @@ def a_log(chance: random.Random) -> Path:
     return chance.choice(foreign if foreign and chance.random() < 0.8 else own_logs())
 
 
-def one_log(chance: random.Random, folder: Path, loud: bool) -> Try:
+def one_log(chance: random.Random, folder: Path, loud: bool) -> list[Problem]:
     """A mutated log through both commands that judge a log."""
     source = a_log(chance)
-    way, data = spoilt(chance, source.read_bytes())
     path = folder / source.name
-    path.write_bytes(data)
+    path.write_bytes(spoilt(chance, source.read_bytes())[1])
     problems = []
     for module in ("analysis.tflops", "analysis.quality"):
         argv = [str(path), "--format", chance.choice(FORMATS)]
         problems += command(module, argv, loud)[1]
-    return Try(way, problems)
+    return problems
 
 
 # --- run folders ---------------------------------------------------------------------------------
@@ -162,44 +161,18 @@ def shows(text: str, run: str) -> bool:
     return re.search(rf"(?<![\w/-]){re.escape(run)}(?![\w-])", text) is not None
 
 
-def harm(chance: random.Random, run: Path) -> str:
-    """Damage one file of a run; returns the way."""
-    path = chance.choice(sorted(p for p in run.rglob("*") if p.is_file()))
-    way = chance.choice(
-        ["bytes"] * 12 + ["missing", "empty", "folder", "loop", "huge", "pipe", "zero"]
-    )
-    if way == "bytes":
-        way, data = spoilt(chance, path.read_bytes() or b"\n")
-        path.write_bytes(data)
-        return way
-    path.unlink()
-    if way == "empty":
-        path.touch()
-    elif way == "folder":
-        path.mkdir()
-    elif way == "loop":
-        path.symlink_to(chance.choice([path, path.parent, run.parent]))
-    elif way == "pipe":
-        os.mkfifo(path)
-    elif way == "zero":
-        path.symlink_to("/dev/zero")
-    elif way == "huge":
-        with path.open("wb") as file:
-            file.truncate(1 << 28)
-    return f"{way} file"
-
-
-def one_folder(chance: random.Random, folder: Path, loud: bool) -> Try:
+def one_folder(chance: random.Random, folder: Path, loud: bool) -> list[Problem]:
     """Read a study with one damaged run with every command: the other runs must still be shown."""
     runs = chance.choice(studies())
     study, victim, slow = copied(runs, folder), chance.choice(runs), chance.random() < 0.1
-    way = harm(chance, study / victim.name)
+    files = sorted(p for p in (study / victim.name).rglob("*") if p.is_file())
+    spoil.harm(chance, chance.choice(files))
     told, problems = show(study, slow, loud)
     for name, expected in unharmed(runs, slow).items():
         for lost in sorted(expected - {victim.name}):
             if not shows(told[name], lost) and not problems_of(name, problems):
                 problems.append((WRONG, f"{name}: an unharmed run is not shown"))
-    return Try(way, problems)
+    return problems
 
 
 def problems_of(name: str, problems: list[Problem]) -> list[Problem]:
@@ -232,47 +205,43 @@ def same(one: Any, other: Any) -> bool:
     return repr(one) == repr(other)
 
 
-def one_neutral(chance: random.Random, folder: Path, loud: bool, number: int) -> Try:
+def one_neutral(chance: random.Random, folder: Path, loud: bool, number: int) -> list[Problem]:
     """Read one log with one neutral change: every field must be as before."""
-    source, change = neutral_cases()[number]
-    path = folder / source.name
-    results = []
-    for data in (source.read_bytes(), change(source.read_bytes())):
+    source, name = neutral_cases()[number]
+    pattern, instead = (spoil.NEUTRAL | spoil.NEUTRAL_OF_LINES)[name]
+    path, records = folder / source.name, []
+    for data in (source.read_bytes(), re.sub(pattern, instead, source.read_bytes())):
         path.write_bytes(data)
-        result, problems = watched(lambda: facts(path), loud)
+        record, problems = watched(lambda: facts(path), loud)
         if problems:
-            return Try(change.__name__, problems)
-        refused = {"format": "refused"}  # each change may have its own reason
-        results.append(refused if isinstance(result, UsageError) else result)
-    before, after = results
+            return problems
+        # Each change may have its own reason to be refused.
+        records.append({"format": "refused"} if isinstance(record, UsageError) else record)
+    before, after = records
     differ = [k for k in before | after if not same(before.get(k), after.get(k))]
     if loud:
         print(*(f"{k}: {before.get(k)!r:.200} -> {after.get(k)!r:.200}" for k in differ), sep="\n")
-    why = EXPLAINED.get((before["format"], change.__name__))
-    if differ and why:
-        return Try(f"{change.__name__} of {before['format']}: {why}")
-    words = f"{before['format']}: {', '.join(differ)}"
-    return Try(change.__name__, [(WRONG, words)] if differ else [])
+    if not differ or (before["format"], name) in EXPLAINED:
+        return []
+    return [(WRONG, f"{name} of {before['format']}: {', '.join(differ)}")]
 
 
 # (format, change) -> why the record may change.
 EXPLAINED = {
-    ("nsys stats", "blank_lines"): "a blank line ends a table",
-    ("nanotron", "no_final_newline"): "the last number may be cut, so it is unknown",
+    ("nsys stats", "blank lines"): "a blank line ends a table",
+    ("nanotron", "no final newline"): "the last number may be cut, so it is unknown",
 }
-DOCUMENTS = (
-    b"{",
-    b"[",
-    b"Generating SQLite file",
-)  # JSON and nsys's report: their lines never have a prefix
+# JSON and nsys's report: their lines never have a prefix.
+DOCUMENTS = (b"{", b"[", b"Generating SQLite file")
 
 
 @functools.cache
-def neutral_cases() -> list[tuple[Path, Callable[[bytes], bytes]]]:
+def neutral_cases() -> list[tuple[Path, str]]:
     cases = []
     for source in [*foreign_logs(), *own_logs()[::10]]:
         of_lines = not source.read_bytes().startswith(DOCUMENTS)
-        cases += [(source, way) for way in spoil.NEUTRAL + spoil.NEUTRAL_OF_LINES * of_lines]
+        names = spoil.NEUTRAL | spoil.NEUTRAL_OF_LINES if of_lines else spoil.NEUTRAL
+        cases += [(source, name) for name in names]
     return cases
 
 
@@ -296,7 +265,7 @@ def in_a_run(path: Path) -> bool:
     return any((above / "run.json").exists() for above in path.parents[:2])
 
 
-def one_no_run(chance: random.Random, folder: Path, loud: bool, number: int) -> Try:
+def one_no_run(chance: random.Random, folder: Path, loud: bool, number: int) -> list[Problem]:
     """A file that is no run must be refused."""
     whose, path = no_runs()[number]
     result, problems = watched(lambda: readers.read(path), loud)
@@ -304,7 +273,7 @@ def one_no_run(chance: random.Random, folder: Path, loud: bool, number: int) -> 
         name = path.relative_to(ROOT) if whose == "this repository" else path
         end = result.failure.kind if result.failure else "no failure"
         problems = [(WRONG, f"{name} is read as {result.format} ({end})")]
-    return Try(whose, problems)
+    return problems
 
 
 # --- manifests -----------------------------------------------------------------------------------
@@ -330,7 +299,7 @@ def forge(chance: random.Random, folder: Path) -> str:
     return way.__name__
 
 
-def one_manifest(chance: random.Random, folder: Path, loud: bool) -> Try:
+def one_manifest(chance: random.Random, folder: Path, loud: bool) -> list[Problem]:
     """A forged manifest through verify, both exports and loading: refused, or without effect."""
     from tests.tools import tiny_checkpoint  # loads torch
 
@@ -345,7 +314,7 @@ def one_manifest(chance: random.Random, folder: Path, loud: bool) -> Try:
         good = dict.fromkeys(good)
     differ = [what for what in good if results.get(what) not in (None, good[what])]
     problems += [(WRONG, f"{what} gives something else") for what in differ]
-    return Try(way, problems)
+    return problems
 
 
 def through(save: Path, out: Path, loud: bool) -> tuple[dict[str, Any], list[Problem]]:
@@ -370,7 +339,7 @@ def through(save: Path, out: Path, loud: bool) -> tuple[dict[str, Any], list[Pro
 # --- campaigns -----------------------------------------------------------------------------------
 
 # name -> (one case, how many cases: a number that may be changed, or all there are)
-CAMPAIGNS: dict[str, tuple[Callable[..., Try], int | Callable[[], list]]] = {
+CAMPAIGNS: dict[str, tuple[Callable[..., list[Problem]], int | Callable[[], list]]] = {
     "logs": (one_log, 6500),
     "folders": (one_folder, 500),
     "manifests": (one_manifest, 200),
@@ -386,18 +355,19 @@ CAMPAIGNS: dict[str, tuple[Callable[..., Try], int | Callable[[], list]]] = {
 }
 
 
-def attempt(campaign: str, seed: str, number: int, keep: Path | None = None) -> Try:
-    """Case `number` of a campaign, in a folder of its own. `keep` keeps that folder."""
+def attempt(campaign: str, seed: str, number: int, keep: bool = False) -> list[Problem]:
+    """The problems of case `number` of a campaign. `keep`: its files stay, and it is loud."""
     case, cases = CAMPAIGNS[campaign]
     chance = random.Random(f"{campaign}-{seed}-{number}")
-    given = (number,) if callable(cases) else ()
-    with contextlib.ExitStack() as stack:
+    numbers = (number,) if callable(cases) else ()
+    folder = tempfile.mkdtemp()
+    try:
+        return case(chance, Path(folder), keep, *numbers)
+    finally:
         if keep:
-            keep.mkdir(parents=True)
-        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        found = case(chance, folder, keep is not None, *given)
-    found.number = number
-    return found
+            print(f"its files: {folder}")
+        else:
+            shutil.rmtree(folder)
 
 
 def _bounded() -> None:
@@ -406,50 +376,37 @@ def _bounded() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def run(campaign: str, seed: str, n: int | None = None, jobs: int = 1) -> list[Try]:
-    """All cases of a campaign, or `n`: the first of a seeded one, spread over a list."""
+def run(campaign: str, seed: str, n: int | None = None, jobs: int = 1) -> dict[int, list[Problem]]:
+    """The problems of all cases of a campaign by number, or of `n`: the first of a seeded one,
+    spread over a list."""
     cases = CAMPAIGNS[campaign][1]
     numbers = range(n or cases) if isinstance(cases, int) else range(len(cases()))
     if n and callable(cases):
         numbers = sorted(random.Random(seed).sample(numbers, min(n, len(numbers))))
     one = functools.partial(attempt, campaign, seed)
     if jobs == 1:
-        return list(map(one, numbers))
+        return dict(zip(numbers, map(one, numbers), strict=True))
     with ProcessPoolExecutor(jobs, get_context("spawn"), _bounded) as pool:
-        return list(pool.map(one, numbers, chunksize=8))
+        return dict(zip(numbers, pool.map(one, numbers, chunksize=8), strict=True))
 
 
-HEAD = "| campaign | case | n | " + " | ".join(COLUMNS) + " |\n| --- | --- " + "| ---: " * 4 + "|\n"
+HEAD = "| campaign | n | " + " | ".join(COLUMNS) + " |\n| --- " + "| ---: " * 4 + "|\n"
 
 
-def row(campaign: str, kind: str, tries: list[Try]) -> str:
+def row(campaign: str, tries: dict[int, list[Problem]]) -> str:
     """The number of cases, and of those with each problem."""
-    counts = [sum(any(c == name for c, _ in t.problems) for t in tries) for name in COLUMNS]
-    return "| " + " | ".join(map(str, [campaign, kind, len(tries), *counts])) + " |\n"
+    counts = [sum(any(c == name for c, _ in t) for t in tries.values()) for name in COLUMNS]
+    return "| " + " | ".join(map(str, [campaign, len(tries), *counts])) + " |\n"
 
 
-def table(campaign: str, tries: list[Try]) -> str:
-    """One row per kind of case, and one for all."""
-    kinds = sorted({t.kind for t in tries})
-    rows = [row(campaign, kind, [t for t in tries if t.kind == kind]) for kind in kinds]
-    return HEAD + "".join(rows) + row(campaign, "all", tries)
-
-
-def write_totals(path: Path, totals: dict[str, str]) -> None:
-    """Write a table with one row per campaign; those that did not run keep their old row."""
-    before = path.read_text().splitlines(keepends=True)[2:] if path.exists() else []
-    totals = {line.split(" | ")[0].strip("| "): line for line in before} | totals
-    path.write_text(HEAD + "".join(totals[name] for name in CAMPAIGNS if name in totals))
-
-
-def findings(tries: list[Try]) -> list[str]:
+def findings(tries: dict[int, list[Problem]]) -> list[str]:
     """Every distinct problem, the most frequent first, with a case that shows it."""
     count, example = Counter(), {}
-    for one in tries:
-        for column, what in dict.fromkeys(one.problems):
+    for number, problems in tries.items():
+        for column, what in dict.fromkeys(problems):
             where = (column, re.match(r"(\w+ at \S+:\d+)|.*", what.split(": ", 1)[-1])[0])
             count[where] += 1
-            example.setdefault(where, f"{what} (--number {one.number})")
+            example.setdefault(where, f"{what} (--number {number})")
     return [f"{n} x {where[0]}: {example[where]}" for where, n in count.most_common()]
 
 
@@ -460,27 +417,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--n", type=int, help="how many cases; by default all, as listed above")
     parser.add_argument("--seed", default="1")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
-    parser.add_argument("--number", type=int, help="this case alone, with its traceback")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="with --number: keep its files")
-    parser.add_argument("--verbose", action="store_true", help="all findings, not the first 20")
-    parser.add_argument("--out", type=Path, metavar="FILE.md", help="one row per campaign")
+    parser.add_argument("--number", type=int, help="this case alone: its traceback, and its files")
+    parser.add_argument("--out", type=Path, metavar="FILE.md", help="the table of these campaigns")
     arguments = parser.parse_args(argv)
     chosen = list(CAMPAIGNS) if "all" in arguments.campaign else arguments.campaign
-    totals, bad = {}, 0
+    table, bad = HEAD, 0
     for campaign in chosen:
         if arguments.number is not None:
-            keep = arguments.keep or Path(tempfile.mkdtemp()) / "case"
-            tries = [attempt(campaign, arguments.seed, arguments.number, keep)]
-            print(f"its files: {keep}")
+            tries = {arguments.number: attempt(campaign, arguments.seed, arguments.number, True)}
         else:
             tries = run(campaign, arguments.seed, arguments.n, arguments.jobs)
-        found = findings(tries)
-        print("\n".join(found if arguments.verbose else found[:20]), flush=True)
-        print(table(campaign, tries), flush=True)
-        totals[campaign] = row(campaign, "all", tries)
-        bad += len(found)
+        wrong = findings(tries)
+        print(*wrong, row(campaign, tries), sep="\n", flush=True)
+        table += row(campaign, tries)
+        bad += len(wrong)
     if arguments.out:
-        write_totals(arguments.out, totals)
+        arguments.out.write_text(table)
     return 1 if bad else 0
 
 

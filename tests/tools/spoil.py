@@ -1,111 +1,66 @@
-"""Ways to damage a file, and neutral ways that must not matter; each takes (chance, bytes).
+"""Ways to damage a file, and neutral ways that must not matter.
 
-A damaging way returns bytes that are wrong somewhere; `chance` decides where. A neutral way changes
-no fact in the file: line ends, colours, padding, a rank's prefix.
+A damaging way takes (chance, bytes) and returns bytes that are wrong somewhere; `chance` decides
+where. A neutral way changes no fact in the file: line ends, colours, padding, a rank's prefix.
 """
 
 import json
+import os
 import random
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
-
-Spoiler = Callable[[random.Random, bytes], bytes]
 
 NUMBER = re.compile(rb"(?<![\w.])-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 NO_NUMBERS = [b"nan", b"inf", b"-inf", b"-1", b"0", b"1e38", b"3.4E+38", b"1e400", b"", b"text"]
 NO_NUMBERS += [b"9" * 30, b"1" + b"0" * 400, b"1,024", b"0x10", b"--", b"[]", b"1.2.3", b"-0.0"]
 OTHER_TYPES: list[Any] = [[], {}, None, "x", "", True, 5, -1, 1.5, 1e400, -(10**30), [[]], {"a": 1}]
+STRANGE = {
+    "nuls": [bytes(1), bytes(8), bytes(4096)],
+    "no UTF-8": [b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\xf8\x88", b"\x80" * 20],
+    "escapes": [b"\x1b[2J", b"\x1b]0;title\x07", b"\x9b31m", b"\r", b"\x08" * 5],
+}
 
 
-def _cut(chance: random.Random, data: bytes, at: int, length: int, new: bytes) -> bytes:
-    return data[:at] + new + data[at + length :]
-
-
-def one_byte(chance: random.Random, data: bytes) -> bytes:
-    at = chance.randrange(len(data))
-    return _cut(chance, data, at, chance.randrange(2), bytes([chance.randrange(256)]))
-
-
-def _lines(data: bytes) -> list[bytes]:
-    return data.splitlines(keepends=True) or [b""]
-
-
-def lost_line(chance: random.Random, data: bytes) -> bytes:
-    lines = _lines(data)
-    del lines[chance.randrange(len(lines))]
-    return b"".join(lines)
-
-
-def cut_line(chance: random.Random, data: bytes) -> bytes:
-    lines = _lines(data)
-    at = chance.randrange(len(lines))
-    lines[at] = lines[at][: chance.randrange(len(lines[at]) + 1)]
-    return b"".join(lines)
-
-
-def truncated(chance: random.Random, data: bytes) -> bytes:
-    return data[: chance.randrange(len(data))]
-
-
-def beheaded(chance: random.Random, data: bytes) -> bytes:
-    return data[chance.randrange(len(data)) :]
-
-
-def swapped_lines(chance: random.Random, data: bytes) -> bytes:
-    lines = _lines(data)
-    one, other = chance.randrange(len(lines)), chance.randrange(len(lines))
-    lines[one], lines[other] = lines[other], lines[one]
-    return b"".join(lines)
-
-
-def doubled_lines(chance: random.Random, data: bytes) -> bytes:
-    lines = _lines(data)
-    at = chance.randrange(len(lines))
-    lines[at:at] = lines[at : at + chance.randint(1, 50)]
-    return b"".join(lines)
-
-
-def interleaved(chance: random.Random, data: bytes) -> bytes:
-    """As two writers at once do: a line begins within another."""
+def a_byte_or_a_part_of_it(chance: random.Random, data: bytes) -> bytes:
+    """Another byte, or a part of the file within a line of it, as two writers at once leave it."""
     at, start = chance.randrange(len(data)), chance.randrange(len(data))
-    return _cut(chance, data, at, 0, data[start : start + chance.randint(1, 300)])
+    part = data[start : start + chance.randint(1, 300)]
+    new = chance.choice([part, bytes([chance.randrange(256)])])
+    return data[:at] + new + data[at + chance.randrange(2) :]
 
 
-def nuls(chance: random.Random, data: bytes) -> bytes:
-    at, length = chance.randrange(len(data)), chance.choice([1, 8, 4096])
-    return _cut(chance, data, at, chance.choice([0, length]), bytes(length))
+def strange_bytes(chance: random.Random, data: bytes) -> bytes:
+    """NULs, in the place of others or between them, what is no UTF-8, or a terminal's escapes."""
+    at, new = chance.randrange(len(data)), chance.choice(STRANGE[chance.choice(list(STRANGE))])
+    return data[:at] + new + data[at + chance.choice([0, len(new)]) :]
 
 
-def no_utf8(chance: random.Random, data: bytes) -> bytes:
-    bad = chance.choice([b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\xf8\x88", b"\x80" * 20])
-    return _cut(chance, data, chance.randrange(len(data)), 0, bad)
+def a_line(chance: random.Random, data: bytes) -> bytes:
+    """A line is lost, cut, another one, or repeated with those that follow it."""
+    lines = data.splitlines(keepends=True) or [b""]
+    at = chance.randrange(len(lines))
+    cut, again = chance.randrange(len(lines[at]) + 1), chance.randint(1, 50)
+    ways = [[], [lines[at][:cut]], [chance.choice(lines)], [*lines[at : at + again], lines[at]]]
+    lines[at : at + 1] = chance.choice(ways)
+    return b"".join(lines)
 
 
-def escapes(chance: random.Random, data: bytes) -> bytes:
-    """Escape sequences for a terminal."""
-    bad = chance.choice([b"\x1b[2J", b"\x1b]0;title\x07", b"\x9b31m", b"\r", b"\x08" * 5])
-    return _cut(chance, data, chance.randrange(len(data)), 0, bad)
+def beginning_or_end(chance: random.Random, data: bytes) -> bytes:
+    at = chance.randrange(len(data))
+    return chance.choice([data[:at], data[at:]])
 
 
-def _a_number(chance: random.Random, data: bytes) -> re.Match[bytes] | None:
-    return NUMBER.search(data, chance.randrange(len(data))) or NUMBER.search(data)
-
-
-def one_number(chance: random.Random, data: bytes) -> bytes:
-    found = _a_number(chance, data)
-    if not found:
-        return one_byte(chance, data)
-    return data[: found.start()] + chance.choice(NO_NUMBERS) + data[found.end() :]
-
-
-def every_such_number(chance: random.Random, data: bytes) -> bytes:
-    """Change the number after one word, everywhere in the file."""
-    found = _a_number(chance, data)
-    if not found:
-        return one_byte(chance, data)
-    word = re.escape(data[max(0, found.start() - 8) : found.start()].split(b"\n")[-1])
+def a_number(chance: random.Random, data: bytes) -> bytes:
+    """Another number, or none, in one place or after one word everywhere in the file."""
+    number = NUMBER.search(data, chance.randrange(len(data))) or NUMBER.search(data)
+    if not number:
+        return strange_bytes(chance, data)
     new = chance.choice(NO_NUMBERS)
+    if chance.random() < 0.5:
+        return data[: number.start()] + new + data[number.end() :]
+    word = re.escape(data[max(0, number.start() - 8) : number.start()].split(b"\n")[-1])
     return re.sub(rb"(" + word + rb")" + NUMBER.pattern, lambda m: m[1] + new, data)
 
 
@@ -133,21 +88,15 @@ def _other_value(chance: random.Random, text: bytes) -> bytes:
 
 def json_value(chance: random.Random, data: bytes) -> bytes:
     """Another type in a JSON document, or in one JSON line of a log."""
-    try:
-        return _other_value(chance, data)
-    except (ValueError, RecursionError):
-        pass
-    lines = _lines(data)
-    with_json = [i for i, line in enumerate(lines) if b"{" in line and b"}" in line]
-    chance.shuffle(with_json)
-    for i in with_json[:20]:
-        start, end = lines[i].find(b"{"), lines[i].rfind(b"}") + 1
+    documents = [(0, len(data))]
+    in_lines = [m.span() for m in re.finditer(rb"\{.*\}", data)]
+    documents += chance.sample(in_lines, min(20, len(in_lines)))
+    for start, end in documents:
         try:
-            lines[i] = lines[i][:start] + _other_value(chance, lines[i][start:end]) + lines[i][end:]
-            return b"".join(lines)
+            return data[:start] + _other_value(chance, data[start:end]) + data[end:]
         except (ValueError, RecursionError):
             continue
-    return one_number(chance, data)
+    return a_number(chance, data)
 
 
 def json_number(chance: random.Random, data: bytes) -> bytes:
@@ -168,66 +117,65 @@ def combined(chance: random.Random, data: bytes) -> bytes:
 
 def long_line(chance: random.Random, data: bytes) -> bytes:
     """Ten megabytes without a newline."""
-    filling = chance.choice([b"x", b"1", b" ", b"[", b"0: ", b"|", b"\r"])
-    return _cut(
-        chance, data, chance.randrange(len(data)), 0, filling * (10_000_000 // len(filling))
-    )
+    at, filling = chance.randrange(len(data)), chance.choice([b"x", b"1", b" ", b"[", b"|", b"\r"])
+    return data[:at] + filling * 10_000_000 + data[at:]
 
 
 def deep(chance: random.Random, data: bytes) -> bytes:
     """JSON (or TOML) that is nested more deeply than a parser's stack allows."""
     opening, closing = chance.choice([(b"[", b"]"), (b'{"a":', b"}"), (b"[", b"")])
     nested = opening * 100_000 + b"1" + closing * 100_000
-    found = NUMBER.search(data, data.find(b":") + 1)
-    return data[: found.start()] + nested + data[found.end() :] if found else nested
+    number = NUMBER.search(data, data.find(b":") + 1)
+    return data[: number.start()] + nested + data[number.end() :] if number else nested
 
 
-SPOILERS: list[Spoiler] = [one_byte, lost_line, cut_line, truncated, beheaded, swapped_lines]
-SPOILERS += [doubled_lines, interleaved, nuls, no_utf8, escapes, one_number, every_such_number]
-SPOILERS += [json_value]
-HARD: list[Spoiler] = [combined, long_line, deep]
+Spoiler = Callable[[random.Random, bytes], bytes]
+SPOILERS: list[Spoiler] = [a_line, a_line, a_byte_or_a_part_of_it, strange_bytes, beginning_or_end]
+SPOILERS += [a_number, json_value]
+HARD: list[Spoiler] = [combined, long_line, deep]  # slow: chosen seldom
 
 
-# --- neutral -------------------------------------------------------------------------------------
+def spoilt(chance: random.Random, data: bytes) -> tuple[str, bytes]:
+    """(the way, the bytes)."""
+    way = chance.choice(HARD if chance.random() < 0.05 else SPOILERS)
+    return way.__name__, way(chance, data)
 
 
-def crlf(data: bytes) -> bytes:
-    return re.sub(rb"\r?\n", b"\r\n", data)
+def harm(chance: random.Random, path: Path) -> str:
+    """Damage a file, or put something else in its place; the way."""
+    ways = ["bytes"] * 12 + ["missing", "empty", "folder", "loop", "huge", "pipe", "zero"]
+    way, data = chance.choice(ways), path.read_bytes() or b"\n"
+    path.unlink()
+    if way == "bytes":
+        way, data = spoilt(chance, data)
+        path.write_bytes(data)
+    elif way == "empty":
+        path.touch()
+    elif way == "folder":
+        path.mkdir()
+    elif way == "loop":
+        path.symlink_to(chance.choice([path, path.parent, path.parent.parent]))
+    elif way == "pipe":
+        os.mkfifo(path)
+    elif way == "zero":
+        path.symlink_to("/dev/zero")
+    elif way == "huge":
+        with path.open("wb") as file:
+            file.truncate(1 << 28)
+    return f"{way} file"
 
 
-def byte_order_mark(data: bytes) -> bytes:
-    return data if data.startswith(b"\xef\xbb\xbf") else b"\xef\xbb\xbf" + data
-
-
-def trailing_spaces(data: bytes) -> bytes:
-    return re.sub(rb"(\r?\n)", rb"  \1", data)
-
-
-def blank_lines(data: bytes) -> bytes:
-    return data.replace(b"\n", b"\n\n")
-
-
-def colours(data: bytes) -> bytes:
-    return re.sub(rb"([^\r\n]+)", b"\x1b[32m\\1\x1b[0m", data)
-
-
-def nul_padding(data: bytes) -> bytes:
-    """NUL bytes, as after a crash or in a log that was truncated while open."""
-    return bytes(4096) + b"\n" + data + bytes(4096)
-
-
-def progress_bar(data: bytes) -> bytes:
-    return re.sub(rb"\n(?=[^\r\n])", b"\n 10%|#         | 1/10 [00:01<00:09,  1.00s/it]\r", data)
-
-
-def no_final_newline(data: bytes) -> bytes:
-    return data.rstrip(b"\r\n")
-
-
-def rank_prefix(data: bytes) -> bytes:
-    """A rank's prefix, as srun --label writes it."""
-    return re.sub(rb"(?m)^(?=[^\r\n])", b"0: ", data)
-
-
-NEUTRAL = [crlf, byte_order_mark, trailing_spaces, blank_lines, no_final_newline]
-NEUTRAL_OF_LINES = [colours, nul_padding, progress_bar, rank_prefix]  # no JSON document has these
+# Neutral changes: a pattern, and what takes its place.
+NEUTRAL: dict[str, tuple[bytes, bytes]] = {
+    "crlf": (rb"\r?\n", b"\r\n"),
+    "byte order mark": (rb"\A(?!\xef\xbb\xbf)", b"\xef\xbb\xbf"),
+    "trailing spaces": (rb"(\r?\n)", rb"  \1"),
+    "blank lines": (rb"\n", b"\n\n"),
+    "no final newline": (rb"[\r\n]+\Z", b""),
+}
+NEUTRAL_OF_LINES: dict[str, tuple[bytes, bytes]] = {  # no JSON document has these
+    "colours": (rb"([^\r\n]+)", b"\x1b[32m\\1\x1b[0m"),
+    "nul padding": (rb"\A|\Z", bytes(4096) + b"\n"),  # as after a crash
+    "progress bar": (rb"\n(?=[^\r\n])", b"\n 10%|#         | 1/10 [00:01<00:09,  1.00s/it]\r"),
+    "rank prefix": (rb"(?m)^(?=[^\r\n])", b"0: "),  # as srun --label writes it
+}

@@ -12,7 +12,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +26,6 @@ Problem = tuple[str, str]  # (one of COLUMNS, what it was)
 
 class Hang(BaseException):
     """The call took longer than it may. No `except Exception` catches it."""
-
-
-@dataclass
-class Try:
-    """One case: what was done to the input, and the result."""
-
-    kind: str
-    problems: list[Problem] = field(default_factory=list)
-    number: int = 0
 
 
 def _hang(signum: int, frame: Any) -> None:
