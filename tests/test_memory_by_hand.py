@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from analysis.planner import pipeline
 from models.config import PRESETS, parameter_shapes
 from parallel.config import memory
 from parallel.config.layout_arrays import FAMILIES, columns
+from tests.tools import pipeline_schedules as pipeline
 
 GIB = 2**30
 # 8 layers of h 64 with 4 heads, s 32, b 1, 100 words; a layer has 12 h^2 = 49,152 parameters.

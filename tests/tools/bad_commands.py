@@ -40,7 +40,6 @@ LINES = {
     "analysis.quality": "job.out",
     "analysis.report": "page.md",
     "analysis.scaling": "logs/study",
-    "analysis.schedule": "--pp 2",
     "analysis.curves": "logs/study --to tensorboard --out curves",
     "analysis.tflops": "job.out",
     "models.hf": "export weights gpt2",

@@ -70,11 +70,6 @@ FAMILIES = {
         "tests/test_comparisons_by_hand.py",
         "tests/test_comparisons_know_noise.py",
     ],
-    "analysis/planner/pipeline.py": [
-        "tests/test_schedules_agree_with_formulas.py",
-        "-k",
-        "not picture",
-    ],
     "analysis/logs/verdict.py": [
         "tests/test_quality_by_hand.py",
         "tests/test_verdicts_and_flags.py",
