@@ -230,10 +230,11 @@ def test_the_epoch_report_is_read_back(tmp_path):
     log.write_text("\n".join(lines) + "\n")
     record = readers.read(log)
     assert record.format == "rank epochs" and record.gpus == 2
-    assert [(r["rank"], r["epoch"]) for r in record.ranks] == [
+    each = [row for row in record.ranks if "epoch" in row]
+    assert [(row["rank"], row["epoch"]) for row in each] == [
         (rank, epoch) for epoch, rank in itertools.product((0, 1), (0, 1))
     ]
-    first = record.ranks[0]
+    first = each[0]
     rows = ranks[0][:10]
     assert first["epoch_s"] == pytest.approx(sum(r["elapsed_s"] for r in rows), abs=1e-4)
     compute = sum(r["forward_s"] + r["backward_s"] + r["optimizer_s"] for r in rows)
@@ -241,7 +242,8 @@ def test_the_epoch_report_is_read_back(tmp_path):
     comm = sum(r[f"{axis}_s"] for r in rows for axis in AXES)
     assert first["comm_s"] == pytest.approx(comm, abs=1e-4)
     assert first["train_loss"] == 5.5
-    assert [average["val_loss"] for average in record.averages] == [3.5, 2.5]
+    averages = [row for row in record.ranks if row not in each]
+    assert [average["val_loss"] for average in averages] == [3.5, 2.5]
     assert record.totals["train_loss"] == 15.5 and record.totals["val_loss"] == 2.5
 
 

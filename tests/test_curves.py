@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from analysis import curves
-from analysis.logs.readers import read
-from analysis.logs.record import Refusal
 from analysis.measured.curve_tools import TOOLS
 from models.config import GPTConfig
 from models.flops import tflops_per_gpu
@@ -142,46 +140,3 @@ def test_mlflow_keeps_a_run_in_a_local_file_and_goes_on_with_it(growing, tmp_pat
     assert run.data.params["engine"] == "ddp"
     history = client.get_metric_history(run.info.run_id, "train/loss")
     assert sorted((metric.step, metric.value) for metric in history) == losses
-
-
-# --- OpenTelemetry's files of Megatron-LM ---------------------------------------------------------
-
-
-def exported(run: str = "") -> str:
-    """Three exports of Megatron-LM: a cumulative histogram, gauges and no iteration."""
-    lines = []
-    for at, (count, total, loss) in enumerate([(2, 900.0, 9.5), (5, 2100.0, 9.0), (5, 2100.0, 9)]):
-        time = str(10**18 + at)
-        duration = {"timeUnixNano": time, "count": str(count), "sum": total}
-        histogram = {"aggregationTemporality": 2, "dataPoints": [duration]}
-        metrics = [{"name": "megatron.training.step_duration_ms", "histogram": histogram}]
-        for name, value in (("loss", loss), ("throughput_tflops", 400.0)):
-            points = {"dataPoints": [{"timeUnixNano": time, "asDouble": value}]}
-            metrics.append({"name": f"megatron.training.{name}", "gauge": points})
-        about = [{"key": "nemo.run.id", "value": {"stringValue": run}}] if run else []
-        scopes = {"resource": {"attributes": about}, "scopeMetrics": [{"metrics": metrics}]}
-        lines.append(json.dumps({"resourceMetrics": [scopes]}) + "\n")
-    return "".join(lines)
-
-
-def test_metrics_that_megatron_lm_exports_every_so_many_seconds_are_read(tmp_path):
-    log = tmp_path / "collector.jsonl"
-    log.write_text(exported())
-    record = read(log)
-    assert record.steps["step_s"].tolist() == [0.45, 0.4]  # the third export has no new step
-    assert (record.steps["loss"].tolist(), record.steps["tflops"].tolist()) == (
-        [9.5, 9.0],
-        [400.0, 400.0],
-    )
-    assert record.steps["iteration"].tolist() == [1, 2] and "counted from 1" in " ".join(
-        record.notes
-    )
-
-
-def test_a_file_of_two_runs_and_a_damaged_line_are_named(tmp_path):
-    log = tmp_path / "both.jsonl"
-    log.write_text(exported("one") + exported("two"))
-    with pytest.raises(Refusal, match=r"holds the points of 2 runs \(one, two\)"):
-        read(log)
-    log.write_text(exported("one") + exported("one")[:200] + "\n")
-    assert "1 lines are not JSON" in read(log).notes and len(read(log).steps) == 2

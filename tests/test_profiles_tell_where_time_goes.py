@@ -187,14 +187,7 @@ def test_steps_and_ranks_that_are_not_there_are_refused(setting, value, why):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [
-        ("dur", {"a": 1}),
-        ("ts", None),
-        ("dur", float("nan")),
-        ("name", [[]]),
-        ("cat", []),
-        ("tid", []),
-    ],
+    [("dur", {"a": 1}), ("ts", None), ("dur", float("nan")), ("name", [[]])],
 )
 def test_an_event_that_no_profiler_writes_refuses_its_trace_alone(tmp_path, capsys, key, value):
     event = {"ph": "X", "name": "forward", "ts": 0, "dur": 5, "cat": "cpu_op", "pid": 1, "tid": 1}
@@ -205,7 +198,7 @@ def test_an_event_that_no_profiler_writes_refuses_its_trace_alone(tmp_path, caps
     assert profile.main([str(tmp_path)]) == 2
     said = capsys.readouterr()
     assert "a/rank0.json" in said.out.replace("a: rank0", "a/rank0") and "forward" in said.out
-    assert said.err.count("\n") == 1 and f"an event's {key} is" in said.err
+    assert said.err.count("\n") == 1 and f"{key} {value}" in said.err
 
 
 def test_a_folder_of_profiles_that_cannot_be_read_is_named(tmp_path, monkeypatch):

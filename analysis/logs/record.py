@@ -156,7 +156,7 @@ class Record:
     last_at: int | None = None  # offset of the last entry in the file, bytes
     last_line: int = 0  # the line there; 0 where no line of a log is an entry
 
-    # Only a run folder has these; OpenTelemetry has a name of its own, too.
+    # Only a run folder has these.
     run: str | None = None  # the run's own name
     configuration: str | None = None  # the run's name without its repeat
     repeat: int | None = None
@@ -175,10 +175,9 @@ class Record:
     # What a profiler or a breakdown measured; seconds.
     profiler: dict[str, Any] | None = None  # which one watched the run, and how
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # of nsys stats, by name
-    timers_s: dict[str, float] = field(default_factory=dict)  # DeepSpeed's timers, mean of each
-    ranks: list[dict[str, float]] = field(default_factory=list)  # one per rank and epoch
-    averages: list[dict[str, float]] = field(default_factory=list)  # one per epoch, over ranks
-    runs: dict[str, dict[str, Any]] = field(default_factory=dict)  # of a file with several runs
+    # One per rank and epoch, and with a rank of NaN one per average over ranks.
+    ranks: list[dict[str, float]] = field(default_factory=list)
+    runs: dict[str, dict[str, float]] = field(default_factory=dict)  # totals of several runs
 
     def step_stats(self) -> dict[str, float | int | None]:
         """n, mean, median, min and max (seconds) over all logged steps; None where unknown.

@@ -24,7 +24,7 @@ from analysis.logs.record import Record, Refusal
 from base.errors import UsageError
 
 NAMES = tuple(
-    """otlp nanotron megatron_lm torchtitan modded_nanogpt nanochat nanogpt llmc picotron
+    """nanotron megatron_lm torchtitan modded_nanogpt nanochat nanogpt llmc picotron
     metrics_file megatron_golden nemo mlperf fairseq nsys rank_epochs deepspeed
     hf_trainer""".split()
 )

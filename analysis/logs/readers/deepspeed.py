@@ -5,18 +5,16 @@
     0/4, RunningAvgSamplesPerSec=16.1, CurrSamplesPerSec=15.7        0/100, SamplesPerSec=15.9
     |E2E latency=7.99s |Gather latency=0.00s ... |CurSamplesPerSec=8.01 |Avg...=8.01   (chat)
     End-to-End => Latency: 3.47s, TFLOPs: 4.02, Samples/sec: 9.22, Time/seq 0.11s      (chat)
-    rank=0 time (ms) | forward: 1251.98 | backward: 509.27 | step: 5.56   (wall_clock_breakdown)
 
 The surest kind that a log holds is read: a step time, else the current samples per second, else
 the running average, which is no measurement of one step and is noted.
 """
 
 import re
-from collections import defaultdict
 
 import numpy as np
 
-from analysis.logs.parsing.fields import labelled, number, table, word
+from analysis.logs.parsing.fields import labelled, table, word
 from analysis.logs.parsing.line_format import Columns, LineFormat
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
@@ -43,8 +41,6 @@ _THROUGHPUT_FIELDS = {
     "running": labelled(rb"(?:RunningAvg)?SamplesPerSec"),
     "peak_gib": labelled(rb"MaxMemAllocated"),
 }
-_TIMERS = re.compile(rb"time \(ms\) \| ([^\r\n]{1,600})")
-_TIMER = re.compile(rb"(\w{1,60}): ([\d.]{1,16})")
 
 
 def _scan(log: Log, record: Record) -> Columns:
@@ -82,7 +78,6 @@ def _model(record: Record, columns: Columns, header: bytes) -> None:
 
 
 def _finish(record: Record, log: Log) -> None:
-    record.timers_s = _timers(log)
     record.completed = None
     if ends := ends_of(log):  # the engine under HF's Trainer
         end_lines(record, [match for _, match in ends])
@@ -109,15 +104,6 @@ def _chat(log: Log, record: Record) -> Columns:
     columns = {name: values[keep] for name, values in columns.items()}
     columns["iteration"] = np.arange(1.0, len(keep) + 1)
     return columns
-
-
-def _timers(log: Log) -> dict[str, float]:
-    """Mean seconds of each wall_clock_breakdown timer."""
-    times: dict[bytes, list[float]] = defaultdict(list)
-    for _, match in log.matches(_TIMERS) if log.contains(b"time (ms) | ") else ():
-        for name, value in _TIMER.findall(match[1]):
-            times[name].append(number(value) / 1000)
-    return {name.decode(): sum(values) / len(values) for name, values in times.items()}
 
 
 FORMAT = LineFormat(

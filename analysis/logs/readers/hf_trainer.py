@@ -2,7 +2,6 @@
 
     {'loss': 2.5893, 'learning_rate': 5e-06, 'epoch': 0.01}
     {'train_runtime': 919.097, 'train_samples_per_second': 1.088, 'train_steps_per_second': 0.017}
-      train_runtime            = 0:15:19.02
 
 The loss lines carry no step and no time; the end line, one per rank, is about the whole run. The
 mean step time is the runtime over the number of optimizer steps, where both are said.
@@ -31,10 +30,6 @@ _RATE = {
     "steps_per_s": re.compile(rb"'train_steps_per_second': '?([\d.e+-]{1,24})"),
     "loss": re.compile(rb"'train_loss': '?(-?[\d.e+-]{1,24})"),
 }
-_CLOCK = re.compile(
-    rb"train_runtime {1,40}= {1,20}(?:(\d{1,4}) days?, )?(\d{1,4}):(\d{2}):(\d{2}(?:\.\d{1,9})?)"
-)
-_TABLE_RATE = re.compile(rb"train_samples_per_second {1,40}= {1,20}([\d.]{1,20})")
 _SIZES = {
     "micro_batch": rb"Instantaneous batch size per device = ([\d,]{1,9})",
     "global_batch": rb"Total train batch size \(w\. [^)]{1,60}\) = ([\d,]{1,9})",
@@ -82,8 +77,6 @@ def _read(log: Log, record: Record) -> None:
     if ends:
         end_lines(record, [match for _, match in ends])
         record.last_at = ends[-1][0]
-    else:
-        _end_table(record, log)
     _whole_run(record)
     judge_end(record, log, None if len(record.steps) else [at for at, _ in ends])
 
@@ -131,16 +124,6 @@ def end_lines(record: Record, ends: list[re.Match[bytes]]) -> None:
         values = [number(found[1]) for match in ends if (found := pattern.search(match[0]))]
         if values:
             record.totals[name] = float(np.mean(values))
-
-
-def _end_table(record: Record, log: Log) -> None:
-    if not log.contains(b"train_runtime  "):
-        return
-    for _, match in log.matches(_CLOCK):
-        days, hours, minutes, seconds = (number(match[i]) if match[i] else 0.0 for i in range(1, 5))
-        record.totals["wall_s"] = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    for _, match in log.matches(_TABLE_RATE):
-        record.totals["samples_per_s"] = number(match[1])
 
 
 def _whole_run(record: Record) -> None:

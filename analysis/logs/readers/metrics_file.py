@@ -1,6 +1,6 @@
-"""training_metrics.json (schema 2.0 and the older short form) and RUN_COMPLETE.txt.
+"""training_metrics.json (schema 2.0) and RUN_COMPLETE.txt.
 
-One entry per epoch. Schema 2.0's step times are of micro-steps, which is a step's time only where
+One entry per epoch. Its step times are of micro-steps, which is a step's time only where
 nothing is accumulated; its statistics are kept as printed.
 """
 
@@ -16,9 +16,7 @@ from analysis.logs.parsing.json_values import (
     document,
     known,
     mapping,
-    real,
     rows,
-    sequence,
     steps_of,
     text,
     whole,
@@ -65,13 +63,10 @@ def _read(log: Log, record: Record) -> None:
     if log.head[:1] != b"{":
         return
     content = document(str(log.path), log.text(), "training_metrics.json")
-    version, short = content.get("schema_version"), "train_time_per_epoch" in content
-    if short and "epochs" in content:
-        raise Refusal(str(log.path), "mixed schemas: both the short form's fields and schema 2.0's")
-    if not short and version != METRICS_VERSION:
+    if (version := content.get("schema_version")) != METRICS_VERSION:
         why = f"schema_version {version!r} is not known ({METRICS_VERSION!r} is)"
         raise Refusal(str(log.path), why)
-    (_short if short else _schema_2)(record, content)
+    _schema_2(record, content)
     record.whole_run = True
 
 
@@ -80,22 +75,6 @@ def _beside(record: Record, path: Path) -> None:
     metrics = path.with_name(path.name.replace("RUN_COMPLETE.txt", "training_metrics.json"))
     if metrics != path and metrics.is_file():
         _settings(record, document(str(metrics), metrics.read_text(), metrics.name), "config")
-
-
-def _short(record: Record, content: dict[str, Any]) -> None:
-    times = list(map(real, sequence(content["train_time_per_epoch"])))
-    losses = sequence(content.get("train_loss_per_epoch")) + [None] * len(times)
-    rates = sequence(content.get("train_throughput")) + [None] * len(times)
-    record.steps = steps_of(
-        iteration=list(range(1, len(times) + 1)),
-        loss=losses[: len(times)],
-        tokens_per_s=rates[: len(times)],
-    )
-    record.totals["wall_s"] = float(sum(times))
-    if gpus := sequence(content.get("gpus_tested")):
-        state(record, {"gpus": whole(gpus[-1])}, "log")
-    record.notes.append("one entry per epoch; no step time in this form")
-    record.completed = True
 
 
 def _schema_2(record: Record, content: dict[str, Any]) -> None:
@@ -158,7 +137,6 @@ FORMAT = Format(
     name="training_metrics.json",
     marks=(
         (b'"schema_version"', b'"epochs"', b'"training_config"'),
-        (b'"train_time_per_epoch"',),
         (b"RUN_COMPLETE ", b"tokens_per_sec="),
     ),
     reader=_read,

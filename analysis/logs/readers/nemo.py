@@ -4,11 +4,9 @@
     DLL 2025-06-11 05:23:04 - 18 reduced_train_loss : 9.04 ... train_step_timing in s : 27.49
     Training epoch 0, iteration 1/99 | lr: 1e-4 | ... | train_step_timing in s: 61.9
     Epoch 0: :  95%|███| 19/20 [09:07<00:28, global_step=18.00, ..., train_step_timing in s=27.50]
-    [NeMo I 2025-06-11 05:23:31 nemo_logging:393] train_step_timing in s: [52.33, 39.9, ...]
 
 The surest kind that a log holds is read. NeMo's step timer prints the mean of its last few steps
-(five by default), so a slow first step lingers; it is noted. The list, printed once at the end,
-has no step's number: its entries are counted from 0, as NeMo counts.
+(five by default), so a slow first step lingers; it is noted.
 """
 
 import re
@@ -29,7 +27,6 @@ _JSON = re.compile(
 _DLL = re.compile(rb"DLL \d{4}-\d\d-\d\d [\d:.]{8,16} - (?P<iteration>\d{1,9}) ")
 _CONSOLE = re.compile(rb"Training epoch \d{1,9}, iteration \d{1,9}/(?P<last>\d{1,9}) \|")
 _BAR = re.compile(rb"\[[\d:]{4,12}<[\d:?]{1,12}(?=,[^\r\n\]]{0,600}train_step_timing in s=)")
-_LIST = re.compile(rb"train_step_timing in s['\"]? ?[:=] ?\[([\d., eE+-]{1,1000000})\]")
 _VALUE = rb" ?[:=] ?"
 _FIELDS = {
     "global_step": labelled(rb"global_step", _VALUE),
@@ -58,7 +55,7 @@ def _scan(log: Log, record: Record) -> Columns:
             used[used] = np.diff(steps, prepend=-1) != 0
             record.notes.append("read from the progress bar, which prints few digits")
         columns = {name: values[used] for name, values in columns.items()}
-    return columns if len(columns["at"]) else _listed(log, record)
+    return columns
 
 
 def _gpus(record: Record, columns: Columns, header: bytes) -> None:
@@ -77,20 +74,6 @@ def _finish(record: Record, log: Log) -> None:
     after = log.slice(record.last_at, record.last_at + (1 << 16))
     if not record.completed:
         record.completed = b"`Trainer.fit` stopped: `max_" in after or None
-
-
-def _listed(log: Log, record: Record) -> Columns:
-    """The last whole list of step times, of which every rank may print one."""
-    times, at = np.empty(0), 0
-    for offset, match in log.matches(_LIST):
-        try:
-            times, at = np.array([float(text) for text in match[1].split(b",")]), offset
-        except ValueError:
-            continue
-    if len(times):
-        record.notes.append("only the list of step times is there: its entries are counted from 0")
-    places = np.full(len(times), at)
-    return {"iteration": np.arange(len(times), dtype=float), "step_s": times, "at": places}
 
 
 def _dllogger(log: Log, record: Record) -> Columns:

@@ -10,9 +10,6 @@ ranks, which is shorter, is kept apart and noted where the two differ.
 
 import math
 import re
-from dataclasses import dataclass, field
-
-import numpy as np
 
 from analysis.logs.parsing.endings import judge_end
 from analysis.logs.parsing.fields import number, plain
@@ -46,79 +43,70 @@ _NAMES = {
 def _read(log: Log, record: Record) -> None:
     """Read one log.
 
-    `totals["wall_s"]` is the sum over epochs of the slowest rank's time. A document that holds
-    several runs under Markdown headings has them in `Record.runs`, by heading, and no totals.
+    `totals["wall_s"]` is the sum over epochs of the slowest rank's time. `Record.ranks` has a dict
+    of seconds and losses for each breakdown, by _NAMES; of an average, `rank` is NaN. A document
+    that holds several runs under Markdown headings has totals in `Record.runs` alone, by heading.
     """
-    parsed = [_Run()]
-    last = 0
-    for offset, match in log.matches(_ANY):
+    runs: dict[str, list[dict[str, float]]] = {"": []}
+    last, heading = 0, ""
+    for at, match in log.matches(_ANY):
         if match["heading"]:
-            parsed.append(_Run(plain(match["heading"]).decode("utf-8", "replace").strip()))
-        else:
-            parsed[-1].add(match)
-            last = offset
-    runs = [(run, run.totals()) for run in parsed if run.ranks or run.averages]
-    if not runs:
-        return
-    for run, totals in runs:
-        record.runs[run.name] = {"ranks": run.ranks, "averages": run.averages, "totals": totals}
-        slowest, mean = totals["epoch_s_slowest_rank"], totals.get("epoch_s_mean_of_ranks")
-        if mean is not None and run.ranks and slowest > 1.02 * mean:
-            of = f"{run.name}: " if run.name else ""
+            heading = plain(match["heading"]).decode("utf-8", "replace").strip()
+            continue
+        rows, last = runs.setdefault(heading, []), at
+        if match["of_epoch"]:
+            epoch, rank = float(match["of_epoch"]), float(match["rank"] or 0)
+            rows.append({"rank": rank, "epoch": epoch})
+        elif match["average"]:
+            rows.append({"rank": math.nan})
+        elif match["train"]:
+            losses = {"train_loss": number(match["train"]), "val_loss": number(match["val"])}
+            rows.append(losses)
+        elif rows:
+            name = _NAMES[match["part"] or match["loss_of"]]
+            rows[-1].setdefault(name, number(match["seconds"] or match["loss"]))
+    runs = {name: rows for name, rows in runs.items() if any("rank" in row for row in rows)}
+    for name, rows in runs.items():
+        record.runs[name] = _totals(rows)
+        mean_s = record.runs[name].get("epoch_s_mean_of_ranks", math.inf)
+        slowest_s = record.runs[name].get("epoch_s_slowest_rank", 0.0)
+        if slowest_s > 1.02 * mean_s:
             record.notes.append(
-                f"{of}the printed epoch time {mean:.2f} s is a mean over ranks;"
-                f" the slowest rank needs {slowest:.2f} s"
+                f"{name}: the printed epoch time {mean_s:.2f} s is a mean over ranks;"
+                f" the slowest rank needs {slowest_s:.2f} s".removeprefix(": ")
             )
     if len(runs) > 1:
-        names = ", ".join(run.name for run, _ in runs)
-        record.notes.insert(0, f"holds {len(runs)} runs: {names}")
-    else:
-        ((run, record.totals),) = runs
-        record.runs, record.ranks, record.averages = {}, run.ranks, run.averages
-        if run.ranks:
-            record.gpus = 1 + int(max(row["rank"] for row in run.ranks))
-    losses = [row.get("train_loss", 0.0) for run, _ in runs for row in (*run.ranks, run.losses)]
-    record.nan_iterations = sum(map(math.isnan, losses))
-    record.completed = record.whole_run = True
-    judge_end(record, log, [last])
+        record.notes.insert(0, f"holds {len(runs)} runs: {', '.join(runs)}")
+    for rows in runs.values() if len(runs) == 1 else ():
+        ((_, record.totals),) = record.runs.items()
+        record.ranks, record.runs = [row for row in rows if "rank" in row], {}
+        ranks = [row["rank"] for row in record.ranks if "epoch" in row]
+        record.gpus = 1 + int(max(ranks)) if ranks else None
+    if runs:
+        losses = [row.get("train_loss", 0.0) for rows in runs.values() for row in rows]
+        record.nan_iterations = sum(map(math.isnan, losses))
+        record.completed = record.whole_run = True
+        judge_end(record, log, [last])
 
 
-@dataclass
-class _Run:
-    """The breakdowns under one heading: dicts of seconds (and losses), by _NAMES."""
-
-    name: str = ""
-    ranks: list[dict[str, float]] = field(default_factory=list)
-    averages: list[dict[str, float]] = field(default_factory=list)
-    losses: dict[str, float] = field(default_factory=dict)
-    current: dict[str, float] = field(default_factory=dict)  # the breakdown that is being read
-
-    def add(self, match: re.Match[bytes]) -> None:
-        if match["of_epoch"]:
-            self.current = {"rank": float(match["rank"] or 0), "epoch": float(match["of_epoch"])}
-            self.ranks.append(self.current)
-        elif match["average"]:
-            self.current = {}
-            self.averages.append(self.current)
-        elif match["train"]:
-            self.losses = {"train_loss": number(match["train"]), "val_loss": number(match["val"])}
-            self.current = {}
-        else:
-            name = _NAMES[match["part"] or match["loss_of"]]
-            self.current.setdefault(name, number(match["seconds"] or match["loss"]))
-
-    def totals(self) -> dict[str, float]:
-        slowest: dict[float, float] = {}  # rank's time, by epoch
-        for row in self.ranks or self.averages:
-            if "epoch_s" in row:
-                epoch = row.get("epoch", 0.0)
-                slowest[epoch] = max(slowest.get(epoch, row["epoch_s"]), row["epoch_s"])
-        found = dict(self.losses)
-        found["wall_s"] = float(sum(slowest.values()))
-        found["epoch_s_slowest_rank"] = float(np.mean([*slowest.values()])) if slowest else math.nan
-        if means := [row["epoch_s"] for row in self.averages if "epoch_s" in row]:
-            found["epoch_s_mean_of_ranks"] = float(np.mean(means))
-        return found
+def _totals(rows: list[dict[str, float]]) -> dict[str, float]:
+    """The losses that were printed last, the sum of the epochs, and the mean of an epoch by its
+    slowest rank and by the printed averages."""
+    each = [row for row in rows if "epoch" in row and "epoch_s" in row]
+    means = [row["epoch_s"] for row in rows if math.isnan(row.get("rank", 0)) and "epoch_s" in row]
+    slowest: dict[float, float] = {}
+    for row in each:
+        slowest[row["epoch"]] = max(slowest.get(row["epoch"], 0.0), row["epoch_s"])
+    totals = {}
+    for row in rows:
+        if "rank" not in row:
+            totals = dict(row)
+    totals["wall_s"] = float(sum(slowest.values()) or max(means, default=0.0))
+    if slowest:
+        totals["epoch_s_slowest_rank"] = sum(slowest.values()) / len(slowest)
+    if means:
+        totals["epoch_s_mean_of_ranks"] = sum(means) / len(means)
+    return totals
 
 
 FORMAT = Format(

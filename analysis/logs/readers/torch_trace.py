@@ -9,10 +9,10 @@ host. An operator's own time, without the operators that it calls, is what adds 
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from analysis.logs.parsing.json_values import mapping, real, rows, whole
 from analysis.logs.parsing.packed import open_log
 from analysis.logs.readers.nsys import Row
 from analysis.logs.record import Refusal
@@ -21,14 +21,27 @@ FORMAT = "torch trace"
 _STEP = "ProfilerStep#"
 
 
-@dataclass
-class Trace:
+class Trace(NamedTuple):
     """tables: report name -> rows. rank: whose it is. steps, profiled_s: how many, how long."""
 
     tables: dict[str, list[Row]]
     rank: int | None
     steps: int
     profiled_s: float
+
+
+class _Event(NamedTuple):
+    """A complete event; seconds. thread: the process and the thread that it is of."""
+
+    begin_s: float
+    seconds: float
+    name: str
+    category: str
+    thread: str
+
+    @property
+    def end_s(self) -> float:
+        return self.begin_s + self.seconds
 
 
 def read_trace(path: Path) -> Trace:
@@ -39,63 +52,47 @@ def read_trace(path: Path) -> Trace:
     """
     try:
         with open_log(path) as file:
-            content = json.load(file)
+            content = mapping(json.load(file))
     except Refusal:
         raise
     except (ValueError, RecursionError) as error:
         raise Refusal(str(path), f"truncated or no JSON: {error}") from error
-    events = content.get("traceEvents") if isinstance(content, dict) else None
-    if not isinstance(events, list):
+    if not isinstance(content.get("traceEvents"), list):
         raise Refusal(str(path), "no torch trace: it has no traceEvents")
-    complete = [e for e in events if isinstance(e, dict) and e.get("ph") == "X" and "dur" in e]
+    complete = [e for e in rows(content["traceEvents"]) if e.get("ph") == "X" and "dur" in e]
     if not complete:
         raise Refusal(str(path), "a torch trace that holds no events")
-    for event in complete:
-        if problem := _problem(event):
-            raise Refusal(str(path), f"damaged torch trace: an event's {problem}")
-    about = content.get("distributedInfo")
-    rank = about.get("rank") if isinstance(about, dict) else None
-    ranges = [e for e in complete if e.get("cat") == "user_annotation"]
-    steps = [e for e in ranges if e["name"].startswith(_STEP)]
-    ranges = [e for e in ranges if not e["name"].startswith(_STEP)]
-    kernels = [e for e in complete if e.get("cat") == "kernel"]
+    events = sorted(_event(event, path) for event in complete)
+    ranges = [e for e in events if e.category == "user_annotation"]
+    steps = [e.seconds for e in ranges if e.name.startswith(_STEP)]
+    ranges = [e for e in ranges if not e.name.startswith(_STEP)]
+    kernels = [(e.name, e.seconds) for e in events if e.category == "kernel"]
     tables = {
         "nvtx_sum": _summed(_covered(ranges), "Range"),
-        "cuda_gpu_kern_sum": _summed(((e["name"], e["dur"]) for e in kernels), "Name"),
-        "cpu_op_sum": _summed(_own_times(complete), "Name"),
+        "cuda_gpu_kern_sum": _summed(kernels, "Name"),
+        "cpu_op_sum": _summed(_own_times(events), "Name"),
     }
-    return Trace(
-        {name: table for name, table in tables.items() if table},
-        rank if isinstance(rank, int) else None,
-        len(steps),
-        sum(e["dur"] for e in steps) / 1e6,
-    )
+    tables = {name: table for name, table in tables.items() if table}
+    rank = whole(mapping(content.get("distributedInfo")).get("rank"))
+    return Trace(tables, rank, len(steps), sum(steps))
 
 
-def _problem(event: dict[str, Any]) -> str:
-    """Which value of an event is none that the profiler writes, or ""."""
-    time, text = (int, float), (int, str, type(None))
-    kinds = {
-        "ts": time,
-        "dur": time,
-        "name": str,
-        "cat": (str, type(None)),
-        "pid": text,
-        "tid": text,
-    }
-    for key, kind in kinds.items():
-        value = event.get(key)
-        fits = isinstance(value, kind) and not isinstance(value, bool)
-        if not fits or (kind is time and not 0 <= value < 1e18):  # microseconds
-            return f"{key} is {ascii(value):.40}"
-    return ""
+def _event(event: dict[str, Any], path: Path) -> _Event:
+    """Raises: Refusal: a value is none that the profiler writes."""
+    name, times = event.get("name"), [real(event.get(key)) for key in ("ts", "dur")]
+    if not isinstance(name, str) or not all(0 <= us < 1e18 for us in times):
+        values = ", ".join(f"{key} {ascii(event.get(key)):.40}" for key in ("name", "ts", "dur"))
+        raise Refusal(str(path), f"damaged torch trace: an event has {values}")
+    begin_us, us = times
+    thread = f"{event.get('pid')} {event.get('tid')}"
+    return _Event(begin_us / 1e6, us / 1e6, name, str(event.get("cat")), thread)
 
 
 def _summed(durations: Iterable[tuple[str, float]], heading: str) -> list[Row]:
-    """Rows as `nsys stats` prints them, the longest first, from (name, microseconds)."""
+    """Rows as `nsys stats` prints them, the longest first, from (name, seconds)."""
     seconds: dict[str, list[float]] = defaultdict(list)
-    for name, us in durations:
-        seconds[name].append(us / 1e6)
+    for name, duration_s in durations:
+        seconds[name].append(duration_s)
     total_s = sum(map(sum, seconds.values())) or 1
     return [
         {
@@ -108,32 +105,29 @@ def _summed(durations: Iterable[tuple[str, float]], heading: str) -> list[Row]:
     ]
 
 
-def _covered(events: list[dict[str, Any]]) -> Iterator[tuple[str, float]]:
-    """(name, microseconds that no earlier event of the name covers): ranges of one name that lie
-    inside each other, or in several threads at once, count as the time that they cover."""
+def _covered(events: list[_Event]) -> Iterator[tuple[str, float]]:
+    """(name, seconds that no earlier event of the name covers): ranges of one name that lie inside
+    each other, or in several threads at once, count as the time that they cover."""
     ends: dict[str, float] = {}
-    for event in sorted(events, key=lambda e: e["ts"]):
-        name, end = event["name"], event["ts"] + event["dur"]
-        before = ends.get(name, event["ts"])
-        yield name, max(0.0, end - max(before, event["ts"]))
-        ends[name] = max(before, end)
-
-
-def _own_times(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
-    """(name, microseconds without the operators inside) of every operator on the host."""
-    threads = defaultdict(list)
     for event in events:
-        if event.get("cat") == "cpu_op":
-            threads[event.get("pid"), event.get("tid")].append(event)
-    found = []
-    for thread in threads.values():
-        thread.sort(key=lambda e: (e["ts"], -e["dur"]))
-        open_: list[list[Any]] = []  # [end, name, own time], outermost first
-        for event in thread:
-            while open_ and open_[-1][0] <= event["ts"]:
-                found.append(tuple(open_.pop()[1:]))
-            if open_:
-                open_[-1][2] -= event["dur"]
-            open_.append([event["ts"] + event["dur"], event["name"], event["dur"]])
-        found += [tuple(entry[1:]) for entry in open_]
-    return [(name, max(own, 0.0)) for name, own in found]
+        before = ends.get(event.name, event.begin_s)
+        yield event.name, max(0.0, event.end_s - max(before, event.begin_s))
+        ends[event.name] = max(before, event.end_s)
+
+
+def _own_times(events: list[_Event]) -> Iterator[tuple[str, float]]:
+    """(name, seconds without the operators inside) of every operator on the host."""
+    operators = [e for e in events if e.category == "cpu_op"]
+    inside: dict[int, float] = defaultdict(float)  # an operator's number -> seconds
+    around: dict[str, list[int]] = defaultdict(list)  # thread -> operators, outermost first
+    order = sorted(range(len(operators)), key=lambda n: (operators[n].begin_s, -operators[n][1]))
+    for n in order:
+        event = operators[n]
+        open_ = around[event.thread]
+        while open_ and operators[open_[-1]].end_s <= event.begin_s:
+            open_.pop()
+        if open_:
+            inside[open_[-1]] += event.seconds
+        open_.append(n)
+    for n, event in enumerate(operators):
+        yield event.name, max(0.0, event.seconds - inside[n])
