@@ -16,43 +16,411 @@ are not compared: exit 1. Exits 2 when nothing could be read.
 if not __package__:
     import as_script
 
+import math
 import sys
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from analysis.common.table import show, show_objects
+import numpy as np
+
+from analysis.common.statistics import log_ratio
+from analysis.common.table import Column, Table, show
 from analysis.logs.fact_flags import facts_of
-from analysis.measured import comparisons
-from analysis.measured.fairness import ANY_COMMIT
+from analysis.logs.load import load, name_of
+from analysis.logs.record import Record
+from analysis.logs.verdict import judge, step_times, timed
+from analysis.measured.fairness import (
+    ANY_COMMIT,
+    CHANGED,
+    LAYOUT,
+    busy,
+    by_configuration,
+    differences,
+    group_called,
+    is_changed,
+    named,
+    other_kernels,
+    scaling_of,
+    shared_cores,
+    unstated,
+)
 from analysis.measured.run_flags import parser_of
 from base.errors import UsageError, command_line, printable, warn
+from parallel.measure.steady_time import steady_iterations
+
+RESAMPLES = 10_000
+AT_ONCE = 2**20  # step times that are resampled at once: more would only take memory
+RUNS, PAIRS, BLOCKS = "runs", "pairs of runs", "blocks of iterations"  # what is resampled
+FEW_REPEATS = 3  # below this many runs a side, blocks of iterations are resampled instead
+COLUMNS = [
+    Column("a", "A"),
+    Column("b", "B"),
+    Column("gpus", "B's GPUs", "d"),
+    Column("n_b", "n", "d"),
+    Column("unit", "of"),
+    Column("ratio", "time A / time B", ".3f"),
+    Column("ci95", "95 % interval"),
+    Column("sentence", "verdict", long="below"),
+]
+
+
+class TimedRun(NamedTuple):
+    """A run and its steady step times, seconds."""
+
+    record: Record
+    step_s: np.ndarray
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How much faster B is than A: time of A over time of B, less one, with a 95 % interval.
+
+    low, high: None where the noise is unknown. gpus: A's and B's numbers of GPUs where they differ;
+    `verdict` then gives the ratios of times and of GPU-seconds.
+    """
+
+    gain: float
+    low: float | None
+    high: float | None
+    unit: str  # what was compared or resampled
+    n_a: int
+    n_b: int
+    gpus: tuple[int, int] | None = None
+
+    @property
+    def is_noise(self) -> bool | None:
+        """Whether the interval holds equal times; None where the noise is unknown."""
+        return None if self.low is None or self.high is None else self.low <= 0 <= self.high
+
+    @property
+    def verdict(self) -> str:
+        """One plain sentence."""
+        if self.gpus is not None:
+            return self._on_other_gpus()
+        if self.is_noise is None:
+            return f"B takes {1 / (1 + self.gain):.3f} of A's time; how much is noise is unknown"
+        if self.is_noise:
+            could = f"{self.low:+.1%} to {self.high:+.1%}"
+            return f"within noise: B is {self.gain:+.1%} but could be {could}"
+        word = "faster" if self.gain > 0 else "slower"
+        return f"B is {word} by {abs(self.gain):.1%} ± {(self.high - self.low) / 2:.1%}"
+
+    def _on_other_gpus(self) -> str:
+        a, b = self.gpus
+        time, seconds = 1 / (1 + self.gain), b / a / (1 + self.gain)
+        ratio = f"on {b} GPUs instead of {a}, B takes {time:.3f} of A's time per step"
+        work = f"and {seconds:.3f} of its GPU-seconds"
+        if self.is_noise is None:
+            return f"{ratio} {work}; how much is noise is unknown"
+        ratio += f" ({1 / (1 + self.high):.3f} to {1 / (1 + self.low):.3f}) {work}"
+        return f"{ratio}; the times are equal within noise" if self.is_noise else ratio
+
+
+def compare(
+    a: list[np.ndarray], b: list[np.ndarray], seed: int = 0, paired: bool = False
+) -> Comparison | None:
+    """Compare two sides, each a list of runs, each its steady step times in seconds.
+
+    With FEW_REPEATS runs or more on both sides: Student's t on the logarithms of the runs' medians,
+    of pairs where `paired` (see statistics.py). With fewer: a percentile bootstrap (Efron 1979)
+    on the ratio of medians. Iterations of one run follow each other and are not independent, so
+    blocks of about sqrt(n) of them are drawn with replacement (Kuensch 1989). None where a side has
+    too little to resample (a single number).
+    """
+    if min(len(a), len(b)) >= FEW_REPEATS:
+        medians = [[float(np.median(run)) for run in side] for side in (a, b)]
+        gains = map(math.expm1, log_ratio(*medians, paired))
+        return Comparison(*gains, PAIRS if paired else RUNS, len(a), len(b))
+    sides = [np.concatenate(side) for side in (a, b)]
+    if min(map(len, sides)) < 2 * FEW_REPEATS:
+        return None
+    rng = np.random.default_rng(seed)
+    drawn = [_block_medians(side, rng) for side in (a, b)]
+    low, high = np.percentile(drawn[0] / drawn[1] - 1, [2.5, 97.5])
+    gain = float(np.median(sides[0]) / np.median(sides[1]) - 1)
+    return Comparison(gain, float(low), float(high), BLOCKS, *map(len, sides))
+
+
+def _block_medians(runs: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
+    """Medians of RESAMPLES series made of blocks drawn, with replacement, from each run."""
+    blocks = [max(1, int(round(len(x) ** 0.5))) for x in runs]
+    starts = [
+        rng.integers(0, len(x) - block + 1, (RESAMPLES, -(-len(x) // block)))
+        for x, block in zip(runs, blocks, strict=True)
+    ]
+    rows = max(1, AT_ONCE // sum(map(len, runs)))
+    medians = np.empty(RESAMPLES)
+    for first in range(0, RESAMPLES, rows):
+        pieces = []
+        for x, block, begin in zip(runs, blocks, starts, strict=True):
+            index = begin[first : first + rows, :, None] + np.arange(block)
+            pieces.append(x[index.reshape(len(index), -1)[:, : len(x)]])
+        medians[first : first + rows] = np.median(np.concatenate(pieces, axis=1), axis=1)
+    return medians
+
+
+def timed_runs(
+    paths: list[Path],
+    facts: dict[str, Any] | None = None,
+    window: tuple[int, int] | None = None,
+) -> tuple[list[TimedRun], list[str]]:
+    """(the runs at the paths with their steady step times, one line for each run without any).
+
+    Raises:
+        UsageError: none has.
+    """
+    records, left_out = load(paths, facts)
+    runs = []
+    for record in records:
+        time = timed(record, window)
+        judgement = judge(record, time)
+        if judgement.unfit:
+            left_out.append(f"{record.source}: {'; '.join(map(str, judgement.flags))}")
+        elif time is None:
+            left_out.append(f"{record.source}: no step was timed")
+        else:
+            x, steps = step_times(record), record.steps
+            steady = steady_iterations(x, steps["skipped"], steps["iteration"], window)
+            runs.append(TimedRun(record, x[steady]))
+    if not runs:
+        where = ", ".join(map(str, paths))
+        raise UsageError("; ".join([f"{where}: nothing here was timed", *left_out]))
+    return runs, left_out
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One A beside one B. `comparison` is None where there is none, and `doubts` say why."""
+
+    a: str
+    b: str
+    comparison: Comparison | None
+    doubts: list[str]
+    differ: list[str]  # the settings that tell B from A
+    values: list[str] = field(default_factory=list)  # the same with A's and B's values
+    gpus: int | None = None  # B's
+
+    def lines(self) -> list[str]:
+        """For a terminal."""
+        if self.comparison is None:
+            return self.doubts
+        unit, n_a, n_b = self.comparison.unit, self.comparison.n_a, self.comparison.n_b
+        counts = f"{n_a} pairs" if unit == PAIRS else f"{n_a} and {n_b} {unit.split()[-1]}"
+        if self.comparison.is_noise is not None:
+            counts = f"95 %, {counts}"
+        lines = [f"{self.comparison.verdict} ({counts})"]
+        if self.differ:
+            lines.append(f"A is {self.a}, B is {self.b}; they differ in: {', '.join(self.values)}")
+        return lines + self.doubts
+
+    def row(self) -> dict[str, Any]:
+        """Plain data; `ratio` is the time of A over the time of B."""
+        row = vars(self) | dict.fromkeys(("n_a", "n_b", "unit", "ratio", "ratio_ci95", "verdict"))
+        del row["comparison"]
+        if (c := self.comparison) is not None:
+            row |= {"n_a": c.n_a, "n_b": c.n_b, "unit": c.unit, "ratio": 1 + c.gain}
+            row["verdict"] = c.verdict
+            if c.is_noise is not None:
+                row["ratio_ci95"] = [1 + c.low, 1 + c.high]
+                row["ci95"] = f"{1 + c.low:.3f} .. {1 + c.high:.3f}"
+        return row | {"sentence": "; ".join(filter(None, [row["verdict"], *self.doubts]))}
+
+
+# Record's fields that decide a step's time -> their words.
+_FACTS = {name: name for name in (*LAYOUT, "zero_stage", "precision", "recompute")}
+_FACTS |= {"gpus": "GPUs", "interval": "iterations per entry"}
+
+
+def changes(a: Record, b: Record, settings: bool = True) -> dict[str, tuple[Any, Any]]:
+    """Name -> (A's, B's value) of what both state and what differs; `settings`: run.json's details,
+    too."""
+    pairs = {name: (getattr(a, name), getattr(b, name)) for name in _FACTS}
+    size = "model" if a.model and b.model else "params"
+    pairs[size] = (getattr(a, size) or None, getattr(b, size) or None)
+    pairs = {name: pair for name, pair in pairs.items() if None not in pair}
+    if settings:
+        mine, theirs = _details(a.facts), _details(b.facts)
+        pairs = {name: (mine[name], theirs[name]) for name in mine if name in theirs} | pairs
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _details(facts: dict[str, Any]) -> dict[str, Any]:
+    """Settings, versions and kernels of run.json, by name."""
+    host = facts.get("host") or {}
+    about = {name: facts.get(name) for name in ("kernels", "attention")}
+    about |= {name: host.get(name) for name in ("cuda", "nccl", "driver")}
+    known = {name: value for name, value in about.items() if value is not None}
+    return (facts.get("spec") or {}) | (facts.get("versions") or {}) | known
+
+
+def judged(
+    a: list[TimedRun], b: list[TimedRun], any_commit: bool = False, scaling: str | None = None
+) -> Verdict:
+    """A beside B, if their work, machine and (unless `any_commit`) commit are the same.
+
+    scaling: strong or weak; None takes what the runs are (fairness.py).
+    """
+    runs = [run.record for run in (*a, *b)]
+    first, other = a[0].record, b[0].record
+    scaling = scaling or scaling_of(runs)
+    for name_by in (lambda r: named(r) or name_of(r), name_of, lambda r: r.source):
+        names = [name_by(first), name_by(other)]
+        if names[0] != names[1]:
+            break
+    told = changes(first, other)
+    values = [f"{_FACTS.get(k, k)} {x} -> {y}" for k, (x, y) in told.items()]
+    about = {"differ": list(told), "values": values, "gpus": other.gpus}
+
+    def refused(why: str) -> Verdict:
+        return Verdict(*names, None, [why], **about)
+
+    for name, side in (("A", a), ("B", b)):
+        mixed = {k: None for run in side for k in changes(side[0].record, run.record, False)}
+        if mixed:
+            words = ", ".join(_FACTS.get(k, k) for k in mixed)
+            return refused(f"no comparison: {name}'s own {len(side)} runs differ in: {words}")
+    unfair = dict.fromkeys(d for r in runs for d in differences(r, first, scaling, any_commit))
+    if unfair:
+        return refused(f"invalid comparison: {'; '.join(unfair)}")
+    order = [[run.record.repeat for run in side] for side in (a, b)]
+    paired = order[0] == order[1] and None not in order[0] and len(set(order[0])) == len(a)
+    comparison = compare([run.step_s for run in a], [run.step_s for run in b], paired=paired)
+    if comparison is None:
+        return refused("no verdict: too few points on one side to say what noise is")
+    if comparison.unit == BLOCKS and (first.running_average or other.running_average):
+        comparison = replace(comparison, low=None, high=None)
+    if "gpus" in told:
+        comparison = replace(comparison, gpus=told["gpus"])
+    return Verdict(*names, comparison, _doubts(a, b, comparison), **about)
+
+
+def _doubts(a: list[TimedRun], b: list[TimedRun], comparison: Comparison) -> list[str]:
+    """What limits the verdict: noise, unfinished or oversubscribed runs, missing facts."""
+    runs = [run.record for run in (*a, *b)]
+    first, other = a[0].record, b[0].record
+    doubts = []
+    if comparison.gpus is not None:
+        doubts += _per_token(a, b)
+    if unknown := unstated([first, other]):
+        doubts.append(f"not stated on both sides, so not compared: {', '.join(unknown)}")
+    for name, record in (("A", first), ("B", other)):
+        if record.running_average:
+            doubts.append(f"{name} prints running averages: their noise is not its iterations'")
+        elif record.interval > 1:
+            average = f"{name}'s entries average {record.interval} iterations"
+            doubts.append(f"{average}: the noise of one iteration is larger")
+    if comparison.unit == BLOCKS:
+        doubts.append(
+            "one or two runs a side: what changes from run to run is not in this interval"
+        )
+    ends = {name_of(record): judge(record).verdict for record in runs}
+    if stopped := [f"{name}: {end}" for name, end in ends.items() if end != "complete"]:
+        doubts.append(f"not complete, its steps are counted all the same: {', '.join(stopped)}")
+    if crowded := [name_of(record) for record in runs if record.oversubscribed]:
+        doubts.append(f"oversubscribed, more ranks than cores: {', '.join(crowded)}")
+    partners = shared_cores(runs)
+    doubts += [f"{name_of(r)}: {partners[r.source]}" for r in runs if r.source in partners]
+    if any(map(is_changed, runs)):
+        doubts.append(CHANGED)
+    return doubts + busy(runs) + other_kernels(runs)
+
+
+def _per_token(a: list[TimedRun], b: list[TimedRun]) -> list[str]:
+    """GPU-seconds per token of both sides, and how the work of a step grew."""
+    first, other = a[0].record, b[0].record
+    if not all(r.global_batch and r.seq_len for r in (first, other)):
+        return ["GPU-seconds per token: - (no global batch or sequence length)"]
+    spent = [
+        r.gpus * _middle(side) / (r.global_batch * r.seq_len)
+        for r, side in ((first, a), (other, b))
+    ]
+    lines = [f"GPU-seconds per token: A {spent[0]:.4g}, B {spent[1]:.4g}"]
+    if (work := other.global_batch / first.global_batch) != 1:
+        lines.insert(0, f"weak scaling: a step of B is {work:g} times A's work")
+    return lines
+
+
+def _middle(side: list[TimedRun]) -> float:
+    """The median of the runs' medians, seconds."""
+    return float(np.median([np.median(run.step_s) for run in side]))
+
+
+def of_study(runs: list[TimedRun], any_commit: bool = False) -> list[Verdict]:
+    """Each configuration of a study beside the baseline's, in the order the names have; then at
+    each number of GPUs the fastest beside the others, the faster first.
+
+    Raises:
+        UsageError: there is only one configuration.
+    """
+    groups = by_configuration(sorted(runs, key=lambda run: run.record.repeat or 0))
+    if len(groups) < 2:
+        raise UsageError(f"two things are compared, but there is only {next(iter(groups))}")
+    wanted = next((run.record.baseline for run in runs if run.record.baseline), None)
+    start = group_called(wanted, groups) if wanted else None
+    base = start or min(groups)
+    pairs = [(base, name) for name in sorted(groups) if name != base]
+    sizes: dict[int, list[str]] = defaultdict(list)
+    for name in sorted(groups, key=lambda name: _middle(groups[name])):
+        if gpus := groups[name][0].record.gpus:
+            sizes[gpus].append(name)
+    for _, (fastest, *others) in sorted(sizes.items()):
+        pairs += [(fastest, name) for name in others if base not in (fastest, name)]
+    how = any_commit, scaling_of([run.record for run in runs])
+    verdicts = [judged(groups[a], groups[b], *how) for a, b in pairs]
+    if wanted and not start:
+        missing = f"the study's baseline {wanted} has no time here: {base} stands in for it"
+        n = len(groups) - 1
+        verdicts[:n] = [replace(v, doubts=[*v.doubts, missing]) for v in verdicts[:n]]
+    return verdicts
+
+
+def table(verdicts: list[Verdict], any_commit: bool = False) -> Table:
+    """One row per comparison; a note says where `any_commit` let commits differ."""
+    notes = ["step times: median after the warm-up that the data show"]
+    if len({verdict.a for verdict in verdicts}) > 1:
+        notes.append(
+            "below the rows of the baseline: the fastest on as many GPUs (A), and the others there"
+            " in the order of their times"
+        )
+    if any_commit:
+        notes.append(ANY_COMMIT)
+    return Table(COLUMNS, [verdict.row() for verdict in verdicts], notes=notes)
+
+
+def report(paths: list[Path]) -> Table:
+    """The table of a study's configurations beside its baseline.
+
+    Raises:
+        UsageError: nothing could be read, or there is nothing to compare.
+    """
+    return table(of_study(timed_runs(paths)[0]))
 
 
 @command_line("analysis.compare")
 def main(argv: list[str] | None = None) -> int:
     """Print the verdict, or the table of a study."""
-    flags = ("any_commit", "times", "facts", "table")
-    parser = parser_of("analysis.compare", __doc__, *flags, paths="A B, or a study")
-    given = parser.parse_args(argv)
-    if len(given.paths) > 2:
-        raise UsageError(f"two things are compared, but {len(given.paths)} were given")
+    names = ("any_commit", "times", "facts", "table")
+    flags = parser_of("analysis.compare", __doc__, *names, paths="A B, or a study").parse_args(argv)
+    if len(flags.paths) > 2:
+        raise UsageError(f"two things are compared, but {len(flags.paths)} were given")
     sides = []
-    for path in given.paths:
-        runs, left_out = comparisons.timed_runs([path], facts_of(given), given.window)
+    for path in flags.paths:
+        runs, left_out = timed_runs([path], facts_of(flags), flags.window)
         for line in left_out:
             warn("analysis.compare", line)
         sides.append(runs)
     if len(sides) == 1:
-        verdicts = comparisons.of_study(sides[0], given.any_commit)
+        verdicts = of_study(sides[0], flags.any_commit)
     else:
-        verdicts = [comparisons.judged(*sides, given.any_commit)]
-    if given.format == "json":
-        show_objects([verdict.as_dict() for verdict in verdicts], given.columns)
-    elif len(sides) == 1 or given.columns:
-        shown = comparisons.table(verdicts, given.any_commit)
-        show([shown], given.format, given.columns)
-    else:
-        lines = verdicts[0].lines() + ([ANY_COMMIT] if given.any_commit else [])
+        verdicts = [judged(*sides, flags.any_commit)]
+    if flags.format == "text" and len(sides) == 2 and not flags.columns:
+        lines = verdicts[0].lines() + ([ANY_COMMIT] if flags.any_commit else [])
         print(*map(printable, lines), sep="\n")
-    return 0 if all(verdict.found for verdict in verdicts) else 1
+    else:
+        show([table(verdicts, flags.any_commit)], flags.format, flags.columns)
+    return 0 if all(verdict.comparison for verdict in verdicts) else 1
 
 
 if __name__ == "__main__":

@@ -2,11 +2,10 @@
 
     python -m analysis.profile PATH... [--top 10] [--format json]
 
-PATH is a run folder, whose profiles/ and <jobid>.profiles/ are read and summed up in
-profiles/profile_summary.json; a folder of such runs; or one profile: `nsys stats` text or a
-torch.profiler trace, which is only printed. A share is of the sum of its table, as nsys prints it:
-ranges inside each other count in both, and in a trace those of one name as the time that they
-cover. Where a trace tells how long the profiled steps were, `of time` is the share of that. A
+PATH is a run folder, whose profiles/ and <jobid>.profiles/ are read; a folder of such runs; or one
+profile: `nsys stats` text or a torch.profiler trace. A share is of the sum of its kind, as nsys
+prints it: ranges inside each other count in both, and in a trace those of one name as the time that
+they cover. Where a trace tells how long the profiled steps were, `of time` is the share of that. A
 profiled run says what takes the time, never how fast the run is. What cannot be read is named in
 one line, and the rest is still reported; exits 2 if there was any.
 """
@@ -14,19 +13,175 @@ one line, and the rest is still reported; exits 2 if there was any.
 if not __package__:
     import as_script
 
+import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from analysis.common.table import add_table_flags, show, show_objects
+from analysis.common.table import Column, Table, add_table_flags, show
+from analysis.logs.parsing.logfile import Log
+from analysis.logs.readers import nsys, torch_trace
 from analysis.logs.record import Refusal
-from analysis.measured import profile_rows
 from base.bounds import check_flags
 from base.errors import Parser, command_line, warn
+from base.files import below
+
+_BESIDE = (".nsys-rep", ".qdrep", ".qdstrm", ".sqlite")  # Nsight's own: `nsys stats` reads them
+# What a table is called by old and new versions of nsys.
+_KINDS = {
+    "range": ("nvtx_sum", "nvtxsum", "nvtx_pushpop_sum", "nvtxppsum"),
+    "kernel": ("cuda_gpu_kern_sum", "gpukernsum"),
+    "operator": ("cpu_op_sum",),
+    "cuda": ("cuda_api_sum", "cudaapisum"),
+}
+# A call into the library itself, one per collective: NCCL:ncclAllReduce, gloo:all_reduce.
+_LIBRARY = re.compile(r"^(?:nccl|gloo|mpi):|^nccl", re.I)
+_ALL_REDUCE = re.compile(r"all_?reduce", re.I)
+_PARTS = {name: re.compile(rf"(?:^|[/.:]){name}\w*$", re.I) for name in ("forward", "backward")}
+_PARTS["optimizer"] = re.compile(r"(?:^|[/:])optimizer(?:_step)?$", re.I)
+_COLUMNS = [
+    Column("kind", "kind"),
+    Column("name", "name"),
+    Column("share", "share", ".1%"),
+    Column("of_time", "of time", ".1%", seldom=True),
+    Column("instances", "instances", ",d"),
+    Column("total_s", "total s", ".4g"),
+    Column("mean_ms", "mean ms", ".4g"),
+]
+
+
+@dataclass
+class Profile:
+    """A profile's rows, by kind, the longest first: name, share (0 to 1), instances, total_s,
+    mean_ms and, of a trace, of_time."""
+
+    rows: list[dict[str, Any]]
+    rank: int | None = None
+    steps: int | None = None
+    profiled_s: float | None = None
+
+    def of(self, kind: str, pattern: re.Pattern[str]) -> list[dict[str, Any]]:
+        """The rows of a kind whose name has the pattern."""
+        return [row for row in self.rows if row["kind"] == kind and pattern.search(row["name"])]
+
+
+def read_profile(path: Path) -> Profile:
+    """One profile.
+
+    Raises:
+        Refusal: missing, cut off, or no profile that is known.
+    """
+    with Log(path) as log:
+        head = log.head
+        text = b"Total Time (ns)" in head and log.text()
+    if text:
+        tables = nsys.tables(text, str(path), [])
+        if not tables:
+            raise Refusal(str(path), "nsys stats without a table that is known")
+        return Profile(_rows(tables))
+    if head.lstrip()[:1] == b"{" or path.suffix == ".gz":
+        trace = torch_trace.read_trace(path)
+        rows, seconds = _rows(trace.tables), trace.profiled_s or None
+        for row in rows:
+            if seconds and row["kind"] in ("range", "kernel"):
+                row["of_time"] = row["total_s"] / seconds
+        return Profile(rows, trace.rank, trace.steps or None, seconds)
+    if b"nvtx_sum" in head or b"stats report" in head:
+        raise Refusal(str(path), "truncated: nsys stats that ends before its first table")
+    raise Refusal(str(path), "no profile that is known: neither nsys stats' text nor torch's trace")
+
+
+def _rows(tables: dict[str, list[nsys.Row]]) -> list[dict[str, Any]]:
+    rows = []
+    for kind, names in _KINDS.items():
+        of_kind = []
+        for row in next((tables[name] for name in names if name in tables), []):
+            name = row.get("Range", row.get("Name", row.get("Operation")))
+            n = row.get("Instances", row.get("Num Calls", row.get("Count")))
+            total_s = row.get("Total Time (s)")
+            if None in (name, n, total_s):
+                continue
+            known = {"kind": kind, "name": str(name), "share": float(row["Time (%)"]) / 100}
+            known |= {"instances": int(n), "total_s": float(total_s)}
+            of_kind.append(known | {"mean_ms": 1000 * float(total_s) / int(n) if n else None})
+        rows += sorted(of_kind, key=lambda row: -row["total_s"])
+    return rows
+
+
+def profiles_at(path: Path) -> tuple[dict[str, Profile], list[Refusal]]:
+    """Every profile at or below a path by its title, and what cannot be read."""
+    files, refused = {}, []
+    if not path.is_dir():
+        files[str(path)] = path
+    else:
+        for run, why in below(path, lambda folder: bool(_files_of(folder)), _is_no_run):
+            if why:
+                refused.append(Refusal(str(run), why))
+            elif run.is_dir():
+                files |= {f"{run}: {file.name}": file for file in _files_of(run)}
+        if not files and not refused:
+            why = "no profile here (train with --profile-mode torch, or NSYS=1)"
+            refused.append(Refusal(str(path), why))
+    profiles = {}
+    for title, file in files.items():
+        try:
+            profiles[title] = read_profile(file)
+        except Refusal as refusal:
+            refused.append(refusal)
+        except OSError as error:
+            refused.append(Refusal(str(error.filename or file), error.strerror or str(error)))
+    return profiles, refused
+
+
+def _files_of(run: Path) -> list[Path]:
+    """The profiles that a run left, in its own folder and in its jobs'."""
+    folders = [run / "profiles", *sorted(run.glob("*.profiles"))]
+    files = [p for folder in folders if folder.is_dir() for p in sorted(folder.iterdir())]
+    return [p for p in files if p.is_file() and p.suffix not in _BESIDE]
+
+
+def _is_no_run(name: str) -> bool:
+    return name == "attempts"
+
+
+def table(title: str, profile: Profile, top: int) -> Table:
+    """The `top` rows of each kind, and what the profile says of the parts of a step."""
+    rows = []
+    for kind in _KINDS:
+        rows += [row for row in profile.rows if row["kind"] == kind][:top]
+    rows = [row | {"name": _short(row["name"])} for row in rows]
+    return Table(_COLUMNS, rows, title=title, notes=notes(profile))
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 60 else name[:59] + "…"
+
+
+def notes(profile: Profile) -> list[str]:
+    """The longest range of each part (libraries mark the same again inside) and of all-reduce; how
+    often the communication library was asked for one; its share of the GPU's time."""
+    lines = []
+    for part, pattern in _PARTS.items():
+        for longest in profile.of("range", pattern)[:1]:
+            lines.append(f"{part}: {longest['share']:.1%} in {longest['name']}")
+    reduces = profile.of("range", _ALL_REDUCE)
+    if reduces:
+        calls = sum(row["instances"] for row in reduces if _LIBRARY.search(row["name"]))
+        counted = f", {calls:,} calls" if calls else ""
+        lines.append(f"all-reduce: {reduces[0]['share']:.1%} in {reduces[0]['name']}{counted}")
+    kernels = profile.of("kernel", _ALL_REDUCE)
+    if kernels := [row for row in kernels if "nccl" in row["name"].lower()]:
+        share, n = (sum(row[key] for row in kernels) for key in ("share", "instances"))
+        lines.append(f"all-reduce: {share:.1%} of the GPU's time in {n:,} kernels")
+    if profile.steps and profile.profiled_s:
+        lines.append(f"{profile.steps} steps in {profile.profiled_s:.4g} s")
+    return [*lines, "share: of the sum of its kind; profiled: not a timing"]
 
 
 @command_line("analysis.profile")
 def main(argv: list[str] | None = None) -> int:
-    """Print what is at the paths, and write each run's summary."""
+    """Print what is at the paths."""
     parser = Parser(prog="python -m analysis.profile", description=__doc__)
     parser.add_argument(
         "paths", nargs="+", type=Path, metavar="PATH", help="run, folder or profile"
@@ -35,17 +190,16 @@ def main(argv: list[str] | None = None) -> int:
         "--top", type=int, default=10, metavar="N", help="entries of each kind (default: 10)"
     )
     add_table_flags(parser)
-    given = parser.parse_args(argv)
-    check_flags(given, top=(1, 10_000))
-    refused: list[Refusal] = []
-    found = [one for path in given.paths for one in profile_rows.report(path, refused, given.top)]
+    flags = parser.parse_args(argv)
+    check_flags(flags, top=(1, 10_000))
+    tables, refused = [], []
+    for path in flags.paths:
+        profiles, unread = profiles_at(path)
+        refused += unread
+        tables += [table(title, profile, flags.top) for title, profile in profiles.items()]
     for refusal in refused:
         warn("analysis.profile", refusal)
-    if given.format == "json":
-        show_objects([{"source": title} | summary for title, summary in found], given.columns)
-    else:
-        tables = [profile_rows.table(title, summary) for title, summary in found]
-        show(tables, given.format, given.columns)
+    show(tables, flags.format, flags.columns)
     return 2 if refused else 0
 
 

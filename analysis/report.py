@@ -15,7 +15,6 @@ them is written by this command and by nobody else. NAME is one of
     losses PATH...                                    its last table: the efficiency alone
     scaling PATH... [--baseline NAME] [--predict CLUSTER] [--columns A,B,C]
                                                       the curve over repeats
-    rehearsals PATH                                   the shipped studies' rehearsals
     audit PATH...                                     what is wrong with published tables
     file PATH                                         a Markdown table that a benchmark wrote
     jeanzay FIRST-LAST                                published rows of these lines, recomputed
@@ -74,12 +73,12 @@ def _markdown(tables: list[Table], columns: list[str] | None = None) -> str:
 
 
 def _measured(name: str, *flags: str) -> Callable[[list[str]], str]:
-    """A block of the one table that `report` of analysis/measured/NAME.py makes of paths."""
+    """A block of the one table that `report` of analysis/NAME.py makes of paths."""
 
     def block(arguments: list[str]) -> str:
         given = vars(_given(name, arguments, *flags))
         columns = given.pop("columns", None)
-        library = importlib.import_module(f"analysis.measured.{name}")
+        library = importlib.import_module(f"analysis.{name}")
         return _markdown([library.report(**given)], columns)
 
     return block
@@ -100,12 +99,6 @@ def _breakdown_tables(arguments: list[str]) -> list[Table]:
     if problems:
         raise UsageError("; ".join(problems))
     return tables
-
-
-def _rehearsals(arguments: list[str]) -> str:
-    from analysis.measured.rehearsals import report
-
-    return _markdown(report(_given("rehearsals", arguments).paths))
 
 
 def _audit(arguments: list[str]) -> str:
@@ -150,15 +143,16 @@ def _published(name: str) -> Callable[[list[str]], str]:
 
 PUBLISHED = "real-logs repeats checkpoints big-purple t4 bucket-ab epochs sc21-days".split()
 REPORTS: dict[str, Callable[[list[str]], str]] = {
-    "tflops": _measured("run_table", "--convention", "--baseline", "--predict", "--columns"),
-    "parity": _measured("loss_parity"),
+    "tflops": _measured(
+        "measured.run_table", "--convention", "--baseline", "--predict", "--columns"
+    ),
+    "parity": _measured("measured.loss_parity"),
     "plan": _plan,
-    "saves": _measured("checkpoint_costs"),
-    "compare": _measured("comparisons"),
+    "saves": _measured("measured.checkpoint_costs"),
+    "compare": _measured("compare"),
     "breakdown": lambda arguments: _markdown(_breakdown_tables(arguments)),
     "losses": lambda arguments: _markdown(_breakdown_tables(arguments)[-1:]),
-    "scaling": _measured("scaling_curve", "--baseline", "--predict", "--columns"),
-    "rehearsals": _rehearsals,
+    "scaling": _measured("measured.scaling_curve", "--baseline", "--predict", "--columns"),
     "audit": _audit,
     "file": _file,
     "jeanzay": _jean_zay,

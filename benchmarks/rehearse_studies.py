@@ -6,7 +6,7 @@ Ranks that the file has already are left out, so a stopped campaign goes on. A r
 train a step is a line with its error; `commit` is that of the code that rehearsed. `same_as` of an
 older line names the run whose rehearsal was taken over for it; new lines have no `flops`.
 Delete lines to rehearse them again.
-`python -m analysis.report logs/2-core-cpu/rehearsed.md` makes the table of the file.
+`python benchmarks/rehearsed_table.py` makes the table of the file.
 """
 
 import argparse

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from analysis.logs.published_csv import column_name, read_csv
-from analysis.measured import rehearsals
 from base.files import ROOT
+from benchmarks import rehearsed_table
 from benchmarks.planner import held_out
 from benchmarks.planner.published_rows import read_rows
 from models.config import PRESETS
@@ -179,7 +179,7 @@ def test_a_layer_of_hugging_faces_gpt2_keeps_each_operator_of_its_gelu():
 def test_a_peak_in_backward_is_that_of_the_rehearsal(study, run):
     lines = read_csv(ROOT / "logs/2-core-cpu/rehearsed.csv", ("study", "run")).rows
     (line,) = [line for line in lines if line.text("run") == run and study in line.text("study")]
-    found = rehearsals.rank_of(load_study(ROOT / line.text("study")), line)
+    found = rehearsed_table.rank_of(load_study(ROOT / line.text("study")), line)
     assert abs(found["off"]) < 0.03
 
 

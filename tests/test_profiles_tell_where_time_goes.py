@@ -7,7 +7,6 @@ import pytest
 
 from analysis import profile
 from analysis.logs.record import Refusal
-from analysis.measured import profile_rows as library
 from analysis.measured import run_table, scaling_curve
 from parallel.config.settings import resolve
 from parallel.record import facts
@@ -28,23 +27,32 @@ SECOND = """\
 """
 
 
+def lines(found: profile.Profile) -> dict[str, str]:
+    """What the notes say of each part."""
+    return dict(note.split(": ", 1) for note in profile.notes(found) if ": " in note)
+
+
 def test_the_first_published_profile_keeps_its_figures(shared):
     file = "kadamrahul18+GPT2-Optimization/baseline_2026-01-26__nsys_stats_gn-0011.txt"
-    found = library.read_profile(shared / "logs" / file)
-    assert found["all_reduce"]["name"] == ":DeepSpeedEngine.allreduce_gradients"
-    assert found["all_reduce"]["share"] == pytest.approx(0.408)
-    assert found["all_reduce"]["calls"] == found["all_reduce"]["kernel_instances"] == 42_748
-    assert found["backward"]["share"] == pytest.approx(0.539)
-    assert found["backward"]["total_s"] == pytest.approx(2765.967562725)
-    assert found["counts"]["ranges"] == 14244 * 2 + 15680 + 42748 + 8 + 14212 + 8 + 788 + 8 + 4
+    found = profile.read_profile(shared / "logs" / file)
+    said = profile.notes(found)
+    name = ":DeepSpeedEngine.allreduce_gradients"
+    assert f"all-reduce: 40.8% in {name}, 42,748 calls" in said
+    assert any(line.endswith("of the GPU's time in 42,748 kernels") for line in said)
+    assert lines(found)["backward"].startswith("53.9% in ")
+    ranges = [row for row in found.rows if row["kind"] == "range"]
+    assert max(row["total_s"] for row in ranges if "backward" in row["name"]) == pytest.approx(
+        2765.967562725
+    )
+    n = 14244 * 2 + 15680 + 42748 + 8 + 14212 + 8 + 788 + 8 + 4
+    assert sum(row["instances"] for row in ranges) == n
 
 
 def test_the_second_published_profile_keeps_its_figures(tmp_path):
     (tmp_path / "nsys.txt").write_text(SECOND)
-    found = library.read_profile(tmp_path / "nsys.txt")
-    assert found["all_reduce"]["share"] == pytest.approx(0.168)
-    assert found["all_reduce"]["calls"] == 520
-    assert found["backward"]["name"] == ":train/backward"
+    said = lines(profile.read_profile(tmp_path / "nsys.txt"))
+    assert said["all-reduce"] == "16.8% in :DeepSpeedEngine.allreduce_gradients, 520 calls"
+    assert said["backward"].endswith(" in :train/backward")
 
 
 def event(category: str, name: str, start: float, us: float, thread: int = 1) -> dict:
@@ -77,7 +85,7 @@ def test_ranges_of_one_name_inside_each_other_count_as_the_time_that_they_cover(
     ]
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": [*inside, *TRACE]}))
-    backward = library.read_profile(path)["backward"]
+    (backward,) = (r for r in profile.read_profile(path).rows if r["name"] == "train/backward")
     assert backward["of_time"] == pytest.approx(0.7) and backward["instances"] == 3
 
 
@@ -86,12 +94,13 @@ def test_a_torch_trace_counts_an_operators_own_time(tmp_path):
     path.write_bytes(
         gzip.compress(json.dumps({"traceEvents": TRACE, "distributedInfo": {"rank": 3}}).encode())
     )
-    found = library.read_profile(path)
-    assert (found["rank"], found["steps"], found["profiled_s"]) == (3, 1, pytest.approx(100e-6))
-    own = {e["name"]: e["total_s"] for e in found["operators"]}
+    found = profile.read_profile(path)
+    assert (found.rank, found.steps, found.profiled_s) == (3, 1, pytest.approx(100e-6))
+    own = {row["name"]: row["total_s"] for row in found.rows if row["kind"] == "operator"}
     assert own == {"aten::mm": pytest.approx(30e-6), "aten::linear": pytest.approx(10e-6)}
-    assert found["backward"]["of_time"] == pytest.approx(0.6)
-    assert found["all_reduce"]["share"] == pytest.approx(0.25)
+    (backward,) = (row for row in found.rows if row["name"] == "train/backward")
+    assert backward["of_time"] == pytest.approx(0.6)
+    assert lines(found)["all-reduce"] == "25.0% in gloo:all_reduce, 1 calls"
 
 
 @pytest.mark.parametrize(
@@ -114,14 +123,12 @@ def test_a_cut_or_unknown_profile_is_one_line_and_the_rest_is_read(
     (tmp_path / "bad" / "profiles" / name).write_bytes(content)
     (tmp_path / "good" / "profiles" / "nsys_stats_a.txt").write_text(SECOND)
     with pytest.raises(Refusal):
-        library.read_profile(tmp_path / "bad" / "profiles" / name)
+        profile.read_profile(tmp_path / "bad" / "profiles" / name)
     assert profile.main([str(tmp_path / "bad"), str(tmp_path / "good")]) == 2
     said = capsys.readouterr()
     assert said.err.count("\n") == 1 and name in said.err and why in said.err
     assert "16.8%" in said.out
-    summary = json.loads((tmp_path / "good" / "profiles" / library.SUMMARY).read_text())
-    assert summary["profiles"][0]["all_reduce"]["calls"] == 520
-    assert not (tmp_path / "bad" / "profiles" / library.SUMMARY).exists()
+    assert "520 calls" in said.out
 
 
 def test_a_run_without_a_profile_is_one_line(tmp_path, capsys):
@@ -159,14 +166,13 @@ def test_every_rank_traces_its_ranges(tokens, tmp_path):
     out = ["--data", str(tokens), "--out", str(tmp_path / "run")]
     done = run_module("parallel.train", *flags, *out, ranks=2)
     assert done.returncode == 0, done.stderr
-    assert profile.main([str(tmp_path / "run")]) == 0
-    summary = json.loads((tmp_path / "run" / "profiles" / library.SUMMARY).read_text())
-    assert [p["rank"] for p in summary["profiles"]] == [0, 1]
-    for found in summary["profiles"]:
-        counted = {e["name"]: e["instances"] for e in found["ranges"]}
+    profiles, refused = profile.profiles_at(tmp_path / "run")
+    assert [found.rank for found in profiles.values()] == [0, 1] and refused == []
+    for found in profiles.values():
+        counted = {row["name"]: row["instances"] for row in found.rows if row["kind"] == "range"}
         assert counted["train/forward"] == counted["train/backward"] == 2
         assert counted["train/optimizer"] == 2 and counted["val/forward"] == 1
-        assert found["all_reduce"]["calls"] >= 2 and found["steps"] == 2
+        assert counted["gloo:all_reduce"] >= 2 and found.steps == 2
 
 
 @pytest.mark.parametrize(
@@ -204,14 +210,14 @@ def test_an_event_that_no_profiler_writes_refuses_its_trace_alone(tmp_path, caps
 def test_a_folder_of_profiles_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     closed = tmp_path / "closed"
     closed.mkdir()
-    listed = library.below.__globals__["os"].listdir
+    listed = profile.below.__globals__["os"].listdir
 
     def listdir(path):
         if str(path) == str(closed):
             raise PermissionError(13, "Permission denied", str(path))
         return listed(path)
 
-    monkeypatch.setattr(library.below.__globals__["os"], "listdir", listdir)
-    refused: list[Refusal] = []
-    assert library.report(tmp_path, refused, 10) == []
+    monkeypatch.setattr(profile.below.__globals__["os"], "listdir", listdir)
+    profiles, refused = profile.profiles_at(tmp_path)
+    assert profiles == {}
     assert [str(refusal) for refusal in refused] == [f"{closed}: Permission denied"]

@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from analysis.measured import rehearsals
-from benchmarks import rehearse_studies
+from benchmarks import rehearse_studies, rehearsed_table
 from parallel import rehearse
 from parallel.config.message_bytes import parameter_sizes
 from parallel.config.settings import RunSpec, add_flags, from_flags, resolve
@@ -163,10 +162,15 @@ def test_the_table_of_studies_says_what_does_not_train_does_not_fit_and_is_missi
         lines.append(",".join(map(str, row.values())))
     path = tmp_path / "rehearsed.csv"
     path.write_text("\n".join(lines) + "\n")
-    found = {row["run"]: row for row in rehearsals.runs(path) if row["study"] in study}
+    found = {row["run"]: row for row in rehearsed_table.runs(path) if row["study"] in study}
     assert list(found) == list(runs)
     assert "tensors take 20.0 GB" in found[small]["else"]
     assert found[broken]["else"] == "cannot train a step: No kernel"
     assert {row["else"] for run, row in found.items() if run not in (small, broken)} == {
         "not rehearsed"
     }
+
+
+def test_the_committed_table_of_rehearsals_is_that_of_its_file():
+    page = rehearsed_table.REHEARSED.with_suffix(".md").read_text()
+    assert page.endswith(rehearsed_table.MARK + rehearsed_table.table().render("markdown"))

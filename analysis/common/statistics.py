@@ -1,49 +1,36 @@
-"""Statistics of repeated runs: their mean, its interval, the ratio of two configurations' times.
+"""Statistics of repeated runs: the ratio of two configurations' times, the noise of repeats.
 
 Runs are independent of each other, iterations are not: all iterations of a run share its cores, its
 memory and the other load of the machine.
 """
 
-import math
 import statistics
+import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 CONFIDENCE = 0.95
 
 
-def student_t95(df: int) -> float:
-    """The t that |T| of Student's t stays below in 95 % of cases; `df` >= 1."""
-    from scipy.special import stdtrit  # 0.2 s to load: only where runs repeat
+class Estimate(NamedTuple):
+    """A value and its 95 % interval."""
 
-    return float(stdtrit(df, (1 + CONFIDENCE) / 2))
+    value: float
+    low: float
+    high: float
 
 
-@dataclass(frozen=True)
-class Spread:
-    """n values: mean, sample standard deviation and the mean's 95 % interval (Student's t).
+class Noise(NamedTuple):
+    """The least MAPE of any one prediction, None where nothing was repeated; n: of so many runs."""
 
-    stdev and ci95 are None for one value.
-    """
-
+    mape: float | None
     n: int
-    mean: float
-    stdev: float | None
-    ci95: tuple[float, float] | None
 
 
-def spread_of(values: Sequence[float]) -> Spread:
-    """The spread of one value or more."""
-    n, mean = len(values), statistics.fmean(values)
-    if n < 2:
-        return Spread(n, mean, None, None)
-    stdev = statistics.stdev(values)
-    half = student_t95(n - 1) * stdev / math.sqrt(n)
-    return Spread(n, mean, stdev, (mean - half, mean + half))
-
-
-def repeat_noise(groups: Iterable[Sequence[float]]) -> tuple[float | None, int]:
-    """(least MAPE on runs that were identical, number of such runs); None where none was repeated.
+def repeat_noise(groups: Iterable[Sequence[float]]) -> Noise:
+    """The least MAPE on runs that were identical.
 
     The best single prediction p of a group's values t minimises mean |p / t - 1|: one of them.
     """
@@ -51,27 +38,22 @@ def repeat_noise(groups: Iterable[Sequence[float]]) -> tuple[float | None, int]:
     for times in groups:
         if len(times) > 1:
             errors += min(([abs(p / t - 1) for t in times] for p in times), key=sum)
-    return (statistics.fmean(errors), len(errors)) if errors else (None, 0)
+    return Noise(statistics.fmean(errors) if errors else None, len(errors))
 
 
-def log_ratio(
-    a: Sequence[float], b: Sequence[float], paired: bool = False
-) -> tuple[float, float, float]:
-    """(ln(a/b), low, high) of two sides' times, two or more runs each, at 95 % by Student's t.
+def log_ratio(a: Sequence[float], b: Sequence[float], paired: bool = False) -> Estimate:
+    """ln(a/b) of two sides' times, two or more runs each, with Student's t interval.
 
     `paired`: a[i] and b[i] ran one after the other (A B A B), so what drifts slowly cancels in each
-    pair. Otherwise Welch's unequal variances (Welch 1947), degrees of freedom rounded down.
-    Logarithms, because speeds differ by factors: the interval of a/b is then that of b/a inverted.
+    pair. Otherwise Welch's unequal variances (Welch 1947). Logarithms, because speeds differ by
+    factors: the interval of a/b is then that of b/a inverted.
     """
-    x, y = [math.log(v) for v in a], [math.log(v) for v in b]
-    if paired:
-        found = spread_of([p - q for p, q in zip(x, y, strict=True)])
-        assert found.ci95 is not None, "two pairs at least"
-        return found.mean, *found.ci95
-    middle = statistics.fmean(x) - statistics.fmean(y)
-    u, v = statistics.variance(x) / len(x), statistics.variance(y) / len(y)
-    if u + v == 0:
-        return middle, middle, middle
-    df = (u + v) ** 2 / (u**2 / (len(x) - 1) + v**2 / (len(y) - 1))
-    half = student_t95(max(1, int(df))) * math.sqrt(u + v)
-    return middle, middle - half, middle + half
+    from scipy import stats  # slow to load: only where runs repeat
+
+    x, y = np.log(a), np.log(b)
+    middle = float(x.mean() - y.mean())
+    if not (np.ptp(x - y) if paired else np.ptp(x) + np.ptp(y)):
+        return Estimate(middle, middle, middle)  # t is 0 / 0
+    with warnings.catch_warnings(action="ignore"):  # equal times are no loss of precision
+        test = stats.ttest_rel(x, y) if paired else stats.ttest_ind(x, y, equal_var=False)
+    return Estimate(middle, *map(float, test.confidence_interval(CONFIDENCE)))

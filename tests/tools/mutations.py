@@ -66,10 +66,7 @@ FAMILIES = {
         "tests/test_scaling_rows_are_honest.py",
         *("-k", "not help_costs"),
     ],
-    "analysis/measured/comparisons.py": [
-        "tests/test_comparisons_by_hand.py",
-        "tests/test_comparisons_know_noise.py",
-    ],
+    "analysis/compare.py": ["tests/test_comparisons_by_hand.py"],
     "analysis/logs/verdict.py": [
         "tests/test_quality_by_hand.py",
         "tests/test_verdicts_and_flags.py",

@@ -1,12 +1,17 @@
 """Whether every run of every shipped study trains a step and fits its card, from rehearsals.
 
-`benchmarks/rehearse_studies.py` writes the file that is read here; `parallel.rehearse` says what a
-rehearsal is.
+    python benchmarks/rehearsed_table.py
+
+`benchmarks/rehearse_studies.py` writes logs/2-core-cpu/rehearsed.csv, which is read here;
+`parallel.rehearse` says what a rehearsal is. The table goes to rehearsed.md beside it.
 """
 
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from analysis.common.table import Column, Table
 from analysis.logs.published_csv import Row, read_csv
@@ -14,6 +19,9 @@ from base.files import ROOT
 from parallel.config.memory import GB
 from parallel.config.study import Study, load_study
 from parallel.rehearse import KINDS, card_gb_of, memory_rows, too_much, unable
+
+REHEARSED = ROOT / "logs" / "2-core-cpu" / "rehearsed.csv"
+MARK = "<!-- what follows is written by benchmarks/rehearsed_table.py -->\n\n"
 
 
 def rank_of(study: Study, row: Row) -> dict[str, Any]:
@@ -58,38 +66,41 @@ def runs(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def report(paths: list[Path]) -> list[Table]:
+def table(path: Path = REHEARSED) -> Table:
     """The runs, and below them how many train a step and fit."""
-    (path,) = paths
     rows = runs(path)
     commits = Counter(row.text("commit") for row in read_csv(path, ("study", "run")).rows)
     of_code = ", ".join(f"{commit} {n}" for commit, n in commits.most_common())
     kinds = Counter(row["kind"] for row in rows)
     differences = [abs(rank["off"]) for row in rows for rank in row["ranks"] if "off" in rank]
     near = sum(difference <= 0.03 for difference in differences)
-    return [
-        Table(
-            [
-                Column("study", "study"),
-                Column("run", "run"),
-                Column("card", "card GB", "g"),
-                Column("first_held", "first stage GB", ".2f"),
-                Column("first_formula", "formula GB", ".2f"),
-                Column("first_off", "difference", "+.1%"),
-                Column("last_held", "last stage GB", ".2f"),
-                Column("last_formula", "formula GB", ".2f"),
-                Column("last_off", "difference", "+.1%"),
-                Column("else", "else", long="below"),
-            ],
-            rows,
-            "Bytes of a rank's tensors at the peak of a step",
-            [
-                f"of {len(rows)} runs {kinds['trains']} train a step and fit their cards,"
-                f" {kinds['wrong']} do not, {kinds['missing']} are not rehearsed",
-                f"the formula is within 3 % on {near} of {len(differences)} ranks;"
-                " docs/rehearse.md says where it is not",
-                "a GB is 2^30 bytes; the CUDA context, NCCL and what an allocator wastes are not",
-                f"lines by the commit of the code that rehearsed: {of_code}",
-            ],
-        ),
-    ]
+    return Table(
+        [
+            Column("study", "study"),
+            Column("run", "run"),
+            Column("card", "card GB", "g"),
+            Column("first_held", "first stage GB", ".2f"),
+            Column("first_formula", "formula GB", ".2f"),
+            Column("first_off", "difference", "+.1%"),
+            Column("last_held", "last stage GB", ".2f"),
+            Column("last_formula", "formula GB", ".2f"),
+            Column("last_off", "difference", "+.1%"),
+            Column("else", "else", long="below"),
+        ],
+        rows,
+        "Bytes of a rank's tensors at the peak of a step",
+        [
+            f"of {len(rows)} runs {kinds['trains']} train a step and fit their cards,"
+            f" {kinds['wrong']} do not, {kinds['missing']} are not rehearsed",
+            f"the formula is within 3 % on {near} of {len(differences)} ranks;"
+            " docs/rehearse.md says where it is not",
+            "a GB is 2^30 bytes; the CUDA context, NCCL and what an allocator wastes are not",
+            f"lines by the commit of the code that rehearsed: {of_code}",
+        ],
+    )
+
+
+if __name__ == "__main__":
+    page = REHEARSED.with_suffix(".md")
+    words = page.read_text().partition(MARK)[0]
+    page.write_text(words + MARK + table().render("markdown"))
