@@ -207,12 +207,10 @@ def progress(folder: Path) -> tuple[int, float | None]:
     times, step = [], 0
     for line in tail(folder / "steps.csv", 4096).split("\n")[:-1][-10:]:
         columns = line.split(",")
-        if columns[0].isdigit() and len(columns) > 1:
-            try:
-                times.append(float(columns[1]))
-            except ValueError:
-                continue
-            step = int(columns[0])
+        with contextlib.suppress(ValueError, IndexError):
+            done, seconds = int(columns[0]), float(columns[1])
+            step = done
+            times.append(seconds)
     return step, sum(times) / len(times) if times else None
 
 
@@ -239,13 +237,11 @@ def remember(folder: Path, job: Job, row: Row, planned: str) -> None:
         write_json(path, end)
 
 
-def restarts(folder: Path, job_id: int) -> int:
+def restarts(folder: Path, job_id: int | None) -> int:
     """How often Slurm restarted a job, by what it left."""
-    prefix = f"{job_id}.restart"
     names = os.listdir(folder) if folder.is_dir() else []
-    left = (n for n in names if n.startswith(prefix) and n.endswith(".out"))
-    counts = (n.removeprefix(prefix).removesuffix(".out") for n in left)
-    return max((int(count) for count in counts if count.isdecimal()), default=0)
+    left = (re.fullmatch(rf"{job_id}\.restart(\d+)\.out", name) for name in names)
+    return max((int(match[1]) for match in left if match), default=0)
 
 
 def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | None) -> Row:
@@ -254,25 +250,30 @@ def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | Non
     What an earlier job, or a sweep without Slurm, left in the folder says nothing about this one.
     """
     step, step_s = progress(folder)
-    status, ran = reader.read_status(folder), ran_by(folder)
-    if job_id is not None and ran != job_id and (folder / "run.json").exists():
+    status = reader.read_status(folder)
+    if job_id is not None and ran_by(folder) != job_id and (folder / "run.json").exists():
         status, step, step_s = {}, 0, None  # this job came to no run
-    again = restarts(folder, job_id) if job_id is not None else 0
-    if job is not None and job.state in PENDING:
-        end = End("pending", f"Slurm: {job.state} {job.reason}")
-    elif job is not None and job.state in ACTIVE:
-        end = End("running", f"Slurm: {job.state}" + (f", restart {again}" if again else ""))
-    elif job_id is None and status.get("state") is None:
-        end = End("missing", "never started")
-    else:
-        end = _end_of_folder(folder, status, job) or _end_of_job(
-            folder, status, job, job_id, f"{job_id}.restart{again}" if again else f"{job_id}"
-        )
+    end = _doing(folder, status, job, job_id)
+    end = end or _end_of_folder(folder, status, job) or _end_of_job(folder, status, job, job_id)
     eta_s = max(0, steps - step) * step_s if end.state == "running" and step_s is not None else None
     kind = end.kind or FAILURES.get(end.state, "")
     line = " ".join(end.line.split())[:300]
     array = job.array if job is not None else ""
     return Row(run, end.state, job_id, step, steps, eta_s, line, str(kind), array)
+
+
+def _doing(folder: Path, status: dict, job: Job | None, job_id: int | None) -> End | None:
+    """What a run that has not ended does; None where it has ended."""
+    if job is not None and job.state in PENDING:
+        return End("pending", f"Slurm: {job.state} {job.reason}")
+    if job is not None and job.state in ACTIVE:
+        again = restarts(folder, job_id)
+        return End("running", f"Slurm: {job.state}" + (f", restart {again}" if again else ""))
+    if job_id is None and status.get("state") is None:
+        return End("missing", "never started")
+    if job_id is None and status.get("state") == ends.RUNNING:
+        return End("running", "the run folder says so; no job of Slurm")
+    return None
 
 
 def _slurm_says(job: Job | None) -> str:
@@ -297,29 +298,24 @@ def _end_of_folder(folder: Path, status: dict, job: Job | None) -> End | None:
     return End("timeout", why) if status.get("kind") == Kind.TIME_LIMIT else None
 
 
-def _end_of_job(
-    folder: Path, status: dict, job: Job | None, job_id: int | None, attempt: str
-) -> End:
-    """The end of a run, from its folder, from Slurm and from the job's log."""
+def _end_of_job(folder: Path, status: dict, job: Job | None, job_id: int | None) -> End:
+    """The end of a run, from its folder, from Slurm and from the log of its job's last attempt."""
     state, why, kind = (str(status.get(name, "")) for name in ("state", "reason", "kind"))
-    text = tail(folder / f"{attempt}.out") if job_id is not None else ""
-    noted = read_end(folder, attempt)
-    seen = evidence(text, ends.End(kind, why) if kind == Kind.MEMORY else noted)
+    again = restarts(folder, job_id)
+    attempt = f"{job_id}.restart{again}" if again else f"{job_id}"
+    slurm_state = job.state if job is not None else ""
+    text, noted = tail(folder / f"{attempt}.out"), read_end(folder, attempt)
+    outside = evidence(text, ends.End(kind, why) if kind == Kind.MEMORY else noted)
     own = state == ends.FAILED and why and kind not in CONSEQUENCES
-    if own and not (job is not None and job.state == "NODE_FAIL"):
+    if own and slurm_state != "NODE_FAIL":
         # The run said why before Slurm ended what was left of it; of memory the log knows more.
-        if seen and seen.state in ("OOM", "node failure"):
-            return seen
-        ended = _slurm_says(job) if job is not None and job.state in ENDS else ""
-        return End("failed", "; ".join(filter(None, (why, ended))), kind)
-    if job is not None and job.state in ENDS:
-        return End(ENDS[job.state], _slurm_says(job))
-    if seen:
-        return seen
-    if state == ends.RUNNING and job_id is None:
-        return End("running", "the run folder says so; no job of Slurm")
-    if noted is not None:
-        return End("failed", noted.reason, noted.kind)
+        if outside and outside.state in ("OOM", "node failure"):
+            return outside
+        return End("failed", f"{why}; {_slurm_says(job)}" if slurm_state in ENDS else why, kind)
+    if slurm_state in ENDS:
+        return End(ENDS[slurm_state], _slurm_says(job))
+    if outside or noted:
+        return outside or End("failed", noted.reason, noted.kind)
     if line := ends.cause(text):
         return End("failed", line, kind_of(line))
     if state == ends.FAILED and why:
@@ -334,16 +330,13 @@ def with_result(row: Row, folder: Path) -> Row:
     """The row of a run whose last job came to no result while the folder holds a complete one of an
     earlier job: that result with its job, and a word on the later job."""
     ran = ran_by(folder)
-    if row.state not in FAILURES or row.job_id is None or ran == row.job_id:
-        return row
-    if not (folder / "run.json").exists():
+    came_to_nothing = row.state in FAILURES and row.job_id is not None and ran != row.job_id
+    if not came_to_nothing or not (folder / "run.json").exists():
         return row
     earlier = judge(row.run, folder, row.steps, recall(folder, ran) if ran else None, ran)
     if earlier.state != "complete":
         return row
-    if (
-        row.line == "Slurm: COMPLETED 0:0"
-    ):  # it did its work, which a run without Slurm has replaced
+    if row.line == "Slurm: COMPLETED 0:0":  # a run without Slurm has replaced what it did
         return earlier
     later = f"job {row.job}, after it: {row.state}: {row.line}"
     return replace(earlier, line=f"{earlier.line}; {later}")
@@ -352,19 +345,16 @@ def with_result(row: Row, folder: Path) -> Row:
 def of_the_study(row: Row, folder: Path, spec: RunSpec) -> Row:
     """The row of a complete run, missing where the study's file says other settings by now: what it
     asks for has not run."""
-    if row.state != "complete":
+    before = reader.read_json_if_whole(folder / "run.json").get("spec")
+    if row.state != "complete" or not isinstance(before, dict):
         return row
-    before, now = reader.read_json_if_whole(folder / "run.json").get("spec"), spec.settings()
-    if not isinstance(before, dict):
-        return row
-    # Two may follow from the data, which need not be here.
-    known = {
-        name for name in now if name not in ("vocab_size", "end_of_text") or now[name] is not None
-    }
+    now = spec.settings()
+    for name in ("vocab_size", "end_of_text"):  # these may follow from data that are not here
+        now[name] = before.get(name) if now[name] is None else now[name]
     changed = [
-        f"{name} {was}, now {value}"
-        for name, was, value in changes(before, now)
-        if name in known - CIRCUMSTANCES
+        f"{change.name} {change.before}, now {change.now}"
+        for change in changes(before, now)
+        if change.name in now.keys() - CIRCUMSTANCES
     ]
     if not changed:
         return row
