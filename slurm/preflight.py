@@ -1,27 +1,20 @@
-"""Check before submitting what every run of a study would check when it starts.
-
-    python -m slurm.preflight slurm/layouts.toml
-    python -m slurm.preflight slurm/*.toml --cluster dgx-a100
-
-It looks for the data, a run folder that can be written, Python and the
-container's image, here, on the machine that submits. slurm.submit does the same. Each problem is
-one line, however many runs have it. The exit status is 1 when there is one.
+"""What every run of a study would check when it starts, checked before slurm.submit submits: the
+data, a run folder that can be written, Python and the container's image, on the machine that
+submits. Each problem is one line, however many runs have it.
 """
 
 import os
 import shutil
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from base.errors import UsageError, command_line
+from base.errors import UsageError
 from base.files import ROOT
 from parallel.config.clusters import Cluster
 from parallel.config.data_files import describe
 from parallel.config.settings import RunSpec
 from parallel.config.study import Study
 from parallel.record.writer import check_folder
-from slurm.render import cluster_of, each, load_studies, study_parser
 
 STANDARD_DATA = "data/stdlib"  # what `python -m parallel.data` makes without flags
 
@@ -100,21 +93,3 @@ def _folder_problem(folder: Path) -> str:
     if not there.is_dir():
         return f"{there} is a file, no folder for runs"
     return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written"
-
-
-@command_line("slurm.preflight")
-def main(argv: list[str] | None = None) -> int:
-    arguments = study_parser("slurm.preflight", __doc__).parse_args(argv)
-    studies, status = load_studies(arguments), 0
-    for study in each(studies):
-        findings = problems(study, cluster_of(study), arguments.logs)
-        for kind, text in findings:
-            print(f"{kind}: {text}")
-        if not findings:
-            print(f"nothing is missing for {len(study.specs)} runs on {study.cluster.name}")
-        status |= bool(findings)
-    return int(status)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -30,9 +30,7 @@ from base.bounds import Bounds, Text, key, values_of
 from base.errors import Parser, UsageError, by_reason, command_line
 from base.files import ROOT, add_force_flag
 from base.storage import check_output, output
-from parallel.config.axes import shown_axes
 from parallel.config.clusters import CLUSTERS, OPTION, VARIABLE, Cluster
-from parallel.config.settings import RunSpec
 from parallel.config.study import Study, load_study
 from parallel.record.facts import planned
 
@@ -46,33 +44,28 @@ SWITCHES = ("nsys", "nccl_logs", "torchrun_logs", "dist_debug")
 class Ask:
     """What a study's [slurm] table asks for, beyond the run itself.
 
-    time: the limit, as Slurm writes it. gpu_type: the site's name of the card, where nodes differ
-    (a100 gives --gres=gpu:a100:4). requeue: start again when a node dies, and when the run has
-    saved before its limit; it goes on from there, so it needs save_interval. max_restarts: how
-    often at most, whoever restarts it. The four switches leave proof beside the run; at submission
-    the environment variable of the same name in capitals (NSYS=1 sbatch ...) overrides each.
+    The four switches leave proof beside the run; at submission the environment variable of the
+    same name in capitals (NSYS=1 sbatch ...) overrides each.
     """
 
     time: str = key("", "the limit, as Slurm writes it", OPTION)
     memory: str = key("", "#SBATCH --mem", OPTION)
-    gpu_type: str = key("", "the site's name of the card", Text(r"[\w.-]*", "a card's name"))
+    gpu_type: str = key(
+        "", "the site's name of the card, where nodes differ", Text(r"[\w.-]*", "a card's name")
+    )
     environment: dict[str, str] = key({}, "environment variables", VARIABLE)
     nsys: bool = key(False, "profile with Nsight Systems")
     nccl_logs: bool = key(False, "keep NCCL's logs")
     torchrun_logs: bool = key(False, "keep each rank's output")
     dist_debug: bool = key(False, "let torch check each collective")
-    requeue: bool = key(False, "start again when a node dies")
+    requeue: bool = key(False, "start again when a node dies, or time is over and it has saved")
     max_restarts: int = key(3, "how often at most", Bounds(0, 10**6))
     tp_across_nodes: bool = key(False, "let tp be larger than a node")
     budget_gpu_hours: float = key(1000.0, "that submit may spend", Bounds(0, 10**12))
 
 
 def ask_of(table: dict[str, Any], source: str) -> Ask:
-    """The [slurm] table, checked.
-
-    Raises:
-        UsageError: an unknown key, or a value that its key cannot have.
-    """
+    """The [slurm] table. Raises: UsageError: an unknown key, or a value that it cannot have."""
     return Ask(**values_of(Ask, table, f"{source} [slurm]"))
 
 
@@ -166,17 +159,6 @@ def comment_of(study: Study, logs: Path) -> str:
 def planned_text(study: Study, name: str) -> str:
     """<jobid>.submitted: what the run is, for a job that may die before it has a run.json."""
     return json.dumps(planned(study.specs[name], study.name, name, study.baseline))
-
-
-def summary(spec: RunSpec) -> str:
-    layout = spec.layout
-    sizes = " ".join(f"{axis}{getattr(layout, axis)}" for axis in shown_axes([vars(layout)]))
-    return (
-        f"{spec.engine}, {spec.model.n_params / 1e9:.3g}B parameters, {sizes},"
-        f" {layout.n_micro} x {layout.micro_batch} x dp {layout.dp}"
-        f" = {layout.global_batch} sequences of {spec.seq_len}, {spec.precision},"
-        f" {spec.steps} steps"
-    )
 
 
 def place(cluster: Cluster) -> list[str]:
@@ -279,11 +261,7 @@ def script(study: Study, names: list[str], cluster: Cluster, logs: Path = Path("
         options.append(f"--array=0-{len(names) - 1}")
     options += header(study, names[0], cluster, logs)
     quoted = [f"  {shlex.quote(word)}" for word in settings(study, names[0], cluster, logs)]
-    quoted += [
-        f"  {shlex.quote(f'run={name} {planned_text(study, name)}')}"
-        f" # {words(summary(study.specs[name]))}"
-        for name in names
-    ]
+    quoted += [f"  {shlex.quote(f'run={name} {planned_text(study, name)}')}" for name in names]
     return "\n".join(
         [
             "#!/bin/bash",

@@ -9,13 +9,12 @@ It prints what the runs cost at worst, submits them and returns; nothing stays b
 node. Runs that ask for the same nodes, time and settings are one job array. With --max-running each
 run is a job of its own, which waits for the one that many places before it; the study's jobs that
 wait or run already count.
-Above the study's budget (budget_gpu_hours in [slurm], or --budget) it asks, or needs --yes.
+Above the study's budget (budget_gpu_hours in [slurm], or --budget) it needs --yes.
 """
 
 import argparse
 import fcntl
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -37,10 +36,6 @@ from slurm.render import (
     study_files,
     study_parser,
 )
-
-
-class NoSubmission(UsageError):
-    """Slurm does not take jobs here: sbatch refused one, or no Slurm answers."""
 
 
 def choose(study: Study, rows: list[states.Row], only: list[str] | None) -> list[str]:
@@ -81,7 +76,7 @@ def submit(
     it; `active`, the study's jobs that wait or run already, come first.
 
     Raises:
-        NoSubmission: sbatch refused one; those before it are submitted, and it says so.
+        UsageError: sbatch refused one; those before it are submitted, and it says so.
     """
     done: list[tuple[str, str]] = []
     chain = sorted(active)
@@ -100,7 +95,7 @@ def submit(
             groups[:0] = [[name] for name in group]
             continue
         if sent.returncode:
-            raise NoSubmission(
+            raise UsageError(
                 f"sbatch refused {group[0]} after {len(done)} were submitted:"
                 f" {' '.join(sent.stderr.split())}"
             )
@@ -156,7 +151,7 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         jobs = states.ask_slurm()
         if jobs is None:
-            raise NoSubmission(states.no_answer())
+            raise UsageError(states.no_answer())
         rows = states.rows(study, logs, jobs)
         names = choose(study, rows, arguments.only)
         if not names:
@@ -166,7 +161,8 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
         print("\n".join(lines))
         if not arguments.no_preflight:
             check_start(study, logs, names)
-        check_budget(study, names, total, arguments.budget, arguments.yes)
+        if not arguments.yes:
+            check_budget(study, names, total, arguments.budget)
         waiting = (row.job_id for row in rows if row.state in ("pending", "running"))
         active = [job_id for job_id in waiting if job_id is not None]
         waits = arguments.after, arguments.max_running, active
@@ -175,11 +171,7 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
 
 
 def check_start(study: Study, logs: Path, names: list[str]) -> None:
-    """Print what would end these runs at their start, once.
-
-    Raises:
-        UsageError: there is such a thing.
-    """
+    """Raises: UsageError: something would end these runs at their start, as lines before say."""
     problems = preflight.problems(study, cluster_of(study), logs, names)
     for kind, text in problems:
         warn("slurm.submit", f"{kind}: {text}")
@@ -187,28 +179,16 @@ def check_start(study: Study, logs: Path, names: list[str]) -> None:
         raise UsageError("nothing was submitted; --no-preflight submits all the same")
 
 
-def check_budget(
-    study: Study, names: list[str], total: float, budget: float | None, yes: bool
-) -> None:
-    """Ask whether the runs may cost more than the budget (by default, the study's).
-
-    Raises:
-        UsageError: they may not, or there is nobody to ask.
-    """
+def check_budget(study: Study, names: list[str], total: float, budget: float | None) -> None:
+    """Raises: UsageError: the runs may cost more than the budget (by default, the study's)."""
     if budget is None:
         budget = min(ask_of(study.slurm[name], str(study.path)).budget_gpu_hours for name in names)
-    if total <= budget or yes:
-        return
-    says = f"{total:.1f} {cluster_of(study).hours} at worst exceed the budget of {budget:g}"
-    if not sys.stdin.isatty():
-        raise UsageError(f"{says}: give --yes, or --budget")
-    try:
-        answer = input(f"{says}. Submit? [y/N] ")
-    except EOFError:
-        answer = ""
-        print()
-    if answer.strip().lower() not in ("y", "yes"):
-        raise UsageError("nothing was submitted")
+    if total > budget:
+        hours = cluster_of(study).hours
+        raise UsageError(
+            f"{total:.1f} {hours} at worst exceed the budget of {budget:g}: nothing was submitted;"
+            " give --yes, or --budget"
+        )
 
 
 @command_line("slurm.submit")
@@ -223,15 +203,14 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--after", metavar="JOB", help="a job id, or a dependency as afterok:4711")
     parser.add_argument("--max-running", type=int, metavar="N", help="at most N at a time")
-    parser.add_argument("--budget", type=float, metavar="GPU-HOURS", help="above it, ask")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--budget", type=float, metavar="GPU-HOURS", help="submit nothing above it")
+    parser.add_argument("--yes", action="store_true", help="submit whatever it costs")
     parser.add_argument(
         "--no-preflight", action="store_true", help="submit although something seems to be missing"
     )
     arguments = parser.parse_args(argv)
     check_flags(arguments, max_running=(1, 10**6), budget=(0, 10**12))
-    status, elsewhere = 0, []
-    paths = study_files(arguments.studies)
+    status, paths = 0, study_files(arguments.studies)
     for path in paths:
         if len(paths) > 1:
             print(f"{shown(path)}:")
@@ -240,13 +219,6 @@ def main(argv: list[str] | None = None) -> int:
         except UsageError as error:  # the other studies are submitted all the same
             warn("slurm.submit", error)
             status = 2
-            if isinstance(error, NoSubmission):
-                elsewhere.append(path)
-    if elsewhere and "SLURM_JOB_ID" in os.environ:
-        scripts = " ".join(shlex.quote(shown(path.with_suffix(".slurm"))) for path in elsewhere)
-        warn(
-            "slurm.submit", f"where jobs may not submit jobs, type on a login node: bash {scripts}"
-        )
     return status
 
 

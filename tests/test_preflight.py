@@ -87,14 +87,3 @@ def test_python_and_the_container_are_looked_for(problems, monkeypatch, tmp_path
     assert "no Python at snake" in problems(TWO, python="snake")[0][1]
     assert problems(TWO, python="sh") == []
     assert problems(TWO, python="snake", setup=("module load snake",)) == []
-
-
-def test_the_command_says_what_is_missing_and_ends_with_1(problems, tmp_path, capsys):
-    problems(TWO)  # writes the study
-    flags = [str(tmp_path / "two.toml"), "--logs", str(tmp_path / "logs")]
-    assert preflight.main(flags) == 0
-    assert capsys.readouterr().out == "nothing is missing for 2 runs on local-test\n"
-    (tmp_path / "data" / "meta.json").write_text("{")
-    assert preflight.main(flags) == 1
-    said = capsys.readouterr().out
-    assert said.startswith("data: ") and "is damaged" in said and said.count("\n") == 1

@@ -19,7 +19,7 @@ from parallel.record import ends, facts, launch
 from parallel.record.ends import kind_of
 from parallel.record.reader import read_status
 from parallel.record.writer import RunFolder
-from slurm import cancel, preflight, record_end, states, status, submit
+from slurm import cancel, record_end, states, status, submit
 from slurm.render import comment_of
 from slurm.states import Job, judge, parse
 from tests.conftest import study_file
@@ -503,14 +503,15 @@ def test_a_run_that_saved_before_its_time_limit_says_so(tmp_path):
     assert row.line == "time limit: SIGUSR1, saved step 5; Slurm: FAILED 75:0"
 
 
-def test_status_cancel_and_preflight_take_several_studies(four, capsys):
+def test_status_and_cancel_take_several_studies(four, capsys):
     path, logs, tmp_path = four
     other = tmp_path / "other.toml"
     other.write_text('question = "?"\ncluster = "local-test"\nrun = [{ engine = "ddp" }]\n')
     ours = comment_of(load_study(other), logs)
     with (tmp_path / "queue").open("a") as queue:
         queue.write(f"12|RUNNING|0|None|ddp|{ours}|{states.ROOT}|11|0|\n")
-    both = [str(path), str(other.with_suffix(".slurm")), "--logs", str(logs)]
+    clusters = str(states.ROOT / "slurm" / "clusters.toml")  # as slurm/*.toml names it
+    both = [clusters, str(path), str(other.with_suffix(".slurm")), "--logs", str(logs)]
     assert status.main(both) == 1  # a run of the first was cancelled
     out = capsys.readouterr().out
     assert f"{path}:\n" in out and f"{other}:\n" in out and " 11_0 " in out
@@ -519,15 +520,9 @@ def test_status_cancel_and_preflight_take_several_studies(four, capsys):
     assert "--only names runs of one study, not of 2" in capsys.readouterr().err
     assert cancel.main(both) == 0
     assert (tmp_path / "cancelled").read_text().split() == ["7", "11_0"]
-    clusters = str(states.ROOT / "slurm" / "clusters.toml")  # as slurm/*.toml names it
-    for study in (path, other):
-        study.write_text(study.read_text().replace("engine = ", "data = '/no/data', engine = ", 1))
-    assert preflight.main([clusters, *both]) == 1
-    out = capsys.readouterr().out
-    assert f"{path}:\ndata: " in out and f"{other}:\ndata: " in out
 
 
-def test_a_budget_is_kept_where_nobody_can_be_asked(many, capsys):
+def test_above_the_budget_nothing_is_submitted(many, capsys):
     path, logs, tmp_path = many
     flags = [str(path), "--logs", str(logs), "--only", "failed", "--budget", "1", "--no-preflight"]
     assert submit.main(flags) == 2
@@ -672,40 +667,6 @@ def test_what_every_run_would_find_missing_is_said_once_and_nothing_is_submitted
         "slurm.submit: nothing was submitted; --no-preflight submits all the same",
     ]
     assert not (tmp_path / "sent").exists()
-
-
-@pytest.mark.parametrize("in_a_job", [True, False])
-def test_where_jobs_may_not_submit_jobs_one_line_says_what_to_type(
-    in_a_job, four, monkeypatch, capsys
-):
-    path, logs, tmp_path = four
-    if in_a_job:
-        monkeypatch.setenv("SLURM_JOB_ID", "1")
-    (tmp_path / "bin" / "sbatch").write_text("#!/bin/bash\necho 'not from here' >&2; exit 1\n")
-    assert submit.main([str(path), "--logs", str(logs), "--yes", "--no-preflight"]) == 2
-    refused, *more = capsys.readouterr().err.splitlines()
-    assert refused.endswith("after 0 were submitted: not from here")
-    script = path.with_suffix(".slurm")
-    says = f"where jobs may not submit jobs, type on a login node: bash {script}"
-    assert more == ([f"slurm.submit: {says}"] if in_a_job else [])
-
-
-@pytest.mark.parametrize(("answer", "submitted"), [("y\n", True), ("\n", False), ("\4", False)])
-def test_above_the_budget_the_user_is_asked(four, answer, submitted):
-    """On a terminal: yes submits, anything else and the end of the input do not."""
-    path, logs, tmp_path = four
-    keyboard, terminal = os.openpty()
-    command = [sys.executable, "-m", "slurm.submit", str(path), "--logs", str(logs)]
-    command += ["--no-preflight"]
-    asking = subprocess.Popen(
-        command, cwd=states.ROOT, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    os.write(keyboard, answer.encode())
-    out, err = asking.communicate(timeout=60)
-    assert b"rank-hours at worst exceed the budget of 0.1. Submit? [y/N]" in out
-    assert (tmp_path / "sent").exists() is submitted
-    assert asking.returncode == (0 if submitted else 2), err
-    assert submitted or err.splitlines() == [b"slurm.submit: nothing was submitted"]
 
 
 def test_without_slurm_the_folders_speak_and_nothing_is_submitted(tmp_path, monkeypatch, capsys):

@@ -5,14 +5,14 @@ parallel/data.py writes prepared folders, parallel/token_files.py reads the ids 
 
 import contextlib
 import os
-import re
 import struct
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from base.bounds import Count, Text, Whole, Words, misfit
 from base.errors import UsageError
-from base.files import read_json, read_json_if_whole, shown
+from base.files import read_json, read_json_if_whole
 from base.storage import own_crc32, publish
 
 DEFAULT_FOLDER = "data/stdlib"
@@ -22,6 +22,19 @@ SPLITS = ("train", "val")
 # NumPy's name of the ids' type -> bytes per id. Others than these are refused: "O" would make
 # Python's pointers of a file's bytes.
 _PREPARED = {"<u2": 2, "<u4": 4}
+# What meta.json of a prepared folder holds, and what it may hold.
+_COUNT = Count(0, 2**63 - 1)
+_DIGEST = Text("[0-9a-f]{64}", "64 hexadecimal digits")
+_HOLDS = Whole(
+    {
+        "dtype": Words(_PREPARED),
+        "tokenizer": str,
+        "vocab_size": Count(1, 2**63 - 1),
+        "tokens": Whole(dict.fromkeys(SPLITS, _COUNT)),
+        "sha256": Whole(dict.fromkeys(SPLITS, _DIGEST)),
+    }
+)
+_MAY_HOLD = {"documents": _COUNT, "end_of_text": _COUNT}
 # Megatron's IndexedDataset: the header's one-byte code of the ids' type, read as unsigned: an id
 # below 0 is then beyond every vocabulary.
 _MEGATRON = {1: "|u1", 2: "|u1", 3: "<u2", 4: "<u4", 5: "<u8", 8: "<u2"}
@@ -92,46 +105,18 @@ def _prepared(folder: Path) -> Description:
         raise UsageError(
             f"{folder / 'meta.json'} has changed since it was written; prepare it again"
         )
-
-    def checked(name: str, value: Any, good: bool, wanted: str) -> Any:
-        if not good:
-            raise UsageError(
-                f"{folder} is damaged: {name} of meta.json is {shown(value)}, not {wanted}; prepare"
-                " it again"
-            )
-        return value
-
-    def count(name: str, value: Any, least: int = 0) -> int:
-        good = type(value) is int and least <= value < 2**63
-        return checked(name, value, good, f"a whole number from {least}")
-
-    dtype = meta.get("dtype")
-    checked("dtype", dtype, isinstance(dtype, str) and dtype in _PREPARED, " or ".join(_PREPARED))
-    tokenizer = meta.get("tokenizer")
-    checked("tokenizer", tokenizer, isinstance(tokenizer, str), "text")
-    for name in ("documents", "end_of_text"):
-        if meta.get(name) is not None:
-            count(name, meta[name])
+    if problem := misfit(meta, _HOLDS) or misfit(meta, _MAY_HOLD):
+        raise UsageError(f"{folder} is damaged: meta.json: {problem}; prepare it again")
     splits = []
     for name in SPLITS:
-        file, tokens = folder / f"{name}.bin", _of(meta, "tokens", name)
-        count(f"tokens.{name}", tokens)
-        sha256 = _of(meta, "sha256", name)
-        is_digest = isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256) is not None
-        checked(f"sha256.{name}", sha256, is_digest, "64 hexadecimal digits")
-        if (stored := _ids_in(file, _PREPARED[dtype])) != tokens:
+        file, tokens = folder / f"{name}.bin", meta["tokens"][name]
+        if (stored := _ids_in(file, _PREPARED[meta["dtype"]])) != tokens:
             raise UsageError(
                 f"{file} holds {stored} ids, but meta.json beside it states {tokens}; prepare"
                 f" {folder} again"
             )
-        splits.append(Split(file, dtype, 0, tokens, sha256))
-    vocab_size = count("vocab_size", meta.get("vocab_size"), 1)
-    return Description(*splits, tokenizer, vocab_size, meta.get("documents"))
-
-
-def _of(meta: dict[str, Any], name: str, split: str) -> Any:
-    part = meta.get(name)
-    return part.get(split) if isinstance(part, dict) else None
+        splits.append(Split(file, meta["dtype"], 0, tokens, meta["sha256"][name]))
+    return Description(*splits, meta["tokenizer"], meta["vocab_size"], meta.get("documents"))
 
 
 def _bare(train: Path, val: Path | None) -> Description:
@@ -198,7 +183,7 @@ def _number(data: str, name: str, least: int) -> int | None:
     """A whole number of a prepared folder's meta.json; None where nothing readable says it."""
     # Training reads the data again, and says what is wrong.
     number = read_json_if_whole(Path(data) / "meta.json").get(name)
-    return number if type(number) is int and number >= least else None
+    return None if misfit(number, Count(least, 2**63 - 1)) else number
 
 
 def vocabulary(data: str) -> int | None:

@@ -11,7 +11,6 @@ class Ability:
     """What an engine can be asked for; anything else is refused with a sentence."""
 
     module: str
-    summary: str
     zero_stages: tuple[int, ...] = (0,)
     offload: tuple[str, ...] = ("none",)
     implementations: tuple[str, ...] = ("gpt",)
@@ -30,21 +29,17 @@ _MEGATRON_KERNELS = ("te", "apex", "torch")  # what megatron-core's layers can b
 ENGINES: dict[str, Ability] = {
     "ddp": Ability(
         module="parallel.engines.ddp",
-        summary="plain PyTorch, DistributedDataParallel when there is more than one rank",
         implementations=("gpt", "hf"),
         compile=True,
     ),
     "fsdp2": Ability(
         module="parallel.engines.fsdp2",
-        summary="PyTorch's fully_shard: zero_stage 3 gathers a block's weights for forward and"
-        " again for backward, 2 once a step; fsdp_shard is hybrid sharding",
         zero_stages=(2, 3),
         offload=("none", "all"),
         compile=True,
     ),
     "deepspeed_zero": Ability(
         module="parallel.engines.deepspeed_zero",
-        summary="DeepSpeed's engine: ZeRO stage 0 to 3, offload; tp through megatron-core layers",
         zero_stages=(0, 1, 2, 3),
         offload=("none", "optimizer", "all"),
         implementations=("gpt", "hf"),
@@ -53,7 +48,6 @@ ENGINES: dict[str, Ability] = {
     ),
     "deepspeed_pipe": Ability(
         module="parallel.engines.deepspeed_pipe",
-        summary="DeepSpeed's PipelineModule over megatron-core's tensor-parallel layers",
         zero_stages=(0, 1),
         kernels=_MEGATRON_KERNELS,
         tp=True,
@@ -61,8 +55,6 @@ ENGINES: dict[str, Ability] = {
     ),
     "megatron": Ability(
         module="parallel.engines.megatron",
-        summary="megatron-core: GPTModel, its DDP, 1F1B and interleaved schedules;"
-        " zero_stage 1 is its distributed optimizer",
         zero_stages=(0, 1),
         kernels=_MEGATRON_KERNELS,
         precisions=("fp32", "bf16", "fp16", "fp8"),  # fp8 and cp through Transformer Engine alone
@@ -83,10 +75,10 @@ def inabilities(
     problems = []
     for axis in SET_AXES:
         if getattr(layout, axis) > 1 and not getattr(able, axis):
-            others = [e for e, a in ENGINES.items() if getattr(a, axis)]
+            others = ", ".join(e for e, a in ENGINES.items() if getattr(a, axis))
             problems.append(
                 f"engine {engine} has no {axis} (asked: {getattr(layout, axis)};"
-                f" engines with {axis}: {', '.join(others)})"
+                f" engines with {axis}: {others})"
             )
     if layout.sequence_parallel and not able.sequence_parallel:
         problems.append(f"engine {engine} has no sequence_parallel (megatron has)")

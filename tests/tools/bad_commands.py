@@ -54,7 +54,6 @@ LINES = {
     "slurm.cancel": "study.toml --logs logs",
     "slurm.record_end": "logs/study/ddp broken job.out",
     "slurm.forward_signals": "true",
-    "slurm.preflight": "study.toml",
     "slurm.render": "study.toml",
     "slurm.status": "study.toml",
     "slurm.submit": "study.toml --logs logs",
