@@ -9,7 +9,6 @@ them is written by this command and by nobody else. NAME is one of
                                                       the scaling table of runs
     plan ARGUMENTS                                    what analysis.plan prints
     parity PATH                                       their parity table
-    saves PATH...                                     what runs' checkpoints cost
     compare PATH...                                   a study's configurations and its baseline
     breakdown PATH...                                 where the time and the efficiency went
     losses PATH...                                    its last table: the efficiency alone
@@ -148,7 +147,6 @@ REPORTS: dict[str, Callable[[list[str]], str]] = {
     ),
     "parity": _measured("measured.loss_parity"),
     "plan": _plan,
-    "saves": _measured("measured.checkpoint_costs"),
     "compare": _measured("compare"),
     "breakdown": lambda arguments: _markdown(_breakdown_tables(arguments)),
     "losses": lambda arguments: _markdown(_breakdown_tables(arguments)[-1:]),

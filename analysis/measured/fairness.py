@@ -66,12 +66,14 @@ def unstated(records: list[Record]) -> list[str]:
     """The parts of the fixed work that some run does not state, so they were not compared."""
     if len(records) < 2:
         return []
-    names = {"gpus": "GPUs", **WORDS, "precision": "precision"}
-    del names["gpu_type"]
-    found = [word for name, word in names.items() if any(getattr(r, name) is None for r in records)]
+    words = {"gpus": "GPUs", "seq_len": "sequence length", "global_batch": "global batch"}
+    words |= {"precision": "precision"}
+    unknown = [
+        word for name, word in words.items() if any(getattr(r, name) is None for r in records)
+    ]
     if any(not (r.model or r.params) for r in records):
-        found.append("model")
-    return found
+        unknown.append("model")
+    return unknown
 
 
 def short_commit(commit: object) -> str:
@@ -107,34 +109,33 @@ def scaling_of(records: list[Record]) -> str:
 
 
 def other_kernels(records: list[Record]) -> list[str]:
-    """A note that names each run's kernels of attention, and the runs that are deterministic, where
-    not all are alike. Runs that do not state it are left out. Where one does not say which of
-    torch's kernels it was, these count as one."""
-    found: dict[str, list[str]] = defaultdict(list)
-    stated = [record.facts.get("attention") for record in records]
-    alone = {kernels.partition(" (")[0] for kernels in stated if kernels} & set(stated)
-    for record, kernels in zip(records, stated, strict=True):
-        if kernels:
-            family = kernels.partition(" (")[0]
-            kernels = family if family in alone else kernels
-            if (record.facts.get("spec") or {}).get("deterministic"):
-                kernels += ", deterministic"
-            found[kernels].append(name_of(record))
-    if len(found) < 2:
+    """A note that names each run's kernels of attention, where not all are alike. Runs that do not
+    state it are left out; where one names no kernel of its family, that family counts as one."""
+    stated = {name_of(r): r.facts["attention"] for r in records if r.facts.get("attention")}
+    families = {name: kernels.partition(" (")[0] for name, kernels in stated.items()}
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name, kernels in stated.items():
+        alike[families[name] if families[name] in stated.values() else kernels].append(name)
+    if len(alike) < 2:
         return []
-    told = "; ".join(f"{kernels}: {who(names, len(records))}" for kernels, names in found.items())
+    told = "; ".join(f"{kernels}: {who(names, len(records))}" for kernels, names in alike.items())
     return [f"attention runs in other kernels, so ratios of times compare these, too ({told})"]
 
 
 def notes_on(compared: list[Record], any_commit: bool = False) -> list[str]:
     """What a table says of the runs that it compares."""
-    notes = []
-    if open_ := unstated(compared):
-        notes.append(UNSTATED + ", ".join(open_))
-    notes += other_kernels(compared) + changed(compared)
+    notes = other_kernels(compared) + changed(compared)
+    if unknown := unstated(compared):
+        notes.insert(0, UNSTATED + ", ".join(unknown))
     if any_commit:
         notes.append(ANY_COMMIT)
     return notes
+
+
+def _threads(record: Record) -> int:
+    """Threads that the run had on rank 0's machine; 0 where it does not say."""
+    host, spec = record.facts.get("host") or {}, record.facts.get("spec") or {}
+    return (host.get("ranks_per_node") or record.gpus or 0) * (spec.get("threads") or 1)
 
 
 class _Stay(NamedTuple):
@@ -156,23 +157,20 @@ def shared_cores(records: list[Record]) -> dict[str, str]:
     """
     hosts: dict[str, list[_Stay]] = defaultdict(list)
     for record in records:
-        facts = record.facts
-        host, spec = facts.get("host") or {}, facts.get("spec") or {}
-        began, ended = facts.get("started_utc"), record.ended_utc
-        ranks = host.get("ranks_per_node") or record.gpus
-        if began and ended and ranks and host.get("cores") and host.get("hostname"):
-            if not host.get("gpu"):
-                threads = ranks * (spec.get("threads") or 1)
-                hosts[host["hostname"]].append(_Stay(began, ended, threads, host["cores"], record))
+        host, threads = record.facts.get("host") or {}, _threads(record)
+        stay = _Stay(
+            record.facts.get("started_utc"), record.ended_utc, threads, host.get("cores"), record
+        )
+        if all(stay[:4]) and host.get("hostname") and not host.get("gpu"):
+            hosts[host["hostname"]].append(stay)
     partners: dict[str, str] = {}
     for name, stays in hosts.items():
         stays.sort(key=lambda stay: stay[:2])
-        crowded, present = set(), []
+        crowded: set[str] = set()
         for stay in stays:
-            present = [other for other in present if other.ended > stay.began] + [stay]
-            if len(present) > 1:
-                if sum(s.threads for s in present) > max(s.cores for s in present):
-                    crowded |= {s.record.source for s in present}
+            present = [o for o in stays if o is stay or o.began <= stay.began < o.ended]
+            if len(present) > 1 and sum(o.threads for o in present) > max(o.cores for o in present):
+                crowded |= {o.record.source for o in present}
         for stay in (stay for stay in stays if stay.record.source in crowded):
             others = [
                 name_of(other.record)
@@ -186,30 +184,20 @@ def shared_cores(records: list[Record]) -> dict[str, str]:
     return partners
 
 
-def others_cores(record: Record) -> float | None:
-    """Cores that other programs used on rank 0's machine while the run trained; None where its
-    run.json does not state it."""
-    load, host = record.facts.get("load") or {}, record.facts.get("host") or {}
-    ranks = host.get("ranks_per_node") or record.gpus
-    known = [load.get(name) for name in ("machine_cpu_s", "cpu_s", "wall_s")]
-    if not (ranks and record.gpus and known[2]) or None in known:
-        return None
-    machine_cpu_s, cpu_s, wall_s = known
-    return max(0.0, machine_cpu_s - cpu_s * min(1.0, ranks / record.gpus)) / wall_s
-
-
 def busy(records: list[Record]) -> list[str]:
     """A note on the runs whose machine had fewer cores left than they have threads, if there are
     any: other programs used the rest."""
     taken: dict[str, float] = {}
     for record in records:
-        host, spec = record.facts.get("host") or {}, record.facts.get("spec") or {}
-        used, cores = others_cores(record), host.get("cores")
-        if used is None or not cores:
+        load, host = record.facts.get("load") or {}, record.facts.get("host") or {}
+        known = [load.get(name) for name in ("machine_cpu_s", "cpu_s", "wall_s")]
+        if None in known or not (known[2] and record.gpus and host.get("cores")):
             continue
-        threads = (host.get("ranks_per_node") or record.gpus) * (spec.get("threads") or 1)
-        if used > max(0, cores - threads) + SPARE:
-            taken[name_of(record)] = used
+        machine_cpu_s, cpu_s, wall_s = known
+        on_this = min(1.0, (host.get("ranks_per_node") or record.gpus) / record.gpus)
+        others_cores = (machine_cpu_s - cpu_s * on_this) / wall_s
+        if others_cores > max(0, host["cores"] - _threads(record)) + SPARE:
+            taken[name_of(record)] = others_cores
     if not taken:
         return []
     about = f"the machine was busy: other programs used up to {max(taken.values()):.1f} cores"

@@ -57,16 +57,14 @@ def parser_of(
     return parser
 
 
-def load_given(
-    command: str, given: argparse.Namespace, paths: list[Path] | None = None
-) -> list[Record]:
-    """The runs at the paths that were given, or at `paths` of these; what is refused is said on
-    stderr, and at the end how much that was.
+def load_given(command: str, given: argparse.Namespace) -> list[Record]:
+    """The runs at the paths that were given; what is refused is said on stderr, and at the end how
+    much that was.
 
     Raises:
         UsageError: nothing could be read.
     """
-    records, refused = load(paths or given.paths, facts_of(given))
+    records, refused = load(given.paths, facts_of(given))
     for line in refused + unheeded(records, facts_of(given)):
         warn(command, line)
     if refused:
