@@ -244,7 +244,7 @@ def test_most_intervals_decide_and_a_table_shows_how_it_was_averaged():
 TRUE = {
     "seed003_jeanzay_v100": 15,
     "internevo_a100": 7,
-    "gpt2_data_parallel": 7,  # wall clocks, commits
+    "gpt2_data_parallel": 5,  # wall clocks
     "dgx_h100": 4,
     "bigscience_tr11_a100": 2,
     "bigscience_tr8_104b_v100": 2,

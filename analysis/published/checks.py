@@ -62,7 +62,7 @@ def check(rows: list[Line]) -> Checked:
         _derive(row)
     sound = [row for row in rows if row.line_no not in doubtful]
     findings += [*_same(sound, lines), *_sums(rows, lines)]
-    findings += [*_equal(rows), *_repeats(rows), *_commits(rows)]
+    findings += [*_equal(rows), *_repeats(rows)]
     first: dict[tuple[int, str], Finding] = {}
     for finding in findings:
         first.setdefault((finding.line, finding.column), finding)
@@ -310,17 +310,3 @@ def _repeats(rows: list[Line]) -> Iterator[Finding]:
                 f" the slowest is {max(times) / min(times):.2f} times the fastest"
             )
             yield Finding(row.file, row.line_no, "repeats", words, row.values["step_s"].heading)
-
-
-def _commits(rows: list[Line]) -> Iterator[Finding]:
-    """The rows of one published table (the column `table`) were measured on one commit."""
-    groups: dict[str, dict[str, Line]] = defaultdict(dict)
-    for row in rows:
-        commit = row.words.get("commit", "")[:7]
-        if commit and any(name in row.values for name in RESULTS):
-            groups[row.words.get("table", "")].setdefault(commit, row)
-    for members in groups.values():
-        if len(members) > 1:
-            row = next(iter(members.values()))
-            words = f"runs of different commits are compared: {', '.join(members)}"
-            yield Finding(row.file, row.line_no, "commits", words, "commit")

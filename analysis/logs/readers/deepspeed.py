@@ -19,7 +19,7 @@ from analysis.logs.parsing.line_format import Columns, LineFormat
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import state
-from analysis.logs.readers.hf_trainer import deepspeed_ranks, end_lines, ends_of
+from analysis.logs.readers.hf_trainer import deepspeed_ranks, read_ends
 from analysis.logs.record import Record
 
 _CHAT_MARKS = (b"|E2E latency=", b"End-to-End => Latency: ")
@@ -79,8 +79,7 @@ def _model(record: Record, columns: Columns, header: bytes) -> None:
 
 def _finish(record: Record, log: Log) -> None:
     record.completed = None
-    if ends := ends_of(log):  # the engine under HF's Trainer
-        end_lines(record, [match for _, match in ends])
+    if read_ends(record, log):  # the engine under HF's Trainer
         record.completed = True
     if len(record.steps):  # the launcher says so for every rank
         said = log.last(b"exits successfully", record.last_at)

@@ -58,27 +58,25 @@ def _read(log: Log, record: Record) -> None:
             record.notes.append("opens like a JSON document, but is none: read as a console log")
     columns = _once(table(log, _LOSS, _LOSS_FIELDS), log, record)
     columns["iteration"] = np.arange(1.0, len(columns["at"]) + 1)
-    ends = ends_of(log)
     put_steps(record, columns, log)
-    first = min([*columns["at"][:1].astype(int), *(at for at, _ in ends[:1])], default=None)
-    header = header_of(log, first)
+    ends = read_ends(record, log)
+    header = header_of(log, min([*columns["at"][:1].astype(int), *ends[:1]], default=None))
     facts = {name: last_number(pattern, header) for name, pattern in _SIZES.items()}
-    for overrides in _OVERRIDES.findall(header)[-1:]:  # configs that are printed later do not count
-        for name, value in _OVERRIDE.findall(overrides):
-            facts[_RENAMED.get(name.decode(), name.decode())] = int(value)
+    overrides = b"".join(_OVERRIDES.findall(header)[-1:])  # configs printed later do not count
+    for name, value in _OVERRIDE.findall(overrides):
+        facts[_RENAMED.get(name.decode(), name.decode())] = int(value)
     state(record, facts, "log")
     read_header(record, header)
-    if b"gradient_checkpointing=true" in b"".join(_OVERRIDES.findall(header)[-1:]):
+    if b"gradient_checkpointing=true" in overrides:
         record.recompute = "full"
     for name in _MODEL_NAME.findall(header)[-1:]:
         read_name(record, name.decode())
     state(record, {"gpus": deepspeed_ranks(header)}, "log")
     _block(record, header)
     if ends:
-        end_lines(record, [match for _, match in ends])
-        record.last_at = ends[-1][0]
+        record.last_at = ends[-1]
     _whole_run(record)
-    judge_end(record, log, None if len(record.steps) else [at for at, _ in ends])
+    judge_end(record, log, None if len(record.steps) else ends)
 
 
 def deepspeed_ranks(header: bytes) -> int | None:
@@ -112,18 +110,17 @@ def _once(columns: Columns, log: Log, record: Record) -> Columns:
     return {name: values[kept] for name, values in columns.items()}
 
 
-def ends_of(log: Log) -> list[tuple[int, re.Match[bytes]]]:
-    """(offset, match) of every rank's end line."""
-    return list(log.matches(_END)) if log.contains(b"{'train_runtime'") else []
-
-
-def end_lines(record: Record, ends: list[re.Match[bytes]]) -> None:
-    """One line per rank, all of the same run: their mean is its rate, the longest its time."""
-    record.totals["wall_s"] = max(number(match[1]) for match in ends)
+def read_ends(record: Record, log: Log) -> list[int]:
+    """Where the end lines are: one per rank, all of the same run. Their mean is its rate, the
+    longest its time."""
+    ends = list(log.matches(_END)) if log.contains(b"{'train_runtime'") else []
+    if ends:
+        record.totals["wall_s"] = max(number(match[1]) for _, match in ends)
     for name, pattern in _RATE.items():
-        values = [number(found[1]) for match in ends if (found := pattern.search(match[0]))]
-        if values:
-            record.totals[name] = float(np.mean(values))
+        rates = [number(rate[1]) for _, match in ends if (rate := pattern.search(match[0]))]
+        if rates:
+            record.totals[name] = float(np.mean(rates))
+    return [at for at, _ in ends]
 
 
 def _whole_run(record: Record) -> None:

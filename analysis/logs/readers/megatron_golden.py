@@ -5,7 +5,7 @@
 
     {"0": {"lm loss": 11.89, "elapsed time per iteration (ms)": 284.2}, ...}   (Megatron-Bridge)
 
-Older files list the values without their iteration. Steps are sampled, not averaged.
+Steps are sampled, not averaged.
 """
 
 import re
@@ -18,7 +18,6 @@ from analysis.logs.parsing.json_values import (
     mapping,
     real,
     steps_of,
-    whole,
 )
 from analysis.logs.parsing.line_format import Format
 from analysis.logs.parsing.logfile import Log
@@ -60,16 +59,10 @@ def _series(content: dict[str, Any], metrics: tuple[tuple[str, float], ...]) -> 
     """Iteration -> value; NaN where `nan` stands, nothing where no number does."""
     for metric, unit in metrics:
         entry = mapping(content.get(metric))
-        values = entry.get("values")
-        if isinstance(values, list):
-            start, stride = whole(entry.get("start_step", 0)), whole(entry.get("step_interval", 1))
-            if start is None or stride is None:
-                continue
-            values = {str(start + i * stride): value for i, value in enumerate(values)}
         if "values" in entry:
             return {
                 int(step): real(value) * unit
-                for step, value in mapping(values).items()
+                for step, value in mapping(entry["values"]).items()
                 if _STEP.fullmatch(step) and (is_nan(value) or known(value) is not None)
             }
     return {}

@@ -54,10 +54,9 @@ _SETTINGS = (*SET_AXES, "micro_batch", "seq_len", "precision", "recompute")
 _STEP_TIME = re.compile(
     r"(?:(?:avg|average|mean|median|train|training)[ _]){0,2}"
     r"(?:(?:step|iter|iteration)[ _](?:tim(?:e|ing)|duration)|time[ _]per[ _](?:step|iteration))"
-    r"(?:[ _]{0,2}[(]?(?:in[ _])?(m|u)?s(?:ec|ecs|econds)?[)]?)?$",
+    r"(?:[ _]{0,2}[(]?(?:in[ _])?[mu]?s(?:ec|ecs|econds)?[)]?)?$",
     re.IGNORECASE,
 )
-_PER_SECOND = {None: 1.0, "m": 1e3, "u": 1e6}
 # Most lines are ones that each rank prints before the run: they are not looked at.
 _LINE = re.compile(
     rb':::MLLOG (?=(\{[^\r\n]{0,600}?"key": {0,4}"(?:%b)"[^\r\n]*))' % "|".join(_WANTED).encode()
@@ -96,10 +95,10 @@ class _Count(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A step's time; n: the count in its line, 0 where there is none."""
+    """A step's time as printed; n: the count in its line, 0 where there is none."""
 
     at: int
-    seconds: float
+    time: float
     n: int
     time_s: float
 
@@ -217,7 +216,7 @@ def _time(record: Record, log: Log, run: list[_Line], stop: _Line | None) -> Non
     if step_s is not None:
         at = np.array([step.at for step in steps])
         put_steps(record, {"iteration": _numbers(steps), "step_s": step_s, "at": at}, log)
-    elif any(step.seconds > 0 for step in steps):
+    elif any(step.time > 0 for step in steps):
         why = "printed and counted times contradict each other, so neither is a result"
         record.notes.append(why)
     elif batch and usable.any() and marked:
@@ -294,9 +293,8 @@ def _tracked(run: list[_Line]) -> tuple[list[_Step], list[float]]:
                 continue
             if name == "throughput":
                 rates.append(number)
-            elif match := _STEP_TIME.match(name):
-                unit = _PER_SECOND[match[1] and match[1].lower()]
-                steps.append(_Step(line.at, number / unit, n, line.time_s))
+            elif _STEP_TIME.match(name):
+                steps.append(_Step(line.at, number, n, line.time_s))
     return steps, rates
 
 
@@ -324,7 +322,7 @@ def _samples(record: Record, counts: list[_Count]) -> list[_Count]:
 def _checked(record: Record, steps: list[_Step], samples_per_s: float) -> np.ndarray | None:
     """Seconds of each step, where they agree with what was counted between evaluations, or else
     with when their lines were written."""
-    step_s = np.array([step.seconds for step in steps])
+    step_s = np.array([step.time for step in steps])
     if not (step_s > 0).any():
         return None
     counted_s, by = 0.0, "their lines' times"
@@ -343,7 +341,7 @@ def _numbers(steps: list[_Step]) -> np.ndarray:
     """The steps' numbers from 1, by the log's counts where each step has its own: ranks may repeat
     a step."""
     counts = [step.n for step in steps]
-    if all(counts) and len(set(counts)) == len({(step.n, step.seconds) for step in steps}):
+    if all(counts) and len(set(counts)) == len({(step.n, step.time) for step in steps}):
         return np.unique(counts, return_inverse=True)[1] + 1.0
     return np.arange(1.0, len(steps) + 1)
 
