@@ -592,11 +592,12 @@ def test_the_model_of_a_log_is_predicted_as_the_models_columns(name):
     from dataclasses import asdict
 
     from analysis.logs.record import Record
-    from analysis.planner.runs import settings_of
+    from analysis.planner.runs import row_of
 
     config = PRESETS[name]
     facts = {"gpus": 2, "global_batch": 4, "seq_len": config.max_seq_len, "precision": "bf16"}
-    x, y = columns(**settings_of(Record("a", "b", model=asdict(config), **facts))), columns(config)
+    record = Record("a", "b", model=asdict(config), **facts)
+    x, y = row_of(record, lambda *_: {}), columns(config)
     names = "layers hidden heads head_dim kv_heads ffn glu untied qk_norm dropout vocab seq".split()
     assert [getattr(x, n).tolist() for n in names] == [getattr(y, n).tolist() for n in names]
 

@@ -14,7 +14,6 @@ from analysis.logs.model import asked, config_of
 from analysis.logs.published_csv import read_csv
 from analysis.logs.record import Record
 from analysis.logs.verdict import timed
-from analysis.planner import timemodel
 from analysis.planner.calibration import Calibration
 from base.errors import UsageError
 from parallel.config.axes import AXES, MODEL_AXES
@@ -22,13 +21,12 @@ from parallel.config.layout import OFFLOAD, RECOMPUTE
 from parallel.config.layout_arrays import Columns, columns, columns_of
 from parallel.config.settings import resolve
 
-
-def _engine(record: Record) -> str:
-    return (record.engine or "").lower()
+Place = Callable[[Any, Any, Any], dict[str, Any]]
 
 
-def settings_of(record: Record) -> dict[str, Any]:
-    """A run's settings as `columns` takes them.
+def row_of(record: Record, place: Place) -> Columns:
+    """A run's settings as one row; `place`: the columns that the machine sets, by engine, tp and
+    GPUs (`Calibration.columns`).
 
     Raises:
         ValueError: a fact that the model needs is not in the log.
@@ -37,28 +35,20 @@ def settings_of(record: Record) -> dict[str, Any]:
     if config is None:
         raise ValueError(why)
     absent = [k for k in ("gpus", "global_batch", "seq_len", "precision") if not getattr(record, k)]
-    if absent := ["n_head"] * ("n_head" not in record.model) + absent:
+    if "n_head" not in record.model:
+        absent.insert(0, "n_head")
+    if absent:
         raise ValueError(asked(absent))
     split = {axis: getattr(record, axis) or 1 for axis in AXES}
     ranks = math.prod(split[axis] for axis in MODEL_AXES)
     dp = split["dp"] = record.dp or max(1, record.gpus // ranks)
-    micro = record.micro_batch or 1
-    precision = record.precision
+    micro, precision = record.micro_batch or 1, record.precision
+    engine = (record.engine or "").lower()
     width = 4 if precision in ("fp32", "tf32") else 2
     layout = record.facts.get("layout") or {}
-    return {
-        "layers": config.n_layer,
-        "hidden": config.hidden,
-        "heads": config.n_head,
-        "head_dim": config.head_dim,
-        "kv_heads": config.kv_heads,
-        "glu": config.gated,
-        "untied": not config.tied,
-        "qk_norm": config.qk_norm,
-        "ffn": config.ffn_hidden,
+    settings = split | {
         "vocab": (record.facts.get("model") or {}).get("padded_vocab") or config.vocab_size,
         "seq": record.seq_len,
-        **split,
         "micro_batch": micro,
         "n_micro": max(1, round(record.global_batch / micro / dp)),
         "zero_stage": record.zero_stage or 0,
@@ -69,12 +59,11 @@ def settings_of(record: Record) -> dict[str, Any]:
         "grad_width": 4 if precision in ("bf16", "fp8") else width,
         "fp8": precision == "fp8",
         "tf32": precision == "tf32",
-        "flash": False,
-        "gpus_per_node": 8,
-        "deepspeed": "deepspeed" in _engine(record),
-        "fsdp2": _engine(record) == "fsdp2",
+        "deepspeed": "deepspeed" in engine,
+        "fsdp2": engine == "fsdp2",
         "shards": layout.get("fsdp_shard") or dp * split["cp"],
     }
+    return columns(config, **settings | place(engine, split["tp"], record.gpus))
 
 
 def crowding(record: Record) -> float:
@@ -88,24 +77,14 @@ def crowding(record: Record) -> float:
 
 def predicted_seconds(record: Record, calibration: Calibration) -> tuple[float | None, str]:
     """(seconds per step on a cluster, "") or (None, which of the facts is absent)."""
-    terms, why = predicted_terms(record, calibration)
-    return (None, why) if why else (sum(terms.values()), "")
-
-
-def predicted_terms(record: Record, calibration: Calibration) -> tuple[dict[str, float], str]:
-    """(seconds per step by term of the time model, "") or ({}, which of the facts is absent)."""
     try:
-        settings = settings_of(record)
+        x = row_of(record, calibration.columns)
     except ValueError as error:
-        return {}, str(error)
-    if calibration.is_host and settings["width"] != 4:
-        return {}, f"{calibration.name} is measured in fp32 alone, not {record.precision}"
-    where = calibration.columns(_engine(record), settings["tp"], record.gpus)
-    x = columns(**settings | where)
-    machine = calibration.machine_for(x)
-    crowd = crowding(record) if calibration.is_host else 1.0
-    terms = timemodel.terms(x, machine, calibration.fit.constants)
-    return {name: float(np.ravel(of)[0]) * crowd for name, of in terms.items()}, ""
+        return None, str(error)
+    if calibration.is_host and x.width[0] != 4:
+        return None, f"{calibration.name} is measured in fp32 alone, not {record.precision}"
+    seconds = calibration.fit.seconds(x, calibration.machine_for(x))[0]
+    return float(seconds) * (crowding(record) if calibration.is_host else 1.0), ""
 
 
 @dataclass
@@ -129,10 +108,8 @@ class _Run(NamedTuple):
     crowd: float
 
 
-def read_runs(paths: list[Path], place: Callable[[Any, Any, Any], dict[str, Any]]) -> Runs:
-    """Run folders, logs, and tables of runs (CSV).
-
-    place: the columns that the machine sets, by engine, tp and GPUs (`Calibration.columns`).
+def read_runs(paths: list[Path], place: Place) -> Runs:
+    """Run folders, logs, and tables of runs (CSV); place: as `row_of` takes it.
 
     Raises:
         UsageError: no run has a time and all its settings, or a table cannot be read.
@@ -142,23 +119,20 @@ def read_runs(paths: list[Path], place: Callable[[Any, Any, Any], dict[str, Any]
     if logs := [path for path in paths if path.suffix != ".csv"]:
         records, left_out = load(logs)
     for record in records:
-        time = timed(record)
+        time, name = timed(record), name_of(record)
         try:
             if time is None or not time.step_s > 0:
                 raise ValueError("no steady step time")
-            settings = settings_of(record)
+            runs.append(_Run(name, row_of(record, place), time.step_s, crowding(record)))
         except ValueError as error:
-            left_out.append(f"{name_of(record)}: {error}")
-            continue
-        x = columns(**settings | place(_engine(record), settings["tp"], record.gpus))
-        runs.append(_Run(name_of(record), x, time.step_s, crowding(record)))
+            left_out.append(f"{name}: {error}")
     if not runs:
         raise UsageError("; ".join(["no run with a time and all its settings", *left_out]))
     ids, x, seconds, crowd = zip(*runs, strict=True)
     return Runs(list(ids), Columns.stack(x), np.array(seconds), np.array(crowd), left_out)
 
 
-def _of_table(path: Path, place: Callable[[Any, Any, Any], dict[str, Any]]) -> Iterator[_Run]:
+def _of_table(path: Path, place: Place) -> Iterator[_Run]:
     """The rows of a CSV whose columns are called as the settings of a run; `run` names a row and
     `step_s` is its time.
 
