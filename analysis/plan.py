@@ -347,7 +347,7 @@ def explanation(ask: Question, layout: str) -> str:
     return (
         f"{_of_what(ask)}\n{explain.title(r.x, i)}\n{chosen}"
         f"predicted {r.seconds[i]:.4g} s per iteration:\n"
-        f"{explain.bars(explain.seconds_of(r, i), 's')}{explain.exchange(r.x, i)}"
+        f"{explain.bars(explain.seconds_of(r, i), 's')}"
         f"predicted {r.used[i] / memory.GB:.1f} GB on the fullest rank,"
         f" {verdict} {r.limit / memory.GB:.1f} GB:\n"
         f"{explain.bars(explain.gigabytes_of(r, i), 'GB')}"

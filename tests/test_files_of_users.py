@@ -64,7 +64,10 @@ def test_what_is_not_deep_is_read():
 @pytest.mark.parametrize(
     ("command", "flags"),
     [
-        ("calibrate", ["--here", "--runs", "/dev/zero", "--cluster", "x", "--out", "/tmp/x.toml"]),
+        (
+            "calibrate",
+            ["--runs", "/dev/zero", "--gpu-type", "A100", "--cluster", "x"],
+        ),
         ("audit", ["/dev/zero"]),
         ("report", ["/dev/zero"]),
         ("checkpoints", ["/dev/zero"]),

@@ -75,7 +75,7 @@ def test_175b_on_512_gpus_is_planned_in_order_of_time():
     assert gigabytes == pytest.approx(r.used[best] / memory.GB)
 
 
-def test_context_parallel_layouts_fill_the_gpus_and_are_written_into_the_study(tmp_path, capsys):
+def test_context_parallel_layouts_fill_the_gpus_and_are_written_into_the_study(tmp_path):
     path = tmp_path / "planned.toml"
     flags = ["--preset", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "64", "--top", "3"]
     flags += ["--global-batch", "16", "--seq-len", "32768"]
@@ -87,9 +87,6 @@ def test_context_parallel_layouts_fill_the_gpus_and_are_written_into_the_study(t
     ring = plan.answer(plan_flags([*flags, "--cp", "4", "--study", str(path)]))
     assert {row["cp"] for row in ring.rows} == {4} and "cp" in [c.key for c in ring.columns]
     assert plan.RING in ring.notes
-    assert plan.main([*flags, "--cp", "4", "--why", "cp=4,pp=1,tp=1,recompute=full"]) == 0
-    sent = 4 * 3 / 4 * 2 * 32768 * 8 * 128 * 2 * 32 / 2**30  # one sequence a replica, 32 layers
-    assert f"each cp rank receives {sent:.4g} GB of keys, values" in capsys.readouterr().out
     for spec, row in zip(load_study(path).specs.values(), ring.rows, strict=True):
         assert (spec.cp, spec.layout.dp) == (4, row["dp"])
         assert spec.gpus == 64 == row["tp"] * row["cp"] * row["pp"] * row["dp"]
@@ -179,7 +176,7 @@ def test_fp8_is_planned_on_cards_that_have_it(tmp_path, capsys):
         ([*PLAN, "--why", "tp=8", "--format", "json"], "text only"),
         (
             [*PLAN, "--cp", "2", "--engine", "fsdp2"],
-            "in bf16 with cp 2: cp above 1 is planned for megatron, and not in fp32",
+            "in bf16 with cp 2: a dp x cp of 1, cp above 1 (not in fp32) and fp8",
         ),
         ([*PLAN, "--leave", "64"], "would leave all 64 GPUs idle: give at most 63"),
         (

@@ -276,7 +276,7 @@ def runs_of_many_layouts(n):
         n_micro=rng.choice([8, 32], n),
         recompute=2,
     )
-    return x, timemodel.machine_of("A100-SXM", "8x HDR InfiniBand", 8).spread(n)
+    return x, timemodel.Machine.stack([timemodel.machine_of("A100-SXM", "8x HDR", 8)] * n)
 
 
 def test_the_fit_recovers_constants_that_made_the_times():
@@ -314,7 +314,7 @@ def test_a_run_that_may_have_stalled_moves_a_fit_less(monkeypatch):
     """Half of nanotron's pipelines on 240 GPUs stall: what one took says little of the cluster."""
     family = FAMILIES.index("nanotron")
     x = columns(PRESETS["tiny"], dp=120, pp=2, n_micro=8, family=family)
-    machine = timemodel.machine_of("A100-SXM", None, 8).spread(1)
+    machine = timemodel.Machine.stack([timemodel.machine_of("A100-SXM", None, 8)])
     twice = 2 * fitting.prior_fit().seconds(x, machine)
     held = fitting.fit(x, machine, twice)
     monkeypatch.setattr(timemodel, "luck", lambda *_: np.zeros(1))

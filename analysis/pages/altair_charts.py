@@ -96,20 +96,6 @@ def against_gpus(rows: Rows, value: str, ideal: Rows, names: Rows) -> dict[str, 
     return _spec(alt.layer(*layers), 320)
 
 
-def beside(rows: Rows, x: str, y: str, titles: tuple[str, str], name: str) -> dict[str, Any]:
-    """One value against another, both logarithmic, and the line on which they are equal."""
-    values = [row[key] for row in rows for key in (x, y)]
-    ends = [{x: end, y: end} for end in (min(values), max(values))]
-    log = alt.Scale(type="log", padding=10)
-    places = {"x": alt.X(f"{x}:Q", title=titles[0], scale=log)}
-    places |= {"y": alt.Y(f"{y}:Q", title=titles[1], scale=log)}
-    colour = {"color": _engines(rows)} if "engine" in rows[0] else {}
-    equal = _chart(ends).mark_line(strokeDash=[4, 4], color=GREY).encode(**places)
-    tips = [f"{key}:N" for key in (name, x, y)]
-    points = _chart(rows).mark_point(filled=True, size=55).encode(**places, **colour, tooltip=tips)
-    return _spec(alt.layer(equal, points), 320)
-
-
 def parts(rows: Rows, value: str, title: str, marks: Rows = (), line: float | None = None) -> dict:
     """Stacked bars: rows have bar, part and the value; `start` and `end` place a part that does not
     begin where the one before ends. marks: `bar` and `mark`, a value beside the bars."""

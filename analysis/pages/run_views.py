@@ -1,4 +1,4 @@
-"""The first screen of a page of runs, their table, scaling, predictions, and where each stands."""
+"""The first screen of a page of runs, their table, scaling, and where each stands."""
 
 from collections import Counter
 from dataclasses import replace
@@ -10,7 +10,7 @@ from analysis.common.table import Column, Table
 from analysis.common.terminal import who
 from analysis.logs.load import name_of
 from analysis.logs.record import Record
-from analysis.measured import loss_parity, predictions
+from analysis.measured import loss_parity
 from analysis.measured.fairness import is_changed
 from analysis.measured.scaling_curve import doubtful
 from analysis.pages import altair_charts
@@ -231,32 +231,6 @@ def _bar(row: dict[str, Any], key: str, ideal: float) -> dict[str, Any]:
     }
 
 
-def predicted(table: Table) -> Section:
-    """Predicted beside measured seconds."""
-    section = Section("Predicted beside measured")
-    pairs = [
-        row | {"engine": row["engine"] or "unknown"}
-        for row in table.rows
-        if row.get("predicted_s") and row["step_s"]
-    ]
-    if not pairs:
-        return section
-    worst = max(pairs, key=lambda row: abs(row["predicted_error"]))
-    keys = ("run", "engine", "step_s", "predicted_s")
-    spec = altair_charts.beside(
-        [{key: row[key] for key in keys} for row in pairs],
-        "step_s",
-        "predicted_s",
-        ("measured s/iter", "predicted s/iter"),
-        "run",
-    )
-    caption = f"{len(pairs)} runs. The largest error is {worst['predicted_error']:+.1%}, of"
-    section.charts.append(Chart(spec, f"{caption} {worst['run']}. Dashed: both are equal."))
-    columns = [Column("run", "run"), Column("step_s", "measured s/iter", ".4g")]
-    section.tables["predicted"] = Table([*columns, *predictions.columns()], pairs)
-    return section
-
-
 def provenance(records: list[Record], refused: list[str]) -> Section:
     """Where each run stands, what read it, and which facts its log does not say itself."""
     columns = [
@@ -289,8 +263,8 @@ def provenance(records: list[Record], refused: list[str]) -> Section:
 
 
 def first_views(records: list[Record], table: Table, others: Rows, kind: str) -> list[Section]:
-    """Scaling, the runs, and predictions. others: `tflops.rows` of the other kind of scaling."""
+    """Scaling and the runs. others: `tflops.rows` of the other kind of scaling."""
     other = "weak" if kind == "strong" else "strong"
     runs = Section("Runs", tables={"runs": run_table(records, table)}, results=RESULTS)
     both = scaling(records, table.rows, kind), scaling(records, others, other)
-    return [both[0], runs, both[1], predicted(table)]
+    return [both[0], runs, both[1]]

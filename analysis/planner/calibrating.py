@@ -1,8 +1,5 @@
 """A cluster's constants, fitted to its runs."""
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,44 +10,10 @@ from analysis.planner import calibration, fitting
 from analysis.planner.calibration import Calibration
 from analysis.planner.runs import Runs
 from analysis.planner.timemodel import Machine
-from base.errors import UsageError
-from models.gpus import planning_gpu
 from parallel.config.axes import AXES
 from parallel.config.layout_arrays import Array, Columns
-from parallel.record.facts import cores, cpu_name
 
-# A host CPU is no GPU: its peaks are measured, so efficiencies start at 1, and Python launches.
-HERE_PRIORS = fitting.PRIORS | {
-    "gemm": (0.7, 0.4),
-    "sat": (8.0, 1.0),
-    "attn": (0.4, 0.7),
-    "mem": (0.5, 0.7),
-    "launch": (1e-3, 1.0),
-    "gap": (5e-4, 1.5),
-    # Its all-reduces are measured in the size of a model's gradients, and hide behind nothing.
-    "link": (0.9, 0.2),
-    "exposed": (1.0, 0.2),
-    "latency": (1e-3, 1.0),
-    "step": (0.01, 1.0),
-    "micro": (3e-3, 1.0),
-    "engine": (2.2, 0.3),  # megatron-core layers beside plain ones
-}
 SPLIT = (*AXES, "micro_batch")
-HERE_CORES = max(2, cores())  # each counts as a GPU; an all-reduce needs two
-
-
-def measure_here(processes: int = HERE_CORES, timeout_s: float = 120.0) -> dict[str, float]:
-    """FLOP/s, memory and all-reduce rates of this machine.
-
-    Raises:
-        UsageError: the micro-benchmark failed; with its last line.
-    """
-    command = [sys.executable, "-m", "parallel.microbench", "--processes", str(processes)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise UsageError(f"parallel.microbench failed: {last}")
-    return json.loads(done.stdout)
 
 
 def _report(ids: list[str], x: Columns, measured: Array, predicted: Array, seen: Array) -> Table:
@@ -80,31 +43,11 @@ def _report(ids: list[str], x: Columns, measured: Array, predicted: Array, seen:
     return Table(columns, rows, notes=[note])
 
 
-def here() -> Calibration:
-    """This machine, measured; its fit is the priors.
-
-    Raises:
-        UsageError: the micro-benchmark failed.
-    """
-    measured = measure_here()
-    rates = (measured[name] for name in ("flops", "memory_rate", "link", "link"))
-    return Calibration(
-        "this machine",
-        "this machine",
-        HERE_CORES,
-        measured["memory_gb"],
-        fitting.prior_fit(HERE_PRIORS),
-        memory={"library_gb": 0.6, "fragments": 1.05},
-        machine_override=Machine(*rates, cores=HERE_CORES),
-        processor=cpu_name(),
-    )
-
-
-def fitted(runs: Runs, cluster: Calibration, count: int, out: Path) -> Table:
+def fitted(
+    runs: Runs, cluster: Calibration, priors: dict[str, tuple[float, float]], count: int, out: Path
+) -> Table:
     """Fit at most `count` runs of a cluster that nobody has calibrated, write the calibration
     `out`, and report."""
-    host = cluster.is_host
-    priors = HERE_PRIORS if host else fitting.priors_of(planning_gpu(cluster.gpu).name)
     machine = Machine.stack(
         [cluster.machine_for(runs.x.take([i])) for i in range(len(runs.measured))]
     )

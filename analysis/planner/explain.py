@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.planner import timemodel
 from analysis.planner.ranking import (
     HEADINGS,
     KEYS,
@@ -16,7 +15,6 @@ from analysis.planner.ranking import (
 )
 from analysis.planner.space import engine_of
 from base.errors import UsageError
-from parallel.config import memory
 from parallel.config.layout import RECOMPUTE
 from parallel.config.layout_arrays import Columns
 
@@ -99,14 +97,6 @@ def gigabytes_of(r: Ranking, i: int) -> dict[str, float]:
     """Gigabytes of a row by part, on its fullest rank."""
     parts = gigabytes_by_part(r.x.take(np.array([i])), r.cluster)
     return {name: values.item() for name, values in parts.items()}
-
-
-def exchange(x: Columns, i: int) -> str:
-    """A line about what the cp ranks send each other; "" where there is one."""
-    if x.cp[i] == 1:
-        return ""
-    gb = (timemodel.received(x) * x.n_micro * x.layers / x.pp)[i] / memory.GB
-    return f"each cp rank receives {gb:.4g} GB of keys, values and their gradients a step\n"
 
 
 def title(x: Columns, i: int) -> str:

@@ -6,6 +6,7 @@ is known before any run of the cluster is seen. The fit minimises the soft-l1 lo
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -169,19 +170,16 @@ class _Problem:
         hidden gives `launch` no slope, so the search starts from both sides of it."""
         from scipy.optimize import least_squares  # 0.2 s to load: only where something is fitted
 
-        latest: dict[bytes, tuple[np.ndarray, np.ndarray]] = {}  # least_squares asks for each twice
-
-        def evaluate(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            key = z.tobytes()
-            if key not in latest:
-                latest.clear()
-                latest[key] = self.residuals(z)
-            return latest[key]
-
+        evaluated = lru_cache(1)(lambda z: self.residuals(np.frombuffer(z)))  # asked for twice
         settings = {"bounds": (-4, 4), "max_nfev": 40, "ftol": 1e-4, "xtol": 1e-4}
         slow_host = np.where(np.array(NAMES) == "launch", 1.5, 0.0)
         found = [
-            least_squares(lambda z: evaluate(z)[0], start, jac=lambda z: evaluate(z)[1], **settings)
+            least_squares(
+                lambda z: evaluated(z.tobytes())[0],
+                start,
+                jac=lambda z: evaluated(z.tobytes())[1],
+                **settings,
+            )
             for start in (np.zeros(len(NAMES)), slow_host)
         ]
         return self.theta(min(found, key=lambda solution: solution.cost).x)
@@ -242,21 +240,8 @@ def fit(
 
 def features(x: Columns) -> np.ndarray:
     """Numbers that describe runs before they ran, (n, k); each column has unit spread."""
-    raw = [
-        np.log2(v)
-        for v in (
-            x.hidden,
-            x.layers,
-            x.tp,
-            x.pp,
-            x.dp,
-            x.micro_batch,
-            x.n_micro,
-            x.gpus,
-            x.vpp,
-            x.cp,
-        )
-    ]
+    sizes = "hidden layers tp pp dp micro_batch n_micro gpus vpp cp".split()
+    raw = [np.log2(getattr(x, name)) for name in sizes]
     raw += [x.hidden / x.tp % 64 != 0, x.hidden / x.heads % 64 != 0, x.heads / x.tp]
     raw += [3.0 * (x.zero_stage == 3), x.recompute, x.sequence_parallel, x.offload]
     table = np.stack([np.asarray(v, float) for v in raw], axis=1)

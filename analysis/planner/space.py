@@ -98,7 +98,8 @@ def space(
     if not keep.any():
         raise UsageError(
             f"{' and '.join(engines)} can run none of the {len(splits)} splits in {precision} with"
-            f" cp {', '.join(map(str, cps))}: {'; '.join(_limits(precision, cps))}"
+            f" cp {', '.join(map(str, cps))}: a dp x cp of 1, cp above 1 (not in fp32) and fp8"
+            " (GEMMs with sides in multiples of 16) are planned for megatron"
         )
     return x.take(keep)
 
@@ -115,18 +116,6 @@ def _cannot_run(x: Columns, precision: str) -> np.ndarray:
     head = x.head_dim / x.tp
     sides = (x.hidden, x.heads * head, x.kv_heads * head, x.ffn / x.tp, x.tokens / cut)
     return bad | x.fp8 & np.any([side % 16 != 0 for side in sides], axis=0)  # cuBLAS
-
-
-def _limits(precision: str, cps: Sequence[int]) -> list[str]:
-    """What is planned for megatron alone, of what was asked."""
-    limits = []
-    if precision == "fp8":
-        limits.append("fp8 is planned for megatron, for GEMMs with sides in multiples of 16")
-    elif min(cps) == 1:
-        limits.append("a dp x cp of 1 is planned for megatron")
-    if max(cps) > 1:
-        limits.append("cp above 1 is planned for megatron, and not in fp32")
-    return limits
 
 
 def _splits(

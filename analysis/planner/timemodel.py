@@ -51,10 +51,6 @@ class Machine:
         """The rows that an index chooses, of fields that are arrays."""
         return Machine(*(getattr(self, f.name)[chosen] for f in fields(self)))
 
-    def spread(self, n: int) -> "Machine":
-        """This one machine n times."""
-        return Machine(*(np.full(n, getattr(self, f.name)) for f in fields(self)))
-
     @classmethod
     def stack(cls, machines: list["Machine"]) -> "Machine":
         """One machine a row."""

@@ -138,13 +138,18 @@ def fit_some(
     return fitting.fit(x, machine, rows.measured[chosen], priors), chosen
 
 
+def first_rank(x: Columns, constants: dict[str, Any] | None = None) -> np.ndarray:
+    """Peak bytes of rank 0, the one whose memory logs print."""
+    return sum(memory.parts(x, "first", constants).values())
+
+
 def of_memory(rows: Rows, count: int = fitting.MAX_ROWS) -> HeldOut:
     """Gigabytes of rank 0, by constants that were fitted on at most `count` other rows."""
 
     def predict(known: np.ndarray, unknown: np.ndarray) -> tuple[np.ndarray, float]:
         constants = memory_constants(rows, known, count)
         library = np.where(rows.tensors_alone[unknown], constants["library_gb"], 0.0)
-        peaks = memory.first_rank(rows.x.take(unknown), constants) / memory.GB
+        peaks = first_rank(rows.x.take(unknown), constants) / memory.GB
         return peaks - library, np.nan
 
     return _held_out(rows, _has_peak(rows), "random", predict)
@@ -176,7 +181,7 @@ def fit_memory(x: Columns, gigabytes: np.ndarray) -> dict[str, float]:
         return dict(zip(names, np.exp(centre + z * MEMORY_WIDTHS), strict=True))
 
     def residuals(z: np.ndarray) -> np.ndarray:
-        r = np.log(memory.first_rank(x, constants(z)) / memory.GB / gigabytes) / MEMORY_NOISE
+        r = np.log(first_rank(x, constants(z)) / memory.GB / gigabytes) / MEMORY_NOISE
         return np.concatenate([np.sign(r) * fitting.soft_l1(r), z])
 
     return constants(least_squares(residuals, np.zeros(len(names))).x)

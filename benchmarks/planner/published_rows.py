@@ -33,6 +33,14 @@ CRASHED = ("OOM", "crashed_or_OOM")  # statuses of runs that may have had too li
 SLOW = 1.3  # a run this many times slower than one with no less to do met what is not modelled
 
 
+def stages_without_layers(x: Columns) -> np.ndarray:
+    """Stages behind that of the last layer, where the output layer counts in cutting them: stage s
+    begins at the layer at which s shares of the parameters are reached."""
+    share = (x.layers + x.vocab * x.hidden / memory.layer_params(x)) / x.pp  # in layers
+    behind = x.pp - 1 - np.floor((x.layers - 1) / share + 1e-9)
+    return np.where(x.cut_by_flops, np.maximum(behind, 0), 0)
+
+
 @dataclass
 class Rows:
     """The rows that can be modelled, and why the others cannot.
@@ -85,7 +93,7 @@ class Rows:
         Ultra-Scale sweep one ran.
         """
         x = self.x
-        few, empty = x.n_micro < x.pp - 1, memory.stages_without_layers(x) > 2
+        few, empty = x.n_micro < x.pp - 1, stages_without_layers(x) > 2
         return ~(x.nanotron & (few | empty))
 
     def key(self, i: int) -> tuple:

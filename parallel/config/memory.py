@@ -61,14 +61,6 @@ def stage_layers(x: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     )
 
 
-def stages_without_layers(x: Columns) -> np.ndarray:
-    """Stages behind that of the last layer, where the output layer counts in cutting them: stage s
-    begins at the layer at which s shares of the parameters are reached."""
-    share = (x.layers + x.vocab * x.hidden / layer_params(x)) / x.pp  # in layers
-    behind = x.pp - 1 - np.floor((x.layers - 1) / share + 1e-9)
-    return np.where(x.cut_by_flops, np.maximum(behind, 0), 0)
-
-
 def layer_params(x: Columns) -> np.ndarray:
     """Weights of one layer's matrices, whole: h (2 a d + 2 k d) + 2 h f, or 3 h f with a gate;
     12 h^2 for a GPT."""
@@ -529,11 +521,6 @@ def when_a_pipeline_reduces(x: Columns, s: Stage) -> np.ndarray:
     alone = _buckets_of_backward(x, s)
     there = np.where(_deepspeed_pipe(x) & (both > 0), reduced, alone)
     return there + _outputs(x, s) + _late_gradients(x, s)
-
-
-def first_rank(x: Columns, constants: dict[str, Any] | None = None) -> np.ndarray:
-    """Peak bytes of rank 0, the one whose memory logs print."""
-    return sum(parts(x, "first", constants).values())
 
 
 def peak(x: Columns, constants: dict[str, Any] | None = None) -> np.ndarray:

@@ -1,0 +1,89 @@
+"""The calibration of this machine's CPU: analysis/planner/calibrations/2-core-cpu.toml.
+
+    python -m benchmarks.planner.calibrate_here RUNS... --out FILE.toml [--rows 8]
+
+Measures a matrix product, memory and an all-reduce (python -m parallel.microbench), fits --rows of
+the runs and predicts the others.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from analysis.common.table import show
+from analysis.planner import calibrating, fitting
+from analysis.planner.calibration import Calibration, host_columns
+from analysis.planner.runs import read_runs
+from analysis.planner.timemodel import Machine
+from base.errors import Parser, UsageError, command_line
+from parallel.record.facts import cores, cpu_name
+
+# A host CPU is no GPU: its peaks are measured, so efficiencies start at 1, and Python launches.
+HERE_PRIORS = fitting.PRIORS | {
+    "gemm": (0.7, 0.4),
+    "sat": (8.0, 1.0),
+    "attn": (0.4, 0.7),
+    "mem": (0.5, 0.7),
+    "launch": (1e-3, 1.0),
+    "gap": (5e-4, 1.5),
+    # Its all-reduces are measured in the size of a model's gradients, and hide behind nothing.
+    "link": (0.9, 0.2),
+    "exposed": (1.0, 0.2),
+    "latency": (1e-3, 1.0),
+    "step": (0.01, 1.0),
+    "micro": (3e-3, 1.0),
+    "engine": (2.2, 0.3),  # megatron-core layers beside plain ones
+}
+HERE_CORES = max(2, cores())  # each counts as a GPU; an all-reduce needs two
+
+
+def measure_here(processes: int = HERE_CORES, timeout_s: float = 120.0) -> dict[str, float]:
+    """FLOP/s, memory and all-reduce rates of this machine.
+
+    Raises:
+        UsageError: the micro-benchmark failed; with its last line.
+    """
+    command = [sys.executable, "-m", "parallel.microbench", "--processes", str(processes)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise UsageError(f"parallel.microbench failed: {last}")
+    return json.loads(done.stdout)
+
+
+def here() -> Calibration:
+    """This machine, measured; its fit is the priors.
+
+    Raises:
+        UsageError: the micro-benchmark failed.
+    """
+    measured = measure_here()
+    rates = (measured[name] for name in ("flops", "memory_rate", "link", "link"))
+    return Calibration(
+        "this machine",
+        "this machine",
+        HERE_CORES,
+        measured["memory_gb"],
+        fitting.prior_fit(HERE_PRIORS),
+        memory={"library_gb": 0.6, "fragments": 1.05},
+        machine_override=Machine(*rates, cores=HERE_CORES),
+        processor=cpu_name(),
+    )
+
+
+@command_line("calibrate_here")
+def main(argv: list[str] | None = None) -> int:
+    parser = Parser(description=__doc__.split("\n")[0])
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS")
+    parser.add_argument("--rows", type=int, default=8, help="runs to fit at most (default: 8)")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.toml")
+    arguments = parser.parse_args(argv)
+    runs = read_runs(arguments.runs, host_columns)
+    table = calibrating.fitted(runs, here(), HERE_PRIORS, arguments.rows, arguments.out)
+    show([table], "text", None)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
