@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import stat
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -26,11 +25,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """What a TOML text holds.
-
-    Raises:
-        ValueError: not TOML, or nested deeper than DEEPEST.
-    """
+    """What a TOML text holds. Raises: ValueError: not TOML, or nested deeper than DEEPEST."""
     return _shallow(tomllib.loads, text, "{[.")
 
 
@@ -177,37 +172,32 @@ def below(
     A folder is entered once, under its own name rather than a link's: links may form a loop.
     """
     entered: set[tuple[int, int]] = set()
-    stack = [top]
-    while stack:
-        path = stack.pop()
+
+    def walk(path: Path) -> Iterator[tuple[Path, str]]:
         try:
-            linked = path != top and stat.S_ISLNK(path.lstat().st_mode)
-            if linked and not os.path.exists(path):
-                yield path, ""  # a link to nothing, or to itself: who opens it will say so
-                continue
+            if not path.is_dir():
+                yield path, ""  # also a link to nothing, or to itself: who opens it will say so
+                return
             about = path.stat()
-            if linked and _inside(path, top):
-                continue  # met under its own name; or it holds `top`, and leads back to it
-            if not stat.S_ISDIR(about.st_mode):
-                yield path, ""
-                continue
-            if (about.st_dev, about.st_ino) in entered:
-                continue
+            again = (about.st_dev, about.st_ino) in entered
+            if again or (path != top and path.is_symlink() and _inside(path, top)):
+                return
             entered.add((about.st_dev, about.st_ino))
             if whole(path):
                 yield path, ""
-                continue
+                return
             names = sorted(name for name in os.listdir(path) if not skip(name))
         except OSError as error:
             yield path, error.strerror or str(error)
-            continue
-        except ValueError as error:  # a zero byte in a path
-            yield path, str(error)
-            continue
-        stack += [path / name for name in reversed(names)]
+            return
+        for name in names:
+            yield from walk(path / name)
+
+    yield from walk(top)
 
 
 def _inside(link: Path, top: Path) -> bool:
-    """Whether a link leads to a folder at, below or above `top`."""
+    """Whether a link leads to a folder at or below `top`, where that is met under its own name, or
+    above it."""
     there, here = link.resolve(), top.resolve()
-    return there.is_dir() and (there.is_relative_to(here) or here.is_relative_to(there))
+    return there.is_relative_to(here) or here.is_relative_to(there)

@@ -9,8 +9,8 @@ r"""What a study asks of Slurm: its runs, what they may cost, and the script of 
 
 The first form also writes the study's script beside it (slurm/layouts.slurm), which submits the
 runs; --dry-run writes nothing. A script that this command did not write is replaced with --force
-alone. Points that cannot run are left out, with one line a reason; --strict refuses them and lists
-all. Submit from the repository's root: paths in the scripts are relative to it.
+alone. Points that cannot run are left out, with one line a reason. Submit from the repository's
+root: paths in the scripts are relative to it.
 """
 
 import argparse
@@ -370,11 +370,7 @@ def study_files(paths: list[Path]) -> list[Path]:
 
 
 def load_studies(arguments: argparse.Namespace) -> list[Study]:
-    """The studies that `study_parser`'s arguments name.
-
-    Raises:
-        UsageError: one cannot be read.
-    """
+    """The studies that `study_parser`'s arguments name. Raises: UsageError: one cannot be read."""
     return [load_study(path, arguments.cluster) for path in study_files(arguments.studies)]
 
 
@@ -389,7 +385,6 @@ def each(studies: list[Study]) -> Iterator[Study]:
 @command_line("slurm.render")
 def main(argv: list[str] | None = None) -> int:
     parser = study_parser("slurm.render", __doc__)
-    parser.add_argument("--strict", action="store_true", help="refuse what cannot run")
     parser.add_argument("--list", action="store_true", help="print the runs' names alone")
     parser.add_argument("--run-name", metavar="NAME", help="print the script of this run")
     parser.add_argument("--dry-run", action="store_true", help="write nothing; print the estimate")
@@ -399,7 +394,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.run_name and len(paths) > 1:
         raise UsageError(f"--run-name names a run of one study, not of {len(paths)}")
     for path in paths:
-        study = load_study(path, arguments.cluster, arguments.strict)
+        study = load_study(path, arguments.cluster)
         if arguments.run_name:
             study.run(arguments.run_name)  # or a UsageError that lists the names
             print(script(study, [arguments.run_name], cluster_of(study), arguments.logs), end="")

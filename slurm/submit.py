@@ -194,7 +194,6 @@ def check_budget(study: Study, names: list[str], total: float, budget: float | N
 @command_line("slurm.submit")
 def main(argv: list[str] | None = None) -> int:
     parser = study_parser("slurm.submit", __doc__)
-    parser.add_argument("--strict", action="store_true", help="refuse what cannot run")
     parser.add_argument(
         "--only",
         nargs="+",
@@ -215,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
         if len(paths) > 1:
             print(f"{shown(path)}:")
         try:
-            submit_study(load_study(path, arguments.cluster, arguments.strict), arguments)
+            submit_study(load_study(path, arguments.cluster), arguments)
         except UsageError as error:  # the other studies are submitted all the same
             warn("slurm.submit", error)
             status = 2

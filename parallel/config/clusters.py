@@ -145,11 +145,7 @@ def load_clusters() -> dict[str, Cluster]:
 
 
 def cluster(name: str) -> Cluster:
-    """The cluster of that name.
-
-    Raises:
-        UsageError: there is none, or its table is wrong.
-    """
+    """The cluster of that name. Raises: UsageError: there is none, or its table is wrong."""
     paths = files()
     tables = _tables(paths)
     if name not in tables:

@@ -101,8 +101,8 @@ class Layout:
                 )
         if config.ffn_hidden % self.tp:
             problems.append(f"tp {self.tp} does not divide ffn_hidden {config.ffn_hidden}")
+        chunks = f"pp {self.pp} x vpp {self.vpp}" if self.vpp > 1 else f"pp {self.pp}"
         if config.n_layer % (self.pp * self.vpp):
-            chunks = f"pp {self.pp}" + (f" x vpp {self.vpp}" if self.vpp > 1 else "")
             problems.append(f"{chunks} does not divide the {config.n_layer} layers")
         if self.vpp > 1 and self.pp < 2:
             problems.append(f"vpp {self.vpp} interleaves pipeline stages and needs pp >= 2")

@@ -180,10 +180,10 @@ class _Point:
         return self.nodes if setting == "nodes" else getattr(self.named, setting)
 
 
-def load_study(path: Path | str, cluster: str | None = None, strict: bool = False) -> Study:
+def load_study(path: Path | str, cluster: str | None = None) -> Study:
     """Read and check a study file.
 
-    `cluster` overrides the study's own. With `strict`, an impossible point of a sweep is an error.
+    `cluster` overrides the study's own.
 
     Raises:
         UsageError: unreadable, not TOML, a key that is not known, a name that no folder beside the
@@ -199,8 +199,11 @@ def load_study(path: Path | str, cluster: str | None = None, strict: bool = Fals
     # A B A B: sorting is stable, so each round keeps the file's order.
     names, repeat_of = _name_all(sorted(points, key=lambda point: max(point.repeat, 1)))
     named = {name: point for name, point in names.items() if point.spec is not None}
-    if left_out and (strict or not named):
-        raise UsageError(_cannot_run(path, where, left_out, strict))
+    if not named:
+        first = ": ".join(left_out[0]) if left_out else "it asks for none"
+        raise UsageError(
+            f"study {path}: none of its {len(left_out)} points can run{_on(where)}: {first}"
+        )
     specs = {name: point.spec for name, point in named.items()}
     _check_save_folders(path, specs)
     baseline, assumed = _baseline(path, file, names, repeat_of, where)
@@ -222,11 +225,7 @@ def load_study(path: Path | str, cluster: str | None = None, strict: bool = Fals
 
 
 def _read(path: Path) -> _File:
-    """The tables of a study file.
-
-    Raises:
-        UsageError: they are not what their names say; or no folder can have the file's name.
-    """
+    """The tables of a study file. Raises: UsageError: they are not what their names say."""
     table = read_toml(path, "study")
     if path.stem.startswith(".") or not path.suffix:
         raise UsageError(
@@ -260,11 +259,7 @@ def _baseline(
     repeat_of: dict[str, tuple[str, int]],
     where: Cluster | None,
 ) -> tuple[str, list[str]]:
-    """The baseline's run, and what was assumed to find it; a configuration is its first repeat.
-
-    Raises:
-        UsageError: it is no run, or it cannot run on this cluster.
-    """
+    """The baseline's run, and what was assumed to find it; a configuration is its first repeat."""
     named = [name for name, point in names.items() if point.spec is not None]
     baseline, assumed = file.baseline or named[0], []
     configurations = {repeat_of.get(name, (name, 0))[0] for name in named}
@@ -284,29 +279,11 @@ def _on(where: Cluster | None) -> str:
     return f" on {where.name}" if where else ""
 
 
-def _cannot_run(
-    path: Path, where: Cluster | None, left_out: list[tuple[str, str]], strict: bool
-) -> str:
-    """The points that cannot run, in one sentence: all of them, or the first where none can."""
-    if strict:
-        reasons = "; ".join(f"{what}: {why}" for what, why in left_out)
-        return f"study {path}: {len(left_out)} points cannot run: {reasons}"
-    (what, why), more = left_out[0], ""
-    if len(left_out) > 1:
-        more = f" (python -m slurm.render {path} --strict lists all {len(left_out)})"
-    none = f"none of its {len(left_out)} points can run{_on(where)}"
-    return f"study {path}: {none}: {what}: {why}{more}"
-
-
 def _read_points(
     path: Path, file: _File, where: Cluster | None
 ) -> tuple[list[_Point], list[tuple[str, str]]]:
     """The points of all tables, those of [[run]] first, and (point, reason) of those of sweeps that
-    can run nowhere.
-
-    Raises:
-        UsageError: a table is wrong, there are too many points, or a [[run]] cannot run.
-    """
+    can run nowhere. Raises: UsageError: a table is wrong, or a [[run]] cannot run."""
     sweeps = {f"{path} [[run]] {n}": _Sweep(include=[run]) for n, run in enumerate(file.run, 1)}
     for number, table in enumerate(file.sweep, start=1):
         source = f"{path} [[sweep]] {number}"
@@ -382,10 +359,7 @@ def _point(
     layers: Layers, slurm: dict[str, Any], where: Cluster | None, source: str, what: str
 ) -> _Point:
     """A run, out of its layers. Where only this cluster makes it impossible, `why` says so.
-
-    Raises:
-        UsageError: every reason why it can run on no cluster.
-    """
+    Raises: UsageError: every reason why it can run on no cluster."""
     label, nodes, plain = "", None, []
     for origin, settings in layers:
         label = settings.get("label", label)
@@ -422,9 +396,6 @@ def _name_all(points: list[_Point]) -> tuple[dict[str, _Point], dict[str, tuple[
     (configuration, repeat) of those that are repeats.
 
     Points that this cluster cannot run are named too: the names of the others do not depend on it.
-
-    Raises:
-        UsageError: two points that nothing tells apart.
     """
     stated = {name for point in points for _, settings in point.layers for name in settings}
     by_nodes = bool(_telling(["nodes"], points, lambda p: (p.split(), p.label)))
