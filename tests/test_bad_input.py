@@ -26,8 +26,6 @@ def test_every_command_is_given_bad_lines():
         ("packed", 30),
         ("texts", 30),
         ("tokens", 30),
-        ("saves", 20),
-        ("deleted", 20),
         ("commands", 60),
         ("output", 8),
         ("not-runs", 600),

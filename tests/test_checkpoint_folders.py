@@ -315,3 +315,14 @@ def test_a_run_does_not_go_on_from_another_runs_state(save, capsys):
     begun(two, save=str(save), load=str(save)).close()
     begun(two, save=str(save), load=str(save)).close()
     assert "attempts" in json.loads((two / "run.json").read_text())
+
+
+def test_an_attempt_keeps_where_the_first_began_and_its_profiler_though_that_is_gone(save):
+    run = save.parent / "one"
+    begun(run, save=str(save)).close()
+    about = json.loads((run / "run.json").read_text())
+    checkpoint_of(save, 5, about["run"], about["spec"])
+    kept = {"loaded": str(save.parent / "gone"), "profiler": {"tool": "nsys"}}
+    (run / "run.json").write_text(json.dumps(about | kept))
+    begun(run, save=str(save)).close()
+    assert json.loads((run / "run.json").read_text()).items() >= kept.items()

@@ -4,6 +4,7 @@ One process, an engine that is a few tensors: the disk is what is tested here.
 """
 
 import errno
+import itertools
 import json
 import math
 import pickle
@@ -101,6 +102,13 @@ def test_training_on_does_not_change_what_is_being_saved_behind_it(tmp_path):
     saver.wait()
     saver_of(again := Engine(), tmp_path).load(tmp_path)
     assert equal(again, Engine(1.0))
+
+
+def test_waiting_for_a_save_behind_is_time_that_training_was_blocked(tmp_path, monkeypatch):
+    clock = SimpleNamespace(perf_counter=itertools.count().__next__)
+    monkeypatch.setattr(checkpointer, "time", clock)
+    (event,) = save_some(tmp_path, [1], async_save=True).events()
+    assert event.blocked_s > 1  # from the snapshot's begin to its end, and then in `wait`
 
 
 def truncate(path: Path) -> None:

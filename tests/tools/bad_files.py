@@ -1,4 +1,4 @@
-"""Bad files around a run: packed logs, documents, tokens, folders of checkpoints, lost folders.
+"""Bad files around a run: packed logs, documents, tokens.
 
 bad_input.py runs these campaigns. Each case is one function of a seeded generator and a folder.
 """
@@ -9,7 +9,6 @@ import io
 import json
 import os
 import random
-import shutil
 import tarfile
 import tempfile
 import zipfile
@@ -178,76 +177,4 @@ def one_tokens(chance: random.Random, folder: Path, loud: bool) -> list[Problem]
             prepared = np.frombuffer(tokens()[f"{split}.bin"], meta["dtype"])
             if not np.array_equal(getattr(loaded, split).ids, prepared):
                 problems.append((WRONG, f"{way} of {name}: other tokens are trained on"))
-    return problems
-
-
-# --- folders of checkpoints ----------------------------------------------------------------------
-
-FOREIGN = [".weights-old", ".latest.bak", ".manifest.json.old", ".step-mine", "notes.txt"]
-FOREIGN += ["step-x", "step-00000005.bak", ".step-00000004.mine", "latest.txt", "weights"]
-
-
-def one_save(chance: random.Random, folder: Path, loud: bool) -> list[Problem]:
-    """Saves and retention beside what others put there: all of that stays."""
-    from tests.tools import tiny_checkpoint  # loads torch
-
-    save, elsewhere = folder / "checkpoints", folder / "elsewhere"
-    kinds = chance.choices(["file", "folder", "link", "broken link"], k=3)
-    theirs = dict(zip(chance.sample(FOREIGN, 3), kinds, strict=True))
-    for place in (save, elsewhere):
-        place.mkdir()
-    (elsewhere / "mine").write_text("mine")
-    for name, kind in theirs.items():
-        if kind == "file":
-            (save / name).write_text("mine")
-        elif kind == "folder":
-            shutil.copytree(elsewhere, save / name)
-        else:
-            (save / name).symlink_to(elsewhere if kind == "link" else folder / "nothing")
-
-    def saves() -> None:
-        writer = tiny_checkpoint.saver(tiny_checkpoint.Holder(), save, keep_last=1)
-        for step in range(1, chance.randint(2, 4)):
-            writer.save(step)
-        writer.wait()
-
-    problems = watched(saves, loud)[1]
-    for name, kind in theirs.items():
-        if not os.path.lexists(save / name):
-            problems.append((WRONG, f"a {kind} called {name} is gone"))
-    if (elsewhere / "mine").read_text() != "mine":
-        problems.append((WRONG, "a file elsewhere has changed"))
-    return problems
-
-
-# --- run folders that are deleted while a run writes ---------------------------------------------
-
-
-def one_deleted(chance: random.Random, folder: Path, loud: bool) -> list[Problem]:
-    """Parts of a run folder are deleted between two steps: the run does not end as complete."""
-    from parallel.record.writer import RunFolder  # loads torch
-
-    facts = {"run": "x", "spec": {}, "layout": {}}
-    run = RunFolder(folder / "run")
-    names = ["all", "train.log", "steps.csv", "moved"]
-    way, at = chance.choice(names), chance.randint(1, 4)
-    row = {"step": 1, "step_s": 0.1, "loss": 5.0, "grad_norm": 1.0, "lr": 1e-3}
-    row |= {"loss_scale": 1.0, "skipped": 0, "tokens": 128}
-
-    def writes() -> None:
-        run.begin(dict(facts))
-        for step in range(1, 5):
-            run.step(row | {"step": step})
-            if step == at and way == "all":
-                shutil.rmtree(run.path)
-            elif step == at and way == "moved":
-                run.path.rename(folder / "elsewhere")
-            elif step == at:
-                (run.path / way).unlink()
-        run.complete({}, "RUN_COMPLETE")
-
-    result, problems = watched(writes, loud)
-    if not problems and not isinstance(result, UsageError):
-        problems = [(WRONG, f"{way}: the run ends as complete")]
-    run.close()
     return problems

@@ -8,8 +8,6 @@ folders    a study of three runs, one of them damaged, read by every command tha
 packed     logs in gz, tar and zip, bombs, pipes and devices, by name and through stdin
 texts      documents for parallel.data: damaged JSONL, bytes, pictures, empty ones
 tokens     data folders with a damaged meta.json or token file: other tokens are never trained on
-saves      folders of checkpoints in which others keep files, folders and links
-deleted    run folders that are deleted or moved while a run writes
 manifests  a forged manifest of a checkpoint with a matching checksum: verify, export and load
 commands   command lines with bad numbers, empty values, wrong files, devices, unknown words
 output     every command where its output is closed, full, or read no further than one line
@@ -346,8 +344,6 @@ CAMPAIGNS: dict[str, tuple[Callable[..., list[Problem]], int | Callable[[], list
     "packed": (bad_files.one_packed, 500),
     "texts": (bad_files.one_text, 500),
     "tokens": (bad_files.one_tokens, 500),
-    "saves": (bad_files.one_save, 100),
-    "deleted": (bad_files.one_deleted, 100),
     "commands": (bad_commands.one_command, 1500),
     "output": (bad_commands.one_output, bad_commands.outputs),
     "neutral": (one_neutral, neutral_cases),

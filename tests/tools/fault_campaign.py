@@ -12,13 +12,12 @@ log called saved and that retention keeps is there and undamaged; no process of 
 checkpoint. In the end losses, gradient norms and learning rates must equal those of the run that
 never stopped, bit for bit.
 
-Prints one line per kill; counts go to <out>/result.json and result.md. If the campaign was stopped,
-the same command resumes it. Exit status 1 when anything was lost.
+Prints one line per kill; counts go to <out>/result.json and result.md. Exit status 1 when anything
+was lost.
 """
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import re
@@ -106,14 +105,8 @@ def phase_of(log: str) -> str:
 
 def family(mark: str) -> list[psutil.Process]:
     """Every living process of an attempt, whatever its parent is now."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+    every = psutil.process_iter(["environ", "cmdline"])
+    return [process for process in every if (process.info["environ"] or {}).get(MARK) == mark]
 
 
 def kill(processes: list[psutil.Process]) -> None:
@@ -123,15 +116,12 @@ def kill(processes: list[psutil.Process]) -> None:
 
 
 def ranks_of(processes: list[psutil.Process]) -> list[tuple[int, psutil.Process]]:
-    found = []
-    for process in processes:
-        try:
-            environment = process.environ()
-            if "RANK" in environment and "parallel.train" in process.cmdline():
-                found.append((int(environment["RANK"]), process))
-        except psutil.Error:
-            continue
-    return sorted(found, key=lambda pair: pair[0])
+    ranks = [
+        (int(process.info["environ"]["RANK"]), process)
+        for process in processes
+        if "RANK" in process.info["environ"] and "parallel.train" in (process.info["cmdline"] or ())
+    ]
+    return sorted(ranks, key=lambda pair: pair[0])
 
 
 def median_s(folder: Path, event: str, otherwise: float) -> float:
@@ -252,45 +242,28 @@ def one_kill(folder: Path, engine: str, steps: int, number: int, seed: str, flag
 
 def campaign(engine: str, kills: int, steps: int, seed: str, out: Path, flags: list) -> list[dict]:
     """All kills of one engine, the end of each run and the comparison."""
-    alone, folder, record = out / f"{engine}-alone", out / engine, out / f"{engine}.jsonl"
-    if read_status(alone).get("state") != "complete":
-        assert start(alone, engine, steps, flags, "alone").wait() == 0, f"see {alone}.console"
-    told = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    alone, folder, outcomes = out / f"{engine}-alone", out / engine, []
+    assert start(alone, engine, steps, flags, "alone").wait() == 0, f"see {alone}.console"
     saving = ["--save-interval", "2", "--save-grace-s", "5", *flags]
-
-    def note(outcome: dict, words: str) -> None:
-        told.append(outcome)
-        with record.open("a") as file:
-            print(json.dumps(outcome), file=file)
-        problems = "; ".join(outcome["problems"]) or "nothing lost"
-        print(f"{engine} {count()}/{kills}: {words}: {problems}", flush=True)
-
-    def count() -> int:
-        return sum("killed" in r and r["phase"] != "complete" for r in told)
-
-    def compare() -> None:
-        problem = difference(folder, alone)
-        same = "DIFFERS from" if problem else "is bit for bit"
-        note(
-            {"engine": engine, "phase": "end", "problems": [problem] if problem else []},
-            f"the curve of {len(losses(folder))} steps {same} the undisturbed one",
-        )
-        folder.rename(out / f"{engine}-{len(told)}")
-
-    while count() < kills:
-        if read_status(folder).get("state") == "complete":
-            compare()  # all steps are done but not all kills: start another run of the same
-        tries = sum("killed" in r for r in told)
-        outcome = one_kill(folder, engine, steps, tries, seed, saving)
-        said = (
-            f"killed {outcome['killed']} while {outcome['phase']}, step {outcome['newest']} there"
-        )
-        note(outcome, said)
-    if folder.exists():
-        if read_status(folder).get("state") != "complete":
+    done = 0
+    while done < kills or folder.exists():
+        if done == kills and read_status(folder).get("state") != "complete":
             start(folder, engine, steps, saving, "end").wait()
-        compare()
-    return told
+        if read_status(folder).get("state") == "complete" or done == kills:
+            problem = difference(folder, alone)
+            same = "DIFFERS from" if problem else "is bit for bit"
+            words = f"the curve of {len(losses(folder))} steps {same} the undisturbed one"
+            outcome = {"engine": engine, "phase": "end", "problems": [problem] if problem else []}
+            folder.rename(out / f"{engine}-{len(outcomes)}")  # kills are left: another run
+        else:
+            tries = sum("killed" in outcome for outcome in outcomes)
+            outcome = one_kill(folder, engine, steps, tries, seed, saving)
+            done += outcome["phase"] != "complete"
+            words = f"killed {outcome['killed']} while {outcome['phase']}"
+        outcomes.append(outcome)
+        problems = "; ".join(outcome["problems"]) or "nothing lost"
+        print(f"{engine} {done}/{kills}: {words}: {problems}", flush=True)
+    return outcomes
 
 
 def difference(folder: Path, alone: Path) -> str:

@@ -38,8 +38,8 @@ class Holder:
         return [t.tolist() for kinds in self.tensors.values() for t in kinds.values()]
 
 
-def saver(engine: Holder, save: Path, keep_last: int = 0) -> Checkpointer:
-    sizes = {**SIZES, "save_interval": 1, "keep_last": keep_last, "steps": 100}
+def saver(engine: Holder, save: Path) -> Checkpointer:
+    sizes = {**SIZES, "save_interval": 1, "keep_last": 0, "steps": 100}
     spec = resolve(("bad input", sizes))
     facts = {"run": "r", "git": {"commit": "c"}, "data": {"path": "d", "sha256": "s"}}
     return Checkpointer(engine, spec, facts, save, 0, 1)
