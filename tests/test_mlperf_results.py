@@ -5,7 +5,6 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from analysis import scaling
@@ -26,6 +25,21 @@ def one(folder: Path, benchmark="gpt3", nodes=64, step_s=11.0, batch=2048, **how
     return read(write(folder, "Made", f"made_n{nodes}", benchmark, 0, lines))
 
 
+def read_text(folder, text, benchmark="gpt3"):
+    """A result of these lines, read."""
+    return read(write(folder, "Made", "made_n64", benchmark, 0, iter([text])))
+
+
+def test_evaluations_are_left_out_of_the_time_and_told(tmp_path):
+    record = one(tmp_path, "llama2_70b_lora", 1, 4.0, 8, n_micro=4, eval_s=40.0, **LORA)
+    assert record.interval == 48 and len(record.steps) == 6
+    assert timed(record).step_s == pytest.approx(4.0, rel=1e-3)
+    about = record.submission
+    assert (about.eval_s, about.init_s) == pytest.approx((240, 60))
+    assert about.block_s == pytest.approx(192, rel=1e-3)
+    assert about.train_s + about.eval_s == pytest.approx(record.totals["wall_s"])
+
+
 @pytest.mark.parametrize(
     "key",
     ["train_step_time", "train_step_timing in s", "step_time_s", "time_per_step"],
@@ -38,20 +52,10 @@ def test_each_step_is_read_under_any_name_of_its_time(tmp_path, key):
     assert record.submission.samples == 288 * 2048
 
 
-def test_evaluations_are_left_out_of_the_time_and_told(tmp_path):
-    record = one(tmp_path, "llama2_70b_lora", 1, 4.0, 8, n_micro=4, eval_s=40.0, **LORA)
-    assert record.interval == 48 and len(record.steps) == 6
-    assert timed(record).step_s == pytest.approx(4.0, rel=1e-3)
-    about = record.submission
-    assert about.eval_s == pytest.approx(240) and about.init_s == pytest.approx(60)
-    assert about.block_s == pytest.approx(192, rel=1e-3)
-    assert about.train_s + about.eval_s == pytest.approx(record.totals["wall_s"])
-
-
 def test_evaluations_that_are_not_marked_are_said_to_be_in_the_times(tmp_path):
-    lines = [x for x in result("gpt3", 64, 11.0, 2048, ranks=1, step_key=None, **GPT3)]
+    lines = result("gpt3", 64, 11.0, 2048, ranks=1, step_key=None, **GPT3)
     kept = [x for x in lines if '"eval_start"' not in x and '"eval_stop"' not in x]
-    record = read(write(tmp_path, "Made", "made_n64", "gpt3", 0, iter(kept)))
+    record = read_text(tmp_path, "".join(kept))
     assert "evaluations are not marked: the times hold them" in record.notes
     assert record.submission.eval_s is None
 
@@ -75,7 +79,7 @@ def test_step_times_in_another_unit_never_look_complete(tmp_path, factor, said, 
     text = "".join(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
     pattern = r'("train_step_time": )([\d.]+)'
     text = re.sub(pattern, lambda match: f"{match[1]}{float(match[2]) * factor}", text)
-    record = read(write(tmp_path, "Made", "made_n64", "gpt3", 0, iter([text])))
+    record = read_text(tmp_path, text)
     assert any(said in note for note in record.notes)
     time = timed(record)
     assert (time and time.step_s) == (step_s and pytest.approx(step_s, rel=2e-3))
@@ -124,37 +128,35 @@ def test_a_throughput_is_taken_in_the_unit_that_agrees_with_counts(tmp_path, rat
         assert rates == {name: pytest.approx(expected)}
 
 
-def test_the_layout_comes_from_the_only_configuration_that_fits_the_log(tmp_path):
+TWO = ["config_DGXH200_64x8x128xtp4pp1cp2.sh", "config_DGXH200_64x8x128xtp2pp1cp4.sh"]
+
+
+@pytest.mark.parametrize(
+    ("names", "benchmark", "batch", "layout", "note"),
+    [
+        (
+            ["config_DGXH100_64x8x192x4x8_mbs1.sh", "config_DGXH100_96x8x128x4x8_mbs1.sh"],
+            "gpt3",
+            2048,
+            (4, 8, 16, 1),
+            "layout from the name of config_DGXH100_64x8x192x4x8_mbs1.sh",
+        ),
+        # 8 x 8 x 2048 is not 512 x 128
+        (["config_DGXH100_64x8x192x8x8_mbs1.sh"], "gpt3", 2048, (None,) * 4, ""),
+        (TWO, "gpt3", 8192, (None,) * 4, "the layout is not known: these configurations fit"),
+        # some submitters write cp as the fifth number
+        (["config_OCI-H100_64x8x1x4x2.sh"], "llama2_70b_lora", 8192, (None,) * 4, ""),
+    ],
+)
+def test_the_layout_comes_from_the_only_configuration_that_fits_the_log(
+    tmp_path, names, benchmark, batch, layout, note
+):
     describe(tmp_path, "Made", "made_n64", 64)
-    names = ("config_DGXH100_64x8x192x4x8_mbs1.sh", "config_DGXH100_96x8x128x4x8_mbs1.sh")
-    configure(tmp_path, "Made", "gpt3", *names, "config_DGXH200_64x8x128x8x8_mbs1.sh")
-    one(tmp_path, n_micro=128, **GPT3)
+    configure(tmp_path, "Made", benchmark, *names)
+    one(tmp_path, benchmark, n_micro=128, batch=batch, **GPT3)
     ((record,), _) = load([tmp_path])
-    assert (record.gpus, record.tp, record.pp, record.dp, record.micro_batch) == (512, 4, 8, 16, 1)
-    assert record.origin["tp"] == "from name" and record.origin["gpus"] == "config"
-    assert f"layout from the name of {names[0]}" in record.notes
-
-
-def test_a_configuration_whose_batch_contradicts_the_log_is_not_taken(tmp_path):
-    describe(tmp_path, "Made", "made_n64", 64)
-    configure(tmp_path, "Made", "gpt3", "config_DGXH100_64x8x192x8x8_mbs1.sh")
-    record = one(tmp_path, n_micro=128, **GPT3)  # 8 x 8 x 2048 is not 512 x 128
-    assert record.tp is None and record.pp is None
-
-
-def test_two_configurations_that_fit_leave_the_layout_unknown(tmp_path):
-    describe(tmp_path, "Made", "made_n1", 1, card="H200-SXM5-141GB")
-    names = ("config_DGXH200_1x8x2xtp1pp1cp2.sh", "config_DGXH200_1x8x2xtp2pp1cp1.sh")
-    configure(tmp_path, "Made", "llama2_70b_lora", *names)
-    record = one(tmp_path, "llama2_70b_lora", 1, 3.2, 8, n_micro=2, **LORA)
-    assert record.tp is None
-    assert f"the layout is not known: these configurations fit: {', '.join(names)}" in record.notes
-
-
-def test_the_fifth_number_is_no_pipeline_where_lora_is_tuned(tmp_path):
-    describe(tmp_path, "Made", "made_n8", 8)
-    configure(tmp_path, "Made", "llama2_70b_lora", "config_OCI-H100_8x8x1x4x2.sh")
-    assert one(tmp_path, "llama2_70b_lora", 8, 0.6, 8, **LORA).pp is None
+    assert (record.tp, record.pp, record.dp, record.micro_batch) == layout
+    assert record.gpus == 512 and note in " ".join(record.notes)
 
 
 @pytest.mark.parametrize(
@@ -216,6 +218,21 @@ def test_a_tree_of_results_gives_strong_and_weak_tables(tree, capsys):
     assert re.search(r"made_n128 gpt3 +1024 +3 +11\.31\d* +2\.0% +1\.96 +0\.98", weak)
 
 
+def test_only_timed_runs_of_one_batch_are_repeats(tree, capsys):
+    made = tree / "training_results_v4.1"
+    for n, status, batch in ((3, "aborted", 2048), (4, "success", 4096)):
+        lines = result("gpt3", 64, 9.0, batch, ranks=1, status=status, shift_ms=9e7 * n, **GPT3)
+        write(made, "Made", "made_n64", "gpt3", n, lines)
+    assert scaling.main([str(tree), "--baseline", "made_n512"]) == 0
+    shown = capsys.readouterr().out
+    assert "against v4.1 Made made_n512 gpt3 (4096 GPUs)" in shown
+    assert "left out: v4.1 Made made_n64 gpt3 3: stopped early" in shown
+    assert re.search(r"made_n64 +gpt3 +512 +2048 +3 ", shown)
+    assert re.search(r"made_n64 +gpt3 +512 +4096 +1 ", shown)
+    assert scaling.main([str(tree), "--baseline", "nothing"]) == 2
+    assert "no table compares with 'nothing'" in capsys.readouterr().err
+
+
 def test_a_result_that_was_submitted_twice_counts_once(tree, capsys):
     made = tree / "training_results_v4.1" / "Made" / "results"
     shutil.copytree(made / "made_n512", made / "made_n512-POWER")
@@ -228,23 +245,6 @@ def test_a_result_that_was_submitted_twice_counts_once(tree, capsys):
     assert shown.count("the same evidence as") == 4
     assert not re.search(r"made_n512-POWER +gpt3 +4096", shown)
     assert re.search(r"made_n64 +gpt3 +512 +2048 +3 ", shown)
-
-
-def test_a_run_that_missed_the_target_is_no_repeat(tree, capsys):
-    made = tree / "training_results_v4.1"
-    lines = result("gpt3", 64, 9.0, 2048, ranks=1, status="aborted", shift_ms=9e7, **GPT3)
-    write(made, "Made", "made_n64", "gpt3", 3, lines)
-    assert scaling.main([str(tree)]) == 0
-    shown = capsys.readouterr().out
-    assert "left out: v4.1 Made made_n64 gpt3 3: stopped early" in shown
-    assert re.search(r"made_n64 +gpt3 +512 +2048 +3 ", shown)
-
-
-def test_a_baseline_that_no_table_has_is_refused(tree, capsys):
-    assert scaling.main([str(tree), "--baseline", "made_n512"]) == 0
-    assert "against v4.1 Made made_n512 gpt3 (4096 GPUs)" in capsys.readouterr().out
-    assert scaling.main([str(tree), "--baseline", "nothing"]) == 2
-    assert "no table compares with 'nothing'" in capsys.readouterr().err
 
 
 def test_the_argument_dump_of_a_log_states_the_layout(tmp_path):
@@ -329,25 +329,9 @@ def test_the_real_logs_agree_with_what_is_known_of_them(shared, real):
     assert len(systems) == 8
 
 
-def test_the_step_median_of_a_result_survives_a_slow_first_step(tmp_path):
-    text = "".join(result("gpt3", 64, 11.0, 2048, ranks=1, noise=0.0, **GPT3))
-    text = text.replace('"train_step_time": 11.0', '"train_step_time": 60.0', 1)
-    record = read(write(tmp_path, "Made", "made_n64", "gpt3", 0, iter([text])))
-    assert timed(record).first == 1 and timed(record).step_s == 11.0
-    assert np.isclose(record.steps["step_s"][0], 60.0)
-
-
 def test_a_prediction_of_results_is_refused(tree):
     with pytest.raises(UsageError, match="--predict is for runs"):
         scaling.main.__wrapped__([str(tree), "--predict", "dgx-h100"])
-
-
-def test_steps_that_two_ranks_print_count_once(tmp_path):
-    lines = list(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
-    twice = [x for x in lines for _ in range(1 + ("tracked_stats" in x))]
-    record = read(write(tmp_path, "Made", "made_n64", "gpt3", 0, iter(twice)))
-    assert record.steps["iteration"].tolist() == list(range(1, 289))
-    assert "288 duplicate lines dropped" in record.notes
 
 
 LATER = {"max_sequence_length": 8192}
@@ -357,11 +341,6 @@ def test_times_of_evaluation_and_of_epochs_are_no_steps(tmp_path):
     more = {"validation_step_time": 9.0, "train_epoch_timing": 900.0, "eval_time": 3.0}
     record = one(tmp_path, step_key=None, per_step=more, **GPT3)
     assert record.interval == 12 and timed(record).step_s == pytest.approx(11.0, rel=1e-3)
-
-
-def read_text(folder, text, benchmark="gpt3", system="made_n64"):
-    """A result of these lines, read."""
-    return read(write(folder, "Made", system, benchmark, 0, iter([text])))
 
 
 def test_samples_that_are_tokens_are_divided_under_any_key(tmp_path):
@@ -388,25 +367,6 @@ def test_a_run_that_was_cut_is_no_result(tmp_path):
     record = read_text(tmp_path, text[: len(text) * 2 // 3])
     assert judge(record, timed(record)).verdict == "stopped early"
     assert "wall_s" not in record.totals and timed(record).step_s == pytest.approx(11.0, rel=1e-3)
-
-
-def test_each_rank_may_print_the_marks(tmp_path):
-    lines = list(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
-    marks = ("run_start", "block_start", "block_stop", "eval_start", "eval_stop", "run_stop")
-    many = [x for x in lines for _ in range(4 if any(f'"{m}"' in x for m in marks) else 1)]
-    record, alone = read_text(tmp_path, "".join(many)), read_text(tmp_path, "".join(lines))
-    assert timed(record).step_s == timed(alone).step_s
-    assert record.submission.train_s == pytest.approx(alone.submission.train_s)
-
-
-def test_results_of_one_folder_with_two_batches_are_two_results(tree, capsys):
-    made = tree / "training_results_v4.1"
-    lines = result("gpt3", 64, 22.0, 4096, ranks=1, shift_ms=9e7, **GPT3)
-    write(made, "Made", "made_n64", "gpt3", 3, lines)
-    assert scaling.main([str(tree)]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"made_n64 +gpt3 +512 +2048 +3 ", shown)
-    assert re.search(r"made_n64 +gpt3 +512 +4096 +1 ", shown)
 
 
 def test_a_second_run_in_a_log_is_not_read(tmp_path):
@@ -437,3 +397,17 @@ def test_step_times_without_a_batch_are_held_against_their_lines_clock(tmp_path,
     change = re.compile(r'("train_step_time": )([\d.]+)')
     time = timed(read_text(tmp_path, change.sub(lambda m: f"{m[1]}{float(m[2]) * factor}", text)))
     assert (time and time.step_s) == (step_s and pytest.approx(step_s, rel=1e-3))
+
+
+def test_what_several_ranks_print_counts_once(tmp_path):
+    lines = list(result("gpt3", 64, 11.0, 2048, ranks=1, **GPT3))
+    marks = ("run_start", "block_start", "block_stop", "eval_start", "eval_stop", "run_stop")
+    copies = {f'"{mark}"': 4 for mark in marks} | {'"tracked_stats"': 2}
+    many = [
+        x for x in lines for _ in range(max(n for k, n in [("", 1), *copies.items()] if k in x))
+    ]
+    record, alone = read_text(tmp_path, "".join(many)), read_text(tmp_path, "".join(lines))
+    assert record.steps["iteration"].tolist() == list(range(1, 289))
+    assert "288 duplicate lines dropped" in record.notes
+    assert timed(record).step_s == timed(alone).step_s
+    assert record.submission.train_s == pytest.approx(alone.submission.train_s)
