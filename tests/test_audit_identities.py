@@ -111,86 +111,43 @@ def test_speedup_and_efficiency_follow_from_the_baseline(tmp_path):
     assert findings(tmp_path, "gpus,tokens_per_s,speedup", *weak) == [("speedup", 4)]
 
 
-# What breaks one identity and no other: the columns, rows of which the last is wrong, its kind.
-BROKEN = {
-    "nodes": ("gpus,nodes,gpus_per_node", ["16,2,8", "16,4,8"], "gpus"),
-    "GPUs a node": ("gpus,nodes", ["16,2", "32,4", "64,4"], "gpus"),
-    "samples and tokens": (
-        "samples_per_s,seq,tokens_per_s",
-        ["32.00,2048,65536", "32.00,2048,32768"],
-        "rate",
-    ),
-    "tokens of a run": (
-        "steps,global_batch,seq,tokens",
-        ["10,64,2048,1310720", "20,64,2048,1310720"],
-        "rate",
-    ),
-    "wall clock": (
-        "tokens,tokens_per_s,wall_s",
-        ["65536,1024,64.0", "65536,1024,66.0"],
-        "wall clock",
-    ),
-    "6PT": (
-        "gpus,size,gbs,seq,step_s,tflops,formula",
-        ["64,52B,1024,1024,137,37.3,6PT", "64,52B,1024,1024,137,46.7,6PT"],
+# What breaks one identity and no other: its kind, the columns, and rows of which the last is wrong.
+MEGATRON = "gpus,size,gbs,seq,step_s,tflops,formula"
+SAMPLES = ("30.0,150.0", "28.0,140.0", "26.0,150.0")
+STEPS = ("8,7,1024,64,2.000,150", "16,7,1024,64,1.250,120", "32,7,1024,64,1.000,90")
+UNKNOWN_PEAK = ("400,0.400", "300,0.300", "200,0.300")
+BROKEN = [
+    ("gpus", "gpus,nodes,gpus_per_node", "16,2,8", "16,4,8"),
+    ("gpus", "gpus,nodes", "16,2", "32,4", "64,4"),
+    ("rate", "samples_per_s,seq,tokens_per_s", "32.00,2048,65536", "32.00,2048,32768"),
+    ("rate", "steps,gbs,seq,tokens", "10,64,2048,1310720", "20,64,2048,1310720"),
+    ("wall clock", "tokens,tokens_per_s,wall_s", "65536,1024,64.0", "65536,1024,66.0"),
+    ("tflops", MEGATRON, *(f"64,52B,1024,1024,137,{n},6PT" for n in (37.3, 46.7))),
+    (
         "tflops",
+        MEGATRON,
+        *(f"64,52,1024,1024,137,{n},Megatron eq.3 hardware" for n in (52.7, 12.7)),
     ),
-    "Megatron's": (
-        "gpus,size,gbs,seq,step_s,tflops,formula",
-        ["64,52,1024,1024,137,52.7,Megatron eq.3 hardware (...)"]
-        + ["64,52,1024,1024,137,12.7,Megatron eq.3 hardware (...)"],
-        "tflops",
-    ),
-    "SC21's": (
-        "gpus,size,gbs,seq,step_s,tflops,formula",
-        [
-            "64,52,1024,1024,137,52.7,96*B*s*l*h^2(...)",
-            "64,52,1024,1024,137,12.7,96*B*s*l*h^2(...)",
-        ],
-        "tflops",
-    ),
-    "FLOPs by TFLOP/s and the rate of one GPU": (
-        "gpus,params_b,tokens_per_s_gpu,tflops",
-        ["8,7,3000,150.0", "16,7,2800,140.0", "32,7,2600,150.0"],
-        "flops",
-    ),
-    "FLOPs by samples": (
-        "gpus,params_b,seq,samples_per_s,tflops",
-        ["8,7,1024,30.0,150.0", "8,7,1024,28.0,140.0", "8,7,1024,26.0,150.0"],
-        "flops",
-    ),
-    "FLOPs by the batch": (
-        "gpus,params_b,seq,gbs,step_s,tflops",
-        ["8,7,1024,64,2.000,150.0", "16,7,1024,64,1.250,120.0", "32,7,1024,64,1.000,90.0"],
-        "flops",
-    ),
-    "a peak that is not known": (
-        "gpus,gpu,precision,tflops,mfu",
-        ["8,X9,bf16,400,0.400", "8,X9,bf16,300,0.300", "8,X9,bf16,200,0.300"],
-        "mfu",
-    ),
-    "speedup of wall clocks": (
-        "gpus,wall_s,speedup",
-        ["1,100.0,1.00", "2,52.0,1.92", "4,30.0,2.50"],
-        "speedup",
-    ),
-    "efficiency of times": (
+    ("tflops", MEGATRON, *(f"64,52,1024,1024,137,{n},96*B*s*l*h^2(...)" for n in (52.7, 12.7))),
+    ("flops", "gpus,size,tgs,tflops", "8,7,3000,150.0", "16,7,2800,140.0", "32,7,2600,150.0"),
+    ("flops", "gpus,size,seq,samples/s,tflops", *(f"8,7,1024,{n}" for n in SAMPLES)),
+    ("flops", "gpus,size,seq,gbs,step_s,tflops", *(f"{n}.0" for n in STEPS)),
+    ("mfu", "gpus,gpu,precision,tflops,mfu", *(f"8,X9,bf16,{n}" for n in UNKNOWN_PEAK)),
+    ("speedup", "gpus,wall_s,speedup", "1,100.0,1.00", "2,52.0,1.92", "4,30.0,2.50"),
+    (
+        "efficiency",
         "gpus,step_s,gbs,efficiency",
-        ["1,8.00,64,1.00", "2,4.10,64,0.98", "4,2.20,64,0.71"],
-        "efficiency",
+        "1,8.00,64,1.00",
+        "2,4.10,64,0.98",
+        "4,2.20,64,0.71",
     ),
-    "efficiency of rates": (
-        "gpus,tokens_per_s_gpu,efficiency",
-        ["1,1000,1.00", "2,950,0.95", "4,900,0.80"],
-        "efficiency",
-    ),
-    "efficiency alone": ("gpus,efficiency", ["1,1.00", "2,0.98", "4,1.06"], "efficiency"),
-}
+    ("efficiency", "gpus,tgs,efficiency", "1,1000,1.00", "2,950,0.95", "4,900,0.80"),
+    ("efficiency", "gpus,efficiency", "1,1.00", "2,0.98", "4,1.06"),
+]
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_each_identity_finds_what_breaks_it_alone(tmp_path, case):
-    head, rows, kind = BROKEN[case]
+@pytest.mark.parametrize(("kind", "head", "rows"), [(k, h, rows) for k, h, *rows in BROKEN])
+def test_each_identity_finds_what_breaks_it_alone(tmp_path, kind, head, rows):
     assert findings(tmp_path, head, *rows[:-1]) == []
     assert findings(tmp_path, head, *rows) == [(kind, len(rows) + 1)]
 
@@ -209,16 +166,6 @@ def test_equal_results_of_other_configurations_and_unequal_repeats_are_found(tmp
     same = ("8,1,1,8,1,64,2048,1.2,", "8,1,1,8,1,64,2048,1.5,")
     assert findings(tmp_path, head, *same) == [("repeats", 2)]
     assert findings(tmp_path, head, same[0], "8,1,1,8,1,64,2048,1.5,flash") == []
-
-
-@pytest.mark.parametrize("layout", ["fsdp2_prefetch", "fsdp2", "ddp4 no_sync"])
-def test_a_name_is_no_layout(tmp_path, layout):
-    assert findings(tmp_path, "config,gpus,tp,pp,dp", f"{layout},8,2,2,2") == []
-
-
-def test_a_local_batch_is_nobodys_micro_batch(tmp_path):
-    head = "gpus,dp,tp,pp,local batch,gas,global batch"
-    assert findings(tmp_path, head, "8,8,1,1,16,2,64") == []
 
 
 def test_digits_leave_an_interval_open():

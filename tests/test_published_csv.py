@@ -3,8 +3,6 @@
 import pytest
 
 from analysis.logs.published_csv import column_name, number, read_csv
-from base.errors import UsageError
-from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize(
@@ -52,23 +50,3 @@ def test_remarks_of_other_peoples_tables_become_columns(tmp_path):
         ("", "", "bf16"),
     ]
     assert [row.line_no for row in rows] == [2, 3, 5]
-
-
-def test_a_column_is_believed_before_the_notes(tmp_path):
-    path = tmp_path / "rows.csv"
-    path.write_text("gpus,gradients,notes\n8,fp32,not gradients in bf16\n")
-    (row,) = read_csv(path).rows
-    assert row.text("gradients") == "fp32"
-
-
-def test_the_published_tables_here_keep_no_remark_in_notes():
-    for path in sorted((ROOT / "logs" / "published").glob("*.csv")):
-        raw = path.read_text()
-        assert "LINT" not in raw and "gradients in bf16" not in raw, path.name
-
-
-def test_an_empty_file_is_one_line(tmp_path):
-    path = tmp_path / "rows.csv"
-    path.write_text("")
-    with pytest.raises(UsageError, match="empty file"):
-        read_csv(path)
