@@ -941,7 +941,7 @@ WHOLE = {kind: FORMATS[kind][0] for kind in NUMBERED} | {
     "DeepSpeed-Chat that ended": CHAT
     + "[INFO] [launch.py:347:main] Process 9 exits successfully.\n",
     "nsys stats": SUMMARY,
-    "a failure": "loading\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate\n",
+    "a failure": "loading\n" + list(DIED)[2],
     "headings": "# one\nAverage metrics:\n    Total epoch time: 10.5 seconds\n"
     "    Training compute time: 9.5 seconds\n# two\n    Rank 0 Epoch 0 timing breakdown:\n"
     "        Total epoch time: 13.5 seconds\n",
