@@ -62,48 +62,43 @@ class Breakdown:
 def read(path: Path) -> tuple[Breakdown | None, list[str]]:
     """One run folder's breakdown, and one line for each thing that could not be read."""
     try:
-        run = read_run(path)
-        record = run_folder.read(path)
+        run, record = read_run(path), run_folder.read(path)
         if not (path / "breakdown").is_dir():
             return None, [f"{path}: {WITHOUT}"]
         spec = spec_of(run)
     except UsageError as error:
         return None, [str(error)]
-    ranks, problems = read_breakdown(path, spec.layout.world_size)
-    if not ranks:
+    n = spec.layout.world_size
+    windows, problems = read_breakdown(path, n)
+    if not windows:
         return None, problems
     time = timed(record)
     # Without a steady part, skip the first window if there are others.
     start = 2 if time is None else max(2, int(record.steps["iteration"][time.first]))
-    found = Breakdown(run, spec, record, {}, 0)
-    # The ranks of a killed run end apart.
-    last = min(rows[-1]["last_step"] for rows in ranks.values())
-    for rank, rows in ranks.items():
-        if used := _used(rows, start, last):
-            found.steps = sum(row["last_step"] - row["first_step"] + 1 for row in used)
-            found.ranks[rank] = _per_step(used, found.steps)
-        else:
+    last = min(rows[-1]["last_step"] for rows in windows.values())  # of a killed run they differ
+    breakdown = Breakdown(run, spec, record, {}, 0)
+    for rank, rows in windows.items():
+        rows = [row for row in rows if row["last_step"] <= last]
+        if not rows:
             problems.append(f"{path / 'breakdown'}: rank {rank} has no window that all have")
-    if problems and found.ranks:
-        found.notes.append(f"{len(found.ranks)} of {spec.layout.world_size} ranks")
+            continue
+        rows = [row for row in rows if row["first_step"] >= start] or rows[1:] or rows
+        breakdown.steps = sum(row["last_step"] - row["first_step"] + 1 for row in rows)
+        breakdown.ranks[rank] = _per_step(rows, breakdown.steps)
+    if problems:
+        breakdown.notes.append(f"{len(breakdown.ranks)} of {n} ranks")
     if run.state != COMPLETE:
-        found.notes.append(f"the run is {run.state}")
+        breakdown.notes.append(f"the run is {run.state}")
     if run.missing:
-        found.notes.append(run.missing)
-    return (found if found.ranks else None), problems
-
-
-def _used(rows: list[dict[str, Any]], start: int, last: int) -> list[dict[str, Any]]:
-    """The windows from step `start` to step `last`."""
-    rows = [row for row in rows if row["last_step"] <= last]
-    return [row for row in rows if row["first_step"] >= start] or rows[1:] or rows
+        breakdown.notes.append(run.missing)
+    return breakdown if breakdown.ranks else None, problems
 
 
 def _per_step(rows: list[dict[str, Any]], steps: int) -> dict[str, float | None]:
     """A rank's columns, each the mean per step; None where a window does not know it."""
-    left_out = ("rank", "first_step", "last_step", "transfer_s")
-    columns = {c: [row[c] for row in rows] for c in rows[0] if c not in left_out}
-    return {c: None if None in v else sum(v) / steps for c, v in columns.items()}
+    names = set(rows[0]) - {"rank", "first_step", "last_step", "transfer_s"}
+    columns = {name: [row[name] for row in rows] for name in names}
+    return {k: None if None in values else sum(values) / steps for k, values in columns.items()}
 
 
 def spec_of(run: Run) -> RunSpec:
@@ -128,74 +123,60 @@ def spec_of(run: Run) -> RunSpec:
     return spec
 
 
-def times(found: Iterable[Breakdown]) -> Table:
+_TIMES = [
+    Column("run", "run"),
+    Column("category", "category"),
+    Column("slowest_s", "s/step, slowest rank", ".4g"),
+    Column("rank", "rank", "d"),
+    Column("mean_s", "mean of ranks", ".4g"),
+    Column("spread_s", "spread", ".2g"),
+    Column("share", "share", ".1%"),
+]
+_MESSAGES = [
+    Column("run", "run"),
+    Column("axis", "axis"),
+    Column("calls", "calls/step", "g"),
+    Column("mb", "MB/step", ".4g"),
+    Column("wire_mb", "MB sent/step", ".4g"),
+    Column("formula", "formula"),
+    Column("exposed_s", "exposed s, slowest rank", ".4g"),
+    Column("mean_s", "mean of ranks", ".4g"),
+]
+
+
+def times(breakdowns: Iterable[Breakdown]) -> Table:
     """Every category of every run: slowest rank, mean and spread over ranks, share of the step."""
-    rows = []
-    for breakdown in found:
+    table = Table(_TIMES, [], "Time per step")
+    for breakdown in breakdowns:
+        table.notes += [f"{breakdown.name}: {note}" for note in breakdown.notes]
         for name in ("elapsed", *CATEGORIES):
-            each = {rank: row[f"{name}_s"] for rank, row in breakdown.ranks.items()}
-            if name != "elapsed" and not any(each.values()):
+            seconds = {rank: row[f"{name}_s"] for rank, row in breakdown.ranks.items()}
+            if not any(seconds.values()):
                 continue
-            slowest = max(each, key=lambda rank: each[rank])
-            mean = breakdown.mean(f"{name}_s")
-            rows.append(
-                {
-                    "run": breakdown.name,
-                    "category": "step" if name == "elapsed" else name,
-                    "slowest_s": each[slowest],
-                    "rank": slowest,
-                    "mean_s": mean,
-                    "spread_s": max(each.values()) - min(each.values()),
-                    "share": mean / breakdown.mean("elapsed_s"),
-                }
-            )
-    columns = [
-        Column("run", "run"),
-        Column("category", "category"),
-        Column("slowest_s", "s/step, slowest rank", ".4g"),
-        Column("rank", "rank", "d"),
-        Column("mean_s", "mean of ranks", ".4g"),
-        Column("spread_s", "spread", ".2g"),
-        Column("share", "share", ".1%"),
-    ]
-    notes = [f"{breakdown.name}: {note}" for breakdown in found for note in breakdown.notes]
-    return Table(columns, rows, "Time per step", notes)
+            slowest, mean_s = max(seconds, key=seconds.__getitem__), breakdown.mean(f"{name}_s")
+            row = {"run": breakdown.name, "category": "step" if name == "elapsed" else name}
+            row |= {"slowest_s": seconds[slowest], "rank": slowest, "mean_s": mean_s}
+            row["spread_s"] = seconds[slowest] - min(seconds.values())
+            table.rows.append(row | {"share": mean_s / breakdown.mean("elapsed_s")})
+    return table
 
 
-def messages(found: Iterable[Breakdown]) -> Table:
+def messages(breakdowns: Iterable[Breakdown]) -> Table:
     """Every axis that sends: calls and bytes per step of the rank that sends most, and times."""
-    rows = []
-    for breakdown in found:
+    table = Table(_MESSAGES, [], "Messages per step and rank")
+    for breakdown in breakdowns:
         for axis in AXES:
-            senders = [r for r, row in breakdown.ranks.items() if row[f"{axis}_calls"]]
+            senders = [row for row in breakdown.ranks.values() if row[f"{axis}_calls"]]
             if not senders:
                 continue
-            most = max(senders, key=lambda rank: breakdown.ranks[rank][f"{axis}_wire_bytes"])
-            row = breakdown.ranks[most]
-            exposed = {rank: breakdown.ranks[rank][f"{axis}_s"] for rank in senders}
-            rows.append(
-                {
-                    "run": breakdown.name,
-                    "axis": axis,
-                    "calls": row[f"{axis}_calls"],
-                    "mb": row[f"{axis}_bytes"] / 1e6,
-                    "wire_mb": row[f"{axis}_wire_bytes"] / 1e6,
-                    "formula": None if axis == "control" else agreement(breakdown, axis),
-                    "exposed_s": max(exposed.values()),
-                    "mean_s": sum(exposed.values()) / len(senders),
-                }
-            )
-    columns = [
-        Column("run", "run"),
-        Column("axis", "axis"),
-        Column("calls", "calls/step", "g"),
-        Column("mb", "MB/step", ".4g"),
-        Column("wire_mb", "MB sent/step", ".4g"),
-        Column("formula", "formula"),
-        Column("exposed_s", "exposed s, slowest rank", ".4g"),
-        Column("mean_s", "mean of ranks", ".4g"),
-    ]
-    return Table(columns, rows, "Messages per step and rank")
+            most = max(senders, key=lambda row: row[f"{axis}_wire_bytes"])
+            exposed_s = [row[f"{axis}_s"] for row in senders]
+            row = {"run": breakdown.name, "axis": axis, "calls": most[f"{axis}_calls"]}
+            row |= {"mb": most[f"{axis}_bytes"] / 1e6, "wire_mb": most[f"{axis}_wire_bytes"] / 1e6}
+            row |= {"exposed_s": max(exposed_s), "mean_s": sum(exposed_s) / len(senders)}
+            row["formula"] = None if axis == "control" else agreement(breakdown, axis)
+            table.rows.append(row)
+    return table
 
 
 def agreement(breakdown: Breakdown, axis: str) -> str | None:
@@ -237,17 +218,17 @@ def parts(breakdown: Breakdown) -> dict[str, float]:
     imbalance. compute: forward, backward, optimizer. other: the rest.
     """
     least = {axis: _least_s(breakdown, axis) for axis in COLLECTIVE}
-    found = {
+    waiting_s = sum(breakdown.mean(f"{axis}_s") - least[axis] for axis in COLLECTIVE)
+    seconds = {
         "compute": breakdown.mean(*(f"{name}_s" for name in COMPUTE)),
         "bubble": breakdown.mean("bubble_s"),
         "tp": least["tp"],
         "dp": least["dp"],
         "pp": breakdown.mean("pp_s"),
         "other communication": sum(least[a] for a in ("embedding", "mixed", "control")),
-        "imbalance": sum(breakdown.mean(f"{a}_s") - least[a] for a in COLLECTIVE)
-        + (breakdown.step_s - breakdown.mean("elapsed_s")),
+        "imbalance": waiting_s + breakdown.step_s - breakdown.mean("elapsed_s"),
     }
-    return found | {"other": breakdown.step_s - sum(found.values())}
+    return seconds | {"other": breakdown.step_s - sum(seconds.values())}
 
 
 def lost(breakdown: Breakdown, base: Breakdown, scaling: str = "strong") -> dict[str, float]:
@@ -258,55 +239,50 @@ def lost(breakdown: Breakdown, base: Breakdown, scaling: str = "strong") -> dict
     less the baseline's own, divided the same way, over the run's step time. A negative share is a
     gain.
     """
-    ratio = (
-        base.spec.layout.world_size / breakdown.spec.layout.world_size
-        if scaling == "strong"
-        else 1.0
-    )
+    sizes = [of.spec.layout.world_size for of in (base, breakdown)]
+    ratio = sizes[0] / sizes[1] if scaling == "strong" else 1.0
     mine, theirs = parts(breakdown), parts(base)
     return {name: (mine[name] - ratio * theirs[name]) / breakdown.step_s for name in mine}
 
 
-def losses(found: list[Breakdown], baseline: str | None, scaling: str | None) -> Table:
+def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | None) -> Table:
     """The efficiency-loss decomposition of every run beside its baseline; scaling: strong or weak,
     None takes what the runs are.
 
     Raises:
         UsageError: no breakdown of a run called `baseline`.
     """
-    scaling = scaling or scaling_of([breakdown.record for breakdown in found])
+    records = [breakdown.record for breakdown in breakdowns]
+    scaling, partners = scaling or scaling_of(records), shared_cores(records)
     named = None
     if baseline:
-        runs = [(breakdown.name, breakdown.run.name, breakdown.run.path) for breakdown in found]
-        named = found[chosen(baseline, runs)]
-    rows, notes = [], []
-    partners = shared_cores([breakdown.record for breakdown in found])
-    for breakdown in found:
-        fits = [named] if named else [b for b in found if _is_baseline(b, breakdown)]
-        if len(fits) == 1 and fits[0] is breakdown:
+        runs = [
+            (breakdown.name, breakdown.run.name, breakdown.run.path) for breakdown in breakdowns
+        ]
+        named = breakdowns[chosen(baseline, runs)]
+    names = list(parts(breakdowns[0]))
+    notes = ["lost = 1 - efficiency = the sum of the columns after it; negative: a gain"]
+    rows = []
+    for breakdown in breakdowns:
+        fits = [named] if named else [b for b in breakdowns if _is_baseline(b, breakdown)]
+        if fits == [breakdown]:
             continue
         if why := _not_decomposed(breakdown, fits, baseline, scaling):
             notes.append(f"{breakdown.name}: {why}")
             continue
-        ratio = against(_side(breakdown, partners), _side(fits[0], partners), scaling)
+        ratio = against(*(_side(of, partners) for of in (breakdown, fits[0])), scaling)
         if ratio.why or ratio.note:
             notes.append(f"{breakdown.name}: {ratio.why or ratio.note}")
         if (efficiency := ratio.efficiency) is not None:
-            rows.append(
-                {"run": breakdown.name, "gpus": breakdown.spec.gpus, "efficiency": efficiency}
-                | {"lost": 1 - efficiency, "baseline": fits[0].name}
-                | lost(breakdown, fits[0], scaling)
-            )
-    names = list(parts(found[0])) if rows else []
+            row = {"run": breakdown.name, "gpus": breakdown.spec.gpus, "efficiency": efficiency}
+            row |= {"lost": 1 - efficiency, "baseline": fits[0].name}
+            rows.append(row | lost(breakdown, fits[0], scaling))
     columns = [
         Column("run", "run"),
         Column("gpus", "gpus", "d"),
-        Column("efficiency", "efficiency", ".3f"),
-        Column("lost", "lost", ".3f"),
-        *(Column(name, name, ".3f") for name in names),
+        *(Column(name, name, ".3f") for name in ("efficiency", "lost", *names) if rows),
         Column("baseline", "baseline"),
     ]
-    notes.insert(0, "lost = 1 - efficiency = the sum of the columns after it; negative: a gain")
     return Table(columns, rows, f"Efficiency lost ({scaling} scaling)", notes)
 
 
@@ -325,16 +301,16 @@ def _not_decomposed(
         return f"the baseline {wanted} fits {', '.join(fit.name for fit in fits)}"
     if not fits:
         return f"no breakdown of the baseline {wanted}" if wanted else "no baseline (--baseline)"
-    base = fits[0]
-    if not (breakdown.whole and base.whole):
+    both = (breakdown, fits[0])
+    if not all(of.whole for of in both):
         return "needs every rank"
-    if unfinished := [b.name for b in (breakdown, base) if b.run.state != COMPLETE]:
+    if unfinished := [of.name for of in both if of.run.state != COMPLETE]:
         return f"no efficiency: {', '.join(unfinished)} did not complete"
-    if unfair := differences(breakdown.record, base.record, scaling):
+    if unfair := differences(breakdown.record, fits[0].record, scaling):
         return f"invalid comparison: {'; '.join(unfair)}"
-    return (
-        "oversubscribed: more ranks than cores or GPUs" if breakdown.record.oversubscribed else ""
-    )
+    if breakdown.record.oversubscribed:
+        return "oversubscribed: more ranks than cores or GPUs"
+    return ""
 
 
 def _is_baseline(base: Breakdown, breakdown: Breakdown) -> bool:
@@ -349,23 +325,21 @@ def read_all(paths: list[Path]) -> tuple[list[Breakdown], list[str]]:
     Raises:
         UsageError: nothing could be read.
     """
-    found, problems = [], []
+    breakdowns, problems = [], []
     for path in find_runs(paths):
         breakdown, unread = read(path)
         problems += unread
         if breakdown is not None:
-            found.append(breakdown)
-    if not found:
+            breakdowns.append(breakdown)
+    if not breakdowns:
         if len(problems) > 1 and all(line.endswith(WITHOUT) for line in problems):
             where = ", ".join(map(str, paths))
             problems = [f"{where}: none of {len(problems)} runs has a breakdown (--breakdown)"]
         raise UsageError("; ".join(problems))
-    shown = distinct(
-        [breakdown.run.name for breakdown in found], [breakdown.run.path for breakdown in found]
-    )
-    for breakdown, name in zip(found, shown, strict=True):
+    names = distinct([b.run.name for b in breakdowns], [b.run.path for b in breakdowns])
+    for breakdown, name in zip(breakdowns, names, strict=True):
         breakdown.shown = name
-    return found, problems
+    return breakdowns, problems
 
 
 def report(
@@ -376,5 +350,5 @@ def report(
     Raises:
         UsageError: nothing could be read, or nothing is called `baseline`.
     """
-    found, problems = read_all(paths)
-    return [times(found), messages(found), losses(found, baseline, scaling)], problems
+    runs, problems = read_all(paths)
+    return [times(runs), messages(runs), losses(runs, baseline, scaling)], problems
