@@ -110,7 +110,7 @@ def test_a_study_of_fp32_is_pruned_by_the_format_that_its_runs_ask_for(tmp_path)
 def test_a_calibrated_cpu_says_where_runs_are_of_another_processor():
     (run,), _ = load([RUNS / "ddp"])
     record = replace(run, gpu_type="Intel(R) Xeon(R) Processor @ 2.50GHz")  # of the calibration
-    assert predictions.other_processor("2-core-cpu", [record]) == []
-    (line,) = predictions.other_processor("2-core-cpu", [replace(record, gpu_type="EPYC 9654")])
+    assert len(predictions.notes_on("2-core-cpu", [], [record])) == 1
+    _, line = predictions.notes_on("2-core-cpu", [], [replace(record, gpu_type="EPYC 9654")])
     assert "2.50GHz" in line and "EPYC 9654" in line
-    assert predictions.other_processor("dgx-h100", [record]) == []
+    assert len(predictions.notes_on("dgx-h100", [], [record])) == 1

@@ -65,22 +65,26 @@ def source(cluster: str) -> str:
     return f"{found.name} ({found.source})"
 
 
-def other_processor(cluster: str, records: Iterable[Record]) -> list[str]:
-    """A line where `cluster` is a calibrated host CPU and runs are of another processor.
+def notes_on(cluster: str | None, pairs: Iterable[Pair], records: Iterable[Record]) -> list[str]:
+    """A table's notes on predictions; a line where `cluster` is a calibrated host CPU and runs are
+    of another processor. None without a cluster.
 
     Raises:
         UsageError: no such calibration.
     """
+    if not cluster:
+        return []
     from analysis.planner.calibration import load_calibration
 
     calibrated = load_calibration(cluster)
+    lines = notes(source(cluster), pairs)
     others = {record.gpu_type for record in records} - {None, calibrated.processor}
-    if not calibrated.processor or not others:
-        return []
-    return [
-        f"{calibrated.name} was calibrated on {calibrated.processor}, and runs here are of"
-        f" {', '.join(sorted(others))}: their predicted times are of the other processor"
-    ]
+    if calibrated.processor and others:
+        lines.append(
+            f"{calibrated.name} was calibrated on {calibrated.processor}, and runs here are of"
+            f" {', '.join(sorted(others))}: their predicted times are of the other processor"
+        )
+    return lines
 
 
 def notes(made_of: str, pairs: Iterable[Pair]) -> list[str]:
@@ -95,9 +99,9 @@ def notes(made_of: str, pairs: Iterable[Pair]) -> list[str]:
             repeats[configuration].append(measured)
     if not errors:
         return [f"predicted, not measured, by {made_of}"]
-    noise, n = repeat_noise(repeats.values())
-    said = "no run repeated" if noise is None else f"repeat noise {noise:.1%} ({n} repeated runs)"
-    return [
-        f"predicted, not measured, by {made_of}; here MAPE {sum(errors) / len(errors):.1%},"
-        f" n = {len(errors)}; {said}"
-    ]
+    noise = repeat_noise(repeats.values())
+    mape = f"here MAPE {sum(errors) / len(errors):.1%}, n = {len(errors)}"
+    repeated = "no run repeated"
+    if noise.mape is not None:
+        repeated = f"repeat noise {noise.mape:.1%} ({noise.n} repeated runs)"
+    return [f"predicted, not measured, by {made_of}; {mape}; {repeated}"]

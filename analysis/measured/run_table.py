@@ -291,10 +291,8 @@ def of_records(
         shown.notes[0] += " Repeats: the medians of both sides."
     shown.missing = throughput.shown_in(found)
     shown.notes += busy(records) + notes_on(compared, any_commit)
-    if predict:
-        told = [(configuration(r), row["predicted_s"], row["step_s"]) for r, row in pairs]
-        shown.notes += predictions.notes(predictions.source(predict), told)
-        shown.notes += predictions.other_processor(predict, records)
+    told = [(configuration(r), row["predicted_s"], row["step_s"]) for r, row in pairs]
+    shown.notes += predictions.notes_on(predict, told, records)
     return shown
 
 

@@ -188,7 +188,12 @@ def curve(
 def _row(side: Side, base: Side, scaling: str) -> dict[str, Any]:
     ratio = against(side, base, scaling)
     fastest_s, slowest_s = min(side.seconds), max(side.seconds)
-    share = karp_flatt(ratio.speedup, side.gpus / base.gpus) if ratio.speedup else None
+    share, no_share = None, None
+    if ratio.speedup and (share := karp_flatt(ratio.speedup, side.gpus / base.gpus)) is not None:
+        if share > 1:
+            no_share = "no serial share, slower than the baseline on more GPUs"
+        elif share < 0:
+            no_share = "no serial share: the efficiency is 1 or too little above it to be sure of"
     return {
         "run": side.name,
         "gpus": side.gpus,
@@ -199,19 +204,11 @@ def _row(side: Side, base: Side, scaling: str) -> dict[str, Any]:
         "slowest_s": slowest_s,
         "speedup": ratio.speedup,
         "efficiency": ratio.efficiency,
-        "serial": share if share is not None and 0 <= share <= 1 else None,
-        "note": ratio.why or ratio.note or _no_share(share),
+        "serial": None if no_share else share,
+        "note": ratio.why or ratio.note or no_share,
         "above": ratio.note,
         "missing": dict.fromkeys(MARKED, ratio.why) if ratio.why else {},
     }
-
-
-def _no_share(share: float | None) -> str | None:
-    if share is None or 0 <= share <= 1:
-        return None
-    if share > 1:
-        return "no serial share, slower than the baseline on more GPUs"
-    return "no serial share: the efficiency is 1 or too little above it to be sure of"
 
 
 def table(
@@ -272,6 +269,8 @@ def gather(
             why = asked(["gpus"])
         elif time is None or not time.step_s > 0:
             why = "no steady time"
+        elif record.oversubscribed:
+            why = "; ".join(map(str, judgement.flags))
         else:
             runs.append(Timed(record, time))
             continue
@@ -316,11 +315,6 @@ def report_of(
     runs, untimed = gather(records, window)
     read = (line.partition(": ") for line in refused)
     left_out = [(source, why) for source, _, why in read] + untimed
-    for run in runs:
-        if run.record.oversubscribed:
-            flags = judge(run.record, run.time).flags
-            left_out.append((name_of(run.record), "; ".join(map(str, flags))))
-    runs = [run for run in runs if not run.record.oversubscribed]
     if not runs:
         raise UsageError("; ".join(by_reason(left_out)))
     base = baseline_run(runs, baseline)
@@ -331,46 +325,44 @@ def report_of(
             left_out.append((name_of(run.record), f"invalid comparison: {'; '.join(unfair)}"))
         else:
             fair.append(run)
+    compared = [run.record for run in fair]
     groups, partners = by_configuration(fair), shared_cores(records)
     sides = {name: side_of(repeats, partners, name) for name, repeats in groups.items()}
     start = next(n for n, repeats in groups.items() if any(r.record is base for r in repeats))
     rows, share = curve(list(sides.values()), sides[start], scaling)
-    compared = [run.record for run in fair]
     firsts = [repeats[0].record for repeats in groups.values()]
     predicted = dict(zip(groups, predictions.of_runs(firsts, predict), strict=True))
     missing = []
     for row in rows:
         repeats, prediction = groups[row["run"]], predicted[row["run"]]
-        first = repeats[0].record
-        mfu, no_mfu = throughput.model_utilisation(first, row["step_s"])
-        peaks = [run.record.peak_bytes for run in repeats if run.record.peak_bytes is not None]
-        row |= {
-            "micro_batch": first.micro_batch,
-            "peak_gb": max(peaks) / 1e9 if peaks else None,
-            "mfu": mfu,
-            "predicted_s": prediction.seconds,
-            "predicted_error": predictions.error(prediction.seconds, row["step_s"]),
-        }
-        unknown = throughput.plain_missing(first) | prediction.missing
-        if no_mfu:
-            unknown["mfu"] = no_mfu
+        unknown = _add_facts(row, [run.record for run in repeats], prediction)
         missing += [(name_of(run.record), unknown) for run in repeats]
     shown = table(rows, share, scaling, f"{start} ({base.gpus} GPUs)", predict is not None)
     if not baseline:
         shown.notes[0] += "; the baseline: fewest GPUs, for none was named (--baseline NAME)"
-    shown.notes += averages(compared)
     shown.missing = throughput.shown_in(rows) | throughput.grouped(missing)
-    shown.notes += busy(compared) + notes_on(compared, any_commit)
-    if predict:
-        pairs = [
-            (configuration(run.record), predicted[name].seconds, run.time.step_s)
-            for name, repeats in groups.items()
-            for run in repeats
-        ]
-        shown.notes += predictions.notes(predictions.source(predict), pairs)
-        shown.notes += predictions.other_processor(predict, compared)
+    shown.notes += averages(compared) + busy(compared) + notes_on(compared, any_commit)
+    pairs = [
+        (configuration(run.record), predicted[name].seconds, run.time.step_s)
+        for name, repeats in groups.items()
+        for run in repeats
+    ]
+    shown.notes += predictions.notes_on(predict, pairs, compared)
     shown.notes += [f"left out: {line}" for line in by_reason(left_out)]
     return shown
+
+
+def _add_facts(
+    row: dict[str, Any], repeats: list[Record], prediction: predictions.Prediction
+) -> dict[str, str]:
+    """Add what the repeats of a configuration say beside their times; why some of it is unknown."""
+    mfu, no_mfu = throughput.model_utilisation(repeats[0], row["step_s"])
+    peaks = [record.peak_bytes for record in repeats if record.peak_bytes is not None]
+    row |= {"micro_batch": repeats[0].micro_batch, "mfu": mfu, "predicted_s": prediction.seconds}
+    row["peak_gb"] = max(peaks) / 1e9 if peaks else None
+    row["predicted_error"] = predictions.error(prediction.seconds, row["step_s"])
+    unknown = throughput.plain_missing(repeats[0]) | prediction.missing
+    return unknown | {"mfu": no_mfu} if no_mfu else unknown
 
 
 def baseline_run(runs: list[Timed], baseline: str | None) -> Record:
