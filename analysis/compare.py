@@ -301,8 +301,9 @@ def _doubts(a: list[TimedRun], b: list[TimedRun], comparison: Comparison) -> lis
     runs = [run.record for run in (*a, *b)]
     first, other = a[0].record, b[0].record
     doubts = []
-    if comparison.gpus is not None:
-        doubts += _per_token(a, b)
+    if comparison.gpus and first.global_batch and other.global_batch:
+        if (work := other.global_batch / first.global_batch) != 1:
+            doubts.append(f"weak scaling: a step of B is {work:g} times A's work")
     if unknown := unstated([first, other]):
         doubts.append(f"not stated on both sides, so not compared: {', '.join(unknown)}")
     for name, record in (("A", first), ("B", other)):
@@ -325,21 +326,6 @@ def _doubts(a: list[TimedRun], b: list[TimedRun], comparison: Comparison) -> lis
     if any(map(is_changed, runs)):
         doubts.append(CHANGED)
     return doubts + busy(runs) + other_kernels(runs)
-
-
-def _per_token(a: list[TimedRun], b: list[TimedRun]) -> list[str]:
-    """GPU-seconds per token of both sides, and how the work of a step grew."""
-    first, other = a[0].record, b[0].record
-    if not all(r.global_batch and r.seq_len for r in (first, other)):
-        return ["GPU-seconds per token: - (no global batch or sequence length)"]
-    spent = [
-        r.gpus * _middle(side) / (r.global_batch * r.seq_len)
-        for r, side in ((first, a), (other, b))
-    ]
-    lines = [f"GPU-seconds per token: A {spent[0]:.4g}, B {spent[1]:.4g}"]
-    if (work := other.global_batch / first.global_batch) != 1:
-        lines.insert(0, f"weak scaling: a step of B is {work:g} times A's work")
-    return lines
 
 
 def _middle(side: list[TimedRun]) -> float:

@@ -94,7 +94,7 @@ def _split(record: Record) -> str:
 
 
 def _point(row: Row, y: str) -> drawing.Point:
-    return drawing.Point(row["gpus"], row[y], row["engine"], row["precision"], row["split"])
+    return drawing.Point(row["gpus"], row[y], row["engine"], row["split"])
 
 
 def _speedups(rows: list[Row], weak: bool) -> Any:

@@ -3,7 +3,6 @@ precision look the same wherever they are drawn. Colours are Paul Tol's, which t
 apart (https://personal.sron.nl/~pault/)."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from parallel.config.engine_abilities import ENGINES
 
@@ -47,19 +46,12 @@ PARTS = {
 }
 
 
-class Mark(NamedTuple):
-    """A point's mark, as matplotlib and Vega call it."""
-
-    matplotlib: str
-    vega: str
-
-
-MARKS = {  # by precision; None: one that is not known
-    "fp32": Mark("o", "circle"),
-    "bf16": Mark("s", "square"),
-    "fp16": Mark("^", "triangle-up"),
-    "fp8": Mark("D", "diamond"),
-    None: Mark("v", "triangle-down"),
+MARKS = {  # of Vega, by precision; None: one that is not known
+    "fp32": "circle",
+    "bf16": "square",
+    "fp16": "triangle-up",
+    "fp8": "diamond",
+    None: "triangle-down",
 }
 
 

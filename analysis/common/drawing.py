@@ -1,14 +1,14 @@
 """Drawing: speedup, TFLOP/s and phases as figures; saving them as PNG and SVG.
 
-The rows come from analysis/measured/run_pictures.py (runs) and
-analysis/published/published_pictures.py (tables); colours and marks from colours.py.
+The rows come from analysis/plots.py (runs) and analysis/published/published_pictures.py (tables);
+colours from colours.py.
 """
 
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from analysis.common.colours import GREY, MARKS, of_engines, of_part
+from analysis.common.colours import GREY, of_engines, of_part
 from base.storage import output
 
 if TYPE_CHECKING:
@@ -19,13 +19,12 @@ _GAP, _LABELS = 0.036, 24  # between two names of points, of the axes' height; a
 
 
 class Point(NamedTuple):
-    """A point of a picture; `engine` gives it its colour, `precision` its mark. low, high: the
-    values of y that repeats span."""
+    """A point of a picture; `engine` gives it its colour. low, high: the values of y that repeats
+    span."""
 
     x: Any
     y: float
     engine: str
-    precision: str | None = None
     split: str = ""
     low: float | None = None
     high: float | None = None
@@ -94,7 +93,7 @@ def speedup(points: list[Point], title: str, start: float, weak: bool = False) -
     axes.set_xlabel("GPUs")
     over = f"over {start:g} GPU{'s' if start > 1 else ''}"
     axes.set_ylabel(f"{'scaled speedup' if weak else 'speedup'} {over}")
-    _draw(figure, axes, points, {"ideal": "--"})
+    _draw(figure, axes, points, has_ideal=True)
     return figure
 
 
@@ -118,35 +117,24 @@ def _doubling(axes: Any, axis: Any) -> None:
     axis.set_major_formatter("{x:g}")
 
 
-def _draw(
-    figure: "Figure", axes: Any, points: list[Point], lines: dict[str, str] | None = None
-) -> None:
-    """The points with the names of their splits, and the legend; lines: dashed ones by label."""
-    colours = of_engines(point.engine for point in points)
-    present = {point.precision for point in points}
-    marks = {name: mark.matplotlib for name, mark in MARKS.items() if name in present}
-    if len(marks) < 2:
-        marks = dict.fromkeys(present, "o")
-    for point in points:
-        colour, mark = colours[point.engine], marks.get(point.precision, "v")
-        axes.plot(point.x, point.y, mark, color=colour, alpha=0.8, clip_on=False)
-    by_x: dict[float, list[Point]] = defaultdict(list)
-    for point in sorted(points, key=lambda point: point.y):
-        by_x[point.x] += [point] if point.split else []
-    for named in by_x.values():
-        highest = list({(point.engine, point.split): point for point in named}.values())
-        named = named if len(named) <= _LABELS else sorted(highest, key=lambda point: point.y)
-        if len(named) <= _LABELS:
-            _name(axes, named, colours)
-    entries = [({"color": colour, "marker": "o", "ls": ""}, e) for e, colour in colours.items()]
-    if len(marks) == 1:
-        entries = [(style | {"marker": next(iter(marks.values()))}, e) for style, e in entries]
-    else:
-        entries += [({"color": GREY, "marker": m, "ls": ""}, p or "?") for p, m in marks.items()]
-    entries += [({"color": GREY, "ls": style}, label) for label, style in (lines or {}).items()]
+def _draw(figure: "Figure", axes: Any, points: list[Point], has_ideal: bool = False) -> None:
+    """The points with the names of their splits, and the legend."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], label=label, **style) for style, label in entries]
+    colours = of_engines(point.engine for point in points)
+    by_x: dict[float, list[Point]] = defaultdict(list)
+    for point in sorted(points, key=lambda point: point.y):
+        axes.plot(point.x, point.y, "o", color=colours[point.engine], alpha=0.8, clip_on=False)
+        if point.split:
+            by_x[point.x].append(point)
+    for named in by_x.values():
+        if len(named) > _LABELS:  # the highest of each split
+            named = list({(point.engine, point.split): point for point in named}.values())
+        if len(named) <= _LABELS:
+            _name(axes, sorted(named, key=lambda point: point.y), colours)
+    handles = [Line2D([], [], label=e, color=c, marker="o", ls="") for e, c in colours.items()]
+    if has_ideal:
+        handles.append(Line2D([], [], label="ideal", color=GREY, ls="--"))
     _legend(figure, handles)
 
 

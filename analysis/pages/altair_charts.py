@@ -53,7 +53,7 @@ def _precisions(rows: Rows) -> dict[str, alt.Shape]:
     names = list(dict.fromkeys(row["precision"] for row in rows))
     if len(names) < 2:
         return {}
-    marks = [colours.MARKS.get(name, colours.MARKS[None]).vega for name in names]
+    marks = [colours.MARKS.get(name, colours.MARKS[None]) for name in names]
     return {"shape": alt.Shape("precision:N", scale=alt.Scale(domain=names, range=marks))}
 
 
