@@ -361,7 +361,7 @@ def test_names_do_not_depend_on_how_many_points_a_cluster_can_run(tmp_path):
     each = [f"{engine}-nodes{n}" for engine in ("ddp", "megatron") for n in (1, 2, 8)]
     assert list(large.settings) == each + zero
     assert list(small.settings) == [name for name in each if "8" not in name] + zero
-    with pytest.raises(UsageError, match="its baseline ddp-nodes8 cannot run on local-test: 8 nod"):
+    with pytest.raises(UsageError, match="its baseline ddp-nodes8 cannot run: 8 nodes exceed the"):
         study_of(tmp_path, text, 'baseline = "ddp-nodes8"\n' + HEAD)
 
 

@@ -158,6 +158,7 @@ class _Point:
     spec: None where this cluster cannot run it; `why` says why. named: the settings that its
     name is made of: the spec's, or, where it states `nodes` in place of gpus, those that do not
     depend on the cluster. repeat: from 1, where the point is repeated; 0 where it is not.
+    configuration: its name without the repeat.
     """
 
     spec: RunSpec | None
@@ -170,6 +171,7 @@ class _Point:
     source: str
     what: str
     repeat: int = 0
+    configuration: str = ""
 
     def split(self) -> str:
         """The part of the name that says how the run is split."""
@@ -197,28 +199,36 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
     points, left_out = _read_points(path, file, where)
     left_out += [(p.what, p.why) for p in points if p.why and p.repeat <= 1]
     # A B A B: sorting is stable, so each round keeps the file's order.
-    names, repeat_of = _name_all(sorted(points, key=lambda point: max(point.repeat, 1)))
-    named = {name: point for name, point in names.items() if point.spec is not None}
-    if not named:
+    named = _name_all(sorted(points, key=lambda point: max(point.repeat, 1)))
+    runs = {name: point for name, point in named.items() if point.spec is not None}
+    if not runs:
         first = ": ".join(left_out[0]) if left_out else "it asks for none"
-        raise UsageError(
-            f"study {path}: none of its {len(left_out)} points can run{_on(where)}: {first}"
-        )
-    specs = {name: point.spec for name, point in named.items()}
+        on = f" on {where.name}" if where else ""
+        raise UsageError(f"study {path}: none of its {len(left_out)} points can run{on}: {first}")
+    specs = {name: point.spec for name, point in runs.items()}
     _check_save_folders(path, specs)
-    baseline, assumed = _baseline(path, file, names, repeat_of, where)
+    baseline, assumed = file.baseline or next(iter(runs)), []
     if chosen and (note := clusters.replaced(chosen)):
-        assumed.insert(0, note)
+        assumed.append(note)
+    if file.baseline is None and len({point.configuration for point in runs.values()}) > 1:
+        assumed.append(f"no baseline is named: it is {baseline}, the first run")
+    if baseline not in named and named.get(f"{baseline}-r1", points[0]).configuration == baseline:
+        baseline += "-r1"
+    if baseline not in named:
+        has = ", ".join(runs)
+        raise UsageError(f"study {path}: baseline {baseline!r} is no run; it has: {has}")
+    if why := named[baseline].why:
+        raise UsageError(f"study {path}: its baseline {baseline} cannot run: {why}")
     return Study(
         path.stem,
         path,
         file.question,
         baseline,
-        settings={name: point.layers for name, point in named.items()},
+        settings={name: point.layers for name, point in runs.items()},
         specs=specs,
-        slurm={name: point.slurm for name, point in named.items()},
+        slurm={name: point.slurm for name, point in runs.items()},
         cluster=where,
-        repeat_of={name: repeat_of[name] for name in named if name in repeat_of},
+        repeat_of={name: (p.configuration, p.repeat) for name, p in runs.items() if p.repeat},
         left_out=left_out,
         assumed=assumed,
     )
@@ -252,33 +262,6 @@ def _check_save_folders(path: Path, specs: dict[str, RunSpec]) -> None:
             )
 
 
-def _baseline(
-    path: Path,
-    file: _File,
-    names: dict[str, _Point],
-    repeat_of: dict[str, tuple[str, int]],
-    where: Cluster | None,
-) -> tuple[str, list[str]]:
-    """The baseline's run, and what was assumed to find it; a configuration is its first repeat."""
-    named = [name for name, point in names.items() if point.spec is not None]
-    baseline, assumed = file.baseline or named[0], []
-    configurations = {repeat_of.get(name, (name, 0))[0] for name in named}
-    if file.baseline is None and len(configurations) > 1:
-        assumed.append(f"no baseline is named: it is {baseline}, the first run")
-    if baseline not in names and repeat_of.get(f"{baseline}-r1") == (baseline, 1):
-        baseline = f"{baseline}-r1"
-    if baseline not in names:
-        has = ", ".join(named)
-        raise UsageError(f"study {path}: baseline {baseline!r} is no run; it has: {has}")
-    if why := names[baseline].why:
-        raise UsageError(f"study {path}: its baseline {baseline} cannot run{_on(where)}: {why}")
-    return baseline, assumed
-
-
-def _on(where: Cluster | None) -> str:
-    return f" on {where.name}" if where else ""
-
-
 def _read_points(
     path: Path, file: _File, where: Cluster | None
 ) -> tuple[list[_Point], list[tuple[str, str]]]:
@@ -308,11 +291,12 @@ def _read_points(
             except UsageError as error:
                 # A file that is not there is a mistake in any case: were the point left out, the
                 # names of the others would depend on the folder that the command runs in.
-                message = f"{error} (looked for in {Path.cwd()})" if _unread(error) else str(error)
-                if must_run or _unread(error):
-                    message = message if str(path) in message else f"{source}: {message}"
-                    raise UsageError(message) from error
-                impossible.append((what, message))
+                if _unread(error):
+                    raise UsageError(f"{source}: {error} (looked for in {Path.cwd()})") from error
+                if must_run:
+                    place = "" if str(path) in str(error) else f"{source}: "
+                    raise UsageError(f"{place}{error}") from error
+                impossible.append((what, str(error)))
                 continue
             for repeat in range(1, sweep.repeats + 1):
                 points.append(replace(point, repeat=repeat if sweep.repeats > 1 else 0))
@@ -391,9 +375,8 @@ def _point(
     return _Point(spec, why, named, nodes, plain, slurm, label, source, what)
 
 
-def _name_all(points: list[_Point]) -> tuple[dict[str, _Point], dict[str, tuple[str, int]]]:
-    """Each point by its name: the split, what else tells runs apart, the label, the repeat; and
-    (configuration, repeat) of those that are repeats.
+def _name_all(points: list[_Point]) -> dict[str, _Point]:
+    """Each point by its name: the split, what else tells runs apart, the label, the repeat.
 
     Points that this cluster cannot run are named too: the names of the others do not depend on it.
     """
@@ -406,17 +389,15 @@ def _name_all(points: list[_Point]) -> tuple[dict[str, _Point], dict[str, tuple[
     if by_nodes:
         telling.insert(0, "nodes")
     named: dict[str, _Point] = {}
-    repeat_of: dict[str, tuple[str, int]] = {}
     for point in points:
         values = {name: point.value(name) for name in telling}
         name = configuration = run_name(point.split(), values, point.named, point.label)
         if point.repeat:
-            name = f"{configuration}-r{point.repeat}"
-            repeat_of[name] = (configuration, point.repeat)
+            name += f"-r{point.repeat}"
         if name in named:
             raise UsageError(f"{point.source}: a second run called {name}")
-        named[name] = point
-    return named, repeat_of
+        named[name] = replace(point, configuration=configuration)
+    return named
 
 
 def _telling(
