@@ -12,7 +12,7 @@ from parallel import train
 from parallel.config import clusters
 from parallel.config.deepspeed_json import read_deepspeed_json
 from parallel.config.layout_arrays import columns_of
-from parallel.config.settings import RunSpec, resolve
+from parallel.config.settings import resolve
 from parallel.config.study import load_study
 from tests.fixture_runs import facts, write
 
@@ -49,7 +49,6 @@ def test_a_gpu_cluster_takes_both(capsys):
             "cp 2 and precision fp8 needs kernels te, not apex",
         ),
         (("--engine", "ddp", "--cp", "2"), "no cp (asked: 2; engines with cp: megatron)"),
-        (("--engine", "ddp", "--precision", "fp8"), "offers precision fp32, bf16, fp16, not fp8"),
         (("--cp", "16", "--seq-len", "8176"), "32 chunks, two for each rank, which do not divide"),
         (("--cp", "2", "--breakdown"), "breakdown has no column for messages between cp"),
         (
@@ -147,11 +146,6 @@ def test_dp_of_a_megatron_log_is_what_tp_cp_and_pp_leave(dump, tmp_path):
     assert (record.gpus, record.tp, record.cp, record.pp, record.dp) == (32, 2, 2, 2, 4)
 
 
-def test_what_transformer_engine_alone_can_do_is_named():
-    assert RunSpec().te_alone == ""
-    assert RunSpec(cp=2, precision="fp8").te_alone == "cp 2 and precision fp8"
-
-
 @pytest.mark.filterwarnings("ignore:full scope is deprecated")
 def test_delayed_scales_are_the_largest_of_the_last_1024_steps():
     from parallel.engines.layers import transformer_config
@@ -173,7 +167,6 @@ def test_going_on_in_fp8_says_that_delayed_scales_begin_anew():
     ("cluster", "settings", "words"),
     [
         ("jean-zay-v100-32g", {"tf32": True}, "has no tf32"),
-        ("local-test", {"tf32": True}, "tf32 needs a GPU, and local-test gives none"),
         ("jean-zay-v100-32g", {"precision": "bf16"}, "has no bf16"),
         (
             "local-test",
@@ -181,7 +174,6 @@ def test_going_on_in_fp8_says_that_delayed_scales_begin_anew():
             "precision fp16 needs a GPU, and local-test gives none",
         ),
         ("local-test", {"device": "cuda"}, "device cuda needs a GPU, and local-test gives none"),
-        ("local-test", {"kernels": "te"}, "kernels te needs a GPU, and local-test gives none"),
     ],
 )
 def test_a_cluster_without_the_format_is_refused(cluster, settings, words):

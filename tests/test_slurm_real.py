@@ -302,41 +302,6 @@ def test_two_jobs_never_share_a_run_folder(slurm, tokens, tmp_path, monkeypatch)
     wait_for(lambda: table(study, logs)["ddp"].state == "cancelled", 60, "the end")
 
 
-def test_sacct_answers_where_squeue_has_forgotten(tmp_path, tmp_path_factory, monkeypatch):
-    if missing := testbed.missing_packages(accounting=True):
-        pytest.skip(f"no accounting here (apt-get install {' '.join(missing)})")
-    if os.geteuid() != 0:
-        pytest.skip("the test cluster needs root")
-    folder = tmp_path_factory.mktemp(
-        "slurm"
-    )  # short: slurmd has sockets in it, of 107 bytes at most
-    monkeypatch.setenv("SLURM_CONF", str(testbed.up(1, folder, accounting=True)))
-    try:
-        logs = f"--output={tmp_path}/%x.out"
-        ended = {"well": "exit 0", "badly": "exit 3", "told": "sleep 300"}
-        for name, what in ended.items():
-            slurm_says("sbatch", f"--job-name={name}", "--comment=c%20d", logs, f"--wrap={what}")
-        ask = states.ask
-        monkeypatch.setattr(states, "ask", lambda c: None if c[0] == "squeue" else ask(c))
-
-        def told():
-            found = states.ask_slurm().values()
-            return [j.job_id for j in found if j.name == "told" and j.state == "RUNNING"]
-
-        slurm_says("scancel", str(wait_for(told, 240, "the last to run")[0]))
-
-        def known():
-            found = {job.name: job for job in states.ask_slurm().values()}
-            return found.get("told", states.Job(0, "")).state == "CANCELLED" and found
-
-        found = wait_for(known, 60, "sacct to know")
-        assert (found["well"].state, found["well"].exit) == ("COMPLETED", "0:0")
-        assert (found["badly"].state, found["badly"].exit) == ("FAILED", "3:0")
-        assert found["well"].comment == "c%20d" and found["well"].folder == str(ROOT)
-    finally:
-        testbed.down(folder)
-
-
 def test_exit_0_125_is_out_of_memory_though_the_script_says_0(slurm, tmp_path):
     if not testbed.CGROUP_MEMORY.is_dir():
         pytest.skip("Slurm sees a batch step's memory only through cgroups (v1) here")

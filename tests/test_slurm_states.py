@@ -39,36 +39,33 @@ QUEUE = (
     "13|FAILED|256|NonZeroExitCode|b|grid|/r|\n"
     "14_3|RUNNING|0|None|array|grid|/r|\n"
     "slurm_load_jobs error: something\n"
-    "15|PENDING|0|Dependency|c||/r|\n"
+    "15|PENDING|0|Dependency|c||/r|N/A|N/A|\n"
+    "414003|RUNNING|0|None|a|s|/r|414002|0|\n"
 )
 
 
-def test_squeue_is_read_by_column_and_exit_codes_as_wait_gives_them():
-    found = parse(QUEUE, of_queue=True)
-    assert list(found) == [12, 13, 15]
-    assert (found[12].exit, found[13].exit) == ("0:125", "1:0")
-    assert found[15].state == "PENDING" and found[15].reason == "Dependency"
+def test_squeue_and_sacct_are_read_by_column():
+    jobs = parse(QUEUE, of_queue=True)
+    assert list(jobs) == [12, 13, 15, 414003]
+    assert (jobs[12].exit, jobs[13].exit) == ("0:125", "1:0")  # as wait gives them
+    assert jobs[15].state == "PENDING" and jobs[15].reason == "Dependency"
+    assert (jobs[15].array, jobs[414003].array) == ("", "414002_0")
+    ended = parse(SACCT)
+    assert [job.state for job in ended.values()] == ["COMPLETED", "FAILED", "OUT_OF_MEMORY"] + [
+        "CANCELLED"
+    ]
+    assert (ended[2].exit, ended[3].exit, ended[4].name) == ("3:0", "0:125", "cancel")
+    assert (ended[1].comment, ended[1].folder) == ("grid%20x", "/tmp/i")
+    assert (ended[1].array, ended[4].array) == ("", "414002_1")
 
 
 # As sacct -X -n -P of Slurm 22.05 with slurmdbd printed it, asked for states.ACCOUNTS.
 SACCT = """\
-1|COMPLETED|0:0|None|ok|grid%20x|/tmp/i
-2|FAILED|3:0|None|bad|grid%20x|/tmp/i
-3|OUT_OF_MEMORY|0:125|None|oom|grid%20x|/tmp/i
-4|CANCELLED by 0|0:0|None|cancel|grid%20x|/tmp/i
+1|COMPLETED|0:0|None|ok|grid%20x|/tmp/i|1
+2|FAILED|3:0|None|bad|grid%20x|/tmp/i|2
+3|OUT_OF_MEMORY|0:125|None|oom|grid%20x|/tmp/i|3
+4|CANCELLED by 0|0:0|None|cancel|grid%20x|/tmp/i|414002_1
 """
-
-
-def test_sacct_is_read_and_who_cancelled_is_no_state():
-    found = parse(SACCT)
-    assert [job.state for job in found.values()] == [
-        "COMPLETED",
-        "FAILED",
-        "OUT_OF_MEMORY",
-        "CANCELLED",
-    ]
-    assert (found[2].exit, found[3].exit, found[4].name) == ("3:0", "0:125", "cancel")
-    assert (found[1].comment, found[1].folder) == ("grid%20x", "/tmp/i")
 
 
 def folder_of(tmp_path, state: str | None = None, reason: str = "", log: str = ""):
@@ -174,42 +171,32 @@ MEMORY = [
     "RuntimeError: Triton Error [CUDA]: out of memory",
     "ncclUnhandledCudaError: Call to CUDA function failed. Cuda failure 2 'out of memory'",
     "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-    "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
     "RuntimeError: [enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't"
     " allocate memory: you tried to allocate 8000000000000 bytes.",
     "RuntimeError: DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes.",
     "MemoryError",
-    "MemoryError:  (rank 1)",
     "exit status 1: MemoryError: Unable to allocate 3.00 GiB",
     "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 3.00 GiB for an array",
     "OSError: [Errno 12] Cannot allocate memory",
     "[1234.5] python invoked oom-killer: gfp_mask=0xcc0, order=0",
     "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=step_0,task=python,pid=9",
-    "[1234.5] Memory cgroup out of memory: Killed process 9 (python) total-vm:1kB",
     "Out of memory: Kill process 9 (python) score 9 or sacrifice child",
     "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=5.0. Some of your processes may ...",
     "slurmstepd: error: Detected 1 oom_kill event in StepId=5.0. Some of the step tasks ...",
     "slurmstepd: error: Exceeded job memory limit at some point.",
-    "slurmstepd: error: Exceeded step memory limit at some point.",
     "slurmstepd: error: Job 5 exceeded memory limit (9 > 8), being killed",
     "srun: error: node1: task 0: Out Of Memory",
-    "exit status 1: srun: error: node1: task 0: Out Of Memory",
 ]
 ENOUGH_MEMORY = [
     "    except MemoryError:",
     "    raise MemoryError",
     "GPUMemoryError: 0",
-    "uncorrectable MemoryErrors: 0",
     "srun --oom-kill-step=1 python train.py",
     "oom_kill 0",
-    "oom_kill_disable 0",
     "the room_kill event is over",
     "a step that runs out of memory is tried again with recompute",
     "out of memory: 9 of 10 refused",
-    "Out Of Memory: see the page on memory",
     "JobState=RUNNING MemoryLimit=8G",
-    "job memory limit: 8 GB",
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     "STATUS_ALLOC_FAILED = 3",
     "can't allocate memory bandwidth to both",
 ]
@@ -390,9 +377,9 @@ def test_what_slurm_forgets_was_written_down(tmp_path):
 
 @pytest.fixture
 def many(tmp_path, monkeypatch):
-    """A study of 2,000 runs that have ended or run, and a squeue and sacct that count calls."""
+    """A study of 40 runs that have ended or run, and a squeue and sacct that count calls."""
     path = study_file(
-        tmp_path / "many.toml", f"[[sweep]]\nproduct = {{ seed = {list(range(2000))} }}\n"
+        tmp_path / "many.toml", f"[[sweep]]\nproduct = {{ seed = {list(range(40))} }}\n"
     )
     logs, lines = tmp_path / "logs", []
     for number, name in enumerate(load_study(path).settings, start=1):
@@ -428,12 +415,12 @@ def stand_in(tmp_path, monkeypatch, queue):
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
 
 
-def test_two_thousand_runs_ask_slurm_twice(many, capsys):
+def test_many_runs_ask_slurm_twice(many, capsys):
     path, logs, tmp_path = many
     assert status.main([str(path), "--logs", str(logs)]) == 1
     assert (tmp_path / "calls").read_text().split() == ["squeue", "sacct"]
     out = capsys.readouterr().out
-    assert "500 running" in out and "500 timeout" in out and "500 pending" in out
+    assert "10 running" in out and "10 timeout" in out and "10 pending" in out
 
 
 def test_submitting_again_never_duplicates_what_waits_or_runs(many, capsys):
@@ -482,14 +469,10 @@ def test_only_failed_leaves_out_what_was_stopped_and_says_so(four, capsys):
 
 
 def test_a_job_of_an_array_has_the_number_that_squeue_prints(tmp_path):
-    queue = "414003|RUNNING|0|None|a|s|/r|414002|0|\n414005|PENDING|0|None|a|s|/r|N/A|N/A|\n"
-    found = parse(queue, of_queue=True)
-    assert found[414003].array == "414002_0" and not found[414005].array
-    accounts = parse("414003|COMPLETED|0:0|None|a|s|/r|414002_0\n7|FAILED|1:0|None|a|s|/r|7\n")
-    assert accounts[414003].array == "414002_0" and not accounts[7].array
-    row = judge("run", folder_of(tmp_path, "running"), 10, found[414003], 414003)
+    job = parse(QUEUE, of_queue=True)[414003]
+    row = judge("run", folder_of(tmp_path, "running"), 10, job, 414003)
     assert "414002_0" in status.table([row])[1] and "414003" not in status.table([row])[1]
-    states.remember(tmp_path / "run", replace(found[414003], state="FAILED"), row, "{}")
+    states.remember(tmp_path / "run", replace(job, state="FAILED"), row, "{}")
     assert states.recall(tmp_path / "run", 414003).array == "414002_0"
 
 
@@ -732,7 +715,7 @@ def test_a_command_that_a_node_does_not_have_is_one_line_and_the_shells_status(t
 
 
 def test_a_real_clusters_configuration_is_not_deleted_for_a_test_cluster(tmp_path, monkeypatch):
-    monkeypatch.setattr(testbed, "missing_packages", lambda accounting: [])
+    monkeypatch.setattr(testbed, "missing_packages", list)
     monkeypatch.setattr(testbed.os, "geteuid", lambda: 0)
     (tmp_path / "slurm.conf").write_text("ClusterName=lise\n")
     with pytest.raises(UsageError, match="holds something else than a test cluster"):

@@ -8,6 +8,7 @@ import pytest
 from base.errors import UsageError
 from parallel.config.settings import add_flags, from_flags, resolve
 from parallel.config.study import load_study
+from tests.conftest import study_file
 
 
 def flags(*words: str) -> dict:
@@ -51,25 +52,16 @@ def test_the_vocabulary_comes_from_the_data_where_the_presets_is_too_small(tmp_p
 
 
 def test_accumulation_follows_from_the_global_batch_and_back():
-    spec = resolve(("flags", {"gpus": 2, "micro_batch": 2, "global_batch": 16}))
-    assert spec.grad_accum == 4
-    spec = resolve(("flags", {"gpus": 2, "micro_batch": 2, "grad_accum": 3}))
-    assert spec.global_batch == 12
-
-
-def test_a_flag_for_one_batch_setting_overrides_the_studys_other():
     study = ("study", {"gpus": 2, "micro_batch": 2, "global_batch": 16})
+    assert resolve(study).grad_accum == 4
+    assert resolve(("flags", {"gpus": 2, "micro_batch": 2, "grad_accum": 3})).global_batch == 12
+    # A flag for one batch setting overrides the study's other.
     assert resolve(study, ("flags", {"grad_accum": 1})).global_batch == 4
     assert resolve(study, ("flags", {"micro_batch": 4})).grad_accum == 2
-
-
-def test_contradicting_batches_are_refused_with_the_numbers():
     with pytest.raises(UsageError, match="7 is not a multiple of micro_batch 2 x dp 2 = 4"):
-        resolve(("flags", {"gpus": 2, "micro_batch": 2, "global_batch": 7}))
+        resolve(study, ("flags", {"global_batch": 7}))
     with pytest.raises(UsageError, match="grad_accum 4, but grad_accum 3 was asked"):
-        resolve(
-            ("flags", {"gpus": 2, "micro_batch": 2, "global_batch": 16, "grad_accum": 3}),
-        )
+        resolve(("flags", study[1] | {"grad_accum": 3}))
 
 
 def test_deepspeed_json_gives_what_nothing_else_does(tmp_path):
@@ -133,13 +125,10 @@ def test_deepspeed_adds_gradients_of_bf16_up_in_fp32_over_micro_batches_and_rank
 
 
 def test_unreadable_deepspeed_json_is_named(tmp_path):
-    with pytest.raises(UsageError, match="nothing.json: No such file"):
-        resolve(("flags", {"deepspeed_config": str(tmp_path / "nothing.json")}))
     (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(UsageError, match="bad.json is not JSON"):
-        resolve(("flags", {"deepspeed_config": str(tmp_path / "bad.json")}))
-    with pytest.raises(UsageError, match="deepspeed_config /dev/zero is larger than the 4 MiB"):
-        resolve(("flags", {"deepspeed_config": "/dev/zero"}))
+    for name, why in (("nothing.json", ": No such file"), ("bad.json", " is not JSON")):
+        with pytest.raises(UsageError, match=name + why):
+            resolve(("flags", {"deepspeed_config": str(tmp_path / name)}))
 
 
 @pytest.mark.parametrize(
@@ -147,13 +136,10 @@ def test_unreadable_deepspeed_json_is_named(tmp_path):
     [
         ({"preset": "gpt3"}, "unknown preset 'gpt3'; known: tiny"),
         ({"tp": 2, "gpus": 2}, "engine ddp has no tp"),
-        ({"engine": "deepspeed_zero", "pp": 2, "gpus": 2}, "has no pp"),
         ({"engine": "deepspeed_pipe", "zero_stage": 2}, "offers zero_stage 0, 1, not 2"),
         ({"engine": "megatron", "implementation": "hf"}, "offers implementation gpt, not hf"),
-        ({"precision": "fp16", "device": "cpu"}, "fp16 needs a GPU"),
         ({"steps": 0}, "steps must be at least 1 and at most 1000000000, not 0"),
         ({"steps": "many"}, "steps must be a whole number, not 'many'"),
-        ({"engine": "fsdp2", "zero_stage": 0}, "engine fsdp2 offers zero_stage 2, 3, not 0"),
         (
             {"fp8_recipe": "tensorwise", "precision": "bf16"},
             "fp8_recipe tensorwise is used with precision fp8 alone, not bf16",
@@ -165,7 +151,6 @@ def test_unreadable_deepspeed_json_is_named(tmp_path):
             "fsdp_shard 3 does not divide dp 4",
         ),
         ({"offload": "disk"}, "offload must be one of none, optimizer, all"),
-        ({"gpus": 3, "tp": 2, "engine": "megatron"}, "3 ranks cannot be split"),
         ({"lr": -1.0}, "lr must be above 0 and at most 100, not -1"),
         ({"lr": 1e-5}, "min_lr 3e-05 exceeds lr 1e-05"),
         ({"engine": "deepspeed_zero", "precision": "bf16"}, "offers zero_stage 1, 2, 3"),
@@ -174,7 +159,6 @@ def test_unreadable_deepspeed_json_is_named(tmp_path):
             {"clip_grad": float("nan")},
             "clip_grad must be at least 0 and at most 1000000000, not nan",
         ),
-        ({"timeout_s": 1e300}, "timeout_s must be above 0 and at most 2592000, not 1e+300"),
         ({"micro_batch": 10**5, "grad_accum": 10**5}, "global_batch must be at least 1 and at"),
         ({"train_tokens": 10**18}, "steps must be at least 1 and at most 1000000000, not 78125"),
         ({"tp": 10**4000}, "not 100000000000... (4001 digits)"),
@@ -202,8 +186,6 @@ def test_fsdp2_has_the_stage_3_that_it_is_known_for_unless_another_is_stated(tmp
     ("content", "words"),
     [
         ({"bf16": True}, "bf16 must be an object, not true"),
-        ({"optimizer": None}, "optimizer must be an object, not null"),
-        ({"zero_optimization": [1]}, "zero_optimization must be an object"),
         ({"optimizer": {"params": {"betas": [0.9]}}}, "betas must be two numbers"),
         (
             {"optimizer": {"type": "Lamb"}},
@@ -235,23 +217,10 @@ def test_run_names_follow_from_the_split():
     assert resolve(("flags", settings)).name == "fsdp2-dp8-zero3-shard4"
 
 
-def study_file(tmp_path, text: str):
-    path = tmp_path / "a_study.toml"
-    path.write_text(text)
-    return path
-
-
 def test_a_study_is_its_defaults_and_its_runs(tmp_path):
-    path = study_file(
-        tmp_path,
-        'question = "?"\n[defaults]\nsteps = 7\n[[run]]\ngpus = 1\n[[run]]\ngpus = 2\nsteps = 3\n',
-    )
-    study = load_study(path)
-    assert (study.name, study.baseline, list(study.settings)) == (
-        "a_study",
-        "ddp",
-        ["ddp", "ddp-dp2"],
-    )
+    text = "[defaults]\nsteps = 7\n[[run]]\ngpus = 1\n[[run]]\ngpus = 2\nsteps = 3\n"
+    study = load_study(study_file(tmp_path / "a_study.toml", text))
+    assert (study.name, study.baseline, [*study.settings]) == ("a_study", "ddp", ["ddp", "ddp-dp2"])
     assert [study.run(name).steps for name in study.settings] == [7, 3]
     assert study.run("ddp", flags={"steps": 1}).steps == 1
 
@@ -260,15 +229,14 @@ def test_a_study_is_its_defaults_and_its_runs(tmp_path):
     ("text", "words"),
     [
         ("question = ", "is not TOML"),
-        ('question = "?"', "has no [[run]] table"),
-        ('question = "?"\n[[run]]\n[[run]]\n', "[[run]] 2: a second run called ddp"),
-        ('question = "?"\n[[run]]\ntp = 2\ngpus = 2\n', "[[run]] 1: engine ddp has no tp"),
-        ('question = "?"\nbaseline = "x"\n[[run]]\n', "baseline 'x' is no run; it has: ddp"),
+        ("", "has no [[run]] table"),
+        ("[[run]]\ntp = 2\ngpus = 2\n", "[[run]] 1: engine ddp has no tp"),
+        ("baseline = 'x'\n[[run]]\n", "baseline 'x' is no run; it has: ddp"),
     ],
 )
 def test_a_study_that_is_wrong_is_refused_with_its_place(tmp_path, text, words):
     with pytest.raises(UsageError) as caught:
-        load_study(study_file(tmp_path, text))
+        load_study(study_file(tmp_path / "a_study.toml", text))
     assert words in str(caught.value) and "a_study.toml" in str(caught.value)
 
 
@@ -276,9 +244,7 @@ def test_a_study_that_is_wrong_is_refused_with_its_place(tmp_path, text, words):
     ("setting", "reader"),
     [
         ({"rope_theta": 5e5}, {"position": "rope"}),
-        ({"rope_scaling": 8.0}, {"position": "rope"}),
         ({"profile_steps": "4-6"}, {"profile_mode": "torch"}),
-        ({"profile_ranks": "all"}, {"profile_mode": "torch"}),
     ],
 )
 def test_a_setting_that_nothing_reads_is_refused(setting, reader):

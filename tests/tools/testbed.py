@@ -1,7 +1,6 @@
 """A real Slurm on this machine, to try a sweep before spending an allocation.
 
     python -m tests.tools.testbed up [--nodes 4]      then: export SLURM_CONF=... as it says
-    python -m tests.tools.testbed up --accounting     with slurmdbd and MariaDB behind it, for sacct
     python -m tests.tools.testbed down
     python -m tests.tools.testbed stop-node node3     a node that dies, to see what happens
 
@@ -31,17 +30,14 @@ from base.errors import Parser, UsageError, command_line
 HOME = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "scaling-study-slurm"
 TOOLS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "sbatch": "slurm-wlm"}
 TOOLS |= {"munged": "munge", "scontrol": "slurm-wlm"}
-ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server"}
 CGROUP_MEMORY = Path("/sys/fs/cgroup/memory")
 
 CONF = Path(__file__).with_name("testbed.slurm.conf").read_text()
-DBD_CONF = Path(__file__).with_name("testbed.slurmdbd.conf").read_text()
 
 
-def missing_packages(accounting: bool = False) -> list[str]:
-    """Debian packages without which there is no local cluster, or none with accounting."""
-    tools = TOOLS | ACCOUNTING if accounting else TOOLS
-    return sorted({package for tool, package in tools.items() if shutil.which(tool) is None})
+def missing_packages() -> list[str]:
+    """Debian packages without which there is no local cluster."""
+    return sorted({package for tool, package in TOOLS.items() if shutil.which(tool) is None})
 
 
 def listens(port: int) -> bool:
@@ -65,15 +61,13 @@ def wait_for(what: str, done: Callable[[], bool], folder: Path, seconds: float) 
         time.sleep(0.2)
 
 
-def up(nodes: int, folder: Path = HOME, accounting: bool = False) -> Path:
+def up(nodes: int, folder: Path = HOME) -> Path:
     """Start the cluster and wait until its nodes are idle; the path of its slurm.conf.
-
-    With `accounting`, slurmdbd and a MariaDB of its own keep what sacct asks for.
 
     Raises:
         UsageError: something is not installed, is up already, or does not start.
     """
-    _check_can_start(nodes, folder, accounting)
+    _check_can_start(nodes, folder)
     shutil.rmtree(folder, ignore_errors=True)
     for part in ("state", "spool"):
         (folder / part).mkdir(parents=True)
@@ -82,13 +76,11 @@ def up(nodes: int, folder: Path = HOME, accounting: bool = False) -> Path:
     key.chmod(0o400)
     port = free_port(17817, nodes + 3)
     host = socket.gethostname().split(".")[0]
-    conf = _write_configuration(nodes, folder, accounting, host, port)
+    conf = _write_configuration(nodes, folder, host, port)
     munged = ["munged", "--force", f"--socket={folder}/munge.socket", f"--key-file={key}"]
     munged += [f"--log-file={folder}/munged.log", f"--pid-file={folder}/munged.pid"]
     try:
         start([*munged, f"--seed-file={folder}/munge.seed"], conf)
-        if accounting:
-            start_accounting(folder, conf, host, port + nodes + 1)
         start(["slurmctld", "-c"], conf)
         for number in range(1, nodes + 1):
             start(["slurmd", "-N", f"node{number}"], conf)
@@ -101,9 +93,9 @@ def up(nodes: int, folder: Path = HOME, accounting: bool = False) -> Path:
     return conf
 
 
-def _check_can_start(nodes: int, folder: Path, accounting: bool) -> None:
+def _check_can_start(nodes: int, folder: Path) -> None:
     """Raises: UsageError: something is not installed, is up already, or stands in the way."""
-    if missing := missing_packages(accounting):
+    if missing := missing_packages():
         raise UsageError(
             f"Slurm is not here: apt-get update && apt-get install {' '.join(missing)}"
         )
@@ -119,16 +111,9 @@ def _check_can_start(nodes: int, folder: Path, accounting: bool) -> None:
         raise UsageError(f"{folder} holds something else than a test cluster: give another")
 
 
-def _write_configuration(nodes: int, folder: Path, accounting: bool, host: str, port: int) -> Path:
+def _write_configuration(nodes: int, folder: Path, host: str, port: int) -> Path:
     """Write slurm.conf and cgroup.conf; the path of the first."""
     cgroups = CGROUP_MEMORY.is_dir() and os.access(CGROUP_MEMORY, os.W_OK)
-    storage = "none"
-    if accounting:
-        storage = (
-            "slurmdbd\nAccountingStorageHost=127.0.0.1\nAccountingStoreFlags=job_comment"
-            f"\nAccountingStoragePass={folder}/munge.socket"
-            f"\nAccountingStoragePort={port + nodes + 1}"
-        )
     conf = folder / "slurm.conf"
     conf.write_text(
         CONF.format(
@@ -142,7 +127,6 @@ def _write_configuration(nodes: int, folder: Path, accounting: bool, host: str, 
             track="cgroup" if cgroups else "linuxproc",
             task="cgroup" if cgroups else "none",
             first_job=1000 * (100 + secrets.randbelow(900)) + 1,
-            storage=storage,
             over="" if cgroups else "JobAcctGatherParams=OverMemoryKill\n",
         )
     )
@@ -165,31 +149,6 @@ def start(command: list[str], conf: Path) -> None:
         done = subprocess.run(command, env=environment, **quiet)
     if done.returncode:
         raise UsageError(f"{command[0]} did not start; see {conf.parent}/*.log")
-
-
-def start_accounting(folder: Path, conf: Path, host: str, port: int) -> None:
-    """slurmdbd on `port` and, on the next one, a MariaDB of its own."""
-    password = secrets.token_hex(16)
-    ports = {"dbd_port": port, "sql_port": port + 1}
-    dbd_conf = folder / "slurmdbd.conf"
-    dbd_conf.touch(0o600)
-    dbd_conf.write_text(DBD_CONF.format(host=host, folder=folder, password=password, **ports))
-    sql = folder / "init.sql"
-    sql.touch(0o600)
-    sql.write_text(
-        f"CREATE USER slurm@'127.0.0.1' IDENTIFIED BY '{password}';\n"
-        "GRANT ALL ON slurm.* TO slurm@'127.0.0.1';\n"
-    )
-    data = ["--no-defaults", f"--datadir={folder}/mariadb", "--user=root"]
-    start(["mariadb-install-db", *data, "--skip-test-db"], conf)
-    mariadbd = ["mariadbd", *data, f"--port={port + 1}", "--bind-address=127.0.0.1"]
-    mariadbd += [f"--socket={folder}/mariadb.socket", f"--pid-file={folder}/mariadbd.pid"]
-    mariadbd += [f"--init-file={sql}", f"--log-error={folder}/mariadbd.log"]
-    start(["setsid", "--fork", *mariadbd], conf)  # it alone does not go to the background by itself
-    silent = "mariadbd does not listen"
-    wait_for(silent, lambda: listens(port + 1), folder, seconds=60)
-    start(["slurmdbd"], conf)
-    wait_for("slurmdbd does not listen", lambda: listens(port), folder, seconds=60)
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -278,10 +237,7 @@ def down(folder: Path = HOME) -> None:
     left = [p for p in of_cluster(folder) if p.info["name"] == "slurmstepd"]
     left += [p for p in of_cluster(folder) if "SLURM_JOB_ID" in p.info["environ"]]
     send(signal.SIGKILL, left)
-    pid_files = [path for path in folder.glob("*.pid") if path.stem != "mariadbd"]
-    end([process for path in pid_files if (process := daemon(path))])
-    # Last, for slurmdbd writes to it; and without its pid file, which it writes late.
-    end([process for process in of_cluster(folder) if process.info["name"] == "mariadbd"])
+    end([process for path in folder.glob("*.pid") if (process := daemon(path))])
 
 
 def end(processes: list[psutil.Process]) -> None:
@@ -301,7 +257,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("do", choices=("up", "down", "stop-node", "start-node"), help="what to do")
     parser.add_argument("node", nargs="?", help="the node to stop or to start")
     parser.add_argument("--nodes", type=int, default=4, metavar="N", help="nodes (default: 4)")
-    parser.add_argument("--accounting", action="store_true", help="with slurmdbd and MariaDB")
     parser.add_argument(
         "--folder",
         type=Path,
@@ -313,7 +268,7 @@ def main(argv: list[str] | None = None) -> int:
     check_flags(arguments, nodes=(1, 64))
     folder = arguments.folder.absolute()
     if arguments.do == "up":
-        conf = up(arguments.nodes, folder, arguments.accounting)
+        conf = up(arguments.nodes, folder)
         print(f"{arguments.nodes} nodes are up. Slurm's commands and slurm.submit find them after:")
         print(f"  export SLURM_CONF={conf}")
     elif arguments.do == "down":
