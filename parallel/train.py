@@ -331,4 +331,11 @@ def end_by_error(error: BaseException, reason: str, first_reason: str) -> NoRetu
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_status = main()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    # DeepSpeed and megatron-core hold their groups until Python ends, and gloo's threads with them.
+    # Once such an end aborted a rank ("terminate called without an active exception") whose run was
+    # complete; which thread did is not known. By now everything is on disk.
+    os._exit(exit_status)

@@ -1,6 +1,7 @@
 """Other launchers than torchrun start the same program."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,11 @@ def test_no_launcher_is_one_rank(tokens, tmp_path):
 
 def test_the_deepspeed_launcher_starts_it(tokens, tmp_path):
     launcher = Path(sys.executable).with_name("deepspeed")
-    command = [str(launcher), "--num_gpus", "2", "--no_local_rank", "--module", "parallel.train"]
+    with socket.socket() as probe:  # its own port, 29500, may be taken
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(launcher), "--num_gpus", "2", "--no_local_rank", "--master_port", str(port)]
+    command += ["--module", "parallel.train"]
     command += ["--engine", "deepspeed_zero", "--zero-stage", "1", *SMALL]
     command += ["--data", str(tokens), "--out", str(tmp_path / "run")]
     environment = os.environ | {
