@@ -7,7 +7,6 @@ import pytest
 from analysis.planner.calibration import from_data_sheet
 from base.errors import UsageError
 from models.gpus import (
-    GBITS,
     GPUS,
     MODEL_FLOPS,
     find_gpu,
@@ -128,36 +127,11 @@ def test_links_are_as_fast_as_their_lanes():
     assert {gpu.name for gpu in GPUS} == set(MEMORY)
 
 
-@pytest.mark.parametrize(
-    ("words", "gigabits"),
-    [
-        ("800 Gbps InfiniBand per node", 800),
-        ("12.5 Gb/s Ethernet", 12.5),
-        ("100 Gbit/s", 100),
-        ("8x HDR InfiniBand per node", 8 * 200),
-        ("2 EDR", 2 * 100),
-        ("4 Omni-Path links/node", 4 * 100),
-        ("one OPA card", 100),
-        ("NDR InfiniBand", 400),
-    ],
-)
-def test_a_description_states_its_network(words, gigabits):
-    """InfiniBand's rates: EDR 100, HDR 200, NDR 400, XDR 800 Gb/s."""
-    assert network_rate(words) == gigabits / 8 * 1e9
-    assert GBITS == {
-        "EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800, "OMNI-PATH": 100, "OPA": 100,
-    }  # fmt: skip
-
-
 def test_a_rate_per_gpu_is_a_nodes_times_its_gpus_and_none_where_they_are_unknown():
     for words in ("400 Gb/s RDMA per GPU", "0.4 Tb/s a card", "4x 100 Gb/s / accelerator"):
         assert network_rate(words, 4) == pytest.approx(4 * 400 / 8 * 1e9)
         assert network_rate(words) is network_rate(words, 0) is None
     assert network_rate("400 Gb/s per node of 8 GPUs", 8) == 400 / 8 * 1e9
-
-
-def test_a_description_without_a_network_states_none():
-    assert network_rate("a fast cluster") is network_rate("") is network_rate(None) is None
 
 
 def test_a_bare_name_is_the_makers_servers_card_to_plan_with_but_has_no_peak():

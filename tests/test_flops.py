@@ -2,7 +2,6 @@
 
 import csv
 import re
-import statistics
 from dataclasses import replace
 
 import pytest
@@ -78,20 +77,16 @@ def test_tflops_divide_by_seconds_and_gpus():
     assert flops.tflops_per_gpu(config, 1024, 1e12, 1, 1, "sc21") == once
 
 
-def test_kaplans_rule_gives_the_gpt_3_papers_own_total():
-    """Brown et al. 2020, table D.1: 174,600M parameters and 300B tokens are 3.14e23 FLOPs."""
-    assert flops.six_n(PRESETS["175b"], 2048, False) * 300e9 == pytest.approx(3.14e23, rel=2e-3)
-
-
-def test_the_seed_rule_counts_three_passes_where_nothing_is_recomputed():
-    config = PRESETS["175b"]
-    ratio = flops.seed(config, 2048, recompute=True) / flops.seed(config, 2048, recompute=False)
-    assert ratio == pytest.approx(4 / 3)
+@pytest.mark.parametrize(
+    ("model", "tokens", "printed"), [("175b", 300e9, 3.14e23), ("llama3-405b", 15.6e12, 3.8e25)]
+)
+def test_kaplans_rule_gives_the_papers_own_totals(model, tokens, printed):
+    """Brown et al. 2020, table D.1; Grattafiori et al. 2024."""
+    assert flops.six_n(PRESETS[model], 2048, False) * tokens == pytest.approx(printed, rel=5e-3)
 
 
 FULL = flops.CONVENTIONS["megatron-full"]
 # Models whose TFLOP/s or FLOPs other programs printed, and that no preset has.
-MISTRAL = replace(PRESETS["llama3-8b"], vocab_size=32000)
 GEMMA = {"activation": "swiglu", "bias": False}  # its GELU gate has the FLOPs of a SiLU gate
 GEMMA_7B = GPTConfig(28, 3072, 16, 256128, ffn_hidden=24576, kv_channels=256, **GEMMA)
 GEMMA_2B = GPTConfig(18, 2048, 8, 256128, ffn_hidden=16384, n_kv_head=1, **GEMMA)
@@ -104,18 +99,16 @@ QWEN3_14B = preset(
     ("config", "printed"),
     [
         (PRESETS["llama2-7b"], 1053.4),
-        (PRESETS["llama2-13b"], 2018.7),
-        (MISTRAL, 1127.6),
         (PRESETS["llama2-70b"], 10528.0),
         (GEMMA_7B, 1328.2),
         (GEMMA_2B, 391.8),
     ],
-    ids=["llama2-7b", "llama2-13b", "mistral-7b", "llama2-70b", "gemma-7b", "gemma-2b"],
+    ids=["llama2-7b", "llama2-70b", "gemma-7b", "gemma-2b"],
 )
 def test_full_attention_is_what_maxtext_printed_in_megatrons_style(config, printed):
     """MaxText's pull request 644: TFLOPs of a device's step of 12 sequences of 2,048 tokens.
 
-    Grouped queries (mistral, 70b), one head of keys (gemma-2b), heads of 256 in 3,072 (gemma-7b).
+    Grouped queries (70b), one head of keys (gemma-2b), heads of 256 in 3,072 (gemma-7b).
     """
     found = FULL(config, 2048, False) * 12 * 2048
     assert found / 1e12 == pytest.approx(printed, abs=0.05)
@@ -124,8 +117,6 @@ def test_full_attention_is_what_maxtext_printed_in_megatrons_style(config, print
 @pytest.mark.parametrize(
     ("convention", "seq_len", "printed"),
     [
-        ("megatron-full", 8192, 1721.22),
-        ("megatron", 8192, 1510.11),
         ("megatron-full", 129024, 125194.40),
         ("megatron", 129024, 72826.86),
     ],
@@ -141,46 +132,6 @@ def test_nemo_printed_full_attention_of_llama3_405b():
     """The README of NVIDIA's dgxc-benchmarking: 9.479 s, 1134.50 TFLOP/s, on 256 GB200."""
     given = (PRESETS["llama3-405b"], 8192, 128 * 8192, 9.479, 256, "megatron-full")
     assert flops.tflops_per_gpu(*given) == pytest.approx(1134.50, abs=0.06)
-
-
-# dense TFLOP/s as the README of dgxc-benchmarking has them
-DGXC_PEAKS = {
-    ("GB200", "bf16"): 2450,
-    ("GB200", "fp8"): 4900,
-    ("H100 SXM", "bf16"): 989,
-    ("H100 SXM", "fp8"): 1979,
-}
-
-
-def test_full_attention_gives_nvidias_mfu_of_nemotron_4(shared):
-    """Grouped queries without a gate. The Llama 3.1 rows multiply 2.17e16, which is 0.9 % more than
-    NeMo printed for the same runs (above)."""
-    wrong, checked = {}, 0
-    path = shared / "published" / "dgxc_v2505.csv"
-    for row in csv.DictReader(path.read_text().splitlines()):
-        layers, hidden, heads, kv_heads, ffn, vocab, seq_len, gpus, batch = (
-            int(row[name])
-            for name in "layers hidden heads kv_heads ffn vocab seq gpus global_batch".split()
-        )
-        config = GPTConfig(
-            layers,
-            hidden,
-            heads,
-            vocab,
-            ffn_hidden=ffn,
-            n_kv_head=kv_heads,
-            activation="swiglu" if row["glu"] == "1" else "gelu",
-        )
-        rate = FULL(config, seq_len, False) * batch * seq_len / gpus / 1e12
-        peak = DGXC_PEAKS[row["gpu_type"], row["precision"]]
-        mfu, printed = rate / float(row["seconds_per_iteration"]) / peak, float(row["mfu"])
-        if mfu != pytest.approx(printed, rel=0.004):
-            wrong.setdefault(row["table"].split()[0], []).append(mfu / printed)
-        checked += 1
-    assert checked == 24
-    assert {name: (round(min(r), 3), round(max(r), 3)) for name, r in wrong.items()} == {
-        "llama3.1-405b": (0.99, 0.992)
-    }
 
 
 PRIMUS, ROCM = "AMD-AGI+Primus/", "ROCm+Megatron-LM/"
@@ -203,28 +154,10 @@ TINY = preset(  # of nanotron's examples/config_tiny_llama.yaml
             128 * 8192 / 8 / 14.9472,
         ),
         (
-            f"{PRIMUS}log.test_megatron_trainer-llama2_7B.txt",
-            r"elapsed time per iteration \(ms\): 1743\.3/.*GPU\): (484.9)/",
-            (replace(PRESETS["llama2-7b"], n_layer=4), 4096, "megatron-full"),
-            256 * 4096 / 8 / 1.7433,
-        ),
-        (
             f"{ROCM}slurm-2631.out_normal",
             r"elapsed time per iteration \(ms\): 2861\.4 .*GPU\): (287.7) ",
             (OLD_MEGATRON, 2048, "megatron-full"),
             80 * 2048 / 8 / 2.8614,
-        ),
-        (
-            f"{ROCM}slurm-2691.out_2_8_280.7",
-            r"elapsed time per iteration \(ms\): 2920\.6 .*GPU\): (281.9) ",
-            (OLD_MEGATRON, 2048, "megatron-full"),
-            160 * 2048 / 16 / 2.9206,
-        ),
-        (
-            f"{PRIMUS}log.test_torchtitan_trainer-llama3_8B-BF16.txt",
-            r"tps: 37,515 .*tflops: (329\.73) ",
-            (replace(PRESETS["llama3-8b"], n_layer=4), 2048, "palm"),
-            37515,
         ),
         (
             f"{TITAN}58-flex-lm-head-no-reshard-compile-bf16-lbs5-no-flight-recorder.log",
@@ -239,7 +172,7 @@ TINY = preset(  # of nanotron's examples/config_tiny_llama.yaml
             51200,
         ),
     ],
-    ids=["primus-8b", "primus-7b", "rocm-1", "rocm-2", "titan-8b", "titan-qwen3", "nanotron"],
+    ids=["primus", "rocm", "titan", "nanotron"],
 )
 def test_logs_of_llamas_print_what_is_counted(shared, log, line, counted, tokens_per_s):
     """TFLOP/s of one iteration from its own seconds or tokens/s, both as rounded as they print."""
@@ -248,24 +181,6 @@ def test_logs_of_llamas_print_what_is_counted(shared, log, line, counted, tokens
     config, seq_len, convention = counted
     found = flops.CONVENTIONS[convention](config, seq_len, False)
     assert found * tokens_per_s / 1e12 == pytest.approx(printed, rel=5e-4)
-
-
-def test_sc21_is_what_internevo_printed_for_swiglu(shared):
-    """4 passes with recomputation, 3 without. Its tokens/s stand in another table than TFLOP/s, of
-    other runs: hence percents."""
-    ratios = {}
-    path = shared / "published" / "internevo_a100.csv"
-    for row in csv.DictReader(path.read_text().splitlines()):
-        if row["tflops_per_gpu"]:
-            config = preset("llama2-7b", vocab_size=int(row["vocab"]))
-            recompute = row["act_recompute"] == "full"
-            found = flops.sc21(config, int(row["seq"]), recompute) * float(row["tokens_per_s"])
-            ratio = found / float(row["gpus"]) / 1e12 / float(row["tflops_per_gpu"])
-            ratios.setdefault(recompute, []).append(ratio)
-    assert {k: (len(v), round(statistics.median(v), 2)) for k, v in ratios.items()} == {
-        True: (11, 1.01),
-        False: (11, 1.01),
-    }
 
 
 def test_palm_is_what_llm_foundry_printed_but_for_its_positions():
@@ -284,13 +199,6 @@ def test_sc21_is_what_megatron_deepspeed_printed_but_for_its_output_layer(shared
     counted = flops.sc21(gpt, 2048, False) - 1.5 * 4096 * 50304
     rate = counted * 2048 * 2048 / (float(found[1]) / 1e3) / gpus / 1e12
     assert rate == pytest.approx(float(found[2]), abs=0.01)
-
-
-def test_six_n_gives_the_llama_3_papers_own_total():
-    """Grattafiori et al. 2024: 405B parameters, 15.6T tokens, 3.8e25 FLOPs."""
-    assert flops.six_n(PRESETS["llama3-405b"], 8192, False) * 15.6e12 == pytest.approx(
-        3.8e25, rel=5e-3
-    )
 
 
 def test_only_an_embedding_that_does_a_matrix_product_counts_in_palm():

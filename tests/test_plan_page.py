@@ -70,9 +70,3 @@ def test_where_nothing_fits_the_page_says_why_of_each(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "do not fit on 16 GPUs" in said and f"{path} has the reason of each" in said
     assert "layouts: 0 are ranked" in path.read_text()
-
-
-def test_a_page_is_of_all_layouts(tmp_path, capsys):
-    assert plan.main([*SMALL, "--page", str(tmp_path / "plan.html"), "--why", "tp=1"]) == 2
-    assert "--page" in capsys.readouterr().err
-    assert not (tmp_path / "plan.html").exists()

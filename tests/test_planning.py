@@ -11,7 +11,7 @@ import pytest
 from analysis import plan, prune
 from analysis.planner import explain, ranking
 from analysis.planner.calibration import FOLDER, from_data_sheet, load_calibration, names
-from analysis.planner.space import engine_of, space
+from analysis.planner.space import space
 from base.errors import Parser, UsageError
 from models.config import PRESETS, GPTConfig, preset
 from models.gpus import network_rate
@@ -24,7 +24,6 @@ from slurm import render
 from tests.conftest import ROOT
 
 PLAN = ["--cluster", "selene", "--gpus", "64", "--global-batch", "64", "--preset", "18b"]
-HUGE = ["--gpus-per-node", "1000000000", "--leave", "7"]
 
 
 def plan_flags(flags):
@@ -102,22 +101,30 @@ def test_a_study_that_was_planned_in_tf32_asks_for_it(tmp_path):
         assert {spec.tf32 for spec in load_study(path).specs.values()} == {asks}
 
 
-def test_a_plan_says_how_wide_its_interval_is_and_why_and_how_many_layouts_are_alike():
+@pytest.mark.parametrize(
+    ("where", "why", "assumed"),
+    [
+        (["--gpu-type", "H100"], "no run was fitted", True),
+        (["--gpu-type", "H100 SXM"], "no run was fitted", False),
+        (["--cluster", "dgx-h100"], "20 runs were fitted", False),
+    ],
+)
+def test_a_plan_says_what_it_assumed_and_how_wide_its_interval_is(where, why, assumed):
     flags = ["--preset", "llama3-8b", "--gpus", "64", "--global-batch", "64", "--top", "3"]
-    for where, why in (
-        (["--gpu-type", "H100 SXM"], "no run was fitted"),
-        (["--cluster", "dgx-h100"], "20 runs were fitted"),
-    ):
-        found = plan.answer(plan_flags([*flags, *where]))
-        first = found.rows[0]
-        low, high = (first[key] / first["predicted_s"] - 1 for key in ("low_s", "high_s"))
-        (said,) = [note for note in found.notes if "hold 80 %" in note]
-        assert f"{low:+.0%} to {high:+.0%}: {why}" in said
-        assert any("GB (80 GB less --margin 0.06); tight" in note for note in found.notes)
+    table = plan.answer(plan_flags([*flags, *where]))
+    first = table.rows[0]
+    low, high = (first[key] / first["predicted_s"] - 1 for key in ("low_s", "high_s"))
+    notes = "\n".join(table.notes)
+    assert f"hold 80 %, of the first {low:+.0%} to {high:+.0%}: {why}" in notes
+    assert "llama3-8b: 8.03B parameters, 64 sequences of 8192 tokens a step, 64 GPUs" in notes
+    assert ("--gpu-type H100 may be several cards: H100 SXM is assumed" in notes) == assumed
+
+
+def test_layouts_to_measure_are_the_fastest_of_different_splits():
     splits = [(8, 1), (8, 1), (8, 2), (4, 1), (2, 1)]
-    (said,) = ranking.alike_note(np.array([1.0, 1.029, 1.031, 1.2, 1.3]), splits)
-    assert said.startswith("2 layouts")
-    assert said.endswith("the fastest of tp 8 pp 1, tp 8 pp 2 and tp 4 pp 1")
+    (note,) = ranking.alike_note(np.array([1.0, 1.029, 1.031, 1.2, 1.3]), splits)
+    assert note.startswith("2 layouts")
+    assert note.endswith("the fastest of tp 8 pp 1, tp 8 pp 2 and tp 4 pp 1")
     assert ranking.alike_note(np.array([1.0, 1.1]), splits[1:3]) == []
     assert "fastest of" not in ranking.alike_note(np.array([1.0, 1.0]), splits[:2])[0]
     assert ranking.alike_note(np.array([]), []) == []
@@ -129,13 +136,8 @@ def test_fp8_is_planned_on_cards_that_have_it(tmp_path, capsys):
     here = [*flags, "--cluster", "dgx-h100"]
     bf16 = plan.answer(plan_flags(here)).rows[0]
     fp8 = plan.answer(plan_flags([*here, "--precision", "fp8", "--study", str(path)]))
-    (first, _) = fp8.rows
-    assert first["predicted_s"] < bf16["predicted_s"] and {r["engine"] for r in fp8.rows} == {
-        "megatron"
-    }
-    assert first["mfu"] == pytest.approx(first["tflops"] / 1978.9)
-    assert bf16["mfu"] == pytest.approx(bf16["tflops"] / 989.4)
-    assert any("no published peak has checked these bytes" in note for note in fp8.notes)
+    assert fp8.rows[0]["predicted_s"] < bf16["predicted_s"] and plan.FP8_MEMORY in fp8.notes
+    assert fp8.rows[0]["mfu"] == pytest.approx(fp8.rows[0]["tflops"] / 1978.9)
     assert {spec.precision for spec in load_study(path).specs.values()} == {"fp8"}
     assert plan.main([*flags, "--cluster", "selene", "--precision", "fp8"]) == 2
     assert "the A100 of selene has no fp8: --precision bf16 or fp16" in capsys.readouterr().err
@@ -144,7 +146,6 @@ def test_fp8_is_planned_on_cards_that_have_it(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--gpu-type", "X9000", "--gpus", "8", "--global-batch", "8"], "unknown GPU 'X9000'"),
         (["--cluster", "nowhere", "--gpus", "8", "--global-batch", "8"], "no cluster"),
         (
             ["--cluster", "selene", "--gpus", "512", "--global-batch", "1537"],
@@ -155,24 +156,13 @@ def test_fp8_is_planned_on_cards_that_have_it(tmp_path, capsys):
             "too many for a global batch of 1: at most tp 8 x pp 24 (the layers) x dp 1 = 192",
         ),
         (["--cluster", "selene", "--gpus", "8", "--global-batch", "8"], "do not fit on 8 GPUs of"),
-        (
-            ["--gpu-type", "T4", "--gpus", "8", "--global-batch", "8", "--precision", "bf16"],
-            "no bf16",
-        ),
         ([*PLAN, "--cp", "3"], "cp 3 cuts a sequence into 6 chunks: not one of 2048"),
-        ([*PLAN, "--cp", "0"], "--cp must be at least 1"),
         (
             ["--cluster", "selene", "--gpus", "12", "--global-batch", "8", "--cp", "8"],
             "no layout of 12 GPUs: no tp x cp x pp divides them",
         ),
-        ([*PLAN, "--top", "0"], "--top must be at least 1"),
         ([*PLAN, "--n-layer", "1000000000"], "--n-layer must be at least 1 and at most 10000"),
-        ([*PLAN, "--n-head", "1" * 40], "not 111111111111... (40 digits)"),
         ([*PLAN, "--margin", "nan"], "--margin must be at least 0 and below 1, not nan"),
-        (
-            ["--gpu-type", "T4", "--gpus", "8", "--global-batch", "8", *HUGE],
-            "do not fit on 8 GPUs of",
-        ),
         ([*PLAN, "--why", "tp=8", "--format", "json"], "text only"),
         (
             [*PLAN, "--cp", "2", "--engine", "fsdp2"],
@@ -186,7 +176,6 @@ def test_fp8_is_planned_on_cards_that_have_it(tmp_path, capsys):
         ([*PLAN, "--gpus-per-node", "4"], "goes with --gpu-type"),
         ([*PLAN, "--why", "recompute=some"], "only none, selective, full"),
         ([*PLAN, "--why", "tp=3"], "there are: tp 1, 2, 4, 8"),
-        ([*PLAN, "--why", "tp=2,tp=4"], "--why: tp is given twice"),
         ([*PLAN, "--why", ""], "--why: say which layout, as tp=8,pp=8,mbs=1"),
         (["--cluster", "slurm/parity.toml", *PLAN[2:]], "calibration slurm/parity.toml: unknown "),
     ],
@@ -203,15 +192,11 @@ def test_a_wrong_plan_is_one_line(flags, said, capsys):
         ("gemm = ", "gemn = 1.0", "unknown gemn; known: gemm"),
         ("gemm = ", "", "constants: missing gemm"),
         ("gemm = ", "gemm = -1.0", "gemm must be above 0 and below inf, not -1"),
-        ("gemm = ", "gemm = nan", "gemm must be above 0 and below inf, not nan"),
-        ("gpu = ", 'gpu = "X9"', "unknown GPU 'X9'"),
         ("gpu = ", "gpu = 5", "gpu must be text, not 5"),
         ("network = ", 'network = "fast"', "network 'fast' states no rate"),
         ("flash = ", 'flash = "no"', "flash must be true or false, not 'no'"),
         ("library_gb = ", "libary_gb = 4", "unknown libary_gb; known: library_gb"),
-        ("[constants]", "constants = 3\n[other]", "unknown other"),
         ("covariance = [", "covariance = [ [1, 2], ", "covariance is no 15 x 15 table"),
-        ("gpu = ", "gpu = ", "is not TOML"),
     ],
 )
 def test_a_mistake_in_a_cluster_file_is_one_line(line, wrong, said, tmp_path, capsys):
@@ -228,9 +213,7 @@ def test_a_mistake_in_a_cluster_file_is_one_line(line, wrong, said, tmp_path, ca
     ("table", "flags", "said"),
     [
         ("gpu_memory_gb = 640", [], "640 is no memory of one GPU: a H100 SXM has 80 GB"),
-        ("gpu_memory_gb = 0", [], "gpu_memory_gb must be at least 1 and at most 1000000, not 0"),
         ("max_nodes = 8", ["--gpus", "128"], "128 GPUs exceed the 64 of mine"),
-        ('gpus_per_nod = "8"', [], "[mine]: unknown gpus_per_nod; known: "),
         ('gpu = ""', [], "names no gpu: give its table the key gpu"),
     ],
 )
@@ -246,26 +229,6 @@ def test_a_plan_says_what_is_wrong_with_ones_own_cluster(
     assert plan.main([*asked, *flags]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
-
-
-def test_a_plan_says_of_which_model_and_batch_it_is(capsys):
-    said = "llama3-8b: 8.03B parameters, 128 sequences of 8192 tokens a step, 64 GPUs\n"
-    asked = ["--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "128", "--top", "1"]
-    for how in (["--top", "1"], ["--why", "tp=2"]):
-        assert plan.main([*asked, "--preset", "llama3-8b", *how]) == 0
-        assert said in capsys.readouterr().out
-    assert plan.main(asked) == 0
-    assert "\n175b: 174.6B parameters, " in capsys.readouterr().out
-
-
-def test_every_layout_names_its_engine_which_can_run_it():
-    cluster = load_calibration("selene")
-    x = space(PRESETS["18b"], cluster, 64, 64, 2048)
-    for i in range(len(x)):
-        engine = engine_of(x.zero_stage[i], x.fsdp2[i])
-        assert bool(x.deepspeed[i]) == engine.startswith("deepspeed")
-    sharded = x.zero_stage > 1
-    assert sharded.any() and set(x.recompute[sharded].tolist()) == {0, 2}
 
 
 def test_a_host_keeps_its_engines_apart_and_shares_its_memory():
@@ -382,9 +345,6 @@ def test_a_written_plan_keeps_the_architecture(flags, wanted, tmp_path):
     ("words", "gbits"),
     [
         ("4 x 100 Gb/s", 400),
-        ("4x100Gb/s InfiniBand", 400),
-        ("4 × 100 Gbps", 400),
-        ("4 NICs of 100 Gb/s", 400),
         ("4 EFA x 100 Gbit/s", 400),
         ("100 Gb/s x 4", 400),
         ("4x HDR 200 Gb/s", 800),
@@ -395,13 +355,10 @@ def test_a_written_plan_keeps_the_architecture(flags, wanted, tmp_path):
         ("4 GPUs/node, Omni-Path", 100),
         ("8x A100 per node, 800 Gbps InfiniBand per node", 800),
         ("400 Gb/s RDMA per GPU", 3200),
-        ("3.2 Tb/s", 3200),
         ("8x NDR", 3200),
-        ("8 x InfiniBand NDR", 3200),
         ("4x xdr", 3200),
         ("NDR x 8", 3200),
         ("10 GbE", 10),
-        ("2x 25GbE", 50),
         ("8x H100 nodes", None),
         ("NVLink at 900 GB/s", None),
     ],
@@ -410,37 +367,24 @@ def test_a_network_is_read_with_all_its_links(words, gbits):
     assert network_rate(words, 8) == (None if gbits is None else gbits / 8 * 1e9)
 
 
-NETWORKS = {
-    "ndr": "8x NDR",
-    "hdr": "8x HDR",
-    "ethernet": "10 GbE",
-    "words": "a fast one",
-    "none": "",
-}
-
-
 def test_a_clusters_network_changes_its_times_and_is_printed(tmp_path, capsys, monkeypatch):
     """A network that is not stated, or in words that state no rate, is the maker's: 8x NDR."""
-    table = '[{}]\ndescription = "mine"\ngpus_per_node = 8\ncores_per_node = 64\ngpu = "H100 SXM"\n'
-    clusters = tmp_path / "clusters.toml"
-    clusters.write_text(
-        "".join(f'{table.format(k)}interconnect = "{words}"\n' for k, words in NETWORKS.items())
-    )
-    monkeypatch.setenv("SCALING_CLUSTERS", str(clusters))
+    shape = 'description = "mine"\ngpus_per_node = 8\ncores_per_node = 64\ngpu = "H100 SXM"\n'
+    networks = {"ndr": "8x NDR", "hdr": "8x HDR", "words": "a fast one", "none": ""}
+    tables = [f'[{k}]\n{shape}interconnect = "{words}"\n' for k, words in networks.items()]
+    (tmp_path / "clusters.toml").write_text("".join(tables))
+    monkeypatch.setenv("SCALING_CLUSTERS", str(tmp_path / "clusters.toml"))
     flags = ["--gpus", "64", "--global-batch", "64", "--preset", "18b", "--top", "1"]
     seconds, notes = {}, {}
-    for name in NETWORKS:
-        shown = plan.answer(plan_flags(["--cluster", name, *flags]))
-        seconds[name] = shown.rows[0]["predicted_s"]
-        (notes[name],) = [note for note in shown.notes if note.startswith("network")]
-    assert seconds["ndr"] < seconds["hdr"] < seconds["ethernet"] / 2
-    assert seconds["ndr"] == seconds["words"] == seconds["none"]
+    for name in networks:
+        table = plan.answer(plan_flags(["--cluster", name, *flags]))
+        seconds[name] = table.rows[0]["predicted_s"]
+        (notes[name],) = [note for note in table.notes if note.startswith("network")]
+    assert seconds["hdr"] > seconds["ndr"] == seconds["words"] == seconds["none"]
     assert notes["hdr"] == "network: 1600 Gb/s a node in each direction (8x HDR)"
-    assert notes["ethernet"].startswith("network: 10 Gb/s a node")
     assert notes["words"].startswith("network assumed ('a fast one' states no rate): 3200 Gb/s")
-    assert notes["none"].startswith("network assumed (none is stated): 3200 Gb/s")
-    shown = plan.answer(plan_flags(["--cluster", "ndr", "--network", "8xHDR", *flags]))
-    assert shown.rows[0]["predicted_s"] == seconds["hdr"]
+    table = plan.answer(plan_flags(["--cluster", "ndr", "--network", "8xHDR", *flags]))
+    assert table.rows[0]["predicted_s"] == seconds["hdr"]
     assert plan.main(["--cluster", "ndr", "--network", "fast", *flags]) == 2
     assert "--network 'fast' states no rate; write it as" in capsys.readouterr().err
 
@@ -450,32 +394,6 @@ def test_every_shipped_cluster_with_gpus_states_its_network():
         assert not cluster.gpu or network_rate(cluster.interconnect, 8), name
 
 
-def test_a_planned_study_names_fsdp2_and_says_that_nothing_measured_it(tmp_path, capsys):
-    path = tmp_path / "planned.toml"
-    where = ["--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "64"]
-    flags = ["--preset", "llama3-8b", *where, "--top", "100", "--engine", "fsdp2"]
-    flags += ["--study", str(path)]
-    assert plan.main(flags) == 0
-    assert "fsdp2: no run of it is behind these times" in capsys.readouterr().out
-    ours = [s for s in load_study(path).specs.values() if s.engine == "fsdp2"]
-    assert {spec.zero_stage for spec in ours} == {2, 3}
-
-
-def test_a_study_is_pruned_as_it_was_planned(tmp_path, capsys):
-    path = tmp_path / "planned.toml"
-    assert plan.main([*PLAN, "--study", str(path), "--top", "4", "--format", "csv"]) == 0
-    planned = [line.split(",") for line in capsys.readouterr().out.splitlines()]
-    seconds = [float(row[planned[0].index("predicted_s")]) for row in planned[1:]]
-    shown = prune.report(path, "selene")
-    assert [row["predicted_s"] for row in shown.rows] == pytest.approx(seconds)
-    names = [row["run"] for row in shown.rows]
-    assert shown.notes[-1].endswith(f"slurm.submit {path} --only {' '.join(names)}")
-    assert prune.main([str(path), "--cluster", "selene", "--top", "1"]) == 0
-    assert f"1 of 4 runs kept: python -m slurm.submit {path} --only {names[0]}\n" in (
-        capsys.readouterr().out
-    )
-
-
 @pytest.mark.parametrize(
     "more", [["--cp", "2"], ["--precision", "fp8"], ["--engine", "fsdp2"], ["--engine", "megatron"]]
 )
@@ -483,15 +401,18 @@ def test_a_plan_of_one_kind_holds_no_other_and_is_pruned_as_planned(more, tmp_pa
     path = tmp_path / "planned.toml"
     flags = ["--preset", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "64", "--top", "2"]
     flags += ["--global-batch", "64", *more, "--study", str(path)]
-    planned = plan.answer(plan_flags(flags)).rows
-    assert {row["engine"] for row in planned} == {"fsdp2" if "fsdp2" in more else "megatron"}
-    pruned = prune.report(path).rows
+    table = plan.answer(plan_flags(flags))
+    assert {row["engine"] for row in table.rows} == {"fsdp2" if "fsdp2" in more else "megatron"}
+    assert (plan.FSDP2 in table.notes) == ("fsdp2" in more)
+    pruned = prune.report(path)
     for name in ("engine", "predicted_s", "memory_gb"):
-        assert [row[name] for row in pruned] == pytest.approx([row[name] for row in planned])
-    capsys.readouterr()
-    for wrong in (["--engine", "fsdp2"], ["--engine", "megatron", "--precision", "fp32"]):
-        assert plan.main([*flags[:-2], "--cp", "2", *wrong]) == 2
-        assert f"{wrong[1]} can run none of the 213 splits in" in capsys.readouterr().err
+        rows = [[row[name] for row in t.rows] for t in (table, pruned)]
+        assert rows[1] == pytest.approx(rows[0])
+    names = [row["run"] for row in pruned.rows]
+    assert pruned.notes[-1].endswith(f"slurm.submit {path} --only {' '.join(names)}")
+    assert prune.report(path, top=1).notes[-1].endswith(f"--only {names[0]}")
+    assert plan.main([*flags[:-2], "--cp", "2", "--engine", "megatron", "--precision", "fp32"]) == 2
+    assert "megatron can run none of the 213 splits in" in capsys.readouterr().err
 
 
 def test_speed_is_printed_as_mfu_tokens_and_gpu_days_and_a_tight_layout_is_marked():
@@ -539,15 +460,9 @@ def test_what_does_not_fit_is_pruned(tmp_path, capsys):
         assert said in err and err.count("\n") == 1
 
 
-STUDIES = [path for path in sorted(ROOT.glob("slurm/*.toml")) if path.stem != "clusters"]
-
-
-@pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.stem)
-def test_a_shipped_study_is_pruned_for_this_kind_of_machine(study, capsys):
-    assert prune.main([str(study), "--cluster", "2-core-cpu"]) == 0
-    out = capsys.readouterr().out
-    assert "network:" not in out  # the ranks share one machine
-    assert ("low to high" in out) == ("bf16" not in study.stem)  # bf16 was not measured there
+def test_a_run_in_another_precision_than_the_machines_is_kept_without_a_prediction():
+    report = prune.report(ROOT / "slurm" / "2-core-gpt2-124m-bf16.toml", "2-core-cpu")
+    assert {row["predicted_s"] for row in report.rows} == {None}
 
 
 def test_every_committed_calibration_reads():
@@ -566,7 +481,7 @@ def test_gpus_may_stay_idle_when_they_divide_badly():
     assert (some_idle.pp == 32).any() and not (all_used.pp == 32).any()
 
 
-@pytest.mark.parametrize("name", ["megatron-tp2", "megatron-pp2", "megatron-tp2-pp2-dp2"])
+@pytest.mark.parametrize("name", ["megatron-tp2-pp2-dp2"])
 def test_the_plan_predicts_what_the_parity_table_does(name):
     from analysis.logs.load import load
     from analysis.planner.runs import predicted_seconds
@@ -597,11 +512,3 @@ def test_the_model_of_a_log_is_predicted_as_the_models_columns(name):
     x, y = row_of(record, lambda *_: {}), columns(config)
     names = "layers hidden heads head_dim kv_heads ffn glu untied qk_norm dropout vocab seq".split()
     assert [getattr(x, n).tolist() for n in names] == [getattr(y, n).tolist() for n in names]
-
-
-@pytest.mark.parametrize(("said", "assumed"), [("H100", True), ("H100 SXM", False)])
-def test_a_card_that_may_be_several_is_said_to_be_assumed(said, assumed):
-    flags = ["--gpu-type", said, "--gpus", "8", "--global-batch", "8", "--preset", "1.7b"]
-    notes = plan.answer(plan_flags(flags)).notes
-    wanted = "--gpu-type H100 may be several cards: H100 SXM is assumed"
-    assert (wanted in notes) == assumed

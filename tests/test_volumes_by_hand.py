@@ -33,33 +33,10 @@ def test_ring_volumes():
 
 def test_a_number_of_calls_that_is_once_unknown_stays_so():
     volume = Volume()
-    volume.add("all_reduce", 2, 10)
     volume.add("send", 2, 3, calls=2)
-    assert sums(volume) == (3, 16, 16)
     volume.add("all_gather", 2, 100, calls=None)
-    assert sums(volume) == (None, 116, 66)
     volume.add("send", 2, 1)
-    assert sums(volume) == (None, 117, 67)
-
-
-def test_volumes_of_a_large_model_by_hand():
-    """Megatron's own numbers: 4 all-reduces of b*s*h in bf16 per layer and micro-batch."""
-    spec = settings(
-        engine="megatron",
-        preset="1.7b",
-        gpus=8,
-        tp=4,
-        pp=2,
-        micro_batch=2,
-        precision="bf16",
-        global_batch=16,
-    )
-    hidden = 2 * 2048 * 2304 * 2
-    first, last = step_volumes(spec, 0), step_volumes(spec, 7)
-    assert first["tp"].bytes == 8 * hidden * (12 * 4 + 1)
-    assert last["tp"].bytes == 8 * (hidden * (12 * 4 + 1) + 3 * 2 * 2048 * 4)
-    assert first["pp"].bytes == last["pp"].bytes == 8 * hidden
-    assert "dp" not in first and first["embedding"].bytes == 51200 // 4 * 2304 * 4
+    assert sums(volume) == (None, 107, 57)
 
 
 @pytest.mark.parametrize(("recompute", "again"), [("none", 0), ("full", 2)])
@@ -122,9 +99,7 @@ def test_deepspeeds_pipeline_sends_a_part_with_its_description_and_gathers_it():
 @pytest.mark.parametrize(
     ("engine", "precision", "zero_stage", "width"),
     [
-        ("megatron", "fp32", 0, 4),
         ("megatron", "bf16", 1, 4),
-        ("deepspeed_pipe", "fp32", 0, 4),
         ("deepspeed_pipe", "fp16", 0, 2),
         ("deepspeed_pipe", "bf16", 1, 4),
     ],
@@ -134,10 +109,9 @@ def test_the_tied_embedding_is_reduced_as_wide_as_gradients_are_kept(
 ):
     given = {"precision": precision, "zero_stage": zero_stage, "device": "cuda"}
     spec = small(8, tp=4, pp=2, engine=engine, n_head=4, **given)
-    rows = 4  # 14 words in four parts, padded to 16
-    assert sums(step_volumes(spec, 0)["embedding"]) == (1, *[width * rows * 8] * 2)
-    usual = replace(spec, vocab_multiple=128)  # padded to 512
-    assert sums(step_volumes(usual, 0)["embedding"]) == (1, *[width * 128 * 8] * 2)
+    for multiple, rows in ((1, 4), (128, 128)):  # 14 words in four parts, padded to 16 or 512
+        volume = step_volumes(replace(spec, vocab_multiple=multiple), 0)["embedding"]
+        assert sums(volume) == (1, *[width * rows * 8] * 2)
 
 
 def test_the_fused_loss_sends_two_of_its_numbers_together():
@@ -148,23 +122,19 @@ def test_the_fused_loss_sends_two_of_its_numbers_together():
     assert step_volumes(fused, 0)["tp"].bytes == step_volumes(steady, 0)["tp"].bytes
 
 
+def held(spec, rank):
+    return sum(size for size, _ in parameter_sizes(spec, rank))
+
+
 def test_parameters_of_all_ranks_are_the_models():
     """Split by tp and pp: what is cut is there once, what is not once a tp rank, the word embedding
     on both ends of a pipeline."""
-    whole = small(1)
-    held = sum(size for size, _ in parameter_sizes(whole, 0))
-    assert held == whole.model.n_params == 4 * (12 * 64 + 13 * 8) + (14 + 16 + 2) * 8
+    whole, layer = small(1), 12 * 64 + 13 * 8
+    assert held(whole, 0) == whole.model.n_params == 4 * layer + (14 + 16 + 2) * 8
     matrices = sum(size for size, matrix in parameter_sizes(whole, 0) if matrix)
     assert matrices == 4 * 12 * 64 + (14 + 16) * 8
-    staged = small(4, pp=4)
-    held = [sum(size for size, _ in parameter_sizes(staged, rank)) for rank in range(4)]
-    layer = 12 * 64 + 13 * 8
-    assert held == [layer + 30 * 8, layer, layer, layer + 2 * 8 + 14 * 8]
-    ends = [parameter_sizes(small(2, pp=2), rank) for rank in (0, 1)]
-    assert [sum(size for size, _ in end) for end in ends] == [
-        2 * layer + 30 * 8,
-        2 * layer + 2 * 8 + 14 * 8,
-    ]
+    staged = [held(small(4, pp=4), rank) for rank in range(4)]
+    assert staged == [layer + 30 * 8, layer, layer, layer + 2 * 8 + 14 * 8]
     cut = sorted(parameter_sizes(small(2, tp=2), 1))
     layer = [(8, False)] * 6 + [(96, True), (12, False), (32, True)]
     layer += [(128, True), (16, False), (128, True)]
@@ -259,15 +229,12 @@ def llama(gpus, **given):
 
 
 def test_parameters_of_a_llama_are_the_models():
-    whole = llama(1)
-    held = sum(size for size, _ in parameter_sizes(whole, 0))
-    assert held == whole.model.n_params == 4 * (LLAMA_LAYER + 2 * 8) + 2 * 14 * 8 + 8
-    normed = llama(1, qk_norm=True, tied=True)
-    held = sum(size for size, _ in parameter_sizes(normed, 0))
-    assert held == normed.model.n_params == 4 * (LLAMA_LAYER + 2 * 8 + 2 * 4) + 14 * 8 + 8
-    ends = [parameter_sizes(llama(2, pp=2), rank) for rank in (0, 1)]
-    layers = 2 * (LLAMA_LAYER + 2 * 8)
-    assert [sum(size for size, _ in end) for end in ends] == [layers + 112, layers + 112 + 8]
+    whole, normed = llama(1), llama(1, qk_norm=True, tied=True)
+    layers = 4 * (LLAMA_LAYER + 2 * 8)
+    assert held(whole, 0) == whole.model.n_params == layers + 2 * 14 * 8 + 8
+    assert held(normed, 0) == normed.model.n_params == layers + 4 * 2 * 4 + 14 * 8 + 8
+    ends = [held(llama(2, pp=2), rank) for rank in (0, 1)]
+    assert ends == [layers / 2 + 112, layers / 2 + 112 + 8]
 
 
 def test_gate_and_up_are_one_parameter_of_megatrons_layers():
