@@ -71,7 +71,6 @@ _BENCHMARKS = {
     "deepseekv3_671b": (None, 4096),
     "gpt_oss_20b": (None, 8192),
 }
-UNMARKED = "evaluations are not marked: the times hold them"
 _OFTEN = 20  # steps a second that no run of these benchmarks makes: the count was of tokens
 _LATE_S = 60.0  # ranks that print one mark do so within it
 
@@ -106,7 +105,7 @@ class _Step(NamedTuple):
 def _read(log: Log, record: Record) -> None:
     """Read one result log. What it says of the whole run is in `totals` and `submission`."""
     about = record.submission = Submission()
-    lines = _first_run(list(_lines(log)), log, record)
+    lines = list(_lines(log, record))
     marks: dict[str, _Line] = {}
     for line in lines:
         marks.setdefault(line.key, line)
@@ -143,29 +142,23 @@ def _read(log: Log, record: Record) -> None:
         record.failure = None
 
 
-def _lines(log: Log) -> Iterator[_Line]:
-    """Every line that is whole and has a key of use."""
-    decoder, initialised = json.JSONDecoder(), False
+def _lines(log: Log, record: Record) -> Iterator[_Line]:
+    """Every line that is whole and has a key of use, up to a second run's run_start: a later one
+    than other ranks print."""
+    decoder, started_s = json.JSONDecoder(), math.inf
     for at, match in log.matches(_LINE):
         try:  # two ranks may write on one line: the first object counts
             line = mapping(decoder.raw_decode(match[1].decode("utf-8", "replace"))[0])
         except (ValueError, RecursionError):
             continue
         key, time_s = str(line.get("key")), real(line.get("time_ms")) / 1000
-        if math.isfinite(time_s) and not (key == "init_start" and initialised):  # of each rank
-            initialised |= key == "init_start"
-            yield _Line(at, key, line.get("value"), time_s, mapping(line.get("metadata")))
-
-
-def _first_run(lines: list[_Line], log: Log, record: Record) -> list[_Line]:
-    """The lines up to a second run's run_start: a later one than other ranks print."""
-    starts = [i for i, line in enumerate(lines) if line.key == "run_start"]
-    for i in starts[1:]:
-        if lines[i].time_s - lines[starts[0]].time_s > _LATE_S:
-            where = f"line {log.line_no(lines[i].at)}"
+        if key == "run_start" and time_s - started_s > _LATE_S:
+            where = f"line {log.line_no(at)}"
             record.notes.append(f"{where}: another run_start: the first run is read")
-            return lines[:i]
-    return lines
+            return
+        if math.isfinite(time_s):
+            started_s = min(started_s, time_s) if key == "run_start" else started_s
+            yield _Line(at, key, line.get("value"), time_s, mapping(line.get("metadata")))
 
 
 def _benchmark(record: Record, name: str) -> None:
@@ -212,11 +205,13 @@ def _time(record: Record, log: Log, run: list[_Line], stop: _Line | None) -> Non
         # The first span may hold the warm-up, and several evaluations that were left out.
         about.block_s = float(np.median(spans[1:]))
     samples_per_s = float(done[usable].sum() / spans[usable].sum()) if usable.any() else 0.0
-    step_s = _checked(record, steps, samples_per_s)
-    if step_s is not None:
+    is_timed = any(step.time > 0 for step in steps)
+    factor = _factor(record, steps, samples_per_s) if is_timed else 0.0
+    step_s = factor * np.array([step.time for step in steps])
+    if factor:
         at = np.array([step.at for step in steps])
         put_steps(record, {"iteration": _numbers(steps), "step_s": step_s, "at": at}, log)
-    elif any(step.time > 0 for step in steps):
+    elif is_timed:
         why = "printed and counted times contradict each other, so neither is a result"
         record.notes.append(why)
     elif batch and usable.any() and marked:
@@ -229,11 +224,11 @@ def _time(record: Record, log: Log, run: list[_Line], stop: _Line | None) -> Non
         record.last_at = int(record.steps["at"][-1])
         record.notes.append("no step is timed: an entry is the mean between two evaluations")
         if not evaluations:
-            record.notes.append(UNMARKED)
+            record.notes.append("evaluations are not marked: the times hold them")
     else:
         record.notes.append("no step is timed: the times are of the whole run")
     if rates:
-        if step_s is not None and batch:
+        if factor and batch:
             samples_per_s = batch / float(np.median(step_s))
         elif not samples_per_s and printed and record.totals.get("wall_s"):
             samples_per_s = printed[-1].n / record.totals["wall_s"]
@@ -319,22 +314,20 @@ def _samples(record: Record, counts: list[_Count]) -> list[_Count]:
     return []
 
 
-def _checked(record: Record, steps: list[_Step], samples_per_s: float) -> np.ndarray | None:
-    """Seconds of each step, where they agree with what was counted between evaluations, or else
-    with when their lines were written."""
-    step_s = np.array([step.time for step in steps])
-    if not (step_s > 0).any():
-        return None
+def _factor(record: Record, steps: list[_Step], samples_per_s: float) -> float:
+    """What makes the steps' times seconds, by what was counted between evaluations, or else by
+    when their lines were written; 0 where nothing does."""
     counted_s, by = 0.0, "their lines' times"
     written = np.diff(sorted({step.time_s for step in steps}))
     if record.global_batch and samples_per_s:
         counted_s, by = record.global_batch / samples_per_s, "the counted samples"
     elif len(written):
         counted_s = float(np.median(written))
-    factor, note = rate_words.of_steps(float(np.median(step_s[step_s > 0])), counted_s, by)
+    middle = float(np.median([step.time for step in steps if step.time > 0]))
+    factor, note = rate_words.of_steps(middle, counted_s, by)
     if note:
         record.notes.append(note)
-    return step_s * factor if factor else None
+    return factor
 
 
 def _numbers(steps: list[_Step]) -> np.ndarray:
