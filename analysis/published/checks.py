@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
@@ -81,17 +81,9 @@ def figure(number: float) -> str:
     return f"{number:.4g}"
 
 
-class Result(NamedTuple):
-    """What an expression makes of a row: its interval, its value of the printed numbers, and the
-    words that show them."""
-
-    interval: Interval
-    number: float
-    words: str
-
-
-def evaluate(row: Line, expression: str) -> Result | None:
-    """An expression of columns, numbers, `*` and `/`; None where the row lacks a column."""
+def evaluate(row: Line, expression: str) -> Value | None:
+    """An expression of columns, numbers, `*` and `/`, with the words that show it as its text; None
+    where the row lacks a column."""
     interval, number, words = Interval(1.0, 1.0), 1.0, ""
     for sign, name in re.findall(r"([*/]?) ?(\w+)", expression):
         operand = row.operand(name)
@@ -106,7 +98,7 @@ def evaluate(row: Line, expression: str) -> Result | None:
             words += f" / {shown}" if sign == "/" else f" x {shown}"
         elif operand.text:
             words = shown
-    return Result(interval, number, words)
+    return Value(number, interval, "", words)
 
 
 class Case(NamedTuple):
@@ -114,7 +106,7 @@ class Case(NamedTuple):
 
     row: Line
     value: Value
-    result: Result
+    result: Value
     miss: float
 
 
@@ -127,7 +119,7 @@ def _identities(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
         allowed = max(identity.slack, tolerance([case.miss for case in cases]))
         for row, value, result, miss in cases:
             if miss > allowed:
-                words = f"{result.words} = {figure(result.number)}"
+                words = f"{result.text} = {figure(result.number)}"
                 yield _of_cell(row, value, identity.kind, words)
 
 
@@ -151,7 +143,7 @@ def _whole_numbers(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
                 continue
             lines.add(row.line_no)
             if result.number % 1:
-                words = f"{result.words} = {figure(result.number)}, no whole number"
+                words = f"{result.text} = {figure(result.number)}, no whole number"
                 yield _of_cell(row, row.values[left], kind, words)
 
 
@@ -160,7 +152,7 @@ def _bounds(rows: list[Line]) -> Iterator[Finding]:
         for row in rows:
             value, most = row.values.get(bound.left), evaluate(row, bound.right)
             if value and most and value.interval.low > most.interval.high * (1 + bound.slack):
-                yield _of_cell(row, value, bound.kind, f"at most {most.words} is possible")
+                yield _of_cell(row, value, bound.kind, f"at most {most.text} is possible")
 
 
 def _derive(row: Line) -> None:
@@ -168,12 +160,12 @@ def _derive(row: Line) -> None:
     for name, expression in DERIVED:
         result = evaluate(row, expression)
         if name not in row.values and result:
-            row.values[name] = Value(result.number, result.interval, "", figure(result.number))
+            row.values[name] = result._replace(text=figure(result.number))
 
 
 def _same(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
     for same in SAME:
-        groups: dict[tuple, list[tuple[Line, Result]]] = defaultdict(list)
+        groups: dict[tuple, list[tuple[Line, Value]]] = defaultdict(list)
         for row in rows:
             if result := evaluate(row, same.expression):
                 groups[tuple(row.fact(name) for name in same.group)].append((row, result))
@@ -181,7 +173,7 @@ def _same(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
             yield from _odd_ones(same, members, lines)
 
 
-def _odd_ones(same: Same, members: list[tuple[Line, Result]], lines: set[int]) -> Iterator[Finding]:
+def _odd_ones(same: Same, members: list[tuple[Line, Value]], lines: set[int]) -> Iterator[Finding]:
     """The rows of a group that most rows contradict. Two rows have no majority; where one of them
     has speedup or efficiency 1, it is the baseline, and decides."""
     left = same.expression.split()[0]
@@ -212,29 +204,27 @@ class Total(NamedTuple):
 
     row: Line
     value: Value | None
-    parts: list[Value | None]
+    parts: Sequence[Value | None]
 
 
 def _sums(rows: list[Line], lines: set[int]) -> Iterator[Finding]:
     """A row called total is the sum of the rows above it, back to the total before; a column called
     total is the sum of all columns of numbers before it."""
-
-    def number(row: Line, heading: str) -> Value | None:
-        return read_value(row.cells[heading], heading, 1.0, {})
-
     headings = list(rows[0].cells) if rows else []
-    above: list[Line] = []
-    for row in rows:
+    grid = [[read_value(row.cells[h], h, 1.0, {}) for h in headings] for row in rows]
+    above: list[list[Value | None]] = []
+    for row, values in zip(rows, grid, strict=True):
         if _TOTAL.match(row.cells[headings[0]]):
-            totals = [Total(row, number(row, h), [number(r, h) for r in above]) for h in headings]
-            yield from _wrong_totals(totals, lines)
+            columns = zip(values, zip(*above, strict=True), strict=False)
+            yield from _wrong_totals([Total(row, value, parts) for value, parts in columns], lines)
             above = []
         else:
-            above.append(row)
+            above.append(values)
     for at, heading in enumerate(headings):
         if _TOTAL.match(heading):
-            before = [h for h in headings[:at] if all(number(row, h) for row in rows)]
-            totals = [Total(r, number(r, heading), [number(r, h) for h in before]) for r in rows]
+            before = [n for n in range(at) if all(values[n] for values in grid)]
+            parts = [[values[n] for n in before] for values in grid]
+            totals = [Total(*of) for of in zip(rows, (v[at] for v in grid), parts, strict=True)]
             yield from _wrong_totals(totals, lines)
 
 

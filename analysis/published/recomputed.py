@@ -150,29 +150,25 @@ def _jean_zay_row(row: Row, findings: list[str]) -> dict[str, Any]:
 
 def repeats() -> Table:
     """Identical configurations that the Jean Zay tables measured more than once."""
-    names = ("gpus", "params_b", "tp", "pp", "dp", "gas", "micro_batch", "global_batch")
-    names += ("zero_stage", "offload", "engine")
-    groups = defaultdict(list)
-    for row in _rows(JEAN_ZAY):
-        if row.number("step_s"):
-            notes = re.sub(r"ID [\d.]+;?|log file name.*", "", row.text("notes")).strip(" ;")
-            groups[(*map(row.text, names), notes)].append(row)
-    rows = []
-    for (gpus, size, tp, pp, dp, _, micro, batch, _, _, *words), members in groups.items():
-        if len(members) > 1:
-            split = f"{size}B on {gpus} GPUs, tp {tp} pp {pp} dp {dp}, mbs {micro}, gbs {batch}"
-            seconds = np.array([row.number("step_s") for row in members])
-            rows.append(
-                {
-                    "configuration": ", ".join(filter(None, [split, *words])),
-                    "n": len(seconds),
-                    "median_s": float(np.median(seconds)),
-                    "fastest_s": seconds.min(),
-                    "slowest_s": seconds.max(),
-                    "spread": seconds.max() / seconds.min() - 1,
-                    "lines": ", ".join(str(_line(row)) for row in members),
-                }
-            )
+    names = ["gpus", "params_b", "tp", "pp", "dp", "gas", "micro_batch", "global_batch"]
+    names += ["zero_stage", "offload", "engine"]
+    source = [row for row in _rows(JEAN_ZAY) if row.number("step_s")]
+    runs = pandas.DataFrame([{name: row.text(name) for name in names} for row in source])
+    notes = [re.sub(r"ID [\d.]+;?|log file name.*", "", row.text("notes")) for row in source]
+    runs["notes"] = [text.strip(" ;") for text in notes]
+    runs["step_s"] = [row.number("step_s") for row in source]
+    runs["line"] = [str(_line(row)) for row in source]
+    groups = runs.groupby([*names, "notes"], sort=False)
+    table = groups["step_s"].agg(n="size", median_s="median", fastest_s="min", slowest_s="max")
+    table = table.assign(lines=groups["line"].agg(", ".join))
+    table = table[table.n > 1].reset_index()
+    table["spread"] = table.slowest_s / table.fastest_s - 1
+    split = "{params_b}B on {gpus} GPUs, tp {tp} pp {pp} dp {dp}, mbs {micro_batch},"
+    split += " gbs {global_batch}"
+    rows = table.to_dict("records")
+    for row in rows:
+        words = [split.format(**row), row["engine"], row["notes"]]
+        row["configuration"] = ", ".join(filter(None, words))
     columns = [
         Column("configuration", "configuration"),
         Column("n", "n", "d"),
