@@ -17,6 +17,8 @@ from parallel.config.settings import resolve
 from parallel.engines import kernels
 from parallel.engines.optim import lr_at, param_groups
 from parallel.record import lines
+from parallel.record.ends import Kind
+from parallel.record.launch import TIME_LIMIT_SIGNAL
 
 
 def test_learning_rate_warms_up_then_follows_the_cosine():
@@ -133,9 +135,11 @@ def test_python_collects_garbage_in_the_steps_that_are_asked_for(monkeypatch):
     monkeypatch.setattr(gc, "collect", lambda: collected.append("now"))
     with trainer.garbage_collected_together(3) as collect:
         assert not gc.isenabled() and len(collected) == 1
+        counts = []
         for done in range(1, 8):
             collect(done)
-        assert len(collected) == 3  # at the start, after steps 3 and 6
+            counts.append(len(collected))
+        assert counts == [1, 1, 2, 2, 2, 3, 3]  # at the start, after steps 3 and 6
     assert gc.isenabled() and gc.get_freeze_count() == 0
     with trainer.garbage_collected_together(0) as collect:
         collect(1)
@@ -163,3 +167,26 @@ def test_a_step_without_a_save_asks_no_rank_no_counter_and_no_device(rank):
         one.stopping = not due
         with pytest.raises(AssertionError, match="uses _begin_other_work"):
             trainer.Trainer.save_if_due(one, 3 if due else 2)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("number", "problem", "kind", "reason"),
+    [
+        ("SIGTERM", "", Kind.SIGNAL, "SIGTERM, saved step 2"),
+        (TIME_LIMIT_SIGNAL, "", Kind.TIME_LIMIT, "time limit: SIGUSR1, saved step 2"),
+        (None, "", Kind.SIGNAL, "a signal to another rank, saved step 2"),
+        ("SIGTERM", "no room", Kind.SIGNAL, "SIGTERM, could not save: no room"),
+    ],
+)
+def test_rank_0_alone_writes_why_a_run_stopped(rank, number, problem, kind, reason):
+    ends = []
+    saver = Refusing(raise_failure=lambda: None, due=lambda done: False, wait=lambda: None)
+    one = Refusing(spec=resolve(("x", {"save_interval": 3, "steps": 9})), checkpointer=saver)
+    one.__dict__ |= {"_begin_other_work": lambda: None, "_save": lambda done: None}
+    one.__dict__ |= {"_report_checkpoints": lambda: problem, "_say": lambda line: None}
+    one.__dict__ |= {"stopping": True, "interruption": Refusing(signal=number)}
+    one.folder = Refusing(interrupt=lambda *end: ends.append(end))
+    one.is_rank_0 = rank == 0
+    assert trainer.Trainer.save_if_due(one, 2)
+    assert ends == ([(kind, reason)] if rank == 0 else [])
