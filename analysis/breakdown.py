@@ -29,13 +29,13 @@ from base.errors import command_line, warn
 @command_line("analysis.breakdown")
 def main(argv: list[str] | None = None) -> int:
     """Print the tables of what is at the paths."""
-    flags = {"paths": "run folder or study", "baseline": "the one that run.json names"}
-    parser = parser_of("analysis.breakdown", __doc__, "baseline", "scaling", "table", **flags)
-    given = parser.parse_args(argv)
-    tables, problems = rank_times.report(given.paths, given.baseline, given.scaling)
+    names = ("baseline", "scaling", "table")
+    parser = parser_of("analysis.breakdown", __doc__, *names, paths="run folder or study")
+    flags = parser.parse_args(argv)
+    tables, problems = rank_times.report(flags.paths, flags.baseline, flags.scaling)
     for line in problems:
         warn("analysis.breakdown", line)
-    show(tables, given.format, given.columns)  # last: a reader that goes away ends the command
+    show(tables, flags.format, flags.columns)  # last: a reader that goes away ends the command
     return 0
 
 

@@ -375,15 +375,6 @@ def table(verdicts: list[Verdict], any_commit: bool = False) -> Table:
     return Table(COLUMNS, [verdict.row() for verdict in verdicts], notes=notes)
 
 
-def report(paths: list[Path]) -> Table:
-    """The table of a study's configurations beside its baseline.
-
-    Raises:
-        UsageError: nothing could be read, or there is nothing to compare.
-    """
-    return table(of_study(timed_runs(paths)[0]))
-
-
 @command_line("analysis.compare")
 def main(argv: list[str] | None = None) -> int:
     """Print the verdict, or the table of a study."""

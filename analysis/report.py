@@ -5,19 +5,13 @@
 A block stands between `<!-- report: NAME ARGUMENTS -->` and `<!-- /report -->`; what is between
 them is written by this command and by nobody else. NAME is one of
 
-    tflops PATH [--convention C] [--baseline NAME] [--predict CLUSTER] [--columns A,B,C]
-                                                      the scaling table of runs
-    plan ARGUMENTS                                    what analysis.plan prints
-    parity PATH                                       their parity table
-    compare PATH...                                   a study's configurations and its baseline
-    breakdown PATH...                                 where the time and the efficiency went
-    losses PATH...                                    its last table: the efficiency alone
-    scaling PATH... [--baseline NAME] [--predict CLUSTER] [--columns A,B,C]
-                                                      the curve over repeats
-    audit PATH...                                     what is wrong with published tables
-    file PATH                                         a Markdown table that a benchmark wrote
-    jeanzay FIRST-LAST                                published rows of these lines, recomputed
-    real-logs                                         published logs, read
+    tflops | scaling | compare | parity | breakdown | plan ARGUMENTS
+                                what python -m analysis.NAME prints
+    losses PATH...              the last table of breakdown: the efficiency alone
+    audit PATH...               what is wrong with published tables
+    file PATH...                Markdown tables that benchmarks wrote
+    jeanzay FIRST-LAST          published rows of these lines, recomputed
+    real-logs                   published logs, read
     repeats | checkpoints | big-purple | t4 | bucket-ab | epochs | sc21-days
 
 Paths are relative to the repository. `--check` writes nothing, prints the first lines that differ
@@ -28,82 +22,65 @@ Exits 2 when a file, a block or its data cannot be read.
 if not __package__:
     import as_script
 
-import argparse
+import contextlib
 import difflib
 import importlib
+import io
 import re
 import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from analysis.common.table import Table, chosen, column_names, writing
+from analysis.common.table import Table, writing
 from base.errors import Parser, UsageError, command_line, printable
 from base.files import ROOT, check_ends
 from base.storage import output
-from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 
 _OPEN = re.compile(r"^<!-- report: (\S.*?) -->[ \t]*$")
 _CLOSE = "<!-- /report -->"
 SHOWN = 20  # lines of a difference
-_SETTINGS: dict[str, dict[str, Any]] = {
-    "--convention": {"choices": tuple(CONVENTIONS), "default": DEFAULT_CONVENTION},
-    "--columns": {"type": column_names},
-    "--runs": {"action": "store_true"},
-}
+COMMANDS = ("tflops", "scaling", "compare", "parity", "breakdown", "plan")
+PUBLISHED = "real-logs repeats checkpoints big-purple t4 bucket-ab epochs sc21-days".split()
 
 
-def _given(name: str, arguments: list[str], *flags: str) -> argparse.Namespace:
-    """A block's paths, below the repository, and its flags.
+def _printed(name: str, arguments: list[str]) -> str:
+    """What a command prints as Markdown.
 
     Raises:
-        UsageError: a flag that this block does not have, or no path.
+        UsageError: what the command says when it fails.
     """
-    parser = _Parser(prog=name, add_help=False)
-    parser.add_argument("paths", nargs="+", type=lambda text: ROOT / text)
-    for flag in flags:
-        parser.add_argument(flag, **_SETTINGS.get(flag, {}))
-    return parser.parse_args(arguments)
+    main = importlib.import_module(f"analysis.{name}").main
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(ROOT):
+        try:
+            status = main([*arguments, "--format", "markdown"])
+        except SystemExit as error:  # argparse's
+            status = error.code
+    if status == 2:
+        raise UsageError(err.getvalue().strip().rpartition("\n")[2])
+    return out.getvalue()
 
 
-def _markdown(tables: list[Table], columns: list[str] | None = None) -> str:
-    return "\n".join(table.render("markdown") for table in chosen(tables, columns))
+def _paths(name: str, arguments: list[str]) -> list[Path]:
+    if not arguments:
+        raise UsageError(f"{name} wants a path")
+    return [ROOT / text for text in arguments]
 
 
-def _measured(name: str, *flags: str) -> Callable[[list[str]], str]:
-    """A block of the one table that `report` of analysis/NAME.py makes of paths."""
-
-    def block(arguments: list[str]) -> str:
-        given = vars(_given(name, arguments, *flags))
-        columns = given.pop("columns", None)
-        library = importlib.import_module(f"analysis.{name}")
-        return _markdown([library.report(**given)], columns)
-
-    return block
-
-
-def _plan(arguments: list[str]) -> str:
-    from analysis import plan
-
-    parser = _Parser(prog="plan", add_help=False)
-    plan.add_flags(parser)
-    return plan.answer(parser.parse_args(arguments)).render("markdown")
-
-
-def _breakdown_tables(arguments: list[str]) -> list[Table]:
+def _losses(arguments: list[str]) -> Table:
     from analysis.measured.rank_times import report
 
-    tables, problems = report(_given("breakdown", arguments).paths)
+    tables, problems = report(_paths("losses", arguments))
     if problems:
         raise UsageError("; ".join(problems))
-    return tables
+    return tables[-1]
 
 
 def _audit(arguments: list[str]) -> str:
     from analysis.published.audit import audit_paths
 
-    audit = audit_paths(_given("audit", arguments).paths)
+    audit = audit_paths(_paths("audit", arguments))
     if audit.has_gaps:
         raise UsageError("; ".join([*audit.refused, *audit.unread]))
     lines = [str(finding).replace(f"{ROOT}/", "") for finding in audit.findings]
@@ -111,58 +88,43 @@ def _audit(arguments: list[str]) -> str:
 
 
 def _file(arguments: list[str]) -> str:
-    if len(arguments) != 1:
-        raise UsageError(f"file takes one path, not {' '.join(arguments)!r}")
-    path = ROOT / arguments[0]
-    with writing(path):
-        return path.read_text().strip() + "\n"
+    texts = []
+    for path in _paths("file", arguments):
+        with writing(path):
+            texts.append(path.read_text().strip() + "\n")
+    return "\n".join(texts)
 
 
-def _jean_zay(arguments: list[str]) -> str:
+def _jean_zay(arguments: list[str]) -> Table:
     from analysis.published.recomputed import jean_zay
 
     match = re.fullmatch(r"(\d+)-(\d+)", " ".join(arguments))
     if not match:
         raise UsageError(f"jeanzay wants FIRST-LAST, not {' '.join(arguments)!r}")
-    return _markdown([jean_zay(int(match[1]), int(match[2]))])
+    return jean_zay(int(match[1]), int(match[2]))
 
 
-def _published(name: str) -> Callable[[list[str]], str]:
-    """A block of the table that this function of analysis/published/recomputed.py makes."""
-
-    def block(arguments: list[str]) -> str:
-        from analysis.published import recomputed
-
-        if arguments:
-            raise UsageError(f"this report takes no argument, not {' '.join(arguments)!r}")
-        return _markdown([getattr(recomputed, name)()])
-
-    return block
-
-
-PUBLISHED = "real-logs repeats checkpoints big-purple t4 bucket-ab epochs sc21-days".split()
-REPORTS: dict[str, Callable[[list[str]], str]] = {
-    "tflops": _measured(
-        "measured.run_table", "--convention", "--baseline", "--predict", "--columns"
-    ),
-    "parity": _measured("measured.loss_parity"),
-    "plan": _plan,
-    "compare": _measured("compare"),
-    "breakdown": lambda arguments: _markdown(_breakdown_tables(arguments)),
-    "losses": lambda arguments: _markdown(_breakdown_tables(arguments)[-1:]),
-    "scaling": _measured("measured.scaling_curve", "--baseline", "--predict", "--columns"),
+_OTHERS: dict[str, Callable[[list[str]], Table | str]] = {
+    "losses": _losses,
     "audit": _audit,
     "file": _file,
     "jeanzay": _jean_zay,
-    **{name: _published(name.replace("-", "_")) for name in PUBLISHED},
 }
+NAMES = (*COMMANDS, *_OTHERS, *PUBLISHED)
 
 
-class _Parser(argparse.ArgumentParser):
-    """A block's arguments: a mistake is a UsageError, not the command's own usage."""
+def block(name: str, arguments: list[str]) -> str:
+    """The Markdown of one of NAMES."""
+    if name in COMMANDS:
+        return _printed(name, arguments)
+    if name in _OTHERS:
+        content = _OTHERS[name](arguments)
+        return content if isinstance(content, str) else content.render("markdown")
+    from analysis.published import recomputed
 
-    def error(self, message: str) -> None:
-        raise UsageError(f"{self.prog}: {message}")
+    if arguments:
+        raise UsageError(f"this report takes no argument, not {' '.join(arguments)!r}")
+    return getattr(recomputed, name.replace("-", "_"))().render("markdown")
 
 
 def regenerate(text: str, source: str = "") -> str:
@@ -180,8 +142,8 @@ def regenerate(text: str, source: str = "") -> str:
             continue
         name, *arguments = shlex.split(match[1])
         where = f"{source}:{line_no}"
-        if name not in REPORTS:
-            raise UsageError(f"{where}: unknown report {name!r}; known: {', '.join(REPORTS)}")
+        if name not in NAMES:
+            raise UsageError(f"{where}: unknown report {name!r}; known: {', '.join(NAMES)}")
         for _, inside in lines:
             if inside.rstrip() == _CLOSE:
                 break
@@ -190,7 +152,7 @@ def regenerate(text: str, source: str = "") -> str:
         else:
             raise UsageError(f"{where}: this report is not closed by {_CLOSE}")
         try:
-            out += ["", *REPORTS[name](arguments).rstrip("\n").split("\n"), "", _CLOSE]
+            out += ["", *block(name, arguments).rstrip("\n").split("\n"), "", _CLOSE]
         except UsageError as error:
             raise UsageError(f"{where}: {error}") from error
     return "\n".join(out)

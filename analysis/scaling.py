@@ -2,7 +2,8 @@
 
     python -m analysis.scaling PATH... [--baseline NAME] [--scaling strong|weak] [--predict CLUSTER]
 
-One row per number of GPUs: the median over the repeats at that size with their spread, speedup,
+The baseline is the run on the fewest GPUs where --baseline names no other. One row per
+configuration: the median over the repeats at that size with their spread, speedup,
 efficiency and Karp and Flatt's serial share; below, the serial share that Amdahl's law (strong)
 or Gustafson's (weak) fits to all rows. A run whose fixed work is not the baseline's, or whose
 commit is not (unless --any-commit), is left out of the fit and says what differs.
@@ -30,7 +31,7 @@ from base.errors import UsageError, command_line, warn
 def main(argv: list[str] | None = None) -> int:
     """Print the scaling curve of what is at the paths."""
     flags = ("baseline", "scaling", "any_commit", "times", "facts", "predict", "table")
-    parser = parser_of("analysis.scaling", __doc__, *flags, baseline="fewest GPUs")
+    parser = parser_of("analysis.scaling", __doc__, *flags)
     given = parser.parse_args(argv)
     records, refused = load(given.paths, facts_of(given))
     for line in unheeded(records, facts_of(given)):

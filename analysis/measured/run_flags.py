@@ -13,6 +13,16 @@ from base.errors import Parser, warn, warn_at_end
 from models.gpus import peak_tflops
 
 GROUPS = {"times": add_time_flags, "facts": add_fact_flags, "table": add_table_flags}
+OWN = {
+    "baseline": {"metavar": "NAME", "help": "the run to compare with; or its path"},
+    "scaling": {
+        "choices": ("strong", "weak"),
+        "help": "what stays the same: the global batch, or the batch per GPU (default: weak"
+        " where the runs share the batch per GPU alone)",
+    },
+    "any_commit": {"action": "store_true", "help": "compare runs of different commits, too"},
+    "predict": {"metavar": "NAME|FILE", "help": "show the time predicted for this cluster, too"},
+}
 
 
 def parser_of(
@@ -20,40 +30,18 @@ def parser_of(
     description: str,
     *flags: str,
     paths: str = "log, run or folder; - is standard input",
-    baseline: str = "",
 ) -> Parser:
-    """The parser of `python -m COMMAND PATH...` with flags of this file by name, in this order.
+    """The parser of `python -m COMMAND PATH...` with flags of OWN and GROUPS, in this order.
 
-    Args:
-        flags: baseline, scaling, any_commit, predict, or a name in GROUPS.
-        paths: the help text of PATH; "" for a command that adds its own paths.
-        baseline: the run that is taken without --baseline.
+    paths: the help text of PATH.
     """
-    by_default = f" (default: {baseline})" if baseline else ""
-    own = {
-        "baseline": {
-            "metavar": "NAME",
-            "help": f"the run to compare with; or its path{by_default}",
-        },
-        "scaling": {
-            "choices": ("strong", "weak"),
-            "help": "what stays the same: the global batch, or the batch per GPU (default: weak"
-            " where the runs share the batch per GPU alone)",
-        },
-        "any_commit": {"action": "store_true", "help": "compare runs of different commits, too"},
-        "predict": {
-            "metavar": "NAME|FILE",
-            "help": "show the time predicted for this cluster, too",
-        },
-    }
     parser = Parser(prog=f"python -m {command}", description=description)
-    if paths:
-        parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=paths)
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=paths)
     for flag in flags:
         if flag in GROUPS:
             GROUPS[flag](parser)
         else:
-            parser.add_argument("--" + flag.replace("_", "-"), **own[flag])
+            parser.add_argument("--" + flag.replace("_", "-"), **OWN[flag])
     return parser
 
 
