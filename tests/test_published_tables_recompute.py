@@ -1,14 +1,12 @@
 """Published numbers follow from published facts under the convention that each was made with."""
 
 import csv
-import math
 import re
 
 import pytest
 
 from analysis.published import recomputed
-from models.config import PRESETS, GPTConfig
-from models.flops import CONVENTIONS
+from models.config import PRESETS
 
 
 def test_sc21_table_2s_days_follow_from_equation_3():
@@ -30,14 +28,6 @@ def test_sc21_table_1s_aggregates_are_its_tflops_times_its_gpus():
         # Both printed: the product agrees to the rounding of either.
         assert abs(tflops * gpus / 1000 - petaflops) <= 0.5 * gpus / 1000 + 0.05
         assert (int(row["layers"]), int(row["hidden"])) == (config.n_layer, config.hidden)
-
-
-def test_sc21_convention_is_equation_3_as_printed():
-    # 96 B s l h^2 (1 + s/(6h) + V/(16 l h)), Narayanan et al. SC'21.
-    config = GPTConfig(96, 12288, 96, vocab_size=51200, max_seq_len=2048)
-    L, h, s, V = 96, 12288, 2048, 51200
-    printed = 96 * s * L * h**2 * (1 + s / (6 * h) + V / (16 * L * h))
-    assert math.isclose(CONVENTIONS["sc21"](config, s, True) * s, printed, rel_tol=1e-12)
 
 
 def test_the_v100_tables_tflops_follow_but_for_three():
