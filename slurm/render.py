@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote as percent_encode
 
 from base.bounds import Bounds, Text, key, values_of
@@ -64,9 +63,18 @@ class Ask:
     budget_gpu_hours: float = key(1000.0, "that submit may spend", Bounds(0, 10**12))
 
 
-def ask_of(table: dict[str, Any], source: str) -> Ask:
-    """The [slurm] table. Raises: UsageError: an unknown key, or a value that it cannot have."""
-    return Ask(**values_of(Ask, table, f"{source} [slurm]"))
+def ask_of(study: Study, name: str) -> Ask:
+    """A run's [slurm] table. Raises: UsageError: a wrong key, or a value that it cannot have."""
+    return Ask(**values_of(Ask, study.slurm[name], f"{study.path} [slurm]"))
+
+
+# Slurm takes 99:99:99 for more than four days: whoever wrote it meant something else.
+_LIMITS = (
+    r"(?P<m>\d+)(:(?P<s>[0-5]?\d))?",
+    r"(?P<h>\d+):(?P<m>[0-5]?\d):(?P<s>[0-5]?\d)",
+    r"(?P<d>\d+)-(?P<h>[01]?\d|2[0-3])(:(?P<m>[0-5]?\d)(:(?P<s>[0-5]?\d))?)?",
+)
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
 def seconds(limit: str) -> int:
@@ -75,23 +83,14 @@ def seconds(limit: str) -> int:
     Raises:
         UsageError: it is none of these, a part is larger than its unit holds, or it is zero.
     """
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit)
-    if not match:
-        raise UsageError(f"time limit {limit!r} is not Slurm's: H:M:S or D-H:M:S")
-    days, *rest = match.groups()
-    numbers = [int(n) for n in rest if n is not None]
-    if days is None and len(numbers) < 3:  # M or M:S
-        numbers = [0, *numbers]
-    hours, minutes, secs = (numbers + [0, 0])[:3]
-    # Slurm takes 99:99:99 for more than four days: whoever wrote it meant something else.
-    in_hours = days is not None or None not in rest
-    if secs > 59 or (minutes > 59 and in_hours) or (hours > 23 and days is not None):
+    match = next(filter(None, (re.fullmatch(form, limit) for form in _LIMITS)), None)
+    parts = match.groupdict("0") if match else {}
+    total = sum(int(number) * _UNITS[unit] for unit, number in parts.items())
+    if not total:
         raise UsageError(
-            f"time limit {limit!r}: a day has 24 hours, an hour 60 minutes, a minute 60 seconds"
+            f"time limit {limit!r} is none of Slurm's (M:S, H:M:S, D-H:M:S), or no time: a day has"
+            " 24 hours, an hour 60 minutes, a minute 60 seconds"
         )
-    total = int(days or 0) * 86400 + hours * 3600 + minutes * 60 + secs
-    if total == 0:
-        raise UsageError(f"time limit {limit!r} is no time")
     return total
 
 
@@ -100,34 +99,39 @@ class Job:
     """One run's place on a cluster: what Slurm is asked for."""
 
     run: str
+    cluster: Cluster
     ask: Ask
     nodes: int
     ranks_per_node: int
     time: str
+    lead_s: int  # before the time limit, at which the run gets the signal to save and end
     gpu_hours: float  # of all GPUs that are ours alone, until the time limit of the last restart
 
 
-def job_of(study: Study, name: str, cluster: Cluster) -> Job:
+def job_of(study: Study, name: str) -> Job:
     """The nodes, ranks and worst cost of one run.
 
     Raises:
         UsageError: what its [slurm] table asks for cannot be.
     """
-    spec, ask = study.specs[name], ask_of(study.slurm[name], str(study.path))
+    spec, ask, cluster = study.specs[name], ask_of(study, name), cluster_of(study)
+    where = f"{study.path}: {name} asks for"
     if ask.requeue and not spec.save_interval:
-        raise UsageError(
-            f"{study.path}: {name} asks for requeue without save_interval: nothing would be saved,"
-            " and every restart would begin at step 0"
-        )
+        raise UsageError(f"{where} requeue without save_interval: it would restart at step 0")
     if ask.gpu_type and cluster.gpu_request == "none":
-        raise UsageError(
-            f"{study.path}: {name} asks for gpu_type {ask.gpu_type}, and {cluster.name} has no GPUs"
-        )
+        raise UsageError(f"{where} gpu_type {ask.gpu_type}, and {cluster.name} has no GPUs")
     time = ask.time or cluster.time
+    lead_s, limit_s = cluster.signal_lead_s, seconds(time)
+    if lead_s >= limit_s:
+        raise UsageError(
+            f"cluster {cluster.name}: signal_lead_s {lead_s} is not below the time limit {time}"
+        )
+    lead_s = lead_s or max(10, min(120, limit_s // 5))
     nodes = cluster.nodes(spec.gpus)
     ours = nodes * cluster.gpus_per_node if "--exclusive" in cluster.options else spec.gpus
     attempts = 1 + ask.max_restarts if ask.requeue else 1
-    return Job(name, ask, nodes, spec.gpus // nodes, time, attempts * ours * seconds(time) / 3600)
+    gpu_hours = attempts * ours * limit_s / 3600
+    return Job(name, cluster, ask, nodes, spec.gpus // nodes, time, lead_s, gpu_hours)
 
 
 def cluster_of(study: Study) -> Cluster:
@@ -161,19 +165,9 @@ def planned_text(study: Study, name: str) -> str:
     return json.dumps(planned(study.specs[name], study.name, name, study.baseline))
 
 
-def place(cluster: Cluster) -> list[str]:
-    """Where a job runs and who pays for it, as options of sbatch."""
-    names = ("account", "partition", "qos", "constraint")
-    return [f"--{name}={value}" for name in names if (value := getattr(cluster, name))]
-
-
-def header(study: Study, name: str, cluster: Cluster, logs: Path) -> list[str]:
-    """The options of sbatch, without the job's name.
-
-    Raises:
-        UsageError: what the study's [slurm] table asks for cannot be.
-    """
-    job = job_of(study, name, cluster)
+def header(study: Study, job: Job, logs: Path) -> list[str]:
+    """The options of sbatch, without the job's name."""
+    cluster, places = job.cluster, ("account", "partition", "qos", "constraint")
     cores = cluster.cores_per_node * job.ranks_per_node // cluster.gpus_per_node
     gpus = f"{job.ask.gpu_type}:{job.ranks_per_node}" if job.ask.gpu_type else job.ranks_per_node
     request = {"gres": f"--gres=gpu:{gpus}", "none": ""}.get(
@@ -182,7 +176,7 @@ def header(study: Study, name: str, cluster: Cluster, logs: Path) -> list[str]:
     memory = job.ask.memory or cluster.memory
     options = [
         f"--comment={comment_of(study, logs)}",
-        *place(cluster),
+        *(f"--{name}={value}" for name in places if (value := getattr(cluster, name))),
         f"--nodes={job.nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={max(1, cores)}" if cluster.cpus_per_task else "",
@@ -190,7 +184,7 @@ def header(study: Study, name: str, cluster: Cluster, logs: Path) -> list[str]:
         f"--mem={memory}" if memory else "",
         *cluster.options,
         f"--time={job.time}",
-        f"--signal=B:USR1@{lead_s(job.time, cluster)}",
+        f"--signal=B:USR1@{job.lead_s}",
         "--requeue" if job.ask.requeue else "--no-requeue",
         "--open-mode=append",
         "--output=%x-%j.out",
@@ -198,23 +192,9 @@ def header(study: Study, name: str, cluster: Cluster, logs: Path) -> list[str]:
     return [option for option in options if option]
 
 
-def lead_s(limit: str, cluster: Cluster) -> int:
-    """Seconds before the time limit at which a run gets the signal to save and end.
-
-    Raises:
-        UsageError: the cluster's signal_lead_s is not within the limit.
-    """
-    if cluster.signal_lead_s >= seconds(limit):
-        raise UsageError(
-            f"cluster {cluster.name}: signal_lead_s {cluster.signal_lead_s} is not below the time"
-            f" limit {limit}"
-        )
-    return cluster.signal_lead_s or max(10, min(120, seconds(limit) // 5))
-
-
-def settings(study: Study, name: str, cluster: Cluster, logs: Path) -> list[str]:
+def settings(study: Study, job: Job, logs: Path) -> list[str]:
     """The settings of slurm/job.sh, as NAME=VALUE, without the run's name."""
-    job = job_of(study, name, cluster)
+    cluster, ask = job.cluster, job.ask
     single = {
         "study_file": shown(study.path),
         "study_folder": str(logs / study.name),
@@ -222,45 +202,43 @@ def settings(study: Study, name: str, cluster: Cluster, logs: Path) -> list[str]
         "clusters_file": shown(cluster.source),
         "comment": comment_of(study, logs),
         "ranks": job.ranks_per_node,
-        "lead": lead_s(job.time, cluster),
-        "requeue": int(job.ask.requeue),
-        "max_restarts": job.ask.max_restarts,
+        "lead": job.lead_s,
+        "requeue": int(ask.requeue),
+        "max_restarts": ask.max_restarts,
         "scratch": cluster.scratch,
         "python": cluster.python,
         "gpus": int(cluster.gpu_request != "none"),
         "master_addr_suffix": cluster.master_addr_suffix,
-        **{switch: int(getattr(job.ask, switch)) for switch in SWITCHES},
+        **{switch: int(getattr(ask, switch)) for switch in SWITCHES},
     }
-    environment = cluster.environment | job.ask.environment
-    lines = [
-        *(f"{key}={value}" for key, value in single.items() if value != ""),
-        *(f"setup={line}" for line in cluster.setup),
-        *(f"after={line}" for line in cluster.after),
-        *(f"export={key}={value}" for key, value in environment.items()),
-        *(f"srun={option}" for option in cluster.srun),
-        *(f"torchrun={option}" for option in cluster.torchrun),
-    ]
+    environment = cluster.environment | ask.environment
+    several = {
+        "setup": cluster.setup,
+        "after": cluster.after,
+        "export": [f"{key}={value}" for key, value in environment.items()],
+        "srun": cluster.srun,
+        "torchrun": cluster.torchrun,
+    }
     if inside := cluster.container:
-        lines += [
-            f"container_{key}={getattr(inside, key)}" for key in ("runtime", "image", "python")
-        ]
-        lines += [f"mount={mount}" for mount in inside.mounts]
-    return lines
+        single |= {f"container_{k}": getattr(inside, k) for k in ("runtime", "image", "python")}
+        several["mount"] = inside.mounts
+    lines = [f"{name}={value}" for name, value in single.items() if value != ""]
+    return lines + [f"{name}={value}" for name, values in several.items() for value in values]
 
 
-def script(study: Study, names: list[str], cluster: Cluster, logs: Path = Path("logs")) -> str:
+def script(study: Study, names: list[str], logs: Path = Path("logs")) -> str:
     """The whole script of a run, or of a job array of runs that ask for the same: the header, the
     settings and slurm/job.sh. The same arguments always give the same text.
 
     Raises:
         UsageError: a value that no #SBATCH line can hold.
     """
-    array = len(names) > 1
+    array, job = len(names) > 1, job_of(study, names[0])
     options = [f"--job-name={percent_encode(os.fsencode(study.name)) if array else names[0]}"]
     if array:
         options.append(f"--array=0-{len(names) - 1}")
-    options += header(study, names[0], cluster, logs)
-    quoted = [f"  {shlex.quote(word)}" for word in settings(study, names[0], cluster, logs)]
+    options += header(study, job, logs)
+    quoted = [f"  {shlex.quote(word)}" for word in settings(study, job, logs)]
     quoted += [f"  {shlex.quote(f'run={name} {planned_text(study, name)}')}" for name in names]
     return "\n".join(
         [
@@ -307,9 +285,10 @@ def study_script(study: Study) -> str:
 
 def batches(study: Study, names: list[str], logs: Path) -> list[list[str]]:
     """The runs, in order, grouped by what they ask for; each group can be one job array."""
-    cluster, groups = cluster_of(study), {}
+    groups: dict[tuple[str, ...], list[str]] = {}
     for name in names:
-        asked = (*header(study, name, cluster, logs), *settings(study, name, cluster, logs))
+        job = job_of(study, name)
+        asked = (*header(study, job, logs), *settings(study, job, logs))
         groups.setdefault(asked, []).append(name)
     return [
         group[first : first + ARRAY_SIZE]
@@ -321,7 +300,7 @@ def batches(study: Study, names: list[str], logs: Path) -> list[list[str]]:
 def estimate(study: Study, names: list[str]) -> tuple[list[str], float]:
     """What the named runs ask for, cost at worst and leave out, as lines; GPU-hours in total."""
     cluster = cluster_of(study)
-    jobs = [job_of(study, name, cluster) for name in names]
+    jobs = [job_of(study, name) for name in names]
     total = sum(job.gpu_hours for job in jobs)
     wide = max((len(job.run) for job in jobs), default=3)
     hours_wide = len(cluster.hours) + 10
@@ -397,7 +376,7 @@ def main(argv: list[str] | None = None) -> int:
         study = load_study(path, arguments.cluster)
         if arguments.run_name:
             study.run(arguments.run_name)  # or a UsageError that lists the names
-            print(script(study, [arguments.run_name], cluster_of(study), arguments.logs), end="")
+            print(script(study, [arguments.run_name], arguments.logs), end="")
         elif arguments.list:
             print("\n".join(study.settings))
         else:

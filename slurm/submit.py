@@ -88,7 +88,7 @@ def submit(
             waits.append(f"afterany:{chain[-max_running]}")
         for name in group:
             (ROOT / logs / study.name / name).mkdir(parents=True, exist_ok=True)
-        text = script(study, group, cluster_of(study), logs)
+        text = script(study, group, logs)
         sent = sbatch(text, waits, cluster_of(study).account)
         if sent.returncode and len(group) > 1:
             print(f"sbatch refused an array of {len(group)} jobs: each is submitted alone")
@@ -182,7 +182,7 @@ def check_start(study: Study, logs: Path, names: list[str]) -> None:
 def check_budget(study: Study, names: list[str], total: float, budget: float | None) -> None:
     """Raises: UsageError: the runs may cost more than the budget (by default, the study's)."""
     if budget is None:
-        budget = min(ask_of(study.slurm[name], str(study.path)).budget_gpu_hours for name in names)
+        budget = min(ask_of(study, name).budget_gpu_hours for name in names)
     if total > budget:
         hours = cluster_of(study).hours
         raise UsageError(

@@ -45,7 +45,7 @@ def test_every_script_passes_shellcheck():
     for path in STUDIES:
         study = load_study(path)
         for names in batches(study, list(study.settings), Path("logs")):
-            head, settings = script(study, names, study.cluster).split("\nsettings=(\n")
+            head, settings = script(study, names).split("\nsettings=(\n")
             settings, rest = settings.split("\n)\n", 1)
             assert all(line.startswith("#") for line in head.splitlines() if line)
             for line in settings.splitlines():
@@ -54,7 +54,7 @@ def test_every_script_passes_shellcheck():
             assert rest.endswith(program)
     files = [*(ROOT / "slurm").rglob("*.sh"), *(ROOT / "slurm").rglob("*.slurm")]
     study = load_study(ROOT / "slurm/published/gpt2-two-nodes.toml")
-    whole = script(study, list(study.settings), study.cluster)
+    whole = script(study, list(study.settings))
     for given, text in (([*map(str, files)], ""), (["-"], whole)):
         done = subprocess.run(
             ["shellcheck", *given], input=text, cwd=ROOT, capture_output=True, text=True
@@ -114,7 +114,7 @@ def run_on(tmp_path, tools: dict[str, str], variables: dict[str, str] | None = N
     word a line, is in `seen`."""
     study = study_on(tmp_path, **facts)
     tools = {"srun": f'printf "%s\\n" "$@" >{tmp_path}/seen\n'} | tools
-    return run_script(tmp_path, script(study, ["ddp"], study.cluster), tools, **(variables or {}))
+    return run_script(tmp_path, script(study, ["ddp"]), tools, **(variables or {}))
 
 
 def seen(tmp_path) -> list[str]:
@@ -128,7 +128,7 @@ def test_the_header_asks_for_what_the_run_needs(tmp_path):
         '[[run]]\nengine = "megatron"\npreset = "1.7b"\ngpus = 8\ntp = 4\nglobal_batch = 8\n'
     )
     study = load_study(path)
-    text = script(study, ["megatron-tp4-dp2"], study.cluster)
+    text = script(study, ["megatron-tp4-dp2"])
     assert header(text) == [
         "--job-name=megatron-tp4-dp2",
         "--comment=dgx",
@@ -147,7 +147,7 @@ def test_the_header_asks_for_what_the_run_needs(tmp_path):
         "--output=%x-%j.out",
     ]
     assert text.startswith("#!/bin/bash\n#SBATCH")
-    assert job_of(study, "megatron-tp4-dp2", study.cluster).gpu_hours == pytest.approx(8 / 3)
+    assert job_of(study, "megatron-tp4-dp2").gpu_hours == pytest.approx(8 / 3)
 
 
 def test_a_card_is_asked_for_by_its_name_and_cores_not_where_the_site_takes_none(tmp_path):
@@ -160,7 +160,7 @@ def test_a_card_is_asked_for_by_its_name_and_cores_not_where_the_site_takes_none
 
     def asked(name: str, **facts) -> list[str]:
         study = replace(load_study(path), cluster=cluster_of("mine", base | facts, CLUSTERS))
-        return header(script(study, [name], study.cluster))
+        return header(script(study, [name]))
 
     assert "--gres=gpu:a100:2" in asked("ddp-dp2") and "--cpus-per-task=4" in asked("ddp-dp2")
     assert "--gres=gpu:h100-80:2" in asked("ddp-dp2-b")
@@ -208,7 +208,7 @@ def test_what_is_archived_of_a_secretive_cluster_is_whole_private_and_hides_them
     clusters.write_text(SECRETS)
     facts = tomllib.loads(SECRETS)["mine"]
     study = replace(study_on(tmp_path), cluster=cluster_of("mine", facts, clusters))
-    text = script(study, ["ddp"], study.cluster)
+    text = script(study, ["ddp"])
     real = f'[[ $* != *record.environment* ]] || PYTHONPATH={ROOT} exec {sys.executable} "$@"\n'
     folder = tmp_path / "logs/one/ddp"
     folder.mkdir(parents=True)
@@ -252,7 +252,7 @@ def test_no_value_ever_runs(tmp_path, word):
         f'question = "{quoted}"\n[slurm]\nenvironment = {{ MINE = "{quoted}" }}\n[[run]]\n'
     )
     study = replace(load_study(path), cluster=where)
-    text = script(study, ["ddp"], where)
+    text = script(study, ["ddp"])
     assert len(header(text)) == 11  # no value has made a line of its own
     tools = {"srun": 'printf "%s\\0" "$EVIL" "$MINE" "$TRITON_CACHE_DIR" "$@" >"$SEEN"\n'}
     done = run_script(tmp_path, text, tools, SEEN=str(tmp_path / "seen"))
@@ -392,16 +392,16 @@ LAUNCHER = "torch.distributed.run"
 
 def test_the_signal_comes_when_the_site_wants_it(tmp_path):
     study = study_on(tmp_path, signal_lead_s=300)
-    text = script(study, ["ddp"], study.cluster)
+    text = script(study, ["ddp"])
     assert "--signal=B:USR1@300\n" in text and "\n  lead=300\n" in text
     study = study_on(tmp_path, signal_lead_s=300, time="00:05:00")
     with pytest.raises(UsageError, match="signal_lead_s 300 is not below the time limit 00:05:00"):
-        script(study, ["ddp"], study.cluster)
+        script(study, ["ddp"])
 
 
 def test_a_job_of_another_version_ends_with_one_line(tmp_path):
     study = study_on(tmp_path)
-    text = script(study, ["ddp"], study.cluster).replace("\nversion=", "\nversion=9")
+    text = script(study, ["ddp"]).replace("\nversion=", "\nversion=9")
     tools = {"srun": f"touch {tmp_path}/trained\n", "python": f'echo "$*" >>{tmp_path}/marked\n'}
     done = run_script(tmp_path, text, tools)
     assert done.returncode == 1 and done.stdout.count("\n") == 1
@@ -415,7 +415,7 @@ def test_a_script_without_a_run_and_a_setting_that_is_not_known_are_refused(tmp_
     done = run_script(tmp_path, (ROOT / "slurm/job.sh").read_text(), {})
     assert done.returncode == 2 and "python -m slurm.submit STUDY" in done.stdout
     study = study_on(tmp_path)
-    text = script(study, ["ddp"], study.cluster).replace("  ranks=", "  speed=")
+    text = script(study, ["ddp"]).replace("  ranks=", "  speed=")
     done = run_script(tmp_path, text, {})
     assert done.returncode == 2 and "knows no setting speed" in done.stdout
 
@@ -433,11 +433,11 @@ def test_an_attempt_keeps_what_it_is_made_of_and_its_script_can_be_submitted_alo
     assert batches(study, names, Path("logs")) == [names]
     array = {"SLURM_ARRAY_JOB_ID": "76", "SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_NAME": "two"}
     tools = {"srun": "", "scontrol": f'echo "$*" >>{tmp_path}/asked; echo localhost\n'}
-    done = run_script(tmp_path, script(study, names, study.cluster), tools, **array)
+    done = run_script(tmp_path, script(study, names), tools, **array)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "logs/two/ddp-seed2"
     kept = {p.name.removeprefix("77."): p.read_text() for p in folder.glob("77.*")}
-    assert kept["slurm"] == script(study, ["ddp-seed2"], study.cluster)
+    assert kept["slurm"] == script(study, ["ddp-seed2"])
     assert kept["study.toml"] == path.read_text()
     assert kept["clusters.toml"] == (ROOT / "slurm/clusters.toml").read_text()
     head = subprocess.run([*git, "rev-parse", "HEAD"], cwd=tmp_path, capture_output=True, text=True)
@@ -454,7 +454,7 @@ def test_the_names_or_one_script_are_printed_alone(tmp_path, capsys):
     assert main([str(path), "--list"]) == 0
     assert capsys.readouterr().out == "ddp-seed1\nddp-seed2\n"
     assert main([str(path), "--run", "ddp-seed2"]) == 0
-    assert capsys.readouterr().out == script(study, ["ddp-seed2"], study.cluster)
+    assert capsys.readouterr().out == script(study, ["ddp-seed2"])
     assert main([str(path), "--run", "ddp-seed3"]) == 2
     assert "no run 'ddp-seed3'; it has: ddp-seed1, ddp-seed2" in capsys.readouterr().err
     assert not path.with_suffix(".slurm").exists()
@@ -476,7 +476,7 @@ def attempt(tmp_path, restart: int, max_restarts: int = 2):
         """echo '{"state": "interrupted"}' >status.json\nexit 1\n""",
         "python": f'echo "$*" >>{tmp_path}/marked\n',
     }
-    text = script(study, ["ddp"], study.cluster)
+    text = script(study, ["ddp"])
     done = run_script(tmp_path, text, tools, SLURM_RESTART_COUNT=str(restart))
     seen = [name for name in ("trained", "requeued") if (tmp_path / name).exists()]
     return done, seen
@@ -548,7 +548,7 @@ def test_the_jobs_log_is_never_lost(tmp_path, elsewhere, end):
         (tmp_path / "logs" / "one").symlink_to(place)
         with (tmp_path / "ddp-77.out").open("a") as log:
             print("before", file=log, flush=True)
-            run_script(tmp_path, script(study, ["ddp"], study.cluster), tools, output=log)
+            run_script(tmp_path, script(study, ["ddp"]), tools, output=log)
             print("after", file=log, flush=True)  # slurmstepd's word
         name, word = {
             "runs": ("77.out", "trained"),

@@ -50,7 +50,7 @@ def written(study, logs: Path) -> list[str]:
     """The script of each run, in a file of its own."""
     scripts = [logs.parent / f"{name}.slurm" for name in study.settings]
     for path in scripts:
-        path.write_text(render.script(study, [path.stem], study.cluster, logs))
+        path.write_text(render.script(study, [path.stem], logs))
     return list(map(str, scripts))
 
 
