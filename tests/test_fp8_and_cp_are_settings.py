@@ -49,7 +49,7 @@ def test_a_gpu_cluster_takes_both(capsys):
             "cp 2 and precision fp8 needs kernels te, not apex",
         ),
         (("--engine", "ddp", "--cp", "2"), "no cp (asked: 2; engines with cp: megatron)"),
-        (("--cp", "16", "--seq-len", "8176"), "32 chunks, two for each rank, which do not divide"),
+        (("--cp", "16", "--seq-len", "8176"), "cuts seq_len 8176 unevenly into 32 chunks"),
         (("--cp", "2", "--breakdown"), "breakdown has no column for messages between cp"),
         (
             ("--precision", "fp8", "--ffn-hidden", "14344", "--tp", "2"),

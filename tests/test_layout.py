@@ -44,9 +44,8 @@ def test_world_batch_and_bubble_follow():
 
 
 def test_layout_that_fits_has_no_problems():
-    assert Layout(tp=8, pp=8, dp=8, n_micro=8).problems(PRESETS["175b"], 2048, 8) == []
-    assert Layout(tp=16).problems(PRESETS["175b"], 2048) == []  # of the node nothing is known
-    assert Layout(tp=2).problems(PRESETS["gpt2-124m"], 1023, 8) == []  # no sequence is cut
+    assert Layout(tp=8, pp=8, dp=8, n_micro=8).problems(PRESETS["175b"], 2048) == []
+    assert Layout(tp=2).problems(PRESETS["gpt2-124m"], 1023) == []  # no sequence is cut
 
 
 @pytest.mark.parametrize(
@@ -68,7 +67,7 @@ def test_layout_that_fits_has_no_problems():
 )
 def test_what_is_just_possible_has_no_problem(layout):
     """12 layers and 12 heads; 1,008 positions, which every tp here divides."""
-    assert layout.problems(PRESETS["gpt2-124m"], 1008, gpus_per_node=12) == []
+    assert layout.problems(PRESETS["gpt2-124m"], 1008) == []
 
 
 @pytest.mark.parametrize(
@@ -92,13 +91,13 @@ def test_a_setting_that_no_layout_has_is_refused(given, words):
             Layout(tp=2),
             "gpt2-1.5b",
             1024,
-            r"tp 2 does not divide the 25 attention heads.*: 1, 5, 25\)",
+            r"tp 2 does not divide the 25 attention heads \(1, 5, 25 do\)",
         ),
         (
             Layout(tp=4),
             "tiny-llama",
             128,
-            r"tp 4 does not divide the 2 heads of keys and values \(these do: 1, 2\)",
+            r"tp 4 does not divide the 2 heads of keys and values \(1, 2 do\)",
         ),
         (Layout(pp=5), "gpt2-124m", 1024, "pp 5 does not divide the 12 layers"),
         (Layout(pp=2, vpp=4, n_micro=2), "gpt2-124m", 1024, "pp 2 x vpp 4 does not divide the 12"),
@@ -110,7 +109,6 @@ def test_a_setting_that_no_layout_has_is_refused(given, words):
             64,
             "tp 4 does not divide ffn_hidden 66",
         ),
-        (Layout(pp=4, vpp=3, n_micro=6), "gpt2-124m", 1024, "multiples of pp 4, but there are 6"),
         (Layout(sequence_parallel=True), "gpt2-124m", 1024, "needs tp >= 2"),
         (
             Layout(tp=4, sequence_parallel=True),
@@ -118,7 +116,7 @@ def test_a_setting_that_no_layout_has_is_refused(given, words):
             1022,
             "tp 4 does not divide seq_len 1022",
         ),
-        (Layout(cp=3), "gpt2-124m", 1023, "cp 3 .* 6 chunks.* do not divide seq_len 1023"),
+        (Layout(cp=3), "gpt2-124m", 1023, "cp 3 cuts seq_len 1023 unevenly into 6 chunks"),
         (
             Layout(cp=2, tp=4, sequence_parallel=True),
             "gpt2-124m",
@@ -128,19 +126,18 @@ def test_a_setting_that_no_layout_has_is_refused(given, words):
         (Layout(), "gpt2-124m", 2048, "seq_len 2048 exceeds the model's 1024 positions"),
         (Layout(offload="all", zero_stage=1), "tiny", 64, "offload all needs zero_stage 3, not 1"),
         (Layout(offload="optimizer"), "tiny", 64, "offload optimizer needs zero_stage"),
-        (Layout(tp=16), "175b", 2048, "tp 16 exceeds the 8 GPUs of a node"),
     ],
 )
 def test_each_problem_is_named_with_its_numbers(layout, preset, seq_len, words):
     config = PRESETS[preset] if isinstance(preset, str) else preset
-    (problem,) = layout.problems(config, seq_len, gpus_per_node=8)
+    (problem,) = layout.problems(config, seq_len)
     assert re.search(words, problem)
 
 
 def test_every_problem_is_named_and_not_the_first_alone():
     layout = Layout(tp=5, pp=5, vpp=3, n_micro=6, sequence_parallel=True)
-    problems = layout.problems(PRESETS["gpt2-124m"], 1026, gpus_per_node=4)
-    said = ("heads", "ffn", "layers", "multiples", "divide seq_len", "exceeds", "GPUs of a node")
+    problems = layout.problems(PRESETS["gpt2-124m"], 1026)
+    said = ("heads", "ffn", "layers", "multiples", "divide seq_len", "exceeds")
     assert len(problems) == len(said)
     assert all(word in problem for word, problem in zip(said, problems, strict=True))
 

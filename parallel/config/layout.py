@@ -80,25 +80,16 @@ class Layout:
             rank, coords[axis] = divmod(rank, getattr(self, axis))
         return coords
 
-    def problems(
-        self, config: GPTConfig, seq_len: int, gpus_per_node: int | None = None
-    ) -> list[str]:
-        """Every reason this layout cannot train `config`, with the numbers; empty when it can.
-
-        `gpus_per_node`, where known, bounds tp: Megatron's tensor-parallel all-reduces belong
-        inside a node.
-        """
+    def problems(self, config: GPTConfig, seq_len: int) -> list[str]:
+        """Every reason this layout cannot train `config`, with the numbers; empty when it can."""
         problems = []
         heads_of = {"attention heads": config.n_head}
         if config.n_kv_head:
             heads_of["heads of keys and values"] = config.n_kv_head
         for what, heads in heads_of.items():
             if heads % self.tp:
-                fits = [n for n in range(1, heads + 1) if heads % n == 0]
-                problems.append(
-                    f"tp {self.tp} does not divide the {heads} {what}"
-                    f" (these do: {', '.join(map(str, fits))})"
-                )
+                fits = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+                problems.append(f"tp {self.tp} does not divide the {heads} {what} ({fits} do)")
         if config.ffn_hidden % self.tp:
             problems.append(f"tp {self.tp} does not divide ffn_hidden {config.ffn_hidden}")
         chunks = f"pp {self.pp} x vpp {self.vpp}" if self.vpp > 1 else f"pp {self.pp}"
@@ -107,35 +98,27 @@ class Layout:
         if self.vpp > 1 and self.pp < 2:
             problems.append(f"vpp {self.vpp} interleaves pipeline stages and needs pp >= 2")
         if self.vpp > 1 and self.n_micro % self.pp:
-            problems.append(
-                f"vpp {self.vpp} needs micro-batches in multiples of pp {self.pp},"
-                f" but there are {self.n_micro}"
-            )
+            needs = f"vpp {self.vpp} needs micro-batches in multiples of pp {self.pp}"
+            problems.append(f"{needs}, but there are {self.n_micro}")
         if self.sequence_parallel and self.tp < 2:
             problems.append("sequence_parallel splits over tensor-parallel ranks and needs tp >= 2")
         if self.cp > 1 and seq_len % (2 * self.cp):
-            problems.append(
-                f"cp {self.cp} cuts a sequence into {2 * self.cp} chunks, two for each rank,"
-                f" which do not divide seq_len {seq_len}"
-            )
+            chunks = f"{2 * self.cp} chunks, two for each rank"
+            problems.append(f"cp {self.cp} cuts seq_len {seq_len} unevenly into {chunks}")
         elif self.sequence_parallel and seq_len // self.cp % self.tp:
             part = f"seq_len {seq_len}" + (f" / cp {self.cp}" if self.cp > 1 else "")
             problems.append(f"sequence_parallel: tp {self.tp} does not divide {part}")
         if seq_len > config.max_seq_len:
             problems.append(f"seq_len {seq_len} exceeds the model's {config.max_seq_len} positions")
         if self.recompute == "selective":
-            problems.append(
-                "recompute selective computes attention's scores again, which no engine here"
-                " stores: use none or full"
-            )
+            stored = "attention's scores, which no engine here stores"
+            problems.append(f"recompute selective is of {stored}: use none or full")
         if self.offload == "all" and self.zero_stage != 3:
             problems.append(f"offload all needs zero_stage 3, not {self.zero_stage}")
         if self.offload == "optimizer" and self.zero_stage < 1:
             problems.append("offload optimizer needs zero_stage 1, 2 or 3, not 0")
         if self.dp % self.shards:
             problems.append(f"fsdp_shard {self.shards} does not divide dp {self.dp}")
-        if gpus_per_node is not None and self.tp > gpus_per_node:
-            problems.append(f"tp {self.tp} exceeds the {gpus_per_node} GPUs of a node")
         return problems
 
 
