@@ -4,12 +4,13 @@ Prints a JSON line: "reads", per engine the functions of ours that read a number
 AdamW updated the weights (on a GPU each waits for all that was asked of it); "norms", per engine
 the gradient norm; "masters", the largest difference between DeepSpeed's first fp32 weights and the
 fp16 weights of the model; "activations", the largest differences of megatron-core's fused ones, and
-of their gradients, from the reference GPT's.
+of their gradients, from the reference GPT's; "configured", megatron-core's settings on a GPU.
 """
 
 import json
 import sys
 import traceback
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,8 @@ from parallel.config.settings import resolve
 from parallel.engines.deepspeed_common import deepspeed  # patched first
 
 SIZES = {"n_layer": 1, "hidden": 16, "n_head": 2, "vocab_size": 9, "max_seq_len": 8, "steps": 2}
+GPU_SETTINGS = ("batch_p2p_comm", "overlap_p2p_comm", "deallocate_pipeline_outputs")
+GPU_SETTINGS += ("bias_activation_fusion", "bias_dropout_fusion", "use_cpu_initialization")
 UPDATES = ("_fused_adamw_", "addcdiv_", "_foreach_addcdiv_")
 
 
@@ -75,6 +78,24 @@ def fused_activations() -> dict[str, float]:
     return off
 
 
+def configured() -> dict[str, dict]:
+    """megatron-core's settings of runs on a GPU, which no test has, and what masks attention."""
+    from parallel.engines import layers
+
+    settings = {"engine": "megatron", "device": "auto", **SIZES, "n_layer": 4, "global_batch": 8}
+    settings |= {"gpus": 2, "pp": 2}
+    found = {}
+    for name, vpp in (("pp", 1), ("vpp", 2)):
+        config = layers.transformer_config(resolve(("test", settings | {"vpp": vpp})), cuda=True)
+        found[name] = {of: getattr(config, of) for of in GPU_SETTINGS}
+    one = resolve(("test", settings | {"gpus": 1, "pp": 1}))
+    config = layers.start(one, cuda=False)
+    for name, spec in (("whole", one), ("documents", replace(one, end_of_text=0))):
+        attention = layers.block_submodules(spec, config, "torch").layer_specs[0].submodules
+        found[name] = attention.self_attention.params["attn_mask_type"].name
+    return found
+
+
 def main() -> None:
     deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     dist.init_process_group("gloo")
@@ -95,7 +116,7 @@ def main() -> None:
         found["reads"][name], found["norms"][name] = reads.functions, result.grad_norm
         if engine in ("megatron", "deepspeed_pipe"):
             sys.modules["megatron.core"].parallel_state.destroy_model_parallel()
-    found["activations"] = fused_activations()
+    found["activations"], found["configured"] = fused_activations(), configured()
     print(json.dumps(found), flush=True)
 
 

@@ -48,6 +48,21 @@ def test_megatrons_fused_activation_is_the_reference_models(name, steps):
     assert steps["activations"][name] < 1e-6
 
 
+def test_on_a_gpu_the_interleaved_schedule_sends_one_message_at_a_time_beside_its_work(steps):
+    """And what it has sent stays until the message has left."""
+    off = {"use_cpu_initialization": False}
+    on = dict.fromkeys(("bias_activation_fusion", "bias_dropout_fusion"), True)
+    batched, overlapped = ("batch_p2p_comm", "deallocate_pipeline_outputs"), ("overlap_p2p_comm",)
+    for name, true, false in (("pp", batched, overlapped), ("vpp", overlapped, batched)):
+        expected = off | on | dict.fromkeys(true, True) | dict.fromkeys(false, False)
+        assert steps["configured"][name] == expected
+
+
+def test_a_mask_is_looked_at_where_attention_ends_with_a_document(steps):
+    masks = [steps["configured"][name] for name in ("whole", "documents")]
+    assert masks == ["causal", "arbitrary"]
+
+
 def test_the_next_batch_is_made_while_one_is_used():
     made, go_on = [], threading.Event()
 

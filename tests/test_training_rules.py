@@ -40,6 +40,7 @@ def test_biases_and_norms_are_not_decayed():
     assert all("norm" in names[id(p)] or names[id(p)].endswith("bias") for p in plain["params"])
     assert not any("norm" in names[id(p)] or "bias" in names[id(p)] for p in decayed["params"])
     assert len(decayed["params"]) + len(plain["params"]) == len(names)
+    assert len(param_groups([torch.nn.Parameter(torch.zeros(2, 2))], 0.1)) == 1  # no empty group
 
 
 def test_pypis_apex_does_not_count_as_kernels(monkeypatch):
@@ -64,6 +65,13 @@ def test_plain_pytorch_is_what_a_cpu_gets():
     assert kernels.choose("auto", cpu, ("te", "apex", "torch")) == "torch"
     with pytest.raises(UsageError, match="kernels te: this engine has torch"):
         kernels.choose("te", cpu, ("torch",))
+
+
+def test_only_on_a_cpu_does_compile_need_a_compiler(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    kernels.check_compiler(torch.device("cuda", 0))
+    with pytest.raises(UsageError, match="there is no no-such-compiler here"):
+        kernels.check_compiler(torch.device("cpu"))
 
 
 def test_no_library_is_tried_that_the_engine_does_not_use(monkeypatch):
