@@ -94,7 +94,7 @@ class Trainer:
             spec.hang_after_s,
             lambda reason: folder.fail(Kind.HANG, reason, self.rank),
         )
-        self.save_to = folders.save_folder(folder.path, spec.settings())
+        self.save_to = folder.path / folders.SAVES
         self.checkpointer = Checkpointer(
             engine, spec, facts, self.save_to, self.rank, self.world, self.watchdog.tick
         )

@@ -37,6 +37,11 @@ SIZES = {"n_layer": 4, "hidden": 32, "n_head": 4, "vocab_size": 257, "max_seq_le
 RULES = {"steps": 4, "lr": 1e-2, "min_lr": 1e-3, "warmup_steps": 1, "global_batch": 8}
 
 
+def save_of(out: Path, name: str) -> Path:
+    """Where a run's checkpoints go."""
+    return out / name.translate({ord(":"): "-", ord(","): "-", ord("="): None})
+
+
 def spec_of(name: str, out: Path, tokens: str) -> RunSpec:
     engine, _, words = name.partition(":")
     chosen = {"engine": engine, "device": "auto", "data": tokens, **SIZES, **RULES}
@@ -45,8 +50,7 @@ def spec_of(name: str, out: Path, tokens: str) -> RunSpec:
         chosen[key] = int(value) if value.isdigit() else {"true": True}.get(value, value)
     if out.name == "raised":  # small steps: what fp16 rounds then hardly changes the next gradient
         chosen |= {"lr": 1e-4, "min_lr": 1e-5}
-    folder = str(out / name.replace(":", "-").replace(",", "-").replace("=", ""))
-    chosen |= {"save_interval": 2, "save": folder, "keep_last": 0}
+    chosen |= {"save_interval": 2, "keep_last": 0}
     if "cp" in chosen:  # Transformer Engine, not used here, has no fp32 with cp
         spec = resolve(("test", chosen | {"precision": "bf16"}), gpus=dist.get_world_size())
         return replace(spec, precision="fp32")
@@ -57,14 +61,14 @@ def bits(engine: engines.Engine) -> list[torch.Tensor]:
     return [h.tensors[k].clone() for h in engine.state().pieces for k in KINDS]
 
 
-def train(spec: RunSpec, corpus: token_files.Data, load: Path | None) -> dict:
+def train(spec: RunSpec, save: Path, corpus: token_files.Data, load: Path | None) -> dict:
     """Train from `load`, or from the start; losses and norms of the steps, and the final state."""
     rank = dist.get_rank()
     engine = engines.load(spec, torch.device("cpu"), "torch")
     facts = {"run": spec.name, "git": {"commit": None}, "data": {"path": spec.data, "sha256": None}}
-    saver = Checkpointer(engine, spec, facts, Path(spec.save), rank, spec.gpus)
+    saver = Checkpointer(engine, spec, facts, save, rank, spec.gpus)
     if spec.precision == "fp16" and load is None:
-        raised = Path(spec.save).parent.name == "raised"
+        raised = save.parent.name == "raised"
         scale, good_steps = (2.0**10, 999) if raised else (2.0**34, 3)
         engine.restore(0, {"scale": scale, "good_steps": good_steps})
     first, curve = saver.load(load), []
@@ -116,8 +120,9 @@ def main() -> None:
     found: dict = {"straight": {}, "same": {}, "crossed": {}, "bits": {}, "scaler": {}}
     specs = {name: spec_of(name, out, tokens) for name in names}
     for name, spec in specs.items():
-        straight = train(spec, corpus, None)
-        again = train(spec, corpus, Path(spec.save) / folders.name_of(2))
+        save = save_of(out, name)
+        straight = train(spec, save, corpus, None)
+        again = train(spec, save, corpus, save / folders.name_of(2))
         equal = len(again.bits) == len(straight.bits) and all(
             torch.equal(a, b) for a, b in zip(again.bits, straight.bits, strict=True)
         )
@@ -129,12 +134,13 @@ def main() -> None:
         if spec.precision == "fp16":
             continue
         if name != names[0] and spec.implementation == "gpt":
-            crossed = train(spec, corpus, Path(specs[names[0]].save) / folders.name_of(2))
+            crossed = train(spec, save, corpus, save_of(out, names[0]) / folders.name_of(2))
             found["crossed"][name] = crossed.curve
     if (
         specs[names[0]].precision == "fp32"
     ):  # and back: the first run loads the last run's checkpoint
-        back = train(specs[names[0]], corpus, Path(specs[names[-1]].save) / folders.name_of(2))
+        first, last = (save_of(out, names[at]) for at in (0, -1))
+        back = train(specs[names[0]], first, corpus, last / folders.name_of(2))
         found["crossed"][names[0]] = back.curve
     if dist.get_rank() == 0:
         print(json.dumps(found), flush=True)

@@ -121,7 +121,7 @@ def test_what_a_killed_writer_left_is_given_its_name_or_removed(save):
     fill(folders.begin(save, 2), 2)  # whole, but for its name
     folders.begin(save, 3)  # not whole
     fill(save / ".step-00000004.partial", 5)  # another's
-    for name in (".step-00000009.old", ".weights-00000001.partial", ".weights-00000001.old"):
+    for name in (".step-00000009.old", ".step-00000001.old"):
         (save / name).mkdir()
     (save / f".{LATEST}.12").touch()
     folders.tidy(save)
@@ -132,11 +132,11 @@ def test_what_a_killed_writer_left_is_given_its_name_or_removed(save):
 def test_what_somebody_else_left_beside_the_checkpoints_stays(save):
     some(save, 1)
     theirs = {".keep", ".weights-old", ".step-1", ".step-best", ".latest.bak", ".manifest.json.old"}
-    theirs |= {".step-00000003.partial", ".weights-00000004.old", ".latest.7", ".step-00000005"}
+    theirs |= {".step-00000003.partial", ".step-00000004.old", ".latest.7", ".step-00000005"}
     for name in theirs:
         (save / name).mkdir()
         (save / name / "mine").touch()
-    for name in (".step-00000003.partial", ".weights-00000004.old", ".latest.7"):  # as links
+    for name in (".step-00000003.partial", ".step-00000004.old", ".latest.7"):  # as links
         (save / name).rename(save.parent / name)
         (save / name).symlink_to(save.parent / name)
     folders.tidy(save)
@@ -193,8 +193,6 @@ def test_a_run_folder_stands_for_its_checkpoints(save):
     run = write(save, facts("s", None))
     some(run / "checkpoints", 5)
     assert folders.candidates(run) == [run / "checkpoints" / "step-00000005"]
-    assert folders.save_folder(run, {"save": "/else"}).as_posix() == "/else"
-    assert folders.save_folder(run, {"save": None}) == run / "checkpoints"
 
 
 def test_a_run_goes_on_only_from_its_own_stopped_attempt(save):
@@ -218,7 +216,6 @@ def test_a_run_goes_on_only_from_its_own_stopped_attempt(save):
     assert why(steps=9) == (
         "the earlier one's newest checkpoint, of step 10, is beyond the steps asked for, 9"
     )
-    assert why(save="/none") == "the earlier one left no checkpoint in /none"
     assert attempts.why_anew(save / "none", settings) == ""
     path = run / "run.json"
     text = json.loads(path.read_text())
@@ -248,81 +245,25 @@ def test_a_complete_run_goes_on_only_for_more_steps(save):
     assert attempts.why_anew(run, settings) is None  # the marker was to be written last
 
 
-def begun(run, **settings):
-    """An attempt that has begun in a folder."""
-    spec = spec_of(save_interval=5, **settings)
-    folder = RunFolder(run)
-    about = facts("s", None, save_interval=5, **settings) | {"profiler": None}
-    attempts.begin(spec, about, folder)
-    return folder
-
-
-def spec_of(**settings):
-    about = facts("s", None, **settings)["spec"]
-    return resolve(("test", {name: value for name, value in about.items() if value is not None}))
-
-
-def test_a_folder_that_another_run_saves_to_is_refused_before_anything_is_written(save):
-    one, two = save.parent / "one", save.parent / "two"
-    first = begun(one, save=str(save))
-    with pytest.raises(UsageError, match=f"{save} is being written by .* or give another --save"):
-        begun(two, save=str(save))
-    inside = begun(save.parent / "three")
-    (save.parent / "three" / "checkpoints").mkdir()
-    with pytest.raises(UsageError, match="is of a run that is being written: give another --save"):
-        begun(two, save=str(save.parent / "three" / "checkpoints"))
-    assert not two.exists()
-    first.close()
-    inside.close()
-    begun(two, save=str(save)).close()
-
-
-def checkpoint_of(save, step, run, settings):
-    folder = save / folders.name_of(step)
-    fill(folder, step)
-    model = asdict(resolve(("test", {k: v for k, v in settings.items() if v is not None})).model)
-    about = {"run": run, "spec": settings, "model": model, "implementation": "gpt"}
-    manifest = folders.read_manifest(folder) | about
-    folders.write_manifest(folder, manifest)
-
-
-def test_a_run_does_not_go_on_from_another_runs_state(save, capsys):
-    run = save.parent / "one"
-    begun(run, save=str(save)).close()
-    about = json.loads((run / "run.json").read_text())
-    ours = about["spec"]
-    checkpoint_of(save, 5, about["run"], ours)
-    for name, settings, why in (
-        (about["run"], ours | {"lr": 1.0, "log_interval": 9}, f"lr 1.0 not {ours['lr']}"),
-        ("other", ours, f"run other not {about['run']}"),
-    ):
-        checkpoint_of(save, 10, name, settings)
-        before = (run / "run.json").read_text()
-        with pytest.raises(UsageError, match=rf"step-00000010 is another run's \({why}\): give"):
-            begun(run, save=str(save))
-        assert (run / "run.json").read_text() == before
-    checkpoint_of(save, 10, about["run"], ours | {"log_interval": 9, "steps": 15})
-    begun(run, save=str(save)).close()
-    assert "attempts" in json.loads((run / "run.json").read_text())
-    checkpoint_of(save, 15, "other", ours | {"n_layer": 3})
-    for load in (save, save / "step-00000015"):
-        with pytest.raises(UsageError, match="step-00000015 holds another model: n_layer 3 not 4"):
-            begun(save.parent / "two", load=str(load))
+def test_another_models_checkpoint_is_refused_before_there_is_a_folder(save):
+    settings = {k: v for k, v in facts("s", None)["spec"].items() if v is not None}
+    spec = resolve(("test", settings | {"load": str(save)}))
+    folder = fill(save / "step-00000005", 5)
+    model = asdict(spec.model) | {"n_layer": 3}
+    about = folders.read_manifest(folder) | {"model": model, "implementation": "gpt"}
+    folders.write_manifest(folder, about)
+    with pytest.raises(UsageError, match="step-00000005 holds another model: n_layer 3 not 4"):
+        attempts.begin(spec, {"run": "two"}, RunFolder(save.parent / "two"))
     assert not (save.parent / "two").exists()
-    # Where it began from the other's state, it may begin there again.
-    checkpoint_of(save, 15, "other", ours)
-    two = save.parent / "two"
-    begun(two, save=str(save), load=str(save)).close()
-    begun(two, save=str(save), load=str(save)).close()
-    assert "attempts" in json.loads((two / "run.json").read_text())
 
 
-def test_an_attempt_keeps_where_the_first_began_and_its_profiler_though_that_is_gone(save):
-    run = save.parent / "one"
-    begun(run, save=str(save)).close()
-    about = json.loads((run / "run.json").read_text())
-    checkpoint_of(save, 5, about["run"], about["spec"])
-    kept = {"loaded": str(save.parent / "gone"), "profiler": {"tool": "nsys"}}
-    (run / "run.json").write_text(json.dumps(about | kept))
-    begun(run, save=str(save)).close()
-    assert json.loads((run / "run.json").read_text()).items() >= kept.items()
+def test_an_attempt_keeps_the_profiler_of_the_one_before(save):
+    about = facts("s", None, save_interval=5) | {"profiler": {"tool": "nsys"}}
+    run = write(save, about, fail="stopped")
+    some(run / "checkpoints", 10)
+    spec = resolve(("test", {k: v for k, v in about["spec"].items() if v is not None}))
+    folder = RunFolder(run)
+    assert attempts.begin(spec, about | {"profiler": None}, folder) == run / "checkpoints"
+    folder.close()
+    now = json.loads((run / "run.json").read_text())
+    assert now["profiler"] == {"tool": "nsys"} and now["attempts"][0]["steps"] == spec.steps

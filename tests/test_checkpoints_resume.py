@@ -11,6 +11,7 @@ import pytest
 from parallel import forked_ranks
 from parallel.checkpoint import folders
 from parallel.checkpoint.rank_files import Reader
+from tests.checkpoint_worker import save_of
 from tests.conftest import ROOT, run_module
 
 # The first writes the checkpoint that the others go on from; the last one's goes back to the first.
@@ -43,11 +44,6 @@ ROWS = [
     for model, names in NAMES.items()
     for name in names
 ]
-
-
-def folder_of(out, name: str):
-    """Where tests/checkpoint_worker.py puts a run's checkpoints."""
-    return out / name.translate({ord(":"): "-", ord(","): "-", ord("="): None})
 
 
 def checkpoint(folder) -> Reader:
@@ -112,7 +108,7 @@ def test_every_parameter_has_the_same_gradients(model, name, trained):
     """The norm of all gradients hides those of the smallest parameters: of norms, for example."""
     out, _ = trained(model)
     ddp = next(name for name in NAMES[model] if name.startswith("ddp"))
-    ours, theirs = (checkpoint(folder_of(out, one)) for one in (name, ddp))
+    ours, theirs = (checkpoint(save_of(out, one)) for one in (name, ddp))
     assert ours.pieces.keys() == theirs.pieces.keys()
     for parameter in ours.pieces:
         gradient, exact = (of.gathered(parameter, "exp_avg") for of in (ours, theirs))
@@ -146,7 +142,7 @@ def test_fp16_without_zero_measures_and_clips_the_gradient_of_the_whole_model(to
             assert abs(norm / exact - 1) <= 2e-3 and scale == 2.0**10, name
         assert [scale for _, _, scale in found["straight"][name][2:]] == [2.0**11] * 2, name
         assert found["same"][name] == found["straight"][name][2:] and found["bits"][name], name
-        ours, off, size = checkpoint(folder_of(tmp_path / "raised", name)), 0.0, 0.0
+        ours, off, size = checkpoint(save_of(tmp_path / "raised", name)), 0.0, 0.0
         for parameter in baseline.pieces:
             exact = baseline.gathered(parameter, "exp_avg")
             off += float((ours.gathered(parameter, "exp_avg") - exact).square().sum())

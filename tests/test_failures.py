@@ -78,29 +78,6 @@ def test_what_cannot_be_read_is_said_before_there_is_a_folder(flags, words, toke
     assert done.stderr.count("\n") == 1 and not (tmp_path / "run").exists()
 
 
-def test_checkpoints_of_another_training_are_not_mixed_with_ours(tokens, tmp_path):
-    """A folder of checkpoints is gone on from, at its end; or another one is given."""
-    save = tmp_path / "ck"
-    for step in (2, 4):
-        (save / f"step-{step:08d}").mkdir(parents=True)
-    weights = save / "weights-00000002"
-    weights.mkdir()
-    (weights / "config.json").write_text("{}")
-    flags = ["--data", str(tokens), "--device", "cpu", "--save-interval", "2", "--save", str(save)]
-    flags += ["--out", str(tmp_path / "run")]
-    for load, says in (
-        ([], "holds checkpoints already"),
-        (
-            ["--load", str(save / "step-00000002")],
-            "to step 4; to go on from step-00000002, give another",
-        ),
-        (["--load", str(weights)], "to step 4; to go on from weights-00000002, give another"),
-    ):
-        done = run_module(TRAIN, *flags, *load)
-        assert done.returncode == 2 and says in done.stderr
-        assert done.stderr.count("\n") == 1 and not (tmp_path / "run").exists()
-
-
 def test_of_many_ranks_one_speaks(tmp_path):
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", TRAIN)
     done = run_module(*torchrun, "--tp", "3", "--out", str(tmp_path / "run"))

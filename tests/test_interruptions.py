@@ -149,8 +149,8 @@ def test_all_ranks_hear_with_the_loss_that_one_of_them_was_asked_to_stop(tmp_pat
     assert codes == [0, 0], said
 
 
-def test_ranks_that_wait_for_an_export_are_patient_while_it_gets_on(tmp_path):
-    """The first export lasts three times the watchdog's limit and ticks; the second hangs."""
+def test_ranks_that_wait_for_a_slow_disk_are_patient_while_it_gets_on(tmp_path):
+    """The first save lasts three times the watchdog's limit and ticks; the second hangs."""
     program = (
         "import sys, time\n"
         "from pathlib import Path\n"
@@ -158,12 +158,14 @@ def test_ranks_that_wait_for_an_export_are_patient_while_it_gets_on(tmp_path):
         "from parallel.checkpoint import checkpointer, ranks\n"
         "from parallel.record.signals_and_hangs import Watchdog\n"
         "from tests.test_checkpoints_on_disk import Engine, FACTS, SIZES, resolve\n"
-        "def slowly(folder, out, dtype, tick):\n"
-        "    for _ in range(30):\n        time.sleep(0.1)\n        tick()\n    return 0\n"
-        "def hangs(folder, out, dtype, tick):\n    time.sleep(60)\n"
+        "write = checkpointer.write_rank_file\n"
+        "def slowly(path, pieces, randoms, tick):\n"
+        "    for _ in range(0 if rank else 30):\n        time.sleep(0.1)\n        tick()\n"
+        "    return write(path, pieces, randoms, tick)\n"
+        "def hangs(*_):\n    time.sleep(0 if rank else 60)\n"
         "rank, folder = int(sys.argv[1]), Path(sys.argv[2])\n"
         "dist.init_process_group('gloo', f'file://{folder}/store', rank=rank, world_size=2)\n"
-        "spec = resolve(('test', {**SIZES, 'save_interval': 1, 'export_weights': 1}), gpus=1)\n"
+        "spec = resolve(('test', {**SIZES, 'save_interval': 1}), gpus=1)\n"
         "ranks.HEARTBEAT_S = 0.2\n"
         "say = lambda reason: print(reason, flush=True)\n"
         "engine = Engine()\n"
@@ -172,17 +174,17 @@ def test_ranks_that_wait_for_an_export_are_patient_while_it_gets_on(tmp_path):
         "engine.state = lambda: state\n"
         "with Watchdog(folder / 'hang', rank, 2, 1.0, say) as dog:\n"
         "    saver = checkpointer.Checkpointer(engine, spec, FACTS, folder, rank, 2, dog.tick)\n"
-        "    checkpointer.export_weights = slowly\n"
+        "    checkpointer.write_rank_file = slowly\n"
         "    saver.save(1)\n"
         "    print('patient', [e.problem for e in saver.events()], flush=True)\n"
-        "    checkpointer.export_weights = hangs\n"
+        "    checkpointer.write_rank_file = hangs\n"
         "    saver.save(2)\n"
     )
     codes, said = two_ranks(program, tmp_path)
     assert codes == [1, 1], said
-    assert said[0][0].startswith("patient ['', '']") and said[1][0].startswith("patient []"), said
+    assert said[0][0].startswith("patient ['']") and said[1][0].startswith("patient []"), said
     for out, _ in said:
-        assert "no progress for 1 s: rank 0 hangs at <string>:13 hangs, in parallel/checkp" in out
+        assert "no progress for 1 s: rank 0 hangs at <string>:14 hangs, in parallel/checkp" in out
 
 
 def test_one_ranks_full_disk_ends_the_save_of_all_and_not_the_run(tmp_path):

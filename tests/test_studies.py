@@ -44,17 +44,6 @@ def test_a_sweep_is_every_combination_of_product_and_zip(tmp_path):
     assert (spec.gpus, spec.layout.dp, spec.global_batch) == (4, 1, 4)
 
 
-def test_runs_of_a_study_do_not_share_the_folder_of_their_checkpoints(tmp_path):
-    sweep = "[[sweep]]\nproduct = { seed = [1, 2] }\n"
-    with pytest.raises(UsageError, match="ddp-seed1 and ddp-seed2 both save to ck: give each run"):
-        study_of(tmp_path, "save = 'ck'\nsave_interval = 5\n" + sweep)
-    with pytest.raises(UsageError, match="both save to ck/../ck: give each run"):
-        repeats = "[[sweep]]\nrepeats = 2\nproduct = { seed = [1] }\n"
-        study_of(tmp_path, "save = 'ck/../ck'\nsave_interval = 5\n" + repeats)
-    assert study_of(tmp_path, "save = 'ck'\n" + sweep)  # they save nothing
-    assert study_of(tmp_path, "save_interval = 5\n" + sweep)
-
-
 def test_includes_branches_and_repeats(tmp_path):
     study = study_of(
         tmp_path,

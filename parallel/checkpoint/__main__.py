@@ -17,13 +17,9 @@ from parallel.checkpoint import folders
 
 
 def _in(path: Path) -> list[Path]:
-    """The checkpoints that a path names: one, or all in a folder and its weights-only exports."""
+    """The checkpoints that a path names: one, or all in a folder."""
     checkpoints = folders.candidates(path)
-    if folders.step_of(path) is not None:
-        return checkpoints[:1]
-    if folders.step_of(checkpoints[0]) is None:
-        return checkpoints
-    return [*checkpoints, *sorted(checkpoints[0].parent.glob("weights-*"))]
+    return checkpoints if folders.step_of(path) is None else checkpoints[:1]
 
 
 def _verify(folder: Path) -> None:

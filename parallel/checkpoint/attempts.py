@@ -37,9 +37,9 @@ class Change(NamedTuple):
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """The settings that differ, by name. One that is newer than `before` had its default."""
-    before = DEFAULTS | before
-    pairs = (Change(k, before.get(k), now.get(k)) for k in sorted(now.keys() | before.keys()))
+    """The settings of `now` that differ, by name. One that is newer than `before` had its
+    default."""
+    pairs = (Change(name, (DEFAULTS | before).get(name), now[name]) for name in sorted(now))
     return [change for change in pairs if change.before != change.now]
 
 
@@ -57,8 +57,7 @@ def why_anew(run_folder: Path, settings: dict[str, Any]) -> str | None:
     if not holds_attempt(run_folder):
         return ""
     try:
-        facts = parse_json(check_file(run_folder / "run.json").read_text())
-        before = facts["spec"]
+        before = parse_json(check_file(run_folder / "run.json").read_text())["spec"]
         differ = changes(before, settings)
     except OSError as error:
         return f"the earlier one's run.json cannot be read ({error.strerror})"
@@ -79,7 +78,7 @@ def why_anew(run_folder: Path, settings: dict[str, Any]) -> str | None:
         return "--no-resume was given"
     if not settings.get("save_interval"):
         return "without save_interval no run goes on from a checkpoint"
-    save = folders.save_folder(run_folder, settings)
+    save = run_folder / folders.SAVES
     if not (there := folders.steps_in(save)):
         return f"the earlier one left no checkpoint in {save}"
     if there[-1] > steps:
@@ -98,10 +97,8 @@ def begin(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path | Non
     """Begin the run folder; the checkpoint, or folder of checkpoints, to load, if any.
 
     Raises:
-        UsageError: the folder is no run's, or another process writes it; the folder to save to
-            holds another run's checkpoints, or later ones than the one to load, which would be
-            taken for this run's; another run saves there; or there is none to load, or none before
-            the last step.
+        UsageError: the folder is no run's, or another process writes it; or there is no checkpoint
+            to load, or none before the last step.
     """
     why = why_anew(folder.path, spec.settings())
     if why is None:
@@ -112,12 +109,8 @@ def begin(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path | Non
         # An attempt that began from there moved it aside, and was stopped before it saved.
         load = Path(read_json_if_whole(folder.path / "run.json").get("loaded") or load)
     # Without a checkpoint to load there is no run folder yet when that is said.
-    first = None if load is None else folders.candidates(load)[0]
-    _check_save_folder(spec, folder, first)
-    if first is not None:
-        check_first(spec, first)
-    if spec.save_interval:
-        folder.hold(folders.save_folder(folder.path, spec.settings()))
+    if load is not None:
+        check_first(spec, folders.candidates(load)[0])
     with folder.locked():
         if aside := folder.set_aside():
             if load is not None and load.is_relative_to(inside):
@@ -130,31 +123,13 @@ def begin(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path | Non
     return load
 
 
-def _check_save_folder(spec: RunSpec, folder: RunFolder, first: Path | None) -> None:
-    """Refuse to save beside another run's checkpoints; `first` is the one that is loaded."""
-    save = folders.save_folder(folder.path, spec.settings())
-    if not (spec.save and spec.save_interval and (steps := folders.steps_in(save))):
-        return
-    if first is None or first.parent.resolve() != save.resolve():
-        raise UsageError(
-            f"{save} holds checkpoints already; go on from them with --load, or give another --save"
-        )
-    if (folders.step_of(first) or 0) < steps[-1]:  # weights alone begin at step 0
-        raise UsageError(
-            f"{save} holds checkpoints to step {steps[-1]}; to go on from {first.name}, give"
-            " another --save"
-        )
-
-
 def _resume(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path:
     """Begin an attempt that goes on from the one before; the folder of its checkpoints.
 
     Raises:
-        UsageError: another run's checkpoints are there, or another process writes the run folder.
+        UsageError: another process writes the run folder.
     """
     before = read_facts(folder.path)
-    save = folders.save_folder(folder.path, spec.settings())
-    _check_own(spec, before, save)
     reason = "status.json is missing or damaged"
     if read_status(folder.path):
         reason = read_run(folder.path).reason  # a process that is gone, say
@@ -163,33 +138,13 @@ def _resume(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path:
     facts["attempts"] = [*(before.get("attempts") or []), ended]
     facts["loaded"] = before.get("loaded")
     facts["profiler"] = facts["profiler"] or before.get("profiler")
-    folder.hold(save)
     aside = folder.begin(facts, go_on=True)
     if aside is not None:
         note(folder, f"the result after {steps} steps is kept in {aside}")
     if steps != spec.steps:
         line = f"this run goes on to step {spec.steps}; the earlier attempt planned {steps}"
         note(folder, line)
-    return save
-
-
-def _check_own(spec: RunSpec, before: dict[str, Any], save: Path) -> None:
-    """Refuse to go on where the newest checkpoint in `save` is another run's, unless the attempt
-    before, whose run.json is `before`, began from it."""
-    newest = folders.candidates(save)[0]
-    began = before.get("loaded")
-    if began and folders.any_at(Path(began)) and folders.candidates(Path(began))[0] == newest:
-        return
-    with contextlib.suppress(folders.Damaged):  # then loading says so
-        manifest = folders.read_manifest(newest)
-        stated = manifest["spec"] | {"run": manifest["run"]}
-        ours = spec.settings() | {"run": before["run"]}
-        if differ := list(filter(matters, changes(stated, ours))):
-            words = ", ".join(map(str, differ))
-            raise UsageError(
-                f"{newest} is another run's ({words}): give the one that it belongs to another"
-                " --save, and take its checkpoints out of this one"
-            )
+    return folder.path / folders.SAVES
 
 
 def check_first(spec: RunSpec, first: Path) -> None:

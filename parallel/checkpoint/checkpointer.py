@@ -19,7 +19,6 @@ from torch import Tensor
 from base.storage import STATE_BYTES_PER_PARAM, state_bytes
 from parallel.checkpoint import folders, loading
 from parallel.checkpoint.contents import Piece, slices_to_save
-from parallel.checkpoint.export import export_weights
 from parallel.checkpoint.manifest import rank_file
 from parallel.checkpoint.random_states import random_states
 from parallel.checkpoint.rank_files import write_rank_file
@@ -30,7 +29,7 @@ from parallel.record.schema import utc_now
 
 @dataclass
 class Event:
-    """A save, load, export or deletion that ended, as rank 0 reports it.
+    """A save, load or deletion that ended, as rank 0 reports it.
 
     blocked_s: how long training waited; total_s: until it was on disk. problem: "" when it went
     well. changed: what this run computes otherwise than the one that saved what was loaded.
@@ -53,8 +52,6 @@ class Event:
         if self.event == "load":
             line = f"  successfully loaded checkpoint from {self.path} at iteration {self.step}"
             return f"{line}; this run differs from it: {self.changed}" if self.changed else line
-        if self.event == "export":
-            return f"  successfully exported weights at iteration {self.step} to {self.path}"
         folder = str(Path(self.path).parent)
         return f"  successfully saved checkpoint at iteration {self.step:7d} to {folder}"
 
@@ -199,8 +196,8 @@ class Checkpointer:
     def _finish(
         self, snapshot: _Snapshot, aside: Path, entries: list[dict[str, Any]], problem: str
     ) -> None:
-        """Rank 0's work once the files are written: publish, then export weights and delete old
-        checkpoints; or remove what a failed save left."""
+        """Rank 0's work once the files are written: publish, then delete old checkpoints; or remove
+        what a failed save left."""
         step, folder = snapshot.step, self.save_to / folders.name_of(snapshot.step)
         if not problem:
             _, problem = attempt(self._publish, snapshot, aside, entries)
@@ -212,10 +209,8 @@ class Checkpointer:
         if problem:
             shutil.rmtree(aside, ignore_errors=True)
             return
-        every, spec = self.spec.export_weights, self.spec
-        if every and (step % every == 0 or step == spec.steps):
-            self._export(step, folder)
-        _, problem = attempt(folders.retain, self.save_to, step, spec.keep_last, spec.keep_every)
+        kept = self.spec.keep_last, self.spec.keep_every
+        _, problem = attempt(folders.retain, self.save_to, step, *kept)
         if problem:
             self._note("delete", step, self.save_to, problem=problem)
 
@@ -256,10 +251,3 @@ class Checkpointer:
             },
         )
         folders.publish(aside, self.save_to, step)
-
-    def _export(self, step: int, folder: Path) -> None:
-        began, out = time.perf_counter(), self.save_to / f"weights-{step:08d}"
-        size, problem = attempt(export_weights, folder, out, "bf16", self.ranks.tick)
-        total_s = time.perf_counter() - began
-        times = {"blocked_s": 0.0 if self.spec.async_save else total_s, "total_s": total_s}
-        self._note("export", step, out, bytes=size or 0, problem=problem, **times)

@@ -1,10 +1,11 @@
 """Folders of checkpoints: names, manifests, damage, what to load and what to keep. Torch-free.
 
+<save> is checkpoints/ in a run folder.
+
 <save>/step-00000010/        one checkpoint: there complete, or not at all
     rank-00000.safetensors   the pieces of parameters and AdamW moments that this rank wrote, fp32
     manifest.json            format, step, layout, settings, commit, data position, loss scaler, and
                              every file's size, CRC-32 and pieces; its own CRC-32 is in it
-<save>/weights-00000010/     a weights-only export (models/weights.py)
 <save>/latest                the newest good checkpoint's name, written last
 
 A checkpoint is written into a hidden folder beside it (`.step-00000010.partial`), synced and
@@ -26,13 +27,13 @@ from base.errors import UsageError
 from base.files import parse_json
 from base.storage import file_crc32, own_crc32, write_synced
 from parallel.checkpoint.manifest import check, check_tensors
-from parallel.record.reader import read_run
 
 FORMAT = "gpt-checkpoint-1"
 MANIFEST, LATEST = "manifest.json", "latest"
+SAVES = "checkpoints"  # where a run folder has its checkpoints
 _NAME = re.compile(r"step-(\d{8,})")
 # What a writer of ours leaves where it is killed; other names are somebody else's.
-_LEFT = re.compile(rf"\.((step|weights)-\d{{8,}}\.(partial|old)|{LATEST}\.\d+)")
+_LEFT = re.compile(rf"\.(step-\d{{8,}}\.(partial|old)|{LATEST}\.\d+)")
 
 
 class Damaged(UsageError):
@@ -212,7 +213,7 @@ def candidates(path: Path) -> list[Path]:
     """
     path = Path(path)
     if (path / "run.json").is_file():
-        path = save_folder(path, read_run(path).facts.get("spec") or {})
+        path = path / SAVES
     if (own := step_of(path)) is not None:
         save = path.parent
         steps = {own, *(s for s in steps_in(save) if s < own)} if path.exists() else set()
@@ -234,8 +235,3 @@ def any_at(path: Path) -> bool:
     with contextlib.suppress(UsageError):
         return bool(candidates(path))
     return False
-
-
-def save_folder(run_folder: Path, settings: dict[str, Any]) -> Path:
-    """Where a run with these settings keeps its checkpoints."""
-    return Path(settings["save"]) if settings.get("save") else run_folder / "checkpoints"

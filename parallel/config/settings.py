@@ -135,13 +135,11 @@ class RunSpec:
     save_interval: int = key(
         0, "steps between checkpoints, also one at the end and at a signal; 0: none", _MAYBE_STEPS
     )
-    save: str | None = key(None, "folder for them (default: <run folder>/checkpoints)")
     load: str | None = key(None, "checkpoint, or folder of them, to go on from; or weights alone")
     load_previous: bool = key(False, "where a checkpoint is damaged, take the one before")
     resume: bool = key(True, "go on where a stopped attempt of this run left a checkpoint")
     keep_last: int = key(2, "newest checkpoints to keep; 0: all", _MAYBE_STEPS)
     keep_every: int = key(0, "keep those whose step this divides, too; 0: none", _MAYBE_STEPS)
-    export_weights: int = key(0, "steps between bf16 weights-only exports; 0: none", _MAYBE_STEPS)
     async_save: bool = key(False, "train on while a copy of the state is being written")
     save_grace_s: float = key(25.0, "seconds from SIGTERM in which to save", _SECONDS)
     # the machine
@@ -300,14 +298,6 @@ class RunSpec:
             )
         if self.tf32 and self.precision != "fp32":
             problems.append(f"tf32 is how fp32 is multiplied; precision is {self.precision}")
-        saves = self.save_interval
-        if self.export_weights and (not saves or self.export_weights % saves):
-            problems.append(
-                "export_weights are taken from checkpoints:"
-                f" {self.export_weights} must be a multiple of save_interval {saves}"
-            )
-        if self.export_weights and self.implementation == "hf":
-            problems.append("export_weights are of our GPT, not of implementation hf")
         problems += self._document_problems()
         if self.implementation == "hf":
             try:

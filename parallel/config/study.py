@@ -34,7 +34,6 @@ Besides the settings, a point may have `nodes` (in place of gpus) and `label` (a
 
 import itertools
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
@@ -189,8 +188,8 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
 
     Raises:
         UsageError: unreadable, not TOML, a key that is not known, a name that no folder beside the
-            file can have, more than MOST_RUNS runs, two runs of one name, two that save to one
-            folder, a baseline that is no run, or a run that cannot start.
+            file can have, more than MOST_RUNS runs, two runs of one name, a baseline that is no
+            run, or a run that cannot start.
     """
     path = Path(path)
     file = _read(path)
@@ -206,7 +205,6 @@ def load_study(path: Path | str, cluster: str | None = None) -> Study:
         on = f" on {where.name}" if where else ""
         raise UsageError(f"study {path}: none of its {len(left_out)} points can run{on}: {first}")
     specs = {name: point.spec for name, point in runs.items()}
-    _check_save_folders(path, specs)
     baseline, assumed = file.baseline or next(iter(runs)), []
     if chosen and (note := clusters.replaced(chosen)):
         assumed.append(note)
@@ -246,20 +244,6 @@ def _read(path: Path) -> _File:
     if not file.run and not file.sweep:
         raise UsageError(f"study {path} has no [[run]] table and no [[sweep]]")
     return file
-
-
-def _check_save_folders(path: Path, specs: dict[str, RunSpec]) -> None:
-    """Raises: UsageError: two runs save to one folder, where each would take the other's state."""
-    savers: dict[str, str] = {}
-    for name, spec in specs.items():
-        if not (spec.save and spec.save_interval):
-            continue
-        other = savers.setdefault(os.path.realpath(spec.save), name)
-        if other != name:
-            raise UsageError(
-                f"study {path}: {other} and {name} both save to {spec.save}: give each run a folder"
-                " of its own, or leave save out"
-            )
 
 
 def _read_points(

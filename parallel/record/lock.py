@@ -27,8 +27,8 @@ class FolderLock:
     one on another host is taken for dead.
     """
 
-    def __init__(self, folder: Path, flag: str = "--out"):
-        self.folder, self.flag = folder, flag  # the flag that names the folder
+    def __init__(self, folder: Path):
+        self.folder = folder
         self._file: TextIO | None = None
 
     @property
@@ -57,7 +57,7 @@ class FolderLock:
             raise UsageError(
                 f"{self.folder} is being written by process {holder.get('pid', '?')} on {host}"
                 f" since {holder.get('time_utc', '?')}: wait for it, end it, or give another"
-                f" {self.flag}{dead}"
+                f" --out{dead}"
             )
         self._file = file
         file.truncate(0)

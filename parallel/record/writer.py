@@ -29,13 +29,12 @@ from parallel.record.reader import read_json_if_whole, read_status
 
 
 class RunFolder:
-    """The writer. Rank 0 calls everything, and holds the folder's lock from `begin` to `close`, and
-    that of its checkpoints from `hold`; any rank may call `fail`."""
+    """The writer. Rank 0 calls everything, and holds the folder's lock from `begin` to `close`; any
+    rank may call `fail`."""
 
     def __init__(self, path: Path):
         self.path = Path(path)
         self.lock = FolderLock(self.path)
-        self._save_lock: FolderLock | None = None
         self._log: TextIO | None = None
         self._steps: TextIO | None = None
 
@@ -64,24 +63,6 @@ class RunFolder:
             if self._steps.tell() == 0:
                 csv.writer(self._steps).writerow(schema.STEP_COLUMNS)
         return aside
-
-    def hold(self, save: Path) -> None:
-        """Let no other run save to `save` until `close`. Below this folder its own lock does that.
-
-        Raises:
-            UsageError: another run saves there, or it cannot be written.
-        """
-        if save.resolve().is_relative_to(self.path.resolve()):
-            return
-        around = FolderLock(save.parent)
-        if (save.parent / schema.RUN).exists() and around.is_held_by_another():
-            raise UsageError(f"{save} is of a run that is being written: give another --save")
-        self._save_lock = FolderLock(save, "--save")
-        try:
-            save.mkdir(parents=True, exist_ok=True)
-            self._save_lock.acquire()
-        except OSError as error:
-            raise UsageError(f"cannot write {save}: {error.strerror}") from error
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -201,8 +182,7 @@ class RunFolder:
     def close(self) -> None:
         """Close the two growing files, which are on disk line by line, and release the lock."""
         with contextlib.ExitStack() as all_of_them:  # though one of them fails
-            for lock in filter(None, (self.lock, self._save_lock)):
-                all_of_them.callback(lock.release)
+            all_of_them.callback(self.lock.release)
             for stream in (self._log, self._steps):
                 if stream is not None:
                     all_of_them.callback(stream.close)
