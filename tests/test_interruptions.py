@@ -15,9 +15,11 @@ import pytest
 import base.files
 from analysis.logs.readers import read
 from analysis.logs.verdict import judge
+from base.errors import UsageError
 from parallel import sweep
 from parallel.checkpoint import attempts, folders
 from parallel.config import duration
+from parallel.config.settings import resolve
 from parallel.record import ends, signals_and_hangs
 from parallel.record.ends import Kind
 from parallel.record.reader import read_run, read_status
@@ -435,7 +437,6 @@ def test_a_sweep_restarts_what_has_a_checkpoint_so_often_and_no_more(
 
 
 def settings_of(**changed) -> dict:
-    from parallel.config.settings import resolve
 
     return resolve(("test", {"save_interval": 2, **changed})).settings()
 
@@ -445,12 +446,10 @@ def test_every_circumstance_is_a_setting():
 
 
 def test_a_complete_run_goes_on_to_more_steps_and_keeps_its_result(tmp_path, capsys):
-    from parallel.checkpoint import attempts
-    from parallel.config.settings import resolve
 
     def begin(**changed):
         spec, folder = resolve(("test", {"save_interval": 2, **changed})), RunFolder(run)
-        about = {"run": "ddp", "spec": spec.settings(), "profiler": None, "started_utc": "now"}
+        about = {"run": "ddp", "spec": spec.settings(), "profiler": None, "layout": {}, "git": {}}
         try:
             return attempts.begin(spec, about, folder)
         finally:
@@ -484,26 +483,16 @@ def test_a_complete_run_goes_on_to_more_steps_and_keeps_its_result(tmp_path, cap
     assert moved in (run / "train.log").read_text()
 
 
-def test_an_attempt_that_loads_from_its_own_folder_can_be_started_again(tmp_path):
-    """It moves what it loads from to attempts/, and may be stopped before it has saved."""
-    from parallel.checkpoint import attempts
-    from parallel.config.settings import resolve
-
+def test_a_run_does_not_load_from_the_attempt_that_it_would_move(tmp_path):
     run = tmp_path / "run"
     a_stopped_run(run, resolve(("test", {"save_interval": 2})), ends.FAILED)
     spec = resolve(("test", {"save_interval": 2, "lr": 1e-2, "load": str(run)}))
-    for _ in range(3):
-        folder = RunFolder(run)
-        about = {"run": "ddp", "spec": spec.settings(), "profiler": None, "started_utc": "now"}
-        found = folders.candidates(attempts.begin(spec, about, folder))
-        assert found == [run / "attempts" / "1" / "checkpoints" / folders.name_of(2)]
-        folder.close()
+    with pytest.raises(UsageError, match="is in the folder of the run itself: give another --out"):
+        attempts.begin(spec, {"run": "ddp"}, RunFolder(run))
+    assert not (run / "attempts").exists()
 
 
 def test_a_checkpoint_of_the_last_step_leaves_nothing_to_train(tmp_path):
-    from base.errors import UsageError
-    from parallel.checkpoint import attempts
-    from parallel.config.settings import resolve
 
     (tmp_path / "ck" / folders.name_of(20)).mkdir(parents=True)
     spec = resolve(("test", {"load": str(tmp_path / "ck"), "steps": 20}))
@@ -513,7 +502,6 @@ def test_a_checkpoint_of_the_last_step_leaves_nothing_to_train(tmp_path):
 
 
 def test_a_line_cut_short_by_a_kill_is_taken_away_before_the_next(tmp_path):
-    from parallel.config.settings import resolve
 
     spec = resolve(("test", {"save_interval": 2}))
     a_stopped_run(tmp_path / "run", spec, ends.FAILED)
@@ -536,7 +524,6 @@ def test_a_line_cut_short_by_a_kill_is_taken_away_before_the_next(tmp_path):
 
 
 def test_a_note_that_the_console_does_not_take_ends_no_run(tmp_path, monkeypatch):
-    from parallel.checkpoint import attempts
 
     class Full(io.StringIO):
         def write(self, text: str) -> int:
@@ -573,7 +560,6 @@ def test_a_run_of_two_schedules_keeps_the_fact_and_every_table_tells_it(tokens, 
 
 
 def test_which_steps_had_another_schedules_learning_rates_is_known_after_every_attempt():
-    from parallel.checkpoint import attempts
 
     def told(*given: tuple, begin: int = 1, steps: int = 10) -> str:
         pairs = [{"steps": s} | ({} if to is None else {"kept_to": to}) for s, to in given]
@@ -581,7 +567,7 @@ def test_which_steps_had_another_schedules_learning_rates_is_known_after_every_a
 
     assert told((10, 4), (10, 6)) == ""
     head = "goes on to step 10; "
-    assert told((8, 4), (8, 6)) == head + MIXED.format(1, 6, 8)
+    assert told((8, 4), (8, 6)) == head + f"{MIXED.format(1, 4, 8)}, {MIXED.format(5, 6, 8)}"
     assert told((4, 4), (8, 8)) == f"{head}{MIXED.format(1, 4, 4)}, {MIXED.format(5, 8, 8)}"
     assert told((8, 8), (10, 9)) == head + MIXED.format(1, 8, 8)
     # A later checkpoint was damaged, so that training went on from before; one died before it read.

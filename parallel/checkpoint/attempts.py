@@ -8,20 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from base.errors import UsageError, drop_output
-from base.files import check_file, parse_json
 from models.config import GPTConfig
 from models.weights_config import read_description
 from parallel.checkpoint import folders
 from parallel.config.duration import CIRCUMSTANCES, WORK
 from parallel.config.settings import DEFAULTS, RunSpec
 from parallel.record.ends import COMPLETE
-from parallel.record.reader import (
-    holds_attempt,
-    read_facts,
-    read_json_if_whole,
-    read_run,
-    read_status,
-)
+from parallel.record.reader import holds_attempt, read_facts, read_run, read_status
 from parallel.record.writer import RunFolder
 
 
@@ -57,17 +50,16 @@ def why_anew(run_folder: Path, settings: dict[str, Any]) -> str | None:
     if not holds_attempt(run_folder):
         return ""
     try:
-        before = parse_json(check_file(run_folder / "run.json").read_text())["spec"]
-        differ = changes(before, settings)
-    except OSError as error:
-        return f"the earlier one's run.json cannot be read ({error.strerror})"
-    except (ValueError, TypeError, KeyError) as error:
-        return f"the earlier one's run.json is damaged ({type(error).__name__}: {error})"
+        before = read_facts(run_folder).get("spec") or {}
+    except UsageError as error:
+        return f"the earlier one cannot be read ({error})"
+    differ = changes(before, settings)
     words = [f"{name} changed from {was} to {now}" for name, was, now in differ]
-    steps, longer = settings["steps"], settings["steps"] > before.get("steps", 0)
+    steps = settings["steps"]
     # The marker is written last: without it the run was stopped just before.
     complete = read_status(run_folder).get("state") == COMPLETE
-    if complete and (run_folder / "RUN_COMPLETE.txt").exists() and not longer:
+    complete = complete and (run_folder / "RUN_COMPLETE.txt").exists()
+    if complete and steps <= before.get("steps", 0):
         return " and ".join(["the earlier one is complete", *words])
     if any(map(matters, differ)):
         return " and ".join(words)
@@ -98,27 +90,18 @@ def begin(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path | Non
 
     Raises:
         UsageError: the folder is no run's, or another process writes it; or there is no checkpoint
-            to load, or none before the last step.
+            to load, none before the last step, or only in the folder, whose attempt is to move.
     """
     why = why_anew(folder.path, spec.settings())
     if why is None:
         return _resume(spec, facts, folder)
     load = None if spec.load is None else Path(os.path.abspath(spec.load))
-    inside = Path(os.path.abspath(folder.path))
-    if load is not None and load.is_relative_to(inside) and not folders.any_at(load):
-        # An attempt that began from there moved it aside, and was stopped before it saved.
-        load = Path(read_json_if_whole(folder.path / "run.json").get("loaded") or load)
     # Without a checkpoint to load there is no run folder yet when that is said.
     if load is not None:
         check_first(spec, folders.candidates(load)[0])
-    with folder.locked():
-        if aside := folder.set_aside():
-            if load is not None and load.is_relative_to(inside):
-                moved = aside / load.relative_to(inside)  # it was part of what just moved
-                load = moved if moved.exists() else load
-        facts["loaded"] = None if load is None else str(load)
-        folder.begin(facts)
-    if aside:
+        if load.is_relative_to(os.path.abspath(folder.path)):
+            raise UsageError(f"{load} is in the folder of the run itself: give another --out")
+    if aside := folder.begin(facts):
         note(folder, moved_line(aside, why, load))
     return load
 
@@ -136,7 +119,6 @@ def _resume(spec: RunSpec, facts: dict[str, Any], folder: RunFolder) -> Path:
     steps = before["spec"]["steps"]
     ended = {"started_utc": before.get("started_utc"), "reason": reason, "steps": steps}
     facts["attempts"] = [*(before.get("attempts") or []), ended]
-    facts["loaded"] = before.get("loaded")
     facts["profiler"] = facts["profiler"] or before.get("profiler")
     aside = folder.begin(facts, go_on=True)
     if aside is not None:
@@ -188,22 +170,16 @@ def other_schedules(attempts: list[dict[str, Any]], steps: int, first: int) -> s
     attempts: the earlier ones, oldest first: the `steps` of each and, where the next one loaded a
     checkpoint, its step, `kept_to`.
     """
-    spans: list[tuple[int, int, int]] = []  # (steps of the schedule, first step, last step)
+    parts = []
     for number, attempt in enumerate(attempts):
-        loaded = [later.get("kept_to") for later in attempts[number:]]
-        last = min(step for step in loaded if step is not None)
-        if last < first:
-            continue
+        last = min(later["kept_to"] for later in attempts[number:] if "kept_to" in later)
         planned = attempt.get("steps", steps)
-        if spans and spans[-1][0] == planned:
-            first = spans.pop()[1]
-        spans.append((planned, first, last))
-        first = last + 1
-    parts = [
-        f"steps {first} to {last} were trained with the learning rates of a run of {of} steps"
-        for of, first, last in spans
-        if of != steps
-    ]
+        if last >= first and planned != steps:
+            parts.append(
+                f"steps {first} to {last} were trained with the learning rates of a run of"
+                f" {planned} steps"
+            )
+        first = max(first, last + 1)
     return f"goes on to step {steps}; {', '.join(parts)}" if parts else ""
 
 

@@ -228,10 +228,3 @@ def candidates(path: Path) -> list[Path]:
     if not steps:
         raise UsageError(f"no checkpoint at {path}")
     return [save / name_of(s) for s in sorted(steps, reverse=True)]
-
-
-def any_at(path: Path) -> bool:
-    """Whether `--load path` finds anything there."""
-    with contextlib.suppress(UsageError):
-        return bool(candidates(path))
-    return False

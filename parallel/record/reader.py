@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -137,16 +138,12 @@ def _missing(run: Run) -> str:
         counts = [e.get("optimizer_steps") for e in epochs or [] if isinstance(e, dict)]
         if counts and not misfit(counts, [schema.COUNT]):
             first = min(first, last - sum(counts) + 1)
-    gaps, expected = [], first
-    for step in [*there, last + 1]:
-        if step > expected:
-            gaps.append(str(expected) if step == expected + 1 else f"{expected}-{step - 1}")
-        expected = step + 1
+    edges = pairwise([first - 1, *there, last + 1])
+    gaps = [str(a + 1) if b == a + 2 else f"{a + 1}-{b - 1}" for a, b in edges if b > a + 1]
     if not gaps:
         return ""
-    gaps = [*gaps[:5], "..."] if len(gaps) > 5 else gaps
-    n_expected = last - first + 1
-    return f"{schema.STEPS} has {len(there)} of {n_expected} steps; missing: {', '.join(gaps)}"
+    named = ", ".join(gaps[:5]) + (", ..." if len(gaps) > 5 else "")
+    return f"{schema.STEPS} has {len(there)} of {last - first + 1} steps; missing: {named}"
 
 
 # --- jobs ----------------------------------------------------------------------------------------
@@ -173,17 +170,17 @@ def job_ids(path: Path) -> list[int]:
     A job that found nothing to do left <jobid>.skipped and does not count.
     """
     try:
-        parts = [name.split(".") for name in os.listdir(path)]
+        files = [n.split(".") for n in os.listdir(path) if n.split(".")[0].isdigit()]
     except OSError:
         return []
-    jobs = {int(first) for first, *_ in parts if first.isdigit()}
-    return sorted(jobs - {int(p[0]) for p in parts if p[0].isdigit() and p[-1] == "skipped"})
+    skipped = {int(parts[0]) for parts in files if parts[-1] == "skipped"}
+    return sorted({int(parts[0]) for parts in files} - skipped)
 
 
 def _submitted(path: Path) -> int | None:
     """The last job that wrote what it was to run."""
-    names = (p.name.split(".")[0] for p in path.glob("[0-9]*.submitted") if p.stat().st_size)
-    return max((int(name) for name in names if name.isdigit()), default=None)
+    files = [p for p in path.glob("[0-9]*.submitted") if p.stem.isdigit() and p.stat().st_size]
+    return max((int(file.stem) for file in files), default=None)
 
 
 def _read_job(path: Path) -> Run:
@@ -205,15 +202,13 @@ def _read_job(path: Path) -> Run:
 
 def _ask_jobs(run: Run) -> None:
     """Where Slurm said how the run's jobs ended, take that for the run's own state."""
-    scheduler = run.facts.get("scheduler")
-    ran_by = str(scheduler.get("job_id")) if isinstance(scheduler, dict) else ""
+    ran_by = str((run.facts.get("scheduler") or {}).get("job_id"))
     end = read_json_if_whole(run.path / f"{ran_by}.state")
     if end.get("verdict") and (run.state in (RUNNING, FAILED) or end["verdict"] == "OOM"):
         _take_slurms_word(run, end)
     last = max(job_ids(run.path), default=0)
     if ran_by.isdigit() and last > int(ran_by):
-        end = read_json_if_whole(run.path / f"{last}.state")
-        if end.get("verdict"):
+        if (end := read_json_if_whole(run.path / f"{last}.state")).get("verdict"):
             run.later = f"job {last}, after this one: {end['verdict']}: {end.get('line')}"
 
 
@@ -250,8 +245,8 @@ def read_saves(path: Path) -> tuple[int, list[str]]:
         return 0, []
     names, *lines = [cells for _, cells in read_csv(path)] or [[]]
     rows = [dict(zip(names, cells, strict=False)) for cells in lines]
-    rows = [row for row in rows if row.get("event") == "save"]
-    return len(rows), [row["problem"] for row in rows if row.get("problem")]
+    problems = [row.get("problem") for row in rows if row.get("event") == "save"]
+    return len(problems), [problem for problem in problems if problem]
 
 
 def read_breakdown(
@@ -263,21 +258,20 @@ def read_breakdown(
     row that is cut short, which a killed writer leaves, is left out alone.
     """
     folder = Path(path) / "breakdown"
+    files = {rank: folder / f"rank{rank}.csv" for rank in range(world_size)}
     ranks: dict[int, list[dict[str, Any]]] = {}
     problems = []
-    missing = [r for r in range(world_size) if not (folder / f"rank{r}.csv").exists()]
-    if missing:
-        problems.append(f"{folder}: no rows of rank {', '.join(map(str, missing))}")
-    for rank in sorted(set(range(world_size)) - set(missing)):
-        file = folder / f"rank{rank}.csv"
+    if missing := [str(rank) for rank, file in files.items() if not file.exists()]:
+        problems.append(f"{folder}: no rows of rank {', '.join(missing)}")
+    for rank, file in files.items():
         try:
-            rows = _last_written(_read_windows(file))
+            rows = _last_written(_read_windows(file)) if file.exists() else []
         except UsageError as error:
             problems.append(str(error))
             continue
         if rows:
             ranks[rank] = rows
-        else:
+        elif file.exists():
             problems.append(f"{file}: no row")
     return ranks, problems
 
@@ -285,11 +279,9 @@ def read_breakdown(
 def _read_windows(path: Path) -> list[dict[str, Any]]:
     rows = _read_rows(path, schema.BREAKDOWN_COLUMNS, schema.BREAKDOWN_COUNTS)
     for number, row in enumerate(rows, 1):
-        for name, value in row.items():
-            if value is None or not math.isfinite(value):
-                raise UsageError(f"{path}: row {number}: {name} cannot be {value}")
-        if not (row["elapsed_s"] > 0 and row["first_step"] <= row["last_step"]):
-            raise UsageError(f"{path}: row {number} is no window of steps")
+        unknown = [n for n, value in row.items() if value is None or not math.isfinite(value)]
+        if unknown or row["elapsed_s"] <= 0 or row["first_step"] > row["last_step"]:
+            raise UsageError(f"{path}: row {number} is no window of steps {', '.join(unknown)}")
     return rows
 
 
@@ -308,23 +300,19 @@ def _read_rows(
 ) -> list[dict[str, Any]]:
     rows = []
     lines = read_csv(path)
-    line_no, header = next(lines, (1, None))
-    if header is None or not set(columns) <= set(header):  # an earlier version wrote more
+    _, header = next(lines, (1, []))
+    if not set(columns) <= set(header):  # an earlier version wrote more
         raise UsageError(f"{path}:1: expected columns {', '.join(columns)}")
-    for line_no, row in lines:
-        if len(row) != len(header):
+    kinds = {name: schema.count if name in counts else float for name in columns}
+    for line_no, cells in lines:
+        if len(cells) != len(header):
             # Only a killed writer leaves a short row, and only as the last one.
             if next(lines, None) is not None:
-                raise UsageError(f"{path}:{line_no}: {len(row)} columns")
+                raise UsageError(f"{path}:{line_no}: {len(cells)} columns")
             break
+        row = dict(zip(header, cells, strict=True))
         try:
-            rows.append(
-                {
-                    name: None if text == "" else (schema.count if name in counts else float)(text)
-                    for name, text in zip(header, row, strict=True)
-                    if name in columns
-                }
-            )
+            rows.append({n: None if row[n] == "" else kind(row[n]) for n, kind in kinds.items()})
         except ValueError as error:
             raise UsageError(f"{path}:{line_no}: {error}") from error
     return rows

@@ -53,8 +53,8 @@ class RunFolder:
         with self.locked():
             aside = self._keep_result() if go_on else self.set_aside()
             self._write_status(RUNNING, "", "", 0)
-            if go_on:
-                self._move_result(aside)
+            for name in (schema.MARKER, schema.METRICS):
+                (self.path / name).unlink(missing_ok=True)
             self.update(facts)
             for name in (schema.LOG, schema.STEPS):
                 _end_line(self.path / name)
@@ -112,21 +112,14 @@ class RunFolder:
         return aside
 
     def _keep_result(self) -> Path | None:
-        """Copy a complete attempt's facts, steps and status to attempts/<n>/."""
+        """Copy a complete attempt's facts, steps, status and result to attempts/<n>/."""
         if read_status(self.path).get("state") != COMPLETE:
             return None
         aside = self._next_attempt()
-        for name in (schema.RUN, schema.STEPS, schema.STATUS):
-            shutil.copy2(self.path / name, aside / name)
+        for name in (schema.RUN, schema.STEPS, schema.STATUS, schema.METRICS, schema.MARKER):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copy2(self.path / name, aside / name)
         return aside
-
-    def _move_result(self, aside: Path | None) -> None:
-        """Move the marker and the metrics to `aside`; without one they are no result: delete."""
-        for path in (self.path / schema.MARKER, self.path / schema.METRICS):
-            if aside is None:
-                path.unlink(missing_ok=True)
-            elif path.exists():
-                path.rename(aside / path.name)
 
     def complete(self, metrics: dict[str, Any], marker: str, remark: str = "") -> None:
         """Write the metrics, the status that says complete, with a remark, and, last, the marker.
@@ -300,13 +293,7 @@ def _has_our_mark(path: Path) -> bool:
     facts, status = read_json_if_whole(path / schema.RUN), read_json_if_whole(path / schema.STATUS)
     if {"run", "spec", "layout", "git"} <= facts.keys():
         return True
-    if {"state", "reason", "rank", "time_utc", "host", "pid"} <= status.keys():
-        return True
-    try:
-        with (path / schema.STEPS).open("rb") as steps:
-            return steps.readline(1000).strip() == ",".join(schema.STEP_COLUMNS).encode()
-    except OSError:
-        return False
+    return {"state", "reason", "rank", "time_utc", "host", "pid"} <= status.keys()
 
 
 def _append(path: Path, columns: tuple[str, ...], row: dict[str, Any] | None = None) -> None:
