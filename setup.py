@@ -19,7 +19,7 @@ setup(
     python_requires=">=3.11",
     packages=find_namespace_packages(include=[f"{room}*" for room in ROOMS]),
     package_data={
-        "models": ["gpus.toml", "presets.toml"],
+        "models": ["*.toml"],
         "slurm": ["*.toml", "*.sh", "*.slurm", "published/*", "deepspeed/*.json"],
         "parallel.record": ["*.json", "*.txt"],
         "analysis.planner": ["calibrations/*.toml"],

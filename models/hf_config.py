@@ -1,18 +1,17 @@
 """transformers' config.json and our GPTConfig, each made from the other. No torch.
 
-A table says for each model class of transformers that our GPT can be: its names, its sizes in
-config.json, and the arithmetic that must be ours. What our GPT does not have is refused, with the
-numbers.
+hf_classes.toml says for each model class of transformers that our GPT can be: its names, its sizes
+in config.json, and the arithmetic that must be ours. What our GPT does not have is refused, with
+the numbers.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from base.errors import UsageError
+from base.files import read_toml
 from models.config import INIT_STD, LLAMA3_ROPE, GPTConfig
-
-_Meaning = dict[str, tuple[tuple, str]]
 
 
 @dataclass(frozen=True)
@@ -25,13 +24,13 @@ class Architecture:
     modules: our module -> theirs, inside a block (its name there) and outside (the whole name). One
         of ours may be several of theirs, whose rows follow one another.
     transposed: the matrices of the blocks are stored [in, out].
-    sizes: config.json's name -> GPTConfig's.
+    sizes: config.json's name -> GPTConfig's; 0 is one that follows from the others. biases:
+        config.json's names of GPTConfig's bias.
     absent: what transformers takes where config.json does not say. A size that is not among them
         must be there.
-    aliases: other names of sizes in config.json.
-    arithmetic: config.json's name -> (values that mean what our GPT does, its words). The first
-        value is written.
-    needed: the same, of names that are only read.
+    arithmetic: config.json's name -> the values that mean what our GPT does. The first is written.
+    unset: names of what our GPT does not have; where config.json has them, they are null, 0 or
+        false.
     dropouts: config.json's names of them. They are written as 0.
     """
 
@@ -40,122 +39,27 @@ class Architecture:
     ours: dict[str, Any]
     prefix: str
     blocks: str
-    modules: dict[str, tuple[str, ...]]
+    modules: dict[str, list[str]]
     sizes: dict[str, str]
+    biases: list[str]
     absent: dict[str, Any]
-    arithmetic: _Meaning
-    dropouts: tuple[str, ...]
-    transposed: bool = False
-    aliases: dict[str, str] = field(default_factory=dict)
-    needed: _Meaning = field(default_factory=dict)
+    arithmetic: dict[str, list]
+    unset: list[str]
+    dropouts: list[str]
+    transposed: bool
 
 
-_GPT2 = Architecture(
-    model_type="gpt2",
-    name="GPT2LMHeadModel",
-    ours={"position": "learned", "norm": "layernorm", "activation": "gelu", "bias": True}
-    | {"n_kv_head": 0, "kv_channels": 0, "qk_norm": False},
-    prefix="transformer.",
-    blocks="transformer.h",
-    modules={
-        "embedding.word": ("transformer.wte",),
-        "embedding.position": ("transformer.wpe",),
-        "norm1": ("ln_1",),
-        "attn.qkv": ("attn.c_attn",),
-        "attn.out": ("attn.c_proj",),
-        "norm2": ("ln_2",),
-        "mlp.up": ("mlp.c_fc",),
-        "mlp.down": ("mlp.c_proj",),
-        "norm": ("transformer.ln_f",),
-        "output": ("lm_head",),
-    },
-    transposed=True,  # Conv1D
-    sizes={
-        "n_layer": "n_layer",
-        "n_embd": "hidden",
-        "n_head": "n_head",
-        "n_positions": "max_seq_len",
-        "vocab_size": "vocab_size",
-        "n_inner": "ffn_hidden",
-        "layer_norm_epsilon": "norm_eps",
-        "tie_word_embeddings": "tied",
-    },
-    absent={"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
-    | {"n_inner": None, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
-    aliases={
-        "num_hidden_layers": "n_layer",
-        "hidden_size": "n_embd",
-        "num_attention_heads": "n_head",
-        "max_position_embeddings": "n_positions",
-    },
-    arithmetic={
-        "activation_function": (("gelu_new", "gelu_pytorch_tanh"), "the tanh GELU"),
-        "scale_attn_weights": ((True,), "attention scaled by 1/sqrt(head size)"),
-        "scale_attn_by_inverse_layer_idx": ((False,), "one attention scale in all layers"),
-        "add_cross_attention": ((False,), "a decoder alone"),
-    },
-    dropouts=("embd_pdrop", "attn_pdrop", "resid_pdrop"),
-)
-_ALL_BEFORE, _DENSE = "attention to all tokens before", "one feed-forward and no experts"
-_LLAMA = Architecture(
-    model_type="llama",
-    name="LlamaForCausalLM",
-    ours={"position": "rope", "norm": "rmsnorm", "activation": "swiglu", "qk_norm": False},
-    prefix="model.",
-    blocks="model.layers",
-    modules={
-        "embedding.word": ("model.embed_tokens",),
-        "norm1": ("input_layernorm",),
-        "attn.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "attn.out": ("self_attn.o_proj",),
-        "norm2": ("post_attention_layernorm",),
-        "mlp.gate": ("mlp.gate_proj",),
-        "mlp.up": ("mlp.up_proj",),
-        "mlp.down": ("mlp.down_proj",),
-        "norm": ("model.norm",),
-        "output": ("lm_head",),
-    },
-    sizes={
-        "num_hidden_layers": "n_layer",
-        "hidden_size": "hidden",
-        "num_attention_heads": "n_head",
-        "num_key_value_heads": "n_kv_head",
-        "head_dim": "kv_channels",
-        "max_position_embeddings": "max_seq_len",
-        "vocab_size": "vocab_size",
-        "intermediate_size": "ffn_hidden",
-        "rms_norm_eps": "norm_eps",
-        "tie_word_embeddings": "tied",
-        "attention_bias": "bias",
-        "mlp_bias": "bias",
-    },
-    absent={"num_key_value_heads": None, "head_dim": None, "tie_word_embeddings": False}
-    | {"attention_bias": False, "mlp_bias": False},
-    arithmetic={"hidden_act": (("silu", "swish"), "SwiGLU, whose activation is silu")},
-    dropouts=("attention_dropout",),
-    needed={
-        "sliding_window": ((None,), _ALL_BEFORE),
-        "layer_types": (("full_attention",), _ALL_BEFORE),
-        "num_local_experts": ((None, 0), _DENSE),
-        "num_experts": ((None, 0), _DENSE),
-    },
-)
-_QWEN3 = replace(
-    _LLAMA,
-    model_type="qwen3",
-    name="Qwen3ForCausalLM",
-    ours=_LLAMA.ours | {"qk_norm": True, "bias": False},
-    modules=_LLAMA.modules
-    | {"attn.q_norm": ("self_attn.q_norm",), "attn.k_norm": ("self_attn.k_norm",)},
-    sizes={theirs: ours for theirs, ours in _LLAMA.sizes.items() if ours != "bias"},
-    arithmetic=_LLAMA.arithmetic | {"attention_bias": ((False,), "Qwen3 without biases")},
-    needed={k: v for k, v in _LLAMA.needed.items() if k != "sliding_window"}  # its files name one
-    | {"use_sliding_window": ((False,), _ALL_BEFORE)},
-)
-# Read, and written as Llama.
-_MISTRAL = replace(_LLAMA, model_type="mistral", absent=_LLAMA.absent | {"sliding_window": 4096})
-_WRITTEN = (_GPT2, _LLAMA, _QWEN3)
-_READ = (*_WRITTEN, _MISTRAL)
+def _read_classes() -> dict[str, Architecture]:
+    tables = read_toml(Path(__file__).with_name("hf_classes.toml"), "classes")
+    for table in tables.values():
+        for key, theirs in tables.get(table.pop("like", ""), {}).items():
+            own = table.get(key, theirs)
+            table[key] = theirs | own if isinstance(own, dict) else own
+    return {kind: Architecture(kind, **table) for kind, table in tables.items()}
+
+
+_READ = _read_classes()
+_WRITTEN = [_READ[kind] for kind in ("gpt2", "llama", "qwen3")]
 # What GPTConfig leaves to be derived, and config.json states.
 _DERIVED = {"n_kv_head": "kv_heads", "kv_channels": "head_dim"}
 
@@ -170,7 +74,7 @@ def architecture(config: GPTConfig) -> Architecture:
     for each in _WRITTEN:
         other = {k: v for k, v in each.ours.items() if getattr(config, k) != v}
         words = [f"{k} {v}, not {getattr(config, k)}" for k, v in other.items()]
-        if each is _LLAMA and config.hidden % config.n_head:
+        if each.model_type == "llama" and config.hidden % config.n_head:
             words.append(f"hidden a multiple of n_head {config.n_head}, not {config.hidden}")
         if not words:
             return each
@@ -206,7 +110,8 @@ def hugging_face_config(config: GPTConfig) -> dict[str, Any]:
     return {
         **{name: getattr(config, _DERIVED.get(ours, ours)) for name, ours in of.sizes.items()},
         **rope,
-        **{name: values[0] for name, (values, _) in of.arithmetic.items()},
+        **{name: values[0] for name, values in of.arithmetic.items()},
+        **dict.fromkeys(of.biases, config.bias),
         **dict.fromkeys(of.dropouts, 0.0),
         "initializer_range": INIT_STD,
         "bos_token_id": None,
@@ -221,25 +126,29 @@ def config_of(described: dict[str, Any], path: Path) -> tuple[GPTConfig, Archite
         UsageError: our GPT is not this model; it names the setting.
     """
     kind = described.get("model_type")
-    of = next((each for each in _READ if each.model_type == kind), None)
-    if of is None:
-        known = ", ".join(each.model_type for each in _READ)
+    if (of := _READ.get(str(kind))) is None:
+        known = ", ".join(_READ)
         raise UsageError(f"{path}: model_type {kind!r} is not one that our GPT can be: {known}")
-    values = of.absent | {of.aliases.get(name, name): v for name, v in described.items()}
-    for name, (good, words) in (of.arithmetic | of.needed).items():
-        value = values.get(name, good[0])
-        if any(each not in good for each in (value if isinstance(value, list) else [value])):
-            raise UsageError(f"{path}: {name} is {value!r:.60}, but our GPT has {words}")
+    values = of.absent | described
     ours = dict(of.ours)
+    wrong = {name: values[name] for name in of.unset if values.get(name)}
+    for name, good in of.arithmetic.items():
+        if values.get(name, good[0]) not in good:
+            wrong[name] = values[name]
+    if any(each != "full_attention" for each in values.get("layer_types") or ()):
+        wrong["layer_types"] = values["layer_types"]
+    biases = {name: values.get(name, False) for name in of.biases}
+    if len(set(map(str, biases.values()))) > 1:
+        wrong |= biases
+    for name, value in wrong.items():
+        has = " or ".join(map(str, of.arithmetic.get(name, ["no such thing in this class"])))
+        raise UsageError(f"{path}: {name} is {value!r:.60}, but our GPT has {has}")
     for name, size in of.sizes.items():
         if name not in values:
             raise UsageError(f"{path}: {name} is missing")
-        value = 0 if values[name] is None else values[name]
-        if ours.setdefault(size, value) != value:  # only `bias` has two names
-            raise UsageError(
-                f"{path}: {name} is {value!r} and attention_bias {ours[size]!r}, but our GPT has"
-                " biases in all linear layers or in none"
-            )
+        ours[size] = 0 if values[name] is None else values[name]
+    if biases:
+        ours["bias"] = biases[of.biases[0]]
     if of.ours["position"] == "rope":
         ours |= _rope(values, path)
     try:
