@@ -1,6 +1,6 @@
 """Hugging Face directories in and out.
 
-    python -m models.hf import HF_DIR FOLDER [--dtype D] [--vocab-size N]
+    python -m models.hf import HF_DIR FOLDER [--dtype D]
     python -m models.hf export FOLDER HF_DIR [--dtype D] [--tokenizer PATH]
 
 `import` turns a directory of a GPT-2, Llama, Qwen3 or Mistral (config.json and model.safetensors,
@@ -12,8 +12,7 @@ and layout. `export` turns a weights-only folder into a directory that transform
     python -m models.hf export out/weights out/ddp
     python -m models.hf import ~/gpt2 data/gpt2-weights
 
-vocabulary   rows beyond config.json's vocab_size are cut on import; where config.json counts the
-             padding too (50304 for 50257 ids), --vocab-size 50257 cuts it.
+vocabulary   rows beyond config.json's vocab_size are cut on import.
 tokenizer    the files at --tokenizer, or else beside the weights, go along as they are.
 refused      in one line with the numbers: what our GPT does not have, tensors that do not fit
              config.json, and pickles (pytorch_model.bin), which can run code when they are read:
@@ -44,15 +43,17 @@ def _tokenizer_at(path: Path) -> Any:
     return Tokenizer(files, max(tokenizer.get_vocab().values()) + 1, end_of_text(tokenizer))
 
 
-def import_weights(source: Path, out: Path, dtype: str | None, vocab_size: int | None) -> str:
-    """Import a Hugging Face directory; the lines to print."""
+def import_weights(source: Path, out: Path, dtype: str | None) -> str:
+    """Import a Hugging Face directory; the line to print."""
     from models.hf_files import import_hugging_face
 
-    weights, remarks = import_hugging_face(source, out, dtype, vocab_size, _tokenizer_at(source))
+    weights = import_hugging_face(source, out, dtype, _tokenizer_at(source))
     config = weights.config
     sizes = f"{config.n_layer} layers, hidden {config.hidden}, {config.n_head} heads"
-    line = f"{out}: {config.n_params:,} parameters in {weights.dtype}, {sizes}"
-    return "\n".join([f"{line}, {config.vocab_size} ids", *remarks])
+    return (
+        f"{out}: {config.n_params:,} parameters in {weights.dtype}, {sizes},"
+        f" {config.vocab_size} ids"
+    )
 
 
 def export_weights(source: Path, out: Path, dtype: str | None, tokenizer: Path | None) -> str:
@@ -81,7 +82,6 @@ def _parser() -> Parser:
     importing = commands.add_parser("import", help="a Hugging Face directory to a weights folder")
     importing.add_argument("source", type=Path, metavar="HF_DIR", help="what to read")
     importing.add_argument("out", type=Path, metavar="FOLDER", help="what to write")
-    importing.add_argument("--vocab-size", type=int, metavar="N", help="embedding rows to keep")
     importing.set_defaults(run=import_weights)
     exporting = commands.add_parser("export", help="a weights folder to Hugging Face's form")
     exporting.add_argument("source", type=Path, metavar="FOLDER", help="what to read")

@@ -126,7 +126,6 @@ class HuggingFaceFolder:
     config: GPTConfig
     dtype: str
     stored: dict[str, tuple[Path, str]]
-    remarks: list[str]
 
     def tensor(self, name: str) -> Tensor:
         """One parameter as the reference GPT has it, without padded vocabulary rows."""
@@ -140,11 +139,9 @@ class HuggingFaceFolder:
             return opened.get_tensor(there)
 
 
-def open_hugging_face(source: Path, vocab_size: int | None = None) -> HuggingFaceFolder:
-    """Check that a directory's model is one that our GPT can be.
-
-    vocab_size: rows of the embedding to keep; None takes config.json's. Rows beyond are padding
-    and are cut, with a remark.
+def open_hugging_face(source: Path) -> HuggingFaceFolder:
+    """Check that a directory's model is one that our GPT can be. Rows of the embedding beyond
+    config.json's vocab_size are padding and are cut.
 
     Raises:
         UsageError: no model in safetensors, or one that our GPT cannot be.
@@ -170,9 +167,12 @@ def open_hugging_face(source: Path, vocab_size: int | None = None) -> HuggingFac
     repeated = config.tied and shapes.pop(_HEAD, None)
     if problems := differing(shapes, _their_shapes(replace(config, vocab_size=rows))):
         raise UsageError(f"{source} is not the model of its {CONFIG}: {problems}")
-    config, remarks = _cut_vocabulary(config, rows, vocab_size, source)
+    if rows < config.vocab_size:
+        raise UsageError(
+            f"{source}: the embedding has {rows} rows for a vocabulary of {config.vocab_size}"
+        )
     dtype = next((name for name, code in DTYPES.items() if kinds == {CODES[code]}), "fp32")
-    model = HuggingFaceFolder(config, dtype, stored, remarks)
+    model = HuggingFaceFolder(config, dtype, stored)
     if repeated and not model._stored(_HEAD).equal(model._stored(embedding)):
         raise UsageError(
             f"{source}: {_HEAD} differs from {embedding.partition('.')[2]}, but {CONFIG} ties the"
@@ -185,12 +185,11 @@ def import_hugging_face(
     source: Path | str,
     folder: Path | str,
     dtype: str | None = None,
-    vocab_size: int | None = None,
     tokenizer: Tokenizer | None = None,
-) -> tuple[Weights, list[str]]:
-    """Make a weights-only folder from a Hugging Face directory: (what was written, remarks).
+) -> Weights:
+    """Make a weights-only folder from a Hugging Face directory; what was written.
 
-    dtype: None keeps what is stored. vocab_size: see `open_hugging_face`. tokenizer: to send along.
+    dtype: None keeps what is stored. tokenizer: to send along.
 
     Raises:
         UsageError: no model in safetensors, or one that our GPT cannot be; the folder exists or
@@ -198,11 +197,11 @@ def import_hugging_face(
     """
     source, folder = Path(source), Path(folder)
     refuse_existing(folder)
-    model = open_hugging_face(source, vocab_size)
-    remarks = model.remarks + _check_tokenizer(model.config, tokenizer)
+    model = open_hugging_face(source)
+    _check_tokenizer(model.config, tokenizer)
     facts, along = {"source": str(source)}, tokenizer.paths if tokenizer else ()
     write_weights(folder, model.config, model.tensor, dtype or model.dtype, facts, along)
-    return read_weights(folder, verify=False), remarks
+    return read_weights(folder, verify=False)
 
 
 def _files(source: Path) -> list[Path]:
@@ -213,21 +212,6 @@ def _files(source: Path) -> list[Path]:
     if not isinstance(parts, dict) or any(Path(str(p)).name != p for p in parts.values()):
         raise UsageError(f"{source / _INDEX} is damaged: it does not map tensors to files here")
     return [source / part for part in sorted(set(parts.values()))]
-
-
-def _cut_vocabulary(
-    config: GPTConfig, rows: int, vocab_size: int | None, source: Path
-) -> tuple[GPTConfig, list[str]]:
-    """The config with the vocabulary that is kept of an embedding's rows, and a remark on a cut."""
-    if rows < config.vocab_size:
-        raise UsageError(
-            f"{source}: the embedding has {rows} rows for a vocabulary of {config.vocab_size}"
-        )
-    kept = vocab_size or config.vocab_size
-    if kept > rows:
-        raise UsageError(f"--vocab-size {kept} is more than the {rows} rows of the embedding")
-    cut = f"cut {rows - kept} of {rows} embedding rows: {kept} ids are kept"
-    return replace(config, vocab_size=kept), [cut] if kept < rows else []
 
 
 # --- export --------------------------------------------------------------------------------------
@@ -272,11 +256,10 @@ def export_hugging_face(
     return config
 
 
-def _check_tokenizer(config: GPTConfig, tokenizer: Tokenizer | None) -> list[str]:
-    """A remark on padding that stays; an id without a row is refused."""
-    if tokenizer is None or tokenizer.ids == config.vocab_size:
-        return []
-    ids, rows = tokenizer.ids, config.vocab_size
-    if ids > rows:
-        raise UsageError(f"the tokenizer has {ids} ids, but the model has {rows} embedding rows")
-    return [f"{rows - ids} rows have no id in the tokenizer; --vocab-size {ids} leaves them out"]
+def _check_tokenizer(config: GPTConfig, tokenizer: Tokenizer | None) -> None:
+    """Raises: UsageError: the tokenizer has an id without a row."""
+    if tokenizer is not None and tokenizer.ids > config.vocab_size:
+        raise UsageError(
+            f"the tokenizer has {tokenizer.ids} ids, but the model has {config.vocab_size}"
+            " embedding rows"
+        )

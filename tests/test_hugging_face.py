@@ -133,7 +133,7 @@ def test_an_exported_model_loads_in_transformers_with_the_same_logits(kind, tmp_
     assert exported.num_parameters() == config.n_params
     assert_same_logits(model, exported.eval())
     exported.save_pretrained(tmp_path / "saved by them")
-    imported, _ = import_hugging_face(tmp_path / "saved by them", tmp_path / "back")
+    imported = import_hugging_face(tmp_path / "saved by them", tmp_path / "back")
     assert imported.config == config
     files = [tmp_path / d / "model.safetensors" for d in ("weights", "back")]
     assert files[0].read_bytes() == files[1].read_bytes()
@@ -255,14 +255,10 @@ def test_a_tokenizer_goes_along_and_comes_back(tmp_path, capsys):
 
 def test_a_padded_vocabulary_is_cut_on_import(tmp_path):
     model = theirs(tmp_path / "gpt2", vocab_size=64)
-    weights, remarks = import_hugging_face(tmp_path / "gpt2", tmp_path / "weights", vocab_size=61)
-    assert weights.config.vocab_size == 61
-    assert remarks == ["cut 3 of 64 embedding rows: 61 ids are kept"]
-    assert_same_logits(ours(tmp_path / "weights"), model)
-    # rows that config.json does not count are padding too
     config = json.loads((tmp_path / "gpt2" / "config.json").read_text())
-    (tmp_path / "gpt2" / "config.json").write_text(json.dumps(config | {"vocab_size": 60}))
-    assert import_hugging_face(tmp_path / "gpt2", tmp_path / "w60")[0].config.vocab_size == 60
+    (tmp_path / "gpt2" / "config.json").write_text(json.dumps(config | {"vocab_size": 61}))
+    assert import_hugging_face(tmp_path / "gpt2", tmp_path / "weights").config.vocab_size == 61
+    assert_same_logits(ours(tmp_path / "weights"), model)
 
 
 @pytest.mark.parametrize(
@@ -511,8 +507,6 @@ def test_what_is_no_source_or_exists_already_is_refused(tmp_path):
         export_hugging_face(tmp_path / "weights", tmp_path / "weights")
     with pytest.raises(UsageError, match="is a weights-only folder of ours already"):
         import_hugging_face(tmp_path / "weights", tmp_path / "again")
-    with pytest.raises(UsageError, match="--vocab-size 62 is more than the 61 rows"):
-        import_hugging_face(tmp_path / "gpt2", tmp_path / "again", vocab_size=62)
     tokenizer = Tokenizer([], 62, None)
     with pytest.raises(UsageError, match="the tokenizer has 62 ids, but the model has 61"):
         import_hugging_face(tmp_path / "gpt2", tmp_path / "again", tokenizer=tokenizer)

@@ -1,9 +1,6 @@
 """Export a checkpoint's weights alone, in a form that does not depend on the layout."""
 
-from collections.abc import Callable
 from pathlib import Path
-
-from torch import Tensor
 
 from base.errors import UsageError
 from models.config import GPTConfig
@@ -12,9 +9,7 @@ from parallel.checkpoint import folders
 from parallel.checkpoint.rank_files import Reader
 
 
-def export_weights(
-    folder: Path, out: Path, dtype: str = "bf16", tick: Callable[[], None] = lambda: None
-) -> int:
+def export_weights(folder: Path, out: Path, dtype: str = "bf16") -> int:
     """Write a checkpoint's weights as the weights-only folder `out`; its bytes.
 
     Raises:
@@ -26,9 +21,4 @@ def export_weights(
         raise UsageError(f"{folder} holds Hugging Face's own layout; only our GPT is exported")
     reader = Reader(folder, manifest)
     facts = {key: manifest.get(key) for key in ("step", "run", "commit")}
-
-    def gathered(name: str) -> Tensor:
-        tick()
-        return reader.gathered(name)
-
-    return write_weights(out, GPTConfig(**manifest["model"]), gathered, dtype, facts)
+    return write_weights(out, GPTConfig(**manifest["model"]), reader.gathered, dtype, facts)

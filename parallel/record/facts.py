@@ -3,9 +3,11 @@
 Torch-free: versions come from package metadata, not from imports.
 """
 
+import contextlib
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -67,7 +69,7 @@ def same_code(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def cores() -> int:
     """Processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return len(os.sched_getaffinity(0))
 
 
 def load_average() -> float | None:
@@ -79,13 +81,11 @@ def load_average() -> float | None:
 
 
 def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(
-            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
-        )
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        about = Path("/proc/cpuinfo").read_text()
+        if model := re.search(r"^model name\s*: (.*)", about, re.MULTILINE):
+            return model[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def scheduler(environment: dict[str, str] | os._Environ = os.environ) -> dict[str, str | None]:
@@ -114,15 +114,12 @@ def profiler(
 
     Nsight Systems sets NSYS_PROFILING_SESSION_ID for what it runs.
     """
-    tools = ["nsys"] if "NSYS_PROFILING_SESSION_ID" in environment else []
+    by_nsys = "NSYS_PROFILING_SESSION_ID" in environment
     if spec.profile_mode == "torch":
-        return {
-            "tool": " and ".join([*tools, "torch"]),
-            "steps": spec.profile_steps,
-            "ranks": spec.profile_ranks,
-        }
-    if tools or spec.profile_mode == "nvtx":
-        return {"tool": (tools or ["nvtx"])[0], "steps": "all", "ranks": "all"}
+        tool = "nsys and torch" if by_nsys else "torch"
+        return {"tool": tool, "steps": spec.profile_steps, "ranks": spec.profile_ranks}
+    if by_nsys or spec.profile_mode == "nvtx":
+        return {"tool": "nsys" if by_nsys else "nvtx", "steps": "all", "ranks": "all"}
     return None
 
 
