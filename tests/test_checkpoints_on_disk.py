@@ -111,21 +111,14 @@ def test_waiting_for_a_save_behind_is_time_that_training_was_blocked(tmp_path, m
     assert event.blocked_s > 1  # from the snapshot's begin to its end, and then in `wait`
 
 
-def test_weights_are_exported_with_the_saves_that_were_asked_for_and_the_last(tmp_path):
-    save_some(tmp_path, [1, 3, 100], export_weights=3)  # of 100 steps
-    assert [p.name for p in sorted(tmp_path.glob("w*"))] == ["weights-00000003", "weights-00000100"]
-
-
-def test_an_export_or_a_deletion_that_fails_is_told_and_the_save_stands(tmp_path, monkeypatch):
+def test_a_deletion_that_fails_is_told_and_the_save_stands(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left")
 
-    monkeypatch.setattr(checkpointer, "export_weights", full)
     monkeypatch.setattr(folders, "retain", full)
-    events = save_some(tmp_path, [1], export_weights=1).events()
-    assert [event.event for event in events] == ["save", "export", "delete"]
-    assert [event.bytes > 0 for event in events] == [True, False, False]
-    assert ["No space left" in event.problem for event in events] == [False, True, True]
+    saved, deletion = save_some(tmp_path, [1]).events()
+    assert (saved.event, saved.problem, deletion.event) == ("save", "", "delete")
+    assert saved.bytes > 0 and "No space left" in deletion.problem
 
 
 def truncate(path: Path) -> None:
