@@ -49,6 +49,13 @@ def test_a_step_time_is_the_logs_or_what_the_batch_takes_at_the_printed_rate():
     assert step_times(record(3, **rates, **sizes, per_epoch=True))[0] == 2
 
 
+def test_micro_steps_are_no_optimizer_steps():
+    """Big Purple, one V100: 0.06299 s a micro-step, but 16 x 512 tokens at 29600.05 tokens/s."""
+    run = record(1, step_s=[0.06299], tokens_per_s=[29600.05], per_epoch=True)
+    run.global_batch, run.seq_len = 16, 512
+    assert timed(run).step_s == pytest.approx(0.276756, rel=1e-5)
+
+
 def test_a_profiled_run_and_one_without_all_its_rows_have_no_time():
     assert timed(record()).n == 40
     for extra, why in (
@@ -82,6 +89,18 @@ def test_a_profiled_run_and_one_without_all_its_rows_have_no_time():
         ({"missing_steps": "m", "completed": True}, "rows missing", "m"),
         ({"failure": Failure("aborted", 3, "  Aborted ")}, "aborted", "line 3: Aborted"),
         ({"failure": Failure("launcher", 3, "x")}, "no data", "line 3: x"),
+        (
+            {"planned_steps": 99, "failure": Failure("oom", 7, "out of memory")},
+            "OOM",
+            "line 7: out",
+        ),
+        ({"failure": Failure("nccl", 7, "x")}, "communication error", "line 7: x"),
+        ({"failure": Failure("node", 7, "x")}, "node failure", "line 7: x"),
+        ({"failure": Failure("timeout", 7, "x")}, "timeout", "line 7: x"),
+        ({"failure": Failure("cancelled", 7, "x")}, "cancelled", "line 7: x"),
+        ({"failure": Failure("traceback", 7, "x")}, "traceback", "line 7: x"),
+        ({"failure": Failure("diverged", 7, "x")}, "diverged", "line 7: x"),
+        ({"planned_steps": 40, "completed": False}, "stopped early", "it never says that it"),
         ({"n": 0, "planned_steps": 9}, "no data", "no iteration was logged"),
         (
             {"n": 0, "tables": ["kernels", "api"]},
@@ -95,6 +114,22 @@ def test_an_end_is_proven_by_what_is_nearest_to_it(known, verdict, reason):
     assert found.verdict == verdict and found.reasons[0].startswith(reason)
     fine = verdict in ("complete", "end unknown")
     assert unfinished(record(**known)) == ("" if fine else verdict)
+
+
+def test_a_failure_after_the_last_iteration_is_a_note():
+    judgement = judge(record(planned_steps=40, failure=Failure("traceback", 900, "KeyError")))
+    assert judgement.verdict == "complete"
+    assert "after the run completed, line 900: KeyError" in judgement.reasons
+
+
+@pytest.mark.parametrize(
+    ("before", "last_is_skipped", "verdict"),
+    [(2.0, 0, "diverged"), (2.0, 1, "complete"), (np.inf, 1, "diverged")],
+)
+def test_one_skipped_step_at_the_end_is_fp16_lowering_its_scale(before, last_is_skipped, verdict):
+    loss = np.r_[np.full(38, 2.0), before, np.inf]
+    run = record(planned_steps=40, loss=loss, skipped=np.r_[np.zeros(39), last_is_skipped])
+    assert judge(run).verdict == verdict
 
 
 def test_what_proves_the_verdict_is_not_said_again_as_a_flag():
@@ -183,6 +218,21 @@ def test_a_gradient_norm_of_zero_is_said():
     norm = np.r_[np.full(38, 1.0), 0.0, np.nan]
     assert flags(grad_norm=norm) == ["grad norm is zero in 1 of 39 iterations"]
     assert flags(grad_norm=np.full(40, np.nan)) == []
+
+
+@pytest.mark.parametrize(
+    ("step_s", "flag"),
+    [
+        (np.linspace(9.0, 1.0, 40), "warm-up not over"),
+        (np.where(np.arange(40) % 10 == 9, 8.0, 1.0), "4 of 40 steady iterations are spikes"),
+        (1 + 0.01 * np.random.default_rng(0).standard_normal(40), None),
+    ],
+)
+def test_times_that_fall_or_jump_are_flagged(step_s, flag):
+    fine = {"loss": np.linspace(9, 2, 40), "grad_norm": np.ones(40), "skipped": np.zeros(40)}
+    run = record(planned_steps=40, step_s=step_s, **fine)
+    shown = [str(flag) for flag in judge(run, timed(run)).flags]
+    assert len(shown) == bool(flag) and (not flag or shown[0].startswith(flag))
 
 
 def test_what_is_doubtful_about_a_time():

@@ -2,13 +2,11 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from analysis import tflops
 from analysis.logs.readers import read
-from analysis.logs.record import Failure, Record, steps_table
-from analysis.logs.verdict import judge, step_times, summary, timed
+from analysis.logs.verdict import judge
 from analysis.measured import run_table as library
 from analysis.measured import throughput
 from analysis.measured.run_flags import unheeded
@@ -23,28 +21,6 @@ dp micro_batch global_batch seq_len model params""".split()
 
 def record(n=40, **known):
     return logged(n=n, **known)
-
-
-@pytest.mark.parametrize(
-    ("known", "verdict"),
-    [
-        ({"planned_steps": 40}, "complete"),
-        ({"planned_steps": 41}, "stopped early"),
-        ({}, "end unknown"),
-        ({"planned_steps": 99, "failure": Failure("oom", 7, "CUDA out of memory")}, "OOM"),
-        ({"failure": Failure("nccl", 7, "ncclSystemError")}, "communication error"),
-        ({"failure": Failure("node", 7, "Node failure on r1i0n3")}, "node failure"),
-        ({"failure": Failure("timeout", 7, "DUE TO TIME LIMIT")}, "timeout"),
-        ({"failure": Failure("cancelled", 7, "CANCELLED AT")}, "cancelled"),
-        ({"failure": Failure("traceback", 7, "KeyError")}, "traceback"),
-        ({"failure": Failure("diverged", 7, "loss is nan since step 3")}, "diverged"),
-    ],
-)
-def test_each_end_has_its_verdict_and_its_line(known, verdict):
-    judgement = judge(record(**known))
-    assert judgement.verdict == verdict
-    if "failure" in known:
-        assert judgement.reasons[0] == f"line 7: {known['failure'].line}"
 
 
 ITERATIONS = {
@@ -90,15 +66,6 @@ def test_an_iteration_without_a_loss_is_not_nan(tmp_path):
     assert judge(read(path)).verdict == "diverged"
 
 
-def test_one_skipped_step_at_the_end_is_fp16_lowering_its_scale():
-    run = record(planned_steps=40, loss=np.r_[np.full(39, 2.0), np.inf], skipped=np.zeros(40))
-    assert judge(run).verdict == "diverged"
-    run.steps["skipped"][-1] = 1
-    assert judge(run).verdict == "complete"
-    run.steps["loss"][-2] = np.inf
-    assert judge(run).verdict == "diverged"
-
-
 @pytest.mark.parametrize(
     "reason",
     (
@@ -114,59 +81,6 @@ def test_a_run_of_ours_that_failed_for_its_loss_diverged_at_no_line(tmp_path, re
     (tmp_path / "ddp" / "status.json").write_text(json.dumps(status))
     judgement = judge(read(tmp_path / "ddp"))
     assert (judgement.verdict, judgement.reasons[0]) == ("diverged", reason)
-
-
-def test_a_traceback_after_the_last_iteration_is_no_failure():
-    judgement = judge(record(planned_steps=40, failure=Failure("traceback", 900, "KeyError")))
-    assert judgement.verdict == "complete"
-    assert "after the run completed, line 900: KeyError" in judgement.reasons
-
-
-def test_all_iterations_without_the_marker_of_completion_are_not_complete():
-    judgement = judge(record(planned_steps=40, completed=False))
-    assert judgement.verdict == "stopped early"
-    assert judgement.reasons == ["it never says that it completed"]
-
-
-def test_counting_from_zero_completes_one_number_earlier():
-    from_zero = record(planned_steps=40, iteration=np.arange(40))
-    assert judge(from_zero).verdict == "complete"
-
-
-def test_nothing_logged_is_no_data():
-    assert judge(Record("x.log", "test")).verdict == "no data"
-
-
-@pytest.mark.parametrize(
-    ("arrays", "word"),
-    [
-        ({"skipped": np.ones(40)}, "all 40 iterations skipped: no optimizer step was timed"),
-        ({"skipped": np.arange(40) % 4 == 0}, "10 of 40 iterations skipped the optimizer"),
-        (
-            {"loss": np.r_[np.full(39, 2.0), np.inf]},
-            "infinite in 1 of 40 iterations, first in 40, to the end",
-        ),
-        ({"loss": np.r_[np.linspace(9, 2, 30), np.full(10, 7.5)]}, "exploding loss"),
-        ({"grad_norm": np.zeros(40)}, "grad norm is zero in 40 of 40"),
-        ({"interval": 10}, "averages 10 iterations"),
-        ({"oversubscribed": True}, "oversubscribed"),
-        ({"step_s": np.linspace(9.0, 1.0, 40)}, "warm-up not over"),
-        ({"step_s": np.where(np.arange(40) % 10 == 9, 8.0, 1.0)}, "are spikes"),
-    ],
-)
-def test_each_doubt_has_its_flag(arrays, word):
-    run = record(planned_steps=40, **arrays)
-    flags = judge(run, timed(run)).flags
-    assert any(word in flag.text for flag in flags), flags
-
-
-def test_a_good_run_has_no_flag():
-    rng = np.random.default_rng(0)
-    run = record(
-        planned_steps=40, loss=np.linspace(9, 2, 40), grad_norm=np.ones(40), skipped=np.zeros(40)
-    )
-    run.steps["step_s"] = 1 + 0.01 * rng.standard_normal(40)
-    assert judge(run, timed(run)).flags == []
 
 
 def test_json_is_one_object_per_run_with_exactly_these_keys(tmp_path, capsys):
@@ -189,16 +103,6 @@ def test_the_scaling_tables_json_adds_to_these_keys_and_marks_what_a_name_said(t
     assert run["reasons"][0] == "line 9: 9 of 9 iterations"
 
 
-def test_printed_throughput_is_used_where_no_step_time_is_logged():
-    steps = steps_table(samples_per_s=[7.0, 8.0, 9.0])
-    run = Record("x.log", "test", steps=steps, seq_len=10)
-    known = summary(run, None, judge(run))
-    assert (known["samples_per_s"], known["tokens_per_s"]) == (8.0, 80.0)
-    assert known["steady_step_s"] is None
-    run.global_batch = 16
-    assert step_times(run).tolist() == [16 / 7, 2.0, 16 / 9]
-
-
 def test_a_row_without_a_time_says_in_the_table_why(tmp_path):
     path = tmp_path / "result_0.txt"
     line = ':::MLLOG {{"key": "{}", "time_ms": {}, "value": null, "metadata": {{{}}}}}\n'
@@ -207,13 +111,6 @@ def test_a_row_without_a_time_says_in_the_table_why(tmp_path):
     (row,) = library.rows([read(path)])
     assert (row["verdict"], row["step_s"]) == ("complete", None)
     assert row["notes"] == "no step is timed: the times are of the whole run"
-
-
-def test_micro_steps_are_no_optimizer_steps():
-    # Big Purple, one V100: 0.06299 s a micro-step, but 16 x 512 tokens at 29600.05 tokens/s.
-    run = record(1, step_s=[0.06299], tokens_per_s=[29600.05])
-    run.global_batch, run.seq_len, run.per_epoch = 16, 512, True
-    assert timed(run).step_s == pytest.approx(0.276756, rel=1e-5)
 
 
 def test_an_end_that_nobody_saw_is_no_traceback(tmp_path, capsys):

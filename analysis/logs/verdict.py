@@ -8,7 +8,7 @@ stopped early; end unknown; OOM, communication error, node failure, timeout, can
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,7 @@ _STATES = {
     "running": "its status says running",
     "interrupted": "it was asked to stop, and can be gone on with",  # its note gives the reason
 }
+_FINE = ("complete", "end unknown")
 MANY_SKIPPED = 0.1  # share of skipped iterations that is flagged; fp16 skips one or two
 UNEVEN = 0.2  # share of spikes above which the median hides how slow the run was
 EXPLODED = 1.5  # the loss at the end over the lowest it had been
@@ -78,12 +79,19 @@ def timed(record: Record, window: tuple[int, int] | None = None) -> Steady | Non
     return steady(step_times(record), steps["skipped"], steps["iteration"], window)
 
 
+class Ending(NamedTuple):
+    """How a run ended, and what proves it: a line's words (line_no 0: no line), or what was
+    counted."""
+
+    verdict: str
+    line_no: int = 0
+    proof: str = ""
+    note: str = ""  # what happened after it had completed
+
+
 @dataclass
 class Judgement:
-    """How a run ended, the line that proves it (0: no line does), and what is doubtful about it.
-
-    proof: the words of that line, or what was counted. flags: doubts about the numbers.
-    """
+    """How a run ended, as in `Ending`, and what is doubtful about its numbers."""
 
     verdict: str
     line_no: int = 0
@@ -116,23 +124,26 @@ class Judgement:
 
 def judge(record: Record, time: Steady | None = None) -> Judgement:
     """The verdict and the quality flags of one run; `time` is its steady step time, if taken."""
-    judgement = _verdict(record)
-    judgement.flags = _flags(record, time)
-    judgement.notes += record.notes
-    return judgement
+    ended = ending(record)
+    flags = [Reason(kind, text) for kind, text in _flags(record, time).items() if text]
+    notes = [ended.note, *record.notes] if ended.note else list(record.notes)
+    return Judgement(ended.verdict, ended.line_no, ended.proof, flags, notes)
+
+
+def ending(record: Record) -> Ending:
+    """How a run ended: decided once, and kept in the record."""
+    if record.ending is None:
+        ended = _ended(record)
+        if ended.verdict in _FINE and (why := _diverged(record)):
+            ended = Ending("diverged", record.last_line, why, ended.note)
+        record.ending = ended
+    return record.ending
 
 
 def unfinished(record: Record) -> str:
     """How a run ended that did not complete, or "". A log that states no end passes."""
-    ended = _verdict(record)
-    return "" if ended.verdict in ("complete", "end unknown") else ended.verdict
-
-
-def _verdict(record: Record) -> Judgement:
-    ended = _ended(record)
-    if ended.verdict in ("complete", "end unknown") and (why := _diverged(record)):
-        return Judgement("diverged", record.last_line, why, notes=ended.notes)
-    return ended
+    verdict = ending(record).verdict
+    return "" if verdict in _FINE else verdict
 
 
 def _not_finite(record: Record) -> tuple[np.ndarray, np.ndarray]:
@@ -151,153 +162,111 @@ def _diverged(record: Record) -> str:
     if not len(printed):  # its losses are in no entries
         last = record.totals.get("loss", record.totals.get("train_loss", 0.0))
         return "" if math.isfinite(last) else f"the last loss is {last:g}"
-    if not bad[last := printed[-1]]:
-        return ""
-    skipped = record.steps["skipped"][last] >= record.interval
-    if skipped and not bad[printed[-2:-1]].any():
-        return ""
-    return f"the last loss is {record.steps['loss'][last]:g}"
+    last = record.steps[printed[-1]]
+    skipped = last["skipped"] >= record.interval and not bad[printed[-2:-1]].any()
+    return f"the last loss is {last['loss']:g}" if bad[printed[-1]] and not skipped else ""
 
 
-def _ended(record: Record) -> Judgement:
-    failure, state = record.failure, record.state
-    planned = record.planned_steps
-    finished = record.completed is True or (
-        record.completed is None and planned is not None and _last(record) >= planned
-    )
-    if finished and record.missing_steps:
-        return Judgement("rows missing", proof=record.missing_steps)
-    if finished:
+def _ended(record: Record) -> Ending:
+    failure, state, planned = record.failure, record.state, record.planned_steps
+    numbers = record.steps["iteration"][np.isfinite(record.steps["iteration"])]
+    # How many iterations the log reached, whether it counts from 0 or from 1.
+    reached = numbers.max() + (numbers.min() == 0) if len(numbers) else 0
+    if record.completed or (record.completed is None and planned and reached >= planned):
+        if record.missing_steps:
+            return Ending("rows missing", proof=record.missing_steps)
         proof = f"{planned} of {planned} iterations"
-        judgement = Judgement("complete", record.last_line, proof)
         if planned is None:
-            judgement.proof = "it says that it completed"
-        if failure is not None:
-            judgement.notes.append(
-                f"after the run completed, line {failure.line_no}: {failure.line.strip()}"
-            )
-        return judgement
+            proof = "it says that it completed"
+        note = f"after the run completed, line {failure.line_no}: " if failure else ""
+        note += failure.line.strip() if failure else ""
+        return Ending("complete", record.last_line, proof, note)
     if failure is not None:
         verdict = VERDICTS.get(failure.kind, failure.kind)
-        return Judgement(verdict, failure.line_no, failure.line.strip())
+        return Ending(verdict, failure.line_no, failure.line.strip())
     if state in _STATES:
-        return Judgement(state, proof=_STATES[state])
+        return Ending(state, proof=_STATES[state])
+    if record.tables:
+        return Ending("no data", proof=f"a profile, without steps: {', '.join(record.tables)}")
     if not len(record.steps):
-        if record.tables:
-            names = ", ".join(record.tables)
-            return Judgement("no data", proof=f"a profile, without steps: {names}")
-        return Judgement("no data", proof="no iteration was logged")
-    if planned is not None and _last(record) < planned:
-        numbers = _iterations(record)
+        return Ending("no data", proof="no iteration was logged")
+    if planned is not None and reached < planned:
         last = int(numbers.max()) if len(numbers) else "an unknown number"
-        proof = f"ended at iteration {last} of {planned}"
-        return Judgement("stopped early", record.last_line, proof)
+        return Ending("stopped early", record.last_line, f"ended at iteration {last} of {planned}")
     if record.completed is False:
-        return Judgement("stopped early", record.last_line, "it never says that it completed")
-    return Judgement("end unknown", proof="the log says neither how far it should go nor an end")
+        return Ending("stopped early", record.last_line, "it never says that it completed")
+    return Ending("end unknown", proof="the log says neither how far it should go nor an end")
 
 
-def _last(record: Record) -> float:
-    """How many iterations the log reached, whether it counts from 0 or from 1."""
-    numbers = _iterations(record)
-    return float(numbers.max() + (numbers.min() == 0)) if len(numbers) else 0.0
+def _flags(record: Record, time: Steady | None) -> dict[str, str]:
+    """The doubts about a run's numbers by their kind, in the order that tables show them."""
+    why, flags = no_timing(record), {}
+    if why:
+        flags[why.kind] = why.text
+    skipped, entries = np.nan_to_num(record.steps["skipped"]), len(record.steps)
+    unit = "iterations" if record.interval == 1 else "entries"
+    if entries and (skipped >= record.interval).all():
+        text = f"all {entries} {unit} skipped: no optimizer step was timed"
+        flags["all skipped"] = text
+    elif (touched := (skipped > 0).sum()) > MANY_SKIPPED * entries:
+        flags["skipped"] = f"{touched} of {entries} {unit} skipped the optimizer"
+    flags["loss"] = _loss_doubt(record)
+    norm = record.steps["grad_norm"][np.isfinite(record.steps["grad_norm"])]
+    if zeros := (norm == 0).sum():
+        flags["grad norm"] = f"grad norm is zero in {zeros} of {len(norm)} iterations"
+    flags["averages"] = _averaged(record)
+    if time is not None and time.n < MIN_STEADY and entries:
+        text = f"too few points: {time.n} after the warm-up, 95 % needs {MIN_STEADY}"
+        flags["few points"] = text
+    if time is not None and not time.settled:
+        text = "warm-up not over: the second half of the steady iterations is faster"
+        flags["warm-up"] = text
+    if time is not None and time.spikes:
+        text = f"{time.spikes} of {time.n} steady iterations are"
+        uneven = time.spikes > UNEVEN * time.n
+        flags["spikes"] = f"uneven: {text} well above the median" if uneven else f"{text} spikes"
+    flags["schedule"] = record.schedule_note  # no single schedule has its loss curve
+    if record.oversubscribed:
+        flags["oversubscribed"] = f"oversubscribed: {record.sharing or 'more ranks than cores'}"
+    flags["default"] = _weak(record, "default", "defaults of the tool: ")
+    flags["from name"] = _weak(record, "from name", "from name: ")
+    return flags
 
 
-def _iterations(record: Record) -> np.ndarray:
-    numbers = record.steps["iteration"]
-    return numbers[np.isfinite(numbers)]
-
-
-def _flags(record: Record, time: Steady | None) -> list[Reason]:
-    """The doubts about a run's numbers, in the order that tables show them."""
-    norm = record.steps["grad_norm"]
-    norm = norm[np.isfinite(norm)]
-    zeros = f"grad norm is zero in {(norm == 0).sum()} of {len(norm)} iterations"
-    shared = f"oversubscribed: {record.sharing or 'more ranks than cores'}"
-    doubts = (
-        no_timing(record),
-        _skipped(record),
-        Reason("loss", _loss_doubt(record)),
-        Reason("grad norm", zeros if (norm == 0).any() else ""),
-        _averaged(record),
-        *_time_flags(record, time),
-        Reason("schedule", record.schedule_note),  # no single schedule has its loss curve
-        Reason("oversubscribed", shared if record.oversubscribed else ""),
-        Reason("default", _weak(record, "default", "defaults of the tool: ")),
-        Reason("from name", _weak(record, "from name", "from name: ")),
-    )
-    return [doubt for doubt in doubts if doubt and doubt.text]
-
-
-def _weak(record: Record, origin: str, said: str) -> str:
+def _weak(record: Record, origin: str, opening: str) -> str:
     """The facts that have this origin, with their values; "" where there are none."""
     stated = vars(record) | record.model
     values = ((name, stated[name]) for name, of in record.origin.items() if of == origin)
     names = [f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in values]
-    return said + ", ".join(names) if names else ""
+    return opening + ", ".join(names) if names else ""
 
 
-def _skipped(record: Record) -> Reason | None:
-    skipped = np.nan_to_num(record.steps["skipped"])
-    touched, n = int(np.sum(skipped > 0)), len(skipped)
-    unit = "iterations" if record.interval == 1 else "entries"
-    if n and (skipped >= record.interval).all():
-        return Reason("all skipped", f"all {n} {unit} skipped: no optimizer step was timed")
-    if touched > MANY_SKIPPED * n:
-        return Reason("skipped", f"{touched} of {n} {unit} skipped the optimizer")
-    return None
-
-
-def _time_flags(record: Record, time: Steady | None) -> list[Reason]:
-    if time is None:
-        return []
-    flags = []
-    if time.n < MIN_STEADY and len(record.steps):
-        said = f"too few points: {time.n} after the warm-up, 95 % needs {MIN_STEADY}"
-        flags.append(Reason("few points", said))
-    if not time.settled:
-        said = "warm-up not over: the second half of the steady iterations is faster"
-        flags.append(Reason("warm-up", said))
-    if time.spikes:
-        said = f"{time.spikes} of {time.n} steady iterations are"
-        uneven = time.spikes > UNEVEN * time.n
-        said = f"uneven: {said} well above the median" if uneven else f"{said} spikes"
-        flags.append(Reason("spikes", said))
-    return flags
-
-
-def _averaged(record: Record) -> Reason | None:
+def _averaged(record: Record) -> str:
     if record.running_average:
-        said = "running averages are printed as iterations"
-    elif record.interval > 1:
-        said = f"each entry averages {record.interval} iterations"
-    else:
-        return None
-    return Reason("averages", f"{said}: their spread is hidden")
+        return "running averages are printed as iterations: their spread is hidden"
+    if record.interval > 1:
+        return f"each entry averages {record.interval} iterations: their spread is hidden"
+    return ""
 
 
 def averages(records: list[Record]) -> list[str]:
     """A table's notes on runs whose entries are averages, so that their noise is not known."""
-    found: dict[Reason | None, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for record in records:
-        found.setdefault(_averaged(record), []).append(name_of(record))
-    return [f"{said}: {', '.join(names)}" for said, names in found.items() if said]
+        groups.setdefault(_averaged(record), []).append(name_of(record))
+    return [f"{text}: {', '.join(names)}" for text, names in groups.items() if text]
 
 
 def _loss_doubt(record: Record) -> str:
-    loss = record.steps["loss"]
+    loss, iteration = record.steps["loss"], record.steps["iteration"]
     bad, printed = _not_finite(record)
     end = ", to the end" if len(printed) and bad[printed[-1]] else ""
-    nans = max(record.nan_iterations, int(np.nansum(record.steps["nan_loss"])))
-    if nans:
+    if nans := max(record.nan_iterations, int((record.steps["nan_loss"] == 1).sum())):
         where = f"in {nans} of {len(loss)} iterations" if len(loss) else f"{nans} times"
         return f"the loss is NaN {where}{end}"
-    infinite = np.flatnonzero(bad)
-    if len(infinite):
-        return (
-            f"the loss is infinite in {len(infinite)} of {len(loss)} iterations, first in"
-            f" {int(record.steps['iteration'][infinite[0]])}{end}"
-        )
+    if bad.any():
+        first = f"first in {iteration[bad][0]:.0f}"
+        return f"the loss is infinite in {bad.sum()} of {len(loss)} iterations, {first}{end}"
     loss = loss[np.isfinite(loss)]
     if len(loss) < 20:
         return ""
@@ -305,10 +274,6 @@ def _loss_doubt(record: Record) -> str:
     if parts[-1] > EXPLODED * min(parts[:-1]) and parts[-1] > parts[0] / 2:
         return f"exploding loss: {parts[-1]:.3g} at the end, {min(parts):.3g} before"
     return ""
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
 
 
 def _median(values: np.ndarray) -> float | None:
@@ -326,19 +291,18 @@ SUMMARY = tuple(
 
 def summary(record: Record, time: Steady | None, judgement: Judgement) -> dict[str, Any]:
     """One run as plain data: what `--format json` prints. Unknown is None; seconds, tokens/s."""
-    logged = record.step_stats()
-    samples = tokens = None
+    logged, steps, rates = record.step_stats(), record.steps, {}
+    for name in ("samples_per_s", "tokens_per_s"):
+        rates[name] = _median(steps[name]) or record.totals.get(name)
     if time is not None and time.step_s > 0 and record.global_batch:
-        samples = record.global_batch / time.step_s
-        tokens = samples * record.seq_len if record.seq_len else None
-    samples = (
-        samples or _median(record.steps["samples_per_s"]) or record.totals.get("samples_per_s")
-    )
-    tokens = tokens or _median(record.steps["tokens_per_s"]) or record.totals.get("tokens_per_s")
-    if samples and record.seq_len:
-        tokens = tokens or samples * record.seq_len
-    if no_timing(record):
-        samples = tokens = None
+        rates["samples_per_s"] = record.global_batch / time.step_s
+        if record.seq_len:
+            rates["tokens_per_s"] = rates["samples_per_s"] * record.seq_len
+    if rates["samples_per_s"] and record.seq_len and not rates["tokens_per_s"]:
+        rates["tokens_per_s"] = rates["samples_per_s"] * record.seq_len
+    for name, rate in rates.items():
+        if no_timing(record) or (rate is not None and not math.isfinite(rate)):
+            rates[name] = None
     computed = {
         "verdict": judgement.verdict,
         "reasons": judgement.reasons,
@@ -347,10 +311,8 @@ def summary(record: Record, time: Steady | None, judgement: Judgement) -> dict[s
         "steady_step_s": time and time.step_s,
         "steady_n": time.n if time else 0,
         "steady_ci95": list(time.ci95) if time and time.ci95 else None,
-        "tokens_per_s": _number(tokens),
-        "samples_per_s": _number(samples),
-        "printed_tflops": _median(record.steps["tflops"][time.first if time else 0 :]),
-    }
+        "printed_tflops": _median(steps["tflops"][time.first if time else 0 :]),
+    } | rates
     return {name: computed[name] if name in computed else getattr(record, name) for name in SUMMARY}
 
 

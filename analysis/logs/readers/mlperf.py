@@ -324,7 +324,7 @@ def _factor(record: Record, steps: list[_Step], samples_per_s: float) -> float:
     elif len(written):
         counted_s = float(np.median(written))
     middle = float(np.median([step.time for step in steps if step.time > 0]))
-    factor, note = rate_words.of_steps(middle, counted_s, by)
+    factor, note = rate_words.scale_of(middle, counted_s, by)
     if note:
         record.notes.append(note)
     return factor
