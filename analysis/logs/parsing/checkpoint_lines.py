@@ -11,13 +11,13 @@ A timer counts before the clock on the lines. A save whose log has neither has n
 timer of a load that found nothing to load is left out.
 """
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
-from analysis.logs.parsing.fields import number, plain
+from analysis.logs.parsing.fields import plain
 from analysis.logs.parsing.logfile import Log
 
 
@@ -36,42 +36,46 @@ class Event:
     bytes: float | None = None
     ranks: int | None = None
     problem: str = ""
-    # While the log is read: which of _BEGIN began it, the clock at both ends, whether it has ended,
+    # While the log is read: the sign that began it, the clock at both ends, whether it has ended,
     # whether it goes on behind the training.
-    began: int = -1
+    sign: "_Sign | None" = None
     start: float | None = None
     end: float | None = None
     done: bool = False
     behind: bool = False
 
 
+class _Sign(NamedTuple):
+    """A line of a save or load: what it says, and its pattern. The pattern's group is the step of
+    what begins, or the time that it took."""
+
+    says: str  # begins, took s, took ms, ends, behind (it goes on behind training), nothing
+    kind: str
+    pattern: bytes
+
+
+_SECONDS = rb"(\d{1,12}(?:\.\d{0,12})?)"
+_TIMER = rb"-checkpoint[ .]{0,60}: {0,4}\(?(?:[\d.]{1,16}, )?" + _SECONDS  # the slowest rank
+_SIGNS = (
+    _Sign("begins", "save", rb"(?<![a-z] )saving checkpoint at iteration {1,8}(\d{1,9})"),
+    _Sign("begins", "save", rb"\[Torch\] Checkpoint (?:global_step)?(\d{0,9})\S{0,80} is about to"),
+    _Sign("begins", "save", rb"Preparing to save checkpoint for epoch \d+ @ (\d{1,9}) updates"),
+    _Sign("begins", "save", rb"(?<!Finished )[Ss]aving (?:the |a full )?checkpoint\b()"),
+    _Sign("begins", "load", rb"(?:\[Torch\] L| l)oading (?:\w{1,20} )?checkpoint from ()"),
+    _Sign("begins", "load", rb"Loading the checkpoint\b()"),
+    _Sign("took ms", "save", rb"save" + _TIMER),
+    _Sign("took ms", "load", rb"load" + _TIMER),
+    _Sign("took s", "save", rb"Saved checkpoint [^\r\n]{1,300}\(writing took " + _SECONDS),
+    _Sign("took s", "save", rb"Finished saving the checkpoint[^\d\r\n]{1,60}" + _SECONDS),
+    _Sign("took s", "load", rb"Finished loading the checkpoint[^\d\r\n]{1,60}" + _SECONDS),
+    _Sign("ends", "save", rb"successfully saved checkpoint (?:at|from) iteration"),
+    _Sign("ends", "save", rb"\[Torch\] Checkpoint \S{1,80} is ready now|zero checkpoint saved "),
+    _Sign("ends", "load", rb"(?:successfully l|\[Torch\] L)oaded checkpoint from "),
+    _Sign("behind", "save", rb"[Aa]sync(?:hronous)? checkpoint save|staging if async is enabled"),
+    _Sign("nothing", "load", rb"will not load any checkpoints|[Uu]nable to find latest file"),
+)
 _WORD = b"heckpoint"
 _LONGEST = 2000
-_BEGIN = (
-    ("save", re.compile(rb"(?<![a-z] )saving checkpoint at iteration {1,8}(\d{1,9})")),
-    ("save", re.compile(rb"\[Torch\] Checkpoint (?:global_step)?(\d{0,9})\S{0,80} is about to be")),
-    ("save", re.compile(rb"Preparing to save checkpoint for epoch \d+ @ (\d{1,9}) updates()")),
-    ("save", re.compile(rb"(?<!Finished )[Ss]aving (?:the |a full )?checkpoint\b()")),
-    ("load", re.compile(rb" loading (?:release |distributed )?checkpoint from ()")),
-    ("load", re.compile(rb"\[Torch\] Loading checkpoint from ()")),
-    ("load", re.compile(rb"Loading the checkpoint\b()")),
-)
-_DONE = (
-    ("save", re.compile(rb"successfully saved checkpoint (?:at|from) iteration")),
-    ("save", re.compile(rb"\[Torch\] Checkpoint \S{1,80} is ready now|zero checkpoint saved ")),
-    ("load", re.compile(rb"successfully loaded checkpoint from ")),
-    ("load", re.compile(rb"\[Torch\] Loaded checkpoint from ")),
-)
-_SECONDS = rb"([\d.]{1,16})"
-_SLOWEST = rb"\(?(?:[\d.]{1,16}, )?"  # of (fastest, slowest) rank
-_TIMERS = (
-    (None, 1e-3, re.compile(rb"(save|load)-checkpoint[ .]{0,60}: {0,4}" + _SLOWEST + _SECONDS)),
-    ("save", 1.0, re.compile(rb"Saved checkpoint [^\r\n]{1,300}\(writing took ()" + _SECONDS)),
-    ("save", 1.0, re.compile(rb"Finished saving the (checkpoint)[^\d\r\n]{1,60}" + _SECONDS)),
-    ("load", 1.0, re.compile(rb"Finished loading the (checkpoint)[^\d\r\n]{1,60}" + _SECONDS)),
-)
-_BEHIND = re.compile(rb"[Aa]sync(?:hronous)? checkpoint save|staging if async is enabled")
-_NOTHING = re.compile(rb"will not load any checkpoints|[Uu]nable to find latest file")
 _OTHER_RANK = re.compile(rb"\A[^\r\n]{0,60}?\[?rank[-_ ]?[1-9]\d{0,5}\]?[:/]")
 _CLOCK = re.compile(
     rb"(?:(\d{4})-?(\d\d)-?(\d\d)|(\d\d)/(\d\d)/(\d{4}))[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?"
@@ -89,34 +93,29 @@ def scan(log: Log) -> list[Event]:
 
     nothing = False  # was found to load: the timer that follows times nothing
     for line in _lines(log):
-        if _OTHER_RANK.match(line):
-            continue
-        clock = _clock(line)
-        nothing = nothing or bool(_NOTHING.search(line))
-        if timer := _timer(line):
-            kind, seconds = timer
-            if kind == "load" and nothing:
+        clock, signs = _clock(line), _signs(line)
+        nothing = nothing or "nothing" in signs
+        if took := signs.get("took s", signs.get("took ms")):
+            sign, match = took
+            if sign.kind == "load" and nothing:
                 nothing = False
                 continue
-            if kind not in last or last[kind].blocked_s is not None:
-                begin(Event(kind))
-            last[kind].blocked_s = seconds
-            last[kind].done = True
-        elif beginning := _beginning(line):
-            began, kind, step = beginning
-            current = last.get(kind)
-            if current and not current.done and current.began != began:
+            if sign.kind not in last or last[sign.kind].blocked_s is not None:
+                begin(Event(sign.kind))
+            last[sign.kind].blocked_s = float(match[1]) / (1000 if sign.says == "took ms" else 1)
+            last[sign.kind].done = True
+        elif "begins" in signs:
+            sign, match = signs["begins"]
+            current = last.get(sign.kind)
+            if current and not current.done and current.sign is not sign:
                 current.start = current.start or clock  # another line about the same save
-            elif not (kind == "load" and current and current.began == began and clock):
-                begin(
-                    Event(kind, step, began=began, start=clock)
-                )  # but DeepSpeed loads file by file
-        if _BEHIND.search(line) and "save" in last:
+            elif not (current and current.sign is sign and sign.kind == "load" and clock):
+                step = int(match[1]) if match[1] else None  # DeepSpeed loads file by file
+                begin(Event(sign.kind, step, sign=sign, start=clock))
+        if "behind" in signs and "save" in last:
             last["save"].behind = True
-        for kind, pattern in _DONE:
-            if kind in last and pattern.search(line):
-                last[kind].done = True
-                last[kind].end = clock or last[kind].end
+        if "ends" in signs and (event := last.get(signs["ends"][0].kind)):
+            event.done, event.end = True, clock or event.end
     for event in events:
         if None not in (event.start, event.end) and event.end >= event.start:
             event.total_s = event.end - event.start
@@ -127,21 +126,13 @@ def scan(log: Log) -> list[Event]:
     return events
 
 
-def _timer(line: bytes) -> tuple[str, float] | None:
-    """(kind, seconds) of a line that prints them."""
-    for kind, unit, pattern in _TIMERS:
-        if match := pattern.search(line):
-            seconds = number(match[2])
-            return None if math.isnan(seconds) else (kind or match[1].decode(), seconds * unit)
-    return None
-
-
-def _beginning(line: bytes) -> tuple[int, str, int | None] | None:
-    """(which pattern, kind, step) of a line that says that one begins."""
-    for began, (kind, pattern) in enumerate(_BEGIN):
-        if match := pattern.search(line):
-            return began, kind, int(match[1]) if match[1] else None
-    return None
+def _signs(line: bytes) -> dict[str, tuple[_Sign, re.Match[bytes]]]:
+    """The first sign of each sort on a line, with its match; of another rank's line none."""
+    signs: dict[str, tuple[_Sign, re.Match[bytes]]] = {}
+    for sign in () if _OTHER_RANK.match(line) else _SIGNS:
+        if sign.says not in signs and (match := re.search(sign.pattern, line)):
+            signs[sign.says] = sign, match
+    return signs
 
 
 def _lines(log: Log) -> Iterator[bytes]:
