@@ -5,44 +5,28 @@ import functools
 import math
 from typing import Any
 
-from analysis.logs.parsing.setting_names import (
-    COUNTS,
-    MODEL,
-    MODEL_SIZES,
-    MODEL_SWITCHES,
-    MODEL_WORDS,
-    NUMBERS,
-    SETTING_WORDS,
-    SETTINGS,
-)
+from analysis.logs.parsing.setting_names import FACTS
 from base.errors import UsageError
 from models.gpus import planning_gpu
 
 
 def add_fact_flags(parser: argparse.ArgumentParser) -> None:
     """Add a flag for each fact that a log may leave out; what a log says itself stays."""
-    keys = ", ".join((*SETTINGS, *MODEL))
     group = parser.add_argument_group(
         "facts that the logs leave out",
-        f"NAME.toml beside a log gives them for that log alone; its keys: {keys}",
+        f"NAME.toml beside a log gives them for that log alone; its keys: {', '.join(FACTS)}",
     )
-    for name, text in (SETTINGS | MODEL_SIZES).items():
-        kind = int if name in COUNTS | MODEL_SIZES else float if name in NUMBERS else str
-        checked = kind if kind is str else functools.partial(_size, kind, name == "zero_stage")
-        words = SETTING_WORDS.get(name)
-        group.add_argument(
-            flag_of(name),
-            type=checked,
-            choices=words,
-            dest=f"fact_{name}",
-            metavar=None if words else kind.__name__.upper(),
-            help=text,
-        )
-    for name, (words, text) in MODEL_WORDS.items():
-        group.add_argument(flag_of(name), choices=words, dest=f"fact_{name}", help=text)
-    for name, text in MODEL_SWITCHES.items():
-        yes_or_no = argparse.BooleanOptionalAction
-        group.add_argument(flag_of(name), action=yes_or_no, dest=f"fact_{name}", help=text)
+    for name, (kind, text) in FACTS.items():
+        if kind is bool:
+            takes: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+        elif isinstance(kind, tuple):
+            takes = {"choices": kind}
+        elif kind is str:
+            takes = {"metavar": "STR"}
+        else:
+            checked = functools.partial(_size, kind, name == "zero_stage")
+            takes = {"type": checked, "metavar": kind.__name__.upper()}
+        group.add_argument(flag_of(name), dest=f"fact_{name}", help=text, **takes)
 
 
 def flag_of(name: str) -> str:
@@ -56,7 +40,7 @@ def facts_of(arguments: argparse.Namespace | None) -> dict[str, Any]:
     Raises:
         UsageError: a card that does not exist, without a peak of its own.
     """
-    given = {name: getattr(arguments, f"fact_{name}", None) for name in (*SETTINGS, *MODEL)}
+    given = {name: getattr(arguments, f"fact_{name}", None) for name in FACTS}
     facts = {name: value for name, value in given.items() if value is not None}
     if "gpu_type" in facts and "peak_tflops" not in facts:
         try:

@@ -10,23 +10,21 @@ import re
 from pathlib import Path
 from typing import Any
 
-from analysis.logs.parsing.json_values import real, rows, whole
-from analysis.logs.parsing.setting_names import (
-    COUNTS,
-    MODEL,
-    MODEL_SIZES,
-    MODEL_SWITCHES,
-    MODEL_WORDS,
-    NUMBERS,
-    SETTING_WORDS,
-    SETTINGS,
-    read_settings,
-    state,
-)
+from analysis.logs.parsing.json_values import mapping, real, rows, whole
+from analysis.logs.parsing.setting_names import FACTS, MODEL, SETTINGS, read_settings, state
 from analysis.logs.record import Record, Refusal
 from base.files import check_file, parse_json, parse_toml
 from parallel.config.axes import AXES
 from parallel.config.settings import gemm_precision
+
+# The format of a log -> the files beside it that say what model it trained.
+_CONFIGURATIONS = {
+    "HF Trainer": ("config.json",),
+    "nanotron": ("model_config.json", "config.yaml"),
+    "NeMo": ("hparams.yaml",),
+    "picotron": ("config.json",),
+}
+_ENTRY = re.compile(r"""^\s{0,40}(\w{2,60}): {0,3}["']?([\w.-]{1,60})""", re.MULTILINE)
 
 
 def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -> None:
@@ -47,12 +45,15 @@ def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -
     if os.path.isfile(path):
         beside = path.parent / "run.json"
         if os.path.isfile(beside):
-            parts = {k: v for k, v in _parsed(beside, parse_json).items() if isinstance(v, dict)}
-            facts = {k: v for k, v in stated(parts).items() if k in SETTINGS and fits(k, v)}
-            state(record, facts, "run.json")
+            facts = stated(_parsed(beside, parse_json))
+            known = {k: v for k, v in facts.items() if k in SETTINGS and fits(k, v)}
+            state(record, known, "run.json")
         for name in _CONFIGURATIONS.get(record.format, ()):
             if os.path.isfile(path.parent / name):
-                _read_configuration(record, path.parent / name)
+                parse = parse_json if name.endswith(".json") else _entries
+                settings = _parsed(path.parent / name, parse)
+                texts = {key: [str(value)] for key, value in settings.items()}
+                state(record, read_settings(record, texts), "config")
         if record.submission:
             mlperf_tree.read_place(record, path)
         for sidecar in (path.with_name(path.name + ".toml"), path.with_suffix(".toml")):
@@ -65,41 +66,15 @@ def complete_from_elsewhere(record: Record, path: Path, flags: dict[str, Any]) -
     state(record, from_name(path.name), "from name")
 
 
-# The format of a log -> the files beside it that say what model it trained.
-_CONFIGURATIONS = {
-    "HF Trainer": ("config.json",),
-    "nanotron": ("model_config.json", "config.yaml"),
-    "NeMo": ("hparams.yaml",),
-    "picotron": ("config.json",),
-}
-_ENTRY = re.compile(r"""^\s{0,40}(\w{2,60}): {0,3}["']?([\w.-]{1,60})""", re.MULTILINE)
-
-
-def _read_configuration(record: Record, path: Path) -> None:
-    """A tool's JSON file, or its YAML file with one `name: value` in a line."""
-    said: dict[str, list[str]] = {}
-    if path.suffix == ".json":
-        for name, value in _parsed(path, parse_json).items():
-            said[name] = [str(value)]
-    else:
-        for name, value in _ENTRY.findall(_text(path)):
-            said.setdefault(name, []).append(value)
-    facts, uncounted = read_settings(record, said)
-    state(record, facts, "config")
-    record.uncounted += [why for why in uncounted if why not in record.uncounted]
-
-
-def _text(path: Path) -> str:
-    try:
-        return check_file(path).read_text()
-    except (OSError, ValueError) as error:
-        raise Refusal(str(path), f"cannot be read: {error}") from error
+def _entries(text: str) -> dict[str, str]:
+    """Of a YAML file with one `name: value` in a line; the last of a name counts."""
+    return dict(_ENTRY.findall(text))
 
 
 def _parsed(path: Path, parse: Any) -> dict[str, Any]:
     try:
-        content = parse(_text(path))
-    except ValueError as error:
+        content = parse(check_file(path).read_text())
+    except (OSError, ValueError) as error:
         raise Refusal(str(path), f"cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise Refusal(str(path), "cannot be read: it holds no table of names and values")
@@ -107,8 +82,8 @@ def _parsed(path: Path, parse: Any) -> dict[str, Any]:
 
 
 def _known(facts: dict[str, Any], source: str) -> dict[str, Any]:
-    if unknown := set(facts) - {*SETTINGS, *MODEL}:
-        known = ", ".join((*SETTINGS, *MODEL))
+    if unknown := set(facts) - set(FACTS):
+        known = ", ".join(FACTS)
         raise Refusal(source, f"unknown key {', '.join(sorted(unknown))}; there are: {known}")
     for name, value in facts.items():
         if not fits(name, value):
@@ -118,17 +93,14 @@ def _known(facts: dict[str, Any], source: str) -> dict[str, Any]:
 
 def fits(name: str, value: Any) -> bool:
     """Whether a setting or size can be this."""
-    if name in NUMBERS:
+    kind = FACTS[name].kind
+    if isinstance(kind, tuple):
+        return value in kind
+    if kind is float:
         return 0 < real(value) < math.inf
-    if name in SETTING_WORDS:
-        return value in SETTING_WORDS[name]
-    if name in MODEL_SWITCHES:
-        return isinstance(value, bool)
-    if name in MODEL_WORDS:
-        return value in MODEL_WORDS[name][0]
-    if name in COUNTS | MODEL_SIZES:
+    if kind is int:
         return (whole(value) or 0) >= (0 if name == "zero_stage" else 1)
-    return isinstance(value, str)
+    return isinstance(value, kind)
 
 
 _IN_NAME = {
@@ -172,7 +144,7 @@ _STATED = {
 
 def stated(facts: dict[str, Any]) -> dict[str, Any]:
     """Record's fields as run.json states them; None where it does not."""
-    parts = {part: facts.get(part) or {} for part in ("spec", "layout", "host", "model", "git")}
+    parts = {part: mapping(facts.get(part)) for part in ("spec", "layout", "host", "model", "git")}
     git, host, model = parts["git"], parts["host"], parts["model"]
     commit, changed = git.get("commit"), "+dirty" if git.get("dirty") else ""
     found = {name: parts[part].get(name) for part, names in _STATED.items() for name in names}
@@ -193,7 +165,7 @@ def stated(facts: dict[str, Any]) -> dict[str, Any]:
 
 def sharing(facts: dict[str, Any]) -> str:
     """Why the ranks had to share what they ran on, or "" when they did not (or nothing says)."""
-    spec, layout, host = (facts.get(part) or {} for part in ("spec", "layout", "host"))
+    spec, layout, host = (mapping(facts.get(part)) for part in ("spec", "layout", "host"))
     ranks = host.get("ranks_per_node") or layout.get("world_size")
     if not ranks:
         return ""

@@ -5,10 +5,10 @@ states something else adds a note and changes nothing.
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.logs.parsing.fields import plain
 from analysis.logs.parsing.logfile import Log
@@ -16,53 +16,52 @@ from analysis.logs.record import Record
 from models.config import ACTIVATIONS, NORMS, POSITIONS
 from parallel.config.axes import AXES
 
-# Facts that a log may leave out: Record's fields and sizes of the model, with the flags' help.
-COUNTS = {
-    "gpus": "GPUs of the run",
-    **AXES,
-    "micro_batch": "sequences per micro-batch and dp rank",
-    "n_micro": "micro-batches per optimizer step and dp rank",
-    "global_batch": "sequences per optimizer step, all ranks",
-    "seq_len": "tokens per sequence",
-    "zero_stage": "ZeRO stage",
-    "planned_steps": "optimizer steps that the run was to take",
-}
-SETTINGS = COUNTS | {
-    "params": "parameters of the model",
-    "precision": "what it trained in",
-    "recompute": "activations that are recomputed",
-    "gpu_type": "the card, as it is sold: 'H100 SXM' (H100 alone may be two cards)",
-    "peak_tflops": "TFLOP/s of the card's peak in this precision, where the card is not known",
-    "commit": "the commit of the training code",
-    "engine": "what trained",
-}
-NUMBERS = ("params", "peak_tflops")
-SETTING_WORDS = {
-    "precision": ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4"),
-    "recompute": ("none", "selective", "full"),
+
+class Fact(NamedTuple):
+    """A fact that a log may leave out: what it is, or the words that it can be; its flag's help."""
+
+    kind: type | tuple[str, ...]
+    help: str
+
+
+# Record's fields.
+SETTINGS = {
+    "gpus": Fact(int, "GPUs of the run"),
+    **{axis: Fact(int, text) for axis, text in AXES.items()},
+    "micro_batch": Fact(int, "sequences per micro-batch and dp rank"),
+    "n_micro": Fact(int, "micro-batches per optimizer step and dp rank"),
+    "global_batch": Fact(int, "sequences per optimizer step, all ranks"),
+    "seq_len": Fact(int, "tokens per sequence"),
+    "zero_stage": Fact(int, "ZeRO stage"),
+    "planned_steps": Fact(int, "optimizer steps that the run was to take"),
+    "params": Fact(float, "parameters of the model"),
+    "precision": Fact(("fp32", "tf32", "bf16", "fp16", "fp8", "fp4"), "what it trained in"),
+    "recompute": Fact(("none", "selective", "full"), "activations that are recomputed"),
+    "gpu_type": Fact(str, "the card, as it is sold: 'H100 SXM' (H100 alone may be two cards)"),
+    "peak_tflops": Fact(
+        float, "TFLOP/s of the card's peak in this precision, where the card is not known"
+    ),
+    "commit": Fact(str, "the commit of the training code"),
+    "engine": Fact(str, "what trained"),
 }
 # GPTConfig's names, which are keys of Record.model.
-MODEL_SIZES = {
-    "n_layer": "transformer blocks",
-    "hidden": "hidden size",
-    "n_head": "attention heads",
-    "n_kv_head": "heads of keys and values",
-    "kv_channels": "size of a head, where it is not hidden / n_head",
-    "vocab_size": "token ids",
-    "max_seq_len": "positions of the model",
-    "ffn_hidden": "feed-forward size",
+MODEL = {
+    "n_layer": Fact(int, "transformer blocks"),
+    "hidden": Fact(int, "hidden size"),
+    "n_head": Fact(int, "attention heads"),
+    "n_kv_head": Fact(int, "heads of keys and values"),
+    "kv_channels": Fact(int, "size of a head, where it is not hidden / n_head"),
+    "vocab_size": Fact(int, "token ids"),
+    "max_seq_len": Fact(int, "positions of the model"),
+    "ffn_hidden": Fact(int, "feed-forward size"),
+    "position": Fact(POSITIONS, "how positions enter the model"),
+    "norm": Fact(NORMS, "the norm before each part of a block"),
+    "activation": Fact(ACTIVATIONS, "of the feed-forward; swiglu has a gate"),
+    "qk_norm": Fact(bool, "norm each head's query and key"),
+    "tied": Fact(bool, "the output layer is the word embedding"),
+    "bias": Fact(bool, "linear layers have biases"),
 }
-MODEL_WORDS = {
-    "position": (POSITIONS, "how positions enter the model"),
-    "norm": (NORMS, "the norm before each part of a block"),
-    "activation": (ACTIVATIONS, "of the feed-forward; swiglu has a gate"),
-}
-MODEL_SWITCHES = {
-    "qk_norm": "norm each head's query and key",
-    "tied": "the output layer is the word embedding",
-    "bias": "linear layers have biases",
-}
-MODEL = (*MODEL_SIZES, *MODEL_WORDS, *MODEL_SWITCHES)
+FACTS = SETTINGS | MODEL
 
 # Record's fields and model sizes -> the names that argument dumps give them, surest first.
 _ALIASES = {
@@ -89,34 +88,80 @@ _ALIASES = {
     "vocab_size": "override_vocab_size padded_vocab_size vocab_size",
     "max_seq_len": "max_position_embeddings block_size",
 }
-# Settings whose values are words, and those that Record has under no name of its own.
-_WORDS = {
-    "dtype": "params_dtype torch_dtype precision",
-    "bf16": "bf16",
-    "fp16": "fp16",
-    "fp8": "fp8",
-    "granularity": "recompute_granularity activations_checkpoint_granularity",
-    "checkpoint": "checkpoint_activations recompute_activations activations_checkpoint_method"
-    " gradient_checkpointing",
-    "distributed_optimizer": "use_distributed_optimizer",
-    "gated": "swiglu gated_linear_unit",
-    "activation": "activation hidden_act activation_function",
-    "mlp": "mlp_type",
-    "norm": "normalization norm",
-    "position": "position_embedding_type pos_emb",
-    "untied": "untie_embeddings_and_output_weights no_weight_tying",
-    "tied": "share_embeddings_and_output_weights tie_word_embeddings",
-    "bias": "add_bias_linear",
-    "unbiased": "disable_bias_linear",
-    "qk_norm": "qk_layernorm",
-    "rms_eps": "rms_norm_eps",
-    "theta": "rope_theta",
-    "grouped": "group_query_attention",
-    "experts": "num_experts num_moe_experts num_local_experts n_routed_experts",
-    "latent": "multi_latent_attention",
-    "predicted": "mtp_num_layers num_nextn_predict_layers",
-}
-_NAMES = " ".join([*_ALIASES.values(), *_WORDS.values()]).split()
+
+
+class _Rule(NamedTuple):
+    """Ours, where the first of `names` that is set has such a value, in lower case."""
+
+    fact: str
+    names: str
+    value: str
+    ours: Any
+
+
+_SAID = r"(?!(?:none|null|false)$).+"
+_DTYPE = "params_dtype torch_dtype precision"
+_GRANULARITY = "recompute_granularity activations_checkpoint_granularity"
+_CHECKPOINT = (
+    "checkpoint_activations recompute_activations activations_checkpoint_method"
+    " gradient_checkpointing"
+)
+_GATED = "swiglu gated_linear_unit"
+_ACTIVATION = "activation hidden_act activation_function"
+_NORM = "normalization norm"
+_POSITION = "position_embedding_type pos_emb"
+_TIED = "share_embeddings_and_output_weights tie_word_embeddings"
+_UNTIED = "untie_embeddings_and_output_weights no_weight_tying"
+# Settings whose values are words. Of several rules for a fact the first that fits counts.
+_RULES = (
+    _Rule("precision", "fp8", _SAID, "fp8"),
+    _Rule("precision", "bf16", "true", "bf16"),
+    _Rule("precision", _DTYPE, r"(torch\.)?bfloat16|bf16(-mixed|-true)?", "bf16"),
+    _Rule("precision", "fp16", "true", "fp16"),
+    _Rule("precision", _DTYPE, r"(torch\.)?float16|torch\.half|16-mixed", "fp16"),
+    _Rule("precision", _DTYPE, r"torch\.float|(torch\.)?float32", "fp32"),
+    _Rule("recompute", _GRANULARITY, "selective", "selective"),
+    _Rule("recompute", _GRANULARITY, _SAID, "full"),
+    _Rule("recompute", _CHECKPOINT, _SAID, "full"),
+    _Rule("recompute", f"{_GRANULARITY} {_CHECKPOINT}", ".+", "none"),
+    _Rule("activation", _GATED, "true", "swiglu"),
+    _Rule("activation", "mlp_type", "llama", "swiglu"),
+    _Rule("activation", _ACTIVATION, ".*glu|silu|swish", "swiglu"),  # Hugging Face's gated ones
+    _Rule("activation", _GATED, "false", "gelu"),
+    _Rule("activation", _ACTIVATION, "(gelu|relu|squared).*", "gelu"),  # one without a gate
+    _Rule("norm", "rms_norm_eps", ".+", "rmsnorm"),
+    _Rule("norm", _NORM, "rms.*", "rmsnorm"),
+    _Rule("norm", _NORM, "layer.*", "layernorm"),
+    _Rule("position", "rope_theta", ".+", "rope"),
+    _Rule("position", _POSITION, "(rope|rotary).*", "rope"),
+    _Rule("position", _POSITION, "learned.*", "learned"),
+    _Rule("qk_norm", "qk_layernorm", "true", True),
+    _Rule("qk_norm", "qk_layernorm", "false", False),
+    _Rule("tied", _TIED, "true", True),
+    _Rule("tied", _TIED, "false", False),
+    _Rule("tied", _UNTIED, "false", True),
+    _Rule("tied", _UNTIED, "true", False),
+    _Rule("bias", "add_bias_linear", "true", True),
+    _Rule("bias", "add_bias_linear", "false", False),
+    _Rule("bias", "disable_bias_linear", "false", True),
+    _Rule("bias", "disable_bias_linear", "true", False),
+    # What no FLOPs convention counts, in words.
+    _Rule(
+        "experts",
+        "num_experts num_moe_experts num_local_experts n_routed_experts",
+        r"(?!1$)[1-9]\d*",
+        "{} experts",
+    ),
+    _Rule("latent", "multi_latent_attention", "true", "multi-latent attention"),
+    _Rule(
+        "predicted",
+        "mtp_num_layers num_nextn_predict_layers",
+        r"[1-9]\d*",
+        "{} layers that predict further tokens",
+    ),
+)
+_UNCOUNTED = ("experts", "latent", "predicted")
+_OTHERS = "group_query_attention use_distributed_optimizer"
 
 
 @cache
@@ -124,25 +169,14 @@ def _setting() -> re.Pattern[bytes]:
     """`name ..... 4`, `name: 4`, `"name": 4`, `args[name] = 4`, `--name 4`; a name is found whole.
 
     It takes longer to compile than --help should."""
+    names = " ".join([*_ALIASES.values(), *(rule.names for rule in _RULES), _OTHERS]).split()
     return re.compile(
         (
-            rf"\b(?<![./])(?<![a-z]-)({_any_of(set(_NAMES))})(?![\w-])"
+            rf"\b(?<![./])(?<![a-z]-)({'|'.join(sorted(set(names))).replace('_', '[-_]')})(?![\w-])"
             r"""['"\]]{0,2}[ \t]{0,3}(?:\.{2,80}|[:=]|[ \t])[ \t]{0,16}['"\[]?"""
             r"(\d{1,15}(?![\d.]\d|\w)|None|null|[A-Za-z][\w.-]{0,30})"
         ).encode()
     )
-
-
-def _any_of(names: set[str]) -> str:
-    """A pattern for any of the names that looks at each letter once; - and _ are the same."""
-    rest: dict[str, set[str]] = defaultdict(set)
-    for name in names - {""}:
-        rest[name[0]].add(name[1:])
-    parts = (first.replace("_", "[-_]") + _any_of(after) for first, after in sorted(rest.items()))
-    found = "|".join(parts)
-    if "" in names:
-        return f"(?:{found})?" if found else ""
-    return f"(?:{found})" if len(rest) > 1 else found
 
 
 # On a command line these have no value.
@@ -154,8 +188,6 @@ _CARD = re.compile(
     rb"(?:CUDA capacity: |\bGPU \d{1,3}: |\[GPU\] )((?:NVIDIA|AMD|Tesla) ?[\w .-]{1,40}?)"
     rb"(?: with | \(UUID|[\r\n,])"
 )
-# Each rank says how many ranks it is connected to; Megatron's largest such group is dp x cp.
-_GLOO = re.compile(rb"Expected number of connected peer ranks is : (\d{1,6})\b")
 _USING_WORLD = re.compile(rb"using world size: {0,3}(\d{1,7})")
 _USING_SIZES = re.compile(
     rb"(?<![\w-])(data|context|tensor-model|pipeline-model|model)-parallel[- ]size: {0,3}(\d{1,7})"
@@ -169,9 +201,6 @@ _PADDED_VOCAB = re.compile(
     rb"(?:padded vocab \(size: (\d{1,9})\) with (\d{1,9}) dummy tokens"
     rb"|Padded vocab_size: (\d{1,9}), original vocab_size)"
 )
-_BF16 = ("torch.bfloat16", "bfloat16", "bf16", "bf16-mixed", "bf16-true")
-_FP16 = ("torch.float16", "float16", "torch.half", "16-mixed")
-_TOTAL_PARAMS = re.compile(rb"TOTAL_PARAMS=(\d{1,15})")
 _HEADER = 1 << 19
 
 
@@ -180,162 +209,84 @@ def read_header(record: Record, header: bytes) -> None:
 
     The last value before training wins; where the same name was given another before, it is noted.
     """
-    said: dict[str, list[str]] = defaultdict(list)
+    settings: dict[str, list[str]] = defaultdict(list)
     for match in _setting().finditer(header):
         before = header[max(match.start() - 80, 0) : match.start()]
         # DeepSpeed's own world_size is the data-parallel one; its block_size is of bytes on disk.
         of_ranks = match[1].endswith(b"world_size") and b"config.py:" in before
-        named, value = match[1].decode().replace("-", "_"), match[2].decode().partition("..")[0]
+        name, value = match[1].decode().replace("-", "_"), match[2].decode().partition("..")[0]
         between = header[match.end(1) : match.start(2)].strip(b" \t")
         prose = not between and value[0].isalpha() and not before.endswith(b"--")
         if not of_ranks and not prose and b"aio_config" not in before:
-            said[named].append(value)
+            settings[name].append(value)
     for name in _SWITCH.findall(header):
-        said.setdefault(name.decode().replace("-", "_"), ["True"])
-    facts, uncounted = read_settings(record, said)
-    if (padded := _PADDED_VOCAB.findall(header)) and "override_vocab_size" not in said:
+        settings.setdefault(name.decode().replace("-", "_"), ["True"])
+    facts = read_settings(record, settings)
+    if (padded := _PADDED_VOCAB.findall(header)) and "override_vocab_size" not in settings:
         facts["vocab_size"] = sum(int(n) for n in padded[-1] if n)
-    facts.update(_world(header, facts))
-    if params := _params(header, facts):
-        facts["params"] = params
+    facts |= _world(header)
+    facts["params"] = _params(header, facts)
     if card := _CARD.search(header):
         facts["gpu_type"] = card[1].decode().strip()
-    state(record, {k: v for k, v in facts.items() if v is not None}, "log")
-    record.uncounted += [why for why in uncounted if why not in record.uncounted]
+    state(record, facts, "log")
 
 
-def read_settings(
-    record: Record, said: Mapping[str, list[str]]
-) -> tuple[dict[str, Any], list[str]]:
-    """(facts by Record's and GPTConfig's names, what no FLOPs convention counts) of settings.
+def read_settings(record: Record, settings: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Facts by Record's and GPTConfig's names; what no FLOPs convention counts is added to
+    `record.uncounted`.
 
-    said: a setting's name -> its values in the order that they were printed; the last one counts,
-    and a `record` that did not know it gets a note where there were others.
+    settings: a setting's name -> its values in the order that they were printed; the last one
+    counts, and a `record` that did not know it gets a note where there were others.
     """
-    last = {name: values[-1] for name, values in said.items() if values}
+    last = {name: values[-1].lower() for name, values in settings.items() if values}
     facts: dict[str, Any] = {}
     for field, aliases in _ALIASES.items():
         alias = next((a for a in aliases.split() if last.get(a, "").isdigit()), None)
         if alias is None:
             continue
         facts[field] = int(last[alias])
-        given = dict.fromkeys(value for value in said[alias] if value.isdigit())
+        values = dict.fromkeys(value for value in settings[alias] if value.isdigit())
         known = record.model.get(field) or getattr(record, field, None)
-        if len(given) > 1 and field != "gpus" and known is None:
+        if len(values) > 1 and field != "gpus" and known is None:
             record.notes.append(
-                f"contradiction: {alias} is given as {', '.join(given)};"
+                f"contradiction: {alias} is given as {', '.join(values)};"
                 f" {facts[field]}, the last before training, is used"
             )
     if facts.get("pp") == 0:  # GPT-NeoX's way to say that there is no pipeline
         facts["pp"] = 1
-    if last.get("group_query_attention", "").lower() == "false":
+    if last.get("group_query_attention") == "false":
         facts.pop("n_kv_head", None)  # Megatron prints num_query_groups all the same
-    words = {
-        field: next((last[a].lower() for a in aliases.split() if a in last), None)
-        for field, aliases in _WORDS.items()
-    }
-    facts.update(_words(words, facts) | _architecture(words))
-    return facts, _uncounted(words)
+    if last.get("use_distributed_optimizer") == "true":
+        facts["zero_stage"] = max(facts.get("zero_stage", 0), 1)
+    for rule in _RULES:
+        value = next((last[name] for name in rule.names.split() if name in last), "")
+        if rule.fact not in facts and value and re.fullmatch(rule.value, value):
+            facts[rule.fact] = rule.ours
+            if rule.fact in _UNCOUNTED and rule.ours.format(value) not in record.uncounted:
+                record.uncounted.append(rule.ours.format(value))
+    return {name: value for name, value in facts.items() if name not in _UNCOUNTED}
 
 
-def _architecture(words: Mapping[str, str | None]) -> dict[str, Any]:
-    """What is no size, in GPTConfig's words. An activation without a gate counts as gelu."""
-    found: dict[str, Any] = {}
-    activation = words["activation"] or ""
-    if (
-        words["gated"] == "true"
-        or words["mlp"] == "llama"
-        or activation.endswith("glu")
-        or activation in ("silu", "swish")  # of Hugging Face's models, the gated ones
-    ):
-        found["activation"] = "swiglu"
-    elif words["gated"] == "false" or activation.startswith(("gelu", "relu", "squared")):
-        found["activation"] = "gelu"
-    for name, ours in _BEGINNINGS.items():
-        if word := next((w for w in ours if (words[name] or "").startswith(w)), None):
-            found[name] = ours[word]
-    found |= {"norm": "rmsnorm"} if words["rms_eps"] else {}
-    found |= {"position": "rope"} if words["theta"] else {}
-    if words["qk_norm"] in ("true", "false"):
-        found["qk_norm"] = words["qk_norm"] == "true"
-    for name, no in (("tied", "untied"), ("bias", "unbiased")):
-        if words[name] in ("true", "false") or words[no] in ("true", "false"):
-            found[name] = words[name] == "true" or (words[name] is None and words[no] == "false")
-    return found
+_SPLITS = {b"data": "dp", b"context": "cp", b"tensor-model": "tp", b"model": "tp"}
+_SPLITS[b"pipeline-model"] = "pp"
 
 
-_BEGINNINGS = {
-    "norm": {"rms": "rmsnorm", "layer": "layernorm"},
-    "position": {"rope": "rope", "rotary": "rope", "learned": "learned"},
-}
-
-
-def _uncounted(words: Mapping[str, str | None]) -> list[str]:
-    """What the model has that no convention here counts."""
-    experts, predicted = (
-        int(value) if (value := words[name] or "").isdigit() else 0
-        for name in ("experts", "predicted")
-    )
-    parts = {
-        f"{experts} experts": experts > 1,
-        "multi-latent attention": words["latent"] == "true",
-        f"{predicted} layers that predict further tokens": predicted > 0,
-    }
-    return [part for part, there in parts.items() if there]
-
-
-def _world(header: bytes, stated: Mapping[str, Any]) -> dict[str, int]:
-    """Megatron's `using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4`; else
-    how many ranks are connected."""
-    names = {b"data": "dp", b"context": "cp", b"tensor-model": "tp", b"model": "tp"}
-    names[b"pipeline-model"] = "pp"
-    facts = {}
+def _world(header: bytes) -> dict[str, int]:
+    """Megatron's `using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4`."""
     at = header.rfind(b"using world size:")
-    if at >= 0 and (match := _USING_WORLD.match(header, at)):
-        facts["gpus"] = int(match[1])
-        line = re.split(rb"[\r\n]", header[at : at + 400])[0]
-        for kind, value in _USING_SIZES.findall(line):
-            facts[names[kind]] = int(value)
-    elif "gpus" not in stated and {"tp", "pp"} <= set(stated) and b"[Gloo]" in header:
-        # Lines of several ranks run into each other; of a whole group, most stay readable.
-        peers = Counter(map(int, _GLOO.findall(header)))
-        if groups := [n + 1 for n, lines in peers.items() if 2 * lines > n]:
-            facts["gpus"] = max(groups) * stated["tp"] * stated["pp"]
-    return facts
-
-
-def _words(words: Mapping[str, str | None], facts: dict[str, Any]) -> dict[str, Any]:
-    """Precision, recomputation and the distributed optimizer."""
-    said = words.__getitem__
-    found: dict[str, Any] = {}
-    no = (None, "none", "null", "false")
-    if said("fp8") not in no:
-        found["precision"] = "fp8"
-    elif said("bf16") == "true" or said("dtype") in _BF16:
-        found["precision"] = "bf16"
-    elif said("fp16") == "true" or said("dtype") in _FP16:
-        found["precision"] = "fp16"
-    elif said("dtype") in ("torch.float32", "torch.float", "float32"):
-        found["precision"] = "fp32"
-    if said("granularity") not in no:
-        found["recompute"] = said("granularity")
-    elif said("checkpoint") not in no:
-        found["recompute"] = "full"
-    elif said("granularity") or said("checkpoint"):
-        found["recompute"] = "none"
-    if said("distributed_optimizer") == "true":
-        found["zero_stage"] = max(facts.get("zero_stage", 0), 1)
-    return found
+    match = _USING_WORLD.match(header, max(at, 0))
+    if not match:
+        return {}
+    line = re.split(rb"[\r\n]", header[at : at + 400])[0]
+    sizes = {_SPLITS[kind]: int(value) for kind, value in _USING_SIZES.findall(line)}
+    return {"gpus": int(match[1])} | sizes
 
 
 def _params(header: bytes, facts: dict[str, Any]) -> int | None:
     """The sum over the model-parallel ranks that each print their share, when all of them did."""
     shares = {match[1]: int(match[2]) for match in _RANK_PARAMS.finditer(header)}
     ranks = facts.get("tp", 1) * facts.get("pp", 1)
-    if shares and len(shares) >= ranks:
-        return sum(shares.values())
-    total = _TOTAL_PARAMS.search(header)
-    return int(total[1]) if total else None
+    return sum(shares.values()) if shares and len(shares) >= ranks else None
 
 
 def header_of(log: Log, first: int | None) -> bytes:
@@ -358,7 +309,7 @@ def state(record: Record, facts: dict[str, Any], origin: str) -> None:
                 record.origin.setdefault(name, origin)
             continue
         known = getattr(record, name)
-        if value == 0 and name in COUNTS and name != "zero_stage":
+        if value == 0 and SETTINGS[name].kind is int and name != "zero_stage":
             record.notes.append(f"{name}: {origin} says 0: unknown")
         elif known is None:
             setattr(record, name, value)

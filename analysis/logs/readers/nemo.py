@@ -93,8 +93,7 @@ def _dllogger(log: Log, record: Record) -> Columns:
                 room, _, name = path.partition("/")
                 if room in _CONFIG and isinstance(value, str | int):
                     said[name] = [str(value)]
-            stated, record.uncounted = read_settings(record, said)
-            facts |= stated
+            facts |= read_settings(record, said)
             nodes, devices = (
                 whole(data.get("trainer/num_nodes")),
                 whole(data.get("trainer/devices")),
