@@ -1,6 +1,5 @@
 """From paths to records, for every command, and what a table calls each run."""
 
-import contextlib
 import hashlib
 import math
 import os
@@ -9,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.logs.parsing.packed import STDIN
 from analysis.logs.record import Record, Refusal
@@ -20,7 +19,7 @@ from parallel.record.reader import is_run_folder
 
 # In a folder, only these are taken for logs; a file named outright is always tried.
 _LOG_SUFFIXES = (".out", ".log", ".err", ".txt", ".json", ".jsonl")
-_NOT_LOGS = ("run.json", "status.json", "launcher_metadata.json", "scaling_report.json")
+_NOT_LOGS = ("run.json", "status.json", "launcher_metadata.json")
 _DATA_PARALLEL = ("HF Trainer", "DeepSpeed", "nanoGPT", "nanochat")
 _MANY = 32  # files; fewer are read in this process, without a bar
 
@@ -86,6 +85,19 @@ def _multiply_out(record: Record) -> None:
         record.origin["dp"] = record.origin.get("gpus", "log")
 
 
+class Name(NamedTuple):
+    """What a run is called: in tables, by itself, and where it lies."""
+
+    shown: str
+    own: str
+    path: Path
+
+    def answers_to(self, wanted: str) -> bool:
+        """Whether `--baseline wanted` may mean the run; it may be a path, or its last part."""
+        same = os.path.abspath(wanted) == os.path.abspath(self.path)
+        return same or wanted in (self.shown, self.own, self.path.name)
+
+
 def own_name(record: Record) -> str:
     """What the run calls itself, or the file's name."""
     return record.run or Path(record.source).name
@@ -101,7 +113,7 @@ def distinct(names: list[str], paths: list[Path]) -> list[str]:
     groups: dict[str, list[int]] = defaultdict(list)
     for i, name in enumerate(names):
         groups[name].append(i)
-    found = list(names)
+    shown = list(names)
     for name, members in groups.items():
         parts = {i: Path(os.path.abspath(paths[i])).parts for i in members}
         for depth in range(1, max(map(len, parts.values())) + 1):
@@ -109,37 +121,33 @@ def distinct(names: list[str], paths: list[Path]) -> list[str]:
             if len(set(tails.values())) == len(members):
                 break
         for i, tail in tails.items() if len(members) > 1 else ():
-            found[i] = tail if tail.endswith("/" + name) else f"{name} ({tail})"
-    return found
+            shown[i] = tail if tail.endswith("/" + name) else f"{name} ({tail})"
+    return shown
 
 
 def called(wanted: str, record: Record) -> bool:
-    """Whether `--baseline wanted` may mean the run: by a name, its configuration's or its folder's,
-    or its path."""
-    names = (name_of(record), own_name(record), record.configuration, Path(record.source).name)
-    return wanted in names or os.path.abspath(wanted) == os.path.abspath(record.source)
+    """Whether `--baseline wanted` may mean the run, or its configuration."""
+    return wanted == record.configuration or _name(record).answers_to(wanted)
 
 
-def chosen(wanted: str, names: list[tuple[str, str, Path]]) -> int:
-    """Which of (shown name, own name, path) `--baseline wanted` means; it may be a path, or the
-    name of the folder or file there.
+def _name(record: Record) -> Name:
+    return Name(name_of(record), own_name(record), Path(record.source))
+
+
+def chosen(wanted: str, names: list[Name]) -> int:
+    """Which run `--baseline wanted` means.
 
     Raises:
         UsageError: none or several, with the names to choose from.
     """
-    path = os.path.abspath(wanted)
-    fits = [
-        i
-        for i, (shown, own, where) in enumerate(names)
-        if wanted in (shown, own, where.name) or path == os.path.abspath(where)
-    ]
-    exact = [i for i in fits if names[i][0] == wanted]
-    if len(fits) != 1 and len(exact) != 1:
-        known = ", ".join(names[i][0] for i in fits or range(len(names)))
-        if not fits:
-            raise UsageError(f"no run called {wanted!r}; there are: {known}")
-        raise UsageError(f"--baseline {wanted} fits {len(fits)} runs: {known}; name one of these")
-    return (exact if len(exact) == 1 else fits)[0]
+    fits = [i for i, name in enumerate(names) if name.answers_to(wanted)]
+    exact = [i for i in fits if names[i].shown == wanted]
+    if len(exact) == 1 or len(fits) == 1:
+        return (exact if len(exact) == 1 else fits)[0]
+    known = ", ".join(names[i].shown for i in fits or range(len(names)))
+    if not fits:
+        raise UsageError(f"no run called {wanted!r}; there are: {known}")
+    raise UsageError(f"--baseline {wanted} fits {len(fits)} runs: {known}; name one of these")
 
 
 def baseline_of(wanted: str, records: list[Record]) -> Record:
@@ -148,8 +156,7 @@ def baseline_of(wanted: str, records: list[Record]) -> Record:
     Raises:
         UsageError: none or several, with the names to choose from.
     """
-    names = [(name_of(r), own_name(r), Path(r.source)) for r in records]
-    return records[chosen(wanted, names)]
+    return records[chosen(wanted, [_name(record) for record in records])]
 
 
 def find_logs(paths: Iterable[Path | str]) -> tuple[list[Path], list[Refusal]]:
@@ -159,10 +166,10 @@ def find_logs(paths: Iterable[Path | str]) -> tuple[list[Path], list[Refusal]]:
     """
     from analysis.logs.parsing.mlperf_tree import is_result  # slow to load: not for --help
 
-    found: list[Path] = []
+    logs: list[Path] = []
     refused: list[Refusal] = []
     for path in (STDIN if str(path) == "-" else Path(path) for path in paths):
-        here, others = [], 0
+        here = []
         for place, why in below(path, is_run_folder, _is_no_log):
             if why:
                 refused.append(Refusal(str(place), why))
@@ -170,14 +177,14 @@ def find_logs(paths: Iterable[Path | str]) -> tuple[list[Path], list[Refusal]]:
                 here.append(place)
         if results := [place for place in here if is_result(place)]:
             around = {place for place in here if {"systems", "power"} & set(place.parts)}
-            others, here = len(set(here) - around - set(results)), results
-        if others:
-            said = f"{others} files that are no MLPerf results are not read: name them to read them"
-            refused.append(Refusal(str(path), said))
+            if others := len(set(here) - around - set(results)):
+                why = f"{others} files that are no MLPerf results are not read: name them"
+                refused.append(Refusal(str(path), f"{why} to read them"))
+            here = results
         if not here and not (refused and refused[-1].source == str(path)):
             refused.append(Refusal(str(path), "no logs in this folder"))
-        found += here
-    return list(dict.fromkeys(found)), refused
+        logs += here
+    return list(dict.fromkeys(logs)), refused
 
 
 def _is_no_log(name: str) -> bool:
@@ -199,25 +206,19 @@ def read_all(
     terminal.
     """
     logs, refused = find_logs(paths)
+    read_one = partial(_attempt, flags=flags)
     many = len(logs) >= _MANY and STDIN not in logs  # another process has another standard input
     jobs = jobs or (len(os.sched_getaffinity(0)) if many else 1)
-    read_one = partial(_attempt, flags=flags)
-    records: list[Record] = []
-    outcomes: Iterable[Record | Refusal] = map(read_one, logs)
-    with contextlib.ExitStack() as stack:
-        if jobs > 1:
-            from concurrent.futures import ProcessPoolExecutor  # slow to load, seldom needed
+    if jobs == 1:
+        outcomes = list(map(read_one, logs))
+    else:
+        from tqdm.contrib.concurrent import process_map  # slow to load, seldom needed
 
-            pool = stack.enter_context(ProcessPoolExecutor(jobs))
-            chunk = max(1, min(16, len(logs) // (4 * jobs)))
-            outcomes = pool.map(read_one, logs, chunksize=chunk)
-        if many:
-            from tqdm import tqdm  # as slow
-
-            outcomes = tqdm(outcomes, "reading", len(logs), unit="file", disable=None)
-        for outcome in outcomes:
-            (refused if isinstance(outcome, Refusal) else records).append(outcome)
-    return records, refused
+        chunk = max(1, min(16, len(logs) // (4 * jobs)))
+        bar = {"desc": "reading", "unit": "file", "disable": None}
+        outcomes = process_map(read_one, logs, max_workers=jobs, chunksize=chunk, **bar)
+    refused += [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
+    return [outcome for outcome in outcomes if isinstance(outcome, Record)], refused
 
 
 def _attempt(path: Path, flags: dict[str, Any] | None) -> Record | Refusal:

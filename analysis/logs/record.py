@@ -152,7 +152,6 @@ class Record:
     per_epoch: bool = False  # an entry is the mean over an epoch's micro-steps, not one step
     running_average: bool = False  # an entry is a running mean of the steps before it
     whole_run: bool = False  # the log states results of the whole run, so it needs no entries
-    restarts: int = 0  # how often the iterations go back
     nan_iterations: int = 0  # how many iterations had a loss of NaN, by the log's own count
     last_at: int | None = None  # offset of the last entry in the file, bytes
     last_line: int = 0  # the line there; 0 where no line of a log is an entry

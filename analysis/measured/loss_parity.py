@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.common.table import Column, Table
-from analysis.logs.load import chosen, distinct
+from analysis.logs.load import Name, chosen, distinct
 from base.errors import Reason, UsageError
 from models.config import GPTConfig
 from parallel.config.settings import TRAINING, gemm_precision
@@ -203,7 +203,8 @@ def called(wanted: str, runs: list[Run]) -> Run:
     Raises:
         UsageError: none or several, with the names to choose from.
     """
-    names = [(name, run.name, run.path) for name, run in zip(_names(runs), runs, strict=True)]
+    shown = _names(runs)
+    names = [Name(name, run.name, run.path) for name, run in zip(shown, runs, strict=True)]
     return runs[chosen(wanted, names)]
 
 

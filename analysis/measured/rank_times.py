@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.common.table import Column, Table
-from analysis.logs.load import chosen, distinct
+from analysis.logs.load import Name, chosen, distinct
 from analysis.logs.readers import run_folder
 from analysis.logs.record import Record
 from analysis.logs.verdict import timed
@@ -256,9 +256,7 @@ def losses(breakdowns: list[Breakdown], baseline: str | None, scaling: str | Non
     scaling, partners = scaling or scaling_of(records), shared_cores(records)
     named = None
     if baseline:
-        runs = [
-            (breakdown.name, breakdown.run.name, breakdown.run.path) for breakdown in breakdowns
-        ]
+        runs = [Name(run.name, run.run.name, run.run.path) for run in breakdowns]
         named = breakdowns[chosen(baseline, runs)]
     names = list(parts(breakdowns[0]))
     notes = ["lost = 1 - efficiency = the sum of the columns after it; negative: a gain"]

@@ -5,7 +5,7 @@ states something else adds a note and changes nothing.
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
@@ -188,6 +188,8 @@ _CARD = re.compile(
     rb"(?:CUDA capacity: |\bGPU \d{1,3}: |\[GPU\] )((?:NVIDIA|AMD|Tesla) ?[\w .-]{1,40}?)"
     rb"(?: with | \(UUID|[\r\n,])"
 )
+# Each rank says how many ranks it is connected to; Megatron's largest such group is dp x cp.
+_GLOO = re.compile(rb"\[Gloo\][^\r\n]{0,80} number of connected peer ranks is : (\d{1,6})\b")
 _USING_WORLD = re.compile(rb"using world size: {0,3}(\d{1,7})")
 _USING_SIZES = re.compile(
     rb"(?<![\w-])(data|context|tensor-model|pipeline-model|model)-parallel[- ]size: {0,3}(\d{1,7})"
@@ -224,7 +226,7 @@ def read_header(record: Record, header: bytes) -> None:
     facts = read_settings(record, settings)
     if (padded := _PADDED_VOCAB.findall(header)) and "override_vocab_size" not in settings:
         facts["vocab_size"] = sum(int(n) for n in padded[-1] if n)
-    facts |= _world(header)
+    facts |= _world(header, facts)
     facts["params"] = _params(header, facts)
     if card := _CARD.search(header):
         facts["gpu_type"] = card[1].decode().strip()
@@ -271,15 +273,20 @@ _SPLITS = {b"data": "dp", b"context": "cp", b"tensor-model": "tp", b"model": "tp
 _SPLITS[b"pipeline-model"] = "pp"
 
 
-def _world(header: bytes) -> dict[str, int]:
-    """Megatron's `using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4`."""
+def _world(header: bytes, facts: Mapping[str, Any]) -> dict[str, int]:
+    """Megatron's `using world size: 64, data-parallel-size: 1, tensor-model-parallel size: 4`; else
+    how many ranks are connected."""
     at = header.rfind(b"using world size:")
-    match = _USING_WORLD.match(header, max(at, 0))
-    if not match:
-        return {}
-    line = re.split(rb"[\r\n]", header[at : at + 400])[0]
-    sizes = {_SPLITS[kind]: int(value) for kind, value in _USING_SIZES.findall(line)}
-    return {"gpus": int(match[1])} | sizes
+    if at >= 0 and (match := _USING_WORLD.match(header, at)):
+        line = re.split(rb"[\r\n]", header[at : at + 400])[0]
+        sizes = {_SPLITS[kind]: int(value) for kind, value in _USING_SIZES.findall(line)}
+        return {"gpus": int(match[1])} | sizes
+    # Lines of several ranks run into each other; of a whole group, most stay readable.
+    peers = Counter(map(int, _GLOO.findall(header)))
+    groups = [n + 1 for n, lines in peers.items() if 2 * lines > n]
+    if groups and "gpus" not in facts and {"tp", "pp"} <= facts.keys():
+        return {"gpus": max(groups) * facts["tp"] * facts["pp"]}
+    return {}
 
 
 def _params(header: bytes, facts: dict[str, Any]) -> int | None:

@@ -38,7 +38,6 @@ def put_steps(
     if averages and usual > 1:
         record.interval = usual
     back = np.flatnonzero(ahead <= 0)
-    record.restarts = len(back)
     if len(back):
         at = int(back[0])
         note = (
