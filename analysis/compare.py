@@ -47,7 +47,7 @@ from analysis.measured.fairness import (
     unstated,
 )
 from analysis.measured.run_flags import parser_of
-from base.errors import UsageError, command_line, printable, warn
+from base.errors import UsageError, command_line, warn
 from parallel.measure.steady_time import steady_iterations
 
 RESAMPLES = 10_000
@@ -201,19 +201,6 @@ class Verdict:
     differ: list[str]  # the settings that tell B from A
     values: list[str] = field(default_factory=list)  # the same with A's and B's values
     gpus: int | None = None  # B's
-
-    def lines(self) -> list[str]:
-        """For a terminal."""
-        if self.comparison is None:
-            return self.doubts
-        unit, n_a, n_b = self.comparison.unit, self.comparison.n_a, self.comparison.n_b
-        counts = f"{n_a} pairs" if unit == PAIRS else f"{n_a} and {n_b} {unit.split()[-1]}"
-        if self.comparison.is_noise is not None:
-            counts = f"95 %, {counts}"
-        lines = [f"{self.comparison.verdict} ({counts})"]
-        if self.differ:
-            lines.append(f"A is {self.a}, B is {self.b}; they differ in: {', '.join(self.values)}")
-        return lines + self.doubts
 
     def row(self) -> dict[str, Any]:
         """Plain data; `ratio` is the time of A over the time of B."""
@@ -392,11 +379,10 @@ def main(argv: list[str] | None = None) -> int:
         verdicts = of_study(sides[0], flags.any_commit)
     else:
         verdicts = [judged(*sides, flags.any_commit)]
-    if flags.format == "text" and len(sides) == 2 and not flags.columns:
-        lines = verdicts[0].lines() + ([ANY_COMMIT] if flags.any_commit else [])
-        print(*map(printable, lines), sep="\n")
-    else:
-        show([table(verdicts, flags.any_commit)], flags.format, flags.columns)
+    shown = table(verdicts, flags.any_commit)
+    if len(sides) == 2 and verdicts[0].values:
+        shown.notes.append(f"they differ in: {', '.join(verdicts[0].values)}")
+    show([shown], flags.format, flags.columns)
     return 0 if all(verdict.comparison for verdict in verdicts) else 1
 
 

@@ -19,11 +19,6 @@ RUNS = Path(__file__).parent.parent / "logs" / "2-core-cpu" / "parity"
 HERE = ["--predict", "2-core-cpu"]
 
 
-def test_the_sign_says_who_was_slower():
-    assert predictions.error(2.0, 1.0) == 1.0 and predictions.error(1.0, 2.0) == -0.5
-    assert predictions.error(None, 1.0) is None and predictions.error(1.0, None) is None
-
-
 def test_repeat_noise_is_the_least_that_any_prediction_can_reach():
     """Jean Zay's four identical 52B runs, seconds: no single number is nearer than 21.6 %."""
     assert repeat_noise([[129, 217, 125, 225], [1.0]]) == (pytest.approx(0.2160, abs=1e-4), 4)

@@ -205,19 +205,3 @@ def test_an_event_that_no_profiler_writes_refuses_its_trace_alone(tmp_path, caps
     said = capsys.readouterr()
     assert "a/rank0.json" in said.out.replace("a: rank0", "a/rank0") and "forward" in said.out
     assert said.err.count("\n") == 1 and f"{key} {value}" in said.err
-
-
-def test_a_folder_of_profiles_that_cannot_be_read_is_named(tmp_path, monkeypatch):
-    closed = tmp_path / "closed"
-    closed.mkdir()
-    listed = profile.below.__globals__["os"].listdir
-
-    def listdir(path):
-        if str(path) == str(closed):
-            raise PermissionError(13, "Permission denied", str(path))
-        return listed(path)
-
-    monkeypatch.setattr(profile.below.__globals__["os"], "listdir", listdir)
-    profiles, refused = profile.profiles_at(tmp_path)
-    assert profiles == {}
-    assert [str(refusal) for refusal in refused] == [f"{closed}: Permission denied"]

@@ -77,16 +77,6 @@ def test_pictures_are_drawn_as_png_and_svg_and_the_svg_repeats(tmp_path):
             assert a.read_bytes() == b.read_bytes()
 
 
-def test_pictures_of_runs_and_of_nothing(tmp_path, capsys):
-    runs = tmp_path / "runs"
-    write(runs, facts("s", "ddp", engine="ddp"))
-    write(runs, facts("s", "ddp", engine="ddp", gpus=2), step_s=0.3)
-    assert plots.main([str(runs), "--out", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out" / "tflops.svg").is_file()
-    assert plots.main([str(tmp_path / "nowhere")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_a_studys_pictures_lie_beside_it_and_show_every_run(tmp_path, capsys):
     runs = tmp_path / "runs"
     write(runs, facts("s", "ddp", engine="ddp"), step_s=0.5)

@@ -85,12 +85,6 @@ def test_weak_scaling_compares_the_batch_of_a_gpu_and_any_commit_overlooks_only_
     assert [d.split()[0] for d in differences(changed, RUN, any_commit=True)] == ["processor"]
 
 
-def test_a_name_is_the_studys_configuration_or_the_run():
-    assert fairness.named(other(run="r-2", configuration="r")) == "r"
-    assert fairness.named(other(run="r-2")) == "r-2"
-    assert fairness.named(RUN) is None
-
-
 def test_a_model_is_stated_by_its_sizes_or_by_its_count():
     for stated in ({}, {"params": None}, {"model": {}}):
         assert fairness.unstated([RUN, other(**stated)]) == []
@@ -248,12 +242,6 @@ def test_runs_with_more_threads_than_their_host_has_cores_shared_them(second, sh
         assert set(found) == ({"a", "b"} if shared else set())
     if shared:
         assert found["a"].startswith("ran at the same time as b on h: they may have shared")
-
-
-def test_of_three_runs_those_that_overlap_are_named():
-    runs = [on_host(n, b, e, ranks=3) for n, b, e in (("a", 10, 12), ("b", 13, 15), ("c", 14, 16))]
-    found = shared_cores([on_host("d", 30, 40, ranks=9), *runs[::-1]])
-    assert {name: said.split(" as ")[1][0] for name, said in found.items()} == {"b": "c", "c": "b"}
 
 
 def test_three_runs_that_are_too_many_together_name_each_other():

@@ -8,8 +8,6 @@ from analysis.measured.scaling_curve import (
     fit_amdahl,
     fit_gustafson,
     karp_flatt,
-    report,
-    speedup,
     table,
 )
 from analysis.scaling import main
@@ -30,11 +28,6 @@ def test_karp_flatt_by_hand_and_its_sign_above_linear():
     assert karp_flatt(1.0, 1) is None
 
 
-def test_strong_and_weak_efficiency_are_ideal_where_they_should_be():
-    assert speedup(0.25, 32, 1.0, 8) == (4.0, 1.0)  # a baseline of 8 GPUs
-    assert speedup(1.0, 32, 1.0, 8, "weak") == (4.0, 1.0)
-
-
 def test_the_published_1_2_4_gpu_table_follows():
     # NYU Big Purple, V100, seconds per iteration: 3.41x at efficiency 0.85 on four GPUs.
     seconds = {1: 0.276756, 2: 0.142994, 4: 0.081277}
@@ -43,17 +36,6 @@ def test_the_published_1_2_4_gpu_table_follows():
     assert [round(r["speedup"], 2) for r in rows] == [1.0, 1.94, 3.41]
     assert [round(r["efficiency"], 2) for r in rows] == [1.0, 0.97, 0.85]
     assert 0 < share < 0.1
-
-
-def test_repeats_become_a_median_and_a_spread_but_other_splits_do_not():
-    one, tp2 = Side("one", 1, (1.0,)), Side("tp2", 2, (0.5, 0.7, 0.6))
-    rows, share = curve([one, tp2, Side("pp2", 2, (0.8,))], one)
-    found = {row["run"]: row for row in rows}
-    assert list(found) == ["one", "pp2", "tp2"]
-    assert (found["tp2"]["n"], found["tp2"]["step_s"]) == (3, 0.6)
-    assert found["tp2"]["spread"] == pytest.approx(1 / 3)
-    assert (found["pp2"]["n"], found["pp2"]["spread"]) == (1, None)
-    assert share == pytest.approx(karp_flatt(1 / 0.6, 2))  # the fastest split of two GPUs
 
 
 def test_an_unknown_baseline_is_named(tmp_path, capsys):
@@ -100,11 +82,3 @@ def test_faster_on_as_many_gpus_is_no_scaling_and_repeats_say_what_is_noise():
     slow = Side("slow", 2, (1.0,), (0.98, 1.02))
     note = "efficiency 1.11 (0.82 to 1.27) may be 1: too little to be sure of"
     assert curve([slow, spread], slow)[0][0]["note"] == note
-
-
-def test_an_unfinished_run_is_no_point_of_a_curve(tmp_path):
-    write(tmp_path, facts("s", "ddp", engine="ddp"))
-    write(tmp_path, facts("s", "ddp", engine="ddp", gpus=2), fail="SIGTERM (rank 0)")
-    shown = report([tmp_path])
-    assert [row["run"] for row in shown.rows] == ["ddp"]
-    assert shown.notes[-1] == "left out: ddp-dp2: cancelled: SIGTERM (rank 0)"

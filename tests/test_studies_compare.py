@@ -126,15 +126,6 @@ def test_a_study_is_compared_with_its_baseline_by_pairs_and_only_at_one_commit(t
     assert ANY_COMMIT not in capsys.readouterr().out
 
 
-def test_a_comparison_says_which_side_did_not_complete(tmp_path, capsys):
-    repeats(tmp_path, {1: [1.0, 1.1, 0.9], 2: [0.5, 0.55, 0.45]})
-    (tmp_path / "ddp-dp2-r2" / "RUN_COMPLETE.txt").unlink()
-    assert compare.main([str(tmp_path), "--format", "json"]) == 0
-    (said,) = json.loads(capsys.readouterr().out)
-    (doubt,) = [d for d in said["doubts"] if d.startswith("not complete")]
-    assert "ddp-dp2-r2" in doubt and "r1" not in doubt
-
-
 def test_every_bad_metrics_file_is_one_line_and_the_others_are_reported(tmp_path, shared):
     good = shared / "logs/kadamrahul18+GPT2-Optimization/1gpu__training_metrics.json"
     content = json.loads(good.read_text())

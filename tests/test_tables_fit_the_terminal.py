@@ -1,17 +1,13 @@
 """On a terminal a table fits its width and loses no value; a pipe gets it in full."""
 
-import fcntl
+import importlib
 import json
-import os
-import pty
 import re
-import struct
-import subprocess
 import sys
-import termios
 
 import pytest
 
+from analysis import tflops
 from analysis.common import terminal
 from analysis.common.table import Column, Table, cell, chosen, show
 from base.errors import UsageError
@@ -19,7 +15,6 @@ from tests.conftest import ROOT
 
 PARITY = "logs/2-core-cpu/parity"
 COMMANDS = (
-    ("tflops", PARITY),
     ("tflops", PARITY, "--predict", "2-core-cpu"),
     ("scaling", "logs/2-core-cpu/2-core_bucket_ab"),
     ("quality", PARITY),
@@ -29,33 +24,25 @@ COMMANDS = (
 )
 
 
-def on_terminal(width: int, *command: str) -> list[str]:
+@pytest.fixture
+def on_terminal(monkeypatch, capsys):
     """The lines of a command whose output is a terminal of `width` columns, without colours."""
-    mine, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
-    module = [sys.executable, "-m", f"analysis.{command[0]}", *command[1:]]
-    with subprocess.Popen(
-        module, stdout=theirs, stderr=subprocess.PIPE, cwd=ROOT, env=environment
-    ) as process:
-        os.close(theirs)
-        said = b""
-        try:
-            while part := os.read(mine, 1 << 16):
-                said += part
-        except OSError:  # the other side is closed
-            pass
-        os.close(mine)
-        assert process.wait(timeout=120) == 0, process.stderr.read()
-    return re.sub(r"\x1b\[\d*m", "", said.decode()).replace("\r\n", "\n").splitlines()
+
+    def lines(width: int, name: str, *arguments: str) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+        assert importlib.import_module(f"analysis.{name}").main(list(arguments)) == 0
+        return re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out).splitlines()
+
+    return lines
 
 
-@pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_no_line_is_wider_than_the_terminal(command, width):
-    lines = on_terminal(width, *command)
-    assert len(lines) > 3
-    assert [line for line in lines if len(line) > width] == []
+def test_no_line_is_wider_than_the_terminal(command, on_terminal):
+    for width in (80, 120):
+        lines = on_terminal(width, *command)
+        assert len(lines) > 3
+        assert [line for line in lines if len(line) > width] == []
 
 
 def test_several_tables_are_one_list_of_json(capsys):
@@ -79,7 +66,7 @@ def test_a_note_names_eight_runs_and_counts_more():
     assert table.fitted(80).splitlines()[-1] == "9 of 12 runs: r0, r1, r2 ...: x"
 
 
-def test_what_is_the_same_in_every_row_stands_once_above_and_notes_below():
+def test_what_is_the_same_in_every_row_stands_once_above_and_notes_below(on_terminal):
     lines = on_terminal(120, "tflops", PARITY)
     assert lines[0].startswith("same in every row: micro-batch 2, MFU -, parity equal")
     headings = [line.split() for line in lines if line.startswith("run ")]
@@ -88,31 +75,16 @@ def test_what_is_the_same_in_every_row_stands_once_above_and_notes_below():
     assert "megatron-tp2-pp2-dp2: oversubscribed: 8 ranks x 1 threads on 2 cores" in below
 
 
-@pytest.mark.parametrize("width", [40, 80, 120])
-def test_every_number_of_the_piped_table_is_on_the_terminal(width):
-    full = subprocess.run(
-        [sys.executable, "-m", "analysis.tflops", PARITY],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    shown = " ".join(on_terminal(width, "tflops", PARITY))
+def test_a_pipe_gets_the_table_in_full_and_a_terminal_every_number(on_terminal, capsys):
+    assert tflops.main([PARITY]) == 0
+    full = capsys.readouterr().out
+    assert "\x1b" not in full and max(map(len, full.splitlines())) > 200
+    assert "deepspeed-zero-dp2-zero3-offload-all-hf" in full
     numbers = set(re.findall(r"(?<![\w.-])\d+\.\d+(?![\w.])", full))
     assert len(numbers) > 40
-    assert {n for n in numbers if n not in shown} == set()
-
-
-def test_a_pipe_gets_the_table_in_full_and_unwrapped():
-    command = [sys.executable, "-m", "analysis.tflops", PARITY]
-    environment = os.environ | {"COLUMNS": "80"}
-    text = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=True, env=environment
-    ).stdout
-    lines = text.splitlines()
-    assert "\x1b" not in text and max(map(len, lines)) > 200
-    assert "deepspeed-zero-dp2-zero3-offload-all-hf" in text
-    assert lines[0].split()[:4] == ["run", "engine", "gpus", "tp"]
+    for width in (40, 80, 120):
+        shown = " ".join(on_terminal(width, "tflops", PARITY))
+        assert {n for n in numbers if n not in shown} == set()
 
 
 def table(**cells: list) -> Table:
@@ -159,8 +131,6 @@ def test_a_seldom_column_is_printed_where_a_row_has_it_or_it_is_chosen():
 
 
 def test_the_commands_take_columns(capsys):
-    from analysis import tflops
-
     run = [str(ROOT / PARITY / "ddp"), "--columns"]
     assert tflops.main([*run, "run, tokens_per_s", "--format", "csv"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "run,tokens_per_s"
