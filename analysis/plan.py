@@ -4,14 +4,13 @@
     python -m analysis.plan --preset 1t --cluster selene --gpus 10000 --leave 16 --global-batch 9984
     python -m analysis.plan ... --why tp=8,pp=8,mbs=1
     python -m analysis.plan ... --study slurm/planned.toml --top 5 [--force]
-    python -m analysis.plan ... --page FILE.html     # all layouts, offline, to sort and filter
 
 Every split of the GPUs by tp, pp, vpp and dp, every micro-batch, recompute policy, ZeRO stage and
 sequence parallelism is tried, and every cp of --cp. What is printed is predicted, not measured; the
 interval holds 80 %.
 A cluster is a name (of analysis/planner/calibrations or slurm/clusters.toml) or a calibration file.
---study refuses to replace a file, unless --force is given. --page needs the extra `page`; it also
-shows why nothing fits, where nothing does.
+--study refuses to replace a file, unless --force is given. `--top 10000 --format csv` prints every
+layout that fits, for a spreadsheet.
 """
 
 if not __package__:
@@ -82,8 +81,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     count("--top", default=10, help="layouts shown (default: 10)")
     add("--why", metavar="LAYOUT", help="explain one: tp=8,pp=8,mbs=1")
     add("--study", type=Path, metavar="FILE", help="write the top as a study")
-    page = "write an HTML file of all layouts, to sort and filter, with why each is not ranked"
-    add("--page", type=Path, metavar="FILE", help=page)
     add_force_flag(parser)
 
 
@@ -108,8 +105,8 @@ def _check_flags(arguments: argparse.Namespace) -> None:
             f"--leave {arguments.leave} would leave all {arguments.gpus} GPUs idle: give at most"
             f" {arguments.gpus - 1}"
         )
-    if arguments.why is not None and (arguments.study or arguments.page):
-        raise UsageError("--why explains one layout: no --study or --page with it")
+    if arguments.why is not None and arguments.study:
+        raise UsageError("--why explains one layout: no --study with it")
     if arguments.study and arguments.study.exists() and not arguments.force:  # edited, maybe
         raise UsageError(f"{arguments.study} exists: name another file, or replace it with --force")
     if arguments.cluster and arguments.gpus_per_node:
@@ -186,21 +183,14 @@ def answer(arguments: argparse.Namespace) -> Table:
         UsageError: a wrong flag, or no layout is possible or fits.
     """
     ask = question(arguments)
-    r, cluster, precision = ask.ranked(), ask.cluster, ask.settings["precision"]
-    why_none = "" if len(r.order) else ranking.nothing_fits(r, ask.config, ask.gpus)
-    if why_none and not arguments.page:
-        raise UsageError(why_none)
-    top = r.best[: arguments.top]
-    rows = ranking.rows_of(r, top, ask.config, precision) if len(top) else []
-    if arguments.study and rows:
+    r, precision = ask.ranked(), ask.settings["precision"]
+    if not len(r.order):
+        raise UsageError(ranking.nothing_fits(r, ask.config, ask.gpus))
+    rows = ranking.rows_of(r, r.best[: arguments.top], ask.config, precision)
+    if arguments.study:
         _write_study(arguments.study, rows, ask, arguments.cluster or arguments.gpu_type)
     notes = _notes(ask, r, rows, arguments)
-    shown = ranking.table(rows, notes, cluster.mfu(1.0, precision)[1])
-    if arguments.page:
-        _write_page(arguments.page, r, shown, ask, arguments.force)
-    if why_none:
-        raise UsageError(f"{why_none}; {arguments.page} has the reason of each")
-    return shown
+    return ranking.table(rows, notes, ask.cluster.mfu(1.0, precision)[1])
 
 
 def _notes(
@@ -248,21 +238,6 @@ def _notes(
         f" than {ranking.TIGHT:.0%} of that is left",
         *ranking.refusals(r),
     ]
-
-
-def _write_page(path: Path, r: Ranking, shown: Table, ask: Question, force: bool) -> None:
-    """Write every layout, ranked or not, as one HTML file; `shown`: the table that is printed."""
-    from analysis.pages import plan_views  # here: only a page needs them
-    from analysis.pages.page_html import MARK, html_of
-    from analysis.pages.section import Page
-
-    model = ask.preset or f"{ask.config.n_params / 1e9:.1f}B"
-    title = f"Plan: {model} on {ask.gpus} GPUs of {ask.cluster.name}, {ask.global_batch} sequences"
-    sections = plan_views.views(r, shown, ask.config, ask.settings["precision"])
-    text = html_of(Page(title, [], sections, []))
-    with output(path, MARK, force) as file:
-        file.write_text(text)
-    warn("analysis.plan", f"wrote {len(r.x)} layouts to {path}: {len(text) / 1e6:.2f} MB")
 
 
 def _of_what(ask: Question) -> str:

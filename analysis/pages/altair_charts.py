@@ -24,15 +24,8 @@ _CONFIG = {
 }
 
 
-def _finite(rows: Rows) -> Rows:
-    return [
-        {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-        for row in rows
-    ]
-
-
 def _chart(rows: Rows) -> alt.Chart:
-    return alt.Chart(alt.InlineData(values=_finite(rows)))
+    return alt.Chart(alt.InlineData(values=rows))
 
 
 def _spec(chart: alt.Chart | alt.LayerChart, height: int = 260) -> dict[str, Any]:
@@ -165,21 +158,3 @@ def strip(rows: Rows) -> dict[str, Any]:
         "tooltip": ["run:N", "iteration:Q", "step_s:Q", "warm_up:N"],
     }
     return _spec(chart.encode(**encoding), BAR * len(order))
-
-
-def memory_and_time(rows: Rows, tips: dict[str, str], limit_gb: float) -> dict[str, Any]:
-    """Seconds against gigabytes of layouts; those over the limit are faint."""
-    log = alt.Scale(type="log", nice=False, padding=8)
-    x = alt.X("memory_gb:Q", title="predicted GB", scale=log)
-    chart = _chart(rows).mark_point(filled=True, size=25)
-    encoding = {
-        "x": x,
-        "y": alt.Y("predicted_s:Q", title="predicted s/iter", scale=log),
-        "color": _engines(rows),
-        "opacity": alt.condition(
-            "datum.verdict == 'does not fit'", alt.value(0.35), alt.value(0.8)
-        ),
-        "tooltip": [alt.Tooltip(f"{key}:N", title=title) for key, title in tips.items()],
-    }
-    limit = _chart([{"memory_gb": limit_gb}]).mark_rule(strokeDash=[4, 4], color=GREY).encode(x=x)
-    return _spec(alt.layer(chart.encode(**encoding), limit), 360)

@@ -65,8 +65,7 @@ class Ranking(NamedTuple):
 
     terms: seconds by term of a step, and their sum; used: peak bytes of the fullest rank; limit:
     usable bytes. order: the rows that fit, the fastest first. best: those of `order` that no other
-    recompute policy beats in time and in memory; beaten: each of the others -> the row that does (a
-    stage of one layer computes again all that it holds).
+    recompute policy beats in time and in memory (a stage of one layer computes again all it holds).
     """
 
     x: Columns
@@ -77,7 +76,6 @@ class Ranking(NamedTuple):
     limit: float
     order: np.ndarray
     best: np.ndarray
-    beaten: dict[int, int]
 
 
 def rank(x: Columns, cluster: Calibration, margin: float) -> Ranking:
@@ -91,15 +89,13 @@ def rank(x: Columns, cluster: Calibration, margin: float) -> Ranking:
     order = fits[np.argsort(seconds[fits], kind="stable")]
     names = (*AXES, "micro_batch", "zero_stage", "sequence_parallel", "fsdp2")
     splits = zip(*(getattr(x, name)[order].tolist() for name in names), strict=True)
-    least: dict[tuple, int] = {}
-    best, beaten = [], {}
+    least: dict[tuple, float] = {}  # bytes of a split's fastest and smallest layout so far
+    best = []
     for i, split in zip(order.tolist(), splits, strict=True):
-        if split in least and used[i] >= used[least[split]]:
-            beaten[i] = least[split]
-        else:
-            least[split] = i
+        if used[i] < least.get(split, np.inf):
+            least[split] = used[i]
             best.append(i)
-    return Ranking(x, cluster, terms, seconds, used, limit, order, np.array(best, int), beaten)
+    return Ranking(x, cluster, terms, seconds, used, limit, order, np.array(best, int))
 
 
 def message_seconds(x: Columns, cluster: Calibration) -> dict[str, np.ndarray]:
@@ -191,7 +187,7 @@ def rows_of(
             "tokens_per_s": tokens / t,
             "gpu_days": gpus * t / 86400 / tokens * 1e12,
             "memory_gb": float(used[i] / memory.GB),
-            "tight": "tight" if (1 - TIGHT) * r.limit < used[i] <= r.limit else "",
+            "tight": "tight" if used[i] > (1 - TIGHT) * r.limit else "",
             "bubble": float(terms["bubble"][i] / t),
             "communication": float(sent[i] / t),
         }
