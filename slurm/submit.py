@@ -40,26 +40,19 @@ from slurm.render import (
 
 def choose(study: Study, rows: list[states.Row], only: list[str] | None) -> list[str]:
     """The runs to submit: those asked for that are not waiting, running or complete."""
-    open_runs = {row.run: row.state for row in rows}
-    startable = [
-        name
-        for name, state in open_runs.items()
-        if state not in ("pending", "running", "complete", "unknown")
-    ]
+    waits = ("pending", "running", "complete", "unknown")
+    startable = {row.run: row.state for row in rows if row.state not in waits}
     if only is None:
-        return startable
-    stopped = [name for name in startable if open_runs[name] in states.STOPPED]
-    if "failed" in only and (left := [name for name in stopped if name not in only]):
-        print(f"cancelled or interrupted, not failed: {', '.join(left)}")
+        return list(startable)
     for name in set(only) - {"failed", "missing"}:
         study.run(name)  # or a UsageError that lists the names
-    return [
-        name
-        for name in startable
-        if name in only
-        or ("failed" in only and open_runs[name] in states.FAILURES.keys() - set(states.STOPPED))
-        or ("missing" in only and open_runs[name] == "missing")
-    ]
+    wanted = {"missing"} & set(only)
+    if "failed" in only:
+        wanted |= states.FAILURES.keys() - set(states.STOPPED)
+        stopped = [n for n, state in startable.items() if state in states.STOPPED and n not in only]
+        if stopped:
+            print(f"cancelled or interrupted, not failed: {', '.join(stopped)}")
+    return [name for name, state in startable.items() if name in only or state in wanted]
 
 
 def submit(
@@ -173,8 +166,8 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
 def check_start(study: Study, logs: Path, names: list[str]) -> None:
     """Raises: UsageError: something would end these runs at their start, as lines before say."""
     problems = preflight.problems(study, cluster_of(study), logs, names)
-    for kind, text in problems:
-        warn("slurm.submit", f"{kind}: {text}")
+    for problem in problems:
+        warn("slurm.submit", problem)
     if problems:
         raise UsageError("nothing was submitted; --no-preflight submits all the same")
 

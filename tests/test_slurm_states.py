@@ -645,7 +645,7 @@ def test_what_every_run_would_find_missing_is_said_once_and_nothing_is_submitted
     path.write_text(path.read_text().replace("gpus = 2,", "gpus = 2, data = '/no/data',"))
     assert submit.main([str(path), "--logs", str(logs), "--yes"]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        "slurm.submit: data: no token files at /no/data: python -m parallel.data --input TEXT --out"
+        "slurm.submit: no token files at /no/data: python -m parallel.data --input TEXT --out"
         " /no/data makes them",
         "slurm.submit: nothing was submitted; --no-preflight submits all the same",
     ]

@@ -35,7 +35,7 @@ def _without_auto(section: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_deepspeed_json(config: dict[str, Any], source: str) -> dict[str, Any]:
-    """The settings a DeepSpeed JSON states that are ours too; "auto" states nothing.
+    """The settings that a DeepSpeed JSON, as read_deepspeed_json returns it, states.
 
     Raises:
         UsageError: a section is not what DeepSpeed takes, or asks for what is not offered here.
@@ -50,11 +50,10 @@ def from_deepspeed_json(config: dict[str, Any], source: str) -> dict[str, Any]:
     zero, optimizer = section("zero_optimization"), section("optimizer")
     adam = section("params", optimizer)
     if optimizer.get("type", "AdamW").lower() not in ("adam", "adamw"):
-        raise UsageError(
-            f"{source}: optimizer {optimizer['type']}, but every engine here trains with AdamW"
-        )
-    betas = adam.get("betas", "auto")
-    if betas != "auto" and not (isinstance(betas, list) and len(betas) == 2):
+        kind = optimizer["type"]
+        raise UsageError(f"{source}: optimizer {kind}, but every engine here trains with AdamW")
+    betas = adam.get("betas", [None, None])
+    if not (isinstance(betas, list) and len(betas) == 2):
         raise UsageError(f"{source}: betas must be two numbers, not {json.dumps(betas)}")
     offload = None
     for name, ours in (("offload_optimizer", "optimizer"), ("offload_param", "all")):
@@ -72,9 +71,9 @@ def from_deepspeed_json(config: dict[str, Any], source: str) -> dict[str, Any]:
         "offload": offload,
         "precision": enabled[0] if enabled else None,
         "lr": adam.get("lr"),
-        "beta1": betas[0] if betas != "auto" else None,
-        "beta2": betas[1] if betas != "auto" else None,
+        "beta1": betas[0],
+        "beta2": betas[1],
         "adam_eps": adam.get("eps"),
         "weight_decay": adam.get("weight_decay"),
     }
-    return {k: v for k, v in stated.items() if v is not None and v != "auto"}
+    return {k: v for k, v in stated.items() if v is not None}
