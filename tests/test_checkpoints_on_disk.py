@@ -539,6 +539,7 @@ def test_adam_goes_on_with_its_step_wherever_it_counts(kind, tmp_path):
     straight = Trains()
     saver = saver_of(straight, tmp_path)
     saver.save(0)
+    assert manifest(0)["adam_step"] == 0
     curve = []
     for step in range(1, 7):
         curve.append(straight.step())

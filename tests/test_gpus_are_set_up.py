@@ -135,6 +135,7 @@ def test_a_rank_that_sees_its_own_gpu_alone_takes_that(gpus):
     assert devices.choose_device(spec, ONE_EACH) == torch.device("cuda", 0)
     assert chosen == [0] and os.environ["LOCAL_RANK"] == "0"
     assert devices.gpus_on_node(ONE_EACH) == 8
+    assert devices.choose_device(spec_of(gpus=16, device="cpu"), ONE_EACH).type == "cpu"
     chosen = gpus(8)
     assert devices.choose_device(spec, ONE_EACH) == torch.device("cuda", 5)
     assert chosen == [5] and os.environ["LOCAL_RANK"] == "5"
