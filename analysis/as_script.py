@@ -1,4 +1,4 @@
-"""Imported by a command that runs as a script (`python analysis/tflops.py`), before all else.
+"""Imported by tflops.py where it runs as a script (`python analysis/tflops.py`), before all else.
 
 Python then looks for modules in analysis/ first. From here on it looks in the repository's root,
 where the rooms are, so that no file of analysis/ hides one of Python's own modules.

@@ -16,9 +16,6 @@ Exits 0 where all was checked and nothing found, 1 where something was found, an
 was found, but a table or file could not be checked.
 """
 
-if not __package__:
-    import as_script
-
 import sys
 from dataclasses import asdict
 from pathlib import Path

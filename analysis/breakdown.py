@@ -15,9 +15,6 @@ parallel/measure/step_parts.py says what each category means. A rank without row
 file, is named; the others are still reported. Exits 2 when nothing could be read.
 """
 
-if not __package__:
-    import as_script
-
 import sys
 
 from analysis.common.table import show

@@ -12,9 +12,6 @@ the network are those of the cluster NAME of a clusters file, or the flags'. At 
 analysis/planner/calibrations/NAME.toml, or --out FILE.
 """
 
-if not __package__:
-    import as_script
-
 import sys
 from pathlib import Path
 

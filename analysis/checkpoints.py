@@ -11,9 +11,6 @@ file) are counted apart; only their waiting counts with the others'. No log says
 not known prints `-`. Exits 2 when nothing could be read.
 """
 
-if not __package__:
-    import as_script
-
 import sys
 
 from analysis.common.table import show

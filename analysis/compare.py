@@ -13,9 +13,6 @@ averages) is said. Runs whose fixed work differs, or whose commit does (unless -
 are not compared: exit 1. Exits 2 when nothing could be read.
 """
 
-if not __package__:
-    import as_script
-
 import math
 import sys
 from collections import defaultdict

@@ -10,9 +10,6 @@ new. docs/curves.md lists the tags and says how to look at them.
 Exits 1 when the tool failed, 2 when nothing could be read.
 """
 
-if not __package__:
-    import as_script
-
 import importlib.util
 import json
 import re

@@ -8,9 +8,6 @@ analysis.breakdown; rows sort and filter. A view without data is left out.
 Exits 2 when nothing could be read.
 """
 
-if not __package__:
-    import as_script
-
 import sys
 from pathlib import Path
 

@@ -10,9 +10,6 @@ run.json names. Exits 1 when a run DIFFERS (with --check also when one is not ve
 nothing could be read.
 """
 
-if not __package__:
-    import as_script
-
 import sys
 
 from analysis.common.table import show

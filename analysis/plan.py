@@ -13,9 +13,6 @@ A cluster is a name (of analysis/planner/calibrations or slurm/clusters.toml) or
 layout that fits, for a spreadsheet.
 """
 
-if not __package__:
-    import as_script
-
 import argparse
 import json
 import math

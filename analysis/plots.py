@@ -10,9 +10,6 @@ configuration, named after its split; a line joins the points of an engine that 
 size. Exits 2 when there is nothing to draw.
 """
 
-if not __package__:
-    import as_script
-
 import os
 import statistics
 import sys

@@ -10,9 +10,6 @@ profiled run says what takes the time, never how fast the run is. What cannot be
 one line, and the rest is still reported; exits 2 if there was any.
 """
 
-if not __package__:
-    import as_script
-
 import re
 import sys
 from dataclasses import dataclass

@@ -10,9 +10,6 @@ tokens per second. Nothing is submitted here. What is printed is predicted, not 
 high hold 80 %.
 """
 
-if not __package__:
-    import as_script
-
 import sys
 from pathlib import Path
 

@@ -10,9 +10,6 @@ null. Exits 2 when nothing could be read.
 analysis/logs/verdict.py lists the verdicts.
 """
 
-if not __package__:
-    import as_script
-
 import sys
 from typing import Any
 

@@ -19,9 +19,6 @@ and exits 1 when a file is stale.
 Exits 2 when a file, a block or its data cannot be read.
 """
 
-if not __package__:
-    import as_script
-
 import contextlib
 import difflib
 import importlib

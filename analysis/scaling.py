@@ -14,9 +14,6 @@ scaling table of each global batch and a weak one of each batch per GPU that hav
 Exits 2 when nothing could be read.
 """
 
-if not __package__:
-    import as_script
-
 import sys
 
 from analysis.common.table import show, show_objects
