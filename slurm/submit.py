@@ -2,13 +2,11 @@
 
     python -m slurm.submit slurm/layouts.toml
     python -m slurm.submit slurm/layouts.toml --only failed
-    python -m slurm.submit slurm/layouts.toml --only megatron-tp2-pp2 --after 4711
-    python -m slurm.submit slurm/layouts.toml --max-running 2 --yes
+    python -m slurm.submit slurm/layouts.toml --only megatron-tp2-pp2 --yes
+    sbatch --dependency=afterany:4711 slurm/layouts.slurm       # when another job has ended
 
 It prints what the runs cost at worst, submits them and returns; nothing stays behind on the login
-node. Runs that ask for the same nodes, time and settings are one job array. With --max-running each
-run is a job of its own, which waits for the one that many places before it; the study's jobs that
-wait or run already count.
+node. Runs that ask for the same nodes, time and settings are one job array.
 Above the study's budget (budget_gpu_hours in [slurm], or --budget) it needs --yes.
 """
 
@@ -17,7 +15,6 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from base.bounds import check_flags
@@ -55,38 +52,17 @@ def choose(study: Study, rows: list[states.Row], only: list[str] | None) -> list
     return [name for name, state in startable.items() if name in only or state in wanted]
 
 
-def submit(
-    study: Study,
-    names: list[str],
-    logs: Path,
-    after: str | None = None,
-    max_running: int | None = None,
-    active: Sequence[int] = (),
-) -> list[tuple[str, str]]:
+def submit(study: Study, names: list[str], logs: Path) -> list[tuple[str, str]]:
     """Submit the runs: one job array for those that ask for the same. (run, job) of each.
-
-    With max_running, each run is a job that waits for the end of the one that many places before
-    it; `active`, the study's jobs that wait or run already, come first.
 
     Raises:
         UsageError: sbatch refused one; those before it are submitted, and it says so.
     """
     done: list[tuple[str, str]] = []
-    chain = sorted(active)
-    groups = [[name] for name in names] if max_running else batches(study, names, logs)
-    while groups:
-        group = groups.pop(0)
-        waits = [after if ":" in after else f"afterany:{after}"] if after else []
-        if max_running and len(chain) >= max_running:
-            waits.append(f"afterany:{chain[-max_running]}")
+    for group in batches(study, names, logs):
         for name in group:
             (ROOT / logs / study.name / name).mkdir(parents=True, exist_ok=True)
-        text = script(study, group, logs)
-        sent = sbatch(text, waits, cluster_of(study).account)
-        if sent.returncode and len(group) > 1:
-            print(f"sbatch refused an array of {len(group)} jobs: each is submitted alone")
-            groups[:0] = [[name] for name in group]
-            continue
+        sent = sbatch(script(study, group, logs), cluster_of(study).account)
         if sent.returncode:
             raise UsageError(
                 f"sbatch refused {group[0]} after {len(done)} were submitted:"
@@ -98,22 +74,16 @@ def submit(
             note = ROOT / logs / study.name / name / f"{number}.submitted"
             note.write_text(planned_text(study, name) + "\n")
             done.append((name, f"{job_id}_{index}" if len(group) > 1 else str(job_id)))
-        chain += ids
     return done
 
 
-def sbatch(text: str, waits: list[str], account: str) -> subprocess.CompletedProcess:
-    """Hand a script to sbatch, to start after what it waits for. `account`: the cluster's."""
-    command = ["sbatch", "--parsable", f"--chdir={ROOT}"]
-    # A job whose dependency can no longer be met would wait for ever.
-    if waits:
-        command += [f"--dependency={','.join(waits)}", "--kill-on-invalid-dep=yes"]
+def sbatch(text: str, account: str) -> subprocess.CompletedProcess:
+    """Hand a script to sbatch. `account`: the cluster's."""
     environment = states.environment()
     if not account and (ours := os.environ.get("SLURM_JOB_ACCOUNT")):  # as of sbatch --account
         environment.setdefault("SBATCH_ACCOUNT", ours)
-    return subprocess.run(
-        command, input=text, env=environment, capture_output=True, text=True, cwd=ROOT
-    )
+    options = {"env": environment, "capture_output": True, "text": True, "cwd": ROOT}
+    return subprocess.run(["sbatch", "--parsable", f"--chdir={ROOT}"], input=text, **options)
 
 
 def split_array(job_id: int, names: list[str]) -> list[int]:
@@ -156,10 +126,7 @@ def submit_study(study: Study, arguments: argparse.Namespace) -> None:
             check_start(study, logs, names)
         if not arguments.yes:
             check_budget(study, names, total, arguments.budget)
-        waiting = (row.job_id for row in rows if row.state in ("pending", "running"))
-        active = [job_id for job_id in waiting if job_id is not None]
-        waits = arguments.after, arguments.max_running, active
-        for name, job in submit(study, names, arguments.logs, *waits):
+        for name, job in submit(study, names, arguments.logs):
             print(f"submitted {name}: job {job}")
 
 
@@ -193,15 +160,13 @@ def main(argv: list[str] | None = None) -> int:
         metavar="WHICH",
         help="failed (not cancelled or interrupted), missing, names, or several of them",
     )
-    parser.add_argument("--after", metavar="JOB", help="a job id, or a dependency as afterok:4711")
-    parser.add_argument("--max-running", type=int, metavar="N", help="at most N at a time")
     parser.add_argument("--budget", type=float, metavar="GPU-HOURS", help="submit nothing above it")
     parser.add_argument("--yes", action="store_true", help="submit whatever it costs")
     parser.add_argument(
         "--no-preflight", action="store_true", help="submit although something seems to be missing"
     )
     arguments = parser.parse_args(argv)
-    check_flags(arguments, max_running=(1, 10**6), budget=(0, 10**12))
+    check_flags(arguments, budget=(0, 10**12))
     status, paths = 0, study_files(arguments.studies)
     for path in paths:
         if len(paths) > 1:

@@ -1051,7 +1051,7 @@ def test_a_pipe_that_nobody_writes_is_not_waited_for(tmp_path):
         read(tmp_path / "job.out")
 
 
-def test_the_last_line_says_that_files_were_not_read(tmp_path, capsys):
+def test_a_line_says_how_many_files_were_not_read(tmp_path, capsys):
     (tmp_path / "good.out").write_text(RUN)
     (tmp_path / "bad.log").write_text("nothing")
     assert tflops.main([str(tmp_path)]) == 0

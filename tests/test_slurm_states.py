@@ -15,7 +15,7 @@ from analysis.logs.parsing.endings import find_failure
 from analysis.logs.parsing.logfile import Log
 from base.errors import UsageError
 from parallel.config.study import load_study
-from parallel.record import ends, facts, launch
+from parallel.record import ends, facts
 from parallel.record.ends import kind_of
 from parallel.record.reader import read_status
 from parallel.record.writer import RunFolder
@@ -476,16 +476,6 @@ def test_a_job_of_an_array_has_the_number_that_squeue_prints(tmp_path):
     assert states.recall(tmp_path / "run", 414003).array == "414002_0"
 
 
-def test_a_run_that_saved_before_its_time_limit_says_so(tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    reason = f"{launch.signal_words('SIGUSR1')}, saved step 5"
-    RunFolder(folder).interrupt("time limit", reason)
-    row = judge("run", folder, 10, Job(9, "FAILED", "75:0"), 9)
-    assert (row.state, row.kind) == ("interrupted", "time limit")
-    assert row.line == "time limit: SIGUSR1, saved step 5; Slurm: FAILED 75:0"
-
-
 def test_status_and_cancel_take_several_studies(four, capsys):
     path, logs, tmp_path = four
     other = tmp_path / "other.toml"
@@ -575,6 +565,12 @@ def test_a_job_that_never_started_is_a_row_of_the_table_too(four, capsys):
     assert (row["run"], row["verdict"]) == ("megatron-tp2-seed2", "cancelled")
     assert row["reasons"] == ["Slurm: CANCELLED 0:0"]
     assert (row["engine"], row["gpus"], row["tp"]) == ("megatron", 2, 2)
+    flags = [str(path), "--logs", str(logs), "--yes", "--no-preflight", "--only", "missing"]
+    assert submit.main(flags) == 0
+    capsys.readouterr()
+    assert tflops.main([str(logs / "four"), "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["verdict"] for row in rows] == ["cancelled", "pending", "pending"]
 
 
 def test_the_columns_of_status_are_as_wide_as_what_stands_in_them():
@@ -599,22 +595,6 @@ def test_cancel_takes_the_named_run_and_asks_for_nothing_where_none_waits(four, 
     assert not (tmp_path / "cancelled").exists()
     assert cancel.main([*flags, "megatron-tp2-seed1"]) == 0
     assert (tmp_path / "cancelled").read_text().split() == ["7"]
-
-
-def test_at_most_n_run_at_a_time_those_that_run_already_included(four, capsys):
-    path, logs, tmp_path = four
-    flags = [str(path), "--logs", str(logs), "--yes", "--no-preflight"]
-    assert submit.main([*flags, "--max-running", "2", "--after", "5"]) == 0
-    sent = (tmp_path / "sent").read_text().splitlines()
-    waits = [re.search(r"--dependency=(\S+)", line)[1] for line in sent]
-    # 7 runs: the first may run beside it, the second waits for it, the third for the first.
-    assert waits == ["afterany:5", "afterany:5,afterany:7", "afterany:5,afterany:90001"]
-    assert all("--kill-on-invalid-dep=yes" in line for line in sent)
-    assert len(list((logs / "four").glob("*/9000*.submitted"))) == 3
-    assert re.findall(r": job (\S+)", capsys.readouterr().out) == ["90001", "90002", "90003"]
-    assert tflops.main([str(logs / "four"), "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert [row["verdict"] for row in rows] == ["pending"] * 3
 
 
 @pytest.mark.parametrize(
