@@ -61,7 +61,8 @@ def test_tflops_above_twice_the_cards_peak_are_unknown():
     assert record.steps["tflops"][0] == 620
     record = run(tflops=630.0, gpu_type="NVIDIA A100-SXM4-80GB", params=None, model={})
     assert (
-        np.isnan(record.steps["tflops"]).all() and "above twice the 312 of A100" in record.notes[0]
+        np.isnan(record.steps["tflops"]).all()
+        and "315 TFLOP/s of a GPU, above the 312 of A100" in record.notes[0]
     )
 
 
@@ -69,7 +70,7 @@ def test_tflops_above_twice_the_cards_peak_are_unknown():
 def test_a_time_that_no_card_can_keep_is_unknown(step_s):
     record = run(step_s=step_s)
     assert np.isnan(record.steps["step_s"]).all()
-    assert " TFLOP/s of a GPU for the forward pass" in record.notes[0]
+    assert " TFLOP/s of a GPU, above the 2e+04 of any card" in record.notes[0]
 
 
 def test_a_unit_is_the_nearest_that_fits():

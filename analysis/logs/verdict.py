@@ -7,8 +7,8 @@ stopped early; end unknown; OOM, communication error, node failure, timeout, can
 """
 
 import math
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -79,19 +79,12 @@ def timed(record: Record, window: tuple[int, int] | None = None) -> Steady | Non
     return steady(step_times(record), steps["skipped"], steps["iteration"], window)
 
 
-class Ending(NamedTuple):
-    """How a run ended, and what proves it: a line's words (line_no 0: no line), or what was
-    counted."""
-
-    verdict: str
-    line_no: int = 0
-    proof: str = ""
-    note: str = ""  # what happened after it had completed
-
-
 @dataclass
 class Judgement:
-    """How a run ended, as in `Ending`, and what is doubtful about its numbers."""
+    """How a run ended, the line that proves it (0: no line does), and what is doubtful about it.
+
+    proof: the words of that line, or what was counted. flags: doubts about the numbers.
+    """
 
     verdict: str
     line_no: int = 0
@@ -126,16 +119,15 @@ def judge(record: Record, time: Steady | None = None) -> Judgement:
     """The verdict and the quality flags of one run; `time` is its steady step time, if taken."""
     ended = ending(record)
     flags = [Reason(kind, text) for kind, text in _flags(record, time).items() if text]
-    notes = [ended.note, *record.notes] if ended.note else list(record.notes)
-    return Judgement(ended.verdict, ended.line_no, ended.proof, flags, notes)
+    return replace(ended, flags=flags, notes=ended.notes + record.notes)
 
 
-def ending(record: Record) -> Ending:
+def ending(record: Record) -> Judgement:
     """How a run ended: decided once, and kept in the record."""
     if record.ending is None:
         ended = _ended(record)
         if ended.verdict in _FINE and (why := _diverged(record)):
-            ended = Ending("diverged", record.last_line, why, ended.note)
+            ended = replace(ended, verdict="diverged", line_no=record.last_line, proof=why)
         record.ending = ended
     return record.ending
 
@@ -167,35 +159,38 @@ def _diverged(record: Record) -> str:
     return f"the last loss is {last['loss']:g}" if bad[printed[-1]] and not skipped else ""
 
 
-def _ended(record: Record) -> Ending:
+def _ended(record: Record) -> Judgement:
     failure, state, planned = record.failure, record.state, record.planned_steps
     numbers = record.steps["iteration"][np.isfinite(record.steps["iteration"])]
     # How many iterations the log reached, whether it counts from 0 or from 1.
     reached = numbers.max() + (numbers.min() == 0) if len(numbers) else 0
     if record.completed or (record.completed is None and planned and reached >= planned):
         if record.missing_steps:
-            return Ending("rows missing", proof=record.missing_steps)
-        proof = f"{planned} of {planned} iterations"
-        if planned is None:
-            proof = "it says that it completed"
-        note = f"after the run completed, line {failure.line_no}: " if failure else ""
-        note += failure.line.strip() if failure else ""
-        return Ending("complete", record.last_line, proof, note)
+            return Judgement("rows missing", proof=record.missing_steps)
+        judgement = Judgement("complete", record.last_line, "it says that it completed")
+        if planned is not None:
+            judgement.proof = f"{planned} of {planned} iterations"
+        if failure is not None:
+            after = f"after the run completed, line {failure.line_no}"
+            judgement.notes.append(f"{after}: {failure.line.strip()}")
+        return judgement
     if failure is not None:
         verdict = VERDICTS.get(failure.kind, failure.kind)
-        return Ending(verdict, failure.line_no, failure.line.strip())
+        return Judgement(verdict, failure.line_no, failure.line.strip())
     if state in _STATES:
-        return Ending(state, proof=_STATES[state])
+        return Judgement(state, proof=_STATES[state])
     if record.tables:
-        return Ending("no data", proof=f"a profile, without steps: {', '.join(record.tables)}")
+        return Judgement("no data", proof=f"a profile, without steps: {', '.join(record.tables)}")
     if not len(record.steps):
-        return Ending("no data", proof="no iteration was logged")
+        return Judgement("no data", proof="no iteration was logged")
     if planned is not None and reached < planned:
         last = int(numbers.max()) if len(numbers) else "an unknown number"
-        return Ending("stopped early", record.last_line, f"ended at iteration {last} of {planned}")
+        return Judgement(
+            "stopped early", record.last_line, f"ended at iteration {last} of {planned}"
+        )
     if record.completed is False:
-        return Ending("stopped early", record.last_line, "it never says that it completed")
-    return Ending("end unknown", proof="the log says neither how far it should go nor an end")
+        return Judgement("stopped early", record.last_line, "it never says that it completed")
+    return Judgement("end unknown", proof="the log says neither how far it should go nor an end")
 
 
 def _flags(record: Record, time: Steady | None) -> dict[str, str]:

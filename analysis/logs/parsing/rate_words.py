@@ -64,9 +64,8 @@ def judge_rates(record: Record) -> None:
         for name, amount in units_of(record.global_batch, record.seq_len).items():
             _judge_rate(record, name, amount)
         _judge_tflops(record)
-    _judge_peak(record)
-    _judge_speed(record, "samples_per_s")
-    _judge_speed(record, "tokens_per_s")
+    for name in ("tflops", "samples_per_s", "tokens_per_s"):
+        _judge_speed(record, name)
 
 
 def _name_rate(record: Record, rate: float, samples_per_s: float) -> None:
@@ -132,42 +131,28 @@ def _most_by_convention(record: Record) -> float:
     return 1.25 * 8 / 6 * (1 + attention)
 
 
-def _fastest(record: Record) -> tuple[float, str]:
-    """(the most TFLOP/s that a card of the run can have, in words)."""
-    card = find_gpu(record.gpu_type)
-    fastest = max(card.peaks.values()) if card else _FASTEST
-    return fastest, f"the {fastest:.5g} of {card.name if card else 'any card'}"
-
-
-def _judge_peak(record: Record) -> None:
-    """Remove printed TFLOP/s above twice the card's peak: full attention counts up to twice what a
-    causal kernel does."""
-    fastest, words = _fastest(record)
-    printed = record.steps["tflops"][np.isfinite(record.steps["tflops"])]
-    if len(printed) and (middle := float(np.median(printed))) > 2 * fastest:
-        record.notes.append(f"{middle:.4g} TFLOP/s are printed, above twice {words}: unknown")
-        record.steps["tflops"] = np.nan
-
-
 def _judge_speed(record: Record, name: str) -> None:
-    """Remove the column where a forward pass alone would need more TFLOP/s than the card has."""
+    """Remove the column where it would need more TFLOP/s than the card has: for a forward pass
+    alone; of printed TFLOP/s half, for full attention counts twice what a causal kernel does."""
     values, seq_len = record.steps[name], record.seq_len or 0
     known = values[np.isfinite(values) & (values > 0)]
-    layers = 8 * record.model.get("n_layer", 0) * record.model.get("hidden", 0) ** 2
-    params = record.params or layers  # the least that such layers have
-    if not len(known) or not record.gpus or record.uncounted or record.per_epoch:
+    if not len(known) or (name != "tflops" and (record.uncounted or record.per_epoch)):
         return
     middle = float(np.median(known))
-    tokens_per_s = {
-        "step_s": (record.global_batch or 0) * seq_len / middle,
-        "samples_per_s": middle * seq_len,
-        "tokens_per_s": middle,
+    layers = 8 * record.model.get("n_layer", 0) * record.model.get("hidden", 0) ** 2
+    params = record.params or layers  # the least that such layers have
+    each = _LEAST * params / record.gpus / 1e12 if record.gpus else 0.0  # of a token a second
+    needed = {
+        "tflops": middle / 2,
+        "step_s": (record.global_batch or 0) * seq_len / middle * each,
+        "samples_per_s": middle * seq_len * each,
+        "tokens_per_s": middle * each,
     }[name]
-    needed = _LEAST * params * tokens_per_s / record.gpus / 1e12
-    fastest, words = _fastest(record)
+    card = find_gpu(record.gpu_type)
+    fastest = max(card.peaks.values()) if card else _FASTEST
     if needed > fastest:
         record.notes.append(
-            f"{name} {middle:.4g} would need {needed:.4g} TFLOP/s of a GPU for the forward pass"
-            f" alone, above {words}: unknown"
+            f"{name} {middle:.4g} would need {needed:.4g} TFLOP/s of a GPU, above the {fastest:.5g}"
+            f" of {card.name if card else 'any card'}: unknown"
         )
         values[:] = np.nan
