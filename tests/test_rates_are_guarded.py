@@ -70,7 +70,7 @@ def test_tflops_above_twice_the_cards_peak_are_unknown():
 def test_a_time_that_no_card_can_keep_is_unknown(step_s):
     record = run(step_s=step_s)
     assert np.isnan(record.steps["step_s"]).all()
-    assert " TFLOP/s of a GPU, above the 2e+04 of any card" in record.notes[0]
+    assert " TFLOP/s of a GPU, above the 20000 of any card" in record.notes[0]
 
 
 def test_a_unit_is_the_nearest_that_fits():
