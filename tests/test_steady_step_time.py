@@ -8,15 +8,6 @@ import pytest
 from parallel.measure.steady_time import MIN_STEADY, median_ci95, steady, warmup_end
 
 
-@pytest.mark.parametrize("warmup", [0, 1, 3, 10, 40])
-def test_the_warmup_is_found_where_it_was_put(warmup):
-    rng = np.random.default_rng(warmup)
-    x = 1 + 0.01 * rng.standard_normal(100)
-    x[:warmup] += np.linspace(4, 0.5, warmup)
-    assert warmup <= warmup_end(x) <= warmup + 10
-    assert steady(x).step_s == pytest.approx(1, abs=0.01)
-
-
 @pytest.mark.parametrize("warmup", range(11))
 def test_a_warmup_of_up_to_half_is_dropped_to_the_step(warmup):
     for n in (20, 21):
