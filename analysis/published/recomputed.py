@@ -5,7 +5,6 @@ into Markdown, `analysis.plots` draws from the same rows.
 """
 
 import re
-from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from analysis.common.table import Column, Table
 from analysis.logs.published_csv import Row, read_csv
 from analysis.measured import predictions, scaling_curve
 from analysis.planner.calibration import load_calibration
-from analysis.published.audit import audit_paths
 from base.errors import UsageError
 from base.files import ROOT
 from base.storage import checkpoint_bytes, state_bytes, weights_bytes
@@ -88,10 +86,6 @@ def jean_zay(first: int, last: int) -> Table:
     Raises:
         UsageError: no row stands on these lines.
     """
-    findings = defaultdict(list)
-    for finding in audit_paths([FOLDER / JEAN_ZAY]).findings:
-        if finding.kind != "repeats":  # of several rows: the function `repeats` lists them
-            findings[finding.line].append(finding.message)
     source = [row for row in _rows(JEAN_ZAY) if first <= _line(row) <= last]
     if not source:
         raise UsageError(f"{JEAN_ZAY} has no row from lines {first} to {last}")
@@ -108,15 +102,21 @@ def jean_zay(first: int, last: int) -> Table:
         Column("recomputed", "recomputed (8P tokens)", ".1f"),
         Column("megatron", "model TFLOP/s (megatron)", ".1f"),
         Column("mfu", "MFU", ".1%"),
-        Column("remarks", "remarks", long="below"),
+        Column("engine", "engine"),
+        Column("zero_stage", "ZeRO", ".0f"),
+        Column("offload", "offload"),
+        Column("date", "date"),
+        Column("status", "status"),
+        Column("notes", "notes"),
     ]
-    rows = [_jean_zay_row(row, findings[row.line_no]) for row in source]
+    rows = [_jean_zay_row(row) for row in source]
     return Table([replace(column, seldom=True) for column in columns], rows)
 
 
-def _jean_zay_row(row: Row, findings: list[str]) -> dict[str, Any]:
-    settings = ("gpus", "params_b", "tp", "pp", "dp", "micro_batch", "gas", "global_batch")
-    cells = {name: row.number(name) for name in (*settings, "step_s")}
+def _jean_zay_row(row: Row) -> dict[str, Any]:
+    numbers = ("gpus", "params_b", "tp", "pp", "dp", "micro_batch", "gas", "global_batch")
+    cells = {name: row.number(name) for name in (*numbers, "step_s", "zero_stage")}
+    cells |= {name: row.text(name) or None for name in ("engine", "offload", "date", "notes")}
     gpus, size, batch, step_s = (cells[k] for k in ("gpus", "params_b", "global_batch", "step_s"))
     shape = [row.number(k) for k in ("layers", "hidden", "heads", "vocab", "seq_len")]
     seq_len = shape[-1]
@@ -129,22 +129,13 @@ def _jean_zay_row(row: Row, findings: list[str]) -> dict[str, Any]:
         megatron = tflops_per_gpu(config, seq_len, batch * seq_len, step_s, int(gpus))
         gpu = f"{row.text('gpu_type')} {row.text('cluster')}"
         utilisation, _ = mfu(megatron, gpu, row.text("precision"), "megatron")
-    remarks = [row.text("engine"), row.text("notes")]
-    if row.text("zero_stage"):
-        remarks.append(f"ZeRO-{row.text('zero_stage')}")
-    if row.text("offload") not in ("", "none"):
-        remarks.append(f"offload {row.text('offload')}")
-    remarks += [row.text("date"), *findings]
-    if row.text("status") != "ok":
-        remarks.append(row.text("status"))
     return cells | {
         "line": _line(row),
-        "engine": row.text("engine"),
+        "status": row.text("status").replace("ok", "") or None,
         "published": row.number("tflops"),
         "recomputed": recomputed,
         "megatron": megatron,
         "mfu": utilisation,
-        "remarks": "; ".join(filter(None, remarks)),
     }
 
 

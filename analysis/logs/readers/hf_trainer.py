@@ -100,13 +100,14 @@ def _once(columns: Columns, log: Log, record: Record) -> Columns:
 
     They carry no step, but epoch, rate and loss to many digits; a loss of zero has none.
     """
-    texts = [log.slice(at, at + 1000).partition(b"}")[0] for at in columns["at"].astype(int)]
-    first = {text: i for i, text in reversed(list(enumerate(texts)))}
-    numbered = [b"'epoch'" in text for text in texts]
-    again = np.array([first[text] < i for i, text in enumerate(texts)], bool)
-    kept = ~again | (columns["loss"] == 0) | ~np.array(numbered, bool)
-    if dropped := int((~kept).sum()):
-        record.notes.append(f"{dropped} duplicate lines dropped")
+    seen: set[bytes] = set()
+    kept = np.ones(len(columns["at"]), bool)
+    for i, at in enumerate(columns["at"].astype(int)):
+        text = log.slice(at, at + 1000).partition(b"}")[0]
+        kept[i] = text not in seen or columns["loss"][i] == 0 or b"'epoch'" not in text
+        seen.add(text)
+    if not kept.all():
+        record.notes.append(f"{(~kept).sum()} duplicate lines dropped")
     return {name: values[kept] for name, values in columns.items()}
 
 
@@ -135,21 +136,20 @@ def _document(record: Record, content: dict[str, Any]) -> None:
     """all_results.json, train_results.json, or trainer_state.json with its log_history."""
     history = rows(content.get("log_history"))
     steps = [row for row in history if "loss" in row and known(row.get("step")) is not None]
-    columns = {"iteration": "step", "loss": "loss", "grad_norm": "grad_norm"}
-    values = {name: [row.get(key) for row in steps] for name, key in columns.items()}
-    record.steps = steps_of(**values)
+    record.steps = steps_of(
+        iteration=[row["step"] for row in steps],
+        loss=[row["loss"] for row in steps],
+        grad_norm=[row.get("grad_norm") for row in steps],
+    )
+    planned = whole(content.get("max_steps"))
     ends = [row for row in [*history, content] if known(row.get("train_runtime")) is not None]
-    if ends:
-        end = ends[-1]
+    for end in ends[-1:]:
+        planned = planned or whole(end.get("step"))
         record.totals["wall_s"] = real(end["train_runtime"])
         if (rate := known(end.get("train_samples_per_second"))) is not None:
             record.totals["samples_per_s"] = rate
-    facts = {
-        "planned_steps": whole(content.get("max_steps"))
-        or (whole(ends[-1].get("step")) if ends else None),
-        "micro_batch": whole(content.get("train_batch_size")),
-    }
-    state(record, facts, "log")
+    micro_batch = whole(content.get("train_batch_size"))
+    state(record, {"planned_steps": planned, "micro_batch": micro_batch}, "log")
 
 
 FORMAT = Format(

@@ -51,11 +51,11 @@ def _read(log: Log, record: Record) -> None:
         Refusal: it is damaged, or is not such a document after all.
     """
     if marker := _RUN_COMPLETE.search(log.head + b"\n" + log.tail):
-        said = dict(_MARKER.findall(marker[0]))
-        record.totals["tokens_per_s"] = number(said.get(b"tokens_per_sec"))
-        record.totals["wall_s"] = number(said.get(b"total_wall_time_sec"))
-        if said.get(b"world_size", b"").isdigit():
-            state(record, {"gpus": int(said[b"world_size"])}, "log")
+        values = dict(_MARKER.findall(marker[0]))
+        record.totals["tokens_per_s"] = number(values.get(b"tokens_per_sec"))
+        record.totals["wall_s"] = number(values.get(b"total_wall_time_sec"))
+        if values.get(b"world_size", b"").isdigit():
+            state(record, {"gpus": int(values[b"world_size"])}, "log")
         record.format, record.completed = "RUN_COMPLETE.txt", True
         record.whole_run = True
         _beside(record, log.path)

@@ -46,25 +46,24 @@ def _scan(log: Log, record: Record) -> Columns:
     return columns
 
 
-_SIZES = {
-    "n_layer": rb"n_layer {0,3}(?:: {0,3}int {0,3})?= {0,3}(\d{1,5})",
-    "n_head": rb"n_head {0,3}(?:: {0,3}int {0,3})?= {0,3}(\d{1,5})",
-    "hidden": rb"n_embd {0,3}(?:: {0,3}int {0,3})?= {0,3}(\d{1,6})",
-    "vocab_size": rb"vocab_size {0,3}(?:: {0,3}int {0,3})?= {0,3}(\d{1,8})",
+_SOURCE = {
+    name: rb"%b {0,3}(?:: {0,3}int {0,3})?= {0,3}(\d{1,8})" % theirs
+    for name, theirs in (
+        ("n_layer", b"n_layer"),
+        ("n_head", b"n_head"),
+        ("hidden", b"n_embd"),
+        ("vocab_size", b"vocab_size"),
+    )
 }
-_SETTINGS = {
-    "global_batch": rb"\n {4}batch_size {0,3}: {0,3}int {0,3}= {0,3}([\d *]{1,20})",
-    "seq_len": rb"\n {4}sequence_length {0,3}: {0,3}int {0,3}= {0,3}([\d *]{1,20})",
-}
+_SOURCE["global_batch"] = rb"\n {4}batch_size {0,3}: {0,3}int {0,3}= {0,3}([\d *]{1,20})"
+_SOURCE["seq_len"] = rb"\n {4}sequence_length {0,3}: {0,3}int {0,3}= {0,3}([\d *]{1,20})"
 
 
 def _script(record: Record, header: bytes) -> None:
     """The model and the batch by the script's source, with which the log opens."""
-    found = {name: re.findall(pattern, header) for name, pattern in (_SIZES | _SETTINGS).items()}
-    if b"class GPTConfig" in header and all(found.values()):
-        facts = {
-            name: math.prod(map(int, values[-1].split(b"*"))) for name, values in found.items()
-        }
+    texts = {name: re.findall(pattern, header) for name, pattern in _SOURCE.items()}
+    if b"class GPTConfig" in header and all(texts.values()):
+        facts = {name: math.prod(map(int, text[-1].split(b"*"))) for name, text in texts.items()}
         tied = b"wte.weight = self.lm_head.weight" in header
         always = {"bias": False, "position": "rope", "norm": "rmsnorm", "activation": "gelu"}
         state(record, facts | always | {"tied": tied}, "log")

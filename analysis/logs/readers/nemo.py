@@ -88,17 +88,15 @@ def _dllogger(log: Log, record: Record) -> Columns:
             continue
         data, step = mapping(line.get("data")), whole(line.get("step"))
         if line.get("step") == "PARAMETER":  # the last parameter line before training counts
-            said = {}
+            settings = {}
             for path, value in data.items():
                 room, _, name = path.partition("/")
                 if room in _CONFIG and isinstance(value, str | int):
-                    said[name] = [str(value)]
-            facts |= read_settings(record, said)
-            nodes, devices = (
-                whole(data.get("trainer/num_nodes")),
-                whole(data.get("trainer/devices")),
-            )
-            facts |= {"gpus": nodes * devices} if nodes and devices else {}
+                    settings[name] = [str(value)]
+            facts |= read_settings(record, settings)
+            nodes, devices = (whole(data.get(f"trainer/{k}")) for k in ("num_nodes", "devices"))
+            if nodes and devices:
+                facts["gpus"] = nodes * devices
         elif names[0] in data and step is not None:
             nan = is_nan(data.get("reduced_train_loss"))
             rows.append([offset, step, *(real(data.get(name)) for name in names), nan])

@@ -31,8 +31,8 @@ def _read(log: Log, record: Record) -> None:
         Refusal: it is cut off in a table.
     """
     if b"Total Time (ns)" in log.head:  # else a training log that was profiled
-        found = tables(log.text(), str(log.path), record.notes)
-        record.whole_run, record.tables = True, found
+        reports = tables(log.text(), str(log.path), record.notes)
+        record.whole_run, record.tables = True, reports
 
 
 def tables(text: str, source: str, notes: list[str]) -> dict[str, list[Row]]:
@@ -44,25 +44,25 @@ def tables(text: str, source: str, notes: list[str]) -> dict[str, list[Row]]:
         Refusal: the last row does not reach the last column, or a table has no rows: it is cut
             off.
     """
-    found: dict[str, list[Row]] = {}
+    reports: dict[str, list[Row]] = {}
     title, header, ends = "", "", []
     lines = [_NOISE.sub("", line).rstrip() for line in text.split("\n")]
     for number, line in enumerate(lines, start=1):
         if match := _TITLE.search(line):
             title, ends = match[1] or match[2], []
         elif title and _RULE.fullmatch(line):
-            ends, found[title] = [match.end() for match in re.finditer(r"-+", line)], []
+            ends, reports[title] = [match.end() for match in re.finditer(r"-+", line)], []
         elif ends and (row := _row(line, header, ends)):
-            found[title].append(row)
+            reports[title].append(row)
         elif ends and line and lines[number - 2]:
             if number == len(lines):  # a complete line ends in a newline
                 raise Refusal(source, f"truncated: line {number} ends inside a row of {title}")
             notes.append(f"line {number} is no row of {title}: left out")
         elif line:
             header = line
-    if empty := [name for name, rows in found.items() if not rows]:
+    if empty := [name for name, rows in reports.items() if not rows]:
         raise Refusal(source, f"truncated: {empty[0]} has no rows")
-    return found
+    return reports
 
 
 def _row(line: str, header: str, ends: list[int]) -> Row | None:

@@ -6,12 +6,13 @@ Coloured or not; early versions print `wps` for `tps`. Both are per device, aver
 before; no step time is printed, so it follows from them where batch and GPUs are known.
 """
 
+import math
 import re
 
 import numpy as np
 
 from analysis.logs.parsing.fields import ANSI, labelled, positive, word
-from analysis.logs.parsing.line_format import Columns, LineFormat, last_number
+from analysis.logs.parsing.line_format import Columns, LineFormat
 from analysis.logs.parsing.logfile import Log
 from analysis.logs.parsing.model_names import read_name
 from analysis.logs.parsing.setting_names import state
@@ -57,8 +58,8 @@ def _derive(record: Record, columns: Columns, header: bytes) -> None:
 
 
 def _precision(header: bytes) -> dict[str, str]:
-    found = _PRECISION.findall(header)
-    return {"precision": {b"bfloat16": "bf16", b"float32": "fp32"}[found[-1]]} if found else {}
+    dtypes = _PRECISION.findall(header)
+    return {"precision": {b"bfloat16": "bf16", b"float32": "fp32"}[dtypes[-1]]} if dtypes else {}
 
 
 def _model(record: Record, header: bytes) -> None:
@@ -67,20 +68,17 @@ def _model(record: Record, header: bytes) -> None:
     if not built:
         return
     name, arguments = built[-1]
-    said = {k.decode(): v.decode() for k, v in _ARGUMENT.findall(arguments)}
-    sizes = {
-        ours: int(said[theirs]) for theirs, ours in _SIZES.items() if said.get(theirs, "").isdigit()
-    }
-    if "multiple_of" in said and "hidden" in sizes:  # Llama's rule
-        wide = int(
-            int(8 * sizes["hidden"] / 3)
-            * float(said.get("ffn_dim_multiplier", "1").replace("None", "1"))
-        )
-        sizes["ffn_hidden"] = -(-wide // (many := int(said["multiple_of"]))) * many
+    stated = {k.decode(): v.decode() for k, v in _ARGUMENT.findall(arguments)}
+    whole = {theirs: int(size) for theirs, size in stated.items() if size.isdigit()}
+    sizes = {ours: whole[theirs] for theirs, ours in _SIZES.items() if theirs in whole}
+    if "multiple_of" in whole and "hidden" in sizes:  # Llama's rule
+        factor = float(stated.get("ffn_dim_multiplier", "1").replace("None", "1"))
+        multiples = int(int(8 * sizes["hidden"] / 3) * factor) / whole["multiple_of"]
+        sizes["ffn_hidden"] = math.ceil(multiples) * whole["multiple_of"]
     if name.lower().startswith((b"llama", b"qwen3")):  # torchtitan's own models of these names
         sizes |= {"activation": "swiglu", "norm": "rmsnorm", "position": "rope", "bias": False}
-    if said.get("enable_weight_tying") in ("True", "False"):
-        sizes["tied"] = said["enable_weight_tying"] == "True"
+    if stated.get("enable_weight_tying") in ("True", "False"):
+        sizes["tied"] = stated["enable_weight_tying"] == "True"
     elif name.lower().startswith(b"llama"):
         sizes["tied"] = False
     state(record, sizes, "log")
@@ -97,25 +95,19 @@ _SIZES |= {"head_dim": "kv_channels", "vocab_size": "vocab_size", "hidden_dim": 
 def _mesh(header: bytes) -> dict[str, int | None]:
     """Sizes of the device mesh; all of them multiply to the number of GPUs."""
     at = header.rfind(b"with parallelism:")
-    sizes = {}
-    if at >= 0:
-        sizes = {k.decode(): int(v) for k, v in _MESH.findall(header[at : at + 300])}
-    elif meshes := _MESH_LIST.findall(header):
+    pairs = _MESH.findall(header[at : at + 300]) if at >= 0 else []
+    if at < 0 and (meshes := _MESH_LIST.findall(header)):
         names, counts = meshes[-1]
-        keys = re.findall(rb"\w+", names)
-        sizes = {k.decode(): int(v) for k, v in zip(keys, counts.split(b","), strict=False)}
-    facts = {}
-    if sizes:
-        shard = sizes.get("dp_shard", 1)
-        sizes.setdefault("dp_replicate", sizes.pop("dp", 1))
-        product = int(np.prod([s for k, s in sizes.items() if k in _AXES]))
-        facts = {"tp": sizes.get("tp", 1), "pp": sizes.get("pp", 1), "cp": sizes.get("cp")}
-        if shard > 0:
-            facts |= {"dp": sizes["dp_replicate"] * shard, "gpus": product}
-    per_node = last_number(rb"(?:--nproc[_-]per[_-]node[= ]{1,3}|\bNGPU=)(\d{1,4})", header)
-    nodes = last_number(rb"(?:--nnodes[= ]{1,3}|\bNNODES=)(\d{1,5})", header)
-    if per_node and "gpus" not in facts:
-        facts["gpus"] = per_node * (nodes or 1)
+        pairs = zip(re.findall(rb"\w+", names), counts.split(b","), strict=False)
+    sizes = {name.decode(): int(size) for name, size in pairs}
+    if not sizes:
+        return {}
+    shard = sizes.get("dp_shard", 1)
+    sizes.setdefault("dp_replicate", sizes.pop("dp", 1))
+    facts = {"tp": sizes.get("tp", 1), "pp": sizes.get("pp", 1), "cp": sizes.get("cp")}
+    if shard > 0:
+        facts["dp"] = sizes["dp_replicate"] * shard
+        facts["gpus"] = math.prod(size for name, size in sizes.items() if name in _AXES)
     return facts
 
 
