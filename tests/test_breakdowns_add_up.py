@@ -210,13 +210,6 @@ def test_what_is_missing_or_torn_is_named_and_the_rest_reported(tmp_path, capsys
     assert sorted(one.ranks) == [0, 1, 2, 3, 4, 6, 7]
 
 
-def test_nothing_readable_is_one_line_and_exit_2(tmp_path, capsys):
-    path = write_run(tmp_path, 1)
-    (path / "breakdown" / "rank0.csv").write_text("not,these,columns\n")
-    assert command.main([str(path)]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
 # --- the 2024 study's epoch report ----------------------------------------------------------------
 
 

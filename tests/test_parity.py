@@ -175,27 +175,6 @@ def test_the_tables_say_equal_for_every_row(trained, capsys):
     assert "not verified" not in out
 
 
-def test_a_model_that_differs_is_noticed(trained, tmp_path, capsys):
-    """The bar can be missed: one gradient norm that is 0.21 % off is not the same model."""
-    import shutil
-
-    from analysis import parity
-    from tests.conftest import run_module
-
-    shutil.copytree(trained["first", "ddp"], tmp_path / "ddp")
-    other = tmp_path / "ddp-dp2"
-    shutil.copytree(trained["first", "ddp-dp2"], other)
-    rows = (other / "steps.csv").read_text().splitlines()
-    cells = rows[7].split(",")
-    cells[3] = repr(float(cells[3]) * 1.0021)
-    rows[7] = ",".join(cells)
-    (other / "steps.csv").write_text("\n".join(rows) + "\n")
-    done = run_module("analysis.parity", str(tmp_path))
-    assert done.returncode == 1 and "DIFFERS" in done.stdout
-    assert parity.main([str(tmp_path / "ddp")]) == 0
-    capsys.readouterr()
-
-
 @pytest.mark.slow
 def test_engines_agree_in_bf16(tokens, tmp_path):
     """Rounded to 8 bits at every operation, in other orders: within 0.01, where fp32 has 2e-4."""

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from analysis import prune, scaling, tflops
-from analysis.common.statistics import repeat_noise
 from analysis.logs.load import load
 from analysis.measured import predictions
 from analysis.planner.calibration import load_calibration
@@ -19,10 +18,7 @@ RUNS = Path(__file__).parent.parent / "logs" / "2-core-cpu" / "parity"
 HERE = ["--predict", "2-core-cpu"]
 
 
-def test_repeat_noise_is_the_least_that_any_prediction_can_reach():
-    """Jean Zay's four identical 52B runs, seconds: no single number is nearer than 21.6 %."""
-    assert repeat_noise([[129, 217, 125, 225], [1.0]]) == (pytest.approx(0.2160, abs=1e-4), 4)
-    assert repeat_noise([[1.0], [2.0]]) == (None, 0)
+def test_a_note_has_the_least_error_that_any_prediction_can_reach():
     (said,) = predictions.notes(
         "a fit", [("a", 110.0, 100.0), ("a", 110.0, 100.0), ("b", None, 1.0)]
     )

@@ -12,6 +12,8 @@ def test_the_noise_of_repeats_is_the_least_error_of_one_number():
     assert repeat_noise([[1.0, 2.0, 4.0]]) == (pytest.approx(1.25 / 3), 3)
     assert repeat_noise([[1.0], [2.0, 2.0], [1.0, 2.0]]) == (pytest.approx(0.5 / 4), 4)
     assert repeat_noise([[1.0], [2.0]]) == repeat_noise([]) == (None, 0)
+    # Jean Zay's four identical 52B runs, seconds: no single number is nearer than 21.6 %.
+    assert repeat_noise([[129, 217, 125, 225]]) == (pytest.approx(0.2160, abs=1e-4), 4)
 
 
 def test_pairs_are_a_t_interval_of_their_own_ratios():

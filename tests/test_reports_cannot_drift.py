@@ -104,13 +104,3 @@ def test_a_studys_pictures_lie_beside_it_and_show_every_run(tmp_path, capsys):
     for where in ([str(ROOT / "logs")], [str(runs), "--out", str(ROOT / "logs" / "plots")]):
         assert plots.main(where) == 2
         assert "holds the published tables' pictures" in capsys.readouterr().err
-
-
-def test_a_csv_is_refused_as_the_table_that_it_is(tmp_path, capsys):
-    path = tmp_path / "published.csv"
-    path.write_text("gpus,tflops\n8,100\n")
-    assert plots.main([str(path)]) == 2
-    assert capsys.readouterr().err == (
-        f"analysis.plots: {path}: a table, no log: analysis.page shows published tables,"
-        " analysis.audit checks them\n"
-    )

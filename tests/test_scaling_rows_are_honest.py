@@ -121,15 +121,6 @@ def test_another_machines_run_is_no_baseline(tmp_path, capsys):
     write(tmp_path / "h200", about, step_s=0.005)
     assert main([str(tmp_path), "--format", "json"]) == 0
     assert [row["speedup"] for row in json.loads(capsys.readouterr().out)] == [1.0, 1.0]
-    mixed = facts("s", "ddp", engine="ddp", gpus=2)
-    mixed["host"]["cpu"] = "a processor"
-    baseline = facts("s", "ddp", engine="ddp")
-    baseline["host"]["cpu"] = "another processor"
-    write(tmp_path / "two" / "x", mixed)
-    write(tmp_path / "two" / "x", baseline)
-    row = rows(capsys, tmp_path / "two" / "x")["ddp-dp2"]
-    assert row["speedup"] == ""
-    assert "processor a processor here, another processor in the baseline" in row["notes"]
 
 
 def test_six_n_does_not_count_recomputation(tmp_path, capsys):

@@ -11,7 +11,6 @@ from analysis import tflops
 from analysis.common import terminal
 from analysis.common.table import Column, Table, cell, chosen, show
 from base.errors import UsageError
-from tests.conftest import ROOT
 
 PARITY = "logs/2-core-cpu/parity"
 COMMANDS = (
@@ -128,18 +127,6 @@ def test_a_seldom_column_is_printed_where_a_row_has_it_or_it_is_chosen():
     assert "MFU" in Table(columns, [{"run": "a", "mfu": 0.5}]).render()
     (kept,) = chosen([empty], ["run", "mfu"])
     assert "MFU" in kept.render() and "no peak" in kept.render()
-
-
-def test_the_commands_take_columns(capsys):
-    run = [str(ROOT / PARITY / "ddp"), "--columns"]
-    assert tflops.main([*run, "run, tokens_per_s", "--format", "csv"]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "run,tokens_per_s"
-    assert tflops.main([*run, "verdict,run", "--format", "json"]) == 0
-    assert capsys.readouterr().out == '[\n{"verdict": "complete", "run": "ddp"}\n]\n'
-    assert tflops.main([*run, "speed"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("analysis.tflops: no column speed; there are: run, engine, gpus")
-    assert said.count("\n") == 1
 
 
 def test_thousands_are_not_printed_as_powers():
