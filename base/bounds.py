@@ -12,7 +12,7 @@ from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin
 
 from base.errors import UsageError
-from base.files import check_keys, shown
+from base.files import shown
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,8 @@ def values_of(kind: type, table: Any, where: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise UsageError(f"{where} is no table")
     known = {f.name: f for f in fields(kind) if f.metadata}
-    check_keys(table, list(known), where)
+    if unknown := sorted(table.keys() - known.keys()):
+        raise UsageError(f"{where}: unknown {', '.join(unknown)}; known: {', '.join(known)}")
     needed = [n for n, f in known.items() if f.default is f.default_factory is MISSING]
     if missing := [name for name in needed if name not in table]:
         raise UsageError(f"{where}: missing {', '.join(missing)}")

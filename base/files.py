@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,12 +121,6 @@ def check_file(path: Path) -> Path:
     if path.exists() and not path.is_file():
         raise UsageError(f"{path}: not a regular file")
     return path
-
-
-def check_keys(table: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Raises: UsageError: a key that is not known; it lists those that are."""
-    if unknown := sorted(set(table) - set(known)):
-        raise UsageError(f"{where}: unknown {', '.join(unknown)}; known: {', '.join(known)}")
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ command sends SIGUSR1 to every rank, past torchrun, and SIGTERM to torchrun, whi
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,9 +32,8 @@ def below(pid: int) -> list[int]:
 def hears(pid: int, number: int) -> bool:
     """Whether a process has a handler of its own for a signal."""
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+        caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
+        return bool(caught and int(caught[1], 16) >> (number - 1) & 1)
     return False
 
 

@@ -57,6 +57,10 @@ class Job:
     folder: str = ""
     array: str = ""
 
+    @property
+    def says(self) -> str:
+        return f"Slurm: {self.state} {self.exit}" if self.state else ""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -157,16 +161,16 @@ def parse(text: str, of_queue: bool = False) -> dict[int, Job]:
     """Jobs from lines of |-separated columns; a line that is none is skipped."""
     jobs = {}
     for line in text.splitlines():
-        job_id, *columns = line.split("|")
-        if not job_id.strip().isdigit() or len(columns) < 6:
+        job_id, *columns = (column.strip() for column in line.split("|"))
+        if not job_id.isdigit() or len(columns) < 6:
             continue
-        state, status, reason, name, comment, folder = (c.strip() for c in columns[:6])
+        state, status, reason, name, comment, folder, *array = columns
         if of_queue and status.isdigit():  # as wait() gives it
             status = f"{int(status) >> 8}:{int(status) & 127}"
-        state = state.split()[0] if state else ""
-        array, task, *_ = [*"_".join(c.strip() for c in columns[6:8]).split("_"), "", ""]
-        array = f"{array}_{task}" if task.isdigit() else ""
-        jobs[int(job_id)] = Job(int(job_id), state, status, reason, name, comment, folder, array)
+        state = state.partition(" ")[0]
+        match = re.match(r"(\d+)_(\d+)(_|$)", "_".join(array[:2]))
+        number = f"{match[1]}_{match[2]}" if match else ""
+        jobs[int(job_id)] = Job(int(job_id), state, status, reason, name, comment, folder, number)
     return jobs
 
 
@@ -250,7 +254,7 @@ def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | Non
     What an earlier job, or a sweep without Slurm, left in the folder says nothing about this one.
     """
     step, step_s = progress(folder)
-    status = reader.read_status(folder)
+    status, job = reader.read_status(folder), job or Job(0, "")
     if job_id is not None and ran_by(folder) != job_id and (folder / "run.json").exists():
         status, step, step_s = {}, 0, None  # this job came to no run
     end = _doing(folder, status, job, job_id)
@@ -258,15 +262,14 @@ def judge(run: str, folder: Path, steps: int, job: Job | None, job_id: int | Non
     eta_s = max(0, steps - step) * step_s if end.state == "running" and step_s is not None else None
     kind = end.kind or FAILURES.get(end.state, "")
     line = " ".join(end.line.split())[:300]
-    array = job.array if job is not None else ""
-    return Row(run, end.state, job_id, step, steps, eta_s, line, str(kind), array)
+    return Row(run, end.state, job_id, step, steps, eta_s, line, str(kind), job.array)
 
 
-def _doing(folder: Path, status: dict, job: Job | None, job_id: int | None) -> End | None:
+def _doing(folder: Path, status: dict, job: Job, job_id: int | None) -> End | None:
     """What a run that has not ended does; None where it has ended."""
-    if job is not None and job.state in PENDING:
+    if job.state in PENDING:
         return End("pending", f"Slurm: {job.state} {job.reason}")
-    if job is not None and job.state in ACTIVE:
+    if job.state in ACTIVE:
         again = restarts(folder, job_id)
         return End("running", f"Slurm: {job.state}" + (f", restart {again}" if again else ""))
     if job_id is None and status.get("state") is None:
@@ -276,53 +279,48 @@ def _doing(folder: Path, status: dict, job: Job | None, job_id: int | None) -> E
     return None
 
 
-def _slurm_says(job: Job | None) -> str:
-    return f"Slurm: {job.state} {job.exit}" if job is not None else ""
-
-
-def _end_of_folder(folder: Path, status: dict, job: Job | None) -> End | None:
+def _end_of_folder(folder: Path, status: dict, job: Job) -> End | None:
     """The end of a run whose folder says all of it; None where the job's log is needed."""
     state, why = status.get("state"), str(status.get("reason", ""))
     # Slurm gives 0:125 to a job of which the kernel killed a process for memory, complete or not.
-    killed = job is not None and (job.state == "OUT_OF_MEMORY" or job.exit == "0:125")
+    killed = job.state == "OUT_OF_MEMORY" or job.exit == "0:125"
     complete = state == ends.COMPLETE and (folder / "RUN_COMPLETE.txt").exists()
     if killed:
         note = ", though RUN_COMPLETE.txt is there" if complete else ""
-        return End("OOM", _slurm_says(job) + note)
+        return End("OOM", job.says + note)
     if complete:
         return End("complete", "; ".join(filter(None, ("RUN_COMPLETE.txt", why))))
     if state == INTERRUPTED:  # and saved, which scancel's victim may have as well
-        ended = "cancelled" if job is not None and job.state == "CANCELLED" else INTERRUPTED
-        line = "; ".join(filter(None, (why, _slurm_says(job)))) or "status.json says so"
+        ended = "cancelled" if job.state == "CANCELLED" else INTERRUPTED
+        line = "; ".join(filter(None, (why, job.says))) or "status.json says so"
         return End(ended, line, str(status.get("kind", "")))
     return End("timeout", why) if status.get("kind") == Kind.TIME_LIMIT else None
 
 
-def _end_of_job(folder: Path, status: dict, job: Job | None, job_id: int | None) -> End:
+def _end_of_job(folder: Path, status: dict, job: Job, job_id: int | None) -> End:
     """The end of a run, from its folder, from Slurm and from the log of its job's last attempt."""
     state, why, kind = (str(status.get(name, "")) for name in ("state", "reason", "kind"))
     again = restarts(folder, job_id)
     attempt = f"{job_id}.restart{again}" if again else f"{job_id}"
-    slurm_state = job.state if job is not None else ""
     text, noted = tail(folder / f"{attempt}.out"), read_end(folder, attempt)
     outside = evidence(text, ends.End(kind, why) if kind == Kind.MEMORY else noted)
     own = state == ends.FAILED and why and kind not in CONSEQUENCES
-    if own and slurm_state != "NODE_FAIL":
+    if own and job.state != "NODE_FAIL":
         # The run said why before Slurm ended what was left of it; of memory the log knows more.
         if outside and outside.state in ("OOM", "node failure"):
             return outside
-        return End("failed", f"{why}; {_slurm_says(job)}" if slurm_state in ENDS else why, kind)
-    if slurm_state in ENDS:
-        return End(ENDS[slurm_state], _slurm_says(job))
+        return End("failed", f"{why}; {job.says}" if job.state in ENDS else why, kind)
+    if job.state in ENDS:
+        return End(ENDS[job.state], job.says)
     if outside or noted:
         return outside or End("failed", noted.reason, noted.kind)
     if line := ends.cause(text):
         return End("failed", line, kind_of(line))
     if state == ends.FAILED and why:
         return End("failed", why, kind)
-    if state == ends.RUNNING and job is None and not (folder / f"{attempt}.exit").exists():
+    if state == ends.RUNNING and not job.state and not (folder / f"{attempt}.exit").exists():
         return End("failed", f"Slurm no longer knows job {job_id}, which left no exit status")
-    line = next(iter(COMPLAINT.findall(text)), "") or _slurm_says(job) or "no status and no log"
+    line = next(iter(COMPLAINT.findall(text)), "") or job.says or "no status and no log"
     return End("failed", line)
 
 
