@@ -135,13 +135,10 @@ def planning_gpu(name: str | None) -> Gpu:
     Raises:
         UsageError: no such card, with the known ones.
     """
-    known = ", ".join(g.name for g in GPUS)
-    if not name:
-        raise UsageError(f"no GPU type; known: {known}")
-    found = usual_gpu(name)
-    if found is None:
-        raise UsageError(f"unknown GPU {name!r}; known: {known}")
-    return found
+    if name and (card := usual_gpu(name)):
+        return card
+    what = f"unknown GPU {name!r}" if name else "no GPU type"
+    raise UsageError(f"{what}; known: {', '.join(g.name for g in GPUS)}")
 
 
 # "4 x 100 Gb/s", "4 EFA x 100 Gb/s", "4 NICs of 100 Gb/s", "100 Gb/s x 4" or "10 GbE".

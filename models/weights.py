@@ -88,15 +88,9 @@ def write_weights(
     with new_folder(folder) as aside:
         layout = {name: (DTYPES[dtype], shape) for name, shape in shapes.items()}
         size, crc32 = write_safetensors(aside / TENSORS, layout, values(), METADATA)
-        described = {
-            "format": FORMAT,
-            "model": asdict(config),
-            "n_params": config.n_params,
-            "dtype": dtype,
-            "safetensors": {"bytes": size, "crc32": crc32},
-            **(facts or {}),
-        }
-        described = json.loads(json.dumps(described))  # as it will be read
+        described = {"format": FORMAT, "model": asdict(config), "n_params": config.n_params}
+        described |= {"dtype": dtype, "safetensors": {"bytes": size, "crc32": crc32}}
+        described = json.loads(json.dumps(described | (facts or {})))  # as it will be read
         described["crc32"] = own_crc32(described)
         copy_beside(beside, aside)
         write_synced(aside / CONFIG, json.dumps(described, indent=2) + "\n")
@@ -193,10 +187,7 @@ def differing(stored: dict[str, tuple], wanted: dict[str, tuple], shown: int = 3
     """What of `wanted` is missing, of another shape or more than wanted in `stored`; "" if none."""
     problems = [f"{n} is missing" for n in wanted if n not in stored]
     problems += [f"{n} is unknown" for n in stored if n not in wanted]
-    problems += [
-        f"{n} is {list(stored[n])}, not {list(wanted[n])}"
-        for n in wanted
-        if n in stored and stored[n] != wanted[n]
-    ]
+    both = [n for n in wanted if n in stored and stored[n] != wanted[n]]
+    problems += [f"{n} is {list(stored[n])}, not {list(wanted[n])}" for n in both]
     more = f" and {len(problems) - shown} more" if len(problems) > shown else ""
     return "; ".join(problems[:shown]) + more

@@ -7,6 +7,7 @@ communicate with the other ranks. Rank 0 writes the run folder.
 import contextlib
 import gc
 import itertools
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from parallel.record import lines
 from parallel.record.ends import Kind
 from parallel.record.launch import TIME_LIMIT_SIGNAL, Launch, signal_words, tell_torchrun
 from parallel.record.reader import read_breakdown, read_run, read_saves
-from parallel.record.signals_and_hangs import Interruption, Watchdog, forget_reports
+from parallel.record.signals_and_hangs import Interruption, Watchdog
 from parallel.record.writer import RunFolder
 
 TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: interrupted, and saved
@@ -117,7 +118,7 @@ class Trainer:
         """
         self._write_header()
         with self.watchdog, contextlib.ExitStack() as stack:
-            forget_reports(self.watchdog.folder)
+            shutil.rmtree(self.watchdog.folder, ignore_errors=True)  # of an earlier attempt
             first = self._load(source)
             steps = (self._made(self.data.train, step) for step in range(first, self.spec.steps))
             self.made = stack.enter_context(

@@ -179,15 +179,11 @@ class Checkpointer:
         self.ranks.on_first(self._finish, snapshot, aside, entries, problem)
 
     def _make_room(self, step: int) -> None:
-        """The hidden folder, on a disk with room for what will be written.
-
-        Raises:
-            OSError: no room, or no permission.
-        """
+        """Raises: OSError: the disk has no room for what will be written, or no permission."""
         aside = folders.begin(self.save_to, step)
         needed, free = self.predicted_bytes(), shutil.disk_usage(aside).free
         if free < needed:
-            raise OSError(28, f"{needed:.0f} bytes are needed, {free} are free", str(aside))
+            raise OSError(28, f"{needed} bytes are needed, {free} are free", str(aside))
 
     def predicted_bytes(self) -> int:
         """Bytes of one checkpoint's tensors; they do not depend on the layout."""
@@ -216,38 +212,28 @@ class Checkpointer:
 
     def _publish(self, snapshot: _Snapshot, aside: Path, entries: list[dict[str, Any]]) -> None:
         elements = sum(p["stop"] - p["start"] for entry in entries for p in entry["pieces"])
-        counted = STATE_BYTES_PER_PARAM * elements
-        if counted != self.predicted_bytes():
-            raise OSError(
-                0, f"{counted} bytes of state, predicted were {self.predicted_bytes()}", str(aside)
-            )
+        counted, predicted = STATE_BYTES_PER_PARAM * elements, self.predicted_bytes()
+        if counted != predicted:
+            raise OSError(0, f"{counted} bytes of state, predicted were {predicted}", str(aside))
         facts, spec, step = self.facts, self.spec, snapshot.step
-        folders.write_manifest(
-            aside,
-            {
-                "format": folders.FORMAT,
-                "step": step,
-                "time_utc": utc_now(),
-                "run": facts["run"],
-                "engine": spec.engine,
-                "implementation": spec.implementation,
-                "precision": spec.precision,
-                "world_size": self.ranks.world,
-                "layout": asdict(spec.layout),
-                "model": asdict(spec.model),
-                "n_params": spec.model.n_params,
-                "spec": spec.settings(),
-                "commit": facts["git"]["commit"],
-                "data": {
-                    "path": facts["data"]["path"],
-                    "sha256": facts["data"]["sha256"],
-                    "seed": spec.seed,
-                    "next_step": step,
-                    "consumed_sequences": step * spec.layout.global_batch,
-                },
-                "state_bytes": counted,
-                **snapshot.scalars,
-                "files": entries,
-            },
-        )
+        data = {name: facts["data"][name] for name in ("path", "sha256")}
+        data |= {"seed": spec.seed, "next_step": step}
+        manifest = {
+            "format": folders.FORMAT,
+            "step": step,
+            "time_utc": utc_now(),
+            "run": facts["run"],
+            **{name: getattr(spec, name) for name in ("engine", "implementation", "precision")},
+            "world_size": self.ranks.world,
+            "layout": asdict(spec.layout),
+            "model": asdict(spec.model),
+            "n_params": spec.model.n_params,
+            "spec": spec.settings(),
+            "commit": facts["git"]["commit"],
+            "data": data | {"consumed_sequences": step * spec.layout.global_batch},
+            "state_bytes": counted,
+            **snapshot.scalars,
+            "files": entries,
+        }
+        folders.write_manifest(aside, manifest)
         folders.publish(aside, self.save_to, step)

@@ -56,29 +56,20 @@ OUT_OF_MEMORY = (
 )
 
 # Lines of libraries, launchers, Slurm and earlier versions of this program; the first match counts.
-_LINES = [
-    (kind, re.compile(pattern))
-    for kind, pattern in (
-        (Kind.MEMORY, f".*(?:{OUT_OF_MEMORY})"),
-        (
-            Kind.UNKNOWN,
-            r"(exit status \d+(: srun: error: .*)?|srun: error: .*|max_restarts: .*|Slurm: .*"
-            r"|Slurm no longer .*|no status and no log|)$",
-        ),
-        (Kind.DIVERGED, r"(validation )?loss is (nan|-?inf) |gradient norm is nan "),
-        (Kind.DISK, r".*(No space left on device|Disk quota exceeded)"),
-        (Kind.HANG, r".*no progress for \S+ s"),
-        (
-            Kind.LOST_PEER,
-            r".*(Connection (reset|closed)|Broken pipe|ncclRemoteError|Failed to recv)",
-        ),
-        (Kind.COMMUNICATION, r"(?i).*(nccl|gloo|timed out|connection|did not meet)"),
-        (Kind.TIME_LIMIT, r"(?i).*time limit"),
-        (Kind.SIGNAL, r"(?i).*(KeyboardInterrupt|SIGTERM|SIGINT|SIGHUP|cancelled)"),
-        (Kind.KILLED, r".*\b(Signal \d+|SIG[A-Z]+)\b"),
-        (Kind.RAISED, r".*\b\w*(Error|Exception|Interrupt)\b"),
-    )
-]
+_LINES = {
+    Kind.MEMORY: rf".*(?:{OUT_OF_MEMORY})",
+    Kind.UNKNOWN: r"(exit status \d+(: srun: error: .*)?|srun: error: .*|max_restarts: .*|Slurm: .*"
+    r"|Slurm no longer .*|no status and no log|)$",
+    Kind.DIVERGED: r"(validation )?loss is (nan|-?inf) |gradient norm is nan ",
+    Kind.DISK: r".*(No space left on device|Disk quota exceeded)",
+    Kind.HANG: r".*no progress for \S+ s",
+    Kind.LOST_PEER: r".*(Connection (reset|closed)|Broken pipe|ncclRemoteError|Failed to recv)",
+    Kind.COMMUNICATION: r"(?i).*(nccl|gloo|timed out|connection|did not meet)",
+    Kind.TIME_LIMIT: r"(?i).*time limit",
+    Kind.SIGNAL: r"(?i).*(KeyboardInterrupt|SIGTERM|SIGINT|SIGHUP|cancelled)",
+    Kind.KILLED: r".*\b(Signal \d+|SIG[A-Z]+)\b",
+    Kind.RAISED: r".*\b\w*(Error|Exception|Interrupt)\b",
+}
 
 
 def kind_of(line: str) -> Kind:
@@ -86,7 +77,7 @@ def kind_of(line: str) -> Kind:
 
     A line that matches nothing says why a run could not start: such lines are in nobody's list.
     """
-    return next((kind for kind, pattern in _LINES if pattern.match(line)), Kind.REFUSED)
+    return next((kind for kind, text in _LINES.items() if re.match(text, line)), Kind.REFUSED)
 
 
 def kind_of_error(error: BaseException) -> Kind:

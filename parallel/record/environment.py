@@ -23,14 +23,13 @@ HIDDEN = "***"
 
 def _read_known() -> tuple[set[str], tuple[str, ...]]:
     """(names, prefixes) of environment_variables.txt; under the prefix `-` stand whole names."""
-    names, prefixes, prefix = set(), [], ""
+    names, prefixes = set(), [""]
     for line in Path(__file__).with_name("environment_variables.txt").read_text().splitlines():
         if line.startswith(" "):
-            names |= {prefix + name for name in line.split()}
+            names |= {prefixes[-1] + name for name in line.split()}
         elif line and not line.startswith("#"):
-            prefix = line.strip("-")
-            prefixes += [prefix] if prefix else []
-    return names, tuple(prefixes)
+            prefixes.append(line.strip("-"))
+    return names, tuple(filter(None, prefixes))
 
 
 _NAMES, _PREFIXES = _read_known()
@@ -101,10 +100,8 @@ def command_line(words: Sequence[str] | None = None) -> str:
     shown, flag = [], ""
     for word in words:
         password = flag == "-p" and not _NUMBER.fullmatch(word)
-        if flag and not word.startswith("--") and (password or is_secret(flag, word)):
-            shown.append(HIDDEN)
-        else:
-            shown.append(hide(word))
+        secret = flag and not word.startswith("--") and (password or is_secret(flag, word))
+        shown.append(HIDDEN if secret else hide(word))
         flag = word if word.startswith("-") and "=" not in word else ""
     return " ".join(shown)
 
@@ -138,9 +135,8 @@ def _write_private(path: Path, text: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = errors.Parser(prog="python -m parallel.record.environment", description=__doc__)
     parser.add_argument("file", type=Path, metavar="FILE", help="the file to write")
-    parser.add_argument(
-        "--hide", type=Path, nargs="+", default=[], metavar="OTHER", help="files to hide secrets in"
-    )
+    hide = {"nargs": "+", "default": [], "metavar": "OTHER", "help": "files to hide secrets in"}
+    parser.add_argument("--hide", type=Path, **hide)
     arguments = parser.parse_args(argv)
     write(arguments.file)
     for path in arguments.hide:

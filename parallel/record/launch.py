@@ -1,6 +1,7 @@
 """This process's rank, under torchrun, the deepspeed launcher, srun, a sweep or none of them.
 Torch-free."""
 
+import contextlib
 import json
 import os
 import re
@@ -41,11 +42,11 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
         UsageError: RANK without WORLD_SIZE, or numbers that are none.
     """
     env = environment
+    if ("RANK" in env) != ("WORLD_SIZE" in env):
+        missing = "RANK" if "WORLD_SIZE" in env else "WORLD_SIZE"
+        raise UsageError(f"{missing} is not set, but the other of RANK, WORLD_SIZE is")
     try:
-        if "RANK" in env or "WORLD_SIZE" in env:
-            missing = [name for name in ("RANK", "WORLD_SIZE") if name not in env]
-            if missing:
-                raise UsageError(f"{missing[0]} is not set, but the other of RANK, WORLD_SIZE is")
+        if "RANK" in env:
             by = "torchrun" if "TORCHELASTIC_RUN_ID" in env else env.get(LAUNCHER, "environment")
             rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
             # The deepspeed launcher calls it LOCAL_SIZE.
@@ -59,8 +60,6 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
                 int(env["SLURM_PROCID"]), world, int(env["SLURM_LOCALID"]), int(on_node[0]), "srun"
             )
     except (ValueError, KeyError) as error:
-        if isinstance(error, UsageError):
-            raise
         raise UsageError(f"cannot read the launcher's environment: {error}") from error
     return Launch(0, 1, 0, 1, "none")
 
@@ -78,12 +77,12 @@ def rendezvous_environment(launch: Launch, environment: Mapping[str, str] = os.e
         "MASTER_ADDR": environment.get("MASTER_ADDR", "127.0.0.1"),
         "MASTER_PORT": environment.get("MASTER_PORT", "0"),
     }
-    if launch.launcher == "srun" and "MASTER_ADDR" not in environment:
-        nodes = environment["SLURM_STEP_NODELIST"]
-        variables["MASTER_ADDR"] = subprocess.run(
-            ["scontrol", "show", "hostnames", nodes], check=True, capture_output=True, text=True
-        ).stdout.split()[0]
-    if launch.launcher == "srun" and "MASTER_PORT" not in environment:
+    by_srun = launch.launcher == "srun"
+    if by_srun and "MASTER_ADDR" not in environment:
+        command = ["scontrol", "show", "hostnames", environment["SLURM_STEP_NODELIST"]]
+        nodes = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        variables["MASTER_ADDR"] = nodes.split()[0]
+    if by_srun and "MASTER_PORT" not in environment:
         job, step = int(environment["SLURM_JOB_ID"]), int(environment["SLURM_STEP_ID"])
         variables["MASTER_PORT"] = str(20000 + (job * 31 + step) % 20000)
     return variables
@@ -131,8 +130,5 @@ def tell_torchrun(
     if not path or "TORCHELASTIC_RUN_ID" not in environment:
         return
     time.sleep(after_s)
-    try:
-        with open(path, "x") as file:
-            json.dump({"message": line, "timestamp": int(time.time())}, file)
-    except OSError:
-        return  # torchrun then says less; the line is on stderr
+    with contextlib.suppress(OSError), open(path, "x") as file:  # else the line is on stderr alone
+        json.dump({"message": line, "timestamp": int(time.time())}, file)

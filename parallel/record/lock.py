@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import platform
 import sys
 import time
 from pathlib import Path
@@ -42,26 +41,26 @@ class FolderLock:
             UsageError: another process writes the folder.
             OSError: the file system refuses.
         """
-        file, holder = _flock(self.folder / LOCK)
-        if file is None and holder.get("host", platform.node()) != platform.node():
+        here, path = this_process(), self.folder / LOCK
+        file, holder = _flock(path)
+        if file is None and holder.get("host", here["host"]) != here["host"]:
             file, holder = self._wait(holder)
         status = read_status(self.folder)
-        if file is not None and status.get("state") == RUNNING:
-            if status.get("pid") != this_process()["pid"] and runs_here(status):
-                file.close()
-                file, holder = None, status
+        running = status.get("state") == RUNNING and status.get("pid") != here["pid"]
+        if file is not None and running and runs_here(status):
+            file.close()
+            file, holder = None, status
         if file is None:
-            host, dead = holder.get("host", "?"), ""
-            if host != platform.node():  # a file server may keep the lock of a host that died
-                dead = f"; if {host} is dead, delete {self.folder / LOCK}"
+            pid, host, since = (holder.get(key, "?") for key in ("pid", "host", "time_utc"))
+            # A file server may keep the lock of a host that died.
+            dead = f"; if {host} is dead, delete {path}" if host != here["host"] else ""
             raise UsageError(
-                f"{self.folder} is being written by process {holder.get('pid', '?')} on {host}"
-                f" since {holder.get('time_utc', '?')}: wait for it, end it, or give another"
-                f" --out{dead}"
+                f"{self.folder} is being written by process {pid} on {host} since {since}: wait for"
+                f" it, end it, or give another --out{dead}"
             )
         self._file = file
         file.truncate(0)
-        file.write(as_json({**this_process(), "time_utc": utc_now()}))
+        file.write(as_json({**here, "time_utc": utc_now()}))
         file.flush()
 
     def _wait(self, holder: dict[str, Any]) -> tuple[TextIO | None, dict[str, Any]]:

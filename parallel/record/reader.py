@@ -1,7 +1,6 @@
 """The reader of a run folder; schema.py says what is in one. Torch-free."""
 
 import csv
-import errno
 import math
 import os
 import sys
@@ -189,10 +188,10 @@ def _read_job(path: Path) -> Run:
     source = path / f"{job}.submitted"
     facts = schema.checked_facts(read_json(source), source)
     run = Run(path, PENDING, f"job {job} was submitted", facts)
-    status, end = read_status(path), read_json_if_whole(path / f"{job}.state")
+    end = read_json_if_whole(path / f"{job}.state")
     if end.get("verdict"):
         _take_slurms_word(run, end)
-    elif status:
+    elif status := read_status(path):
         run.state, run.reason = FAILED, str(status.get("reason"))
         run.kind = status.get("kind") or Kind.UNKNOWN
     elif (path / f"{job}.out").exists():
@@ -344,16 +343,16 @@ def find_runs(paths: list[Path]) -> list[Path]:
     """
     runs = []
     for top in map(Path, paths):
-        here = []
+        if not top.exists():
+            raise UsageError(f"{top}: no such folder")
+        before = len(runs)
         for folder, why in below(top, has_run, "attempts".__eq__):
             if why and folder == top:
-                gone = why == os.strerror(errno.ENOENT)
-                raise UsageError(f"{top}: {'no such folder' if gone else why}")
+                raise UsageError(f"{top}: {why}")
             if why:
                 print(f"{folder}: {why}: left out", file=sys.stderr)
             elif folder.is_dir():
-                here.append(folder)
-        if not here:
+                runs.append(folder)
+        if len(runs) == before:
             raise UsageError(f"{top}: no run folder here (a folder with run.json)")
-        runs += here
     return runs

@@ -8,7 +8,6 @@ import json
 import linecache
 import os
 import re
-import shutil
 import signal
 import sys
 import threading
@@ -177,7 +176,9 @@ class Watchdog:
             if waited or self._ticks != seen:  # it made progress after all
                 mine.unlink(missing_ok=True)
                 continue
-            reason = verdict(_reports(self.folder), self.world, self.limit_s)
+            files = sorted(self.folder.glob("rank-*.txt"))
+            reports = [json.loads(file.open().readline()) for file in files]
+            reason = verdict(reports, self.world, self.limit_s)
             self._fail(reason)
             _end(1, f"{reason} (stacks: {self.folder})")
 
@@ -191,8 +192,9 @@ class Watchdog:
         path = self.folder / f"rank-{self.rank:05d}.txt"
         aside = path.with_suffix(".partial")
         report = {"rank": self.rank, "ticks": self._ticks, "at": _location(frames)}
+        report["waits"] = _waits(frames)
         with aside.open("w") as file:
-            print(json.dumps(report | {"waits": _waits(frames)}), file=file, flush=True)
+            print(json.dumps(report), file=file, flush=True)
             faulthandler.dump_traceback(file)
         publish(aside, path)
         return path
@@ -216,17 +218,15 @@ def _location(frames: list[tuple[str, int, str]]) -> str:
     """Where a stack (innermost first) is: its innermost line, and the innermost one of ours."""
     root = str(ROOT) + os.sep
     # By room, for the virtual environment, with torch in it, may lie inside the repository too.
-    rooms = (root + "parallel/", root + "models/")
     # The repository may be reached through a link.
-    real = [(os.path.realpath(file), *at) for file, *at in frames]
-    frames = [r if r[0].startswith(rooms) else f for r, f in zip(real, frames, strict=True)]
-    ours = [f for f in frames if f[0].startswith(rooms)]
-    shown = dict.fromkeys([frames[0], *ours[:1]] if frames else [])
-    return ", in ".join(f"{file.removeprefix(root)}:{at} {name}" for file, at, name in shown)
-
-
-def _reports(folder: Path) -> list[dict]:
-    return [json.loads(p.open().readline()) for p in sorted(folder.glob("rank-*.txt"))]
+    ours = tuple(os.path.join(root, room, "") for room in ("parallel", "models"))
+    real = [os.path.realpath(file) for file, _, _ in frames]
+    places = [
+        f"{(path if path.startswith(ours) else file).removeprefix(root)}:{at} {name}"
+        for path, (file, at, name) in zip(real, frames, strict=True)
+    ]
+    inside = [place for path, place in zip(real, places, strict=True) if path.startswith(ours)]
+    return ", in ".join(dict.fromkeys([*places[:1], *inside[:1]]))
 
 
 def verdict(reports: list[dict], world: int, limit_s: float) -> str:
@@ -245,8 +245,3 @@ def verdict(reports: list[dict], world: int, limit_s: float) -> str:
         last = min(reports, key=lambda r: r["ticks"])
         return f"{head}: rank {last['rank']} is furthest behind, at {last['at']}; {waiting}"
     return f"{head}; {waiting}"
-
-
-def forget_reports(folder: Path) -> None:
-    """Remove the reports of an earlier attempt."""
-    shutil.rmtree(folder, ignore_errors=True)

@@ -25,7 +25,7 @@ from parallel.record.ends import (
 )
 from parallel.record.lock import FolderLock
 from parallel.record.process import this_process
-from parallel.record.reader import read_json_if_whole, read_status
+from parallel.record.reader import holds_attempt, read_json_if_whole, read_status
 
 
 class RunFolder:
@@ -93,21 +93,21 @@ class RunFolder:
         Raises:
             UsageError: it holds what no run wrote, or another process writes it.
         """
-        was_held = self.lock.held
+        was_held, aside = self.lock.held, None
         with self.locked():
-            there = set(os.listdir(self.path))
-            names = set(filter(schema.is_written_by_run, there))
-            aside = self._next_attempt() if names else None
-            for name in sorted(names | (set(also) & there)) if aside else ():
-                (self.path / name).rename(aside / name)
-            if not was_held:
-                self.close()
-            return aside
+            if holds_attempt(self.path):
+                aside = self._next_attempt()
+                for name in sorted(os.listdir(self.path)):
+                    if name in also or schema.is_written_by_run(name):
+                        (self.path / name).rename(aside / name)
+        if not was_held:
+            self.close()
+        return aside
 
     def _next_attempt(self) -> Path:
         attempts = self.path / "attempts"
         numbers = [int(p.name) for p in attempts.glob("*") if p.name.isdigit()]
-        aside = attempts / str(max(numbers, default=0) + 1)
+        aside = attempts / f"{max(numbers, default=0) + 1}"
         aside.mkdir(parents=True)
         return aside
 
@@ -272,14 +272,15 @@ def check_folder(path: Path) -> None:
     Raises:
         UsageError: it is there, is not empty, and no run of ours wrote it; or it is no folder.
     """
-    if path.exists() and not path.is_dir():
-        raise UsageError(f"{path} is a file: name a folder for the run with --out")
     try:
-        others = [name for name in sorted(os.listdir(path)) if not schema.may_stand_beside(name)]
+        names = sorted(os.listdir(path))
     except FileNotFoundError:
         return
+    except NotADirectoryError as error:
+        raise UsageError(f"{path} is a file: name a folder for the run with --out") from error
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    others = [name for name in names if not schema.may_stand_beside(name)]
     if others and not _has_our_mark(path):
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         raise UsageError(
