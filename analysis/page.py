@@ -16,19 +16,13 @@ from analysis.measured.run_flags import parser_of
 from base.errors import command_line, printable, warn
 from base.files import add_force_flag
 from base.storage import check_output, output
-from models.flops import CONVENTIONS
 
 
 @command_line("analysis.page")
 def main(argv: list[str] | None = None) -> int:
     """Write the page and say in one line what it is."""
-    flags = ("baseline", "scaling", "any_commit", "facts", "predict")
+    flags = ("baseline", "scaling", "any_commit", "facts", "predict", "convention")
     parser = parser_of("analysis.page", __doc__, *flags)
-    parser.add_argument(
-        "--convention",
-        choices=tuple(CONVENTIONS),
-        help="the formula for FLOPs (default: that of analysis.tflops)",
-    )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="file to write (default: study.html beside PATH)"
     )

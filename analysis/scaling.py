@@ -1,6 +1,6 @@
 """Strong and weak scaling curves over repeats, against a baseline of any number of GPUs.
 
-    python -m analysis.scaling PATH... [--baseline NAME] [--scaling strong|weak] [--predict CLUSTER]
+    python -m analysis.scaling PATH... [--baseline NAME] [--scaling strong|weak]
 
 The baseline is the run on the fewest GPUs where --baseline names no other. One row per
 configuration: the median over the repeats at that size with their spread, speedup,
@@ -21,13 +21,13 @@ from analysis.logs.fact_flags import facts_of
 from analysis.logs.load import load
 from analysis.measured import scaling_curve, submissions
 from analysis.measured.run_flags import parser_of, unheeded
-from base.errors import UsageError, command_line, warn
+from base.errors import command_line, warn
 
 
 @command_line("analysis.scaling")
 def main(argv: list[str] | None = None) -> int:
     """Print the scaling curve of what is at the paths."""
-    flags = ("baseline", "scaling", "any_commit", "times", "facts", "predict", "table")
+    flags = ("baseline", "scaling", "any_commit", "times", "facts", "table")
     parser = parser_of("analysis.scaling", __doc__, *flags)
     given = parser.parse_args(argv)
     records, refused = load(given.paths, facts_of(given))
@@ -35,15 +35,15 @@ def main(argv: list[str] | None = None) -> int:
         warn("analysis.scaling", line)
     results = [record for record in records if submissions.is_result(record)]
     runs = [record for record in records if not submissions.is_result(record)]
-    if results and given.predict:
-        raise UsageError("--predict is for runs; the times of MLPerf results are not predicted")
     settings = {"scaling": given.scaling, "window": given.window}
     if not runs:
         tables = submissions.report(results, refused, baseline=given.baseline, **settings)
     else:
         tables = submissions.report(results, [], **settings) if results else []
-        settings |= {"any_commit": given.any_commit, "predict": given.predict}
-        tables.append(scaling_curve.report_of(runs, refused, given.baseline, **settings))
+        curve = scaling_curve.report_of(
+            runs, refused, given.baseline, any_commit=given.any_commit, **settings
+        )
+        tables.append(curve)
     if given.format == "json" and len(tables) > 1:
         show_objects([row for table in tables for row in table.rows], given.columns)
     else:

@@ -32,22 +32,13 @@ from analysis.logs.verdict import SUMMARY
 from analysis.measured import run_table
 from analysis.measured.run_flags import load_given, parser_of
 from base.errors import command_line
-from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 
 
 @command_line("analysis.tflops")
 def main(argv: list[str] | None = None) -> int:
     """Print the scaling table of what is at the paths."""
     flags = ("baseline", "scaling", "any_commit", "times", "facts", "predict", "table")
-    parser = parser_of("analysis.tflops", __doc__, *flags)
-    parser.add_argument(
-        "--convention",
-        choices=tuple(CONVENTIONS),
-        help="the formula for FLOPs; docs/read-logs.md says which program prints which (default:"
-        f" {DEFAULT_CONVENTION}; where a log does not state the model's sizes, 6n; where neither"
-        " can be computed, as it prints them)",
-    )
-    given = parser.parse_args(argv)
+    given = parser_of("analysis.tflops", __doc__, *flags, "convention").parse_args(argv)
     shown = run_table.of_records(
         load_given("analysis.tflops", given),
         given.convention,

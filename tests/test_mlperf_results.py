@@ -12,7 +12,6 @@ from analysis.logs.load import load
 from analysis.logs.parsing.mlperf_tree import place_of
 from analysis.logs.readers import read
 from analysis.logs.verdict import judge, timed
-from base.errors import UsageError
 from tests.tools.mlperf_tree import configure, describe, line, result, write
 
 GPT3 = {"max_sequence_length": 2048, "counts_tokens": True}
@@ -325,11 +324,6 @@ def test_the_real_logs_agree_with_what_is_known_of_them(shared, real):
             samples_per_s = record.global_batch / time
             assert samples_per_s == pytest.approx(float(row["throughput_samples_s"]), rel=2e-2)
     assert len(systems) == 8
-
-
-def test_a_prediction_of_results_is_refused(tree):
-    with pytest.raises(UsageError, match="--predict is for runs"):
-        scaling.main.__wrapped__([str(tree), "--predict", "dgx-h100"])
 
 
 LATER = {"max_sequence_length": 8192}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import prune, scaling, tflops
+from analysis import prune, tflops
 from analysis.logs.load import load
 from analysis.measured import predictions
 from analysis.planner.calibration import load_calibration
@@ -40,29 +40,13 @@ def test_in_the_table_of_runs(capsys):
     assert tflops.main([str(RUNS), "--predict", "nowhere"]) == 2
 
 
-def test_in_the_scaling_curve(capsys):
-    runs = [str(RUNS / "ddp"), str(RUNS / "ddp-dp2")]
-    assert scaling.main([*runs, *HERE, "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert [row["gpus"] for row in rows] == [1, 2]
-    for row in rows:
-        assert row["predicted_error"] == pytest.approx(row["predicted_s"] / row["step_s"] - 1)
-    assert scaling.main([*runs, *HERE]) == 0
-    out = capsys.readouterr().out
-    assert "predicted s/iter" in out and "predicted, not measured, by 2-core-cpu" in out
-    assert scaling.main(runs) == 0
-    assert "predicted" not in capsys.readouterr().out
-    assert scaling.main([*runs, "--predict", "nowhere"]) == 2
-
-
-def test_a_run_that_cannot_be_predicted_says_why_in_every_table(tmp_path, capsys):
+def test_a_run_that_cannot_be_predicted_says_why(tmp_path, capsys):
     folder = shutil.copytree(RUNS / "ddp", tmp_path / "ddp")
     path = folder / "run.json"
     path.write_text(path.read_text().replace('"precision": "fp32"', '"precision": "bf16"'))
     why = "2-core-cpu is measured in fp32 alone, not bf16"
-    for command in (tflops, scaling):
-        assert command.main([str(folder), *HERE]) == 0
-        assert f"predicted s/iter -: {why}: ddp" in capsys.readouterr().out
+    assert tflops.main([str(folder), *HERE]) == 0
+    assert f"predicted s/iter -: {why}: ddp" in capsys.readouterr().out
 
 
 def test_in_the_published_tables():

@@ -174,10 +174,9 @@ def test_notes_of_a_table_name_the_law_its_share_or_why_there_is_none():
     assert law(1.1) == "no serial share: slower than the baseline"
     weak = scaling_curve.table([], 0.5, "weak", "base").notes
     assert weak[0].startswith("weak scaling against base") and weak[1].startswith("Gustafson's law")
-    row = {"run": "r", "note": None, "predicted_s": None}
-    for known, shown in (({}, False), ({"note": "odd", "predicted_s": 0.5}, True)):
-        columns = scaling_curve.table([row, row | known], None, "strong", "base").shown
-        assert ({"note", "predicted_s"} <= {column.key for column in columns}) == shown
+    for note in (None, "odd"):
+        shown = scaling_curve.table([{"run": "r", "note": note}], None, "strong", "base").shown
+        assert ("note" in {column.key for column in shown}) == bool(note)
 
 
 def on_host(name, began, ended, host="h", cores=4, ranks=2, threads=None, gpu=None, gpus=None):

@@ -10,6 +10,7 @@ from analysis.logs.fact_flags import add_fact_flags, add_time_flags, facts_of, f
 from analysis.logs.load import load, name_of
 from analysis.logs.record import Record
 from base.errors import Parser, warn
+from models.flops import CONVENTIONS, DEFAULT_CONVENTION
 from models.gpus import peak_tflops
 
 GROUPS = {"times": add_time_flags, "facts": add_fact_flags, "table": add_table_flags}
@@ -21,6 +22,12 @@ OWN = {
         " where the runs share the batch per GPU alone)",
     },
     "any_commit": {"action": "store_true", "help": "compare runs of different commits, too"},
+    "convention": {
+        "choices": tuple(CONVENTIONS),
+        "help": "the formula for FLOPs; docs/read-logs.md says which program prints which (default:"
+        f" {DEFAULT_CONVENTION}; where a log does not state the model's sizes, 6n; where neither"
+        " can be computed, as it prints them)",
+    },
     "predict": {"metavar": "NAME|FILE", "help": "show the time predicted for this cluster, too"},
 }
 

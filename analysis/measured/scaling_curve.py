@@ -10,11 +10,10 @@ from analysis.logs.load import called, load, name_of
 from analysis.logs.model import asked
 from analysis.logs.record import Record
 from analysis.logs.verdict import averages, judge, timed
-from analysis.measured import predictions, throughput
+from analysis.measured import throughput
 from analysis.measured.fairness import (
     busy,
     by_configuration,
-    configuration,
     differences,
     group_called,
     notes_on,
@@ -211,30 +210,24 @@ def _row(side: Side, base: Side, scaling: str) -> dict[str, Any]:
     }
 
 
-def table(
-    rows: list[dict[str, Any]],
-    share: float | None,
-    scaling: str,
-    baseline: str,
-    predicted: bool = False,
-) -> Table:
-    """The scaling curve as a table; predicted: a prediction was asked for, so its columns stand
-    there even if no row has one."""
-    columns = [
-        Column("run", "run"),
-        Column("gpus", "GPUs", "d"),
-        Column("micro_batch", "micro-batch", "d"),
-        Column("n", "runs", "d"),
-        Column("step_s", "s/iter", ".4g"),
-        Column("spread", "spread", ".1%"),
-        *predictions.columns(seldom=not predicted),
-        Column("peak_gb", "peak GB", ".3g"),
-        Column("mfu", "MFU", ".1%"),
-        Column("speedup", "speedup", ".2f"),
-        Column("efficiency", "efficiency", ".2f"),
-        Column("serial", "serial share (Karp-Flatt)", ".3f"),
-        Column("note", "notes", seldom=True, long="below", tells=(*MARKED, "serial")),
-    ]
+_COLUMNS = [
+    Column("run", "run"),
+    Column("gpus", "GPUs", "d"),
+    Column("micro_batch", "micro-batch", "d"),
+    Column("n", "runs", "d"),
+    Column("step_s", "s/iter", ".4g"),
+    Column("spread", "spread", ".1%"),
+    Column("peak_gb", "peak GB", ".3g"),
+    Column("mfu", "MFU", ".1%"),
+    Column("speedup", "speedup", ".2f"),
+    Column("efficiency", "efficiency", ".2f"),
+    Column("serial", "serial share (Karp-Flatt)", ".3f"),
+    Column("note", "notes", seldom=True, long="below", tells=(*MARKED, "serial")),
+]
+
+
+def table(rows: list[dict[str, Any]], share: float | None, scaling: str, baseline: str) -> Table:
+    """The scaling curve as a table."""
     law = {"strong": "Amdahl", "weak": "Gustafson"}[scaling]
     notes = [f"{scaling} scaling against {baseline}; spread: (slowest - fastest) / median"]
     if share is not None:
@@ -243,7 +236,7 @@ def table(
             why = "above linear" if share < 0 else "slower than the baseline"
             fits = f"no serial share: {why}"
         notes.append(f"{law}'s law, at each size's fastest, fits {fits}")
-    return Table(columns, rows, notes=notes, doubtful=doubtful(rows))
+    return Table(_COLUMNS, rows, notes=notes, doubtful=doubtful(rows))
 
 
 def doubtful(rows: list[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
@@ -297,7 +290,6 @@ def report_of(
     *,
     window: tuple[int, int] | None = None,
     any_commit: bool = False,
-    predict: str | None = None,
 ) -> Table:
     """The scaling curve of runs.
 
@@ -307,7 +299,6 @@ def report_of(
         scaling: strong or weak; None takes what the runs are (fairness.py).
         window: the iterations to use, by the numbers in the log.
         any_commit: also compare runs of different commits.
-        predict: the calibrated cluster whose predictions stand beside the times.
 
     Raises:
         UsageError: nothing was timed, or there is no such baseline.
@@ -330,38 +321,27 @@ def report_of(
     sides = {name: side_of(repeats, partners, name) for name, repeats in groups.items()}
     start = next(n for n, repeats in groups.items() if any(r.record is base for r in repeats))
     rows, share = curve(list(sides.values()), sides[start], scaling)
-    firsts = [repeats[0].record for repeats in groups.values()]
-    predicted = dict(zip(groups, predictions.of_runs(firsts, predict), strict=True))
     missing = []
     for row in rows:
-        repeats, prediction = groups[row["run"]], predicted[row["run"]]
-        unknown = _add_facts(row, [run.record for run in repeats], prediction)
-        missing += [(name_of(run.record), unknown) for run in repeats]
-    shown = table(rows, share, scaling, f"{start} ({base.gpus} GPUs)", predict is not None)
+        repeats = [run.record for run in groups[row["run"]]]
+        unknown = _add_facts(row, repeats)
+        missing += [(name_of(record), unknown) for record in repeats]
+    shown = table(rows, share, scaling, f"{start} ({base.gpus} GPUs)")
     if not baseline:
         shown.notes[0] += "; the baseline: fewest GPUs, for none was named (--baseline NAME)"
     shown.missing = throughput.shown_in(rows) | throughput.grouped(missing)
     shown.notes += averages(compared) + busy(compared) + notes_on(compared, any_commit)
-    pairs = [
-        (configuration(run.record), predicted[name].seconds, run.time.step_s)
-        for name, repeats in groups.items()
-        for run in repeats
-    ]
-    shown.notes += predictions.notes_on(predict, pairs, compared)
     shown.notes += [f"left out: {line}" for line in by_reason(left_out)]
     return shown
 
 
-def _add_facts(
-    row: dict[str, Any], repeats: list[Record], prediction: predictions.Prediction
-) -> dict[str, str]:
+def _add_facts(row: dict[str, Any], repeats: list[Record]) -> dict[str, str]:
     """Add what the repeats of a configuration say beside their times; why some of it is unknown."""
     mfu, no_mfu = throughput.model_utilisation(repeats[0], row["step_s"])
     peaks = [record.peak_bytes for record in repeats if record.peak_bytes is not None]
-    row |= {"micro_batch": repeats[0].micro_batch, "mfu": mfu, "predicted_s": prediction.seconds}
+    row |= {"micro_batch": repeats[0].micro_batch, "mfu": mfu}
     row["peak_gb"] = max(peaks) / 1e9 if peaks else None
-    row["predicted_error"] = predictions.error(prediction.seconds, row["step_s"])
-    unknown = throughput.plain_missing(repeats[0]) | prediction.missing
+    unknown = throughput.plain_missing(repeats[0])
     return unknown | {"mfu": no_mfu} if no_mfu else unknown
 
 
