@@ -29,7 +29,7 @@ from analysis.measured.fairness import (
     shared_cores,
 )
 from analysis.measured.loss_parity import NOT_VERIFIED, verify
-from analysis.measured.scaling_curve import Ratio, Timed, side_of
+from analysis.measured.scaling_curve import Ratio, Side, Timed, side_of
 from models.flops import DEFAULT_CONVENTION
 from parallel.config.axes import shown_axes
 from parallel.measure.steady_time import Steady
@@ -82,17 +82,24 @@ def rows(
     """
     named = baseline_of(baseline, records) if baseline else None
     kind = kind or scaling_of(records)
-    parity = _parity(records, named)
+    parity, partners = _parity(records, named), shared_cores(records)
     times = {id(r): timed(r, window) for r in records}
-    partners = shared_cores(records)
-    found = [_row(record, times[id(record)], convention) for record in records]
-    repeats: dict[tuple, list[Record]] = defaultdict(list)
-    for record, row in zip(records, found, strict=True):
+    rows = [_row(record, times[id(record)], convention) for record in records]
+    repeats: dict[tuple, list[Timed]] = defaultdict(list)
+    for record, row in zip(records, rows, strict=True):
         if row["fit"] and not unfinished(record):
-            repeats[_repeated(record)].append(record)
-    for record, row in zip(records, found, strict=True):
+            repeats[_repeated(record)].append(Timed(record, times[id(record)]))
+
+    def side(of: Record, base: Record) -> Side:
+        alike = [
+            run
+            for run in repeats[_repeated(of)]
+            if not differences(run.record, base, kind, any_commit)
+        ]
+        return side_of(alike or [Timed(of, times[id(of)])], partners)
+
+    for record, row in zip(records, rows, strict=True):
         base, why = (named, "") if named else _baseline_of(record, records)
-        row["parity"] = parity.get(record.source, NOT_VERIFIED)
         doubts = [why] if why else []
         if not row["fit"]:
             ratio = Ratio(None, None, "; ".join(row["unfit"]) or row["missing"]["step_s"])
@@ -102,22 +109,18 @@ def rows(
             why = _no_ratio(record, base, times, kind, any_commit)
             ratio = Ratio(None, None, why)
             if not why:
-                sides = []
-                for of in (record, base):
-                    alike = repeats[_repeated(of)]
-                    alike = [r for r in alike if not differences(r, base, kind, any_commit)] or [of]
-                    sides.append(side_of([Timed(r, times[id(r)]) for r in alike], partners))
-                ratio = scaling_curve.against(*sides, kind)
+                ratio = scaling_curve.against(side(record, base), side(base, base), kind)
             if ratio.efficiency is not None and (record.oversubscribed or base.oversubscribed):
                 ratio = Ratio(ratio.speedup, None, SHARE if record.oversubscribed else CROWDED)
             doubts += filter(None, [ratio.note, ratio.why if ratio.why != SHARE else ""])
-        if record.source in partners and not (ratio.why and partners[record.source] in ratio.why):
+        if record.source in partners and partners[record.source] not in ratio.why:
             doubts.append(partners[record.source])
         row |= {"speedup": ratio.speedup, "efficiency": ratio.efficiency, "above": ratio.note}
+        row["parity"] = parity.get(record.source, NOT_VERIFIED)
         row["missing"] |= {key: ratio.why for key in throughput.MARKED if row[key] is None}
         row["notes"] = "; ".join(row["notes"] + doubts)
         row["reasons"] += doubts + busy([record])
-    return found
+    return rows
 
 
 def _repeated(record: Record) -> tuple:
@@ -214,28 +217,45 @@ def _no_ratio(
     return ""
 
 
-def table(
-    found: list[dict[str, Any]],
-    convention: str | None,
-    baselines: list[str],
-    kind: str = "strong",
-    step_rule: str = describe_rule(None),
-    predicted: bool = False,
+def of_records(
+    records: list[Record],
+    convention: str | None = DEFAULT_CONVENTION,
+    baseline: str | None = None,
+    kind: str | None = None,
+    *,
+    window: tuple[int, int] | None = None,
+    any_commit: bool = False,
+    predict: str | None = None,
 ) -> Table:
-    """The scaling table; `convention` None: each row names its own where they differ; predicted:
-    a prediction was asked for, so its columns stand there even if no row has one."""
+    """The scaling table of runs, with predicted beside measured on a `predict`ed cluster;
+    `convention` None: each row names its own where they differ.
+
+    Raises:
+        UsageError: there is no such baseline or calibration.
+    """
+    if baseline:
+        baselines = [name_of(baseline_of(baseline, records))]
+    else:
+        baselines = sorted({r.baseline for r in records} - {None})
+    kind = kind or scaling_of(records)
+    found = rows(records, convention, baseline, kind, window, any_commit)
+    predicted = predictions.of_runs(records, predict)
+    for row, prediction in zip(found, predicted, strict=True):
+        row["predicted_s"] = prediction.seconds
+        row["predicted_error"] = predictions.error(prediction.seconds, row["step_s"])
+        row["missing"] |= prediction.missing
     used = dict.fromkeys(row["convention"] for row in found if row["tflops"] is not None)
-    one = convention or (next(iter(used), DEFAULT_CONVENTION) if len(used) < 2 else None)
+    shared = convention or (next(iter(used), DEFAULT_CONVENTION) if len(used) < 2 else None)
     columns = [
         Column("run", "run"),
         Column("engine", "engine"),
         *(Column(k, k, "d") for k in ("gpus", *shown_axes(found))),
         Column("micro_batch", "micro-batch", "d"),
         Column("step_s", "s/iter", ".4g"),
-        *predictions.columns(seldom=not predicted),
+        *predictions.columns(seldom=predict is None),
         Column("tokens_per_s", "tokens/s", ".0f"),
-        Column("tflops", f"TFLOP/s/GPU ({one})" if one else "TFLOP/s/GPU", ".3g"),
-        Column("convention", "convention", asked=one is not None),
+        Column("tflops", f"TFLOP/s/GPU ({shared})" if shared else "TFLOP/s/GPU", ".3g"),
+        Column("convention", "convention", asked=shared is not None),
         Column("printed_tflops", "printed", ".3g", seldom=True),
         Column("peak_gb", "peak GB", ".3g"),
         Column("mfu", "MFU", ".1%"),
@@ -249,51 +269,19 @@ def table(
         Column("precision", "precision", asked=True),
         Column("gpu_type", "processor", asked=True),
     ]
-    stated = ", ".join(baselines) or "none stated (--baseline NAME)"
-    notes = [
-        f"s/iter: {step_rule}. TFLOP/s: {one or 'the named'} convention."
-        f" Speedup: {kind} scaling against {stated}."
-    ]
-    return Table(columns, found, notes=notes, doubtful=scaling_curve.doubtful(found))
-
-
-def of_records(
-    records: list[Record],
-    convention: str | None = DEFAULT_CONVENTION,
-    baseline: str | None = None,
-    kind: str | None = None,
-    *,
-    window: tuple[int, int] | None = None,
-    any_commit: bool = False,
-    predict: str | None = None,
-) -> Table:
-    """The scaling table of runs, with predicted beside measured on a `predict`ed cluster.
-
-    Raises:
-        UsageError: there is no such baseline or calibration.
-    """
-    if baseline:
-        named = [name_of(baseline_of(baseline, records))]
-    else:
-        named = sorted({r.baseline for r in records} - {None})
-    kind = kind or scaling_of(records)
-    predicted = predictions.of_runs(records, predict)
-    found = rows(records, convention, baseline, kind, window, any_commit)
-    for row, prediction in zip(found, predicted, strict=True):
-        row["predicted_s"] = prediction.seconds
-        row["predicted_error"] = predictions.error(prediction.seconds, row["step_s"])
-        row["missing"] |= prediction.missing
-    about = describe_rule(window), predict is not None
-    shown = table(found, convention, named, kind, *about)
+    note = (
+        f"s/iter: {describe_rule(window)}. TFLOP/s: {shared or 'the named'} convention. Speedup:"
+        f" {kind} scaling against {', '.join(baselines) or 'none stated (--baseline NAME)'}."
+    )
     pairs = list(zip(records, found, strict=True))
     compared = [record for record, row in pairs if row["speedup"] is not None]
     if len({_repeated(record) for record in compared}) < len(compared):
-        shown.notes[0] += " Repeats: the medians of both sides."
-    shown.missing = throughput.shown_in(found)
-    shown.notes += busy(records) + notes_on(compared, any_commit)
-    told = [(configuration(r), row["predicted_s"], row["step_s"]) for r, row in pairs]
-    shown.notes += predictions.notes_on(predict, told, records)
-    return shown
+        note += " Repeats: the medians of both sides."
+    times = [(configuration(r), row["predicted_s"], row["step_s"]) for r, row in pairs]
+    notes = [note, *busy(records), *notes_on(compared, any_commit)]
+    notes += predictions.notes_on(predict, times, records)
+    missing, doubtful = throughput.shown_in(found), scaling_curve.doubtful(found)
+    return Table(columns, found, notes=notes, missing=missing, doubtful=doubtful)
 
 
 def report(paths: list[Path], *args: Any, **settings: Any) -> Table:
