@@ -26,12 +26,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="file to write (default: study.html beside PATH)"
     )
-    parser.add_argument(
-        "--question",
-        default="",
-        metavar="TEXT",
-        help="what is asked (default: the study's question)",
-    )
     add_force_flag(parser)
     given = parser.parse_args(argv)
     from analysis.pages import page_html  # here: --help needs no tables
@@ -48,7 +42,6 @@ def main(argv: list[str] | None = None) -> int:
         kind=given.scaling,
         any_commit=given.any_commit,
         predict=given.predict,
-        question=given.question,
     )
     for line in page.refused:
         warn("analysis.page", line)

@@ -68,13 +68,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     count("--global-batch", required=True, help="sequences")
     precision = "default: bf16; fp16 on a card without; fp32 on a CPU"
     add("--precision", choices=tuple(WIDTHS), help=precision)
-    ranking.add_flash_flag(parser)
     engines = f"engines to plan for (default: {', '.join(PLANNED)})"
     add("--engine", nargs="+", choices=PLANNED, default=PLANNED, help=engines)
     cps = "context-parallel sizes to try (default: 1)"
     add("--cp", type=int, nargs="+", default=[1], metavar="N", help=cps)
     count("--leave", default=0, help="GPUs that may stay idle")
-    ranking.add_margin_flag(parser)
+    ranking.add_flags(parser)
     count("--top", default=10, help="layouts shown (default: 10)")
     add("--why", metavar="LAYOUT", help="explain one: tp=8,pp=8,mbs=1")
     add("--study", type=Path, metavar="FILE", help="write the top as a study")

@@ -1,7 +1,6 @@
 """A study before it is submitted: which of its runs fit the cluster, and how fast each would be.
 
     python -m analysis.prune slurm/layouts.toml --cluster 2-core-cpu [--top N]
-        [--margin 0.06] [--flash] [--format markdown]
 
 Every run of the study is predicted as analysis.plan predicts its layouts; --cluster is a
 calibration or a cluster of slurm/clusters.toml, by default the study's own. Below the table stands
@@ -77,11 +76,8 @@ def report(
         *cluster.network_note(max((spec.gpus for spec in study.specs.values()), default=0)),
     ]
     notes += [f"cannot run: {line}" for line in by_reason(study.left_out)]
-    if kept:
-        command = f"python -m slurm.submit {path} --only {' '.join(kept)}"
-        notes.append(f"{len(kept)} of {len(rows)} runs kept: {command}")
-    else:
-        notes.append(f"none of {len(rows)} runs fits: nothing to submit")
+    command = f": python -m slurm.submit {path} --only {' '.join(kept)}" if kept else ""
+    notes.append(f"{len(kept)} of {len(rows)} runs kept{command}")
     columns = [
         Column("run", "run"),
         Column("engine", "engine"),
@@ -106,8 +102,7 @@ def main(argv: list[str] | None = None) -> int:
         help="a calibration or a cluster of clusters.toml (default: the study's own)",
     )
     add("--top", type=int, metavar="N", help="runs kept, the fastest (default: all)")
-    ranking.add_margin_flag(parser)
-    ranking.add_flash_flag(parser)
+    ranking.add_flags(parser)
     add_table_flags(parser)
     arguments = parser.parse_args(argv)
     check_flags(arguments, top=(1, 10_000), margin=ranking.MARGINS)

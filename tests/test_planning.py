@@ -449,7 +449,7 @@ def test_what_does_not_fit_is_pruned(tmp_path, capsys):
     )
     assert prune.main([str(path), "--cluster", "selene"]) == 0
     out = capsys.readouterr().out
-    assert "has 75.2" in out and "none of 1 runs fits: nothing to submit" in out
+    assert "has 75.2" in out and "0 of 1 runs kept\n" in out
     for flags, said in (
         ([str(path)], "names no cluster"),
         ([str(path), "--cluster", "nowhere"], "no cluster or calibration"),

@@ -141,7 +141,7 @@ def test_a_ring_moves_keys_and_values_once_a_pass_and_hides_them_behind_attentio
         x = x_of(micro_batch=3, flash=True, **given)
         return one(timemodel.context_parallel(x, machine, c)) * 1e9 / (3 * KV)
 
-    assert moved() == 0 and one(timemodel.received(x_of(cp=4, recompute=2))) == 4 * 3 / 4 * KV
+    assert moved() == 0
     assert moved(cp=4) == pytest.approx(3 * 3 / 4)
     assert moved(cp=2, tp=2, kv_heads=2) == pytest.approx(3 / 2 / 2 / 2)
     for recompute in (1, 2):

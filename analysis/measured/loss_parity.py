@@ -33,6 +33,7 @@ class Parity:
     max_grad_norm_diff: float | None = None
     first_loss: float | None = None
     ln_vocab: float | None = None
+    baseline: Path | None = None  # the folder of the run beside which it was judged
 
     @property
     def equal(self) -> bool:
@@ -172,7 +173,7 @@ def verify(runs: Iterable[Run], baseline: Path | None = None) -> dict[Path, Pari
         if len(fits) > 1 and run.state == COMPLETE:
             where = ", ".join(str(fit.path) for fit in fits)
             parity = Parity(name, _not_verified(f"the baseline is one of {where}"), len(run.steps))
-        parities[run.path] = replace(parity, run=name)
+        parities[run.path] = replace(parity, run=name, baseline=fits[0].path if fits else None)
     return parities
 
 

@@ -89,22 +89,20 @@ def against_gpus(rows: Rows, value: str, ideal: Rows, names: Rows) -> dict[str, 
     return _spec(alt.layer(*layers), 320)
 
 
-def parts(rows: Rows, value: str, title: str, marks: Rows = (), line: float | None = None) -> dict:
-    """Stacked bars: rows have bar, part and the value; `start` and `end` place a part that does not
-    begin where the one before ends. marks: `bar` and `mark`, a value beside the bars."""
+def parts(rows: Rows, value: str, title: str, marks: Rows = ()) -> dict[str, Any]:
+    """Stacked bars: rows have bar, part and the value. marks: `bar` and `mark`, a value beside."""
+    order = list(dict.fromkeys(row["bar"] for row in rows))[:MOST]
+    rows = [row for row in rows if row["bar"] in order]
     names = list(dict.fromkeys(row["part"] for row in rows))
     scale = alt.Scale(domain=names, range=[colours.of_part(name) for name in names])
-    order = list(dict.fromkeys(row["bar"] for row in rows))
     y = alt.Y("bar:N", sort=order, title=None)
-    x = {"x": alt.X(f"{value}:Q", title=title)}
-    if "start" in rows[0]:
-        x = {"x": alt.X("start:Q", title=title, scale=alt.Scale(zero=False)), "x2": "end:Q"}
+    x = alt.X(f"{value}:Q", title=title)
     numbered = [row | {"order": names.index(row["part"])} for row in rows]
     layers = [
         _chart(numbered)
         .mark_bar(stroke="white", strokeWidth=0.4)
         .encode(
-            **x,
+            x=x,
             y=y,
             color=alt.Color("part:N", scale=scale, legend=alt.Legend(title=None)),
             order="order:Q",
@@ -114,9 +112,6 @@ def parts(rows: Rows, value: str, title: str, marks: Rows = (), line: float | No
     if marks:
         tick = _chart(list(marks)).mark_tick(thickness=4, size=18, color=INK)
         layers.append(tick.encode(x="mark:Q", y=y, tooltip=["bar:N", "mark:Q"]))
-    if line is not None:
-        limit = _chart([{"limit": line}]).mark_rule(strokeDash=[4, 4], color=INK)
-        layers.append(limit.encode(x="limit:Q"))
     return _spec(alt.layer(*layers), BAR * len(order))
 
 

@@ -19,27 +19,25 @@ def page_at(
     kind: str | None = None,
     any_commit: bool = False,
     predict: str | None = None,
-    question: str = "",
 ) -> Page:
-    """The page. facts: what the logs do not say, by Record's names. question: what the study asks,
-    where no file of a study says it. The other settings are those of `tflops.of_records`.
+    """The page. facts: what the logs do not say, by Record's names. The other settings are those of
+    `run_table.of_records`.
 
     Raises:
         UsageError: nothing could be read, or there is no such baseline or calibration.
     """
     records, refused = load(paths, facts)
     kind = kind or scaling_of(records)
-    settings = {"any_commit": any_commit}
-    table = run_table.of_records(records, convention, baseline, kind, predict=predict, **settings)
-    other = "weak" if kind == "strong" else "strong"
-    others = run_table.rows(records, convention, baseline, other, **settings)
+    settings = {"any_commit": any_commit, "predict": predict}
+    table = run_table.of_records(records, convention, baseline, kind, **settings)
     base = baseline_of(baseline, records) if baseline else None
     names = sorted({r.study for r in records if r.study}) or [path.name for path in paths]
     sections = [
-        *run_views.first_views(records, table, others, kind),
+        run_views.scaling(records, table.rows, kind),
+        Section("Runs", tables={"runs": run_views.runs(records, table)}, results=run_views.RESULTS),
         *step_views.views(records, base),
         *cost_views.views(records, baseline, kind),
-        Section("About", run_views.about(records, question)),
+        Section("About", run_views.about(records)),
         run_views.provenance(records, refused),
     ]
     summary = run_views.summary(records, table, kind, refused)

@@ -45,10 +45,7 @@ def _breakdowns(records: list[Record], baseline: str | None, kind: str) -> list[
         for part in CATEGORIES
         if row[f"{part}_s"]
     ]
-    shown = list(dict.fromkeys(row["bar"] for row in bars))[: altair_charts.MOST]
-    spec = altair_charts.parts(
-        [row for row in bars if row["bar"] in shown], "seconds", "seconds per step"
-    )
+    spec = altair_charts.parts(bars, "seconds", "seconds per step")
     section = Section("Breakdown per rank", [p for p in problems if rank_times.WITHOUT not in p])
     section.tables = {"times": rank_times.times(runs), "messages": rank_times.messages(runs)}
     section.charts = [Chart(spec, f"One bar a rank; the first {altair_charts.MOST} are shown.")]
@@ -56,21 +53,7 @@ def _breakdowns(records: list[Record], baseline: str | None, kind: str) -> list[
         table = rank_times.losses(runs, baseline, kind)
     except UsageError as error:  # the baseline has no breakdown: the other views are still there
         return [section, Section("Efficiency lost", [str(error)])]
-    lost = Section("Efficiency lost", tables={"lost": table})
-    pieces = []
-    for row in table.rows:
-        start = 1.0
-        for column in table.columns[4:-1]:
-            end = start - row[column.key]
-            pieces.append({"bar": row["run"], "part": column.key, "start": start, "end": end})
-            pieces[-1]["lost"] = row[column.key]
-            start = end
-    if pieces:
-        caption = (
-            "From an efficiency of 1, each part takes its share; a bar ends at the efficiency."
-        )
-        lost.charts = [Chart(altair_charts.parts(pieces, "lost", "efficiency"), caption)]
-    return [section, lost]
+    return [section, Section("Efficiency lost", tables={"lost": table})]
 
 
 def memory_view(records: list[Record]) -> Section:
@@ -103,9 +86,7 @@ def memory_view(records: list[Record]) -> Section:
         " while the measured resident memory holds Python and its libraries, too"
     ]
     section.tables["memory"] = Table(columns, rows, notes=notes)
-    most = altair_charts.MOST
-    first = {mark["bar"] for mark in marks[:most]}
-    spec = altair_charts.parts([b for b in bars if b["bar"] in first], "gb", "GB", marks[:most])
+    spec = altair_charts.parts(bars, "gb", "GB", marks[: altair_charts.MOST])
     section.charts.append(Chart(spec, "Predicted GB by part; the mark is the measured peak."))
     return section
 

@@ -93,19 +93,16 @@ def anchor(title: str) -> str:
 
 
 def _section(section: Section, numbers: dict[int, int]) -> dict[str, Any]:
-    tables = [_table(name, t, section.results) for name, t in section.tables.items() if t.rows]
-    charts = [
-        {"number": numbers[id(chart)], "caption": printable(chart.caption)}
-        for chart in section.charts
-    ]
-    words = [printable(sentence) for sentence in section.words]
-    title = printable(section.title)
+    title, tables = printable(section.title), section.tables.items()
     return {
         "anchor": anchor(title),
         "title": title,
-        "words": words,
-        "tables": tables,
-        "charts": charts,
+        "words": [printable(sentence) for sentence in section.words],
+        "tables": [_table(name, table, section.results) for name, table in tables if table.rows],
+        "charts": [
+            {"number": numbers[id(chart)], "caption": printable(chart.caption)}
+            for chart in section.charts
+        ],
     }
 
 

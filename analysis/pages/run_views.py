@@ -54,15 +54,12 @@ def summary(records: list[Record], table: Table, kind: str, refused: list[str]) 
     """What won and by how much, whether the losses are equal, and what is doubtful."""
     on_cpu = all(r.facts and not (r.facts.get("host") or {}).get("gpu") for r in records)
     unit = "CPU ranks" if on_cpu else "GPUs"
+    baselines = sorted({r.baseline for r in records if r.baseline})
     return [
-        _fastest(table.rows, kind, unit, " / ".join(_baselines(records))),
+        _fastest(table.rows, kind, unit, " / ".join(baselines)),
         _losses(records),
         _doubts(records, table.rows, refused),
     ]
-
-
-def _baselines(records: list[Record]) -> list[str]:
-    return sorted({r.baseline for r in records if r.baseline})
 
 
 def _fastest(rows: Rows, kind: str, unit: str, baseline: str) -> str:
@@ -124,7 +121,7 @@ def _doubts(records: list[Record], rows: Rows, refused: list[str]) -> str:
     return f"{line} In doubt: {'; '.join(each)}." if each else f"{line} Nothing is in doubt."
 
 
-def run_table(records: list[Record], table: Table) -> Table:
+def runs(records: list[Record], table: Table) -> Table:
     """The table of `analysis.tflops` with every setting of the layout, in the order of `ranked`."""
     rows = [
         row | {column.key: getattr(record, column.key) for column in _SETTINGS}
@@ -138,7 +135,7 @@ def run_table(records: list[Record], table: Table) -> Table:
     return replace(table, columns=columns, rows=rows, doubtful=doubtful(rows))
 
 
-def about(records: list[Record], question: str) -> list[str]:
+def about(records: list[Record]) -> list[str]:
     """What was asked, of what, on which machine."""
     hosts = [r.facts.get("host") or {} for r in records]
     versions = [
@@ -146,7 +143,7 @@ def about(records: list[Record], question: str) -> list[str]:
         for name in ("torch", "deepspeed", "megatron-core")
     ]
     facts = {
-        "Question": question or " / ".join(_questions(records)),
+        "Question": " / ".join(_questions(records)),
         "Study": _all(r.study for r in records),
         "Machine": _all([*(r.gpu_type for r in records), *(h.get("cpu") for h in hosts)]),
         "Versions": ", ".join(name for name in versions if name.split(" ", 1)[1]),
@@ -157,7 +154,7 @@ def about(records: list[Record], question: str) -> list[str]:
     missing = [name.lower() for name, value in facts.items() if not value]
     lines = [f"{name}: {printable(value)}" for name, value in facts.items() if value]
     if missing:
-        lines.append(f"No run states: {', '.join(missing)} (--question, --gpu-type give two)")
+        lines.append(f"No run states: {', '.join(missing)} (--gpu-type gives one)")
     return lines
 
 
@@ -241,30 +238,21 @@ def provenance(records: list[Record], refused: list[str]) -> Section:
         Column("started", "started", seldom=True),
         Column("origin", "facts from elsewhere than the log", seldom=True),
     ]
-    rows = []
-    for record in records:
-        elsewhere = [
-            f"{name}: {origin}"
-            for name, origin in record.origin.items()
-            if origin not in ("log", "run.json")
-        ]
-        rows.append(
-            {
-                "run": name_of(record),
-                "source": record.source,
-                "format": record.format,
-                "commit": record.commit and record.commit[:12],
-                "started": record.facts.get("started_utc"),
-                "origin": ", ".join(elsewhere) or None,
-            }
-        )
+    rows = [
+        {
+            "run": name_of(record),
+            "source": record.source,
+            "format": record.format,
+            "commit": record.commit and record.commit[:12],
+            "started": record.facts.get("started_utc"),
+            "origin": ", ".join(
+                f"{name}: {origin}"
+                for name, origin in record.origin.items()
+                if origin not in ("log", "run.json")
+            )
+            or None,
+        }
+        for record in records
+    ]
     words = [f"Not read: {line}" for line in refused]
     return Section("Provenance", words, {"provenance": Table(columns, rows)})
-
-
-def first_views(records: list[Record], table: Table, others: Rows, kind: str) -> list[Section]:
-    """Scaling and the runs. others: `tflops.rows` of the other kind of scaling."""
-    other = "weak" if kind == "strong" else "strong"
-    runs = Section("Runs", tables={"runs": run_table(records, table)}, results=RESULTS)
-    both = scaling(records, table.rows, kind), scaling(records, others, other)
-    return [both[0], runs, both[1]]

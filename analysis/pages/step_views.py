@@ -11,7 +11,7 @@ from analysis.logs.verdict import step_times, timed
 from analysis.measured import loss_parity
 from analysis.pages import altair_charts
 from analysis.pages.section import Chart, Section
-from parallel.record.reader import Run, read_run
+from parallel.record.reader import read_run
 
 POINTS = 3000  # of all runs together
 _CURVES = (
@@ -94,19 +94,10 @@ def differences(
     """source -> step -> (loss, relative grad norm) difference, of the runs that can be compared."""
     runs = {r.source: read_run(Path(r.source)) for r in records if r.format == "run folder"}
     verdicts = loss_parity.verify(runs.values(), baseline and Path(baseline.source))
-    steps = {}
+    by_path, steps = {run.path: run for run in runs.values()}, {}
     for source, run in runs.items():
-        base = runs.get(baseline.source) if baseline else _own_baseline(run, runs)
-        if base is not None and base is not run and verdicts[run.path].max_loss_diff is not None:
-            steps[source] = {step: (a, b) for step, a, b in loss_parity.of_steps(run, base)}
+        parity = verdicts[run.path]
+        if parity.max_loss_diff is not None and parity.baseline not in (None, run.path):
+            pairs = loss_parity.of_steps(run, by_path[parity.baseline])
+            steps[source] = {step: (loss, norm) for step, loss, norm in pairs}
     return steps
-
-
-def _own_baseline(run: Run, runs: dict[str, Run]) -> Run | None:
-    """The run beside it, of its study, that its run.json names."""
-    for other in runs.values():
-        beside = other.path.parent == run.path.parent
-        same = other.facts.get("study") == run.facts.get("study")
-        if beside and same and other.name == run.facts.get("baseline"):
-            return other
-    return None

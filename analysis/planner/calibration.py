@@ -71,7 +71,6 @@ class _File:
     processor: str = key("")
     network: str = key("")
     flash: bool = key(False)
-    max_gpus: int | None = key(None, "", Bounds(1, 10**9))
     memory: _Memory | None = key(None)
     machine: _Rates | None = key(None)
 
@@ -108,11 +107,7 @@ class Calibration:
         """The columns that a cluster sets of layouts; scalars or arrays."""
         if self.is_host:
             return host_columns(engine, tp, gpus)
-        return {
-            "flash": self.flash,
-            "gpus_per_node": self.joined,
-            "family": families(engine),
-        }
+        return {"flash": self.flash, "gpus_per_node": self.joined, "family": families(engine)}
 
     def precision(self, wanted: str | None) -> str:
         """What to plan in: bf16 where the card has it, else fp16; fp32 on a host CPU.

@@ -10,9 +10,8 @@ import numpy as np
 
 from parallel.config.layout_arrays import FAMILIES, Array, Columns
 
-CROWD = (
-    0.3  # an all-reduce over n nodes has n^-0.3 of the rate (Jean Zay: 10.6 GB/s on 4, 6.9 on 16)
-)
+# An all-reduce over n nodes has n^-0.3 of the rate (Jean Zay: 10.6 GB/s on 4, 6.9 on 16).
+CROWD = 0.3
 # No family states more than 8.
 USUAL = {
     "attention": 1.0,  # factor on the time of attention's kernel

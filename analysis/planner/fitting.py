@@ -69,12 +69,7 @@ OF_BEST = 0.76 / 0.803
 # samuel-bohman/AI-benchmarking-guide@26d18e9458): its switch adds, so an all-reduce exceeds the
 # link's rate in one direction (479 GB/s of 450); STREAM reaches 2.9 of 3.35 TB/s; FlashAttention 2
 # forward reaches 328 of 989 TFLOP/s, backward less.
-_HOPPER = {
-    "attn": (0.17, 0.5),
-    "mem": (0.87, 0.15),
-    "link": (1.05, 0.4),
-    "network": (1.0, 0.5),
-}
+_HOPPER = {"attn": (0.17, 0.5), "mem": (0.87, 0.15), "link": (1.05, 0.4), "network": (1.0, 0.5)}
 # A Blackwell node has the same kind of switch and of tensor cores; no step on it is in the priors.
 CARDS: dict[str, dict[str, tuple[float, float]]] = dict.fromkeys(
     ("H100 SXM", "H200", "B200", "B300", "GB200", "GB300"), _HOPPER
@@ -219,10 +214,7 @@ class _Problem:
 
 
 def fit(
-    x: Columns,
-    machine: Machine,
-    measured: Array,
-    priors: dict[str, tuple[float, float]] = PRIORS,
+    x: Columns, machine: Machine, measured: Array, priors: dict[str, tuple[float, float]] = PRIORS
 ) -> Fit:
     """Constants from the measured seconds of a few runs."""
     if not len(measured):
@@ -257,7 +249,7 @@ def slopes(
     return _with_slopes(x, machine, theta)[1] * np.array([priors[name][1] for name in NAMES])
 
 
-def choose(x: Columns, count: int, known_of: np.ndarray | None = None) -> np.ndarray:
+def choose(x: Columns, count: int, known_of: np.ndarray) -> np.ndarray:
     """Indices of `count` rows to calibrate with: those that leave least unknown of all rows.
 
     Before any run, log times of two rows covary: by the priors (known_of: `slopes`), and by what no
@@ -270,9 +262,7 @@ def choose(x: Columns, count: int, known_of: np.ndarray | None = None) -> np.nda
         return np.arange(n)
     table = features(x)
     apart = ((table[:, None, :] - table[None, :, :]) ** 2).mean(axis=2)
-    covariance = UNMODELLED**2 * np.exp(-2.0 * apart)
-    if known_of is not None:
-        covariance = covariance + known_of @ known_of.T
+    covariance = UNMODELLED**2 * np.exp(-2.0 * apart) + known_of @ known_of.T
     chosen: list[int] = []
     for _ in range(count):
         gain = (covariance**2).sum(axis=0) / (np.diag(covariance) + NOISE**2)

@@ -35,16 +35,12 @@ SECONDS = (
 )
 
 
-def add_margin_flag(parser: argparse.ArgumentParser) -> None:
-    """Add --margin."""
-    said = f"share of memory left free (default: {MARGIN})"
-    parser.add_argument("--margin", type=float, default=MARGIN, metavar="SHARE", help=said)
-
-
-def add_flash_flag(parser: argparse.ArgumentParser) -> None:
-    """Add --flash and --no-flash."""
-    said = "flash attention (default: as the cluster was calibrated)"
-    parser.add_argument("--flash", action=argparse.BooleanOptionalAction, help=said)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add --margin, and --flash with --no-flash."""
+    margin = f"share of memory left free (default: {MARGIN})"
+    parser.add_argument("--margin", type=float, default=MARGIN, metavar="SHARE", help=margin)
+    flash = "flash attention (default: as the cluster was calibrated)"
+    parser.add_argument("--flash", action=argparse.BooleanOptionalAction, help=flash)
 
 
 def crowd(x: Columns, cluster: Calibration) -> np.ndarray:

@@ -178,18 +178,6 @@ def tensor_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     return n_all_reduce * each * (x.tp > 1)
 
 
-def exchanges(x: Columns) -> Array:
-    """How often a layer's keys and values, or as many bytes of their gradients, travel between the
-    cp ranks: once in forward, twice in backward, and once more where attention is recomputed."""
-    return np.where(x.recompute > 0, 4.0, 3.0)
-
-
-def received(x: Columns) -> Array:
-    """Bytes that a rank receives of the others of its cp group for one layer and micro-batch: a
-    ring moves (cp-1)/cp of the whole each time."""
-    return exchanges(x) * (x.cp - 1) / x.cp * keys_and_values(x)
-
-
 def context_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     """Seconds of a layer, all passes, in which its keys and values travel between the cp ranks: in
     a ring [L] (Megatron-LM's p2p) a part travels while attention works on the one before, so that
@@ -200,9 +188,11 @@ def context_parallel(x: Columns, machine: Machine, c: dict) -> Array:
     within = inside_rate(x.tp * n, x.gpus_per_node, machine, c)
     outside = np.minimum(within, outside_rate(n / together, machine, c) * share)
     rate = np.where(together < n, outside, within)
+    # Once in forward, twice in backward (their gradients, too), once more where it is recomputed.
+    times = np.where(x.recompute > 0, 4.0, 3.0)
     wait = (n - 1) * c["latency"]
     hidden = (n - 1) / n * attention(x, machine, c)
-    shown = exchanges(x) * (wait - hidden) + received(x) / rate
+    shown = times * (wait - hidden) + times * (n - 1) / n * keys_and_values(x) / rate
     return np.maximum(shown, 0.0) * (n > 1)
 
 

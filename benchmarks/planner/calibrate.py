@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from analysis.calibrate import written
 from analysis.common.table import show
-from analysis.planner import calibrating
 from analysis.planner.calibration import Calibration
 from analysis.planner.fitting import MAX_ROWS
 from analysis.planner.runs import Runs
@@ -52,8 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     runs = Runs(ids, rows.x.take(index), rows.measured[index], np.ones(len(index)), [])
     predicted = fit.seconds(runs.x, rows.machine.take(index))
     places = np.flatnonzero(np.isin(index, chosen))
-    written = calibrating.written(runs, predicted, places, cluster, arguments.out)
-    show([written], "text", None)
+    report = written(runs, predicted, places, cluster, arguments.out)
+    show([report], "text", None)
     return 0
 
 

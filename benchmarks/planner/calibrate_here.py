@@ -11,8 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from analysis.calibrate import fitted
 from analysis.common.table import show
-from analysis.planner import calibrating, fitting
+from analysis.planner import fitting
 from analysis.planner.calibration import Calibration, host_columns
 from analysis.planner.runs import read_runs
 from analysis.planner.timemodel import Machine
@@ -80,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.toml")
     arguments = parser.parse_args(argv)
     runs = read_runs(arguments.runs, host_columns)
-    table = calibrating.fitted(runs, here(), HERE_PRIORS, arguments.rows, arguments.out)
+    table = fitted(runs, here(), HERE_PRIORS, arguments.rows, arguments.out)
     show([table], "text", None)
     return 0
 

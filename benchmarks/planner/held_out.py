@@ -165,7 +165,7 @@ def _has_peak(rows: Rows) -> np.ndarray:
 def memory_constants(rows: Rows, known: np.ndarray, count: int) -> dict[str, float]:
     """memory.CONSTANTS, moved by the published peaks of at most `count` of the known rows."""
     known = known[rows.has_step_memory[known]]
-    chosen = known[fitting.choose(rows.x.take(known), count)]
+    chosen = known[fitting.choose(rows.x.take(known), count, np.zeros((len(known), 1)))]
     return fit_memory(rows.x.take(chosen), rows.memory_gb[chosen])
 
 

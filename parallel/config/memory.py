@@ -275,7 +275,7 @@ class Stage:
 
     n: its parameters. flying: micro-batches in flight. first, last: whether the stage has the
     embedding, and the logits. kept: activations, with one_layer, what one layer needs while it is
-    recomputed. head: logits. always: buckets that live all along; passing: those of backward.
+    recomputed. head: logits.
     """
 
     n: np.ndarray
