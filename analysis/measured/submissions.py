@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 from analysis.common.table import Column, Table
 from analysis.logs.record import Record
@@ -46,17 +46,6 @@ _NOTES = [
     "s/step: median over the runs of each one's median; spread: (slowest - fastest) / median",
     "s/block: between two evaluations; s to target, samples: medians of runs that reached it",
 ]
-
-
-class Series(NamedTuple):
-    """What results are compared within; "" where it is not known, or a closed division."""
-
-    benchmark: str
-    submitter: str
-    accelerator: str
-    round: str
-    division: str
-    precision: str
 
 
 def is_result(record: Record) -> bool:
@@ -106,11 +95,12 @@ def report(
     return [every, *tables]
 
 
-def _series(record: Record) -> Series:
+def _series(record: Record) -> tuple[str, ...]:
+    """What results are compared within; "" where it is not known, or a closed division."""
     about = record.submission
     division = "" if about.division == "closed" else about.division
     card, precision = record.gpu_type or "", record.precision or ""
-    return Series(about.benchmark, about.submitter, card, about.round, division, precision)
+    return (about.benchmark, about.submitter, card, about.round, division, precision)
 
 
 def _row(runs: list[Timed]) -> dict[str, Any]:
@@ -126,7 +116,8 @@ def _row(runs: list[Timed]) -> dict[str, Any]:
     row |= {name: getattr(first, name) for name in names}
     row |= {"n": len(runs), "step_s": step_s, "samples": samples}
     row["runs"] = [record.source for record in records]
-    row["division"] = _series(first).division or None
+    if first.submission.division != "closed":
+        row["division"] = first.submission.division or None
     if len(runs) > 1:
         row["spread"] = (max(seconds) - min(seconds)) / step_s
     if batch:
@@ -156,7 +147,7 @@ def _of_law(
 ) -> list[Table]:
     """A table for each series and fixed work that has two sizes, against its fastest system of the
     fewest GPUs."""
-    groups: dict[tuple[Series, int, Fraction], list[Record]] = defaultdict(list)
+    groups: dict[tuple, list[Record]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: run.time.step_s):
         record = run.record
         if batch := record.global_batch:

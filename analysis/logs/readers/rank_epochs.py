@@ -77,8 +77,8 @@ def _read(log: Log, record: Record) -> None:
             )
     if len(runs) > 1:
         record.notes.insert(0, f"holds {len(runs)} runs: {', '.join(runs)}")
-    for rows in runs.values() if len(runs) == 1 else ():
-        ((_, record.totals),) = record.runs.items()
+    elif runs:
+        (record.totals,), (rows,) = record.runs.values(), runs.values()
         record.ranks, record.runs = [row for row in rows if "rank" in row], {}
         ranks = [row["rank"] for row in record.ranks if "epoch" in row]
         record.gpus = 1 + int(max(ranks)) if ranks else None
@@ -97,10 +97,7 @@ def _totals(rows: list[dict[str, float]]) -> dict[str, float]:
     slowest: dict[float, float] = {}
     for row in each:
         slowest[row["epoch"]] = max(slowest.get(row["epoch"], 0.0), row["epoch_s"])
-    totals = {}
-    for row in rows:
-        if "rank" not in row:
-            totals = dict(row)
+    totals = dict([{}, *(row for row in rows if "rank" not in row)][-1])
     totals["wall_s"] = float(sum(slowest.values()) or max(means, default=0.0))
     if slowest:
         totals["epoch_s_slowest_rank"] = sum(slowest.values()) / len(slowest)
