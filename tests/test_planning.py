@@ -43,7 +43,7 @@ def test_what_is_planned_is_what_layout_problems_lets_run(config):
     """Of 8 GPUs and 12 sequences: every layout whose problems are none and whose tp fills nodes."""
     seq_len, sizes = 90, (1, 2, 3, 4, 6, 8)
     x = space(config, from_data_sheet("A100"), 8, 12, seq_len, cps=(1, 3, 5), leave=7)
-    assert not any(x.layout(i).problems(config, seq_len, 8) for i in range(len(x)))
+    assert not any(x.layout(i).problems(config, seq_len) for i in range(len(x)))
     planned = {x.layout(i) for i in range(len(x))}
     assert len(planned) == len(x) - x.fsdp2.sum()
     megatron = {p for p in planned if p.zero_stage == 0 and p.recompute == "full"}
@@ -56,7 +56,7 @@ def test_what_is_planned_is_what_layout_problems_lets_run(config):
             given = {"dp": dp, "tp": tp, "cp": cp, "pp": pp, "vpp": vpp, "micro_batch": micro}
             given |= {"n_micro": 12 // dp // micro, "sequence_parallel": sp, "recompute": "full"}
             layout = Layout(**given)
-            wanted |= {layout} if not layout.problems(config, seq_len, 8) else set()
+            wanted |= {layout} if not layout.problems(config, seq_len) else set()
     assert megatron == wanted
     with pytest.raises(UsageError, match="cp 4 cuts a sequence into 8 chunks"):
         space(config, from_data_sheet("A100"), 8, 12, seq_len, cps=(4,))
