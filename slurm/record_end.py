@@ -30,7 +30,7 @@ def record_end(folder: Path, attempt: str, status: int) -> None:
         log = tail(folder / f"{attempt}.out")
         why = cause(log)
         reason = f"exit status {status}: {why}" if why else f"exit status {status}"
-        kind = kind_of(why) if why else Kind.UNKNOWN
+        kind = kind_of(why)  # unknown where there is none
         surer = bool(killed_rank(log))
     if surer:
         run.explain(kind, reason)
