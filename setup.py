@@ -39,7 +39,7 @@ setup(
         "matplotlib>=3.10,<3.12",
         "scipy>=1.15.3,<1.18",
         "tqdm>=4.66.5,<5",
-        "psutil>=7.2,<8",  # tests.tools.testbed; the fault campaign too
+        "psutil>=7.2,<8",
     ],
     extras_require={
         # Fused kernels; the range that megatron-core names. Not tried here, where there is no GPU.

@@ -118,7 +118,7 @@ def profiles_at(path: Path) -> tuple[dict[str, Profile], list[Refusal]]:
             elif run.is_dir():
                 files |= {f"{run}: {file.name}": file for file in _files_of(run)}
         if not files and not refused:
-            why = "no profile here (train with --profile-mode torch, or NSYS=1)"
+            why = "no profile here (train with --profile-steps 3-5, or NSYS=1)"
             refused.append(Refusal(str(path), why))
     profiles = {}
     for title, file in files.items():

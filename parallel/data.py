@@ -12,14 +12,14 @@ parallel.train reads it with --data, and other files too: parallel/token_files.p
 """
 
 import contextlib
-import fcntl
+import functools
 import hashlib
 import io
 import itertools
 import os
-import shutil
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from tqdm import tqdm
 from base.errors import Parser, UsageError, command_line, warn
 from base.files import parse_json, shown
 from base.storage import own_crc32, publish, write_json
-from parallel.config.data_files import DEFAULT_FOLDER, HELD_OUT, SPLITS, aside_of, settle
+from parallel.config.data_files import DEFAULT_FOLDER, HELD_OUT, SPLITS
 
 BYTE_VOCAB = 257  # 256 bytes and one end-of-document id
 BPE_VOCAB = 4096
@@ -46,11 +46,7 @@ def stdlib_documents(limit_bytes: int = 16_000_000) -> list[Path]:
     documents, total = [], 0
     for path in sorted(root.rglob("*.py")):
         size = path.stat().st_size
-        if (
-            skipped.isdisjoint(path.relative_to(root).parts[:-1])
-            and 0 < size
-            and total < limit_bytes
-        ):
+        if size and skipped.isdisjoint(path.relative_to(root).parts[:-1]) and total < limit_bytes:
             documents.append(path)
             total += size
     return documents
@@ -58,17 +54,14 @@ def stdlib_documents(limit_bytes: int = 16_000_000) -> list[Path]:
 
 def _files(inputs: list[Path]) -> list[Path]:
     """The files of the inputs; those of a folder in name order."""
-    if not inputs:
-        return stdlib_documents()
-    files: list[Path] = []
+    files = [] if inputs else stdlib_documents()
     for path in inputs:
         if path.is_dir():
             files += sorted(p for p in path.rglob("*") if p.is_file())
         elif path.is_file():
             files.append(path)
         else:
-            kind = "neither a file nor a folder" if path.exists() else "no such file or folder"
-            raise UsageError(f"{path}: {kind}")
+            raise UsageError(f"{path}: no such file or folder")
     if not files:
         raise UsageError(f"no files in {', '.join(map(str, inputs))}")
     return files
@@ -113,14 +106,13 @@ def _decoded(content: bytes, where: str) -> str:
 def _text_of(line: bytes, text_key: str, where: str) -> str:
     """The text of a line of a .jsonl file."""
     try:
-        return _decoded(parse_json(line)[text_key].encode(), where)
-    except UsageError:
-        raise
+        content = parse_json(line)[text_key].encode()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{where} is no JSON object with a text at {text_key!r} (--text-key names another):"
             f" {shown(line)}"
         ) from error
+    return _decoded(content, where)
 
 
 class Tokenizer(NamedTuple):
@@ -149,21 +141,19 @@ def _train_bpe(texts: Iterable[str], vocab_size: int, out: Path) -> Tokenizer:
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(lines, vocab_size, show_progress=False, special_tokens=[END])
     bpe.save(str(out / "tokenizer.json"))
-    encode = lambda text: bpe.encode(text).ids  # noqa: E731
-    return Tokenizer("bpe", bpe.get_vocab_size(), bpe.token_to_id(END), encode)
+    size, end = bpe.get_vocab_size(), bpe.token_to_id(END)
+    return Tokenizer("bpe", size, end, lambda text: bpe.encode(text).ids)
 
 
 def _from_hugging_face(path: Path) -> Tokenizer:
     from models.hf_model import load_tokenizer
 
     tokenizer = load_tokenizer(path)
-    end = tokenizer.eos_token_id
-    if end is None:
+    if (end := tokenizer.eos_token_id) is None:
         end = tokenizer.convert_tokens_to_ids(END)
     if end is None:
         raise UsageError(f"the tokenizer at {path} has no end-of-text token")
-    how = {"add_special_tokens": False, "verbose": False}
-    encode = lambda text: tokenizer(text, **how)["input_ids"]  # noqa: E731
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False, verbose=False)
     return Tokenizer(str(path), len(tokenizer), end, encode)
 
 
@@ -176,82 +166,45 @@ def prepare(
 ) -> dict:
     """Tokenize documents into out/train.bin and out/val.bin, and describe them in out/meta.json.
 
-    All is written aside, in `.NAME.new`, and takes the place of an earlier preparation when it is
-    whole. text_key: of the text in a line of a .jsonl file.
+    All is written aside, and gets its name when it is whole. text_key: of the text in a line of a
+    .jsonl file.
 
     Raises:
-        UsageError: an input or the tokenizer cannot be read, there is no text, something else than
-            a prepared folder is at `out`, or it cannot be written.
+        UsageError: an input or the tokenizer cannot be read, there is no text, something is at
+            `out`, or it cannot be written.
     """
     files = _files(inputs)
     if text_key != TEXT_KEY and not any(map(_is_jsonl, files)):
         raise UsageError(f"--text-key {text_key} is of .jsonl files, and the input has none")
-    out = Path(os.path.realpath(out))  # a link's target is replaced, not the link
-    aside = aside_of(out)
+    out = Path(os.path.realpath(out))  # of a link, what it names is made
+    if out.exists():
+        raise UsageError(f"{out} is there already: remove it, or give another --out")
     try:
-        settle(out)
-        _check_replaceable(out)
-        aside.mkdir(parents=True, exist_ok=True)
-        with (aside / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError(f"{out}: another preparation is writing it, in {aside}") from None
-            for left in set(aside.iterdir()) - {aside / ".lock"}:
-                print(
-                    f"parallel.data: removed {left}, which a killed attempt left", file=sys.stderr
-                )
-                left.unlink()
-            try:
-                meta = _write(aside, files, inputs, tokenizer, vocab_size, text_key)
-                (aside / ".lock").unlink()
-                publish(aside, out)
-            finally:  # also after Ctrl-C; what a kill leaves, the next preparation removes
-                shutil.rmtree(aside, ignore_errors=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as aside:
+            folder = Path(aside) / out.name
+            folder.mkdir()
+            if tokenizer == "byte":
+                coder = _BYTES
+            elif tokenizer == "bpe":
+                coder = _train_bpe(_texts(files, text_key), vocab_size, folder)
+            else:
+                coder = _from_hugging_face(Path(tokenizer))
+            source = [str(p) for p in inputs] or "the Python standard library's source"
+            meta = _write(folder, files, coder, text_key, source)
+            publish(folder, out)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror or error}") from error
     return meta
 
 
-def _check_replaceable(out: Path) -> None:
-    """Raises: UsageError: something is there that no preparation of ours wrote."""
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise UsageError(f"{out} is a file; --out names a folder")
-    names = {path.name for path in out.iterdir()}
-    partial = {f"{split}.bin.partial" for split in SPLITS}  # of a killed one, in earlier versions
-    known = {"meta.json", "tokenizer.json", "train.bin", "val.bin"} | partial
-    known |= {f"{split}.bin.scan.json" for split in SPLITS}  # beside what a run has read
-    ours = names <= known and ("meta.json" in names or names & partial)
-    if names and not ours:
-        other = min(names - known, default=min(names))
-        raise UsageError(
-            f"{out} holds {other} and is no folder that parallel.data wrote: it is not replaced;"
-            " give another --out"
-        )
-
-
-def _write(
-    folder: Path,
-    files: list[Path],
-    inputs: list[Path],
-    tokenizer: str,
-    vocab_size: int,
-    text_key: str,
-) -> dict:
+def _write(folder: Path, files: list[Path], coder: Tokenizer, text_key: str, source: Any) -> dict:
     """Fill the folder, meta.json last; the content of meta.json."""
-    if tokenizer == "byte":
-        coder = _BYTES
-    elif tokenizer == "bpe":
-        coder = _train_bpe(_texts(files, text_key), vocab_size, folder)
-    else:
-        coder = _from_hugging_face(Path(tokenizer))
     dtype = "<u2" if coder.vocab_size <= 2**16 else "<u4"
     every = round(1 / HELD_OUT)
     few = len(list(itertools.islice(filter(None, _texts(files, text_key)), every))) < every
     hashes = {split: hashlib.sha256() for split in SPLITS}
-    counts = dict.fromkeys(hashes, 0)
+    counts = dict.fromkeys(SPLITS, 0)
     with contextlib.ExitStack() as stack:
         written = {s: stack.enter_context((folder / f"{s}.bin").open("wb")) for s in SPLITS}
         bar = tqdm(files, "tokenizing", unit="file", disable=not sys.stderr.isatty())
@@ -289,7 +242,7 @@ def _write(
         "end_of_text": int(coder.end),
         "tokens": counts,
         "sha256": {split: digest.hexdigest() for split, digest in hashes.items()},
-        "source": [str(p) for p in inputs] or "the Python standard library's source",
+        "source": source,
     }
     meta["crc32"] = own_crc32(meta)
     write_json(folder / "meta.json", meta)
@@ -299,39 +252,16 @@ def _write(
 @command_line("parallel.data")
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m parallel.data", description=__doc__)
-    parser.add_argument(
-        "--input",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="PATH",
-        help="text or .jsonl files, or folders of them (default: the standard library's source)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path(DEFAULT_FOLDER),
-        metavar="DIR",
-        help=f"folder to write (default: {DEFAULT_FOLDER})",
-    )
-    parser.add_argument(
-        "--tokenizer",
-        default="byte",
-        metavar="NAME|PATH",
-        help="byte, bpe (trained here), or a local tokenizer's path (default: byte)",
-    )
-    parser.add_argument(
-        "--vocab-size",
-        type=int,
-        metavar="N",
-        help=f"token ids of a BPE trained here (default: {BPE_VOCAB})",
-    )
-    parser.add_argument(
-        "--text-key",
-        default=TEXT_KEY,
-        metavar="KEY",
-        help=f"of the text in a line of a .jsonl file (default: {TEXT_KEY})",
-    )
+    about = "text or .jsonl files, or folders of them (default: the standard library's source)"
+    parser.add_argument("--input", type=Path, nargs="+", default=[], metavar="PATH", help=about)
+    about = f"folder to write (default: {DEFAULT_FOLDER})"
+    parser.add_argument("--out", type=Path, default=DEFAULT_FOLDER, metavar="DIR", help=about)
+    about = "byte, bpe (trained here), or a local tokenizer's path (default: byte)"
+    parser.add_argument("--tokenizer", default="byte", metavar="NAME|PATH", help=about)
+    about = f"token ids of a BPE trained here (default: {BPE_VOCAB})"
+    parser.add_argument("--vocab-size", type=int, metavar="N", help=about)
+    about = f"of the text in a line of a .jsonl file (default: {TEXT_KEY})"
+    parser.add_argument("--text-key", default=TEXT_KEY, metavar="KEY", help=about)
     parser.add_argument("--if-missing", action="store_true", help="do nothing if it is there")
     arguments = parser.parse_args(argv)
     if arguments.vocab_size is not None and arguments.tokenizer != "bpe":
@@ -339,7 +269,6 @@ def main(argv: list[str] | None = None) -> int:
             f"--vocab-size {arguments.vocab_size} is of a BPE trained here; the tokenizer"
             f" {arguments.tokenizer} has its own: leave it out, or give --tokenizer bpe"
         )
-    settle(Path(os.path.realpath(arguments.out)))
     if arguments.if_missing and (arguments.out / "meta.json").exists():
         return 0
     vocab_size = BPE_VOCAB if arguments.vocab_size is None else arguments.vocab_size

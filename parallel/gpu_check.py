@@ -9,6 +9,8 @@ It is one process, which starts the ranks of the all-reduce. Rates are those of
 parallel/microbench.py, beside the sheets of models/gpus.toml.
 """
 
+import contextlib
+import itertools
 import json
 import re
 import subprocess
@@ -41,10 +43,9 @@ def version_rows() -> list[Row]:
     """The libraries beside the ranges of setup.py."""
     from packaging.requirements import Requirement  # of transformers and deepspeed
 
-    try:
+    lines = []
+    with contextlib.suppress(metadata.PackageNotFoundError):
         lines = metadata.requires("gpt-scaling-study") or []
-    except metadata.PackageNotFoundError:
-        lines = []
     ranges = {line.name: line.specifier for line in map(Requirement, lines)}
     rows = []
     for package, version in facts.versions().items():
@@ -74,12 +75,8 @@ def gpu_rows() -> list[Row]:
     cards = [torch.cuda.get_device_properties(i) for i in range(count)]
     name, sheet = cards[0].name, find_gpu(cards[0].name)
     free = [torch.cuda.mem_get_info(i)[0] / card.total_memory for i, card in enumerate(cards)]
-    apart = [
-        (i, j)
-        for i in range(count)
-        for j in range(i)
-        if not torch.cuda.can_device_access_peer(i, j)
-    ]
+    pairs = list(itertools.combinations(range(count), 2))
+    apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
     built, lowest = torch.cuda.get_arch_list(), min((card.major, card.minor) for card in cards)
     alike = {card.name for card in cards} == {name}
     drives = [driver(), torch.version.cuda or torch.version.hip, torch.backends.cudnn.version()]
@@ -97,8 +94,8 @@ def gpu_rows() -> list[Row]:
             f"sm_{lowest[0]}{lowest[1]}, or one that runs on it",
         ),
     ]
-    for library, why in kernels.usable().items():
-        rows.append(Row(f"kernels {library}", TOLD, why or "its layer norm is PyTorch's"))
+    why = kernels.problem("te")
+    rows.append(Row("Transformer Engine", TOLD, why or "its layer norm is PyTorch's"))
     return rows
 
 
@@ -109,17 +106,11 @@ def runs_on(built: Sequence[str], major: int, minor: int) -> bool:
     CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility".
     """
     for name in built:
-        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name)
-        if not match:
+        if not (match := re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name)):
             continue
-        kind, theirs, least = match[1], int(match[2]), int(match[3])
-        if match[4]:
-            fits = (theirs, least) == (major, minor)
-        elif kind == "sm":
-            fits = theirs == major and least <= minor
-        else:
-            fits = (theirs, least) <= (major, minor)
-        if fits:
+        theirs = int(match[2]), int(match[3])
+        runs_later = theirs <= (major, minor) and (match[1] == "compute" or theirs[0] == major)
+        if theirs == (major, minor) or (runs_later and not match[4]):
             return True
     return False
 
@@ -175,10 +166,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         bench = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
         rows += rate_rows(json.loads(bench.stdout.strip().splitlines()[-1]), gpu)
-    except subprocess.TimeoutExpired:
-        rows.append(Row("rates", FAILED, "parallel.microbench did not end within 300 s"))
-    except subprocess.CalledProcessError as error:
-        last = (error.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+        last = (str(error.stderr or "").strip().splitlines() or [str(error)])[-1]
         rows.append(Row("rates", FAILED, f"parallel.microbench: {last}"))
     for row in rows:
         expected = f"   [{row.expected}]" if row.expected else ""

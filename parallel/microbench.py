@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,16 +30,14 @@ LINK = {"cpu": 4, "cuda": 64}  # the one of them that a calibration takes
 
 def _rate(work: float, call: Callable[[], object], seconds: float, cuda: bool) -> float:
     """Work per second, the best of repeated calls over `seconds`; of one call at least."""
-    best = 0.0
+    best, wait = 0.0, torch.cuda.synchronize if cuda else lambda: None
     call()
     end = time.perf_counter() + seconds
     while best == 0.0 or time.perf_counter() < end:
-        if cuda:
-            torch.cuda.synchronize()
+        wait()
         start = time.perf_counter()
         call()
-        if cuda:
-            torch.cuda.synchronize()
+        wait()
         best = max(best, work / (time.perf_counter() - start))
     return best
 
@@ -48,16 +47,15 @@ def _products(cuda: bool, seconds: float) -> dict[str, float]:
     n = 8192 if cuda else 1024
     kinds = {"fp32": torch.float32}
     if cuda:
-        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        halves = {"bf16": torch.bfloat16} if bf16 else {}
-        tf32 = {"tf32": torch.float32} if bf16 else {}  # both came with the A100
-        kinds = halves | {"fp16": torch.float16} | tf32 | kinds
-    found = {}
+        kinds = {"fp16": torch.float16} | kinds
+        if torch.cuda.is_bf16_supported(including_emulation=False):  # both came with the A100
+            kinds = {"bf16": torch.bfloat16, "tf32": torch.float32} | kinds
+    rates = {}
     for name, kind in kinds.items():
         torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
         a, b = (torch.randn(n, n, device="cuda" if cuda else "cpu").to(kind) for _ in range(2))
-        found[name] = _rate(2.0 * n**3, lambda a=a, b=b: torch.mm(a, b), seconds, cuda)
-    return found
+        rates[name] = _rate(2.0 * n**3, partial(torch.mm, a, b), seconds, cuda)
+    return rates
 
 
 def _all_reduce(rank: int, processes: int, meet: str, bandwidths: object) -> None:
@@ -69,17 +67,14 @@ def _all_reduce(rank: int, processes: int, meet: str, bandwidths: object) -> Non
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     for place, mib in enumerate(SIZES[device.type]):
         data = torch.ones(int(mib * 2**20) // 4, device=device)
-        dist.all_reduce(data)
-        if cuda:
-            torch.cuda.synchronize()
-        start, n = time.perf_counter(), 20  # a fixed number: ranks must agree on when to stop
-        for _ in range(n):
-            dist.all_reduce(data)
-        if cuda:
-            torch.cuda.synchronize()
-        once = (time.perf_counter() - start) / n
-        rate = 2 * (processes - 1) / processes * data.numel() * 4 / once
-        bandwidths[rank * len(SIZES[device.type]) + place] = rate
+
+        def twenty(data: torch.Tensor = data) -> None:  # ranks must agree on when to stop
+            for _ in range(20):
+                dist.all_reduce(data)
+
+        # The second twenty are timed.
+        work = 20 * 2 * (processes - 1) / processes * data.numel() * 4
+        bandwidths[rank * len(SIZES[device.type]) + place] = _rate(work, twenty, 0.0, cuda)
     dist.destroy_process_group()
 
 
@@ -120,16 +115,10 @@ def measure(processes: int = 2, seconds: float = 1.0) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     """Measure and print."""
     parser = Parser(prog="python -m parallel.microbench", description=__doc__)
-    parser.add_argument(
-        "--processes", type=int, default=2, metavar="N", help="ranks of the all-reduce (default: 2)"
-    )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=1.0,
-        metavar="S",
-        help="seconds of each measurement (default: 1)",
-    )
+    about = "ranks of the all-reduce (default: 2)"
+    parser.add_argument("--processes", type=int, default=2, metavar="N", help=about)
+    about = "seconds of each measurement (default: 1)"
+    parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help=about)
     arguments = parser.parse_args(argv)
     check_flags(arguments, processes=(1, 1024), seconds=Bounds(0, 3600, above=True))
     print(json.dumps(measure(arguments.processes, arguments.seconds)))

@@ -4,15 +4,12 @@ r"""Build and train a step of any rank of any run on this machine, without its m
     python -m parallel.rehearse --study slurm/parity.toml          # every run of the study
     python -m parallel.rehearse --engine megatron --preset 175b --gpus 512 --tp 8 --pp 8 \
         --micro-batch 1 --global-batch 512 --zero-stage 1 --precision bf16 --rank all-stages
-    python -m parallel.rehearse ... --rank worst
-    python -m parallel.rehearse ... --rank 317 --format json
+    python -m parallel.rehearse ... --rank worst --format json
 
-The engine's own code runs with tensors that have shapes but no storage, as one rank of all those
-the run has, with as many micro-batches as the peak of memory needs. The command prints what that
-rank holds at its peak and its messages, beside what the formulas of memory.py and message_bytes.py
-in parallel/config/ say. It runs no CUDA kernel, so it does not show that one exists, is fast or is
-right. The exit status is 1 when a rank could not train its step or needs more memory than the
-cluster's card has.
+The engine's own code runs with tensors that have shapes but no storage, as one rank of the run. The
+command prints what that rank holds at its peak and its messages, beside what the formulas of
+memory.py and message_bytes.py in parallel/config/ say. The exit status is 1 when a rank could not
+train its step or needs more memory than the cluster's card has.
 
 --rank: first-and-last (of the pipeline's stages), all-stages, worst (of the stage that has the
 highest peak by formula), or numbers with commas.
@@ -31,15 +28,16 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from base.errors import Parser, UsageError, command_line, warn
 from parallel.config import clusters, memory
 from parallel.config.engine_abilities import ENGINES
-from parallel.config.layout import Layout
 from parallel.config.layout_arrays import columns_of
 from parallel.config.memory import GB
 from parallel.config.message_bytes import step_volumes
@@ -79,30 +77,23 @@ class Comparison(NamedTuple):
     formula: float | None
 
 
-def enough_micro_batches(layout: Layout, stage: int) -> int:
-    """Micro-batches after which no step of this stage holds more: those in flight, and one that
-    adds to gradients that are there already."""
-    in_flight = 2 * layout.pp if layout.vpp > 1 else max(3, layout.pp - stage + 1)
-    return min(layout.n_micro, 2 if layout.pp == 1 else in_flight)
-
-
 def shortened(spec: RunSpec, stage: int) -> RunSpec:
-    """The run with `enough_micro_batches` a step."""
-    n = enough_micro_batches(spec.layout, stage)
-    batch = spec.layout.dp * spec.micro_batch * n
-    return replace(spec, grad_accum=n, global_batch=batch, device="cpu")
+    """The run with as many micro-batches a step as the peak of memory of this stage needs: those in
+    flight, and one that adds to gradients that are there already."""
+    layout = spec.layout
+    n = 2
+    if layout.pp > 1:
+        n = 2 * layout.pp if layout.vpp > 1 else max(3, layout.pp - stage + 1)
+    n = min(layout.n_micro, n)
+    return replace(spec, grad_accum=n, global_batch=layout.dp * spec.micro_batch * n, device="cpu")
 
 
 def unable(spec: RunSpec) -> str:
     """Why a run cannot be rehearsed; "" when it can."""
     if not spec.te_alone:
         return ""
-    flags = []
-    if spec.cp > 1:
-        flags.append("--cp 1")
-    if spec.precision == "fp8":
-        flags.append("--precision bf16")
-    return f"a rehearsal has no Transformer Engine for {spec.te_alone}: try {' '.join(flags)}"
+    why = f"a rehearsal has no Transformer Engine for {spec.te_alone}"
+    return f"{why}: rehearse it with --cp 1 and --precision bf16"
 
 
 def import_libraries(specs: Iterable[RunSpec]) -> None:
@@ -118,18 +109,12 @@ def import_libraries(specs: Iterable[RunSpec]) -> None:
 
 def rehearse_apart(spec: RunSpec, rank: int) -> Rehearsal:
     """`rehearse` in a fork of this process, because libraries keep their process groups."""
-    forks = multiprocessing.get_context("fork")
-    here, there = forks.Pipe(duplex=False)
-    process = forks.Process(target=lambda: there.send(rehearse(spec, rank)))
-    process.start()
-    there.close()
-    try:
-        return here.recv()
-    except EOFError:
-        why = "its process was killed; this machine may be out of memory"
-        return Rehearsal(rank, spec.layout.coords(rank)["pp"], error=why)
-    finally:
-        process.join()
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as fork:
+        try:
+            return fork.submit(rehearse, spec, rank).result()
+        except BrokenProcessPool:
+            why = "its process was killed; this machine may be out of memory"
+            return Rehearsal(rank, spec.layout.coords(rank)["pp"], error=why)
 
 
 def rehearse(spec: RunSpec, rank: int) -> Rehearsal:
@@ -172,22 +157,16 @@ def _train_step(spec: RunSpec, rank: int, aside: Path, rehearsal: Rehearsal) -> 
         # Where it has seen a micro-batch, ZeRO-3 gathers ahead and keeps what it needs again.
         steps = 2 if layout.zero_stage == 3 and layout.n_micro == 1 else 1
         ranges.listeners.append(held)
+        shape = (spec.micro_batch, spec.seq_len)
         for _ in range(steps):
             held.restart()
             messages.forget()
-            engine.step(_batches(spec), spec.lr)
+            tokens = (torch.zeros(shape, dtype=torch.int64) for _ in range(2 * layout.n_micro))
+            engine.step(zip(tokens, tokens, strict=True), spec.lr)
     rehearsal.peak = {kind: size for kind, size in held.peak.items() if size and kind != HOST}
     for axis, size, _ in messages.messages:
         calls, total = rehearsal.messages.get(axis, (0, 0.0))
         rehearsal.messages[axis] = (calls + 1, total + size)
-
-
-def _batches(spec: RunSpec) -> Iterator[Any]:
-    import torch
-
-    shape = (spec.micro_batch, spec.seq_len)
-    for _ in range(spec.layout.n_micro):
-        yield torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
 
 
 # --- beside the formulas -------------------------------------------------------------------------
@@ -214,11 +193,7 @@ def memory_rows(spec: RunSpec, stage: int, peak: dict[str, int]) -> list[Compari
     """A rank's peak in bytes, part by part; the last row is their sum."""
     formula = memory_by_formula(spec, stage)
     rows = [
-        Comparison(
-            part,
-            float(sum(peak.get(kind, 0) for kind in kinds)),
-            sum(formula.get(kind, 0.0) for kind in kinds),
-        )
+        Comparison(part, *(float(sum(of.get(k, 0) for k in kinds)) for of in (peak, formula)))
         for part, kinds in _PARTS.items()
     ]
     return [*rows, Comparison("peak", float(sum(peak.values())), sum(formula.values()))]
@@ -249,11 +224,11 @@ def printed(name: str, spec: RunSpec, rehearsal: Rehearsal, details: bool) -> st
     lines = [f"{where} trains a step: {sizes}"]
     if not details:
         return lines[0]
-    lines.append(
+    lines += [
         f"  {rehearsal.parameters:,} parameters, {rehearsal.micro_batches} of"
-        f" {spec.layout.n_micro} micro-batches, {rehearsal.seconds:.0f} s of a core"
-    )
-    lines.append(f"  {'':20}{'rehearsed':>12}{'formula':>12}{'difference':>12}")
+        f" {spec.layout.n_micro} micro-batches, {rehearsal.seconds:.0f} s of a core",
+        f"  {'':20}{'rehearsed':>12}{'formula':>12}{'difference':>12}",
+    ]
     for what, size, formula in comparison(spec, rehearsal):
         beside = "-" if formula is None else f"{formula:.4g}"
         difference = f"{size / formula - 1:+.1%}" if formula else "-"
@@ -288,22 +263,19 @@ def ranks_of(spec: RunSpec, asked: str) -> list[int]:
     Raises:
         UsageError: neither a word of --help nor numbers of ranks.
     """
-    layout = spec.layout
-    apart = layout.world_size // layout.pp  # ranks of a stage
-    if asked == "all-stages":
-        return [stage * apart for stage in range(layout.pp)]
-    if asked == "first-and-last":
-        return sorted({0, (layout.pp - 1) * apart})
+    last, world = spec.pp - 1, spec.layout.world_size
+    stages = {"all-stages": range(spec.pp), "first-and-last": {0, last}}
     if asked == "worst":
-        return [worst_stage(spec) * apart]
-    if not all(
-        number.isdecimal() and int(number) < layout.world_size for number in asked.split(",")
-    ):
+        stages["worst"] = [worst_stage(spec)]
+    if asked in stages:
+        return [stage * (world // spec.pp) for stage in sorted(stages[asked])]
+    numbers = asked.split(",")
+    if not all(number.isdecimal() and int(number) < world for number in numbers):
         raise UsageError(
             "--rank must be first-and-last, all-stages, worst or numbers with commas, not"
-            f" {asked!r}: the ranks of {spec.name} are 0 to {layout.world_size - 1}"
+            f" {asked!r}: the ranks of {spec.name} are 0 to {world - 1}"
         )
-    return sorted({int(number) for number in asked.split(",")})
+    return sorted(set(map(int, numbers)))
 
 
 def worst_stage(spec: RunSpec) -> int:
@@ -319,7 +291,7 @@ def runs_of(arguments: argparse.Namespace) -> tuple[dict[str, RunSpec], float | 
     Raises:
         UsageError: no such run, or one that its cluster cannot run.
     """
-    flags = from_flags(arguments)
+    flags, tp_across = from_flags(arguments), {}
     if arguments.study is None:
         if arguments.runs is not None:
             raise UsageError("--run-name names a run of a study: give --study too")
@@ -327,15 +299,14 @@ def runs_of(arguments: argparse.Namespace) -> tuple[dict[str, RunSpec], float | 
         spec = resolve((COMMAND_LINE, flags))
         if why := unable(spec):
             raise UsageError(why)
-        runs, across = {name_alone(spec, flags): spec}, {}
+        runs = {name_alone(spec, flags): spec}
     else:
         study = load_study(arguments.study, arguments.cluster)
-        names = arguments.runs or list(study.settings)
-        runs = {name: study.run(name, flags) for name in names}
-        cluster, across = study.cluster, study.slurm
+        runs = {name: study.run(name, flags) for name in arguments.runs or study.settings}
+        cluster = study.cluster
+        tp_across = {name: slurm.get("tp_across_nodes") for name, slurm in study.slurm.items()}
     for name, spec in runs.items():
-        tp_across = bool(across.get(name, {}).get("tp_across_nodes"))
-        if cluster and (problems := cluster.problems(spec, tp_across)):
+        if cluster and (problems := cluster.problems(spec, bool(tp_across.get(name)))):
             raise UsageError(f"{name} on {cluster.name}: {'; '.join(problems)}")
     return runs, card_gb_of(cluster)
 
@@ -353,14 +324,13 @@ def main(argv: list[str] | None = None) -> int:
     add_flags(parser)
     arguments = parser.parse_args(argv)
     runs, card_gb = runs_of(arguments)
-    work = [
-        (name, spec, rank) for name, spec in runs.items() for rank in ranks_of(spec, arguments.rank)
-    ]
+    work = [(name, rank) for name, spec in runs.items() for rank in ranks_of(spec, arguments.rank)]
     if card_gb is None:
         print("no card is known, so nothing is checked to fit (give --cluster)", file=sys.stderr)
     import_libraries(spec for spec in runs.values() if not unable(spec))
     failed, advice, rows = [], "", []
-    for at, (name, spec, rank) in enumerate(work, start=1):
+    for at, (name, rank) in enumerate(work, start=1):
+        spec = runs[name]
         if why := unable(spec):
             print(f"{name}: {why}", file=sys.stderr)
             rows.append({"run": name, "rank": rank, "not_rehearsed": why})
@@ -374,12 +344,11 @@ def main(argv: list[str] | None = None) -> int:
         if rehearsal.error or over:
             failed.append(f"{name} rank {rank}")
         if arguments.format == "text":
-            print(printed(name, spec, rehearsal, len(runs) == 1), flush=True)
-            if over:
-                print(over, flush=True)
+            text = printed(name, spec, rehearsal, details=len(runs) == 1)
+            print("\n".join(filter(None, [text, over])), flush=True)
         beside = [] if rehearsal.error else comparison(spec, rehearsal)
-        verdict = {"run": name, "too_much": over, "beside": [row._asdict() for row in beside]}
-        rows.append(verdict | asdict(rehearsal))
+        row = {"run": name, "too_much": over, "beside": [line._asdict() for line in beside]}
+        rows.append(row | asdict(rehearsal))
     if arguments.format == "json":
         print(json.dumps({"ranks": rows}, indent=2))
     if failed:

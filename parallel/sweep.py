@@ -11,11 +11,10 @@ imported the engine once, which saves the seconds of the imports and changes no 
 
 A run that is already complete with the same settings and the same commit, with nothing changed
 since, is not run again: a sweep that was stopped goes on where it was. --fresh runs everything
-(earlier results move to <run>/attempts/). When another commit is checked out meanwhile, the sweep
-stops. Repeats are interleaved; with --srun inside an allocation all of them run on the same nodes.
-A run with save_interval that was stopped goes on from its newest checkpoint; when it fails it is
-restarted from there up to --max-restarts times. <run>/console.out holds what a run printed. The
-exit status is 1 when a run failed; the others still run.
+(earlier results move to <run>/attempts/). Repeats are interleaved; with --srun inside an allocation
+all of them run on the same nodes.
+A run with save_interval that was stopped goes on from its newest checkpoint. <run>/console.out
+holds what a run printed. The exit status is 1 when a run failed; the others still run.
 
 At the end `python -m analysis.tflops` prints the study's table and, where the extra `page` is
 installed, `python -m analysis.page` writes the offline page study.html; then the commands to type
@@ -29,7 +28,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -55,11 +53,14 @@ def is_done(folder: Path, spec: RunSpec, commit: dict) -> bool:
         run = read_run(folder)
     except UsageError:  # damaged: it is run again, and moves aside
         return False
-    before = run.facts
-    same = before.get("spec") == spec.settings() and before.get("inputs") == facts.inputs(spec)
-    git = before.get("git") or {}
-    same = same and facts.same_code(git, commit) and git.get("dirty") is commit["dirty"] is False
-    return same and run.state == COMPLETE and not run.missing
+    before, git = run.facts, run.facts.get("git") or {}
+    return (
+        (before.get("spec"), before.get("inputs")) == (spec.settings(), facts.inputs(spec))
+        and facts.same_code(git, commit)
+        and git.get("dirty") is commit["dirty"] is False
+        and run.state == COMPLETE
+        and not run.missing
+    )
 
 
 def command_of(study: Study, name: str, folder: Path, srun: bool) -> list[str]:
@@ -84,55 +85,46 @@ def launcher(spec: RunSpec) -> list[str]:
     return command or [*torchrun, "--nproc-per-node", str(spec.gpus)]
 
 
-def start(
-    study: Study,
-    name: str,
-    spec: RunSpec,
-    folder: Path,
-    srun: bool = False,
-    max_restarts: int = 0,
-) -> int:
-    """Run one run of the study to its end; its exit status.
+def start(study: Study, name: str, spec: RunSpec, folder: Path, srun: bool = False) -> str:
+    """Run one run of the study to its end; why it failed, "" when it is complete.
 
-    A run that fails or is interrupted, and has a checkpoint, goes on up to `max_restarts` times.
+    Raises:
+        UsageError: the folder is not a run's, or another sweep writes it.
     """
     run_folder = RunFolder(folder)
     why_anew = attempts.why_anew(folder, spec.settings())
     if why_anew is not None and (aside := run_folder.set_aside(also=["console.out"])):
         print(f"{name}: {attempts.moved_line(aside, why_anew, spec.load)}", flush=True)
-    command = command_of(study, name, folder, srun)
     console_out = folder / "console.out"
     began_at = console_out.stat().st_size if console_out.exists() else 0  # it goes on
-    for _ in range(1 + max_restarts):
-        with (
-            console_out.open("ab") as console,
-            subprocess.Popen(
-                command,
-                env=forked_ranks.environment() | {"OMP_NUM_THREADS": str(spec.threads)},
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=subprocess.STDOUT,
-            ) as process,
-        ):
-            try:
-                status = process.wait()
-            except BaseException:  # Ctrl-C: the launcher got it too and ends its ranks
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=10)
-                process.kill()
-                raise
-        if status == 0 or attempts.why_anew(folder, spec.settings()) is not None:
-            break
-    if status and not (folder / "run.json").exists():
+    with (
+        console_out.open("ab") as console,
+        subprocess.Popen(
+            command_of(study, name, folder, srun),
+            env=forked_ranks.environment() | {"OMP_NUM_THREADS": str(spec.threads)},
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):
+        try:
+            status = process.wait()
+        except BaseException:  # Ctrl-C: the launcher got it too and ends its ranks
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
+            process.kill()
+            raise
+    if not status:
+        return ""
+    if not (folder / "run.json").exists():
         # It was refused before it began; the table must show it too.
         launch = Launch(0, spec.gpus, 0, spec.gpus, "sweep")
         repeat_of = study.repeat_of.get(name)
         run_folder.begin(facts.run_facts(spec, study.name, name, study.baseline, launch, repeat_of))
         run_folder.close()
-    if status:
-        reason = last_words(console_out, began_at) or f"exit status {status}"
-        run_folder.fail(kind_of(reason), reason, rank=-1)
-    return status
+    reason = last_words(console_out, began_at) or f"exit status {status}"
+    run_folder.fail(kind_of(reason), reason, rank=-1)
+    return f"{read_status(folder).get('reason')} (see {console_out})"
 
 
 def last_words(console: Path, since: int = 0) -> str:
@@ -142,59 +134,24 @@ def last_words(console: Path, since: int = 0) -> str:
     return own[-1].removeprefix("parallel.train: ") if own else ""
 
 
-def failure(study: Study, name: str, spec: RunSpec, folder: Path, *how: Any) -> str:
-    """Start a run; why it failed, "" when it is complete."""
-    try:
-        if start(study, name, spec, folder, *how) == 0:
-            return ""
-    except UsageError as error:  # the folder is not a run's, or another sweep writes it
-        return str(error)
-    reason = read_status(folder).get("reason") or "no status"
-    return f"{reason} (see {folder / 'console.out'})"
-
-
-def same_commit(began: dict) -> None:
-    """Runs of one sweep are compared: one code trains them.
-
-    Raises:
-        UsageError: a commit with other code is checked out than when the sweep began.
-    """
-    now = facts.git(ROOT)
-    if not facts.same_code(now, began):
-        raise UsageError(
-            f"commit {str(now['commit'])[:10]} is checked out, but the sweep began at"
-            f" {str(began['commit'])[:10]}, which trains with other code: its runs could not be"
-            " compared; run it again"
-        )
-
-
-def sweep(
-    study: Study,
-    names: list[str],
-    out: Path,
-    fresh: bool,
-    srun: bool = False,
-    max_restarts: int = 0,
-) -> list[str]:
+def sweep(study: Study, names: list[str], out: Path, fresh: bool, srun: bool = False) -> list[str]:
     """Run the named runs into out/<name>, in this order; the names of those that failed. A terminal
-    shows a bar of runs.
-
-    Raises:
-        UsageError: the commit changed meanwhile.
-    """
+    shows a bar of runs."""
     commit = facts.git(ROOT)
     failed: list[str] = []
     bar = tqdm(names, study.name, unit="run", disable=None)
     for number, name in enumerate(bar, start=1):
         spec, folder, before = study.run(name), out / name, time.monotonic()
-        same_commit(commit)
         if not fresh and is_done(folder, spec, commit):
             outcome = "already complete"
-        elif why := failure(study, name, spec, folder, srun, max_restarts):
-            failed.append(name)
-            outcome = f"FAILED: {why}"
         else:
-            outcome = f"complete in {time.monotonic() - before:.0f} s"
+            try:
+                why = start(study, name, spec, folder, srun)
+            except UsageError as error:
+                why = str(error)
+            outcome = f"FAILED: {why}" if why else f"complete in {time.monotonic() - before:.0f} s"
+            if why:
+                failed.append(name)
         tqdm.write(printable(f"[{number}/{len(names)}] {name}: {outcome}"))
         sys.stdout.flush()
     return failed
@@ -203,24 +160,23 @@ def sweep(
 def report(out: Path, is_weak: bool) -> None:
     """Have analysis print the table and write out/study.html where it can; then the next commands.
     is_weak: the batch grows with the GPUs."""
-    commands, has_extra = ["tflops"], importlib.util.find_spec("vl_convert")
-    if has_extra:
+    commands = ["tflops"]
+    if importlib.util.find_spec("vl_convert"):
         commands.append("page")
     for command in commands:
         words = [sys.executable, "-m", f"analysis.{command}", str(out)]
         subprocess.run(words, env=forked_ranks.environment(), stdin=subprocess.DEVNULL, check=False)
-    folder = shlex.quote(str(out))
-    print("\nnext:")
+    following = {
+        "parity --check": "are the losses the same?",
+        "compare": "which is fastest, or is it noise?",
+        "plots": "pictures",
+    }
     if is_weak:
-        # Runs of other batches have other losses.
-        print(f"  python -m analysis.scaling {folder}           # what is kept of the speed?")
-    else:
-        print(f"  python -m analysis.parity --check {folder}    # are the losses the same?")
-    print(f"  python -m analysis.compare {folder}           # which is fastest, or is it noise?")
-    print(f"  python -m analysis.plots {folder}             # pictures, in {folder}/plots")
-    if not has_extra:
-        page = f"pip install vl-convert-python && python -m analysis.page {folder}"
-        print(f"  {page}  # all of it as one offline page")
+        del following["parity --check"]  # runs of other batches have other losses
+        following = {"scaling": "what is kept of the speed?"} | following
+    print("\nnext:")
+    for command, purpose in following.items():
+        print(f"  python -m analysis.{command} {shlex.quote(str(out))}  # {purpose}")
     sys.stdout.flush()
 
 
@@ -230,31 +186,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("study", type=Path, metavar="TOML", help="the study file")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these runs of it")
     parser.add_argument("--max-gpus", type=int, metavar="N", help="leave out runs of more GPUs")
-    parser.add_argument(
-        "--cluster",
-        metavar="NAME",
-        help="the cluster of clusters.toml to plan nodes for (default: the study's own)",
-    )
-    parser.add_argument(
-        "--logs",
-        type=named_folder,
-        default=Path("logs"),
-        metavar="DIR",
-        help="runs are in DIR/<study>/<run> (default: logs)",
-    )
+    about = "the cluster of clusters.toml to plan nodes for (default: the study's own)"
+    parser.add_argument("--cluster", metavar="NAME", help=about)
+    about = "runs are in DIR/<study>/<run> (default: logs)"
+    parser.add_argument("--logs", type=named_folder, default="logs", metavar="DIR", help=about)
     parser.add_argument("--fresh", action="store_true", help="run what is complete again, too")
-    parser.add_argument(
-        "--srun", action="store_true", help="start ranks by srun, inside an allocation"
-    )
-    parser.add_argument(
-        "--max-restarts",
-        type=int,
-        default=0,
-        metavar="N",
-        help="times to restart a failed run that has a checkpoint (default: 0)",
-    )
+    about = "start ranks by srun, inside an allocation"
+    parser.add_argument("--srun", action="store_true", help=about)
     arguments = parser.parse_args(argv)
-    check_flags(arguments, max_restarts=(0, 1000), max_gpus=(1, 2**20))
+    check_flags(arguments, max_gpus=(1, 2**20))
     try:
         study = load_study(arguments.study, arguments.cluster)
         for line in study.assumed:
@@ -270,7 +210,7 @@ def main(argv: list[str] | None = None) -> int:
             if larger:
                 print(f"left out: more than {arguments.max_gpus} GPUs: {', '.join(larger)}")
         out = arguments.logs / study.name
-        failed = sweep(study, names, out, arguments.fresh, arguments.srun, arguments.max_restarts)
+        failed = sweep(study, names, out, arguments.fresh, arguments.srun)
         specs = [study.run(name) for name in names]
         batches = {spec.layout.global_batch for spec in specs}
         per_gpu = {spec.layout.global_batch / spec.gpus for spec in specs}

@@ -1,33 +1,37 @@
 """Token files, and the batches that a step takes from them.
 
-A prepared folder (parallel/data.py writes it) holds `train.bin` and `val.bin` (nanoGPT's format:
-token ids, little-endian, no header; uint16, or uint32 above 65,536 ids) and `meta.json`. A bare
-nanoGPT `.bin` (uint16) and a Megatron `.bin`/`.idx` pair are read too (give the path without the
-suffix, or the .idx); of those, the last 5 % are held out for validation. The first run reads the
-files whole: `<file>.scan.json` keeps their largest id and their SHA-256 until they change.
+Besides a folder of parallel/data.py, a bare nanoGPT `.bin` (uint16) and a Megatron `.bin`/`.idx`
+pair are read (give the path without the suffix, or the .idx); of those, the last 5 % are held out
+for validation. The first run reads the
+files whole: `<file>.<split>.scan.json` keeps their largest id and their SHA-256 until they change.
 
 A sequence starts anywhere in its split's stream of tokens, so it crosses the ends of documents.
 Which sequences step t sees depends on (seed, t) alone, never on the layout.
 """
 
 import hashlib
-import os
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from base.errors import UsageError
+from base.errors import UsageError, warn
 from base.files import read_json_if_whole
 from base.storage import own_crc32, write_json
-from parallel.config.data_files import Split, describe, settle
+from parallel.config.data_files import SPLITS, Description, describe
 from parallel.config.layout import Layout
+
+
+class Scan(NamedTuple):
+    """The largest id of a split, and the SHA-256 of its ids."""
+
+    largest: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,6 @@ class Tokens:
 
     ids: np.ndarray
     path: str
-    tokenizer: str = "unknown"
-    vocab_size: int | None = None  # None: a bare file does not say
     sha256: str | None = None  # of these ids; None: they were not read
 
     def batch(self, offsets: np.ndarray, seq_len: int, limit: int) -> tuple[Tensor, Tensor]:
@@ -59,36 +61,36 @@ class Tokens:
                 f" {limit} ids; pass --vocab-size {largest + 1} or more"
             )
 
-    def scan(self) -> tuple[int, str]:
-        """The largest id in all of it, and the SHA-256 of the ids."""
+    def scan(self) -> Scan:
+        """Read all of it."""
         largest, digest, step = 0, hashlib.sha256(), 1 << 24
         for at in range(0, len(self.ids), step):
             block = np.ascontiguousarray(self.ids[at : at + step])
             largest = max(largest, int(block.max()))
             digest.update(block)
-        return largest, digest.hexdigest()
+        return Scan(largest, digest.hexdigest())
 
 
 @dataclass(frozen=True)
 class Data:
-    """Both splits, and how many documents they hold together; None: the files do not say."""
+    """Both splits, and what the files say of them."""
 
     train: Tokens
     val: Tokens
-    documents: int | None = None
+    described: Description
 
     def facts(self) -> dict[str, Any]:
-        """What run.json says of them."""
-        train = self.train
+        """For run.json."""
+        documents = self.described.documents
         return {
-            "path": train.path,
-            "tokenizer": train.tokenizer,
-            "vocab_size": train.vocab_size,
-            "train_tokens": len(train.ids),
+            "path": self.train.path,
+            "tokenizer": self.described.tokenizer,
+            "vocab_size": self.described.vocab_size,
+            "train_tokens": len(self.train.ids),
             "val_tokens": len(self.val.ids),
-            "documents": self.documents,
-            "sequences_cross_documents": None if self.documents is None else self.documents > 1,
-            "sha256": train.sha256,
+            "documents": documents,
+            "sequences_cross_documents": None if documents is None else documents > 1,
+            "sha256": self.train.sha256,
         }
 
 
@@ -103,81 +105,56 @@ def load(path: Path | str, seq_len: int, vocab_size: int, scan: bool = True) -> 
         UsageError: nothing there, not what was prepared, too short for one sequence, or ids beyond
             the vocabulary.
     """
-    path = Path(path)
-    settle(Path(os.path.realpath(path)))
-    described = describe(path)
-    known = (described.tokenizer, described.vocab_size)
-    train, val = (_open(split, path, *known) for split in (described.train, described.val))
-    for split, tokens in (("training", train), ("validation", val)):
-        if len(tokens.ids) <= seq_len:
-            raise UsageError(
-                f"the {split} split of {path} has {len(tokens.ids)} tokens,"
-                f" too few for one sequence of {seq_len} + 1"
-            )
-    if train.vocab_size is not None and train.vocab_size > vocab_size:
+    described = describe(Path(path))
+    if (ids := described.vocab_size) is not None and ids > vocab_size:
         raise UsageError(
-            f"{path} was made with a tokenizer of {train.vocab_size} ids, but the model's"
-            f" vocabulary has {vocab_size}; pass --vocab-size {train.vocab_size}"
+            f"{path} was made with a tokenizer of {ids} ids, but the model's vocabulary has"
+            f" {vocab_size}; pass --vocab-size {ids}"
         )
-    if scan:
-        scans = kept_scans({"train": train, "val": val})
-        for tokens, stated, (largest, sha256) in zip(
-            (train, val), (described.train, described.val), scans.values(), strict=True
-        ):
-            if stated.sha256 not in (None, sha256):
+    splits = []
+    for name in SPLITS:
+        split = getattr(described, name)
+        every = np.memmap(split.file, dtype=split.dtype, mode="r")
+        tokens = Tokens(every[split.first : split.stop], str(path))
+        if (length := len(tokens.ids)) <= seq_len:
+            raise UsageError(
+                f"the split {name} of {path} has {length} tokens, too few for one sequence of"
+                f" {seq_len} + 1"
+            )
+        if scan:
+            largest, sha256 = kept_scan(name, tokens)
+            if split.sha256 not in (None, sha256):
                 raise UsageError(
-                    f"{stated.file} is not what was prepared: its SHA-256 is {sha256[:12]}..., and"
-                    f" meta.json states {stated.sha256[:12]}...; prepare {path} again"
+                    f"{split.file} is not what was prepared: its SHA-256 is {sha256[:12]}..., and"
+                    f" meta.json states {split.sha256[:12]}...; prepare {path} again"
                 )
             tokens.check(largest, vocab_size)
-        train = replace(train, sha256=scans["train"][1])
-    return Data(train, val, described.documents)
+            tokens = replace(tokens, sha256=sha256)
+        splits.append(tokens)
+    return Data(*splits, described)
 
 
-def _open(split: Split, path: Path, tokenizer: str, vocab_size: int | None) -> Tokens:
-    ids = np.memmap(split.file, dtype=split.dtype, mode="r")[split.first : split.stop]
-    return Tokens(ids, str(path), tokenizer, vocab_size)
-
-
-def kept_scans(splits: dict[str, Tokens]) -> dict[str, tuple[int, str]]:
-    """`Tokens.scan` of each split, from the file beside its token file where that one has not
-    changed since; otherwise the ids are read, and what they are is kept there.
+def kept_scan(name: str, tokens: Tokens) -> Scan:
+    """`Tokens.scan` of a split, from the file beside its token file where that one has not changed
+    since; otherwise the ids are read, and what they are is kept there.
 
     The time of a file's last change (ctime) is compared too: no program can set it back.
     """
-    found, kept = {}, {}
-    for split, tokens in splits.items():
-        file = Path(tokens.ids.filename)
-        about = file.stat()
-        state = {"bytes": about.st_size, "mtime_ns": about.st_mtime_ns}
-        state |= {"ctime_ns": about.st_ctime_ns, "inode": about.st_ino}
-        if file not in kept:
-            old = read_json_if_whole(_side_file(file))
-            whole = old.get("file") == state and old.pop("crc32", None) == own_crc32(old)
-            kept[file] = old if whole else {}
-        name = f"{split}: {len(tokens.ids)} x {tokens.ids.dtype.str}"
-        scan = kept[file].get(name)
-        if scan is None:
-            largest, sha256 = tokens.scan()
-            scan = {"largest": largest, "sha256": sha256}
-            kept[file] |= {"file": state, "new": True, name: scan}
-        found[split] = (scan["largest"], scan["sha256"])
-    for file, scans in kept.items():
-        if not scans.pop("new", False):
-            continue
-        try:
-            write_json(_side_file(file), scans | {"crc32": own_crc32(scans)})
-        except OSError as error:
-            print(
-                f"parallel.train: cannot keep {_side_file(file)} ({error.strerror}): every run will"
-                f" read {file} whole before it starts",
-                file=sys.stderr,
-            )
-    return found
-
-
-def _side_file(file: Path) -> Path:
-    return file.with_name(f"{file.name}.scan.json")
+    file = Path(tokens.ids.filename)
+    about, side = file.stat(), file.with_name(f"{file.name}.{name}.scan.json")
+    state = [about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
+    state += [len(tokens.ids), tokens.ids.dtype.str]
+    kept = read_json_if_whole(side)
+    if kept.get("file") == state and kept.get("crc32") == own_crc32(kept):
+        return Scan(kept["largest"], kept["sha256"])
+    scan = tokens.scan()
+    kept = {"file": state, **scan._asdict()}
+    try:
+        write_json(side, kept | {"crc32": own_crc32(kept)})
+    except OSError as error:
+        reason = f"cannot keep {side} ({error.strerror})"
+        warn("parallel.train", f"{reason}: every run will read {file} whole before it starts")
+    return scan
 
 
 def offsets(n_tokens: int, seq_len: int, global_batch: int, seed: int, step: int) -> np.ndarray:

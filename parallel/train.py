@@ -10,8 +10,7 @@ r"""Train one GPT, split as asked, through one engine.
 dp follows from the number of ranks. Flags override the study, the study overrides a DeepSpeed JSON.
 The run folder (--out, default logs/<study>/<run>) gets run.json, train.log, steps.csv and, when
 the run completes, training_metrics.json and RUN_COMPLETE.txt. A folder that no run wrote is
-refused; an earlier attempt moves to attempts/, and a line says so and why it is not gone on with.
-A run whose loss is NaN at its end has failed.
+refused; an earlier attempt moves to attempts/.
 
 With --save-interval the state is saved every so many steps, at the end, and when SIGTERM, SIGHUP or
 SIGUSR1 comes; then the exit status is 75 (try again) and status.json says interrupted. The same
@@ -70,21 +69,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Flags(prog="python -m parallel.train", description=__doc__)
     parser.add_argument("--study", type=Path, metavar="TOML", help="a study file ...")
     parser.add_argument("--run-name", dest="run", metavar="NAME", help="... and which of its runs")
-    parser.add_argument(
-        "--cluster",
-        metavar="NAME",
-        help="the cluster of clusters.toml to plan nodes for, or with --check to check the run for"
-        " (default: the study's own)",
-    )
-    parser.add_argument(
-        "--out",
-        type=named_folder,
-        metavar="DIR",
-        help="the run folder (default: logs/<study>/<run>)",
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="print the resolved run; start nothing"
-    )
+    where = "the cluster to plan nodes for or, with --check, to check for (default: the study's)"
+    parser.add_argument("--cluster", metavar="NAME", help=where)
+    where = "the run folder (default: logs/<study>/<run>)"
+    parser.add_argument("--out", type=named_folder, metavar="DIR", help=where)
+    parser.add_argument("--check", action="store_true", help="print the resolved run; no start")
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # deepspeed's
     add_flags(parser)
     return parser.parse_args(argv)
@@ -97,26 +86,25 @@ def choose(arguments: argparse.Namespace, launch: Launch) -> tuple[RunSpec, dict
     gpus = None if arguments.check and launch.launcher == "none" else launch.world_size
     cluster = clusters.cluster(arguments.cluster) if arguments.cluster else None
     across = False  # whether tp may leave a node
+    study_name = baseline = repeat_of = None
+    run = arguments.run
     if arguments.study is None:
-        if arguments.run is not None:
+        if run is not None:
             raise UsageError("--run-name names a run of a study: give --study too")
         spec = resolve((COMMAND_LINE, flags), gpus=gpus)
-        study_name, run, baseline, repeat_of = None, name_alone(spec, flags), None, None
+        run = name_alone(spec, flags)
     else:
         study = load_study(arguments.study, arguments.cluster)
-        if arguments.run is None:
+        if run is None:
+            names = ", ".join(study.settings)
+            raise UsageError(f"--run-name is missing; {arguments.study} has: {names}")
+        spec, cluster = study.run(run, flags, gpus), study.cluster
+        if spec != study.run(run, gpus=gpus) and not arguments.out:
             raise UsageError(
-                f"--run-name is missing; {arguments.study} has: {', '.join(study.settings)}"
+                f"the flags make another run than {arguments.study}'s {run}; say where it goes with"
+                " --out DIR"
             )
-        spec = study.run(arguments.run, flags, gpus)
-        same = spec == study.run(arguments.run, gpus=gpus)
-        if not same and not arguments.out:
-            raise UsageError(
-                f"the flags make another run than {arguments.study}'s {arguments.run};"
-                " say where it goes with --out DIR"
-            )
-        study_name, run, baseline = study.name, arguments.run, study.baseline
-        repeat_of, cluster = study.repeat_of.get(run), study.cluster
+        study_name, baseline, repeat_of = study.name, study.baseline, study.repeat_of.get(run)
         across = bool(study.slurm[run].get("tp_across_nodes"))
     if arguments.check and cluster and (problems := cluster.problems(spec, across)):
         raise UsageError(f"on {cluster.name}: {'; '.join(problems)}")
@@ -155,8 +143,7 @@ def run(argv: list[str] | None, interruption: Interruption) -> int:
 
 
 def check_inputs(spec: RunSpec) -> None:
-    """What the start would say of the data and of what it is to load, where they are on this
-    machine; else a line says that they are not checked.
+    """Refuse data or a checkpoint as the start would; a line says where they are not here.
 
     Raises:
         UsageError: the run cannot train on them, or begin with it.
@@ -203,21 +190,21 @@ def train(
         cpu.keep_freed_memory()
     if spec.compile:
         kernels.check_compiler(device)
-    offered = kernels_of(spec.engine, spec.layout.tp, spec.model.norm)
+    offered = kernels_of(spec.engine, spec.layout.tp)
     facts["kernels"] = kernels.choose("te" if spec.te_alone else spec.kernels, device, offered)
     kernels.hide_others(facts["kernels"])  # before megatron-core is imported
     facts["attention"] = kernels.attention_of(spec, facts["kernels"], device)
     facts["host"] |= devices.gpu_facts(device, launch)
     facts["variables"] = variables if device.type == "cuda" else {}
-    scan = launch.local_rank == 0
-    data = token_files.load(spec.data, spec.seq_len, spec.model.vocab_size, scan)
+    data = token_files.load(
+        spec.data, spec.seq_len, spec.model.vocab_size, scan=launch.local_rank == 0
+    )
     facts["data"] = data.facts()
     return train_in_folder(spec, facts, RunFolder(path), data, device, launch, interruption)
 
 
 def set_environment(spec: RunSpec, launch: Launch) -> dict[str, str]:
-    """What torch and the libraries read from the environment when they are imported; the variables
-    that a run on GPUs has, as they are."""
+    """Set what torch and the libraries read when they are imported; the variables of a GPU run."""
     os.environ.update(rendezvous_environment(launch))
     os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))
     variables = library_variables.set_variables(spec) if spec.device != "cpu" else {}
@@ -250,8 +237,7 @@ def train_in_folder(
     from parallel.trainer import Trainer
 
     source = attempts.begin(spec, facts, folder) if launch.rank == 0 else None
-    # The other ranks know that the folder is there when they have met rank 0. Until then rank 0
-    # writes why: its mistake ended the others, or it has the signal too.
+    # The other ranks know that the folder is there when they have met rank 0. Until then it writes.
     begun = launch.rank == 0
     siblings: Siblings | None = None
 
@@ -274,7 +260,10 @@ def train_in_folder(
         interruption.attend(fail_by_signal, spec.save_grace_s if spec.save_interval else None)
         init_process_group(spec, device, launch, lambda reason: fail(Kind.COMMUNICATION, reason))
         begun = True
-        siblings = Siblings(process_numbers(launch), launch.rank)
+        numbers = torch.zeros(launch.world_size, dtype=torch.int64)
+        numbers[launch.rank] = process_number()
+        torch.distributed.all_reduce(numbers)
+        siblings = Siblings(numbers.tolist(), launch.rank)
         if spec.offload != "none" and device.type == "cuda" and spec.threads == 1:
             # AdamW updates what is offloaded on the CPU, while nothing else runs there.
             facts["host"]["optimizer_threads"] = cpu.share_of_cores()
@@ -290,24 +279,14 @@ def train_in_folder(
         torch.distributed.destroy_process_group()
         return status
     except BaseException as error:  # whatever it was, the folder must say so before we die
-        line = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        reason = f"{type(error).__name__}: {line} (rank {launch.rank})"
+        line = (str(error).strip().splitlines() or [""])[0]
+        reason = first_reason = f"{type(error).__name__}: {line} (rank {launch.rank})"
         fail(kind_of_error(error), reason)
-        if begun and not isinstance(error, UsageError):
+        if isinstance(error, UsageError):
+            reason = first_reason = str(error)
+        elif begun:
             first_reason = read_status(folder.path).get("reason", reason)
-        else:
-            first_reason = reason
         end_by_error(error, reason, first_reason)
-
-
-def process_numbers(launch: Launch) -> list[int]:
-    """Each rank's `process_number`; every rank calls it."""
-    import torch
-
-    numbers = torch.zeros(launch.world_size, dtype=torch.int64)
-    numbers[launch.rank] = process_number()
-    torch.distributed.all_reduce(numbers)
-    return numbers.tolist()
 
 
 def end_by_error(error: BaseException, reason: str, first_reason: str) -> NoReturn:
@@ -317,8 +296,6 @@ def end_by_error(error: BaseException, reason: str, first_reason: str) -> NoRetu
     process alive.
     """
     is_mistake = isinstance(error, UsageError)
-    if is_mistake:
-        reason = first_reason = str(error)
     with contextlib.suppress(OSError):  # nobody may be there to read it
         if is_mistake or kind_of_error(error) == Kind.DISK:
             print(f"parallel.train: {reason}", file=sys.stderr)

@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,45 +25,34 @@ from parallel.checkpoint.checkpointer import Checkpointer
 from parallel.config.settings import RunSpec, profiled_steps
 from parallel.engines.optim import lr_at
 from parallel.measure import energy_and_memory, profiler, ranges, training_metrics
-from parallel.measure.clock import Clock
-from parallel.measure.epoch_report import epoch_lines
 from parallel.measure.step_parts import Breakdown
 from parallel.record import lines
 from parallel.record.ends import Kind
 from parallel.record.launch import TIME_LIMIT_SIGNAL, Launch, signal_words, tell_torchrun
-from parallel.record.reader import read_breakdown, read_run, read_saves
+from parallel.record.reader import read_run, read_saves
 from parallel.record.signals_and_hangs import Interruption, Watchdog
 from parallel.record.writer import RunFolder
 
 TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: interrupted, and saved
+GC_STEPS = 100
 
 
 @contextlib.contextmanager
-def garbage_collected_together(interval: int) -> Iterator[Callable[[int], None]]:
-    """Garbage is collected every `interval` steps, when what is yielded is called with the number
-    of steps done. Left alone, each rank collects in another step, and the others wait for it. What
-    was built before is never looked at again. 0: Python collects when it likes.
-    """
-    if not interval:
-        yield lambda _: None
-        return
+def garbage_collected_together() -> Iterator[Callable[[int], None]]:
+    """Garbage is collected every GC_STEPS steps, when what is yielded is called with the number of
+    steps done. Left alone, each rank collects in another step, and the others wait for it. What was
+    built before is never looked at again."""
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
-        yield lambda done: None if done % interval else gc.collect()
+        yield lambda done: None if done % GC_STEPS else gc.collect()
     finally:
         gc.unfreeze()
         gc.enable()
 
 
-def reads_tokens(spec: RunSpec, rank: int) -> bool:
-    """Whether a rank's pipeline stage reads tokens or labels. One between the first and the last
-    reads them only to tell documents apart."""
-    stage = spec.layout.coords(rank)["pp"]
-    return stage in (0, spec.pp - 1) or spec.end_of_text is not None
-
-
+@dataclass
 class Trainer:
     """One rank's part of a run.
 
@@ -70,38 +60,34 @@ class Trainer:
     interruption: what asked the run to stop. started: time.perf_counter() at the program's start.
     """
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        facts: dict[str, Any],
-        folder: RunFolder,
-        engine: engines.Engine,
-        data: token_files.Data,
-        device: torch.device,
-        launch: Launch,
-        breakdown: Breakdown | None,
-        interruption: Interruption,
-        started: float,
-    ):
-        self.spec, self.facts, self.folder, self.engine = spec, facts, folder, engine
-        self.data, self.device, self.rank, self.world = data, device, launch.rank, launch.world_size
-        self.breakdown, self.interruption, self.started = breakdown, interruption, started
+    spec: RunSpec
+    facts: dict[str, Any]
+    folder: RunFolder
+    engine: engines.Engine
+    data: token_files.Data
+    device: torch.device
+    launch: Launch
+    breakdown: Breakdown | None
+    interruption: Interruption
+    started: float
+
+    def __post_init__(self) -> None:
+        spec, path = self.spec, self.folder.path
+        self.rank, self.world = self.launch.rank, self.launch.world_size
         self.is_rank_0 = self.rank == 0
         self.dp_rank = spec.layout.coords(self.rank)["dp"]
         self.watchdog = Watchdog(
-            folder.path / "hang",
+            path / "hang",
             self.rank,
             self.world,
             spec.hang_after_s,
-            lambda reason: folder.fail(Kind.HANG, reason, self.rank),
+            lambda reason: self.folder.fail(Kind.HANG, reason, self.rank),
         )
-        self.save_to = folder.path / folders.SAVES
-        self.checkpointer = Checkpointer(
-            engine, spec, facts, self.save_to, self.rank, self.world, self.watchdog.tick
-        )
+        self.save_to = path / folders.SAVES
+        about = self.facts, self.save_to, self.rank, self.world, self.watchdog.tick
+        self.checkpointer = Checkpointer(self.engine, spec, *about)
         self.rows: list[dict[str, Any]] = []  # rank 0's: steps.csv, of earlier attempts too
         self.rows_since_line: list[dict[str, Any]] = []
-        self.skipped = self.nans = 0  # steps since the last iteration line
         self.stopping = False  # a signal came to a rank before the last step's end
         self.validations: list[tuple[int, float]] = []  # (optimizer steps done, loss)
         self.data_s = 0.0  # waiting for training batches
@@ -124,21 +110,22 @@ class Trainer:
             self.made = stack.enter_context(
                 token_files.Ahead(itertools.chain.from_iterable(steps), self.device)
             )
-            profile = stack.enter_context(self._profiler(first))
+            profiled = stack.enter_context(self._profiler(first))
             self.load = energy_and_memory.Load()
-            self.clock = Clock(self.device)
-            self._leave_out_of_breakdown()  # building the engine
+            self.last_lap = self._now()
+            if self.breakdown:
+                self.breakdown.forget()  # building the engine
             self.energy = energy_and_memory.Energy(energy_and_memory.visible_gpus(self.device))
             self.startup_s = time.perf_counter() - self.started
-            collect = stack.enter_context(garbage_collected_together(self.spec.gc_interval))
+            collect = stack.enter_context(garbage_collected_together())
             for done in range(first + 1, self.spec.steps + 1):
                 self.step(done)
                 collect(done)  # the next step's time holds it
-                if self._is_validation_due(done):
-                    self._begin_other_work()
+                every = self.spec.eval_interval
+                if done == self.spec.steps or (every and done % every == 0):
                     self.validate(done)
                     self.evaluation_s += self._end_of_other_work()
-                profile.step()
+                profiled()
                 if self.save_if_due(done):
                     return TRY_AGAIN
         return self.finish()
@@ -179,12 +166,11 @@ class Trainer:
         self.folder.update(self.facts)
 
     def _profiler(self, first: int) -> contextlib.AbstractContextManager:
-        mode = self.spec.profile_mode
-        if mode == "none" and self.facts["profiler"]:
-            mode = "nvtx"  # inside `nsys profile` the ranges are there without being asked for
-        if self.is_rank_0 and mode == "torch" and first >= profiled_steps(self.spec)[1]:
+        in_nsys = "nsys" in (self.facts["profiler"] or {"tool": ""})["tool"]
+        steps = profiled_steps(self.spec)
+        if self.is_rank_0 and steps and first >= steps[-1]:
             self._say(f" no trace: the profile_steps {self.spec.profile_steps} are over")
-        return profiler.attach(self.spec, mode, self.device, self.rank, self.folder.path, first)
+        return profiler.attach(self.spec, in_nsys, self.device, self.rank, self.folder.path, first)
 
     # --- steps ---
 
@@ -193,12 +179,10 @@ class Trainer:
         lr = lr_at(self.spec, done - 1)
         made = itertools.islice(self.made, self.spec.layout.n_micro)
         result = self.engine.step(self._batches(made), lr, lambda: bool(self.interruption.signal))
-        step_s = self.clock.lap()
+        step_s = self._lap()
         if self.breakdown:
             self.breakdown.lap(done, step_s)
         self.stopping = result.stop
-        self.skipped += result.skipped
-        self.nans += result.loss != result.loss
         if not self.is_rank_0:
             return
         row = {
@@ -220,21 +204,16 @@ class Trainer:
     def _write_iteration_line(self) -> None:
         gpu, peak = self.facts["host"]["gpu"], energy_and_memory.peak_memory(self.device)
         held = peak["resident" if gpu is None else "allocated"]
-        since = self.rows_since_line, self.skipped, self.nans
-        line = lines.iteration_line(self.spec, *since, gpu, held)
-        self.folder.log(line)
-        tell(self.folder, line)
-        self.rows_since_line, self.skipped, self.nans = [], 0, 0
+        rows, self.rows_since_line = self.rows_since_line, []
+        skipped = sum(row["skipped"] for row in rows)
+        nans = sum(row["loss"] != row["loss"] for row in rows)
+        self._say(lines.iteration_line(self.spec, rows, skipped, nans, gpu, held))
 
     def _made(self, tokens: token_files.Tokens, step: int) -> Iterator[engines.Batch]:
         """This rank's micro-batches of a step, in memory that a GPU copies from by itself."""
-        spec, layout = self.spec, self.spec.layout
-        if not reads_tokens(spec, self.rank):
-            nothing = torch.zeros((layout.micro_batch, spec.seq_len), dtype=torch.int64)
-            yield from itertools.repeat((nothing, nothing), layout.n_micro)
-            return
+        spec = self.spec
         for batch in token_files.batches(
-            tokens, layout, spec.seq_len, spec.model.vocab_size, self.dp_rank, spec.seed, step
+            tokens, spec.layout, spec.seq_len, spec.model.vocab_size, self.dp_rank, spec.seed, step
         ):
             yield tuple(t.pin_memory() for t in batch) if self.device.type == "cuda" else batch
 
@@ -252,27 +231,26 @@ class Trainer:
                 moved = tuple(tensor.to(self.device, non_blocking=True) for tensor in batch)
             yield moved
 
-    def _leave_out_of_breakdown(self) -> None:
-        if self.breakdown:
-            self.breakdown.forget()
+    def _now(self) -> float:
+        """Seconds, when the device has finished what was asked of it. A step reads its loss at its
+        end in any case; within a step nothing waits for a clock."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
 
-    def _begin_other_work(self) -> None:
-        if self.is_rank_0:  # the one that reports it
-            self.energy.count()
+    def _lap(self) -> float:
+        """Seconds since the last lap."""
+        before, self.last_lap = self.last_lap, self._now()
+        return self.last_lap - before
 
     def _end_of_other_work(self) -> float:
         """Leave what happened since the last lap out of training; its seconds."""
-        seconds = self.clock.lap()
-        if self.is_rank_0:
-            self.energy.skip()
-        self._leave_out_of_breakdown()
+        seconds = self._lap()
+        if self.breakdown:
+            self.breakdown.forget()
         return seconds
 
     # --- validation ---
-
-    def _is_validation_due(self, done: int) -> bool:
-        every = self.spec.eval_interval
-        return done == self.spec.steps or bool(every and done % every == 0)
 
     def validate(self, done: int) -> None:
         """Measure the loss on held-out text after `done` steps: the same sequences every time."""
@@ -303,7 +281,6 @@ class Trainer:
         if not (stop or self.checkpointer.due(done)):
             self._report_checkpoints()
             return False
-        self._begin_other_work()
         self._save(done)
         if stop or last:
             self.checkpointer.wait()
@@ -347,7 +324,6 @@ class Trainer:
             return 0
         self.facts["load"] |= load
         self.folder.update(self.facts)
-        exposed_s = self._write_epochs() if self.breakdown else None
         if broken := training_metrics.ended_in_nan(self.rows, self.validations):
             self.folder.fail(Kind.DIVERGED, broken, 0)
             self.folder.close()
@@ -363,8 +339,7 @@ class Trainer:
             peak=peak,
             peak_all=peak_all,
             validations=self.validations,
-            exposed_communication_s=exposed_s,
-            energy_j=self.energy.joules,
+            energy_j=self.energy.joules(),
             energy_source=self.energy.source,
         )
         document = training_metrics.training_metrics(self.facts, self.rows, measured)
@@ -374,26 +349,15 @@ class Trainer:
         tell(self.folder, marker)
         return 0
 
-    def _write_epochs(self) -> float | None:
-        """Write the breakdown's reports; the exposed communication of the rank with the most."""
-        every_rank, _ = read_breakdown(self.folder.path, self.world)
-        epochs = epoch_lines(self.spec, every_rank, self.rows, self.validations)
-        self.folder.epochs(epochs)
-        for line in epochs:
-            self._say(line)
-        return training_metrics.exposed_s(every_rank, self.world, self.spec.steps)
-
     def _count_saves(self, summary: dict[str, Any]) -> str:
         """Add the saves to the summary; a remark where some failed."""
-        saves, failed, remark = 0, [], ""
         try:
             saves, failed = read_saves(self.folder.path)
         except UsageError as error:  # an earlier attempt's file: no reason to fail now
-            remark = str(error)
+            summary |= {"saves": 0, "failed_saves": 0}
+            return str(error)
         summary |= {"saves": saves, "failed_saves": len(failed)}
-        return (
-            f"{len(failed)} of {saves} saves failed, the last: {failed[-1]}" if failed else remark
-        )
+        return f"{len(failed)} of {saves} saves failed, the last: {failed[-1]}" if failed else ""
 
     def _say(self, line: str) -> None:
         """Write a line to the log and the console."""

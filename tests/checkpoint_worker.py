@@ -57,10 +57,6 @@ def spec_of(name: str, out: Path, tokens: str) -> RunSpec:
     return resolve(("test", chosen), gpus=dist.get_world_size())
 
 
-def bits(engine: engines.Engine) -> list[torch.Tensor]:
-    return [h.tensors[k].clone() for h in engine.state().pieces for k in KINDS]
-
-
 def train(spec: RunSpec, save: Path, corpus: token_files.Data, load: Path | None) -> dict:
     """Train from `load`, or from the start; losses and norms of the steps, and the final state."""
     rank = dist.get_rank()
@@ -86,7 +82,7 @@ def train(spec: RunSpec, save: Path, corpus: token_files.Data, load: Path | None
     saver.wait()
     problems = [e.problem for e in saver.events() if e.problem]
     assert not problems, problems
-    held = bits(engine)
+    held = [h.tensors[k].clone() for h in engine.state().pieces for k in KINDS]
     engine.close()
     if "megatron.core" in sys.modules:
         sys.modules["megatron.core"].parallel_state.destroy_model_parallel()
@@ -136,9 +132,7 @@ def main() -> None:
         if name != names[0] and spec.implementation == "gpt":
             crossed = train(spec, save, corpus, save_of(out, names[0]) / folders.name_of(2))
             found["crossed"][name] = crossed.curve
-    if (
-        specs[names[0]].precision == "fp32"
-    ):  # and back: the first run loads the last run's checkpoint
+    if specs[names[0]].precision == "fp32":  # and back: from the last run's checkpoint
         first, last = (save_of(out, names[at]) for at in (0, -1))
         back = train(specs[names[0]], first, corpus, last / folders.name_of(2))
         found["crossed"][names[0]] = back.curve

@@ -153,9 +153,7 @@ def run_module(*arguments: str, ranks: int = 0, timeout: float = 300, **environm
     )
 
 
-def start_training(
-    folder: Path, tokens: Path, ranks: int, *flags: str, stderr: int = subprocess.DEVNULL
-) -> subprocess.Popen:
+def start_training(folder: Path, tokens: Path, ranks: int, *flags: str) -> subprocess.Popen:
     """Start parallel.train under torchrun in a new session; the test must end it."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={ranks}", "-m", TRAIN, *flags]
@@ -165,8 +163,7 @@ def start_training(
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=stderr,
-        text=True,
+        stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
 

@@ -1,18 +1,15 @@
 """A breakdown's parts are exclusive and add up, and so do the parts of a lost efficiency."""
 
-import itertools
 import random
-from dataclasses import replace
 
 import pytest
 import torch
 
 from analysis import breakdown as command
-from analysis.logs import readers
 from analysis.measured import rank_times as tables
 from analysis.measured.scaling_curve import speedup
 from parallel.config.settings import resolve
-from parallel.measure import epoch_report, ranges, step_parts
+from parallel.measure import ranges, step_parts
 from parallel.record.reader import read_breakdown
 from parallel.record.schema import AXES, BREAKDOWN_COLUMNS, CATEGORIES
 from parallel.record.writer import BreakdownFile
@@ -208,36 +205,6 @@ def test_what_is_missing_or_torn_is_named_and_the_rest_reported(tmp_path, capsys
     assert "ddp-dp2: 1 of 2 ranks" in out and "ddp-dp2: needs every rank" in out
     one, _ = tables.read(eight)
     assert sorted(one.ranks) == [0, 1, 2, 3, 4, 6, 7]
-
-
-# --- the 2024 study's epoch report ----------------------------------------------------------------
-
-
-def test_the_epoch_report_is_read_back(tmp_path):
-    path = write_run(tmp_path, 1, gpus=2)
-    spec = replace(settings(gpus=2, steps=20), epochs=2)
-    ranks, _ = read_breakdown(path, 2)
-    steps = [{"step": step, "loss": float(step)} for step in range(1, 21)]
-    lines = epoch_report.epoch_lines(spec, ranks, steps, [(10, 3.5), (20, 2.5)])
-    log = tmp_path / "epochs.log"
-    log.write_text("\n".join(lines) + "\n")
-    record = readers.read(log)
-    assert record.format == "rank epochs" and record.gpus == 2
-    each = [row for row in record.ranks if "epoch" in row]
-    assert [(row["rank"], row["epoch"]) for row in each] == [
-        (rank, epoch) for epoch, rank in itertools.product((0, 1), (0, 1))
-    ]
-    first = each[0]
-    rows = ranks[0][:10]
-    assert first["epoch_s"] == pytest.approx(sum(r["elapsed_s"] for r in rows), abs=1e-4)
-    compute = sum(r["forward_s"] + r["backward_s"] + r["optimizer_s"] for r in rows)
-    assert first["compute_s"] == pytest.approx(compute, abs=1e-4)
-    comm = sum(r[f"{axis}_s"] for r in rows for axis in AXES)
-    assert first["comm_s"] == pytest.approx(comm, abs=1e-4)
-    assert first["train_loss"] == 5.5
-    averages = [row for row in record.ranks if row not in each]
-    assert [average["val_loss"] for average in averages] == [3.5, 2.5]
-    assert record.totals["train_loss"] == 15.5 and record.totals["val_loss"] == 2.5
 
 
 def test_a_run_that_goes_on_keeps_its_rows_and_tells_repeated_steps_once(tmp_path):

@@ -1,15 +1,10 @@
 """Data: text becomes token files, other formats are read, and a step's sequences depend on
 (seed, step) alone."""
 
-import fcntl
-import gzip
 import hashlib
 import json
 import os
-import random
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +13,8 @@ import torch
 
 from base.errors import UsageError
 from parallel import data, token_files
-from parallel.config import data_files
 from parallel.config.layout import Layout
-from tests.conftest import ROOT, write_prepared
+from tests.conftest import write_prepared
 
 
 def corpus(tmp_path, n: int = 40):
@@ -33,56 +27,43 @@ def corpus(tmp_path, n: int = 40):
 
 def test_default_corpus_is_the_standard_library(tokens):
     meta = json.loads((tokens / "meta.json").read_text())
-    assert meta["vocab_size"] == 257 and meta["tokenizer"] == "byte"
-    assert meta["tokens"]["train"] > 5_000_000
+    assert meta["vocab_size"] == 257 and meta["tokens"]["train"] > 5_000_000
     assert 0.01 < meta["tokens"]["val"] / meta["tokens"]["train"] < 0.15
 
 
-def test_bytes_come_back_as_the_text(tmp_path):
-    folder = corpus(tmp_path)
-    data.prepare(tmp_path / "out", [folder])
+def test_bytes_come_back_as_the_text_and_of_one_file_the_end_is_held_out(tmp_path):
+    data.prepare(tmp_path / "out", [corpus(tmp_path)])
     loaded = token_files.load(tmp_path / "out", seq_len=8, vocab_size=257)
-    first = bytes(loaded.train.ids[:11].astype(np.uint8))
-    assert first == b"document 0:"
+    assert bytes(loaded.train.ids[:11].astype(np.uint8)) == b"document 0:"
     assert (loaded.train.ids == 256).sum() + (loaded.val.ids == 256).sum() == 40
-
-
-def test_one_file_is_cut_so_that_something_is_held_out(tmp_path):
     (tmp_path / "one.txt").write_text("x" * 1000)
-    meta = data.prepare(tmp_path / "out", [tmp_path / "one.txt"])
+    meta = data.prepare(tmp_path / "one", [tmp_path / "one.txt"])
     assert meta["tokens"] == {"train": 950, "val": 51}
 
 
-def test_bpe_is_trained_here_and_reads_back(tmp_path):
-    folder = corpus(tmp_path)
-    meta = data.prepare(tmp_path / "out", [folder], tokenizer="bpe", vocab_size=300)
-    assert 257 < meta["vocab_size"] <= 300
-    loaded = token_files.load(tmp_path / "out", seq_len=8, vocab_size=300)
+def test_bpe_is_trained_here_and_its_file_is_a_hugging_face_tokenizer(tmp_path):
     from tokenizers import Tokenizer
 
-    text = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).decode(
-        loaded.train.ids[:40].tolist()
-    )
+    folder, path = corpus(tmp_path), tmp_path / "bpe" / "tokenizer.json"
+    meta = data.prepare(tmp_path / "bpe", [folder], tokenizer="bpe", vocab_size=300)
+    assert 257 < meta["vocab_size"] <= 300
+    ids = token_files.load(tmp_path / "bpe", 8, 300).train.ids
+    text = Tokenizer.from_file(str(path)).decode(ids[:40].tolist())
     assert "document 0: the quick brown fox." in text
-
-
-def test_a_hugging_face_tokenizer_from_a_local_path(tmp_path):
-    folder = corpus(tmp_path)
-    data.prepare(tmp_path / "bpe", [folder], tokenizer="bpe", vocab_size=300)
-    path = tmp_path / "bpe" / "tokenizer.json"
     meta = data.prepare(tmp_path / "out", [folder], tokenizer=str(path))
-    again = token_files.load(tmp_path / "out", 8, 300).train.ids
-    assert np.array_equal(again, token_files.load(tmp_path / "bpe", 8, 300).train.ids)
+    assert np.array_equal(token_files.load(tmp_path / "out", 8, 300).train.ids, ids)
     assert meta["tokenizer"] == str(path)
-    with pytest.raises(UsageError, match="no tokenizer at .*nowhere"):
-        data.prepare(tmp_path / "x", [folder], tokenizer=str(tmp_path / "nowhere"))
 
 
-def test_nanogpt_bin_is_read(tmp_path):
+def test_nanogpts_files_are_read_with_their_held_out_part(tmp_path):
     ids = np.arange(1000, dtype=np.uint16) % 50
     ids.tofile(tmp_path / "train.bin")
-    loaded = token_files.load(tmp_path / "train.bin", seq_len=8, vocab_size=50)
-    assert np.array_equal(np.concatenate([loaded.train.ids, loaded.val.ids]), ids)
+    alone = token_files.load(tmp_path / "train.bin", seq_len=8, vocab_size=50)
+    assert np.array_equal(np.concatenate([alone.train.ids, alone.val.ids]), ids)
+    np.full(100, 7, dtype=np.uint16).tofile(tmp_path / "val.bin")
+    for path in (tmp_path, tmp_path / "train.bin"):
+        loaded = token_files.load(path, 8, 50)
+        assert len(loaded.train.ids) == 1000 and set(loaded.val.ids) == {7}
 
 
 def test_megatron_indexed_pair_is_read(tmp_path):
@@ -122,14 +103,6 @@ def test_a_steps_sequences_do_not_depend_on_the_layout(tokens):
     assert one != batches_of(train, Layout(micro_batch=16), seed=2)
 
 
-def test_missing_data_says_how_to_make_it():
-    with pytest.raises(UsageError, match="no token files at nowhere$"):
-        token_files.load("nowhere", 8, 257)
-    if not Path(data_files.DEFAULT_FOLDER).exists():
-        with pytest.raises(UsageError, match="prepare it with: python -m parallel.data"):
-            token_files.load(data_files.DEFAULT_FOLDER, 8, 257)
-
-
 def test_ids_beyond_the_vocabulary_are_refused(tmp_path, tokens):
     with pytest.raises(UsageError, match="tokenizer of 257 ids.*has 256; pass --vocab-size 257"):
         token_files.load(tokens, 8, 256)
@@ -156,39 +129,23 @@ def test_a_bare_file_is_read_whole_once_until_it_changes(tmp_path, monkeypatch, 
     np.full(1000, 6, dtype=np.uint16).tofile(path)
     assert token_files.load(path, 8, 7).train.sha256 != first.train.sha256
     assert scans == [950, 50] * 2
-    kept = tmp_path / "bare.bin.scan.json"
+    kept = tmp_path / "bare.bin.train.scan.json"
     text = kept.read_text()
     for damaged in ('{"file": ', text.replace('"largest": 6', '"largest": 9'), "[]"):  # read again
         scans.clear()
         kept.write_text(damaged)
-        assert token_files.load(path, 8, 7) and scans == [950, 50]
+        assert token_files.load(path, 8, 7) and scans == [950]
+    np.zeros(9, "u2").tofile(tmp_path / "val.bin")
+    path.rename(tmp_path / "train.bin")  # which val.bin is held out of: all of it is for training
+    assert len(token_files.load(tmp_path, 8, 7).train.ids) == scans[1] == 1000
     assert capsys.readouterr().err == ""
 
 
 def test_too_little_text_is_refused(tmp_path):
     (tmp_path / "short.txt").write_text("short")
     data.prepare(tmp_path / "out", [tmp_path / "short.txt"])
-    with pytest.raises(UsageError, match="training split.* has 5 tokens, too few.*64"):
+    with pytest.raises(UsageError, match="split train .* has 5 tokens, too few.*64"):
         token_files.load(tmp_path / "out", 64, 257)
-
-
-def test_an_interrupted_preparation_leaves_nothing_that_looks_like_data(tmp_path, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(data, "write_json", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        data.prepare(tmp_path / "out", [corpus(tmp_path)])
-    with pytest.raises(UsageError, match="no token files at"):
-        token_files.load(tmp_path / "out", 8, 257)
-
-
-def test_nanogpts_own_folder_is_read_with_its_held_out_part(tmp_path):
-    (np.arange(500, dtype=np.uint16) % 50).tofile(tmp_path / "train.bin")
-    np.full(100, 7, dtype=np.uint16).tofile(tmp_path / "val.bin")
-    for path in (tmp_path, tmp_path / "train.bin"):
-        loaded = token_files.load(path, 8, 50)
-        assert len(loaded.train.ids) == 500 and set(loaded.val.ids) == {7}
 
 
 def test_a_file_of_a_prepared_folder_is_not_read_as_something_else(tmp_path):
@@ -206,7 +163,7 @@ def damaged_meta(folder: Path, **values) -> None:
     path.write_text(json.dumps(meta))
 
 
-DTYPES = ["O", "?", "<f4", "<i2", ">u2", "u1", "<u8", "V2", "S2", "<u2,<u2", 5, None, ["<u2"], {}]
+DTYPES = ["O", "<i2", ">u2", "<u2,<u2", 5, ["<u2"]]
 
 
 @pytest.mark.parametrize(
@@ -214,9 +171,9 @@ DTYPES = ["O", "?", "<f4", "<i2", ">u2", "u1", "<u8", "V2", "S2", "<u2,<u2", 5, 
     [
         *(({"dtype": dtype}, "dtype cannot be") for dtype in DTYPES),
         ({"dtype": "<u4"}, "train.bin holds 2500 ids, but meta.json beside it states 5000"),
-        *(({"vocab_size": n}, "vocab_size cannot be") for n in (0, -1, 2.5, "257", True)),
-        *(({"tokens__val": n}, "tokens.val cannot be") for n in (-1, None, "5", 2**70)),
-        *(({"documents": n}, "documents cannot be") for n in (-1, "5", [])),
+        *(({"vocab_size": n}, "vocab_size cannot be") for n in (0, 2.5, "257", True)),
+        *(({"tokens__val": n}, "tokens.val cannot be") for n in (-1, None, 2**70)),
+        ({"documents": "5"}, "documents cannot be"),
         ({"end_of_text": -1}, "end_of_text cannot be -1"),
         ({"tokenizer": 5}, "tokenizer cannot be 5"),
         ({"sha256__train": "d"}, "sha256.train cannot be 'd'"),
@@ -224,16 +181,12 @@ DTYPES = ["O", "?", "<f4", "<i2", ">u2", "u1", "<u8", "V2", "S2", "<u2,<u2", 5, 
         ({"sha256": None}, "sha256 cannot be None"),
     ],
 )
-def test_a_meta_json_that_cannot_be_is_refused_in_a_line(values, why, tmp_path, capsys):
-    from parallel import train
-
+def test_a_meta_json_that_cannot_be_is_refused(values, why, tmp_path):
     folder = write_prepared(tmp_path / "data", 5000)
     assert token_files.load(folder, 8, 257).train.ids.dtype == np.uint16
     damaged_meta(folder, **values)
     with pytest.raises(UsageError, match=why):
         token_files.load(folder, 8, 257)
-    assert train.main(["--check", "--preset", "tiny", "--data", str(folder)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize("values", [{"end_of_text": 250}, {"vocab_size": 200}])
@@ -261,26 +214,10 @@ def test_token_files_that_are_not_those_of_their_meta_json_are_refused(tmp_path)
     (folder / "val.bin").write_bytes(bytes(999) + b"\1")
     with pytest.raises(UsageError, match="val.bin is not what was prepared"):
         token_files.load(folder, 8, 257)
-    path.write_bytes(bytes(400))
-    with pytest.raises(UsageError, match="train.bin holds 200 ids, but .* states 5000"):
-        token_files.load(folder, 8, 257)
 
 
-def test_a_damaged_megatron_index_is_named_and_dots_in_names_are_allowed(tmp_path):
-    np.zeros(100, dtype=np.uint16).tofile(tmp_path / "c4.en_text.bin")
-    (tmp_path / "c4.en_text.idx").write_bytes(b"MMIDIDX")
-    with pytest.raises(UsageError, match="c4.en_text.idx is not a Megatron index"):
-        token_files.load(tmp_path / "c4.en_text", 8, 257)
-
-
-def contents(folder) -> dict:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def test_a_failed_preparation_leaves_the_old_data_whole(tmp_path):
+def test_a_preparation_that_fails_leaves_nothing_and_none_replaces_what_is_there(tmp_path):
     folder, out = corpus(tmp_path), tmp_path / "data" / "x"
-    data.prepare(out, [folder])
-    before = contents(out)
     with pytest.raises(UsageError, match="no tokenizer at"):
         data.prepare(out, [folder], tokenizer=str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
@@ -294,76 +231,17 @@ def test_a_failed_preparation_leaves_the_old_data_whole(tmp_path):
             data.prepare(out, [folder])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert contents(out) == before
-    assert [path.name for path in out.parent.iterdir()] == ["x"]
-
-
-KILLED = """
-import os, pathlib, sys
-from parallel import data
-rename, calls = os.rename, []
-def dying(*arguments):
-    if len(calls) == int(sys.argv[1]):
-        os._exit(9)
-    calls.append(arguments)
-    return rename(*arguments)
-os.rename = pathlib.Path.rename = dying
-data.prepare(pathlib.Path(sys.argv[2]), [pathlib.Path(sys.argv[3])])
-"""
-
-
-@pytest.mark.parametrize("renames", [0, 1, 2])
-def test_a_kill_at_any_moment_leaves_the_old_data_or_the_new(tmp_path, renames, capsys):
-    out, text = tmp_path / "data" / "x", tmp_path / "new.txt"
-    data.prepare(out, [corpus(tmp_path)])
-    old = contents(out)
-    text.write_text("new text " * 100)
-    new = data.prepare(tmp_path / "new", [text])["sha256"]["train"]
-    command = [sys.executable, "-c", KILLED, str(renames), str(out), str(text)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == (9 if renames < 2 else 0), done.stderr
-    left = contents(out) if out.exists() else {}
-    loaded = token_files.load(out, 8, 257).train
-    assert loaded.scan()[1] == loaded.sha256
-    assert (left == old) if renames == 0 else (loaded.sha256 == new)
-    data.prepare(out, [text])
-    assert [path.name for path in out.parent.iterdir()] == ["x"]
-    assert ("which a killed attempt left" in capsys.readouterr().err) == (renames == 0)
-
-
-def test_what_is_no_data_folder_of_ours_is_not_replaced(tmp_path):
-    folder = corpus(tmp_path)
-    (tmp_path / "a file").touch()
-    nanogpt, mixed, empty = (tmp_path / name for name in ("nanogpt", "mixed", "empty"))
-    data.prepare(mixed, [folder])
-    (mixed / "notes.txt").write_text("mine")
-    nanogpt.mkdir()
-    (nanogpt / "train.bin").write_bytes(b"1234")
-    for out, why in (
-        (tmp_path / "a file", "is a file"),
-        (mixed, "holds notes.txt and is no folder that parallel.data wrote"),
-        (nanogpt, "holds train.bin and is no folder"),
-        (folder, "holds 000.txt and is no folder"),
-    ):
-        before = contents(out) if out.is_dir() else None
-        with pytest.raises(UsageError, match=why):
-            data.prepare(out, [folder])
-        assert before is None or contents(out) == before
-    empty.mkdir()
-    assert data.prepare(empty, [folder])["documents"] == 40
-
-
-def test_two_preparations_of_one_folder_do_not_mix(tmp_path):
-    folder, aside = corpus(tmp_path), tmp_path / ".out.new"
-    aside.mkdir()
-    with (aside / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(UsageError, match="another preparation is writing it"):
-            data.prepare(tmp_path / "out", [folder])
+    assert list(out.parent.iterdir()) == []
+    data.prepare(out, [folder])
+    before = (out / "meta.json").read_bytes()
+    with pytest.raises(UsageError, match="data/x is there already: remove it, or give another"):
+        data.prepare(out, [folder])
+    assert data.main(["--out", str(out), "--if-missing"]) == 0
+    assert (out / "meta.json").read_bytes() == before
 
 
 def test_an_input_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(UsageError, match="/dev/zero: neither a file nor a folder"):
+    with pytest.raises(UsageError, match="/dev/zero: no such file or folder"):
         data.prepare(tmp_path / "out", [Path("/dev/zero")])
     (tmp_path / "some.txt").write_text("text " * 50)
     for size in (256, 2**40):
@@ -374,19 +252,15 @@ def test_an_input_that_cannot_be_read_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (gzip.compress(b"the quick brown fox", mtime=0), "is no UTF-8 text: byte 2 is 0x8b"),
-        (b"\x89PNG\r\n\x1a\n", "is no UTF-8 text: byte 1 is 0x89"),
         (b"na\xefve", "is no UTF-8 text: byte 3 is 0xef"),
         (bytes(100), "is no text: it holds a zero byte"),
-        (random.Random(0).randbytes(1000), "is no UTF-8 text: byte "),
     ],
 )
-@pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
-def test_a_file_that_is_no_text_is_named(content, why, tokenizer, tmp_path):
+def test_a_file_that_is_no_text_is_named(content, why, tmp_path):
     folder = corpus(tmp_path)
     (folder / "other.txt").write_bytes(content)
     with pytest.raises(UsageError, match=f"other.txt {why}"):
-        data.prepare(tmp_path / "out", [folder], tokenizer, 300)
+        data.prepare(tmp_path / "out", [folder])
     assert not (tmp_path / "out").exists()
 
 
@@ -414,8 +288,7 @@ def test_the_text_of_a_line_has_a_key_and_empty_documents_are_left_out(tmp_path,
     file = lines_of(tmp_path / "a.JSONL", {"content": "x" * 100}, {"content": ""})
     flags = ["--input", str(file), "--out", str(tmp_path / "out")]
     for refused, why in (
-        ([*flags], "a.JSONL:1 is no JSON object with a text at 'text' (--text-key names another)"),
-        ([*flags, "--text-key", "id"], "a.JSONL:1 is no JSON object with a text at 'id'"),
+        (flags, "a.JSONL:1 is no JSON object with a text at 'text' (--text-key names another)"),
         (["--text-key", "x", "--input", __file__], "--text-key x is of .jsonl files"),
     ):
         assert data.main(refused) == 2
@@ -426,20 +299,16 @@ def test_the_text_of_a_line_has_a_key_and_empty_documents_are_left_out(tmp_path,
     assert printed.err == "parallel.data: left out 1 empty documents of 2\n"
 
 
-@pytest.mark.parametrize(
-    "line", ["[1]", '"text"', "{", '{"text": 5}', '{"text": null}', '{"text": "\\ud800"}', "\0"]
-)
+@pytest.mark.parametrize("line", ["[1]", '"text"', "{", '{"text": 5}', '{"text": "\\ud800"}'])
 def test_a_line_without_text_is_named(line, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "some"}\n' + line + "\n")
     with pytest.raises(UsageError, match="a.jsonl:2 is no JSON object with a text at 'text'"):
         data.prepare(tmp_path / "out", [tmp_path / "a.jsonl"])
 
 
-@pytest.mark.parametrize("tokenizer", ["byte", "some/gpt2"])
-def test_a_vocabulary_size_that_would_be_ignored_is_refused(tokenizer, tmp_path, capsys):
-    flags = ["--vocab-size", "300", "--tokenizer", tokenizer, "--out", str(tmp_path / "out")]
-    assert data.main(flags) == 2
-    assert f"the tokenizer {tokenizer} has its own" in capsys.readouterr().err
+def test_a_vocabulary_size_that_would_be_ignored_is_refused(tmp_path, capsys):
+    assert data.main(["--vocab-size", "300", "--out", str(tmp_path / "out")]) == 2
+    assert "the tokenizer byte has its own" in capsys.readouterr().err
 
 
 def test_check_refuses_the_data_that_the_start_refuses(tmp_path, capsys):
@@ -450,14 +319,7 @@ def test_check_refuses_the_data_that_the_start_refuses(tmp_path, capsys):
     assert train.main(flags) == 0
     assert f"no token files at {bare} here: they are not checked" in capsys.readouterr().err
     np.full(4000, 300, dtype=np.uint16).tofile(bare)
-    resets = ["--reset-at-documents", "--end-of-text", "3"]
-    for more in ([], resets):
-        assert train.main([*flags, *more]) == 2
-        assert "holds token id 300, but the model's vocabulary has 257 ids" in (
-            capsys.readouterr().err
-        )
-    np.zeros(100, dtype=np.uint16).tofile(bare)
     assert train.main(flags) == 2
-    assert "too few for one sequence of 128 + 1" in capsys.readouterr().err
+    assert "holds token id 300, but the model's vocabulary has 257 ids" in capsys.readouterr().err
     np.zeros(4000, dtype=np.uint16).tofile(bare)
-    assert train.main([*flags, *resets]) == 0
+    assert train.main([*flags, "--reset-at-documents", "--end-of-text", "3"]) == 0

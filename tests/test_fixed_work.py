@@ -42,14 +42,11 @@ def test_a_budget_of_tokens_is_never_exceeded():
         resolve(("study", SIXTEEN | {"train_tokens": 8191}))
 
 
-def test_two_statements_of_the_work_must_agree():
+def test_two_statements_of_the_work_must_agree_and_a_later_layer_replaces_them():
     both = SIXTEEN | {"steps": 3561, "train_tokens": 29_171_712}
     assert resolve(("study", both)).steps == 3561
     with pytest.raises(UsageError, match="steps 3561 = 3561 steps.* optimizer step of 4096 tokens"):
         resolve(("study", both), ("flags", {"seq_len": 256}))
-
-
-def test_a_later_layer_replaces_the_work_whatever_its_unit():
     study = ("study", SIXTEEN | {"train_tokens": 81920})
     assert resolve(study, ("flags", {"steps": 3})).steps == 3
     assert resolve(("study", {"steps": 3}), ("flags", {"train_tokens": 5 * 128})).steps == 5
@@ -66,9 +63,7 @@ def test_enforcement_refuses_any_other_global_batch():
         resolve(("flags", {"enforce_global_batch_size": True}))
 
 
-@pytest.mark.parametrize(
-    ("code", "dtype"), [(1, "u1"), (2, "i1"), (3, "i2"), (4, "i4"), (5, "i8"), (8, "u2")]
-)
+@pytest.mark.parametrize(("code", "dtype"), [(1, "u1"), (4, "i4"), (5, "i8"), (8, "u2")])
 def test_a_megatron_index_says_how_wide_its_ids_are(code, dtype, tmp_path):
     """megatron/core/datasets/indexed_dataset.py: b"MMIDIDX", version 1, DType, the numbers of
     sequences and of documents and 1, lengths, bytes before each, documents; 5 % are held out."""
@@ -86,13 +81,10 @@ def test_a_megatron_index_says_how_wide_its_ids_are(code, dtype, tmp_path):
         assert training_tokens(str(tmp_path / name)) == 950
     for damaged, why in (
         (index(7), "its ids are of type 7"),  # floats
-        (index(9), "its ids are of type 9"),
         (index(code)[:17], "its header is"),
-        (index(code).replace(b"MMID", b"MMIX"), "its header is"),
         (index(code)[:-1], "it has 81 bytes for 2 sequences and 3 document bounds"),
         (index(code, documents=()), "it has 58 bytes for 2 sequences and 0 document bounds"),
         (index(code, lengths=(400, 599)), "its sequences end at byte"),
-        (index(code, lengths=(400, -600)), "its sequences end at byte"),
         (index(code, begins=(0, -8)), "its sequences end at byte"),
     ):
         (tmp_path / "text.idx").write_bytes(damaged)
@@ -137,16 +129,8 @@ def test_an_epoch_is_one_step_at_least(tmp_path):
 
 
 def test_tokens_are_counted_as_the_loader_counts_them(tokens, tmp_path):
-    from parallel.engines.cpu import import_megatron
-
-    import_megatron()
-    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-
-    builder = IndexedDatasetBuilder(str(tmp_path / "pair.bin"), dtype=np.int32)
-    builder.add_document(np.arange(1000) % 257, [1000])
-    builder.finalize(str(tmp_path / "pair.idx"))
     (np.arange(999) % 257).astype("<u2").tofile(tmp_path / "bare.bin")
-    for path in (tokens, tmp_path / "bare.bin", tmp_path / "pair", tmp_path / "pair.idx"):
+    for path in (tokens, tmp_path / "bare.bin"):
         assert training_tokens(str(path)) == len(token_files.load(path, 16, 257).train.ids)
     with pytest.raises(UsageError, match="no token files at .*none"):
         resolve(("study", {"epochs": 1, "data": str(tmp_path / "none")}))

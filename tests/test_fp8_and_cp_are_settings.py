@@ -45,8 +45,8 @@ def test_a_gpu_cluster_takes_both(capsys):
         (("--cp", "2", "--precision", "fp32"), "cp 2 needs precision bf16, fp16 or fp8, not fp32"),
         (("--cp", "2", "--kernels", "torch"), "cp 2 needs kernels te, not torch"),
         (
-            ("--cp", "2", "--precision", "fp8", "--kernels", "apex"),
-            "cp 2 and precision fp8 needs kernels te, not apex",
+            ("--cp", "2", "--precision", "fp8", "--kernels", "torch"),
+            "cp 2 and precision fp8 needs kernels te, not torch",
         ),
         (("--engine", "ddp", "--cp", "2"), "no cp (asked: 2; engines with cp: megatron)"),
         (("--cp", "16", "--seq-len", "8176"), "cuts seq_len 8176 unevenly into 32 chunks"),

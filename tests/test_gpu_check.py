@@ -11,7 +11,7 @@ from parallel.config.settings import resolve
 from parallel.config.study import load_study
 from parallel.gpu_check import FAILED, PASSED, TOLD, rate_rows, version_rows
 from parallel.record import facts
-from tests.conftest import ROOT
+from tests.conftest import ENGINES, ROOT
 
 RATES = {
     "products": {"bf16": 700e12, "fp32": 20e12},
@@ -22,15 +22,11 @@ RATES = {
 
 def test_rates_below_half_of_the_data_sheet_fail():
     rows = {row.check: row for row in rate_rows(RATES, "NVIDIA H100 80GB HBM3")}
-    assert rows["matrix product bf16"].verdict == PASSED
-    assert rows["matrix product bf16"].value == "700 TFLOP/s, 71%"
+    assert rows["matrix product bf16"][1:3] == (PASSED, "700 TFLOP/s, 71%")
     assert rows["matrix product fp32"].verdict == FAILED  # 66.9 TFLOP/s
     assert rows["memory rate"].verdict == PASSED
     assert rows["all-reduce of 1 MiB"].verdict == TOLD
     assert rows["all-reduce of 512 MiB"].verdict == FAILED
-
-
-def test_links_of_a_mesh_and_cards_without_a_sheet_have_no_bar():
     assert find_gpu("Tesla V100-SXM2-16GB").mesh  # how many links two cards share is not known
     mesh = rate_rows(RATES, "Tesla V100-SXM2-16GB")
     assert {row.verdict for row in mesh if "all-reduce" in row.check} == {TOLD}
@@ -72,7 +68,6 @@ def test_the_command_prints_every_row_and_ends_with_1_where_one_failed(
     monkeypatch.setattr(gpu_check.subprocess, "run", bench)
     out = tmp_path / "rows.json"
     assert gpu_check.main(["--cpu", "--json", str(out)]) == 0
-    assert "matrix product bf16" in capsys.readouterr().out
     assert len(json.loads(out.read_text())["rows"]) == len(version_rows()) + 6
 
     def breaks(words: list[str], **_: object) -> None:
@@ -86,13 +81,7 @@ def test_the_command_prints_every_row_and_ends_with_1_where_one_failed(
 def test_the_study_of_a_gpu_node_has_every_engine_and_is_judged_beside_one_cpu_rank():
     study = load_study(ROOT / "slurm" / "gpu-check.toml")
     runs = {name: study.run(name) for name in study.settings}
-    assert {spec.engine for spec in runs.values()} == {
-        "ddp",
-        "fsdp2",
-        "deepspeed_zero",
-        "deepspeed_pipe",
-        "megatron",
-    }
+    assert {spec.engine for spec in runs.values()} == set(ENGINES)
     assert [name for name, spec in runs.items() if spec.device == "cpu"] == [study.baseline]
     assert {spec.gpus for spec in runs.values()} == {1, 2, 4, 8}
 

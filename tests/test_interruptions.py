@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +15,6 @@ import base.files
 from analysis.logs.readers import read
 from analysis.logs.verdict import judge
 from base.errors import UsageError
-from parallel import sweep
 from parallel.checkpoint import attempts, folders
 from parallel.config import duration
 from parallel.config.settings import resolve
@@ -402,38 +400,6 @@ def a_stopped_run(folder: Path, spec, state: str) -> None:
         Kind.SIGNAL, "SIGTERM"
     )
     run.close()
-
-
-@pytest.mark.parametrize("restarts", [0, 2])
-def test_a_sweep_restarts_what_has_a_checkpoint_so_often_and_no_more(
-    restarts, tokens, tmp_path, monkeypatch
-):
-    from parallel.config.study import load_study
-
-    path = tmp_path / "study.toml"
-    path.write_text(f'question = "?"\n[defaults]\nsave_interval = 2\ndata = "{tokens}"\n[[run]]\n')
-    study, started = load_study(path), []
-
-    class Fails:
-        def __init__(self, command, **_):
-            started.append(command)
-            folder = tmp_path / "out" / "ddp"
-            go_on = attempts.why_anew(folder, study.run("ddp").settings()) is None
-            assert go_on == (len(started) > 1)
-            run = RunFolder(folder)
-            run.begin({"run": "ddp", "spec": study.run("ddp").settings()}, go_on=go_on)
-            run.close()
-            (folder / "checkpoints" / folders.name_of(2)).mkdir(parents=True, exist_ok=True)
-            run.fail(Kind.KILLED, "killed", 0)
-
-        wait = poll = lambda self, **_: 1
-        __enter__ = lambda self: self  # noqa: E731
-        __exit__ = lambda self, *_: None  # noqa: E731
-
-    fake = SimpleNamespace(**{**vars(subprocess), "Popen": Fails})
-    monkeypatch.setattr(sweep, "subprocess", fake)
-    failed = sweep.sweep(study, ["ddp"], tmp_path / "out", False, max_restarts=restarts)
-    assert failed == ["ddp"] and len(started) == 1 + restarts
 
 
 def settings_of(**changed) -> dict:

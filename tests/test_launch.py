@@ -31,7 +31,7 @@ def test_each_launcher_is_understood():
         3, 8, 3, 4, "environment"
     )
     assert detect(SRUN) == Launch(5, 8, 1, 4, "srun")
-    assert detect(SRUN | torchrun) == detect(torchrun)
+    assert detect(SRUN | torchrun) == detect(torchrun)  # torchrun inside a job
     in_script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}
     assert detect(in_script | {"SLURM_JOB_ID": "1"}) == Launch(0, 1, 0, 1, "none")
     assert detect({}) == Launch(0, 1, 0, 1, "none")
@@ -111,7 +111,6 @@ os.waitpid(rank, 0)
         (11, 0, 2, "killed: rank 1 was killed: SIGSEGV"),
         (0, 3, 1, "unknown: rank 1 ended with exit status 3 and gave no reason"),
         (15, 0, 1, "nothing"),
-        (0, 143, 1, "nothing"),
     ],
 )
 def test_a_rank_knows_how_another_one_ended(number, status, oom_kills, end):
@@ -135,11 +134,8 @@ def test_torchrun_is_told_why_once(tmp_path):
     assert json.loads(error.read_text())["message"] == "the first reason"
 
 
-@pytest.mark.parametrize("wrong", [["--engine", "bogus"], ["--grad-clip", "0"], ["--out="]])
-def test_a_wrong_flag_is_said_once_per_node_and_on_torchruns_page(
-    wrong, tmp_path, capsys, monkeypatch
-):
-    said, slept = [], []
+def test_a_wrong_flag_is_said_once_per_node_and_on_torchruns_page(tmp_path, capsys, monkeypatch):
+    lines, slept = [], []
     monkeypatch.setattr(launch.time, "sleep", slept.append)
     for rank in ("0", "1"):
         error = tmp_path / f"error-{rank}.json"
@@ -147,11 +143,11 @@ def test_a_wrong_flag_is_said_once_per_node_and_on_torchruns_page(
         places |= {"TORCHELASTIC_RUN_ID": "1", "TORCHELASTIC_ERROR_FILE": str(error)}
         for name, value in places.items():
             monkeypatch.setenv(name, value)
-        assert train.main(wrong) == 2
-        said.append(capsys.readouterr().err)
-        message = json.loads(error.read_text())["message"]
-        assert f"{message}\n" == said[0] and message.startswith("parallel.train: ")
-    assert said[0].count("\n") == 1 and said[1] == "" and slept == [0.0, 2.0]
+        assert train.main(["--engine", "bogus"]) == 2
+        lines.append(capsys.readouterr().err)
+        assert json.loads(error.read_text())["message"] + "\n" == lines[0]
+    assert lines[0].startswith("parallel.train: ") and lines[0].count("\n") == 1
+    assert lines[1] == "" and slept == [0.0, 2.0]
 
 
 def test_the_rank_that_waits_for_one_that_ended_by_a_mistake_says_nothing(tokens, tmp_path):

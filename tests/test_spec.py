@@ -244,7 +244,6 @@ def test_a_study_that_is_wrong_is_refused_with_its_place(tmp_path, text, words):
     ("setting", "reader"),
     [
         ({"rope_theta": 5e5}, {"position": "rope"}),
-        ({"profile_steps": "4-6"}, {"profile_mode": "torch"}),
     ],
 )
 def test_a_setting_that_nothing_reads_is_refused(setting, reader):

@@ -12,9 +12,7 @@ import torch.distributed as dist
 
 from base.errors import UsageError
 from parallel import forked_ranks, token_files
-from parallel.config.settings import resolve
 from parallel.engines import cpu
-from parallel.trainer import reads_tokens
 from tests.conftest import ROOT, THREADS
 
 ENGINES = ("ddp", "ddp:fp16", "fsdp2", "deepspeed_zero", "deepspeed_zero:fp16", "deepspeed_pipe")
@@ -91,14 +89,6 @@ def test_what_is_wrong_with_a_batch_is_raised_where_the_batch_is_used():
         assert next(ahead) == 0
         with pytest.raises(UsageError, match="token id 300"):
             next(ahead)
-
-
-def test_stages_between_the_first_and_the_last_make_no_batches(tokens):
-    settings = {"engine": "megatron", "gpus": 8, "pp": 4, "grad_accum": 4, "data": str(tokens)}
-    spec = resolve(("test", settings))
-    assert [reads_tokens(spec, rank) for rank in range(8)] == [True] * 2 + [False] * 4 + [True] * 2
-    resets = resolve(("test", settings | {"reset_at_documents": True}))
-    assert all(reads_tokens(resets, rank) for rank in range(8))
 
 
 def test_ranks_that_may_use_the_same_cores_share_them(monkeypatch):

@@ -364,7 +364,7 @@ def test_names_do_not_depend_on_how_many_points_a_cluster_can_run(tmp_path):
         ({"clip_grad": 1e9}, "ddp-clip_grad1e+09"),
         ({"preset": "small", "precision": "bf16"}, "ddp-small-bf16"),
         # With others of these a run goes on.
-        ({"steps": 80, "breakdown": True, "profile_mode": "nvtx", "save_interval": 2}, "ddp"),
+        ({"steps": 80, "breakdown": True, "profile_steps": "3-5", "save_interval": 2}, "ddp"),
         ({"engine": "megatron", "gpus": 4, "tp": 2, "global_batch": 8}, "megatron-tp2-dp2-gbs8"),
     ],
 )

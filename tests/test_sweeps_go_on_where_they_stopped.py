@@ -1,4 +1,4 @@
-"""A sweep runs a study in order, at one commit, under one bar, and goes on where it stopped."""
+"""A sweep runs a study in order, under one bar, and goes on where it stopped."""
 
 import importlib
 import os
@@ -10,7 +10,6 @@ import pytest
 
 from parallel import forked_ranks, sweep
 from parallel.record import ends, facts, schema
-from parallel.record.ends import Kind
 from parallel.record.reader import read_run
 from parallel.record.writer import RunFolder
 from tests import fixture_runs
@@ -45,20 +44,19 @@ def started(monkeypatch) -> list[str]:
     """Names of the runs that were started: each is only written; `names_that_fail` do."""
     names: list[str] = []
 
-    def start(study, name, spec, folder, srun, max_restarts):
+    def start(study, name, spec, folder, srun):
         names.append(name)
         run = RunFolder(folder)
         about = {"run": name, "spec": spec.settings(), "inputs": facts.inputs(spec)}
         run.begin(about | {"git": facts.git(folder)})
         if name in names_that_fail:
-            run.fail(Kind.RAISED, "Broken: it is (rank 0)", 0)
             run.close()
-            return 1
+            return "Broken: it is (rank 0)"
         for step in range(1, spec.steps + 1):
             row = {"step": step, "step_s": 0.1, "loss": 2.0, "skipped": 0, "tokens": 16}
             run.step(dict.fromkeys(schema.STEP_COLUMNS) | row)
         run.complete({"schema_version": "2.0"}, "complete")
-        return 0
+        return ""
 
     names_that_fail.clear()
     monkeypatch.setattr(sweep, "start", start)
@@ -74,11 +72,9 @@ def test_repeats_are_interleaved_and_what_is_complete_is_not_run_again(
     names_that_fail.add(ORDER[2])
     assert sweep.main([str(study), *out]) == 1
     assert started == ORDER
-    said = capsys.readouterr()
-    lines = said.out.splitlines()  # not on a terminal: a line a run, and no bar
-    assert len(lines) == 4 and lines[0] == f"[1/4] {ORDER[0]}: complete in 0 s"
-    assert lines[2].startswith(f"[3/4] {ORDER[2]}: FAILED: Broken: it is (rank 0)")
-    assert said.err == f"1 of 4 runs failed: {ORDER[2]}\n"
+    lines = capsys.readouterr().out.splitlines()  # not on a terminal: a line a run, and no bar
+    outcomes = [line.partition(": ")[2][:8] for line in lines]
+    assert outcomes == ["complete", "complete", "FAILED: ", "complete"]
     started.clear()
     names_that_fail.clear()
     assert sweep.main([str(study), *out]) == 0
@@ -92,25 +88,12 @@ def test_repeats_are_interleaved_and_what_is_complete_is_not_run_again(
     assert started == [ORDER[2], ORDER[0], ORDER[3]]
 
 
-def test_a_sweep_stops_when_the_commit_changes_under_it(
-    study, started, tmp_path, capsys, monkeypatch
-):
-    heads = iter([CLEAN, CLEAN, CLEAN, CLEAN | {"commit": "d" * 40}])  # sweep, run, run's own, ...
-    monkeypatch.setattr(facts, "git", lambda folder: next(heads))
-    assert sweep.main([str(study), "--logs", str(tmp_path / "out")]) == 2
-    assert started == ORDER[:1]
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "dddddddddd is checked out, but the sweep began at cccccccccc" in said
-
-
-def test_ctrl_c_says_how_to_go_on(study, started, tmp_path, capsys, monkeypatch):
+def test_ctrl_c_ends_a_sweep_with_130(study, started, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sweep, "start", interrupted)
     assert sweep.main([str(study), "--logs", str(tmp_path / "out")]) == 130
-    assert capsys.readouterr().err == "parallel.sweep: interrupted; run it again to go on\n"
 
 
 def test_ranks_on_cpu_are_forked_and_torchrun_starts_the_others(tokens, tmp_path):
@@ -149,7 +132,6 @@ def test_srun_starts_the_ranks_of_an_allocation(tokens, tmp_path, monkeypatch, c
     table, _, commands = capfd.readouterr().out.partition("\nnext:\n")
     assert "Speedup: strong scaling against ddp" in table
     assert f"  python -m analysis.parity --check {tmp_path}/out/one " in commands
-    assert "analysis.page" not in commands and "/out/one/study.html: " in table
     assert (tmp_path / "out" / "one" / "study.html").read_text().startswith("<!DOCTYPE html>")
 
 
@@ -162,19 +144,9 @@ def test_after_a_weak_study_the_next_commands_are_those_that_scale_it(tmp_path, 
     table, _, commands = capfd.readouterr().out.partition("\nnext:\n")
     assert "Speedup: weak scaling against ddp" in table and "invalid" not in table
     named = re.findall(r"python -m analysis\.(\w+) (\S+)", commands)
-    assert [name for name, _ in named[:3]] == ["scaling", "compare", "plots"]
-    for name, path in named[:3]:
+    assert [name for name, _ in named] == ["scaling", "compare", "plots"]
+    for name, path in named:
         assert importlib.import_module(f"analysis.{name}").main([path]) == 0
-
-
-def test_without_the_extra_a_line_says_how_to_get_the_page(tmp_path, monkeypatch, capsys):
-    started = []
-    monkeypatch.setattr(sweep.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(sweep.subprocess, "run", lambda words, **_: started.append(words[2]))
-    sweep.report(tmp_path, is_weak=False)
-    assert started == ["analysis.tflops"]
-    wanted = f"pip install vl-convert-python && python -m analysis.page {tmp_path}  #"
-    assert wanted in capsys.readouterr().out
 
 
 def test_a_folder_in_use_fails_its_run_alone_and_what_was_printed_before_is_kept(
@@ -192,14 +164,10 @@ def test_a_folder_in_use_fails_its_run_alone_and_what_was_printed_before_is_kept
         assert sweep.main([str(study), "--logs", str(tmp_path / "out"), "--only", *ORDER[:3]]) == 1
         out_ = capsys.readouterr().out.splitlines()
         said = [line for line in out_ if line.startswith("[")]
-        assert f"FAILED: {out / ORDER[0]} is no run folder of ours (it holds thesis.tex)" in said[0]
-        assert f"FAILED: {out / ORDER[1]} is being written by process {os.getpid()}" in said[1]
+        assert "is no run folder of ours (it holds thesis.tex)" in said[0]
+        assert f"is being written by process {os.getpid()}" in said[1]
         assert "FAILED: no data (see " in said[2]
     used.close()
-    assert out_[2] == (
-        f"{ORDER[2]}: moved the earlier attempt to {out / ORDER[2] / 'attempts' / '1'}; this run"
-        " starts from step 0, because without save_interval no run goes on from a checkpoint"
-    )
     assert os.listdir(out / ORDER[0]) == ["thesis.tex"]
     assert read_run(out / ORDER[1]).state == "running"
     before = out / ORDER[2] / "attempts" / "1" / "console.out"

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ SMALL = ["--max-seq-len", "32", "--device", "cpu"]
 
 def test_lines_validations_and_traces_come_when_asked_for(tokens, tmp_path):
     flags = ["--steps", "7", "--log-interval", "3", "--eval-interval", "2"]
-    flags += ["--profile-mode", "torch"]
+    flags += ["--profile-steps", "3-5"]
     out = ["--data", str(tokens), "--out", str(tmp_path / "run"), "--clip-grad", "0"]
     done = run_module("parallel.train", *SMALL, *flags, *out)
     assert done.returncode == 0, done.stderr
@@ -46,12 +47,12 @@ def test_a_run_records_what_it_and_the_others_on_its_machine_computed(tokens, tm
     assert load["wall_s"] >= sum(step["step_s"] for step in read_run(tmp_path / "run").steps)
 
 
-def test_a_machines_seconds_are_those_in_which_its_cores_were_not_idle(tmp_path):
-    stat = tmp_path / "stat"
-    stat.write_text("cpu  100 20 30 4000 500 6 7 8 9 0\ncpu0 1 2 3 4 5 6 7 8 9 0\n")
-    ticks = 100 + 20 + 30 + 6 + 7 + 8  # guest time (9) is in user time already
-    assert energy_and_memory.machine_cpu_s(stat) == ticks / os.sysconf("SC_CLK_TCK")
-    assert energy_and_memory.machine_cpu_s(tmp_path / "none") is None
+def test_a_machines_seconds_are_those_in_which_its_cores_were_not_idle(monkeypatch):
+    spent = {"user": 100, "nice": 20, "system": 30, "idle": 4000, "iowait": 500, "irq": 6}
+    spent |= {"softirq": 7, "steal": 8, "guest": 9, "guest_nice": 0}  # guest time is in user time
+    times = SimpleNamespace(_asdict=lambda: spent)
+    monkeypatch.setattr(energy_and_memory.psutil, "cpu_times", lambda: times)
+    assert energy_and_memory.machine_cpu_s() == 100 + 20 + 30 + 6 + 7 + 8
 
 
 def test_a_run_that_ends_in_nan_has_failed(tokens, tmp_path):
@@ -69,13 +70,12 @@ def test_a_run_that_ends_in_nan_has_failed(tokens, tmp_path):
 @pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")
 @pytest.mark.parametrize(("done", "traced"), [(5, [8, 9]), (8, [9]), (9, [])])
 def test_a_run_that_goes_on_traces_the_steps_that_were_asked_for(done, traced, tmp_path):
-    asked = {"steps": 12, "profile_mode": "torch", "profile_steps": "8-9"}
-    run = resolve(("test", asked))
-    with profiler.attach(run, "torch", torch.device("cpu"), 0, tmp_path, done) as profile:
+    run = resolve(("test", {"steps": 12, "profile_steps": "8-9"}))
+    with profiler.attach(run, False, torch.device("cpu"), 0, tmp_path, done) as profiled:
         for step in range(done + 1, 13):
             with torch.profiler.record_function(f"step {step} "):
                 pass
-            profile.step()
+            profiled()
     trace = tmp_path / "profiles" / "trace_rank0.json.gz"
     text = gzip.decompress(trace.read_bytes()).decode() if traced else ""
     assert [step for step in range(1, 13) if f'"step {step} "' in text] == traced

@@ -3,17 +3,15 @@
 parallel/data.py writes prepared folders, parallel/token_files.py reads the ids of all kinds.
 """
 
-import contextlib
 import os
 import struct
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from base.bounds import Count, Text, Whole, Words, misfit
 from base.errors import UsageError
 from base.files import read_json, read_json_if_whole
-from base.storage import own_crc32, publish
+from base.storage import own_crc32
 
 DEFAULT_FOLDER = "data/stdlib"
 HELD_OUT = 0.05  # the fraction of a bare file's tokens (or of documents) kept for validation
@@ -194,17 +192,3 @@ def vocabulary(data: str) -> int | None:
 def end_of_text(data: str) -> int | None:
     """The id after each of a prepared folder's documents, if it says so."""
     return _number(data, "end_of_text", 0)
-
-
-def aside_of(out: Path) -> Path:
-    return out.parent / f".{out.name}.new"
-
-
-def settle(out: Path) -> None:
-    """Publish what a preparation had written when it was killed between publish's two renames."""
-    aside = aside_of(out)
-    if not out.exists() and (aside / "meta.json").exists():
-        with contextlib.suppress(FileNotFoundError):  # another rank was first
-            (aside / ".lock").unlink(missing_ok=True)
-            publish(aside, out)
-            print(f"parallel.data: {out}: put in place from {aside}", file=sys.stderr)

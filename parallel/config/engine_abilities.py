@@ -24,7 +24,7 @@ class Ability:
     compile: bool = False
 
 
-_MEGATRON_KERNELS = ("te", "apex", "torch")  # what megatron-core's layers can be made of
+_MEGATRON_KERNELS = ("te", "torch")  # what megatron-core's layers can be made of
 
 ENGINES: dict[str, Ability] = {
     "ddp": Ability(
@@ -108,9 +108,8 @@ def inabilities(
     return problems
 
 
-def kernels_of(engine: str, tp: int, norm: str) -> tuple[str, ...]:
+def kernels_of(engine: str, tp: int) -> tuple[str, ...]:
     """The kernel sets that an engine has code for, best first."""
     if engine == "deepspeed_zero" and tp == 1:
         return ("torch",)  # the reference model, not megatron-core's layers
-    apex = norm == "layernorm"  # megatron-core's wrapper of apex has no other
-    return tuple(kernel for kernel in ENGINES[engine].kernels if apex or kernel != "apex")
+    return ENGINES[engine].kernels

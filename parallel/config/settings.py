@@ -26,9 +26,8 @@ from parallel.config.engine_abilities import ENGINES, inabilities
 from parallel.config.layout import OFFLOAD, RECOMPUTE, Layout, split_world
 
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
-KERNELS = ("auto", "te", "apex", "torch")
+KERNELS = ("auto", "te", "torch")
 FP8_RECIPES = ("delayed", "tensorwise")
-PROFILE_MODES = ("none", "nvtx", "torch")
 
 # Far beyond any run. A number outside is refused before it can overflow, hang or fill the memory.
 _RANKS, _STEPS = Bounds(1, 10**6), Bounds(1, 10**9)
@@ -38,7 +37,6 @@ _HEADS, _MAYBE_HEADS = Bounds(1, 2**16), Bounds(0, 2**16)
 _SECONDS = Bounds(0, 30 * 86400, above=True)
 _RATE = Bounds(0, 100)
 _STEPS_TRACED = Text(r"\d{1,9}(-\d{1,9})?", "FIRST-LAST or one number")
-_TRACERS = Text(r"all|\d{1,9}(,\d{1,9})*", "all or numbers with commas")
 
 
 # What decides what is computed, not how it is split.
@@ -144,20 +142,15 @@ class RunSpec:
     save_grace_s: float = key(25.0, "seconds from SIGTERM in which to save", _SECONDS)
     # the machine
     device: str = key("auto", "auto is cuda where there is one", ("auto", "cpu", "cuda"))
-    kernels: str = key("auto", "auto: Transformer Engine, apex, PyTorch, in that order", KERNELS)
+    kernels: str = key("auto", "auto: Transformer Engine where it works, else PyTorch", KERNELS)
     tf32: bool = key(False, "GEMMs of fp32 numbers in TF32; parity of fp32 is then lost")
     deterministic: bool = key(False, "only operations that give the same bits every time (slower)")
-    gc_interval: int = key(
-        100, "steps between garbage collections, of all ranks alike; 0: Python's own", _MAYBE_STEPS
-    )
     compile: bool = key(False, "torch.compile the model (ddp) or each block (fsdp2)")
     threads: int = key(1, "CPU threads per rank", Bounds(1, 1024))
     deepspeed_config: str | None = key(None, "DeepSpeed JSON; other settings override")
-    profile_mode: str = key(
-        "none", "nvtx: ranges for nsys; torch: ranges and a Chrome trace", PROFILE_MODES
+    profile_steps: str | None = key(
+        None, "FIRST-LAST or one: the steps that PyTorch's profiler traces on rank 0", _STEPS_TRACED
     )
-    profile_steps: str = key("3-5", "the steps in torch's trace, FIRST-LAST or one", _STEPS_TRACED)
-    profile_ranks: str = key("0", "the ranks that write one: all, or numbers with commas", _TRACERS)
     breakdown: bool = key(False, "where each rank's time goes, per iteration line (breakdown/)")
     log_interval: int = key(1, "steps between iteration lines", _STEPS)
     timeout_s: float = key(600.0, "seconds a collective may wait before the run fails", _SECONDS)
@@ -240,7 +233,7 @@ class RunSpec:
             self.te_alone: bool(self.te_alone),
             "tf32": self.tf32,
             f"precision {self.precision}": self.precision in lacking(self.formats, None),
-            f"kernels {self.kernels}": self.kernels in ("te", "apex"),
+            "kernels te": self.kernels == "te",
         }
         return next((what for what, is_so in asked.items() if is_so), "")
 
@@ -311,16 +304,11 @@ class RunSpec:
             if getattr(self, name) != DEFAULTS[name] and actual != wanted:
                 stated = f"{name} {getattr(self, name)} is used with {reader} {wanted} alone"
                 problems.append(f"{stated}, not {actual}")
-        if self.profile_mode == "torch":
-            first, last = profiled_steps(self)
-            if not 1 <= first <= last <= self.steps:
-                problems.append(
-                    f"profile_steps {self.profile_steps} is not within steps 1 to {self.steps}"
-                )
-            if max(profiled_ranks(self)) >= self.gpus:
-                problems.append(
-                    f"profile_ranks {self.profile_ranks}, but there are {self.gpus} ranks"
-                )
+        traced = profiled_steps(self)
+        if self.profile_steps and not (traced and 1 <= traced[0] and traced[-1] <= self.steps):
+            problems.append(
+                f"profile_steps {self.profile_steps} is not within steps 1 to {self.steps}"
+            )
         return problems
 
     def _document_problems(self) -> list[str]:
@@ -357,17 +345,12 @@ def gemm_precision(precision: str, tf32: bool | None) -> str:
     return "tf32" if tf32 and precision == "fp32" else precision
 
 
-def profiled_steps(spec: RunSpec) -> tuple[int, int]:
-    """The first and last step, from 1, that torch's profiler records."""
+def profiled_steps(spec: RunSpec) -> range:
+    """The steps, from 1, that torch's profiler records; none where that is not asked for."""
+    if spec.profile_steps is None:
+        return range(0)
     first, dash, last = spec.profile_steps.partition("-")
-    return int(first), int(last if dash else first)
-
-
-def profiled_ranks(spec: RunSpec) -> tuple[int, ...]:
-    """The ranks that write a torch trace."""
-    if spec.profile_ranks == "all":
-        return tuple(range(spec.gpus))
-    return tuple(map(int, spec.profile_ranks.split(",")))
+    return range(int(first), int(last if dash else first) + 1)
 
 
 def _fp8_problems(spec: RunSpec) -> list[str]:
@@ -395,8 +378,6 @@ _READ_WITH = {  # a setting -> the other, and its value, without which nothing r
     "fp8_recipe": ("precision", "fp8"),
     "rope_theta": ("position", "rope"),
     "rope_scaling": ("position", "rope"),
-    "profile_steps": ("profile_mode", "torch"),
-    "profile_ranks": ("profile_mode", "torch"),
     "end_of_text": ("reset_at_documents", True),
 }
 # The bounds of the settings that are numbers.

@@ -5,7 +5,6 @@ An engine knows only how to run a step. Loop, clock, log line and run folder are
 
 import importlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from parallel.config.engine_abilities import ENGINES
@@ -30,8 +29,7 @@ def never() -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What one optimizer step reports, the same on every rank.
 
     loss: mean cross-entropy over the tokens of the whole global batch, before the update.

@@ -49,37 +49,24 @@ def share_of_cores() -> int:
 
 def import_megatron() -> None:
     """Import megatron.core, patched first when there is no GPU. Later calls do nothing."""
-    if not torch.cuda.is_available():
+    on_cpu, compiler = not torch.cuda.is_available(), torch.compile
+    if on_cpu:
         patch()
-    with warnings.catch_warnings():
-        # It warns that apex and Transformer Engine are missing; kernels.py says so, once, itself.
-        warnings.simplefilter("ignore")
-        with _without_compile() if not torch.cuda.is_available() else contextlib.nullcontext():
+        # Its fused element-wise functions are decorated with torch.compile; on a CPU that loads the
+        # inductor (3 of 6 seconds of start-up, on every rank) and later wants a C++ compiler.
+        torch.compile = lambda function=None, **_: function or (lambda undecorated: undecorated)
+    try:
+        with warnings.catch_warnings():
+            # It warns that Transformer Engine is missing; kernels.py says so, once, itself.
+            warnings.simplefilter("ignore")
             import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401
-    if not torch.cuda.is_available():
+    finally:
+        torch.compile = compiler
+    if on_cpu:
         import megatron.core.tensor_parallel.random as random
 
         # torch queues such calls until CUDA starts, which here is never.
         random._lazy_call = lambda call, **_: call()
-
-
-@contextlib.contextmanager
-def _without_compile():
-    """torch.compile as a no-op while megatron is imported.
-
-    Its fused element-wise functions are decorated with torch.compile; on a CPU that loads the
-    inductor (3 of 6 seconds of start-up, on every rank) and later wants a C++ compiler.
-    """
-    original = torch.compile
-
-    def identity(function: Any = None, **_: Any) -> Any:
-        return function if function is not None else lambda f: f
-
-    torch.compile = identity
-    try:
-        yield
-    finally:
-        torch.compile = original
 
 
 @functools.cache
@@ -139,13 +126,12 @@ def _type_as_on_cuda(original: Any) -> Any:
 class _Stream:
     """A CUDA stream or event with nothing to wait for."""
 
-    def __init__(self, *_: Any, **__: Any):
-        self.device = torch.device("cpu")
+    device = torch.device("cpu")
 
     def _nothing(self, *_: Any, **__: Any) -> None:
         pass
 
-    record = wait = synchronize = wait_stream = wait_event = record_event = _nothing
+    __init__ = record = wait = synchronize = wait_stream = wait_event = record_event = _nothing
 
     def query(self) -> bool:
         return True

@@ -56,23 +56,19 @@ def config(spec: RunSpec) -> dict[str, Any]:
     layout = spec.layout
     zero = {**merged.get("zero_optimization", {}), "stage": layout.zero_stage}
     for key, where in (("offload_optimizer", ("optimizer", "all")), ("offload_param", ("all",))):
+        theirs = zero.pop(key, {})
         if layout.offload in where:
-            pinned = {"pin_memory": pins_host_memory}
-            zero[key] = {**pinned, **zero.get(key, {}), "device": "cpu"}
-        else:
-            zero.pop(key, None)
+            zero[key] = {"pin_memory": pins_host_memory, **theirs, "device": "cpu"}
     # DeepSpeed's BF16_Optimizer, which bf16 has with stage 1 and without offload, knows no overlap.
-    is_bf16_optimizer = (
-        spec.precision == "bf16" and layout.zero_stage == 1 and layout.offload == "none"
-    )
-    if spec.engine == "deepspeed_zero" and layout.zero_stage in (1, 2) and not is_bf16_optimizer:
+    knows_overlap = (spec.precision, layout.zero_stage, layout.offload) != ("bf16", 1, "none")
+    if spec.engine == "deepspeed_zero" and layout.zero_stage in (1, 2) and knows_overlap:
         # Reduce gradients while backward goes on, as it does by itself at stage 3: one more bucket.
         zero.setdefault("overlap_comm", True)
     merged |= {
         "train_batch_size": layout.global_batch,
         "train_micro_batch_size_per_gpu": layout.micro_batch,
         "gradient_accumulation_steps": layout.n_micro,
-        "gradient_clipping": spec.clip_grad,
+        "gradient_clipping": 0.0 if clips_itself(spec) else spec.clip_grad,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,  # torch's AdamW
         "zero_force_ds_cpu_optimizer": False,  # DeepSpeed's CPU Adam needs a C++ compiler
@@ -85,8 +81,6 @@ def config(spec: RunSpec) -> dict[str, Any]:
     if spec.precision == "bf16":  # else DeepSpeed adds gradients up, and over dp, in bf16
         merged.setdefault("data_types", {"grad_accum_dtype": "fp32"})
         merged.setdefault("communication_data_type", "fp32")
-    if clips_itself(spec):
-        merged["gradient_clipping"] = 0.0
     return merged
 
 
@@ -141,11 +135,9 @@ def optimizer(
     group: Any = None,
 ) -> torch.optim.Optimizer:
     """The AdamW to hand to deepspeed.initialize."""
-    if clips_itself(spec):
-        return adamw(
-            parameters, spec, partial(ClippingAdamW, spec=spec, counts=counts, group=group)
-        )
-    return adamw(parameters, spec)
+    if not clips_itself(spec):
+        return adamw(parameters, spec)
+    return adamw(parameters, spec, partial(ClippingAdamW, spec=spec, counts=counts, group=group))
 
 
 def connect() -> None:
@@ -156,10 +148,7 @@ def connect() -> None:
 @contextlib.contextmanager
 def partitioned(spec: RunSpec, mpu: Any) -> Iterator[Callable]:
     """With ZeRO-3, modules that are built inside keep only this rank's part of each parameter.
-
-    Writing the starting weights to them would then write to empty tensors. Yields the context that
-    gathers one parameter while it is written (see gpt.fill).
-    """
+    Yields the context that gathers one while its starting value is written (see gpt.fill)."""
     connect()
     if spec.layout.zero_stage < 3:
         yield contextlib.nullcontext
@@ -192,9 +181,7 @@ class DeepSpeedEngine:
             model=model, optimizer=adam, config=config(spec), mpu=mpu, dist_init_required=False
         )
         self.outer = self.engine.optimizer
-        # The AdamW inside whatever DeepSpeed wrapped it in.
-        wrapped = not isinstance(self.outer, torch.optim.Optimizer)
-        self.adam = self.outer.optimizer if wrapped else self.outer
+        self.adam = adam  # inside whatever DeepSpeed wrapped it in
         self.unfused = self.fp16 and spec.layout.zero_stage == 0  # FP16_UnfusedOptimizer
         if self.unfused:
             # While it is built, this optimizer steps once on zero gradients to make the moments.
@@ -207,15 +194,12 @@ class DeepSpeedEngine:
             self.outer._update_scale = lambda skip: update(skip) if skip else None
 
     def _scaler(self) -> Any:
-        """The object with fp16's scale and counts: with ZeRO a scaler, else the config."""
-        outer = self.outer
-        return outer.loss_scaler if hasattr(outer, "loss_scaler") else outer.loss_scale_config
+        """The object with fp16's scale and counts."""
+        return self.outer.loss_scale_config if self.unfused else self.outer.loss_scaler
 
     def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss, with its gradient multiplied by fp16's scale where DeepSpeed does not do it.
-
-        Without ZeRO, 0.19 divides the gradients by the scale but multiplies no loss with it.
-        """
+        """The loss, with its gradient multiplied by fp16's scale: without ZeRO, DeepSpeed 0.19
+        divides the gradients by the scale but multiplies no loss with it."""
         if self.unfused and loss.requires_grad:
             scale = self._scaler().cur_scale
             loss.register_hook(lambda gradient: gradient * scale)
@@ -262,15 +246,15 @@ class DeepSpeedEngine:
                     flat = adam_tensors(adam, partition)
                     cut = {kind: t.detach()[at : at + n] for kind, t in flat.items()}
                     yield p, cut, mapping.lp_fragment_address.start
-        elif outer is adam:
-            for p in parameters:
-                yield p, adam_tensors(adam, p), 0
         else:
-            for half, master in self._masters():
-                yield half, adam_tensors(adam, master), 0
+            for p, master in self._masters():
+                yield p, adam_tensors(adam, master), 0
 
     def _masters(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-        """(fp16 parameter, its fp32 master) of fp16 without ZeRO."""
+        """Without ZeRO, each parameter and what AdamW updates: its fp32 master, or itself."""
+        if not self.unfused:
+            yield from ((p, p) for p in self.engine.module.parameters())
+            return
         for groups in zip(self.outer.fp16_groups, self.outer.fp32_groups, strict=True):
             yield from zip(*groups, strict=True)
 
@@ -282,8 +266,8 @@ class DeepSpeedEngine:
         scaler = {}
         if self.fp16:
             current = self._scaler()
-            good_steps = current.cur_iter - current.last_overflow_iter - 1
-            scaler = {"scale": float(current.cur_scale), "good_steps": max(0, int(good_steps))}
+            good_steps = max(0, int(current.cur_iter - current.last_overflow_iter - 1))
+            scaler = {"scale": float(current.cur_scale), "good_steps": good_steps}
             if hasattr(current, "cur_hysteresis"):
                 scaler["hysteresis"] = int(current.cur_hysteresis)
         return State(pieces, adam_step(self.adam), scaler, self.tracker)
@@ -307,13 +291,12 @@ class DeepSpeedEngine:
                 outer.persistent_parameters[0].all_gather(outer.persistent_parameters)
         elif hasattr(outer, "update_lp_params"):
             outer.update_lp_params()
-        elif outer is not self.adam:
+        elif self.unfused:
             for half, master in self._masters():
                 half.data.copy_(master.data)
 
     def describe(self) -> dict[str, Any]:
-        optimizer = type(self.outer).__name__
-        return {"optimizer": optimizer, **self.facts, "config": config(self.spec)}
+        return {"optimizer": type(self.outer).__name__, **self.facts, "config": config(self.spec)}
 
     def close(self) -> None:
         with contextlib.suppress(AttributeError):  # DeepSpeed's is missing without ZeRO

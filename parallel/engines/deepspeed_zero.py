@@ -42,7 +42,7 @@ class DeepSpeedZeroEngine(common.DeepSpeedEngine):
             from parallel.engines import layers
 
             config = layers.start(spec, device.type == "cuda")
-            mpu, tracker = layers.ModelParallelUnit(), layers.random_tracker()
+            mpu, tracker = layers.model_parallel_unit(), layers.random_tracker()
             first = mpu.get_tensor_model_parallel_rank() == 0
             counts, group = lambda p: first or is_split(p), mpu.get_model_parallel_group()
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -20,7 +21,6 @@ from parallel.config.settings import RunSpec
 from parallel.record.launch import Launch
 from parallel.record.signals_and_hangs import deadline
 
-MEMINFO = Path("/proc/meminfo")
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -44,12 +44,6 @@ def choose_device(spec: RunSpec, launch: Launch) -> torch.device:
     index = launch.local_rank if torch.cuda.device_count() > 1 else 0
     torch.cuda.set_device(index)
     capability, name = torch.cuda.get_device_capability(index), torch.cuda.get_device_name(index)
-    built_for = [int(re.sub(r"\D", "", arch)) for arch in torch.cuda.get_arch_list()]
-    if built_for and 10 * capability[0] + capability[1] < min(built_for):
-        raise UsageError(
-            f"{name} is sm_{capability[0]}{capability[1]}, and this build of PyTorch"
-            f" ({torch.__version__}) begins at sm_{min(built_for)}: see docs/install-hpc.md"
-        )
     if lacks := lacking(spec.formats, name, capability):
         raise UsageError(f"{name} has no {' and no '.join(lacks)}: take another precision")
     os.environ["LOCAL_RANK"] = str(index)
@@ -96,41 +90,23 @@ def driver() -> str | None:
 
 
 def check_memory(spec: RunSpec, ranks: int) -> None:
-    """Refuse a model whose training state alone exceeds the memory of a machine without GPUs.
-
-    ranks: how many train on this machine. Only weights and AdamW's two moments are counted, as ZeRO
-    splits them; gradients and activations come on top, so a run that passes may still not fit.
+    """Refuse a model whose weights and AdamW's two moments alone exceed the memory of a machine
+    without GPUs, on which `ranks` ranks train. Gradients and activations come on top.
 
     Raises:
         UsageError: with both numbers. Without it the kernel kills the process while it builds.
     """
-    try:
-        available = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), re.MULTILINE)
-    except OSError:
-        return
-    if available is None:
-        return
     layout = spec.layout
-    split = layout.tp * layout.pp
     weights = BYTES[spec.precision if layout.zero_stage else "fp32"]
     weights /= layout.shards if layout.zero_stage == 3 else 1
     moments = 8 / (layout.shards if layout.zero_stage else 1)  # two fp32 numbers
-    needed = ranks * (weights + moments) * spec.model.n_params / split
-    free = int(available[1]) * 1024
-    if needed > free:
+    needed = ranks * (weights + moments) * spec.model.n_params / (layout.tp * layout.pp)
+    if needed > (free := psutil.virtual_memory().available):
         raise UsageError(
             f"{spec.model.n_params:,} parameters need {needed / 1e9:.1f} GB on this machine for"
             f" weights and AdamW alone (ranks: {ranks}), but {free / 1e9:.1f} GB of memory are"
             " available: take a smaller model, or see the run without starting it with --check"
         )
-
-
-def allow_open_files() -> None:
-    """As many open files as the system lets this process have: gloo connects every two ranks of a
-    group, and a shell often allows 1,024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # a system may allow less than it says
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def init_process_group(
@@ -151,11 +127,13 @@ def init_process_group(
         options["store"] = dist.HashStore()
     elif device.type == "cuda" and not spec.megatron_layers:
         # NCCL then connects here and not in the first step, and all ranks take part in splitting
-        # off each later group. megatron-core makes 65 groups of 8 ranks, 1,697 of 512 and 24,017
-        # of 8,192; and messages that are not batched, as its interleaved schedule has and
-        # overlaps, would wait for each other.
+        # off each later group. megatron-core makes 1,697 groups of 512 ranks; and messages that are
+        # not batched, as its interleaved schedule has and overlaps, would wait for each other.
         options["device_id"] = device
-    allow_open_files()
+    # gloo connects every two ranks of a group, and a shell often allows 1,024 open files.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # a system may allow less than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     master = ":".join(os.environ.get(f"MASTER_{of}", "?") for of in ("ADDR", "PORT"))
     reason = (
         f"rank {launch.rank} did not meet the other {launch.world_size - 1} ranks at {master}"

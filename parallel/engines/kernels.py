@@ -1,7 +1,7 @@
-"""Fused kernels: Transformer Engine, NVIDIA apex or plain PyTorch, whichever is really usable.
+"""Fused kernels: Transformer Engine or plain PyTorch, whichever is really usable.
 
-An import proves nothing: PyPI's `apex` is an unrelated package, and a library may not fit the GPU.
-So a layer norm of each is compared with PyTorch's. Only this file looks for these libraries.
+An import proves nothing: the library may not fit the GPU. So its layer norm is compared with
+PyTorch's. Only this file looks for these libraries.
 """
 
 import importlib
@@ -18,42 +18,26 @@ from models.gpt import attention_kernel
 from models.tensor_files import DTYPES
 from parallel.config.settings import RunSpec
 
-# Kernel set -> its library, a module and the layer norm there, and what else must be importable:
-# PyPI's unrelated apex has no compiled layer norm.
-_LIBRARIES = {
-    "te": ("Transformer Engine", "transformer_engine.pytorch", "LayerNorm"),
-    "apex": ("NVIDIA's apex", "apex.normalization", "FusedLayerNorm", "fused_layer_norm_cuda"),
-}
-_GRADIENT_GEMM = "fused_weight_gradient_mlp_cuda"  # of apex, a module of its own
-
-
-def usable() -> dict[str, str]:
-    """Each kernel set, and "" where it works or the reason why it does not."""
-    return {name: problem(name) for name in (*_LIBRARIES, "torch")}
+_GRADIENT_GEMM = "fused_weight_gradient_mlp_cuda"  # of NVIDIA's apex
 
 
 def problem(kernels: str) -> str:
-    """Why a kernel set's layer norm does not run here as PyTorch's does, or ""."""
+    """Why the layer norm of a kernel set does not run here as PyTorch's does, or ""."""
     if kernels == "torch":
         return ""
-    library, module, norm, *needed = _LIBRARIES[kernels]
     if not torch.cuda.is_available():
-        return f"{library} needs a GPU"
+        return "Transformer Engine needs a GPU"
     try:
-        for name in needed:
-            importlib.import_module(name)
-        layer = getattr(importlib.import_module(module), norm)(64).cuda()
+        layer = importlib.import_module("transformer_engine.pytorch").LayerNorm(64).cuda()
         x = torch.randn(4, 64, device="cuda", requires_grad=True)
         out, expected = layer(x), nn.LayerNorm(64).cuda()(x)
         weight = torch.linspace(-1, 1, 64, device=x.device)
-        gradient, wanted = (torch.autograd.grad((y * weight).sum(), x)[0] for y in (out, expected))
-        error = max((out - expected).abs().max().item(), (gradient - wanted).abs().max().item())
-        if not error < 1e-4:
-            return f"{library}'s layer norm is {error:.1e} off PyTorch's"
-    except (ImportError, OSError, AttributeError, RuntimeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return f"{library} does not work here: {reason}"
-    return ""
+        gradient, exact = (torch.autograd.grad((y * weight).sum(), x)[0] for y in (out, expected))
+        error = max((out - expected).abs().max().item(), (gradient - exact).abs().max().item())
+    except (ImportError, OSError, AttributeError, RuntimeError) as failure:
+        reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+        return f"Transformer Engine does not work here: {reason}"
+    return "" if error < 1e-4 else f"Transformer Engine's layer norm is {error:.1e} off PyTorch's"
 
 
 def attention_of(spec: RunSpec, kernels: str, device: torch.device) -> str:
@@ -61,19 +45,15 @@ def attention_of(spec: RunSpec, kernels: str, device: torch.device) -> str:
     that it picks for the run's shapes, precision, mask and device."""
     if kernels == "te":
         return "Transformer Engine"
-    model, kind = spec.model, {"dtype": DTYPES[spec.precision], "device": device}
+    model, b, s = spec.model, spec.micro_batch, spec.seq_len
+    kind = {"dtype": DTYPES[spec.precision], "device": device, "requires_grad": True}
     q, k, v = (
-        torch.empty(
-            (spec.micro_batch, heads // spec.tp, spec.seq_len, model.head_dim),
-            **kind,
-            requires_grad=True,
-        )
+        torch.empty((b, heads // spec.tp, s, model.head_dim), **kind)
         for heads in (model.n_head, model.kv_heads, model.kv_heads)
     )
     mask = None
     if spec.end_of_text is not None:
-        shape = (spec.micro_batch, 1, spec.seq_len, spec.seq_len)
-        mask = torch.empty(shape, dtype=torch.bool, device=device)
+        mask = torch.empty((b, 1, s, s), dtype=torch.bool, device=device)
     return f"torch scaled_dot_product_attention ({attention_kernel(q, k, v, mask)})"
 
 
@@ -105,9 +85,7 @@ def choose(asked: str, device: torch.device, offered: Sequence[str]) -> str:
 def hide_others(chosen: str) -> None:
     """Let no library import a better kernel set than the chosen one. megatron-core would take its
     optimizer and the gradient's norm from it."""
-    better = {"te": (), "apex": ("transformer_engine",), "torch": ("transformer_engine", "apex")}
-    gemm = (_GRADIENT_GEMM,) if chosen == "torch" else ()
-    hidden = (*better[chosen], *gemm)
+    hidden = ("transformer_engine", "apex", _GRADIENT_GEMM) if chosen == "torch" else ()
     tried = [name for name in sys.modules if name.partition(".")[0] in hidden]  # by `problem`
     sys.modules.update(dict.fromkeys((*hidden, *tried)))
 

@@ -1,12 +1,12 @@
 """The GPT's layers out of megatron-core's tensor-parallel parts, with the reference GPT's weights.
 
-Shared by the engines that split tensors: `gpt_model` is a model or one stage of it; the layers at
-the end of this file are for DeepSpeed's PipelineModule. megatron-core's activations are [S, B, H];
-tokens and labels stay [B, S].
+`gpt_model` is a model or one stage of it; the layers at the end of this file are for DeepSpeed's
+PipelineModule. megatron-core's activations are [S, B, H]; tokens and labels stay [B, S].
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -37,6 +37,8 @@ from megatron.core.models.gpt.gpt_layer_specs import (  # noqa: E402
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
+from megatron.core.parallel_state import get_tensor_model_parallel_group as tp_group  # noqa: E402
+from megatron.core.parallel_state import get_tensor_model_parallel_rank as tp_rank  # noqa: E402
 from megatron.core.transformer.enums import AttnMaskType  # noqa: E402
 from megatron.core.transformer.spec_utils import build_module  # noqa: E402
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules  # noqa: E402
@@ -91,29 +93,20 @@ def start(spec: RunSpec, cuda: bool) -> TransformerConfig:
     return transformer_config(spec, cuda)
 
 
-class ModelParallelUnit:
+def model_parallel_unit() -> SimpleNamespace:
     """megatron-core's process groups under the names DeepSpeed asks its `mpu` for (pp = 1)."""
-
-    get_model_parallel_rank = staticmethod(parallel_state.get_tensor_model_parallel_rank)
-    get_model_parallel_world_size = staticmethod(
-        parallel_state.get_tensor_model_parallel_world_size
-    )
-    get_model_parallel_group = staticmethod(parallel_state.get_tensor_model_parallel_group)
-    get_tensor_model_parallel_rank = get_model_parallel_rank
-    get_tensor_model_parallel_world_size = get_model_parallel_world_size
-    get_tensor_model_parallel_group = get_model_parallel_group
-    get_data_parallel_rank = staticmethod(parallel_state.get_data_parallel_rank)
-    get_data_parallel_world_size = staticmethod(parallel_state.get_data_parallel_world_size)
-    get_data_parallel_group = staticmethod(parallel_state.get_data_parallel_group)
+    tp, dp = "tensor_model_parallel", "data_parallel"
+    unit = SimpleNamespace()
+    for theirs, ours in {"model_parallel": tp, tp: tp, dp: dp}.items():
+        for of in ("rank", "world_size", "group"):
+            setattr(unit, f"get_{theirs}_{of}", getattr(parallel_state, f"get_{ours}_{of}"))
+    return unit
 
 
 class SequenceParallelNorm:
-    """torch's LayerNorm or RMSNorm for megatron-core's layers.
-
-    megatron-core's own wrapper refuses sequence parallelism. It only needs parameters that are
-    marked as copies on tp ranks which each see a part of the sequence: megatron-core then sums
-    their gradients.
-    """
+    """torch's LayerNorm or RMSNorm for megatron-core's layers, whose own wrapper refuses sequence
+    parallelism. That only needs parameters that are marked as copies on tp ranks which each see a
+    part of the sequence: megatron-core then sums their gradients."""
 
     def __new__(
         cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
@@ -204,13 +197,13 @@ def transformer_config(spec: RunSpec, cuda: bool) -> TransformerConfig:
 
 
 def options(config: TransformerConfig, pipelined: bool = False) -> dict[str, bool]:
-    """For run.json: what megatron-core was asked to do faster or with less memory; `pipelined`: its
-    own schedule runs more than one stage."""
-    names = ("bias_activation_fusion", "bias_dropout_fusion", "cross_entropy_loss_fusion")
-    names += ("gradient_accumulation_fusion",)
+    """For run.json: what megatron-core was asked to do faster or with less memory; `pipelined`: by
+    its own schedule of stages."""
+    names = "bias_activation_fusion bias_dropout_fusion cross_entropy_loss_fusion"
+    names += " gradient_accumulation_fusion"
     if pipelined:
-        names += ("deallocate_pipeline_outputs", "batch_p2p_comm", "batch_p2p_sync")
-    return {name: getattr(config, name) for name in names}
+        names += " deallocate_pipeline_outputs batch_p2p_comm batch_p2p_sync"
+    return {name: getattr(config, name) for name in names.split()}
 
 
 def block_submodules(
@@ -224,8 +217,6 @@ def block_submodules(
         layer = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
     else:
         layer, norm = get_gpt_layer_local_spec(), SequenceParallelNorm
-        if kernels == "apex":
-            from megatron.core.fusions.fused_layer_norm import FusedLayerNorm as norm
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
         attention = layer.submodules.self_attention.submodules
         attention.core_attention = FusedAttention
@@ -233,9 +224,8 @@ def block_submodules(
             attention.q_layernorm = attention.k_layernorm = norm
     if spec.end_of_text is not None:  # otherwise Transformer Engine looks at no mask
         layer.submodules.self_attention.params["attn_mask_type"] = AttnMaskType.arbitrary
-    stage = parallel_state.get_pipeline_model_parallel_world_size()
-    chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
-    return TransformerBlockSubmodules([layer] * (config.num_layers // (stage * chunks)), norm)
+    layers = spec.model.n_layer // (spec.pp * spec.vpp)
+    return TransformerBlockSubmodules([layer] * layers, norm)
 
 
 def gpt_model(
@@ -247,7 +237,8 @@ def gpt_model(
     vp_stage: int | None = None,
     gathered: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
 ) -> GPTModel:
-    """megatron-core's GPTModel (one stage of it), with the reference weights filled in.
+    """megatron-core's GPTModel (one stage of it), with the reference weights; `gathered` as in
+    gpt.fill.
 
     Called as model(tokens_BS, *positions_and_mask(spec, tokens_BS), labels=labels_BS) -> losses
     [B, S].
@@ -268,7 +259,21 @@ def gpt_model(
         model.output_layer.register_forward_hook(
             lambda _, __, output: (mask_padding(output[0], spec.model), *output[1:])
         )
-    initialise(model, spec, gathered)
+    layers = {
+        name: module.layer_number - 1  # counts from 1 over all stages
+        for name, module in model.named_modules()
+        if name.startswith("decoder.layers.") and name.count(".") == 2
+    }
+
+    def value(name: str, parameter: nn.Parameter) -> Tensor:
+        if name == "output_layer.weight" and spec.model.tied:
+            name = "embedding.word_embeddings.weight"
+        if name in _TOP_NAMES:
+            return reference_value(spec, parameter, _TOP_NAMES[name])
+        decoder, of_layers, number, inner = name.split(".", 3)
+        return layer_value(spec, layers[f"{decoder}.{of_layers}.{number}"], inner, parameter)
+
+    fill(model, value, gathered)
     return model
 
 
@@ -292,7 +297,7 @@ def positions_and_mask(spec: RunSpec, tokens_BS: Tensor) -> tuple[Tensor, Tensor
 
 def mask_padding(logits: Tensor, model: GPTConfig) -> Tensor:
     """`gpt.mask_padding` of this tp rank's part of the logits, [.., V/tp]."""
-    first = parallel_state.get_tensor_model_parallel_rank() * logits.size(-1)
+    first = tp_rank() * logits.size(-1)
     return gpt.mask_padding(logits, max(0, model.vocab_size - first))
 
 
@@ -303,8 +308,7 @@ def reference_value(spec: RunSpec, parameter: nn.Parameter, *names: str) -> Tens
     Marks a parameter that is split, as megatron-core's own initialisation does. An unmarked one
     counts as a copy, and only tp rank 0's gradient of it enters the norm.
     """
-    tp = parallel_state.get_tensor_model_parallel_world_size()
-    rank = parallel_state.get_tensor_model_parallel_rank()
+    tp, rank = tp_group().size(), tp_rank()
     part = (parameter.size(0) // len(names), *parameter.shape[1:])
     parameter.references, values = [], []  # the first for a checkpoint's pieces (see pieces_of)
     for name in names:
@@ -324,8 +328,7 @@ def reference_value(spec: RunSpec, parameter: nn.Parameter, *names: str) -> Tens
 
 def _sum_over_tp(gradient: Tensor) -> Tensor:
     """The gradient of a whole parameter that each tp rank applies to its own heads."""
-    total = gradient.clone()
-    dist.all_reduce(total, group=parallel_state.get_tensor_model_parallel_group())
+    dist.all_reduce(total := gradient.clone(), group=tp_group())
     return total
 
 
@@ -335,29 +338,6 @@ def layer_value(spec: RunSpec, index: int, name: str, parameter: nn.Parameter) -
     both = ours.startswith("mlp.up") and spec.model.gated
     names = (ours.replace("up", "gate"), ours) if both else (ours,)
     return reference_value(spec, parameter, *(f"blocks.{index}.{inner}" for inner in names))
-
-
-def initialise(
-    model: GPTModel,
-    spec: RunSpec,
-    gathered: Callable[[nn.Parameter], AbstractContextManager] = nullcontext,
-) -> None:
-    """Give a (stage of a) GPTModel the reference weights, in place; `gathered` as in gpt.fill."""
-    layers = {
-        name: module.layer_number - 1  # counts from 1 over all stages
-        for name, module in model.named_modules()
-        if name.startswith("decoder.layers.") and name.count(".") == 2
-    }
-
-    def value(name: str, parameter: nn.Parameter) -> Tensor:
-        if name == "output_layer.weight" and spec.model.tied:
-            name = "embedding.word_embeddings.weight"
-        if name in _TOP_NAMES:
-            return reference_value(spec, parameter, _TOP_NAMES[name])
-        layer, inner = name.rsplit(".", name.count(".") - 2)[0], name.split(".", 3)[3]
-        return layer_value(spec, layers[layer], inner, parameter)
-
-    fill(model, value, gathered)
 
 
 # The same GPT as a list of layers, for DeepSpeed's PipelineModule, which builds only the layers of
@@ -394,11 +374,9 @@ class WordEmbedding(nn.Module):
     def __init__(self, spec: RunSpec, config: TransformerConfig):
         super().__init__()
         self.end_of_text = spec.end_of_text
+        sizes = spec.padded_vocab, spec.model.hidden
         self.embedding = tensor_parallel.VocabParallelEmbedding(
-            spec.padded_vocab,
-            spec.model.hidden,
-            init_method=config.init_method,
-            config=config,
+            *sizes, init_method=config.init_method, config=config
         )
         fill(self, lambda _, p: reference_value(spec, p, "embedding.word.weight"))
         self.output = OutputLayer(spec, config) if spec.model.tied else None
@@ -456,6 +434,8 @@ class Block(nn.Module):
 
 
 class FinalNorm(nn.Module):
+    """[S, B, H] to the same; the end of what travels with it."""
+
     def __init__(self, spec: RunSpec, config: TransformerConfig, kernels: str):
         super().__init__()
         norm = block_submodules(spec, config, kernels).layer_norm
@@ -471,11 +451,8 @@ def mean_loss(config: TransformerConfig, logits_SBV: Tensor, labels_BS: Tensor) 
     rank."""
     labels_SB = labels_BS.transpose(0, 1).contiguous()
     if config.cross_entropy_loss_fusion:
-        group = parallel_state.get_tensor_model_parallel_group()
-        return fused_vocab_parallel_cross_entropy(logits_SBV, labels_SB, group).mean()
+        return fused_vocab_parallel_cross_entropy(logits_SBV, labels_SB, tp_group()).mean()
     return tensor_parallel.vocab_parallel_cross_entropy(logits_SBV, labels_SB).mean()
 
 
-def random_tracker() -> Any:
-    """megatron-core's named random states."""
-    return tensor_parallel.get_cuda_rng_tracker()
+random_tracker = tensor_parallel.get_cuda_rng_tracker  # megatron-core's named random states

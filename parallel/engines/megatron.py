@@ -20,7 +20,7 @@ from parallel.engines.optim import (
     set_adam_step,
     set_lr,
 )
-from parallel.measure.ranges import MegatronTimers, region
+from parallel.measure.ranges import megatron_timer, region
 from parallel.measure.step_parts import name_group
 
 import_megatron()
@@ -89,7 +89,7 @@ class MegatronEngine:
             fuse(optimizer.optimizer)
         for group in self.optimizer.param_groups:  # Megatron-LM's scheduler does this every step
             group["weight_decay"] = spec.weight_decay * group["wd_mult"]
-        config.timers = MegatronTimers()
+        config.timers = megatron_timer
         name_group(parallel_state.get_embedding_group(check_initialized=False), "embedding")
         config.grad_scale_func = self.optimizer.scale_loss
         config.finalize_model_grads_func = finalize_model_grads

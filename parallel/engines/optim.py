@@ -36,21 +36,14 @@ def lr_at(spec: RunSpec, step: int) -> float:
     return spec.min_lr + 0.5 * (1 + math.cos(math.pi * progress)) * (spec.lr - spec.min_lr)
 
 
-def decays(parameter: torch.Tensor) -> bool:
-    """AdamW decays matrices (embeddings too), never biases and norms.
-
-    ZeRO-3 flattens and empties parameters; their true shape is then in `ds_shape`.
-    """
-    return len(getattr(parameter, "ds_shape", parameter.shape)) > 1
-
-
 def param_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict]:
-    """Two AdamW groups, decayed and not; an empty one is left out."""
-    parameters = [p for p in parameters if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if decays(p)], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if not decays(p)], "weight_decay": 0.0},
-    ]
+    """Two AdamW groups: matrices (embeddings too), which it decays, and biases and norms. An empty
+    one is left out."""
+    groups = [{"params": [], "weight_decay": rate} for rate in (weight_decay, 0.0)]
+    for p in parameters:
+        if p.requires_grad:
+            shape = getattr(p, "ds_shape", p.shape)  # ZeRO-3 flattens and empties parameters
+            groups[len(shape) < 2]["params"].append(p)
     return [group for group in groups if group["params"]]
 
 
@@ -65,11 +58,8 @@ def adamw(
 
 
 def fuse(adam: torch.optim.Optimizer) -> None:
-    """Let torch's AdamW that a library made pass once over weights, gradients and moments.
-
-    By default it makes a dozen passes, on CPUs too: those were a quarter of a GPT-2 124M step of
-    512 tokens on one core. The AdamW of apex and of Transformer Engine is fused in any case.
-    """
+    """Let torch's AdamW that a library made pass once over weights, gradients and moments, not a
+    dozen times: those were a quarter of a GPT-2 124M step of 512 tokens on one core."""
     if isinstance(adam, torch.optim.Adam):
         for settings in (adam.defaults, *adam.param_groups):
             settings["fused"] = True

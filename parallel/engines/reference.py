@@ -1,15 +1,30 @@
-"""The one-device model a data-parallel engine trains: ours or Hugging Face's, same weights."""
+"""The one-device model that a data-parallel engine trains, and how: ddp's and fsdp2's step.
+
+The model is ours or Hugging Face's, with the same weights.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from models import gpt
 from models.config import GPTConfig, parameter_shapes
+from parallel.checkpoint.contents import State, pieces_of
 from parallel.config.settings import RunSpec
-from parallel.engines import Batch
+from parallel.engines import Batch, StepResult, never
+from parallel.engines.optim import (
+    adam_step,
+    adam_tensors,
+    adamw,
+    clip_gradients,
+    mean_over_ranks,
+    set_adam_step,
+    set_lr,
+)
 from parallel.measure.ranges import region
 
 
@@ -58,3 +73,93 @@ def evaluate(
             total += model(*batch) / n
     model.train()
     return total
+
+
+class DataParallelEngine:
+    """What ddp and fsdp2 do alike, once they have built their model.
+
+    model: called as (tokens, labels) -> mean loss; evaluated: the same, for evaluation.
+    loss_weight: of a micro-batch in the step's loss. autocast: the context of a forward pass.
+    """
+
+    shards = 1  # ranks that share a copy of the state
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        device: torch.device,
+        model: nn.Module,
+        evaluated: nn.Module,
+        loss_weight: float,
+        autocast: Callable[[], AbstractContextManager] = nullcontext,
+    ):
+        self.spec, self.device = spec, device
+        self.model, self.evaluated, self.loss_weight = model, evaluated, loss_weight
+        self.autocast = autocast
+        self.parameters = list(evaluated.parameters())
+        self.optimizer = adamw(self.parameters, spec)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
+
+    def reducing(self, last: bool) -> AbstractContextManager:
+        """The context of a micro-batch, the last of a step or not: gradients are reduced once."""
+        raise NotImplementedError
+
+    def grad_norm(self) -> Tensor:
+        """The L2 norm of the whole gradient."""
+        return nn.utils.get_total_norm([p.grad for p in self.parameters])
+
+    def held(self, parameter: nn.Parameter) -> tuple[dict[str, Tensor], int]:
+        """For `pieces_of`: what this rank has of a parameter and its moments, and from where."""
+        return adam_tensors(self.optimizer, parameter), 0
+
+    def step(
+        self, batches: Iterator[Batch], lr: float, stop: Callable[[], bool] = never
+    ) -> StepResult:
+        n_micro, total = self.spec.layout.n_micro, torch.zeros((), device=self.device)
+        for micro, batch in enumerate(batches):
+            with self.reducing(last=micro + 1 == n_micro):
+                with region("forward"), self.autocast():
+                    loss = self.model(*batch)
+                with region("backward"):
+                    self.scaler.scale(loss * self.loss_weight).backward()
+            total += loss.detach() / n_micro
+        with region("optimizer"):
+            self.scaler.unscale_(self.optimizer)
+            norm = self.grad_norm()
+            clip_gradients(self.parameters, self.spec, norm)
+            set_lr(self.optimizer.param_groups, lr)
+            # A tensor, and a copy of the one that `update` writes to.
+            scale = self.scaler.scale(torch.ones((), device=self.device))
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
+        norm, scale = float(norm), float(scale)  # only now: reading waits for the device
+        skipped = self.spec.precision == "fp16" and not norm < float("inf")
+        loss, stopped = mean_over_ranks(total, self.spec.layout.dp, stop())
+        return StepResult(loss, None if skipped else norm, scale, skipped, stopped)
+
+    def evaluate(self, batches: Iterator[Batch], n: int) -> float:
+        mean = evaluate(self.evaluated, batches, n, self.device, self.autocast)
+        return mean_over_ranks(mean, self.spec.layout.dp).loss
+
+    def state(self) -> State:
+        trained = ((p, *self.held(p)) for p in self.parameters)
+        pieces = pieces_of(trained, self.spec.layout, dist.get_rank(), self.shards)
+        scaler = {}
+        if self.scaler.is_enabled():
+            stored = self.scaler.state_dict()
+            scaler = {"scale": stored["scale"], "good_steps": stored["_growth_tracker"]}
+        return State(pieces, adam_step(self.optimizer), scaler)
+
+    def restore(self, adam_step: int, scaler: dict[str, float]) -> None:
+        set_adam_step(self.optimizer, adam_step)
+        if scaler and self.scaler.is_enabled():
+            restored = {"scale": scaler["scale"], "_growth_tracker": int(scaler["good_steps"])}
+            self.scaler.load_state_dict(self.scaler.state_dict() | restored)
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        # Freed after the process group has ended, DDP can wait for a thread of gloo for ever.
+        del self.model

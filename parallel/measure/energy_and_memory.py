@@ -4,44 +4,48 @@ Energy is read from NVML's counter (joules since the driver was loaded, whole GP
 needs setup.py's extra `nvml`) for the GPUs that rank 0 sees. It is None elsewhere.
 """
 
-import os
 import resource
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import psutil
 
 from parallel.record.facts import load_average
 
+_NOT_WORK = ("idle", "iowait", "guest", "guest_nice")
+
 
 class Energy:
-    """Joules of rank 0's GPUs while it trains: `count` after training, `skip` after the rest."""
+    """Joules of rank 0's GPUs from here on, and the `source` of the number."""
 
     def __init__(self, gpus: list[str]):
-        """`gpus`: UUIDs of those rank 0 sees; none on CPU."""
-        self.source, self._read = _nvml(gpus)
-        self.joules = 0.0 if self._read else None
-        self._last = self._now()
-
-    def _now(self) -> float:
+        """`gpus`: NVML's names of those that rank 0 sees; none on CPU."""
+        self._read: Callable[[], float] | None = None
+        if not gpus:
+            self.source = "none (no GPU)"
+            return
         try:
-            return self._read() if self._read else 0.0
-        except Exception as error:  # a counter that goes away must not end the training
+            import pynvml
+
+            pynvml.nvmlInit()
+            handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in gpus]
+            count = pynvml.nvmlDeviceGetTotalEnergyConsumption
+            self._start = sum(map(count, handles))
+        except Exception as error:  # no package, no driver, or a GPU without the counter: no number
+            self.source = f"none (NVML: {error})"
+            return
+        self.source = f"NVML, {len(gpus)} GPUs that rank 0 sees"
+        self._read = lambda: (sum(map(count, handles)) - self._start) / 1e3
+
+    def joules(self) -> float | None:
+        """None without a counter, or where it went away."""
+        try:
+            return self._read() if self._read else None
+        except Exception as error:  # no reason to end the training
             self.source = f"none ({type(error).__name__}: {error})"
-            self._read = self.joules = None
-            return 0.0
-
-    def count(self) -> None:
-        """Count the energy used since the last call: it was used for training."""
-        before = self._last
-        self._last = self._now()
-        if self.joules is not None:
-            self.joules += self._last - before
-
-    def skip(self) -> None:
-        """Leave out the energy used since the last call."""
-        self._last = self._now()
+            return None
 
 
 def visible_gpus(device: Any) -> list[str]:
@@ -52,31 +56,6 @@ def visible_gpus(device: Any) -> list[str]:
 
     count = torch.cuda.device_count()
     return [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in range(count)]
-
-
-class _Counter(NamedTuple):
-    """Where joules are read, and how; no reader where there are none."""
-
-    source: str
-    read: Callable[[], float] | None = None
-
-
-def _nvml(gpus: list[str]) -> _Counter:
-    if not gpus:
-        return _Counter("none (no GPU)")
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in gpus]
-
-        def joules() -> float:
-            return sum(pynvml.nvmlDeviceGetTotalEnergyConsumption(h) for h in handles) / 1e3
-
-        joules()
-    except Exception as error:  # no package, no driver, or a GPU without the counter: no number
-        return _Counter(f"none (NVML: {error})")
-    return _Counter(f"NVML, {len(gpus)} GPUs that rank 0 sees", joules)
 
 
 def peak_memory(device: Any) -> dict[str, int]:
@@ -111,30 +90,23 @@ class Load:
     def __init__(self) -> None:
         self._start = time.perf_counter(), time.process_time(), machine_cpu_s()
 
-    def facts(self) -> dict[str, float | None]:
+    def facts(self) -> dict[str, float]:
         """The part of run.json's `load` that is known at the end; every rank calls it."""
         import torch
 
-        wall_s, cpu_s, machine_s = self._start
-        wall_s = time.perf_counter() - wall_s
-        ended_s = machine_cpu_s()
-        total_s = torch.tensor(time.process_time() - cpu_s, dtype=torch.float64)
+        now = time.perf_counter(), time.process_time(), machine_cpu_s()
+        wall_s, cpu_s, machine_s = (
+            end - start for end, start in zip(now, self._start, strict=True)
+        )
+        total_s = torch.tensor(cpu_s, dtype=torch.float64)
         torch.distributed.all_reduce(total_s)
-        known = None not in (machine_s, ended_s)
-        return {
-            "end": load_average(),
-            "wall_s": wall_s,
-            "cpu_s": total_s.item(),
-            "machine_cpu_s": ended_s - machine_s if known else None,
-        }
+        load = {"end": load_average(), "wall_s": wall_s, "cpu_s": total_s.item()}
+        return load | {"machine_cpu_s": machine_s}
 
 
-def machine_cpu_s(stat: Path = Path("/proc/stat")) -> float | None:
+def machine_cpu_s() -> float:
     """Seconds of all cores since the machine started in which they were not idle, also where a
-    hypervisor had them; None where the kernel does not tell."""
-    try:
-        ticks = [int(word) for word in stat.read_text().split("\n", 1)[0].split()[1:9]]
-    except (OSError, ValueError):
-        return None
-    idle, waiting_for_disk = ticks[3:5]  # proc(5): user nice system idle iowait irq softirq steal
-    return (sum(ticks) - idle - waiting_for_disk) / os.sysconf("SC_CLK_TCK")
+    hypervisor had them."""
+    spent = psutil.cpu_times()._asdict()
+    # A guest's time is in user time already.
+    return sum(spent.values()) - sum(spent.get(kind, 0.0) for kind in _NOT_WORK)

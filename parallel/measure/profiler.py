@@ -1,24 +1,19 @@
-"""The profiler of a run: ranges that Nsight Systems and torch.profiler see, and the latter's trace.
+"""The profiler of a run: its regions as ranges that profilers see, and torch's trace of some steps.
 
-profile_mode nvtx   NVTX ranges train/* and val/* on CUDA, for `nsys profile` around the run
-profile_mode torch  the same ranges, and a Chrome/Perfetto trace of the chosen steps and ranks:
-                    profiles/trace_rank<r>.json.gz
-
-On a CPU a range is torch's record_function, which the trace shows as a user annotation. A run that
-is already inside `nsys profile` has its ranges without a flag. A validation after step s is part of
-step s.
+With --profile-steps, rank 0 writes a Chrome/Perfetto trace of them: profiles/trace_rank0.json.gz.
+Inside `nsys profile` every rank has NVTX ranges train/* and val/*, without a flag. In torch's trace
+a range is a user annotation. A validation after step s is part of step s.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.profiler import record_function
 
-from parallel.config.settings import RunSpec, profiled_ranks, profiled_steps
+from parallel.config.settings import RunSpec, profiled_steps
 from parallel.measure import ranges
 
 
@@ -42,42 +37,35 @@ class _Annotations:
             self._nvtx.range_pop()
 
 
-_IDLE = SimpleNamespace(step=lambda: None)  # nothing is traced
-
-
-def is_traced(spec: RunSpec, rank: int, done: int) -> bool:
-    """Whether this rank writes a trace when `done` steps are made already."""
-    return rank in profiled_ranks(spec) and done < profiled_steps(spec)[1]
-
-
 @contextmanager
 def attach(
-    spec: RunSpec, mode: str, device: torch.device, rank: int, folder: Path, done: int = 0
-) -> Iterator:
-    """Profile this rank as `mode` (none, nvtx or torch) says; call `.step()` after each step.
+    spec: RunSpec, in_nsys: bool, device: torch.device, rank: int, folder: Path, done: int = 0
+) -> Iterator[Callable[[], None]]:
+    """Profile this rank, if it is asked for; call what is yielded after each step.
 
     done: steps that earlier attempts made; of `profile_steps`, those after them are traced.
     """
-    if mode == "none" or (mode == "torch" and not is_traced(spec, rank, done)):
-        yield _IDLE
+    steps = [step - done for step in profiled_steps(spec) if step > done]
+    traces = bool(steps) and rank == 0
+    if not (traces or in_nsys):
+        yield lambda: None
         return
     annotations = _Annotations(device)
     ranges.listeners.append(annotations)
     try:
-        if mode == "nvtx":
-            yield _IDLE
+        if not traces:
+            yield lambda: None
             return
         (folder / "profiles").mkdir(exist_ok=True)
         trace = folder / "profiles" / f"trace_rank{rank}.json.gz"
-        first, last = (max(1, step - done) for step in profiled_steps(spec))
         # One step before the first warms the profiler up, where there is one.
-        warmup = min(1, first - 1)
+        warmup = min(1, steps[0] - 1)
         schedule = torch.profiler.schedule(
-            wait=first - 1 - warmup, warmup=warmup, active=last - first + 1, repeat=1
+            wait=steps[0] - 1 - warmup, warmup=warmup, active=len(steps), repeat=1
         )
         with torch.profiler.profile(
             schedule=schedule, on_trace_ready=lambda p: p.export_chrome_trace(str(trace))
         ) as profiler:
-            yield profiler
+            yield profiler.step
     finally:
         ranges.listeners.remove(annotations)

@@ -10,18 +10,10 @@ both, as `train/forward`. Without a listener a region costs a test of one empty 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any
 
-
-class Listener(Protocol):
-    def enter(self, name: str) -> None:
-        """A region begins, inside those that are open."""
-
-    def leave(self, name: str) -> None:
-        """It ends."""
-
-
-listeners: list[Listener] = []
+listeners: list[Any] = []  # each has enter(name) and leave(name)
 phase = "train"
 _NOTHING = nullcontext()
 
@@ -72,23 +64,11 @@ def validation() -> Iterator[None]:
         phase = "train"
 
 
-class MegatronTimers:
+_OF_MEGATRON = {"forward-compute": "forward", "backward-compute": "backward"}
+
+
+def megatron_timer(name: str, log_level: int = 0) -> SimpleNamespace:
     """megatron-core's own hook (`config.timers`): its marks around compute become our regions."""
-
-    _REGIONS = {"forward-compute": "forward", "backward-compute": "backward"}
-
-    def __call__(self, name: str, log_level: int = 0) -> "_MegatronTimer":
-        return _MegatronTimer(self._REGIONS.get(name))
-
-
-class _MegatronTimer:
-    def __init__(self, name: str | None):
-        self._name = name
-
-    def start(self, barrier: bool = False) -> None:
-        if self._name:
-            enter(self._name)
-
-    def stop(self, barrier: bool = False) -> None:
-        if self._name:
-            leave(self._name)
+    if ours := _OF_MEGATRON.get(name):
+        return SimpleNamespace(start=lambda **_: enter(ours), stop=lambda: leave(ours))
+    return SimpleNamespace(start=lambda **_: None, stop=lambda: None)

@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -135,24 +136,10 @@ def _rms_norm(x: torch.Tensor, shape: Any, weight: torch.Tensor, eps: float) -> 
     return _RMSNorm.apply(x, weight)
 
 
-class _BiasDropoutAdd(torch.autograd.Function):
-    """A bias and the residual added in one kernel, as megatron-core compiles it on a GPU."""
-
-    @staticmethod
-    def forward(
-        context: Any, x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor
-    ) -> torch.Tensor:
-        context.bias = bias.shape
-        return torch.empty_like(residual)
-
-    @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> Any:
-        return gradient, gradient.new_empty(context.bias), gradient
-
-
 def _bias_dropout_add(x_with_bias: Any, residual: torch.Tensor, *_: Any) -> torch.Tensor:
+    """A bias and the residual added in one kernel, as megatron-core compiles it on a GPU."""
     x, bias = x_with_bias
-    return x + residual if bias is None else _BiasDropoutAdd.apply(x, bias, residual)
+    return x + residual if bias is None else (x + residual).add_(bias)
 
 
 def _swiglu_back(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -174,11 +161,7 @@ def _all_gather_object(answers: list[Any], mine: Any, group: Any = None) -> None
 def _coalescing_manager(*_: Any, **__: Any) -> Iterator[Any]:
     """Collectives one by one; the fake backend cannot take several as one call."""
 
-    class Done:
-        def wait(self) -> None:
-            pass
-
-    yield Done()
+    yield SimpleNamespace(wait=lambda: None)
 
 
 def _init_device_mesh(*args: Any, make: Callable = device_mesh.init_device_mesh, **kw: Any) -> Any:

@@ -43,10 +43,9 @@ def warmup_end(step_s: np.ndarray) -> int:
 
     First the truncation that MSER chooses (White 1997, "An effective truncation heuristic for bias
     reduction in simulation output"): the d, up to half of all, that minimises the standard error
-    of the mean of the rest, sum of squares / (n - d)^2. Spikes are cut to the bound that the last
-    half sets, so that a checkpoint near the end does not count as noise that only a longer warm-up
-    could outweigh. Then, because a warm-up is slow, only up to the last of these iterations that
-    is slow enough to be a spike of the rest: a run that slows down later keeps its fast start.
+    of the mean of the rest, sum of squares / (n - d)^2, with spikes cut to the bound that the last
+    half sets. Then only up to the last of these iterations that is slow enough to be a spike of the
+    rest: a run that slows down later keeps its fast start.
     """
     n = len(step_s)
     if n < 4:
@@ -74,12 +73,9 @@ def _median_rank(n: int) -> int:
 
 
 def median_ci95(x: np.ndarray) -> tuple[float, float] | None:
-    """A 95 % interval on the median that assumes no distribution, from order statistics.
-
-    The number of n independent points below the median is binomial(n, 1/2); the interval is from
-    the k-th smallest to the k-th largest with the largest k whose coverage is at least 95 %.
-    None below six points: even the whole range then covers less than 95 %.
-    """
+    """A 95 % interval on the median that assumes no distribution: from the k-th smallest to the
+    k-th largest, with the largest k whose coverage is at least 95 %. The number of n independent
+    points below the median is binomial(n, 1/2). None below six points, whose range covers less."""
     n = len(x)
     if n < MIN_STEADY:
         return None
@@ -96,13 +92,10 @@ def steady(
 ) -> Steady | None:
     """THE steady step time, by which every table here is made; None where nothing was timed.
 
-    1. Iterations without a time are left out, and so are those that skipped the optimizer (an
-       fp16 overflow), unless every one did.
-    2. The warm-up is found by `warmup_end` and dropped.
-    3. The median of the rest: a spike (evaluation, checkpoint) moves it by one rank at most, and
-       is counted. Its interval is `median_ci95`'s.
+    It is the median of `steady_iterations`: a spike (evaluation, checkpoint) moves it by one rank
+    at most, and is counted. Its interval is `median_ci95`'s.
 
-    `window` (first, last), inclusive, in the log's own iteration numbers, replaces 1 and 2.
+    `window` (first, last): inclusive, in the log's own iteration numbers, instead of dropping any.
     """
     step_s = np.asarray(step_s, dtype=float)
     where = steady_iterations(step_s, skipped, iteration, window)
@@ -120,8 +113,9 @@ def steady_iterations(
     iteration: np.ndarray | None = None,
     window: tuple[int, int] | None = None,
 ) -> np.ndarray:
-    """Indices of the iterations that `steady` takes the median of: its steps 1 and 2, or the
-    window. Empty where nothing was timed."""
+    """Indices of the iterations that `steady` takes the median of: those of the window, or those
+    after the warm-up, without those that skipped the optimizer (an fp16 overflow), unless every one
+    did. Empty where nothing was timed."""
     step_s = np.asarray(step_s, dtype=float)
     where = _timed(step_s, iteration, window)
     if window is not None or not len(where):

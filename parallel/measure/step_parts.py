@@ -1,45 +1,39 @@
 """Where a step's time goes, on every rank: one stack of regions, and every message counted.
 
-Off unless the run asks for it (`--breakdown`): only then does anything listen to the regions that
-the loop and the engines mark (ranges.py), and only then are process groups wrapped.
-
-**Time.** At every moment exactly one region is open, the innermost; entering one pauses the one
-around it. So the categories are exclusive and add up:
+Off unless the run asks for it (`--breakdown`). At every moment one region is open, the innermost,
+so the categories add up:
 
 data       making batches (the loop's iterator)
 move       handing them to the device
 forward    the model's forward pass; what recomputation repeats of it is backward
 backward   automatic differentiation, without the communication that happens inside it
 optimizer  unscaling, norm, clipping, update, clearing gradients
-tp dp pp embedding mixed   *exposed* communication: this thread was blocked in a call, or in the
-           wait for one (on CUDA: the compute stream was). The process group gives the axis: tp, dp
-           and pp groups vary in that coordinate alone; `embedding` ties the first and last
-           pipeline stage's copies; `mixed` spans several axes. Waiting for a slower rank is in it.
-control    exposed too: messages of at most 64 bytes, whoever sends them (losses, norms, overflow
-           flags) and barriers. Here a rank waits for the slowest of all.
-bubble     blocked in a point-to-point message for longer than it needs to travel. A message of the
-           step's size between neighbouring stages is timed before training (`transfer_s`, the best
-           of several); a wait is pp communication up to that, and pipeline bubble beyond.
-other      the rest, timed like the others: it is the region that is open when no other is.
+tp dp pp embedding mixed   *exposed* communication: this thread (on CUDA: the compute stream) was
+           blocked in a call or in the wait for one. The process group gives the axis: the ranks of
+           tp, dp and pp groups differ in that coordinate alone; `embedding` ties the first and last
+           stage's copies; `mixed` spans several axes. Waiting for a slower rank is in it.
+control    exposed too: barriers, and messages of at most 64 bytes (losses, norms, overflow flags).
+           Here a rank waits for the slowest of all.
+bubble     blocked in a pipeline's message for longer than it needs to travel (`transfer_s`, the
+           best of several, timed before training); a wait up to that is pp communication.
+other      the rest: the region that is open when no other is.
 
 On a CPU this is the clock of the thread. On CUDA an event is recorded in the compute stream at
-every change of region, and read after the loop has synchronised as it always does, at the end of
-a step: a category is what the compute stream spent between the events, idle or not, and nothing
-waits that did not before. Collectives that a library puts on a stream of its own are exposed only
-where the compute stream waits for them inside a call we see.
+every change of region, and read at the end of a step, when the loop has synchronised as it always
+does. Collectives on a stream of their own are exposed only where the compute stream waits for them
+inside a call that we see.
 
-**Messages.** Every call that Python makes goes through torch's `ProcessGroup`, however a library
-imported it, so that class is what is wrapped. C++ callers are not seen: DDP's reducer gets a hook
-that does, in Python, what it does itself, and what it leaves is the waiting of its last bucket.
+Every call that Python makes goes through torch's `ProcessGroup`, so that class is what is wrapped.
+C++ callers are not seen: DDP's reducer gets a hook that does, in Python, what it does itself.
 calls      collectives entered, and messages sent (receiving one is not a call)
-bytes      their payload; wire_bytes: what this rank sends, `volumes.wire_bytes`
-exposed_s  as above
+bytes      their payload; wire_bytes: what this rank sends, `message_bytes.wire_bytes`
 """
 
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,7 +46,6 @@ from parallel.config.layout import Layout
 from parallel.config.message_bytes import wire_bytes
 from parallel.config.settings import RunSpec
 from parallel.measure import ranges
-from parallel.measure.epoch_report import steps_per_epoch
 from parallel.record.schema import AXES, CATEGORIES
 from parallel.record.writer import BreakdownFile
 
@@ -106,18 +99,15 @@ def ddp_hook() -> Callable | None:
     """A communication hook for DistributedDataParallel, or None when no breakdown is on.
 
     It all-reduces bucket by bucket, as the reducer does without one, but sums: the reducer divides
-    while it fills a bucket, and a pass of our own would cost what we are here to measure, so the
-    engine divides its loss. After the last bucket's call nothing is left of the backward pass but
-    waiting.
+    while it fills a bucket. A pass of our own would take time, so the engine divides its loss.
     """
-    if _active is None:
+    if (breakdown := _active) is None:
         return None
-    breakdown = _active
 
     def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         work = dist.all_reduce(bucket.buffer(), async_op=True)
         if bucket.is_last():
-            breakdown.enter("dp")  # left when the backward region around it is
+            breakdown.enter("dp")  # nothing is left of backward but waiting; left when that is
         return work.get_future().then(lambda future: future.value()[0])
 
     return hook
@@ -135,7 +125,7 @@ def start(spec: RunSpec, device: torch.device, rank: int, folder: Path) -> "Brea
 
 
 class Breakdown:
-    """One rank's measurement. `lap` closes a step; each iteration line and each epoch is a row."""
+    """One rank's measurement. `lap` closes a step; each iteration line is a row."""
 
     def __init__(self, spec: RunSpec, device: torch.device, rank: int, folder: Path):
         self.spec, self.layout, self.rank = spec, spec.layout, rank
@@ -143,7 +133,6 @@ class Breakdown:
         self.transfer_s = _transfer_s(spec, device, rank) if self.layout.pp > 1 else 0.0
         self._device, self._cuda = device, device.type == "cuda"
         self._stream = torch.cuda.current_stream(device) if self._cuda else None
-        self._spare_events: list[Any] = []
         # A call that returned -> the region to be in while waiting for it.
         self._region_of: Any = weakref.WeakKeyDictionary()
         self._latest: dict[str, tuple[str, str]] = {}  # group -> kind and axis of its last call
@@ -157,8 +146,7 @@ class Breakdown:
         """The moment: seconds of the host, or an event in the compute stream."""
         if not self._cuda:
             return time.perf_counter()
-        pool = self._spare_events
-        event = pool.pop() if pool else torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
         return event
 
@@ -181,8 +169,7 @@ class Breakdown:
         self._settle()
         self._elapsed_s += step_s
         self._first = self._first or step
-        ends = (self.spec.log_interval, steps_per_epoch(self.spec))
-        if step == self.spec.steps or any(step % end == 0 for end in ends):
+        if step == self.spec.steps or step % self.spec.log_interval == 0:
             self._file.write(self._row(step))
             self._new_window()
 
@@ -200,8 +187,6 @@ class Breakdown:
             self._marks[-1][1].synchronize()
         for name, now in self._marks:
             seconds = last.elapsed_time(now) / 1000 if self._cuda else now - last
-            if self._cuda:
-                self._spare_events.append(last)
             if isinstance(name, Message):
                 travel = min(seconds, self.transfer_s) if name.waits else seconds
                 self._seconds["pp"] += travel
@@ -253,24 +238,24 @@ class Breakdown:
         else:
             self._latest[group.group_name] = kind, axis
         moves = kind in ("send", "recv") and axis == "pp"
-        region: Region = Message(waits=False) if moves else axis
-        self.enter(region)
-        try:
+        with self._within(Message(waits=False) if moves else axis):
             work = original(group, *args, **kw)
-        finally:
-            self.leave(region)
         if work is not None and n > 1:
             self._region_of[work] = Message(waits=True) if moves else axis
         return work
 
     def wait(self, original: Callable, work: Work, args: Any, kw: Any) -> Any:
         """Wait for a call, timed."""
-        region = self._region_of.get(work)
-        if region is None:
+        if (region := self._region_of.get(work)) is None:
             return original(work, *args, **kw)
+        with self._within(region):
+            return original(work, *args, **kw)
+
+    @contextmanager
+    def _within(self, region: Region) -> Iterator[None]:
         self.enter(region)
         try:
-            return original(work, *args, **kw)
+            yield
         finally:
             self.leave(region)
 
@@ -304,13 +289,15 @@ def _wrap_process_groups() -> None:
     for method, (kind, which) in _CALLS.items():
         if original := getattr(ProcessGroup, method, None):
             setattr(ProcessGroup, method, _counted(original, kind, which))
-    wait = Work.wait
+    Work.wait = _timed(Work.wait)
 
+
+def _timed(wait: Callable) -> Callable:
     @wraps(wait)
-    def timed_wait(work: Work, *args: Any, **kw: Any) -> Any:
+    def timed(work: Work, *args: Any, **kw: Any) -> Any:
         return wait(work, *args, **kw) if _active is None else _active.wait(wait, work, args, kw)
 
-    Work.wait = timed_wait
+    return timed
 
 
 def _counted(original: Callable, kind: str, which: int) -> Callable:

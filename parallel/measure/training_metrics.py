@@ -1,11 +1,7 @@
 """training_metrics.json, schema 2.0: the published GPT-2 study's fields, and ours beside them.
 
-training_metrics.schema.json describes it. Every published field keeps its name, type and meaning:
-`step_time_*` and `dataload_time_mean_sec` count micro-steps. Fields that count optimizer steps have
-that in their names. Throughput is tokens over the time of training steps alone. Start-up,
-evaluation and checkpoints have their own fields; with training and the rest they add up to the wall
-time.
-Torch-free.
+parallel/record/training_metrics.schema.json describes it. Every published field keeps its name,
+type and meaning: `step_time_*` and `dataload_time_mean_sec` count micro-steps. Torch-free.
 """
 
 import math
@@ -22,7 +18,7 @@ from models.flops import DEFAULT_CONVENTION, tflops_per_gpu
 from models.gpus import mfu
 from parallel.config.settings import gemm_precision
 from parallel.measure.steady_time import steady
-from parallel.record.schema import AXES, METRICS_VERSION, utc_now
+from parallel.record.schema import METRICS_VERSION, utc_now
 
 NOTES = {
     "steps": "Deprecated; use micro_steps and optimizer_steps for clarity.",
@@ -32,10 +28,10 @@ NOTES = {
     " --epochs all steps are one entry.",
     "summary": "startup, training, evaluation, checkpoint and other add up to total_wall_time_sec;"
     " tokens per second count training alone.",
-    "dataset_subset_sizes": "tokens",
-    "shutdown": "What follows the writing of this file.",
 }
 _VERSIONS = ("python", "torch", "transformers", "deepspeed")
+_PEAKS = {"cuda_mem_allocated": "allocated", "cuda_mem_reserved": "reserved"}
+_PEAKS |= {"resident": "resident"}
 
 
 @dataclass(frozen=True)
@@ -44,10 +40,8 @@ class Measured:
 
     startup_s: from the program's start to the first step. evaluation_s, checkpoint_s: what the
     training waited for them. wall_s: all of it. data_s: waiting for training batches; None where an
-    earlier attempt did not say. exposed_communication_s: what no computation hid, of the rank
-    with the most of it; None without a breakdown of every rank. energy_j: joules while training.
-    peak, peak_all: most bytes of rank 0 and of any rank, by kind (allocated and reserved on CUDA,
-    resident on CPU).
+    earlier attempt did not say. energy_j: joules from the first step on. peak, peak_all: most bytes
+    of rank 0 and of any rank, by kind (allocated and reserved on CUDA, resident on CPU).
     validations: (optimizer steps done, loss).
     """
 
@@ -59,7 +53,6 @@ class Measured:
     peak: dict[str, int]
     peak_all: dict[str, int]
     validations: list[tuple[int, float]]
-    exposed_communication_s: float | None = None
     energy_j: float | None = None
     energy_source: str = "none"
 
@@ -70,7 +63,12 @@ def training_metrics(
     """The document; `facts` is run.json, `steps` the rows of steps.csv."""
     host, epochs = facts["host"], facts["spec"]["epochs"] or 1
     per_epoch = -(-len(steps) // epochs)
-    validations = measured.validations
+    parts = {
+        "startup_time_sec": measured.startup_s,
+        "training_time_sec": _seconds(steps),
+        "evaluation_time_sec": measured.evaluation_s,
+        "checkpoint_time_sec": measured.checkpoint_s,
+    }
     return {
         "schema_version": METRICS_VERSION,
         "run_id": f"{facts['started_utc'].replace('-', '').replace(':', '')}-{facts['run']}",
@@ -98,11 +96,11 @@ def training_metrics(
         ],
         "summary": {
             "total_wall_time_sec": measured.wall_s,
-            "best_val_loss": min((loss for _, loss in validations), default=None),
+            "best_val_loss": min((loss for _, loss in measured.validations), default=None),
             "mean_tokens_per_sec_global": _tokens(steps) / _seconds(steps),
-            **_time(steps, measured),
+            **parts,
+            "other_time_sec": measured.wall_s - sum(parts.values()),
             **_speed(facts, steps),
-            "exposed_communication_time_sec": measured.exposed_communication_s,
             "energy_joules": measured.energy_j,
             "energy_source": measured.energy_source,
         },
@@ -121,12 +119,11 @@ def training_metrics(
 
 
 def _training_config(facts: dict[str, Any]) -> dict[str, Any]:
-    spec, layout, model = facts["spec"], facts["layout"], facts["model"]
-    config = _config(facts)
+    spec, layout, data = facts["spec"], facts["layout"], facts["data"]
+    model = _config(facts)
     return {
-        "model_name": name_of(config, spec["preset"]) or f"{config.n_params} parameters",
-        "model_size": f"n_layer={model['n_layer']}, n_head={model['n_head']},"
-        f" n_embd={model['hidden']}",
+        "model_name": name_of(model, spec["preset"]) or f"{model.n_params} parameters",
+        "model_size": f"n_layer={model.n_layer}, n_head={model.n_head}, n_embd={model.hidden}",
         "seq_len": spec["seq_len"],
         "epochs": spec["epochs"] or 1,
         "micro_batch_size_per_gpu": layout["micro_batch"],
@@ -137,11 +134,8 @@ def _training_config(facts: dict[str, Any]) -> dict[str, Any]:
         "precision": spec["precision"],
         "deepspeed_enabled": spec["engine"].startswith("deepspeed"),
         "zero_stage": layout["zero_stage"],
-        "dataset_name": facts["data"]["path"],
-        "dataset_subset_sizes": {
-            "train": facts["data"]["train_tokens"],
-            "val": facts["data"]["val_tokens"],
-        },
+        "dataset_name": data["path"],
+        "dataset_subset_sizes": {"train": data["train_tokens"], "val": data["val_tokens"]},
     }
 
 
@@ -165,15 +159,6 @@ def ended_in_nan(steps: list[dict[str, Any]], validations: list[tuple[int, float
     return ""
 
 
-def exposed_s(ranks: dict[int, list[dict[str, Any]]], world_size: int, steps: int) -> float | None:
-    """Seconds of exposed communication in read_breakdown's rows, of the rank with the most of it;
-    None where a rank's rows are missing, or those of some of the `steps`."""
-    covered = [sum(w["last_step"] - w["first_step"] + 1 for w in rows) for rows in ranks.values()]
-    if len(ranks) < world_size or min(covered) < steps:
-        return None
-    return max(sum(row[f"{axis}_s"] for row in rows for axis in AXES) for rows in ranks.values())
-
-
 def _tokens(steps: list[dict[str, Any]]) -> int:
     return sum(s["tokens"] for s in steps)
 
@@ -189,9 +174,9 @@ def _epoch(
     times = sorted(s["step_s"] for s in steps)
     step_s = {"mean": statistics.fmean(times), "p50": statistics.median(times)}
     step_s["p95"] = times[int(0.95 * len(times))]
-    last = steps[-1]["step"]
-    val_losses = [v for done, v in measured.validations if steps[0]["step"] <= done <= last]
-    every = facts["spec"]["steps"] * n_micro  # micro-steps of the whole run
+    first, last = steps[0]["step"], steps[-1]["step"]
+    val_losses = [loss for done, loss in measured.validations if first <= done <= last]
+    peaks = {"rank0": measured.peak, "global": measured.peak_all}
     return {
         "epoch_idx": number,
         "epoch_wall_time_sec": _seconds(steps),
@@ -202,15 +187,16 @@ def _epoch(
         "tokens_per_sec_global": _tokens(steps) / _seconds(steps),
         "train_loss_avg_global": statistics.fmean(s["loss"] for s in steps),
         "val_loss_avg_global": val_losses[-1] if val_losses else None,
-        "max_cuda_mem_allocated_bytes_rank0": measured.peak.get("allocated"),
-        "max_cuda_mem_reserved_bytes_rank0": measured.peak.get("reserved"),
-        "max_cuda_mem_allocated_bytes_global": measured.peak_all.get("allocated"),
-        "max_cuda_mem_reserved_bytes_global": measured.peak_all.get("reserved"),
-        "max_resident_bytes_rank0": measured.peak.get("resident"),
-        "max_resident_bytes_global": measured.peak_all.get("resident"),
+        **{
+            f"max_{name}_bytes_{ranks}": peak.get(kind)
+            for name, kind in _PEAKS.items()
+            for ranks, peak in peaks.items()
+        },
         **{f"step_time_{which}_sec": s / n_micro for which, s in step_s.items()},
         **{f"optimizer_step_time_{which}_sec": s for which, s in step_s.items()},
-        "dataload_time_mean_sec": None if measured.data_s is None else measured.data_s / every,
+        "dataload_time_mean_sec": None
+        if measured.data_s is None
+        else measured.data_s / (facts["spec"]["steps"] * n_micro),
     }
 
 
@@ -226,16 +212,6 @@ def _deepspeed(facts: dict[str, Any]) -> dict[str, Any]:
             "zero_stage": facts["layout"]["zero_stage"],
         },
     }
-
-
-def _time(steps: list[dict[str, Any]], measured: Measured) -> dict[str, float]:
-    parts = {
-        "startup_time_sec": measured.startup_s,
-        "training_time_sec": _seconds(steps),
-        "evaluation_time_sec": measured.evaluation_s,
-        "checkpoint_time_sec": measured.checkpoint_s,
-    }
-    return parts | {"other_time_sec": measured.wall_s - sum(parts.values())}
 
 
 def _config(facts: dict[str, Any]) -> GPTConfig:

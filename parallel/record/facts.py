@@ -115,12 +115,10 @@ def profiler(
     Nsight Systems sets NSYS_PROFILING_SESSION_ID for what it runs.
     """
     by_nsys = "NSYS_PROFILING_SESSION_ID" in environment
-    if spec.profile_mode == "torch":
+    if spec.profile_steps is not None:
         tool = "nsys and torch" if by_nsys else "torch"
-        return {"tool": tool, "steps": spec.profile_steps, "ranks": spec.profile_ranks}
-    if by_nsys or spec.profile_mode == "nvtx":
-        return {"tool": "nsys" if by_nsys else "nvtx", "steps": "all", "ranks": "all"}
-    return None
+        return {"tool": tool, "steps": spec.profile_steps, "ranks": "0"}
+    return {"tool": "nsys", "steps": "all", "ranks": "all"} if by_nsys else None
 
 
 def launcher_metadata(launch: Launch) -> dict[str, Any]:

@@ -9,7 +9,6 @@ checkpoints/           the checkpoints themselves (parallel/checkpoint/folders.p
 training_metrics.json  the summary (schema 2.0), when the run completed
 RUN_COMPLETE.txt       only when it truly completed
 breakdown/rank<r>.csv  with --breakdown: where the time went, one row per window of steps
-breakdown/epochs.log   the same per epoch and rank, as it was printed
 status.json            running, complete, interrupted (saved; can go on) or failed; why, as a kind
                        (ends.py lists them) and in words
 attempts/<n>/          the files of earlier runs in the same folder; nothing is lost

@@ -224,10 +224,6 @@ class RunFolder:
             _end_line(self.path / schema.CHECKPOINTS)
             _append(self.path / schema.CHECKPOINTS, schema.CHECKPOINT_COLUMNS, row)
 
-    def epochs(self, lines: list[str]) -> None:
-        """Write breakdown/epochs.log."""
-        (self.path / "breakdown" / "epochs.log").write_text("\n".join(lines) + "\n")
-
     def sync(self) -> None:
         """Bring train.log and steps.csv to the disk, up to their last line.
 

@@ -74,7 +74,7 @@ def foreign_logs() -> list[Path]:
 
 @functools.cache
 def own_logs() -> list[Path]:
-    names = ("train.log", "epochs.log", "training_metrics.json")
+    names = ("train.log", "training_metrics.json")
     return sorted(p for name in names for p in OWN.rglob(name))
 
 

@@ -93,7 +93,7 @@ def measure(settings: dict[str, Any]) -> None:
     dist.init_process_group("gloo")
     rank, spec = dist.get_rank(), spec_of(settings)
     ids = np.arange(4096, dtype=np.uint16) % SMALL["vocab_size"]
-    tokens = token_files.Tokens(ids, "", "", None, None)
+    tokens = token_files.Tokens(ids, "")
     before = set(storages())
     ranges.listeners.append(_AfterBackward(lambda: count()))
     engine = engines.load(spec, torch.device("cpu"), "torch")
