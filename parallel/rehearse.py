@@ -10,9 +10,6 @@ The engine's own code runs with tensors that have shapes but no storage, as one 
 command prints what that rank holds at its peak and its messages, beside what the formulas of
 memory.py and message_bytes.py in parallel/config/ say. The exit status is 1 when a rank could not
 train its step or needs more memory than the cluster's card has.
-
---rank: first-and-last (of the pipeline's stages), all-stages, worst (of the stage that has the
-highest peak by formula), or numbers with commas.
 """
 
 import argparse
@@ -53,11 +50,8 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers"
 
 @dataclass
 class Rehearsal:
-    """One rank's rehearsal.
-
-    error: why the step could not be trained, and where; "" when it could. peak: kind -> bytes.
-    messages: axis -> (calls, bytes). seconds: what the rehearsal itself took of a core.
-    """
+    """One rank's. error: why the step could not be trained, and where, or "". peak: kind -> bytes.
+    messages: axis -> (calls, bytes). seconds: what the rehearsal itself took of a core."""
 
     rank: int
     stage: int
@@ -70,7 +64,7 @@ class Rehearsal:
 
 
 class Comparison(NamedTuple):
-    """A number of the rehearsal beside the formula's; None where there is no formula."""
+    """A number of the rehearsal beside the formula's, which may be None."""
 
     what: str
     rehearsed: float
@@ -265,8 +259,10 @@ def ranks_of(spec: RunSpec, asked: str) -> list[int]:
     """
     last, world = spec.pp - 1, spec.layout.world_size
     stages = {"all-stages": range(spec.pp), "first-and-last": {0, last}}
-    if asked == "worst":
-        stages["worst"] = [worst_stage(spec)]
+    if asked == "worst":  # by formula; of the middle stages, the first holds the most micro-batches
+        some = sorted({0, min(1, last), last})
+        peaks = [sum(memory_by_formula(spec, stage).values()) for stage in some]
+        stages["worst"] = [some[peaks.index(max(peaks))]]
     if asked in stages:
         return [stage * (world // spec.pp) for stage in sorted(stages[asked])]
     numbers = asked.split(",")
@@ -276,13 +272,6 @@ def ranks_of(spec: RunSpec, asked: str) -> list[int]:
             f" {asked!r}: the ranks of {spec.name} are 0 to {world - 1}"
         )
     return sorted(set(map(int, numbers)))
-
-
-def worst_stage(spec: RunSpec) -> int:
-    """The stage with the highest peak by formula. Of the middle stages, the first holds the most
-    micro-batches."""
-    stages = sorted({0, min(1, spec.pp - 1), spec.pp - 1})
-    return max(stages, key=lambda stage: sum(memory_by_formula(spec, stage).values()))
 
 
 def runs_of(arguments: argparse.Namespace) -> tuple[dict[str, RunSpec], float | None]:
@@ -319,7 +308,8 @@ def main(argv: list[str] | None = None) -> int:
         "--run-name", dest="runs", nargs="+", metavar="NAME", help="... and its runs (default: all)"
     )
     parser.add_argument("--cluster", metavar="NAME", help="the cluster whose card it must fit")
-    parser.add_argument("--rank", default="first-and-last", metavar="RANKS", help="see above")
+    about = "first-and-last (stage), all-stages, worst (by formula), or numbers with commas"
+    parser.add_argument("--rank", default="first-and-last", metavar="RANKS", help=about)
     parser.add_argument("--format", choices=("text", "json"), default="text", help="how to print")
     add_flags(parser)
     arguments = parser.parse_args(argv)
@@ -328,7 +318,7 @@ def main(argv: list[str] | None = None) -> int:
     if card_gb is None:
         print("no card is known, so nothing is checked to fit (give --cluster)", file=sys.stderr)
     import_libraries(spec for spec in runs.values() if not unable(spec))
-    failed, advice, rows = [], "", []
+    failed, rows = [], []
     for at, (name, rank) in enumerate(work, start=1):
         spec = runs[name]
         if why := unable(spec):
@@ -339,8 +329,6 @@ def main(argv: list[str] | None = None) -> int:
         print(doing, file=sys.stderr, flush=True)
         rehearsal = rehearse_apart(spec, rank)
         over = too_much(rank, rehearsal.stage, rehearsal.peak, card_gb)
-        if over:
-            advice = "; python -m analysis.plan finds layouts that fit"
         if rehearsal.error or over:
             failed.append(f"{name} rank {rank}")
         if arguments.format == "text":
@@ -352,8 +340,8 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.format == "json":
         print(json.dumps({"ranks": rows}, indent=2))
     if failed:
-        why = f"cannot train a step or does not fit: {', '.join(failed)}{advice}"
-        warn("parallel.rehearse", why)
+        why = f"cannot train a step or does not fit: {', '.join(failed)}"
+        warn("parallel.rehearse", f"{why} (python -m analysis.plan finds layouts that fit)")
     return int(bool(failed))
 
 

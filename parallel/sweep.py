@@ -17,13 +17,11 @@ A run with save_interval that was stopped goes on from its newest checkpoint. <r
 holds what a run printed. The exit status is 1 when a run failed; the others still run.
 
 At the end `python -m analysis.tflops` prints the study's table and, where the extra `page` is
-installed, `python -m analysis.page` writes the offline page study.html; then the commands to type
-next. analysis decides what is comparable; nothing of it is imported.
+installed, `python -m analysis.page` writes the offline page study.html.
 """
 
 import contextlib
 import importlib.util
-import shlex
 import subprocess
 import sys
 import time
@@ -157,27 +155,12 @@ def sweep(study: Study, names: list[str], out: Path, fresh: bool, srun: bool = F
     return failed
 
 
-def report(out: Path, is_weak: bool) -> None:
-    """Have analysis print the table and write out/study.html where it can; then the next commands.
-    is_weak: the batch grows with the GPUs."""
-    commands = ["tflops"]
-    if importlib.util.find_spec("vl_convert"):
-        commands.append("page")
-    for command in commands:
+def report(out: Path) -> None:
+    """Have analysis print the table and write out/study.html where it can, in processes of its own:
+    it decides what is comparable."""
+    for command in ("tflops", "page") if importlib.util.find_spec("vl_convert") else ("tflops",):
         words = [sys.executable, "-m", f"analysis.{command}", str(out)]
         subprocess.run(words, env=forked_ranks.environment(), stdin=subprocess.DEVNULL, check=False)
-    following = {
-        "parity --check": "are the losses the same?",
-        "compare": "which is fastest, or is it noise?",
-        "plots": "pictures",
-    }
-    if is_weak:
-        del following["parity --check"]  # runs of other batches have other losses
-        following = {"scaling": "what is kept of the speed?"} | following
-    print("\nnext:")
-    for command, purpose in following.items():
-        print(f"  python -m analysis.{command} {shlex.quote(str(out))}  # {purpose}")
-    sys.stdout.flush()
 
 
 @command_line("parallel.sweep")
@@ -211,10 +194,7 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"left out: more than {arguments.max_gpus} GPUs: {', '.join(larger)}")
         out = arguments.logs / study.name
         failed = sweep(study, names, out, arguments.fresh, arguments.srun)
-        specs = [study.run(name) for name in names]
-        batches = {spec.layout.global_batch for spec in specs}
-        per_gpu = {spec.layout.global_batch / spec.gpus for spec in specs}
-        report(out, is_weak=len(per_gpu) == 1 < len(batches))
+        report(out)
     except KeyboardInterrupt:
         print("parallel.sweep: interrupted; run it again to go on", file=sys.stderr)
         return 130

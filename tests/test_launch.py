@@ -27,9 +27,8 @@ def test_each_launcher_is_understood():
     torchrun = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
     torchrun |= {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
     assert detect(torchrun) == Launch(3, 8, 1, 2, "torchrun")
-    assert detect({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_SIZE": "4"}) == Launch(
-        3, 8, 3, 4, "environment"
-    )
+    deepspeed = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_SIZE": "4"}
+    assert detect(deepspeed) == Launch(3, 8, 3, 4, "environment")
     assert detect(SRUN) == Launch(5, 8, 1, 4, "srun")
     assert detect(SRUN | torchrun) == detect(torchrun)  # torchrun inside a job
     in_script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}

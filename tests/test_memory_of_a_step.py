@@ -1,6 +1,5 @@
 """Bytes of a step agree with what others published, and respond to the split as they must."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -25,12 +24,8 @@ def test_activations_have_the_published_shares():
     path = ROOT / "logs" / "published" / "korthikanti22_fig7_activation_pct.csv"
     published = {row.text("model"): row for row in read_csv(path, ("model",)).rows}
     shapes = {"22B": (6144, 64), "175B": (12288, 96), "530B": (20480, 128), "1T": (25600, 160)}
-    cases = {
-        "seq_parallel": (0, True),
-        "selective": (1, False),
-        "seq_and_selective": (1, True),
-        "full_recompute": (2, False),
-    }
+    cases = {"seq_parallel": (0, True), "selective": (1, False)}
+    cases |= {"seq_and_selective": (1, True), "full_recompute": (2, False)}
     for model, (hidden, heads) in shapes.items():
         sizes = {"hidden": hidden, "heads": heads, "layers": 1, "vocab": 51200, "seq": 2048}
         whole = memory.kept_per_layer(columns(**sizes, tp=8))
@@ -85,31 +80,6 @@ def test_states_and_activations_are_megatrons(name, tp, pp, vpp, dp, micro_batch
     assert held == pytest.approx(states, rel=1e-3)
     error = (parts["activations"] + parts["logits"]) / kept - 1
     assert abs(error) < 0.02 if pp > 1 else 0 < error < 0.25
-
-
-def test_states_are_deepspeeds():
-    """ZeRO 2 to a byte a parameter; ZeRO 3 but for the weights that are gathered at a time."""
-    from parallel.engines import deepspeed_common  # noqa: F401  (sets the accelerator first)
-
-    from deepspeed.runtime.zero import stage3, stage_1_and_2  # isort: skip
-
-    config, n = PRESETS["7.5b"], PRESETS["7.5b"].n_params
-    table = config.vocab_size * config.hidden  # their largest layer
-    for stage, offload in ((2, 1), (3, 0), (3, 2)):
-        x = columns(config, dp=64, zero_stage=stage, offload=offload, deepspeed=True)
-        ours = float(sum(memory.states(x, n * np.ones(1)).values())[0])
-        # A tenth of the 16-bit gradients is on its way to the host.
-        passing = 0.2 / 64 * n * (offload > 0)
-        if stage == 2:
-            theirs = stage_1_and_2.estimate_zero2_model_states_mem_needs(n, 8, 8, offload > 0)[1]
-            assert ours - passing == pytest.approx(theirs, rel=1e-4)
-        else:
-            _, theirs, _ = stage3.estimate_zero3_model_states_mem_needs(
-                n, table, 8, 8, offload > 0, offload == 2, zero_init=True
-            )
-            gathered = 2e9 - 4 * table  # ours: 1e9 parameters in 16 bits; theirs
-            rest = passing - (2.0 / 64 * n if not offload else 0)  # 16 bytes of ours against 18
-            assert ours - theirs - gathered == pytest.approx(rest, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -68,10 +68,8 @@ def without_storage(rank: int, world_size: int) -> Iterator[None]:
 
 
 class OneCopy(nn.Module):
-    """In the place of DistributedDataParallel, whose C++ reducer reads storages.
-
-    Its buckets hold all gradients from the start; its all-reduces are not counted.
-    """
+    """In the place of DistributedDataParallel, whose C++ reducer reads storages. Its buckets hold
+    all gradients from the start; its all-reduces are not counted."""
 
     def __init__(self, module: nn.Module, **_: Any):
         super().__init__()
@@ -180,9 +178,8 @@ def _tensor(data: Any, *args: Any, make: Callable = torch.tensor, **kwargs: Any)
 
 def held_part(parameter: nn.Parameter) -> torch.Tensor:
     """What this rank holds of a parameter: FSDP2's shard, ZeRO-3's partition, or all of it."""
-    if isinstance(parameter, DTensor):
-        return parameter.to_local()
-    return getattr(parameter, "ds_tensor", parameter)
+    is_shard = isinstance(parameter, DTensor)
+    return parameter.to_local() if is_shard else getattr(parameter, "ds_tensor", parameter)
 
 
 class Memory(TorchDispatchMode):
@@ -254,15 +251,11 @@ class Memory(TorchDispatchMode):
         self._add(*entry)
         weakref.finalize(storage, self._free, entry)
 
-    def _total(self) -> int:
-        """Bytes of the GPU."""
-        return self.held.total() - self.held[HOST]
-
     def _add(self, kind: str, size: int) -> None:
         self.held[kind] += size
-        total = self._total()
-        if total > self._most:
-            self._most, self.peak = total, dict(self.held)
+        on_gpu = self.held.total() - self.held[HOST]
+        if on_gpu > self._most:
+            self._most, self.peak = on_gpu, dict(self.held)
 
     def _free(self, entry: list[Any]) -> None:
         self.held[entry[0]] -= entry[1]
@@ -302,5 +295,5 @@ class Memory(TorchDispatchMode):
 
     def restart(self) -> None:
         """Forget the peak of what came before: a step begins."""
-        self.regions = ["step"]
-        self._most, self.peak = self._total(), dict(self.held)
+        self.regions, self._most = ["step"], 0
+        self._add(HOST, 0)
