@@ -77,10 +77,9 @@ def test_megatron_indexed_pair_is_read(tmp_path):
     for document in documents:
         builder.add_document(document, [len(document)])
     builder.finalize(str(tmp_path / "text_document.idx"))
-    for path in (tmp_path / "text_document", tmp_path / "text_document.idx"):
-        loaded = token_files.load(path, seq_len=8, vocab_size=500)
-        both = np.concatenate([loaded.train.ids, loaded.val.ids])
-        assert np.array_equal(both, np.concatenate(documents))
+    loaded = token_files.load(tmp_path / "text_document", seq_len=8, vocab_size=500)
+    both = np.concatenate([loaded.train.ids, loaded.val.ids])
+    assert np.array_equal(both, np.concatenate(documents))
 
 
 def batches_of(tokens, layout: Layout, seed: int = 1, step: int = 0) -> set[tuple]:
