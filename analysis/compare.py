@@ -48,7 +48,6 @@ from base.errors import UsageError, command_line, warn
 from parallel.measure.steady_time import steady_iterations
 
 RESAMPLES = 10_000
-AT_ONCE = 2**20  # step times that are resampled at once: more would only take memory
 RUNS, PAIRS, BLOCKS = "runs", "pairs of runs", "blocks of iterations"  # what is resampled
 FEW_REPEATS = 3  # below this many runs a side, blocks of iterations are resampled instead
 COLUMNS = [
@@ -142,19 +141,18 @@ def compare(
 
 def _block_medians(runs: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
     """Medians of RESAMPLES series made of blocks drawn, with replacement, from each run."""
-    blocks = [max(1, int(round(len(x) ** 0.5))) for x in runs]
+    sizes = [max(1, int(round(len(x) ** 0.5))) for x in runs]
     starts = [
-        rng.integers(0, len(x) - block + 1, (RESAMPLES, -(-len(x) // block)))
-        for x, block in zip(runs, blocks, strict=True)
+        rng.integers(0, len(x) - size + 1, (RESAMPLES, -(-len(x) // size), 1))
+        for x, size in zip(runs, sizes, strict=True)
     ]
-    rows = max(1, AT_ONCE // sum(map(len, runs)))
     medians = np.empty(RESAMPLES)
-    for first in range(0, RESAMPLES, rows):
-        pieces = []
-        for x, block, begin in zip(runs, blocks, starts, strict=True):
-            index = begin[first : first + rows, :, None] + np.arange(block)
-            pieces.append(x[index.reshape(len(index), -1)[:, : len(x)]])
-        medians[first : first + rows] = np.median(np.concatenate(pieces, axis=1), axis=1)
+    for i in range(RESAMPLES):  # all at once would take gigabytes for long runs
+        pieces = [
+            x[(begin[i] + np.arange(size)).ravel()[: len(x)]]
+            for x, size, begin in zip(runs, sizes, starts, strict=True)
+        ]
+        medians[i] = np.median(np.concatenate(pieces))
     return medians
 
 

@@ -187,12 +187,13 @@ def curve(
 def _row(side: Side, base: Side, scaling: str) -> dict[str, Any]:
     ratio = against(side, base, scaling)
     fastest_s, slowest_s = min(side.seconds), max(side.seconds)
-    share, no_share = None, None
-    if ratio.speedup and (share := karp_flatt(ratio.speedup, side.gpus / base.gpus)) is not None:
+    share = karp_flatt(ratio.speedup, side.gpus / base.gpus) if ratio.speedup else None
+    is_share = share is not None and 0 <= share <= 1
+    no_share = None
+    if share is not None and not is_share:
+        no_share = "no serial share: the efficiency is 1 or too little above it to be sure of"
         if share > 1:
             no_share = "no serial share, slower than the baseline on more GPUs"
-        elif share < 0:
-            no_share = "no serial share: the efficiency is 1 or too little above it to be sure of"
     return {
         "run": side.name,
         "gpus": side.gpus,
@@ -203,7 +204,7 @@ def _row(side: Side, base: Side, scaling: str) -> dict[str, Any]:
         "slowest_s": slowest_s,
         "speedup": ratio.speedup,
         "efficiency": ratio.efficiency,
-        "serial": None if no_share else share,
+        "serial": share if is_share else None,
         "note": ratio.why or ratio.note or no_share,
         "above": ratio.note,
         "missing": dict.fromkeys(MARKED, ratio.why) if ratio.why else {},
