@@ -12,7 +12,7 @@ them is written by this command and by nobody else. NAME is one of
     file PATH...                Markdown tables that benchmarks wrote
     jeanzay FIRST-LAST          published rows of these lines, recomputed
     real-logs                   published logs, read
-    repeats | checkpoints | big-purple | t4 | bucket-ab | epochs | sc21-days
+    repeats | checkpoints | big-purple | t4 | bucket-ab | epochs
 
 Paths are relative to the repository. `--check` writes nothing, prints the first lines that differ
 and exits 1 when a file is stale.
@@ -38,7 +38,7 @@ _OPEN = re.compile(r"^<!-- report: (\S.*?) -->[ \t]*$")
 _CLOSE = "<!-- /report -->"
 SHOWN = 20  # lines of a difference
 COMMANDS = ("tflops", "scaling", "compare", "parity", "breakdown", "plan")
-PUBLISHED = "real-logs repeats checkpoints big-purple t4 bucket-ab epochs sc21-days".split()
+PUBLISHED = "real-logs repeats checkpoints big-purple t4 bucket-ab epochs".split()
 
 
 def _printed(name: str, arguments: list[str]) -> str:

@@ -20,7 +20,7 @@ from base.errors import UsageError
 from base.files import ROOT
 from base.storage import checkpoint_bytes, state_bytes, weights_bytes
 from models.config import PRESETS, GPTConfig
-from models.flops import CONVENTIONS, stated_size_tflops, tflops_per_gpu
+from models.flops import stated_size_tflops, tflops_per_gpu
 from models.gpus import mfu
 from parallel.config.layout_arrays import columns as step_columns
 
@@ -31,7 +31,6 @@ EPOCHS = "gpt_epochs.csv"
 REAL_LOGS = "real_logs.csv"
 CHECKPOINTS = "seed003_checkpoint_save.csv"
 BIG_PURPLE = "big-purple-v100"  # of slurm/clusters.toml
-SC21_DAYS = "narayanan_sc21_table2.csv"
 
 
 def _rows(name: str) -> list[Row]:
@@ -348,25 +347,3 @@ def epochs() -> Table:
     ]
     notes = ["nothing is predicted: neither model, sequence length nor GPU is published"]
     return Table(columns, rows, notes=notes)
-
-
-def sc21_days() -> Table:
-    """SC'21 table 2: days for 300 billion tokens, published, and by equation 3 and its TFLOP/s."""
-    source = _rows(SC21_DAYS)
-    runs = _frame(source, "params_b", "gpus", "tflops", "layers", "hidden", "heads")
-    runs["engine"] = [row.text("engine") for row in source]
-    notes = [row.text("notes") for row in source]
-    runs["published"] = [float(re.search(r"300B tokens (\d+) days", text)[1]) for text in notes]
-    shapes = runs[["layers", "hidden", "heads"]].astype(int).itertuples(index=False)
-    configs = [GPTConfig(*shape, vocab_size=51200, max_seq_len=2048) for shape in shapes]
-    flops = np.array([300e9 * CONVENTIONS["sc21"](config, 2048, True) for config in configs])
-    runs["days"] = flops / (runs.tflops * 1e12 * runs.gpus) / 86400
-    columns = [
-        Column("engine", "engine"),
-        Column("params_b", "size (B)", "g"),
-        Column("gpus", "GPUs", ".0f"),
-        Column("tflops", "TFLOP/s/GPU published", ".0f"),
-        Column("published", "days published", ".0f"),
-        Column("days", "recomputed (sc21)", ".1f"),
-    ]
-    return Table(columns, runs.to_dict("records"))
