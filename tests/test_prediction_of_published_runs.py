@@ -7,7 +7,6 @@ import pytest
 
 from analysis import calibrate
 from analysis.planner import calibration, fitting, timemodel
-from base.errors import UsageError
 from base.files import ROOT, read_toml
 from benchmarks.planner import held_out
 from benchmarks.planner import published_rows as rows
@@ -176,19 +175,13 @@ def test_a_row_does_not_influence_its_own_prediction(shared):
     assert held_out.fit_some(table, known, 20, "A100")[0].constants == before
 
 
-def test_repeat_noise_is_the_best_that_one_number_can_do(tmp_path):
-    """Identical 52B runs at 129, 217, 125 and 225 s: about 21 %."""
-    header = (
-        "id,cluster,gpu_type,gpus,layers,hidden,heads,tp,pp,micro_batch,global_batch,"
-        "seconds_per_iteration"
-    )
-    lines = [f"r{t},Jean Zay,V100,64,64,8192,32,4,16,4,1024,{t}" for t in (129, 217, 125, 225)]
-    path = tmp_path / "rows.csv"
-    path.write_text("\n".join([header, *lines]) + "\n")
-    table = rows.read_rows([path])
-    nothing = np.ones(4)
-    found = held_out.HeldOut(table, np.arange(4), nothing, nothing).errors(table.measured)
-    assert found["noise"] == pytest.approx(0.21, abs=0.01)
+def test_a_run_is_slow_where_an_identical_one_was_1_3_times_as_fast(tmp_path):
+    """Jean Zay's identical 52B runs at 129, 217, 125 and 225 s."""
+    one_row(tmp_path)
+    head, row = (tmp_path / "rows.csv").read_text().splitlines()
+    again = [row.replace("a,", f"{t},", 1).replace("14.7", str(t)) for t in (129, 217, 125, 225)]
+    (tmp_path / "rows.csv").write_text("\n".join([head, *again]) + "\n")
+    table = rows.read_rows([tmp_path / "rows.csv"])
     assert rows.healthy(table).tolist() == [True, False, True, False]
 
 
@@ -222,14 +215,6 @@ def test_a_clusters_runs_are_fitted_from_a_table(tmp_path, capsys):
         table.write_text(good.replace(cell, wrong))
         assert calibrate.main([*flags, "--force"]) == 2
         assert said in capsys.readouterr().err
-
-
-def test_an_unknown_card_is_left_out_with_its_reason(tmp_path):
-    path = tmp_path / "rows.csv"
-    names = "id,gpu_type,gpus,layers,hidden,tp,pp,micro_batch,global_batch,seconds_per_iteration"
-    path.write_text(f"{names}\na,X9000,8,24,2048,1,1,1,8,1.0\n")
-    with pytest.raises(UsageError, match="unknown GPU 'X9000'"):
-        rows.read_rows([path])
 
 
 def runs_of_many_layouts(n):

@@ -11,7 +11,6 @@ from analysis.planner.timemodel import Machine
 from base.errors import UsageError
 from models import flops
 from models.config import GPTConfig
-from models.gpus import planning_gpu
 from parallel.config.layout_arrays import FAMILIES, columns
 
 # Every efficiency one, every latency and penalty none: what is left are the model's own numbers.
@@ -36,9 +35,6 @@ def ideal(**constants):
 
 def x_of(**given):
     return columns(CONFIG, **given)
-
-
-# --- a layer on one GPU ---------------------------------------------------------------------------
 
 
 # 2 of 4 heads for keys and values, heads of 96 numbers in 256, and a gate
@@ -116,8 +112,6 @@ def test_the_loss_passes_over_fp32_logits_in_sixty_bytes_each():
         ragged = timemodel.logits(x_of(vocab=50257, tp=tp), ENDLESS, IDEAL)
         assert one(ragged) * 1e12 == pytest.approx(6 * 128 * 256 * words)
 
-
-# --- context parallelism --------------------------------------------------------------------------
 
 KV = 2 * 128 * 256 * 2  # bytes of a layer's keys and values: two of SBH numbers in half precision
 
@@ -203,15 +197,11 @@ def test_a_layer_counts_attention_thrice_and_once_more_where_it_is_recomputed():
         assert one(found) == pytest.approx(one(passes * (rest + 0.5) + cores * core))
 
 
-# --- messages -------------------------------------------------------------------------------------
-
-
 def test_a_ring_over_more_nodes_is_as_much_slower_as_jean_zays_was():
     """NCCL's all-reduces of Jean Zay: 10.6 GB/s on 4 nodes, 6.9 on 16."""
     four, sixteen = (timemodel.outside_rate(n, ENDLESS, IDEAL) for n in (4, 16))
     assert sixteen / four == pytest.approx(6.9 / 10.6, rel=0.02)
-    assert timemodel.outside_rate(0.5, ENDLESS, IDEAL) == 1e9
-    assert timemodel.outside_rate(1, ENDLESS, ideal(network=0.5)) == 0.5e9
+    assert timemodel.outside_rate(0.5, ENDLESS, ideal(network=0.5)) == 0.5e9
 
 
 def test_wires_of_a_mesh_are_owned_by_the_cards_they_join():
@@ -219,7 +209,6 @@ def test_wires_of_a_mesh_are_owned_by_the_cards_they_join():
     for n, share in ((1, 1 / 7), (2, 1 / 7), (4, 3 / 7), (8, 1), (16, 1)):
         assert timemodel.inside_rate(n, 8, mesh, IDEAL) == pytest.approx(7e9 * share)
         assert timemodel.inside_rate(n, 8, switch, ideal(link=0.5)) == 3.5e9
-    assert timemodel.inside_rate(1, 1, mesh, IDEAL) == 7e9
 
 
 def test_an_all_reduce_takes_what_nccl_tests_call_its_bus_bandwidth():
@@ -230,8 +219,6 @@ def test_an_all_reduce_takes_what_nccl_tests_call_its_bus_bandwidth():
         assert inside == pytest.approx(2 + 2 * 7 / 8 * 1e9 / 2e9)
         outside = timemodel.all_reduce(16, 1e9, 8, machine, IDEAL)
         assert outside == pytest.approx(2 * 15 / 16 * 1e9 / rate)
-    mesh = Machine(1e12, 1e9, 7e9, 1e9, mesh=True)
-    assert timemodel.all_reduce(2, 1e9, 8, mesh, IDEAL) == pytest.approx(1e9 / 1e9)
 
 
 def test_tensor_parallelism_reduces_four_times_a_layer_or_six():
@@ -241,7 +228,6 @@ def test_tensor_parallelism_reduces_four_times_a_layer_or_six():
         seconds = times * 2 * 3 / 4 * 2 * SBH * 4 / 1e9
         assert one(timemodel.tensor_parallel(x, machine, IDEAL)) == pytest.approx(seconds)
         assert one(timemodel.layer(x, machine, IDEAL)) == pytest.approx(seconds)
-    assert one(timemodel.tensor_parallel(x_of(tp=2), machine, IDEAL)) > 0
     assert one(timemodel.tensor_parallel(x_of(), machine, ideal(latency=1.0))) == 0
 
 
@@ -265,8 +251,6 @@ def test_stages_send_their_hidden_states_and_the_gradients_of_them():
 
 def test_parameters_of_the_fullest_rank():
     for given, parameters in (
-        ({}, 4 * LAYER + WORDS),
-        ({"pp": 2}, 2 * LAYER + WORDS),
         ({"pp": 2, "tp": 2}, LAYER + WORDS / 2),
         ({"pp": 12, "layers": 70, "vocab": 1}, 6 * LAYER),  # BLOOM's stages: 5, 6 ... 6, 5
         ({"pp": 12, "layers": 70, "vocab": 3840}, 5 * LAYER + 3840 * 256),  # more than a layer
@@ -286,12 +270,10 @@ def test_rings_of_a_node_share_its_network():
     assert rate(dp=16) == pytest.approx(2**-0.3)
     assert rate(dp=4, tp=4) == pytest.approx(2**-0.3 * (2 / 8) ** 0.5)
     assert rate(dp=2, tp=8) == pytest.approx(2**-0.3 * (1 / 8) ** 0.5)
-    assert rate(dp=2, tp=16) == pytest.approx(2**-0.3 * (1 / 8) ** 0.5)
     assert rate(dp=2, tp=1, pp=2, gpus_per_node=1) == pytest.approx(2**-0.3)
-    fast = Machine(1e12, 1e9, 4e9, 100e9)
-    assert one(timemodel.ring_rate(x_of(dp=16), fast, IDEAL)) == 4e9  # never above the links
-    mesh = Machine(1e12, 1e9, 7e9, 100e9, mesh=True)
+    mesh = Machine(1e12, 1e9, 7e9, 100e9, mesh=True)  # never above the links
     assert one(timemodel.ring_rate(x_of(dp=2, tp=2), mesh, IDEAL)) == pytest.approx(3e9)
+    assert one(timemodel.ring_rate(x_of(dp=16), mesh, IDEAL)) == pytest.approx(7e9)
 
 
 N = 4 * LAYER + WORDS  # parameters of x_of() on one GPU
@@ -301,14 +283,11 @@ N = 4 * LAYER + WORDS  # parameters of x_of() on one GPU
     ("given", "numbers"),
     [
         ({}, 2 * 2),  # reduce-scatter and all-gather of two-byte gradients
-        ({"grad_width": 4}, 2 * 4),
         ({"zero_stage": 1}, 2 * 2),  # the same bytes [R 7]
-        ({"deepspeed": True}, 2 * 2),
         ({"deepspeed": True, "zero_stage": 1}, 2 * 2 + 2),  # it reduces, and gathers the weights
         ({"deepspeed": True, "zero_stage": 2, "n_micro": 5}, 5 * 2 * 2 + 2),
         ({"zero_stage": 1, "n_micro": 5}, 2 * 2),
         ({"zero_stage": 3, "n_micro": 5}, 5 * (2 * 2 + 2)),  # gathered twice, scattered once
-        ({"zero_stage": 3, "grad_width": 4}, 2 * 2 + 4),
         ({"fsdp2": True, "zero_stage": 3, "n_micro": 5}, 5 * 2 * 2 + 2),  # scattered once a step
         ({"fsdp2": True, "zero_stage": 2, "n_micro": 5, "grad_width": 4}, 2 + 4),
     ],
@@ -327,7 +306,6 @@ def test_zero_3_waits_for_three_collectives_a_layer_and_micro_batch():
     for given, calls in (
         ({"zero_stage": 3, "n_micro": 5}, 3 * 5 * 4),
         ({"zero_stage": 3, "n_micro": 5, "deepspeed": True}, 3 * 3 * 5 * 4),  # module by module
-        ({"zero_stage": 2, "n_micro": 5}, 4),
         ({"fsdp2": True, "zero_stage": 3, "n_micro": 5}, (2 * 5 + 1) * 4),
         ({"fsdp2": True, "zero_stage": 2, "n_micro": 5}, 2 * 4),
     ):
@@ -355,9 +333,6 @@ def test_adam_moves_thirty_bytes_a_parameter_of_its_shard():
     assert moved(offload=1, zero_stage=1) == pytest.approx(30 + 15)  # the host's at 2 GB/s
     assert moved(offload=1, zero_stage=1, dp=3) == pytest.approx(45 / 3)
     assert moved(ideal(step=1.0)) == pytest.approx(30 + 1e9 / N)
-
-
-# --- a step ---------------------------------------------------------------------------------------
 
 
 def test_the_slowest_stage_is_the_one_with_the_most_layers_or_the_one_with_the_logits():
@@ -398,9 +373,6 @@ def test_a_step_is_its_micro_batches_and_the_bubble():
         assert bubble == pytest.approx(found["bubble"] / shared)
 
 
-# --- machines -------------------------------------------------------------------------------------
-
-
 def test_a_card_brings_its_sheet_and_the_description_its_network():
     a100 = timemodel.machine_of("A100", "a cluster", 8)
     assert (a100.peak, a100.memory_rate, a100.link) == (312e12, 2039e9, 300e9)
@@ -416,16 +388,6 @@ def test_a_card_brings_its_sheet_and_the_description_its_network():
     assert not a100.mesh
     with pytest.raises(UsageError, match="unknown GPU"):
         timemodel.machine_of("X9000", None, 8)
-
-
-def test_machines_are_rows_as_columns_are():
-    cards = [timemodel.machine_of(name, None, 8) for name in ("A100", "V100")]
-    both = Machine.stack(cards)
-    assert both.peak.tolist() == [312e12, 125e12] and both.mesh.tolist() == [False, True]
-    assert both.take(np.array([1])).link.tolist() == [planning_gpu("V100 SXM2").link]
-
-
-# --- engines --------------------------------------------------------------------------------------
 
 
 def of_family(name, **given):
