@@ -127,21 +127,11 @@ STEP = (
 )
 
 
-@pytest.mark.parametrize(
-    "dump",
-    [
-        "  context_parallel_size ........................... 2\n"
-        "  tensor_model_parallel_size ...................... 2\n"
-        "  pipeline_model_parallel_size .................... 2\n"
-        "  world_size ...................................... 32\n",
-        "using world size: 32, data-parallel size: 4, context-parallel size: 2, hierarchical"
-        " context-parallel sizes: None, tensor-model-parallel size: 2,"
-        " pipeline-model-parallel size: 2\n",
-    ],
-)
-def test_dp_of_a_megatron_log_is_what_tp_cp_and_pp_leave(dump, tmp_path):
+def test_dp_of_a_megatron_log_is_what_tp_cp_and_pp_leave(tmp_path):
     path = tmp_path / "a.log"
-    path.write_text(dump + STEP)
+    axes = {"context": 2, "tensor_model": 2, "pipeline_model": 2}
+    dump = "".join(f"  {axis}_parallel_size ......... {size}\n" for axis, size in axes.items())
+    path.write_text(f"{dump}  world_size ......... 32\n{STEP}")
     (record,), _ = load([path])
     assert (record.gpus, record.tp, record.cp, record.pp, record.dp) == (32, 2, 2, 2, 4)
 

@@ -219,23 +219,6 @@ def test_reader_status_and_slurm_agree_on_what_is_out_of_memory(tmp_path, line):
         assert (end.state, end.line, failure.line) == ("OOM", line, line.strip())
 
 
-@pytest.mark.parametrize(
-    ("before", "log", "reason"),
-    [
-        ("", "  traceback : Signal 11 (SIGSEGV) received by PID 3\n", "Signal 11 (SIGSEGV)"),
-        ("", "x.errors.ChildFailedError: \nKeyError: 'a'\n", "KeyError: 'a'"),
-        ("SIGTERM (rank 0)", "OSError: peer\nSignal 9 (SIGKILL) received by PID 3", "Signal 9 "),
-        ("", "", "exit status 1"),
-    ],
-)
-def test_an_exit_status_is_explained_by_what_the_launcher_saw(tmp_path, before, log, reason):
-    """Above all where a rank died and torchrun ended the others: nobody cancelled that run."""
-    folder = folder_of(tmp_path, "failed" if before else "running", before, log)
-    record_end.main([str(folder), "9", "1"])
-    assert reason in read_status(folder)["reason"]
-    assert judge("run", folder, 10, Job(9, "FAILED", "1:0"), 9).state == "failed"
-
-
 GLOO = (
     "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer (rank 2)"
 )
@@ -250,11 +233,13 @@ ENDED = CLOSING + FAILED_RANK + BAD_EXIT
 NO_EXECVE = "slurmstepd-node2: error: execve(): /v/python: No such file or directory\n"
 PEER_OF_KILLED = PEER + CLOSING + KILLED + BAD_EXIT
 SAID = "ValueError: the data are gone (rank 1)"
+CRASH = "  traceback : Signal 11 (SIGSEGV) received by PID 3\n"
 ENDS_OF_TWO_NODES = {
     # name: (the first reason in status.json, the log, Slurm's state, what it is, its line has)
     "a hang": (HANG, ENDED, "FAILED", "failed", HANG),
     "a hang, until the limit": (HANG, CLOSING + FAILED_RANK, "TIMEOUT", "failed", HANG),
     "a hang of a dead node": (HANG, CLOSING, "NODE_FAIL", "node failure", "NODE_FAIL"),
+    "a crash": ("", CRASH, "FAILED", "failed", "Signal 11 (SIGSEGV)"),
     "no data": ("", NO_DATA + ENDED, "FAILED", "failed", NO_DATA.strip()),
     "no interface": ("", NO_INTERFACE + ENDED, "FAILED", "failed", "Unable to find address for"),
     "a killed rank": (GLOO, PEER_OF_KILLED, "FAILED", "failed", "rank 3 was kill"),
