@@ -139,12 +139,9 @@ def test_a_bare_name_is_the_makers_servers_card_to_plan_with_but_has_no_peak():
         assert planning_gpu(name).name == card
         assert find_gpu(name) is None and peak_tflops(name, "fp16") is None
     assert planning_gpu("Tesla V100-PCIE-32GB").name == "V100 PCIe"
-    for name, words in (("X9000", "unknown GPU 'X9000'; known: T4"), ("!", "unknown GPU '!'")):
+    for name, words in (("X9000", "unknown GPU 'X9000'; known: T4"), (None, "no GPU type; known")):
         with pytest.raises(UsageError, match=words):
             planning_gpu(name)
-    for nothing in ("", None):
-        with pytest.raises(UsageError, match="no GPU type; known: T4, P100 SXM2"):
-            planning_gpu(nothing)
 
 
 def test_mfu_says_why_there_is_none():

@@ -287,13 +287,9 @@ def test_a_written_plan_names_its_own_size(tmp_path, capsys):
     sizes = ["--n-layer", "40", "--hidden", "5120", "--n-head", "40", "--top", "2"]
     where = ["--cluster", "selene", "--gpus", "64", "--global-batch", "64", "--study", str(path)]
     assert plan.main([*sizes, *where]) == 0
-    said = capsys.readouterr()
     sizes = "n_layer 40, hidden 5120, n_head 40, vocab_size 51200, max_seq_len 2048"
-    assert f"the model: {sizes}, ffn_hidden 20480, " in said.out
+    assert f"the model: {sizes}, ffn_hidden 20480, " in capsys.readouterr().out
     assert "preset" not in path.read_text() and "hidden = 5120" in path.read_text()
-    (model,) = {spec.model for spec in load_study(path, cluster="dgx-a100").specs.values()}
-    assert (model.n_layer, model.hidden, model.ffn_hidden) == (40, 5120, 20480)
-    assert (model.vocab_size, model.max_seq_len) == (51200, 2048)
     smaller = ["--preset", "18b", "--seq-len", "1024", "--top", "2", *where]
     written = path.read_text()
     assert plan.main(smaller) == 2 and path.read_text() == written
