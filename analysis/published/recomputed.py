@@ -6,7 +6,6 @@ into Markdown, `analysis.plots` draws from the same rows.
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -171,14 +170,9 @@ def repeats() -> Table:
     return Table(columns, rows)
 
 
-def checkpoints(path: Path = FOLDER / CHECKPOINTS) -> Table:
-    """The time to save a checkpoint, and the bytes and rates that follow at 2 + 12 per parameter.
-
-    Raises:
-        UsageError: it is no table of saves.
-    """
-    source = read_csv(path, ("gpus", "params_b", "save_ms")).rows
-    saves = _frame(source, "nodes", "gpus", "params_b", "save_ms")
+def checkpoints() -> Table:
+    """The time to save a checkpoint; the bytes and rates follow at 2 + 12 per parameter."""
+    saves = _frame(_rows(CHECKPOINTS), "nodes", "gpus", "params_b", "save_ms")
     saves["weights_tb"] = weights_bytes(saves.params_b) / 1000
     saves["state_tb"] = state_bytes(saves.params_b) / 1000
     saves["gb_per_s"] = checkpoint_bytes(saves.params_b) / (saves.save_ms / 1000)
@@ -193,7 +187,7 @@ def checkpoints(path: Path = FOLDER / CHECKPOINTS) -> Table:
         Column("gb_per_s", "GB/s", ".1f"),
         Column("gb_per_s_per_gpu", "GB/s per GPU", ".3f"),
     ]
-    return Table(columns, saves.replace(np.inf, np.nan).to_dict("records"))
+    return Table(columns, saves.to_dict("records"))
 
 
 _PURPLE = [
@@ -217,17 +211,10 @@ def _big_purple(source: list[Row]) -> pandas.DataFrame:
     runs["train_s"] = runs.tokens / runs.tokens_per_s
     runs["step_s"] = runs.epoch_s / runs.optimizer_steps
     where, deepspeed = load_calibration(BIG_PURPLE), runs.engine == "DeepSpeed"
-    x = step_columns(
-        PRESETS["gpt2-124m"],
-        seq=runs.seq_len,
-        dp=runs.dp,
-        micro_batch=runs.micro_batch,
-        n_micro=runs.gas,
-        zero_stage=deepspeed,
-        deepspeed=deepspeed,
-        flash=where.flash,
-        gpus_per_node=where.gpus_per_node,
-    )
+    split = {"dp": runs.dp, "micro_batch": runs.micro_batch, "n_micro": runs.gas}
+    split |= {"seq": runs.seq_len, "zero_stage": deepspeed, "deepspeed": deepspeed}
+    machine = {"flash": where.flash, "gpus_per_node": where.gpus_per_node}
+    x = step_columns(PRESETS["gpt2-124m"], **split, **machine)
     runs["predicted_s"] = where.fit.seconds(x, where.machine())
     runs["predicted_error"] = runs.predicted_s / runs.step_s - 1
     return runs
@@ -249,9 +236,8 @@ def big_purple() -> Table:
     rows = runs.to_dict("records")
     for row in rows:
         row["serial"] = scaling_curve.serial_share(row["speedup"], row["gpus"] / base.gpus)
-        changed = [name for name in ("precision", "engine", "commit") if row[name] != base[name]]
-        differ = f"invalid comparison: {', '.join(changed)} differ" if changed else ""
-        row["remarks"] = differ
+        if changed := [k for k in ("precision", "engine", "commit") if row[k] != base[k]]:
+            row["remarks"] = f"invalid comparison: {', '.join(changed)} differ"
     columns = [
         Column("gpus", "GPUs", ".0f"),
         *_PURPLE,
